@@ -1,0 +1,454 @@
+//! What this kernel gives for the same datagrams without an RNIC.
+//!
+//! A figure of Doorbell means little without the limit of the machine that it was measured on, in
+//! the same minute. So this measures two *processes* with the link's own sockets, runs and
+//! buffers, and nothing computed: how many datagrams per second arrive, and how long one takes
+//! there and back.
+//!
+//! The second process runs [`child_main`]. It speaks lines: it says `address A` at first, and then
+//! answers each command on its standard input with one line.
+//!
+//! | command | what it does | answer |
+//! |---|---|---|
+//! | `rate N` | counts datagrams of N bytes until a stop | `ready`, then `received D T` (datagrams, ns) |
+//! | `echo spin`, `echo block` | sends each datagram back until a stop | `ready`, then `stopped` |
+//! | `quit` | ends | none |
+//!
+//! A stop is a datagram of one byte, sent until it is answered, since it may be lost.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::IpAddr;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use doorbell_rnic::{EngineId, MAX_RUN_BYTES, MAX_RUN_PACKETS, Path, TransmitBatch, TransmitInfo};
+use doorbell_wire::{ETHERNET_LEN, IPV4_LEN, IPV6_LEN, Opcode, Qpn, ROCE_UDP_PORT, UDP_LEN};
+
+use crate::link::{Link, ReceivedRun};
+use crate::udp::{BindRequest, DEFAULT_HOP_LIMIT, DEFAULT_TRAFFIC_CLASS, UdpLink, bind};
+
+/// Bytes of the datagram that ends a measurement.
+const STOP_BYTES: usize = 1;
+
+/// How long silence may last before a measurement is given up.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How many system calls pass between two looks at the clock.
+const CALLS_PER_CLOCK: u32 = 64;
+
+/// What to measure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LimitOptions {
+    /// The UDP port of both processes.
+    pub port: u16,
+    /// UDP payload bytes of the datagrams whose rate is measured.
+    pub payload_bytes: Vec<usize>,
+    /// How long each repetition takes.
+    pub repetition: Duration,
+    /// How many repetitions, of which the median counts.
+    pub repetitions: usize,
+    /// UDP payload bytes of the ping-pong's datagram.
+    pub ping_pong_bytes: usize,
+    /// How many times it goes there and back.
+    pub ping_pongs: usize,
+}
+
+impl Default for LimitOptions {
+    /// A SEND of 16 bytes and a full packet of path MTU 4096, as RoCE v2 has them.
+    fn default() -> Self {
+        Self {
+            port: ROCE_UDP_PORT,
+            payload_bytes: vec![36, 4112],
+            repetition: Duration::from_millis(300),
+            repetitions: 5,
+            ping_pong_bytes: 36,
+            ping_pongs: 20_000,
+        }
+    }
+}
+
+/// What this machine allows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LimitReport {
+    /// Half a round trip with both ends spinning: the median.
+    pub ping_pong_ns: u64,
+    /// Half a round trip with both ends sleeping in the kernel: the median.
+    pub ping_pong_blocking_ns: u64,
+    /// The receive buffer that the kernel granted to each end.
+    pub receive_buffer_bytes: usize,
+    /// The rate for each size.
+    pub results: Vec<RateResult>,
+}
+
+/// How many datagrams of one size arrive.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RateResult {
+    /// Bytes of the Ethernet frame that such a datagram would travel in, without its FCS.
+    pub frame_bytes: usize,
+    /// Datagrams received per second: the median of the repetitions.
+    pub datagrams_per_s: f64,
+    /// The slowest and the fastest repetition.
+    pub datagrams_per_s_spread: (f64, f64),
+    /// Bytes of frames received per second.
+    pub bytes_per_s: f64,
+    /// Datagrams in one segmented send.
+    pub segments: usize,
+    /// Datagrams received of those sent, over all repetitions.
+    pub received_share: f64,
+}
+
+/// Starts the second process, which must run [`child_main`], and measures.
+///
+/// `child_command` gets its standard input and output taken over. The process is ended before
+/// this returns.
+pub fn measure(child_command: Command, options: &LimitOptions) -> io::Result<LimitReport> {
+    let mut link = open(options.port)?;
+    let mut peer = Peer::start(child_command)?;
+    let mut results = Vec::new();
+    for &payload_bytes in &options.payload_bytes {
+        results.push(measure_rate(&mut link, &mut peer, payload_bytes, options)?);
+    }
+    let bytes = options.ping_pong_bytes;
+    // A sleeping round trip takes ten times as long as a spinning one.
+    let sleeping = options.ping_pongs.div_ceil(10);
+    Ok(LimitReport {
+        ping_pong_ns: measure_ping_pong(&mut link, &mut peer, Wait::Spin, bytes, options.ping_pongs)?,
+        ping_pong_blocking_ns: measure_ping_pong(&mut link, &mut peer, Wait::Block, bytes, sleeping)?,
+        receive_buffer_bytes: link.receive_buffer_bytes(),
+        results,
+    })
+}
+
+/// The second process. `mode` is the UDP port in decimal, or empty for RoCE's.
+pub fn child_main(mode: &str) -> io::Result<()> {
+    let port = match mode {
+        "" => ROCE_UDP_PORT,
+        text => text.parse().map_err(|_| {
+            invalid(format!("the mode is a UDP port from 1 to 65535, and {text:?} is none"))
+        })?,
+    };
+    let mut link = open(port)?;
+    let mut out = io::stdout().lock();
+    let mut say = move |line: String| writeln!(out, "{line}").and_then(|()| out.flush());
+    say(format!("address {}", link.local_address()))?;
+    for command in io::stdin().lock().lines() {
+        let command = command?;
+        // Stops that came too late must not end the next measurement.
+        while link.receive(0, &mut |_: ReceivedRun<'_>| {})? > 0 {}
+        let words: Vec<&str> = command.split_whitespace().collect();
+        match words[..] {
+            ["rate", bytes] => {
+                let bytes = bytes.parse().map_err(|_| invalid(format!("bad size in {command:?}")))?;
+                say("ready".into())?;
+                let served = serve_rate(&mut link, bytes)?;
+                say(format!("received {} {}", served.datagrams, served.elapsed.as_nanos()))?;
+            }
+            ["echo", how] => {
+                let wait = if how == "block" { Wait::Block } else { Wait::Spin };
+                say("ready".into())?;
+                serve_echo(&mut link, wait)?;
+                say("stopped".into())?;
+            }
+            ["quit"] => break,
+            _ => return Err(invalid(format!("unknown command {command:?}"))),
+        }
+    }
+    Ok(())
+}
+
+/// How an end waits for the next datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// It asks again and again.
+    Spin,
+    /// It sleeps in the kernel.
+    Block,
+}
+
+/// What the receiving end of a rate measurement saw.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Served {
+    /// Datagrams of the right size.
+    pub datagrams: u64,
+    /// From the first datagram to the last.
+    pub elapsed: Duration,
+}
+
+/// Counts datagrams of this size until a stop comes.
+pub fn serve_rate(link: &mut UdpLink, payload_bytes: usize) -> io::Result<Served> {
+    let mut datagrams = 0;
+    let mut counted = 0;
+    let mut stopped = false;
+    let mut first = None;
+    let mut last = Instant::now();
+    while !stopped {
+        let received = link.receive(0, &mut |run: ReceivedRun<'_>| {
+            if run.segment_bytes == payload_bytes {
+                datagrams += (run.bytes.len() / payload_bytes) as u64;
+            } else {
+                stopped = run.bytes.len() == STOP_BYTES;
+            }
+        })?;
+        if received > 0 && datagrams != counted {
+            last = Instant::now();
+            // What the first call brought was sent before the clock ran, so it does not count.
+            if first.is_none() {
+                first = Some(last);
+                datagrams = 0;
+            }
+            counted = datagrams;
+        } else if received == 0 && last.elapsed() > PATIENCE {
+            return Err(silence());
+        }
+    }
+    let elapsed = first.map_or(Duration::ZERO, |first| last - first);
+    Ok(Served { datagrams: counted, elapsed })
+}
+
+/// Sends full runs of datagrams of this size for a while, as fast as the kernel takes them, and
+/// says how many it took.
+pub fn run_rate(
+    link: &mut UdpLink,
+    peer: IpAddr,
+    payload_bytes: usize,
+    duration: Duration,
+) -> io::Result<u64> {
+    let batch = run_of(peer, payload_bytes, segments_of(payload_bytes));
+    let before = link.counters().datagrams_sent;
+    let start = Instant::now();
+    while start.elapsed() < duration {
+        for _ in 0..CALLS_PER_CLOCK {
+            link.transmit(0, &batch, &mut 0)?;
+        }
+    }
+    Ok(link.counters().datagrams_sent - before)
+}
+
+/// Sends each datagram back until a stop comes.
+pub fn serve_echo(link: &mut UdpLink, wait: Wait) -> io::Result<()> {
+    let mut reply: Option<TransmitBatch> = None;
+    let mut heard = Instant::now();
+    loop {
+        if wait == Wait::Block && !link.wait_readable(PATIENCE)? {
+            return Err(silence());
+        }
+        let mut got = None;
+        let packets = link.receive(0, &mut |run: ReceivedRun<'_>| {
+            got = Some((run.outer.src, run.bytes.len()));
+        })?;
+        match got {
+            Some((_, STOP_BYTES)) => return Ok(()),
+            Some((peer, bytes)) => {
+                heard = Instant::now();
+                let reply = reply.get_or_insert_with(|| run_of(peer, bytes, 1));
+                link.transmit(0, reply, &mut 0)?;
+            }
+            None if packets == 0 && heard.elapsed() > PATIENCE => return Err(silence()),
+            None => {}
+        }
+    }
+}
+
+/// Sends one datagram there and back so many times, and returns half of each round trip in
+/// nanoseconds, sorted.
+pub fn run_ping_pong(
+    link: &mut UdpLink,
+    peer: IpAddr,
+    wait: Wait,
+    payload_bytes: usize,
+    count: usize,
+) -> io::Result<Vec<u64>> {
+    let batch = run_of(peer, payload_bytes, 1);
+    let mut halves = Vec::with_capacity(count);
+    for _ in 0..count {
+        let start = Instant::now();
+        link.transmit(0, &batch, &mut 0)?;
+        loop {
+            if wait == Wait::Block && !link.wait_readable(PATIENCE)? {
+                return Err(silence());
+            }
+            if link.receive(0, &mut |_: ReceivedRun<'_>| {})? > 0 {
+                break;
+            }
+            if start.elapsed() > PATIENCE {
+                return Err(silence());
+            }
+        }
+        halves.push(start.elapsed().as_nanos() as u64 / 2);
+    }
+    halves.sort_unstable();
+    Ok(halves)
+}
+
+fn measure_rate(
+    link: &mut UdpLink,
+    peer: &mut Peer,
+    payload_bytes: usize,
+    options: &LimitOptions,
+) -> io::Result<RateResult> {
+    let (mut rates, mut sent, mut received) = (Vec::new(), 0, 0);
+    for _ in 0..options.repetitions.max(1) {
+        peer.command(&format!("rate {payload_bytes}"), "ready")?;
+        sent += run_rate(link, peer.address, payload_bytes, options.repetition)?;
+        let answer = peer.stop(link)?;
+        let (datagrams, elapsed_ns) = match answer.split_whitespace().collect::<Vec<_>>()[..] {
+            ["received", datagrams, elapsed_ns] => (datagrams.parse(), elapsed_ns.parse()),
+            _ => return Err(unexpected("received", &answer)),
+        };
+        let (Ok(datagrams), Ok(elapsed_ns)) = (datagrams, elapsed_ns) else {
+            return Err(unexpected("received and two numbers", &answer));
+        };
+        let (datagrams, elapsed_ns): (u64, u64) = (datagrams, elapsed_ns);
+        received += datagrams;
+        rates.push(datagrams as f64 * 1e9 / elapsed_ns.max(1) as f64);
+    }
+    rates.sort_unstable_by(f64::total_cmp);
+    let ip = if peer.address.is_ipv4() { IPV4_LEN } else { IPV6_LEN };
+    let frame_bytes = ETHERNET_LEN + ip + UDP_LEN + payload_bytes;
+    let datagrams_per_s = rates[rates.len() / 2];
+    Ok(RateResult {
+        frame_bytes,
+        datagrams_per_s,
+        datagrams_per_s_spread: (rates[0], rates[rates.len() - 1]),
+        bytes_per_s: datagrams_per_s * frame_bytes as f64,
+        segments: segments_of(payload_bytes),
+        received_share: received as f64 / sent.max(1) as f64,
+    })
+}
+
+fn measure_ping_pong(
+    link: &mut UdpLink,
+    peer: &mut Peer,
+    wait: Wait,
+    payload_bytes: usize,
+    count: usize,
+) -> io::Result<u64> {
+    peer.command(if wait == Wait::Spin { "echo spin" } else { "echo block" }, "ready")?;
+    let halves = run_ping_pong(link, peer.address, wait, payload_bytes, count)?;
+    match peer.stop(link)?.as_str() {
+        "stopped" => Ok(halves.get(halves.len() / 2).copied().unwrap_or_default()),
+        answer => Err(unexpected("stopped", answer)),
+    }
+}
+
+fn open(port: u16) -> io::Result<UdpLink> {
+    bind(BindRequest { port, receive_buffer_bytes: std::env::var("RB").ok().and_then(|t| t.parse().ok()), ..BindRequest::default() }).map_err(io::Error::other)
+}
+
+/// How many datagrams of this size one segmented send holds.
+fn segments_of(payload_bytes: usize) -> usize {
+    (MAX_RUN_BYTES / payload_bytes.max(1)).clamp(1, MAX_RUN_PACKETS)
+}
+
+/// A batch of one run, without trailers: nothing is computed.
+fn run_of(peer: IpAddr, payload_bytes: usize, segments: usize) -> TransmitBatch {
+    let mut batch = TransmitBatch::new(payload_bytes * segments, 0);
+    let path = Path {
+        engine: EngineId(0),
+        destination: peer,
+        traffic_class: DEFAULT_TRAFFIC_CLASS,
+        hop_limit: DEFAULT_HOP_LIMIT,
+    };
+    let info = TransmitInfo {
+        qpn: Qpn::new(0),
+        opcode: Opcode::UD_SEND_ONLY,
+        work_request: None,
+        first: true,
+        last: true,
+        inline: false,
+        retransmission: false,
+        payload_bytes: payload_bytes as u32,
+    };
+    for _ in 0..segments {
+        batch.push(&path, payload_bytes, info).fill(0);
+    }
+    batch
+}
+
+/// The second process, as the first sees it.
+struct Peer {
+    child: Child,
+    commands: ChildStdin,
+    answers: std::sync::mpsc::Receiver<io::Result<String>>,
+    address: IpAddr,
+}
+
+impl Peer {
+    fn start(mut command: Command) -> io::Result<Self> {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let (Some(commands), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+            unreachable!("both were asked to be pipes");
+        };
+        let answers = read_lines(output);
+        let mut peer = Self { child, commands, answers, address: IpAddr::from([0; 16]) };
+        let greeting = peer.answer()?;
+        peer.address = greeting
+            .strip_prefix("address ")
+            .and_then(|text| text.parse().ok())
+            .ok_or_else(|| unexpected("address", &greeting))?;
+        Ok(peer)
+    }
+
+    fn command(&mut self, command: &str, expected: &str) -> io::Result<()> {
+        writeln!(self.commands, "{command}")?;
+        match self.answer()? {
+            answer if answer == expected => Ok(()),
+            answer => Err(unexpected(expected, &answer)),
+        }
+    }
+
+    /// Sends stops until the other process answers.
+    fn stop(&mut self, link: &mut UdpLink) -> io::Result<String> {
+        let batch = run_of(self.address, STOP_BYTES, 1);
+        let start = Instant::now();
+        loop {
+            link.transmit(0, &batch, &mut 0)?;
+            match self.answers.recv_timeout(Duration::from_millis(20)) {
+                Ok(answer) => return answer,
+                Err(_) if start.elapsed() < PATIENCE => {}
+                Err(_) => return Err(silence()),
+            }
+        }
+    }
+
+    fn answer(&mut self) -> io::Result<String> {
+        self.answers.recv_timeout(PATIENCE).unwrap_or_else(|_| Err(silence()))
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = writeln!(self.commands, "quit");
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Reads lines in a thread of its own, so that waiting for one can end.
+fn read_lines(output: ChildStdout) -> std::sync::mpsc::Receiver<io::Result<String>> {
+    let (to, lines) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(output).lines() {
+            if to.send(line).is_err() {
+                break;
+            }
+        }
+    });
+    lines
+}
+
+fn silence() -> io::Error {
+    let seconds = PATIENCE.as_secs();
+    io::Error::new(
+        io::ErrorKind::TimedOut,
+        format!("the other process of the measurement was silent for {seconds} seconds"),
+    )
+}
+
+fn unexpected(expected: &str, answer: &str) -> io::Error {
+    invalid(format!("the other process answered {answer:?} where {expected:?} was expected"))
+}
+
+fn invalid(what: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}

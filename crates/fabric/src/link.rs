@@ -1,0 +1,89 @@
+//! The link: what a driver needs from whatever carries its packets.
+
+use std::io;
+
+use doorbell_rnic::TransmitBatch;
+use doorbell_wire::Outer;
+
+/// What a link promises, so that the layers above need not check or repair what cannot happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkProperties {
+    /// Packets carry an ICRC, which is made on the way out and checked on the way in.
+    pub sealed: bool,
+    /// Packets come only from peers of this process: nothing is malformed by malice.
+    pub trusted: bool,
+    /// Packets arrive in the order in which they were sent.
+    pub ordered: bool,
+    /// Packets that were sent arrive.
+    pub lossless: bool,
+}
+
+/// Packets that arrived together from one sender: equal-sized, the last may be shorter.
+/// Each is the UDP payload of one datagram: BTH to padding, then the ICRC where the link is
+/// sealed.
+#[derive(Clone, Copy, Debug)]
+pub struct ReceivedRun<'a> {
+    /// The outer headers, as far as the link can see them.
+    pub outer: Outer,
+    /// The UDP source port, where there is one.
+    pub source_port: u16,
+    /// The packets, one behind the other.
+    pub bytes: &'a [u8],
+    /// Bytes of each packet but the last.
+    pub segment_bytes: usize,
+}
+
+impl<'a> ReceivedRun<'a> {
+    /// The packets, in order.
+    pub fn segments(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+        self.bytes.chunks(self.segment_bytes.max(1))
+    }
+}
+
+/// Takes what a link received.
+pub trait Sink {
+    /// Takes one run.
+    fn receive(&mut self, run: ReceivedRun<'_>);
+}
+
+impl<F: FnMut(ReceivedRun<'_>)> Sink for F {
+    fn receive(&mut self, run: ReceivedRun<'_>) {
+        self(run);
+    }
+}
+
+/// Carries packets. Links stack: faults, counters and pcap each wrap any link.
+pub trait Link: Send {
+    /// What the link promises.
+    fn properties(&self) -> LinkProperties;
+
+    /// Sends the runs of a (sealed) batch from `*next` on and advances `*next` past those that
+    /// the link took. `*next` short of the batch's runs means that the link is full for now.
+    fn transmit(&mut self, now_ns: u64, batch: &TransmitBatch, next: &mut usize) -> io::Result<()>;
+
+    /// Hands what has arrived to the sink, a bounded amount, and says how many packets it was.
+    fn receive(&mut self, now_ns: u64, sink: &mut dyn Sink) -> io::Result<usize>;
+
+    /// When the link itself wants to be called again: a fault that delays packets does.
+    fn poll_timeout(&self) -> Option<u64> {
+        None
+    }
+}
+
+impl<L: Link + ?Sized> Link for Box<L> {
+    fn properties(&self) -> LinkProperties {
+        (**self).properties()
+    }
+
+    fn transmit(&mut self, now_ns: u64, batch: &TransmitBatch, next: &mut usize) -> io::Result<()> {
+        (**self).transmit(now_ns, batch, next)
+    }
+
+    fn receive(&mut self, now_ns: u64, sink: &mut dyn Sink) -> io::Result<usize> {
+        (**self).receive(now_ns, sink)
+    }
+
+    fn poll_timeout(&self) -> Option<u64> {
+        (**self).poll_timeout()
+    }
+}

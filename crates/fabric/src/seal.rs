@@ -1,0 +1,290 @@
+//! The ICRC of packets that leave and arrive through a UDP socket.
+//!
+//! The ICRC covers the IPv4 identification and DF, which such a socket neither sets nor shows.
+//! DF is set, since the socket forbids fragmentation. The identification is 0 for a datagram of its
+//! own, and the segments of one segmented send get 0, 1, 2, ... once something cuts them up: so
+//! the identification of a packet is its index in its run. What other stacks put there is not
+//! known, but it can be told from the ICRC itself (see [`doorbell_wire::explain_difference`]).
+
+use std::net::IpAddr;
+
+use doorbell_rnic::TransmitBatch;
+use doorbell_wire::{BTH_LEN, Check, Flow, ICRC_LEN};
+
+use crate::link::ReceivedRun;
+
+/// Makes the ICRCs of what leaves one socket.
+#[derive(Clone, Debug)]
+pub struct Sealer {
+    local: IpAddr,
+    port: u16,
+    flows: FlowCache,
+}
+
+impl Sealer {
+    /// A sealer for the socket with this address and port, which is also the port of all peers.
+    pub fn new(local: IpAddr, port: u16) -> Self {
+        Self { local, port, flows: FlowCache::new() }
+    }
+
+    /// Makes the ICRC of each packet of the batch, in the trailer behind it.
+    ///
+    /// # Panics
+    ///
+    /// If the batch has no trailers of four bytes.
+    pub fn seal(&mut self, batch: &mut TransmitBatch) {
+        assert_eq!(batch.trailer_bytes(), ICRC_LEN, "an ICRC needs a trailer of its length");
+        let (runs, bytes) = batch.runs_and_bytes_mut();
+        for run in runs {
+            let flow = self.flow_to(run.path.destination);
+            let packets = &mut bytes[run.start..run.start + run.total_bytes];
+            for (index, packet) in packets.chunks_mut(run.segment_bytes).enumerate() {
+                write_icrc(&flow, index as u16, packet);
+            }
+        }
+    }
+
+    /// Makes the ICRCs of the packets of one run anew, for the case that each is a datagram of
+    /// its own.
+    pub(crate) fn reseal_separate(
+        &mut self,
+        destination: IpAddr,
+        segment_bytes: usize,
+        packets: &mut [u8],
+    ) {
+        let flow = self.flow_to(destination);
+        for packet in packets.chunks_mut(segment_bytes) {
+            write_icrc(&flow, 0, packet);
+        }
+    }
+
+    pub(crate) fn flow_to(&mut self, destination: IpAddr) -> Flow {
+        let (local, port) = (self.local, self.port);
+        self.flows.get(destination, port, || Flow::new(local, destination, port, port))
+    }
+}
+
+/// Checks the ICRCs of what arrives at one socket.
+#[derive(Clone, Debug)]
+pub struct Checker {
+    local: IpAddr,
+    port: u16,
+    flows: FlowCache,
+    counters: CheckCounters,
+}
+
+/// What a [`Checker`] has found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CheckCounters {
+    /// Packets whose ICRC is right.
+    pub ok: u64,
+    /// Those of them whose identification was not the one assumed.
+    pub ok_other_identification: u64,
+    /// Packets whose ICRC no identification explains.
+    pub failed: u64,
+    /// Packets too short for a BTH and an ICRC.
+    pub short: u64,
+}
+
+impl Checker {
+    /// A checker for the socket with this address and port.
+    pub fn new(local: IpAddr, port: u16) -> Self {
+        Self { local, port, flows: FlowCache::new(), counters: CheckCounters::default() }
+    }
+
+    /// Checks the packet with this index in a run and returns it without its ICRC, or `None` if
+    /// it was altered on the way or is none.
+    #[inline]
+    pub fn check<'a>(
+        &mut self,
+        run: &ReceivedRun<'_>,
+        index: usize,
+        packet: &'a [u8],
+    ) -> Option<&'a [u8]> {
+        if packet.len() < BTH_LEN + ICRC_LEN {
+            self.counters.short += 1;
+            return None;
+        }
+        match self.find(run, index, packet) {
+            Check::Valid { identification, dont_fragment } => {
+                self.counters.ok += 1;
+                let assumed = identification == index as u16 && dont_fragment;
+                self.counters.ok_other_identification += u64::from(!assumed);
+                Some(&packet[..packet.len() - ICRC_LEN])
+            }
+            Check::Invalid => {
+                self.counters.failed += 1;
+                None
+            }
+        }
+    }
+
+    /// What has been found so far.
+    pub fn counters(&self) -> CheckCounters {
+        self.counters
+    }
+
+    /// Finds the identification that explains the ICRC of a packet, without counting.
+    #[inline]
+    pub(crate) fn find(&mut self, run: &ReceivedRun<'_>, index: usize, packet: &[u8]) -> Check {
+        let (source, source_port) = (run.outer.src, run.source_port);
+        let (local, port) = (self.local, self.port);
+        let flow = self
+            .flows
+            .get(source, source_port, || Flow::new(source, local, source_port, port));
+        flow.check(index as u16, packet)
+    }
+}
+
+#[inline]
+fn write_icrc(flow: &Flow, identification: u16, packet: &mut [u8]) {
+    if let Some((packet, icrc)) = packet.split_last_chunk_mut::<ICRC_LEN>() {
+        *icrc = flow.icrc(identification, true, packet).to_le_bytes();
+    }
+}
+
+/// How many peers' flows are remembered.
+const CACHED_FLOWS: usize = 64;
+
+/// The flows of the peers met last. A peer has one place only, where the next with the same hash
+/// takes over: the size is bounded whatever the network sends, and making a flow anew costs less
+/// than a packet.
+#[derive(Clone, Debug)]
+struct FlowCache {
+    slots: Box<[Option<CachedFlow>; CACHED_FLOWS]>,
+    last: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct CachedFlow {
+    peer: IpAddr,
+    port: u16,
+    flow: Flow,
+}
+
+impl FlowCache {
+    fn new() -> Self {
+        Self { slots: Box::new([None; CACHED_FLOWS]), last: 0 }
+    }
+
+    #[inline]
+    fn get(&mut self, peer: IpAddr, port: u16, make: impl FnOnce() -> Flow) -> Flow {
+        match self.slots[self.last] {
+            Some(cached) if cached.peer == peer && cached.port == port => cached.flow,
+            _ => self.look_up(peer, port, make),
+        }
+    }
+
+    #[inline(never)]
+    fn look_up(&mut self, peer: IpAddr, port: u16, make: impl FnOnce() -> Flow) -> Flow {
+        self.last = slot_of(peer, port);
+        match self.slots[self.last] {
+            Some(cached) if cached.peer == peer && cached.port == port => cached.flow,
+            _ => {
+                let flow = make();
+                self.slots[self.last] = Some(CachedFlow { peer, port, flow });
+                flow
+            }
+        }
+    }
+}
+
+/// Multiplicative hashing by the golden ratio; the upper bits are the good ones.
+fn slot_of(peer: IpAddr, port: u16) -> usize {
+    let address = match peer {
+        IpAddr::V4(v4) => u64::from(v4.to_bits()),
+        IpAddr::V6(v6) => (v6.to_bits() >> 64) as u64 ^ v6.to_bits() as u64,
+    };
+    let hash = (address ^ u64::from(port) << 48).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (hash >> (u64::BITS - CACHED_FLOWS.ilog2())) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+    use crate::testing::{batch_of, outer};
+
+    const PORT: u16 = 4791;
+    const A: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1));
+    const B: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
+
+    fn run(bytes: &[u8], segment_bytes: usize) -> ReceivedRun<'_> {
+        ReceivedRun { outer: outer(A, B), source_port: PORT, bytes, segment_bytes }
+    }
+
+    #[test]
+    fn a_sealed_run_checks_at_the_assumed_identifications() {
+        let mut batch = batch_of(B, &[vec![32; 64], vec![4108, 4108, 20]].concat());
+        Sealer::new(A, PORT).seal(&mut batch);
+        let mut checker = Checker::new(B, PORT);
+        let mut packets = 0;
+        for sent in batch.runs() {
+            let bytes = &batch.bytes()[sent.start..sent.start + sent.total_bytes];
+            let run = run(bytes, sent.segment_bytes);
+            for (index, packet) in run.segments().enumerate() {
+                let inner = checker.check(&run, index, packet).unwrap();
+                assert_eq!(inner.len() + ICRC_LEN, packet.len());
+                packets += 1;
+            }
+        }
+        assert_eq!(packets, 67);
+        let counters = CheckCounters { ok: 67, ..CheckCounters::default() };
+        assert_eq!(checker.counters(), counters);
+    }
+
+    #[test]
+    fn any_identification_from_any_port_is_accepted_and_told_apart_from_corruption() {
+        let mut packet: Vec<u8> = (0..36).collect();
+        let mut checker = Checker::new(B, PORT);
+        let mut others = 0;
+        for identification in (0..=u16::MAX).step_by(97).chain([1, u16::MAX]) {
+            for dont_fragment in [true, false] {
+                let flow = Flow::new(A, B, 49_152, PORT);
+                let icrc = flow.icrc(identification, dont_fragment, &packet[..32]);
+                packet[32..].copy_from_slice(&icrc.to_le_bytes());
+                let run = ReceivedRun { source_port: 49_152, ..run(&packet, 36) };
+                assert!(checker.check(&run, 5, &packet).is_some());
+                others += u64::from(!(identification == 5 && dont_fragment));
+            }
+        }
+        let counters = checker.counters();
+        assert_eq!((counters.failed, counters.ok_other_identification), (0, others));
+    }
+
+    #[test]
+    fn corruption_and_stumps_are_refused_and_counted() {
+        let mut batch = batch_of(B, &[64]);
+        Sealer::new(A, PORT).seal(&mut batch);
+        let sealed = batch.bytes().to_vec();
+        let mut checker = Checker::new(B, PORT);
+        let mut bits = 0;
+        for bit in 0..sealed.len() * 8 {
+            // The BTH's fifth byte is not covered: a switch may set congestion bits there.
+            if bit / 8 == 4 {
+                continue;
+            }
+            let mut packet = sealed.clone();
+            packet[bit / 8] ^= 1 << (bit % 8);
+            assert!(checker.check(&run(&packet, 68), 0, &packet).is_none(), "bit {bit}");
+            bits += 1;
+        }
+        for len in 0..BTH_LEN + ICRC_LEN {
+            assert!(checker.check(&run(&sealed[..len], 68), 0, &sealed[..len]).is_none());
+        }
+        let counters = checker.counters();
+        assert_eq!((counters.ok, counters.failed, counters.short), (0, bits, 16));
+    }
+
+    #[test]
+    fn flows_of_more_peers_than_are_remembered_stay_right() {
+        let mut sealer = Sealer::new(A, PORT);
+        for round in 0..3 {
+            for host in 0..200_u8 {
+                let peer = IpAddr::V4(Ipv4Addr::new(10, 0, round, host));
+                assert_eq!(sealer.flow_to(peer), Flow::new(A, peer, PORT, PORT));
+            }
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! What the tests of this crate share.
+
+use std::net::IpAddr;
+
+use doorbell_rnic::{EngineId, Path, TransmitBatch, TransmitInfo};
+use doorbell_wire::{Opcode, Outer, Qpn};
+
+use crate::link::{Link, ReceivedRun};
+
+/// The path to a device, with the outer headers that cost nothing.
+pub(crate) fn path(destination: IpAddr) -> Path {
+    Path { engine: EngineId(0), destination, traffic_class: 0, hop_limit: 64 }
+}
+
+/// What is known of a packet that nobody asks about.
+pub(crate) fn info() -> TransmitInfo {
+    TransmitInfo {
+        qpn: Qpn::new(1),
+        opcode: Opcode::RC_SEND_ONLY,
+        work_request: None,
+        first: true,
+        last: true,
+        inline: false,
+        retransmission: false,
+        payload_bytes: 0,
+    }
+}
+
+/// The outer headers of a packet as a socket shows them.
+pub(crate) fn outer(src: IpAddr, dst: IpAddr) -> Outer {
+    Outer { src, dst, traffic_class: 0, hop_limit: 64, identification: None, dont_fragment: None }
+}
+
+/// A batch, with trailers for the ICRC, of packets of these lengths to one device. Their bytes are
+/// those of [`packet`].
+pub(crate) fn batch_of(destination: IpAddr, lengths: &[usize]) -> TransmitBatch {
+    let mut batch = TransmitBatch::new(1 << 20, 4);
+    for (number, &len) in lengths.iter().enumerate() {
+        batch.push(&path(destination), len, info()).copy_from_slice(&packet(number, len));
+    }
+    batch
+}
+
+/// A packet's bytes, of which the opcode is RC SEND Only and all else depends on the number.
+pub(crate) fn packet(number: usize, len: usize) -> Vec<u8> {
+    let mut bytes: Vec<u8> = (0..len).map(|at| (at * 31 + number * 7 + number / 256) as u8).collect();
+    if let Some(opcode) = bytes.first_mut() {
+        *opcode = Opcode::RC_SEND_ONLY.0;
+    }
+    bytes
+}
+
+/// Sends a whole batch on a link that is never full.
+pub(crate) fn transmit_all(link: &mut impl Link, now_ns: u64, batch: &TransmitBatch) {
+    let mut next = 0;
+    link.transmit(now_ns, batch, &mut next).unwrap();
+    assert_eq!(next, batch.runs().len());
+}
+
+/// One run as received.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct OwnedRun {
+    pub(crate) outer: Outer,
+    pub(crate) source_port: u16,
+    pub(crate) packets: Vec<Vec<u8>>,
+}
+
+/// Receives what one call gives.
+pub(crate) fn receive_once(link: &mut impl Link, now_ns: u64) -> Vec<OwnedRun> {
+    let mut runs = Vec::new();
+    let count = link
+        .receive(now_ns, &mut |run: ReceivedRun<'_>| {
+            runs.push(OwnedRun {
+                outer: run.outer,
+                source_port: run.source_port,
+                packets: run.segments().map(<[u8]>::to_vec).collect(),
+            });
+        })
+        .unwrap();
+    assert_eq!(count, runs.iter().map(|run| run.packets.len()).sum::<usize>());
+    runs
+}
+
+/// Receives until a call gives nothing.
+pub(crate) fn receive_all(link: &mut impl Link, now_ns: u64) -> Vec<OwnedRun> {
+    let mut runs = Vec::new();
+    loop {
+        let more = receive_once(link, now_ns);
+        if more.is_empty() {
+            return runs;
+        }
+        runs.extend(more);
+    }
+}
+
+/// The packets of runs, without what trails them.
+pub(crate) fn packets_of(runs: &[OwnedRun], trailer_bytes: usize) -> Vec<Vec<u8>> {
+    let packets = runs.iter().flat_map(|run| &run.packets);
+    packets.map(|packet| packet[..packet.len() - trailer_bytes].to_vec()).collect()
+}

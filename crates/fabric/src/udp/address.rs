@@ -1,0 +1,292 @@
+//! Addresses: where a link binds, and what is wrong where it cannot.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
+use std::os::fd::AsFd;
+
+use doorbell_wire::ROCE_UDP_PORT;
+use socket2::{Domain, Protocol, Socket, Type};
+use thiserror::Error;
+
+use super::{DEFAULT_HOP_LIMIT, DEFAULT_TRAFFIC_CLASS, UdpLink, interface, sys};
+
+/// The receive buffer that is asked for, as `getsockopt` shows it: the kernel doubles what it is
+/// told, because it counts its own memory.
+pub const DEFAULT_RECEIVE_BUFFER_BYTES: usize = 16 << 20;
+
+/// The send buffer that is asked for, likewise.
+const SEND_BUFFER_BYTES: usize = 4 << 20;
+
+/// How many loopback addresses are tried before giving up.
+const LOOPBACK_TRIES: usize = 65_536;
+
+/// Loopback addresses that nobody is likely to have asked for by name: if none of them is free,
+/// someone holds the port on all addresses.
+const UNLIKELY_ADDRESSES: [Ipv4Addr; 3] = [
+    Ipv4Addr::new(127, 251, 139, 83),
+    Ipv4Addr::new(127, 241, 67, 199),
+    Ipv4Addr::new(127, 211, 179, 31),
+];
+
+/// Where a link is to be bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BindRequest {
+    /// The address; `None` takes the next free loopback address.
+    pub address: Option<IpAddr>,
+    /// The UDP port of both ends.
+    pub port: u16,
+    /// The receive buffer, as `getsockopt` is to show it; `None` asks for
+    /// [`DEFAULT_RECEIVE_BUFFER_BYTES`]. The kernel may grant less:
+    /// [`UdpLink::receive_buffer_bytes`] says what it did.
+    pub receive_buffer_bytes: Option<usize>,
+    /// Let the kernel cut runs up where it can. Off, each packet is a datagram of its own, as
+    /// where the kernel refuses.
+    pub segmentation: bool,
+}
+
+impl Default for BindRequest {
+    fn default() -> Self {
+        Self {
+            address: None,
+            port: ROCE_UDP_PORT,
+            receive_buffer_bytes: None,
+            segmentation: true,
+        }
+    }
+}
+
+/// Why a link could not be bound.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum BindError {
+    /// Another socket has this address and port.
+    #[error(
+        "UDP port {port} of {address} is taken by another socket; another address (--bind, \
+         DOORBELL_BIND) or another port on both ends (--port, DOORBELL_PORT) is allowed"
+    )]
+    InUse {
+        /// The address.
+        address: IpAddr,
+        /// The port.
+        port: u16,
+    },
+    /// Another socket has the port on all addresses.
+    #[error(
+        "UDP port {port} is taken on all addresses of this network namespace, as the kernel's \
+         rdma_rxe does it; --port or DOORBELL_PORT moves both ends to another port"
+    )]
+    PortHeld {
+        /// The port.
+        port: u16,
+    },
+    /// All the loopback addresses that were tried are taken.
+    #[error(
+        "UDP port {port} is taken on all {tried} loopback addresses from 127.0.0.1 on; --bind or \
+         DOORBELL_BIND names another address, --port or DOORBELL_PORT moves both ends"
+    )]
+    LoopbackExhausted {
+        /// The port.
+        port: u16,
+        /// How many addresses were tried.
+        tried: usize,
+    },
+    /// The address belongs to no interface.
+    #[error("{address} is not an address of this machine: {known}")]
+    NotOfThisMachine {
+        /// The address.
+        address: IpAddr,
+        /// A sentence that lists this machine's addresses.
+        known: String,
+    },
+    /// The address names no single port of a device.
+    #[error(
+        "{address} names no single device: a GID is made from the address, so it must be a \
+         unicast address of this machine"
+    )]
+    NotUnicast {
+        /// The address.
+        address: IpAddr,
+    },
+    /// Port 0.
+    #[error("UDP port 0 is not allowed: both ends must know the port; RoCE v2's is 4791")]
+    PortZero,
+    /// The system refused for another reason.
+    #[error("cannot {what} for {address}, UDP port {port}: {source}")]
+    System {
+        /// What failed.
+        what: &'static str,
+        /// The address.
+        address: IpAddr,
+        /// The port.
+        port: u16,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// Binds a link.
+///
+/// Neither SO_REUSEADDR nor SO_REUSEPORT is set: two devices with one address would take packets
+/// from each other.
+pub fn bind(request: BindRequest) -> Result<UdpLink, BindError> {
+    let port = request.port;
+    if port == 0 {
+        return Err(BindError::PortZero);
+    }
+    let socket = match request.address {
+        Some(address) => bind_to(address.to_canonical(), port)?,
+        None => bind_to_free_loopback(port)?,
+    };
+    equip(socket, &request)
+}
+
+fn bind_to(address: IpAddr, port: u16) -> Result<Bound, BindError> {
+    let broadcast = matches!(address, IpAddr::V4(v4) if v4.is_broadcast());
+    if address.is_unspecified() || address.is_multicast() || broadcast {
+        return Err(BindError::NotUnicast { address });
+    }
+    try_bind(address, port).map_err(|source| match source.kind() {
+        io::ErrorKind::AddrInUse if port_is_held(address, port) => BindError::PortHeld { port },
+        io::ErrorKind::AddrInUse => BindError::InUse { address, port },
+        io::ErrorKind::AddrNotAvailable => {
+            BindError::NotOfThisMachine { address, known: interface::list_addresses() }
+        }
+        _ => BindError::System { what: "bind a UDP socket", address, port, source },
+    })
+}
+
+fn bind_to_free_loopback(port: u16) -> Result<Bound, BindError> {
+    let mut tried = 0;
+    for address in loopback_addresses().take(LOOPBACK_TRIES) {
+        match try_bind(address.into(), port) {
+            Ok(bound) => return Ok(bound),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                if tried == 0 && port_is_held(address.into(), port) {
+                    return Err(BindError::PortHeld { port });
+                }
+                tried += 1;
+            }
+            Err(source) => {
+                let address = address.into();
+                return Err(BindError::System { what: "bind a UDP socket", address, port, source });
+            }
+        }
+    }
+    Err(BindError::LoopbackExhausted { port, tried })
+}
+
+/// Loopback addresses in order, but those that look like a network's or a broadcast address.
+fn loopback_addresses() -> impl Iterator<Item = Ipv4Addr> {
+    let first = u32::from(Ipv4Addr::LOCALHOST);
+    let last = u32::from(Ipv4Addr::new(127, 255, 255, 254));
+    (first..=last).filter(|bits| !matches!(bits & 0xff, 0 | 0xff)).map(Ipv4Addr::from)
+}
+
+/// A bound socket and its address.
+struct Bound {
+    socket: Socket,
+    local: SocketAddr,
+}
+
+fn try_bind(address: IpAddr, port: u16) -> io::Result<Bound> {
+    let local = match address {
+        IpAddr::V4(_) => SocketAddr::new(address, port),
+        IpAddr::V6(v6) => {
+            let scope = interface::scope_of(address).unwrap_or_default();
+            SocketAddrV6::new(v6, port, 0, scope).into()
+        }
+    };
+    let socket = Socket::new(Domain::for_address(local), Type::DGRAM, Some(Protocol::UDP))?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.bind(&local.into())?;
+    Ok(Bound { socket, local })
+}
+
+/// Is the port taken on addresses that have nothing to do with each other?
+fn port_is_held(address: IpAddr, port: u16) -> bool {
+    let taken = |address: IpAddr| {
+        matches!(try_bind(address, port), Err(e) if e.kind() == io::ErrorKind::AddrInUse)
+    };
+    match address {
+        IpAddr::V4(_) => UNLIKELY_ADDRESSES.iter().all(|&unlikely| taken(unlikely.into())),
+        // There is but one loopback address, so a single device there cannot be told apart from
+        // one that holds all; the sentence about one address is right in either case.
+        IpAddr::V6(v6) => v6 != Ipv6Addr::LOCALHOST && taken(Ipv6Addr::LOCALHOST.into()),
+    }
+}
+
+/// Sets all the options of a bound socket.
+fn equip(bound: Bound, request: &BindRequest) -> Result<UdpLink, BindError> {
+    let Bound { socket, local } = bound;
+    let failed = |what| {
+        move |source| BindError::System { what, address: local.ip(), port: local.port(), source }
+    };
+    socket.set_nonblocking(true).map_err(failed("make the socket non-blocking"))?;
+    set_ip_options(&socket, local.is_ipv6()).map_err(failed("set the IP options"))?;
+    // Only a count: a kernel without it works as well.
+    let _ = sys::set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1);
+
+    let receive_buffer_bytes = request.receive_buffer_bytes.unwrap_or(DEFAULT_RECEIVE_BUFFER_BYTES);
+    set_buffer(&socket, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, receive_buffer_bytes)
+        .map_err(failed("set the receive buffer"))?;
+    set_buffer(&socket, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, SEND_BUFFER_BYTES)
+        .map_err(failed("set the send buffer"))?;
+    let granted = socket.recv_buffer_size().map_err(failed("read the receive buffer back"))?;
+    if granted < receive_buffer_bytes {
+        tracing::info!(
+            "the receive buffer of {local} is {granted} bytes, {receive_buffer_bytes} were asked \
+             for; the sysctl net.core.rmem_max limits it"
+        );
+    }
+
+    // A kernel that does not know the option would take a whole run for one datagram, so it is
+    // asked once instead of trusted to refuse.
+    let segments = sys::set_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, 0);
+    let segmentation = request.segmentation && segments.is_ok();
+    let coalesces = sys::set_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_GRO, 1);
+    if let Err(error) = segments.and(coalesces) {
+        tracing::warn!(
+            "the kernel does not move runs of datagrams at {local} ({error}): small packets are \
+             slower by an order of magnitude"
+        );
+    }
+    Ok(UdpLink::new(UdpSocket::from(socket), local, granted, segmentation))
+}
+
+/// Do not fragment, defaults that need no control message, and what is to be told of received
+/// packets.
+fn set_ip_options(socket: &Socket, ipv6: bool) -> io::Result<()> {
+    let hop_limit = i32::from(DEFAULT_HOP_LIMIT);
+    let traffic_class = i32::from(DEFAULT_TRAFFIC_CLASS);
+    let (level, options) = if ipv6 {
+        let options = [
+            (libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO),
+            (libc::IPV6_UNICAST_HOPS, hop_limit),
+            (libc::IPV6_TCLASS, traffic_class),
+            (libc::IPV6_RECVTCLASS, 1),
+            (libc::IPV6_RECVHOPLIMIT, 1),
+        ];
+        (libc::IPPROTO_IPV6, options)
+    } else {
+        let options = [
+            (libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO),
+            (libc::IP_TTL, hop_limit),
+            (libc::IP_TOS, traffic_class),
+            (libc::IP_RECVTOS, 1),
+            (libc::IP_RECVTTL, 1),
+        ];
+        (libc::IPPROTO_IP, options)
+    };
+    options.iter().try_for_each(|&(name, value)| sys::set_option(socket.as_fd(), level, name, value))
+}
+
+/// Asks for a buffer of `shown` bytes as the kernel shows it, which is twice what it is told:
+/// first beyond the administrator's limit, which takes a privilege, then within.
+fn set_buffer(socket: &Socket, forced: i32, plain: i32, shown: usize) -> io::Result<()> {
+    let value = i32::try_from(shown / 2).unwrap_or(i32::MAX / 2);
+    let fd = socket.as_fd();
+    sys::set_option(fd, libc::SOL_SOCKET, forced, value)
+        .or_else(|_| sys::set_option(fd, libc::SOL_SOCKET, plain, value))
+}

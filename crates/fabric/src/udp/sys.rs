@@ -1,0 +1,368 @@
+//! The system calls that neither `std` nor `socket2` offer, behind safe functions.
+//!
+//! All unsafe code of the crate is here. Everything that a call needs lies on the stack of that
+//! call, so no raw pointer outlives it, and the headers that the kernel writes to are made anew
+//! each time.
+#![allow(unsafe_code)]
+
+use std::ffi::CStr;
+use std::io;
+use std::mem::{self, MaybeUninit};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+use super::control;
+
+/// The most messages that one call of [`send`] passes on.
+pub(super) const MAX_SEND_MESSAGES: usize = 64;
+
+/// The most messages that one call of [`receive`] takes.
+pub(super) const MAX_RECEIVE_MESSAGES: usize = 8;
+
+/// Bytes that one received message may have: no UDP payload over IP is longer.
+pub(super) const RECEIVE_BUFFER_BYTES: usize = 64 * 1024;
+
+/// One message to send: a datagram, or several that the kernel cuts from `bytes`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Outgoing<'a> {
+    pub(super) bytes: &'a [u8],
+    pub(super) destination: SocketAddr,
+    /// Bytes of each datagram, where the kernel is to cut the message up.
+    pub(super) segment_bytes: Option<u16>,
+    /// Where it is to differ from the socket's.
+    pub(super) traffic_class: Option<u8>,
+    /// Where it is to differ from the socket's.
+    pub(super) hop_limit: Option<u8>,
+}
+
+/// One message received.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Incoming<'a> {
+    pub(super) bytes: &'a [u8],
+    pub(super) source: SocketAddr,
+    /// What the kernel says beside the bytes.
+    pub(super) control: control::Received,
+    /// The message was longer than the buffer.
+    pub(super) truncated: bool,
+}
+
+/// A socket address as the kernel lays it out.
+#[derive(Clone, Copy)]
+#[repr(C)]
+union RawAddress {
+    v4: libc::sockaddr_in,
+    v6: libc::sockaddr_in6,
+}
+
+impl RawAddress {
+    fn new(address: SocketAddr) -> (Self, libc::socklen_t) {
+        match address {
+            SocketAddr::V4(address) => {
+                let v4 = libc::sockaddr_in {
+                    sin_family: libc::AF_INET as libc::sa_family_t,
+                    sin_port: address.port().to_be(),
+                    sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(address.ip().octets()) },
+                    sin_zero: [0; 8],
+                };
+                (Self { v4 }, mem::size_of::<libc::sockaddr_in>() as libc::socklen_t)
+            }
+            SocketAddr::V6(address) => {
+                let v6 = libc::sockaddr_in6 {
+                    sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                    sin6_port: address.port().to_be(),
+                    sin6_flowinfo: address.flowinfo(),
+                    sin6_addr: libc::in6_addr { s6_addr: address.ip().octets() },
+                    sin6_scope_id: address.scope_id(),
+                };
+                (Self { v6 }, mem::size_of::<libc::sockaddr_in6>() as libc::socklen_t)
+            }
+        }
+    }
+}
+
+/// Reads a socket address of either family; any other gives `None`.
+///
+/// # Safety
+///
+/// `address` must be null or point to a socket address that the kernel or the C library wrote,
+/// valid for as many bytes as its family says.
+unsafe fn read_address(address: *const libc::sockaddr) -> Option<SocketAddr> {
+    if address.is_null() {
+        return None;
+    }
+    // SAFETY: not null, so by the contract it points to a socket address, and each family has
+    // its own layout, which is read without assuming alignment.
+    unsafe {
+        let family = address.cast::<libc::sa_family_t>().read_unaligned();
+        match i32::from(family) {
+            libc::AF_INET => {
+                let v4 = address.cast::<libc::sockaddr_in>().read_unaligned();
+                let ip = Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes());
+                Some(SocketAddrV4::new(ip, u16::from_be(v4.sin_port)).into())
+            }
+            libc::AF_INET6 => {
+                let v6 = address.cast::<libc::sockaddr_in6>().read_unaligned();
+                let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
+                let port = u16::from_be(v6.sin6_port);
+                Some(SocketAddrV6::new(ip, port, v6.sin6_flowinfo, v6.sin6_scope_id).into())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Sends up to [`MAX_SEND_MESSAGES`] messages and says how many the kernel took. It is an error
+/// only if the first was refused; why a later one was is told by the next call.
+pub(super) fn send<'a>(
+    socket: BorrowedFd<'_>,
+    messages: impl Iterator<Item = Outgoing<'a>>,
+) -> io::Result<usize> {
+    let mut addresses = [const { MaybeUninit::<RawAddress>::uninit() }; MAX_SEND_MESSAGES];
+    let mut vectors = [const { MaybeUninit::<libc::iovec>::uninit() }; MAX_SEND_MESSAGES];
+    let mut controls = [const { MaybeUninit::<control::Buffer>::uninit() }; MAX_SEND_MESSAGES];
+    let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; MAX_SEND_MESSAGES];
+    let mut count = 0;
+    let slots = addresses.iter_mut().zip(&mut vectors).zip(&mut controls).zip(&mut headers);
+    // The messages come second: `zip` then takes none that there is no slot for.
+    for ((((address, vector), control), header), message) in slots.zip(messages) {
+        let (raw, raw_len) = RawAddress::new(message.destination);
+        let vector = vector.write(libc::iovec {
+            // The kernel only reads what a sent vector points to.
+            iov_base: message.bytes.as_ptr().cast_mut().cast(),
+            iov_len: message.bytes.len(),
+        });
+        // SAFETY: an `mmsghdr` consists of integers and pointers, for which zero is a value.
+        let header = header.write(unsafe { mem::zeroed() });
+        header.msg_hdr.msg_name = (address.write(raw) as *mut RawAddress).cast();
+        header.msg_hdr.msg_namelen = raw_len;
+        header.msg_hdr.msg_iov = vector;
+        header.msg_hdr.msg_iovlen = 1;
+        if message.segment_bytes.is_some()
+            || message.traffic_class.is_some()
+            || message.hop_limit.is_some()
+        {
+            let control = control.write(control::Buffer::EMPTY);
+            let used = control.describe(&message);
+            header.msg_hdr.msg_control = control.as_mut_ptr().cast();
+            header.msg_hdr.msg_controllen = used as _;
+        }
+        count += 1;
+    }
+    let sent = match count {
+        0 => return Ok(0),
+        1 => {
+            // SAFETY: the first header was written above; what it points to lives in this
+            // function's arrays and in the caller's bytes, all of which outlive the call.
+            let sent = unsafe {
+                libc::sendmsg(
+                    socket.as_raw_fd(),
+                    &headers[0].assume_init_ref().msg_hdr,
+                    libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+                )
+            };
+            if sent < 0 { -1 } else { 1 }
+        }
+        // SAFETY: the first `count` headers were written above; what they point to lives in this
+        // function's arrays and in the caller's bytes, all of which outlive the call.
+        _ => unsafe {
+            libc::sendmmsg(
+                socket.as_raw_fd(),
+                headers.as_mut_ptr().cast(),
+                count as libc::c_uint,
+                (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) as _,
+            )
+        },
+    };
+    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
+/// Receives up to `limit` messages ([`MAX_RECEIVE_MESSAGES`] at most, and as many as `buffers`
+/// has room for at [`RECEIVE_BUFFER_BYTES`] each), hands them on, and says how many they were.
+pub(super) fn receive(
+    socket: BorrowedFd<'_>,
+    buffers: &mut [u8],
+    limit: usize,
+    mut take: impl FnMut(Incoming<'_>),
+) -> io::Result<usize> {
+    let mut addresses = [const { MaybeUninit::<RawAddress>::uninit() }; MAX_RECEIVE_MESSAGES];
+    let mut vectors = [const { MaybeUninit::<libc::iovec>::uninit() }; MAX_RECEIVE_MESSAGES];
+    let mut controls = [const { MaybeUninit::<control::Buffer>::uninit() }; MAX_RECEIVE_MESSAGES];
+    let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; MAX_RECEIVE_MESSAGES];
+    let mut count = 0;
+    {
+        let slots = addresses.iter_mut().zip(&mut vectors).zip(&mut controls).zip(&mut headers);
+        let buffers = buffers.chunks_exact_mut(RECEIVE_BUFFER_BYTES).take(limit);
+        for ((((address, vector), control), header), buffer) in slots.zip(buffers) {
+            let vector = vector.write(libc::iovec {
+                iov_base: buffer.as_mut_ptr().cast(),
+                iov_len: buffer.len(),
+            });
+            // SAFETY: a `RawAddress` and an `mmsghdr` consist of integers and pointers, for
+            // which zero is a value.
+            let (address, header) =
+                unsafe { (address.write(mem::zeroed()), header.write(mem::zeroed())) };
+            header.msg_hdr.msg_name = (address as *mut RawAddress).cast();
+            header.msg_hdr.msg_namelen = mem::size_of::<RawAddress>() as libc::socklen_t;
+            header.msg_hdr.msg_iov = vector;
+            header.msg_hdr.msg_iovlen = 1;
+            let control = control.write(control::Buffer::EMPTY);
+            header.msg_hdr.msg_control = control.as_mut_ptr().cast();
+            header.msg_hdr.msg_controllen = control::Buffer::BYTES as _;
+            count += 1;
+        }
+    }
+    let received = match count {
+        0 => return Ok(0),
+        1 => {
+            // SAFETY: the first header was written above, nothing else refers to it, and what it
+            // points to lives in this function's arrays and in `buffers`.
+            unsafe {
+                let header = headers[0].assume_init_mut();
+                let len = libc::recvmsg(
+                    socket.as_raw_fd(),
+                    &mut header.msg_hdr,
+                    libc::MSG_DONTWAIT,
+                );
+                header.msg_len = len.max(0) as libc::c_uint;
+                if len < 0 { -1 } else { 1 }
+            }
+        }
+        // SAFETY: the first `count` headers were written above, nothing else refers to them, and
+        // what they point to lives in this function's arrays and in `buffers`.
+        _ => unsafe {
+            libc::recvmmsg(
+                socket.as_raw_fd(),
+                headers.as_mut_ptr().cast(),
+                count as libc::c_uint,
+                libc::MSG_DONTWAIT as _,
+                std::ptr::null_mut(),
+            )
+        },
+    };
+    let received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
+    let slots = headers.iter().zip(&addresses).zip(&controls).take(received);
+    for (((header, address), control), buffer) in slots.zip(buffers.chunks(RECEIVE_BUFFER_BYTES)) {
+        // SAFETY: the kernel filled no more messages than were prepared, so the header, the
+        // address and the control buffer of this one were written above, and the address is
+        // zero or what the kernel put there.
+        let (header, source, control) = unsafe {
+            (
+                header.assume_init_ref(),
+                read_address(address.as_ptr().cast()),
+                control.assume_init_ref(),
+            )
+        };
+        let Some(source) = source else { continue };
+        take(Incoming {
+            bytes: &buffer[..(header.msg_len as usize).min(buffer.len())],
+            source,
+            control: control.read(header.msg_hdr.msg_controllen as usize),
+            truncated: header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0,
+        });
+    }
+    Ok(received)
+}
+
+/// Sets an integer option.
+pub(super) fn set_option(
+    socket: BorrowedFd<'_>,
+    level: i32,
+    name: i32,
+    value: i32,
+) -> io::Result<()> {
+    // SAFETY: the kernel reads as many bytes as an integer has from a live integer.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            name,
+            (&raw const value).cast(),
+            mem::size_of_val(&value) as libc::socklen_t,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Waits until something can be received, or the timeout expires, and says which.
+pub(super) fn wait_readable(socket: BorrowedFd<'_>, timeout: Duration) -> io::Result<bool> {
+    let mut entry =
+        libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    let milliseconds = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
+    // SAFETY: the kernel is told of exactly one entry, which is live and not shared.
+    match unsafe { libc::poll(&mut entry, 1, milliseconds) } {
+        0 => Ok(false),
+        1.. => Ok(true),
+        _ => match io::Error::last_os_error() {
+            error if error.kind() == io::ErrorKind::Interrupted => Ok(false),
+            error => Err(error),
+        },
+    }
+}
+
+/// One address of one of this machine's interfaces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct InterfaceAddress {
+    pub(crate) interface: String,
+    pub(crate) address: IpAddr,
+    pub(crate) netmask: Option<IpAddr>,
+}
+
+/// All addresses of this machine.
+pub(crate) fn interface_addresses() -> io::Result<Vec<InterfaceAddress>> {
+    let mut first = std::ptr::null_mut();
+    // SAFETY: the C library stores the head of a list that it allocates.
+    if unsafe { libc::getifaddrs(&mut first) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut found = Vec::new();
+    let mut at = first;
+    while !at.is_null() {
+        // SAFETY: a non-null entry of the list that is freed only below; its name is a C string,
+        // and its addresses are null or socket addresses.
+        let (entry, interface, address, netmask) = unsafe {
+            let entry = &*at;
+            let name = CStr::from_ptr(entry.ifa_name).to_string_lossy().into_owned();
+            (entry, name, read_address(entry.ifa_addr), read_address(entry.ifa_netmask))
+        };
+        if let Some(address) = address {
+            let netmask = netmask.map(|mask| mask.ip());
+            found.push(InterfaceAddress { interface, address: address.ip(), netmask });
+        }
+        at = entry.ifa_next;
+    }
+    // SAFETY: the list came from `getifaddrs`, is freed once, and nothing refers to it any more.
+    unsafe { libc::freeifaddrs(first) };
+    Ok(found)
+}
+
+/// The index of an interface, as link-local addresses need it.
+pub(crate) fn interface_index(interface: &str) -> Option<u32> {
+    let name = std::ffi::CString::new(interface).ok()?;
+    // SAFETY: the name is a C string that outlives the call.
+    match unsafe { libc::if_nametoindex(name.as_ptr()) } {
+        0 => None,
+        index => Some(index),
+    }
+}
+
+/// The MTU of an interface, asked on any socket.
+pub(crate) fn interface_mtu(socket: BorrowedFd<'_>, interface: &str) -> io::Result<usize> {
+    // SAFETY: an `ifreq` consists of integers, characters and a pointer, for which zero is a
+    // value.
+    let mut request: libc::ifreq = unsafe { mem::zeroed() };
+    if interface.len() >= request.ifr_name.len() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(interface.bytes()) {
+        *to = from as libc::c_char;
+    }
+    // SAFETY: the request is live, its name ends with zero, and the kernel answers within it.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as _, &mut request) };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call succeeded, so the kernel has written the MTU.
+    let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+    usize::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
+}

@@ -1,0 +1,303 @@
+//! Completions, and the queues from which programs reap them.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use doorbell_wire::{Qpn, RKey};
+
+/// How a work request ended (IBTA Vol 1, 10.10.3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Status {
+    /// Done.
+    #[default]
+    Success,
+    /// A message is longer than the receive, or than the path allows.
+    LocalLength,
+    /// An inconsistency inside the queue pair.
+    LocalQpOperation,
+    /// A scatter-gather element names memory that may not be used so.
+    LocalProtection,
+    /// The queue pair left its working states before the request was carried out.
+    WorkRequestFlushed,
+    /// The peer answered with something that the request does not allow.
+    BadResponse,
+    /// A local access error on the responder's side.
+    LocalAccess,
+    /// The peer found the request invalid.
+    RemoteInvalidRequest,
+    /// The peer refused access to its memory.
+    RemoteAccess,
+    /// The peer could not carry the request out.
+    RemoteOperation,
+    /// The peer did not answer within the configured retries.
+    RetryExceeded,
+    /// The peer had no receive posted within the configured RNR retries.
+    RnrRetryExceeded,
+}
+
+impl Status {
+    /// A sentence for people.
+    pub fn describe(self) -> &'static str {
+        match self {
+            Self::Success => "success",
+            Self::LocalLength => "local length error: the message is longer than the receive posted for it",
+            Self::LocalQpOperation => "local queue pair operation error",
+            Self::LocalProtection => "local protection error: a scatter-gather element may not be used so",
+            Self::WorkRequestFlushed => "flushed: the queue pair went to the error state first",
+            Self::BadResponse => "bad response: the peer answered what the request does not allow",
+            Self::LocalAccess => "local access error",
+            Self::RemoteInvalidRequest => "remote invalid request: the peer found the request invalid",
+            Self::RemoteAccess => "remote access error: the peer refused access to its memory",
+            Self::RemoteOperation => "remote operation error: the peer could not carry the request out",
+            Self::RetryExceeded => "retry count exceeded: the peer does not answer",
+            Self::RnrRetryExceeded => "RNR retry count exceeded: the peer has no receive posted",
+        }
+    }
+}
+
+/// What a completion tells of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum CompletionOpcode {
+    /// A SEND, with or without immediate.
+    #[default]
+    Send,
+    /// An RDMA WRITE, with or without immediate.
+    Write,
+    /// An RDMA READ.
+    Read,
+    /// A compare-and-swap.
+    CompareSwap,
+    /// A fetch-and-add.
+    FetchAdd,
+    /// A receive that took a SEND.
+    Receive,
+    /// A receive that took the immediate of an RDMA WRITE.
+    ReceiveWriteImmediate,
+}
+
+/// What came with a message beside its bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Attachment {
+    /// Nothing.
+    #[default]
+    None,
+    /// Immediate data.
+    Immediate(u32),
+    /// The remote key that the message invalidated.
+    Invalidated(RKey),
+}
+
+/// A work completion.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Completion {
+    /// The number that the program gave the work request.
+    pub wr_id: u64,
+    /// How it ended. If not success, only `wr_id`, `qpn` and this are meaningful.
+    pub status: Status,
+    /// What it was.
+    pub opcode: CompletionOpcode,
+    /// The peer asked for a solicited event.
+    pub solicited: bool,
+    /// The first 40 bytes of the receive are a global routing header (UD).
+    pub has_grh: bool,
+    /// Bytes transferred.
+    pub byte_len: u32,
+    /// The local queue pair.
+    pub qpn: Qpn,
+    /// The sender's queue pair (UD).
+    pub source_qpn: Qpn,
+    /// Immediate data or an invalidated key.
+    pub attachment: Attachment,
+}
+
+/// Which completions raise the next notification (IBTA Vol 1, 11.4.2.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notify {
+    /// The next one.
+    Next,
+    /// The next that is solicited or an error.
+    Solicited,
+}
+
+/// Called when a notification is due. It must not call back into the RNIC.
+pub type Notifier = Arc<dyn Fn() + Send + Sync>;
+
+/// The completion queue is full, and a completion had to be dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the completion queue overran: more completions than its depth were not reaped in time")]
+pub struct Overrun;
+
+/// Where engines put completions.
+pub trait CompletionSink: Send + Sync {
+    /// Adds completions in order.
+    fn push_all(&self, completions: &[Completion]) -> Result<(), Overrun>;
+}
+
+/// The most entries a completion queue may be created with.
+pub const MAX_CQ_DEPTH: usize = 1 << 22;
+
+/// A completion queue. Any thread reaps it without exclusive access to an engine.
+pub struct CompletionQueue {
+    depth: usize,
+    // What an empty poll reads, so that polling an empty queue takes no lock.
+    length: AtomicUsize,
+    overrun: AtomicBool,
+    inner: Mutex<Inner>,
+    notifier: Option<Notifier>,
+}
+
+struct Inner {
+    entries: VecDeque<Completion>,
+    armed: Option<Notify>,
+}
+
+impl std::fmt::Debug for CompletionQueue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CompletionQueue").field("depth", &self.depth).field("length", &self.len()).finish_non_exhaustive()
+    }
+}
+
+impl CompletionQueue {
+    /// A queue of exactly `depth` entries; `notifier` is called when an armed notification is due.
+    pub fn new(depth: usize, notifier: Option<Notifier>) -> Self {
+        Self {
+            depth,
+            length: AtomicUsize::new(0),
+            overrun: AtomicBool::new(false),
+            inner: Mutex::new(Inner { entries: VecDeque::new(), armed: None }),
+            notifier,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Entries it holds at most.
+    pub fn depth(&self) -> usize {
+        self.depth
+    }
+
+    /// Completions that wait to be reaped.
+    pub fn len(&self) -> usize {
+        self.length.load(Ordering::Acquire)
+    }
+
+    /// Does none wait?
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Reaps up to `out.len()` completions. What was in the queue before it overran can still be
+    /// reaped; after that the overrun is reported.
+    #[inline]
+    pub fn poll(&self, out: &mut [Completion]) -> Result<usize, Overrun> {
+        if self.is_empty() {
+            return if self.overrun.load(Ordering::Acquire) { Err(Overrun) } else { Ok(0) };
+        }
+        let mut inner = self.lock();
+        let count = out.len().min(inner.entries.len());
+        for (place, completion) in out.iter_mut().zip(inner.entries.drain(..count)) {
+            *place = completion;
+        }
+        self.length.store(inner.entries.len(), Ordering::Release);
+        Ok(count)
+    }
+
+    /// Arms one notification. As in verbs, completions already in the queue do not raise it, so
+    /// poll once more after arming.
+    pub fn request_notification(&self, notify: Notify) {
+        let mut inner = self.lock();
+        inner.armed = match (inner.armed, notify) {
+            (Some(Notify::Next), _) | (_, Notify::Next) => Some(Notify::Next),
+            _ => Some(Notify::Solicited),
+        };
+    }
+
+    /// Is a notification armed?
+    pub fn is_armed(&self) -> bool {
+        self.lock().armed.is_some()
+    }
+
+    /// Takes out the completions of a queue pair that is destroyed (IBTA Vol 1, 11.2.4.4 leaves
+    /// them undefined; programs expect them gone).
+    pub fn purge(&self, qpn: Qpn) {
+        let mut inner = self.lock();
+        inner.entries.retain(|completion| completion.qpn != qpn);
+        self.length.store(inner.entries.len(), Ordering::Release);
+    }
+}
+
+impl CompletionSink for CompletionQueue {
+    fn push_all(&self, completions: &[Completion]) -> Result<(), Overrun> {
+        let mut inner = self.lock();
+        let room = self.depth - inner.entries.len();
+        let fits = completions.len().min(room);
+        let due = match inner.armed {
+            None => false,
+            Some(Notify::Next) => fits > 0,
+            Some(Notify::Solicited) => {
+                completions[..fits].iter().any(|c| c.solicited || c.status != Status::Success)
+            }
+        };
+        inner.entries.extend(&completions[..fits]);
+        self.length.store(inner.entries.len(), Ordering::Release);
+        let overrun = fits < completions.len();
+        if overrun {
+            self.overrun.store(true, Ordering::Release);
+        }
+        if due || (overrun && inner.armed.is_some()) {
+            inner.armed = None;
+            drop(inner);
+            if let Some(notifier) = &self.notifier {
+                notifier();
+            }
+        }
+        if overrun { Err(Overrun) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbered(wr_id: u64) -> Completion {
+        Completion { wr_id, ..Completion::default() }
+    }
+
+    #[test]
+    fn a_queue_of_one_holds_one_and_says_when_it_overran() {
+        let queue = CompletionQueue::new(1, None);
+        assert_eq!(queue.push_all(&[numbered(1)]), Ok(()));
+        assert_eq!(queue.push_all(&[numbered(2)]), Err(Overrun));
+        let mut out = [Completion::default(); 4];
+        assert_eq!(queue.poll(&mut out), Ok(1));
+        assert_eq!(out[0].wr_id, 1);
+        assert_eq!(queue.poll(&mut out), Err(Overrun), "the lost completion is not lost silently");
+    }
+
+    #[test]
+    fn notifications_fire_once_and_only_for_what_was_asked() {
+        let count = Arc::new(AtomicUsize::new(0));
+        let notifier: Notifier = {
+            let count = Arc::clone(&count);
+            Arc::new(move || {
+                count.fetch_add(1, Ordering::Relaxed);
+            })
+        };
+        let queue = CompletionQueue::new(16, Some(notifier));
+        queue.request_notification(Notify::Solicited);
+        queue.push_all(&[numbered(1)]).unwrap();
+        assert_eq!(count.load(Ordering::Relaxed), 0);
+        queue.push_all(&[Completion { solicited: true, ..numbered(2) }]).unwrap();
+        queue.push_all(&[numbered(3)]).unwrap();
+        assert_eq!(count.load(Ordering::Relaxed), 1);
+        queue.request_notification(Notify::Solicited);
+        queue.request_notification(Notify::Next);
+        queue.request_notification(Notify::Solicited); // does not weaken what is armed
+        queue.push_all(&[numbered(4)]).unwrap();
+        assert_eq!(count.load(Ordering::Relaxed), 2);
+    }
+}

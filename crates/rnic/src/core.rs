@@ -1,0 +1,141 @@
+//! What the queue pairs of one engine share: memory, counters, completions on their way to their
+//! queues, and the windows towards other devices.
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use doorbell_wire::{ICRC_LEN, outer};
+use slab::Slab;
+
+use crate::completion::{Completion, CompletionSink, Overrun};
+use crate::congestion::{Destination, Window};
+use crate::counters::Counters;
+use crate::event::EventQueue;
+use crate::memory::Memory;
+
+/// Bytes of a frame that are not in the packet: Ethernet, IP and UDP headers, and the ICRC.
+pub(crate) fn frame_overhead(address: IpAddr) -> u64 {
+    let ip = match address {
+        IpAddr::V4(_) => outer::IPV4_LEN,
+        IpAddr::V6(_) => outer::IPV6_LEN,
+    };
+    (outer::ETHERNET_LEN + ip + outer::UDP_LEN + ICRC_LEN) as u64
+}
+
+/// A completion queue as one engine sees it.
+struct CqPort {
+    id: u32,
+    sink: Arc<dyn CompletionSink>,
+    staged: Vec<Completion>,
+    overran: bool,
+}
+
+pub(crate) struct Core {
+    pub(crate) now_ns: u64,
+    pub(crate) memory: Memory,
+    pub(crate) counters: Counters,
+    pub(crate) events: Arc<EventQueue>,
+    pub(crate) destinations: Slab<Destination>,
+    /// READ and atomic responses on their way to this device.
+    pub(crate) inbound: Window,
+    /// READs longer than this are asked for in pieces, because nothing but the requester can
+    /// bound how much of a response is in flight.
+    pub(crate) read_piece_bytes: u64,
+    /// Queue pairs (slots) with something to send.
+    pub(crate) ready: VecDeque<u32>,
+    cqs: Slab<CqPort>,
+    dirty: Vec<u32>,
+    in_flight: u64,
+}
+
+impl Core {
+    pub(crate) fn new(memory: Memory, events: Arc<EventQueue>, inbound: Window, read_piece_bytes: u64) -> Self {
+        Self {
+            now_ns: 0,
+            memory,
+            counters: Counters::default(),
+            events,
+            destinations: Slab::new(),
+            inbound,
+            read_piece_bytes,
+            ready: VecDeque::new(),
+            cqs: Slab::new(),
+            dirty: Vec::new(),
+            in_flight: 0,
+        }
+    }
+
+    pub(crate) fn add_cq(&mut self, id: u32, sink: Arc<dyn CompletionSink>) -> u32 {
+        self.cqs.insert(CqPort { id, sink, staged: Vec::new(), overran: false }) as u32
+    }
+
+    pub(crate) fn remove_cq(&mut self, slot: u32) {
+        self.cqs.remove(slot as usize);
+        self.dirty.retain(|&dirty| dirty != slot);
+    }
+
+    /// Stages a completion: it reaches its queue with [`publish`](Self::publish), so that a row
+    /// of packets takes the queue's lock once.
+    #[inline]
+    pub(crate) fn complete(&mut self, cq: u32, completion: Completion) {
+        let port = &mut self.cqs[cq as usize];
+        if port.staged.is_empty() {
+            self.dirty.push(cq);
+        }
+        port.staged.push(completion);
+    }
+
+    /// Hands staged completions to their queues, until one is found to have overrun: its port and
+    /// number. Completions for a queue that overran before are dropped, as the overrun told.
+    #[inline]
+    pub(crate) fn publish(&mut self) -> Option<(u32, u32)> {
+        while let Some(slot) = self.dirty.pop() {
+            let port = &mut self.cqs[slot as usize];
+            let result = port.sink.push_all(&port.staged);
+            port.staged.clear();
+            if result == Err(Overrun) && !port.overran {
+                port.overran = true;
+                return Some((slot, port.id));
+            }
+        }
+        None
+    }
+
+    /// Bytes (as the kernel counts them) that wait for an acknowledgement or response.
+    pub(crate) fn in_flight(&self) -> u64 {
+        self.in_flight
+    }
+
+    #[inline]
+    pub(crate) fn charge(&mut self, destination: usize, cost: u64) {
+        self.in_flight += cost;
+        self.destinations[destination].window.charge(cost);
+    }
+
+    #[inline]
+    pub(crate) fn delivered(&mut self, destination: usize, cost: u64) {
+        self.in_flight -= cost;
+        self.destinations[destination].window.delivered(cost);
+    }
+
+    pub(crate) fn refund(&mut self, destination: usize, cost: u64) {
+        self.in_flight -= cost;
+        self.destinations[destination].window.refund(cost);
+    }
+
+    pub(crate) fn charge_inbound(&mut self, cost: u64) {
+        self.in_flight += cost;
+        self.inbound.charge(cost);
+    }
+
+    pub(crate) fn delivered_inbound(&mut self, cost: u64) {
+        self.in_flight -= cost;
+        self.inbound.delivered(cost);
+    }
+
+    pub(crate) fn refund_inbound(&mut self, cost: u64) {
+        self.in_flight -= cost;
+        self.inbound.refund(cost);
+    }
+}

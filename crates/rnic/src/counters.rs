@@ -1,0 +1,121 @@
+//! Counters, under the names that vendors use where they have one.
+
+macro_rules! counters {
+    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct $name {
+            $($(#[$field_doc])* pub $field: u64,)*
+        }
+
+        impl $name {
+            /// Names, in the order of [`values`](Self::values).
+            pub const NAMES: &'static [&'static str] = &[$(stringify!($field)),*];
+
+            /// Values, in the order of [`NAMES`](Self::NAMES).
+            pub fn values(&self) -> [u64; Self::NAMES.len()] {
+                [$(self.$field),*]
+            }
+
+            /// What was counted since `earlier`.
+            pub fn since(&self, earlier: &Self) -> Self {
+                Self { $($field: self.$field.wrapping_sub(earlier.$field),)* }
+            }
+
+            /// Both together.
+            pub fn plus(&self, other: &Self) -> Self {
+                Self { $($field: self.$field.wrapping_add(other.$field),)* }
+            }
+        }
+    };
+}
+
+counters! {
+    /// What one engine counted. Bytes are those of Ethernet frames without FCS, as vendors count.
+    Counters {
+        /// RDMA packets sent, all kinds.
+        tx_vport_rdma_unicast_packets,
+        /// Their bytes.
+        tx_vport_rdma_unicast_bytes,
+        /// RDMA packets received, all kinds, also those dropped later.
+        rx_vport_rdma_unicast_packets,
+        /// Their bytes.
+        rx_vport_rdma_unicast_bytes,
+        /// Request packets (SEND, WRITE, READ request, atomics) sent the first time.
+        tx_data_packets,
+        /// Their bytes.
+        tx_data_bytes,
+        /// Zero-length SENDs with immediate among them: what carries credits alone.
+        tx_credit_packets,
+        /// Their bytes.
+        tx_credit_bytes,
+        /// ACK and NAK packets sent.
+        tx_ack_packets,
+        /// Their bytes.
+        tx_ack_bytes,
+        /// READ and atomic responses sent.
+        tx_response_packets,
+        /// Their bytes.
+        tx_response_bytes,
+        /// Request packets sent again.
+        tx_retransmitted_packets,
+        /// Their bytes.
+        tx_retransmitted_bytes,
+        /// Requests that arrived ahead of the expected sequence number.
+        out_of_sequence,
+        /// NAK "PSN sequence error" received.
+        packet_seq_err,
+        /// RNR NAKs sent.
+        rnr_nak_sent,
+        /// RNR NAKs received.
+        rnr_nak_received,
+        /// Work requests that ended because RNR retries were spent.
+        rnr_nak_retry_err,
+        /// The configured acknowledgement timeout expired.
+        local_ack_timeout_err,
+        /// The adaptive early timeout expired.
+        early_retransmit,
+        /// Responses that showed an earlier response to be lost.
+        implied_nak_seq_err,
+        /// Duplicate requests received.
+        duplicate_request,
+        /// Packets dropped because their ICRC was wrong.
+        rx_icrc_encapsulated,
+        /// Packets dropped because they are not RoCE v2 packets of a known form.
+        rx_malformed,
+        /// Packets dropped because no queue pair has the number, or it is of another transport.
+        rx_unknown_qp,
+        /// Packets dropped because their source is not the queue pair's peer.
+        rx_foreign_source,
+        /// Packets dropped because the state does not take them.
+        rx_wrong_state,
+        /// Packets dropped because of their partition key or Q_Key.
+        rx_key_violation,
+        /// UC and UD messages dropped: no receive posted, too long, or a gap.
+        rx_dropped_messages,
+        /// Responses that answer nothing that is outstanding.
+        rx_unexpected_response,
+        /// Congestion notification packets received.
+        rx_cnp,
+        /// NAK "invalid request" sent.
+        resp_invalid_request,
+        /// NAK "remote access error" sent.
+        resp_remote_access_errors,
+        /// NAK "remote operational error" sent.
+        resp_remote_operational_errors,
+        /// NAK "invalid request" received.
+        req_remote_invalid_request,
+        /// NAK "remote access error" received.
+        req_remote_access_errors,
+        /// NAK "remote operational error" received.
+        req_remote_operational_errors,
+        /// READ requests answered.
+        rx_read_requests,
+        /// WRITE messages received.
+        rx_write_requests,
+        /// SEND messages received.
+        rx_send_requests,
+        /// Atomic requests carried out.
+        rx_atomic_requests,
+    }
+}

@@ -1,0 +1,73 @@
+//! Asynchronous events (IBTA Vol 1, 11.6.3).
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
+
+use doorbell_wire::Qpn;
+
+use crate::completion::Notifier;
+
+/// Something that happened apart from any work request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum AsyncEvent {
+    /// The first packet arrived on a queue pair that waits for it in RTR.
+    CommunicationEstablished(Qpn),
+    /// The send queue is drained after the move to SQD.
+    SqDrained(Qpn),
+    /// A local error made the queue pair unusable.
+    QpFatal(Qpn),
+    /// A peer's request was invalid.
+    QpRequestError(Qpn),
+    /// A peer's request was refused access.
+    QpAccessError(Qpn),
+    /// A queue pair in error has taken its last receive from the shared receive queue.
+    QpLastWqeReached(Qpn),
+    /// A completion queue overran: completions of these queue pairs were lost.
+    CqError(u32),
+    /// Fewer receives than the limit are left in a shared receive queue.
+    SrqLimitReached(u32),
+}
+
+/// Events that wait to be taken. Each is caused by something that a program did or armed, so
+/// their number is bounded by the number of its objects.
+pub struct EventQueue {
+    events: Mutex<VecDeque<AsyncEvent>>,
+    notifier: Option<Notifier>,
+}
+
+impl std::fmt::Debug for EventQueue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EventQueue").finish_non_exhaustive()
+    }
+}
+
+impl EventQueue {
+    /// `notifier` is called for each event.
+    pub fn new(notifier: Option<Notifier>) -> Self {
+        Self { events: Mutex::new(VecDeque::new()), notifier }
+    }
+
+    /// Adds an event.
+    pub fn push(&self, event: AsyncEvent) {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).push_back(event);
+        if let Some(notifier) = &self.notifier {
+            notifier();
+        }
+    }
+
+    /// Takes the oldest event.
+    pub fn pop(&self) -> Option<AsyncEvent> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    }
+
+    /// Drops the events of a queue pair that is destroyed.
+    pub fn purge(&self, gone: Qpn) {
+        use AsyncEvent::*;
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).retain(|event| match *event {
+            CommunicationEstablished(qpn) | SqDrained(qpn) | QpFatal(qpn) | QpRequestError(qpn)
+            | QpAccessError(qpn) | QpLastWqeReached(qpn) => qpn != gone,
+            CqError(_) | SrqLimitReached(_) => true,
+        });
+    }
+}

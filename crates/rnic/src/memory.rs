@@ -1,0 +1,484 @@
+//! Registered memory: regions, their keys, and every access an RNIC makes to them.
+//!
+//! This is the only module of the crate with `unsafe` code. The program and its peers reach a
+//! region at any time, so no Rust reference to its bytes is ever made here: bytes are copied in
+//! and out through raw pointers, and what programs wait for is stored with release ordering.
+
+use std::any::Any;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use doorbell_wire::RKey;
+use rustc_hash::FxHashMap;
+
+bitflags::bitflags! {
+    /// What a region may be used for. Reading it locally is always allowed.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct Access: u32 {
+        /// The RNIC may write it for local work requests (receives, READ responses).
+        const LOCAL_WRITE = 1;
+        /// A peer may WRITE it.
+        const REMOTE_WRITE = 2;
+        /// A peer may READ it.
+        const REMOTE_READ = 4;
+        /// A peer may use atomics on it.
+        const REMOTE_ATOMIC = 8;
+    }
+}
+
+/// Names a protection domain of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PdId(pub u32);
+
+/// The local key of a region, which scatter-gather elements carry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LKey(pub u32);
+
+/// A scatter-gather element: a piece of a registered region.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sge {
+    /// Where it starts, as the region was registered.
+    pub address: u64,
+    /// Bytes.
+    pub length: u32,
+    /// The region.
+    pub lkey: LKey,
+}
+
+/// Why an access to registered memory was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MemoryError {
+    /// No region has the key.
+    #[error("no memory region has the key {key:#010x}: it was never registered, or is deregistered")]
+    UnknownKey {
+        /// The key.
+        key: u32,
+    },
+    /// The region belongs to another protection domain.
+    #[error("the memory region {key:#010x} belongs to another protection domain than the queue pair")]
+    ForeignPd {
+        /// The key.
+        key: u32,
+    },
+    /// The range is not inside the region.
+    #[error(
+        "{length} bytes at {address:#x} are not inside the memory region {key:#010x}, \
+         which has {region_length} bytes at {region_address:#x}"
+    )]
+    OutOfBounds {
+        /// The key.
+        key: u32,
+        /// Start of the access.
+        address: u64,
+        /// Bytes of the access.
+        length: u64,
+        /// Start of the region.
+        region_address: u64,
+        /// Bytes of the region.
+        region_length: u64,
+    },
+    /// The region was registered without the right.
+    #[error("the memory region {key:#010x} was registered with {granted:?}, the access needs {needed:?}")]
+    Forbidden {
+        /// The key.
+        key: u32,
+        /// What the access needs.
+        needed: Access,
+        /// What the region grants.
+        granted: Access,
+    },
+    /// An atomic operation on an address that is not a multiple of 8.
+    #[error("an atomic operation needs an address that is a multiple of 8, got {address:#x}")]
+    Misaligned {
+        /// The address.
+        address: u64,
+    },
+}
+
+/// A registered region.
+pub struct Region {
+    pd: PdId,
+    key: u32,
+    address: u64,
+    base: *mut u8,
+    length: usize,
+    access: Access,
+    valid: AtomicBool,
+    /// Cleared when a peer invalidates the remote key; local use goes on.
+    remote: AtomicBool,
+    /// Keeps memory that the provider allocated alive for as long as an engine may touch it.
+    _owner: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+// SAFETY: `base` is only dereferenced through raw copies and atomics, and whoever registered the
+// region promised that the memory stays mapped while the region is valid (`Region::new`).
+unsafe impl Send for Region {}
+// SAFETY: as above: no method hands out a reference to the bytes.
+unsafe impl Sync for Region {}
+
+impl std::fmt::Debug for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Region")
+            .field("pd", &self.pd)
+            .field("key", &format_args!("{:#010x}", self.key))
+            .field("address", &format_args!("{:#x}", self.address))
+            .field("length", &self.length)
+            .field("access", &self.access)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Region {
+    /// Local key.
+    pub fn lkey(&self) -> LKey {
+        LKey(self.key)
+    }
+
+    /// Remote key. It is the same number as the local key.
+    pub fn rkey(&self) -> RKey {
+        RKey::new(self.key)
+    }
+
+    /// Address of the first byte, as work requests and peers name it.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Bytes.
+    pub fn length(&self) -> usize {
+        self.length
+    }
+
+    /// What it may be used for.
+    pub fn access(&self) -> Access {
+        self.access
+    }
+
+    /// The protection domain it belongs to.
+    pub fn pd(&self) -> PdId {
+        self.pd
+    }
+
+    fn is_valid(&self) -> bool {
+        self.valid.load(Ordering::Acquire)
+    }
+
+    /// Checks an access and says at which offset it starts.
+    #[inline]
+    fn check(&self, pd: PdId, address: u64, length: u64, needed: Access) -> Result<usize, MemoryError> {
+        if self.pd != pd {
+            return Err(MemoryError::ForeignPd { key: self.key });
+        }
+        if !self.access.contains(needed) {
+            return Err(MemoryError::Forbidden { key: self.key, needed, granted: self.access });
+        }
+        let offset = address.wrapping_sub(self.address);
+        if offset > self.length as u64 || length > self.length as u64 - offset {
+            return Err(MemoryError::OutOfBounds {
+                key: self.key,
+                address,
+                length,
+                region_address: self.address,
+                region_length: self.length as u64,
+            });
+        }
+        Ok(offset as usize)
+    }
+
+    /// Copies out of the region. The range was checked.
+    #[inline]
+    fn copy_out(&self, offset: usize, out: &mut [u8]) {
+        assert!(offset <= self.length && out.len() <= self.length - offset);
+        // SAFETY: the range lies inside the region (asserted), which is mapped while it is valid;
+        // `out` is exclusive. A concurrent local writer tears the bytes, as it does on hardware.
+        unsafe { ptr::copy(self.base.add(offset), out.as_mut_ptr(), out.len()) }
+    }
+
+    /// Copies into the region; the last byte is stored last, with release ordering, because
+    /// programs wait for a message by reading its last byte.
+    #[inline]
+    fn copy_in(&self, offset: usize, data: &[u8]) {
+        assert!(offset <= self.length && data.len() <= self.length - offset);
+        let Some((&last, body)) = data.split_last() else { return };
+        // SAFETY: the range lies inside the region (asserted), which is mapped while it is valid.
+        // A program that reads the range at the same time sees torn bytes, as on hardware; the
+        // last byte is an atomic so that reading it with acquire orders the others before it.
+        unsafe {
+            ptr::copy(body.as_ptr(), self.base.add(offset), body.len());
+            AtomicU8::from_ptr(self.base.add(offset + body.len())).store(last, Ordering::Release);
+        }
+    }
+
+    /// Runs an atomic operation on the u64 at `offset`. The range and alignment were checked.
+    fn atomic<R>(&self, offset: usize, operation: impl FnOnce(&AtomicU64) -> R) -> Option<R> {
+        assert!(offset <= self.length && 8 <= self.length - offset);
+        let place = self.base.wrapping_add(offset).cast::<u64>();
+        if !place.is_aligned() {
+            return None; // a region registered under an address that differs in its low bits
+        }
+        // SAFETY: eight aligned bytes inside the region, which is mapped while it is valid; local
+        // code is documented to use atomics on words that peers operate on.
+        Some(operation(unsafe { AtomicU64::from_ptr(place) }))
+    }
+}
+
+/// Finds regions by key. Engines look here when their own cache does not know a key.
+pub trait RegionDirectory: Send + Sync {
+    /// The region with exactly this key.
+    fn find(&self, key: u32) -> Option<Arc<Region>>;
+}
+
+/// The regions of a device.
+#[derive(Debug, Default)]
+pub struct RegionTable {
+    // By the upper 24 bits: the lower 8 are the consumer's to change.
+    regions: RwLock<FxHashMap<u32, Arc<Region>>>,
+}
+
+/// The most regions of a device.
+pub const MAX_REGIONS: usize = 1 << 20;
+
+/// The longest region in bytes.
+pub const MAX_REGION_BYTES: u64 = 1 << 46;
+
+impl RegionTable {
+    /// Registers `length` bytes at `base` under the address `address`, with a key that `random`
+    /// supplies. `None` if the device is full or the range is impossible.
+    ///
+    /// # Safety
+    ///
+    /// The memory must stay mapped, and writable if `access` allows writing, until
+    /// [`remove`](Self::remove) has returned *and* every engine has forgotten the key, or for as
+    /// long as `owner` lives where it owns the memory. Nothing may hold a Rust reference to bytes
+    /// of it at a time when a work request or a peer may write them.
+    pub unsafe fn insert(
+        &self,
+        pd: PdId,
+        base: *mut u8,
+        length: usize,
+        address: u64,
+        access: Access,
+        owner: Option<Arc<dyn Any + Send + Sync>>,
+        mut random: impl FnMut() -> u32,
+    ) -> Option<Arc<Region>> {
+        if length as u64 > MAX_REGION_BYTES || address.checked_add(length as u64).is_none() {
+            return None;
+        }
+        let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
+        if regions.len() >= MAX_REGIONS {
+            return None;
+        }
+        let key = loop {
+            let key = random();
+            // Key 0 and its like are what buggy programs send: never hand them out.
+            if key >> 8 != 0 && !regions.contains_key(&(key >> 8)) {
+                break key;
+            }
+        };
+        let region = Arc::new(Region {
+            pd,
+            key,
+            address,
+            base,
+            length,
+            access,
+            valid: AtomicBool::new(true),
+            remote: AtomicBool::new(true),
+            _owner: owner,
+        });
+        regions.insert(key >> 8, Arc::clone(&region));
+        Some(region)
+    }
+
+    /// Takes a region out. Engines that cached it refuse it from now on.
+    pub fn remove(&self, key: u32) -> Option<Arc<Region>> {
+        let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
+        if regions.get(&(key >> 8))?.key != key {
+            return None;
+        }
+        let region = regions.remove(&(key >> 8))?;
+        region.valid.store(false, Ordering::Release);
+        Some(region)
+    }
+
+    /// How many regions of a protection domain there are.
+    pub fn count_of(&self, pd: PdId) -> usize {
+        let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
+        regions.values().filter(|region| region.pd == pd).count()
+    }
+}
+
+impl RegionDirectory for RegionTable {
+    fn find(&self, key: u32) -> Option<Arc<Region>> {
+        let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
+        regions.get(&(key >> 8)).filter(|region| region.key == key).cloned()
+    }
+}
+
+/// How many keys an engine remembers, so that the data path takes no lock.
+const CACHE_SLOTS: usize = 256;
+
+/// One engine's view of the device's memory.
+pub(crate) struct Memory {
+    directory: Arc<dyn RegionDirectory>,
+    cache: Box<[Option<Arc<Region>>; CACHE_SLOTS]>,
+}
+
+impl Memory {
+    pub(crate) fn new(directory: Arc<dyn RegionDirectory>) -> Self {
+        Self { directory, cache: Box::new([const { None }; CACHE_SLOTS]) }
+    }
+
+    /// Drops a key from the cache. When this returns, this engine does not touch the region.
+    pub(crate) fn forget(&mut self, key: u32) {
+        let slot = &mut self.cache[Self::slot(key)];
+        if slot.as_ref().is_some_and(|region| region.key == key) {
+            *slot = None;
+        }
+    }
+
+    fn slot(key: u32) -> usize {
+        (key >> 8) as usize % CACHE_SLOTS
+    }
+
+    #[inline]
+    fn region(&mut self, key: u32) -> Result<&Region, MemoryError> {
+        let slot = &mut self.cache[Self::slot(key)];
+        let hit = slot.as_ref().is_some_and(|region| region.key == key && region.is_valid());
+        if !hit {
+            *slot = self.directory.find(key).filter(|region| region.is_valid());
+        }
+        slot.as_deref().ok_or(MemoryError::UnknownKey { key })
+    }
+
+    #[inline]
+    fn remote_region(&mut self, rkey: RKey) -> Result<&Region, MemoryError> {
+        let key = rkey.get();
+        self.region(key).ok().filter(|region| region.remote.load(Ordering::Acquire)).ok_or(MemoryError::UnknownKey { key })
+    }
+
+    /// Checks one local scatter-gather element.
+    pub(crate) fn check_local(&mut self, pd: PdId, sge: &Sge, needed: Access) -> Result<(), MemoryError> {
+        if sge.length == 0 {
+            return Ok(()); // IBTA Vol 1, 10.7.3.4: a zero-length element names no memory
+        }
+        self.region(sge.lkey.0)?.check(pd, sge.address, sge.length.into(), needed)?;
+        Ok(())
+    }
+
+    /// Copies `out.len()` bytes of the message that `sges` describe, from byte `skip` on.
+    #[inline]
+    pub(crate) fn gather(&mut self, pd: PdId, sges: &[Sge], mut skip: u64, out: &mut [u8]) -> Result<(), MemoryError> {
+        let mut done = 0;
+        for sge in sges {
+            let length = u64::from(sge.length);
+            if skip >= length {
+                skip -= length;
+                continue;
+            }
+            let take = (length - skip).min((out.len() - done) as u64);
+            if take == 0 {
+                break;
+            }
+            let region = self.region(sge.lkey.0)?;
+            let offset = region.check(pd, sge.address.wrapping_add(skip), take, Access::empty())?;
+            region.copy_out(offset, &mut out[done..done + take as usize]);
+            done += take as usize;
+            skip = 0;
+        }
+        debug_assert_eq!(done, out.len(), "the elements hold what the packet was sized for");
+        Ok(())
+    }
+
+    /// Copies `data` to where `sges` say that byte `skip` of the message goes.
+    #[inline]
+    pub(crate) fn scatter(&mut self, pd: PdId, sges: &[Sge], mut skip: u64, mut data: &[u8]) -> Result<(), MemoryError> {
+        for sge in sges {
+            let length = u64::from(sge.length);
+            if skip >= length {
+                skip -= length;
+                continue;
+            }
+            let take = (length - skip).min(data.len() as u64);
+            if take == 0 {
+                break;
+            }
+            let region = self.region(sge.lkey.0)?;
+            let offset = region.check(pd, sge.address.wrapping_add(skip), take, Access::LOCAL_WRITE)?;
+            let (now, rest) = data.split_at(take as usize);
+            region.copy_in(offset, now);
+            data = rest;
+            skip = 0;
+        }
+        debug_assert!(data.is_empty(), "the elements hold what was checked to fit");
+        Ok(())
+    }
+
+    /// Checks an access by a peer. One of no bytes needs no valid key (IBTA Vol 1, 9.7.4.1.4).
+    #[inline]
+    pub(crate) fn check_remote(
+        &mut self,
+        pd: PdId,
+        rkey: RKey,
+        address: u64,
+        length: u64,
+        needed: Access,
+    ) -> Result<(), MemoryError> {
+        if length == 0 {
+            return Ok(());
+        }
+        self.remote_region(rkey)?.check(pd, address, length, needed)?;
+        Ok(())
+    }
+
+    /// Places a peer's bytes.
+    #[inline]
+    pub(crate) fn write_remote(&mut self, pd: PdId, rkey: RKey, address: u64, data: &[u8]) -> Result<(), MemoryError> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        let region = self.remote_region(rkey)?;
+        let offset = region.check(pd, address, data.len() as u64, Access::REMOTE_WRITE)?;
+        region.copy_in(offset, data);
+        Ok(())
+    }
+
+    /// Reads bytes for a peer.
+    #[inline]
+    pub(crate) fn read_remote(&mut self, pd: PdId, rkey: RKey, address: u64, out: &mut [u8]) -> Result<(), MemoryError> {
+        if out.is_empty() {
+            return Ok(());
+        }
+        let region = self.remote_region(rkey)?;
+        let offset = region.check(pd, address, out.len() as u64, Access::REMOTE_READ)?;
+        region.copy_out(offset, out);
+        Ok(())
+    }
+
+    /// Runs a peer's atomic operation.
+    pub(crate) fn atomic_remote<R>(
+        &mut self,
+        pd: PdId,
+        rkey: RKey,
+        address: u64,
+        operation: impl FnOnce(&AtomicU64) -> R,
+    ) -> Result<R, MemoryError> {
+        if !address.is_multiple_of(8) {
+            return Err(MemoryError::Misaligned { address });
+        }
+        let region = self.remote_region(rkey)?;
+        let offset = region.check(pd, address, 8, Access::REMOTE_ATOMIC)?;
+        region.atomic(offset, operation).ok_or(MemoryError::Misaligned { address })
+    }
+
+    /// Makes a region unusable for peers, as SEND with invalidate asks (IBTA Vol 1, 9.4.1.1.3).
+    pub(crate) fn invalidate(&mut self, pd: PdId, rkey: RKey) -> Result<(), MemoryError> {
+        let region = self.remote_region(rkey)?;
+        if region.pd != pd {
+            return Err(MemoryError::ForeignPd { key: rkey.get() });
+        }
+        region.remote.store(false, Ordering::Release);
+        Ok(())
+    }
+}

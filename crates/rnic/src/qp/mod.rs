@@ -1,0 +1,302 @@
+//! A queue pair: its attributes, its queues, and the two halves that do the work.
+//!
+//! The requester (`requester`) sends requests and takes responses, the responder (`responder`)
+//! the other way round; `post` takes work from programs.
+
+mod post;
+mod requester;
+mod responder;
+mod state;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use doorbell_wire::{PathMtu, Psn, QKey, Qpn};
+
+use crate::completion::{Completion, CompletionOpcode, Status};
+use crate::core::Core;
+use crate::engine::QpInit;
+use crate::event::AsyncEvent;
+use crate::memory::{Access, PdId};
+use crate::transmit::Path;
+use crate::work::{AddressVector, ReceiveSource, RecvWqe, SendOperation, SendQueue, SendWqe};
+
+pub(crate) use post::check_receive;
+pub(crate) use requester::{Requester, Stop};
+pub(crate) use responder::Responder;
+pub(crate) use state::check as check_transition;
+pub use state::{
+    AttributeMask, MAX_RD_ATOMIC, ModifyError, QpAttributes, QpKind, QpState, Transition, transition,
+};
+
+/// The longest message of RC and UC (IBTA Vol 1, 9.4.1).
+pub const MAX_MESSAGE_BYTES: u64 = 1 << 31;
+
+/// What a queue pair is created for. Each number is enforced as given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpCapacities {
+    /// Send work requests outstanding at most.
+    pub max_send_wr: usize,
+    /// Receive work requests outstanding at most.
+    pub max_recv_wr: usize,
+    /// Scatter-gather elements of a send work request at most.
+    pub max_send_sge: usize,
+    /// Scatter-gather elements of a receive work request at most.
+    pub max_recv_sge: usize,
+    /// Bytes of inline data at most.
+    pub max_inline: usize,
+}
+
+/// What a queue pair counted. Packets are counted once per transmission.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QpCounters {
+    /// Request packets sent the first time.
+    pub tx_data_packets: u64,
+    /// Request packets sent again.
+    pub tx_retransmitted_packets: u64,
+    /// ACK and NAK packets sent.
+    pub tx_ack_packets: u64,
+    /// READ and atomic responses sent.
+    pub tx_response_packets: u64,
+    /// Packets received.
+    pub rx_packets: u64,
+    /// RNR NAKs received.
+    pub rnr_nak_received: u64,
+    /// RNR NAKs sent.
+    pub rnr_nak_sent: u64,
+    /// Duplicate requests received.
+    pub duplicate_request: u64,
+    /// Requests that arrived ahead of the expected sequence number.
+    pub out_of_sequence: u64,
+}
+
+/// Where receives come from.
+pub(crate) enum ReceiveQueue {
+    Own { wqes: VecDeque<RecvWqe>, depth: usize, max_sges: usize },
+    Shared(Arc<dyn ReceiveSource>),
+}
+
+/// What modify sets and query shows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    pub(crate) access: Access,
+    pub(crate) qkey: QKey,
+    pub(crate) peer: AddressVector,
+    pub(crate) dest_qpn: Qpn,
+    pub(crate) path_mtu: PathMtu,
+    pub(crate) timeout: u8,
+    pub(crate) retry_count: u8,
+    pub(crate) rnr_retry: u8,
+    pub(crate) max_rd_atomic: u8,
+    pub(crate) max_dest_rd_atomic: u8,
+    pub(crate) min_rnr_timer: u8,
+    pub(crate) receive_psn: Psn,
+    pub(crate) send_psn: Psn,
+    pub(crate) sqd_notify: bool,
+}
+
+pub(crate) struct Qp {
+    pub(crate) qpn: Qpn,
+    pub(crate) kind: QpKind,
+    pub(crate) pd: PdId,
+    pub(crate) state: QpState,
+    pub(crate) settings: Settings,
+    pub(crate) signal_all: bool,
+    pub(crate) send_cq: u32,
+    pub(crate) recv_cq: u32,
+    pub(crate) sq: SendQueue,
+    pub(crate) rq: ReceiveQueue,
+    pub(crate) req: Requester,
+    pub(crate) resp: Responder,
+    pub(crate) counters: QpCounters,
+    /// Index of the peer's window, from RTR on (RC).
+    pub(crate) destination: Option<usize>,
+    pub(crate) path: Path,
+    /// Ethernet, IP and UDP headers and ICRC: what a frame has beside the packet.
+    pub(crate) frame_overhead: u64,
+    /// Waits in the engine's ready list.
+    pub(crate) queued: bool,
+    /// Waits for room in a window.
+    pub(crate) blocked: bool,
+    /// Stands in the engine's list of acknowledgements that are held back.
+    pub(crate) ack_held: bool,
+    /// When the engine's timer list looks at this queue pair next.
+    pub(crate) timer_queued_ns: u64,
+    /// The communication-established event was raised.
+    pub(crate) established: bool,
+    /// What it was created with.
+    pub(crate) init: QpInit,
+}
+
+impl Qp {
+    /// Takes the oldest receive.
+    pub(crate) fn take_receive(&mut self) -> Option<RecvWqe> {
+        match &mut self.rq {
+            ReceiveQueue::Own { wqes, .. } => wqes.pop_front(),
+            ReceiveQueue::Shared(source) => source.take(),
+        }
+    }
+
+    /// Does this state accept requests from the peer?
+    pub(crate) fn responds(&self) -> bool {
+        matches!(
+            self.state,
+            QpState::ReadyToReceive | QpState::ReadyToSend | QpState::SqDrain | QpState::SqError
+        )
+    }
+
+    /// Does this state send requests and take responses?
+    pub(crate) fn requests(&self) -> bool {
+        matches!(self.state, QpState::ReadyToSend | QpState::SqDrain)
+    }
+
+    pub(crate) fn mtu(&self) -> usize {
+        self.settings.path_mtu.bytes()
+    }
+
+    /// Completes a send work request.
+    pub(crate) fn complete_send(&mut self, core: &mut Core, wqe: &SendWqe, status: Status) {
+        if status != Status::Success || self.signal_all || wqe.flags.contains(crate::SendFlags::SIGNALED) {
+            let completion = Completion {
+                wr_id: wqe.wr_id,
+                status,
+                opcode: completion_opcode(wqe.operation),
+                byte_len: wqe.length,
+                qpn: self.qpn,
+                ..Completion::default()
+            };
+            core.complete(self.send_cq, completion);
+        }
+    }
+
+    pub(crate) fn complete_receive(&mut self, core: &mut Core, completion: Completion) {
+        core.complete(self.recv_cq, Completion { qpn: self.qpn, ..completion });
+    }
+
+    fn flush_receive(&mut self, core: &mut Core, wqe: &RecvWqe) {
+        let completion = Completion {
+            wr_id: wqe.wr_id,
+            status: Status::WorkRequestFlushed,
+            opcode: CompletionOpcode::Receive,
+            ..Completion::default()
+        };
+        self.complete_receive(core, completion);
+    }
+
+    /// Goes to the error state: everything posted is flushed, in order.
+    pub(crate) fn enter_error(&mut self, core: &mut Core) {
+        if self.state == QpState::Error {
+            return;
+        }
+        self.state = QpState::Error;
+        self.release_in_flight(core);
+        self.flush_sends(core);
+        if let Some(wqe) = self.resp.abandon_receive() {
+            self.flush_receive(core, &wqe);
+        }
+        self.flush_receives(core);
+        self.resp.keep_only_nak();
+        if matches!(self.rq, ReceiveQueue::Shared(_)) {
+            core.events.push(AsyncEvent::QpLastWqeReached(self.qpn));
+        }
+    }
+
+    pub(crate) fn flush_sends(&mut self, core: &mut Core) {
+        while self.sq.head < self.sq.tail {
+            let wqe = self.sq.pop();
+            self.complete_send(core, &wqe, Status::WorkRequestFlushed);
+        }
+        self.req.reset_cursor(self.sq.head);
+    }
+
+    pub(crate) fn flush_receives(&mut self, core: &mut Core) {
+        while let ReceiveQueue::Own { wqes, .. } = &mut self.rq
+            && let Some(wqe) = wqes.pop_front()
+        {
+            self.flush_receive(core, &wqe);
+        }
+    }
+
+    /// Back to where it was created: what is posted vanishes without completions.
+    pub(crate) fn reset(&mut self, core: &mut Core) {
+        self.release_in_flight(core);
+        self.state = QpState::Reset;
+        while self.sq.head < self.sq.tail {
+            self.sq.pop();
+        }
+        if let ReceiveQueue::Own { wqes, .. } = &mut self.rq {
+            wqes.clear();
+        }
+        self.req = Requester::new(self.sq.head);
+        self.resp = Responder::default();
+        self.established = false;
+    }
+
+    /// Applies a modification that was checked.
+    pub(crate) fn apply(&mut self, core: &mut Core, to: QpState, attributes: &QpAttributes) {
+        let from = self.state;
+        let s = &mut self.settings;
+        let set = attributes;
+        s.access = set.access.unwrap_or(s.access);
+        s.qkey = set.qkey.unwrap_or(s.qkey);
+        s.peer = set.address.unwrap_or(s.peer);
+        s.dest_qpn = set.dest_qpn.unwrap_or(s.dest_qpn);
+        s.path_mtu = set.path_mtu.unwrap_or(s.path_mtu);
+        s.timeout = set.timeout.unwrap_or(s.timeout);
+        s.retry_count = set.retry_count.unwrap_or(s.retry_count);
+        s.rnr_retry = set.rnr_retry.unwrap_or(s.rnr_retry);
+        s.max_rd_atomic = set.max_rd_atomic.unwrap_or(s.max_rd_atomic);
+        s.max_dest_rd_atomic = set.max_dest_rd_atomic.unwrap_or(s.max_dest_rd_atomic);
+        s.min_rnr_timer = set.min_rnr_timer.unwrap_or(s.min_rnr_timer);
+        s.receive_psn = set.receive_psn.unwrap_or(s.receive_psn);
+        s.send_psn = set.send_psn.unwrap_or(s.send_psn);
+        s.sqd_notify = set.sqd_notify.unwrap_or(s.sqd_notify);
+        if set.address.is_some() {
+            self.path.destination = s.peer.destination;
+            self.path.traffic_class = s.peer.traffic_class;
+            self.path.hop_limit = s.peer.hop_limit;
+            self.frame_overhead = crate::core::frame_overhead(s.peer.destination);
+        }
+        if let Some(psn) = set.receive_psn {
+            self.resp.start(psn);
+        }
+        if let Some(psn) = set.send_psn {
+            self.req.start(psn, self.settings.retry_count, self.settings.rnr_retry);
+        }
+        match to {
+            QpState::Reset => self.reset(core),
+            QpState::Error => self.enter_error(core),
+            QpState::SqDrain if from == QpState::ReadyToSend => {
+                self.state = to;
+                self.req.drain_reported = false;
+                self.report_drained(core);
+            }
+            _ => self.state = to,
+        }
+    }
+
+    /// Raises the drained event once nothing that was started is left (IBTA Vol 1, 10.3.1.5).
+    pub(crate) fn report_drained(&mut self, core: &mut Core) {
+        if self.state == QpState::SqDrain
+            && self.settings.sqd_notify
+            && !self.req.drain_reported
+            && self.req.is_idle(self.sq.head)
+        {
+            self.req.drain_reported = true;
+            core.events.push(AsyncEvent::SqDrained(self.qpn));
+        }
+    }
+}
+
+/// What a completion of an operation is called.
+pub(crate) fn completion_opcode(operation: SendOperation) -> CompletionOpcode {
+    match operation {
+        SendOperation::Send | SendOperation::SendImmediate(_) | SendOperation::SendInvalidate(_) => {
+            CompletionOpcode::Send
+        }
+        SendOperation::Write { .. } | SendOperation::WriteImmediate { .. } => CompletionOpcode::Write,
+        SendOperation::Read { .. } => CompletionOpcode::Read,
+        SendOperation::CompareSwap { .. } => CompletionOpcode::CompareSwap,
+        SendOperation::FetchAdd { .. } => CompletionOpcode::FetchAdd,
+    }
+}

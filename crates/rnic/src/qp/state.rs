@@ -1,0 +1,391 @@
+//! The states of a queue pair and the table of transitions between them (IBTA Vol 1, 10.3.1 and
+//! table 92 of 11.2.5.2).
+
+use std::net::IpAddr;
+
+use doorbell_wire::{PathMtu, Psn, QKey, Qpn};
+
+use crate::memory::Access;
+use crate::work::AddressVector;
+
+/// Transport of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum QpKind {
+    /// Reliable connected.
+    Rc,
+    /// Unreliable connected.
+    Uc,
+    /// Unreliable datagram.
+    Ud,
+}
+
+impl QpKind {
+    /// RC, UC or UD.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Rc => "RC",
+            Self::Uc => "UC",
+            Self::Ud => "UD",
+        }
+    }
+}
+
+/// State of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum QpState {
+    /// Created; nothing may be posted.
+    Reset,
+    /// Receives may be posted.
+    Init,
+    /// Packets are received.
+    ReadyToReceive,
+    /// Packets are sent and received.
+    ReadyToSend,
+    /// What was started is finished, nothing new is started.
+    SqDrain,
+    /// A send failed (UC, UD); receives go on.
+    SqError,
+    /// Everything posted is flushed.
+    Error,
+}
+
+impl QpState {
+    /// All states.
+    pub const ALL: [QpState; 7] = [
+        Self::Reset,
+        Self::Init,
+        Self::ReadyToReceive,
+        Self::ReadyToSend,
+        Self::SqDrain,
+        Self::SqError,
+        Self::Error,
+    ];
+}
+
+bitflags::bitflags! {
+    /// Which attributes a modification names.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct AttributeMask: u32 {
+        /// State the program believes the queue pair to be in.
+        const CURRENT_STATE = 1 << 1;
+        /// Raise an event when the send queue is drained.
+        const SQD_NOTIFY = 1 << 2;
+        /// What peers may do.
+        const ACCESS = 1 << 3;
+        /// Index of the partition key.
+        const PKEY_INDEX = 1 << 4;
+        /// Port number.
+        const PORT = 1 << 5;
+        /// Q_Key.
+        const QKEY = 1 << 6;
+        /// Address of the peer.
+        const ADDRESS = 1 << 7;
+        /// Path MTU.
+        const PATH_MTU = 1 << 8;
+        /// Acknowledgement timeout.
+        const TIMEOUT = 1 << 9;
+        /// Retry count.
+        const RETRY_COUNT = 1 << 10;
+        /// RNR retry count.
+        const RNR_RETRY = 1 << 11;
+        /// First expected sequence number.
+        const RECEIVE_PSN = 1 << 12;
+        /// READs and atomics it may have outstanding.
+        const MAX_RD_ATOMIC = 1 << 13;
+        /// RNR NAK timer.
+        const MIN_RNR_TIMER = 1 << 15;
+        /// First sequence number sent.
+        const SEND_PSN = 1 << 16;
+        /// READs and atomics the peer may have outstanding.
+        const MAX_DEST_RD_ATOMIC = 1 << 17;
+        /// The peer's queue pair.
+        const DEST_QPN = 1 << 20;
+    }
+}
+
+/// A modification: what is `None` stays as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QpAttributes {
+    /// The state to go to.
+    pub state: Option<QpState>,
+    /// The state that the program believes the queue pair to be in.
+    pub current_state: Option<QpState>,
+    /// Raise an event when the send queue is drained.
+    pub sqd_notify: Option<bool>,
+    /// What peers may do.
+    pub access: Option<Access>,
+    /// Index of the partition key: there is one, the default.
+    pub pkey_index: Option<u16>,
+    /// Port number: there is one, 1.
+    pub port: Option<u8>,
+    /// Q_Key (UD).
+    pub qkey: Option<QKey>,
+    /// Address of the peer.
+    pub address: Option<AddressVector>,
+    /// Path MTU.
+    pub path_mtu: Option<PathMtu>,
+    /// Acknowledgement timeout exponent: 4.096 us times two to it; 0 waits for ever.
+    pub timeout: Option<u8>,
+    /// Times that the timeout may expire in a row.
+    pub retry_count: Option<u8>,
+    /// Times that an RNR NAK may come in a row; 7 is without end.
+    pub rnr_retry: Option<u8>,
+    /// First expected sequence number.
+    pub receive_psn: Option<Psn>,
+    /// First sequence number sent.
+    pub send_psn: Option<Psn>,
+    /// READs and atomics it may have outstanding.
+    pub max_rd_atomic: Option<u8>,
+    /// READs and atomics that the peer may have outstanding.
+    pub max_dest_rd_atomic: Option<u8>,
+    /// RNR NAK timer code.
+    pub min_rnr_timer: Option<u8>,
+    /// The peer's queue pair.
+    pub dest_qpn: Option<Qpn>,
+}
+
+impl QpAttributes {
+    /// Which attributes are named, apart from the state.
+    pub fn mask(&self) -> AttributeMask {
+        use AttributeMask as A;
+        [
+            (self.current_state.is_some(), A::CURRENT_STATE),
+            (self.sqd_notify.is_some(), A::SQD_NOTIFY),
+            (self.access.is_some(), A::ACCESS),
+            (self.pkey_index.is_some(), A::PKEY_INDEX),
+            (self.port.is_some(), A::PORT),
+            (self.qkey.is_some(), A::QKEY),
+            (self.address.is_some(), A::ADDRESS),
+            (self.path_mtu.is_some(), A::PATH_MTU),
+            (self.timeout.is_some(), A::TIMEOUT),
+            (self.retry_count.is_some(), A::RETRY_COUNT),
+            (self.rnr_retry.is_some(), A::RNR_RETRY),
+            (self.receive_psn.is_some(), A::RECEIVE_PSN),
+            (self.max_rd_atomic.is_some(), A::MAX_RD_ATOMIC),
+            (self.min_rnr_timer.is_some(), A::MIN_RNR_TIMER),
+            (self.send_psn.is_some(), A::SEND_PSN),
+            (self.max_dest_rd_atomic.is_some(), A::MAX_DEST_RD_ATOMIC),
+            (self.dest_qpn.is_some(), A::DEST_QPN),
+        ]
+        .into_iter()
+        .filter_map(|(named, attribute)| named.then_some(attribute))
+        .fold(A::empty(), |mask, attribute| mask | attribute)
+    }
+}
+
+/// Why a modification was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModifyError {
+    /// No such queue pair.
+    #[error("there is no queue pair {0}")]
+    UnknownQp(Qpn),
+    /// There is no such transition.
+    #[error("a {} queue pair does not go from {from:?} to {to:?}", kind.name())]
+    NoTransition {
+        /// Transport.
+        kind: QpKind,
+        /// State it is in.
+        from: QpState,
+        /// State asked for.
+        to: QpState,
+    },
+    /// The program is wrong about the state.
+    #[error("the queue pair is in {actual:?}, not in {believed:?}")]
+    NotInState {
+        /// State it is in.
+        actual: QpState,
+        /// State that was named.
+        believed: QpState,
+    },
+    /// Attributes that the transition needs are missing, or some that it does not take are named.
+    #[error("{from:?} to {to:?} of a {} queue pair: missing {missing:?}, not allowed here {surplus:?}", kind.name())]
+    Attributes {
+        /// Transport.
+        kind: QpKind,
+        /// State it is in.
+        from: QpState,
+        /// State asked for.
+        to: QpState,
+        /// Needed but not named.
+        missing: AttributeMask,
+        /// Named but not taken.
+        surplus: AttributeMask,
+    },
+    /// An attribute has a value that it cannot have.
+    #[error("{attribute} is {given}, allowed is {allowed}")]
+    Value {
+        /// Which.
+        attribute: &'static str,
+        /// What was given.
+        given: u64,
+        /// What it may be.
+        allowed: &'static str,
+    },
+    /// The path MTU is larger than the port carries.
+    #[error("path MTU {given} is larger than this port's active MTU {active}, which its interface's MTU sets")]
+    PathMtu {
+        /// Bytes asked for.
+        given: usize,
+        /// Bytes that the port carries.
+        active: usize,
+    },
+    /// IPv4 and IPv6 do not mix.
+    #[error("the peer's address {peer} is of another family than this device's {own}")]
+    AddressFamily {
+        /// The peer's.
+        peer: IpAddr,
+        /// The device's.
+        own: IpAddr,
+    },
+}
+
+/// What one transition needs and takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transition {
+    /// Attributes that must be named.
+    pub required: AttributeMask,
+    /// Attributes that may be named beside them.
+    pub optional: AttributeMask,
+}
+
+/// The transition table. `None`: there is no such transition.
+pub fn transition(kind: QpKind, from: QpState, to: QpState) -> Option<Transition> {
+    use AttributeMask as A;
+    use QpKind::{Rc, Uc, Ud};
+    use QpState::*;
+
+    let none = A::empty();
+    let connected = A::ADDRESS | A::PATH_MTU | A::DEST_QPN | A::RECEIVE_PSN;
+    let running_rc = A::CURRENT_STATE | A::ACCESS | A::MIN_RNR_TIMER;
+    let (required, optional) = match (from, to, kind) {
+        (_, Reset | Error, _) => (none, A::CURRENT_STATE),
+        (Reset, Init, Ud) => (A::PKEY_INDEX | A::PORT | A::QKEY, none),
+        (Reset, Init, _) => (A::PKEY_INDEX | A::PORT | A::ACCESS, none),
+        (Init, Init, Ud) => (none, A::PKEY_INDEX | A::PORT | A::QKEY),
+        (Init, Init, _) => (none, A::PKEY_INDEX | A::PORT | A::ACCESS),
+        (Init, ReadyToReceive, Ud) => (none, A::PKEY_INDEX | A::QKEY),
+        (Init, ReadyToReceive, Uc) => (connected, A::ACCESS | A::PKEY_INDEX),
+        (Init, ReadyToReceive, Rc) => {
+            (connected | A::MAX_DEST_RD_ATOMIC | A::MIN_RNR_TIMER, A::ACCESS | A::PKEY_INDEX)
+        }
+        (ReadyToReceive, ReadyToSend, Ud) => (A::SEND_PSN, A::CURRENT_STATE | A::QKEY),
+        (ReadyToReceive, ReadyToSend, Uc) => (A::SEND_PSN, A::CURRENT_STATE | A::ACCESS),
+        (ReadyToReceive, ReadyToSend, Rc) => {
+            (A::SEND_PSN | A::TIMEOUT | A::RETRY_COUNT | A::RNR_RETRY | A::MAX_RD_ATOMIC, running_rc)
+        }
+        (ReadyToSend | SqDrain, ReadyToSend, Rc) => (none, running_rc),
+        (ReadyToSend | SqDrain, ReadyToSend, Uc) => (none, A::CURRENT_STATE | A::ACCESS),
+        (ReadyToSend | SqDrain, ReadyToSend, Ud) => (none, A::CURRENT_STATE | A::QKEY),
+        (ReadyToSend, SqDrain, _) => (none, A::SQD_NOTIFY),
+        (SqDrain, SqDrain, Ud) => (none, A::PKEY_INDEX | A::QKEY),
+        (SqDrain, SqDrain, Uc) => (none, A::ADDRESS | A::ACCESS | A::PKEY_INDEX),
+        (SqDrain, SqDrain, Rc) => (
+            none,
+            A::PORT
+                | A::ADDRESS
+                | A::TIMEOUT
+                | A::RETRY_COUNT
+                | A::RNR_RETRY
+                | A::MAX_RD_ATOMIC
+                | A::MAX_DEST_RD_ATOMIC
+                | A::ACCESS
+                | A::PKEY_INDEX
+                | A::MIN_RNR_TIMER,
+        ),
+        (SqError, ReadyToSend, Ud) => (none, A::CURRENT_STATE | A::QKEY),
+        (SqError, ReadyToSend, Uc) => (none, A::CURRENT_STATE | A::ACCESS),
+        _ => return None,
+    };
+    Some(Transition { required, optional })
+}
+
+/// Checks a modification against the table and the attributes' ranges.
+pub(crate) fn check(kind: QpKind, from: QpState, attributes: &QpAttributes) -> Result<QpState, ModifyError> {
+    let to = attributes.state.unwrap_or(from);
+    if let Some(believed) = attributes.current_state
+        && believed != from
+    {
+        return Err(ModifyError::NotInState { actual: from, believed });
+    }
+    let rule = transition(kind, from, to).ok_or(ModifyError::NoTransition { kind, from, to })?;
+    let mask = attributes.mask();
+    let missing = rule.required - mask;
+    let surplus = mask - rule.required - rule.optional;
+    if !missing.is_empty() || !surplus.is_empty() {
+        return Err(ModifyError::Attributes { kind, from, to, missing, surplus });
+    }
+    let limits: [(&'static str, Option<u64>, u64, &'static str); 6] = [
+        ("the acknowledgement timeout", attributes.timeout.map(u64::from), 31, "0 to 31"),
+        ("the retry count", attributes.retry_count.map(u64::from), 7, "0 to 7"),
+        ("the RNR retry count", attributes.rnr_retry.map(u64::from), 7, "0 to 7"),
+        ("the RNR NAK timer", attributes.min_rnr_timer.map(u64::from), 31, "0 to 31"),
+        ("the partition key index", attributes.pkey_index.map(u64::from), 0, "0"),
+        ("max_rd_atomic", attributes.max_rd_atomic.map(u64::from), MAX_RD_ATOMIC, "0 to 16"),
+    ];
+    for (attribute, given, most, allowed) in limits {
+        if let Some(given) = given
+            && given > most
+        {
+            return Err(ModifyError::Value { attribute, given, allowed });
+        }
+    }
+    if let Some(given) = attributes.max_dest_rd_atomic.map(u64::from)
+        && given > MAX_RD_ATOMIC
+    {
+        return Err(ModifyError::Value { attribute: "max_dest_rd_atomic", given, allowed: "0 to 16" });
+    }
+    if let Some(port) = attributes.port
+        && port != 1
+    {
+        return Err(ModifyError::Value { attribute: "the port", given: port.into(), allowed: "1" });
+    }
+    Ok(to)
+}
+
+/// The most READs and atomics a queue pair may have outstanding in either direction.
+pub const MAX_RD_ATOMIC: u64 = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All pairs of states, for each transport, as one picture: a change shows as a diff.
+    #[test]
+    fn every_pair_of_states_is_either_a_transition_or_refused() {
+        let picture = |kind| -> Vec<String> {
+            QpState::ALL
+                .iter()
+                .map(|&from| {
+                    QpState::ALL.iter().map(|&to| if transition(kind, from, to).is_some() { 'x' } else { '.' }).collect()
+                })
+                .collect()
+        };
+        // Columns and rows: Reset Init RTR RTS SQD SQE Error.
+        assert_eq!(picture(QpKind::Rc), ["xx....x", "xxx...x", "x..x..x", "x..xx.x", "x..xx.x", "x.....x", "x.....x"]);
+        for kind in [QpKind::Uc, QpKind::Ud] {
+            assert_eq!(picture(kind), ["xx....x", "xxx...x", "x..x..x", "x..xx.x", "x..xx.x", "x..x..x", "x.....x"]);
+        }
+    }
+
+    #[test]
+    fn a_refusal_says_what_is_missing_and_what_is_too_much() {
+        let attributes = QpAttributes {
+            state: Some(QpState::Init),
+            port: Some(1),
+            timeout: Some(14),
+            ..QpAttributes::default()
+        };
+        let error = check(QpKind::Rc, QpState::Reset, &attributes).unwrap_err();
+        assert_eq!(
+            error,
+            ModifyError::Attributes {
+                kind: QpKind::Rc,
+                from: QpState::Reset,
+                to: QpState::Init,
+                missing: AttributeMask::PKEY_INDEX | AttributeMask::ACCESS,
+                surplus: AttributeMask::TIMEOUT,
+            }
+        );
+    }
+}

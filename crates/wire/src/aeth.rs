@@ -1,0 +1,180 @@
+//! Acknowledge extended transport header: how far a responder has come, or why it did not
+//! (IBTA Vol 1, chapter 9).
+
+use core::fmt;
+
+use crate::view::{from_be_24, to_be_24};
+use crate::{Error, Msn};
+
+/// Bytes of the header.
+pub const AETH_LEN: usize = 4;
+
+mod at {
+    pub(super) const SYNDROME: usize = 0;
+    pub(super) const MSN: usize = 1;
+}
+
+header_view! {
+    /// A view of an acknowledge extended transport header.
+    AETH_LEN
+}
+
+impl<T: AsRef<[u8]>> Packet<T> {
+    /// Whether this is an ACK, an RNR NAK or a NAK.
+    #[inline]
+    pub fn syndrome(&self) -> Syndrome {
+        let [syndrome] = self.get(at::SYNDROME);
+        Syndrome(syndrome)
+    }
+
+    /// The message sequence number.
+    #[inline]
+    pub fn msn(&self) -> Msn {
+        Msn::new(from_be_24(self.get(at::MSN)))
+    }
+}
+
+impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
+    /// Sets the syndrome.
+    #[inline]
+    pub fn set_syndrome(&mut self, syndrome: Syndrome) {
+        self.set(at::SYNDROME, [syndrome.0]);
+    }
+
+    /// Sets the message sequence number.
+    #[inline]
+    pub fn set_msn(&mut self, msn: Msn) {
+        self.set(at::MSN, to_be_24(msn.get()));
+    }
+}
+
+/// An acknowledge extended transport header's fields.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Repr {
+    /// Whether this is an ACK, an RNR NAK or a NAK.
+    pub syndrome: Syndrome,
+    /// The message sequence number.
+    pub msn: Msn,
+}
+
+parse_any_bits!();
+
+impl Repr {
+    /// Reads the header.
+    #[inline]
+    pub fn read(bytes: &[u8; AETH_LEN]) -> Repr {
+        let packet = Packet::new_unchecked(bytes);
+        Repr {
+            syndrome: packet.syndrome(),
+            msn: packet.msn(),
+        }
+    }
+
+    /// Writes the header.
+    #[inline]
+    pub fn write(&self, out: &mut [u8; AETH_LEN]) {
+        let mut packet = Packet::new_unchecked(out);
+        packet.set_syndrome(self.syndrome);
+        packet.set_msn(self.msn);
+    }
+}
+
+/// The first byte of an AETH: bits 6 and 5 say what it is, the lower five are its value.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Syndrome(pub u8);
+
+const VALUE: u8 = 0x1f;
+const ACK: u8 = 0x00;
+const RNR_NAK: u8 = 0x20;
+const NAK: u8 = 0x60;
+
+impl Syndrome {
+    /// An ACK from a responder that does not count credits: the requester may send at will.
+    pub const ACK_UNLIMITED: Syndrome = Syndrome::ack(31);
+
+    /// An ACK that grants credits by their 5-bit code; 31 grants without counting.
+    #[inline]
+    pub const fn ack(credits: u8) -> Syndrome {
+        Syndrome(ACK | credits & VALUE)
+    }
+
+    /// Receiver not ready: try again after the delay with this 5-bit code
+    /// ([`rnr_timer_ns`](crate::rnr_timer_ns)).
+    #[inline]
+    pub const fn rnr_nak(timer: u8) -> Syndrome {
+        Syndrome(RNR_NAK | timer & VALUE)
+    }
+
+    /// A NAK for this reason.
+    #[inline]
+    pub const fn nak(code: NakCode) -> Syndrome {
+        Syndrome(NAK | code.0 & VALUE)
+    }
+
+    /// What the byte says.
+    #[inline]
+    pub const fn kind(self) -> SyndromeKind {
+        let value = self.0 & VALUE;
+        match self.0 & !VALUE {
+            ACK => SyndromeKind::Ack { credits: value },
+            RNR_NAK => SyndromeKind::RnrNak { timer: value },
+            NAK => SyndromeKind::Nak(NakCode(value)),
+            _ => SyndromeKind::Unknown(self.0),
+        }
+    }
+}
+
+impl fmt::Debug for Syndrome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Syndrome(0x{:02x} {:?})", self.0, self.kind())
+    }
+}
+
+/// What a [`Syndrome`] says.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum SyndromeKind {
+    /// Everything up to the packet's PSN has arrived.
+    Ack {
+        /// The code of the credits granted, 31 for no counting.
+        credits: u8,
+    },
+    /// No receive buffer was there.
+    RnrNak {
+        /// The code of the delay before another try.
+        timer: u8,
+    },
+    /// The request was refused.
+    Nak(NakCode),
+    /// A value that IBTA reserves: the whole byte.
+    Unknown(u8),
+}
+
+/// Why a responder refuses a request: five bits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct NakCode(pub u8);
+
+impl NakCode {
+    /// A packet is missing: send again from the PSN of the NAK.
+    pub const PSN_SEQUENCE_ERROR: NakCode = NakCode(0);
+    /// The request is malformed, or not one that the queue pair may be asked.
+    pub const INVALID_REQUEST: NakCode = NakCode(1);
+    /// The key, the bounds or the access rights forbid it.
+    pub const REMOTE_ACCESS_ERROR: NakCode = NakCode(2);
+    /// The responder cannot go on, for a reason of its own.
+    pub const REMOTE_OPERATIONAL_ERROR: NakCode = NakCode(3);
+    /// A reliable datagram context is wrong.
+    pub const INVALID_RD_REQUEST: NakCode = NakCode(4);
+}
+
+impl fmt::Display for NakCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match *self {
+            NakCode::PSN_SEQUENCE_ERROR => "PSN sequence error",
+            NakCode::INVALID_REQUEST => "invalid request",
+            NakCode::REMOTE_ACCESS_ERROR => "remote access error",
+            NakCode::REMOTE_OPERATIONAL_ERROR => "remote operational error",
+            NakCode::INVALID_RD_REQUEST => "invalid RD request",
+            NakCode(code) => return write!(f, "NAK code {code}"),
+        })
+    }
+}

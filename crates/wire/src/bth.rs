@@ -1,0 +1,272 @@
+//! Base transport header: the first header of every packet (IBTA Vol 1, chapter 9).
+
+use crate::view::{from_be_24, to_be_24};
+use crate::{Error, Opcode, PartitionKey, Psn, Qpn};
+
+/// Bytes of the header.
+pub const BTH_LEN: usize = 12;
+
+mod at {
+    pub(super) const OPCODE: usize = 0;
+    /// Solicited event, MigReq, pad count (2 bits), transport header version (4 bits).
+    pub(super) const FLAGS: usize = 1;
+    pub(super) const PARTITION_KEY: usize = 2;
+    /// FECN, BECN and 6 reserved bits. RoCE v2 (Annex A17) leaves the whole byte out of the ICRC.
+    pub(super) const CONGESTION: usize = 4;
+    pub(super) const DEST_QPN: usize = 5;
+    /// Acknowledge request and 7 reserved bits.
+    pub(super) const ACK_REQUEST: usize = 8;
+    pub(super) const PSN: usize = 9;
+}
+
+mod bit {
+    pub(super) const SOLICITED: u8 = 0x80;
+    pub(super) const MIGRATED: u8 = 0x40;
+    pub(super) const PAD_COUNT_SHIFT: u8 = 4;
+    pub(super) const PAD_COUNT: u8 = 0x30;
+    pub(super) const VERSION: u8 = 0x0f;
+    pub(super) const FECN: u8 = 0x80;
+    pub(super) const BECN: u8 = 0x40;
+    pub(super) const ACK_REQUEST: u8 = 0x80;
+}
+
+header_view! {
+    /// A view of a base transport header.
+    BTH_LEN
+}
+
+impl<T: AsRef<[u8]>> Packet<T> {
+    /// What the packet is, and which headers follow.
+    #[inline]
+    pub fn opcode(&self) -> Opcode {
+        Opcode(self.byte(at::OPCODE))
+    }
+
+    /// Whether the responder's completion is to raise an event.
+    #[inline]
+    pub fn solicited(&self) -> bool {
+        self.byte(at::FLAGS) & bit::SOLICITED != 0
+    }
+
+    /// MigReq: the path migration state.
+    #[inline]
+    pub fn migrated(&self) -> bool {
+        self.byte(at::FLAGS) & bit::MIGRATED != 0
+    }
+
+    /// Bytes of padding between payload and ICRC, 0 to 3.
+    #[inline]
+    pub fn pad_count(&self) -> u8 {
+        (self.byte(at::FLAGS) & bit::PAD_COUNT) >> bit::PAD_COUNT_SHIFT
+    }
+
+    /// TVer: the version of the transport header.
+    #[inline]
+    pub fn version(&self) -> u8 {
+        self.byte(at::FLAGS) & bit::VERSION
+    }
+
+    /// The partition.
+    #[inline]
+    pub fn partition_key(&self) -> PartitionKey {
+        PartitionKey::new(u16::from_be_bytes(self.get(at::PARTITION_KEY)))
+    }
+
+    /// Whether the packet met congestion on its way.
+    #[inline]
+    pub fn fecn(&self) -> bool {
+        self.byte(at::CONGESTION) & bit::FECN != 0
+    }
+
+    /// Whether packets of the opposite direction met congestion.
+    #[inline]
+    pub fn becn(&self) -> bool {
+        self.byte(at::CONGESTION) & bit::BECN != 0
+    }
+
+    /// The queue pair the packet is for.
+    #[inline]
+    pub fn dest_qpn(&self) -> Qpn {
+        Qpn::new(from_be_24(self.get(at::DEST_QPN)))
+    }
+
+    /// Whether the requester asks for an acknowledgement.
+    #[inline]
+    pub fn ack_request(&self) -> bool {
+        self.byte(at::ACK_REQUEST) & bit::ACK_REQUEST != 0
+    }
+
+    /// The packet sequence number.
+    #[inline]
+    pub fn psn(&self) -> Psn {
+        Psn::new(from_be_24(self.get(at::PSN)))
+    }
+
+    #[inline]
+    fn byte(&self, at: usize) -> u8 {
+        self.buffer.as_ref()[at]
+    }
+}
+
+impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
+    /// Sets the opcode.
+    #[inline]
+    pub fn set_opcode(&mut self, opcode: Opcode) {
+        self.set(at::OPCODE, [opcode.0]);
+    }
+
+    /// Sets the solicited event bit.
+    #[inline]
+    pub fn set_solicited(&mut self, solicited: bool) {
+        self.set_bits(at::FLAGS, bit::SOLICITED, mask_if(solicited));
+    }
+
+    /// Sets MigReq.
+    #[inline]
+    pub fn set_migrated(&mut self, migrated: bool) {
+        self.set_bits(at::FLAGS, bit::MIGRATED, mask_if(migrated));
+    }
+
+    /// Sets the bytes of padding; the lower two bits count.
+    #[inline]
+    pub fn set_pad_count(&mut self, pad_count: u8) {
+        self.set_bits(at::FLAGS, bit::PAD_COUNT, pad_count << bit::PAD_COUNT_SHIFT);
+    }
+
+    /// Sets the header version; the lower four bits count.
+    #[inline]
+    pub fn set_version(&mut self, version: u8) {
+        self.set_bits(at::FLAGS, bit::VERSION, version);
+    }
+
+    /// Sets the partition.
+    #[inline]
+    pub fn set_partition_key(&mut self, key: PartitionKey) {
+        self.set(at::PARTITION_KEY, key.get().to_be_bytes());
+    }
+
+    /// Sets the forward congestion bit.
+    #[inline]
+    pub fn set_fecn(&mut self, fecn: bool) {
+        self.set_bits(at::CONGESTION, bit::FECN, mask_if(fecn));
+    }
+
+    /// Sets the backward congestion bit.
+    #[inline]
+    pub fn set_becn(&mut self, becn: bool) {
+        self.set_bits(at::CONGESTION, bit::BECN, mask_if(becn));
+    }
+
+    /// Sets the queue pair the packet is for.
+    #[inline]
+    pub fn set_dest_qpn(&mut self, qpn: Qpn) {
+        self.set(at::DEST_QPN, to_be_24(qpn.get()));
+    }
+
+    /// Sets the acknowledge request bit.
+    #[inline]
+    pub fn set_ack_request(&mut self, ack_request: bool) {
+        self.set_bits(at::ACK_REQUEST, bit::ACK_REQUEST, mask_if(ack_request));
+    }
+
+    /// Sets the packet sequence number.
+    #[inline]
+    pub fn set_psn(&mut self, psn: Psn) {
+        self.set(at::PSN, to_be_24(psn.get()));
+    }
+
+    #[inline]
+    fn set_bits(&mut self, at: usize, mask: u8, value: u8) {
+        let byte = &mut self.buffer.as_mut()[at];
+        *byte = *byte & !mask | value & mask;
+    }
+}
+
+/// A base transport header's fields.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Repr {
+    /// What the packet is, and which headers follow.
+    pub opcode: Opcode,
+    /// Whether the responder's completion is to raise an event.
+    pub solicited: bool,
+    /// MigReq: the path migration state.
+    pub migrated: bool,
+    /// Bytes of padding between payload and ICRC, 0 to 3.
+    pub pad_count: u8,
+    /// TVer: the version of the transport header, 0 in every valid packet.
+    pub version: u8,
+    /// The partition.
+    pub partition_key: PartitionKey,
+    /// Whether the packet met congestion on its way.
+    pub fecn: bool,
+    /// Whether packets of the opposite direction met congestion.
+    pub becn: bool,
+    /// The queue pair the packet is for.
+    pub dest_qpn: Qpn,
+    /// Whether the requester asks for an acknowledgement.
+    pub ack_request: bool,
+    /// The packet sequence number.
+    pub psn: Psn,
+}
+
+impl Repr {
+    /// Reads the header; fails if the buffer is too short or the header's version is unknown.
+    #[inline]
+    pub fn parse<T: AsRef<[u8]> + ?Sized>(packet: &Packet<&T>) -> Result<Repr, Error> {
+        packet.check_len()?;
+        let repr = Repr::read(&packet.get(0));
+        repr.check_version()?;
+        Ok(repr)
+    }
+
+    /// Fails if the header's version is not 0, the only one that IBTA defines.
+    #[inline]
+    pub const fn check_version(&self) -> Result<(), Error> {
+        match self.version {
+            0 => Ok(()),
+            version => Err(Error::HeaderVersion(version)),
+        }
+    }
+
+    /// Reads the header, of any version.
+    #[inline]
+    pub fn read(bytes: &[u8; BTH_LEN]) -> Repr {
+        let packet = Packet::new_unchecked(bytes);
+        Repr {
+            opcode: packet.opcode(),
+            solicited: packet.solicited(),
+            migrated: packet.migrated(),
+            pad_count: packet.pad_count(),
+            version: packet.version(),
+            partition_key: packet.partition_key(),
+            fecn: packet.fecn(),
+            becn: packet.becn(),
+            dest_qpn: packet.dest_qpn(),
+            ack_request: packet.ack_request(),
+            psn: packet.psn(),
+        }
+    }
+
+    /// Writes the header, reserved bits as zero.
+    #[inline]
+    pub fn write(&self, out: &mut [u8; BTH_LEN]) {
+        *out = [0; BTH_LEN];
+        let mut packet = Packet::new_unchecked(out);
+        packet.set_opcode(self.opcode);
+        packet.set_solicited(self.solicited);
+        packet.set_migrated(self.migrated);
+        packet.set_pad_count(self.pad_count);
+        packet.set_version(self.version);
+        packet.set_partition_key(self.partition_key);
+        packet.set_fecn(self.fecn);
+        packet.set_becn(self.becn);
+        packet.set_dest_qpn(self.dest_qpn);
+        packet.set_ack_request(self.ack_request);
+        packet.set_psn(self.psn);
+    }
+}
+
+#[inline]
+const fn mask_if(set: bool) -> u8 {
+    if set { 0xff } else { 0 }
+}

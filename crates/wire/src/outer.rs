@@ -1,0 +1,346 @@
+//! What stands around a packet on Ethernet: Ethernet, IP and UDP headers (Annex A17 for RoCE v2).
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::Error;
+
+/// The UDP port that RoCE v2 packets are sent to (IBTA Vol 1, Annex A17).
+pub const ROCE_UDP_PORT: u16 = 4791;
+
+/// Bytes of an Ethernet header without tags.
+pub const ETHERNET_LEN: usize = 14;
+/// Bytes of a VLAN tag.
+pub const VLAN_LEN: usize = 4;
+/// Bytes of an IPv4 header without options.
+pub const IPV4_LEN: usize = 20;
+/// Bytes of an IPv6 header.
+pub const IPV6_LEN: usize = 40;
+/// Bytes of a UDP header.
+pub const UDP_LEN: usize = 8;
+/// Bytes of Ethernet's preamble and start delimiter: on the line, in no counter.
+pub const PREAMBLE_LEN: usize = 8;
+/// Bytes of Ethernet's frame check sequence: on the line, in no counter of RDMA traffic.
+pub const FCS_LEN: usize = 4;
+/// Bytes of the gap between Ethernet frames.
+pub const GAP_LEN: usize = 12;
+/// Bytes that a frame is padded to on the line, FCS not counted.
+pub const MIN_FRAME_LEN: usize = 60;
+
+/// What the transport sees of the IP header around a packet.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Outer {
+    /// Source address.
+    pub src: IpAddr,
+    /// Destination address, of the same family.
+    pub dst: IpAddr,
+    /// DSCP and ECN.
+    pub traffic_class: u8,
+    /// Time to live, or hop limit.
+    pub hop_limit: u8,
+    /// The IPv4 identification, if known: a UDP socket does not show it, and IPv6 has none.
+    pub identification: Option<u16>,
+    /// The IPv4 flag, if known.
+    pub dont_fragment: Option<bool>,
+}
+
+/// What stands around a packet in an Ethernet frame besides the [`Outer`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Encapsulation {
+    /// Source MAC address.
+    pub src_mac: [u8; 6],
+    /// Destination MAC address.
+    pub dst_mac: [u8; 6],
+    /// The VLAN tag's 16 bits of control information, if there is a tag.
+    pub vlan: Option<u16>,
+    /// UDP source port.
+    pub src_port: u16,
+    /// UDP destination port.
+    pub dst_port: u16,
+}
+
+impl Encapsulation {
+    /// Bytes that [`emit_frame_headers`](Encapsulation::emit_frame_headers) writes.
+    pub fn header_len(&self, outer: &Outer) -> usize {
+        let ip = match addresses(outer) {
+            Addresses::V4(..) => IPV4_LEN,
+            Addresses::V6(..) => IPV6_LEN,
+        };
+        ETHERNET_LEN + self.vlan.map_or(0, |_| VLAN_LEN) + ip + UDP_LEN
+    }
+
+    /// Writes the Ethernet, IP and UDP headers of a frame whose UDP payload (BTH to ICRC) has
+    /// `udp_payload_len` bytes; returns how many bytes they fill.
+    ///
+    /// An identification that is not known is written as 0, an unknown DF as set: what a UDP
+    /// socket with path MTU discovery sends. The UDP checksum is 0, that is, none: Annex A17
+    /// leaves the packet's protection to the ICRC, and RFC 6935 lets protocols with a check of
+    /// their own do so over IPv6 too.
+    ///
+    /// # Panics
+    /// If `out` is shorter than [`header_len`](Encapsulation::header_len) or the payload does
+    /// not fit an IP packet.
+    pub fn emit_frame_headers(
+        &self,
+        outer: &Outer,
+        udp_payload_len: usize,
+        out: &mut [u8],
+    ) -> usize {
+        let udp_len = UDP_LEN + udp_payload_len;
+        let addresses = addresses(outer);
+        let mut out = Writer { out, at: 0 };
+        out.put(&self.dst_mac);
+        out.put(&self.src_mac);
+        if let Some(control) = self.vlan {
+            out.put_u16(ETHERTYPE_VLAN);
+            out.put_u16(control);
+        }
+        match addresses {
+            Addresses::V4(src, dst) => {
+                out.put_u16(ETHERTYPE_IPV4);
+                out.put(&ipv4_header(outer, src, dst, udp_len));
+            }
+            Addresses::V6(src, dst) => {
+                let class = u32::from(outer.traffic_class);
+                out.put_u16(ETHERTYPE_IPV6);
+                out.put(&(6 << 28 | class << 20).to_be_bytes());
+                out.put_u16(length_u16(udp_len));
+                out.put(&[PROTOCOL_UDP, outer.hop_limit]);
+                out.put(&src.octets());
+                out.put(&dst.octets());
+            }
+        }
+        out.put_u16(self.src_port);
+        out.put_u16(self.dst_port);
+        out.put_u16(length_u16(udp_len));
+        out.put_u16(0);
+        out.at
+    }
+}
+
+/// An Ethernet frame that carries UDP.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Frame<'a> {
+    /// MAC addresses, the outermost VLAN tag and ports.
+    pub encapsulation: Encapsulation,
+    /// What the IP header says.
+    pub outer: Outer,
+    /// The UDP payload: if this is RoCE, from the BTH to the ICRC.
+    pub payload: &'a [u8],
+}
+
+/// Reads an Ethernet frame without FCS; VLAN tags are skipped, of which the outermost is kept.
+///
+/// Neither the IPv4 header checksum nor the UDP checksum is checked: capture files often hold
+/// frames from before the NIC filled them in.
+pub fn parse_frame(frame: &[u8]) -> Result<Frame<'_>, Error> {
+    let mut rest = Reader {
+        bytes: frame,
+        taken: 0,
+    };
+    let dst_mac = rest.take()?;
+    let src_mac = rest.take()?;
+    let mut vlan = None;
+    let mut ethertype = rest.take_u16()?;
+    while matches!(ethertype, ETHERTYPE_VLAN | ETHERTYPE_QINQ) {
+        let control = rest.take_u16()?;
+        vlan = vlan.or(Some(control));
+        ethertype = rest.take_u16()?;
+    }
+    let (outer, ip_payload_len) = match ethertype {
+        ETHERTYPE_IPV4 => take_ipv4(&mut rest)?,
+        ETHERTYPE_IPV6 => take_ipv6(&mut rest)?,
+        other => return Err(Error::EtherType(other)),
+    };
+    let mut udp = Reader {
+        bytes: rest.take_slice(ip_payload_len)?,
+        taken: 0,
+    };
+    let src_port = udp.take_u16()?;
+    let dst_port = udp.take_u16()?;
+    let udp_len = usize::from(udp.take_u16()?);
+    let _checksum = udp.take_u16()?;
+    let payload_len = udp_len.checked_sub(UDP_LEN).ok_or(Error::UdpHeader)?;
+    Ok(Frame {
+        encapsulation: Encapsulation {
+            src_mac,
+            dst_mac,
+            vlan,
+            src_port,
+            dst_port,
+        },
+        outer,
+        payload: udp.bytes.get(..payload_len).ok_or(Error::UdpHeader)?,
+    })
+}
+
+const ETHERTYPE_IPV4: u16 = 0x0800;
+const ETHERTYPE_IPV6: u16 = 0x86dd;
+const ETHERTYPE_VLAN: u16 = 0x8100;
+const ETHERTYPE_QINQ: u16 = 0x88a8;
+const PROTOCOL_UDP: u8 = 17;
+const DONT_FRAGMENT: u16 = 0x4000;
+const MORE_FRAGMENTS: u16 = 0x2000;
+const FRAGMENT_OFFSET: u16 = 0x1fff;
+
+enum Addresses {
+    V4(Ipv4Addr, Ipv4Addr),
+    V6(Ipv6Addr, Ipv6Addr),
+}
+
+/// The addresses in one family: IPv4 if both are, IPv4-mapped ones included.
+fn addresses(outer: &Outer) -> Addresses {
+    match (outer.src.to_canonical(), outer.dst.to_canonical()) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => Addresses::V4(src, dst),
+        (src, dst) => Addresses::V6(to_ipv6(src), to_ipv6(dst)),
+    }
+}
+
+fn to_ipv6(address: IpAddr) -> Ipv6Addr {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped(),
+        IpAddr::V6(address) => address,
+    }
+}
+
+/// An IPv4 header without options (RFC 791).
+fn ipv4_header(outer: &Outer, src: Ipv4Addr, dst: Ipv4Addr, udp_len: usize) -> [u8; IPV4_LEN] {
+    let dont_fragment = outer.dont_fragment.unwrap_or(true);
+    let mut header = [0; IPV4_LEN];
+    let mut out = Writer {
+        out: &mut header,
+        at: 0,
+    };
+    out.put(&[0x45, outer.traffic_class]);
+    out.put_u16(length_u16(IPV4_LEN + udp_len));
+    out.put_u16(outer.identification.unwrap_or(0));
+    out.put_u16(if dont_fragment { DONT_FRAGMENT } else { 0 });
+    out.put(&[outer.hop_limit, PROTOCOL_UDP]);
+    out.put_u16(0);
+    out.put(&src.octets());
+    out.put(&dst.octets());
+    let checksum = internet_checksum(&header);
+    header[10..12].copy_from_slice(&checksum.to_be_bytes());
+    header
+}
+
+/// The complement of the ones' complement sum (RFC 1071), of an even number of bytes.
+fn internet_checksum(bytes: &[u8; IPV4_LEN]) -> u16 {
+    let (pairs, _) = bytes.as_chunks::<2>();
+    let mut sum: u32 = pairs
+        .iter()
+        .map(|pair| u32::from(u16::from_be_bytes(*pair)))
+        .sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !(sum as u16)
+}
+
+fn length_u16(length: usize) -> u16 {
+    u16::try_from(length).expect("the payload fits an IP packet")
+}
+
+/// Reads an IPv4 header; returns also the bytes of its payload.
+fn take_ipv4(rest: &mut Reader<'_>) -> Result<(Outer, usize), Error> {
+    let [version_ihl, traffic_class] = rest.take()?;
+    let header_len = usize::from(version_ihl & 0x0f) * 4;
+    if version_ihl >> 4 != 4 || header_len < IPV4_LEN {
+        return Err(Error::IpHeader);
+    }
+    let total_len = usize::from(rest.take_u16()?);
+    let identification = rest.take_u16()?;
+    let fragment = rest.take_u16()?;
+    let [hop_limit, protocol] = rest.take()?;
+    let _checksum = rest.take_u16()?;
+    let src = rest.take::<4>()?;
+    let dst = rest.take::<4>()?;
+    let _options = rest.take_slice(header_len - IPV4_LEN)?;
+    if fragment & (MORE_FRAGMENTS | FRAGMENT_OFFSET) != 0 {
+        return Err(Error::Fragment);
+    }
+    if protocol != PROTOCOL_UDP {
+        return Err(Error::IpProtocol(protocol));
+    }
+    let outer = Outer {
+        src: IpAddr::from(src),
+        dst: IpAddr::from(dst),
+        traffic_class,
+        hop_limit,
+        identification: Some(identification),
+        dont_fragment: Some(fragment & DONT_FRAGMENT != 0),
+    };
+    let payload_len = total_len.checked_sub(header_len);
+    Ok((outer, payload_len.ok_or(Error::IpHeader)?))
+}
+
+/// Reads an IPv6 header; returns also the bytes of its payload. UDP must follow at once: RoCE v2
+/// uses no extension headers.
+fn take_ipv6(rest: &mut Reader<'_>) -> Result<(Outer, usize), Error> {
+    let first = u32::from_be_bytes(rest.take()?);
+    if first >> 28 != 6 {
+        return Err(Error::IpHeader);
+    }
+    let payload_len = usize::from(rest.take_u16()?);
+    let [protocol, hop_limit] = rest.take()?;
+    let src = rest.take::<16>()?;
+    let dst = rest.take::<16>()?;
+    if protocol != PROTOCOL_UDP {
+        return Err(Error::IpProtocol(protocol));
+    }
+    let outer = Outer {
+        src: IpAddr::from(src),
+        dst: IpAddr::from(dst),
+        traffic_class: (first >> 20) as u8,
+        hop_limit,
+        identification: None,
+        dont_fragment: None,
+    };
+    Ok((outer, payload_len))
+}
+
+/// Takes bytes off the front of a slice.
+struct Reader<'a> {
+    bytes: &'a [u8],
+    taken: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], Error> {
+        let mut bytes = [0; N];
+        bytes.copy_from_slice(self.take_slice(N)?);
+        Ok(bytes)
+    }
+
+    fn take_u16(&mut self) -> Result<u16, Error> {
+        self.take().map(u16::from_be_bytes)
+    }
+
+    fn take_slice(&mut self, n: usize) -> Result<&'a [u8], Error> {
+        let Some((bytes, rest)) = self.bytes.split_at_checked(n) else {
+            return Err(Error::Truncated {
+                needed: self.taken + n,
+                found: self.taken + self.bytes.len(),
+            });
+        };
+        self.bytes = rest;
+        self.taken += n;
+        Ok(bytes)
+    }
+}
+
+/// Puts bytes one behind the other.
+struct Writer<'a> {
+    out: &'a mut [u8],
+    at: usize,
+}
+
+impl Writer<'_> {
+    fn put(&mut self, bytes: &[u8]) {
+        self.out[self.at..self.at + bytes.len()].copy_from_slice(bytes);
+        self.at += bytes.len();
+    }
+
+    fn put_u16(&mut self, value: u16) {
+        self.put(&value.to_be_bytes());
+    }
+}

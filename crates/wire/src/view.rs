@@ -1,0 +1,116 @@
+/// Defines `Packet`, the view over a header of `$len` bytes, and what every header has in common.
+///
+/// The calling module defines `Repr` with `read` and `write`; it has all the fields' accessors,
+/// so that the layout stands in one place per header.
+macro_rules! header_view {
+    ($(#[$doc:meta])* $len:ident) => {
+        $(#[$doc])*
+        ///
+        /// Bytes behind the header may follow in the same buffer.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub struct Packet<T> {
+            buffer: T,
+        }
+
+        impl<T: AsRef<[u8]>> Packet<T> {
+            /// A view of `buffer` whose length nobody has checked: accessors panic if it is
+            /// shorter than the header.
+            #[inline]
+            pub const fn new_unchecked(buffer: T) -> Packet<T> {
+                Packet { buffer }
+            }
+
+            /// A view of `buffer`, which must be at least as long as the header.
+            #[inline]
+            pub fn new_checked(buffer: T) -> Result<Packet<T>, Error> {
+                let packet = Packet::new_unchecked(buffer);
+                packet.check_len()?;
+                Ok(packet)
+            }
+
+            /// Whether the buffer is as long as the header; if so, no accessor panics.
+            #[inline]
+            pub fn check_len(&self) -> Result<(), Error> {
+                let found = self.buffer.as_ref().len();
+                if found < $len {
+                    return Err(Error::Truncated { needed: $len, found });
+                }
+                Ok(())
+            }
+
+            /// The buffer.
+            #[inline]
+            pub fn into_inner(self) -> T {
+                self.buffer
+            }
+
+            #[inline]
+            fn get<const N: usize>(&self, at: usize) -> [u8; N] {
+                let mut bytes = [0; N];
+                bytes.copy_from_slice(&self.buffer.as_ref()[at..at + N]);
+                bytes
+            }
+        }
+
+        impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
+            #[inline]
+            fn set<const N: usize>(&mut self, at: usize, bytes: [u8; N]) {
+                self.buffer.as_mut()[at..at + N].copy_from_slice(&bytes);
+            }
+        }
+
+        impl<'a, T: AsRef<[u8]> + ?Sized> Packet<&'a T> {
+            /// What follows the header in the buffer.
+            #[inline]
+            pub fn payload(&self) -> &'a [u8] {
+                &self.buffer.as_ref()[$len..]
+            }
+        }
+
+        impl Repr {
+            /// Bytes that [`emit`](Repr::emit) writes.
+            #[inline]
+            pub const fn buffer_len() -> usize {
+                $len
+            }
+
+            /// Writes the header.
+            ///
+            /// # Panics
+            /// If the buffer is shorter than the header.
+            #[inline]
+            pub fn emit<T: AsRef<[u8]> + AsMut<[u8]>>(&self, packet: &mut Packet<T>) {
+                let mut bytes = [0; $len];
+                self.write(&mut bytes);
+                packet.set(0, bytes);
+            }
+        }
+    };
+}
+
+/// Defines `Repr::parse` for a header of which every bit pattern is valid.
+macro_rules! parse_any_bits {
+    () => {
+        impl Repr {
+            /// Reads the header; fails only if the buffer is too short.
+            #[inline]
+            pub fn parse<T: AsRef<[u8]> + ?Sized>(packet: &Packet<&T>) -> Result<Repr, Error> {
+                packet.check_len()?;
+                Ok(Repr::read(&packet.get(0)))
+            }
+        }
+    };
+}
+
+/// The number in three bytes.
+#[inline]
+pub(crate) const fn from_be_24(bytes: [u8; 3]) -> u32 {
+    u32::from_be_bytes([0, bytes[0], bytes[1], bytes[2]])
+}
+
+/// The lower 24 bits as three bytes.
+#[inline]
+pub(crate) const fn to_be_24(value: u32) -> [u8; 3] {
+    let [_, a, b, c] = value.to_be_bytes();
+    [a, b, c]
+}
