@@ -1,1 +1,18 @@
-//! 
+//! Message connections over RDMA verbs.
+//!
+//! Every connection is a non-blocking state machine: [`send_receive::Connection`] sends with
+//! `send`, which returns an id at once, and hands out messages with `receive`; `poll` moves it
+//! along. [`blocking`] and [`asynchronous`] are thin adapters for those who want to wait.
+//!
+//! Nothing here reads a clock, sleeps, starts threads or touches a socket: set-up takes the
+//! peer's endpoint description in and gives one's own out. Carrying them over TCP is the business
+//! of [`setup`].
+#![deny(unsafe_code)]
+
+pub mod asynchronous;
+pub mod blocking;
+mod error;
+pub mod send_receive;
+pub mod setup;
+
+pub use error::{ConnectError, ConnectionError};

@@ -24,7 +24,11 @@ pub struct Sealer {
 impl Sealer {
     /// A sealer for the socket with this address and port, which is also the port of all peers.
     pub fn new(local: IpAddr, port: u16) -> Self {
-        Self { local, port, flows: FlowCache::new() }
+        Self {
+            local,
+            port,
+            flows: FlowCache::new(),
+        }
     }
 
     /// Makes the ICRC of each packet of the batch, in the trailer behind it.
@@ -33,7 +37,11 @@ impl Sealer {
     ///
     /// If the batch has no trailers of four bytes.
     pub fn seal(&mut self, batch: &mut TransmitBatch) {
-        assert_eq!(batch.trailer_bytes(), ICRC_LEN, "an ICRC needs a trailer of its length");
+        assert_eq!(
+            batch.trailer_bytes(),
+            ICRC_LEN,
+            "an ICRC needs a trailer of its length"
+        );
         let (runs, bytes) = batch.runs_and_bytes_mut();
         for run in runs {
             let flow = self.flow_to(run.path.destination);
@@ -60,7 +68,9 @@ impl Sealer {
 
     pub(crate) fn flow_to(&mut self, destination: IpAddr) -> Flow {
         let (local, port) = (self.local, self.port);
-        self.flows.get(destination, port, || Flow::new(local, destination, port, port))
+        self.flows.get(destination, port, || {
+            Flow::new(local, destination, port, port)
+        })
     }
 }
 
@@ -89,7 +99,12 @@ pub struct CheckCounters {
 impl Checker {
     /// A checker for the socket with this address and port.
     pub fn new(local: IpAddr, port: u16) -> Self {
-        Self { local, port, flows: FlowCache::new(), counters: CheckCounters::default() }
+        Self {
+            local,
+            port,
+            flows: FlowCache::new(),
+            counters: CheckCounters::default(),
+        }
     }
 
     /// Checks the packet with this index in a run and returns it without its ICRC, or `None` if
@@ -106,7 +121,10 @@ impl Checker {
             return None;
         }
         match self.find(run, index, packet) {
-            Check::Valid { identification, dont_fragment } => {
+            Check::Valid {
+                identification,
+                dont_fragment,
+            } => {
                 self.counters.ok += 1;
                 let assumed = identification == index as u16 && dont_fragment;
                 self.counters.ok_other_identification += u64::from(!assumed);
@@ -127,12 +145,16 @@ impl Checker {
     /// Finds the identification that explains the ICRC of a packet, without counting.
     #[inline]
     pub(crate) fn find(&mut self, run: &ReceivedRun<'_>, index: usize, packet: &[u8]) -> Check {
+        self.flow_from(run).check(index as u16, packet)
+    }
+
+    #[inline]
+    pub(crate) fn flow_from(&mut self, run: &ReceivedRun<'_>) -> Flow {
         let (source, source_port) = (run.outer.src, run.source_port);
         let (local, port) = (self.local, self.port);
-        let flow = self
-            .flows
-            .get(source, source_port, || Flow::new(source, local, source_port, port));
-        flow.check(index as u16, packet)
+        self.flows.get(source, source_port, || {
+            Flow::new(source, local, source_port, port)
+        })
     }
 }
 
@@ -164,7 +186,10 @@ struct CachedFlow {
 
 impl FlowCache {
     fn new() -> Self {
-        Self { slots: Box::new([None; CACHED_FLOWS]), last: 0 }
+        Self {
+            slots: Box::new([None; CACHED_FLOWS]),
+            last: 0,
+        }
     }
 
     #[inline]
@@ -211,7 +236,12 @@ mod tests {
     const B: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
 
     fn run(bytes: &[u8], segment_bytes: usize) -> ReceivedRun<'_> {
-        ReceivedRun { outer: outer(A, B), source_port: PORT, bytes, segment_bytes }
+        ReceivedRun {
+            outer: outer(A, B),
+            source_port: PORT,
+            bytes,
+            segment_bytes,
+        }
     }
 
     #[test]
@@ -230,7 +260,10 @@ mod tests {
             }
         }
         assert_eq!(packets, 67);
-        let counters = CheckCounters { ok: 67, ..CheckCounters::default() };
+        let counters = CheckCounters {
+            ok: 67,
+            ..CheckCounters::default()
+        };
         assert_eq!(checker.counters(), counters);
     }
 
@@ -244,13 +277,19 @@ mod tests {
                 let flow = Flow::new(A, B, 49_152, PORT);
                 let icrc = flow.icrc(identification, dont_fragment, &packet[..32]);
                 packet[32..].copy_from_slice(&icrc.to_le_bytes());
-                let run = ReceivedRun { source_port: 49_152, ..run(&packet, 36) };
+                let run = ReceivedRun {
+                    source_port: 49_152,
+                    ..run(&packet, 36)
+                };
                 assert!(checker.check(&run, 5, &packet).is_some());
                 others += u64::from(!(identification == 5 && dont_fragment));
             }
         }
         let counters = checker.counters();
-        assert_eq!((counters.failed, counters.ok_other_identification), (0, others));
+        assert_eq!(
+            (counters.failed, counters.ok_other_identification),
+            (0, others)
+        );
     }
 
     #[test]
@@ -267,14 +306,24 @@ mod tests {
             }
             let mut packet = sealed.clone();
             packet[bit / 8] ^= 1 << (bit % 8);
-            assert!(checker.check(&run(&packet, 68), 0, &packet).is_none(), "bit {bit}");
+            assert!(
+                checker.check(&run(&packet, 68), 0, &packet).is_none(),
+                "bit {bit}"
+            );
             bits += 1;
         }
         for len in 0..BTH_LEN + ICRC_LEN {
-            assert!(checker.check(&run(&sealed[..len], 68), 0, &sealed[..len]).is_none());
+            assert!(
+                checker
+                    .check(&run(&sealed[..len], 68), 0, &sealed[..len])
+                    .is_none()
+            );
         }
         let counters = checker.counters();
-        assert_eq!((counters.ok, counters.failed, counters.short), (0, bits, 16));
+        assert_eq!(
+            (counters.ok, counters.failed, counters.short),
+            (0, bits, 16)
+        );
     }
 
     #[test]

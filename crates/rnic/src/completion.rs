@@ -207,13 +207,15 @@ impl CompletionQueue {
     }
 
     /// Arms one notification. As in verbs, completions already in the queue do not raise it, so
-    /// poll once more after arming.
-    pub fn request_notification(&self, notify: Notify) {
+    /// poll once more after arming. True if none was armed before.
+    pub fn request_notification(&self, notify: Notify) -> bool {
         let mut inner = self.lock();
+        let newly = inner.armed.is_none();
         inner.armed = match (inner.armed, notify) {
             (Some(Notify::Next), _) | (_, Notify::Next) => Some(Notify::Next),
             _ => Some(Notify::Solicited),
         };
+        newly
     }
 
     /// Is a notification armed?

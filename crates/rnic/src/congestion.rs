@@ -28,8 +28,8 @@ pub(crate) struct Window {
     threshold: u64,
     most: u64,
     recover_until_ns: u64,
-    /// Queue pairs (slots) that wait for room.
-    pub(crate) waiting: VecDeque<u32>,
+    /// Queue pairs (slots) that wait for room, and for how much.
+    pub(crate) waiting: VecDeque<(u32, u64)>,
 }
 
 /// Never below one packet of the largest size.
@@ -80,10 +80,20 @@ impl Window {
         self.limit = self.threshold;
     }
 
-    /// The next that waits, if there is room for a packet of any size.
+    /// The next that waits, if there is room for what it waits for.
     #[inline]
     pub(crate) fn next_waiting(&mut self) -> Option<u32> {
-        if self.waiting.is_empty() || !self.has_room(LEAST_BYTES) { None } else { self.waiting.pop_front() }
+        let &(slot, cost) = self.waiting.front()?;
+        if !self.has_room(cost) {
+            return None;
+        }
+        self.waiting.pop_front();
+        Some(slot)
+    }
+
+    /// Strikes a queue pair off those that wait.
+    pub(crate) fn forget(&mut self, slot: u32) {
+        self.waiting.retain(|&(waiting, _)| waiting != slot);
     }
 
     pub(crate) fn limit(&self) -> u64 {

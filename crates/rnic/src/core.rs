@@ -39,9 +39,9 @@ pub(crate) struct Core {
     pub(crate) destinations: Slab<Destination>,
     /// READ and atomic responses on their way to this device.
     pub(crate) inbound: Window,
-    /// READs longer than this are asked for in pieces, because nothing but the requester can
-    /// bound how much of a response is in flight.
-    pub(crate) read_piece_bytes: u64,
+    /// READs whose response counts for more than this are asked for in pieces, because nothing
+    /// but the requester can bound how much of a response is in flight.
+    pub(crate) read_piece_cost: u64,
     /// Queue pairs (slots) with something to send.
     pub(crate) ready: VecDeque<u32>,
     cqs: Slab<CqPort>,
@@ -50,7 +50,7 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn new(memory: Memory, events: Arc<EventQueue>, inbound: Window, read_piece_bytes: u64) -> Self {
+    pub(crate) fn new(memory: Memory, events: Arc<EventQueue>, inbound: Window, read_piece_cost: u64) -> Self {
         Self {
             now_ns: 0,
             memory,
@@ -58,7 +58,7 @@ impl Core {
             events,
             destinations: Slab::new(),
             inbound,
-            read_piece_bytes,
+            read_piece_cost,
             ready: VecDeque::new(),
             cqs: Slab::new(),
             dirty: Vec::new(),

@@ -54,6 +54,10 @@ const MAX_WINDOW_BYTES: u64 = 1 << 20;
 /// READs are asked for in pieces of this part of the receive window.
 const READ_PIECES_PER_WINDOW: u64 = 4;
 
+/// Entries of the timer list per queue pair, on average: more than one is left behind when a
+/// deadline moves forward, and beyond this they are cleared away.
+const TIMERS_PER_QP: usize = 8;
+
 // Queue pair numbers 0 and 1 are special, and an engine has 20 bits for its own.
 const ENGINE_SHIFT: u32 = 20;
 const _: () = assert!(MAX_QPS * 4 < 1 << ENGINE_SHIFT, "random numbers must be easy to find");
@@ -233,11 +237,11 @@ impl Rnic {
         };
         let regions = Arc::new(RegionTable::default());
         let inbound = Window::new(config.receive_buffer_bytes, MAX_WINDOW_BYTES);
-        let read_piece_bytes = inbound.limit() / READ_PIECES_PER_WINDOW;
+        let read_piece_cost = inbound.limit() / READ_PIECES_PER_WINDOW;
         let events = Arc::new(EventQueue::new(notifier));
         Self {
             config,
-            core: Core::new(Memory::new(regions.clone()), events, inbound, read_piece_bytes),
+            core: Core::new(Memory::new(regions.clone()), events, inbound, read_piece_cost),
             qps: Slab::new(),
             by_number: FxHashMap::default(),
             regions,
@@ -463,6 +467,7 @@ impl Rnic {
             },
             frame_overhead: frame_overhead(self.config.address),
             queued: false,
+            answers_turn: false,
             blocked: false,
             ack_held: false,
             timer_queued_ns: u64::MAX,
@@ -481,17 +486,9 @@ impl Rnic {
         if qp.queued {
             self.core.ready.retain(|&ready| ready != slot);
         }
-        if qp.blocked {
-            self.core.inbound.waiting.retain(|&waiting| waiting != slot);
-        }
+        self.core.inbound.forget(slot);
         if let Some(index) = qp.destination {
-            let window = &mut self.core.destinations[index].window;
-            if qp.blocked {
-                window.waiting.retain(|&waiting| waiting != slot);
-            }
-            let next = window.next_waiting();
-            self.wake(next);
-            self.leave_destination(index);
+            self.leave_destination(index, slot);
         }
         let next = self.core.inbound.next_waiting();
         self.wake(next);
@@ -508,13 +505,18 @@ impl Rnic {
         Ok(())
     }
 
-    fn leave_destination(&mut self, index: usize) {
+    /// A queue pair, which has nothing in flight any more, no longer sends to a destination.
+    fn leave_destination(&mut self, index: usize, slot: u32) {
         let destination = &mut self.core.destinations[index];
+        destination.window.forget(slot);
         destination.users -= 1;
         if destination.users == 0 {
             self.by_address.remove(&destination.address);
             self.core.destinations.remove(index);
+            return;
         }
+        let next = destination.window.next_waiting();
+        self.wake(next);
     }
 
     fn join_destination(&mut self, address: IpAddr) -> usize {
@@ -551,8 +553,10 @@ impl Rnic {
         if joins.is_some() || to == QpState::Reset {
             // What is in flight is taken back from the window that it was charged to.
             qp.rewind(&mut self.core);
+            qp.blocked = false;
+            self.core.inbound.forget(slot);
             if let Some(left) = std::mem::replace(&mut qp.destination, joins) {
-                self.leave_destination(left);
+                self.leave_destination(left, slot);
             }
         }
         self.qps[slot as usize].apply(&mut self.core, to, attributes);
@@ -807,9 +811,8 @@ impl Rnic {
             self.held_acks.pop_front();
             let Some(qp) = self.qps.get_mut(slot as usize).filter(|qp| qp.qpn == qpn) else { continue };
             qp.ack_held = false;
-            match qp.resp.ack_due_since_ns() {
-                Some(due) if due <= due_before_ns => qp.resp.release_ack(),
-                _ => {}
+            if qp.resp.held_ack_since_ns().is_some_and(|due| due <= due_before_ns) {
+                qp.resp.release_ack();
             }
             self.settle(slot);
         }
@@ -847,22 +850,30 @@ impl Rnic {
             // Requests first, so that an acknowledgement leaves behind the reply and both in one
             // run; but what is to be answered keeps its share.
             let quantum = left.min(MAX_RUN_PACKETS);
-            let share = if qp.resp.has_answers() { quantum.div_ceil(2) } else { quantum };
+            let share = match qp.resp.has_answers() {
+                false => quantum,
+                // Packet by packet they take turns.
+                true if quantum == 1 => {
+                    qp.answers_turn = !qp.answers_turn;
+                    usize::from(!qp.answers_turn)
+                }
+                true => quantum.div_ceil(2),
+            };
             let mut requests = share;
             let stop = if qp.blocked { Stop::Idle } else { qp.transmit_requests(core, &mut requests, batch) };
             let mut answers = quantum - (share - requests);
             let more_answers = qp.transmit_answers(core, &mut answers, batch);
             left -= quantum - answers;
             match stop {
-                Stop::Window => {
+                Stop::Window { cost } => {
                     if let Some(destination) = qp.destination {
                         qp.blocked = true;
-                        core.destinations[destination].window.waiting.push_back(slot);
+                        core.destinations[destination].window.waiting.push_back((slot, cost));
                     }
                 }
-                Stop::Inbound => {
+                Stop::Inbound { cost } => {
                     qp.blocked = true;
-                    core.inbound.waiting.push_back(slot);
+                    core.inbound.waiting.push_back((slot, cost));
                 }
                 Stop::Idle | Stop::Budget => {}
             }
@@ -925,11 +936,13 @@ impl Rnic {
             qp.queued = true;
             self.core.ready.push_back(slot);
         }
-        if let Some(since) = qp.resp.ack_due_since_ns()
+        if let Some(since) = qp.resp.held_ack_since_ns()
             && !qp.ack_held
         {
             qp.ack_held = true;
-            self.held_acks.push_back((since, slot, qp.qpn));
+            // Nearly always the latest: an older one was answered meanwhile and is due again.
+            let place = self.held_acks.iter().rposition(|&(other, ..)| other <= since).map_or(0, |at| at + 1);
+            self.held_acks.insert(place, (since, slot, qp.qpn));
         }
         self.arm_timer(slot);
         self.wake_waiters_of(slot);
@@ -943,6 +956,12 @@ impl Rnic {
         {
             qp.timer_queued_ns = deadline;
             self.timers.push(Reverse((deadline, slot, qp.qpn)));
+            if self.timers.len() > TIMERS_PER_QP * self.qps.len() + TIMERS_PER_QP {
+                let qps = &self.qps;
+                self.timers.retain(|&Reverse((at, slot, qpn))| {
+                    qps.get(slot as usize).is_some_and(|qp| qp.qpn == qpn && qp.timer_queued_ns == at)
+                });
+            }
         }
     }
 

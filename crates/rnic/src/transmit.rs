@@ -106,6 +106,7 @@ impl TransmitBatch {
     /// Forgets everything, keeps the buffers.
     pub fn clear(&mut self) {
         self.used = 0;
+        self.limit = self.bytes.len();
         self.runs.clear();
         self.infos.clear();
     }

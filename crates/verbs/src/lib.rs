@@ -1,1 +1,35 @@
-//! 
+//! RDMA verbs, safe, over interchangeable providers.
+//!
+//! [`Device`] is an RNIC; [`soft`] opens the embedded one, which needs no hardware, no kernel
+//! module and no privileges. Handles own what they came from: a [`Qp`] keeps its [`Pd`] and its
+//! [`Cq`]s alive, and each object is destroyed when its last handle goes.
+//!
+//! Everything on the data path is non-blocking. To wait, arm a [`Cq`] that was created on a
+//! [`Channel`] and wait until the channel's file descriptor is readable, with `poll`, `epoll` or
+//! an async runtime.
+//!
+//! Memory that peers or the RNIC write is never seen as `&[u8]`: a [`Region`] is read and written
+//! through its accessors. Below this API lies [`raw`], which takes addresses, lengths and keys as
+//! they are.
+#![deny(unsafe_code)]
+
+mod error;
+mod handles;
+#[allow(unsafe_code)]
+mod memory;
+#[allow(unsafe_code)]
+pub mod raw;
+#[allow(unsafe_code)]
+pub mod soft;
+
+pub use doorbell_rnic::{
+    Access, AddressVector, AsyncEvent, Attachment, AttributeMask, Completion, CompletionOpcode, Counters, LKey,
+    MAX_MESSAGE_BYTES, MemoryError, ModifyError, Notify, ObjectError, Overrun, Payload, PostError, PostErrorKind,
+    QpAttributes, QpCapacities, QpCounters, QpInfo, QpKind, QpState, RecvRequest, SendFlags, SendOperation,
+    SendRequest, Sge, Status, UdDestination, transition,
+};
+pub use doorbell_wire::{PathMtu, Psn, QKey, Qpn, RKey};
+pub use error::Error;
+pub use handles::{Channel, Cq, Device, Pd, Qp, QpOptions, Srq};
+pub use memory::{MemoryKind, Region};
+pub use raw::DeviceAttributes;

@@ -42,7 +42,12 @@ impl Buffer {
         let ipv4 = message.destination.is_ipv4();
         let mut used = 0;
         if let Some(segment_bytes) = message.segment_bytes {
-            self.put(&mut used, libc::SOL_UDP, libc::UDP_SEGMENT, &segment_bytes.to_ne_bytes());
+            self.put(
+                &mut used,
+                libc::SOL_UDP,
+                libc::UDP_SEGMENT,
+                &segment_bytes.to_ne_bytes(),
+            );
         }
         if let Some(traffic_class) = message.traffic_class {
             let (level, name) = if ipv4 {
@@ -50,7 +55,12 @@ impl Buffer {
             } else {
                 (libc::IPPROTO_IPV6, libc::IPV6_TCLASS)
             };
-            self.put(&mut used, level, name, &i32::from(traffic_class).to_ne_bytes());
+            self.put(
+                &mut used,
+                level,
+                name,
+                &i32::from(traffic_class).to_ne_bytes(),
+            );
         }
         if let Some(hop_limit) = message.hop_limit {
             let (level, name) = if ipv4 {
@@ -69,8 +79,12 @@ impl Buffer {
         let mut rest = &self.0[..used.min(Self::BYTES)];
         while let Some((len, after)) = rest.split_first_chunk() {
             let len = usize::from_ne_bytes(*len);
-            let Some((&[a, b, c, d, e, f, g, h], _)) = after.split_first_chunk() else { break };
-            let Some(data) = rest.get(HEADER_BYTES..len) else { break };
+            let Some((&[a, b, c, d, e, f, g, h], _)) = after.split_first_chunk() else {
+                break;
+            };
+            let Some(data) = rest.get(HEADER_BYTES..len) else {
+                break;
+            };
             let level = i32::from_ne_bytes([a, b, c, d]);
             let kind = i32::from_ne_bytes([e, f, g, h]);
             let byte = data.first().copied();
@@ -93,7 +107,9 @@ impl Buffer {
                 }
                 _ => {}
             }
-            let Some(next) = rest.get(len.next_multiple_of(ALIGNMENT)..) else { break };
+            let Some(next) = rest.get(len.next_multiple_of(ALIGNMENT)..) else {
+                break;
+            };
             rest = next;
         }
         received
@@ -133,7 +149,10 @@ mod tests {
         // The segment size has another type in each direction.
         assert_eq!(read.segment_bytes, None);
 
-        let message = Outgoing { destination: (Ipv6Addr::LOCALHOST, 1).into(), ..message };
+        let message = Outgoing {
+            destination: (Ipv6Addr::LOCALHOST, 1).into(),
+            ..message
+        };
         let mut buffer = Buffer::EMPTY;
         let used = buffer.describe(&message);
         let read = buffer.read(used);
@@ -144,10 +163,25 @@ mod tests {
     fn all_that_the_kernel_may_say_fits_and_nonsense_is_ignored() {
         let mut buffer = Buffer::EMPTY;
         let mut used = 0;
-        buffer.put(&mut used, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, &7_u32.to_ne_bytes());
-        buffer.put(&mut used, libc::IPPROTO_IP, libc::IP_TTL, &64_i32.to_ne_bytes());
+        buffer.put(
+            &mut used,
+            libc::SOL_SOCKET,
+            libc::SO_RXQ_OVFL,
+            &7_u32.to_ne_bytes(),
+        );
+        buffer.put(
+            &mut used,
+            libc::IPPROTO_IP,
+            libc::IP_TTL,
+            &64_i32.to_ne_bytes(),
+        );
         buffer.put(&mut used, libc::IPPROTO_IP, libc::IP_TOS, &[2]);
-        buffer.put(&mut used, libc::SOL_UDP, libc::UDP_GRO, &4112_i32.to_ne_bytes());
+        buffer.put(
+            &mut used,
+            libc::SOL_UDP,
+            libc::UDP_GRO,
+            &4112_i32.to_ne_bytes(),
+        );
         let expected = Received {
             segment_bytes: Some(4112),
             traffic_class: Some(2),

@@ -168,7 +168,8 @@ impl UdpLink {
         separate.clear();
         separate.extend_from_slice(sealed);
         if run.packets > 1 {
-            self.sealer.reseal_separate(run.path.destination, run.segment_bytes, &mut separate);
+            self.sealer
+                .reseal_separate(run.path.destination, run.segment_bytes, &mut separate);
         }
         let done = self.transmit_datagrams(run, &separate);
         self.separate = separate;
@@ -184,7 +185,10 @@ impl UdpLink {
         while sent < run.packets {
             self.counters.send_calls += 1;
             let from = sent * run.segment_bytes;
-            let whole = Outgoing { segment_bytes: None, ..self.outgoing(run, bytes) };
+            let whole = Outgoing {
+                segment_bytes: None,
+                ..self.outgoing(run, bytes)
+            };
             let datagrams = bytes[from..].chunks(run.segment_bytes);
             let messages = datagrams.map(|bytes| Outgoing { bytes, ..whole });
             match sys::send(self.socket.as_fd(), messages) {
@@ -194,14 +198,16 @@ impl UdpLink {
                     sent += count;
                     pending_errors = 0;
                 }
-                Err(error) => match self.judge(error, run, run.packets - sent, &mut pending_errors)? {
-                    Verdict::Again => {}
-                    Verdict::Full => {
-                        self.stuck = Some((*run, sent));
-                        return Ok(false);
+                Err(error) => {
+                    match self.judge(error, run, run.packets - sent, &mut pending_errors)? {
+                        Verdict::Again => {}
+                        Verdict::Full => {
+                            self.stuck = Some((*run, sent));
+                            return Ok(false);
+                        }
+                        Verdict::Drop | Verdict::SendSeparately => return Ok(true),
                     }
-                    Verdict::Drop | Verdict::SendSeparately => return Ok(true),
-                },
+                }
             }
         }
         Ok(true)
@@ -213,7 +219,11 @@ impl UdpLink {
         let destination = match (run.path.destination, self.local) {
             (IpAddr::V6(ip), SocketAddr::V6(local)) => {
                 // A link-local address means something only together with an interface.
-                let scope = if ip.is_unicast_link_local() { local.scope_id() } else { 0 };
+                let scope = if ip.is_unicast_link_local() {
+                    local.scope_id()
+                } else {
+                    0
+                };
                 SocketAddrV6::new(ip, local.port(), 0, scope).into()
             }
             (ip, local) => SocketAddr::new(ip, local.port()),
@@ -268,11 +278,21 @@ impl UdpLink {
             Some(libc::ECONNREFUSED | libc::ECONNRESET | libc::EPROTO) => {
                 self.counters.refused += 1;
                 *pending_errors += 1;
-                Ok(if *pending_errors < PENDING_ERRORS { Verdict::Again } else { Verdict::Drop })
+                Ok(if *pending_errors < PENDING_ERRORS {
+                    Verdict::Again
+                } else {
+                    Verdict::Drop
+                })
             }
             Some(
-                libc::EHOSTUNREACH | libc::ENETUNREACH | libc::EHOSTDOWN | libc::ENETDOWN
-                | libc::EACCES | libc::EPERM | libc::EADDRNOTAVAIL | libc::EAFNOSUPPORT
+                libc::EHOSTUNREACH
+                | libc::ENETUNREACH
+                | libc::EHOSTDOWN
+                | libc::ENETDOWN
+                | libc::EACCES
+                | libc::EPERM
+                | libc::EADDRNOTAVAIL
+                | libc::EAFNOSUPPORT
                 | libc::EINVAL,
             ) => {
                 self.counters.unreachable += packets as u64;
@@ -320,10 +340,20 @@ impl UdpLink {
 
 impl Link for UdpLink {
     fn properties(&self) -> LinkProperties {
-        LinkProperties { sealed: true, trusted: false, ordered: false, lossless: false }
+        LinkProperties {
+            sealed: true,
+            trusted: false,
+            ordered: false,
+            lossless: false,
+        }
     }
 
-    fn transmit(&mut self, _now_ns: u64, batch: &TransmitBatch, next: &mut usize) -> io::Result<()> {
+    fn transmit(
+        &mut self,
+        _now_ns: u64,
+        batch: &TransmitBatch,
+        next: &mut usize,
+    ) -> io::Result<()> {
         let all = batch.bytes();
         let mut pending_errors = 0;
         while let Some(run) = batch.runs().get(*next) {
@@ -373,7 +403,15 @@ impl Link for UdpLink {
     }
 
     fn receive(&mut self, _now_ns: u64, sink: &mut dyn Sink) -> io::Result<usize> {
-        let Self { socket, local, buffers, ask, overflows_seen, counters, .. } = self;
+        let Self {
+            socket,
+            local,
+            buffers,
+            ask,
+            overflows_seen,
+            counters,
+            ..
+        } = self;
         let mut packets = 0;
         for _ in 0..PENDING_ERRORS {
             counters.receive_calls += 1;
@@ -411,7 +449,11 @@ impl Link for UdpLink {
             });
             match received {
                 Ok(count) => {
-                    *ask = if count == *ask { sys::MAX_RECEIVE_MESSAGES } else { 1 };
+                    *ask = if count == *ask {
+                        sys::MAX_RECEIVE_MESSAGES
+                    } else {
+                        1
+                    };
                     return Ok(packets);
                 }
                 Err(error) => match error.raw_os_error() {
@@ -423,9 +465,16 @@ impl Link for UdpLink {
                     // What ICMP reports of datagrams sent earlier; the timers of the transport
                     // notice a peer that is gone.
                     Some(
-                        libc::ECONNREFUSED | libc::ECONNRESET | libc::EHOSTUNREACH
-                        | libc::ENETUNREACH | libc::EHOSTDOWN | libc::ENETDOWN | libc::EPROTO
-                        | libc::EMSGSIZE | libc::EACCES | libc::ENOPROTOOPT,
+                        libc::ECONNREFUSED
+                        | libc::ECONNRESET
+                        | libc::EHOSTUNREACH
+                        | libc::ENETUNREACH
+                        | libc::EHOSTDOWN
+                        | libc::ENETDOWN
+                        | libc::EPROTO
+                        | libc::EMSGSIZE
+                        | libc::EACCES
+                        | libc::ENOPROTOOPT,
                     ) => counters.refused += 1,
                     _ => return Err(error),
                 },

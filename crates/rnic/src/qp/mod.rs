@@ -116,6 +116,8 @@ pub(crate) struct Qp {
     pub(crate) frame_overhead: u64,
     /// Waits in the engine's ready list.
     pub(crate) queued: bool,
+    /// Answers went first the last time that only one packet could be sent.
+    pub(crate) answers_turn: bool,
     /// Waits for room in a window.
     pub(crate) blocked: bool,
     /// Stands in the engine's list of acknowledgements that are held back.
@@ -195,7 +197,7 @@ impl Qp {
             self.flush_receive(core, &wqe);
         }
         self.flush_receives(core);
-        self.resp.keep_only_nak();
+        self.resp.keep_up_to_nak();
         if matches!(self.rq, ReceiveQueue::Shared(_)) {
             core.events.push(AsyncEvent::QpLastWqeReached(self.qpn));
         }
@@ -250,7 +252,8 @@ impl Qp {
         s.min_rnr_timer = set.min_rnr_timer.unwrap_or(s.min_rnr_timer);
         s.receive_psn = set.receive_psn.unwrap_or(s.receive_psn);
         s.send_psn = set.send_psn.unwrap_or(s.send_psn);
-        s.sqd_notify = set.sqd_notify.unwrap_or(s.sqd_notify);
+        // It is asked for anew with each move to SQD.
+        s.sqd_notify = set.sqd_notify.unwrap_or(s.sqd_notify && to == from);
         if set.address.is_some() {
             self.path.destination = s.peer.destination;
             self.path.traffic_class = s.peer.traffic_class;

@@ -75,6 +75,9 @@ impl Qp {
         }
         match (self.kind, &request.destination) {
             (QpKind::Ud, None) => return Err(PostErrorKind::Destination("a UD work request needs a destination")),
+            (QpKind::Ud, Some(to)) if to.address.destination.is_ipv4() != self.path.destination.is_ipv4() => {
+                return Err(PostErrorKind::Destination("the destination's address is of another family than this device's"));
+            }
             (QpKind::Ud, Some(_)) | (_, None) => {}
             (_, Some(_)) => {
                 return Err(PostErrorKind::Destination("a connected queue pair has its destination already"));

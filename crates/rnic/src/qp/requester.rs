@@ -1,6 +1,8 @@
 //! The requester: sends requests, takes acknowledgements and responses, and sends again what was
 //! lost (IBTA Vol 1, 9.7.2, 9.7.3, 9.7.5).
 
+use std::collections::VecDeque;
+
 use doorbell_wire::{
     AETH_LEN, ATOMIC_ACK_ETH_LEN, ATOMIC_ETH_LEN, AethRepr, AtomicAckEthRepr, AtomicEthRepr, BTH_LEN, BthRepr,
     DETH_LEN, DethRepr, IETH_LEN, IMM_DT_LEN, IethRepr, ImmDtRepr, NakCode, Opcode, Operation, PartitionKey, Psn, RETH_LEN,
@@ -38,10 +40,10 @@ pub(crate) enum Stop {
     Idle,
     /// The budget or the batch is exhausted.
     Budget,
-    /// The window towards the destination is full.
-    Window,
-    /// The window for READ responses is full.
-    Inbound,
+    /// The window towards the destination has no room for the next packet.
+    Window { cost: u64 },
+    /// The window for READ responses has no room for what the next request brings.
+    Inbound { cost: u64 },
 }
 
 #[derive(Debug)]
@@ -59,8 +61,9 @@ pub(crate) struct Requester {
     /// What is sent next: a request, and a packet within it.
     cursor: u64,
     cursor_packet: u32,
-    /// READs and atomics that are sent and not answered.
-    rd_outstanding: u32,
+    /// READs and atomics (of a long READ: pieces) that are sent and not wholly answered: one past
+    /// the last sequence number of each. Never more than `max_rd_atomic`.
+    reads: VecDeque<Psn>,
     in_flight: u64,
     inbound_in_flight: u64,
     retry_left: u8,
@@ -90,7 +93,7 @@ impl Requester {
             assigned: head,
             cursor: head,
             cursor_packet: 0,
-            rd_outstanding: 0,
+            reads: VecDeque::new(),
             in_flight: 0,
             inbound_in_flight: 0,
             retry_left: 0,
@@ -123,13 +126,15 @@ impl Requester {
         self.cursor_packet = 0;
         self.una = self.next_psn;
         self.cursor_psn = self.next_psn;
-        self.rd_outstanding = 0;
+        self.high_psn = self.next_psn;
+        self.reads.clear();
         self.rnr_until_ns = None;
         self.timed = None;
     }
 
+    /// Is everything done that was begun?
     pub(crate) fn is_idle(&self, head: u64) -> bool {
-        self.cursor == head && self.cursor_packet == 0
+        self.assigned == head
     }
 
     /// The number that the next request will get.
@@ -271,11 +276,11 @@ impl Qp {
                 self.req.assigned += 1;
             }
             let wqe = *self.sq.get(index);
+            if wqe.flags.contains(SendFlags::FENCE) && self.req.cursor_packet == 0 && !self.req.reads.is_empty() {
+                return Stop::Idle;
+            }
             if is_answered(wqe.operation) {
-                if wqe.flags.contains(SendFlags::FENCE) && self.req.cursor_packet == 0 && self.req.rd_outstanding > 0 {
-                    return Stop::Idle;
-                }
-                if self.req.rd_outstanding >= u32::from(self.settings.max_rd_atomic) {
+                if self.req.reads.len() >= usize::from(self.settings.max_rd_atomic) {
                     return Stop::Idle;
                 }
                 if self.req.cursor_psn.distance_from(self.req.una) >= MAX_OUTSTANDING_PSNS {
@@ -286,9 +291,6 @@ impl Qp {
                     Err(stop) => return stop,
                 }
             } else {
-                if wqe.flags.contains(SendFlags::FENCE) && self.req.cursor_packet == 0 && self.req.rd_outstanding > 0 {
-                    return Stop::Idle;
-                }
                 match self.transmit_packet(core, index, &wqe, batch) {
                     Ok(()) => {}
                     Err(stop) => return stop,
@@ -304,10 +306,10 @@ impl Qp {
     fn sent(&mut self, core: &mut Core, was_outstanding: bool, psn: Psn, retransmission: bool) {
         let req = &mut self.req;
         if !was_outstanding {
+            // Time spent waiting for a window does not count against the peer.
+            let waited_ns = core.now_ns.saturating_sub(req.sent_ns);
+            req.progress_ns = if retransmission { req.progress_ns + waited_ns } else { core.now_ns };
             req.sent_ns = core.now_ns;
-            if !retransmission {
-                req.progress_ns = core.now_ns;
-            }
         }
         if req.timed.is_none() && !retransmission {
             req.timed = Some((psn, core.now_ns)); // never a packet sent twice (Karn, RFC 6298 section 3)
@@ -337,7 +339,7 @@ impl Qp {
             && let Some(destination) = self.destination
             && !core.destinations[destination].window.has_room(cost)
         {
-            return Err(Stop::Window);
+            return Err(Stop::Window { cost });
         }
         let opcode = request_opcode(self.kind, wqe.operation, first, last);
         let pad = payload.wrapping_neg() & 3;
@@ -480,11 +482,13 @@ impl Qp {
         let mtu = self.mtu();
         let packet = self.req.cursor_packet;
         // The answer flows into our own receive buffer, so it is our window that bounds it.
-        let piece_packets = (core.read_piece_bytes / mtu as u64).max(1);
-        let packets = u64::from(wqe.packets - packet).min(piece_packets) as u32;
+        // Pieces end where they ended the first time: what is asked for again must be part of one
+        // request that the responder knows (IBTA Vol 1, 9.7.4.4).
+        let piece_packets = (core.read_piece_cost / in_flight_cost(1, mtu as u64)).max(1);
+        let packets = u64::from(wqe.packets - packet).min(piece_packets - u64::from(packet) % piece_packets) as u32;
         let cost = cost_of(wqe.length, mtu, packet, packet + packets);
         if !core.inbound.has_room(cost) {
-            return Err(Stop::Inbound);
+            return Err(Stop::Inbound { cost });
         }
         let opcode = request_opcode(self.kind, wqe.operation, true, true);
         let len = BTH_LEN + opcode.extension_len();
@@ -551,8 +555,8 @@ impl Qp {
         let was_outstanding = self.req.has_outstanding();
         core.charge_inbound(cost);
         self.req.inbound_in_flight += cost;
-        self.req.rd_outstanding += 1;
         self.req.cursor_psn = psn.add(packets);
+        self.req.reads.push_back(psn.add(packets));
         if packet + packets == wqe.packets {
             self.req.cursor += 1;
             self.req.cursor_packet = 0;
@@ -585,6 +589,9 @@ impl Qp {
                 self.counters.rnr_nak_received += 1;
                 if self.advance(core, bth.psn) {
                     return self.ask_again(core);
+                }
+                if self.req.rnr_until_ns.is_some() {
+                    return; // the same one again: nothing was sent since
                 }
                 if self.settings.rnr_retry < 7 {
                     if self.req.rnr_left == 0 {
@@ -654,9 +661,6 @@ impl Qp {
         if core.memory.scatter(self.pd, self.sq.sges_of(head), skip, payload).is_err() {
             return self.fail_request(core, head, Status::LocalProtection);
         }
-        if bth.opcode.is_last() {
-            self.req.rd_outstanding = self.req.rd_outstanding.saturating_sub(1);
-        }
         let wqe = self.sq.get_mut(head);
         wqe.received += 1;
         let wqe = *wqe;
@@ -687,7 +691,6 @@ impl Qp {
         if core.memory.scatter(self.pd, self.sq.sges_of(head), 0, &response.original.to_ne_bytes()).is_err() {
             return self.fail_request(core, head, Status::LocalProtection);
         }
-        self.req.rd_outstanding = self.req.rd_outstanding.saturating_sub(1);
         self.sq.get_mut(head).received = 1;
         let cost = cost_of(wqe.length, self.mtu(), 0, 1);
         self.answered(core, &SendWqe { received: 1, ..wqe }, cost);
@@ -786,6 +789,9 @@ impl Qp {
         req.implied_nak = None;
         req.progress_ns = core.now_ns;
         req.sent_ns = core.now_ns;
+        while req.reads.front().is_some_and(|&end| !req.una.is_before(end)) {
+            req.reads.pop_front();
+        }
         if let Some((psn, sent_ns)) = req.timed
             && psn.is_before(req.una)
         {
@@ -826,7 +832,7 @@ impl Qp {
         req.cursor_psn = req.una;
         req.cursor_packet =
             if head < req.assigned { req.una.distance_from(self.sq.get(head).first_psn) } else { 0 };
-        req.rd_outstanding = 0;
+        req.reads.clear();
         req.timed = None;
         req.since_ack_request = 0;
         req.sent_ns = core.now_ns;
@@ -882,6 +888,7 @@ impl Qp {
             if until <= core.now_ns {
                 self.req.rnr_until_ns = None;
                 self.req.progress_ns = core.now_ns;
+                self.req.sent_ns = core.now_ns;
             }
             return;
         }

@@ -36,8 +36,8 @@ enum Current {
 /// An answer that waits for its turn. Answers leave in the order of the requests.
 #[derive(Debug)]
 enum Answer {
-    Read { psn: Psn, msn: Msn, address: u64, rkey: RKey, left: u64, started: bool },
-    Atomic { psn: Psn, msn: Msn, original: u64 },
+    Read { psn: Psn, msn: Msn, address: u64, rkey: RKey, left: u64, started: bool, again: bool },
+    Atomic { psn: Psn, msn: Msn, original: u64, again: bool },
     Nak { psn: Psn, msn: Msn, syndrome: Syndrome },
 }
 
@@ -59,6 +59,8 @@ pub(crate) struct Responder {
     current: Current,
     /// A receive that an abandoned UC message had taken: the next message takes it.
     kept: Option<RecvWqe>,
+    /// The UC message that is arriving was counted as dropped.
+    dropping: bool,
     /// Results of the last atomics, for duplicates (IBTA Vol 1, 9.7.4.4).
     atomics: VecDeque<(Psn, u64)>,
     answers: VecDeque<Answer>,
@@ -85,9 +87,11 @@ impl Responder {
         }
     }
 
-    /// In the error state nothing is answered any more but the NAK that tells the peer.
-    pub(crate) fn keep_only_nak(&mut self) {
-        self.answers.retain(|answer| matches!(answer, Answer::Nak { .. }));
+    /// In the error state nothing is answered any more but the NAK that tells the peer, behind
+    /// what was carried out before it.
+    pub(crate) fn keep_up_to_nak(&mut self) {
+        let nak = self.answers.iter().rposition(|answer| matches!(answer, Answer::Nak { .. }));
+        self.answers.truncate(nak.map_or(0, |at| at + 1));
         self.ack_due_ns = None;
     }
 
@@ -97,8 +101,8 @@ impl Responder {
     }
 
     #[inline]
-    pub(crate) fn ack_due_since_ns(&self) -> Option<u64> {
-        self.ack_due_ns
+    pub(crate) fn held_ack_since_ns(&self) -> Option<u64> {
+        self.ack_due_ns.filter(|_| !self.ack_urgent)
     }
 
     /// The acknowledgement that is due may not be held back any longer.
@@ -117,13 +121,14 @@ impl Responder {
         self.nak_sent &= self.answers.iter().any(|answer| matches!(answer, Answer::Nak { .. }));
     }
 
-    /// Queues a NAK, unless the same one waits already.
+    /// Queues a NAK, in place of one that waits still.
     fn push_nak(&mut self, psn: Psn, syndrome: Syndrome) {
-        let msn = self.msn;
-        let waits = |answer: &Answer| matches!(answer, Answer::Nak { psn: known, .. } if *known == psn);
-        if !self.answers.iter().any(waits) {
-            self.answers.push_back(Answer::Nak { psn, msn, syndrome });
-        }
+        self.drop_naks();
+        self.answers.push_back(Answer::Nak { psn, msn: self.msn, syndrome });
+    }
+
+    fn drop_naks(&mut self) {
+        self.answers.retain(|answer| !matches!(answer, Answer::Nak { .. }));
     }
 }
 
@@ -202,7 +207,9 @@ impl Qp {
         if bth.psn != self.resp.expected {
             return self.handle_out_of_order(core, &request);
         }
-        self.resp.nak_sent = false;
+        if std::mem::take(&mut self.resp.nak_sent) {
+            self.resp.drop_naks(); // what has not left yet asks for what is here now
+        }
         match self.execute(core, &request) {
             Ok(()) => {}
             Err(Refusal(code)) => self.refuse(core, bth.psn, code),
@@ -266,7 +273,7 @@ impl Qp {
                     return;
                 }
                 self.resp.drop_answers_from(psn);
-                if !self.has_answer_slot() {
+                if !self.make_answer_slot() {
                     return; // more than the peer may have outstanding
                 }
                 self.resp.answers.push_back(Answer::Read {
@@ -276,16 +283,17 @@ impl Qp {
                     rkey: reth.rkey,
                     left: reth.dma_length.into(),
                     started: false,
+                    again: true,
                 });
             }
             Operation::CompareSwap | Operation::FetchAdd => {
                 if let Some(&(psn, original)) = self.resp.atomics.iter().find(|(known, _)| *known == psn) {
                     self.resp.drop_answers_from(psn);
-                    if !self.has_answer_slot() {
+                    if !self.make_answer_slot() {
                         return;
                     }
                     let msn = self.resp.msn;
-                    self.resp.answers.push_back(Answer::Atomic { psn, msn, original });
+                    self.resp.answers.push_back(Answer::Atomic { psn, msn, original, again: true });
                 }
             }
             _ => {
@@ -399,23 +407,26 @@ impl Qp {
         Ok(())
     }
 
+    /// May the peer WRITE all that it announces? No bytes need no right.
+    #[inline]
+    fn may_write(&self, core: &mut Core, reth: &RethRepr) -> bool {
+        let length = u64::from(reth.dma_length);
+        let needed = Access::REMOTE_WRITE;
+        length == 0
+            || self.settings.access.contains(needed)
+                && core.memory.check_remote(self.pd, reth.rkey, reth.virtual_address, length, needed).is_ok()
+    }
+
     #[inline]
     fn execute_write(&mut self, core: &mut Core, request: &Request<'_>) -> Result<(), Refusal> {
         let opcode = request.bth.opcode;
         let (address, rkey, length, done) = match (&self.resp.current, request.reth) {
             (&Current::Write { address, rkey, length, done }, _) => (address, rkey, length, done),
             (_, Some(reth)) => {
-                let length = u64::from(reth.dma_length);
-                let allowed = length == 0
-                    || (self.settings.access.contains(Access::REMOTE_WRITE)
-                        && core
-                            .memory
-                            .check_remote(self.pd, reth.rkey, reth.virtual_address, length, Access::REMOTE_WRITE)
-                            .is_ok());
-                if !allowed {
+                if !self.may_write(core, &reth) {
                     return Err(Refusal(NakCode::REMOTE_ACCESS_ERROR));
                 }
-                (reth.virtual_address, reth.rkey, length, 0)
+                (reth.virtual_address, reth.rkey, u64::from(reth.dma_length), 0)
             }
             _ => return Err(Refusal(NakCode::INVALID_REQUEST)),
         };
@@ -461,9 +472,18 @@ impl Qp {
         Ok(())
     }
 
-    fn has_answer_slot(&self) -> bool {
-        let taken = self.resp.answers.iter().filter(|answer| !matches!(answer, Answer::Nak { .. })).count();
-        taken < usize::from(self.settings.max_dest_rd_atomic)
+    /// Is there room for one more answer? The peer counts what it waits for, and an answer that
+    /// was sent once may have reached it: if too many wait, the oldest that is only repeated is
+    /// not waited for any more.
+    fn make_answer_slot(&mut self) -> bool {
+        let answers = &mut self.resp.answers;
+        let taken = answers.iter().filter(|answer| !matches!(answer, Answer::Nak { .. })).count();
+        if taken < usize::from(self.settings.max_dest_rd_atomic) {
+            return true;
+        }
+        let repeated =
+            |answer: &Answer| matches!(answer, Answer::Read { again: true, .. } | Answer::Atomic { again: true, .. });
+        answers.iter().position(repeated).and_then(|at| answers.remove(at)).is_some()
     }
 
     fn execute_read(&mut self, core: &mut Core, request: &Request<'_>) -> Result<(), Refusal> {
@@ -471,7 +491,7 @@ impl Qp {
             return Err(Refusal(NakCode::INVALID_REQUEST));
         };
         let length = u64::from(reth.dma_length);
-        if !self.has_answer_slot() || length > super::MAX_MESSAGE_BYTES {
+        if length > super::MAX_MESSAGE_BYTES || !self.make_answer_slot() {
             return Err(Refusal(NakCode::INVALID_REQUEST));
         }
         let allowed = self.settings.access.contains(Access::REMOTE_READ)
@@ -491,6 +511,7 @@ impl Qp {
             rkey: reth.rkey,
             left: length,
             started: false,
+            again: false,
         });
         let packets = length.div_ceil(self.mtu() as u64).max(1);
         self.resp.expected = self.resp.expected.add(packets as u32);
@@ -502,7 +523,7 @@ impl Qp {
         let (Some(atomic), true) = (request.atomic, request.payload.is_empty()) else {
             return Err(Refusal(NakCode::INVALID_REQUEST));
         };
-        if !atomic.virtual_address.is_multiple_of(8) || !self.has_answer_slot() {
+        if !atomic.virtual_address.is_multiple_of(8) || !self.make_answer_slot() {
             return Err(Refusal(NakCode::INVALID_REQUEST));
         }
         if !self.settings.access.contains(Access::REMOTE_ATOMIC) {
@@ -532,7 +553,7 @@ impl Qp {
         }
         self.resp.atomics.push_back((psn, original));
         self.resp.msn = self.resp.msn.next();
-        self.resp.answers.push_back(Answer::Atomic { psn, msn: self.resp.msn, original });
+        self.resp.answers.push_back(Answer::Atomic { psn, msn: self.resp.msn, original, again: false });
         self.resp.expected = self.resp.expected.next();
         self.resp.ack_due_ns = None;
         Ok(())
@@ -550,20 +571,27 @@ impl Qp {
             _ => false,
         };
         if !continues && !matches!(self.resp.current, Current::None) {
-            core.counters.rx_dropped_messages += 1;
-            self.resp.kept = self.resp.abandon_receive();
+            self.drop_unreliable(core);
         }
         self.resp.expected = request.bth.psn.next();
+        if opcode.is_first() {
+            self.resp.dropping = false;
+        }
         let usable = (continues || opcode.is_first())
             && matches!(request.operation, Operation::Send | Operation::Write)
             && request.has_valid_length(self.mtu());
         if !usable || !self.place_unreliable(core, request) {
-            if opcode.is_last() || !continues {
-                core.counters.rx_dropped_messages += 1;
-            }
-            if let Some(wqe) = self.resp.abandon_receive() {
-                self.resp.kept = Some(wqe);
-            }
+            self.drop_unreliable(core);
+        }
+    }
+
+    /// Gives up the UC message that is arriving, and counts it once.
+    fn drop_unreliable(&mut self, core: &mut Core) {
+        if !std::mem::replace(&mut self.resp.dropping, true) {
+            core.counters.rx_dropped_messages += 1;
+        }
+        if let Some(wqe) = self.resp.abandon_receive() {
+            self.resp.kept = Some(wqe);
         }
     }
 
@@ -598,15 +626,16 @@ impl Qp {
         }
         let (address, rkey, length, done) = match (&self.resp.current, request.reth) {
             (&Current::Write { address, rkey, length, done }, _) => (address, rkey, length, done),
-            (_, Some(reth)) => (reth.virtual_address, reth.rkey, u64::from(reth.dma_length), 0),
+            (_, Some(reth)) if self.may_write(core, &reth) => {
+                (reth.virtual_address, reth.rkey, u64::from(reth.dma_length), 0)
+            }
             _ => return false,
         };
         let total = done + payload.len() as u64;
         if total > length || opcode.is_last() != (total == length) {
             return false;
         }
-        let allowed = payload.is_empty() || self.settings.access.contains(Access::REMOTE_WRITE);
-        if !allowed || core.memory.write_remote(self.pd, rkey, address.wrapping_add(done), payload).is_err() {
+        if core.memory.write_remote(self.pd, rkey, address.wrapping_add(done), payload).is_err() {
             return false;
         }
         if !opcode.is_last() {

@@ -1,0 +1,142 @@
+//! Waiting without a thread: the same connection for `async` code.
+//!
+//! The futures here work with any runtime. How they wait is up to a [`Waiter`]: [`Spin`] comes
+//! back at once, after letting other tasks run, which is what lowest latency needs; a waiter that
+//! sleeps on the completion channel's file descriptor is a few lines with any runtime.
+
+use std::future::{Future, poll_fn};
+use std::task::Poll;
+
+use doorbell_verbs::Channel;
+
+use crate::error::ConnectionError;
+use crate::send_receive::{Connection, Message, MessageId, Outcome, Submit};
+
+/// How a task waits when a connection has nothing to do.
+pub trait Waiter {
+    /// Waits until it is worth polling again. With `channel`, a notification was armed on it, and
+    /// the connection was polled once more since.
+    fn wait(&self, channel: Option<&Channel>) -> impl Future<Output = ()>;
+
+    /// Does it want notifications armed?
+    fn wants_notification(&self) -> bool;
+}
+
+/// Comes back at once, after every other task had its turn.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Spin;
+
+impl Waiter for Spin {
+    async fn wait(&self, _: Option<&Channel>) {
+        yield_now().await;
+    }
+
+    fn wants_notification(&self) -> bool {
+        false
+    }
+}
+
+/// Lets other tasks run.
+pub fn yield_now() -> impl Future<Output = ()> {
+    let mut yielded = false;
+    poll_fn(move |context| {
+        if std::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+}
+
+/// A connection whose calls are futures.
+#[derive(Debug)]
+pub struct Async<W> {
+    connection: Connection,
+    waiter: W,
+}
+
+impl<W: Waiter> Async<W> {
+    /// Wraps a connection.
+    pub fn new(connection: Connection, waiter: W) -> Self {
+        Self { connection, waiter }
+    }
+
+    /// Sends a message, waiting until it is taken.
+    pub async fn send(&mut self, message: &[u8]) -> Result<MessageId, ConnectionError> {
+        loop {
+            if let Submit::Accepted(id) = self.connection.send(message)? {
+                return Ok(id);
+            }
+            self.progress().await?;
+        }
+    }
+
+    /// Waits for the next message.
+    pub async fn receive(&mut self) -> Result<Message, ConnectionError> {
+        loop {
+            if let Some(message) = self.connection.take() {
+                return Ok(message);
+            }
+            self.progress().await?;
+        }
+    }
+
+    /// Waits until a message is done.
+    pub async fn wait(&mut self, id: MessageId) -> Result<(), ConnectionError> {
+        loop {
+            match self.connection.outcome(id) {
+                Outcome::Done => return Ok(()),
+                Outcome::Failed(error) => return Err(error),
+                Outcome::Pending => self.progress().await?,
+            }
+        }
+    }
+
+    /// Says goodbye, after everything is delivered.
+    pub async fn close(&mut self) -> Result<(), ConnectionError> {
+        self.connection.close();
+        while !self.connection.is_closed() {
+            match self.progress().await {
+                Err(ConnectionError::PeerClosed) => break,
+                result => result?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves the connection along until something happened.
+    pub async fn progress(&mut self) -> Result<(), ConnectionError> {
+        loop {
+            if self.connection.poll()? || self.connection.is_closed() {
+                return Ok(());
+            }
+            if self.waiter.wants_notification() {
+                self.connection.arm();
+                if self.connection.poll()? {
+                    return Ok(());
+                }
+                self.waiter.wait(self.connection.channel()).await;
+                if let Some(channel) = self.connection.channel() {
+                    while channel.next().is_some() {}
+                }
+            } else {
+                self.waiter.wait(None).await;
+            }
+        }
+    }
+
+    /// The connection.
+    pub fn get(&self) -> &Connection {
+        &self.connection
+    }
+
+    /// The connection.
+    pub fn get_mut(&mut self) -> &mut Connection {
+        &mut self.connection
+    }
+
+    /// Gives the connection back.
+    pub fn into_inner(self) -> Connection {
+        self.connection
+    }
+}

@@ -1,0 +1,115 @@
+//! Waiting by busy-polling for a while, then sleeping on the completion channel.
+
+use std::time::Duration;
+
+use crate::error::ConnectionError;
+use crate::send_receive::{Connection, Message, MessageId, Outcome, Submit};
+
+/// Polls that find nothing before the thread goes to sleep, if it may: some hundred microseconds.
+const SPINS: u32 = 500;
+
+/// The longest sleep: a connection that is asked whether its peer lives needs to be polled.
+const LONGEST_SLEEP: Duration = Duration::from_millis(200);
+
+/// A connection whose calls wait.
+///
+/// Without a completion channel it busy-polls; with one it sleeps there once polling has found
+/// nothing for a while.
+#[derive(Debug)]
+pub struct Blocking {
+    connection: Connection,
+    spins: u32,
+}
+
+impl Blocking {
+    /// Wraps a connection.
+    pub fn new(connection: Connection) -> Self {
+        Self { connection, spins: SPINS }
+    }
+
+    /// Polls this often before going to sleep; 0 goes to sleep at once.
+    pub fn set_spins(&mut self, spins: u32) {
+        self.spins = spins;
+    }
+
+    /// Sends a message, waiting until it is taken.
+    pub fn send(&mut self, message: &[u8]) -> Result<MessageId, ConnectionError> {
+        loop {
+            if let Submit::Accepted(id) = self.connection.send(message)? {
+                return Ok(id);
+            }
+            self.wait_until(|connection| connection.poll())?;
+        }
+    }
+
+    /// Waits for the next message.
+    pub fn receive(&mut self) -> Result<Message, ConnectionError> {
+        loop {
+            if let Some(message) = self.connection.take() {
+                return Ok(message);
+            }
+            self.wait_until(|connection| connection.poll())?;
+        }
+    }
+
+    /// Waits until a message is done.
+    pub fn wait(&mut self, id: MessageId) -> Result<(), ConnectionError> {
+        loop {
+            match self.connection.outcome(id) {
+                Outcome::Done => return Ok(()),
+                Outcome::Failed(error) => return Err(error),
+                Outcome::Pending => self.wait_until(|connection| connection.poll())?,
+            }
+        }
+    }
+
+    /// Says goodbye, after everything is delivered.
+    pub fn close(&mut self) -> Result<(), ConnectionError> {
+        self.connection.close();
+        while !self.connection.is_closed() {
+            self.wait_until(|connection| Ok(connection.poll()? || connection.is_closed()))?;
+        }
+        match self.connection.over() {
+            Some(error) if error != ConnectionError::PeerClosed => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// The connection.
+    pub fn get(&self) -> &Connection {
+        &self.connection
+    }
+
+    /// The connection.
+    pub fn get_mut(&mut self) -> &mut Connection {
+        &mut self.connection
+    }
+
+    /// Gives the connection back.
+    pub fn into_inner(self) -> Connection {
+        self.connection
+    }
+
+    /// Polls until something happened, and sleeps in between once polling has become pointless.
+    fn wait_until(
+        &mut self,
+        mut happened: impl FnMut(&mut Connection) -> Result<bool, ConnectionError>,
+    ) -> Result<(), ConnectionError> {
+        loop {
+            for _ in 0..self.spins.max(1) {
+                if happened(&mut self.connection)? {
+                    return Ok(());
+                }
+            }
+            let Some(channel) = self.connection.channel().cloned() else { continue };
+            self.connection.arm();
+            // What came before the notification was armed raises none.
+            if happened(&mut self.connection)? {
+                return Ok(());
+            }
+            // An interrupted or failed wait is no harm: polling tells.
+            let _ = channel.wait(Some(LONGEST_SLEEP));
+            while channel.next().is_some() {}
+        }
+    }
+}

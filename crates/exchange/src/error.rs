@@ -1,0 +1,77 @@
+use doorbell_verbs::{ModifyError, Overrun, PostError, Status};
+
+/// Why a connection is over. Every message that was not done by then is lost to its sender.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectionError {
+    /// The peer said goodbye.
+    #[error("the peer closed the connection")]
+    PeerClosed,
+    /// The peer does not answer any more: it is dead, or the network between is.
+    #[error("the peer does not answer any more ({})", .0.describe())]
+    PeerUnreachable(Status),
+    /// The peer refused a message.
+    #[error("the peer refused a message ({})", .0.describe())]
+    PeerRefused(Status),
+    /// Something is wrong on this side.
+    #[error("the connection failed on this side ({})", .0.describe())]
+    Local(Status),
+    /// This side closed it.
+    #[error("the connection was closed on this side")]
+    Closed,
+    /// The peer sent what the protocol does not allow.
+    #[error("the peer broke the protocol: {0}")]
+    Protocol(&'static str),
+    /// A work request was refused.
+    #[error(transparent)]
+    Post(#[from] PostError),
+    /// Completions were lost.
+    #[error(transparent)]
+    Overrun(#[from] Overrun),
+}
+
+impl ConnectionError {
+    /// What an unsuccessful completion of a send means.
+    pub(crate) fn from_send(status: Status) -> Self {
+        match status {
+            Status::RetryExceeded | Status::RnrRetryExceeded => Self::PeerUnreachable(status),
+            Status::RemoteAccess | Status::RemoteInvalidRequest | Status::RemoteOperation => Self::PeerRefused(status),
+            _ => Self::Local(status),
+        }
+    }
+}
+
+/// Why two endpoints do not connect.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The two ends want different things.
+    #[error("{what} differs: {own} here, {peer} at the peer")]
+    Mismatch {
+        /// What.
+        what: &'static str,
+        /// Here.
+        own: u64,
+        /// There.
+        peer: u64,
+    },
+    /// A setting is out of range.
+    #[error("{what} is {given}, allowed is {allowed}")]
+    Setting {
+        /// Which setting.
+        what: &'static str,
+        /// What was given.
+        given: u64,
+        /// What is allowed.
+        allowed: &'static str,
+    },
+    /// A verbs object could not be made.
+    #[error(transparent)]
+    Verbs(#[from] doorbell_verbs::Error),
+    /// The queue pair could not be connected.
+    #[error(transparent)]
+    Modify(#[from] ModifyError),
+    /// The first receives could not be posted.
+    #[error(transparent)]
+    Post(#[from] PostError),
+}

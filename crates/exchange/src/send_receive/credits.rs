@@ -1,0 +1,204 @@
+//! Flow control: how many receives the peer has posted for our messages.
+//!
+//! Credits are cumulative counts of receives posted for data, modulo 2^30. They ride in the
+//! immediate data of data messages; alone they are a zero-length SEND whose immediate has the top
+//! bit set, for which [`CREDIT_RECEIVES`] are posted beside the window.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Receives that each side posts beside those it grants: for credit messages, of which at most
+/// one is unanswered, and for the goodbye.
+pub(crate) const CREDIT_RECEIVES: usize = 3;
+
+/// Marks a message that carries nothing but what its immediate says.
+const ALONE: u32 = 1 << 31;
+/// Marks the last message of a connection.
+const GOODBYE: u32 = 1 << 30;
+const COUNT_MASK: u32 = GOODBYE - 1;
+
+/// What came in the immediate data of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Word {
+    /// The message is nothing but this word.
+    pub(crate) alone: bool,
+    /// It is the last of the connection.
+    pub(crate) goodbye: bool,
+    /// Receives posted for data so far, modulo 2^30.
+    pub(crate) granted: u32,
+}
+
+impl Word {
+    pub(crate) fn new(alone: bool, granted: u64) -> Self {
+        Self { alone, goodbye: false, granted: granted as u32 & COUNT_MASK }
+    }
+
+    pub(crate) fn goodbye(granted: u64) -> Self {
+        Self { goodbye: true, ..Self::new(true, granted) }
+    }
+
+    pub(crate) fn encode(self) -> u32 {
+        self.granted | if self.alone { ALONE } else { 0 } | if self.goodbye { GOODBYE } else { 0 }
+    }
+
+    pub(crate) fn decode(immediate: u32) -> Self {
+        Self {
+            alone: immediate & ALONE != 0,
+            goodbye: immediate & GOODBYE != 0,
+            granted: immediate & COUNT_MASK,
+        }
+    }
+
+    /// The full count, given one that is at most 2^29 off.
+    pub(crate) fn extend(self, near: u64) -> u64 {
+        let ahead = self.granted.wrapping_sub(near as u32) & COUNT_MASK;
+        if ahead <= COUNT_MASK / 2 {
+            near + u64::from(ahead)
+        } else {
+            near.saturating_sub(u64::from((COUNT_MASK + 1) - ahead))
+        }
+    }
+}
+
+/// What a sender may send.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SendCredits {
+    granted: u64,
+    sent: u64,
+}
+
+impl SendCredits {
+    pub(crate) fn new(initial: u64) -> Self {
+        Self { granted: initial, sent: 0 }
+    }
+
+    #[inline]
+    pub(crate) fn has_credit(&self) -> bool {
+        self.sent < self.granted
+    }
+
+    #[inline]
+    pub(crate) fn sent(&mut self) {
+        self.sent += 1;
+    }
+
+    /// Takes a grant. False if it is impossible: further ahead than the peer has receives.
+    #[inline]
+    pub(crate) fn grant(&mut self, word: Word, depth: u64) -> bool {
+        let granted = word.extend(self.granted);
+        self.granted = self.granted.max(granted); // grants arrive in order; old ones do no harm
+        self.granted <= self.sent + depth
+    }
+}
+
+/// What a receiver has told its peer. The connection and whoever drops a message use it at the
+/// same time.
+#[derive(Debug)]
+pub(crate) struct ReceiveCredits {
+    depth: u64,
+    /// Data messages that arrived. Only the connection writes it.
+    received: AtomicU64,
+    /// The last grant that was sent.
+    reported: AtomicU64,
+    /// The peer knew this grant when the last credit message was sent: more data than that shows
+    /// that it was taken. [`ANSWERED`] if it was.
+    unanswered: AtomicU64,
+}
+
+const ANSWERED: u64 = u64::MAX;
+
+impl ReceiveCredits {
+    pub(crate) fn new(depth: u64) -> Self {
+        Self {
+            depth,
+            received: AtomicU64::new(0),
+            reported: AtomicU64::new(depth),
+            unanswered: AtomicU64::new(ANSWERED),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn received(&self) {
+        let received = self.received.load(Ordering::Relaxed) + 1;
+        self.received.store(received, Ordering::Relaxed);
+        let known = self.unanswered.load(Ordering::Acquire);
+        if known != ANSWERED && received > known {
+            self.unanswered.store(ANSWERED, Ordering::Release);
+        }
+    }
+
+    /// A grant leaves with a data message.
+    #[inline]
+    pub(crate) fn rides(&self, granted: u64) {
+        if self.reported.load(Ordering::Relaxed) < granted {
+            self.reported.fetch_max(granted, Ordering::AcqRel);
+        }
+    }
+
+    /// Is it time for a message of its own? Once a quarter of the depth is news, or the peer has
+    /// nothing left to send with. If so it counts as sent: whoever asked has to send it.
+    #[inline]
+    pub(crate) fn take_due(&self, granted: u64) -> bool {
+        let reported = self.reported.load(Ordering::Acquire);
+        let news = granted.saturating_sub(reported);
+        let due = news > 0
+            && (news >= (self.depth / 4).max(1) || self.received.load(Ordering::Relaxed) >= reported);
+        if !due
+            || self.unanswered.compare_exchange(ANSWERED, reported, Ordering::AcqRel, Ordering::Relaxed).is_err()
+        {
+            return false;
+        }
+        self.reported.fetch_max(granted, Ordering::AcqRel);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_word_survives_the_wire_and_finds_its_place(near in 0_u64..1 << 40, off in -(1_i64 << 28)..1 << 28, alone: bool) {
+            let count = near.saturating_add_signed(off);
+            let word = Word::decode(Word::new(alone, count).encode());
+            prop_assert_eq!(word.alone, alone);
+            prop_assert_eq!(word.extend(near), count);
+        }
+
+        /// Two sides, any order of freeing, sending and delivery: the sender never has more
+        /// messages on their way than receives, and never starves while receives are free.
+        #[test]
+        fn credits_neither_overrun_nor_starve(depth in 1_u64..40, steps in prop::collection::vec(0_u8..4, 1..400)) {
+            let mut sender = SendCredits::new(depth);
+            let receiver = ReceiveCredits::new(depth);
+            let (mut on_the_way, mut held, mut granted) = (0_u64, 0_u64, depth);
+            let mut words: Vec<Word> = Vec::new();
+            for step in steps {
+                match step {
+                    0 if sender.has_credit() => { sender.sent(); on_the_way += 1; }
+                    1 if on_the_way > 0 => { on_the_way -= 1; held += 1; receiver.received(); }
+                    2 if held > 0 => { held -= 1; granted += 1; }
+                    3 if !words.is_empty() => {
+                        let word = words.remove(0);
+                        prop_assert!(sender.grant(word, depth));
+                    }
+                    _ => {}
+                }
+                if receiver.take_due(granted) {
+                    words.push(Word::new(true, granted));
+                }
+                prop_assert!(words.len() <= 2, "credit messages have receives of their own, but few");
+                prop_assert!(on_the_way + held <= depth);
+            }
+            // Everything is delivered and freed: then the sender can go on.
+            for _ in 0..on_the_way { receiver.received(); }
+            granted += on_the_way + held;
+            for _ in 0..3 {
+                for word in words.drain(..) { prop_assert!(sender.grant(word, depth)); }
+                if receiver.take_due(granted) { words.push(Word::new(true, granted)); }
+            }
+            prop_assert!(sender.has_credit());
+        }
+    }
+}

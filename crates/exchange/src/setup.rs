@@ -1,0 +1,296 @@
+//! Carrying endpoint descriptions to the peer over TCP.
+//!
+//! Both ends send one hello: a magic, a version, a number of descriptions and the descriptions.
+//! All numbers are big endian. Everything is bounded by a deadline.
+
+use std::io::{self, Read, Write};
+use std::net::{Ipv6Addr, TcpStream};
+use std::time::{Duration, Instant};
+
+use doorbell_verbs::{PathMtu, Psn, Qpn};
+
+/// The version of the hello and of what is spoken afterwards.
+pub const VERSION: u16 = 1;
+
+/// What each hello starts with.
+const MAGIC: [u8; 8] = *b"DOORBELL";
+
+const DESCRIPTION_BYTES: usize = 16 + 4 + 4 + 1 + 2 + 4 + 8 + 1;
+
+/// The most connections that are set up at once.
+pub const MAX_ENDPOINTS: usize = 4096;
+
+/// What one end needs to know of the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndpointDescription {
+    /// The device.
+    pub gid: Ipv6Addr,
+    /// The queue pair.
+    pub qpn: Qpn,
+    /// The first sequence number that it sends.
+    pub psn: Psn,
+    /// The largest path MTU that it can use.
+    pub path_mtu: PathMtu,
+    /// The UDP port of its device.
+    pub udp_port: u16,
+    /// Receives that it posts for data.
+    pub depth: u32,
+    /// Bytes of the longest message that it takes.
+    pub max_message: u64,
+    /// It uses flow control by credits.
+    pub credits: bool,
+}
+
+/// Why set-up failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SetupError {
+    /// The peer is no Doorbell.
+    #[error("{peer} does not speak Doorbell's set-up: it sent {got:?} where {MAGIC:?} is expected")]
+    NotDoorbell {
+        /// Who.
+        peer: String,
+        /// What came first.
+        got: [u8; 8],
+    },
+    /// The peer is another version.
+    #[error("{peer} speaks version {theirs} of Doorbell's set-up, this side speaks {VERSION}: use the same release")]
+    Version {
+        /// Who.
+        peer: String,
+        /// Its version.
+        theirs: u16,
+    },
+    /// The peer wants another number of connections.
+    #[error("{peer} sets up {theirs} connections, this side {ours}: give both sides the same number")]
+    Count {
+        /// Who.
+        peer: String,
+        /// Its number.
+        theirs: usize,
+        /// Ours.
+        ours: usize,
+    },
+    /// A description makes no sense.
+    #[error("{peer} sent a description with {what}")]
+    Description {
+        /// Who.
+        peer: String,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// The deadline passed.
+    #[error("{peer} did not answer within {seconds} s")]
+    Deadline {
+        /// Who.
+        peer: String,
+        /// The time it had.
+        seconds: f64,
+    },
+    /// The connection broke.
+    #[error("the connection to {peer} broke: {error}")]
+    Io {
+        /// Who.
+        peer: String,
+        /// Why.
+        error: io::Error,
+    },
+}
+
+impl EndpointDescription {
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.extend(self.gid.octets());
+        out.extend(self.qpn.get().to_be_bytes());
+        out.extend(self.psn.get().to_be_bytes());
+        out.push(self.path_mtu.code());
+        out.extend(self.udp_port.to_be_bytes());
+        out.extend(self.depth.to_be_bytes());
+        out.extend(self.max_message.to_be_bytes());
+        out.push(self.credits.into());
+    }
+
+    fn decode(mut bytes: &[u8]) -> Result<Self, &'static str> {
+        fn take<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], &'static str> {
+            let (head, rest) = bytes.split_first_chunk::<N>().ok_or("too few bytes")?;
+            *bytes = rest;
+            Ok(*head)
+        }
+        let bytes = &mut bytes;
+        let description = Self {
+            gid: Ipv6Addr::from(take::<16>(bytes)?),
+            qpn: Qpn::new(u32::from_be_bytes(take(bytes)?)),
+            psn: Psn::new(u32::from_be_bytes(take(bytes)?)),
+            path_mtu: PathMtu::try_from(take::<1>(bytes)?[0]).map_err(|_| "a path MTU that does not exist")?,
+            udp_port: u16::from_be_bytes(take(bytes)?),
+            depth: u32::from_be_bytes(take(bytes)?),
+            max_message: u64::from_be_bytes(take(bytes)?),
+            credits: match take::<1>(bytes)?[0] {
+                0 => false,
+                1 => true,
+                _ => return Err("a flag that is neither 0 nor 1"),
+            },
+        };
+        if bytes.is_empty() { Ok(description) } else { Err("too many bytes") }
+    }
+}
+
+/// A TCP stream on which reads and writes as a whole end at a deadline.
+struct Timed<'a> {
+    stream: &'a TcpStream,
+    until: Instant,
+}
+
+impl Timed<'_> {
+    fn left(&self) -> io::Result<Duration> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+    }
+
+    fn read_exact(&mut self, mut out: &mut [u8]) -> io::Result<()> {
+        while !out.is_empty() {
+            self.stream.set_read_timeout(Some(self.left()?))?;
+            match self.stream.read(out) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => out = &mut out[count..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            self.stream.set_write_timeout(Some(self.left()?))?;
+            match self.stream.write(bytes) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => bytes = &bytes[count..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Sends our descriptions and receives the peer's, as many, within `deadline`.
+pub fn exchange(
+    stream: &TcpStream,
+    own: &[EndpointDescription],
+    deadline: Duration,
+) -> Result<Vec<EndpointDescription>, SetupError> {
+    let peer = stream.peer_addr().map_or_else(|_| "the peer".to_owned(), |address| address.to_string());
+    let mut timed = Timed { stream, until: Instant::now() + deadline };
+    let result = exchange_within(&mut timed, &peer, own, deadline);
+    let restored = stream.set_read_timeout(None).and_then(|()| stream.set_write_timeout(None));
+    match (result, restored) {
+        (Ok(_), Err(error)) => Err(SetupError::Io { peer, error }),
+        (result, _) => result,
+    }
+}
+
+fn exchange_within(
+    timed: &mut Timed<'_>,
+    peer: &str,
+    own: &[EndpointDescription],
+    deadline: Duration,
+) -> Result<Vec<EndpointDescription>, SetupError> {
+    let broke = |error: io::Error| match error.kind() {
+        io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
+            SetupError::Deadline { peer: peer.to_owned(), seconds: deadline.as_secs_f64() }
+        }
+        _ => SetupError::Io { peer: peer.to_owned(), error },
+    };
+    let mut hello = MAGIC.to_vec();
+    hello.extend(VERSION.to_be_bytes());
+    hello.extend((own.len() as u32).to_be_bytes());
+    for description in own {
+        description.encode(&mut hello);
+    }
+    timed.write_all(&hello).map_err(broke)?;
+
+    let mut magic = [0; 8];
+    timed.read_exact(&mut magic).map_err(broke)?;
+    if magic != MAGIC {
+        return Err(SetupError::NotDoorbell { peer: peer.to_owned(), got: magic });
+    }
+    let mut version = [0; 2];
+    timed.read_exact(&mut version).map_err(broke)?;
+    let theirs = u16::from_be_bytes(version);
+    if theirs != VERSION {
+        return Err(SetupError::Version { peer: peer.to_owned(), theirs });
+    }
+    let mut count = [0; 4];
+    timed.read_exact(&mut count).map_err(broke)?;
+    let theirs = u32::from_be_bytes(count) as usize;
+    if theirs != own.len() || theirs > MAX_ENDPOINTS {
+        return Err(SetupError::Count { peer: peer.to_owned(), theirs, ours: own.len() });
+    }
+    let mut descriptions = Vec::with_capacity(theirs);
+    for _ in 0..theirs {
+        let mut bytes = [0; DESCRIPTION_BYTES];
+        timed.read_exact(&mut bytes).map_err(broke)?;
+        let description = EndpointDescription::decode(&bytes)
+            .map_err(|what| SetupError::Description { peer: peer.to_owned(), what })?;
+        descriptions.push(description);
+    }
+    Ok(descriptions)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    fn description() -> EndpointDescription {
+        EndpointDescription {
+            gid: "::ffff:127.0.0.1".parse().unwrap(),
+            qpn: Qpn::new(0x12345),
+            psn: Psn::new(0xabcdef),
+            path_mtu: PathMtu::Mtu4096,
+            udp_port: 4791,
+            depth: 128,
+            max_message: 1 << 20,
+            credits: true,
+        }
+    }
+
+    /// A peer that sends `bytes` and nothing else.
+    fn against(bytes: &'static [u8]) -> SetupError {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let peer = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(bytes).unwrap();
+            std::thread::sleep(Duration::from_millis(300));
+        });
+        let stream = TcpStream::connect(address).unwrap();
+        let error = exchange(&stream, &[description()], Duration::from_millis(100)).unwrap_err();
+        peer.join().unwrap();
+        error
+    }
+
+    #[test]
+    fn both_ends_learn_of_each_other() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let other = EndpointDescription { credits: false, depth: 1, ..description() };
+        let peer = std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            exchange(&stream, &[other, other], Duration::from_secs(5)).unwrap()
+        });
+        let stream = TcpStream::connect(address).unwrap();
+        let theirs = exchange(&stream, &[description(), description()], Duration::from_secs(5)).unwrap();
+        assert_eq!(theirs, [other, other]);
+        assert_eq!(peer.join().unwrap(), [description(), description()]);
+    }
+
+    #[test]
+    fn garbage_other_versions_and_silence_are_told_apart() {
+        assert!(matches!(against(b"HTTP/1.1 400 Bad Request\r\n\r\n"), SetupError::NotDoorbell { .. }));
+        assert!(matches!(against(b"DOORBELL\0\x63\0\0\0\x01"), SetupError::Version { theirs: 99, .. }));
+        assert!(matches!(against(b"DOORBELL\0\x01\0\0\0\x07"), SetupError::Count { theirs: 7, ours: 1, .. }));
+        assert!(matches!(against(b""), SetupError::Deadline { .. }));
+        assert!(matches!(against(b"DOORBELL\0"), SetupError::Deadline { .. }));
+    }
+}

@@ -1,0 +1,121 @@
+//! Send-Receive between two software RNICs of this process.
+
+use doorbell_exchange::ConnectionError;
+use doorbell_exchange::blocking::Blocking;
+use doorbell_exchange::send_receive::{Backpressure, Config, Connection, Endpoint, Message, Outcome, Submit};
+use doorbell_verbs::Device;
+use doorbell_verbs::soft::{self, SoftOptions};
+
+fn device() -> Device {
+    soft::open(&SoftOptions::default()).expect("a software RNIC opens")
+}
+
+fn pair(one: Config, other: Config) -> (Connection, Connection) {
+    let (a, b) = (device(), device());
+    let a = Endpoint::new(&a.create_pd().unwrap(), one, None).unwrap();
+    let b = Endpoint::new(&b.create_pd().unwrap(), other, None).unwrap();
+    let (of_a, of_b) = (a.description(), b.description());
+    (a.connect(&of_b).unwrap(), b.connect(&of_a).unwrap())
+}
+
+fn payload(id: u64, length: usize) -> Vec<u8> {
+    (0..length).map(|at| (id as usize * 31 + at) as u8).collect()
+}
+
+#[test]
+fn messages_arrive_once_in_order_and_intact() {
+    for config in [Config::sequential(), Config::unbatched(), Config::batched()] {
+        let config = Config { max_message: 10_000, ..config };
+        let (mut a, mut b) = pair(config.clone(), config);
+        let lengths = [0, 1, 4, 64, 65, 4095, 4096, 4097, 10_000];
+        let (mut sent, mut received) = (0_u64, 0_u64);
+        let mut held: Vec<Message> = Vec::new();
+        while received < 2000 {
+            if sent < 2000 {
+                let message = payload(sent, lengths[sent as usize % lengths.len()]);
+                if let Submit::Accepted(id) = a.send(&message).unwrap() {
+                    sent += 1;
+                    assert_eq!(id, sent);
+                }
+            }
+            a.poll().unwrap();
+            while let Some(message) = b.receive().unwrap() {
+                let length = lengths[received as usize % lengths.len()];
+                assert_eq!(&*message, &payload(received, length)[..], "message {received}");
+                received += 1;
+                held.push(message);
+                if held.len() > 20 {
+                    held.swap_remove(received as usize * 7 % 20); // given back in any order
+                }
+            }
+        }
+        while a.last_done() < sent {
+            a.poll().unwrap();
+        }
+        let counters = (a.qp().pd().device().counters(), b.qp().pd().device().counters());
+        assert_eq!(counters.0.rnr_nak_received + counters.1.rnr_nak_received, 0);
+        assert_eq!(a.outcome(sent), Outcome::Done);
+    }
+}
+
+#[test]
+fn a_receiver_that_stops_reading_is_back_pressure_and_nothing_else() {
+    let config = Config { window: 32, send_buffers: 32, depth: 16, ..Config::default() };
+    let (mut a, mut b) = pair(config.clone(), config);
+    let mut accepted = 0;
+    let mut refused = None;
+    for _ in 0..100_000 {
+        match a.send(b"hello").unwrap() {
+            Submit::Accepted(_) => accepted += 1,
+            Submit::Full(why) => refused = Some(why),
+        }
+        a.poll().unwrap();
+    }
+    assert_eq!((accepted, refused), (16, Some(Backpressure::Credits)));
+    let mut messages = Vec::new();
+    while messages.len() < 16 {
+        messages.extend(b.receive().unwrap());
+    }
+    drop(messages); // a quarter of the depth is freed: the drops repost and report
+    while !matches!(a.send(b"again").unwrap(), Submit::Accepted(_)) {
+        a.poll().unwrap();
+    }
+    let counters = b.qp().pd().device().counters();
+    assert_eq!((counters.rnr_nak_sent, counters.tx_retransmitted_packets), (0, 0));
+}
+
+#[test]
+fn a_goodbye_is_told_from_a_death() {
+    let (a, b) = pair(Config::default(), Config::default());
+    let (mut a, mut b) = (Blocking::new(a), Blocking::new(b));
+    let id = a.send(b"last words").unwrap();
+    let closer = std::thread::spawn(move || {
+        a.close().unwrap();
+        a
+    });
+    assert_eq!(&*b.receive().unwrap(), b"last words");
+    assert_eq!(b.receive().unwrap_err(), ConnectionError::PeerClosed);
+    let a = closer.join().unwrap();
+    assert_eq!(a.get().outcome(id), Outcome::Done);
+
+    let config = Config { timeout: 8, retry_count: 1, keepalive_ns: 50_000_000, ..Config::default() };
+    let (mut a, b) = pair(config.clone(), config);
+    drop(b);
+    let Submit::Accepted(id) = a.send(b"anyone?").unwrap() else { panic!("the window is open") };
+    let error = loop {
+        if let Err(error) = a.poll() {
+            break error;
+        }
+    };
+    assert!(matches!(error, ConnectionError::PeerUnreachable(_)), "{error}");
+    assert_eq!(a.outcome(id), Outcome::Failed(error));
+}
+
+#[test]
+fn a_silent_peer_that_dies_is_noticed() {
+    let config = Config { timeout: 8, retry_count: 1, keepalive_ns: 20_000_000, ..Config::default() };
+    let (a, b) = pair(config.clone(), config);
+    drop(b);
+    let error = Blocking::new(a).receive().unwrap_err();
+    assert!(matches!(error, ConnectionError::PeerUnreachable(_)), "{error}");
+}

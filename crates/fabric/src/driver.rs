@@ -1,0 +1,142 @@
+//! The driver: pumps packets between one RNIC and one link.
+
+use std::io;
+
+use doorbell_rnic::{Budget, Filter, Rnic, TransmitBatch};
+use doorbell_wire::ICRC_LEN;
+
+use crate::link::{Link, ReceivedRun};
+use crate::seal::{Checker, Sealer};
+
+/// Bytes of one batch: four of the longest runs.
+const BATCH_BYTES: usize = 256 << 10;
+
+/// With fewer packets than this received together, a due acknowledgement may wait for a reply to
+/// leave behind; more of them are worth an acknowledgement of their own.
+const HOLD_ACKS_BELOW_PACKETS: usize = 8;
+
+/// What becomes of acknowledgements that are due when a pump ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Acks {
+    /// They may wait for company for a moment: the caller is about to handle what arrived.
+    MayWait,
+    /// They leave now.
+    Now,
+}
+
+/// An RNIC, a link, and the encapsulation between them.
+pub struct Driver<L> {
+    rnic: Rnic,
+    link: L,
+    batch: TransmitBatch,
+    /// Runs of the batch before this one have left.
+    next_run: usize,
+    encapsulation: Option<(Sealer, Checker)>,
+}
+
+impl<L: std::fmt::Debug> std::fmt::Debug for Driver<L> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Driver").field("rnic", &self.rnic).field("link", &self.link).finish_non_exhaustive()
+    }
+}
+
+impl<L: Link> Driver<L> {
+    /// Drives `rnic` over `link`. `port` is the UDP port of both ends, which the ICRC covers; it
+    /// does not matter where the link is not sealed.
+    pub fn new(rnic: Rnic, link: L, port: u16) -> Self {
+        let address = rnic.config().address;
+        let sealed = link.properties().sealed;
+        Self {
+            batch: TransmitBatch::new(BATCH_BYTES, if sealed { ICRC_LEN } else { 0 }),
+            next_run: 0,
+            encapsulation: sealed.then(|| (Sealer::new(address, port), Checker::new(address, port))),
+            rnic,
+            link,
+        }
+    }
+
+    /// The RNIC.
+    pub fn rnic(&self) -> &Rnic {
+        &self.rnic
+    }
+
+    /// The RNIC, to post work and to make objects.
+    pub fn rnic_mut(&mut self) -> &mut Rnic {
+        &mut self.rnic
+    }
+
+    /// The link.
+    pub fn link(&self) -> &L {
+        &self.link
+    }
+
+    /// Receives, does what is due and sends. Returns the number of packets received.
+    pub fn pump(&mut self, now_ns: u64, acks: Acks) -> io::Result<usize> {
+        let received = self.receive(now_ns)?;
+        if self.rnic.poll_timeout().is_some_and(|at| at <= now_ns) {
+            self.rnic.handle_timeout(now_ns);
+        }
+        // A caller that found nothing has nothing to reply to; and many packets are company.
+        if acks == Acks::Now || received == 0 || received >= HOLD_ACKS_BELOW_PACKETS {
+            self.rnic.release_acks();
+        }
+        self.transmit(now_ns)?;
+        Ok(received)
+    }
+
+    /// Takes what has arrived.
+    fn receive(&mut self, now_ns: u64) -> io::Result<usize> {
+        let Self { rnic, link, encapsulation, .. } = self;
+        match encapsulation {
+            None => link.receive(now_ns, &mut |run: ReceivedRun<'_>| {
+                rnic.handle_packets(now_ns, &run.outer, run.segments());
+            }),
+            Some((_, checker)) => {
+                let before = checker.counters();
+                let received = link.receive(now_ns, &mut |run: ReceivedRun<'_>| {
+                    let packets = run.segments().enumerate();
+                    let whole = packets.filter_map(|(index, packet)| checker.check(&run, index, packet));
+                    rnic.handle_packets(now_ns, &run.outer, whole);
+                });
+                let after = checker.counters();
+                if after.failed != before.failed || after.short != before.short {
+                    rnic.count_icrc_errors(after.failed - before.failed);
+                    rnic.count_malformed(after.short - before.short);
+                }
+                received
+            }
+        }
+    }
+
+    /// Sends what is ready, until nothing is left or the link is full.
+    pub fn transmit(&mut self, now_ns: u64) -> io::Result<()> {
+        loop {
+            if self.next_run == self.batch.runs().len() {
+                self.batch.clear();
+                self.next_run = 0;
+                if !self.rnic.wants_transmit()
+                    || self.rnic.poll_transmit(now_ns, Budget::UNLIMITED, Filter::All, &mut self.batch) == 0
+                {
+                    return Ok(());
+                }
+                if let Some((sealer, _)) = &mut self.encapsulation {
+                    sealer.seal(&mut self.batch);
+                }
+            }
+            self.link.transmit(now_ns, &self.batch, &mut self.next_run)?;
+            if self.next_run < self.batch.runs().len() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Is something waiting for the link to have room?
+    pub fn is_link_full(&self) -> bool {
+        self.next_run < self.batch.runs().len()
+    }
+
+    /// When [`pump`](Self::pump) is to be called at the latest.
+    pub fn poll_timeout(&self) -> Option<u64> {
+        [self.rnic.poll_timeout(), self.link.poll_timeout()].into_iter().flatten().min()
+    }
+}

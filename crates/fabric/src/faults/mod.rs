@@ -1,0 +1,404 @@
+//! Faults: what a network may do to packets, done on purpose and replayable.
+
+mod plan;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::io;
+
+use doorbell_rnic::TransmitBatch;
+use doorbell_wire::Outer;
+use rand_chacha::ChaCha8Rng;
+use rand_core::{Rng, SeedableRng};
+
+pub use plan::{FaultPlan, FaultPlanError};
+
+use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
+
+/// A reordered packet lets between one and so many others pass, beside those that are held back
+/// themselves.
+const REORDER_DISTANCE_MAX: u32 = 4;
+
+/// A reordered packet waits no longer than this for others to pass: the last of a burst would
+/// wait for ever.
+const REORDER_WAIT_NS: u64 = 50_000;
+
+/// The most bytes of packets held back. Beyond it the oldest passes early.
+const HELD_BYTES_MAX: usize = 64 << 20;
+
+/// The most packets held back, likewise.
+const HELD_PACKETS_MAX: usize = 1 << 17;
+
+/// How often each fault has happened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FaultCounters {
+    /// Packets that arrived.
+    pub packets: u64,
+    /// Packets lost on purpose.
+    pub dropped: u64,
+    /// Packets that were handed on twice.
+    pub duplicated: u64,
+    /// Packets held back behind others.
+    pub reordered: u64,
+    /// Packets with a bit flipped; lost, where the link has no ICRC that would show it.
+    pub corrupted: u64,
+    /// Packets delayed.
+    pub delayed: u64,
+    /// Packets that passed early because too many were held back.
+    pub overfull: u64,
+}
+
+/// A link whose inbound packets suffer faults.
+///
+/// Each packet first may be lost, corrupted or duplicated; what is left waits for the delay; and
+/// what is to be reordered then lets others pass. Packets that nothing happens to stay in their
+/// runs. Each kind of fault draws from a stream of its own, once per packet, so that one fault
+/// strikes the same packets whatever the others do.
+#[derive(Debug)]
+pub struct Faults<L> {
+    inner: L,
+    state: State,
+}
+
+impl<L: Link> Faults<L> {
+    /// Lets the faults of a plan happen to what `inner` receives.
+    pub fn new(inner: L, plan: FaultPlan) -> Self {
+        let sealed = inner.properties().sealed;
+        Self {
+            inner,
+            state: State::new(plan, sealed),
+        }
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &FaultPlan {
+        &self.state.plan
+    }
+
+    /// How often each fault has happened so far.
+    pub fn counters(&self) -> FaultCounters {
+        self.state.counters
+    }
+
+    /// The link below.
+    pub fn inner(&self) -> &L {
+        &self.inner
+    }
+}
+
+impl<L: Link> Link for Faults<L> {
+    fn properties(&self) -> LinkProperties {
+        let inner = self.inner.properties();
+        let plan = &self.state.plan;
+        LinkProperties {
+            sealed: inner.sealed,
+            trusted: inner.trusted && plan.corrupt == 0.0,
+            ordered: inner.ordered && plan.reorder == 0.0 && plan.duplicate == 0.0,
+            lossless: inner.lossless && plan.drop == 0.0 && plan.corrupt == 0.0,
+        }
+    }
+
+    fn transmit(&mut self, now_ns: u64, batch: &TransmitBatch, next: &mut usize) -> io::Result<()> {
+        self.inner.transmit(now_ns, batch, next)
+    }
+
+    fn receive(&mut self, now_ns: u64, sink: &mut dyn Sink) -> io::Result<usize> {
+        let Self { inner, state } = self;
+        let mut out = Out { sink, packets: 0 };
+        state.release_due(now_ns, &mut out);
+        inner.receive(now_ns, &mut |run: ReceivedRun<'_>| {
+            state.take(now_ns, run, &mut out)
+        })?;
+        Ok(out.packets)
+    }
+
+    fn poll_timeout(&self) -> Option<u64> {
+        let own = self.state.next_due();
+        own.into_iter().chain(self.inner.poll_timeout()).min()
+    }
+}
+
+/// The sink above, and how many packets it got.
+struct Out<'a> {
+    sink: &'a mut dyn Sink,
+    packets: usize,
+}
+
+impl Out<'_> {
+    fn give(&mut self, run: ReceivedRun<'_>) {
+        self.packets += run.bytes.len().div_ceil(run.segment_bytes.max(1));
+        self.sink.receive(run);
+    }
+}
+
+/// A packet that had to be copied, because it waits or was changed.
+#[derive(Debug)]
+struct Held {
+    outer: Outer,
+    source_port: u16,
+    bytes: Vec<u8>,
+    /// When it has waited long enough.
+    due_ns: u64,
+    /// How many others are to pass it.
+    distance: u32,
+}
+
+impl Held {
+    fn give(&self, out: &mut Out<'_>) {
+        out.give(ReceivedRun {
+            outer: self.outer,
+            source_port: self.source_port,
+            bytes: &self.bytes,
+            segment_bytes: self.bytes.len(),
+        });
+    }
+}
+
+/// What is to happen to one packet.
+struct Fate {
+    dropped: bool,
+    corrupted_bit: Option<u64>,
+    duplicated: bool,
+    /// How many others are to pass it; 0 is its own place.
+    distance: u32,
+}
+
+impl Fate {
+    fn is_plain(&self) -> bool {
+        !self.dropped && self.corrupted_bit.is_none() && !self.duplicated && self.distance == 0
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    plan: FaultPlan,
+    sealed: bool,
+    drop: Dice,
+    corrupt: Dice,
+    duplicate: Dice,
+    reorder: Dice,
+    /// Packets on their way, in the order in which they are due.
+    delayed: VecDeque<Held>,
+    /// Packets that let others pass.
+    waiting: Vec<Held>,
+    held_bytes: usize,
+    counters: FaultCounters,
+}
+
+impl State {
+    fn new(plan: FaultPlan, sealed: bool) -> Self {
+        Self {
+            plan,
+            sealed,
+            drop: Dice::new(plan.seed, 0, plan.drop),
+            corrupt: Dice::new(plan.seed, 1, plan.corrupt),
+            duplicate: Dice::new(plan.seed, 2, plan.duplicate),
+            reorder: Dice::new(plan.seed, 3, plan.reorder),
+            delayed: VecDeque::new(),
+            waiting: Vec::new(),
+            held_bytes: 0,
+            counters: FaultCounters::default(),
+        }
+    }
+
+    fn next_due(&self) -> Option<u64> {
+        let waiting = self.waiting.iter().map(|held| held.due_ns).min();
+        waiting
+            .into_iter()
+            .chain(self.delayed.front().map(|held| held.due_ns))
+            .min()
+    }
+
+    /// Takes what has just arrived.
+    fn take(&mut self, now_ns: u64, run: ReceivedRun<'_>, out: &mut Out<'_>) {
+        // The packets from here on are plain and wait to be handed on together.
+        let mut plain_from = 0;
+        let mut at = 0;
+        for packet in run.segments() {
+            self.counters.packets += 1;
+            let fate = self.decide();
+            let from = at;
+            at += packet.len();
+            // A waiting packet comes behind a certain one, so the run ends there.
+            if fate.is_plain() && self.plan.delay_ns == 0 && self.waiting.is_empty() {
+                continue;
+            }
+            if plain_from < from {
+                out.give(ReceivedRun {
+                    bytes: &run.bytes[plain_from..from],
+                    ..run
+                });
+            }
+            plain_from = at;
+            self.suffer(now_ns, &run, packet, &fate, out);
+        }
+        if plain_from < at {
+            out.give(ReceivedRun {
+                bytes: &run.bytes[plain_from..at],
+                ..run
+            });
+        }
+    }
+
+    fn decide(&mut self) -> Fate {
+        Fate {
+            dropped: self.drop.roll().is_some(),
+            corrupted_bit: self.corrupt.roll(),
+            duplicated: self.duplicate.roll().is_some(),
+            distance: match self.reorder.roll() {
+                Some(random) => 1 + (random % u64::from(REORDER_DISTANCE_MAX)) as u32,
+                None => 0,
+            },
+        }
+    }
+
+    fn suffer(
+        &mut self,
+        now_ns: u64,
+        run: &ReceivedRun<'_>,
+        packet: &[u8],
+        fate: &Fate,
+        out: &mut Out<'_>,
+    ) {
+        if fate.dropped {
+            self.counters.dropped += 1;
+            return;
+        }
+        let mut bytes = packet.to_vec();
+        if let Some(random) = fate.corrupted_bit {
+            self.counters.corrupted += 1;
+            // Nobody could tell without an ICRC, and an RNIC would not let it through.
+            if !self.sealed || bytes.is_empty() {
+                return;
+            }
+            let bit = (random % (bytes.len() as u64 * 8)) as usize;
+            bytes[bit / 8] ^= 1 << (bit % 8);
+        }
+        let copy = fate.duplicated.then(|| bytes.clone());
+        self.counters.duplicated += u64::from(fate.duplicated);
+        self.counters.reordered += u64::from(fate.distance > 0);
+        let due_ns = now_ns.saturating_add(self.plan.delay_ns);
+        let (outer, source_port) = (run.outer, run.source_port);
+        let held = Held {
+            outer,
+            source_port,
+            bytes,
+            due_ns,
+            distance: fate.distance,
+        };
+        self.delay(now_ns, held, out);
+        // The copy keeps to the place of the original, whatever becomes of that.
+        if let Some(bytes) = copy {
+            self.delay(
+                now_ns,
+                Held {
+                    outer,
+                    source_port,
+                    bytes,
+                    due_ns,
+                    distance: 0,
+                },
+                out,
+            );
+        }
+    }
+
+    fn delay(&mut self, now_ns: u64, held: Held, out: &mut Out<'_>) {
+        if self.plan.delay_ns == 0 {
+            return self.reorder(now_ns, held, out);
+        }
+        self.counters.delayed += 1;
+        self.held_bytes += held.bytes.len();
+        self.delayed.push_back(held);
+        self.keep_bounded(now_ns, out);
+    }
+
+    /// The last stage: a packet goes on, or waits for others to pass.
+    fn reorder(&mut self, now_ns: u64, mut held: Held, out: &mut Out<'_>) {
+        if held.distance > 0 {
+            held.due_ns = now_ns.saturating_add(REORDER_WAIT_NS);
+            self.held_bytes += held.bytes.len();
+            self.waiting.push(held);
+            return self.keep_bounded(now_ns, out);
+        }
+        held.give(out);
+        let held_bytes = &mut self.held_bytes;
+        self.waiting.retain_mut(|waiting| {
+            waiting.distance -= 1;
+            if waiting.distance == 0 {
+                *held_bytes -= waiting.bytes.len();
+                waiting.give(out);
+            }
+            waiting.distance > 0
+        });
+    }
+
+    fn release_due(&mut self, now_ns: u64, out: &mut Out<'_>) {
+        let held_bytes = &mut self.held_bytes;
+        self.waiting.retain(|waiting| {
+            let waits = waiting.due_ns > now_ns;
+            if !waits {
+                *held_bytes -= waiting.bytes.len();
+                waiting.give(out);
+            }
+            waits
+        });
+        while self
+            .delayed
+            .front()
+            .is_some_and(|held| held.due_ns <= now_ns)
+        {
+            self.release_oldest(now_ns, out);
+        }
+    }
+
+    fn keep_bounded(&mut self, now_ns: u64, out: &mut Out<'_>) {
+        while self.held_bytes > HELD_BYTES_MAX
+            || self.delayed.len() + self.waiting.len() > HELD_PACKETS_MAX
+        {
+            self.counters.overfull += 1;
+            if self.waiting.is_empty() {
+                self.release_oldest(now_ns, out);
+            } else {
+                let held = self.waiting.remove(0);
+                self.held_bytes -= held.bytes.len();
+                held.give(out);
+            }
+        }
+    }
+
+    fn release_oldest(&mut self, now_ns: u64, out: &mut Out<'_>) {
+        if let Some(held) = self.delayed.pop_front() {
+            self.held_bytes -= held.bytes.len();
+            self.reorder(now_ns, held, out);
+        }
+    }
+}
+
+/// Decides about one kind of fault, packet by packet.
+#[derive(Debug)]
+struct Dice {
+    random: ChaCha8Rng,
+    /// Random numbers below this are hits; 2^64 for certainty.
+    threshold: u128,
+}
+
+impl Dice {
+    fn new(seed: u64, stream: u64, probability: f64) -> Self {
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        random.set_stream(stream);
+        Self {
+            random,
+            threshold: (probability.clamp(0.0, 1.0) * 2_f64.powi(64)) as u128,
+        }
+    }
+
+    /// Draws for one packet; a hit brings a random number of its own.
+    fn roll(&mut self) -> Option<u64> {
+        if self.threshold == 0 {
+            return None;
+        }
+        (u128::from(self.random.next_u64()) < self.threshold).then(|| self.random.next_u64())
+    }
+}

@@ -1,0 +1,374 @@
+//! A network in memory, with the caller's clock, for tests.
+//!
+//! Packets arrive after a latency, in the order in which they were sent, and as often as not in
+//! the same runs. Nothing happens by itself: a packet sent at one time is there for whoever
+//! receives at a later one, so a test moves the clock to [`MemoryNetwork::next_delivery`] and all
+//! runs replay exactly.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use doorbell_rnic::{MAX_RUN_BYTES, MAX_RUN_PACKETS, Run, TransmitBatch};
+use doorbell_wire::{Outer, ROCE_UDP_PORT};
+use rand_chacha::ChaCha8Rng;
+use rand_core::{Rng, SeedableRng};
+
+use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
+
+/// Bytes of its memory that the kernel counts for a small datagram beside its payload.
+const DATAGRAM_OVERHEAD_BYTES: usize = 832;
+
+/// The most runs that one call of receive hands over.
+const RUNS_PER_RECEIVE: usize = 8;
+
+/// How a network in memory behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryOptions {
+    /// Seeds what is random: the jitter.
+    pub seed: u64,
+    /// From sending to arrival, beside what the bandwidth takes.
+    pub latency_ns: u64,
+    /// Up to so much is added at random to the latency of each packet. The order stays.
+    pub jitter_ns: u64,
+    /// What each sender's link carries, in UDP payload bytes; `None` carries any amount at once.
+    pub bandwidth_bytes_per_s: Option<u64>,
+    /// The receive buffer of each device, in bytes as the kernel counts them: what does not fit
+    /// when it arrives is dropped. `None` holds everything.
+    pub queue_bytes: Option<usize>,
+    /// Packets carry an ICRC.
+    pub sealed: bool,
+}
+
+impl Default for MemoryOptions {
+    /// A sealed network of one microsecond that loses nothing.
+    fn default() -> Self {
+        Self {
+            seed: 0,
+            latency_ns: 1_000,
+            jitter_ns: 0,
+            bandwidth_bytes_per_s: None,
+            queue_bytes: None,
+            sealed: true,
+        }
+    }
+}
+
+/// What a network has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryCounters {
+    /// Packets sent.
+    pub sent: u64,
+    /// Packets handed to their receivers.
+    pub delivered: u64,
+    /// Packets that found their receiver's buffer full.
+    pub overflows: u64,
+    /// Packets to an address that nobody has.
+    pub undeliverable: u64,
+}
+
+/// A network in memory. Clones are the same network.
+#[derive(Clone, Debug)]
+pub struct MemoryNetwork {
+    shared: Arc<Mutex<Shared>>,
+}
+
+impl MemoryNetwork {
+    /// A network that behaves so, with no device on it.
+    pub fn new(options: MemoryOptions) -> Self {
+        let shared = Shared {
+            options,
+            random: ChaCha8Rng::seed_from_u64(options.seed),
+            devices: BTreeMap::new(),
+            counters: MemoryCounters::default(),
+        };
+        Self {
+            shared: Arc::new(Mutex::new(shared)),
+        }
+    }
+
+    /// Attaches a device. Dropping the link detaches it, and loses what was on its way to it.
+    ///
+    /// # Panics
+    ///
+    /// If the address is taken.
+    pub fn attach(&self, address: IpAddr) -> MemoryLink {
+        let taken = lock(&self.shared)
+            .devices
+            .insert(address, Device::default());
+        assert!(
+            taken.is_none(),
+            "{address} is attached to this network already"
+        );
+        MemoryLink {
+            shared: self.shared.clone(),
+            address,
+            bytes: Vec::new(),
+            runs: Vec::new(),
+        }
+    }
+
+    /// When the next packet arrives anywhere; in the past where one waits to be received.
+    pub fn next_delivery(&self) -> Option<u64> {
+        let shared = lock(&self.shared);
+        shared
+            .devices
+            .values()
+            .filter_map(Device::next_delivery)
+            .min()
+    }
+
+    /// What the network has done so far.
+    pub fn counters(&self) -> MemoryCounters {
+        lock(&self.shared).counters
+    }
+}
+
+/// One device's end of a [`MemoryNetwork`].
+#[derive(Debug)]
+pub struct MemoryLink {
+    shared: Arc<Mutex<Shared>>,
+    address: IpAddr,
+    /// What one call of receive hands over: the packets, and where each run lies.
+    bytes: Vec<u8>,
+    runs: Vec<DeliveredRun>,
+}
+
+impl MemoryLink {
+    /// The address of this end.
+    pub fn local_address(&self) -> IpAddr {
+        self.address
+    }
+}
+
+impl Link for MemoryLink {
+    fn properties(&self) -> LinkProperties {
+        let options = lock(&self.shared).options;
+        LinkProperties {
+            sealed: options.sealed,
+            trusted: true,
+            ordered: true,
+            lossless: options.queue_bytes.is_none(),
+        }
+    }
+
+    fn transmit(&mut self, now_ns: u64, batch: &TransmitBatch, next: &mut usize) -> io::Result<()> {
+        let mut shared = lock(&self.shared);
+        for run in &batch.runs()[*next..] {
+            shared.send_run(now_ns, self.address, run, batch.bytes());
+        }
+        *next = batch.runs().len();
+        Ok(())
+    }
+
+    fn receive(&mut self, now_ns: u64, sink: &mut dyn Sink) -> io::Result<usize> {
+        self.bytes.clear();
+        self.runs.clear();
+        // The sink is called without the lock: it may well send.
+        lock(&self.shared).deliver(now_ns, self.address, &mut self.bytes, &mut self.runs);
+        for run in &self.runs {
+            sink.receive(ReceivedRun {
+                outer: run.outer,
+                source_port: ROCE_UDP_PORT,
+                bytes: &self.bytes[run.start..run.end],
+                segment_bytes: run.segment_bytes,
+            });
+        }
+        Ok(self.runs.iter().map(|run| run.packets).sum())
+    }
+
+    fn poll_timeout(&self) -> Option<u64> {
+        lock(&self.shared)
+            .devices
+            .get(&self.address)?
+            .next_delivery()
+    }
+}
+
+impl Drop for MemoryLink {
+    fn drop(&mut self) {
+        lock(&self.shared).devices.remove(&self.address);
+    }
+}
+
+/// A poisoned lock means that a test has failed elsewhere; the packets are all right.
+fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[derive(Debug)]
+struct Shared {
+    options: MemoryOptions,
+    random: ChaCha8Rng,
+    /// Ordered, so that no hash decides what happens first.
+    devices: BTreeMap<IpAddr, Device>,
+    counters: MemoryCounters,
+}
+
+#[derive(Debug, Default)]
+struct Device {
+    /// When the sending side is done with all it was given.
+    sending_until_ns: u64,
+    /// When the packet sent to this device last arrives.
+    last_arrival_ns: u64,
+    /// What has not arrived, by time.
+    in_flight: VecDeque<Packet>,
+    /// What has arrived and waits to be received.
+    queue: VecDeque<Packet>,
+    /// What the packets in the queue take as the kernel counts it.
+    queued_bytes: usize,
+}
+
+impl Device {
+    fn next_delivery(&self) -> Option<u64> {
+        self.queue
+            .front()
+            .or(self.in_flight.front())
+            .map(|packet| packet.arrival_ns)
+    }
+}
+
+#[derive(Debug)]
+struct Packet {
+    arrival_ns: u64,
+    outer: Outer,
+    bytes: Vec<u8>,
+}
+
+impl Packet {
+    fn counted_bytes(&self) -> usize {
+        DATAGRAM_OVERHEAD_BYTES + self.bytes.len()
+    }
+}
+
+#[derive(Debug)]
+struct DeliveredRun {
+    outer: Outer,
+    start: usize,
+    end: usize,
+    segment_bytes: usize,
+    packets: usize,
+    /// A shorter packet has ended it.
+    closed: bool,
+}
+
+impl Shared {
+    fn send_run(&mut self, now_ns: u64, source: IpAddr, run: &Run, bytes: &[u8]) {
+        let outer = Outer {
+            src: source,
+            dst: run.path.destination,
+            traffic_class: run.path.traffic_class,
+            hop_limit: run.path.hop_limit,
+            identification: None,
+            dont_fragment: None,
+        };
+        for segment in run.segments() {
+            self.counters.sent += 1;
+            let leaves_ns = self.leaves_at(now_ns, source, segment.len());
+            let jitter_ns = match self.options.jitter_ns {
+                0 => 0,
+                jitter_ns => self.random.next_u64() % (jitter_ns + 1),
+            };
+            let Some(receiver) = self.devices.get_mut(&outer.dst) else {
+                self.counters.undeliverable += 1;
+                continue;
+            };
+            let arrival_ns = leaves_ns + self.options.latency_ns + jitter_ns;
+            receiver.last_arrival_ns = receiver.last_arrival_ns.max(arrival_ns);
+            let arrival_ns = receiver.last_arrival_ns;
+            let bytes = bytes[segment].to_vec();
+            receiver.in_flight.push_back(Packet {
+                arrival_ns,
+                outer,
+                bytes,
+            });
+        }
+    }
+
+    /// When the last bit of a packet has left its sender.
+    fn leaves_at(&mut self, now_ns: u64, source: IpAddr, len: usize) -> u64 {
+        let Some(bandwidth) = self.options.bandwidth_bytes_per_s else {
+            return now_ns;
+        };
+        let Some(sender) = self.devices.get_mut(&source) else {
+            return now_ns;
+        };
+        let takes_ns = (len as u64 * 1_000_000_000).div_ceil(bandwidth.max(1));
+        sender.sending_until_ns = sender.sending_until_ns.max(now_ns) + takes_ns;
+        sender.sending_until_ns
+    }
+
+    fn deliver(
+        &mut self,
+        now_ns: u64,
+        address: IpAddr,
+        bytes: &mut Vec<u8>,
+        runs: &mut Vec<DeliveredRun>,
+    ) {
+        let Some(device) = self.devices.get_mut(&address) else {
+            return;
+        };
+        // Nothing was taken from the queue since the last call, so what arrives by now meets the
+        // queue as it would have met it on arrival.
+        while device
+            .in_flight
+            .front()
+            .is_some_and(|packet| packet.arrival_ns <= now_ns)
+        {
+            let Some(packet) = device.in_flight.pop_front() else {
+                break;
+            };
+            // The kernel lets the packet in that goes beyond the limit, and then none.
+            if self
+                .options
+                .queue_bytes
+                .is_some_and(|limit| device.queued_bytes > limit)
+            {
+                self.counters.overflows += 1;
+                continue;
+            }
+            device.queued_bytes += packet.counted_bytes();
+            device.queue.push_back(packet);
+        }
+        while let Some(packet) = device.queue.front() {
+            let len = packet.bytes.len();
+            let full = runs.len() == RUNS_PER_RECEIVE;
+            match runs.last_mut() {
+                Some(run) if run.takes(packet) => {
+                    run.end += len;
+                    run.packets += 1;
+                    run.closed = len < run.segment_bytes;
+                }
+                _ if full => break,
+                _ => runs.push(DeliveredRun {
+                    outer: packet.outer,
+                    start: bytes.len(),
+                    end: bytes.len() + len,
+                    segment_bytes: len,
+                    packets: 1,
+                    closed: len == 0,
+                }),
+            }
+            bytes.extend_from_slice(&packet.bytes);
+            device.queued_bytes -= packet.counted_bytes();
+            self.counters.delivered += 1;
+            device.queue.pop_front();
+        }
+    }
+}
+
+impl DeliveredRun {
+    /// Would the kernel hand this packet over together with the run?
+    fn takes(&self, packet: &Packet) -> bool {
+        let len = packet.bytes.len();
+        !self.closed
+            && self.outer == packet.outer
+            && (1..=self.segment_bytes).contains(&len)
+            && self.packets < MAX_RUN_PACKETS
+            && self.end - self.start + len <= MAX_RUN_BYTES
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,191 @@
+use std::sync::{Arc, Mutex};
+
+use doorbell_wire::{Flow, parse_frame};
+use pcap_file::pcap::PcapReader;
+
+use super::*;
+use crate::faults::{FaultPlan, Faults};
+use crate::memory::{MemoryLink, MemoryNetwork, MemoryOptions};
+use crate::testing::{batch_of, packet, receive_all, transmit_all};
+
+const PORT: u16 = 4791;
+
+/// A file that a test can look into, with room for so many bytes.
+#[derive(Clone)]
+struct Shared(Arc<Mutex<Vec<u8>>>, usize);
+
+impl Write for Shared {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut file = self.0.lock().unwrap();
+        if file.len() + bytes.len() > self.1 {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        file.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Shared {
+    fn new(limit: usize) -> Self {
+        Self(Arc::new(Mutex::new(Vec::new())), limit)
+    }
+
+    fn frames(&self) -> Vec<(Duration, Vec<u8>)> {
+        let bytes = self.0.lock().unwrap().clone();
+        let mut reader = PcapReader::new(&bytes[..]).unwrap();
+        assert_eq!(reader.header().datalink, DataLink::ETHERNET);
+        let mut frames = Vec::new();
+        while let Some(packet) = reader.next_packet() {
+            let packet = packet.unwrap();
+            assert_eq!(packet.orig_len as usize, packet.data.len());
+            frames.push((packet.timestamp, packet.data.into_owned()));
+        }
+        frames
+    }
+}
+
+fn address(host: u8) -> IpAddr {
+    [10, 0, 0, host].into()
+}
+
+fn ends(options: MemoryOptions) -> (MemoryLink, MemoryLink) {
+    let network = MemoryNetwork::new(options);
+    (network.attach(address(1)), network.attach(address(2)))
+}
+
+fn capture<L: Link>(link: L, host: u8, file: &Shared) -> Pcap<L> {
+    let epoch = Duration::from_secs(1_700_000_000);
+    Pcap::new(link, address(host), PORT, file.clone(), epoch).unwrap()
+}
+
+/// The packet in a frame, after a check of its ICRC with the identification written there.
+fn packet_in(frame: &[u8]) -> (Outer, Vec<u8>) {
+    let frame = parse_frame(frame).unwrap();
+    let (outer, ports) = (frame.outer, frame.encapsulation);
+    let flow = Flow::new(outer.src, outer.dst, ports.src_port, ports.dst_port);
+    let (packet, icrc) = frame.payload.split_last_chunk().unwrap();
+    let expected = flow.icrc(outer.identification.unwrap(), true, packet);
+    assert_eq!(u32::from_le_bytes(*icrc), expected);
+    assert_eq!(
+        (ports.src_mac, ports.dst_mac),
+        (mac_of(outer.src), mac_of(outer.dst))
+    );
+    assert_eq!(outer.dont_fragment, Some(true));
+    (outer, packet.to_vec())
+}
+
+#[test]
+fn both_ends_capture_the_same_packets_with_right_icrcs() {
+    for sealed in [true, false] {
+        let (a, b) = ends(MemoryOptions {
+            sealed,
+            ..MemoryOptions::default()
+        });
+        let files = [Shared::new(usize::MAX), Shared::new(usize::MAX)];
+        let mut a = capture(a, 1, &files[0]);
+        let mut b = capture(b, 2, &files[1]);
+        let lengths = [vec![32; 64], vec![1036, 16]].concat();
+        let mut batch = batch_of(address(2), &lengths);
+        if sealed {
+            Sealer::new(address(1), PORT).seal(&mut batch);
+        } else {
+            let mut bare = TransmitBatch::new(1 << 16, 0);
+            for (number, &len) in lengths.iter().enumerate() {
+                bare.push(
+                    &crate::testing::path(address(2)),
+                    len,
+                    crate::testing::info(),
+                )
+                .copy_from_slice(&packet(number, len));
+            }
+            batch = bare;
+        }
+        transmit_all(&mut a, 5, &batch);
+        receive_all(&mut b, 2_000);
+        drop((a, b));
+        let (sent, received) = (files[0].frames(), files[1].frames());
+        assert_eq!(sent[0].0, Duration::new(1_700_000_000, 5));
+        assert_eq!(received[0].0, Duration::new(1_700_000_000, 2_000));
+        assert_eq!((sent.len(), received.len()), (66, 66));
+        for (number, (sent, received)) in sent.iter().zip(&received).enumerate() {
+            assert_eq!(sent.1, received.1);
+            let (outer, bytes) = packet_in(&sent.1);
+            assert_eq!(bytes, packet(number, lengths[number]));
+            assert_eq!(outer.identification, Some((number % 64 % 65) as u16));
+        }
+    }
+}
+
+#[test]
+fn the_identification_of_a_received_packet_is_found() {
+    let (mut a, b) = ends(MemoryOptions {
+        latency_ns: 0,
+        ..MemoryOptions::default()
+    });
+    let file = Shared::new(usize::MAX);
+    // With every other packet lost, the place in the run no longer tells.
+    let plan = FaultPlan {
+        drop: 0.5,
+        seed: 1,
+        ..FaultPlan::default()
+    };
+    let mut b = capture(Faults::new(b, plan), 2, &file);
+    let mut batch = batch_of(address(2), &[32; 64]);
+    Sealer::new(address(1), PORT).seal(&mut batch);
+    transmit_all(&mut a, 0, &batch);
+    receive_all(&mut b, 0);
+    drop(b);
+    let frames = file.frames();
+    assert!((10..54).contains(&frames.len()));
+    for (_, frame) in frames {
+        let (outer, bytes) = packet_in(&frame);
+        assert_eq!(
+            bytes,
+            packet(usize::from(outer.identification.unwrap()), 32)
+        );
+    }
+}
+
+#[test]
+fn what_is_captured_reaches_the_file_within_a_second() {
+    let (mut a, b) = ends(MemoryOptions {
+        latency_ns: 0,
+        ..MemoryOptions::default()
+    });
+    let file = Shared::new(usize::MAX);
+    let mut b = capture(b, 2, &file);
+    assert_eq!((file.frames().len(), b.poll_timeout()), (0, None));
+    transmit_all(&mut a, 0, &batch_of(address(2), &[32]));
+    receive_all(&mut b, 7);
+    assert_eq!(
+        (file.frames().len(), b.poll_timeout()),
+        (0, Some(7 + FLUSH_INTERVAL_NS))
+    );
+    receive_all(&mut b, 7 + FLUSH_INTERVAL_NS);
+    assert_eq!((file.frames().len(), b.poll_timeout()), (1, None));
+    transmit_all(&mut a, 0, &batch_of(address(2), &[32]));
+    receive_all(&mut b, 8 + FLUSH_INTERVAL_NS);
+    drop(b);
+    assert_eq!(file.frames().len(), 2);
+}
+
+#[test]
+fn a_full_disk_ends_the_capture_and_not_the_traffic() {
+    let (mut a, b) = ends(MemoryOptions {
+        latency_ns: 0,
+        ..MemoryOptions::default()
+    });
+    let file = Shared::new(100);
+    let mut b = capture(b, 2, &file);
+    for round in 0..4 {
+        transmit_all(&mut a, 0, &batch_of(address(2), &[32; 10]));
+        let now_ns = round * FLUSH_INTERVAL_NS;
+        assert_eq!(receive_all(&mut b, now_ns)[0].packets.len(), 10);
+    }
+    assert_eq!((b.packets(), b.poll_timeout()), (20, None));
+    assert!(Pcap::new(a, address(1), PORT, Shared::new(0), Duration::ZERO).is_err());
+}

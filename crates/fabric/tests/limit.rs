@@ -1,0 +1,54 @@
+//! The measurement of the machine's limit with two real processes. It has no test harness, since
+//! the second process is this program too and must own its standard output.
+
+use std::process::Command;
+use std::time::Duration;
+
+use doorbell_fabric::limit::{LimitOptions, child_main, measure};
+
+const CHILD: &str = "--limit-child";
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.first().map(String::as_str) {
+        Some(CHILD) => child_main(&arguments[1]).unwrap(),
+        // A runner that lists tests finds none beside the program itself.
+        Some("--list") => {}
+        _ => both_processes_agree_on_what_arrived(),
+    }
+}
+
+fn both_processes_agree_on_what_arrived() {
+    let options = LimitOptions {
+        port: 24_793,
+        payload_bytes: vec![36, 4112],
+        repetition: Duration::from_millis(20),
+        repetitions: 3,
+        ping_pong_bytes: 36,
+        ping_pongs: 200,
+    };
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args([CHILD, &options.port.to_string()]);
+    let report = measure(child, &options).unwrap();
+    assert!(report.ping_pong_ns > 0 && report.ping_pong_blocking_ns > 0);
+    let shapes: Vec<_> = report
+        .results
+        .iter()
+        .map(|result| (result.frame_bytes, result.segments))
+        .collect();
+    assert_eq!(shapes, [(78, 64), (4154, 15)]);
+    for result in &report.results {
+        let (slowest, fastest) = result.datagrams_per_s_spread;
+        assert!(slowest <= result.datagrams_per_s && result.datagrams_per_s <= fastest);
+        assert!(
+            result.datagrams_per_s > 0.0 && result.received_share <= 1.0,
+            "{result:?}"
+        );
+        let frames = result.bytes_per_s / result.datagrams_per_s;
+        assert!((frames - result.frame_bytes as f64).abs() < 1e-6);
+    }
+    assert!(measure(Command::new("/nonexistent"), &options).is_err());
+    // A program that does not speak the protocol is an error, and does not hang.
+    let error = measure(Command::new("ls"), &options).unwrap_err();
+    assert!(error.to_string().contains("answered"), "{error}");
+}

@@ -1,0 +1,156 @@
+//! Making queue pairs and bringing them up.
+
+use doorbell_rnic::{AddressVector, Access, CqId, QpAttributes, QpCapacities, QpInit, QpKind, QpState, SrqId};
+use doorbell_wire::{PathMtu, Psn, QKey, Qpn};
+
+use super::world::World;
+
+/// How one end of a connection is made.
+#[derive(Clone, Debug)]
+pub struct End {
+    pub capacities: QpCapacities,
+    pub srq: Option<SrqId>,
+    pub send_cq: Option<CqId>,
+    pub recv_cq: Option<CqId>,
+    pub signal_all: bool,
+    pub access: Access,
+    pub timeout: u8,
+    pub retry_count: u8,
+    pub rnr_retry: u8,
+    pub min_rnr_timer: u8,
+    pub max_rd_atomic: u8,
+    pub max_dest_rd_atomic: u8,
+    pub send_psn: Psn,
+}
+
+impl Default for End {
+    fn default() -> Self {
+        Self {
+            capacities: QpCapacities {
+                max_send_wr: 64,
+                max_recv_wr: 64,
+                max_send_sge: 4,
+                max_recv_sge: 4,
+                max_inline: 64,
+            },
+            srq: None,
+            send_cq: None,
+            recv_cq: None,
+            signal_all: false,
+            access: Access::all(),
+            timeout: 14,
+            retry_count: 7,
+            rnr_retry: 7,
+            min_rnr_timer: 1,
+            max_rd_atomic: 8,
+            max_dest_rd_atomic: 8,
+            send_psn: Psn::new(100),
+        }
+    }
+}
+
+pub const QKEY: QKey = QKey::new(0x1234_5678);
+
+impl World {
+    pub fn create_qp(&mut self, node: usize, kind: QpKind, end: &End) -> Qpn {
+        let node = &mut self.nodes[node];
+        node.rnic
+            .create_qp(QpInit {
+                kind,
+                pd: node.pd,
+                send_cq: end.send_cq.unwrap_or(node.cq),
+                recv_cq: end.recv_cq.unwrap_or(node.cq),
+                srq: end.srq,
+                capacities: end.capacities,
+                signal_all: end.signal_all,
+            })
+            .expect("the capacities are within the device's limits")
+    }
+
+    pub fn modify(&mut self, node: usize, qpn: Qpn, attributes: QpAttributes) {
+        self.nodes[node].rnic.modify_qp(qpn, &attributes).expect("the transition is in the table");
+    }
+
+    pub fn to_init(&mut self, node: usize, qpn: Qpn, kind: QpKind, end: &End) {
+        let connected = kind != QpKind::Ud;
+        self.modify(
+            node,
+            qpn,
+            QpAttributes {
+                state: Some(QpState::Init),
+                pkey_index: Some(0),
+                port: Some(1),
+                access: connected.then_some(end.access),
+                qkey: (!connected).then_some(QKEY),
+                ..QpAttributes::default()
+            },
+        );
+    }
+
+    pub fn to_rtr(&mut self, node: usize, qpn: Qpn, kind: QpKind, mtu: PathMtu, end: &End, peer: (usize, Qpn, Psn)) {
+        let (connected, rc) = (kind != QpKind::Ud, kind == QpKind::Rc);
+        self.modify(
+            node,
+            qpn,
+            QpAttributes {
+                state: Some(QpState::ReadyToReceive),
+                address: connected.then_some(AddressVector::to(super::world::address_of(peer.0))),
+                path_mtu: connected.then_some(mtu),
+                dest_qpn: connected.then_some(peer.1),
+                receive_psn: connected.then_some(peer.2),
+                max_dest_rd_atomic: rc.then_some(end.max_dest_rd_atomic),
+                min_rnr_timer: rc.then_some(end.min_rnr_timer),
+                ..QpAttributes::default()
+            },
+        );
+    }
+
+    pub fn to_rts(&mut self, node: usize, qpn: Qpn, kind: QpKind, end: &End) {
+        let rc = kind == QpKind::Rc;
+        self.modify(
+            node,
+            qpn,
+            QpAttributes {
+                state: Some(QpState::ReadyToSend),
+                send_psn: Some(end.send_psn),
+                timeout: rc.then_some(end.timeout),
+                retry_count: rc.then_some(end.retry_count),
+                rnr_retry: rc.then_some(end.rnr_retry),
+                max_rd_atomic: rc.then_some(end.max_rd_atomic),
+                ..QpAttributes::default()
+            },
+        );
+    }
+
+    /// Brings up two queue pairs that were created, connected with each other.
+    pub fn connect_ends(&mut self, kind: QpKind, mtu: PathMtu, a: (usize, Qpn, &End), b: (usize, Qpn, &End)) {
+        for (own, peer) in [(&a, &b), (&b, &a)] {
+            self.to_init(own.0, own.1, kind, own.2);
+            self.to_rtr(own.0, own.1, kind, mtu, own.2, (peer.0, peer.1, peer.2.send_psn));
+        }
+        for own in [&a, &b] {
+            self.to_rts(own.0, own.1, kind, own.2);
+        }
+    }
+
+    /// Creates and connects two queue pairs.
+    pub fn connect(&mut self, kind: QpKind, mtu: PathMtu, a: (usize, &End), b: (usize, &End)) -> (Qpn, Qpn) {
+        let qpns = (self.create_qp(a.0, kind, a.1), self.create_qp(b.0, kind, b.1));
+        self.connect_ends(kind, mtu, (a.0, qpns.0, a.1), (b.0, qpns.1, b.1));
+        qpns
+    }
+
+    /// A UD queue pair, ready to send.
+    pub fn datagram_qp(&mut self, node: usize, end: &End) -> Qpn {
+        let qpn = self.create_qp(node, QpKind::Ud, end);
+        self.to_init(node, qpn, QpKind::Ud, end);
+        self.to_rtr(node, qpn, QpKind::Ud, PathMtu::Mtu4096, end, (node, qpn, Psn::new(0)));
+        self.to_rts(node, qpn, QpKind::Ud, end);
+        qpn
+    }
+
+    /// Takes a queue pair back to reset, or to error.
+    pub fn to_state(&mut self, node: usize, qpn: Qpn, state: QpState) {
+        self.modify(node, qpn, QpAttributes { state: Some(state), ..QpAttributes::default() });
+    }
+}

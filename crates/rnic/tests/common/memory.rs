@@ -1,0 +1,60 @@
+//! Memory that RNICs write behind the test's back: only ever reached through raw copies.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+
+/// A block of zeroed memory, aligned to a page.
+pub struct Block {
+    base: *mut u8,
+    layout: Layout,
+}
+
+impl Block {
+    pub fn new(length: usize) -> Self {
+        let layout = Layout::from_size_align(length.max(1), 4096).expect("a small block");
+        // SAFETY: the layout is not empty.
+        let base = unsafe { alloc_zeroed(layout) };
+        assert!(!base.is_null(), "{length} B are to be had");
+        Self { base, layout }
+    }
+
+    pub fn base(&self) -> *mut u8 {
+        self.base
+    }
+
+    pub fn address(&self) -> u64 {
+        self.base as u64
+    }
+
+    pub fn len(&self) -> usize {
+        self.layout.size()
+    }
+
+    pub fn read(&self, offset: usize, length: usize) -> Vec<u8> {
+        assert!(offset + length <= self.len(), "{length} B at {offset} lie inside {} B", self.len());
+        let mut out = vec![0; length];
+        // SAFETY: inside the block, into a buffer of its own; tests run on one thread.
+        unsafe { self.base.add(offset).copy_to_nonoverlapping(out.as_mut_ptr(), length) };
+        out
+    }
+
+    pub fn write(&self, offset: usize, bytes: &[u8]) {
+        assert!(offset + bytes.len() <= self.len(), "{} B at {offset} lie inside {} B", bytes.len(), self.len());
+        // SAFETY: inside the block; tests run on one thread.
+        unsafe { self.base.add(offset).copy_from(bytes.as_ptr(), bytes.len()) };
+    }
+
+    pub fn word(&self, offset: usize) -> u64 {
+        u64::from_ne_bytes(self.read(offset, 8).try_into().expect("eight bytes"))
+    }
+
+    pub fn set_word(&self, offset: usize, value: u64) {
+        self.write(offset, &value.to_ne_bytes());
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout, and regions over it are gone with their RNIC.
+        unsafe { dealloc(self.base, self.layout) }
+    }
+}

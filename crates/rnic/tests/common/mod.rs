@@ -1,0 +1,12 @@
+//! A world of RNICs on a virtual clock, shared by the tests and the fuzz targets.
+#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test uses its part")]
+
+pub mod connect;
+pub mod memory;
+pub mod rng;
+pub mod world;
+
+pub use connect::{End, QKEY};
+pub use memory::Block;
+pub use rng::Rng;
+pub use world::{Acks, Link, Node, Sent, World, address_of};

@@ -1,0 +1,411 @@
+//! RNICs on one virtual clock, and the link between them.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use doorbell_rnic::{
+    Access, Budget, Completion, CompletionQueue, Config, CqId, Filter, MAX_RUN_BYTES, MAX_RUN_PACKETS, PdId, Region,
+    Rnic, Sge, TransmitBatch, TransmitInfo,
+};
+use doorbell_wire::{BthPacket, ICRC_LEN, Opcode, Outer, PathMtu, Psn, Qpn};
+
+use super::memory::Block;
+use super::rng::Rng;
+
+/// Linux's default socket receive buffer.
+pub const DEFAULT_BUFFER_BYTES: u64 = 212_992;
+
+/// What the kernel charges for a datagram beside its bytes.
+pub const DATAGRAM_COST_BYTES: u64 = 832;
+
+/// What the link does to packets. Rates are per mille of packets, times in nanoseconds.
+#[derive(Clone, Debug)]
+pub struct Link {
+    pub latency_ns: u64,
+    /// Added at random, which reorders.
+    pub jitter_ns: u64,
+    pub loss: u64,
+    pub duplicate: u64,
+    /// A packet now and then takes this much longer.
+    pub delay: u64,
+    pub delay_ns: u64,
+    /// Bytes are flipped in packets, and no ICRC catches it.
+    pub flip: u64,
+    /// How long packets wait in the receive buffer until they are taken, at most.
+    pub service_ns: u64,
+    pub buffer_bytes: u64,
+}
+
+impl Default for Link {
+    fn default() -> Self {
+        Self {
+            latency_ns: 2_000,
+            jitter_ns: 0,
+            loss: 0,
+            duplicate: 0,
+            delay: 0,
+            delay_ns: 0,
+            flip: 0,
+            service_ns: 0,
+            buffer_bytes: DEFAULT_BUFFER_BYTES,
+        }
+    }
+}
+
+/// When due acknowledgements are released before their time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Acks {
+    Released,
+    Held,
+    AtRandom,
+}
+
+/// A packet on its way, or recorded.
+#[derive(Clone, Debug)]
+pub struct Sent {
+    pub at_ns: u64,
+    pub from: usize,
+    pub to: usize,
+    pub info: TransmitInfo,
+    pub bytes: Vec<u8>,
+}
+
+impl Sent {
+    pub fn bth(&self) -> BthPacket<&[u8]> {
+        BthPacket::new_checked(&self.bytes[..]).expect("an RNIC sends whole packets")
+    }
+
+    pub fn opcode(&self) -> Opcode {
+        self.bth().opcode()
+    }
+
+    pub fn psn(&self) -> Psn {
+        self.bth().psn()
+    }
+}
+
+pub struct Node {
+    pub rnic: Rnic,
+    pub address: IpAddr,
+    pub pd: PdId,
+    pub memory: Block,
+    pub region: Arc<Region>,
+    pub cq: CqId,
+    pub queue: Arc<CompletionQueue>,
+    pub alive: bool,
+    received: VecDeque<(usize, Vec<u8>)>,
+    received_cost: u64,
+    service_due: bool,
+}
+
+impl Node {
+    pub fn sge(&self, offset: usize, length: usize) -> Sge {
+        assert!(offset + length <= self.memory.len(), "the element lies inside the node's memory");
+        Sge { address: self.memory.address() + offset as u64, length: length as u32, lkey: self.region.lkey() }
+    }
+
+    pub fn reap(&self) -> Vec<Completion> {
+        let mut out = [Completion::default(); 64];
+        let mut all = Vec::new();
+        loop {
+            let count = self.queue.poll(&mut out).expect("the queue was made deep enough");
+            if count == 0 {
+                return all;
+            }
+            all.extend_from_slice(&out[..count]);
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum What {
+    Arrive { from: usize, to: usize, bytes: Vec<u8> },
+    Serve(usize),
+}
+
+/// Every access a region can grant.
+pub fn full_access() -> Access {
+    Access::all()
+}
+
+pub struct World {
+    pub now_ns: u64,
+    pub nodes: Vec<Node>,
+    pub link: Link,
+    pub acks: Acks,
+    pub budget: Budget,
+    pub rng: Rng,
+    /// Everything that was sent, if `recording`.
+    pub log: Vec<Sent>,
+    pub recording: bool,
+    /// Asked for each packet: does it arrive?
+    pub gate: Option<Box<dyn FnMut(&Sent) -> bool>>,
+    pub overflows: u64,
+    agenda: BinaryHeap<Reverse<(u64, u64, What)>>,
+    order: u64,
+    batch: TransmitBatch,
+}
+
+pub fn address_of(index: usize) -> IpAddr {
+    Ipv4Addr::new(10, 0, 0, 1 + index as u8).into()
+}
+
+impl World {
+    pub fn new(seed: u64, nodes: usize, memory_bytes: usize, cq_depth: usize, link: Link) -> Self {
+        let mut rng = Rng::new(seed);
+        let nodes = (0..nodes)
+            .map(|index| {
+                let config = Config {
+                    address: address_of(index),
+                    active_mtu: PathMtu::Mtu4096,
+                    receive_buffer_bytes: link.buffer_bytes,
+                    seed: rng.bytes32(),
+                };
+                let mut rnic = Rnic::new(config, None);
+                let pd = rnic.create_pd();
+                let memory = Block::new(memory_bytes);
+                // SAFETY: the block lives as long as the node, no reference to it is ever made.
+                let region = unsafe {
+                    rnic.register(pd, memory.base(), memory.len(), memory.address(), full_access(), None)
+                }
+                .expect("a new device has room for a region");
+                let (cq, queue) = rnic.create_cq(cq_depth, None).expect("a new device has room for a queue");
+                Node {
+                    rnic,
+                    address: config.address,
+                    pd,
+                    memory,
+                    region,
+                    cq,
+                    queue,
+                    alive: true,
+                    received: VecDeque::new(),
+                    received_cost: 0,
+                    service_due: false,
+                }
+            })
+            .collect();
+        Self {
+            now_ns: 1,
+            nodes,
+            link,
+            acks: Acks::Released,
+            budget: Budget::UNLIMITED,
+            rng,
+            log: Vec::new(),
+            recording: false,
+            gate: None,
+            overflows: 0,
+            agenda: BinaryHeap::new(),
+            order: 0,
+            batch: TransmitBatch::new(1 << 16, ICRC_LEN),
+        }
+    }
+
+    pub fn outer(&self, from: usize, to: usize) -> Outer {
+        Outer {
+            src: self.nodes[from].address,
+            dst: self.nodes[to].address,
+            traffic_class: 0,
+            hop_limit: 64,
+            identification: Some(0),
+            dont_fragment: Some(true),
+        }
+    }
+
+    fn schedule(&mut self, at_ns: u64, what: What) {
+        self.order += 1;
+        self.agenda.push(Reverse((at_ns, self.order, what)));
+    }
+
+    /// Lets everybody send what they have.
+    pub fn transmit(&mut self) {
+        for index in 0..self.nodes.len() {
+            if self.nodes[index].alive {
+                self.transmit_from(index);
+            }
+        }
+    }
+
+    fn transmit_from(&mut self, index: usize) {
+        let release = match self.acks {
+            Acks::Released => true,
+            Acks::Held => false,
+            Acks::AtRandom => self.rng.chance(500),
+        };
+        if release {
+            self.nodes[index].rnic.release_acks();
+        }
+        let mut rounds = 0;
+        loop {
+            let mut batch = std::mem::replace(&mut self.batch, TransmitBatch::new(0, 0));
+            batch.clear();
+            let added = self.nodes[index].rnic.poll_transmit(self.now_ns, self.budget, Filter::All, &mut batch);
+            assert_eq!(added, batch.infos().len(), "the number returned is the number added");
+            assert!(added <= self.budget.packets, "the budget of {} packets was kept", self.budget.packets);
+            self.carry(index, &batch);
+            self.batch = batch;
+            if added == 0 {
+                return;
+            }
+            rounds += 1;
+            assert!(rounds < 100_000, "a node stops sending when its windows are full");
+        }
+    }
+
+    fn carry(&mut self, from: usize, batch: &TransmitBatch) {
+        let mut count = 0;
+        for run in batch.runs() {
+            assert!(run.packets <= MAX_RUN_PACKETS && run.total_bytes <= MAX_RUN_BYTES, "a run fits one segmented send");
+            assert_eq!(run.first_packet, count, "runs follow each other");
+            assert_eq!(run.segments().count(), run.packets, "a run has as many segments as packets");
+            let to = self.nodes.iter().position(|node| node.address == run.path.destination);
+            for (segment, info) in run.segments().zip(&batch.infos()[run.first_packet..]) {
+                let bytes = batch.bytes()[segment.start..segment.end - ICRC_LEN].to_vec();
+                count += 1;
+                let Some(to) = to else { continue };
+                let sent = Sent { at_ns: self.now_ns, from, to, info: *info, bytes };
+                assert_eq!(sent.opcode(), info.opcode, "what is told of a packet is what is in it");
+                assert_eq!(sent.bytes.len() % 4, 0, "packets are padded");
+                let arrives = self.gate.as_mut().is_none_or(|gate| gate(&sent));
+                if self.recording {
+                    self.log.push(sent.clone());
+                }
+                if arrives {
+                    self.travel(sent);
+                }
+            }
+        }
+        assert_eq!(count, batch.infos().len(), "every packet belongs to a run");
+    }
+
+    fn travel(&mut self, sent: Sent) {
+        let link = self.link.clone();
+        if self.rng.chance(link.loss) {
+            return;
+        }
+        let copies = if self.rng.chance(link.duplicate) { 2 } else { 1 };
+        for _ in 0..copies {
+            let mut bytes = sent.bytes.clone();
+            if self.rng.chance(link.flip) {
+                let at = self.rng.below(bytes.len() as u64) as usize;
+                bytes[at] ^= 1 << self.rng.below(8);
+            }
+            let mut at_ns = self.now_ns + link.latency_ns + self.rng.below(link.jitter_ns + 1);
+            if self.rng.chance(link.delay) {
+                at_ns += self.rng.below(link.delay_ns + 1);
+            }
+            self.schedule(at_ns, What::Arrive { from: sent.from, to: sent.to, bytes });
+        }
+    }
+
+    /// Puts a packet on the link by hand: it arrives at once.
+    pub fn inject(&mut self, from: usize, to: usize, bytes: &[u8]) {
+        let outer = self.outer(from, to);
+        self.nodes[to].rnic.handle_packet(self.now_ns, &outer, bytes);
+    }
+
+    fn arrive(&mut self, from: usize, to: usize, bytes: Vec<u8>) {
+        let cost = DATAGRAM_COST_BYTES + bytes.len() as u64;
+        let service_ns = self.rng.below(self.link.service_ns + 1);
+        let limit = self.link.buffer_bytes;
+        let node = &mut self.nodes[to];
+        if node.received_cost + cost > limit {
+            self.overflows += 1;
+            return;
+        }
+        node.received_cost += cost;
+        node.received.push_back((from, bytes));
+        if !node.service_due {
+            node.service_due = true;
+            self.schedule(self.now_ns + service_ns, What::Serve(to));
+        }
+    }
+
+    fn serve(&mut self, index: usize) {
+        let received = std::mem::take(&mut self.nodes[index].received);
+        self.nodes[index].received_cost = 0;
+        self.nodes[index].service_due = false;
+        if !self.nodes[index].alive {
+            return;
+        }
+        let mut at = 0;
+        while at < received.len() {
+            let from = received[at].0;
+            let upto = (at..received.len()).find(|&other| received[other].0 != from).unwrap_or(received.len());
+            let outer = self.outer(from, index);
+            let packets = received.range(at..upto).map(|(_, bytes)| &bytes[..]);
+            self.nodes[index].rnic.handle_packets(self.now_ns, &outer, packets);
+            at = upto;
+        }
+    }
+
+    /// When something happens next.
+    pub fn next_event_ns(&self) -> Option<u64> {
+        let timeouts = self.nodes.iter().filter(|node| node.alive).filter_map(|node| node.rnic.poll_timeout());
+        timeouts.chain(self.agenda.peek().map(|Reverse((at_ns, ..))| *at_ns)).min()
+    }
+
+    /// Sends what is to be sent, and jumps to what happens next. False if nothing ever does.
+    pub fn step(&mut self) -> bool {
+        self.transmit();
+        let Some(next_ns) = self.next_event_ns() else { return false };
+        self.now_ns = self.now_ns.max(next_ns);
+        while let Some(Reverse((at_ns, ..))) = self.agenda.peek()
+            && *at_ns <= self.now_ns
+        {
+            let Some(Reverse((.., what))) = self.agenda.pop() else { break };
+            match what {
+                What::Arrive { from, to, bytes } => self.arrive(from, to, bytes),
+                What::Serve(index) => self.serve(index),
+            }
+        }
+        for node in self.nodes.iter_mut().filter(|node| node.alive) {
+            if node.rnic.poll_timeout().is_some_and(|at_ns| at_ns <= self.now_ns) {
+                node.rnic.handle_timeout(self.now_ns);
+            }
+        }
+        true
+    }
+
+    /// Runs until nothing happens any more.
+    pub fn settle(&mut self) {
+        let mut steps = 0;
+        while self.step() {
+            steps += 1;
+            assert!(steps < 1_000_000, "the world comes to rest");
+        }
+    }
+
+    /// Runs until `until_ns`, and no further.
+    pub fn run_until(&mut self, until_ns: u64) {
+        loop {
+            self.transmit();
+            if self.next_event_ns().is_none_or(|at_ns| at_ns > until_ns) {
+                break;
+            }
+            self.step();
+        }
+        self.now_ns = until_ns;
+    }
+
+    /// Nothing that a rested world may hold: no bytes in flight, no timer, nothing to send.
+    pub fn assert_at_rest(&self) {
+        for (index, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.alive) {
+            assert!(!node.rnic.has_in_flight(), "node {index} has nothing in flight");
+            assert_eq!(node.rnic.poll_timeout(), None, "node {index} waits for nothing");
+            assert!(!node.rnic.wants_transmit(), "node {index} has nothing to send");
+        }
+    }
+
+    /// The packets of one direction that were recorded.
+    pub fn sent(&self, from: usize, to: usize) -> impl Iterator<Item = &Sent> {
+        self.log.iter().filter(move |sent| sent.from == from && sent.to == to)
+    }
+
+    pub fn state_of(&self, node: usize, qpn: Qpn) -> doorbell_rnic::QpState {
+        self.nodes[node].rnic.query_qp(qpn).expect("the queue pair exists").state
+    }
+}

@@ -1,0 +1,42 @@
+use std::io;
+
+use doorbell_fabric::BindError;
+use doorbell_rnic::{ModifyError, ObjectError, Overrun, PostError};
+
+/// What can go wrong in a verbs call.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The device could not be opened.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// An object could not be made or destroyed.
+    #[error(transparent)]
+    Object(#[from] ObjectError),
+    /// A queue pair could not be modified.
+    #[error(transparent)]
+    Modify(#[from] ModifyError),
+    /// A work request was not accepted.
+    #[error(transparent)]
+    Post(#[from] PostError),
+    /// Completions were lost.
+    #[error(transparent)]
+    Overrun(#[from] Overrun),
+    /// The objects belong to different devices.
+    #[error("the {0} belongs to another device")]
+    ForeignDevice(&'static str),
+    /// The operating system refused something.
+    #[error("{what}: {error}")]
+    Os {
+        /// What was to be done.
+        what: &'static str,
+        /// Why it was not.
+        error: io::Error,
+    },
+}
+
+impl Error {
+    pub(crate) fn os(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |error| Self::Os { what, error }
+    }
+}

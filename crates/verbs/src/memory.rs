@@ -1,0 +1,304 @@
+//! Memory of the safe API: allocated by the provider's rules, reached through accessors.
+
+use std::fs::File;
+use std::num::NonZeroUsize;
+use std::os::fd::AsFd;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use doorbell_rnic::{Access, LKey, Sge};
+use doorbell_wire::RKey;
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+
+use crate::error::Error;
+use crate::handles::Pd;
+use crate::raw::Keys;
+
+/// What kind of memory is asked for.
+#[derive(Debug)]
+pub enum MemoryKind<'a> {
+    /// Pages of the usual size.
+    Plain,
+    /// Huge pages where the system has some to give, else usual ones.
+    HugePages,
+    /// The same bytes twice, one copy right behind the other, so that what wraps around the end
+    /// of a ring is contiguous. The length must be a multiple of the page size; the region is
+    /// twice as long.
+    Mirrored,
+    /// A file, which is written through to; it must be at least as long.
+    File(&'a File),
+}
+
+/// A mapping.
+#[derive(Debug)]
+struct Mapping {
+    base: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: the mapping is only reached through raw copies and atomics, and stays until it drops.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: nobody else unmaps it, and every region over it holds the mapping alive.
+        let _ = unsafe { munmap(self.base.cast(), self.length) };
+    }
+}
+
+fn page_bytes() -> usize {
+    4096 // the smallest of any machine that has RNICs; larger pages are multiples of it
+}
+
+fn os(what: &'static str) -> impl FnOnce(nix::Error) -> Error {
+    move |error| Error::Os { what, error: error.into() }
+}
+
+impl Mapping {
+    fn new(length: usize, kind: &MemoryKind<'_>) -> Result<Self, Error> {
+        let whole = NonZeroUsize::new(length.max(1).next_multiple_of(page_bytes())).unwrap_or(NonZeroUsize::MIN);
+        let rw = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        let base = match kind {
+            // SAFETY: a fresh mapping at an address that the kernel chooses.
+            MemoryKind::Plain => unsafe { mmap_anonymous(None, whole, rw, MapFlags::MAP_PRIVATE) }
+                .map_err(os("memory could not be allocated"))?,
+            MemoryKind::HugePages => {
+                let huge = NonZeroUsize::new(whole.get().next_multiple_of(2 << 20)).unwrap_or(whole);
+                // SAFETY: as above.
+                let base = unsafe { mmap_anonymous(None, huge, rw, MapFlags::MAP_PRIVATE) }
+                    .map_err(os("memory could not be allocated"))?;
+                // SAFETY: advice on a mapping of our own; without huge pages it has no effect.
+                let _ = unsafe { madvise(base, huge.get(), MmapAdvise::MADV_HUGEPAGE) };
+                return Ok(Self { base: base.cast(), length: huge.get() });
+            }
+            MemoryKind::Mirrored => return Self::mirrored(whole.get()),
+            // SAFETY: a fresh mapping at an address that the kernel chooses. Whoever truncates the
+            // file takes the memory away; accesses then raise SIGBUS, as for every mapped file.
+            MemoryKind::File(file) => unsafe { mmap(None, whole, rw, MapFlags::MAP_SHARED, file.as_fd(), 0) }
+                .map_err(os("the file could not be mapped"))?,
+        };
+        Ok(Self { base: base.cast(), length: whole.get() })
+    }
+
+    fn mirrored(length: usize) -> Result<Self, Error> {
+        let what = "mirrored memory could not be allocated";
+        let file = memfd_create(c"doorbell", MFdFlags::MFD_CLOEXEC).map_err(os(what))?;
+        nix::unistd::ftruncate(&file, length as i64).map_err(os(what))?;
+        let (one, two) = (NonZeroUsize::new(length), NonZeroUsize::new(2 * length));
+        let (Some(one), Some(two)) = (one, two) else { return Err(os(what)(nix::Error::EINVAL)) };
+        // SAFETY: reserves addresses; nothing may be read or written there yet.
+        let base = unsafe { mmap_anonymous(None, two, ProtFlags::PROT_NONE, MapFlags::MAP_PRIVATE) }
+            .map_err(os(what))?;
+        let mapping = Self { base: base.cast(), length: 2 * length };
+        for half in [0, length] {
+            let place = NonZeroUsize::new(mapping.base.as_ptr() as usize + half);
+            let rw = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+            // SAFETY: replaces a half of the reservation above, which is ours alone.
+            unsafe { mmap(place, one, rw, MapFlags::MAP_SHARED | MapFlags::MAP_FIXED, &file, 0) }
+                .map_err(os(what))?;
+        }
+        Ok(mapping)
+    }
+}
+
+struct Inner {
+    keys: Keys,
+    length: usize,
+    access: Access,
+    mapping: Arc<Mapping>,
+    pd: Pd,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // It is registered, since it was made so, and nothing else deregisters it.
+        let _ = self.pd.provider().deregister(self.keys.lkey);
+    }
+}
+
+/// A registered region of memory. Clones are the same region.
+///
+/// A region that a peer can write changes at any time, so there is no `&[u8]` of it; it is read
+/// and written through accessors, whose offsets count from its start.
+///
+/// # Panics
+///
+/// Accessors panic if the range is not inside the region, as slices do.
+#[derive(Clone)]
+pub struct Region {
+    inner: Arc<Inner>,
+}
+
+impl std::fmt::Debug for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Region")
+            .field("address", &format_args!("{:#x}", self.address()))
+            .field("length", &self.len())
+            .field("access", &self.inner.access)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Region {
+    pub(crate) fn allocate(pd: &Pd, length: usize, access: Access, kind: MemoryKind<'_>) -> Result<Self, Error> {
+        if let MemoryKind::File(file) = &kind {
+            let known = file.metadata().map_err(Error::os("the file could not be read"))?.len();
+            if known < length as u64 {
+                let error = std::io::Error::other(format!("the file has {known} B, the region needs {length} B"));
+                return Err(Error::Os { what: "the file could not be mapped", error });
+            }
+        }
+        let mirrored = matches!(kind, MemoryKind::Mirrored);
+        if mirrored && (length == 0 || !length.is_multiple_of(page_bytes())) {
+            let error = std::io::Error::other(format!("{length} B is not a multiple of {} B", page_bytes()));
+            return Err(Error::Os { what: "mirrored memory could not be allocated", error });
+        }
+        let mapping = Arc::new(Mapping::new(length, &kind)?);
+        let length = if mirrored { 2 * length } else { length };
+        let base = mapping.base.as_ptr();
+        let owner = Arc::clone(&mapping) as Arc<dyn std::any::Any + Send + Sync>;
+        // SAFETY: the mapping lives as long as `owner` does, and this module makes references to
+        // its bytes only in `slice` and `slice_mut`, whose callers answer for them.
+        let keys =
+            unsafe { pd.provider().register(pd.id(), base, length, base as u64, access, Some(owner)) }?;
+        Ok(Self { inner: Arc::new(Inner { keys, length, access, mapping, pd: pd.clone() }) })
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.inner.length
+    }
+
+    /// Has it no bytes?
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Address of the first byte, as peers name it.
+    pub fn address(&self) -> u64 {
+        self.inner.mapping.base.as_ptr() as u64
+    }
+
+    /// The key that scatter-gather elements carry.
+    pub fn lkey(&self) -> LKey {
+        self.inner.keys.lkey
+    }
+
+    /// The key that peers need.
+    pub fn rkey(&self) -> RKey {
+        self.inner.keys.rkey
+    }
+
+    /// A scatter-gather element for a piece of it. Whether the piece lies inside the region is
+    /// checked when it is posted.
+    pub fn sge(&self, offset: usize, length: usize) -> Sge {
+        Sge {
+            address: self.address().wrapping_add(offset as u64),
+            length: u32::try_from(length).unwrap_or(u32::MAX),
+            lkey: self.lkey(),
+        }
+    }
+
+    #[inline]
+    fn place(&self, offset: usize, length: usize) -> *mut u8 {
+        let whole = self.len();
+        assert!(
+            offset <= whole && length <= whole - offset,
+            "{length} B at offset {offset} are not inside a region of {whole} B"
+        );
+        // SAFETY: inside the mapping, as just asserted.
+        unsafe { self.inner.mapping.base.as_ptr().add(offset) }
+    }
+
+    /// Copies out of the region. Bytes that a peer writes meanwhile may be old or new, each.
+    #[inline]
+    pub fn copy_out(&self, offset: usize, out: &mut [u8]) {
+        let from = self.place(offset, out.len());
+        // SAFETY: `from` has that many bytes; `out` is exclusive, so they do not overlap unless
+        // somebody broke the contract of `slice_mut`.
+        unsafe { ptr::copy(from, out.as_mut_ptr(), out.len()) }
+    }
+
+    /// Copies into the region.
+    #[inline]
+    pub fn copy_in(&self, offset: usize, data: &[u8]) {
+        let to = self.place(offset, data.len());
+        // SAFETY: `to` has that many bytes, see `copy_out`.
+        unsafe { ptr::copy(data.as_ptr(), to, data.len()) }
+    }
+
+    /// Sets a piece of the region to one value.
+    pub fn fill(&self, offset: usize, length: usize, value: u8) {
+        let to = self.place(offset, length);
+        // SAFETY: `to` has that many bytes.
+        unsafe { ptr::write_bytes(to, value, length) }
+    }
+
+    #[inline]
+    fn byte(&self, offset: usize) -> &AtomicU8 {
+        // SAFETY: a byte inside the mapping, which lives as long as `self`; peers and the device
+        // write it with atomic or raw stores.
+        unsafe { AtomicU8::from_ptr(self.place(offset, 1)) }
+    }
+
+    #[inline]
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        let place = self.place(offset, 8).cast::<u64>();
+        assert!(place.is_aligned(), "a u64 at offset {offset} is not aligned to 8 B");
+        // SAFETY: eight aligned bytes inside the mapping, which lives as long as `self`.
+        unsafe { AtomicU64::from_ptr(place) }
+    }
+
+    /// Reads a byte; what was written before it by a peer's message is visible afterwards.
+    #[inline]
+    pub fn load_acquire_u8(&self, offset: usize) -> u8 {
+        self.byte(offset).load(Ordering::Acquire)
+    }
+
+    /// Reads an aligned u64 in host order, as atomics of peers write it.
+    #[inline]
+    pub fn load_acquire_u64(&self, offset: usize) -> u64 {
+        self.word(offset).load(Ordering::Acquire)
+    }
+
+    /// Writes a byte after everything that was written before.
+    #[inline]
+    pub fn store_release_u8(&self, offset: usize, value: u8) {
+        self.byte(offset).store(value, Ordering::Release);
+    }
+
+    /// Writes an aligned u64 in host order after everything that was written before.
+    #[inline]
+    pub fn store_release_u64(&self, offset: usize, value: u64) {
+        self.word(offset).store(value, Ordering::Release);
+    }
+
+    /// A piece of the region as a slice.
+    ///
+    /// # Safety
+    ///
+    /// For as long as the slice lives, no work request that writes the piece may be posted, no
+    /// peer may be able to write it, and no other reference or accessor may write it.
+    #[inline]
+    pub unsafe fn slice(&self, offset: usize, length: usize) -> &[u8] {
+        // SAFETY: inside the mapping; that nobody writes it is the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.place(offset, length), length) }
+    }
+
+    /// A piece of the region as a mutable slice.
+    ///
+    /// # Safety
+    ///
+    /// For as long as the slice lives, no work request that names the piece may be posted, no
+    /// peer may be able to reach it, and no other reference or accessor may be used on it.
+    #[allow(clippy::mut_from_ref)] // the region is shared by design; exclusiveness is promised
+    #[inline]
+    pub unsafe fn slice_mut(&self, offset: usize, length: usize) -> &mut [u8] {
+        // SAFETY: inside the mapping; that nobody else uses it is the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.place(offset, length), length) }
+    }
+}

@@ -1,0 +1,186 @@
+//! What a provider is, and the unsafe layer below the safe API.
+//!
+//! Here memory is an address, a length and a key, and nothing checks that it outlives the work
+//! requests that name it: that is why posting is `unsafe`. A front door for programs written in C
+//! builds on this.
+
+use std::any::Any;
+use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use doorbell_rnic::{
+    Access, AsyncEvent, Completion, Counters, CqId, LKey, ModifyError, Notify, Overrun, PdId, PostError,
+    QpAttributes, QpInfo, QpInit, RecvRequest, SendRequest, SrqId,
+};
+use doorbell_wire::{PathMtu, Psn, Qpn, RKey};
+
+use crate::error::Error;
+
+/// What a device can do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceAttributes {
+    /// Its name.
+    pub name: String,
+    /// Its address.
+    pub address: IpAddr,
+    /// Its GID: the address, IPv4-mapped if need be (RoCE v2 annex A17).
+    pub gid: Ipv6Addr,
+    /// The UDP port of both ends. Anything but 4791 is not RoCE's.
+    pub udp_port: u16,
+    /// Largest path MTU that its port carries.
+    pub active_mtu: PathMtu,
+    /// Receive buffer behind the device, in the kernel's bytes; 0 if there is none.
+    pub receive_buffer_bytes: usize,
+    /// Most work requests of a queue.
+    pub max_queue_depth: usize,
+    /// Most scatter-gather elements of a work request.
+    pub max_sges: usize,
+    /// Most inline data of a work request.
+    pub max_inline: usize,
+    /// Most entries of a completion queue.
+    pub max_cq_depth: usize,
+    /// Most READs and atomics outstanding per queue pair and direction.
+    pub max_rd_atomic: usize,
+}
+
+/// The keys of a registered region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keys {
+    /// For scatter-gather elements.
+    pub lkey: LKey,
+    /// For peers.
+    pub rkey: RKey,
+}
+
+/// An RNIC.
+pub trait Provider: Send + Sync {
+    /// What the device can do.
+    fn attributes(&self) -> DeviceAttributes;
+
+    /// Nanoseconds on the device's clock: the only clock of what is built on verbs.
+    fn now_ns(&self) -> u64;
+
+    /// Creates a protection domain.
+    fn create_pd(&self) -> Result<PdId, Error>;
+
+    /// Destroys a protection domain that nothing uses.
+    fn destroy_pd(&self, pd: PdId) -> Result<(), Error>;
+
+    /// Registers memory under the address `address`.
+    ///
+    /// # Safety
+    ///
+    /// The memory must stay mapped until [`deregister`](Self::deregister) returns, or for as long
+    /// as `owner` lives where it owns the memory; and no Rust reference may exist to bytes that a
+    /// work request or a peer may write.
+    unsafe fn register(
+        &self,
+        pd: PdId,
+        base: *mut u8,
+        length: usize,
+        address: u64,
+        access: Access,
+        owner: Option<Arc<dyn Any + Send + Sync>>,
+    ) -> Result<Keys, Error>;
+
+    /// Deregisters memory. When this returns, the device does not touch it any more.
+    fn deregister(&self, lkey: LKey) -> Result<(), Error>;
+
+    /// Creates a completion channel.
+    fn create_channel(&self) -> Result<Arc<dyn Channel>, Error>;
+
+    /// Creates a completion queue of exactly `depth` entries, which notifies on `channel`.
+    fn create_cq(&self, depth: usize, channel: Option<&Arc<dyn Channel>>) -> Result<Box<dyn Cq>, Error>;
+
+    /// Creates a shared receive queue.
+    fn create_srq(&self, pd: PdId, depth: usize, max_sges: usize) -> Result<Box<dyn Srq>, Error>;
+
+    /// Creates a queue pair.
+    fn create_qp(&self, init: QpInit) -> Result<Box<dyn Qp>, Error>;
+
+    /// A random first sequence number.
+    fn random_psn(&self) -> Psn;
+
+    /// What the device counted.
+    fn counters(&self) -> Counters;
+
+    /// The oldest asynchronous event.
+    fn poll_event(&self) -> Option<AsyncEvent>;
+
+    /// Readable while asynchronous events wait.
+    fn event_fd(&self) -> BorrowedFd<'_>;
+
+    /// Moves packets, where the device is driven by its callers.
+    fn drive(&self);
+}
+
+/// A completion channel of a provider.
+pub trait Channel: Any + Send + Sync {
+    /// Readable while notifications wait.
+    fn fd(&self) -> BorrowedFd<'_>;
+
+    /// The completion queue that the oldest notification is for. Never blocks.
+    fn next(&self) -> Option<CqId>;
+
+    /// Itself, for the provider that made it.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// A completion queue of a provider. Dropping it destroys it.
+pub trait Cq: Send + Sync {
+    /// Its number.
+    fn id(&self) -> CqId;
+
+    /// Reaps completions.
+    fn poll(&self, out: &mut [Completion]) -> Result<usize, Overrun>;
+
+    /// Arms one notification.
+    fn arm(&self, notify: Notify);
+}
+
+/// A shared receive queue of a provider. Dropping it destroys it.
+pub trait Srq: Send + Sync {
+    /// Its number.
+    fn id(&self) -> SrqId;
+
+    /// Arms the limit event.
+    fn arm_limit(&self, limit: usize);
+
+    /// Receives that are posted.
+    fn len(&self) -> usize;
+
+    /// Posts receives.
+    ///
+    /// # Safety
+    ///
+    /// The memory must stay registered and unreferenced until its completion is reaped.
+    unsafe fn post_recv(&self, list: &[RecvRequest<'_>]) -> Result<(), PostError>;
+}
+
+/// A queue pair of a provider. Dropping it destroys it.
+pub trait Qp: Send + Sync {
+    /// Its number.
+    fn qpn(&self) -> Qpn;
+
+    /// Modifies it.
+    fn modify(&self, attributes: &QpAttributes) -> Result<(), ModifyError>;
+
+    /// What is known of it.
+    fn query(&self) -> QpInfo;
+
+    /// Posts a list of send work requests.
+    ///
+    /// # Safety
+    ///
+    /// Memory that READs and atomics write must stay unreferenced until their completion is
+    /// reaped; memory that is sent must stay registered for as long.
+    unsafe fn post_send(&self, list: &[SendRequest<'_>]) -> Result<(), PostError>;
+
+    /// Posts a list of receive work requests.
+    ///
+    /// # Safety
+    ///
+    /// The memory must stay registered and unreferenced until its completion is reaped.
+    unsafe fn post_recv(&self, list: &[RecvRequest<'_>]) -> Result<(), PostError>;
+}

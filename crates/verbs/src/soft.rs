@@ -1,0 +1,387 @@
+//! The embedded software RNIC as a provider: real RoCE v2 over UDP, in this process.
+
+use std::any::Any;
+use std::collections::{HashMap, VecDeque};
+use std::fs::File;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use doorbell_fabric::{BindRequest, FaultPlan, Faults, Link, Pcap, Port, UdpLink, active_mtu, bind};
+use doorbell_rnic::{
+    Access, AsyncEvent, Completion, CompletionQueue, Config, Counters, CqId, EventQueue, LKey, MAX_CQ_DEPTH,
+    MAX_INLINE_BYTES, MAX_QUEUE_DEPTH, MAX_RD_ATOMIC, MAX_SGES, ModifyError, Notifier, Notify, ObjectError, Overrun,
+    PdId, PostError, QpAttributes, QpInfo, QpInit, RecvRequest, Region, Rnic, SendRequest, SharedReceiveQueue,
+    SrqId,
+};
+use doorbell_wire::{Psn, Qpn, ROCE_UDP_PORT};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use crate::error::Error;
+use crate::handles::Device;
+use crate::raw::{self, DeviceAttributes, Keys, Provider};
+
+/// How the software RNIC is opened.
+#[derive(Clone, Debug)]
+pub struct SoftOptions {
+    /// Its address; `None` takes the next free loopback address.
+    pub address: Option<IpAddr>,
+    /// The UDP port of both ends.
+    pub port: u16,
+    /// Writes every packet to this pcap file.
+    pub pcap: Option<PathBuf>,
+    /// What happens to packets that arrive.
+    pub faults: Option<FaultPlan>,
+    /// The receive buffer to ask for, as the kernel counts it; `None` asks for a large one.
+    pub receive_buffer_bytes: Option<usize>,
+    /// Seeds keys and numbers; `None` takes the operating system's randomness.
+    pub seed: Option<[u8; 32]>,
+}
+
+impl Default for SoftOptions {
+    fn default() -> Self {
+        Self {
+            address: None,
+            port: ROCE_UDP_PORT,
+            pcap: None,
+            faults: None,
+            receive_buffer_bytes: None,
+            seed: None,
+        }
+    }
+}
+
+/// Opens a software RNIC.
+pub fn open(options: &SoftOptions) -> Result<Device, Error> {
+    let udp = bind(BindRequest {
+        address: options.address,
+        port: options.port,
+        receive_buffer_bytes: options.receive_buffer_bytes,
+        ..BindRequest::default()
+    })?;
+    let mtu = active_mtu(udp.local_address()).map_err(Error::os("the interface's MTU could not be read"))?;
+    let readable = udp.as_fd().try_clone_to_owned().map_err(Error::os("the socket could not be cloned"))?;
+    let seed = match options.seed {
+        Some(seed) => seed,
+        None => {
+            let mut seed = [0; 32];
+            getrandom::fill(&mut seed).map_err(|error| Error::Os {
+                what: "the operating system gave no randomness",
+                error: std::io::Error::other(error),
+            })?;
+            seed
+        }
+    };
+    let config = Config {
+        address: udp.local_address(),
+        active_mtu: mtu,
+        receive_buffer_bytes: udp.receive_buffer_bytes() as u64,
+        seed,
+    };
+    let port = udp.port();
+    let link = stack(udp, options)?;
+    let events = Arc::new(event_fd()?);
+    let notifier: Notifier = {
+        let events = Arc::clone(&events);
+        Arc::new(move || signal(&events))
+    };
+    let rnic = Rnic::new(config, Some(notifier));
+    let queue = Arc::clone(rnic.events());
+    let engine = Port::start(rnic, link, readable, port).map_err(Error::os("the progress thread could not start"))?;
+    Ok(Device::new(Arc::new(Soft {
+        port: Arc::new(engine),
+        config,
+        udp_port: port,
+        regions: Mutex::default(),
+        event_fd: events,
+        events: queue,
+    })))
+}
+
+/// Puts the wrappers that were asked for around the socket.
+fn stack(udp: UdpLink, options: &SoftOptions) -> Result<Box<dyn Link>, Error> {
+    let (local, port) = (udp.local_address(), udp.port());
+    let mut link: Box<dyn Link> = Box::new(udp);
+    if let Some(path) = &options.pcap {
+        let what = "the pcap file could not be created";
+        let file = File::create(path).map_err(Error::os(what))?;
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        link = Box::new(Pcap::new(link, local, port, file, since_1970).map_err(Error::os(what))?);
+    }
+    if let Some(plan) = &options.faults {
+        link = Box::new(Faults::new(link, plan.clone()));
+    }
+    Ok(link)
+}
+
+fn event_fd() -> Result<EventFd, Error> {
+    // A semaphore: each notification is taken by one read, so none is lost or seen twice.
+    let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE;
+    EventFd::from_flags(flags).map_err(|error| Error::os("an eventfd could not be created")(error.into()))
+}
+
+fn signal(fd: &EventFd) {
+    // It can only fail when 2^64 - 2 notifications wait, and then it is readable.
+    let _ = fd.write(1);
+}
+
+struct Soft {
+    port: Arc<Port>,
+    config: Config,
+    udp_port: u16,
+    regions: Mutex<HashMap<LKey, Arc<Region>>>,
+    event_fd: Arc<EventFd>,
+    events: Arc<EventQueue>,
+}
+
+impl Provider for Soft {
+    fn attributes(&self) -> DeviceAttributes {
+        let gid = match self.config.address {
+            IpAddr::V4(address) => address.to_ipv6_mapped(),
+            IpAddr::V6(address) => address,
+        };
+        DeviceAttributes {
+            name: "doorbell0".to_owned(),
+            address: self.config.address,
+            gid,
+            udp_port: self.udp_port,
+            active_mtu: self.config.active_mtu,
+            receive_buffer_bytes: self.config.receive_buffer_bytes as usize,
+            max_queue_depth: MAX_QUEUE_DEPTH,
+            max_sges: MAX_SGES,
+            max_inline: MAX_INLINE_BYTES,
+            max_cq_depth: MAX_CQ_DEPTH,
+            max_rd_atomic: MAX_RD_ATOMIC as usize,
+        }
+    }
+
+    #[inline]
+    fn now_ns(&self) -> u64 {
+        self.port.now_ns()
+    }
+
+    fn create_pd(&self) -> Result<PdId, Error> {
+        Ok(self.port.with(Rnic::create_pd))
+    }
+
+    fn destroy_pd(&self, pd: PdId) -> Result<(), Error> {
+        Ok(self.port.with(|rnic| rnic.destroy_pd(pd))?)
+    }
+
+    unsafe fn register(
+        &self,
+        pd: PdId,
+        base: *mut u8,
+        length: usize,
+        address: u64,
+        access: Access,
+        owner: Option<Arc<dyn Any + Send + Sync>>,
+    ) -> Result<Keys, Error> {
+        let region = self.port.with(|rnic| {
+            // SAFETY: passed on to our caller.
+            unsafe { rnic.register(pd, base, length, address, access, owner) }
+        })?;
+        let keys = Keys { lkey: region.lkey(), rkey: region.rkey() };
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner).insert(keys.lkey, region);
+        Ok(keys)
+    }
+
+    fn deregister(&self, lkey: LKey) -> Result<(), Error> {
+        let region = self.regions.lock().unwrap_or_else(PoisonError::into_inner).remove(&lkey);
+        let region = region.ok_or(ObjectError::Unknown("memory region"))?;
+        Ok(self.port.with(|rnic| rnic.deregister(&region))?)
+    }
+
+    fn create_channel(&self) -> Result<Arc<dyn raw::Channel>, Error> {
+        Ok(Arc::new(SoftChannel { fd: event_fd()?, waiting: Mutex::default() }))
+    }
+
+    fn create_cq(&self, depth: usize, channel: Option<&Arc<dyn raw::Channel>>) -> Result<Box<dyn raw::Cq>, Error> {
+        let armed = Arc::clone(self.port.armed());
+        // The queue's number is only known once it exists, its notifier is needed before.
+        let number = Arc::new(AtomicUsize::new(usize::MAX));
+        let notifier: Notifier = {
+            let (armed, number, channel) = (Arc::clone(&armed), Arc::clone(&number), channel.cloned());
+            Arc::new(move || {
+                armed.fetch_sub(1, Ordering::SeqCst);
+                if let Some(channel) = channel.as_ref().and_then(|c| c.as_any().downcast_ref::<SoftChannel>()) {
+                    channel.notify(CqId(number.load(Ordering::Acquire) as u32));
+                }
+            })
+        };
+        let (id, queue) = self.port.with(|rnic| rnic.create_cq(depth, Some(notifier)))?;
+        number.store(id.0 as usize, Ordering::Release);
+        Ok(Box::new(SoftCq { port: Arc::clone(&self.port), id, queue }))
+    }
+
+    fn create_srq(&self, pd: PdId, depth: usize, max_sges: usize) -> Result<Box<dyn raw::Srq>, Error> {
+        let (id, queue) = self.port.with(|rnic| rnic.create_srq(pd, depth, max_sges))?;
+        Ok(Box::new(SoftSrq { port: Arc::clone(&self.port), id, queue }))
+    }
+
+    fn create_qp(&self, init: QpInit) -> Result<Box<dyn raw::Qp>, Error> {
+        let qpn = self.port.with(|rnic| rnic.create_qp(init))?;
+        Ok(Box::new(SoftQp { port: Arc::clone(&self.port), qpn }))
+    }
+
+    fn random_psn(&self) -> Psn {
+        self.port.with(Rnic::random_psn)
+    }
+
+    fn counters(&self) -> Counters {
+        self.port.with(|rnic| *rnic.counters())
+    }
+
+    fn poll_event(&self) -> Option<AsyncEvent> {
+        // One read for one event: the descriptor stays readable while more wait.
+        let event = self.events.pop()?;
+        let _ = self.event_fd.read();
+        Some(event)
+    }
+
+    fn event_fd(&self) -> BorrowedFd<'_> {
+        self.event_fd.as_fd()
+    }
+
+    fn drive(&self) {
+        self.port.drive();
+    }
+}
+
+struct SoftChannel {
+    fd: EventFd,
+    waiting: Mutex<VecDeque<CqId>>,
+}
+
+impl SoftChannel {
+    fn notify(&self, cq: CqId) {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push_back(cq);
+        signal(&self.fd);
+    }
+}
+
+impl raw::Channel for SoftChannel {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    fn next(&self) -> Option<CqId> {
+        let next = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front()?;
+        let _ = self.fd.read();
+        Some(next)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+struct SoftCq {
+    port: Arc<Port>,
+    id: CqId,
+    queue: Arc<CompletionQueue>,
+}
+
+impl raw::Cq for SoftCq {
+    fn id(&self) -> CqId {
+        self.id
+    }
+
+    #[inline]
+    fn poll(&self, out: &mut [Completion]) -> Result<usize, Overrun> {
+        self.port.poll(&self.queue, out)
+    }
+
+    fn arm(&self, notify: Notify) {
+        // Counted first: once armed, the notification may fire at any moment.
+        self.port.armed().fetch_add(1, Ordering::SeqCst);
+        if self.queue.request_notification(notify) {
+            self.port.rouse();
+        } else {
+            self.port.armed().fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+impl Drop for SoftCq {
+    fn drop(&mut self) {
+        // Handles keep it alive while a queue pair uses it, so it is not busy.
+        let _ = self.port.with(|rnic| rnic.destroy_cq(self.id));
+        if self.queue.is_armed() {
+            self.port.armed().fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+struct SoftSrq {
+    port: Arc<Port>,
+    id: SrqId,
+    queue: Arc<SharedReceiveQueue>,
+}
+
+impl raw::Srq for SoftSrq {
+    fn id(&self) -> SrqId {
+        self.id
+    }
+
+    fn arm_limit(&self, limit: usize) {
+        self.queue.arm_limit(limit);
+    }
+
+    fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    unsafe fn post_recv(&self, list: &[RecvRequest<'_>]) -> Result<(), PostError> {
+        self.port.with(|rnic| rnic.post_srq_recv(self.id, list))
+    }
+}
+
+impl Drop for SoftSrq {
+    fn drop(&mut self) {
+        let _ = self.port.with(|rnic| rnic.destroy_srq(self.id));
+    }
+}
+
+struct SoftQp {
+    port: Arc<Port>,
+    qpn: Qpn,
+}
+
+impl raw::Qp for SoftQp {
+    fn qpn(&self) -> Qpn {
+        self.qpn
+    }
+
+    fn modify(&self, attributes: &QpAttributes) -> Result<(), ModifyError> {
+        self.port.post(|rnic, _| (rnic.modify_qp(self.qpn, attributes), 0))
+    }
+
+    fn query(&self) -> QpInfo {
+        self.port.with(|rnic| rnic.query_qp(self.qpn)).expect("a queue pair exists until its handle drops")
+    }
+
+    #[inline]
+    unsafe fn post_send(&self, list: &[SendRequest<'_>]) -> Result<(), PostError> {
+        self.port.post(|rnic, now_ns| {
+            let result = rnic.post_send(now_ns, self.qpn, list);
+            (result, rnic.pending_work(self.qpn))
+        })
+    }
+
+    #[inline]
+    unsafe fn post_recv(&self, list: &[RecvRequest<'_>]) -> Result<(), PostError> {
+        self.port.with(|rnic| rnic.post_recv(self.qpn, list))
+    }
+}
+
+impl Drop for SoftQp {
+    fn drop(&mut self) {
+        // An acknowledgement that is due still leaves: the peer did nothing wrong.
+        self.port.post(|rnic, _| (rnic.release_acks(), usize::MAX));
+        let _ = self.port.with(|rnic| rnic.destroy_qp(self.qpn));
+    }
+}
