@@ -1,1 +1,35 @@
-fn main() {}
+//! Developer chores: `cargo xtask test` runs all tests with everything they need.
+
+mod end_to_end;
+mod packets;
+mod peers;
+mod shell;
+mod test;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Developer chores.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Checks and tests everything. In CI (CI=true) nothing may be left out.
+    Test {
+        /// Leaves out the checks that need other programs (tshark, scapy).
+        #[arg(long)]
+        fast: bool,
+    },
+}
+
+fn main() -> ExitCode {
+    match Arguments::parse().command {
+        Command::Test { fast } => test::everything(fast),
+    }
+}

@@ -71,11 +71,15 @@ impl<W: Waiter> Async<W> {
         }
     }
 
-    /// Waits for the next message.
+    /// Waits for the next message. [`ConnectionError::PeerClosed`] if the peer has closed its
+    /// side and no more can come.
     pub async fn receive(&mut self) -> Result<Message, ConnectionError> {
         loop {
             if let Some(message) = self.connection.take() {
                 return Ok(message);
+            }
+            if self.connection.is_peer_closed() {
+                return Err(ConnectionError::PeerClosed);
             }
             self.progress().await?;
         }
@@ -96,10 +100,7 @@ impl<W: Waiter> Async<W> {
     pub async fn close(&mut self) -> Result<(), ConnectionError> {
         self.connection.close();
         while !self.connection.is_closed() {
-            match self.progress().await {
-                Err(ConnectionError::PeerClosed) => break,
-                result => result?,
-            }
+            self.progress().await?;
         }
         Ok(())
     }

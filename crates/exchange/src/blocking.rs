@@ -42,11 +42,15 @@ impl Blocking {
         }
     }
 
-    /// Waits for the next message.
+    /// Waits for the next message. [`ConnectionError::PeerClosed`] if the peer has closed its
+    /// side and no more can come.
     pub fn receive(&mut self) -> Result<Message, ConnectionError> {
         loop {
             if let Some(message) = self.connection.take() {
                 return Ok(message);
+            }
+            if self.connection.is_peer_closed() {
+                return Err(ConnectionError::PeerClosed);
             }
             self.wait_until(|connection| connection.poll())?;
         }
@@ -69,10 +73,7 @@ impl Blocking {
         while !self.connection.is_closed() {
             self.wait_until(|connection| Ok(connection.poll()? || connection.is_closed()))?;
         }
-        match self.connection.over() {
-            Some(error) if error != ConnectionError::PeerClosed => Err(error),
-            _ => Ok(()),
-        }
+        self.connection.over().map_or(Ok(()), Err)
     }
 
     /// The connection.

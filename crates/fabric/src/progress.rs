@@ -17,9 +17,11 @@
 //! A wake-up costs whoever sends the packet several microseconds, which is why the thread does
 //! not watch the socket while someone polls.
 
+mod wake;
+
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -32,6 +34,12 @@ use nix::sys::time::TimeSpec;
 
 use crate::driver::{Acks, Driver};
 use crate::link::Link;
+use wake::{NEVER, Wakeups};
+
+/// What the model checker replaces.
+mod sync {
+    pub(super) use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
+}
 
 /// How long the thread leaves the packets to a caller that polls.
 const NAP_NS: u64 = 100_000;
@@ -39,34 +47,21 @@ const NAP_NS: u64 = 100_000;
 /// Naps grow up to this while polls keep coming.
 const LONGEST_NAP_NS: u64 = 300_000;
 
-const NEVER: u64 = u64::MAX;
+/// How long a post may wait at most for the caller's next poll or an inbound packet.
+const LONGEST_DEFERRAL_NS: u64 = 1_000_000;
 
-/// What the thread is doing.
-mod mode {
-    /// It drives, or is about to look around.
-    pub(super) const AWAKE: u8 = 0;
-    /// It sleeps on the socket.
-    pub(super) const WATCHING: u8 = 1;
-    /// It sleeps and lets the callers drive.
-    pub(super) const NAPPING: u8 = 2;
-}
+/// How often the thread gives way before it takes the lock from callers that wait for it.
+const COURTESIES: usize = 1_000;
 
 struct Shared {
     driver: Mutex<Driver<Box<dyn Link>>>,
+    /// Callers that sleep until they get the lock.
+    waiting: AtomicUsize,
     epoch: Instant,
     kick: EventFd,
-    mode: AtomicU8,
-    /// When the thread wakes up by itself.
-    wakes_ns: AtomicU64,
-    /// When the engine wants to be driven at the latest.
-    deadline_ns: AtomicU64,
-    /// The link is full: something waits for room.
-    link_full: AtomicBool,
+    wakeups: Wakeups,
     /// Counts polls, to tell whether anyone polls.
     polls: AtomicU64,
-    last_poll_found_nothing: AtomicBool,
-    /// Notifications that are armed.
-    armed: Arc<AtomicUsize>,
     stop: AtomicBool,
     failed: AtomicBool,
 }
@@ -89,15 +84,11 @@ impl Port {
     pub fn start(rnic: Rnic, link: Box<dyn Link>, readable: OwnedFd, port: u16) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             driver: Mutex::new(Driver::new(rnic, link, port)),
+            waiting: AtomicUsize::new(0),
             epoch: Instant::now(),
             kick: EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?,
-            mode: AtomicU8::new(mode::AWAKE),
-            wakes_ns: AtomicU64::new(0),
-            deadline_ns: AtomicU64::new(NEVER),
-            link_full: AtomicBool::new(false),
+            wakeups: Wakeups::new(),
             polls: AtomicU64::new(0),
-            last_poll_found_nothing: AtomicBool::new(false),
-            armed: Arc::default(),
             stop: AtomicBool::new(false),
             failed: AtomicBool::new(false),
         });
@@ -128,7 +119,13 @@ impl Port {
         let now_ns = self.shared.now_ns();
         let idle = !driver.rnic().has_in_flight();
         let (result, waiting) = operation(driver.rnic_mut(), now_ns);
-        if idle || waiting >= MAX_RUN_PACKETS || !driver.rnic().has_in_flight() {
+        // What is in flight brings a packet only if its peer lives. If that has not answered for
+        // long, the engine's next deadline is far, and others need not wait for it.
+        let deferrable = || {
+            let deadline_ns = driver.rnic().poll_timeout().unwrap_or(NEVER);
+            driver.rnic().has_in_flight() && deadline_ns <= now_ns + LONGEST_DEFERRAL_NS
+        };
+        if idle || waiting >= MAX_RUN_PACKETS || !deferrable() {
             let sent = driver.transmit(now_ns);
             self.shared.report(sent);
         }
@@ -157,18 +154,18 @@ impl Port {
         let shared = &self.shared;
         // Not exact where several threads poll: a change is all that matters.
         shared.polls.store(shared.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-        shared.last_poll_found_nothing.store(found_nothing, Ordering::Relaxed);
+        shared.wakeups.note_poll(found_nothing);
     }
 
     /// Counts the notifications that are armed. Whoever arms one adds one and calls
     /// [`rouse`](Self::rouse); whoever is notified takes one away.
     pub fn armed(&self) -> &Arc<AtomicUsize> {
-        &self.shared.armed
+        self.shared.wakeups.armed()
     }
 
     /// Ends a nap of the thread: somebody is going to sleep until it notifies.
     pub fn rouse(&self) {
-        if self.shared.mode.load(Ordering::SeqCst) != mode::WATCHING {
+        if self.shared.wakeups.must_kick_for_notification() {
             self.shared.kick();
         }
     }
@@ -207,7 +204,22 @@ impl Shared {
                 Err(TryLockError::WouldBlock) => std::hint::spin_loop(),
             }
         }
-        self.driver.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let guard = self.driver.lock().unwrap_or_else(PoisonError::into_inner);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        guard
+    }
+
+    /// Locks for the thread, which comes back again and again while packets arrive: callers that
+    /// wait already go first, or they might wait for as long as the stream lasts.
+    fn lock_behind_callers(&self) -> Guard<'_> {
+        for _ in 0..COURTESIES {
+            if self.waiting.load(Ordering::Relaxed) == 0 {
+                break;
+            }
+            std::thread::yield_now();
+        }
+        self.lock()
     }
 
     fn kick(&self) {
@@ -232,8 +244,7 @@ impl Shared {
             Err(TryLockError::WouldBlock) => return false, // the holder drives
         };
         // An acknowledgement may only wait while the thread is sure to look soon.
-        let napping = self.mode.load(Ordering::Relaxed) == mode::NAPPING;
-        let acks = if napping { Acks::MayWait } else { Acks::Now };
+        let acks = if self.wakeups.is_napping() { Acks::MayWait } else { Acks::Now };
         let pumped = driver.pump(self.now_ns(), acks);
         self.report(pumped);
         self.leave(driver);
@@ -243,22 +254,10 @@ impl Shared {
     /// Lets go of the engine, and sees to it that what is left has an owner (rule (c)).
     #[inline]
     fn leave(&self, driver: Guard<'_>) {
-        let deadline_ns = driver.poll_timeout().unwrap_or(NEVER);
-        let full = driver.is_link_full();
+        let changed = self.wakeups.leave(driver.poll_timeout().unwrap_or(NEVER), driver.is_link_full());
         drop(driver);
-        self.deadline_ns.store(deadline_ns, Ordering::SeqCst);
-        let was_full = self.link_full.load(Ordering::Relaxed);
-        if full != was_full {
-            self.link_full.store(full, Ordering::SeqCst);
-        }
-        match self.mode.load(Ordering::SeqCst) {
-            // It looks again within a nap, which is soon enough for any deadline.
-            mode::NAPPING | mode::AWAKE => {}
-            _ => {
-                if deadline_ns < self.wakes_ns.load(Ordering::SeqCst) || (full && !was_full) {
-                    self.kick();
-                }
-            }
+        if changed && self.wakeups.must_kick() {
+            self.kick();
         }
     }
 
@@ -268,12 +267,12 @@ impl Shared {
         let mut polls_seen = self.polls.load(Ordering::Relaxed);
         while !self.stop.load(Ordering::SeqCst) {
             if nap_ns > 0 {
-                self.sleep(mode::NAPPING, None, self.now_ns() + nap_ns);
+                self.nap(nap_ns);
                 let polls = self.polls.load(Ordering::Relaxed);
                 if polls != std::mem::replace(&mut polls_seen, polls) {
-                    if self.is_caller_coming_back() {
+                    if self.wakeups.is_caller_coming_back() {
                         // Callers drive; but what is overdue is overdue.
-                        if self.deadline_ns.load(Ordering::SeqCst) <= self.now_ns() {
+                        if self.wakeups.deadline_ns() <= self.now_ns() {
                             self.pump();
                         }
                         nap_ns = (2 * nap_ns).min(LONGEST_NAP_NS);
@@ -281,15 +280,15 @@ impl Shared {
                     }
                 } else {
                     // Nobody polled for a whole nap: nobody is coming back.
-                    self.last_poll_found_nothing.store(false, Ordering::Relaxed);
+                    self.wakeups.note_poll(false);
                 }
                 nap_ns = 0;
                 self.pump();
             }
-            let deadline_ns = self.deadline_ns.load(Ordering::SeqCst);
+            let deadline_ns = self.wakeups.deadline_ns();
             if deadline_ns > self.now_ns() {
-                let woken_by_packets = self.sleep(mode::WATCHING, Some(readable), deadline_ns);
-                if woken_by_packets && self.is_caller_coming_back() {
+                let woken_by_packets = self.watch(readable, deadline_ns);
+                if woken_by_packets && self.wakeups.is_caller_coming_back() {
                     polls_seen = self.polls.load(Ordering::Relaxed);
                     nap_ns = NAP_NS;
                     continue;
@@ -299,35 +298,33 @@ impl Shared {
         }
     }
 
-    /// Did the last poll find nothing, with nobody asking to be notified?
-    fn is_caller_coming_back(&self) -> bool {
-        self.last_poll_found_nothing.load(Ordering::Relaxed) && self.armed.load(Ordering::SeqCst) == 0
+    /// Sleeps until kicked, or until the time is over.
+    fn nap(&self, nap_ns: u64) {
+        self.wakeups.start_napping();
+        self.sleep_on(None, self.now_ns() + nap_ns);
+        self.wakeups.wake_up();
     }
 
-    /// Sleeps until kicked, until `until_ns`, or until the socket is readable: true if that.
-    fn sleep(&self, mode: u8, readable: Option<&OwnedFd>, until_ns: u64) -> bool {
-        self.wakes_ns.store(until_ns, Ordering::SeqCst);
-        self.mode.store(mode, Ordering::SeqCst);
-        // A caller that left a deadline before it could see the mode: it is looked at once more.
-        let woken = if readable.is_some() && self.deadline_ns.load(Ordering::SeqCst) < until_ns {
-            false
-        } else {
-            self.sleep_on(readable, until_ns)
+    /// Sleeps until kicked, until `until_ns`, or until the socket is ready: true if that.
+    fn watch(&self, readable: &OwnedFd, until_ns: u64) -> bool {
+        let woken = match self.wakeups.start_watching(until_ns) {
+            Some(room) => {
+                let events = if room { PollFlags::POLLIN | PollFlags::POLLOUT } else { PollFlags::POLLIN };
+                self.sleep_on(Some(PollFd::new(readable.as_fd(), events)), until_ns)
+            }
+            None => false,
         };
-        self.mode.store(mode::AWAKE, Ordering::SeqCst);
+        self.wakeups.wake_up();
         woken
     }
 
-    fn sleep_on(&self, readable: Option<&OwnedFd>, until_ns: u64) -> bool {
-        let mut events = PollFlags::POLLIN;
-        if self.link_full.load(Ordering::SeqCst) {
-            events |= PollFlags::POLLOUT;
-        }
+    /// True if the socket is ready.
+    fn sleep_on(&self, socket: Option<PollFd<'_>>, until_ns: u64) -> bool {
         let kick = PollFd::new(self.kick.as_fd(), PollFlags::POLLIN);
         let (mut both, mut one);
-        let fds: &mut [PollFd<'_>] = match readable {
-            Some(fd) => {
-                both = [kick, PollFd::new(fd.as_fd(), events)];
+        let fds: &mut [PollFd<'_>] = match socket {
+            Some(socket) => {
+                both = [kick, socket];
                 &mut both
             }
             None => {
@@ -349,22 +346,22 @@ impl Shared {
         packets
     }
 
+    /// Drives the engine until everything that has arrived is handled, since nobody else does.
     fn pump(&self) {
-        let mut driver = self.lock();
-        let mut result = driver.pump(self.now_ns(), Acks::Now);
-        // Nobody else drives: everything that has arrived is handled.
-        while let Ok(received) = result
-            && received > 0
-            && !self.stop.load(Ordering::Relaxed)
-        {
-            result = driver.pump(self.now_ns(), Acks::Now);
-        }
-        let failed = result.is_err();
-        self.report(result);
-        self.leave(driver);
-        if failed {
-            // Do not spin on a socket that is broken.
-            std::thread::sleep(std::time::Duration::from_millis(100));
+        while !self.stop.load(Ordering::Relaxed) {
+            let mut driver = self.lock_behind_callers();
+            let pumped = driver.pump(self.now_ns(), Acks::Now);
+            self.leave(driver);
+            match pumped {
+                Ok(0) => return,
+                Ok(_) => {}
+                Err(error) => {
+                    self.report(Err::<(), _>(error));
+                    // Do not spin on a socket that is broken.
+                    std::thread::sleep(std::time::Duration::from_millis(100));
+                    return;
+                }
+            }
         }
     }
 }

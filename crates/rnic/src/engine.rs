@@ -166,6 +166,23 @@ pub struct QpInfo {
     pub outstanding_sends: usize,
 }
 
+/// How long the lists are that a device keeps for itself. None grows with traffic: each is
+/// bounded by the number of its objects and by what they were created for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Backlog {
+    /// Queue pairs with something to send.
+    pub ready: usize,
+    /// Queue pairs that wait for room in a window.
+    pub waiting: usize,
+    /// Queue pairs whose acknowledgement is held back.
+    pub held_acks: usize,
+    /// Deadlines, those included that were left behind.
+    pub timers: usize,
+    /// Answers to READs and atomics, and NAKs, that wait to be sent, and results that are kept for
+    /// repetitions.
+    pub answers: usize,
+}
+
 struct Cq {
     queue: Arc<CompletionQueue>,
     port: u32,
@@ -895,6 +912,18 @@ impl Rnic {
     /// Is there anything to send?
     pub fn wants_transmit(&self) -> bool {
         !self.core.ready.is_empty()
+    }
+
+    /// How long the device's own lists are.
+    pub fn backlog(&self) -> Backlog {
+        let destinations = self.core.destinations.iter().map(|(_, destination)| destination.window.waiting.len());
+        Backlog {
+            ready: self.core.ready.len(),
+            waiting: destinations.sum::<usize>() + self.core.inbound.waiting.len(),
+            held_acks: self.held_acks.len(),
+            timers: self.timers.len(),
+            answers: self.qps.iter().map(|(_, qp)| qp.resp.backlog()).sum(),
+        }
     }
 
     /// Does an acknowledgement or a response have to come?

@@ -24,7 +24,7 @@ pub use completion::{
 };
 pub use counters::Counters;
 pub use engine::{
-    ACK_HOLD_NS, Config, CqId, EngineId, MAX_CQS, MAX_INLINE_BYTES, MAX_QPS, MAX_QUEUE_DEPTH, MAX_SGES, MAX_SRQS,
+    ACK_HOLD_NS, Backlog, Config, CqId, EngineId, MAX_CQS, MAX_INLINE_BYTES, MAX_QPS, MAX_QUEUE_DEPTH, MAX_SGES, MAX_SRQS,
     ObjectError, QpInfo, QpInit, Rnic, SrqId,
 };
 pub use event::{AsyncEvent, EventQueue};

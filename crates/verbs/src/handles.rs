@@ -323,7 +323,7 @@ impl Srq {
 
     /// Is none posted?
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.inner.raw.is_empty()
     }
 
     /// Posts a list of receives.

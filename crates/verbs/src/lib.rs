@@ -23,10 +23,10 @@ pub mod raw;
 pub mod soft;
 
 pub use doorbell_rnic::{
-    Access, AddressVector, AsyncEvent, Attachment, AttributeMask, Completion, CompletionOpcode, Counters, LKey,
+    Access, AddressVector, AsyncEvent, Attachment, AttributeMask, Completion, CompletionOpcode, Counters, CqId, LKey,
     MAX_MESSAGE_BYTES, MemoryError, ModifyError, Notify, ObjectError, Overrun, Payload, PostError, PostErrorKind,
     QpAttributes, QpCapacities, QpCounters, QpInfo, QpKind, QpState, RecvRequest, SendFlags, SendOperation,
-    SendRequest, Sge, Status, UdDestination, transition,
+    SendRequest, Sge, SrqId, Status, UdDestination, transition,
 };
 pub use doorbell_wire::{PathMtu, Psn, QKey, Qpn, RKey};
 pub use error::Error;

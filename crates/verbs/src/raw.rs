@@ -150,6 +150,11 @@ pub trait Srq: Send + Sync {
     /// Receives that are posted.
     fn len(&self) -> usize;
 
+    /// Is none posted?
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Posts receives.
     ///
     /// # Safety

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use doorbell_fabric::{BindRequest, FaultPlan, Faults, Link, Pcap, Port, UdpLink, active_mtu, bind};
@@ -112,7 +112,7 @@ fn stack(udp: UdpLink, options: &SoftOptions) -> Result<Box<dyn Link>, Error> {
         link = Box::new(Pcap::new(link, local, port, file, since_1970).map_err(Error::os(what))?);
     }
     if let Some(plan) = &options.faults {
-        link = Box::new(Faults::new(link, plan.clone()));
+        link = Box::new(Faults::new(link, *plan));
     }
     Ok(link)
 }
@@ -207,14 +207,14 @@ impl Provider for Soft {
             let (armed, number, channel) = (Arc::clone(&armed), Arc::clone(&number), channel.cloned());
             Arc::new(move || {
                 armed.fetch_sub(1, Ordering::SeqCst);
-                if let Some(channel) = channel.as_ref().and_then(|c| c.as_any().downcast_ref::<SoftChannel>()) {
+                if let Some(channel) = soft_channel(channel.as_ref()) {
                     channel.notify(CqId(number.load(Ordering::Acquire) as u32));
                 }
             })
         };
         let (id, queue) = self.port.with(|rnic| rnic.create_cq(depth, Some(notifier)))?;
         number.store(id.0 as usize, Ordering::Release);
-        Ok(Box::new(SoftCq { port: Arc::clone(&self.port), id, queue }))
+        Ok(Box::new(SoftCq { port: Arc::clone(&self.port), id, queue, channel: channel.cloned() }))
     }
 
     fn create_srq(&self, pd: PdId, depth: usize, max_sges: usize) -> Result<Box<dyn raw::Srq>, Error> {
@@ -236,10 +236,15 @@ impl Provider for Soft {
     }
 
     fn poll_event(&self) -> Option<AsyncEvent> {
-        // One read for one event: the descriptor stays readable while more wait.
-        let event = self.events.pop()?;
-        let _ = self.event_fd.read();
-        Some(event)
+        if let Some(event) = self.events.pop() {
+            // One read for one event: the descriptor stays readable while more wait.
+            let _ = self.event_fd.read();
+            return Some(event);
+        }
+        // An event may have been taken before its signal came, or have gone with its queue pair:
+        // the descriptor must not stay readable for it. One that comes just now is seen here.
+        while self.event_fd.read().is_ok() {}
+        self.events.pop()
     }
 
     fn event_fd(&self) -> BorrowedFd<'_> {
@@ -256,10 +261,32 @@ struct SoftChannel {
     waiting: Mutex<VecDeque<CqId>>,
 }
 
+fn soft_channel(channel: Option<&Arc<dyn raw::Channel>>) -> Option<&SoftChannel> {
+    channel.and_then(|channel| channel.as_any().downcast_ref())
+}
+
 impl SoftChannel {
     fn notify(&self, cq: CqId) {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push_back(cq);
+        // Queue and descriptor change together: one that is readable for nothing would keep a
+        // program that waits for it busy for ever.
+        let mut waiting = self.waiting();
+        waiting.push_back(cq);
         signal(&self.fd);
+    }
+
+    /// Strikes out the notifications of a queue that is destroyed: its number will be given away
+    /// again.
+    fn forget(&self, cq: CqId) {
+        let mut waiting = self.waiting();
+        let before = waiting.len();
+        waiting.retain(|&other| other != cq);
+        for _ in waiting.len()..before {
+            let _ = self.fd.read();
+        }
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, VecDeque<CqId>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -269,7 +296,8 @@ impl raw::Channel for SoftChannel {
     }
 
     fn next(&self) -> Option<CqId> {
-        let next = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front()?;
+        let mut waiting = self.waiting();
+        let next = waiting.pop_front()?;
         let _ = self.fd.read();
         Some(next)
     }
@@ -283,6 +311,7 @@ struct SoftCq {
     port: Arc<Port>,
     id: CqId,
     queue: Arc<CompletionQueue>,
+    channel: Option<Arc<dyn raw::Channel>>,
 }
 
 impl raw::Cq for SoftCq {
@@ -312,6 +341,9 @@ impl Drop for SoftCq {
         let _ = self.port.with(|rnic| rnic.destroy_cq(self.id));
         if self.queue.is_armed() {
             self.port.armed().fetch_sub(1, Ordering::SeqCst);
+        }
+        if let Some(channel) = soft_channel(self.channel.as_ref()) {
+            channel.forget(self.id);
         }
     }
 }
@@ -382,6 +414,7 @@ impl Drop for SoftQp {
     fn drop(&mut self) {
         // An acknowledgement that is due still leaves: the peer did nothing wrong.
         self.port.post(|rnic, _| (rnic.release_acks(), usize::MAX));
-        let _ = self.port.with(|rnic| rnic.destroy_qp(self.qpn));
+        // Others may have waited for the room that it took: they go on.
+        self.port.post(|rnic, _| (rnic.destroy_qp(self.qpn), usize::MAX)).ok();
     }
 }

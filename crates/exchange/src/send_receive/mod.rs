@@ -293,10 +293,12 @@ impl Endpoint {
             completed: 0,
             inbox: VecDeque::with_capacity(config.depth),
             closing: Closing::Open,
+            peer_closed: false,
             over: None,
             heard_ns: now_ns,
             keepalive_out: false,
             stalled_on_credits: 0,
+            keepalives: 0,
             config,
         })
     }
@@ -374,10 +376,12 @@ pub struct Connection {
     peer_max_message: u64,
     inbox: VecDeque<(u32, u32)>,
     closing: Closing,
+    peer_closed: bool,
     over: Option<ConnectionError>,
     heard_ns: u64,
     keepalive_out: bool,
     stalled_on_credits: u64,
+    keepalives: u64,
 }
 
 impl std::fmt::Debug for Connection {
@@ -572,12 +576,20 @@ impl Connection {
 /// Receiving, and moving along.
 impl Connection {
     /// The next message, if one has arrived. Polls if none has.
+    ///
+    /// # Errors
+    ///
+    /// The connection is over; or the peer has closed its side and every message was taken
+    /// ([`ConnectionError::PeerClosed`]: sending is still possible then).
     #[inline]
     pub fn receive(&mut self) -> Result<Option<Message>, ConnectionError> {
-        if self.inbox.is_empty() {
+        if self.inbox.is_empty() && !self.peer_closed {
             self.poll()?;
         }
-        Ok(self.take())
+        match self.take() {
+            None if self.peer_closed => Err(ConnectionError::PeerClosed),
+            message => Ok(message),
+        }
     }
 
     /// The next message of those that a poll has brought.
@@ -622,6 +634,7 @@ impl Connection {
                 // acknowledgement.
                 self.post_control(SendOperation::Write { remote_address: 0, rkey: RKey::new(0) })?;
                 self.keepalive_out = true;
+                self.keepalives += 1;
             }
         }
         Ok(())
@@ -721,18 +734,17 @@ impl Connection {
             return Ok(());
         }
         self.pool.post(&[slot])?; // it was not a receive for data: nothing is granted
-        if word.goodbye { Err(ConnectionError::PeerClosed) } else { Ok(()) }
+        self.peer_closed |= word.goodbye;
+        Ok(())
     }
 
     /// Ends the connection: the first reason stays.
     fn end(&mut self, reason: ConnectionError) -> ConnectionError {
         let reason = *self.over.get_or_insert(reason);
         self.pending.clear();
-        // What is still on its way in or out is given up; but a goodbye is to be acknowledged.
-        if reason != ConnectionError::PeerClosed {
-            let error = QpAttributes { state: Some(QpState::Error), ..QpAttributes::default() };
-            let _ = self.qp.modify(&error);
-        }
+        // What is still on its way in or out is given up.
+        let error = QpAttributes { state: Some(QpState::Error), ..QpAttributes::default() };
+        let _ = self.qp.modify(&error);
         reason
     }
 
@@ -741,12 +753,19 @@ impl Connection {
         self.over
     }
 
-    /// Asks for a goodbye: nothing more can be sent, what was sent is still delivered, and then
-    /// the peer is told. Poll until [`is_closed`](Self::is_closed).
+    /// Closes this side: nothing more can be sent, what was sent is still delivered, and then the
+    /// peer is told. Poll until [`is_closed`](Self::is_closed). Messages of the peer can still be
+    /// received until it has closed its side too.
     pub fn close(&mut self) {
         if self.closing == Closing::Open {
             self.closing = Closing::Wanted;
         }
+    }
+
+    /// Has the peer closed its side? Messages that arrived before can still be taken.
+    #[inline]
+    pub fn is_peer_closed(&self) -> bool {
+        self.peer_closed
     }
 
     /// Has the peer's RNIC taken the goodbye, or is the connection over anyway?
@@ -778,6 +797,16 @@ impl Connection {
     /// What the connection was made with.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// Zero-length WRITEs sent to ask whether the peer lives.
+    pub fn keepalives(&self) -> u64 {
+        self.keepalives
+    }
+
+    /// Messages sent that carried no data: credits and the goodbye.
+    pub fn control_sends(&self) -> u64 {
+        self.pool.reports() + u64::from(matches!(self.closing, Closing::Said | Closing::Done))
     }
 
     /// When the connection wants to be polled even if nothing happens: to ask whether the peer

@@ -32,6 +32,8 @@ pub(crate) struct Pool {
     granted: AtomicU64,
     /// `None` without flow control.
     pub(crate) credits: Option<ReceiveCredits>,
+    /// Credit messages that were sent.
+    reports: AtomicU64,
     /// Whoever reposts; it also keeps an error until the connection looks.
     reposting: Mutex<Option<PostError>>,
 }
@@ -49,6 +51,7 @@ impl Pool {
             repost_at: (granted / 4).max(1),
             granted: AtomicU64::new(granted as u64),
             credits: flow_control.then(|| ReceiveCredits::new(granted as u64)),
+            reports: AtomicU64::new(0),
             reposting: Mutex::new(None),
         })
     }
@@ -112,6 +115,11 @@ impl Pool {
         }
     }
 
+    /// Credit messages that were sent.
+    pub(crate) fn reports(&self) -> u64 {
+        self.reports.load(Ordering::Relaxed)
+    }
+
     /// Buffers that were given back and are not posted again yet.
     #[inline]
     pub(crate) fn returned(&self) -> usize {
@@ -143,7 +151,9 @@ impl Pool {
                 destination: None,
             };
             // A connection that is over needs no credits; the connection finds out by itself.
-            let _ = self.qp.post_send(&[request]);
+            if self.qp.post_send(&[request]).is_ok() {
+                self.reports.fetch_add(1, Ordering::Relaxed);
+            }
         }
     }
 }

@@ -105,6 +105,11 @@ impl Responder {
         self.ack_due_ns.filter(|_| !self.ack_urgent)
     }
 
+    /// Answers that wait, and results that are kept.
+    pub(crate) fn backlog(&self) -> usize {
+        self.answers.len() + self.atomics.len()
+    }
+
     /// The acknowledgement that is due may not be held back any longer.
     pub(crate) fn release_ack(&mut self) {
         self.ack_urgent = self.ack_due_ns.is_some();
@@ -583,6 +588,7 @@ impl Qp {
         if !usable || !self.place_unreliable(core, request) {
             self.drop_unreliable(core);
         }
+        self.resp.dropping &= !opcode.is_last();
     }
 
     /// Gives up the UC message that is arriving, and counts it once.

@@ -2,7 +2,7 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
-/// A block of zeroed memory, aligned to a page.
+/// A block of zeroed memory. Only its touched pages cost anything.
 pub struct Block {
     base: *mut u8,
     layout: Layout,
@@ -10,7 +10,7 @@ pub struct Block {
 
 impl Block {
     pub fn new(length: usize) -> Self {
-        let layout = Layout::from_size_align(length.max(1), 4096).expect("a small block");
+        let layout = Layout::from_size_align(length.max(1), 16).expect("a small block");
         // SAFETY: the layout is not empty.
         let base = unsafe { alloc_zeroed(layout) };
         assert!(!base.is_null(), "{length} B are to be had");

@@ -1,9 +1,12 @@
 //! A world of RNICs on a virtual clock, shared by the tests and the fuzz targets.
-#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test uses its part")]
+#![allow(dead_code, unused_imports, unreachable_pub, missing_docs, reason = "each test uses its part")]
 
 pub mod connect;
+pub mod fuzz;
 pub mod memory;
 pub mod rng;
+pub mod script;
+pub mod workload;
 pub mod world;
 
 pub use connect::{End, QKEY};

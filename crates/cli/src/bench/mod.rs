@@ -1,0 +1,147 @@
+//! `doorbell bench`.
+
+mod arguments;
+mod limit;
+mod peer;
+mod report;
+
+use std::cell::Cell;
+use std::io::IsTerminal;
+use std::net::TcpStream;
+use std::process::ExitCode;
+
+use clap::Subcommand;
+use doorbell_study::environment::Environment;
+use doorbell_study::parameters::{Extent, Kind};
+use doorbell_study::record::{Record, SCHEMA};
+use doorbell_study::session::{self, Client};
+use doorbell_verbs::{Device, soft};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::Failure;
+use crate::output::line;
+use arguments::{Exchange, Role};
+
+#[derive(Subcommand)]
+pub(crate) enum Bench {
+    /// Latency: half a round trip of a ping-pong.
+    Lat(Exchange),
+    /// Bandwidth: as many messages as go.
+    Bw(Exchange),
+    /// What this kernel gives for the same datagrams without an RNIC.
+    Limit(limit::Limit),
+}
+
+pub(crate) fn run(bench: Bench) -> Result<ExitCode, Failure> {
+    match bench {
+        Bench::Lat(exchange) => run_exchange(Kind::Latency, &exchange),
+        Bench::Bw(exchange) => run_exchange(Kind::Bandwidth, &exchange),
+        Bench::Limit(limit) => limit::run(&limit),
+    }
+}
+
+fn open(exchange: &Exchange) -> Result<Device, Failure> {
+    let device = soft::open(&exchange.device.soft_options(matches!(exchange.role(), Role::ServeBack(_))))?;
+    let attributes = device.attributes();
+    if attributes.udp_port != doorbell_wire::ROCE_UDP_PORT {
+        eprintln!("UDP port {}: not RoCE's 4791, so other devices and dissectors do not know it", attributes.udp_port);
+    }
+    Ok(device)
+}
+
+fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
+    match exchange.role() {
+        Role::Listen(address) => {
+            let device = open(exchange)?;
+            let stream = peer::accept(&address)?;
+            session::serve(&device, stream)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Role::ServeBack(address) => {
+            let device = open(exchange)?;
+            session::serve(&device, peer::connect(&address)?)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Role::Connect(address) => measure(kind, exchange, peer::connect(&address)?),
+        Role::Both => {
+            // Checked before a second process is started for nothing.
+            exchange.parameters(kind)?;
+            let (stream, child) = peer::spawn(kind, exchange)?;
+            let status = measure(kind, exchange, stream);
+            child.finish(status.is_ok())?;
+            status
+        }
+    }
+}
+
+fn measure(kind: Kind, exchange: &Exchange, stream: TcpStream) -> Result<ExitCode, Failure> {
+    let parameters = exchange.parameters(kind)?;
+    let device = open(exchange)?;
+    let environment = Environment::of(&device.attributes());
+    let mut client = Client::new(&device, stream, parameters.clone())?;
+    let mut results = Vec::new();
+    if !exchange.json {
+        report::header(kind, &environment, &parameters)?;
+    }
+    let mut sound = true;
+    for &bytes in &parameters.sizes {
+        let bar = progress_bar(bytes, &parameters.extent);
+        let result = client.measure(bytes, |done| bar.show(done));
+        bar.finish();
+        let result = result?;
+        sound &= report::is_sound(&parameters, &exchange.device.fault, &result);
+        if !exchange.json {
+            report::row(kind, &result)?;
+        }
+        results.push(result);
+    }
+    client.finish()?;
+    if exchange.json {
+        let record = Record { schema: SCHEMA.to_owned(), environment, parameters, results };
+        line(serde_json::to_string_pretty(&record)?)?;
+    } else {
+        report::packets(&parameters, &results)?;
+    }
+    Ok(if sound { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// A bar on stderr, where that is a terminal.
+struct Bar {
+    bar: ProgressBar,
+    started: std::time::Instant,
+    last: Cell<u64>,
+    seconds: Option<f64>,
+}
+
+fn progress_bar(bytes: usize, extent: &Extent) -> Bar {
+    let (length, seconds) = match *extent {
+        Extent::Messages(messages) => (messages, None),
+        Extent::Seconds(seconds) => ((seconds * 1000.0) as u64, Some(seconds)),
+    };
+    let bar = if std::io::stderr().is_terminal() {
+        ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stderr_with_hz(10))
+    } else {
+        ProgressBar::hidden()
+    };
+    let style = ProgressStyle::with_template("{prefix:>12} [{bar:40}] {percent} %")
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
+    let bar = bar.with_style(style).with_prefix(format!("{bytes} B"));
+    Bar { bar, started: std::time::Instant::now(), last: Cell::new(0), seconds }
+}
+
+impl Bar {
+    fn show(&self, done: u64) {
+        if self.bar.is_hidden() || done < self.last.get() + 256 {
+            return;
+        }
+        self.last.set(done);
+        match self.seconds {
+            None => self.bar.set_position(done),
+            Some(_) => self.bar.set_position(self.started.elapsed().as_millis() as u64),
+        }
+    }
+
+    fn finish(self) {
+        self.bar.finish_and_clear();
+    }
+}

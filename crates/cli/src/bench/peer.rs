@@ -1,0 +1,110 @@
+//! Finding the other side.
+
+use std::io;
+use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use doorbell_study::parameters::Kind;
+
+use super::arguments::Exchange;
+use crate::Failure;
+
+/// How long the second process may take to call back, and the other side to accept.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Waits for one client.
+pub(crate) fn accept(address: &str) -> Result<TcpStream, Failure> {
+    let listener = TcpListener::bind(address).map_err(|error| format!("cannot listen on {address}: {error}"))?;
+    eprintln!("waiting for a client on {}", listener.local_addr()?);
+    let (stream, peer) = listener.accept()?;
+    eprintln!("serving {peer}");
+    Ok(stream)
+}
+
+/// Connects to a server.
+pub(crate) fn connect(address: &str) -> Result<TcpStream, Failure> {
+    let addresses: Vec<_> = address
+        .to_socket_addrs()
+        .map_err(|error| format!("{address} is no host and port that can be found: {error}"))?
+        .collect();
+    let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    for address in addresses {
+        match TcpStream::connect_timeout(&address, DEADLINE) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(format!("cannot connect to {address}: {last}; is `doorbell bench ... --listen` running there?").into())
+}
+
+/// The second process of this machine. It ends with this handle.
+pub(crate) struct Second {
+    child: Child,
+}
+
+impl Second {
+    /// Waits until it has ended by itself; a failure of its own counts only if ours has none.
+    pub(crate) fn finish(mut self, succeeded: bool) -> Result<(), Failure> {
+        if !succeeded {
+            return Ok(()); // dropping kills it
+        }
+        let until = Instant::now() + DEADLINE;
+        loop {
+            match self.child.try_wait()? {
+                Some(status) if status.success() => return Ok(()),
+                Some(status) => return Err(format!("the second process failed: {status}").into()),
+                None if Instant::now() >= until => return Err("the second process does not end".into()),
+                None => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+    }
+}
+
+impl Drop for Second {
+    fn drop(&mut self) {
+        // It may have ended already, which is just as well.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Starts the other side as a second process, which calls back.
+pub(crate) fn spawn(kind: Kind, exchange: &Exchange) -> Result<(TcpStream, Second), Failure> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg("bench").arg(match kind {
+        Kind::Latency => "lat",
+        Kind::Bandwidth => "bw",
+    });
+    command.arg("--serve-back").arg(listener.local_addr()?.to_string());
+    command.arg("--udp-port").arg(exchange.device.udp_port.to_string());
+    if let Some(plan) = &exchange.device.fault {
+        command.arg("--fault").arg(plan.to_string());
+    }
+    if let Some(bytes) = exchange.device.receive_buffer {
+        command.arg("--receive-buffer").arg(bytes.to_string());
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    let child = command.spawn().map_err(|error| format!("the second process cannot be started: {error}"))?;
+    let mut second = Second { child };
+    listener.set_nonblocking(true)?;
+    let until = Instant::now() + DEADLINE;
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                stream.set_nonblocking(false)?;
+                return Ok((stream, second));
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error.into()),
+        }
+        if let Some(status) = second.child.try_wait()? {
+            return Err(format!("the second process failed before it called back: {status}").into());
+        }
+        if Instant::now() >= until {
+            return Err("the second process did not call back".into());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}

@@ -1,0 +1,24 @@
+//! Data goes to stdout, everything else to stderr.
+
+use std::error::Error;
+use std::io::{self, Write};
+
+/// Writes a line to stdout.
+pub(crate) fn line(text: impl std::fmt::Display) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{text}")?;
+    out.flush()
+}
+
+/// Is this error, or what caused it, that nobody reads our output any more?
+pub(crate) fn is_broken_pipe(error: &(dyn Error + 'static)) -> bool {
+    let is = |error: &(dyn Error + 'static)| {
+        error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+    };
+    is(error) || error.source().is_some_and(is_broken_pipe)
+}
+
+/// A number with a unit that fits: nanoseconds as microseconds.
+pub(crate) fn us(ns: f64) -> String {
+    format!("{:.2}", ns / 1000.0)
+}

@@ -1,0 +1,146 @@
+//! All interleavings of callers that leave work behind and a thread that goes to sleep: whatever
+//! the order, the work has an owner. The model checker fails a run in which everybody sleeps.
+
+#[allow(dead_code)] // what the models do not touch
+#[path = "../src/progress/wake.rs"]
+mod wake;
+
+mod sync {
+    pub(super) use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
+}
+
+use loom::sync::atomic::Ordering;
+use loom::sync::{Arc, Condvar, Mutex};
+use wake::{NEVER, Wakeups};
+
+/// What the eventfd is: a kick stays until it is taken.
+struct Kick {
+    kicked: Mutex<bool>,
+    changed: Condvar,
+}
+
+struct World {
+    wakeups: Wakeups,
+    kick: Kick,
+    /// The engine: its deadline, and whether its link is full.
+    engine: Mutex<(u64, bool)>,
+}
+
+impl World {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            wakeups: Wakeups::new(),
+            kick: Kick { kicked: Mutex::new(false), changed: Condvar::new() },
+            engine: Mutex::new((NEVER, false)),
+        })
+    }
+
+    fn kick(&self) {
+        *self.kick.kicked.lock().unwrap() = true;
+        self.kick.changed.notify_one();
+    }
+
+    /// The thread's sleep, of which nothing but a kick wakes it.
+    fn sleep(&self) {
+        let mut kicked = self.kick.kicked.lock().unwrap();
+        while !*kicked {
+            kicked = self.kick.changed.wait(kicked).unwrap();
+        }
+        *kicked = false;
+    }
+
+    /// What each caller does with the engine, and how it lets go of it.
+    fn call(&self, change: impl FnOnce(&mut (u64, bool))) {
+        let mut engine = self.engine.lock().unwrap();
+        change(&mut engine);
+        let changed = self.wakeups.leave(engine.0, engine.1);
+        drop(engine);
+        if changed && self.wakeups.must_kick() {
+            self.kick();
+        }
+    }
+}
+
+#[test]
+fn a_deadline_is_never_slept_past() {
+    const DEADLINE_NS: u64 = 5;
+    loom::model(|| {
+        let world = World::new();
+        let callers = [
+            loom::thread::spawn({
+                let world = Arc::clone(&world);
+                move || world.call(|engine| engine.0 = DEADLINE_NS)
+            }),
+            // Another that changes nothing of it, but leaves with what it saw.
+            loom::thread::spawn({
+                let world = Arc::clone(&world);
+                move || world.call(|_| ())
+            }),
+        ];
+        // The thread, until it would sleep no longer than the deadline.
+        loop {
+            let until_ns = world.wakeups.deadline_ns();
+            if until_ns == DEADLINE_NS {
+                break;
+            }
+            if world.wakeups.start_watching(until_ns).is_some() {
+                world.sleep();
+            }
+            world.wakeups.wake_up();
+        }
+        callers.into_iter().for_each(|caller| caller.join().unwrap());
+        assert_eq!(world.wakeups.deadline_ns(), DEADLINE_NS, "an older state replaced the newer one");
+    });
+}
+
+#[test]
+fn a_full_link_is_watched_for_room() {
+    loom::model(|| {
+        let world = World::new();
+        let caller = loom::thread::spawn({
+            let world = Arc::clone(&world);
+            move || world.call(|engine| engine.1 = true)
+        });
+        loop {
+            match world.wakeups.start_watching(world.wakeups.deadline_ns()) {
+                Some(true) => break,
+                Some(false) => world.sleep(),
+                None => {}
+            }
+            world.wakeups.wake_up();
+        }
+        caller.join().unwrap();
+    });
+}
+
+#[test]
+fn whoever_arms_a_notification_does_not_wait_for_a_nap_to_end() {
+    loom::model(|| {
+        let world = World::new();
+        world.wakeups.note_poll(true);
+        let caller = loom::thread::spawn({
+            let world = Arc::clone(&world);
+            move || {
+                world.wakeups.armed().fetch_add(1, Ordering::SeqCst);
+                if world.wakeups.must_kick_for_notification() {
+                    world.kick();
+                }
+            }
+        });
+        // A packet lies in the socket all the time: watching ends at once.
+        loop {
+            let _ = world.wakeups.start_watching(NEVER);
+            world.wakeups.wake_up();
+            if !world.wakeups.is_caller_coming_back() {
+                break; // it is handled now
+            }
+            world.wakeups.start_napping();
+            world.sleep();
+            world.wakeups.wake_up();
+            if !world.wakeups.is_caller_coming_back() {
+                break;
+            }
+        }
+        caller.join().unwrap();
+    });
+}

@@ -1,0 +1,205 @@
+//! Bad input: silent drops, each under its counter.
+
+use super::common::script::{OWN, PEER, PEER_PSN, PEER_QPN, Script};
+use super::common::{End, QKEY};
+use doorbell_rnic::{Counters, QpKind, QpState};
+use doorbell_wire::{Opcode, PartitionKey, PathMtu, Psn, QKey, Qpn};
+
+/// What changed beside the count of all packets.
+fn counted(script: &Script, before: &Counters) -> Vec<(&'static str, u64)> {
+    let since = script.counters().since(before);
+    let all = Counters::NAMES.iter().copied().zip(since.values());
+    all.filter(|&(name, count)| count > 0 && !name.starts_with("rx_vport")).collect()
+}
+
+/// The packet changes nothing but one counter, and is not answered.
+fn dropped(script: &mut Script, bytes: &[u8], counter: &'static str) {
+    let before = script.counters();
+    script.world.inject(PEER, OWN, bytes);
+    assert_eq!(counted(script, &before), [(counter, 1)], "{bytes:02x?}");
+    assert_eq!(script.sent().len(), 0, "it is not answered");
+    assert_eq!(script.reap().len(), 0, "no completion tells of it");
+    assert_eq!(script.rnic().poll_timeout(), None, "no timer runs for it");
+}
+
+#[test]
+fn strangers_and_strange_headers_are_dropped() {
+    let mut script = Script::new();
+    script.receive(0, 64);
+    let good = script.say(Opcode::RC_SEND_ONLY).payload(&[1; 8]);
+    let with = |change: &dyn Fn(&mut super::common::script::Say)| {
+        let mut said = good.clone();
+        change(&mut said);
+        said.bytes()
+    };
+    let qpn = script.qpn;
+    let other = Qpn::new(qpn.get() ^ 0x5_0000);
+    dropped(&mut script, &with(&|said| said.bth.dest_qpn = other), "rx_unknown_qp");
+    dropped(&mut script, &with(&|said| said.bth.dest_qpn = Qpn::new(0)), "rx_unknown_qp");
+    dropped(&mut script, &with(&|said| said.bth.opcode = Opcode::UC_SEND_ONLY), "rx_unknown_qp");
+    dropped(&mut script, &with(&|said| said.bth.version = 1), "rx_malformed");
+    dropped(&mut script, &with(&|said| said.bth.opcode = Opcode(0x1f)), "rx_malformed");
+    dropped(&mut script, &with(&|said| said.bth.opcode = Opcode(0xe0)), "rx_malformed");
+    dropped(&mut script, &with(&|said| said.bth.partition_key = PartitionKey::new(0xfffe)), "rx_key_violation");
+    dropped(&mut script, &with(&|said| said.bth.opcode = Opcode::CNP), "rx_cnp");
+    dropped(&mut script, &[], "rx_malformed");
+    dropped(&mut script, &[4; 11], "rx_malformed");
+    // A limited member of the same partition is welcome.
+    let limited = with(&|said| said.bth.partition_key = PartitionKey::new(0x7fff));
+    script.world.inject(PEER, OWN, &limited);
+    assert_eq!(script.reap().len(), 1);
+}
+
+#[test]
+fn a_foreign_source_is_dropped_whatever_it_says() {
+    for opcode in [Opcode::RC_SEND_ONLY, Opcode::RC_ACKNOWLEDGE, Opcode::RC_READ_REQUEST] {
+        let mut script = Script::new();
+        script.receive(0, 64);
+        script.post(doorbell_rnic::SendOperation::Send, 8);
+        script.sent();
+        let bytes = script.say(opcode).psn(PEER_PSN).bytes();
+        let before = script.counters();
+        let mut outer = script.world.outer(PEER, OWN);
+        outer.src = super::common::address_of(77);
+        let now_ns = script.world.now_ns;
+        script.rnic().handle_packet(now_ns, &outer, &bytes);
+        assert_eq!(counted(&script, &before), [("rx_foreign_source", 1)]);
+        assert_eq!(script.sent().len(), 0);
+    }
+}
+
+#[test]
+fn states_that_do_not_receive_drop() {
+    let mut script = Script::silent(PathMtu::Mtu256);
+    let end = End::default();
+    script.qpn = script.world.create_qp(OWN, QpKind::Rc, &end);
+    let qpn = script.qpn;
+    let send = script.say(Opcode::RC_SEND_ONLY).bytes();
+    dropped(&mut script, &send, "rx_foreign_source");
+    script.world.to_init(OWN, qpn, QpKind::Rc, &end);
+    script.world.to_rtr(OWN, qpn, QpKind::Rc, PathMtu::Mtu256, &end, (PEER, PEER_QPN, PEER_PSN));
+    // In RTR responses make no sense.
+    let mut ack = script.say(Opcode::RC_ACKNOWLEDGE);
+    ack.extension = vec![0; 4];
+    dropped(&mut script, &ack.bytes(), "rx_wrong_state");
+    script.world.to_state(OWN, qpn, QpState::Error);
+    dropped(&mut script, &send, "rx_wrong_state");
+    dropped(&mut script, &ack.bytes(), "rx_wrong_state");
+}
+
+/// Each packet is cut at each length. Nothing panics, nothing is taken that is not whole.
+#[test]
+fn truncated_packets_are_malformed_or_refused() {
+    for kind in [QpKind::Rc, QpKind::Uc, QpKind::Ud] {
+        for &opcode in Opcode::KNOWN {
+            for cut in 0..12 + opcode.extension_len() {
+                let mut script = Script::with(kind, PathMtu::Mtu256, &End::default());
+                script.receive(0, 512);
+                let mut said = script.say(opcode);
+                said.extension = vec![0; opcode.extension_len()];
+                let bytes = said.bytes();
+                let before = script.counters();
+                script.world.inject(PEER, OWN, &bytes[..cut]);
+                let counted = counted(&script, &before);
+                assert_eq!(counted.len(), 1, "{kind:?} {opcode} cut to {cut} B: {counted:?}");
+                let expected = ["rx_malformed", "rx_unknown_qp", "rx_unexpected_response", "rx_cnp"];
+                assert!(expected.contains(&counted[0].0), "{kind:?} {opcode} cut to {cut} B: {counted:?}");
+                assert_eq!(script.reap().len(), 0, "{kind:?} {opcode} cut to {cut} B");
+            }
+        }
+    }
+}
+
+#[test]
+fn more_padding_than_payload_is_malformed() {
+    let mut script = Script::new();
+    script.receive(0, 64);
+    let mut said = script.say(Opcode::RC_SEND_ONLY);
+    said.bth.pad_count = 3;
+    let mut bytes = said.bytes();
+    bytes[1] |= 0x30;
+    dropped(&mut script, &bytes, "rx_malformed");
+}
+
+#[test]
+fn answers_to_nothing_are_counted() {
+    let mut script = Script::new();
+    for (opcode, extension) in [
+        (Opcode::RC_ACKNOWLEDGE, 4),
+        (Opcode::RC_READ_RESPONSE_ONLY, 4),
+        (Opcode::RC_READ_RESPONSE_MIDDLE, 0),
+        (Opcode::RC_ATOMIC_ACKNOWLEDGE, 12),
+    ] {
+        let mut said = script.say(opcode).psn(Psn::new(200));
+        said.extension = vec![0; extension];
+        dropped(&mut script, &said.bytes(), "rx_unexpected_response");
+    }
+    script.post(doorbell_rnic::SendOperation::Send, 8);
+    script.sent();
+    let mut unknown = script.say(Opcode::RC_ACKNOWLEDGE).psn(Psn::new(100));
+    unknown.extension = vec![0xff, 0, 0, 0];
+    let before = script.counters();
+    script.hear(&unknown);
+    assert_eq!(counted(&script, &before), [("rx_malformed", 1)], "a syndrome that IBTA reserves");
+    // A response to a SEND is none.
+    script.respond(Opcode::RC_READ_RESPONSE_ONLY, Psn::new(100), &[0; 8]);
+    script.respond_atomic(Psn::new(100), 1);
+    assert_eq!(script.reap().len(), 0);
+}
+
+#[test]
+fn datagrams_need_the_key_and_a_receive_that_holds_them() {
+    let mut script = Script::with(QpKind::Ud, PathMtu::Mtu4096, &End::default());
+    let from = Qpn::new(55);
+    let said = |script: &Script, length: usize| {
+        script.say(Opcode::UD_SEND_ONLY).quiet().deth(QKEY, from).payload(&vec![5; length])
+    };
+    let wrong = script.say(Opcode::UD_SEND_ONLY).deth(QKey::new(1), from).payload(&[5; 8]).bytes();
+    dropped(&mut script, &wrong, "rx_key_violation");
+    let none = said(&script, 8).bytes();
+    dropped(&mut script, &none, "rx_dropped_messages");
+    script.receive(0, 40 + 8);
+    let long = said(&script, 9).bytes();
+    dropped(&mut script, &long, "rx_dropped_messages");
+    let oversized = said(&script, 4100).bytes();
+    dropped(&mut script, &oversized, "rx_dropped_messages");
+    script.world.inject(PEER, OWN, &none);
+    let completion = script.reap()[0];
+    assert_eq!((completion.wr_id, completion.byte_len, completion.source_qpn), (0, 48, from));
+    assert!(completion.has_grh, "the receive that a longer message did not fit is still there");
+}
+
+#[test]
+fn uc_drops_what_it_cannot_place_without_a_word() {
+    let mut script = Script::with(QpKind::Uc, PathMtu::Mtu256, &End::default());
+    let none = script.say(Opcode::UC_SEND_ONLY).payload(&[1; 8]).bytes();
+    dropped(&mut script, &none, "rx_dropped_messages");
+    script.receive(0, 300);
+    script.receive(300, 300);
+    let middle = script.say(Opcode::UC_SEND_MIDDLE).payload(&[1; 256]).psn(Psn::new(9)).bytes();
+    dropped(&mut script, &middle, "rx_dropped_messages");
+    // The rest of the same message is counted with it.
+    let before = script.counters();
+    script.hear(&script.say(Opcode::UC_SEND_LAST).psn(Psn::new(10)).payload(&[1; 8]));
+    assert_eq!(counted(&script, &before), []);
+    // A gap within a message drops it; its receive serves the next.
+    script.hear(&script.say(Opcode::UC_SEND_FIRST).psn(Psn::new(20)).payload(&[1; 256]));
+    let before = script.counters();
+    script.hear(&script.say(Opcode::UC_SEND_LAST).psn(Psn::new(22)).payload(&[1; 8]));
+    assert_eq!(counted(&script, &before), [("rx_dropped_messages", 1)]);
+    script.hear(&script.say(Opcode::UC_SEND_ONLY).psn(Psn::new(23)).payload(&[2; 8]));
+    assert_eq!(script.reap()[0].wr_id, 0);
+    // A WRITE that reaches beyond its region writes none of it.
+    let end = script.base() + script.world.nodes[OWN].memory.len() as u64;
+    let write = script.say(Opcode::UC_WRITE_FIRST).psn(Psn::new(24)).reth(end - 256, script.rkey(), 300);
+    let bytes = write.payload(&[7; 256]).bytes();
+    dropped(&mut script, &bytes, "rx_dropped_messages");
+    let length = script.world.nodes[OWN].memory.len();
+    assert_eq!(script.world.nodes[OWN].memory.read(length - 256, 256), [0; 256]);
+    assert_eq!(script.state(), QpState::ReadyToSend);
+    // Error gives the kept receive back, once.
+    script.hear(&script.say(Opcode::UC_SEND_FIRST).psn(Psn::new(30)).payload(&[1; 256]));
+    let qpn = script.qpn;
+    script.world.to_state(OWN, qpn, QpState::Error);
+    assert_eq!(script.ends(), [(300, doorbell_rnic::Status::WorkRequestFlushed)]);
+}

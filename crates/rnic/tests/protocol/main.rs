@@ -1,0 +1,12 @@
+//! Directed tests, packet by packet, against a peer played by hand.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod flow;
+mod input;
+mod objects;
+mod queues;
+mod recovery;
+mod requester;
+mod responder;

@@ -1,0 +1,180 @@
+//! Completion queues, shared receive queues, notifications and events.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::common::End;
+use super::common::script::{OWN, PEER_PSN, Script};
+use doorbell_rnic::{
+    AsyncEvent, Completion, Notifier, Notify, Overrun, PostErrorKind, QpCapacities, QpKind, QpState, RecvRequest,
+    SendOperation as Op, Status,
+};
+use doorbell_wire::{Opcode, PathMtu, Psn};
+
+fn counting() -> (Notifier, Arc<AtomicUsize>) {
+    let count = Arc::new(AtomicUsize::new(0));
+    let shared = Arc::clone(&count);
+    let notifier: Notifier = Arc::new(move || {
+        shared.fetch_add(1, Ordering::Relaxed);
+    });
+    (notifier, count)
+}
+
+#[test]
+fn a_completion_queue_of_one_works_and_overruns_at_two() {
+    let mut script = Script::silent(PathMtu::Mtu256);
+    let (cq, queue) = script.rnic().create_cq(1, None).expect("room");
+    let end = End { send_cq: Some(cq), ..End::default() };
+    script.qpn = script.add_qp(QpKind::Rc, PathMtu::Mtu256, &end);
+    let other = script.add_qp(QpKind::Rc, PathMtu::Mtu256, &End { recv_cq: Some(cq), ..End::default() });
+    let apart = script.add_qp(QpKind::Rc, PathMtu::Mtu256, &End::default());
+    let mut out = [Completion::default(); 4];
+    for index in 0..3 {
+        script.post(Op::Send, 8);
+        script.sent();
+        script.ack(Psn::new(100 + index));
+        assert_eq!(script.rnic().poll_cq(cq, &mut out), Ok(1));
+    }
+    script.receive(0, 8);
+    script.post(Op::Send, 8);
+    script.post(Op::Send, 8);
+    script.post(Op::Send, 8);
+    script.sent();
+    script.ack(Psn::new(104));
+    assert_eq!(script.events(), [AsyncEvent::CqError(cq.0)]);
+    let qpn = script.qpn;
+    for (qpn, state) in [(qpn, QpState::Error), (other, QpState::Error), (apart, QpState::ReadyToSend)] {
+        assert_eq!(script.world.state_of(OWN, qpn), state, "whose completions are lost is of no use");
+    }
+    assert_eq!(queue.poll(&mut out), Ok(1), "what fitted is there");
+    assert_eq!(out[0].wr_id, 3);
+    assert_eq!(queue.poll(&mut out), Err(Overrun));
+    assert_eq!(script.ends(), [(0, Status::WorkRequestFlushed)], "receives of the other queue come back");
+    assert!(!script.rnic().has_in_flight());
+    // More of the same is silent, and bounded.
+    script.post(Op::Send, 8);
+    assert_eq!(script.events(), []);
+    assert!(queue.len() <= 1);
+}
+
+#[test]
+fn destroyed_queue_pairs_take_their_completions_and_events_along() {
+    let mut script = Script::new();
+    let qpn = script.qpn;
+    script.receive(0, 8);
+    script.world.to_state(OWN, qpn, QpState::Error);
+    script.rnic().destroy_qp(qpn).expect("it exists");
+    assert_eq!(script.reap().len(), 0);
+    assert_eq!(script.events(), []);
+}
+
+#[test]
+fn solicited_and_other_notifications() {
+    let mut script = Script::silent(PathMtu::Mtu256);
+    let (notifier, count) = counting();
+    let (cq, queue) = script.rnic().create_cq(16, Some(notifier)).expect("room");
+    script.qpn = script.add_qp(QpKind::Rc, PathMtu::Mtu256, &End { recv_cq: Some(cq), ..End::default() });
+    for slot in 0..5 {
+        script.receive(slot * 8, 8);
+    }
+    let send = |script: &mut Script, index, solicited| {
+        let mut said = script.say(Opcode::RC_SEND_ONLY).psn(PEER_PSN.add(index));
+        said.bth.solicited = solicited;
+        script.hear(&said);
+    };
+    send(&mut script, 0, true);
+    assert_eq!(count.load(Ordering::Relaxed), 0, "nothing is armed");
+    queue.request_notification(Notify::Solicited);
+    send(&mut script, 1, false);
+    assert_eq!(count.load(Ordering::Relaxed), 0);
+    send(&mut script, 2, true);
+    send(&mut script, 3, true);
+    assert_eq!(count.load(Ordering::Relaxed), 1, "once");
+    queue.request_notification(Notify::Solicited);
+    let qpn = script.qpn;
+    script.world.to_state(OWN, qpn, QpState::Error);
+    assert_eq!(count.load(Ordering::Relaxed), 2, "an error counts as solicited");
+    let mut out = [Completion::default(); 8];
+    assert_eq!(queue.poll(&mut out), Ok(5));
+    let solicited: Vec<_> = out[..4].iter().map(|completion| completion.solicited).collect();
+    assert_eq!(solicited, [true, false, true, true]);
+}
+
+#[test]
+fn a_shared_receive_queue_serves_all_in_turn_and_tells_of_its_limit() {
+    let mut script = Script::silent(PathMtu::Mtu256);
+    let pd = script.world.nodes[OWN].pd;
+    let (srq, queue) = script.rnic().create_srq(pd, 4, 1).expect("room");
+    let end = End { srq: Some(srq), ..End::default() };
+    let a = script.add_qp(QpKind::Rc, PathMtu::Mtu256, &end);
+    let b = script.add_qp(QpKind::Rc, PathMtu::Mtu256, &end);
+    for slot in 0..5 {
+        let sges = [script.world.nodes[OWN].sge(slot * 8, 8)];
+        let result = script.rnic().post_srq_recv(srq, &[RecvRequest { wr_id: slot as u64, sges: &sges }]);
+        match result {
+            Ok(()) => assert!(slot < 4),
+            Err(error) => {
+                assert_eq!((slot, error.kind), (4, PostErrorKind::QueueFull { queue: "shared receive queue", depth: 4 }));
+            }
+        }
+    }
+    let error = script.rnic().post_recv(a, &[RecvRequest { wr_id: 0, sges: &[] }]).expect_err("it has no own queue");
+    assert_eq!(error.kind, PostErrorKind::UsesSharedReceiveQueue);
+    queue.arm_limit(3);
+    assert_eq!(script.events(), []);
+    script.qpn = a;
+    script.hear(&script.say(Opcode::RC_SEND_ONLY));
+    assert_eq!(script.events(), [], "three are left");
+    script.qpn = b;
+    script.hear(&script.say(Opcode::RC_SEND_ONLY));
+    assert_eq!(script.events(), [AsyncEvent::SrqLimitReached(queue.id())]);
+    assert_eq!(queue.limit(), 0, "the event disarms it");
+    script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(PEER_PSN.add(1)));
+    assert_eq!(script.events(), []);
+    let taken: Vec<_> = script.reap().iter().map(|completion| (completion.wr_id, completion.qpn)).collect();
+    assert_eq!(taken, [(0, a), (1, b), (2, b)]);
+    queue.arm_limit(2);
+    assert_eq!(script.events(), [AsyncEvent::SrqLimitReached(queue.id())], "it is below already");
+
+    // A message that is being received when its queue pair fails gives its receive back.
+    script.hear(&script.say(Opcode::RC_SEND_FIRST).psn(PEER_PSN.add(2)).payload(&[0; 256]));
+    assert_eq!(script.state(), QpState::Error, "the receive is too short");
+    assert_eq!(script.ends(), [(3, Status::LocalLength)]);
+    let events = script.events();
+    assert!(events.contains(&AsyncEvent::QpLastWqeReached(b)), "{events:?}");
+    script.sent();
+    script.qpn = a;
+    script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(PEER_PSN.add(1)));
+    assert_eq!(script.sent().iter().filter(|sent| sent.info.qpn == a).count(), 1, "RNR: the queue is empty");
+}
+
+#[test]
+fn receives_in_the_middle_of_a_message_are_flushed_first() {
+    let mut script = Script::new();
+    script.receive(0, 300);
+    script.receive(300, 300);
+    script.hear(&script.say(Opcode::RC_SEND_FIRST).payload(&[0; 256]).quiet());
+    let qpn = script.qpn;
+    script.world.to_state(OWN, qpn, QpState::Error);
+    let flushed = Status::WorkRequestFlushed;
+    assert_eq!(script.ends(), [(0, flushed), (300, flushed)]);
+}
+
+#[test]
+fn completions_of_a_full_send_queue_come_in_order() {
+    let capacities = QpCapacities { max_send_wr: 5, ..End::default().capacities };
+    let mut script = Script::rc(&End { capacities, signal_all: true, ..End::default() });
+    let (mut next, mut done) = (100, 0);
+    for round in 0..40 {
+        for _ in 0..5 - (next - 100 - done) {
+            script.post_flagged(Op::Send, round % 9, doorbell_rnic::SendFlags::empty());
+            next += 1;
+        }
+        script.sent();
+        done += 1 + round as u32 % 5;
+        script.ack(Psn::new(100 + done - 1));
+        let expected = (done - 1 - round as u32 % 5)..done;
+        let found: Vec<_> = script.reap().iter().map(|completion| completion.wr_id as u32).collect();
+        assert!(found.iter().copied().eq(expected), "round {round}: {found:?}");
+    }
+}

@@ -1,0 +1,451 @@
+//! What the requester sends, and what it makes of answers (IBTA Vol 1, 9.7.3, 9.7.5.1).
+
+use super::common::End;
+use super::common::script::{OWN, OWN_PSN, Script};
+use doorbell_rnic::{AsyncEvent, CompletionOpcode, QpAttributes, QpState, SendFlags, SendOperation as Op, Status};
+use doorbell_wire::{BTH_LEN, NakCode, Opcode, PathMtu, Psn, RKey, RethPacket};
+
+const NONE: [(u64, Status); 0] = [];
+
+fn psn(index: u32) -> Psn {
+    OWN_PSN.add(index)
+}
+
+fn write() -> Op {
+    Op::Write { remote_address: 0xabc0, rkey: RKey::new(0x1234) }
+}
+
+fn read() -> Op {
+    Op::Read { remote_address: 0x10_0000, rkey: RKey::new(0x1234) }
+}
+
+fn add() -> Op {
+    Op::FetchAdd { remote_address: 0x10_0000, rkey: RKey::new(0x1234), add: 1 }
+}
+
+/// Address and length that a packet's RETH names.
+fn reth(bytes: &[u8]) -> (u64, u32) {
+    let reth = RethPacket::new_checked(&bytes[BTH_LEN..]).expect("a whole header");
+    (reth.virtual_address(), reth.dma_length())
+}
+
+#[test]
+fn every_operation_has_its_opcodes() {
+    use Opcode as O;
+    let key = RKey::new(0x1234);
+    let immediate = Op::WriteImmediate { remote_address: 0, rkey: key, immediate: 1 };
+    let swap = Op::CompareSwap { remote_address: 0, rkey: key, compare: 1, swap: 2 };
+    let cases: [(Op, usize, &[Opcode]); 14] = [
+        (Op::Send, 0, &[O::RC_SEND_ONLY]),
+        (Op::Send, 256, &[O::RC_SEND_ONLY]),
+        (Op::Send, 257, &[O::RC_SEND_FIRST, O::RC_SEND_LAST]),
+        (Op::Send, 513, &[O::RC_SEND_FIRST, O::RC_SEND_MIDDLE, O::RC_SEND_LAST]),
+        (Op::SendImmediate(1), 1, &[O::RC_SEND_ONLY_IMM]),
+        (Op::SendImmediate(1), 257, &[O::RC_SEND_FIRST, O::RC_SEND_LAST_IMM]),
+        (Op::SendInvalidate(key), 1, &[O::RC_SEND_ONLY_INV]),
+        (Op::SendInvalidate(key), 257, &[O::RC_SEND_FIRST, O::RC_SEND_LAST_INV]),
+        (write(), 0, &[O::RC_WRITE_ONLY]),
+        (write(), 513, &[O::RC_WRITE_FIRST, O::RC_WRITE_MIDDLE, O::RC_WRITE_LAST]),
+        (immediate, 257, &[O::RC_WRITE_FIRST, O::RC_WRITE_LAST_IMM]),
+        (immediate, 4, &[O::RC_WRITE_ONLY_IMM]),
+        (add(), 8, &[O::RC_FETCH_ADD]),
+        (swap, 8, &[O::RC_COMPARE_SWAP]),
+    ];
+    for (operation, length, opcodes) in cases {
+        let mut script = Script::new();
+        script.post_flagged(operation, length, SendFlags::SIGNALED | SendFlags::SOLICITED);
+        let sent = script.sent();
+        let found: Vec<_> = sent.iter().map(|sent| sent.opcode()).collect();
+        assert_eq!(found, opcodes, "{operation:?} of {length} B");
+        let count = sent.len();
+        for (index, sent) in sent.iter().enumerate() {
+            let last = index + 1 == count;
+            let answered = sent.opcode().has_atomic_eth();
+            assert_eq!(sent.psn(), psn(index as u32));
+            assert_eq!(sent.bth().ack_request(), last, "the last packet asks for an acknowledgement");
+            assert_eq!(sent.bth().solicited(), last && !answered, "the last packet is solicited");
+            assert_eq!((sent.info.first, sent.info.last), (index == 0, last));
+            assert_eq!(sent.info.work_request, Some(0));
+            assert_eq!(usize::from(sent.bth().pad_count()), sent.info.payload_bytes.wrapping_neg() as usize & 3);
+        }
+        let payload: u32 = sent.iter().map(|sent| sent.info.payload_bytes).sum();
+        assert_eq!(payload as usize, if opcodes[0].has_atomic_eth() { 0 } else { length });
+    }
+}
+
+#[test]
+fn one_acknowledgement_completes_all_before_it_and_unsignalled_ones_in_silence() {
+    let mut script = Script::new();
+    script.post(Op::Send, 8);
+    script.post_flagged(Op::Send, 300, SendFlags::empty());
+    script.post(write(), 0);
+    script.post(Op::Send, 8);
+    assert_eq!(script.sent().len(), 5);
+    script.ack(psn(3));
+    assert_eq!(script.ends(), [(0, Status::Success), (2, Status::Success)]);
+    assert!(script.rnic().has_in_flight());
+    // Half of it, half of the rest: a message is done with its last packet.
+    script.ack(psn(4));
+    assert_eq!(script.ends(), [(3, Status::Success)]);
+    assert!(!script.rnic().has_in_flight());
+    script.world.settle();
+    assert_eq!(script.rnic().poll_timeout(), None);
+}
+
+#[test]
+fn acknowledgements_of_what_was_done_or_never_sent_change_nothing() {
+    let mut script = Script::new();
+    script.post(Op::Send, 8);
+    script.post(Op::Send, 8);
+    script.sent();
+    for wrong in [psn(2), psn(1000), psn(1 << 22)] {
+        script.ack(wrong);
+    }
+    assert_eq!(script.ends(), NONE);
+    assert_eq!(script.counters().rx_unexpected_response, 3);
+    script.ack(psn(0));
+    assert_eq!(script.ends().len(), 1);
+    // Late and doubled ones: also NAKs that were overtaken.
+    script.ack(psn(0));
+    script.nak(psn(0), NakCode::REMOTE_ACCESS_ERROR);
+    script.ack(OWN_PSN.sub(1));
+    script.rnr_nak(OWN_PSN.sub(7), 1);
+    assert_eq!(script.ends(), NONE);
+    assert_eq!(script.shapes(), []);
+    assert_eq!(script.state(), QpState::ReadyToSend);
+    assert_eq!(script.counters().rx_unexpected_response, 3);
+}
+
+#[test]
+fn sequence_numbers_wrap() {
+    let mut script = Script::rc(&End { send_psn: Psn::new(Psn::MASK - 1), ..End::default() });
+    script.post(Op::Send, 8);
+    script.post(Op::Send, 600);
+    let first = Psn::new(Psn::MASK - 1);
+    let numbers: Vec<_> = script.sent().iter().map(|sent| sent.psn()).collect();
+    assert_eq!(numbers, [first, Psn::new(Psn::MASK), Psn::new(0), Psn::new(1)]);
+    script.nak(Psn::new(0), NakCode::PSN_SEQUENCE_ERROR);
+    assert_eq!(script.ends(), [(0, Status::Success)]);
+    let numbers: Vec<_> = script.sent().iter().map(|sent| sent.psn()).collect();
+    assert_eq!(numbers, [Psn::new(0), Psn::new(1)], "from the gap on, in the middle of a message");
+    script.ack(Psn::new(1));
+    assert_eq!(script.ends(), [(1, Status::Success)]);
+}
+
+#[test]
+fn each_nak_code_has_its_status_and_flushes_what_follows() {
+    let cases = [
+        (NakCode::INVALID_REQUEST, Status::RemoteInvalidRequest),
+        (NakCode::REMOTE_ACCESS_ERROR, Status::RemoteAccess),
+        (NakCode::REMOTE_OPERATIONAL_ERROR, Status::RemoteOperation),
+        (NakCode::INVALID_RD_REQUEST, Status::RemoteInvalidRequest),
+    ];
+    for (code, status) in cases {
+        let mut script = Script::new();
+        script.receive(64, 8);
+        for _ in 0..2 {
+            script.post(Op::Send, 8);
+        }
+        script.post_flagged(Op::Send, 8, SendFlags::empty());
+        script.sent();
+        script.nak(psn(1), code);
+        let flushed = Status::WorkRequestFlushed;
+        let expected = [(0, Status::Success), (1, status), (2, flushed), (64, flushed)];
+        assert_eq!(script.ends(), expected, "{code:?}: also unsignalled requests tell that they failed");
+        assert_eq!(script.state(), QpState::Error);
+        let counters = script.counters();
+        let counted = counters.req_remote_invalid_request
+            + counters.req_remote_access_errors
+            + counters.req_remote_operational_errors;
+        assert_eq!(counted, 1);
+        assert!(!script.rnic().has_in_flight());
+        assert_eq!(script.shapes(), []);
+        script.post(Op::Send, 8);
+        assert_eq!(script.ends(), [(3, flushed)], "what is posted now comes straight back");
+        script.world.settle();
+        assert_eq!(script.rnic().poll_timeout(), None);
+    }
+}
+
+#[test]
+fn a_read_gathers_its_response_packets() {
+    let mut script = Script::new();
+    script.post(Op::Send, 8);
+    script.post_read(600);
+    assert_eq!(script.shapes(), [(Opcode::RC_SEND_ONLY, psn(0)), (Opcode::RC_READ_REQUEST, psn(1))]);
+    script.respond(Opcode::RC_READ_RESPONSE_FIRST, psn(1), &[1; 256]);
+    assert_eq!(script.ends(), [(0, Status::Success)], "a response acknowledges what came before");
+    script.respond(Opcode::RC_READ_RESPONSE_FIRST, psn(1), &[9; 256]);
+    script.respond(Opcode::RC_READ_RESPONSE_MIDDLE, psn(2), &[2; 256]);
+    assert_eq!(script.ends(), NONE);
+    script.respond(Opcode::RC_READ_RESPONSE_LAST, psn(3), &[3; 88]);
+    let completion = script.reap()[0];
+    assert_eq!((completion.wr_id, completion.status, completion.byte_len), (1, Status::Success, 600));
+    assert_eq!(completion.opcode, CompletionOpcode::Read);
+    let bytes = script.world.nodes[OWN].memory.read(0, 600);
+    assert_eq!(bytes, [&[1; 256][..], &[2; 256], &[3; 88]].concat(), "a packet that comes twice is placed once");
+    assert!(!script.rnic().has_in_flight());
+    // The next request follows the response in number.
+    script.post(Op::Send, 0);
+    assert_eq!(script.shapes(), [(Opcode::RC_SEND_ONLY, psn(4))]);
+}
+
+#[test]
+fn a_read_that_lost_a_response_asks_for_the_rest() {
+    let mut script = Script::new();
+    script.post_read(1000);
+    script.sent();
+    script.respond(Opcode::RC_READ_RESPONSE_FIRST, psn(0), &[1; 256]);
+    script.respond(Opcode::RC_READ_RESPONSE_MIDDLE, psn(2), &[3; 256]);
+    script.respond(Opcode::RC_READ_RESPONSE_LAST, psn(3), &[4; 232]);
+    assert_eq!(script.counters().implied_nak_seq_err, 1, "it is asked for once");
+    let sent = script.sent();
+    assert_eq!(sent.len(), 1);
+    assert_eq!((sent[0].opcode(), sent[0].psn()), (Opcode::RC_READ_REQUEST, psn(1)));
+    assert_eq!(reth(&sent[0].bytes), (0x10_0000 + 256, 744));
+    assert!(sent[0].info.retransmission);
+    script.respond(Opcode::RC_READ_RESPONSE_FIRST, psn(1), &[2; 256]);
+    script.respond(Opcode::RC_READ_RESPONSE_MIDDLE, psn(2), &[3; 256]);
+    script.respond(Opcode::RC_READ_RESPONSE_LAST, psn(3), &[4; 232]);
+    assert_eq!(script.ends(), [(0, Status::Success)]);
+    assert!(!script.rnic().has_in_flight());
+}
+
+#[test]
+fn an_acknowledgement_past_a_read_or_atomic_shows_its_answer_to_be_lost() {
+    for (operation, opcode, length) in [(read(), Opcode::RC_READ_REQUEST, 16), (add(), Opcode::RC_FETCH_ADD, 8)] {
+        let mut script = Script::new();
+        script.post(operation, length);
+        script.post(Op::Send, 8);
+        script.sent();
+        script.ack(psn(1));
+        script.ack(psn(1));
+        assert_eq!(script.ends(), NONE);
+        assert_eq!(script.counters().implied_nak_seq_err, 1);
+        assert_eq!(script.shapes(), [(opcode, psn(0)), (Opcode::RC_SEND_ONLY, psn(1))]);
+    }
+}
+
+#[test]
+fn answers_out_of_order_ask_for_the_oldest_again() {
+    let mut script = Script::new();
+    script.post_read(16);
+    script.post(add(), 8);
+    script.sent();
+    script.respond_atomic(psn(1), 5);
+    assert_eq!(script.ends(), NONE);
+    assert_eq!(script.shapes(), [(Opcode::RC_READ_REQUEST, psn(0)), (Opcode::RC_FETCH_ADD, psn(1))]);
+    script.respond(Opcode::RC_READ_RESPONSE_ONLY, psn(0), &[1; 16]);
+    script.respond_atomic(psn(1), 5);
+    assert_eq!(script.ends(), [(0, Status::Success), (1, Status::Success)]);
+    assert_eq!(script.world.nodes[OWN].memory.word(0), 5, "the old value arrives in host order");
+}
+
+#[test]
+fn a_response_of_the_wrong_length_is_a_bad_response() {
+    let mut script = Script::new();
+    script.post_read(600);
+    script.post(Op::Send, 8);
+    script.sent();
+    script.respond(Opcode::RC_READ_RESPONSE_FIRST, psn(0), &[1; 255]);
+    assert_eq!(script.ends(), [(0, Status::BadResponse), (1, Status::WorkRequestFlushed)]);
+}
+
+#[test]
+fn a_long_read_is_asked_for_in_pieces_and_repeated_within_them() {
+    // A buffer of 64 kB makes a window of 16 kB, and pieces that count for 4 kB: three packets.
+    let link = super::common::Link { buffer_bytes: 64_000, ..Default::default() };
+    let mut world = super::common::World::new(1, 2, 1 << 20, 64, link);
+    let end = End { max_rd_atomic: 2, ..End::default() };
+    let (a, _) = world.connect(doorbell_rnic::QpKind::Rc, PathMtu::Mtu256, (0, &end), (1, &end));
+    world.recording = true;
+    let pattern = super::common::workload::pattern(3, 4000);
+    world.nodes[1].memory.write(0, &pattern);
+    let sge = [world.nodes[0].sge(0, 4000)];
+    let (remote_address, rkey) = (world.nodes[1].memory.address(), world.nodes[1].region.rkey());
+    let request = doorbell_rnic::SendRequest {
+        wr_id: 1,
+        operation: Op::Read { remote_address, rkey },
+        flags: SendFlags::SIGNALED,
+        payload: doorbell_rnic::Payload::Sges(&sge),
+        destination: None,
+    };
+    world.nodes[0].rnic.post_send(1, a, &[request]).expect("room");
+    // The second response packet is lost.
+    let mut count = 0;
+    world.gate = Some(Box::new(move |sent| {
+        count += usize::from(sent.from == 1);
+        !(sent.from == 1 && count == 2)
+    }));
+    world.transmit();
+    let first: Vec<_> = world.sent(0, 1).map(|sent| (sent.psn(), reth(&sent.bytes).1)).collect();
+    assert_eq!(first, [(psn(0), 768), (psn(3), 768)], "two may be outstanding");
+    world.settle();
+    assert_eq!(world.nodes[0].memory.read(0, 4000), pattern);
+    for sent in world.sent(0, 1) {
+        let start = sent.psn().distance_from(OWN_PSN);
+        let packets = reth(&sent.bytes).1.div_ceil(256);
+        assert_eq!(start / 3, (start + packets - 1) / 3, "a repetition stays within a piece: {start} + {packets}");
+    }
+    assert!(world.sent(0, 1).any(|sent| sent.psn() == psn(1)), "the lost packet was asked for again");
+    assert_eq!(world.nodes[0].reap().len(), 1);
+    world.assert_at_rest();
+}
+
+#[test]
+fn no_more_reads_and_atomics_are_outstanding_than_agreed() {
+    let mut script = Script::rc(&End { max_rd_atomic: 2, ..End::default() });
+    for _ in 0..3 {
+        script.post_read(16);
+    }
+    script.post(Op::Send, 0);
+    assert_eq!(script.shapes().len(), 2, "what is behind waits too: requests are sent in order");
+    script.respond(Opcode::RC_READ_RESPONSE_ONLY, psn(0), &[0; 16]);
+    assert_eq!(script.shapes(), [(Opcode::RC_READ_REQUEST, psn(2)), (Opcode::RC_SEND_ONLY, psn(3))]);
+    // Also after everything was sent again, when answers to the first try come late.
+    script.nak(psn(1), NakCode::PSN_SEQUENCE_ERROR);
+    assert_eq!(script.shapes().len(), 3);
+    script.post_read(16);
+    script.respond(Opcode::RC_READ_RESPONSE_ONLY, psn(1), &[0; 16]);
+    assert_eq!(script.shapes(), [(Opcode::RC_READ_REQUEST, psn(4))]);
+    script.post_read(16);
+    script.respond(Opcode::RC_READ_RESPONSE_ONLY, psn(1), &[0; 16]);
+    assert_eq!(script.shapes(), [], "an answer that comes twice makes no room");
+}
+
+#[test]
+fn a_fence_waits_for_reads_and_atomics_and_nothing_else() {
+    let mut script = Script::new();
+    script.post(Op::Send, 0);
+    script.post_flagged(Op::Send, 0, SendFlags::FENCE);
+    assert_eq!(script.shapes().len(), 2, "a fence does not wait for SENDs");
+    script.post_read(300);
+    script.post(add(), 8);
+    script.post_flagged(write(), 8, SendFlags::FENCE);
+    script.post(Op::Send, 0);
+    assert_eq!(script.shapes().len(), 2);
+    script.respond(Opcode::RC_READ_RESPONSE_FIRST, psn(2), &[0; 256]);
+    script.respond(Opcode::RC_READ_RESPONSE_LAST, psn(3), &[0; 44]);
+    assert_eq!(script.shapes(), []);
+    script.respond_atomic(psn(4), 0);
+    assert_eq!(script.shapes(), [(Opcode::RC_WRITE_ONLY, psn(5)), (Opcode::RC_SEND_ONLY, psn(6))]);
+}
+
+#[test]
+fn inline_data_is_copied_when_it_is_posted() {
+    let mut script = Script::new();
+    let (qpn, now_ns) = (script.qpn, script.world.now_ns);
+    let bytes = vec![7; 64];
+    let request = doorbell_rnic::SendRequest {
+        wr_id: 0,
+        operation: Op::Send,
+        flags: SendFlags::empty(),
+        payload: doorbell_rnic::Payload::Inline(&bytes),
+        destination: None,
+    };
+    script.rnic().post_send(now_ns, qpn, &[request]).expect("room");
+    drop(bytes);
+    let sent = script.sent();
+    assert!(sent[0].info.inline);
+    assert_eq!(sent[0].bytes[BTH_LEN..], [7; 64]);
+}
+
+#[test]
+fn memory_that_goes_away_before_it_is_sent_fails_the_request() {
+    let mut script = Script::new();
+    let region = script.region(0, 64, doorbell_rnic::Access::empty());
+    let sge = [doorbell_rnic::Sge { address: region.address(), length: 64, lkey: region.lkey() }];
+    script.post(Op::Send, 8);
+    let (qpn, now_ns) = (script.qpn, script.world.now_ns);
+    let request = doorbell_rnic::SendRequest {
+        wr_id: 7,
+        operation: Op::Send,
+        flags: SendFlags::empty(),
+        payload: doorbell_rnic::Payload::Sges(&sge),
+        destination: None,
+    };
+    script.rnic().post_send(now_ns, qpn, &[request]).expect("room");
+    script.rnic().deregister(&region).expect("it was registered");
+    let sent = script.sent();
+    assert_eq!(sent.len(), 1, "only what could be filled leaves");
+    assert_eq!(script.counters().tx_vport_rdma_unicast_packets, 1);
+    assert_eq!(script.ends(), [(0, Status::WorkRequestFlushed), (7, Status::LocalProtection)]);
+    assert_eq!(script.state(), QpState::Error);
+    assert!(!script.rnic().has_in_flight());
+}
+
+#[test]
+fn draining_finishes_what_was_begun_and_says_so() {
+    let mut script = Script::new();
+    script.post(Op::Send, 8);
+    script.post(Op::Send, 8);
+    script.sent();
+    let drain = QpAttributes { state: Some(QpState::SqDrain), sqd_notify: Some(true), ..QpAttributes::default() };
+    let qpn = script.qpn;
+    script.world.modify(OWN, qpn, drain);
+    script.post(Op::Send, 8);
+    assert_eq!(script.shapes(), [], "nothing new is begun");
+    // Everything is to be sent again when the first is acknowledged: the second is not done yet.
+    script.nak(psn(0), NakCode::PSN_SEQUENCE_ERROR);
+    script.ack(psn(0));
+    assert_eq!(script.events(), [], "one is left");
+    assert_eq!(script.shapes(), [(Opcode::RC_SEND_ONLY, psn(1))]);
+    script.ack(psn(1));
+    assert_eq!(script.events(), [AsyncEvent::SqDrained(qpn)]);
+    script.world.to_state(OWN, qpn, QpState::ReadyToSend);
+    assert_eq!(script.shapes(), [(Opcode::RC_SEND_ONLY, psn(2))], "the rest goes on");
+    script.ack(psn(2));
+    // Drained already, and asked without the event.
+    script.world.modify(OWN, qpn, drain);
+    assert_eq!(script.events(), [AsyncEvent::SqDrained(qpn)]);
+    script.world.to_state(OWN, qpn, QpState::ReadyToSend);
+    script.world.to_state(OWN, qpn, QpState::SqDrain);
+    assert_eq!(script.events(), [], "the event is asked for each time");
+}
+
+#[test]
+fn a_new_address_while_drained_moves_what_is_left() {
+    let mut script = Script::new();
+    script.post(Op::Send, 8);
+    script.sent();
+    let qpn = script.qpn;
+    script.world.to_state(OWN, qpn, QpState::SqDrain);
+    let elsewhere = super::common::address_of(9);
+    let address = doorbell_rnic::AddressVector::to(elsewhere);
+    script.world.modify(OWN, qpn, QpAttributes { address: Some(address), ..QpAttributes::default() });
+    assert!(!script.rnic().has_in_flight(), "nothing is in flight to the old address");
+    let mut batch = doorbell_rnic::TransmitBatch::new(4096, 4);
+    let now_ns = script.world.now_ns;
+    let budget = doorbell_rnic::Budget::UNLIMITED;
+    assert_eq!(script.rnic().poll_transmit(now_ns, budget, doorbell_rnic::Filter::All, &mut batch), 1);
+    assert_eq!(batch.runs()[0].path.destination, elsewhere);
+    script.ack(psn(0));
+    assert_eq!(script.counters().rx_foreign_source, 1, "the old peer is a stranger now");
+    script.world.to_state(OWN, qpn, QpState::Error);
+    assert_eq!(script.ends(), [(0, Status::WorkRequestFlushed)]);
+    assert!(!script.rnic().has_in_flight());
+}
+
+#[test]
+fn reset_makes_what_was_posted_vanish_and_the_queue_pair_new() {
+    let end = End::default();
+    let mut script = Script::rc(&end);
+    script.receive(64, 8);
+    script.post(Op::Send, 300);
+    script.post_read(300);
+    script.sent();
+    let qpn = script.qpn;
+    script.world.to_state(OWN, qpn, QpState::Reset);
+    assert_eq!(script.ends(), NONE);
+    assert!(!script.rnic().has_in_flight());
+    script.ack(psn(0));
+    assert_eq!(script.counters().rx_foreign_source + script.counters().rx_wrong_state, 1);
+    script.world.to_init(OWN, qpn, doorbell_rnic::QpKind::Rc, &end);
+    let peer = (super::common::script::PEER, super::common::script::PEER_QPN, super::common::script::PEER_PSN);
+    script.world.to_rtr(OWN, qpn, doorbell_rnic::QpKind::Rc, PathMtu::Mtu256, &end, peer);
+    script.world.to_rts(OWN, qpn, doorbell_rnic::QpKind::Rc, &end);
+    script.post(Op::Send, 8);
+    assert_eq!(script.shapes(), [(Opcode::RC_SEND_ONLY, psn(0))]);
+    script.ack(psn(0));
+    assert_eq!(script.ends(), [(2, Status::Success)]);
+}

@@ -1,0 +1,123 @@
+//! Thousands of seeded runs of two and more RNICs under faults. A seed that fails is printed and
+//! replays exactly.
+
+mod common;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use common::workload::{Options, Workload};
+use common::world::DEFAULT_BUFFER_BYTES;
+use common::{Acks, Link, Rng};
+
+/// The faults, each alone and all together.
+const FAULTS: [&str; 8] = ["none", "loss", "duplicate", "reorder", "delay", "overflow", "held-acks", "mixed"];
+
+fn options(seed: u64) -> (&'static str, Options) {
+    let mut rng = Rng::new(seed ^ 0x6f70_7469);
+    let name = FAULTS[(seed % FAULTS.len() as u64) as usize];
+    // Small buffers make small windows, and READs in pieces.
+    let buffer_bytes = *rng.pick(&[5_000, 20_000, 60_000, DEFAULT_BUFFER_BYTES]);
+    let mut link = Link { latency_ns: rng.within(100, 50_000), buffer_bytes, ..Link::default() };
+    let mut acks = *rng.pick(&[Acks::Released, Acks::AtRandom]);
+    let all = name == "mixed";
+    if name == "loss" || all {
+        link.loss = rng.within(1, 200);
+    }
+    if name == "duplicate" || all {
+        link.duplicate = rng.within(1, 300);
+    }
+    if name == "reorder" || all {
+        link.jitter_ns = rng.within(1, 60_000);
+    }
+    if name == "delay" || all {
+        (link.delay, link.delay_ns) = (rng.within(1, 100), rng.within(1, 5_000_000));
+    }
+    if name == "overflow" || all {
+        link.buffer_bytes = rng.within(5_000, 40_000);
+        link.service_ns = rng.within(1, 100_000);
+    }
+    if name == "held-acks" {
+        acks = Acks::Held;
+    }
+    // Two, or up to eight, with less work for each.
+    let nodes = if rng.chance(600) { 2 } else { rng.within(3, 8) as usize };
+    let connections = rng.within(1, nodes as u64 + 1) as usize;
+    let messages = 40 / connections + 2;
+    (name, Options { nodes, connections, messages, link, acks, timeout: 14, retry_count: 7 })
+}
+
+fn run(seed: u64) {
+    let (_, options) = options(seed);
+    let mut workload = Workload::new(seed, &options);
+    workload.finish();
+    workload.check_memory();
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")))
+}
+
+/// Runs seeds on all cores; the first that fails is printed and fails the test.
+fn for_seeds(test: &str, default_seeds: u64, body: impl Fn(u64) + Sync) {
+    if let Some(seed) = number("SEED") {
+        return body(seed);
+    }
+    let seeds = number("DOORBELL_SEEDS").unwrap_or(default_seeds);
+    let (next, failed) = (AtomicU64::new(0), AtomicBool::new(false));
+    let threads = std::thread::available_parallelism().map_or(2, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while !failed.load(Ordering::Relaxed) {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= seeds {
+                        return;
+                    }
+                    if catch_unwind(AssertUnwindSafe(|| body(seed))).is_err() {
+                        failed.store(true, Ordering::Relaxed);
+                        eprintln!("replay with SEED={seed} cargo test -p doorbell-rnic --test simulation {test}");
+                    }
+                }
+            });
+        }
+    });
+    assert!(!failed.load(Ordering::Relaxed), "a seed failed: its replay is printed above");
+}
+
+/// The peer vanishes before step 0, 1, 2, ... of the same run.
+fn vanish(seed: u64) {
+    let mut rng = Rng::new(seed ^ 0x7661_6e69);
+    let nodes = rng.within(2, 3) as usize;
+    let link = Link { latency_ns: 3_000, loss: rng.below(50), ..Link::default() };
+    let acks = *rng.pick(&[Acks::Released, Acks::AtRandom, Acks::Held]);
+    let options = Options { nodes, connections: nodes, messages: 5, link, acks, timeout: 8, retry_count: 2 };
+    let victim = rng.below(nodes as u64) as usize;
+    let mut step = 0;
+    loop {
+        let mut workload = Workload::new(seed, &options);
+        let mut done = false;
+        for _ in 0..step {
+            done = workload.is_done();
+            workload.step();
+        }
+        workload.world.nodes[victim].alive = false;
+        workload.finish();
+        workload.act(true);
+        workload.check_failures();
+        if done {
+            return;
+        }
+        step += 1;
+    }
+}
+
+#[test]
+fn a_peer_that_vanishes_at_any_step_is_reported_and_holds_nothing() {
+    for_seeds("a_peer_that_vanishes", 100, vanish);
+}
+
+#[test]
+fn rc_delivers_everything_once_in_order_and_intact_under_every_fault() {
+    for_seeds("rc_delivers_everything", 10_000, run);
+}

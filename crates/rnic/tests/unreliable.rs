@@ -1,0 +1,160 @@
+//! UC and UD under faults: messages are whole or absent.
+
+mod common;
+
+use common::workload::pattern;
+use common::{End, Link, QKEY, Rng, World};
+use doorbell_rnic::{
+    AddressVector, Attachment, CompletionOpcode, Payload, QpKind, RecvRequest, SendFlags, SendOperation, SendRequest,
+    Status, UdDestination,
+};
+use doorbell_wire::PathMtu;
+
+const SLOT: usize = 1 << 15;
+const MESSAGES: u32 = 48;
+
+/// Sends numbered messages on a UC queue pair, and returns the numbers that arrived and how many
+/// were counted as dropped.
+fn unreliable_connection(seed: u64, link: Link) -> (Vec<u32>, u64) {
+    let mut rng = Rng::new(seed);
+    let mut world = World::new(seed, 2, 8 << 20, 1024, link);
+    let mtu = *rng.pick(&PathMtu::ALL);
+    let end = End { signal_all: true, ..End::default() };
+    let (a, b) = world.connect(QpKind::Uc, mtu, (0, &end), (1, &end));
+    let mut arrived = Vec::new();
+    let (mut next, mut lengths, mut receives) = (0, Vec::new(), 0);
+    let base = world.nodes[1].memory.address();
+    let (targets, rkey) = (4 << 20, world.nodes[1].region.rkey());
+    loop {
+        // Receives are sometimes short, so messages find none.
+        while receives < 4 && rng.chance(700) {
+            let slot = receives as u64 * SLOT as u64 + rng.below(4) * 4 * SLOT as u64;
+            let sge = world.nodes[1].sge(slot as usize, SLOT);
+            world.nodes[1].rnic.post_recv(b, &[RecvRequest { wr_id: slot, sges: &[sge] }]).expect("room");
+            receives += 1;
+        }
+        if next < MESSAGES {
+            let length = rng.below(4 * mtu.bytes() as u64) as usize;
+            let bytes = pattern(next.into(), length);
+            world.nodes[0].memory.write(next as usize * SLOT, &bytes);
+            let sge = [world.nodes[0].sge(next as usize * SLOT, length)];
+            let operation = if next % 3 == 2 {
+                let remote_address = base + targets + u64::from(next) * SLOT as u64;
+                SendOperation::WriteImmediate { remote_address, rkey, immediate: next }
+            } else {
+                SendOperation::SendImmediate(next)
+            };
+            let payload = Payload::Sges(&sge);
+            let flags = SendFlags::empty();
+            let request = SendRequest { wr_id: next.into(), operation, flags, payload, destination: None };
+            let now_ns = world.now_ns;
+            world.nodes[0].rnic.post_send(now_ns, a, &[request]).expect("UC sends are done once they left");
+            lengths.push(length);
+            next += 1;
+        }
+        let moved = world.step();
+        for completion in world.nodes[1].reap() {
+            assert_eq!(completion.status, Status::Success, "a receive completes only with a whole message");
+            receives -= 1;
+            let Attachment::Immediate(number) = completion.attachment else {
+                panic!("message without its immediate: {completion:?}")
+            };
+            let length = lengths[number as usize];
+            assert_eq!(completion.byte_len as usize, length, "message {number} is whole");
+            let from = match completion.opcode {
+                CompletionOpcode::Receive => completion.wr_id as usize,
+                _ => targets as usize + number as usize * SLOT,
+            };
+            assert!(world.nodes[1].memory.read(from, length) == pattern(number.into(), length), "{number} is intact");
+            arrived.push(number);
+        }
+        if !moved && next == MESSAGES {
+            break;
+        }
+    }
+    let sent: Vec<u64> = world.nodes[0].reap().iter().map(|completion| completion.wr_id).collect();
+    assert!(sent.iter().copied().eq(0..u64::from(MESSAGES)), "all sends completed in order");
+    world.assert_at_rest();
+    (arrived, world.nodes[1].rnic.counters().rx_dropped_messages)
+}
+
+#[test]
+fn uc_messages_are_whole_and_in_order_or_absent_when_packets_are_lost() {
+    let mut total = 0;
+    for seed in 0..300 {
+        let link = Link { loss: seed % 7 * 50, ..Link::default() };
+        let (arrived, dropped) = unreliable_connection(seed, link);
+        // Half of one message and half of the next may be taken for one, but not the other way.
+        assert!(dropped + arrived.len() as u64 <= u64::from(MESSAGES), "seed {seed}: none is counted twice");
+        assert!(arrived.is_sorted_by(|a, b| a < b), "seed {seed}: messages arrive in order: {arrived:?}");
+        total += arrived.len();
+    }
+    assert!(total > 3_000, "a good part of the messages arrives: {total}");
+}
+
+#[test]
+fn uc_messages_are_whole_when_packets_are_duplicated_and_reordered() {
+    for seed in 0..300 {
+        let link = Link { loss: 30, duplicate: 200, jitter_ns: 5_000, ..Link::default() };
+        unreliable_connection(seed, link);
+    }
+}
+
+#[test]
+fn ud_messages_come_with_their_routing_header_or_not_at_all() {
+    for seed in 0..100 {
+        let mut rng = Rng::new(seed);
+        let link = Link { loss: 100, duplicate: 100, jitter_ns: 5_000, ..Link::default() };
+        let mut world = World::new(seed, 3, 8 << 20, 1024, link);
+        let end = End { signal_all: true, ..End::default() };
+        let qpns: Vec<_> = (0..3).map(|node| world.datagram_qp(node, &end)).collect();
+        for slot in 0..64 {
+            let sge = world.nodes[2].sge(slot * SLOT, 40 + 4096);
+            world.nodes[2].rnic.post_recv(qpns[2], &[RecvRequest { wr_id: slot as u64, sges: &[sge] }]).expect("room");
+        }
+        let mut lengths = Vec::new();
+        for number in 0..40_u32 {
+            let from = number as usize % 2;
+            let length = rng.below(4097) as usize;
+            let bytes = pattern(number.into(), length);
+            world.nodes[from].memory.write(number as usize * SLOT, &bytes);
+            let sge = [world.nodes[from].sge(number as usize * SLOT, length)];
+            // Every eighth shows a wrong key.
+            let qkey = if number % 8 == 7 { doorbell_wire::QKey::new(1) } else { QKEY };
+            let address = AddressVector::to(world.nodes[2].address);
+            let request = SendRequest {
+                wr_id: number.into(),
+                operation: SendOperation::SendImmediate(number),
+                flags: SendFlags::empty(),
+                payload: Payload::Sges(&sge),
+                destination: Some(UdDestination { address, qpn: qpns[2], qkey }),
+            };
+            let now_ns = world.now_ns;
+            world.nodes[from].rnic.post_send(now_ns, qpns[from], &[request]).expect("room");
+            lengths.push(length);
+            world.step();
+        }
+        world.settle();
+        world.assert_at_rest();
+        for completion in world.nodes[2].reap() {
+            let Attachment::Immediate(number) = completion.attachment else {
+                panic!("message without its immediate: {completion:?}")
+            };
+            let (from, length) = (number as usize % 2, lengths[number as usize]);
+            assert_ne!(number % 8, 7, "a wrong Q_Key keeps a message out");
+            assert_eq!(completion.status, Status::Success);
+            assert!(completion.has_grh, "UD receives begin with a routing header");
+            assert_eq!(completion.byte_len as usize, 40 + length, "the header counts");
+            assert_eq!(completion.source_qpn, qpns[from]);
+            let bytes = world.nodes[2].memory.read(completion.wr_id as usize * SLOT, 40 + length);
+            assert_eq!(bytes[..20], [0; 20], "the IPv4 header stands in the second half");
+            assert_eq!((bytes[20], bytes[29]), (0x45, 17), "an IPv4 header for UDP");
+            assert_eq!(bytes[32..36], [10, 0, 0, 1 + from as u8], "the source");
+            assert_eq!(bytes[36..40], [10, 0, 0, 3], "the destination");
+            let sum: u32 = bytes[20..40].chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+            assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff, "the header's checksum is right");
+            assert!(bytes[40..] == pattern(number.into(), length), "{number} is intact");
+        }
+        assert!(world.nodes[2].rnic.counters().rx_key_violation > 0, "wrong keys are counted");
+    }
+}

@@ -1,0 +1,55 @@
+//! Where something was measured.
+
+use serde::{Deserialize, Serialize};
+
+use doorbell_verbs::DeviceAttributes;
+
+/// The machine and the device.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Environment {
+    /// Version of Doorbell.
+    pub doorbell: String,
+    /// Kernel release.
+    pub kernel: String,
+    /// Processor.
+    pub cpu: String,
+    /// Processors that may be used.
+    pub cpus: usize,
+    /// Seconds since 1970 when it was measured.
+    pub unix_time_s: u64,
+    /// The device's name.
+    pub device: String,
+    /// Its provider: `soft` is the embedded software RNIC.
+    pub provider: String,
+    /// Its UDP port. Anything but 4791 is not RoCE's.
+    pub udp_port: u16,
+    /// Largest path MTU that its port carries.
+    pub active_mtu: usize,
+    /// Receive buffer that the kernel granted, in its bytes.
+    pub receive_buffer_bytes: usize,
+}
+
+impl Environment {
+    /// This machine, now.
+    pub fn of(device: &DeviceAttributes) -> Self {
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        let cpu = read("/proc/cpuinfo")
+            .lines()
+            .find_map(|line| line.strip_prefix("model name"))
+            .map_or_else(|| "unknown".to_owned(), |rest| rest.trim_start_matches([' ', '\t', ':']).to_owned());
+        Self {
+            doorbell: env!("CARGO_PKG_VERSION").to_owned(),
+            kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
+            cpu,
+            cpus: std::thread::available_parallelism().map_or(1, usize::from),
+            unix_time_s: std::time::SystemTime::now()
+                .duration_since(std::time::UNIX_EPOCH)
+                .map_or(0, |since| since.as_secs()),
+            device: device.name.clone(),
+            provider: "soft".to_owned(),
+            udp_port: device.udp_port,
+            active_mtu: device.active_mtu.bytes(),
+            receive_buffer_bytes: device.receive_buffer_bytes,
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! A busy-polling executor: one thread, a handful of tasks, no wake-ups.
+
+use std::cell::Cell;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use doorbell_exchange::asynchronous::{Waiter, yield_now};
+use doorbell_verbs::Channel;
+
+/// The longest sleep on a channel: connections want to be polled now and then.
+const LONGEST_SLEEP: Duration = Duration::from_millis(100);
+
+/// How the tasks of one thread wait: by spinning, or all together on one completion channel.
+#[derive(Clone, Debug)]
+pub struct Idle {
+    channel: Option<Channel>,
+    waiting: Rc<Cell<usize>>,
+}
+
+impl Idle {
+    /// Tasks spin.
+    pub fn spin() -> Self {
+        Self { channel: None, waiting: Rc::default() }
+    }
+
+    /// The thread sleeps on `channel` when all tasks wait.
+    pub fn sleep_on(channel: Channel) -> Self {
+        Self { channel: Some(channel), waiting: Rc::default() }
+    }
+
+    /// The channel that connections have to be made on.
+    pub fn channel(&self) -> Option<&Channel> {
+        self.channel.as_ref()
+    }
+}
+
+impl Waiter for Idle {
+    async fn wait(&self, _: Option<&Channel>) {
+        self.waiting.set(self.waiting.get() + 1);
+        yield_now().await;
+        self.waiting.set(self.waiting.get() - 1);
+    }
+
+    fn wants_notification(&self) -> bool {
+        self.channel.is_some()
+    }
+}
+
+/// Runs tasks until all are done, and returns what they return, in order.
+pub fn run<T>(idle: &Idle, tasks: impl IntoIterator<Item = impl Future<Output = T>>) -> Vec<T> {
+    let mut tasks: Vec<Pin<Box<_>>> = tasks.into_iter().map(Box::pin).collect();
+    let mut results: Vec<Option<T>> = tasks.iter().map(|_| None).collect();
+    let mut context = Context::from_waker(Waker::noop());
+    let mut left = tasks.len();
+    while left > 0 {
+        for (task, result) in tasks.iter_mut().zip(&mut results) {
+            if result.is_none()
+                && let Poll::Ready(value) = task.as_mut().poll(&mut context)
+            {
+                *result = Some(value);
+                left -= 1;
+            }
+        }
+        if let Some(channel) = &idle.channel
+            && left > 0
+            && idle.waiting.get() == left
+        {
+            // All tasks have armed their notifications and found nothing since. A failed wait
+            // does no harm: the tasks look for themselves.
+            let _ = channel.wait(Some(LONGEST_SLEEP));
+        }
+    }
+    results.into_iter().flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tasks_take_turns_and_results_keep_their_order() {
+        let log = std::cell::RefCell::new(Vec::new());
+        let log = &log;
+        let task = |name: u32, turns: u32| async move {
+            for _ in 0..turns {
+                log.borrow_mut().push(name);
+                yield_now().await;
+            }
+            name
+        };
+        assert_eq!(run(&Idle::spin(), [task(1, 1), task(2, 3), task(3, 2)]), [1, 2, 3]);
+        assert_eq!(*log.borrow(), [1, 2, 3, 2, 3, 2]);
+    }
+}

@@ -1,0 +1,186 @@
+//! The record of a run: JSON, versioned.
+
+use std::collections::BTreeMap;
+
+use doorbell_verbs::Counters;
+use doorbell_wire::{MessageKind, OuterKind, PathMtu, Response, Transport, message_cost};
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+use crate::environment::Environment;
+use crate::parameters::{Fitted, Parameters};
+
+/// Names the layout of a record.
+pub const SCHEMA: &str = "doorbell-bench/1";
+
+/// The record of one run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Record {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// Where it was measured.
+    pub environment: Environment,
+    /// What was asked for.
+    pub parameters: Parameters,
+    /// One per size.
+    pub results: Vec<PointResult>,
+}
+
+/// What one point measured.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PointResult {
+    /// Bytes per message.
+    pub bytes: usize,
+    /// Messages that were measured: all connections, both directions if both send.
+    pub messages: u64,
+    /// Seconds that they took.
+    pub seconds: f64,
+    /// Messages per second.
+    pub messages_per_s: f64,
+    /// Payload bytes per second.
+    pub bytes_per_s: f64,
+    /// Half a round trip (latency only).
+    pub latency_ns: Option<Latency>,
+    /// What window, depth and buffers were made of.
+    pub fitted: Fitted,
+    /// Path MTU in use.
+    pub mtu: usize,
+    /// Counters of both ends, over the whole life of the connections.
+    pub counters: BothEnds<BTreeMap<String, u64>>,
+    /// What each end sent, told apart.
+    pub counted: BothEnds<Counted>,
+    /// What the arithmetic of packets says of it.
+    pub predicted: BothEnds<Predicted>,
+    /// Messages found damaged, where payloads were checked.
+    pub damaged: u64,
+    /// Times that a sender found no credit.
+    pub stalled_on_credits: u64,
+}
+
+/// The end that asked for the run, and the other.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct BothEnds<T> {
+    /// The end that asked.
+    pub client: T,
+    /// The other.
+    pub server: T,
+}
+
+/// Figures of a histogram.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Latency {
+    /// Least.
+    pub min: u64,
+    /// Median.
+    pub p50: u64,
+    /// Mean.
+    pub mean: f64,
+    /// 99 % are no longer.
+    pub p99: u64,
+    /// 99.9 % are no longer.
+    pub p999: u64,
+    /// Longest.
+    pub max: u64,
+}
+
+impl Latency {
+    /// The figures of what was recorded.
+    pub fn of(histogram: &Histogram<u64>) -> Self {
+        Self {
+            min: histogram.min(),
+            p50: histogram.value_at_quantile(0.5),
+            mean: histogram.mean(),
+            p99: histogram.value_at_quantile(0.99),
+            p999: histogram.value_at_quantile(0.999),
+            max: histogram.max(),
+        }
+    }
+}
+
+/// What one end must have sent, by the arithmetic of packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Predicted {
+    /// Request packets of data messages.
+    pub data_packets: u64,
+    /// Their frame bytes.
+    pub data_bytes: u64,
+    /// Acknowledgements at least.
+    pub ack_packets_min: u64,
+    /// Acknowledgements at most, control messages of the peer included.
+    pub ack_packets_max: u64,
+}
+
+/// What one end sent, told apart: first transmissions of data, without what carries only credits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counted {
+    /// Request packets of data messages.
+    pub data_packets: u64,
+    /// Their frame bytes.
+    pub data_bytes: u64,
+    /// Packets that carry credits or a goodbye, or ask whether the peer lives.
+    pub control_packets: u64,
+    /// ACKs and NAKs.
+    pub ack_packets: u64,
+    /// Packets sent again.
+    pub retransmitted_packets: u64,
+    /// RNR NAKs sent.
+    pub rnr_naks: u64,
+}
+
+/// Frame bytes of a WRITE without payload, which asks whether the peer lives.
+const KEEPALIVE_FRAME_BYTES: u64 = 74;
+
+impl Counted {
+    /// Tells apart what a device counted. Where data messages have no `bytes`, credit messages
+    /// look like them, and the connections' own count of `control_sends` is taken.
+    pub fn of(
+        counters: &BTreeMap<String, u64>,
+        keepalives: u64,
+        control_sends: u64,
+        bytes: usize,
+        ipv6: bool,
+    ) -> Self {
+        let get = |name: &str| counters.get(name).copied().unwrap_or(0);
+        let keepalive_bytes = KEEPALIVE_FRAME_BYTES + if ipv6 { 20 } else { 0 };
+        // A SEND of no bytes with immediate is a control message, unless data has no bytes too.
+        let (control, control_bytes) = if bytes == 0 {
+            let frame = 14 + 20 + 8 + 12 + 4 + 4 + if ipv6 { 20 } else { 0 };
+            (control_sends, control_sends * frame)
+        } else {
+            (get("tx_credit_packets"), get("tx_credit_bytes"))
+        };
+        Self {
+            data_packets: get("tx_data_packets").saturating_sub(control + keepalives),
+            data_bytes: get("tx_data_bytes").saturating_sub(control_bytes + keepalives * keepalive_bytes),
+            control_packets: control + keepalives,
+            ack_packets: get("tx_ack_packets"),
+            retransmitted_packets: get("tx_retransmitted_packets"),
+            rnr_naks: get("rnr_nak_sent"),
+        }
+    }
+}
+
+/// What `sent` messages of `bytes` cost their sender, and `received` messages their receiver.
+pub fn predict(bytes: usize, sent: u64, received: u64, mtu: PathMtu, credits: bool, ipv6: bool) -> Predicted {
+    let kind = if credits { MessageKind::SendImm } else { MessageKind::Send };
+    let outer = if ipv6 { OuterKind::IPV6 } else { OuterKind::IPV4 };
+    let Ok(cost) = message_cost(kind, Transport::Rc, bytes as u64, mtu, outer) else {
+        return Predicted::default();
+    };
+    let (min, max) = match cost.response {
+        Response::Range { min, max } => (min.packets, max.packets),
+        Response::Exact(direction) => (direction.packets, direction.packets),
+        Response::None => (0, 0),
+    };
+    Predicted {
+        data_packets: sent * cost.request.packets,
+        data_bytes: sent * cost.request.frame_bytes,
+        ack_packets_min: received * min,
+        ack_packets_max: received * max,
+    }
+}
+
+/// Counters by name.
+pub fn by_name(counters: &Counters) -> BTreeMap<String, u64> {
+    Counters::NAMES.iter().map(|name| (*name).to_owned()).zip(counters.values()).collect()
+}

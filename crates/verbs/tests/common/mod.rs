@@ -1,0 +1,310 @@
+//! What the tests of this crate share: pairs of connected queue pairs, and waiting.
+#![allow(dead_code)] // each test uses a part of it
+
+use std::time::{Duration, Instant};
+
+use doorbell_verbs::soft::{self, SoftOptions};
+use doorbell_verbs::{
+    Access, AddressVector, Completion, Cq, Device, MemoryKind, PathMtu, Payload, Pd, Psn, QKey, Qp, QpAttributes,
+    QpCapacities, QpKind, QpOptions, QpState, RKey, RecvRequest, Region, SendFlags, SendOperation, SendRequest, Sge,
+    Srq, Status, UdDestination,
+};
+
+/// Longer than anything here takes, however slow the machine: protection against hanging.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The Q_Key of all UD queue pairs here.
+pub const QKEY: QKey = QKey::new(0x1111_2222);
+
+pub const ALL_ACCESS: Access =
+    Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
+
+/// A software RNIC.
+pub fn open_soft(options: SoftOptions) -> Device {
+    soft::open(&options).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Two of them.
+pub fn soft_pair() -> (Device, Device) {
+    (open_soft(SoftOptions::default()), open_soft(SoftOptions::default()))
+}
+
+/// How queue pairs are created and connected.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    pub kind: QpKind,
+    pub mtu: PathMtu,
+    pub depth: usize,
+    pub sges: usize,
+    pub inline: usize,
+    pub cq_depth: usize,
+    pub signal_all: bool,
+    pub access: Access,
+    pub timeout: u8,
+    pub retry_count: u8,
+    pub rnr_retry: u8,
+    pub min_rnr_timer: u8,
+    pub rd_atomic: u8,
+}
+
+impl Plan {
+    pub fn new(kind: QpKind) -> Self {
+        Self {
+            kind,
+            mtu: PathMtu::Mtu1024,
+            depth: 64,
+            sges: 4,
+            inline: 64,
+            cq_depth: 256,
+            signal_all: false,
+            access: ALL_ACCESS,
+            timeout: 14,
+            retry_count: 7,
+            rnr_retry: 7,
+            min_rnr_timer: 1,
+            rd_atomic: 16,
+        }
+    }
+
+    pub fn rc() -> Self {
+        Self::new(QpKind::Rc)
+    }
+
+    pub fn capacities(&self) -> QpCapacities {
+        QpCapacities {
+            max_send_wr: self.depth,
+            max_recv_wr: self.depth,
+            max_send_sge: self.sges,
+            max_recv_sge: self.sges,
+            max_inline: self.inline,
+        }
+    }
+
+    pub fn to_init(&self) -> QpAttributes {
+        let ud = self.kind == QpKind::Ud;
+        QpAttributes {
+            state: Some(QpState::Init),
+            pkey_index: Some(0),
+            port: Some(1),
+            qkey: ud.then_some(QKEY),
+            access: (!ud).then_some(self.access),
+            ..QpAttributes::default()
+        }
+    }
+
+    pub fn to_rtr(&self, peer: &Side, receive_psn: Psn) -> QpAttributes {
+        let state = Some(QpState::ReadyToReceive);
+        if self.kind == QpKind::Ud {
+            return QpAttributes { state, ..QpAttributes::default() };
+        }
+        let rc = self.kind == QpKind::Rc;
+        QpAttributes {
+            state,
+            address: Some(AddressVector::to(peer.device.attributes().address)),
+            path_mtu: Some(self.mtu),
+            dest_qpn: Some(peer.qp.qpn()),
+            receive_psn: Some(receive_psn),
+            max_dest_rd_atomic: rc.then_some(self.rd_atomic),
+            min_rnr_timer: rc.then_some(self.min_rnr_timer),
+            ..QpAttributes::default()
+        }
+    }
+
+    pub fn to_rts(&self, send_psn: Psn) -> QpAttributes {
+        let rc = self.kind == QpKind::Rc;
+        QpAttributes {
+            state: Some(QpState::ReadyToSend),
+            send_psn: Some(send_psn),
+            timeout: rc.then_some(self.timeout),
+            retry_count: rc.then_some(self.retry_count),
+            rnr_retry: rc.then_some(self.rnr_retry),
+            max_rd_atomic: rc.then_some(self.rd_atomic),
+            ..QpAttributes::default()
+        }
+    }
+
+    /// Creates both ends and connects them.
+    pub fn connect(&self, devices: &(Device, Device)) -> (Side, Side) {
+        let (a, b) = (self.side(&devices.0), self.side(&devices.1));
+        self.join(&a, &b);
+        (a, b)
+    }
+
+    /// One end, in the reset state.
+    pub fn side(&self, device: &Device) -> Side {
+        let pd = device.create_pd().unwrap();
+        let cq = device.create_cq(self.cq_depth).unwrap();
+        self.side_on(&pd, &cq, None)
+    }
+
+    pub fn side_on(&self, pd: &Pd, cq: &Cq, srq: Option<&Srq>) -> Side {
+        let qp = pd
+            .create_qp(QpOptions {
+                kind: self.kind,
+                send_cq: cq,
+                recv_cq: cq,
+                srq,
+                capacities: self.capacities(),
+                signal_all: self.signal_all,
+            })
+            .unwrap();
+        Side { device: pd.device().clone(), pd: pd.clone(), cq: cq.clone(), qp }
+    }
+
+    /// Takes two fresh ends to RTS.
+    pub fn join(&self, a: &Side, b: &Side) {
+        let (from_a, from_b) = (a.device.random_psn(), b.device.random_psn());
+        for (one, other, send, receive) in [(a, b, from_a, from_b), (b, a, from_b, from_a)] {
+            one.qp.modify(&self.to_init()).unwrap();
+            one.qp.modify(&self.to_rtr(other, receive)).unwrap();
+            one.qp.modify(&self.to_rts(send)).unwrap();
+        }
+    }
+}
+
+/// One end.
+pub struct Side {
+    pub qp: Qp,
+    pub cq: Cq,
+    pub pd: Pd,
+    pub device: Device,
+}
+
+impl Side {
+    pub fn memory(&self, length: usize) -> Region {
+        self.pd.allocate(length, ALL_ACCESS, MemoryKind::Plain).unwrap()
+    }
+
+    /// Memory with a pattern in it.
+    pub fn patterned(&self, length: usize, seed: u64) -> Region {
+        let region = self.memory(length);
+        region.copy_in(0, &pattern(length, seed));
+        region
+    }
+
+    /// Posts one signalled work request.
+    pub fn post(&self, wr_id: u64, operation: SendOperation, sges: &[Sge]) {
+        self.qp.post_send(&[signalled(wr_id, operation, sges)]).unwrap();
+    }
+
+    pub fn post_recv(&self, wr_id: u64, sges: &[Sge]) {
+        self.qp.post_recv(&[RecvRequest { wr_id, sges }]).unwrap();
+    }
+
+    /// The next `count` completions.
+    pub fn reap(&self, count: usize) -> Vec<Completion> {
+        reap(&self.cq, count)
+    }
+
+    /// The next completion, which must be this work request's success.
+    pub fn expect(&self, wr_id: u64) -> Completion {
+        let completion = self.reap(1)[0];
+        assert_eq!((completion.wr_id, completion.status), (wr_id, Status::Success), "{completion:?}");
+        completion
+    }
+
+    /// The next completion, which must be this failure.
+    pub fn expect_failure(&self, wr_id: u64, status: Status) {
+        let completion = self.reap(1)[0];
+        assert_eq!((completion.wr_id, completion.status), (wr_id, status));
+    }
+
+    pub fn state(&self) -> QpState {
+        self.qp.query().attributes.state.unwrap()
+    }
+
+    pub fn to_error(&self) {
+        self.qp.modify(&to_state(QpState::Error)).unwrap();
+    }
+
+    /// How datagrams reach it.
+    pub fn as_destination(&self) -> UdDestination {
+        let address = AddressVector::to(self.device.attributes().address);
+        UdDestination { address, qpn: self.qp.qpn(), qkey: QKEY }
+    }
+}
+
+pub fn to_state(state: QpState) -> QpAttributes {
+    QpAttributes { state: Some(state), ..QpAttributes::default() }
+}
+
+pub fn signalled(wr_id: u64, operation: SendOperation, sges: &[Sge]) -> SendRequest<'_> {
+    SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload: Payload::Sges(sges), destination: None }
+}
+
+pub fn inline(wr_id: u64, operation: SendOperation, bytes: &[u8]) -> SendRequest<'_> {
+    SendRequest { payload: Payload::Inline(bytes), ..signalled(wr_id, operation, &[]) }
+}
+
+pub fn datagram<'a>(wr_id: u64, operation: SendOperation, sges: &'a [Sge], to: &Side) -> SendRequest<'a> {
+    SendRequest { destination: Some(to.as_destination()), ..signalled(wr_id, operation, sges) }
+}
+
+pub fn write_to(region: &Region, offset: usize) -> SendOperation {
+    SendOperation::Write { remote_address: region.address() + offset as u64, rkey: region.rkey() }
+}
+
+pub fn read_from(region: &Region, offset: usize) -> SendOperation {
+    SendOperation::Read { remote_address: region.address() + offset as u64, rkey: region.rkey() }
+}
+
+pub fn fetch_add(region: &Region, offset: usize, add: u64) -> SendOperation {
+    SendOperation::FetchAdd { remote_address: region.address() + offset as u64, rkey: region.rkey(), add }
+}
+
+pub fn wrong(rkey: RKey) -> RKey {
+    RKey::new(rkey.get() ^ 0x5a5a_5a00)
+}
+
+/// Bytes that tell where they belong.
+pub fn pattern(length: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..length)
+        .map(|_| {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            (state >> 33) as u8
+        })
+        .collect()
+}
+
+pub fn bytes_of(region: &Region, offset: usize, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    region.copy_out(offset, &mut bytes);
+    bytes
+}
+
+/// Compares without printing all of it.
+#[track_caller]
+pub fn assert_bytes(region: &Region, offset: usize, expected: &[u8], what: &str) {
+    let found = bytes_of(region, offset, expected.len());
+    let differs = found.iter().zip(expected).position(|(found, expected)| found != expected);
+    assert_eq!(differs, None, "{what}: the first byte that differs of {}", expected.len());
+}
+
+/// The next `count` completions of a queue.
+#[track_caller]
+pub fn reap(cq: &Cq, count: usize) -> Vec<Completion> {
+    let mut reaped = Vec::with_capacity(count);
+    let mut out = [Completion::default(); 32];
+    let start = Instant::now();
+    while reaped.len() < count {
+        let most = out.len().min(count - reaped.len());
+        let polled = cq.poll(&mut out[..most]).unwrap();
+        reaped.extend_from_slice(&out[..polled]);
+        if polled == 0 {
+            assert!(start.elapsed() < PATIENCE, "{} of {count} completions came: {reaped:?}", reaped.len());
+            std::thread::yield_now();
+        }
+    }
+    reaped
+}
+
+/// Waits until something holds.
+#[track_caller]
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < PATIENCE, "this did not happen: {what}");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}

@@ -1,0 +1,166 @@
+//! Unreliable connections and datagrams.
+
+use std::net::IpAddr;
+
+use doorbell_verbs::{Attachment, CompletionOpcode, QKey, QpKind, SendOperation, SendRequest, UdDestination};
+
+use crate::Open;
+use crate::common::*;
+
+/// What a datagram's receive has in front of the payload.
+const GRH_BYTES: usize = 40;
+
+pub fn unreliable_connections_carry_sends_and_writes(open: Open<'_>) {
+    let (a, b) = Plan::new(QpKind::Uc).connect(&open());
+    for size in [0, 1, 3, 4, 1023, 1024, 1025, 2048, 10_000] {
+        let (from, to) = (a.patterned(size.max(1), 1), b.memory(size.max(1)));
+        let whole = pattern(size, 1);
+        b.post_recv(1, &[to.sge(0, size)]);
+        a.post(1, SendOperation::Send, &[from.sge(0, size)]);
+        a.expect(1);
+        assert_eq!(b.expect(1).byte_len as usize, size);
+        assert_bytes(&to, 0, &whole, "SEND");
+        to.fill(0, size, 0);
+        b.post_recv(2, &[to.sge(0, size)]);
+        a.post(2, SendOperation::SendImmediate(77), &[from.sge(0, size)]);
+        a.expect(2);
+        assert_eq!(b.expect(2).attachment, Attachment::Immediate(77));
+        assert_bytes(&to, 0, &whole, "SEND with immediate");
+        to.fill(0, size, 0);
+        a.post(3, write_to(&to, 0), &[from.sge(0, size)]);
+        a.expect(3);
+        b.post_recv(4, &[]);
+        let operation = SendOperation::WriteImmediate { remote_address: to.address(), rkey: to.rkey(), immediate: 78 };
+        a.post(4, operation, &[]);
+        a.expect(4);
+        // What came after it is here, so it is, too.
+        let received = b.expect(4);
+        assert_eq!(received.attachment, Attachment::Immediate(78));
+        assert_eq!((received.opcode, received.byte_len), (CompletionOpcode::ReceiveWriteImmediate, 0));
+        assert_bytes(&to, 0, &whole, "WRITE");
+    }
+}
+
+pub fn unreliable_connections_drop_what_has_no_receive(open: Open<'_>) {
+    let (a, b) = Plan::new(QpKind::Uc).connect(&open());
+    let (from, to) = (a.patterned(4096, 1), b.memory(4096));
+    let before = b.device.counters();
+    a.post(1, SendOperation::Send, &[from.sge(0, 4096)]);
+    a.expect(1); // sent is done
+    eventually("the message was dropped", || b.device.counters().since(&before).rx_dropped_messages == 1);
+    // Neither side is the worse for it.
+    b.post_recv(2, &[to.sge(0, 4096)]);
+    a.post(2, SendOperation::Send, &[from.sge(0, 4096)]);
+    a.expect(2);
+    b.expect(2);
+    assert_bytes(&to, 0, &pattern(4096, 1), "the next message");
+    // A refused WRITE is dropped, too.
+    let operation = SendOperation::Write { remote_address: to.address(), rkey: wrong(to.rkey()) };
+    a.post(3, operation, &[from.sge(0, 100)]);
+    a.expect(3);
+    eventually("the WRITE was dropped", || b.device.counters().since(&before).rx_dropped_messages == 2);
+}
+
+/// The IPv4 header that a datagram of so many bytes came with, as far as a receiver can know it.
+#[track_caller]
+fn check_ipv4_header(grh: &[u8], source: IpAddr, destination: IpAddr, payload: usize) {
+    let (IpAddr::V4(source), IpAddr::V4(destination)) = (source, destination) else {
+        return; // over IPv6 there is a whole IPv6 header instead
+    };
+    assert_eq!(grh[..20], [0; 20]);
+    let ip = &grh[20..];
+    // Behind it: UDP, BTH, DETH, the payload and its padding, ICRC.
+    let total = 20 + 8 + 12 + 8 + payload.next_multiple_of(4) + 4;
+    assert_eq!(ip[0], 0x45);
+    assert_eq!(usize::from(u16::from_be_bytes([ip[2], ip[3]])), total);
+    assert_eq!((ip[8], ip[9]), (64, 17), "time to live, UDP");
+    assert_eq!((&ip[12..16], &ip[16..20]), (&source.octets()[..], &destination.octets()[..]));
+    let sum: u32 = ip.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+    assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff, "the header's checksum");
+}
+
+pub fn datagrams_bring_their_header(open: Open<'_>) {
+    let (a, b) = Plan::new(QpKind::Ud).connect(&open());
+    let mtu = a.device.attributes().active_mtu.bytes();
+    let (from, to) = (a.patterned(mtu, 1), b.memory(GRH_BYTES + mtu));
+    for size in [0, 1, 2, 3, 4, 100, mtu - 1, mtu] {
+        for immediate in [None, Some(5)] {
+            to.fill(0, GRH_BYTES + mtu, 0xee);
+            b.post_recv(1, &[to.sge(0, GRH_BYTES + mtu)]);
+            let operation = immediate.map_or(SendOperation::Send, SendOperation::SendImmediate);
+            a.qp.post_send(&[datagram(1, operation, &[from.sge(0, size)], &b)]).unwrap();
+            a.expect(1);
+            let received = b.expect(1);
+            assert_eq!(received.attachment, immediate.map_or(Attachment::None, Attachment::Immediate));
+            assert!(received.has_grh);
+            assert_eq!((received.byte_len as usize, received.source_qpn), (GRH_BYTES + size, a.qp.qpn()));
+            let extra = if immediate.is_some() { 4 } else { 0 };
+            let addresses = (a.device.attributes().address, b.device.attributes().address);
+            check_ipv4_header(&bytes_of(&to, 0, GRH_BYTES), addresses.0, addresses.1, size + extra);
+            assert_bytes(&to, GRH_BYTES, &pattern(mtu, 1)[..size], "datagram");
+            assert_bytes(&to, GRH_BYTES + size, &vec![0xee; mtu - size], "what lies behind it");
+        }
+    }
+}
+
+pub fn datagrams_with_a_wrong_qkey_are_dropped(open: Open<'_>) {
+    let (a, b) = Plan::new(QpKind::Ud).connect(&open());
+    let to = b.memory(100);
+    b.post_recv(1, &[to.sge(0, 100)]);
+    let before = b.device.counters();
+    let right = b.as_destination();
+    let wrong = UdDestination { qkey: QKey::new(QKEY.get() ^ 1), ..right };
+    let request = inline(1, SendOperation::Send, b"secret");
+    a.qp.post_send(&[SendRequest { destination: Some(wrong), ..request }]).unwrap();
+    a.expect(1);
+    eventually("it was refused", || b.device.counters().since(&before).rx_key_violation == 1);
+    a.qp.post_send(&[SendRequest { destination: Some(right), ..inline(2, SendOperation::Send, b"public") }]).unwrap();
+    a.expect(2);
+    b.expect(1);
+    assert_bytes(&to, GRH_BYTES, b"public", "the only datagram that was accepted");
+}
+
+pub fn datagrams_that_do_not_fit_are_dropped(open: Open<'_>) {
+    let (a, b) = Plan::new(QpKind::Ud).connect(&open());
+    let (from, to) = (a.patterned(200, 1), b.memory(200));
+    let before = b.device.counters();
+    b.post_recv(1, &[to.sge(0, GRH_BYTES + 100)]);
+    for size in [101, 100] {
+        a.qp.post_send(&[datagram(size, SendOperation::Send, &[from.sge(0, size as usize)], &b)]).unwrap();
+        a.expect(size);
+    }
+    assert_eq!(b.expect(1).byte_len as usize, GRH_BYTES + 100, "the longer one took no receive");
+    // And none of all if there is no receive.
+    a.qp.post_send(&[datagram(3, SendOperation::Send, &[], &b)]).unwrap();
+    a.expect(3);
+    eventually("two were dropped", || b.device.counters().since(&before).rx_dropped_messages == 2);
+}
+
+pub fn one_datagram_queue_pair_serves_many(open: Open<'_>) {
+    let (one, other) = open();
+    let plan = Plan::new(QpKind::Ud);
+    let hub = plan.side(&one);
+    let spokes: Vec<_> = (0..8).map(|index| plan.side(if index % 2 == 0 { &one } else { &other })).collect();
+    for side in spokes.iter().chain([&hub]) {
+        side.qp.modify(&plan.to_init()).unwrap();
+        side.qp.modify(&plan.to_rtr(side, side.device.random_psn())).unwrap();
+        side.qp.modify(&plan.to_rts(side.device.random_psn())).unwrap();
+    }
+    let memory = hub.memory(64 * 8);
+    for (index, spoke) in (0_u64..).zip(&spokes) {
+        hub.post_recv(index, &[memory.sge(index as usize * 64, 64)]);
+        let request = inline(index, SendOperation::Send, &[index as u8; 4]);
+        spoke.qp.post_send(&[SendRequest { destination: Some(hub.as_destination()), ..request }]).unwrap();
+        spoke.expect(index);
+        let received = hub.expect(index);
+        assert_eq!(received.source_qpn, spoke.qp.qpn());
+        // The answer goes where the datagram came from.
+        let into = spoke.memory(64);
+        spoke.post_recv(9, &[into.sge(0, 64)]);
+        hub.qp.post_send(&[datagram(9, SendOperation::Send, &[memory.sge(index as usize * 64 + GRH_BYTES, 4)], spoke)])
+            .unwrap();
+        hub.expect(9);
+        spoke.expect(9);
+        assert_bytes(&into, GRH_BYTES, &[index as u8; 4], "the answer");
+    }
+}

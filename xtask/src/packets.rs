@@ -1,0 +1,213 @@
+//! What other programs make of the packets that the tests captured.
+//!
+//! Beside each capture `NAME.pcap` lies `NAME.expected`, written by the test that made it:
+//!
+//! ```text
+//! requester 127.0.0.2
+//! > opcode=4 psn=17 dqpn=99 imm=0000002a  a request: fields that it must have
+//! < opcode=16 psn=17                      a response, likewise
+//! acks 1 3                                acknowledgements without other meaning, at least and at most
+//! ```
+//!
+//! Requests and responses are compared in order, each direction for itself. A packet that was
+//! sent again counts once: how often that happens depends on the machine.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+use crate::peers;
+use crate::shell::{command, output_of, root, run};
+use crate::test::Outcome;
+
+/// Fields that are compared: their names in `.expected` files, and tshark's.
+const FIELDS: [(&str, &str); 15] = [
+    ("opcode", "infiniband.bth.opcode"),
+    ("psn", "infiniband.bth.psn"),
+    ("dqpn", "infiniband.bth.destqp"),
+    ("se", "infiniband.bth.se"),
+    ("pad", "infiniband.bth.padcnt"),
+    ("syndrome", "infiniband.aeth.syndrome"),
+    ("dmalen", "infiniband.reth.dmalen"),
+    ("rkey", "infiniband.reth.r_key"),
+    ("imm", "infiniband.immdt"),
+    ("ieth", "infiniband.ieth"),
+    ("qkey", "infiniband.deth.q_key"),
+    ("sqpn", "infiniband.deth.srcqp"),
+    ("swap", "infiniband.atomiceth.swapdt"),
+    ("compare", "infiniband.atomiceth.cmpdt"),
+    ("original", "infiniband.atomicacketh.origremdt"),
+];
+
+/// RC Acknowledge.
+const ACKNOWLEDGE: &str = "17";
+
+/// AETH syndromes below this are ACKs; NAKs lie above.
+const FIRST_NAK: u64 = 0x20;
+
+/// Has tshark dissect every capture.
+pub(crate) fn dissect(captures: &Path) -> Outcome {
+    if !peers::has_tshark() {
+        return Outcome::LeftOut("there is no tshark; Debian's package is tshark".to_owned());
+    }
+    each_capture(captures, |capture| {
+        let packets = dissect_one(capture)?;
+        let expected = capture.with_extension("expected");
+        let text = std::fs::read_to_string(&expected).map_err(|error| format!("{}: {error}", expected.display()))?;
+        compare(&text, &packets)?;
+        Ok(packets.len())
+    })
+    .into()
+}
+
+/// Has scapy compute every ICRC anew.
+pub(crate) fn recompute_icrc(captures: &Path) -> Outcome {
+    let Some(python) = peers::python_with_scapy() else {
+        return Outcome::LeftOut("no Python here knows scapy; Debian's package is python3-scapy".to_owned());
+    };
+    let list = match captures_in(captures) {
+        Ok(list) => list,
+        Err(why) => return Outcome::Failed(why),
+    };
+    let script = root().join("xtask").join("tests").join("icrc.py");
+    let mut check = command(python, &["-B"]);
+    check.arg(script).args(list);
+    run(check).into()
+}
+
+fn captures_in(directory: &Path) -> Result<Vec<PathBuf>, String> {
+    let entries = std::fs::read_dir(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+    let mut captures: Vec<PathBuf> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.extension().is_some_and(|extension| extension == "pcap"))
+        .collect();
+    captures.sort();
+    if captures.is_empty() {
+        return Err(format!("{} holds no captures: the tests that make them did not run", directory.display()));
+    }
+    Ok(captures)
+}
+
+fn each_capture(directory: &Path, check: impl Fn(&Path) -> Result<usize, String>) -> Result<(), String> {
+    let mut failures = Vec::new();
+    for capture in captures_in(directory)? {
+        let name = capture.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        match check(&capture) {
+            Ok(packets) => eprintln!("{name}: {packets} packets as expected"),
+            Err(why) => {
+                eprintln!("{name}: {why}");
+                failures.push(name);
+            }
+        }
+    }
+    if failures.is_empty() { Ok(()) } else { Err(format!("not as expected: {}", failures.join(", "))) }
+}
+
+/// One packet as tshark sees it.
+struct Packet {
+    source: String,
+    values: Vec<String>,
+}
+
+impl Packet {
+    fn value(&self, name: &str) -> &str {
+        let at = FIELDS.iter().position(|(field, _)| *field == name);
+        at.map_or("", |at| &self.values[at])
+    }
+
+    fn is_plain_ack(&self) -> bool {
+        let syndrome = number(self.value("syndrome"));
+        self.value("opcode") == ACKNOWLEDGE && syndrome.is_some_and(|syndrome| syndrome < FIRST_NAK)
+    }
+}
+
+fn dissect_one(capture: &Path) -> Result<Vec<Packet>, String> {
+    let mut tshark = command("tshark", &["-n", "-T", "fields", "-E", "separator=/t", "-E", "occurrence=f", "-r"]);
+    tshark.arg(capture);
+    for field in ["frame.protocols", "ip.src", "_ws.malformed", "_ws.expert.message"] {
+        tshark.args(["-e", field]);
+    }
+    for (_, field) in FIELDS {
+        tshark.args(["-e", field]);
+    }
+    let mut packets = Vec::new();
+    for (index, line) in output_of(tshark)?.lines().enumerate() {
+        let mut columns = line.split('\t').map(str::to_owned);
+        let mut next = || columns.next().unwrap_or_default();
+        let (protocols, source, malformed, expert) = (next(), next(), next(), next());
+        let number = index + 1;
+        if !protocols.contains("infiniband") {
+            return Err(format!("tshark takes packet {number} for {protocols}"));
+        }
+        if !malformed.is_empty() {
+            return Err(format!("tshark finds packet {number} malformed"));
+        }
+        if !expert.is_empty() {
+            return Err(format!("tshark says of packet {number}: {expert}"));
+        }
+        let values = FIELDS.iter().map(|_| next()).collect();
+        packets.push(Packet { source, values });
+    }
+    Ok(packets)
+}
+
+fn compare(expected: &str, packets: &[Packet]) -> Result<(), String> {
+    let mut requester = "";
+    let (mut requests, mut responses) = (Vec::new(), Vec::new());
+    let (mut least_acks, mut most_acks) = (0, 0);
+    for line in expected.lines() {
+        match line.split_once(' ') {
+            Some(("requester", address)) => requester = address,
+            Some((">", fields)) => requests.push(fields),
+            Some(("<", fields)) => responses.push(fields),
+            Some(("acks", range)) => {
+                let mut range = range.split(' ').map(|text| text.parse::<usize>().unwrap_or_default());
+                (least_acks, most_acks) = (range.next().unwrap_or_default(), range.next().unwrap_or_default());
+            }
+            _ => return Err(format!("the expectation {line:?} cannot be read")),
+        }
+    }
+    let acks = distinct(packets.iter().filter(|packet| packet.is_plain_ack())).len();
+    if !(least_acks..=most_acks).contains(&acks) {
+        return Err(format!("{acks} acknowledgements, expected {least_acks} to {most_acks}"));
+    }
+    let others = || packets.iter().filter(|packet| !packet.is_plain_ack());
+    let sent = distinct(others().filter(|packet| packet.source == requester));
+    let received = distinct(others().filter(|packet| packet.source != requester));
+    compare_rows("request", &requests, &sent)?;
+    compare_rows("response", &responses, &received)
+}
+
+/// Packets without those that look like an earlier one.
+fn distinct<'a>(packets: impl Iterator<Item = &'a Packet>) -> Vec<&'a Packet> {
+    let mut seen = HashSet::new();
+    packets.filter(|packet| seen.insert((packet.source.as_str(), packet.values.as_slice()))).collect()
+}
+
+fn compare_rows(what: &str, expected: &[&str], found: &[&Packet]) -> Result<(), String> {
+    for (index, (fields, packet)) in expected.iter().zip(found).enumerate() {
+        for field in fields.split_whitespace() {
+            let (name, value) = field.split_once('=').unwrap_or((field, ""));
+            let found = packet.value(name);
+            let same = value == found || number(value).is_some_and(|value| number(found) == Some(value));
+            if !same {
+                return Err(format!("{what} {index}: {name} is {found:?}, expected {value} (of {fields})"));
+            }
+        }
+    }
+    if expected.len() != found.len() {
+        return Err(format!("{} different {what}s, expected {}", found.len(), expected.len()));
+    }
+    Ok(())
+}
+
+/// A number as tshark or a test writes it: decimal, hexadecimal with 0x, or a truth.
+fn number(text: &str) -> Option<u64> {
+    match text {
+        "True" => Some(1),
+        "False" => Some(0),
+        _ => match text.strip_prefix("0x") {
+            Some(digits) => u64::from_str_radix(digits, 16).ok(),
+            None => text.parse().ok(),
+        },
+    }
+}

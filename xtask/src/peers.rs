@@ -1,0 +1,53 @@
+//! Other programs that Doorbell is checked against, and how they get here.
+
+use std::process::Command;
+
+use crate::shell::{command, run, succeeds};
+
+/// Debian's packages, and whether what they bring is here.
+const PACKAGES: [(&str, fn() -> bool); 2] = [("tshark", has_tshark), ("python3-scapy", has_scapy)];
+
+/// Installs what is missing, where that is possible. What is still missing afterwards is said by
+/// the steps that need it.
+pub(crate) fn install() {
+    let missing: Vec<&str> = PACKAGES.iter().filter(|(_, is_here)| !is_here()).map(|(name, _)| *name).collect();
+    if missing.is_empty() {
+        return;
+    }
+    eprintln!("\n== real peers: {} to be installed", missing.join(" and "));
+    if !is_root() || !succeeds(command("apt-get", &["--version"])) {
+        eprintln!("only root can install them, and only with apt-get");
+        return;
+    }
+    let apt = |arguments: &[&str]| -> Command {
+        let mut apt = command("apt-get", arguments);
+        apt.env("DEBIAN_FRONTEND", "noninteractive");
+        apt
+    };
+    let install = [&["install", "--yes", "--no-install-recommends"][..], &missing].concat();
+    // The lists may be as old as the machine, or not there at all.
+    if let Err(error) = run(apt(&["update", "--quiet"])).and_then(|()| run(apt(&install))) {
+        eprintln!("{error}");
+    }
+}
+
+/// Is tshark here?
+pub(crate) fn has_tshark() -> bool {
+    succeeds(command("tshark", &["--version"]))
+}
+
+fn has_scapy() -> bool {
+    python_with_scapy().is_some()
+}
+
+/// The Python that knows scapy's RoCE layer: Debian's package belongs to the system's own, which
+/// need not be the first in the path.
+pub(crate) fn python_with_scapy() -> Option<&'static str> {
+    ["python3", "/usr/bin/python3"]
+        .into_iter()
+        .find(|python| succeeds(command(python, &["-c", "import scapy.contrib.roce"])))
+}
+
+fn is_root() -> bool {
+    crate::shell::output_of(command("id", &["-u"])).is_ok_and(|id| id.trim() == "0")
+}

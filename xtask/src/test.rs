@@ -1,0 +1,124 @@
+//! `cargo xtask test`: everything that is checked, in one command.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use crate::shell::{cargo, run, succeeds, target};
+use crate::{end_to_end, packets, peers};
+
+/// How a step ended.
+pub(crate) enum Outcome {
+    Passed,
+    Failed(String),
+    /// Could not be run here.
+    LeftOut(String),
+}
+
+impl From<Result<(), String>> for Outcome {
+    fn from(result: Result<(), String>) -> Self {
+        match result {
+            Ok(()) => Self::Passed,
+            Err(why) => Self::Failed(why),
+        }
+    }
+}
+
+struct Report {
+    steps: Vec<(&'static str, Duration, Outcome)>,
+}
+
+impl Report {
+    fn step(&mut self, name: &'static str, body: impl FnOnce() -> Outcome) {
+        eprintln!("\n== {name}");
+        let start = Instant::now();
+        let outcome = body();
+        match &outcome {
+            Outcome::Passed => {}
+            Outcome::Failed(why) => eprintln!("FAILED: {why}"),
+            Outcome::LeftOut(why) => eprintln!("LEFT OUT: {why}"),
+        }
+        self.steps.push((name, start.elapsed(), outcome));
+    }
+}
+
+/// Runs all steps, also after one failed, and says at the end how each went.
+pub(crate) fn everything(fast: bool) -> ExitCode {
+    let in_ci = std::env::var("CI").is_ok_and(|ci| ci == "true");
+    let captures = target().join("xtask").join("pcap");
+    let mut report = Report { steps: Vec::new() };
+
+    report.step("formatting", || component("fmt", "rustfmt", || run(cargo(&["fmt", "--all", "--", "--check"])).into()));
+    report.step("lints", || {
+        let arguments = ["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"];
+        component("clippy", "clippy", || run(cargo(&arguments)).into())
+    });
+    report.step("release build", || run(cargo(&["build", "--release"])).into());
+    report.step("documentation", || {
+        let mut doc = cargo(&["doc", "--workspace", "--no-deps", "--quiet"]);
+        doc.env("RUSTDOCFLAGS", "--deny warnings");
+        run(doc).into()
+    });
+    report.step("tests", || tests(&captures).into());
+    if fast {
+        report.step("real peers", || Outcome::LeftOut("--fast was given".to_owned()));
+    } else {
+        peers::install();
+        report.step("packets, to tshark", || packets::dissect(&captures));
+        report.step("packets, to scapy", || packets::recompute_icrc(&captures));
+        end_to_end::run(&mut |name, body| report.step(name, body));
+    }
+    summarize(&report, in_ci)
+}
+
+/// All unit, integration and documentation tests. Those that capture packets do so for the peers.
+fn tests(captures: &Path) -> Result<(), String> {
+    let fresh = || -> std::io::Result<()> {
+        if captures.exists() {
+            std::fs::remove_dir_all(captures)?;
+        }
+        std::fs::create_dir_all(captures)
+    };
+    fresh().map_err(|error| format!("{} could not be emptied: {error}", captures.display()))?;
+    let mut test = cargo(&["test", "--workspace", "--no-fail-fast"]);
+    test.env("DOORBELL_PCAP_DIR", captures);
+    run(test)
+}
+
+/// Runs something that needs a component of the toolchain, if that is installed.
+fn component(subcommand: &str, name: &str, body: impl FnOnce() -> Outcome) -> Outcome {
+    if succeeds(cargo(&[subcommand, "--version"])) {
+        body()
+    } else {
+        Outcome::LeftOut(format!("the toolchain has no {name}: `rustup component add {name}` adds it"))
+    }
+}
+
+fn summarize(report: &Report, in_ci: bool) -> ExitCode {
+    println!("\n== summary");
+    let (mut passed, mut failed, mut left_out) = (0, 0, 0);
+    for (name, took, outcome) in &report.steps {
+        let text = match outcome {
+            Outcome::Passed => {
+                passed += 1;
+                "passed".to_owned()
+            }
+            Outcome::Failed(why) => {
+                failed += 1;
+                format!("FAILED: {}", why.lines().next().unwrap_or_default())
+            }
+            Outcome::LeftOut(why) => {
+                left_out += 1;
+                format!("LEFT OUT: {why}")
+            }
+        };
+        println!("{name:<24} {:>7.1} s  {text}", took.as_secs_f64());
+    }
+    if in_ci && left_out > 0 {
+        println!("CI=true is set, so nothing may be left out");
+        failed += left_out;
+        left_out = 0;
+    }
+    println!("steps: {passed} passed, {failed} failed, {left_out} skipped");
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
