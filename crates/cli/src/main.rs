@@ -19,16 +19,31 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Measure message exchange between two processes, or what this machine allows.
+    /// Measure message exchange between two processes, or what the kernel allows
     #[command(subcommand)]
     Bench(bench::Bench),
-    /// What goes over the wire.
+    /// Explain what goes over the wire
     #[command(subcommand)]
     Wire(wire::Wire),
 }
 
 /// Why a command did not succeed: a sentence for people.
 type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// Arguments that make no sense, alone or together: not a failure but wrong usage.
+#[derive(Debug)]
+struct Usage(String);
+
+impl std::fmt::Display for Usage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
+
+/// What wrong usage ends with, as clap has it.
+const WRONG_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
     let cli = Cli::parse(); // ends with status 2 on wrong usage
@@ -49,7 +64,7 @@ fn main() -> ExitCode {
         Err(error) if output::is_broken_pipe(&*error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("doorbell: {error}");
-            ExitCode::FAILURE
+            if error.is::<Usage>() { ExitCode::from(WRONG_USAGE) } else { ExitCode::FAILURE }
         }
     }
 }

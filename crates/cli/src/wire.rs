@@ -6,36 +6,36 @@ use clap::{Args, Subcommand, ValueEnum};
 use doorbell_wire::{Direction, MessageKind, OuterKind, PathMtu, Response, Transport, message_cost};
 use serde_json::json;
 
-use crate::Failure;
 use crate::output::line;
+use crate::{Failure, Usage};
 
 #[derive(Subcommand)]
 pub(crate) enum Wire {
-    /// What a message costs in packets and bytes.
+    /// What a message costs in packets and bytes, request and response
     Cost(Cost),
 }
 
 #[derive(Args)]
 pub(crate) struct Cost {
-    /// Operation.
+    /// What the message does
     #[arg(long, value_enum)]
     op: Op,
-    /// Bytes of payload.
-    #[arg(short, long)]
+    /// Payload of the message
+    #[arg(short, long, value_name = "BYTES")]
     size: u64,
-    /// Path MTU in bytes: 256, 512, 1024, 2048 or 4096.
-    #[arg(short, long, default_value = "4096", value_parser = parse_mtu)]
+    /// Path MTU: 256, 512, 1024, 2048 or 4096
+    #[arg(short, long, value_name = "BYTES", default_value = "4096", value_parser = parse_mtu)]
     mtu: PathMtu,
-    /// Transport.
+    /// How it travels: reliable connection, unreliable connection or datagram
     #[arg(long, value_enum, default_value = "rc")]
     transport: TransportName,
-    /// IPv6 instead of IPv4.
+    /// Over IPv6 instead of IPv4
     #[arg(long)]
     ipv6: bool,
-    /// With a VLAN tag.
+    /// With a VLAN tag
     #[arg(long)]
     vlan: bool,
-    /// One JSON object on stdout.
+    /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
 }
@@ -95,7 +95,7 @@ pub(crate) fn run(Wire::Cost(cost): Wire) -> Result<ExitCode, Failure> {
     if cost.vlan {
         outer = outer.with_vlan();
     }
-    let result = message_cost(kind, transport, cost.size, cost.mtu, outer)?;
+    let result = message_cost(kind, transport, cost.size, cost.mtu, outer).map_err(|error| Usage(error.to_string()))?;
     if cost.json {
         let response = match result.response {
             Response::None => json!(null),

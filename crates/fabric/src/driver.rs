@@ -8,8 +8,8 @@ use doorbell_wire::ICRC_LEN;
 use crate::link::{Link, ReceivedRun};
 use crate::seal::{Checker, Sealer};
 
-/// Bytes of one batch: four of the longest runs.
-const BATCH_BYTES: usize = 256 << 10;
+/// Bytes of one batch: two of the longest runs, which stay in a cache from sealing to sending.
+const BATCH_BYTES: usize = 128 << 10;
 
 /// With fewer packets than this received together, a due acknowledgement may wait for a reply to
 /// leave behind; more of them are worth an acknowledgement of their own.

@@ -37,6 +37,8 @@ pub struct Parameters {
     pub window: usize,
     /// Receive buffers per connection.
     pub depth: usize,
+    /// Nobody asked for this window and depth: they may shrink for large messages.
+    pub depths_are_defaults: bool,
     /// Messages per post.
     pub batch: usize,
     /// Messages up to this size go inline.
@@ -67,6 +69,11 @@ pub struct Parameters {
     pub memory_bytes: usize,
 }
 
+/// Message memory of a process that default windows and depths stay within, for large messages.
+const CACHED_BYTES: usize = 16 << 20;
+/// The window that large messages get by default at least, if it is not less anyway.
+const LEAST_DEFAULT_WINDOW: usize = 4;
+
 /// What one point uses, after everything was made to fit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fitted {
@@ -88,6 +95,11 @@ impl Parameters {
         let stride = size.next_multiple_of(64).max(64);
         let (mut window, mut depth) = (self.window, self.depth);
         let mut notes = Vec::new();
+        if self.depths_are_defaults {
+            // More in flight than a cache holds only makes every copy slower.
+            window = window.min((CACHED_BYTES / 4 / stride).max(LEAST_DEFAULT_WINDOW));
+            depth = depth.min(2 * window.max(CACHED_BYTES / 4 / stride));
+        }
         // Bidirectional or ping-pong, each side has both kinds of buffers; otherwise this is
         // generous by one kind.
         let share = self.memory_bytes / self.connections.max(1);
@@ -140,6 +152,7 @@ mod tests {
             extent: Extent::Seconds(1.0),
             window: 64,
             depth: 128,
+            depths_are_defaults: false,
             batch: 8,
             inline: 64,
             connections: 1,

@@ -17,7 +17,7 @@ use crate::handles::Pd;
 use crate::raw::Keys;
 
 /// What kind of memory is asked for.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub enum MemoryKind<'a> {
     /// Pages of the usual size.
     Plain,
@@ -63,8 +63,11 @@ impl Mapping {
         let whole = NonZeroUsize::new(length.max(1).next_multiple_of(page_bytes())).unwrap_or(NonZeroUsize::MIN);
         let rw = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         let base = match kind {
+            // Populated, as an RNIC's pages are pinned: no page fault on the data path.
             // SAFETY: a fresh mapping at an address that the kernel chooses.
-            MemoryKind::Plain => unsafe { mmap_anonymous(None, whole, rw, MapFlags::MAP_PRIVATE) }
+            MemoryKind::Plain => unsafe {
+                mmap_anonymous(None, whole, rw, MapFlags::MAP_PRIVATE | MapFlags::MAP_POPULATE)
+            }
                 .map_err(os("memory could not be allocated"))?,
             MemoryKind::HugePages => {
                 let huge = NonZeroUsize::new(whole.get().next_multiple_of(2 << 20)).unwrap_or(whole);

@@ -10,7 +10,7 @@ use doorbell_study::parameters::{Extent, Kind, Parameters};
 use doorbell_verbs::soft::SoftOptions;
 use doorbell_wire::{PathMtu, ROCE_UDP_PORT};
 
-use crate::Failure;
+use crate::Usage;
 use crate::wire::parse_mtu;
 
 /// The TCP port on which both sides meet, as perftest has it.
@@ -19,43 +19,45 @@ const DEFAULT_TCP_PORT: u16 = 18515;
 /// Sizes measured if none are given.
 const DEFAULT_SIZES: [usize; 5] = [16, 512, 4096, 65_536, 1 << 20];
 
+// What the names mean stands in the help of --config: help of each value would make clap print all
+// options with paragraphs between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ConfigName {
-    /// One message unacknowledged at a time.
     Sequential,
-    /// 64 unacknowledged, posted one by one.
     Unbatched,
-    /// 256 unacknowledged, eight per post.
     Batched,
 }
 
 /// The embedded software RNIC.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "The software RNIC of this side")]
 pub(crate) struct DeviceArguments {
-    /// Address of the software RNIC; without it, the next free loopback address.
-    #[arg(long, env = "DOORBELL_BIND")]
+    /// Its address [default: next free loopback address; with a HOST elsewhere, the address that
+    /// the TCP connection has here]
+    #[arg(long, value_name = "ADDRESS", env = "DOORBELL_BIND", hide_env_values = true)]
     pub(crate) bind: Option<IpAddr>,
-    /// UDP port of both ends. Anything but 4791 is not RoCE's.
-    #[arg(long = "udp-port", env = "DOORBELL_PORT", default_value_t = ROCE_UDP_PORT)]
+    /// UDP port of both ends; anything but 4791 is not RoCE's
+    #[arg(long, value_name = "PORT", env = "DOORBELL_PORT", hide_env_values = true, default_value_t = ROCE_UDP_PORT)]
     pub(crate) udp_port: u16,
-    /// Write every packet that this side sends and receives to a pcap file.
-    #[arg(long)]
-    pub(crate) pcap: Option<PathBuf>,
-    /// Faults of arriving packets, on both sides where both run here:
-    /// drop=P,duplicate=P,reorder=P,corrupt=P,delay=T,seed=N (P from 0 to 1; T such as 5us).
-    #[arg(long)]
-    pub(crate) fault: Option<FaultPlan>,
-    /// Receive buffer to ask the kernel for, in the bytes that it accounts.
-    #[arg(long)]
+    /// Receive buffer to ask the kernel for, in bytes as it accounts them
+    #[arg(long, value_name = "BYTES")]
     pub(crate) receive_buffer: Option<usize>,
+    /// Write every packet that this side sends and receives to a pcap file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) pcap: Option<PathBuf>,
+    /// Do this to arriving packets (of both sides, if both run here): any of drop=P, duplicate=P,
+    /// reorder=P, corrupt=P (a share, 0 to 1), delay=T (such as 5us), seed=N, with commas between
+    #[arg(long, value_name = "PLAN")]
+    pub(crate) fault: Option<FaultPlan>,
 }
 
 impl DeviceArguments {
-    pub(crate) fn soft_options(&self, is_second: bool) -> SoftOptions {
+    /// `toward` is this end's address towards a peer on another machine.
+    pub(crate) fn soft_options(&self, is_second: bool, toward: Option<IpAddr>) -> SoftOptions {
         SoftOptions {
             // The second process of this machine takes an address of its own, and one capture
             // shows both directions already.
-            address: if is_second { None } else { self.bind },
+            address: if is_second { None } else { self.bind.or(toward) },
             port: self.udp_port,
             pcap: if is_second { None } else { self.pcap.clone() },
             faults: self.fault.clone(),
@@ -65,90 +67,109 @@ impl DeviceArguments {
     }
 }
 
-/// Without --listen and without HOST, both sides run on this machine, as two processes.
+/// What `lat` and `bw` share.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Exchange {
-    /// Connect to a `doorbell bench` that listens there: HOST or HOST:PORT.
+    /// Measure with the `doorbell bench` that listens on HOST or HOST:PORT. Without HOST and
+    /// --listen both sides run here, as two processes
     host: Option<String>,
-    /// Listen for one client and serve it, on ADDRESS, ADDRESS:PORT or, without value, all addresses.
+    /// Be the other side of one client, which says what is measured: on ADDRESS, ADDRESS:PORT or,
+    /// without value, all addresses
     #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "0.0.0.0", conflicts_with = "host")]
     listen: Option<String>,
-    /// TCP port on which both sides meet.
+    /// TCP port on which both sides meet
     #[arg(short, long, default_value_t = DEFAULT_TCP_PORT)]
     port: u16,
     /// Serve whoever listens there: how the second process on this machine is started.
     #[arg(long, hide = true, conflicts_with_all = ["host", "listen"])]
     pub(crate) serve_back: Option<String>,
-
-    /// Message size in bytes; several with commas.
-    #[arg(short, long, value_delimiter = ',', conflicts_with = "all")]
-    size: Vec<usize>,
-    /// All sizes from 2 B to 8 MiB.
-    #[arg(short, long)]
-    all: bool,
-    /// Messages (round trips) per connection.
-    #[arg(short = 'n', long, conflicts_with = "duration")]
-    iterations: Option<u64>,
-    /// Seconds per size.
-    #[arg(short = 'D', long, default_value_t = 1.0)]
-    duration: f64,
-    /// Window, batch and depth by name.
-    #[arg(long, value_enum)]
-    config: Option<ConfigName>,
-    /// Messages unacknowledged at most, per connection [default: 64; for lat 1].
-    #[arg(short = 't', long)]
-    window: Option<usize>,
-    /// Receive buffers per connection [default: twice the window, at least 64].
-    #[arg(short = 'r', long)]
-    depth: Option<usize>,
-    /// Messages per post [default: 1].
-    #[arg(short = 'l', long)]
-    batch: Option<usize>,
-    /// Messages up to this many bytes go inline.
-    #[arg(short = 'I', long, default_value_t = 64)]
-    inline: usize,
-    /// Connections, in one thread on each side.
-    #[arg(short = 'q', long, default_value_t = 1)]
-    connections: usize,
-    /// Both sides send (bw).
-    #[arg(short, long)]
-    bidirectional: bool,
-    /// Sleep on completion events instead of polling.
-    #[arg(short, long)]
-    events: bool,
-    /// Path MTU in bytes [default: the largest that both ends carry].
-    #[arg(short, long, value_parser = parse_mtu)]
-    mtu: Option<PathMtu>,
-    /// Offered messages per second, over all connections [default: as many as go].
-    #[arg(long)]
-    rate: Option<f64>,
-    /// Without flow control: a receiver that is too slow provokes RNR NAKs, which are counted.
-    #[arg(long)]
-    no_credits: bool,
-    /// The receiver takes this many microseconds for each message.
-    #[arg(long, default_value_t = 0)]
-    slow_receiver_us: u64,
-    /// Acknowledgement timeout exponent: 4.096 us times two to it.
-    #[arg(short = 'u', long = "qp-timeout", default_value_t = 14)]
-    timeout: u8,
-    /// Times that the timeout may expire in a row.
-    #[arg(long, default_value_t = 7)]
-    retry: u8,
-    /// Times that an RNR NAK may come in a row; 7 is without end.
-    #[arg(long, default_value_t = 7)]
-    rnr_retry: u8,
-    /// Check every byte of every payload; each message in flight has a buffer of its own.
-    #[arg(long)]
-    verify: bool,
-    /// Message memory per process at most, in MiB: beyond it, buffers are shared or depth and
-    /// window are cut, and the output says so.
-    #[arg(long, default_value_t = 256)]
-    memory: usize,
-    /// One JSON object on stdout.
+    /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
+
+    #[command(flatten)]
+    load: Load,
+    #[command(flatten)]
+    connection: ConnectionArguments,
     #[command(flatten)]
     pub(crate) device: DeviceArguments,
+}
+
+/// What is measured.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "What is measured")]
+struct Load {
+    /// Message sizes, with commas between [default: 16,512,4096,65536,1048576]
+    #[arg(short, long, value_name = "BYTES", value_delimiter = ',', conflicts_with = "all")]
+    size: Vec<usize>,
+    /// All powers of two from 2 B to 8 MiB
+    #[arg(short, long)]
+    all: bool,
+    /// Messages (lat: round trips) per connection and size, however long they take
+    #[arg(short = 'n', long, value_name = "N", conflicts_with = "duration")]
+    iterations: Option<u64>,
+    /// Seconds per size
+    #[arg(short = 'D', long, value_name = "SECONDS", default_value_t = 1.0)]
+    duration: f64,
+    /// Both sides send (bw only)
+    #[arg(short, long)]
+    bidirectional: bool,
+    /// Messages per second to offer, over all connections [default: as many as go]
+    #[arg(long, value_name = "N")]
+    rate: Option<f64>,
+    /// Check every byte of every payload; each message in flight has a buffer of its own
+    #[arg(long)]
+    verify: bool,
+    /// MiB of message memory per process at most: beyond it buffers are shared, or window and
+    /// depth are cut, and the output says so
+    #[arg(long, value_name = "MIB", default_value_t = 256)]
+    memory: usize,
+    /// Microseconds that the receiver takes for each message (bw only)
+    #[arg(long, value_name = "US", default_value_t = 0)]
+    slow_receiver_us: u64,
+}
+
+/// What the connections are made with.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Connections")]
+struct ConnectionArguments {
+    /// Connections, all in one thread on each side
+    #[arg(short = 'q', long, value_name = "N", default_value_t = 1)]
+    connections: usize,
+    /// Window and batch by name: sequential (1 unacknowledged), unbatched (64, posted one by
+    /// one), batched (256, eight per post)
+    #[arg(long, value_enum, value_name = "NAME")]
+    config: Option<ConfigName>,
+    /// Messages unacknowledged at most, per connection [default: 64; lat: 1]
+    #[arg(short = 't', long, value_name = "N")]
+    window: Option<usize>,
+    /// Messages per post (doorbell batching) [default: 1]
+    #[arg(short = 'l', long, value_name = "N")]
+    batch: Option<usize>,
+    /// Receive buffers per connection [default: twice the window, at least 64]
+    #[arg(short = 'r', long, value_name = "N")]
+    depth: Option<usize>,
+    /// Messages of up to this many bytes go inline
+    #[arg(short = 'I', long, value_name = "BYTES", default_value_t = 64)]
+    inline: usize,
+    /// Sleep on completion events instead of polling
+    #[arg(short, long)]
+    events: bool,
+    /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: the largest that both ends carry]
+    #[arg(short, long, value_name = "BYTES", value_parser = parse_mtu)]
+    mtu: Option<PathMtu>,
+    /// No flow control: a receiver that is too slow provokes RNR NAKs, which are counted
+    #[arg(long)]
+    no_credits: bool,
+    /// Acknowledgement timeout: 4.096 us times two to the power of N; 0 is none
+    #[arg(short = 'u', long = "qp-timeout", value_name = "N", default_value_t = 14)]
+    timeout: u8,
+    /// How often in a row that timeout may expire, 0 to 7
+    #[arg(long, value_name = "N", default_value_t = 7)]
+    retry: u8,
+    /// How often in a row an RNR NAK may come, 0 to 6; 7 is without end
+    #[arg(long, value_name = "N", default_value_t = 7)]
+    rnr_retry: u8,
 }
 
 /// What this process does.
@@ -175,32 +196,33 @@ impl Exchange {
     }
 
     /// What is to be measured, checked.
-    pub(crate) fn parameters(&self, kind: Kind) -> Result<Parameters, Failure> {
-        let named = self.config.map(|name| match name {
+    pub(crate) fn parameters(&self, kind: Kind) -> Result<Parameters, Usage> {
+        let (load, connection) = (&self.load, &self.connection);
+        let named = connection.config.map(|name| match name {
             ConfigName::Sequential => Config::sequential(),
             ConfigName::Unbatched => Config::unbatched(),
             ConfigName::Batched => Config::batched(),
         });
-        let window = match (self.window, &named, kind) {
+        let window = match (connection.window, &named, kind) {
             (Some(window), ..) => window,
             (None, Some(config), _) => config.window,
             (None, None, Kind::Latency) => 1,
             (None, None, Kind::Bandwidth) => 64,
         };
-        let batch = self.batch.or(named.map(|config| config.batch)).unwrap_or(1);
-        let depth = self.depth.unwrap_or((2 * window).max(64));
-        let sizes = if self.all {
+        let batch = connection.batch.or(named.map(|config| config.batch)).unwrap_or(1);
+        let depth = connection.depth.unwrap_or((2 * window).max(64));
+        let sizes = if load.all {
             (1..=23).map(|exponent| 1 << exponent).collect()
-        } else if self.size.is_empty() {
+        } else if load.size.is_empty() {
             DEFAULT_SIZES.to_vec()
         } else {
-            self.size.clone()
+            load.size.clone()
         };
         let within = |option: &str, given: usize, least: usize, most: usize| {
             if (least..=most).contains(&given) {
                 Ok(())
             } else {
-                Err(format!("{option} is {given}, allowed is {least} to {most}"))
+                Err(Usage(format!("{option} is {given}, allowed is {least} to {most}")))
             }
         };
         for &size in &sizes {
@@ -209,27 +231,27 @@ impl Exchange {
         within("the window (-t)", window, 1, 16_384)?;
         within("the batch (-l)", batch, 1, 64.min(window))?;
         within("the receive depth (-r)", depth, 1, 16_384)?;
-        within("inline (-I)", self.inline, 0, 1024)?;
-        within("the number of connections (-q)", self.connections, 1, 4096)?;
-        within("the timeout (-u)", self.timeout.into(), 0, 31)?;
-        within("--retry", self.retry.into(), 0, 7)?;
-        within("--rnr-retry", self.rnr_retry.into(), 0, 7)?;
-        within("--memory", self.memory, 1, 1 << 20)?;
-        if !(0.01..=86_400.0).contains(&self.duration) {
-            return Err(format!("the duration (-D) is {} s, allowed is 0.01 to 86400", self.duration).into());
+        within("inline (-I)", connection.inline, 0, 1024)?;
+        within("the number of connections (-q)", connection.connections, 1, 4096)?;
+        within("the timeout (-u)", connection.timeout.into(), 0, 31)?;
+        within("--retry", connection.retry.into(), 0, 7)?;
+        within("--rnr-retry", connection.rnr_retry.into(), 0, 7)?;
+        within("--memory", load.memory, 1, 1 << 20)?;
+        if !(0.01..=86_400.0).contains(&load.duration) {
+            return Err(Usage(format!("the duration (-D) is {} s, allowed is 0.01 to 86400", load.duration)));
         }
-        if let Some(rate) = self.rate
+        if let Some(rate) = load.rate
             && !(0.001..=1e9).contains(&rate)
         {
-            return Err(format!("--rate is {rate} messages/s, allowed is 0.001 to 1e9").into());
+            return Err(Usage(format!("--rate is {rate} messages/s, allowed is 0.001 to 1e9")));
         }
-        if self.bidirectional && kind == Kind::Latency {
-            return Err("a ping-pong goes both ways already: -b is for bw".into());
+        if load.bidirectional && kind == Kind::Latency {
+            return Err(Usage("a ping-pong goes both ways already: -b is for bw".to_owned()));
         }
-        let extent = match self.iterations {
-            Some(0) => return Err("-n is 0, allowed is at least 1".into()),
+        let extent = match load.iterations {
+            Some(0) => return Err(Usage("-n is 0, allowed is at least 1".to_owned())),
             Some(messages) => Extent::Messages(messages),
-            None => Extent::Seconds(self.duration),
+            None => Extent::Seconds(load.duration),
         };
         Ok(Parameters {
             kind,
@@ -237,20 +259,21 @@ impl Exchange {
             extent,
             window,
             depth,
+            depths_are_defaults: connection.window.is_none() && connection.depth.is_none(),
             batch,
-            inline: self.inline,
-            connections: self.connections,
-            bidirectional: self.bidirectional,
-            events: self.events,
-            credits: !self.no_credits,
-            mtu: self.mtu.map(PathMtu::bytes),
-            rate: self.rate,
-            slow_receiver_us: self.slow_receiver_us,
-            timeout: self.timeout,
-            retry_count: self.retry,
-            rnr_retry: self.rnr_retry,
-            verify: self.verify,
-            memory_bytes: self.memory << 20,
+            inline: connection.inline,
+            connections: connection.connections,
+            bidirectional: load.bidirectional,
+            events: connection.events,
+            credits: !connection.no_credits,
+            mtu: connection.mtu.map(PathMtu::bytes),
+            rate: load.rate,
+            slow_receiver_us: load.slow_receiver_us,
+            timeout: connection.timeout,
+            retry_count: connection.retry,
+            rnr_retry: connection.rnr_retry,
+            verify: load.verify,
+            memory_bytes: load.memory << 20,
         })
     }
 }

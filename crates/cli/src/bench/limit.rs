@@ -8,23 +8,23 @@ use doorbell_fabric::limit::{LimitOptions, child_main, measure};
 use doorbell_wire::ROCE_UDP_PORT;
 use serde_json::json;
 
-use crate::Failure;
+use crate::{Failure, Usage};
 use crate::output::{line, us};
 
 /// Two processes, unconnected UDP sockets over loopback with the software RNIC's own buffers,
 /// runs of segments, nothing computed: what an RNIC over such sockets can at most reach.
 #[derive(Args)]
 pub(crate) struct Limit {
-    /// Repetitions, of which the median counts.
-    #[arg(long, default_value_t = 5)]
+    /// Repetitions, of which the median counts
+    #[arg(long, value_name = "N", default_value_t = 5)]
     repetitions: usize,
-    /// Seconds per repetition.
-    #[arg(short = 'D', long, default_value_t = 0.3)]
+    /// Seconds per repetition
+    #[arg(short = 'D', long, value_name = "SECONDS", default_value_t = 0.3)]
     duration: f64,
-    /// UDP port of both ends.
-    #[arg(long = "udp-port", env = "DOORBELL_PORT", default_value_t = ROCE_UDP_PORT)]
+    /// UDP port of both ends
+    #[arg(long, value_name = "PORT", env = "DOORBELL_PORT", hide_env_values = true, default_value_t = ROCE_UDP_PORT)]
     udp_port: u16,
-    /// One JSON object on stdout.
+    /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
     /// The second process: how it is started.
@@ -38,10 +38,10 @@ pub(crate) fn run(limit: &Limit) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     if !(1..=1000).contains(&limit.repetitions) {
-        return Err(format!("--repetitions is {}, allowed is 1 to 1000", limit.repetitions).into());
+        return Err(Usage(format!("--repetitions is {}, allowed is 1 to 1000", limit.repetitions)).into());
     }
     if !(0.01..=60.0).contains(&limit.duration) {
-        return Err(format!("the duration (-D) is {} s, allowed is 0.01 to 60", limit.duration).into());
+        return Err(Usage(format!("the duration (-D) is {} s, allowed is 0.01 to 60", limit.duration)).into());
     }
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["bench", "limit", "--child", &limit.udp_port.to_string()]);

@@ -14,7 +14,7 @@ use clap::Subcommand;
 use doorbell_study::environment::Environment;
 use doorbell_study::parameters::{Extent, Kind};
 use doorbell_study::record::{Record, SCHEMA};
-use doorbell_study::session::{self, Client};
+use doorbell_study::session::{self, Client, SessionError};
 use doorbell_verbs::{Device, soft};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -22,13 +22,33 @@ use crate::Failure;
 use crate::output::line;
 use arguments::{Exchange, Role};
 
+const LAT_EXAMPLES: &str = "\
+Examples:
+  doorbell bench lat                        both sides here, five sizes, a second each
+  doorbell bench lat -s 64 -n 100000 -e     100000 round trips of 64 B, sleeping while waiting
+  doorbell bench lat --listen               the other side, for a client on another machine
+  doorbell bench lat 192.0.2.7              ... and that client";
+
+const BW_EXAMPLES: &str = "\
+Examples:
+  doorbell bench bw                         both sides here, five sizes, a second each
+  doorbell bench bw -s 16 --config batched  256 messages of 16 B unacknowledged, eight per post
+  doorbell bench bw --verify --fault drop=0.01,seed=7
+                                            is every message intact, though packets are lost?
+  doorbell bench bw -s 4096 --no-credits --slow-receiver-us 20
+                                            what happens without flow control?
+  doorbell bench bw --listen                the other side, for a client on another machine
+  doorbell bench bw 192.0.2.7               ... and that client";
+
 #[derive(Subcommand)]
 pub(crate) enum Bench {
-    /// Latency: half a round trip of a ping-pong.
+    /// Latency: half a round trip of a ping-pong
+    #[command(after_help = LAT_EXAMPLES)]
     Lat(Exchange),
-    /// Bandwidth: as many messages as go.
+    /// Bandwidth: as many messages per second as go, and the packets that they cost
+    #[command(after_help = BW_EXAMPLES)]
     Bw(Exchange),
-    /// What this kernel gives for the same datagrams without an RNIC.
+    /// What this kernel gives for the same datagrams without an RNIC
     Limit(limit::Limit),
 }
 
@@ -40,10 +60,12 @@ pub(crate) fn run(bench: Bench) -> Result<ExitCode, Failure> {
     }
 }
 
-fn open(exchange: &Exchange) -> Result<Device, Failure> {
-    let device = soft::open(&exchange.device.soft_options(matches!(exchange.role(), Role::ServeBack(_))))?;
+fn open(exchange: &Exchange, stream: Option<&TcpStream>) -> Result<Device, Failure> {
+    let is_second = matches!(exchange.role(), Role::ServeBack(_));
+    let toward = stream.and_then(peer::address_toward);
+    let device = soft::open(&exchange.device.soft_options(is_second, toward))?;
     let attributes = device.attributes();
-    if attributes.udp_port != doorbell_wire::ROCE_UDP_PORT {
+    if attributes.udp_port != doorbell_wire::ROCE_UDP_PORT && !is_second {
         eprintln!("UDP port {}: not RoCE's 4791, so other devices and dissectors do not know it", attributes.udp_port);
     }
     Ok(device)
@@ -52,33 +74,43 @@ fn open(exchange: &Exchange) -> Result<Device, Failure> {
 fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
     match exchange.role() {
         Role::Listen(address) => {
-            let device = open(exchange)?;
             let stream = peer::accept(&address)?;
+            let device = open(exchange, Some(&stream))?;
             session::serve(&device, stream)?;
             Ok(ExitCode::SUCCESS)
         }
         Role::ServeBack(address) => {
-            let device = open(exchange)?;
-            session::serve(&device, peer::connect(&address)?)?;
-            Ok(ExitCode::SUCCESS)
+            let device = open(exchange, None)?;
+            match session::serve(&device, peer::connect(&address)?) {
+                Ok(()) => Ok(ExitCode::SUCCESS),
+                // Whoever started this process has ended, and said why if there was a reason.
+                Err(SessionError::Control(_)) => Ok(ExitCode::FAILURE),
+                Err(error) => Err(error.into()),
+            }
         }
-        Role::Connect(address) => measure(kind, exchange, peer::connect(&address)?),
+        Role::Connect(address) => {
+            // Checked before the other side is bothered for nothing.
+            exchange.parameters(kind)?;
+            let stream = peer::connect(&address)?;
+            let device = open(exchange, Some(&stream))?;
+            measure(kind, exchange, &device, stream)
+        }
         Role::Both => {
             // Checked before a second process is started for nothing.
             exchange.parameters(kind)?;
+            let device = open(exchange, None)?;
             let (stream, child) = peer::spawn(kind, exchange)?;
-            let status = measure(kind, exchange, stream);
+            let status = measure(kind, exchange, &device, stream);
             child.finish(status.is_ok())?;
             status
         }
     }
 }
 
-fn measure(kind: Kind, exchange: &Exchange, stream: TcpStream) -> Result<ExitCode, Failure> {
+fn measure(kind: Kind, exchange: &Exchange, device: &Device, stream: TcpStream) -> Result<ExitCode, Failure> {
     let parameters = exchange.parameters(kind)?;
-    let device = open(exchange)?;
     let environment = Environment::of(&device.attributes());
-    let mut client = Client::new(&device, stream, parameters.clone())?;
+    let mut client = Client::new(device, stream, parameters.clone())?;
     let mut results = Vec::new();
     if !exchange.json {
         report::header(kind, &environment, &parameters)?;

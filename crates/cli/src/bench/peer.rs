@@ -1,7 +1,7 @@
 //! Finding the other side.
 
 use std::io;
-use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -36,6 +36,14 @@ pub(crate) fn connect(address: &str) -> Result<TcpStream, Failure> {
         }
     }
     Err(format!("cannot connect to {address}: {last}; is `doorbell bench ... --listen` running there?").into())
+}
+
+/// The address that a peer on another machine reaches this one at; `None` if the peer is here,
+/// where each device needs an address of its own.
+pub(crate) fn address_toward(stream: &TcpStream) -> Option<IpAddr> {
+    let own = stream.local_addr().ok()?.ip().to_canonical();
+    let peer = stream.peer_addr().ok()?.ip().to_canonical();
+    (own != peer && !own.is_loopback()).then_some(own)
 }
 
 /// The second process of this machine. It ends with this handle.

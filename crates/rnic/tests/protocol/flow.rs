@@ -119,6 +119,26 @@ fn queue_pairs_that_vanish_leave_nothing_in_flight() {
 }
 
 #[test]
+fn a_queue_pair_that_is_reset_while_it_waits_works_again() {
+    let (mut script, qpns) = crowd(2);
+    post_each(&mut script, &qpns, 64);
+    let sent = script.sent();
+    assert!(sent.iter().all(|sent| sent.info.qpn == qpns[0]), "the first fills the window");
+    assert_eq!(script.rnic().backlog().waiting, 2);
+    script.world.to_state(OWN, qpns[1], QpState::Reset);
+    assert_eq!(script.rnic().backlog().waiting, 1);
+    let end = End::default();
+    script.world.to_init(OWN, qpns[1], QpKind::Rc, &end);
+    script.world.to_rtr(OWN, qpns[1], QpKind::Rc, PathMtu::Mtu256, &end, (PEER, PEER_QPN, PEER_PSN));
+    script.world.to_rts(OWN, qpns[1], QpKind::Rc, &end);
+    script.qpn = qpns[0];
+    script.ack(sent[sent.len() - 1].psn());
+    script.sent();
+    post_each(&mut script, &qpns[1..], 1);
+    assert_eq!(script.shapes(), [(Opcode::RC_SEND_ONLY, psn(0))]);
+}
+
+#[test]
 fn responses_are_bounded_by_the_receive_buffer_too() {
     // 20 queue pairs read 8 kB each from one peer: never more on the way than the buffer holds.
     let link = Link { buffer_bytes: 60_000, service_ns: 5_000, ..Link::default() };

@@ -355,7 +355,7 @@ fn memory_that_goes_away_before_it_is_sent_fails_the_request() {
     let mut script = Script::new();
     let region = script.region(0, 64, doorbell_rnic::Access::empty());
     let sge = [doorbell_rnic::Sge { address: region.address(), length: 64, lkey: region.lkey() }];
-    script.post(Op::Send, 8);
+    script.post(Op::Send, 64);
     let (qpn, now_ns) = (script.qpn, script.world.now_ns);
     let request = doorbell_rnic::SendRequest {
         wr_id: 7,

@@ -266,15 +266,17 @@ pub fn asynchronous_events_wake_their_descriptor(open: Open<'_>) {
     assert_eq!(other.poll_event(), Some(AsyncEvent::CommunicationEstablished(b.qp.qpn())));
     a.expect(1);
     b.expect(1);
-    let memory = b.memory(8);
-    a.post(2, SendOperation::Write { remote_address: memory.address(), rkey: wrong(memory.rkey()) }, &[a.memory(8).sge(0, 8)]);
+    let (mine, memory) = (a.memory(8), b.memory(8));
+    let refused = SendOperation::Write { remote_address: memory.address(), rkey: wrong(memory.rkey()) };
+    a.post(2, refused, &[mine.sge(0, 8)]);
     wait_readable(other.event_fd());
     assert_eq!(other.poll_event(), Some(AsyncEvent::QpAccessError(b.qp.qpn())));
     assert_eq!(other.poll_event(), None);
     assert!(!is_readable(other.event_fd()));
     // Events of a queue pair go with it, and leave nothing that is readable for ever.
     let (a, b) = plan.connect(&(one, other.clone()));
-    a.post(3, SendOperation::Write { remote_address: memory.address(), rkey: wrong(memory.rkey()) }, &[a.memory(8).sge(0, 8)]);
+    let mine = a.memory(8);
+    a.post(3, refused, &[mine.sge(0, 8)]);
     wait_readable(other.event_fd());
     drop(b);
     assert_eq!(other.poll_event(), None);

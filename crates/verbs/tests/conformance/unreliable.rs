@@ -149,7 +149,8 @@ pub fn one_datagram_queue_pair_serves_many(open: Open<'_>) {
     let memory = hub.memory(64 * 8);
     for (index, spoke) in (0_u64..).zip(&spokes) {
         hub.post_recv(index, &[memory.sge(index as usize * 64, 64)]);
-        let request = inline(index, SendOperation::Send, &[index as u8; 4]);
+        let bytes = [index as u8; 4];
+        let request = inline(index, SendOperation::Send, &bytes);
         spoke.qp.post_send(&[SendRequest { destination: Some(hub.as_destination()), ..request }]).unwrap();
         spoke.expect(index);
         let received = hub.expect(index);
