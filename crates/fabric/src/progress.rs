@@ -265,30 +265,30 @@ impl Shared {
     fn run(&self, readable: &OwnedFd) {
         let mut nap_ns = 0;
         let mut polls_seen = self.polls.load(Ordering::Relaxed);
+        let mut empty_polls_seen = self.wakeups.empty_polls();
         while !self.stop.load(Ordering::SeqCst) {
             if nap_ns > 0 {
                 self.nap(nap_ns);
                 let polls = self.polls.load(Ordering::Relaxed);
-                if polls != std::mem::replace(&mut polls_seen, polls) {
-                    if self.wakeups.is_caller_coming_back() {
-                        // Callers drive; but what is overdue is overdue.
-                        if self.wakeups.deadline_ns() <= self.now_ns() {
-                            self.pump();
-                        }
-                        nap_ns = (2 * nap_ns).min(LONGEST_NAP_NS);
-                        continue;
-                    }
-                } else {
+                if polls == std::mem::replace(&mut polls_seen, polls) {
                     // Nobody polled for a whole nap: nobody is coming back.
-                    self.wakeups.note_poll(false);
+                    self.wakeups.nobody_polls();
+                } else if self.is_caller_coming_back(&mut empty_polls_seen) {
+                    // Callers drive; but what is overdue is overdue.
+                    if self.wakeups.deadline_ns() <= self.now_ns() {
+                        self.pump();
+                    }
+                    nap_ns = (2 * nap_ns).min(LONGEST_NAP_NS);
+                    continue;
                 }
                 nap_ns = 0;
                 self.pump();
+                continue; // the kick that ended the nap may have been the one to stop
             }
             let deadline_ns = self.wakeups.deadline_ns();
             if deadline_ns > self.now_ns() {
                 let woken_by_packets = self.watch(readable, deadline_ns);
-                if woken_by_packets && self.wakeups.is_caller_coming_back() {
+                if self.is_caller_coming_back(&mut empty_polls_seen) && woken_by_packets {
                     polls_seen = self.polls.load(Ordering::Relaxed);
                     nap_ns = NAP_NS;
                     continue;
@@ -296,6 +296,12 @@ impl Shared {
             }
             self.pump();
         }
+    }
+
+    fn is_caller_coming_back(&self, empty_polls_seen: &mut u64) -> bool {
+        let coming_back = self.wakeups.is_caller_coming_back(*empty_polls_seen);
+        *empty_polls_seen = self.wakeups.empty_polls();
+        coming_back
     }
 
     /// Sleeps until kicked, or until the time is over.

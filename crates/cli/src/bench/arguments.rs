@@ -138,7 +138,7 @@ struct ConnectionArguments {
     connections: usize,
     /// Window and batch by name: sequential (1 unacknowledged), unbatched (64, posted one by
     /// one), batched (256, eight per post)
-    #[arg(long, value_enum, value_name = "NAME")]
+    #[arg(long, value_enum, value_name = "NAME", hide_possible_values = true)]
     config: Option<ConfigName>,
     /// Messages unacknowledged at most, per connection [default: 64; lat: 1]
     #[arg(short = 't', long, value_name = "N")]

@@ -7,7 +7,7 @@ mod report;
 
 use std::cell::Cell;
 use std::io::IsTerminal;
-use std::net::TcpStream;
+use std::net::{IpAddr, TcpStream};
 use std::process::ExitCode;
 
 use clap::Subcommand;
@@ -60,22 +60,26 @@ pub(crate) fn run(bench: Bench) -> Result<ExitCode, Failure> {
     }
 }
 
-fn open(exchange: &Exchange, stream: Option<&TcpStream>) -> Result<Device, Failure> {
+fn open(exchange: &Exchange, toward: Option<IpAddr>) -> Result<Device, Failure> {
     let is_second = matches!(exchange.role(), Role::ServeBack(_));
-    let toward = stream.and_then(peer::address_toward);
-    let device = soft::open(&exchange.device.soft_options(is_second, toward))?;
-    let attributes = device.attributes();
-    if attributes.udp_port != doorbell_wire::ROCE_UDP_PORT && !is_second {
-        eprintln!("UDP port {}: not RoCE's 4791, so other devices and dissectors do not know it", attributes.udp_port);
-    }
-    Ok(device)
+    Ok(soft::open(&exchange.device.soft_options(is_second, toward))?)
 }
 
 fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
-    match exchange.role() {
+    let (role, port) = (exchange.role(), exchange.device.udp_port);
+    if port != doorbell_wire::ROCE_UDP_PORT && !matches!(role, Role::ServeBack(_)) {
+        eprintln!("UDP port {port}: not RoCE's 4791, so other devices and dissectors do not know it");
+    }
+    match role {
         Role::Listen(address) => {
+            // Opened before anybody comes, so that what is wrong is said at once.
+            let mut device = open(exchange, None)?;
             let stream = peer::accept(&address)?;
-            let device = open(exchange, Some(&stream))?;
+            let toward = peer::address_toward(&stream);
+            if exchange.device.bind.is_none() && toward.is_some() {
+                drop(device);
+                device = open(exchange, toward)?;
+            }
             session::serve(&device, stream)?;
             Ok(ExitCode::SUCCESS)
         }
@@ -92,7 +96,7 @@ fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
             // Checked before the other side is bothered for nothing.
             exchange.parameters(kind)?;
             let stream = peer::connect(&address)?;
-            let device = open(exchange, Some(&stream))?;
+            let device = open(exchange, peer::address_toward(&stream))?;
             measure(kind, exchange, &device, stream)
         }
         Role::Both => {

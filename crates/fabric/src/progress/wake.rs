@@ -12,6 +12,9 @@ use super::sync::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering, fence}
 /// No deadline.
 pub(super) const NEVER: u64 = u64::MAX;
 
+/// So many polls that find nothing in a row are those of a caller that spins.
+const SPINNING_POLLS: u64 = 3;
+
 /// What the thread is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -37,6 +40,8 @@ pub(super) struct Wakeups {
     /// The link is full: something waits for room.
     link_full: AtomicBool,
     last_poll_found_nothing: AtomicBool,
+    /// Polls that found nothing.
+    empty_polls: AtomicU64,
     /// Notifications that are armed.
     armed: Arc<AtomicUsize>,
 }
@@ -50,6 +55,7 @@ impl Wakeups {
             deadline_ns: AtomicU64::new(NEVER),
             link_full: AtomicBool::new(false),
             last_poll_found_nothing: AtomicBool::new(false),
+            empty_polls: AtomicU64::new(0),
             armed: Arc::new(AtomicUsize::new(0)),
         }
     }
@@ -121,14 +127,32 @@ impl Wakeups {
         fence(Ordering::SeqCst);
     }
 
-    /// Did the last poll find nothing, with nobody asking to be notified?
-    pub(super) fn is_caller_coming_back(&self) -> bool {
-        self.last_poll_found_nothing.load(Ordering::Relaxed) && self.armed.load(Ordering::Relaxed) == 0
+    /// Did the last poll find nothing, with nobody asking to be notified? A packet wakes the
+    /// thread just when a caller's poll finds it; so a caller that found nothing several times
+    /// since there had been `empty_polls_seen` polls finding nothing is coming back as well.
+    pub(super) fn is_caller_coming_back(&self, empty_polls_seen: u64) -> bool {
+        let finds_nothing = self.last_poll_found_nothing.load(Ordering::Relaxed)
+            || self.empty_polls().wrapping_sub(empty_polls_seen) >= SPINNING_POLLS;
+        finds_nothing && self.armed.load(Ordering::Relaxed) == 0
+    }
+
+    /// Polls that found nothing, so far.
+    pub(super) fn empty_polls(&self) -> u64 {
+        self.empty_polls.load(Ordering::Relaxed)
     }
 
     #[inline]
     pub(super) fn note_poll(&self, found_nothing: bool) {
         self.last_poll_found_nothing.store(found_nothing, Ordering::Relaxed);
+        if found_nothing {
+            // Not exact where several threads poll: that it grows is all that matters.
+            self.empty_polls.store(self.empty_polls().wrapping_add(1), Ordering::Relaxed);
+        }
+    }
+
+    /// Nobody has polled for long: whatever the last poll found, nobody is coming back.
+    pub(super) fn nobody_polls(&self) {
+        self.last_poll_found_nothing.store(false, Ordering::Relaxed);
     }
 
     /// Counts the notifications that are armed.

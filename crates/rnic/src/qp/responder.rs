@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 
 use doorbell_wire::{
     AETH_LEN, ATOMIC_ACK_ETH_LEN, ATOMIC_ETH_LEN, AethRepr, AtomicAckEthRepr, AtomicEthRepr, BTH_LEN, BthRepr,
-    DETH_LEN, DethRepr, IETH_LEN, IMM_DT_LEN, IethRepr, ImmDtRepr, Msn, NakCode, Opcode, Operation, Outer,
-    PartitionKey, Psn, RETH_LEN, RKey, RethRepr, Syndrome,
+    DETH_LEN, DethRepr, ICRC_LEN, IETH_LEN, IMM_DT_LEN, IethRepr, ImmDtRepr, Msn, NakCode, Opcode, Operation, Outer,
+    PartitionKey, Psn, RETH_LEN, RKey, RethRepr, Syndrome, UDP_LEN,
 };
 
 use super::{Qp, QpKind};
@@ -660,6 +660,7 @@ impl Qp {
 
     /// Takes a UD datagram.
     pub(crate) fn handle_datagram(&mut self, core: &mut Core, outer: &Outer, bth: BthRepr, mut rest: &[u8]) {
+        let packet_bytes = BTH_LEN + rest.len();
         let Some(deth) = split::<DETH_LEN>(&mut rest).map(DethRepr::read) else {
             core.counters.rx_malformed += 1;
             return;
@@ -680,7 +681,7 @@ impl Qp {
             core.counters.rx_dropped_messages += 1;
             return;
         };
-        let grh = routing_header(outer, total as usize);
+        let grh = routing_header(outer, packet_bytes);
         let placed = fits
             && total <= wqe.length
             && core.memory.scatter(wqe.pd, &wqe.sges, 0, &grh).is_ok()
@@ -861,10 +862,10 @@ fn response_bth(opcode: Opcode, dest_qpn: doorbell_wire::Qpn, psn: Psn, pad: usi
 
 /// The 40 bytes before a UD payload: the IPv6 header, or 20 zeros and the IPv4 header, rebuilt
 /// from what is known of it (RoCE v2 annex A17, A17.4.5.2).
-fn routing_header(outer: &Outer, length: usize) -> [u8; GRH_BYTES] {
+fn routing_header(outer: &Outer, packet_bytes: usize) -> [u8; GRH_BYTES] {
     let mut grh = [0; GRH_BYTES];
-    // Behind the IP header: UDP, BTH and DETH, payload, ICRC.
-    let payload = (length - GRH_BYTES + 8 + BTH_LEN + DETH_LEN + 4) as u16;
+    // Behind the IP header: UDP, the packet from its BTH to its padding, ICRC.
+    let payload = (UDP_LEN + packet_bytes + ICRC_LEN) as u16;
     match (outer.src, outer.dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {
             let ip = &mut grh[20..];

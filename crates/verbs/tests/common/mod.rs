@@ -241,15 +241,15 @@ pub fn datagram<'a>(wr_id: u64, operation: SendOperation, sges: &'a [Sge], to: &
 }
 
 pub fn write_to(region: &Region, offset: usize) -> SendOperation {
-    SendOperation::Write { remote_address: region.address() + offset as u64, rkey: region.rkey() }
+    SendOperation::Write { remote_address: region.address().wrapping_add(offset as u64), rkey: region.rkey() }
 }
 
 pub fn read_from(region: &Region, offset: usize) -> SendOperation {
-    SendOperation::Read { remote_address: region.address() + offset as u64, rkey: region.rkey() }
+    SendOperation::Read { remote_address: region.address().wrapping_add(offset as u64), rkey: region.rkey() }
 }
 
 pub fn fetch_add(region: &Region, offset: usize, add: u64) -> SendOperation {
-    SendOperation::FetchAdd { remote_address: region.address() + offset as u64, rkey: region.rkey(), add }
+    SendOperation::FetchAdd { remote_address: region.address().wrapping_add(offset as u64), rkey: region.rkey(), add }
 }
 
 pub fn wrong(rkey: RKey) -> RKey {

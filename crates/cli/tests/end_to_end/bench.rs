@@ -1,0 +1,319 @@
+//! `doorbell bench`, both sides on this machine.
+
+use std::path::PathBuf;
+
+use doorbell_wire::{BTH_LEN, BthRepr, Check, Flow, ICRC_LEN, parse_frame};
+use pcap_file::DataLink;
+use pcap_file::pcap::PcapReader;
+use serde_json::Value;
+
+use crate::command::{list, measuring, number, positive, run};
+
+const ENDS: [&str; 2] = ["client", "server"];
+
+/// Runs a measurement and checks what holds for all.
+#[track_caller]
+fn record(arguments: &str) -> Value {
+    let record = {
+        let _one_at_a_time = measuring();
+        run(&format!("bench {arguments} --json")).expect_status(0).json()
+    };
+    for result in list(&record, "/results") {
+        check_packets(result);
+    }
+    record
+}
+
+/// Data packets and bytes are what was predicted, and so are acknowledgements, where nothing had
+/// to be sent again.
+#[track_caller]
+fn check_packets(result: &Value) {
+    assert_eq!(number(result, "/damaged"), 0);
+    let repeated: u64 = ENDS.iter().map(|end| number(result, &format!("/counted/{end}/retransmitted_packets"))).sum();
+    let refused: u64 = ENDS.iter().map(|end| number(result, &format!("/counters/{end}/rnr_nak_sent"))).sum();
+    for end in ENDS {
+        let counted = |what| number(result, &format!("/counted/{end}/{what}"));
+        let predicted = |what| number(result, &format!("/predicted/{end}/{what}"));
+        assert_eq!(counted("data_packets"), predicted("data_packets"), "{end} in {result:#}");
+        assert_eq!(counted("data_bytes"), predicted("data_bytes"), "{end} in {result:#}");
+        assert_eq!(predicted("ack_packets_min"), 0);
+        if repeated == 0 && refused == 0 {
+            assert!(counted("ack_packets") <= predicted("ack_packets_max"), "{end} in {result:#}");
+        }
+    }
+}
+
+#[test]
+fn messages_of_every_size_cross_intact_one_way() {
+    let record = record("bw -n 2000 -s 0,1,16,64,65,4096,4097,65536 --verify");
+    for (result, bytes) in list(&record, "/results").iter().zip([0_u64, 1, 16, 64, 65, 4096, 4097, 65_536]) {
+        assert_eq!((number(result, "/bytes"), number(result, "/messages")), (bytes, 2000));
+        assert_eq!(number(result, "/mtu"), 4096);
+        let packets = bytes.div_ceil(4096).max(1);
+        assert_eq!(number(result, "/counted/client/data_packets"), 2000 * packets);
+        // Each packet has 58 B of headers, the last 4 B of immediate data: the credits.
+        let padded = bytes.next_multiple_of(4);
+        assert_eq!(number(result, "/counted/client/data_bytes"), 2000 * (packets * 58 + 4 + padded));
+        assert_eq!(number(result, "/counted/server/data_packets"), 0);
+        assert_eq!(number(result, "/counters/server/rnr_nak_sent"), 0);
+    }
+}
+
+#[test]
+fn messages_of_every_size_cross_intact_there_and_back() {
+    let record = record("lat -n 500 -s 0,1,64,65,4096,4097,65536 --verify");
+    assert_eq!(list(&record, "/results").len(), 7);
+    for result in list(&record, "/results") {
+        assert_eq!(number(result, "/messages"), 500);
+        let latency = ["min", "p50", "p99", "p999", "max"].map(|name| number(result, &format!("/latency_ns/{name}")));
+        assert!(latency[0] > 0 && latency.is_sorted(), "{result:#}");
+        positive(result, "/latency_ns/mean");
+    }
+}
+
+#[test]
+fn messages_of_a_mebibyte_cross_intact() {
+    for kind in ["lat -n 50", "bw -n 300", "bw -n 100 -b"] {
+        let record = record(&format!("{kind} -s 1048576 --verify"));
+        assert_eq!(number(&record, "/results/0/bytes"), 1 << 20);
+    }
+}
+
+#[test]
+fn both_sides_send() {
+    let record = record("bw -b -n 2000 -s 0,16,5000 --verify");
+    for result in list(&record, "/results") {
+        assert_eq!(number(result, "/messages"), 4000);
+        let [here, there] = ENDS.map(|end| number(result, &format!("/counted/{end}/data_packets")));
+        assert!(here == there && here >= 2000, "{result:#}");
+    }
+}
+
+#[test]
+fn several_connections_share_the_work() {
+    for (kind, messages) in [("bw", 2000), ("bw -b", 4000), ("lat", 2000)] {
+        let record = record(&format!("{kind} -q 4 -n 500 -s 16,5000 --verify"));
+        assert_eq!(number(&record, "/parameters/connections"), 4);
+        for result in list(&record, "/results") {
+            assert_eq!(number(result, "/messages"), messages, "{kind}");
+        }
+    }
+}
+
+#[test]
+fn sleeping_on_events_loses_nothing() {
+    for kind in ["bw", "lat", "bw -q 4 -b"] {
+        let record = record(&format!("{kind} -e -n 300 -s 0,16,65536 --verify"));
+        assert_eq!(record.pointer("/parameters/events"), Some(&Value::Bool(true)));
+    }
+}
+
+#[test]
+fn configurations_have_names() {
+    for (name, window, batch) in [("sequential", 1, 1), ("unbatched", 64, 1), ("batched", 256, 8)] {
+        let record = record(&format!("bw --config {name} -n 2000 -s 16 --verify"));
+        assert_eq!(number(&record, "/parameters/window"), window);
+        assert_eq!(number(&record, "/parameters/batch"), batch);
+        assert_eq!(number(&record, "/results/0/fitted/window"), window);
+    }
+    // What is given by itself counts for more than what the name says.
+    let record = record("bw --config batched -l 4 -r 7 -n 2000 -s 16 --verify");
+    let [window, batch, depth] = ["window", "batch", "depth"].map(|what| number(&record, &format!("/parameters/{what}")));
+    assert_eq!((window, batch, depth), (256, 4, 7));
+}
+
+#[test]
+fn every_path_mtu_carries_messages() {
+    for mtu in [256_u64, 512, 1024, 2048, 4096] {
+        let record = record(&format!("bw -m {mtu} -n 500 -s 16,10000 --verify"));
+        for (result, bytes) in list(&record, "/results").iter().zip([16_u64, 10_000]) {
+            assert_eq!(number(result, "/mtu"), mtu);
+            assert_eq!(number(result, "/counted/client/data_packets"), 500 * bytes.div_ceil(mtu));
+        }
+    }
+}
+
+#[test]
+fn queues_of_one_and_inline_limits_work() {
+    record("bw -t 1 -r 1 -n 500 -s 0,16,5000 --verify");
+    record("bw -b -t 64 -r 1 -n 500 -s 16 --verify");
+    for inline in [0, 1024] {
+        record(&format!("bw -I {inline} -n 500 -s 0,1,1024,1025 --verify"));
+    }
+}
+
+#[test]
+fn an_offered_rate_and_a_duration_are_kept_to() {
+    let record = record("bw --rate 2000 -D 0.2 -s 16 --verify");
+    // Offered is what is at most sent, at any moment: the first at once.
+    let (messages, seconds) = (number(&record, "/results/0/messages"), positive(&record, "/results/0/seconds"));
+    assert!(messages > 0 && messages as f64 <= 2000.0 * seconds + 1.0, "{messages} messages in {seconds} s");
+}
+
+#[test]
+fn all_sizes_are_measured_and_memory_is_bounded() {
+    let finished = {
+        let _one_at_a_time = measuring();
+        run("bench bw -a -n 3 --json").expect_status(0)
+    };
+    let record = finished.json();
+    let sizes: Vec<u64> = list(&record, "/results").iter().map(|result| number(result, "/bytes")).collect();
+    assert_eq!(sizes, (1..=23).map(|exponent| 1 << exponent).collect::<Vec<u64>>());
+
+    let finished = {
+        let _one_at_a_time = measuring();
+        run("bench bw -n 100 -s 65536 --memory 1 --verify").expect_status(0)
+    };
+    for what in ["65536 B: receive depth cut from 128 to", "65536 B: window cut from 64 to"] {
+        assert!(finished.stderr.contains(what), "{what} is missing in:\n{}", finished.stderr);
+    }
+}
+
+#[test]
+fn credits_spare_a_slow_receiver() {
+    let record = record("bw -n 500 -s 64 -r 8 --slow-receiver-us 50 --verify");
+    let result = &list(&record, "/results")[0];
+    assert_eq!(number(result, "/counters/server/rnr_nak_sent"), 0);
+    assert!(number(result, "/stalled_on_credits") > 0);
+}
+
+#[test]
+fn without_credits_a_slow_receiver_refuses_messages_and_that_is_counted() {
+    let arguments = "bw -n 500 -s 64 -r 8 --slow-receiver-us 50 --no-credits --verify";
+    let record = record(arguments);
+    let result = &list(&record, "/results")[0];
+    assert_eq!(record.pointer("/parameters/credits"), Some(&Value::Bool(false)));
+    assert_eq!(number(result, "/messages"), 500, "they wait, but none is lost");
+    assert!(number(result, "/counters/server/rnr_nak_sent") > 0, "{result:#}");
+    assert!(number(result, "/counters/client/rnr_nak_received") > 0, "{result:#}");
+    assert_eq!(number(result, "/counted/server/rnr_naks"), number(result, "/counters/server/rnr_nak_sent"));
+
+    let _one_at_a_time = measuring();
+    let finished = run(&format!("bench {arguments}")).expect_status(0);
+    assert!(finished.stdout.contains("RNR NAKs: without credits"), "{}", finished.stdout);
+    // Once its patience is spent, the connection breaks: that is the pitfall.
+    let finished = run(&format!("bench {arguments} --rnr-retry 0")).expect_status(1);
+    assert!(finished.stderr.contains("RNR retry count exceeded"), "{}", finished.stderr);
+}
+
+#[test]
+fn nothing_is_lost_or_damaged_whatever_happens_to_packets() {
+    for (fault, counter) in [
+        ("drop=0.01,seed=7", "packet_seq_err"),
+        ("duplicate=0.05,seed=7", "duplicate_request"),
+        ("reorder=0.02,seed=7", "out_of_sequence"),
+        ("corrupt=0.02,seed=7", "rx_icrc_encapsulated"),
+        ("delay=200us", "rx_send_requests"),
+        ("drop=0.01,duplicate=0.01,reorder=0.01,delay=5us,seed=7", "packet_seq_err"),
+    ] {
+        let record = record(&format!("bw -n 2000 -s 16 --verify --fault {fault}"));
+        let result = &list(&record, "/results")[0];
+        assert_eq!(number(result, "/messages"), 2000, "{fault}");
+        let counted: u64 = ENDS.iter().map(|end| number(result, &format!("/counters/{end}/{counter}"))).sum();
+        assert!(counted > 0, "{fault} leaves no trace in {counter}: {result:#}");
+    }
+    for kind in ["bw -n 200 -s 0,65536", "bw -b -q 4 -n 100 -s 5000", "lat -n 200 -s 16,5000"] {
+        record(&format!("{kind} --verify --fault drop=0.01,seed=7"));
+    }
+}
+
+#[test]
+fn the_record_has_the_fields_that_are_promised() {
+    for kind in ["bw", "lat"] {
+        let record = record(&format!("{kind} -n 200 -s 16"));
+        assert_eq!(record.pointer("/schema"), Some(&Value::from("doorbell-bench/1")));
+        for what in ["doorbell", "kernel", "cpu", "device", "provider"] {
+            assert!(record.pointer(&format!("/environment/{what}")).is_some_and(Value::is_string), "{what}");
+        }
+        for what in ["cpus", "unix_time_s", "udp_port", "active_mtu", "receive_buffer_bytes"] {
+            positive(&record, &format!("/environment/{what}"));
+        }
+        assert_eq!(record.pointer("/parameters/sizes"), Some(&Value::from(vec![16])));
+        assert_eq!(number(&record, "/parameters/extent/messages"), 200);
+        let result = &list(&record, "/results")[0];
+        for what in ["messages_per_s", "bytes_per_s", "seconds"] {
+            positive(result, &format!("/{what}"));
+        }
+        for end in ENDS {
+            for counter in [
+                "tx_vport_rdma_unicast_packets", "rx_vport_rdma_unicast_bytes", "out_of_sequence", "packet_seq_err",
+                "rnr_nak_retry_err", "local_ack_timeout_err", "duplicate_request", "rx_icrc_encapsulated",
+                "tx_data_packets", "tx_ack_packets", "tx_credit_packets", "tx_retransmitted_packets",
+            ] {
+                number(result, &format!("/counters/{end}/{counter}"));
+            }
+            // All that left is of some kind.
+            let count = |name: &str| number(result, &format!("/counters/{end}/{name}"));
+            let kinds = ["tx_data", "tx_ack", "tx_response", "tx_retransmitted"];
+            for unit in ["packets", "bytes"] {
+                let sum: u64 = kinds.iter().map(|kind| count(&format!("{kind}_{unit}"))).sum();
+                assert_eq!(sum, count(&format!("tx_vport_rdma_unicast_{unit}")), "{end}");
+            }
+        }
+        let has_latency = result.pointer("/latency_ns").is_some_and(Value::is_object);
+        assert_eq!(has_latency, kind == "lat");
+    }
+}
+
+#[test]
+fn the_limit_of_the_kernel_is_measured() {
+    let _one_at_a_time = measuring();
+    let record = run("bench limit --repetitions 1 -D 0.05 --json").expect_status(0).json();
+    positive(&record, "/ping_pong_ns");
+    let results = list(&record, "/results");
+    for (result, frame_bytes) in results.iter().zip([78, 4154]) {
+        assert_eq!(number(result, "/frame_bytes"), frame_bytes);
+        positive(result, "/datagrams_per_s");
+        positive(result, "/bytes_per_s");
+    }
+    let text = run("bench limit --repetitions 1 -D 0.05").expect_status(0).stdout;
+    assert!(text.starts_with("half a round trip: ") && text.contains("4154"), "{text}");
+}
+
+/// A file that goes when its test is over.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        Self(PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{name}", std::process::id())))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // Left behind, it does no harm.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+#[test]
+fn a_capture_holds_every_packet_with_a_right_icrc() {
+    let scratch = Scratch::new("bench.pcap");
+    let file = scratch.0.display();
+    let record = record(&format!("bw -n 300 -s 0,1,16,5000 --verify --pcap {file}"));
+    let bytes = std::fs::read(&scratch.0).expect("the capture was written");
+    let mut reader = PcapReader::new(bytes.as_slice()).expect("it is a pcap file");
+    assert_eq!(reader.header().datalink, DataLink::ETHERNET);
+    let mut packets = 0;
+    while let Some(packet) = reader.next_packet() {
+        let packet = packet.expect("the file is whole");
+        let frame = parse_frame(&packet.data).expect("each packet is an Ethernet frame with UDP in it");
+        let (ports, outer) = (frame.encapsulation, frame.outer);
+        assert_eq!((ports.src_port, ports.dst_port), (4791, 4791));
+        let flow = Flow::new(outer.src, outer.dst, ports.src_port, ports.dst_port);
+        let (packet, icrc) = frame.payload.split_last_chunk::<ICRC_LEN>().expect("there is an ICRC");
+        let identification = outer.identification.expect("IPv4 has one");
+        let expected = flow.icrc(identification, outer.dont_fragment.unwrap_or_default(), packet);
+        assert_eq!(u32::from_le_bytes(*icrc), expected, "packet {packets}");
+        assert!(matches!(flow.check(identification, frame.payload), Check::Valid { .. }));
+        let bth = BthRepr::read(packet.first_chunk::<BTH_LEN>().expect("there is a BTH"));
+        assert!(bth.opcode.operation().is_some(), "packet {packets} has an opcode that does not exist");
+        packets += 1;
+    }
+    // One side captures: what it sent, and what reached it.
+    let counted: u64 = list(&record, "/results")
+        .iter()
+        .flat_map(|result| ["tx", "rx"].map(|way| format!("/counters/client/{way}_vport_rdma_unicast_packets")).map(|at| number(result, &at)))
+        .sum();
+    assert!(packets >= counted && counted > 0, "{packets} packets captured, {counted} counted");
+}

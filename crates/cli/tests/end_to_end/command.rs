@@ -1,0 +1,207 @@
+//! Running the command: nothing here can hang, and no process outlives its test.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::{SocketAddr, TcpListener};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// Longer than anything here takes, however slow the machine: protection against hanging.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
+
+/// Both processes of a measurement poll, so two measurements at a time on a small machine would
+/// mostly show how its scheduler shares.
+pub(crate) fn measuring() -> MutexGuard<'static, ()> {
+    static MEASURING: Mutex<()> = Mutex::new(());
+    MEASURING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The command with these arguments, which are separated by spaces.
+pub(crate) fn doorbell(arguments: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_doorbell"));
+    command.args(arguments.split_whitespace()).stdin(Stdio::null());
+    // What the environment of the test says must not decide what is tested.
+    for variable in ["DOORBELL_BIND", "DOORBELL_PORT", "DOORBELL_LOG"] {
+        command.env_remove(variable);
+    }
+    command
+}
+
+/// A command that runs. Dropping it ends it.
+pub(crate) struct Running {
+    what: String,
+    child: Child,
+    stdout: Option<JoinHandle<String>>,
+    stderr: Receiver<String>,
+    said: String,
+}
+
+/// What a command that ended has left behind.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) status: ExitStatus,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Running {
+    pub(crate) fn start(mut command: Command) -> Self {
+        let what = format!("{command:?}");
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("{what}: {error}"));
+        let stdout = child.stdout.take().map(|mut pipe| {
+            std::thread::spawn(move || {
+                let mut text = String::new();
+                pipe.read_to_string(&mut text).expect("the output is text");
+                text
+            })
+        });
+        let (lines, stderr) = channel();
+        if let Some(pipe) = child.stderr.take() {
+            std::thread::spawn(move || {
+                for line in BufReader::new(pipe).lines().map_while(Result::ok) {
+                    if lines.send(line).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        Self { what, child, stdout, stderr, said: String::new() }
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Nobody reads its stdout any more.
+    pub(crate) fn without_stdout(mut command: Command) -> Self {
+        let what = format!("{command:?}");
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("{what}: {error}"));
+        drop(child.stdout.take());
+        let (lines, stderr) = channel();
+        if let Some(mut pipe) = child.stderr.take() {
+            std::thread::spawn(move || {
+                let mut text = String::new();
+                let _ = pipe.read_to_string(&mut text);
+                let _ = lines.send(text);
+            });
+        }
+        Self { what, child, stdout: None, stderr, said: String::new() }
+    }
+
+    /// Waits until it says something on stderr.
+    pub(crate) fn wait_for(&mut self, text: &str) {
+        let until = Instant::now() + PATIENCE;
+        while !self.said.contains(text) {
+            match self.stderr.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(line) => self.hear(&line),
+                Err(RecvTimeoutError::Timeout) => panic!("{}: never said {text:?}, only:\n{}", self.what, self.said),
+                Err(RecvTimeoutError::Disconnected) => {
+                    panic!("{}: ended without saying {text:?}, only:\n{}", self.what, self.said)
+                }
+            }
+        }
+    }
+
+    fn hear(&mut self, line: &str) {
+        self.said.push_str(line);
+        self.said.push('\n');
+    }
+
+    /// Ends it at once, as a crash would.
+    pub(crate) fn kill(mut self) {
+        self.child.kill().expect("it can be killed");
+        self.child.wait().expect("it can be waited for");
+    }
+
+    /// Waits until it has ended by itself.
+    pub(crate) fn finish(mut self) -> Finished {
+        let until = Instant::now() + PATIENCE;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("it can be waited for") {
+                break status;
+            }
+            assert!(Instant::now() < until, "{}: does not end; it said:\n{}", self.what, self.said);
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let stdout = self.stdout.take().map_or_else(String::new, |text| text.join().expect("the output is text"));
+        // The pipe is closed once the second process, which shares it, has ended too.
+        while let Ok(line) = self.stderr.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            self.hear(&line);
+        }
+        Finished { status, stdout, stderr: std::mem::take(&mut self.said) }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended already, which is just as well.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs the command to its end.
+pub(crate) fn run(arguments: &str) -> Finished {
+    Running::start(doorbell(arguments)).finish()
+}
+
+impl Finished {
+    #[track_caller]
+    pub(crate) fn expect_status(self, status: i32) -> Self {
+        assert_eq!(self.status.code(), Some(status), "stdout:\n{}\nstderr:\n{}", self.stdout, self.stderr);
+        self
+    }
+
+    /// It failed with this status, nothing on stdout and a sentence that holds all of these.
+    #[track_caller]
+    pub(crate) fn expect_complaint(self, status: i32, words: &[&str]) {
+        let finished = self.expect_status(status);
+        assert_eq!(finished.stdout, "", "data of a command that failed");
+        for word in words {
+            assert!(finished.stderr.contains(word), "{word:?} is missing in:\n{}", finished.stderr);
+        }
+        assert!(!finished.stderr.contains("panicked"), "{}", finished.stderr);
+    }
+
+    /// Its stdout is one JSON object.
+    #[track_caller]
+    pub(crate) fn json(&self) -> Value {
+        let value: Value = serde_json::from_str(&self.stdout)
+            .unwrap_or_else(|error| panic!("{error} in stdout:\n{}\nstderr:\n{}", self.stdout, self.stderr));
+        assert!(value.is_object());
+        value
+    }
+}
+
+/// A TCP address that nobody listens on, a moment ago.
+pub(crate) fn free_address() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("there is a free port")
+}
+
+/// The number at this place of a JSON value.
+#[track_caller]
+pub(crate) fn number(value: &Value, pointer: &str) -> u64 {
+    let found = value.pointer(pointer).unwrap_or_else(|| panic!("there is no {pointer} in {value:#}"));
+    found.as_u64().unwrap_or_else(|| panic!("{pointer} is {found}"))
+}
+
+/// The number at this place, which must be positive.
+#[track_caller]
+pub(crate) fn positive(value: &Value, pointer: &str) -> f64 {
+    let found = value.pointer(pointer).unwrap_or_else(|| panic!("there is no {pointer} in {value:#}"));
+    let number = found.as_f64().unwrap_or_else(|| panic!("{pointer} is {found}"));
+    assert!(number > 0.0, "{pointer} is {number}");
+    number
+}
+
+/// The list at this place.
+#[track_caller]
+pub(crate) fn list<'a>(value: &'a Value, pointer: &str) -> &'a [Value] {
+    value.pointer(pointer).and_then(Value::as_array).unwrap_or_else(|| panic!("{pointer} is no list in {value:#}"))
+}

@@ -1,0 +1,143 @@
+//! A side that dies, is something else, or is not there.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use crate::command::{PATIENCE, Running, doorbell, free_address, measuring, run};
+use crate::two_sides::listen;
+
+/// Long enough for messages to flow, short enough to be far from the end of the measurement.
+const IN_THE_MIDDLE: Duration = Duration::from_millis(500);
+
+#[test]
+fn nobody_listens() {
+    let address = free_address();
+    run(&format!("bench bw -n 100 -s 16 {address}"))
+        .expect_complaint(1, &[&format!("cannot connect to {address}"), "--listen"]);
+}
+
+/// What a client makes of a server that says this, and then nothing.
+fn client_against(hello: &'static [u8], words: &[&str]) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
+    let address = listener.local_addr().expect("it has an address");
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("the client connects");
+        stream.write_all(hello).expect("the client is there");
+        // Until the client has had enough.
+        let _ = stream.read_to_end(&mut Vec::new());
+    });
+    run(&format!("bench bw -n 100 -s 16 {address}")).expect_complaint(1, words);
+    server.join().expect("the server is done");
+}
+
+/// What a server makes of a client that says this.
+fn server_against(hello: &[u8], words: &[&str]) {
+    let (server, address) = listen("bw");
+    let mut stream = TcpStream::connect(address).expect("the server listens");
+    stream.write_all(hello).expect("the server is there");
+    server.finish().expect_complaint(1, words);
+}
+
+#[test]
+fn garbage_on_the_port_is_called_so() {
+    client_against(b"HTTP/1.1 400 Bad Request\r\n\r\n", &["127.0.0.1:", "does not speak Doorbell's set-up"]);
+    server_against(b"GET / HTTP/1.1\r\n\r\n", &["127.0.0.1:", "does not speak Doorbell's set-up"]);
+    // The greeting is right, what follows is none of ours.
+    server_against(b"DOORBELL\0\x01\0\0\0\0garbage\n", &["the peer sent what is not expected here: garbage"]);
+}
+
+#[test]
+fn another_version_is_called_so() {
+    client_against(b"DOORBELL\0\x63\0\0\0\0", &["speaks version 99", "use the same release"]);
+    server_against(b"DOORBELL\0\x63\0\0\0\0", &["speaks version 99", "use the same release"]);
+}
+
+#[test]
+fn a_peer_that_hangs_up_is_noticed() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
+    let address = listener.local_addr().expect("it has an address");
+    let server = std::thread::spawn(move || drop(listener.accept().expect("the client connects")));
+    run(&format!("bench bw -n 100 -s 16 {address}")).expect_complaint(1, &["the connection to 127.0.0.1:", "broke"]);
+    server.join().expect("the server is done");
+}
+
+#[test]
+fn a_peer_that_says_nothing_is_given_up() {
+    client_against(b"", &["did not answer within 10 s"]);
+}
+
+#[test]
+fn a_server_that_is_killed_ends_its_client() {
+    let _one_at_a_time = measuring();
+    for arguments in ["bw -s 16", "bw -s 1048576 -b", "bw -s 16 -e", "lat -s 16", "lat -s 16 -e"] {
+        let kind = &arguments[..arguments.find(' ').unwrap_or_default()];
+        let (mut server, address) = listen(kind);
+        let client = Running::start(doorbell(&format!("bench {arguments} -D 3600 {address}")));
+        server.wait_for("serving");
+        std::thread::sleep(IN_THE_MIDDLE);
+        server.kill();
+        let client = client.finish().expect_status(1);
+        assert!(client.stderr.contains("doorbell: at "), "{arguments}: {}", client.stderr);
+        assert!(client.stderr.contains("the peer does not answer any more"), "{arguments}: {}", client.stderr);
+        assert!(!client.stderr.contains("panicked"), "{}", client.stderr);
+    }
+}
+
+#[test]
+fn a_client_that_is_killed_ends_its_server() {
+    let _one_at_a_time = measuring();
+    for arguments in ["bw -s 16", "bw -s 1048576 -b", "bw -s 16 -e", "lat -s 16", "lat -s 16 -e"] {
+        let kind = &arguments[..arguments.find(' ').unwrap_or_default()];
+        let (mut server, address) = listen(kind);
+        let client = Running::start(doorbell(&format!("bench {arguments} -D 3600 {address}")));
+        server.wait_for("serving");
+        std::thread::sleep(IN_THE_MIDDLE);
+        client.kill();
+        server.finish().expect_complaint(1, &["doorbell: ", "the peer"]);
+    }
+}
+
+/// The process that this one has started.
+fn second_process_of(process: u32) -> PathBuf {
+    let children = format!("/proc/{process}/task/{process}/children");
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let list = std::fs::read_to_string(&children).unwrap_or_default();
+        if let Some(child) = list.split_whitespace().next() {
+            return PathBuf::from("/proc").join(child);
+        }
+        assert!(Instant::now() < until, "no second process was started");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn the_second_process_does_not_outlive_the_first() {
+    let _one_at_a_time = measuring();
+    for arguments in ["bw -s 16", "lat -s 16 -e"] {
+        let first = Running::start(doorbell(&format!("bench {arguments} -D 3600")));
+        let second = second_process_of(first.id());
+        std::thread::sleep(IN_THE_MIDDLE);
+        first.kill();
+        let until = Instant::now() + PATIENCE;
+        // It is gone, or a zombie that nobody has taken note of.
+        while std::fs::read_to_string(second.join("status")).is_ok_and(|status| !status.contains("State:\tZ")) {
+            assert!(Instant::now() < until, "the second process is still there");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+#[test]
+fn the_first_process_notices_that_the_second_is_gone() {
+    let _one_at_a_time = measuring();
+    let first = Running::start(doorbell("bench bw -s 16 -D 3600"));
+    let second = second_process_of(first.id());
+    std::thread::sleep(IN_THE_MIDDLE);
+    let id = second.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok()).expect("a number");
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(id), nix::sys::signal::Signal::SIGKILL).expect("it can be killed");
+    let first = first.finish().expect_status(1);
+    assert!(first.stderr.contains("the peer does not answer any more"), "{}", first.stderr);
+}

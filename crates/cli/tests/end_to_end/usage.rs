@@ -1,0 +1,106 @@
+//! Arguments: help, wrong usage, and where output goes.
+
+use crate::command::{Running, doorbell, measuring, run};
+
+#[test]
+fn every_command_explains_itself() {
+    for command in ["", "bench", "bench lat", "bench bw", "bench limit", "wire", "wire cost"] {
+        let help = run(&format!("{command} --help")).expect_status(0);
+        assert!(help.stdout.contains("Usage: doorbell"), "{command}:\n{}", help.stdout);
+        assert_eq!(help.stderr, "");
+    }
+    let bw = run("bench bw --help").stdout;
+    for option in [
+        "-s,", "-a,", "-n,", "-D,", "-t,", "-r,", "-l,", "-q,", "-b,", "-I,", "-e,", "-m,", "-u,", "-p,", "--config",
+        "--rate", "--pcap", "--fault", "--retry", "--rnr-retry", "--verify", "--memory", "--json", "--listen",
+        "--no-credits", "--bind",
+    ] {
+        assert!(bw.contains(option), "{option} is missing in:\n{bw}");
+    }
+    assert!(run("--version").expect_status(0).stdout.starts_with("doorbell "));
+}
+
+#[test]
+fn wrong_usage_ends_with_status_2_and_says_what_is_allowed() {
+    for (arguments, words) in [
+        ("", &["Usage"][..]),
+        ("bench", &["Usage"]),
+        ("bench bw --no-such-option", &["--no-such-option"]),
+        ("bench bw -n 0", &["-n is 0", "at least 1"]),
+        ("bench bw -n 5 -D 1", &["cannot be used with"]),
+        ("bench bw -s 16 -a", &["cannot be used with"]),
+        ("bench bw -s sixteen", &["sixteen"]),
+        ("bench bw -s 2000000000", &["message size (-s)", "allowed is 0 to 1073741824"]),
+        ("bench bw -t 0", &["window (-t) is 0", "1 to 16384"]),
+        ("bench bw -t 20000", &["window (-t) is 20000"]),
+        ("bench bw -l 65", &["batch (-l) is 65", "1 to 64"]),
+        ("bench bw -t 4 -l 5", &["batch (-l) is 5", "1 to 4"]),
+        ("bench bw -r 0", &["receive depth (-r) is 0"]),
+        ("bench bw -I 2000", &["inline (-I) is 2000"]),
+        ("bench bw -q 0", &["connections (-q) is 0"]),
+        ("bench bw -D 0", &["duration (-D) is 0"]),
+        ("bench bw -u 32", &["timeout (-u) is 32"]),
+        ("bench bw --retry 8", &["--retry is 8"]),
+        ("bench bw --rnr-retry 8", &["--rnr-retry is 8"]),
+        ("bench bw --memory 0", &["--memory is 0"]),
+        ("bench bw --rate 0", &["--rate is 0"]),
+        ("bench bw -m 1500", &["256, 512, 1024, 2048 or 4096"]),
+        ("bench bw --config fastest", &["fastest"]),
+        ("bench bw --fault drop=2", &["drop", "0 to 1"]),
+        ("bench bw --fault lose=0.1", &["lose", "drop, duplicate"]),
+        ("bench bw --fault delay=5", &["delay", "unit"]),
+        ("bench bw --listen 127.0.0.1 somewhere", &["cannot be used with"]),
+        ("bench lat -b", &["-b is for bw"]),
+        ("bench limit --repetitions 0", &["--repetitions is 0"]),
+    ] {
+        run(arguments).expect_complaint(2, words);
+    }
+}
+
+#[test]
+fn what_the_machine_refuses_is_a_failure_that_says_why() {
+    run("bench bw -n 1 -s 16 --bind 192.0.2.77")
+        .expect_complaint(1, &["192.0.2.77 is not an address of this machine", "127.0.0.1"]);
+    run("bench bw -n 1 -s 16 --pcap /no/such/folder/x.pcap").expect_complaint(1, &["pcap"]);
+    run("bench bw --listen 192.0.2.77").expect_complaint(1, &["cannot listen on 192.0.2.77"]);
+    run("bench bw -n 1 somewhere:else").expect_complaint(1, &["somewhere:else is no host and port"]);
+}
+
+#[test]
+fn nobody_reading_the_output_is_no_error() {
+    let _one_at_a_time = measuring();
+    for arguments in ["wire cost --op send --size 1", "bench bw -n 50 -s 16,16,16", "bench lat -n 50 -s 16 --json"] {
+        let finished = Running::without_stdout(doorbell(arguments)).finish().expect_status(0);
+        assert!(!finished.stderr.contains("doorbell:"), "{arguments} complains:\n{}", finished.stderr);
+    }
+}
+
+#[test]
+fn data_goes_to_stdout_and_the_rest_to_stderr() {
+    let _one_at_a_time = measuring();
+    let finished = run("bench bw -n 100 -s 16,5000").expect_status(0);
+    let mut lines = finished.stdout.lines();
+    let header: Vec<&str> = lines.next().unwrap_or_default().split_whitespace().collect();
+    assert_eq!(header, ["bytes", "messages", "messages/s", "MiB/s", "Gb/s"]);
+    for bytes in ["16", "5000"] {
+        let row: Vec<&str> = lines.next().unwrap_or_default().split_whitespace().collect();
+        assert_eq!(row[..2], [bytes, "100"], "{}", finished.stdout);
+        assert_eq!(row.len(), 5);
+    }
+    assert!(finished.stderr.starts_with("Send-Receive over "), "{}", finished.stderr);
+    assert!(!finished.stderr.contains('\u{1b}'), "no terminal, no progress bar: {:?}", finished.stderr);
+
+    let finished = run("bench lat -n 100 -s 16").expect_status(0);
+    let header = finished.stdout.lines().next().unwrap_or_default().to_owned();
+    for word in ["min", "median", "mean", "99 %", "99.9 %", "max", "us"] {
+        assert!(header.contains(word), "{word} is missing in {header}");
+    }
+}
+
+#[test]
+fn a_port_that_is_not_roces_is_marked() {
+    let _one_at_a_time = measuring();
+    let finished = run("bench bw -n 100 -s 16 --udp-port 14791 --json").expect_status(0);
+    assert!(finished.stderr.contains("14791: not RoCE's 4791"), "{}", finished.stderr);
+    assert_eq!(crate::command::number(&finished.json(), "/environment/udp_port"), 14_791);
+}
