@@ -131,13 +131,13 @@ fn whoever_arms_a_notification_does_not_wait_for_a_nap_to_end() {
         loop {
             let _ = world.wakeups.start_watching(NEVER);
             world.wakeups.wake_up();
-            if !world.wakeups.is_caller_coming_back() {
+            if !world.wakeups.is_caller_coming_back(0) {
                 break; // it is handled now
             }
             world.wakeups.start_napping();
             world.sleep();
             world.wakeups.wake_up();
-            if !world.wakeups.is_caller_coming_back() {
+            if !world.wakeups.is_caller_coming_back(0) {
                 break;
             }
         }

@@ -252,6 +252,7 @@ impl RegionTable {
     /// [`remove`](Self::remove) has returned *and* every engine has forgotten the key, or for as
     /// long as `owner` lives where it owns the memory. Nothing may hold a Rust reference to bytes
     /// of it at a time when a work request or a peer may write them.
+    #[allow(clippy::too_many_arguments, reason = "the parameters of a registration, and where keys come from")]
     pub unsafe fn insert(
         &self,
         pd: PdId,

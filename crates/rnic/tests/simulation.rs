@@ -7,6 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::workload::{Options, Workload};
+use common::fuzz::{check_bounds, stage};
 use common::world::DEFAULT_BUFFER_BYTES;
 use common::{Acks, Link, Rng};
 
@@ -115,6 +116,25 @@ fn vanish(seed: u64) {
 #[test]
 fn a_peer_that_vanishes_at_any_step_is_reported_and_holds_nothing() {
     for_seeds("a_peer_that_vanishes", 100, vanish);
+}
+
+/// Bytes flip in packets, and no ICRC is there to catch it.
+fn flips(seed: u64) {
+    let (mut world, _secrets) = stage();
+    world.rng = Rng::new(seed);
+    world.link.flip = 10 + seed % 500;
+    world.link.duplicate = 100;
+    world.run_until(50_000_000);
+    for node in &world.nodes {
+        check_bounds(&node.rnic);
+        let counters = node.rnic.counters();
+        assert!(counters.tx_vport_rdma_unicast_packets < 100_000, "packets do not breed packets");
+    }
+}
+
+#[test]
+fn corruption_that_nobody_catches_does_no_harm_to_the_device() {
+    for_seeds("corruption_that_nobody_catches", 2_000, flips);
 }
 
 #[test]

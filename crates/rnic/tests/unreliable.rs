@@ -149,6 +149,9 @@ fn ud_messages_come_with_their_routing_header_or_not_at_all() {
             let bytes = world.nodes[2].memory.read(completion.wr_id as usize * SLOT, 40 + length);
             assert_eq!(bytes[..20], [0; 20], "the IPv4 header stands in the second half");
             assert_eq!((bytes[20], bytes[29]), (0x45, 17), "an IPv4 header for UDP");
+            // IPv4, UDP, BTH, DETH and immediate, padded payload, ICRC.
+            let total = 20 + 8 + 12 + 8 + 4 + length.next_multiple_of(4) + 4;
+            assert_eq!(usize::from(u16::from_be_bytes([bytes[22], bytes[23]])), total, "the IP header's total length");
             assert_eq!(bytes[32..36], [10, 0, 0, 1 + from as u8], "the source");
             assert_eq!(bytes[36..40], [10, 0, 0, 3], "the destination");
             let sum: u32 = bytes[20..40].chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();

@@ -35,6 +35,9 @@ pub const DEFAULT_HOP_LIMIT: u8 = 64;
 /// it is believed to belong to this one.
 const PENDING_ERRORS: usize = 8;
 
+/// So many bytes in a message make it a run that is worth handling on its own.
+const LONG_RUN_BYTES: usize = 32 << 10;
+
 /// What a UDP link has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UdpCounters {
@@ -453,7 +456,7 @@ impl Link for UdpLink {
                     // Long runs one by one: each is worth an acknowledgement of its own, and the
                     // sender goes on meanwhile.
                     let bytes = counters.bytes_received - bytes_before;
-                    let long = bytes >= (count * sys::RECEIVE_BUFFER_BYTES / 2) as u64;
+                    let long = bytes >= (count * LONG_RUN_BYTES) as u64;
                     *ask = if count == *ask && !long {
                         sys::MAX_RECEIVE_MESSAGES
                     } else {

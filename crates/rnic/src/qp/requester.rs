@@ -337,9 +337,14 @@ impl Qp {
         let rc = self.kind == QpKind::Rc;
         if rc
             && let Some(destination) = self.destination
-            && !core.destinations[destination].window.has_room(cost)
         {
-            return Err(Stop::Window { cost });
+            let window = &core.destinations[destination].window;
+            if !window.has_room(cost) {
+                return Err(Stop::Window { cost });
+            }
+            if window.exceeds_share(self.req.in_flight, cost) {
+                return Err(Stop::Idle);
+            }
         }
         let opcode = request_opcode(self.kind, wqe.operation, first, last);
         let pad = payload.wrapping_neg() & 3;
@@ -377,6 +382,7 @@ impl Qp {
                 || self.destination.is_some_and(|destination| {
                     let window = &core.destinations[destination].window;
                     window.in_flight + 2 * cost > window.limit()
+                        || window.exceeds_share(self.req.in_flight + cost, cost)
                 }));
         if ack_request {
             self.req.since_ack_request = 0;
@@ -489,6 +495,9 @@ impl Qp {
         let cost = cost_of(wqe.length, mtu, packet, packet + packets);
         if !core.inbound.has_room(cost) {
             return Err(Stop::Inbound { cost });
+        }
+        if core.inbound.exceeds_share(self.req.inbound_in_flight, cost) {
+            return Err(Stop::Idle);
         }
         let opcode = request_opcode(self.kind, wqe.operation, true, true);
         let len = BTH_LEN + opcode.extension_len();

@@ -71,7 +71,7 @@ impl World {
         self.nodes[node].rnic.modify_qp(qpn, &attributes).expect("the transition is in the table");
     }
 
-    pub fn to_init(&mut self, node: usize, qpn: Qpn, kind: QpKind, end: &End) {
+    pub fn bring_to_init(&mut self, node: usize, qpn: Qpn, kind: QpKind, end: &End) {
         let connected = kind != QpKind::Ud;
         self.modify(
             node,
@@ -87,7 +87,7 @@ impl World {
         );
     }
 
-    pub fn to_rtr(&mut self, node: usize, qpn: Qpn, kind: QpKind, mtu: PathMtu, end: &End, peer: (usize, Qpn, Psn)) {
+    pub fn bring_to_rtr(&mut self, node: usize, qpn: Qpn, kind: QpKind, mtu: PathMtu, end: &End, peer: (usize, Qpn, Psn)) {
         let (connected, rc) = (kind != QpKind::Ud, kind == QpKind::Rc);
         self.modify(
             node,
@@ -105,7 +105,7 @@ impl World {
         );
     }
 
-    pub fn to_rts(&mut self, node: usize, qpn: Qpn, kind: QpKind, end: &End) {
+    pub fn bring_to_rts(&mut self, node: usize, qpn: Qpn, kind: QpKind, end: &End) {
         let rc = kind == QpKind::Rc;
         self.modify(
             node,
@@ -125,11 +125,11 @@ impl World {
     /// Brings up two queue pairs that were created, connected with each other.
     pub fn connect_ends(&mut self, kind: QpKind, mtu: PathMtu, a: (usize, Qpn, &End), b: (usize, Qpn, &End)) {
         for (own, peer) in [(&a, &b), (&b, &a)] {
-            self.to_init(own.0, own.1, kind, own.2);
-            self.to_rtr(own.0, own.1, kind, mtu, own.2, (peer.0, peer.1, peer.2.send_psn));
+            self.bring_to_init(own.0, own.1, kind, own.2);
+            self.bring_to_rtr(own.0, own.1, kind, mtu, own.2, (peer.0, peer.1, peer.2.send_psn));
         }
         for own in [&a, &b] {
-            self.to_rts(own.0, own.1, kind, own.2);
+            self.bring_to_rts(own.0, own.1, kind, own.2);
         }
     }
 
@@ -143,14 +143,14 @@ impl World {
     /// A UD queue pair, ready to send.
     pub fn datagram_qp(&mut self, node: usize, end: &End) -> Qpn {
         let qpn = self.create_qp(node, QpKind::Ud, end);
-        self.to_init(node, qpn, QpKind::Ud, end);
-        self.to_rtr(node, qpn, QpKind::Ud, PathMtu::Mtu4096, end, (node, qpn, Psn::new(0)));
-        self.to_rts(node, qpn, QpKind::Ud, end);
+        self.bring_to_init(node, qpn, QpKind::Ud, end);
+        self.bring_to_rtr(node, qpn, QpKind::Ud, PathMtu::Mtu4096, end, (node, qpn, Psn::new(0)));
+        self.bring_to_rts(node, qpn, QpKind::Ud, end);
         qpn
     }
 
     /// Takes a queue pair back to reset, or to error.
-    pub fn to_state(&mut self, node: usize, qpn: Qpn, state: QpState) {
+    pub fn bring_to(&mut self, node: usize, qpn: Qpn, state: QpState) {
         self.modify(node, qpn, QpAttributes { state: Some(state), ..QpAttributes::default() });
     }
 }

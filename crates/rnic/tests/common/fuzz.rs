@@ -52,7 +52,7 @@ impl Choices<'_> {
 }
 
 /// Bounds that hold whatever arrives.
-fn check_bounds(rnic: &Rnic) {
+pub fn check_bounds(rnic: &Rnic) {
     let (backlog, qps) = (rnic.backlog(), rnic.qp_count());
     assert!(backlog.ready <= qps, "{backlog:?}: each of {qps} queue pairs is ready once");
     assert!(backlog.waiting <= qps, "{backlog:?}: each of {qps} queue pairs waits once");
@@ -64,7 +64,7 @@ fn check_bounds(rnic: &Rnic) {
 const SECRET: usize = 4096;
 
 /// Three devices with queue pairs of every kind, work posted, and memory that nobody may reach.
-fn stage() -> (World, Vec<(Block, Vec<u8>)>) {
+pub fn stage() -> (World, Vec<(Block, Vec<u8>)>) {
     let mut world = World::new(42, 3, 1 << 18, 1 << 12, Link { latency_ns: 1_000, ..Link::default() });
     world.acks = Acks::Released;
     let mut secrets = Vec::new();

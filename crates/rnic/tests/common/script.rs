@@ -126,9 +126,9 @@ impl Script {
 
     pub fn add_qp(&mut self, kind: QpKind, mtu: PathMtu, end: &End) -> Qpn {
         let qpn = self.world.create_qp(OWN, kind, end);
-        self.world.to_init(OWN, qpn, kind, end);
-        self.world.to_rtr(OWN, qpn, kind, mtu, end, (PEER, PEER_QPN, PEER_PSN));
-        self.world.to_rts(OWN, qpn, kind, end);
+        self.world.bring_to_init(OWN, qpn, kind, end);
+        self.world.bring_to_rtr(OWN, qpn, kind, mtu, end, (PEER, PEER_QPN, PEER_PSN));
+        self.world.bring_to_rts(OWN, qpn, kind, end);
         qpn
     }
 

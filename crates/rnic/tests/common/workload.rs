@@ -131,12 +131,12 @@ impl Workload {
         let mut used = vec![0; options.nodes];
         let counters: Vec<usize> = used.iter_mut().map(|used| take(used, 8)).collect();
         let mut shared = Vec::new();
-        for node in 0..options.nodes {
+        for (node, used) in used.iter_mut().enumerate() {
             shared.push(rng.chance(300).then(|| {
                 let depth = rng.within(1, 8) as usize;
                 let pd = world.nodes[node].pd;
                 let (srq, _) = world.nodes[node].rnic.create_srq(pd, depth, 3).expect("room for a queue");
-                let slots = (0..depth).map(|_| take(&mut used[node], slot_bytes)).collect();
+                let slots = (0..depth).map(|_| take(used, slot_bytes)).collect();
                 SharedReceives { srq, slots, posted: 0 }
             }));
         }
@@ -182,7 +182,9 @@ impl Workload {
 
     fn add_connection(&mut self, options: &Options, mtu: PathMtu) {
         let a = self.rng.below(options.nodes as u64) as usize;
-        let b = (a + self.rng.within(1, options.nodes as u64 - 1) as usize) % options.nodes;
+        // Now and then a device talks to itself.
+        let distance = if self.rng.chance(100) { 0 } else { self.rng.within(1, options.nodes as u64 - 1) as usize };
+        let b = (a + distance) % options.nodes;
         let window = self.rng.within(1, 16) as u8;
         let (end_a, end_b) = (self.random_end(a, options, window), self.random_end(b, options, window));
         let (qpn_a, qpn_b) = self.world.connect(QpKind::Rc, mtu, (a, &end_a), (b, &end_b));

@@ -119,6 +119,9 @@ impl Node {
     }
 }
 
+/// Says of each packet whether it arrives.
+pub type Gate = Box<dyn FnMut(&Sent) -> bool>;
+
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum What {
     Arrive { from: usize, to: usize, bytes: Vec<u8> },
@@ -141,7 +144,7 @@ pub struct World {
     pub log: Vec<Sent>,
     pub recording: bool,
     /// Asked for each packet: does it arrive?
-    pub gate: Option<Box<dyn FnMut(&Sent) -> bool>>,
+    pub gate: Option<Gate>,
     pub overflows: u64,
     agenda: BinaryHeap<Reverse<(u64, u64, What)>>,
     order: u64,

@@ -60,6 +60,22 @@ fn the_window_to_a_destination_is_shared_and_those_that_wait_are_woken() {
 }
 
 #[test]
+fn one_queue_pair_leaves_room_for_another() {
+    let (mut script, qpns) = crowd(2);
+    post_each(&mut script, &qpns[..1], 64);
+    let first = script.sent();
+    let window = 212_992 / 4;
+    assert_eq!(first.len() as u64, window * 3 / 4 / (PACKET_COST + 8), "three quarters of the window at most");
+    assert!(first[first.len() - 1].bth().ack_request());
+    post_each(&mut script, &qpns[1..], 1);
+    assert_eq!(script.sent().len(), 1, "the other finds room at once");
+    script.qpn = qpns[0];
+    script.ack(psn(9));
+    let more = script.sent();
+    assert!(more.len() >= 10, "what is acknowledged makes room: {}", more.len());
+}
+
+#[test]
 fn the_last_packet_that_fits_the_window_asks_for_an_acknowledgement() {
     let mut script = Script::new();
     script.post(Op::Send, 100 * 256);
@@ -82,8 +98,8 @@ fn queue_pairs_that_vanish_leave_nothing_in_flight() {
     for (index, &qpn) in qpns.iter().enumerate() {
         match index % 4 {
             0 => script.rnic().destroy_qp(qpn).expect("it exists"),
-            1 => script.world.to_state(OWN, qpn, QpState::Error),
-            2 => script.world.to_state(OWN, qpn, QpState::Reset),
+            1 => script.world.bring_to(OWN, qpn, QpState::Error),
+            2 => script.world.bring_to(OWN, qpn, QpState::Reset),
             _ => {}
         }
     }
@@ -103,9 +119,9 @@ fn queue_pairs_that_vanish_leave_nothing_in_flight() {
     // One that waited when it was reset works again.
     let again = qpns[38];
     let end = End::default();
-    script.world.to_init(OWN, again, QpKind::Rc, &end);
-    script.world.to_rtr(OWN, again, QpKind::Rc, PathMtu::Mtu256, &end, (PEER, PEER_QPN, PEER_PSN));
-    script.world.to_rts(OWN, again, QpKind::Rc, &end);
+    script.world.bring_to_init(OWN, again, QpKind::Rc, &end);
+    script.world.bring_to_rtr(OWN, again, QpKind::Rc, PathMtu::Mtu256, &end, (PEER, PEER_QPN, PEER_PSN));
+    script.world.bring_to_rts(OWN, again, QpKind::Rc, &end);
     post_each(&mut script, &[again], 1);
     assert_eq!(script.shapes(), [(Opcode::RC_SEND_ONLY, psn(0))]);
     script.ack(psn(0));
@@ -120,21 +136,21 @@ fn queue_pairs_that_vanish_leave_nothing_in_flight() {
 
 #[test]
 fn a_queue_pair_that_is_reset_while_it_waits_works_again() {
-    let (mut script, qpns) = crowd(2);
+    let (mut script, qpns) = crowd(3);
     post_each(&mut script, &qpns, 64);
     let sent = script.sent();
-    assert!(sent.iter().all(|sent| sent.info.qpn == qpns[0]), "the first fills the window");
-    assert_eq!(script.rnic().backlog().waiting, 2);
-    script.world.to_state(OWN, qpns[1], QpState::Reset);
+    assert!(sent.iter().all(|sent| sent.info.qpn != qpns[2]), "two fill the window");
+    assert_eq!(script.rnic().backlog().waiting, 2, "the first waits for its own acknowledgements");
+    script.world.bring_to(OWN, qpns[2], QpState::Reset);
     assert_eq!(script.rnic().backlog().waiting, 1);
     let end = End::default();
-    script.world.to_init(OWN, qpns[1], QpKind::Rc, &end);
-    script.world.to_rtr(OWN, qpns[1], QpKind::Rc, PathMtu::Mtu256, &end, (PEER, PEER_QPN, PEER_PSN));
-    script.world.to_rts(OWN, qpns[1], QpKind::Rc, &end);
-    script.qpn = qpns[0];
-    script.ack(sent[sent.len() - 1].psn());
-    script.sent();
-    post_each(&mut script, &qpns[1..], 1);
+    script.world.bring_to_init(OWN, qpns[2], QpKind::Rc, &end);
+    script.world.bring_to_rtr(OWN, qpns[2], QpKind::Rc, PathMtu::Mtu256, &end, (PEER, PEER_QPN, PEER_PSN));
+    script.world.bring_to_rts(OWN, qpns[2], QpKind::Rc, &end);
+    for &gone in &qpns[..2] {
+        script.rnic().destroy_qp(gone).expect("it exists");
+    }
+    post_each(&mut script, &qpns[2..], 1);
     assert_eq!(script.shapes(), [(Opcode::RC_SEND_ONLY, psn(0))]);
 }
 
@@ -267,9 +283,9 @@ fn a_long_message_leaves_in_runs_of_full_packets() {
     let mut batch = TransmitBatch::new(1 << 18, 4);
     let now_ns = script.world.now_ns;
     let added = script.rnic().poll_transmit(now_ns, Budget::UNLIMITED, Filter::All, &mut batch);
-    assert_eq!(added, 10, "as many as the window of 53,248 B takes");
+    assert_eq!(added, 8, "three quarters of the window of 53,248 B, the part of one queue pair");
     let shapes: Vec<_> = batch.runs().iter().map(|run| (run.packets, run.segment_bytes)).collect();
-    assert_eq!(shapes, [(10, 4112)]);
+    assert_eq!(shapes, [(8, 4112)]);
     assert!(batch.runs()[0].total_bytes <= MAX_RUN_BYTES);
 }
 
@@ -332,7 +348,7 @@ fn kinds_of_packets_are_told_apart() {
     assert_eq!(tx.tx_ack_packets, 0);
     assert_eq!((tx.packet_seq_err, rx.out_of_sequence), (1, 3));
     assert_eq!(rx.tx_response_packets, 3);
-    assert_eq!(rx.tx_response_bytes, 2 * (62 + 1024) + 70 - 4 * 0);
+    assert_eq!(rx.tx_response_bytes, 2 * (58 + 4 + 1024) + (58 + 4 + 8));
     assert_eq!((rx.rx_send_requests, rx.rx_write_requests, rx.rx_read_requests, rx.rx_atomic_requests), (2, 1, 1, 1));
     assert_eq!(rx.tx_ack_bytes, 62 * rx.tx_ack_packets);
     for (one, other) in [(&tx, &rx), (&rx, &tx)] {

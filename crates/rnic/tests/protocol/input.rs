@@ -76,13 +76,13 @@ fn states_that_do_not_receive_drop() {
     let qpn = script.qpn;
     let send = script.say(Opcode::RC_SEND_ONLY).bytes();
     dropped(&mut script, &send, "rx_foreign_source");
-    script.world.to_init(OWN, qpn, QpKind::Rc, &end);
-    script.world.to_rtr(OWN, qpn, QpKind::Rc, PathMtu::Mtu256, &end, (PEER, PEER_QPN, PEER_PSN));
+    script.world.bring_to_init(OWN, qpn, QpKind::Rc, &end);
+    script.world.bring_to_rtr(OWN, qpn, QpKind::Rc, PathMtu::Mtu256, &end, (PEER, PEER_QPN, PEER_PSN));
     // In RTR responses make no sense.
     let mut ack = script.say(Opcode::RC_ACKNOWLEDGE);
     ack.extension = vec![0; 4];
     dropped(&mut script, &ack.bytes(), "rx_wrong_state");
-    script.world.to_state(OWN, qpn, QpState::Error);
+    script.world.bring_to(OWN, qpn, QpState::Error);
     dropped(&mut script, &send, "rx_wrong_state");
     dropped(&mut script, &ack.bytes(), "rx_wrong_state");
 }
@@ -170,6 +170,64 @@ fn datagrams_need_the_key_and_a_receive_that_holds_them() {
 }
 
 #[test]
+fn datagrams_over_ipv6_come_with_the_whole_header() {
+    let addresses: [std::net::IpAddr; 2] = ["fd00::1", "fd00::2"].map(|text| text.parse().expect("an address"));
+    let config = doorbell_rnic::Config {
+        address: addresses[0],
+        active_mtu: PathMtu::Mtu1024,
+        receive_buffer_bytes: 1 << 20,
+        seed: [3; 32],
+    };
+    let mut rnic = doorbell_rnic::Rnic::new(config, None);
+    let pd = rnic.create_pd();
+    let block = super::common::Block::new(4096);
+    // SAFETY: the block outlives the device's use of it.
+    let region = unsafe { rnic.register(pd, block.base(), 4096, block.address(), doorbell_rnic::Access::all(), None) };
+    let region = region.expect("room for a region");
+    let (cq, queue) = rnic.create_cq(4, None).expect("room for a queue");
+    let init = doorbell_rnic::QpInit {
+        kind: QpKind::Ud,
+        pd,
+        send_cq: cq,
+        recv_cq: cq,
+        srq: None,
+        capacities: End::default().capacities,
+        signal_all: true,
+    };
+    let qpn = rnic.create_qp(init).expect("room for a queue pair");
+    let to = |state| doorbell_rnic::QpAttributes { state: Some(state), ..Default::default() };
+    let init = doorbell_rnic::QpAttributes { pkey_index: Some(0), port: Some(1), qkey: Some(QKEY), ..to(QpState::Init) };
+    rnic.modify_qp(qpn, &init).expect("in the table");
+    rnic.modify_qp(qpn, &to(QpState::ReadyToReceive)).expect("in the table");
+    let sges = [doorbell_rnic::Sge { address: block.address(), length: 100, lkey: region.lkey() }];
+    rnic.post_recv(qpn, &[doorbell_rnic::RecvRequest { wr_id: 1, sges: &sges }]).expect("room");
+    let mut said = Script::silent(PathMtu::Mtu1024).say(Opcode::UD_SEND_ONLY).deth(QKEY, Qpn::new(9)).payload(&[7; 5]);
+    said.bth.dest_qpn = qpn;
+    let outer = doorbell_wire::Outer {
+        src: addresses[1],
+        dst: addresses[0],
+        traffic_class: 0xa5,
+        hop_limit: 61,
+        identification: None,
+        dont_fragment: None,
+    };
+    rnic.handle_packet(1, &outer, &said.bytes());
+    let mut out = [doorbell_rnic::Completion::default(); 2];
+    assert_eq!(queue.poll(&mut out), Ok(1));
+    assert_eq!((out[0].byte_len, out[0].has_grh), (45, true));
+    let header = block.read(0, 40);
+    // UDP, BTH, DETH, payload and padding, ICRC.
+    assert_eq!(header[..8], [0x6a, 0x50, 0, 0, 0, 8 + 12 + 8 + 8 + 4, 17, 61]);
+    let octets = |address: std::net::IpAddr| match address {
+        std::net::IpAddr::V6(address) => address.octets(),
+        std::net::IpAddr::V4(_) => unreachable!("both are IPv6"),
+    };
+    assert_eq!(header[8..24], octets(addresses[1]));
+    assert_eq!(header[24..], octets(addresses[0]));
+    assert_eq!(block.read(40, 5), [7; 5]);
+}
+
+#[test]
 fn uc_drops_what_it_cannot_place_without_a_word() {
     let mut script = Script::with(QpKind::Uc, PathMtu::Mtu256, &End::default());
     let none = script.say(Opcode::UC_SEND_ONLY).payload(&[1; 8]).bytes();
@@ -200,6 +258,6 @@ fn uc_drops_what_it_cannot_place_without_a_word() {
     // Error gives the kept receive back, once.
     script.hear(&script.say(Opcode::UC_SEND_FIRST).psn(Psn::new(30)).payload(&[1; 256]));
     let qpn = script.qpn;
-    script.world.to_state(OWN, qpn, QpState::Error);
+    script.world.bring_to(OWN, qpn, QpState::Error);
     assert_eq!(script.ends(), [(300, doorbell_rnic::Status::WorkRequestFlushed)]);
 }

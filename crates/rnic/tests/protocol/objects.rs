@@ -169,14 +169,14 @@ fn states_take_the_work_that_they_may() {
     let wrong = |kind| matches!(kind, PostErrorKind::WrongState { .. });
     assert!(wrong(receive(&mut script).expect_err("reset").kind));
     assert!(wrong(send(&mut script).expect_err("reset")));
-    script.world.to_init(OWN, qpn, QpKind::Rc, &end);
+    script.world.bring_to_init(OWN, qpn, QpKind::Rc, &end);
     receive(&mut script).expect("init takes receives");
     assert!(wrong(send(&mut script).expect_err("init")));
-    script.world.to_rtr(OWN, qpn, QpKind::Rc, PathMtu::Mtu256, &end, (PEER, PEER_QPN, PEER_PSN));
+    script.world.bring_to_rtr(OWN, qpn, QpKind::Rc, PathMtu::Mtu256, &end, (PEER, PEER_QPN, PEER_PSN));
     assert!(wrong(send(&mut script).expect_err("RTR")));
-    script.world.to_rts(OWN, qpn, QpKind::Rc, &end);
+    script.world.bring_to_rts(OWN, qpn, QpKind::Rc, &end);
     send(&mut script).expect("RTS takes sends");
-    script.world.to_state(OWN, qpn, QpState::Error);
+    script.world.bring_to(OWN, qpn, QpState::Error);
     let flushed = Status::WorkRequestFlushed;
     assert_eq!(script.ends(), [(1, flushed), (5, flushed)]);
     receive(&mut script).expect("error takes receives");

@@ -62,7 +62,7 @@ fn destroyed_queue_pairs_take_their_completions_and_events_along() {
     let mut script = Script::new();
     let qpn = script.qpn;
     script.receive(0, 8);
-    script.world.to_state(OWN, qpn, QpState::Error);
+    script.world.bring_to(OWN, qpn, QpState::Error);
     script.rnic().destroy_qp(qpn).expect("it exists");
     assert_eq!(script.reap().len(), 0);
     assert_eq!(script.events(), []);
@@ -92,7 +92,7 @@ fn solicited_and_other_notifications() {
     assert_eq!(count.load(Ordering::Relaxed), 1, "once");
     queue.request_notification(Notify::Solicited);
     let qpn = script.qpn;
-    script.world.to_state(OWN, qpn, QpState::Error);
+    script.world.bring_to(OWN, qpn, QpState::Error);
     assert_eq!(count.load(Ordering::Relaxed), 2, "an error counts as solicited");
     let mut out = [Completion::default(); 8];
     assert_eq!(queue.poll(&mut out), Ok(5));
@@ -155,7 +155,7 @@ fn receives_in_the_middle_of_a_message_are_flushed_first() {
     script.receive(300, 300);
     script.hear(&script.say(Opcode::RC_SEND_FIRST).payload(&[0; 256]).quiet());
     let qpn = script.qpn;
-    script.world.to_state(OWN, qpn, QpState::Error);
+    script.world.bring_to(OWN, qpn, QpState::Error);
     let flushed = Status::WorkRequestFlushed;
     assert_eq!(script.ends(), [(0, flushed), (300, flushed)]);
 }

@@ -207,14 +207,16 @@ fn waiting_for_a_window_does_not_count_against_the_peer() {
     let mut script = Script::rc(&End { timeout: 8, retry_count: 0, ..End::default() });
     let patient = script.qpn;
     let end = End { timeout: 0, ..End::default() };
-    let busy = script.add_qp(doorbell_rnic::QpKind::Rc, doorbell_wire::PathMtu::Mtu4096, &end);
+    let busy = [(); 2].map(|()| script.add_qp(doorbell_rnic::QpKind::Rc, doorbell_wire::PathMtu::Mtu4096, &end));
     script.post(Op::Send, 8);
     script.sent();
     script.pass(300_000);
-    // Another queue pair fills the window, so a repetition has to wait.
-    script.qpn = busy;
-    for _ in 0..64 {
-        script.post(Op::Send, 4096);
+    // Others fill the window, so a repetition has to wait.
+    for qpn in busy {
+        script.qpn = qpn;
+        for _ in 0..64 {
+            script.post(Op::Send, 4096);
+        }
     }
     script.sent();
     script.qpn = patient;
@@ -222,7 +224,9 @@ fn waiting_for_a_window_does_not_count_against_the_peer() {
     script.nak(psn(0), NakCode::PSN_SEQUENCE_ERROR);
     script.pass(390_000);
     assert_eq!(script.shapes(), [], "there is no room");
-    script.rnic().destroy_qp(busy).expect("it exists");
+    for qpn in busy {
+        script.rnic().destroy_qp(qpn).expect("it exists");
+    }
     assert_eq!(script.shapes(), [(Opcode::RC_SEND_ONLY, psn(0))]);
     script.pass(timeout_ns - 400_000 - 1);
     assert_eq!(script.state(), QpState::ReadyToSend, "the peer had 400 us before and has the rest now");

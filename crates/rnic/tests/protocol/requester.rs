@@ -392,14 +392,14 @@ fn draining_finishes_what_was_begun_and_says_so() {
     assert_eq!(script.shapes(), [(Opcode::RC_SEND_ONLY, psn(1))]);
     script.ack(psn(1));
     assert_eq!(script.events(), [AsyncEvent::SqDrained(qpn)]);
-    script.world.to_state(OWN, qpn, QpState::ReadyToSend);
+    script.world.bring_to(OWN, qpn, QpState::ReadyToSend);
     assert_eq!(script.shapes(), [(Opcode::RC_SEND_ONLY, psn(2))], "the rest goes on");
     script.ack(psn(2));
     // Drained already, and asked without the event.
     script.world.modify(OWN, qpn, drain);
     assert_eq!(script.events(), [AsyncEvent::SqDrained(qpn)]);
-    script.world.to_state(OWN, qpn, QpState::ReadyToSend);
-    script.world.to_state(OWN, qpn, QpState::SqDrain);
+    script.world.bring_to(OWN, qpn, QpState::ReadyToSend);
+    script.world.bring_to(OWN, qpn, QpState::SqDrain);
     assert_eq!(script.events(), [], "the event is asked for each time");
 }
 
@@ -409,7 +409,7 @@ fn a_new_address_while_drained_moves_what_is_left() {
     script.post(Op::Send, 8);
     script.sent();
     let qpn = script.qpn;
-    script.world.to_state(OWN, qpn, QpState::SqDrain);
+    script.world.bring_to(OWN, qpn, QpState::SqDrain);
     let elsewhere = super::common::address_of(9);
     let address = doorbell_rnic::AddressVector::to(elsewhere);
     script.world.modify(OWN, qpn, QpAttributes { address: Some(address), ..QpAttributes::default() });
@@ -421,7 +421,7 @@ fn a_new_address_while_drained_moves_what_is_left() {
     assert_eq!(batch.runs()[0].path.destination, elsewhere);
     script.ack(psn(0));
     assert_eq!(script.counters().rx_foreign_source, 1, "the old peer is a stranger now");
-    script.world.to_state(OWN, qpn, QpState::Error);
+    script.world.bring_to(OWN, qpn, QpState::Error);
     assert_eq!(script.ends(), [(0, Status::WorkRequestFlushed)]);
     assert!(!script.rnic().has_in_flight());
 }
@@ -435,15 +435,15 @@ fn reset_makes_what_was_posted_vanish_and_the_queue_pair_new() {
     script.post_read(300);
     script.sent();
     let qpn = script.qpn;
-    script.world.to_state(OWN, qpn, QpState::Reset);
+    script.world.bring_to(OWN, qpn, QpState::Reset);
     assert_eq!(script.ends(), NONE);
     assert!(!script.rnic().has_in_flight());
     script.ack(psn(0));
     assert_eq!(script.counters().rx_foreign_source + script.counters().rx_wrong_state, 1);
-    script.world.to_init(OWN, qpn, doorbell_rnic::QpKind::Rc, &end);
+    script.world.bring_to_init(OWN, qpn, doorbell_rnic::QpKind::Rc, &end);
     let peer = (super::common::script::PEER, super::common::script::PEER_QPN, super::common::script::PEER_PSN);
-    script.world.to_rtr(OWN, qpn, doorbell_rnic::QpKind::Rc, PathMtu::Mtu256, &end, peer);
-    script.world.to_rts(OWN, qpn, doorbell_rnic::QpKind::Rc, &end);
+    script.world.bring_to_rtr(OWN, qpn, doorbell_rnic::QpKind::Rc, PathMtu::Mtu256, &end, peer);
+    script.world.bring_to_rts(OWN, qpn, doorbell_rnic::QpKind::Rc, &end);
     script.post(Op::Send, 8);
     assert_eq!(script.shapes(), [(Opcode::RC_SEND_ONLY, psn(0))]);
     script.ack(psn(0));

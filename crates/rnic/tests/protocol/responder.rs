@@ -515,9 +515,9 @@ fn the_first_packet_is_told_to_a_queue_pair_that_waits_for_it() {
     let end = End::default();
     script.qpn = script.world.create_qp(OWN, QpKind::Rc, &end);
     let qpn = script.qpn;
-    script.world.to_init(OWN, qpn, QpKind::Rc, &end);
+    script.world.bring_to_init(OWN, qpn, QpKind::Rc, &end);
     let peer = (super::common::script::PEER, super::common::script::PEER_QPN, PEER_PSN);
-    script.world.to_rtr(OWN, qpn, QpKind::Rc, PathMtu::Mtu256, &end, peer);
+    script.world.bring_to_rtr(OWN, qpn, QpKind::Rc, PathMtu::Mtu256, &end, peer);
     script.receive(0, 8);
     script.receive(8, 8);
     script.hear(&script.say(Opcode::RC_SEND_ONLY));

@@ -1,5 +1,5 @@
 //! What the tests of this crate share: pairs of connected queue pairs, and waiting.
-#![allow(dead_code)] // each test uses a part of it
+#![allow(dead_code, unreachable_pub)] // each test uses a part of it
 
 use std::time::{Duration, Instant};
 

@@ -201,7 +201,8 @@ pub fn rnr_retries_end(open: Open<'_>) {
     a.expect_failure(1, Status::RnrRetryExceeded);
     assert_eq!((a.state(), b.state()), (QpState::Error, QpState::ReadyToSend));
     let counted = a.device.counters().since(&before);
-    assert_eq!((counted.rnr_nak_received, counted.rnr_nak_retry_err), (3, 1));
+    // More of them if the request was sent again before its answer came.
+    assert!(counted.rnr_nak_received >= 3 && counted.rnr_nak_retry_err == 1, "{counted:?}");
 }
 
 pub fn rnr_retries_wait_for_a_receive(open: Open<'_>) {

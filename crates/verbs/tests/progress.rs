@@ -1,0 +1,256 @@
+//! Who makes progress: whatever a program does or leaves undone after it has posted, its work
+//! requests complete, and a process that does nothing costs nothing.
+
+mod common;
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use async_io::Async;
+use common::*;
+use doorbell_verbs::soft::SoftOptions;
+use doorbell_verbs::{Channel, Completion, Device, Notify, SendFlags, SendOperation, SendRequest};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
+
+/// An end whose completion queue notifies.
+fn notifying(plan: &Plan, device: &Device) -> (Side, Channel) {
+    let channel = device.create_channel().unwrap();
+    let cq = device.create_cq_on(64, &channel).unwrap();
+    (plan.side_on(&device.create_pd().unwrap(), &cq, None), channel)
+}
+
+/// Leaves the engine as programs leave it: last polls that found something, or nothing, or none.
+fn habits(side: &Side, peer: &Side, habit: usize) {
+    let mut out = [Completion::default(); 4];
+    match habit {
+        0 => {}
+        1 => (0..1000).for_each(|_| assert_eq!(side.cq.poll(&mut out), Ok(0))),
+        _ => {
+            peer.post_recv(0, &[]);
+            side.post(0, SendOperation::Send, &[]);
+            side.expect(0);
+            peer.expect(0);
+        }
+    }
+}
+
+#[test]
+fn a_program_may_post_and_never_call_again() {
+    for habit in 0..3 {
+        let (a, b) = Plan::rc().connect(&soft_pair());
+        let (from, to) = (a.patterned(1 << 20, 1), b.memory(1 << 20));
+        habits(&a, &b, habit);
+        habits(&b, &a, habit);
+        // Only memory is looked at, so neither engine is called by anybody.
+        a.post(1, write_to(&to, 0), &[from.sge(0, 1 << 20)]);
+        let last = pattern(1 << 20, 1)[(1 << 20) - 1];
+        eventually("all of it arrived", || to.load_acquire_u8((1 << 20) - 1) == last);
+        assert_bytes(&to, 0, &pattern(1 << 20, 1), "a WRITE whose program went away");
+        // And many single posts, which the engine may have gathered.
+        for at in 0..32 {
+            a.post(2, write_to(&to, at * 100), &[from.sge(at * 200, 100)]);
+        }
+        let expected = pattern(1 << 20, 1);
+        for at in 0..32 {
+            eventually("each arrived", || to.load_acquire_u8(at * 100 + 99) == expected[at * 200 + 99]);
+        }
+    }
+}
+
+#[test]
+fn a_program_may_post_unsignalled_and_spin_on_memory() {
+    let (a, b) = Plan { depth: 1000, ..Plan::rc() }.connect(&soft_pair());
+    let (mine, theirs) = (a.memory(4096), b.memory(4096));
+    for round in 1..=300_u64 {
+        if round % 10 == 0 {
+            habits(&a, &b, round as usize / 10 % 3);
+        }
+        theirs.store_release_u64(8, round);
+        let sges = [mine.sge(0, 16)];
+        let request = signalled(round, read_from(&theirs, 0), &sges);
+        a.qp.post_send(&[SendRequest { flags: SendFlags::empty(), ..request }]).unwrap();
+        let start = Instant::now();
+        while mine.load_acquire_u64(8) != round {
+            assert!(start.elapsed() < PATIENCE, "round {round} never came");
+            std::hint::spin_loop();
+        }
+    }
+}
+
+#[test]
+fn a_target_may_be_passive() {
+    let (a, b) = Plan::rc().connect(&soft_pair());
+    let (mine, theirs) = (a.patterned(100_000, 1), b.memory(100_000));
+    for round in 0..50 {
+        a.post(round, write_to(&theirs, 0), &[mine.sge(0, 1 + round as usize * 2000)]);
+        a.post(round, fetch_add(&theirs, 99_992, 1), &[mine.sge(99_992, 8)]);
+        a.post(round, read_from(&theirs, 0), &[mine.sge(0, 64)]);
+        a.reap(3);
+    }
+    assert_eq!(theirs.load_acquire_u64(99_992), 50);
+}
+
+/// Sends back what arrives, sleeping on its channel in between, until so many came.
+fn echo(side: &Side, channel: &Channel, messages: u64) {
+    let mut out = [Completion::default(); 8];
+    let mut received = 0;
+    side.cq.arm(Notify::Next);
+    while received < messages {
+        let count = side.cq.poll(&mut out).unwrap();
+        for completion in &out[..count] {
+            if completion.wr_id == 1 {
+                received += 1;
+                side.post_recv(1, &[]);
+                side.post(2, SendOperation::Send, &[]);
+            }
+        }
+        if count == 0 {
+            assert!(channel.wait(Some(PATIENCE)).unwrap(), "message {received} never came");
+            if channel.next().is_some() {
+                side.cq.arm(Notify::Next);
+            }
+        }
+    }
+}
+
+#[test]
+fn programs_that_sleep_on_the_channel_are_woken() {
+    const MESSAGES: u64 = 500;
+    let devices = soft_pair();
+    let plan = Plan::rc();
+    let (a, channel_a) = notifying(&plan, &devices.0);
+    let (b, channel_b) = notifying(&plan, &devices.1);
+    plan.join(&a, &b);
+    (0..8).for_each(|_| (a.post_recv(1, &[]), b.post_recv(1, &[])).0);
+    std::thread::scope(|scope| {
+        // It answers the last one, too, so the other gets as many as it sends.
+        scope.spawn(|| echo(&b, &channel_b, MESSAGES));
+        a.post(2, SendOperation::Send, &[]);
+        echo(&a, &channel_a, MESSAGES - 1);
+    });
+}
+
+#[test]
+fn edge_and_level_triggered_epoll_both_work() {
+    for edge in [false, true] {
+        let devices = soft_pair();
+        let plan = Plan::rc();
+        let (a, (b, channel)) = (plan.side(&devices.0), notifying(&plan, &devices.1));
+        plan.join(&a, &b);
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
+        let mut flags = EpollFlags::EPOLLIN;
+        flags.set(EpollFlags::EPOLLET, edge);
+        epoll.add(channel.as_fd(), EpollEvent::new(flags, 7)).unwrap();
+        for round in 0..200 {
+            b.post_recv(round, &[]);
+            b.cq.arm(Notify::Next);
+            a.post(round, SendOperation::Send, &[]);
+            let mut events = [EpollEvent::empty()];
+            let patience = EpollTimeout::try_from(PATIENCE).unwrap();
+            assert_eq!(epoll.wait(&mut events, patience).unwrap(), 1, "round {round}, edge {edge}");
+            assert_eq!(channel.next(), Some(b.cq.id()));
+            assert_eq!(channel.next(), None);
+            assert_eq!(b.expect(round).wr_id, round);
+            a.expect(round);
+            assert_eq!(epoll.wait(&mut events, EpollTimeout::ZERO).unwrap(), 0, "nothing is left");
+        }
+    }
+}
+
+#[test]
+fn an_async_runtime_waits_for_the_channel() {
+    const MESSAGES: u64 = 200;
+    let devices = soft_pair();
+    let plan = Plan::rc();
+    let (a, (b, channel)) = (plan.side(&devices.0), notifying(&plan, &devices.1));
+    plan.join(&a, &b);
+    (0..8).for_each(|wr_id| b.post_recv(wr_id, &[]));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0..MESSAGES {
+                a.post(round, SendOperation::Send, &[]);
+                a.expect(round);
+            }
+        });
+        async_io::block_on(async {
+            let watched = Async::new(channel.as_fd()).unwrap();
+            let mut received = 0;
+            let mut out = [Completion::default(); 8];
+            while received < MESSAGES {
+                b.cq.arm(Notify::Next);
+                // Once more after arming: what came before does not notify.
+                let mut count = b.cq.poll(&mut out).unwrap();
+                if count == 0 {
+                    watched.readable().await.unwrap();
+                    while channel.next().is_some() {}
+                    count = b.cq.poll(&mut out).unwrap();
+                }
+                (0..count).for_each(|_| b.post_recv(0, &[]));
+                received += count as u64;
+            }
+        });
+    });
+}
+
+#[test]
+fn a_peer_that_does_not_answer_delays_nobody_else() {
+    let (one, other) = soft_pair();
+    let third = open_soft(SoftOptions::default());
+    // One connection to a queue pair that is gone, which tries again and again, ever more rarely.
+    let (stuck, gone) = Plan { timeout: 0, ..Plan::rc() }.connect(&(one.clone(), third));
+    drop(gone);
+    stuck.post(1, SendOperation::Send, &[]);
+    let (a, b) = Plan::rc().connect(&(one, other));
+    let (from, to) = (a.memory(8), b.memory(8));
+    let early = || stuck.device.counters().early_retransmit;
+    eventually("it has waited for long", || early() >= 6);
+    let before = early();
+    for round in 1..=20 {
+        from.store_release_u64(0, round);
+        a.post(round, write_to(&to, 0), &[from.sge(0, 8)]);
+        eventually("it arrived", || to.load_acquire_u64(0) == round);
+        a.expect(round);
+    }
+    let tries = early() - before;
+    assert!(tries < 10, "the posts left with {tries} tries of the other connection");
+}
+
+/// CPU time of the whole process.
+fn cpu_time() -> Duration {
+    let usage = getrusage(UsageWho::RUSAGE_SELF).unwrap();
+    let micros = usage.user_time().num_microseconds() + usage.system_time().num_microseconds();
+    Duration::from_micros(micros.unsigned_abs())
+}
+
+/// The CPU time that this process takes while devices and connections lie idle. It runs in a
+/// process of its own, since the other tests of this one are busy.
+#[test]
+fn idle_devices_cost_nothing() {
+    const CHILD: &str = "DOORBELL_TEST_IDLE";
+    if std::env::var_os(CHILD).is_none() {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", "idle_devices_cost_nothing", "--nocapture"]).env(CHILD, "1");
+        let output = child.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        // Not its count of tests: there is but this one.
+        text.lines().filter(|line| line.contains("of a core")).for_each(|line| println!("{line}"));
+        assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+        return;
+    }
+    for habit in 0..3 {
+        let (a, b) = Plan::rc().connect(&soft_pair());
+        habits(&a, &b, habit);
+        habits(&b, &a, habit);
+        // One last packet, so that the habit takes effect.
+        let (mine, theirs) = (a.memory(8), b.memory(8));
+        a.post(3, write_to(&theirs, 0), &[mine.sge(0, 8)]);
+        std::thread::sleep(Duration::from_millis(50));
+        let (start, before) = (Instant::now(), cpu_time());
+        std::thread::sleep(Duration::from_secs(1));
+        let share = (cpu_time() - before).as_secs_f64() / start.elapsed().as_secs_f64();
+        println!("two idle devices, habit {habit}: {:.3} % of a core", 100.0 * share);
+        assert!(share < 0.05, "idle devices take {share} of a core");
+    }
+}
