@@ -6,6 +6,7 @@ mod peers;
 mod shell;
 mod test;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -26,10 +27,16 @@ enum Command {
         #[arg(long)]
         fast: bool,
     },
+    /// Has other programs check captured packets, as `test` does with those that the tests write.
+    Packets {
+        /// Holds captures, and beside each what is expected of it.
+        directory: PathBuf,
+    },
 }
 
 fn main() -> ExitCode {
     match Arguments::parse().command {
         Command::Test { fast } => test::everything(fast),
+        Command::Packets { directory } => test::packets(&directory),
     }
 }

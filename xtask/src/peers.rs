@@ -4,13 +4,12 @@ use std::process::Command;
 
 use crate::shell::{command, run, succeeds};
 
-/// Debian's packages, and whether what they bring is here.
-const PACKAGES: [(&str, fn() -> bool); 2] = [("tshark", has_tshark), ("python3-scapy", has_scapy)];
-
 /// Installs what is missing, where that is possible. What is still missing afterwards is said by
 /// the steps that need it.
 pub(crate) fn install() {
-    let missing: Vec<&str> = PACKAGES.iter().filter(|(_, is_here)| !is_here()).map(|(name, _)| *name).collect();
+    // Debian's packages, and whether what they bring is here.
+    let packages = [("tshark", has_tshark()), ("python3-scapy", python_with_scapy().is_some())];
+    let missing: Vec<&str> = packages.iter().filter(|(_, is_here)| !is_here).map(|(name, _)| *name).collect();
     if missing.is_empty() {
         return;
     }
@@ -34,10 +33,6 @@ pub(crate) fn install() {
 /// Is tshark here?
 pub(crate) fn has_tshark() -> bool {
     succeeds(command("tshark", &["--version"]))
-}
-
-fn has_scapy() -> bool {
-    python_with_scapy().is_some()
 }
 
 /// The Python that knows scapy's RoCE layer: Debian's package belongs to the system's own, which

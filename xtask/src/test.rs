@@ -40,6 +40,19 @@ impl Report {
         }
         self.steps.push((name, start.elapsed(), outcome));
     }
+
+    fn packets(&mut self, captures: &Path) {
+        peers::install();
+        self.step("packets, to tshark", || packets::dissect(captures));
+        self.step("packets, to scapy", || packets::recompute_icrc(captures));
+    }
+}
+
+/// Only has other programs check the captures in a directory.
+pub(crate) fn packets(captures: &Path) -> ExitCode {
+    let mut report = Report { steps: Vec::new() };
+    report.packets(captures);
+    summarize(&report, false)
 }
 
 /// Runs all steps, also after one failed, and says at the end how each went.
@@ -63,9 +76,7 @@ pub(crate) fn everything(fast: bool) -> ExitCode {
     if fast {
         report.step("real peers", || Outcome::LeftOut("--fast was given".to_owned()));
     } else {
-        peers::install();
-        report.step("packets, to tshark", || packets::dissect(&captures));
-        report.step("packets, to scapy", || packets::recompute_icrc(&captures));
+        report.packets(&captures);
         end_to_end::run(&mut |name, body| report.step(name, body));
     }
     summarize(&report, in_ci)

@@ -1,10 +1,10 @@
-"""Computes the ICRC of every packet of some captures anew, with scapy's RoCE layer.
+"""Computes the ICRC of every packet of the captures in a directory anew, with scapy's RoCE layer.
 
 scapy knows nothing of Doorbell, so an ICRC that both agree on is not merely consistent with
 itself. Only IPv4 is covered: scapy has no ICRC for IPv6.
 """
 
-import os
+import pathlib
 import sys
 
 from scapy.contrib.roce import BTH
@@ -15,7 +15,7 @@ from scapy.utils import PcapReader
 
 def check(path):
     packets = 0
-    with PcapReader(path) as capture:
+    with PcapReader(str(path)) as capture:
         for number, frame in enumerate(capture, 1):
             # The reader may know the link type and dissect by itself, or not.
             if not isinstance(frame, Ether):
@@ -35,12 +35,14 @@ def check(path):
 
 def main():
     total = 0
-    for path in sys.argv[1:]:
+    for path in sorted(pathlib.Path(sys.argv[1]).glob("*.pcap")):
         packets = check(path)
         if packets == 0:
             sys.exit(f"{path} holds no packets")
         total += packets
-        print(f"{os.path.basename(path)}: {packets} ICRCs are right", file=sys.stderr)
+        print(f"{path.name}: {packets} ICRCs are right", file=sys.stderr)
+    if total == 0:
+        sys.exit(f"{sys.argv[1]} holds no captures")
     print(f"scapy agrees with all {total} ICRCs", file=sys.stderr)
 
 

@@ -108,7 +108,7 @@ impl<W: Waiter> Async<W> {
     /// Moves the connection along until something happened.
     pub async fn progress(&mut self) -> Result<(), ConnectionError> {
         loop {
-            if self.connection.poll()? || self.connection.is_closed() {
+            if self.connection.poll()? {
                 return Ok(());
             }
             if self.waiter.wants_notification() {

@@ -35,12 +35,8 @@ fn address(last: u8) -> IpAddr {
 }
 
 fn side(own: u8, peer: u8, bytes: usize) -> Side {
-    let config = Config {
-        address: address(own),
-        active_mtu: PathMtu::Mtu4096,
-        receive_buffer_bytes: 8 << 20,
-        seed: [own; 32],
-    };
+    let config =
+        Config { address: address(own), active_mtu: PathMtu::Mtu4096, receive_buffer_bytes: 8 << 20, seed: [own; 32] };
     let mut rnic = Rnic::new(config, None);
     let pd = rnic.create_pd();
     let layout = Layout::from_size_align(bytes, 4096).expect("a small block");
@@ -50,13 +46,8 @@ fn side(own: u8, peer: u8, bytes: usize) -> Side {
     // SAFETY: the block is never freed, and no reference to it is ever made.
     let region = unsafe { rnic.register(pd, base, bytes, base as u64, Access::all(), None) }.expect("room");
     let (cq, queue) = rnic.create_cq(4 * WINDOW, None).expect("room");
-    let capacities = QpCapacities {
-        max_send_wr: WINDOW,
-        max_recv_wr: 2 * WINDOW,
-        max_send_sge: 1,
-        max_recv_sge: 1,
-        max_inline: 64,
-    };
+    let capacities =
+        QpCapacities { max_send_wr: WINDOW, max_recv_wr: 2 * WINDOW, max_send_sge: 1, max_recv_sge: 1, max_inline: 64 };
     let init = QpInit { kind: QpKind::Rc, pd, send_cq: cq, recv_cq: cq, srq: None, capacities, signal_all: true };
     let qpn = rnic.create_qp(init).expect("room");
     let sge = Sge { address: base as u64, length: bytes as u32, lkey: region.lkey() };

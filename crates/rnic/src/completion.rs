@@ -155,7 +155,10 @@ struct Inner {
 
 impl std::fmt::Debug for CompletionQueue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CompletionQueue").field("depth", &self.depth).field("length", &self.len()).finish_non_exhaustive()
+        f.debug_struct("CompletionQueue")
+            .field("depth", &self.depth)
+            .field("length", &self.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -240,9 +243,7 @@ impl CompletionSink for CompletionQueue {
         let due = match inner.armed {
             None => false,
             Some(Notify::Next) => fits > 0,
-            Some(Notify::Solicited) => {
-                completions[..fits].iter().any(|c| c.solicited || c.status != Status::Success)
-            }
+            Some(Notify::Solicited) => completions[..fits].iter().any(|c| c.solicited || c.status != Status::Success),
         };
         inner.entries.extend(&completions[..fits]);
         self.length.store(inner.entries.len(), Ordering::Release);

@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(window.limit(), start / 2);
         window.lost(1600, 500);
         assert_eq!(window.limit(), start / 4);
-        for _ in 0..200_000 {
+        for _ in 0..1_000_000 {
             while window.has_room(1000) {
                 window.charge(1000);
             }

@@ -1,7 +1,7 @@
 //! The device: shared objects, one engine, and the order in which a driver calls it.
 
-use std::collections::{BinaryHeap, VecDeque};
 use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -236,11 +236,7 @@ impl std::fmt::Debug for Rnic {
 }
 
 fn range(what: &'static str, given: usize, least: usize, most: usize) -> Result<(), ObjectError> {
-    if (least..=most).contains(&given) {
-        Ok(())
-    } else {
-        Err(ObjectError::Range { what, given, least, most })
-    }
+    if (least..=most).contains(&given) { Ok(()) } else { Err(ObjectError::Range { what, given, least, most }) }
 }
 
 /// Objects.
@@ -432,9 +428,7 @@ impl Rnic {
                 srq.users += 1;
                 ReceiveQueue::Shared(Arc::clone(&srq.queue) as Arc<dyn ReceiveSource>)
             }
-            None => {
-                ReceiveQueue::Own { wqes: VecDeque::new(), depth: c.max_recv_wr, max_sges: c.max_recv_sge }
-            }
+            None => ReceiveQueue::Own { wqes: VecDeque::new(), depth: c.max_recv_wr, max_sges: c.max_recv_sge },
         };
         self.cqs[init.send_cq.0 as usize].users += 1;
         self.cqs[init.recv_cq.0 as usize].users += 1;
@@ -837,13 +831,7 @@ impl Rnic {
 
     /// Adds packets to `batch`, from the queue pairs that `filter` names, in turn, within
     /// `budget`. Returns how many.
-    pub fn poll_transmit(
-        &mut self,
-        now_ns: u64,
-        budget: Budget,
-        filter: Filter,
-        batch: &mut TransmitBatch,
-    ) -> usize {
+    pub fn poll_transmit(&mut self, now_ns: u64, budget: Budget, filter: Filter, batch: &mut TransmitBatch) -> usize {
         self.core.now_ns = now_ns;
         self.release_held_acks(now_ns.saturating_sub(ACK_HOLD_NS));
         batch.limit_growth(budget.bytes);

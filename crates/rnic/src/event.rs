@@ -65,8 +65,12 @@ impl EventQueue {
     pub fn purge(&self, gone: Qpn) {
         use AsyncEvent::*;
         self.events.lock().unwrap_or_else(PoisonError::into_inner).retain(|event| match *event {
-            CommunicationEstablished(qpn) | SqDrained(qpn) | QpFatal(qpn) | QpRequestError(qpn)
-            | QpAccessError(qpn) | QpLastWqeReached(qpn) => qpn != gone,
+            CommunicationEstablished(qpn)
+            | SqDrained(qpn)
+            | QpFatal(qpn)
+            | QpRequestError(qpn)
+            | QpAccessError(qpn)
+            | QpLastWqeReached(qpn) => qpn != gone,
             CqError(_) | SrqLimitReached(_) => true,
         });
     }

@@ -356,7 +356,10 @@ impl Memory {
     #[inline]
     fn remote_region(&mut self, rkey: RKey) -> Result<&Region, MemoryError> {
         let key = rkey.get();
-        self.region(key).ok().filter(|region| region.remote.load(Ordering::Acquire)).ok_or(MemoryError::UnknownKey { key })
+        self.region(key)
+            .ok()
+            .filter(|region| region.remote.load(Ordering::Acquire))
+            .ok_or(MemoryError::UnknownKey { key })
     }
 
     /// Checks one local scatter-gather element.
@@ -394,7 +397,13 @@ impl Memory {
 
     /// Copies `data` to where `sges` say that byte `skip` of the message goes.
     #[inline]
-    pub(crate) fn scatter(&mut self, pd: PdId, sges: &[Sge], mut skip: u64, mut data: &[u8]) -> Result<(), MemoryError> {
+    pub(crate) fn scatter(
+        &mut self,
+        pd: PdId,
+        sges: &[Sge],
+        mut skip: u64,
+        mut data: &[u8],
+    ) -> Result<(), MemoryError> {
         for sge in sges {
             let length = u64::from(sge.length);
             if skip >= length {
@@ -447,7 +456,13 @@ impl Memory {
 
     /// Reads bytes for a peer.
     #[inline]
-    pub(crate) fn read_remote(&mut self, pd: PdId, rkey: RKey, address: u64, out: &mut [u8]) -> Result<(), MemoryError> {
+    pub(crate) fn read_remote(
+        &mut self,
+        pd: PdId,
+        rkey: RKey,
+        address: u64,
+        out: &mut [u8],
+    ) -> Result<(), MemoryError> {
         if out.is_empty() {
             return Ok(());
         }

@@ -399,7 +399,10 @@ pub struct SharedReceiveQueue {
 
 impl std::fmt::Debug for SharedReceiveQueue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SharedReceiveQueue").field("id", &self.id).field("length", &self.wqes.len()).finish_non_exhaustive()
+        f.debug_struct("SharedReceiveQueue")
+            .field("id", &self.id)
+            .field("length", &self.wqes.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -451,9 +454,7 @@ impl SharedReceiveQueue {
 
     /// Posts receives; memory was checked by the caller.
     pub(crate) fn push(&self, wqe: RecvWqe) -> Result<(), PostErrorKind> {
-        self.wqes
-            .push(wqe)
-            .map_err(|_| PostErrorKind::QueueFull { queue: "shared receive queue", depth: self.depth() })
+        self.wqes.push(wqe).map_err(|_| PostErrorKind::QueueFull { queue: "shared receive queue", depth: self.depth() })
     }
 
     fn check_limit(&self) {

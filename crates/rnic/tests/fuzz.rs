@@ -46,7 +46,11 @@ fn run(name: &str, body: fn(&[u8])) {
         if catch_unwind(AssertUnwindSafe(|| body(input))).is_err() {
             let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.failed"));
             std::fs::write(&path, input).expect("a writable folder");
-            panic!("an input of {} B failed: put {} into tests/corpus/{name} to replay it", input.len(), path.display());
+            panic!(
+                "an input of {} B failed: put {} into tests/corpus/{name} to replay it",
+                input.len(),
+                path.display()
+            );
         }
     };
     let mut rng = Rng::new(1);

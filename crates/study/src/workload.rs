@@ -108,13 +108,11 @@ pub async fn stream<W: Waiter>(
     }
     connection.get_mut().close();
     while !(connection.get().is_peer_closed() && connection.get().is_closed()) {
-        if take_all(connection.get_mut(), &device, reception, &mut tally) == 0 {
-            connection.progress().await?;
-        } else {
+        connection.progress().await?;
+        if take_all(connection.get_mut(), &device, reception, &mut tally) > 0 {
             progress(tally.received);
-            yield_now().await;
         }
-        take_all(connection.get_mut(), &device, reception, &mut tally);
+        yield_now().await; // however much comes in here, other connections have their turn
     }
     while take_all(connection.get_mut(), &device, reception, &mut tally) > 0 {}
     let connection = connection.get();
@@ -176,9 +174,9 @@ async fn send_all<W: Waiter>(
     }
     connection.get_mut().flush()?;
     while connection.get().last_done() < sent {
-        if take_all(connection.get_mut(), device, reception, tally) == 0 {
-            connection.progress().await?;
-        }
+        connection.progress().await?;
+        take_all(connection.get_mut(), device, reception, tally);
+        yield_now().await;
     }
     tally.ended_ns = device.now_ns();
     tally.sent = sent;

@@ -64,11 +64,11 @@ impl Mapping {
         let rw = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         let base = match kind {
             // Populated, as an RNIC's pages are pinned: no page fault on the data path.
-            // SAFETY: a fresh mapping at an address that the kernel chooses.
-            MemoryKind::Plain => unsafe {
-                mmap_anonymous(None, whole, rw, MapFlags::MAP_PRIVATE | MapFlags::MAP_POPULATE)
+            MemoryKind::Plain => {
+                let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_POPULATE;
+                // SAFETY: a fresh mapping at an address that the kernel chooses.
+                unsafe { mmap_anonymous(None, whole, rw, flags) }.map_err(os("memory could not be allocated"))?
             }
-                .map_err(os("memory could not be allocated"))?,
             MemoryKind::HugePages => {
                 let huge = NonZeroUsize::new(whole.get().next_multiple_of(2 << 20)).unwrap_or(whole);
                 // SAFETY: as above.
@@ -94,15 +94,14 @@ impl Mapping {
         let (one, two) = (NonZeroUsize::new(length), NonZeroUsize::new(2 * length));
         let (Some(one), Some(two)) = (one, two) else { return Err(os(what)(nix::Error::EINVAL)) };
         // SAFETY: reserves addresses; nothing may be read or written there yet.
-        let base = unsafe { mmap_anonymous(None, two, ProtFlags::PROT_NONE, MapFlags::MAP_PRIVATE) }
-            .map_err(os(what))?;
+        let base =
+            unsafe { mmap_anonymous(None, two, ProtFlags::PROT_NONE, MapFlags::MAP_PRIVATE) }.map_err(os(what))?;
         let mapping = Self { base: base.cast(), length: 2 * length };
         for half in [0, length] {
             let place = NonZeroUsize::new(mapping.base.as_ptr() as usize + half);
             let rw = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
             // SAFETY: replaces a half of the reservation above, which is ours alone.
-            unsafe { mmap(place, one, rw, MapFlags::MAP_SHARED | MapFlags::MAP_FIXED, &file, 0) }
-                .map_err(os(what))?;
+            unsafe { mmap(place, one, rw, MapFlags::MAP_SHARED | MapFlags::MAP_FIXED, &file, 0) }.map_err(os(what))?;
         }
         Ok(mapping)
     }
@@ -166,8 +165,7 @@ impl Region {
         let owner = Arc::clone(&mapping) as Arc<dyn std::any::Any + Send + Sync>;
         // SAFETY: the mapping lives as long as `owner` does, and this module makes references to
         // its bytes only in `slice` and `slice_mut`, whose callers answer for them.
-        let keys =
-            unsafe { pd.provider().register(pd.id(), base, length, base as u64, access, Some(owner)) }?;
+        let keys = unsafe { pd.provider().register(pd.id(), base, length, base as u64, access, Some(owner)) }?;
         Ok(Self { inner: Arc::new(Inner { keys, length, access, mapping, pd: pd.clone() }) })
     }
 

@@ -10,8 +10,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use doorbell_rnic::{
-    Access, AsyncEvent, Completion, Counters, CqId, LKey, ModifyError, Notify, Overrun, PdId, PostError,
-    QpAttributes, QpInfo, QpInit, RecvRequest, SendRequest, SrqId,
+    Access, AsyncEvent, Completion, Counters, CqId, LKey, ModifyError, Notify, Overrun, PdId, PostError, QpAttributes,
+    QpInfo, QpInit, RecvRequest, SendRequest, SrqId,
 };
 use doorbell_wire::{PathMtu, Psn, Qpn, RKey};
 

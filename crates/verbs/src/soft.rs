@@ -14,8 +14,7 @@ use doorbell_fabric::{BindRequest, FaultPlan, Faults, Link, Pcap, Port, UdpLink,
 use doorbell_rnic::{
     Access, AsyncEvent, Completion, CompletionQueue, Config, Counters, CqId, EventQueue, LKey, MAX_CQ_DEPTH,
     MAX_INLINE_BYTES, MAX_QUEUE_DEPTH, MAX_RD_ATOMIC, MAX_SGES, ModifyError, Notifier, Notify, ObjectError, Overrun,
-    PdId, PostError, QpAttributes, QpInfo, QpInit, RecvRequest, Region, Rnic, SendRequest, SharedReceiveQueue,
-    SrqId,
+    PdId, PostError, QpAttributes, QpInfo, QpInit, RecvRequest, Region, Rnic, SendRequest, SharedReceiveQueue, SrqId,
 };
 use doorbell_wire::{Psn, Qpn, ROCE_UDP_PORT};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -43,14 +42,7 @@ pub struct SoftOptions {
 
 impl Default for SoftOptions {
     fn default() -> Self {
-        Self {
-            address: None,
-            port: ROCE_UDP_PORT,
-            pcap: None,
-            faults: None,
-            receive_buffer_bytes: None,
-            seed: None,
-        }
+        Self { address: None, port: ROCE_UDP_PORT, pcap: None, faults: None, receive_buffer_bytes: None, seed: None }
     }
 }
 

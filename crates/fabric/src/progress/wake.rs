@@ -111,8 +111,8 @@ impl Wakeups {
         self.watches_room.store(room, Ordering::Relaxed);
         self.mode.store(Mode::Watching as u8, Ordering::Release);
         fence(Ordering::SeqCst);
-        let overtaken = self.deadline_ns.load(Ordering::Relaxed) < until_ns
-            || (self.link_full.load(Ordering::Relaxed) && !room);
+        let overtaken =
+            self.deadline_ns.load(Ordering::Relaxed) < until_ns || (self.link_full.load(Ordering::Relaxed) && !room);
         (!overtaken).then_some(room)
     }
 

@@ -25,9 +25,7 @@ pub(crate) use post::check_receive;
 pub(crate) use requester::{Requester, Stop};
 pub(crate) use responder::Responder;
 pub(crate) use state::check as check_transition;
-pub use state::{
-    AttributeMask, MAX_RD_ATOMIC, ModifyError, QpAttributes, QpKind, QpState, Transition, transition,
-};
+pub use state::{AttributeMask, MAX_RD_ATOMIC, ModifyError, QpAttributes, QpKind, QpState, Transition, transition};
 
 /// The longest message of RC and UC (IBTA Vol 1, 9.4.1).
 pub const MAX_MESSAGE_BYTES: u64 = 1 << 31;
@@ -141,10 +139,7 @@ impl Qp {
 
     /// Does this state accept requests from the peer?
     pub(crate) fn responds(&self) -> bool {
-        matches!(
-            self.state,
-            QpState::ReadyToReceive | QpState::ReadyToSend | QpState::SqDrain | QpState::SqError
-        )
+        matches!(self.state, QpState::ReadyToReceive | QpState::ReadyToSend | QpState::SqDrain | QpState::SqError)
     }
 
     /// Does this state send requests and take responses?

@@ -17,13 +17,7 @@ pub(crate) fn check_receive(
     check_sges(core, pd, max_sges, request.sges, Access::LOCAL_WRITE)
 }
 
-fn check_sges(
-    core: &mut Core,
-    pd: PdId,
-    allowed: usize,
-    sges: &[Sge],
-    needed: Access,
-) -> Result<(), PostErrorKind> {
+fn check_sges(core: &mut Core, pd: PdId, allowed: usize, sges: &[Sge], needed: Access) -> Result<(), PostErrorKind> {
     if sges.len() > allowed {
         return Err(PostErrorKind::TooManySges { given: sges.len(), allowed });
     }
@@ -76,7 +70,9 @@ impl Qp {
         match (self.kind, &request.destination) {
             (QpKind::Ud, None) => return Err(PostErrorKind::Destination("a UD work request needs a destination")),
             (QpKind::Ud, Some(to)) if to.address.destination.is_ipv4() != self.path.destination.is_ipv4() => {
-                return Err(PostErrorKind::Destination("the destination's address is of another family than this device's"));
+                return Err(PostErrorKind::Destination(
+                    "the destination's address is of another family than this device's",
+                ));
             }
             (QpKind::Ud, Some(_)) | (_, None) => {}
             (_, Some(_)) => {

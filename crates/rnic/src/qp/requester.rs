@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 
 use doorbell_wire::{
     AETH_LEN, ATOMIC_ACK_ETH_LEN, ATOMIC_ETH_LEN, AethRepr, AtomicAckEthRepr, AtomicEthRepr, BTH_LEN, BthRepr,
-    DETH_LEN, DethRepr, IETH_LEN, IMM_DT_LEN, IethRepr, ImmDtRepr, NakCode, Opcode, Operation, PartitionKey, Psn, RETH_LEN,
-    RethRepr, SyndromeKind, ack_timeout_ns, rnr_timer_ns,
+    DETH_LEN, DethRepr, IETH_LEN, IMM_DT_LEN, IethRepr, ImmDtRepr, NakCode, Opcode, Operation, PartitionKey, Psn,
+    RETH_LEN, RethRepr, SyndromeKind, ack_timeout_ns, rnr_timer_ns,
 };
 
 use super::{Qp, QpKind, QpState};
@@ -166,10 +166,7 @@ fn cost_of(length: u32, mtu: usize, from: u32, to: u32) -> u64 {
 
 #[inline]
 fn is_answered(operation: SendOperation) -> bool {
-    matches!(
-        operation,
-        SendOperation::Read { .. } | SendOperation::CompareSwap { .. } | SendOperation::FetchAdd { .. }
-    )
+    matches!(operation, SendOperation::Read { .. } | SendOperation::CompareSwap { .. } | SendOperation::FetchAdd { .. })
 }
 
 /// The opcode of one packet of a SEND or WRITE.
@@ -257,12 +254,7 @@ impl Qp {
     }
 
     /// Sends requests until the budget, the windows or the work is exhausted.
-    pub(crate) fn transmit_requests(
-        &mut self,
-        core: &mut Core,
-        budget: &mut usize,
-        batch: &mut TransmitBatch,
-    ) -> Stop {
+    pub(crate) fn transmit_requests(&mut self, core: &mut Core, budget: &mut usize, batch: &mut TransmitBatch) -> Stop {
         while self.has_request_to_send() {
             if *budget == 0 {
                 return Stop::Budget;
@@ -335,9 +327,7 @@ impl Qp {
         let payload = payload_of(wqe.length, mtu, packet);
         let cost = in_flight_cost(1, payload as u64);
         let rc = self.kind == QpKind::Rc;
-        if rc
-            && let Some(destination) = self.destination
-        {
+        if rc && let Some(destination) = self.destination {
             let window = &core.destinations[destination].window;
             if !window.has_room(cost) {
                 return Err(Stop::Window { cost });
@@ -626,9 +616,7 @@ impl Qp {
                     return self.ask_again(core);
                 }
                 let (counter, status) = match code {
-                    NakCode::REMOTE_ACCESS_ERROR => {
-                        (&mut core.counters.req_remote_access_errors, Status::RemoteAccess)
-                    }
+                    NakCode::REMOTE_ACCESS_ERROR => (&mut core.counters.req_remote_access_errors, Status::RemoteAccess),
                     NakCode::REMOTE_OPERATIONAL_ERROR => {
                         (&mut core.counters.req_remote_operational_errors, Status::RemoteOperation)
                     }
@@ -691,8 +679,7 @@ impl Qp {
             return;
         }
         let wqe = *self.sq.get(head);
-        let is_atomic =
-            matches!(wqe.operation, SendOperation::CompareSwap { .. } | SendOperation::FetchAdd { .. });
+        let is_atomic = matches!(wqe.operation, SendOperation::CompareSwap { .. } | SendOperation::FetchAdd { .. });
         if !is_atomic || bth.psn != wqe.first_psn {
             return self.ask_again(core);
         }
@@ -779,11 +766,8 @@ impl Qp {
         if req.cursor_psn.is_before(req.una) {
             req.cursor_psn = req.una;
             req.cursor = self.sq.head;
-            req.cursor_packet = if req.cursor < req.assigned {
-                req.una.distance_from(self.sq.get(req.cursor).first_psn)
-            } else {
-                0
-            };
+            req.cursor_packet =
+                if req.cursor < req.assigned { req.una.distance_from(self.sq.get(req.cursor).first_psn) } else { 0 };
         }
     }
 
@@ -806,8 +790,7 @@ impl Qp {
         {
             let sample = core.now_ns.saturating_sub(sent_ns);
             // RFC 6298 section 2, gain 1/8.
-            req.round_trip_ns =
-                if req.round_trip_ns == 0 { sample } else { (7 * req.round_trip_ns + sample) / 8 };
+            req.round_trip_ns = if req.round_trip_ns == 0 { sample } else { (7 * req.round_trip_ns + sample) / 8 };
             req.timed = None;
         }
         req.early_timeout_ns = req.base_early_timeout_ns();
@@ -839,8 +822,7 @@ impl Qp {
         let req = &mut self.req;
         req.cursor = head;
         req.cursor_psn = req.una;
-        req.cursor_packet =
-            if head < req.assigned { req.una.distance_from(self.sq.get(head).first_psn) } else { 0 };
+        req.cursor_packet = if head < req.assigned { req.una.distance_from(self.sq.get(head).first_psn) } else { 0 };
         req.reads.clear();
         req.timed = None;
         req.since_ack_request = 0;

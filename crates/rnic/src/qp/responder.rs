@@ -161,11 +161,8 @@ impl<'a> Request<'a> {
     fn parse(bth: BthRepr, operation: Operation, mut rest: &'a [u8]) -> Option<Self> {
         let opcode = bth.opcode;
         let reth = if opcode.has_reth() { Some(RethRepr::read(split::<RETH_LEN>(&mut rest)?)) } else { None };
-        let atomic = if opcode.has_atomic_eth() {
-            Some(AtomicEthRepr::read(split::<ATOMIC_ETH_LEN>(&mut rest)?))
-        } else {
-            None
-        };
+        let atomic =
+            if opcode.has_atomic_eth() { Some(AtomicEthRepr::read(split::<ATOMIC_ETH_LEN>(&mut rest)?)) } else { None };
         let attachment = if opcode.has_imm() {
             Attachment::Immediate(ImmDtRepr::read(split::<IMM_DT_LEN>(&mut rest)?).value)
         } else if opcode.has_ieth() {
@@ -331,9 +328,7 @@ impl Qp {
         // IBTA Vol 1, 9.7.4.1.3: what may follow what.
         let in_sequence = match (&self.resp.current, request.operation) {
             (Current::None, _) => opcode.is_first(),
-            (Current::Send { .. }, Operation::Send) | (Current::Write { .. }, Operation::Write) => {
-                !opcode.is_first()
-            }
+            (Current::Send { .. }, Operation::Send) | (Current::Write { .. }, Operation::Write) => !opcode.is_first(),
             _ => false,
         };
         if !in_sequence {
@@ -500,10 +495,7 @@ impl Qp {
             return Err(Refusal(NakCode::INVALID_REQUEST));
         }
         let allowed = self.settings.access.contains(Access::REMOTE_READ)
-            && core
-                .memory
-                .check_remote(self.pd, reth.rkey, reth.virtual_address, length, Access::REMOTE_READ)
-                .is_ok();
+            && core.memory.check_remote(self.pd, reth.rkey, reth.virtual_address, length, Access::REMOTE_READ).is_ok();
         if !allowed {
             return Err(Refusal(NakCode::REMOTE_ACCESS_ERROR));
         }
@@ -539,13 +531,8 @@ impl Qp {
             .memory
             .atomic_remote(self.pd, atomic.rkey, atomic.virtual_address, |word| {
                 if swap {
-                    word.compare_exchange(
-                        atomic.compare,
-                        atomic.swap_or_add,
-                        Ordering::AcqRel,
-                        Ordering::Acquire,
-                    )
-                    .unwrap_or_else(|actual| actual)
+                    word.compare_exchange(atomic.compare, atomic.swap_or_add, Ordering::AcqRel, Ordering::Acquire)
+                        .unwrap_or_else(|actual| actual)
                 } else {
                     word.fetch_add(atomic.swap_or_add, Ordering::AcqRel)
                 }

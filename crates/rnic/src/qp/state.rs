@@ -51,15 +51,8 @@ pub enum QpState {
 
 impl QpState {
     /// All states.
-    pub const ALL: [QpState; 7] = [
-        Self::Reset,
-        Self::Init,
-        Self::ReadyToReceive,
-        Self::ReadyToSend,
-        Self::SqDrain,
-        Self::SqError,
-        Self::Error,
-    ];
+    pub const ALL: [QpState; 7] =
+        [Self::Reset, Self::Init, Self::ReadyToReceive, Self::ReadyToSend, Self::SqDrain, Self::SqError, Self::Error];
 }
 
 bitflags::bitflags! {
@@ -266,9 +259,7 @@ pub fn transition(kind: QpKind, from: QpState, to: QpState) -> Option<Transition
         (Init, Init, _) => (none, A::PKEY_INDEX | A::PORT | A::ACCESS),
         (Init, ReadyToReceive, Ud) => (none, A::PKEY_INDEX | A::QKEY),
         (Init, ReadyToReceive, Uc) => (connected, A::ACCESS | A::PKEY_INDEX),
-        (Init, ReadyToReceive, Rc) => {
-            (connected | A::MAX_DEST_RD_ATOMIC | A::MIN_RNR_TIMER, A::ACCESS | A::PKEY_INDEX)
-        }
+        (Init, ReadyToReceive, Rc) => (connected | A::MAX_DEST_RD_ATOMIC | A::MIN_RNR_TIMER, A::ACCESS | A::PKEY_INDEX),
         (ReadyToReceive, ReadyToSend, Ud) => (A::SEND_PSN, A::CURRENT_STATE | A::QKEY),
         (ReadyToReceive, ReadyToSend, Uc) => (A::SEND_PSN, A::CURRENT_STATE | A::ACCESS),
         (ReadyToReceive, ReadyToSend, Rc) => {
@@ -357,7 +348,10 @@ mod tests {
             QpState::ALL
                 .iter()
                 .map(|&from| {
-                    QpState::ALL.iter().map(|&to| if transition(kind, from, to).is_some() { 'x' } else { '.' }).collect()
+                    QpState::ALL
+                        .iter()
+                        .map(|&to| if transition(kind, from, to).is_some() { 'x' } else { '.' })
+                        .collect()
                 })
                 .collect()
         };
@@ -370,12 +364,8 @@ mod tests {
 
     #[test]
     fn a_refusal_says_what_is_missing_and_what_is_too_much() {
-        let attributes = QpAttributes {
-            state: Some(QpState::Init),
-            port: Some(1),
-            timeout: Some(14),
-            ..QpAttributes::default()
-        };
+        let attributes =
+            QpAttributes { state: Some(QpState::Init), port: Some(1), timeout: Some(14), ..QpAttributes::default() };
         let error = check(QpKind::Rc, QpState::Reset, &attributes).unwrap_err();
         assert_eq!(
             error,

@@ -1,6 +1,6 @@
 //! Making queue pairs and bringing them up.
 
-use doorbell_rnic::{AddressVector, Access, CqId, QpAttributes, QpCapacities, QpInit, QpKind, QpState, SrqId};
+use doorbell_rnic::{Access, AddressVector, CqId, QpAttributes, QpCapacities, QpInit, QpKind, QpState, SrqId};
 use doorbell_wire::{PathMtu, Psn, QKey, Qpn};
 
 use super::world::World;
@@ -87,7 +87,15 @@ impl World {
         );
     }
 
-    pub fn bring_to_rtr(&mut self, node: usize, qpn: Qpn, kind: QpKind, mtu: PathMtu, end: &End, peer: (usize, Qpn, Psn)) {
+    pub fn bring_to_rtr(
+        &mut self,
+        node: usize,
+        qpn: Qpn,
+        kind: QpKind,
+        mtu: PathMtu,
+        end: &End,
+        peer: (usize, Qpn, Psn),
+    ) {
         let (connected, rc) = (kind != QpKind::Ud, kind == QpKind::Rc);
         self.modify(
             node,

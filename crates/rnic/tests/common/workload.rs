@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use doorbell_rnic::{
-    Attachment, Budget, Completion, CompletionOpcode, Payload, QpCapacities, QpKind, QpState, RecvRequest, Region, SendFlags,
-    SendOperation, SendRequest, Sge, SrqId, Status,
+    Attachment, Budget, Completion, CompletionOpcode, Payload, QpCapacities, QpKind, QpState, RecvRequest, Region,
+    SendFlags, SendOperation, SendRequest, Sge, SrqId, Status,
 };
 use doorbell_wire::{PathMtu, Psn, Qpn};
 
@@ -45,9 +45,17 @@ pub fn pattern(tag: u64, length: usize) -> Vec<u8> {
 enum Check {
     Nothing,
     /// The READ brought these bytes.
-    Read { offset: usize, expected: Vec<u8> },
-    CompareSwap { offset: usize, old: u64 },
-    FetchAdd { offset: usize },
+    Read {
+        offset: usize,
+        expected: Vec<u8>,
+    },
+    CompareSwap {
+        offset: usize,
+        old: u64,
+    },
+    FetchAdd {
+        offset: usize,
+    },
 }
 
 struct Posted {
@@ -189,9 +197,7 @@ impl Workload {
         let (end_a, end_b) = (self.random_end(a, options, window), self.random_end(b, options, window));
         let (qpn_a, qpn_b) = self.world.connect(QpKind::Rc, mtu, (a, &end_a), (b, &end_b));
         let first = self.sides.len();
-        for (node, qpn, end, peer_node, peer) in
-            [(a, qpn_a, end_a, b, first + 1), (b, qpn_b, end_b, a, first)]
-        {
+        for (node, qpn, end, peer_node, peer) in [(a, qpn_a, end_a, b, first + 1), (b, qpn_b, end_b, a, first)] {
             let used = &mut self.used;
             let slots = match end.srq {
                 Some(_) => Vec::new(),
@@ -240,7 +246,8 @@ impl Workload {
 
     /// The same bytes as one to three elements.
     fn elements(&mut self, node: usize, offset: usize, length: usize) -> Vec<Sge> {
-        let mut cuts = [0, self.rng.below(length as u64 + 1) as usize, self.rng.below(length as u64 + 1) as usize, length];
+        let mut cuts =
+            [0, self.rng.below(length as u64 + 1) as usize, self.rng.below(length as u64 + 1) as usize, length];
         cuts.sort_unstable();
         let count = self.rng.within(1, 3) as usize;
         let node = &self.world.nodes[node];
@@ -360,10 +367,9 @@ impl Workload {
         let node = &mut self.world.nodes[node];
         let (base, address) = (node.memory.base(), node.memory.address());
         // SAFETY: the block lives as long as the node's RNIC.
-        let region = unsafe {
-            node.rnic.register(node.pd, base, 64, address, doorbell_rnic::Access::REMOTE_READ, None)
-        }
-        .expect("room for a region");
+        let region =
+            unsafe { node.rnic.register(node.pd, base, 64, address, doorbell_rnic::Access::REMOTE_READ, None) }
+                .expect("room for a region");
         let key = region.rkey();
         self.regions.push(region);
         key
@@ -483,10 +489,20 @@ impl Workload {
             match posted.check {
                 Check::Nothing => {}
                 Check::Read { offset, ref expected } => {
-                    assert_eq!(&node.memory.read(offset, expected.len()), expected, "READ {} of side {index}", posted.wr_id);
+                    assert_eq!(
+                        &node.memory.read(offset, expected.len()),
+                        expected,
+                        "READ {} of side {index}",
+                        posted.wr_id
+                    );
                 }
                 Check::CompareSwap { offset, old } => {
-                    assert_eq!(node.memory.word(offset), old, "the CAS {} of side {index} found its value", posted.wr_id);
+                    assert_eq!(
+                        node.memory.word(offset),
+                        old,
+                        "the CAS {} of side {index} found its value",
+                        posted.wr_id
+                    );
                 }
                 Check::FetchAdd { offset } => {
                     let count = node.memory.word(offset);
@@ -586,7 +602,12 @@ impl Workload {
                 match posted.check {
                     Check::Nothing => {}
                     Check::Read { offset, expected } => {
-                        assert_eq!(node.memory.read(offset, expected.len()), expected, "READ {} of side {index}", posted.wr_id);
+                        assert_eq!(
+                            node.memory.read(offset, expected.len()),
+                            expected,
+                            "READ {} of side {index}",
+                            posted.wr_id
+                        );
                     }
                     Check::CompareSwap { offset, old } => {
                         assert_eq!(node.memory.word(offset), old, "the CAS {} of side {index}", posted.wr_id);
@@ -595,12 +616,18 @@ impl Workload {
                 }
             }
             let peer = &self.world.nodes[side.peer_node].memory;
-            assert!(peer.read(side.write_area, AREA_BYTES) == side.write_model, "the WRITEs of side {index} are all there, in order");
+            assert!(
+                peer.read(side.write_area, AREA_BYTES) == side.write_model,
+                "the WRITEs of side {index} are all there, in order"
+            );
             assert_eq!(peer.word(side.cas_offset), side.cas_value, "each CAS of side {index} was carried out once");
         }
         for (node, counts) in self.counts.iter_mut().enumerate() {
             counts.sort_unstable();
-            assert!(counts.iter().copied().eq(0..counts.len() as u64), "node {node} was added to once each: {counts:?}");
+            assert!(
+                counts.iter().copied().eq(0..counts.len() as u64),
+                "node {node} was added to once each: {counts:?}"
+            );
             let total = self.world.nodes[node].memory.word(self.counters[node]);
             assert_eq!(total, counts.len() as u64, "node {node} counts every fetch-and-add");
         }

@@ -170,10 +170,9 @@ impl World {
                 let pd = rnic.create_pd();
                 let memory = Block::new(memory_bytes);
                 // SAFETY: the block lives as long as the node, no reference to it is ever made.
-                let region = unsafe {
-                    rnic.register(pd, memory.base(), memory.len(), memory.address(), full_access(), None)
-                }
-                .expect("a new device has room for a region");
+                let region =
+                    unsafe { rnic.register(pd, memory.base(), memory.len(), memory.address(), full_access(), None) }
+                        .expect("a new device has room for a region");
                 let (cq, queue) = rnic.create_cq(cq_depth, None).expect("a new device has room for a queue");
                 Node {
                     rnic,
@@ -261,7 +260,10 @@ impl World {
     fn carry(&mut self, from: usize, batch: &TransmitBatch) {
         let mut count = 0;
         for run in batch.runs() {
-            assert!(run.packets <= MAX_RUN_PACKETS && run.total_bytes <= MAX_RUN_BYTES, "a run fits one segmented send");
+            assert!(
+                run.packets <= MAX_RUN_PACKETS && run.total_bytes <= MAX_RUN_BYTES,
+                "a run fits one segmented send"
+            );
             assert_eq!(run.first_packet, count, "runs follow each other");
             assert_eq!(run.segments().count(), run.packets, "a run has as many segments as packets");
             let to = self.nodes.iter().position(|node| node.address == run.path.destination);

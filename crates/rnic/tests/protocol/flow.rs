@@ -257,13 +257,12 @@ fn small_messages_leave_as_one_run() {
     let mut script = Script::new();
     // Let the window grow first.
     for round in 0..40 {
-        for _ in 0..60 {
+        for _ in 0..if round < 10 { 40 } else { 60 } {
             script.post(Op::Send, 16);
         }
         let last = script.sent().last().expect("something was sent").psn();
         script.ack(last);
         script.reap();
-        let _ = round;
     }
     for _ in 0..64 {
         script.post(Op::Send, 16);

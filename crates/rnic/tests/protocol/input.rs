@@ -196,7 +196,8 @@ fn datagrams_over_ipv6_come_with_the_whole_header() {
     };
     let qpn = rnic.create_qp(init).expect("room for a queue pair");
     let to = |state| doorbell_rnic::QpAttributes { state: Some(state), ..Default::default() };
-    let init = doorbell_rnic::QpAttributes { pkey_index: Some(0), port: Some(1), qkey: Some(QKEY), ..to(QpState::Init) };
+    let init =
+        doorbell_rnic::QpAttributes { pkey_index: Some(0), port: Some(1), qkey: Some(QKEY), ..to(QpState::Init) };
     rnic.modify_qp(qpn, &init).expect("in the table");
     rnic.modify_qp(qpn, &to(QpState::ReadyToReceive)).expect("in the table");
     let sges = [doorbell_rnic::Sge { address: block.address(), length: 100, lkey: region.lkey() }];

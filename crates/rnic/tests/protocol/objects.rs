@@ -22,8 +22,7 @@ fn refused(script: &mut Script, request: SendRequest<'_>) -> PostErrorKind {
 }
 
 fn small() -> End {
-    let capacities =
-        QpCapacities { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline: 8 };
+    let capacities = QpCapacities { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline: 8 };
     End { capacities, ..End::default() }
 }
 
@@ -110,7 +109,8 @@ fn work_requests_are_refused_for_the_right_reason() {
     // SAFETY: never touched: the request is refused.
     let huge = unsafe { script.rnic().register(pd, std::ptr::null_mut(), 1 << 31, 0, Access::all(), None) };
     let huge = huge.expect("room for a region");
-    let sges = [Sge { address: 0, length: 1 << 31, lkey: huge.lkey() }, Sge { address: 0, length: 1, lkey: huge.lkey() }];
+    let sges =
+        [Sge { address: 0, length: 1 << 31, lkey: huge.lkey() }, Sge { address: 0, length: 1, lkey: huge.lkey() }];
     let refusal = refused(&mut script, request(Op::Send, Payload::Sges(&sges)));
     assert_eq!(refusal, PostErrorKind::MessageTooLong { given: (1 << 31) + 1, allowed: 1 << 31 });
     let destination = UdDestination { address: script.address(), qpn: PEER_QPN, qkey: QKEY };
@@ -195,12 +195,7 @@ fn modifications_are_refused_for_the_right_reason() {
     assert!(matches!(modify(qpn, to(QpState::Init)), ModifyError::Attributes { .. }));
     let believed = QpAttributes { current_state: Some(QpState::SqDrain), ..to(QpState::Error) };
     assert!(matches!(modify(qpn, believed), ModifyError::NotInState { .. }));
-    let init = QpAttributes {
-        pkey_index: Some(0),
-        port: Some(1),
-        access: Some(Access::all()),
-        ..to(QpState::Init)
-    };
+    let init = QpAttributes { pkey_index: Some(0), port: Some(1), access: Some(Access::all()), ..to(QpState::Init) };
     let error = modify(qpn, QpAttributes { port: Some(2), ..init });
     assert_eq!(error.to_string(), "the port is 2, allowed is 1");
     assert!(matches!(modify(qpn, QpAttributes { pkey_index: Some(1), ..init }), ModifyError::Value { .. }));
@@ -215,10 +210,8 @@ fn modifications_are_refused_for_the_right_reason() {
         ..to(QpState::ReadyToReceive)
     };
     let mut modify = |attributes| script.rnic().modify_qp(qpn, &attributes).expect_err("it is refused");
-    for wrong in [
-        QpAttributes { max_dest_rd_atomic: Some(17), ..rtr },
-        QpAttributes { min_rnr_timer: Some(32), ..rtr },
-    ] {
+    for wrong in [QpAttributes { max_dest_rd_atomic: Some(17), ..rtr }, QpAttributes { min_rnr_timer: Some(32), ..rtr }]
+    {
         assert!(matches!(modify(wrong), ModifyError::Value { .. }), "{wrong:?}");
     }
     let v6 = AddressVector::to("fd00::1".parse().expect("an address"));
@@ -244,7 +237,8 @@ fn modifications_are_refused_for_the_right_reason() {
     };
     let qpn = narrow.create_qp(init_with).expect("room");
     narrow.modify_qp(qpn, &init).expect("as above");
-    let error = narrow.modify_qp(qpn, &QpAttributes { path_mtu: Some(PathMtu::Mtu2048), ..rtr }).expect_err("too large");
+    let error =
+        narrow.modify_qp(qpn, &QpAttributes { path_mtu: Some(PathMtu::Mtu2048), ..rtr }).expect_err("too large");
     assert_eq!(error, ModifyError::PathMtu { given: 2048, active: 1024 });
     narrow.modify_qp(qpn, &rtr).expect("all is well");
     let info = narrow.query_qp(qpn).expect("it exists");

@@ -114,7 +114,10 @@ fn a_shared_receive_queue_serves_all_in_turn_and_tells_of_its_limit() {
         match result {
             Ok(()) => assert!(slot < 4),
             Err(error) => {
-                assert_eq!((slot, error.kind), (4, PostErrorKind::QueueFull { queue: "shared receive queue", depth: 4 }));
+                assert_eq!(
+                    (slot, error.kind),
+                    (4, PostErrorKind::QueueFull { queue: "shared receive queue", depth: 4 })
+                );
             }
         }
     }

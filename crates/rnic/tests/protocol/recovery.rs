@@ -23,7 +23,10 @@ fn a_lost_request_is_sent_again_early_with_doubling_delays_that_do_not_count() {
     let mut script = Script::rc(&End { timeout: 14, retry_count: 0, ..End::default() });
     script.post(Op::Send, 8);
     script.pass(16_000_000);
-    assert_eq!(times(&mut script), [0, EARLIEST_NS, 3 * EARLIEST_NS, 7 * EARLIEST_NS, 15 * EARLIEST_NS, 31 * EARLIEST_NS]);
+    assert_eq!(
+        times(&mut script),
+        [0, EARLIEST_NS, 3 * EARLIEST_NS, 7 * EARLIEST_NS, 15 * EARLIEST_NS, 31 * EARLIEST_NS]
+    );
     let counters = script.counters();
     assert_eq!((counters.early_retransmit, counters.local_ack_timeout_err), (5, 0));
     assert_eq!((counters.tx_data_packets, counters.tx_retransmitted_packets), (1, 5));

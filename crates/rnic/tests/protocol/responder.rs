@@ -126,11 +126,7 @@ fn a_repeated_read_is_carried_out_again_from_where_it_is_asked_for() {
     let (base, rkey) = (script.base(), script.rkey());
     let read = |script: &Script| script.say(Opcode::RC_READ_REQUEST);
     script.hear(&read(&script).reth(base, rkey, 600));
-    let opcodes = [
-        Opcode::RC_READ_RESPONSE_FIRST,
-        Opcode::RC_READ_RESPONSE_MIDDLE,
-        Opcode::RC_READ_RESPONSE_LAST,
-    ];
+    let opcodes = [Opcode::RC_READ_RESPONSE_FIRST, Opcode::RC_READ_RESPONSE_MIDDLE, Opcode::RC_READ_RESPONSE_LAST];
     let expected: Vec<_> = opcodes.iter().zip(0..).map(|(&opcode, index)| (opcode, PEER_PSN.add(index))).collect();
     assert_eq!(script.shapes(), expected);
 
@@ -139,10 +135,7 @@ fn a_repeated_read_is_carried_out_again_from_where_it_is_asked_for() {
     let sent = script.sent();
     assert_eq!(
         sent.iter().map(|sent| (sent.opcode(), sent.psn())).collect::<Vec<_>>(),
-        [
-            (Opcode::RC_READ_RESPONSE_FIRST, PEER_PSN.add(1)),
-            (Opcode::RC_READ_RESPONSE_LAST, PEER_PSN.add(2))
-        ]
+        [(Opcode::RC_READ_RESPONSE_FIRST, PEER_PSN.add(1)), (Opcode::RC_READ_RESPONSE_LAST, PEER_PSN.add(2))]
     );
     assert_eq!(sent[0].bytes[BTH_LEN + 4..], [2; 256], "the bytes are those of now");
     assert_eq!(script.counters().rx_read_requests, 1, "a repetition is not counted as a READ");
@@ -271,35 +264,61 @@ fn refused(end: &End, play: impl Fn(&mut Script)) -> (Option<NakCode>, Psn, Vec<
 #[test]
 fn what_makes_no_sense_is_an_invalid_request() {
     type Play = Box<dyn Fn(&mut Script)>;
-    let one = |make: fn(&Script) -> super::common::script::Say| -> Play { Box::new(move |script| script.hear(&make(script))) };
+    let one = |make: fn(&Script) -> super::common::script::Say| -> Play {
+        Box::new(move |script| script.hear(&make(script)))
+    };
     let cases: Vec<(&str, Play)> = vec![
         ("a middle without a first", one(|s| s.say(Opcode::RC_SEND_MIDDLE).payload(&[0; 256]))),
         ("a last without a first", one(|s| s.say(Opcode::RC_WRITE_LAST).payload(&[0; 8]))),
         ("a short first", one(|s| s.say(Opcode::RC_SEND_FIRST).payload(&[0; 200]))),
         ("a packet longer than the path MTU", one(|s| s.say(Opcode::RC_SEND_ONLY).payload(&[0; 260]))),
-        ("a WRITE shorter than announced", one(|s| s.say(Opcode::RC_WRITE_ONLY).reth(s.base(), s.rkey(), 9).payload(&[0; 8]))),
-        ("a WRITE longer than announced", one(|s| s.say(Opcode::RC_WRITE_ONLY).reth(s.base(), s.rkey(), 7).payload(&[0; 8]))),
-        ("a WRITE that could be over", one(|s| s.say(Opcode::RC_WRITE_FIRST).reth(s.base(), s.rkey(), 256).payload(&[0; 256]))),
+        (
+            "a WRITE shorter than announced",
+            one(|s| s.say(Opcode::RC_WRITE_ONLY).reth(s.base(), s.rkey(), 9).payload(&[0; 8])),
+        ),
+        (
+            "a WRITE longer than announced",
+            one(|s| s.say(Opcode::RC_WRITE_ONLY).reth(s.base(), s.rkey(), 7).payload(&[0; 8])),
+        ),
+        (
+            "a WRITE that could be over",
+            one(|s| s.say(Opcode::RC_WRITE_FIRST).reth(s.base(), s.rkey(), 256).payload(&[0; 256])),
+        ),
         ("a READ with payload", one(|s| s.say(Opcode::RC_READ_REQUEST).reth(s.base(), s.rkey(), 9).payload(&[0; 8]))),
         ("a READ of more than 2 GiB", one(|s| s.say(Opcode::RC_READ_REQUEST).reth(s.base(), s.rkey(), (1 << 31) + 1))),
         ("a misaligned atomic", one(|s| s.say(Opcode::RC_FETCH_ADD).atomic(s.base() + 4, s.rkey(), 1, 0))),
-        ("an atomic with payload", one(|s| s.say(Opcode::RC_FETCH_ADD).atomic(s.base(), s.rkey(), 1, 0).payload(&[0; 4]))),
-        ("an empty last", Box::new(|s| {
-            s.hear(&s.say(Opcode::RC_SEND_FIRST).payload(&[0; 256]).quiet());
-            s.hear(&s.say(Opcode::RC_SEND_LAST).psn(PEER_PSN.add(1)));
-        })),
-        ("another first", Box::new(|s| {
-            s.hear(&s.say(Opcode::RC_SEND_FIRST).payload(&[0; 256]).quiet());
-            s.hear(&s.say(Opcode::RC_SEND_FIRST).psn(PEER_PSN.add(1)).payload(&[0; 256]));
-        })),
-        ("a WRITE within a SEND", Box::new(|s| {
-            s.hear(&s.say(Opcode::RC_SEND_FIRST).payload(&[0; 256]).quiet());
-            s.hear(&s.say(Opcode::RC_WRITE_LAST).psn(PEER_PSN.add(1)).payload(&[0; 8]));
-        })),
-        ("a READ within a SEND", Box::new(|s| {
-            s.hear(&s.say(Opcode::RC_SEND_FIRST).payload(&[0; 256]).quiet());
-            s.hear(&s.say(Opcode::RC_READ_REQUEST).psn(PEER_PSN.add(1)).reth(s.base(), s.rkey(), 8));
-        })),
+        (
+            "an atomic with payload",
+            one(|s| s.say(Opcode::RC_FETCH_ADD).atomic(s.base(), s.rkey(), 1, 0).payload(&[0; 4])),
+        ),
+        (
+            "an empty last",
+            Box::new(|s| {
+                s.hear(&s.say(Opcode::RC_SEND_FIRST).payload(&[0; 256]).quiet());
+                s.hear(&s.say(Opcode::RC_SEND_LAST).psn(PEER_PSN.add(1)));
+            }),
+        ),
+        (
+            "another first",
+            Box::new(|s| {
+                s.hear(&s.say(Opcode::RC_SEND_FIRST).payload(&[0; 256]).quiet());
+                s.hear(&s.say(Opcode::RC_SEND_FIRST).psn(PEER_PSN.add(1)).payload(&[0; 256]));
+            }),
+        ),
+        (
+            "a WRITE within a SEND",
+            Box::new(|s| {
+                s.hear(&s.say(Opcode::RC_SEND_FIRST).payload(&[0; 256]).quiet());
+                s.hear(&s.say(Opcode::RC_WRITE_LAST).psn(PEER_PSN.add(1)).payload(&[0; 8]));
+            }),
+        ),
+        (
+            "a READ within a SEND",
+            Box::new(|s| {
+                s.hear(&s.say(Opcode::RC_SEND_FIRST).payload(&[0; 256]).quiet());
+                s.hear(&s.say(Opcode::RC_READ_REQUEST).psn(PEER_PSN.add(1)).reth(s.base(), s.rkey(), 8));
+            }),
+        ),
     ];
     for (name, play) in cases {
         let (code, psn, events, mut script) = refused(&End::default(), play);
@@ -338,7 +357,8 @@ fn more_reads_than_agreed_are_an_invalid_request() {
     // A repetition that waits gives way to a new request: the peer waits for two at most.
     let mut script = Script::rc(&end);
     let (base, rkey) = (script.base(), script.rkey());
-    let read = |script: &Script, index| script.say(Opcode::RC_READ_REQUEST).psn(PEER_PSN.add(index)).reth(base, rkey, 8);
+    let read =
+        |script: &Script, index| script.say(Opcode::RC_READ_REQUEST).psn(PEER_PSN.add(index)).reth(base, rkey, 8);
     script.hear(&read(&script, 0));
     script.hear(&read(&script, 1));
     assert_eq!(script.sent().len(), 2);
@@ -366,19 +386,25 @@ fn every_remote_access_is_checked() {
         ("behind the end", Box::new(move |s, length| (end(s) - (length - 1) / 8 * 8, s.rkey()))),
         ("before the start", Box::new(|s, _| (s.base() - 8, s.rkey()))),
         ("around the end of the address space", Box::new(|s, _| (u64::MAX - 7, s.rkey()))),
-        ("a region of another protection domain", Box::new(|s, _| {
-            let pd = s.rnic().create_pd();
-            let (base, address) = (s.world.nodes[OWN].memory.base(), s.base());
-            // SAFETY: the block lives as long as the node's RNIC.
-            let region = unsafe { s.rnic().register(pd, base, 4096, address, Access::all(), None) };
-            (address, region.expect("room for a region").rkey())
-        })),
+        (
+            "a region of another protection domain",
+            Box::new(|s, _| {
+                let pd = s.rnic().create_pd();
+                let (base, address) = (s.world.nodes[OWN].memory.base(), s.base());
+                // SAFETY: the block lives as long as the node's RNIC.
+                let region = unsafe { s.rnic().register(pd, base, 4096, address, Access::all(), None) };
+                (address, region.expect("room for a region").rkey())
+            }),
+        ),
         ("a region without the right", Box::new(|s, _| (s.base(), s.region(0, 4096, Access::LOCAL_WRITE).rkey()))),
-        ("a region that is gone", Box::new(|s, _| {
-            let region = s.region(0, 4096, Access::all());
-            s.rnic().deregister(&region).expect("it was registered");
-            (s.base(), region.rkey())
-        })),
+        (
+            "a region that is gone",
+            Box::new(|s, _| {
+                let region = s.region(0, 4096, Access::all());
+                s.rnic().deregister(&region).expect("it was registered");
+                (s.base(), region.rkey())
+            }),
+        ),
     ];
     for (operation, length, make) in &operations {
         for (fault, spoil) in &faults {

@@ -1,8 +1,6 @@
 //! Reliable connections: every operation, every size, every path MTU.
 
-use doorbell_verbs::{
-    Attachment, CompletionOpcode, PathMtu, Payload, SendFlags, SendOperation, SendRequest, Status,
-};
+use doorbell_verbs::{Attachment, CompletionOpcode, PathMtu, Payload, SendFlags, SendOperation, SendRequest, Status};
 
 use crate::Open;
 use crate::common::*;
@@ -143,12 +141,8 @@ pub fn atomics_change_memory_and_return_what_was_there(open: Open<'_>) {
         assert_eq!(old.load_acquire_u64(8), before);
     }
     for (compare, swap, before, after) in [(4, 9, 4, 9), (4, 1, 9, 9), (9, u64::MAX, 9, u64::MAX)] {
-        let operation = SendOperation::CompareSwap {
-            remote_address: word.address() + 16,
-            rkey: word.rkey(),
-            compare,
-            swap,
-        };
+        let operation =
+            SendOperation::CompareSwap { remote_address: word.address() + 16, rkey: word.rkey(), compare, swap };
         a.post(2, operation, &[old.sge(0, 3), old.sge(24, 5)]);
         assert_eq!(a.expect(2).opcode, CompletionOpcode::CompareSwap);
         let bytes: [u8; 8] = [bytes_of(&old, 0, 3), bytes_of(&old, 24, 5)].concat().try_into().unwrap();
@@ -218,7 +212,8 @@ pub fn scatter_gather_lists(open: Open<'_>) {
     // Pieces of odd lengths, empty ones among them, in another order than they lie in.
     let pieces: Vec<(usize, usize)> = (0..most).map(|index| ((most - 1 - index) * 256, index * 7 % 200)).collect();
     let sges: Vec<_> = pieces.iter().map(|&(offset, length)| from.sge(offset, length)).collect();
-    let message: Vec<u8> = pieces.iter().flat_map(|&(offset, length)| &source[offset..offset + length]).copied().collect();
+    let message: Vec<u8> =
+        pieces.iter().flat_map(|&(offset, length)| &source[offset..offset + length]).copied().collect();
     let into: Vec<_> = (0..most).map(|index| to.sge(index * 256, 150)).collect();
     b.post_recv(1, &into);
     a.post(1, SendOperation::Send, &sges);
@@ -255,8 +250,11 @@ pub fn unsignalled_requests_complete_with_the_next_signalled(open: Open<'_>) {
     // A queue pair may be told to signal all.
     let (a, _b) = Plan { signal_all: true, ..Plan::rc() }.connect(&devices);
     let sges = [];
-    a.qp.post_send(&[SendRequest { flags: SendFlags::empty(), ..signalled(5, SendOperation::Write { remote_address: 0, rkey: to.rkey() }, &sges) }])
-        .unwrap();
+    a.qp.post_send(&[SendRequest {
+        flags: SendFlags::empty(),
+        ..signalled(5, SendOperation::Write { remote_address: 0, rkey: to.rkey() }, &sges)
+    }])
+    .unwrap();
     a.expect(5);
 }
 
@@ -337,7 +335,12 @@ pub fn a_queue_pair_may_be_connected_to_itself(open: Open<'_>) {
     one.qp.modify(&plan.to_rts(psn)).unwrap();
     let memory = one.patterned(4096, 2);
     one.post_recv(1, &[memory.sge(2048, 2048)]);
-    one.qp.post_send(&[SendRequest { payload: Payload::Sges(&[memory.sge(0, 2048)]), ..signalled(2, SendOperation::Send, &[]) }]).unwrap();
+    one.qp
+        .post_send(&[SendRequest {
+            payload: Payload::Sges(&[memory.sge(0, 2048)]),
+            ..signalled(2, SendOperation::Send, &[])
+        }])
+        .unwrap();
     let mut done: Vec<u64> = one.reap(2).iter().map(|completion| completion.wr_id).collect();
     done.sort_unstable();
     assert_eq!(done, [1, 2]);

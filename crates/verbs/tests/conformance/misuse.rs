@@ -87,7 +87,13 @@ pub fn foreign_devices(open: Open<'_>) {
 pub fn ranges_outside_a_region(open: Open<'_>) {
     let (a, _b) = Plan::rc().connect(&open());
     let region = a.memory(100);
-    let bad = [region.sge(0, 101), region.sge(100, 1), region.sge(101, 1), region.sge(usize::MAX, 2), region.sge(50, usize::MAX)];
+    let bad = [
+        region.sge(0, 101),
+        region.sge(100, 1),
+        region.sge(101, 1),
+        region.sge(usize::MAX, 2),
+        region.sge(50, usize::MAX),
+    ];
     for sge in bad {
         let error = memory_error(a.qp.post_send(&[signalled(1, SendOperation::Send, &[sge])]));
         assert!(matches!(error, MemoryError::OutOfBounds { region_length: 100, .. }), "{error}");
@@ -110,7 +116,8 @@ pub fn rights_that_were_not_granted(open: Open<'_>) {
     let (a, b) = Plan::rc().connect(&open());
     let readable = a.pd.allocate(64, Access::REMOTE_READ, MemoryKind::Plain).unwrap();
     let sges = [readable.sge(0, 8)];
-    a.qp.post_send(&[signalled(1, SendOperation::Write { remote_address: 0, rkey: readable.rkey() }, &sges[..0])]).unwrap();
+    a.qp.post_send(&[signalled(1, SendOperation::Write { remote_address: 0, rkey: readable.rkey() }, &sges[..0])])
+        .unwrap();
     a.expect(1);
     let error = memory_error(a.qp.post_recv(&[RecvRequest { wr_id: 1, sges: &sges }]));
     assert!(matches!(error, MemoryError::Forbidden { needed: Access::LOCAL_WRITE, .. }));
@@ -127,15 +134,45 @@ pub fn remote_accesses_that_are_refused(open: Open<'_>) {
     type Case<'a> = (&'a str, Access, Access, fn(&doorbell_verbs::Region) -> SendOperation, Status);
     let everything = ALL_ACCESS;
     let cases: [Case<'_>; 10] = [
-        ("a wrong key", everything, everything, |r| SendOperation::Write { remote_address: r.address(), rkey: wrong(r.rkey()) }, Status::RemoteAccess),
+        (
+            "a wrong key",
+            everything,
+            everything,
+            |r| SendOperation::Write { remote_address: r.address(), rkey: wrong(r.rkey()) },
+            Status::RemoteAccess,
+        ),
         ("beyond the end", everything, everything, |r| write_to(r, 57), Status::RemoteAccess),
         ("before the start", everything, everything, |r| read_from(r, usize::MAX), Status::RemoteAccess),
         ("no right to WRITE the region", Access::REMOTE_READ, everything, |r| write_to(r, 0), Status::RemoteAccess),
         ("no right to READ the region", Access::REMOTE_WRITE, everything, |r| read_from(r, 0), Status::RemoteAccess),
-        ("no right to atomics on the region", Access::REMOTE_WRITE, everything, |r| fetch_add(r, 0, 1), Status::RemoteAccess),
-        ("no right to WRITE through the queue pair", everything, Access::REMOTE_READ, |r| write_to(r, 0), Status::RemoteAccess),
-        ("no right to READ through the queue pair", everything, Access::REMOTE_WRITE, |r| read_from(r, 0), Status::RemoteAccess),
-        ("no right to atomics through the queue pair", everything, Access::REMOTE_WRITE, |r| fetch_add(r, 0, 1), Status::RemoteAccess),
+        (
+            "no right to atomics on the region",
+            Access::REMOTE_WRITE,
+            everything,
+            |r| fetch_add(r, 0, 1),
+            Status::RemoteAccess,
+        ),
+        (
+            "no right to WRITE through the queue pair",
+            everything,
+            Access::REMOTE_READ,
+            |r| write_to(r, 0),
+            Status::RemoteAccess,
+        ),
+        (
+            "no right to READ through the queue pair",
+            everything,
+            Access::REMOTE_WRITE,
+            |r| read_from(r, 0),
+            Status::RemoteAccess,
+        ),
+        (
+            "no right to atomics through the queue pair",
+            everything,
+            Access::REMOTE_WRITE,
+            |r| fetch_add(r, 0, 1),
+            Status::RemoteAccess,
+        ),
         ("an atomic that is not aligned", everything, everything, |r| fetch_add(r, 4, 1), Status::RemoteInvalidRequest),
     ];
     for (what, of_region, of_qp, operation, status) in cases {
@@ -189,18 +226,24 @@ pub fn operations_that_a_transport_does_not_have(open: Open<'_>) {
     let region = Plan::rc().side(&devices.1).memory(64);
     let (write, read, atomic) = (write_to(&region, 0), read_from(&region, 0), fetch_add(&region, 0, 1));
     let invalidate = SendOperation::SendInvalidate(region.rkey());
-    for (kind, refused) in [(QpKind::Uc, &[read, atomic, invalidate][..]), (QpKind::Ud, &[write, read, atomic, invalidate])] {
+    for (kind, refused) in
+        [(QpKind::Uc, &[read, atomic, invalidate][..]), (QpKind::Ud, &[write, read, atomic, invalidate])]
+    {
         let (a, b) = Plan::new(kind).connect(&devices);
         for &operation in refused {
             let destination = (kind == QpKind::Ud).then(|| b.as_destination());
             let request = SendRequest { destination, ..signalled(1, operation, &[]) };
             let error = a.qp.post_send(&[request]).unwrap_err();
-            assert!(matches!(error.kind, PostErrorKind::UnsupportedOperation { .. }), "{kind:?} {operation:?}: {error}");
+            assert!(
+                matches!(error.kind, PostErrorKind::UnsupportedOperation { .. }),
+                "{kind:?} {operation:?}: {error}"
+            );
             says(&error, &[kind.name()]);
         }
         // A destination belongs to datagrams, and only to them.
         let destination = (kind != QpKind::Ud).then(|| b.as_destination());
-        let error = a.qp.post_send(&[SendRequest { destination, ..signalled(1, SendOperation::Send, &[]) }]).unwrap_err();
+        let error =
+            a.qp.post_send(&[SendRequest { destination, ..signalled(1, SendOperation::Send, &[]) }]).unwrap_err();
         assert!(matches!(error.kind, PostErrorKind::Destination(_)), "{error}");
         if kind == QpKind::Ud {
             let mtu = a.device.attributes().active_mtu.bytes();
@@ -235,7 +278,14 @@ pub fn numbers_out_of_range(open: Open<'_>) {
     let cq = device.create_cq(4).unwrap();
     let least = QpCapacities { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
     let create = |capacities| {
-        pd.create_qp(QpOptions { kind: QpKind::Rc, send_cq: &cq, recv_cq: &cq, srq: None, capacities, signal_all: false })
+        pd.create_qp(QpOptions {
+            kind: QpKind::Rc,
+            send_cq: &cq,
+            recv_cq: &cq,
+            srq: None,
+            capacities,
+            signal_all: false,
+        })
     };
     for (capacities, what) in [
         (QpCapacities { max_send_wr: limits.max_queue_depth + 1, ..least }, "max_send_wr"),
@@ -258,8 +308,14 @@ pub fn numbers_out_of_range(open: Open<'_>) {
     }
     side.qp.modify(&plan.to_init()).unwrap();
     let rtr = plan.to_rtr(&side, device.random_psn());
-    says(&side.qp.modify(&QpAttributes { min_rnr_timer: Some(32), ..rtr }).unwrap_err(), &["RNR NAK timer", "32", "0 to 31"]);
-    says(&side.qp.modify(&QpAttributes { max_dest_rd_atomic: Some(17), ..rtr }).unwrap_err(), &["max_dest_rd_atomic", "17"]);
+    says(
+        &side.qp.modify(&QpAttributes { min_rnr_timer: Some(32), ..rtr }).unwrap_err(),
+        &["RNR NAK timer", "32", "0 to 31"],
+    );
+    says(
+        &side.qp.modify(&QpAttributes { max_dest_rd_atomic: Some(17), ..rtr }).unwrap_err(),
+        &["max_dest_rd_atomic", "17"],
+    );
     if limits.active_mtu < PathMtu::Mtu4096 {
         let error = side.qp.modify(&QpAttributes { path_mtu: Some(PathMtu::Mtu4096), ..rtr }).unwrap_err();
         says(&error, &["4096", "active MTU"]);
@@ -276,9 +332,8 @@ pub fn a_list_is_accepted_up_to_the_first_mistake(open: Open<'_>) {
     let region = a.patterned(64, 1);
     let (good, bad) = ([region.sge(0, 8)], [region.sge(60, 8)]);
     let into = b.memory(64);
-    let error = b
-        .qp
-        .post_recv(&[
+    let error =
+        b.qp.post_recv(&[
             RecvRequest { wr_id: 1, sges: &[into.sge(0, 64)] },
             RecvRequest { wr_id: 2, sges: &bad },
             RecvRequest { wr_id: 3, sges: &[] },

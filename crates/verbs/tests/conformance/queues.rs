@@ -50,7 +50,9 @@ pub fn a_shared_receive_queue_serves_many(open: Open<'_>) {
     assert_eq!(own.kind, PostErrorKind::UsesSharedReceiveQueue);
     // In error, the queue pair leaves the shared receives to the others, and says when it took its last.
     pairs[1].1.to_error();
-    eventually("the last was reached", || other.poll_event() == Some(AsyncEvent::QpLastWqeReached(pairs[1].1.qp.qpn())));
+    eventually("the last was reached", || {
+        other.poll_event() == Some(AsyncEvent::QpLastWqeReached(pairs[1].1.qp.qpn()))
+    });
     assert_eq!(srq.len(), 16);
 }
 
@@ -230,8 +232,12 @@ pub fn a_completion_queue_that_overruns_says_so(open: Open<'_>) {
     let plan = Plan::rc();
     let (a, b) = Plan { cq_depth: 2, ..plan }.connect(&(one.clone(), other.clone()));
     for wr_id in 0..3 {
-        a.qp.post_send(&[signalled(wr_id, SendOperation::Write { remote_address: 0, rkey: wrong(doorbell_verbs::RKey::new(1)) }, &[])])
-            .unwrap();
+        a.qp.post_send(&[signalled(
+            wr_id,
+            SendOperation::Write { remote_address: 0, rkey: wrong(doorbell_verbs::RKey::new(1)) },
+            &[],
+        )])
+        .unwrap();
     }
     wait_readable(one.event_fd());
     assert!(matches!(one.poll_event(), Some(AsyncEvent::CqError(id)) if id == a.cq.id().0));

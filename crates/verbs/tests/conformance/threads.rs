@@ -126,6 +126,13 @@ pub fn connections_come_and_go(open: Open<'_>) {
     // A queue pair that takes no receives of its own and sends nothing.
     let (pd, cq) = (devices.0.create_pd().unwrap(), devices.0.create_cq(1).unwrap());
     let nothing = QpCapacities { max_send_wr: 0, max_recv_wr: 0, max_send_sge: 0, max_recv_sge: 0, max_inline: 0 };
-    pd.create_qp(QpOptions { kind: QpKind::Rc, send_cq: &cq, recv_cq: &cq, srq: None, capacities: nothing, signal_all: false })
-        .unwrap();
+    pd.create_qp(QpOptions {
+        kind: QpKind::Rc,
+        send_cq: &cq,
+        recv_cq: &cq,
+        srq: None,
+        capacities: nothing,
+        signal_all: false,
+    })
+    .unwrap();
 }

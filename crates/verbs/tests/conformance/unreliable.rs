@@ -158,7 +158,8 @@ pub fn one_datagram_queue_pair_serves_many(open: Open<'_>) {
         // The answer goes where the datagram came from.
         let into = spoke.memory(64);
         spoke.post_recv(9, &[into.sge(0, 64)]);
-        hub.qp.post_send(&[datagram(9, SendOperation::Send, &[memory.sge(index as usize * 64 + GRH_BYTES, 4)], spoke)])
+        hub.qp
+            .post_send(&[datagram(9, SendOperation::Send, &[memory.sge(index as usize * 64 + GRH_BYTES, 4)], spoke)])
             .unwrap();
         hub.expect(9);
         spoke.expect(9);

@@ -1,0 +1,381 @@
+//! A capture of each operation. Beside each lies what other programs must find in it, which
+//! `cargo xtask test` has them look for; where `DOORBELL_PCAP_DIR` names no directory, only this
+//! process looks.
+
+mod common;
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use common::*;
+use doorbell_verbs::soft::SoftOptions;
+use doorbell_verbs::{PathMtu, Psn, QpKind, QpState, SendFlags, SendOperation, SendRequest, Status};
+use doorbell_wire::{BthPacket, Flow, ICRC_LEN, NakCode, Opcode, Syndrome, parse_frame};
+
+const MTU: usize = 1024;
+
+/// Two captured ends, and what their captures must show.
+struct Script {
+    name: &'static str,
+    directory: PathBuf,
+    a: Side,
+    b: Side,
+    /// Sequence number of the next request.
+    psn: Psn,
+    requests: Vec<String>,
+    responses: Vec<String>,
+    /// Requests that are answered with an acknowledgement and nothing else.
+    acknowledged: usize,
+}
+
+impl Script {
+    fn new(name: &'static str, plan: &Plan, faults: Option<&str>) -> Self {
+        let directory = match std::env::var_os("DOORBELL_PCAP_DIR") {
+            Some(directory) => PathBuf::from(directory),
+            None => std::env::temp_dir().join(format!("doorbell-{name}-{}", std::process::id())),
+        };
+        std::fs::create_dir_all(&directory).unwrap();
+        let open = |role: &str, faults: Option<&str>| {
+            open_soft(SoftOptions {
+                pcap: Some(directory.join(format!("{name}-{role}.pcap"))),
+                faults: faults.map(|plan| plan.parse().unwrap()),
+                ..SoftOptions::default()
+            })
+        };
+        let devices = (open("requester", None), open("responder", faults));
+        let plan = Plan { mtu: PathMtu::from_bytes(MTU).unwrap(), ..*plan };
+        let (a, b) = plan.connect(&devices);
+        let psn = a.qp.query().attributes.send_psn.unwrap();
+        let (requests, responses) = (Vec::new(), Vec::new());
+        Self { name, directory, a, b, psn, requests, responses, acknowledged: 0 }
+    }
+
+    /// One request packet.
+    fn request(&mut self, opcode: Opcode, more: &str) {
+        let (psn, qpn) = (self.psn.get(), self.b.qp.qpn().get());
+        self.requests.push(format!("opcode={} psn={psn} dqpn={qpn} {more}", opcode.0));
+        self.psn = self.psn.next();
+    }
+
+    fn response(&mut self, opcode: Opcode, psn: Psn, more: &str) {
+        let qpn = self.a.qp.qpn().get();
+        self.responses.push(format!("opcode={} psn={} dqpn={qpn} {more}", opcode.0, psn.get()));
+    }
+
+    fn nak(&mut self, psn: Psn, syndrome: Syndrome) {
+        self.response(Opcode::RC_ACKNOWLEDGE, psn, &format!("syndrome={}", syndrome.0));
+    }
+
+    /// The packets of a SEND or WRITE of so many bytes. The opcodes are those of the first,
+    /// middle, last and only packet; `first` and `last` are fields of these packets.
+    fn message(&mut self, opcodes: [Opcode; 4], bytes: usize, first: &str, last: &str) {
+        let packets = bytes.div_ceil(MTU).max(1);
+        for packet in 0..packets {
+            let payload = (bytes - packet * MTU).min(MTU);
+            let mut more = format!("pad={}", payload.wrapping_neg() & 3);
+            let [begins, ends] = [packet == 0, packet + 1 == packets];
+            let opcode = match (begins, ends) {
+                (true, true) => opcodes[3],
+                (true, false) => opcodes[0],
+                (false, true) => opcodes[2],
+                (false, false) => opcodes[1],
+            };
+            for (fields, here) in [(first, begins), (last, ends)] {
+                if here {
+                    let _ = write!(more, " {fields}");
+                }
+            }
+            self.request(opcode, &more);
+        }
+        self.acknowledged += packets;
+    }
+
+    /// Posts a work request of so many bytes and waits until it is done.
+    fn run(&mut self, operation: SendOperation, bytes: usize) {
+        let from = self.a.patterned(bytes.max(1), 1);
+        self.a.post(1, operation, &[from.sge(0, bytes)]);
+        self.a.expect(1);
+    }
+
+    /// Closes the captures and writes what they must show. Memory that is left keeps its device
+    /// open, so it is handed in.
+    fn finish(self, memory: impl Sized) {
+        let Self { name, directory, a, b, requests, responses, acknowledged, .. } = self;
+        let reliable = a.qp.query().kind == QpKind::Rc && b.state() != QpState::Error && a.state() != QpState::Error;
+        let mut expected = format!("requester {}\n", a.device.attributes().address);
+        requests.iter().for_each(|row| _ = writeln!(expected, "> {}", row.trim_end()));
+        responses.iter().for_each(|row| _ = writeln!(expected, "< {}", row.trim_end()));
+        let least = usize::from(reliable && acknowledged > 0);
+        let _ = writeln!(expected, "acks {least} {acknowledged}");
+        drop((a, b, memory));
+        for role in ["requester", "responder"] {
+            let capture = directory.join(format!("{name}-{role}.pcap"));
+            std::fs::write(capture.with_extension("expected"), &expected).unwrap();
+            check(&capture, requests.len() + responses.len());
+        }
+        if std::env::var_os("DOORBELL_PCAP_DIR").is_none() {
+            std::fs::remove_dir_all(directory).unwrap();
+        }
+    }
+}
+
+/// Reads a capture: each packet is a frame whose ICRC fits its IP header.
+fn check(capture: &Path, least_packets: usize) {
+    let file = std::fs::read(capture).unwrap();
+    let mut rest = &file[24..];
+    let mut packets = 0;
+    while !rest.is_empty() {
+        let length = u32::from_be_bytes(rest[8..12].try_into().unwrap()) as usize;
+        let frame = parse_frame(&rest[16..16 + length]).unwrap();
+        let (packet, icrc) = frame.payload.split_last_chunk::<ICRC_LEN>().unwrap();
+        let (outer, ports) = (frame.outer, frame.encapsulation);
+        let flow = Flow::new(outer.src, outer.dst, ports.src_port, ports.dst_port);
+        let identification = outer.identification.unwrap();
+        let expected = flow.icrc(identification, outer.dont_fragment.unwrap(), packet);
+        let opcode = BthPacket::new_checked(packet).unwrap().opcode();
+        assert_eq!(u32::from_le_bytes(*icrc), expected, "{}: packet {packets}, {opcode:?}", capture.display());
+        packets += 1;
+        rest = &rest[16 + length..];
+    }
+    assert!(packets >= least_packets, "{}: {packets} packets, at least {least_packets} expected", capture.display());
+}
+
+const SEND: [Opcode; 4] = [Opcode::RC_SEND_FIRST, Opcode::RC_SEND_MIDDLE, Opcode::RC_SEND_LAST, Opcode::RC_SEND_ONLY];
+const SEND_IMMEDIATE: [Opcode; 4] =
+    [Opcode::RC_SEND_FIRST, Opcode::RC_SEND_MIDDLE, Opcode::RC_SEND_LAST_IMM, Opcode::RC_SEND_ONLY_IMM];
+const SEND_INVALIDATE: [Opcode; 4] =
+    [Opcode::RC_SEND_FIRST, Opcode::RC_SEND_MIDDLE, Opcode::RC_SEND_LAST_INV, Opcode::RC_SEND_ONLY_INV];
+const WRITE: [Opcode; 4] =
+    [Opcode::RC_WRITE_FIRST, Opcode::RC_WRITE_MIDDLE, Opcode::RC_WRITE_LAST, Opcode::RC_WRITE_ONLY];
+const WRITE_IMMEDIATE: [Opcode; 4] =
+    [Opcode::RC_WRITE_FIRST, Opcode::RC_WRITE_MIDDLE, Opcode::RC_WRITE_LAST_IMM, Opcode::RC_WRITE_ONLY_IMM];
+
+/// The same operations of UC (IBTA's transport bits of the opcode).
+fn unreliable(opcodes: [Opcode; 4]) -> [Opcode; 4] {
+    opcodes.map(|opcode| Opcode(opcode.0 | 0x20))
+}
+
+const SIZES: [usize; 6] = [0, 1, 4, 5, MTU, 3 * MTU + 2];
+
+#[test]
+fn send() {
+    let mut script = Script::new("rc-send", &Plan::rc(), None);
+    let to = script.b.memory(4 * MTU);
+    for bytes in SIZES {
+        script.b.post_recv(1, &[to.sge(0, 4 * MTU)]);
+        script.message(SEND, bytes, "", "se=0");
+        script.run(SendOperation::Send, bytes);
+        script.b.expect(1);
+    }
+    script.b.post_recv(1, &[]);
+    script.message(SEND, 0, "", "se=1");
+    let flags = SendFlags::SIGNALED | SendFlags::SOLICITED;
+    script.a.qp.post_send(&[SendRequest { flags, ..signalled(1, SendOperation::Send, &[]) }]).unwrap();
+    script.a.expect(1);
+    script.finish(to);
+}
+
+#[test]
+fn send_with_immediate() {
+    let mut script = Script::new("rc-send-immediate", &Plan::rc(), None);
+    let to = script.b.memory(4 * MTU);
+    for bytes in SIZES {
+        script.b.post_recv(1, &[to.sge(0, 4 * MTU)]);
+        script.message(SEND_IMMEDIATE, bytes, "", "imm=0102a0ff");
+        script.run(SendOperation::SendImmediate(0x0102_a0ff), bytes);
+    }
+    script.finish(to);
+}
+
+#[test]
+fn send_with_invalidate() {
+    let mut script = Script::new("rc-send-invalidate", &Plan::rc(), None);
+    let to = script.b.memory(4 * MTU);
+    for bytes in SIZES {
+        let lent = script.b.memory(8);
+        script.b.post_recv(1, &[to.sge(0, 4 * MTU)]);
+        script.message(SEND_INVALIDATE, bytes, "", &format!("ieth={:08x}", lent.rkey().get()));
+        script.run(SendOperation::SendInvalidate(lent.rkey()), bytes);
+    }
+    script.finish(to);
+}
+
+#[test]
+fn write() {
+    let mut script = Script::new("rc-write", &Plan::rc(), None);
+    let to = script.b.memory(4 * MTU);
+    for bytes in SIZES {
+        script.message(WRITE, bytes, &format!("dmalen={bytes} rkey={}", to.rkey().get()), "");
+        script.run(write_to(&to, 0), bytes);
+    }
+    script.finish(to);
+}
+
+#[test]
+fn write_with_immediate() {
+    let mut script = Script::new("rc-write-immediate", &Plan::rc(), None);
+    let to = script.b.memory(4 * MTU);
+    for bytes in SIZES {
+        script.b.post_recv(1, &[]);
+        let reth = format!("dmalen={bytes} rkey={}", to.rkey().get());
+        script.message(WRITE_IMMEDIATE, bytes, &reth, "imm=00000007");
+        let (remote_address, rkey) = (to.address(), to.rkey());
+        script.run(SendOperation::WriteImmediate { remote_address, rkey, immediate: 7 }, bytes);
+    }
+    script.finish(to);
+}
+
+#[test]
+fn read() {
+    let mut script = Script::new("rc-read", &Plan::rc(), None);
+    let from = script.b.patterned(4 * MTU, 1);
+    for bytes in SIZES {
+        let first = script.psn;
+        script.request(Opcode::RC_READ_REQUEST, &format!("dmalen={bytes} rkey={}", from.rkey().get()));
+        let packets = bytes.div_ceil(MTU).max(1) as u32;
+        for packet in 0..packets {
+            let psn = first.add(packet);
+            match (packet == 0, packet + 1 == packets) {
+                (true, true) => script.response(Opcode::RC_READ_RESPONSE_ONLY, psn, "syndrome=31"),
+                (true, false) => script.response(Opcode::RC_READ_RESPONSE_FIRST, psn, "syndrome=31"),
+                (false, false) => script.response(Opcode::RC_READ_RESPONSE_MIDDLE, psn, ""),
+                (false, true) => script.response(Opcode::RC_READ_RESPONSE_LAST, psn, "syndrome=31"),
+            }
+        }
+        script.psn = first.add(packets);
+        script.run(read_from(&from, 0), bytes);
+    }
+    script.finish(from);
+}
+
+#[test]
+fn atomics() {
+    let mut script = Script::new("rc-atomics", &Plan::rc(), None);
+    let word = script.b.memory(8);
+    word.store_release_u64(0, 5);
+    let (remote_address, rkey) = (word.address(), word.rkey());
+    let add = 0x0102_0304_0506_0708;
+    let psn = script.psn;
+    script.request(Opcode::RC_FETCH_ADD, &format!("swap={add}"));
+    script.response(Opcode::RC_ATOMIC_ACKNOWLEDGE, psn, "original=5 syndrome=31");
+    script.run(SendOperation::FetchAdd { remote_address, rkey, add }, 8);
+    let psn = script.psn;
+    script.request(Opcode::RC_COMPARE_SWAP, &format!("swap=9 compare={}", add + 5));
+    script.response(Opcode::RC_ATOMIC_ACKNOWLEDGE, psn, &format!("original={} syndrome=31", add + 5));
+    script.run(SendOperation::CompareSwap { remote_address, rkey, compare: add + 5, swap: 9 }, 8);
+    assert_eq!(word.load_acquire_u64(0), 9);
+    script.finish(word);
+}
+
+#[test]
+fn unreliable_connection() {
+    let mut script = Script::new("uc", &Plan::new(QpKind::Uc), None);
+    let to = script.b.memory(4 * MTU);
+    let (remote_address, rkey) = (to.address(), to.rkey());
+    for bytes in SIZES {
+        let reth = format!("dmalen={bytes} rkey={}", rkey.get());
+        for (opcodes, operation, first, last) in [
+            (SEND, SendOperation::Send, "", ""),
+            (SEND_IMMEDIATE, SendOperation::SendImmediate(1), "", "imm=00000001"),
+            (WRITE, write_to(&to, 0), &*reth, ""),
+            (
+                WRITE_IMMEDIATE,
+                SendOperation::WriteImmediate { remote_address, rkey, immediate: 2 },
+                &*reth,
+                "imm=00000002",
+            ),
+        ] {
+            script.b.post_recv(1, &[to.sge(0, 4 * MTU)]);
+            script.message(unreliable(opcodes), bytes, first, last);
+            script.run(operation, bytes);
+            if opcodes != WRITE {
+                script.b.expect(1);
+            }
+        }
+    }
+    script.acknowledged = 0;
+    script.finish(to);
+}
+
+#[test]
+fn datagrams() {
+    let mut script = Script::new("ud", &Plan::new(QpKind::Ud), None);
+    let (from, to) = (script.a.patterned(MTU, 1), script.b.memory(MTU + 40));
+    for bytes in [0, 1, 4, 5, MTU] {
+        for (opcode, operation, more) in [
+            (Opcode::UD_SEND_ONLY, SendOperation::Send, ""),
+            (Opcode::UD_SEND_ONLY_IMM, SendOperation::SendImmediate(3), "imm=00000003"),
+        ] {
+            script.b.post_recv(1, &[to.sge(0, MTU + 40)]);
+            let deth =
+                format!("qkey={} sqpn={} pad={} {more}", QKEY.get(), script.a.qp.qpn().get(), bytes.wrapping_neg() & 3);
+            script.request(opcode, &deth);
+            script.a.qp.post_send(&[datagram(1, operation, &[from.sge(0, bytes)], &script.b)]).unwrap();
+            script.a.expect(1);
+            script.b.expect(1);
+        }
+    }
+    script.finish((from, to));
+}
+
+#[test]
+fn receiver_not_ready() {
+    let plan = Plan { min_rnr_timer: 1, ..Plan::rc() };
+    let mut script = Script::new("rc-rnr-nak", &plan, None);
+    let psn = script.psn;
+    script.message(SEND, 4, "", "");
+    script.nak(psn, Syndrome::rnr_nak(1));
+    let (from, to) = (script.a.patterned(4, 1), script.b.memory(4));
+    script.a.post(1, SendOperation::Send, &[from.sge(0, 4)]);
+    eventually("the peer was not ready", || script.a.device.counters().rnr_nak_received > 0);
+    script.b.post_recv(1, &[to.sge(0, 4)]);
+    script.a.expect(1);
+    script.finish((from, to));
+}
+
+#[test]
+fn sequence_error() {
+    // Of the first hundred packets that arrive, this plan drops the second and no other.
+    let mut script = Script::new("rc-sequence-error", &Plan::rc(), Some("drop=0.02,seed=10"));
+    let to = script.b.memory(64);
+    let second = script.psn.next();
+    let list: Vec<_> = (1..=4).map(|wr_id| inline(wr_id, write_to(&to, 0), b"text")).collect();
+    for _ in 0..4 {
+        script.message(WRITE, 4, "dmalen=4", "");
+    }
+    script.nak(second, Syndrome::nak(NakCode::PSN_SEQUENCE_ERROR));
+    script.a.qp.post_send(&list).unwrap();
+    script.a.reap(4);
+    assert!(script.a.device.counters().packet_seq_err >= 1);
+    script.finish(to);
+}
+
+#[test]
+fn refusals() {
+    type Operation = fn(&doorbell_verbs::Region) -> SendOperation;
+    let cases: [(&'static str, NakCode, Status, Operation); 3] = [
+        ("rc-remote-access-error", NakCode::REMOTE_ACCESS_ERROR, Status::RemoteAccess, |region| SendOperation::Write {
+            remote_address: region.address(),
+            rkey: wrong(region.rkey()),
+        }),
+        ("rc-invalid-request", NakCode::INVALID_REQUEST, Status::RemoteInvalidRequest, |_| SendOperation::Send),
+        ("rc-remote-operational-error", NakCode::REMOTE_OPERATIONAL_ERROR, Status::RemoteOperation, |_| {
+            SendOperation::Send
+        }),
+    ];
+    for (name, code, status, operation) in cases {
+        let mut script = Script::new(name, &Plan::rc(), None);
+        let (from, to) = (script.a.patterned(16, 1), script.b.memory(16));
+        let operation = operation(&to);
+        let psn = script.psn;
+        script.message(if operation == SendOperation::Send { SEND } else { WRITE }, 16, "", "");
+        script.nak(psn, Syndrome::nak(code));
+        // Too short for the message, or of memory that is gone.
+        let length = if code == NakCode::INVALID_REQUEST { 15 } else { 16 };
+        script.b.post_recv(1, &[to.sge(0, length)]);
+        let kept = (code != NakCode::REMOTE_OPERATIONAL_ERROR).then_some(to);
+        script.a.post(1, operation, &[from.sge(0, 16)]);
+        script.a.expect_failure(1, status);
+        script.finish((from, kept));
+    }
+}
