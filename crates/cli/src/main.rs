@@ -18,10 +18,11 @@ struct Cli {
 }
 
 #[derive(Subcommand)]
+#[allow(clippy::large_enum_variant)] // there is one of it
 enum Command {
     /// Measure message exchange between two processes, or what the kernel allows
     #[command(subcommand)]
-    Bench(bench::Bench),
+    Bench(Box<bench::Bench>),
     /// Explain what goes over the wire
     #[command(subcommand)]
     Wire(wire::Wire),
@@ -55,7 +56,7 @@ fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .init();
     let result = match cli.command {
-        Command::Bench(bench) => bench::run(bench),
+        Command::Bench(bench) => bench::run(*bench),
         Command::Wire(wire) => wire::run(wire),
     };
     match result {

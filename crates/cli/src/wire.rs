@@ -114,10 +114,7 @@ pub(crate) fn run(Wire::Cost(cost): Wire) -> Result<ExitCode, Failure> {
         line(object)?;
         return Ok(ExitCode::SUCCESS);
     }
-    line(format_args!(
-        "{:<28} {:>12} {:>16} {:>16}",
-        "", "packets", "frame bytes", "line bytes"
-    ))?;
+    line(format_args!("{:<28} {:>12} {:>16} {:>16}", "", "packets", "frame bytes", "line bytes"))?;
     let row = |name: &str, d: Direction| {
         line(format_args!("{name:<28} {:>12} {:>16} {:>16}", d.packets, d.frame_bytes, d.line_bytes))
     };
@@ -133,6 +130,8 @@ pub(crate) fn run(Wire::Cost(cost): Wire) -> Result<ExitCode, Failure> {
     if cost.size > 0 {
         line(format_args!("goodput {:.2} % of the line bytes that carry it", 100.0 * result.goodput_share()))?;
     }
-    line("Frame bytes are what vendors' counters show: without FCS (4), preamble (8) and gap (12), which line bytes have.")?;
+    line(
+        "Frame bytes are what vendors' counters show: without FCS (4), preamble (8) and gap (12), which line bytes have.",
+    )?;
     Ok(ExitCode::SUCCESS)
 }

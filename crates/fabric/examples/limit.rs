@@ -17,10 +17,7 @@ fn main() -> io::Result<()> {
     child.args([CHILD, &options.port.to_string()]);
     let report = measure(child, &options)?;
     println!("half a round trip, spinning: {} ns", report.ping_pong_ns);
-    println!(
-        "half a round trip, sleeping: {} ns",
-        report.ping_pong_blocking_ns
-    );
+    println!("half a round trip, sleeping: {} ns", report.ping_pong_blocking_ns);
     println!("receive buffer: {} bytes", report.receive_buffer_bytes);
     for result in &report.results {
         let (slowest, fastest) = result.datagrams_per_s_spread;

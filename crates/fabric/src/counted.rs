@@ -104,19 +104,15 @@ impl TrafficByClass {
 
     /// All classes together.
     pub fn total(&self) -> Traffic {
-        self.0
-            .iter()
-            .fold(Traffic::default(), |sum, class| Traffic {
-                packets: sum.packets + class.packets,
-                bytes: sum.bytes + class.bytes,
-            })
+        self.0.iter().fold(Traffic::default(), |sum, class| Traffic {
+            packets: sum.packets + class.packets,
+            bytes: sum.bytes + class.bytes,
+        })
     }
 
     #[inline]
     fn count(&mut self, packet: &[u8]) {
-        let class = packet
-            .first()
-            .map_or(PacketClass::Other, |&opcode| CLASSES[opcode as usize]);
+        let class = packet.first().map_or(PacketClass::Other, |&opcode| CLASSES[opcode as usize]);
         let traffic = &mut self.0[class as usize];
         traffic.packets += 1;
         traffic.bytes += packet.len() as u64;
@@ -154,11 +150,7 @@ pub struct Counted<L> {
 impl<L: Link> Counted<L> {
     /// Counts what crosses `inner`.
     pub fn new(inner: L) -> Self {
-        Self {
-            inner,
-            sent: TrafficByClass::default(),
-            received: TrafficByClass::default(),
-        }
+        Self { inner, sent: TrafficByClass::default(), received: TrafficByClass::default() }
     }
 
     /// What the link took.
@@ -187,16 +179,13 @@ impl<L: Link> Link for Counted<L> {
         let result = self.inner.transmit(now_ns, batch, next);
         let bytes = batch.bytes();
         for run in &batch.runs()[from..*next] {
-            run.segments()
-                .for_each(|segment| self.sent.count(&bytes[segment]));
+            run.segments().for_each(|segment| self.sent.count(&bytes[segment]));
         }
         result
     }
 
     fn receive(&mut self, now_ns: u64, sink: &mut dyn Sink) -> io::Result<usize> {
-        let Self {
-            inner, received, ..
-        } = self;
+        let Self { inner, received, .. } = self;
         inner.receive(now_ns, &mut |run: ReceivedRun<'_>| {
             run.segments().for_each(|packet| received.count(packet));
             sink.receive(run);
@@ -240,32 +229,13 @@ mod tests {
         receive_all(&mut receiver, 1 << 30);
         assert_eq!(sender.sent(), receiver.received());
         assert_eq!(sender.received().total(), Traffic::default());
-        assert_eq!(
-            sender.sent()[PacketClass::Data],
-            Traffic {
-                packets: 2,
-                bytes: 1064
-            }
-        );
+        assert_eq!(sender.sent()[PacketClass::Data], Traffic { packets: 2, bytes: 1064 });
         for (_, len, class) in &opcodes[2..] {
-            let expected = Traffic {
-                packets: 1,
-                bytes: *len as u64 + 4,
-            };
+            let expected = Traffic { packets: 1, bytes: *len as u64 + 4 };
             assert_eq!(sender.sent()[*class], expected, "{}", class.name());
         }
-        assert_eq!(
-            (*sender.sent() - *sender.sent()).total(),
-            Traffic::default()
-        );
-        assert_eq!(
-            sender
-                .sent()
-                .iter()
-                .map(|(_, traffic)| traffic.packets)
-                .sum::<u64>(),
-            6
-        );
+        assert_eq!((*sender.sent() - *sender.sent()).total(), Traffic::default());
+        assert_eq!(sender.sent().iter().map(|(_, traffic)| traffic.packets).sum::<u64>(), 6);
     }
 
     #[test]

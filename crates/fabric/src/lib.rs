@@ -12,8 +12,8 @@
 #![deny(unsafe_code)]
 
 mod counted;
-mod faults;
 mod driver;
+mod faults;
 pub mod limit;
 mod link;
 mod memory;
@@ -25,8 +25,8 @@ mod testing;
 pub mod udp;
 
 pub use counted::{Counted, PacketClass, Traffic, TrafficByClass};
-pub use faults::{FaultCounters, FaultPlan, FaultPlanError, Faults};
 pub use driver::{Acks, Driver};
+pub use faults::{FaultCounters, FaultPlan, FaultPlanError, Faults};
 pub use link::{Link, LinkProperties, ReceivedRun, Sink};
 pub use memory::{MemoryCounters, MemoryLink, MemoryNetwork, MemoryOptions};
 pub use pcap::Pcap;

@@ -112,20 +112,8 @@ pub fn measure(child_command: Command, options: &LimitOptions) -> io::Result<Lim
     // A sleeping round trip takes ten times as long as a spinning one.
     let sleeping = options.ping_pongs.div_ceil(10);
     Ok(LimitReport {
-        ping_pong_ns: measure_ping_pong(
-            &mut link,
-            &mut peer,
-            Wait::Spin,
-            bytes,
-            options.ping_pongs,
-        )?,
-        ping_pong_blocking_ns: measure_ping_pong(
-            &mut link,
-            &mut peer,
-            Wait::Block,
-            bytes,
-            sleeping,
-        )?,
+        ping_pong_ns: measure_ping_pong(&mut link, &mut peer, Wait::Spin, bytes, options.ping_pongs)?,
+        ping_pong_blocking_ns: measure_ping_pong(&mut link, &mut peer, Wait::Block, bytes, sleeping)?,
         receive_buffer_bytes: link.receive_buffer_bytes(),
         results,
     })
@@ -135,11 +123,9 @@ pub fn measure(child_command: Command, options: &LimitOptions) -> io::Result<Lim
 pub fn child_main(mode: &str) -> io::Result<()> {
     let port = match mode {
         "" => ROCE_UDP_PORT,
-        text => text.parse().map_err(|_| {
-            invalid(format!(
-                "the mode is a UDP port from 1 to 65535, and {text:?} is none"
-            ))
-        })?,
+        text => text
+            .parse()
+            .map_err(|_| invalid(format!("the mode is a UDP port from 1 to 65535, and {text:?} is none")))?,
     };
     let mut link = open(port)?;
     let mut out = io::stdout().lock();
@@ -152,23 +138,13 @@ pub fn child_main(mode: &str) -> io::Result<()> {
         let words: Vec<&str> = command.split_whitespace().collect();
         match words[..] {
             ["rate", bytes] => {
-                let bytes = bytes
-                    .parse()
-                    .map_err(|_| invalid(format!("bad size in {command:?}")))?;
+                let bytes = bytes.parse().map_err(|_| invalid(format!("bad size in {command:?}")))?;
                 say("ready".into())?;
                 let served = serve_rate(&mut link, bytes)?;
-                say(format!(
-                    "received {} {}",
-                    served.datagrams,
-                    served.elapsed.as_nanos()
-                ))?;
+                say(format!("received {} {}", served.datagrams, served.elapsed.as_nanos()))?;
             }
             ["echo", how] => {
-                let wait = if how == "block" {
-                    Wait::Block
-                } else {
-                    Wait::Spin
-                };
+                let wait = if how == "block" { Wait::Block } else { Wait::Spin };
                 say("ready".into())?;
                 serve_echo(&mut link, wait)?;
                 say("stopped".into())?;
@@ -226,20 +202,12 @@ pub fn serve_rate(link: &mut UdpLink, payload_bytes: usize) -> io::Result<Served
         }
     }
     let elapsed = first.map_or(Duration::ZERO, |first| last - first);
-    Ok(Served {
-        datagrams: counted,
-        elapsed,
-    })
+    Ok(Served { datagrams: counted, elapsed })
 }
 
 /// Sends full runs of datagrams of this size for a while, as fast as the kernel takes them, and
 /// says how many it took.
-pub fn run_rate(
-    link: &mut UdpLink,
-    peer: IpAddr,
-    payload_bytes: usize,
-    duration: Duration,
-) -> io::Result<u64> {
+pub fn run_rate(link: &mut UdpLink, peer: IpAddr, payload_bytes: usize, duration: Duration) -> io::Result<u64> {
     let batch = run_of(peer, payload_bytes, segments_of(payload_bytes));
     let before = link.counters().datagrams_sent;
     let start = Instant::now();
@@ -330,11 +298,7 @@ fn measure_rate(
         rates.push(datagrams as f64 * 1e9 / elapsed_ns.max(1) as f64);
     }
     rates.sort_unstable_by(f64::total_cmp);
-    let ip = if peer.address.is_ipv4() {
-        IPV4_LEN
-    } else {
-        IPV6_LEN
-    };
+    let ip = if peer.address.is_ipv4() { IPV4_LEN } else { IPV6_LEN };
     let frame_bytes = ETHERNET_LEN + ip + UDP_LEN + payload_bytes;
     let datagrams_per_s = rates[rates.len() / 2];
     Ok(RateResult {
@@ -354,14 +318,7 @@ fn measure_ping_pong(
     payload_bytes: usize,
     count: usize,
 ) -> io::Result<u64> {
-    peer.command(
-        if wait == Wait::Spin {
-            "echo spin"
-        } else {
-            "echo block"
-        },
-        "ready",
-    )?;
+    peer.command(if wait == Wait::Spin { "echo spin" } else { "echo block" }, "ready")?;
     let halves = run_ping_pong(link, peer.address, wait, payload_bytes, count)?;
     match peer.stop(link)?.as_str() {
         "stopped" => Ok(halves.get(halves.len() / 2).copied().unwrap_or_default()),
@@ -370,11 +327,7 @@ fn measure_ping_pong(
 }
 
 fn open(port: u16) -> io::Result<UdpLink> {
-    bind(BindRequest {
-        port,
-        ..BindRequest::default()
-    })
-    .map_err(io::Error::other)
+    bind(BindRequest { port, ..BindRequest::default() }).map_err(io::Error::other)
 }
 
 /// How many datagrams of this size one segmented send holds.
@@ -417,20 +370,12 @@ struct Peer {
 
 impl Peer {
     fn start(mut command: Command) -> io::Result<Self> {
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let (Some(commands), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             unreachable!("both were asked to be pipes");
         };
         let answers = read_lines(output);
-        let mut peer = Self {
-            child,
-            commands,
-            answers,
-            address: IpAddr::from([0; 16]),
-        };
+        let mut peer = Self { child, commands, answers, address: IpAddr::from([0; 16]) };
         let greeting = peer.answer()?;
         peer.address = greeting
             .strip_prefix("address ")
@@ -462,9 +407,7 @@ impl Peer {
     }
 
     fn answer(&mut self) -> io::Result<String> {
-        self.answers
-            .recv_timeout(PATIENCE)
-            .unwrap_or_else(|_| Err(silence()))
+        self.answers.recv_timeout(PATIENCE).unwrap_or_else(|_| Err(silence()))
     }
 }
 
@@ -498,9 +441,7 @@ fn silence() -> io::Error {
 }
 
 fn unexpected(expected: &str, answer: &str) -> io::Error {
-    invalid(format!(
-        "the other process answered {answer:?} where {expected:?} was expected"
-    ))
+    invalid(format!("the other process answered {answer:?} where {expected:?} was expected"))
 }
 
 fn invalid(what: String) -> io::Error {

@@ -44,14 +44,7 @@ pub struct MemoryOptions {
 impl Default for MemoryOptions {
     /// A sealed network of one microsecond that loses nothing.
     fn default() -> Self {
-        Self {
-            seed: 0,
-            latency_ns: 1_000,
-            jitter_ns: 0,
-            bandwidth_bytes_per_s: None,
-            queue_bytes: None,
-            sealed: true,
-        }
+        Self { seed: 0, latency_ns: 1_000, jitter_ns: 0, bandwidth_bytes_per_s: None, queue_bytes: None, sealed: true }
     }
 }
 
@@ -83,9 +76,7 @@ impl MemoryNetwork {
             devices: BTreeMap::new(),
             counters: MemoryCounters::default(),
         };
-        Self {
-            shared: Arc::new(Mutex::new(shared)),
-        }
+        Self { shared: Arc::new(Mutex::new(shared)) }
     }
 
     /// Attaches a device. Dropping the link detaches it, and loses what was on its way to it.
@@ -94,29 +85,15 @@ impl MemoryNetwork {
     ///
     /// If the address is taken.
     pub fn attach(&self, address: IpAddr) -> MemoryLink {
-        let taken = lock(&self.shared)
-            .devices
-            .insert(address, Device::default());
-        assert!(
-            taken.is_none(),
-            "{address} is attached to this network already"
-        );
-        MemoryLink {
-            shared: self.shared.clone(),
-            address,
-            bytes: Vec::new(),
-            runs: Vec::new(),
-        }
+        let taken = lock(&self.shared).devices.insert(address, Device::default());
+        assert!(taken.is_none(), "{address} is attached to this network already");
+        MemoryLink { shared: self.shared.clone(), address, bytes: Vec::new(), runs: Vec::new() }
     }
 
     /// When the next packet arrives anywhere; in the past where one waits to be received.
     pub fn next_delivery(&self) -> Option<u64> {
         let shared = lock(&self.shared);
-        shared
-            .devices
-            .values()
-            .filter_map(Device::next_delivery)
-            .min()
+        shared.devices.values().filter_map(Device::next_delivery).min()
     }
 
     /// What the network has done so far.
@@ -145,12 +122,7 @@ impl MemoryLink {
 impl Link for MemoryLink {
     fn properties(&self) -> LinkProperties {
         let options = lock(&self.shared).options;
-        LinkProperties {
-            sealed: options.sealed,
-            trusted: true,
-            ordered: true,
-            lossless: options.queue_bytes.is_none(),
-        }
+        LinkProperties { sealed: options.sealed, trusted: true, ordered: true, lossless: options.queue_bytes.is_none() }
     }
 
     fn transmit(&mut self, now_ns: u64, batch: &TransmitBatch, next: &mut usize) -> io::Result<()> {
@@ -179,10 +151,7 @@ impl Link for MemoryLink {
     }
 
     fn poll_timeout(&self) -> Option<u64> {
-        lock(&self.shared)
-            .devices
-            .get(&self.address)?
-            .next_delivery()
+        lock(&self.shared).devices.get(&self.address)?.next_delivery()
     }
 }
 
@@ -222,10 +191,7 @@ struct Device {
 
 impl Device {
     fn next_delivery(&self) -> Option<u64> {
-        self.queue
-            .front()
-            .or(self.in_flight.front())
-            .map(|packet| packet.arrival_ns)
+        self.queue.front().or(self.in_flight.front()).map(|packet| packet.arrival_ns)
     }
 }
 
@@ -278,11 +244,7 @@ impl Shared {
             receiver.last_arrival_ns = receiver.last_arrival_ns.max(arrival_ns);
             let arrival_ns = receiver.last_arrival_ns;
             let bytes = bytes[segment].to_vec();
-            receiver.in_flight.push_back(Packet {
-                arrival_ns,
-                outer,
-                bytes,
-            });
+            receiver.in_flight.push_back(Packet { arrival_ns, outer, bytes });
         }
     }
 
@@ -299,32 +261,18 @@ impl Shared {
         sender.sending_until_ns
     }
 
-    fn deliver(
-        &mut self,
-        now_ns: u64,
-        address: IpAddr,
-        bytes: &mut Vec<u8>,
-        runs: &mut Vec<DeliveredRun>,
-    ) {
+    fn deliver(&mut self, now_ns: u64, address: IpAddr, bytes: &mut Vec<u8>, runs: &mut Vec<DeliveredRun>) {
         let Some(device) = self.devices.get_mut(&address) else {
             return;
         };
         // Nothing was taken from the queue since the last call, so what arrives by now meets the
         // queue as it would have met it on arrival.
-        while device
-            .in_flight
-            .front()
-            .is_some_and(|packet| packet.arrival_ns <= now_ns)
-        {
+        while device.in_flight.front().is_some_and(|packet| packet.arrival_ns <= now_ns) {
             let Some(packet) = device.in_flight.pop_front() else {
                 break;
             };
             // The kernel lets the packet in that goes beyond the limit, and then none.
-            if self
-                .options
-                .queue_bytes
-                .is_some_and(|limit| device.queued_bytes > limit)
-            {
+            if self.options.queue_bytes.is_some_and(|limit| device.queued_bytes > limit) {
                 self.counters.overflows += 1;
                 continue;
             }

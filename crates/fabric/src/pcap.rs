@@ -100,11 +100,7 @@ impl<L: Link> Link for Pcap<L> {
     }
 
     fn poll_timeout(&self) -> Option<u64> {
-        self.inner
-            .poll_timeout()
-            .into_iter()
-            .chain(self.capture.flush_at_ns)
-            .min()
+        self.inner.poll_timeout().into_iter().chain(self.capture.flush_at_ns).min()
     }
 }
 
@@ -117,10 +113,7 @@ impl<L> Drop for Pcap<L> {
 impl<L: std::fmt::Debug> std::fmt::Debug for Pcap<L> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { inner, capture } = self;
-        f.debug_struct("Pcap")
-            .field("inner", inner)
-            .field("packets", &capture.packets)
-            .finish()
+        f.debug_struct("Pcap").field("inner", inner).field("packets", &capture.packets).finish()
     }
 }
 
@@ -178,18 +171,12 @@ impl Capture {
             if !self.sealed {
                 let flow = self.checker.flow_from(run);
                 appended = Some(flow.icrc(identification, true, packet).to_le_bytes());
-            } else if let Check::Valid {
-                identification: found,
-                dont_fragment: df,
-            } = self.checker.find(run, index, packet)
+            } else if let Check::Valid { identification: found, dont_fragment: df } =
+                self.checker.find(run, index, packet)
             {
                 (identification, dont_fragment) = (found, df);
             }
-            let outer = Outer {
-                identification: Some(identification),
-                dont_fragment: Some(dont_fragment),
-                ..run.outer
-            };
+            let outer = Outer { identification: Some(identification), dont_fragment: Some(dont_fragment), ..run.outer };
             let icrc = appended.as_ref().map_or(&[][..], |icrc| &icrc[..]);
             self.write(now_ns, &outer, run.source_port, packet, icrc);
         }
@@ -217,8 +204,7 @@ impl Capture {
         match self.file.add(timestamp, &self.frame) {
             Ok(()) => {
                 self.packets += 1;
-                self.flush_at_ns
-                    .get_or_insert(now_ns.saturating_add(FLUSH_INTERVAL_NS));
+                self.flush_at_ns.get_or_insert(now_ns.saturating_add(FLUSH_INTERVAL_NS));
             }
             Err(error) => self.give_up(&error),
         }
@@ -266,13 +252,7 @@ struct PcapFile {
 impl PcapFile {
     fn new(to: Box<dyn Write + Send>) -> io::Result<Self> {
         let writer = Some(start(Vec::new())?);
-        Ok(Self {
-            to,
-            writer,
-            buffered: 0,
-            skip: 0,
-            broken: false,
-        })
+        Ok(Self { to, writer, buffered: 0, skip: 0, broken: false })
     }
 
     fn add(&mut self, timestamp: Duration, frame: &[u8]) -> io::Result<()> {
@@ -281,11 +261,7 @@ impl PcapFile {
         };
         let packet = PcapPacket::new(timestamp, frame.len() as u32, frame);
         self.buffered += writer.write_packet(&packet).map_err(into_io)?;
-        if self.buffered < BUFFER_BYTES {
-            Ok(())
-        } else {
-            self.flush()
-        }
+        if self.buffered < BUFFER_BYTES { Ok(()) } else { self.flush() }
     }
 
     fn flush(&mut self) -> io::Result<()> {

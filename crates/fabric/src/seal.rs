@@ -24,11 +24,7 @@ pub struct Sealer {
 impl Sealer {
     /// A sealer for the socket with this address and port, which is also the port of all peers.
     pub fn new(local: IpAddr, port: u16) -> Self {
-        Self {
-            local,
-            port,
-            flows: FlowCache::new(),
-        }
+        Self { local, port, flows: FlowCache::new() }
     }
 
     /// Makes the ICRC of each packet of the batch, in the trailer behind it.
@@ -37,11 +33,7 @@ impl Sealer {
     ///
     /// If the batch has no trailers of four bytes.
     pub fn seal(&mut self, batch: &mut TransmitBatch) {
-        assert_eq!(
-            batch.trailer_bytes(),
-            ICRC_LEN,
-            "an ICRC needs a trailer of its length"
-        );
+        assert_eq!(batch.trailer_bytes(), ICRC_LEN, "an ICRC needs a trailer of its length");
         let (runs, bytes) = batch.runs_and_bytes_mut();
         for run in runs {
             let flow = self.flow_to(run.path.destination);
@@ -54,12 +46,7 @@ impl Sealer {
 
     /// Makes the ICRCs of the packets of one run anew, for the case that each is a datagram of
     /// its own.
-    pub(crate) fn reseal_separate(
-        &mut self,
-        destination: IpAddr,
-        segment_bytes: usize,
-        packets: &mut [u8],
-    ) {
+    pub(crate) fn reseal_separate(&mut self, destination: IpAddr, segment_bytes: usize, packets: &mut [u8]) {
         let flow = self.flow_to(destination);
         for packet in packets.chunks_mut(segment_bytes) {
             write_icrc(&flow, 0, packet);
@@ -68,9 +55,7 @@ impl Sealer {
 
     pub(crate) fn flow_to(&mut self, destination: IpAddr) -> Flow {
         let (local, port) = (self.local, self.port);
-        self.flows.get(destination, port, || {
-            Flow::new(local, destination, port, port)
-        })
+        self.flows.get(destination, port, || Flow::new(local, destination, port, port))
     }
 }
 
@@ -99,32 +84,19 @@ pub struct CheckCounters {
 impl Checker {
     /// A checker for the socket with this address and port.
     pub fn new(local: IpAddr, port: u16) -> Self {
-        Self {
-            local,
-            port,
-            flows: FlowCache::new(),
-            counters: CheckCounters::default(),
-        }
+        Self { local, port, flows: FlowCache::new(), counters: CheckCounters::default() }
     }
 
     /// Checks the packet with this index in a run and returns it without its ICRC, or `None` if
     /// it was altered on the way or is none.
     #[inline]
-    pub fn check<'a>(
-        &mut self,
-        run: &ReceivedRun<'_>,
-        index: usize,
-        packet: &'a [u8],
-    ) -> Option<&'a [u8]> {
+    pub fn check<'a>(&mut self, run: &ReceivedRun<'_>, index: usize, packet: &'a [u8]) -> Option<&'a [u8]> {
         if packet.len() < BTH_LEN + ICRC_LEN {
             self.counters.short += 1;
             return None;
         }
         match self.find(run, index, packet) {
-            Check::Valid {
-                identification,
-                dont_fragment,
-            } => {
+            Check::Valid { identification, dont_fragment } => {
                 self.counters.ok += 1;
                 let assumed = identification == index as u16 && dont_fragment;
                 self.counters.ok_other_identification += u64::from(!assumed);
@@ -152,9 +124,7 @@ impl Checker {
     pub(crate) fn flow_from(&mut self, run: &ReceivedRun<'_>) -> Flow {
         let (source, source_port) = (run.outer.src, run.source_port);
         let (local, port) = (self.local, self.port);
-        self.flows.get(source, source_port, || {
-            Flow::new(source, local, source_port, port)
-        })
+        self.flows.get(source, source_port, || Flow::new(source, local, source_port, port))
     }
 }
 
@@ -186,10 +156,7 @@ struct CachedFlow {
 
 impl FlowCache {
     fn new() -> Self {
-        Self {
-            slots: Box::new([None; CACHED_FLOWS]),
-            last: 0,
-        }
+        Self { slots: Box::new([None; CACHED_FLOWS]), last: 0 }
     }
 
     #[inline]
@@ -236,12 +203,7 @@ mod tests {
     const B: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
 
     fn run(bytes: &[u8], segment_bytes: usize) -> ReceivedRun<'_> {
-        ReceivedRun {
-            outer: outer(A, B),
-            source_port: PORT,
-            bytes,
-            segment_bytes,
-        }
+        ReceivedRun { outer: outer(A, B), source_port: PORT, bytes, segment_bytes }
     }
 
     #[test]
@@ -260,10 +222,7 @@ mod tests {
             }
         }
         assert_eq!(packets, 67);
-        let counters = CheckCounters {
-            ok: 67,
-            ..CheckCounters::default()
-        };
+        let counters = CheckCounters { ok: 67, ..CheckCounters::default() };
         assert_eq!(checker.counters(), counters);
     }
 
@@ -277,19 +236,13 @@ mod tests {
                 let flow = Flow::new(A, B, 49_152, PORT);
                 let icrc = flow.icrc(identification, dont_fragment, &packet[..32]);
                 packet[32..].copy_from_slice(&icrc.to_le_bytes());
-                let run = ReceivedRun {
-                    source_port: 49_152,
-                    ..run(&packet, 36)
-                };
+                let run = ReceivedRun { source_port: 49_152, ..run(&packet, 36) };
                 assert!(checker.check(&run, 5, &packet).is_some());
                 others += u64::from(!(identification == 5 && dont_fragment));
             }
         }
         let counters = checker.counters();
-        assert_eq!(
-            (counters.failed, counters.ok_other_identification),
-            (0, others)
-        );
+        assert_eq!((counters.failed, counters.ok_other_identification), (0, others));
     }
 
     #[test]
@@ -306,24 +259,14 @@ mod tests {
             }
             let mut packet = sealed.clone();
             packet[bit / 8] ^= 1 << (bit % 8);
-            assert!(
-                checker.check(&run(&packet, 68), 0, &packet).is_none(),
-                "bit {bit}"
-            );
+            assert!(checker.check(&run(&packet, 68), 0, &packet).is_none(), "bit {bit}");
             bits += 1;
         }
         for len in 0..BTH_LEN + ICRC_LEN {
-            assert!(
-                checker
-                    .check(&run(&sealed[..len], 68), 0, &sealed[..len])
-                    .is_none()
-            );
+            assert!(checker.check(&run(&sealed[..len], 68), 0, &sealed[..len]).is_none());
         }
         let counters = checker.counters();
-        assert_eq!(
-            (counters.ok, counters.failed, counters.short),
-            (0, bits, 16)
-        );
+        assert_eq!((counters.ok, counters.failed, counters.short), (0, bits, 16));
     }
 
     #[test]

@@ -9,12 +9,7 @@ use crate::link::{Link, ReceivedRun};
 
 /// The path to a device, with the outer headers that cost nothing.
 pub(crate) fn path(destination: IpAddr) -> Path {
-    Path {
-        engine: EngineId(0),
-        destination,
-        traffic_class: 0,
-        hop_limit: 64,
-    }
+    Path { engine: EngineId(0), destination, traffic_class: 0, hop_limit: 64 }
 }
 
 /// What is known of a packet that nobody asks about.
@@ -33,14 +28,7 @@ pub(crate) fn info() -> TransmitInfo {
 
 /// The outer headers of a packet as a socket shows them.
 pub(crate) fn outer(src: IpAddr, dst: IpAddr) -> Outer {
-    Outer {
-        src,
-        dst,
-        traffic_class: 0,
-        hop_limit: 64,
-        identification: None,
-        dont_fragment: None,
-    }
+    Outer { src, dst, traffic_class: 0, hop_limit: 64, identification: None, dont_fragment: None }
 }
 
 /// A batch, with trailers for the ICRC, of packets of these lengths to one device. Their bytes are
@@ -48,18 +36,14 @@ pub(crate) fn outer(src: IpAddr, dst: IpAddr) -> Outer {
 pub(crate) fn batch_of(destination: IpAddr, lengths: &[usize]) -> TransmitBatch {
     let mut batch = TransmitBatch::new(1 << 20, 4);
     for (number, &len) in lengths.iter().enumerate() {
-        batch
-            .push(&path(destination), len, info())
-            .copy_from_slice(&packet(number, len));
+        batch.push(&path(destination), len, info()).copy_from_slice(&packet(number, len));
     }
     batch
 }
 
 /// A packet's bytes, of which the opcode is RC SEND Only and all else depends on the number.
 pub(crate) fn packet(number: usize, len: usize) -> Vec<u8> {
-    let mut bytes: Vec<u8> = (0..len)
-        .map(|at| (at * 31 + number * 7 + number / 256) as u8)
-        .collect();
+    let mut bytes: Vec<u8> = (0..len).map(|at| (at * 31 + number * 7 + number / 256) as u8).collect();
     if let Some(opcode) = bytes.first_mut() {
         *opcode = Opcode::RC_SEND_ONLY.0;
     }
@@ -93,10 +77,7 @@ pub(crate) fn receive_once(link: &mut impl Link, now_ns: u64) -> Vec<OwnedRun> {
             });
         })
         .unwrap();
-    assert_eq!(
-        count,
-        runs.iter().map(|run| run.packets.len()).sum::<usize>()
-    );
+    assert_eq!(count, runs.iter().map(|run| run.packets.len()).sum::<usize>());
     runs
 }
 
@@ -115,7 +96,5 @@ pub(crate) fn receive_all(link: &mut impl Link, now_ns: u64) -> Vec<OwnedRun> {
 /// The packets of runs, without what trails them.
 pub(crate) fn packets_of(runs: &[OwnedRun], trailer_bytes: usize) -> Vec<Vec<u8>> {
     let packets = runs.iter().flat_map(|run| &run.packets);
-    packets
-        .map(|packet| packet[..packet.len() - trailer_bytes].to_vec())
-        .collect()
+    packets.map(|packet| packet[..packet.len() - trailer_bytes].to_vec()).collect()
 }

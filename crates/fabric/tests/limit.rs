@@ -31,19 +31,12 @@ fn both_processes_agree_on_what_arrived() {
     child.args([CHILD, &options.port.to_string()]);
     let report = measure(child, &options).unwrap();
     assert!(report.ping_pong_ns > 0 && report.ping_pong_blocking_ns > 0);
-    let shapes: Vec<_> = report
-        .results
-        .iter()
-        .map(|result| (result.frame_bytes, result.segments))
-        .collect();
+    let shapes: Vec<_> = report.results.iter().map(|result| (result.frame_bytes, result.segments)).collect();
     assert_eq!(shapes, [(78, 64), (4154, 15)]);
     for result in &report.results {
         let (slowest, fastest) = result.datagrams_per_s_spread;
         assert!(slowest <= result.datagrams_per_s && result.datagrams_per_s <= fastest);
-        assert!(
-            result.datagrams_per_s > 0.0 && result.received_share <= 1.0,
-            "{result:?}"
-        );
+        assert!(result.datagrams_per_s > 0.0 && result.received_share <= 1.0, "{result:?}");
         let frames = result.bytes_per_s / result.datagrams_per_s;
         assert!((frames - result.frame_bytes as f64).abs() < 1e-6);
     }

@@ -133,13 +133,7 @@ const KEEPALIVE_FRAME_BYTES: u64 = 74;
 impl Counted {
     /// Tells apart what a device counted. Where data messages have no `bytes`, credit messages
     /// look like them, and the connections' own count of `control_sends` is taken.
-    pub fn of(
-        counters: &BTreeMap<String, u64>,
-        keepalives: u64,
-        control_sends: u64,
-        bytes: usize,
-        ipv6: bool,
-    ) -> Self {
+    pub fn of(counters: &BTreeMap<String, u64>, keepalives: u64, control_sends: u64, bytes: usize, ipv6: bool) -> Self {
         let get = |name: &str| counters.get(name).copied().unwrap_or(0);
         let keepalive_bytes = KEEPALIVE_FRAME_BYTES + if ipv6 { 20 } else { 0 };
         // A SEND of no bytes with immediate is a control message, unless data has no bytes too.

@@ -230,7 +230,10 @@ impl Client {
         if let Err(SessionError::Connection { .. } | SessionError::Setup(_)) = &result
             && let Ok(FromServer::Failed(reason)) = self.control.receive(Some(Duration::from_secs(2)))
         {
-            return Err(SessionError::Both { own: result.map_or_else(|e| e.to_string(), |_| String::new()), peer: reason });
+            return Err(SessionError::Both {
+                own: result.map_or_else(|e| e.to_string(), |_| String::new()),
+                peer: reason,
+            });
         }
         result
     }
@@ -267,7 +270,14 @@ impl Client {
             Kind::Bandwidth => {
                 let reception = Reception { verify: parameters.verify, pause_ns: 0 };
                 let tasks = connections.into_iter().map(|(connection, memory)| {
-                    workload::stream(connection, idle.clone(), device.clone(), Some((plan, memory)), reception, progress)
+                    workload::stream(
+                        connection,
+                        idle.clone(),
+                        device.clone(),
+                        Some((plan, memory)),
+                        reception,
+                        progress,
+                    )
                 });
                 let tallies: Result<Vec<Tally>, _> = executor::run(&idle, tasks).into_iter().collect();
                 (tallies.map_err(failed)?, None)
@@ -289,8 +299,7 @@ impl Client {
             Kind::Bandwidth => own.sent,
         };
         let ipv6 = device.attributes().address.is_ipv6();
-        let predict =
-            |end: &Report| record::predict(bytes, end.sent, end.received, mtu, parameters.credits, ipv6);
+        let predict = |end: &Report| record::predict(bytes, end.sent, end.received, mtu, parameters.credits, ipv6);
         // Each control message may be acknowledged as well.
         let mut predicted = BothEnds::<Predicted> { client: predict(&own), server: predict(&report) };
         predicted.client.ack_packets_max += report.control_sends + report.keepalives;
@@ -351,8 +360,7 @@ fn serve_point(
     parameters: &Parameters,
     bytes: usize,
 ) -> Result<Report, SessionError> {
-    let Point { connections, fitted, idle, before, .. } =
-        make_point(device, pd, &control.stream, parameters, bytes)?;
+    let Point { connections, fitted, idle, before, .. } = make_point(device, pd, &control.stream, parameters, bytes)?;
     control.send(&FromServer::Ready)?;
     let plan = plan(parameters, &fitted, bytes);
     let results = match parameters.kind {
@@ -363,8 +371,7 @@ fn serve_point(
             executor::run(&idle, tasks)
         }
         Kind::Bandwidth => {
-            let reception =
-                Reception { verify: parameters.verify, pause_ns: parameters.slow_receiver_us * 1000 };
+            let reception = Reception { verify: parameters.verify, pause_ns: parameters.slow_receiver_us * 1000 };
             let tasks = connections.into_iter().map(|(connection, memory)| {
                 let plan = parameters.bidirectional.then_some((plan, memory));
                 workload::stream(connection, idle.clone(), device.clone(), plan, reception, |_| {})

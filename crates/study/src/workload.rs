@@ -141,8 +141,8 @@ async fn send_all<W: Waiter>(
     let mut slot = 0;
     let mut sent = 0;
     while sent < most && !deadline.is_over() {
-        let is_early = interval_ns
-            .is_some_and(|interval| (device.now_ns() - tally.began_ns) as f64 <= sent as f64 * interval);
+        let is_early =
+            interval_ns.is_some_and(|interval| (device.now_ns() - tally.began_ns) as f64 <= sent as f64 * interval);
         if is_early {
             // An offered rate is not made up for by bursts: what waits for its time is posted.
             connection.get_mut().flush()?;

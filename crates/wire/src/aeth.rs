@@ -64,10 +64,7 @@ impl Repr {
     #[inline]
     pub fn read(bytes: &[u8; AETH_LEN]) -> Repr {
         let packet = Packet::new_unchecked(bytes);
-        Repr {
-            syndrome: packet.syndrome(),
-            msn: packet.msn(),
-        }
+        Repr { syndrome: packet.syndrome(), msn: packet.msn() }
     }
 
     /// Writes the header.

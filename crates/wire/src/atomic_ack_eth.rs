@@ -40,9 +40,7 @@ impl Repr {
     /// Reads the header.
     #[inline]
     pub fn read(bytes: &[u8; ATOMIC_ACK_ETH_LEN]) -> Repr {
-        Repr {
-            original: Packet::new_unchecked(bytes).original(),
-        }
+        Repr { original: Packet::new_unchecked(bytes).original() }
     }
 
     /// Writes the header.

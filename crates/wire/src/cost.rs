@@ -33,8 +33,8 @@
 //! ```
 
 use crate::{
-    BTH_LEN, ETHERNET_LEN, FCS_LEN, GAP_LEN, ICRC_LEN, IPV4_LEN, IPV6_LEN, MIN_FRAME_LEN, Opcode,
-    PREAMBLE_LEN, PathMtu, Transport, UDP_LEN, VLAN_LEN,
+    BTH_LEN, ETHERNET_LEN, FCS_LEN, GAP_LEN, ICRC_LEN, IPV4_LEN, IPV6_LEN, MIN_FRAME_LEN, Opcode, PREAMBLE_LEN,
+    PathMtu, Transport, UDP_LEN, VLAN_LEN,
 };
 
 /// The longest message that IBTA allows.
@@ -98,16 +98,10 @@ pub struct OuterKind {
 
 impl OuterKind {
     /// IPv4 without VLAN tag.
-    pub const IPV4: OuterKind = OuterKind {
-        ip: IpVersion::V4,
-        vlan: false,
-    };
+    pub const IPV4: OuterKind = OuterKind { ip: IpVersion::V4, vlan: false };
 
     /// IPv6 without VLAN tag.
-    pub const IPV6: OuterKind = OuterKind {
-        ip: IpVersion::V6,
-        vlan: false,
-    };
+    pub const IPV6: OuterKind = OuterKind { ip: IpVersion::V6, vlan: false };
 
     /// The same with a VLAN tag.
     pub const fn with_vlan(self) -> OuterKind {
@@ -138,11 +132,7 @@ pub struct Direction {
 
 impl Direction {
     const fn frames(packets: u64, frame_len: u64) -> Direction {
-        let on_line = if frame_len < MIN_FRAME_LEN as u64 {
-            MIN_FRAME_LEN as u64
-        } else {
-            frame_len
-        };
+        let on_line = if frame_len < MIN_FRAME_LEN as u64 { MIN_FRAME_LEN as u64 } else { frame_len };
         Direction {
             packets,
             frame_bytes: packets * frame_len,
@@ -239,8 +229,7 @@ pub fn message_cost(
     path_mtu: PathMtu,
     outer: OuterKind,
 ) -> Result<MessageCost, CostError> {
-    let opcodes =
-        request_opcodes(kind, transport).ok_or(CostError::NotOffered { kind, transport })?;
+    let opcodes = request_opcodes(kind, transport).ok_or(CostError::NotOffered { kind, transport })?;
     let limit = match transport {
         Transport::Ud => path_mtu.bytes() as u64,
         _ => MAX_MESSAGE_BYTES,
@@ -250,40 +239,27 @@ pub fn message_cost(
     }
     let packetise = |opcodes: &Opcodes, bytes| opcodes.packetise(bytes, path_mtu, outer);
     let (request, response) = match kind {
-        MessageKind::Read => (
-            packetise(&opcodes, 0),
-            Response::Exact(packetise(&READ_RESPONSE, bytes)),
-        ),
+        MessageKind::Read => (packetise(&opcodes, 0), Response::Exact(packetise(&READ_RESPONSE, bytes))),
         MessageKind::CompareSwap | MessageKind::FetchAdd => {
             if bytes != ATOMIC_BYTES {
                 return Err(CostError::AtomicLength(bytes));
             }
             // The operands travel in headers.
-            (
-                packetise(&opcodes, 0),
-                Response::Exact(packetise(&ATOMIC_ACKNOWLEDGE, 0)),
-            )
+            (packetise(&opcodes, 0), Response::Exact(packetise(&ATOMIC_ACKNOWLEDGE, 0)))
         }
         _ => {
             let request = packetise(&opcodes, bytes);
             let response = match transport {
                 Transport::Rc => Response::Range {
                     min: Direction::default(),
-                    max: Direction::frames(
-                        request.packets,
-                        frame_len(Opcode::RC_ACKNOWLEDGE, 0, outer),
-                    ),
+                    max: Direction::frames(request.packets, frame_len(Opcode::RC_ACKNOWLEDGE, 0, outer)),
                 },
                 _ => Response::None,
             };
             (request, response)
         }
     };
-    Ok(MessageCost {
-        payload_bytes: bytes,
-        request,
-        response,
-    })
+    Ok(MessageCost { payload_bytes: bytes, request, response })
 }
 
 /// Frame bytes of one packet.
@@ -312,12 +288,7 @@ const ATOMIC_ACKNOWLEDGE: Opcodes = Opcodes::single(Opcode::RC_ATOMIC_ACKNOWLEDG
 impl Opcodes {
     /// Of a message that is always one packet.
     const fn single(opcode: Opcode) -> Opcodes {
-        Opcodes {
-            first: opcode,
-            middle: opcode,
-            last: opcode,
-            only: opcode,
-        }
+        Opcodes { first: opcode, middle: opcode, last: opcode, only: opcode }
     }
 
     /// All packets but the last are full, and a message without payload is one packet.
@@ -329,10 +300,7 @@ impl Opcodes {
         let packets = bytes.div_ceil(mtu);
         let last = bytes - (packets - 1) * mtu;
         Direction::frames(1, frame_len(self.first, mtu, outer))
-            .plus(Direction::frames(
-                packets - 2,
-                frame_len(self.middle, mtu, outer),
-            ))
+            .plus(Direction::frames(packets - 2, frame_len(self.middle, mtu, outer)))
             .plus(Direction::frames(1, frame_len(self.last, last, outer)))
     }
 }
@@ -342,71 +310,39 @@ impl Opcodes {
 fn request_opcodes(kind: MessageKind, transport: Transport) -> Option<Opcodes> {
     use MessageKind::*;
     let [first, middle, last, only] = match (transport, kind) {
-        (Transport::Rc, Send) => [
-            Opcode::RC_SEND_FIRST,
-            Opcode::RC_SEND_MIDDLE,
-            Opcode::RC_SEND_LAST,
-            Opcode::RC_SEND_ONLY,
-        ],
-        (Transport::Rc, SendImm) => [
-            Opcode::RC_SEND_FIRST,
-            Opcode::RC_SEND_MIDDLE,
-            Opcode::RC_SEND_LAST_IMM,
-            Opcode::RC_SEND_ONLY_IMM,
-        ],
-        (Transport::Rc, SendInv) => [
-            Opcode::RC_SEND_FIRST,
-            Opcode::RC_SEND_MIDDLE,
-            Opcode::RC_SEND_LAST_INV,
-            Opcode::RC_SEND_ONLY_INV,
-        ],
-        (Transport::Rc, Write) => [
-            Opcode::RC_WRITE_FIRST,
-            Opcode::RC_WRITE_MIDDLE,
-            Opcode::RC_WRITE_LAST,
-            Opcode::RC_WRITE_ONLY,
-        ],
-        (Transport::Rc, WriteImm) => [
-            Opcode::RC_WRITE_FIRST,
-            Opcode::RC_WRITE_MIDDLE,
-            Opcode::RC_WRITE_LAST_IMM,
-            Opcode::RC_WRITE_ONLY_IMM,
-        ],
+        (Transport::Rc, Send) => {
+            [Opcode::RC_SEND_FIRST, Opcode::RC_SEND_MIDDLE, Opcode::RC_SEND_LAST, Opcode::RC_SEND_ONLY]
+        }
+        (Transport::Rc, SendImm) => {
+            [Opcode::RC_SEND_FIRST, Opcode::RC_SEND_MIDDLE, Opcode::RC_SEND_LAST_IMM, Opcode::RC_SEND_ONLY_IMM]
+        }
+        (Transport::Rc, SendInv) => {
+            [Opcode::RC_SEND_FIRST, Opcode::RC_SEND_MIDDLE, Opcode::RC_SEND_LAST_INV, Opcode::RC_SEND_ONLY_INV]
+        }
+        (Transport::Rc, Write) => {
+            [Opcode::RC_WRITE_FIRST, Opcode::RC_WRITE_MIDDLE, Opcode::RC_WRITE_LAST, Opcode::RC_WRITE_ONLY]
+        }
+        (Transport::Rc, WriteImm) => {
+            [Opcode::RC_WRITE_FIRST, Opcode::RC_WRITE_MIDDLE, Opcode::RC_WRITE_LAST_IMM, Opcode::RC_WRITE_ONLY_IMM]
+        }
         (Transport::Rc, Read) => return Some(Opcodes::single(Opcode::RC_READ_REQUEST)),
         (Transport::Rc, CompareSwap) => return Some(Opcodes::single(Opcode::RC_COMPARE_SWAP)),
         (Transport::Rc, FetchAdd) => return Some(Opcodes::single(Opcode::RC_FETCH_ADD)),
-        (Transport::Uc, Send) => [
-            Opcode::UC_SEND_FIRST,
-            Opcode::UC_SEND_MIDDLE,
-            Opcode::UC_SEND_LAST,
-            Opcode::UC_SEND_ONLY,
-        ],
-        (Transport::Uc, SendImm) => [
-            Opcode::UC_SEND_FIRST,
-            Opcode::UC_SEND_MIDDLE,
-            Opcode::UC_SEND_LAST_IMM,
-            Opcode::UC_SEND_ONLY_IMM,
-        ],
-        (Transport::Uc, Write) => [
-            Opcode::UC_WRITE_FIRST,
-            Opcode::UC_WRITE_MIDDLE,
-            Opcode::UC_WRITE_LAST,
-            Opcode::UC_WRITE_ONLY,
-        ],
-        (Transport::Uc, WriteImm) => [
-            Opcode::UC_WRITE_FIRST,
-            Opcode::UC_WRITE_MIDDLE,
-            Opcode::UC_WRITE_LAST_IMM,
-            Opcode::UC_WRITE_ONLY_IMM,
-        ],
+        (Transport::Uc, Send) => {
+            [Opcode::UC_SEND_FIRST, Opcode::UC_SEND_MIDDLE, Opcode::UC_SEND_LAST, Opcode::UC_SEND_ONLY]
+        }
+        (Transport::Uc, SendImm) => {
+            [Opcode::UC_SEND_FIRST, Opcode::UC_SEND_MIDDLE, Opcode::UC_SEND_LAST_IMM, Opcode::UC_SEND_ONLY_IMM]
+        }
+        (Transport::Uc, Write) => {
+            [Opcode::UC_WRITE_FIRST, Opcode::UC_WRITE_MIDDLE, Opcode::UC_WRITE_LAST, Opcode::UC_WRITE_ONLY]
+        }
+        (Transport::Uc, WriteImm) => {
+            [Opcode::UC_WRITE_FIRST, Opcode::UC_WRITE_MIDDLE, Opcode::UC_WRITE_LAST_IMM, Opcode::UC_WRITE_ONLY_IMM]
+        }
         (Transport::Ud, Send) => return Some(Opcodes::single(Opcode::UD_SEND_ONLY)),
         (Transport::Ud, SendImm) => return Some(Opcodes::single(Opcode::UD_SEND_ONLY_IMM)),
         _ => return None,
     };
-    Some(Opcodes {
-        first,
-        middle,
-        last,
-        only,
-    })
+    Some(Opcodes { first, middle, last, only })
 }

@@ -10,11 +10,7 @@ pub(crate) const INITIAL: u32 = !0;
 /// The register `initial` after `bytes`.
 #[inline]
 pub(crate) fn update(initial: u32, bytes: &[u8]) -> u32 {
-    if bytes.len() < LONG {
-        update_short(initial, bytes)
-    } else {
-        update_long(initial, bytes)
-    }
+    if bytes.len() < LONG { update_short(initial, bytes) } else { update_long(initial, bytes) }
 }
 
 /// As [`update`], by table alone.

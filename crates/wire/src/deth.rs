@@ -61,10 +61,7 @@ impl Repr {
     #[inline]
     pub fn read(bytes: &[u8; DETH_LEN]) -> Repr {
         let packet = Packet::new_unchecked(bytes);
-        Repr {
-            qkey: packet.qkey(),
-            source_qpn: packet.source_qpn(),
-        }
+        Repr { qkey: packet.qkey(), source_qpn: packet.source_qpn() }
     }
 
     /// Writes the header, the reserved byte as zero.

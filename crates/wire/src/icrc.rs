@@ -84,10 +84,7 @@ impl Flow {
         let received = u32::from_le_bytes(*received);
         let expected = self.icrc(assumed_identification, true, packet);
         if received == expected {
-            return Check::Valid {
-                identification: assumed_identification,
-                dont_fragment: true,
-            };
+            return Check::Valid { identification: assumed_identification, dont_fragment: true };
         }
         if !self.ipv4 {
             return Check::Invalid;
@@ -156,10 +153,7 @@ impl Icrc {
     /// Begins the ICRC of a packet of `packet_len` bytes from the BTH to the padding.
     #[inline]
     pub fn new(flow: &Flow, identification: u16, dont_fragment: bool, packet_len: usize) -> Icrc {
-        Icrc {
-            register: flow.register(identification, dont_fragment, packet_len),
-            position: 0,
-        }
+        Icrc { register: flow.register(identification, dont_fragment, packet_len), position: 0 }
     }
 
     /// Adds the packet's next bytes.
@@ -187,11 +181,7 @@ impl Icrc {
     #[cold]
     fn update_split_bth(&mut self, bytes: &[u8]) {
         for &byte in bytes {
-            let byte = if self.position == BTH_MASKED {
-                0xff
-            } else {
-                byte
-            };
+            let byte = if self.position == BTH_MASKED { 0xff } else { byte };
             self.register = crc::update_short(self.register, &[byte]);
             self.position += 1;
         }
@@ -204,18 +194,12 @@ impl Icrc {
 ///
 /// `bytes_after_identification` counts what the ICRC covers behind the identification: flags,
 /// time to live and so on, up to the padding.
-pub fn explain_difference(
-    received: u32,
-    expected: u32,
-    bytes_after_identification: usize,
-) -> Option<(u16, bool)> {
+pub fn explain_difference(received: u32, expected: u32, bytes_after_identification: usize) -> Option<(u16, bool)> {
     // The register takes a byte in at its lower end and moves down. Taken back to the moment
     // before the identification, a difference in the next four bytes is those bytes themselves.
     let before = crc::rewind(received ^ expected, bytes_after_identification + 2)?;
     match before.to_le_bytes() {
-        [high, low, flags, 0] if flags & !DONT_FRAGMENT == 0 => {
-            Some((u16::from_be_bytes([high, low]), flags != 0))
-        }
+        [high, low, flags, 0] if flags & !DONT_FRAGMENT == 0 => Some((u16::from_be_bytes([high, low]), flags != 0)),
         _ => None,
     }
 }
@@ -238,10 +222,7 @@ struct Field {
 impl Field {
     /// The field that has this many bytes between itself and the BTH.
     const fn new(bytes_after: usize) -> Field {
-        Field {
-            high: crc::contributions(bytes_after + 1),
-            low: crc::contributions(bytes_after),
-        }
+        Field { high: crc::contributions(bytes_after + 1), low: crc::contributions(bytes_after) }
     }
 
     #[inline]
@@ -254,8 +235,7 @@ impl Field {
 static UDP_LENGTH: Field = Field::new(2);
 static V4_LENGTH: Field = Field::new(16 + UDP_LEN);
 static V4_IDENTIFICATION: Field = Field::new(V4_AFTER_IDENTIFICATION);
-const V4_DONT_FRAGMENT: u32 =
-    crc::contributions(V4_AFTER_IDENTIFICATION - 1)[DONT_FRAGMENT as usize];
+const V4_DONT_FRAGMENT: u32 = crc::contributions(V4_AFTER_IDENTIFICATION - 1)[DONT_FRAGMENT as usize];
 static V6_LENGTH: Field = Field::new(34 + UDP_LEN);
 
 fn v6_octets(address: IpAddr) -> [u8; 16] {

@@ -40,9 +40,7 @@ impl Repr {
     /// Reads the header.
     #[inline]
     pub fn read(bytes: &[u8; IETH_LEN]) -> Repr {
-        Repr {
-            rkey: Packet::new_unchecked(bytes).rkey(),
-        }
+        Repr { rkey: Packet::new_unchecked(bytes).rkey() }
     }
 
     /// Writes the header.

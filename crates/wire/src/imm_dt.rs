@@ -41,9 +41,7 @@ impl Repr {
     /// Reads the header.
     #[inline]
     pub fn read(bytes: &[u8; IMM_DT_LEN]) -> Repr {
-        Repr {
-            value: Packet::new_unchecked(bytes).value(),
-        }
+        Repr { value: Packet::new_unchecked(bytes).value() }
     }
 
     /// Writes the header.

@@ -1,8 +1,6 @@
 use core::fmt;
 
-use crate::{
-    AETH_LEN, ATOMIC_ACK_ETH_LEN, ATOMIC_ETH_LEN, DETH_LEN, IETH_LEN, IMM_DT_LEN, RETH_LEN,
-};
+use crate::{AETH_LEN, ATOMIC_ACK_ETH_LEN, ATOMIC_ETH_LEN, DETH_LEN, IETH_LEN, IMM_DT_LEN, RETH_LEN};
 
 /// The reserved bytes behind the BTH of a congestion notification packet (Annex A17).
 pub const CNP_RESERVED_LEN: usize = 16;
@@ -268,11 +266,7 @@ struct Row {
 
 const _: () = assert!(size_of::<Row>() == 4);
 
-const UNKNOWN: Row = Row {
-    flags: 0,
-    operation: None,
-    extension_len: 0,
-};
+const UNKNOWN: Row = Row { flags: 0, operation: None, extension_len: 0 };
 
 const FIRST: u16 = 1 << 0;
 const LAST: u16 = 1 << 1;
@@ -302,9 +296,7 @@ const EXTENSIONS: [(u16, usize); 7] = [
 impl Row {
     const fn new(operation: Operation, flags: u16) -> Row {
         let role = match operation {
-            Operation::ReadResponse | Operation::Acknowledge | Operation::AtomicAcknowledge => {
-                RESPONSE
-            }
+            Operation::ReadResponse | Operation::Acknowledge | Operation::AtomicAcknowledge => RESPONSE,
             Operation::Cnp => 0,
             _ => REQUEST,
         };
@@ -319,10 +311,6 @@ impl Row {
             }
             i += 1;
         }
-        Row {
-            flags: flags | role,
-            operation: Some(operation),
-            extension_len: extension_len as u8,
-        }
+        Row { flags: flags | role, operation: Some(operation), extension_len: extension_len as u8 }
     }
 }

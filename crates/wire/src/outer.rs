@@ -79,12 +79,7 @@ impl Encapsulation {
     /// # Panics
     /// If `out` is shorter than [`header_len`](Encapsulation::header_len) or the payload does
     /// not fit an IP packet.
-    pub fn emit_frame_headers(
-        &self,
-        outer: &Outer,
-        udp_payload_len: usize,
-        out: &mut [u8],
-    ) -> usize {
+    pub fn emit_frame_headers(&self, outer: &Outer, udp_payload_len: usize, out: &mut [u8]) -> usize {
         let udp_len = UDP_LEN + udp_payload_len;
         let addresses = addresses(outer);
         let mut out = Writer { out, at: 0 };
@@ -133,10 +128,7 @@ pub struct Frame<'a> {
 /// Neither the IPv4 header checksum nor the UDP checksum is checked: capture files often hold
 /// frames from before the NIC filled them in.
 pub fn parse_frame(frame: &[u8]) -> Result<Frame<'_>, Error> {
-    let mut rest = Reader {
-        bytes: frame,
-        taken: 0,
-    };
+    let mut rest = Reader { bytes: frame, taken: 0 };
     let dst_mac = rest.take()?;
     let src_mac = rest.take()?;
     let mut vlan = None;
@@ -151,23 +143,14 @@ pub fn parse_frame(frame: &[u8]) -> Result<Frame<'_>, Error> {
         ETHERTYPE_IPV6 => take_ipv6(&mut rest)?,
         other => return Err(Error::EtherType(other)),
     };
-    let mut udp = Reader {
-        bytes: rest.take_slice(ip_payload_len)?,
-        taken: 0,
-    };
+    let mut udp = Reader { bytes: rest.take_slice(ip_payload_len)?, taken: 0 };
     let src_port = udp.take_u16()?;
     let dst_port = udp.take_u16()?;
     let udp_len = usize::from(udp.take_u16()?);
     let _checksum = udp.take_u16()?;
     let payload_len = udp_len.checked_sub(UDP_LEN).ok_or(Error::UdpHeader)?;
     Ok(Frame {
-        encapsulation: Encapsulation {
-            src_mac,
-            dst_mac,
-            vlan,
-            src_port,
-            dst_port,
-        },
+        encapsulation: Encapsulation { src_mac, dst_mac, vlan, src_port, dst_port },
         outer,
         payload: udp.bytes.get(..payload_len).ok_or(Error::UdpHeader)?,
     })
@@ -206,10 +189,7 @@ fn to_ipv6(address: IpAddr) -> Ipv6Addr {
 fn ipv4_header(outer: &Outer, src: Ipv4Addr, dst: Ipv4Addr, udp_len: usize) -> [u8; IPV4_LEN] {
     let dont_fragment = outer.dont_fragment.unwrap_or(true);
     let mut header = [0; IPV4_LEN];
-    let mut out = Writer {
-        out: &mut header,
-        at: 0,
-    };
+    let mut out = Writer { out: &mut header, at: 0 };
     out.put(&[0x45, outer.traffic_class]);
     out.put_u16(length_u16(IPV4_LEN + udp_len));
     out.put_u16(outer.identification.unwrap_or(0));
@@ -226,10 +206,7 @@ fn ipv4_header(outer: &Outer, src: Ipv4Addr, dst: Ipv4Addr, udp_len: usize) -> [
 /// The complement of the ones' complement sum (RFC 1071), of an even number of bytes.
 fn internet_checksum(bytes: &[u8; IPV4_LEN]) -> u16 {
     let (pairs, _) = bytes.as_chunks::<2>();
-    let mut sum: u32 = pairs
-        .iter()
-        .map(|pair| u32::from(u16::from_be_bytes(*pair)))
-        .sum();
+    let mut sum: u32 = pairs.iter().map(|pair| u32::from(u16::from_be_bytes(*pair))).sum();
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }
@@ -317,10 +294,7 @@ impl<'a> Reader<'a> {
 
     fn take_slice(&mut self, n: usize) -> Result<&'a [u8], Error> {
         let Some((bytes, rest)) = self.bytes.split_at_checked(n) else {
-            return Err(Error::Truncated {
-                needed: self.taken + n,
-                found: self.taken + self.bytes.len(),
-            });
+            return Err(Error::Truncated { needed: self.taken + n, found: self.taken + self.bytes.len() });
         };
         self.bytes = rest;
         self.taken += n;

@@ -75,11 +75,7 @@ impl Repr {
     #[inline]
     pub fn read(bytes: &[u8; RETH_LEN]) -> Repr {
         let packet = Packet::new_unchecked(bytes);
-        Repr {
-            virtual_address: packet.virtual_address(),
-            rkey: packet.rkey(),
-            dma_length: packet.dma_length(),
-        }
+        Repr { virtual_address: packet.virtual_address(), rkey: packet.rkey(), dma_length: packet.dma_length() }
     }
 
     /// Writes the header.

@@ -186,13 +186,8 @@ pub enum PathMtu {
 
 impl PathMtu {
     /// Every path MTU, smallest first.
-    pub const ALL: [PathMtu; 5] = [
-        PathMtu::Mtu256,
-        PathMtu::Mtu512,
-        PathMtu::Mtu1024,
-        PathMtu::Mtu2048,
-        PathMtu::Mtu4096,
-    ];
+    pub const ALL: [PathMtu; 5] =
+        [PathMtu::Mtu256, PathMtu::Mtu512, PathMtu::Mtu1024, PathMtu::Mtu2048, PathMtu::Mtu4096];
 
     /// The payload bytes it allows.
     #[inline]
@@ -221,10 +216,7 @@ impl TryFrom<u8> for PathMtu {
     type Error = Error;
 
     fn try_from(code: u8) -> Result<PathMtu, Error> {
-        Self::ALL
-            .into_iter()
-            .find(|mtu| mtu.code() == code)
-            .ok_or(Error::PathMtuCode(code))
+        Self::ALL.into_iter().find(|mtu| mtu.code() == code).ok_or(Error::PathMtuCode(code))
     }
 }
 

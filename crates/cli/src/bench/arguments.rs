@@ -60,7 +60,7 @@ impl DeviceArguments {
             address: if is_second { None } else { self.bind.or(toward) },
             port: self.udp_port,
             pcap: if is_second { None } else { self.pcap.clone() },
-            faults: self.fault.clone(),
+            faults: self.fault,
             receive_buffer_bytes: self.receive_buffer,
             seed: None,
         }

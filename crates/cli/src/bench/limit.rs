@@ -8,8 +8,8 @@ use doorbell_fabric::limit::{LimitOptions, child_main, measure};
 use doorbell_wire::ROCE_UDP_PORT;
 use serde_json::json;
 
-use crate::{Failure, Usage};
 use crate::output::{line, us};
+use crate::{Failure, Usage};
 
 /// Two processes, unconnected UDP sockets over loopback with the software RNIC's own buffers,
 /// runs of segments, nothing computed: what an RNIC over such sockets can at most reach.

@@ -33,10 +33,9 @@ pub(crate) fn header(kind: Kind, environment: &Environment, parameters: &Paramet
             "{:>9} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}   half round trip, us",
             "bytes", "rounds", "min", "median", "mean", "99 %", "99.9 %", "max"
         )),
-        Kind::Bandwidth => line(format_args!(
-            "{:>9} {:>12} {:>14} {:>12} {:>10}",
-            "bytes", "messages", "messages/s", "MiB/s", "Gb/s"
-        )),
+        Kind::Bandwidth => {
+            line(format_args!("{:>9} {:>12} {:>14} {:>12} {:>10}", "bytes", "messages", "messages/s", "MiB/s", "Gb/s"))
+        }
     }
 }
 
@@ -114,7 +113,17 @@ pub(crate) fn packets(parameters: &Parameters, results: &[PointResult]) -> io::R
     line("Packets sent, first transmissions; predicted by the arithmetic of packets (`doorbell wire cost`)")?;
     line(format_args!(
         "{:>9} {:<6} {:>12} {:>12} {:>15} {:>15} {:>10} {:>21} {:>8} {:>7} {:>8}",
-        "bytes", "side", "data", "predicted", "data bytes", "predicted", "ACKs", "predicted", "credits", "repeat", "RNR NAKs"
+        "bytes",
+        "side",
+        "data",
+        "predicted",
+        "data bytes",
+        "predicted",
+        "ACKs",
+        "predicted",
+        "credits",
+        "repeat",
+        "RNR NAKs"
     ))?;
     for result in results {
         for (name, counted, predicted) in [

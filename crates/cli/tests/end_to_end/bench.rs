@@ -118,7 +118,8 @@ fn configurations_have_names() {
     }
     // What is given by itself counts for more than what the name says.
     let record = record("bw --config batched -l 4 -r 7 -n 2000 -s 16 --verify");
-    let [window, batch, depth] = ["window", "batch", "depth"].map(|what| number(&record, &format!("/parameters/{what}")));
+    let [window, batch, depth] =
+        ["window", "batch", "depth"].map(|what| number(&record, &format!("/parameters/{what}")));
     assert_eq!((window, batch, depth), (256, 4, 7));
 }
 
@@ -236,9 +237,18 @@ fn the_record_has_the_fields_that_are_promised() {
         }
         for end in ENDS {
             for counter in [
-                "tx_vport_rdma_unicast_packets", "rx_vport_rdma_unicast_bytes", "out_of_sequence", "packet_seq_err",
-                "rnr_nak_retry_err", "local_ack_timeout_err", "duplicate_request", "rx_icrc_encapsulated",
-                "tx_data_packets", "tx_ack_packets", "tx_credit_packets", "tx_retransmitted_packets",
+                "tx_vport_rdma_unicast_packets",
+                "rx_vport_rdma_unicast_bytes",
+                "out_of_sequence",
+                "packet_seq_err",
+                "rnr_nak_retry_err",
+                "local_ack_timeout_err",
+                "duplicate_request",
+                "rx_icrc_encapsulated",
+                "tx_data_packets",
+                "tx_ack_packets",
+                "tx_credit_packets",
+                "tx_retransmitted_packets",
             ] {
                 number(result, &format!("/counters/{end}/{counter}"));
             }
@@ -313,7 +323,11 @@ fn a_capture_holds_every_packet_with_a_right_icrc() {
     // One side captures: what it sent, and what reached it.
     let counted: u64 = list(&record, "/results")
         .iter()
-        .flat_map(|result| ["tx", "rx"].map(|way| format!("/counters/client/{way}_vport_rdma_unicast_packets")).map(|at| number(result, &at)))
+        .flat_map(|result| {
+            ["tx", "rx"]
+                .map(|way| format!("/counters/client/{way}_vport_rdma_unicast_packets"))
+                .map(|at| number(result, &at))
+        })
         .sum();
     assert!(packets >= counted && counted > 0, "{packets} packets captured, {counted} counted");
 }

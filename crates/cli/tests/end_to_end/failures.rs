@@ -137,7 +137,8 @@ fn the_first_process_notices_that_the_second_is_gone() {
     let second = second_process_of(first.id());
     std::thread::sleep(IN_THE_MIDDLE);
     let id = second.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok()).expect("a number");
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(id), nix::sys::signal::Signal::SIGKILL).expect("it can be killed");
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(id), nix::sys::signal::Signal::SIGKILL)
+        .expect("it can be killed");
     let first = first.finish().expect_status(1);
     assert!(first.stderr.contains("the peer does not answer any more"), "{}", first.stderr);
 }

@@ -13,7 +13,9 @@ pub(crate) fn listen(arguments: &str) -> (Running, String) {
 #[test]
 fn a_client_measures_with_a_server() {
     let _one_at_a_time = measuring();
-    for arguments in ["bw -n 2000 -s 0,16,5000 --verify", "lat -n 500 -s 16,5000 --verify", "bw -b -e -q 3 -n 500 -s 16"] {
+    for arguments in
+        ["bw -n 2000 -s 0,16,5000 --verify", "lat -n 500 -s 16,5000 --verify", "bw -b -e -q 3 -n 500 -s 16"]
+    {
         let kind = &arguments[..arguments.find(' ').unwrap_or_default()];
         let (server, address) = listen(kind);
         let client = Running::start(doorbell(&format!("bench {arguments} {address} --json")));

@@ -11,9 +11,32 @@ fn every_command_explains_itself() {
     }
     let bw = run("bench bw --help").stdout;
     for option in [
-        "-s,", "-a,", "-n,", "-D,", "-t,", "-r,", "-l,", "-q,", "-b,", "-I,", "-e,", "-m,", "-u,", "-p,", "--config",
-        "--rate", "--pcap", "--fault", "--retry", "--rnr-retry", "--verify", "--memory", "--json", "--listen",
-        "--no-credits", "--bind",
+        "-s,",
+        "-a,",
+        "-n,",
+        "-D,",
+        "-t,",
+        "-r,",
+        "-l,",
+        "-q,",
+        "-b,",
+        "-I,",
+        "-e,",
+        "-m,",
+        "-u,",
+        "-p,",
+        "--config",
+        "--rate",
+        "--pcap",
+        "--fault",
+        "--retry",
+        "--rnr-retry",
+        "--verify",
+        "--memory",
+        "--json",
+        "--listen",
+        "--no-credits",
+        "--bind",
     ] {
         assert!(bw.contains(option), "{option} is missing in:\n{bw}");
     }

@@ -41,11 +41,7 @@ impl Word {
     }
 
     pub(crate) fn decode(immediate: u32) -> Self {
-        Self {
-            alone: immediate & ALONE != 0,
-            goodbye: immediate & GOODBYE != 0,
-            granted: immediate & COUNT_MASK,
-        }
+        Self { alone: immediate & ALONE != 0, goodbye: immediate & GOODBYE != 0, granted: immediate & COUNT_MASK }
     }
 
     /// The full count, given one that is at most 2^29 off.
@@ -140,11 +136,8 @@ impl ReceiveCredits {
     pub(crate) fn take_due(&self, granted: u64) -> bool {
         let reported = self.reported.load(Ordering::Acquire);
         let news = granted.saturating_sub(reported);
-        let due = news > 0
-            && (news >= (self.depth / 4).max(1) || self.received.load(Ordering::Relaxed) >= reported);
-        if !due
-            || self.unanswered.compare_exchange(ANSWERED, reported, Ordering::AcqRel, Ordering::Relaxed).is_err()
-        {
+        let due = news > 0 && (news >= (self.depth / 4).max(1) || self.received.load(Ordering::Relaxed) >= reported);
+        if !due || self.unanswered.compare_exchange(ANSWERED, reported, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             return false;
         }
         self.reported.fetch_max(granted, Ordering::AcqRel);

@@ -447,7 +447,11 @@ impl Connection {
 
     /// Bytes of the longest message that [`send`](Self::send) takes.
     pub fn max_send(&self) -> usize {
-        let own = if self.send_region.is_some() { self.config.max_message.max(self.config.inline) } else { self.config.inline };
+        let own = if self.send_region.is_some() {
+            self.config.max_message.max(self.config.inline)
+        } else {
+            self.config.inline
+        };
         own.min(usize::try_from(self.peer_max_message).unwrap_or(usize::MAX))
     }
 

@@ -40,7 +40,15 @@ pub(crate) struct Pool {
 
 impl Pool {
     /// `granted` receives are posted for data, `beside` more for what carries no data.
-    pub(crate) fn new(qp: Qp, region: Region, slot_bytes: usize, stride: usize, granted: usize, beside: usize, flow_control: bool) -> Arc<Self> {
+    pub(crate) fn new(
+        qp: Qp,
+        region: Region,
+        slot_bytes: usize,
+        stride: usize,
+        granted: usize,
+        beside: usize,
+        flow_control: bool,
+    ) -> Arc<Self> {
         let slots = granted + beside;
         Arc::new(Self {
             qp,

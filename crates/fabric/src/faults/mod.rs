@@ -65,10 +65,7 @@ impl<L: Link> Faults<L> {
     /// Lets the faults of a plan happen to what `inner` receives.
     pub fn new(inner: L, plan: FaultPlan) -> Self {
         let sealed = inner.properties().sealed;
-        Self {
-            inner,
-            state: State::new(plan, sealed),
-        }
+        Self { inner, state: State::new(plan, sealed) }
     }
 
     /// The plan.
@@ -107,9 +104,7 @@ impl<L: Link> Link for Faults<L> {
         let Self { inner, state } = self;
         let mut out = Out { sink, packets: 0 };
         state.release_due(now_ns, &mut out);
-        inner.receive(now_ns, &mut |run: ReceivedRun<'_>| {
-            state.take(now_ns, run, &mut out)
-        })?;
+        inner.receive(now_ns, &mut |run: ReceivedRun<'_>| state.take(now_ns, run, &mut out))?;
         Ok(out.packets)
     }
 
@@ -204,10 +199,7 @@ impl State {
 
     fn next_due(&self) -> Option<u64> {
         let waiting = self.waiting.iter().map(|held| held.due_ns).min();
-        waiting
-            .into_iter()
-            .chain(self.delayed.front().map(|held| held.due_ns))
-            .min()
+        waiting.into_iter().chain(self.delayed.front().map(|held| held.due_ns)).min()
     }
 
     /// Takes what has just arrived.
@@ -225,19 +217,13 @@ impl State {
                 continue;
             }
             if plain_from < from {
-                out.give(ReceivedRun {
-                    bytes: &run.bytes[plain_from..from],
-                    ..run
-                });
+                out.give(ReceivedRun { bytes: &run.bytes[plain_from..from], ..run });
             }
             plain_from = at;
             self.suffer(now_ns, &run, packet, &fate, out);
         }
         if plain_from < at {
-            out.give(ReceivedRun {
-                bytes: &run.bytes[plain_from..at],
-                ..run
-            });
+            out.give(ReceivedRun { bytes: &run.bytes[plain_from..at], ..run });
         }
     }
 
@@ -253,14 +239,7 @@ impl State {
         }
     }
 
-    fn suffer(
-        &mut self,
-        now_ns: u64,
-        run: &ReceivedRun<'_>,
-        packet: &[u8],
-        fate: &Fate,
-        out: &mut Out<'_>,
-    ) {
+    fn suffer(&mut self, now_ns: u64, run: &ReceivedRun<'_>, packet: &[u8], fate: &Fate, out: &mut Out<'_>) {
         if fate.dropped {
             self.counters.dropped += 1;
             return;
@@ -280,27 +259,11 @@ impl State {
         self.counters.reordered += u64::from(fate.distance > 0);
         let due_ns = now_ns.saturating_add(self.plan.delay_ns);
         let (outer, source_port) = (run.outer, run.source_port);
-        let held = Held {
-            outer,
-            source_port,
-            bytes,
-            due_ns,
-            distance: fate.distance,
-        };
+        let held = Held { outer, source_port, bytes, due_ns, distance: fate.distance };
         self.delay(now_ns, held, out);
         // The copy keeps to the place of the original, whatever becomes of that.
         if let Some(bytes) = copy {
-            self.delay(
-                now_ns,
-                Held {
-                    outer,
-                    source_port,
-                    bytes,
-                    due_ns,
-                    distance: 0,
-                },
-                out,
-            );
+            self.delay(now_ns, Held { outer, source_port, bytes, due_ns, distance: 0 }, out);
         }
     }
 
@@ -344,19 +307,13 @@ impl State {
             }
             waits
         });
-        while self
-            .delayed
-            .front()
-            .is_some_and(|held| held.due_ns <= now_ns)
-        {
+        while self.delayed.front().is_some_and(|held| held.due_ns <= now_ns) {
             self.release_oldest(now_ns, out);
         }
     }
 
     fn keep_bounded(&mut self, now_ns: u64, out: &mut Out<'_>) {
-        while self.held_bytes > HELD_BYTES_MAX
-            || self.delayed.len() + self.waiting.len() > HELD_PACKETS_MAX
-        {
+        while self.held_bytes > HELD_BYTES_MAX || self.delayed.len() + self.waiting.len() > HELD_PACKETS_MAX {
             self.counters.overfull += 1;
             if self.waiting.is_empty() {
                 self.release_oldest(now_ns, out);
@@ -388,10 +345,7 @@ impl Dice {
     fn new(seed: u64, stream: u64, probability: f64) -> Self {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         random.set_stream(stream);
-        Self {
-            random,
-            threshold: (probability.clamp(0.0, 1.0) * 2_f64.powi(64)) as u128,
-        }
+        Self { random, threshold: (probability.clamp(0.0, 1.0) * 2_f64.powi(64)) as u128 }
     }
 
     /// Draws for one packet; a hit brings a random number of its own.

@@ -76,11 +76,7 @@ impl FromStr for FaultPlan {
     fn from_str(text: &str) -> Result<Self, FaultPlanError> {
         let mut plan = Self::default();
         let mut seen: Vec<&str> = Vec::new();
-        for part in text
-            .split(',')
-            .map(str::trim)
-            .filter(|part| !part.is_empty())
-        {
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             let Some((option, value)) = part.split_once('=') else {
                 return Err(FaultPlanError::NoValue(part.into()));
             };
@@ -92,9 +88,7 @@ impl FromStr for FaultPlan {
                 "corrupt" => plan.corrupt = parse_probability(option, value)?,
                 "delay" => plan.delay_ns = parse_delay(value)?,
                 "seed" => {
-                    plan.seed = value
-                        .parse()
-                        .map_err(|_| FaultPlanError::Seed(value.into()))?;
+                    plan.seed = value.parse().map_err(|_| FaultPlanError::Seed(value.into()))?;
                 }
                 _ => return Err(FaultPlanError::UnknownOption(option.into())),
             }
@@ -110,22 +104,16 @@ impl FromStr for FaultPlan {
 /// Writes the plan as it is read. The seed is always there, since it is what replays.
 impl fmt::Display for FaultPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shares = [
-            ("drop", self.drop),
-            ("duplicate", self.duplicate),
-            ("reorder", self.reorder),
-            ("corrupt", self.corrupt),
-        ];
+        let shares =
+            [("drop", self.drop), ("duplicate", self.duplicate), ("reorder", self.reorder), ("corrupt", self.corrupt)];
         for (option, share) in shares {
             if share != 0.0 {
                 write!(f, "{option}={share},")?;
             }
         }
         if self.delay_ns != 0 {
-            let (unit, unit_ns) = UNITS_NS
-                .into_iter()
-                .find(|(_, unit_ns)| self.delay_ns.is_multiple_of(*unit_ns))
-                .unwrap_or(("ns", 1));
+            let (unit, unit_ns) =
+                UNITS_NS.into_iter().find(|(_, unit_ns)| self.delay_ns.is_multiple_of(*unit_ns)).unwrap_or(("ns", 1));
             write!(f, "delay={}{unit},", self.delay_ns / unit_ns)?;
         }
         write!(f, "seed={}", self.seed)
@@ -133,33 +121,20 @@ impl fmt::Display for FaultPlan {
 }
 
 /// The units of a delay, the largest first. The last ends the names of all others.
-const UNITS_NS: [(&str, u64); 4] = [
-    ("s", 1_000_000_000),
-    ("ms", 1_000_000),
-    ("us", 1_000),
-    ("ns", 1),
-];
+const UNITS_NS: [(&str, u64); 4] = [("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000), ("ns", 1)];
 
 fn parse_probability(option: &str, value: &str) -> Result<f64, FaultPlanError> {
     match value.parse::<f64>() {
         // Adding zero makes minus zero plain.
         Ok(share) if (0.0..=1.0).contains(&share) => Ok(share + 0.0),
-        _ => Err(FaultPlanError::Probability {
-            option: option.into(),
-            value: value.into(),
-        }),
+        _ => Err(FaultPlanError::Probability { option: option.into(), value: value.into() }),
     }
 }
 
 fn parse_delay(value: &str) -> Result<u64, FaultPlanError> {
-    let digits = value
-        .find(|c: char| !c.is_ascii_digit() && c != '.')
-        .unwrap_or(value.len());
+    let digits = value.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(value.len());
     let (number, unit) = value.split_at(digits);
-    let unit_ns = UNITS_NS
-        .iter()
-        .find(|(name, _)| *name == unit.trim())
-        .map(|(_, ns)| *ns);
+    let unit_ns = UNITS_NS.iter().find(|(name, _)| *name == unit.trim()).map(|(_, ns)| *ns);
     unit_ns
         .and_then(|unit_ns| parse_decimal(number, unit_ns))
         .filter(|delay_ns| *delay_ns <= MAX_DELAY_NS)
@@ -174,21 +149,13 @@ fn parse_decimal(number: &str, unit_ns: u64) -> Option<u64> {
         return None;
     }
     let fraction = fraction.trim_end_matches('0');
-    let parse = |digits: &str| -> Option<u64> {
-        if digits.is_empty() {
-            Some(0)
-        } else {
-            digits.parse().ok()
-        }
-    };
+    let parse = |digits: &str| -> Option<u64> { if digits.is_empty() { Some(0) } else { digits.parse().ok() } };
     let scale = 10_u64.checked_pow(fraction.len() as u32)?;
     let fraction_ns = parse(fraction)?.checked_mul(unit_ns)?;
     if !fraction_ns.is_multiple_of(scale) {
         return None;
     }
-    parse(whole)?
-        .checked_mul(unit_ns)?
-        .checked_add(fraction_ns / scale)
+    parse(whole)?.checked_mul(unit_ns)?.checked_add(fraction_ns / scale)
 }
 
 #[cfg(test)]
@@ -205,14 +172,8 @@ mod tests {
     fn a_plan_is_read_and_printed() {
         let text = "drop=0.01,duplicate=0.001,reorder=0.01,delay=5us,corrupt=0.001,seed=7";
         let plan = parse(text).unwrap();
-        let expected = FaultPlan {
-            drop: 0.01,
-            duplicate: 0.001,
-            reorder: 0.01,
-            corrupt: 0.001,
-            delay_ns: 5_000,
-            seed: 7,
-        };
+        let expected =
+            FaultPlan { drop: 0.01, duplicate: 0.001, reorder: 0.01, corrupt: 0.001, delay_ns: 5_000, seed: 7 };
         assert_eq!(plan, expected);
         let printed = "drop=0.01,duplicate=0.001,reorder=0.01,corrupt=0.001,delay=5us,seed=7";
         assert_eq!(plan.to_string(), printed);
@@ -233,15 +194,9 @@ mod tests {
             ("1.0000000000000000000000000s", 1_000_000_000),
         ];
         for (text, delay_ns) in table {
-            assert_eq!(
-                parse(&format!("delay={text}")).unwrap().delay_ns,
-                delay_ns,
-                "{text}"
-            );
+            assert_eq!(parse(&format!("delay={text}")).unwrap().delay_ns, delay_ns, "{text}");
         }
-        let wrong = [
-            "", "5", "us", ".us", "1.5ns", "5m", "-1us", "1e3us", "61s", "1.2.3us", "5 µs",
-        ];
+        let wrong = ["", "5", "us", ".us", "1.5ns", "5m", "-1us", "1e3us", "61s", "1.2.3us", "5 µs"];
         for text in wrong {
             let error = parse(&format!("delay={text}")).unwrap_err();
             assert_eq!(error, FaultPlanError::Delay(text.into()));

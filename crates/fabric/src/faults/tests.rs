@@ -12,17 +12,10 @@ fn address(host: u8) -> IpAddr {
 
 /// Two ends without latency, of which the second suffers faults.
 fn pair(plan: &str, sealed: bool) -> (MemoryLink, Faults<MemoryLink>) {
-    let options = MemoryOptions {
-        latency_ns: 0,
-        sealed,
-        ..MemoryOptions::default()
-    };
+    let options = MemoryOptions { latency_ns: 0, sealed, ..MemoryOptions::default() };
     let network = MemoryNetwork::new(options);
     let plan = plan.parse().unwrap();
-    (
-        network.attach(address(1)),
-        Faults::new(network.attach(address(2)), plan),
-    )
+    (network.attach(address(1)), Faults::new(network.attach(address(2)), plan))
 }
 
 /// Sends packets in batches of 100 at 1 us intervals, and receives all, also what is held back.
@@ -33,13 +26,7 @@ fn run(plan: &str, packets: usize) -> (Vec<Vec<u8>>, FaultCounters) {
         let mut batch = TransmitBatch::new(1 << 16, 4);
         for number in from..(from + 100).min(packets) {
             let bytes = numbered(number);
-            batch
-                .push(
-                    &crate::testing::path(address(2)),
-                    LEN,
-                    crate::testing::info(),
-                )
-                .copy_from_slice(&bytes);
+            batch.push(&crate::testing::path(address(2)), LEN, crate::testing::info()).copy_from_slice(&bytes);
         }
         transmit_all(&mut a, now_ns, &batch);
         runs.extend(receive_all(&mut b, now_ns));
@@ -60,19 +47,13 @@ fn numbered(number: usize) -> Vec<u8> {
 }
 
 fn numbers(packets: &[Vec<u8>]) -> Vec<u64> {
-    packets
-        .iter()
-        .map(|packet| u64::from_be_bytes(packet[24..].try_into().unwrap()))
-        .collect()
+    packets.iter().map(|packet| u64::from_be_bytes(packet[24..].try_into().unwrap())).collect()
 }
 
 fn assert_share(count: u64, of: usize, share: f64) {
     let deviation = (of as f64 * share * (1.0 - share)).sqrt();
     let expected = of as f64 * share;
-    assert!(
-        (count as f64 - expected).abs() < 5.0 * deviation,
-        "{count} instead of {expected}"
-    );
+    assert!((count as f64 - expected).abs() < 5.0 * deviation, "{count} instead of {expected}");
 }
 
 #[test]
@@ -118,10 +99,7 @@ fn reordered_packets_let_a_few_others_pass_and_none_is_lost() {
     assert!(late.len() as u64 <= counters.reordered);
     assert!(late.len() as u64 > counters.reordered / 2);
     // Those held back at the same time come on top of the plain ones that pass.
-    assert!(
-        late.iter()
-            .all(|late| *late <= 2 * i64::from(REORDER_DISTANCE_MAX))
-    );
+    assert!(late.iter().all(|late| *late <= 2 * i64::from(REORDER_DISTANCE_MAX)));
     numbers.sort_unstable();
     assert_eq!(numbers, (0..20_000).collect::<Vec<_>>());
 }
@@ -211,42 +189,15 @@ fn a_fault_strikes_the_same_packets_whatever_the_others_do() {
         numbers.dedup();
         numbers
     };
-    assert_eq!(
-        missing("drop=0.1,seed=6"),
-        missing("drop=0.1,reorder=0.2,duplicate=0.3,seed=6")
-    );
+    assert_eq!(missing("drop=0.1,seed=6"), missing("drop=0.1,reorder=0.2,duplicate=0.3,seed=6"));
 }
 
 #[test]
 fn the_properties_say_what_may_happen() {
     let properties = |plan: &str| pair(plan, true).1.properties();
-    let all = LinkProperties {
-        sealed: true,
-        trusted: true,
-        ordered: true,
-        lossless: true,
-    };
+    let all = LinkProperties { sealed: true, trusted: true, ordered: true, lossless: true };
     assert_eq!(properties("delay=1ms"), all);
-    assert_eq!(
-        properties("drop=0.1"),
-        LinkProperties {
-            lossless: false,
-            ..all
-        }
-    );
-    assert_eq!(
-        properties("reorder=0.1"),
-        LinkProperties {
-            ordered: false,
-            ..all
-        }
-    );
-    assert_eq!(
-        properties("corrupt=0.1"),
-        LinkProperties {
-            trusted: false,
-            lossless: false,
-            ..all
-        }
-    );
+    assert_eq!(properties("drop=0.1"), LinkProperties { lossless: false, ..all });
+    assert_eq!(properties("reorder=0.1"), LinkProperties { ordered: false, ..all });
+    assert_eq!(properties("corrupt=0.1"), LinkProperties { trusted: false, lossless: false, ..all });
 }

@@ -6,42 +6,25 @@ fn address(host: u8) -> IpAddr {
 }
 
 fn expected(lengths: &[usize]) -> Vec<Vec<u8>> {
-    lengths
-        .iter()
-        .enumerate()
-        .map(|(number, &len)| packet(number, len))
-        .collect()
+    lengths.iter().enumerate().map(|(number, &len)| packet(number, len)).collect()
 }
 
 #[test]
 fn packets_arrive_after_the_latency_in_order_and_in_runs() {
-    let network = MemoryNetwork::new(MemoryOptions {
-        latency_ns: 500,
-        ..Default::default()
-    });
+    let network = MemoryNetwork::new(MemoryOptions { latency_ns: 500, ..Default::default() });
     let mut a = network.attach(address(1));
     let mut b = network.attach(address(2));
     let lengths = [vec![32; 70], vec![16, 64, 12]].concat();
     transmit_all(&mut a, 1_000, &batch_of(address(2), &lengths));
-    assert_eq!(
-        (network.next_delivery(), a.poll_timeout()),
-        (Some(1_500), None)
-    );
+    assert_eq!((network.next_delivery(), a.poll_timeout()), (Some(1_500), None));
     assert_eq!(b.poll_timeout(), Some(1_500));
     assert!(receive_once(&mut b, 1_499).is_empty());
     let runs = receive_once(&mut b, 1_500);
     assert_eq!(packets_of(&runs, 4), expected(&lengths));
-    assert_eq!(
-        runs.iter().map(|run| run.packets.len()).collect::<Vec<_>>(),
-        [64, 7, 2]
-    );
+    assert_eq!(runs.iter().map(|run| run.packets.len()).collect::<Vec<_>>(), [64, 7, 2]);
     assert_eq!(runs[0].outer, crate::testing::outer(address(1), address(2)));
     assert_eq!(network.next_delivery(), None);
-    let counters = MemoryCounters {
-        sent: 73,
-        delivered: 73,
-        ..Default::default()
-    };
+    let counters = MemoryCounters { sent: 73, delivered: 73, ..Default::default() };
     assert_eq!(network.counters(), counters);
 }
 
@@ -59,11 +42,7 @@ fn one_call_hands_over_a_bounded_amount() {
 
 #[test]
 fn the_bandwidth_spreads_packets_and_adds_up_over_sends() {
-    let options = MemoryOptions {
-        latency_ns: 100,
-        bandwidth_bytes_per_s: Some(1_000_000_000),
-        ..Default::default()
-    };
+    let options = MemoryOptions { latency_ns: 100, bandwidth_bytes_per_s: Some(1_000_000_000), ..Default::default() };
     let network = MemoryNetwork::new(options);
     let mut a = network.attach(address(1));
     let mut b = network.attach(address(2));
@@ -80,10 +59,7 @@ fn the_bandwidth_spreads_packets_and_adds_up_over_sends() {
 #[test]
 fn a_receive_buffer_overflows_as_the_kernels_does() {
     for (payload, fit) in [(36, 246), (4112, 44)] {
-        let options = MemoryOptions {
-            queue_bytes: Some(212_992),
-            ..Default::default()
-        };
+        let options = MemoryOptions { queue_bytes: Some(212_992), ..Default::default() };
         let network = MemoryNetwork::new(options);
         let mut a = network.attach(address(1));
         let mut b = network.attach(address(2));
@@ -93,10 +69,7 @@ fn a_receive_buffer_overflows_as_the_kernels_does() {
             transmit_all(&mut a, 0, &batch_of(address(2), &lengths));
         }
         let received = packets_of(&receive_all(&mut b, 1_000), 4);
-        assert_eq!(
-            (received.len(), network.counters().overflows),
-            (fit, 600 - fit as u64)
-        );
+        assert_eq!((received.len(), network.counters().overflows), (fit, 600 - fit as u64));
         transmit_all(&mut a, 2_000, &batch_of(address(2), &[16]));
         assert_eq!(receive_all(&mut b, 3_000).len(), 1, "reading makes room");
     }
@@ -105,11 +78,7 @@ fn a_receive_buffer_overflows_as_the_kernels_does() {
 #[test]
 fn jitter_keeps_the_order_and_replays() {
     let arrivals = |seed| {
-        let options = MemoryOptions {
-            seed,
-            jitter_ns: 10_000,
-            ..Default::default()
-        };
+        let options = MemoryOptions { seed, jitter_ns: 10_000, ..Default::default() };
         let network = MemoryNetwork::new(options);
         let mut a = network.attach(address(1));
         let mut b = network.attach(address(2));

@@ -70,10 +70,7 @@ fn packet_in(frame: &[u8]) -> (Outer, Vec<u8>) {
     let (packet, icrc) = frame.payload.split_last_chunk().unwrap();
     let expected = flow.icrc(outer.identification.unwrap(), true, packet);
     assert_eq!(u32::from_le_bytes(*icrc), expected);
-    assert_eq!(
-        (ports.src_mac, ports.dst_mac),
-        (mac_of(outer.src), mac_of(outer.dst))
-    );
+    assert_eq!((ports.src_mac, ports.dst_mac), (mac_of(outer.src), mac_of(outer.dst)));
     assert_eq!(outer.dont_fragment, Some(true));
     (outer, packet.to_vec())
 }
@@ -81,10 +78,7 @@ fn packet_in(frame: &[u8]) -> (Outer, Vec<u8>) {
 #[test]
 fn both_ends_capture_the_same_packets_with_right_icrcs() {
     for sealed in [true, false] {
-        let (a, b) = ends(MemoryOptions {
-            sealed,
-            ..MemoryOptions::default()
-        });
+        let (a, b) = ends(MemoryOptions { sealed, ..MemoryOptions::default() });
         let files = [Shared::new(usize::MAX), Shared::new(usize::MAX)];
         let mut a = capture(a, 1, &files[0]);
         let mut b = capture(b, 2, &files[1]);
@@ -95,12 +89,8 @@ fn both_ends_capture_the_same_packets_with_right_icrcs() {
         } else {
             let mut bare = TransmitBatch::new(1 << 16, 0);
             for (number, &len) in lengths.iter().enumerate() {
-                bare.push(
-                    &crate::testing::path(address(2)),
-                    len,
-                    crate::testing::info(),
-                )
-                .copy_from_slice(&packet(number, len));
+                bare.push(&crate::testing::path(address(2)), len, crate::testing::info())
+                    .copy_from_slice(&packet(number, len));
             }
             batch = bare;
         }
@@ -122,17 +112,10 @@ fn both_ends_capture_the_same_packets_with_right_icrcs() {
 
 #[test]
 fn the_identification_of_a_received_packet_is_found() {
-    let (mut a, b) = ends(MemoryOptions {
-        latency_ns: 0,
-        ..MemoryOptions::default()
-    });
+    let (mut a, b) = ends(MemoryOptions { latency_ns: 0, ..MemoryOptions::default() });
     let file = Shared::new(usize::MAX);
     // With every other packet lost, the place in the run no longer tells.
-    let plan = FaultPlan {
-        drop: 0.5,
-        seed: 1,
-        ..FaultPlan::default()
-    };
+    let plan = FaultPlan { drop: 0.5, seed: 1, ..FaultPlan::default() };
     let mut b = capture(Faults::new(b, plan), 2, &file);
     let mut batch = batch_of(address(2), &[32; 64]);
     Sealer::new(address(1), PORT).seal(&mut batch);
@@ -143,28 +126,19 @@ fn the_identification_of_a_received_packet_is_found() {
     assert!((10..54).contains(&frames.len()));
     for (_, frame) in frames {
         let (outer, bytes) = packet_in(&frame);
-        assert_eq!(
-            bytes,
-            packet(usize::from(outer.identification.unwrap()), 32)
-        );
+        assert_eq!(bytes, packet(usize::from(outer.identification.unwrap()), 32));
     }
 }
 
 #[test]
 fn what_is_captured_reaches_the_file_within_a_second() {
-    let (mut a, b) = ends(MemoryOptions {
-        latency_ns: 0,
-        ..MemoryOptions::default()
-    });
+    let (mut a, b) = ends(MemoryOptions { latency_ns: 0, ..MemoryOptions::default() });
     let file = Shared::new(usize::MAX);
     let mut b = capture(b, 2, &file);
     assert_eq!((file.frames().len(), b.poll_timeout()), (0, None));
     transmit_all(&mut a, 0, &batch_of(address(2), &[32]));
     receive_all(&mut b, 7);
-    assert_eq!(
-        (file.frames().len(), b.poll_timeout()),
-        (0, Some(7 + FLUSH_INTERVAL_NS))
-    );
+    assert_eq!((file.frames().len(), b.poll_timeout()), (0, Some(7 + FLUSH_INTERVAL_NS)));
     receive_all(&mut b, 7 + FLUSH_INTERVAL_NS);
     assert_eq!((file.frames().len(), b.poll_timeout()), (1, None));
     transmit_all(&mut a, 0, &batch_of(address(2), &[32]));
@@ -175,10 +149,7 @@ fn what_is_captured_reaches_the_file_within_a_second() {
 
 #[test]
 fn a_full_disk_ends_the_capture_and_not_the_traffic() {
-    let (mut a, b) = ends(MemoryOptions {
-        latency_ns: 0,
-        ..MemoryOptions::default()
-    });
+    let (mut a, b) = ends(MemoryOptions { latency_ns: 0, ..MemoryOptions::default() });
     let file = Shared::new(100);
     let mut b = capture(b, 2, &file);
     for round in 0..4 {

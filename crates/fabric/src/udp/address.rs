@@ -22,11 +22,8 @@ const LOOPBACK_TRIES: usize = 65_536;
 
 /// Loopback addresses that nobody is likely to have asked for by name: if none of them is free,
 /// someone holds the port on all addresses.
-const UNLIKELY_ADDRESSES: [Ipv4Addr; 3] = [
-    Ipv4Addr::new(127, 251, 139, 83),
-    Ipv4Addr::new(127, 241, 67, 199),
-    Ipv4Addr::new(127, 211, 179, 31),
-];
+const UNLIKELY_ADDRESSES: [Ipv4Addr; 3] =
+    [Ipv4Addr::new(127, 251, 139, 83), Ipv4Addr::new(127, 241, 67, 199), Ipv4Addr::new(127, 211, 179, 31)];
 
 /// Where a link is to be bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,12 +43,7 @@ pub struct BindRequest {
 
 impl Default for BindRequest {
     fn default() -> Self {
-        Self {
-            address: None,
-            port: ROCE_UDP_PORT,
-            receive_buffer_bytes: None,
-            segmentation: true,
-        }
+        Self { address: None, port: ROCE_UDP_PORT, receive_buffer_bytes: None, segmentation: true }
     }
 }
 
@@ -148,16 +140,8 @@ fn bind_to(address: IpAddr, port: u16) -> Result<Bound, BindError> {
     try_bind(address, port).map_err(|source| match source.kind() {
         io::ErrorKind::AddrInUse if port_is_held(address, port) => BindError::PortHeld { port },
         io::ErrorKind::AddrInUse => BindError::InUse { address, port },
-        io::ErrorKind::AddrNotAvailable => BindError::NotOfThisMachine {
-            address,
-            known: interface::list_addresses(),
-        },
-        _ => BindError::System {
-            what: "bind a UDP socket",
-            address,
-            port,
-            source,
-        },
+        io::ErrorKind::AddrNotAvailable => BindError::NotOfThisMachine { address, known: interface::list_addresses() },
+        _ => BindError::System { what: "bind a UDP socket", address, port, source },
     })
 }
 
@@ -174,12 +158,7 @@ fn bind_to_free_loopback(port: u16) -> Result<Bound, BindError> {
             }
             Err(source) => {
                 let address = address.into();
-                return Err(BindError::System {
-                    what: "bind a UDP socket",
-                    address,
-                    port,
-                    source,
-                });
+                return Err(BindError::System { what: "bind a UDP socket", address, port, source });
             }
         }
     }
@@ -190,9 +169,7 @@ fn bind_to_free_loopback(port: u16) -> Result<Bound, BindError> {
 fn loopback_addresses() -> impl Iterator<Item = Ipv4Addr> {
     let first = u32::from(Ipv4Addr::LOCALHOST);
     let last = u32::from(Ipv4Addr::new(127, 255, 255, 254));
-    (first..=last)
-        .filter(|bits| !matches!(bits & 0xff, 0 | 0xff))
-        .map(Ipv4Addr::from)
+    (first..=last).filter(|bits| !matches!(bits & 0xff, 0 | 0xff)).map(Ipv4Addr::from)
 }
 
 /// A bound socket and its address.
@@ -221,9 +198,7 @@ fn try_bind(address: IpAddr, port: u16) -> io::Result<Bound> {
 fn port_is_held(address: IpAddr, port: u16) -> bool {
     let taken = |address: IpAddr| matches!(try_bind(address, port), Err(e) if e.kind() == io::ErrorKind::AddrInUse);
     match address {
-        IpAddr::V4(_) => UNLIKELY_ADDRESSES
-            .iter()
-            .all(|&unlikely| taken(unlikely.into())),
+        IpAddr::V4(_) => UNLIKELY_ADDRESSES.iter().all(|&unlikely| taken(unlikely.into())),
         // There is but one loopback address, so a single device there cannot be told apart from
         // one that holds all; the sentence about one address is right in either case.
         IpAddr::V6(v6) => v6 != Ipv6Addr::LOCALHOST && taken(Ipv6Addr::LOCALHOST.into()),
@@ -233,41 +208,18 @@ fn port_is_held(address: IpAddr, port: u16) -> bool {
 /// Sets all the options of a bound socket.
 fn equip(bound: Bound, request: &BindRequest) -> Result<UdpLink, BindError> {
     let Bound { socket, local } = bound;
-    let failed = |what| {
-        move |source| BindError::System {
-            what,
-            address: local.ip(),
-            port: local.port(),
-            source,
-        }
-    };
-    socket
-        .set_nonblocking(true)
-        .map_err(failed("make the socket non-blocking"))?;
+    let failed = |what| move |source| BindError::System { what, address: local.ip(), port: local.port(), source };
+    socket.set_nonblocking(true).map_err(failed("make the socket non-blocking"))?;
     set_ip_options(&socket, local.is_ipv6()).map_err(failed("set the IP options"))?;
     // Only a count: a kernel without it works as well.
     let _ = sys::set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1);
 
-    let receive_buffer_bytes = request
-        .receive_buffer_bytes
-        .unwrap_or(DEFAULT_RECEIVE_BUFFER_BYTES);
-    set_buffer(
-        &socket,
-        libc::SO_RCVBUFFORCE,
-        libc::SO_RCVBUF,
-        receive_buffer_bytes,
-    )
-    .map_err(failed("set the receive buffer"))?;
-    set_buffer(
-        &socket,
-        libc::SO_SNDBUFFORCE,
-        libc::SO_SNDBUF,
-        SEND_BUFFER_BYTES,
-    )
-    .map_err(failed("set the send buffer"))?;
-    let granted = socket
-        .recv_buffer_size()
-        .map_err(failed("read the receive buffer back"))?;
+    let receive_buffer_bytes = request.receive_buffer_bytes.unwrap_or(DEFAULT_RECEIVE_BUFFER_BYTES);
+    set_buffer(&socket, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, receive_buffer_bytes)
+        .map_err(failed("set the receive buffer"))?;
+    set_buffer(&socket, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, SEND_BUFFER_BYTES)
+        .map_err(failed("set the send buffer"))?;
+    let granted = socket.recv_buffer_size().map_err(failed("read the receive buffer back"))?;
     if granted < receive_buffer_bytes {
         tracing::info!(
             "the receive buffer of {local} is {granted} bytes, {receive_buffer_bytes} were asked \
@@ -286,12 +238,7 @@ fn equip(bound: Bound, request: &BindRequest) -> Result<UdpLink, BindError> {
              slower by an order of magnitude"
         );
     }
-    Ok(UdpLink::new(
-        UdpSocket::from(socket),
-        local,
-        granted,
-        segmentation,
-    ))
+    Ok(UdpLink::new(UdpSocket::from(socket), local, granted, segmentation))
 }
 
 /// Do not fragment, defaults that need no control message, and what is to be told of received
@@ -318,9 +265,7 @@ fn set_ip_options(socket: &Socket, ipv6: bool) -> io::Result<()> {
         ];
         (libc::IPPROTO_IP, options)
     };
-    options
-        .iter()
-        .try_for_each(|&(name, value)| sys::set_option(socket.as_fd(), level, name, value))
+    options.iter().try_for_each(|&(name, value)| sys::set_option(socket.as_fd(), level, name, value))
 }
 
 /// Asks for a buffer of `shown` bytes as the kernel shows it, which is twice what it is told:

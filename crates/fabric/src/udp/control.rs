@@ -42,32 +42,16 @@ impl Buffer {
         let ipv4 = message.destination.is_ipv4();
         let mut used = 0;
         if let Some(segment_bytes) = message.segment_bytes {
-            self.put(
-                &mut used,
-                libc::SOL_UDP,
-                libc::UDP_SEGMENT,
-                &segment_bytes.to_ne_bytes(),
-            );
+            self.put(&mut used, libc::SOL_UDP, libc::UDP_SEGMENT, &segment_bytes.to_ne_bytes());
         }
         if let Some(traffic_class) = message.traffic_class {
-            let (level, name) = if ipv4 {
-                (libc::IPPROTO_IP, libc::IP_TOS)
-            } else {
-                (libc::IPPROTO_IPV6, libc::IPV6_TCLASS)
-            };
-            self.put(
-                &mut used,
-                level,
-                name,
-                &i32::from(traffic_class).to_ne_bytes(),
-            );
+            let (level, name) =
+                if ipv4 { (libc::IPPROTO_IP, libc::IP_TOS) } else { (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) };
+            self.put(&mut used, level, name, &i32::from(traffic_class).to_ne_bytes());
         }
         if let Some(hop_limit) = message.hop_limit {
-            let (level, name) = if ipv4 {
-                (libc::IPPROTO_IP, libc::IP_TTL)
-            } else {
-                (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT)
-            };
+            let (level, name) =
+                if ipv4 { (libc::IPPROTO_IP, libc::IP_TTL) } else { (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) };
             self.put(&mut used, level, name, &i32::from(hop_limit).to_ne_bytes());
         }
         used
@@ -91,8 +75,7 @@ impl Buffer {
             let word = data.first_chunk().copied();
             match (level, kind) {
                 (libc::SOL_UDP, libc::UDP_GRO) => {
-                    received.segment_bytes =
-                        word.and_then(|word| usize::try_from(i32::from_ne_bytes(word)).ok());
+                    received.segment_bytes = word.and_then(|word| usize::try_from(i32::from_ne_bytes(word)).ok());
                 }
                 // The kernel gives the type of service as one byte, all else as an integer.
                 (libc::IPPROTO_IP, libc::IP_TOS) => received.traffic_class = byte,
@@ -149,10 +132,7 @@ mod tests {
         // The segment size has another type in each direction.
         assert_eq!(read.segment_bytes, None);
 
-        let message = Outgoing {
-            destination: (Ipv6Addr::LOCALHOST, 1).into(),
-            ..message
-        };
+        let message = Outgoing { destination: (Ipv6Addr::LOCALHOST, 1).into(), ..message };
         let mut buffer = Buffer::EMPTY;
         let used = buffer.describe(&message);
         let read = buffer.read(used);
@@ -163,31 +143,12 @@ mod tests {
     fn all_that_the_kernel_may_say_fits_and_nonsense_is_ignored() {
         let mut buffer = Buffer::EMPTY;
         let mut used = 0;
-        buffer.put(
-            &mut used,
-            libc::SOL_SOCKET,
-            libc::SO_RXQ_OVFL,
-            &7_u32.to_ne_bytes(),
-        );
-        buffer.put(
-            &mut used,
-            libc::IPPROTO_IP,
-            libc::IP_TTL,
-            &64_i32.to_ne_bytes(),
-        );
+        buffer.put(&mut used, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, &7_u32.to_ne_bytes());
+        buffer.put(&mut used, libc::IPPROTO_IP, libc::IP_TTL, &64_i32.to_ne_bytes());
         buffer.put(&mut used, libc::IPPROTO_IP, libc::IP_TOS, &[2]);
-        buffer.put(
-            &mut used,
-            libc::SOL_UDP,
-            libc::UDP_GRO,
-            &4112_i32.to_ne_bytes(),
-        );
-        let expected = Received {
-            segment_bytes: Some(4112),
-            traffic_class: Some(2),
-            hop_limit: Some(64),
-            overflows: Some(7),
-        };
+        buffer.put(&mut used, libc::SOL_UDP, libc::UDP_GRO, &4112_i32.to_ne_bytes());
+        let expected =
+            Received { segment_bytes: Some(4112), traffic_class: Some(2), hop_limit: Some(64), overflows: Some(7) };
         assert_eq!(buffer.read(used), expected);
         for cut in 0..used {
             buffer.read(cut);

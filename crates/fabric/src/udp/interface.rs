@@ -33,13 +33,7 @@ pub fn largest_path_mtu(interface_mtu: usize, ipv6: bool) -> Option<PathMtu> {
 pub fn active_mtu(address: IpAddr) -> io::Result<PathMtu> {
     let (interface, mtu) = interface_mtu(address)?;
     largest_path_mtu(mtu, address.is_ipv6()).ok_or_else(|| {
-        let least = PathMtu::Mtu256.bytes()
-            + TRANSPORT_LEN
-            + if address.is_ipv6() {
-                IPV6_LEN
-            } else {
-                IPV4_LEN
-            };
+        let least = PathMtu::Mtu256.bytes() + TRANSPORT_LEN + if address.is_ipv6() { IPV6_LEN } else { IPV4_LEN };
         io::Error::other(format!(
             "the MTU of {interface} ({address}) is {mtu} bytes, and RoCE v2 needs at least {least} \
              there, for a path MTU of 256 and its headers"
@@ -53,17 +47,10 @@ pub fn interface_mtu(address: IpAddr) -> io::Result<(String, usize)> {
     let interface = interface_of(address, &addresses).ok_or_else(|| {
         io::Error::new(
             io::ErrorKind::AddrNotAvailable,
-            format!(
-                "no interface has the address {address}; {}",
-                list(&addresses)
-            ),
+            format!("no interface has the address {address}; {}", list(&addresses)),
         )
     })?;
-    let socket = UdpSocket::bind(if address.is_ipv6() {
-        "[::]:0"
-    } else {
-        "0.0.0.0:0"
-    })?;
+    let socket = UdpSocket::bind(if address.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" })?;
     let mtu = sys::interface_mtu(socket.as_fd(), interface)?;
     Ok((interface.to_owned(), mtu))
 }
@@ -103,9 +90,9 @@ fn list(addresses: &[InterfaceAddress]) -> String {
 fn interface_of(address: IpAddr, addresses: &[InterfaceAddress]) -> Option<&str> {
     let exact = addresses.iter().find(|entry| entry.address == address);
     let found = exact.or_else(|| {
-        addresses.iter().find(|entry| {
-            address.is_loopback() && entry.address.is_loopback() && same_network(address, entry)
-        })
+        addresses
+            .iter()
+            .find(|entry| address.is_loopback() && entry.address.is_loopback() && same_network(address, entry))
     });
     found.map(|entry| entry.interface.as_str())
 }
@@ -147,33 +134,21 @@ mod tests {
         ];
         for (mtu, over_ipv4, over_ipv6) in table {
             let bytes = |ipv6| largest_path_mtu(mtu, ipv6).map(PathMtu::bytes);
-            assert_eq!(
-                (bytes(false), bytes(true)),
-                (over_ipv4, over_ipv6),
-                "MTU {mtu}"
-            );
+            assert_eq!((bytes(false), bytes(true)), (over_ipv4, over_ipv6), "MTU {mtu}");
         }
     }
 
     #[test]
     fn all_loopback_addresses_belong_to_the_loopback_interface() {
         let (first, mtu) = interface_mtu("127.0.0.1".parse().unwrap()).unwrap();
-        assert_eq!(
-            interface_mtu("127.9.8.7".parse().unwrap()).unwrap(),
-            (first, mtu)
-        );
+        assert_eq!(interface_mtu("127.9.8.7".parse().unwrap()).unwrap(), (first, mtu));
         let expected = largest_path_mtu(mtu, false).unwrap();
         assert_eq!(active_mtu("127.9.8.7".parse().unwrap()).unwrap(), expected);
     }
 
     #[test]
     fn an_unknown_address_is_an_error_that_lists_the_known_ones() {
-        let error = active_mtu("192.0.2.77".parse().unwrap())
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains("192.0.2.77") && error.contains("127.0.0.1"),
-            "{error}"
-        );
+        let error = active_mtu("192.0.2.77".parse().unwrap()).unwrap_err().to_string();
+        assert!(error.contains("192.0.2.77") && error.contains("127.0.0.1"), "{error}");
     }
 }

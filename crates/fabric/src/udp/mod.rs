@@ -109,12 +109,7 @@ enum Verdict {
 
 impl UdpLink {
     /// Wraps a socket that is bound and has all its options.
-    fn new(
-        socket: UdpSocket,
-        local: SocketAddr,
-        receive_buffer_bytes: usize,
-        segmentation: bool,
-    ) -> Self {
+    fn new(socket: UdpSocket, local: SocketAddr, receive_buffer_bytes: usize, segmentation: bool) -> Self {
         let buffers = vec![0; sys::MAX_RECEIVE_MESSAGES * sys::RECEIVE_BUFFER_BYTES].into();
         Self {
             socket,
@@ -171,8 +166,7 @@ impl UdpLink {
         separate.clear();
         separate.extend_from_slice(sealed);
         if run.packets > 1 {
-            self.sealer
-                .reseal_separate(run.path.destination, run.segment_bytes, &mut separate);
+            self.sealer.reseal_separate(run.path.destination, run.segment_bytes, &mut separate);
         }
         let done = self.transmit_datagrams(run, &separate);
         self.separate = separate;
@@ -188,10 +182,7 @@ impl UdpLink {
         while sent < run.packets {
             self.counters.send_calls += 1;
             let from = sent * run.segment_bytes;
-            let whole = Outgoing {
-                segment_bytes: None,
-                ..self.outgoing(run, bytes)
-            };
+            let whole = Outgoing { segment_bytes: None, ..self.outgoing(run, bytes) };
             let datagrams = bytes[from..].chunks(run.segment_bytes);
             let messages = datagrams.map(|bytes| Outgoing { bytes, ..whole });
             match sys::send(self.socket.as_fd(), messages) {
@@ -201,16 +192,14 @@ impl UdpLink {
                     sent += count;
                     pending_errors = 0;
                 }
-                Err(error) => {
-                    match self.judge(error, run, run.packets - sent, &mut pending_errors)? {
-                        Verdict::Again => {}
-                        Verdict::Full => {
-                            self.stuck = Some((*run, sent));
-                            return Ok(false);
-                        }
-                        Verdict::Drop | Verdict::SendSeparately => return Ok(true),
+                Err(error) => match self.judge(error, run, run.packets - sent, &mut pending_errors)? {
+                    Verdict::Again => {}
+                    Verdict::Full => {
+                        self.stuck = Some((*run, sent));
+                        return Ok(false);
                     }
-                }
+                    Verdict::Drop | Verdict::SendSeparately => return Ok(true),
+                },
             }
         }
         Ok(true)
@@ -222,11 +211,7 @@ impl UdpLink {
         let destination = match (run.path.destination, self.local) {
             (IpAddr::V6(ip), SocketAddr::V6(local)) => {
                 // A link-local address means something only together with an interface.
-                let scope = if ip.is_unicast_link_local() {
-                    local.scope_id()
-                } else {
-                    0
-                };
+                let scope = if ip.is_unicast_link_local() { local.scope_id() } else { 0 };
                 SocketAddrV6::new(ip, local.port(), 0, scope).into()
             }
             (ip, local) => SocketAddr::new(ip, local.port()),
@@ -236,8 +221,7 @@ impl UdpLink {
             bytes,
             destination,
             segment_bytes: (run.packets > 1).then_some(run.segment_bytes as u16),
-            traffic_class: (path.traffic_class != DEFAULT_TRAFFIC_CLASS)
-                .then_some(path.traffic_class),
+            traffic_class: (path.traffic_class != DEFAULT_TRAFFIC_CLASS).then_some(path.traffic_class),
             hop_limit: (path.hop_limit != DEFAULT_HOP_LIMIT).then_some(path.hop_limit),
         }
     }
@@ -281,11 +265,7 @@ impl UdpLink {
             Some(libc::ECONNREFUSED | libc::ECONNRESET | libc::EPROTO) => {
                 self.counters.refused += 1;
                 *pending_errors += 1;
-                Ok(if *pending_errors < PENDING_ERRORS {
-                    Verdict::Again
-                } else {
-                    Verdict::Drop
-                })
+                Ok(if *pending_errors < PENDING_ERRORS { Verdict::Again } else { Verdict::Drop })
             }
             Some(
                 libc::EHOSTUNREACH
@@ -343,20 +323,10 @@ impl UdpLink {
 
 impl Link for UdpLink {
     fn properties(&self) -> LinkProperties {
-        LinkProperties {
-            sealed: true,
-            trusted: false,
-            ordered: false,
-            lossless: false,
-        }
+        LinkProperties { sealed: true, trusted: false, ordered: false, lossless: false }
     }
 
-    fn transmit(
-        &mut self,
-        _now_ns: u64,
-        batch: &TransmitBatch,
-        next: &mut usize,
-    ) -> io::Result<()> {
+    fn transmit(&mut self, _now_ns: u64, batch: &TransmitBatch, next: &mut usize) -> io::Result<()> {
         let all = batch.bytes();
         let mut pending_errors = 0;
         while let Some(run) = batch.runs().get(*next) {
@@ -370,9 +340,7 @@ impl Link for UdpLink {
             }
             self.counters.send_calls += 1;
             let runs = &batch.runs()[*next..];
-            let messages = runs
-                .iter()
-                .map(|run| self.outgoing(run, &all[run.start..run.start + run.total_bytes]));
+            let messages = runs.iter().map(|run| self.outgoing(run, &all[run.start..run.start + run.total_bytes]));
             match sys::send(self.socket.as_fd(), messages) {
                 Ok(count) => {
                     for run in &runs[..count] {
@@ -406,15 +374,7 @@ impl Link for UdpLink {
     }
 
     fn receive(&mut self, _now_ns: u64, sink: &mut dyn Sink) -> io::Result<usize> {
-        let Self {
-            socket,
-            local,
-            buffers,
-            ask,
-            overflows_seen,
-            counters,
-            ..
-        } = self;
+        let Self { socket, local, buffers, ask, overflows_seen, counters, .. } = self;
         let mut packets = 0;
         let bytes_before = counters.bytes_received;
         for _ in 0..PENDING_ERRORS {
@@ -457,11 +417,7 @@ impl Link for UdpLink {
                     // sender goes on meanwhile.
                     let bytes = counters.bytes_received - bytes_before;
                     let long = bytes >= (count * LONG_RUN_BYTES) as u64;
-                    *ask = if count == *ask && !long {
-                        sys::MAX_RECEIVE_MESSAGES
-                    } else {
-                        1
-                    };
+                    *ask = if count == *ask && !long { sys::MAX_RECEIVE_MESSAGES } else { 1 };
                     return Ok(packets);
                 }
                 Err(error) => match error.raw_os_error() {

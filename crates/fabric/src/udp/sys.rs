@@ -62,30 +62,20 @@ impl RawAddress {
                 let v4 = libc::sockaddr_in {
                     sin_family: libc::AF_INET as libc::sa_family_t,
                     sin_port: address.port().to_be(),
-                    sin_addr: libc::in_addr {
-                        s_addr: u32::from_ne_bytes(address.ip().octets()),
-                    },
+                    sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(address.ip().octets()) },
                     sin_zero: [0; 8],
                 };
-                (
-                    Self { v4 },
-                    mem::size_of::<libc::sockaddr_in>() as libc::socklen_t,
-                )
+                (Self { v4 }, mem::size_of::<libc::sockaddr_in>() as libc::socklen_t)
             }
             SocketAddr::V6(address) => {
                 let v6 = libc::sockaddr_in6 {
                     sin6_family: libc::AF_INET6 as libc::sa_family_t,
                     sin6_port: address.port().to_be(),
                     sin6_flowinfo: address.flowinfo(),
-                    sin6_addr: libc::in6_addr {
-                        s6_addr: address.ip().octets(),
-                    },
+                    sin6_addr: libc::in6_addr { s6_addr: address.ip().octets() },
                     sin6_scope_id: address.scope_id(),
                 };
-                (
-                    Self { v6 },
-                    mem::size_of::<libc::sockaddr_in6>() as libc::socklen_t,
-                )
+                (Self { v6 }, mem::size_of::<libc::sockaddr_in6>() as libc::socklen_t)
             }
         }
     }
@@ -124,20 +114,13 @@ unsafe fn read_address(address: *const libc::sockaddr) -> Option<SocketAddr> {
 
 /// Sends up to [`MAX_SEND_MESSAGES`] messages and says how many the kernel took. It is an error
 /// only if the first was refused; why a later one was is told by the next call.
-pub(super) fn send<'a>(
-    socket: BorrowedFd<'_>,
-    messages: impl Iterator<Item = Outgoing<'a>>,
-) -> io::Result<usize> {
+pub(super) fn send<'a>(socket: BorrowedFd<'_>, messages: impl Iterator<Item = Outgoing<'a>>) -> io::Result<usize> {
     let mut addresses = [const { MaybeUninit::<RawAddress>::uninit() }; MAX_SEND_MESSAGES];
     let mut vectors = [const { MaybeUninit::<libc::iovec>::uninit() }; MAX_SEND_MESSAGES];
     let mut controls = [const { MaybeUninit::<control::Buffer>::uninit() }; MAX_SEND_MESSAGES];
     let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; MAX_SEND_MESSAGES];
     let mut count = 0;
-    let slots = addresses
-        .iter_mut()
-        .zip(&mut vectors)
-        .zip(&mut controls)
-        .zip(&mut headers);
+    let slots = addresses.iter_mut().zip(&mut vectors).zip(&mut controls).zip(&mut headers);
     // The messages come second: `zip` then takes none that there is no slot for.
     for ((((address, vector), control), header), message) in slots.zip(messages) {
         let (raw, raw_len) = RawAddress::new(message.destination);
@@ -152,10 +135,7 @@ pub(super) fn send<'a>(
         header.msg_hdr.msg_namelen = raw_len;
         header.msg_hdr.msg_iov = vector;
         header.msg_hdr.msg_iovlen = 1;
-        if message.segment_bytes.is_some()
-            || message.traffic_class.is_some()
-            || message.hop_limit.is_some()
-        {
+        if message.segment_bytes.is_some() || message.traffic_class.is_some() || message.hop_limit.is_some() {
             let control = control.write(control::Buffer::EMPTY);
             let used = control.describe(&message);
             header.msg_hdr.msg_control = control.as_mut_ptr().cast();
@@ -205,21 +185,13 @@ pub(super) fn receive(
     let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; MAX_RECEIVE_MESSAGES];
     let mut count = 0;
     {
-        let slots = addresses
-            .iter_mut()
-            .zip(&mut vectors)
-            .zip(&mut controls)
-            .zip(&mut headers);
+        let slots = addresses.iter_mut().zip(&mut vectors).zip(&mut controls).zip(&mut headers);
         let buffers = buffers.chunks_exact_mut(RECEIVE_BUFFER_BYTES).take(limit);
         for ((((address, vector), control), header), buffer) in slots.zip(buffers) {
-            let vector = vector.write(libc::iovec {
-                iov_base: buffer.as_mut_ptr().cast(),
-                iov_len: buffer.len(),
-            });
+            let vector = vector.write(libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() });
             // SAFETY: a `RawAddress` and an `mmsghdr` consist of integers and pointers, for
             // which zero is a value.
-            let (address, header) =
-                unsafe { (address.write(mem::zeroed()), header.write(mem::zeroed())) };
+            let (address, header) = unsafe { (address.write(mem::zeroed()), header.write(mem::zeroed())) };
             header.msg_hdr.msg_name = (address as *mut RawAddress).cast();
             header.msg_hdr.msg_namelen = mem::size_of::<RawAddress>() as libc::socklen_t;
             header.msg_hdr.msg_iov = vector;
@@ -237,8 +209,7 @@ pub(super) fn receive(
             // points to lives in this function's arrays and in `buffers`.
             unsafe {
                 let header = headers[0].assume_init_mut();
-                let len =
-                    libc::recvmsg(socket.as_raw_fd(), &mut header.msg_hdr, libc::MSG_DONTWAIT);
+                let len = libc::recvmsg(socket.as_raw_fd(), &mut header.msg_hdr, libc::MSG_DONTWAIT);
                 header.msg_len = len.max(0) as libc::c_uint;
                 if len < 0 { -1 } else { 1 }
             }
@@ -261,13 +232,8 @@ pub(super) fn receive(
         // SAFETY: the kernel filled no more messages than were prepared, so the header, the
         // address and the control buffer of this one were written above, and the address is
         // zero or what the kernel put there.
-        let (header, source, control) = unsafe {
-            (
-                header.assume_init_ref(),
-                read_address(address.as_ptr().cast()),
-                control.assume_init_ref(),
-            )
-        };
+        let (header, source, control) =
+            unsafe { (header.assume_init_ref(), read_address(address.as_ptr().cast()), control.assume_init_ref()) };
         let Some(source) = source else { continue };
         // The C libraries differ in the type of this length.
         #[allow(clippy::unnecessary_cast)]
@@ -283,12 +249,7 @@ pub(super) fn receive(
 }
 
 /// Sets an integer option.
-pub(super) fn set_option(
-    socket: BorrowedFd<'_>,
-    level: i32,
-    name: i32,
-    value: i32,
-) -> io::Result<()> {
+pub(super) fn set_option(socket: BorrowedFd<'_>, level: i32, name: i32, value: i32) -> io::Result<()> {
     // SAFETY: the kernel reads as many bytes as an integer has from a live integer.
     let result = unsafe {
         libc::setsockopt(
@@ -299,20 +260,12 @@ pub(super) fn set_option(
             mem::size_of_val(&value) as libc::socklen_t,
         )
     };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Waits until something can be received, or the timeout expires, and says which.
 pub(super) fn wait_readable(socket: BorrowedFd<'_>, timeout: Duration) -> io::Result<bool> {
-    let mut entry = libc::pollfd {
-        fd: socket.as_raw_fd(),
-        events: libc::POLLIN,
-        revents: 0,
-    };
+    let mut entry = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     let milliseconds = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
     // SAFETY: the kernel is told of exactly one entry, which is live and not shared.
     match unsafe { libc::poll(&mut entry, 1, milliseconds) } {
@@ -347,23 +300,12 @@ pub(crate) fn interface_addresses() -> io::Result<Vec<InterfaceAddress>> {
         // and its addresses are null or socket addresses.
         let (entry, interface, address, netmask) = unsafe {
             let entry = &*at;
-            let name = CStr::from_ptr(entry.ifa_name)
-                .to_string_lossy()
-                .into_owned();
-            (
-                entry,
-                name,
-                read_address(entry.ifa_addr),
-                read_address(entry.ifa_netmask),
-            )
+            let name = CStr::from_ptr(entry.ifa_name).to_string_lossy().into_owned();
+            (entry, name, read_address(entry.ifa_addr), read_address(entry.ifa_netmask))
         };
         if let Some(address) = address {
             let netmask = netmask.map(|mask| mask.ip());
-            found.push(InterfaceAddress {
-                interface,
-                address: address.ip(),
-                netmask,
-            });
+            found.push(InterfaceAddress { interface, address: address.ip(), netmask });
         }
         at = entry.ifa_next;
     }

@@ -5,43 +5,24 @@ use doorbell_rnic::Path;
 
 use super::*;
 use crate::seal::Checker;
-use crate::testing::{
-    OwnedRun, batch_of, info, packet, packets_of, path, receive_once, transmit_all,
-};
+use crate::testing::{OwnedRun, batch_of, info, packet, packets_of, path, receive_once, transmit_all};
 
 /// A port for tests, so that they run beside anything that uses RoCE's.
 const PORT: u16 = 24_791;
 
 fn link() -> UdpLink {
-    bind(BindRequest {
-        port: PORT,
-        ..BindRequest::default()
-    })
-    .unwrap()
+    bind(BindRequest { port: PORT, ..BindRequest::default() }).unwrap()
 }
 
 fn separate_link() -> UdpLink {
-    bind(BindRequest {
-        port: PORT,
-        segmentation: false,
-        ..BindRequest::default()
-    })
-    .unwrap()
+    bind(BindRequest { port: PORT, segmentation: false, ..BindRequest::default() }).unwrap()
 }
 
 /// Receives until this many packets have arrived.
 fn receive(link: &mut UdpLink, packets: usize) -> Vec<OwnedRun> {
     let mut runs = Vec::new();
-    while runs
-        .iter()
-        .map(|run: &OwnedRun| run.packets.len())
-        .sum::<usize>()
-        < packets
-    {
-        assert!(
-            link.wait_readable(Duration::from_secs(10)).unwrap(),
-            "packets are missing"
-        );
+    while runs.iter().map(|run: &OwnedRun| run.packets.len()).sum::<usize>() < packets {
+        assert!(link.wait_readable(Duration::from_secs(10)).unwrap(), "packets are missing");
         runs.extend(receive_once(link, 0));
     }
     runs
@@ -79,26 +60,16 @@ fn runs_arrive_as_they_were_sent() {
         assert_eq!(batch.runs().len(), 1);
         transmit_all(&mut a, 0, &batch);
         let runs = receive(&mut b, lengths.len());
-        let expected: Vec<_> = lengths
-            .iter()
-            .enumerate()
-            .map(|(number, &len)| packet(number, len))
-            .collect();
+        let expected: Vec<_> = lengths.iter().enumerate().map(|(number, &len)| packet(number, len)).collect();
         assert_eq!(packets_of(&runs, 4), expected);
         assert_eq!(runs.len(), 1, "loopback keeps a run together");
-        assert_eq!(
-            runs[0].outer,
-            crate::testing::outer(a.local_address(), b.local_address())
-        );
+        assert_eq!(runs[0].outer, crate::testing::outer(a.local_address(), b.local_address()));
         assert_eq!(runs[0].source_port, PORT);
         assert_eq!(check_all(&b, &runs).counters().ok_other_identification, 0);
     }
     let sent: usize = shapes.iter().map(|lengths| lengths.len()).sum();
     let (out, back) = (a.counters(), b.counters());
-    assert_eq!(
-        (out.datagrams_sent, back.datagrams_received),
-        (sent as u64, sent as u64)
-    );
+    assert_eq!((out.datagrams_sent, back.datagrams_received), (sent as u64, sent as u64));
     assert_eq!(out.bytes_sent, back.bytes_received);
     assert_eq!(out.send_calls, 5);
 }
@@ -110,11 +81,7 @@ fn many_runs_leave_in_one_call_and_arrive_in_order() {
     let batch = sealed(&a, &b, &lengths);
     assert!(batch.runs().len() > sys::MAX_RECEIVE_MESSAGES);
     transmit_all(&mut a, 0, &batch);
-    let expected: Vec<_> = lengths
-        .iter()
-        .enumerate()
-        .map(|(number, &len)| packet(number, len))
-        .collect();
+    let expected: Vec<_> = lengths.iter().enumerate().map(|(number, &len)| packet(number, len)).collect();
     assert_eq!(packets_of(&receive(&mut b, 100), 4), expected);
     assert!(a.counters().send_calls <= 2);
 }
@@ -128,11 +95,7 @@ fn without_segmentation_packets_are_datagrams_of_their_own_with_identification_0
     transmit_all(&mut a, 0, &batch);
     let runs = receive(&mut b, lengths.len());
     assert!(runs.iter().all(|run| run.packets.len() == 1));
-    let expected: Vec<_> = lengths
-        .iter()
-        .enumerate()
-        .map(|(number, &len)| packet(number, len))
-        .collect();
+    let expected: Vec<_> = lengths.iter().enumerate().map(|(number, &len)| packet(number, len)).collect();
     assert_eq!(packets_of(&runs, 4), expected);
     assert_eq!(check_all(&b, &runs).counters().ok_other_identification, 0);
     assert_eq!(a.counters().datagrams_sent, lengths.len() as u64);
@@ -154,68 +117,37 @@ fn a_kernel_that_refuses_to_segment_gets_separate_datagrams_from_then_on() {
         assert_eq!(check_all(&b, &runs).counters().ok_other_identification, 0);
     }
     let counters = a.counters();
-    assert_eq!(
-        (
-            counters.datagrams_sent,
-            counters.oversize,
-            counters.unreachable
-        ),
-        (134, 0, 0)
-    );
+    assert_eq!((counters.datagrams_sent, counters.oversize, counters.unreachable), (134, 0, 0));
 }
 
 #[test]
 fn traffic_class_and_hop_limit_arrive() {
     let (mut a, mut b) = (link(), link());
     let mut batch = TransmitBatch::new(1 << 16, 4);
-    let path = Path {
-        traffic_class: 0x6a,
-        hop_limit: 3,
-        ..path(b.local_address())
-    };
+    let path = Path { traffic_class: 0x6a, hop_limit: 3, ..path(b.local_address()) };
     batch.push(&path, 32, info()).fill(1);
     batch.push(&path, 32, info()).fill(2);
     transmit_all(&mut a, 0, &batch);
     let runs = receive(&mut b, 2);
-    assert_eq!(
-        (runs[0].outer.traffic_class, runs[0].outer.hop_limit),
-        (0x6a, 3)
-    );
+    assert_eq!((runs[0].outer.traffic_class, runs[0].outer.hop_limit), (0x6a, 3));
     assert_eq!(runs[0].packets.len(), 2);
 }
 
 #[test]
 fn ipv6_works_the_same() {
     let address = Some(IpAddr::V6(std::net::Ipv6Addr::LOCALHOST));
-    let request = BindRequest {
-        address,
-        port: PORT,
-        ..BindRequest::default()
-    };
+    let request = BindRequest { address, port: PORT, ..BindRequest::default() };
     // Not every machine that builds this has IPv6.
     let Ok(mut link) = bind(request) else { return };
     let mut batch = TransmitBatch::new(1 << 16, 4);
-    let path = Path {
-        traffic_class: 0x6a,
-        hop_limit: 3,
-        ..path(link.local_address())
-    };
+    let path = Path { traffic_class: 0x6a, hop_limit: 3, ..path(link.local_address()) };
     for number in 0..64 {
-        batch
-            .push(&path, 32, info())
-            .copy_from_slice(&packet(number, 32));
+        batch.push(&path, 32, info()).copy_from_slice(&packet(number, 32));
     }
     Sealer::new(link.local_address(), PORT).seal(&mut batch);
     transmit_all(&mut link, 0, &batch);
     let runs = receive(&mut link, 64);
-    assert_eq!(
-        (
-            runs.len(),
-            runs[0].outer.traffic_class,
-            runs[0].outer.hop_limit
-        ),
-        (1, 0x6a, 3)
-    );
+    assert_eq!((runs.len(), runs[0].outer.traffic_class, runs[0].outer.hop_limit), (1, 0x6a, 3));
     assert_eq!(check_all(&link, &runs).counters().ok, 64);
     assert!(matches!(bind(request), Err(BindError::InUse { .. })));
 }
@@ -246,12 +178,7 @@ fn what_cannot_be_sent_is_dropped_and_counted_and_does_not_stop_the_rest() {
 #[test]
 fn a_full_receive_buffer_shows_as_overflows() {
     let mut a = link();
-    let request = BindRequest {
-        port: PORT,
-        receive_buffer_bytes: Some(212_992),
-        segmentation: false,
-        address: None,
-    };
+    let request = BindRequest { port: PORT, receive_buffer_bytes: Some(212_992), segmentation: false, address: None };
     let mut b = bind(request).unwrap();
     assert_eq!(b.receive_buffer_bytes(), 212_992);
     for _ in 0..40 {
@@ -260,10 +187,7 @@ fn a_full_receive_buffer_shows_as_overflows() {
     }
     let mut received = 0;
     while b.wait_readable(Duration::ZERO).unwrap() {
-        received += receive_once(&mut b, 0)
-            .iter()
-            .map(|run| run.packets.len())
-            .sum::<usize>();
+        received += receive_once(&mut b, 0).iter().map(|run| run.packets.len()).sum::<usize>();
     }
     assert!(received < 40 * 64);
     // The kernel tells of it with the next message.
@@ -281,11 +205,7 @@ fn links_of_one_process_get_addresses_of_their_own() {
     addresses.dedup();
     assert_eq!(addresses.len(), 3);
 
-    let taken = BindRequest {
-        address: Some(addresses[0]),
-        port: PORT,
-        ..BindRequest::default()
-    };
+    let taken = BindRequest { address: Some(addresses[0]), port: PORT, ..BindRequest::default() };
     let error = bind(taken).unwrap_err();
     assert!(matches!(error, BindError::InUse { .. }), "{error}");
     assert!(error.to_string().contains(&addresses[0].to_string()));
@@ -295,16 +215,9 @@ fn links_of_one_process_get_addresses_of_their_own() {
 fn a_port_held_on_all_addresses_is_an_error_of_its_own() {
     let holder = UdpSocket::bind("0.0.0.0:24792").unwrap();
     for address in [None, Some(Ipv4Addr::new(127, 0, 0, 9).into())] {
-        let request = BindRequest {
-            address,
-            port: 24_792,
-            ..BindRequest::default()
-        };
+        let request = BindRequest { address, port: 24_792, ..BindRequest::default() };
         let error = bind(request).unwrap_err();
-        assert!(
-            matches!(error, BindError::PortHeld { port: 24_792 }),
-            "{error}"
-        );
+        assert!(matches!(error, BindError::PortHeld { port: 24_792 }), "{error}");
         assert!(error.to_string().contains("--port"));
     }
     drop(holder);
@@ -314,24 +227,13 @@ fn a_port_held_on_all_addresses_is_an_error_of_its_own() {
 fn addresses_that_cannot_be_a_devices_are_refused() {
     let bind_to = |address: &str, port| {
         let address = Some(address.parse().unwrap());
-        bind(BindRequest {
-            address,
-            port,
-            ..BindRequest::default()
-        })
-        .unwrap_err()
+        bind(BindRequest { address, port, ..BindRequest::default() }).unwrap_err()
     };
     let foreign = bind_to("192.0.2.7", PORT);
-    assert!(
-        matches!(foreign, BindError::NotOfThisMachine { .. }),
-        "{foreign}"
-    );
+    assert!(matches!(foreign, BindError::NotOfThisMachine { .. }), "{foreign}");
     assert!(foreign.to_string().contains("127.0.0.1"));
     for address in ["0.0.0.0", "::", "224.0.0.1", "255.255.255.255"] {
-        assert!(
-            matches!(bind_to(address, PORT), BindError::NotUnicast { .. }),
-            "{address}"
-        );
+        assert!(matches!(bind_to(address, PORT), BindError::NotUnicast { .. }), "{address}");
     }
     assert!(matches!(bind_to("127.0.0.1", 0), BindError::PortZero));
 }

@@ -80,7 +80,7 @@ impl Plan {
         }
     }
 
-    pub fn to_init(&self) -> QpAttributes {
+    pub fn to_init(self) -> QpAttributes {
         let ud = self.kind == QpKind::Ud;
         QpAttributes {
             state: Some(QpState::Init),
@@ -92,7 +92,7 @@ impl Plan {
         }
     }
 
-    pub fn to_rtr(&self, peer: &Side, receive_psn: Psn) -> QpAttributes {
+    pub fn to_rtr(self, peer: &Side, receive_psn: Psn) -> QpAttributes {
         let state = Some(QpState::ReadyToReceive);
         if self.kind == QpKind::Ud {
             return QpAttributes { state, ..QpAttributes::default() };
@@ -110,7 +110,7 @@ impl Plan {
         }
     }
 
-    pub fn to_rts(&self, send_psn: Psn) -> QpAttributes {
+    pub fn to_rts(self, send_psn: Psn) -> QpAttributes {
         let rc = self.kind == QpKind::Rc;
         QpAttributes {
             state: Some(QpState::ReadyToSend),

@@ -15,7 +15,7 @@ fn sizes(mtu: usize) -> Vec<usize> {
     sizes
 }
 
-pub fn sends_of_every_size_arrive(open: Open<'_>) {
+pub(crate) fn sends_of_every_size_arrive(open: Open<'_>) {
     let (a, b) = Plan::rc().connect(&open());
     for (wr_id, size) in (0_u64..).zip(sizes(1024)) {
         let (from, to) = (a.patterned(size.max(1), wr_id), b.memory(size + 16));
@@ -31,7 +31,7 @@ pub fn sends_of_every_size_arrive(open: Open<'_>) {
     }
 }
 
-pub fn writes_of_every_size_arrive(open: Open<'_>) {
+pub(crate) fn writes_of_every_size_arrive(open: Open<'_>) {
     let (a, b) = Plan::rc().connect(&open());
     for (wr_id, size) in (0_u64..).zip(sizes(1024)) {
         let (from, to) = (a.patterned(size.max(1), wr_id), b.memory(size + 16));
@@ -42,7 +42,7 @@ pub fn writes_of_every_size_arrive(open: Open<'_>) {
     }
 }
 
-pub fn reads_of_every_size_arrive(open: Open<'_>) {
+pub(crate) fn reads_of_every_size_arrive(open: Open<'_>) {
     let (a, b) = Plan::rc().connect(&open());
     for (wr_id, size) in (0_u64..).zip(sizes(1024)) {
         let (from, to) = (b.patterned(size + 8, wr_id), a.memory(size + 16));
@@ -54,7 +54,7 @@ pub fn reads_of_every_size_arrive(open: Open<'_>) {
     }
 }
 
-pub fn every_path_mtu_carries_every_operation(open: Open<'_>) {
+pub(crate) fn every_path_mtu_carries_every_operation(open: Open<'_>) {
     let devices = open();
     for mtu in PathMtu::ALL {
         if mtu > devices.0.attributes().active_mtu {
@@ -81,7 +81,7 @@ pub fn every_path_mtu_carries_every_operation(open: Open<'_>) {
     }
 }
 
-pub fn immediate_data_and_invalidation(open: Open<'_>) {
+pub(crate) fn immediate_data_and_invalidation(open: Open<'_>) {
     let (a, b) = Plan::rc().connect(&open());
     let (mine, yours) = (a.patterned(3000, 5), b.memory(3000));
     for size in [0, 10, 1024, 3000] {
@@ -130,7 +130,7 @@ pub fn immediate_data_and_invalidation(open: Open<'_>) {
     a.expect_failure(8, Status::RemoteAccess);
 }
 
-pub fn atomics_change_memory_and_return_what_was_there(open: Open<'_>) {
+pub(crate) fn atomics_change_memory_and_return_what_was_there(open: Open<'_>) {
     let (a, b) = Plan::rc().connect(&open());
     let (old, word) = (a.memory(64), b.memory(64));
     word.store_release_u64(16, u64::MAX - 1);
@@ -152,7 +152,7 @@ pub fn atomics_change_memory_and_return_what_was_there(open: Open<'_>) {
     assert_eq!((word.load_acquire_u64(8), word.load_acquire_u64(24)), (0, 0));
 }
 
-pub fn atomics_of_many_are_atomic(open: Open<'_>) {
+pub(crate) fn atomics_of_many_are_atomic(open: Open<'_>) {
     const EACH: u64 = 500;
     let (one, other) = open();
     let plan = Plan::rc();
@@ -183,7 +183,7 @@ pub fn atomics_of_many_are_atomic(open: Open<'_>) {
     assert_eq!(word.load_acquire_u64(0), 4 * EACH);
 }
 
-pub fn inline_data_is_copied(open: Open<'_>) {
+pub(crate) fn inline_data_is_copied(open: Open<'_>) {
     let devices = open();
     let most = devices.0.attributes().max_inline;
     let (a, b) = Plan { inline: most, ..Plan::rc() }.connect(&devices);
@@ -203,7 +203,7 @@ pub fn inline_data_is_copied(open: Open<'_>) {
     }
 }
 
-pub fn scatter_gather_lists(open: Open<'_>) {
+pub(crate) fn scatter_gather_lists(open: Open<'_>) {
     let devices = open();
     let most = devices.0.attributes().max_sges;
     let (a, b) = Plan { sges: most, depth: 8, ..Plan::rc() }.connect(&devices);
@@ -236,7 +236,7 @@ pub fn scatter_gather_lists(open: Open<'_>) {
     }
 }
 
-pub fn unsignalled_requests_complete_with_the_next_signalled(open: Open<'_>) {
+pub(crate) fn unsignalled_requests_complete_with_the_next_signalled(open: Open<'_>) {
     let devices = open();
     let (a, b) = Plan::rc().connect(&devices);
     let (from, to) = (a.patterned(64, 1), b.memory(64));
@@ -258,7 +258,7 @@ pub fn unsignalled_requests_complete_with_the_next_signalled(open: Open<'_>) {
     a.expect(5);
 }
 
-pub fn a_fence_waits_for_reads(open: Open<'_>) {
+pub(crate) fn a_fence_waits_for_reads(open: Open<'_>) {
     let (a, b) = Plan::rc().connect(&open());
     let (word, yours) = (a.memory(4096), b.memory(4096));
     for round in 0..50_u64 {
@@ -277,7 +277,7 @@ pub fn a_fence_waits_for_reads(open: Open<'_>) {
     }
 }
 
-pub fn requests_complete_in_order(open: Open<'_>) {
+pub(crate) fn requests_complete_in_order(open: Open<'_>) {
     let (a, b) = Plan::rc().connect(&open());
     let (mine, yours) = (a.memory(16 << 10), b.memory(16 << 10));
     let mut wr_id = 0;
@@ -306,7 +306,7 @@ pub fn requests_complete_in_order(open: Open<'_>) {
     assert_eq!(yours.load_acquire_u64(8192), 200);
 }
 
-pub fn a_message_larger_than_any_window(open: Open<'_>) {
+pub(crate) fn a_message_larger_than_any_window(open: Open<'_>) {
     const BYTES: usize = 16 << 20;
     let (a, b) = Plan::rc().connect(&open());
     let (mine, yours) = (a.patterned(BYTES + 5, 1), b.memory(BYTES + 5));
@@ -326,7 +326,7 @@ pub fn a_message_larger_than_any_window(open: Open<'_>) {
     assert_bytes(&yours, 0, &whole, "a long WRITE");
 }
 
-pub fn a_queue_pair_may_be_connected_to_itself(open: Open<'_>) {
+pub(crate) fn a_queue_pair_may_be_connected_to_itself(open: Open<'_>) {
     let plan = Plan::rc();
     let one = plan.side(&open().0);
     let psn = one.device.random_psn();

@@ -7,7 +7,7 @@ use doorbell_verbs::{Completion, QpState, RecvRequest, SendOperation, Status};
 use crate::Open;
 use crate::common::*;
 
-pub fn handles_keep_what_they_need(open: Open<'_>) {
+pub(crate) fn handles_keep_what_they_need(open: Open<'_>) {
     let plan = Plan::rc();
     let (a, b) = plan.connect(&open());
     let (from, to) = (a.patterned(100, 1), b.memory(100));
@@ -28,7 +28,7 @@ pub fn handles_keep_what_they_need(open: Open<'_>) {
     from.fill(0, 100, 0);
 }
 
-pub fn a_region_dropped_under_a_send(open: Open<'_>) {
+pub(crate) fn a_region_dropped_under_a_send(open: Open<'_>) {
     let (a, b) = Plan::rc().connect(&open());
     // The peer is not ready, so the request waits, and is sent again when the region is gone.
     let from = a.patterned(1000, 1);
@@ -41,7 +41,7 @@ pub fn a_region_dropped_under_a_send(open: Open<'_>) {
     assert_eq!(a.state(), QpState::Error);
 }
 
-pub fn a_region_dropped_under_a_receive(open: Open<'_>) {
+pub(crate) fn a_region_dropped_under_a_receive(open: Open<'_>) {
     let (a, b) = Plan::rc().connect(&open());
     let to = b.memory(1000);
     b.post_recv(1, &[to.sge(0, 1000)]);
@@ -52,7 +52,7 @@ pub fn a_region_dropped_under_a_receive(open: Open<'_>) {
     b.expect_failure(1, Status::LocalProtection);
 }
 
-pub fn a_region_dropped_under_remote_access(open: Open<'_>) {
+pub(crate) fn a_region_dropped_under_remote_access(open: Open<'_>) {
     let devices = open();
     for operation in [write_to, read_from, |region: &_, offset| fetch_add(region, offset, 1)] {
         let (a, b) = Plan::rc().connect(&devices);
@@ -67,7 +67,7 @@ pub fn a_region_dropped_under_remote_access(open: Open<'_>) {
     }
 }
 
-pub fn a_region_dropped_while_it_is_read(open: Open<'_>) {
+pub(crate) fn a_region_dropped_while_it_is_read(open: Open<'_>) {
     const BYTES: usize = 8 << 20;
     let (one, other) = open();
     for round in 0..6 {
@@ -88,7 +88,7 @@ pub fn a_region_dropped_while_it_is_read(open: Open<'_>) {
     }
 }
 
-pub fn a_queue_pair_destroyed_under_traffic(open: Open<'_>) {
+pub(crate) fn a_queue_pair_destroyed_under_traffic(open: Open<'_>) {
     let devices = open();
     for round in 0..8 {
         let plan = Plan { depth: 64, timeout: 8, retry_count: 1, ..Plan::rc() };
@@ -122,7 +122,7 @@ pub fn a_queue_pair_destroyed_under_traffic(open: Open<'_>) {
     }
 }
 
-pub fn destroying_makes_room_for_others(open: Open<'_>) {
+pub(crate) fn destroying_makes_room_for_others(open: Open<'_>) {
     const BYTES: usize = 4 << 20;
     // One fills what may be in flight to the other device, with a peer that answers nothing; the
     // second waits for room, and nobody else calls.

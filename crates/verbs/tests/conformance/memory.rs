@@ -21,7 +21,7 @@ fn temporary_file(length: usize) -> std::fs::File {
     file
 }
 
-pub fn every_kind_of_memory_carries_messages(open: Open<'_>) {
+pub(crate) fn every_kind_of_memory_carries_messages(open: Open<'_>) {
     let (a, b) = Plan::rc().connect(&open());
     let file = temporary_file(3 * PAGE);
     let kinds = [MemoryKind::Plain, MemoryKind::HugePages, MemoryKind::Mirrored, MemoryKind::File(&file)];
@@ -45,7 +45,7 @@ pub fn every_kind_of_memory_carries_messages(open: Open<'_>) {
     assert!(none.is_empty());
 }
 
-pub fn mirrored_memory_wraps(open: Open<'_>) {
+pub(crate) fn mirrored_memory_wraps(open: Open<'_>) {
     let (a, b) = Plan::rc().connect(&open());
     let ring = b.pd.allocate(PAGE, ALL_ACCESS, MemoryKind::Mirrored).unwrap();
     assert_eq!(ring.len(), 2 * PAGE);
@@ -61,7 +61,7 @@ pub fn mirrored_memory_wraps(open: Open<'_>) {
     assert_eq!(ring.load_acquire_u64(PAGE + 8), 77);
 }
 
-pub fn files_are_written_through(open: Open<'_>) {
+pub(crate) fn files_are_written_through(open: Open<'_>) {
     let (a, b) = Plan::rc().connect(&open());
     let mut file = temporary_file(10_000);
     let from = a.patterned(9_000, 1);
@@ -77,7 +77,7 @@ pub fn files_are_written_through(open: Open<'_>) {
     assert!(content[..500].iter().chain(&content[9_500..]).all(|&byte| byte == 0));
 }
 
-pub fn kinds_that_cannot_be(open: Open<'_>) {
+pub(crate) fn kinds_that_cannot_be(open: Open<'_>) {
     let pd = open().0.create_pd().unwrap();
     let file = temporary_file(100);
     let error = pd.allocate(101, ALL_ACCESS, MemoryKind::File(&file)).unwrap_err();
@@ -91,7 +91,7 @@ pub fn kinds_that_cannot_be(open: Open<'_>) {
     assert!(!error.to_string().is_empty());
 }
 
-pub fn accessors_refuse_what_is_outside(open: Open<'_>) {
+pub(crate) fn accessors_refuse_what_is_outside(open: Open<'_>) {
     let side = Plan::rc().side(&open().0);
     let region = side.memory(64);
     let panics = |what: &str, access: &dyn Fn(&Region)| {
@@ -102,13 +102,13 @@ pub fn accessors_refuse_what_is_outside(open: Open<'_>) {
     panics("copy_out", &|region| region.copy_out(60, &mut [0; 5]));
     panics("copy_in", &|region| region.copy_in(65, &[]));
     panics("fill", &|region| region.fill(usize::MAX, 2, 0));
-    panics("load_acquire_u8", &|region| drop(region.load_acquire_u8(64)));
+    panics("load_acquire_u8", &|region| _ = region.load_acquire_u8(64));
     panics("store_release_u64", &|region| region.store_release_u64(57, 0));
-    panics("load_acquire_u64", &|region| drop(region.load_acquire_u64(4)));
+    panics("load_acquire_u64", &|region| _ = region.load_acquire_u64(4));
     region.copy_in(64, &[]);
 }
 
-pub fn a_written_word_is_seen_when_spun_on(open: Open<'_>) {
+pub(crate) fn a_written_word_is_seen_when_spun_on(open: Open<'_>) {
     const ROUNDS: u8 = 200;
     let (a, b) = Plan::rc().connect(&open());
     let (ping, pong) = (a.memory(64), b.memory(64));

@@ -25,7 +25,7 @@ fn memory_error(result: Result<(), PostError>) -> MemoryError {
     }
 }
 
-pub fn foreign_protection_domains(open: Open<'_>) {
+pub(crate) fn foreign_protection_domains(open: Open<'_>) {
     let devices = open();
     let (a, b) = Plan::rc().connect(&devices);
     let foreign = devices.0.create_pd().unwrap().allocate(64, ALL_ACCESS, MemoryKind::Plain).unwrap();
@@ -53,7 +53,7 @@ pub fn foreign_protection_domains(open: Open<'_>) {
     eventually("the peer is in error, too", || b.state() == QpState::Error);
 }
 
-pub fn foreign_devices(open: Open<'_>) {
+pub(crate) fn foreign_devices(open: Open<'_>) {
     let (one, other) = open();
     let pd = one.create_pd().unwrap();
     let (own, foreign) = (one.create_cq(4).unwrap(), other.create_cq(4).unwrap());
@@ -84,7 +84,7 @@ pub fn foreign_devices(open: Open<'_>) {
     says(&error, &["no memory region has the key"]);
 }
 
-pub fn ranges_outside_a_region(open: Open<'_>) {
+pub(crate) fn ranges_outside_a_region(open: Open<'_>) {
     let (a, _b) = Plan::rc().connect(&open());
     let region = a.memory(100);
     let bad = [
@@ -112,7 +112,7 @@ pub fn ranges_outside_a_region(open: Open<'_>) {
     assert!(matches!(result, Err(PostError { kind: PostErrorKind::Memory { index: 1, .. }, .. })), "{result:?}");
 }
 
-pub fn rights_that_were_not_granted(open: Open<'_>) {
+pub(crate) fn rights_that_were_not_granted(open: Open<'_>) {
     let (a, b) = Plan::rc().connect(&open());
     let readable = a.pd.allocate(64, Access::REMOTE_READ, MemoryKind::Plain).unwrap();
     let sges = [readable.sge(0, 8)];
@@ -129,7 +129,7 @@ pub fn rights_that_were_not_granted(open: Open<'_>) {
     }
 }
 
-pub fn remote_accesses_that_are_refused(open: Open<'_>) {
+pub(crate) fn remote_accesses_that_are_refused(open: Open<'_>) {
     let devices = open();
     type Case<'a> = (&'a str, Access, Access, fn(&doorbell_verbs::Region) -> SendOperation, Status);
     let everything = ALL_ACCESS;
@@ -190,7 +190,7 @@ pub fn remote_accesses_that_are_refused(open: Open<'_>) {
     }
 }
 
-pub fn full_queues_and_lists_that_are_too_long(open: Open<'_>) {
+pub(crate) fn full_queues_and_lists_that_are_too_long(open: Open<'_>) {
     let plan = Plan { depth: 5, sges: 2, inline: 10, ..Plan::rc() };
     let (a, _b) = plan.connect(&open());
     let region = a.memory(64);
@@ -221,7 +221,7 @@ pub fn full_queues_and_lists_that_are_too_long(open: Open<'_>) {
     assert_eq!(error.kind, PostErrorKind::TooManySges { given: 3, allowed: 1 });
 }
 
-pub fn operations_that_a_transport_does_not_have(open: Open<'_>) {
+pub(crate) fn operations_that_a_transport_does_not_have(open: Open<'_>) {
     let devices = open();
     let region = Plan::rc().side(&devices.1).memory(64);
     let (write, read, atomic) = (write_to(&region, 0), read_from(&region, 0), fetch_add(&region, 0, 1));
@@ -265,7 +265,7 @@ pub fn operations_that_a_transport_does_not_have(open: Open<'_>) {
     }
 }
 
-pub fn numbers_out_of_range(open: Open<'_>) {
+pub(crate) fn numbers_out_of_range(open: Open<'_>) {
     let device = open().0;
     let limits = device.attributes();
     let pd = device.create_pd().unwrap();
@@ -327,7 +327,7 @@ pub fn numbers_out_of_range(open: Open<'_>) {
     assert_eq!(side.state(), QpState::ReadyToReceive);
 }
 
-pub fn a_list_is_accepted_up_to_the_first_mistake(open: Open<'_>) {
+pub(crate) fn a_list_is_accepted_up_to_the_first_mistake(open: Open<'_>) {
     let (a, b) = Plan::rc().connect(&open());
     let region = a.patterned(64, 1);
     let (good, bad) = ([region.sge(0, 8)], [region.sge(60, 8)]);
@@ -350,7 +350,7 @@ pub fn a_list_is_accepted_up_to_the_first_mistake(open: Open<'_>) {
     assert_eq!((a.cq.poll(&mut out), a.qp.query().outstanding_sends), (Ok(0), 0));
 }
 
-pub fn receives_that_are_too_short(open: Open<'_>) {
+pub(crate) fn receives_that_are_too_short(open: Open<'_>) {
     let devices = open();
     for size in [11, 5000] {
         let (a, b) = Plan::rc().connect(&devices);

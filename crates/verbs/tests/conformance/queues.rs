@@ -21,7 +21,7 @@ fn wait_readable(fd: BorrowedFd<'_>) {
     assert_eq!(poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], patience).unwrap(), 1, "nothing came");
 }
 
-pub fn a_shared_receive_queue_serves_many(open: Open<'_>) {
+pub(crate) fn a_shared_receive_queue_serves_many(open: Open<'_>) {
     let (one, other) = open();
     let plan = Plan::rc();
     let (pd, cq) = (other.create_pd().unwrap(), other.create_cq(64).unwrap());
@@ -56,7 +56,7 @@ pub fn a_shared_receive_queue_serves_many(open: Open<'_>) {
     assert_eq!(srq.len(), 16);
 }
 
-pub fn the_limit_event_comes_once(open: Open<'_>) {
+pub(crate) fn the_limit_event_comes_once(open: Open<'_>) {
     let (one, other) = open();
     let plan = Plan::rc();
     let (pd, cq) = (other.create_pd().unwrap(), other.create_cq(64).unwrap());
@@ -92,7 +92,7 @@ fn notifying(plan: &Plan, device: &doorbell_verbs::Device) -> (Side, doorbell_ve
     (plan.side_on(&device.create_pd().unwrap(), &cq, None), channel)
 }
 
-pub fn the_next_completion_notifies(open: Open<'_>) {
+pub(crate) fn the_next_completion_notifies(open: Open<'_>) {
     let devices = open();
     let plan = Plan::rc();
     let (a, (b, channel)) = (plan.side(&devices.0), notifying(&plan, &devices.1));
@@ -128,7 +128,7 @@ pub fn the_next_completion_notifies(open: Open<'_>) {
     assert_eq!(channel.next(), Some(b.cq.id()));
 }
 
-pub fn only_solicited_completions_notify(open: Open<'_>) {
+pub(crate) fn only_solicited_completions_notify(open: Open<'_>) {
     let devices = open();
     let plan = Plan::rc();
     let (a, (b, channel)) = (plan.side(&devices.0), notifying(&plan, &devices.1));
@@ -153,7 +153,7 @@ pub fn only_solicited_completions_notify(open: Open<'_>) {
     assert!(b.reap(2).iter().all(|completion| completion.status == Status::WorkRequestFlushed));
 }
 
-pub fn notifications_of_several_queues(open: Open<'_>) {
+pub(crate) fn notifications_of_several_queues(open: Open<'_>) {
     let (one, other) = open();
     let plan = Plan::rc();
     let channel = other.create_channel().unwrap();
@@ -177,7 +177,7 @@ pub fn notifications_of_several_queues(open: Open<'_>) {
     assert!(!is_readable(channel.as_fd()));
 }
 
-pub fn notifications_go_with_their_queue(open: Open<'_>) {
+pub(crate) fn notifications_go_with_their_queue(open: Open<'_>) {
     let (one, other) = open();
     let plan = Plan::rc();
     let (a, (b, channel)) = (plan.side(&one), notifying(&plan, &other));
@@ -191,7 +191,7 @@ pub fn notifications_go_with_their_queue(open: Open<'_>) {
     assert_eq!((channel.next(), is_readable(channel.as_fd())), (None, false));
 }
 
-pub fn a_queue_of_one_works_and_is_full_with_one(open: Open<'_>) {
+pub(crate) fn a_queue_of_one_works_and_is_full_with_one(open: Open<'_>) {
     let plan = Plan { depth: 1, sges: 1, inline: 0, cq_depth: 2, ..Plan::rc() };
     let devices = open();
     let (a, b) = plan.connect(&devices);
@@ -216,7 +216,7 @@ pub fn a_queue_of_one_works_and_is_full_with_one(open: Open<'_>) {
     assert!(a.qp.post_send(&[signalled(3, SendOperation::Send, &[])]).is_err());
 }
 
-pub fn a_completion_queue_of_one_works(open: Open<'_>) {
+pub(crate) fn a_completion_queue_of_one_works(open: Open<'_>) {
     let plan = Plan { cq_depth: 1, ..Plan::rc() };
     let (a, b) = plan.connect(&open());
     for wr_id in 0..100 {
@@ -227,7 +227,7 @@ pub fn a_completion_queue_of_one_works(open: Open<'_>) {
     }
 }
 
-pub fn a_completion_queue_that_overruns_says_so(open: Open<'_>) {
+pub(crate) fn a_completion_queue_that_overruns_says_so(open: Open<'_>) {
     let (one, other) = open();
     let plan = Plan::rc();
     let (a, b) = Plan { cq_depth: 2, ..plan }.connect(&(one.clone(), other.clone()));
@@ -255,7 +255,7 @@ pub fn a_completion_queue_that_overruns_says_so(open: Open<'_>) {
     b.expect(1);
 }
 
-pub fn asynchronous_events_wake_their_descriptor(open: Open<'_>) {
+pub(crate) fn asynchronous_events_wake_their_descriptor(open: Open<'_>) {
     let (one, other) = open();
     let plan = Plan::rc();
     let (a, b) = (plan.side(&one), plan.side(&other));

@@ -46,7 +46,7 @@ fn reachable() -> impl Iterator<Item = QpState> {
     QpState::ALL.into_iter().filter(|&state| state != QpState::SqError)
 }
 
-pub fn the_states_of_each_transport(open: Open<'_>) {
+pub(crate) fn the_states_of_each_transport(open: Open<'_>) {
     let device = open().0;
     for kind in KINDS {
         let plan = Plan::new(kind);
@@ -83,7 +83,7 @@ pub fn the_states_of_each_transport(open: Open<'_>) {
     assert!(matches!(side.qp.modify(&believed), Err(ModifyError::NotInState { .. })));
 }
 
-pub fn posting_depends_on_the_state(open: Open<'_>) {
+pub(crate) fn posting_depends_on_the_state(open: Open<'_>) {
     let device = open().0;
     for (kind, state) in KINDS.into_iter().flat_map(|kind| reachable().map(move |state| (kind, state))) {
         let side = side_in(&Plan::new(kind), &device, state);
@@ -101,7 +101,7 @@ pub fn posting_depends_on_the_state(open: Open<'_>) {
     }
 }
 
-pub fn errors_flush_everything_in_order(open: Open<'_>) {
+pub(crate) fn errors_flush_everything_in_order(open: Open<'_>) {
     for kind in KINDS {
         let (a, b) = Plan { depth: 8, ..Plan::new(kind) }.connect(&open());
         // A peer that answers nothing, so that what is posted stays there (RC).
@@ -131,7 +131,7 @@ pub fn errors_flush_everything_in_order(open: Open<'_>) {
     }
 }
 
-pub fn a_reset_queue_pair_can_be_used_again(open: Open<'_>) {
+pub(crate) fn a_reset_queue_pair_can_be_used_again(open: Open<'_>) {
     for kind in [QpKind::Rc, QpKind::Uc] {
         let plan = Plan::new(kind);
         let (a, b) = plan.connect(&open());
@@ -157,7 +157,7 @@ pub fn a_reset_queue_pair_can_be_used_again(open: Open<'_>) {
     }
 }
 
-pub fn draining_finishes_what_was_started(open: Open<'_>) {
+pub(crate) fn draining_finishes_what_was_started(open: Open<'_>) {
     let (a, b) = Plan::rc().connect(&open());
     let (from, to) = (a.patterned(1 << 20, 1), b.memory(1 << 20));
     a.post(1, write_to(&to, 0), &[from.sge(0, 1 << 20)]);
@@ -179,7 +179,7 @@ pub fn draining_finishes_what_was_started(open: Open<'_>) {
     assert_bytes(&to, 0, &pattern(1 << 20, 1), "the first");
 }
 
-pub fn a_peer_that_is_gone_ends_the_retries(open: Open<'_>) {
+pub(crate) fn a_peer_that_is_gone_ends_the_retries(open: Open<'_>) {
     let plan = Plan { timeout: 8, retry_count: 2, ..Plan::rc() };
     let (a, b) = plan.connect(&open());
     drop(b);
@@ -193,7 +193,7 @@ pub fn a_peer_that_is_gone_ends_the_retries(open: Open<'_>) {
     assert!(a.device.counters().local_ack_timeout_err >= 3);
 }
 
-pub fn rnr_retries_end(open: Open<'_>) {
+pub(crate) fn rnr_retries_end(open: Open<'_>) {
     let plan = Plan { rnr_retry: 2, ..Plan::rc() };
     let (a, b) = plan.connect(&open());
     let before = a.device.counters();
@@ -205,7 +205,7 @@ pub fn rnr_retries_end(open: Open<'_>) {
     assert!(counted.rnr_nak_received >= 3 && counted.rnr_nak_retry_err == 1, "{counted:?}");
 }
 
-pub fn rnr_retries_wait_for_a_receive(open: Open<'_>) {
+pub(crate) fn rnr_retries_wait_for_a_receive(open: Open<'_>) {
     let (a, b) = Plan::rc().connect(&open());
     let (from, to) = (a.patterned(5000, 1), b.memory(5000));
     let before = a.device.counters();
@@ -222,7 +222,7 @@ pub fn rnr_retries_wait_for_a_receive(open: Open<'_>) {
     b.expect(2);
 }
 
-pub fn queries_show_what_was_set(open: Open<'_>) {
+pub(crate) fn queries_show_what_was_set(open: Open<'_>) {
     let plan = Plan { mtu: doorbell_verbs::PathMtu::Mtu512, depth: 7, inline: 13, signal_all: true, ..Plan::rc() };
     let (a, b) = plan.connect(&open());
     let info = a.qp.query();

@@ -7,7 +7,7 @@ use doorbell_verbs::{Attachment, QpCapacities, QpKind, QpOptions, SendOperation,
 use crate::Open;
 use crate::common::*;
 
-pub fn many_threads_share_a_device(open: Open<'_>) {
+pub(crate) fn many_threads_share_a_device(open: Open<'_>) {
     let devices = open();
     std::thread::scope(|scope| {
         for thread in 0..6_u64 {
@@ -30,7 +30,7 @@ pub fn many_threads_share_a_device(open: Open<'_>) {
     });
 }
 
-pub fn many_threads_share_a_queue_pair(open: Open<'_>) {
+pub(crate) fn many_threads_share_a_queue_pair(open: Open<'_>) {
     const EACH: u32 = 400;
     const THREADS: u32 = 4;
     let (a, b) = Plan { depth: 256, ..Plan::rc() }.connect(&open());
@@ -75,7 +75,7 @@ fn resident_bytes() -> usize {
     statm.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok()).unwrap_or_default() * 4096
 }
 
-pub fn a_thousand_queue_pairs(open: Open<'_>) {
+pub(crate) fn a_thousand_queue_pairs(open: Open<'_>) {
     const PAIRS: usize = 1_000;
     let (one, other) = open();
     let plan = Plan { depth: 16, sges: 1, ..Plan::rc() };
@@ -108,7 +108,7 @@ pub fn a_thousand_queue_pairs(open: Open<'_>) {
     assert!(reap(&cq_a, PAIRS).iter().all(|completion| completion.status == Status::Success));
 }
 
-pub fn connections_come_and_go(open: Open<'_>) {
+pub(crate) fn connections_come_and_go(open: Open<'_>) {
     let devices = open();
     std::thread::scope(|scope| {
         for _ in 0..3 {

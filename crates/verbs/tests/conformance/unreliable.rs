@@ -10,7 +10,7 @@ use crate::common::*;
 /// What a datagram's receive has in front of the payload.
 const GRH_BYTES: usize = 40;
 
-pub fn unreliable_connections_carry_sends_and_writes(open: Open<'_>) {
+pub(crate) fn unreliable_connections_carry_sends_and_writes(open: Open<'_>) {
     let (a, b) = Plan::new(QpKind::Uc).connect(&open());
     for size in [0, 1, 3, 4, 1023, 1024, 1025, 2048, 10_000] {
         let (from, to) = (a.patterned(size.max(1), 1), b.memory(size.max(1)));
@@ -41,7 +41,7 @@ pub fn unreliable_connections_carry_sends_and_writes(open: Open<'_>) {
     }
 }
 
-pub fn unreliable_connections_drop_what_has_no_receive(open: Open<'_>) {
+pub(crate) fn unreliable_connections_drop_what_has_no_receive(open: Open<'_>) {
     let (a, b) = Plan::new(QpKind::Uc).connect(&open());
     let (from, to) = (a.patterned(4096, 1), b.memory(4096));
     let before = b.device.counters();
@@ -79,7 +79,7 @@ fn check_ipv4_header(grh: &[u8], source: IpAddr, destination: IpAddr, payload: u
     assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff, "the header's checksum");
 }
 
-pub fn datagrams_bring_their_header(open: Open<'_>) {
+pub(crate) fn datagrams_bring_their_header(open: Open<'_>) {
     let (a, b) = Plan::new(QpKind::Ud).connect(&open());
     let mtu = a.device.attributes().active_mtu.bytes();
     let (from, to) = (a.patterned(mtu, 1), b.memory(GRH_BYTES + mtu));
@@ -103,7 +103,7 @@ pub fn datagrams_bring_their_header(open: Open<'_>) {
     }
 }
 
-pub fn datagrams_with_a_wrong_qkey_are_dropped(open: Open<'_>) {
+pub(crate) fn datagrams_with_a_wrong_qkey_are_dropped(open: Open<'_>) {
     let (a, b) = Plan::new(QpKind::Ud).connect(&open());
     let to = b.memory(100);
     b.post_recv(1, &[to.sge(0, 100)]);
@@ -120,7 +120,7 @@ pub fn datagrams_with_a_wrong_qkey_are_dropped(open: Open<'_>) {
     assert_bytes(&to, GRH_BYTES, b"public", "the only datagram that was accepted");
 }
 
-pub fn datagrams_that_do_not_fit_are_dropped(open: Open<'_>) {
+pub(crate) fn datagrams_that_do_not_fit_are_dropped(open: Open<'_>) {
     let (a, b) = Plan::new(QpKind::Ud).connect(&open());
     let (from, to) = (a.patterned(200, 1), b.memory(200));
     let before = b.device.counters();
@@ -136,7 +136,7 @@ pub fn datagrams_that_do_not_fit_are_dropped(open: Open<'_>) {
     eventually("two were dropped", || b.device.counters().since(&before).rx_dropped_messages == 2);
 }
 
-pub fn one_datagram_queue_pair_serves_many(open: Open<'_>) {
+pub(crate) fn one_datagram_queue_pair_serves_many(open: Open<'_>) {
     let (one, other) = open();
     let plan = Plan::new(QpKind::Ud);
     let hub = plan.side(&one);

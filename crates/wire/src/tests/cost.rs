@@ -2,19 +2,11 @@ use proptest::prelude::*;
 
 use crate::cost::{ATOMIC_BYTES, MAX_MESSAGE_BYTES};
 use crate::{
-    CostError, Direction, IpVersion, MessageCost, MessageKind, OuterKind, PathMtu, Response,
-    Transport, message_cost,
+    CostError, Direction, IpVersion, MessageCost, MessageKind, OuterKind, PathMtu, Response, Transport, message_cost,
 };
 
 fn rc_ipv4(kind: MessageKind, bytes: u64) -> MessageCost {
-    message_cost(
-        kind,
-        Transport::Rc,
-        bytes,
-        PathMtu::Mtu4096,
-        OuterKind::IPV4,
-    )
-    .unwrap()
+    message_cost(kind, Transport::Rc, bytes, PathMtu::Mtu4096, OuterKind::IPV4).unwrap()
 }
 
 fn frame_bytes(kind: MessageKind, bytes: u64) -> u64 {
@@ -73,24 +65,13 @@ fn goodput() {
 
 #[test]
 fn datagrams() {
-    let send = |bytes, outer| {
-        message_cost(
-            MessageKind::Send,
-            Transport::Ud,
-            bytes,
-            PathMtu::Mtu4096,
-            outer,
-        )
-    };
+    let send = |bytes, outer| message_cost(MessageKind::Send, Transport::Ud, bytes, PathMtu::Mtu4096, outer);
     let cost = send(4096, OuterKind::IPV4).unwrap();
     assert_eq!(cost.request.frame_bytes, 4162);
     assert_eq!(cost.response, Response::None);
     let tagged = send(4096, OuterKind::IPV4.with_vlan()).unwrap();
     assert_eq!(tagged.request.frame_bytes, 4166);
-    let too_long = CostError::TooLong {
-        bytes: 4097,
-        limit: 4096,
-    };
+    let too_long = CostError::TooLong { bytes: 4097, limit: 4096 };
     assert_eq!(send(4097, OuterKind::IPV4), Err(too_long));
 }
 
@@ -104,37 +85,21 @@ fn short_frames_are_padded_on_the_line() {
 #[test]
 fn reads_and_atomics_have_exact_responses() {
     let read = rc_ipv4(MessageKind::Read, 4097);
-    assert_eq!(
-        read.request,
-        Direction {
-            packets: 1,
-            frame_bytes: 74,
-            line_bytes: 98
-        }
-    );
-    let response = Direction {
-        packets: 2,
-        frame_bytes: (62 + 4096) + (62 + 4),
-        line_bytes: (62 + 4096) + (62 + 4) + 48,
-    };
+    assert_eq!(read.request, Direction { packets: 1, frame_bytes: 74, line_bytes: 98 });
+    let response =
+        Direction { packets: 2, frame_bytes: (62 + 4096) + (62 + 4), line_bytes: (62 + 4096) + (62 + 4) + 48 };
     assert_eq!(read.response, Response::Exact(response));
     for kind in [MessageKind::CompareSwap, MessageKind::FetchAdd] {
         let cost = rc_ipv4(kind, 8);
         assert_eq!(cost.request.frame_bytes, 58 + 28);
-        let response = Direction {
-            packets: 1,
-            frame_bytes: 70,
-            line_bytes: 94,
-        };
+        let response = Direction { packets: 1, frame_bytes: 70, line_bytes: 94 };
         assert_eq!(cost.response, Response::Exact(response));
     }
 }
 
 #[test]
 fn what_cannot_be() {
-    let cost = |kind, transport, bytes| {
-        message_cost(kind, transport, bytes, PathMtu::Mtu256, OuterKind::IPV6)
-    };
+    let cost = |kind, transport, bytes| message_cost(kind, transport, bytes, PathMtu::Mtu256, OuterKind::IPV6);
     let refused = cost(MessageKind::FetchAdd, Transport::Rc, 4);
     assert_eq!(refused, Err(CostError::AtomicLength(4)));
     let refused = cost(MessageKind::Send, Transport::Rc, MAX_MESSAGE_BYTES + 1);
@@ -144,10 +109,7 @@ fn what_cannot_be() {
         use MessageKind::*;
         for (transport, offered) in [
             (Transport::Rc, true),
-            (
-                Transport::Uc,
-                matches!(kind, Send | SendImm | Write | WriteImm),
-            ),
+            (Transport::Uc, matches!(kind, Send | SendImm | Write | WriteImm)),
             (Transport::Ud, matches!(kind, Send | SendImm)),
             (Transport::Rd, false),
             (Transport::Cnp, false),
@@ -165,12 +127,7 @@ fn what_cannot_be() {
 
 /// Cuts a message packet by packet, and adds up their headers: `first` extension bytes on the
 /// first packet, `last` on the last one, `every` on all.
-fn cut(
-    mut bytes: u64,
-    mtu: u64,
-    outer: OuterKind,
-    (first, last, every): (u64, u64, u64),
-) -> Direction {
+fn cut(mut bytes: u64, mtu: u64, outer: OuterKind, (first, last, every): (u64, u64, u64)) -> Direction {
     let ip = match outer.ip {
         IpVersion::V4 => 20,
         IpVersion::V6 => 40,

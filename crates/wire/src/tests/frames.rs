@@ -5,8 +5,8 @@ use std::vec::Vec;
 
 use super::golden;
 use crate::{
-    AethPacket, AethRepr, BTH_LEN, BthPacket, Encapsulation, Error, Msn, Opcode, Outer, Psn, Qpn,
-    ROCE_UDP_PORT, RethPacket, Syndrome, parse_frame,
+    AethPacket, AethRepr, BTH_LEN, BthPacket, Encapsulation, Error, Msn, Opcode, Outer, Psn, Qpn, ROCE_UDP_PORT,
+    RethPacket, Syndrome, parse_frame,
 };
 
 fn ip(text: &str) -> IpAddr {
@@ -53,10 +53,7 @@ fn an_acknowledgement_from_frame_to_syndrome() {
     let bth = BthPacket::new_checked(frame.payload).unwrap();
     assert!(bth.migrated() && bth.fecn() && bth.becn());
     let aeth = AethRepr::parse(&AethPacket::new_unchecked(bth.payload())).unwrap();
-    let expected = AethRepr {
-        syndrome: Syndrome::ACK_UNLIMITED,
-        msn: Msn::new(7),
-    };
+    let expected = AethRepr { syndrome: Syndrome::ACK_UNLIMITED, msn: Msn::new(7) };
     assert_eq!(aeth, expected);
 }
 
@@ -101,15 +98,9 @@ fn headers_are_emitted_as_they_were_parsed() {
 fn unknown_identification_is_written_as_a_socket_sends_it() {
     let bytes = golden::bytes(golden::WRITE_ONLY);
     let frame = parse_frame(&bytes).unwrap();
-    let outer = Outer {
-        identification: None,
-        dont_fragment: None,
-        ..frame.outer
-    };
+    let outer = Outer { identification: None, dont_fragment: None, ..frame.outer };
     let mut out = bytes.clone();
-    frame
-        .encapsulation
-        .emit_frame_headers(&outer, frame.payload.len(), &mut out);
+    frame.encapsulation.emit_frame_headers(&outer, frame.payload.len(), &mut out);
     let written = parse_frame(&out).unwrap().outer;
     assert_eq!(written.identification, Some(0));
     assert_eq!(written.dont_fragment, Some(true));
@@ -117,9 +108,7 @@ fn unknown_identification_is_written_as_a_socket_sends_it() {
 
 #[test]
 fn mapped_addresses_are_ipv4_on_the_wire() {
-    let encapsulation = parse_frame(&golden::bytes(golden::WRITE_ONLY))
-        .unwrap()
-        .encapsulation;
+    let encapsulation = parse_frame(&golden::bytes(golden::WRITE_ONLY)).unwrap().encapsulation;
     let outer = Outer {
         src: ip("::ffff:10.0.0.1"),
         dst: ip("10.0.0.2"),
@@ -137,10 +126,7 @@ fn mapped_addresses_are_ipv4_on_the_wire() {
 fn vlan_tags() {
     let plain = golden::bytes(golden::WRITE_ONLY);
     let frame = parse_frame(&plain).unwrap();
-    let tagged = Encapsulation {
-        vlan: Some(0x6064),
-        ..frame.encapsulation
-    };
+    let tagged = Encapsulation { vlan: Some(0x6064), ..frame.encapsulation };
     let mut out = vec![0; plain.len() + 4];
     let len = tagged.emit_frame_headers(&frame.outer, frame.payload.len(), &mut out);
     out[len..].copy_from_slice(frame.payload);
@@ -184,10 +170,7 @@ fn malformed_frames() {
     assert_eq!(altered(14, 0x65), Error::IpHeader);
     assert_eq!(altered(14, 0x44), Error::IpHeader);
     assert_eq!(altered(17, 19), Error::IpHeader);
-    let truncated = Error::Truncated {
-        needed: 83,
-        found: 82,
-    };
+    let truncated = Error::Truncated { needed: 83, found: 82 };
     assert_eq!(altered(17, 0x45), truncated);
     assert_eq!(altered(20, 0x20), Error::Fragment);
     assert_eq!(altered(21, 0x01), Error::Fragment);

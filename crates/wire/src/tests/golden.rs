@@ -58,11 +58,5 @@ pub(super) fn send_middle() -> std::vec::Vec<u8> {
 
 /// Every golden frame.
 pub(super) fn frames() -> [std::vec::Vec<u8>; 5] {
-    [
-        bytes(WRITE_ONLY),
-        bytes(ACKNOWLEDGE),
-        bytes(SEND_EMPTY),
-        send_middle(),
-        bytes(WRITE_ONLY_IPV6),
-    ]
+    [bytes(WRITE_ONLY), bytes(ACKNOWLEDGE), bytes(SEND_EMPTY), send_middle(), bytes(WRITE_ONLY_IPV6)]
 }

@@ -1,9 +1,8 @@
 use proptest::prelude::*;
 
 use crate::{
-    AethRepr, AtomicAckEthRepr, AtomicEthRepr, BthPacket, BthRepr, DethRepr, Error, IethPacket,
-    IethRepr, ImmDtRepr, Msn, NakCode, Opcode, PartitionKey, Psn, QKey, Qpn, RKey, RethRepr,
-    Syndrome, SyndromeKind,
+    AethRepr, AtomicAckEthRepr, AtomicEthRepr, BthPacket, BthRepr, DethRepr, Error, IethPacket, IethRepr, ImmDtRepr,
+    Msn, NakCode, Opcode, PartitionKey, Psn, QKey, Qpn, RKey, RethRepr, Syndrome, SyndromeKind,
 };
 
 /// Tests a header against golden bytes four ways, its array form, and too short buffers.
@@ -193,9 +192,7 @@ fn bits_of_a_bth_are_set_and_cleared_apart() {
     packet.set_version(0);
     packet.set_fecn(false);
     packet.set_ack_request(false);
-    let expected = [
-        0xff, 0x20, 0xff, 0xff, 0x7f, 0xff, 0xff, 0xff, 0x7f, 0xff, 0xff, 0xff,
-    ];
+    let expected = [0xff, 0x20, 0xff, 0xff, 0x7f, 0xff, 0xff, 0xff, 0x7f, 0xff, 0xff, 0xff];
     assert_eq!(packet.into_inner(), expected);
 }
 

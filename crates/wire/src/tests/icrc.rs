@@ -97,10 +97,7 @@ fn golden_frames() {
         let ports = (ports.src_port, ports.dst_port);
         let slow = slow_icrc(addresses, ports, identification, dont_fragment, packet);
         assert_eq!(computed, slow);
-        let expected = Check::Valid {
-            identification,
-            dont_fragment,
-        };
+        let expected = Check::Valid { identification, dont_fragment };
         assert_eq!(flow.check(identification, frame.payload), expected);
     }
 }
@@ -130,10 +127,7 @@ fn every_identification_is_found() {
             for dont_fragment in [false, true] {
                 let icrc = flow.icrc(identification, dont_fragment, &packet);
                 sealed[len..].copy_from_slice(&icrc.to_le_bytes());
-                let found = Check::Valid {
-                    identification,
-                    dont_fragment,
-                };
+                let found = Check::Valid { identification, dont_fragment };
                 assert_eq!(flow.check(0x5a5a, &sealed), found);
             }
         }
@@ -165,10 +159,7 @@ fn one_random_error_in_32768_is_explained() {
         })
         .count();
     let expected = tries >> 15;
-    assert!(
-        (expected / 2..expected * 2).contains(&explained),
-        "{explained} of {expected}"
-    );
+    assert!((expected / 2..expected * 2).contains(&explained), "{explained} of {expected}");
 }
 
 /// The same for packets with replaced bytes behind the BTH; four times the rate is luck enough.
@@ -201,10 +192,7 @@ fn ipv6_has_nothing_to_explain() {
     let flow = Flow::new(IpAddr::from([1; 16]), IpAddr::from([2; 16]), 1, 2);
     assert_eq!(flow.icrc(1, true, &[0; 16]), flow.icrc(2, false, &[0; 16]));
     let mut sealed = with_icrc(&flow, 0, true, &[3; 16]);
-    let valid = Check::Valid {
-        identification: 9,
-        dont_fragment: true,
-    };
+    let valid = Check::Valid { identification: 9, dont_fragment: true };
     assert_eq!(flow.check(9, &sealed), valid);
     sealed[15] ^= 1;
     assert_eq!(flow.check(9, &sealed), Check::Invalid);

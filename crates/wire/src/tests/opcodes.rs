@@ -5,14 +5,7 @@ use crate::{Opcode, Operation, Transport};
 
 /// What the table must say: value, transport, operation, place in the message, the extension
 /// headers with their bytes, whether a payload may follow.
-type Row = (
-    u8,
-    Transport,
-    Operation,
-    Place,
-    &'static [(&'static str, usize)],
-    bool,
-);
+type Row = (u8, Transport, Operation, Place, &'static [(&'static str, usize)], bool);
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Place {
@@ -83,10 +76,7 @@ fn every_row() {
         let has = |header| extensions.contains(&header);
         assert_eq!(opcode.transport(), transport, "{opcode:?}");
         assert_eq!(opcode.operation(), Some(operation), "{opcode:?}");
-        assert_eq!(
-            opcode.is_first(),
-            matches!(place, Place::First | Place::Only)
-        );
+        assert_eq!(opcode.is_first(), matches!(place, Place::First | Place::Only));
         assert_eq!(opcode.is_last(), matches!(place, Place::Last | Place::Only));
         assert_eq!(opcode.is_only(), place == Place::Only, "{opcode:?}");
         assert_eq!(opcode.has_reth(), has(R), "{opcode:?}");
@@ -99,10 +89,8 @@ fn every_row() {
         assert_eq!(opcode.has_payload(), payload, "{opcode:?}");
         let extension_len = extensions.iter().map(|(_, len)| len).sum();
         assert_eq!(opcode.extension_len(), extension_len, "{opcode:?}");
-        let response = matches!(
-            operation,
-            Operation::ReadResponse | Operation::Acknowledge | Operation::AtomicAcknowledge
-        );
+        let response =
+            matches!(operation, Operation::ReadResponse | Operation::Acknowledge | Operation::AtomicAcknowledge);
         assert_eq!(opcode.is_response(), response, "{opcode:?}");
         assert_eq!(opcode.is_request(), !response, "{opcode:?}");
     }

@@ -2,8 +2,7 @@ use proptest::prelude::*;
 use std::string::ToString;
 
 use crate::{
-    Error, Msn, PartitionKey, PathMtu, Psn, QKey, Qpn, RKey, ack_timeout_ns,
-    rnr_timer_code_at_least, rnr_timer_ns,
+    Error, Msn, PartitionKey, PathMtu, Psn, QKey, Qpn, RKey, ack_timeout_ns, rnr_timer_code_at_least, rnr_timer_ns,
 };
 
 #[test]
