@@ -49,11 +49,13 @@ impl Window {
         self.in_flight == 0 || self.in_flight + cost <= self.limit
     }
 
-    /// Has a queue pair with `own` in flight used up its part of the window? One alone never takes
-    /// all of it, so that another finds room at once. One packet always may be in flight.
+    /// Has a queue pair with `own` in flight used up its part of the window? One alone does not
+    /// take all of a wide window, so that another finds room at once. A narrow one it may take:
+    /// the last packet of a window has none behind it that would show its loss.
     #[inline]
     pub(crate) fn exceeds_share(&self, own: u64, cost: u64) -> bool {
-        own > 0 && own + cost > self.limit - self.limit / 4
+        let kept_back = if self.limit >= WIDE_BYTES { self.limit / 4 } else { 0 };
+        own > 0 && own + cost > self.limit - kept_back
     }
 
     #[inline]
@@ -107,6 +109,9 @@ impl Window {
         self.limit
     }
 }
+
+/// From here on a window is wide enough that one queue pair leaves some of it to others.
+const WIDE_BYTES: u64 = 8 * LEAST_BYTES;
 
 /// One device that queue pairs send to.
 #[derive(Debug)]
