@@ -112,6 +112,18 @@ fn a_goodbye_is_told_from_a_death() {
 }
 
 #[test]
+fn a_goodbye_is_heard_without_credits_too() {
+    let config = Config { credits: false, ..Config::default() };
+    let (a, b) = pair(config.clone(), config);
+    let (mut a, mut b) = (Blocking::new(a), Blocking::new(b));
+    a.send(b"last words").unwrap();
+    let closer = std::thread::spawn(move || a.close().map(|()| a));
+    assert_eq!(&*b.receive().unwrap(), b"last words");
+    assert_eq!(b.receive().unwrap_err(), ConnectionError::PeerClosed);
+    closer.join().unwrap().unwrap();
+}
+
+#[test]
 fn a_silent_peer_that_dies_is_noticed() {
     let config = Config { timeout: 8, retry_count: 1, keepalive_ns: 20_000_000, ..Config::default() };
     let (a, b) = pair(config.clone(), config);

@@ -217,6 +217,21 @@ fn a_peer_that_does_not_answer_delays_nobody_else() {
     assert!(tries < 10, "the posts left with {tries} tries of the other connection");
 }
 
+#[test]
+fn a_device_closes_at_any_moment() {
+    // Its thread may be driving, watching, napping, or on its way from one to the other.
+    for round in 0..300 {
+        let (a, b) = Plan::rc().connect(&soft_pair());
+        let (mine, theirs) = (a.memory(8), b.memory(8));
+        let mut out = [Completion::default(); 4];
+        b.cq.poll(&mut out).unwrap();
+        a.post(1, write_to(&theirs, 0), &[mine.sge(0, 8)]);
+        (0..round).for_each(|_| _ = b.cq.poll(&mut out).unwrap());
+        let closes = std::thread::spawn(move || drop((b, theirs, a, mine)));
+        eventually("the devices closed", || closes.is_finished());
+    }
+}
+
 /// CPU time of the whole process.
 fn cpu_time() -> Duration {
     let usage = getrusage(UsageWho::RUSAGE_SELF).unwrap();

@@ -719,12 +719,13 @@ impl Connection {
         if completion.status != Status::Success {
             return Err(ConnectionError::Local(completion.status));
         }
-        let Some(credits) = &self.pool.credits else {
+        let Attachment::Immediate(immediate) = completion.attachment else {
+            // Data without credits, if that is what was agreed on.
+            if self.pool.credits.is_some() {
+                return Err(ConnectionError::Protocol("a message without credits"));
+            }
             self.inbox.push_back((slot, completion.byte_len));
             return Ok(());
-        };
-        let Attachment::Immediate(immediate) = completion.attachment else {
-            return Err(ConnectionError::Protocol("a message without credits"));
         };
         let word = Word::decode(immediate);
         if let Some(send_credits) = &mut self.send_credits
@@ -733,7 +734,10 @@ impl Connection {
             return Err(ConnectionError::Protocol("more credits than the peer has receives"));
         }
         if !word.alone {
-            credits.received();
+            match &self.pool.credits {
+                Some(credits) => credits.received(),
+                None => return Err(ConnectionError::Protocol("credits that were not agreed on")),
+            }
             self.inbox.push_back((slot, completion.byte_len));
             return Ok(());
         }
