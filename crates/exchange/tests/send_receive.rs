@@ -123,6 +123,36 @@ fn a_goodbye_is_heard_without_credits_too() {
     closer.join().unwrap().unwrap();
 }
 
+/// The acknowledgement of the last goodbye may be lost for good, since whoever heard it is gone.
+#[test]
+fn both_sides_close_in_peace_when_the_last_acknowledgement_is_lost() {
+    for seed in 0..12 {
+        let lossy = || {
+            let plan = format!("drop=0.25,seed={seed}").parse().unwrap();
+            soft::open(&SoftOptions { faults: Some(plan), ..SoftOptions::default() }).unwrap()
+        };
+        // Short timeouts: the side that waits in vain is to find out soon.
+        let config = Config { timeout: 10, ..Config::default() };
+        let (a, b) = (lossy(), lossy());
+        let a = Endpoint::new(&a.create_pd().unwrap(), config.clone(), None).unwrap();
+        let b = Endpoint::new(&b.create_pd().unwrap(), config, None).unwrap();
+        let (of_a, of_b) = (a.description(), b.description());
+        let sides = [a.connect(&of_b).unwrap(), b.connect(&of_a).unwrap()].map(|connection| {
+            std::thread::spawn(move || {
+                let mut connection = Blocking::new(connection);
+                connection.send(b"hello").unwrap();
+                connection.get_mut().close();
+                assert_eq!(&*connection.receive().unwrap(), b"hello");
+                assert_eq!(connection.receive().unwrap_err(), ConnectionError::PeerClosed);
+                connection.close()
+            })
+        });
+        for side in sides {
+            side.join().unwrap().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        }
+    }
+}
+
 #[test]
 fn a_silent_peer_that_dies_is_noticed() {
     let config = Config { timeout: 8, retry_count: 1, keepalive_ns: 20_000_000, ..Config::default() };

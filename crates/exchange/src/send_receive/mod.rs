@@ -717,7 +717,13 @@ impl Connection {
     #[inline]
     fn take_receive(&mut self, completion: &Completion, slot: u32) -> Result<(), ConnectionError> {
         if completion.status != Status::Success {
-            return Err(ConnectionError::Local(completion.status));
+            return match (self.closing, self.peer_closed) {
+                // Both sides have said goodbye: nothing is lost with the queue pair.
+                (Closing::Done, true) => Ok(()),
+                // The goodbye was not acknowledged, and the peer has not said its own.
+                (Closing::Done, false) => Err(ConnectionError::PeerUnreachable(Status::RetryExceeded)),
+                _ => Err(ConnectionError::Local(completion.status)),
+            };
         }
         let Attachment::Immediate(immediate) = completion.attachment else {
             // Data without credits, if that is what was agreed on.
