@@ -13,6 +13,7 @@ use crate::congestion::{Destination, Window};
 use crate::counters::Counters;
 use crate::event::EventQueue;
 use crate::memory::Memory;
+use crate::qp::QpCounters;
 
 /// Bytes of a frame that are not in the packet: Ethernet, IP and UDP headers, and the ICRC.
 pub(crate) fn frame_overhead(address: IpAddr) -> u64 {
@@ -29,6 +30,21 @@ struct CqPort {
     sink: Arc<dyn CompletionSink>,
     staged: Vec<Completion>,
     overran: bool,
+}
+
+/// What a packet that goes out is counted as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sent {
+    /// A request packet, for the first time.
+    Request,
+    /// One that carries nothing but immediate data: how credits travel alone.
+    Credit,
+    /// A request packet that was sent before.
+    Again,
+    /// An ACK or NAK.
+    Ack,
+    /// A READ or atomic response.
+    Response,
 }
 
 pub(crate) struct Core {
@@ -100,6 +116,31 @@ impl Core {
             }
         }
         None
+    }
+
+    /// Counts a packet that goes out, of `frame_bytes`, for the device and for its queue pair.
+    #[inline]
+    pub(crate) fn count_sent(&mut self, qp: &mut QpCounters, sent: Sent, frame_bytes: u64) {
+        let own = &mut self.counters;
+        own.tx_vport_rdma_unicast_packets += 1;
+        own.tx_vport_rdma_unicast_bytes += frame_bytes;
+        let (packets, bytes, of_qp) = match sent {
+            Sent::Request | Sent::Credit => {
+                if sent == Sent::Credit {
+                    own.tx_credit_packets += 1;
+                    own.tx_credit_bytes += frame_bytes;
+                }
+                (&mut own.tx_data_packets, &mut own.tx_data_bytes, &mut qp.tx_data_packets)
+            }
+            Sent::Again => {
+                (&mut own.tx_retransmitted_packets, &mut own.tx_retransmitted_bytes, &mut qp.tx_retransmitted_packets)
+            }
+            Sent::Ack => (&mut own.tx_ack_packets, &mut own.tx_ack_bytes, &mut qp.tx_ack_packets),
+            Sent::Response => (&mut own.tx_response_packets, &mut own.tx_response_bytes, &mut qp.tx_response_packets),
+        };
+        *packets += 1;
+        *bytes += frame_bytes;
+        *of_qp += 1;
     }
 
     /// Bytes (as the kernel counts them) that wait for an acknowledgement or response.

@@ -1,0 +1,381 @@
+//! The device: shared objects, one engine, and the order in which a driver calls it.
+
+mod objects;
+mod traffic;
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use doorbell_wire::{PathMtu, Qpn};
+use rand_chacha::ChaCha12Rng;
+use rand_core::SeedableRng;
+use rustc_hash::FxHashMap;
+use slab::Slab;
+
+use crate::completion::{CompletionQueue, Notifier};
+use crate::congestion::Window;
+use crate::core::Core;
+use crate::counters::Counters;
+use crate::event::{AsyncEvent, EventQueue};
+use crate::memory::{Memory, PdId, RegionTable};
+use crate::qp::{Qp, QpAttributes, QpCapacities, QpCounters, QpKind, QpState};
+use crate::work::SharedReceiveQueue;
+
+/// Names one engine of a device: the upper four bits of its QPNs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct EngineId(pub u8);
+
+/// How long a due acknowledgement may be held back.
+pub const ACK_HOLD_NS: u64 = 20_000;
+
+/// The most work requests of a queue.
+pub const MAX_QUEUE_DEPTH: usize = 1 << 15;
+/// The most scatter-gather elements of a work request.
+pub const MAX_SGES: usize = 32;
+/// The most inline data of a work request.
+pub const MAX_INLINE_BYTES: usize = 1024;
+/// The most queue pairs of a device.
+pub const MAX_QPS: usize = 1 << 16;
+/// The most completion queues of a device.
+pub const MAX_CQS: usize = 1 << 16;
+/// The most shared receive queues of a device.
+pub const MAX_SRQS: usize = 1 << 16;
+
+/// The most that is in flight to one destination, however large the receive buffers: enough for
+/// any loopback round trip, and little enough to stay in a cache.
+const MAX_WINDOW_BYTES: u64 = 1 << 20;
+
+/// READs are asked for in pieces of this part of the receive window.
+const READ_PIECES_PER_WINDOW: u64 = 4;
+
+/// Entries of the timer list per queue pair, on average: more than one is left behind when a
+/// deadline moves forward, and beyond this they are cleared away.
+const TIMERS_PER_QP: usize = 8;
+
+// Queue pair numbers 0 and 1 are special, and an engine has 20 bits for its own.
+const ENGINE_SHIFT: u32 = 20;
+const _: () = assert!(MAX_QPS * 4 < 1 << ENGINE_SHIFT, "random numbers must be easy to find");
+
+/// What a device is made with.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// Its address (the GID, unmapped).
+    pub address: IpAddr,
+    /// Largest path MTU that its port carries.
+    pub active_mtu: PathMtu,
+    /// The receive buffer that packets to it land in, as granted. Peers are assumed to have the
+    /// same until loss shows otherwise.
+    pub receive_buffer_bytes: u64,
+    /// Seeds keys, queue pair numbers and sequence numbers: separate streams of one generator.
+    /// On a network it must come from the operating system's randomness.
+    pub seed: [u8; 32],
+}
+
+/// Why an object was not created or destroyed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ObjectError {
+    /// A number is out of range.
+    #[error("{what} is {given}, allowed is {least} to {most}")]
+    Range {
+        /// Which number.
+        what: &'static str,
+        /// What was given.
+        given: usize,
+        /// The least allowed.
+        least: usize,
+        /// The most allowed.
+        most: usize,
+    },
+    /// The device has no more of them.
+    #[error("the device has no more {0}")]
+    Exhausted(&'static str),
+    /// No such object.
+    #[error("there is no such {0}")]
+    Unknown(&'static str),
+    /// Others still use it.
+    #[error("the {what} is still used by {users}")]
+    Busy {
+        /// What was to be destroyed.
+        what: &'static str,
+        /// By what.
+        users: &'static str,
+    },
+    /// The region's range is impossible, or the device is full.
+    #[error("a memory region of {length} B at {address:#x} is not possible on this device")]
+    Region {
+        /// Its address.
+        address: u64,
+        /// Its length.
+        length: usize,
+    },
+    /// The pieces belong to different protection domains.
+    #[error("the {0} belongs to another protection domain")]
+    ForeignPd(&'static str),
+}
+
+/// Names a completion queue of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CqId(pub u32);
+
+/// Names a shared receive queue of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SrqId(pub u32);
+
+/// What a queue pair is created with.
+#[derive(Clone, Copy, Debug)]
+pub struct QpInit {
+    /// Transport.
+    pub kind: QpKind,
+    /// Protection domain.
+    pub pd: PdId,
+    /// Completion queue of its sends.
+    pub send_cq: CqId,
+    /// Completion queue of its receives.
+    pub recv_cq: CqId,
+    /// Where its receives come from, if not from a queue of its own.
+    pub srq: Option<SrqId>,
+    /// Depths.
+    pub capacities: QpCapacities,
+    /// Every send makes a completion.
+    pub signal_all: bool,
+}
+
+/// What is known of a queue pair.
+#[derive(Clone, Copy, Debug)]
+pub struct QpInfo {
+    /// Transport.
+    pub kind: QpKind,
+    /// State.
+    pub state: QpState,
+    /// Attributes as they are set, each of them named.
+    pub attributes: QpAttributes,
+    /// Depths.
+    pub capacities: QpCapacities,
+    /// Every send makes a completion.
+    pub signal_all: bool,
+    /// What it counted.
+    pub counters: QpCounters,
+    /// Send work requests that are not done.
+    pub outstanding_sends: usize,
+}
+
+/// How long the lists are that a device keeps for itself. None grows with traffic: each is
+/// bounded by the number of its objects and by what they were created for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Backlog {
+    /// Queue pairs with something to send.
+    pub ready: usize,
+    /// Queue pairs that wait for room in a window.
+    pub waiting: usize,
+    /// Queue pairs whose acknowledgement is held back.
+    pub held_acks: usize,
+    /// Deadlines, those included that were left behind.
+    pub timers: usize,
+    /// Answers to READs and atomics, and NAKs, that wait to be sent, and results that are kept for
+    /// repetitions.
+    pub answers: usize,
+}
+
+struct Cq {
+    queue: Arc<CompletionQueue>,
+    port: u32,
+    users: u32,
+}
+
+struct Srq {
+    queue: Arc<SharedReceiveQueue>,
+    users: u32,
+}
+
+/// An RNIC.
+///
+/// It holds no socket, reads no clock and starts no thread; time is a number of nanoseconds that
+/// never goes back. A driver calls it so:
+///
+/// 1. **Input**, in any order and number: [`handle_packets`](Self::handle_packets) for what
+///    arrived, [`handle_timeout`](Self::handle_timeout) once [`poll_timeout`](Self::poll_timeout)
+///    has passed, and the programs' `post_*`.
+/// 2. **Output**: [`poll_transmit`](Self::poll_transmit) until it adds nothing more, each time
+///    sending the batch. Acknowledgements that are due wait for company up to [`ACK_HOLD_NS`]; a
+///    driver that has nothing else to do calls [`release_acks`](Self::release_acks) first.
+/// 3. **Waiting**: until something arrives or [`poll_timeout`](Self::poll_timeout) passes, which
+///    must be asked again after every input and output.
+///
+/// Completions are in their queues when a call returns. Queues
+/// ([`completion_queue`](Self::completion_queue)) are reaped without the RNIC;
+/// [`poll_event`](Self::poll_event) yields asynchronous events.
+pub struct Rnic {
+    config: Config,
+    core: Core,
+    qps: Slab<Qp>,
+    by_number: FxHashMap<u32, u32>,
+    regions: Arc<RegionTable>,
+    pds: Slab<()>,
+    cqs: Slab<Cq>,
+    srqs: Slab<Srq>,
+    by_address: FxHashMap<IpAddr, usize>,
+    timers: BinaryHeap<Reverse<(u64, u32, Qpn)>>,
+    /// Acknowledgements that are held back: when they became due, in order.
+    held_acks: VecDeque<(u64, u32, Qpn)>,
+    key_rng: ChaCha12Rng,
+    qpn_rng: ChaCha12Rng,
+    psn_rng: ChaCha12Rng,
+}
+
+impl std::fmt::Debug for Rnic {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Rnic").field("config", &self.config).field("qps", &self.qps.len()).finish_non_exhaustive()
+    }
+}
+
+fn range(what: &'static str, given: usize, least: usize, most: usize) -> Result<(), ObjectError> {
+    if (least..=most).contains(&given) { Ok(()) } else { Err(ObjectError::Range { what, given, least, most }) }
+}
+
+impl Rnic {
+    /// A device without any objects. `notifier` is called for each asynchronous event.
+    pub fn new(config: Config, notifier: Option<Notifier>) -> Self {
+        let stream = |number| {
+            let mut rng = ChaCha12Rng::from_seed(config.seed);
+            rng.set_stream(number);
+            rng
+        };
+        let regions = Arc::new(RegionTable::default());
+        let inbound = Window::new(config.receive_buffer_bytes, MAX_WINDOW_BYTES);
+        let read_piece_cost = inbound.limit() / READ_PIECES_PER_WINDOW;
+        let events = Arc::new(EventQueue::new(notifier));
+        Self {
+            config,
+            core: Core::new(Memory::new(regions.clone()), events, inbound, read_piece_cost),
+            qps: Slab::new(),
+            by_number: FxHashMap::default(),
+            regions,
+            pds: Slab::new(),
+            cqs: Slab::new(),
+            srqs: Slab::new(),
+            by_address: FxHashMap::default(),
+            timers: BinaryHeap::new(),
+            held_acks: VecDeque::new(),
+            key_rng: stream(0),
+            qpn_rng: stream(1),
+            psn_rng: stream(2),
+        }
+    }
+
+    /// What it was made with.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The oldest asynchronous event.
+    pub fn poll_event(&mut self) -> Option<AsyncEvent> {
+        self.core.events.pop()
+    }
+
+    /// The queue of asynchronous events, to be read without the RNIC.
+    pub fn events(&self) -> &Arc<EventQueue> {
+        &self.core.events
+    }
+
+    /// What the device counted.
+    pub fn counters(&self) -> &Counters {
+        &self.core.counters
+    }
+
+    /// How long the device's own lists are.
+    pub fn backlog(&self) -> Backlog {
+        let destinations = self.core.destinations.iter().map(|(_, destination)| destination.window.waiting.len());
+        Backlog {
+            ready: self.core.ready.len(),
+            waiting: destinations.sum::<usize>() + self.core.inbound.waiting.len(),
+            held_acks: self.held_acks.len(),
+            timers: self.timers.len(),
+            answers: self.qps.iter().map(|(_, qp)| qp.resp.backlog()).sum(),
+        }
+    }
+
+    fn slot(&self, qpn: Qpn) -> Option<u32> {
+        self.by_number.get(&qpn.get()).copied()
+    }
+
+    /// Books what changed for a queue pair: is it ready, what are its deadlines, who may go on?
+    #[inline]
+    fn settle(&mut self, slot: u32) {
+        let qp = &mut self.qps[slot as usize];
+        let ready = qp.resp.has_answers() || (!qp.blocked && qp.has_request_to_send());
+        if ready && !qp.queued {
+            qp.queued = true;
+            self.core.ready.push_back(slot);
+        }
+        if let Some(since) = qp.resp.held_ack_since_ns()
+            && !qp.ack_held
+        {
+            qp.ack_held = true;
+            // Nearly always the latest: an older one was answered meanwhile and is due again.
+            let place = self.held_acks.iter().rposition(|&(other, ..)| other <= since).map_or(0, |at| at + 1);
+            self.held_acks.insert(place, (since, slot, qp.qpn));
+        }
+        self.arm_timer(slot);
+        self.wake_waiters_of(slot);
+    }
+
+    #[inline]
+    fn arm_timer(&mut self, slot: u32) {
+        let qp = &mut self.qps[slot as usize];
+        if let Some(deadline) = qp.requester_deadline_ns()
+            && deadline < qp.timer_queued_ns
+        {
+            qp.timer_queued_ns = deadline;
+            self.timers.push(Reverse((deadline, slot, qp.qpn)));
+            if self.timers.len() > TIMERS_PER_QP * self.qps.len() + TIMERS_PER_QP {
+                let qps = &self.qps;
+                self.timers.retain(|&Reverse((at, slot, qpn))| {
+                    qps.get(slot as usize).is_some_and(|qp| qp.qpn == qpn && qp.timer_queued_ns == at)
+                });
+            }
+        }
+    }
+
+    /// Lets the next queue pair go on that waits for room in the windows of this one.
+    #[inline]
+    fn wake_waiters_of(&mut self, slot: u32) {
+        if let Some(destination) = self.qps[slot as usize].destination {
+            let next = self.core.destinations[destination].window.next_waiting();
+            self.wake(next);
+        }
+        let next = self.core.inbound.next_waiting();
+        self.wake(next);
+    }
+
+    fn wake(&mut self, slot: Option<u32>) {
+        let Some(slot) = slot else { return };
+        let qp = &mut self.qps[slot as usize];
+        qp.blocked = false;
+        if !qp.queued {
+            qp.queued = true;
+            self.core.ready.push_back(slot);
+        }
+    }
+
+    /// Hands completions to their queues. A queue pair whose completions are lost is of no use
+    /// any more (IBTA Vol 1, 11.6.3.1).
+    #[inline]
+    fn publish(&mut self) {
+        while let Some((port, id)) = self.core.publish() {
+            self.core.events.push(AsyncEvent::CqError(id));
+            let users: Vec<u32> = self
+                .qps
+                .iter()
+                .filter(|(_, qp)| qp.send_cq == port || qp.recv_cq == port)
+                .map(|(slot, _)| slot as u32)
+                .collect();
+            for slot in users {
+                self.qps[slot as usize].enter_error(&mut self.core);
+                self.settle(slot);
+            }
+        }
+    }
+}

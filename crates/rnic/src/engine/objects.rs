@@ -1,0 +1,366 @@
+//! A device's objects: how they are made, changed and destroyed.
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use doorbell_wire::{Psn, QKey, Qpn};
+use rand_core::Rng;
+
+use super::{
+    Cq, CqId, ENGINE_SHIFT, EngineId, MAX_CQS, MAX_INLINE_BYTES, MAX_QPS, MAX_QUEUE_DEPTH, MAX_SGES, MAX_SRQS,
+    MAX_WINDOW_BYTES, ObjectError, QpInfo, QpInit, Rnic, Srq, SrqId, range,
+};
+use crate::completion::{Completion, CompletionQueue, CompletionSink, MAX_CQ_DEPTH, Notifier, Overrun};
+use crate::congestion::{Destination, Window};
+use crate::core::frame_overhead;
+use crate::memory::{Access, PdId, Region};
+use crate::qp::{
+    ModifyError, Qp, QpAttributes, QpCounters, QpKind, QpState, ReceiveQueue, Requester, Responder, Settings,
+    check_transition,
+};
+use crate::transmit::Path;
+use crate::work::{AddressVector, ReceiveSource, SendQueue, SharedReceiveQueue};
+
+/// Objects.
+impl Rnic {
+    /// Creates a protection domain.
+    pub fn create_pd(&mut self) -> PdId {
+        PdId(self.pds.insert(()) as u32)
+    }
+
+    /// Destroys a protection domain that nothing uses.
+    pub fn destroy_pd(&mut self, pd: PdId) -> Result<(), ObjectError> {
+        self.check_pd(pd)?;
+        let users = if self.qps.iter().any(|(_, qp)| qp.pd == pd) {
+            Some("a queue pair")
+        } else if self.srqs.iter().any(|(_, srq)| srq.queue.pd() == pd) {
+            Some("a shared receive queue")
+        } else if self.regions.count_of(pd) > 0 {
+            Some("a memory region")
+        } else {
+            None
+        };
+        if let Some(users) = users {
+            return Err(ObjectError::Busy { what: "protection domain", users });
+        }
+        self.pds.remove(pd.0 as usize);
+        Ok(())
+    }
+
+    fn check_pd(&self, pd: PdId) -> Result<(), ObjectError> {
+        if self.pds.contains(pd.0 as usize) { Ok(()) } else { Err(ObjectError::Unknown("protection domain")) }
+    }
+
+    /// Registers memory.
+    ///
+    /// # Safety
+    ///
+    /// The memory must stay mapped, and writable if `access` allows writing, until
+    /// [`deregister`](Self::deregister) returns, or for as long as `owner` lives where it owns
+    /// the memory; and no Rust reference may exist to bytes of it that a work request or a peer
+    /// may write.
+    pub unsafe fn register(
+        &mut self,
+        pd: PdId,
+        base: *mut u8,
+        length: usize,
+        address: u64,
+        access: Access,
+        owner: Option<Arc<dyn std::any::Any + Send + Sync>>,
+    ) -> Result<Arc<Region>, ObjectError> {
+        self.check_pd(pd)?;
+        let rng = &mut self.key_rng;
+        // SAFETY: passed on to our caller.
+        unsafe { self.regions.insert(pd, base, length, address, access, owner, || rng.next_u32()) }
+            .ok_or(ObjectError::Region { address, length })
+    }
+
+    /// Deregisters memory. When this returns, the RNIC does not touch it any more.
+    pub fn deregister(&mut self, region: &Region) -> Result<(), ObjectError> {
+        let key = region.lkey().0;
+        self.regions.remove(key).ok_or(ObjectError::Unknown("memory region"))?;
+        self.core.memory.forget(key);
+        Ok(())
+    }
+
+    /// Creates a completion queue of exactly `depth` entries.
+    pub fn create_cq(
+        &mut self,
+        depth: usize,
+        notifier: Option<Notifier>,
+    ) -> Result<(CqId, Arc<CompletionQueue>), ObjectError> {
+        range("the completion queue's depth", depth, 1, MAX_CQ_DEPTH)?;
+        if self.cqs.len() >= MAX_CQS {
+            return Err(ObjectError::Exhausted("completion queues"));
+        }
+        let queue = Arc::new(CompletionQueue::new(depth, notifier));
+        let entry = self.cqs.vacant_entry();
+        let id = entry.key() as u32;
+        let port = self.core.add_cq(id, Arc::clone(&queue) as Arc<dyn CompletionSink>);
+        entry.insert(Cq { queue: Arc::clone(&queue), port, users: 0 });
+        Ok((CqId(id), queue))
+    }
+
+    /// The queue itself, to be reaped without the RNIC.
+    pub fn completion_queue(&self, cq: CqId) -> Option<&Arc<CompletionQueue>> {
+        self.cqs.get(cq.0 as usize).map(|cq| &cq.queue)
+    }
+
+    /// Destroys a completion queue that no queue pair uses.
+    pub fn destroy_cq(&mut self, cq: CqId) -> Result<(), ObjectError> {
+        let entry = self.cqs.get(cq.0 as usize).ok_or(ObjectError::Unknown("completion queue"))?;
+        if entry.users > 0 {
+            return Err(ObjectError::Busy { what: "completion queue", users: "a queue pair" });
+        }
+        let entry = self.cqs.remove(cq.0 as usize);
+        self.core.remove_cq(entry.port);
+        Ok(())
+    }
+
+    /// Reaps completions. The same as [`CompletionQueue::poll`].
+    pub fn poll_cq(&self, cq: CqId, out: &mut [Completion]) -> Result<usize, Overrun> {
+        self.cqs.get(cq.0 as usize).map_or(Ok(0), |cq| cq.queue.poll(out))
+    }
+
+    /// Creates a shared receive queue.
+    pub fn create_srq(
+        &mut self,
+        pd: PdId,
+        depth: usize,
+        max_sges: usize,
+    ) -> Result<(SrqId, Arc<SharedReceiveQueue>), ObjectError> {
+        self.check_pd(pd)?;
+        range("the shared receive queue's depth", depth, 1, MAX_QUEUE_DEPTH)?;
+        range("the scatter-gather elements of a receive", max_sges, 1, MAX_SGES)?;
+        if self.srqs.len() >= MAX_SRQS {
+            return Err(ObjectError::Exhausted("shared receive queues"));
+        }
+        let entry = self.srqs.vacant_entry();
+        let id = entry.key() as u32;
+        let queue = Arc::new(SharedReceiveQueue::new(id, pd, depth, max_sges, Arc::clone(&self.core.events)));
+        entry.insert(Srq { queue: Arc::clone(&queue), users: 0 });
+        Ok((SrqId(id), queue))
+    }
+
+    /// Destroys a shared receive queue that no queue pair uses.
+    pub fn destroy_srq(&mut self, srq: SrqId) -> Result<(), ObjectError> {
+        let entry = self.srqs.get(srq.0 as usize).ok_or(ObjectError::Unknown("shared receive queue"))?;
+        if entry.users > 0 {
+            return Err(ObjectError::Busy { what: "shared receive queue", users: "a queue pair" });
+        }
+        self.srqs.remove(srq.0 as usize);
+        Ok(())
+    }
+
+    /// Creates a queue pair, in the reset state.
+    pub fn create_qp(&mut self, init: QpInit) -> Result<Qpn, ObjectError> {
+        let c = init.capacities;
+        self.check_pd(init.pd)?;
+        range("max_send_wr", c.max_send_wr, 0, MAX_QUEUE_DEPTH)?;
+        range("max_recv_wr", c.max_recv_wr, 0, MAX_QUEUE_DEPTH)?;
+        range("max_send_sge", c.max_send_sge, 0, MAX_SGES)?;
+        range("max_recv_sge", c.max_recv_sge, 0, MAX_SGES)?;
+        range("max_inline", c.max_inline, 0, MAX_INLINE_BYTES)?;
+        if self.qps.len() >= MAX_QPS {
+            return Err(ObjectError::Exhausted("queue pairs"));
+        }
+        let unknown = ObjectError::Unknown("completion queue");
+        let send_port = self.cqs.get(init.send_cq.0 as usize).ok_or(unknown)?.port;
+        let recv_port = self.cqs.get(init.recv_cq.0 as usize).ok_or(unknown)?.port;
+        let rq = match init.srq {
+            Some(srq) => {
+                let srq = self.srqs.get_mut(srq.0 as usize).ok_or(ObjectError::Unknown("shared receive queue"))?;
+                if srq.queue.pd() != init.pd {
+                    return Err(ObjectError::ForeignPd("shared receive queue"));
+                }
+                srq.users += 1;
+                ReceiveQueue::Shared(Arc::clone(&srq.queue) as Arc<dyn ReceiveSource>)
+            }
+            None => ReceiveQueue::Own { wqes: VecDeque::new(), depth: c.max_recv_wr, max_sges: c.max_recv_sge },
+        };
+        self.cqs[init.send_cq.0 as usize].users += 1;
+        self.cqs[init.recv_cq.0 as usize].users += 1;
+        let qpn = loop {
+            let number = self.qpn_rng.next_u32() & ((1 << ENGINE_SHIFT) - 1);
+            if number > 1 && !self.by_number.contains_key(&number) {
+                break Qpn::new(number);
+            }
+        };
+        let unset = AddressVector::to(self.config.address);
+        let sq = SendQueue::new(c.max_send_wr, c.max_send_sge, c.max_inline, init.kind == QpKind::Ud);
+        let slot = self.qps.insert(Qp {
+            qpn,
+            kind: init.kind,
+            pd: init.pd,
+            state: QpState::Reset,
+            settings: Settings {
+                access: Access::empty(),
+                qkey: QKey::new(0),
+                peer: unset,
+                dest_qpn: Qpn::new(0),
+                path_mtu: self.config.active_mtu,
+                timeout: 0,
+                retry_count: 0,
+                rnr_retry: 0,
+                max_rd_atomic: 0,
+                max_dest_rd_atomic: 0,
+                min_rnr_timer: 0,
+                receive_psn: Psn::new(0),
+                send_psn: Psn::new(0),
+                sqd_notify: false,
+            },
+            signal_all: init.signal_all,
+            send_cq: send_port,
+            recv_cq: recv_port,
+            sq,
+            rq,
+            req: Requester::new(0),
+            resp: Responder::default(),
+            counters: QpCounters::default(),
+            destination: None,
+            path: Path {
+                engine: EngineId(0),
+                destination: unset.destination,
+                traffic_class: unset.traffic_class,
+                hop_limit: unset.hop_limit,
+            },
+            frame_overhead: frame_overhead(self.config.address),
+            queued: false,
+            answers_turn: false,
+            blocked: false,
+            ack_held: false,
+            timer_queued_ns: u64::MAX,
+            established: false,
+            init,
+        });
+        self.by_number.insert(qpn.get(), slot as u32);
+        Ok(qpn)
+    }
+
+    /// Destroys a queue pair. Completions that were not reaped are gone with it.
+    pub fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), ObjectError> {
+        let slot = self.by_number.remove(&qpn.get()).ok_or(ObjectError::Unknown("queue pair"))?;
+        let mut qp = self.qps.remove(slot as usize);
+        qp.release_in_flight(&mut self.core);
+        if qp.queued {
+            self.core.ready.retain(|&ready| ready != slot);
+        }
+        self.core.inbound.forget(slot);
+        if let Some(index) = qp.destination {
+            self.leave_destination(index, slot);
+        }
+        let next = self.core.inbound.next_waiting();
+        self.wake(next);
+        self.core.events.purge(qpn);
+        let init = qp.init;
+        for cq in [init.send_cq, init.recv_cq] {
+            let cq = &mut self.cqs[cq.0 as usize];
+            cq.users -= 1;
+            cq.queue.purge(qpn);
+        }
+        if let Some(srq) = init.srq {
+            self.srqs[srq.0 as usize].users -= 1;
+        }
+        Ok(())
+    }
+
+    /// A queue pair, which has nothing in flight any more, no longer sends to a destination.
+    fn leave_destination(&mut self, index: usize, slot: u32) {
+        let destination = &mut self.core.destinations[index];
+        destination.window.forget(slot);
+        destination.users -= 1;
+        if destination.users == 0 {
+            self.by_address.remove(&destination.address);
+            self.core.destinations.remove(index);
+            return;
+        }
+        let next = destination.window.next_waiting();
+        self.wake(next);
+    }
+
+    fn join_destination(&mut self, address: IpAddr) -> usize {
+        let (destinations, config) = (&mut self.core.destinations, &self.config);
+        let index = *self.by_address.entry(address).or_insert_with(|| {
+            let window = Window::new(config.receive_buffer_bytes, MAX_WINDOW_BYTES);
+            destinations.insert(Destination { address, users: 0, window })
+        });
+        self.core.destinations[index].users += 1;
+        index
+    }
+
+    /// Modifies a queue pair, as the table of transitions allows.
+    pub fn modify_qp(&mut self, qpn: Qpn, attributes: &QpAttributes) -> Result<(), ModifyError> {
+        let slot = *self.by_number.get(&qpn.get()).ok_or(ModifyError::UnknownQp(qpn))?;
+        let qp = &self.qps[slot as usize];
+        let to = check_transition(qp.kind, qp.state, attributes)?;
+        if let Some(mtu) = attributes.path_mtu
+            && mtu > self.config.active_mtu
+        {
+            let (given, active) = (mtu.bytes(), self.config.active_mtu.bytes());
+            return Err(ModifyError::PathMtu { given, active });
+        }
+        if let Some(address) = attributes.address
+            && address.destination.is_ipv4() != self.config.address.is_ipv4()
+        {
+            return Err(ModifyError::AddressFamily { peer: address.destination, own: self.config.address });
+        }
+        let joins = match attributes.address {
+            Some(address) if qp.kind == QpKind::Rc => Some(self.join_destination(address.destination)),
+            _ => None,
+        };
+        let qp = &mut self.qps[slot as usize];
+        if joins.is_some() || to == QpState::Reset {
+            // What is in flight is taken back from the window that it was charged to.
+            qp.rewind(&mut self.core);
+            qp.blocked = false;
+            self.core.inbound.forget(slot);
+            if let Some(left) = std::mem::replace(&mut qp.destination, joins) {
+                self.leave_destination(left, slot);
+            }
+        }
+        self.qps[slot as usize].apply(&mut self.core, to, attributes);
+        self.settle(slot);
+        self.publish();
+        Ok(())
+    }
+
+    /// What is known of a queue pair.
+    pub fn query_qp(&self, qpn: Qpn) -> Option<QpInfo> {
+        let qp = &self.qps[*self.by_number.get(&qpn.get())? as usize];
+        let s = &qp.settings;
+        Some(QpInfo {
+            kind: qp.kind,
+            state: qp.state,
+            attributes: QpAttributes {
+                state: Some(qp.state),
+                current_state: Some(qp.state),
+                sqd_notify: Some(s.sqd_notify),
+                access: Some(s.access),
+                pkey_index: Some(0),
+                port: Some(1),
+                qkey: Some(s.qkey),
+                address: Some(s.peer),
+                path_mtu: Some(s.path_mtu),
+                timeout: Some(s.timeout),
+                retry_count: Some(s.retry_count),
+                rnr_retry: Some(s.rnr_retry),
+                receive_psn: Some(qp.resp.expected_psn()),
+                send_psn: Some(qp.req.next_psn()),
+                max_rd_atomic: Some(s.max_rd_atomic),
+                max_dest_rd_atomic: Some(s.max_dest_rd_atomic),
+                min_rnr_timer: Some(s.min_rnr_timer),
+                dest_qpn: Some(s.dest_qpn),
+            },
+            capacities: qp.init.capacities,
+            signal_all: qp.init.signal_all,
+            counters: qp.counters,
+            outstanding_sends: qp.sq.len(),
+        })
+    }
+
+    /// A random first sequence number.
+    pub fn random_psn(&mut self) -> Psn {
+        Psn::new(self.psn_rng.next_u32())
+    }
+}

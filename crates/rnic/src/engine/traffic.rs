@@ -1,0 +1,309 @@
+//! Work requests and packets in, packets out, and what is due.
+
+use std::cmp::Reverse;
+
+use doorbell_wire::{BTH_LEN, BthRepr, Outer, PartitionKey, Qpn, Transport};
+
+use super::{ACK_HOLD_NS, Rnic, SrqId};
+use crate::core::frame_overhead;
+use crate::qp::{QpKind, Stop, check_receive};
+use crate::transmit::{Budget, Filter, MAX_RUN_PACKETS, TransmitBatch};
+use crate::work::{PostError, PostErrorKind, RecvRequest, RecvWqe, SendRequest};
+
+/// Work, packets and time.
+impl Rnic {
+    /// Posts a list of send work requests, up to the first that is not acceptable.
+    pub fn post_send(&mut self, now_ns: u64, qpn: Qpn, list: &[SendRequest<'_>]) -> Result<(), PostError> {
+        self.core.now_ns = now_ns;
+        let slot = self.slot(qpn).ok_or(PostError { index: 0, kind: PostErrorKind::UnknownQp(qpn) })?;
+        let qp = &mut self.qps[slot as usize];
+        let mut result = Ok(());
+        for (index, request) in list.iter().enumerate() {
+            if let Err(kind) = qp.post_send(&mut self.core, request) {
+                result = Err(PostError { index, kind });
+                break;
+            }
+        }
+        self.settle(slot);
+        self.publish();
+        result
+    }
+
+    /// Posts a list of receive work requests, up to the first that is not acceptable.
+    pub fn post_recv(&mut self, qpn: Qpn, list: &[RecvRequest<'_>]) -> Result<(), PostError> {
+        let slot = self.slot(qpn).ok_or(PostError { index: 0, kind: PostErrorKind::UnknownQp(qpn) })?;
+        let qp = &mut self.qps[slot as usize];
+        let mut result = Ok(());
+        for (index, request) in list.iter().enumerate() {
+            if let Err(kind) = qp.post_recv(&mut self.core, request) {
+                result = Err(PostError { index, kind });
+                break;
+            }
+        }
+        self.publish();
+        result
+    }
+
+    /// Posts a list of receives to a shared receive queue.
+    pub fn post_srq_recv(&mut self, srq: SrqId, list: &[RecvRequest<'_>]) -> Result<(), PostError> {
+        let Some(srq) = self.srqs.get(srq.0 as usize) else {
+            let kind = PostErrorKind::QueueFull { queue: "shared receive queue that does not exist", depth: 0 };
+            return Err(PostError { index: 0, kind });
+        };
+        let queue = &srq.queue;
+        for (index, request) in list.iter().enumerate() {
+            check_receive(&mut self.core, queue.pd(), queue.max_sges(), request)
+                .and_then(|()| queue.push(RecvWqe::new(queue.pd(), request)))
+                .map_err(|kind| PostError { index, kind })?;
+        }
+        Ok(())
+    }
+
+    /// Takes packets that arrived together from one sender: each from the BTH to the padding.
+    pub fn handle_packets<'a>(&mut self, now_ns: u64, outer: &Outer, packets: impl IntoIterator<Item = &'a [u8]>) {
+        self.core.now_ns = now_ns;
+        let overhead = frame_overhead(outer.src);
+        let mut last: Option<(Qpn, u32)> = None;
+        for packet in packets {
+            self.core.counters.rx_vport_rdma_unicast_packets += 1;
+            self.core.counters.rx_vport_rdma_unicast_bytes += packet.len() as u64 + overhead;
+            let Some((header, rest)) = packet.split_first_chunk::<BTH_LEN>() else {
+                self.core.counters.rx_malformed += 1;
+                continue;
+            };
+            let bth = BthRepr::read(header);
+            let slot = match last {
+                Some((qpn, slot)) if qpn == bth.dest_qpn => slot,
+                _ => {
+                    if let Some((_, slot)) = last.take() {
+                        self.settle(slot);
+                    }
+                    let Some(slot) = self.slot(bth.dest_qpn) else {
+                        self.count_unknown(&bth);
+                        continue;
+                    };
+                    last = Some((bth.dest_qpn, slot));
+                    slot
+                }
+            };
+            self.dispatch(slot, outer, bth, rest);
+        }
+        if let Some((_, slot)) = last {
+            self.settle(slot);
+        }
+        self.publish();
+    }
+
+    /// Takes one packet: see [`handle_packets`](Self::handle_packets).
+    pub fn handle_packet(&mut self, now_ns: u64, outer: &Outer, packet: &[u8]) {
+        self.handle_packets(now_ns, outer, [packet]);
+    }
+
+    fn count_unknown(&mut self, bth: &BthRepr) {
+        match bth.opcode.transport() {
+            Transport::Cnp => self.core.counters.rx_cnp += 1,
+            _ if bth.opcode.operation().is_none() || bth.version != 0 => self.core.counters.rx_malformed += 1,
+            _ => self.core.counters.rx_unknown_qp += 1,
+        }
+    }
+
+    #[inline]
+    fn dispatch(&mut self, slot: u32, outer: &Outer, bth: BthRepr, rest: &[u8]) {
+        let (core, qp) = (&mut self.core, &mut self.qps[slot as usize]);
+        qp.counters.rx_packets += 1;
+        // IBTA Vol 1, 9.6: the checks of the base transport header, in this order.
+        let Some(operation) = bth.opcode.operation().filter(|_| bth.version == 0) else {
+            core.counters.rx_malformed += 1;
+            return;
+        };
+        let of_kind = match bth.opcode.transport() {
+            Transport::Rc => qp.kind == QpKind::Rc,
+            Transport::Uc => qp.kind == QpKind::Uc,
+            Transport::Ud => qp.kind == QpKind::Ud,
+            Transport::Cnp => {
+                core.counters.rx_cnp += 1;
+                return;
+            }
+            _ => false,
+        };
+        if !of_kind {
+            core.counters.rx_unknown_qp += 1;
+            return;
+        }
+        // The lowest 15 bits name the partition (IBTA Vol 1, 10.9.3).
+        if (bth.partition_key.get() ^ PartitionKey::DEFAULT.get()) & 0x7fff != 0 {
+            core.counters.rx_key_violation += 1;
+            return;
+        }
+        if qp.kind != QpKind::Ud && outer.src != qp.settings.peer.destination {
+            core.counters.rx_foreign_source += 1;
+            return;
+        }
+        if !bth.opcode.is_response() {
+            if !qp.responds() {
+                core.counters.rx_wrong_state += 1;
+            } else if qp.kind == QpKind::Ud {
+                qp.handle_datagram(core, outer, bth, rest);
+            } else {
+                qp.handle_request(core, bth, operation, rest);
+            }
+            return;
+        }
+        if !qp.requests() {
+            core.counters.rx_wrong_state += 1;
+            return;
+        }
+        qp.handle_response(core, &bth, operation, rest);
+    }
+
+    /// Counts packets that the encapsulation dropped because their ICRC was wrong.
+    pub fn count_icrc_errors(&mut self, packets: u64) {
+        self.core.counters.rx_icrc_encapsulated += packets;
+    }
+
+    /// Counts packets that the encapsulation dropped because they were no packets.
+    pub fn count_malformed(&mut self, packets: u64) {
+        self.core.counters.rx_malformed += packets;
+    }
+
+    /// Does what is due.
+    pub fn handle_timeout(&mut self, now_ns: u64) {
+        self.core.now_ns = now_ns;
+        while let Some(&Reverse((at, slot, qpn))) = self.timers.peek()
+            && at <= now_ns
+        {
+            self.timers.pop();
+            let Some(qp) = self.qps.get_mut(slot as usize).filter(|qp| qp.qpn == qpn) else { continue };
+            if qp.timer_queued_ns != at {
+                continue; // an earlier entry took its place
+            }
+            qp.timer_queued_ns = u64::MAX;
+            if qp.requester_deadline_ns().is_some_and(|deadline| deadline <= now_ns) {
+                qp.handle_requester_timeout(&mut self.core);
+            }
+            self.settle(slot);
+        }
+        self.release_held_acks(now_ns.saturating_sub(ACK_HOLD_NS));
+        self.publish();
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) (and then
+    /// [`poll_transmit`](Self::poll_transmit)) is to be called at the latest.
+    pub fn poll_timeout(&self) -> Option<u64> {
+        let timer = self.timers.peek().map(|&Reverse((at, ..))| at);
+        let ack = self.held_acks.front().map(|&(since, ..)| since + ACK_HOLD_NS);
+        [timer, ack].into_iter().flatten().min()
+    }
+
+    /// Lets due acknowledgements leave with the next [`poll_transmit`](Self::poll_transmit).
+    pub fn release_acks(&mut self) {
+        self.release_held_acks(u64::MAX);
+    }
+
+    /// Are acknowledgements held back?
+    pub fn holds_acks(&self) -> bool {
+        !self.held_acks.is_empty()
+    }
+
+    fn release_held_acks(&mut self, due_before_ns: u64) {
+        while let Some(&(since, slot, qpn)) = self.held_acks.front()
+            && since <= due_before_ns
+        {
+            self.held_acks.pop_front();
+            let Some(qp) = self.qps.get_mut(slot as usize).filter(|qp| qp.qpn == qpn) else { continue };
+            qp.ack_held = false;
+            if qp.resp.held_ack_since_ns().is_some_and(|due| due <= due_before_ns) {
+                qp.resp.release_ack();
+            }
+            self.settle(slot);
+        }
+    }
+
+    /// Adds packets to `batch`, from the queue pairs that `filter` names, in turn, within
+    /// `budget`. Returns how many.
+    pub fn poll_transmit(&mut self, now_ns: u64, budget: Budget, filter: Filter, batch: &mut TransmitBatch) -> usize {
+        self.core.now_ns = now_ns;
+        self.release_held_acks(now_ns.saturating_sub(ACK_HOLD_NS));
+        batch.limit_growth(budget.bytes);
+        let before = batch.infos().len();
+        let mut left = budget.packets;
+        let mut passed_over = 0;
+        while left > 0 && passed_over < self.core.ready.len() {
+            let Some(slot) = self.core.ready.pop_front() else { break };
+            let (core, qp) = (&mut self.core, &mut self.qps[slot as usize]);
+            let wanted = match filter {
+                Filter::All => true,
+                Filter::QueuePair(qpn) => qp.qpn == qpn,
+                Filter::Engine(engine) => qp.path.engine == engine,
+            };
+            if !wanted {
+                core.ready.push_back(slot);
+                passed_over += 1;
+                continue;
+            }
+            qp.queued = false;
+            // Requests first, so that an acknowledgement leaves behind the reply and both in one
+            // run; but what is to be answered keeps its share.
+            let quantum = left.min(MAX_RUN_PACKETS);
+            let share = match qp.resp.has_answers() {
+                false => quantum,
+                // Packet by packet they take turns.
+                true if quantum == 1 => {
+                    qp.answers_turn = !qp.answers_turn;
+                    usize::from(!qp.answers_turn)
+                }
+                true => quantum.div_ceil(2),
+            };
+            let mut requests = share;
+            let stop = if qp.blocked { Stop::Idle } else { qp.transmit_requests(core, &mut requests, batch) };
+            let mut answers = quantum - (share - requests);
+            let more_answers = qp.transmit_answers(core, &mut answers, batch);
+            left -= quantum - answers;
+            match stop {
+                Stop::Window { cost } => {
+                    if let Some(destination) = qp.destination {
+                        qp.blocked = true;
+                        core.destinations[destination].window.waiting.push_back((slot, cost));
+                    }
+                }
+                Stop::Inbound { cost } => {
+                    qp.blocked = true;
+                    core.inbound.waiting.push_back((slot, cost));
+                }
+                Stop::Idle | Stop::Budget => {}
+            }
+            if stop == Stop::Budget || more_answers {
+                qp.queued = true;
+                core.ready.push_back(slot);
+            }
+            let batch_full = (stop == Stop::Budget && requests > 0) || (more_answers && answers > 0);
+            self.arm_timer(slot);
+            self.wake_waiters_of(slot);
+            if batch_full {
+                break;
+            }
+        }
+        self.publish();
+        batch.infos().len() - before
+    }
+
+    /// Is there anything to send?
+    pub fn wants_transmit(&self) -> bool {
+        !self.core.ready.is_empty()
+    }
+
+    /// Does an acknowledgement or a response have to come?
+    pub fn has_in_flight(&self) -> bool {
+        self.core.in_flight() > 0
+    }
+
+    /// Work requests of a queue pair that are posted and not yet sent.
+    pub fn pending_work(&self, qpn: Qpn) -> usize {
+        self.slot(qpn).map_or(0, |slot| self.qps[slot as usize].unsent_requests())
+    }
+
+    /// Queue pairs that exist.
+    pub fn qp_count(&self) -> usize {
+        self.qps.len()
+    }
+}

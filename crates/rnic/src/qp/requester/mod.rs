@@ -1,0 +1,306 @@
+//! The requester: sends requests, takes acknowledgements and responses, and sends again what was
+//! lost (IBTA Vol 1, 9.7.2, 9.7.3, 9.7.5).
+
+mod response;
+mod transmit;
+
+use std::collections::VecDeque;
+
+use doorbell_wire::{Psn, ack_timeout_ns};
+
+use super::{Qp, QpKind, QpState};
+use crate::completion::Status;
+use crate::congestion::in_flight_cost;
+use crate::core::Core;
+use crate::work::SendOperation;
+
+/// The earliest that anything is sent again without being asked for.
+const EARLY_TIMEOUT_NS: u64 = 500_000;
+
+/// How long early retransmissions back off to where the configured timeout is infinite.
+const LONGEST_EARLY_TIMEOUT_NS: u64 = 1_000_000_000;
+
+/// The early timeout in measured round trips.
+const EARLY_TIMEOUT_ROUND_TRIPS: u64 = 4;
+
+/// An acknowledgement is asked for at least every so many packets, so that the window moves
+/// within long messages.
+const ACK_REQUEST_PACKETS: u32 = 16;
+
+/// Sequence numbers outstanding at most: half the number space less some slack, so that old and
+/// new never look alike (IBTA Vol 1, 9.7.1).
+const MAX_OUTSTANDING_PSNS: u32 = 1 << 22;
+
+/// Why the requester stopped sending.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// Nothing to send, or it waits for an answer or a timer.
+    Idle,
+    /// The budget or the batch is exhausted.
+    Budget,
+    /// The window towards the destination has no room for the next packet.
+    Window { cost: u64 },
+    /// The window for READ responses has no room for what the next request brings.
+    Inbound { cost: u64 },
+}
+
+#[derive(Debug)]
+pub(crate) struct Requester {
+    /// Sequence number of the next request that gets one.
+    next_psn: Psn,
+    /// The oldest sequence number that is not acknowledged.
+    una: Psn,
+    /// Sequence number at the cursor.
+    cursor_psn: Psn,
+    /// One past the highest sequence number that was ever sent.
+    high_psn: Psn,
+    /// Requests below this index have their sequence numbers.
+    assigned: u64,
+    /// What is sent next: a request, and a packet within it.
+    cursor: u64,
+    cursor_packet: u32,
+    /// READs and atomics (of a long READ: pieces) that are sent and not wholly answered: one past
+    /// the last sequence number of each. Never more than `max_rd_atomic`.
+    reads: VecDeque<Psn>,
+    in_flight: u64,
+    inbound_in_flight: u64,
+    retry_left: u8,
+    rnr_left: u8,
+    rnr_until_ns: Option<u64>,
+    /// Start of the configured timeout.
+    progress_ns: u64,
+    /// Start of the early timeout.
+    sent_ns: u64,
+    early_timeout_ns: u64,
+    round_trip_ns: u64,
+    timed: Option<(Psn, u64)>,
+    since_ack_request: u32,
+    /// A lost response was asked for again from here.
+    implied_nak: Option<Psn>,
+    pub(super) drain_reported: bool,
+}
+
+impl Requester {
+    pub(crate) fn new(head: u64) -> Self {
+        let zero = Psn::new(0);
+        Self {
+            next_psn: zero,
+            una: zero,
+            cursor_psn: zero,
+            high_psn: zero,
+            assigned: head,
+            cursor: head,
+            cursor_packet: 0,
+            reads: VecDeque::new(),
+            in_flight: 0,
+            inbound_in_flight: 0,
+            retry_left: 0,
+            rnr_left: 0,
+            rnr_until_ns: None,
+            progress_ns: 0,
+            sent_ns: 0,
+            early_timeout_ns: EARLY_TIMEOUT_NS,
+            round_trip_ns: 0,
+            timed: None,
+            since_ack_request: 0,
+            implied_nak: None,
+            drain_reported: false,
+        }
+    }
+
+    pub(crate) fn start(&mut self, psn: Psn, retries: u8, rnr_retries: u8) {
+        self.next_psn = psn;
+        self.una = psn;
+        self.cursor_psn = psn;
+        self.high_psn = psn;
+        self.retry_left = retries;
+        self.rnr_left = rnr_retries;
+    }
+
+    /// Forgets everything that was posted: the queue was flushed.
+    pub(crate) fn reset_cursor(&mut self, head: u64) {
+        self.assigned = head;
+        self.cursor = head;
+        self.cursor_packet = 0;
+        self.una = self.next_psn;
+        self.cursor_psn = self.next_psn;
+        self.high_psn = self.next_psn;
+        self.reads.clear();
+        self.rnr_until_ns = None;
+        self.timed = None;
+    }
+
+    /// Is everything done that was begun?
+    pub(crate) fn is_idle(&self, head: u64) -> bool {
+        self.assigned == head
+    }
+
+    /// The number that the next request will get.
+    pub(crate) fn next_psn(&self) -> Psn {
+        self.next_psn
+    }
+
+    fn has_outstanding(&self) -> bool {
+        self.una != self.cursor_psn
+    }
+
+    fn base_early_timeout_ns(&self) -> u64 {
+        (EARLY_TIMEOUT_ROUND_TRIPS * self.round_trip_ns).max(EARLY_TIMEOUT_NS)
+    }
+}
+
+/// Bytes of payload in packet `index` of a message.
+#[inline]
+fn payload_of(length: u32, mtu: usize, index: u32) -> usize {
+    (length as usize - index as usize * mtu).min(mtu)
+}
+
+/// What packets `from..to` of a message count for.
+#[inline]
+fn cost_of(length: u32, mtu: usize, from: u32, to: u32) -> u64 {
+    let upto = |packet: u32| (packet as usize * mtu).min(length as usize) as u64;
+    in_flight_cost(u64::from(to - from), upto(to) - upto(from))
+}
+
+#[inline]
+fn is_answered(operation: SendOperation) -> bool {
+    matches!(operation, SendOperation::Read { .. } | SendOperation::CompareSwap { .. } | SendOperation::FetchAdd { .. })
+}
+
+impl Qp {
+    /// Is there a request that could be sent now, windows apart?
+    #[inline]
+    pub(crate) fn has_request_to_send(&self) -> bool {
+        let req = &self.req;
+        if req.cursor == self.sq.tail || !self.requests() || req.rnr_until_ns.is_some() {
+            return false;
+        }
+        // In SQD, messages that were begun are finished and nothing new is begun.
+        self.state == QpState::ReadyToSend || req.cursor < req.assigned
+    }
+
+    /// Work requests that are posted and not yet sent, or not wholly.
+    pub(crate) fn unsent_requests(&self) -> usize {
+        (self.sq.tail - self.req.cursor) as usize
+    }
+
+    /// The peer answered: retries start afresh, and the round trip is measured.
+    #[inline]
+    fn progress(&mut self, core: &mut Core) {
+        let (retries, rnr_retries) = (self.settings.retry_count, self.settings.rnr_retry);
+        let req = &mut self.req;
+        req.retry_left = retries;
+        req.rnr_left = rnr_retries;
+        req.rnr_until_ns = None;
+        req.implied_nak = None;
+        req.progress_ns = core.now_ns;
+        req.sent_ns = core.now_ns;
+        while req.reads.front().is_some_and(|&end| !req.una.is_before(end)) {
+            req.reads.pop_front();
+        }
+        if let Some((psn, sent_ns)) = req.timed
+            && psn.is_before(req.una)
+        {
+            let sample = core.now_ns.saturating_sub(sent_ns);
+            // RFC 6298 section 2, gain 1/8.
+            req.round_trip_ns = if req.round_trip_ns == 0 { sample } else { (7 * req.round_trip_ns + sample) / 8 };
+            req.timed = None;
+        }
+        req.early_timeout_ns = req.base_early_timeout_ns();
+    }
+
+    fn lost(&mut self, core: &mut Core) {
+        if let Some(destination) = self.destination {
+            let round_trip_ns = self.req.round_trip_ns;
+            core.destinations[destination].window.lost(core.now_ns, round_trip_ns);
+        }
+    }
+
+    /// Go-back-N: everything from the oldest unacknowledged packet on is sent again.
+    pub(crate) fn rewind(&mut self, core: &mut Core) {
+        self.release_in_flight(core);
+        let head = self.sq.head;
+        let req = &mut self.req;
+        req.cursor = head;
+        req.cursor_psn = req.una;
+        req.cursor_packet = if head < req.assigned { req.una.distance_from(self.sq.get(head).first_psn) } else { 0 };
+        req.reads.clear();
+        req.timed = None;
+        req.since_ack_request = 0;
+        req.sent_ns = core.now_ns;
+    }
+
+    /// Takes back what this queue pair has in flight.
+    pub(crate) fn release_in_flight(&mut self, core: &mut Core) {
+        if let Some(destination) = self.destination {
+            core.refund(destination, std::mem::take(&mut self.req.in_flight));
+        }
+        core.refund_inbound(std::mem::take(&mut self.req.inbound_in_flight));
+    }
+
+    /// A request failed: those before it succeeded, it fails, everything behind is flushed
+    /// (IBTA Vol 1, 10.3.1.7; UC and UD go to SQE instead).
+    fn fail_request(&mut self, core: &mut Core, index: u64, status: Status) {
+        while self.sq.head < index {
+            // Sent, but not known to have arrived: flushed.
+            let wqe = self.sq.pop();
+            self.complete_send(core, &wqe, Status::WorkRequestFlushed);
+        }
+        if self.sq.head == self.sq.tail {
+            return self.enter_error(core);
+        }
+        let wqe = self.sq.pop();
+        self.complete_send(core, &wqe, status);
+        if self.kind == QpKind::Rc {
+            self.enter_error(core);
+        } else {
+            self.state = QpState::SqError;
+            self.flush_sends(core);
+        }
+    }
+
+    /// When the requester wants to be called again.
+    #[inline]
+    pub(crate) fn requester_deadline_ns(&self) -> Option<u64> {
+        let req = &self.req;
+        if let Some(until) = req.rnr_until_ns {
+            return Some(until);
+        }
+        if self.kind != QpKind::Rc || !self.requests() || !req.has_outstanding() {
+            return None;
+        }
+        let early = req.sent_ns + req.early_timeout_ns;
+        let configured = ack_timeout_ns(self.settings.timeout).map_or(u64::MAX, |ns| req.progress_ns + ns);
+        Some(early.min(configured))
+    }
+
+    /// A deadline passed.
+    pub(crate) fn handle_requester_timeout(&mut self, core: &mut Core) {
+        if let Some(until) = self.req.rnr_until_ns {
+            if until <= core.now_ns {
+                self.req.rnr_until_ns = None;
+                self.req.progress_ns = core.now_ns;
+                self.req.sent_ns = core.now_ns;
+            }
+            return;
+        }
+        let configured_ns = ack_timeout_ns(self.settings.timeout);
+        if let Some(timeout_ns) = configured_ns
+            && core.now_ns >= self.req.progress_ns + timeout_ns
+        {
+            core.counters.local_ack_timeout_err += 1;
+            if self.req.retry_left == 0 {
+                return self.fail_request(core, self.sq.head, Status::RetryExceeded);
+            }
+            self.req.retry_left -= 1;
+            self.req.progress_ns = core.now_ns;
+        } else {
+            core.counters.early_retransmit += 1;
+        }
+        let longest = configured_ns.unwrap_or(LONGEST_EARLY_TIMEOUT_NS).max(EARLY_TIMEOUT_NS);
+        self.req.early_timeout_ns = (2 * self.req.early_timeout_ns).min(longest);
+        self.req.implied_nak = None;
+        self.lost(core);
+        self.rewind(core);
+    }
+}

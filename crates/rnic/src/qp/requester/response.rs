@@ -1,0 +1,260 @@
+//! What the requester makes of answers (IBTA Vol 1, 9.7.5).
+
+use doorbell_wire::{
+    AETH_LEN, ATOMIC_ACK_ETH_LEN, AethRepr, AtomicAckEthRepr, BthRepr, NakCode, Operation, Psn, SyndromeKind,
+    rnr_timer_ns,
+};
+
+use super::{cost_of, is_answered, payload_of};
+use crate::completion::Status;
+use crate::core::Core;
+use crate::qp::Qp;
+use crate::work::{SendOperation, SendWqe};
+
+impl Qp {
+    /// Takes a response.
+    #[inline]
+    pub(crate) fn handle_response(&mut self, core: &mut Core, bth: &BthRepr, operation: Operation, rest: &[u8]) {
+        let mut rest = rest;
+        let mut aeth = None;
+        if bth.opcode.has_aeth() {
+            let Some((header, behind)) = rest.split_first_chunk::<AETH_LEN>() else {
+                core.counters.rx_malformed += 1;
+                return;
+            };
+            aeth = Some(AethRepr::read(header));
+            rest = behind;
+        }
+        match (operation, aeth) {
+            (Operation::Acknowledge, Some(aeth)) => self.handle_acknowledge(core, bth, aeth),
+            (Operation::AtomicAcknowledge, Some(_)) => match rest.first_chunk::<ATOMIC_ACK_ETH_LEN>() {
+                Some(header) => self.handle_atomic_response(core, bth, AtomicAckEthRepr::read(header)),
+                None => core.counters.rx_malformed += 1,
+            },
+            (Operation::ReadResponse, _) => {
+                match rest.len().checked_sub(bth.pad_count.into()).and_then(|length| rest.get(..length)) {
+                    Some(payload) => self.handle_read_response(core, bth, payload),
+                    None => core.counters.rx_malformed += 1,
+                }
+            }
+            _ => core.counters.rx_malformed += 1,
+        }
+    }
+
+    /// Does an answer with this number answer something?
+    #[inline]
+    fn is_outstanding(&mut self, core: &mut Core, psn: Psn) -> bool {
+        let outstanding = self.req.high_psn.distance_from(self.req.una);
+        if psn.distance_from(self.req.una) < outstanding {
+            return true;
+        }
+        // Older than what is outstanding: a duplicate, of no use but harmless. Newer: wrong.
+        if !psn.is_before(self.req.una) {
+            core.counters.rx_unexpected_response += 1;
+        }
+        false
+    }
+
+    /// Takes an ACK or NAK.
+    fn handle_acknowledge(&mut self, core: &mut Core, bth: &BthRepr, aeth: AethRepr) {
+        if !self.is_outstanding(core, bth.psn) {
+            return;
+        }
+        match aeth.syndrome.kind() {
+            SyndromeKind::Ack { .. } => {
+                if self.advance(core, bth.psn.next()) {
+                    self.ask_again(core);
+                }
+            }
+            SyndromeKind::RnrNak { timer } => {
+                core.counters.rnr_nak_received += 1;
+                self.counters.rnr_nak_received += 1;
+                if self.advance(core, bth.psn) {
+                    return self.ask_again(core);
+                }
+                if self.req.rnr_until_ns.is_some() {
+                    return; // the same one again: nothing was sent since
+                }
+                if self.settings.rnr_retry < 7 {
+                    if self.req.rnr_left == 0 {
+                        core.counters.rnr_nak_retry_err += 1;
+                        return self.fail_request(core, self.sq.head, Status::RnrRetryExceeded);
+                    }
+                    self.req.rnr_left -= 1;
+                }
+                self.rewind(core);
+                self.req.rnr_until_ns = Some(core.now_ns + rnr_timer_ns(timer));
+                self.req.progress_ns = core.now_ns; // the peer lives
+            }
+            SyndromeKind::Nak(NakCode::PSN_SEQUENCE_ERROR) => {
+                core.counters.packet_seq_err += 1;
+                if self.advance(core, bth.psn) {
+                    return self.ask_again(core);
+                }
+                self.lost(core);
+                self.rewind(core);
+            }
+            SyndromeKind::Nak(code) => {
+                if self.advance(core, bth.psn) {
+                    return self.ask_again(core);
+                }
+                let (counter, status) = match code {
+                    NakCode::REMOTE_ACCESS_ERROR => (&mut core.counters.req_remote_access_errors, Status::RemoteAccess),
+                    NakCode::REMOTE_OPERATIONAL_ERROR => {
+                        (&mut core.counters.req_remote_operational_errors, Status::RemoteOperation)
+                    }
+                    _ => (&mut core.counters.req_remote_invalid_request, Status::RemoteInvalidRequest),
+                };
+                *counter += 1;
+                self.fail_request(core, self.sq.head, status);
+            }
+            SyndromeKind::Unknown(_) => core.counters.rx_malformed += 1,
+        }
+    }
+
+    /// Takes a READ response packet.
+    fn handle_read_response(&mut self, core: &mut Core, bth: &BthRepr, payload: &[u8]) {
+        if !self.is_outstanding(core, bth.psn) {
+            return;
+        }
+        // A response acknowledges everything before it (IBTA Vol 1, 9.7.5.1.2).
+        self.advance(core, bth.psn);
+        let head = self.sq.head;
+        if head >= self.req.assigned {
+            return;
+        }
+        let wqe = *self.sq.get(head);
+        let expected = wqe.first_psn.add(wqe.received);
+        if !matches!(wqe.operation, SendOperation::Read { .. }) || bth.psn != expected {
+            return self.ask_again(core);
+        }
+        let mtu = self.mtu();
+        let index = wqe.received;
+        if payload.len() != payload_of(wqe.length, mtu, index) {
+            return self.fail_request(core, head, Status::BadResponse);
+        }
+        let skip = u64::from(index) * mtu as u64;
+        if core.memory.scatter(self.pd, self.sq.sges_of(head), skip, payload).is_err() {
+            return self.fail_request(core, head, Status::LocalProtection);
+        }
+        let wqe = self.sq.get_mut(head);
+        wqe.received += 1;
+        let wqe = *wqe;
+        self.answered(core, &wqe, cost_of(wqe.length, mtu, index, index + 1));
+    }
+
+    /// Takes an atomic response.
+    fn handle_atomic_response(&mut self, core: &mut Core, bth: &BthRepr, response: AtomicAckEthRepr) {
+        if !self.is_outstanding(core, bth.psn) {
+            return;
+        }
+        self.advance(core, bth.psn);
+        let head = self.sq.head;
+        if head >= self.req.assigned {
+            return;
+        }
+        let wqe = *self.sq.get(head);
+        let is_atomic = matches!(wqe.operation, SendOperation::CompareSwap { .. } | SendOperation::FetchAdd { .. });
+        if !is_atomic || bth.psn != wqe.first_psn {
+            return self.ask_again(core);
+        }
+        // The old value arrives in host order, as programs expect it.
+        if core.memory.scatter(self.pd, self.sq.sges_of(head), 0, &response.original.to_ne_bytes()).is_err() {
+            return self.fail_request(core, head, Status::LocalProtection);
+        }
+        self.sq.get_mut(head).received = 1;
+        let cost = cost_of(wqe.length, self.mtu(), 0, 1);
+        self.answered(core, &SendWqe { received: 1, ..wqe }, cost);
+    }
+
+    /// Books one response packet of the request at the head of the queue.
+    fn answered(&mut self, core: &mut Core, wqe: &SendWqe, cost: u64) {
+        let cost = cost.min(self.req.inbound_in_flight);
+        core.delivered_inbound(cost);
+        self.req.inbound_in_flight -= cost;
+        self.req.una = wqe.first_psn.add(wqe.received);
+        self.progress(core);
+        if wqe.received == wqe.packets {
+            self.sq.pop();
+            self.complete_send(core, wqe, Status::Success);
+        }
+        self.pull_cursor();
+        if !self.req.has_outstanding() {
+            // Responses that crossed a repeated request leave a rest.
+            core.refund_inbound(std::mem::take(&mut self.req.inbound_in_flight));
+        }
+        self.report_drained(core);
+    }
+
+    /// Everything before `to` is acknowledged. True if a READ or atomic before it was answered,
+    /// but the answer has not arrived: it is lost (the implied NAK of IBTA Vol 1, 9.7.5.2.8).
+    #[inline]
+    fn advance(&mut self, core: &mut Core, to: Psn) -> bool {
+        let before = self.req.una;
+        let mtu = self.mtu();
+        let mut delivered = 0;
+        let mut lost = false;
+        while self.sq.head < self.req.assigned && self.req.una.is_before(to) {
+            let head = self.sq.head;
+            let wqe = self.sq.get(head);
+            if is_answered(wqe.operation) {
+                lost = true;
+                break;
+            }
+            let from = self.req.una.distance_from(wqe.first_psn);
+            let upto = to.distance_from(wqe.first_psn).min(wqe.packets);
+            // Packets that were rewound over were taken back already.
+            let charged = if head < self.req.cursor {
+                upto
+            } else if head == self.req.cursor {
+                upto.min(self.req.cursor_packet)
+            } else {
+                from
+            };
+            if charged > from {
+                delivered += cost_of(wqe.length, mtu, from, charged);
+            }
+            self.req.una = wqe.first_psn.add(upto);
+            if upto == wqe.packets {
+                let wqe = self.sq.pop();
+                self.complete_send(core, &wqe, Status::Success);
+            }
+        }
+        if delivered > 0
+            && let Some(destination) = self.destination
+        {
+            core.delivered(destination, delivered);
+            self.req.in_flight -= delivered;
+        }
+        if self.req.una != before {
+            self.progress(core);
+            self.pull_cursor();
+            self.report_drained(core);
+        }
+        lost
+    }
+
+    /// After a rewind, acknowledgements of what was sent before it spare sending again.
+    #[inline]
+    fn pull_cursor(&mut self) {
+        let req = &mut self.req;
+        if req.cursor_psn.is_before(req.una) {
+            req.cursor_psn = req.una;
+            req.cursor = self.sq.head;
+            req.cursor_packet =
+                if req.cursor < req.assigned { req.una.distance_from(self.sq.get(req.cursor).first_psn) } else { 0 };
+        }
+    }
+
+    /// A response is missing: asks for it again, once until something moves.
+    fn ask_again(&mut self, core: &mut Core) {
+        if self.req.implied_nak == Some(self.req.una) {
+            return;
+        }
+        self.req.implied_nak = Some(self.req.una);
+        core.counters.implied_nak_seq_err += 1;
+        let round_trip_ns = self.req.round_trip_ns;
+        core.inbound.lost(core.now_ns, round_trip_ns);
+        self.rewind(core);
+    }
+}

@@ -1,0 +1,347 @@
+//! What the requester sends (IBTA Vol 1, 9.7.2, 9.7.3).
+
+use doorbell_wire::{
+    ATOMIC_ETH_LEN, AtomicEthRepr, BTH_LEN, BthRepr, DETH_LEN, DethRepr, IETH_LEN, IMM_DT_LEN, IethRepr, ImmDtRepr,
+    Opcode, PartitionKey, Psn, RETH_LEN, RethRepr,
+};
+
+use super::{ACK_REQUEST_PACKETS, MAX_OUTSTANDING_PSNS, Stop, cost_of, is_answered, payload_of};
+use crate::completion::Status;
+use crate::congestion::in_flight_cost;
+use crate::core::{Core, Sent};
+use crate::qp::{Qp, QpKind};
+use crate::transmit::{TransmitBatch, TransmitInfo};
+use crate::work::{SendFlags, SendOperation, SendWqe};
+
+/// The opcode of one packet of a SEND or WRITE.
+#[inline]
+fn request_opcode(kind: QpKind, operation: SendOperation, first: bool, last: bool) -> Opcode {
+    use SendOperation as Op;
+    // First, middle, last, only: the columns of IBTA's opcode table, which are the same for RC
+    // and UC apart from the transport bits.
+    let row = match operation {
+        Op::Send => [0x00, 0x01, 0x02, 0x04],
+        Op::SendImmediate(_) => [0x00, 0x01, 0x03, 0x05],
+        Op::SendInvalidate(_) => [0x00, 0x01, 0x16, 0x17],
+        Op::Write { .. } => [0x06, 0x07, 0x08, 0x0a],
+        Op::WriteImmediate { .. } => [0x06, 0x07, 0x09, 0x0b],
+        Op::Read { .. } => [0x0c; 4],
+        Op::CompareSwap { .. } => [0x13; 4],
+        Op::FetchAdd { .. } => [0x14; 4],
+    };
+    let column = match (first, last) {
+        (true, false) => 0,
+        (false, false) => 1,
+        (false, true) => 2,
+        (true, true) => 3,
+    };
+    let transport = match kind {
+        QpKind::Rc => 0x00,
+        QpKind::Uc => 0x20,
+        QpKind::Ud => 0x60,
+    };
+    Opcode(transport | row[column])
+}
+
+/// Takes the next `N` bytes of a packet that is being written.
+#[inline]
+fn take<'a, const N: usize>(out: &mut &'a mut [u8]) -> &'a mut [u8; N] {
+    let (head, rest) = std::mem::take(out).split_first_chunk_mut().expect("the packet was sized for its headers");
+    *out = rest;
+    head
+}
+
+impl Qp {
+    /// Sends requests until the budget, the windows or the work is exhausted.
+    pub(crate) fn transmit_requests(&mut self, core: &mut Core, budget: &mut usize, batch: &mut TransmitBatch) -> Stop {
+        while self.has_request_to_send() {
+            if *budget == 0 {
+                return Stop::Budget;
+            }
+            let index = self.req.cursor;
+            if index == self.req.assigned {
+                let next_psn = self.req.next_psn;
+                let wqe = self.sq.get_mut(index);
+                wqe.first_psn = next_psn;
+                self.req.next_psn = next_psn.add(wqe.packets);
+                self.req.assigned += 1;
+            }
+            let wqe = *self.sq.get(index);
+            if wqe.flags.contains(SendFlags::FENCE) && self.req.cursor_packet == 0 && !self.req.reads.is_empty() {
+                return Stop::Idle;
+            }
+            if is_answered(wqe.operation) {
+                if self.req.reads.len() >= usize::from(self.settings.max_rd_atomic) {
+                    return Stop::Idle;
+                }
+                if self.req.cursor_psn.distance_from(self.req.una) >= MAX_OUTSTANDING_PSNS {
+                    return Stop::Idle;
+                }
+                match self.transmit_read_or_atomic(core, &wqe, batch) {
+                    Ok(()) => {}
+                    Err(stop) => return stop,
+                }
+            } else {
+                match self.transmit_packet(core, index, &wqe, batch) {
+                    Ok(()) => {}
+                    Err(stop) => return stop,
+                }
+            }
+            *budget -= 1;
+        }
+        Stop::Idle
+    }
+
+    /// Starts the clocks when something becomes outstanding.
+    #[inline]
+    fn sent(&mut self, core: &mut Core, was_outstanding: bool, psn: Psn, retransmission: bool) {
+        let req = &mut self.req;
+        if !was_outstanding {
+            // Time spent waiting for a window does not count against the peer.
+            let waited_ns = core.now_ns.saturating_sub(req.sent_ns);
+            req.progress_ns = if retransmission { req.progress_ns + waited_ns } else { core.now_ns };
+            req.sent_ns = core.now_ns;
+        }
+        if req.timed.is_none() && !retransmission {
+            req.timed = Some((psn, core.now_ns)); // never a packet sent twice (Karn, RFC 6298 section 3)
+        }
+        if req.high_psn.is_before(req.cursor_psn) {
+            req.high_psn = req.cursor_psn;
+        }
+    }
+
+    /// One packet of a SEND or WRITE.
+    #[inline]
+    fn transmit_packet(
+        &mut self,
+        core: &mut Core,
+        index: u64,
+        wqe: &SendWqe,
+        batch: &mut TransmitBatch,
+    ) -> Result<(), Stop> {
+        use SendOperation as Op;
+        let mtu = self.mtu();
+        let packet = self.req.cursor_packet;
+        let (first, last) = (packet == 0, packet + 1 == wqe.packets);
+        let payload = payload_of(wqe.length, mtu, packet);
+        let cost = in_flight_cost(1, payload as u64);
+        let rc = self.kind == QpKind::Rc;
+        if rc && let Some(destination) = self.destination {
+            let window = &core.destinations[destination].window;
+            if !window.has_room(cost) {
+                return Err(Stop::Window { cost });
+            }
+            if window.exceeds_share(self.req.in_flight, cost) {
+                return Err(Stop::Idle);
+            }
+        }
+        let opcode = request_opcode(self.kind, wqe.operation, first, last);
+        let pad = payload.wrapping_neg() & 3;
+        let len = BTH_LEN + opcode.extension_len() + payload + pad;
+        if !batch.has_room(len) {
+            return Err(Stop::Budget);
+        }
+        let psn = self.req.cursor_psn;
+        let retransmission = rc && psn.is_before(self.req.high_psn);
+        let info = TransmitInfo {
+            qpn: self.qpn,
+            opcode,
+            work_request: Some(wqe.wr_id),
+            first,
+            last,
+            inline: wqe.inline,
+            retransmission,
+            payload_bytes: payload as u32,
+        };
+        let mut path = self.path;
+        let mut dest_qpn = self.settings.dest_qpn;
+        let ud = self.sq.destination_of(index);
+        if let Some(ud) = ud {
+            path.destination = ud.address.destination;
+            path.traffic_class = ud.address.traffic_class;
+            path.hop_limit = ud.address.hop_limit;
+            dest_qpn = ud.qpn;
+        }
+        // Ask for an acknowledgement at the end of a message, now and then within one, and with
+        // the packet that fills the window: otherwise nothing would ever open it again.
+        self.req.since_ack_request += 1;
+        let ack_request = rc
+            && (last
+                || self.req.since_ack_request >= ACK_REQUEST_PACKETS
+                || self.destination.is_some_and(|destination| {
+                    let window = &core.destinations[destination].window;
+                    window.in_flight + 2 * cost > window.limit()
+                        || window.exceeds_share(self.req.in_flight + cost, cost)
+                }));
+        if ack_request {
+            self.req.since_ack_request = 0;
+        }
+        let mut out = batch.push(&path, len, info);
+        let bth = BthRepr {
+            opcode,
+            solicited: last && wqe.flags.contains(SendFlags::SOLICITED),
+            migrated: true,
+            pad_count: pad as u8,
+            version: 0,
+            partition_key: PartitionKey::DEFAULT,
+            fecn: false,
+            becn: false,
+            dest_qpn,
+            ack_request,
+            psn,
+        };
+        bth.write(take::<BTH_LEN>(&mut out));
+        if let Some(ud) = ud {
+            DethRepr { qkey: ud.qkey, source_qpn: self.qpn }.write(take::<DETH_LEN>(&mut out));
+        }
+        match wqe.operation {
+            Op::Write { remote_address, rkey } | Op::WriteImmediate { remote_address, rkey, .. } if first => {
+                RethRepr { virtual_address: remote_address, rkey, dma_length: wqe.length }
+                    .write(take::<RETH_LEN>(&mut out));
+            }
+            _ => {}
+        }
+        match wqe.operation {
+            Op::SendImmediate(value) | Op::WriteImmediate { immediate: value, .. } if last => {
+                ImmDtRepr { value }.write(take::<IMM_DT_LEN>(&mut out));
+            }
+            Op::SendInvalidate(rkey) if last => IethRepr { rkey }.write(take::<IETH_LEN>(&mut out)),
+            _ => {}
+        }
+        let (body, padding) = out.split_at_mut(payload);
+        padding.fill(0);
+        if wqe.inline {
+            let start = packet as usize * mtu;
+            body.copy_from_slice(&self.sq.inline_of(index)[start..start + payload]);
+        } else if payload > 0 {
+            let skip = u64::from(packet) * mtu as u64;
+            if core.memory.gather(self.pd, self.sq.sges_of(index), skip, body).is_err() {
+                // The region went away between posting and sending.
+                batch.retract(len);
+                self.fail_request(core, index, Status::LocalProtection);
+                return Err(Stop::Idle);
+            }
+        }
+        let sent = match wqe.operation {
+            _ if retransmission => Sent::Again,
+            Op::SendImmediate(_) if wqe.length == 0 => Sent::Credit,
+            _ => Sent::Request,
+        };
+        core.count_sent(&mut self.counters, sent, len as u64 + self.frame_overhead);
+
+        let was_outstanding = self.req.has_outstanding();
+        self.req.cursor_psn = psn.next();
+        if last {
+            self.req.cursor += 1;
+            self.req.cursor_packet = 0;
+        } else {
+            self.req.cursor_packet = packet + 1;
+        }
+        if rc {
+            if let Some(destination) = self.destination {
+                core.charge(destination, cost);
+                self.req.in_flight += cost;
+            }
+            self.sent(core, was_outstanding, psn, retransmission);
+        } else {
+            // Unreliable: sent is done.
+            self.req.una = self.req.cursor_psn;
+            self.req.high_psn = self.req.cursor_psn;
+            if last {
+                self.sq.pop();
+                self.complete_send(core, wqe, Status::Success);
+                self.report_drained(core);
+            }
+        }
+        Ok(())
+    }
+
+    /// A READ request (or a piece of one), or an atomic request.
+    fn transmit_read_or_atomic(
+        &mut self,
+        core: &mut Core,
+        wqe: &SendWqe,
+        batch: &mut TransmitBatch,
+    ) -> Result<(), Stop> {
+        use SendOperation as Op;
+        let mtu = self.mtu();
+        let packet = self.req.cursor_packet;
+        // The answer flows into our own receive buffer, so it is our window that bounds it.
+        // Pieces end where they ended the first time: what is asked for again must be part of one
+        // request that the responder knows (IBTA Vol 1, 9.7.4.4).
+        let piece_packets = (core.read_piece_cost / in_flight_cost(1, mtu as u64)).max(1);
+        let packets = u64::from(wqe.packets - packet).min(piece_packets - u64::from(packet) % piece_packets) as u32;
+        let cost = cost_of(wqe.length, mtu, packet, packet + packets);
+        if !core.inbound.has_room(cost) {
+            return Err(Stop::Inbound { cost });
+        }
+        if core.inbound.exceeds_share(self.req.inbound_in_flight, cost) {
+            return Err(Stop::Idle);
+        }
+        let opcode = request_opcode(self.kind, wqe.operation, true, true);
+        let len = BTH_LEN + opcode.extension_len();
+        if !batch.has_room(len) {
+            return Err(Stop::Budget);
+        }
+        let psn = self.req.cursor_psn;
+        let retransmission = psn.is_before(self.req.high_psn);
+        let info = TransmitInfo {
+            qpn: self.qpn,
+            opcode,
+            work_request: Some(wqe.wr_id),
+            first: packet == 0,
+            last: packet + packets == wqe.packets,
+            inline: false,
+            retransmission,
+            payload_bytes: 0,
+        };
+        let mut out = batch.push(&self.path, len, info);
+        let bth = BthRepr {
+            opcode,
+            solicited: false,
+            migrated: true,
+            pad_count: 0,
+            version: 0,
+            partition_key: PartitionKey::DEFAULT,
+            fecn: false,
+            becn: false,
+            dest_qpn: self.settings.dest_qpn,
+            ack_request: true,
+            psn,
+        };
+        bth.write(take::<BTH_LEN>(&mut out));
+        match wqe.operation {
+            Op::Read { remote_address, rkey } => {
+                let done = packet as usize * mtu;
+                let length = (wqe.length as usize - done).min(packets as usize * mtu);
+                let virtual_address = remote_address.wrapping_add(done as u64);
+                RethRepr { virtual_address, rkey, dma_length: length as u32 }.write(take::<RETH_LEN>(&mut out));
+            }
+            Op::CompareSwap { remote_address: virtual_address, rkey, compare, swap } => {
+                AtomicEthRepr { virtual_address, rkey, swap_or_add: swap, compare }
+                    .write(take::<ATOMIC_ETH_LEN>(&mut out));
+            }
+            Op::FetchAdd { remote_address: virtual_address, rkey, add } => {
+                AtomicEthRepr { virtual_address, rkey, swap_or_add: add, compare: 0 }
+                    .write(take::<ATOMIC_ETH_LEN>(&mut out));
+            }
+            _ => unreachable!("only READs and atomics are answered"),
+        }
+        let sent = if retransmission { Sent::Again } else { Sent::Request };
+        core.count_sent(&mut self.counters, sent, len as u64 + self.frame_overhead);
+
+        let was_outstanding = self.req.has_outstanding();
+        core.charge_inbound(cost);
+        self.req.inbound_in_flight += cost;
+        self.req.cursor_psn = psn.add(packets);
+        self.req.reads.push_back(psn.add(packets));
+        if packet + packets == wqe.packets {
+            self.req.cursor += 1;
+            self.req.cursor_packet = 0;
+        } else {
+            self.req.cursor_packet = packet + packets;
+        }
+        self.sent(core, was_outstanding, psn, retransmission);
+        Ok(())
+    }
+}

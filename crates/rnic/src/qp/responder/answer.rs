@@ -1,0 +1,151 @@
+//! Answers on their way out: READ and atomic responses, NAKs, and the acknowledgement that is due.
+
+use doorbell_wire::{
+    AETH_LEN, ATOMIC_ACK_ETH_LEN, AethRepr, AtomicAckEthRepr, BTH_LEN, BthRepr, NakCode, Opcode, PartitionKey, Psn,
+    Qpn, Syndrome,
+};
+
+use super::Answer;
+use crate::core::{Core, Sent};
+use crate::qp::Qp;
+use crate::transmit::{TransmitBatch, TransmitInfo};
+
+impl Qp {
+    /// Sends answers, then the acknowledgement that is due. True if more is left than the budget
+    /// allowed.
+    pub(crate) fn transmit_answers(&mut self, core: &mut Core, budget: &mut usize, batch: &mut TransmitBatch) -> bool {
+        while let Some(answer) = self.resp.answers.front_mut() {
+            if *budget == 0 {
+                return true;
+            }
+            let mtu = self.settings.path_mtu.bytes();
+            let (opcode, psn, msn, syndrome, payload) = match *answer {
+                Answer::Nak { psn, msn, syndrome } => (Opcode::RC_ACKNOWLEDGE, psn, msn, syndrome, 0),
+                Answer::Atomic { psn, msn, .. } => {
+                    (Opcode::RC_ATOMIC_ACKNOWLEDGE, psn, msn, Syndrome::ACK_UNLIMITED, 0)
+                }
+                Answer::Read { psn, msn, left, started, .. } => {
+                    let opcode = match (started, left as usize <= mtu) {
+                        (false, true) => Opcode::RC_READ_RESPONSE_ONLY,
+                        (false, false) => Opcode::RC_READ_RESPONSE_FIRST,
+                        (true, false) => Opcode::RC_READ_RESPONSE_MIDDLE,
+                        (true, true) => Opcode::RC_READ_RESPONSE_LAST,
+                    };
+                    (opcode, psn, msn, Syndrome::ACK_UNLIMITED, mtu.min(left as usize))
+                }
+            };
+            let pad = payload.wrapping_neg() & 3;
+            let len = BTH_LEN + opcode.extension_len() + payload + pad;
+            if !batch.has_room(len) {
+                return true;
+            }
+            *budget -= 1;
+            let info = TransmitInfo {
+                qpn: self.qpn,
+                opcode,
+                work_request: None,
+                first: opcode.is_first(),
+                last: opcode.is_last(),
+                inline: false,
+                retransmission: false,
+                payload_bytes: payload as u32,
+            };
+            let out = batch.push(&self.path, len, info);
+            let (bth, mut out) = out.split_first_chunk_mut::<BTH_LEN>().expect("sized for the BTH");
+            response_bth(opcode, self.settings.dest_qpn, psn, pad).write(bth);
+            if opcode.has_aeth() {
+                let (aeth, rest) = out.split_first_chunk_mut::<AETH_LEN>().expect("sized for the AETH");
+                AethRepr { syndrome, msn }.write(aeth);
+                out = rest;
+            }
+            let frame = len as u64 + self.frame_overhead;
+            let mut refused = false;
+            match answer {
+                Answer::Nak { .. } => {
+                    core.count_sent(&mut self.counters, Sent::Ack, frame);
+                    self.resp.answers.pop_front();
+                }
+                Answer::Atomic { original, .. } => {
+                    let header = out.first_chunk_mut::<ATOMIC_ACK_ETH_LEN>().expect("sized for the AtomicAckETH");
+                    AtomicAckEthRepr { original: *original }.write(header);
+                    core.count_sent(&mut self.counters, Sent::Response, frame);
+                    self.resp.answers.pop_front();
+                }
+                Answer::Read { psn, address, rkey, left, started, .. } => {
+                    let (body, padding) = out.split_at_mut(payload);
+                    padding.fill(0);
+                    if core.memory.read_remote(self.pd, *rkey, *address, body).is_err() {
+                        refused = true;
+                    } else {
+                        core.count_sent(&mut self.counters, Sent::Response, frame);
+                        *psn = psn.next();
+                        *address = address.wrapping_add(payload as u64);
+                        *left -= payload as u64;
+                        *started = true;
+                        if *left == 0 {
+                            self.resp.answers.pop_front();
+                        }
+                    }
+                }
+            }
+            if refused {
+                // The region went away while it was being read.
+                batch.retract(len);
+                self.resp.answers.clear();
+                self.refuse(core, psn, NakCode::REMOTE_OPERATIONAL_ERROR);
+            }
+        }
+        self.transmit_ack(core, budget, batch)
+    }
+
+    /// The acknowledgement that is due, which covers everything received so far.
+    #[inline]
+    pub(crate) fn transmit_ack(&mut self, core: &mut Core, budget: &mut usize, batch: &mut TransmitBatch) -> bool {
+        if self.resp.ack_due_ns.is_none() {
+            self.resp.ack_urgent = false;
+            return false;
+        }
+        let len = BTH_LEN + AETH_LEN;
+        if *budget == 0 || !batch.has_room(len) {
+            return true;
+        }
+        *budget -= 1;
+        self.resp.ack_due_ns = None;
+        self.resp.ack_urgent = false;
+        let opcode = Opcode::RC_ACKNOWLEDGE;
+        let info = TransmitInfo {
+            qpn: self.qpn,
+            opcode,
+            work_request: None,
+            first: true,
+            last: true,
+            inline: false,
+            retransmission: false,
+            payload_bytes: 0,
+        };
+        let out = batch.push(&self.path, len, info);
+        let (bth, out) = out.split_first_chunk_mut::<BTH_LEN>().expect("sized for the BTH");
+        response_bth(opcode, self.settings.dest_qpn, self.resp.expected.sub(1), 0).write(bth);
+        let aeth = out.first_chunk_mut::<AETH_LEN>().expect("sized for the AETH");
+        AethRepr { syndrome: Syndrome::ACK_UNLIMITED, msn: self.resp.msn }.write(aeth);
+        core.count_sent(&mut self.counters, Sent::Ack, len as u64 + self.frame_overhead);
+        false
+    }
+}
+
+#[inline]
+fn response_bth(opcode: Opcode, dest_qpn: Qpn, psn: Psn, pad: usize) -> BthRepr {
+    BthRepr {
+        opcode,
+        solicited: false,
+        migrated: true,
+        pad_count: pad as u8,
+        version: 0,
+        partition_key: PartitionKey::DEFAULT,
+        fecn: false,
+        becn: false,
+        dest_qpn,
+        ack_request: false,
+        psn,
+    }
+}

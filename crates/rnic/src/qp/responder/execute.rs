@@ -1,0 +1,209 @@
+//! Requests on a reliable connection that are carried out, in order (IBTA Vol 1, 9.7.4).
+
+use std::sync::atomic::Ordering;
+
+use doorbell_wire::{NakCode, Operation};
+
+use super::{Answer, Current, Refusal, Request};
+use crate::completion::{Attachment, Completion, CompletionOpcode, Status};
+use crate::core::Core;
+use crate::memory::Access;
+use crate::qp::{MAX_MESSAGE_BYTES, Qp};
+use crate::work::RecvWqe;
+
+impl Qp {
+    /// Carries out the expected request.
+    #[inline]
+    pub(super) fn execute(&mut self, core: &mut Core, request: &Request<'_>) -> Result<(), Refusal> {
+        let opcode = request.bth.opcode;
+        let invalid = Refusal(NakCode::INVALID_REQUEST);
+        // IBTA Vol 1, 9.7.4.1.3: what may follow what.
+        let in_sequence = match (&self.resp.current, request.operation) {
+            (Current::None, _) => opcode.is_first(),
+            (Current::Send { .. }, Operation::Send) | (Current::Write { .. }, Operation::Write) => !opcode.is_first(),
+            _ => false,
+        };
+        if !in_sequence {
+            return Err(invalid);
+        }
+        match request.operation {
+            Operation::Send | Operation::Write if !request.has_valid_length(self.mtu()) => return Err(invalid),
+            Operation::Send => self.execute_send(core, request)?,
+            Operation::Write => self.execute_write(core, request)?,
+            Operation::ReadRequest => return self.execute_read(core, request),
+            Operation::CompareSwap | Operation::FetchAdd => return self.execute_atomic(core, request),
+            _ => return Err(invalid),
+        }
+        Ok(())
+    }
+
+    /// A receive failed on our side: it completes with an error, and so does the peer's request.
+    fn fail_receive(&mut self, core: &mut Core, wqe: &RecvWqe, status: Status, code: NakCode) -> Refusal {
+        let opcode = CompletionOpcode::Receive;
+        self.complete_receive(core, Completion { wr_id: wqe.wr_id, status, opcode, ..Completion::default() });
+        Refusal(code)
+    }
+
+    #[inline]
+    fn execute_send(&mut self, core: &mut Core, request: &Request<'_>) -> Result<(), Refusal> {
+        let (wqe, done) = match std::mem::take(&mut self.resp.current) {
+            Current::Send { wqe, done } => (wqe, done),
+            _ => match self.need_receive(core, request.bth.psn) {
+                Some(wqe) => (wqe, 0),
+                None => return Ok(()),
+            },
+        };
+        let total = done + request.payload.len() as u64;
+        if total > wqe.length {
+            return Err(self.fail_receive(core, &wqe, Status::LocalLength, NakCode::INVALID_REQUEST));
+        }
+        if core.memory.scatter(wqe.pd, &wqe.sges, done, request.payload).is_err() {
+            let code = NakCode::REMOTE_OPERATIONAL_ERROR;
+            return Err(self.fail_receive(core, &wqe, Status::LocalProtection, code));
+        }
+        if request.bth.opcode.is_last() {
+            if let Attachment::Invalidated(rkey) = request.attachment
+                && core.memory.invalidate(self.pd, rkey).is_err()
+            {
+                let code = NakCode::REMOTE_ACCESS_ERROR;
+                return Err(self.fail_receive(core, &wqe, Status::LocalAccess, code));
+            }
+            core.counters.rx_send_requests += 1;
+            self.complete_receive(
+                core,
+                Completion {
+                    wr_id: wqe.wr_id,
+                    opcode: CompletionOpcode::Receive,
+                    byte_len: total as u32,
+                    solicited: request.bth.solicited,
+                    attachment: request.attachment,
+                    ..Completion::default()
+                },
+            );
+        } else {
+            self.resp.current = Current::Send { wqe, done: total };
+        }
+        self.accepted(core, request);
+        Ok(())
+    }
+
+    #[inline]
+    fn execute_write(&mut self, core: &mut Core, request: &Request<'_>) -> Result<(), Refusal> {
+        let opcode = request.bth.opcode;
+        let (address, rkey, length, done) = match (&self.resp.current, request.reth) {
+            (&Current::Write { address, rkey, length, done }, _) => (address, rkey, length, done),
+            (_, Some(reth)) => {
+                if !self.may_write(core, &reth) {
+                    return Err(Refusal(NakCode::REMOTE_ACCESS_ERROR));
+                }
+                (reth.virtual_address, reth.rkey, u64::from(reth.dma_length), 0)
+            }
+            _ => return Err(Refusal(NakCode::INVALID_REQUEST)),
+        };
+        let total = done + request.payload.len() as u64;
+        // The last packet, and only it, ends what the RETH announced.
+        if total > length || opcode.is_last() != (total == length) {
+            return Err(Refusal(NakCode::INVALID_REQUEST));
+        }
+        let receive = match request.attachment {
+            Attachment::Immediate(_) => match self.need_receive(core, request.bth.psn) {
+                Some(wqe) => Some(wqe),
+                None => return Ok(()),
+            },
+            _ => None,
+        };
+        let place = address.wrapping_add(done);
+        if core.memory.write_remote(self.pd, rkey, place, request.payload).is_err() {
+            if let Some(wqe) = receive {
+                self.resp.kept = Some(wqe);
+            }
+            return Err(Refusal(NakCode::REMOTE_ACCESS_ERROR));
+        }
+        self.resp.current = if opcode.is_last() {
+            core.counters.rx_write_requests += 1;
+            Current::None
+        } else {
+            Current::Write { address, rkey, length, done: total }
+        };
+        if let Some(wqe) = receive {
+            self.complete_receive(
+                core,
+                Completion {
+                    wr_id: wqe.wr_id,
+                    opcode: CompletionOpcode::ReceiveWriteImmediate,
+                    byte_len: length as u32,
+                    solicited: request.bth.solicited,
+                    attachment: request.attachment,
+                    ..Completion::default()
+                },
+            );
+        }
+        self.accepted(core, request);
+        Ok(())
+    }
+
+    fn execute_read(&mut self, core: &mut Core, request: &Request<'_>) -> Result<(), Refusal> {
+        let (Some(reth), true) = (request.reth, request.payload.is_empty()) else {
+            return Err(Refusal(NakCode::INVALID_REQUEST));
+        };
+        let length = u64::from(reth.dma_length);
+        if length > MAX_MESSAGE_BYTES || !self.make_answer_slot() {
+            return Err(Refusal(NakCode::INVALID_REQUEST));
+        }
+        let allowed = self.settings.access.contains(Access::REMOTE_READ)
+            && core.memory.check_remote(self.pd, reth.rkey, reth.virtual_address, length, Access::REMOTE_READ).is_ok();
+        if !allowed {
+            return Err(Refusal(NakCode::REMOTE_ACCESS_ERROR));
+        }
+        core.counters.rx_read_requests += 1;
+        self.resp.msn = self.resp.msn.next();
+        self.resp.answers.push_back(Answer::Read {
+            psn: request.bth.psn,
+            msn: self.resp.msn,
+            address: reth.virtual_address,
+            rkey: reth.rkey,
+            left: length,
+            started: false,
+            again: false,
+        });
+        let packets = length.div_ceil(self.mtu() as u64).max(1);
+        self.resp.expected = self.resp.expected.add(packets as u32);
+        self.resp.ack_due_ns = None; // the response acknowledges what came before
+        Ok(())
+    }
+
+    fn execute_atomic(&mut self, core: &mut Core, request: &Request<'_>) -> Result<(), Refusal> {
+        let (Some(atomic), true) = (request.atomic, request.payload.is_empty()) else {
+            return Err(Refusal(NakCode::INVALID_REQUEST));
+        };
+        if !atomic.virtual_address.is_multiple_of(8) || !self.make_answer_slot() {
+            return Err(Refusal(NakCode::INVALID_REQUEST));
+        }
+        if !self.settings.access.contains(Access::REMOTE_ATOMIC) {
+            return Err(Refusal(NakCode::REMOTE_ACCESS_ERROR));
+        }
+        let swap = request.operation == Operation::CompareSwap;
+        let original = core
+            .memory
+            .atomic_remote(self.pd, atomic.rkey, atomic.virtual_address, |word| {
+                if swap {
+                    word.compare_exchange(atomic.compare, atomic.swap_or_add, Ordering::AcqRel, Ordering::Acquire)
+                        .unwrap_or_else(|actual| actual)
+                } else {
+                    word.fetch_add(atomic.swap_or_add, Ordering::AcqRel)
+                }
+            })
+            .map_err(|_| Refusal(NakCode::REMOTE_ACCESS_ERROR))?;
+        core.counters.rx_atomic_requests += 1;
+        let psn = request.bth.psn;
+        if self.resp.atomics.len() >= usize::from(self.settings.max_dest_rd_atomic) {
+            self.resp.atomics.pop_front();
+        }
+        self.resp.atomics.push_back((psn, original));
+        self.resp.msn = self.resp.msn.next();
+        self.resp.answers.push_back(Answer::Atomic { psn, msn: self.resp.msn, original, again: false });
+        self.resp.expected = self.resp.expected.next();
+        self.resp.ack_due_ns = None;
+        Ok(())
+    }
+}

@@ -1,0 +1,358 @@
+//! The responder: carries out requests in order and answers them (IBTA Vol 1, 9.7.4, 9.7.7; for
+//! UC 9.8.2, for UD 9.8.3).
+
+mod answer;
+mod execute;
+mod unreliable;
+
+use std::collections::VecDeque;
+
+use doorbell_wire::{
+    ATOMIC_ETH_LEN, AtomicEthRepr, BthRepr, IETH_LEN, IMM_DT_LEN, IethRepr, ImmDtRepr, Msn, NakCode, Operation, Psn,
+    RETH_LEN, RKey, RethRepr, Syndrome,
+};
+
+use super::{Qp, QpKind};
+use crate::completion::Attachment;
+use crate::core::Core;
+use crate::event::AsyncEvent;
+use crate::memory::Access;
+use crate::work::RecvWqe;
+
+/// Bytes that a UD receive has in front of the payload (IBTA Vol 1, 11.4.1.2).
+pub(crate) const GRH_BYTES: usize = 40;
+
+/// The message that is being received.
+#[derive(Debug, Default)]
+enum Current {
+    #[default]
+    None,
+    /// A SEND into a receive.
+    Send { wqe: RecvWqe, done: u64 },
+    /// A WRITE.
+    Write { address: u64, rkey: RKey, length: u64, done: u64 },
+}
+
+/// An answer that waits for its turn. Answers leave in the order of the requests.
+#[derive(Debug)]
+enum Answer {
+    Read { psn: Psn, msn: Msn, address: u64, rkey: RKey, left: u64, started: bool, again: bool },
+    Atomic { psn: Psn, msn: Msn, original: u64, again: bool },
+    Nak { psn: Psn, msn: Msn, syndrome: Syndrome },
+}
+
+impl Answer {
+    fn psn(&self) -> Psn {
+        match *self {
+            Self::Read { psn, .. } | Self::Atomic { psn, .. } | Self::Nak { psn, .. } => psn,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Responder {
+    expected: Psn,
+    msn: Msn,
+    /// A NAK was sent, and what arrives ahead is dropped until the expected packet comes
+    /// (IBTA Vol 1, 9.7.5.2.1).
+    nak_sent: bool,
+    current: Current,
+    /// A receive that an abandoned UC message had taken: the next message takes it.
+    kept: Option<RecvWqe>,
+    /// The UC message that is arriving was counted as dropped.
+    dropping: bool,
+    /// Results of the last atomics, for duplicates (IBTA Vol 1, 9.7.4.4).
+    atomics: VecDeque<(Psn, u64)>,
+    answers: VecDeque<Answer>,
+    /// When an acknowledgement became due.
+    ack_due_ns: Option<u64>,
+    /// It may not be held back.
+    ack_urgent: bool,
+}
+
+impl Responder {
+    pub(crate) fn start(&mut self, expected: Psn) {
+        *self = Self { expected, ..Self::default() };
+    }
+
+    pub(crate) fn expected_psn(&self) -> Psn {
+        self.expected
+    }
+
+    /// Gives up the message that is being received, and hands out the receive it had taken.
+    pub(crate) fn abandon_receive(&mut self) -> Option<RecvWqe> {
+        match std::mem::take(&mut self.current) {
+            Current::Send { wqe, .. } => Some(wqe),
+            Current::None | Current::Write { .. } => self.kept.take(),
+        }
+    }
+
+    /// In the error state nothing is answered any more but the NAK that tells the peer, behind
+    /// what was carried out before it.
+    pub(crate) fn keep_up_to_nak(&mut self) {
+        let nak = self.answers.iter().rposition(|answer| matches!(answer, Answer::Nak { .. }));
+        self.answers.truncate(nak.map_or(0, |at| at + 1));
+        self.ack_due_ns = None;
+    }
+
+    #[inline]
+    pub(crate) fn has_answers(&self) -> bool {
+        !self.answers.is_empty() || self.ack_urgent
+    }
+
+    #[inline]
+    pub(crate) fn held_ack_since_ns(&self) -> Option<u64> {
+        self.ack_due_ns.filter(|_| !self.ack_urgent)
+    }
+
+    /// Answers that wait, and results that are kept.
+    pub(crate) fn backlog(&self) -> usize {
+        self.answers.len() + self.atomics.len()
+    }
+
+    /// The acknowledgement that is due may not be held back any longer.
+    pub(crate) fn release_ack(&mut self) {
+        self.ack_urgent = self.ack_due_ns.is_some();
+    }
+
+    #[inline]
+    fn want_ack(&mut self, now_ns: u64) {
+        self.ack_due_ns.get_or_insert(now_ns);
+    }
+
+    /// Answers from `psn` on are asked for again: those that wait would be sent twice.
+    fn drop_answers_from(&mut self, psn: Psn) {
+        self.answers.retain(|answer| answer.psn().is_before(psn));
+        self.nak_sent &= self.answers.iter().any(|answer| matches!(answer, Answer::Nak { .. }));
+    }
+
+    /// Queues a NAK, in place of one that waits still.
+    fn push_nak(&mut self, psn: Psn, syndrome: Syndrome) {
+        self.drop_naks();
+        self.answers.push_back(Answer::Nak { psn, msn: self.msn, syndrome });
+    }
+
+    fn drop_naks(&mut self) {
+        self.answers.retain(|answer| !matches!(answer, Answer::Nak { .. }));
+    }
+}
+
+/// What the headers of a request say beside the BTH.
+struct Request<'a> {
+    bth: BthRepr,
+    operation: Operation,
+    reth: Option<RethRepr>,
+    atomic: Option<AtomicEthRepr>,
+    attachment: Attachment,
+    payload: &'a [u8],
+}
+
+/// Splits a header off.
+#[inline]
+fn split<'a, const N: usize>(bytes: &mut &'a [u8]) -> Option<&'a [u8; N]> {
+    let (head, rest) = bytes.split_first_chunk::<N>()?;
+    *bytes = rest;
+    Some(head)
+}
+
+impl<'a> Request<'a> {
+    /// `None` if the packet is too short for its headers or its padding.
+    #[inline]
+    fn parse(bth: BthRepr, operation: Operation, mut rest: &'a [u8]) -> Option<Self> {
+        let opcode = bth.opcode;
+        let reth = if opcode.has_reth() { Some(RethRepr::read(split::<RETH_LEN>(&mut rest)?)) } else { None };
+        let atomic =
+            if opcode.has_atomic_eth() { Some(AtomicEthRepr::read(split::<ATOMIC_ETH_LEN>(&mut rest)?)) } else { None };
+        let attachment = if opcode.has_imm() {
+            Attachment::Immediate(ImmDtRepr::read(split::<IMM_DT_LEN>(&mut rest)?).value)
+        } else if opcode.has_ieth() {
+            Attachment::Invalidated(IethRepr::read(split::<IETH_LEN>(&mut rest)?).rkey)
+        } else {
+            Attachment::None
+        };
+        let payload = rest.get(..rest.len().checked_sub(bth.pad_count.into())?)?;
+        Some(Self { bth, operation, reth, atomic, attachment, payload })
+    }
+
+    /// IBTA Vol 1, 9.7.4.1.6: first and middle packets are full, last ones are not empty.
+    #[inline]
+    fn has_valid_length(&self, mtu: usize) -> bool {
+        let (length, opcode) = (self.payload.len(), self.bth.opcode);
+        match (opcode.is_first(), opcode.is_last()) {
+            (true, true) => length <= mtu,
+            (_, false) => length == mtu,
+            (false, true) => 0 < length && length <= mtu,
+        }
+    }
+}
+
+/// Why a request is answered with a NAK; it ends the queue pair.
+struct Refusal(NakCode);
+
+impl Qp {
+    /// Takes a request on a connected queue pair.
+    #[inline]
+    pub(crate) fn handle_request(&mut self, core: &mut Core, bth: BthRepr, operation: Operation, rest: &[u8]) {
+        let Some(request) = Request::parse(bth, operation, rest) else {
+            core.counters.rx_malformed += 1;
+            return;
+        };
+        if !self.established {
+            self.established = true;
+            if self.state == super::QpState::ReadyToReceive {
+                core.events.push(AsyncEvent::CommunicationEstablished(self.qpn));
+            }
+        }
+        if self.kind == QpKind::Uc {
+            return self.handle_unreliable(core, &request);
+        }
+        if bth.psn != self.resp.expected {
+            return self.handle_out_of_order(core, &request);
+        }
+        if std::mem::take(&mut self.resp.nak_sent) {
+            self.resp.drop_naks(); // what has not left yet asks for what is here now
+        }
+        match self.execute(core, &request) {
+            Ok(()) => {}
+            Err(Refusal(code)) => self.refuse(core, bth.psn, code),
+        }
+    }
+
+    /// Tells the peer, and goes to the error state.
+    fn refuse(&mut self, core: &mut Core, psn: Psn, code: NakCode) {
+        let event = match code {
+            NakCode::INVALID_REQUEST => {
+                core.counters.resp_invalid_request += 1;
+                AsyncEvent::QpRequestError(self.qpn)
+            }
+            NakCode::REMOTE_ACCESS_ERROR => {
+                core.counters.resp_remote_access_errors += 1;
+                AsyncEvent::QpAccessError(self.qpn)
+            }
+            _ => {
+                core.counters.resp_remote_operational_errors += 1;
+                AsyncEvent::QpFatal(self.qpn)
+            }
+        };
+        self.resp.push_nak(psn, Syndrome::nak(code));
+        core.events.push(event);
+        self.enter_error(core);
+    }
+
+    /// A request that is not the expected one: lost before it, or a duplicate.
+    fn handle_out_of_order(&mut self, core: &mut Core, request: &Request<'_>) {
+        let psn = request.bth.psn;
+        if !psn.is_before(self.resp.expected) {
+            core.counters.out_of_sequence += 1;
+            self.counters.out_of_sequence += 1;
+            if !self.resp.nak_sent {
+                self.resp.nak_sent = true;
+                self.resp.push_nak(self.resp.expected, Syndrome::nak(NakCode::PSN_SEQUENCE_ERROR));
+            }
+            return;
+        }
+        core.counters.duplicate_request += 1;
+        self.counters.duplicate_request += 1;
+        match request.operation {
+            Operation::ReadRequest => {
+                let Some(reth) = request.reth else { return };
+                let packets = u64::from(reth.dma_length).div_ceil(self.mtu() as u64).max(1);
+                let behind = u64::from(self.resp.expected.distance_from(psn));
+                let allowed = self.settings.access.contains(Access::REMOTE_READ)
+                    && core
+                        .memory
+                        .check_remote(
+                            self.pd,
+                            reth.rkey,
+                            reth.virtual_address,
+                            reth.dma_length.into(),
+                            Access::REMOTE_READ,
+                        )
+                        .is_ok();
+                // IBTA Vol 1, 9.7.4.4: a repeated READ is carried out again; one that was never
+                // carried out in this form is not a repetition, and is dropped.
+                if packets > behind || !allowed {
+                    return;
+                }
+                self.resp.drop_answers_from(psn);
+                if !self.make_answer_slot() {
+                    return; // more than the peer may have outstanding
+                }
+                self.resp.answers.push_back(Answer::Read {
+                    psn,
+                    msn: self.resp.msn,
+                    address: reth.virtual_address,
+                    rkey: reth.rkey,
+                    left: reth.dma_length.into(),
+                    started: false,
+                    again: true,
+                });
+            }
+            Operation::CompareSwap | Operation::FetchAdd => {
+                if let Some(&(psn, original)) = self.resp.atomics.iter().find(|(known, _)| *known == psn) {
+                    self.resp.drop_answers_from(psn);
+                    if !self.make_answer_slot() {
+                        return;
+                    }
+                    let msn = self.resp.msn;
+                    self.resp.answers.push_back(Answer::Atomic { psn, msn, original, again: true });
+                }
+            }
+            _ => {
+                self.resp.want_ack(core.now_ns);
+                self.resp.ack_urgent = true;
+            }
+        }
+    }
+
+    /// Takes the receive that a message needs, or answers RNR.
+    #[inline]
+    fn need_receive(&mut self, core: &mut Core, psn: Psn) -> Option<RecvWqe> {
+        let wqe = self.take_receive();
+        if wqe.is_none() {
+            core.counters.rnr_nak_sent += 1;
+            self.counters.rnr_nak_sent += 1;
+            // What follows is dropped without a word until this one comes again
+            // (IBTA Vol 1, 9.7.5.2.8).
+            self.resp.nak_sent = true;
+            self.resp.push_nak(psn, Syndrome::rnr_nak(self.settings.min_rnr_timer));
+        }
+        wqe
+    }
+
+    /// One request packet was carried out.
+    #[inline]
+    fn accepted(&mut self, core: &mut Core, request: &Request<'_>) {
+        self.resp.expected = self.resp.expected.next();
+        if request.bth.opcode.is_last() {
+            self.resp.msn = self.resp.msn.next();
+        }
+        if request.bth.ack_request {
+            self.resp.want_ack(core.now_ns);
+        }
+    }
+
+    /// May the peer WRITE all that it announces? No bytes need no right.
+    #[inline]
+    fn may_write(&self, core: &mut Core, reth: &RethRepr) -> bool {
+        let length = u64::from(reth.dma_length);
+        let needed = Access::REMOTE_WRITE;
+        length == 0
+            || self.settings.access.contains(needed)
+                && core.memory.check_remote(self.pd, reth.rkey, reth.virtual_address, length, needed).is_ok()
+    }
+
+    /// Is there room for one more answer? The peer counts what it waits for, and an answer that
+    /// was sent once may have reached it: if too many wait, the oldest that is only repeated is
+    /// not waited for any more.
+    fn make_answer_slot(&mut self) -> bool {
+        let answers = &mut self.resp.answers;
+        let taken = answers.iter().filter(|answer| !matches!(answer, Answer::Nak { .. })).count();
+        if taken < usize::from(self.settings.max_dest_rd_atomic) {
+            return true;
+        }
+        let repeated =
+            |answer: &Answer| matches!(answer, Answer::Read { again: true, .. } | Answer::Atomic { again: true, .. });
+        answers.iter().position(repeated).and_then(|at| answers.remove(at)).is_some()
+    }
+}

@@ -1,0 +1,193 @@
+//! UC and UD: nothing is answered (IBTA Vol 1, 9.8.2, 9.8.3).
+
+use std::net::IpAddr;
+
+use doorbell_wire::{BTH_LEN, BthRepr, DETH_LEN, DethRepr, ICRC_LEN, Operation, Outer, UDP_LEN};
+
+use super::{Current, GRH_BYTES, Request, split};
+use crate::completion::{Attachment, Completion, CompletionOpcode};
+use crate::core::Core;
+use crate::qp::Qp;
+use crate::work::RecvWqe;
+
+impl Qp {
+    /// UC: nothing is answered, and a message with a gap is dropped whole (IBTA Vol 1, 9.8.2.2).
+    pub(super) fn handle_unreliable(&mut self, core: &mut Core, request: &Request<'_>) {
+        let opcode = request.bth.opcode;
+        let in_order = request.bth.psn == self.resp.expected;
+        let continues = match (&self.resp.current, request.operation) {
+            (Current::None, Operation::Send | Operation::Write) => opcode.is_first(),
+            (Current::Send { .. }, Operation::Send) | (Current::Write { .. }, Operation::Write) => {
+                in_order && !opcode.is_first()
+            }
+            _ => false,
+        };
+        if !continues && !matches!(self.resp.current, Current::None) {
+            self.drop_unreliable(core);
+        }
+        self.resp.expected = request.bth.psn.next();
+        if opcode.is_first() {
+            self.resp.dropping = false;
+        }
+        let usable = (continues || opcode.is_first())
+            && matches!(request.operation, Operation::Send | Operation::Write)
+            && request.has_valid_length(self.mtu());
+        if !usable || !self.place_unreliable(core, request) {
+            self.drop_unreliable(core);
+        }
+        self.resp.dropping &= !opcode.is_last();
+    }
+
+    /// Gives up the UC message that is arriving, and counts it once.
+    fn drop_unreliable(&mut self, core: &mut Core) {
+        if !std::mem::replace(&mut self.resp.dropping, true) {
+            core.counters.rx_dropped_messages += 1;
+        }
+        if let Some(wqe) = self.resp.abandon_receive() {
+            self.resp.kept = Some(wqe);
+        }
+    }
+
+    /// False if the message cannot be placed and is to be dropped.
+    fn place_unreliable(&mut self, core: &mut Core, request: &Request<'_>) -> bool {
+        let (opcode, payload) = (request.bth.opcode, request.payload);
+        let completion = |wqe: &RecvWqe, opcode, byte_len| Completion {
+            wr_id: wqe.wr_id,
+            opcode,
+            byte_len,
+            solicited: request.bth.solicited,
+            attachment: request.attachment,
+            ..Completion::default()
+        };
+        if request.operation == Operation::Send {
+            let (wqe, done) = match std::mem::take(&mut self.resp.current) {
+                Current::Send { wqe, done } => (wqe, done),
+                _ => match self.resp.kept.take().or_else(|| self.take_receive()) {
+                    Some(wqe) => (wqe, 0),
+                    None => return false,
+                },
+            };
+            let total = done + payload.len() as u64;
+            let placed = total <= wqe.length && core.memory.scatter(wqe.pd, &wqe.sges, done, payload).is_ok();
+            if placed && opcode.is_last() {
+                core.counters.rx_send_requests += 1;
+                self.complete_receive(core, completion(&wqe, CompletionOpcode::Receive, total as u32));
+            } else {
+                self.resp.current = Current::Send { wqe, done: total };
+            }
+            return placed;
+        }
+        let (address, rkey, length, done) = match (&self.resp.current, request.reth) {
+            (&Current::Write { address, rkey, length, done }, _) => (address, rkey, length, done),
+            (_, Some(reth)) if self.may_write(core, &reth) => {
+                (reth.virtual_address, reth.rkey, u64::from(reth.dma_length), 0)
+            }
+            _ => return false,
+        };
+        let total = done + payload.len() as u64;
+        if total > length || opcode.is_last() != (total == length) {
+            return false;
+        }
+        if core.memory.write_remote(self.pd, rkey, address.wrapping_add(done), payload).is_err() {
+            return false;
+        }
+        if !opcode.is_last() {
+            self.resp.current = Current::Write { address, rkey, length, done: total };
+            return true;
+        }
+        self.resp.current = Current::None;
+        core.counters.rx_write_requests += 1;
+        if matches!(request.attachment, Attachment::Immediate(_)) {
+            let Some(wqe) = self.resp.kept.take().or_else(|| self.take_receive()) else { return false };
+            let length = length as u32;
+            self.complete_receive(core, completion(&wqe, CompletionOpcode::ReceiveWriteImmediate, length));
+        }
+        true
+    }
+
+    /// Takes a UD datagram.
+    pub(crate) fn handle_datagram(&mut self, core: &mut Core, outer: &Outer, bth: BthRepr, mut rest: &[u8]) {
+        let packet_bytes = BTH_LEN + rest.len();
+        let Some(deth) = split::<DETH_LEN>(&mut rest).map(DethRepr::read) else {
+            core.counters.rx_malformed += 1;
+            return;
+        };
+        let Some(request) = Request::parse(bth, Operation::Send, rest) else {
+            core.counters.rx_malformed += 1;
+            return;
+        };
+        if deth.qkey != self.settings.qkey {
+            core.counters.rx_key_violation += 1;
+            return;
+        }
+        // A datagram that finds no receive, or too short a one, is dropped without a word
+        // (IBTA Vol 1, 9.8.3.2.2).
+        let total = (GRH_BYTES + request.payload.len()) as u64;
+        let fits = request.payload.len() <= self.mtu();
+        let Some(wqe) = self.resp.kept.take().or_else(|| if fits { self.take_receive() } else { None }) else {
+            core.counters.rx_dropped_messages += 1;
+            return;
+        };
+        let grh = routing_header(outer, packet_bytes);
+        let placed = fits
+            && total <= wqe.length
+            && core.memory.scatter(wqe.pd, &wqe.sges, 0, &grh).is_ok()
+            && core.memory.scatter(wqe.pd, &wqe.sges, GRH_BYTES as u64, request.payload).is_ok();
+        if !placed {
+            core.counters.rx_dropped_messages += 1;
+            self.resp.kept = Some(wqe);
+            return;
+        }
+        core.counters.rx_send_requests += 1;
+        self.complete_receive(
+            core,
+            Completion {
+                wr_id: wqe.wr_id,
+                opcode: CompletionOpcode::Receive,
+                byte_len: total as u32,
+                solicited: bth.solicited,
+                has_grh: true,
+                source_qpn: deth.source_qpn,
+                attachment: request.attachment,
+                ..Completion::default()
+            },
+        );
+    }
+}
+
+/// The 40 bytes before a UD payload: the IPv6 header, or 20 zeros and the IPv4 header, rebuilt
+/// from what is known of it (RoCE v2 annex A17, A17.4.5.2).
+fn routing_header(outer: &Outer, packet_bytes: usize) -> [u8; GRH_BYTES] {
+    let mut grh = [0; GRH_BYTES];
+    // Behind the IP header: UDP, the packet from its BTH to its padding, ICRC.
+    let payload = (UDP_LEN + packet_bytes + ICRC_LEN) as u16;
+    match (outer.src, outer.dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => {
+            let ip = &mut grh[20..];
+            ip[0] = 0x45;
+            ip[1] = outer.traffic_class;
+            ip[2..4].copy_from_slice(&(payload + 20).to_be_bytes());
+            ip[4..6].copy_from_slice(&outer.identification.unwrap_or(0).to_be_bytes());
+            ip[6] = if outer.dont_fragment.unwrap_or(true) { 0x40 } else { 0 };
+            ip[8] = outer.hop_limit;
+            ip[9] = 17;
+            ip[12..16].copy_from_slice(&src.octets());
+            ip[16..20].copy_from_slice(&dst.octets());
+            let sum: u32 = ip.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+            let folded = (sum & 0xffff) + (sum >> 16);
+            let checksum = !((folded & 0xffff) + (folded >> 16)) as u16;
+            ip[10..12].copy_from_slice(&checksum.to_be_bytes());
+        }
+        (IpAddr::V6(src), IpAddr::V6(dst)) => {
+            grh[0] = 0x60 | outer.traffic_class >> 4;
+            grh[1] = outer.traffic_class << 4;
+            grh[4..6].copy_from_slice(&payload.to_be_bytes());
+            grh[6] = 17;
+            grh[7] = outer.hop_limit;
+            grh[8..24].copy_from_slice(&src.octets());
+            grh[24..40].copy_from_slice(&dst.octets());
+        }
+        _ => {}
+    }
+    grh
+}
