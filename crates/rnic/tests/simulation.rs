@@ -92,7 +92,7 @@ fn vanish(seed: u64) {
     let nodes = rng.within(2, 3) as usize;
     let link = Link { latency_ns: 3_000, loss: rng.below(50), ..Link::default() };
     let acks = *rng.pick(&[Acks::Released, Acks::AtRandom, Acks::Held]);
-    let options = Options { nodes, connections: nodes, messages: 5, link, acks, timeout: 8, retry_count: 2 };
+    let options = Options { nodes, connections: nodes, messages: 5, link, acks, timeout: 8, retry_count: 5 };
     let victim = rng.below(nodes as u64) as usize;
     let mut step = 0;
     loop {

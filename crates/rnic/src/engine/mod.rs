@@ -305,7 +305,7 @@ impl Rnic {
     #[inline]
     fn settle(&mut self, slot: u32) {
         let qp = &mut self.qps[slot as usize];
-        let ready = qp.resp.has_answers() || (!qp.blocked && qp.has_request_to_send());
+        let ready = qp.resp.has_answers() || qp.has_request_to_send();
         if ready && !qp.queued {
             qp.queued = true;
             self.core.ready.push_back(slot);

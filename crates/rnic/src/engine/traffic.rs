@@ -255,7 +255,7 @@ impl Rnic {
                 true => quantum.div_ceil(2),
             };
             let mut requests = share;
-            let stop = if qp.blocked { Stop::Idle } else { qp.transmit_requests(core, &mut requests, batch) };
+            let stop = qp.transmit_requests(core, &mut requests, batch);
             let mut answers = quantum - (share - requests);
             let more_answers = qp.transmit_answers(core, &mut answers, batch);
             left -= quantum - answers;

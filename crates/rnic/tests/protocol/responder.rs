@@ -176,6 +176,25 @@ fn a_repeated_atomic_is_answered_from_memory_of_the_first() {
 }
 
 #[test]
+fn a_repetition_leaves_the_answers_that_wait_and_their_order_alone() {
+    let mut script = Script::new();
+    let (base, rkey) = (script.base(), script.rkey());
+    let add =
+        |script: &Script, index| script.say(Opcode::RC_FETCH_ADD).psn(PEER_PSN.add(index)).atomic(base, rkey, 1, 0);
+    let read = script.say(Opcode::RC_READ_REQUEST).psn(PEER_PSN.add(1)).reth(base, rkey, 600);
+    script.hear(&add(&script, 0));
+    script.hear(&read);
+    script.hear(&add(&script, 4));
+    // The peer asks for one of them again, before any has left.
+    for repeated in [&add(&script, 0), &read, &add(&script, 4), &read] {
+        script.hear(repeated);
+    }
+    let numbers: Vec<_> = script.sent().iter().map(|sent| sent.psn()).collect();
+    assert_eq!(numbers, [0, 1, 2, 3, 4].map(|index| PEER_PSN.add(index)));
+    assert_eq!(script.counters().duplicate_request, 4);
+}
+
+#[test]
 fn a_gap_is_told_once_and_what_follows_is_dropped_until_it_is_filled() {
     let mut script = Script::new();
     for slot in 0..4 {

@@ -23,6 +23,11 @@ const LONGEST_EARLY_TIMEOUT_NS: u64 = 1_000_000_000;
 /// The early timeout in measured round trips.
 const EARLY_TIMEOUT_ROUND_TRIPS: u64 = 4;
 
+/// How long the longest round trip is remembered at least. RFC 6298 adds four times the variance
+/// for what takes longer now and then; but a window is acknowledged thousands of times a second
+/// here, and a variance forgets within ten samples that a peer's process had lost its CPU.
+const LONGEST_ROUND_TRIP_MEMORY_NS: u64 = 100_000_000;
+
 /// An acknowledgement is asked for at least every so many packets, so that the window moves
 /// within long messages.
 const ACK_REQUEST_PACKETS: u32 = 16;
@@ -43,6 +48,25 @@ pub(crate) enum Stop {
     /// The window for READ responses has no room for what the next request brings.
     Inbound { cost: u64 },
 }
+
+/// What is sent when an answer is overdue, and the configured timeout has not passed.
+///
+/// Not everything again: most of the time the peer only has no CPU, or an acknowledgement was
+/// lost. The oldest request and the newest tell what is the case: a responder that has both
+/// acknowledges them (IBTA Vol 1, 9.7.5.1.3), and one that lacks something between answers the
+/// newest with a NAK "PSN sequence error", which brings go-back-N. (The same idea for TCP: the
+/// tail loss probe of RFC 8985, section 7. The oldest has to be there as well, since a responder
+/// that has sent a NAK stays silent until that arrives.)
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Probe {
+    /// The request packet with the oldest number that is not acknowledged, and then the newest.
+    Oldest,
+    /// The request packet that was sent last.
+    Newest,
+}
+
+/// So many probes in a row may go unanswered before everything is sent again.
+const MAX_PROBES: u8 = 3;
 
 #[derive(Debug)]
 pub(crate) struct Requester {
@@ -72,7 +96,15 @@ pub(crate) struct Requester {
     /// Start of the early timeout.
     sent_ns: u64,
     early_timeout_ns: u64,
+    /// Smoothed.
     round_trip_ns: u64,
+    /// The longest round trip lately, and when it was seen.
+    longest_round_trip_ns: u64,
+    longest_seen_ns: u64,
+    /// What is to be sent because an answer is overdue.
+    probe: Option<Probe>,
+    /// Probes since the peer was last heard of.
+    probes: u8,
     timed: Option<(Psn, u64)>,
     since_ack_request: u32,
     /// A lost response was asked for again from here.
@@ -101,6 +133,10 @@ impl Requester {
             sent_ns: 0,
             early_timeout_ns: EARLY_TIMEOUT_NS,
             round_trip_ns: 0,
+            longest_round_trip_ns: 0,
+            longest_seen_ns: 0,
+            probe: None,
+            probes: 0,
             timed: None,
             since_ack_request: 0,
             implied_nak: None,
@@ -128,6 +164,7 @@ impl Requester {
         self.reads.clear();
         self.rnr_until_ns = None;
         self.timed = None;
+        self.probe = None;
     }
 
     /// Is everything done that was begun?
@@ -145,7 +182,21 @@ impl Requester {
     }
 
     fn base_early_timeout_ns(&self) -> u64 {
-        (EARLY_TIMEOUT_ROUND_TRIPS * self.round_trip_ns).max(EARLY_TIMEOUT_NS)
+        (EARLY_TIMEOUT_ROUND_TRIPS * self.round_trip_ns).max(2 * self.longest_round_trip_ns).max(EARLY_TIMEOUT_NS)
+    }
+
+    fn take_round_trip(&mut self, now_ns: u64, sample_ns: u64) {
+        // RFC 6298 section 2, gain 1/8.
+        let smoothed = self.round_trip_ns;
+        self.round_trip_ns = if smoothed == 0 { sample_ns } else { (7 * smoothed + sample_ns) / 8 };
+        if now_ns - self.longest_seen_ns >= LONGEST_ROUND_TRIP_MEMORY_NS {
+            self.longest_round_trip_ns /= 2;
+            self.longest_seen_ns = now_ns;
+        }
+        if sample_ns >= self.longest_round_trip_ns {
+            self.longest_round_trip_ns = sample_ns;
+            self.longest_seen_ns = now_ns;
+        }
     }
 }
 
@@ -168,11 +219,17 @@ fn is_answered(operation: SendOperation) -> bool {
 }
 
 impl Qp {
-    /// Is there a request that could be sent now, windows apart?
+    /// Is there a request that could be sent now, as far as is known of the windows?
     #[inline]
     pub(crate) fn has_request_to_send(&self) -> bool {
         let req = &self.req;
-        if req.cursor == self.sq.tail || !self.requests() || req.rnr_until_ns.is_some() {
+        if !self.requests() || req.rnr_until_ns.is_some() {
+            return false;
+        }
+        if req.probe.is_some() {
+            return true;
+        }
+        if self.blocked || req.cursor == self.sq.tail {
             return false;
         }
         // In SQD, messages that were begun are finished and nothing new is begun.
@@ -201,11 +258,11 @@ impl Qp {
         if let Some((psn, sent_ns)) = req.timed
             && psn.is_before(req.una)
         {
-            let sample = core.now_ns.saturating_sub(sent_ns);
-            // RFC 6298 section 2, gain 1/8.
-            req.round_trip_ns = if req.round_trip_ns == 0 { sample } else { (7 * req.round_trip_ns + sample) / 8 };
+            req.take_round_trip(core.now_ns, core.now_ns.saturating_sub(sent_ns));
             req.timed = None;
         }
+        req.probe = None;
+        req.probes = 0;
         req.early_timeout_ns = req.base_early_timeout_ns();
     }
 
@@ -226,6 +283,7 @@ impl Qp {
         req.cursor_packet = if head < req.assigned { req.una.distance_from(self.sq.get(head).first_psn) } else { 0 };
         req.reads.clear();
         req.timed = None;
+        req.probe = None;
         req.since_ack_request = 0;
         req.sent_ns = core.now_ns;
     }
@@ -294,13 +352,24 @@ impl Qp {
             }
             self.req.retry_left -= 1;
             self.req.progress_ns = core.now_ns;
+            self.req.probes = MAX_PROBES;
         } else {
             core.counters.early_retransmit += 1;
         }
         let longest = configured_ns.unwrap_or(LONGEST_EARLY_TIMEOUT_NS).max(EARLY_TIMEOUT_NS);
-        self.req.early_timeout_ns = (2 * self.req.early_timeout_ns).min(longest);
-        self.req.implied_nak = None;
-        self.lost(core);
-        self.rewind(core);
+        let req = &mut self.req;
+        req.early_timeout_ns = (2 * req.early_timeout_ns).min(longest);
+        req.implied_nak = None;
+        if req.probes == MAX_PROBES {
+            self.lost(core);
+            self.rewind(core);
+            return;
+        }
+        req.probes += 1;
+        req.probe = Some(Probe::Oldest);
+        req.sent_ns = core.now_ns;
+        // What is sent twice is not measured (Karn, RFC 6298 section 3).
+        let newest = req.cursor_psn.sub(1);
+        req.timed = req.timed.filter(|&(psn, _)| psn != req.una && psn != newest);
     }
 }

@@ -5,7 +5,7 @@ use doorbell_wire::{
     Opcode, PartitionKey, Psn, RETH_LEN, RethRepr,
 };
 
-use super::{ACK_REQUEST_PACKETS, MAX_OUTSTANDING_PSNS, Stop, cost_of, is_answered, payload_of};
+use super::{ACK_REQUEST_PACKETS, MAX_OUTSTANDING_PSNS, Probe, Stop, cost_of, is_answered, payload_of};
 use crate::completion::Status;
 use crate::congestion::in_flight_cost;
 use crate::core::{Core, Sent};
@@ -51,12 +51,32 @@ fn take<'a, const N: usize>(out: &mut &'a mut [u8]) -> &'a mut [u8; N] {
     head
 }
 
+/// Which packet is to be written, and how.
+#[derive(Clone, Copy)]
+struct Place {
+    /// The work request.
+    index: u64,
+    /// The packet within it, and how many it stands for (of a READ, those that answer it).
+    packet: u32,
+    packets: u32,
+    psn: Psn,
+    retransmission: bool,
+    ack_request: bool,
+}
+
 impl Qp {
     /// Sends requests until the budget, the windows or the work is exhausted.
     pub(crate) fn transmit_requests(&mut self, core: &mut Core, budget: &mut usize, batch: &mut TransmitBatch) -> Stop {
         while self.has_request_to_send() {
             if *budget == 0 {
                 return Stop::Budget;
+            }
+            if let Some(probe) = self.req.probe {
+                if let Err(stop) = self.transmit_probe(core, probe, batch) {
+                    return stop;
+                }
+                *budget -= 1;
+                continue;
             }
             let index = self.req.cursor;
             if index == self.req.assigned {
@@ -110,6 +130,36 @@ impl Qp {
         }
     }
 
+    /// Sends a request packet again, to see whether something was lost.
+    fn transmit_probe(&mut self, core: &mut Core, probe: Probe, batch: &mut TransmitBatch) -> Result<(), Stop> {
+        let req = &self.req;
+        let index = match probe {
+            Probe::Oldest => self.sq.head,
+            Probe::Newest if req.cursor_packet > 0 => req.cursor,
+            Probe::Newest => req.cursor - 1,
+        };
+        let wqe = *self.sq.get(index);
+        let is_answered = is_answered(wqe.operation);
+        let packet = match probe {
+            Probe::Oldest => req.una.distance_from(wqe.first_psn),
+            Probe::Newest => {
+                let newest = req.cursor_psn.sub(1).distance_from(wqe.first_psn);
+                if is_answered { newest - newest % self.packets_per_piece(core) } else { newest }
+            }
+        };
+        let packets = if is_answered { self.piece_from(core, &wqe, packet) } else { 1 };
+        let psn = wqe.first_psn.add(packet);
+        let place = Place { index, packet, packets, psn, retransmission: true, ack_request: true };
+        if is_answered {
+            self.write_read_or_atomic(core, &wqe, place, batch)?;
+        } else {
+            self.write_packet(core, &wqe, place, batch)?;
+        }
+        let has_newer = psn.add(packets) != self.req.cursor_psn;
+        self.req.probe = (probe == Probe::Oldest && has_newer).then_some(Probe::Newest);
+        Ok(())
+    }
+
     /// One packet of a SEND or WRITE.
     #[inline]
     fn transmit_packet(
@@ -119,10 +169,9 @@ impl Qp {
         wqe: &SendWqe,
         batch: &mut TransmitBatch,
     ) -> Result<(), Stop> {
-        use SendOperation as Op;
         let mtu = self.mtu();
         let packet = self.req.cursor_packet;
-        let (first, last) = (packet == 0, packet + 1 == wqe.packets);
+        let last = packet + 1 == wqe.packets;
         let payload = payload_of(wqe.length, mtu, packet);
         let cost = in_flight_cost(1, payload as u64);
         let rc = self.kind == QpKind::Rc;
@@ -135,14 +184,69 @@ impl Qp {
                 return Err(Stop::Idle);
             }
         }
+        // Ask for an acknowledgement at the end of a message, now and then within one, and with
+        // the packet that fills the window: otherwise nothing would ever open it again.
+        let since_ack_request = self.req.since_ack_request + 1;
+        let ack_request = rc
+            && (last
+                || since_ack_request >= ACK_REQUEST_PACKETS
+                || self.destination.is_some_and(|destination| {
+                    let window = &core.destinations[destination].window;
+                    window.in_flight + 2 * cost > window.limit()
+                        || window.exceeds_share(self.req.in_flight + cost, cost)
+                }));
+        let psn = self.req.cursor_psn;
+        let retransmission = rc && psn.is_before(self.req.high_psn);
+        self.write_packet(core, wqe, Place { index, packet, packets: 1, psn, retransmission, ack_request }, batch)?;
+        self.req.since_ack_request = if ack_request { 0 } else { since_ack_request };
+
+        let was_outstanding = self.req.has_outstanding();
+        self.req.cursor_psn = psn.next();
+        if last {
+            self.req.cursor += 1;
+            self.req.cursor_packet = 0;
+        } else {
+            self.req.cursor_packet = packet + 1;
+        }
+        if rc {
+            if let Some(destination) = self.destination {
+                core.charge(destination, cost);
+                self.req.in_flight += cost;
+            }
+            self.sent(core, was_outstanding, psn, retransmission);
+        } else {
+            // Unreliable: sent is done.
+            self.req.una = self.req.cursor_psn;
+            self.req.high_psn = self.req.cursor_psn;
+            if last {
+                self.sq.pop();
+                self.complete_send(core, wqe, Status::Success);
+                self.report_drained(core);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes one packet of a SEND or WRITE.
+    #[inline]
+    fn write_packet(
+        &mut self,
+        core: &mut Core,
+        wqe: &SendWqe,
+        place: Place,
+        batch: &mut TransmitBatch,
+    ) -> Result<(), Stop> {
+        use SendOperation as Op;
+        let Place { index, packet, psn, retransmission, ack_request, .. } = place;
+        let mtu = self.mtu();
+        let (first, last) = (packet == 0, packet + 1 == wqe.packets);
+        let payload = payload_of(wqe.length, mtu, packet);
         let opcode = request_opcode(self.kind, wqe.operation, first, last);
         let pad = payload.wrapping_neg() & 3;
         let len = BTH_LEN + opcode.extension_len() + payload + pad;
         if !batch.has_room(len) {
             return Err(Stop::Budget);
         }
-        let psn = self.req.cursor_psn;
-        let retransmission = rc && psn.is_before(self.req.high_psn);
         let info = TransmitInfo {
             qpn: self.qpn,
             opcode,
@@ -161,20 +265,6 @@ impl Qp {
             path.traffic_class = ud.address.traffic_class;
             path.hop_limit = ud.address.hop_limit;
             dest_qpn = ud.qpn;
-        }
-        // Ask for an acknowledgement at the end of a message, now and then within one, and with
-        // the packet that fills the window: otherwise nothing would ever open it again.
-        self.req.since_ack_request += 1;
-        let ack_request = rc
-            && (last
-                || self.req.since_ack_request >= ACK_REQUEST_PACKETS
-                || self.destination.is_some_and(|destination| {
-                    let window = &core.destinations[destination].window;
-                    window.in_flight + 2 * cost > window.limit()
-                        || window.exceeds_share(self.req.in_flight + cost, cost)
-                }));
-        if ack_request {
-            self.req.since_ack_request = 0;
         }
         let mut out = batch.push(&path, len, info);
         let bth = BthRepr {
@@ -228,31 +318,6 @@ impl Qp {
             _ => Sent::Request,
         };
         core.count_sent(&mut self.counters, sent, len as u64 + self.frame_overhead);
-
-        let was_outstanding = self.req.has_outstanding();
-        self.req.cursor_psn = psn.next();
-        if last {
-            self.req.cursor += 1;
-            self.req.cursor_packet = 0;
-        } else {
-            self.req.cursor_packet = packet + 1;
-        }
-        if rc {
-            if let Some(destination) = self.destination {
-                core.charge(destination, cost);
-                self.req.in_flight += cost;
-            }
-            self.sent(core, was_outstanding, psn, retransmission);
-        } else {
-            // Unreliable: sent is done.
-            self.req.una = self.req.cursor_psn;
-            self.req.high_psn = self.req.cursor_psn;
-            if last {
-                self.sq.pop();
-                self.complete_send(core, wqe, Status::Success);
-                self.report_drained(core);
-            }
-        }
         Ok(())
     }
 
@@ -263,14 +328,9 @@ impl Qp {
         wqe: &SendWqe,
         batch: &mut TransmitBatch,
     ) -> Result<(), Stop> {
-        use SendOperation as Op;
         let mtu = self.mtu();
         let packet = self.req.cursor_packet;
-        // The answer flows into our own receive buffer, so it is our window that bounds it.
-        // Pieces end where they ended the first time: what is asked for again must be part of one
-        // request that the responder knows (IBTA Vol 1, 9.7.4.4).
-        let piece_packets = (core.read_piece_cost / in_flight_cost(1, mtu as u64)).max(1);
-        let packets = u64::from(wqe.packets - packet).min(piece_packets - u64::from(packet) % piece_packets) as u32;
+        let packets = self.piece_from(core, wqe, packet);
         let cost = cost_of(wqe.length, mtu, packet, packet + packets);
         if !core.inbound.has_room(cost) {
             return Err(Stop::Inbound { cost });
@@ -278,13 +338,61 @@ impl Qp {
         if core.inbound.exceeds_share(self.req.inbound_in_flight, cost) {
             return Err(Stop::Idle);
         }
+        let psn = self.req.cursor_psn;
+        let retransmission = psn.is_before(self.req.high_psn);
+        let index = self.req.cursor;
+        self.write_read_or_atomic(
+            core,
+            wqe,
+            Place { index, packet, packets, psn, retransmission, ack_request: true },
+            batch,
+        )?;
+
+        let was_outstanding = self.req.has_outstanding();
+        core.charge_inbound(cost);
+        self.req.inbound_in_flight += cost;
+        self.req.cursor_psn = psn.add(packets);
+        self.req.reads.push_back(psn.add(packets));
+        if packet + packets == wqe.packets {
+            self.req.cursor += 1;
+            self.req.cursor_packet = 0;
+        } else {
+            self.req.cursor_packet = packet + packets;
+        }
+        self.sent(core, was_outstanding, psn, retransmission);
+        Ok(())
+    }
+
+    /// READs are asked for in pieces of so many packets. The answer flows into our own receive
+    /// buffer, so it is our window that bounds it.
+    fn packets_per_piece(&self, core: &Core) -> u32 {
+        (core.read_piece_cost / in_flight_cost(1, self.mtu() as u64)).max(1).min(u32::MAX.into()) as u32
+    }
+
+    /// Packets that are asked for together, from this one on. Pieces end where they ended the
+    /// first time: what is asked for again must be part of one request that the responder knows
+    /// (IBTA Vol 1, 9.7.4.4).
+    fn piece_from(&self, core: &Core, wqe: &SendWqe, packet: u32) -> u32 {
+        let most = self.packets_per_piece(core);
+        (wqe.packets - packet).min(most - packet % most)
+    }
+
+    /// Writes a READ request (or a piece of one), or an atomic request.
+    fn write_read_or_atomic(
+        &mut self,
+        core: &mut Core,
+        wqe: &SendWqe,
+        place: Place,
+        batch: &mut TransmitBatch,
+    ) -> Result<(), Stop> {
+        use SendOperation as Op;
+        let Place { packet, packets, psn, retransmission, .. } = place;
+        let mtu = self.mtu();
         let opcode = request_opcode(self.kind, wqe.operation, true, true);
         let len = BTH_LEN + opcode.extension_len();
         if !batch.has_room(len) {
             return Err(Stop::Budget);
         }
-        let psn = self.req.cursor_psn;
-        let retransmission = psn.is_before(self.req.high_psn);
         let info = TransmitInfo {
             qpn: self.qpn,
             opcode,
@@ -329,19 +437,6 @@ impl Qp {
         }
         let sent = if retransmission { Sent::Again } else { Sent::Request };
         core.count_sent(&mut self.counters, sent, len as u64 + self.frame_overhead);
-
-        let was_outstanding = self.req.has_outstanding();
-        core.charge_inbound(cost);
-        self.req.inbound_in_flight += cost;
-        self.req.cursor_psn = psn.add(packets);
-        self.req.reads.push_back(psn.add(packets));
-        if packet + packets == wqe.packets {
-            self.req.cursor += 1;
-            self.req.cursor_packet = 0;
-        } else {
-            self.req.cursor_packet = packet + packets;
-        }
-        self.sent(core, was_outstanding, psn, retransmission);
         Ok(())
     }
 }

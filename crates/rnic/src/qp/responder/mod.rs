@@ -120,10 +120,16 @@ impl Responder {
         self.ack_due_ns.get_or_insert(now_ns);
     }
 
-    /// Answers from `psn` on are asked for again: those that wait would be sent twice.
-    fn drop_answers_from(&mut self, psn: Psn) {
-        self.answers.retain(|answer| answer.psn().is_before(psn));
-        self.nak_sent &= self.answers.iter().any(|answer| matches!(answer, Answer::Nak { .. }));
+    /// An answer with numbers from `psn` up to `end` is asked for again: what waits of it would be
+    /// sent twice.
+    fn drop_answer(&mut self, psn: Psn, end: Psn) {
+        self.answers.retain(|answer| answer.psn().is_before(psn) || !answer.psn().is_before(end));
+    }
+
+    /// Queues an answer that was asked for again, before those to later requests.
+    fn insert_answer(&mut self, answer: Answer) {
+        let place = self.answers.partition_point(|other| other.psn().is_before(answer.psn()));
+        self.answers.insert(place, answer);
     }
 
     /// Queues a NAK, in place of one that waits still.
@@ -274,11 +280,11 @@ impl Qp {
                 if packets > behind || !allowed {
                     return;
                 }
-                self.resp.drop_answers_from(psn);
+                self.resp.drop_answer(psn, psn.add(packets as u32));
                 if !self.make_answer_slot() {
                     return; // more than the peer may have outstanding
                 }
-                self.resp.answers.push_back(Answer::Read {
+                self.resp.insert_answer(Answer::Read {
                     psn,
                     msn: self.resp.msn,
                     address: reth.virtual_address,
@@ -290,12 +296,12 @@ impl Qp {
             }
             Operation::CompareSwap | Operation::FetchAdd => {
                 if let Some(&(psn, original)) = self.resp.atomics.iter().find(|(known, _)| *known == psn) {
-                    self.resp.drop_answers_from(psn);
+                    self.resp.drop_answer(psn, psn.next());
                     if !self.make_answer_slot() {
                         return;
                     }
                     let msn = self.resp.msn;
-                    self.resp.answers.push_back(Answer::Atomic { psn, msn, original, again: true });
+                    self.resp.insert_answer(Answer::Atomic { psn, msn, original, again: true });
                 }
             }
             _ => {
