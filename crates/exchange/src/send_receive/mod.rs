@@ -19,16 +19,16 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use doorbell_verbs::{
-    Access, AddressVector, Attachment, Channel, Completion, CompletionOpcode, Cq, MemoryKind, Notify, PathMtu, Payload,
-    Pd, Psn, Qp, QpAttributes, QpCapacities, QpKind, QpOptions, QpState, Qpn, RKey, Region, SendFlags, SendOperation,
-    SendRequest, Sge, Status,
+    Access, AddressVector, Attachment, Channel, Completion, Cq, MemoryKind, Notify, PathMtu, Payload, Pd, Psn, Qp,
+    QpAttributes, QpCapacities, QpKind, QpOptions, QpState, Qpn, RKey, Region, SendFlags, SendOperation, SendRequest,
+    Sge, Status,
 };
 use smallvec::SmallVec;
 
 use crate::error::{ConnectError, ConnectionError};
 use crate::setup::EndpointDescription;
 use credits::{CREDIT_RECEIVES, SendCredits, Word};
-use pool::{CONTROL_TAG, Pool, RECEIVE_TAG};
+use pool::{CONTROL_TAG, GOODBYE_TAG, KEEPALIVE_TAG, Pool, RECEIVE_TAG};
 
 pub use pool::Message;
 
@@ -628,7 +628,8 @@ impl Connection {
     fn poll_idle(&mut self) -> Result<(), ConnectionError> {
         self.repost()?;
         if self.closing == Closing::Wanted && self.unacknowledged() == 0 {
-            self.post_control(SendOperation::SendImmediate(Word::goodbye(self.pool.granted()).encode()))?;
+            let word = Word::goodbye(self.pool.granted());
+            self.post_control(GOODBYE_TAG, SendOperation::SendImmediate(word.encode()))?;
             self.closing = Closing::Said;
         }
         if self.config.keepalive_ns > 0 && !self.keepalive_out {
@@ -636,7 +637,7 @@ impl Connection {
             if now_ns >= self.heard_ns + self.config.keepalive_ns {
                 // A WRITE of no bytes needs no key and takes no receive: it only asks for an
                 // acknowledgement.
-                self.post_control(SendOperation::Write { remote_address: 0, rkey: RKey::new(0) })?;
+                self.post_control(KEEPALIVE_TAG, SendOperation::Write { remote_address: 0, rkey: RKey::new(0) })?;
                 self.keepalive_out = true;
                 self.keepalives += 1;
             }
@@ -644,9 +645,9 @@ impl Connection {
         Ok(())
     }
 
-    fn post_control(&mut self, operation: SendOperation) -> Result<(), ConnectionError> {
+    fn post_control(&mut self, wr_id: u64, operation: SendOperation) -> Result<(), ConnectionError> {
         let request = SendRequest {
-            wr_id: CONTROL_TAG,
+            wr_id,
             operation,
             flags: SendFlags::SIGNALED,
             payload: Payload::Inline(&[]),
@@ -694,22 +695,20 @@ impl Connection {
         if wr_id & RECEIVE_TAG != 0 {
             return self.take_receive(completion, wr_id as u32);
         }
+        let is_control = wr_id & CONTROL_TAG != 0;
         if completion.status != Status::Success {
-            if wr_id == CONTROL_TAG && self.closing == Closing::Said {
+            if is_control && matches!(self.closing, Closing::Said | Closing::Done) {
                 // A peer that has heard the goodbye may be gone before its RNIC could say so.
                 self.closing = Closing::Done;
                 return Ok(());
             }
             return Err(ConnectionError::from_send(completion.status));
         }
-        if wr_id == CONTROL_TAG {
-            if completion.opcode == CompletionOpcode::Write {
-                self.keepalive_out = false;
-            } else if self.closing == Closing::Said && self.unacknowledged() == 0 {
-                self.closing = Closing::Done;
-            }
-        } else {
-            self.completed = wr_id;
+        match wr_id {
+            GOODBYE_TAG => self.closing = Closing::Done,
+            KEEPALIVE_TAG => self.keepalive_out = false,
+            _ if is_control => {} // credits: the peer has them
+            id => self.completed = id,
         }
         Ok(())
     }
@@ -829,3 +828,6 @@ impl Connection {
         (self.config.keepalive_ns > 0 && !self.keepalive_out).then(|| self.heard_ns + self.config.keepalive_ns)
     }
 }
+
+#[cfg(test)]
+mod tests;
