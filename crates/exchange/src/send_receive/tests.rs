@@ -1,8 +1,9 @@
-use doorbell_verbs::CompletionOpcode;
 use doorbell_verbs::soft::{self, SoftOptions};
+use doorbell_verbs::{Completion, CompletionOpcode, Status};
 
+use super::connection::Closing;
+use super::pool::{CREDIT_TAG, GOODBYE_TAG, KEEPALIVE_TAG};
 use super::*;
-use pool::CREDIT_TAG;
 
 fn pair() -> (Connection, Connection) {
     let endpoint = || {
