@@ -46,7 +46,11 @@ pub struct EndpointDescription {
 #[non_exhaustive]
 pub enum SetupError {
     /// The peer is no Doorbell.
-    #[error("{peer} does not speak Doorbell's set-up: it sent {got:?} where {MAGIC:?} is expected")]
+    #[error(
+        "{peer} does not speak Doorbell's set-up: it sent \"{}\" where \"{}\" is expected",
+        .got.escape_ascii(),
+        MAGIC.escape_ascii()
+    )]
     NotDoorbell {
         /// Who.
         peer: String,
@@ -287,7 +291,10 @@ mod tests {
 
     #[test]
     fn garbage_other_versions_and_silence_are_told_apart() {
-        assert!(matches!(against(b"HTTP/1.1 400 Bad Request\r\n\r\n"), SetupError::NotDoorbell { .. }));
+        let error = against(b"HTTP/1\r\n\0");
+        assert!(matches!(error, SetupError::NotDoorbell { .. }));
+        let (got, wanted) = (r#"it sent "HTTP/1\r\n" where"#, r#""DOORBELL" is expected"#);
+        assert!(error.to_string().contains(got) && error.to_string().ends_with(wanted), "{error}");
         assert!(matches!(against(b"DOORBELL\0\x63\0\0\0\x01"), SetupError::Version { theirs: 99, .. }));
         assert!(matches!(against(b"DOORBELL\0\x01\0\0\0\x07"), SetupError::Count { theirs: 7, ours: 1, .. }));
         assert!(matches!(against(b""), SetupError::Deadline { .. }));

@@ -42,7 +42,10 @@ fn server_against(hello: &[u8], words: &[&str]) {
 
 #[test]
 fn garbage_on_the_port_is_called_so() {
-    client_against(b"HTTP/1.1 400 Bad Request\r\n\r\n", &["127.0.0.1:", "does not speak Doorbell's set-up"]);
+    client_against(
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        &["127.0.0.1:", "does not speak Doorbell's set-up: it sent \"HTTP/1.1\""],
+    );
     server_against(b"GET / HTTP/1.1\r\n\r\n", &["127.0.0.1:", "does not speak Doorbell's set-up"]);
     // The greeting is right, what follows is none of ours.
     server_against(b"DOORBELL\0\x01\0\0\0\0garbage\n", &["the peer sent what is not expected here: garbage"]);

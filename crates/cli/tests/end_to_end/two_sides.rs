@@ -54,7 +54,7 @@ fn two_devices_cannot_have_one_address() {
     let _one_at_a_time = measuring();
     let (server, _) = listen("bw --bind 127.77.0.3");
     let second = Running::start(doorbell("bench bw -n 100 -s 16 --bind 127.77.0.3"));
-    second.finish().expect_complaint(1, &["UDP port 4791 of 127.77.0.3 is taken"]);
+    second.finish().expect_complaint(1, &["UDP port 4791 of 127.77.0.3 is taken", "--udp-port"]);
     drop(server);
 }
 
