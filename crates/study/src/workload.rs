@@ -56,6 +56,15 @@ pub struct Tally {
     pub control_sends: u64,
 }
 
+impl Tally {
+    /// Takes over what a connection has counted itself, at its end.
+    fn close(&mut self, connection: &Connection) {
+        self.stalled_on_credits = connection.stalled_on_credits();
+        self.keepalives = connection.keepalives();
+        self.control_sends = connection.control_sends();
+    }
+}
+
 /// How a receiver treats messages.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reception {
@@ -115,10 +124,7 @@ pub async fn stream<W: Waiter>(
         yield_now().await; // however much comes in here, other connections have their turn
     }
     while take_all(connection.get_mut(), &device, reception, &mut tally) > 0 {}
-    let connection = connection.get();
-    tally.stalled_on_credits = connection.stalled_on_credits();
-    tally.keepalives = connection.keepalives();
-    tally.control_sends = connection.control_sends();
+    tally.close(connection.get());
     Ok(tally)
 }
 
@@ -269,9 +275,7 @@ pub async fn ping<W: Waiter>(
     while !connection.get().is_peer_closed() {
         connection.progress().await?;
     }
-    tally.keepalives = connection.get().keepalives();
-    tally.control_sends = connection.get().control_sends();
-    tally.stalled_on_credits = connection.get().stalled_on_credits();
+    tally.close(connection.get());
     Ok((tally, histogram))
 }
 
@@ -310,8 +314,6 @@ pub async fn pong<W: Waiter>(
         tally.sent += 1;
     }
     connection.close().await?;
-    tally.keepalives = connection.get().keepalives();
-    tally.control_sends = connection.get().control_sends();
-    tally.stalled_on_credits = connection.get().stalled_on_credits();
+    tally.close(connection.get());
     Ok(tally)
 }
