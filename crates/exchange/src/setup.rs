@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use doorbell_verbs::{PathMtu, Psn, Qpn};
 
 /// The version of the hello and of what is spoken afterwards.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// What each hello starts with.
 const MAGIC: [u8; 8] = *b"DOORBELL";
@@ -297,7 +297,7 @@ mod tests {
         let (got, wanted) = (r#"it sent "HTTP/1\r\n" where"#, r#""DOORBELL" is expected"#);
         assert!(error.to_string().contains(got) && error.to_string().ends_with(wanted), "{error}");
         assert!(matches!(against(b"DOORBELL\0\x63\0\0\0\x01"), SetupError::Version { theirs: 99, .. }));
-        assert!(matches!(against(b"DOORBELL\0\x01\0\0\0\x07"), SetupError::Count { theirs: 7, ours: 1, .. }));
+        assert!(matches!(against(b"DOORBELL\0\x02\0\0\0\x07"), SetupError::Count { theirs: 7, ours: 1, .. }));
         assert!(matches!(against(b""), SetupError::Deadline { .. }));
         assert!(matches!(against(b"DOORBELL\0"), SetupError::Deadline { .. }));
     }

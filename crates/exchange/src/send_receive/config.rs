@@ -78,6 +78,9 @@ impl Config {
         Self { window: 256, batch: 8, depth: 512, send_buffers: 256, ..Self::default() }
     }
 
+    /// The names that [`by_name`](Self::by_name) knows.
+    pub const NAMES: [&str; 3] = ["sequential", "unbatched", "batched"];
+
     /// The configuration of this name, as published evaluations use them.
     pub fn by_name(name: &str) -> Option<Self> {
         match name {

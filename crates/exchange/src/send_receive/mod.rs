@@ -23,6 +23,7 @@ mod tests;
 
 pub use config::{Config, MAX_BATCH, MAX_WINDOW};
 pub use connection::Connection;
+pub use credits::CREDIT_RECEIVES;
 pub use endpoint::Endpoint;
 pub use pool::Message;
 pub use sending::{Backpressure, Outcome, Submit};
