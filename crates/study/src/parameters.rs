@@ -76,7 +76,7 @@ const CACHED_BYTES: usize = 16 << 20;
 const LEAST_DEFAULT_WINDOW: usize = 4;
 
 /// What one point uses, after everything was made to fit.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fitted {
     /// Messages unacknowledged at most.
     pub window: usize,

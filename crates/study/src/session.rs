@@ -13,13 +13,12 @@ use doorbell_exchange::send_receive::{Connection, Endpoint};
 use doorbell_exchange::setup::{self, SetupError};
 use doorbell_exchange::{ConnectError, ConnectionError};
 use doorbell_verbs::{Access, Counters, Device, MemoryKind, PathMtu, Pd};
-use hdrhistogram::Histogram;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::executor::{self, Idle};
 use crate::parameters::{Fitted, Kind, Parameters, ParametersError};
-use crate::record::{self, BothEnds, Counted, Latency, PointResult, Predicted};
+use crate::record::{self, BothEnds, Buckets, Counted, Latency, PointResult, Predicted};
 use crate::workload::{self, Plan, Reception, SendMemory, Tally};
 
 /// How long one side waits for the other to answer.
@@ -311,15 +310,13 @@ impl Client {
                 let tasks = connections.into_iter().map(|(connection, memory)| {
                     workload::ping(connection, idle.clone(), device.clone(), plan, memory, progress)
                 });
-                let (mut tallies, mut all) = (Vec::new(), Histogram::<u64>::new(3).ok());
+                let (mut tallies, mut all) = (Vec::new(), Buckets::empty_histogram());
                 for result in executor::run(&idle, tasks) {
                     let (tally, histogram) = result.map_err(failed)?;
                     tallies.push(tally);
-                    if let Some(all) = &mut all {
-                        all.add(&histogram).unwrap_or_else(|_| unreachable!("both resize by themselves"));
-                    }
+                    all.add(&histogram).unwrap_or_else(|_| unreachable!("both resize by themselves"));
                 }
-                (tallies, all)
+                (tallies, Some(all))
             }
             Kind::Bandwidth => {
                 let reception = Reception { verify: parameters.verify, pause_ns: 0 };
@@ -364,6 +361,7 @@ impl Client {
             messages_per_s: messages as f64 / seconds,
             bytes_per_s: messages as f64 * bytes as f64 / seconds,
             latency_ns: histogram.as_ref().map(Latency::of),
+            histogram_ns: histogram.as_ref().map(Buckets::of),
             fitted,
             mtu: mtu.bytes(),
             counted: BothEnds {

@@ -10,6 +10,7 @@ use hdrhistogram::Histogram;
 
 use crate::parameters::Extent;
 use crate::payload;
+use crate::record::Buckets;
 
 /// What one side of one connection sends.
 #[derive(Clone, Copy, Debug)]
@@ -221,7 +222,7 @@ pub async fn ping<W: Waiter>(
     progress: impl Fn(u64),
 ) -> Result<(Tally, Histogram<u64>), ConnectionError> {
     let mut connection = Async::new(connection, waiter);
-    let mut histogram = Histogram::<u64>::new(3).unwrap_or_else(|_| unreachable!("three digits are allowed"));
+    let mut histogram = Buckets::empty_histogram();
     let mut tally = Tally::default();
     let mut scratch = vec![0; if plan.verify { plan.bytes } else { 0 }];
     let (mut rounds, mut ends_ns) = (0_u64, u64::MAX);
