@@ -186,6 +186,17 @@ impl Exchange {
         }
     }
 
+    /// Checks what two processes of this machine cannot do.
+    pub(crate) fn check_both_here(&self) -> Result<(), Usage> {
+        match self.device.bind {
+            Some(address @ IpAddr::V6(v6)) if v6.to_ipv4_mapped().is_none() => Err(Usage(format!(
+                "--bind is {address}, but the second process of this machine takes a loopback address of IPv4; for \
+                 IPv6 start both sides: one with --listen and --bind, one with HOST and another --bind"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
     /// What is to be measured, checked.
     pub(crate) fn parameters(&self, kind: Kind) -> Result<Parameters, Usage> {
         let (load, connection) = (&self.load, &self.connection);

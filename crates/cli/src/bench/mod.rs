@@ -101,6 +101,7 @@ fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
         }
         Role::Both => {
             // Checked before a second process is started for nothing.
+            exchange.check_both_here()?;
             exchange.parameters(kind)?;
             let device = open(exchange, None)?;
             let (stream, child) = peer::spawn(kind, exchange)?;

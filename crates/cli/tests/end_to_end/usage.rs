@@ -76,6 +76,7 @@ fn wrong_usage_ends_with_status_2_and_says_what_is_allowed() {
         ("bench bw --fault lose=0.1", &["lose", "drop, duplicate"]),
         ("bench bw --fault delay=5", &["delay", "unit"]),
         ("bench bw --listen 127.0.0.1 somewhere", &["cannot be used with"]),
+        ("bench bw --bind ::1", &["--bind is ::1", "start both sides"]),
         ("bench lat -b", &["both ways (-b)", "goes both ways already"]),
         ("bench limit --repetitions 0", &["--repetitions is 0"]),
     ] {
