@@ -8,7 +8,8 @@ use crate::send_receive::{Connection, Message, MessageId, Outcome, Submit};
 /// Polls that find nothing before the thread goes to sleep, if it may: some hundred microseconds.
 const SPINS: u32 = 500;
 
-/// The longest sleep: a connection that is asked whether its peer lives needs to be polled.
+/// The longest sleep, even if the connection has no deadline of its own: messages that other
+/// threads drop are reposted and reported by polling.
 const LONGEST_SLEEP: Duration = Duration::from_millis(200);
 
 /// A connection whose calls wait.
@@ -109,8 +110,14 @@ impl Blocking {
                 return Ok(());
             }
             // An interrupted or failed wait is no harm: polling tells.
-            let _ = channel.wait(Some(LONGEST_SLEEP));
+            let _ = channel.wait(Some(self.longest_sleep()));
             while channel.next().is_some() {}
         }
+    }
+
+    fn longest_sleep(&self) -> Duration {
+        let now_ns = self.connection.qp().pd().device().now_ns();
+        let deadline_ns = self.connection.poll_timeout_ns().unwrap_or(u64::MAX);
+        LONGEST_SLEEP.min(Duration::from_nanos(deadline_ns.saturating_sub(now_ns)))
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Both ends send one hello: a magic, a version, a number of descriptions and the descriptions.
 //! All numbers are big endian. Everything is bounded by a deadline.
+#![expect(clippy::disallowed_methods, reason = "TCP has no device, and its deadlines need a clock")]
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv6Addr, TcpStream};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 use doorbell_verbs::{PathMtu, Psn, Qpn};
 
 /// The version of the hello and of what is spoken afterwards.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// What each hello starts with.
 const MAGIC: [u8; 8] = *b"DOORBELL";
@@ -46,7 +47,11 @@ pub struct EndpointDescription {
 #[non_exhaustive]
 pub enum SetupError {
     /// The peer is no Doorbell.
-    #[error("{peer} does not speak Doorbell's set-up: it sent {got:?} where {MAGIC:?} is expected")]
+    #[error(
+        "{peer} does not speak Doorbell's set-up: it sent \"{}\" where \"{}\" is expected",
+        .got.escape_ascii(),
+        MAGIC.escape_ascii()
+    )]
     NotDoorbell {
         /// Who.
         peer: String,
@@ -287,9 +292,12 @@ mod tests {
 
     #[test]
     fn garbage_other_versions_and_silence_are_told_apart() {
-        assert!(matches!(against(b"HTTP/1.1 400 Bad Request\r\n\r\n"), SetupError::NotDoorbell { .. }));
+        let error = against(b"HTTP/1\r\n\0");
+        assert!(matches!(error, SetupError::NotDoorbell { .. }));
+        let (got, wanted) = (r#"it sent "HTTP/1\r\n" where"#, r#""DOORBELL" is expected"#);
+        assert!(error.to_string().contains(got) && error.to_string().ends_with(wanted), "{error}");
         assert!(matches!(against(b"DOORBELL\0\x63\0\0\0\x01"), SetupError::Version { theirs: 99, .. }));
-        assert!(matches!(against(b"DOORBELL\0\x01\0\0\0\x07"), SetupError::Count { theirs: 7, ours: 1, .. }));
+        assert!(matches!(against(b"DOORBELL\0\x02\0\0\0\x07"), SetupError::Count { theirs: 7, ours: 1, .. }));
         assert!(matches!(against(b""), SetupError::Deadline { .. }));
         assert!(matches!(against(b"DOORBELL\0"), SetupError::Deadline { .. }));
     }

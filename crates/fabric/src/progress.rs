@@ -169,11 +169,6 @@ impl Port {
             self.shared.kick();
         }
     }
-
-    /// Did the link fail for good?
-    pub fn has_failed(&self) -> bool {
-        self.shared.failed.load(Ordering::Relaxed)
-    }
 }
 
 impl Drop for Port {

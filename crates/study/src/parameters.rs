@@ -1,6 +1,7 @@
 //! What is to be measured, and what of it fits.
 
-use doorbell_exchange::send_receive::Config;
+use doorbell_exchange::send_receive::{CREDIT_RECEIVES, Config, MAX_BATCH, MAX_WINDOW};
+use doorbell_exchange::setup::MAX_ENDPOINTS;
 use doorbell_verbs::PathMtu;
 use serde::{Deserialize, Serialize};
 
@@ -75,7 +76,7 @@ const CACHED_BYTES: usize = 16 << 20;
 const LEAST_DEFAULT_WINDOW: usize = 4;
 
 /// What one point uses, after everything was made to fit.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fitted {
     /// Messages unacknowledged at most.
     pub window: usize,
@@ -89,10 +90,153 @@ pub struct Fitted {
     pub notes: Vec<String>,
 }
 
+/// The most sizes of one run.
+const MAX_SIZES: usize = 1024;
+/// Bytes of the longest message.
+const MAX_MESSAGE: usize = 1 << 30;
+/// The most messages per connection.
+const MAX_MESSAGES: u64 = 1_000_000_000_000_000;
+/// Windows of all connections together, and likewise their receive buffers: each takes a place in a
+/// queue, however small the messages.
+const MAX_QUEUED: usize = 1 << 20;
+
+/// Buffers that the smallest connection has: one to send from, one to receive into, and those
+/// beside the window.
+const LEAST_BUFFERS: usize = 2 + CREDIT_RECEIVES;
+
+/// A parameter, as messages name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Setting {
+    /// [`Parameters::sizes`].
+    Sizes,
+    /// One of the sizes.
+    Size,
+    /// [`Extent::Messages`].
+    Messages,
+    /// [`Extent::Seconds`].
+    Seconds,
+    /// [`Parameters::window`].
+    Window,
+    /// [`Parameters::depth`].
+    Depth,
+    /// [`Parameters::batch`].
+    Batch,
+    /// [`Parameters::inline`].
+    Inline,
+    /// [`Parameters::connections`].
+    Connections,
+    /// [`Parameters::bidirectional`].
+    Bidirectional,
+    /// [`Parameters::mtu`].
+    Mtu,
+    /// [`Parameters::rate`].
+    Rate,
+    /// [`Parameters::slow_receiver_us`].
+    SlowReceiver,
+    /// [`Parameters::timeout`].
+    Timeout,
+    /// [`Parameters::retry_count`].
+    RetryCount,
+    /// [`Parameters::rnr_retry`].
+    RnrRetry,
+    /// [`Parameters::memory_bytes`].
+    Memory,
+}
+
+impl std::fmt::Display for Setting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Sizes => "the number of message sizes",
+            Self::Size => "the message size",
+            Self::Messages => "the number of messages",
+            Self::Seconds => "the duration",
+            Self::Window => "the window",
+            Self::Depth => "the receive depth",
+            Self::Batch => "the batch",
+            Self::Inline => "inline",
+            Self::Connections => "the number of connections",
+            Self::Bidirectional => "sending both ways",
+            Self::Mtu => "the path MTU",
+            Self::Rate => "the rate",
+            Self::SlowReceiver => "the receiver's pause",
+            Self::Timeout => "the timeout",
+            Self::RetryCount => "the retry count",
+            Self::RnrRetry => "the RNR retry count",
+            Self::Memory => "the message memory",
+        })
+    }
+}
+
+/// A parameter is not allowed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{setting} is {given}, allowed is {allowed}")]
+pub struct ParametersError {
+    /// Which.
+    pub setting: Setting,
+    /// What was given, with its unit.
+    pub given: String,
+    /// What is allowed, with its unit.
+    pub allowed: String,
+}
+
 impl Parameters {
+    /// Whether this can be measured, and within the memory that it allows itself: all sizes
+    /// [`fit`](Self::fit). Either side checks it, since parameters come from the other.
+    pub fn check(&self) -> Result<(), ParametersError> {
+        within(Setting::Sizes, self.sizes.len(), 1, MAX_SIZES, "")?;
+        within(Setting::Connections, self.connections, 1, MAX_ENDPOINTS, "")?;
+        let most_queued = most_queued(self.connections);
+        within(Setting::Window, self.window, 1, most_queued, "")?;
+        within(Setting::Depth, self.depth, 1, most_queued, "")?;
+        within(Setting::Batch, self.batch, 1, MAX_BATCH.min(self.window), "")?;
+        within(Setting::Inline, self.inline, 0, 1024, " B")?;
+        within(Setting::Timeout, self.timeout, 0, 31, "")?;
+        within(Setting::RetryCount, self.retry_count, 0, 7, "")?;
+        within(Setting::RnrRetry, self.rnr_retry, 0, 7, "")?;
+        within(Setting::SlowReceiver, self.slow_receiver_us, 0, 1_000_000, " us")?;
+        within(Setting::Memory, self.memory_bytes, 1 << 20, 1 << 40, " B")?;
+        match self.extent {
+            Extent::Messages(messages) => within(Setting::Messages, messages, 1, MAX_MESSAGES, "")?,
+            Extent::Seconds(seconds) => within(Setting::Seconds, seconds, 0.01, 86_400.0, " s")?,
+        }
+        if let Some(rate) = self.rate {
+            within(Setting::Rate, rate, 0.001, 1e9, " messages/s")?;
+        }
+        if let Some(mtu) = self.mtu
+            && PathMtu::from_bytes(mtu).is_none()
+        {
+            let (given, allowed) = (format!("{mtu} B"), "256, 512, 1024, 2048 or 4096 B".to_owned());
+            return Err(ParametersError { setting: Setting::Mtu, given, allowed });
+        }
+        if self.bidirectional && self.kind == Kind::Latency {
+            let (given, allowed) = ("on".to_owned(), "off for a ping-pong, which goes both ways already".to_owned());
+            return Err(ParametersError { setting: Setting::Bidirectional, given, allowed });
+        }
+        for &size in &self.sizes {
+            within(Setting::Size, size, 0, MAX_MESSAGE, " B")?;
+            self.fit(size)?;
+        }
+        Ok(())
+    }
+
     /// What a point of this size uses, so that the memory cap holds.
-    pub fn fit(&self, size: usize) -> Fitted {
+    ///
+    /// # Errors
+    ///
+    /// Not even the smallest connections have room.
+    pub fn fit(&self, size: usize) -> Result<Fitted, ParametersError> {
         let stride = size.next_multiple_of(64).max(64);
+        // A send queue has a power of two of places, each with room for inline data.
+        let inline_bytes = 2 * self.window * self.inline;
+        let connections = self.connections.max(1);
+        let needed = connections * (LEAST_BUFFERS * stride + inline_bytes);
+        if needed > self.memory_bytes {
+            return Err(ParametersError {
+                setting: Setting::Memory,
+                given: format!("{} B", self.memory_bytes),
+                allowed: format!("{needed} B and more for messages of {size} B on {connections} connections"),
+            });
+        }
         let (mut window, mut depth) = (self.window, self.depth);
         let mut notes = Vec::new();
         if self.depths_are_defaults {
@@ -102,9 +246,9 @@ impl Parameters {
         }
         // Bidirectional or ping-pong, each side has both kinds of buffers; otherwise this is
         // generous by one kind.
-        let share = self.memory_bytes / self.connections.max(1);
+        let share = self.memory_bytes / connections - inline_bytes;
         let for_sending = (share / 4 / stride).max(1);
-        let for_receiving = (share.saturating_sub(for_sending.min(window) * stride) / stride).saturating_sub(3).max(1);
+        let for_receiving = (share - for_sending.min(window) * stride) / stride - CREDIT_RECEIVES;
         if depth > for_receiving {
             notes.push(format!("receive depth cut from {depth} to {for_receiving} by the memory cap"));
             depth = for_receiving;
@@ -119,7 +263,7 @@ impl Parameters {
             }
             send_buffers = for_sending;
         }
-        Fitted { window, batch: self.batch.min(window), depth, send_buffers, notes }
+        Ok(Fitted { window, batch: self.batch.min(window), depth, send_buffers, notes })
     }
 
     /// The configuration of the connections of one point.
@@ -141,14 +285,32 @@ impl Parameters {
     }
 }
 
+/// The largest window and the greatest depth that each of so many connections may have.
+pub fn most_queued(connections: usize) -> usize {
+    MAX_WINDOW.min(MAX_QUEUED / connections.max(1))
+}
+
+fn within<T: PartialOrd + std::fmt::Display>(
+    setting: Setting,
+    given: T,
+    least: T,
+    most: T,
+    unit: &str,
+) -> Result<(), ParametersError> {
+    if given >= least && given <= most {
+        return Ok(()); // which no NaN is
+    }
+    Err(ParametersError { setting, given: format!("{given}{unit}"), allowed: format!("{least} to {most}{unit}") })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn parameters(verify: bool) -> Parameters {
+    fn parameters() -> Parameters {
         Parameters {
             kind: Kind::Bandwidth,
-            sizes: vec![],
+            sizes: vec![16],
             extent: Extent::Seconds(1.0),
             window: 64,
             depth: 128,
@@ -165,21 +327,83 @@ mod tests {
             timeout: 14,
             retry_count: 7,
             rnr_retry: 7,
-            verify,
+            verify: false,
             memory_bytes: 256 << 20,
         }
     }
 
     #[test]
     fn what_fits_is_left_alone_and_what_does_not_is_said() {
-        let fitted = parameters(false).fit(16);
+        let fitted = parameters().fit(16).unwrap();
         assert_eq!((fitted.window, fitted.depth, fitted.send_buffers, fitted.notes.len()), (64, 128, 64, 0));
         for verify in [false, true] {
-            let parameters = parameters(verify);
-            let fitted = parameters.fit(8 << 20);
-            assert!((fitted.depth + 3 + fitted.send_buffers) << 23 <= parameters.memory_bytes);
+            let parameters = Parameters { verify, ..parameters() };
+            let fitted = parameters.fit(8 << 20).unwrap();
+            assert!((fitted.depth + CREDIT_RECEIVES + fitted.send_buffers) << 23 <= parameters.memory_bytes);
             assert_eq!(fitted.notes.len(), 2);
             assert_eq!(fitted.window < 64, verify, "only checked payloads need a buffer each");
+        }
+    }
+
+    #[test]
+    fn the_memory_cap_holds_or_it_is_said_that_it_cannot() {
+        let mut fits = 0;
+        for connections in [1, 2, 16, 4096] {
+            for size in [0, 1, 4096, 1 << 20, 1 << 30] {
+                for (window, inline) in [(1, 0), (64, 64), (256, 1024)] {
+                    let given = Parameters { connections, window, inline, batch: 1, sizes: vec![size], ..parameters() };
+                    let Ok(fitted) = given.fit(size) else {
+                        assert_eq!(given.check().unwrap_err().setting, Setting::Memory);
+                        continue;
+                    };
+                    fits += 1;
+                    assert!(fitted.depth >= 1 && fitted.send_buffers >= 1 && fitted.window >= 1);
+                    let buffers = fitted.depth + CREDIT_RECEIVES + fitted.send_buffers;
+                    let bytes = buffers * size.next_multiple_of(64).max(64) + fitted.window * inline;
+                    assert!(connections * bytes <= given.memory_bytes, "{connections} {size} {window} {inline}");
+                }
+            }
+        }
+        assert!(fits > 20, "{fits}");
+    }
+
+    #[test]
+    fn each_setting_has_bounds() {
+        let good = parameters;
+        good().check().unwrap();
+        use Setting::*;
+        for (wrong, setting) in [
+            (Parameters { sizes: vec![], ..good() }, Sizes),
+            (Parameters { sizes: vec![1; 2000], ..good() }, Sizes),
+            (Parameters { sizes: vec![16, usize::MAX], ..good() }, Size),
+            (Parameters { extent: Extent::Messages(0), ..good() }, Messages),
+            (Parameters { extent: Extent::Messages(u64::MAX), ..good() }, Messages),
+            (Parameters { extent: Extent::Seconds(-1.0), ..good() }, Seconds),
+            (Parameters { extent: Extent::Seconds(f64::NAN), ..good() }, Seconds),
+            (Parameters { extent: Extent::Seconds(1e300), ..good() }, Seconds),
+            (Parameters { window: 0, ..good() }, Window),
+            (Parameters { window: usize::MAX, ..good() }, Window),
+            (Parameters { depth: 0, ..good() }, Depth),
+            (Parameters { depth: 16_384, connections: 100, ..good() }, Depth),
+            (Parameters { batch: 0, ..good() }, Batch),
+            (Parameters { batch: 8, window: 4, ..good() }, Batch),
+            (Parameters { inline: usize::MAX, ..good() }, Inline),
+            (Parameters { connections: 0, ..good() }, Connections),
+            (Parameters { connections: usize::MAX, ..good() }, Connections),
+            (Parameters { bidirectional: true, kind: Kind::Latency, ..good() }, Bidirectional),
+            (Parameters { mtu: Some(1500), ..good() }, Mtu),
+            (Parameters { rate: Some(0.0), ..good() }, Rate),
+            (Parameters { rate: Some(f64::INFINITY), ..good() }, Rate),
+            (Parameters { slow_receiver_us: u64::MAX, ..good() }, SlowReceiver),
+            (Parameters { timeout: 32, ..good() }, Timeout),
+            (Parameters { retry_count: 8, ..good() }, RetryCount),
+            (Parameters { rnr_retry: 8, ..good() }, RnrRetry),
+            (Parameters { memory_bytes: 0, ..good() }, Memory),
+            (Parameters { memory_bytes: usize::MAX, ..good() }, Memory),
+            (Parameters { sizes: vec![1 << 30], ..good() }, Memory),
+        ] {
+            let error = wrong.check().expect_err("it is out of range");
+            assert_eq!(error.setting, setting, "{error}");
         }
     }
 }

@@ -10,7 +10,11 @@ use serde::{Deserialize, Serialize};
 use crate::environment::Environment;
 use crate::parameters::{Fitted, Parameters};
 
-/// Names the layout of a record.
+/// Digits of a recorded value that count.
+const SIGNIFICANT_DIGITS: u8 = 3;
+
+/// Names the layout of a record. Fields may be added under one name; a reader leaves those alone that
+/// it does not know.
 pub const SCHEMA: &str = "doorbell-bench/1";
 
 /// The record of one run.
@@ -27,7 +31,7 @@ pub struct Record {
 }
 
 /// What one point measured.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct PointResult {
     /// Bytes per message.
     pub bytes: usize,
@@ -41,6 +45,9 @@ pub struct PointResult {
     pub bytes_per_s: f64,
     /// Half a round trip (latency only).
     pub latency_ns: Option<Latency>,
+    /// All that these figures were made from (latency only).
+    #[serde(default)]
+    pub histogram_ns: Option<Buckets>,
     /// What window, depth and buffers were made of.
     pub fitted: Fitted,
     /// Path MTU in use.
@@ -94,6 +101,36 @@ impl Latency {
             p999: histogram.value_at_quantile(0.999),
             max: histogram.max(),
         }
+    }
+}
+
+/// A whole histogram: `[value, count]` of each bucket that is not empty, values rising.
+///
+/// A bucket's value is the greatest that falls into it, of three significant digits:
+/// 2,048 and 2,049 share one, and 1,999 has one of its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Buckets(pub Vec<(u64, u64)>);
+
+impl Buckets {
+    /// An empty histogram of the resolution that records have. It grows by itself.
+    pub fn empty_histogram() -> Histogram<u64> {
+        Histogram::new(SIGNIFICANT_DIGITS).unwrap_or_else(|_| unreachable!("three digits are allowed"))
+    }
+
+    /// What was recorded.
+    pub fn of(histogram: &Histogram<u64>) -> Self {
+        Self(histogram.iter_recorded().map(|step| (step.value_iterated_to(), step.count_at_value())).collect())
+    }
+
+    /// The histogram again, with every count in its place.
+    pub fn to_histogram(&self) -> Histogram<u64> {
+        let mut histogram = Self::empty_histogram();
+        for &(value, count) in &self.0 {
+            // It grows by itself, so there is nothing that it cannot record.
+            let _ = histogram.record_n(value, count);
+        }
+        histogram
     }
 }
 
@@ -177,4 +214,32 @@ pub fn predict(bytes: usize, sent: u64, received: u64, mtu: PathMtu, credits: bo
 /// Counters by name.
 pub fn by_name(counters: &Counters) -> BTreeMap<String, u64> {
     Counters::NAMES.iter().map(|name| (*name).to_owned()).zip(counters.values()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_histogram_comes_back_from_a_record_as_it_was() {
+        let mut histogram = Buckets::empty_histogram();
+        for (index, value) in [0, 1, 1999, 2048, 2049, 3141, 3141, 1 << 20, u64::MAX >> 8].into_iter().enumerate() {
+            histogram.record_n(value, index as u64 + 1).unwrap();
+        }
+        let buckets = Buckets::of(&histogram);
+        assert_eq!(buckets.0[..4], [(0, 1), (1, 2), (1999, 3), (2049, 9)]);
+        let json = serde_json::to_string(&buckets).unwrap();
+        assert!(json.starts_with("[[0,1],[1,2],[1999,3],[2049,9],"), "{json}");
+        let read: Buckets = serde_json::from_str(&json).unwrap();
+        assert!(read.to_histogram() == histogram);
+        assert_eq!(Latency::of(&read.to_histogram()), Latency::of(&histogram));
+    }
+
+    #[test]
+    fn a_record_of_before_histograms_is_still_read() {
+        let result = PointResult { histogram_ns: Some(Buckets(vec![(1, 1)])), ..PointResult::default() };
+        let mut value = serde_json::to_value(&result).unwrap();
+        value.as_object_mut().unwrap().remove("histogram_ns").unwrap();
+        assert_eq!(serde_json::from_value::<PointResult>(value).unwrap().histogram_ns, None);
+    }
 }

@@ -2,7 +2,8 @@
 //!
 //! The client says what is to be measured; then, point by point, both make fresh connections,
 //! exchange their descriptions, run the workload, and the server tells what it saw. Everything is
-//! a line of JSON, bounded in length and time.
+//! a line of JSON, bounded in length and time. The server trusts nothing that it is told: it
+//! accepts the parameters and each point, or says why not and ends.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -11,14 +12,13 @@ use std::time::Duration;
 use doorbell_exchange::send_receive::{Connection, Endpoint};
 use doorbell_exchange::setup::{self, SetupError};
 use doorbell_exchange::{ConnectError, ConnectionError};
-use doorbell_verbs::{Access, Counters, Device, MemoryKind, Pd};
-use hdrhistogram::Histogram;
+use doorbell_verbs::{Access, Counters, Device, MemoryKind, PathMtu, Pd};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::executor::{self, Idle};
-use crate::parameters::{Fitted, Kind, Parameters};
-use crate::record::{self, BothEnds, Counted, Latency, PointResult, Predicted};
+use crate::parameters::{Fitted, Kind, Parameters, ParametersError};
+use crate::record::{self, BothEnds, Buckets, Counted, Latency, PointResult, Predicted};
 use crate::workload::{self, Plan, Reception, SendMemory, Tally};
 
 /// How long one side waits for the other to answer.
@@ -50,6 +50,20 @@ pub enum SessionError {
     /// The control connection broke.
     #[error("the peer is gone: {0}")]
     Control(#[source] io::Error),
+    /// What is to be measured cannot be.
+    #[error(transparent)]
+    Parameters(#[from] ParametersError),
+    /// The client wants more memory than this side gives.
+    #[error("the client allows {asked} B of message memory, this side has {allowed} B for it")]
+    Memory {
+        /// What the client allows.
+        asked: usize,
+        /// What this side was started with.
+        allowed: usize,
+    },
+    /// The client wants a point that it has not announced.
+    #[error("messages of {0} B are not among the sizes that the client announced")]
+    UnknownSize(usize),
     /// The peer says something unexpected.
     #[error("the peer sent what is not expected here: {0}")]
     Unexpected(String),
@@ -80,12 +94,24 @@ enum ToServer {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum FromServer {
+    /// The parameters, or the point, are acceptable.
+    Accepted,
     /// Receives are posted: go.
     Ready,
     /// The point is over.
     Report(Box<Report>),
     /// It failed.
     Failed(String),
+}
+
+impl FromServer {
+    /// What came instead of what was expected, as an error.
+    fn instead_of(self, expected: &str) -> SessionError {
+        match self {
+            Self::Failed(reason) => SessionError::Peer(reason),
+            other => SessionError::Unexpected(format!("{other:?} instead of {expected}")),
+        }
+    }
 }
 
 /// What one end saw of a point.
@@ -159,40 +185,61 @@ impl Control {
     }
 }
 
+impl Control {
+    /// The server takes what it was told last.
+    fn expect_accepted(&mut self) -> Result<(), SessionError> {
+        match self.receive(Some(ANSWER_DEADLINE))? {
+            FromServer::Accepted => Ok(()),
+            other => Err(other.instead_of("accepted")),
+        }
+    }
+}
+
 /// One point's connections and memory.
 struct Point {
     connections: Vec<(Connection, SendMemory)>,
     fitted: Fitted,
     idle: Idle,
     before: Counters,
-    mtu: doorbell_verbs::PathMtu,
+    mtu: PathMtu,
 }
 
-fn make_point(
-    device: &Device,
-    pd: &Pd,
-    stream: &TcpStream,
-    parameters: &Parameters,
-    bytes: usize,
-) -> Result<Point, SessionError> {
-    let fitted = parameters.fit(bytes);
-    let idle = if parameters.events { Idle::sleep_on(device.create_channel()?) } else { Idle::spin() };
-    let before = device.counters();
-    let endpoints: Result<Vec<Endpoint>, ConnectError> = (0..parameters.connections)
-        .map(|_| Endpoint::new(pd, parameters.config(bytes, &fitted), idle.channel()))
-        .collect();
-    let endpoints = endpoints?;
-    let own: Vec<_> = endpoints.iter().map(Endpoint::description).collect();
-    let peers = setup::exchange(stream, &own, ANSWER_DEADLINE)?;
-    let stride = bytes.next_multiple_of(64).max(64);
-    let mut mtu = device.attributes().active_mtu;
-    let mut connections = Vec::new();
-    for ((endpoint, peer), own) in endpoints.into_iter().zip(&peers).zip(&own) {
-        mtu = own.path_mtu.min(peer.path_mtu);
-        let region = pd.allocate(fitted.send_buffers * stride, Access::empty(), MemoryKind::Plain)?;
-        connections.push((endpoint.connect(peer)?, SendMemory { region, stride }));
+/// What one end has made of a point before it knows the other.
+struct Prepared {
+    endpoints: Vec<Endpoint>,
+    memory: Vec<SendMemory>,
+    fitted: Fitted,
+    idle: Idle,
+    before: Counters,
+}
+
+impl Prepared {
+    fn new(pd: &Pd, parameters: &Parameters, bytes: usize) -> Result<Self, SessionError> {
+        let device = pd.device();
+        let fitted = parameters.fit(bytes)?;
+        let idle = if parameters.events { Idle::sleep_on(device.create_channel()?) } else { Idle::spin() };
+        let before = device.counters();
+        let stride = bytes.next_multiple_of(64).max(64);
+        let (mut endpoints, mut memory) = (Vec::new(), Vec::new());
+        for _ in 0..parameters.connections {
+            endpoints.push(Endpoint::new(pd, parameters.config(bytes, &fitted), idle.channel())?);
+            let region = pd.allocate(fitted.send_buffers * stride, Access::empty(), MemoryKind::Plain)?;
+            memory.push(SendMemory { region, stride });
+        }
+        Ok(Self { endpoints, memory, fitted, idle, before })
     }
-    Ok(Point { connections, fitted, idle, before, mtu })
+
+    fn connect(self, stream: &TcpStream) -> Result<Point, SessionError> {
+        let own: Vec<_> = self.endpoints.iter().map(Endpoint::description).collect();
+        let peers = setup::exchange(stream, &own, ANSWER_DEADLINE)?;
+        let mut mtu = PathMtu::Mtu4096;
+        let mut connections = Vec::new();
+        for (((endpoint, own), peer), memory) in self.endpoints.into_iter().zip(&own).zip(&peers).zip(self.memory) {
+            mtu = own.path_mtu.min(peer.path_mtu); // the same for all connections of two devices
+            connections.push((endpoint.connect(peer)?, memory));
+        }
+        Ok(Point { connections, fitted: self.fitted, idle: self.idle, before: self.before, mtu })
+    }
 }
 
 fn plan(parameters: &Parameters, fitted: &Fitted, bytes: usize) -> Plan {
@@ -216,10 +263,16 @@ pub struct Client {
 
 impl Client {
     /// Greets the server and tells it what is to be measured.
+    ///
+    /// # Errors
+    ///
+    /// The parameters are not allowed, here or there.
     pub fn new(device: &Device, stream: TcpStream, parameters: Parameters) -> Result<Self, SessionError> {
+        parameters.check()?;
         setup::exchange(&stream, &[], ANSWER_DEADLINE)?;
         let mut control = Control::new(stream)?;
         control.send(&ToServer::Parameters(Box::new(parameters.clone())))?;
+        control.expect_accepted()?;
         Ok(Self { pd: device.create_pd()?, device: device.clone(), control, parameters })
     }
 
@@ -240,13 +293,13 @@ impl Client {
 
     fn measure_point(&mut self, bytes: usize, progress: impl Fn(u64)) -> Result<PointResult, SessionError> {
         self.control.send(&ToServer::Point { bytes })?;
-        let point = make_point(&self.device, &self.pd, &self.control.stream, &self.parameters, bytes)?;
+        let prepared = Prepared::new(&self.pd, &self.parameters, bytes)?;
+        self.control.expect_accepted()?;
+        let Point { connections, fitted, idle, before, mtu } = prepared.connect(&self.control.stream)?;
         match self.control.receive(Some(ANSWER_DEADLINE))? {
             FromServer::Ready => {}
-            FromServer::Failed(reason) => return Err(SessionError::Peer(reason)),
-            FromServer::Report(_) => return Err(SessionError::Unexpected("a report".to_owned())),
+            other => return Err(other.instead_of("ready")),
         }
-        let Point { connections, fitted, idle, before, mtu } = point;
         let parameters = &self.parameters;
         let plan = plan(parameters, &fitted, bytes);
         let failed = |error| SessionError::Connection { bytes, error };
@@ -257,15 +310,13 @@ impl Client {
                 let tasks = connections.into_iter().map(|(connection, memory)| {
                     workload::ping(connection, idle.clone(), device.clone(), plan, memory, progress)
                 });
-                let (mut tallies, mut all) = (Vec::new(), Histogram::<u64>::new(3).ok());
+                let (mut tallies, mut all) = (Vec::new(), Buckets::empty_histogram());
                 for result in executor::run(&idle, tasks) {
                     let (tally, histogram) = result.map_err(failed)?;
                     tallies.push(tally);
-                    if let Some(all) = &mut all {
-                        all.add(&histogram).unwrap_or_else(|_| unreachable!("both resize by themselves"));
-                    }
+                    all.add(&histogram).unwrap_or_else(|_| unreachable!("both resize by themselves"));
                 }
-                (tallies, all)
+                (tallies, Some(all))
             }
             Kind::Bandwidth => {
                 let reception = Reception { verify: parameters.verify, pause_ns: 0 };
@@ -286,8 +337,7 @@ impl Client {
         let counters = device.counters().since(&before);
         let report = match self.control.receive::<FromServer>(Some(ANSWER_DEADLINE))? {
             FromServer::Report(report) => *report,
-            FromServer::Failed(reason) => return Err(SessionError::Peer(reason)),
-            FromServer::Ready => return Err(SessionError::Unexpected("ready twice".to_owned())),
+            other => return Err(other.instead_of("a report")),
         };
         let own = Report::new(&tallies, &counters);
         let began_ns = tallies.iter().map(|tally| tally.began_ns).min().unwrap_or(0);
@@ -311,6 +361,7 @@ impl Client {
             messages_per_s: messages as f64 / seconds,
             bytes_per_s: messages as f64 * bytes as f64 / seconds,
             latency_ns: histogram.as_ref().map(Latency::of),
+            histogram_ns: histogram.as_ref().map(Buckets::of),
             fitted,
             mtu: mtu.bytes(),
             counted: BothEnds {
@@ -330,37 +381,53 @@ impl Client {
     }
 }
 
-/// The other end: serves one client until it is done.
-pub fn serve(device: &Device, stream: TcpStream) -> Result<(), SessionError> {
+/// The other end: serves one client until it is done, with up to `memory_bytes` of message memory.
+///
+/// # Errors
+///
+/// The client wants what is not allowed, or a point failed: the client was told why. Or the client
+/// is gone.
+pub fn serve(device: &Device, stream: TcpStream, memory_bytes: usize) -> Result<(), SessionError> {
     setup::exchange(&stream, &[], ANSWER_DEADLINE)?;
     let mut control = Control::new(stream)?;
+    let result = serve_points(device, &mut control, memory_bytes);
+    if let Err(error) = &result
+        && !matches!(error, SessionError::Control(_))
+    {
+        // If it cannot be told, it is gone, and there is a better reason to report.
+        let _ = control.send(&FromServer::Failed(error.to_string()));
+    }
+    result
+}
+
+fn serve_points(device: &Device, control: &mut Control, memory_bytes: usize) -> Result<(), SessionError> {
     let ToServer::Parameters(parameters) = control.receive(Some(ANSWER_DEADLINE))? else {
         return Err(SessionError::Unexpected("no parameters".to_owned()));
     };
+    if parameters.memory_bytes > memory_bytes {
+        return Err(SessionError::Memory { asked: parameters.memory_bytes, allowed: memory_bytes });
+    }
+    parameters.check()?;
     let pd = device.create_pd()?;
+    control.send(&FromServer::Accepted)?;
     loop {
         match control.receive(None)? {
-            ToServer::Point { bytes } => match serve_point(device, &pd, &mut control, &parameters, bytes) {
-                Ok(report) => control.send(&FromServer::Report(Box::new(report)))?,
-                Err(error) => {
-                    control.send(&FromServer::Failed(error.to_string()))?;
-                    return Err(error);
-                }
-            },
+            ToServer::Point { bytes } if parameters.sizes.contains(&bytes) => {
+                let report = serve_point(&pd, control, &parameters, bytes)?;
+                control.send(&FromServer::Report(Box::new(report)))?;
+            }
+            ToServer::Point { bytes } => return Err(SessionError::UnknownSize(bytes)),
             ToServer::End => return Ok(()),
             ToServer::Parameters(_) => return Err(SessionError::Unexpected("parameters twice".to_owned())),
         }
     }
 }
 
-fn serve_point(
-    device: &Device,
-    pd: &Pd,
-    control: &mut Control,
-    parameters: &Parameters,
-    bytes: usize,
-) -> Result<Report, SessionError> {
-    let Point { connections, fitted, idle, before, .. } = make_point(device, pd, &control.stream, parameters, bytes)?;
+fn serve_point(pd: &Pd, control: &mut Control, parameters: &Parameters, bytes: usize) -> Result<Report, SessionError> {
+    let device = pd.device();
+    let prepared = Prepared::new(pd, parameters, bytes)?;
+    control.send(&FromServer::Accepted)?;
+    let Point { connections, fitted, idle, before, .. } = prepared.connect(&control.stream)?;
     control.send(&FromServer::Ready)?;
     let plan = plan(parameters, &fitted, bytes);
     let results = match parameters.kind {

@@ -10,6 +10,7 @@ use hdrhistogram::Histogram;
 
 use crate::parameters::Extent;
 use crate::payload;
+use crate::record::Buckets;
 
 /// What one side of one connection sends.
 #[derive(Clone, Copy, Debug)]
@@ -54,6 +55,15 @@ pub struct Tally {
     pub keepalives: u64,
     /// Messages that carried no data.
     pub control_sends: u64,
+}
+
+impl Tally {
+    /// Takes over what a connection has counted itself, at its end.
+    fn close(&mut self, connection: &Connection) {
+        self.stalled_on_credits = connection.stalled_on_credits();
+        self.keepalives = connection.keepalives();
+        self.control_sends = connection.control_sends();
+    }
 }
 
 /// How a receiver treats messages.
@@ -115,10 +125,7 @@ pub async fn stream<W: Waiter>(
         yield_now().await; // however much comes in here, other connections have their turn
     }
     while take_all(connection.get_mut(), &device, reception, &mut tally) > 0 {}
-    let connection = connection.get();
-    tally.stalled_on_credits = connection.stalled_on_credits();
-    tally.keepalives = connection.keepalives();
-    tally.control_sends = connection.control_sends();
+    tally.close(connection.get());
     Ok(tally)
 }
 
@@ -215,7 +222,7 @@ pub async fn ping<W: Waiter>(
     progress: impl Fn(u64),
 ) -> Result<(Tally, Histogram<u64>), ConnectionError> {
     let mut connection = Async::new(connection, waiter);
-    let mut histogram = Histogram::<u64>::new(3).unwrap_or_else(|_| unreachable!("three digits are allowed"));
+    let mut histogram = Buckets::empty_histogram();
     let mut tally = Tally::default();
     let mut scratch = vec![0; if plan.verify { plan.bytes } else { 0 }];
     let (mut rounds, mut ends_ns) = (0_u64, u64::MAX);
@@ -269,9 +276,7 @@ pub async fn ping<W: Waiter>(
     while !connection.get().is_peer_closed() {
         connection.progress().await?;
     }
-    tally.keepalives = connection.get().keepalives();
-    tally.control_sends = connection.get().control_sends();
-    tally.stalled_on_credits = connection.get().stalled_on_credits();
+    tally.close(connection.get());
     Ok((tally, histogram))
 }
 
@@ -310,8 +315,6 @@ pub async fn pong<W: Waiter>(
         tally.sent += 1;
     }
     connection.close().await?;
-    tally.keepalives = connection.get().keepalives();
-    tally.control_sends = connection.get().control_sends();
-    tally.stalled_on_credits = connection.get().stalled_on_credits();
+    tally.close(connection.get());
     Ok(tally)
 }

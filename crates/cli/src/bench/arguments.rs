@@ -3,10 +3,10 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use doorbell_exchange::send_receive::Config;
 use doorbell_fabric::FaultPlan;
-use doorbell_study::parameters::{Extent, Kind, Parameters};
+use doorbell_study::parameters::{Extent, Kind, Parameters, ParametersError, Setting, most_queued};
 use doorbell_verbs::soft::SoftOptions;
 use doorbell_wire::{PathMtu, ROCE_UDP_PORT};
 
@@ -18,15 +18,6 @@ const DEFAULT_TCP_PORT: u16 = 18515;
 
 /// Sizes measured if none are given.
 const DEFAULT_SIZES: [usize; 5] = [16, 512, 4096, 65_536, 1 << 20];
-
-// What the names mean stands in the help of --config: help of each value would make clap print all
-// options with paragraphs between.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ConfigName {
-    Sequential,
-    Unbatched,
-    Batched,
-}
 
 /// The embedded software RNIC.
 #[derive(Args, Clone, Debug)]
@@ -121,7 +112,7 @@ struct Load {
     #[arg(long)]
     verify: bool,
     /// MiB of message memory per process at most: beyond it buffers are shared, or window and
-    /// depth are cut, and the output says so
+    /// depth are cut, and the output says so. A side that listens grants no client more than its own
     #[arg(long, value_name = "MIB", default_value_t = 256)]
     memory: usize,
     /// Microseconds that the receiver takes for each message (bw only)
@@ -138,8 +129,8 @@ struct ConnectionArguments {
     connections: usize,
     /// Window and batch by name: sequential (1 unacknowledged), unbatched (64, posted one by
     /// one), batched (256, eight per post)
-    #[arg(long, value_enum, value_name = "NAME", hide_possible_values = true)]
-    config: Option<ConfigName>,
+    #[arg(long, value_name = "NAME", hide_possible_values = true, value_parser = Config::NAMES)]
+    config: Option<String>,
     /// Messages unacknowledged at most, per connection [default: 64; lat: 1]
     #[arg(short = 't', long, value_name = "N")]
     window: Option<usize>,
@@ -195,14 +186,21 @@ impl Exchange {
         }
     }
 
+    /// Checks what two processes of this machine cannot do.
+    pub(crate) fn check_both_here(&self) -> Result<(), Usage> {
+        match self.device.bind {
+            Some(address @ IpAddr::V6(v6)) if v6.to_ipv4_mapped().is_none() => Err(Usage(format!(
+                "--bind is {address}, but the second process of this machine takes a loopback address of IPv4; for \
+                 IPv6 start both sides: one with --listen and --bind, one with HOST and another --bind"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
     /// What is to be measured, checked.
     pub(crate) fn parameters(&self, kind: Kind) -> Result<Parameters, Usage> {
         let (load, connection) = (&self.load, &self.connection);
-        let named = connection.config.map(|name| match name {
-            ConfigName::Sequential => Config::sequential(),
-            ConfigName::Unbatched => Config::unbatched(),
-            ConfigName::Batched => Config::batched(),
-        });
+        let named = connection.config.as_deref().and_then(Config::by_name);
         let window = match (connection.window, &named, kind) {
             (Some(window), ..) => window,
             (None, Some(config), _) => config.window,
@@ -210,7 +208,8 @@ impl Exchange {
             (None, None, Kind::Bandwidth) => 64,
         };
         let batch = connection.batch.or(named.map(|config| config.batch)).unwrap_or(1);
-        let depth = connection.depth.unwrap_or((2 * window).max(64));
+        let depth = (2 * window).clamp(64, most_queued(connection.connections).max(64));
+        let depth = connection.depth.unwrap_or(depth);
         let sizes = if load.all {
             (1..=23).map(|exponent| 1 << exponent).collect()
         } else if load.size.is_empty() {
@@ -218,42 +217,11 @@ impl Exchange {
         } else {
             load.size.clone()
         };
-        let within = |option: &str, given: usize, least: usize, most: usize| {
-            if (least..=most).contains(&given) {
-                Ok(())
-            } else {
-                Err(Usage(format!("{option} is {given}, allowed is {least} to {most}")))
-            }
-        };
-        for &size in &sizes {
-            within("the message size (-s)", size, 0, 1 << 30)?;
-        }
-        within("the window (-t)", window, 1, 16_384)?;
-        within("the batch (-l)", batch, 1, 64.min(window))?;
-        within("the receive depth (-r)", depth, 1, 16_384)?;
-        within("inline (-I)", connection.inline, 0, 1024)?;
-        within("the number of connections (-q)", connection.connections, 1, 4096)?;
-        within("the timeout (-u)", connection.timeout.into(), 0, 31)?;
-        within("--retry", connection.retry.into(), 0, 7)?;
-        within("--rnr-retry", connection.rnr_retry.into(), 0, 7)?;
-        within("--memory", load.memory, 1, 1 << 20)?;
-        if !(0.01..=86_400.0).contains(&load.duration) {
-            return Err(Usage(format!("the duration (-D) is {} s, allowed is 0.01 to 86400", load.duration)));
-        }
-        if let Some(rate) = load.rate
-            && !(0.001..=1e9).contains(&rate)
-        {
-            return Err(Usage(format!("--rate is {rate} messages/s, allowed is 0.001 to 1e9")));
-        }
-        if load.bidirectional && kind == Kind::Latency {
-            return Err(Usage("a ping-pong goes both ways already: -b is for bw".to_owned()));
-        }
         let extent = match load.iterations {
-            Some(0) => return Err(Usage("-n is 0, allowed is at least 1".to_owned())),
             Some(messages) => Extent::Messages(messages),
             None => Extent::Seconds(load.duration),
         };
-        Ok(Parameters {
+        let parameters = Parameters {
             kind,
             sizes,
             extent,
@@ -273,7 +241,43 @@ impl Exchange {
             retry_count: connection.retry,
             rnr_retry: connection.rnr_retry,
             verify: load.verify,
-            memory_bytes: load.memory << 20,
-        })
+            memory_bytes: self.memory_bytes(),
+        };
+        parameters.check().map_err(|error| Usage(in_options(&error)))?;
+        Ok(parameters)
     }
+
+    /// Message memory of this side at most.
+    pub(crate) fn memory_mib(&self) -> usize {
+        self.load.memory
+    }
+
+    /// The same in bytes.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.load.memory.saturating_mul(1 << 20)
+    }
+}
+
+/// The error with the option that the setting is given by.
+fn in_options(error: &ParametersError) -> String {
+    let ParametersError { setting, given, allowed } = error;
+    let option = match setting {
+        Setting::Sizes | Setting::Size => "-s",
+        Setting::Messages => "-n",
+        Setting::Seconds => "-D",
+        Setting::Window => "-t",
+        Setting::Depth => "-r",
+        Setting::Batch => "-l",
+        Setting::Inline => "-I",
+        Setting::Connections => "-q",
+        Setting::Bidirectional => "-b",
+        Setting::Mtu => "-m",
+        Setting::Rate => "--rate",
+        Setting::SlowReceiver => "--slow-receiver-us",
+        Setting::Timeout => "-u",
+        Setting::RetryCount => "--retry",
+        Setting::RnrRetry => "--rnr-retry",
+        Setting::Memory => "--memory",
+    };
+    format!("{setting} ({option}) is {given}, allowed is {allowed}")
 }

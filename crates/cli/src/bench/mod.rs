@@ -80,12 +80,12 @@ fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
                 drop(device);
                 device = open(exchange, toward)?;
             }
-            session::serve(&device, stream)?;
+            session::serve(&device, stream, exchange.memory_bytes())?;
             Ok(ExitCode::SUCCESS)
         }
         Role::ServeBack(address) => {
             let device = open(exchange, None)?;
-            match session::serve(&device, peer::connect(&address)?) {
+            match session::serve(&device, peer::connect(&address)?, exchange.memory_bytes()) {
                 Ok(()) => Ok(ExitCode::SUCCESS),
                 // Whoever started this process has ended, and said why if there was a reason.
                 Err(SessionError::Control(_)) => Ok(ExitCode::FAILURE),
@@ -101,6 +101,7 @@ fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
         }
         Role::Both => {
             // Checked before a second process is started for nothing.
+            exchange.check_both_here()?;
             exchange.parameters(kind)?;
             let device = open(exchange, None)?;
             let (stream, child) = peer::spawn(kind, exchange)?;

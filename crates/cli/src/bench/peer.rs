@@ -87,6 +87,7 @@ pub(crate) fn spawn(kind: Kind, exchange: &Exchange) -> Result<(TcpStream, Secon
     });
     command.arg("--serve-back").arg(listener.local_addr()?.to_string());
     command.arg("--udp-port").arg(exchange.device.udp_port.to_string());
+    command.arg("--memory").arg(exchange.memory_mib().to_string());
     if let Some(plan) = &exchange.device.fault {
         command.arg("--fault").arg(plan.to_string());
     }

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::command::{list, measuring, number, positive, run};
 
-const ENDS: [&str; 2] = ["client", "server"];
+pub(crate) const ENDS: [&str; 2] = ["client", "server"];
 
 /// Runs a measurement and checks what holds for all.
 #[track_caller]
@@ -27,7 +27,7 @@ fn record(arguments: &str) -> Value {
 /// Data packets and bytes are what was predicted, and so are acknowledgements, where nothing had
 /// to be sent again.
 #[track_caller]
-fn check_packets(result: &Value) {
+pub(crate) fn check_packets(result: &Value) {
     assert_eq!(number(result, "/damaged"), 0);
     let repeated: u64 = ENDS.iter().map(|end| number(result, &format!("/counted/{end}/retransmitted_packets"))).sum();
     let refused: u64 = ENDS.iter().map(|end| number(result, &format!("/counters/{end}/rnr_nak_sent"))).sum();
@@ -68,6 +68,11 @@ fn messages_of_every_size_cross_intact_there_and_back() {
         let latency = ["min", "p50", "p99", "p999", "max"].map(|name| number(result, &format!("/latency_ns/{name}")));
         assert!(latency[0] > 0 && latency.is_sorted(), "{result:#}");
         positive(result, "/latency_ns/mean");
+        // The figures are those of the whole histogram, which holds every round.
+        let buckets = list(result, "/histogram_ns");
+        assert_eq!(buckets.iter().map(|bucket| number(bucket, "/1")).sum::<u64>(), 500);
+        assert_eq!(number(&buckets[buckets.len() - 1], "/0"), latency[4]);
+        assert!(buckets.iter().map(|bucket| number(bucket, "/0")).is_sorted());
     }
 }
 

@@ -42,10 +42,13 @@ fn server_against(hello: &[u8], words: &[&str]) {
 
 #[test]
 fn garbage_on_the_port_is_called_so() {
-    client_against(b"HTTP/1.1 400 Bad Request\r\n\r\n", &["127.0.0.1:", "does not speak Doorbell's set-up"]);
+    client_against(
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        &["127.0.0.1:", "does not speak Doorbell's set-up: it sent \"HTTP/1.1\""],
+    );
     server_against(b"GET / HTTP/1.1\r\n\r\n", &["127.0.0.1:", "does not speak Doorbell's set-up"]);
     // The greeting is right, what follows is none of ours.
-    server_against(b"DOORBELL\0\x01\0\0\0\0garbage\n", &["the peer sent what is not expected here: garbage"]);
+    server_against(b"DOORBELL\0\x02\0\0\0\0garbage\n", &["the peer sent what is not expected here: garbage"]);
 }
 
 #[test]
@@ -68,8 +71,8 @@ fn a_peer_that_says_nothing_is_given_up() {
     client_against(b"", &["did not answer within 10 s"]);
 }
 
-#[test]
-fn a_server_that_is_killed_ends_its_client() {
+/// A server and its client in the midst of measuring, one pair for each kind of load.
+fn in_the_middle(test: impl Fn(&str, Running, Running)) {
     let _one_at_a_time = measuring();
     for arguments in ["bw -s 16", "bw -s 1048576 -b", "bw -s 16 -e", "lat -s 16", "lat -s 16 -e"] {
         let kind = &arguments[..arguments.find(' ').unwrap_or_default()];
@@ -77,26 +80,35 @@ fn a_server_that_is_killed_ends_its_client() {
         let client = Running::start(doorbell(&format!("bench {arguments} -D 3600 {address}")));
         server.wait_for("serving");
         std::thread::sleep(IN_THE_MIDDLE);
+        test(arguments, server, client);
+    }
+}
+
+#[test]
+fn a_server_that_is_killed_ends_its_client() {
+    in_the_middle(|arguments, server, client| {
         server.kill();
         let client = client.finish().expect_status(1);
         assert!(client.stderr.contains("doorbell: at "), "{arguments}: {}", client.stderr);
         assert!(client.stderr.contains("the peer does not answer any more"), "{arguments}: {}", client.stderr);
         assert!(!client.stderr.contains("panicked"), "{}", client.stderr);
-    }
+    });
 }
 
 #[test]
 fn a_client_that_is_killed_ends_its_server() {
-    let _one_at_a_time = measuring();
-    for arguments in ["bw -s 16", "bw -s 1048576 -b", "bw -s 16 -e", "lat -s 16", "lat -s 16 -e"] {
-        let kind = &arguments[..arguments.find(' ').unwrap_or_default()];
-        let (mut server, address) = listen(kind);
-        let client = Running::start(doorbell(&format!("bench {arguments} -D 3600 {address}")));
-        server.wait_for("serving");
-        std::thread::sleep(IN_THE_MIDDLE);
+    in_the_middle(|_, server, client| {
         client.kill();
         server.finish().expect_complaint(1, &["doorbell: ", "the peer"]);
-    }
+    });
+}
+
+#[test]
+fn a_server_keeps_to_its_own_memory_and_both_sides_say_so() {
+    let (server, address) = listen("bw --memory 64");
+    let said = "the client allows 134217728 B of message memory, this side has 67108864 B";
+    run(&format!("bench bw -n 100 -s 16 --memory 128 {address}")).expect_complaint(1, &["the peer failed", said]);
+    server.finish().expect_complaint(1, &[said]);
 }
 
 /// The process that this one has started.

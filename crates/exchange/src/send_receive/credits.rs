@@ -6,9 +6,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Receives that each side posts beside those it grants: for credit messages, of which at most
-/// one is unanswered, and for the goodbye.
-pub(crate) const CREDIT_RECEIVES: usize = 3;
+/// Receives (and their buffers) that each side posts beside those it grants: for credit messages,
+/// of which at most one is unanswered, and for the goodbye.
+pub const CREDIT_RECEIVES: usize = 3;
 
 /// Marks a message that carries nothing but what its immediate says.
 const ALONE: u32 = 1 << 31;

@@ -13,8 +13,14 @@ use super::credits::{ReceiveCredits, Word};
 /// Marks the work requests of receives.
 pub(crate) const RECEIVE_TAG: u64 = 1 << 63;
 
-/// Marks the work requests of messages that carry no data.
+/// Marks the work requests of messages that carry no data; which of them, the rest says.
 pub(crate) const CONTROL_TAG: u64 = 1 << 62;
+/// A credit message.
+pub(crate) const CREDIT_TAG: u64 = CONTROL_TAG;
+/// The last message of this side.
+pub(crate) const GOODBYE_TAG: u64 = CONTROL_TAG | 1;
+/// The question whether the peer lives.
+pub(crate) const KEEPALIVE_TAG: u64 = CONTROL_TAG | 2;
 
 /// Receives in one post at most.
 const REPOST_LIST: usize = 64;
@@ -152,7 +158,7 @@ impl Pool {
         {
             let word = Word::new(true, self.granted());
             let request = SendRequest {
-                wr_id: CONTROL_TAG,
+                wr_id: CREDIT_TAG,
                 operation: SendOperation::SendImmediate(word.encode()),
                 flags: SendFlags::SIGNALED,
                 payload: Payload::Inline(&[]),

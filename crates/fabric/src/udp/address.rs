@@ -54,7 +54,7 @@ pub enum BindError {
     /// Another socket has this address and port.
     #[error(
         "UDP port {port} of {address} is taken by another socket; another address (--bind, \
-         DOORBELL_BIND) or another port on both ends (--port, DOORBELL_PORT) is allowed"
+         DOORBELL_BIND) or another port on both ends (--udp-port, DOORBELL_PORT) is allowed"
     )]
     InUse {
         /// The address.
@@ -65,7 +65,7 @@ pub enum BindError {
     /// Another socket has the port on all addresses.
     #[error(
         "UDP port {port} is taken on all addresses of this network namespace, as the kernel's \
-         rdma_rxe does it; --port or DOORBELL_PORT moves both ends to another port"
+         rdma_rxe does it; --udp-port or DOORBELL_PORT moves both ends to another port"
     )]
     PortHeld {
         /// The port.
@@ -74,7 +74,7 @@ pub enum BindError {
     /// All the loopback addresses that were tried are taken.
     #[error(
         "UDP port {port} is taken on all {tried} loopback addresses from 127.0.0.1 on; --bind or \
-         DOORBELL_BIND names another address, --port or DOORBELL_PORT moves both ends"
+         DOORBELL_BIND names another address, --udp-port or DOORBELL_PORT moves both ends"
     )]
     LoopbackExhausted {
         /// The port.

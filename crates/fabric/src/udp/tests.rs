@@ -218,7 +218,7 @@ fn a_port_held_on_all_addresses_is_an_error_of_its_own() {
         let request = BindRequest { address, port: 24_792, ..BindRequest::default() };
         let error = bind(request).unwrap_err();
         assert!(matches!(error, BindError::PortHeld { port: 24_792 }), "{error}");
-        assert!(error.to_string().contains("--port"));
+        assert!(error.to_string().contains("--udp-port"));
     }
     drop(holder);
 }

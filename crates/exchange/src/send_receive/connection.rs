@@ -1,0 +1,330 @@
+//! The state machine: what it knows, receiving, and moving along.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use doorbell_verbs::{
+    Attachment, Channel, Completion, Cq, Notify, Payload, Pd, Qp, QpAttributes, QpState, Qpn, RKey, Region, SendFlags,
+    SendOperation, SendRequest, Status,
+};
+
+use super::MessageId;
+use super::config::Config;
+use super::credits::{SendCredits, Word};
+use super::pool::{CONTROL_TAG, GOODBYE_TAG, KEEPALIVE_TAG, Message, Pool, RECEIVE_TAG};
+use super::sending::Pending;
+use crate::error::ConnectionError;
+
+/// Completions taken at a time (facts of the published evaluation: nearly half as much again
+/// over taking them one by one).
+const POLL_LIST: usize = 32;
+
+/// Receives are reposted in lists of at least this many while messages flow.
+const REPOST_BATCH: usize = 16;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Closing {
+    Open,
+    /// Goodbye is to be said once everything is acknowledged.
+    Wanted,
+    /// It was said, and is not acknowledged yet.
+    Said,
+    /// It was acknowledged.
+    Done,
+}
+
+/// A connection: a non-blocking state machine.
+///
+/// Call [`poll`](Self::poll) (or [`receive`](Self::receive), which polls) again and again;
+/// nothing moves otherwise but what was posted already. When the connection is over, every call
+/// says why, and [`outcome`](Self::outcome) tells of each message whether it arrived.
+pub struct Connection {
+    pub(super) config: Config,
+    pub(super) pd: Pd,
+    pub(super) qp: Qp,
+    pub(super) cq: Cq,
+    pub(super) pool: Arc<Pool>,
+    pub(super) send_region: Option<Region>,
+    pub(super) stride: usize,
+    pub(super) next_id: MessageId,
+    /// Last id that was posted.
+    pub(super) posted: MessageId,
+    /// Last id that is done.
+    pub(super) completed: MessageId,
+    pub(super) pending: Vec<Pending>,
+    pub(super) inline_store: Box<[u8]>,
+    pub(super) send_credits: Option<SendCredits>,
+    pub(super) peer_depth: u64,
+    pub(super) peer_max_message: u64,
+    pub(super) inbox: VecDeque<(u32, u32)>,
+    pub(super) closing: Closing,
+    pub(super) peer_closed: bool,
+    pub(super) over: Option<ConnectionError>,
+    pub(super) heard_ns: u64,
+    pub(super) keepalive_out: bool,
+    pub(super) stalled_on_credits: u64,
+    pub(super) keepalives: u64,
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connection")
+            .field("qpn", &self.qp.qpn())
+            .field("next_id", &self.next_id)
+            .field("completed", &self.completed)
+            .field("over", &self.over)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Receiving, and moving along.
+impl Connection {
+    /// The next message, if one has arrived. Polls if none has.
+    ///
+    /// # Errors
+    ///
+    /// The connection is over; or the peer has closed its side and every message was taken
+    /// ([`ConnectionError::PeerClosed`]: sending is still possible then).
+    #[inline]
+    pub fn receive(&mut self) -> Result<Option<Message>, ConnectionError> {
+        if self.inbox.is_empty() && !self.peer_closed {
+            self.poll()?;
+        }
+        match self.take() {
+            None if self.peer_closed => Err(ConnectionError::PeerClosed),
+            message => Ok(message),
+        }
+    }
+
+    /// The next message of those that a poll has brought.
+    #[inline]
+    pub fn take(&mut self) -> Option<Message> {
+        let (slot, length) = self.inbox.pop_front()?;
+        Some(Message::new(&self.pool, slot, length as usize))
+    }
+
+    /// Moves the connection along: posts what waits, takes completions, reposts receives, tells
+    /// the peer of them. Returns whether anything happened.
+    ///
+    /// # Errors
+    ///
+    /// The connection is over. Messages that arrived before can still be taken.
+    #[inline]
+    pub fn poll(&mut self) -> Result<bool, ConnectionError> {
+        if let Some(error) = self.over {
+            return Err(error);
+        }
+        self.flush()?;
+        let count = self.reap()?;
+        if count == 0 {
+            self.poll_idle()?;
+        } else if self.pool.returned() >= REPOST_BATCH {
+            self.repost()?;
+        }
+        Ok(count > 0)
+    }
+
+    /// What can wait until nothing else is to be done.
+    fn poll_idle(&mut self) -> Result<(), ConnectionError> {
+        self.repost()?;
+        if self.closing == Closing::Wanted && self.unacknowledged() == 0 {
+            let word = Word::goodbye(self.pool.granted());
+            self.post_control(GOODBYE_TAG, SendOperation::SendImmediate(word.encode()))?;
+            self.closing = Closing::Said;
+        }
+        if self.config.keepalive_ns > 0 && !self.keepalive_out {
+            let now_ns = self.pd.device().now_ns();
+            if now_ns >= self.heard_ns + self.config.keepalive_ns {
+                // A WRITE of no bytes needs no key and takes no receive: it only asks for an
+                // acknowledgement.
+                self.post_control(KEEPALIVE_TAG, SendOperation::Write { remote_address: 0, rkey: RKey::new(0) })?;
+                self.keepalive_out = true;
+                self.keepalives += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn post_control(&mut self, wr_id: u64, operation: SendOperation) -> Result<(), ConnectionError> {
+        let request = SendRequest {
+            wr_id,
+            operation,
+            flags: SendFlags::SIGNALED,
+            payload: Payload::Inline(&[]),
+            destination: None,
+        };
+        self.qp.post_send(&[request]).map_err(|error| self.end(ConnectionError::Post(error)))
+    }
+
+    #[inline]
+    fn repost(&mut self) -> Result<(), ConnectionError> {
+        if let Err(error) = self.pool.repost() {
+            return Err(self.end(ConnectionError::Post(error)));
+        }
+        self.pool.report();
+        Ok(())
+    }
+
+    /// Takes completions, one list.
+    #[inline]
+    pub(super) fn reap(&mut self) -> Result<usize, ConnectionError> {
+        let mut list = [Completion::default(); POLL_LIST];
+        let count = match self.cq.poll(&mut list) {
+            Ok(count) => count,
+            Err(error) => return Err(self.end(ConnectionError::Overrun(error))),
+        };
+        let mut failed = None;
+        for completion in &list[..count] {
+            if let Err(error) = self.take_completion(completion) {
+                // The first error is the reason; flushed requests behind it are consequences.
+                failed.get_or_insert(error);
+            }
+        }
+        if count > 0 {
+            self.heard_ns = self.pd.device().now_ns();
+        }
+        match failed {
+            None => Ok(count),
+            Some(error) => Err(self.end(error)),
+        }
+    }
+
+    #[inline]
+    pub(super) fn take_completion(&mut self, completion: &Completion) -> Result<(), ConnectionError> {
+        let wr_id = completion.wr_id;
+        if wr_id & RECEIVE_TAG != 0 {
+            return self.take_receive(completion, wr_id as u32);
+        }
+        let is_control = wr_id & CONTROL_TAG != 0;
+        if completion.status != Status::Success {
+            if is_control && matches!(self.closing, Closing::Said | Closing::Done) {
+                // A peer that has heard the goodbye may be gone before its RNIC could say so.
+                self.closing = Closing::Done;
+                return Ok(());
+            }
+            return Err(ConnectionError::from_send(completion.status));
+        }
+        match wr_id {
+            GOODBYE_TAG => self.closing = Closing::Done,
+            KEEPALIVE_TAG => self.keepalive_out = false,
+            _ if is_control => {} // credits: the peer has them
+            id => self.completed = id,
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn take_receive(&mut self, completion: &Completion, slot: u32) -> Result<(), ConnectionError> {
+        if completion.status != Status::Success {
+            return match (self.closing, self.peer_closed) {
+                // Both sides have said goodbye: nothing is lost with the queue pair.
+                (Closing::Done, true) => Ok(()),
+                // The goodbye was not acknowledged, and the peer has not said its own.
+                (Closing::Done, false) => Err(ConnectionError::PeerUnreachable(Status::RetryExceeded)),
+                _ => Err(ConnectionError::Local(completion.status)),
+            };
+        }
+        let Attachment::Immediate(immediate) = completion.attachment else {
+            // Data without credits, if that is what was agreed on.
+            if self.pool.credits.is_some() {
+                return Err(ConnectionError::Protocol("a message without credits"));
+            }
+            self.inbox.push_back((slot, completion.byte_len));
+            return Ok(());
+        };
+        let word = Word::decode(immediate);
+        if let Some(send_credits) = &mut self.send_credits
+            && !send_credits.grant(word, self.peer_depth)
+        {
+            return Err(ConnectionError::Protocol("more credits than the peer has receives"));
+        }
+        if !word.alone {
+            match &self.pool.credits {
+                Some(credits) => credits.received(),
+                None => return Err(ConnectionError::Protocol("credits that were not agreed on")),
+            }
+            self.inbox.push_back((slot, completion.byte_len));
+            return Ok(());
+        }
+        self.pool.post(&[slot])?; // it was not a receive for data: nothing is granted
+        self.peer_closed |= word.goodbye;
+        Ok(())
+    }
+
+    /// Ends the connection: the first reason stays.
+    pub(super) fn end(&mut self, reason: ConnectionError) -> ConnectionError {
+        let reason = *self.over.get_or_insert(reason);
+        self.pending.clear();
+        // What is still on its way in or out is given up.
+        let error = QpAttributes { state: Some(QpState::Error), ..QpAttributes::default() };
+        let _ = self.qp.modify(&error);
+        reason
+    }
+
+    /// Why the connection is over, if it is.
+    pub fn over(&self) -> Option<ConnectionError> {
+        self.over
+    }
+
+    /// Closes this side: nothing more can be sent, what was sent is still delivered, and then the
+    /// peer is told. Poll until [`is_closed`](Self::is_closed). Messages of the peer can still be
+    /// received until it has closed its side too.
+    pub fn close(&mut self) {
+        if self.closing == Closing::Open {
+            self.closing = Closing::Wanted;
+        }
+    }
+
+    /// Has the peer closed its side? Messages that arrived before can still be taken.
+    #[inline]
+    pub fn is_peer_closed(&self) -> bool {
+        self.peer_closed
+    }
+
+    /// Has the peer's RNIC taken the goodbye, or is the connection over anyway?
+    pub fn is_closed(&self) -> bool {
+        self.closing == Closing::Done || self.over.is_some()
+    }
+
+    /// Arms one notification on the channel that the endpoint was made with. Poll once more
+    /// before waiting: what is there already raises none.
+    pub fn arm(&self) {
+        self.cq.arm(Notify::Next);
+    }
+
+    /// The channel, if there is one.
+    pub fn channel(&self) -> Option<&Channel> {
+        self.cq.channel()
+    }
+
+    /// The queue pair.
+    pub fn qpn(&self) -> Qpn {
+        self.qp.qpn()
+    }
+
+    /// The queue pair itself, for queries.
+    pub fn qp(&self) -> &Qp {
+        &self.qp
+    }
+
+    /// What the connection was made with.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Zero-length WRITEs sent to ask whether the peer lives.
+    pub fn keepalives(&self) -> u64 {
+        self.keepalives
+    }
+
+    /// Messages sent that carried no data: credits and the goodbye.
+    pub fn control_sends(&self) -> u64 {
+        self.pool.reports() + u64::from(matches!(self.closing, Closing::Said | Closing::Done))
+    }
+
+    /// When the connection wants to be polled even if nothing happens: to ask whether the peer
+    /// lives.
+    pub fn poll_timeout_ns(&self) -> Option<u64> {
+        (self.config.keepalive_ns > 0 && !self.keepalive_out).then(|| self.heard_ns + self.config.keepalive_ns)
+    }
+}

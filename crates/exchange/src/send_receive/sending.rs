@@ -1,0 +1,228 @@
+//! Sending: windows, batches, inline messages.
+
+use doorbell_verbs::{Payload, Region, SendFlags, SendOperation, SendRequest, Sge};
+use smallvec::SmallVec;
+
+use super::MessageId;
+use super::config::MAX_BATCH;
+use super::connection::{Closing, Connection};
+use super::credits::Word;
+use crate::error::ConnectionError;
+
+/// What became of an attempt to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Submit {
+    /// Taken: it is done when [`Connection::is_done`] says so of this id.
+    Accepted(MessageId),
+    /// Not taken, and nothing is wrong: poll and try again.
+    Full(Backpressure),
+}
+
+/// Why a message was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backpressure {
+    /// As many messages as the window allows are unacknowledged.
+    Window,
+    /// The peer has no receive left: it must free messages first.
+    Credits,
+}
+
+/// What became of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The peer's RNIC has it.
+    Done,
+    /// It is on its way.
+    Pending,
+    /// The connection ended before it was known to have arrived.
+    Failed(ConnectionError),
+}
+
+/// A message that waits for its batch to be full.
+pub(super) struct Pending {
+    pub(super) id: MessageId,
+    /// Memory, or how many bytes of the inline store.
+    pub(super) place: Result<Sge, usize>,
+}
+
+/// Sending.
+impl Connection {
+    /// Sends a message, which is copied (or goes inline).
+    ///
+    /// # Errors
+    ///
+    /// The connection is over. A message that is too long for this end's or the peer's buffers
+    /// panics instead: see [`max_send`](Self::max_send).
+    #[inline]
+    pub fn send(&mut self, message: &[u8]) -> Result<Submit, ConnectionError> {
+        assert!(message.len() <= self.max_send(), "{} B do not fit: at most {} B", message.len(), self.max_send());
+        if let Some(full) = self.refusal()? {
+            return Ok(Submit::Full(full));
+        }
+        let place = if message.len() <= self.config.inline {
+            let at = self.pending.len() * self.config.inline;
+            self.inline_store[at..at + message.len()].copy_from_slice(message);
+            Err(message.len())
+        } else {
+            // `max_send` is no more than the inline size without send buffers.
+            let Some(region) = &self.send_region else { unreachable!("there are send buffers") };
+            let slot = (self.next_id % self.config.send_buffers as u64) as usize;
+            region.copy_in(slot * self.stride, message);
+            Ok(region.sge(slot * self.stride, message.len()))
+        };
+        self.submit(place)
+    }
+
+    /// Sends a message from memory of the program, without copying. The memory must not change
+    /// until the message is done; if it does, the peer may see either.
+    #[inline]
+    pub fn send_from(&mut self, region: &Region, offset: usize, length: usize) -> Result<Submit, ConnectionError> {
+        assert!(
+            length as u64 <= self.peer_max_message,
+            "{length} B do not fit the peer's buffers of {} B",
+            self.peer_max_message
+        );
+        if let Some(full) = self.refusal()? {
+            return Ok(Submit::Full(full));
+        }
+        let place = if length <= self.config.inline {
+            let at = self.pending.len() * self.config.inline;
+            region.copy_out(offset, &mut self.inline_store[at..at + length]);
+            Err(length)
+        } else {
+            Ok(region.sge(offset, length))
+        };
+        self.submit(place)
+    }
+
+    /// Bytes of the longest message that [`send`](Self::send) takes.
+    pub fn max_send(&self) -> usize {
+        let own = if self.send_region.is_some() {
+            self.config.max_message.max(self.config.inline)
+        } else {
+            self.config.inline
+        };
+        own.min(usize::try_from(self.peer_max_message).unwrap_or(usize::MAX))
+    }
+
+    /// Why a message cannot be taken now.
+    #[inline]
+    fn refusal(&mut self) -> Result<Option<Backpressure>, ConnectionError> {
+        self.check_open()?;
+        if self.next_id - 1 - self.completed >= self.config.window as u64 {
+            return Ok(Some(Backpressure::Window));
+        }
+        if let Some(credits) = &self.send_credits
+            && !credits.has_credit()
+        {
+            self.stalled_on_credits += 1;
+            return Ok(Some(Backpressure::Credits));
+        }
+        Ok(None)
+    }
+
+    fn check_open(&self) -> Result<(), ConnectionError> {
+        match (self.over, self.closing) {
+            (Some(error), _) => Err(error),
+            (None, Closing::Open) => Ok(()),
+            (None, _) => Err(ConnectionError::Closed),
+        }
+    }
+
+    #[inline]
+    fn submit(&mut self, place: Result<Sge, usize>) -> Result<Submit, ConnectionError> {
+        let id = self.next_id;
+        self.next_id += 1;
+        if let Some(credits) = &mut self.send_credits {
+            credits.sent();
+        }
+        self.pending.push(Pending { id, place });
+        if self.pending.len() >= self.config.batch {
+            self.flush()?;
+        }
+        Ok(Submit::Accepted(id))
+    }
+
+    /// Posts messages that wait for their batch to be full.
+    #[inline]
+    pub fn flush(&mut self) -> Result<(), ConnectionError> {
+        let Some(last) = self.pending.last() else { return Ok(()) };
+        let last = last.id;
+        let granted = self.pool.granted();
+        let operation = match &self.pool.credits {
+            Some(credits) => {
+                credits.rides(granted);
+                SendOperation::SendImmediate(Word::new(false, granted).encode())
+            }
+            None => SendOperation::Send,
+        };
+        let request = |index: usize, pending: &Pending, payload| SendRequest {
+            wr_id: pending.id,
+            operation,
+            // Messages complete in order: one completion tells of the whole list.
+            flags: if index + 1 == self.pending.len() { SendFlags::SIGNALED } else { SendFlags::empty() },
+            payload,
+            destination: None,
+        };
+        let payload = |index: usize, pending| -> Payload<'_> {
+            match pending {
+                &Pending { place: Err(length), .. } => {
+                    let at = index * self.config.inline;
+                    Payload::Inline(&self.inline_store[at..at + length])
+                }
+                Pending { place: Ok(sge), .. } => Payload::Sges(std::slice::from_ref(sge)),
+            }
+        };
+        let result = if let [one] = &self.pending[..] {
+            self.qp.post_send(&[request(0, one, payload(0, one))])
+        } else {
+            let list: SmallVec<[SendRequest<'_>; MAX_BATCH]> =
+                self.pending.iter().enumerate().map(|(i, p)| request(i, p, payload(i, p))).collect();
+            self.qp.post_send(&list)
+        };
+        self.pending.clear();
+        match result {
+            Ok(()) => {
+                self.posted = last;
+                Ok(())
+            }
+            // The queue pair may have failed meanwhile; then its completions say why.
+            Err(error) => {
+                self.reap()?;
+                Err(self.end(ConnectionError::Post(error)))
+            }
+        }
+    }
+
+    /// Is this message acknowledged by the peer's RNIC?
+    #[inline]
+    pub fn is_done(&self, id: MessageId) -> bool {
+        id <= self.completed
+    }
+
+    /// What became of a message.
+    pub fn outcome(&self, id: MessageId) -> Outcome {
+        match self.over {
+            _ if self.is_done(id) => Outcome::Done,
+            Some(error) => Outcome::Failed(error),
+            None => Outcome::Pending,
+        }
+    }
+
+    /// The last id that is done. All before it are done as well.
+    #[inline]
+    pub fn last_done(&self) -> MessageId {
+        self.completed
+    }
+
+    /// Messages that are accepted and not done.
+    #[inline]
+    pub fn unacknowledged(&self) -> u64 {
+        self.next_id - 1 - self.completed
+    }
+
+    /// Times that a message was not taken for lack of credits.
+    pub fn stalled_on_credits(&self) -> u64 {
+        self.stalled_on_credits
+    }
+}

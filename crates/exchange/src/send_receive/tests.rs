@@ -1,0 +1,50 @@
+use doorbell_verbs::soft::{self, SoftOptions};
+use doorbell_verbs::{Completion, CompletionOpcode, Status};
+
+use super::connection::Closing;
+use super::pool::{CREDIT_TAG, GOODBYE_TAG, KEEPALIVE_TAG};
+use super::*;
+
+fn pair() -> (Connection, Connection) {
+    let endpoint = || {
+        let device = soft::open(&SoftOptions::default()).unwrap();
+        Endpoint::new(&device.create_pd().unwrap(), Config::default(), None).unwrap()
+    };
+    let (a, b) = (endpoint(), endpoint());
+    let (of_a, of_b) = (a.description(), b.description());
+    (a.connect(&of_b).unwrap(), b.connect(&of_a).unwrap())
+}
+
+/// A side that has said goodbye, and whose goodbye is not acknowledged as far as it knows.
+fn said_goodbye() -> (Connection, Connection) {
+    let (mut a, b) = pair();
+    a.close();
+    a.poll().unwrap();
+    assert_eq!(a.closing, Closing::Said);
+    (a, b)
+}
+
+fn completion(wr_id: u64, status: Status) -> Completion {
+    Completion { wr_id, status, opcode: CompletionOpcode::Send, ..Completion::default() }
+}
+
+#[test]
+fn only_the_goodbye_itself_tells_that_the_goodbye_arrived() {
+    let (mut a, _b) = said_goodbye();
+    a.take_completion(&completion(CREDIT_TAG, Status::Success)).unwrap();
+    a.take_completion(&completion(KEEPALIVE_TAG, Status::Success)).unwrap();
+    assert_eq!(a.closing, Closing::Said);
+    while !a.is_closed() {
+        a.poll().unwrap();
+    }
+    assert_eq!((a.closing, a.over), (Closing::Done, None));
+}
+
+/// What was out when the queue pair failed is flushed, one by one, and none of it is an error.
+#[test]
+fn a_credit_that_fails_before_the_goodbye_lets_it_close_in_peace() {
+    let (mut a, _b) = said_goodbye();
+    a.take_completion(&completion(CREDIT_TAG, Status::RetryExceeded)).unwrap();
+    a.take_completion(&completion(GOODBYE_TAG, Status::WorkRequestFlushed)).unwrap();
+    assert_eq!(a.closing, Closing::Done);
+}

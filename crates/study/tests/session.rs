@@ -1,0 +1,168 @@
+//! What a server makes of a client that it should not trust.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use doorbell_exchange::setup;
+use doorbell_study::parameters::{Extent, Kind, Parameters};
+use doorbell_study::session::{self, Client, SessionError};
+use doorbell_verbs::Device;
+use doorbell_verbs::soft::{self, SoftOptions};
+use serde_json::{Value, json};
+
+const MEMORY_BYTES: usize = 64 << 20;
+
+fn parameters() -> Parameters {
+    Parameters {
+        kind: Kind::Bandwidth,
+        sizes: vec![16, 5000],
+        extent: Extent::Messages(100),
+        window: 16,
+        depth: 32,
+        depths_are_defaults: false,
+        batch: 1,
+        inline: 64,
+        connections: 2,
+        bidirectional: false,
+        events: false,
+        credits: true,
+        mtu: None,
+        rate: None,
+        slow_receiver_us: 0,
+        timeout: 14,
+        retry_count: 7,
+        rnr_retry: 7,
+        verify: true,
+        memory_bytes: MEMORY_BYTES,
+    }
+}
+
+fn device() -> Device {
+    soft::open(&SoftOptions::default()).unwrap()
+}
+
+/// A server, and a stream to it.
+fn serve() -> (TcpStream, JoinHandle<Result<(), SessionError>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (accepted, _) = listener.accept().unwrap();
+    (stream, std::thread::spawn(move || session::serve(&device(), accepted, MEMORY_BYTES)))
+}
+
+/// What the server answers to each of these lines, and how it ends.
+fn answers(lines: &[String]) -> (Vec<Value>, Result<(), SessionError>) {
+    let (mut stream, server) = serve();
+    setup::exchange(&stream, &[], Duration::from_secs(10)).unwrap();
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
+    let answers = lines.iter().map(|line| {
+        stream.write_all(format!("{line}\n").as_bytes()).unwrap();
+        let mut answer = String::new();
+        reader.read_line(&mut answer).unwrap();
+        serde_json::from_str(&answer).unwrap_or_else(|_| panic!("{line}: {answer}"))
+    });
+    let answers = answers.collect();
+    // Whatever else there is, it must come to an end.
+    let ended = server.join().expect("the server does not panic");
+    reader.read_to_end(&mut Vec::new()).unwrap();
+    (answers, ended)
+}
+
+fn announcing(change: impl Fn(&mut Value)) -> String {
+    let mut value = serde_json::to_value(parameters()).unwrap();
+    change(&mut value);
+    json!({ "parameters": value }).to_string()
+}
+
+#[track_caller]
+fn expect_refusal(lines: &[String], words: &str) {
+    let (answers, ended) = answers(lines);
+    let (last, before) = answers.split_last().unwrap();
+    assert!(before.iter().all(|answer| answer == "accepted"), "{answers:?}");
+    let reason = last["failed"].as_str().unwrap_or_else(|| panic!("{last} to {}", lines.last().unwrap()));
+    assert!(reason.contains(words), "{reason} to {}", lines.last().unwrap());
+    assert_eq!(ended.unwrap_err().to_string(), reason);
+}
+
+#[test]
+fn hostile_parameters_are_refused_with_a_reason() {
+    for (field, value, words) in [
+        ("extent", json!({ "seconds": -1.0 }), "duration is -1 s"),
+        ("extent", json!({ "seconds": 1e300 }), "duration is 1"),
+        ("extent", json!({ "seconds": null }), "not expected here"),
+        ("extent", json!({ "messages": 0 }), "number of messages is 0"),
+        ("extent", json!({ "messages": u64::MAX }), "number of messages is 18446744073709551615"),
+        ("sizes", json!([]), "number of message sizes is 0"),
+        ("sizes", json!(vec![1; 5000]), "number of message sizes is 5000"),
+        ("sizes", json!([u64::MAX]), "message size is 18446744073709551615 B"),
+        ("sizes", json!([1 << 30]), "message memory is"),
+        ("sizes", json!([-1]), "not expected here"),
+        ("window", json!(0), "window is 0"),
+        ("window", json!(u64::MAX), "window is 18446744073709551615"),
+        ("depth", json!(0), "depth is 0"),
+        ("depth", json!(u64::MAX), "depth is 18446744073709551615"),
+        ("batch", json!(0), "batch is 0"),
+        ("batch", json!(17), "batch is 17, allowed is 1 to 16"),
+        ("inline", json!(u64::MAX), "inline is 18446744073709551615 B"),
+        ("connections", json!(0), "connections is 0"),
+        ("connections", json!(u64::MAX), "connections is 18446744073709551615"),
+        ("connections", json!("many"), "not expected here"),
+        ("mtu", json!(1), "path MTU is 1 B"),
+        ("rate", json!(-1.0), "rate is -1"),
+        ("slow_receiver_us", json!(u64::MAX), "receiver's pause is"),
+        ("timeout", json!(255), "timeout is 255"),
+        ("timeout", json!(256), "not expected here"),
+        ("retry_count", json!(8), "retry count is 8"),
+        ("rnr_retry", json!(8), "RNR retry count is 8"),
+        ("memory_bytes", json!(0), "message memory is 0 B"),
+        ("memory_bytes", json!(MEMORY_BYTES + 1), "this side has 67108864 B"),
+    ] {
+        expect_refusal(&[announcing(|parameters| parameters[field] = value.clone())], words);
+    }
+    expect_refusal(&[announcing(|p| p["window"].take().as_u64().map_or((), drop))], "not expected here");
+    expect_refusal(&["\"end\"".to_owned()], "no parameters");
+    expect_refusal(&["[[[[".to_owned()], "not expected here");
+}
+
+#[test]
+fn points_that_were_not_announced_are_refused() {
+    for bytes in [0, 17, 1 << 40, u64::MAX] {
+        let point = json!({ "point": { "bytes": bytes } }).to_string();
+        expect_refusal(&[announcing(|_| {}), point], &format!("messages of {bytes} B are not among"));
+    }
+    expect_refusal(&[announcing(|_| {}), announcing(|_| {})], "parameters twice");
+}
+
+#[test]
+fn an_honest_client_is_served() {
+    let (stream, server) = serve();
+    let mut client = Client::new(&device(), stream, parameters()).unwrap();
+    for bytes in [16, 5000, 16] {
+        let result = client.measure(bytes, |_| {}).unwrap();
+        assert_eq!((result.messages, result.damaged), (200, 0));
+    }
+    client.finish().unwrap();
+    server.join().unwrap().unwrap();
+}
+
+/// The reason of the side that knows it reaches the other, also before anything was connected.
+#[test]
+fn the_client_hears_why_it_was_refused() {
+    let (stream, server) = serve();
+    let greedy = Parameters { memory_bytes: MEMORY_BYTES + 1, ..parameters() };
+    let error = Client::new(&device(), stream, greedy).unwrap_err();
+    assert!(matches!(&error, SessionError::Peer(reason) if reason.contains("message memory")), "{error}");
+    assert!(matches!(server.join().unwrap(), Err(SessionError::Memory { .. })));
+
+    let (stream, server) = serve();
+    let mut client = Client::new(&device(), stream, parameters()).unwrap();
+    let error = client.measure(17, |_| {}).unwrap_err();
+    assert!(matches!(&error, SessionError::Peer(reason) if reason.contains("17 B")), "{error}");
+    assert!(matches!(server.join().unwrap(), Err(SessionError::UnknownSize(17))));
+
+    let (stream, server) = serve();
+    let error = Client::new(&device(), stream, Parameters { window: 0, ..parameters() }).unwrap_err();
+    assert!(matches!(error, SessionError::Parameters(_)), "{error}");
+    assert!(server.join().unwrap().is_err(), "nobody came");
+}
