@@ -14,7 +14,7 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(200);
 
 /// A connection whose calls wait.
 ///
-/// Without a completion channel it busy-polls; with one it sleeps there once polling has found
+/// Without a completion channel it busy-polls, and offers its CPU to others now and then; with one it sleeps there once polling has found
 /// nothing for a while.
 #[derive(Debug)]
 pub struct Blocking {
@@ -103,7 +103,11 @@ impl Blocking {
                     return Ok(());
                 }
             }
-            let Some(channel) = self.connection.channel().cloned() else { continue };
+            let Some(channel) = self.connection.channel().cloned() else {
+                // The peer may wait for this very CPU.
+                std::thread::yield_now();
+                continue;
+            };
             self.connection.arm();
             // What came before the notification was armed raises none.
             if happened(&mut self.connection)? {

@@ -10,6 +10,11 @@ use std::time::Duration;
 use doorbell_exchange::asynchronous::{Waiter, yield_now};
 use doorbell_verbs::Channel;
 
+/// Rounds in which every task only waited, before the thread offers its CPU to others: some tens of
+/// microseconds. Where there are more spinning threads than CPUs, the one that is waited for gets
+/// none otherwise until the waiting one's time slice is over.
+const PATIENT_ROUNDS: u32 = 100;
+
 /// The longest sleep on a channel: connections want to be polled now and then.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
@@ -55,6 +60,7 @@ pub fn run<T>(idle: &Idle, tasks: impl IntoIterator<Item = impl Future<Output = 
     let mut results: Vec<Option<T>> = tasks.iter().map(|_| None).collect();
     let mut context = Context::from_waker(Waker::noop());
     let mut left = tasks.len();
+    let mut idle_rounds = 0_u32;
     while left > 0 {
         for (task, result) in tasks.iter_mut().zip(&mut results) {
             if result.is_none()
@@ -64,14 +70,20 @@ pub fn run<T>(idle: &Idle, tasks: impl IntoIterator<Item = impl Future<Output = 
                 left -= 1;
             }
         }
-        if let Some(channel) = &idle.channel
-            && left > 0
-            && idle.waiting.get() == left
-        {
-            // All tasks have armed their notifications and found nothing since. A failed wait
-            // does no harm: the tasks look for themselves.
-            let _ = channel.wait(Some(LONGEST_SLEEP));
+        if left == 0 || idle.waiting.get() < left {
+            idle_rounds = 0;
+            continue;
         }
+        let Some(channel) = &idle.channel else {
+            idle_rounds = idle_rounds.saturating_add(1);
+            if idle_rounds > PATIENT_ROUNDS {
+                std::thread::yield_now();
+            }
+            continue;
+        };
+        // All tasks have armed their notifications and found nothing since. A failed wait
+        // does no harm: the tasks look for themselves.
+        let _ = channel.wait(Some(LONGEST_SLEEP));
     }
     results.into_iter().flatten().collect()
 }
