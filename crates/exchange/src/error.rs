@@ -65,6 +65,25 @@ pub enum ConnectError {
         /// What is allowed.
         allowed: &'static str,
     },
+    /// The shared receive buffers are too short.
+    #[error("messages of up to {longest} B do not fit the shared receive buffers of {shared} B")]
+    TooLongForShared {
+        /// The longest message of the connection.
+        longest: usize,
+        /// The length of the buffers.
+        shared: usize,
+    },
+    /// The shared receives are granted to other connections.
+    #[error("{wanted} receives are wanted, {left} of the shared ones are not granted to others")]
+    NoShare {
+        /// What was asked for.
+        wanted: usize,
+        /// What there is.
+        left: usize,
+    },
+    /// There are as many connections as was asked for.
+    #[error("the {0} already has as many connections as it was made for")]
+    Crowded(&'static str),
     /// A verbs object could not be made.
     #[error(transparent)]
     Verbs(#[from] doorbell_verbs::Error),

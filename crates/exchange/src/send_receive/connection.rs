@@ -11,16 +11,17 @@ use doorbell_verbs::{
 use super::MessageId;
 use super::config::Config;
 use super::credits::{SendCredits, Word};
+use super::hub::Claim;
 use super::pool::{CONTROL_TAG, GOODBYE_TAG, KEEPALIVE_TAG, Message, Pool, RECEIVE_TAG};
 use super::sending::Pending;
 use crate::error::ConnectionError;
 
 /// Completions taken at a time (facts of the published evaluation: nearly half as much again
 /// over taking them one by one).
-const POLL_LIST: usize = 32;
+pub(super) const POLL_LIST: usize = 32;
 
 /// Receives are reposted in lists of at least this many while messages flow.
-const REPOST_BATCH: usize = 16;
+pub(super) const REPOST_BATCH: usize = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Closing {
@@ -64,6 +65,34 @@ pub struct Connection {
     pub(super) keepalive_out: bool,
     pub(super) stalled_on_credits: u64,
     pub(super) keepalives: u64,
+    /// Its place in the completion queue of a [`Hub`](super::Hub), which takes its completions.
+    pub(super) claim: Option<Claim>,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        if !self.pool.is_shared() {
+            return; // buffers and queue pair go together
+        }
+        // Shared buffers go back to the others: those that hold messages nobody took, and one that
+        // the queue pair may hold itself.
+        let error = QpAttributes { state: Some(QpState::Error), ..QpAttributes::default() };
+        let _ = self.qp.modify(&error);
+        self.over.get_or_insert(ConnectionError::Closed);
+        let mut list = [Completion::default(); POLL_LIST];
+        while self.claim.is_none()
+            && let Ok(count @ 1..) = self.cq.poll(&mut list)
+        {
+            for completion in &list[..count] {
+                let _ = self.take_completion(completion); // flushed: that is no news
+            }
+        }
+        while let Some((slot, _)) = self.inbox.pop_front() {
+            self.pool.give_back(slot);
+        }
+        let _ = self.pool.repost();
+        self.pool.dismiss();
+    }
 }
 
 impl std::fmt::Debug for Connection {
@@ -125,7 +154,7 @@ impl Connection {
     }
 
     /// What can wait until nothing else is to be done.
-    fn poll_idle(&mut self) -> Result<(), ConnectionError> {
+    pub(super) fn poll_idle(&mut self) -> Result<(), ConnectionError> {
         self.repost()?;
         if self.closing == Closing::Wanted && self.unacknowledged() == 0 {
             let word = Word::goodbye(self.pool.granted());
@@ -157,7 +186,7 @@ impl Connection {
     }
 
     #[inline]
-    fn repost(&mut self) -> Result<(), ConnectionError> {
+    pub(super) fn repost(&mut self) -> Result<(), ConnectionError> {
         if let Err(error) = self.pool.repost() {
             return Err(self.end(ConnectionError::Post(error)));
         }
@@ -168,6 +197,9 @@ impl Connection {
     /// Takes completions, one list.
     #[inline]
     pub(super) fn reap(&mut self) -> Result<usize, ConnectionError> {
+        if self.claim.is_some() {
+            return Ok(0); // its completions come with those of others
+        }
         let mut list = [Completion::default(); POLL_LIST];
         let count = match self.cq.poll(&mut list) {
             Ok(count) => count,
@@ -181,12 +213,18 @@ impl Connection {
             }
         }
         if count > 0 {
-            self.heard_ns = self.pd.device().now_ns();
+            self.heard();
         }
         match failed {
             None => Ok(count),
             Some(error) => Err(self.end(error)),
         }
+    }
+
+    /// The peer lives.
+    #[inline]
+    pub(super) fn heard(&mut self) {
+        self.heard_ns = self.pd.device().now_ns();
     }
 
     #[inline]
@@ -216,6 +254,9 @@ impl Connection {
     #[inline]
     fn take_receive(&mut self, completion: &Completion, slot: u32) -> Result<(), ConnectionError> {
         if completion.status != Status::Success {
+            if self.pool.is_shared() {
+                self.pool.post(slot)?; // the buffer is others' as well
+            }
             return match (self.closing, self.peer_closed) {
                 // Both sides have said goodbye: nothing is lost with the queue pair.
                 (Closing::Done, true) => Ok(()),
@@ -226,10 +267,10 @@ impl Connection {
         }
         let Attachment::Immediate(immediate) = completion.attachment else {
             // Data without credits, if that is what was agreed on.
-            if self.pool.credits.is_some() {
+            if self.pool.credits().is_some() {
                 return Err(ConnectionError::Protocol("a message without credits"));
             }
-            self.inbox.push_back((slot, completion.byte_len));
+            self.take_data(slot, completion.byte_len);
             return Ok(());
         };
         let word = Word::decode(immediate);
@@ -239,16 +280,22 @@ impl Connection {
             return Err(ConnectionError::Protocol("more credits than the peer has receives"));
         }
         if !word.alone {
-            match &self.pool.credits {
+            match self.pool.credits() {
                 Some(credits) => credits.received(),
                 None => return Err(ConnectionError::Protocol("credits that were not agreed on")),
             }
-            self.inbox.push_back((slot, completion.byte_len));
+            self.take_data(slot, completion.byte_len);
             return Ok(());
         }
-        self.pool.post(&[slot])?; // it was not a receive for data: nothing is granted
+        self.pool.post(slot)?; // it was not a receive for data: nothing is granted
         self.peer_closed |= word.goodbye;
         Ok(())
+    }
+
+    #[inline]
+    fn take_data(&mut self, slot: u32, length: u32) {
+        self.pool.taken();
+        self.inbox.push_back((slot, length));
     }
 
     /// Ends the connection: the first reason stays.

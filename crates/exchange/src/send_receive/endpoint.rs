@@ -9,12 +9,19 @@ use doorbell_verbs::{
 use super::config::{Config, MAX_WINDOW};
 use super::connection::{Closing, Connection};
 use super::credits::{CREDIT_RECEIVES, SendCredits};
-use super::pool::Pool;
+use super::hub::Claim;
+use super::pool::{Layout, Pool};
+use super::shared::SharedReceives;
 use crate::error::ConnectError;
 use crate::setup::EndpointDescription;
 
 /// Room in the send queue for messages that carry no data.
 const CONTROL_SENDS: usize = 8;
+
+/// Completions that a connection may leave in its queue at most.
+pub(super) fn completions(config: &Config) -> usize {
+    config.window + CONTROL_SENDS + config.depth + CREDIT_RECEIVES
+}
 
 /// One end of a connection to be: made, but not connected.
 #[derive(Debug)]
@@ -24,26 +31,61 @@ pub struct Endpoint {
     qp: Qp,
     cq: Cq,
     psn: Psn,
+    shared: Option<SharedReceives>,
+    claim: Option<Claim>,
 }
 
 impl Endpoint {
     /// Makes an end. With a channel, [`Connection::arm`] notifies there.
     pub fn new(pd: &Pd, config: Config, channel: Option<&Channel>) -> Result<Self, ConnectError> {
+        Self::make(pd, config, None, channel)
+    }
+
+    /// Makes an end that receives into buffers which it shares with others. Of `config`, the depth
+    /// is the part of them that is granted to the peer, where there are credits.
+    pub fn sharing(shared: &SharedReceives, config: Config, channel: Option<&Channel>) -> Result<Self, ConnectError> {
+        Self::make(shared.pd(), config, Some(shared), channel)
+    }
+
+    fn make(
+        pd: &Pd,
+        config: Config,
+        shared: Option<&SharedReceives>,
+        channel: Option<&Channel>,
+    ) -> Result<Self, ConnectError> {
         config.check()?;
+        let device = pd.device();
+        let depth = completions(&config);
+        let cq = match channel {
+            Some(channel) => device.create_cq_on(depth, channel)?,
+            None => device.create_cq(depth)?,
+        };
+        Self::on(pd, config, shared, cq, None)
+    }
+
+    /// Makes an end whose completions go to a queue that others use as well.
+    pub(super) fn on(
+        pd: &Pd,
+        config: Config,
+        shared: Option<&SharedReceives>,
+        cq: Cq,
+        claim: Option<Claim>,
+    ) -> Result<Self, ConnectError> {
+        config.check()?;
+        if let Some(shared) = shared
+            && config.max_message > shared.max_message()
+        {
+            return Err(ConnectError::TooLongForShared { longest: config.max_message, shared: shared.max_message() });
+        }
         let device = pd.device();
         let attributes = device.attributes();
         let max_send_wr = config.window + CONTROL_SENDS;
         let max_recv_wr = config.depth + CREDIT_RECEIVES;
-        let cq_depth = max_send_wr + max_recv_wr;
-        let cq = match channel {
-            Some(channel) => device.create_cq_on(cq_depth, channel)?,
-            None => device.create_cq(cq_depth)?,
-        };
         let qp = pd.create_qp(QpOptions {
             kind: QpKind::Rc,
             send_cq: &cq,
             recv_cq: &cq,
-            srq: None,
+            srq: shared.map(SharedReceives::srq),
             capacities: QpCapacities {
                 max_send_wr,
                 max_recv_wr,
@@ -53,7 +95,8 @@ impl Endpoint {
             },
             signal_all: false,
         })?;
-        Ok(Self { pd: pd.clone(), psn: device.random_psn(), config, qp, cq })
+        let (pd, psn) = (pd.clone(), device.random_psn());
+        Ok(Self { pd, psn, config, qp, cq, shared: shared.cloned(), claim })
     }
 
     /// What the peer needs to know.
@@ -74,7 +117,7 @@ impl Endpoint {
     /// Connects with the peer whose description this is. Receives are posted before it can send.
     pub fn connect(self, peer: &EndpointDescription) -> Result<Connection, ConnectError> {
         let own = self.description();
-        let Self { config, pd, qp, cq, psn } = self;
+        let Self { config, pd, qp, cq, psn, shared, claim } = self;
         let differs = |what, own: u64, peer: u64| ConnectError::Mismatch { what, own, peer };
         if own.udp_port != peer.udp_port {
             return Err(differs("the UDP port", own.udp_port.into(), peer.udp_port.into()));
@@ -94,19 +137,15 @@ impl Endpoint {
             ..QpAttributes::default()
         })?;
         let stride = config.stride();
-        let slots = config.depth + CREDIT_RECEIVES;
-        let receive_region = pd.allocate(slots * stride, Access::LOCAL_WRITE, MemoryKind::Plain)?;
-        let pool = Pool::new(
-            qp.clone(),
-            receive_region,
-            config.max_message,
-            stride,
-            config.depth,
-            CREDIT_RECEIVES,
-            config.credits,
-        );
-        let all: Vec<u32> = (0..slots as u32).collect();
-        pool.post(&all)?;
+        let of_its_own = match &shared {
+            Some(_) => None,
+            None => {
+                let slots = config.depth + CREDIT_RECEIVES;
+                let region = pd.allocate(slots * stride, Access::LOCAL_WRITE, MemoryKind::Plain)?;
+                let layout = Layout { slot_bytes: config.max_message, stride };
+                Some(Pool::new(qp.clone(), region, layout, config.depth, CREDIT_RECEIVES, config.credits)?)
+            }
+        };
         qp.modify(&QpAttributes {
             state: Some(QpState::ReadyToReceive),
             address: Some(AddressVector::to(peer.gid.to_canonical())),
@@ -130,6 +169,12 @@ impl Endpoint {
             Some(pd.allocate(config.send_buffers * stride, Access::empty(), MemoryKind::Plain)?)
         } else {
             None
+        };
+        // Last, since only a connection gives its part back.
+        let pool = match (of_its_own, &shared) {
+            (Some(pool), _) => pool,
+            (None, Some(shared)) => shared.admit(qp.clone(), &config)?,
+            (None, None) => unreachable!("a connection without shared buffers has its own"),
         };
         let now_ns = pd.device().now_ns();
         Ok(Connection {
@@ -155,6 +200,7 @@ impl Endpoint {
             keepalive_out: false,
             stalled_on_credits: 0,
             keepalives: 0,
+            claim,
             config,
         })
     }

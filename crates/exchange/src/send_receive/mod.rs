@@ -16,8 +16,10 @@ mod config;
 mod connection;
 mod credits;
 mod endpoint;
+mod hub;
 mod pool;
 mod sending;
+mod shared;
 #[cfg(test)]
 mod tests;
 
@@ -25,8 +27,10 @@ pub use config::{Config, MAX_BATCH, MAX_WINDOW};
 pub use connection::Connection;
 pub use credits::CREDIT_RECEIVES;
 pub use endpoint::Endpoint;
-pub use pool::Message;
+pub use hub::{Hub, Key};
+pub use pool::{Message, Reposting};
 pub use sending::{Backpressure, Outcome, Submit};
+pub use shared::{SharedOptions, SharedReceives};
 
 /// Names a message of a connection. Ids rise by one.
 pub type MessageId = u64;

@@ -149,7 +149,7 @@ impl Connection {
         let Some(last) = self.pending.last() else { return Ok(()) };
         let last = last.id;
         let granted = self.pool.granted();
-        let operation = match &self.pool.credits {
+        let operation = match self.pool.credits() {
             Some(credits) => {
                 credits.rides(granted);
                 SendOperation::SendImmediate(Word::new(false, granted).encode())

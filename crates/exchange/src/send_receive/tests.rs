@@ -48,3 +48,33 @@ fn a_credit_that_fails_before_the_goodbye_lets_it_close_in_peace() {
     a.take_completion(&completion(GOODBYE_TAG, Status::WorkRequestFlushed)).unwrap();
     assert_eq!(a.closing, Closing::Done);
 }
+
+#[test]
+fn a_part_of_shared_receives_comes_back_when_its_messages_do() {
+    let device = soft::open(&SoftOptions::default()).unwrap();
+    let pd = device.create_pd().unwrap();
+    let options = SharedOptions { depth: 40, connections: 2, max_message: 64, reposting: Reposting::Locked };
+    let shared = SharedReceives::new(&pd, options).unwrap();
+    let config = Config { depth: 16, max_message: 64, ..Config::default() };
+    let a = Endpoint::new(&soft::open(&SoftOptions::default()).unwrap().create_pd().unwrap(), config.clone(), None);
+    let (a, b) = (a.unwrap(), Endpoint::sharing(&shared, config, None).unwrap());
+    let (of_a, of_b) = (a.description(), b.description());
+    let (mut a, mut b) = (a.connect(&of_b).unwrap(), b.connect(&of_a).unwrap());
+    assert_eq!(shared.unclaimed(), (24, 1));
+    for _ in 0..10 {
+        assert!(matches!(a.send(b"0123456789").unwrap(), Submit::Accepted(_)));
+    }
+    let mut held = Vec::new();
+    while held.len() < 5 {
+        held.extend(b.receive().unwrap());
+    }
+    while a.last_done() < 10 {
+        a.poll().unwrap();
+    }
+    drop(b);
+    assert_eq!(shared.unclaimed(), (35, 2), "all but what the program holds");
+    drop(held);
+    shared.repost().unwrap();
+    assert_eq!(shared.unclaimed(), (40, 2));
+    assert_eq!(shared.srq().len(), 40 + 2 * CREDIT_RECEIVES);
+}
