@@ -55,6 +55,14 @@ pub enum ConnectError {
         /// There.
         peer: u64,
     },
+    /// The two ends speak different protocols.
+    #[error("this end speaks {own}, the peer {peer}")]
+    Protocol {
+        /// Here.
+        own: crate::setup::ProtocolId,
+        /// There.
+        peer: crate::setup::ProtocolId,
+    },
     /// A setting is out of range.
     #[error("{what} is {given}, allowed is {allowed}")]
     Setting {

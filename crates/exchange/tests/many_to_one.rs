@@ -42,7 +42,12 @@ fn payload(sender: usize, number: u64) -> Vec<u8> {
 
 /// Each sends so many messages, which arrive once, in order and intact.
 fn deliver(hub: &mut Hub, senders: &mut [(Connection, Key)], messages: u64) {
-    let mut sent = vec![0; senders.len()];
+    deliver_after(hub, senders, 0, messages);
+}
+
+/// The same, where the first few are sent already.
+fn deliver_after(hub: &mut Hub, senders: &mut [(Connection, Key)], already: u64, messages: u64) {
+    let mut sent = vec![already; senders.len()];
     let mut received = vec![0; senders.len()];
     let mut held: Vec<Message> = Vec::new();
     while received.iter().any(|&count| count < messages) {
@@ -118,8 +123,16 @@ fn without_credits_more_may_share_than_there_is_for_and_rnr_naks_are_the_price()
     let mut hub = Hub::for_connections(&pd, &config, SENDERS, None).unwrap();
     let shared = shared(&pd, 12, Reposting::Locked);
     let mut senders: Vec<_> = (0..SENDERS).map(|_| join(&mut hub, config.clone(), Some(&shared)).unwrap()).collect();
-    deliver(&mut hub, &mut senders, 200);
-    assert!(rnr_naks(&device, &senders) > 0, "12 buffers do not hold 4 windows of 32");
+    // The receiver does not look, and 24 buffers do not hold four windows of 32.
+    for (index, (connection, _)) in senders.iter_mut().enumerate() {
+        for number in 0..32 {
+            assert!(matches!(connection.send(&payload(index, number)).unwrap(), Submit::Accepted(_)));
+        }
+    }
+    while device.counters().rnr_nak_sent == 0 {
+        senders.iter_mut().for_each(|(connection, _)| assert!(connection.poll().is_ok()));
+    }
+    deliver_after(&mut hub, &mut senders, 32, 200);
 }
 
 #[test]

@@ -9,12 +9,13 @@ use doorbell_verbs::{Channel, Completion, Cq, Notify, Overrun, Pd, Qpn};
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
-use super::config::Config;
 use super::connection::{Connection, POLL_LIST, REPOST_BATCH};
-use super::endpoint::{Endpoint, completions};
-use super::pool::{Message, RECEIVE_TAG};
+use super::endpoint::{Endpoint, queues};
+use super::pool::Message;
 use super::shared::SharedReceives;
+use crate::config::Config;
 use crate::error::{ConnectError, ConnectionError};
+use crate::line::RECEIVE_TAG;
 
 /// Connections that are looked after in each poll that brings nothing, in turn.
 const LOOKED_AFTER: usize = 8;
@@ -89,13 +90,13 @@ impl Hub {
         connections: usize,
         channel: Option<&Channel>,
     ) -> Result<Self, ConnectError> {
-        Self::new(pd, completions(config).saturating_mul(connections), channel)
+        Self::new(pd, queues(config).completions().saturating_mul(connections), channel)
     }
 
     /// Makes an end whose connection will be polled here: [`add`](Self::add) it once it is
     /// connected, before anything else.
     pub fn endpoint(&mut self, config: Config, shared: Option<&SharedReceives>) -> Result<Endpoint, ConnectError> {
-        let completions = completions(&config);
+        let completions = queues(&config).completions();
         if self.claimed.load(Ordering::Relaxed) + completions > self.depth {
             return Err(ConnectError::Crowded("completion queue"));
         }
@@ -134,7 +135,7 @@ impl Hub {
             let connection = &mut self.connections[key].connection;
             let before = connection.inbox.len();
             let result = connection.take_completion(completion);
-            connection.heard_ns = now_ns;
+            connection.line.heard_at(now_ns);
             if connection.inbox.len() > before {
                 self.arrived.push_back(key);
             }

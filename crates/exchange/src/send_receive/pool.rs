@@ -9,18 +9,10 @@ use doorbell_verbs::{Payload, PostError, Qp, RecvRequest, Region, SendFlags, Sen
 use smallvec::SmallVec;
 
 use super::credits::{ReceiveCredits, Word};
+use crate::line::{CONTROL_TAG, RECEIVE_TAG};
 
-/// Marks the work requests of receives.
-pub(crate) const RECEIVE_TAG: u64 = 1 << 63;
-
-/// Marks the work requests of messages that carry no data; which of them, the rest says.
-pub(crate) const CONTROL_TAG: u64 = 1 << 62;
-/// A credit message.
+/// Marks the work requests of credit messages.
 pub(crate) const CREDIT_TAG: u64 = CONTROL_TAG;
-/// The last message of this side.
-pub(crate) const GOODBYE_TAG: u64 = CONTROL_TAG | 1;
-/// The question whether the peer lives.
-pub(crate) const KEEPALIVE_TAG: u64 = CONTROL_TAG | 2;
 
 /// Receives in one post at most.
 const REPOST_LIST: usize = 64;

@@ -12,9 +12,9 @@ use std::sync::Arc;
 
 use doorbell_verbs::{Access, MemoryKind, Pd, PostError, Qp, Srq};
 
-use super::config::{Config, MAX_WINDOW};
 use super::credits::CREDIT_RECEIVES;
 use super::pool::{Layout, Pool, Refused, Reposting, Store};
+use crate::config::{Config, MAX_WINDOW};
 use crate::error::ConnectError;
 
 /// What shared receives are made with.

@@ -1,9 +1,9 @@
 use doorbell_verbs::soft::{self, SoftOptions};
 use doorbell_verbs::{Completion, CompletionOpcode, Status};
 
-use super::connection::Closing;
-use super::pool::{CREDIT_TAG, GOODBYE_TAG, KEEPALIVE_TAG};
+use super::pool::CREDIT_TAG;
 use super::*;
+use crate::line::{Closing, GOODBYE_TAG, KEEPALIVE_TAG};
 
 fn pair() -> (Connection, Connection) {
     let endpoint = || {
@@ -20,7 +20,7 @@ fn said_goodbye() -> (Connection, Connection) {
     let (mut a, b) = pair();
     a.close();
     a.poll().unwrap();
-    assert_eq!(a.closing, Closing::Said);
+    assert_eq!(a.line.closing, Closing::Said);
     (a, b)
 }
 
@@ -33,11 +33,11 @@ fn only_the_goodbye_itself_tells_that_the_goodbye_arrived() {
     let (mut a, _b) = said_goodbye();
     a.take_completion(&completion(CREDIT_TAG, Status::Success)).unwrap();
     a.take_completion(&completion(KEEPALIVE_TAG, Status::Success)).unwrap();
-    assert_eq!(a.closing, Closing::Said);
+    assert_eq!(a.line.closing, Closing::Said);
     while !a.is_closed() {
         a.poll().unwrap();
     }
-    assert_eq!((a.closing, a.over), (Closing::Done, None));
+    assert_eq!((a.line.closing, a.line.over), (Closing::Done, None));
 }
 
 /// What was out when the queue pair failed is flushed, one by one, and none of it is an error.
@@ -46,7 +46,7 @@ fn a_credit_that_fails_before_the_goodbye_lets_it_close_in_peace() {
     let (mut a, _b) = said_goodbye();
     a.take_completion(&completion(CREDIT_TAG, Status::RetryExceeded)).unwrap();
     a.take_completion(&completion(GOODBYE_TAG, Status::WorkRequestFlushed)).unwrap();
-    assert_eq!(a.closing, Closing::Done);
+    assert_eq!(a.line.closing, Closing::Done);
 }
 
 #[test]
