@@ -154,7 +154,7 @@ fn what_is_granted_is_never_more_than_what_is_posted() {
 #[test]
 fn a_sender_that_dies_is_told_of_once_and_its_buffers_go_to_the_others() {
     let pd = device().create_pd().unwrap();
-    let config = Config { timeout: 8, retry_count: 1, keepalive_ns: 2_000_000, ..config() };
+    let config = Config { timeout: 14, retry_count: 3, keepalive_ns: 20_000_000, ..config() };
     let mut hub = Hub::for_connections(&pd, &config, SENDERS, None).unwrap();
     let shared = shared(&pd, 16 * SENDERS, Reposting::Locked);
     let mut senders: Vec<_> = (0..SENDERS).map(|_| join(&mut hub, config.clone(), Some(&shared)).unwrap()).collect();
