@@ -55,6 +55,15 @@ pub(crate) fn packets(captures: &Path) -> ExitCode {
     summarize(&report, false)
 }
 
+/// Only runs the command end to end.
+pub(crate) fn end_to_end() -> ExitCode {
+    let mut report = Report { steps: Vec::new() };
+    peers::install();
+    report.step("release build", || run(cargo(&["build", "--release"])).into());
+    end_to_end::run(&mut |name, body| report.step(name, body));
+    summarize(&report, false)
+}
+
 /// Runs all steps, also after one failed, and says at the end how each went.
 pub(crate) fn everything(fast: bool) -> ExitCode {
     let in_ci = std::env::var("CI").is_ok_and(|ci| ci == "true");
