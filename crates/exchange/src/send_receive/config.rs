@@ -15,7 +15,8 @@ pub const MAX_WINDOW: usize = 1 << 14;
 pub struct Config {
     /// Messages unacknowledged at most.
     pub window: usize,
-    /// Messages per post; fewer are posted by [`Connection::flush`] or the next poll.
+    /// Messages per post; fewer are posted by
+    /// [`Connection::flush`](super::Connection::flush) or the next poll.
     pub batch: usize,
     /// Receive buffers that the peer may fill.
     pub depth: usize,
