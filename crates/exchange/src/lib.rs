@@ -12,6 +12,7 @@
 pub mod asynchronous;
 pub mod blocking;
 mod error;
+pub mod rc;
 pub mod send_receive;
 pub mod setup;
 

@@ -2,15 +2,14 @@
 
 use std::collections::VecDeque;
 
-use doorbell_verbs::{
-    Access, AddressVector, Channel, Cq, MemoryKind, Pd, Psn, Qp, QpAttributes, QpCapacities, QpKind, QpOptions, QpState,
-};
+use doorbell_verbs::{Access, Channel, Cq, MemoryKind, Pd, Psn, Qp, QpCapacities, QpKind, QpOptions};
 
 use super::config::{Config, MAX_WINDOW};
 use super::connection::{Closing, Connection};
 use super::credits::{CREDIT_RECEIVES, SendCredits};
 use super::pool::Pool;
 use crate::error::ConnectError;
+use crate::rc::{self, RcSettings};
 use crate::setup::EndpointDescription;
 
 /// Room in the send queue for messages that carry no data.
@@ -74,25 +73,16 @@ impl Endpoint {
     /// Connects with the peer whose description this is. Receives are posted before it can send.
     pub fn connect(self, peer: &EndpointDescription) -> Result<Connection, ConnectError> {
         let own = self.description();
-        let Self { config, pd, qp, cq, psn } = self;
-        let differs = |what, own: u64, peer: u64| ConnectError::Mismatch { what, own, peer };
-        if own.udp_port != peer.udp_port {
-            return Err(differs("the UDP port", own.udp_port.into(), peer.udp_port.into()));
-        }
+        let Self { config, pd, qp, cq, .. } = self;
         if own.credits != peer.credits {
-            return Err(differs("flow control by credits", own.credits.into(), peer.credits.into()));
+            let (own, peer) = (own.credits.into(), peer.credits.into());
+            return Err(ConnectError::Mismatch { what: "flow control by credits", own, peer });
         }
         if peer.depth == 0 || peer.depth as usize > MAX_WINDOW {
             let (given, allowed) = (peer.depth.into(), "1 to 16384");
             return Err(ConnectError::Setting { what: "the peer's receive depth", given, allowed });
         }
-        qp.modify(&QpAttributes {
-            state: Some(QpState::Init),
-            pkey_index: Some(0),
-            port: Some(1),
-            access: Some(Access::empty()),
-            ..QpAttributes::default()
-        })?;
+        rc::initialise(&qp, Access::empty())?;
         let stride = config.stride();
         let slots = config.depth + CREDIT_RECEIVES;
         let receive_region = pd.allocate(slots * stride, Access::LOCAL_WRITE, MemoryKind::Plain)?;
@@ -107,25 +97,13 @@ impl Endpoint {
         );
         let all: Vec<u32> = (0..slots as u32).collect();
         pool.post(&all)?;
-        qp.modify(&QpAttributes {
-            state: Some(QpState::ReadyToReceive),
-            address: Some(AddressVector::to(peer.gid.to_canonical())),
-            path_mtu: Some(own.path_mtu.min(peer.path_mtu)),
-            dest_qpn: Some(peer.qpn),
-            receive_psn: Some(peer.psn),
-            max_dest_rd_atomic: Some(16),
-            min_rnr_timer: Some(config.min_rnr_timer),
-            ..QpAttributes::default()
-        })?;
-        qp.modify(&QpAttributes {
-            state: Some(QpState::ReadyToSend),
-            send_psn: Some(psn),
-            timeout: Some(config.timeout),
-            retry_count: Some(config.retry_count),
-            rnr_retry: Some(config.rnr_retry),
-            max_rd_atomic: Some(16),
-            ..QpAttributes::default()
-        })?;
+        let settings = RcSettings {
+            timeout: config.timeout,
+            retry_count: config.retry_count,
+            rnr_retry: config.rnr_retry,
+            min_rnr_timer: config.min_rnr_timer,
+        };
+        rc::connect(&qp, &own, peer, &settings)?;
         let send_region = if config.send_buffers > 0 {
             Some(pd.allocate(config.send_buffers * stride, Access::empty(), MemoryKind::Plain)?)
         } else {
