@@ -301,12 +301,12 @@ impl Parameters {
     /// Not even the smallest connections have room.
     pub fn fit(&self, size: usize) -> Result<Fitted, ParametersError> {
         let stride = stride(size);
-        // A send queue has a power of two of places, each with room for inline data.
-        let inline_bytes = 2 * self.window * self.inline;
         let connections = self.connections.max(1);
         let one_sided = self.operation.is_one_sided();
         let least_buffers = if one_sided { 1 } else { LEAST_BUFFERS };
-        let needed = connections * (least_buffers * stride + inline_bytes);
+        // Inline data lies in the queues, for which as much is allowed again: a queue has up to
+        // twice as many places as the window, each with room for it.
+        let needed = connections * (least_buffers * stride).max(2 * self.window * self.inline);
         if needed > self.memory_bytes {
             return Err(ParametersError {
                 setting: Setting::Memory,
@@ -323,7 +323,7 @@ impl Parameters {
         }
         // Bidirectional or ping-pong, each side has both kinds of buffers; otherwise this is
         // generous by one kind.
-        let share = self.memory_bytes / connections - inline_bytes;
+        let share = self.memory_bytes / connections;
         let for_sending = if one_sided { share / stride } else { (share / 4 / stride).max(1) };
         if one_sided {
             depth = 0;
@@ -451,8 +451,9 @@ mod tests {
                     fits += 1;
                     assert!(fitted.depth >= 1 && fitted.send_buffers >= 1 && fitted.window >= 1);
                     let buffers = fitted.depth + CREDIT_RECEIVES + fitted.send_buffers;
-                    let bytes = buffers * size.next_multiple_of(64).max(64) + fitted.window * inline;
-                    assert!(connections * bytes <= given.memory_bytes, "{connections} {size} {window} {inline}");
+                    for bytes in [buffers * stride(size), 2 * window * inline] {
+                        assert!(connections * bytes <= given.memory_bytes, "{connections} {size} {window} {inline}");
+                    }
                 }
             }
         }
