@@ -32,7 +32,7 @@ pub enum ConnectionError {
 
 impl ConnectionError {
     /// What an unsuccessful completion of a send means.
-    pub(crate) fn from_send(status: Status) -> Self {
+    pub fn from_send(status: Status) -> Self {
         match status {
             Status::RetryExceeded | Status::RnrRetryExceeded => Self::PeerUnreachable(status),
             Status::RemoteAccess | Status::RemoteInvalidRequest | Status::RemoteOperation => Self::PeerRefused(status),

@@ -15,6 +15,7 @@ mod config;
 mod connection;
 mod error;
 mod line;
+pub mod rc;
 pub mod send_receive;
 pub mod setup;
 

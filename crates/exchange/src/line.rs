@@ -2,12 +2,13 @@
 //! is brought up, how the peer's death is noticed, and how both sides part.
 
 use doorbell_verbs::{
-    Access, AddressVector, Channel, Completion, Cq, Notify, Payload, Pd, Psn, Qp, QpAttributes, QpCapacities, QpKind,
-    QpOptions, QpState, RKey, SendFlags, SendOperation, SendRequest, Srq, Status,
+    Access, Channel, Completion, Cq, Notify, Payload, Pd, Psn, Qp, QpAttributes, QpCapacities, QpKind, QpOptions,
+    QpState, RKey, SendFlags, SendOperation, SendRequest, Srq, Status,
 };
 
 use crate::config::{Config, MAX_WINDOW};
 use crate::error::{ConnectError, ConnectionError};
+use crate::rc::{self, RcSettings};
 use crate::setup::{EndpointDescription, ProtocolId};
 
 /// Marks the work requests of receives.
@@ -22,9 +23,6 @@ pub(crate) const KEEPALIVE_TAG: u64 = CONTROL_TAG | 2;
 
 /// Room in the send queue for messages that carry no data.
 pub(crate) const CONTROL_SENDS: usize = 8;
-
-/// READs and atomics outstanding, asked for and offered: what RNICs commonly have.
-pub(crate) const READ_RESOURCES: u8 = 16;
 
 /// How long the queues of a connection are.
 #[derive(Clone, Copy, Debug)]
@@ -113,9 +111,6 @@ impl LineEnd {
         if own.protocol != peer.protocol {
             return Err(ConnectError::Protocol { own: own.protocol, peer: peer.protocol });
         }
-        if own.udp_port != peer.udp_port {
-            return Err(differs("the UDP port", own.udp_port.into(), peer.udp_port.into()));
-        }
         if own.credits != peer.credits {
             return Err(differs("flow control by credits", own.credits.into(), peer.credits.into()));
         }
@@ -123,39 +118,21 @@ impl LineEnd {
             let (given, allowed) = (peer.depth.into(), "1 to 16384");
             return Err(ConnectError::Setting { what: "the peer's receive depth", given, allowed });
         }
-        self.qp.modify(&QpAttributes {
-            state: Some(QpState::Init),
-            pkey_index: Some(0),
-            port: Some(1),
-            access: Some(access),
-            ..QpAttributes::default()
-        })?;
+        rc::initialise(&self.qp, access)?;
         Ok(())
     }
 
     /// Connects, once receives are posted.
     pub(crate) fn connect(self, config: &Config, peer: &EndpointDescription) -> Result<Line, ConnectError> {
         let own = self.description(config);
-        let Self { pd, qp, cq, psn, .. } = self;
-        qp.modify(&QpAttributes {
-            state: Some(QpState::ReadyToReceive),
-            address: Some(AddressVector::to(peer.gid.to_canonical())),
-            path_mtu: Some(own.path_mtu.min(peer.path_mtu)),
-            dest_qpn: Some(peer.qpn),
-            receive_psn: Some(peer.psn),
-            max_dest_rd_atomic: Some(READ_RESOURCES),
-            min_rnr_timer: Some(config.min_rnr_timer),
-            ..QpAttributes::default()
-        })?;
-        qp.modify(&QpAttributes {
-            state: Some(QpState::ReadyToSend),
-            send_psn: Some(psn),
-            timeout: Some(config.timeout),
-            retry_count: Some(config.retry_count),
-            rnr_retry: Some(config.rnr_retry),
-            max_rd_atomic: Some(READ_RESOURCES),
-            ..QpAttributes::default()
-        })?;
+        let Self { pd, qp, cq, .. } = self;
+        let settings = RcSettings {
+            timeout: config.timeout,
+            retry_count: config.retry_count,
+            rnr_retry: config.rnr_retry,
+            min_rnr_timer: config.min_rnr_timer,
+        };
+        rc::connect(&qp, &own, peer, &settings)?;
         let heard_ns = pd.device().now_ns();
         Ok(Line {
             pd,

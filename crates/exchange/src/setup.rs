@@ -27,20 +27,23 @@ pub const MAX_ENDPOINTS: usize = 4096;
 pub enum ProtocolId {
     /// Send-Receive.
     SendReceive = 1,
+    /// One-sided operations without messages.
+    OneSided = 2,
     /// Direct-Read, acknowledged by a signal byte.
-    DirectRead = 2,
+    DirectRead = 3,
     /// Direct-Read, acknowledged by a SEND.
-    DirectReadSend = 3,
+    DirectReadSend = 4,
 }
 
 impl ProtocolId {
-    const ALL: [Self; 3] = [Self::SendReceive, Self::DirectRead, Self::DirectReadSend];
+    const ALL: [Self; 4] = [Self::SendReceive, Self::OneSided, Self::DirectRead, Self::DirectReadSend];
 }
 
 impl std::fmt::Display for ProtocolId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::SendReceive => "Send-Receive",
+            Self::OneSided => "one-sided operations",
             Self::DirectRead => "Direct-Read with signal bytes",
             Self::DirectReadSend => "Direct-Read acknowledged by SEND",
         })

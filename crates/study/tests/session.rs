@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use doorbell_exchange::setup;
-use doorbell_study::parameters::{Extent, Kind, Parameters};
+use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
 use doorbell_study::session::{self, Client, SessionError};
 use doorbell_verbs::Device;
 use doorbell_verbs::soft::{self, SoftOptions};
@@ -17,6 +17,7 @@ const MEMORY_BYTES: usize = 64 << 20;
 fn parameters() -> Parameters {
     Parameters {
         kind: Kind::Bandwidth,
+        operation: Operation::Send,
         sizes: vec![16, 5000],
         extent: Extent::Messages(100),
         window: 16,
