@@ -48,7 +48,9 @@ fn garbage_on_the_port_is_called_so() {
     );
     server_against(b"GET / HTTP/1.1\r\n\r\n", &["127.0.0.1:", "does not speak Doorbell's set-up"]);
     // The greeting is right, what follows is none of ours.
-    server_against(b"DOORBELL\0\x02\0\0\0\0garbage\n", &["the peer sent what is not expected here: garbage"]);
+    let version = u8::try_from(doorbell_exchange::setup::VERSION).expect("there are few versions");
+    let greeting = [b"DOORBELL\0".as_slice(), &[version], b"\0\0\0\0garbage\n"].concat();
+    server_against(&greeting, &["the peer sent what is not expected here: garbage"]);
 }
 
 #[test]
