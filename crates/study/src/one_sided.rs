@@ -2,8 +2,8 @@
 //!
 //! The end that asks (the *initiator*) keeps a window of operations outstanding and posts them in
 //! lists; the last of a list is signalled, and since RC completes in order it tells of all of them.
-//! The other end (the *target*) has a region that its peer may use, and does nothing: its RNIC
-//! serves it.
+//! The other end (the *target*) has a region that its peer may use, and does nothing but lend its
+//! processor to a software RNIC.
 //!
 //! Message `n` uses slot `n % slots` of the region at either end. Atomics go to the first word of
 //! the target's region, and what they return goes to the slot.
@@ -135,6 +135,11 @@ impl End {
     pub fn memory(&self) -> RemoteMemory {
         let region = &self.region;
         RemoteMemory { address: region.address(), rkey: region.rkey().get(), bytes: region.len() as u64 }
+    }
+
+    /// Lets a software RNIC work, as polling for completions does; a target has none.
+    pub fn lend_processor(&self) {
+        let _ = self.cq.poll(&mut [Completion::default()]);
     }
 
     /// How many of the messages that a peer says it has completed have left another trace in this
@@ -414,3 +419,6 @@ pub async fn time<W: Waiter>(
     let Rounds { tally, histogram, .. } = rounds;
     Ok((Tally { damaged: initiator.damaged, ..tally }, histogram))
 }
+
+#[cfg(test)]
+mod tests;

@@ -311,7 +311,7 @@ impl Parameters {
             return Err(ParametersError {
                 setting: Setting::Memory,
                 given: format!("{} B", self.memory_bytes),
-                allowed: format!("{needed} B and more for messages of {size} B on {connections} connections"),
+                allowed: format!("{needed} B and more for messages of {size} B (connections: {connections})"),
             });
         }
         let (mut window, mut depth) = (self.window, self.depth);

@@ -76,7 +76,15 @@ fn a_peer_that_says_nothing_is_given_up() {
 /// A server and its client in the midst of measuring, one pair for each kind of load.
 fn in_the_middle(test: impl Fn(&str, Running, Running)) {
     let _one_at_a_time = measuring();
-    for arguments in ["bw -s 16", "bw -s 1048576 -b", "bw -s 16 -e", "lat -s 16", "lat -s 16 -e"] {
+    for arguments in [
+        "bw -s 16",
+        "bw -s 1048576 -b",
+        "bw -s 16 -e",
+        "lat -s 16",
+        "lat -s 16 -e",
+        "bw --op write -s 16",
+        "lat --op read -s 16 -e",
+    ] {
         let kind = &arguments[..arguments.find(' ').unwrap_or_default()];
         let (mut server, address) = listen(kind);
         let client = Running::start(doorbell(&format!("bench {arguments} -D 3600 {address}")));

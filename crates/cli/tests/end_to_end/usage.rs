@@ -66,7 +66,7 @@ fn wrong_usage_ends_with_status_2_and_says_what_is_allowed() {
         ("bench bw -u 32", &["timeout (-u) is 32"]),
         ("bench bw --retry 8", &["(--retry) is 8, allowed is 0 to 7"]),
         ("bench bw --rnr-retry 8", &["(--rnr-retry) is 8"]),
-        ("bench bw -s 1073741824", &["memory (--memory) is 268435456 B", "5368717312 B and more"]),
+        ("bench bw -s 1073741824", &["memory (--memory) is 268435456 B", "5368709120 B and more"]),
         ("bench bw -q 4096 -t 1000", &["window (-t) is 1000, allowed is 1 to 256"]),
         ("bench bw --slow-receiver-us 2000000", &["(--slow-receiver-us) is 2000000 us"]),
         ("bench bw --memory 0", &["(--memory) is 0 B"]),

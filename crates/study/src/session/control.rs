@@ -18,6 +18,9 @@ use crate::workload::Tally;
 /// A line longer than this is not one of ours.
 const LONGEST_LINE: usize = 1 << 20;
 
+/// How often something else is done between two looks at the stream, which are system calls.
+const LOOKS_BETWEEN: u32 = 256;
+
 /// What the client says.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -125,6 +128,21 @@ impl Control {
         }
         serde_json::from_slice(&line)
             .map_err(|_| SessionError::Unexpected(String::from_utf8_lossy(&line[..line.len().min(200)]).into_owned()))
+    }
+
+    /// Does something again and again until there is something to receive, or the peer is gone.
+    pub(super) fn until_readable(&mut self, mut busy: impl FnMut()) -> Result<(), SessionError> {
+        self.stream.set_nonblocking(true).map_err(SessionError::Control)?;
+        let readable = loop {
+            (0..LOOKS_BETWEEN).for_each(|_| busy());
+            match self.stream.peek(&mut [0]) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                other => break other,
+            }
+        };
+        self.stream.set_nonblocking(false).map_err(SessionError::Control)?;
+        readable.map(|_| ()).map_err(SessionError::Control)
     }
 
     /// The server takes what it was told last.

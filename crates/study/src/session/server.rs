@@ -64,7 +64,11 @@ fn serve_point(pd: &Pd, control: &mut Control, parameters: &Parameters, bytes: u
     let tallies = match ends {
         Ends::OneSided(ends) => {
             control.send(&FromServer::Ready { memory: ends.iter().map(one_sided::End::memory).collect() })?;
-            // The RNIC works; this process only waits.
+            // The RNIC works by itself. But a software RNIC has no processor but those of its
+            // programs: a target that polls lends it its own, one that sleeps has it woken.
+            if let (Some(end), false) = (ends.first(), parameters.events) {
+                control.until_readable(|| end.lend_processor())?;
+            }
             let ToServer::Done { messages } = control.receive(None)? else {
                 return Err(SessionError::Unexpected("something else than done".to_owned()));
             };
