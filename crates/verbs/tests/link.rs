@@ -65,7 +65,7 @@ fn datagrams_to_where_no_way_leads_are_counted() {
 /// The MTU shrinks under connections that have been made for a larger one.
 fn an_mtu_that_shrinks(devices: &(Device, Device)) {
     assert_eq!(devices.0.attributes().active_mtu, PathMtu::Mtu4096);
-    let large = Plan { mtu: PathMtu::Mtu4096, timeout: 10, retry_count: 2, ..Plan::rc() };
+    let large = Plan { mtu: PathMtu::Mtu4096, ..Plan::rc() };
     let small = Plan { mtu: PathMtu::Mtu1024, ..Plan::rc() };
     let (a, b) = large.connect(devices);
     let (c, d) = small.connect(devices);
@@ -81,7 +81,7 @@ fn an_mtu_that_shrinks(devices: &(Device, Device)) {
     assert!(counted.tx_oversize >= 1, "{counted:?}");
     assert_eq!(counted, LinkCounters { tx_oversize: counted.tx_oversize, ..LinkCounters::default() });
     reaches(&c, &d, 20_000);
-    // Devices opened from now on know better.
+    // Once there is room again, so it is for such packets.
     namespace::ip("link set lo mtu 65536");
     let (a, b) = large.connect(devices);
     reaches(&a, &b, 20_000);

@@ -1,6 +1,7 @@
 //! Two machines on one: network namespaces with a cable between them, which go with their handle.
 
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -10,6 +11,9 @@ use crate::test::Outcome;
 
 /// Both ends of the cable.
 pub(super) const INTERFACE: &str = "veth0";
+
+/// How long the kernel may take to make them ready: protection against waiting for ever.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What namespaces of this program are called, before the number of its process.
 const PREFIX: &str = "doorbell-test-";
@@ -82,7 +86,27 @@ impl TwoMachines {
             ip(&["-n", name, "address", "add", &v6, "dev", INTERFACE, "nodad"])?;
             ip(&["-n", name, "link", "set", INTERFACE, "up"])?;
         }
+        let until = Instant::now() + PATIENCE;
+        while !machines.are_ready()? {
+            if Instant::now() > until {
+                return Err("the kernel makes no routes between two network namespaces".to_owned());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
         Ok(machines)
+    }
+
+    /// Has the kernel made the routes? It does so in its own time.
+    fn are_ready(&self) -> Result<bool, String> {
+        for (machine, name) in self.names.iter().enumerate() {
+            let state = output_of(self.command(machine, "cat", &[&format!("/sys/class/net/{INTERFACE}/operstate")]))?;
+            let local = ip(&["-n", name, "-6", "route", "show", "table", "local"])?;
+            let own = format!("local {} ", Family::V6.address(machine));
+            if state.trim() != "up" || !local.contains(&own) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// A command on one of them.

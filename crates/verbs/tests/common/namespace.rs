@@ -1,7 +1,7 @@
 //! Network namespaces: loopback interfaces of a test's own, with addresses and an MTU to its taste.
 
 use std::io::Write;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, UdpSocket};
 use std::process::{Command, Stdio};
 use std::sync::Once;
 
@@ -33,6 +33,7 @@ pub fn within(test: impl FnOnce() + Send) {
                     commands += &format!("address add {}/128 dev lo nodad\n", address(number));
                 }
                 ip(&commands);
+                super::eventually("each address is reachable", || (0..ADDRESSES).map(address).all(is_reachable));
                 test();
             }
         });
@@ -40,6 +41,15 @@ pub fn within(test: impl FnOnce() + Send) {
             std::panic::resume_unwind(panic);
         }
     });
+}
+
+/// Does what is sent to an address arrive? The kernel makes the routes to new addresses in its own
+/// time, and what comes before them is lost.
+fn is_reachable(address: Ipv6Addr) -> bool {
+    let socket = UdpSocket::bind((address, 0)).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let own = socket.local_addr().unwrap();
+    socket.send_to(&[1], own).is_ok() && socket.recv(&mut [0]).is_ok()
 }
 
 /// Gives the interfaces of this namespace other properties: lines of arguments of iproute2's `ip`.
