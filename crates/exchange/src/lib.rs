@@ -13,6 +13,7 @@ pub mod asynchronous;
 pub mod blocking;
 mod config;
 mod connection;
+pub mod direct_read;
 mod error;
 mod line;
 pub mod rc;
@@ -21,5 +22,6 @@ pub mod setup;
 
 pub use config::{Config, MAX_BATCH, MAX_WINDOW};
 pub use connection::{Backpressure, MessageConnection, MessageId, Outcome, Protocol, Submit};
+pub use direct_read::DirectRead;
 pub use error::{ConnectError, ConnectionError};
 pub use send_receive::SendReceive;

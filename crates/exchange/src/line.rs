@@ -175,7 +175,21 @@ pub(crate) struct Line {
     pub(crate) keepalives: u64,
 }
 
+impl Drop for Line {
+    /// Messages that the program still holds keep the queue pair: to the peer it is dead from now
+    /// on, whatever becomes of its memory.
+    fn drop(&mut self) {
+        self.fail();
+    }
+}
+
 impl Line {
+    /// What is still on its way in or out is given up.
+    pub(crate) fn fail(&self) {
+        let error = QpAttributes { state: Some(QpState::Error), ..QpAttributes::default() };
+        let _ = self.qp.modify(&error);
+    }
+
     /// Why nothing can be sent, if so.
     #[inline]
     pub(crate) fn check_open(&self) -> Result<(), ConnectionError> {
@@ -189,9 +203,7 @@ impl Line {
     /// Ends the connection: the first reason stays.
     pub(crate) fn end(&mut self, reason: ConnectionError) -> ConnectionError {
         let reason = *self.over.get_or_insert(reason);
-        // What is still on its way in or out is given up.
-        let error = QpAttributes { state: Some(QpState::Error), ..QpAttributes::default() };
-        let _ = self.qp.modify(&error);
+        self.fail();
         reason
     }
 

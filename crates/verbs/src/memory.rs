@@ -179,6 +179,11 @@ impl Region {
         self.len() == 0
     }
 
+    /// What it was registered for.
+    pub fn access(&self) -> Access {
+        self.inner.access
+    }
+
     /// Address of the first byte, as peers name it.
     pub fn address(&self) -> u64 {
         self.inner.mapping.base.as_ptr() as u64

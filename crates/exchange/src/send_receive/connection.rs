@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use doorbell_verbs::{Attachment, Channel, Completion, Qp, QpAttributes, QpState, Qpn, Region, Status};
+use doorbell_verbs::{Attachment, Channel, Completion, Qp, Qpn, Region, Status};
 
 use super::credits::{SendCredits, Word};
 use super::hub::Claim;
@@ -55,8 +55,7 @@ impl Drop for Connection {
         }
         // Shared buffers go back to the others: those that hold messages nobody took, and one that
         // the queue pair may hold itself.
-        let error = QpAttributes { state: Some(QpState::Error), ..QpAttributes::default() };
-        let _ = self.line.qp.modify(&error);
+        self.line.fail();
         self.line.over.get_or_insert(ConnectionError::Closed);
         let mut list = [Completion::default(); POLL_LIST];
         while self.claim.is_none()

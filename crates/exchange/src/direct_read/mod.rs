@@ -1,0 +1,93 @@
+//! Direct-Read: the receiver pulls each message to where it wants it. True zero copy.
+//!
+//! ```text
+//! sender                                    receiver
+//!   send -> id    SEND {address, rkey, length}  ->   the receive is reposted at once
+//!                 <-  READ request                   read_into(region): not blocking
+//!                 READ response              ->      is_read
+//!   is_done(id)   <-  WRITE of the signal byte (or a SEND that tells how many are read)
+//! ```
+//!
+//! One message costs one small SEND and one WRITE of a byte (or a SEND, for several messages at
+//! once), and one READ that occupies the link with a request one way and the data the other. The
+//! message waits at the sender until the receiver takes it, so a slow message blocks no others'
+//! memory, and nothing but read requests needs receives: each is reposted before its message is
+//! acknowledged, so a sender whose window is no larger than the receiver's depth never finds none.
+//! That is the whole flow control.
+//!
+//! Behind the message lies its *signal byte*: 0 while the message waits, 1 once it is read. Who
+//! cannot place a byte there chooses [`Acknowledge::Send`], which is also what wakes a sender that
+//! sleeps on a completion channel.
+//!
+//! *Unfenced*, the acknowledgement is posted once the READ is complete. *Fenced*, both are posted
+//! together, the acknowledgement with the fence flag, since RC does not order a WRITE or SEND
+//! behind the completion of an earlier READ (IBTA Vol 1, 10.8.3.3, the ordering table of work
+//! requests). That saves a turn of the receiver, and costs READs their overlap: a fenced request
+//! holds up those behind it.
+
+mod connection;
+mod endpoint;
+mod message;
+mod replication;
+mod request;
+
+use doorbell_verbs::{Channel, Pd};
+
+pub use connection::{Connection, ReadId};
+pub use endpoint::Endpoint;
+pub use message::Message;
+pub use replication::Replication;
+pub use request::{MAX_APPLICATION_BYTES, Request};
+
+use crate::config::Config;
+use crate::connection::Protocol;
+use crate::error::ConnectError;
+use crate::setup::EndpointDescription;
+
+/// How the sender learns that a message was read. Both ends must agree on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Acknowledge {
+    /// The receiver writes the byte behind the message.
+    #[default]
+    SignalByte,
+    /// The receiver sends word of how many it has read.
+    Send,
+}
+
+/// Where messages are read to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Placement {
+    /// Into buffers of the connection, in order, as soon as they are announced.
+    #[default]
+    Pool,
+    /// Where the program says, when it says so ([`Connection::read_into`]).
+    ByHand,
+}
+
+/// The protocol Direct-Read, in one of its variants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DirectRead {
+    /// READ and acknowledgement are posted together, the latter with a fence.
+    pub fenced: bool,
+    /// How the sender learns that a message was read.
+    pub acknowledge: Acknowledge,
+    /// Where messages are read to at this end.
+    pub placement: Placement,
+}
+
+impl Protocol for DirectRead {
+    type Endpoint = Endpoint;
+    type Connection = Connection;
+
+    fn endpoint(&self, pd: &Pd, config: &Config, channel: Option<&Channel>) -> Result<Endpoint, ConnectError> {
+        Endpoint::new(*self, pd, config.clone(), channel)
+    }
+
+    fn describe(&self, endpoint: &Endpoint) -> EndpointDescription {
+        endpoint.description()
+    }
+
+    fn connect(&self, endpoint: Endpoint, peer: &EndpointDescription) -> Result<Connection, ConnectError> {
+        endpoint.connect(peer)
+    }
+}

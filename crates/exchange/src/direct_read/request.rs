@@ -1,0 +1,82 @@
+//! What a sender announces: the read request.
+
+use doorbell_verbs::RKey;
+use smallvec::SmallVec;
+
+/// Bytes of its own that a program may put into a read request.
+pub const MAX_APPLICATION_BYTES: usize = 64;
+
+const HEADER_BYTES: usize = 8 + 4 + 4;
+
+/// Bytes of the longest read request.
+pub(super) const MAX_REQUEST_BYTES: usize = HEADER_BYTES + MAX_APPLICATION_BYTES;
+
+/// A message that waits at the sender to be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    pub(super) address: u64,
+    pub(super) rkey: RKey,
+    pub(super) length: u32,
+    pub(super) application: SmallVec<[u8; MAX_APPLICATION_BYTES]>,
+}
+
+impl Request {
+    /// Bytes of the message.
+    #[allow(clippy::len_without_is_empty)] // a message of no bytes is a message
+    pub fn len(&self) -> usize {
+        self.length as usize
+    }
+
+    /// What the sender's program says of it.
+    pub fn application(&self) -> &[u8] {
+        &self.application
+    }
+
+    /// Numbers are big endian.
+    pub(super) fn encode(&self) -> SmallVec<[u8; MAX_REQUEST_BYTES]> {
+        let mut out = SmallVec::new();
+        out.extend_from_slice(&self.address.to_be_bytes());
+        out.extend_from_slice(&self.rkey.get().to_be_bytes());
+        out.extend_from_slice(&self.length.to_be_bytes());
+        out.extend_from_slice(&self.application);
+        out
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        let (address, rest) = bytes.split_first_chunk()?;
+        let (rkey, rest) = rest.split_first_chunk()?;
+        let (length, application) = rest.split_first_chunk()?;
+        if application.len() > MAX_APPLICATION_BYTES {
+            return None;
+        }
+        Some(Self {
+            address: u64::from_be_bytes(*address),
+            rkey: RKey::new(u32::from_be_bytes(*rkey)),
+            length: u32::from_be_bytes(*length),
+            application: application.into(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_survives_the_wire_and_stumps_are_refused() {
+        let request = Request {
+            address: 0x0123_4567_89ab_cdef,
+            rkey: RKey::new(0xdead_beef),
+            length: 77,
+            application: (0..64).collect(),
+        };
+        let bytes = request.encode();
+        assert_eq!(bytes.len(), MAX_REQUEST_BYTES);
+        assert_eq!(Request::decode(&bytes), Some(request));
+        assert_eq!(bytes[..8], [0x01, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef]);
+        for length in 0..HEADER_BYTES {
+            assert_eq!(Request::decode(&bytes[..length]), None);
+        }
+        assert_eq!(Request::decode(&[0; MAX_REQUEST_BYTES + 1]), None);
+    }
+}

@@ -1,0 +1,342 @@
+//! One suite for every protocol and variant, between software RNICs of this process.
+//!
+//! `DOORBELL_MESSAGES` sets how many messages the long case sends (20,000 otherwise).
+
+mod direct_read;
+
+use doorbell_exchange::direct_read::{Acknowledge, DirectRead};
+use doorbell_exchange::{
+    Backpressure, Config, ConnectionError, MessageConnection, Outcome, Protocol, SendReceive, Submit,
+};
+use doorbell_verbs::soft::{self, SoftOptions};
+use doorbell_verbs::{Access, Channel, Device, MemoryKind, Pd, Region};
+
+type Pair<P> = (<P as Protocol>::Connection, <P as Protocol>::Connection);
+
+fn device() -> Device {
+    soft::open(&SoftOptions::default()).expect("a software RNIC opens")
+}
+
+fn faulty(faults: &str) -> Device {
+    let faults = Some(faults.parse().expect("a fault plan"));
+    soft::open(&SoftOptions { faults, ..SoftOptions::default() }).expect("a software RNIC opens")
+}
+
+fn join<P: Protocol>(protocol: &P, devices: [&Device; 2], configs: [&Config; 2], channel: Option<&Channel>) -> Pair<P> {
+    let end =
+        |device: &Device, config, channel| protocol.endpoint(&device.create_pd().unwrap(), config, channel).unwrap();
+    let (a, b) = (end(devices[0], configs[0], None), end(devices[1], configs[1], channel));
+    let (of_a, of_b) = (protocol.describe(&a), protocol.describe(&b));
+    (protocol.connect(a, &of_b).unwrap(), protocol.connect(b, &of_a).unwrap())
+}
+
+fn pair<P: Protocol>(protocol: &P, config: &Config) -> Pair<P> {
+    join(protocol, [&device(), &device()], [config, config], None)
+}
+
+fn payload(id: u64, length: usize) -> Vec<u8> {
+    (0..length).map(|at| (id as usize * 131 + at * 7 + (at >> 8)) as u8).collect()
+}
+
+fn long() -> u64 {
+    std::env::var("DOORBELL_MESSAGES").ok().map_or(20_000, |text| text.parse().expect("a number of messages"))
+}
+
+/// Sizes around every boundary: padding, inline, path MTU, page, the longest.
+const LENGTHS: [usize; 21] =
+    [0, 1, 2, 3, 4, 5, 63, 64, 65, 255, 256, 257, 1023, 1024, 1025, 4095, 4096, 4097, 8192, 8193, 10_000];
+
+/// One direction of a conversation: what was sent, what arrived, and what the program holds.
+struct Direction<M> {
+    salt: u64,
+    sent: u64,
+    received: u64,
+    held: Vec<M>,
+}
+
+impl<M: std::ops::Deref<Target = [u8]>> Direction<M> {
+    fn new(salt: u64) -> Self {
+        Self { salt, sent: 0, received: 0, held: Vec::new() }
+    }
+
+    fn length(&self, number: u64, lengths: &[usize]) -> usize {
+        lengths[(number.wrapping_mul(7).wrapping_add(self.salt) % lengths.len() as u64) as usize]
+    }
+
+    fn send<C: MessageConnection>(&mut self, connection: &mut C, messages: u64, lengths: &[usize]) {
+        if self.sent < messages {
+            let message = payload(self.sent + self.salt, self.length(self.sent, lengths));
+            if let Submit::Accepted(id) = connection.send(&message).unwrap() {
+                self.sent += 1;
+                assert_eq!(id, self.sent, "ids rise by one");
+            }
+        }
+        connection.poll().unwrap();
+    }
+
+    /// Messages are given back in any order, and some are held for long.
+    fn receive<C: MessageConnection<Message = M>>(&mut self, connection: &mut C, hold: usize, lengths: &[usize]) {
+        while let Some(message) = connection.receive().unwrap() {
+            let expected = payload(self.received + self.salt, self.length(self.received, lengths));
+            assert_eq!(&*message, &expected[..], "message {}", self.received);
+            self.received += 1;
+            self.held.push(message);
+            while self.held.len() > hold {
+                self.held.swap_remove((self.received as usize * 13) % self.held.len());
+            }
+        }
+    }
+}
+
+fn converse<P: Protocol>((a, b): &mut Pair<P>, messages: [u64; 2], hold: usize, lengths: &[usize]) {
+    let (mut there, mut back) = (Direction::new(1), Direction::new(2));
+    while there.received < messages[0] || back.received < messages[1] {
+        there.send(a, messages[0], lengths);
+        back.send(b, messages[1], lengths);
+        there.receive(b, hold, lengths);
+        back.receive(a, hold, lengths);
+    }
+    while a.last_done() < messages[0] || b.last_done() < messages[1] {
+        a.poll().unwrap();
+        b.poll().unwrap();
+    }
+    assert_eq!(a.outcome(messages[0]), Outcome::Done);
+    assert_eq!((a.unacknowledged(), b.unacknowledged()), (0, 0));
+}
+
+fn no_rnr<P: Protocol>((a, b): &Pair<P>) {
+    for connection in [a, b] {
+        let counters = connection.qp().pd().device().counters();
+        assert_eq!((counters.rnr_nak_sent, counters.rnr_nak_received), (0, 0));
+    }
+}
+
+fn every_length_arrives_in_order_and_intact<P: Protocol>(protocol: P) {
+    for config in [Config::sequential(), Config::unbatched(), Config::batched()] {
+        let config = Config { max_message: 10_000, ..config };
+        let mut pair = pair(&protocol, &config);
+        converse::<P>(&mut pair, [10 * LENGTHS.len() as u64, 0], 20, &LENGTHS);
+        no_rnr::<P>(&pair);
+    }
+}
+
+fn both_directions_at_once<P: Protocol>(protocol: P) {
+    // As many messages held as there are buffers, less one: both sides are short of credit often.
+    for depth in [1, 2, 5, 16] {
+        let config = Config { window: 8, batch: 2, send_buffers: 8, depth, max_message: 300, ..Config::default() };
+        let mut pair = pair(&protocol, &config);
+        converse::<P>(&mut pair, [3000, 2000], depth - 1, &[0, 1, 64, 65, 300]);
+        no_rnr::<P>(&pair);
+    }
+}
+
+fn uneven_ends<P: Protocol>(protocol: P) {
+    let wide = Config { window: 256, batch: 8, send_buffers: 256, depth: 3, max_message: 100, ..Config::default() };
+    let narrow = Config { window: 2, send_buffers: 2, depth: 512, max_message: 5000, ..Config::default() };
+    let mut pair = join(&protocol, [&device(), &device()], [&wide, &narrow], None);
+    assert_eq!((pair.0.max_send(), pair.1.max_send()), (100, 100), "as long as both ends can");
+    converse::<P>(&mut pair, [2000, 2000], 2, &[0, 33, 100]);
+    no_rnr::<P>(&pair);
+}
+
+fn a_long_stream_wraps_every_index<P: Protocol>(protocol: P) {
+    let config = Config { window: 64, batch: 8, send_buffers: 64, depth: 100, max_message: 64, ..Config::default() };
+    let mut pair = pair(&protocol, &config);
+    converse::<P>(&mut pair, [long(), 0], 7, &[16, 0, 1, 64, 33]);
+    no_rnr::<P>(&pair);
+}
+
+fn loss_is_not_seen<P: Protocol>(protocol: P) {
+    let devices = [faulty("drop=0.01,seed=5"), faulty("drop=0.01,duplicate=0.01,seed=6")];
+    let config = Config { max_message: 10_000, ..Config::default() };
+    let mut pair = join(&protocol, [&devices[0], &devices[1]], [&config, &config], None);
+    converse::<P>(&mut pair, [1000, 1000], 10, &LENGTHS);
+}
+
+fn a_receiver_that_stops_is_back_pressure<P: Protocol>(protocol: P) {
+    let config = Config { window: 32, send_buffers: 32, depth: 16, max_message: 64, ..Config::default() };
+    let (mut a, mut b) = pair(&protocol, &config);
+    let mut accepted = 0_u64;
+    let mut refused = None;
+    for _ in 0..20_000 {
+        match a.send(b"hello").unwrap() {
+            Submit::Accepted(id) => accepted = id,
+            Submit::Full(why) => refused = Some(why),
+        }
+        a.poll().unwrap();
+    }
+    assert!(accepted <= 32 && refused.is_some(), "{accepted} were accepted, {refused:?}");
+    assert!(matches!(refused, Some(Backpressure::Window | Backpressure::Credits)));
+    let mut received = 0;
+    while received < accepted {
+        received += u64::from(b.receive().unwrap().is_some());
+        a.poll().unwrap();
+    }
+    while !matches!(a.send(b"again").unwrap(), Submit::Accepted(_)) {
+        a.poll().unwrap();
+        b.poll().unwrap();
+    }
+    no_rnr::<P>(&(a, b));
+}
+
+fn memory_of_the_program_is_sent_without_copying<P: Protocol>(protocol: P) {
+    let config = Config { window: 4, send_buffers: 0, depth: 8, max_message: 9000, ..Config::default() };
+    let (mut a, mut b) = pair(&protocol, &config);
+    let region = memory(a.qp().pd(), 9001);
+    for number in 0..20 {
+        let length = [9000, 0, 1, 4097][number as usize % 4];
+        region.copy_in(0, &payload(number, length));
+        let Submit::Accepted(id) = a.send_from(&region, 0, length).unwrap() else { panic!("one at a time") };
+        let message = loop {
+            a.poll().unwrap();
+            if let Some(message) = b.receive().unwrap() {
+                break message;
+            }
+        };
+        assert_eq!(&*message, &payload(number, length)[..]);
+        drop(message);
+        while !a.is_done(id) {
+            a.poll().unwrap();
+            b.poll().unwrap();
+        }
+    }
+}
+
+fn memory(pd: &Pd, length: usize) -> Region {
+    pd.allocate(length, Access::REMOTE_READ | Access::REMOTE_WRITE | Access::LOCAL_WRITE, MemoryKind::Plain).unwrap()
+}
+
+fn goodbye_is_told_from_death<P: Protocol>(protocol: P) {
+    let config = Config { timeout: 14, retry_count: 2, keepalive_ns: 20_000_000, ..Config::default() };
+    let (mut a, mut b) = pair(&protocol, &config);
+    assert!(matches!(a.send(b"last words").unwrap(), Submit::Accepted(_)));
+    a.close();
+    assert_eq!(a.send(b"more"), Err(ConnectionError::Closed));
+    let mut heard = Vec::new();
+    let end = loop {
+        a.poll().unwrap();
+        match b.receive() {
+            Ok(message) => heard.extend(message.map(|message| message.to_vec())),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!((heard, end), (vec![b"last words".to_vec()], ConnectionError::PeerClosed));
+    // The other direction goes on.
+    assert!(matches!(b.send(b"reply").unwrap(), Submit::Accepted(_)));
+    b.close();
+    while !(a.is_closed() && b.is_closed() && a.is_peer_closed()) {
+        a.poll().unwrap();
+        b.poll().unwrap();
+    }
+    assert_eq!(a.take().as_deref(), Some(&b"reply"[..]));
+
+    for is_holding in [false, true] {
+        let (mut a, mut b) = pair(&protocol, &config);
+        let mut held = None;
+        let mut sent = 0;
+        if is_holding {
+            assert!(matches!(a.send(b"held").unwrap(), Submit::Accepted(1)));
+            while a.last_done() == 0 || held.is_none() {
+                a.poll().unwrap();
+                b.poll().unwrap();
+                held = held.or_else(|| b.take());
+            }
+            sent = 1;
+        }
+        assert_eq!(a.send(b"hello").unwrap(), Submit::Accepted(sent + 1));
+        drop(b); // its device goes with it, unless the program holds a message
+        let reason = loop {
+            if let Err(error) = a.poll() {
+                break error;
+            }
+        };
+        assert!(matches!(reason, ConnectionError::PeerUnreachable(_)), "{reason:?}");
+        // It may have arrived in the last moment: every id is resolved one way or the other.
+        assert_ne!(a.outcome(sent + 1), Outcome::Pending);
+        assert_eq!(a.send(b"more"), Err(reason));
+        assert_eq!(held.as_deref(), is_holding.then_some(&b"held"[..]));
+    }
+}
+
+/// Where the property table has it: a receiver that sleeps is woken for each message, also with an
+/// edge-triggered epoll, which tells of a channel once only.
+fn a_sleeping_receiver_is_woken_for_each_message<P: Protocol>(protocol: P)
+where
+    P::Connection: Send,
+{
+    use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+    let devices = [device(), device()];
+    let channel = devices[1].create_channel().unwrap();
+    let config = Config { window: 4, send_buffers: 4, depth: 4, max_message: 64, ..Config::default() };
+    let (mut a, mut b) = join(&protocol, [&devices[0], &devices[1]], [&config, &config], Some(&channel));
+    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
+    epoll.add(&channel, EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, 0)).unwrap();
+    const MESSAGES: u64 = 300;
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut sent = 0;
+            while sent < MESSAGES || a.last_done() < MESSAGES {
+                if sent < MESSAGES && matches!(a.send(&sent.to_be_bytes()).unwrap(), Submit::Accepted(_)) {
+                    sent += 1;
+                }
+                if !a.poll().unwrap() {
+                    std::thread::yield_now();
+                }
+            }
+        });
+        let (mut received, mut idle_waits) = (0_u64, 0);
+        while received < MESSAGES {
+            b.arm();
+            let mut any = b.poll().unwrap();
+            while let Some(message) = b.take() {
+                assert_eq!(*message, received.to_be_bytes());
+                received += 1;
+                any = true;
+            }
+            if !any {
+                let ready = epoll.wait(&mut [EpollEvent::empty()], EpollTimeout::from(5000_u16)).unwrap();
+                assert_eq!(ready, 1, "a message came without a notification after {received}");
+                idle_waits += 1;
+                while channel.next().is_some() {}
+            }
+        }
+        assert!(idle_waits > 0);
+        for _ in 0..100 {
+            b.poll().unwrap(); // what is to be told to the peer
+        }
+        while b.poll().unwrap() {}
+    });
+}
+
+macro_rules! conformance {
+    ($($name:ident: $protocol:expr;)*) => {$(
+        mod $name {
+            use super::*;
+            conformance!(@cases $protocol;
+                every_length_arrives_in_order_and_intact
+                both_directions_at_once
+                uneven_ends
+                a_long_stream_wraps_every_index
+                loss_is_not_seen
+                a_receiver_that_stops_is_back_pressure
+                memory_of_the_program_is_sent_without_copying
+                goodbye_is_told_from_death
+                a_sleeping_receiver_is_woken_for_each_message
+            );
+        }
+    )*};
+    (@cases $protocol:expr; $($case:ident)*) => {$(
+        #[test]
+        fn $case() {
+            super::$case($protocol);
+        }
+    )*};
+}
+
+conformance! {
+    send_receive: SendReceive;
+    direct_read_unfenced: DirectRead::default();
+    direct_read_fenced: DirectRead { fenced: true, ..DirectRead::default() };
+    direct_read_unfenced_send: DirectRead { acknowledge: Acknowledge::Send, ..DirectRead::default() };
+    direct_read_fenced_send: DirectRead { fenced: true, acknowledge: Acknowledge::Send, ..DirectRead::default() };
+}
