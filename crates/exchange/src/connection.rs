@@ -13,8 +13,6 @@
 //! # }
 //! ```
 
-use std::ops::Deref;
-
 use doorbell_verbs::{Channel, Pd, Qp, Region};
 
 use crate::config::Config;
@@ -53,6 +51,42 @@ pub enum Outcome {
     Failed(ConnectionError),
 }
 
+/// A received message, which holds the memory that it lies in.
+///
+/// Its bytes are copied out, since some protocols let the peer reach that memory while the message
+/// is held, and a slice of memory that changes is undefined behaviour. Where the peer cannot, the
+/// message is a slice too.
+#[allow(clippy::len_without_is_empty)] // a message of no bytes is a message
+pub trait Received: Send {
+    /// Bytes.
+    fn len(&self) -> usize;
+
+    /// Copies its first bytes.
+    ///
+    /// # Panics
+    ///
+    /// If `out` is longer than the message.
+    fn copy_to(&self, out: &mut [u8]);
+
+    /// All its bytes.
+    fn to_vec(&self) -> Vec<u8> {
+        let mut out = vec![0; self.len()];
+        self.copy_to(&mut out);
+        out
+    }
+}
+
+/// A message that is a slice.
+impl<M: std::ops::Deref<Target = [u8]> + Send> Received for M {
+    fn len(&self) -> usize {
+        (**self).len()
+    }
+
+    fn copy_to(&self, out: &mut [u8]) {
+        out.copy_from_slice(&self[..out.len()]);
+    }
+}
+
 /// A connection that carries messages both ways: a non-blocking state machine.
 ///
 /// Call [`poll`](Self::poll) (or [`receive`](Self::receive), which polls) again and again;
@@ -60,7 +94,7 @@ pub enum Outcome {
 /// says why, and [`outcome`](Self::outcome) tells of each message whether it arrived.
 pub trait MessageConnection {
     /// A received message. Dropping it gives its buffer back, from any thread and in any order.
-    type Message: Deref<Target = [u8]> + Send;
+    type Message: Received;
 
     /// Sends a message, which is copied (or goes inline).
     ///
@@ -167,12 +201,54 @@ pub trait MessageConnection {
     fn qp(&self) -> &Qp;
 }
 
+/// Where a received message lies without having been copied there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ZeroCopy {
+    /// In buffers of the connection: a program that wants it elsewhere copies it.
+    No,
+    /// In buffers that the program may provide, without choosing one for each message.
+    Partly,
+    /// Where the program wants each message.
+    Yes,
+}
+
+/// One side of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The one that sends.
+    Sender,
+    /// The one that receives.
+    Receiver,
+}
+
+/// What a protocol can do and what not, by which programs choose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Properties {
+    /// Does a message arrive where the program wants it?
+    pub zero_copy: ZeroCopy,
+    /// Do short messages take no more memory than they need?
+    pub variable_size: bool,
+    /// The side that posts nothing but the goodbye, if there is one.
+    pub passive: Option<Side>,
+    /// Can a receiver sleep until a message comes?
+    pub receiver_sleeps: bool,
+    /// Can a sender sleep until its message is done?
+    pub sender_sleeps: bool,
+    /// Does a message that is held for long block those behind it, once buffers are full?
+    pub slow_message_blocks: bool,
+    /// Can connections share their receive buffers?
+    pub shared_buffers: bool,
+}
+
 /// A protocol, with the variant of it that is meant: how connections are made.
 pub trait Protocol {
     /// One end of a connection to be.
     type Endpoint;
     /// A connection.
     type Connection: MessageConnection;
+
+    /// What it can do and what not.
+    fn properties(&self) -> Properties;
 
     /// Makes an end. With a channel, [`MessageConnection::arm`] notifies there.
     fn endpoint(&self, pd: &Pd, config: &Config, channel: Option<&Channel>) -> Result<Self::Endpoint, ConnectError>;

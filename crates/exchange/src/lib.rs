@@ -11,17 +11,30 @@
 
 pub mod asynchronous;
 pub mod blocking;
+pub mod buffered_read;
+pub mod buffered_write;
 mod config;
 mod connection;
 pub mod direct_read;
+pub mod direct_write;
+mod duplex;
 mod error;
 mod line;
+mod outbox;
 pub mod rc;
+mod ring;
 pub mod send_receive;
 pub mod setup;
+pub mod shared_write;
 
+pub use buffered_read::BufferedRead;
+pub use buffered_write::BufferedWrite;
 pub use config::{Config, MAX_BATCH, MAX_WINDOW};
-pub use connection::{Backpressure, MessageConnection, MessageId, Outcome, Protocol, Submit};
+pub use connection::{
+    Backpressure, MessageConnection, MessageId, Outcome, Properties, Protocol, Received, Side, Submit, ZeroCopy,
+};
 pub use direct_read::DirectRead;
+pub use direct_write::DirectWrite;
 pub use error::{ConnectError, ConnectionError};
 pub use send_receive::SendReceive;
+pub use shared_write::SharedWrite;

@@ -26,10 +26,12 @@ pub(crate) const CONTROL_SENDS: usize = 8;
 
 /// How long the queues of a connection are.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Queues {
+pub struct Queues {
     pub(crate) sends: usize,
     pub(crate) receives: usize,
     pub(crate) inline: usize,
+    /// Scatter-gather elements of a send.
+    pub(crate) sges: usize,
 }
 
 impl Queues {
@@ -74,7 +76,7 @@ impl LineEnd {
             capacities: QpCapacities {
                 max_send_wr: queues.sends + CONTROL_SENDS,
                 max_recv_wr: queues.receives,
-                max_send_sge: 1,
+                max_send_sge: queues.sges,
                 max_recv_sge: 1,
                 max_inline: queues.inline.min(device.attributes().max_inline),
             },
@@ -95,6 +97,7 @@ impl LineEnd {
             depth: config.depth as u32,
             max_message: config.max_message as u64,
             credits: config.credits,
+            regions: Default::default(),
         }
     }
 

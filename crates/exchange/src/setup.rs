@@ -8,15 +8,15 @@ use std::io::{self, Read, Write};
 use std::net::{Ipv6Addr, TcpStream};
 use std::time::{Duration, Instant};
 
-use doorbell_verbs::{PathMtu, Psn, Qpn};
+use doorbell_verbs::{PathMtu, Psn, Qpn, RKey, Region};
 
 /// The version of the hello and of what is spoken afterwards.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 
 /// What each hello starts with.
 const MAGIC: [u8; 8] = *b"DOORBELL";
 
-const DESCRIPTION_BYTES: usize = 1 + 16 + 4 + 4 + 1 + 2 + 4 + 8 + 1;
+const DESCRIPTION_BYTES: usize = 1 + 16 + 4 + 4 + 1 + 2 + 4 + 8 + 1 + 2 * RemoteRegion::BYTES;
 
 /// The most connections that are set up at once.
 pub const MAX_ENDPOINTS: usize = 4096;
@@ -33,10 +33,42 @@ pub enum ProtocolId {
     DirectRead = 3,
     /// Direct-Read, acknowledged by a SEND.
     DirectReadSend = 4,
+    /// Direct-Write.
+    DirectWrite = 5,
+    /// Buffered-Write, announced by immediate data, space told by SEND.
+    BufferedWriteImmediateSend = 6,
+    /// Buffered-Write, announced by immediate data, space asked for by READ.
+    BufferedWriteImmediateRead = 7,
+    /// Buffered-Write, announced by the tail's offset, space told by SEND.
+    BufferedWriteTailSend = 8,
+    /// Buffered-Write, announced by the tail's offset, space asked for by READ.
+    BufferedWriteTailRead = 9,
+    /// Buffered-Write from the end of the ring to its start, space told by SEND.
+    BufferedWriteReverseSend = 10,
+    /// Buffered-Write from the end of the ring to its start, space asked for by READ.
+    BufferedWriteReverseRead = 11,
+    /// Shared-Write.
+    SharedWrite = 12,
+    /// Buffered-Read.
+    BufferedRead = 13,
 }
 
 impl ProtocolId {
-    const ALL: [Self; 4] = [Self::SendReceive, Self::OneSided, Self::DirectRead, Self::DirectReadSend];
+    const ALL: [Self; 13] = [
+        Self::SendReceive,
+        Self::OneSided,
+        Self::DirectRead,
+        Self::DirectReadSend,
+        Self::DirectWrite,
+        Self::BufferedWriteImmediateSend,
+        Self::BufferedWriteImmediateRead,
+        Self::BufferedWriteTailSend,
+        Self::BufferedWriteTailRead,
+        Self::BufferedWriteReverseSend,
+        Self::BufferedWriteReverseRead,
+        Self::SharedWrite,
+        Self::BufferedRead,
+    ];
 }
 
 impl std::fmt::Display for ProtocolId {
@@ -46,7 +78,44 @@ impl std::fmt::Display for ProtocolId {
             Self::OneSided => "one-sided operations",
             Self::DirectRead => "Direct-Read with signal bytes",
             Self::DirectReadSend => "Direct-Read acknowledged by SEND",
+            Self::DirectWrite => "Direct-Write",
+            Self::BufferedWriteImmediateSend => "Buffered-Write with immediate data, acknowledged by SEND",
+            Self::BufferedWriteImmediateRead => "Buffered-Write with immediate data, acknowledged by READ",
+            Self::BufferedWriteTailSend => "Buffered-Write with tail offset, acknowledged by SEND",
+            Self::BufferedWriteTailRead => "Buffered-Write with tail offset, acknowledged by READ",
+            Self::BufferedWriteReverseSend => "Buffered-Write in reverse, acknowledged by SEND",
+            Self::BufferedWriteReverseRead => "Buffered-Write in reverse, acknowledged by READ",
+            Self::SharedWrite => "Shared-Write",
+            Self::BufferedRead => "Buffered-Read",
         })
+    }
+}
+
+/// Memory that a peer may reach.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RemoteRegion {
+    /// Where it begins.
+    pub address: u64,
+    /// Bytes; 0 is no memory.
+    pub length: u64,
+    /// Its key.
+    pub rkey: RKey,
+}
+
+impl RemoteRegion {
+    const BYTES: usize = 8 + 8 + 4;
+
+    /// No memory.
+    pub const NONE: Self = Self { address: 0, length: 0, rkey: RKey::new(0) };
+
+    pub(crate) fn of(region: &Region) -> Self {
+        Self { address: region.address(), length: region.len() as u64, rkey: region.rkey() }
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.extend(self.address.to_be_bytes());
+        out.extend(self.length.to_be_bytes());
+        out.extend(self.rkey.get().to_be_bytes());
     }
 }
 
@@ -71,6 +140,8 @@ pub struct EndpointDescription {
     pub max_message: u64,
     /// It uses flow control by credits.
     pub credits: bool,
+    /// Memory that its protocol lets the peer reach.
+    pub regions: [RemoteRegion; 2],
 }
 
 /// Why set-up failed.
@@ -144,6 +215,9 @@ impl EndpointDescription {
         out.extend(self.depth.to_be_bytes());
         out.extend(self.max_message.to_be_bytes());
         out.push(self.credits.into());
+        for region in &self.regions {
+            region.encode(out);
+        }
     }
 
     fn decode(mut bytes: &[u8]) -> Result<Self, &'static str> {
@@ -151,6 +225,13 @@ impl EndpointDescription {
             let (head, rest) = bytes.split_first_chunk::<N>().ok_or("too few bytes")?;
             *bytes = rest;
             Ok(*head)
+        }
+        fn region(bytes: &mut &[u8]) -> Result<RemoteRegion, &'static str> {
+            Ok(RemoteRegion {
+                address: u64::from_be_bytes(take(bytes)?),
+                length: u64::from_be_bytes(take(bytes)?),
+                rkey: RKey::new(u32::from_be_bytes(take(bytes)?)),
+            })
         }
         let bytes = &mut bytes;
         let [number] = take(bytes)?;
@@ -169,6 +250,7 @@ impl EndpointDescription {
                 1 => true,
                 _ => return Err("a flag that is neither 0 nor 1"),
             },
+            regions: [region(bytes)?, region(bytes)?],
         };
         if bytes.is_empty() { Ok(description) } else { Err("too many bytes") }
     }
@@ -293,6 +375,10 @@ mod tests {
             depth: 128,
             max_message: 1 << 20,
             credits: true,
+            regions: [
+                RemoteRegion { address: 1 << 40, length: 4096, rkey: RKey::new(0xfedc_ba98) },
+                RemoteRegion::NONE,
+            ],
         }
     }
 
@@ -333,7 +419,7 @@ mod tests {
         let (got, wanted) = (r#"it sent "HTTP/1\r\n" where"#, r#""DOORBELL" is expected"#);
         assert!(error.to_string().contains(got) && error.to_string().ends_with(wanted), "{error}");
         assert!(matches!(against(b"DOORBELL\0\x63\0\0\0\x01"), SetupError::Version { theirs: 99, .. }));
-        assert!(matches!(against(b"DOORBELL\0\x03\0\0\0\x07"), SetupError::Count { theirs: 7, ours: 1, .. }));
+        assert!(matches!(against(b"DOORBELL\0\x04\0\0\0\x07"), SetupError::Count { theirs: 7, ours: 1, .. }));
         assert!(matches!(against(b""), SetupError::Deadline { .. }));
         assert!(matches!(against(b"DOORBELL\0"), SetupError::Deadline { .. }));
     }

@@ -190,16 +190,29 @@ impl Region {
     #[inline]
     fn copy_out(&self, offset: usize, out: &mut [u8]) {
         assert!(offset <= self.length && out.len() <= self.length - offset);
+        if let Ok(out) = <&mut [u8; 8]>::try_from(&mut *out)
+            && let Some(word) = self.word(offset)
+        {
+            *out = word.load(Ordering::Acquire).to_ne_bytes();
+            return;
+        }
         // SAFETY: the range lies inside the region (asserted), which is mapped while it is valid;
         // `out` is exclusive. A concurrent local writer tears the bytes, as it does on hardware.
         unsafe { ptr::copy(self.base.add(offset), out.as_mut_ptr(), out.len()) }
     }
 
     /// Copies into the region; the last byte is stored last, with release ordering, because
-    /// programs wait for a message by reading its last byte.
+    /// programs wait for a message by reading its last byte. An aligned u64 is stored at once, as
+    /// RNICs do: programs keep counters in such words.
     #[inline]
     fn copy_in(&self, offset: usize, data: &[u8]) {
         assert!(offset <= self.length && data.len() <= self.length - offset);
+        if let Ok(bytes) = <[u8; 8]>::try_from(data)
+            && let Some(word) = self.word(offset)
+        {
+            word.store(u64::from_ne_bytes(bytes), Ordering::Release);
+            return;
+        }
         let Some((&last, body)) = data.split_last() else { return };
         // SAFETY: the range lies inside the region (asserted), which is mapped while it is valid.
         // A program that reads the range at the same time sees torn bytes, as on hardware; the
@@ -212,14 +225,18 @@ impl Region {
 
     /// Runs an atomic operation on the u64 at `offset`. The range and alignment were checked.
     fn atomic<R>(&self, offset: usize, operation: impl FnOnce(&AtomicU64) -> R) -> Option<R> {
+        // Unaligned: a region registered under an address that differs in its low bits.
+        self.word(offset).map(operation)
+    }
+
+    /// The u64 at `offset`, if it is aligned. The range was checked.
+    #[inline]
+    fn word(&self, offset: usize) -> Option<&AtomicU64> {
         assert!(offset <= self.length && 8 <= self.length - offset);
         let place = self.base.wrapping_add(offset).cast::<u64>();
-        if !place.is_aligned() {
-            return None; // a region registered under an address that differs in its low bits
-        }
         // SAFETY: eight aligned bytes inside the region, which is mapped while it is valid; local
         // code is documented to use atomics on words that peers operate on.
-        Some(operation(unsafe { AtomicU64::from_ptr(place) }))
+        place.is_aligned().then(|| unsafe { AtomicU64::from_ptr(place) })
     }
 }
 

@@ -119,6 +119,7 @@ impl End {
             depth: 0,
             max_message: 0,
             credits: false,
+            regions: Default::default(),
         }
     }
 

@@ -118,5 +118,6 @@ fn queues(protocol: DirectRead, config: &Config) -> Queues {
         sends: config.window + 3 * READS_IN_FLIGHT,
         receives: config.depth + CONTROL_RECEIVES + acknowledgements,
         inline: MAX_REQUEST_BYTES,
+        sges: 1,
     }
 }

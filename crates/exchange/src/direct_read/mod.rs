@@ -40,7 +40,7 @@ pub use replication::Replication;
 pub use request::{MAX_APPLICATION_BYTES, Request};
 
 use crate::config::Config;
-use crate::connection::Protocol;
+use crate::connection::{Properties, Protocol, ZeroCopy};
 use crate::error::ConnectError;
 use crate::setup::EndpointDescription;
 
@@ -78,6 +78,18 @@ pub struct DirectRead {
 impl Protocol for DirectRead {
     type Endpoint = Endpoint;
     type Connection = Connection;
+
+    fn properties(&self) -> Properties {
+        Properties {
+            zero_copy: ZeroCopy::Yes,
+            variable_size: true,
+            passive: None,
+            receiver_sleeps: true,
+            sender_sleeps: self.acknowledge == Acknowledge::Send,
+            slow_message_blocks: false,
+            shared_buffers: true,
+        }
+    }
 
     fn endpoint(&self, pd: &Pd, config: &Config, channel: Option<&Channel>) -> Result<Endpoint, ConnectError> {
         Endpoint::new(*self, pd, config.clone(), channel)

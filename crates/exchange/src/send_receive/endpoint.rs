@@ -16,7 +16,7 @@ use crate::setup::{EndpointDescription, ProtocolId};
 
 /// How long the queues of a connection of this configuration are.
 pub(super) fn queues(config: &Config) -> Queues {
-    Queues { sends: config.window, receives: config.depth + CREDIT_RECEIVES, inline: config.inline }
+    Queues { sends: config.window, receives: config.depth + CREDIT_RECEIVES, inline: config.inline, sges: 1 }
 }
 
 /// One end of a connection to be: made, but not connected.

@@ -32,8 +32,8 @@ pub use shared::{SharedOptions, SharedReceives};
 use doorbell_verbs::{Channel, Pd};
 
 pub use crate::config::{Config, MAX_BATCH, MAX_WINDOW};
-use crate::connection::Protocol;
 pub use crate::connection::{Backpressure, MessageId, Outcome, Submit};
+use crate::connection::{Properties, Protocol, ZeroCopy};
 use crate::error::ConnectError;
 use crate::setup::EndpointDescription;
 
@@ -44,6 +44,18 @@ pub struct SendReceive;
 impl Protocol for SendReceive {
     type Endpoint = Endpoint;
     type Connection = Connection;
+
+    fn properties(&self) -> Properties {
+        Properties {
+            zero_copy: ZeroCopy::No,
+            variable_size: false,
+            passive: None,
+            receiver_sleeps: true,
+            sender_sleeps: true,
+            slow_message_blocks: false,
+            shared_buffers: true,
+        }
+    }
 
     fn endpoint(&self, pd: &Pd, config: &Config, channel: Option<&Channel>) -> Result<Endpoint, ConnectError> {
         Endpoint::new(pd, config.clone(), channel)

@@ -4,9 +4,11 @@
 
 mod direct_read;
 
+use doorbell_exchange::buffered_write::{self, Notification};
 use doorbell_exchange::direct_read::{Acknowledge, DirectRead};
 use doorbell_exchange::{
-    Backpressure, Config, ConnectionError, MessageConnection, Outcome, Protocol, SendReceive, Submit,
+    Backpressure, BufferedRead, BufferedWrite, Config, ConnectionError, DirectWrite, MessageConnection, Outcome,
+    Protocol, Received, SendReceive, SharedWrite, Submit,
 };
 use doorbell_verbs::soft::{self, SoftOptions};
 use doorbell_verbs::{Access, Channel, Device, MemoryKind, Pd, Region};
@@ -52,11 +54,14 @@ struct Direction<M> {
     sent: u64,
     received: u64,
     held: Vec<M>,
+    /// A message that is held for long blocks others: all are freed, in any order, once some are
+    /// held. Otherwise some are held for long, and others come and go.
+    blocks: bool,
 }
 
-impl<M: std::ops::Deref<Target = [u8]>> Direction<M> {
-    fn new(salt: u64) -> Self {
-        Self { salt, sent: 0, received: 0, held: Vec::new() }
+impl<M: Received> Direction<M> {
+    fn new(salt: u64, blocks: bool) -> Self {
+        Self { salt, sent: 0, received: 0, held: Vec::new(), blocks }
     }
 
     fn length(&self, number: u64, lengths: &[usize]) -> usize {
@@ -78,18 +83,20 @@ impl<M: std::ops::Deref<Target = [u8]>> Direction<M> {
     fn receive<C: MessageConnection<Message = M>>(&mut self, connection: &mut C, hold: usize, lengths: &[usize]) {
         while let Some(message) = connection.receive().unwrap() {
             let expected = payload(self.received + self.salt, self.length(self.received, lengths));
-            assert_eq!(&*message, &expected[..], "message {}", self.received);
+            assert!(message.to_vec() == expected, "message {}", self.received);
             self.received += 1;
             self.held.push(message);
-            while self.held.len() > hold {
+            let keep = if self.blocks && self.held.len() > hold { 0 } else { hold };
+            while self.held.len() > keep {
                 self.held.swap_remove((self.received as usize * 13) % self.held.len());
             }
         }
     }
 }
 
-fn converse<P: Protocol>((a, b): &mut Pair<P>, messages: [u64; 2], hold: usize, lengths: &[usize]) {
-    let (mut there, mut back) = (Direction::new(1), Direction::new(2));
+fn converse<P: Protocol>(protocol: &P, (a, b): &mut Pair<P>, messages: [u64; 2], hold: usize, lengths: &[usize]) {
+    let blocks = protocol.properties().slow_message_blocks;
+    let (mut there, mut back) = (Direction::new(1, blocks), Direction::new(2, blocks));
     while there.received < messages[0] || back.received < messages[1] {
         there.send(a, messages[0], lengths);
         back.send(b, messages[1], lengths);
@@ -115,7 +122,7 @@ fn every_length_arrives_in_order_and_intact<P: Protocol>(protocol: P) {
     for config in [Config::sequential(), Config::unbatched(), Config::batched()] {
         let config = Config { max_message: 10_000, ..config };
         let mut pair = pair(&protocol, &config);
-        converse::<P>(&mut pair, [10 * LENGTHS.len() as u64, 0], 20, &LENGTHS);
+        converse(&protocol, &mut pair, [10 * LENGTHS.len() as u64, 0], 20, &LENGTHS);
         no_rnr::<P>(&pair);
     }
 }
@@ -125,7 +132,7 @@ fn both_directions_at_once<P: Protocol>(protocol: P) {
     for depth in [1, 2, 5, 16] {
         let config = Config { window: 8, batch: 2, send_buffers: 8, depth, max_message: 300, ..Config::default() };
         let mut pair = pair(&protocol, &config);
-        converse::<P>(&mut pair, [3000, 2000], depth - 1, &[0, 1, 64, 65, 300]);
+        converse(&protocol, &mut pair, [3000, 2000], depth - 1, &[0, 1, 64, 65, 300]);
         no_rnr::<P>(&pair);
     }
 }
@@ -135,14 +142,14 @@ fn uneven_ends<P: Protocol>(protocol: P) {
     let narrow = Config { window: 2, send_buffers: 2, depth: 512, max_message: 5000, ..Config::default() };
     let mut pair = join(&protocol, [&device(), &device()], [&wide, &narrow], None);
     assert_eq!((pair.0.max_send(), pair.1.max_send()), (100, 100), "as long as both ends can");
-    converse::<P>(&mut pair, [2000, 2000], 2, &[0, 33, 100]);
+    converse(&protocol, &mut pair, [2000, 2000], 2, &[0, 33, 100]);
     no_rnr::<P>(&pair);
 }
 
 fn a_long_stream_wraps_every_index<P: Protocol>(protocol: P) {
     let config = Config { window: 64, batch: 8, send_buffers: 64, depth: 100, max_message: 64, ..Config::default() };
     let mut pair = pair(&protocol, &config);
-    converse::<P>(&mut pair, [long(), 0], 7, &[16, 0, 1, 64, 33]);
+    converse(&protocol, &mut pair, [long(), 0], 7, &[16, 0, 1, 64, 33]);
     no_rnr::<P>(&pair);
 }
 
@@ -150,7 +157,7 @@ fn loss_is_not_seen<P: Protocol>(protocol: P) {
     let devices = [faulty("drop=0.01,seed=5"), faulty("drop=0.01,duplicate=0.01,seed=6")];
     let config = Config { max_message: 10_000, ..Config::default() };
     let mut pair = join(&protocol, [&devices[0], &devices[1]], [&config, &config], None);
-    converse::<P>(&mut pair, [1000, 1000], 10, &LENGTHS);
+    converse(&protocol, &mut pair, [1000, 1000], 10, &LENGTHS);
 }
 
 fn a_receiver_that_stops_is_back_pressure<P: Protocol>(protocol: P) {
@@ -165,7 +172,8 @@ fn a_receiver_that_stops_is_back_pressure<P: Protocol>(protocol: P) {
         }
         a.poll().unwrap();
     }
-    assert!(accepted <= 32 && refused.is_some(), "{accepted} were accepted, {refused:?}");
+    // A ring that is written into may take more than it has to.
+    assert!(accepted <= 4096 / 16 && refused.is_some(), "{accepted} were accepted, {refused:?}");
     assert!(matches!(refused, Some(Backpressure::Window | Backpressure::Credits)));
     let mut received = 0;
     while received < accepted {
@@ -186,14 +194,23 @@ fn memory_of_the_program_is_sent_without_copying<P: Protocol>(protocol: P) {
     for number in 0..20 {
         let length = [9000, 0, 1, 4097][number as usize % 4];
         region.copy_in(0, &payload(number, length));
-        let Submit::Accepted(id) = a.send_from(&region, 0, length).unwrap() else { panic!("one at a time") };
+        let id = loop {
+            match a.send_from(&region, 0, length).unwrap() {
+                Submit::Accepted(id) => break id,
+                // That there is space again has to come to its ears first.
+                Submit::Full(_) => {
+                    a.poll().unwrap();
+                    b.poll().unwrap();
+                }
+            }
+        };
         let message = loop {
             a.poll().unwrap();
             if let Some(message) = b.receive().unwrap() {
                 break message;
             }
         };
-        assert_eq!(&*message, &payload(number, length)[..]);
+        assert_eq!(message.to_vec(), payload(number, length));
         drop(message);
         while !a.is_done(id) {
             a.poll().unwrap();
@@ -228,7 +245,7 @@ fn goodbye_is_told_from_death<P: Protocol>(protocol: P) {
         a.poll().unwrap();
         b.poll().unwrap();
     }
-    assert_eq!(a.take().as_deref(), Some(&b"reply"[..]));
+    assert_eq!(a.take().map(|message| message.to_vec()).as_deref(), Some(&b"reply"[..]));
 
     for is_holding in [false, true] {
         let (mut a, mut b) = pair(&protocol, &config);
@@ -254,11 +271,11 @@ fn goodbye_is_told_from_death<P: Protocol>(protocol: P) {
         // It may have arrived in the last moment: every id is resolved one way or the other.
         assert_ne!(a.outcome(sent + 1), Outcome::Pending);
         assert_eq!(a.send(b"more"), Err(reason));
-        assert_eq!(held.as_deref(), is_holding.then_some(&b"held"[..]));
+        assert_eq!(held.map(|message| message.to_vec()).as_deref(), is_holding.then_some(&b"held"[..]));
     }
 }
 
-/// Where the property table has it: a receiver that sleeps is woken for each message, also with an
+/// What can sleep, as its properties say, is woken: a receiver that sleeps is woken for each message, also with an
 /// edge-triggered epoll, which tells of a channel once only.
 fn a_sleeping_receiver_is_woken_for_each_message<P: Protocol>(protocol: P)
 where
@@ -269,6 +286,10 @@ where
     let channel = devices[1].create_channel().unwrap();
     let config = Config { window: 4, send_buffers: 4, depth: 4, max_message: 64, ..Config::default() };
     let (mut a, mut b) = join(&protocol, [&devices[0], &devices[1]], [&config, &config], Some(&channel));
+    assert_eq!(b.notifies(), protocol.properties().receiver_sleeps);
+    if !b.notifies() {
+        return;
+    }
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
     epoll.add(&channel, EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, 0)).unwrap();
     const MESSAGES: u64 = 300;
@@ -289,7 +310,7 @@ where
             b.arm();
             let mut any = b.poll().unwrap();
             while let Some(message) = b.take() {
-                assert_eq!(*message, received.to_be_bytes());
+                assert_eq!(message.to_vec(), received.to_be_bytes());
                 received += 1;
                 any = true;
             }
@@ -333,10 +354,28 @@ macro_rules! conformance {
     )*};
 }
 
+fn buffered_write(notification: Notification, acknowledge: buffered_write::Acknowledge) -> BufferedWrite {
+    BufferedWrite { notification, acknowledge }
+}
+
 conformance! {
     send_receive: SendReceive;
     direct_read_unfenced: DirectRead::default();
-    direct_read_fenced: DirectRead { fenced: true, ..DirectRead::default() };
-    direct_read_unfenced_send: DirectRead { acknowledge: Acknowledge::Send, ..DirectRead::default() };
-    direct_read_fenced_send: DirectRead { fenced: true, acknowledge: Acknowledge::Send, ..DirectRead::default() };
+    direct_read_fenced:
+        DirectRead { fenced: true, ..DirectRead::default() };
+    direct_read_unfenced_send:
+        DirectRead { acknowledge: Acknowledge::Send, ..DirectRead::default() };
+    direct_read_fenced_send:
+        DirectRead { fenced: true, acknowledge: Acknowledge::Send, ..DirectRead::default() };
+    direct_write: DirectWrite;
+    buffered_write_immediate_send:
+        buffered_write(Notification::Immediate, buffered_write::Acknowledge::Send);
+    buffered_write_immediate_read:
+        buffered_write(Notification::Immediate, buffered_write::Acknowledge::Read);
+    buffered_write_tail_send: buffered_write(Notification::TailOffset, buffered_write::Acknowledge::Send);
+    buffered_write_tail_read: buffered_write(Notification::TailOffset, buffered_write::Acknowledge::Read);
+    buffered_write_reverse_send: buffered_write(Notification::Reverse, buffered_write::Acknowledge::Send);
+    buffered_write_reverse_read: buffered_write(Notification::Reverse, buffered_write::Acknowledge::Read);
+    shared_write: SharedWrite;
+    buffered_read: BufferedRead;
 }

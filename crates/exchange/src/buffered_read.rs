@@ -1,0 +1,395 @@
+//! Buffered-Read: the receiver pulls all that waits in the sender's ring with one READ.
+//!
+//! ```text
+//! sender                                          receiver
+//!   send -> id   writes [length | message]
+//!                and the tail's offset into
+//!                its own memory
+//!                <-  READ of the tail's offset,     polls so
+//!                    READ of all up to it       ->  takes the messages apart
+//!   is_done(id)  <-  WRITE of the head
+//! ```
+//!
+//! The sender posts nothing: it is passive. However many messages wait, they cost one READ of the
+//! tail, one of the messages, and one WRITE of the head: batching that nobody has to ask for. The
+//! price is that a receiver asks all the time, also when there is nothing, and cannot sleep; and
+//! that a message waits for the next question.
+//!
+//! Both have a ring: a message is free at the sender as soon as it was read, and at the receiver
+//! when the program frees it and all before it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use doorbell_verbs::{Access, MemoryKind, Payload, Pd, PostError, Qp, Region, SendFlags, SendOperation, SendRequest};
+use smallvec::SmallVec;
+
+use crate::buffered_write::{HEAD, PeerRing, WORDS};
+use crate::config::Config;
+use crate::connection::{Backpressure, MessageId, Properties, Side, ZeroCopy};
+use crate::duplex::{self, Design, INCOMING_TAG, Incoming, Outgoing};
+use crate::error::{ConnectError, ConnectionError};
+use crate::line::Queues;
+use crate::outbox::{Source, Word};
+use crate::ring::{Ring, RingMessage, WORD, ring_bytes, space};
+use crate::setup::{EndpointDescription, ProtocolId, RemoteRegion};
+
+pub use crate::ring::RingMessage as Message;
+
+/// The protocol Buffered-Read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BufferedRead;
+
+/// One end of a connection to be.
+pub type Endpoint = duplex::Endpoint<BufferedRead>;
+/// A connection.
+pub type Connection = duplex::Connection<BufferedRead>;
+
+/// In the memory beside the ring: the tail, which the receiver reads.
+const TAIL: usize = 0;
+
+/// Marks READs of the tail.
+const READ_TAIL: u64 = 1;
+/// Marks READs of messages.
+const READ_MESSAGES: u64 = 2;
+/// Marks WRITEs of the head.
+const WRITE_HEAD: u64 = 3;
+/// Requests of the receiving half at once: the tail, messages, and two heads.
+const REQUESTS: usize = 4;
+
+/// What is allocated before the peer is known.
+#[derive(Debug)]
+pub struct Memory {
+    ring: Region,
+    words: Region,
+}
+
+impl Design for BufferedRead {
+    type Memory = Memory;
+    type Out = Passive;
+    type In = Puller;
+
+    fn properties(&self) -> Properties {
+        Properties {
+            zero_copy: ZeroCopy::No,
+            variable_size: true,
+            passive: Some(Side::Sender),
+            receiver_sleeps: false,
+            sender_sleeps: false,
+            slow_message_blocks: true,
+            shared_buffers: false,
+        }
+    }
+
+    fn id(&self) -> ProtocolId {
+        ProtocolId::BufferedRead
+    }
+
+    fn memory(&self, pd: &Pd, config: &Config) -> Result<Memory, ConnectError> {
+        let words = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        Ok(Memory {
+            ring: pd.allocate(ring_bytes(config), Access::REMOTE_READ, MemoryKind::Mirrored)?,
+            words: pd.allocate(WORDS, words, MemoryKind::Plain)?,
+        })
+    }
+
+    fn regions(memory: &Memory) -> [RemoteRegion; 2] {
+        [RemoteRegion::of(&memory.ring), RemoteRegion::of(&memory.words)]
+    }
+
+    fn access(&self) -> Access {
+        Access::REMOTE_WRITE | Access::REMOTE_READ
+    }
+
+    fn queues(&self, _config: &Config) -> Queues {
+        Queues { sends: REQUESTS, receives: 0, inline: WORD, sges: 1 }
+    }
+
+    fn halves(
+        &self,
+        pd: &Pd,
+        config: &Config,
+        memory: Memory,
+        peer: &EndpointDescription,
+    ) -> Result<(Passive, Puller), ConnectError> {
+        let Memory { ring, words } = memory;
+        let most = usize::try_from(peer.max_message).unwrap_or(usize::MAX);
+        let bytes = ring.len() / 2;
+        let out = Passive {
+            max_message: config.max_message.min(most),
+            window: config.window as u64,
+            batch: config.batch,
+            ring,
+            bytes,
+            words,
+            tail: 0,
+            published: 0,
+            waiting: 0,
+            ends: VecDeque::with_capacity(config.window),
+            last_accepted: 0,
+            last_done: 0,
+        };
+        let incoming = Puller {
+            peer: PeerRing::of(peer)?,
+            ring: Ring::new(pd, ring_bytes(config), Access::LOCAL_WRITE, false, None)?,
+            landing: pd.allocate(8, Access::LOCAL_WRITE, MemoryKind::Plain)?,
+            max_message: config.max_message,
+            tail: 0,
+            asked: 0,
+            pulled: 0,
+            position: 0,
+            told: 0,
+            is_asking: false,
+            heads_out: 0,
+            inbox: VecDeque::with_capacity(config.depth),
+        };
+        Ok((out, incoming))
+    }
+}
+
+/// The half that sends: it only writes into its own memory.
+pub struct Passive {
+    max_message: usize,
+    window: u64,
+    batch: usize,
+    ring: Region,
+    bytes: usize,
+    words: Region,
+    tail: u64,
+    published: u64,
+    waiting: usize,
+    /// Where messages end that were not read.
+    ends: VecDeque<u64>,
+    last_accepted: MessageId,
+    last_done: MessageId,
+}
+
+impl Passive {
+    fn head(&self) -> u64 {
+        u64::from_le(self.words.load_acquire_u64(HEAD))
+    }
+}
+
+impl Outgoing for Passive {
+    fn max_send(&self) -> usize {
+        self.max_message
+    }
+
+    fn max_received(&self) -> usize {
+        self.max_message
+    }
+
+    #[inline]
+    fn refusal(&mut self, length: usize) -> Option<Backpressure> {
+        if self.last_accepted - self.last_done >= self.window {
+            return Some(Backpressure::Window);
+        }
+        let oldest = self.ends.front().map_or(self.tail, |_| self.head());
+        let used = self.tail.saturating_sub(oldest) as usize;
+        (space(length + WORD) + used > self.bytes).then_some(Backpressure::Credits)
+    }
+
+    #[inline]
+    fn send(&mut self, qp: &Qp, source: Source<'_>) -> Result<MessageId, PostError> {
+        let length = source.len();
+        let offset = (self.tail % self.bytes as u64) as usize;
+        self.ring.copy_in(offset, &Word::signal(length));
+        match source {
+            Source::Bytes(bytes) => self.ring.copy_in(offset + WORD, bytes),
+            Source::Memory { region, offset: from, length } => {
+                // The ring is where messages wait in this protocol: there is no sending without a
+                // copy. It goes by pieces, from memory that others may write.
+                let mut piece = [0; 4096];
+                for at in (0..length).step_by(piece.len()) {
+                    let piece = &mut piece[..(length - at).min(4096)];
+                    region.copy_out(from + at, piece);
+                    self.ring.copy_in(offset + WORD + at, piece);
+                }
+            }
+        }
+        self.tail += space(length + WORD) as u64;
+        self.ends.push_back(self.tail);
+        self.last_accepted += 1;
+        self.waiting += 1;
+        if self.waiting >= self.batch {
+            self.flush(qp)?;
+        }
+        Ok(self.last_accepted)
+    }
+
+    #[inline]
+    fn flush(&mut self, _qp: &Qp) -> Result<(), PostError> {
+        if self.published != self.tail {
+            self.words.store_release_u64(TAIL, self.tail.to_le());
+            self.published = self.tail;
+        }
+        self.waiting = 0;
+        Ok(())
+    }
+
+    #[inline]
+    fn poll(&mut self, _qp: &Qp) -> Result<usize, ConnectionError> {
+        if self.ends.is_empty() {
+            return Ok(0);
+        }
+        let head = self.head();
+        if head > self.tail {
+            return Err(ConnectionError::Protocol("a head that is behind the tail"));
+        }
+        let before = self.last_done;
+        while self.ends.front().is_some_and(|&end| end <= head) {
+            self.ends.pop_front();
+            self.last_done += 1;
+        }
+        Ok((self.last_done - before) as usize)
+    }
+
+    fn take_completion(&mut self, _wr_id: u64) -> Result<(), ConnectionError> {
+        Ok(())
+    }
+
+    fn take_word(&mut self, _word: u32) -> Result<(), ConnectionError> {
+        Err(ConnectionError::Protocol("word where none is expected"))
+    }
+
+    fn last_done(&self) -> MessageId {
+        self.last_done
+    }
+
+    fn last_accepted(&self) -> MessageId {
+        self.last_accepted
+    }
+
+    /// The head comes without a completion.
+    fn notifies(&self) -> bool {
+        self.ends.is_empty()
+    }
+}
+
+/// The half that receives: it asks, pulls, and tells what it has pulled.
+pub struct Puller {
+    peer: PeerRing,
+    ring: Arc<Ring>,
+    /// Where the tail is read to.
+    landing: Region,
+    max_message: usize,
+    /// The peer's tail, as far as it is known.
+    tail: u64,
+    /// Up to here READs were posted, and here they are complete.
+    asked: u64,
+    pulled: u64,
+    /// Where the next message begins.
+    position: u64,
+    /// The head that the peer was told.
+    told: u64,
+    is_asking: bool,
+    heads_out: usize,
+    inbox: VecDeque<RingMessage>,
+}
+
+impl Puller {
+    fn request<'a>(wr_id: u64, operation: SendOperation, payload: Payload<'a>) -> SendRequest<'a> {
+        let wr_id = INCOMING_TAG | wr_id;
+        SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload, destination: None }
+    }
+}
+
+impl Incoming for Puller {
+    type Message = RingMessage;
+
+    /// Takes apart what was pulled. The last message may be here in part only.
+    #[inline]
+    fn look(&mut self) -> Result<usize, ConnectionError> {
+        let mut count = 0;
+        while self.pulled - self.position >= WORD as u64 {
+            let offset = self.ring.offset(self.position);
+            let mut word = [0; WORD];
+            self.ring.region().copy_out(offset, &mut word);
+            let length = Word::number(word);
+            if length > self.max_message {
+                return Err(ConnectionError::Protocol("a message longer than this side takes"));
+            }
+            let space = space(length + WORD);
+            if self.pulled - self.position < space as u64 {
+                break;
+            }
+            self.inbox.push_back(self.ring.lend(self.position, space, offset + WORD, length));
+            self.position += space as u64;
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    #[inline]
+    fn tell(&mut self, qp: &Qp, _is_idle: bool) -> Result<usize, ConnectionError> {
+        self.ring.advance();
+        let RemoteRegion { address: words, rkey, .. } = self.peer.words;
+        let head = self.pulled.to_le_bytes();
+        let room = self.ring.bytes() as u64 - (self.asked - self.ring.head());
+        let length = (self.tail - self.asked).min(room).min(self.peer.bytes);
+        let messages = [self.ring.region().sge(self.ring.offset(self.asked), length as usize)];
+        let tail = [self.landing.sge(0, 8)];
+        let mut list: SmallVec<[SendRequest<'_>; REQUESTS]> = SmallVec::new();
+        if self.told != self.pulled && self.heads_out < 2 {
+            let remote_address = words.wrapping_add(HEAD as u64);
+            list.push(Self::request(WRITE_HEAD, SendOperation::Write { remote_address, rkey }, Payload::Inline(&head)));
+            self.told = self.pulled;
+            self.heads_out += 1;
+        }
+        let is_pulling = self.asked != self.pulled;
+        if length > 0 && !is_pulling {
+            let (remote_address, rkey) = (self.peer.address(self.asked), self.peer.ring.rkey);
+            let operation = SendOperation::Read { remote_address, rkey };
+            list.push(Self::request(READ_MESSAGES, operation, Payload::Sges(&messages)));
+            self.asked += length;
+        }
+        // The next question goes out at once.
+        if !self.is_asking && self.tail == self.asked {
+            let operation = SendOperation::Read { remote_address: words.wrapping_add(TAIL as u64), rkey };
+            list.push(Self::request(READ_TAIL, operation, Payload::Sges(&tail)));
+            self.is_asking = true;
+        }
+        if !list.is_empty() {
+            qp.post_send(&list)?;
+        }
+        // That it asks again is nothing that happened.
+        Ok(0)
+    }
+
+    #[inline]
+    fn take_completion(&mut self, wr_id: u64) -> Result<(), ConnectionError> {
+        match wr_id {
+            READ_TAIL => {
+                let tail = u64::from_le(self.landing.load_acquire_u64(0));
+                if tail < self.tail || tail - self.told > self.peer.bytes {
+                    return Err(ConnectionError::Protocol("a tail that its ring has no room for"));
+                }
+                self.tail = tail;
+                self.is_asking = false;
+            }
+            READ_MESSAGES => self.pulled = self.asked,
+            _ => self.heads_out -= 1,
+        }
+        Ok(())
+    }
+
+    fn take_word(&mut self, _word: u32) -> Result<(), ConnectionError> {
+        Err(ConnectionError::Protocol("word where none is expected"))
+    }
+
+    fn take_notice(&mut self, _immediate: u32, _length: usize) -> Result<(), ConnectionError> {
+        Err(ConnectionError::Protocol("immediate data where none is expected"))
+    }
+
+    #[inline]
+    fn take(&mut self) -> Option<RingMessage> {
+        self.inbox.pop_front()
+    }
+
+    fn end(&mut self, _in_peace: bool) {}
+
+    /// Nothing tells of messages but asking for them.
+    fn notifies(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,216 @@
+//! Buffered-Write: the sender writes into a ring in the receiver's memory.
+//!
+//! ```text
+//! sender                                                 receiver
+//!   send -> id   WRITE with immediate [message]      ->  a completion
+//!      or        WRITE [length | message] ...
+//!                WRITE of the tail's offset          ->  polls the tail's offset
+//!      or        WRITE [message | length, signal]    ->  polls the byte where the next signal will be
+//!                <-  SEND: the head, every eighth of the ring
+//!      or        READ of the head, when space is short
+//! ```
+//!
+//! One message costs one WRITE, and with the *tail's offset* one more for each batch. *Immediate
+//! data* is the only notification that can wake a receiver that sleeps, and the only one that takes
+//! receives of it. *Reverse* writing fills the ring from its end to its start, so that the last
+//! byte of a message lies next to the message before: the receiver knows where to look without
+//! being told. It has to zero what it frees, since any byte may become a signal byte.
+//!
+//! With READ for acknowledgement and without immediate data the receiver is passive: it posts
+//! nothing at all.
+//!
+//! Messages of any length follow each other without waste. They are freed in any order, but the
+//! head moves only over what is free from the oldest on, and it counts bytes, not messages: a
+//! message that is held blocks those behind it once the ring is full, and is never overwritten.
+
+mod incoming;
+mod outgoing;
+
+use std::sync::Arc;
+
+use doorbell_verbs::{Access, MemoryKind, Pd, Region};
+
+use crate::config::Config;
+use crate::connection::{Properties, Side, ZeroCopy};
+use crate::duplex::{self, Design};
+use crate::error::ConnectError;
+use crate::line::Queues;
+use crate::outbox::Outbox;
+use crate::ring::{Ring, UNIT, WORD, ring_bytes};
+use crate::setup::{EndpointDescription, ProtocolId, RemoteRegion};
+use incoming::Written;
+pub(crate) use outgoing::Head;
+use outgoing::Writes;
+
+pub use crate::ring::RingMessage as Message;
+
+/// How the receiver learns of a message. Both ends must agree on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Notification {
+    /// By immediate data.
+    #[default]
+    Immediate,
+    /// By a WRITE of the tail's offset.
+    TailOffset,
+    /// By the last byte of the message, which is written from the end of the ring to its start.
+    Reverse,
+}
+
+/// How the sender learns of free space. Both ends must agree on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Acknowledge {
+    /// The receiver sends word every eighth of the ring.
+    #[default]
+    Send,
+    /// The sender reads it when space is short.
+    Read,
+}
+
+/// The protocol Buffered-Write, in one of its variants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BufferedWrite {
+    /// How the receiver learns of a message.
+    pub notification: Notification,
+    /// How the sender learns of free space.
+    pub acknowledge: Acknowledge,
+}
+
+/// One end of a connection to be.
+pub type Endpoint = duplex::Endpoint<BufferedWrite>;
+/// A connection.
+pub type Connection = duplex::Connection<BufferedWrite>;
+
+/// In the memory beside the ring: the tail, which the sender writes.
+const TAIL: usize = 0;
+/// The head, which the sender reads.
+pub(crate) const HEAD: usize = 64;
+/// Bytes beside the ring.
+pub(crate) const WORDS: usize = 128;
+
+/// Words of the head that may be on their way: one for each eighth, and one that is late.
+const WORDS_OUT: usize = 10;
+
+/// Receives for notices, so that `depth` messages can be held even if an eighth of all is free
+/// without the sender's knowing.
+pub(crate) fn notices(depth: usize) -> usize {
+    (depth * 8).div_ceil(7)
+}
+
+/// What is allocated before the peer is known.
+#[derive(Debug)]
+pub struct Memory {
+    ring: Arc<Ring>,
+    words: Region,
+}
+
+impl Design for BufferedWrite {
+    type Memory = Memory;
+    type Out = Writes;
+    type In = Written;
+
+    fn properties(&self) -> Properties {
+        let is_announced = self.notification == Notification::Immediate;
+        let is_passive = !is_announced && self.acknowledge == Acknowledge::Read;
+        Properties {
+            zero_copy: ZeroCopy::No,
+            variable_size: true,
+            passive: is_passive.then_some(Side::Receiver),
+            receiver_sleeps: is_announced,
+            sender_sleeps: true,
+            slow_message_blocks: true,
+            shared_buffers: false,
+        }
+    }
+
+    fn id(&self) -> ProtocolId {
+        use Notification::{Immediate, Reverse, TailOffset};
+        match (self.notification, self.acknowledge) {
+            (Immediate, Acknowledge::Send) => ProtocolId::BufferedWriteImmediateSend,
+            (Immediate, Acknowledge::Read) => ProtocolId::BufferedWriteImmediateRead,
+            (TailOffset, Acknowledge::Send) => ProtocolId::BufferedWriteTailSend,
+            (TailOffset, Acknowledge::Read) => ProtocolId::BufferedWriteTailRead,
+            (Reverse, Acknowledge::Send) => ProtocolId::BufferedWriteReverseSend,
+            (Reverse, Acknowledge::Read) => ProtocolId::BufferedWriteReverseRead,
+        }
+    }
+
+    fn memory(&self, pd: &Pd, config: &Config) -> Result<Memory, ConnectError> {
+        let erases = self.notification == Notification::Reverse;
+        let writable = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let words = pd.allocate(WORDS, writable | Access::REMOTE_READ, MemoryKind::Plain)?;
+        let ring = Ring::new(pd, ring_bytes(config), writable, erases, Some((words.clone(), HEAD)))?;
+        Ok(Memory { ring, words })
+    }
+
+    fn regions(memory: &Memory) -> [RemoteRegion; 2] {
+        [RemoteRegion::of(memory.ring.region()), RemoteRegion::of(&memory.words)]
+    }
+
+    fn access(&self) -> Access {
+        Access::REMOTE_WRITE | Access::REMOTE_READ
+    }
+
+    fn queues(&self, config: &Config) -> Queues {
+        let notices = match self.notification {
+            Notification::Immediate => notices(config.depth),
+            Notification::TailOffset | Notification::Reverse => 0,
+        };
+        Queues {
+            // Each message, with a tail's offset behind it; a READ of the head.
+            sends: 2 * config.window + 1 + WORDS_OUT,
+            receives: notices,
+            inline: Outbox::inline_bytes(config),
+            sges: 2,
+        }
+    }
+
+    fn halves(
+        &self,
+        pd: &Pd,
+        config: &Config,
+        memory: Memory,
+        peer: &EndpointDescription,
+    ) -> Result<(Writes, Written), ConnectError> {
+        let Memory { ring, words } = memory;
+        Ok((Writes::new(*self, pd, config, peer)?, Written::new(*self, config, ring, words)))
+    }
+}
+
+/// The peer's ring.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PeerRing {
+    pub(crate) ring: RemoteRegion,
+    pub(crate) words: RemoteRegion,
+    /// Its length; the memory has it twice.
+    pub(crate) bytes: u64,
+}
+
+impl PeerRing {
+    pub(crate) fn of(peer: &EndpointDescription) -> Result<Self, ConnectError> {
+        let [ring, words] = peer.regions;
+        let bytes = ring.length / 2;
+        let given = |what, given, allowed| Err(ConnectError::Setting { what, given, allowed });
+        if bytes == 0 || !bytes.is_multiple_of(4096) || bytes > 1 << 40 {
+            return given("the length of the peer's ring", bytes, "a multiple of 4096 B up to 1 TiB");
+        }
+        if words.length < WORDS as u64 {
+            return given("the memory beside the peer's ring", words.length, "at least 128 B");
+        }
+        if peer.max_message.saturating_add((WORD + UNIT) as u64) > bytes {
+            return given("the longest message of the peer", peer.max_message, "less than its ring");
+        }
+        Ok(Self { ring, words, bytes })
+    }
+
+    /// Where a position lies.
+    #[inline]
+    pub(crate) fn address(&self, position: u64) -> u64 {
+        self.ring.address.wrapping_add(position % self.bytes)
+    }
+
+    /// Where the byte behind a position lies, in a ring that is filled from its end to its start.
+    #[inline]
+    pub(crate) fn reversed(&self, position: u64) -> u64 {
+        self.ring.address.wrapping_add(2 * self.bytes - position % self.bytes)
+    }
+}

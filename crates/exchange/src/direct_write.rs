@@ -1,0 +1,424 @@
+//! Direct-Write: the receiver grants its free buffers, the sender writes into them.
+//!
+//! ```text
+//! sender                                              receiver
+//!   send -> id   WRITE [message | length, signal byte]  ->   polls the signal byte of the buffer
+//!                                                            that was granted first
+//!                <-  WRITE {address, rkey} of free buffers into the sender's ring of grants,
+//!                    WRITE of how many were granted
+//! ```
+//!
+//! One message costs one WRITE, and a share of a grant: grants go out for several buffers at once,
+//! as two WRITEs. The receiver posts no receives and gets no completions; it looks at memory, so it
+//! cannot sleep. Buffers are as long as the longest message, and are granted again in the order in
+//! which the program frees them, so a message that is held for long blocks no other.
+//!
+//! The message ends where its buffer ends, so that the receiver knows where its last byte is,
+//! whatever its length. RNICs write the bytes of a WRITE in order, the last one last; that is no
+//! rule of IBTA, but what protocols have relied on since there is RDMA.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crossbeam_queue::ArrayQueue;
+use doorbell_verbs::{
+    Access, MemoryKind, Payload, Pd, PostError, Qp, RKey, Region, SendFlags, SendOperation, SendRequest, Sge,
+};
+use smallvec::SmallVec;
+
+use crate::config::Config;
+use crate::connection::{Backpressure, MessageId, Properties, Received, ZeroCopy};
+use crate::duplex::{self, Design, INCOMING_TAG, Incoming, Outgoing};
+use crate::error::{ConnectError, ConnectionError};
+use crate::line::Queues;
+use crate::outbox::{Outbox, Source, Staged, Word};
+use crate::ring::WORD;
+use crate::setup::{EndpointDescription, ProtocolId, RemoteRegion};
+
+/// The protocol Direct-Write.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DirectWrite;
+
+/// One end of a connection to be.
+pub type Endpoint = duplex::Endpoint<DirectWrite>;
+/// A connection.
+pub type Connection = duplex::Connection<DirectWrite>;
+
+/// Bytes of a grant: the address, the key.
+const GRANT: usize = 16;
+/// In the memory that the peer writes: how many buffers it has granted, then the ring of grants.
+const GRANTS: usize = 64;
+/// Requests that granting takes: what is around the end of the ring, and the number.
+const GRANT_REQUESTS: usize = 3;
+
+/// Bytes of a buffer: the message, and the word behind it, which is aligned.
+fn stride(max_message: usize) -> usize {
+    (max_message + WORD).next_multiple_of(64)
+}
+
+/// How many grants memory of this length has room for.
+fn places(length: u64) -> u64 {
+    (length.saturating_sub(GRANTS as u64) / GRANT as u64).min(1 << 20)
+}
+
+/// What is allocated before the peer is known.
+#[derive(Debug)]
+pub struct Memory {
+    grants: Region,
+    buffers: Region,
+}
+
+impl Design for DirectWrite {
+    type Memory = Memory;
+    type Out = Granted;
+    type In = Buffers;
+
+    fn properties(&self) -> Properties {
+        Properties {
+            zero_copy: ZeroCopy::Partly,
+            variable_size: false,
+            passive: None,
+            receiver_sleeps: false,
+            sender_sleeps: true,
+            slow_message_blocks: false,
+            shared_buffers: false,
+        }
+    }
+
+    fn id(&self) -> ProtocolId {
+        ProtocolId::DirectWrite
+    }
+
+    fn memory(&self, pd: &Pd, config: &Config) -> Result<Memory, ConnectError> {
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        // As many as may be used and granted again while word of that is on its way.
+        let grants = pd.allocate(GRANTS + 2 * config.window * GRANT, access, MemoryKind::Plain)?;
+        let buffers = pd.allocate(config.depth * stride(config.max_message), access, MemoryKind::Plain)?;
+        Ok(Memory { grants, buffers })
+    }
+
+    fn regions(memory: &Memory) -> [RemoteRegion; 2] {
+        [RemoteRegion::of(&memory.grants), RemoteRegion::of(&memory.buffers)]
+    }
+
+    fn access(&self) -> Access {
+        Access::REMOTE_WRITE
+    }
+
+    fn queues(&self, config: &Config) -> Queues {
+        Queues { sends: config.window + GRANT_REQUESTS, receives: 0, inline: Outbox::inline_bytes(config), sges: 2 }
+    }
+
+    fn halves(
+        &self,
+        pd: &Pd,
+        config: &Config,
+        memory: Memory,
+        peer: &EndpointDescription,
+    ) -> Result<(Granted, Buffers), ConnectError> {
+        let Memory { grants, buffers } = memory;
+        let [peer_grants, peer_buffers] = peer.regions;
+        let places = places(peer_grants.length);
+        if places == 0 {
+            let what = "the peer's memory for grants";
+            return Err(ConnectError::Setting { what, given: peer_grants.length, allowed: "at least 80 B" });
+        }
+        // The first buffers are granted by being there.
+        let own_places = self::places(grants.len() as u64);
+        let (of_peer, of_own) = (own_places.min(peer.depth.into()), places.min(config.depth as u64));
+        for number in 0..of_peer {
+            let address =
+                peer_buffers.address.wrapping_add(number.wrapping_mul(stride(peer.max_message as usize) as u64));
+            let at = GRANTS + number as usize * GRANT;
+            grants.store_release_u64(at, address.to_le());
+            grants.store_release_u64(at + 8, u64::from(peer_buffers.rkey.get()).to_le());
+        }
+        let out = Granted {
+            outbox: Outbox::new(pd, config, peer.max_message)?,
+            peer_max_message: usize::try_from(peer.max_message).unwrap_or(usize::MAX),
+            places: own_places,
+            grants,
+            used: 0,
+            known: of_peer,
+            batch: config.batch,
+            pending: Vec::with_capacity(config.batch),
+        };
+        let free = ArrayQueue::new(config.depth);
+        for slot in of_own as u32..config.depth as u32 {
+            let _ = free.push(slot); // it has a place for each
+        }
+        let incoming = Buffers {
+            pool: Arc::new(Pool { region: buffers, stride: stride(config.max_message), free }),
+            max_message: config.max_message,
+            waiting: (0..of_own as u32).collect(),
+            inbox: VecDeque::with_capacity(config.depth),
+            draft: pd.allocate(places as usize * GRANT, Access::empty(), MemoryKind::Plain)?,
+            peer_grants,
+            places,
+            granted: of_own,
+            is_granting: false,
+            regrant_at: (config.depth / 4).clamp(1, 16),
+        };
+        Ok((out, incoming))
+    }
+}
+
+/// The half that sends: it uses grants in order.
+pub struct Granted {
+    outbox: Outbox,
+    peer_max_message: usize,
+    grants: Region,
+    /// How many grants there is room for.
+    places: u64,
+    used: u64,
+    known: u64,
+    batch: usize,
+    pending: Vec<(Staged, SendOperation)>,
+}
+
+impl Outgoing for Granted {
+    fn max_send(&self) -> usize {
+        self.outbox.max_message()
+    }
+
+    fn max_received(&self) -> usize {
+        self.peer_max_message
+    }
+
+    #[inline]
+    fn refusal(&mut self, _length: usize) -> Option<Backpressure> {
+        if self.outbox.is_full() {
+            return Some(Backpressure::Window);
+        }
+        if self.used == self.known {
+            let granted = u64::from_le(self.grants.load_acquire_u64(0));
+            // More than there is room for cannot be used: the peer has overwritten some.
+            if granted > self.known && granted - self.used <= self.places {
+                self.known = granted;
+            }
+        }
+        (self.used == self.known).then_some(Backpressure::Credits)
+    }
+
+    #[inline]
+    fn send(&mut self, qp: &Qp, source: Source<'_>) -> Result<MessageId, PostError> {
+        let at = GRANTS + (self.used % self.places) as usize * GRANT;
+        let address = u64::from_le(self.grants.load_acquire_u64(at));
+        let rkey = RKey::new(u64::from_le(self.grants.load_acquire_u64(at + 8)) as u32);
+        self.used += 1;
+        let end = address.wrapping_add(stride(self.peer_max_message) as u64);
+        let length = source.len();
+        let remote_address = end.wrapping_sub((length + WORD) as u64);
+        let staged = self.outbox.stage(source, Word::Behind(Word::signal(length)));
+        let id = staged.id;
+        self.pending.push((staged, SendOperation::Write { remote_address, rkey }));
+        if self.pending.len() >= self.batch {
+            self.flush(qp)?;
+        }
+        Ok(id)
+    }
+
+    #[inline]
+    fn flush(&mut self, qp: &Qp) -> Result<(), PostError> {
+        let result = self.outbox.post(qp, self.pending.iter().map(|(staged, operation)| (staged, *operation)), None);
+        self.pending.clear();
+        result
+    }
+
+    fn poll(&mut self, _qp: &Qp) -> Result<usize, ConnectionError> {
+        Ok(0)
+    }
+
+    #[inline]
+    fn take_completion(&mut self, wr_id: u64) -> Result<(), ConnectionError> {
+        self.outbox.complete(wr_id);
+        Ok(())
+    }
+
+    fn take_word(&mut self, _word: u32) -> Result<(), ConnectionError> {
+        Err(ConnectionError::Protocol("word where none is expected"))
+    }
+
+    fn last_done(&self) -> MessageId {
+        self.outbox.last_done()
+    }
+
+    fn last_accepted(&self) -> MessageId {
+        self.outbox.last_accepted()
+    }
+
+    fn notifies(&self) -> bool {
+        // Grants come without a completion.
+        self.used != self.known
+    }
+}
+
+struct Pool {
+    region: Region,
+    stride: usize,
+    free: ArrayQueue<u32>,
+}
+
+impl Pool {
+    /// Where the word behind a buffer is.
+    fn word(&self, slot: u32) -> usize {
+        (slot as usize + 1) * self.stride - WORD
+    }
+}
+
+/// The half that receives: it grants buffers and looks at the one that was granted first.
+pub struct Buffers {
+    pool: Arc<Pool>,
+    max_message: usize,
+    /// Granted, in order.
+    waiting: VecDeque<u32>,
+    inbox: VecDeque<(u32, usize)>,
+    /// The peer's ring of grants, as it is to be.
+    draft: Region,
+    peer_grants: RemoteRegion,
+    places: u64,
+    granted: u64,
+    is_granting: bool,
+    /// While messages flow, so many buffers are granted at once.
+    regrant_at: usize,
+}
+
+impl Incoming for Buffers {
+    type Message = Message;
+
+    #[inline]
+    fn look(&mut self) -> Result<usize, ConnectionError> {
+        let mut count = 0;
+        while let Some(&slot) = self.waiting.front() {
+            let word = self.pool.word(slot);
+            if self.pool.region.load_acquire_u8(word + WORD - 1) == 0 {
+                break;
+            }
+            let mut bytes = [0; WORD];
+            self.pool.region.copy_out(word, &mut bytes);
+            let length = Word::number(bytes);
+            if length > self.max_message {
+                return Err(ConnectionError::Protocol("a message longer than the buffers of this side"));
+            }
+            self.waiting.pop_front();
+            self.inbox.push_back((slot, length));
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// Grants what is free.
+    #[inline]
+    fn tell(&mut self, qp: &Qp, is_idle: bool) -> Result<usize, ConnectionError> {
+        let room = (self.places as usize).saturating_sub(self.waiting.len());
+        let count = self.pool.free.len().min(room);
+        if self.is_granting || count == 0 || !(is_idle || count >= self.regrant_at) {
+            return Ok(0);
+        }
+        let first = self.granted;
+        for _ in 0..count {
+            let Some(slot) = self.pool.free.pop() else { break };
+            let word = self.pool.word(slot);
+            self.pool.region.store_release_u64(word, 0);
+            let at = (self.granted % self.places) as usize * GRANT;
+            let address = self.pool.region.address() + slot as u64 * self.pool.stride as u64;
+            self.draft.copy_in(at, &address.to_le_bytes());
+            self.draft.copy_in(at + 8, &u64::from(self.pool.region.rkey().get()).to_le_bytes());
+            self.waiting.push_back(slot);
+            self.granted += 1;
+        }
+        let from = (first % self.places) as usize;
+        let straight = ((self.granted - first) as usize).min(self.places as usize - from);
+        let around = (self.granted - first) as usize - straight;
+        let pieces: SmallVec<[(usize, Sge); 2]> = [(from, straight), (0, around)]
+            .into_iter()
+            .filter(|&(_, count)| count > 0)
+            .map(|(from, count)| (from, self.draft.sge(from * GRANT, count * GRANT)))
+            .collect();
+        let RemoteRegion { address, rkey, .. } = self.peer_grants;
+        let number = self.granted.to_le_bytes();
+        let mut list: SmallVec<[SendRequest<'_>; GRANT_REQUESTS]> = pieces
+            .iter()
+            .map(|(from, sge)| SendRequest {
+                wr_id: INCOMING_TAG,
+                operation: SendOperation::Write {
+                    remote_address: address.wrapping_add((GRANTS + from * GRANT) as u64),
+                    rkey,
+                },
+                flags: SendFlags::empty(),
+                payload: Payload::Sges(std::slice::from_ref(sge)),
+                destination: None,
+            })
+            .collect();
+        // The number comes behind what it counts: WRITEs take effect in order (IBTA Vol 1, 10.8.3.3).
+        list.push(SendRequest {
+            wr_id: INCOMING_TAG,
+            operation: SendOperation::Write { remote_address: address, rkey },
+            flags: SendFlags::SIGNALED,
+            payload: Payload::Inline(&number),
+            destination: None,
+        });
+        qp.post_send(&list)?;
+        self.is_granting = true;
+        Ok(count)
+    }
+
+    fn take_completion(&mut self, _wr_id: u64) -> Result<(), ConnectionError> {
+        self.is_granting = false;
+        Ok(())
+    }
+
+    fn take_word(&mut self, _word: u32) -> Result<(), ConnectionError> {
+        Err(ConnectionError::Protocol("word where none is expected"))
+    }
+
+    fn take_notice(&mut self, _immediate: u32, _length: usize) -> Result<(), ConnectionError> {
+        Err(ConnectionError::Protocol("immediate data where none is expected"))
+    }
+
+    #[inline]
+    fn take(&mut self) -> Option<Message> {
+        let (slot, length) = self.inbox.pop_front()?;
+        Some(Message { pool: Arc::clone(&self.pool), slot, length })
+    }
+
+    fn end(&mut self, _in_peace: bool) {}
+
+    /// Messages come without a completion.
+    fn notifies(&self) -> bool {
+        false
+    }
+}
+
+/// A received message. It holds one buffer of its connection; dropping it gives the buffer back,
+/// from any thread and in any order.
+pub struct Message {
+    pool: Arc<Pool>,
+    slot: u32,
+    length: usize,
+}
+
+impl Received for Message {
+    fn len(&self) -> usize {
+        self.length
+    }
+
+    #[inline]
+    fn copy_to(&self, out: &mut [u8]) {
+        assert!(out.len() <= self.length, "the message has {} B, not {}", self.length, out.len());
+        self.pool.region.copy_out(self.pool.word(self.slot) - self.length, out);
+    }
+}
+
+impl std::fmt::Debug for Message {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Message").field("length", &self.length).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Message {
+    #[inline]
+    fn drop(&mut self) {
+        let _ = self.pool.free.push(self.slot); // there is a place for every buffer
+    }
+}

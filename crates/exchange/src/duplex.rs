@@ -1,0 +1,435 @@
+//! A connection of two halves that know nothing of each other: one that sends, one that receives.
+//!
+//! The protocols that write into the peer's memory or read from it are made so. What they have in
+//! common stands here: completions, receives without buffers, the end.
+
+use doorbell_verbs::{
+    Access, Attachment, Channel, Completion, CompletionOpcode, Pd, PostError, Qp, RecvRequest, Status,
+};
+use smallvec::SmallVec;
+
+use crate::config::Config;
+use crate::connection::{Backpressure, MessageConnection, MessageId, Properties, Protocol, Received, Submit};
+use crate::error::{ConnectError, ConnectionError};
+use crate::line::{CONTROL_TAG, Closing, Line, LineEnd, Queues, RECEIVE_TAG};
+use crate::outbox::Source;
+use crate::setup::{EndpointDescription, ProtocolId, RemoteRegion};
+
+/// Completions taken at a time.
+const POLL_LIST: usize = 32;
+
+/// Marks the work requests of the half that receives.
+pub(crate) const INCOMING_TAG: u64 = 1 << 61;
+/// Marks what the half that sends posts beside messages.
+pub(crate) const OUTGOING_TAG: u64 = 1 << 60;
+
+/// Words (the immediate data of SENDs without bytes): the goodbye.
+const GOODBYE: u32 = 1 << 31;
+/// A word for the half that receives; others are for the half that sends.
+pub(crate) const TO_RECEIVER: u32 = 1 << 30;
+
+/// Receives for words: the goodbye, and what halves tell each other.
+pub(crate) const WORD_RECEIVES: usize = 32;
+
+/// The half that sends.
+pub trait Outgoing {
+    /// Bytes of the longest message that is copied.
+    fn max_send(&self) -> usize;
+    /// Bytes of the longest message that the peer takes.
+    fn max_received(&self) -> usize;
+    /// Why a message of this length is not taken now.
+    fn refusal(&mut self, length: usize) -> Option<Backpressure>;
+    /// Takes a message, which was not refused.
+    fn send(&mut self, qp: &Qp, source: Source<'_>) -> Result<MessageId, PostError>;
+    /// Posts what waits for its batch to be full.
+    fn flush(&mut self, qp: &Qp) -> Result<(), PostError>;
+    /// Moves along; returns what happened.
+    fn poll(&mut self, qp: &Qp) -> Result<usize, ConnectionError>;
+    /// Something was sent or read.
+    fn take_completion(&mut self, wr_id: u64) -> Result<(), ConnectionError>;
+    /// The peer's other half says something.
+    fn take_word(&mut self, word: u32) -> Result<(), ConnectionError>;
+    /// The last message that is done.
+    fn last_done(&self) -> MessageId;
+    /// The last message that was accepted.
+    fn last_accepted(&self) -> MessageId;
+    /// Does what it waits for raise a notification?
+    fn notifies(&self) -> bool;
+}
+
+/// The half that receives.
+pub trait Incoming {
+    /// What it hands out.
+    type Message: Received;
+    /// Looks for messages in memory; returns how many there are.
+    fn look(&mut self) -> Result<usize, ConnectionError>;
+    /// Tells the peer what it needs to know, or asks it; returns what was done. Nobody calls it any
+    /// more once the peer has said goodbye.
+    fn tell(&mut self, qp: &Qp, is_idle: bool) -> Result<usize, ConnectionError>;
+    /// Something was sent or read.
+    fn take_completion(&mut self, wr_id: u64) -> Result<(), ConnectionError>;
+    /// The peer's other half says something.
+    fn take_word(&mut self, word: u32) -> Result<(), ConnectionError>;
+    /// A WRITE of so many bytes announces itself.
+    fn take_notice(&mut self, immediate: u32, length: usize) -> Result<(), ConnectionError>;
+    /// The next message.
+    fn take(&mut self) -> Option<Self::Message>;
+    /// The peer is gone; it has said goodbye, or not.
+    fn end(&mut self, in_peace: bool);
+    /// Does what it waits for raise a notification?
+    fn notifies(&self) -> bool;
+}
+
+/// A protocol of two halves.
+pub trait Design: Clone {
+    /// What is allocated before the peer is known.
+    type Memory: std::fmt::Debug;
+    /// The half that sends.
+    type Out: Outgoing;
+    /// The half that receives.
+    type In: Incoming;
+
+    /// What it can do.
+    fn properties(&self) -> Properties;
+    /// Which protocol and variant.
+    fn id(&self) -> ProtocolId;
+    /// Allocates.
+    fn memory(&self, pd: &Pd, config: &Config) -> Result<Self::Memory, ConnectError>;
+    /// What the peer is told of it.
+    fn regions(memory: &Self::Memory) -> [RemoteRegion; 2];
+    /// What the peer may do.
+    fn access(&self) -> Access;
+    /// How long queues must be; receives beside [`WORD_RECEIVES`].
+    fn queues(&self, config: &Config) -> Queues;
+    /// Makes the halves.
+    fn halves(
+        &self,
+        pd: &Pd,
+        config: &Config,
+        memory: Self::Memory,
+        peer: &EndpointDescription,
+    ) -> Result<(Self::Out, Self::In), ConnectError>;
+}
+
+/// One end of a connection to be: made, but not connected.
+#[derive(Debug)]
+pub struct Endpoint<D: Design> {
+    design: D,
+    config: Config,
+    end: LineEnd,
+    memory: D::Memory,
+}
+
+impl<D: Design> Endpoint<D> {
+    pub(crate) fn with_memory(
+        design: &D,
+        pd: &Pd,
+        config: &Config,
+        channel: Option<&Channel>,
+        memory: D::Memory,
+    ) -> Result<Self, ConnectError> {
+        let queues = Self::queues(design, config);
+        let cq = LineEnd::completion_queue(pd, queues, channel)?;
+        let end = LineEnd::new(pd, queues, None, cq, design.id())?;
+        Ok(Self { design: design.clone(), config: config.clone(), end, memory })
+    }
+
+    fn queues(design: &D, config: &Config) -> Queues {
+        let queues = design.queues(config);
+        Queues { receives: queues.receives + WORD_RECEIVES, ..queues }
+    }
+
+    /// What the peer needs to know.
+    pub fn description(&self) -> EndpointDescription {
+        EndpointDescription { regions: D::regions(&self.memory), ..self.end.description(&self.config) }
+    }
+
+    /// Connects with the peer whose description this is. Receives are posted before it can send.
+    pub fn connect(self, peer: &EndpointDescription) -> Result<Connection<D>, ConnectError> {
+        let Self { design, config, end, memory } = self;
+        end.prepare(&config, peer, design.access())?;
+        let (outgoing, incoming) = design.halves(&end.pd, &config, memory, peer)?;
+        post_receives(&end.qp, Self::queues(&design, &config).receives)?;
+        Ok(Connection { line: end.connect(&config, peer)?, outgoing, incoming })
+    }
+}
+
+/// Receives that have no memory: they take words and notices.
+fn post_receives(qp: &Qp, count: usize) -> Result<(), PostError> {
+    let mut left = count;
+    while left > 0 {
+        let list: SmallVec<[RecvRequest<'_>; POLL_LIST]> =
+            (0..left.min(POLL_LIST)).map(|_| RecvRequest { wr_id: RECEIVE_TAG, sges: &[] }).collect();
+        left -= list.len();
+        qp.post_recv(&list)?;
+    }
+    Ok(())
+}
+
+impl<D: Design> Protocol for D {
+    type Endpoint = Endpoint<D>;
+    type Connection = Connection<D>;
+
+    fn properties(&self) -> Properties {
+        Design::properties(self)
+    }
+
+    fn endpoint(&self, pd: &Pd, config: &Config, channel: Option<&Channel>) -> Result<Endpoint<D>, ConnectError> {
+        config.check()?;
+        Endpoint::with_memory(self, pd, config, channel, self.memory(pd, config)?)
+    }
+
+    fn describe(&self, endpoint: &Endpoint<D>) -> EndpointDescription {
+        endpoint.description()
+    }
+
+    fn connect(&self, endpoint: Endpoint<D>, peer: &EndpointDescription) -> Result<Connection<D>, ConnectError> {
+        endpoint.connect(peer)
+    }
+}
+
+/// A connection: a non-blocking state machine, see [`MessageConnection`].
+pub struct Connection<D: Design> {
+    line: Line,
+    outgoing: D::Out,
+    incoming: D::In,
+}
+
+impl<D: Design> std::fmt::Debug for Connection<D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connection")
+            .field("qpn", &self.line.qp.qpn())
+            .field("last_accepted", &self.outgoing.last_accepted())
+            .field("last_done", &self.outgoing.last_done())
+            .field("over", &self.line.over)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<D: Design> Drop for Connection<D> {
+    fn drop(&mut self) {
+        // The peer reaches nothing any more from here on.
+        self.line.fail();
+        self.incoming.end(self.line.peer_closed);
+    }
+}
+
+impl<D: Design> Connection<D> {
+    /// Takes completions, one list.
+    #[inline]
+    fn reap(&mut self) -> Result<usize, ConnectionError> {
+        let mut list = [Completion::default(); POLL_LIST];
+        let count = match self.line.cq.poll(&mut list) {
+            Ok(count) => count,
+            Err(error) => return Err(self.end(ConnectionError::Overrun(error))),
+        };
+        if count == 0 {
+            return Ok(0);
+        }
+        self.line.heard();
+        let mut receives = 0;
+        let mut failed = None;
+        for completion in &list[..count] {
+            receives += usize::from(completion.wr_id & RECEIVE_TAG != 0 && completion.status == Status::Success);
+            if let Err(error) = self.take_completion(completion) {
+                // The first error is the reason; flushed requests behind it are consequences.
+                failed.get_or_insert(error);
+            }
+        }
+        if let Some(error) = failed {
+            return Err(self.end(error));
+        }
+        // Before the peer learns that there is room for more.
+        match post_receives(&self.line.qp, receives) {
+            Ok(()) => Ok(count),
+            Err(error) => Err(self.end(ConnectionError::Post(error))),
+        }
+    }
+
+    #[inline]
+    fn take_completion(&mut self, completion: &Completion) -> Result<(), ConnectionError> {
+        let wr_id = completion.wr_id;
+        if wr_id & RECEIVE_TAG != 0 {
+            return self.take_receive(completion);
+        }
+        if wr_id & CONTROL_TAG != 0 {
+            return self.line.take_control(completion);
+        }
+        if completion.status != Status::Success {
+            return match self.line.has_said_goodbye() && wr_id & INCOMING_TAG != 0 {
+                // A peer that has heard the goodbye may be gone: it needs nothing any more.
+                true => Ok(()),
+                false => Err(ConnectionError::from_send(completion.status)),
+            };
+        }
+        if wr_id & INCOMING_TAG != 0 {
+            self.incoming.take_completion(wr_id & !INCOMING_TAG)
+        } else {
+            self.outgoing.take_completion(wr_id)
+        }
+    }
+
+    #[inline]
+    fn take_receive(&mut self, completion: &Completion) -> Result<(), ConnectionError> {
+        if completion.status != Status::Success {
+            return self.line.receive_failed(completion.status);
+        }
+        let Attachment::Immediate(word) = completion.attachment else {
+            return Err(ConnectionError::Protocol("a message where there is no buffer for it"));
+        };
+        if completion.opcode == CompletionOpcode::ReceiveWriteImmediate {
+            return self.incoming.take_notice(word, completion.byte_len as usize);
+        }
+        match word {
+            word if word & GOODBYE != 0 => {
+                self.line.peer_closed = true;
+                Ok(())
+            }
+            word if word & TO_RECEIVER != 0 => self.incoming.take_word(word & !TO_RECEIVER),
+            word => self.outgoing.take_word(word),
+        }
+    }
+
+    fn posted<T>(&mut self, result: Result<T, PostError>) -> Result<T, ConnectionError> {
+        result.or_else(|error| {
+            // The queue pair may have failed meanwhile; then its completions say why.
+            self.reap()?;
+            Err(self.end(ConnectionError::Post(error)))
+        })
+    }
+
+    fn submit(&mut self, source: Source<'_>) -> Result<Submit, ConnectionError> {
+        self.line.check_open()?;
+        if let Some(full) = self.outgoing.refusal(source.len()) {
+            return Ok(Submit::Full(full));
+        }
+        let result = self.outgoing.send(&self.line.qp, source);
+        self.posted(result).map(Submit::Accepted)
+    }
+
+    fn end(&mut self, reason: ConnectionError) -> ConnectionError {
+        let reason = self.line.end(reason);
+        self.incoming.end(self.line.peer_closed);
+        reason
+    }
+
+    /// Posts what waits, takes completions, lets both halves move along.
+    fn advance(&mut self) -> Result<bool, ConnectionError> {
+        self.flush()?;
+        let mut moved = self.reap()?;
+        moved += self.outgoing.poll(&self.line.qp)?;
+        moved += self.incoming.look()?;
+        if !self.line.peer_closed {
+            moved += self.incoming.tell(&self.line.qp, moved == 0)?;
+        }
+        Ok(moved > 0)
+    }
+}
+
+impl<D: Design> MessageConnection for Connection<D> {
+    type Message = <D::In as Incoming>::Message;
+
+    #[inline]
+    fn send(&mut self, message: &[u8]) -> Result<Submit, ConnectionError> {
+        let most = self.max_send();
+        assert!(message.len() <= most, "{} B do not fit: at most {most} B", message.len());
+        self.submit(Source::Bytes(message))
+    }
+
+    #[inline]
+    fn send_from(
+        &mut self,
+        region: &doorbell_verbs::Region,
+        offset: usize,
+        length: usize,
+    ) -> Result<Submit, ConnectionError> {
+        let most = self.outgoing.max_received();
+        assert!(length <= most, "{length} B do not fit the peer's buffers of {most} B");
+        self.submit(Source::Memory { region, offset, length })
+    }
+
+    #[inline]
+    fn flush(&mut self) -> Result<(), ConnectionError> {
+        let result = self.outgoing.flush(&self.line.qp);
+        self.posted(result)
+    }
+
+    fn max_send(&self) -> usize {
+        self.outgoing.max_send()
+    }
+
+    #[inline]
+    fn poll(&mut self) -> Result<bool, ConnectionError> {
+        if let Some(error) = self.line.over {
+            return Err(error);
+        }
+        match self.advance() {
+            Ok(true) => Ok(true),
+            Ok(false) => {
+                if self.line.closing == Closing::Wanted && self.unacknowledged() == 0 {
+                    self.line.say_goodbye(GOODBYE)?;
+                }
+                self.line.keep_alive()?;
+                Ok(false)
+            }
+            Err(error) => {
+                if let ConnectionError::Post(_) = error {
+                    // The queue pair may have failed meanwhile; then its completions say why.
+                    self.reap()?;
+                }
+                Err(self.end(error))
+            }
+        }
+    }
+
+    #[inline]
+    fn take(&mut self) -> Option<Self::Message> {
+        self.incoming.take()
+    }
+
+    #[inline]
+    fn last_done(&self) -> MessageId {
+        self.outgoing.last_done()
+    }
+
+    #[inline]
+    fn unacknowledged(&self) -> u64 {
+        self.outgoing.last_accepted() - self.outgoing.last_done()
+    }
+
+    fn close(&mut self) {
+        self.line.close();
+    }
+
+    fn is_closed(&self) -> bool {
+        self.line.is_closed()
+    }
+
+    fn is_peer_closed(&self) -> bool {
+        self.line.peer_closed
+    }
+
+    fn over(&self) -> Option<ConnectionError> {
+        self.line.over
+    }
+
+    fn arm(&self) {
+        self.line.arm();
+    }
+
+    fn channel(&self) -> Option<&Channel> {
+        self.line.cq.channel()
+    }
+
+    fn notifies(&self) -> bool {
+        self.outgoing.notifies() && self.incoming.notifies()
+    }
+
+    fn poll_timeout_ns(&self) -> Option<u64> {
+        self.line.poll_timeout_ns()
+    }
+
+    fn qp(&self) -> &Qp {
+        &self.line.qp
+    }
+}

@@ -1,0 +1,234 @@
+//! Messages on their way into a peer's memory: copied, inline, or from where they lie.
+
+use doorbell_verbs::{
+    Access, MemoryKind, Payload, Pd, PostError, Qp, Region, SendFlags, SendOperation, SendRequest, Sge,
+};
+use smallvec::SmallVec;
+
+use crate::config::{Config, MAX_BATCH};
+use crate::connection::MessageId;
+use crate::error::ConnectError;
+use crate::ring::WORD;
+
+/// Where a message comes from.
+#[derive(Clone, Copy, Debug)]
+pub enum Source<'a> {
+    /// It is copied.
+    Bytes(&'a [u8]),
+    /// It stays where it is until it is done.
+    Memory {
+        /// The region.
+        region: &'a Region,
+        /// Where in it.
+        offset: usize,
+        /// Bytes.
+        length: usize,
+    },
+}
+
+impl Source<'_> {
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Memory { length, .. } => *length,
+        }
+    }
+
+    pub(crate) fn copy_to(&self, out: &mut [u8]) {
+        match self {
+            Self::Bytes(bytes) => out.copy_from_slice(bytes),
+            Self::Memory { region, offset, .. } => region.copy_out(*offset, out),
+        }
+    }
+}
+
+/// A word that travels with a message, in the same WRITE.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Word {
+    Absent,
+    Before([u8; WORD]),
+    Behind([u8; WORD]),
+}
+
+impl Word {
+    /// The number, and behind it a byte that is not 0: the last to be written, so that it shows
+    /// that all is there.
+    pub(crate) fn signal(length: usize) -> [u8; WORD] {
+        let mut word = (length as u64).to_le_bytes();
+        word[WORD - 1] = 1;
+        word
+    }
+
+    /// The number in a word.
+    pub(crate) fn number(word: [u8; WORD]) -> usize {
+        let [a, b, c, d, ..] = word;
+        u32::from_le_bytes([a, b, c, d]) as usize
+    }
+}
+
+/// A message that is laid out to be written.
+#[derive(Debug)]
+pub(crate) struct Staged {
+    pub(crate) id: MessageId,
+    place: Place,
+}
+
+#[derive(Debug)]
+enum Place {
+    /// Bytes in the inline store.
+    Inline(usize),
+    Memory(SmallVec<[Sge; 2]>),
+}
+
+/// Messages that were accepted and are not done.
+pub(crate) struct Outbox {
+    window: u64,
+    /// Messages up to this go inline.
+    inline: usize,
+    buffers: Option<Region>,
+    buffer_count: u64,
+    stride: usize,
+    max_message: usize,
+    /// Words of messages that stay where they are.
+    words: Region,
+    store: Box<[u8]>,
+    next_id: MessageId,
+    completed: MessageId,
+}
+
+impl Outbox {
+    pub(crate) fn new(pd: &Pd, config: &Config, peer_max_message: u64) -> Result<Self, ConnectError> {
+        let allocate = |length| pd.allocate(length, Access::empty(), MemoryKind::Plain);
+        let stride = (config.max_message + 2 * WORD).next_multiple_of(64);
+        let buffers = match config.send_buffers {
+            0 => None,
+            count => Some(allocate(count * stride)?),
+        };
+        let inline = config.inline.min(pd.device().attributes().max_inline.saturating_sub(WORD));
+        let own = if buffers.is_some() { config.max_message.max(inline) } else { inline };
+        Ok(Self {
+            window: config.window as u64,
+            inline,
+            buffers,
+            buffer_count: config.send_buffers as u64,
+            stride,
+            max_message: own.min(usize::try_from(peer_max_message).unwrap_or(usize::MAX)),
+            words: allocate(config.window * WORD)?,
+            store: vec![0; config.window * (inline + WORD)].into(),
+            next_id: 1,
+            completed: 0,
+        })
+    }
+
+    /// Bytes that a queue pair has to take inline.
+    pub(crate) fn inline_bytes(config: &Config) -> usize {
+        config.inline + WORD
+    }
+
+    /// Bytes of the longest message that is copied.
+    pub(crate) fn max_message(&self) -> usize {
+        self.max_message
+    }
+
+    #[inline]
+    pub(crate) fn is_full(&self) -> bool {
+        self.unacknowledged() >= self.window
+    }
+
+    pub(crate) fn last_accepted(&self) -> MessageId {
+        self.next_id - 1
+    }
+
+    pub(crate) fn last_done(&self) -> MessageId {
+        self.completed
+    }
+
+    #[inline]
+    pub(crate) fn unacknowledged(&self) -> u64 {
+        self.next_id - 1 - self.completed
+    }
+
+    #[inline]
+    pub(crate) fn complete(&mut self, id: MessageId) {
+        self.completed = id;
+    }
+
+    /// Accepts a message and lays it out. The window must not be full.
+    #[inline]
+    pub(crate) fn stage(&mut self, source: Source<'_>, word: Word) -> Staged {
+        let id = self.next_id;
+        self.next_id += 1;
+        let length = source.len();
+        let slot = (id % self.window) as usize;
+        let (before, behind): (&[u8], &[u8]) = match &word {
+            Word::Absent => (&[], &[]),
+            Word::Before(word) => (word, &[]),
+            Word::Behind(word) => (&[], word),
+        };
+        let whole = before.len() + length + behind.len();
+        if length <= self.inline {
+            let start = slot * (self.inline + WORD);
+            let out = &mut self.store[start..start + whole];
+            out[..before.len()].copy_from_slice(before);
+            source.copy_to(&mut out[before.len()..before.len() + length]);
+            out[before.len() + length..].copy_from_slice(behind);
+            return Staged { id, place: Place::Inline(whole) };
+        }
+        let sges = match source {
+            Source::Bytes(bytes) => {
+                // `max_message` is no more than the inline size without buffers.
+                let Some(buffers) = &self.buffers else { unreachable!("there are send buffers") };
+                let start = (id % self.buffer_count) as usize * self.stride;
+                buffers.copy_in(start, before);
+                buffers.copy_in(start + before.len(), bytes);
+                buffers.copy_in(start + before.len() + length, behind);
+                smallvec::smallvec![buffers.sge(start, whole)]
+            }
+            Source::Memory { region, offset, length } => {
+                let payload = region.sge(offset, length);
+                let word = |word: &[u8]| {
+                    self.words.copy_in(slot * WORD, word);
+                    self.words.sge(slot * WORD, WORD)
+                };
+                match (before, behind) {
+                    ([], []) => smallvec::smallvec![payload],
+                    ([], behind) => smallvec::smallvec![payload, word(behind)],
+                    (before, _) => smallvec::smallvec![word(before), payload],
+                }
+            }
+        };
+        Staged { id, place: Place::Memory(sges) }
+    }
+
+    /// Posts messages with what is to be done with each, and one request behind them. The last
+    /// request makes a completion, which tells of all.
+    #[inline]
+    pub(crate) fn post<'a>(
+        &'a self,
+        qp: &Qp,
+        messages: impl Iterator<Item = (&'a Staged, SendOperation)>,
+        behind: Option<(SendOperation, &'a [u8])>,
+    ) -> Result<(), PostError> {
+        let mut list: SmallVec<[SendRequest<'_>; MAX_BATCH + 1]> = SmallVec::new();
+        for (staged, operation) in messages {
+            let payload = match &staged.place {
+                Place::Inline(length) => {
+                    let start = (staged.id % self.window) as usize * (self.inline + WORD);
+                    Payload::Inline(&self.store[start..start + length])
+                }
+                Place::Memory(sges) => Payload::Sges(sges),
+            };
+            let flags = SendFlags::empty();
+            list.push(SendRequest { wr_id: staged.id, operation, flags, payload, destination: None });
+        }
+        let Some(last) = list.last().map(|request| request.wr_id) else { return Ok(()) };
+        if let Some((operation, bytes)) = behind {
+            let (flags, payload) = (SendFlags::empty(), Payload::Inline(bytes));
+            list.push(SendRequest { wr_id: last, operation, flags, payload, destination: None });
+        }
+        if let Some(request) = list.last_mut() {
+            request.flags = SendFlags::SIGNALED;
+        }
+        qp.post_send(&list)
+    }
+}

@@ -1,0 +1,114 @@
+//! The half that receives: messages of one sender in the ring of all.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use doorbell_verbs::{Payload, Qp, SendFlags, SendOperation, SendRequest};
+
+use super::Common;
+use super::outgoing::{ALL_WRITTEN, ANSWER_UNITS, QUESTION};
+use super::recovery::Member;
+use crate::config::Config;
+use crate::duplex::{INCOMING_TAG, Incoming};
+use crate::error::ConnectionError;
+use crate::ring::{RingMessage, UNIT, space};
+
+/// The half that receives.
+pub struct Shared {
+    common: Arc<Common>,
+    member: Option<Member>,
+    max_message: usize,
+    inbox: VecDeque<RingMessage>,
+    /// A question is on its way, or its answer.
+    asked: Option<u64>,
+}
+
+impl Shared {
+    pub(super) fn new(config: &Config, common: Arc<Common>) -> Self {
+        let member = Some(common.recovery.join());
+        let inbox = VecDeque::with_capacity(config.depth);
+        Self { common, member, max_message: config.max_message, inbox, asked: None }
+    }
+}
+
+impl Incoming for Shared {
+    type Message = RingMessage;
+
+    fn look(&mut self) -> Result<usize, ConnectionError> {
+        Ok(0) // notices bring all
+    }
+
+    #[inline]
+    fn tell(&mut self, qp: &Qp, _is_idle: bool) -> Result<usize, ConnectionError> {
+        let Common { ring, recovery, .. } = &*self.common;
+        let freed = ring.advance();
+        recovery.look(ring);
+        let Some(member) = &self.member else { return Ok(freed) };
+        if self.asked.is_none()
+            && let Some(round) = recovery.question_for(member)
+        {
+            qp.post_send(&[SendRequest {
+                wr_id: INCOMING_TAG,
+                operation: SendOperation::SendImmediate(QUESTION),
+                flags: SendFlags::SIGNALED,
+                payload: Payload::Inline(&[]),
+                destination: None,
+            }])?;
+            self.asked = Some(round);
+        }
+        Ok(freed)
+    }
+
+    fn take_completion(&mut self, _wr_id: u64) -> Result<(), ConnectionError> {
+        Ok(())
+    }
+
+    fn take_word(&mut self, word: u32) -> Result<(), ConnectionError> {
+        let (Some(round), Some(member)) = (self.asked.take(), &self.member) else {
+            return Err(ConnectionError::Protocol("an answer that nobody asked for"));
+        };
+        let Common { ring, recovery, .. } = &*self.common;
+        let unwritten = (word & ALL_WRITTEN == 0).then(|| {
+            let head = ring.head();
+            let ahead = u64::from(word).wrapping_sub(head / UNIT as u64) % ANSWER_UNITS;
+            head + ahead * UNIT as u64
+        });
+        recovery.answered(member, round, unwritten, ring);
+        Ok(())
+    }
+
+    #[inline]
+    fn take_notice(&mut self, immediate: u32, length: usize) -> Result<(), ConnectionError> {
+        let ring = &self.common.ring;
+        let (bytes, space) = (ring.bytes() as u64, space(length) as u64);
+        let at = u64::from(immediate) * UNIT as u64;
+        if at >= bytes || length > self.max_message {
+            return Err(ConnectionError::Protocol("a message longer than this side takes, or outside its ring"));
+        }
+        let head = ring.head();
+        let ahead = (at + bytes - head % bytes) % bytes;
+        let position = head + ahead;
+        if ahead + space > bytes || position + space > self.common.tail() || ring.is_taken(position) {
+            return Err(ConnectionError::Protocol("a message where nothing was reserved for it"));
+        }
+        self.inbox.push_back(ring.lend(position, space as usize, ring.offset(position), length));
+        Ok(())
+    }
+
+    #[inline]
+    fn take(&mut self) -> Option<RingMessage> {
+        self.inbox.pop_front()
+    }
+
+    fn end(&mut self, in_peace: bool) {
+        let Some(member) = self.member.take() else { return };
+        let Common { ring, recovery, .. } = &*self.common;
+        // All that the peer has reserved before its goodbye is written.
+        let tail = (!in_peace).then(|| self.common.tail());
+        recovery.leave(member, tail, ring);
+    }
+
+    fn notifies(&self) -> bool {
+        true
+    }
+}

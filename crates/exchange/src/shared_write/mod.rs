@@ -1,0 +1,174 @@
+//! Shared-Write: many senders write into one ring of the receiver.
+//!
+//! ```text
+//! sender                                                     receiver
+//!   send -> id   FETCH_ADD on the tail: reserves space   ->
+//!                WRITE with immediate [message]          ->  a completion: where, how long
+//!                <-  READ of the head, when space is short
+//! ```
+//!
+//! One message costs a FETCH_ADD, which a batch shares, and a WRITE. Buffers are shared between all
+//! connections: a ring as long as what all senders together keep busy, not what each of them might.
+//! What a sender reserves is in the order of reservation, so a message that is held, or that its
+//! sender is slow to write, blocks all others once the ring is full.
+//!
+//! # A sender that dies after reserving
+//!
+//! It leaves a hole that nobody will fill, and the receiver does not know how long it is. When a
+//! connection ends without a goodbye, the receiver first makes sure that the dead cannot write any
+//! more (its queue pair goes to the error state), and notes the tail: all that the dead has reserved
+//! lies before it. Then it asks every other sender. Each answers once all its reservations from
+//! before the question that fit into the ring are written, and says where its first unwritten one
+//! begins, if there is any. As RC delivers in order, those messages are here when the answer is.
+//! What is still missing before the tail, and before the first unwritten reservation of the living,
+//! was reserved by the dead: it is free. No clock is involved, and a sender that is merely slow is
+//! waited for.
+
+mod incoming;
+mod outgoing;
+mod recovery;
+
+use std::sync::Arc;
+
+use doorbell_verbs::{Access, Channel, MemoryKind, Pd, Region};
+
+use crate::buffered_write::{HEAD, PeerRing, WORDS, notices};
+use crate::config::Config;
+use crate::connection::{Properties, ZeroCopy};
+use crate::duplex::{self, Design};
+use crate::error::ConnectError;
+use crate::line::Queues;
+use crate::outbox::Outbox;
+use crate::ring::{Ring, ring_bytes};
+use crate::setup::{EndpointDescription, ProtocolId, RemoteRegion};
+use incoming::Shared;
+use outgoing::Reserved;
+use recovery::Recovery;
+
+pub use crate::ring::RingMessage as Message;
+
+/// The protocol Shared-Write.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SharedWrite;
+
+/// One end of a connection to be.
+pub type Endpoint = duplex::Endpoint<SharedWrite>;
+/// A connection.
+pub type Connection = duplex::Connection<SharedWrite>;
+
+/// In the memory beside the ring: the tail, which senders add to. Both offsets count bytes.
+const TAIL: usize = 0;
+
+/// FETCH_ADDs of a sender in flight at most.
+const RESERVATIONS: usize = 8;
+
+/// A ring that many senders write into.
+#[derive(Clone, Debug)]
+pub struct SharedRing {
+    shared: Arc<Common>,
+    pd: Pd,
+}
+
+/// What the connections of a ring share.
+#[derive(Debug)]
+pub struct Common {
+    ring: Arc<Ring>,
+    words: Region,
+    recovery: Recovery,
+}
+
+impl Common {
+    fn new(pd: &Pd, config: &Config) -> Result<Arc<Self>, ConnectError> {
+        let writable = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let words = pd.allocate(WORDS, writable | Access::REMOTE_READ | Access::REMOTE_ATOMIC, MemoryKind::Plain)?;
+        let ring = Ring::new(pd, ring_bytes(config), writable, false, Some((words.clone(), HEAD)))?;
+        Ok(Arc::new(Self { ring, words, recovery: Recovery::default() }))
+    }
+
+    /// Up to here space is reserved.
+    fn tail(&self) -> u64 {
+        // Atomics work on numbers in host order.
+        self.words.load_acquire_u64(TAIL)
+    }
+}
+
+impl SharedRing {
+    /// Makes a ring for so many messages of the longest kind as the configuration is deep.
+    pub fn new(pd: &Pd, config: &Config) -> Result<Self, ConnectError> {
+        config.check()?;
+        Ok(Self { shared: Common::new(pd, config)?, pd: pd.clone() })
+    }
+
+    /// Makes an end whose peer writes into the ring. Its messages are handed out by its own
+    /// connection; each connection may be polled by another thread.
+    pub fn endpoint(&self, config: &Config, channel: Option<&Channel>) -> Result<Endpoint, ConnectError> {
+        config.check()?;
+        let needed = ring_bytes(&Config { depth: 1, ..config.clone() });
+        if needed > self.shared.ring.bytes() {
+            let what = "the longest message";
+            let allowed = "what the shared ring has room for";
+            return Err(ConnectError::Setting { what, given: config.max_message as u64, allowed });
+        }
+        Endpoint::with_memory(&SharedWrite, &self.pd, config, channel, Arc::clone(&self.shared))
+    }
+
+    /// Senders that died while they had space reserved or may have, and were dealt with.
+    pub fn recovered(&self) -> u64 {
+        self.shared.recovery.completed()
+    }
+}
+
+impl Design for SharedWrite {
+    type Memory = Arc<Common>;
+    type Out = Reserved;
+    type In = Shared;
+
+    fn properties(&self) -> Properties {
+        Properties {
+            zero_copy: ZeroCopy::No,
+            variable_size: true,
+            passive: None,
+            receiver_sleeps: true,
+            sender_sleeps: true,
+            slow_message_blocks: true,
+            shared_buffers: true,
+        }
+    }
+
+    fn id(&self) -> ProtocolId {
+        ProtocolId::SharedWrite
+    }
+
+    fn memory(&self, pd: &Pd, config: &Config) -> Result<Arc<Common>, ConnectError> {
+        Common::new(pd, config)
+    }
+
+    fn regions(memory: &Arc<Common>) -> [RemoteRegion; 2] {
+        [RemoteRegion::of(memory.ring.region()), RemoteRegion::of(&memory.words)]
+    }
+
+    fn access(&self) -> Access {
+        Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC
+    }
+
+    fn queues(&self, config: &Config) -> Queues {
+        Queues {
+            // Each message; reservations, a READ of the head, questions and answers.
+            sends: config.window + RESERVATIONS + 3,
+            receives: notices(config.depth),
+            inline: Outbox::inline_bytes(config),
+            sges: 2,
+        }
+    }
+
+    fn halves(
+        &self,
+        pd: &Pd,
+        config: &Config,
+        memory: Arc<Common>,
+        peer: &EndpointDescription,
+    ) -> Result<(Reserved, Shared), ConnectError> {
+        let out = Reserved::new(pd, config, peer, PeerRing::of(peer)?)?;
+        Ok((out, Shared::new(config, memory)))
+    }
+}

@@ -1,0 +1,288 @@
+//! The half that sends: it reserves, then writes.
+
+use std::collections::VecDeque;
+
+use doorbell_verbs::{Access, MemoryKind, Payload, Pd, PostError, Qp, Region, SendFlags, SendOperation, SendRequest};
+use smallvec::SmallVec;
+
+use super::{RESERVATIONS, TAIL};
+use crate::buffered_write::{Head, PeerRing, notices};
+use crate::config::{Config, MAX_BATCH};
+use crate::connection::{Backpressure, MessageId};
+use crate::duplex::{OUTGOING_TAG, Outgoing, TO_RECEIVER};
+use crate::error::{ConnectError, ConnectionError};
+use crate::outbox::{Outbox, Source, Staged, Word};
+use crate::ring::{UNIT, space};
+use crate::setup::EndpointDescription;
+
+/// Marks FETCH_ADDs.
+const RESERVE: u64 = OUTGOING_TAG | 2;
+/// Marks answers.
+const ANSWER: u64 = OUTGOING_TAG | 3;
+
+/// The question of a receiver that has lost another sender.
+pub(super) const QUESTION: u32 = 1;
+/// An answer that names no position: nothing is unwritten.
+pub(super) const ALL_WRITTEN: u32 = 1 << 29;
+/// Positions in answers: in units, modulo this.
+pub(super) const ANSWER_UNITS: u64 = 1 << 29;
+
+/// A message that waits for its reservation, or for the ring to have room for it.
+struct Waiting {
+    staged: Staged,
+    space: u64,
+    length: usize,
+}
+
+/// A question that is not answered yet.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Question {
+    No,
+    /// It was asked when so many reservations had been made.
+    Asked(u64),
+    /// The head was asked for since.
+    Reading(u64),
+    /// And is known: so this half knows all that fits into the ring.
+    Known(u64),
+}
+
+/// The half that sends.
+pub struct Reserved {
+    outbox: Outbox,
+    peer: PeerRing,
+    peer_max_message: usize,
+    head: Head,
+    /// Behind what was ever reserved by this half.
+    reserved_to: u64,
+    /// Accepted and not posted, oldest first.
+    waiting: VecDeque<Waiting>,
+    /// How many of them, from the oldest on, have a position, and those positions: one for each
+    /// reservation, with how many messages are left of it.
+    placed: VecDeque<(u64, usize)>,
+    /// How many messages each reservation in flight is for.
+    reserving: VecDeque<usize>,
+    reservations_begun: u64,
+    reservations_done: u64,
+    /// Where FETCH_ADDs put what was there before.
+    landing: Region,
+    /// Messages that wait and for which nothing is reserved or being reserved.
+    unreserved: usize,
+    /// Where messages end that are not free again: each takes a receive of the peer.
+    ends: VecDeque<u64>,
+    receives: usize,
+    batch: usize,
+    question: Question,
+}
+
+impl Reserved {
+    pub(super) fn new(
+        pd: &Pd,
+        config: &Config,
+        peer: &EndpointDescription,
+        ring: PeerRing,
+    ) -> Result<Self, ConnectError> {
+        Ok(Self {
+            outbox: Outbox::new(pd, config, peer.max_message)?,
+            peer: ring,
+            peer_max_message: usize::try_from(peer.max_message).unwrap_or(usize::MAX),
+            head: Head::new(pd, ring)?,
+            reserved_to: 0,
+            waiting: VecDeque::with_capacity(config.window),
+            placed: VecDeque::with_capacity(config.window),
+            reserving: VecDeque::with_capacity(RESERVATIONS),
+            reservations_begun: 0,
+            reservations_done: 0,
+            landing: pd.allocate(RESERVATIONS * 8, Access::LOCAL_WRITE, MemoryKind::Plain)?,
+            unreserved: 0,
+            ends: VecDeque::with_capacity(notices(peer.depth as usize)),
+            receives: notices(peer.depth as usize),
+            batch: config.batch,
+            question: Question::No,
+        })
+    }
+
+    /// Reserves space for all that waits, unless too much of that is under way.
+    fn reserve(&mut self, qp: &Qp) -> Result<(), PostError> {
+        if self.unreserved == 0 || self.reserving.len() >= RESERVATIONS {
+            return Ok(());
+        }
+        let bytes = self.waiting.iter().rev().take(self.unreserved).map(|waiting| waiting.space).sum();
+        let slot = self.reservations_begun as usize % RESERVATIONS;
+        let sges = [self.landing.sge(slot * 8, 8)];
+        qp.post_send(&[SendRequest {
+            wr_id: RESERVE,
+            operation: SendOperation::FetchAdd {
+                remote_address: self.peer.words.address.wrapping_add(TAIL as u64),
+                rkey: self.peer.words.rkey,
+                add: bytes,
+            },
+            flags: SendFlags::SIGNALED,
+            payload: Payload::Sges(&sges),
+            destination: None,
+        }])?;
+        self.reserving.push_back(self.unreserved);
+        self.reservations_begun += 1;
+        self.unreserved = 0;
+        Ok(())
+    }
+
+    /// Where the oldest waiting message is to go, if that is known.
+    fn next_position(&self) -> Option<u64> {
+        self.placed.front().map(|&(position, _)| position)
+    }
+
+    /// Writes what has a place in the ring. Returns how many messages.
+    fn write(&mut self, qp: &Qp) -> Result<usize, PostError> {
+        let mut list: SmallVec<[(Staged, SendOperation); MAX_BATCH]> = SmallVec::new();
+        while list.len() < MAX_BATCH
+            && self.ends.len() < self.receives
+            && let Some((position, left)) = self.placed.front_mut()
+            && let Some(next) = self.waiting.front()
+            && *position + next.space <= self.head.position() + self.peer.bytes
+        {
+            let at = *position;
+            *position += next.space;
+            *left -= 1;
+            if *left == 0 {
+                self.placed.pop_front();
+            }
+            let Some(Waiting { staged, space, length }) = self.waiting.pop_front() else { break };
+            self.ends.push_back(at + space);
+            debug_assert!(length as u64 <= space);
+            let operation = SendOperation::WriteImmediate {
+                remote_address: self.peer.address(at),
+                rkey: self.peer.ring.rkey,
+                immediate: (at % self.peer.bytes / UNIT as u64) as u32,
+            };
+            list.push((staged, operation));
+        }
+        self.outbox.post(qp, list.iter().map(|(staged, operation)| (staged, *operation)), None)?;
+        Ok(list.len())
+    }
+
+    /// Answers the question, if all is written that has to be.
+    fn answer(&mut self, qp: &Qp) -> Result<(), ConnectionError> {
+        if let Question::Asked(begun) = self.question
+            && !self.head.is_being_read()
+        {
+            self.head.read(qp)?;
+            self.question = Question::Reading(begun);
+        }
+        let Question::Known(begun) = self.question else { return Ok(()) };
+        if self.reservations_done < begun {
+            return Ok(());
+        }
+        // Whatever fits was just written, or waits for a receive of the peer to be free again: then
+        // it is unwritten like what does not fit.
+        let word = match self.next_position() {
+            Some(position) => (position / UNIT as u64 % ANSWER_UNITS) as u32,
+            None => ALL_WRITTEN,
+        };
+        qp.post_send(&[SendRequest {
+            wr_id: ANSWER,
+            operation: SendOperation::SendImmediate(TO_RECEIVER | word),
+            flags: SendFlags::SIGNALED,
+            payload: Payload::Inline(&[]),
+            destination: None,
+        }])?;
+        self.question = Question::No;
+        Ok(())
+    }
+}
+
+impl Outgoing for Reserved {
+    fn max_send(&self) -> usize {
+        self.outbox.max_message()
+    }
+
+    fn max_received(&self) -> usize {
+        self.peer_max_message
+    }
+
+    #[inline]
+    fn refusal(&mut self, _length: usize) -> Option<Backpressure> {
+        self.outbox.is_full().then_some(Backpressure::Window)
+    }
+
+    #[inline]
+    fn send(&mut self, qp: &Qp, source: Source<'_>) -> Result<MessageId, PostError> {
+        let length = source.len();
+        let staged = self.outbox.stage(source, Word::Absent);
+        let id = staged.id;
+        self.waiting.push_back(Waiting { staged, space: space(length) as u64, length });
+        self.unreserved += 1;
+        if self.unreserved >= self.batch {
+            self.reserve(qp)?;
+        }
+        Ok(id)
+    }
+
+    #[inline]
+    fn flush(&mut self, qp: &Qp) -> Result<(), PostError> {
+        self.reserve(qp)
+    }
+
+    #[inline]
+    fn poll(&mut self, qp: &Qp) -> Result<usize, ConnectionError> {
+        let written = self.write(qp)?;
+        if written == 0 && self.next_position().is_some() && !self.head.is_being_read() {
+            self.head.read(qp)?;
+        }
+        if self.question != Question::No {
+            self.answer(qp)?;
+        }
+        Ok(written)
+    }
+
+    #[inline]
+    fn take_completion(&mut self, wr_id: u64) -> Result<(), ConnectionError> {
+        match wr_id {
+            RESERVE => {
+                let slot = self.reservations_done as usize % RESERVATIONS;
+                let position = self.landing.load_acquire_u64(slot * 8);
+                let Some(count) = self.reserving.pop_front() else { return Ok(()) };
+                if position < self.reserved_to || !position.is_multiple_of(UNIT as u64) {
+                    return Err(ConnectionError::Protocol("space that was reserved before"));
+                }
+                self.reservations_done += 1;
+                let first: usize = self.placed.iter().map(|&(_, left)| left).sum();
+                let bytes: u64 = self.waiting.iter().skip(first).take(count).map(|waiting| waiting.space).sum();
+                self.reserved_to = position + bytes;
+                self.placed.push_back((position, count));
+            }
+            ANSWER => {}
+            // The tail may be anywhere: others add to it.
+            id if self.head.take_completion(id, u64::MAX)? => {
+                while self.ends.front().is_some_and(|&end| end <= self.head.position()) {
+                    self.ends.pop_front();
+                }
+                if let Question::Reading(begun) = self.question {
+                    self.question = Question::Known(begun);
+                }
+            }
+            id => self.outbox.complete(id),
+        }
+        Ok(())
+    }
+
+    fn take_word(&mut self, word: u32) -> Result<(), ConnectionError> {
+        if word != QUESTION || self.question != Question::No {
+            return Err(ConnectionError::Protocol("word where none is expected"));
+        }
+        self.question = Question::Asked(self.reservations_begun);
+        Ok(())
+    }
+
+    fn last_done(&self) -> MessageId {
+        self.outbox.last_done()
+    }
+
+    fn last_accepted(&self) -> MessageId {
+        self.outbox.last_accepted()
+    }
+
+    fn notifies(&self) -> bool {
+        // A READ that finds the head where it was wakes nobody for good.
+        self.placed.is_empty()
+    }
+}
