@@ -3,6 +3,7 @@
 
 mod bench;
 mod command;
+mod counters;
 mod failures;
 mod two_sides;
 mod usage;
