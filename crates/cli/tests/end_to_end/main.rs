@@ -3,6 +3,7 @@
 
 mod bench;
 mod command;
+mod counters;
 mod failures;
 mod operations;
 mod two_sides;
