@@ -12,11 +12,9 @@
 
 mod common;
 mod monitor;
-#[allow(unsafe_code)]
 mod publish;
 mod rate;
 mod sample;
-#[allow(unsafe_code)]
 mod source;
 
 pub use common::{COMMON, Common, Name, Raw, Rule, Set, TABLE, bits, is_gauge};

@@ -7,6 +7,7 @@
 
 mod directory;
 pub(crate) mod layout;
+#[allow(unsafe_code)]
 mod mapping;
 mod process;
 

@@ -1,5 +1,6 @@
 //! Statistics of network interfaces, as `ethtool -S` shows them.
 
+#[allow(unsafe_code)]
 mod sys;
 
 use std::io;
