@@ -7,6 +7,7 @@
 
 pub mod environment;
 pub mod executor;
+pub mod explain;
 pub mod parameters;
 pub mod payload;
 pub mod record;

@@ -2,7 +2,8 @@ use proptest::prelude::*;
 
 use crate::cost::{ATOMIC_BYTES, MAX_MESSAGE_BYTES};
 use crate::{
-    CostError, Direction, IpVersion, LinkSide, MessageCost, MessageKind, OuterKind, PathMtu, Response, Transport, message_cost,
+    CostError, Direction, IpVersion, LinkSide, MessageCost, MessageKind, OuterKind, PathMtu, Response, Transport,
+    message_cost,
 };
 
 fn rc_ipv4(kind: MessageKind, bytes: u64) -> MessageCost {
