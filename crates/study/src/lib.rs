@@ -5,6 +5,7 @@
 //! point; [`record`] is what comes out.
 #![forbid(unsafe_code)]
 
+pub mod decode;
 pub mod environment;
 pub mod executor;
 pub mod explain;

@@ -249,7 +249,7 @@ impl Shapes<'_> {
         let transports: &[Transport] = if answered { &[Transport::Rc] } else { &[Transport::Uc, Transport::Rc] };
         let data = self.data(forth);
         let ratio = back.packets / forth.packets;
-        let acks = answered.then(|| Range { min: ratio * (1.0 - SKEW), max: ratio * (1.0 + SKEW) });
+        let acks = answered.then_some(Range { min: ratio * (1.0 - SKEW), max: ratio * (1.0 + SKEW) });
         let longest = self.hints.longest_payload();
         for carrier in &CARRIERS {
             let Some(class) = classes::single(&data, self.around + carrier.once, longest) else { continue };
