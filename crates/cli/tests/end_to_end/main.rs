@@ -2,7 +2,9 @@
 //! its exit status. No test asserts how fast anything is.
 
 mod bench;
+mod captures;
 mod command;
+mod counters;
 mod failures;
 mod two_sides;
 mod usage;

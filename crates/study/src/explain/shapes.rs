@@ -258,14 +258,14 @@ impl Shapes<'_> {
             if answered && ratio < 0.1 {
                 it.implausibility += weight::ACKS_UNUSUAL;
             }
-            self.fill_one_way(it, &class, None, carrier.once, (forth, back), data, acks);
+            self.fill_one_way(it, &class, None, exactly(carrier), (forth, back), data, acks);
         }
         for mtu in self.hints.mtus() {
             for carrier in &CARRIERS {
                 if let Some(class) = classes::exact_power_of_two(&data, self.around, carrier.once, mtu) {
                     let mut it = self.start(carrier.kinds, transports, Pattern::OneWay, requester);
                     it.implausibility += carrier.unusual;
-                    self.fill_one_way(it, &class, Some(mtu), carrier.once, (forth, back), data, acks);
+                    self.fill_one_way(it, &class, Some(mtu), exactly(carrier), (forth, back), data, acks);
                 }
             }
             // Of long messages the few bytes that tell the kinds apart vanish in the tolerance.
@@ -278,14 +278,14 @@ impl Shapes<'_> {
             if answered && ratio > 0.6 {
                 it.implausibility += weight::ACKS_UNUSUAL;
             }
-            self.fill_one_way(it, &class, Some(mtu), once, (forth, back), data, acks);
+            self.fill_one_way(it, &class, Some(mtu), Span { min: 0, max: once }, (forth, back), data, acks);
         }
         if !answered {
             for carrier in &DATAGRAMS {
                 let Some(class) = classes::single(&data, self.around + carrier.once, longest) else { continue };
                 let mut it = self.start(carrier.kinds, &[Transport::Ud], Pattern::OneWay, requester);
                 it.implausibility += carrier.unusual;
-                self.fill_one_way(it, &class, None, carrier.once, (forth, back), data, None);
+                self.fill_one_way(it, &class, None, exactly(carrier), (forth, back), data, None);
             }
         }
     }
@@ -296,7 +296,7 @@ impl Shapes<'_> {
         mut it: Explanation,
         class: &Class,
         mtu: Option<PathMtu>,
-        once: u64,
+        once: Span,
         (forth, back): (Flow, Flow),
         data: Data,
         acks: Option<Range>,
@@ -304,9 +304,13 @@ impl Shapes<'_> {
         self.judge(&mut it, class, mtu, data.counted);
         it.operations_per_s = Self::operations_per_s(data.packets, class.packets);
         it.acks_per_packet = acks;
-        let counted = Range { min: forth.packets, max: forth.packets };
-        let packets = if it.pattern == Pattern::OneWay { counted } else { data.packets };
-        it.goodput_bytes_per_s = self.goodput(forth, packets, it.operations_per_s, Span { min: 0, max: once });
+        let (packets, messages) = if it.pattern == Pattern::OneWay {
+            let counted = Range { min: forth.packets, max: forth.packets };
+            (counted, Self::operations_per_s(counted, class.packets))
+        } else {
+            (data.packets, it.operations_per_s)
+        };
+        it.goodput_bytes_per_s = self.goodput(forth, packets, messages, once);
         self.finish(it, forth, back);
     }
 
@@ -342,7 +346,7 @@ impl Shapes<'_> {
             let Some((kinds, class, once)) = merged else { continue };
             let mut it = self.start(&kinds, &[Transport::Rc], Pattern::OneWayWithCredits, requester);
             it.implausibility += weight::WITH_CREDITS;
-            self.fill_one_way(it, &class, mtu, once, (forth, back), data, acks);
+            self.fill_one_way(it, &class, mtu, Span { min: 0, max: once }, (forth, back), data, acks);
         }
     }
 
@@ -429,7 +433,7 @@ impl Shapes<'_> {
         for carrier in &CARRIERS {
             let class = |data: &Data| classes::single(data, self.around + carrier.once, longest);
             if let (Some(tx_class), Some(rx_class)) = (class(&sent), class(&received)) {
-                let once = Span { min: carrier.once, max: carrier.once };
+                let once = exactly(carrier);
                 self.fill_both_ways(
                     carrier.kinds,
                     carrier.unusual,
@@ -569,11 +573,15 @@ impl Shapes<'_> {
             it.received_payload_bytes = Some(rx_class.payload);
             let (least, most) = (tx.packets.min(rx.packets), tx.packets.max(rx.packets));
             it.operations_per_s = Range { min: self.around_rate(least).min, max: self.around_rate(most).max };
-            let once = Span { min: carrier.once, max: carrier.once };
+            let once = exactly(carrier);
             it.goodput_bytes_per_s = self.goodput(tx, sent.packets, it.operations_per_s, once);
             self.finish(it, tx, rx);
         }
     }
+}
+
+fn exactly(carrier: &Carrier) -> Span {
+    Span { min: carrier.once, max: carrier.once }
 }
 
 /// Classes of several carriers as one, with all their kinds and the most bytes that one of their

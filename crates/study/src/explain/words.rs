@@ -69,8 +69,14 @@ pub(super) fn describe(it: &mut Explanation, forth: f64, back: f64, ack: f64) {
             reasons.push(length(it, forth, headers));
             match it.acks_per_packet {
                 Some(acks) => reasons.push(format!(
-                    "What comes back is {back:.1} B per packet, the length of an ACK ({ack:.0} B), {} per request packet.",
-                    ratio(acks)
+                    "What comes back is {back:.1} B per packet, the length of an ACK ({ack:.0} B), {} per request packet{}.",
+                    ratio(acks),
+                    match it.packets_per_message {
+                        Span { min, max } if min == max && max > 1 => {
+                            format!(" and {:.1} per message", (acks.min + acks.max) / 2.0 * max as f64)
+                        }
+                        _ => String::new(),
+                    }
                 )),
                 None if it.transports == [Transport::Ud] => {
                     reasons.push("Nothing comes back, as of datagrams.".to_owned());
@@ -255,6 +261,17 @@ pub(super) fn notes(answer: &Answer, hints: &Hints) -> Vec<String> {
     if !answer.explanations.is_empty() {
         notes.push("Counters give means: a mixture of sizes looks like one size between them.".to_owned());
     }
+    let one_way = |side| {
+        let is = |it: &&Explanation| it.pattern == Pattern::OneWay && it.requester == side;
+        answer.explanations.iter().find(is)
+    };
+    if let (Some(_), Some(_)) = (one_way(Side::ThisHost), one_way(Side::Peer)) {
+        notes.push(
+            "Both directions show the length of an ACK, which is that of a SEND of 1 to 4 bytes too: bytes cannot tell which \
+             direction carries messages, or whether both do."
+                .to_owned(),
+        );
+    }
     if answer.left_out > 0 {
         notes.push(format!("{} less plausible explanations are left out.", answer.left_out));
     }
@@ -263,7 +280,8 @@ pub(super) fn notes(answer: &Answer, hints: &Hints) -> Vec<String> {
     }
     if let Some(link) = answer.link {
         for (name, share) in [("incoming", link.rx_share), ("outgoing", link.tx_share)] {
-            if share > 1.0 {
+            // A little more is rounding.
+            if share > 1.01 {
                 notes.push(format!(
                     "The {name} direction shows {:.1} % of what the link carries: the rates or the link's rate are wrong.",
                     share * 100.0
