@@ -99,10 +99,15 @@ fn lost_packets_and_their_repetition_are_seen() {
     let _one_at_a_time = measuring();
     let scratch = Scratch::new("loss.pcap");
     let file = scratch.path();
-    run(&format!("bench bw -n 2000 -s 256 --fault drop=0.02,seed=3 --pcap {file}")).expect_status(0);
+    let record = run(&format!("bench bw -n 2000 -s 256 --fault drop=0.02,seed=3 --json --pcap {file}"));
+    let record = record.expect_status(0).json();
     let found = run(&format!("wire decode --json {file}")).expect_status(0).json();
     assert!(number(&found, "/retransmitted_packets") > 0, "{found:#}");
-    assert_eq!(sent(&found, 256).1, 2000);
+    let (direction, messages) = sent(&found, 256);
+    assert_eq!(messages, 2000);
+    // All that this side sent is in its capture, so each repetition is seen that it counted.
+    let repeated = number(&record, "/results/0/counted/client/retransmitted_packets");
+    assert_eq!(number(direction, "/retransmitted_packets"), repeated);
 }
 
 #[test]

@@ -3,14 +3,21 @@
 use std::net::IpAddr;
 
 use doorbell_wire::{
-    BTH_LEN, Check, Datagram, ETHERNET_LEN, Error, Flow, ICRC_LEN, Opcode, VLAN_LEN, is_vlan_tag, parse_datagram,
+    BTH_LEN, Check, Datagram, ETHERNET_LEN, Error, Flow, ICRC_LEN, Opcode, PathMtu, VLAN_LEN, is_vlan_tag,
+    parse_datagram,
 };
 
 use super::capture::{CapturedFrame, LinkType};
 
 /// The longest payload of a RoCE v2 packet with all headers behind UDP: BTH, the longest extension
 /// headers, 4096 bytes and the ICRC.
-pub(super) const LONGEST_PACKET: usize = BTH_LEN + 28 + 4096 + ICRC_LEN;
+const LONGEST_PACKET: usize = BTH_LEN + 28 + 4096 + ICRC_LEN;
+
+/// Whether a UDP payload of so many bytes, which begins like this, is longer than one packet.
+pub(super) fn longer_than_a_packet(payload: &[u8], payload_len: usize) -> bool {
+    let extension = payload.first().map_or(0, |opcode| Opcode(*opcode).extension_len());
+    payload_len > BTH_LEN + extension + PathMtu::Mtu4096.bytes() + ICRC_LEN
+}
 
 /// How often a frame whose ICRC is wrong is tried as several packets: a bound on the work that a
 /// file of nonsense makes.

@@ -388,6 +388,10 @@ fn frames_from_before_segmentation_are_taken_apart() {
     // Of such a frame cut short nothing is known.
     let summary = read(&pcap_of(1, true, false, 96, &frames[1..]));
     assert_eq!((summary.super_packets.cut_frames, summary.packets), (1, 1));
+    // Just too long for one packet.
+    let two = [segment(0, Opcode::RC_SEND_FIRST, 0, 4096), segment(1, Opcode::RC_SEND_LAST, 1, 0)].concat();
+    let summary = read(&pcap_of(1, true, false, 96, &[frame_of(A, B, None, &two)]));
+    assert_eq!((summary.super_packets.cut_frames, summary.packets), (1, 0));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use doorbell_wire::{AETH_LEN, AethRepr, BTH_LEN, BthRepr, Datagram, ICRC_LEN, Op
 
 use super::Options;
 use super::capture::{CapturedFrame, LinkType};
-use super::packets::{Flows, Found, udp_frame};
+use super::packets::{Flows, Found, longer_than_a_packet, udp_frame};
 use super::stream::{Packet, Stream, TimeHistogram, time_histogram};
 use super::summary::{Conversation, Direction, HostTotals, Icrc, OpcodeCount, SCHEMA, Summary, SuperPackets, Times};
 
@@ -112,7 +112,7 @@ impl Tracker {
                 self.icrc.wrong += 1;
                 self.packet(datagram, datagram.payload, datagram.payload_len, frame_bytes, frame.timestamp_ns, false);
             }
-            Found::Cut if datagram.payload_len > super::packets::LONGEST_PACKET => {
+            Found::Cut if longer_than_a_packet(datagram.payload, datagram.payload_len) => {
                 self.super_packets.cut_frames += 1;
             }
             Found::Cut => {
