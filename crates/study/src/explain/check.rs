@@ -116,10 +116,10 @@ fn direction(direction: &'static str, bytes: f64, packets: f64, hints: &Hints) -
     let (least, most) = (least.unwrap_or_default(), most.unwrap_or_default());
     let mtu = hints.longest_payload();
     let most = most + mtu as usize + RETH_LEN + IMM_DT_LEN;
-    if mean < least as f64 * (1.0 - hints.tolerance) {
+    if mean < hints.around(least as f64).min {
         return Err(ExplainError::TooShort { direction, mean, least });
     }
-    if mean > most as f64 * (1.0 + hints.tolerance) {
+    if mean > hints.around(most as f64).max {
         return Err(ExplainError::TooLong { direction, mean, mtu, most });
     }
     Ok(())

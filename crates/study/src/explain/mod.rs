@@ -127,6 +127,13 @@ impl Hints {
         self.mtu.map_or_else(|| PathMtu::ALL.to_vec(), |mtu| vec![mtu])
     }
 
+    /// What a mean length may be, if bytes and packets are each off by half the tolerance.
+    fn around(&self, mean: f64) -> Range {
+        let half = self.tolerance / 2.0;
+        let factor = (1.0 + half) / (1.0 - half);
+        Range { min: mean / factor, max: mean * factor }
+    }
+
     /// The longest payload of a packet.
     fn longest_payload(&self) -> u64 {
         self.mtu.unwrap_or(PathMtu::Mtu4096).bytes() as u64

@@ -115,13 +115,9 @@ struct Shapes<'a> {
 }
 
 impl Shapes<'_> {
-    fn around_tolerance(&self, value: f64) -> Range {
-        Range { min: value * (1.0 - self.hints.tolerance), max: value * (1.0 + self.hints.tolerance) }
-    }
-
     /// Whether packets of this mean length are `frame` bytes long, each.
     fn is(&self, mean: f64, frame: f64) -> bool {
-        self.around_tolerance(frame).contains(mean)
+        self.hints.around(frame).contains(mean)
     }
 
     /// What a rate may be: noise, and the moments at which the directions are read.
@@ -132,13 +128,13 @@ impl Shapes<'_> {
 
     /// All packets of a direction.
     fn data(&self, flow: Flow) -> Data {
-        Data { packets: self.around_rate(flow.packets), mean: self.around_tolerance(flow.mean()), counted: flow.mean() }
+        Data { packets: self.around_rate(flow.packets), mean: self.hints.around(flow.mean()), counted: flow.mean() }
     }
 
     /// Packets of a direction, of which `data` per second carry data and the others are ACKs.
     fn data_among_acks(&self, flow: Flow, data: Range) -> Data {
         let mean = |counted: f64, data: f64| self.ack + (counted - self.ack) * (flow.packets / data).max(1.0);
-        let counted = self.around_tolerance(flow.mean());
+        let counted = self.hints.around(flow.mean());
         let corners = [
             mean(counted.min, data.min),
             mean(counted.min, data.max),
