@@ -138,7 +138,8 @@ impl Monitor {
     }
 }
 
-/// The rates of one device's traffic. What the device does not count is `None`.
+/// The rates of one device's traffic. What the device does not count is `None`; so is all of a device
+/// that was reset while it was looked at, which a remark then says.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Traffic {
     /// The device's label.
@@ -155,6 +156,8 @@ pub struct Traffic {
     pub rx_packets_per_s: Option<f64>,
     /// What the bytes are, as the device counts them: frames without FCS, IP packets, ...
     pub bytes_are: Option<&'static str>,
+    /// What must be known to understand the figures, as sentences.
+    pub remarks: Vec<String>,
 }
 
 /// Why the traffic of a device is not known.
@@ -196,5 +199,6 @@ pub fn traffic(mut monitor: Monitor, device: &str, during: Duration) -> Result<T
         rx_bytes_per_s: rates.per_second(Common::RxBytes),
         rx_packets_per_s: rates.per_second(Common::RxPackets),
         bytes_are: Common::TxBytes.rule(&sample.raw).or(Common::RxBytes.rule(&sample.raw)).map(|rule| rule.counts),
+        remarks: rates.remarks,
     })
 }

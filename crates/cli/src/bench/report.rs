@@ -172,6 +172,8 @@ pub(crate) fn packets(parameters: &Parameters, results: &[PointResult]) -> io::R
         acknowledged_packets(results)?;
     }
     rates(results)?;
+    explained(results)?;
+    lost(results)?;
     let rnr: u64 = results.iter().map(|r| r.counted.client.rnr_naks + r.counted.server.rnr_naks).sum();
     if !parameters.credits && rnr > 0 {
         line(format_args!(
@@ -276,4 +278,41 @@ fn rates(results: &[PointResult]) -> io::Result<()> {
         ))?;
     }
     Ok(())
+}
+
+/// What the rates of each end alone say of what was measured.
+fn explained(results: &[PointResult]) -> io::Result<()> {
+    line("")?;
+    line("What `doorbell wire explain` concludes from these counters alone")?;
+    for (bytes, name, conclusion) in ends(results, |result| &result.explained) {
+        line(format_args!("{bytes:>9} {name:<6} {}", conclusion.verdict))?;
+    }
+    Ok(())
+}
+
+/// What was lost below the RNICs, if anything was.
+fn lost(results: &[PointResult]) -> io::Result<()> {
+    let lost = ends(results, |result| &result.link)
+        .flat_map(|(bytes, name, link)| link.iter().map(move |(what, &count)| (bytes, name, what, count)))
+        .filter(|&(.., count)| count > 0);
+    for (index, (bytes, name, what, count)) in lost.enumerate() {
+        if index == 0 {
+            line("")?;
+            line("Lost between RNIC and network, which the counters above do not show")?;
+        }
+        line(format_args!("{bytes:>9} {name:<6} {count} {}", meaning(what)))?;
+    }
+    Ok(())
+}
+
+/// What a counter of a link counts, for people.
+fn meaning(counter: &str) -> &str {
+    match counter {
+        "rx_overflow" => "datagrams or runs of them dropped, since the receive buffer was full (rx_overflow)",
+        "rx_truncated" => "datagrams dropped, longer than any packet (rx_truncated)",
+        "tx_oversize" => "packets not sent, beyond the MTU of interface or path (tx_oversize)",
+        "tx_unreachable" => "packets not sent, with no way to their destination (tx_unreachable)",
+        "tx_refused" => "packets refused by the peer's host (tx_refused)",
+        other => other,
+    }
 }

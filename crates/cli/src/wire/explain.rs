@@ -3,8 +3,10 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Args;
+use doorbell_counters::{Monitor, SYSFS};
 use doorbell_study::decode::{self, HostTotals, Summary};
 use doorbell_study::explain::words::rate;
 use doorbell_study::explain::{Answer, Explanation, Hints, Rates, explain};
@@ -35,6 +37,20 @@ pub(crate) struct Explain {
     /// Take the rates from a capture instead; - is standard input
     #[arg(long, value_name = "FILE", conflicts_with_all = ["rx_bytes", "rx_packets", "tx_bytes", "tx_packets"])]
     pcap: Option<PathBuf>,
+    /// Take the rates from a device's counters: its name as doorbell counters shows it, its address,
+    /// or the number of the process that has it open
+    #[arg(
+        long,
+        value_name = "NAME",
+        conflicts_with_all = ["rx_bytes", "rx_packets", "tx_bytes", "tx_packets", "pcap"]
+    )]
+    device: Option<String>,
+    /// Of a device: how long to look, 0.1 to 3600
+    #[arg(short, long, value_name = "SECONDS", requires = "device", default_value_t = 1.0)]
+    interval: f64,
+    /// Where the kernel's devices are found.
+    #[arg(long, hide = true, value_name = "ROOT", requires = "device", default_value = SYSFS)]
+    sysfs: PathBuf,
     /// Of a capture: the host whose counters are meant
     #[arg(long, value_name = "ADDRESS", requires = "pcap")]
     host: Option<IpAddr>,
@@ -75,6 +91,9 @@ pub(crate) fn run(arguments: &Explain) -> Result<ExitCode, Failure> {
         link_bits_per_s: arguments.link,
         tolerance: arguments.tolerance / 100.0,
     };
+    if let Some(device) = &arguments.device {
+        return print(&explain(&counted(device, arguments)?, &hints)?, arguments);
+    }
     let Some(path) = &arguments.pcap else {
         let rates = given(arguments)?;
         // Numbers that were typed and cannot be are wrong usage.
@@ -106,6 +125,37 @@ pub(crate) fn run(arguments: &Explain) -> Result<ExitCode, Failure> {
     print(&explain(&rates, &hints)?, arguments)
 }
 
+/// What a device counts while it is looked at.
+fn counted(device: &str, arguments: &Explain) -> Result<Rates, Failure> {
+    if !(0.1..=3600.0).contains(&arguments.interval) {
+        return Err(Usage(format!("--interval is {} s, allowed is 0.1 to 3600", arguments.interval)).into());
+    }
+    let during = Duration::from_secs_f64(arguments.interval);
+    let traffic = doorbell_counters::traffic(Monitor::new(&arguments.sysfs), device, during)?;
+    let all = [
+        ("bytes received", traffic.rx_bytes_per_s),
+        ("packets received", traffic.rx_packets_per_s),
+        ("bytes sent", traffic.tx_bytes_per_s),
+        ("packets sent", traffic.tx_packets_per_s),
+    ];
+    let [Some(rx_bytes), Some(rx_packets), Some(tx_bytes), Some(tx_packets)] = all.map(|(_, rate)| rate) else {
+        let absent: Vec<_> = all.iter().filter(|(_, rate)| rate.is_none()).map(|(name, _)| *name).collect();
+        let why = match traffic.remarks.as_slice() {
+            [] => "it does not count them".to_owned(),
+            remarks => remarks.join("; "),
+        };
+        return Err(format!("{} has no rate of {}: {why}", traffic.device, absent.join(", ")).into());
+    };
+    let remarks = traffic.remarks.iter().map(|remark| format!("; {remark}")).collect::<String>();
+    eprintln!(
+        "{} for {:.3} s; its bytes are {}, taken here as those of Ethernet frames without FCS{remarks}",
+        traffic.device,
+        traffic.seconds,
+        traffic.bytes_are.unwrap_or("unknown"),
+    );
+    Ok(Rates { rx_bytes, rx_packets, tx_bytes, tx_packets })
+}
+
 /// The four rates on the command line.
 fn given(arguments: &Explain) -> Result<Rates, Usage> {
     let all = [
@@ -119,7 +169,9 @@ fn given(arguments: &Explain) -> Result<Rates, Usage> {
         [Some(rx_bytes), Some(rx_packets), Some(tx_bytes), Some(tx_packets)] => {
             Ok(Rates { rx_bytes, rx_packets, tx_bytes, tx_packets })
         }
-        _ => Err(Usage(format!("{} missing: give all four rates (0 for none), or --pcap", missing.join(", ")))),
+        _ => {
+            Err(Usage(format!("{} missing: give all four rates (0 for none), --device or --pcap", missing.join(", "))))
+        }
     }
 }
 
@@ -170,10 +222,12 @@ fn print(answer: &Answer, arguments: &Explain) -> Result<ExitCode, Failure> {
             link.tx_share * 100.0
         ))?;
     }
-    if answer.explanations.is_empty() {
-        line(&answer.verdict)?;
-    } else {
-        line("What fits, the most plausible first:")?;
+    match answer.named {
+        0 => line(&answer.verdict)?,
+        1 => line("What fits, the most plausible first:")?,
+        named => {
+            line(format_args!("What fits, the most plausible first; counters cannot tell the first {named} apart:"))?
+        }
     }
     let shown = |explanation: &&Explanation| {
         let best = answer.explanations.first().map_or(0.0, |best| best.implausibility);

@@ -18,19 +18,6 @@ pub enum ExplainError {
         /// What was given.
         value: f64,
     },
-    /// The later reading of a counter is the smaller.
-    #[error("{name} went backwards, from {before} to {after}: the counter was reset in between; read it twice again")]
-    Backwards {
-        /// Which.
-        name: &'static str,
-        /// The earlier reading.
-        before: u64,
-        /// The later one.
-        after: u64,
-    },
-    /// Two readings at the same time say nothing about rates.
-    #[error("the readings lie {0} s apart: a rate needs a time above 0")]
-    NoTime(f64),
     /// Bytes without packets, or packets without bytes.
     #[error("{direction} shows {bytes} bytes in {packets} packets per second: neither can be without the other")]
     OneWithoutTheOther {

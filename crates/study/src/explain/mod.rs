@@ -24,13 +24,17 @@
 //! # Ok::<(), doorbell_study::explain::ExplainError>(())
 //! ```
 
+mod carriers;
 mod check;
 mod classes;
 mod shapes;
+mod weight;
 pub mod words;
 
+use std::collections::BTreeMap;
+
 use doorbell_wire::{IpVersion, MessageKind, OuterKind, PathMtu, Transport};
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 
 pub use check::ExplainError;
 
@@ -48,22 +52,9 @@ pub const SKEW: f64 = 0.04;
 /// More explanations than anybody reads; the least plausible ones beyond are left out, and counted.
 const MAX_EXPLANATIONS: usize = 24;
 
-/// Counters of RDMA traffic at one moment, as the observed host sees them: bytes of Ethernet
-/// frames without FCS, preamble and gap.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
-pub struct Counters {
-    /// Bytes received.
-    pub rx_bytes: u64,
-    /// Packets received.
-    pub rx_packets: u64,
-    /// Bytes sent.
-    pub tx_bytes: u64,
-    /// Packets sent.
-    pub tx_packets: u64,
-}
-
-/// The same per second.
-#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
+/// What counters of RDMA traffic grew by per second, as the observed host sees them: bytes of
+/// Ethernet frames without FCS, preamble and gap.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Rates {
     /// Bytes received per second.
     pub rx_bytes: f64,
@@ -76,22 +67,15 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// What changed between two readings that lie `seconds` apart. Fails if a counter went
-    /// backwards or no time has passed.
-    pub fn between(before: &Counters, after: &Counters, seconds: f64) -> Result<Rates, ExplainError> {
-        if !(seconds.is_finite() && seconds > 0.0) {
-            return Err(ExplainError::NoTime(seconds));
+    /// The rates of what a device's counters, under vendors' names, have advanced by in `seconds`.
+    pub fn of(counters: &BTreeMap<String, u64>, seconds: f64) -> Self {
+        let rate = |name: &str| counters.get(name).copied().unwrap_or(0) as f64 / seconds;
+        Self {
+            rx_bytes: rate("rx_vport_rdma_unicast_bytes"),
+            rx_packets: rate("rx_vport_rdma_unicast_packets"),
+            tx_bytes: rate("tx_vport_rdma_unicast_bytes"),
+            tx_packets: rate("tx_vport_rdma_unicast_packets"),
         }
-        let rate = |name: &'static str, before: u64, after: u64| match after.checked_sub(before) {
-            Some(delta) => Ok(delta as f64 / seconds),
-            None => Err(ExplainError::Backwards { name, before, after }),
-        };
-        Ok(Rates {
-            rx_bytes: rate("rx_bytes", before.rx_bytes, after.rx_bytes)?,
-            rx_packets: rate("rx_packets", before.rx_packets, after.rx_packets)?,
-            tx_bytes: rate("tx_bytes", before.tx_bytes, after.tx_bytes)?,
-            tx_packets: rate("tx_packets", before.tx_packets, after.tx_packets)?,
-        })
     }
 }
 
@@ -141,7 +125,7 @@ impl Hints {
 }
 
 /// Which end of the traffic.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Side {
     /// The host whose counters these are.
@@ -153,7 +137,7 @@ pub enum Side {
 }
 
 /// How messages flow.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pattern {
     /// Messages go one way; only acknowledgements come back.
@@ -168,7 +152,7 @@ pub enum Pattern {
 }
 
 /// A range of whole numbers, both ends in it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Span {
     /// Least.
     pub min: u64,
@@ -188,7 +172,7 @@ impl Span {
 }
 
 /// A range of rates or ratios, both ends in it.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Range {
     /// Least.
     pub min: f64,
@@ -221,7 +205,8 @@ pub struct Explanation {
     /// Payload bytes per message, within the tolerance; of request-response, of those that this
     /// host sends.
     pub payload_bytes: Span,
-    /// The payload whose packets have most nearly the length that was counted, where that is one.
+    /// The payload whose packets have most nearly the length that was counted, where that is one. Of
+    /// long READs what each request asks for, which may be a piece.
     pub nearest_payload_bytes: Option<Span>,
     /// Of request-response: payload bytes of those messages that this host receives.
     pub received_payload_bytes: Option<Span>,
@@ -275,6 +260,9 @@ pub struct Answer {
     pub verdict: String,
     /// What fits, the most plausible first. Nothing, if no single operation does.
     pub explanations: Vec<Explanation>,
+    /// So many of the first make the [`verdict`](Self::verdict): counters cannot tell them apart, and
+    /// none is much less plausible than the first.
+    pub named: usize,
     /// How many less plausible ones were left out.
     pub left_out: usize,
     /// How much of the link is used, if its rate is known.
@@ -288,6 +276,9 @@ pub fn explain(rates: &Rates, hints: &Hints) -> Result<Answer, ExplainError> {
     check::check(rates, hints)?;
     let mut explanations = shapes::all(rates, hints);
     explanations.sort_by(|a, b| a.implausibility.total_cmp(&b.implausibility));
+    let best = explanations.first().map_or(0.0, |best| best.implausibility);
+    let named =
+        explanations.partition_point(|it| it.implausibility <= best + weight::AS_PLAUSIBLE).min(MAX_EXPLANATIONS);
     let left_out = explanations.len().saturating_sub(MAX_EXPLANATIONS);
     explanations.truncate(MAX_EXPLANATIONS);
     let mean = |bytes: f64, packets: f64| (packets > 0.0).then(|| bytes / packets);
@@ -298,6 +289,7 @@ pub fn explain(rates: &Rates, hints: &Hints) -> Result<Answer, ExplainError> {
         tx_bytes_per_packet: mean(rates.tx_bytes, rates.tx_packets),
         verdict: String::new(),
         explanations,
+        named,
         left_out,
         link: None,
         notes: Vec::new(),
@@ -306,6 +298,13 @@ pub fn explain(rates: &Rates, hints: &Hints) -> Result<Answer, ExplainError> {
     answer.verdict = words::verdict(&answer);
     answer.notes = words::notes(&answer, hints);
     Ok(answer)
+}
+
+impl Answer {
+    /// The explanations that make the verdict.
+    pub fn named(&self) -> &[Explanation] {
+        &self.explanations[..self.named]
+    }
 }
 
 fn link_use(answer: &Answer, link_bits_per_s: f64) -> LinkUse {

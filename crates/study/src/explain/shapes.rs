@@ -1,69 +1,15 @@
 //! The shapes that traffic can have, each tried on the counters.
-//!
-//! What a shape adds to [`Explanation::implausibility`] is judgement, and stands here in one
-//! place; what it allows is arithmetic.
 
+use doorbell_wire::cost::MAX_MESSAGE_BYTES;
 use doorbell_wire::{
-    AETH_LEN, ATOMIC_ACK_ETH_LEN, ATOMIC_ETH_LEN, BTH_LEN, DETH_LEN, ICRC_LEN, IMM_DT_LEN, IpVersion, MessageKind,
-    OuterKind, PathMtu, RETH_LEN, Transport,
+    AETH_LEN, ATOMIC_ACK_ETH_LEN, ATOMIC_ETH_LEN, BTH_LEN, ICRC_LEN, IMM_DT_LEN, IpVersion, MessageKind, OuterKind,
+    PathMtu, RETH_LEN, Transport,
 };
 
+use super::carriers::{CARRIERS, DATAGRAMS, WITH_CREDITS, merge};
 use super::classes::{self, Class, Data, holds_round_size};
-use super::words;
 use super::{Explanation, Hints, Pattern, Range, Rates, SKEW, Side, Span};
-
-/// What weighs how much.
-mod weight {
-    pub(super) const VLAN: f64 = 1.0;
-    pub(super) const IPV6: f64 = 1.0;
-    /// No power of two among the payloads, or only within the tolerance.
-    pub(super) const ODD_SIZE: f64 = 1.2;
-    pub(super) const ROUND_WITHIN_TOLERANCE: f64 = 0.5;
-    pub(super) const NO_PAYLOAD: f64 = 0.2;
-    /// Noise is needed to explain the length.
-    pub(super) const INEXACT: f64 = 0.3;
-    pub(super) const MISFIT: f64 = 0.5;
-    /// Cut messages whose length is anybody's guess.
-    pub(super) const OPEN_LENGTH: f64 = 0.7;
-    pub(super) const PARTLY_FILLED: f64 = 1.0;
-    pub(super) const UNUSUAL_MTU: f64 = 1.5;
-    pub(super) const MTU_2048: f64 = 0.5;
-    /// Both directions show what this operation alone would show.
-    pub(super) const SIGNATURE: f64 = -1.0;
-    pub(super) const EMPTY_READ: f64 = 0.5;
-    pub(super) const WITH_CREDITS: f64 = 0.8;
-    pub(super) const BOTH_WAYS: f64 = 0.3;
-    /// What comes back looks just like acknowledgements.
-    pub(super) const ANSWERS_LIKE_ACKS: f64 = 0.8;
-    pub(super) const UNLIKE_SIZES: f64 = 1.5;
-    pub(super) const DATAGRAMS_BOTH_WAYS: f64 = 1.0;
-    /// How often messages of one packet, or of many, are acknowledged.
-    pub(super) const ACKS_UNUSUAL: f64 = 0.5;
-}
-
-/// An operation whose payload travels with the request: kinds of equal length, bytes that a
-/// message has besides payload and the headers of each packet, and how unusual it is.
-struct Carrier {
-    kinds: &'static [MessageKind],
-    once: u64,
-    unusual: f64,
-}
-
-const CARRIERS: [Carrier; 4] = [
-    Carrier { kinds: &[MessageKind::Send], once: 0, unusual: 0.0 },
-    Carrier { kinds: &[MessageKind::SendImm, MessageKind::SendInv], once: IMM_DT_LEN as u64, unusual: 0.4 },
-    Carrier { kinds: &[MessageKind::Write], once: RETH_LEN as u64, unusual: 0.0 },
-    Carrier { kinds: &[MessageKind::WriteImm], once: (RETH_LEN + IMM_DT_LEN) as u64, unusual: 1.0 },
-];
-
-/// The carriers of UD: `once` holds the DETH too.
-const DATAGRAMS: [Carrier; 2] = [
-    Carrier { kinds: &[MessageKind::Send], once: DETH_LEN as u64, unusual: 0.4 },
-    Carrier { kinds: &[MessageKind::SendImm], once: (DETH_LEN + IMM_DT_LEN) as u64, unusual: 0.8 },
-];
-
-/// Carriers whose messages may be followed by a credit message of the receiver.
-const WITH_CREDITS: &[MessageKind] = &[MessageKind::Send, MessageKind::SendImm, MessageKind::SendInv];
+use super::{weight, words};
 
 /// What goes one way.
 #[derive(Clone, Copy, Debug)]
@@ -252,16 +198,16 @@ impl Shapes<'_> {
             let mut it = self.start(carrier.kinds, transports, Pattern::OneWay, requester);
             it.implausibility += carrier.unusual;
             if answered && ratio < 0.1 {
-                it.implausibility += weight::ACKS_UNUSUAL;
+                it.implausibility += weight::FEW_ACKS;
             }
-            self.fill_one_way(it, &class, None, exactly(carrier), (forth, back), data, acks);
+            self.fill_one_way(it, &class, None, carrier.exactly(), (forth, back), data, acks);
         }
         for mtu in self.hints.mtus() {
             for carrier in &CARRIERS {
                 if let Some(class) = classes::exact_power_of_two(&data, self.around, carrier.once, mtu) {
                     let mut it = self.start(carrier.kinds, transports, Pattern::OneWay, requester);
                     it.implausibility += carrier.unusual;
-                    self.fill_one_way(it, &class, Some(mtu), exactly(carrier), (forth, back), data, acks);
+                    self.fill_one_way(it, &class, Some(mtu), carrier.exactly(), (forth, back), data, acks);
                 }
             }
             // Of long messages the few bytes that tell the kinds apart vanish in the tolerance.
@@ -272,7 +218,7 @@ impl Shapes<'_> {
             let Some((kinds, class, once)) = merge(each) else { continue };
             let mut it = self.start(&kinds, transports, Pattern::OneWay, requester);
             if answered && ratio > 0.6 {
-                it.implausibility += weight::ACKS_UNUSUAL;
+                it.implausibility += weight::MANY_ACKS;
             }
             self.fill_one_way(it, &class, Some(mtu), Span { min: 0, max: once }, (forth, back), data, acks);
         }
@@ -281,7 +227,7 @@ impl Shapes<'_> {
                 let Some(class) = classes::single(&data, self.around + carrier.once, longest) else { continue };
                 let mut it = self.start(carrier.kinds, &[Transport::Ud], Pattern::OneWay, requester);
                 it.implausibility += carrier.unusual;
-                self.fill_one_way(it, &class, None, exactly(carrier), (forth, back), data, None);
+                self.fill_one_way(it, &class, None, carrier.exactly(), (forth, back), data, None);
             }
         }
     }
@@ -297,7 +243,9 @@ impl Shapes<'_> {
         data: Data,
         acks: Option<Range>,
     ) {
-        self.judge(&mut it, class, mtu, data.counted);
+        // Among ACKs the packets with data are longer than the mean.
+        let mean = if it.pattern == Pattern::OneWay { data.counted } else { data.mean.max };
+        self.judge(&mut it, class, mtu, mean);
         it.operations_per_s = Self::operations_per_s(data.packets, class.packets);
         it.acks_per_packet = acks;
         let (packets, messages) = if it.pattern == Pattern::OneWay {
@@ -342,6 +290,9 @@ impl Shapes<'_> {
             let Some((kinds, class, once)) = merged else { continue };
             let mut it = self.start(&kinds, &[Transport::Rc], Pattern::OneWayWithCredits, requester);
             it.implausibility += weight::WITH_CREDITS;
+            if mtu.is_none() {
+                it.implausibility += among_acks(&[class.payload]);
+            }
             self.fill_one_way(it, &class, mtu, Span { min: 0, max: once }, (forth, back), data, acks);
         }
     }
@@ -384,6 +335,12 @@ impl Shapes<'_> {
             };
             let counted = Range { min: back.packets, max: back.packets };
             it.goodput_bytes_per_s = self.goodput(back, counted, it.operations_per_s, Span { min: 0, max: once });
+            if mtu.is_some() {
+                // What each request asks for may be a piece of a longer READ.
+                it.nearest_payload_bytes = Some(class.payload);
+                it.payload_bytes.max = MAX_MESSAGE_BYTES;
+                it.operations_per_s.min *= class.payload.min as f64 / MAX_MESSAGE_BYTES as f64;
+            }
             self.finish(it, forth, back);
         }
     }
@@ -429,7 +386,7 @@ impl Shapes<'_> {
         for carrier in &CARRIERS {
             let class = |data: &Data| classes::single(data, self.around + carrier.once, longest);
             if let (Some(tx_class), Some(rx_class)) = (class(&sent), class(&received)) {
-                let once = exactly(carrier);
+                let once = carrier.exactly();
                 self.fill_both_ways(
                     carrier.kinds,
                     carrier.unusual,
@@ -470,15 +427,10 @@ impl Shapes<'_> {
         let mut it = self.start(kinds, &[Transport::Rc], Pattern::RequestResponse, Side::Both);
         // Among ACKs no payload is the nearest: every number of ACKs has its own.
         let open = |class: Class| Class { nearest: None, misfit: 0.0, ..class };
-        self.judge(&mut it, &open(tx_class), mtu, tx.mean());
+        self.judge(&mut it, &open(tx_class), mtu, self.data_among_acks(tx, packets).mean.max);
         it.received_payload_bytes = Some(rx_class.payload);
         if mtu.is_none() {
-            it.implausibility += if holds_round_size(tx_class.payload) && holds_round_size(rx_class.payload) {
-                -weight::OPEN_LENGTH
-            } else {
-                weight::ODD_SIZE - weight::OPEN_LENGTH
-            };
-            // No MTU, nothing partly filled.
+            it.implausibility += among_acks(&[tx_class.payload, rx_class.payload]);
         }
         it.implausibility += unusual + weight::BOTH_WAYS;
         let like_acks = |flow: Flow| self.is(flow.mean(), self.ack);
@@ -569,33 +521,19 @@ impl Shapes<'_> {
             it.received_payload_bytes = Some(rx_class.payload);
             let (least, most) = (tx.packets.min(rx.packets), tx.packets.max(rx.packets));
             it.operations_per_s = Range { min: self.around_rate(least).min, max: self.around_rate(most).max };
-            let once = exactly(carrier);
+            let once = carrier.exactly();
             it.goodput_bytes_per_s = self.goodput(tx, sent.packets, it.operations_per_s, once);
             self.finish(it, tx, rx);
         }
     }
 }
 
-fn exactly(carrier: &Carrier) -> Span {
-    Span { min: carrier.once, max: carrier.once }
-}
-
-/// Classes of several carriers as one, with all their kinds and the most bytes that one of their
-/// messages has besides.
-fn merge<'a>(each: impl Iterator<Item = (&'a Carrier, Class)>) -> Option<(Vec<MessageKind>, Class, u64)> {
-    each.fold(None, |merged: Option<(Vec<MessageKind>, Class, u64)>, (carrier, class)| {
-        Some(match merged {
-            None => (carrier.kinds.to_vec(), class, carrier.once),
-            Some((mut kinds, all, once)) => {
-                kinds.extend(carrier.kinds);
-                let class = Class {
-                    payload: all.payload.union(class.payload),
-                    nearest: None,
-                    packets: all.packets.union(class.packets),
-                    misfit: all.misfit.min(class.misfit),
-                };
-                (kinds, class, once.max(carrier.once))
-            }
-        })
-    })
+/// What judging adds to a length that is open only because of the ACKs among the packets: nothing, if
+/// the payloads may be ones that programs like to use.
+fn among_acks(payloads: &[Span]) -> f64 {
+    if payloads.iter().copied().all(holds_round_size) {
+        -weight::OPEN_LENGTH
+    } else {
+        weight::ODD_SIZE - weight::OPEN_LENGTH
+    }
 }

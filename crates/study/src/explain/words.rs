@@ -1,5 +1,6 @@
 //! The answer in sentences, and numbers as people read them.
 
+use doorbell_wire::cost::MAX_MESSAGE_BYTES;
 use doorbell_wire::{MessageKind, Transport};
 
 use super::{Answer, Explanation, Hints, Pattern, Range, Side, Span};
@@ -40,8 +41,10 @@ pub fn payload(span: Span) -> String {
     };
     match span {
         Span { min, max } if min == max => size(max),
-        Span { min, max } if max > min.saturating_mul(1000) && min > 4 => format!("{} and more", size(min)),
-        Span { min, max } => format!("{min}-{}", size(max)),
+        Span { min, max } if (max > min.saturating_mul(1000) && min > 4) || max == MAX_MESSAGE_BYTES => {
+            format!("{} and more", size(min))
+        }
+        Span { min, max } => format!("{min}-{max} B"),
     }
 }
 
@@ -101,7 +104,8 @@ pub(super) fn describe(it: &mut Explanation, forth: f64, back: f64, ack: f64) {
             ));
             if it.packets_per_message.max > 1 {
                 reasons.push(format!(
-                    "{} response packets come per request. Where a READ is asked for in pieces, these are the pieces.",
+                    "{} response packets come per request. A requester may ask for a long READ in pieces, each by a request \
+                     of its own: then these are the pieces, and there are fewer operations than requests.",
                     count(it.packets_per_message)
                 ));
             } else if it.payload_bytes.min == 0 {
@@ -190,32 +194,59 @@ fn count(span: Span) -> String {
 }
 
 fn summary(it: &Explanation) -> String {
+    format!("{}, {}", what(it), how(it, it.operations_per_s))
+}
+
+/// Operations and payload.
+fn what(it: &Explanation) -> String {
     let what = kinds(&it.operations);
-    let nearest = it.nearest_payload_bytes.unwrap_or(it.payload_bytes);
-    let mut bytes = if nearest.max == 0 { "without payload".to_owned() } else { format!("of {}", payload(nearest)) };
     if it.operations.contains(&MessageKind::CompareSwap) {
-        bytes = "on 8 B".to_owned();
-    } else if nearest != it.payload_bytes {
-        bytes.push_str(&format!(" ({} within the tolerance)", payload(it.payload_bytes)));
+        return format!("{what} on 8 B");
     }
-    let rate = rate_range(it.operations_per_s);
+    let nearest = it.nearest_payload_bytes.unwrap_or(it.payload_bytes);
+    let mut text = match nearest.max {
+        0 => format!("{what} without payload"),
+        _ => format!("{what} of {}", payload(nearest)),
+    };
+    if it.operations == [MessageKind::Read] && it.payload_bytes.max == MAX_MESSAGE_BYTES {
+        text.push_str(" or of more, asked for in such pieces");
+    } else if nearest != it.payload_bytes {
+        text.push_str(&format!(" ({} within the tolerance)", payload(it.payload_bytes)));
+    } else if it.nearest_payload_bytes.is_none() && it.path_mtu.is_none() {
+        text.push_str(&round_sizes(nearest));
+    }
+    match it.received_payload_bytes {
+        Some(received) if received != it.payload_bytes => text.push_str(&format!(" out and {} in", payload(received))),
+        _ => {}
+    }
+    text
+}
+
+/// Of a wide range: the sizes in it that programs use rather than others.
+fn round_sizes(span: Span) -> String {
+    let sizes: Vec<_> = (0..32).map(|exponent| 1_u64 << exponent).filter(|&bytes| span.contains(bytes)).collect();
+    match sizes.as_slice() {
+        _ if span.max - span.min < 4 => String::new(),
+        [] => String::new(),
+        [one] => format!(" ({one} B if a power of two)"),
+        [some @ .., last] => {
+            let some: Vec<_> = some.iter().map(u64::to_string).collect();
+            format!(" ({} or {last} B if a power of two)", some.join(", "))
+        }
+    }
+}
+
+/// Who, how often and by which packets.
+fn how(it: &Explanation, operations_per_s: Range) -> String {
+    let rate = rate_range(operations_per_s);
     let who = match it.requester {
         Side::ThisHost => "by this host",
         Side::Peer => "by the peer",
-        Side::Both => "both ways",
+        Side::Both => "request and response",
     };
+    let unit = if it.pattern == Pattern::RequestResponse { "round trips/s" } else { "operations/s" };
     let transport = it.transports.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ");
-    let mut text = match it.pattern {
-        Pattern::RequestResponse => {
-            let sizes = match it.received_payload_bytes {
-                Some(received) if received == it.payload_bytes => bytes,
-                Some(received) => format!("{bytes} out and {} in", payload(received)),
-                None => bytes,
-            };
-            format!("{what} {sizes}, request and response, {rate} round trips/s ({transport})")
-        }
-        _ => format!("{what} {bytes}, {who}, {rate} operations/s ({transport})"),
-    };
+    let mut text = format!("{who}, {rate} {unit} ({transport})");
     if let Some(mtu) = it.path_mtu {
         text.push_str(&format!(", path MTU {mtu}"));
     }
@@ -233,27 +264,65 @@ fn summary(it: &Explanation) -> String {
     text
 }
 
+/// What is named, without the counters that it was concluded from. What differs only in operation
+/// and payload is one part of the sentence.
+pub fn conclusion(answer: &Answer) -> String {
+    let rates = &answer.rates;
+    if rates.rx_packets == 0.0 && rates.tx_packets == 0.0 {
+        return "There is no RDMA traffic.".to_owned();
+    }
+    let mut groups: Vec<Vec<&Explanation>> = Vec::new();
+    for it in answer.named() {
+        let alike = |other: &Explanation| {
+            (it.pattern, it.requester, it.path_mtu, it.ip_version, it.vlan)
+                == (other.pattern, other.requester, other.path_mtu, other.ip_version, other.vlan)
+                && it.transports == other.transports
+        };
+        match groups.iter_mut().find(|group| alike(group[0])) {
+            Some(group) => group.push(it),
+            None => groups.push(vec![it]),
+        }
+    }
+    let parts: Vec<_> = groups
+        .iter()
+        .map(|group| {
+            let what: Vec<_> = group.iter().map(|it| what(it)).collect();
+            let min = group.iter().map(|it| it.operations_per_s.min).fold(f64::INFINITY, f64::min);
+            let max = group.iter().map(|it| it.operations_per_s.max).fold(0.0, f64::max);
+            format!("{}, {}", what.join(", or "), how(group[0], Range { min, max }))
+        })
+        .collect();
+    let rest = match answer.explanations.len() - answer.named + answer.left_out {
+        0 => String::new(),
+        1 => " Another explanation fits, but is less plausible.".to_owned(),
+        rest => format!(" {rest} others fit, but are less plausible."),
+    };
+    match answer.named {
+        0 => {
+            "no single operation explains both directions. Several at a time do, or other traffic is counted with it; \
+              look at a shorter interval, one queue pair, or a capture (`doorbell wire decode`)."
+                .to_owned()
+        }
+        1 => format!("{}.{rest}", parts[0]),
+        _ => format!("{}: counters cannot tell these apart.{rest}", parts.join("; or ")),
+    }
+}
+
 pub(super) fn verdict(answer: &Answer) -> String {
     let counted = |name: &str, mean: Option<f64>, packets: f64| match mean {
         Some(mean) => format!("{mean:.1} B per packet {name} at {} packets/s", rate(packets)),
         None => format!("nothing {name}"),
     };
     let rates = &answer.rates;
-    let both = format!(
-        "{}, {}",
+    let conclusion = conclusion(answer);
+    if rates.rx_packets == 0.0 && rates.tx_packets == 0.0 {
+        return conclusion;
+    }
+    format!(
+        "{}, {}: {conclusion}",
         counted("in", answer.rx_bytes_per_packet, rates.rx_packets),
         counted("out", answer.tx_bytes_per_packet, rates.tx_packets)
-    );
-    if rates.rx_packets == 0.0 && rates.tx_packets == 0.0 {
-        return "There is no RDMA traffic.".to_owned();
-    }
-    match answer.explanations.first() {
-        Some(best) => format!("{both}: {}.", best.summary),
-        None => format!(
-            "{both}: no single operation explains both directions. Several at a time do, or other traffic is counted with \
-             it; look at a shorter interval, one queue pair, or a capture (`doorbell wire decode`)."
-        ),
-    }
+    )
 }
 
 pub(super) fn notes(answer: &Answer, hints: &Hints) -> Vec<String> {
