@@ -12,30 +12,34 @@ use serde_json::Value;
 use crate::command::{PATIENCE, Running, doorbell, free_address, list, measuring, number, positive};
 
 /// A directory for what is published, and a tree of devices of the kernel.
-struct World {
+pub(crate) struct World {
     root: tempfile::TempDir,
 }
 
 impl World {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { root: tempfile::tempdir().expect("there is room for a directory") }
     }
 
-    fn command(&self, arguments: &str) -> Command {
+    pub(crate) fn command(&self, arguments: &str) -> Command {
         let mut command = doorbell(arguments);
         command.env("DOORBELL_COUNTERS_DIR", self.root.path().join("published")).env_remove("DOORBELL_PUBLISH");
         command
     }
 
-    /// `doorbell counters` that knows the devices of this tree only.
-    fn counters(&self, arguments: &str) -> Command {
-        let mut command = self.command(&format!("counters {arguments}"));
+    /// A command that knows the devices of this tree only.
+    pub(crate) fn looking(&self, arguments: &str) -> Command {
+        let mut command = self.command(arguments);
         command.arg("--sysfs").arg(self.root.path());
         command
     }
 
+    fn counters(&self, arguments: &str) -> Command {
+        self.looking(&format!("counters {arguments}"))
+    }
+
     /// Writes a file of the tree, which is complete whenever it is read.
-    fn write(&self, path: &str, content: &str) {
+    pub(crate) fn write(&self, path: &str, content: &str) {
         let path = self.root.path().join("class/infiniband").join(path);
         std::fs::create_dir_all(path.parent().unwrap_or(Path::new("/"))).expect("a directory can be made");
         let new = self.root.path().join("new");

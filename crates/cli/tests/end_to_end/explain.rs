@@ -2,8 +2,10 @@
 
 use serde_json::Value;
 
+use crate::bench::record;
 use crate::captures::Scratch;
-use crate::command::{list, measuring, number, positive, run};
+use crate::command::{Running, list, measuring, number, positive, run};
+use crate::counters::World;
 
 fn explain(arguments: &str) -> Value {
     run(&format!("wire explain --json {arguments}")).expect_status(0).json()
@@ -71,6 +73,173 @@ fn counters_that_cannot_be_are_wrong_usage() {
     ] {
         run(&format!("wire explain {arguments}")).expect_complaint(2, words);
     }
+}
+
+/// Whether what is concluded from the counters of each end names what was run: operation, payload and
+/// rate.
+fn check_conclusions(operation: &str, result: &Value) {
+    let (kind, patterns): (_, &[&str]) = match operation {
+        "send" => ("SEND with immediate", &["one_way", "one_way_with_credits"]),
+        "request-response" => ("SEND with immediate", &["request_response"]),
+        "write" => ("WRITE", &["one_way"]),
+        "read" => ("READ", &["fetch"]),
+        "cas" => ("CAS", &["fetch"]),
+        _ => ("FETCH_ADD", &["fetch"]),
+    };
+    let bytes = number(result, "/bytes");
+    for (end, posts) in [("client", "this_host"), ("server", "peer")] {
+        let posts = if operation == "request-response" { "both" } else { posts };
+        let packets = number(result, &format!("/counters/{end}/tx_vport_rdma_unicast_packets")) as f64;
+        let seconds = packets / positive(result, &format!("/rates/{end}/tx_packets"));
+        let rate = number(result, "/messages") as f64 / seconds;
+        let named = list(result, &format!("/explained/{end}/named"));
+        let is_truth = |it: &&Value| {
+            let holds = |span: &Value| number(span, "/min") <= bytes && bytes <= number(span, "/max");
+            let rates = &it["operations_per_s"];
+            list(it, "/operations").contains(&kind.into())
+                && patterns.contains(&it["pattern"].as_str().unwrap_or_default())
+                && it["requester"] == posts
+                && holds(&it["payload_bytes"])
+                && (it["received_payload_bytes"].is_null() || holds(&it["received_payload_bytes"]))
+                && rates["min"].as_f64().is_some_and(|min| min <= rate)
+                && rates["max"].as_f64().is_some_and(|max| rate <= max)
+        };
+        let verdict = &result["explained"][end]["verdict"];
+        assert!(
+            named.iter().any(|it| is_truth(&it)),
+            "{operation} of {bytes} B at {rate}/s, {end}: {verdict}\n{result:#}"
+        );
+        // To name everything would be no conclusion.
+        assert!(named.len() <= 12, "{verdict}");
+    }
+}
+
+/// Counters alone tell of every workload, size and window what it is. Where many packets were sent
+/// again, which a busy machine brings about, it is measured anew.
+fn is_explained_with_every_window(operation: &str, runs: &[(&str, u64)]) {
+    for window in [1, 8, 32, 64] {
+        for (sizes, messages) in runs {
+            let measure = || record(&format!("bw --op {operation} -t {window} -n {messages} -s {sizes}"));
+            let is_calm = |record: &Value| {
+                list(record, "/results").iter().all(|result| {
+                    let of = |end: &str, what: &str| number(result, &format!("/counters/{end}/{what}"));
+                    ["client", "server"].iter().all(|end| {
+                        of(end, "tx_retransmitted_packets") * 200 <= of(end, "tx_vport_rdma_unicast_packets")
+                    })
+                })
+            };
+            let record = (0..5).map(|_| measure()).find(is_calm).unwrap_or_else(measure);
+            list(&record, "/results").iter().for_each(|result| check_conclusions(operation, result));
+        }
+    }
+}
+
+const SIZES_AND_MESSAGES: [(&str, u64); 2] = [("0,1,8,64,512,4096", 2000), ("1048576", 70)];
+
+#[test]
+fn sends_are_explained_by_their_counters() {
+    is_explained_with_every_window("send", &SIZES_AND_MESSAGES);
+}
+
+#[test]
+fn writes_are_explained_by_their_counters() {
+    is_explained_with_every_window("write", &SIZES_AND_MESSAGES);
+}
+
+#[test]
+fn reads_are_explained_by_their_counters() {
+    is_explained_with_every_window("read", &SIZES_AND_MESSAGES);
+}
+
+#[test]
+fn requests_and_responses_are_explained_by_their_counters() {
+    is_explained_with_every_window("request-response", &SIZES_AND_MESSAGES);
+}
+
+#[test]
+fn atomics_are_explained_by_their_counters() {
+    is_explained_with_every_window("cas", &[("8", 2000)]);
+    is_explained_with_every_window("fetch-add", &[("8", 2000)]);
+}
+
+#[test]
+fn the_bench_prints_what_its_counters_alone_would_tell() {
+    let _one_at_a_time = measuring();
+    let text = run("bench bw --op write -t 8 -n 2000 -s 64").expect_status(0).stdout;
+    let (_, conclusions) = text.split_once("concludes from these counters alone\n").expect("they are there");
+    for (line, (side, who)) in conclusions.lines().zip([("this", "by this host"), ("other", "by the peer")]) {
+        assert!(line.trim_start().starts_with(&format!("64 {side} ")), "{line}");
+        assert!(line.contains("WRITE of 61-64 B") && line.contains(who), "{line}");
+    }
+    // A ping-pong goes both ways.
+    let text = run("bench lat -n 2000 -s 64").expect_status(0).stdout;
+    assert_eq!(text.matches("request and response, ").count(), 2, "{text}");
+}
+
+/// The counters of a device that is at work just now.
+#[test]
+fn a_device_is_explained() {
+    let _one_at_a_time = measuring();
+    let world = World::new();
+    let bench = Running::start(world.command("bench bw --op write -t 8 -s 64 -D 600"));
+    let counters = |arguments: &str| Running::start(world.looking(arguments)).finish().expect_status(0);
+    // The one that is at work: one side sends 138 bytes per packet.
+    let sender = loop {
+        let look = counters("counters --json -n 1 -i 0.2").json();
+        let sends = |device: &&Value| {
+            let rate = |name: &str| device["per_second"][name].as_f64().unwrap_or(0.0);
+            rate("tx_packets") > 0.0 && rate("tx_bytes") > 100.0 * rate("tx_packets")
+        };
+        if let Some(device) = list(&look, "/devices").iter().find(sends) {
+            break device["device"].as_str().expect("it has a name").to_owned();
+        }
+    };
+    let finished = counters(&format!("wire explain --device {sender} --interval 0.5 --json"));
+    assert!(finished.stderr.contains(&sender) && finished.stderr.contains("Ethernet frames"), "{}", finished.stderr);
+    let answer = finished.json();
+    let named = &list(&answer, "/explanations")[..number(&answer, "/named") as usize];
+    let is_truth = |it: &Value| {
+        it["operations"] == serde_json::json!(["WRITE"])
+            && it["requester"] == "this_host"
+            && it["nearest_payload_bytes"] == serde_json::json!({ "min": 61, "max": 64 })
+    };
+    assert!(named.iter().any(is_truth), "{answer:#}");
+    bench.kill();
+}
+
+#[test]
+fn a_device_that_cannot_be_explained_is_told() {
+    let world = World::new();
+    let explain = |arguments: &str| Running::start(world.looking(&format!("wire explain {arguments}"))).finish();
+    explain("--device mlx5_0").expect_complaint(1, &["there is no RDMA device \"mlx5_0\"; there is none at all"]);
+    world.write("rxe0/ports/1/hw_counters/sent_pkts", "5");
+    world.write("rxe0/ports/1/hw_counters/rcvd_pkts", "5");
+    explain("--device rxe0 --interval 0.1")
+        .expect_complaint(1, &["rxe0 has no rate of bytes received, bytes sent: it does not count them"]);
+    explain("--device rxe0 --interval 0").expect_complaint(2, &["--interval is 0 s, allowed is 0.1 to 3600"]);
+    explain("--device rxe0 --pcap x.pcap").expect_complaint(2, &["cannot be used with"]);
+    run("wire explain --interval 1").expect_complaint(2, &["--device"]);
+
+    // Counters that go back, whenever they are read.
+    let count = |value: u64| {
+        for name in ["tx_roce_only_bytes", "tx_roce_only_pkts", "rx_roce_only_bytes", "rx_roce_only_pkts"] {
+            world.write(&format!("bnxt_re0/ports/1/hw_counters/{name}"), &value.to_string());
+        }
+    };
+    count(1_000_000_000);
+    let (done, ended) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut value = 1_000_000_000;
+            while ended.recv_timeout(std::time::Duration::from_millis(5)).is_err() {
+                value -= 1;
+                count(value);
+            }
+        });
+        let finished = explain("--device bnxt_re0 --interval 1");
+        done.send(()).expect("it is waited for");
+        finished.expect_complaint(1, &["bnxt_re0 has no rate of", "was reset: this interval has no rates"]);
+    });
 }
 
 /// What the bench put on the link is what is read from it.
