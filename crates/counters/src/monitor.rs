@@ -175,7 +175,7 @@ pub enum TrafficError {
         devices: Vec<String>,
     },
     /// It went while it was looked at.
-    #[error("{0} was closed while it was looked at")]
+    #[error("{0} went away while it was looked at")]
     Gone(String),
 }
 

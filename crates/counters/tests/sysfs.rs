@@ -372,6 +372,42 @@ fn the_traffic_of_one_device_is_asked_for_by_name() {
     assert_eq!(traffic("rxe0/2").unwrap().device, "rxe0/2");
 }
 
+/// Devices of a tree, to which something happens before they are read for the third time: at the end
+/// of what [`doorbell_counters::traffic`] looks at.
+struct Fateful {
+    source: SysfsSource,
+    reads: u32,
+    happens: Box<dyn FnMut() + Send>,
+}
+
+impl Source for Fateful {
+    fn read(&mut self, reading: &mut Reading) {
+        self.reads += 1;
+        if self.reads == 3 {
+            (self.happens)();
+        }
+        self.source.read(reading);
+    }
+}
+
+#[test]
+fn what_happens_to_a_device_while_it_is_looked_at_is_said() {
+    let during = std::time::Duration::from_millis(1);
+    let look = |tree: &Tree, happens: Box<dyn FnMut() + Send>| {
+        let source = Fateful { source: SysfsSource::new(tree.root.path()), reads: 0, happens };
+        doorbell_counters::traffic(Monitor::of(vec![Box::new(source)]), "rxe0", during)
+    };
+    let tree = Tree::new();
+    tree.count("rxe0", &[("hw_counters/sent_pkts", 7), ("hw_counters/rcvd_pkts", 7)]);
+    let path = tree.device("rxe0").join("ports/1/hw_counters/sent_pkts");
+    let reset = look(&tree, Box::new(move || std::fs::write(&path, "3").unwrap())).unwrap();
+    assert_eq!((reset.tx_packets_per_s, reset.rx_packets_per_s), (None, None), "nothing negative, nothing half");
+    assert_eq!(reset.remarks, ["its counters went back, so it was reset: this interval has no rates"]);
+    let path = tree.device("rxe0");
+    let gone = look(&tree, Box::new(move || std::fs::remove_dir_all(&path).unwrap())).unwrap_err();
+    assert_eq!(gone.to_string(), "rxe0 went away while it was looked at");
+}
+
 #[test]
 fn a_recorded_tree_is_read_without_the_kernel() {
     let tree = Tree::new();

@@ -175,7 +175,7 @@ pub(crate) fn packets(parameters: &Parameters, results: &[PointResult]) -> io::R
     }
     rates(results)?;
     explained(results)?;
-    lost(results)?;
+    lost(results).iter().try_for_each(line)?;
     let rnr: u64 = results.iter().map(|r| r.counted.client.rnr_naks + r.counted.server.rnr_naks).sum();
     if !parameters.credits && rnr > 0 {
         line(format_args!(
@@ -293,18 +293,17 @@ fn explained(results: &[PointResult]) -> io::Result<()> {
 }
 
 /// What was lost below the RNICs, if anything was.
-fn lost(results: &[PointResult]) -> io::Result<()> {
+fn lost(results: &[PointResult]) -> Vec<String> {
     let lost = ends(results, |result| &result.link)
         .flat_map(|(bytes, name, link)| link.iter().map(move |(what, &count)| (bytes, name, what, count)))
         .filter(|&(.., count)| count > 0);
-    for (index, (bytes, name, what, count)) in lost.enumerate() {
-        if index == 0 {
-            line("")?;
-            line("Lost between RNIC and network, which the counters above do not show")?;
-        }
-        line(format_args!("{bytes:>9} {name:<6} {count} {}", meaning(what)))?;
+    let mut lines: Vec<_> =
+        lost.map(|(bytes, name, what, count)| format!("{bytes:>9} {name:<6} {count} {}", meaning(what))).collect();
+    if !lines.is_empty() {
+        let heading = "Lost between RNIC and network, which the counters above do not show";
+        lines.splice(..0, [String::new(), heading.to_owned()]);
     }
-    Ok(())
+    lines
 }
 
 /// What a counter of a link counts, for people.
@@ -316,5 +315,36 @@ fn meaning(counter: &str) -> &str {
         "tx_unreachable" => "packets not sent, with no way to their destination (tx_unreachable)",
         "tx_refused" => "packets refused by the peer's host (tx_refused)",
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use doorbell_study::record::link_by_name;
+    use doorbell_verbs::LinkCounters;
+
+    use super::*;
+
+    #[test]
+    fn what_a_link_lost_is_printed_and_nothing_else() {
+        let before = LinkCounters { rx_overflow: 5, tx_oversize: 7, ..LinkCounters::default() };
+        let after = LinkCounters { rx_overflow: 8, ..before };
+        let mut result = PointResult { bytes: 64, ..PointResult::default() };
+        result.link.client = link_by_name(&before, &before);
+        result.link.server = link_by_name(&after, &before);
+        let lines = lost(&[result]);
+        assert_eq!(lines.len(), 3, "{lines:?}");
+        assert!(
+            lines[2].starts_with("       64 other  3 datagrams") && lines[2].contains("(rx_overflow)"),
+            "{lines:?}"
+        );
+        assert_eq!(lost(&[PointResult::default()]), [""; 0]);
+    }
+
+    #[test]
+    fn every_counter_of_a_link_has_a_meaning() {
+        for name in LinkCounters::NAMES {
+            assert!(meaning(name).ends_with(&format!("({name})")), "{name}");
+        }
     }
 }
