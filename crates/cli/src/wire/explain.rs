@@ -225,9 +225,9 @@ fn print(answer: &Answer, arguments: &Explain) -> Result<ExitCode, Failure> {
     match answer.named {
         0 => line(&answer.verdict)?,
         1 => line("What fits, the most plausible first:")?,
-        named => {
-            line(format_args!("What fits, the most plausible first; counters cannot tell the first {named} apart:"))?
-        }
+        named => line(format_args!(
+            "What fits, the most plausible first; counters cannot tell these apart, and the first {named} are likely:"
+        ))?,
     }
     let shown = |explanation: &&Explanation| {
         let best = answer.explanations.first().map_or(0.0, |best| best.implausibility);

@@ -260,8 +260,8 @@ pub struct Answer {
     pub verdict: String,
     /// What fits, the most plausible first. Nothing, if no single operation does.
     pub explanations: Vec<Explanation>,
-    /// So many of the first make the [`verdict`](Self::verdict): counters cannot tell them apart, and
-    /// none is much less plausible than the first.
+    /// So many of the first make the [`verdict`](Self::verdict). Counters cannot tell any of what fits
+    /// apart, but these are not much less plausible than the first.
     pub named: usize,
     /// How many less plausible ones were left out.
     pub left_out: usize,
