@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod counters;
 mod output;
 mod wire;
 
@@ -23,6 +24,8 @@ enum Command {
     /// Measure message exchange between two processes, or what the kernel allows
     #[command(subcommand)]
     Bench(Box<bench::Bench>),
+    /// What RDMA devices do: packets, bytes, retransmissions, RNR, congestion, per second
+    Counters(counters::Counters),
     /// Explain what goes over the wire
     #[command(subcommand)]
     Wire(wire::Wire),
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         .init();
     let result = match cli.command {
         Command::Bench(bench) => bench::run(*bench),
+        Command::Counters(counters) => counters::run(&counters),
         Command::Wire(wire) => wire::run(wire),
     };
     match result {

@@ -6,6 +6,7 @@ use doorbell_rnic::{Budget, Filter, Rnic, TransmitBatch};
 use doorbell_wire::ICRC_LEN;
 
 use crate::link::{Link, ReceivedRun};
+use crate::observe::{Observation, Observer};
 use crate::seal::{Checker, Sealer};
 
 /// Bytes of one batch: two of the longest runs, which stay in a cache from sealing to sending.
@@ -32,6 +33,15 @@ pub struct Driver<L> {
     /// Runs of the batch before this one have left.
     next_run: usize,
     encapsulation: Option<(Sealer, Checker)>,
+    observation: Option<Observation>,
+}
+
+impl<L> Drop for Driver<L> {
+    fn drop(&mut self) {
+        if let Some(observation) = &mut self.observation {
+            observation.finish(self.rnic.counters());
+        }
+    }
 }
 
 impl<L: std::fmt::Debug> std::fmt::Debug for Driver<L> {
@@ -50,9 +60,16 @@ impl<L: Link> Driver<L> {
             batch: TransmitBatch::new(BATCH_BYTES, if sealed { ICRC_LEN } else { 0 }),
             next_run: 0,
             encapsulation: sealed.then(|| (Sealer::new(address, port), Checker::new(address, port))),
+            observation: None,
             rnic,
             link,
         }
+    }
+
+    /// Shows the RNIC's counters to `observer` from now on, whenever they have changed: when
+    /// there is nothing else to do, at most `within_ns` later while there is, and at the end.
+    pub fn observe(&mut self, observer: Observer, within_ns: u64) {
+        self.observation = Some(Observation::new(observer, within_ns));
     }
 
     /// The RNIC.
@@ -74,7 +91,8 @@ impl<L: Link> Driver<L> {
     pub fn pump(&mut self, now_ns: u64, acks: Acks) -> io::Result<usize> {
         // A link that fails must not keep work requests from timing out.
         let received = self.receive(now_ns);
-        if self.rnic.poll_timeout().is_some_and(|at| at <= now_ns) {
+        let timed_out = self.rnic.poll_timeout().is_some_and(|at| at <= now_ns);
+        if timed_out {
             self.rnic.handle_timeout(now_ns);
         }
         // A caller that found nothing has nothing to reply to; and many packets are company.
@@ -82,7 +100,14 @@ impl<L: Link> Driver<L> {
         if acks == Acks::Now || packets == 0 || packets >= HOLD_ACKS_BELOW_PACKETS {
             self.rnic.release_acks();
         }
-        self.transmit(now_ns)?;
+        let transmitted = self.transmit(now_ns);
+        if let Some(observation) = &mut self.observation {
+            if packets > 0 || timed_out {
+                observation.note(now_ns);
+            }
+            observation.look(now_ns, acks == Acks::Now && packets == 0, self.rnic.counters());
+        }
+        transmitted?;
         received
     }
 
@@ -124,6 +149,9 @@ impl<L: Link> Driver<L> {
                 if let Some((sealer, _)) = &mut self.encapsulation {
                     sealer.seal(&mut self.batch);
                 }
+                if let Some(observation) = &mut self.observation {
+                    observation.note(now_ns);
+                }
             }
             self.link.transmit(now_ns, &self.batch, &mut self.next_run)?;
             if self.next_run < self.batch.runs().len() {
@@ -139,6 +167,7 @@ impl<L: Link> Driver<L> {
 
     /// When [`pump`](Self::pump) is to be called at the latest.
     pub fn poll_timeout(&self) -> Option<u64> {
-        [self.rnic.poll_timeout(), self.link.poll_timeout()].into_iter().flatten().min()
+        let observation = self.observation.as_ref().and_then(Observation::poll_timeout);
+        [self.rnic.poll_timeout(), self.link.poll_timeout(), observation].into_iter().flatten().min()
     }
 }

@@ -34,6 +34,7 @@ use nix::sys::time::TimeSpec;
 
 use crate::driver::{Acks, Driver};
 use crate::link::{Link, LinkCounters};
+use crate::observe::Observer;
 use wake::{NEVER, Wakeups};
 
 /// What the model checker replaces.
@@ -100,6 +101,11 @@ impl Port {
         };
         before.thread_set_mask()?;
         Ok(Self { shared, thread: Some(thread?) })
+    }
+
+    /// Shows the RNIC's counters to `observer` from now on, as [`Driver::observe`] does.
+    pub fn observe(&self, observer: Observer, within_ns: u64) {
+        self.shared.lock().observe(observer, within_ns);
     }
 
     /// Nanoseconds since the port was started.

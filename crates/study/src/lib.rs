@@ -2,11 +2,14 @@
 //!
 //! [`workload`] holds the workloads as `async fn` over connections, written once, and
 //! [`one_sided`] those over verbs alone; [`executor`] runs them on a thread that polls. [`session`]
-//! coordinates two processes over TCP, point by point; [`record`] is what comes out.
+//! coordinates two processes over TCP, point by point; [`record`] is what comes out. [`explain`]
+//! says what counters tell of an application, and [`decode`] what a capture holds.
 #![forbid(unsafe_code)]
 
+pub mod decode;
 pub mod environment;
 pub mod executor;
+pub mod explain;
 pub mod one_sided;
 pub mod parameters;
 pub mod payload;

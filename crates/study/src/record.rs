@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use doorbell_verbs::Counters;
+use doorbell_verbs::{Counters, LinkCounters};
 use doorbell_wire::{MessageKind, OuterKind, PathMtu, Response, Transport, message_cost};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::environment::Environment;
+pub use crate::explain::Rates;
+use crate::explain::{Explanation, Hints, Pattern, Range, Side, Span, explain, words};
 use crate::parameters::{Fitted, Operation, Parameters, Timed};
 
 /// Digits of a recorded value that count.
@@ -57,9 +59,16 @@ pub struct PointResult {
     pub mtu: usize,
     /// Counters of both ends, over the whole life of the connections.
     pub counters: BothEnds<BTreeMap<String, u64>>,
-    /// The same per second.
+    /// What was lost below the RNIC of each end in that time.
+    #[serde(default)]
+    pub link: BothEnds<BTreeMap<String, u64>>,
+    /// Packets and bytes among them, per second: what somebody sees of each end who has nothing but
+    /// the counters of its NIC.
     #[serde(default)]
     pub rates: BothEnds<Rates>,
+    /// What these rates alone would let one conclude.
+    #[serde(default)]
+    pub explained: BothEnds<Conclusion>,
     /// What each end sent, told apart.
     pub counted: BothEnds<Counted>,
     /// What the arithmetic of packets says of it.
@@ -140,29 +149,48 @@ impl Buckets {
     }
 }
 
-/// What somebody sees of one end who has nothing but the counters of its NIC: all packets, their
-/// bytes as frames without FCS, per second.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Rates {
-    /// Bytes received per second.
-    pub rx_bytes: f64,
-    /// Packets received per second.
-    pub rx_packets: f64,
-    /// Bytes sent per second.
-    pub tx_bytes: f64,
-    /// Packets sent per second.
-    pub tx_packets: f64,
+/// What somebody concludes of one end who has nothing but its [`Rates`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Conclusion {
+    /// In a sentence.
+    pub verdict: String,
+    /// What is named in it, the most plausible first.
+    pub named: Vec<Named>,
 }
 
-impl Rates {
-    /// The rates of what one end's counters have advanced by in `seconds`.
-    pub fn of(counters: &BTreeMap<String, u64>, seconds: f64) -> Self {
-        let rate = |name: &str| counters.get(name).copied().unwrap_or(0) as f64 / seconds;
-        Self {
-            rx_bytes: rate("rx_vport_rdma_unicast_bytes"),
-            rx_packets: rate("rx_vport_rdma_unicast_packets"),
-            tx_bytes: rate("tx_vport_rdma_unicast_bytes"),
-            tx_packets: rate("tx_vport_rdma_unicast_packets"),
+/// An explanation that a verdict names.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Named {
+    /// What the messages are, by IBTA's names; several where bytes cannot tell them apart.
+    pub operations: Vec<String>,
+    /// How they flow.
+    pub pattern: Pattern,
+    /// Who posts them.
+    pub requester: Side,
+    /// Payload bytes per message.
+    pub payload_bytes: Span,
+    /// Of request-response: those of messages that arrive.
+    pub received_payload_bytes: Option<Span>,
+    /// Operations per second.
+    pub operations_per_s: Range,
+}
+
+impl Conclusion {
+    /// What [`explain`] says of these rates.
+    pub fn of(rates: &Rates, ipv6: bool) -> Self {
+        match explain(rates, &Hints { ipv6, ..Hints::default() }) {
+            Ok(answer) => {
+                let named = |it: &Explanation| Named {
+                    operations: it.operations.iter().map(ToString::to_string).collect(),
+                    pattern: it.pattern,
+                    requester: it.requester,
+                    payload_bytes: it.payload_bytes,
+                    received_payload_bytes: it.received_payload_bytes,
+                    operations_per_s: it.operations_per_s,
+                };
+                Self { verdict: words::conclusion(&answer), named: answer.named().iter().map(named).collect() }
+            }
+            Err(error) => Self { verdict: error.to_string(), named: Vec::new() },
         }
     }
 }
@@ -315,6 +343,12 @@ impl Path {
 /// Counters by name.
 pub fn by_name(counters: &Counters) -> BTreeMap<String, u64> {
     Counters::NAMES.iter().map(|name| (*name).to_owned()).zip(counters.values()).collect()
+}
+
+/// What each counter of a link has advanced by, by name.
+pub fn link_by_name(counters: &LinkCounters, before: &LinkCounters) -> BTreeMap<String, u64> {
+    let deltas = counters.values().into_iter().zip(before.values()).map(|(now, before)| now.saturating_sub(before));
+    LinkCounters::NAMES.iter().map(|name| (*name).to_owned()).zip(deltas).collect()
 }
 
 #[cfg(test)]

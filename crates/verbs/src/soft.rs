@@ -7,9 +7,10 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use doorbell_counters::{PUBLISH_WITHIN_NS, Published, Publisher};
 use doorbell_fabric::{BindRequest, FaultPlan, Faults, Link, LinkCounters, Pcap, Port, UdpLink, active_mtu, bind};
 use doorbell_rnic::{
     Access, AsyncEvent, Completion, CompletionQueue, Config, Counters, CqId, EventQueue, LKey, MAX_CQ_DEPTH,
@@ -46,7 +47,11 @@ impl Default for SoftOptions {
     }
 }
 
-/// Opens a software RNIC.
+/// What it is called.
+const NAME: &str = "doorbell0";
+
+/// Opens a software RNIC. What it counts is published for other processes of this user, where
+/// that is possible, unless [`DOORBELL_PUBLISH`](doorbell_counters::SWITCH_VARIABLE) is 0.
 pub fn open(options: &SoftOptions) -> Result<Device, Error> {
     let udp = bind(BindRequest {
         address: options.address,
@@ -83,6 +88,7 @@ pub fn open(options: &SoftOptions) -> Result<Device, Error> {
     let rnic = Rnic::new(config, Some(notifier));
     let queue = Arc::clone(rnic.events());
     let engine = Port::start(rnic, link, readable, port).map_err(Error::os("the progress thread could not start"))?;
+    publish(&engine, config.address, port);
     Ok(Device::new(Arc::new(Soft {
         port: Arc::new(engine),
         config,
@@ -91,6 +97,21 @@ pub fn open(options: &SoftOptions) -> Result<Device, Error> {
         event_fd: events,
         events: queue,
     })))
+}
+
+/// Publishes what the device counts. It is as good without.
+fn publish(engine: &Port, address: IpAddr, udp_port: u16) {
+    static SAID: Once = Once::new();
+    if !doorbell_counters::is_wanted() {
+        return;
+    }
+    match Publisher::new(&Published { name: NAME, address, udp_port, counters: Counters::NAMES }) {
+        Ok(mut publisher) => {
+            let observer = move |counters: &Counters| publisher.publish(&counters.values());
+            engine.observe(Box::new(observer), PUBLISH_WITHIN_NS);
+        }
+        Err(error) => SAID.call_once(|| tracing::debug!(%error, "counters are not published")),
+    }
 }
 
 /// Puts the wrappers that were asked for around the socket.
@@ -136,7 +157,7 @@ impl Provider for Soft {
             IpAddr::V6(address) => address,
         };
         DeviceAttributes {
-            name: "doorbell0".to_owned(),
+            name: NAME.to_owned(),
             address: self.config.address,
             gid,
             udp_port: self.udp_port,

@@ -32,6 +32,9 @@
 //! # Ok::<(), doorbell_wire::CostError>(())
 //! ```
 
+use core::cmp::Ordering;
+use core::fmt;
+
 use crate::{
     BTH_LEN, ETHERNET_LEN, FCS_LEN, GAP_LEN, ICRC_LEN, IPV4_LEN, IPV6_LEN, MIN_FRAME_LEN, Opcode, PREAMBLE_LEN,
     PathMtu, Transport, UDP_LEN, VLAN_LEN,
@@ -76,6 +79,22 @@ impl MessageKind {
         MessageKind::CompareSwap,
         MessageKind::FetchAdd,
     ];
+}
+
+/// IBTA's name.
+impl fmt::Display for MessageKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            MessageKind::Send => "SEND",
+            MessageKind::SendImm => "SEND with immediate",
+            MessageKind::SendInv => "SEND with invalidate",
+            MessageKind::Write => "WRITE",
+            MessageKind::WriteImm => "WRITE with immediate",
+            MessageKind::Read => "READ",
+            MessageKind::CompareSwap => "CAS",
+            MessageKind::FetchAdd => "FETCH_ADD",
+        })
+    }
 }
 
 /// The version of the IP header around packets.
@@ -191,6 +210,55 @@ impl MessageCost {
         };
         self.payload_bytes as f64 / carrier.line_bytes as f64
     }
+
+    /// How many such messages per second a full-duplex link of `link_bits_per_s` carries at most,
+    /// if nothing but the link limits them: once with the fewest acknowledgements, once with the
+    /// most.
+    pub fn link_limit(&self, link_bits_per_s: f64) -> LinkLimit {
+        let (least, most) = match self.response {
+            Response::None => (0, 0),
+            Response::Exact(response) => (response.line_bytes, response.line_bytes),
+            Response::Range { min, max } => (min.line_bytes, max.line_bytes),
+        };
+        let request = self.request.line_bytes;
+        let messages_per_s = |line_bytes: u64| link_bits_per_s / 8.0 / line_bytes as f64;
+        let binding = |response: u64| match request.cmp(&response) {
+            Ordering::Less => LinkSide::Response,
+            Ordering::Equal => LinkSide::Both,
+            Ordering::Greater => LinkSide::Request,
+        };
+        LinkLimit {
+            messages_per_s: messages_per_s(request.max(least)),
+            binding: binding(least),
+            messages_per_s_most_acknowledged: messages_per_s(request.max(most)),
+            binding_most_acknowledged: binding(most),
+        }
+    }
+}
+
+/// Which direction of a link is full first.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum LinkSide {
+    /// From requester to responder.
+    Request,
+    /// From responder to requester.
+    Response,
+    /// Both carry as much.
+    Both,
+}
+
+/// What a link allows: see [`MessageCost::link_limit`]. Without acknowledgements, or where what
+/// comes back is exact, both halves are the same.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct LinkLimit {
+    /// Messages per second, if the fewest acknowledgements come back.
+    pub messages_per_s: f64,
+    /// The direction that is then full.
+    pub binding: LinkSide,
+    /// Messages per second, if every request packet is acknowledged by itself.
+    pub messages_per_s_most_acknowledged: f64,
+    /// The direction that is then full.
+    pub binding_most_acknowledged: LinkSide,
 }
 
 /// Why a message cannot be.
@@ -198,7 +266,7 @@ impl MessageCost {
 #[non_exhaustive]
 pub enum CostError {
     /// The transport does not have the operation.
-    #[error("{transport:?} has no {kind:?}")]
+    #[error("{transport} has no {kind}")]
     NotOffered {
         /// The operation asked for.
         kind: MessageKind,

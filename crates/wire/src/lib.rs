@@ -17,7 +17,8 @@
 //!   that IBTA does not assign: what comes from the network stays representable.
 //! - **ICRC.** [`Flow`] computes and checks the CRC behind each packet; see [`icrc`].
 //! - **Frames.** [`Outer`] is what the transport sees of the IP header; [`Encapsulation`] writes,
-//!   and [`parse_frame`] reads, whole Ethernet frames.
+//!   and [`parse_frame`] reads, whole Ethernet frames; [`parse_datagram`] reads an IP packet that a
+//!   capture may have cut.
 //! - **Cost.** [`message_cost`] counts the packets and bytes that a message puts on the link.
 //!
 //! Nothing here allocates, panics on bytes from the network, or does IO.
@@ -54,7 +55,9 @@ pub use aeth::{AETH_LEN, NakCode, Packet as AethPacket, Repr as AethRepr, Syndro
 pub use atomic_ack_eth::{ATOMIC_ACK_ETH_LEN, Packet as AtomicAckEthPacket, Repr as AtomicAckEthRepr};
 pub use atomic_eth::{ATOMIC_ETH_LEN, Packet as AtomicEthPacket, Repr as AtomicEthRepr};
 pub use bth::{BTH_LEN, Packet as BthPacket, Repr as BthRepr};
-pub use cost::{CostError, Direction, IpVersion, MessageCost, MessageKind, OuterKind, Response, message_cost};
+pub use cost::{
+    CostError, Direction, IpVersion, LinkLimit, LinkSide, MessageCost, MessageKind, OuterKind, Response, message_cost,
+};
 pub use deth::{DETH_LEN, Packet as DethPacket, Repr as DethRepr};
 pub use error::Error;
 pub use icrc::{Check, Flow, Icrc, explain_difference};
@@ -62,8 +65,8 @@ pub use ieth::{IETH_LEN, Packet as IethPacket, Repr as IethRepr};
 pub use imm_dt::{IMM_DT_LEN, Packet as ImmDtPacket, Repr as ImmDtRepr};
 pub use opcode::{CNP_RESERVED_LEN, Opcode, Operation, Transport};
 pub use outer::{
-    ETHERNET_LEN, Encapsulation, FCS_LEN, Frame, GAP_LEN, IPV4_LEN, IPV6_LEN, MIN_FRAME_LEN, Outer, PREAMBLE_LEN,
-    ROCE_UDP_PORT, UDP_LEN, VLAN_LEN, parse_frame,
+    Datagram, ETHERNET_LEN, Encapsulation, FCS_LEN, Frame, GAP_LEN, IPV4_LEN, IPV6_LEN, MIN_FRAME_LEN, Outer,
+    PREAMBLE_LEN, ROCE_UDP_PORT, UDP_LEN, VLAN_LEN, is_vlan_tag, parse_datagram, parse_frame,
 };
 pub use reth::{Packet as RethPacket, RETH_LEN, Repr as RethRepr};
 pub use timers::{ack_timeout_ns, rnr_timer_code_at_least, rnr_timer_ns};

@@ -30,6 +30,19 @@ pub enum Transport {
     Unknown(u8),
 }
 
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Transport::Rc => "RC",
+            Transport::Uc => "UC",
+            Transport::Rd => "RD",
+            Transport::Ud => "UD",
+            Transport::Cnp => "CNP",
+            Transport::Unknown(_) => "unknown transport",
+        })
+    }
+}
+
 /// What a packet does, whichever part of the message it is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Operation {

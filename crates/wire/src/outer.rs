@@ -2,7 +2,7 @@
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::Error;
+use crate::{Error, IpVersion};
 
 /// The UDP port that RoCE v2 packets are sent to (IBTA Vol 1, Annex A17).
 pub const ROCE_UDP_PORT: u16 = 4791;
@@ -123,6 +123,23 @@ pub struct Frame<'a> {
     pub payload: &'a [u8],
 }
 
+/// An IP packet that carries UDP, of which a capture may hold only the beginning.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Datagram<'a> {
+    /// What the IP header says.
+    pub outer: Outer,
+    /// UDP source port.
+    pub src_port: u16,
+    /// UDP destination port.
+    pub dst_port: u16,
+    /// Bytes of the whole IP packet, as its header says.
+    pub ip_len: usize,
+    /// The UDP payload as far as it is there.
+    pub payload: &'a [u8],
+    /// Bytes of the whole UDP payload, as its header says.
+    pub payload_len: usize,
+}
+
 /// Reads an Ethernet frame without FCS; VLAN tags are skipped, of which the outermost is kept.
 ///
 /// Neither the IPv4 header checksum nor the UDP checksum is checked: capture files often hold
@@ -133,27 +150,68 @@ pub fn parse_frame(frame: &[u8]) -> Result<Frame<'_>, Error> {
     let src_mac = rest.take()?;
     let mut vlan = None;
     let mut ethertype = rest.take_u16()?;
-    while matches!(ethertype, ETHERTYPE_VLAN | ETHERTYPE_QINQ) {
+    while is_vlan_tag(ethertype) {
         let control = rest.take_u16()?;
         vlan = vlan.or(Some(control));
         ethertype = rest.take_u16()?;
     }
-    let (outer, ip_payload_len) = match ethertype {
-        ETHERTYPE_IPV4 => take_ipv4(&mut rest)?,
-        ETHERTYPE_IPV6 => take_ipv6(&mut rest)?,
-        other => return Err(Error::EtherType(other)),
+    let version = version_of(ethertype)?;
+    let at = rest.taken;
+    let datagram = take_datagram(&mut rest, version)?;
+    let needed = at + datagram.ip_len;
+    if frame.len() < needed {
+        return Err(Error::Truncated { needed, found: frame.len() });
+    }
+    let Datagram { outer, src_port, dst_port, payload, .. } = datagram;
+    Ok(Frame { encapsulation: Encapsulation { src_mac, dst_mac, vlan, src_port, dst_port }, outer, payload })
+}
+
+/// Reads an IPv4 or IPv6 packet that carries UDP. It may end early, but not before the end of the
+/// UDP header; what lies behind the packet is left out.
+///
+/// Checksums are not checked, as in [`parse_frame`].
+pub fn parse_datagram(packet: &[u8]) -> Result<Datagram<'_>, Error> {
+    let version = match packet.first().map(|first| first >> 4) {
+        Some(4) => IpVersion::V4,
+        Some(6) => IpVersion::V6,
+        Some(_) => return Err(Error::IpHeader),
+        None => return Err(Error::Truncated { needed: IPV4_LEN, found: 0 }),
     };
-    let mut udp = Reader { bytes: rest.take_slice(ip_payload_len)?, taken: 0 };
-    let src_port = udp.take_u16()?;
-    let dst_port = udp.take_u16()?;
-    let udp_len = usize::from(udp.take_u16()?);
-    let _checksum = udp.take_u16()?;
+    take_datagram(&mut Reader { bytes: packet, taken: 0 }, version)
+}
+
+/// Whether this EtherType announces a VLAN tag (IEEE 802.1Q): 2 bytes of control information, then
+/// another EtherType.
+pub const fn is_vlan_tag(ethertype: u16) -> bool {
+    matches!(ethertype, ETHERTYPE_VLAN | ETHERTYPE_QINQ)
+}
+
+fn version_of(ethertype: u16) -> Result<IpVersion, Error> {
+    match ethertype {
+        ETHERTYPE_IPV4 => Ok(IpVersion::V4),
+        ETHERTYPE_IPV6 => Ok(IpVersion::V6),
+        other => Err(Error::EtherType(other)),
+    }
+}
+
+/// Reads from the IP header on; `rest` then stands behind the UDP header.
+fn take_datagram<'a>(rest: &mut Reader<'a>, version: IpVersion) -> Result<Datagram<'a>, Error> {
+    let at = rest.taken;
+    let (outer, ip_payload_len) = match version {
+        IpVersion::V4 => take_ipv4(rest)?,
+        IpVersion::V6 => take_ipv6(rest)?,
+    };
+    let ip_len = rest.taken - at + ip_payload_len;
+    let src_port = rest.take_u16()?;
+    let dst_port = rest.take_u16()?;
+    let udp_len = usize::from(rest.take_u16()?);
+    let _checksum = rest.take_u16()?;
     let payload_len = udp_len.checked_sub(UDP_LEN).ok_or(Error::UdpHeader)?;
-    Ok(Frame {
-        encapsulation: Encapsulation { src_mac, dst_mac, vlan, src_port, dst_port },
-        outer,
-        payload: udp.bytes.get(..payload_len).ok_or(Error::UdpHeader)?,
-    })
+    if udp_len > ip_payload_len {
+        return Err(Error::UdpHeader);
+    }
+    let payload = &rest.bytes[..payload_len.min(rest.bytes.len())];
+    Ok(Datagram { outer, src_port, dst_port, ip_len, payload, payload_len })
 }
 
 const ETHERTYPE_IPV4: u16 = 0x0800;

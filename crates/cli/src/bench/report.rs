@@ -108,6 +108,7 @@ pub(crate) fn is_sound(parameters: &Parameters, fault: &Option<FaultPlan>, resul
     // Faults, losses and refusals at either end provoke acknowledgements and repetitions.
     let quiet = |counted: &Counted| counted.retransmitted_packets == 0 && counted.rnr_naks == 0;
     let undisturbed = fault.is_none() && parameters.credits && ends.iter().all(|(_, counted, _)| quiet(counted));
+    let duplicated = fault.as_ref().is_some_and(|plan| plan.duplicate > 0.0);
     for (name, counted, predicted) in ends {
         // A READ may be asked for in pieces, whose requests are all of one size.
         let whole = counted.data_bytes * predicted.data_packets == counted.data_packets * predicted.data_bytes;
@@ -133,7 +134,8 @@ pub(crate) fn is_sound(parameters: &Parameters, fault: &Option<FaultPlan>, resul
                 range(predicted.response_bytes, predicted.response_bytes_max),
             ));
         }
-        if undisturbed && counted.ack_packets > predicted.ack_packets_max {
+        // Each packet that arrives is acknowledged once at most, whatever happened before.
+        if !duplicated && counted.ack_packets > predicted.ack_packets_max {
             complain(format!(
                 "{name} sent {} acknowledgements, predicted are {} at most",
                 counted.ack_packets, predicted.ack_packets_max
@@ -172,6 +174,8 @@ pub(crate) fn packets(parameters: &Parameters, results: &[PointResult]) -> io::R
         acknowledged_packets(results)?;
     }
     rates(results)?;
+    explained(results)?;
+    lost(results).iter().try_for_each(line)?;
     let rnr: u64 = results.iter().map(|r| r.counted.client.rnr_naks + r.counted.server.rnr_naks).sum();
     if !parameters.credits && rnr > 0 {
         line(format_args!(
@@ -276,4 +280,71 @@ fn rates(results: &[PointResult]) -> io::Result<()> {
         ))?;
     }
     Ok(())
+}
+
+/// What the rates of each end alone say of what was measured.
+fn explained(results: &[PointResult]) -> io::Result<()> {
+    line("")?;
+    line("What `doorbell wire explain` concludes from these counters alone")?;
+    for (bytes, name, conclusion) in ends(results, |result| &result.explained) {
+        line(format_args!("{bytes:>9} {name:<6} {}", conclusion.verdict))?;
+    }
+    Ok(())
+}
+
+/// What was lost below the RNICs, if anything was.
+fn lost(results: &[PointResult]) -> Vec<String> {
+    let lost = ends(results, |result| &result.link)
+        .flat_map(|(bytes, name, link)| link.iter().map(move |(what, &count)| (bytes, name, what, count)))
+        .filter(|&(.., count)| count > 0);
+    let mut lines: Vec<_> =
+        lost.map(|(bytes, name, what, count)| format!("{bytes:>9} {name:<6} {count} {}", meaning(what))).collect();
+    if !lines.is_empty() {
+        let heading = "Lost between RNIC and network, which the counters above do not show";
+        lines.splice(..0, [String::new(), heading.to_owned()]);
+    }
+    lines
+}
+
+/// What a counter of a link counts, for people.
+fn meaning(counter: &str) -> &str {
+    match counter {
+        "rx_overflow" => "datagrams or runs of them dropped, since the receive buffer was full (rx_overflow)",
+        "rx_truncated" => "datagrams dropped, longer than any packet (rx_truncated)",
+        "tx_oversize" => "packets not sent, beyond the MTU of interface or path (tx_oversize)",
+        "tx_unreachable" => "packets not sent, with no way to their destination (tx_unreachable)",
+        "tx_refused" => "packets refused by the peer's host (tx_refused)",
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use doorbell_study::record::link_by_name;
+    use doorbell_verbs::LinkCounters;
+
+    use super::*;
+
+    #[test]
+    fn what_a_link_lost_is_printed_and_nothing_else() {
+        let before = LinkCounters { rx_overflow: 5, tx_oversize: 7, ..LinkCounters::default() };
+        let after = LinkCounters { rx_overflow: 8, ..before };
+        let mut result = PointResult { bytes: 64, ..PointResult::default() };
+        result.link.client = link_by_name(&before, &before);
+        result.link.server = link_by_name(&after, &before);
+        let lines = lost(&[result]);
+        assert_eq!(lines.len(), 3, "{lines:?}");
+        assert!(
+            lines[2].starts_with("       64 other  3 datagrams") && lines[2].contains("(rx_overflow)"),
+            "{lines:?}"
+        );
+        assert_eq!(lost(&[PointResult::default()]), [""; 0]);
+    }
+
+    #[test]
+    fn every_counter_of_a_link_has_a_meaning() {
+        for name in LinkCounters::NAMES {
+            assert!(meaning(name).ends_with(&format!("({name})")), "{name}");
+        }
+    }
 }

@@ -119,6 +119,12 @@ impl Running {
         self.child.wait().expect("it can be waited for");
     }
 
+    /// Ends it, and returns what it has said until then.
+    pub(crate) fn interrupt(mut self) -> Finished {
+        self.child.kill().expect("it can be killed");
+        self.finish()
+    }
+
     /// Waits until it has ended by itself.
     pub(crate) fn finish(mut self) -> Finished {
         let until = Instant::now() + PATIENCE;

@@ -2,7 +2,10 @@
 //! its exit status. No test asserts how fast anything is.
 
 mod bench;
+mod captures;
 mod command;
+mod counters;
+mod explain;
 mod failures;
 mod operations;
 mod two_sides;

@@ -4,7 +4,18 @@ use crate::command::{Running, doorbell, measuring, run};
 
 #[test]
 fn every_command_explains_itself() {
-    for command in ["", "bench", "bench lat", "bench bw", "bench limit", "wire", "wire cost"] {
+    for command in [
+        "",
+        "bench",
+        "bench lat",
+        "bench bw",
+        "bench limit",
+        "counters",
+        "wire",
+        "wire cost",
+        "wire explain",
+        "wire decode",
+    ] {
         let help = run(&format!("{command} --help")).expect_status(0);
         assert!(help.stdout.contains("Usage: doorbell"), "{command}:\n{}", help.stdout);
         assert_eq!(help.stderr, "");
@@ -88,6 +99,10 @@ fn wrong_usage_ends_with_status_2_and_says_what_is_allowed() {
         ("bench bw --bind ::1", &["--bind is ::1", "start both sides"]),
         ("bench lat -b", &["both ways (-b)", "goes both ways already"]),
         ("bench limit --repetitions 0", &["--repetitions is 0"]),
+        ("counters -i 0", &["--interval is 0 s", "0.1 to 3600"]),
+        ("counters -i nan", &["--interval is NaN s"]),
+        ("counters -n 0", &["--count is 0", "at least 1"]),
+        ("counters --prometheus 9464 --json", &["cannot be used with"]),
     ] {
         run(arguments).expect_complaint(2, words);
     }

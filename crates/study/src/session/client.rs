@@ -13,7 +13,7 @@ use super::{ANSWER_DEADLINE, SessionError};
 use crate::executor;
 use crate::one_sided::{self, RemoteMemory};
 use crate::parameters::{Kind, Operation, Parameters, Timed, stride};
-use crate::record::{BothEnds, Buckets, Counted, Latency, Path, PointResult, Rates};
+use crate::record::{BothEnds, Buckets, Conclusion, Counted, Latency, Path, PointResult, Rates};
 use crate::workload::{self, Reception, Tally};
 
 /// The end that asks.
@@ -69,7 +69,7 @@ impl Client {
         if self.parameters.operation.is_one_sided() {
             self.control.send(&ToServer::Done { messages: tallies.iter().map(|tally| tally.sent).collect() })?;
         }
-        let own = Report::new(&tallies, &self.device.counters().since(&before));
+        let own = Report::new(&tallies, &self.device, &before);
         let report = match self.control.receive::<FromServer>(Some(ANSWER_DEADLINE))? {
             FromServer::Report(report) => *report,
             other => return Err(other.instead_of("a report")),
@@ -97,9 +97,14 @@ impl Client {
             client: path.predict(own.sent, own.received, counted.server.data_packets),
             server: path.predict(report.sent, report.received, counted.client.data_packets),
         };
-        // Each control message may be acknowledged as well.
-        predicted.client.ack_packets_max += report.control_sends + report.keepalives;
-        predicted.server.ack_packets_max += own.control_sends + own.keepalives;
+        // Each control message may be acknowledged as well, and each packet that is sent again.
+        let more = |end: &Report, counted: &Counted| end.control_sends + end.keepalives + counted.retransmitted_packets;
+        predicted.client.ack_packets_max += more(&report, &counted.server);
+        predicted.server.ack_packets_max += more(&own, &counted.client);
+        let rates = BothEnds {
+            client: Rates::of(&own.counters, counted_seconds),
+            server: Rates::of(&report.counters, counted_seconds),
+        };
         Ok(PointResult {
             bytes,
             messages,
@@ -111,15 +116,17 @@ impl Client {
             histogram_ns: histogram.as_ref().map(Buckets::of),
             fitted,
             mtu: mtu.bytes(),
-            rates: BothEnds {
-                client: Rates::of(&own.counters, counted_seconds),
-                server: Rates::of(&report.counters, counted_seconds),
+            explained: BothEnds {
+                client: Conclusion::of(&rates.client, ipv6),
+                server: Conclusion::of(&rates.server, ipv6),
             },
+            rates,
             counted,
             predicted,
             damaged: own.damaged + report.damaged,
             stalled_on_credits: own.stalled_on_credits + report.stalled_on_credits,
             counters: BothEnds { client: own.counters, server: report.counters },
+            link: BothEnds { client: own.link, server: report.link },
         })
     }
 

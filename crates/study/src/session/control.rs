@@ -5,10 +5,11 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use doorbell_verbs::Counters;
+use doorbell_verbs::Device;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::point::Before;
 use super::{ANSWER_DEADLINE, SessionError};
 use crate::one_sided::RemoteMemory;
 use crate::parameters::Parameters;
@@ -70,10 +71,12 @@ pub(super) struct Report {
     pub(super) keepalives: u64,
     pub(super) control_sends: u64,
     pub(super) counters: BTreeMap<String, u64>,
+    pub(super) link: BTreeMap<String, u64>,
 }
 
 impl Report {
-    pub(super) fn new(tallies: &[Tally], counters: &Counters) -> Self {
+    /// `before` is what the device had counted before the point.
+    pub(super) fn new(tallies: &[Tally], device: &Device, before: &Before) -> Self {
         let sum = |field: fn(&Tally) -> u64| tallies.iter().map(field).sum();
         Self {
             sent: sum(|t| t.sent),
@@ -82,7 +85,8 @@ impl Report {
             stalled_on_credits: sum(|t| t.stalled_on_credits),
             keepalives: sum(|t| t.keepalives),
             control_sends: sum(|t| t.control_sends),
-            counters: record::by_name(counters),
+            counters: record::by_name(&device.counters().since(&before.counters)),
+            link: record::link_by_name(&device.link_counters(), &before.link),
         }
     }
 }

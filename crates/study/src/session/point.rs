@@ -4,7 +4,7 @@ use std::net::TcpStream;
 
 use doorbell_exchange::send_receive::{Connection, Endpoint};
 use doorbell_exchange::setup::{self, EndpointDescription};
-use doorbell_verbs::{Access, Counters, MemoryKind, PathMtu, Pd};
+use doorbell_verbs::{Access, Counters, LinkCounters, MemoryKind, PathMtu, Pd};
 
 use super::{ANSWER_DEADLINE, SessionError};
 use crate::executor::Idle;
@@ -19,6 +19,13 @@ pub(super) enum Side {
     Server,
 }
 
+/// What a device had counted before a point.
+#[derive(Clone, Copy)]
+pub(super) struct Before {
+    pub(super) counters: Counters,
+    pub(super) link: LinkCounters,
+}
+
 /// The ends that one process has.
 pub(super) enum Ends {
     Messages(Vec<(Connection, SendMemory)>),
@@ -31,7 +38,7 @@ pub(super) struct Point {
     pub(super) fitted: Fitted,
     pub(super) plan: Plan,
     pub(super) idle: Idle,
-    pub(super) before: Counters,
+    pub(super) before: Before,
     pub(super) mtu: PathMtu,
 }
 
@@ -46,7 +53,7 @@ pub(super) struct Prepared {
     fitted: Fitted,
     plan: Plan,
     idle: Idle,
-    before: Counters,
+    before: Before,
 }
 
 impl Prepared {
@@ -61,7 +68,7 @@ impl Prepared {
             buffers: fitted.send_buffers,
         };
         let idle = if parameters.events { Idle::sleep_on(device.create_channel()?) } else { Idle::spin() };
-        let before = device.counters();
+        let before = Before { counters: device.counters(), link: device.link_counters() };
         let each = 0..parameters.connections;
         let ends = if parameters.operation.is_one_sided() {
             let side = match side {

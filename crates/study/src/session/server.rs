@@ -107,5 +107,5 @@ fn serve_point(pd: &Pd, control: &mut Control, parameters: &Parameters, bytes: u
             tallies.map_err(|error| SessionError::Connection { bytes, error })?
         }
     };
-    Ok(Report::new(&tallies, &device.counters().since(&before)))
+    Ok(Report::new(&tallies, device, &before))
 }

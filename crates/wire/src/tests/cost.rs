@@ -2,7 +2,8 @@ use proptest::prelude::*;
 
 use crate::cost::{ATOMIC_BYTES, MAX_MESSAGE_BYTES};
 use crate::{
-    CostError, Direction, IpVersion, MessageCost, MessageKind, OuterKind, PathMtu, Response, Transport, message_cost,
+    CostError, Direction, IpVersion, LinkSide, MessageCost, MessageKind, OuterKind, PathMtu, Response, Transport,
+    message_cost,
 };
 
 fn rc_ipv4(kind: MessageKind, bytes: u64) -> MessageCost {
@@ -122,6 +123,25 @@ fn what_cannot_be() {
                 assert_eq!(result, Err(expected));
             }
         }
+    }
+}
+
+/// 512 bytes: 594 on the line, so 100 Gb/s carry 21.0 M messages/s.
+#[test]
+fn what_a_link_allows() {
+    let link = 100e9;
+    let send = rc_ipv4(MessageKind::Send, 512).link_limit(link);
+    assert!((send.messages_per_s / 21.04e6 - 1.0).abs() < 1e-3);
+    assert_eq!((send.binding, send.messages_per_s), (LinkSide::Request, link / 8.0 / 594.0));
+    assert_eq!(send.messages_per_s_most_acknowledged, send.messages_per_s);
+    // An ACK is 2 bytes longer on the line than an empty SEND, and as long as one of 1 to 4 bytes.
+    let empty = rc_ipv4(MessageKind::Send, 0).link_limit(link);
+    assert_eq!((empty.binding, empty.binding_most_acknowledged), (LinkSide::Request, LinkSide::Response));
+    assert_eq!(empty.messages_per_s_most_acknowledged, link / 8.0 / 86.0);
+    assert_eq!(rc_ipv4(MessageKind::Send, 4).link_limit(link).binding_most_acknowledged, LinkSide::Both);
+    // A READ of 8 bytes asks with more than it gets.
+    for (bytes, binding) in [(8, LinkSide::Request), (12, LinkSide::Both), (4096, LinkSide::Response)] {
+        assert_eq!(rc_ipv4(MessageKind::Read, bytes).link_limit(link).binding, binding, "{bytes}");
     }
 }
 

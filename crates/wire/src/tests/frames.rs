@@ -6,7 +6,7 @@ use std::vec::Vec;
 use super::golden;
 use crate::{
     AethPacket, AethRepr, BTH_LEN, BthPacket, Encapsulation, Error, Msn, Opcode, Outer, Psn, Qpn, ROCE_UDP_PORT,
-    RethPacket, Syndrome, parse_frame,
+    RethPacket, Syndrome, parse_datagram, parse_frame,
 };
 
 fn ip(text: &str) -> IpAddr {
@@ -253,4 +253,30 @@ proptest! {
         prop_assert_eq!(frame.outer, outer);
         prop_assert_eq!(frame.payload, &payload[..]);
     }
+}
+
+/// A capture cuts packets where it likes; what is there is read, down to the UDP header.
+#[test]
+fn a_cut_packet_is_read_as_far_as_it_goes() {
+    for bytes in golden::frames() {
+        let frame = parse_frame(&bytes).unwrap();
+        let packet = &bytes[14..];
+        let headers = packet.len() - frame.payload.len();
+        for len in 0..=packet.len() {
+            let datagram = parse_datagram(&packet[..len]);
+            if len < headers {
+                assert!(matches!(datagram, Err(Error::Truncated { .. })), "{len}: {datagram:?}");
+                continue;
+            }
+            let datagram = datagram.unwrap();
+            assert_eq!(datagram.outer, frame.outer);
+            assert_eq!(datagram.dst_port, ROCE_UDP_PORT);
+            assert_eq!((datagram.ip_len, datagram.payload_len), (packet.len(), frame.payload.len()));
+            assert_eq!(datagram.payload, &frame.payload[..len - headers]);
+        }
+        // What follows, such as Ethernet's padding, is not part of it.
+        let padded = [packet, &[0xee; 9]].concat();
+        assert_eq!(parse_datagram(&padded).unwrap().payload, frame.payload);
+    }
+    assert_eq!(parse_datagram(&[0x55; 60]), Err(Error::IpHeader));
 }

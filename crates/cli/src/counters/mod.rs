@@ -1,0 +1,191 @@
+//! `doorbell counters`.
+
+mod list;
+mod prometheus;
+mod record;
+mod table;
+mod terminal;
+
+use std::collections::HashSet;
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use doorbell_counters::{Interval, Look, Monitor, SYSFS};
+
+use crate::output::line;
+use crate::{Failure, Usage};
+
+const EXAMPLES: &str = "\
+Examples:
+  doorbell counters                         all devices, each second, until q is pressed
+  doorbell counters mlx5_0 -n 10 --json     ten lines of JSON on one device
+  doorbell counters 127.0.0.2 | tee log     a software RNIC by its address, as lines of text
+  doorbell counters --list                  what there is, and what each device's counters mean
+  doorbell counters --prometheus 9464       an exporter on 127.0.0.1, port 9464
+
+Devices are the kernel's, and the software RNICs that processes of this user have open. What a
+device does not count is shown as - (null in JSON), which is not 0.";
+
+/// What RDMA devices do, per second: bytes, packets, operations, retransmissions, RNR NAKs, packets
+/// out of sequence and congestion notifications, transmitted (tx) and received (rx)
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Counters {
+    /// Only this one: its name (mlx5_0, mlx5_0/1, doorbell0@127.0.0.1), its address, or the number
+    /// of the process that has it open
+    device: Option<String>,
+    /// How often to look, 0.1 to 3600
+    #[arg(short, long, value_name = "SECONDS", default_value_t = 1.0)]
+    interval: f64,
+    /// Ends after so many intervals
+    #[arg(short = 'n', long, value_name = "N")]
+    count: Option<u64>,
+    /// Print one JSON object per interval and line
+    #[arg(long)]
+    json: bool,
+    /// Print lines of text, also on a terminal
+    #[arg(long, conflicts_with = "json")]
+    lines: bool,
+    /// Print the devices and where each of their counters comes from, then end
+    #[arg(long, conflicts_with_all = ["interval", "count", "lines"])]
+    list: bool,
+    /// Serve them to Prometheus, at /metrics: HOST:PORT, or a port of 127.0.0.1
+    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["interval", "count", "json", "lines", "list"])]
+    prometheus: Option<String>,
+    /// Where the kernel's devices are found.
+    #[arg(long, hide = true, value_name = "ROOT", default_value = SYSFS)]
+    sysfs: PathBuf,
+}
+
+pub(crate) fn run(arguments: &Counters) -> Result<ExitCode, Failure> {
+    if !(0.1..=3600.0).contains(&arguments.interval) {
+        return Err(Usage(format!("--interval is {} s, allowed is 0.1 to 3600", arguments.interval)).into());
+    }
+    if arguments.count == Some(0) {
+        return Err(Usage("--count is 0, allowed is at least 1".to_owned()).into());
+    }
+    let mut monitor = Monitor::new(&arguments.sysfs);
+    if let Some(device) = &arguments.device {
+        monitor.select(device)?;
+    }
+    if let Some(address) = &arguments.prometheus {
+        return prometheus::serve(monitor, address);
+    }
+    if arguments.list {
+        return list::run(monitor, arguments.json);
+    }
+    let mut pace = Pace::new(Duration::from_secs_f64(arguments.interval), arguments.count);
+    let is_terminal = std::io::stdout().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
+    if is_terminal && !arguments.json && !arguments.lines {
+        return terminal::run(monitor, pace);
+    }
+    let mut said = Said::default();
+    let first = monitor.look();
+    said.notes(&first);
+    if first.devices.is_empty() {
+        eprintln!("{NO_DEVICE}; waiting for one");
+    }
+    let mut table = table::Table::default();
+    while let Some(at) = pace.next() {
+        std::thread::sleep(at.saturating_duration_since(Instant::now()));
+        let look = monitor.look();
+        said.notes(&look);
+        if arguments.json {
+            line(record::of(&look))?;
+        } else {
+            table.print(&look)?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+const NO_DEVICE: &str = "no RDMA device: the kernel knows none, and no process of this user has a software RNIC open";
+
+/// When to look: in equal steps from the start, however long looking takes.
+struct Pace {
+    start: Instant,
+    step: Duration,
+    steps: u32,
+    left: Option<u64>,
+}
+
+impl Pace {
+    fn new(step: Duration, count: Option<u64>) -> Self {
+        Self { start: Instant::now(), step, steps: 0, left: count }
+    }
+
+    /// When to look next, unless it was often enough.
+    fn next(&mut self) -> Option<Instant> {
+        self.left = match self.left {
+            Some(0) => return None,
+            left => left.map(|left| left - 1),
+        };
+        // Steps that were missed (the machine slept) are not made up for.
+        let passed = self.start.elapsed().as_nanos() / self.step.as_nanos();
+        self.steps = u32::try_from(passed.saturating_add(1)).unwrap_or(u32::MAX).max(self.steps.saturating_add(1));
+        self.start.checked_add(self.step.checked_mul(self.steps)?)
+    }
+}
+
+/// What was said already: each sentence once, or a broken device would fill the screen.
+#[derive(Default)]
+struct Said(HashSet<String>);
+
+impl Said {
+    const MOST: usize = 1000;
+
+    /// Is this new?
+    fn is_new(&mut self, sentence: &str) -> bool {
+        self.0.len() < Self::MOST && self.0.insert(sentence.to_owned())
+    }
+
+    /// What is new of the notes and remarks of a look.
+    fn news(&mut self, look: &Look) -> Vec<String> {
+        let remarks = look.devices.iter().flat_map(|device| {
+            let label = &device.sample.identity.label;
+            remarks(device).map(move |remark| format!("{label}: {remark}"))
+        });
+        look.notes.iter().cloned().chain(remarks).filter(|sentence| self.is_new(sentence)).collect()
+    }
+
+    fn notes(&mut self, look: &Look) {
+        for sentence in self.news(look) {
+            eprintln!("{sentence}");
+        }
+    }
+}
+
+fn remarks(device: &Interval) -> impl Iterator<Item = &String> {
+    device.rates.iter().flat_map(|rates| &rates.remarks)
+}
+
+/// A rate for people: no more digits than say something.
+fn short(rate: Option<f64>) -> String {
+    match rate {
+        None => "-".to_owned(),
+        Some(rate) if rate >= 100.0 || rate.fract() == 0.0 => format!("{rate:.0}"),
+        Some(rate) if rate >= 1.0 => format!("{rate:.1}"),
+        Some(rate) => format!("{rate:.2}"),
+    }
+}
+
+/// Bytes per second in MiB/s, for people.
+fn mib(bytes_per_s: Option<f64>) -> String {
+    bytes_per_s.map_or_else(|| "-".to_owned(), |rate| format!("{:.2}", rate / f64::from(1 << 20)))
+}
+
+/// Who has it open, or what drives it.
+fn owner(device: &Interval) -> String {
+    let identity = &device.sample.identity;
+    let parts = match (&identity.program, identity.pid) {
+        (Some(program), Some(pid)) => vec![program.clone(), format!("({pid})")],
+        _ => [&identity.driver, &identity.netdev].into_iter().flatten().cloned().collect(),
+    };
+    parts.join(" ")
+}
+
+#[cfg(test)]
+mod tests;

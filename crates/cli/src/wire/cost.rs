@@ -1,0 +1,298 @@
+//! `doorbell wire cost`: the arithmetic of packets.
+
+use std::process::ExitCode;
+
+use clap::{Args, ValueEnum};
+use doorbell_study::explain::words::rate;
+use doorbell_wire::cost::ATOMIC_BYTES;
+use doorbell_wire::{
+    CostError, Direction, LinkSide, MessageCost, MessageKind, OuterKind, PathMtu, Response, Transport, message_cost,
+};
+use serde_json::json;
+
+use super::{parse_link, parse_mtu};
+use crate::output::line;
+use crate::{Failure, Usage};
+
+/// One size at one path MTU is shown in full, several as a table.
+#[derive(Args)]
+pub(crate) struct Cost {
+    /// What the message does
+    #[arg(long, value_enum)]
+    op: Op,
+    /// Payload of the message; several as 16,4096. Without it, as -a
+    #[arg(short, long, value_name = "BYTES", value_delimiter = ',')]
+    size: Vec<u64>,
+    /// All powers of two from 2 B to 8 MiB
+    #[arg(short, long, conflicts_with = "size")]
+    all: bool,
+    /// Path MTU: 256, 512, 1024, 2048 or 4096; several as 1024,4096 [default: 4096; with --efficiency all]
+    #[arg(short, long, value_name = "BYTES", value_delimiter = ',', value_parser = parse_mtu)]
+    mtu: Vec<PathMtu>,
+    /// How it travels: reliable connection, unreliable connection or datagram
+    #[arg(long, value_enum, default_value = "rc")]
+    transport: TransportName,
+    /// Over IPv6 instead of IPv4
+    #[arg(long)]
+    ipv6: bool,
+    /// With a VLAN tag
+    #[arg(long)]
+    vlan: bool,
+    /// The payload's share of the line bytes that carry it: sizes down, path MTUs across
+    #[arg(long)]
+    efficiency: bool,
+    /// Also how many messages a full-duplex link of this many bits per second carries at most, as 100G
+    #[arg(long, value_name = "RATE", value_parser = parse_link)]
+    link: Option<f64>,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Op {
+    Send,
+    SendImm,
+    SendInv,
+    Write,
+    WriteImm,
+    Read,
+    CompareSwap,
+    FetchAdd,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum TransportName {
+    Rc,
+    Uc,
+    Ud,
+}
+
+/// Sizes of -a, as perftest has them.
+const ALL_SIZES: std::ops::RangeInclusive<u32> = 1..=23;
+
+/// A message of one size at one path MTU.
+struct Row {
+    bytes: u64,
+    mtu: PathMtu,
+    cost: MessageCost,
+}
+
+impl Cost {
+    fn kind(&self) -> MessageKind {
+        match self.op {
+            Op::Send => MessageKind::Send,
+            Op::SendImm => MessageKind::SendImm,
+            Op::SendInv => MessageKind::SendInv,
+            Op::Write => MessageKind::Write,
+            Op::WriteImm => MessageKind::WriteImm,
+            Op::Read => MessageKind::Read,
+            Op::CompareSwap => MessageKind::CompareSwap,
+            Op::FetchAdd => MessageKind::FetchAdd,
+        }
+    }
+
+    fn outer(&self) -> OuterKind {
+        let outer = if self.ipv6 { OuterKind::IPV6 } else { OuterKind::IPV4 };
+        if self.vlan { outer.with_vlan() } else { outer }
+    }
+
+    fn mtus(&self) -> Vec<PathMtu> {
+        match self.mtu.as_slice() {
+            [] if self.efficiency => PathMtu::ALL.to_vec(),
+            [] => vec![PathMtu::Mtu4096],
+            given => given.to_vec(),
+        }
+    }
+
+    /// Sizes, and whether they were asked for one by one.
+    fn sizes(&self) -> (Vec<u64>, bool) {
+        match self.size.as_slice() {
+            [] if matches!(self.op, Op::CompareSwap | Op::FetchAdd) => (vec![ATOMIC_BYTES], true),
+            [] => (ALL_SIZES.map(|power| 1 << power).collect(), false),
+            given => (given.to_vec(), true),
+        }
+    }
+
+    fn rows(&self) -> Result<Vec<Row>, Failure> {
+        let transport = match self.transport {
+            TransportName::Rc => Transport::Rc,
+            TransportName::Uc => Transport::Uc,
+            TransportName::Ud => Transport::Ud,
+        };
+        let (sizes, chosen) = self.sizes();
+        let mut rows = Vec::new();
+        for bytes in sizes {
+            for mtu in self.mtus() {
+                match message_cost(self.kind(), transport, bytes, mtu, self.outer()) {
+                    Ok(cost) => rows.push(Row { bytes, mtu, cost }),
+                    // All sizes means all that there are: a datagram has the path MTU at most.
+                    Err(CostError::TooLong { .. }) if !chosen => {}
+                    Err(error) => return Err(Usage(error.to_string()).into()),
+                }
+            }
+        }
+        Ok(rows)
+    }
+}
+
+pub(crate) fn run(cost: &Cost) -> Result<ExitCode, Failure> {
+    let rows = cost.rows()?;
+    match rows.as_slice() {
+        [row] if !cost.efficiency => one(cost, row)?,
+        rows if cost.json => {
+            let rows: Vec<_> = rows.iter().map(|row| object(cost, row)).collect();
+            line(json!({ "schema": "doorbell-wire-cost-table/1", "op": cost.kind().to_string(), "rows": rows }))?;
+        }
+        rows if cost.efficiency => efficiency(cost, rows)?,
+        rows => table(cost, rows)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn directions(direction: Direction) -> serde_json::Value {
+    json!({
+        "packets": direction.packets,
+        "frame_bytes": direction.frame_bytes,
+        "line_bytes": direction.line_bytes,
+    })
+}
+
+fn object(cost: &Cost, row: &Row) -> serde_json::Value {
+    let response = match row.cost.response {
+        Response::None => json!(null),
+        Response::Exact(direction) => json!({ "exact": directions(direction) }),
+        Response::Range { min, max } => json!({ "min": directions(min), "max": directions(max) }),
+    };
+    let goodput_share = row.cost.goodput_share();
+    let mut object = json!({
+        "bytes": row.bytes,
+        "mtu": row.mtu.bytes(),
+        "request": directions(row.cost.request),
+        "response": response,
+        "goodput_share": if goodput_share.is_finite() { json!(goodput_share) } else { json!(null) },
+    });
+    if let Some(link_bits_per_s) = cost.link {
+        let limit = row.cost.link_limit(link_bits_per_s);
+        object["link"] = json!({
+            "bits_per_s": link_bits_per_s,
+            "messages_per_s": limit.messages_per_s,
+            "goodput_bytes_per_s": limit.messages_per_s * row.bytes as f64,
+            "binding": side(limit.binding),
+            "messages_per_s_most_acknowledged": limit.messages_per_s_most_acknowledged,
+            "binding_most_acknowledged": side(limit.binding_most_acknowledged),
+        });
+    }
+    object
+}
+
+fn side(side: LinkSide) -> &'static str {
+    match side {
+        LinkSide::Request => "request",
+        LinkSide::Response => "response",
+        LinkSide::Both => "both",
+    }
+}
+
+fn one(cost: &Cost, row: &Row) -> Result<(), Failure> {
+    if cost.json {
+        let mut object = object(cost, row);
+        object["schema"] = json!("doorbell-wire-cost/1");
+        line(object)?;
+        return Ok(());
+    }
+    line(format_args!("{:<28} {:>12} {:>16} {:>16}", "", "packets", "frame bytes", "line bytes"))?;
+    let print = |name: &str, d: Direction| {
+        line(format_args!("{name:<28} {:>12} {:>16} {:>16}", d.packets, d.frame_bytes, d.line_bytes))
+    };
+    print("request", row.cost.request)?;
+    match row.cost.response {
+        Response::None => line("response                     none: the transport is unreliable")?,
+        Response::Exact(direction) => print("response", direction)?,
+        Response::Range { min, max } => {
+            print("acknowledgements, at least", min)?;
+            print("acknowledgements, at most", max)?;
+        }
+    }
+    if row.bytes > 0 {
+        line(format_args!("goodput {:.2} % of the line bytes that carry it", 100.0 * row.cost.goodput_share()))?;
+    }
+    if let Some(link) = cost.link {
+        let limit = row.cost.link_limit(link);
+        let bound = |messages_per_s: f64, binding| {
+            let full = match binding {
+                LinkSide::Request => "the direction of requests is full",
+                LinkSide::Response => "the direction of responses is full",
+                LinkSide::Both => "both directions are full",
+            };
+            let goodput = rate(messages_per_s * row.bytes as f64);
+            format!("{} messages/s at most, {goodput}B/s of payload: {full}", rate(messages_per_s))
+        };
+        let link = rate(link);
+        line(format_args!("a link of {link}b/s: {}", bound(limit.messages_per_s, limit.binding)))?;
+        if limit.binding_most_acknowledged != limit.binding {
+            let (most, binding) = (limit.messages_per_s_most_acknowledged, limit.binding_most_acknowledged);
+            line(format_args!("if each packet is acknowledged by itself: {}", bound(most, binding)))?;
+        }
+    }
+    line(
+        "Frame bytes are what vendors' counters show: without FCS (4), preamble (8) and gap (12), which line bytes have.",
+    )?;
+    Ok(())
+}
+
+fn table(cost: &Cost, rows: &[Row]) -> Result<(), Failure> {
+    let link = |text: String| if cost.link.is_some() { text } else { String::new() };
+    line(format_args!(
+        "{:>10} {:>5} {:>9} {:>14} {:>14} {:>13} {:>14} {:>9}{}",
+        "bytes",
+        "mtu",
+        "packets",
+        "frame bytes",
+        "line bytes",
+        "packets back",
+        "line bytes",
+        "goodput",
+        link(format!(" {:>12} {:>9}", "messages/s", "full"))
+    ))?;
+    for row in rows {
+        let back = match row.cost.response {
+            Response::None => ("0".to_owned(), "0".to_owned()),
+            Response::Exact(d) => (d.packets.to_string(), d.line_bytes.to_string()),
+            Response::Range { min, max } => {
+                (format!("{}-{}", min.packets, max.packets), format!("{}-{}", min.line_bytes, max.line_bytes))
+            }
+        };
+        let limit = cost.link.map(|link| row.cost.link_limit(link));
+        let limit = limit.map(|limit| format!(" {:>12} {:>9}", rate(limit.messages_per_s), side(limit.binding)));
+        line(format_args!(
+            "{:>10} {:>5} {:>9} {:>14} {:>14} {:>13} {:>14} {:>7.2} %{}",
+            row.bytes,
+            row.mtu.bytes(),
+            row.cost.request.packets,
+            row.cost.request.frame_bytes,
+            row.cost.request.line_bytes,
+            back.0,
+            back.1,
+            100.0 * row.cost.goodput_share(),
+            limit.unwrap_or_default()
+        ))?;
+    }
+    Ok(())
+}
+
+fn efficiency(cost: &Cost, rows: &[Row]) -> Result<(), Failure> {
+    let mtus = cost.mtus();
+    let header: String = mtus.iter().map(|mtu| format!(" {:>9}", format!("MTU {mtu}"))).collect();
+    line(format_args!("{:>10}{header}", "bytes"))?;
+    let (sizes, _) = cost.sizes();
+    for bytes in sizes {
+        let share = |mtu: &PathMtu| {
+            let row = rows.iter().find(|row| row.bytes == bytes && row.mtu == *mtu);
+            let text = row.map_or("-".to_owned(), |row| format!("{:.2} %", 100.0 * row.cost.goodput_share()));
+            format!(" {text:>9}")
+        };
+        line(format_args!("{bytes:>10}{}", mtus.iter().map(share).collect::<String>()))?;
+    }
+    Ok(())
+}

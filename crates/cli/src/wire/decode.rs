@@ -1,0 +1,180 @@
+//! `doorbell wire decode`: what a capture holds of RoCE v2.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Args;
+use doorbell_study::decode::{Conversation, Direction, Options, Summary, Times, decode};
+use doorbell_study::explain::words::rate;
+use doorbell_wire::ROCE_UDP_PORT;
+
+use crate::output::{line, us};
+use crate::{Failure, Usage};
+
+/// Reads pcap and pcapng of Ethernet, raw IP, Linux cooked and loopback frames. Ends with status 1
+/// if the file ends in the midst of a packet or is damaged, after a summary of what could be read.
+#[derive(Args)]
+pub(crate) struct Decode {
+    /// The capture; - is standard input
+    file: PathBuf,
+    /// The UDP port of RoCE v2
+    #[arg(long, value_name = "PORT", default_value_t = ROCE_UDP_PORT)]
+    udp_port: u16,
+    /// Conversations shown, those with the most bytes first (--json has all)
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    top: usize,
+    /// Conversations kept apart; of any beyond, packets are only counted
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    max_conversations: usize,
+    /// Follow packets with a wrong ICRC too, which an RNIC drops
+    #[arg(long)]
+    ignore_icrc: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// More conversations would need gigabytes.
+const MOST_CONVERSATIONS: usize = 65_536;
+
+/// Reads a capture, or standard input for `-`.
+pub(super) fn read(path: &Path, options: &Options) -> Result<Summary, Failure> {
+    let (name, summary) = if path == Path::new("-") {
+        ("standard input".to_owned(), decode(io::stdin().lock(), options))
+    } else {
+        let name = path.display().to_string();
+        let file = File::open(path).map_err(|error| format!("{name} cannot be opened: {error}"))?;
+        (name, decode(file, options))
+    };
+    summary.map_err(|error| format!("{name} {error}").into())
+}
+
+pub(crate) fn run(arguments: &Decode) -> Result<ExitCode, Failure> {
+    if !(1..=MOST_CONVERSATIONS).contains(&arguments.max_conversations) {
+        let given = arguments.max_conversations;
+        return Err(Usage(format!("--max-conversations is {given}, allowed is 1 to {MOST_CONVERSATIONS}")).into());
+    }
+    let options = Options {
+        udp_port: arguments.udp_port,
+        max_conversations: arguments.max_conversations,
+        drop_bad_icrc: !arguments.ignore_icrc,
+    };
+    let summary = read(&arguments.file, &options)?;
+    if arguments.json {
+        line(serde_json::to_string(&summary)?)?;
+    } else {
+        print(&summary, arguments.top)?;
+    }
+    match &summary.stopped {
+        None => Ok(ExitCode::SUCCESS),
+        Some(stopped) => {
+            Err(format!("{} {stopped}; the summary is of what could be read", arguments.file.display()).into())
+        }
+    }
+}
+
+fn print(summary: &Summary, top: usize) -> io::Result<()> {
+    let icrc = summary.icrc;
+    line(format_args!(
+        "{} frames in {}, {} RoCE v2 packets, {} other frames, {} malformed packets",
+        summary.frames, summary.format, summary.packets, summary.other_frames, summary.malformed_packets
+    ))?;
+    let per_s = match (summary.packets_per_s, summary.frame_bytes_per_s) {
+        (Some(packets), Some(bytes)) => format!(": {} packets/s, {}B/s", rate(packets), rate(bytes)),
+        _ => String::new(),
+    };
+    line(format_args!(
+        "{} frame bytes, {} of payload, in {:.6} s{per_s}",
+        summary.frame_bytes,
+        summary.payload_bytes,
+        summary.duration_ns as f64 / 1e9
+    ))?;
+    line(format_args!("ICRC: {} right, {} wrong, {} not checked", icrc.right, icrc.wrong, icrc.unchecked))?;
+    line(format_args!(
+        "{} retransmitted packets, {} NAKs, {} RNR NAKs; {} packets marked by switches (ECN), {} CNPs",
+        summary.retransmitted_packets, summary.naks, summary.rnr_naks, summary.congestion_marked_packets, summary.cnps
+    ))?;
+    if let Some(times) = &summary.time_to_ack {
+        line(format_args!("time to acknowledgement: {}", in_us(times)))?;
+    }
+    if !summary.opcodes.is_empty() {
+        line(format_args!("\n{:<34} {:>14} {:>18}", "opcode", "packets", "frame bytes"))?;
+    }
+    for count in &summary.opcodes {
+        line(format_args!("{:<34} {:>14} {:>18}", count.name, count.packets, count.frame_bytes))?;
+    }
+    for conversation in summary.conversations.iter().take(top) {
+        print_conversation(conversation)?;
+    }
+    let hidden = summary.conversations.len().saturating_sub(top);
+    if hidden > 0 {
+        line(format_args!("\n{hidden} more conversations (--top shows more of them)"))?;
+    }
+    if !summary.notes.is_empty() {
+        line("")?;
+    }
+    summary.notes.iter().try_for_each(line)
+}
+
+fn in_us(times: &Times) -> String {
+    format!(
+        "min {} median {} 99 % {} max {} us ({} requests)",
+        us(times.min_ns as f64),
+        us(times.median_ns as f64),
+        us(times.p99_ns as f64),
+        us(times.max_ns as f64),
+        times.count
+    )
+}
+
+fn print_conversation(conversation: &Conversation) -> io::Result<()> {
+    let qpn = |qpn: Option<u32>| qpn.map_or("unknown".to_owned(), |qpn| format!("0x{qpn:06x}"));
+    let end = |address, number| format!("{address} QP {}", qpn(number));
+    let (a, b) = (end(conversation.a, conversation.a_qpn), end(conversation.b, conversation.b_qpn));
+    line(format_args!("\n{a} and {b}"))?;
+    for (from, direction) in [(&a, &conversation.from_a), (&b, &conversation.from_b)] {
+        if direction.packets > 0 {
+            line(format_args!("  from {from}: {} packets, {} frame bytes", direction.packets, direction.frame_bytes))?;
+            print_direction(direction)?;
+        }
+    }
+    Ok(())
+}
+
+fn print_direction(direction: &Direction) -> io::Result<()> {
+    for it in &direction.operations {
+        let mut sizes: Vec<_> = it.sizes.iter().map(|size| format!("{} of {} B", size.messages, size.bytes)).collect();
+        if it.other_sizes > 0 {
+            sizes.push(format!("{} of other sizes up to {} B", it.other_sizes, it.max_bytes));
+        }
+        let (transport, operation) = (&it.transport, &it.operation);
+        line(format_args!("    {transport} {operation}: {} messages ({})", it.messages, sizes.join(", ")))?;
+    }
+    if direction.request_packets > 0 {
+        line(format_args!(
+            "    {} request packets, {} retransmitted, {} missing; {} incomplete messages",
+            direction.request_packets,
+            direction.retransmitted_packets,
+            direction.missing_packets,
+            direction.incomplete_messages
+        ))?;
+    }
+    if let Some(ratio) = direction.acks_per_request_packet {
+        line(format_args!("    {ratio:.3} acknowledgements came back per SEND or WRITE packet"))?;
+    }
+    if let Some(times) = &direction.time_to_ack {
+        line(format_args!("    time to acknowledgement: {}", in_us(times)))?;
+    }
+    let answers = [
+        (direction.acks, "ACKs"),
+        (direction.read_response_packets, "READ response packets"),
+        (direction.atomic_responses, "atomic responses"),
+        (direction.rnr_naks, "RNR NAKs"),
+        (direction.bad_icrc_packets, "packets with a wrong ICRC"),
+    ];
+    let mut answers: Vec<_> = answers.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
+    answers.extend(direction.naks.iter().map(|nak| format!("{} NAKs ({})", nak.naks, nak.name)));
+    if answers.is_empty() { Ok(()) } else { line(format_args!("    {}", answers.join(", "))) }
+}

@@ -1,0 +1,252 @@
+//! `doorbell wire explain`: from counters back to what an application does.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use doorbell_counters::{Monitor, SYSFS};
+use doorbell_study::decode::{self, HostTotals, Summary};
+use doorbell_study::explain::words::rate;
+use doorbell_study::explain::{Answer, Explanation, Hints, Rates, explain};
+use doorbell_wire::{PathMtu, ROCE_UDP_PORT};
+
+use super::decode::read;
+use super::{parse_link, parse_mtu, parse_rate};
+use crate::output::line;
+use crate::{Failure, Usage};
+
+/// Give what the observed host's counters of RDMA traffic grew by per second: of many NICs
+/// {rx,tx}_vport_rdma_unicast_{bytes,packets}. They count Ethernet frames without FCS.
+/// Numbers may end in k, M, G or T.
+#[derive(Args)]
+pub(crate) struct Explain {
+    /// Bytes received per second
+    #[arg(long, value_name = "RATE", value_parser = parse_rate, allow_negative_numbers = true)]
+    rx_bytes: Option<f64>,
+    /// Packets received per second
+    #[arg(long, value_name = "RATE", value_parser = parse_rate, allow_negative_numbers = true)]
+    rx_packets: Option<f64>,
+    /// Bytes sent per second
+    #[arg(long, value_name = "RATE", value_parser = parse_rate, allow_negative_numbers = true)]
+    tx_bytes: Option<f64>,
+    /// Packets sent per second
+    #[arg(long, value_name = "RATE", value_parser = parse_rate, allow_negative_numbers = true)]
+    tx_packets: Option<f64>,
+    /// Take the rates from a capture instead; - is standard input
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["rx_bytes", "rx_packets", "tx_bytes", "tx_packets"])]
+    pcap: Option<PathBuf>,
+    /// Take the rates from a device's counters: its name as doorbell counters shows it, its address,
+    /// or the number of the process that has it open
+    #[arg(
+        long,
+        value_name = "NAME",
+        conflicts_with_all = ["rx_bytes", "rx_packets", "tx_bytes", "tx_packets", "pcap"]
+    )]
+    device: Option<String>,
+    /// Of a device: how long to look, 0.1 to 3600
+    #[arg(short, long, value_name = "SECONDS", requires = "device", default_value_t = 1.0)]
+    interval: f64,
+    /// Where the kernel's devices are found.
+    #[arg(long, hide = true, value_name = "ROOT", requires = "device", default_value = SYSFS)]
+    sysfs: PathBuf,
+    /// Of a capture: the host whose counters are meant
+    #[arg(long, value_name = "ADDRESS", requires = "pcap")]
+    host: Option<IpAddr>,
+    /// Of a capture: the UDP port of RoCE v2
+    #[arg(long, value_name = "PORT", requires = "pcap", default_value_t = ROCE_UDP_PORT)]
+    udp_port: u16,
+    /// The path MTU, if known: excludes explanations
+    #[arg(short, long, value_name = "BYTES", value_parser = parse_mtu)]
+    mtu: Option<PathMtu>,
+    /// The traffic is IPv6
+    #[arg(long)]
+    ipv6: bool,
+    /// Frames have a VLAN tag
+    #[arg(long)]
+    vlan: bool,
+    /// Also how much of a full-duplex link of this many bits per second is used, as 100G
+    #[arg(long, value_name = "RATE", value_parser = parse_link)]
+    link: Option<f64>,
+    /// By how much a packet's mean length may be off, in percent
+    #[arg(long, value_name = "PERCENT", default_value_t = 1.0)]
+    tolerance: f64,
+    /// Show every explanation that fits, and say of each why
+    #[arg(short, long)]
+    verbose: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Explanations that are less plausible than the best by more are shown on request only.
+const FAR_LESS_PLAUSIBLE: f64 = 2.0;
+
+pub(crate) fn run(arguments: &Explain) -> Result<ExitCode, Failure> {
+    let hints = Hints {
+        mtu: arguments.mtu,
+        ipv6: arguments.ipv6,
+        vlan: arguments.vlan,
+        link_bits_per_s: arguments.link,
+        tolerance: arguments.tolerance / 100.0,
+    };
+    if let Some(device) = &arguments.device {
+        return print(&explain(&counted(device, arguments)?, &hints)?, arguments);
+    }
+    let Some(path) = &arguments.pcap else {
+        let rates = given(arguments)?;
+        // Numbers that were typed and cannot be are wrong usage.
+        let answer = explain(&rates, &hints).map_err(|error| Usage(error.to_string()))?;
+        return print(&answer, arguments);
+    };
+    let options = decode::Options { udp_port: arguments.udp_port, ..decode::Options::default() };
+    let summary = read(path, &options)?;
+    if let Some(stopped) = &summary.stopped {
+        return Err(format!("{} {stopped}: its rates cannot be told", path.display()).into());
+    }
+    let host = observed(&summary, arguments.host).map_err(|why| format!("{}: {why}", path.display()))?;
+    if summary.duration_ns == 0 {
+        return Err(format!("{}: no time passes in the capture, so there are no rates", path.display()).into());
+    }
+    eprintln!(
+        "{} packets in {:.3} s, as {} sees them",
+        summary.packets,
+        summary.duration_ns as f64 / 1e9,
+        host.address
+    );
+    let per_s = |count: u64| count as f64 * 1e9 / summary.duration_ns as f64;
+    let rates = Rates {
+        rx_bytes: per_s(host.rx_bytes),
+        rx_packets: per_s(host.rx_packets),
+        tx_bytes: per_s(host.tx_bytes),
+        tx_packets: per_s(host.tx_packets),
+    };
+    print(&explain(&rates, &hints)?, arguments)
+}
+
+/// What a device counts while it is looked at.
+fn counted(device: &str, arguments: &Explain) -> Result<Rates, Failure> {
+    if !(0.1..=3600.0).contains(&arguments.interval) {
+        return Err(Usage(format!("--interval is {} s, allowed is 0.1 to 3600", arguments.interval)).into());
+    }
+    let during = Duration::from_secs_f64(arguments.interval);
+    let traffic = doorbell_counters::traffic(Monitor::new(&arguments.sysfs), device, during)?;
+    let all = [
+        ("bytes received", traffic.rx_bytes_per_s),
+        ("packets received", traffic.rx_packets_per_s),
+        ("bytes sent", traffic.tx_bytes_per_s),
+        ("packets sent", traffic.tx_packets_per_s),
+    ];
+    let [Some(rx_bytes), Some(rx_packets), Some(tx_bytes), Some(tx_packets)] = all.map(|(_, rate)| rate) else {
+        let absent: Vec<_> = all.iter().filter(|(_, rate)| rate.is_none()).map(|(name, _)| *name).collect();
+        let why = match traffic.remarks.as_slice() {
+            [] => "it does not count them".to_owned(),
+            remarks => remarks.join("; "),
+        };
+        return Err(format!("{} has no rate of {}: {why}", traffic.device, absent.join(", ")).into());
+    };
+    let remarks = traffic.remarks.iter().map(|remark| format!("; {remark}")).collect::<String>();
+    eprintln!(
+        "{} for {:.3} s; its bytes are {}, taken here as those of Ethernet frames without FCS{remarks}",
+        traffic.device,
+        traffic.seconds,
+        traffic.bytes_are.unwrap_or("unknown"),
+    );
+    Ok(Rates { rx_bytes, rx_packets, tx_bytes, tx_packets })
+}
+
+/// The four rates on the command line.
+fn given(arguments: &Explain) -> Result<Rates, Usage> {
+    let all = [
+        ("--rx-bytes", arguments.rx_bytes),
+        ("--rx-packets", arguments.rx_packets),
+        ("--tx-bytes", arguments.tx_bytes),
+        ("--tx-packets", arguments.tx_packets),
+    ];
+    let missing: Vec<_> = all.iter().filter(|(_, rate)| rate.is_none()).map(|(name, _)| *name).collect();
+    match all.map(|(_, rate)| rate) {
+        [Some(rx_bytes), Some(rx_packets), Some(tx_bytes), Some(tx_packets)] => {
+            Ok(Rates { rx_bytes, rx_packets, tx_bytes, tx_packets })
+        }
+        _ => {
+            Err(Usage(format!("{} missing: give all four rates (0 for none), --device or --pcap", missing.join(", "))))
+        }
+    }
+}
+
+/// The host whose counters are meant: the one named, or one that takes part in everything.
+fn observed(summary: &Summary, named: Option<IpAddr>) -> Result<HostTotals, String> {
+    let addresses = || {
+        let shown: Vec<_> = summary.hosts.iter().take(8).map(|host| host.address.to_string()).collect();
+        shown.join(", ") + if summary.hosts.len() > 8 { ", ..." } else { "" }
+    };
+    if summary.hosts.is_empty() {
+        return Err(format!("no RoCE v2 packets to UDP port {}", summary.udp_port));
+    }
+    if let Some(address) = named {
+        let found = summary.hosts.iter().find(|host| host.address == address);
+        return found.copied().ok_or_else(|| format!("{address} (--host) takes no part; there are {}", addresses()));
+    }
+    let all = summary.packets - summary.other_conversations_packets;
+    let everywhere = summary.hosts.iter().filter(|host| host.rx_packets + host.tx_packets >= all);
+    everywhere
+        .min_by_key(|host| host.address)
+        .copied()
+        .ok_or_else(|| format!("no host takes part in everything; choose one by --host: {}", addresses()))
+}
+
+/// Prints the answer, wherever the rates came from.
+fn print(answer: &Answer, arguments: &Explain) -> Result<ExitCode, Failure> {
+    if arguments.json {
+        line(serde_json::to_string(answer)?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let rates = &answer.rates;
+    for (name, packets, bytes, mean) in [
+        ("in", rates.rx_packets, rates.rx_bytes, answer.rx_bytes_per_packet),
+        ("out", rates.tx_packets, rates.tx_bytes, answer.tx_bytes_per_packet),
+    ] {
+        let mean = mean.map_or("-".to_owned(), |mean| format!("{mean:.2}"));
+        line(format_args!("{name:<4} {:>9} packets/s {:>9}B/s {mean:>9} B per packet", rate(packets), rate(bytes)))?;
+    }
+    if let Some(link) = answer.link {
+        let goodput = link.goodput_share_of_used.map_or(String::new(), |share| match (share.min, share.max) {
+            (min, max) if max - min < 0.002 => format!("; {:.1} % of what is used is payload", max * 100.0),
+            (min, max) => format!("; {:.1} to {:.1} % of what is used is payload", min * 100.0, max * 100.0),
+        });
+        line(format_args!(
+            "of {}b/s {:.2} % are used in, {:.2} % out{goodput}",
+            rate(link.link_bits_per_s),
+            link.rx_share * 100.0,
+            link.tx_share * 100.0
+        ))?;
+    }
+    match answer.named {
+        0 => line(&answer.verdict)?,
+        1 => line("What fits, the most plausible first:")?,
+        named => line(format_args!(
+            "What fits, the most plausible first; counters cannot tell these apart, and the first {named} are likely:"
+        ))?,
+    }
+    let shown = |explanation: &&Explanation| {
+        let best = answer.explanations.first().map_or(0.0, |best| best.implausibility);
+        arguments.verbose || explanation.implausibility <= best + FAR_LESS_PLAUSIBLE
+    };
+    for (index, explanation) in answer.explanations.iter().filter(shown).enumerate() {
+        line(format_args!("{:>2}. {}", index + 1, explanation.summary))?;
+        if index == 0 || arguments.verbose {
+            for reason in &explanation.reasons {
+                line(format_args!("    - {reason}"))?;
+            }
+        }
+    }
+    let hidden = answer.explanations.iter().filter(|explanation| !shown(explanation)).count();
+    if hidden > 0 {
+        line(format_args!("{hidden} far less plausible explanations fit as well; -v shows them."))?;
+    }
+    for note in &answer.notes {
+        line(note)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

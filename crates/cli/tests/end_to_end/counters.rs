@@ -1,0 +1,272 @@
+//! `doorbell counters`.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::command::{PATIENCE, Running, doorbell, free_address, list, measuring, number, positive};
+
+/// A directory for what is published, and a tree of devices of the kernel.
+pub(crate) struct World {
+    root: tempfile::TempDir,
+}
+
+impl World {
+    pub(crate) fn new() -> Self {
+        Self { root: tempfile::tempdir().expect("there is room for a directory") }
+    }
+
+    pub(crate) fn command(&self, arguments: &str) -> Command {
+        let mut command = doorbell(arguments);
+        command.env("DOORBELL_COUNTERS_DIR", self.root.path().join("published")).env_remove("DOORBELL_PUBLISH");
+        command
+    }
+
+    /// A command that knows the devices of this tree only.
+    pub(crate) fn looking(&self, arguments: &str) -> Command {
+        let mut command = self.command(arguments);
+        command.arg("--sysfs").arg(self.root.path());
+        command
+    }
+
+    fn counters(&self, arguments: &str) -> Command {
+        self.looking(&format!("counters {arguments}"))
+    }
+
+    /// Writes a file of the tree, which is complete whenever it is read.
+    pub(crate) fn write(&self, path: &str, content: &str) {
+        let path = self.root.path().join("class/infiniband").join(path);
+        std::fs::create_dir_all(path.parent().unwrap_or(Path::new("/"))).expect("a directory can be made");
+        let new = self.root.path().join("new");
+        std::fs::write(&new, content).expect("a file can be written");
+        std::fs::rename(new, path).expect("it can be renamed");
+    }
+}
+
+fn lines(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error} in {line}"))).collect()
+}
+
+/// The same of a command that was killed: what it was writing may not be complete.
+fn whole_lines(text: &str) -> Vec<Value> {
+    lines(&text[..text.rfind('\n').map_or(0, |end| end + 1)])
+}
+
+#[test]
+fn packets_of_a_running_measurement_are_counted() {
+    let _one_at_a_time = measuring();
+    let world = World::new();
+    let mut watching = Running::start(world.counters("--interval 0.5 --json"));
+    watching.wait_for("waiting for one");
+    let bench = Running::start(world.command("bench bw -s 4096 -D 3 --json"));
+    let bench = bench.finish().expect_status(0).json();
+    // It sees the devices close a moment later: -n would have to know when.
+    std::thread::sleep(Duration::from_secs(2));
+    let seen = watching.interrupt().stdout;
+    let mut counted: BTreeMap<String, u64> = BTreeMap::new();
+    let mut totals: BTreeMap<String, u64> = BTreeMap::new();
+    let mut rates = 0;
+    for look in whole_lines(&seen) {
+        assert_eq!(look["schema"], "doorbell-counters/1");
+        for device in list(&look, "/devices") {
+            let label = device["device"].as_str().expect("it has a name").to_owned();
+            assert_eq!((&device["kind"], &device["program"]), (&"software".into(), &"doorbell".into()));
+            assert!(device["per_second"]["cnp_sent"].is_null(), "a software RNIC sends none and does not count them");
+            if !device["seconds"].is_null() {
+                positive(device, "/seconds");
+                rates += 1;
+                *counted.entry(label.clone()).or_default() += number(device, "/counted/tx_packets");
+            }
+            totals.insert(label, number(device, "/totals/tx_packets"));
+        }
+    }
+    assert_eq!(totals.len(), 2, "both sides: {totals:?}");
+    assert!(rates >= 4, "{seen}");
+    // Between opening and closing nothing is missed.
+    assert_eq!(counted, totals);
+    let counter = |side: &str| number(&bench, &format!("/results/0/counters/{side}/tx_vport_rdma_unicast_packets"));
+    let (client, server) = (counter("client"), counter("server"));
+    let most = totals.values().max().copied().unwrap_or(0);
+    assert!(most >= client.max(server), "{most} packets seen, {client} and {server} measured");
+}
+
+#[test]
+fn so_many_intervals_and_then_it_ends() {
+    let world = World::new();
+    world.write("rxe0/ports/1/hw_counters/sent_pkts", "5");
+    let finished = Running::start(world.counters("rxe0 -n 3 -i 0.1 --json")).finish().expect_status(0);
+    let looks = lines(&finished.stdout);
+    assert_eq!(looks.len(), 3);
+    for look in &looks {
+        assert_eq!(number(look, "/devices/0/totals/tx_packets"), 5);
+        assert_eq!(look.pointer("/devices/0/per_second/tx_packets"), Some(&0.0.into()));
+        assert!(look["devices"][0]["per_second"]["tx_bytes"].is_null());
+    }
+    let finished = Running::start(world.counters("-n 2 -i 0.1")).finish().expect_status(0);
+    let rows: Vec<&str> = finished.stdout.lines().collect();
+    assert_eq!(rows.len(), 3, "a header and two lines: {rows:?}");
+    assert!(rows[0].starts_with("per second") && rows[1].starts_with("rxe0"));
+    assert_eq!(rows[1].split_whitespace().collect::<Vec<_>>()[1..4], ["0", "-", "-"]);
+    assert_eq!(finished.stderr, "");
+}
+
+#[test]
+fn a_device_that_appears_later_is_picked_up_and_bad_files_are_said_once() {
+    let world = World::new();
+    let mut watching = Running::start(world.counters("-i 0.1 --json"));
+    watching.wait_for("waiting for one");
+    world.write("rxe0/ports/1/hw_counters/sent_pkts", "garbage");
+    watching.wait_for("sent_pkts is no number: \"garbage\"");
+    let (done, ended) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let world = &world;
+        scope.spawn(move || {
+            // However slow the machine is: at some time both values have been seen.
+            let mut values = ["1000", "10"].into_iter().cycle();
+            while ended.recv_timeout(Duration::from_millis(250)).is_err() {
+                world.write("rxe0/ports/1/hw_counters/sent_pkts", values.next().unwrap_or_default());
+            }
+        });
+        watching.wait_for("it was reset");
+        done.send(()).expect("it is waited for");
+    });
+    let finished = watching.interrupt();
+    assert_eq!(finished.stderr.matches("is no number").count(), 1, "{}", finished.stderr);
+    let looks = whole_lines(&finished.stdout);
+    assert!(!looks.is_empty());
+    for device in looks.iter().flat_map(|look| list(look, "/devices")) {
+        let rate = &device["per_second"]["tx_packets"];
+        assert!(rate.is_null() || rate.as_f64().is_some_and(|rate| rate >= 0.0), "{rate}");
+    }
+}
+
+#[test]
+fn an_unknown_device_is_an_error_that_lists_those_there_are() {
+    let world = World::new();
+    Running::start(world.counters("mlx5_7"))
+        .finish()
+        .expect_complaint(1, &["no RDMA device \"mlx5_7\"", "none at all"]);
+    world.write("mlx5_0/ports/1/counters/port_xmit_data", "1");
+    world.write("mlx5_1/ports/1/counters/port_xmit_data", "1");
+    Running::start(world.counters("mlx5_7 --json"))
+        .finish()
+        .expect_complaint(1, &["no RDMA device \"mlx5_7\"; there are: mlx5_0, mlx5_1"]);
+}
+
+#[test]
+fn the_list_says_what_counters_mean() {
+    let world = World::new();
+    world.write("mlx5_0/ports/1/counters/port_xmit_data", "25");
+    let text = Running::start(world.counters("--list")).finish().expect_status(0).stdout;
+    let row = text.lines().find(|line| line.trim().starts_with("tx_bytes")).unwrap_or_default();
+    assert!(row.contains("counters/port_xmit_data: 4-octet words"), "{text}");
+    assert!(text.lines().any(|line| line.trim() == "rx_bytes         -"), "{text}");
+    let json = Running::start(world.counters("--list --json")).finish().expect_status(0).json();
+    assert_eq!(json["devices"][0]["counters"]["tx_bytes"]["from"][0], "counters/port_xmit_data");
+    assert_eq!(number(&json, "/devices/0/raw/counters~1port_xmit_data"), 25);
+    assert!(json["devices"][0]["counters"]["rx_bytes"].is_null());
+}
+
+/// What a server answers to these bytes: head and content.
+fn ask(address: &str, request: &[u8]) -> (String, String) {
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout can be set");
+    // It may have heard enough before it has heard all.
+    let _ = stream.write_all(request);
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    let answer = String::from_utf8(answer).expect("the answer is text");
+    let (head, content) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+    (head.to_owned(), content.to_owned())
+}
+
+#[test]
+fn prometheus_scrapes_it() {
+    let world = World::new();
+    world.write("rxe0/ports/1/hw_counters/sent_pkts", "7");
+    let address = free_address().to_string();
+    let mut exporter = Running::start(world.counters(&format!("--prometheus {address}")));
+    exporter.wait_for(&format!("serving http://{address}/metrics"));
+    let (head, content) = ask(&address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+    assert!(head.contains("Content-Type: application/openmetrics-text; version=1.0.0; charset=utf-8"), "{head}");
+    assert!(head.contains(&format!("Content-Length: {}", content.len())), "{head}");
+    assert!(content.ends_with("# EOF\n"));
+    for line in [
+        "# HELP doorbell_rdma_tx_packets RDMA packets transmitted",
+        "# TYPE doorbell_rdma_tx_packets counter",
+        "doorbell_rdma_tx_packets_total{device=\"rxe0\"} 7",
+        "# TYPE doorbell_rdma_device info",
+    ] {
+        assert!(content.lines().any(|found| found == line), "{line} is missing in\n{content}");
+    }
+    assert!(!content.contains("doorbell_rdma_tx_bytes_total{"), "absent is not zero");
+    world.write("rxe0/ports/1/hw_counters/sent_pkts", "9");
+    let (_, content) = ask(&address, b"GET /metrics?x=y HTTP/1.0\r\n\r\n");
+    assert!(content.contains("doorbell_rdma_tx_packets_total{device=\"rxe0\"} 9\n"), "each scrape reads anew");
+    let (head, content) = ask(&address, b"HEAD /metrics HTTP/1.1\r\n\r\n");
+    assert!(head.starts_with("HTTP/1.1 200") && content.is_empty());
+    // Whoever asks for something else, or asks oddly, is told, and harms nobody.
+    for (request, status) in [
+        (&b"GET /else HTTP/1.1\r\n\r\n"[..], "404"),
+        (b"POST /metrics HTTP/1.1\r\n\r\n", "405"),
+        (b"GET /metrics\r\n\r\n", "400"),
+        (b"\xff\xfe\x00 \r\n\r\n", "400"),
+        (&[b'x'; 100_000], "431"),
+    ] {
+        let (head, _) = ask(&address, request);
+        // An answer to a request that is not read to its end may be lost with the connection.
+        assert!(head.starts_with(&format!("HTTP/1.1 {status} ")) || (status == "431" && head.is_empty()), "{head}");
+    }
+    let silent: Vec<TcpStream> = (0..40).map(|_| TcpStream::connect(&address).expect("it listens")).collect();
+    drop(silent);
+    let until = std::time::Instant::now() + PATIENCE;
+    while !ask(&address, b"GET /metrics HTTP/1.1\r\n\r\n").0.starts_with("HTTP/1.1 200") {
+        assert!(std::time::Instant::now() < until, "silent clients keep others out");
+    }
+    exporter.kill();
+}
+
+#[test]
+fn an_address_that_cannot_be_served_is_said() {
+    let world = World::new();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| Ok((listener.local_addr()?, listener)));
+    let (address, _listener) = taken.expect("there is a free port");
+    Running::start(world.counters(&format!("--prometheus {address}")))
+        .finish()
+        .expect_complaint(1, &[&format!("cannot listen on {address}")]);
+    for address in ["nowhere", ":9464", "localhost:70000", "70000"] {
+        Running::start(world.counters(&format!("--prometheus {address}")))
+            .finish()
+            .expect_complaint(2, &["allowed is HOST:PORT or a port"]);
+    }
+}
+
+/// On a terminal, which `script` of util-linux makes, it draws and then leaves the screen as it was.
+#[test]
+fn on_a_terminal_it_draws() {
+    if Command::new("script").arg("--version").output().is_err() {
+        eprintln!("left out: there is no script (util-linux)");
+        return;
+    }
+    let world = World::new();
+    world.write("rxe0/ports/1/hw_counters/sent_pkts", "7");
+    let inner = world.counters("-n 3 -i 0.1");
+    let words = std::iter::once(inner.get_program()).chain(inner.get_args());
+    let words: Vec<String> = words.map(|word| format!("'{}'", word.to_string_lossy())).collect();
+    let mut script = Command::new("script");
+    script.args(["-qec", &format!("stty rows 30 cols 100; {}", words.join(" ")), "/dev/null"]);
+    script.env("DOORBELL_COUNTERS_DIR", world.root.path().join("published")).env("TERM", "xterm");
+    let finished = Running::start(script).finish().expect_status(0);
+    let text = &finished.stdout;
+    let (enter, leave) = (text.find("\u{1b}[?1049h"), text.rfind("\u{1b}[?1049l"));
+    assert!(enter.is_some() && enter < leave, "another screen, and back: {text:?}");
+    for word in ["RDMA counters per second", "rxe0", "tx_packets", "retransmissions"] {
+        assert!(text.contains(word), "{word} is missing in {text:?}");
+    }
+}

@@ -1,0 +1,390 @@
+//! What is the same in all devices, and under which names vendors count it.
+
+use std::collections::BTreeMap;
+
+/// Where a counter was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Set {
+    /// Published by a software RNIC.
+    Published,
+    /// `ethtool -S` of the device's network interface.
+    Ethtool,
+    /// `hw_counters` of the kernel: each driver has names of its own.
+    Hardware,
+    /// `counters` of the kernel: the same names for all (IBTA 16.1.3.5 and 16.1.4.11).
+    Port,
+}
+
+impl Set {
+    /// The name, as output shows it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Set::Published => "published",
+            Set::Ethtool => "ethtool",
+            Set::Hardware => "hw_counters",
+            Set::Port => "counters",
+        }
+    }
+}
+
+/// A vendor's counter: where it was found and what it is called there.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Name {
+    /// Where.
+    pub set: Set,
+    /// Its name there.
+    pub name: String,
+}
+
+impl Name {
+    /// That counter.
+    pub fn new(set: Set, name: impl Into<String>) -> Self {
+        Self { set, name: name.into() }
+    }
+}
+
+impl std::fmt::Display for Name {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.set.name(), self.name)
+    }
+}
+
+/// Values of a device under the names of its vendor. What the device lacks is not in it.
+pub type Raw = BTreeMap<Name, u64>;
+
+/// What Doorbell shows of every device that counts it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Common {
+    /// Bytes of RDMA transmitted.
+    TxBytes,
+    /// Packets of RDMA transmitted.
+    TxPackets,
+    /// Operations requested.
+    TxOperations,
+    /// Bytes of RDMA received.
+    RxBytes,
+    /// Packets of RDMA received.
+    RxPackets,
+    /// Operations that peers requested.
+    RxOperations,
+    /// What was sent again, or how often: vendors differ.
+    Retransmissions,
+    /// RNR NAKs sent.
+    RnrSent,
+    /// RNR NAKs received.
+    RnrReceived,
+    /// Packets that arrived ahead of the expected sequence number.
+    OutOfSequence,
+    /// Congestion notification packets sent.
+    CnpSent,
+    /// Congestion notification packets received.
+    CnpReceived,
+}
+
+/// How many there are.
+pub const COMMON: usize = Common::ALL.len();
+
+impl Common {
+    /// All, in the order of output.
+    pub const ALL: [Common; 12] = [
+        Common::TxBytes,
+        Common::TxPackets,
+        Common::TxOperations,
+        Common::RxBytes,
+        Common::RxPackets,
+        Common::RxOperations,
+        Common::Retransmissions,
+        Common::RnrSent,
+        Common::RnrReceived,
+        Common::OutOfSequence,
+        Common::CnpSent,
+        Common::CnpReceived,
+    ];
+
+    /// The name in JSON; Prometheus puts a prefix and a suffix around it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Common::TxBytes => "tx_bytes",
+            Common::TxPackets => "tx_packets",
+            Common::TxOperations => "tx_operations",
+            Common::RxBytes => "rx_bytes",
+            Common::RxPackets => "rx_packets",
+            Common::RxOperations => "rx_operations",
+            Common::Retransmissions => "retransmissions",
+            Common::RnrSent => "rnr_sent",
+            Common::RnrReceived => "rnr_received",
+            Common::OutOfSequence => "out_of_sequence",
+            Common::CnpSent => "cnp_sent",
+            Common::CnpReceived => "cnp_received",
+        }
+    }
+
+    /// What it counts, for people.
+    pub const fn description(self) -> &'static str {
+        match self {
+            Common::TxBytes => "Bytes of RDMA packets transmitted",
+            Common::TxPackets => "RDMA packets transmitted",
+            Common::TxOperations => "RDMA operations requested of peers",
+            Common::RxBytes => "Bytes of RDMA packets received",
+            Common::RxPackets => "RDMA packets received",
+            Common::RxOperations => "RDMA operations requested by peers",
+            Common::Retransmissions => "Packets, or occasions where the device counts those, of sending again",
+            Common::RnrSent => "Receiver-not-ready NAKs sent",
+            Common::RnrReceived => "Receiver-not-ready NAKs received",
+            Common::OutOfSequence => "Packets received ahead of the expected sequence number",
+            Common::CnpSent => "Congestion notification packets sent",
+            Common::CnpReceived => "Congestion notification packets received",
+        }
+    }
+
+    /// The first rule of the table that the device has a counter for.
+    pub fn rule(self, raw: &Raw) -> Option<&'static Rule> {
+        TABLE.iter().find(|rule| rule.common == self && rule.present(raw).next().is_some())
+    }
+
+    /// The device's count, in units of the common counter: what [`rule`](Self::rule) adds up.
+    pub fn total(self, raw: &Raw) -> Option<u64> {
+        let rule = self.rule(raw)?;
+        let sum = rule.present(raw).fold(0, |sum: u64, (_, value)| sum.saturating_add(value));
+        Some(sum.saturating_mul(rule.scale))
+    }
+}
+
+/// Where a common counter comes from.
+#[derive(Debug)]
+pub struct Rule {
+    /// The counter.
+    pub common: Common,
+    /// Where the vendor's counters are found.
+    pub set: Set,
+    /// They are added up, as many of them as there are.
+    pub names: &'static [&'static str],
+    /// One of them counts so many.
+    pub scale: u64,
+    /// What the vendor counts there.
+    pub counts: &'static str,
+}
+
+impl Rule {
+    /// The counters of the rule that a device has.
+    pub fn present<'a>(&'a self, raw: &'a Raw) -> impl Iterator<Item = (&'a Name, u64)> {
+        // A device has some dozens of counters, so it does not matter that each is looked at.
+        raw.iter()
+            .filter(|(name, _)| name.set == self.set && self.names.contains(&name.name.as_str()))
+            .map(|(name, &value)| (name, value))
+    }
+}
+
+const fn rule(common: Common, set: Set, names: &'static [&'static str], counts: &'static str) -> Rule {
+    Rule { common, set, names, scale: 1, counts }
+}
+
+const fn words(common: Common, name: &'static [&'static str]) -> Rule {
+    let counts = "4-octet words (IBTA 16.1.3.5), given here in bytes; all of the port's traffic on InfiniBand";
+    Rule { common, set: Set::Port, names: name, scale: 4, counts }
+}
+
+const FRAMES: &str = "bytes of Ethernet frames without FCS, RDMA unicast alone";
+const IP: &str = "bytes of IP packets, without Ethernet header";
+const ROCE_ONLY: &str = "bytes of RoCE frames alone";
+const FUNCTION: &str = "unicast of the RDMA function";
+const PACKETS: &str = "packets";
+const PORT_PACKETS: &str = "packets of the port, also those with errors";
+const RNR: &str = "RNR NAKs";
+const NO_RECEIVE: &str = "packets without a posted receive: of RC, each is answered by an RNR NAK";
+const REQUESTS: &str = "requests";
+
+/// The one table of names, for each common counter in order of preference. Drivers: mlx5 (q
+/// counters, and statistics of its network interface), bnxt_re, irdma (names of three
+/// generations), rxe; the software RNIC; and what every port has.
+pub const TABLE: &[Rule] = {
+    use Common as C;
+    use Set::{Ethtool, Hardware, Port, Published};
+    &[
+        rule(C::TxBytes, Published, &["tx_vport_rdma_unicast_bytes"], FRAMES),
+        rule(C::TxBytes, Ethtool, &["tx_vport_rdma_unicast_bytes"], FRAMES),
+        rule(C::TxBytes, Hardware, &["tx_roce_only_bytes"], ROCE_ONLY),
+        rule(C::TxBytes, Hardware, &["ip4OutOctets", "ip6OutOctets"], IP),
+        rule(C::TxBytes, Hardware, &["tx_bytes"], FUNCTION),
+        words(C::TxBytes, &["port_xmit_data"]),
+        rule(C::TxPackets, Published, &["tx_vport_rdma_unicast_packets"], PACKETS),
+        rule(C::TxPackets, Ethtool, &["tx_vport_rdma_unicast_packets"], PACKETS),
+        rule(C::TxPackets, Hardware, &["tx_roce_only_pkts"], PACKETS),
+        rule(C::TxPackets, Hardware, &["ip4OutPkts", "ip6OutPkts"], PACKETS),
+        rule(C::TxPackets, Hardware, &["tx_pkts"], FUNCTION),
+        rule(C::TxPackets, Hardware, &["sent_pkts"], PACKETS),
+        rule(C::TxPackets, Port, &["port_xmit_packets"], PORT_PACKETS),
+        rule(C::TxOperations, Hardware, &["tx_send_req", "tx_write_req", "tx_read_req", "tx_atomic_req"], REQUESTS),
+        rule(
+            C::TxOperations,
+            Hardware,
+            &["OutRdmaSends", "OutRdmaWrites", "OutRdmaReads", "Tx atomics", "Tx ATS"],
+            REQUESTS,
+        ),
+        rule(C::TxOperations, Hardware, &["iwOutRdmaSends", "iwOutRdmaWrites", "iwOutRdmaReads"], REQUESTS),
+        rule(C::TxOperations, Hardware, &["rdma_sends"], "SENDs"),
+        rule(C::RxBytes, Published, &["rx_vport_rdma_unicast_bytes"], FRAMES),
+        rule(C::RxBytes, Ethtool, &["rx_vport_rdma_unicast_bytes"], FRAMES),
+        rule(C::RxBytes, Hardware, &["rx_roce_only_bytes"], ROCE_ONLY),
+        rule(C::RxBytes, Hardware, &["ip4InOctets", "ip6InOctets"], IP),
+        rule(C::RxBytes, Hardware, &["rx_bytes"], FUNCTION),
+        words(C::RxBytes, &["port_rcv_data"]),
+        rule(C::RxPackets, Published, &["rx_vport_rdma_unicast_packets"], PACKETS),
+        rule(C::RxPackets, Ethtool, &["rx_vport_rdma_unicast_packets"], PACKETS),
+        rule(C::RxPackets, Hardware, &["rx_roce_only_pkts"], PACKETS),
+        rule(C::RxPackets, Hardware, &["ip4InPkts", "ip6InPkts"], PACKETS),
+        rule(C::RxPackets, Hardware, &["rx_pkts"], FUNCTION),
+        rule(C::RxPackets, Hardware, &["rcvd_pkts"], PACKETS),
+        rule(C::RxPackets, Port, &["port_rcv_packets"], PORT_PACKETS),
+        rule(
+            C::RxOperations,
+            Published,
+            &["rx_send_requests", "rx_write_requests", "rx_read_requests", "rx_atomic_requests"],
+            REQUESTS,
+        ),
+        rule(C::RxOperations, Hardware, &["rx_send_req", "rx_write_req", "rx_read_req", "rx_atomic_req"], REQUESTS),
+        rule(
+            C::RxOperations,
+            Hardware,
+            &["InRdmaSends", "InRdmaWrites", "InRdmaReads", "Rx atomics", "Rx ATS"],
+            REQUESTS,
+        ),
+        rule(C::RxOperations, Hardware, &["iwInRdmaSends", "iwInRdmaWrites", "iwInRdmaReads"], REQUESTS),
+        rule(C::RxOperations, Hardware, &["rdma_recvs"], "SENDs"),
+        rule(
+            C::RxOperations,
+            Hardware,
+            &["rx_write_requests", "rx_read_requests", "rx_atomic_requests"],
+            "WRITEs, READs and atomics; SENDs are not counted",
+        ),
+        rule(C::Retransmissions, Published, &["tx_retransmitted_packets"], "request packets sent again"),
+        rule(C::Retransmissions, Hardware, &["completer_retry_err"], "times that the requester went back"),
+        rule(
+            C::Retransmissions,
+            Hardware,
+            &["to_retransmits", "seq_err_naks_rcvd", "missing_resp"],
+            "timeouts, sequence NAKs and missing responses: occasions, not packets",
+        ),
+        rule(C::Retransmissions, Hardware, &["RetransSegs"], "packets sent again"),
+        rule(C::Retransmissions, Hardware, &["tcpRetransSegs"], "packets sent again"),
+        rule(
+            C::Retransmissions,
+            Hardware,
+            &["local_ack_timeout_err", "packet_seq_err", "implied_nak_seq_err"],
+            "timeouts, sequence NAKs and missing responses: occasions, not packets",
+        ),
+        rule(C::RnrSent, Published, &["rnr_nak_sent"], RNR),
+        rule(C::RnrSent, Hardware, &["send_rnr_err"], RNR),
+        rule(C::RnrSent, Hardware, &["RNR sent"], RNR),
+        rule(C::RnrSent, Hardware, &["rx_out_of_buffer"], NO_RECEIVE),
+        rule(C::RnrSent, Hardware, &["out_of_buffer"], NO_RECEIVE),
+        rule(C::RnrReceived, Published, &["rnr_nak_received"], RNR),
+        rule(C::RnrReceived, Hardware, &["rcvd_rnr_err"], RNR),
+        rule(C::RnrReceived, Hardware, &["RNR received"], RNR),
+        rule(C::RnrReceived, Hardware, &["rnr_naks_rcvd"], RNR),
+        rule(C::RnrReceived, Hardware, &["rnr_nak_retry_err"], RNR),
+        rule(C::OutOfSequence, Published, &["out_of_sequence"], PACKETS),
+        rule(C::OutOfSequence, Hardware, &["out_of_sequence"], PACKETS),
+        rule(C::OutOfSequence, Hardware, &["out_of_seq_request"], PACKETS),
+        rule(C::OutOfSequence, Hardware, &["oos_drop_count"], PACKETS),
+        rule(C::OutOfSequence, Hardware, &["Rcvd Out of order packets"], PACKETS),
+        rule(C::CnpSent, Hardware, &["np_cnp_sent"], PACKETS),
+        rule(C::CnpSent, Hardware, &["tx_cnp_pkts"], PACKETS),
+        rule(C::CnpSent, Hardware, &["cnpSent"], PACKETS),
+        rule(C::CnpReceived, Published, &["rx_cnp"], PACKETS),
+        rule(C::CnpReceived, Hardware, &["rp_cnp_handled", "rp_cnp_ignored"], PACKETS),
+        rule(C::CnpReceived, Hardware, &["rx_cnp_pkts"], PACKETS),
+        rule(C::CnpReceived, Hardware, &["cnpHandled", "cnpIgnored"], PACKETS),
+    ]
+};
+
+/// Counters of mlx5 that are 32 bits wide in the adapter and are handed on as they are.
+const MLX5_Q_COUNTERS: [&str; 22] = [
+    "rx_write_requests",
+    "rx_read_requests",
+    "rx_atomic_requests",
+    "rx_dct_connect",
+    "out_of_buffer",
+    "out_of_sequence",
+    "duplicate_request",
+    "rnr_nak_retry_err",
+    "packet_seq_err",
+    "implied_nak_seq_err",
+    "local_ack_timeout_err",
+    "resp_local_length_error",
+    "resp_cqe_error",
+    "req_cqe_error",
+    "req_remote_invalid_request",
+    "req_remote_access_errors",
+    "resp_remote_access_errors",
+    "roce_adp_retrans",
+    "roce_adp_retrans_to",
+    "roce_slow_restart",
+    "roce_slow_restart_cnps",
+    "roce_slow_restart_trans",
+];
+
+/// How wide a counter of a device is: it wraps there.
+pub fn bits(name: &Name, raw: &Raw) -> u32 {
+    // rxe has one name in common with mlx5, and counts 64 bits under it.
+    let is_mlx5 = || raw.contains_key(&Name::new(Set::Hardware, "local_ack_timeout_err"));
+    let plain = name.name.strip_prefix("vport_").unwrap_or(&name.name);
+    let narrow = name.set == Set::Hardware && MLX5_Q_COUNTERS.contains(&plain);
+    if narrow && (plain != "duplicate_request" || is_mlx5()) { 32 } else { 64 }
+}
+
+/// Is it a level, which goes up and down, and no count?
+pub fn is_gauge(name: &Name) -> bool {
+    let levels = ["active_", "watermark_", "db_fifo_register"];
+    name.set == Set::Hardware && levels.iter().any(|start| name.name.starts_with(start))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn raw(values: &[(Set, &str, u64)]) -> Raw {
+        values.iter().map(|&(set, name, value)| (Name::new(set, name), value)).collect()
+    }
+
+    #[test]
+    fn all_are_in_the_order_of_their_numbers_and_the_table_knows_each() {
+        for (index, common) in Common::ALL.into_iter().enumerate() {
+            assert_eq!(common as usize, index);
+            assert!(TABLE.iter().any(|rule| rule.common == common), "{}", common.name());
+        }
+        let names: std::collections::HashSet<_> = Common::ALL.iter().map(|common| common.name()).collect();
+        assert_eq!(names.len(), COMMON);
+    }
+
+    #[test]
+    fn no_counter_means_two_things() {
+        let mut seen = std::collections::HashSet::new();
+        for rule in TABLE {
+            assert!(!rule.names.is_empty() && rule.scale > 0 && !rule.counts.is_empty());
+            for name in rule.names {
+                assert!(seen.insert((rule.set, *name)), "{name} appears twice");
+            }
+        }
+    }
+
+    #[test]
+    fn words_of_the_port_are_given_in_bytes_and_yield_to_better_counters() {
+        let mut values = raw(&[(Set::Port, "port_xmit_data", 250)]);
+        assert_eq!(Common::TxBytes.total(&values), Some(1000));
+        values.extend(raw(&[(Set::Ethtool, "tx_vport_rdma_unicast_bytes", 77)]));
+        assert_eq!(Common::TxBytes.total(&values), Some(77));
+        assert_eq!(Common::RxBytes.total(&values), None, "absent is not zero");
+        let words = raw(&[(Set::Port, "port_xmit_data", u64::MAX)]);
+        assert_eq!(Common::TxBytes.total(&words), Some(u64::MAX), "not wrapped");
+    }
+
+    #[test]
+    fn parts_are_added_up_as_many_as_there_are() {
+        let four = raw(&[(Set::Hardware, "ip4InOctets", 5)]);
+        assert_eq!(Common::RxBytes.total(&four), Some(5));
+        let both = raw(&[(Set::Hardware, "ip4InOctets", 5), (Set::Hardware, "ip6InOctets", 7)]);
+        assert_eq!(Common::RxBytes.total(&both), Some(12));
+    }
+}

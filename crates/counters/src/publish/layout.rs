@@ -1,0 +1,196 @@
+//! The file that a software RNIC publishes: words of 64 bits in the machine's order, and text.
+//!
+//! ```text
+//! word 0  magic                    word 4  where the text begins, in bytes
+//! word 1  layout                   word 5  bytes of text
+//! word 2  bytes of the file        word 6  where the values begin, in bytes
+//! word 3  pid of the publisher     word 7  number of values
+//! text    lines "key value"; "counter NAME" once for each value, in their order
+//! values  a sequence number, the moment of publication, then the values
+//! ```
+//!
+//! Whoever reads needs to know no counter: the names are in the text, and keys that a reader does
+//! not know mean nothing to it. The layout's number changes only if the words do.
+//!
+//! The sequence number is odd while values are being written. A reader takes the values if it was
+//! even and the same before and after.
+
+use std::collections::HashMap;
+
+pub(crate) const MAGIC: u64 = u64::from_ne_bytes(*b"doorbell");
+pub(crate) const LAYOUT: u64 = 1;
+const HEADER_WORDS: usize = 8;
+const WORD: usize = size_of::<u64>();
+/// The sequence number and the moment of publication.
+pub(crate) const VALUES_START: usize = 2;
+/// Longest file that is written or read.
+pub(crate) const MAX_FILE_BYTES: usize = 64 << 10;
+/// Most counters of a device.
+pub(crate) const MAX_COUNTERS: usize = 1024;
+/// Longest value of a key: what the environment says must not fill the file.
+const MAX_VALUE_CHARS: usize = 128;
+
+/// What a file says of itself and its device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub(crate) pid: u32,
+    /// Keys and values but `counter`.
+    pub(crate) text: HashMap<String, String>,
+    /// Names of the counters, in the order of their values.
+    pub(crate) counters: Vec<String>,
+    /// Where the values begin: their sequence number.
+    pub(crate) values_at: usize,
+    pub(crate) file_bytes: usize,
+}
+
+/// A text that is safe within a line.
+fn line_safe(text: &str) -> String {
+    text.chars().take(MAX_VALUE_CHARS).map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+/// The bytes of a new file, all values zero, and where its values begin.
+pub(crate) fn encode(pid: u32, keys: &[(&str, String)], counters: &[&str]) -> Option<(Vec<u8>, usize)> {
+    if counters.len() > MAX_COUNTERS {
+        return None;
+    }
+    let mut text = String::new();
+    for (key, value) in keys {
+        text.push_str(&format!("{key} {}\n", line_safe(value)));
+    }
+    for name in counters {
+        text.push_str(&format!("counter {}\n", line_safe(name)));
+    }
+    let text_at = HEADER_WORDS * WORD;
+    let values_at = (text_at + text.len()).next_multiple_of(WORD);
+    let file_bytes = values_at + (VALUES_START + counters.len()) * WORD;
+    if file_bytes > MAX_FILE_BYTES {
+        return None;
+    }
+    let words = [MAGIC, LAYOUT, file_bytes as u64, u64::from(pid), text_at as u64, text.len() as u64]
+        .into_iter()
+        .chain([values_at as u64, counters.len() as u64]);
+    let mut bytes: Vec<u8> = words.flat_map(u64::to_ne_bytes).collect();
+    bytes.extend(text.as_bytes());
+    bytes.resize(file_bytes, 0);
+    Some((bytes, values_at))
+}
+
+/// The words of some bytes.
+pub(crate) fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    bytes.as_chunks::<WORD>().0.iter().map(|word| u64::from_ne_bytes(*word))
+}
+
+/// Understands a file, or says what is wrong with it.
+pub(crate) fn parse(bytes: &[u8]) -> Result<Header, String> {
+    let header: Vec<u64> = words(bytes).take(HEADER_WORDS).collect();
+    let &[magic, layout, file_bytes, pid, text_at, text_bytes, values_at, counters] = header.as_slice() else {
+        return Err(format!("it has {} B, less than a header of {}", bytes.len(), HEADER_WORDS * WORD));
+    };
+    if magic != MAGIC {
+        return Err("it does not begin as a file of counters does".to_owned());
+    }
+    if layout != LAYOUT {
+        return Err(format!("its layout is {layout}, this program reads {LAYOUT}"));
+    }
+    if file_bytes != bytes.len() as u64 {
+        return Err(format!("it has {} B and says {file_bytes}", bytes.len()));
+    }
+    let pid = u32::try_from(pid).map_err(|_| format!("{pid} is no process"))?;
+    let counters = usize::try_from(counters).ok().filter(|&counters| counters <= MAX_COUNTERS);
+    let counters = counters.ok_or_else(|| format!("more than {MAX_COUNTERS} counters"))?;
+    let range = |from: u64, length: u64| -> Option<&[u8]> {
+        bytes.get(usize::try_from(from).ok()?..usize::try_from(from.checked_add(length)?).ok()?)
+    };
+    let text = range(text_at, text_bytes).and_then(|text| std::str::from_utf8(text).ok());
+    let text = text.ok_or("its text lies outside of it, or is none")?;
+    let values_bytes = ((VALUES_START + counters) * WORD) as u64;
+    let values = range(values_at, values_bytes).filter(|_| values_at.is_multiple_of(WORD as u64));
+    values.ok_or("its values lie outside of it, or are not aligned")?;
+    let mut keys = HashMap::new();
+    let mut names = Vec::with_capacity(counters);
+    for line in text.lines() {
+        let (key, value) = line.split_once(' ').ok_or("a line of its text has no value")?;
+        match key {
+            "counter" => names.push(line_safe(value)),
+            _ => drop(keys.insert(key.to_owned(), line_safe(value))),
+        }
+    }
+    if names.len() != counters {
+        return Err(format!("it names {} counters and has {counters}", names.len()));
+    }
+    Ok(Header { pid, text: keys, counters: names, values_at: values_at as usize, file_bytes: bytes.len() })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn file() -> (Vec<u8>, usize) {
+        let keys = [("name", "doorbell0".to_owned()), ("program", "a b\nc".to_owned())];
+        encode(42, &keys, &["one", "two"]).unwrap()
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let (bytes, values_at) = file();
+        let header = parse(&bytes).unwrap();
+        assert_eq!(header.pid, 42);
+        assert_eq!(header.counters, ["one", "two"]);
+        assert_eq!(header.text["name"], "doorbell0");
+        assert_eq!(header.text["program"], "a b?c", "no line is broken");
+        assert_eq!((header.values_at, header.file_bytes), (values_at, bytes.len()));
+        assert_eq!(bytes.len() - values_at, 4 * WORD);
+    }
+
+    #[test]
+    fn a_damaged_file_is_said_to_be_so() {
+        let (bytes, _) = file();
+        for (word, value, said) in [
+            (0, 1, "does not begin"),
+            (1, 2, "layout is 2, this program reads 1"),
+            (2, 7, "says 7"),
+            (3, 1 << 40, "no process"),
+            (4, u64::MAX, "text lies outside"),
+            (5, 1 << 20, "text lies outside"),
+            (6, u64::MAX - 8, "values lie outside"),
+            (6, 65, "values lie outside"),
+            (7, 1, "names 2 counters and has 1"),
+            (7, u64::MAX, "more than 1024"),
+        ] {
+            let mut damaged = bytes.clone();
+            damaged[word * WORD..][..WORD].copy_from_slice(&u64::to_ne_bytes(value));
+            let error = parse(&damaged).unwrap_err();
+            assert!(error.contains(said), "word {word} = {value}: {error}");
+        }
+        for length in 0..bytes.len() {
+            assert!(parse(&bytes[..length]).is_err(), "cut to {length} B");
+        }
+    }
+
+    #[test]
+    fn a_device_with_too_many_counters_is_not_written() {
+        assert!(encode(1, &[], &vec!["x"; MAX_COUNTERS]).is_some());
+        assert!(encode(1, &[], &vec!["x"; MAX_COUNTERS + 1]).is_none());
+        assert!(encode(1, &[("key", "x".repeat(1 << 20))], &[]).is_some(), "a long value is cut");
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_the_reader_panic(
+            damage in proptest::collection::vec((0_usize..400, any::<u8>()), 0..20), cut in 0_usize..400,
+        ) {
+            let (mut bytes, _) = file();
+            for (at, byte) in damage {
+                if let Some(place) = bytes.get_mut(at) {
+                    *place = byte;
+                }
+            }
+            bytes.truncate(cut);
+            if let Ok(header) = parse(&bytes) {
+                prop_assert!(header.values_at + (VALUES_START + header.counters.len()) * WORD <= bytes.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! The values of a published file, mapped: written here, read by other processes at any time.
+
+use std::fs::File;
+use std::io;
+use std::num::NonZeroUsize;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+
+use super::layout::VALUES_START;
+
+/// Sequence number, moment and values of a file.
+#[derive(Debug)]
+pub(super) struct Mapping {
+    base: NonNull<std::ffi::c_void>,
+    bytes: NonZeroUsize,
+    /// The sequence number: `VALUES_START + values` words from here lie within the mapping.
+    words: NonNull<AtomicU64>,
+    values: usize,
+}
+
+// SAFETY: the mapping belongs to this value alone, wherever that is, and is only accessed through
+// atomics.
+unsafe impl Send for Mapping {}
+
+impl Mapping {
+    /// Maps a file of `bytes`, all of which are written already, so that no page of it must be
+    /// found later. `values` values lie behind sequence number and moment at `values_at`.
+    pub(super) fn new(file: &File, bytes: usize, values_at: usize, values: usize) -> io::Result<Self> {
+        let end = values_at + (VALUES_START + values) * size_of::<AtomicU64>();
+        let bytes = NonZeroUsize::new(bytes)
+            .filter(|bytes| end <= bytes.get() && values_at.is_multiple_of(align_of::<AtomicU64>()))
+            .ok_or(io::ErrorKind::InvalidInput)?;
+        let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: a new mapping at an address that the kernel chooses touches no memory of ours.
+        let base = unsafe { mmap(None, bytes, access, MapFlags::MAP_SHARED, file, 0)? };
+        // SAFETY: `values_at` lies within the mapping, as was checked.
+        let words = unsafe { base.cast::<u8>().add(values_at) }.cast();
+        Ok(Self { base, bytes, words, values })
+    }
+
+    fn word(&self, index: usize) -> &AtomicU64 {
+        assert!(index < VALUES_START + self.values);
+        // SAFETY: it lies within the mapping, aligned, since a mapping begins with a page and
+        // `values_at` is aligned; it stays mapped for as long as `self`; and nobody accesses it
+        // but through atomics and, in other processes, by reading the file.
+        unsafe { self.words.add(index).as_ref() }
+    }
+
+    /// Writes moment and values, so that a reader takes all of them or none.
+    pub(super) fn store(&mut self, at_ns: u64, values: &[u64]) {
+        let sequence = self.word(0).load(Ordering::Relaxed) & !1;
+        self.word(0).store(sequence | 1, Ordering::Relaxed);
+        // What follows is not seen before the odd number is, nor after the even one.
+        fence(Ordering::Release);
+        self.word(1).store(at_ns, Ordering::Relaxed);
+        for (index, &value) in values.iter().take(self.values).enumerate() {
+            self.word(VALUES_START + index).store(value, Ordering::Relaxed);
+        }
+        self.word(0).store(sequence.wrapping_add(2), Ordering::Release);
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: this was mapped so by `new`, and no reference into it outlives `self`.
+        let _ = unsafe { munmap(self.base, self.bytes.get()) };
+    }
+}

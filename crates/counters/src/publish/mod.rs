@@ -1,0 +1,187 @@
+//! Publishing what a software RNIC counts, for other processes of the same user.
+//!
+//! Each device has a small file in a directory of this user's alone: `doorbell` in
+//! `$XDG_RUNTIME_DIR`, or `/dev/shm/doorbell-UID`; [`DIRECTORY_VARIABLE`] names another. It
+//! appears complete or not at all, is written through a mapping, and disappears with its device.
+//! What a process leaves behind that was killed is removed by the next one that looks.
+
+mod directory;
+pub(crate) mod layout;
+#[allow(unsafe_code)]
+mod mapping;
+mod process;
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+pub use directory::{DIRECTORY_VARIABLE, MAX_FILES};
+pub(crate) use directory::{Directory, DirectoryError, candidates};
+use layout::{Header, MAX_FILE_BYTES};
+use mapping::Mapping;
+pub(crate) use process::Life;
+
+use crate::sample::monotonic_ns;
+
+/// Set to 0, nothing is published.
+pub const SWITCH_VARIABLE: &str = "DOORBELL_PUBLISH";
+
+/// How long what a device counted may wait at most until it is published. A device that has
+/// published nothing for much longer has counted nothing since.
+pub const PUBLISH_WITHIN_NS: u64 = 20_000_000;
+
+/// Files that are not complete yet begin with this.
+const TEMPORARY: &str = ".new-";
+
+/// Is publishing wanted? The environment can say that it is not.
+pub fn is_wanted() -> bool {
+    std::env::var_os(SWITCH_VARIABLE).is_none_or(|value| value != "0")
+}
+
+/// Why nothing is published: one sentence.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct PublishError(String);
+
+/// What is published of a device beside its counters.
+#[derive(Clone, Copy, Debug)]
+pub struct Published<'a> {
+    /// Its name as a verbs device.
+    pub name: &'a str,
+    /// Its address.
+    pub address: IpAddr,
+    /// The UDP port of both ends.
+    pub udp_port: u16,
+    /// Names of its counters.
+    pub counters: &'a [&'a str],
+}
+
+/// Publishes the counters of one device for as long as it lives.
+#[derive(Debug)]
+pub struct Publisher {
+    directory: Directory,
+    file_name: String,
+    mapping: Mapping,
+    pid: u32,
+}
+
+impl Publisher {
+    /// Publishes a device, all of whose counters are zero.
+    ///
+    /// # Errors
+    ///
+    /// Where no directory can be used, or it is full. The device is as good without.
+    pub fn new(device: &Published<'_>) -> Result<Self, PublishError> {
+        let mut reasons = Vec::new();
+        for path in candidates() {
+            let directory = match Directory::create(&path) {
+                Ok(directory) => directory,
+                Err(error) => {
+                    reasons.push(error.to_string());
+                    continue;
+                }
+            };
+            match Self::within(directory, device) {
+                Ok(publisher) => return Ok(publisher),
+                Err(reason) => reasons.push(reason),
+            }
+        }
+        Err(PublishError(reasons.join("; ")))
+    }
+
+    fn within(directory: Directory, device: &Published<'_>) -> Result<Self, String> {
+        static FILES: AtomicU64 = AtomicU64::new(0);
+        let place = directory.path.display().to_string();
+        let os = |what: &str, error: std::io::Error| format!("{place}: {what}: {error}");
+        if sweep(&directory).map_err(|errno| os("it cannot be listed", errno.into()))? >= MAX_FILES {
+            return Err(DirectoryError::Full { path: directory.path }.to_string());
+        }
+        let pid = std::process::id();
+        let start = process::start_ticks(pid);
+        let keys = [
+            ("name", Some(device.name.to_owned())),
+            ("address", Some(device.address.to_string())),
+            ("udp_port", Some(device.udp_port.to_string())),
+            ("program", Some(process::program())),
+            ("born_ns", Some(monotonic_ns().to_string())),
+            ("start_ticks", start.map(|start| start.to_string())),
+            ("pid_namespace", process::pid_namespace().map(|namespace| namespace.to_string())),
+        ];
+        let keys: Vec<_> = keys.into_iter().filter_map(|(key, value)| Some((key, value?))).collect();
+        let (bytes, values_at) = layout::encode(pid, &keys, device.counters)
+            .ok_or_else(|| format!("{} counters are more than a file holds", device.counters.len()))?;
+        // Start and count make the name one that was never used before.
+        let unique = format!("{pid}-{}-{}", start.unwrap_or(0), FILES.fetch_add(1, Ordering::Relaxed));
+        let (temporary, file_name) = (format!("{TEMPORARY}{unique}"), format!("{unique}.counters"));
+        let mapped = directory.create_file(&temporary).map_err(std::io::Error::from).and_then(|mut file| {
+            // Written, not only made longer: the kernel has found room for all of it then.
+            file.write_all(&bytes)?;
+            let mapping = Mapping::new(&file, bytes.len(), values_at, device.counters.len())?;
+            directory.rename(&temporary, &file_name)?;
+            Ok(mapping)
+        });
+        let mapping = mapped.map_err(|error| {
+            directory.remove(&temporary);
+            os("no file can be made", error)
+        })?;
+        Ok(Self { directory, file_name, mapping, pid })
+    }
+
+    /// Publishes values, in the order of the names. It costs some tens of nanoseconds and a
+    /// `getpid`.
+    pub fn publish(&mut self, values: &[u64]) {
+        // After a fork the mapping is shared with the parent, whose counters these are not.
+        if self.pid == std::process::id() {
+            self.mapping.store(monotonic_ns(), values);
+        }
+    }
+}
+
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        if self.pid == std::process::id() {
+            self.directory.remove(&self.file_name);
+        }
+    }
+}
+
+/// A file of a directory, opened and understood.
+pub(crate) fn inspect(directory: &Directory, name: &str) -> Result<(File, Header), String> {
+    let file = directory.open_file(name)?;
+    let mut bytes = Vec::new();
+    (&file).take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    if bytes.len() > MAX_FILE_BYTES {
+        return Err(format!("it is longer than {MAX_FILE_BYTES} B"));
+    }
+    let header = layout::parse(&bytes)?;
+    Ok((file, header))
+}
+
+/// Whether the process that a file is of still runs.
+pub(crate) fn life(header: &Header) -> Life {
+    let number = |key: &str| header.text.get(key).and_then(|value| value.parse().ok());
+    process::life(header.pid, number("start_ticks"), number("pid_namespace"))
+}
+
+/// Is it a file that is complete?
+pub(crate) fn is_complete(name: &str) -> bool {
+    name.ends_with(".counters") && !name.starts_with('.')
+}
+
+/// Removes what processes left behind that are gone. Returns how many files remain.
+pub(crate) fn sweep(directory: &Directory) -> Result<usize, nix::errno::Errno> {
+    let mut remain = 0;
+    for name in directory.list()? {
+        let is_left_behind = match inspect(directory, &name) {
+            Ok((_, header)) => life(&header) == Life::Gone,
+            // A process was killed while it wrote its first bytes.
+            Err(_) => name.strip_prefix(TEMPORARY).is_some_and(|unique| {
+                let pid = unique.split('-').next().and_then(|pid| pid.parse().ok());
+                pid.is_some_and(|pid| process::start_ticks(pid).is_none())
+            }),
+        };
+        if is_left_behind { directory.remove(&name) } else { remain += 1 }
+    }
+    Ok(remain)
+}

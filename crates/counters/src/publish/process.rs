@@ -1,0 +1,79 @@
+//! Processes, as far as it must be known whether one still runs.
+
+use std::os::unix::fs::MetadataExt;
+
+/// Whether the process that published a file still runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Life {
+    Running,
+    Gone,
+    /// It cannot be seen from here: it belongs to another namespace of processes.
+    Unknown,
+}
+
+/// When a process started, in clock ticks since boot: with its number, it names the process for
+/// ever. `None` if there is no such process, or only its remains.
+pub(crate) fn start_ticks(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The second field is the program's name in brackets, which may hold anything.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let state = fields.first()?;
+    // A first thread that has ended is shown as a zombie while others run on.
+    let other_threads = || std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count) > 1;
+    if matches!(*state, "Z" | "X") && !other_threads() {
+        return None;
+    }
+    fields.get(19)?.parse().ok() // the 22nd of all
+}
+
+/// The namespace that numbers of processes belong to.
+pub(crate) fn pid_namespace() -> Option<u64> {
+    std::fs::metadata("/proc/self/ns/pid").ok().map(|namespace| namespace.ino())
+}
+
+/// Whether a process runs that had this number and start in this namespace.
+pub(crate) fn life(pid: u32, start: Option<u64>, namespace: Option<u64>) -> Life {
+    let Some(own) = pid_namespace() else { return Life::Unknown };
+    if start.is_none() || namespace != Some(own) {
+        return Life::Unknown;
+    }
+    if start_ticks(pid) == start { Life::Running } else { Life::Gone }
+}
+
+/// What this process is called: how it was started, without folders.
+pub(crate) fn program() -> String {
+    let first = std::env::args_os().next().unwrap_or_default();
+    let name = std::path::Path::new(&first).file_name().unwrap_or(&first).to_string_lossy().into_owned();
+    if name.is_empty() { "unknown".to_owned() } else { name }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_known_by_its_number_and_its_start() {
+        let pid = std::process::id();
+        let start = start_ticks(pid);
+        assert!(start.is_some());
+        assert_eq!(life(pid, start, pid_namespace()), Life::Running);
+        assert_eq!(life(pid, start.map(|start| start + 1), pid_namespace()), Life::Gone, "the number was given again");
+        assert_eq!(life(u32::MAX, start, pid_namespace()), Life::Gone);
+        assert_eq!(life(u32::MAX, start, Some(1)), Life::Unknown, "it is not ours to judge");
+        assert_eq!(life(u32::MAX, None, pid_namespace()), Life::Unknown);
+    }
+
+    #[test]
+    fn a_process_that_nobody_has_waited_for_is_gone() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        while start_ticks(child.id()).is_some() {
+            std::thread::yield_now();
+        }
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn the_program_has_a_name() {
+        assert!(program().starts_with("doorbell_counters"), "{}", program());
+    }
+}

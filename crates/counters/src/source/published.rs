@@ -1,0 +1,213 @@
+//! Software RNICs of this user's processes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::net::IpAddr;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
+
+use crate::common::{Name, Raw, Set};
+use crate::publish::layout::{Header, VALUES_START, words};
+use crate::publish::{
+    Directory, DirectoryError, Life, PUBLISH_WITHIN_NS, candidates, inspect, is_complete, life, sweep,
+};
+use crate::sample::{Identity, Kind, Reading, Sample, monotonic_ns};
+use crate::source::Source;
+
+/// RoCE v2 has this port (IBTA annex A17).
+const ROCE_UDP_PORT: u16 = 4791;
+
+/// What a publisher writes takes well below a microsecond; one that the scheduler has stopped in
+/// the middle is given so many chances, with a nap between.
+const TRIES: u32 = 20;
+const NAP: Duration = Duration::from_micros(500);
+
+/// A file that was found. It is kept open: after it was removed, it still has the last values.
+struct Open {
+    file: File,
+    header: Header,
+    incarnation: u64,
+    /// What it is called for as long as it is there; empty until that is decided.
+    label: String,
+}
+
+/// Reads what software RNICs publish.
+pub struct PublishedSource {
+    directories: Vec<PathBuf>,
+    files: BTreeMap<(PathBuf, String), Open>,
+    found: u64,
+}
+
+impl PublishedSource {
+    /// All directories in which this user's processes may publish.
+    pub fn new() -> Self {
+        Self { directories: candidates(), files: BTreeMap::new(), found: 0 }
+    }
+
+    /// Opens what is new in a directory, and returns what is in it.
+    fn list(&mut self, path: &Path, reading: &mut Reading) -> BTreeSet<String> {
+        let directory = match Directory::open(path) {
+            Ok(directory) => directory,
+            Err(DirectoryError::Missing(_)) => return BTreeSet::new(),
+            Err(error) => {
+                reading.notes.push(error.to_string());
+                return BTreeSet::new();
+            }
+        };
+        // What was left behind shows its last values once if it was known before.
+        let listed = sweep(&directory).and_then(|_| directory.list());
+        let names = listed.unwrap_or_else(|errno| {
+            reading.notes.push(format!("{} cannot be listed: {errno}", path.display()));
+            Vec::new()
+        });
+        let names: BTreeSet<String> = names.into_iter().filter(|name| is_complete(name)).collect();
+        for name in &names {
+            let key = (path.to_owned(), name.clone());
+            if self.files.contains_key(&key) {
+                continue;
+            }
+            match inspect(&directory, name) {
+                Ok((file, header)) => {
+                    self.found += 1;
+                    self.files.insert(key, Open { file, header, incarnation: self.found, label: String::new() });
+                }
+                Err(reason) => {
+                    // It may have gone since it was listed.
+                    if directory.open_file(name).is_ok() {
+                        reading.notes.push(format!("{} is skipped: {reason}", path.join(name).display()));
+                    }
+                }
+            }
+        }
+        names
+    }
+
+    /// Two network namespaces may have the same address; then the process tells, or a number.
+    fn name_the_new(&mut self, there: &BTreeSet<(PathBuf, String)>) {
+        let is_named = |(key, open): &(&(PathBuf, String), &Open)| there.contains(key) && !open.label.is_empty();
+        let mut taken: BTreeSet<String> =
+            self.files.iter().filter(is_named).map(|(_, open)| open.label.clone()).collect();
+        for open in self.files.values_mut().filter(|open| open.label.is_empty()) {
+            let label = open.plain_label();
+            let candidates = [label.clone(), format!("{label}#{}", open.header.pid)];
+            let free = candidates.into_iter().find(|label| !taken.contains(label));
+            open.label = free.unwrap_or_else(|| format!("{label}#{}.{}", open.header.pid, open.incarnation));
+            taken.insert(open.label.clone());
+        }
+    }
+}
+
+impl Default for PublishedSource {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Source for PublishedSource {
+    fn read(&mut self, reading: &mut Reading) {
+        let mut there = BTreeSet::new();
+        for path in self.directories.clone() {
+            there.extend(self.list(&path, reading).into_iter().map(|name| (path.clone(), name)));
+        }
+        self.name_the_new(&there);
+        self.files.retain(|key, open| {
+            let ended = !there.contains(key) || life(&open.header) == Life::Gone;
+            match open.sample(ended) {
+                Ok(sample) => reading.samples.push(sample),
+                Err(reason) => {
+                    reading.notes.push(format!("{} is skipped: {reason}", key.0.join(&key.1).display()));
+                }
+            }
+            !ended
+        });
+    }
+}
+
+impl Open {
+    fn sample(&self, ended: bool) -> Result<Sample, String> {
+        let (published_ns, values) = self.values()?;
+        let now_ns = monotonic_ns();
+        // Values are those of the moment when they were published, unless that is long ago: then
+        // nothing has been counted since.
+        let is_old = published_ns.saturating_add(2 * PUBLISH_WITHIN_NS) < now_ns || published_ns > now_ns;
+        let names = self.header.counters.iter().map(|name| Name::new(Set::Published, name));
+        Ok(Sample {
+            identity: self.identity(),
+            incarnation: self.incarnation,
+            at_ns: if is_old { now_ns } else { published_ns },
+            born_ns: self.key("born_ns"),
+            ended,
+            raw: names.zip(values).collect::<Raw>(),
+        })
+    }
+
+    fn key<T: std::str::FromStr>(&self, key: &str) -> Option<T> {
+        self.header.text.get(key)?.parse().ok()
+    }
+
+    /// The moment of publication and the values, which belong together.
+    fn values(&self) -> Result<(u64, Vec<u64>), String> {
+        let at = self.header.values_at as u64;
+        let mut bytes = vec![0; (VALUES_START + self.header.counters.len()) * size_of::<u64>()];
+        for attempt in 0..TRIES {
+            if attempt > 0 {
+                std::thread::sleep(NAP);
+            }
+            let mut sequence = [0; size_of::<u64>()];
+            let look = |into: &mut [u8]| {
+                let read = self.file.read_exact_at(into, at);
+                // The kernel's loads of one call come before those of the next.
+                fence(Ordering::Acquire);
+                read.map_err(|error| format!("its values cannot be read: {error}"))
+            };
+            look(&mut sequence)?;
+            let before = u64::from_ne_bytes(sequence);
+            look(&mut bytes)?;
+            look(&mut sequence)?;
+            if before.is_multiple_of(2) && before == u64::from_ne_bytes(sequence) {
+                let published_ns = words(&bytes).nth(1).unwrap_or(0);
+                return Ok((published_ns, words(&bytes).skip(VALUES_START).collect()));
+            }
+        }
+        Err("its publisher stopped while it wrote".to_owned())
+    }
+
+    fn plain_label(&self) -> String {
+        let mut label: String = self.name();
+        if let Some(address) = self.key::<IpAddr>("address") {
+            label = format!("{label}@{address}");
+        }
+        // Anything but RoCE's port is part of what the device is.
+        if let Some(port) = self.key("udp_port").filter(|&port: &u16| port != ROCE_UDP_PORT) {
+            label = format!("{label}:{port}");
+        }
+        label
+    }
+
+    fn name(&self) -> String {
+        self.key("name").unwrap_or_else(|| "unknown".to_owned())
+    }
+
+    fn identity(&self) -> Identity {
+        let address: Option<IpAddr> = self.key("address");
+        let gid = |address| match address {
+            IpAddr::V4(address) => address.to_ipv6_mapped(),
+            IpAddr::V6(address) => address,
+        };
+        Identity {
+            label: self.label.clone(),
+            kind: Kind::Software,
+            name: self.name(),
+            port: None,
+            address,
+            gid: address.map(gid),
+            udp_port: self.key("udp_port"),
+            program: self.key("program"),
+            pid: Some(self.header.pid),
+            netdev: None,
+            driver: None,
+        }
+    }
+}

@@ -1,0 +1,429 @@
+//! Made-up trees of devices, with the names that four drivers have.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use doorbell_counters::ethtool::Ethtool;
+use doorbell_counters::{Common, Interval, Monitor, Name, Rates, Reading, Set, Source, SysfsSource};
+
+/// A tree below a temporary directory.
+struct Tree {
+    root: tempfile::TempDir,
+}
+
+/// Answers from a list; an interface that is not in it fails.
+struct Listed(BTreeMap<&'static str, Vec<(&'static str, u64)>>);
+
+impl Ethtool for Listed {
+    fn statistics(&self, netdev: &str) -> io::Result<Vec<(String, u64)>> {
+        let list = self.0.get(netdev).ok_or_else(|| io::Error::other("the adapter does not answer"))?;
+        Ok(list.iter().map(|&(name, value)| (name.to_owned(), value)).collect())
+    }
+}
+
+impl Tree {
+    fn new() -> Self {
+        Self { root: tempfile::tempdir().unwrap() }
+    }
+
+    fn device(&self, device: &str) -> PathBuf {
+        self.root.path().join("class/infiniband").join(device)
+    }
+
+    fn write(&self, device: &str, path: &str, content: &str) {
+        let path = self.device(device).join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, format!("{content}\n")).unwrap();
+    }
+
+    fn count(&self, device: &str, counters: &[(&str, u64)]) {
+        counters.iter().for_each(|(path, value)| self.write(device, &format!("ports/1/{path}"), &value.to_string()));
+    }
+
+    fn monitor(&self) -> Monitor {
+        Monitor::of(vec![Box::new(SysfsSource::new(self.root.path()))])
+    }
+
+    fn read(&self, ethtool: Listed) -> Reading {
+        let mut reading = Reading::default();
+        SysfsSource::with_ethtool(self.root.path(), ethtool).read(&mut reading);
+        reading
+    }
+}
+
+fn nothing() -> Listed {
+    Listed(BTreeMap::new())
+}
+
+fn only(monitor: &mut Monitor) -> Interval {
+    let look = monitor.look();
+    assert_eq!(look.notes, [] as [String; 0]);
+    let [device] = <[Interval; 1]>::try_from(look.devices).unwrap();
+    device
+}
+
+/// What a device counts between two looks, each counter growing by what stands beside it.
+fn deltas(device: &str, counters: &[(&str, u64, u64)]) -> Rates {
+    let tree = Tree::new();
+    let before: Vec<_> = counters.iter().map(|&(path, before, _)| (path, before)).collect();
+    let after: Vec<_> = counters.iter().map(|&(path, before, more)| (path, before.wrapping_add(more))).collect();
+    tree.count(device, &before);
+    tree.count(device, &[("hw_counters/lifespan", 10)]);
+    let mut monitor = tree.monitor();
+    assert!(only(&mut monitor).rates.is_none(), "one look makes no rate");
+    tree.count(device, &after);
+    only(&mut monitor).rates.unwrap()
+}
+
+fn assert_deltas(rates: &Rates, expected: &[(Common, u64)]) {
+    for common in Common::ALL {
+        let delta = expected.iter().find(|(of, _)| *of == common).map(|&(_, delta)| delta);
+        assert_eq!(rates.delta(common), delta, "{}", common.name());
+    }
+}
+
+#[test]
+fn mlx5() {
+    let tree = Tree::new();
+    let device = "mlx5_0";
+    tree.write(device, "ports/1/gid_attrs/ndevs/0", "ens1f0np0");
+    tree.write(device, "ports/1/gids/0", "fe80:0000:0000:0000:0e42:a1ff:fe00:0001");
+    tree.write(device, "ports/1/gids/1", "0000:0000:0000:0000:0000:ffff:c000:0207");
+    tree.write(device, "ports/1/gids/2", "0000:0000:0000:0000:0000:0000:0000:0000");
+    tree.count(
+        device,
+        &[
+            ("counters/port_xmit_data", 25),
+            ("counters/port_xmit_packets", 2),
+            ("hw_counters/local_ack_timeout_err", 1),
+            ("hw_counters/packet_seq_err", 2),
+            ("hw_counters/implied_nak_seq_err", 4),
+            ("hw_counters/rnr_nak_retry_err", 8),
+            ("hw_counters/out_of_buffer", 16),
+            ("hw_counters/out_of_sequence", 32),
+            ("hw_counters/np_cnp_sent", 64),
+            ("hw_counters/rp_cnp_handled", 128),
+            ("hw_counters/rp_cnp_ignored", 256),
+            ("hw_counters/rx_write_requests", 512),
+            ("hw_counters/rx_read_requests", 1024),
+            ("hw_counters/rx_atomic_requests", 2048),
+            ("hw_counters/lifespan", 10),
+        ],
+    );
+    let statistics = vec![
+        ("rx_packets", 1),
+        ("tx_vport_rdma_unicast_packets", 100),
+        ("tx_vport_rdma_unicast_bytes", 7800),
+        ("rx_vport_rdma_unicast_packets", 99),
+        ("rx_vport_rdma_unicast_bytes", 6138),
+        ("rx_vport_rdma_multicast_packets", 5),
+    ];
+    let reading = tree.read(Listed(BTreeMap::from([("ens1f0np0", statistics)])));
+    assert_eq!(reading.notes, [] as [String; 0]);
+    let sample = &reading.samples[0];
+    assert_eq!(sample.identity.label, "mlx5_0");
+    assert_eq!(sample.identity.netdev.as_deref(), Some("ens1f0np0"));
+    assert_eq!(sample.identity.address, Some([192, 0, 2, 7].into()));
+    let expected = [7800, 100, 0, 6138, 99, 3584, 7, 16, 8, 32, 64, 384];
+    for (common, expected) in Common::ALL.into_iter().zip(expected) {
+        let expected = (common != Common::TxOperations).then_some(expected);
+        assert_eq!(common.total(&sample.raw), expected, "{}", common.name());
+    }
+    assert!(sample.raw.contains_key(&Name::new(Set::Ethtool, "rx_vport_rdma_multicast_packets")));
+    assert!(!sample.raw.contains_key(&Name::new(Set::Ethtool, "rx_packets")), "not of RDMA");
+    assert!(!sample.raw.contains_key(&Name::new(Set::Hardware, "lifespan")), "no counter");
+    // Without the interface's statistics the port's own count, in words of four bytes.
+    let reading = tree.read(nothing());
+    assert_eq!(reading.notes, ["mlx5_0: no statistics of ens1f0np0: the adapter does not answer"]);
+    assert_eq!(Common::TxBytes.total(&reading.samples[0].raw), Some(100));
+    assert_eq!(Common::TxPackets.total(&reading.samples[0].raw), Some(2));
+    assert_eq!(Common::RxBytes.total(&reading.samples[0].raw), None);
+}
+
+#[test]
+fn rxe() {
+    let rates = deltas(
+        "rxe0",
+        &[
+            ("hw_counters/sent_pkts", 1 << 40, 1),
+            ("hw_counters/rcvd_pkts", 5, 2),
+            ("hw_counters/rdma_sends", 5, 3),
+            ("hw_counters/rdma_recvs", 5, 4),
+            ("hw_counters/completer_retry_err", 5, 5),
+            ("hw_counters/send_rnr_err", 5, 6),
+            ("hw_counters/rcvd_rnr_err", 5, 7),
+            ("hw_counters/out_of_seq_request", 5, 8),
+            ("hw_counters/duplicate_request", u64::from(u32::MAX), 9),
+        ],
+    );
+    use Common::*;
+    let expected = [
+        (TxPackets, 1),
+        (RxPackets, 2),
+        (TxOperations, 3),
+        (RxOperations, 4),
+        (Retransmissions, 5),
+        (RnrSent, 6),
+        (RnrReceived, 7),
+        (OutOfSequence, 8),
+    ];
+    assert_deltas(&rates, &expected);
+    let others: Vec<_> = rates.others.into_iter().collect();
+    assert_eq!(others, [(Name::new(Set::Hardware, "duplicate_request"), 9)]);
+}
+
+#[test]
+fn bnxt_re() {
+    let rates = deltas(
+        "bnxt_re0",
+        &[
+            ("hw_counters/tx_pkts", 1, 1000),
+            ("hw_counters/tx_bytes", 1, 1000),
+            ("hw_counters/rx_pkts", 1, 1000),
+            ("hw_counters/rx_bytes", 1, 1000),
+            ("hw_counters/tx_roce_only_pkts", 1, 1),
+            ("hw_counters/tx_roce_only_bytes", 1, 2),
+            ("hw_counters/rx_roce_only_pkts", 1, 3),
+            ("hw_counters/rx_roce_only_bytes", 1, 4),
+            ("hw_counters/tx_send_req", 1, 10),
+            ("hw_counters/tx_write_req", 1, 20),
+            ("hw_counters/tx_read_req", 1, 30),
+            ("hw_counters/tx_atomic_req", 1, 40),
+            ("hw_counters/rx_send_req", 1, 5),
+            ("hw_counters/rx_write_req", 1, 6),
+            ("hw_counters/rx_read_req", 1, 7),
+            ("hw_counters/rx_atomic_req", 1, 8),
+            ("hw_counters/to_retransmits", 1, 50),
+            ("hw_counters/seq_err_naks_rcvd", 1, 60),
+            ("hw_counters/missing_resp", 1, 70),
+            ("hw_counters/rx_out_of_buffer", 1, 11),
+            ("hw_counters/rnr_naks_rcvd", 1, 12),
+            ("hw_counters/oos_drop_count", 1, 13),
+            ("hw_counters/tx_cnp_pkts", 1, 14),
+            ("hw_counters/rx_cnp_pkts", 1, 15),
+            ("hw_counters/active_qps", 9, u64::MAX - 3),
+        ],
+    );
+    use Common::*;
+    let expected = [
+        (TxBytes, 2),
+        (TxPackets, 1),
+        (TxOperations, 100),
+        (RxBytes, 4),
+        (RxPackets, 3),
+        (RxOperations, 26),
+        (Retransmissions, 180),
+        (RnrSent, 11),
+        (RnrReceived, 12),
+        (OutOfSequence, 13),
+        (CnpSent, 14),
+        (CnpReceived, 15),
+    ];
+    assert_deltas(&rates, &expected);
+    assert!(rates.remarks.is_empty(), "the number of queue pairs may fall: {:?}", rates.remarks);
+    assert!(!rates.others.keys().any(|name| name.name == "active_qps"));
+    // Adapters of the generation before count less.
+    let rates = deltas("bnxt_re0", &[("hw_counters/tx_pkts", 1, 5), ("hw_counters/tx_bytes", 1, 390)]);
+    assert_deltas(&rates, &[(TxPackets, 5), (TxBytes, 390)]);
+}
+
+#[test]
+fn irdma() {
+    use Common::*;
+    let rates = deltas(
+        "irdma0",
+        &[
+            ("hw_counters/ip4OutOctets", 1, 100),
+            ("hw_counters/ip6OutOctets", 1, 11),
+            ("hw_counters/ip4OutPkts", 1, 2),
+            ("hw_counters/ip6OutPkts", 1, 1),
+            ("hw_counters/ip4InOctets", 1, 200),
+            ("hw_counters/ip6InOctets", 1, 22),
+            ("hw_counters/ip4InPkts", 1, 4),
+            ("hw_counters/ip6InPkts", 1, 3),
+            ("hw_counters/iwOutRdmaSends", 1, 5),
+            ("hw_counters/iwOutRdmaWrites", 1, 6),
+            ("hw_counters/iwOutRdmaReads", 1, 7),
+            ("hw_counters/iwInRdmaSends", 1, 8),
+            ("hw_counters/iwInRdmaWrites", 1, 9),
+            ("hw_counters/iwInRdmaReads", 1, 10),
+            ("hw_counters/tcpRetransSegs", 1, 11),
+            ("hw_counters/cnpSent", 1, 12),
+            ("hw_counters/cnpHandled", 1, 13),
+            ("hw_counters/cnpIgnored", 1, 14),
+        ],
+    );
+    let common = [(TxBytes, 111), (TxPackets, 3), (RxBytes, 222), (RxPackets, 7), (CnpSent, 12), (CnpReceived, 27)];
+    let expected = [&common[..], &[(TxOperations, 18), (RxOperations, 27), (Retransmissions, 11)]].concat();
+    assert_deltas(&rates, &expected);
+    // The third generation has names with spaces.
+    let rates = deltas(
+        "rocep1",
+        &[
+            ("hw_counters/OutRdmaSends", 1, 1),
+            ("hw_counters/Tx atomics", 1, 2),
+            ("hw_counters/InRdmaReads", 1, 4),
+            ("hw_counters/RetransSegs", 1, 8),
+            ("hw_counters/RNR sent", 1, 16),
+            ("hw_counters/RNR received", 1, 32),
+            ("hw_counters/Rcvd Out of order packets", 1, 64),
+            ("hw_counters/RTO", 1, 128),
+        ],
+    );
+    let expected = [
+        (TxOperations, 3),
+        (RxOperations, 4),
+        (Retransmissions, 8),
+        (RnrSent, 16),
+        (RnrReceived, 32),
+        (OutOfSequence, 64),
+    ];
+    assert_deltas(&rates, &expected);
+    assert_eq!(rates.others.into_iter().collect::<Vec<_>>(), [(Name::new(Set::Hardware, "RTO"), 128)]);
+}
+
+#[test]
+fn ports_are_devices_of_their_own_and_counters_of_the_device_belong_to_a_single_port() {
+    let tree = Tree::new();
+    for port in 1..=2 {
+        tree.write("mlx4_0", &format!("ports/{port}/counters/port_xmit_packets"), &port.to_string());
+    }
+    tree.write("mlx4_0", "hw_counters/of_both", "5");
+    tree.write("one", "ports/1/counters/port_xmit_packets", "3");
+    tree.write("one", "hw_counters/of_the_device", "5");
+    tree.write("one", "parent", "eth0");
+    let reading = tree.read(Listed(BTreeMap::from([("eth0", Vec::new())])));
+    assert_eq!(reading.notes, [] as [String; 0]);
+    let labels: Vec<_> = reading.samples.iter().map(|sample| sample.identity.label.as_str()).collect();
+    assert_eq!(labels, ["one", "mlx4_0/1", "mlx4_0/2"]);
+    assert_eq!(reading.samples[0].identity.netdev.as_deref(), Some("eth0"));
+    assert_eq!(reading.samples[0].raw[&Name::new(Set::Hardware, "of_the_device")], 5);
+    assert_eq!(reading.samples[1].raw.len(), 1);
+    assert!(reading.samples[1].identity.is_meant_by("mlx4_0") && reading.samples[1].identity.is_meant_by("mlx4_0/1"));
+    assert!(!reading.samples[1].identity.is_meant_by("mlx4_0/2"));
+}
+
+#[test]
+fn what_cannot_be_read_is_said_and_absent() {
+    let tree = Tree::new();
+    tree.count("rxe0", &[("hw_counters/sent_pkts", 5)]);
+    let hardware = tree.device("rxe0").join("ports/1/hw_counters");
+    for (name, content) in [("text", "many"), ("negative", "-1"), ("empty", ""), ("long", &"9".repeat(500))] {
+        std::fs::write(hardware.join(name), content).unwrap();
+    }
+    std::fs::write(hardware.join("bytes"), b"\xff\xfe").unwrap();
+    std::fs::create_dir(hardware.join("directory")).unwrap();
+    nix::unistd::mkfifo(&hardware.join("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    std::os::unix::fs::symlink("/no/such/file", hardware.join("dangling")).unwrap();
+    std::fs::create_dir_all(tree.device("rxe0").join("ports/one")).unwrap();
+    std::fs::write(tree.root.path().join("class/infiniband/a file"), "no device").unwrap();
+    tree.write("rxe0", "ports/1/counters/port_xmit_data", "N/A (no PMA)");
+    let reading = tree.read(nothing());
+    let sample = &reading.samples[0];
+    assert_eq!(
+        sample.raw.iter().map(|(name, &value)| (name.name.as_str(), value)).collect::<Vec<_>>(),
+        [("sent_pkts", 5)]
+    );
+    for name in ["text", "negative", "empty", "long", "bytes", "counters/directory", "pipe", "ports/one", "a file"] {
+        let said = reading.notes.iter().filter(|note| note.contains(name)).count();
+        assert_eq!(said, 1, "{name}: {:#?}", reading.notes);
+    }
+    assert_eq!(reading.notes.len(), 9, "{:#?}", reading.notes);
+}
+
+#[test]
+fn devices_come_and_go_and_are_made_anew() {
+    let tree = Tree::new();
+    let mut monitor = tree.monitor();
+    assert!(monitor.look().devices.is_empty(), "no tree, no devices, no complaint");
+    tree.count("rxe0", &[("hw_counters/sent_pkts", 1000)]);
+    assert!(only(&mut monitor).rates.is_none());
+    tree.count("rxe0", &[("hw_counters/sent_pkts", 1001)]);
+    assert_eq!(only(&mut monitor).rates.unwrap().delta(Common::TxPackets), Some(1));
+    std::fs::rename(tree.device("rxe0"), tree.root.path().join("elsewhere")).unwrap();
+    let gone = only(&mut monitor);
+    assert!(gone.sample.ended && gone.rates.is_none());
+    assert!(monitor.look().devices.is_empty());
+    // The old directory still exists elsewhere, so the new one has a number of its own.
+    tree.count("rxe0", &[("hw_counters/sent_pkts", 5000)]);
+    assert!(only(&mut monitor).rates.is_none(), "another device of the same name");
+    std::fs::rename(tree.device("rxe0"), tree.root.path().join("far")).unwrap();
+    tree.count("rxe0", &[("hw_counters/sent_pkts", 9000)]);
+    let devices = monitor.look().devices;
+    assert_eq!(devices.len(), 2);
+    assert!(devices.iter().all(|device| device.rates.is_none()), "made anew between two looks");
+}
+
+#[test]
+fn the_traffic_of_one_device_is_asked_for_by_name() {
+    use std::time::Duration;
+    let tree = Tree::new();
+    tree.count("rxe0", &[("hw_counters/sent_pkts", 7)]);
+    let traffic = |name| doorbell_counters::traffic(tree.monitor(), name, Duration::from_millis(1));
+    let found = traffic("rxe0").unwrap();
+    assert_eq!((found.tx_packets_per_s, found.tx_bytes_per_s, found.bytes_are), (Some(0.0), None, None));
+    assert!(found.seconds > 0.0);
+    let error = traffic("rxe1").unwrap_err().to_string();
+    assert_eq!(error, "there is no RDMA device \"rxe1\"; there are: rxe0");
+    tree.write("rxe0", "ports/2/hw_counters/sent_pkts", "1");
+    let error = traffic("rxe0").unwrap_err().to_string();
+    assert_eq!(error, "\"rxe0\" means rxe0/1, rxe0/2: name one of them");
+    assert_eq!(traffic("rxe0/2").unwrap().device, "rxe0/2");
+}
+
+/// Devices of a tree, to which something happens before they are read for the third time: at the end
+/// of what [`doorbell_counters::traffic`] looks at.
+struct Fateful {
+    source: SysfsSource,
+    reads: u32,
+    happens: Box<dyn FnMut() + Send>,
+}
+
+impl Source for Fateful {
+    fn read(&mut self, reading: &mut Reading) {
+        self.reads += 1;
+        if self.reads == 3 {
+            (self.happens)();
+        }
+        self.source.read(reading);
+    }
+}
+
+#[test]
+fn what_happens_to_a_device_while_it_is_looked_at_is_said() {
+    let during = std::time::Duration::from_millis(1);
+    let look = |tree: &Tree, happens: Box<dyn FnMut() + Send>| {
+        let source = Fateful { source: SysfsSource::new(tree.root.path()), reads: 0, happens };
+        doorbell_counters::traffic(Monitor::of(vec![Box::new(source)]), "rxe0", during)
+    };
+    let tree = Tree::new();
+    tree.count("rxe0", &[("hw_counters/sent_pkts", 7), ("hw_counters/rcvd_pkts", 7)]);
+    let path = tree.device("rxe0").join("ports/1/hw_counters/sent_pkts");
+    let reset = look(&tree, Box::new(move || std::fs::write(&path, "3").unwrap())).unwrap();
+    assert_eq!((reset.tx_packets_per_s, reset.rx_packets_per_s), (None, None), "nothing negative, nothing half");
+    assert_eq!(reset.remarks, ["its counters went back, so it was reset: this interval has no rates"]);
+    let path = tree.device("rxe0");
+    let gone = look(&tree, Box::new(move || std::fs::remove_dir_all(&path).unwrap())).unwrap_err();
+    assert_eq!(gone.to_string(), "rxe0 went away while it was looked at");
+}
+
+#[test]
+fn a_recorded_tree_is_read_without_the_kernel() {
+    let tree = Tree::new();
+    tree.write("mlx5_0", "ports/1/gid_attrs/ndevs/0", "eth7");
+    let directory = tree.root.path().join("ethtool");
+    std::fs::create_dir(&directory).unwrap();
+    let text = "NIC statistics:\n     rx_packets: 1\n     tx_vport_rdma_unicast_bytes: 78\n     odd\n";
+    std::fs::write(directory.join("eth7"), text).unwrap();
+    let sample = only(&mut tree.monitor()).sample;
+    assert_eq!(Common::TxBytes.total(&sample.raw), Some(78));
+    assert_eq!(sample.raw.len(), 1);
+}
+
+#[test]
+fn this_machine_can_be_read_whatever_it_has() {
+    let mut reading = Reading::default();
+    SysfsSource::new(Path::new(doorbell_counters::SYSFS)).read(&mut reading);
+    assert!(reading.samples.iter().all(|sample| !sample.identity.label.is_empty()));
+}

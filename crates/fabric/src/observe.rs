@@ -1,0 +1,113 @@
+//! Showing counters to someone, seldom enough to cost nothing.
+
+use doorbell_rnic::Counters;
+
+/// Is shown counters.
+pub type Observer = Box<dyn FnMut(&Counters) + Send>;
+
+/// While there is something to do every now and then, counters are shown this often at most.
+const QUIET_NS: u64 = 1_000_000;
+
+/// What was counted and has not been shown has an owner: a deadline of the driver's.
+pub(crate) struct Observation {
+    observer: Observer,
+    within_ns: u64,
+    shown_ns: Option<u64>,
+    /// Since when there has been something to show.
+    news_ns: Option<u64>,
+}
+
+impl Observation {
+    pub(crate) fn new(observer: Observer, within_ns: u64) -> Self {
+        Self { observer, within_ns, shown_ns: None, news_ns: None }
+    }
+
+    /// Something was counted, or may have been.
+    #[inline]
+    pub(crate) fn note(&mut self, now_ns: u64) {
+        self.news_ns.get_or_insert(now_ns);
+    }
+
+    /// Shows what is due. `quiet`: nothing else is to be done now.
+    #[inline]
+    pub(crate) fn look(&mut self, now_ns: u64, quiet: bool, counters: &Counters) {
+        let Some(news_ns) = self.news_ns else { return };
+        let is_due = now_ns >= news_ns.saturating_add(self.within_ns);
+        let is_seldom = || self.shown_ns.is_none_or(|shown_ns| now_ns >= shown_ns.saturating_add(QUIET_NS));
+        if is_due || (quiet && is_seldom()) {
+            self.shown_ns = Some(now_ns);
+            self.news_ns = None;
+            (self.observer)(counters);
+        }
+    }
+
+    /// When [`look`](Self::look) is to be called at the latest.
+    #[inline]
+    pub(crate) fn poll_timeout(&self) -> Option<u64> {
+        self.news_ns.map(|news_ns| news_ns.saturating_add(self.within_ns))
+    }
+
+    /// Shows the last values.
+    pub(crate) fn finish(&mut self, counters: &Counters) {
+        (self.observer)(counters);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn observation() -> (Observation, Arc<Mutex<Vec<u64>>>) {
+        let shown = Arc::new(Mutex::new(Vec::new()));
+        let into = Arc::clone(&shown);
+        let observer = move |counters: &Counters| into.lock().unwrap().push(counters.tx_data_packets);
+        (Observation::new(Box::new(observer), 20 * MS), shown)
+    }
+
+    fn packets(packets: u64) -> Counters {
+        Counters { tx_data_packets: packets, ..Counters::default() }
+    }
+
+    #[test]
+    fn an_idle_device_shows_nothing_and_wakes_nobody() {
+        let (mut observation, shown) = observation();
+        for ms in 0..100 {
+            observation.look(ms * MS, true, &packets(0));
+            assert_eq!(observation.poll_timeout(), None);
+        }
+        assert_eq!(*shown.lock().unwrap(), []);
+    }
+
+    #[test]
+    fn what_was_counted_is_shown_once_it_is_quiet() {
+        let (mut observation, shown) = observation();
+        observation.note(5 * MS);
+        observation.look(5 * MS, false, &packets(1));
+        assert_eq!(observation.poll_timeout(), Some(25 * MS), "at the latest");
+        observation.look(5 * MS + 1, true, &packets(2));
+        assert_eq!((shown.lock().unwrap().as_slice(), observation.poll_timeout()), ([2].as_slice(), None));
+        // A caller that finds nothing between any two packets does not pay for each.
+        observation.note(5 * MS + 2);
+        observation.look(5 * MS + 3, true, &packets(3));
+        assert_eq!(observation.poll_timeout(), Some(25 * MS + 2));
+        observation.look(25 * MS + 2, false, &packets(4));
+        assert_eq!(*shown.lock().unwrap(), [2, 4]);
+    }
+
+    #[test]
+    fn a_busy_device_shows_its_counters_all_the_same() {
+        let (mut observation, shown) = observation();
+        for us in 0..100_000 {
+            let now_ns = us * 1000;
+            observation.note(now_ns);
+            observation.look(now_ns, us % 3 == 0, &packets(us));
+        }
+        let shown = shown.lock().unwrap();
+        assert!((5..=100).contains(&shown.len()), "{} times in 100 ms", shown.len());
+        assert!(shown.windows(2).all(|pair| pair[1] - pair[0] <= 20_000), "{shown:?}");
+    }
+}

@@ -1,0 +1,147 @@
+//! Measures what publishing counters costs the data path: CPU time of a whole process that sends and
+//! receives SENDs of 16 bytes, with counters published and without, by turns of some milliseconds.
+//!
+//! `cargo run --release -p doorbell-study --example publishing > turns.csv`
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use doorbell_exchange::send_receive::{Config, Connection, Endpoint, Submit};
+use doorbell_verbs::soft::{self, SoftOptions};
+use doorbell_verbs::{Access, MemoryKind, Region};
+use nix::time::{ClockId, clock_gettime};
+
+const BYTES: usize = 16;
+const MESSAGES_PER_TURN: u64 = 10_000;
+const TURNS: usize = 40;
+/// Where its memory lies makes a process some percent faster or slower for all its life.
+const PROCESSES: usize = 24;
+
+fn main() {
+    match std::env::args().nth(1).as_deref() {
+        Some("worker") => work(),
+        _ => compare(),
+    }
+}
+
+/// Both ends of a connection, driven by one thread.
+struct Ends {
+    region: Region,
+    sender: Connection,
+    receiver: Connection,
+}
+
+fn connected() -> Ends {
+    let config = Config { window: 64, depth: 128, max_message: BYTES, send_buffers: 0, ..Config::default() };
+    let end = || {
+        let device = soft::open(&SoftOptions::default()).expect("a software RNIC opens");
+        let pd = device.create_pd().expect("a protection domain");
+        let region = pd.allocate(BYTES, Access::empty(), MemoryKind::Plain).expect("memory");
+        (Endpoint::new(&pd, config.clone(), None).expect("an endpoint"), region)
+    };
+    let ((one, region), (other, _)) = (end(), end());
+    let (of_one, of_other) = (one.description(), other.description());
+    let sender = one.connect(&of_other).expect("connects");
+    Ends { region, sender, receiver: other.connect(&of_one).expect("connects") }
+}
+
+fn turn(ends: &mut Ends) {
+    let (mut sent, mut received) = (0, 0);
+    while received < MESSAGES_PER_TURN {
+        while sent < MESSAGES_PER_TURN
+            && let Submit::Accepted(_) = ends.sender.send_from(&ends.region, 0, BYTES).expect("sends")
+        {
+            sent += 1;
+        }
+        ends.sender.poll().expect("lives");
+        ends.receiver.poll().expect("lives");
+        while ends.receiver.take().is_some() {
+            received += 1;
+        }
+    }
+}
+
+/// A turn for each line; answers with the CPU time that the process has used until then.
+fn work() {
+    let mut ends = connected();
+    for _ in std::io::stdin().lines() {
+        turn(&mut ends);
+        let used = clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).expect("there is such a clock");
+        println!("{}", used.tv_sec() * 1_000_000_000 + used.tv_nsec());
+    }
+}
+
+struct Worker {
+    child: Child,
+    ask: ChildStdin,
+    answer: BufReader<ChildStdout>,
+    used_ns: i64,
+}
+
+impl Worker {
+    fn start(publish: &str) -> Self {
+        let program = std::env::current_exe().expect("it has a path");
+        let mut command = Command::new(program);
+        command.arg("worker").env("DOORBELL_PUBLISH", publish).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("it runs");
+        let ask = child.stdin.take().expect("it is piped");
+        let answer = BufReader::new(child.stdout.take().expect("it is piped"));
+        let mut worker = Self { child, ask, answer, used_ns: 0 };
+        for _ in 0..5 {
+            worker.turn(); // it warms up
+        }
+        worker
+    }
+
+    /// CPU time of a turn, and of what its threads did since the last, per message.
+    fn turn(&mut self) -> f64 {
+        self.ask.write_all(b"go\n").expect("it listens");
+        let mut line = String::new();
+        self.answer.read_line(&mut line).expect("it answers");
+        let used_ns = line.trim().parse().expect("it is a number");
+        let before_ns = std::mem::replace(&mut self.used_ns, used_ns);
+        (used_ns - before_ns) as f64 / MESSAGES_PER_TURN as f64
+    }
+
+    fn end(self) {
+        let Self { mut child, ask, .. } = self;
+        drop(ask);
+        child.wait().expect("it ends");
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn compare() {
+    println!("processes,turn,unpublished_ns_per_message,published_ns_per_message");
+    let mut ratios = Vec::new();
+    for index in 0..PROCESSES {
+        let (mut without, mut with) = (Worker::start("0"), Worker::start("1"));
+        let mut pairs = Vec::new();
+        for turn in 0..TURNS {
+            // Neither is always the first.
+            let pair = if (index + turn) % 2 == 0 {
+                (without.turn(), with.turn())
+            } else {
+                let with = with.turn();
+                (without.turn(), with)
+            };
+            println!("{index},{turn},{:.2},{:.2}", pair.0, pair.1);
+            pairs.push(pair);
+        }
+        ratios.push(median(pairs.iter().map(|(without, with)| with / without).collect()));
+        without.end();
+        with.end();
+    }
+    ratios.sort_by(f64::total_cmp);
+    eprintln!(
+        "CPU per message, published to unpublished, medians of {TURNS} turns of {PROCESSES} pairs of processes: \
+         median {:.4}, quartiles {:.4} and {:.4}",
+        ratios[PROCESSES / 2],
+        ratios[PROCESSES / 4],
+        ratios[PROCESSES * 3 / 4],
+    );
+}

@@ -1,0 +1,464 @@
+//! Reads capture files, pcap and pcapng, one frame at a time.
+//!
+//! A reader of its own, since captures of RDMA are what crates stumble over: packets cut short by
+//! the snap length on purpose, files that end in the middle of a packet, and pcapng timestamps in
+//! units of the interface's choice.
+
+use std::io::{self, Read};
+
+/// More bytes than a captured frame has: what claims more is damage.
+pub const MAX_FRAME_BYTES: usize = 1 << 20;
+
+/// More interfaces than a capture has.
+const MAX_INTERFACES: usize = 4096;
+
+const BUFFER_BYTES: usize = 4 << 20;
+
+/// What frames of a capture begin with: a number from tcpdump's registry of link types.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize)]
+pub struct LinkType(pub u16);
+
+impl LinkType {
+    /// BSD loopback: the protocol family in the byte order of the machine.
+    pub const NULL: LinkType = LinkType(0);
+    /// Ethernet, with or without VLAN tags.
+    pub const ETHERNET: LinkType = LinkType(1);
+    /// IP without anything before it.
+    pub const RAW: LinkType = LinkType(101);
+    /// OpenBSD loopback.
+    pub const LOOP: LinkType = LinkType(108);
+    /// Linux "cooked", version 1.
+    pub const LINUX_SLL: LinkType = LinkType(113);
+    /// IPv4.
+    pub const IPV4: LinkType = LinkType(228);
+    /// IPv6.
+    pub const IPV6: LinkType = LinkType(229);
+    /// Linux "cooked", version 2.
+    pub const LINUX_SLL2: LinkType = LinkType(276);
+
+    /// Whether its frames can be read here.
+    pub fn is_known(self) -> bool {
+        // 12 and 14 are raw IP on some systems.
+        matches!(self.0, 0 | 1 | 12 | 14 | 101 | 108 | 113 | 228 | 229 | 276)
+    }
+}
+
+impl std::fmt::Display for LinkType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let name = match self.0 {
+            0 => "BSD loopback",
+            1 => "Ethernet",
+            9 => "PPP",
+            12 | 14 | 101 => "raw IP",
+            105 => "IEEE 802.11",
+            108 => "OpenBSD loopback",
+            113 => "Linux cooked v1",
+            127 => "IEEE 802.11 with radiotap",
+            147..=162 => "for private use",
+            189 | 220 => "Linux USB",
+            197 => "ERF",
+            228 => "IPv4",
+            229 => "IPv6",
+            247 => "InfiniBand",
+            253 => "Linux netlink",
+            276 => "Linux cooked v2",
+            _ => return write!(f, "{}", self.0),
+        };
+        write!(f, "{} ({name})", self.0)
+    }
+}
+
+/// Why a capture cannot be read, or not further.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CaptureError {
+    /// The file cannot be read.
+    #[error("cannot be read: {0}")]
+    Io(#[from] io::Error),
+    /// There is nothing in it.
+    #[error("is empty: a capture has a header at least")]
+    Empty,
+    /// It is something else.
+    #[error("is no pcap or pcapng file: it begins with {first_bytes:02x?}{hint}")]
+    NotACapture {
+        /// Up to four bytes of it.
+        first_bytes: Vec<u8>,
+        /// What it may be.
+        hint: &'static str,
+    },
+    /// Nothing of this kind of frame is known here.
+    #[error(
+        "has frames of link type {0}; known are Ethernet (1), raw IP (101, 228, 229), Linux cooked (113, 276) and \
+         loopback (0, 108)"
+    )]
+    LinkType(LinkType),
+    /// The file ends in the midst of a packet or block.
+    #[error("ends in the midst of a {what}, {at_byte} bytes from the start")]
+    Truncated {
+        /// What it was.
+        what: &'static str,
+        /// Where that begins.
+        at_byte: u64,
+    },
+    /// Lengths in the file contradict each other.
+    #[error("is damaged {at_byte} bytes from the start: {what}")]
+    Damaged {
+        /// What is wrong.
+        what: String,
+        /// Where the packet or block begins.
+        at_byte: u64,
+    },
+}
+
+/// One captured frame.
+#[derive(Clone, Copy, Debug)]
+pub struct CapturedFrame<'a> {
+    /// When, in nanoseconds since 1970; nothing in pcapng's simple packets.
+    pub timestamp_ns: Option<u64>,
+    /// What it begins with.
+    pub link_type: LinkType,
+    /// Bytes it had.
+    pub original_bytes: usize,
+    /// Those that were captured.
+    pub bytes: &'a [u8],
+}
+
+/// Reads frames.
+#[derive(Debug)]
+pub struct CaptureReader<R> {
+    input: Input<R>,
+    format: Format,
+}
+
+#[derive(Debug)]
+enum Format {
+    Pcap { big_endian: bool, nanoseconds: bool, link_type: LinkType },
+    PcapNg { big_endian: bool, interfaces: Vec<Interface> },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Interface {
+    link_type: LinkType,
+    snap_bytes: u32,
+    unit: TimeUnit,
+    offset_s: i64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum TimeUnit {
+    /// 10^-n s.
+    Decimal(u32),
+    /// 2^-n s.
+    Binary(u32),
+}
+
+impl TimeUnit {
+    fn to_ns(self, ticks: u64) -> u64 {
+        let ticks = u128::from(ticks);
+        let ns = match self {
+            TimeUnit::Decimal(digits @ 0..=9) => ticks * 10_u128.pow(9 - digits),
+            TimeUnit::Decimal(digits) => 10_u128.checked_pow(digits - 9).map_or(0, |divisor| ticks / divisor),
+            TimeUnit::Binary(bits) => (ticks * 1_000_000_000) >> bits.min(127),
+        };
+        u64::try_from(ns).unwrap_or(u64::MAX)
+    }
+}
+
+const SECTION_HEADER: u32 = 0x0a0d_0d0a;
+const INTERFACE_DESCRIPTION: u32 = 1;
+const OBSOLETE_PACKET: u32 = 2;
+const SIMPLE_PACKET: u32 = 3;
+const ENHANCED_PACKET: u32 = 6;
+
+impl<R: Read> CaptureReader<R> {
+    /// Reads the file's header.
+    pub fn new(from: R) -> Result<Self, CaptureError> {
+        let mut input = Input { from, buffer: vec![0; BUFFER_BYTES], start: 0, end: 0, taken: 0 };
+        if !input.fill(4)? {
+            let first_bytes = input.available().to_vec();
+            return Err(match first_bytes.as_slice() {
+                [] => CaptureError::Empty,
+                _ => CaptureError::NotACapture { first_bytes, hint: "" },
+            });
+        }
+        let magic = array(input.available(), 0);
+        let (big_endian, nanoseconds) = match u32::from_be_bytes(magic) {
+            0xa1b2_c3d4 => (true, false),
+            0xd4c3_b2a1 => (false, false),
+            0xa1b2_3c4d => (true, true),
+            0x4d3c_b2a1 => (false, true),
+            SECTION_HEADER => {
+                // The first block is read as any other.
+                return Ok(Self { input, format: Format::PcapNg { big_endian: false, interfaces: Vec::new() } });
+            }
+            other => {
+                let hint = match other {
+                    0x1f8b_0000..=0x1f8b_ffff => " (gzip: decompress it first, for example through a pipe)",
+                    0x28b5_2ffd => " (zstd: decompress it first, for example through a pipe)",
+                    0xa1b2_cd34 | 0x34cd_b2a1 => " (a modified pcap format that is not known here)",
+                    _ => "",
+                };
+                return Err(CaptureError::NotACapture { first_bytes: magic.to_vec(), hint });
+            }
+        };
+        if !input.fill(PCAP_HEADER_BYTES)? {
+            return Err(CaptureError::Truncated { what: "file header", at_byte: 0 });
+        }
+        // The upper half of the field tells of frame check sequences.
+        let link_type = LinkType(u32_at(input.available(), 20, big_endian) as u16);
+        input.take(PCAP_HEADER_BYTES);
+        if !link_type.is_known() {
+            return Err(CaptureError::LinkType(link_type));
+        }
+        Ok(Self { input, format: Format::Pcap { big_endian, nanoseconds, link_type } })
+    }
+
+    /// What the file is: `pcap` or `pcapng`.
+    pub fn format(&self) -> &'static str {
+        match self.format {
+            Format::Pcap { .. } => "pcap",
+            Format::PcapNg { .. } => "pcapng",
+        }
+    }
+
+    /// The next frame, or `None` at the end. After an error there is none.
+    #[allow(clippy::should_implement_trait, reason = "the frame borrows the reader")]
+    pub fn next(&mut self) -> Result<Option<CapturedFrame<'_>>, CaptureError> {
+        match self.format {
+            Format::Pcap { big_endian, nanoseconds, link_type } => {
+                next_pcap(&mut self.input, big_endian, nanoseconds, link_type)
+            }
+            Format::PcapNg { .. } => self.next_block(),
+        }
+    }
+
+    fn next_block(&mut self) -> Result<Option<CapturedFrame<'_>>, CaptureError> {
+        let Self { input, format: Format::PcapNg { big_endian, interfaces } } = self else { return Ok(None) };
+        loop {
+            let at_byte = input.taken;
+            let damaged = |what: String| CaptureError::Damaged { what, at_byte };
+            let truncated = CaptureError::Truncated { what: "block", at_byte };
+            if !input.fill(12)? {
+                return if input.available().is_empty() { Ok(None) } else { Err(truncated) };
+            }
+            let head = input.available();
+            let kind = u32_at(head, 0, *big_endian);
+            if kind == SECTION_HEADER {
+                *big_endian = match u32_at(head, 8, true) {
+                    0x1a2b_3c4d => true,
+                    0x4d3c_2b1a => false,
+                    other => return Err(damaged(format!("a section's byte order mark is 0x{other:08x}"))),
+                };
+                interfaces.clear();
+            }
+            let total = u32_at(head, 4, *big_endian) as usize;
+            if total < 12 || !total.is_multiple_of(4) {
+                return Err(damaged(format!("a block claims a length of {total}")));
+            }
+            let is_packet = matches!(kind, ENHANCED_PACKET | SIMPLE_PACKET | OBSOLETE_PACKET);
+            if !is_packet && kind != INTERFACE_DESCRIPTION {
+                if !input.skip(total as u64)? {
+                    return Err(truncated);
+                }
+                continue;
+            }
+            if total > MAX_FRAME_BYTES {
+                return Err(damaged(format!("a packet of {total} bytes, the longest allowed is {MAX_FRAME_BYTES}")));
+            }
+            if !input.fill(total)? {
+                return Err(truncated);
+            }
+            let big_endian = *big_endian;
+            let end = u32_at(input.available(), total - 4, big_endian) as usize;
+            if end != total {
+                return Err(damaged(format!("a block has {total} bytes at its start and {end} at its end")));
+            }
+            if kind == INTERFACE_DESCRIPTION {
+                let block = input.take(total);
+                let interface = interface(&block[8..total - 4], big_endian)
+                    .ok_or_else(|| damaged("an interface's description is too short".to_owned()))?;
+                if interfaces.len() == MAX_INTERFACES {
+                    return Err(damaged(format!("more than {MAX_INTERFACES} interfaces")));
+                }
+                interfaces.push(interface);
+                continue;
+            }
+            let body = &input.take(total)[8..total - 4];
+            return match packet(kind, body, interfaces, big_endian) {
+                Ok(frame) => Ok(Some(frame)),
+                Err(what) => Err(CaptureError::Damaged { what, at_byte }),
+            };
+        }
+    }
+}
+
+const PCAP_HEADER_BYTES: usize = 24;
+const PCAP_RECORD_BYTES: usize = 16;
+
+fn next_pcap<R: Read>(
+    input: &mut Input<R>,
+    big_endian: bool,
+    nanoseconds: bool,
+    link_type: LinkType,
+) -> Result<Option<CapturedFrame<'_>>, CaptureError> {
+    let at_byte = input.taken;
+    let truncated = || CaptureError::Truncated { what: "packet", at_byte };
+    if !input.fill(PCAP_RECORD_BYTES)? {
+        return if input.available().is_empty() { Ok(None) } else { Err(truncated()) };
+    }
+    let field = |at| u32_at(input.available(), at, big_endian);
+    let (seconds, fraction, captured, original) = (field(0), field(4), field(8) as usize, field(12) as usize);
+    if captured > MAX_FRAME_BYTES {
+        let what = format!("a packet of {captured} bytes, the longest allowed is {MAX_FRAME_BYTES}");
+        return Err(CaptureError::Damaged { what, at_byte });
+    }
+    if !input.fill(PCAP_RECORD_BYTES + captured)? {
+        return Err(truncated());
+    }
+    let fraction_ns = u64::from(fraction) * if nanoseconds { 1 } else { 1000 };
+    Ok(Some(CapturedFrame {
+        timestamp_ns: Some(u64::from(seconds) * 1_000_000_000 + fraction_ns),
+        link_type,
+        original_bytes: original.max(captured),
+        bytes: &input.take(PCAP_RECORD_BYTES + captured)[PCAP_RECORD_BYTES..],
+    }))
+}
+
+/// The body of an interface description block.
+fn interface(body: &[u8], big_endian: bool) -> Option<Interface> {
+    if body.len() < 8 {
+        return None;
+    }
+    let mut interface = Interface {
+        link_type: LinkType(u16_at(body, 0, big_endian)),
+        snap_bytes: u32_at(body, 4, big_endian),
+        unit: TimeUnit::Decimal(6),
+        offset_s: 0,
+    };
+    let mut options = &body[8..];
+    while options.len() >= 4 {
+        let (code, length) = (u16_at(options, 0, big_endian), usize::from(u16_at(options, 2, big_endian)));
+        let Some(value) = options.get(4..4 + length) else { break };
+        match (code, value) {
+            (0, _) => break,
+            (9, [unit, ..]) if unit & 0x80 == 0 => interface.unit = TimeUnit::Decimal(u32::from(*unit)),
+            (9, [unit, ..]) => interface.unit = TimeUnit::Binary(u32::from(unit & 0x7f)),
+            (14, value) if length == 8 => {
+                let bytes = array(value, 0);
+                interface.offset_s = if big_endian { i64::from_be_bytes(bytes) } else { i64::from_le_bytes(bytes) };
+            }
+            _ => {}
+        }
+        options = options.get(4 + length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    Some(interface)
+}
+
+/// The body of a block that holds a packet.
+fn packet<'a>(
+    kind: u32,
+    body: &'a [u8],
+    interfaces: &[Interface],
+    big_endian: bool,
+) -> Result<CapturedFrame<'a>, String> {
+    let header_bytes = if kind == SIMPLE_PACKET { 4 } else { 20 };
+    let Some((header, data)) = body.split_at_checked(header_bytes) else {
+        return Err(format!("a packet's block has {} bytes", body.len()));
+    };
+    let field = |at| u32_at(header, at, big_endian);
+    let number = match kind {
+        SIMPLE_PACKET => 0,
+        OBSOLETE_PACKET => usize::from(u16_at(header, 0, big_endian)),
+        _ => field(0) as usize,
+    };
+    let Some(interface) = interfaces.get(number) else {
+        return Err(format!("a packet of interface {number}, of which there are {}", interfaces.len()));
+    };
+    let (timestamp_ns, captured, original) = if kind == SIMPLE_PACKET {
+        let original = field(0) as usize;
+        let snap = if interface.snap_bytes == 0 { usize::MAX } else { interface.snap_bytes as usize };
+        (None, original.min(snap).min(data.len()), original)
+    } else {
+        let ns = interface.unit.to_ns(u64::from(field(4)) << 32 | u64::from(field(8)));
+        let offset_ns = interface.offset_s.saturating_mul(1_000_000_000);
+        (Some(ns.saturating_add_signed(offset_ns)), field(12) as usize, field(16) as usize)
+    };
+    let Some(bytes) = data.get(..captured) else {
+        return Err(format!("a packet of {captured} bytes in a block that has room for {}", data.len()));
+    };
+    Ok(CapturedFrame { timestamp_ns, link_type: interface.link_type, original_bytes: original.max(captured), bytes })
+}
+
+fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut array = [0; N];
+    array.copy_from_slice(&bytes[at..at + N]);
+    array
+}
+
+fn u16_at(bytes: &[u8], at: usize, big_endian: bool) -> u16 {
+    let bytes = array(bytes, at);
+    if big_endian { u16::from_be_bytes(bytes) } else { u16::from_le_bytes(bytes) }
+}
+
+fn u32_at(bytes: &[u8], at: usize, big_endian: bool) -> u32 {
+    let bytes = array(bytes, at);
+    if big_endian { u32::from_be_bytes(bytes) } else { u32::from_le_bytes(bytes) }
+}
+
+/// A buffer of fixed size before what is read.
+#[derive(Debug)]
+struct Input<R> {
+    from: R,
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+    /// Bytes taken since the start of the file.
+    taken: u64,
+}
+
+impl<R: Read> Input<R> {
+    fn available(&self) -> &[u8] {
+        &self.buffer[self.start..self.end]
+    }
+
+    /// Reads until so many bytes are available; fewer than the buffer holds. `false` if the file
+    /// ends before.
+    fn fill(&mut self, bytes: usize) -> io::Result<bool> {
+        if self.end - self.start >= bytes {
+            return Ok(true);
+        }
+        self.buffer.copy_within(self.start..self.end, 0);
+        self.end -= self.start;
+        self.start = 0;
+        while self.end < bytes {
+            match self.from.read(&mut self.buffer[self.end..]) {
+                Ok(0) => return Ok(false),
+                Ok(read) => self.end += read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Takes bytes that are available.
+    fn take(&mut self, bytes: usize) -> &[u8] {
+        let at = self.start;
+        self.start += bytes;
+        self.taken += bytes as u64;
+        &self.buffer[at..at + bytes]
+    }
+
+    /// Takes bytes without looking at them; `false` if the file ends before.
+    fn skip(&mut self, mut bytes: u64) -> io::Result<bool> {
+        while bytes > 0 {
+            if !self.fill(1)? {
+                return Ok(false);
+            }
+            let now = (self.available().len() as u64).min(bytes);
+            self.take(now as usize);
+            bytes -= now;
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,157 @@
+//! From a captured frame to RoCE v2 packets.
+
+use std::net::IpAddr;
+
+use doorbell_wire::{
+    BTH_LEN, Check, Datagram, ETHERNET_LEN, Error, Flow, ICRC_LEN, Opcode, PathMtu, VLAN_LEN, is_vlan_tag,
+    parse_datagram,
+};
+
+use super::capture::{CapturedFrame, LinkType};
+
+/// The longest payload of a RoCE v2 packet with all headers behind UDP: BTH, the longest extension
+/// headers, 4096 bytes and the ICRC.
+const LONGEST_PACKET: usize = BTH_LEN + 28 + 4096 + ICRC_LEN;
+
+/// Whether a UDP payload of so many bytes, which begins like this, is longer than one packet.
+pub(super) fn longer_than_a_packet(payload: &[u8], payload_len: usize) -> bool {
+    let extension = payload.first().map_or(0, |opcode| Opcode(*opcode).extension_len());
+    payload_len > BTH_LEN + extension + PathMtu::Mtu4096.bytes() + ICRC_LEN
+}
+
+/// How often a frame whose ICRC is wrong is tried as several packets: a bound on the work that a
+/// file of nonsense makes.
+const MAX_TRIES: usize = 64;
+
+/// A frame that carries UDP.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct UdpFrame<'a> {
+    pub(super) datagram: Datagram<'a>,
+    /// Bytes of the Ethernet frame that counters of a NIC would show.
+    pub(super) frame_bytes: usize,
+}
+
+/// Finds the IP packet in a frame. `Err` says why there is none, or none with UDP.
+pub(super) fn udp_frame<'a>(frame: &CapturedFrame<'a>) -> Result<UdpFrame<'a>, Error> {
+    let (ip, vlan_bytes) = ip_packet(frame.link_type, frame.bytes)?;
+    let datagram = parse_datagram(ip)?;
+    Ok(UdpFrame { datagram, frame_bytes: ETHERNET_LEN + vlan_bytes + datagram.ip_len })
+}
+
+/// What follows the link's own header, and the bytes of VLAN tags in that.
+fn ip_packet(link_type: LinkType, bytes: &[u8]) -> Result<(&[u8], usize), Error> {
+    let after = |header: usize| bytes.get(header..).ok_or(Error::Truncated { needed: header, found: bytes.len() });
+    let mut at = match link_type {
+        LinkType::ETHERNET => ETHERNET_LEN,
+        LinkType::LINUX_SLL => 16,
+        LinkType::LINUX_SLL2 => 20,
+        LinkType::NULL | LinkType::LOOP => return Ok((after(4)?, 0)),
+        _ => return Ok((bytes, 0)),
+    };
+    // Ethernet and cooked v1 end in the EtherType, cooked v2 begins with it.
+    let type_at = |at: usize| if link_type == LinkType::LINUX_SLL2 && at == 20 { 0 } else { at - 2 };
+    let mut tags = 0;
+    loop {
+        let rest = after(at)?;
+        let type_at = type_at(at);
+        if !is_vlan_tag(u16::from_be_bytes([bytes[type_at], bytes[type_at + 1]])) {
+            return Ok((rest, tags));
+        }
+        at += VLAN_LEN;
+        tags += VLAN_LEN;
+    }
+}
+
+/// What became of a frame's ICRCs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Found {
+    /// One packet, whose ICRC is right.
+    Right,
+    /// One packet, whose ICRC is wrong, or that is none.
+    Wrong,
+    /// One packet of which the capture lacks the end.
+    Cut,
+    /// So many bytes, and a shorter rest, are packets of their own: captured before segmentation.
+    Segments(usize),
+}
+
+/// Addresses and ports.
+type FlowKey = (IpAddr, IpAddr, u16, u16);
+
+/// Flows whose ICRC registers were computed lately.
+#[derive(Debug)]
+pub(super) struct Flows {
+    recent: [Option<(FlowKey, Flow)>; 8],
+}
+
+impl Flows {
+    pub(super) fn new() -> Self {
+        Self { recent: [None; 8] }
+    }
+
+    fn get(&mut self, datagram: &Datagram<'_>) -> Flow {
+        let key = (datagram.outer.src, datagram.outer.dst, datagram.src_port, datagram.dst_port);
+        let low = |address: IpAddr| match address {
+            IpAddr::V4(address) => address.octets()[3],
+            IpAddr::V6(address) => address.octets()[15],
+        };
+        let slot = low(key.0).wrapping_mul(3).wrapping_add(low(key.1)).wrapping_add(key.2 as u8) as usize;
+        let slot = &mut self.recent[slot % 8];
+        match slot {
+            Some((known, flow)) if *known == key => *flow,
+            _ => {
+                let flow = Flow::new(key.0, key.1, key.2, key.3);
+                *slot = Some((key, flow));
+                flow
+            }
+        }
+    }
+
+    /// Checks a frame's ICRC; if it is wrong, whether the frame is several packets one behind the
+    /// other, as a sender hands them to the kernel or NIC to cut up (UDP_SEGMENT).
+    pub(super) fn look(&mut self, datagram: &Datagram<'_>) -> Found {
+        let payload = datagram.payload;
+        if payload.len() < datagram.payload_len {
+            return Found::Cut;
+        }
+        let Some((packet, icrc)) = payload.split_last_chunk::<ICRC_LEN>() else { return Found::Wrong };
+        if packet.len() < BTH_LEN {
+            return Found::Wrong;
+        }
+        let flow = self.get(datagram);
+        let identification = datagram.outer.identification.unwrap_or(0);
+        let dont_fragment = datagram.outer.dont_fragment.unwrap_or(true);
+        if payload.len() <= LONGEST_PACKET
+            && flow.icrc(identification, dont_fragment, packet) == u32::from_le_bytes(*icrc)
+        {
+            return Found::Right;
+        }
+        match segment_bytes(&flow, identification, payload) {
+            Some(bytes) => Found::Segments(bytes),
+            None => Found::Wrong,
+        }
+    }
+
+    /// Whether the ICRC of one segment is right, whatever its identification.
+    pub(super) fn segment_is_right(&mut self, datagram: &Datagram<'_>, index: usize, segment: &[u8]) -> bool {
+        let identification = datagram.outer.identification.unwrap_or(0).wrapping_add(index as u16);
+        self.get(datagram).check(identification, segment) != Check::Invalid
+    }
+}
+
+/// How long each packet is if there are several: where the first one's ICRC is right and something
+/// like a BTH follows.
+fn segment_bytes(flow: &Flow, identification: u16, payload: &[u8]) -> Option<usize> {
+    let looks_like_bth = |at: usize| {
+        payload.get(at..at + BTH_LEN).is_some_and(|bth| {
+            // Partition key, and version.
+            bth[2..4] == payload[2..4] && bth[1] & 0x0f == 0 && Opcode(bth[0]).operation().is_some()
+        })
+    };
+    let most = payload.len().saturating_sub(BTH_LEN + ICRC_LEN).min(LONGEST_PACKET);
+    (BTH_LEN + ICRC_LEN..=most)
+        .step_by(4)
+        .filter(|&at| looks_like_bth(at))
+        .take(MAX_TRIES)
+        .find(|&at| flow.check(identification, &payload[..at]) != Check::Invalid)
+}

@@ -1,0 +1,426 @@
+//! Packets from one address to one queue pair of another: the requests among them, and the answers
+//! to what goes the other way.
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+
+use doorbell_wire::{
+    AethRepr, MessageKind, NakCode, Opcode, Operation, PathMtu, Psn, Qpn, RethRepr, SyndromeKind, Transport,
+};
+use hdrhistogram::Histogram;
+
+use super::summary::{NakCount, OperationCount, SizeCount, Times};
+
+/// Sizes that are told apart, per operation.
+const MAX_SIZES: usize = 8;
+/// Messages whose last packet is awaited.
+const MAX_OPEN: usize = 4;
+/// Requests whose acknowledgement is awaited; beyond, times are a sample.
+const MAX_AWAITED: usize = 1024;
+/// Ranges of sequence numbers that were skipped and may yet come.
+const MAX_HOLES: usize = 16;
+/// A sequence number that is off by more begins anew: another queue pair under the same number.
+const MAX_STRIDE: u32 = 1 << 17;
+/// Sequence numbers that may be in flight: an answer to an older one belongs to other requests.
+const MAX_IN_FLIGHT: u32 = 1 << 13;
+/// The path MTU that makes a READ response longest, in packets.
+const SHORTEST_MTU: u32 = PathMtu::Mtu256.bytes() as u32;
+/// The longest time to acknowledgement that is told apart from longer ones: a minute.
+const MAX_TIME_NS: u64 = 60_000_000_000;
+
+/// One packet, taken apart.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Packet {
+    pub(super) opcode: Opcode,
+    pub(super) psn: Psn,
+    pub(super) payload_bytes: u64,
+    pub(super) reth: Option<RethRepr>,
+    pub(super) aeth: Option<AethRepr>,
+    pub(super) timestamp_ns: Option<u64>,
+}
+
+/// What a requester sees come back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Acknowledged {
+    /// Everything up to this sequence number, and this one.
+    UpTo(Psn),
+    /// Everything before it.
+    Before(Psn),
+    Nothing,
+}
+
+pub(super) type TimeHistogram = Histogram<u32>;
+
+pub(super) fn time_histogram() -> TimeHistogram {
+    Histogram::new_with_bounds(1, MAX_TIME_NS, 2).expect("these bounds are allowed")
+}
+
+#[derive(Debug)]
+pub(super) struct Stream {
+    pub(super) src: IpAddr,
+    pub(super) dst: IpAddr,
+    pub(super) dest_qpn: Qpn,
+    /// The stream the other way between the same queue pairs.
+    pub(super) peer: Option<usize>,
+    pub(super) packets: u64,
+    pub(super) frame_bytes: u64,
+    pub(super) bad_icrc_packets: u64,
+    pub(super) requests: Requests,
+    pub(super) answers: Answers,
+    /// How often its peer was looked for.
+    pub(super) searches: u32,
+}
+
+impl Stream {
+    pub(super) fn new(src: IpAddr, dst: IpAddr, dest_qpn: Qpn) -> Self {
+        Self {
+            src,
+            dst,
+            dest_qpn,
+            peer: None,
+            packets: 0,
+            frame_bytes: 0,
+            bad_icrc_packets: 0,
+            requests: Requests::default(),
+            answers: Answers::default(),
+            searches: 0,
+        }
+    }
+}
+
+/// Request packets of a stream.
+#[derive(Debug, Default)]
+pub(super) struct Requests {
+    pub(super) packets: u64,
+    /// Those that ask for no data, so that ACKs come back.
+    pub(super) plain_packets: u64,
+    operations: Vec<Counted>,
+    pub(super) retransmitted: u64,
+    pub(super) incomplete: u64,
+    /// The first sequence number seen, and the one expected next.
+    seen: Option<(Psn, Psn)>,
+    /// Sequence numbers that a READ request may have taken beyond the next one: its response has
+    /// as many packets as the path MTU makes it, which the request does not say.
+    slack: u32,
+    /// Where the last READ ended in memory, and its length.
+    last_read: Option<(u64, u32)>,
+    open: Vec<Open>,
+    holes: Vec<(Psn, u32)>,
+    missing: u64,
+    awaited: VecDeque<(Psn, u64)>,
+    times: Option<Box<TimeHistogram>>,
+}
+
+#[derive(Debug)]
+struct Counted {
+    transport: Transport,
+    kind: MessageKind,
+    messages: u64,
+    payload_bytes: u64,
+    min_bytes: u64,
+    max_bytes: u64,
+    sizes: Vec<SizeCount>,
+    other_sizes: u64,
+}
+
+/// A message whose last packet has not come.
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    first: Psn,
+    mtu_bytes: u64,
+}
+
+impl Requests {
+    pub(super) fn add(&mut self, packet: &Packet) {
+        self.packets += 1;
+        let Some(operation) = packet.opcode.operation() else { return };
+        let transport = packet.opcode.transport();
+        if matches!(operation, Operation::Send | Operation::Write) {
+            self.plain_packets += 1;
+        }
+        // Datagrams of many senders come to one queue pair, each with numbers of its own.
+        if transport != Transport::Ud && !self.advance(packet) {
+            return;
+        }
+        self.assemble(packet, operation, transport);
+        let awaits = transport == Transport::Rc && packet.opcode.is_last();
+        if let (true, Some(now_ns)) = (awaits && self.awaited.len() < MAX_AWAITED, packet.timestamp_ns) {
+            self.awaited.push_back((packet.psn, now_ns));
+        }
+    }
+
+    /// Whether the packet is seen for the first time.
+    fn advance(&mut self, packet: &Packet) -> bool {
+        let psn = packet.psn;
+        let (first, next) = *self.seen.get_or_insert((psn, psn));
+        let (ahead, behind) = (psn.distance_from(next), next.distance_from(psn));
+        let mut first = first;
+        if ahead <= self.slack {
+            if self.slack > 0 && self.is_rest_of_read(packet) {
+                self.repeated();
+                return false;
+            }
+        } else if ahead < MAX_STRIDE {
+            self.skip(next.add(self.slack), ahead - self.slack);
+        } else if behind < MAX_STRIDE {
+            return match self.holes.iter().position(|&(from, length)| psn.distance_from(from) < length) {
+                Some(at) => {
+                    self.fill_hole(at, psn);
+                    true
+                }
+                None => {
+                    self.repeated();
+                    false
+                }
+            };
+        } else {
+            self.start_anew();
+            first = psn;
+        }
+        self.seen = Some((first, psn.next()));
+        self.slack = 0;
+        if let (Opcode::RC_READ_REQUEST, Some(reth)) = (packet.opcode, packet.reth) {
+            self.slack = reth.dma_length.div_ceil(SHORTEST_MTU).saturating_sub(1).min(MAX_STRIDE - 1);
+            self.last_read = Some((reth.virtual_address.wrapping_add(u64::from(reth.dma_length)), reth.dma_length));
+        }
+        true
+    }
+
+    fn skip(&mut self, from: Psn, length: u32) {
+        self.missing += u64::from(length);
+        if self.holes.len() == MAX_HOLES {
+            self.holes.remove(0);
+        }
+        self.holes.push((from, length));
+    }
+
+    /// Whether this asks for the rest of the READ before, whose response was lost in part.
+    fn is_rest_of_read(&self, packet: &Packet) -> bool {
+        let (Some((end, length)), Some(reth)) = (self.last_read, packet.reth) else { return false };
+        packet.opcode == Opcode::RC_READ_REQUEST
+            && reth.dma_length < length
+            && reth.virtual_address.wrapping_add(u64::from(reth.dma_length)) == end
+    }
+
+    fn repeated(&mut self) {
+        self.retransmitted += 1;
+        // Which of the copies is acknowledged nobody can tell (Karn and Partridge, 1987).
+        self.awaited.clear();
+    }
+
+    fn fill_hole(&mut self, at: usize, psn: Psn) {
+        let (from, length) = self.holes[at];
+        self.missing = self.missing.saturating_sub(1);
+        let before = psn.distance_from(from);
+        self.holes.swap_remove(at);
+        for (from, length) in [(from, before), (psn.next(), length - before - 1)] {
+            if length > 0 && self.holes.len() < MAX_HOLES {
+                self.holes.push((from, length));
+            }
+        }
+    }
+
+    /// Another queue pair has taken over the number: counts stay.
+    fn start_anew(&mut self) {
+        self.incomplete += self.open.len() as u64;
+        self.open.clear();
+        self.holes.clear();
+        self.awaited.clear();
+        self.slack = 0;
+        self.last_read = None;
+    }
+
+    /// Puts messages together: all packets but the last are as long as the first, so the first, the
+    /// last and their distance tell the length.
+    fn assemble(&mut self, packet: &Packet, operation: Operation, transport: Transport) {
+        let opcode = packet.opcode;
+        if opcode.is_first() && !opcode.is_last() {
+            if self.open.len() == MAX_OPEN {
+                self.open.remove(0);
+                self.incomplete += 1;
+            }
+            self.open.push(Open { first: packet.psn, mtu_bytes: packet.payload_bytes });
+            return;
+        }
+        if !opcode.is_last() {
+            return;
+        }
+        let bytes = if opcode.is_first() {
+            match operation {
+                Operation::ReadRequest => packet.reth.map_or(0, |reth| u64::from(reth.dma_length)),
+                Operation::CompareSwap | Operation::FetchAdd => doorbell_wire::cost::ATOMIC_BYTES,
+                _ => packet.payload_bytes,
+            }
+        } else {
+            let distance = |open: &Open| packet.psn.distance_from(open.first);
+            let Some(at) = (0..self.open.len()).min_by_key(|&at| distance(&self.open[at])) else {
+                self.incomplete += 1;
+                return;
+            };
+            let open = self.open.swap_remove(at);
+            u64::from(distance(&open)) * open.mtu_bytes + packet.payload_bytes
+        };
+        let kind = match operation {
+            Operation::Send if opcode.has_imm() => MessageKind::SendImm,
+            Operation::Send if opcode.has_ieth() => MessageKind::SendInv,
+            Operation::Send => MessageKind::Send,
+            Operation::Write if opcode.has_imm() => MessageKind::WriteImm,
+            Operation::Write => MessageKind::Write,
+            Operation::ReadRequest => MessageKind::Read,
+            Operation::CompareSwap => MessageKind::CompareSwap,
+            Operation::FetchAdd => MessageKind::FetchAdd,
+            _ => return,
+        };
+        self.count(transport, kind, bytes);
+    }
+
+    fn count(&mut self, transport: Transport, kind: MessageKind, bytes: u64) {
+        let at = self.operations.iter().position(|counted| counted.transport == transport && counted.kind == kind);
+        let at = at.unwrap_or_else(|| {
+            let sizes = Vec::new();
+            let (messages, payload_bytes, min_bytes, max_bytes, other_sizes) = (0, 0, u64::MAX, 0, 0);
+            self.operations.push(Counted {
+                transport,
+                kind,
+                messages,
+                payload_bytes,
+                min_bytes,
+                max_bytes,
+                sizes,
+                other_sizes,
+            });
+            self.operations.len() - 1
+        });
+        let counted = &mut self.operations[at];
+        counted.messages += 1;
+        counted.payload_bytes += bytes;
+        counted.min_bytes = counted.min_bytes.min(bytes);
+        counted.max_bytes = counted.max_bytes.max(bytes);
+        if let Some(size) = counted.sizes.iter_mut().find(|size| size.bytes == bytes) {
+            size.messages += 1;
+        } else if counted.sizes.len() < MAX_SIZES {
+            counted.sizes.push(SizeCount { bytes, messages: 1 });
+        } else {
+            counted.other_sizes += 1;
+        }
+    }
+
+    /// Whether a request with this sequence number was sent, or the number belongs to the response
+    /// of a READ that was.
+    pub(super) fn has_sent(&self, psn: Psn) -> bool {
+        self.seen.is_some_and(|(first, next)| {
+            let sent = next.distance_from(first).min(MAX_IN_FLIGHT);
+            let back = next.add(self.slack).distance_from(psn);
+            back >= 1 && back <= sent + self.slack
+        })
+    }
+
+    /// Takes the times of what is acknowledged.
+    pub(super) fn acknowledged(&mut self, up_to: Acknowledged, now_ns: Option<u64>, all: &mut TimeHistogram) {
+        let done = |psn: Psn| match up_to {
+            Acknowledged::UpTo(last) => !last.is_before(psn),
+            Acknowledged::Before(end) => psn.is_before(end),
+            Acknowledged::Nothing => false,
+        };
+        while let Some(&(psn, sent_ns)) = self.awaited.front() {
+            if !done(psn) {
+                break;
+            }
+            self.awaited.pop_front();
+            if let Some(now_ns) = now_ns {
+                let took_ns = now_ns.saturating_sub(sent_ns);
+                self.times.get_or_insert_with(|| Box::new(time_histogram())).saturating_record(took_ns);
+                all.saturating_record(took_ns);
+            }
+        }
+    }
+
+    pub(super) fn incomplete_messages(&self) -> u64 {
+        self.incomplete + self.open.len() as u64
+    }
+
+    pub(super) fn missing_packets(&self) -> u64 {
+        self.missing
+    }
+
+    pub(super) fn times(&self) -> Option<Times> {
+        self.times.as_deref().and_then(Times::of)
+    }
+
+    pub(super) fn operations(&self) -> Vec<OperationCount> {
+        let count = |counted: &Counted| {
+            let mut sizes = counted.sizes.clone();
+            sizes.sort_by_key(|size| size.bytes);
+            OperationCount {
+                transport: counted.transport.to_string(),
+                operation: counted.kind.to_string(),
+                messages: counted.messages,
+                payload_bytes: counted.payload_bytes,
+                min_bytes: counted.min_bytes,
+                max_bytes: counted.max_bytes,
+                sizes,
+                other_sizes: counted.other_sizes,
+            }
+        };
+        self.operations.iter().map(count).collect()
+    }
+}
+
+/// Answers in a stream.
+#[derive(Debug, Default)]
+pub(super) struct Answers {
+    pub(super) acks: u64,
+    pub(super) read_response_packets: u64,
+    pub(super) atomic_responses: u64,
+    naks: [u64; 32],
+    pub(super) rnr_naks: u64,
+}
+
+impl Answers {
+    /// Counts an answer; returns what it acknowledges.
+    pub(super) fn add(&mut self, packet: &Packet) -> Acknowledged {
+        match packet.opcode.operation() {
+            Some(Operation::Acknowledge) => match packet.aeth.map(|aeth| aeth.syndrome.kind()) {
+                Some(SyndromeKind::Ack { .. }) => {
+                    self.acks += 1;
+                    Acknowledged::UpTo(packet.psn)
+                }
+                Some(SyndromeKind::RnrNak { .. }) => {
+                    self.rnr_naks += 1;
+                    Acknowledged::Before(packet.psn)
+                }
+                Some(SyndromeKind::Nak(NakCode(code))) => {
+                    self.naks[usize::from(code) % 32] += 1;
+                    Acknowledged::Before(packet.psn)
+                }
+                _ => Acknowledged::Nothing,
+            },
+            Some(Operation::AtomicAcknowledge) => {
+                self.atomic_responses += 1;
+                Acknowledged::UpTo(packet.psn)
+            }
+            Some(Operation::ReadResponse) => {
+                self.read_response_packets += 1;
+                match (packet.opcode.is_first(), packet.opcode.is_last()) {
+                    (_, true) => Acknowledged::UpTo(packet.psn),
+                    // Everything before the READ; the READ itself is not done.
+                    (true, _) => Acknowledged::Before(packet.psn),
+                    _ => Acknowledged::Nothing,
+                }
+            }
+            _ => Acknowledged::Nothing,
+        }
+    }
+
+    pub(super) fn naks(&self) -> Vec<NakCount> {
+        let count = |(code, &naks): (usize, &u64)| {
+            let code = code as u8;
+            (naks > 0).then(|| NakCount { code, name: NakCode(code).to_string(), naks })
+        };
+        self.naks.iter().enumerate().filter_map(count).collect()
+    }
+
+    pub(super) fn all_naks(&self) -> u64 {
+        self.naks.iter().sum()
+    }
+}

@@ -1,0 +1,242 @@
+//! What [`decode`](super::decode) finds.
+
+use std::net::IpAddr;
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+/// Names the layout of a [`Summary`].
+pub const SCHEMA: &str = "doorbell-wire-decode/1";
+
+/// What a capture holds.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Summary {
+    /// [`SCHEMA`].
+    pub schema: &'static str,
+    /// `pcap` or `pcapng`.
+    pub format: &'static str,
+    /// The UDP port that was looked for.
+    pub udp_port: u16,
+    /// Why reading stopped before the end, as a sentence without its subject, which is the file.
+    pub stopped: Option<String>,
+    /// Frames in the capture.
+    pub frames: u64,
+    /// Those that are not UDP to the port.
+    pub other_frames: u64,
+    /// Frames to the port that hold no packet: too short, or of an unknown version or opcode.
+    pub malformed_packets: u64,
+    /// RoCE v2 packets.
+    pub packets: u64,
+    /// Their frame bytes, as counters of a NIC show them.
+    pub frame_bytes: u64,
+    /// Payload bytes, repeated ones included.
+    pub payload_bytes: u64,
+    /// Packets of which the capture lacks the end.
+    pub cut_packets: u64,
+    /// How many ICRCs were right.
+    pub icrc: Icrc,
+    /// Frames that were captured before they were cut into packets.
+    pub super_packets: SuperPackets,
+    /// Nanoseconds since 1970 of the first packet with a time.
+    pub first_timestamp_ns: Option<u64>,
+    /// From the first packet to the last.
+    pub duration_ns: u64,
+    /// Packets per second, if any time passed.
+    pub packets_per_s: Option<f64>,
+    /// Frame bytes per second, likewise.
+    pub frame_bytes_per_s: Option<f64>,
+    /// Congestion notification packets.
+    pub cnps: u64,
+    /// Packets that a switch has marked (ECN CE).
+    pub congestion_marked_packets: u64,
+    /// Packets by opcode, in the order of the codes.
+    pub opcodes: Vec<OpcodeCount>,
+    /// Repeated packets, of all conversations.
+    pub retransmitted_packets: u64,
+    /// NAKs, RNR NAKs not among them.
+    pub naks: u64,
+    /// RNR NAKs.
+    pub rnr_naks: u64,
+    /// Times to acknowledgement, of all conversations.
+    pub time_to_ack: Option<Times>,
+    /// Conversations, those with the most bytes first.
+    pub conversations: Vec<Conversation>,
+    /// Packets of conversations beyond those that are kept apart.
+    pub other_conversations_packets: u64,
+    /// What each host sent and received, those with the most bytes first.
+    pub hosts: Vec<HostTotals>,
+    /// What else there is to know, as sentences.
+    pub notes: Vec<String>,
+}
+
+/// What checking ICRCs came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct Icrc {
+    /// Right.
+    pub right: u64,
+    /// Wrong.
+    pub wrong: u64,
+    /// Not checked: the capture lacks the packet's end.
+    pub unchecked: u64,
+}
+
+/// Frames that hold several packets: captured before the kernel or the NIC cut them up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct SuperPackets {
+    /// How many such frames.
+    pub frames: u64,
+    /// The packets in them, which are counted as packets everywhere else.
+    pub packets: u64,
+    /// Longer than any packet, but cut short, so that their packets are not counted.
+    pub cut_frames: u64,
+}
+
+/// Packets of one opcode.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct OpcodeCount {
+    /// The code.
+    pub opcode: u8,
+    /// IBTA's name.
+    pub name: &'static str,
+    /// How many.
+    pub packets: u64,
+    /// Their frame bytes.
+    pub frame_bytes: u64,
+}
+
+/// What a host sent and received, to be held against its counters.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct HostTotals {
+    /// Its address.
+    pub address: IpAddr,
+    /// Packets received.
+    pub rx_packets: u64,
+    /// Frame bytes received.
+    pub rx_bytes: u64,
+    /// Packets sent.
+    pub tx_packets: u64,
+    /// Frame bytes sent.
+    pub tx_bytes: u64,
+}
+
+/// What two queue pairs said to each other. Of a queue pair that nothing was sent to, or nothing
+/// that tells which one it is, the number is not known.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Conversation {
+    /// Who sent the first request.
+    pub a: IpAddr,
+    /// The other.
+    pub b: IpAddr,
+    /// The queue pair at `a`.
+    pub a_qpn: Option<u32>,
+    /// The queue pair at `b`.
+    pub b_qpn: Option<u32>,
+    /// From `a` to `b`.
+    pub from_a: Direction,
+    /// From `b` to `a`.
+    pub from_b: Direction,
+}
+
+/// What one side sent.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub struct Direction {
+    /// Packets.
+    pub packets: u64,
+    /// Frame bytes.
+    pub frame_bytes: u64,
+    /// Request packets, repeated ones included.
+    pub request_packets: u64,
+    /// Messages by operation, repeated ones not counted again.
+    pub operations: Vec<OperationCount>,
+    /// Messages whose first or last packet is not in the capture.
+    pub incomplete_messages: u64,
+    /// Request packets whose sequence number was seen before.
+    pub retransmitted_packets: u64,
+    /// Sequence numbers that were skipped and never came: packets lost before they were captured,
+    /// or by the capture.
+    pub missing_packets: u64,
+    /// Packets with a wrong ICRC.
+    pub bad_icrc_packets: u64,
+    /// ACKs sent.
+    pub acks: u64,
+    /// READ response packets sent.
+    pub read_response_packets: u64,
+    /// Responses to atomic operations sent.
+    pub atomic_responses: u64,
+    /// NAKs sent, by code.
+    pub naks: Vec<NakCount>,
+    /// RNR NAKs sent.
+    pub rnr_naks: u64,
+    /// ACKs and NAKs that came back for each request packet that asks for no data.
+    pub acks_per_request_packet: Option<f64>,
+    /// From the last packet of a request to what acknowledged it, where the capture was made.
+    pub time_to_ack: Option<Times>,
+}
+
+/// Messages of one operation.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct OperationCount {
+    /// RC, UC or UD.
+    pub transport: String,
+    /// IBTA's name.
+    pub operation: String,
+    /// How many.
+    pub messages: u64,
+    /// Their payload; of READs, what was asked for.
+    pub payload_bytes: u64,
+    /// The shortest.
+    pub min_bytes: u64,
+    /// The longest.
+    pub max_bytes: u64,
+    /// How many of which size, for the sizes met first.
+    pub sizes: Vec<SizeCount>,
+    /// Messages of other sizes.
+    pub other_sizes: u64,
+}
+
+/// Messages of one size.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct SizeCount {
+    /// Payload bytes.
+    pub bytes: u64,
+    /// How many.
+    pub messages: u64,
+}
+
+/// NAKs of one code.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct NakCount {
+    /// The code.
+    pub code: u8,
+    /// IBTA's name.
+    pub name: String,
+    /// How many.
+    pub naks: u64,
+}
+
+/// Figures of times.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct Times {
+    /// How many were taken.
+    pub count: u64,
+    /// The shortest.
+    pub min_ns: u64,
+    /// The median.
+    pub median_ns: u64,
+    /// 99 % are no longer.
+    pub p99_ns: u64,
+    /// The longest.
+    pub max_ns: u64,
+}
+
+impl Times {
+    pub(super) fn of(histogram: &Histogram<u32>) -> Option<Times> {
+        (!histogram.is_empty()).then(|| Times {
+            count: histogram.len(),
+            min_ns: histogram.min(),
+            median_ns: histogram.value_at_quantile(0.5),
+            p99_ns: histogram.value_at_quantile(0.99),
+            max_ns: histogram.max(),
+        })
+    }
+}

@@ -1,0 +1,403 @@
+//! Follows the packets of a capture.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use doorbell_wire::{AETH_LEN, AethRepr, BTH_LEN, BthRepr, Datagram, ICRC_LEN, Opcode, Qpn, RETH_LEN, RethRepr};
+
+use super::Options;
+use super::capture::{CapturedFrame, LinkType};
+use super::packets::{Flows, Found, longer_than_a_packet, udp_frame};
+use super::stream::{Packet, Stream, TimeHistogram, time_histogram};
+use super::summary::{Conversation, Direction, HostTotals, Icrc, OpcodeCount, SCHEMA, Summary, SuperPackets, Times};
+
+/// How often an answer looks for the requests that it belongs to before it is given up.
+const MAX_SEARCHES: u32 = 1000;
+
+/// ECN: congestion experienced (RFC 3168).
+const CONGESTION_EXPERIENCED: u8 = 0b11;
+
+pub(super) struct Tracker {
+    options: Options,
+    flows: Flows,
+    streams: Vec<Stream>,
+    by_key: HashMap<(IpAddr, IpAddr, Qpn), usize>,
+    /// Streams without a peer, by source and destination.
+    alone: HashMap<(IpAddr, IpAddr), Vec<usize>>,
+    /// The stream of the packet before: most come in runs.
+    last: usize,
+    frames: u64,
+    other_frames: u64,
+    malformed: u64,
+    packets: u64,
+    frame_bytes: u64,
+    payload_bytes: u64,
+    cut: u64,
+    icrc: Icrc,
+    super_packets: SuperPackets,
+    opcodes: Box<[(u64, u64); 256]>,
+    marked: u64,
+    beyond: u64,
+    first_ns: Option<u64>,
+    last_ns: u64,
+    times: TimeHistogram,
+    unknown_link_type: Option<(LinkType, u64)>,
+}
+
+impl Tracker {
+    pub(super) fn new(options: &Options) -> Self {
+        Self {
+            options: *options,
+            flows: Flows::new(),
+            streams: Vec::new(),
+            by_key: HashMap::new(),
+            alone: HashMap::new(),
+            last: 0,
+            frames: 0,
+            other_frames: 0,
+            malformed: 0,
+            packets: 0,
+            frame_bytes: 0,
+            payload_bytes: 0,
+            cut: 0,
+            icrc: Icrc::default(),
+            super_packets: SuperPackets::default(),
+            opcodes: Box::new([(0, 0); 256]),
+            marked: 0,
+            beyond: 0,
+            first_ns: None,
+            last_ns: 0,
+            times: time_histogram(),
+            unknown_link_type: None,
+        }
+    }
+
+    /// Frames of link types that are known.
+    pub(super) fn frames_read(&self) -> u64 {
+        self.frames - self.unknown_link_type.map_or(0, |(_, frames)| frames)
+    }
+
+    pub(super) fn unknown_link_type(&self) -> Option<LinkType> {
+        self.unknown_link_type.map(|(link_type, _)| link_type)
+    }
+
+    pub(super) fn frame(&mut self, frame: &CapturedFrame<'_>) {
+        self.frames += 1;
+        if !frame.link_type.is_known() {
+            self.unknown_link_type.get_or_insert((frame.link_type, 0)).1 += 1;
+            self.other_frames += 1;
+            return;
+        }
+        let Ok(udp) = udp_frame(frame) else {
+            self.other_frames += 1;
+            return;
+        };
+        let datagram = &udp.datagram;
+        if datagram.dst_port != self.options.udp_port {
+            self.other_frames += 1;
+            return;
+        }
+        if let Some(now_ns) = frame.timestamp_ns {
+            let first_ns = self.first_ns.get_or_insert(now_ns);
+            *first_ns = now_ns.min(*first_ns);
+            self.last_ns = self.last_ns.max(now_ns);
+        }
+        let frame_bytes = udp.frame_bytes as u64;
+        match self.flows.look(datagram) {
+            Found::Right => {
+                self.icrc.right += 1;
+                self.packet(datagram, datagram.payload, datagram.payload_len, frame_bytes, frame.timestamp_ns, true);
+            }
+            Found::Wrong => {
+                self.icrc.wrong += 1;
+                self.packet(datagram, datagram.payload, datagram.payload_len, frame_bytes, frame.timestamp_ns, false);
+            }
+            Found::Cut if longer_than_a_packet(datagram.payload, datagram.payload_len) => {
+                self.super_packets.cut_frames += 1;
+            }
+            Found::Cut => {
+                self.cut += 1;
+                self.icrc.unchecked += 1;
+                self.packet(datagram, datagram.payload, datagram.payload_len, frame_bytes, frame.timestamp_ns, true);
+            }
+            Found::Segments(bytes) => {
+                self.super_packets.frames += 1;
+                let around = frame_bytes - datagram.payload_len as u64;
+                for (index, segment) in datagram.payload.chunks(bytes).enumerate() {
+                    self.super_packets.packets += 1;
+                    let right = self.flows.segment_is_right(datagram, index, segment);
+                    *(if right { &mut self.icrc.right } else { &mut self.icrc.wrong }) += 1;
+                    let frame_bytes = around + segment.len() as u64;
+                    self.packet(datagram, segment, segment.len(), frame_bytes, frame.timestamp_ns, right);
+                }
+            }
+        }
+    }
+
+    /// One packet: `bytes` from the BTH on, as far as captured, of `whole_bytes`.
+    fn packet(
+        &mut self,
+        datagram: &Datagram<'_>,
+        bytes: &[u8],
+        whole_bytes: usize,
+        frame_bytes: u64,
+        timestamp_ns: Option<u64>,
+        right: bool,
+    ) {
+        let Some((bth, rest)) = bytes.split_first_chunk::<BTH_LEN>() else {
+            self.malformed += 1;
+            return;
+        };
+        let bth = BthRepr::read(bth);
+        let opcode = bth.opcode;
+        let around = BTH_LEN + opcode.extension_len() + usize::from(bth.pad_count) + ICRC_LEN;
+        if bth.version != 0 || opcode.operation().is_none() || whole_bytes < around {
+            self.malformed += 1;
+            return;
+        }
+        let payload_bytes = if opcode.has_payload() { (whole_bytes - around) as u64 } else { 0 };
+        self.packets += 1;
+        self.frame_bytes += frame_bytes;
+        self.payload_bytes += payload_bytes;
+        let count = &mut self.opcodes[usize::from(opcode.0)];
+        *count = (count.0 + 1, count.1 + frame_bytes);
+        if datagram.outer.traffic_class & CONGESTION_EXPERIENCED == CONGESTION_EXPERIENCED {
+            self.marked += 1;
+        }
+        let Some(at) = self.stream(datagram, bth.dest_qpn, right) else {
+            self.beyond += 1;
+            return;
+        };
+        let stream = &mut self.streams[at];
+        stream.packets += 1;
+        stream.frame_bytes += frame_bytes;
+        if !right {
+            stream.bad_icrc_packets += 1;
+            if self.options.drop_bad_icrc {
+                return;
+            }
+        }
+        // A capture may have cut the packet within its headers.
+        let reth = rest.first_chunk::<RETH_LEN>().filter(|_| opcode.has_reth()).map(RethRepr::read);
+        let aeth = rest.first_chunk::<AETH_LEN>().filter(|_| opcode.has_aeth()).map(AethRepr::read);
+        let packet = Packet { opcode, psn: bth.psn, payload_bytes, reth, aeth, timestamp_ns };
+        if opcode.is_request() {
+            stream.requests.add(&packet);
+        } else if opcode.is_response() {
+            let acknowledged = stream.answers.add(&packet);
+            if let Some(peer) = self.peer(at, &packet) {
+                self.streams[peer].requests.acknowledged(acknowledged, timestamp_ns, &mut self.times);
+            }
+        }
+    }
+
+    /// The stream of a packet, a new one if there is room.
+    fn stream(&mut self, datagram: &Datagram<'_>, dest_qpn: Qpn, right: bool) -> Option<usize> {
+        let key = (datagram.outer.src, datagram.outer.dst, dest_qpn);
+        let is = |stream: &Stream| (stream.src, stream.dst, stream.dest_qpn) == key;
+        if self.streams.get(self.last).is_some_and(is) {
+            return Some(self.last);
+        }
+        if let Some(&at) = self.by_key.get(&key) {
+            self.last = at;
+            return Some(at);
+        }
+        // A damaged packet's queue pair is anybody's guess, and none to make room for.
+        if self.streams.len() >= 2 * self.options.max_conversations || !right && self.options.drop_bad_icrc {
+            return None;
+        }
+        let at = self.streams.len();
+        self.streams.push(Stream::new(key.0, key.1, key.2));
+        self.by_key.insert(key, at);
+        self.alone.entry((key.0, key.1)).or_default().push(at);
+        self.last = at;
+        Some(at)
+    }
+
+    /// The stream with the requests that an answer in stream `at` belongs to.
+    fn peer(&mut self, at: usize, packet: &Packet) -> Option<usize> {
+        let stream = &mut self.streams[at];
+        if stream.peer.is_some() || stream.searches >= MAX_SEARCHES {
+            return stream.peer;
+        }
+        stream.searches += 1;
+        let (src, dst) = (stream.src, stream.dst);
+        let mut fitting = self
+            .alone
+            .get(&(dst, src))?
+            .iter()
+            .copied()
+            .filter(|&other| other != at && self.streams[other].requests.has_sent(packet.psn));
+        // Sequence numbers start at random, so mostly one stream only has sent this one.
+        let (Some(peer), None) = (fitting.next(), fitting.next()) else { return None };
+        for (one, other) in [(at, peer), (peer, at)] {
+            let key = (self.streams[one].src, self.streams[one].dst);
+            if let Some(alone) = self.alone.get_mut(&key) {
+                alone.retain(|&stream| stream != one);
+            }
+            self.streams[one].peer = Some(other);
+        }
+        Some(peer)
+    }
+
+    pub(super) fn finish(self, format: &'static str, stopped: Option<String>) -> Summary {
+        let duration_ns = self.first_ns.map_or(0, |first_ns| self.last_ns - first_ns);
+        let per_s = |count: u64| (duration_ns > 0).then(|| count as f64 * 1e9 / duration_ns as f64);
+        let cnps = self.opcodes[usize::from(Opcode::CNP.0)].0;
+        let opcodes = (0..=255)
+            .map(Opcode)
+            .zip(self.opcodes.iter())
+            .filter(|(_, count)| count.0 > 0)
+            .map(|(opcode, &(packets, frame_bytes))| OpcodeCount {
+                opcode: opcode.0,
+                name: opcode.name(),
+                packets,
+                frame_bytes,
+            })
+            .collect();
+        let of_requests = |count: fn(&Stream) -> u64| self.streams.iter().map(count).sum();
+        Summary {
+            schema: SCHEMA,
+            format,
+            udp_port: self.options.udp_port,
+            stopped,
+            frames: self.frames,
+            other_frames: self.other_frames,
+            malformed_packets: self.malformed,
+            packets: self.packets,
+            frame_bytes: self.frame_bytes,
+            payload_bytes: self.payload_bytes,
+            cut_packets: self.cut,
+            icrc: self.icrc,
+            super_packets: self.super_packets,
+            first_timestamp_ns: self.first_ns,
+            duration_ns,
+            packets_per_s: per_s(self.packets),
+            frame_bytes_per_s: per_s(self.frame_bytes),
+            cnps,
+            congestion_marked_packets: self.marked,
+            opcodes,
+            retransmitted_packets: of_requests(|stream| stream.requests.retransmitted),
+            naks: of_requests(|stream| stream.answers.all_naks()),
+            rnr_naks: of_requests(|stream| stream.answers.rnr_naks),
+            time_to_ack: Times::of(&self.times),
+            conversations: self.conversations(),
+            other_conversations_packets: self.beyond,
+            hosts: self.hosts(),
+            notes: self.notes(),
+        }
+    }
+
+    fn conversations(&self) -> Vec<Conversation> {
+        let mut conversations = Vec::new();
+        for (at, stream) in self.streams.iter().enumerate() {
+            let peer = stream.peer.map(|peer| &self.streams[peer]);
+            // Each pair once, from the side that asks; both may, and then from the one seen first.
+            let asks = |stream: &Stream| stream.requests.packets > 0;
+            if let (Some(peer_at), Some(peer)) = (stream.peer, peer) {
+                let first = if asks(stream) == asks(peer) { at < peer_at } else { asks(stream) };
+                if !first {
+                    continue;
+                }
+            }
+            conversations.push(Conversation {
+                a: stream.src,
+                b: stream.dst,
+                a_qpn: peer.map(|peer| peer.dest_qpn.get()),
+                b_qpn: Some(stream.dest_qpn.get()),
+                from_a: direction(stream, peer),
+                from_b: peer.map_or_else(Direction::default, |peer| direction(peer, Some(stream))),
+            });
+        }
+        conversations.sort_by_key(|it| std::cmp::Reverse(it.from_a.frame_bytes + it.from_b.frame_bytes));
+        conversations
+    }
+
+    fn hosts(&self) -> Vec<HostTotals> {
+        let mut hosts: HashMap<IpAddr, HostTotals> = HashMap::new();
+        for stream in &self.streams {
+            let new = |address| HostTotals { address, rx_packets: 0, rx_bytes: 0, tx_packets: 0, tx_bytes: 0 };
+            let sender = hosts.entry(stream.src).or_insert_with(|| new(stream.src));
+            sender.tx_packets += stream.packets;
+            sender.tx_bytes += stream.frame_bytes;
+            let receiver = hosts.entry(stream.dst).or_insert_with(|| new(stream.dst));
+            receiver.rx_packets += stream.packets;
+            receiver.rx_bytes += stream.frame_bytes;
+        }
+        let mut hosts: Vec<_> = hosts.into_values().collect();
+        hosts.sort_by_key(|host| (std::cmp::Reverse(host.rx_bytes + host.tx_bytes), host.address));
+        hosts
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        if self.packets == 0 && self.super_packets.cut_frames == 0 {
+            notes.push(format!(
+                "No RoCE v2 packet among {} frames: none goes to UDP port {}.",
+                self.frames, self.options.udp_port
+            ));
+        }
+        if let Some((link_type, frames)) = self.unknown_link_type {
+            notes.push(format!(
+                "{frames} frames are of link type {link_type}, which is not known here; they count as other."
+            ));
+        }
+        if self.icrc.wrong > 0 && self.icrc.right == 0 {
+            notes.push(
+                "Every ICRC is wrong: captured before the NIC made them, or this is not RoCE v2. The conversations can be                  followed all the same by leaving ICRCs unchecked."
+                    .to_owned(),
+            );
+        } else if self.icrc.wrong > 0 && self.options.drop_bad_icrc {
+            notes
+                .push("Packets with a wrong ICRC are left out of the conversations, as an RNIC drops them.".to_owned());
+        }
+        let SuperPackets { frames, packets, cut_frames } = self.super_packets;
+        if frames > 0 {
+            notes.push(format!(
+                "{frames} frames were captured before they were cut up (segmentation offload); they are counted as the \
+                 {packets} packets in them, all at the frame's time."
+            ));
+        }
+        if cut_frames > 0 {
+            notes.push(format!(
+                "{cut_frames} frames are longer than any packet and cut short: captured before segmentation, with too \
+                 small a snap length to tell the packets in them, which are not counted."
+            ));
+        }
+        if self.cut > 0 {
+            notes.push(format!("{} packets are cut short by the snap length; their ICRC is not checked.", self.cut));
+        }
+        if self.beyond > 0 {
+            notes.push(format!(
+                "{} packets belong to no conversation that is followed: there are more than {}, or the packet was damaged.",
+                self.beyond, self.options.max_conversations
+            ));
+        }
+        notes
+    }
+}
+
+/// What `stream` holds; `back` is the other direction.
+fn direction(stream: &Stream, back: Option<&Stream>) -> Direction {
+    let (requests, answers) = (&stream.requests, &stream.answers);
+    let came_back = back.map(|back| back.answers.acks + back.answers.all_naks() + back.answers.rnr_naks);
+    Direction {
+        packets: stream.packets,
+        frame_bytes: stream.frame_bytes,
+        request_packets: requests.packets,
+        operations: requests.operations(),
+        incomplete_messages: requests.incomplete_messages(),
+        retransmitted_packets: requests.retransmitted,
+        missing_packets: requests.missing_packets(),
+        bad_icrc_packets: stream.bad_icrc_packets,
+        acks: answers.acks,
+        read_response_packets: answers.read_response_packets,
+        atomic_responses: answers.atomic_responses,
+        naks: answers.naks(),
+        rnr_naks: answers.rnr_naks,
+        acks_per_request_packet: came_back
+            .filter(|_| requests.plain_packets > 0)
+            .map(|acks| acks as f64 / requests.plain_packets as f64),
+        time_to_ack: requests.times(),
+    }
+}

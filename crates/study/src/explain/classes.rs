@@ -1,0 +1,116 @@
+//! Which messages have packets of a given mean length.
+
+use doorbell_wire::PathMtu;
+use doorbell_wire::cost::MAX_MESSAGE_BYTES;
+
+use super::{Range, Span};
+
+/// Counters that are off by less than this are taken at their word.
+pub(super) const EXACT: f64 = 1e-6;
+
+/// Packets that carry data: how many per second, and how long they are on average.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Data {
+    /// Packets per second.
+    pub(super) packets: Range,
+    /// Frame bytes per packet, within the tolerance.
+    pub(super) mean: Range,
+    /// Frame bytes per packet as counted.
+    pub(super) counted: f64,
+}
+
+/// Payloads that explain them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Class {
+    pub(super) payload: Span,
+    pub(super) nearest: Option<Span>,
+    pub(super) packets: Span,
+    pub(super) misfit: f64,
+}
+
+/// Messages of one packet. `fixed` are the bytes around the payload, `longest` the longest payload.
+pub(super) fn single(data: &Data, fixed: u64, longest: u64) -> Option<Class> {
+    // Payloads are padded to four bytes.
+    let words = |mean: f64| (mean - fixed as f64) / 4.0;
+    let most = longest.div_ceil(4);
+    let low = (words(data.mean.min) - EXACT).ceil().max(0.0) as u64;
+    let high = words(data.mean.max) + EXACT;
+    if high < 0.0 || low > most {
+        return None;
+    }
+    let high = (high.floor() as u64).min(most);
+    if low > high {
+        return None;
+    }
+    let payload = |low: u64, high: u64| Span { min: (low * 4).saturating_sub(3), max: (high * 4).min(longest) };
+    let nearest = (words(data.counted).round().max(0.0) as u64).clamp(low, high);
+    Some(Class {
+        payload: payload(low, high),
+        nearest: Some(payload(nearest, nearest)),
+        packets: Span { min: 1, max: 1 },
+        misfit: ((fixed + 4 * nearest) as f64 / data.counted - 1.0).abs(),
+    })
+}
+
+/// Messages of several packets, cut by `mtu`. `fixed` are the bytes around each packet's payload,
+/// `once` those that a message has besides: its RETH, its immediate data, the AETHs of a READ
+/// response. `packets` are how many it may have.
+pub(super) fn cut(data: &Data, fixed: u64, once: u64, mtu: PathMtu, packets: Span) -> Option<Class> {
+    let mtu = mtu.bytes() as f64;
+    let (once, fixed) = (once as f64, fixed as f64);
+    // Bytes per packet besides `fixed`, that is, (payload + once) / packets.
+    let (low, high) = (data.mean.min - fixed, data.mean.max - fixed);
+    // All packets but the last are full: (packets - 1) * mtu < payload <= packets * mtu.
+    let mut most = (packets.max as f64).min((MAX_MESSAGE_BYTES as f64 / mtu).ceil());
+    if low > mtu {
+        most = most.min(once / (low - mtu));
+    }
+    if high < mtu {
+        most = most.min((mtu - once - 1.0) / (mtu - high));
+    }
+    let least = packets.min.max(2);
+    if most < least as f64 {
+        return None;
+    }
+    let most = most.floor();
+    let payload = |packets: f64| {
+        let min = (packets * low - once - 3.0).max((packets - 1.0) * mtu + 1.0);
+        let max = (packets * high - once).min(packets * mtu);
+        (min, max)
+    };
+    let ((min, _), (_, max)) = (payload(least as f64), payload(most));
+    if max < min {
+        return None;
+    }
+    let longest = (mtu + once / least as f64) + fixed;
+    Some(Class {
+        payload: Span { min: min.ceil() as u64, max: (max.floor() as u64).min(MAX_MESSAGE_BYTES) },
+        nearest: None,
+        packets: Span { min: least, max: most as u64 },
+        misfit: (data.counted / longest - 1.0).max(0.0),
+    })
+}
+
+/// If the counters are exact: the power of two whose packets have just this length, because they
+/// all are full and one carries `once` bytes more.
+pub(super) fn exact_power_of_two(data: &Data, fixed: u64, once: u64, mtu: PathMtu) -> Option<Class> {
+    let mtu = mtu.bytes() as u64;
+    let more = data.counted - (fixed + mtu) as f64;
+    if once == 0 || more <= data.counted * EXACT {
+        return None;
+    }
+    let packets = (once as f64 / more).round() as u64;
+    let payload = packets.checked_mul(mtu)?;
+    let mean = (fixed + mtu) as f64 + once as f64 / packets.max(1) as f64;
+    let misfit = (data.counted / mean - 1.0).abs();
+    if packets < 2 || payload > MAX_MESSAGE_BYTES || !payload.is_power_of_two() || misfit > EXACT {
+        return None;
+    }
+    let span = Span { min: payload, max: payload };
+    Some(Class { payload: span, nearest: Some(span), packets: Span { min: packets, max: packets }, misfit })
+}
+
+/// Whether a range of payloads holds one that programs like to use: nothing, or a power of two.
+pub(super) fn holds_round_size(span: Span) -> bool {
+    span.min == 0 || (span.min..=span.max).contains(&span.min.next_power_of_two())
+}

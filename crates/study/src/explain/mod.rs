@@ -1,0 +1,331 @@
+//! What an application probably does, from packet and byte counters alone.
+//!
+//! NICs count packets and bytes of RDMA traffic per direction, and these do not look like the
+//! operations that an application counts: headers, acknowledgements and cut messages lie between.
+//! [`explain`] goes backwards: from four rates to the operations that could have caused them, with
+//! payloads, operations per second and acknowledgements, the most plausible first.
+//!
+//! Bytes leave much open. A SEND of 1 byte and an ACK both have 62 bytes; a SEND of 20 bytes is as
+//! long as a WRITE of 4; compare and swap is as long as fetch and add. Whatever fits is in the
+//! answer. What fits is decided with a tolerance ([`Hints::tolerance`]), since counters are not
+//! read at one moment; which payload comes *nearest* is said besides.
+//!
+//! ```
+//! use doorbell_study::explain::{Hints, Rates, Side, explain};
+//! use doorbell_wire::MessageKind;
+//!
+//! // 481 k frames of 78 bytes per second in, as many of 62 bytes out.
+//! let rates =
+//!     Rates { rx_packets: 481e3, rx_bytes: 481e3 * 78.0, tx_packets: 481e3, tx_bytes: 481e3 * 62.0 };
+//! let answer = explain(&rates, &Hints::default())?;
+//! let best = &answer.explanations[0];
+//! assert_eq!(best.operations, [MessageKind::Write]);
+//! assert_eq!((best.requester, best.payload_bytes.min, best.payload_bytes.max), (Side::Peer, 1, 4));
+//! # Ok::<(), doorbell_study::explain::ExplainError>(())
+//! ```
+
+mod carriers;
+mod check;
+mod classes;
+mod shapes;
+mod weight;
+pub mod words;
+
+use std::collections::BTreeMap;
+
+use doorbell_wire::{IpVersion, MessageKind, OuterKind, PathMtu, Transport};
+use serde::{Deserialize, Serialize, Serializer};
+
+pub use check::ExplainError;
+
+/// Names the layout of an [`Answer`].
+pub const SCHEMA: &str = "doorbell-wire-explain/1";
+
+/// By how much a packet's mean length may be off, as a share: bytes and packets are counters of
+/// their own, each taken to half of this.
+pub const DEFAULT_TOLERANCE: f64 = 0.01;
+
+/// By how much the two directions may be off against each other, as a share, since they are not
+/// read at the same moment.
+pub const SKEW: f64 = 0.04;
+
+/// More explanations than anybody reads; the least plausible ones beyond are left out, and counted.
+const MAX_EXPLANATIONS: usize = 24;
+
+/// What counters of RDMA traffic grew by per second, as the observed host sees them: bytes of
+/// Ethernet frames without FCS, preamble and gap.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Rates {
+    /// Bytes received per second.
+    pub rx_bytes: f64,
+    /// Packets received per second.
+    pub rx_packets: f64,
+    /// Bytes sent per second.
+    pub tx_bytes: f64,
+    /// Packets sent per second.
+    pub tx_packets: f64,
+}
+
+impl Rates {
+    /// The rates of what a device's counters, under vendors' names, have advanced by in `seconds`.
+    pub fn of(counters: &BTreeMap<String, u64>, seconds: f64) -> Self {
+        let rate = |name: &str| counters.get(name).copied().unwrap_or(0) as f64 / seconds;
+        Self {
+            rx_bytes: rate("rx_vport_rdma_unicast_bytes"),
+            rx_packets: rate("rx_vport_rdma_unicast_packets"),
+            tx_bytes: rate("tx_vport_rdma_unicast_bytes"),
+            tx_packets: rate("tx_vport_rdma_unicast_packets"),
+        }
+    }
+}
+
+/// What is known besides the counters.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Hints {
+    /// The path MTU; all are considered otherwise.
+    pub mtu: Option<PathMtu>,
+    /// The traffic is IPv6; both are considered otherwise, IPv4 as the more plausible.
+    pub ipv6: bool,
+    /// Frames have a VLAN tag; both are considered otherwise, none as the more plausible.
+    pub vlan: bool,
+    /// The link's rate per direction, in bits per second.
+    pub link_bits_per_s: Option<f64>,
+    /// By how much a packet's mean length may be off, as a share: 0 to 0.1.
+    pub tolerance: f64,
+}
+
+impl Default for Hints {
+    fn default() -> Self {
+        Self { mtu: None, ipv6: false, vlan: false, link_bits_per_s: None, tolerance: DEFAULT_TOLERANCE }
+    }
+}
+
+impl Hints {
+    fn outers(&self) -> Vec<OuterKind> {
+        let versions: &[IpVersion] = if self.ipv6 { &[IpVersion::V6] } else { &[IpVersion::V4, IpVersion::V6] };
+        let tags: &[bool] = if self.vlan { &[true] } else { &[false, true] };
+        versions.iter().flat_map(|&ip| tags.iter().map(move |&vlan| OuterKind { ip, vlan })).collect()
+    }
+
+    fn mtus(&self) -> Vec<PathMtu> {
+        self.mtu.map_or_else(|| PathMtu::ALL.to_vec(), |mtu| vec![mtu])
+    }
+
+    /// What a mean length may be, if bytes and packets are each off by half the tolerance.
+    fn around(&self, mean: f64) -> Range {
+        let half = self.tolerance / 2.0;
+        let factor = (1.0 + half) / (1.0 - half);
+        Range { min: mean / factor, max: mean * factor }
+    }
+
+    /// The longest payload of a packet.
+    fn longest_payload(&self) -> u64 {
+        self.mtu.unwrap_or(PathMtu::Mtu4096).bytes() as u64
+    }
+}
+
+/// Which end of the traffic.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Side {
+    /// The host whose counters these are.
+    ThisHost,
+    /// Its peers.
+    Peer,
+    /// Both.
+    Both,
+}
+
+/// How messages flow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pattern {
+    /// Messages go one way; only acknowledgements come back.
+    OneWay,
+    /// As [`OneWay`](Pattern::OneWay), and the receiver grants credits by messages without
+    /// payload, which are acknowledged too.
+    OneWayWithCredits,
+    /// Requests go one way and what they ask for comes back: READs and atomic operations.
+    Fetch,
+    /// Messages go both ways at the same rate, as requests and their responses do.
+    RequestResponse,
+}
+
+/// A range of whole numbers, both ends in it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Span {
+    /// Least.
+    pub min: u64,
+    /// Most.
+    pub max: u64,
+}
+
+impl Span {
+    /// Whether `value` lies in it.
+    pub fn contains(&self, value: u64) -> bool {
+        (self.min..=self.max).contains(&value)
+    }
+
+    fn union(self, other: Span) -> Span {
+        Span { min: self.min.min(other.min), max: self.max.max(other.max) }
+    }
+}
+
+/// A range of rates or ratios, both ends in it.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Range {
+    /// Least.
+    pub min: f64,
+    /// Most.
+    pub max: f64,
+}
+
+impl Range {
+    /// Whether `value` lies in it.
+    pub fn contains(&self, value: f64) -> bool {
+        self.min <= value && value <= self.max
+    }
+}
+
+/// One way to explain the counters.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Explanation {
+    /// The explanation in a sentence.
+    pub summary: String,
+    /// What the messages are; several where bytes cannot tell them apart.
+    #[serde(serialize_with = "by_name")]
+    pub operations: Vec<MessageKind>,
+    /// How they travel; several where counters cannot tell them apart.
+    #[serde(serialize_with = "by_name")]
+    pub transports: Vec<Transport>,
+    /// How messages flow.
+    pub pattern: Pattern,
+    /// Who posts the requests. Of request-response either side may have begun.
+    pub requester: Side,
+    /// Payload bytes per message, within the tolerance; of request-response, of those that this
+    /// host sends.
+    pub payload_bytes: Span,
+    /// The payload whose packets have most nearly the length that was counted, where that is one. Of
+    /// long READs what each request asks for, which may be a piece.
+    pub nearest_payload_bytes: Option<Span>,
+    /// Of request-response: payload bytes of those messages that this host receives.
+    pub received_payload_bytes: Option<Span>,
+    /// Packets per message; of a READ, per response.
+    pub packets_per_message: Span,
+    /// Operations per second; of request-response, requests with their response.
+    pub operations_per_s: Range,
+    /// Acknowledgements per request packet, where there are any.
+    pub acks_per_packet: Option<Range>,
+    /// Payload bytes per second, in the direction that has more.
+    pub goodput_bytes_per_s: Range,
+    /// The path MTU that cuts the messages so, if they are cut.
+    pub path_mtu: Option<usize>,
+    /// IP version: 4 or 6.
+    pub ip_version: u8,
+    /// Whether frames have a VLAN tag.
+    pub vlan: bool,
+    /// By how much the counted packet length misses that of the nearest payload, as a share.
+    pub misfit: f64,
+    /// Why it fits, and what speaks for or against it, as sentences.
+    pub reasons: Vec<String>,
+    /// What it is ranked by: 0 is as expected, more is less plausible.
+    pub implausibility: f64,
+}
+
+/// How much of the link is used.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct LinkUse {
+    /// Bits per second that each direction carries.
+    pub link_bits_per_s: f64,
+    /// Share of the incoming direction, with preamble, FCS, gap and padding.
+    pub rx_share: f64,
+    /// Share of the outgoing one.
+    pub tx_share: f64,
+    /// Payload of the most plausible explanation, as a share of what its direction uses.
+    pub goodput_share_of_used: Option<Range>,
+}
+
+/// What the counters say.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Answer {
+    /// [`SCHEMA`].
+    pub schema: &'static str,
+    /// What was counted.
+    pub rates: Rates,
+    /// Mean frame bytes per packet received, if there are any.
+    pub rx_bytes_per_packet: Option<f64>,
+    /// Mean frame bytes per packet sent, if there are any.
+    pub tx_bytes_per_packet: Option<f64>,
+    /// The answer in a sentence.
+    pub verdict: String,
+    /// What fits, the most plausible first. Nothing, if no single operation does.
+    pub explanations: Vec<Explanation>,
+    /// So many of the first make the [`verdict`](Self::verdict). Counters cannot tell any of what fits
+    /// apart, but these are not much less plausible than the first.
+    pub named: usize,
+    /// How many less plausible ones were left out.
+    pub left_out: usize,
+    /// How much of the link is used, if its rate is known.
+    pub link: Option<LinkUse>,
+    /// What else there is to know, as sentences.
+    pub notes: Vec<String>,
+}
+
+/// Explains what was counted. Fails if no RoCE v2 traffic at all can be counted so.
+pub fn explain(rates: &Rates, hints: &Hints) -> Result<Answer, ExplainError> {
+    check::check(rates, hints)?;
+    let mut explanations = shapes::all(rates, hints);
+    explanations.sort_by(|a, b| a.implausibility.total_cmp(&b.implausibility));
+    let best = explanations.first().map_or(0.0, |best| best.implausibility);
+    let named =
+        explanations.partition_point(|it| it.implausibility <= best + weight::AS_PLAUSIBLE).min(MAX_EXPLANATIONS);
+    let left_out = explanations.len().saturating_sub(MAX_EXPLANATIONS);
+    explanations.truncate(MAX_EXPLANATIONS);
+    let mean = |bytes: f64, packets: f64| (packets > 0.0).then(|| bytes / packets);
+    let mut answer = Answer {
+        schema: SCHEMA,
+        rates: *rates,
+        rx_bytes_per_packet: mean(rates.rx_bytes, rates.rx_packets),
+        tx_bytes_per_packet: mean(rates.tx_bytes, rates.tx_packets),
+        verdict: String::new(),
+        explanations,
+        named,
+        left_out,
+        link: None,
+        notes: Vec::new(),
+    };
+    answer.link = hints.link_bits_per_s.map(|link| link_use(&answer, link));
+    answer.verdict = words::verdict(&answer);
+    answer.notes = words::notes(&answer, hints);
+    Ok(answer)
+}
+
+impl Answer {
+    /// The explanations that make the verdict.
+    pub fn named(&self) -> &[Explanation] {
+        &self.explanations[..self.named]
+    }
+}
+
+fn link_use(answer: &Answer, link_bits_per_s: f64) -> LinkUse {
+    let rates = &answer.rates;
+    let used = |bytes, packets| check::line_bytes(bytes, packets) * 8.0;
+    let (rx, tx) = (used(rates.rx_bytes, rates.rx_packets), used(rates.tx_bytes, rates.tx_packets));
+    let goodput_share_of_used = answer.explanations.first().map(|best| {
+        let carrier = match (best.requester, best.pattern) {
+            (Side::ThisHost, Pattern::Fetch) | (Side::Peer, Pattern::OneWay | Pattern::OneWayWithCredits) => rx,
+            (Side::Both, _) => rx.max(tx),
+            _ => tx,
+        };
+        let share = |goodput: f64| (goodput * 8.0 / carrier).min(1.0);
+        Range { min: share(best.goodput_bytes_per_s.min), max: share(best.goodput_bytes_per_s.max) }
+    });
+    LinkUse { link_bits_per_s, rx_share: rx / link_bits_per_s, tx_share: tx / link_bits_per_s, goodput_share_of_used }
+}
+
+fn by_name<T: std::fmt::Display, S: Serializer>(items: &[T], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(items.iter().map(ToString::to_string))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,33 @@
+//! What weighs how much in [`Explanation::implausibility`](super::Explanation::implausibility): judgement,
+//! all of it. What is possible at all is arithmetic, and stands elsewhere.
+
+/// Explanations that are less plausible than the best by no more are named beside it.
+pub(super) const AS_PLAUSIBLE: f64 = 1.25;
+
+pub(super) const VLAN: f64 = 1.5;
+pub(super) const IPV6: f64 = 1.5;
+/// No power of two among the payloads, or only within the tolerance.
+pub(super) const ODD_SIZE: f64 = 1.0;
+pub(super) const ROUND_WITHIN_TOLERANCE: f64 = 0.5;
+pub(super) const NO_PAYLOAD: f64 = 0.2;
+/// Noise is needed to explain the length.
+pub(super) const INEXACT: f64 = 0.2;
+pub(super) const MISFIT: f64 = 0.3;
+/// Cut messages whose length is anybody's guess.
+pub(super) const OPEN_LENGTH: f64 = 0.7;
+pub(super) const PARTLY_FILLED: f64 = 1.0;
+pub(super) const UNUSUAL_MTU: f64 = 1.5;
+pub(super) const MTU_2048: f64 = 0.5;
+/// Both directions show what this operation alone would show.
+pub(super) const SIGNATURE: f64 = -1.0;
+pub(super) const EMPTY_READ: f64 = 0.5;
+pub(super) const WITH_CREDITS: f64 = 0.75;
+pub(super) const BOTH_WAYS: f64 = 0.3;
+/// What comes back looks just like acknowledgements.
+pub(super) const ANSWERS_LIKE_ACKS: f64 = 0.6;
+pub(super) const UNLIKE_SIZES: f64 = 1.5;
+pub(super) const DATAGRAMS_BOTH_WAYS: f64 = 1.0;
+/// Of ten messages of one packet less than one is acknowledged.
+pub(super) const FEW_ACKS: f64 = 0.5;
+/// Most packets of long messages are acknowledged.
+pub(super) const MANY_ACKS: f64 = 0.3;
