@@ -366,10 +366,11 @@ impl<D: Design> MessageConnection for Connection<D> {
         match self.advance() {
             Ok(true) => Ok(true),
             Ok(false) => {
+                let mut said = Ok(());
                 if self.line.closing == Closing::Wanted && self.unacknowledged() == 0 {
-                    self.line.say_goodbye(GOODBYE)?;
+                    said = self.line.say_goodbye(GOODBYE);
                 }
-                self.line.keep_alive()?;
+                said.and_then(|()| self.line.keep_alive()).map_err(|error| self.end(error))?;
                 Ok(false)
             }
             Err(error) => {

@@ -41,9 +41,9 @@ impl Incoming for Shared {
     #[inline]
     fn tell(&mut self, qp: &Qp, _is_idle: bool) -> Result<usize, ConnectionError> {
         let Common { ring, recovery, .. } = &*self.common;
-        let freed = ring.advance();
+        ring.advance();
         recovery.look(ring);
-        let Some(member) = &self.member else { return Ok(freed) };
+        let Some(member) = &self.member else { return Ok(0) };
         if self.asked.is_none()
             && let Some(round) = recovery.question_for(member)
         {
@@ -56,7 +56,7 @@ impl Incoming for Shared {
             }])?;
             self.asked = Some(round);
         }
-        Ok(freed)
+        Ok(0)
     }
 
     fn take_completion(&mut self, _wr_id: u64) -> Result<(), ConnectionError> {

@@ -162,12 +162,6 @@ impl Reserved {
 
     /// Answers the question, if all is written that has to be.
     fn answer(&mut self, qp: &Qp) -> Result<(), ConnectionError> {
-        if let Question::Asked(begun) = self.question
-            && !self.head.is_being_read()
-        {
-            self.head.read(qp)?;
-            self.question = Question::Reading(begun);
-        }
         let Question::Known(begun) = self.question else { return Ok(()) };
         if self.reservations_done < begun {
             return Ok(());
@@ -225,8 +219,13 @@ impl Outgoing for Reserved {
     #[inline]
     fn poll(&mut self, qp: &Qp) -> Result<usize, ConnectionError> {
         let written = self.write(qp)?;
-        if written == 0 && self.next_position().is_some() && !self.head.is_being_read() {
+        let wants_head = written == 0 && self.next_position().is_some();
+        let is_asked = matches!(self.question, Question::Asked(_));
+        if (wants_head || is_asked) && !self.head.is_being_read() {
             self.head.read(qp)?;
+            if let Question::Asked(begun) = self.question {
+                self.question = Question::Reading(begun);
+            }
         }
         if self.question != Question::No {
             self.answer(qp)?;

@@ -122,11 +122,16 @@ impl Recovery {
             return;
         }
         state.is_open = false;
-        let limit = state.unwritten.map_or(state.limit, |position| position.min(state.limit));
+        // What does not fit into the ring yet lies where older messages are.
+        let end = state.limit.min(ring.head() + ring.bytes() as u64);
+        let (limit, again_at) = match state.unwritten {
+            // Behind it there may be holes as well, but the head cannot pass it before it is written.
+            Some(position) if position < end => (position, position + 1),
+            _ => (end, end),
+        };
         ring.skip(limit);
         if limit < state.limit {
-            // Behind the first unwritten reservation of the living there may be holes as well.
-            self.again_at.store(limit + 1, Ordering::Relaxed);
+            self.again_at.store(again_at, Ordering::Relaxed);
         } else {
             self.completed.fetch_add(1, Ordering::Relaxed);
         }

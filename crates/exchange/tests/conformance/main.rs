@@ -3,6 +3,7 @@
 //! `DOORBELL_MESSAGES` sets how many messages the long case sends (20,000 otherwise).
 
 mod direct_read;
+mod known_failures;
 
 use doorbell_exchange::buffered_write::{self, Notification};
 use doorbell_exchange::direct_read::{Acknowledge, DirectRead};
@@ -343,15 +344,28 @@ macro_rules! conformance {
                 memory_of_the_program_is_sent_without_copying
                 goodbye_is_told_from_death
                 a_sleeping_receiver_is_woken_for_each_message
+                known_failures::a_held_message_is_not_overwritten_after_newer_ones_are_freed
+                known_failures::a_send_queue_takes_all_that_a_window_allows
+                known_failures::two_peers_out_of_credit_free_each_other
+                known_failures::a_slow_sender_delays_and_loses_nothing
             );
         }
     )*};
-    (@cases $protocol:expr; $($case:ident)*) => {$(
+    (@cases $protocol:expr;) => {};
+    (@cases $protocol:expr; known_failures::$case:ident $($rest:tt)*) => {
+        #[test]
+        fn $case() {
+            known_failures::$case($protocol);
+        }
+        conformance!(@cases $protocol; $($rest)*);
+    };
+    (@cases $protocol:expr; $case:ident $($rest:tt)*) => {
         #[test]
         fn $case() {
             super::$case($protocol);
         }
-    )*};
+        conformance!(@cases $protocol; $($rest)*);
+    };
 }
 
 fn buffered_write(notification: Notification, acknowledge: buffered_write::Acknowledge) -> BufferedWrite {

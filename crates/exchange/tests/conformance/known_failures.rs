@@ -1,0 +1,121 @@
+//! What others got wrong, by name.
+
+use super::{Config, MessageConnection, Protocol, Received, Submit, pair, payload};
+
+/// Credits counted in messages let a sender overwrite a message that is held, once newer ones were
+/// freed before it.
+pub(crate) fn a_held_message_is_not_overwritten_after_newer_ones_are_freed<P: Protocol>(protocol: P) {
+    let config = Config { window: 8, send_buffers: 8, depth: 8, max_message: 500, ..Config::default() };
+    let (mut a, mut b) = pair(&protocol, &config);
+    let (mut sent, mut received, mut idle) = (0, 0, 0);
+    let mut held = None;
+    // Some rings are longer than they have to be; none has room for so many.
+    while received < 400 && idle < 3000 {
+        if let Submit::Accepted(_) = a.send(&payload(sent, 400)).unwrap() {
+            sent += 1;
+        }
+        a.poll().unwrap();
+        idle += 1;
+        while let Some(message) = b.receive().unwrap() {
+            assert!(message.to_vec() == payload(received, 400), "message {received}");
+            received += 1;
+            held.get_or_insert(message); // the first is held, the others are freed
+            idle = 0;
+        }
+    }
+    assert_eq!(received < 400, protocol.properties().slow_message_blocks, "{received} were received");
+    let held = held.expect("messages came");
+    assert!(held.to_vec() == payload(0, 400), "the message that is held is as it was");
+    drop(held);
+    while received < 500 {
+        if let Submit::Accepted(_) = a.send(&payload(sent, 400)).unwrap() {
+            sent += 1;
+        }
+        a.poll().unwrap();
+        while let Some(message) = b.receive().unwrap() {
+            assert!(message.to_vec() == payload(received, 400), "message {received}");
+            received += 1;
+        }
+    }
+}
+
+/// A send queue that is sized from the slots of a ring overflows when messages are smaller, or
+/// take two requests each.
+pub(crate) fn a_send_queue_takes_all_that_a_window_allows<P: Protocol>(protocol: P) {
+    for (window, batch, depth) in [(1, 1, 512), (64, 1, 1024), (64, 7, 16), (256, 64, 1024)] {
+        let config = Config { window, batch, send_buffers: window, depth, max_message: 64, ..Config::default() };
+        let (mut a, mut b) = pair(&protocol, &config);
+        let (mut sent, mut received) = (0, 0);
+        while sent < 20 * window as u64 {
+            // Without a poll in between: nothing that is done is taken out of the queue.
+            while let Submit::Accepted(_) = a.send(&payload(sent, sent as usize % 3)).unwrap() {
+                sent += 1;
+            }
+            a.flush().unwrap();
+            while received < sent {
+                a.poll().unwrap();
+                while let Some(message) = b.receive().unwrap() {
+                    assert!(message.to_vec() == payload(received, received as usize % 3), "message {received}");
+                    received += 1;
+                }
+            }
+            loop {
+                a.poll().unwrap();
+                b.poll().unwrap();
+                if a.unacknowledged() == 0 {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// Two peers that both send until they are out of credit, and wait for each other.
+pub(crate) fn two_peers_out_of_credit_free_each_other<P: Protocol>(protocol: P) {
+    let config = Config { window: 64, send_buffers: 64, depth: 4, max_message: 900, ..Config::default() };
+    let (mut a, mut b) = pair(&protocol, &config);
+    let (mut sent, mut received) = ([0_u64; 2], [0_u64; 2]);
+    for round in 0..200 {
+        for (side, connection) in [&mut a, &mut b].into_iter().enumerate() {
+            while let Submit::Accepted(_) = connection.send(&payload(sent[side], 900)).unwrap() {
+                sent[side] += 1;
+            }
+            for _ in 0..20 {
+                connection.poll().unwrap();
+            }
+        }
+        // Each takes one message, no more than it must.
+        let goal = [received[0] + 1, received[1] + 1];
+        while received[0] < goal[0] || received[1] < goal[1] {
+            for (from, connection) in [(1, &mut a), (0, &mut b)] {
+                connection.poll().unwrap();
+                if received[from] < goal[from]
+                    && let Some(message) = connection.take()
+                {
+                    assert!(message.to_vec() == payload(received[from], 900), "message {}", received[from]);
+                    received[from] += 1;
+                }
+            }
+        }
+        assert!(sent[0] > round && sent[1] > round, "{sent:?} after {round}");
+    }
+}
+
+/// A sender that hardly ever polls.
+pub(crate) fn a_slow_sender_delays_and_loses_nothing<P: Protocol>(protocol: P) {
+    let config = Config { window: 8, send_buffers: 8, depth: 8, max_message: 64, ..Config::default() };
+    let (mut a, mut b) = pair(&protocol, &config);
+    let (mut sent, mut received) = (0, 0);
+    while received < 200 {
+        if let Submit::Accepted(_) = a.send(&payload(sent, 40)).unwrap() {
+            sent += 1;
+        }
+        a.poll().unwrap();
+        for _ in 0..500 {
+            while let Some(message) = b.receive().unwrap() {
+                assert!(message.to_vec() == payload(received, 40), "message {received}");
+                received += 1;
+            }
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! Many senders, one ring: what Shared-Write does when they come, go and die.
+
+use doorbell_exchange::shared_write::{Connection, SharedRing, SharedWrite};
+use doorbell_exchange::{Config, ConnectionError, MessageConnection, Protocol, Received, Submit};
+use doorbell_verbs::Device;
+use doorbell_verbs::soft::{self, SoftOptions};
+
+fn device() -> Device {
+    soft::open(&SoftOptions::default()).expect("a software RNIC opens")
+}
+
+fn config() -> Config {
+    Config {
+        window: 16,
+        send_buffers: 16,
+        depth: 8,
+        max_message: 1000,
+        timeout: 14,
+        retry_count: 2,
+        keepalive_ns: 20_000_000,
+        ..Config::default()
+    }
+}
+
+fn payload(sender: usize, number: u64) -> Vec<u8> {
+    let length = [1000, 0, 1, 16, 17, 500][(number as usize + sender) % 6];
+    (0..length).map(|at| (number as usize * 31 + sender * 7 + at) as u8).collect()
+}
+
+/// A sender, and the receiver's end of its connection.
+struct Pair {
+    sender: Option<Connection>,
+    receiver: Connection,
+    sent: u64,
+    received: u64,
+    over: Option<ConnectionError>,
+}
+
+fn join(ring: &SharedRing) -> Pair {
+    let sender = SharedWrite.endpoint(&device().create_pd().unwrap(), &config(), None).unwrap();
+    let receiver = ring.endpoint(&config(), None).unwrap();
+    let (of_sender, of_receiver) = (sender.description(), receiver.description());
+    let receiver = receiver.connect(&of_sender).unwrap();
+    let sender = Some(sender.connect(&of_receiver).unwrap());
+    Pair { sender, receiver, sent: 0, received: 0, over: None }
+}
+
+impl Pair {
+    fn send(&mut self, index: usize, messages: u64) {
+        let Some(sender) = &mut self.sender else { return };
+        while self.sent < messages
+            && let Submit::Accepted(_) = sender.send(&payload(index, self.sent)).unwrap()
+        {
+            self.sent += 1;
+        }
+        sender.poll().unwrap();
+    }
+
+    fn receive(&mut self, index: usize) {
+        if self.over.is_none()
+            && let Err(error) = self.receiver.poll()
+        {
+            self.over = Some(error);
+        }
+        while let Some(message) = self.receiver.take() {
+            assert!(message.to_vec() == payload(index, self.received), "message {} of {index}", self.received);
+            self.received += 1;
+        }
+    }
+}
+
+fn until(pairs: &mut [Pair], messages: u64, mut is_enough: impl FnMut(&[Pair]) -> bool) {
+    while !is_enough(pairs) {
+        for (index, pair) in pairs.iter_mut().enumerate() {
+            pair.send(index, messages);
+            pair.receive(index);
+        }
+    }
+}
+
+fn all_received(pairs: &[Pair], messages: u64) -> bool {
+    pairs.iter().all(|pair| pair.sender.is_none() || pair.received == messages)
+}
+
+#[test]
+fn many_senders_share_one_ring() {
+    let ring = SharedRing::new(&device().create_pd().unwrap(), &config()).unwrap();
+    let mut pairs: Vec<_> = (0..4).map(|_| join(&ring)).collect();
+    until(&mut pairs, 2000, |pairs| all_received(pairs, 2000));
+    // One more may join, others may leave in peace.
+    pairs.push(join(&ring));
+    for pair in &mut pairs[..2] {
+        pair.sender.as_mut().unwrap().close();
+    }
+    until(&mut pairs, 2000, |pairs| {
+        pairs.iter().take(2).all(|pair| pair.receiver.is_peer_closed()) && pairs[4].received == 2000
+    });
+    assert_eq!(ring.recovered(), 0, "who says goodbye leaves nothing behind");
+}
+
+#[test]
+fn a_message_longer_than_the_ring_is_refused_when_it_is_made() {
+    let ring = SharedRing::new(&device().create_pd().unwrap(), &config()).unwrap();
+    let long = Config { max_message: 1 << 20, ..config() };
+    let error = ring.endpoint(&long, None).unwrap_err();
+    assert_eq!(error.to_string(), "the longest message is 1048576, allowed is what the shared ring has room for");
+}
+
+#[test]
+fn a_sender_that_dies_after_reserving_does_not_block_the_others() {
+    let ring = SharedRing::new(&device().create_pd().unwrap(), &config()).unwrap();
+    let mut pairs: Vec<_> = (0..3).map(|_| join(&ring)).collect();
+    until(&mut pairs, 50, |pairs| all_received(pairs, 50));
+    // It reserves, in several pieces, and never writes: its connection is not polled any more.
+    let dying = pairs[1].sender.as_mut().unwrap();
+    for number in 50..53 {
+        assert!(matches!(dying.send(&payload(1, number)).unwrap(), Submit::Accepted(_)));
+    }
+    let atomics = |pair: &Pair| pair.receiver.qp().pd().device().counters().rx_atomic_requests;
+    let before = atomics(&pairs[1]);
+    while atomics(&pairs[1]) < before + 3 {
+        for (index, pair) in pairs.iter_mut().enumerate() {
+            pair.receive(index);
+        }
+    }
+    // The others come to a stop: all that the ring has room for is behind the hole.
+    let mut rounds = 0;
+    let mut seen = 0;
+    while rounds < 300 {
+        for (index, pair) in pairs.iter_mut().enumerate().filter(|(index, _)| index % 2 == 0) {
+            pair.send(index, 10_000);
+            pair.receive(index);
+        }
+        let received = pairs[0].received + pairs[2].received;
+        rounds = if received == seen { rounds + 1 } else { 0 };
+        seen = received;
+    }
+    assert!(seen < 1000, "the hole blocks: {seen}");
+    assert_eq!(ring.recovered(), 0);
+    pairs[1].sender = None;
+    until(&mut pairs, 10_000, |pairs| all_received(pairs, 10_000));
+    assert_eq!(ring.recovered(), 1);
+    assert!(matches!(pairs[1].over, Some(ConnectionError::PeerUnreachable(_))), "{:?}", pairs[1].over);
+    assert_eq!(pairs[1].received, 50);
+}
+
+/// Senders die at any moment, also while others are being asked because of one that died before.
+#[test]
+fn whoever_dies_whenever_the_living_go_on() {
+    for seed in 1..=12_u64 {
+        let ring = SharedRing::new(&device().create_pd().unwrap(), &config()).unwrap();
+        let mut pairs: Vec<_> = (0..5).map(|_| join(&ring)).collect();
+        let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut next = |below: u64| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random % below
+        };
+        for victim in 0..3 {
+            let rounds = next(300);
+            let mut left = rounds;
+            until(&mut pairs, u64::MAX, |_| {
+                left = left.saturating_sub(1);
+                left == 0
+            });
+            if next(2) == 0 {
+                let sender = pairs[victim].sender.as_mut().unwrap();
+                while let Submit::Accepted(_) = sender.send(b"never to be read").unwrap() {}
+            }
+            pairs[victim].sender = None;
+        }
+        let goal = pairs.iter().map(|pair| pair.sent).max().unwrap() + 500;
+        until(&mut pairs, goal, |pairs| all_received(pairs, goal));
+        until(&mut pairs, goal, |pairs| pairs[..3].iter().all(|pair| pair.over.is_some()));
+        assert!(ring.recovered() >= 1, "seed {seed}");
+    }
+}
