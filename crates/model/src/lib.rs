@@ -70,7 +70,8 @@
 //! use doorbell_model::parameters::Parameters;
 //! use doorbell_model::workload::Workload;
 //!
-//! let explanation = explain(&Parameters::t1(), &Workload::sequential(16))?;
+//! let workload = Workload { credits: false, ..Workload::sequential(16) };
+//! let explanation = explain(&Parameters::t1(), &workload)?;
 //! assert!(explanation.sentence.contains("round trip (0.284 M messages/s); a window of 30"));
 //! # Ok::<(), doorbell_model::workload::WorkloadError>(())
 //! ```
@@ -78,6 +79,7 @@
 
 pub mod cost;
 pub mod explain;
+pub mod fit;
 pub mod observation;
 pub mod parameters;
 pub mod predict;
