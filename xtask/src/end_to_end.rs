@@ -1,11 +1,16 @@
 //! Checks of the `doorbell` command as a whole: it is run as a user would run it.
 
 use crate::test::Outcome;
+use crate::two_machines;
 
 /// A step's name and body.
 type Check = (&'static str, fn() -> Outcome);
 
-const CHECKS: &[Check] = &[];
+const CHECKS: &[Check] = &[
+    ("two machines", two_machines::exchange),
+    ("two machines, with loss", two_machines::with_loss),
+    ("two machines, real frames", two_machines::frames),
+];
 
 /// Runs them, each as a step of its own.
 pub(crate) fn run(step: &mut dyn FnMut(&'static str, fn() -> Outcome)) {

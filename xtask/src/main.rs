@@ -5,6 +5,7 @@ mod packets;
 mod peers;
 mod shell;
 mod test;
+mod two_machines;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -23,7 +24,7 @@ struct Arguments {
 enum Command {
     /// Checks and tests everything. In CI (CI=true) nothing may be left out.
     Test {
-        /// Leaves out the checks that need other programs (tshark, scapy).
+        /// Leaves out the checks that need other programs (tshark, scapy, ip, ethtool).
         #[arg(long)]
         fast: bool,
     },
@@ -32,11 +33,14 @@ enum Command {
         /// Holds captures, and beside each what is expected of it.
         directory: PathBuf,
     },
+    /// Only runs the command end to end, as `test` does.
+    EndToEnd,
 }
 
 fn main() -> ExitCode {
     match Arguments::parse().command {
         Command::Test { fast } => test::everything(fast),
         Command::Packets { directory } => test::packets(&directory),
+        Command::EndToEnd => test::end_to_end(),
     }
 }

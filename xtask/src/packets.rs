@@ -43,6 +43,10 @@ const FIELDS: [(&str, &str); 15] = [
 const PAYLOAD_GUESSES: [&str; 9] =
     ["smc", "smb_direct", "rpcordma", "nvme-rdma", "lnet", "iser", "infiniband.eoib", "infiniband_sdp", "fcoib"];
 
+/// How tshark calls payloads that happen to begin as if an EtherType and two zero bytes came first:
+/// that guess cannot be switched off.
+const PAYLOAD_AS_FRAME: &str = ":infiniband:ethertype";
+
 /// RC Acknowledge.
 const ACKNOWLEDGE: &str = "17";
 
@@ -104,13 +108,14 @@ fn each_capture(directory: &Path, check: impl Fn(&Path) -> Result<usize, String>
 }
 
 /// One packet as tshark sees it.
-struct Packet {
-    source: String,
+pub(crate) struct Packet {
+    pub(crate) source: String,
     values: Vec<String>,
 }
 
 impl Packet {
-    fn value(&self, name: &str) -> &str {
+    /// The value of one of [`FIELDS`], empty if the packet has no such field.
+    pub(crate) fn value(&self, name: &str) -> &str {
         let at = FIELDS.iter().position(|(field, _)| *field == name);
         at.map_or("", |at| &self.values[at])
     }
@@ -121,13 +126,15 @@ impl Packet {
     }
 }
 
-fn dissect_one(capture: &Path) -> Result<Vec<Packet>, String> {
+/// Has tshark dissect one capture, in which it must find nothing wrong.
+pub(crate) fn dissect_one(capture: &Path) -> Result<Vec<Packet>, String> {
     let mut tshark = command("tshark", &["-n", "-T", "fields", "-E", "separator=/t", "-E", "occurrence=f", "-r"]);
     tshark.arg(capture);
     for guess in PAYLOAD_GUESSES {
         tshark.args(["--disable-protocol", guess]);
     }
-    for field in ["frame.protocols", "ip.src", "_ws.malformed", "_ws.expert.message"] {
+    tshark.args(["-o", "ip.check_checksum:TRUE", "-o", "udp.check_checksum:TRUE"]);
+    for field in ["frame.protocols", "ip.src", "ipv6.src", "_ws.malformed", "_ws.expert.message"] {
         tshark.args(["-e", field]);
     }
     for (_, field) in FIELDS {
@@ -137,15 +144,16 @@ fn dissect_one(capture: &Path) -> Result<Vec<Packet>, String> {
     for (index, line) in output_of(tshark)?.lines().enumerate() {
         let mut columns = line.split('\t').map(str::to_owned);
         let mut next = || columns.next().unwrap_or_default();
-        let (protocols, source, malformed, expert) = (next(), next(), next(), next());
+        let (protocols, source, malformed, expert) = (next(), next() + &next(), next(), next());
         let number = index + 1;
         if !protocols.contains("infiniband") {
             return Err(format!("tshark takes packet {number} for {protocols}"));
         }
-        if !malformed.is_empty() {
+        if protocols.contains(PAYLOAD_AS_FRAME) {
+            // What is malformed then is what tshark takes the payload for.
+        } else if !malformed.is_empty() {
             return Err(format!("tshark finds packet {number} malformed"));
-        }
-        if !expert.is_empty() {
+        } else if !expert.is_empty() {
             return Err(format!("tshark says of packet {number}: {expert}"));
         }
         let values = FIELDS.iter().map(|_| next()).collect();
@@ -205,7 +213,7 @@ fn compare_rows(what: &str, expected: &[&str], found: &[&Packet]) -> Result<(), 
 }
 
 /// A number as tshark or a test writes it: decimal, hexadecimal with 0x, or a truth.
-fn number(text: &str) -> Option<u64> {
+pub(crate) fn number(text: &str) -> Option<u64> {
     match text {
         "True" => Some(1),
         "False" => Some(0),

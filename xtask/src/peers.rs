@@ -8,12 +8,18 @@ use crate::shell::{command, run, succeeds};
 /// the steps that need it.
 pub(crate) fn install() {
     // Debian's packages, and whether what they bring is here.
-    let packages = [("tshark", has_tshark()), ("python3-scapy", python_with_scapy().is_some())];
+    let packages = [
+        ("tshark", has_tshark()),
+        ("python3-scapy", python_with_scapy().is_some()),
+        ("iproute2", succeeds(command("ip", &["-V"]))),
+        ("ethtool", succeeds(command("ethtool", &["--version"]))),
+        ("nftables", succeeds(command("nft", &["--version"]))),
+    ];
     let missing: Vec<&str> = packages.iter().filter(|(_, is_here)| !is_here).map(|(name, _)| *name).collect();
     if missing.is_empty() {
         return;
     }
-    eprintln!("\n== real peers: {} to be installed", missing.join(" and "));
+    eprintln!("\n== real peers: {} to be installed", missing.join(", "));
     if !is_root() || !succeeds(command("apt-get", &["--version"])) {
         eprintln!("only root can install them, and only with apt-get");
         return;
@@ -43,6 +49,7 @@ pub(crate) fn python_with_scapy() -> Option<&'static str> {
         .find(|python| succeeds(command(python, &["-c", "import scapy.contrib.roce"])))
 }
 
-fn is_root() -> bool {
+/// Does this run as root?
+pub(crate) fn is_root() -> bool {
     crate::shell::output_of(command("id", &["-u"])).is_ok_and(|id| id.trim() == "0")
 }

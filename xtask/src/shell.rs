@@ -1,8 +1,12 @@
 //! Running other programs.
 
 use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// The root of the repository.
 pub(crate) fn root() -> PathBuf {
@@ -56,6 +60,101 @@ pub(crate) fn output_of(mut command: Command) -> Result<String, String> {
 /// Does a command succeed? It prints nothing.
 pub(crate) fn succeeds(mut command: Command) -> bool {
     command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+}
+
+/// A command that runs beside this program, and is killed with its handle.
+pub(crate) struct Running {
+    text: String,
+    child: Child,
+    stdout: Option<JoinHandle<String>>,
+    stderr: Receiver<String>,
+    said: String,
+}
+
+impl Running {
+    /// Starts it, and reads whatever it prints.
+    pub(crate) fn start(mut command: Command) -> Result<Self, String> {
+        let text = describe(&command);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().map_err(|error| format!("`{text}` could not be started: {error}"))?;
+        let read = |mut pipe: ChildStdout| {
+            std::thread::spawn(move || {
+                let mut text = String::new();
+                // What is no text is missed by whoever expects some.
+                let _ = pipe.read_to_string(&mut text);
+                text
+            })
+        };
+        let stdout = child.stdout.take().map(read);
+        let (lines, stderr) = channel();
+        if let Some(pipe) = child.stderr.take() {
+            std::thread::spawn(move || {
+                BufReader::new(pipe).lines().map_while(Result::ok).try_for_each(|line| lines.send(line))
+            });
+        }
+        Ok(Self { text, child, stdout, stderr, said: String::new() })
+    }
+
+    /// Waits until it says something on standard error.
+    pub(crate) fn wait_for(&mut self, words: &str, patience: Duration) -> Result<(), String> {
+        let until = Instant::now() + patience;
+        while !self.said.contains(words) {
+            match self.stderr.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(line) => self.hear(&line),
+                Err(why) => {
+                    let how = if why == RecvTimeoutError::Timeout { "has not said" } else { "ended without saying" };
+                    return Err(format!("`{}` {how} {words:?}:\n{}", self.text, self.said));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Interrupts it, as ^C does.
+    pub(crate) fn interrupt(&self) -> Result<(), String> {
+        output_of(command("kill", &["-INT", &self.child.id().to_string()])).map(drop)
+    }
+
+    /// Waits until it ends, and returns what it printed on standard output and standard error;
+    /// fails if it does, or takes longer than `patience`.
+    pub(crate) fn finish(mut self, patience: Duration) -> Result<(String, String), String> {
+        let until = Instant::now() + patience;
+        let status = self.wait(until)?;
+        // Both pipes end with the process, or with one that it left behind: then they are left.
+        while let Ok(line) = self.stderr.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            self.hear(&line);
+        }
+        if !status.success() {
+            return Err(format!("`{}` failed: {status}\n{}", self.text, self.said));
+        }
+        let stdout = self.stdout.take().map(JoinHandle::join);
+        let stdout = stdout.and_then(Result::ok).unwrap_or_default();
+        Ok((stdout, std::mem::take(&mut self.said)))
+    }
+
+    fn wait(&mut self, until: Instant) -> Result<ExitStatus, String> {
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => return Ok(status),
+                Ok(None) if Instant::now() < until => std::thread::sleep(Duration::from_millis(20)),
+                Ok(None) => return Err(format!("`{}` does not end", self.text)),
+                Err(error) => return Err(format!("`{}` cannot be waited for: {error}", self.text)),
+            }
+        }
+    }
+
+    fn hear(&mut self, line: &str) {
+        self.said.push_str(line);
+        self.said.push('\n');
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended already, which is just as well.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
 
 fn describe(command: &Command) -> String {

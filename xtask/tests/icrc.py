@@ -1,5 +1,7 @@
 """Computes the ICRC of every packet of the captures in a directory anew, with scapy's RoCE layer.
 
+usage: icrc.py DIRECTORY [PATTERN]; PATTERN is that of the files' names, *.pcap unless given.
+
 scapy knows nothing of Doorbell, so an ICRC that both agree on is not merely consistent with
 itself. Only IPv4 is covered: scapy has no ICRC for IPv6.
 """
@@ -35,7 +37,8 @@ def check(path):
 
 def main():
     total = 0
-    for path in sorted(pathlib.Path(sys.argv[1]).glob("*.pcap")):
+    pattern = sys.argv[2] if len(sys.argv) > 2 else "*.pcap"
+    for path in sorted(pathlib.Path(sys.argv[1]).glob(pattern)):
         packets = check(path)
         if packets == 0:
             sys.exit(f"{path} holds no packets")

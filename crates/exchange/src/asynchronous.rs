@@ -9,8 +9,8 @@ use std::task::Poll;
 
 use doorbell_verbs::Channel;
 
+use crate::connection::{MessageConnection, MessageId, Outcome, Submit};
 use crate::error::ConnectionError;
-use crate::send_receive::{Connection, Message, MessageId, Outcome, Submit};
 
 /// How a task waits when a connection has nothing to do.
 pub trait Waiter {
@@ -50,14 +50,14 @@ pub fn yield_now() -> impl Future<Output = ()> {
 
 /// A connection whose calls are futures.
 #[derive(Debug)]
-pub struct Async<W> {
-    connection: Connection,
+pub struct Async<W, C = crate::send_receive::Connection> {
+    connection: C,
     waiter: W,
 }
 
-impl<W: Waiter> Async<W> {
+impl<W: Waiter, C: MessageConnection> Async<W, C> {
     /// Wraps a connection.
-    pub fn new(connection: Connection, waiter: W) -> Self {
+    pub fn new(connection: C, waiter: W) -> Self {
         Self { connection, waiter }
     }
 
@@ -73,7 +73,7 @@ impl<W: Waiter> Async<W> {
 
     /// Waits for the next message. [`ConnectionError::PeerClosed`] if the peer has closed its
     /// side and no more can come.
-    pub async fn receive(&mut self) -> Result<Message, ConnectionError> {
+    pub async fn receive(&mut self) -> Result<C::Message, ConnectionError> {
         loop {
             if let Some(message) = self.connection.take() {
                 return Ok(message);
@@ -111,7 +111,9 @@ impl<W: Waiter> Async<W> {
             if self.connection.poll()? {
                 return Ok(());
             }
-            if self.waiter.wants_notification() {
+            if !self.connection.notifies() {
+                yield_now().await;
+            } else if self.waiter.wants_notification() {
                 self.connection.arm();
                 if self.connection.poll()? {
                     return Ok(());
@@ -127,17 +129,17 @@ impl<W: Waiter> Async<W> {
     }
 
     /// The connection.
-    pub fn get(&self) -> &Connection {
+    pub fn get(&self) -> &C {
         &self.connection
     }
 
     /// The connection.
-    pub fn get_mut(&mut self) -> &mut Connection {
+    pub fn get_mut(&mut self) -> &mut C {
         &mut self.connection
     }
 
     /// Gives the connection back.
-    pub fn into_inner(self) -> Connection {
+    pub fn into_inner(self) -> C {
         self.connection
     }
 }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use crate::connection::{MessageConnection, MessageId, Outcome, Submit};
 use crate::error::ConnectionError;
-use crate::send_receive::{Connection, Message, MessageId, Outcome, Submit};
 
 /// Polls that find nothing before the thread goes to sleep, if it may: some hundred microseconds.
 const SPINS: u32 = 500;
@@ -17,14 +17,14 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(200);
 /// Without a completion channel it busy-polls, and offers its CPU to others now and then; with one it sleeps there once polling has found
 /// nothing for a while.
 #[derive(Debug)]
-pub struct Blocking {
-    connection: Connection,
+pub struct Blocking<C = crate::send_receive::Connection> {
+    connection: C,
     spins: u32,
 }
 
-impl Blocking {
+impl<C: MessageConnection> Blocking<C> {
     /// Wraps a connection.
-    pub fn new(connection: Connection) -> Self {
+    pub fn new(connection: C) -> Self {
         Self { connection, spins: SPINS }
     }
 
@@ -45,7 +45,7 @@ impl Blocking {
 
     /// Waits for the next message. [`ConnectionError::PeerClosed`] if the peer has closed its
     /// side and no more can come.
-    pub fn receive(&mut self) -> Result<Message, ConnectionError> {
+    pub fn receive(&mut self) -> Result<C::Message, ConnectionError> {
         loop {
             if let Some(message) = self.connection.take() {
                 return Ok(message);
@@ -78,24 +78,24 @@ impl Blocking {
     }
 
     /// The connection.
-    pub fn get(&self) -> &Connection {
+    pub fn get(&self) -> &C {
         &self.connection
     }
 
     /// The connection.
-    pub fn get_mut(&mut self) -> &mut Connection {
+    pub fn get_mut(&mut self) -> &mut C {
         &mut self.connection
     }
 
     /// Gives the connection back.
-    pub fn into_inner(self) -> Connection {
+    pub fn into_inner(self) -> C {
         self.connection
     }
 
     /// Polls until something happened, and sleeps in between once polling has become pointless.
     fn wait_until(
         &mut self,
-        mut happened: impl FnMut(&mut Connection) -> Result<bool, ConnectionError>,
+        mut happened: impl FnMut(&mut C) -> Result<bool, ConnectionError>,
     ) -> Result<(), ConnectionError> {
         loop {
             for _ in 0..self.spins.max(1) {
@@ -103,7 +103,7 @@ impl Blocking {
                     return Ok(());
                 }
             }
-            let Some(channel) = self.connection.channel().cloned() else {
+            let Some(channel) = self.connection.channel().filter(|_| self.connection.notifies()).cloned() else {
                 // The peer may wait for this very CPU.
                 std::thread::yield_now();
                 continue;

@@ -32,7 +32,7 @@ pub enum ConnectionError {
 
 impl ConnectionError {
     /// What an unsuccessful completion of a send means.
-    pub(crate) fn from_send(status: Status) -> Self {
+    pub fn from_send(status: Status) -> Self {
         match status {
             Status::RetryExceeded | Status::RnrRetryExceeded => Self::PeerUnreachable(status),
             Status::RemoteAccess | Status::RemoteInvalidRequest | Status::RemoteOperation => Self::PeerRefused(status),
@@ -55,6 +55,14 @@ pub enum ConnectError {
         /// There.
         peer: u64,
     },
+    /// The two ends speak different protocols.
+    #[error("this end speaks {own}, the peer {peer}")]
+    Protocol {
+        /// Here.
+        own: crate::setup::ProtocolId,
+        /// There.
+        peer: crate::setup::ProtocolId,
+    },
     /// A setting is out of range.
     #[error("{what} is {given}, allowed is {allowed}")]
     Setting {
@@ -65,6 +73,25 @@ pub enum ConnectError {
         /// What is allowed.
         allowed: &'static str,
     },
+    /// The shared receive buffers are too short.
+    #[error("messages of up to {longest} B do not fit the shared receive buffers of {shared} B")]
+    TooLongForShared {
+        /// The longest message of the connection.
+        longest: usize,
+        /// The length of the buffers.
+        shared: usize,
+    },
+    /// The shared receives are granted to other connections.
+    #[error("{wanted} receives are wanted, {left} of the shared ones are not granted to others")]
+    NoShare {
+        /// What was asked for.
+        wanted: usize,
+        /// What there is.
+        left: usize,
+    },
+    /// There are as many connections as was asked for.
+    #[error("the {0} already has as many connections as it was made for")]
+    Crowded(&'static str),
     /// A verbs object could not be made.
     #[error(transparent)]
     Verbs(#[from] doorbell_verbs::Error),

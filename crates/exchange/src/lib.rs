@@ -1,6 +1,6 @@
 //! Message connections over RDMA verbs.
 //!
-//! Every connection is a non-blocking state machine: [`send_receive::Connection`] sends with
+//! Every connection is a non-blocking state machine: a [`MessageConnection`] sends with
 //! `send`, which returns an id at once, and hands out messages with `receive`; `poll` moves it
 //! along. [`blocking`] and [`asynchronous`] are thin adapters for those who want to wait.
 //!
@@ -11,8 +11,15 @@
 
 pub mod asynchronous;
 pub mod blocking;
+mod config;
+mod connection;
 mod error;
+mod line;
+pub mod rc;
 pub mod send_receive;
 pub mod setup;
 
+pub use config::{Config, MAX_BATCH, MAX_WINDOW};
+pub use connection::{Backpressure, MessageConnection, MessageId, Outcome, Protocol, Submit};
 pub use error::{ConnectError, ConnectionError};
+pub use send_receive::SendReceive;

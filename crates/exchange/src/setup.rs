@@ -11,19 +11,50 @@ use std::time::{Duration, Instant};
 use doorbell_verbs::{PathMtu, Psn, Qpn};
 
 /// The version of the hello and of what is spoken afterwards.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 
 /// What each hello starts with.
 const MAGIC: [u8; 8] = *b"DOORBELL";
 
-const DESCRIPTION_BYTES: usize = 16 + 4 + 4 + 1 + 2 + 4 + 8 + 1;
+const DESCRIPTION_BYTES: usize = 1 + 16 + 4 + 4 + 1 + 2 + 4 + 8 + 1;
 
 /// The most connections that are set up at once.
 pub const MAX_ENDPOINTS: usize = 4096;
 
+/// Which protocol an end speaks, variants included where the ends must agree on them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum ProtocolId {
+    /// Send-Receive.
+    SendReceive = 1,
+    /// One-sided operations without messages.
+    OneSided = 2,
+    /// Direct-Read, acknowledged by a signal byte.
+    DirectRead = 3,
+    /// Direct-Read, acknowledged by a SEND.
+    DirectReadSend = 4,
+}
+
+impl ProtocolId {
+    const ALL: [Self; 4] = [Self::SendReceive, Self::OneSided, Self::DirectRead, Self::DirectReadSend];
+}
+
+impl std::fmt::Display for ProtocolId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::SendReceive => "Send-Receive",
+            Self::OneSided => "one-sided operations",
+            Self::DirectRead => "Direct-Read with signal bytes",
+            Self::DirectReadSend => "Direct-Read acknowledged by SEND",
+        })
+    }
+}
+
 /// What one end needs to know of the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndpointDescription {
+    /// What it speaks.
+    pub protocol: ProtocolId,
     /// The device.
     pub gid: Ipv6Addr,
     /// The queue pair.
@@ -104,6 +135,7 @@ pub enum SetupError {
 
 impl EndpointDescription {
     fn encode(&self, out: &mut Vec<u8>) {
+        out.push(self.protocol as u8);
         out.extend(self.gid.octets());
         out.extend(self.qpn.get().to_be_bytes());
         out.extend(self.psn.get().to_be_bytes());
@@ -121,7 +153,10 @@ impl EndpointDescription {
             Ok(*head)
         }
         let bytes = &mut bytes;
+        let [number] = take(bytes)?;
+        let protocol = ProtocolId::ALL.into_iter().find(|known| *known as u8 == number);
         let description = Self {
+            protocol: protocol.ok_or("a protocol that is not known")?,
             gid: Ipv6Addr::from(take::<16>(bytes)?),
             qpn: Qpn::new(u32::from_be_bytes(take(bytes)?)),
             psn: Psn::new(u32::from_be_bytes(take(bytes)?)),
@@ -249,6 +284,7 @@ mod tests {
 
     fn description() -> EndpointDescription {
         EndpointDescription {
+            protocol: ProtocolId::SendReceive,
             gid: "::ffff:127.0.0.1".parse().unwrap(),
             qpn: Qpn::new(0x12345),
             psn: Psn::new(0xabcdef),
@@ -297,7 +333,7 @@ mod tests {
         let (got, wanted) = (r#"it sent "HTTP/1\r\n" where"#, r#""DOORBELL" is expected"#);
         assert!(error.to_string().contains(got) && error.to_string().ends_with(wanted), "{error}");
         assert!(matches!(against(b"DOORBELL\0\x63\0\0\0\x01"), SetupError::Version { theirs: 99, .. }));
-        assert!(matches!(against(b"DOORBELL\0\x02\0\0\0\x07"), SetupError::Count { theirs: 7, ours: 1, .. }));
+        assert!(matches!(against(b"DOORBELL\0\x03\0\0\0\x07"), SetupError::Count { theirs: 7, ours: 1, .. }));
         assert!(matches!(against(b""), SetupError::Deadline { .. }));
         assert!(matches!(against(b"DOORBELL\0"), SetupError::Deadline { .. }));
     }

@@ -6,7 +6,7 @@ use std::ops::{Index, Sub};
 use doorbell_rnic::TransmitBatch;
 use doorbell_wire::{Opcode, Operation};
 
-use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
+use crate::link::{Link, LinkCounters, LinkProperties, ReceivedRun, Sink};
 
 /// What a packet is for, as far as its opcode tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -194,6 +194,10 @@ impl<L: Link> Link for Counted<L> {
 
     fn poll_timeout(&self) -> Option<u64> {
         self.inner.poll_timeout()
+    }
+
+    fn link_counters(&self) -> LinkCounters {
+        self.inner.link_counters()
     }
 }
 

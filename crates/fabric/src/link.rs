@@ -18,6 +18,32 @@ pub struct LinkProperties {
     pub lossless: bool,
 }
 
+/// What a link lost or could not carry: packets that the RNIC never sees, or takes for sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkCounters {
+    /// Messages dropped because the receive buffer was full. A run that the kernel held together
+    /// counts as one, and what was dropped is known only once something is received afterwards.
+    pub rx_overflow: u64,
+    /// Messages dropped because they were longer than any packet.
+    pub rx_truncated: u64,
+    /// Packets not sent because they exceed the MTU of the interface or path.
+    pub tx_oversize: u64,
+    /// Packets not sent because no way leads to their destination, or it is forbidden.
+    pub tx_unreachable: u64,
+    /// Packets that a peer's host reported to have refused, such as for a closed port.
+    pub tx_refused: u64,
+}
+
+impl LinkCounters {
+    /// Names, in the order of [`values`](Self::values).
+    pub const NAMES: [&str; 5] = ["rx_overflow", "rx_truncated", "tx_oversize", "tx_unreachable", "tx_refused"];
+
+    /// Values, in the order of [`NAMES`](Self::NAMES).
+    pub fn values(&self) -> [u64; 5] {
+        [self.rx_overflow, self.rx_truncated, self.tx_oversize, self.tx_unreachable, self.tx_refused]
+    }
+}
+
 /// Packets that arrived together from one sender: equal-sized, the last may be shorter.
 /// Each is the UDP payload of one datagram: BTH to padding, then the ICRC where the link is
 /// sealed.
@@ -68,6 +94,9 @@ pub trait Link: Send {
     fn poll_timeout(&self) -> Option<u64> {
         None
     }
+
+    /// What was lost on this side.
+    fn link_counters(&self) -> LinkCounters;
 }
 
 impl<L: Link + ?Sized> Link for Box<L> {
@@ -85,5 +114,9 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn poll_timeout(&self) -> Option<u64> {
         (**self).poll_timeout()
+    }
+
+    fn link_counters(&self) -> LinkCounters {
+        (**self).link_counters()
     }
 }

@@ -15,7 +15,7 @@ use doorbell_wire::{Outer, ROCE_UDP_PORT};
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 
-use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
+use crate::link::{Link, LinkCounters, LinkProperties, ReceivedRun, Sink};
 
 /// Bytes of its memory that the kernel counts for a small datagram beside its payload.
 const DATAGRAM_OVERHEAD_BYTES: usize = 832;
@@ -153,6 +153,10 @@ impl Link for MemoryLink {
     fn poll_timeout(&self) -> Option<u64> {
         lock(&self.shared).devices.get(&self.address)?.next_delivery()
     }
+
+    fn link_counters(&self) -> LinkCounters {
+        lock(&self.shared).devices.get(&self.address).map(|device| device.lost).unwrap_or_default()
+    }
 }
 
 impl Drop for MemoryLink {
@@ -187,6 +191,7 @@ struct Device {
     queue: VecDeque<Packet>,
     /// What the packets in the queue take as the kernel counts it.
     queued_bytes: usize,
+    lost: LinkCounters,
 }
 
 impl Device {
@@ -238,6 +243,9 @@ impl Shared {
             };
             let Some(receiver) = self.devices.get_mut(&outer.dst) else {
                 self.counters.undeliverable += 1;
+                if let Some(sender) = self.devices.get_mut(&source) {
+                    sender.lost.tx_unreachable += 1;
+                }
                 continue;
             };
             let arrival_ns = leaves_ns + self.options.latency_ns + jitter_ns;
@@ -274,6 +282,7 @@ impl Shared {
             // The kernel lets the packet in that goes beyond the limit, and then none.
             if self.options.queue_bytes.is_some_and(|limit| device.queued_bytes > limit) {
                 self.counters.overflows += 1;
+                device.lost.rx_overflow += 1;
                 continue;
             }
             device.queued_bytes += packet.counted_bytes();

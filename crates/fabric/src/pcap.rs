@@ -10,7 +10,7 @@ use doorbell_wire::{Check, Encapsulation, Outer};
 use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
 use pcap_file::{DataLink, PcapError, TsResolution};
 
-use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
+use crate::link::{Link, LinkCounters, LinkProperties, ReceivedRun, Sink};
 use crate::seal::{Checker, Sealer};
 
 /// Bytes that are gathered before they go to the file.
@@ -101,6 +101,10 @@ impl<L: Link> Link for Pcap<L> {
 
     fn poll_timeout(&self) -> Option<u64> {
         self.inner.poll_timeout().into_iter().chain(self.capture.flush_at_ns).min()
+    }
+
+    fn link_counters(&self) -> LinkCounters {
+        self.inner.link_counters()
     }
 }
 

@@ -33,7 +33,7 @@ use nix::sys::signal::{SigSet, SigmaskHow};
 use nix::sys::time::TimeSpec;
 
 use crate::driver::{Acks, Driver};
-use crate::link::Link;
+use crate::link::{Link, LinkCounters};
 use wake::{NEVER, Wakeups};
 
 /// What the model checker replaces.
@@ -168,6 +168,11 @@ impl Port {
         if self.shared.wakeups.must_kick_for_notification() {
             self.shared.kick();
         }
+    }
+
+    /// What the link lost on this side.
+    pub fn link_counters(&self) -> LinkCounters {
+        self.shared.lock().link().link_counters()
     }
 }
 

@@ -1,12 +1,13 @@
 //! Workloads, measurement, and the records of what was measured.
 //!
-//! [`workload`] holds the workloads as `async fn` over connections, written once; [`executor`]
-//! runs them on a thread that polls. [`session`] coordinates two processes over TCP, point by
-//! point; [`record`] is what comes out.
+//! [`workload`] holds the workloads as `async fn` over connections, written once, and
+//! [`one_sided`] those over verbs alone; [`executor`] runs them on a thread that polls. [`session`]
+//! coordinates two processes over TCP, point by point; [`record`] is what comes out.
 #![forbid(unsafe_code)]
 
 pub mod environment;
 pub mod executor;
+pub mod one_sided;
 pub mod parameters;
 pub mod payload;
 pub mod record;

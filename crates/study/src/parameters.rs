@@ -3,16 +3,70 @@
 use doorbell_exchange::send_receive::{CREDIT_RECEIVES, Config, MAX_BATCH, MAX_WINDOW};
 use doorbell_exchange::setup::MAX_ENDPOINTS;
 use doorbell_verbs::PathMtu;
+use doorbell_wire::cost::ATOMIC_BYTES;
 use serde::{Deserialize, Serialize};
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// Ping-pong: half a round trip.
+    /// One message at a time, and how long each takes: see [`Timed`].
     Latency,
-    /// Messages one way (or both), as many as go.
+    /// As many messages as go.
     Bandwidth,
+}
+
+/// What a message is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Operation {
+    /// A message of a Send-Receive connection.
+    #[default]
+    Send,
+    /// RDMA WRITE into the other end's memory.
+    Write,
+    /// RDMA READ of the other end's memory.
+    Read,
+    /// Compare-and-swap of a word at the other end, one word per connection: each swap succeeds.
+    CompareSwap,
+    /// Fetch-and-add of 1 to a word at the other end, one word per connection.
+    FetchAdd,
+    /// A request over Send-Receive, which the other end answers with a message of the same size.
+    RequestResponse,
+}
+
+impl Operation {
+    /// The other end's processor has no part in it.
+    pub fn is_one_sided(self) -> bool {
+        matches!(self, Self::Write | Self::Read | Self::CompareSwap | Self::FetchAdd)
+    }
+
+    /// It is about one word of eight bytes.
+    pub fn is_atomic(self) -> bool {
+        matches!(self, Self::CompareSwap | Self::FetchAdd)
+    }
+
+    /// What a latency of it is the time of.
+    pub fn timed(self) -> Timed {
+        match self {
+            Self::Send => Timed::HalfRoundTrip,
+            Self::RequestResponse => Timed::RoundTrip,
+            Self::Write | Self::Read | Self::CompareSwap | Self::FetchAdd => Timed::Completion,
+        }
+    }
+}
+
+/// What a latency is the time of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Timed {
+    /// Half a round trip of a ping-pong.
+    #[default]
+    HalfRoundTrip,
+    /// From a request to its answer.
+    RoundTrip,
+    /// From the post of a one-sided operation to its completion, which is a round trip as well.
+    Completion,
 }
 
 /// How long one point lasts.
@@ -30,13 +84,17 @@ pub enum Extent {
 pub struct Parameters {
     /// What is measured.
     pub kind: Kind,
+    /// What a message is.
+    #[serde(default)]
+    pub operation: Operation,
     /// Message sizes, one point each.
     pub sizes: Vec<usize>,
     /// How long each point lasts.
     pub extent: Extent,
-    /// Messages unacknowledged at most, per connection.
+    /// Messages unacknowledged at most, per connection; requests not answered, operations not
+    /// complete.
     pub window: usize,
-    /// Receive buffers per connection.
+    /// Receive buffers per connection, of Send-Receive.
     pub depth: usize,
     /// Nobody asked for this window and depth: they may shrink for large messages.
     pub depths_are_defaults: bool,
@@ -82,9 +140,10 @@ pub struct Fitted {
     pub window: usize,
     /// Messages per post.
     pub batch: usize,
-    /// Receive buffers.
+    /// Receive buffers; of one-sided operations none.
     pub depth: usize,
-    /// Send buffers, shared between window slots if fewer than the window.
+    /// Send buffers, shared between window slots if fewer than the window. Of one-sided operations
+    /// there are as many at the other end, where messages go to or come from.
     pub send_buffers: usize,
     /// What was cut to fit, for people.
     pub notes: Vec<String>,
@@ -100,7 +159,7 @@ const MAX_MESSAGES: u64 = 1_000_000_000_000_000;
 /// queue, however small the messages.
 const MAX_QUEUED: usize = 1 << 20;
 
-/// Buffers that the smallest connection has: one to send from, one to receive into, and those
+/// Buffers that the smallest connection of Send-Receive has: one to send from, one to receive into, and those
 /// beside the window.
 const LEAST_BUFFERS: usize = 2 + CREDIT_RECEIVES;
 
@@ -208,12 +267,28 @@ impl Parameters {
             let (given, allowed) = (format!("{mtu} B"), "256, 512, 1024, 2048 or 4096 B".to_owned());
             return Err(ParametersError { setting: Setting::Mtu, given, allowed });
         }
-        if self.bidirectional && self.kind == Kind::Latency {
-            let (given, allowed) = ("on".to_owned(), "off for a ping-pong, which goes both ways already".to_owned());
+        if self.bidirectional
+            && let Some(allowed) = match (self.kind, self.operation) {
+                (Kind::Latency, Operation::Send) => Some("off for a ping-pong, which goes both ways already"),
+                (_, Operation::RequestResponse) => Some("off for requests, which are answered already"),
+                (_, operation) if operation.is_one_sided() => Some("off for one-sided operations"),
+                _ => None,
+            }
+        {
+            let (given, allowed) = ("on".to_owned(), allowed.to_owned());
             return Err(ParametersError { setting: Setting::Bidirectional, given, allowed });
+        }
+        if self.operation.is_one_sided() && self.slow_receiver_us > 0 {
+            let given = format!("{} us", self.slow_receiver_us);
+            let allowed = "0 us for one-sided operations, which nobody receives".to_owned();
+            return Err(ParametersError { setting: Setting::SlowReceiver, given, allowed });
         }
         for &size in &self.sizes {
             within(Setting::Size, size, 0, MAX_MESSAGE, " B")?;
+            if self.operation.is_atomic() && size as u64 != ATOMIC_BYTES {
+                let (given, allowed) = (format!("{size} B"), format!("{ATOMIC_BYTES} B for atomic operations"));
+                return Err(ParametersError { setting: Setting::Size, given, allowed });
+            }
             self.fit(size)?;
         }
         Ok(())
@@ -225,16 +300,18 @@ impl Parameters {
     ///
     /// Not even the smallest connections have room.
     pub fn fit(&self, size: usize) -> Result<Fitted, ParametersError> {
-        let stride = size.next_multiple_of(64).max(64);
-        // A send queue has a power of two of places, each with room for inline data.
-        let inline_bytes = 2 * self.window * self.inline;
+        let stride = stride(size);
         let connections = self.connections.max(1);
-        let needed = connections * (LEAST_BUFFERS * stride + inline_bytes);
+        let one_sided = self.operation.is_one_sided();
+        let least_buffers = if one_sided { 1 } else { LEAST_BUFFERS };
+        // Inline data lies in the queues, for which as much is allowed again: a queue has up to
+        // twice as many places as the window, each with room for it.
+        let needed = connections * (least_buffers * stride).max(2 * self.window * self.inline);
         if needed > self.memory_bytes {
             return Err(ParametersError {
                 setting: Setting::Memory,
                 given: format!("{} B", self.memory_bytes),
-                allowed: format!("{needed} B and more for messages of {size} B on {connections} connections"),
+                allowed: format!("{needed} B and more for messages of {size} B (connections: {connections})"),
             });
         }
         let (mut window, mut depth) = (self.window, self.depth);
@@ -246,12 +323,16 @@ impl Parameters {
         }
         // Bidirectional or ping-pong, each side has both kinds of buffers; otherwise this is
         // generous by one kind.
-        let share = self.memory_bytes / connections - inline_bytes;
-        let for_sending = (share / 4 / stride).max(1);
-        let for_receiving = (share - for_sending.min(window) * stride) / stride - CREDIT_RECEIVES;
-        if depth > for_receiving {
-            notes.push(format!("receive depth cut from {depth} to {for_receiving} by the memory cap"));
-            depth = for_receiving;
+        let share = self.memory_bytes / connections;
+        let for_sending = if one_sided { share / stride } else { (share / 4 / stride).max(1) };
+        if one_sided {
+            depth = 0;
+        } else {
+            let for_receiving = (share - for_sending.min(window) * stride) / stride - CREDIT_RECEIVES;
+            if depth > for_receiving {
+                notes.push(format!("receive depth cut from {depth} to {for_receiving} by the memory cap"));
+                depth = for_receiving;
+            }
         }
         let mut send_buffers = window;
         if send_buffers > for_sending {
@@ -266,6 +347,11 @@ impl Parameters {
         Ok(Fitted { window, batch: self.batch.min(window), depth, send_buffers, notes })
     }
 
+    /// The path MTU to ask for.
+    pub fn path_mtu(&self) -> Option<PathMtu> {
+        self.mtu.and_then(PathMtu::from_bytes)
+    }
+
     /// The configuration of the connections of one point.
     pub fn config(&self, size: usize, fitted: &Fitted) -> Config {
         Config {
@@ -276,13 +362,18 @@ impl Parameters {
             max_message: size,
             send_buffers: 0, // workloads send from memory of their own
             credits: self.credits,
-            path_mtu: self.mtu.and_then(PathMtu::from_bytes),
+            path_mtu: self.path_mtu(),
             timeout: self.timeout,
             retry_count: self.retry_count,
             rnr_retry: self.rnr_retry,
             ..Config::default()
         }
     }
+}
+
+/// Bytes from one buffer to the next.
+pub fn stride(bytes: usize) -> usize {
+    bytes.next_multiple_of(64).max(64)
 }
 
 /// The largest window and the greatest depth that each of so many connections may have.
@@ -310,6 +401,7 @@ mod tests {
     fn parameters() -> Parameters {
         Parameters {
             kind: Kind::Bandwidth,
+            operation: Operation::Send,
             sizes: vec![16],
             extent: Extent::Seconds(1.0),
             window: 64,
@@ -359,8 +451,9 @@ mod tests {
                     fits += 1;
                     assert!(fitted.depth >= 1 && fitted.send_buffers >= 1 && fitted.window >= 1);
                     let buffers = fitted.depth + CREDIT_RECEIVES + fitted.send_buffers;
-                    let bytes = buffers * size.next_multiple_of(64).max(64) + fitted.window * inline;
-                    assert!(connections * bytes <= given.memory_bytes, "{connections} {size} {window} {inline}");
+                    for bytes in [buffers * stride(size), 2 * window * inline] {
+                        assert!(connections * bytes <= given.memory_bytes, "{connections} {size} {window} {inline}");
+                    }
                 }
             }
         }
@@ -391,6 +484,10 @@ mod tests {
             (Parameters { connections: 0, ..good() }, Connections),
             (Parameters { connections: usize::MAX, ..good() }, Connections),
             (Parameters { bidirectional: true, kind: Kind::Latency, ..good() }, Bidirectional),
+            (Parameters { bidirectional: true, operation: Operation::Read, ..good() }, Bidirectional),
+            (Parameters { bidirectional: true, operation: Operation::RequestResponse, ..good() }, Bidirectional),
+            (Parameters { operation: Operation::FetchAdd, ..good() }, Size),
+            (Parameters { operation: Operation::Write, slow_receiver_us: 1, ..good() }, SlowReceiver),
             (Parameters { mtu: Some(1500), ..good() }, Mtu),
             (Parameters { rate: Some(0.0), ..good() }, Rate),
             (Parameters { rate: Some(f64::INFINITY), ..good() }, Rate),

@@ -8,7 +8,7 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::environment::Environment;
-use crate::parameters::{Fitted, Parameters};
+use crate::parameters::{Fitted, Operation, Parameters, Timed};
 
 /// Digits of a recorded value that count.
 const SIGNIFICANT_DIGITS: u8 = 3;
@@ -43,8 +43,11 @@ pub struct PointResult {
     pub messages_per_s: f64,
     /// Payload bytes per second.
     pub bytes_per_s: f64,
-    /// Half a round trip (latency only).
+    /// What [`timed`](Self::timed) says (latency only).
     pub latency_ns: Option<Latency>,
+    /// What a latency is the time of.
+    #[serde(default)]
+    pub timed: Timed,
     /// All that these figures were made from (latency only).
     #[serde(default)]
     pub histogram_ns: Option<Buckets>,
@@ -54,6 +57,9 @@ pub struct PointResult {
     pub mtu: usize,
     /// Counters of both ends, over the whole life of the connections.
     pub counters: BothEnds<BTreeMap<String, u64>>,
+    /// The same per second.
+    #[serde(default)]
+    pub rates: BothEnds<Rates>,
     /// What each end sent, told apart.
     pub counted: BothEnds<Counted>,
     /// What the arithmetic of packets says of it.
@@ -134,17 +140,63 @@ impl Buckets {
     }
 }
 
+/// What somebody sees of one end who has nothing but the counters of its NIC: all packets, their
+/// bytes as frames without FCS, per second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Rates {
+    /// Bytes received per second.
+    pub rx_bytes: f64,
+    /// Packets received per second.
+    pub rx_packets: f64,
+    /// Bytes sent per second.
+    pub tx_bytes: f64,
+    /// Packets sent per second.
+    pub tx_packets: f64,
+}
+
+impl Rates {
+    /// The rates of what one end's counters have advanced by in `seconds`.
+    pub fn of(counters: &BTreeMap<String, u64>, seconds: f64) -> Self {
+        let rate = |name: &str| counters.get(name).copied().unwrap_or(0) as f64 / seconds;
+        Self {
+            rx_bytes: rate("rx_vport_rdma_unicast_bytes"),
+            rx_packets: rate("rx_vport_rdma_unicast_packets"),
+            tx_bytes: rate("tx_vport_rdma_unicast_bytes"),
+            tx_packets: rate("tx_vport_rdma_unicast_packets"),
+        }
+    }
+}
+
 /// What one end must have sent, by the arithmetic of packets.
+///
+/// Where a range is given, the least is what one request per READ costs. A requester is free to
+/// ask for a long READ in pieces, each with a request and a response of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Predicted {
-    /// Request packets of data messages.
+    /// Request packets of data messages, at least.
     pub data_packets: u64,
-    /// Their frame bytes.
+    /// Their frame bytes, at least.
     pub data_bytes: u64,
+    /// Request packets at most: more than the least for READs alone, one per response packet.
+    #[serde(default)]
+    pub data_packets_max: u64,
+    /// Their frame bytes at most.
+    #[serde(default)]
+    pub data_bytes_max: u64,
     /// Acknowledgements at least.
     pub ack_packets_min: u64,
     /// Acknowledgements at most, control messages of the peer included.
     pub ack_packets_max: u64,
+    /// Packets that answer READs and atomics.
+    #[serde(default)]
+    pub response_packets: u64,
+    /// Their frame bytes, at least.
+    #[serde(default)]
+    pub response_bytes: u64,
+    /// Their frame bytes at most, given the requests that were counted: where a READ is cut, two
+    /// more packets have an AETH.
+    #[serde(default)]
+    pub response_bytes_max: u64,
 }
 
 /// What one end sent, told apart: first transmissions of data, without what carries only credits.
@@ -162,6 +214,12 @@ pub struct Counted {
     pub retransmitted_packets: u64,
     /// RNR NAKs sent.
     pub rnr_naks: u64,
+    /// Packets that answer READs and atomics, those for requests sent again among them.
+    #[serde(default)]
+    pub response_packets: u64,
+    /// Their frame bytes.
+    #[serde(default)]
+    pub response_bytes: u64,
 }
 
 /// Frame bytes of a WRITE without payload, which asks whether the peer lives.
@@ -187,27 +245,70 @@ impl Counted {
             ack_packets: get("tx_ack_packets"),
             retransmitted_packets: get("tx_retransmitted_packets"),
             rnr_naks: get("rnr_nak_sent"),
+            response_packets: get("tx_response_packets"),
+            response_bytes: get("tx_response_bytes"),
         }
     }
 }
 
-/// What `sent` messages of `bytes` cost their sender, and `received` messages their receiver.
-pub fn predict(bytes: usize, sent: u64, received: u64, mtu: PathMtu, credits: bool, ipv6: bool) -> Predicted {
-    let kind = if credits { MessageKind::SendImm } else { MessageKind::Send };
-    let outer = if ipv6 { OuterKind::IPV6 } else { OuterKind::IPV4 };
-    let Ok(cost) = message_cost(kind, Transport::Rc, bytes as u64, mtu, outer) else {
-        return Predicted::default();
-    };
-    let (min, max) = match cost.response {
-        Response::Range { min, max } => (min.packets, max.packets),
-        Response::Exact(direction) => (direction.packets, direction.packets),
-        Response::None => (0, 0),
-    };
-    Predicted {
-        data_packets: sent * cost.request.packets,
-        data_bytes: sent * cost.request.frame_bytes,
-        ack_packets_min: received * min,
-        ack_packets_max: received * max,
+/// Bytes of an ACK extended transport header.
+const AETH_BYTES: u64 = 4;
+
+/// How messages travel: what their cost follows from.
+#[derive(Clone, Copy, Debug)]
+pub struct Path {
+    /// What a message is.
+    pub operation: Operation,
+    /// Its bytes.
+    pub bytes: usize,
+    /// Path MTU.
+    pub mtu: PathMtu,
+    /// Messages of Send-Receive carry credits.
+    pub credits: bool,
+    /// IPv6 instead of IPv4.
+    pub ipv6: bool,
+}
+
+impl Path {
+    /// What an end must have sent that has sent `sent` messages (or posted as many one-sided
+    /// operations) and received `received` (or served as many, which took `requests` packets).
+    pub fn predict(&self, sent: u64, received: u64, requests: u64) -> Predicted {
+        let kind = match self.operation {
+            Operation::Send | Operation::RequestResponse if self.credits => MessageKind::SendImm,
+            Operation::Send | Operation::RequestResponse => MessageKind::Send,
+            Operation::Write => MessageKind::Write,
+            Operation::Read => MessageKind::Read,
+            Operation::CompareSwap => MessageKind::CompareSwap,
+            Operation::FetchAdd => MessageKind::FetchAdd,
+        };
+        let outer = if self.ipv6 { OuterKind::IPV6 } else { OuterKind::IPV4 };
+        let Ok(cost) = message_cost(kind, Transport::Rc, self.bytes as u64, self.mtu, outer) else {
+            return Predicted::default();
+        };
+        let request = cost.request;
+        let mut predicted = Predicted {
+            data_packets: sent * request.packets,
+            data_bytes: sent * request.frame_bytes,
+            data_packets_max: sent * request.packets,
+            data_bytes_max: sent * request.frame_bytes,
+            ..Predicted::default()
+        };
+        match cost.response {
+            Response::None => {}
+            Response::Range { min, max } => {
+                predicted.ack_packets_min = received * min.packets;
+                predicted.ack_packets_max = received * max.packets;
+            }
+            Response::Exact(response) => {
+                predicted.data_packets_max *= response.packets;
+                predicted.data_bytes_max *= response.packets;
+                predicted.response_packets = received * response.packets;
+                predicted.response_bytes = received * response.frame_bytes;
+                let cuts = requests.saturating_sub(received);
+                predicted.response_bytes_max = predicted.response_bytes + 2 * AETH_BYTES * cuts;
+            }
+        }
+        predicted
     }
 }
 

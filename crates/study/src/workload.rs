@@ -1,10 +1,8 @@
 //! The workloads, written once: they run wherever there are connections.
 
-use std::time::Duration;
-
 use doorbell_exchange::ConnectionError;
 use doorbell_exchange::asynchronous::{Async, Waiter, yield_now};
-use doorbell_exchange::send_receive::{Connection, Submit};
+use doorbell_exchange::send_receive::{Connection, Message, Submit};
 use doorbell_verbs::{Device, Region};
 use hdrhistogram::Histogram;
 
@@ -45,7 +43,9 @@ pub struct Tally {
     pub received: u64,
     /// Of those, damaged.
     pub damaged: u64,
-    /// When the first message was sent.
+    /// When the first message was sent, of those that only warm up.
+    pub first_ns: u64,
+    /// When the first message that counts was sent.
     pub began_ns: u64,
     /// When the last one was acknowledged.
     pub ended_ns: u64,
@@ -75,30 +75,95 @@ pub struct Reception {
     pub pause_ns: u64,
 }
 
-/// A clock that is read now and then: reading it costs as much as sending a small message.
-struct Deadline {
+/// How much, how long and how fast: a plan at work.
+///
+/// Its clock is read now and then: reading it costs as much as sending a small message.
+pub(crate) struct Pace {
     device: Device,
-    ends_ns: Option<u64>,
+    began_ns: u64,
+    most: u64,
+    ends_ns: u64,
     countdown: u32,
+    interval_ns: Option<f64>,
 }
 
-impl Deadline {
-    fn new(device: Device, extent: Extent, now_ns: u64) -> Self {
-        let ends_ns = match extent {
-            Extent::Messages(_) => None,
-            Extent::Seconds(seconds) => Some(now_ns + Duration::from_secs_f64(seconds).as_nanos() as u64),
+impl Pace {
+    pub(crate) fn start(device: &Device, plan: &Plan) -> Self {
+        let began_ns = device.now_ns();
+        let (most, ends_ns) = match plan.extent {
+            Extent::Messages(messages) => (messages, u64::MAX),
+            Extent::Seconds(seconds) => (u64::MAX, began_ns.saturating_add((seconds * 1e9) as u64)),
         };
-        Self { device, ends_ns, countdown: 0 }
+        let interval_ns = plan.rate.map(|rate| 1e9 / rate);
+        Self { device: device.clone(), began_ns, most, ends_ns, countdown: 0, interval_ns }
     }
 
-    fn is_over(&mut self) -> bool {
-        let Some(ends_ns) = self.ends_ns else { return false };
-        if self.countdown > 0 {
-            self.countdown -= 1;
-            return false;
+    pub(crate) fn began_ns(&self) -> u64 {
+        self.began_ns
+    }
+
+    /// Messages that may be sent when so many were.
+    pub(crate) fn left(&mut self, sent: u64) -> u64 {
+        if self.ends_ns < u64::MAX {
+            if self.countdown > 0 {
+                self.countdown -= 1;
+            } else if self.device.now_ns() >= self.ends_ns {
+                self.most = sent;
+            } else {
+                self.countdown = 15;
+            }
         }
-        self.countdown = 15;
-        self.device.now_ns() >= ends_ns
+        self.most - sent
+    }
+
+    /// Is the next message ahead of its time? An offered rate is not made up for by bursts.
+    pub(crate) fn is_early(&self, sent: u64) -> bool {
+        self.interval_ns.is_some_and(|interval| (self.device.now_ns() - self.began_ns) as f64 <= sent as f64 * interval)
+    }
+}
+
+/// Messages of a plan, one after the other.
+struct Source {
+    plan: Plan,
+    memory: SendMemory,
+    slot: usize,
+    is_filled: bool,
+    sent: u64,
+    scratch: Vec<u8>,
+}
+
+impl Source {
+    fn new(plan: Plan, memory: SendMemory) -> Self {
+        let scratch = vec![0; if plan.verify { plan.bytes } else { 0 }];
+        Self { plan, memory, slot: 0, is_filled: false, sent: 0, scratch }
+    }
+
+    fn offset(&self) -> usize {
+        self.slot * self.memory.stride
+    }
+
+    /// Writes the payload of the next message, if it is to be checked and its buffer is free.
+    fn fill(&mut self, connection: &Connection) {
+        // There is one buffer for each message of the window.
+        let is_free = connection.unacknowledged() < connection.config().window as u64;
+        if self.plan.verify && !self.is_filled && is_free {
+            payload::fill(self.sent, &mut self.scratch);
+            self.memory.region.copy_in(self.offset(), &self.scratch);
+            self.is_filled = true;
+        }
+    }
+
+    /// Sends the next message, if the connection takes it.
+    fn offer(&mut self, connection: &mut Connection) -> Result<bool, ConnectionError> {
+        self.fill(connection);
+        let offset = self.offset();
+        let Submit::Accepted(_) = connection.send_from(&self.memory.region, offset, self.plan.bytes)? else {
+            return Ok(false);
+        };
+        self.is_filled = false;
+        self.sent += 1;
+        self.slot = if self.slot + 1 == self.plan.buffers { 0 } else { self.slot + 1 };
+        Ok(true)
     }
 }
 
@@ -116,17 +181,29 @@ pub async fn stream<W: Waiter>(
     if let Some((plan, memory)) = plan {
         send_all(&mut connection, &device, plan, memory, reception, &mut tally, &progress).await?;
     }
+    close(&mut connection, &device, reception, &mut tally, &progress).await?;
+    Ok(tally)
+}
+
+/// Closes this side, and receives until the peer has closed its own.
+async fn close<W: Waiter>(
+    connection: &mut Async<W>,
+    device: &Device,
+    reception: Reception,
+    tally: &mut Tally,
+    progress: &impl Fn(u64),
+) -> Result<(), ConnectionError> {
     connection.get_mut().close();
     while !(connection.get().is_peer_closed() && connection.get().is_closed()) {
         connection.progress().await?;
-        if take_all(connection.get_mut(), &device, reception, &mut tally) > 0 {
+        if take_all(connection.get_mut(), device, reception, tally) > 0 {
             progress(tally.received);
         }
         yield_now().await; // however much comes in here, other connections have their turn
     }
-    while take_all(connection.get_mut(), &device, reception, &mut tally) > 0 {}
+    while take_all(connection.get_mut(), device, reception, tally) > 0 {}
     tally.close(connection.get());
-    Ok(tally)
+    Ok(())
 }
 
 async fn send_all<W: Waiter>(
@@ -138,40 +215,20 @@ async fn send_all<W: Waiter>(
     tally: &mut Tally,
     progress: &impl Fn(u64),
 ) -> Result<(), ConnectionError> {
-    let mut deadline = Deadline::new(device.clone(), plan.extent, tally.began_ns);
-    let most = match plan.extent {
-        Extent::Messages(messages) => messages,
-        Extent::Seconds(_) => u64::MAX,
-    };
-    let interval_ns = plan.rate.map(|rate| 1e9 / rate);
-    let mut scratch = vec![0; if plan.verify { plan.bytes } else { 0 }];
-    let mut slot = 0;
-    let mut sent = 0;
-    while sent < most && !deadline.is_over() {
-        let is_early =
-            interval_ns.is_some_and(|interval| (device.now_ns() - tally.began_ns) as f64 <= sent as f64 * interval);
+    let mut pace = Pace::start(device, &plan);
+    let mut source = Source::new(plan, memory);
+    (tally.first_ns, tally.began_ns) = (pace.began_ns(), pace.began_ns());
+    while pace.left(source.sent) > 0 {
+        let is_early = pace.is_early(source.sent);
         if is_early {
-            // An offered rate is not made up for by bursts: what waits for its time is posted.
-            connection.get_mut().flush()?;
-        } else {
-            let offset = slot * memory.stride;
-            if plan.verify {
-                payload::fill(sent, &mut scratch);
-                // The buffer is free: there is one for each message of the window.
-                if connection.get().unacknowledged() < connection.get().config().window as u64 {
-                    memory.region.copy_in(offset, &scratch);
-                }
-            }
-            if let Submit::Accepted(_) = connection.get_mut().send_from(&memory.region, offset, plan.bytes)? {
-                sent += 1;
-                slot = if slot + 1 == plan.buffers { 0 } else { slot + 1 };
-                continue;
-            }
+            connection.get_mut().flush()?; // what waits for its time is posted
+        } else if source.offer(connection.get_mut())? {
+            continue;
         }
         let moved = connection.get_mut().poll()?;
         let taken = take_all(connection.get_mut(), device, reception, tally);
         if moved || taken > 0 {
-            progress(sent);
+            progress(source.sent);
             yield_now().await;
         } else if is_early {
             yield_now().await;
@@ -180,141 +237,209 @@ async fn send_all<W: Waiter>(
         }
     }
     connection.get_mut().flush()?;
-    while connection.get().last_done() < sent {
+    while connection.get().last_done() < source.sent {
         connection.progress().await?;
         take_all(connection.get_mut(), device, reception, tally);
         yield_now().await;
     }
     tally.ended_ns = device.now_ns();
-    tally.sent = sent;
+    tally.sent = source.sent;
     Ok(())
 }
 
-/// Takes the messages that have arrived.
-fn take_all(connection: &mut Connection, device: &Device, reception: Reception, tally: &mut Tally) -> usize {
-    let mut count = 0;
-    while let Some(message) = connection.take() {
-        if reception.verify && !payload::is_intact(tally.received, &message) {
-            tally.damaged += 1;
-        }
-        if reception.pause_ns > 0 {
-            let until_ns = device.now_ns() + reception.pause_ns;
-            while device.now_ns() < until_ns {
-                std::hint::spin_loop();
-            }
-        }
-        tally.received += 1;
-        count += 1;
-    }
-    count
-}
-
-/// Rounds that are not measured.
-const WARM_UP_ROUNDS: u64 = 200;
-
-/// The side of a ping-pong that measures: half of each round trip.
-pub async fn ping<W: Waiter>(
+/// The side that asks: keeps a window of requests without answer, by a plan.
+pub async fn request<W: Waiter>(
     connection: Connection,
     waiter: W,
     device: Device,
     plan: Plan,
     memory: SendMemory,
     progress: impl Fn(u64),
-) -> Result<(Tally, Histogram<u64>), ConnectionError> {
+) -> Result<Tally, ConnectionError> {
     let mut connection = Async::new(connection, waiter);
-    let mut histogram = Buckets::empty_histogram();
-    let mut tally = Tally::default();
-    let mut scratch = vec![0; if plan.verify { plan.bytes } else { 0 }];
-    let (mut rounds, mut ends_ns) = (0_u64, u64::MAX);
+    let reception = Reception { verify: plan.verify, pause_ns: 0 };
+    let window = connection.get().config().window as u64;
+    let mut pace = Pace::start(&device, &plan);
+    let mut source = Source::new(plan, memory);
+    let mut tally = Tally { first_ns: pace.began_ns(), began_ns: pace.began_ns(), ..Tally::default() };
     loop {
-        if rounds == WARM_UP_ROUNDS {
-            tally.began_ns = device.now_ns();
-            if let Extent::Seconds(seconds) = plan.extent {
-                ends_ns = tally.began_ns + Duration::from_secs_f64(seconds).as_nanos() as u64;
+        let left = pace.left(source.sent);
+        let unanswered = source.sent - tally.received;
+        if left == 0 && unanswered == 0 {
+            break;
+        }
+        let is_early = pace.is_early(source.sent);
+        if left > 0 && unanswered < window && !is_early && source.offer(connection.get_mut())? {
+            continue;
+        }
+        let moved = connection.get_mut().poll()?;
+        let taken = take_all(connection.get_mut(), &device, reception, &mut tally);
+        if moved || taken > 0 {
+            progress(tally.received);
+            yield_now().await;
+        } else if is_early && left > 0 {
+            yield_now().await;
+        } else {
+            connection.progress().await?;
+        }
+    }
+    tally.ended_ns = device.now_ns();
+    tally.sent = source.sent;
+    close(&mut connection, &device, reception, &mut tally, &progress).await?;
+    Ok(tally)
+}
+
+/// The side that answers each message with one of the same size.
+pub async fn respond<W: Waiter>(
+    connection: Connection,
+    waiter: W,
+    device: Device,
+    plan: Plan,
+    memory: SendMemory,
+    reception: Reception,
+) -> Result<Tally, ConnectionError> {
+    let mut connection = Async::new(connection, waiter);
+    let mut source = Source::new(plan, memory);
+    let mut tally = Tally::default();
+    loop {
+        let message = match connection.get_mut().take() {
+            Some(message) => message,
+            None => {
+                connection.get_mut().flush()?;
+                yield_now().await; // however much comes in here, other connections have their turn
+                match connection.receive().await {
+                    Ok(message) => message,
+                    Err(ConnectionError::PeerClosed) => break,
+                    Err(error) => return Err(error),
+                }
+            }
+        };
+        hear(message, &device, reception, &mut tally);
+        while !source.offer(connection.get_mut())? {
+            connection.progress().await?;
+        }
+    }
+    tally.sent = source.sent;
+    connection.close().await?;
+    tally.close(connection.get());
+    Ok(tally)
+}
+
+/// Takes the messages that have arrived.
+fn take_all(connection: &mut Connection, device: &Device, reception: Reception, tally: &mut Tally) -> usize {
+    let mut count = 0;
+    while let Some(message) = connection.take() {
+        hear(message, device, reception, tally);
+        count += 1;
+    }
+    count
+}
+
+/// Does with a message what a receiver does.
+fn hear(message: Message, device: &Device, reception: Reception, tally: &mut Tally) {
+    if reception.verify && !payload::is_intact(tally.received, &message) {
+        tally.damaged += 1;
+    }
+    if reception.pause_ns > 0 {
+        let until_ns = device.now_ns() + reception.pause_ns;
+        while device.now_ns() < until_ns {
+            std::hint::spin_loop();
+        }
+    }
+    tally.received += 1;
+}
+
+/// Rounds that are not measured.
+pub const WARM_UP_ROUNDS: u64 = 200;
+
+/// Rounds of which each is measured, after some that are not.
+pub(crate) struct Rounds {
+    device: Device,
+    plan: Plan,
+    divisor: u64,
+    /// All so far.
+    count: u64,
+    ends_ns: u64,
+    pub(crate) tally: Tally,
+    pub(crate) histogram: Histogram<u64>,
+}
+
+impl Rounds {
+    /// What is recorded is the time of each round by `divisor`.
+    pub(crate) fn new(device: &Device, plan: Plan, divisor: u64) -> Self {
+        let histogram = Buckets::empty_histogram();
+        Self { device: device.clone(), plan, divisor, count: 0, ends_ns: u64::MAX, tally: Tally::default(), histogram }
+    }
+
+    /// A round begins now.
+    pub(crate) fn begin(&mut self) -> u64 {
+        let now_ns = self.device.now_ns();
+        if self.count == 0 {
+            self.tally.first_ns = now_ns;
+        }
+        if self.count == WARM_UP_ROUNDS {
+            self.tally.began_ns = now_ns;
+            if let Extent::Seconds(seconds) = self.plan.extent {
+                self.ends_ns = now_ns.saturating_add((seconds * 1e9) as u64);
             }
         }
-        if plan.verify {
-            payload::fill(rounds, &mut scratch);
-            memory.region.copy_in(0, &scratch);
+        now_ns
+    }
+
+    /// The round is over. True if it was the last.
+    pub(crate) fn end(&mut self, began_ns: u64, progress: &impl Fn(u64)) -> bool {
+        let now_ns = self.device.now_ns();
+        self.count += 1;
+        self.tally.sent = self.count;
+        let Some(measured @ 1..) = self.count.checked_sub(WARM_UP_ROUNDS) else { return false };
+        // It grows by itself, so there is nothing that it cannot record.
+        let _ = self.histogram.record((now_ns - began_ns) / self.divisor);
+        if measured.is_multiple_of(1024) {
+            progress(measured);
         }
-        let sent_ns = device.now_ns();
-        while !matches!(connection.get_mut().send_from(&memory.region, 0, plan.bytes)?, Submit::Accepted(_)) {
+        self.tally.ended_ns = now_ns;
+        now_ns >= self.ends_ns || matches!(self.plan.extent, Extent::Messages(messages) if measured >= messages)
+    }
+
+    /// Is it too early for the round after the one that began then?
+    pub(crate) fn is_early(&self, began_ns: u64) -> bool {
+        self.plan.rate.is_some_and(|rate| self.device.now_ns() < began_ns.saturating_add((1e9 / rate) as u64))
+    }
+}
+
+/// The side of a ping-pong that measures: each round trip by `divisor`. [`respond`] is the other.
+pub async fn ping<W: Waiter>(
+    connection: Connection,
+    waiter: W,
+    device: Device,
+    plan: Plan,
+    memory: SendMemory,
+    divisor: u64,
+    progress: impl Fn(u64),
+) -> Result<(Tally, Histogram<u64>), ConnectionError> {
+    let mut connection = Async::new(connection, waiter);
+    let reception = Reception { verify: plan.verify, pause_ns: 0 };
+    let mut rounds = Rounds::new(&device, plan, divisor);
+    let mut source = Source::new(plan, memory);
+    loop {
+        source.fill(connection.get()); // which is not part of the round
+        let began_ns = rounds.begin();
+        while !source.offer(connection.get_mut())? {
             connection.progress().await?;
         }
         connection.get_mut().flush()?;
         let answer = connection.receive().await?;
-        let now_ns = device.now_ns();
-        tally.received += 1;
-        if plan.verify && !payload::is_intact(rounds, &answer) {
-            tally.damaged += 1;
+        let is_last = rounds.end(began_ns, &progress);
+        hear(answer, &device, reception, &mut rounds.tally);
+        if is_last {
+            break;
         }
-        drop(answer);
-        rounds += 1;
-        if rounds > WARM_UP_ROUNDS {
-            // It grows by itself, so there is nothing that it cannot record.
-            let _ = histogram.record((now_ns - sent_ns) / 2);
-            let measured = rounds - WARM_UP_ROUNDS;
-            if measured.is_multiple_of(1024) {
-                progress(measured);
-            }
-            let all = matches!(plan.extent, Extent::Messages(messages) if measured >= messages);
-            if all || now_ns >= ends_ns {
-                tally.ended_ns = now_ns;
-                break;
-            }
-        }
-        if let Some(rate) = plan.rate {
-            let next_ns = sent_ns + (1e9 / rate) as u64;
-            while device.now_ns() < next_ns {
-                connection.get_mut().poll()?;
-                yield_now().await;
-            }
+        while rounds.is_early(began_ns) {
+            connection.get_mut().poll()?;
+            yield_now().await;
         }
     }
-    tally.sent = rounds;
-    connection.close().await?;
-    while !connection.get().is_peer_closed() {
-        connection.progress().await?;
-    }
-    tally.close(connection.get());
+    let Rounds { mut tally, histogram, .. } = rounds;
+    close(&mut connection, &device, reception, &mut tally, &progress).await?;
     Ok((tally, histogram))
-}
-
-/// Messages that a ping-pong exchanges before it is measured.
-pub fn warm_up_rounds() -> u64 {
-    WARM_UP_ROUNDS
-}
-
-/// The side of a ping-pong that answers.
-pub async fn pong<W: Waiter>(
-    connection: Connection,
-    waiter: W,
-    plan: Plan,
-    memory: SendMemory,
-) -> Result<Tally, ConnectionError> {
-    let mut connection = Async::new(connection, waiter);
-    let mut tally = Tally::default();
-    let mut scratch = vec![0; if plan.verify { plan.bytes } else { 0 }];
-    loop {
-        match connection.receive().await {
-            Ok(message) => {
-                if plan.verify {
-                    tally.damaged += u64::from(!payload::is_intact(tally.received, &message));
-                    scratch.copy_from_slice(&message);
-                    memory.region.copy_in(0, &scratch);
-                }
-                tally.received += 1;
-            }
-            Err(ConnectionError::PeerClosed) => break,
-            Err(error) => return Err(error),
-        }
-        while !matches!(connection.get_mut().send_from(&memory.region, 0, plan.bytes)?, Submit::Accepted(_)) {
-            connection.progress().await?;
-        }
-        connection.get_mut().flush()?;
-        tally.sent += 1;
-    }
-    connection.close().await?;
-    tally.close(connection.get());
-    Ok(tally)
 }

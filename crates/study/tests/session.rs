@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use doorbell_exchange::setup;
-use doorbell_study::parameters::{Extent, Kind, Parameters};
+use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
 use doorbell_study::session::{self, Client, SessionError};
 use doorbell_verbs::Device;
 use doorbell_verbs::soft::{self, SoftOptions};
@@ -17,6 +17,7 @@ const MEMORY_BYTES: usize = 64 << 20;
 fn parameters() -> Parameters {
     Parameters {
         kind: Kind::Bandwidth,
+        operation: Operation::Send,
         sizes: vec![16, 5000],
         extent: Extent::Messages(100),
         window: 16,
@@ -132,6 +133,8 @@ fn points_that_were_not_announced_are_refused() {
         expect_refusal(&[announcing(|_| {}), point], &format!("messages of {bytes} B are not among"));
     }
     expect_refusal(&[announcing(|_| {}), announcing(|_| {})], "parameters twice");
+    let done = json!({ "done": { "messages": [1, 1] } }).to_string();
+    expect_refusal(&[announcing(|_| {}), done], "done before there was a point");
 }
 
 #[test]
@@ -144,6 +147,21 @@ fn an_honest_client_is_served() {
     }
     client.finish().unwrap();
     server.join().unwrap().unwrap();
+}
+
+#[test]
+fn one_sided_operations_are_served() {
+    for (operation, sizes) in [(Operation::Write, vec![0, 5000]), (Operation::CompareSwap, vec![8])] {
+        let (stream, server) = serve();
+        let parameters = Parameters { operation, sizes: sizes.clone(), ..parameters() };
+        let mut client = Client::new(&device(), stream, parameters).unwrap();
+        for bytes in sizes {
+            let result = client.measure(bytes, |_| {}).unwrap();
+            assert_eq!((result.messages, result.damaged), (200, 0));
+        }
+        client.finish().unwrap();
+        server.join().unwrap().unwrap();
+    }
 }
 
 /// The reason of the side that knows it reaches the other, also before anything was connected.

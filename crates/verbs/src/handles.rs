@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use doorbell_fabric::LinkCounters;
 use doorbell_rnic::{
     Access, AsyncEvent, Completion, Counters, CqId, ModifyError, Notify, Overrun, PdId, PostError, QpAttributes,
     QpCapacities, QpInfo, QpInit, QpKind, RecvRequest, SendRequest, SrqId,
@@ -78,6 +79,11 @@ impl Device {
     /// What it counted.
     pub fn counters(&self) -> Counters {
         self.provider.counters()
+    }
+
+    /// What was lost below it on this side, before the RNIC could see it or after it was sent.
+    pub fn link_counters(&self) -> LinkCounters {
+        self.provider.link_counters()
     }
 
     /// The oldest asynchronous event.

@@ -22,6 +22,7 @@ pub mod raw;
 #[allow(unsafe_code)]
 pub mod soft;
 
+pub use doorbell_fabric::LinkCounters;
 pub use doorbell_rnic::{
     Access, AddressVector, AsyncEvent, Attachment, AttributeMask, Completion, CompletionOpcode, Counters, CqId, LKey,
     MAX_MESSAGE_BYTES, MemoryError, ModifyError, Notify, ObjectError, Overrun, Payload, PostError, PostErrorKind,

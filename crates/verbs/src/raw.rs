@@ -9,6 +9,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use doorbell_fabric::LinkCounters;
 use doorbell_rnic::{
     Access, AsyncEvent, Completion, Counters, CqId, LKey, ModifyError, Notify, Overrun, PdId, PostError, QpAttributes,
     QpInfo, QpInit, RecvRequest, SendRequest, SrqId,
@@ -104,6 +105,9 @@ pub trait Provider: Send + Sync {
 
     /// What the device counted.
     fn counters(&self) -> Counters;
+
+    /// What was lost below the device, on this side.
+    fn link_counters(&self) -> LinkCounters;
 
     /// The oldest asynchronous event.
     fn poll_event(&self) -> Option<AsyncEvent>;

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use doorbell_fabric::{BindRequest, FaultPlan, Faults, Link, Pcap, Port, UdpLink, active_mtu, bind};
+use doorbell_fabric::{BindRequest, FaultPlan, Faults, Link, LinkCounters, Pcap, Port, UdpLink, active_mtu, bind};
 use doorbell_rnic::{
     Access, AsyncEvent, Completion, CompletionQueue, Config, Counters, CqId, EventQueue, LKey, MAX_CQ_DEPTH,
     MAX_INLINE_BYTES, MAX_QUEUE_DEPTH, MAX_RD_ATOMIC, MAX_SGES, ModifyError, Notifier, Notify, ObjectError, Overrun,
@@ -225,6 +225,10 @@ impl Provider for Soft {
 
     fn counters(&self) -> Counters {
         self.port.with(|rnic| *rnic.counters())
+    }
+
+    fn link_counters(&self) -> LinkCounters {
+        self.port.link_counters()
     }
 
     fn poll_event(&self) -> Option<AsyncEvent> {

@@ -3,11 +3,12 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use doorbell_exchange::send_receive::Config;
 use doorbell_fabric::FaultPlan;
-use doorbell_study::parameters::{Extent, Kind, Parameters, ParametersError, Setting, most_queued};
+use doorbell_study::parameters::{Extent, Kind, Operation, Parameters, ParametersError, Setting, most_queued};
 use doorbell_verbs::soft::SoftOptions;
+use doorbell_wire::cost::ATOMIC_BYTES;
 use doorbell_wire::{PathMtu, ROCE_UDP_PORT};
 
 use crate::Usage;
@@ -86,11 +87,41 @@ pub(crate) struct Exchange {
     pub(crate) device: DeviceArguments,
 }
 
+// What the names mean stands in the help of --op: help of each value would make clap print all
+// options with paragraphs between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum OperationName {
+    Send,
+    Write,
+    Read,
+    Cas,
+    FetchAdd,
+    RequestResponse,
+}
+
+impl From<OperationName> for Operation {
+    fn from(name: OperationName) -> Self {
+        match name {
+            OperationName::Send => Self::Send,
+            OperationName::Write => Self::Write,
+            OperationName::Read => Self::Read,
+            OperationName::Cas => Self::CompareSwap,
+            OperationName::FetchAdd => Self::FetchAdd,
+            OperationName::RequestResponse => Self::RequestResponse,
+        }
+    }
+}
+
 /// What is measured.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "What is measured")]
 struct Load {
-    /// Message sizes, with commas between [default: 16,512,4096,65536,1048576]
+    /// What a message is: send (over a Send-Receive connection), write, read, cas or fetch-add
+    /// (one-sided, on the other side's memory), or request-response (a send that is answered with
+    /// one of the same size)
+    #[arg(long, value_name = "NAME", value_enum, default_value = "send", hide_possible_values = true)]
+    op: OperationName,
+    /// Message sizes, with commas between [default: 16,512,4096,65536,1048576; cas, fetch-add: 8]
     #[arg(short, long, value_name = "BYTES", value_delimiter = ',', conflicts_with = "all")]
     size: Vec<usize>,
     /// All powers of two from 2 B to 8 MiB
@@ -102,22 +133,30 @@ struct Load {
     /// Seconds per size
     #[arg(short = 'D', long, value_name = "SECONDS", default_value_t = 1.0)]
     duration: f64,
-    /// Both sides send (bw only)
+    /// Both sides send (bw --op send only)
     #[arg(short, long)]
     bidirectional: bool,
     /// Messages per second to offer, over all connections [default: as many as go]
     #[arg(long, value_name = "N")]
     rate: Option<f64>,
-    /// Check every byte of every payload; each message in flight has a buffer of its own
+    /// Check every byte of every payload (of writes: what is left of them at the end; of atomics:
+    /// every value); each message in flight has a buffer of its own
     #[arg(long)]
     verify: bool,
     /// MiB of message memory per process at most: beyond it buffers are shared, or window and
     /// depth are cut, and the output says so. A side that listens grants no client more than its own
     #[arg(long, value_name = "MIB", default_value_t = 256)]
     memory: usize,
-    /// Microseconds that the receiver takes for each message (bw only)
+    /// Microseconds that the receiver takes for each message (bw --op send or request-response)
     #[arg(long, value_name = "US", default_value_t = 0)]
     slow_receiver_us: u64,
+}
+
+impl Load {
+    /// The operation by the name that it was given by.
+    fn op(&self) -> String {
+        self.op.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
 }
 
 /// What the connections are made with.
@@ -131,7 +170,8 @@ struct ConnectionArguments {
     /// one), batched (256, eight per post)
     #[arg(long, value_name = "NAME", hide_possible_values = true, value_parser = Config::NAMES)]
     config: Option<String>,
-    /// Messages unacknowledged at most, per connection [default: 64; lat: 1]
+    /// Messages unacknowledged at most, per connection; requests not answered, operations not
+    /// complete [default: 64; lat: 1]
     #[arg(short = 't', long, value_name = "N")]
     window: Option<usize>,
     /// Messages per post (doorbell batching) [default: 1]
@@ -210,8 +250,18 @@ impl Exchange {
         let batch = connection.batch.or(named.map(|config| config.batch)).unwrap_or(1);
         let depth = (2 * window).clamp(64, most_queued(connection.connections).max(64));
         let depth = connection.depth.unwrap_or(depth);
+        let operation = Operation::from(load.op);
+        if operation.is_one_sided() {
+            for (option, is_given) in [("-r", connection.depth.is_some()), ("--no-credits", connection.no_credits)] {
+                if is_given {
+                    return Err(Usage(format!("{option} is about receives, which --op {} takes none of", load.op())));
+                }
+            }
+        }
         let sizes = if load.all {
             (1..=23).map(|exponent| 1 << exponent).collect()
+        } else if load.size.is_empty() && operation.is_atomic() {
+            vec![ATOMIC_BYTES as usize]
         } else if load.size.is_empty() {
             DEFAULT_SIZES.to_vec()
         } else {
@@ -223,6 +273,7 @@ impl Exchange {
         };
         let parameters = Parameters {
             kind,
+            operation,
             sizes,
             extent,
             window,

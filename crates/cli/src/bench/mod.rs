@@ -26,6 +26,7 @@ const LAT_EXAMPLES: &str = "\
 Examples:
   doorbell bench lat                        both sides here, five sizes, a second each
   doorbell bench lat -s 64 -n 100000 -e     100000 round trips of 64 B, sleeping while waiting
+  doorbell bench lat --op read -s 64        from the post of a READ to its completion
   doorbell bench lat --listen               the other side, for a client on another machine
   doorbell bench lat 192.0.2.7              ... and that client";
 
@@ -33,6 +34,7 @@ const BW_EXAMPLES: &str = "\
 Examples:
   doorbell bench bw                         both sides here, five sizes, a second each
   doorbell bench bw -s 16 --config batched  256 messages of 16 B unacknowledged, eight per post
+  doorbell bench bw --op write -t 8 -s 1    8 WRITEs outstanding, on the other side's memory
   doorbell bench bw --verify --fault drop=0.01,seed=7
                                             is every message intact, though packets are lost?
   doorbell bench bw -s 4096 --no-credits --slow-receiver-us 20
@@ -42,7 +44,7 @@ Examples:
 
 #[derive(Subcommand)]
 pub(crate) enum Bench {
-    /// Latency: half a round trip of a ping-pong
+    /// Latency: half a round trip of a ping-pong, or how long a one-sided operation takes
     #[command(after_help = LAT_EXAMPLES)]
     Lat(Exchange),
     /// Bandwidth: as many messages per second as go, and the packets that they cost

@@ -13,7 +13,7 @@ pub(crate) const ENDS: [&str; 2] = ["client", "server"];
 
 /// Runs a measurement and checks what holds for all.
 #[track_caller]
-fn record(arguments: &str) -> Value {
+pub(crate) fn record(arguments: &str) -> Value {
     let record = {
         let _one_at_a_time = measuring();
         run(&format!("bench {arguments} --json")).expect_status(0).json()
@@ -32,13 +32,26 @@ pub(crate) fn check_packets(result: &Value) {
     let repeated: u64 = ENDS.iter().map(|end| number(result, &format!("/counted/{end}/retransmitted_packets"))).sum();
     let refused: u64 = ENDS.iter().map(|end| number(result, &format!("/counters/{end}/rnr_nak_sent"))).sum();
     for end in ENDS {
-        let counted = |what| number(result, &format!("/counted/{end}/{what}"));
-        let predicted = |what| number(result, &format!("/predicted/{end}/{what}"));
-        assert_eq!(counted("data_packets"), predicted("data_packets"), "{end} in {result:#}");
-        assert_eq!(counted("data_bytes"), predicted("data_bytes"), "{end} in {result:#}");
+        let counted = |what: &str| number(result, &format!("/counted/{end}/{what}"));
+        let predicted = |what: &str| number(result, &format!("/predicted/{end}/{what}"));
+        let [packets, bytes] = ["packets", "bytes"].map(|unit| {
+            let unit = format!("data_{unit}");
+            let (counted, least, most) = (counted(&unit), predicted(&unit), predicted(&format!("{unit}_max")));
+            assert!((least..=most).contains(&counted), "{end} in {result:#}");
+            (counted, least)
+        });
+        // Where it is a range, it is of requests of one size.
+        assert_eq!(bytes.0 * packets.1, packets.0 * bytes.1, "{end} in {result:#}");
         assert_eq!(predicted("ack_packets_min"), 0);
+        let [packets, bytes] = ["packets", "bytes"].map(|unit| {
+            let unit = format!("response_{unit}");
+            assert!(counted(&unit) >= predicted(&unit), "{end} in {result:#}");
+            counted(&unit)
+        });
         if repeated == 0 && refused == 0 {
             assert!(counted("ack_packets") <= predicted("ack_packets_max"), "{end} in {result:#}");
+            assert_eq!(packets, predicted("response_packets"), "{end} in {result:#}");
+            assert!(bytes <= predicted("response_bytes_max"), "{end} in {result:#}");
         }
     }
 }

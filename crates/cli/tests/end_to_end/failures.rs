@@ -48,7 +48,9 @@ fn garbage_on_the_port_is_called_so() {
     );
     server_against(b"GET / HTTP/1.1\r\n\r\n", &["127.0.0.1:", "does not speak Doorbell's set-up"]);
     // The greeting is right, what follows is none of ours.
-    server_against(b"DOORBELL\0\x02\0\0\0\0garbage\n", &["the peer sent what is not expected here: garbage"]);
+    let version = u8::try_from(doorbell_exchange::setup::VERSION).expect("there are few versions");
+    let greeting = [b"DOORBELL\0".as_slice(), &[version], b"\0\0\0\0garbage\n"].concat();
+    server_against(&greeting, &["the peer sent what is not expected here: garbage"]);
 }
 
 #[test]
@@ -74,7 +76,15 @@ fn a_peer_that_says_nothing_is_given_up() {
 /// A server and its client in the midst of measuring, one pair for each kind of load.
 fn in_the_middle(test: impl Fn(&str, Running, Running)) {
     let _one_at_a_time = measuring();
-    for arguments in ["bw -s 16", "bw -s 1048576 -b", "bw -s 16 -e", "lat -s 16", "lat -s 16 -e"] {
+    for arguments in [
+        "bw -s 16",
+        "bw -s 1048576 -b",
+        "bw -s 16 -e",
+        "lat -s 16",
+        "lat -s 16 -e",
+        "bw --op write -s 16",
+        "lat --op read -s 16 -e",
+    ] {
         let kind = &arguments[..arguments.find(' ').unwrap_or_default()];
         let (mut server, address) = listen(kind);
         let client = Running::start(doorbell(&format!("bench {arguments} -D 3600 {address}")));

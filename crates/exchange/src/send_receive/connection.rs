@@ -3,35 +3,23 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use doorbell_verbs::{
-    Attachment, Channel, Completion, Cq, Notify, Payload, Pd, Qp, QpAttributes, QpState, Qpn, RKey, Region, SendFlags,
-    SendOperation, SendRequest, Status,
-};
+use doorbell_verbs::{Attachment, Channel, Completion, Qp, QpAttributes, QpState, Qpn, Region, Status};
 
-use super::MessageId;
-use super::config::Config;
 use super::credits::{SendCredits, Word};
-use super::pool::{CONTROL_TAG, GOODBYE_TAG, KEEPALIVE_TAG, Message, Pool, RECEIVE_TAG};
+use super::hub::Claim;
+use super::pool::{Message, Pool};
 use super::sending::Pending;
+use crate::config::Config;
+use crate::connection::{MessageConnection, MessageId, Submit};
 use crate::error::ConnectionError;
+use crate::line::{CONTROL_TAG, Closing, Line, RECEIVE_TAG};
 
 /// Completions taken at a time (facts of the published evaluation: nearly half as much again
 /// over taking them one by one).
-const POLL_LIST: usize = 32;
+pub(super) const POLL_LIST: usize = 32;
 
 /// Receives are reposted in lists of at least this many while messages flow.
-const REPOST_BATCH: usize = 16;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Closing {
-    Open,
-    /// Goodbye is to be said once everything is acknowledged.
-    Wanted,
-    /// It was said, and is not acknowledged yet.
-    Said,
-    /// It was acknowledged.
-    Done,
-}
+pub(super) const REPOST_BATCH: usize = 16;
 
 /// A connection: a non-blocking state machine.
 ///
@@ -40,9 +28,7 @@ pub(super) enum Closing {
 /// says why, and [`outcome`](Self::outcome) tells of each message whether it arrived.
 pub struct Connection {
     pub(super) config: Config,
-    pub(super) pd: Pd,
-    pub(super) qp: Qp,
-    pub(super) cq: Cq,
+    pub(super) line: Line,
     pub(super) pool: Arc<Pool>,
     pub(super) send_region: Option<Region>,
     pub(super) stride: usize,
@@ -57,22 +43,44 @@ pub struct Connection {
     pub(super) peer_depth: u64,
     pub(super) peer_max_message: u64,
     pub(super) inbox: VecDeque<(u32, u32)>,
-    pub(super) closing: Closing,
-    pub(super) peer_closed: bool,
-    pub(super) over: Option<ConnectionError>,
-    pub(super) heard_ns: u64,
-    pub(super) keepalive_out: bool,
     pub(super) stalled_on_credits: u64,
-    pub(super) keepalives: u64,
+    /// Its place in the completion queue of a [`Hub`](super::Hub), which takes its completions.
+    pub(super) claim: Option<Claim>,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        if !self.pool.is_shared() {
+            return; // buffers and queue pair go together
+        }
+        // Shared buffers go back to the others: those that hold messages nobody took, and one that
+        // the queue pair may hold itself.
+        let error = QpAttributes { state: Some(QpState::Error), ..QpAttributes::default() };
+        let _ = self.line.qp.modify(&error);
+        self.line.over.get_or_insert(ConnectionError::Closed);
+        let mut list = [Completion::default(); POLL_LIST];
+        while self.claim.is_none()
+            && let Ok(count @ 1..) = self.line.cq.poll(&mut list)
+        {
+            for completion in &list[..count] {
+                let _ = self.take_completion(completion); // flushed: that is no news
+            }
+        }
+        while let Some((slot, _)) = self.inbox.pop_front() {
+            self.pool.give_back(slot);
+        }
+        let _ = self.pool.repost();
+        self.pool.dismiss();
+    }
 }
 
 impl std::fmt::Debug for Connection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Connection")
-            .field("qpn", &self.qp.qpn())
+            .field("qpn", &self.line.qp.qpn())
             .field("next_id", &self.next_id)
             .field("completed", &self.completed)
-            .field("over", &self.over)
+            .field("over", &self.line.over)
             .finish_non_exhaustive()
     }
 }
@@ -87,11 +95,11 @@ impl Connection {
     /// ([`ConnectionError::PeerClosed`]: sending is still possible then).
     #[inline]
     pub fn receive(&mut self) -> Result<Option<Message>, ConnectionError> {
-        if self.inbox.is_empty() && !self.peer_closed {
+        if self.inbox.is_empty() && !self.line.peer_closed {
             self.poll()?;
         }
         match self.take() {
-            None if self.peer_closed => Err(ConnectionError::PeerClosed),
+            None if self.line.peer_closed => Err(ConnectionError::PeerClosed),
             message => Ok(message),
         }
     }
@@ -111,7 +119,7 @@ impl Connection {
     /// The connection is over. Messages that arrived before can still be taken.
     #[inline]
     pub fn poll(&mut self) -> Result<bool, ConnectionError> {
-        if let Some(error) = self.over {
+        if let Some(error) = self.line.over {
             return Err(error);
         }
         self.flush()?;
@@ -125,39 +133,16 @@ impl Connection {
     }
 
     /// What can wait until nothing else is to be done.
-    fn poll_idle(&mut self) -> Result<(), ConnectionError> {
+    pub(super) fn poll_idle(&mut self) -> Result<(), ConnectionError> {
         self.repost()?;
-        if self.closing == Closing::Wanted && self.unacknowledged() == 0 {
-            let word = Word::goodbye(self.pool.granted());
-            self.post_control(GOODBYE_TAG, SendOperation::SendImmediate(word.encode()))?;
-            self.closing = Closing::Said;
+        if self.line.closing == Closing::Wanted && self.unacknowledged() == 0 {
+            self.line.say_goodbye(Word::goodbye(self.pool.granted()).encode())?;
         }
-        if self.config.keepalive_ns > 0 && !self.keepalive_out {
-            let now_ns = self.pd.device().now_ns();
-            if now_ns >= self.heard_ns + self.config.keepalive_ns {
-                // A WRITE of no bytes needs no key and takes no receive: it only asks for an
-                // acknowledgement.
-                self.post_control(KEEPALIVE_TAG, SendOperation::Write { remote_address: 0, rkey: RKey::new(0) })?;
-                self.keepalive_out = true;
-                self.keepalives += 1;
-            }
-        }
-        Ok(())
-    }
-
-    fn post_control(&mut self, wr_id: u64, operation: SendOperation) -> Result<(), ConnectionError> {
-        let request = SendRequest {
-            wr_id,
-            operation,
-            flags: SendFlags::SIGNALED,
-            payload: Payload::Inline(&[]),
-            destination: None,
-        };
-        self.qp.post_send(&[request]).map_err(|error| self.end(ConnectionError::Post(error)))
+        self.line.keep_alive()
     }
 
     #[inline]
-    fn repost(&mut self) -> Result<(), ConnectionError> {
+    pub(super) fn repost(&mut self) -> Result<(), ConnectionError> {
         if let Err(error) = self.pool.repost() {
             return Err(self.end(ConnectionError::Post(error)));
         }
@@ -168,8 +153,11 @@ impl Connection {
     /// Takes completions, one list.
     #[inline]
     pub(super) fn reap(&mut self) -> Result<usize, ConnectionError> {
+        if self.claim.is_some() {
+            return Ok(0); // its completions come with those of others
+        }
         let mut list = [Completion::default(); POLL_LIST];
-        let count = match self.cq.poll(&mut list) {
+        let count = match self.line.cq.poll(&mut list) {
             Ok(count) => count,
             Err(error) => return Err(self.end(ConnectionError::Overrun(error))),
         };
@@ -181,7 +169,7 @@ impl Connection {
             }
         }
         if count > 0 {
-            self.heard_ns = self.pd.device().now_ns();
+            self.line.heard();
         }
         match failed {
             None => Ok(count),
@@ -191,45 +179,31 @@ impl Connection {
 
     #[inline]
     pub(super) fn take_completion(&mut self, completion: &Completion) -> Result<(), ConnectionError> {
-        let wr_id = completion.wr_id;
-        if wr_id & RECEIVE_TAG != 0 {
-            return self.take_receive(completion, wr_id as u32);
-        }
-        let is_control = wr_id & CONTROL_TAG != 0;
-        if completion.status != Status::Success {
-            if is_control && matches!(self.closing, Closing::Said | Closing::Done) {
-                // A peer that has heard the goodbye may be gone before its RNIC could say so.
-                self.closing = Closing::Done;
-                return Ok(());
+        match completion.wr_id {
+            id if id & RECEIVE_TAG != 0 => self.take_receive(completion, id as u32),
+            id if id & CONTROL_TAG != 0 => self.line.take_control(completion),
+            _ if completion.status != Status::Success => Err(ConnectionError::from_send(completion.status)),
+            id => {
+                self.completed = id;
+                Ok(())
             }
-            return Err(ConnectionError::from_send(completion.status));
         }
-        match wr_id {
-            GOODBYE_TAG => self.closing = Closing::Done,
-            KEEPALIVE_TAG => self.keepalive_out = false,
-            _ if is_control => {} // credits: the peer has them
-            id => self.completed = id,
-        }
-        Ok(())
     }
 
     #[inline]
     fn take_receive(&mut self, completion: &Completion, slot: u32) -> Result<(), ConnectionError> {
         if completion.status != Status::Success {
-            return match (self.closing, self.peer_closed) {
-                // Both sides have said goodbye: nothing is lost with the queue pair.
-                (Closing::Done, true) => Ok(()),
-                // The goodbye was not acknowledged, and the peer has not said its own.
-                (Closing::Done, false) => Err(ConnectionError::PeerUnreachable(Status::RetryExceeded)),
-                _ => Err(ConnectionError::Local(completion.status)),
-            };
+            if self.pool.is_shared() {
+                self.pool.post(slot)?; // the buffer is others' as well
+            }
+            return self.line.receive_failed(completion.status);
         }
         let Attachment::Immediate(immediate) = completion.attachment else {
             // Data without credits, if that is what was agreed on.
-            if self.pool.credits.is_some() {
+            if self.pool.credits().is_some() {
                 return Err(ConnectionError::Protocol("a message without credits"));
             }
-            self.inbox.push_back((slot, completion.byte_len));
+            self.take_data(slot, completion.byte_len);
             return Ok(());
         };
         let word = Word::decode(immediate);
@@ -239,72 +213,72 @@ impl Connection {
             return Err(ConnectionError::Protocol("more credits than the peer has receives"));
         }
         if !word.alone {
-            match &self.pool.credits {
+            match self.pool.credits() {
                 Some(credits) => credits.received(),
                 None => return Err(ConnectionError::Protocol("credits that were not agreed on")),
             }
-            self.inbox.push_back((slot, completion.byte_len));
+            self.take_data(slot, completion.byte_len);
             return Ok(());
         }
-        self.pool.post(&[slot])?; // it was not a receive for data: nothing is granted
-        self.peer_closed |= word.goodbye;
+        self.pool.post(slot)?; // it was not a receive for data: nothing is granted
+        self.line.peer_closed |= word.goodbye;
         Ok(())
+    }
+
+    #[inline]
+    fn take_data(&mut self, slot: u32, length: u32) {
+        self.pool.taken();
+        self.inbox.push_back((slot, length));
     }
 
     /// Ends the connection: the first reason stays.
     pub(super) fn end(&mut self, reason: ConnectionError) -> ConnectionError {
-        let reason = *self.over.get_or_insert(reason);
         self.pending.clear();
-        // What is still on its way in or out is given up.
-        let error = QpAttributes { state: Some(QpState::Error), ..QpAttributes::default() };
-        let _ = self.qp.modify(&error);
-        reason
+        self.line.end(reason)
     }
 
     /// Why the connection is over, if it is.
     pub fn over(&self) -> Option<ConnectionError> {
-        self.over
+        self.line.over
     }
 
     /// Closes this side: nothing more can be sent, what was sent is still delivered, and then the
     /// peer is told. Poll until [`is_closed`](Self::is_closed). Messages of the peer can still be
     /// received until it has closed its side too.
     pub fn close(&mut self) {
-        if self.closing == Closing::Open {
-            self.closing = Closing::Wanted;
-        }
+        self.line.close();
     }
 
     /// Has the peer closed its side? Messages that arrived before can still be taken.
     #[inline]
     pub fn is_peer_closed(&self) -> bool {
-        self.peer_closed
+        self.line.peer_closed
     }
 
     /// Has the peer's RNIC taken the goodbye, or is the connection over anyway?
     pub fn is_closed(&self) -> bool {
-        self.closing == Closing::Done || self.over.is_some()
+        self.line.is_closed()
     }
 
     /// Arms one notification on the channel that the endpoint was made with. Poll once more
     /// before waiting: what is there already raises none.
     pub fn arm(&self) {
-        self.cq.arm(Notify::Next);
+        self.line.arm();
     }
 
     /// The channel, if there is one.
     pub fn channel(&self) -> Option<&Channel> {
-        self.cq.channel()
+        self.line.cq.channel()
     }
 
     /// The queue pair.
     pub fn qpn(&self) -> Qpn {
-        self.qp.qpn()
+        self.line.qp.qpn()
     }
 
     /// The queue pair itself, for queries.
     pub fn qp(&self) -> &Qp {
-        &self.qp
+        &self.line.qp
     }
 
     /// What the connection was made with.
@@ -314,17 +288,93 @@ impl Connection {
 
     /// Zero-length WRITEs sent to ask whether the peer lives.
     pub fn keepalives(&self) -> u64 {
-        self.keepalives
+        self.line.keepalives
     }
 
     /// Messages sent that carried no data: credits and the goodbye.
     pub fn control_sends(&self) -> u64 {
-        self.pool.reports() + u64::from(matches!(self.closing, Closing::Said | Closing::Done))
+        self.pool.reports() + u64::from(self.line.has_said_goodbye())
     }
 
     /// When the connection wants to be polled even if nothing happens: to ask whether the peer
     /// lives.
     pub fn poll_timeout_ns(&self) -> Option<u64> {
-        (self.config.keepalive_ns > 0 && !self.keepalive_out).then(|| self.heard_ns + self.config.keepalive_ns)
+        self.line.poll_timeout_ns()
+    }
+}
+
+impl MessageConnection for Connection {
+    type Message = Message;
+
+    #[inline]
+    fn send(&mut self, message: &[u8]) -> Result<Submit, ConnectionError> {
+        self.send(message)
+    }
+
+    #[inline]
+    fn send_from(&mut self, region: &Region, offset: usize, length: usize) -> Result<Submit, ConnectionError> {
+        self.send_from(region, offset, length)
+    }
+
+    #[inline]
+    fn flush(&mut self) -> Result<(), ConnectionError> {
+        self.flush()
+    }
+
+    fn max_send(&self) -> usize {
+        self.max_send()
+    }
+
+    #[inline]
+    fn poll(&mut self) -> Result<bool, ConnectionError> {
+        self.poll()
+    }
+
+    #[inline]
+    fn take(&mut self) -> Option<Message> {
+        self.take()
+    }
+
+    #[inline]
+    fn last_done(&self) -> MessageId {
+        self.last_done()
+    }
+
+    #[inline]
+    fn unacknowledged(&self) -> u64 {
+        self.unacknowledged()
+    }
+
+    fn close(&mut self) {
+        self.close();
+    }
+
+    fn is_closed(&self) -> bool {
+        self.is_closed()
+    }
+
+    #[inline]
+    fn is_peer_closed(&self) -> bool {
+        self.is_peer_closed()
+    }
+
+    fn over(&self) -> Option<ConnectionError> {
+        self.over()
+    }
+
+    fn arm(&self) {
+        self.arm();
+    }
+
+    fn channel(&self) -> Option<&Channel> {
+        self.channel()
+    }
+
+    fn poll_timeout_ns(&self) -> Option<u64> {
+        self.line.poll_timeout_ns()
+    }
+
+    fn qp(&self) -> &Qp {
+        self.qp()
     }
 }

@@ -12,21 +12,48 @@
 //! completed id, answers every wait. The window of unacknowledged messages decides throughput;
 //! several messages in one post (*doorbell batching*) save CPU on the sending side.
 
-mod config;
 mod connection;
 mod credits;
 mod endpoint;
+mod hub;
 mod pool;
 mod sending;
+mod shared;
 #[cfg(test)]
 mod tests;
 
-pub use config::{Config, MAX_BATCH, MAX_WINDOW};
 pub use connection::Connection;
 pub use credits::CREDIT_RECEIVES;
 pub use endpoint::Endpoint;
-pub use pool::Message;
-pub use sending::{Backpressure, Outcome, Submit};
+pub use hub::{Hub, Key};
+pub use pool::{Message, Reposting};
+pub use shared::{SharedOptions, SharedReceives};
 
-/// Names a message of a connection. Ids rise by one.
-pub type MessageId = u64;
+use doorbell_verbs::{Channel, Pd};
+
+pub use crate::config::{Config, MAX_BATCH, MAX_WINDOW};
+use crate::connection::Protocol;
+pub use crate::connection::{Backpressure, MessageId, Outcome, Submit};
+use crate::error::ConnectError;
+use crate::setup::EndpointDescription;
+
+/// The protocol Send-Receive.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SendReceive;
+
+impl Protocol for SendReceive {
+    type Endpoint = Endpoint;
+    type Connection = Connection;
+
+    fn endpoint(&self, pd: &Pd, config: &Config, channel: Option<&Channel>) -> Result<Endpoint, ConnectError> {
+        Endpoint::new(pd, config.clone(), channel)
+    }
+
+    fn describe(&self, endpoint: &Endpoint) -> EndpointDescription {
+        endpoint.description()
+    }
+
+    fn connect(&self, endpoint: Endpoint, peer: &EndpointDescription) -> Result<Connection, ConnectError> {
+        endpoint.connect(peer)
+    }
+}

@@ -3,40 +3,11 @@
 use doorbell_verbs::{Payload, Region, SendFlags, SendOperation, SendRequest, Sge};
 use smallvec::SmallVec;
 
-use super::MessageId;
-use super::config::MAX_BATCH;
-use super::connection::{Closing, Connection};
+use super::connection::Connection;
 use super::credits::Word;
+use crate::config::MAX_BATCH;
+use crate::connection::{Backpressure, MessageId, Outcome, Submit};
 use crate::error::ConnectionError;
-
-/// What became of an attempt to send.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Submit {
-    /// Taken: it is done when [`Connection::is_done`] says so of this id.
-    Accepted(MessageId),
-    /// Not taken, and nothing is wrong: poll and try again.
-    Full(Backpressure),
-}
-
-/// Why a message was not taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Backpressure {
-    /// As many messages as the window allows are unacknowledged.
-    Window,
-    /// The peer has no receive left: it must free messages first.
-    Credits,
-}
-
-/// What became of a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// The peer's RNIC has it.
-    Done,
-    /// It is on its way.
-    Pending,
-    /// The connection ended before it was known to have arrived.
-    Failed(ConnectionError),
-}
 
 /// A message that waits for its batch to be full.
 pub(super) struct Pending {
@@ -108,7 +79,7 @@ impl Connection {
     /// Why a message cannot be taken now.
     #[inline]
     fn refusal(&mut self) -> Result<Option<Backpressure>, ConnectionError> {
-        self.check_open()?;
+        self.line.check_open()?;
         if self.next_id - 1 - self.completed >= self.config.window as u64 {
             return Ok(Some(Backpressure::Window));
         }
@@ -119,14 +90,6 @@ impl Connection {
             return Ok(Some(Backpressure::Credits));
         }
         Ok(None)
-    }
-
-    fn check_open(&self) -> Result<(), ConnectionError> {
-        match (self.over, self.closing) {
-            (Some(error), _) => Err(error),
-            (None, Closing::Open) => Ok(()),
-            (None, _) => Err(ConnectionError::Closed),
-        }
     }
 
     #[inline]
@@ -149,7 +112,7 @@ impl Connection {
         let Some(last) = self.pending.last() else { return Ok(()) };
         let last = last.id;
         let granted = self.pool.granted();
-        let operation = match &self.pool.credits {
+        let operation = match self.pool.credits() {
             Some(credits) => {
                 credits.rides(granted);
                 SendOperation::SendImmediate(Word::new(false, granted).encode())
@@ -174,11 +137,11 @@ impl Connection {
             }
         };
         let result = if let [one] = &self.pending[..] {
-            self.qp.post_send(&[request(0, one, payload(0, one))])
+            self.line.qp.post_send(&[request(0, one, payload(0, one))])
         } else {
             let list: SmallVec<[SendRequest<'_>; MAX_BATCH]> =
                 self.pending.iter().enumerate().map(|(i, p)| request(i, p, payload(i, p))).collect();
-            self.qp.post_send(&list)
+            self.line.qp.post_send(&list)
         };
         self.pending.clear();
         match result {
@@ -202,7 +165,7 @@ impl Connection {
 
     /// What became of a message.
     pub fn outcome(&self, id: MessageId) -> Outcome {
-        match self.over {
+        match self.line.over {
             _ if self.is_done(id) => Outcome::Done,
             Some(error) => Outcome::Failed(error),
             None => Outcome::Pending,

@@ -1,9 +1,9 @@
 use doorbell_verbs::soft::{self, SoftOptions};
 use doorbell_verbs::{Completion, CompletionOpcode, Status};
 
-use super::connection::Closing;
-use super::pool::{CREDIT_TAG, GOODBYE_TAG, KEEPALIVE_TAG};
+use super::pool::CREDIT_TAG;
 use super::*;
+use crate::line::{Closing, GOODBYE_TAG, KEEPALIVE_TAG};
 
 fn pair() -> (Connection, Connection) {
     let endpoint = || {
@@ -20,7 +20,7 @@ fn said_goodbye() -> (Connection, Connection) {
     let (mut a, b) = pair();
     a.close();
     a.poll().unwrap();
-    assert_eq!(a.closing, Closing::Said);
+    assert_eq!(a.line.closing, Closing::Said);
     (a, b)
 }
 
@@ -33,11 +33,11 @@ fn only_the_goodbye_itself_tells_that_the_goodbye_arrived() {
     let (mut a, _b) = said_goodbye();
     a.take_completion(&completion(CREDIT_TAG, Status::Success)).unwrap();
     a.take_completion(&completion(KEEPALIVE_TAG, Status::Success)).unwrap();
-    assert_eq!(a.closing, Closing::Said);
+    assert_eq!(a.line.closing, Closing::Said);
     while !a.is_closed() {
         a.poll().unwrap();
     }
-    assert_eq!((a.closing, a.over), (Closing::Done, None));
+    assert_eq!((a.line.closing, a.line.over), (Closing::Done, None));
 }
 
 /// What was out when the queue pair failed is flushed, one by one, and none of it is an error.
@@ -46,5 +46,35 @@ fn a_credit_that_fails_before_the_goodbye_lets_it_close_in_peace() {
     let (mut a, _b) = said_goodbye();
     a.take_completion(&completion(CREDIT_TAG, Status::RetryExceeded)).unwrap();
     a.take_completion(&completion(GOODBYE_TAG, Status::WorkRequestFlushed)).unwrap();
-    assert_eq!(a.closing, Closing::Done);
+    assert_eq!(a.line.closing, Closing::Done);
+}
+
+#[test]
+fn a_part_of_shared_receives_comes_back_when_its_messages_do() {
+    let device = soft::open(&SoftOptions::default()).unwrap();
+    let pd = device.create_pd().unwrap();
+    let options = SharedOptions { depth: 40, connections: 2, max_message: 64, reposting: Reposting::Locked };
+    let shared = SharedReceives::new(&pd, options).unwrap();
+    let config = Config { depth: 16, max_message: 64, ..Config::default() };
+    let a = Endpoint::new(&soft::open(&SoftOptions::default()).unwrap().create_pd().unwrap(), config.clone(), None);
+    let (a, b) = (a.unwrap(), Endpoint::sharing(&shared, config, None).unwrap());
+    let (of_a, of_b) = (a.description(), b.description());
+    let (mut a, mut b) = (a.connect(&of_b).unwrap(), b.connect(&of_a).unwrap());
+    assert_eq!(shared.unclaimed(), (24, 1));
+    for _ in 0..10 {
+        assert!(matches!(a.send(b"0123456789").unwrap(), Submit::Accepted(_)));
+    }
+    let mut held = Vec::new();
+    while held.len() < 5 {
+        held.extend(b.receive().unwrap());
+    }
+    while a.last_done() < 10 {
+        a.poll().unwrap();
+    }
+    drop(b);
+    assert_eq!(shared.unclaimed(), (35, 2), "all but what the program holds");
+    drop(held);
+    shared.repost().unwrap();
+    assert_eq!(shared.unclaimed(), (40, 2));
+    assert_eq!(shared.srq().len(), 40 + 2 * CREDIT_RECEIVES);
 }

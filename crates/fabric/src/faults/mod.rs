@@ -14,7 +14,7 @@ use rand_core::{Rng, SeedableRng};
 
 pub use plan::{FaultPlan, FaultPlanError};
 
-use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
+use crate::link::{Link, LinkCounters, LinkProperties, ReceivedRun, Sink};
 
 /// A reordered packet lets between one and so many others pass, beside those that are held back
 /// themselves.
@@ -111,6 +111,10 @@ impl<L: Link> Link for Faults<L> {
     fn poll_timeout(&self) -> Option<u64> {
         let own = self.state.next_due();
         own.into_iter().chain(self.inner.poll_timeout()).min()
+    }
+
+    fn link_counters(&self) -> LinkCounters {
+        self.inner.link_counters()
     }
 }
 

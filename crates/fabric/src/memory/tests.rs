@@ -70,6 +70,8 @@ fn a_receive_buffer_overflows_as_the_kernels_does() {
         }
         let received = packets_of(&receive_all(&mut b, 1_000), 4);
         assert_eq!((received.len(), network.counters().overflows), (fit, 600 - fit as u64));
+        let lost = LinkCounters { rx_overflow: 600 - fit as u64, ..LinkCounters::default() };
+        assert_eq!((a.link_counters(), b.link_counters()), (LinkCounters::default(), lost));
         transmit_all(&mut a, 2_000, &batch_of(address(2), &[16]));
         assert_eq!(receive_all(&mut b, 3_000).len(), 1, "reading makes room");
     }
@@ -107,5 +109,6 @@ fn packets_to_nobody_are_lost_and_counted() {
     drop(b);
     assert_eq!(network.next_delivery(), None);
     assert_eq!(network.counters().undeliverable, 2);
+    assert_eq!(a.link_counters(), LinkCounters { tx_unreachable: 2, ..LinkCounters::default() });
     network.attach(address(2));
 }

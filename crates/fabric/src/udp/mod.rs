@@ -21,7 +21,7 @@ use doorbell_wire::Outer;
 pub use address::{BindError, BindRequest, DEFAULT_RECEIVE_BUFFER_BYTES, bind};
 pub use interface::{active_mtu, interface_mtu, largest_path_mtu};
 
-use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
+use crate::link::{Link, LinkCounters, LinkProperties, ReceivedRun, Sink};
 use crate::seal::Sealer;
 use sys::Outgoing;
 
@@ -445,6 +445,17 @@ impl Link for UdpLink {
             }
         }
         Ok(packets)
+    }
+
+    fn link_counters(&self) -> LinkCounters {
+        let counters = &self.counters;
+        LinkCounters {
+            rx_overflow: counters.receive_queue_overflows,
+            rx_truncated: counters.truncated,
+            tx_oversize: counters.oversize,
+            tx_unreachable: counters.unreachable,
+            tx_refused: counters.refused,
+        }
     }
 }
 

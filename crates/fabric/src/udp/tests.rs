@@ -6,6 +6,7 @@ use doorbell_rnic::Path;
 use super::*;
 use crate::seal::Checker;
 use crate::testing::{OwnedRun, batch_of, info, packet, packets_of, path, receive_once, transmit_all};
+use crate::{Counted, Faults, Pcap};
 
 /// A port for tests, so that they run beside anything that uses RoCE's.
 const PORT: u16 = 24_791;
@@ -171,6 +172,11 @@ fn what_cannot_be_sent_is_dropped_and_counted_and_does_not_stop_the_rest() {
         assert_eq!(packets_of(&runs, 4), [vec![9; 32]]);
         let counters = a.counters();
         assert_eq!((counters.oversize, counters.unreachable), (1, 3));
+        // Whatever wraps a link passes on what it lost.
+        let local = a.local_address();
+        let stacked = Pcap::new(Counted::new(Box::new(a)), local, PORT, std::io::sink(), Duration::ZERO).unwrap();
+        let stacked = Faults::new(stacked, "drop=0.5".parse().unwrap());
+        assert_eq!(stacked.link_counters(), LinkCounters { tx_oversize: 1, tx_unreachable: 3, ..Default::default() });
         assert_eq!(counters.datagrams_sent, 1);
     }
 }
@@ -195,6 +201,7 @@ fn a_full_receive_buffer_shows_as_overflows() {
     transmit_all(&mut a, 0, &batch);
     receive(&mut b, 1);
     assert!(b.counters().receive_queue_overflows > 0);
+    assert_eq!(b.link_counters().rx_overflow, b.counters().receive_queue_overflows);
 }
 
 #[test]

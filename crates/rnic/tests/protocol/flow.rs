@@ -3,7 +3,8 @@
 use super::common::script::{OWN, OWN_PSN, PEER, PEER_PSN, PEER_QPN, Script};
 use super::common::{Acks, End, Link, World};
 use doorbell_rnic::{
-    Budget, Filter, MAX_RUN_BYTES, Payload, QpKind, QpState, SendFlags, SendOperation as Op, SendRequest, TransmitBatch,
+    Budget, EngineId, Filter, MAX_RUN_BYTES, Payload, QpKind, QpState, SendFlags, SendOperation as Op, SendRequest,
+    TransmitBatch,
 };
 use doorbell_wire::{Opcode, PathMtu, Psn, Qpn};
 
@@ -231,6 +232,33 @@ fn queue_pairs_take_turns() {
     assert_eq!(script.rnic().poll_transmit(now_ns, budget, only, &mut batch), 5);
     assert!(batch.infos().iter().all(|info| info.qpn == qpns[1]), "the filter is kept");
     assert_eq!(script.rnic().pending_work(qpns[1]), 20 - 3 - 5);
+}
+
+#[test]
+fn a_batch_may_be_of_one_engine_only() {
+    let (mut script, qpns) = crowd(3);
+    post_each(&mut script, &qpns, 20);
+    let mut batch = TransmitBatch::new(1 << 16, 4);
+    let now_ns = script.world.now_ns;
+    let before = script.rnic().backlog();
+    let mut poll = |script: &mut Script, budget, engine| {
+        batch.clear();
+        let added = script.rnic().poll_transmit(now_ns, budget, Filter::Engine(EngineId(engine)), &mut batch);
+        assert_eq!(batch.infos().len(), added);
+        assert!(batch.runs().iter().all(|run| run.path.engine == EngineId(engine)));
+        batch.infos().iter().map(|info| info.qpn).collect::<Vec<_>>()
+    };
+    // None of these is of another engine: nothing leaves, and nothing is lost or loses its turn.
+    for engine in [1, 7, u8::MAX] {
+        assert_eq!(poll(&mut script, Budget::UNLIMITED, engine), []);
+        assert!(script.rnic().wants_transmit() && !script.rnic().has_in_flight());
+        assert_eq!(script.rnic().backlog(), before);
+    }
+    let one = Budget { packets: 1, bytes: 4096 };
+    let order: Vec<_> = (0..9).flat_map(|_| poll(&mut script, one, 0)).collect();
+    assert_eq!(order, [&qpns[..], &qpns, &qpns].concat());
+    assert_eq!(poll(&mut script, Budget::UNLIMITED, 0).len(), 3 * 20 - 9, "all that is left");
+    assert!(!script.rnic().wants_transmit());
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! What the tests of this crate share: pairs of connected queue pairs, and waiting.
 #![allow(dead_code, unreachable_pub)] // each test uses a part of it
 
+pub mod namespace;
+
 use std::time::{Duration, Instant};
 
 use doorbell_verbs::soft::{self, SoftOptions};
@@ -27,6 +29,11 @@ pub fn open_soft(options: SoftOptions) -> Device {
 /// Two of them.
 pub fn soft_pair() -> (Device, Device) {
     (open_soft(SoftOptions::default()), open_soft(SoftOptions::default()))
+}
+
+/// Runs a test that needs nothing around it.
+pub fn as_it_is(test: impl FnOnce()) {
+    test();
 }
 
 /// How queue pairs are created and connected.

@@ -1,5 +1,5 @@
 //! What every provider must do, as one suite. Each test gets a function that opens two devices
-//! which reach each other; a provider that joins adds a line at the end.
+//! which reach each other; a provider that joins adds a line at the end, with what its tests run within.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -19,9 +19,9 @@ use doorbell_verbs::Device;
 type Open<'a> = &'a dyn Fn() -> (Device, Device);
 
 macro_rules! provider {
-    ($name:ident, $open:expr) => {
+    ($name:ident, $within:path, $open:path) => {
         mod $name {
-            provider! { @tests $open;
+            provider! { @tests $within, $open;
                 connected: sends_of_every_size_arrive, every_path_mtu_carries_every_operation,
                     immediate_data_and_invalidation, writes_of_every_size_arrive, reads_of_every_size_arrive,
                     atomics_change_memory_and_return_what_was_there, atomics_of_many_are_atomic, inline_data_is_copied,
@@ -54,14 +54,15 @@ macro_rules! provider {
             }
         }
     };
-    (@tests $open:expr; $($module:ident: $($test:ident),+);+) => {
+    (@tests $within:path, $open:path; $($module:ident: $($test:ident),+);+) => {
         $($(
             #[test]
             fn $test() {
-                crate::$module::$test(&$open);
+                $within(|| crate::$module::$test(&$open));
             }
         )+)+
     };
 }
 
-provider!(soft, crate::common::soft_pair);
+provider!(soft, crate::common::as_it_is, crate::common::soft_pair);
+provider!(soft_over_ipv6, crate::common::namespace::within, crate::common::namespace::soft_pair);

@@ -61,22 +61,30 @@ pub(crate) fn unreliable_connections_drop_what_has_no_receive(open: Open<'_>) {
     eventually("the WRITE was dropped", || b.device.counters().since(&before).rx_dropped_messages == 2);
 }
 
-/// The IPv4 header that a datagram of so many bytes came with, as far as a receiver can know it.
+/// The IP header that a datagram of so many bytes came with, as far as a receiver can know it.
 #[track_caller]
-fn check_ipv4_header(grh: &[u8], source: IpAddr, destination: IpAddr, payload: usize) {
-    let (IpAddr::V4(source), IpAddr::V4(destination)) = (source, destination) else {
-        return; // over IPv6 there is a whole IPv6 header instead
-    };
-    assert_eq!(grh[..20], [0; 20]);
-    let ip = &grh[20..];
+fn check_header(grh: &[u8], source: IpAddr, destination: IpAddr, payload: usize) {
     // Behind it: UDP, BTH, DETH, the payload and its padding, ICRC.
-    let total = 20 + 8 + 12 + 8 + payload.next_multiple_of(4) + 4;
-    assert_eq!(ip[0], 0x45);
-    assert_eq!(usize::from(u16::from_be_bytes([ip[2], ip[3]])), total);
-    assert_eq!((ip[8], ip[9]), (64, 17), "time to live, UDP");
-    assert_eq!((&ip[12..16], &ip[16..20]), (&source.octets()[..], &destination.octets()[..]));
-    let sum: u32 = ip.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
-    assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff, "the header's checksum");
+    let behind = 8 + 12 + 8 + payload.next_multiple_of(4) + 4;
+    match (source, destination) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            assert_eq!(grh[..20], [0; 20]);
+            let ip = &grh[20..];
+            assert_eq!(ip[0], 0x45);
+            assert_eq!(usize::from(u16::from_be_bytes([ip[2], ip[3]])), 20 + behind);
+            assert_eq!((ip[8], ip[9]), (64, 17), "time to live, UDP");
+            assert_eq!((&ip[12..16], &ip[16..20]), (&source.octets()[..], &destination.octets()[..]));
+            let sum: u32 = ip.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+            assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff, "the header's checksum");
+        }
+        (IpAddr::V6(source), IpAddr::V6(destination)) => {
+            assert_eq!(grh[..4], [0x60, 0, 0, 0], "version, traffic class, flow label");
+            assert_eq!(usize::from(u16::from_be_bytes([grh[4], grh[5]])), behind);
+            assert_eq!((grh[6], grh[7]), (17, 64), "UDP, hop limit");
+            assert_eq!((&grh[8..24], &grh[24..40]), (&source.octets()[..], &destination.octets()[..]));
+        }
+        mixed => panic!("{mixed:?} are of two families"),
+    }
 }
 
 pub(crate) fn datagrams_bring_their_header(open: Open<'_>) {
@@ -96,7 +104,7 @@ pub(crate) fn datagrams_bring_their_header(open: Open<'_>) {
             assert_eq!((received.byte_len as usize, received.source_qpn), (GRH_BYTES + size, a.qp.qpn()));
             let extra = if immediate.is_some() { 4 } else { 0 };
             let addresses = (a.device.attributes().address, b.device.attributes().address);
-            check_ipv4_header(&bytes_of(&to, 0, GRH_BYTES), addresses.0, addresses.1, size + extra);
+            check_header(&bytes_of(&to, 0, GRH_BYTES), addresses.0, addresses.1, size + extra);
             assert_bytes(&to, GRH_BYTES, &pattern(mtu, 1)[..size], "datagram");
             assert_bytes(&to, GRH_BYTES + size, &vec![0xee; mtu - size], "what lies behind it");
         }

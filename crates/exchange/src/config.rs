@@ -2,8 +2,8 @@
 
 use doorbell_verbs::PathMtu;
 
-use super::credits::CREDIT_RECEIVES;
 use crate::error::ConnectError;
+use crate::send_receive::CREDIT_RECEIVES;
 
 /// The most messages in one post.
 pub const MAX_BATCH: usize = 64;
@@ -15,7 +15,7 @@ pub const MAX_WINDOW: usize = 1 << 14;
 pub struct Config {
     /// Messages unacknowledged at most.
     pub window: usize,
-    /// Messages per post; fewer are posted by [`Connection::flush`] or the next poll.
+    /// Messages per post; fewer are posted by [`flush`](crate::MessageConnection::flush) or the next poll.
     pub batch: usize,
     /// Receive buffers that the peer may fill.
     pub depth: usize,
@@ -91,7 +91,7 @@ impl Config {
         }
     }
 
-    pub(super) fn check(&self) -> Result<(), ConnectError> {
+    pub(crate) fn check(&self) -> Result<(), ConnectError> {
         let within = |what, given: usize, range: std::ops::RangeInclusive<usize>, allowed| {
             if range.contains(&given) {
                 Ok(())
@@ -113,7 +113,7 @@ impl Config {
         Ok(())
     }
 
-    pub(super) fn stride(&self) -> usize {
+    pub(crate) fn stride(&self) -> usize {
         self.max_message.next_multiple_of(64).max(64)
     }
 

@@ -1,0 +1,185 @@
+//! What connections of every protocol have in common for a program.
+//!
+//! ```no_run
+//! # fn example(pd: &doorbell_verbs::Pd, peer: &doorbell_exchange::setup::EndpointDescription)
+//! #     -> Result<(), Box<dyn std::error::Error>> {
+//! use doorbell_exchange::{Config, MessageConnection, Protocol, SendReceive};
+//!
+//! let protocol = SendReceive; // or another: nothing else changes
+//! let endpoint = protocol.endpoint(pd, &Config::default(), None)?;
+//! let mut connection = protocol.connect(endpoint, peer)?;
+//! connection.send(b"hello")?;
+//! # Ok(())
+//! # }
+//! ```
+
+use std::ops::Deref;
+
+use doorbell_verbs::{Channel, Pd, Qp, Region};
+
+use crate::config::Config;
+use crate::error::{ConnectError, ConnectionError};
+use crate::setup::EndpointDescription;
+
+/// Names a message of a connection. Ids rise by one.
+pub type MessageId = u64;
+
+/// What became of an attempt to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Submit {
+    /// Taken: it is done when [`MessageConnection::is_done`] says so of this id.
+    Accepted(MessageId),
+    /// Not taken, and nothing is wrong: poll and try again.
+    Full(Backpressure),
+}
+
+/// Why a message was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backpressure {
+    /// As many messages as the window allows are unacknowledged.
+    Window,
+    /// The peer has no receive left: it must free messages first.
+    Credits,
+}
+
+/// What became of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The peer has it: its RNIC, or, where the peer pulls messages, the peer.
+    Done,
+    /// It is on its way.
+    Pending,
+    /// The connection ended before it was known to have arrived.
+    Failed(ConnectionError),
+}
+
+/// A connection that carries messages both ways: a non-blocking state machine.
+///
+/// Call [`poll`](Self::poll) (or [`receive`](Self::receive), which polls) again and again;
+/// nothing moves otherwise but what was posted already. When the connection is over, every call
+/// says why, and [`outcome`](Self::outcome) tells of each message whether it arrived.
+pub trait MessageConnection {
+    /// A received message. Dropping it gives its buffer back, from any thread and in any order.
+    type Message: Deref<Target = [u8]> + Send;
+
+    /// Sends a message, which is copied (or goes inline).
+    ///
+    /// # Errors
+    ///
+    /// The connection is over.
+    ///
+    /// # Panics
+    ///
+    /// If the message is longer than [`max_send`](Self::max_send).
+    fn send(&mut self, message: &[u8]) -> Result<Submit, ConnectionError>;
+
+    /// Sends a message from memory of the program, without copying. The memory must not change
+    /// until the message is done; if it does, the peer may see either. What access the region
+    /// needs, and whether bytes behind the message are used, is up to the protocol.
+    fn send_from(&mut self, region: &Region, offset: usize, length: usize) -> Result<Submit, ConnectionError>;
+
+    /// Posts messages that wait for their batch to be full.
+    fn flush(&mut self) -> Result<(), ConnectionError>;
+
+    /// Bytes of the longest message that [`send`](Self::send) takes.
+    fn max_send(&self) -> usize;
+
+    /// Moves the connection along. Returns whether anything happened.
+    ///
+    /// # Errors
+    ///
+    /// The connection is over. Messages that arrived before can still be taken.
+    fn poll(&mut self) -> Result<bool, ConnectionError>;
+
+    /// The next message of those that a poll has brought.
+    fn take(&mut self) -> Option<Self::Message>;
+
+    /// The next message, if one has arrived. Polls if none has.
+    ///
+    /// # Errors
+    ///
+    /// The connection is over; or the peer has closed its side and every message was taken
+    /// ([`ConnectionError::PeerClosed`]: sending is still possible then).
+    fn receive(&mut self) -> Result<Option<Self::Message>, ConnectionError> {
+        if let Some(message) = self.take() {
+            return Ok(Some(message));
+        }
+        if !self.is_peer_closed() {
+            self.poll()?;
+        }
+        match self.take() {
+            None if self.is_peer_closed() => Err(ConnectionError::PeerClosed),
+            message => Ok(message),
+        }
+    }
+
+    /// The last id that is done. All before it are done as well.
+    fn last_done(&self) -> MessageId;
+
+    /// Is this message done?
+    fn is_done(&self, id: MessageId) -> bool {
+        id <= self.last_done()
+    }
+
+    /// What became of a message.
+    fn outcome(&self, id: MessageId) -> Outcome {
+        match self.over() {
+            _ if self.is_done(id) => Outcome::Done,
+            Some(error) => Outcome::Failed(error),
+            None => Outcome::Pending,
+        }
+    }
+
+    /// Messages that are accepted and not done.
+    fn unacknowledged(&self) -> u64;
+
+    /// Closes this side: nothing more can be sent, what was sent is still delivered, and then the
+    /// peer is told. Poll until [`is_closed`](Self::is_closed). Messages of the peer can still be
+    /// received until it has closed its side too.
+    fn close(&mut self);
+
+    /// Has the peer's RNIC taken the goodbye, or is the connection over anyway?
+    fn is_closed(&self) -> bool;
+
+    /// Has the peer closed its side? Messages that arrived before can still be taken.
+    fn is_peer_closed(&self) -> bool;
+
+    /// Why the connection is over, if it is.
+    fn over(&self) -> Option<ConnectionError>;
+
+    /// Arms one notification on the channel that the end was made with. Poll once more before
+    /// waiting: what is there already raises none.
+    fn arm(&self);
+
+    /// The channel, if there is one.
+    fn channel(&self) -> Option<&Channel>;
+
+    /// Does everything that this connection waits for now raise a notification? If not, it has to
+    /// be polled.
+    fn notifies(&self) -> bool {
+        true
+    }
+
+    /// When the connection wants to be polled even if nothing happens.
+    fn poll_timeout_ns(&self) -> Option<u64>;
+
+    /// The queue pair, for queries.
+    fn qp(&self) -> &Qp;
+}
+
+/// A protocol, with the variant of it that is meant: how connections are made.
+pub trait Protocol {
+    /// One end of a connection to be.
+    type Endpoint;
+    /// A connection.
+    type Connection: MessageConnection;
+
+    /// Makes an end. With a channel, [`MessageConnection::arm`] notifies there.
+    fn endpoint(&self, pd: &Pd, config: &Config, channel: Option<&Channel>) -> Result<Self::Endpoint, ConnectError>;
+
+    /// What the peer needs to know.
+    fn describe(&self, endpoint: &Self::Endpoint) -> EndpointDescription;
+
+    /// Connects with the peer whose description this is. From then on it can be sent to.
+    fn connect(&self, endpoint: Self::Endpoint, peer: &EndpointDescription) -> Result<Self::Connection, ConnectError>;
+}

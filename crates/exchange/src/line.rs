@@ -1,0 +1,293 @@
+//! What the connections of all protocols have in common: a queue pair of the reliable kind, how it
+//! is brought up, how the peer's death is noticed, and how both sides part.
+
+use doorbell_verbs::{
+    Access, Channel, Completion, Cq, Notify, Payload, Pd, Psn, Qp, QpAttributes, QpCapacities, QpKind, QpOptions,
+    QpState, RKey, SendFlags, SendOperation, SendRequest, Srq, Status,
+};
+
+use crate::config::{Config, MAX_WINDOW};
+use crate::error::{ConnectError, ConnectionError};
+use crate::rc::{self, RcSettings};
+use crate::setup::{EndpointDescription, ProtocolId};
+
+/// Marks the work requests of receives.
+pub(crate) const RECEIVE_TAG: u64 = 1 << 63;
+
+/// Marks the work requests of messages that carry no data; which of them, the rest says.
+pub(crate) const CONTROL_TAG: u64 = 1 << 62;
+/// The last message of this side.
+pub(crate) const GOODBYE_TAG: u64 = CONTROL_TAG | 1;
+/// The question whether the peer lives.
+pub(crate) const KEEPALIVE_TAG: u64 = CONTROL_TAG | 2;
+
+/// Room in the send queue for messages that carry no data.
+pub(crate) const CONTROL_SENDS: usize = 8;
+
+/// How long the queues of a connection are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Queues {
+    pub(crate) sends: usize,
+    pub(crate) receives: usize,
+    pub(crate) inline: usize,
+}
+
+impl Queues {
+    /// Completions that may be in the queue at once.
+    pub(crate) fn completions(&self) -> usize {
+        self.sends + CONTROL_SENDS + self.receives
+    }
+}
+
+/// A line to be: made, but not connected.
+#[derive(Debug)]
+pub(crate) struct LineEnd {
+    pub(crate) pd: Pd,
+    pub(crate) qp: Qp,
+    cq: Cq,
+    psn: Psn,
+    protocol: ProtocolId,
+}
+
+impl LineEnd {
+    /// A completion queue for one line.
+    pub(crate) fn completion_queue(pd: &Pd, queues: Queues, channel: Option<&Channel>) -> Result<Cq, ConnectError> {
+        Ok(match channel {
+            Some(channel) => pd.device().create_cq_on(queues.completions(), channel)?,
+            None => pd.device().create_cq(queues.completions())?,
+        })
+    }
+
+    pub(crate) fn new(
+        pd: &Pd,
+        queues: Queues,
+        srq: Option<&Srq>,
+        cq: Cq,
+        protocol: ProtocolId,
+    ) -> Result<Self, ConnectError> {
+        let device = pd.device();
+        let qp = pd.create_qp(QpOptions {
+            kind: QpKind::Rc,
+            send_cq: &cq,
+            recv_cq: &cq,
+            srq,
+            capacities: QpCapacities {
+                max_send_wr: queues.sends + CONTROL_SENDS,
+                max_recv_wr: queues.receives,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline: queues.inline.min(device.attributes().max_inline),
+            },
+            signal_all: false,
+        })?;
+        Ok(Self { pd: pd.clone(), psn: device.random_psn(), qp, cq, protocol })
+    }
+
+    pub(crate) fn description(&self, config: &Config) -> EndpointDescription {
+        let attributes = self.pd.device().attributes();
+        EndpointDescription {
+            protocol: self.protocol,
+            gid: attributes.gid,
+            qpn: self.qp.qpn(),
+            psn: self.psn,
+            path_mtu: config.path_mtu.unwrap_or(attributes.active_mtu),
+            udp_port: attributes.udp_port,
+            depth: config.depth as u32,
+            max_message: config.max_message as u64,
+            credits: config.credits,
+        }
+    }
+
+    /// Checks that both ends want the same, and takes the queue pair to where receives can be
+    /// posted.
+    pub(crate) fn prepare(
+        &self,
+        config: &Config,
+        peer: &EndpointDescription,
+        access: Access,
+    ) -> Result<(), ConnectError> {
+        let own = self.description(config);
+        let differs = |what, own: u64, peer: u64| ConnectError::Mismatch { what, own, peer };
+        if own.protocol != peer.protocol {
+            return Err(ConnectError::Protocol { own: own.protocol, peer: peer.protocol });
+        }
+        if own.credits != peer.credits {
+            return Err(differs("flow control by credits", own.credits.into(), peer.credits.into()));
+        }
+        if peer.depth == 0 || peer.depth as usize > MAX_WINDOW {
+            let (given, allowed) = (peer.depth.into(), "1 to 16384");
+            return Err(ConnectError::Setting { what: "the peer's receive depth", given, allowed });
+        }
+        rc::initialise(&self.qp, access)?;
+        Ok(())
+    }
+
+    /// Connects, once receives are posted.
+    pub(crate) fn connect(self, config: &Config, peer: &EndpointDescription) -> Result<Line, ConnectError> {
+        let own = self.description(config);
+        let Self { pd, qp, cq, .. } = self;
+        let settings = RcSettings {
+            timeout: config.timeout,
+            retry_count: config.retry_count,
+            rnr_retry: config.rnr_retry,
+            min_rnr_timer: config.min_rnr_timer,
+        };
+        rc::connect(&qp, &own, peer, &settings)?;
+        let heard_ns = pd.device().now_ns();
+        Ok(Line {
+            pd,
+            qp,
+            cq,
+            closing: Closing::Open,
+            peer_closed: false,
+            over: None,
+            heard_ns,
+            keepalive_ns: config.keepalive_ns,
+            keepalive_out: false,
+            keepalives: 0,
+        })
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Closing {
+    Open,
+    /// Goodbye is to be said once everything is acknowledged.
+    Wanted,
+    /// It was said, and is not acknowledged yet.
+    Said,
+    /// It was acknowledged.
+    Done,
+}
+
+/// A connected queue pair, and what is known of the peer's life.
+#[derive(Debug)]
+pub(crate) struct Line {
+    pub(crate) pd: Pd,
+    pub(crate) qp: Qp,
+    pub(crate) cq: Cq,
+    pub(crate) closing: Closing,
+    pub(crate) peer_closed: bool,
+    pub(crate) over: Option<ConnectionError>,
+    heard_ns: u64,
+    keepalive_ns: u64,
+    keepalive_out: bool,
+    pub(crate) keepalives: u64,
+}
+
+impl Line {
+    /// Why nothing can be sent, if so.
+    #[inline]
+    pub(crate) fn check_open(&self) -> Result<(), ConnectionError> {
+        match (self.over, self.closing) {
+            (Some(error), _) => Err(error),
+            (None, Closing::Open) => Ok(()),
+            (None, _) => Err(ConnectionError::Closed),
+        }
+    }
+
+    /// Ends the connection: the first reason stays.
+    pub(crate) fn end(&mut self, reason: ConnectionError) -> ConnectionError {
+        let reason = *self.over.get_or_insert(reason);
+        // What is still on its way in or out is given up.
+        let error = QpAttributes { state: Some(QpState::Error), ..QpAttributes::default() };
+        let _ = self.qp.modify(&error);
+        reason
+    }
+
+    pub(crate) fn close(&mut self) {
+        if self.closing == Closing::Open {
+            self.closing = Closing::Wanted;
+        }
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closing == Closing::Done || self.over.is_some()
+    }
+
+    /// Was a goodbye sent?
+    pub(crate) fn has_said_goodbye(&self) -> bool {
+        matches!(self.closing, Closing::Said | Closing::Done)
+    }
+
+    /// The peer lives, as of now.
+    #[inline]
+    pub(crate) fn heard(&mut self) {
+        self.heard_at(self.pd.device().now_ns());
+    }
+
+    #[inline]
+    pub(crate) fn heard_at(&mut self, now_ns: u64) {
+        self.heard_ns = now_ns;
+    }
+
+    /// Says goodbye with this word.
+    pub(crate) fn say_goodbye(&mut self, word: u32) -> Result<(), ConnectionError> {
+        self.post_control(GOODBYE_TAG, SendOperation::SendImmediate(word))?;
+        self.closing = Closing::Said;
+        Ok(())
+    }
+
+    /// Asks whether the peer lives, if nothing was heard of it for long.
+    pub(crate) fn keep_alive(&mut self) -> Result<(), ConnectionError> {
+        if self.poll_timeout_ns().is_some_and(|at_ns| self.pd.device().now_ns() >= at_ns) {
+            // A WRITE of no bytes needs no key and takes no receive: it only asks for an
+            // acknowledgement.
+            self.post_control(KEEPALIVE_TAG, SendOperation::Write { remote_address: 0, rkey: RKey::new(0) })?;
+            self.keepalive_out = true;
+            self.keepalives += 1;
+        }
+        Ok(())
+    }
+
+    /// When the connection wants to be polled even if nothing happens: to ask whether the peer
+    /// lives.
+    pub(crate) fn poll_timeout_ns(&self) -> Option<u64> {
+        (self.keepalive_ns > 0 && !self.keepalive_out).then(|| self.heard_ns + self.keepalive_ns)
+    }
+
+    fn post_control(&mut self, wr_id: u64, operation: SendOperation) -> Result<(), ConnectionError> {
+        let request = SendRequest {
+            wr_id,
+            operation,
+            flags: SendFlags::SIGNALED,
+            payload: Payload::Inline(&[]),
+            destination: None,
+        };
+        self.qp.post_send(&[request]).map_err(|error| self.end(ConnectionError::Post(error)))
+    }
+
+    /// Takes the completion of a message that carried no data.
+    #[inline]
+    pub(crate) fn take_control(&mut self, completion: &Completion) -> Result<(), ConnectionError> {
+        if completion.status != Status::Success {
+            if self.has_said_goodbye() {
+                // A peer that has heard the goodbye may be gone before its RNIC could say so.
+                self.closing = Closing::Done;
+                return Ok(());
+            }
+            return Err(ConnectionError::from_send(completion.status));
+        }
+        match completion.wr_id {
+            GOODBYE_TAG => self.closing = Closing::Done,
+            KEEPALIVE_TAG => self.keepalive_out = false,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// What a receive that failed means.
+    pub(crate) fn receive_failed(&self, status: Status) -> Result<(), ConnectionError> {
+        match (self.closing, self.peer_closed) {
+            // Both sides have said goodbye: nothing is lost with the queue pair.
+            (Closing::Done, true) => Ok(()),
+            // The goodbye was not acknowledged, and the peer has not said its own.
+            (Closing::Done, false) => Err(ConnectionError::PeerUnreachable(Status::RetryExceeded)),
+            _ => Err(ConnectionError::Local(status)),
+        }
+    }
+
+    pub(crate) fn arm(&self) {
+        self.cq.arm(Notify::Next);
+    }
+}

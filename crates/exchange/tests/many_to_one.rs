@@ -1,0 +1,191 @@
+//! Many senders to one receiver: one completion queue for all, receive buffers of their own or
+//! shared.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use doorbell_exchange::send_receive::{
+    CREDIT_RECEIVES, Config, Connection, Endpoint, Hub, Key, Message, Reposting, SharedOptions, SharedReceives, Submit,
+};
+use doorbell_exchange::{ConnectError, ConnectionError};
+use doorbell_verbs::soft::{self, SoftOptions};
+use doorbell_verbs::{Device, Pd};
+
+fn device() -> Device {
+    soft::open(&SoftOptions::default()).expect("a software RNIC opens")
+}
+
+const SENDERS: usize = 4;
+
+fn config() -> Config {
+    Config { window: 32, send_buffers: 32, depth: 16, max_message: 5000, ..Config::default() }
+}
+
+fn shared(pd: &Pd, depth: usize, reposting: Reposting) -> SharedReceives {
+    SharedReceives::new(pd, SharedOptions { depth, connections: SENDERS, max_message: 5000, reposting }).unwrap()
+}
+
+/// A sender on a device of its own, and its name at the hub.
+fn join(hub: &mut Hub, config: Config, shared: Option<&SharedReceives>) -> Result<(Connection, Key), ConnectError> {
+    let sender = Endpoint::new(&device().create_pd().unwrap(), config.clone(), None).unwrap();
+    let receiver = hub.endpoint(config, shared)?;
+    let (of_sender, of_receiver) = (sender.description(), receiver.description());
+    let connection = receiver.connect(&of_sender)?;
+    Ok((sender.connect(&of_receiver).unwrap(), hub.add(connection)))
+}
+
+/// Numbered, of a length that follows from the number.
+fn payload(sender: usize, number: u64) -> Vec<u8> {
+    let lengths = [16, 1, 64, 65, 4096, 5000, 300, 0];
+    let length = lengths[(number as usize + sender) % lengths.len()];
+    (0..length).map(|at| (number as usize * 31 + sender * 7 + at) as u8).collect()
+}
+
+/// Each sends so many messages, which arrive once, in order and intact.
+fn deliver(hub: &mut Hub, senders: &mut [(Connection, Key)], messages: u64) {
+    deliver_after(hub, senders, 0, messages);
+}
+
+/// The same, where the first few are sent already.
+fn deliver_after(hub: &mut Hub, senders: &mut [(Connection, Key)], already: u64, messages: u64) {
+    let mut sent = vec![already; senders.len()];
+    let mut received = vec![0; senders.len()];
+    let mut held: Vec<Message> = Vec::new();
+    while received.iter().any(|&count| count < messages) {
+        for (index, (connection, _)) in senders.iter_mut().enumerate() {
+            if sent[index] < messages
+                && let Submit::Accepted(_) = connection.send(&payload(index, sent[index])).unwrap()
+            {
+                sent[index] += 1;
+            }
+            connection.poll().unwrap();
+        }
+        for _ in 0..2 * senders.len() {
+            let Some((key, message)) = hub.receive().unwrap() else { break };
+            let index = senders.iter().position(|(_, name)| *name == key).expect("a key that was given out");
+            assert_eq!(&*message, &payload(index, received[index])[..], "message {} of {index}", received[index]);
+            received[index] += 1;
+            held.push(message);
+            if held.len() > 10 {
+                held.swap_remove(received[index] as usize * 7 % 10); // given back in any order
+            }
+        }
+        assert_eq!(hub.next_ended(), None);
+    }
+}
+
+fn rnr_naks(hub_device: &Device, senders: &[(Connection, Key)]) -> u64 {
+    let of = |device: &Device| device.counters().rnr_nak_sent;
+    of(hub_device) + senders.iter().map(|(connection, _)| of(connection.qp().pd().device())).sum::<u64>()
+}
+
+#[test]
+fn one_receiver_serves_many_senders_from_buffers_of_their_own() {
+    let device = device();
+    let pd = device.create_pd().unwrap();
+    let mut hub = Hub::for_connections(&pd, &config(), SENDERS, None).unwrap();
+    let mut senders: Vec<_> = (0..SENDERS).map(|_| join(&mut hub, config(), None).unwrap()).collect();
+    assert!(matches!(hub.endpoint(config(), None), Err(ConnectError::Crowded("completion queue"))));
+    deliver(&mut hub, &mut senders, 1000);
+    assert_eq!(rnr_naks(&device, &senders), 0);
+}
+
+#[test]
+fn shared_buffers_serve_all_and_credits_keep_them_from_running_out() {
+    for reposting in [Reposting::Locked, Reposting::Thread] {
+        let device = device();
+        let pd = device.create_pd().unwrap();
+        let mut hub = Hub::for_connections(&pd, &config(), SENDERS, None).unwrap();
+        let shared = shared(&pd, 16 * SENDERS, reposting);
+        let mut senders: Vec<_> = (0..SENDERS).map(|_| join(&mut hub, config(), Some(&shared)).unwrap()).collect();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            if reposting == Reposting::Thread {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        if shared.repost().unwrap() == 0 {
+                            std::thread::yield_now();
+                        }
+                    }
+                });
+            }
+            deliver(&mut hub, &mut senders, 1000);
+            stop.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(rnr_naks(&device, &senders), 0, "{reposting:?}");
+    }
+}
+
+#[test]
+fn without_credits_more_may_share_than_there_is_for_and_rnr_naks_are_the_price() {
+    let device = device();
+    let pd = device.create_pd().unwrap();
+    let config = Config { credits: false, min_rnr_timer: 1, ..config() };
+    let mut hub = Hub::for_connections(&pd, &config, SENDERS, None).unwrap();
+    let shared = shared(&pd, 12, Reposting::Locked);
+    let mut senders: Vec<_> = (0..SENDERS).map(|_| join(&mut hub, config.clone(), Some(&shared)).unwrap()).collect();
+    // The receiver does not look, and 24 buffers do not hold four windows of 32.
+    for (index, (connection, _)) in senders.iter_mut().enumerate() {
+        for number in 0..32 {
+            assert!(matches!(connection.send(&payload(index, number)).unwrap(), Submit::Accepted(_)));
+        }
+    }
+    while device.counters().rnr_nak_sent == 0 {
+        senders.iter_mut().for_each(|(connection, _)| assert!(connection.poll().is_ok()));
+    }
+    deliver_after(&mut hub, &mut senders, 32, 200);
+}
+
+#[test]
+fn what_is_granted_is_never_more_than_what_is_posted() {
+    let pd = device().create_pd().unwrap();
+    let mut hub = Hub::for_connections(&pd, &config(), SENDERS, None).unwrap();
+    let shared = shared(&pd, 40, Reposting::Locked);
+    let first = join(&mut hub, config(), Some(&shared)).unwrap();
+    let (_second, name) = join(&mut hub, config(), Some(&shared)).unwrap();
+    let error = join(&mut hub, config(), Some(&shared)).unwrap_err();
+    assert_eq!(error.to_string(), "16 receives are wanted, 8 of the shared ones are not granted to others");
+    assert!(hub.remove(name), "one leaves");
+    let third = join(&mut hub, config(), Some(&shared)).unwrap();
+    deliver(&mut hub, &mut [first, third], 100);
+    let longer = Config { max_message: 5001, ..config() };
+    assert!(matches!(hub.endpoint(longer, Some(&shared)), Err(ConnectError::TooLongForShared { .. })));
+}
+
+#[test]
+fn a_sender_that_dies_is_told_of_once_and_its_buffers_go_to_the_others() {
+    let pd = device().create_pd().unwrap();
+    let config = Config { timeout: 14, retry_count: 3, keepalive_ns: 20_000_000, ..config() };
+    let mut hub = Hub::for_connections(&pd, &config, SENDERS, None).unwrap();
+    let shared = shared(&pd, 16 * SENDERS, Reposting::Locked);
+    let mut senders: Vec<_> = (0..SENDERS).map(|_| join(&mut hub, config.clone(), Some(&shared)).unwrap()).collect();
+    let (mut victim, name) = senders.pop().unwrap();
+    for number in 0..8 {
+        assert!(matches!(victim.send(&payload(3, number)).unwrap(), Submit::Accepted(_)));
+    }
+    while victim.last_done() < 8 {
+        victim.poll().unwrap();
+    }
+    let mut kept = Vec::new();
+    while kept.len() < 3 {
+        kept.extend(hub.receive().unwrap());
+    }
+    drop(victim);
+    let reason = loop {
+        for (connection, _) in &mut senders {
+            connection.poll().unwrap();
+        }
+        hub.poll().unwrap();
+        if let Some((ended, reason)) = hub.next_ended() {
+            assert_eq!(ended, name);
+            break reason;
+        }
+    };
+    assert!(matches!(reason, ConnectionError::PeerUnreachable(_)), "{reason:?}");
+    assert!(hub.remove(name));
+    assert_eq!(hub.next_ended(), None);
+    drop(kept);
+    shared.repost().unwrap();
+    assert_eq!(shared.srq().len(), (16 + CREDIT_RECEIVES) * SENDERS, "every buffer is posted again");
+    senders.push(join(&mut hub, config, Some(&shared)).unwrap());
+    deliver(&mut hub, &mut senders, 100);
+}

@@ -1,0 +1,424 @@
+//! One-sided workloads: WRITE, READ and atomics on the other end's memory, over verbs.
+//!
+//! The end that asks (the *initiator*) keeps a window of operations outstanding and posts them in
+//! lists; the last of a list is signalled, and since RC completes in order it tells of all of them.
+//! The other end (the *target*) has a region that its peer may use, and does nothing but lend its
+//! processor to a software RNIC.
+//!
+//! Message `n` uses slot `n % slots` of the region at either end. Atomics go to the first word of
+//! the target's region, and what they return goes to the slot.
+
+use doorbell_exchange::asynchronous::{Waiter, yield_now};
+use doorbell_exchange::rc::{self, RcSettings};
+use doorbell_exchange::setup::EndpointDescription;
+use doorbell_exchange::{ConnectError, ConnectionError};
+use doorbell_verbs::{
+    Access, Channel, Completion, Cq, Device, MemoryKind, Notify, PathMtu, Payload, Pd, Psn, Qp, QpCapacities, QpKind,
+    QpOptions, RKey, Region, SendFlags, SendOperation, SendRequest, Status,
+};
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+use crate::parameters::{Fitted, Operation, Parameters, stride};
+use crate::payload;
+use crate::workload::{Pace, Plan, Rounds, Tally};
+
+/// Completions taken at a time.
+const POLL_LIST: usize = 32;
+
+/// Code of the least time to wait after an RNR NAK. Nothing here takes a receive, so none comes.
+const MIN_RNR_TIMER: u8 = 12;
+
+/// The target's memory, as its peer names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemoteMemory {
+    /// Its first byte.
+    pub address: u64,
+    /// The key of the region.
+    pub rkey: u32,
+    /// How long it is.
+    pub bytes: u64,
+}
+
+/// One end of a connection for one-sided operations.
+#[derive(Debug)]
+pub struct End {
+    qp: Qp,
+    cq: Cq,
+    psn: Psn,
+    region: Region,
+    path_mtu: Option<PathMtu>,
+    settings: RcSettings,
+}
+
+/// Which end of a connection.
+#[derive(Clone, Copy, Debug)]
+pub enum Side<'a> {
+    /// The end that asks. With a channel, it can sleep there.
+    Initiator(Option<&'a Channel>),
+    /// The end whose memory is used.
+    Target,
+}
+
+impl End {
+    /// Makes an end, not connected yet.
+    pub fn new(
+        pd: &Pd,
+        parameters: &Parameters,
+        bytes: usize,
+        fitted: &Fitted,
+        side: Side<'_>,
+    ) -> Result<Self, ConnectError> {
+        let device = pd.device();
+        let (max_send_wr, max_inline, access, channel) = match side {
+            Side::Initiator(channel) => (fitted.window, max_inline(pd, parameters), Access::LOCAL_WRITE, channel),
+            Side::Target => (1, 0, target_access(parameters.operation), None),
+        };
+        let cq = match channel {
+            Some(channel) => device.create_cq_on(max_send_wr, channel)?,
+            None => device.create_cq(max_send_wr)?,
+        };
+        let qp = pd.create_qp(QpOptions {
+            kind: QpKind::Rc,
+            send_cq: &cq,
+            recv_cq: &cq,
+            srq: None,
+            capacities: QpCapacities { max_send_wr, max_recv_wr: 0, max_send_sge: 1, max_recv_sge: 1, max_inline },
+            signal_all: false,
+        })?;
+        let region = pd.allocate(fitted.send_buffers * stride(bytes), access, MemoryKind::Plain)?;
+        if matches!(side, Side::Target) && parameters.operation == Operation::Read && parameters.verify {
+            let mut scratch = vec![0; bytes];
+            for slot in 0..fitted.send_buffers {
+                payload::fill(slot as u64, &mut scratch);
+                region.copy_in(slot * stride(bytes), &scratch);
+            }
+        }
+        rc::initialise(&qp, access.difference(Access::LOCAL_WRITE))?;
+        let settings = RcSettings {
+            timeout: parameters.timeout,
+            retry_count: parameters.retry_count,
+            rnr_retry: parameters.rnr_retry,
+            min_rnr_timer: MIN_RNR_TIMER,
+        };
+        Ok(Self { qp, cq, psn: device.random_psn(), region, path_mtu: parameters.path_mtu(), settings })
+    }
+
+    /// What the peer needs to know of the queue pair. Receives and credits, which are not used
+    /// here, have values that stand for nothing.
+    pub fn description(&self) -> EndpointDescription {
+        let attributes = self.device().attributes();
+        EndpointDescription {
+            protocol: doorbell_exchange::setup::ProtocolId::OneSided,
+            gid: attributes.gid,
+            qpn: self.qp.qpn(),
+            psn: self.psn,
+            path_mtu: self.path_mtu.unwrap_or(attributes.active_mtu),
+            udp_port: attributes.udp_port,
+            depth: 0,
+            max_message: 0,
+            credits: false,
+        }
+    }
+
+    /// Connects with the peer.
+    pub fn connect(&self, peer: &EndpointDescription) -> Result<(), ConnectError> {
+        rc::connect(&self.qp, &self.description(), peer, &self.settings)
+    }
+
+    fn device(&self) -> &Device {
+        self.qp.pd().device()
+    }
+
+    /// What the peer needs to know of the memory.
+    pub fn memory(&self) -> RemoteMemory {
+        let region = &self.region;
+        RemoteMemory { address: region.address(), rkey: region.rkey().get(), bytes: region.len() as u64 }
+    }
+
+    /// Lets a software RNIC work, as polling for completions does; a target has none.
+    pub fn lend_processor(&self) {
+        let _ = self.cq.poll(&mut [Completion::default()]);
+    }
+
+    /// How many of the messages that a peer says it has completed have left another trace in this
+    /// memory than they must have: of WRITE the last one of each slot is looked at, of atomics the
+    /// word, of which all count or none.
+    pub fn damaged(&self, operation: Operation, bytes: usize, slots: usize, messages: u64) -> u64 {
+        match operation {
+            Operation::Write => {
+                let mut scratch = vec![0; bytes];
+                let last_of_each = messages.saturating_sub(slots as u64)..messages;
+                let is_damaged = |&message: &u64| {
+                    self.region.copy_out(slot_of(message, slots) * stride(bytes), &mut scratch);
+                    !payload::is_intact(message, &scratch)
+                };
+                last_of_each.filter(is_damaged).count() as u64
+            }
+            _ if operation.is_atomic() && self.region.load_acquire_u64(0) != messages => messages.max(1),
+            _ => 0,
+        }
+    }
+}
+
+/// Longest message that goes inline.
+fn max_inline(pd: &Pd, parameters: &Parameters) -> usize {
+    match parameters.operation {
+        Operation::Write => parameters.inline.min(pd.device().attributes().max_inline),
+        _ => 0, // the others bring bytes
+    }
+}
+
+/// What a peer may do, and no more.
+fn target_access(operation: Operation) -> Access {
+    match operation {
+        Operation::Write => Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+        Operation::Read => Access::REMOTE_READ,
+        _ => Access::LOCAL_WRITE | Access::REMOTE_ATOMIC,
+    }
+}
+
+fn slot_of(message: u64, slots: usize) -> usize {
+    (message % slots as u64) as usize
+}
+
+/// The end that asks, at work.
+struct Initiator<'a, W> {
+    end: &'a End,
+    remote: RemoteMemory,
+    operation: Operation,
+    plan: Plan,
+    waiter: W,
+    inline: bool,
+    inline_store: Vec<u8>,
+    scratch: Vec<u8>,
+    posted: u64,
+    completed: u64,
+    checked: u64,
+    damaged: u64,
+}
+
+impl<'a, W: Waiter> Initiator<'a, W> {
+    fn new(end: &'a End, remote: RemoteMemory, parameters: &Parameters, batch: usize, plan: Plan, waiter: W) -> Self {
+        let inline = parameters.operation == Operation::Write && plan.bytes <= max_inline(end.qp.pd(), parameters);
+        Self {
+            end,
+            remote,
+            operation: parameters.operation,
+            plan,
+            waiter,
+            inline,
+            inline_store: vec![0; if inline { batch * plan.bytes } else { 0 }],
+            scratch: vec![0; if plan.verify { plan.bytes } else { 0 }],
+            posted: 0,
+            completed: 0,
+            checked: 0,
+            damaged: 0,
+        }
+    }
+
+    fn outstanding(&self) -> u64 {
+        self.posted - self.completed
+    }
+
+    /// Where the bytes of a message are, or are to go.
+    fn offset(&self, message: u64) -> usize {
+        slot_of(message, self.plan.buffers) * stride(self.plan.bytes)
+    }
+
+    /// Posts the next `count` messages as one list, of which the last is signalled.
+    fn post(&mut self, count: usize) -> Result<(), ConnectionError> {
+        let messages = self.posted..self.posted + count as u64;
+        let sges: SmallVec<[_; 8]> =
+            messages.clone().map(|message| self.end.region.sge(self.offset(message), self.plan.bytes)).collect();
+        let request = |(index, message): (usize, u64)| SendRequest {
+            wr_id: message + 1,
+            operation: self.request(message),
+            flags: if index + 1 == count { SendFlags::SIGNALED } else { SendFlags::empty() },
+            payload: if self.inline {
+                Payload::Inline(&self.inline_store[index * self.plan.bytes..][..self.plan.bytes])
+            } else {
+                Payload::Sges(std::slice::from_ref(&sges[index]))
+            },
+            destination: None,
+        };
+        let list: SmallVec<[SendRequest<'_>; 8]> = messages.enumerate().map(request).collect();
+        let result = self.end.qp.post_send(&list);
+        drop(list);
+        match result {
+            Ok(()) => {
+                self.posted += count as u64;
+                Ok(())
+            }
+            // The queue pair may have failed meanwhile; then its completions say why.
+            Err(error) => self.reap().and(Err(ConnectionError::Post(error))),
+        }
+    }
+
+    fn request(&self, message: u64) -> SendOperation {
+        let rkey = RKey::new(self.remote.rkey);
+        let remote_address = self.remote.address.wrapping_add(self.offset(message) as u64);
+        let word = self.remote.address;
+        match self.operation {
+            Operation::Read => SendOperation::Read { remote_address, rkey },
+            // The word counts messages: the one before has left its number plus one.
+            Operation::CompareSwap => {
+                SendOperation::CompareSwap { remote_address: word, rkey, compare: message, swap: message + 1 }
+            }
+            Operation::FetchAdd => SendOperation::FetchAdd { remote_address: word, rkey, add: 1 },
+            _ => SendOperation::Write { remote_address, rkey },
+        }
+    }
+
+    /// Checks what is complete, and makes the next messages such that they can be checked: the
+    /// payload of WRITEs; and where READs land, every bit is another one than they bring.
+    fn prepare(&mut self, count: usize) {
+        if !self.plan.verify {
+            return;
+        }
+        self.check();
+        for index in 0..count {
+            let message = self.posted + index as u64;
+            let offset = self.offset(message);
+            match self.operation {
+                Operation::Write => payload::fill(message, &mut self.scratch),
+                Operation::Read => {
+                    payload::fill(slot_of(message, self.plan.buffers) as u64, &mut self.scratch);
+                    self.scratch.iter_mut().for_each(|byte| *byte = !*byte);
+                }
+                _ => payload::fill(u64::MAX - message, &mut self.scratch),
+            }
+            if self.inline {
+                self.inline_store[index * self.plan.bytes..][..self.plan.bytes].copy_from_slice(&self.scratch);
+            } else {
+                self.end.region.copy_in(offset, &self.scratch);
+            }
+        }
+    }
+
+    /// Checks what completed messages brought.
+    fn check(&mut self) {
+        if self.plan.verify {
+            self.damaged += (self.checked..self.completed).filter(|&message| self.is_damaged(message)).count() as u64;
+            self.checked = self.completed;
+        }
+    }
+
+    /// Takes completions, one list. Returns how many messages are complete that were not before.
+    fn reap(&mut self) -> Result<u64, ConnectionError> {
+        let mut list = [Completion::default(); POLL_LIST];
+        let count = self.end.cq.poll(&mut list)?;
+        // The first error is the reason; flushed requests behind it are consequences.
+        if let Some(failed) = list[..count].iter().find(|completion| completion.status != Status::Success) {
+            return Err(ConnectionError::from_send(failed.status));
+        }
+        let Some(last) = list[..count].last() else { return Ok(0) };
+        let before = std::mem::replace(&mut self.completed, last.wr_id);
+        Ok(self.completed - before)
+    }
+
+    fn is_damaged(&mut self, message: u64) -> bool {
+        let offset = self.offset(message);
+        match self.operation {
+            Operation::Read => {
+                self.end.region.copy_out(offset, &mut self.scratch);
+                !payload::is_intact(slot_of(message, self.plan.buffers) as u64, &self.scratch)
+            }
+            operation if operation.is_atomic() => self.end.region.load_acquire_u64(offset) != message,
+            _ => false, // the other end looks at what was written
+        }
+    }
+
+    /// Waits until something is complete.
+    async fn progress(&mut self) -> Result<(), ConnectionError> {
+        while self.reap()? == 0 {
+            if self.waiter.wants_notification() {
+                self.end.cq.arm(Notify::Next);
+                // What came before the notification was armed raises none.
+                if self.reap()? > 0 {
+                    break;
+                }
+                self.waiter.wait(self.end.cq.channel()).await;
+                while self.end.cq.channel().is_some_and(|channel| channel.next().is_some()) {}
+            } else {
+                self.waiter.wait(None).await;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Keeps a window of operations outstanding, by a plan.
+pub async fn stream<W: Waiter>(
+    end: &End,
+    remote: RemoteMemory,
+    parameters: &Parameters,
+    fitted: &Fitted,
+    plan: Plan,
+    waiter: W,
+    progress: impl Fn(u64),
+) -> Result<Tally, ConnectionError> {
+    let device = end.device();
+    let mut initiator = Initiator::new(end, remote, parameters, fitted.batch, plan, waiter);
+    let mut pace = Pace::start(device, &plan);
+    let (window, batch) = (fitted.window as u64, fitted.batch as u64);
+    loop {
+        let count = pace.left(initiator.posted).min(batch);
+        if count == 0 {
+            break;
+        }
+        let is_early = pace.is_early(initiator.posted);
+        if !is_early && initiator.outstanding() + count <= window {
+            initiator.prepare(count as usize);
+            initiator.post(count as usize)?;
+        } else if initiator.reap()? > 0 {
+            progress(initiator.completed);
+            yield_now().await;
+        } else if is_early {
+            yield_now().await;
+        } else {
+            initiator.progress().await?;
+        }
+    }
+    while initiator.outstanding() > 0 {
+        initiator.progress().await?;
+    }
+    let ended_ns = device.now_ns();
+    initiator.check();
+    let (sent, damaged, began_ns) = (initiator.posted, initiator.damaged, pace.began_ns());
+    Ok(Tally { sent, damaged, first_ns: began_ns, began_ns, ended_ns, ..Tally::default() })
+}
+
+/// One operation at a time, and how long each takes from its post to its completion.
+pub async fn time<W: Waiter>(
+    end: &End,
+    remote: RemoteMemory,
+    parameters: &Parameters,
+    plan: Plan,
+    waiter: W,
+    progress: impl Fn(u64),
+) -> Result<(Tally, Histogram<u64>), ConnectionError> {
+    let mut initiator = Initiator::new(end, remote, parameters, 1, plan, waiter);
+    let mut rounds = Rounds::new(end.device(), plan, 1);
+    loop {
+        initiator.prepare(1);
+        let began_ns = rounds.begin();
+        initiator.post(1)?;
+        while initiator.outstanding() > 0 {
+            initiator.progress().await?;
+        }
+        if rounds.end(began_ns, &progress) {
+            break;
+        }
+        while rounds.is_early(began_ns) {
+            yield_now().await;
+        }
+    }
+    initiator.check();
+    let Rounds { tally, histogram, .. } = rounds;
+    Ok((Tally { damaged: initiator.damaged, ..tally }, histogram))
+}
+
+#[cfg(test)]
+mod tests;

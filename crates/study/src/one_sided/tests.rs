@@ -1,0 +1,106 @@
+//! What is checked is found when it is wrong.
+
+use doorbell_verbs::soft::{self, SoftOptions};
+
+use super::*;
+use crate::executor::{self, Idle};
+use crate::parameters::{Extent, Kind};
+
+const BYTES: usize = 100;
+
+fn parameters(operation: Operation) -> Parameters {
+    Parameters {
+        kind: Kind::Bandwidth,
+        operation,
+        sizes: vec![],
+        extent: Extent::Messages(50),
+        window: 8,
+        depth: 64,
+        depths_are_defaults: false,
+        batch: 4,
+        inline: 0,
+        connections: 1,
+        bidirectional: false,
+        events: false,
+        credits: true,
+        mtu: None,
+        rate: None,
+        slow_receiver_us: 0,
+        timeout: 14,
+        retry_count: 7,
+        rnr_retry: 7,
+        verify: true,
+        memory_bytes: 1 << 20,
+    }
+}
+
+/// Runs 50 operations after something was done to the target's memory, and returns how many the
+/// initiator finds damaged, the target, and how many it finds after a byte was changed.
+fn damage(operation: Operation, tamper: impl Fn(&Region)) -> (u64, u64, u64) {
+    let parameters = parameters(operation);
+    let bytes = if operation.is_atomic() { 8 } else { BYTES };
+    let fitted = parameters.fit(bytes).unwrap();
+    let end = |side| {
+        let device = soft::open(&SoftOptions::default()).unwrap();
+        End::new(&device.create_pd().unwrap(), &parameters, bytes, &fitted, side).unwrap()
+    };
+    let (initiator, target) = (end(Side::Initiator(None)), end(Side::Target));
+    initiator.connect(&target.description()).unwrap();
+    target.connect(&initiator.description()).unwrap();
+    tamper(&target.region);
+    let plan = Plan { bytes, extent: parameters.extent, rate: None, verify: true, buffers: fitted.send_buffers };
+    let idle = Idle::spin();
+    let task = stream(&initiator, target.memory(), &parameters, &fitted, plan, idle.clone(), |_| {});
+    let tally = executor::run(&idle, [task]).remove(0).unwrap();
+    assert_eq!(tally.sent, 50);
+    let at_target = || target.damaged(operation, bytes, fitted.send_buffers, tally.sent);
+    let before = at_target();
+    let byte = target.region.load_acquire_u8(3);
+    target.region.store_release_u8(3, byte ^ 1);
+    (tally.damaged, before, at_target())
+}
+
+#[test]
+fn a_byte_that_is_wrong_after_writing_is_found() {
+    assert_eq!(damage(Operation::Write, |_| {}), (0, 0, 1));
+}
+
+#[test]
+fn each_read_of_a_wrong_byte_is_found() {
+    assert_eq!(damage(Operation::Read, |_| {}).0, 0);
+    // Of 50 READs over 8 slots, the first two slots see seven and the others six.
+    let flip = |region: &Region, offset| region.store_release_u8(offset, region.load_acquire_u8(offset) ^ 0x80);
+    assert_eq!(damage(Operation::Read, |region| flip(region, 0)).0, 7);
+    assert_eq!(damage(Operation::Read, |region| flip(region, 7 * stride(BYTES) + BYTES - 1)).0, 6);
+    // Beyond the message nothing is looked at.
+    assert_eq!(damage(Operation::Read, |region| flip(region, BYTES)).0, 0);
+}
+
+#[test]
+fn atomics_that_do_not_count_are_found() {
+    for operation in [Operation::FetchAdd, Operation::CompareSwap] {
+        assert_eq!(damage(operation, |_| {}), (0, 0, 50), "{operation:?}");
+        // Somebody else had counted before, and further.
+        assert_eq!(damage(operation, |region| region.store_release_u64(0, 500)), (50, 50, 50), "{operation:?}");
+    }
+}
+
+/// A target's memory may be used for what is measured, and for nothing else.
+#[test]
+fn a_target_allows_only_its_operation() {
+    let given = parameters(Operation::Read);
+    let fitted = given.fit(BYTES).unwrap();
+    let end = |parameters: &Parameters, side| {
+        let device = soft::open(&SoftOptions::default()).unwrap();
+        End::new(&device.create_pd().unwrap(), parameters, BYTES, &fitted, side).unwrap()
+    };
+    let asked = parameters(Operation::Write);
+    let (initiator, target) = (end(&asked, Side::Initiator(None)), end(&given, Side::Target));
+    initiator.connect(&target.description()).unwrap();
+    target.connect(&initiator.description()).unwrap();
+    let plan = Plan { bytes: BYTES, extent: given.extent, rate: None, verify: true, buffers: fitted.send_buffers };
+    let idle = Idle::spin();
+    let task = stream(&initiator, target.memory(), &asked, &fitted, plan, idle.clone(), |_| {});
+    let error = executor::run(&idle, [task]).remove(0).unwrap_err();
+    assert!(matches!(error, ConnectionError::PeerRefused(Status::RemoteAccess)), "{error}");
+}

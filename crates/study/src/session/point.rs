@@ -1,0 +1,114 @@
+//! The connections and the memory of one point, on either end.
+
+use std::net::TcpStream;
+
+use doorbell_exchange::send_receive::{Connection, Endpoint};
+use doorbell_exchange::setup::{self, EndpointDescription};
+use doorbell_verbs::{Access, Counters, MemoryKind, PathMtu, Pd};
+
+use super::{ANSWER_DEADLINE, SessionError};
+use crate::executor::Idle;
+use crate::one_sided;
+use crate::parameters::{Fitted, Parameters, stride};
+use crate::workload::{Plan, SendMemory};
+
+/// Which end of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    Client,
+    Server,
+}
+
+/// The ends that one process has.
+pub(super) enum Ends {
+    Messages(Vec<(Connection, SendMemory)>),
+    OneSided(Vec<one_sided::End>),
+}
+
+/// One point, connected.
+pub(super) struct Point {
+    pub(super) ends: Ends,
+    pub(super) fitted: Fitted,
+    pub(super) plan: Plan,
+    pub(super) idle: Idle,
+    pub(super) before: Counters,
+    pub(super) mtu: PathMtu,
+}
+
+enum Unconnected {
+    Messages(Vec<(Endpoint, SendMemory)>),
+    OneSided(Vec<one_sided::End>),
+}
+
+/// What one end has made of a point before it knows the other.
+pub(super) struct Prepared {
+    ends: Unconnected,
+    fitted: Fitted,
+    plan: Plan,
+    idle: Idle,
+    before: Counters,
+}
+
+impl Prepared {
+    pub(super) fn new(pd: &Pd, parameters: &Parameters, bytes: usize, side: Side) -> Result<Self, SessionError> {
+        let device = pd.device();
+        let fitted = parameters.fit(bytes)?;
+        let plan = Plan {
+            bytes,
+            extent: parameters.extent,
+            rate: parameters.rate.map(|rate| rate / parameters.connections as f64),
+            verify: parameters.verify,
+            buffers: fitted.send_buffers,
+        };
+        let idle = if parameters.events { Idle::sleep_on(device.create_channel()?) } else { Idle::spin() };
+        let before = device.counters();
+        let each = 0..parameters.connections;
+        let ends = if parameters.operation.is_one_sided() {
+            let side = match side {
+                Side::Client => one_sided::Side::Initiator(idle.channel()),
+                Side::Server => one_sided::Side::Target,
+            };
+            let ends: Result<_, SessionError> =
+                each.map(|_| Ok(one_sided::End::new(pd, parameters, bytes, &fitted, side)?)).collect();
+            Unconnected::OneSided(ends?)
+        } else {
+            let stride = stride(bytes);
+            let end = |_| {
+                let endpoint = Endpoint::new(pd, parameters.config(bytes, &fitted), idle.channel())?;
+                let region = pd.allocate(fitted.send_buffers * stride, Access::empty(), MemoryKind::Plain)?;
+                Ok((endpoint, SendMemory { region, stride }))
+            };
+            let ends: Result<_, SessionError> = each.map(end).collect();
+            Unconnected::Messages(ends?)
+        };
+        Ok(Self { ends, fitted, plan, idle, before })
+    }
+
+    fn descriptions(&self) -> Vec<EndpointDescription> {
+        match &self.ends {
+            Unconnected::Messages(ends) => ends.iter().map(|(endpoint, _)| endpoint.description()).collect(),
+            Unconnected::OneSided(ends) => ends.iter().map(one_sided::End::description).collect(),
+        }
+    }
+
+    /// Exchanges descriptions with the peer and connects.
+    pub(super) fn connect(self, stream: &TcpStream) -> Result<Point, SessionError> {
+        let own = self.descriptions();
+        let peers = setup::exchange(stream, &own, ANSWER_DEADLINE)?;
+        // The same for all connections of two devices.
+        let mtu = own.iter().zip(&peers).map(|(own, peer)| own.path_mtu.min(peer.path_mtu)).min();
+        let ends = match self.ends {
+            Unconnected::Messages(ends) => {
+                let connect = |((endpoint, memory), peer): ((Endpoint, _), _)| Ok((endpoint.connect(peer)?, memory));
+                let ends: Result<_, SessionError> = ends.into_iter().zip(&peers).map(connect).collect();
+                Ends::Messages(ends?)
+            }
+            Unconnected::OneSided(ends) => {
+                ends.iter().zip(&peers).try_for_each(|(end, peer)| end.connect(peer))?;
+                Ends::OneSided(ends)
+            }
+        };
+        let Self { fitted, plan, idle, before, .. } = self;
+        Ok(Point { ends, fitted, plan, idle, before, mtu: mtu.unwrap_or(PathMtu::Mtu4096) })
+    }
+}

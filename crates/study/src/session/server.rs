@@ -1,0 +1,111 @@
+//! The other end.
+
+use std::net::TcpStream;
+
+use doorbell_exchange::setup;
+use doorbell_verbs::{Device, Pd};
+
+use super::control::{Control, FromServer, Report, ToServer};
+use super::point::{Ends, Point, Prepared, Side};
+use super::{ANSWER_DEADLINE, SessionError};
+use crate::executor;
+use crate::one_sided;
+use crate::parameters::{Kind, Operation, Parameters};
+use crate::workload::{self, Reception, Tally};
+
+/// The other end: serves one client until it is done, with up to `memory_bytes` of message memory.
+///
+/// # Errors
+///
+/// The client wants what is not allowed, or a point failed: the client was told why. Or the client
+/// is gone.
+pub fn serve(device: &Device, stream: TcpStream, memory_bytes: usize) -> Result<(), SessionError> {
+    setup::exchange(&stream, &[], ANSWER_DEADLINE)?;
+    let mut control = Control::new(stream)?;
+    let result = serve_points(device, &mut control, memory_bytes);
+    if let Err(error) = &result
+        && !matches!(error, SessionError::Control(_))
+    {
+        // If it cannot be told, it is gone, and there is a better reason to report.
+        let _ = control.send(&FromServer::Failed(error.to_string()));
+    }
+    result
+}
+
+fn serve_points(device: &Device, control: &mut Control, memory_bytes: usize) -> Result<(), SessionError> {
+    let ToServer::Parameters(parameters) = control.receive(Some(ANSWER_DEADLINE))? else {
+        return Err(SessionError::Unexpected("no parameters".to_owned()));
+    };
+    if parameters.memory_bytes > memory_bytes {
+        return Err(SessionError::Memory { asked: parameters.memory_bytes, allowed: memory_bytes });
+    }
+    parameters.check()?;
+    let pd = device.create_pd()?;
+    control.send(&FromServer::Accepted)?;
+    loop {
+        match control.receive(None)? {
+            ToServer::Point { bytes } if parameters.sizes.contains(&bytes) => {
+                let report = serve_point(&pd, control, &parameters, bytes)?;
+                control.send(&FromServer::Report(Box::new(report)))?;
+            }
+            ToServer::Point { bytes } => return Err(SessionError::UnknownSize(bytes)),
+            ToServer::End => return Ok(()),
+            ToServer::Parameters(_) => return Err(SessionError::Unexpected("parameters twice".to_owned())),
+            ToServer::Done { .. } => return Err(SessionError::Unexpected("done before there was a point".to_owned())),
+        }
+    }
+}
+
+fn serve_point(pd: &Pd, control: &mut Control, parameters: &Parameters, bytes: usize) -> Result<Report, SessionError> {
+    let device = pd.device();
+    let prepared = Prepared::new(pd, parameters, bytes, Side::Server)?;
+    control.send(&FromServer::Accepted)?;
+    let Point { ends, plan, idle, before, .. } = prepared.connect(&control.stream)?;
+    let tallies = match ends {
+        Ends::OneSided(ends) => {
+            control.send(&FromServer::Ready { memory: ends.iter().map(one_sided::End::memory).collect() })?;
+            // The RNIC works by itself. But a software RNIC has no processor but those of its
+            // programs: a target that polls lends it its own, one that sleeps has it woken.
+            if let (Some(end), false) = (ends.first(), parameters.events) {
+                control.until_readable(|| end.lend_processor())?;
+            }
+            let ToServer::Done { messages } = control.receive(None)? else {
+                return Err(SessionError::Unexpected("something else than done".to_owned()));
+            };
+            if messages.len() != ends.len() {
+                let what = format!("{} connections done of {}", messages.len(), ends.len());
+                return Err(SessionError::Unexpected(what));
+            }
+            let tally = |(end, received): (&one_sided::End, u64)| {
+                let damaged = if parameters.verify {
+                    end.damaged(parameters.operation, bytes, plan.buffers, received)
+                } else {
+                    0
+                };
+                Tally { received, damaged, ..Tally::default() }
+            };
+            ends.iter().zip(messages).map(tally).collect()
+        }
+        Ends::Messages(ends) => {
+            control.send(&FromServer::Ready { memory: Vec::new() })?;
+            let pause_ns = if parameters.kind == Kind::Latency { 0 } else { parameters.slow_receiver_us * 1000 };
+            let reception = Reception { verify: parameters.verify, pause_ns };
+            let answers = parameters.kind == Kind::Latency || parameters.operation == Operation::RequestResponse;
+            let results = if answers {
+                let tasks = ends.into_iter().map(|(connection, memory)| {
+                    workload::respond(connection, idle.clone(), device.clone(), plan, memory, reception)
+                });
+                executor::run(&idle, tasks)
+            } else {
+                let tasks = ends.into_iter().map(|(connection, memory)| {
+                    let plan = parameters.bidirectional.then_some((plan, memory));
+                    workload::stream(connection, idle.clone(), device.clone(), plan, reception, |_| {})
+                });
+                executor::run(&idle, tasks)
+            };
+            let tallies: Result<Vec<Tally>, _> = results.into_iter().collect();
+            tallies.map_err(|error| SessionError::Connection { bytes, error })?
+        }
+    };
+    Ok(Report::new(&tallies, &device.counters().since(&before)))
+}

@@ -1,0 +1,96 @@
+//! Network namespaces: loopback interfaces of a test's own, with addresses and an MTU to its taste.
+
+use std::io::Write;
+use std::net::{IpAddr, Ipv6Addr, UdpSocket};
+use std::process::{Command, Stdio};
+use std::sync::Once;
+
+use doorbell_fabric::BindError;
+use doorbell_verbs::soft::{self, SoftOptions};
+use doorbell_verbs::{Device, Error};
+use nix::sched::{CloneFlags, unshare};
+
+/// How many IPv6 addresses there are in a namespace: devices of one test at most.
+const ADDRESSES: u16 = 16;
+
+/// One of them, of a range for use within a site (RFC 4193).
+fn address(number: u16) -> Ipv6Addr {
+    Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1 + number)
+}
+
+/// Runs a test in a network namespace of its own, which goes with its last socket. Only root can
+/// make one: elsewhere the test is left out, which is said, and fails with `CI=true`.
+pub fn within(test: impl FnOnce() + Send) {
+    std::thread::scope(|scope| {
+        // A namespace belongs to a thread and to those that it starts.
+        let done = scope.spawn(|| match unshare(CloneFlags::CLONE_NEWNET) {
+            Err(why) => {
+                leave_out(&format!("tests in network namespaces of their own, which only root can make: {why}"))
+            }
+            Ok(()) => {
+                let mut commands = "link set lo up\n".to_owned();
+                for number in 0..ADDRESSES {
+                    commands += &format!("address add {}/128 dev lo nodad\n", address(number));
+                }
+                ip(&commands);
+                super::eventually("each address is reachable", || (0..ADDRESSES).map(address).all(is_reachable));
+                test();
+            }
+        });
+        if let Err(panic) = done.join() {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
+/// Does what is sent to an address arrive? The kernel makes the routes to new addresses in its own
+/// time, and what comes before them is lost.
+fn is_reachable(address: Ipv6Addr) -> bool {
+    let socket = UdpSocket::bind((address, 0)).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let own = socket.local_addr().unwrap();
+    socket.send_to(&[1], own).is_ok() && socket.recv(&mut [0]).is_ok()
+}
+
+/// Gives the interfaces of this namespace other properties: lines of arguments of iproute2's `ip`.
+pub fn ip(commands: &str) {
+    let mut ip = Command::new("ip")
+        .args(["-batch", "-"])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| panic!("ip, of Debian's package iproute2, cannot be run: {error}"));
+    ip.stdin.take().unwrap().write_all(commands.as_bytes()).unwrap();
+    assert!(ip.wait().unwrap().success(), "ip refused one of:\n{commands}");
+}
+
+/// Two software RNICs with IPv6 addresses of this namespace.
+pub fn soft_pair() -> (Device, Device) {
+    (open_soft(SoftOptions::default()), open_soft(SoftOptions::default()))
+}
+
+/// A software RNIC at the next free IPv6 address of this namespace.
+pub fn open_soft(options: SoftOptions) -> Device {
+    for number in 0..ADDRESSES {
+        let address = Some(IpAddr::from(address(number)));
+        match soft::open(&SoftOptions { address, ..options.clone() }) {
+            Err(Error::Bind(BindError::InUse { .. })) => {}
+            opened => return opened.unwrap_or_else(|error| panic!("{error}")),
+        }
+    }
+    panic!("all {ADDRESSES} IPv6 addresses are taken")
+}
+
+/// Says what this machine cannot test: on standard error, past the harness, which would keep it to
+/// itself; and in the file that `DOORBELL_LEFT_OUT` names, for who started the tests.
+fn leave_out(what: &str) {
+    assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "in CI nothing may be left out: {what}");
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        let line = format!("{what}\n");
+        let _ = std::io::stderr().write_all(format!("LEFT OUT: {line}").as_bytes());
+        if let Some(path) = std::env::var_os("DOORBELL_LEFT_OUT") {
+            let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path).unwrap();
+            file.write_all(line.as_bytes()).unwrap();
+        }
+    });
+}

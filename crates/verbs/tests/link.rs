@@ -1,0 +1,119 @@
+//! What is lost below a device is counted, and does not stop the rest.
+
+mod common;
+
+use common::*;
+use doorbell_verbs::soft::SoftOptions;
+use doorbell_verbs::{
+    AddressVector, Device, LinkCounters, PathMtu, QpKind, SendOperation, SendRequest, Status, UdDestination,
+};
+
+/// A message from `a` to `b` arrives intact.
+fn reaches(a: &Side, b: &Side, length: usize) {
+    let (from, to) = (a.patterned(length, 9), b.memory(length));
+    b.post_recv(91, &[to.sge(0, length)]);
+    a.post(90, SendOperation::Send, &[from.sge(0, length)]);
+    a.expect(90);
+    b.expect(91);
+    assert_bytes(&to, 0, &pattern(length, 9), "the message");
+}
+
+#[test]
+fn a_receive_buffer_that_is_too_small_shows_as_overflows() {
+    const DEPTH: usize = 512;
+    const LENGTH: usize = 1024;
+    let tiny = SoftOptions { receive_buffer_bytes: Some(8192), ..SoftOptions::default() };
+    let devices = (open_soft(SoftOptions::default()), open_soft(tiny));
+    // Nothing bounds how many datagrams are under way.
+    let plan = Plan { depth: DEPTH, cq_depth: 2 * DEPTH, ..Plan::new(QpKind::Ud) };
+    let (a, b) = plan.connect(&devices);
+    let from = a.patterned(LENGTH, 1);
+    let sges = [from.sge(0, LENGTH)];
+    let list: Vec<_> = (0..DEPTH as u64).map(|wr_id| datagram(wr_id, SendOperation::Send, &sges, &b)).collect();
+    eventually("more arrived than the buffer holds", || {
+        a.qp.post_send(&list).unwrap();
+        a.reap(DEPTH);
+        devices.1.link_counters().rx_overflow > 0
+    });
+    assert_eq!(devices.0.link_counters(), LinkCounters::default(), "the sender lost nothing");
+    let overflow = devices.1.link_counters().rx_overflow;
+    assert_eq!(devices.1.link_counters(), LinkCounters { rx_overflow: overflow, ..LinkCounters::default() });
+    // What is reliable finds its way through a buffer of any size.
+    let (a, b) = Plan::rc().connect(&devices);
+    reaches(&a, &b, 100_000);
+}
+
+#[test]
+fn datagrams_to_where_no_way_leads_are_counted() {
+    namespace::within(|| {
+        let pairs = [(soft_pair(), "198.51.100.1"), (namespace::soft_pair(), "2001:db8::1")];
+        for (devices, nowhere) in pairs {
+            let (a, b) = Plan::new(QpKind::Ud).connect(&devices);
+            let destination =
+                UdDestination { address: AddressVector::to(nowhere.parse().unwrap()), ..b.as_destination() };
+            let request = inline(1, SendOperation::Send, b"lost");
+            a.qp.post_send(&[SendRequest { destination: Some(destination), ..request }]).unwrap();
+            a.expect(1);
+            let expected = LinkCounters { tx_unreachable: 1, ..LinkCounters::default() };
+            eventually("it was refused", || devices.0.link_counters() == expected);
+            let (a, b) = Plan::rc().connect(&devices);
+            reaches(&a, &b, 1000);
+        }
+    });
+}
+
+/// The MTU shrinks under connections that have been made for a larger one.
+fn an_mtu_that_shrinks(devices: &(Device, Device)) {
+    assert_eq!(devices.0.attributes().active_mtu, PathMtu::Mtu4096);
+    let large = Plan { mtu: PathMtu::Mtu4096, ..Plan::rc() };
+    let small = Plan { mtu: PathMtu::Mtu1024, ..Plan::rc() };
+    let (a, b) = large.connect(devices);
+    let (c, d) = small.connect(devices);
+    reaches(&a, &b, 20_000);
+    namespace::ip("link set lo mtu 1500");
+    assert_eq!(devices.0.link_counters(), LinkCounters::default());
+    let from = a.patterned(20_000, 1);
+    a.post(1, SendOperation::Send, &[from.sge(0, 20_000)]);
+    // It is not tried for ever, and meanwhile others are not held up.
+    reaches(&c, &d, 20_000);
+    a.expect_failure(1, Status::RetryExceeded);
+    let counted = devices.0.link_counters();
+    assert!(counted.tx_oversize >= 1, "{counted:?}");
+    assert_eq!(counted, LinkCounters { tx_oversize: counted.tx_oversize, ..LinkCounters::default() });
+    reaches(&c, &d, 20_000);
+    // Once there is room again, so it is for such packets.
+    namespace::ip("link set lo mtu 65536");
+    let (a, b) = large.connect(devices);
+    reaches(&a, &b, 20_000);
+    assert_eq!(devices.0.link_counters(), counted);
+}
+
+#[test]
+fn packets_beyond_the_mtu_are_counted_and_end_the_retries() {
+    namespace::within(|| an_mtu_that_shrinks(&soft_pair()));
+}
+
+#[test]
+fn packets_beyond_the_mtu_are_counted_over_ipv6_too() {
+    namespace::within(|| an_mtu_that_shrinks(&namespace::soft_pair()));
+}
+
+#[test]
+fn a_device_takes_the_path_mtu_that_its_interface_carries() {
+    namespace::within(|| {
+        for (mtu, over_ipv4, over_ipv6) in
+            [(9000, 4096, 4096), (4170, 4096, 2048), (1500, 1024, 1024), (1280, 1024, 1024)]
+        {
+            namespace::ip(&format!("link set lo mtu {mtu}"));
+            for (devices, bytes) in [(soft_pair(), over_ipv4), (namespace::soft_pair(), over_ipv6)] {
+                let active = devices.0.attributes().active_mtu;
+                assert_eq!(active.bytes(), bytes, "of an MTU of {mtu} at {}", devices.0.attributes().address);
+                let (a, b) = Plan { mtu: active, ..Plan::rc() }.connect(&devices);
+                reaches(&a, &b, 3 * bytes + 1);
+                let largest = a.qp.query().attributes.path_mtu;
+                assert_eq!(largest, Some(active));
+                assert_eq!(devices.0.link_counters(), LinkCounters::default());
+            }
+        }
+    });
+}

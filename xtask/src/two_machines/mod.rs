@@ -1,0 +1,290 @@
+//! The `doorbell` command on two machines: two network namespaces with a cable between them, where
+//! packets leave the loopback interface, its MTU and its segmentation behind.
+
+mod capture;
+mod network;
+mod record;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::packets;
+use crate::peers;
+use crate::shell::{Running, command, output_of, root, run, succeeds, target};
+use crate::test::Outcome;
+use network::{Family, INTERFACE, TwoMachines};
+use record::Expected;
+
+/// Longer than anything here takes, however slow the machine: protection against hanging.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// An interface's MTU in bytes, and the path MTU that must follow from it.
+const MTUS: [(u64, u64); 2] = [(1500, 1024), (9000, 4096)];
+
+/// Packets in so many are lost in the check with loss.
+const ONE_LOST_IN: u64 = 100;
+
+/// Sizes as of every kind of message: nothing, less than a word, a word, one packet, several of
+/// which the last is short and padded, a run.
+const SIZES: &[u64] = &[0, 1, 16, 1024, 5001, 65_536];
+
+/// Bench between two machines, over IPv4 and IPv6, small frames and jumbo frames: all messages
+/// arrive intact, and as many packets and bytes are sent as they must take.
+pub(crate) fn exchange() -> Outcome {
+    if let Some(left_out) = TwoMachines::are_impossible() {
+        return left_out;
+    }
+    exchange_everywhere().into()
+}
+
+fn exchange_everywhere() -> Result<(), String> {
+    for (interface_mtu, path_mtu) in MTUS {
+        let machines = TwoMachines::new(interface_mtu)?;
+        for family in Family::BOTH {
+            let expected = Expected { family, path_mtu, sizes: SIZES, client: 800, server: 800 };
+            let record = bench(&machines, &expected, "bw -b -q 2 -n 400")?;
+            record::compare(&record, &expected)?;
+            let repeated = record::explain_repetitions(&record)?;
+            eprintln!(
+                "{family:?}, MTU {interface_mtu}: path MTU {path_mtu}, packets and bytes as predicted, {repeated} packets \
+                 sent again though none was lost"
+            );
+        }
+        let dropped = machines.dropped()?;
+        if !dropped.is_empty() {
+            return Err(format!("something was lost on a cable that loses nothing: {}", dropped.join(", ")));
+        }
+    }
+    Ok(())
+}
+
+/// The same where the network loses packets: everything still arrives.
+pub(crate) fn with_loss() -> Outcome {
+    if let Some(left_out) = TwoMachines::are_impossible() {
+        return left_out;
+    }
+    let losing = || {
+        for family in Family::BOTH {
+            let machines = TwoMachines::new(1500)?;
+            machines.without_offload()?; // a packet is lost alone, not with its run
+            let loss = Loss::start(&machines)?;
+            let sizes = &[16, 5001, 65_536];
+            let expected = Expected { family, path_mtu: 1024, sizes, client: 600, server: 600 };
+            let record = bench(&machines, &expected, "bw -b -n 600")?;
+            record::compare(&record, &expected)?;
+            let lost = loss.count(&machines)?;
+            let repeated = record::sum(&record, "client", "tx_retransmitted_packets")?
+                + record::sum(&record, "server", "tx_retransmitted_packets")?;
+            if lost == 0 || repeated == 0 {
+                return Err(format!(
+                    "{lost} packets were lost and {repeated} sent again: one in {ONE_LOST_IN} must be"
+                ));
+            }
+            eprintln!("{family:?}: {lost} packets lost by {}, {repeated} sent again, everything arrived", loss.name());
+        }
+        Ok(())
+    };
+    losing().into()
+}
+
+/// Who loses packets.
+#[derive(Clone, Copy)]
+enum Loss {
+    /// The queue of both interfaces (`sch_netem`).
+    Netem,
+    /// A rule for arriving packets on both, where the kernel has no such queue.
+    Nftables,
+}
+
+impl Loss {
+    fn start(machines: &TwoMachines) -> Result<Self, String> {
+        let percent = format!("{}%", 100 / ONE_LOST_IN);
+        let netem = ["qdisc", "add", "dev", INTERFACE, "root", "netem", "loss", &percent];
+        if succeeds(machines.command(0, "tc", &netem)) {
+            output_of(machines.command(1, "tc", &netem))?;
+            return Ok(Self::Netem);
+        }
+        eprintln!("this kernel has no sch_netem: a rule of nftables loses the packets");
+        let rule = format!(
+            "table inet loss {{ chain input {{ type filter hook input priority 0; \
+             udp dport 4791 numgen random mod {ONE_LOST_IN} < 1 counter drop; }}; }}"
+        );
+        for machine in [0, 1] {
+            output_of(machines.command(machine, "nft", &[&rule]))?;
+        }
+        Ok(Self::Nftables)
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Netem => "sch_netem",
+            Self::Nftables => "nftables",
+        }
+    }
+
+    /// How many it has lost so far.
+    fn count(self, machines: &TwoMachines) -> Result<u64, String> {
+        let mut lost = 0;
+        for machine in [0, 1] {
+            let (text, before) = match self {
+                Self::Netem => {
+                    (machines.command(machine, "tc", &["-s", "qdisc", "show", "dev", INTERFACE]), "(dropped ")
+                }
+                Self::Nftables => (machines.command(machine, "nft", &["list", "ruleset"]), "counter packets "),
+            };
+            let text = output_of(text)?;
+            let count = text.split_once(before).map(|(_, rest)| rest.split(|c: char| !c.is_ascii_digit()).next());
+            let count = count.flatten().and_then(|digits| digits.parse::<u64>().ok());
+            lost += count.ok_or_else(|| format!("{} does not say how many packets it dropped: {text}", self.name()))?;
+        }
+        Ok(lost)
+    }
+}
+
+/// Real frames, captured on the cable by another program: the ICRC of each fits its IP header as
+/// the kernel made it, also where the kernel cut a segmented send up, and tshark and scapy agree.
+pub(crate) fn frames() -> Outcome {
+    let missing = [
+        (!succeeds(command("dumpcap", &["--version"])) || !peers::has_tshark(), "tshark"),
+        (peers::python_with_scapy().is_none(), "python3-scapy"),
+    ];
+    if let Some(left_out) = TwoMachines::are_impossible() {
+        return left_out;
+    }
+    if let Some((_, package)) = missing.iter().find(|(is_missing, _)| *is_missing) {
+        return Outcome::LeftOut(format!("this needs Debian's package {package}"));
+    }
+    check_frames().into()
+}
+
+fn check_frames() -> Result<(), String> {
+    let directory = target().join("xtask").join("frames");
+    let _ = std::fs::remove_dir_all(&directory);
+    std::fs::create_dir_all(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+    for (interface_mtu, path_mtu) in MTUS {
+        for offload in [false, true] {
+            let machines = TwoMachines::new(interface_mtu)?;
+            if !offload {
+                machines.without_offload()?;
+            }
+            for family in Family::BOTH {
+                // scapy knows no ICRC over IPv6, and of frames that nothing has cut up neither
+                // other program can know that they are several packets.
+                let of = if offload { "offload" } else { "cut" };
+                let capture = directory.join(of).join(format!("{family:?}-{interface_mtu}.pcap"));
+                let expected =
+                    Expected { family, path_mtu, sizes: &[1, 16, 1024, 5001, 65_536], client: 100, server: 100 };
+                let record = captured(&machines, &expected, "bw -b -n 100", &capture)?;
+                record::compare(&record, &expected)?;
+                check_capture(&capture, interface_mtu, &expected, offload, &record)?;
+            }
+        }
+    }
+    let python = peers::python_with_scapy().unwrap_or("python3");
+    let mut scapy = command(python, &["-B"]);
+    scapy.arg(root().join("xtask").join("tests").join("icrc.py")).arg(directory.join("cut")).arg("V4-*.pcap");
+    run(scapy)
+}
+
+/// Runs a bench, and captures all that passes the second machine's end of the cable.
+fn captured(machines: &TwoMachines, expected: &Expected, arguments: &str, to: &Path) -> Result<Value, String> {
+    let directory = to.parent().unwrap_or(to);
+    std::fs::create_dir_all(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+    let to = to.to_string_lossy();
+    let options = ["-P", "-q", "-i", INTERFACE, "-B", "256", "-f", "udp port 4791", "-w", &to];
+    let mut dumpcap = Running::start(machines.command(1, "dumpcap", &options))?;
+    dumpcap.wait_for("File:", PATIENCE)?;
+    let record = bench(machines, expected, arguments)?;
+    // It takes packets from the kernel in blocks, of which the last is handed over after a while.
+    std::thread::sleep(Duration::from_secs(1));
+    dumpcap.interrupt()?;
+    let (_, said) = dumpcap.finish(PATIENCE)?;
+    // "Packets received/dropped on interface 'veth0': 1234/0 (pcap:0/dumpcap:0/flushed:0/ps_ifdrop:0) (100.0%)"
+    let counts =
+        said.lines().find_map(|line| line.strip_prefix("Packets received/dropped on interface")?.split_once(": "));
+    match counts.and_then(|(_, counts)| counts.split(' ').next()?.split_once('/')) {
+        Some((_, "0")) => Ok(record),
+        _ => Err(format!("dumpcap did not capture everything: {said}")),
+    }
+}
+
+fn check_capture(
+    path: &Path,
+    interface_mtu: u64,
+    expected: &Expected,
+    offload: bool,
+    record: &Value,
+) -> Result<(), String> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let in_capture = |why: String| format!("{name}{}: {why}", if offload { ", with offload" } else { "" });
+    let seen = capture::read(path, interface_mtu).map_err(in_capture)?;
+    capture::compare(&seen, expected, record).map_err(in_capture)?;
+    let (cut, uncut) = (seen.cut, seen.uncut);
+    // Over IPv6 nothing tells packets that were cut from a run from others.
+    let as_set = if offload { uncut.longest > 1 } else { uncut.count == 0 };
+    if !as_set || (!offload && expected.family == Family::V4 && cut.longest < 2) {
+        return Err(in_capture(format!("runs that the kernel cut up: {cut:?}, others: {uncut:?}: not as set")));
+    }
+    if !offload {
+        compare_with_tshark(path, &seen).map_err(in_capture)?;
+    }
+    eprintln!(
+        "{name}: {} packets; segmented sends: {} that the kernel had cut up, of up to {} packets, {} as they were, of up \
+         to {}",
+        seen.packets.len(),
+        cut.count,
+        cut.longest,
+        uncut.count,
+        uncut.longest
+    );
+    Ok(())
+}
+
+/// tshark must find nothing wrong, checksums of the kernel included, and the same packets.
+fn compare_with_tshark(path: &Path, seen: &capture::Seen) -> Result<(), String> {
+    let dissected = packets::dissect_one(path)?;
+    if dissected.len() != seen.packets.len() {
+        return Err(format!("tshark sees {} packets, there are {}", dissected.len(), seen.packets.len()));
+    }
+    for (index, (theirs, ours)) in dissected.iter().zip(&seen.packets).enumerate() {
+        let number = |name| packets::number(theirs.value(name));
+        let found = (theirs.source.as_str(), number("opcode"), number("psn"), number("dqpn"));
+        let source = ours.source.to_string();
+        let expected = (
+            source.as_str(),
+            Some(ours.opcode.0.into()),
+            Some(ours.psn.get().into()),
+            Some(ours.destination.get().into()),
+        );
+        if found != expected {
+            return Err(format!("tshark takes packet {} for {found:?}, it is {expected:?}", index + 1));
+        }
+    }
+    Ok(())
+}
+
+/// Runs `doorbell bench` with these arguments on the first machine, against one that listens on
+/// the second, and returns its record.
+fn bench(machines: &TwoMachines, expected: &Expected, arguments: &str) -> Result<Value, String> {
+    let doorbell = doorbell();
+    let doorbell = doorbell.to_string_lossy();
+    let kind = arguments.split(' ').next().unwrap_or_default();
+    let there = expected.family.address(1);
+    let mut server = Running::start(machines.command(1, &doorbell, &["bench", kind, "--listen", &there]))?;
+    server.wait_for("waiting for a client", PATIENCE)?;
+    let sizes: Vec<String> = expected.sizes.iter().map(u64::to_string).collect();
+    let mut words = vec!["bench"];
+    words.extend(arguments.split(' '));
+    let sizes = sizes.join(",");
+    words.extend(["-s", &sizes, "--verify", "--json", &there]);
+    let client = Running::start(machines.command(0, &doorbell, &words))?;
+    let (stdout, _) = client.finish(PATIENCE)?;
+    server.finish(PATIENCE)?;
+    serde_json::from_str(&stdout).map_err(|error| format!("the record is no JSON: {error}:\n{stdout}"))
+}
+
+fn doorbell() -> PathBuf {
+    target().join("release").join("doorbell")
+}

@@ -1,0 +1,121 @@
+//! What a run between two machines must have counted.
+
+use serde_json::Value;
+
+use super::network::Family;
+
+/// What is known of a run before it.
+#[derive(Clone, Copy)]
+pub(super) struct Expected {
+    pub(super) family: Family,
+    /// Path MTU in bytes.
+    pub(super) path_mtu: u64,
+    /// Bytes per message, one point each.
+    pub(super) sizes: &'static [u64],
+    /// Messages that the client sends per point.
+    pub(super) client: u64,
+    /// Messages that the server sends per point.
+    pub(super) server: u64,
+}
+
+/// Bytes of Ethernet, UDP, BTH and ICRC around a payload: all that every frame has but IP.
+const FRAME_BYTES: u64 = 14 + 8 + 12 + 4;
+
+/// Bytes of the immediate data that credits ride in.
+const IMMEDIATE_BYTES: u64 = 4;
+
+impl Expected {
+    /// Packets and frame bytes of so many messages of a size: worked out here once more, in
+    /// another way than the product does it.
+    pub(super) fn cost(&self, messages: u64, bytes: u64) -> (u64, u64) {
+        let packets = bytes.div_ceil(self.path_mtu).max(1);
+        let headers = packets * (FRAME_BYTES + self.family.header_bytes());
+        (messages * packets, messages * (headers + IMMEDIATE_BYTES + bytes.next_multiple_of(4)))
+    }
+}
+
+/// Does the record hold what was expected: each point measured, every message intact, and in each
+/// direction as many packets and bytes as the messages must take?
+pub(super) fn compare(record: &Value, expected: &Expected) -> Result<(), String> {
+    same("the active MTU", number(record, "/environment/active_mtu")?, expected.path_mtu)?;
+    let results = results(record)?;
+    same("points", results.len() as u64, expected.sizes.len() as u64)?;
+    for (result, &bytes) in results.iter().zip(expected.sizes) {
+        let compare = || -> Result<(), String> {
+            same("bytes", number(result, "/bytes")?, bytes)?;
+            same("the path MTU", number(result, "/mtu")?, expected.path_mtu)?;
+            same("damaged messages", number(result, "/damaged")?, 0)?;
+            for (side, messages) in [("client", expected.client), ("server", expected.server)] {
+                let (packets, frame_bytes) = expected.cost(messages, bytes);
+                for (name, cost) in [("data_packets", packets), ("data_bytes", frame_bytes)] {
+                    for source in ["counted", "predicted"] {
+                        let pointer = format!("/{source}/{side}/{name}");
+                        same(&pointer, number(result, &pointer)?, cost)?;
+                    }
+                }
+            }
+            Ok(())
+        };
+        compare().map_err(|why| format!("messages of {bytes} B over {:?}: {why}", expected.family))?;
+    }
+    Ok(())
+}
+
+/// How many packets may have been on their way when one end counted: what ends a connection.
+pub(super) const LAST_PACKETS: u64 = 8;
+
+/// On a network that loses nothing, packets are sent again only because an end was slower than a
+/// timer, or not ready yet when its peer was: each of them must have arrived and been recognised.
+/// Returns how many there were.
+pub(super) fn explain_repetitions(record: &Value) -> Result<u64, String> {
+    let mut all = 0;
+    for result in results(record)? {
+        for (from, to) in [("client", "server"), ("server", "client")] {
+            let sent = |name: &str| counter(result, from, name);
+            let arrived = |name: &str| counter(result, to, name);
+            let repeated = sent("tx_retransmitted_packets")?;
+            let recognised = arrived("duplicate_request")?;
+            let mut too_early = arrived("rx_foreign_source")? + arrived("rx_wrong_state")? + arrived("rx_unknown_qp")?;
+            if too_early > 0 {
+                too_early += arrived("out_of_sequence")?; // those behind them
+            }
+            let packets = (sent("tx_vport_rdma_unicast_packets")?, arrived("rx_vport_rdma_unicast_packets")?);
+            let underway = packets.0.saturating_sub(packets.1);
+            let bytes = number(result, "/bytes")?;
+            let because =
+                sent("early_retransmit")? + sent("local_ack_timeout_err")? + sent("packet_seq_err")? + underway;
+            if underway > LAST_PACKETS || repeated > recognised + too_early + underway || (repeated > 0 && because == 0)
+            {
+                return Err(format!(
+                    "messages of {bytes} B: the {from} sent {} packets, {repeated} of them again, {because} times that \
+                     a timer or a NAK asked for it; the {to} received {}, {recognised} of them duplicates, and \
+                     {too_early} before it was ready",
+                    packets.0, packets.1
+                ));
+            }
+            all += repeated;
+        }
+    }
+    Ok(all)
+}
+
+/// A counter of one end, over all points.
+pub(super) fn sum(record: &Value, side: &str, name: &str) -> Result<u64, String> {
+    results(record)?.iter().map(|result| counter(result, side, name)).sum()
+}
+
+fn results(record: &Value) -> Result<&Vec<Value>, String> {
+    record.pointer("/results").and_then(Value::as_array).ok_or_else(|| format!("the record has no results: {record}"))
+}
+
+fn counter(result: &Value, side: &str, name: &str) -> Result<u64, String> {
+    number(result, &format!("/counters/{side}/{name}"))
+}
+
+fn number(value: &Value, pointer: &str) -> Result<u64, String> {
+    value.pointer(pointer).and_then(Value::as_u64).ok_or_else(|| format!("the record has no number at {pointer}"))
+}
+
+fn same(what: &str, found: u64, expected: u64) -> Result<(), String> {
+    if found == expected { Ok(()) } else { Err(format!("{what}: {found}, expected {expected}")) }
+}
