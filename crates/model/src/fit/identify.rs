@@ -49,9 +49,11 @@ pub struct Estimate {
     pub interval: Option<(f64, f64)>,
 }
 
-/// What the Jacobian at the optimum says: singular values and directions in the space of logarithms.
-pub(super) struct Knowledge<'a> {
+/// What the Jacobian at one optimum says: singular values and directions in the space of logarithms.
+pub(super) struct View<'a> {
     free: &'a [usize],
+    /// The optimum.
+    values: Values,
     /// Right singular vectors, as rows, and their singular values.
     directions: DMatrix<f64>,
     strengths: DVector<f64>,
@@ -63,8 +65,8 @@ pub(super) struct Knowledge<'a> {
     quantile: f64,
 }
 
-impl<'a> Knowledge<'a> {
-    pub(super) fn of(jacobian: &DMatrix<f64>, errors: &DVector<f64>, free: &'a [usize]) -> Self {
+impl<'a> View<'a> {
+    pub(super) fn of(jacobian: &DMatrix<f64>, errors: &DVector<f64>, free: &'a [usize], values: Values) -> Self {
         // More rows than columns, so that every direction has a singular value.
         let rows = jacobian.nrows().max(jacobian.ncols());
         let svd = jacobian.clone().resize_vertically(rows, 0.0).svd(false, true);
@@ -74,21 +76,26 @@ impl<'a> Knowledge<'a> {
         let rank = strengths.iter().filter(|&&strength| strength > least_strength).count();
         let spare = errors.len().saturating_sub(rank);
         let noise = (spare > 0).then(|| (errors.norm_squared() / spare as f64).sqrt().max(FINEST));
-        Self { free, directions, strengths, least_strength, rank, noise, quantile: student_95(spare) }
+        Self { free, values, directions, strengths, least_strength, rank, noise, quantile: student_95(spare) }
     }
 
     pub(super) fn rank(&self) -> usize {
         self.rank
     }
 
+    /// By how much the sum of squared errors may grow before noise no longer explains it.
+    pub(super) fn indistinguishable(&self) -> f64 {
+        self.noise.map_or(f64::INFINITY, |noise| (self.quantile * noise).powi(2))
+    }
+
     /// The interval of a cost, if the data determines it.
-    fn interval(&self, cost: &Cost, values: &Values) -> Option<(f64, f64)> {
+    fn interval(&self, cost: &Cost) -> Option<(f64, f64)> {
         let noise = self.noise?;
-        let value = cost.ns(values);
+        let value = cost.ns(&self.values);
         // How the logarithm of the cost depends on the logarithms of the terms.
         let gradient = DVector::from_iterator(
             self.free.len(),
-            self.free.iter().map(|&term| cost.coefficients[term] * values[term] / value),
+            self.free.iter().map(|&term| cost.coefficients[term] * self.values[term] / value),
         );
         let along = &self.directions * &gradient;
         let (mut unseen, mut variance) = (0.0, 0.0);
@@ -100,8 +107,23 @@ impl<'a> Knowledge<'a> {
             }
         }
         let half = self.quantile * variance.sqrt();
-        let is_known = unseen <= UNSEEN * UNSEEN * gradient.norm_squared() && (2.0 * half).exp() <= WIDEST;
+        let is_known = unseen <= UNSEEN * UNSEEN * gradient.norm_squared() && half.is_finite();
         is_known.then(|| (value * (-half).exp(), value * half.exp()))
+    }
+}
+
+/// Every optimum that explains the data as well as the best, which is the first.
+pub(super) struct Knowledge<'a>(pub(super) Vec<View<'a>>);
+
+impl Knowledge<'_> {
+    /// The interval of a cost, if the data determines it: all optima have to agree.
+    fn interval(&self, cost: &Cost) -> Option<(f64, f64)> {
+        let (mut low, mut high) = (f64::INFINITY, 0.0_f64);
+        for view in &self.0 {
+            let (least, most) = view.interval(cost)?;
+            (low, high) = (low.min(least), high.max(most));
+        }
+        (high <= low * WIDEST).then_some((low, high))
     }
 }
 
@@ -174,7 +196,7 @@ pub(super) fn estimates(knowledge: &Knowledge<'_>, parameters: &Parameters) -> V
         name: str::to_owned(name),
         value: cost.ns(&values),
         unit,
-        interval: knowledge.interval(&cost, &values),
+        interval: knowledge.interval(&cost),
     };
     quantities(parameters).into_iter().map(estimate).collect()
 }
@@ -205,7 +227,7 @@ pub(super) fn sums(knowledge: &Knowledge<'_>, parameters: &Parameters, estimates
             continue;
         }
         let cost = members().fold(Cost::ZERO, |sum, quantity| sum.plus(&quantity.cost));
-        if let Some(interval) = knowledge.interval(&cost, &values) {
+        if let Some(interval) = knowledge.interval(&cost) {
             let names: Vec<&str> = members().map(|quantity| quantity.name).collect();
             found.push(set);
             let (name, value) = (names.join(" + "), cost.ns(&values));

@@ -6,7 +6,9 @@
 //! starting points. What data says nothing about stays near where it started, by a pull too weak to
 //! move anything else.
 //!
-//! How well parameters are known follows from the data's Jacobian alone; see [`Estimate`].
+//! How well parameters are known follows from the data's Jacobian, and from the other optima that
+//! explain the data as well: if the slower of two CPUs binds, the data may not tell which it is. See
+//! [`Estimate`].
 
 mod identify;
 
@@ -21,6 +23,7 @@ use crate::predict::{Forms, Setting, forms};
 use crate::workload::WorkloadError;
 
 pub use identify::{Estimate, Unit};
+use identify::{Knowledge, View};
 
 /// The least number of measured figures.
 pub const LEAST_FIGURES: usize = 4;
@@ -34,8 +37,9 @@ const WEIGHT: (f64, f64) = (1e-6, 1e6);
 
 /// How hard the smallest bound is: the order of the norm that stands for it, step by step.
 const HARDNESS: [f64; 4] = [3.0, 10.0, 40.0, 160.0];
-/// Starting points beside the first.
-const RESTARTS: u64 = 11;
+/// Starting points of descents that begin with a soft smallest, and of those that are hard at once.
+const SOFT_STARTS: u64 = 8;
+const HARD_STARTS: u64 = 16;
 /// How far starting points lie from the first: a factor of up to e to this.
 const SPREAD: f64 = 2.5;
 /// How strongly parameters are pulled to where they started, beside a figure of weight 1.
@@ -120,23 +124,27 @@ pub fn fit(base: &Parameters, observations: &[Observation]) -> Result<Fit, FitEr
     let origin = DVector::from_iterator(free.len(), free.iter().map(|&index| start[index].ln()));
     let scaled = origin.add_scalar(data.offset(&start));
 
-    let mut best: Option<(f64, DVector<f64>)> = None;
-    for attempt in 0..=RESTARTS {
-        let from = scattered(&scaled, attempt);
-        let mut problem = Problem { data: &data, free: &free, start, origin: scaled.clone(), at: from, hardness: 0.0 };
-        for hardness in HARDNESS {
-            problem.hardness = hardness;
-            problem = LevenbergMarquardt::new().with_patience(PATIENCE).minimize(problem).0;
-        }
-        let loss = data.loss(&problem.values());
-        if loss.is_finite() && best.as_ref().is_none_or(|(least, _)| loss < *least) {
-            best = Some((loss, problem.at));
+    // Descents from soft to hard, pulled to the first starting point, come near the best. Hard ones
+    // around it, each pulled to where it started, find what else explains the data.
+    let mut optima: Vec<Optimum> = Vec::new();
+    for (starts, hardness) in [(SOFT_STARTS, &HARDNESS[..]), (HARD_STARTS, &HARDNESS[HARDNESS.len() - 1..])] {
+        let around = best_of(&optima).map_or(&scaled, |best| &best.at).clone();
+        for attempt in 0..starts {
+            let at = scattered(&around, attempt);
+            let origin = if hardness.len() > 1 { scaled.clone() } else { at.clone() };
+            let mut problem = Problem { data: &data, free: &free, start, origin, at, hardness: 0.0 };
+            for &hardness in hardness {
+                problem.hardness = hardness;
+                problem = LevenbergMarquardt::new().with_patience(PATIENCE).minimize(problem).0;
+            }
+            let values = problem.values();
+            let loss = data.loss(&values);
+            if loss.is_finite() {
+                optima.push(Optimum { loss, at: problem.at, values });
+            }
         }
     }
-    let values = match best {
-        Some((_, at)) => values_at(&start, &free, &at),
-        None => start,
-    };
+    let values = best_of(&optima).map_or(start, |best| best.values);
     let parameters = Parameters {
         name: format!("fitted from {}", base.name),
         source: format!("fitted to {} measured figures", data.rows.len()),
@@ -145,9 +153,15 @@ pub fn fit(base: &Parameters, observations: &[Observation]) -> Result<Fit, FitEr
     };
     parameters.check("fit")?;
 
-    let jacobian = data.jacobian(&values, &free, HARDNESS[HARDNESS.len() - 1]);
-    let errors = data.errors(&values, f64::INFINITY);
-    let knowledge = identify::Knowledge::of(&jacobian, &errors, &free);
+    let view = |values: &Values| {
+        let jacobian = data.jacobian(values, &free, HARDNESS[HARDNESS.len() - 1]);
+        View::of(&jacobian, &data.errors(values, f64::INFINITY), &free, *values)
+    };
+    let best = view(&values);
+    let rank = best.rank();
+    let most = data.loss(&values) + best.indistinguishable();
+    let others = optima.iter().filter(|other| other.loss <= most).map(|other| view(&other.values));
+    let knowledge = Knowledge(std::iter::once(best).chain(others).collect());
     let estimates = identify::estimates(&knowledge, &parameters);
     let sums = identify::sums(&knowledge, &parameters, &estimates);
     let residuals = residuals(&parameters, observations)
@@ -163,7 +177,7 @@ pub fn fit(base: &Parameters, observations: &[Observation]) -> Result<Fit, FitEr
         residuals,
         median_error,
         p90_error,
-        rank: knowledge.rank(),
+        rank,
     })
 }
 
@@ -203,6 +217,20 @@ fn values_at(start: &Values, free: &[usize], at: &DVector<f64>) -> Values {
         values[index] = logarithm.exp();
     }
     values
+}
+
+/// Where a descent ended.
+struct Optimum {
+    loss: f64,
+    at: DVector<f64>,
+    values: Values,
+}
+
+/// The best, or one found earlier that is as good: what the data says nothing about has stayed nearer
+/// to where it started.
+fn best_of(optima: &[Optimum]) -> Option<&Optimum> {
+    let least = optima.iter().map(|optimum| optimum.loss).fold(f64::INFINITY, f64::min);
+    optima.iter().find(|optimum| optimum.loss <= least * 1.01 + 1e-9)
 }
 
 /// A measured figure: the costs whose largest is the time that was measured.

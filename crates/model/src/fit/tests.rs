@@ -99,17 +99,19 @@ fn what_is_separable_lies_within_its_interval_and_nothing_else_has_one() {
         assert!(estimate(&fit, "g_var_ns_per_byte").interval.is_some(), "seed {seed}");
         assert!(estimate(&fit, "gap_latency_ns_per_byte").interval.is_some(), "seed {seed}");
         assert!(!fit.sums.is_empty(), "seed {seed}");
+        // Where batches are posted, either CPU may be what binds.
+        let receiving = "o_rcv_ns.batched + o_post_ns.batched + o_nrcv_ns";
+        assert!(fit.sums.iter().all(|sum| sum.name != receiving), "seed {seed}: the sender may bind as well");
         for estimate in fit.estimates.iter().chain(&fit.sums) {
             let Some((low, high)) = estimate.interval else { continue };
-            let value: f64 = estimate.name.split(" + ").map(|name| exact(name)).sum();
-            if !(low..=high).contains(&value) { println!("seed {seed} {} true {value} in {low} {high}", estimate.name); }
+            let value: f64 = estimate.name.split(" + ").map(&exact).sum();
             all += 1;
             inside += usize::from((low..=high).contains(&value));
             assert!(low < high && low <= estimate.value && estimate.value <= high);
         }
     }
-    // 95 % are promised, where the model's kinks do not interfere.
-    assert!(inside * 100 >= all * 88, "{inside} of {all} lie within their intervals");
+    // 95 % are promised, by linear algebra of what is not quite linear.
+    assert!(inside * 100 >= all * 90, "{inside} of {all} lie within their intervals");
 }
 
 fn quantities_of(parameters: &Parameters) -> impl Fn(&str) -> f64 {
@@ -150,12 +152,14 @@ fn latencies_alone_determine_their_sum_and_the_gap() {
 fn the_bounds_of_a_software_rnic_determine_sums_of_cpu_and_nic() {
     let truth = Parameters { gap_bandwidth_ns_per_byte: 0.02, ..software() };
     let mut observations = Vec::new();
-    // Many receiving threads, so that the sender binds.
-    let peers = Peers::one_to_many(8);
-    for bytes in [16, 256, 1024, 4096, 65_536] {
-        for (window, batch) in [(512, 1), (512, 8)] {
-            let workload = Workload { credits: false, peers, ..Workload::new(bytes, window, batch) };
-            observations.push(observe(&truth, workload, false, 0.0));
+    // More receiving threads do not help, so the sender binds.
+    for receivers in [8, 64] {
+        let peers = Peers::one_to_many(receivers);
+        for bytes in [16, 256, 1024, 4096, 65_536] {
+            for (window, batch) in [(512, 1), (512, 8)] {
+                let workload = Workload { credits: false, peers, ..Workload::new(bytes, window, batch) };
+                observations.push(observe(&truth, workload, false, 0.0));
+            }
         }
     }
     let fit = fit(&Parameters::starting_point(RnicKind::Software), &observations).unwrap();
