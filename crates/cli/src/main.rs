@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod model;
 mod output;
 mod wire;
 
@@ -23,6 +24,9 @@ enum Command {
     /// Measure message exchange between two processes, or what the kernel allows
     #[command(subcommand)]
     Bench(Box<bench::Bench>),
+    /// Predict what message exchange costs, say what binds, and fit the model's parameters
+    #[command(subcommand)]
+    Model(Box<model::Model>),
     /// Explain what goes over the wire
     #[command(subcommand)]
     Wire(wire::Wire),
@@ -57,6 +61,7 @@ fn main() -> ExitCode {
         .init();
     let result = match cli.command {
         Command::Bench(bench) => bench::run(*bench),
+        Command::Model(model) => model::run(*model),
         Command::Wire(wire) => wire::run(wire),
     };
     match result {

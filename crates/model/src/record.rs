@@ -72,6 +72,8 @@ struct Environment {
 #[derive(Deserialize)]
 struct Asked {
     kind: String,
+    #[serde(default)]
+    operation: Option<String>,
     connections: u32,
     inline: u64,
     #[serde(default)]
@@ -180,6 +182,10 @@ fn observation(
         field: format!("results[{index}].{field}"),
         problem,
     };
+    // Of what is no message there is nothing to predict, whatever else the record says of it.
+    if let Some(reason) = unfit(asked, result) {
+        return Ok(Err(reason));
+    }
     let protocol = match asked.protocol.as_deref().map(|name| name.replace('_', "-")) {
         None => Protocol::SendReceive,
         Some(name) => match Protocol::by_name(&name) {
@@ -209,25 +215,6 @@ fn observation(
     if let Err(error) = workload.check() {
         return Err(malformed("fitted", error.to_string()));
     }
-    let repeated = result.counted.as_ref().map_or(0.0, |BothEnds { client, server }| {
-        let sum = |of: fn(&Counted) -> u64| of(client) as f64 + of(server) as f64;
-        sum(|counted| counted.retransmitted_packets) / sum(|counted| counted.data_packets).max(1.0)
-    });
-    let reason = match asked.kind.as_str() {
-        "latency" | "bandwidth" if repeated > MOST_REPEATED => {
-            Some(format!("{:.1} % of the packets were sent again, and the model knows no loss", 100.0 * repeated))
-        }
-        "latency" if asked.connections > 1 => Some("ping-pongs of several connections share a CPU".to_owned()),
-        "latency" | "bandwidth" if asked.events => Some("it slept, and waking up has no parameter".to_owned()),
-        "latency" | "bandwidth" if asked.verify => Some("payloads were made and checked meanwhile".to_owned()),
-        "bandwidth" if asked.rate.is_some() => Some("its rate was given".to_owned()),
-        "bandwidth" if asked.slow_receiver_us > 0 => Some("its receiver was slowed down".to_owned()),
-        "latency" | "bandwidth" => None,
-        other => Some(format!("the model knows nothing of a measurement of {other:?}")),
-    };
-    if let Some(reason) = reason {
-        return Ok(Err(reason));
-    }
     let positive = |field, value: f64| {
         let is_positive = value > 0.0 && value.is_finite();
         is_positive.then_some(value).ok_or_else(|| malformed(field, format!("it is {value}, allowed is more than 0")))
@@ -240,4 +227,124 @@ fn observation(
     let messages_per_s = if is_latency { None } else { Some(positive("messages_per_s", result.messages_per_s)?) };
     let name = format!("{file}: {} B, window {}, batch {}", result.bytes, workload.window, workload.batch);
     Ok(Ok(Observation { name, workload, latency_ns, messages_per_s, weight: 1.0 }))
+}
+
+/// Why the model has nothing to say of a result, if so.
+fn unfit(asked: &Asked, result: &PointResult) -> Option<String> {
+    let is_latency = match asked.kind.as_str() {
+        "latency" => true,
+        "bandwidth" => false,
+        other => return Some(format!("the model knows nothing of a measurement of {other:?}")),
+    };
+    if let Some(operation) = asked.operation.as_deref().filter(|operation| *operation != "send") {
+        return Some(format!("{operation:?} is no message of a protocol"));
+    }
+    let repeated = result.counted.as_ref().map_or(0.0, |BothEnds { client, server }| {
+        let sum = |of: fn(&Counted) -> u64| of(client) as f64 + of(server) as f64;
+        sum(|counted| counted.retransmitted_packets) / sum(|counted| counted.data_packets).max(1.0)
+    });
+    if repeated > MOST_REPEATED {
+        return Some(format!("{:.1} % of the packets were sent again, and the model knows no loss", 100.0 * repeated));
+    }
+    let reasons = [
+        (is_latency && asked.connections > 1, "ping-pongs of several connections share a CPU"),
+        (asked.events, "it slept, and waking up has no parameter"),
+        (asked.verify, "payloads were made and checked meanwhile"),
+        (asked.rate.is_some(), "its rate was given"),
+        (asked.slow_receiver_us > 0, "its receiver was slowed down"),
+    ];
+    reasons.into_iter().find(|(applies, _)| *applies).map(|(_, reason)| reason.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RECORD: &str = r#"{
+        "schema": "doorbell-bench/1", "of a later release": [1],
+        "environment": {"provider": "soft", "cpus": 2},
+        "parameters": {"kind": "bandwidth", "operation": "send", "connections": 2, "inline": 64, "credits": false,
+            "bidirectional": false, "events": false, "rate": null, "slow_receiver_us": 0, "verify": false},
+        "results": [
+            {"bytes": 16, "messages_per_s": 2e6, "latency_ns": null, "mtu": 4096,
+             "fitted": {"window": 64, "batch": 8, "depth": 128, "send_buffers": 64, "notes": []},
+             "counted": {"client": {"data_packets": 1000, "retransmitted_packets": 0},
+                         "server": {"data_packets": 0, "retransmitted_packets": 0}}}
+        ]
+    }"#;
+
+    fn changed(from: &str, to: &str) -> Result<Observed, RecordError> {
+        assert!(RECORD.contains(from), "{from}");
+        observations("a.json", &RECORD.replacen(from, to, 1))
+    }
+
+    #[test]
+    fn a_record_becomes_observations() {
+        let observed = observations("a.json", RECORD).unwrap();
+        assert_eq!((observed.rnic, observed.left_out), (RnicKind::Software, vec![]));
+        let [observation] = &observed.observations[..] else { panic!("one result, one observation") };
+        assert_eq!(observation.name, "a.json: 16 B, window 64, batch 8");
+        assert_eq!((observation.messages_per_s, observation.latency_ns), (Some(2e6), None));
+        let workload = observation.workload;
+        assert_eq!((workload.bytes, workload.window, workload.batch, workload.depth), (16, 64, 8, 128));
+        assert_eq!((workload.credits, workload.path_mtu), (false, Some(PathMtu::Mtu4096)));
+        assert_eq!(workload.peers, Peers::connections(2));
+        assert_eq!(changed("\"soft\"", "\"system\"").unwrap().rnic, RnicKind::Hardware);
+        let slow = changed("\"bandwidth\"", "\"latency\"").unwrap();
+        assert_eq!(slow.left_out, ["a.json: 16 B left out: ping-pongs of several connections share a CPU"]);
+        let latency =
+            RECORD.replace("\"bandwidth\"", "\"latency\"").replace("\"connections\": 2", "\"connections\": 1");
+        let latency = latency.replace("\"latency_ns\": null", "\"latency_ns\": {\"p50\": 3100, \"p99\": 1}");
+        let observed = observations("a.json", &latency).unwrap();
+        assert_eq!(
+            (observed.observations[0].latency_ns, observed.observations[0].messages_per_s),
+            (Some(3100.0), None)
+        );
+    }
+
+    #[test]
+    fn what_the_model_cannot_speak_of_is_left_out_with_the_reason() {
+        for (from, to, reason) in [
+            ("\"send\"", "\"fetch_add\"", "\"fetch_add\" is no message of a protocol"),
+            ("\"send\"", "\"request_response\"", "is no message"),
+            ("\"bandwidth\"", "\"jitter\"", "nothing of a measurement of \"jitter\""),
+            ("\"events\": false", "\"events\": true", "it slept"),
+            ("\"verify\": false", "\"verify\": true", "checked meanwhile"),
+            ("\"rate\": null", "\"rate\": 5.0", "its rate was given"),
+            ("\"slow_receiver_us\": 0", "\"slow_receiver_us\": 7", "slowed down"),
+            ("\"retransmitted_packets\": 0", "\"retransmitted_packets\": 20", "2.0 % of the packets were sent again"),
+            ("\"inline\": 64", "\"inline\": 64, \"protocol\": \"telepathy\"", "no protocol \"telepathy\""),
+        ] {
+            let observed = changed(from, to).unwrap();
+            assert_eq!(observed.observations, [], "{to}");
+            assert!(observed.left_out[0].contains(reason), "{:?}", observed.left_out);
+        }
+        let other = changed("\"inline\": 64", "\"inline\": 64, \"protocol\": \"direct_read\"").unwrap();
+        assert_eq!(other.observations[0].workload.protocol.name(), "direct-read");
+    }
+
+    #[test]
+    fn damaged_and_newer_records_are_refused_by_file_and_field() {
+        for (from, to, words) in [
+            ("bench/1", "bench/2", "a.json: schema is \"doorbell-bench/2\", this release reads doorbell-bench/1"),
+            ("\"schema\": ", "\"scheme\": ", "a.json: the record: missing field `schema`"),
+            ("\"connections\": 2", "\"connections\": -2", "a.json: parameters.connections: "),
+            ("\"connections\": 2", "\"connections\": 0", "a.json: results[0].fitted: "),
+            ("\"window\": 64", "\"window\": 0", "results[0].fitted: the window is 0, allowed is 1 to"),
+            ("\"window\": 64", "\"window\": \"wide\"", "a.json: results[0].fitted.window: "),
+            ("\"mtu\": 4096", "\"mtu\": 1500", "results[0].mtu: it is 1500, allowed is 256, 512"),
+            ("2e6", "0", "results[0].messages_per_s: it is 0, allowed is more than 0"),
+            ("2e6", "-1e400", "a.json: results[0].messages_per_s: "),
+            ("\"results\": [", "\"results\": [{", "a.json: results"),
+        ] {
+            let error = changed(from, to).expect_err(to).to_string();
+            assert!(error.contains(words), "{words:?} is missing in: {error}");
+        }
+        for text in ["", "[]", "{", "null", "\u{0}", &RECORD[..RECORD.len() - 40], &format!("{RECORD} more")] {
+            assert!(
+                observations("a.json", text).is_err_and(|error| error.to_string().starts_with("a.json: ")),
+                "{text}"
+            );
+        }
+    }
 }

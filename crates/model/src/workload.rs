@@ -132,7 +132,7 @@ impl Workload {
         let ends = self.peers.senders.max(self.peers.receivers).into();
         within("the number of connections", self.peers.connections.into(), ends, MAX_COUNT)?;
         if self.protocol == Protocol::BufferedRead {
-            let most = MAX_BYTES / (self.bytes + 64);
+            let most = (MAX_BYTES / (self.bytes + 64)).max(1);
             within("the batch that one READ fetches", self.batch.into(), 1, most)?;
         }
         Ok(())

@@ -4,6 +4,7 @@
 mod bench;
 mod command;
 mod failures;
+mod model;
 mod operations;
 mod two_sides;
 mod usage;
