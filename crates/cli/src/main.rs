@@ -1,6 +1,7 @@
 //! The `doorbell` command.
 #![forbid(unsafe_code)]
 
+mod advise;
 mod bench;
 mod model;
 mod output;
@@ -24,6 +25,8 @@ enum Command {
     /// Measure message exchange between two processes, or what the kernel allows
     #[command(subcommand)]
     Bench(Box<bench::Bench>),
+    /// Rank protocols, windows and batches for a need
+    Advise(advise::Advise),
     /// Predict what message exchange costs, say what binds, and fit the model's parameters
     #[command(subcommand)]
     Model(Box<model::Model>),
@@ -61,6 +64,7 @@ fn main() -> ExitCode {
         .init();
     let result = match cli.command {
         Command::Bench(bench) => bench::run(*bench),
+        Command::Advise(advise) => advise::run(&advise),
         Command::Model(model) => model::run(*model),
         Command::Wire(wire) => wire::run(wire),
     };

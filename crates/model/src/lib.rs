@@ -58,6 +58,11 @@
 //! - The published `G` of bandwidth has headers in it; see the
 //!   [open points](parameters::Parameters::open_points) of [T1](parameters::Parameters::t1).
 //!
+//! # Fits and advice
+//!
+//! [`fit`](fit::fit) finds parameters in measurements and says which of them, or which of their sums, the
+//! data determines. [`advise`](advise::advise) ranks protocols with their windows and batches for a need.
+//!
 //! # What has no parameter
 //!
 //! Loss and retransmission; caches, so that a receiver of many senders does not slow down as they
@@ -77,6 +82,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod advise;
 pub mod cost;
 pub mod explain;
 pub mod fit;

@@ -158,15 +158,19 @@ pub struct Bottleneck {
 impl Prediction {
     pub(crate) fn of(forms: &Forms, parameters: &Parameters, bytes: f64) -> Self {
         let values = parameters.values();
-        let mut bounds: Vec<Bound> = forms
+        let bounds = forms
             .bounds
             .iter()
             .map(|form| Bound { kind: form.kind, ns_per_message: form.cost.ns(&values) })
             .filter(|bound| bound.ns_per_message > 0.0)
             .collect();
+        Self::of_bounds(forms.latency.ns(&values), bounds, bytes)
+    }
+
+    fn of_bounds(latency_ns: f64, mut bounds: Vec<Bound>, bytes: f64) -> Self {
         bounds.sort_by(|a, b| b.ns_per_message.total_cmp(&a.ns_per_message));
         let messages_per_s = bounds.first().map_or(f64::INFINITY, Bound::messages_per_s);
-        Self { latency_ns: forms.latency.ns(&values), messages_per_s, bytes_per_s: messages_per_s * bytes, bounds }
+        Self { latency_ns, messages_per_s, bytes_per_s: messages_per_s * bytes, bounds }
     }
 
     /// What binds: the smallest bound. A NIC's bound is named after the link where that is less
@@ -204,6 +208,32 @@ impl Prediction {
 pub fn predict(parameters: &Parameters, workload: &Workload) -> Result<Prediction, WorkloadError> {
     let forms = forms(&Setting::of(parameters), workload)?;
     Ok(Prediction::of(&forms, parameters, workload.bytes as f64))
+}
+
+/// Latency and throughput of messages of several kinds in turn, each with its share: the mean latency,
+/// and of each bound the mean time per message.
+///
+/// # Errors
+///
+/// One of them cannot be.
+pub fn predict_mix(parameters: &Parameters, mix: &[(f64, Workload)]) -> Result<Prediction, WorkloadError> {
+    let all: f64 = mix.iter().map(|(share, _)| share).sum();
+    let mut bounds: Vec<Bound> = Vec::new();
+    let (mut latency_ns, mut bytes) = (0.0, 0.0);
+    for (share, workload) in mix {
+        let share = share / all;
+        let prediction = predict(parameters, workload)?;
+        latency_ns += share * prediction.latency_ns;
+        bytes += share * workload.bytes as f64;
+        for Bound { kind, ns_per_message } in prediction.bounds {
+            let ns_per_message = share * ns_per_message;
+            match bounds.iter_mut().find(|bound| bound.kind == kind) {
+                Some(bound) => bound.ns_per_message += ns_per_message,
+                None => bounds.push(Bound { kind, ns_per_message }),
+            }
+        }
+    }
+    Ok(Prediction::of_bounds(latency_ns, bounds, bytes))
 }
 
 /// Latency and bounds as forms.

@@ -15,7 +15,8 @@ use serde_json::{Value, json};
 
 use crate::Failure;
 use crate::output::{line, us};
-pub(crate) use arguments::{ParametersArgument, wrong};
+use arguments::wrong;
+pub(crate) use arguments::{ParametersArgument, parse_peers};
 
 #[derive(Subcommand)]
 pub(crate) enum Model {

@@ -1,6 +1,7 @@
 //! The `doorbell` command as its users meet it: run as a process, judged by what it prints and by
 //! its exit status. No test asserts how fast anything is.
 
+mod advise;
 mod bench;
 mod command;
 mod failures;

@@ -6,6 +6,7 @@ use crate::command::{Running, doorbell, measuring, run};
 fn every_command_explains_itself() {
     for command in [
         "",
+        "advise",
         "bench",
         "bench lat",
         "bench bw",
