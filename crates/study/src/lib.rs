@@ -7,6 +7,7 @@
 
 pub mod environment;
 pub mod executor;
+pub mod measure;
 pub mod one_sided;
 pub mod parameters;
 pub mod payload;
