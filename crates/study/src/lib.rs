@@ -3,6 +3,7 @@
 //! [`workload`] holds the workloads as `async fn` over connections, written once, and
 //! [`one_sided`] those over verbs alone; [`executor`] runs them on a thread that polls. [`session`]
 //! coordinates two processes over TCP, point by point; [`record`] is what comes out.
+//! [`measure`] times the parameters of the performance model, one call at a time.
 #![forbid(unsafe_code)]
 
 pub mod environment;

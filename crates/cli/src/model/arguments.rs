@@ -21,7 +21,7 @@ const DEFAULT_SIZES: [u64; 5] = [16, 512, 4096, 65_536, 1 << 20];
 /// Where parameters come from.
 #[derive(Args)]
 pub(crate) struct ParametersArgument {
-    /// A parameter file, as `model fit --out` and `model measure --out` write it, or t1: testbed T1
+    /// A parameter file, as `model fit --out` writes it, or t1: testbed T1
     /// with ConnectX-5 NICs at 100 Gb/s
     #[arg(long = "params", value_name = "t1|FILE", default_value = "t1")]
     name: String,
@@ -178,4 +178,10 @@ pub(crate) fn parse_peers(text: &str) -> Result<Peers, String> {
     let (senders, receivers) =
         sides.ok_or_else(|| "it is SENDERS:RECEIVERS, two numbers with a colon between, as in 16:1".to_owned())?;
     Ok(Peers { senders, receivers, connections: senders.max(receivers) })
+}
+
+/// Four digits that count.
+pub(super) fn digits(value: f64) -> String {
+    let before = if value > 0.0 { value.log10().floor() } else { 0.0 };
+    format!("{value:.*}", (3.0 - before).clamp(0.0, 9.0) as usize)
 }

@@ -9,9 +9,11 @@ use doorbell_model::fit::{Estimate, Fit as Fitted, fit};
 use doorbell_model::observation::{Observation, Quantity, Residual, residuals};
 use doorbell_model::parameters::{Parameters, RnicKind};
 use doorbell_model::record::observations;
+use doorbell_study::measure::Quantity as Measured;
 use serde_json::{Value, json};
 
-use super::arguments::{parameters, read_text};
+use super::arguments::{digits, parameters, read_text};
+use super::measure;
 use crate::output::line;
 use crate::{Failure, Usage};
 
@@ -30,6 +32,9 @@ pub(crate) struct Fit {
     /// Fit to every Nth result only, and tell how well the others are predicted
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     every: u32,
+    /// What `doorbell model measure --json` wrote here, to hold the fitted values against
+    #[arg(long, value_name = "FILE")]
+    measured: Option<PathBuf>,
     /// Write the parameters to a new file
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -66,6 +71,10 @@ pub(super) fn run(arguments: &Fit) -> Result<(), Failure> {
         let (given, measured) = (kind(base.rnic), kind(rnic));
         return Err(Usage(format!("--params are of a {given} RNIC, the records of a {measured} one")).into());
     }
+    let measured = match &arguments.measured {
+        Some(path) => measure::read(&path.display().to_string(), &read_text(path, MOST_RECORD_BYTES)?)?,
+        None => Vec::new(),
+    };
     let every = arguments.every as usize;
     let (chosen, others): (Vec<_>, Vec<_>) = all.into_iter().enumerate().partition(|(index, _)| index % every == 0);
     let plain = |numbered: Vec<(usize, Observation)>| numbered.into_iter().map(|(_, one)| one).collect::<Vec<_>>();
@@ -76,9 +85,9 @@ pub(super) fn run(arguments: &Fit) -> Result<(), Failure> {
         write_new(path, &fitted.parameters)?;
     }
     if arguments.json {
-        line(object(&fitted, &others, &left_out))?;
+        line(object(&fitted, &others, &measured, &left_out))?;
     } else {
-        tables(&fitted, &others)?;
+        tables(&fitted, &others, &measured)?;
     }
     Ok(())
 }
@@ -107,15 +116,21 @@ fn median_and_p90(residuals: &[Residual]) -> Option<(f64, f64)> {
     (!errors.is_empty()).then(|| (quantile(0.5), quantile(0.9)))
 }
 
-fn tables(fitted: &Fitted, others: &[Residual]) -> io::Result<()> {
+fn tables(fitted: &Fitted, others: &[Residual], measured: &[Measured]) -> io::Result<()> {
     let estimates = |heading: &str, estimates: &[Estimate]| {
-        line(format_args!("{heading:<60} {:>12}        95 % lie within", "value"))?;
+        let directly = if measured.is_empty() { "" } else { "timed directly" };
+        line(format_args!("{heading:<60} {:>12}        {:<26} {directly}", "value", "95 % lie within"))?;
         for Estimate { name, value, unit, interval } in estimates {
             let interval = match interval {
                 Some((low, high)) => format!("{} to {}", digits(*low), digits(*high)),
                 None => "not separated by the data".to_owned(),
             };
-            line(format_args!("{name:<60} {:>12} {:<5}  {interval}", digits(*value), unit.name()))?;
+            let timed = timed(measured, name).map_or_else(String::new, digits);
+            line(
+                format_args!("{name:<60} {:>12} {:<5}  {interval:<26} {timed}", digits(*value), unit.name())
+                    .to_string()
+                    .trim_end(),
+            )?;
         }
         io::Result::Ok(())
     };
@@ -150,13 +165,12 @@ fn tables(fitted: &Fitted, others: &[Residual]) -> io::Result<()> {
     median_and_p90(others).map_or(Ok(()), |errors| summary("not fitted to", others.len(), errors))
 }
 
-/// Four digits that count.
-fn digits(value: f64) -> String {
-    let before = if value > 0.0 { value.log10().floor() } else { 0.0 };
-    format!("{value:.*}", (3.0 - before).clamp(0.0, 9.0) as usize)
+/// What was timed under the name of a parameter or a sum.
+fn timed(measured: &[Measured], name: &str) -> Option<f64> {
+    measured.iter().find(|quantity| quantity.name == name).map(|quantity| quantity.median)
 }
 
-fn object(fitted: &Fitted, others: &[Residual], left_out: &[String]) -> Value {
+fn object(fitted: &Fitted, others: &[Residual], measured: &[Measured], left_out: &[String]) -> Value {
     let estimates = |estimates: &[Estimate]| -> Vec<Value> {
         let one = |estimate: &Estimate| {
             json!({
@@ -164,6 +178,7 @@ fn object(fitted: &Fitted, others: &[Residual], left_out: &[String]) -> Value {
                 "value": estimate.value,
                 "unit": estimate.unit.name(),
                 "interval_95": estimate.interval.map(|(low, high)| [low, high]),
+                "measured": timed(measured, &estimate.name),
             })
         };
         estimates.iter().map(one).collect()

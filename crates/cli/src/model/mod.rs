@@ -2,6 +2,7 @@
 
 mod arguments;
 mod fit;
+mod measure;
 
 use std::io;
 use std::process::ExitCode;
@@ -26,6 +27,8 @@ pub(crate) enum Model {
     Explain(Predict),
     /// Fit parameters to records of `doorbell bench --json`
     Fit(fit::Fit),
+    /// Time the parameters call by call, on two software RNICs of this process
+    Measure(measure::Measure),
 }
 
 #[derive(Args)]
@@ -44,6 +47,7 @@ pub(crate) fn run(model: Model) -> Result<ExitCode, Failure> {
         Model::Predict(arguments) => predict(&arguments, "doorbell-model-predict/1", table)?,
         Model::Explain(arguments) => predict(&arguments, "doorbell-model-explain/1", sentences)?,
         Model::Fit(fit) => fit::run(&fit)?,
+        Model::Measure(measure) => measure::run(&measure)?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -103,6 +103,7 @@ fn impossible_workloads_are_wrong_usage() {
         ("model predict --protocol buffered-read -s 1073741824 -l 2", &["(-l) is 2, allowed is 1 to 1"]),
         ("model explain -m 1500", &["256, 512, 1024, 2048 or 4096"]),
         ("model fit", &["RECORD"]),
+        ("model measure -n 5", &["-n: the number of rounds is 5, allowed is 10 to 1000000"]),
         ("model fit --every 0 x", &["0 is not in 1..=1000"]),
     ] {
         run(arguments).expect_complaint(2, words);
@@ -138,6 +139,17 @@ fn damaged_files_are_named_with_field_and_range_and_nothing_is_overwritten() {
 }
 
 #[test]
+fn parameters_are_timed_call_by_call() {
+    let _one_at_a_time = measuring();
+    let table = run("model measure -n 50").expect_status(0);
+    for name in ["o_snd_ns.single ", "o_snd_ns.batched ", "o_rcv_ns.single ", "o_post_ns.batched ", "g_fix_ns "] {
+        assert!(table.stdout.lines().any(|line| line.starts_with(name)), "{name} is missing in:\n{}", table.stdout);
+    }
+    assert!(table.stderr.contains("soft provider"), "{}", table.stderr);
+    run("model measure --bind 192.0.2.77").expect_complaint(1, &["192.0.2.77 is not an address of this machine"]);
+}
+
+#[test]
 fn what_was_measured_here_is_fitted_and_predicts() {
     let _one_at_a_time = measuring();
     let folder = Folder::new("fit");
@@ -160,6 +172,20 @@ fn what_was_measured_here_is_fitted_and_predicts() {
     assert_eq!(count("residuals") + count("left_out"), 10, "{json:#}");
     assert!(positive(&json, "/median_error") < 10.0);
     assert!(json["estimates"].as_array().is_some_and(|all| all.iter().any(|one| one["interval_95"].is_null())));
+
+    // What was timed directly stands beside what was fitted.
+    let timed = run("model measure -n 50 --json").expect_status(0);
+    assert_eq!(timed.json()["schema"], "doorbell-measure/1");
+    let timed = folder.with("timed.json", &timed.stdout);
+    let mut both: Vec<&Path> = paths.clone();
+    both.extend([Path::new("--measured"), &timed]);
+    let json = with_paths("model fit --json", &both).expect_status(0).json();
+    assert_eq!(json["estimates"][0]["name"], "o_snd_ns.single");
+    positive(&json, "/estimates/0/measured");
+    assert!(with_paths("model fit", &both).expect_status(0).stdout.contains("timed directly"));
+    let (last, wrong) = (both.len() - 1, folder.with("wrong.json", r#"{"schema": "doorbell-measure/9"}"#));
+    both[last] = &wrong;
+    with_paths("model fit", &both).expect_complaint(1, &["wrong.json: schema is \"doorbell-measure/9\", allowed is"]);
 
     let out = folder.0.join("here.toml");
     let mut all: Vec<&Path> = paths.clone();

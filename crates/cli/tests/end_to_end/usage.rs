@@ -15,6 +15,7 @@ fn every_command_explains_itself() {
         "model predict",
         "model explain",
         "model fit",
+        "model measure",
         "wire",
         "wire cost",
     ] {
