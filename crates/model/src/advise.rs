@@ -382,6 +382,8 @@ fn reason(need: &Need, advice: &Advice, first: &Advice) -> String {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::workload::MAX_BYTES;
 
@@ -513,5 +515,44 @@ mod tests {
         );
         let peers = Peers { senders: 0, receivers: 0, connections: 0 };
         assert!(refused(&Need { peers, ..good }).contains("the number of senders is 0"));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// Any need has a ranking within its memory, or a sentence.
+        #[test]
+        fn any_need_is_answered(
+            sizes in prop::collection::vec((0..=MAX_BYTES, 0.01..100.0_f64), 1..4),
+            rate in prop::option::of(1.0..1e9_f64),
+            (senders, receivers, more) in (1..300_u32, 1..300_u32, 0..300_u32),
+            (both, places, sleeps, holds, throughput) in any::<(bool, bool, bool, bool, bool)>(),
+            memory in prop::option::of(0..1_u64 << 34),
+        ) {
+            let goal = if throughput { Goal::Throughput } else { Goal::Latency };
+            let need = Need {
+                sizes,
+                messages_per_s: rate,
+                peers: Peers { senders, receivers, connections: senders.max(receivers) + more },
+                bidirectional: both,
+                receiver_places: places,
+                receiver_sleeps: sleeps,
+                receiver_holds: holds,
+                memory_bytes: memory,
+                ..Need::new(0, goal)
+            };
+            match advise(&Parameters::t1(), &need) {
+                Ok(all) => {
+                    prop_assert!(!all.is_empty());
+                    for advice in &all {
+                        prop_assert!(memory.is_none_or(|most| advice.memory_bytes() <= most));
+                        prop_assert!(advice.latency_ns > 0.0 && advice.messages_per_s > 0.0 && !advice.reason.is_empty());
+                        prop_assert!(advice.batch <= advice.window);
+                    }
+                }
+                Err(AdviseError::Memory { given, least }) => prop_assert!(given < least),
+                Err(other) => prop_assert!(false, "{}", other),
+            }
+        }
     }
 }

@@ -258,6 +258,8 @@ fn unfit(asked: &Asked, result: &PointResult) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const RECORD: &str = r#"{
@@ -345,6 +347,19 @@ mod tests {
                 observations("a.json", text).is_err_and(|error| error.to_string().starts_with("a.json: ")),
                 "{text}"
             );
+        }
+    }
+
+    proptest! {
+        /// Whatever bytes of a record are lost or changed: observations or a sentence, never a panic.
+        #[test]
+        fn damage_is_survived(at in 0..RECORD.len(), lost in 0..40_usize, instead in "[-0-9a-z\"{}\\[\\],:. ]{0,12}") {
+            let end = (at + lost).min(RECORD.len());
+            let damaged = format!("{}{instead}{}", &RECORD[..at], &RECORD[end..]);
+            match observations("a.json", &damaged) {
+                Ok(observed) => prop_assert!(observed.observations.iter().all(|one| one.workload.check().is_ok())),
+                Err(error) => prop_assert!(error.to_string().starts_with("a.json: ")),
+            }
         }
     }
 }

@@ -117,20 +117,17 @@ fn median_and_p90(residuals: &[Residual]) -> Option<(f64, f64)> {
 }
 
 fn tables(fitted: &Fitted, others: &[Residual], measured: &[Measured]) -> io::Result<()> {
+    let row = |text: std::fmt::Arguments<'_>| line(text.to_string().trim_end());
     let estimates = |heading: &str, estimates: &[Estimate]| {
         let directly = if measured.is_empty() { "" } else { "timed directly" };
-        line(format_args!("{heading:<60} {:>12}        {:<26} {directly}", "value", "95 % lie within"))?;
+        row(format_args!("{heading:<60} {:>12}        {:<26} {directly}", "value", "95 % lie within"))?;
         for Estimate { name, value, unit, interval } in estimates {
             let interval = match interval {
                 Some((low, high)) => format!("{} to {}", digits(*low), digits(*high)),
                 None => "not separated by the data".to_owned(),
             };
             let timed = timed(measured, name).map_or_else(String::new, digits);
-            line(
-                format_args!("{name:<60} {:>12} {:<5}  {interval:<26} {timed}", digits(*value), unit.name())
-                    .to_string()
-                    .trim_end(),
-            )?;
+            row(format_args!("{name:<60} {:>12} {:<5}  {interval:<26} {timed}", digits(*value), unit.name()))?;
         }
         io::Result::Ok(())
     };
