@@ -28,7 +28,7 @@ use identify::{Knowledge, View};
 /// The least number of measured figures.
 pub const LEAST_FIGURES: usize = 4;
 /// The most, which bounds memory and time.
-pub const MOST_FIGURES: usize = 100_000;
+pub const MOST_FIGURES: usize = 20_000;
 
 /// Ranges of what can have been measured.
 const LATENCY_NS: (f64, f64) = (1.0, 1e11);
@@ -44,6 +44,8 @@ const HARD_STARTS: u64 = 16;
 const SPREAD: f64 = 2.5;
 /// How strongly parameters are pulled to where they started, beside a figure of weight 1.
 const PULL: f64 = 1e-3;
+/// Relative changes, of errors and of parameters, below which a descent has arrived.
+const TOLERANCE: f64 = 1e-8;
 /// Evaluations of one descent at most: this times the number of parameters.
 const PATIENCE: usize = 30;
 
@@ -126,6 +128,7 @@ pub fn fit(base: &Parameters, observations: &[Observation]) -> Result<Fit, FitEr
 
     // Descents from soft to hard, pulled to the first starting point, come near the best. Hard ones
     // around it, each pulled to where it started, find what else explains the data.
+    let descent = LevenbergMarquardt::new().with_patience(PATIENCE).with_tol(TOLERANCE);
     let mut optima: Vec<Optimum> = Vec::new();
     for (starts, hardness) in [(SOFT_STARTS, &HARDNESS[..]), (HARD_STARTS, &HARDNESS[HARDNESS.len() - 1..])] {
         let around = best_of(&optima).map_or(&scaled, |best| &best.at).clone();
@@ -135,7 +138,7 @@ pub fn fit(base: &Parameters, observations: &[Observation]) -> Result<Fit, FitEr
             let mut problem = Problem { data: &data, free: &free, start, origin, at, hardness: 0.0 };
             for &hardness in hardness {
                 problem.hardness = hardness;
-                problem = LevenbergMarquardt::new().with_patience(PATIENCE).minimize(problem).0;
+                problem = descent.minimize(problem).0;
             }
             let values = problem.values();
             let loss = data.loss(&values);

@@ -188,7 +188,7 @@ fn too_little_and_nonsense_is_refused() {
     let t1 = Parameters::t1();
     let good = bench(&t1, 0.0, 1);
     let error = |observations: &[Observation]| fit(&t1, observations).expect_err("it is nonsense").to_string();
-    assert_eq!(error(&[]), "0 measured figures (latencies and rates); a fit needs 4 to 100000");
+    assert_eq!(error(&[]), "0 measured figures (latencies and rates); a fit needs 4 to 20000");
     assert!(error(&good[..3]).starts_with("3 measured figures"));
     let with = |change: &dyn Fn(&mut Observation)| {
         let mut observations = good.clone();
