@@ -1,8 +1,10 @@
 //! The `doorbell` command.
 #![forbid(unsafe_code)]
 
+mod advise;
 mod bench;
 mod counters;
+mod model;
 mod output;
 mod wire;
 
@@ -26,6 +28,11 @@ enum Command {
     Bench(Box<bench::Bench>),
     /// What RDMA devices do: packets, bytes, retransmissions, RNR, congestion, per second
     Counters(counters::Counters),
+    /// Rank protocols, windows and batches for a need
+    Advise(advise::Advise),
+    /// Predict what message exchange costs, say what binds, and fit the model's parameters
+    #[command(subcommand)]
+    Model(Box<model::Model>),
     /// Explain what goes over the wire
     #[command(subcommand)]
     Wire(wire::Wire),
@@ -61,6 +68,8 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Bench(bench) => bench::run(*bench),
         Command::Counters(counters) => counters::run(&counters),
+        Command::Advise(advise) => advise::run(&advise),
+        Command::Model(model) => model::run(*model),
         Command::Wire(wire) => wire::run(wire),
     };
     match result {

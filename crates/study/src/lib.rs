@@ -4,12 +4,14 @@
 //! [`one_sided`] those over verbs alone; [`executor`] runs them on a thread that polls. [`session`]
 //! coordinates two processes over TCP, point by point; [`record`] is what comes out. [`explain`]
 //! says what counters tell of an application, and [`decode`] what a capture holds.
+//! [`measure`] times the parameters of the performance model, one call at a time.
 #![forbid(unsafe_code)]
 
 pub mod decode;
 pub mod environment;
 pub mod executor;
 pub mod explain;
+pub mod measure;
 pub mod one_sided;
 pub mod parameters;
 pub mod payload;

@@ -1,12 +1,14 @@
 //! The `doorbell` command as its users meet it: run as a process, judged by what it prints and by
 //! its exit status. No test asserts how fast anything is.
 
+mod advise;
 mod bench;
 mod captures;
 mod command;
 mod counters;
 mod explain;
 mod failures;
+mod model;
 mod operations;
 mod two_sides;
 mod usage;

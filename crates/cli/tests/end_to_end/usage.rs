@@ -6,6 +6,7 @@ use crate::command::{Running, doorbell, measuring, run};
 fn every_command_explains_itself() {
     for command in [
         "",
+        "advise",
         "bench",
         "bench lat",
         "bench bw",
@@ -15,6 +16,11 @@ fn every_command_explains_itself() {
         "wire cost",
         "wire explain",
         "wire decode",
+        "model",
+        "model predict",
+        "model explain",
+        "model fit",
+        "model measure",
     ] {
         let help = run(&format!("{command} --help")).expect_status(0);
         assert!(help.stdout.contains("Usage: doorbell"), "{command}:\n{}", help.stdout);

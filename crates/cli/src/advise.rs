@@ -1,0 +1,153 @@
+//! `doorbell advise`: which protocol, window, batch and receive queue suit a need.
+
+use std::process::ExitCode;
+
+use clap::{Args, ValueEnum};
+use doorbell_model::advise::{Advice, AdviseError, Goal, Need, advise};
+use doorbell_model::workload::{Peers, WorkloadError};
+use doorbell_wire::{OuterKind, PathMtu};
+use serde_json::{Value, json};
+
+use crate::model::{ParametersArgument, about, parse_peers};
+use crate::output::{line, us};
+use crate::wire::parse_mtu;
+use crate::{Failure, Usage};
+
+#[derive(Args)]
+pub(crate) struct Advise {
+    #[command(flatten)]
+    parameters: ParametersArgument,
+    /// Message sizes, with commas between, each with its share of the messages behind a colon if
+    /// they are not equal: 64:9,8192:1
+    #[arg(short, long, value_name = "BYTES[:SHARE]", value_delimiter = ',', required = true, value_parser = parse_size)]
+    size: Vec<(u64, f64)>,
+    /// Messages per second that there will be, over all connections [default: as many as go]
+    #[arg(long, value_name = "N")]
+    rate: Option<f64>,
+    /// Who talks to whom, in threads: SENDERS:RECEIVERS
+    #[arg(long, value_name = "N:M", default_value = "1:1", value_parser = parse_peers)]
+    peers: Peers,
+    /// Connections between them [default: the larger of N and M]
+    #[arg(short = 'q', long, value_name = "N")]
+    connections: Option<u32>,
+    /// Both sides send
+    #[arg(short, long)]
+    bidirectional: bool,
+    /// What comes first
+    #[arg(long, value_name = "GOAL", value_enum, default_value = "latency")]
+    first: First,
+    /// The receiver knows from a few bytes where a message belongs, and wants it there
+    #[arg(long)]
+    place: bool,
+    /// The receiver sleeps until a message comes
+    #[arg(long)]
+    sleep: bool,
+    /// The receiver keeps some messages for long while others go on
+    #[arg(long)]
+    hold: bool,
+    /// MiB of message memory of a thread, sending or receiving, at most
+    #[arg(long, value_name = "MIB")]
+    memory: Option<u64>,
+    /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: that of the parameters]
+    #[arg(short, long, value_name = "BYTES", value_parser = parse_mtu)]
+    mtu: Option<PathMtu>,
+    /// Over IPv6 instead of IPv4
+    #[arg(long)]
+    ipv6: bool,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum First {
+    Latency,
+    Throughput,
+}
+
+fn parse_size(text: &str) -> Result<(u64, f64), String> {
+    let (bytes, share) = text.split_once(':').unwrap_or((text, "1"));
+    match (bytes.parse(), share.parse()) {
+        (Ok(bytes), Ok(share)) => Ok((bytes, share)),
+        _ => Err("it is BYTES or BYTES:SHARE, as in 64:9".to_owned()),
+    }
+}
+
+pub(crate) fn run(arguments: &Advise) -> Result<ExitCode, Failure> {
+    let parameters = arguments.parameters.read()?;
+    let need = Need {
+        sizes: arguments.size.clone(),
+        messages_per_s: arguments.rate,
+        peers: Peers { connections: arguments.connections.unwrap_or(arguments.peers.connections), ..arguments.peers },
+        bidirectional: arguments.bidirectional,
+        receiver_places: arguments.place,
+        receiver_sleeps: arguments.sleep,
+        receiver_holds: arguments.hold,
+        memory_bytes: arguments.memory.map(|mib| mib.saturating_mul(1 << 20)),
+        goal: match arguments.first {
+            First::Latency => Goal::Latency,
+            First::Throughput => Goal::Throughput,
+        },
+        path_mtu: arguments.mtu,
+        outer: if arguments.ipv6 { OuterKind::IPV6 } else { OuterKind::IPV4 },
+    };
+    let all = advise(&parameters, &need).map_err(usage)?;
+    if arguments.json {
+        let ranked: Vec<Value> = all.iter().map(object).collect();
+        line(json!({ "schema": "doorbell-advise/1", "parameters": parameters, "ranked": ranked }))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    about(&parameters);
+    eprintln!("Not in these figures: copies between rings and where messages belong, caches, waking up, loss.");
+    line(format_args!(
+        "{:<33} {:>6} {:>5} {:>5} {:>4} {:>11} {:>12} {:>11} {:>11}   reason",
+        "protocol", "window", "batch", "depth", "SRQ", "latency, us", "messages/s", "sender KiB", "receiver KiB"
+    ))?;
+    for advice in &all {
+        let kib = |bytes: u64| bytes.div_ceil(1024);
+        line(format_args!(
+            "{:<33} {:>6} {:>5} {:>5} {:>4} {:>11} {:>12.0} {:>11} {:>12}   {}",
+            advice.protocol,
+            advice.window,
+            advice.batch,
+            advice.depth,
+            if advice.srq { "yes" } else { "-" },
+            us(advice.latency_ns),
+            advice.messages_per_s,
+            kib(advice.sender_bytes),
+            kib(advice.receiver_bytes),
+            advice.reason
+        ))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// All that can be wrong is wrong usage: what was asked for cannot be.
+fn usage(error: AdviseError) -> Usage {
+    let option = match &error {
+        AdviseError::Need { what: "the rate", .. } => "--rate",
+        AdviseError::Need { .. } => "-s",
+        AdviseError::Memory { .. } => "--memory",
+        AdviseError::Workload(WorkloadError { what: "the message size" | "an operation of the protocol", .. }) => "-s",
+        AdviseError::Workload(WorkloadError { what: "the number of connections", .. }) => "-q",
+        AdviseError::Workload(_) => "--peers",
+        _ => return Usage(error.to_string()),
+    };
+    Usage(format!("{option}: {error}"))
+}
+
+fn object(advice: &Advice) -> Value {
+    json!({
+        "protocol": advice.protocol.name(),
+        "window": advice.window,
+        "batch": advice.batch,
+        "depth": advice.depth,
+        "srq": advice.srq,
+        "latency_ns": advice.latency_ns,
+        "messages_per_s": advice.messages_per_s,
+        "sender_bytes": advice.sender_bytes,
+        "receiver_bytes": advice.receiver_bytes,
+        "bottleneck": advice.binding.name(),
+        "reason": advice.reason,
+    })
+}

@@ -1,0 +1,187 @@
+//! What `doorbell model` is told of parameters and workloads.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use clap::Args;
+use doorbell_model::parameters::Parameters;
+use doorbell_model::protocol::Protocol;
+use doorbell_model::workload::{Peers, Workload, WorkloadError};
+use doorbell_wire::{OuterKind, PathMtu};
+
+use crate::wire::parse_mtu;
+use crate::{Failure, Usage};
+
+/// The longest parameter file.
+const MOST_PARAMETERS_BYTES: u64 = 1 << 20;
+/// Sizes of workloads that name none.
+const DEFAULT_SIZES: [u64; 5] = [16, 512, 4096, 65_536, 1 << 20];
+
+/// Where parameters come from.
+#[derive(Args)]
+pub(crate) struct ParametersArgument {
+    /// A parameter file, as `model fit --out` writes it, or t1: testbed T1
+    /// with ConnectX-5 NICs at 100 Gb/s
+    #[arg(long = "params", value_name = "t1|FILE", default_value = "t1")]
+    name: String,
+}
+
+impl ParametersArgument {
+    pub(crate) fn read(&self) -> Result<Parameters, Failure> {
+        parameters(&self.name)
+    }
+}
+
+/// The parameters of this name or file.
+pub(crate) fn parameters(name: &str) -> Result<Parameters, Failure> {
+    if name.eq_ignore_ascii_case("t1") {
+        return Ok(Parameters::t1());
+    }
+    Ok(Parameters::from_toml(name, &read_text(Path::new(name), MOST_PARAMETERS_BYTES)?)?)
+}
+
+/// The text of a file that is no longer than `most` bytes.
+pub(crate) fn read_text(path: &Path, most: u64) -> Result<String, Failure> {
+    let name = path.display();
+    let mut text = String::new();
+    File::open(path)
+        .and_then(|file| file.take(most + 1).read_to_string(&mut text))
+        .map_err(|error| format!("{name} cannot be read: {error}"))?;
+    if text.len() as u64 > most {
+        return Err(format!("{name} is longer than {most} B, which is allowed").into());
+    }
+    Ok(text)
+}
+
+/// What is to be predicted.
+#[derive(Args)]
+#[command(next_help_heading = "Workload")]
+pub(crate) struct Load {
+    /// How messages travel: send-receive, direct-read, direct-write, buffered-write, shared-write,
+    /// buffered-read, or one of their variants, which a wrong name lists
+    #[arg(long, value_name = "NAME", default_value = "send-receive", value_parser = parse_protocol)]
+    protocol: Protocol,
+    /// Message sizes, with commas between [default: 16,512,4096,65536,1048576]
+    #[arg(short, long, value_name = "BYTES", value_delimiter = ',')]
+    size: Vec<u64>,
+    /// Window and batch by name: sequential (1 unacknowledged), unbatched (64, posted one by
+    /// one), batched (256, eight per post)
+    #[arg(long, value_name = "NAME", value_parser = ["sequential", "unbatched", "batched"], hide_possible_values = true)]
+    config: Option<String>,
+    /// Messages unacknowledged at most, per connection [default: 64]
+    #[arg(short = 't', long, value_name = "N")]
+    window: Option<u32>,
+    /// Messages per post (doorbell batching) [default: 1]
+    #[arg(short = 'l', long, value_name = "N")]
+    batch: Option<u32>,
+    /// Messages for which a receiver has space, per connection [default: twice the window, at
+    /// least 64]
+    #[arg(short = 'r', long, value_name = "N")]
+    depth: Option<u32>,
+    /// Completions per poll, and receives posted in one list
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    receive_batch: u32,
+    /// Messages of up to this many bytes go inline
+    #[arg(short = 'I', long, value_name = "BYTES", default_value_t = 64)]
+    inline: u64,
+    /// Who talks to whom, in threads: SENDERS:RECEIVERS
+    #[arg(long, value_name = "N:M", default_value = "1:1", value_parser = parse_peers)]
+    peers: Peers,
+    /// Connections between them [default: the larger of N and M]
+    #[arg(short = 'q', long, value_name = "N")]
+    connections: Option<u32>,
+    /// Receive queues are shared by the connections of a receiver (send-receive only)
+    #[arg(long)]
+    use_srq: bool,
+    /// No flow control by credits (send-receive only)
+    #[arg(long)]
+    no_credits: bool,
+    /// Both sides send
+    #[arg(short, long)]
+    bidirectional: bool,
+    /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: that of the parameters]
+    #[arg(short, long, value_name = "BYTES", value_parser = parse_mtu)]
+    mtu: Option<PathMtu>,
+    /// Over IPv6 instead of IPv4
+    #[arg(long)]
+    ipv6: bool,
+    /// With a VLAN tag
+    #[arg(long)]
+    vlan: bool,
+}
+
+impl Load {
+    /// One workload per size.
+    pub(crate) fn workloads(&self) -> Result<Vec<Workload>, Usage> {
+        let sizes = if self.size.is_empty() { &DEFAULT_SIZES[..] } else { &self.size };
+        let named = match self.config.as_deref() {
+            Some("sequential") => Workload::sequential(0),
+            Some("batched") => Workload::batched(0),
+            _ => Workload::unbatched(0),
+        };
+        let is_send_receive = self.protocol == Protocol::SendReceive;
+        for (option, is_given) in [("--use-srq", self.use_srq), ("--no-credits", self.no_credits)] {
+            if is_given && !is_send_receive {
+                let message = format!("{option} is about the receives of send-receive, not of {}", self.protocol);
+                return Err(Usage(message));
+            }
+        }
+        let window = self.window.unwrap_or(named.window);
+        let outer = if self.ipv6 { OuterKind::IPV6 } else { OuterKind::IPV4 };
+        let workload = Workload {
+            protocol: self.protocol,
+            receive_batch: self.receive_batch,
+            depth: self.depth.unwrap_or(Workload::default_depth(window)),
+            inline_bytes: self.inline,
+            credits: !self.no_credits,
+            srq: self.use_srq,
+            bidirectional: self.bidirectional,
+            path_mtu: self.mtu,
+            outer: if self.vlan { outer.with_vlan() } else { outer },
+            peers: Peers { connections: self.connections.unwrap_or(self.peers.connections), ..self.peers },
+            // A named batch does not outgrow a window that was given.
+            ..Workload::new(0, window, self.batch.unwrap_or(named.batch.min(window)))
+        };
+        let workloads: Vec<Workload> = sizes.iter().map(|&bytes| Workload { bytes, ..workload }).collect();
+        workloads.iter().try_for_each(Workload::check).map_err(|error| wrong(&error))?;
+        Ok(workloads)
+    }
+}
+
+/// The error with the option that the value is given by.
+pub(crate) fn wrong(error: &WorkloadError) -> Usage {
+    let option = match error.what {
+        "the message size" | "an operation of the protocol" => "-s",
+        "the window" => "-t",
+        "the batch" | "the batch that one READ fetches" => "-l",
+        "the receive batch" => "--receive-batch",
+        "the receive depth" => "-r",
+        "the number of senders" | "the number of receivers" => "--peers",
+        "the number of connections" => "-q",
+        _ => return Usage(error.to_string()),
+    };
+    let WorkloadError { what, given, least, most } = error;
+    Usage(format!("{what} ({option}) is {given}, allowed is {least} to {most}"))
+}
+
+fn parse_protocol(text: &str) -> Result<Protocol, String> {
+    Protocol::by_name(text).ok_or_else(|| {
+        let names: Vec<&str> = Protocol::ALL.iter().map(|protocol| protocol.name()).collect();
+        format!("a protocol is one of {}", names.join(", "))
+    })
+}
+
+/// Parses SENDERS:RECEIVERS.
+pub(crate) fn parse_peers(text: &str) -> Result<Peers, String> {
+    let sides = text.split_once(':').and_then(|(one, other)| Some((one.parse().ok()?, other.parse().ok()?)));
+    let (senders, receivers) =
+        sides.ok_or_else(|| "it is SENDERS:RECEIVERS, two numbers with a colon between, as in 16:1".to_owned())?;
+    Ok(Peers { senders, receivers, connections: senders.max(receivers) })
+}
+
+/// Four digits that count.
+pub(super) fn digits(value: f64) -> String {
+    let before = if value > 0.0 { value.log10().floor() } else { 0.0 };
+    format!("{value:.*}", (3.0 - before).clamp(0.0, 9.0) as usize)
+}

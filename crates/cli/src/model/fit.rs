@@ -1,0 +1,213 @@
+//! `doorbell model fit`.
+
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use doorbell_model::fit::{Estimate, Fit as Fitted, fit};
+use doorbell_model::observation::{Observation, Quantity, Residual, residuals};
+use doorbell_model::parameters::{Parameters, RnicKind};
+use doorbell_model::record::observations;
+use doorbell_study::measure::Quantity as Measured;
+use serde_json::{Value, json};
+
+use super::arguments::{digits, parameters, read_text};
+use super::measure;
+use crate::output::line;
+use crate::{Failure, Usage};
+
+/// The longest record.
+const MOST_RECORD_BYTES: u64 = 256 << 20;
+
+#[derive(Args)]
+pub(crate) struct Fit {
+    /// Records, as `doorbell bench --json` writes them
+    #[arg(required = true, value_name = "RECORD")]
+    records: Vec<PathBuf>,
+    /// Parameters to start from, whose limits, path MTU and batch are taken over: t1 or a file
+    /// [default: numbers of plausible size for the provider of the records]
+    #[arg(long, value_name = "t1|FILE")]
+    params: Option<String>,
+    /// Fit to every Nth result only, and tell how well the others are predicted
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    every: u32,
+    /// What `doorbell model measure --json` wrote here, to hold the fitted values against
+    #[arg(long, value_name = "FILE")]
+    measured: Option<PathBuf>,
+    /// Write the parameters to a new file
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Print one JSON object instead of tables
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(arguments: &Fit) -> Result<(), Failure> {
+    let mut all: Vec<Observation> = Vec::new();
+    let mut left_out = Vec::new();
+    let mut rnic = None;
+    for path in &arguments.records {
+        let name = path.display().to_string();
+        let observed = observations(&name, &read_text(path, MOST_RECORD_BYTES)?)?;
+        if *rnic.get_or_insert(observed.rnic) != observed.rnic {
+            let message = format!("{name} is of another kind of RNIC than {}", arguments.records[0].display());
+            return Err(Usage(message).into());
+        }
+        all.extend(observed.observations);
+        left_out.extend(observed.left_out);
+    }
+    left_out.iter().for_each(|reason| eprintln!("{reason}"));
+    let rnic = rnic.ok_or_else(|| Usage("there is no record".to_owned()))?;
+    let base = match &arguments.params {
+        Some(name) => parameters(name)?,
+        None => Parameters::starting_point(rnic),
+    };
+    if base.rnic != rnic {
+        let kind = |rnic| match rnic {
+            RnicKind::Hardware => "hardware",
+            RnicKind::Software => "software",
+        };
+        let (given, measured) = (kind(base.rnic), kind(rnic));
+        return Err(Usage(format!("--params are of a {given} RNIC, the records of a {measured} one")).into());
+    }
+    let measured = match &arguments.measured {
+        Some(path) => measure::read(&path.display().to_string(), &read_text(path, MOST_RECORD_BYTES)?)?,
+        None => Vec::new(),
+    };
+    let every = arguments.every as usize;
+    let (chosen, others): (Vec<_>, Vec<_>) = all.into_iter().enumerate().partition(|(index, _)| index % every == 0);
+    let plain = |numbered: Vec<(usize, Observation)>| numbered.into_iter().map(|(_, one)| one).collect::<Vec<_>>();
+    let (chosen, others) = (plain(chosen), plain(others));
+    let fitted = fit(&base, &chosen)?;
+    let others = residuals(&fitted.parameters, &others)?;
+    if let Some(path) = &arguments.out {
+        write_new(path, &fitted.parameters)?;
+    }
+    if arguments.json {
+        line(object(&fitted, &others, &measured, &left_out))?;
+    } else {
+        tables(&fitted, &others, &measured)?;
+    }
+    Ok(())
+}
+
+/// Writes parameters to a file that must not exist yet.
+pub(super) fn write_new(path: &Path, parameters: &Parameters) -> Result<(), Failure> {
+    let name = path.display();
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(path)
+        .and_then(|mut file| file.write_all(parameters.to_toml().as_bytes()))
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => format!("{name} exists already, and nothing is overwritten"),
+            _ => format!("{name} cannot be written: {error}"),
+        })?;
+    eprintln!("wrote {name}");
+    Ok(())
+}
+
+/// Half of the errors, and nine tenths, are no larger than these.
+fn median_and_p90(residuals: &[Residual]) -> Option<(f64, f64)> {
+    let mut errors: Vec<f64> = residuals.iter().map(|residual| residual.relative_error().abs()).collect();
+    errors.sort_by(f64::total_cmp);
+    let quantile = |share: f64| errors[((errors.len() - 1) as f64 * share).round() as usize];
+    (!errors.is_empty()).then(|| (quantile(0.5), quantile(0.9)))
+}
+
+fn tables(fitted: &Fitted, others: &[Residual], measured: &[Measured]) -> io::Result<()> {
+    let row = |text: std::fmt::Arguments<'_>| line(text.to_string().trim_end());
+    let estimates = |heading: &str, estimates: &[Estimate]| {
+        let directly = if measured.is_empty() { "" } else { "timed directly" };
+        row(format_args!("{heading:<60} {:>12}        {:<26} {directly}", "value", "95 % lie within"))?;
+        for Estimate { name, value, unit, interval } in estimates {
+            let interval = match interval {
+                Some((low, high)) => format!("{} to {}", digits(*low), digits(*high)),
+                None => "not separated by the data".to_owned(),
+            };
+            let timed = timed(measured, name).map_or_else(String::new, digits);
+            row(format_args!("{name:<60} {:>12} {:<5}  {interval:<26} {timed}", digits(*value), unit.name()))?;
+        }
+        io::Result::Ok(())
+    };
+    estimates("parameter", &fitted.estimates)?;
+    if !fitted.sums.is_empty() {
+        line("")?;
+        estimates("sum that the data determines", &fitted.sums)?;
+    }
+    let figures = |heading: &str, residuals: &[Residual]| {
+        line(format_args!("\n{:>14} {:>14} {:>9}   {heading}", "measured", "predicted", "error"))?;
+        for residual in residuals {
+            let (measured, predicted) = (digits(residual.measured), digits(residual.predicted));
+            let (error, name) = (100.0 * residual.relative_error(), &residual.name);
+            let unit = match residual.quantity {
+                Quantity::LatencyNs => "ns",
+                Quantity::MessagesPerS => "messages/s",
+            };
+            line(format_args!("{measured:>14} {predicted:>14} {error:>7.1} %   {name}, {unit}"))?;
+        }
+        io::Result::Ok(())
+    };
+    figures("fitted to", &fitted.residuals)?;
+    if !others.is_empty() {
+        figures("not fitted to", others)?;
+    }
+    line("")?;
+    let summary = |what: &str, count: usize, (median, p90): (f64, f64)| {
+        let (median, p90) = (100.0 * median, 100.0 * p90);
+        line(format_args!("{count} figures {what}: median error {median:.1} %, nine tenths within {p90:.1} %"))
+    };
+    summary("fitted to", fitted.residuals.len(), (fitted.median_error, fitted.p90_error))?;
+    median_and_p90(others).map_or(Ok(()), |errors| summary("not fitted to", others.len(), errors))
+}
+
+/// What was timed under the name of a parameter or a sum.
+fn timed(measured: &[Measured], name: &str) -> Option<f64> {
+    measured.iter().find(|quantity| quantity.name == name).map(|quantity| quantity.median)
+}
+
+fn object(fitted: &Fitted, others: &[Residual], measured: &[Measured], left_out: &[String]) -> Value {
+    let estimates = |estimates: &[Estimate]| -> Vec<Value> {
+        let one = |estimate: &Estimate| {
+            json!({
+                "name": estimate.name,
+                "value": estimate.value,
+                "unit": estimate.unit.name(),
+                "interval_95": estimate.interval.map(|(low, high)| [low, high]),
+                "measured": timed(measured, &estimate.name),
+            })
+        };
+        estimates.iter().map(one).collect()
+    };
+    let figures = |residuals: &[Residual]| -> Vec<Value> {
+        let one = |residual: &Residual| {
+            json!({
+                "name": residual.name,
+                "quantity": match residual.quantity {
+                    Quantity::LatencyNs => "latency_ns",
+                    Quantity::MessagesPerS => "messages_per_s",
+                },
+                "measured": residual.measured,
+                "predicted": residual.predicted,
+                "relative_error": residual.relative_error(),
+            })
+        };
+        residuals.iter().map(one).collect()
+    };
+    let of_others = median_and_p90(others);
+    json!({
+        "schema": "doorbell-model-fit/1",
+        "parameters": fitted.parameters,
+        "estimates": estimates(&fitted.estimates),
+        "sums": estimates(&fitted.sums),
+        "rank": fitted.rank,
+        "median_error": fitted.median_error,
+        "p90_error": fitted.p90_error,
+        "residuals": figures(&fitted.residuals),
+        "others_median_error": of_others.map(|(median, _)| median),
+        "others_p90_error": of_others.map(|(_, p90)| p90),
+        "others": figures(others),
+        "left_out": left_out,
+    })
+}

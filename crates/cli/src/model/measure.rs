@@ -1,0 +1,78 @@
+//! `doorbell model measure`: the model's parameters, timed call by call.
+
+use std::io;
+use std::net::IpAddr;
+
+use clap::Args;
+use doorbell_study::measure::{MeasureError, Measurement, Quantity, SCHEMA, measure};
+use doorbell_verbs::soft::{SoftOptions, open};
+use doorbell_wire::ROCE_UDP_PORT;
+
+use super::arguments::digits;
+use crate::output::line;
+use crate::{Failure, Usage};
+
+#[derive(Args)]
+pub(crate) struct Measure {
+    /// Rounds, of which medians count
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 5000)]
+    rounds: usize,
+    /// Address of the sending device [default: the next free one of loopback]; the receiving one
+    /// takes the next free one of loopback
+    #[arg(long, value_name = "ADDRESS", env = "DOORBELL_BIND", hide_env_values = true)]
+    bind: Option<IpAddr>,
+    /// UDP port of both devices
+    #[arg(long, value_name = "PORT", env = "DOORBELL_PORT", hide_env_values = true, default_value_t = ROCE_UDP_PORT)]
+    udp_port: u16,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(arguments: &Measure) -> Result<(), Failure> {
+    let port = arguments.udp_port;
+    let sender = open(&SoftOptions { address: arguments.bind, port, ..SoftOptions::default() })?;
+    let receiver = open(&SoftOptions { port, ..SoftOptions::default() })?;
+    let measurement = measure(&sender, &receiver, arguments.rounds).map_err(|error| match error {
+        MeasureError::Rounds { .. } => Failure::from(Usage(format!("-n: {error}"))),
+        error => error.into(),
+    })?;
+    if arguments.json {
+        line(serde_json::to_string(&measurement)?)?;
+        return Ok(());
+    }
+    let environment = &measurement.environment;
+    eprintln!(
+        "{} and a second device of this process, {} provider; {} on {} CPUs, Linux {}",
+        environment.device, environment.provider, environment.cpu, environment.cpus, environment.kernel
+    );
+    table(&measurement)?;
+    Ok(())
+}
+
+fn table(measurement: &Measurement) -> io::Result<()> {
+    line(format_args!(
+        "{:<28} {:>9} {:>9} {:>9} {:>9}   what was timed",
+        "parameter, ns", "median", "10 %", "90 %", "samples"
+    ))?;
+    for Quantity { name, what, median, p10, p90, samples } in &measurement.quantities {
+        let [median, p10, p90] = [Some(*median), *p10, *p90].map(|value| value.map_or_else(String::new, digits));
+        line(format_args!("{name:<28} {median:>9} {p10:>9} {p90:>9} {samples:>9}   {what}"))?;
+    }
+    line(format_args!("\n{:>9} {:>11}", "bytes", "g, ns"))?;
+    measurement.gaps.iter().try_for_each(|gap| line(format_args!("{:>9} {:>11.0}", gap.bytes, gap.median_ns)))
+}
+
+/// The quantities of a file that this command wrote as JSON.
+pub(super) fn read(name: &str, text: &str) -> Result<Vec<Quantity>, Failure> {
+    let value: serde_json::Value = serde_json::from_str(text).map_err(|error| format!("{name}: no JSON: {error}"))?;
+    match value.get("schema").and_then(serde_json::Value::as_str) {
+        Some(SCHEMA) => {}
+        Some(other) => return Err(format!("{name}: schema is \"{other}\", allowed is \"{SCHEMA}\"").into()),
+        None => return Err(format!("{name}: schema is missing, allowed is \"{SCHEMA}\"").into()),
+    }
+    let quantities = value.get("quantities").cloned().unwrap_or_default();
+    let quantities: Vec<Quantity> =
+        serde_json::from_value(quantities).map_err(|error| format!("{name}: quantities: {error}"))?;
+    Ok(quantities)
+}

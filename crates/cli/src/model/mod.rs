@@ -1,0 +1,163 @@
+//! `doorbell model`: what is predicted, why, and from which parameters.
+
+mod arguments;
+mod fit;
+mod measure;
+
+use std::io;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use doorbell_model::explain::{Explanation, explain};
+use doorbell_model::parameters::Parameters;
+use doorbell_model::predict::{Bound, Prediction};
+use doorbell_model::workload::Workload;
+use serde_json::{Value, json};
+
+use crate::Failure;
+use crate::output::{line, us};
+use arguments::wrong;
+pub(crate) use arguments::{ParametersArgument, parse_peers};
+
+#[derive(Subcommand)]
+pub(crate) enum Model {
+    /// Predict latency and throughput
+    Predict(Predict),
+    /// Say what binds, what comes next, and what would help
+    Explain(Predict),
+    /// Fit parameters to records of `doorbell bench --json`
+    Fit(fit::Fit),
+    /// Time the parameters call by call, on two software RNICs of this process
+    Measure(measure::Measure),
+}
+
+#[derive(Args)]
+pub(crate) struct Predict {
+    #[command(flatten)]
+    parameters: ParametersArgument,
+    #[command(flatten)]
+    load: arguments::Load,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(model: Model) -> Result<ExitCode, Failure> {
+    match model {
+        Model::Predict(arguments) => predict(&arguments, "doorbell-model-predict/1", table)?,
+        Model::Explain(arguments) => predict(&arguments, "doorbell-model-explain/1", sentences)?,
+        Model::Fit(fit) => fit::run(&fit)?,
+        Model::Measure(measure) => measure::run(&measure)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A workload with all that the model says of it.
+type Explained = (Workload, Explanation);
+
+fn predict(arguments: &Predict, schema: &str, print: fn(&[Explained]) -> io::Result<()>) -> Result<(), Failure> {
+    let parameters = arguments.parameters.read()?;
+    let workloads = arguments.load.workloads()?;
+    let explained: Vec<Explained> = workloads
+        .into_iter()
+        .map(|workload| Ok((workload, explain(&parameters, &workload)?)))
+        .collect::<Result<_, _>>()
+        .map_err(|error| wrong(&error))?;
+    if arguments.json {
+        let results: Vec<Value> =
+            explained.iter().map(|(workload, explanation)| result(workload, explanation)).collect();
+        line(json!({ "schema": schema, "parameters": parameters, "results": results }))?;
+        return Ok(());
+    }
+    about(&parameters);
+    print(&explained)?;
+    Ok(())
+}
+
+/// Says whose parameters these are.
+pub(crate) fn about(parameters: &Parameters) {
+    let Parameters { name, source, open_points, .. } = parameters;
+    let open = match open_points.len() {
+        0 => String::new(),
+        count => format!(" Open points ({count}) are in --json."),
+    };
+    eprintln!("Parameters of {name}: {source}{open}");
+}
+
+fn table(explained: &[Explained]) -> io::Result<()> {
+    line(format_args!(
+        "{:>10} {:>11} {:>14} {:>11} {:>9}   {:<24} next, times as much",
+        "bytes", "latency, us", "messages/s", "MiB/s", "Gb/s", "bottleneck"
+    ))?;
+    for (workload, Explanation { prediction, bottleneck, .. }) in explained {
+        let Prediction { latency_ns, messages_per_s, bytes_per_s, .. } = prediction;
+        let next = bottleneck.next.map_or_else(String::new, |next| format!("{} {:.2}", next.kind, bottleneck.factor));
+        line(format_args!(
+            "{:>10} {:>11} {:>14.0} {:>11.2} {:>9.3}   {:<24} {next}",
+            workload.bytes,
+            us(*latency_ns),
+            messages_per_s,
+            bytes_per_s / (1 << 20) as f64,
+            bytes_per_s * 8.0 / 1e9,
+            bottleneck.binding.kind.name(),
+        ))?;
+    }
+    Ok(())
+}
+
+fn sentences(explained: &[Explained]) -> io::Result<()> {
+    for (index, (_, explanation)) in explained.iter().enumerate() {
+        if index > 0 {
+            line("")?;
+        }
+        line(&explanation.sentence)?;
+        for bound in &explanation.prediction.bounds {
+            line(format_args!("{:>16.0} messages/s  {}", bound.messages_per_s(), bound.kind))?;
+        }
+        for remedy in &explanation.remedies {
+            let (rate, what) = (remedy.messages_per_s, &remedy.what);
+            line(format_args!("{rate:>16.0} messages/s  with {what}: then {} binds", remedy.binding))?;
+        }
+    }
+    Ok(())
+}
+
+fn result(workload: &Workload, explanation: &Explanation) -> Value {
+    let bound = |bound: &Bound| {
+        json!({
+            "name": bound.kind.name(),
+            "ns_per_message": bound.ns_per_message,
+            "messages_per_s": bound.messages_per_s(),
+        })
+    };
+    let Explanation { prediction, bottleneck, sentence, remedies } = explanation;
+    let remedies: Vec<Value> = remedies
+        .iter()
+        .map(|remedy| {
+            json!({
+                "what": remedy.what,
+                "messages_per_s": remedy.messages_per_s,
+                "bottleneck": remedy.binding.name(),
+            })
+        })
+        .collect();
+    json!({
+        "protocol": workload.protocol.name(),
+        "bytes": workload.bytes,
+        "window": workload.window,
+        "batch": workload.batch,
+        "depth": workload.depth,
+        "senders": workload.peers.senders,
+        "receivers": workload.peers.receivers,
+        "connections": workload.peers.connections,
+        "latency_ns": prediction.latency_ns,
+        "messages_per_s": prediction.messages_per_s,
+        "bytes_per_s": prediction.bytes_per_s,
+        "bottleneck": bottleneck.binding.kind.name(),
+        "next": bottleneck.next.as_ref().map(bound),
+        "next_factor": bottleneck.next.map(|_| bottleneck.factor),
+        "bounds": prediction.bounds.iter().map(bound).collect::<Vec<_>>(),
+        "sentence": sentence,
+        "remedies": remedies,
+    })
+}

@@ -1,0 +1,65 @@
+//! `doorbell advise`.
+
+use serde_json::Value;
+
+use crate::command::{positive, run};
+
+fn first(arguments: &str) -> Value {
+    run(&format!("advise --json {arguments}")).expect_status(0).json()["ranked"][0].clone()
+}
+
+#[test]
+fn advice_follows_from_the_need() {
+    // Large messages to places that the receiver knows: it reads them there.
+    let large = first("-s 1048576 --place --first throughput");
+    assert!(large["protocol"].as_str().is_some_and(|name| name.starts_with("direct-read")), "{large:#}");
+    assert_eq!(large["bottleneck"], "link");
+    // Small ones that may be kept while the receiver sleeps: only one protocol can.
+    let kept = first("-s 64 --hold --sleep --first throughput");
+    assert_eq!(kept["protocol"], "send-receive");
+    assert!(positive(&kept, "/batch") > 1.0);
+    assert_eq!(first("-s 64 --hold --sleep --rate 1000")["window"], 1);
+    // Many senders and little memory: shared receives.
+    let many = first("-s 16384 --hold --sleep --peers 64:1 --memory 8 --first throughput");
+    assert_eq!(many["srq"], true, "{many:#}");
+    assert!(positive(&many, "/receiver_bytes") <= f64::from(8 << 20));
+    // Other parameters, other numbers.
+    assert!(
+        positive(&first("-s 4096 -m 256 --hold"), "/latency_ns") > positive(&first("-s 4096 --hold"), "/latency_ns")
+    );
+}
+
+#[test]
+fn the_table_ranks_what_the_json_ranks() {
+    let arguments = "-s 64:9,8192:1 --rate 100000";
+    let table = run(&format!("advise {arguments}")).expect_status(0);
+    let json = run(&format!("advise --json {arguments}")).expect_status(0).json();
+    let ranked = json["ranked"].as_array().expect("a list");
+    assert!(ranked.len() >= 5, "{json:#}");
+    let rows: Vec<&str> = table.stdout.lines().skip(1).collect();
+    assert_eq!(rows.len(), ranked.len());
+    for (row, advice) in rows.iter().zip(ranked) {
+        assert_eq!(row.split_whitespace().next(), advice["protocol"].as_str());
+        assert!(row.ends_with(advice["reason"].as_str().expect("a reason")), "{row}");
+        assert!(row.contains("times the rate"), "{row}");
+    }
+    assert!(table.stderr.starts_with("Parameters of T1"), "{}", table.stderr);
+}
+
+#[test]
+fn needs_that_cannot_be_met_are_wrong_usage() {
+    for (arguments, words) in [
+        ("advise", &["--size"][..]),
+        ("advise -s 16:much", &["BYTES:SHARE"]),
+        ("advise -s 16:-1", &["-s: the share of a message size is -1"]),
+        ("advise -s 2000000000", &["-s: the message size is 2000000000, allowed is 0 to 1073741824"]),
+        ("advise -s 16 --rate 0", &["--rate: the rate is 0 messages/s, allowed is"]),
+        ("advise -s 16 --memory 0", &["--memory: the memory of a thread is 0 B, and the least"]),
+        ("advise -s 16 --peers 0:3", &["--peers: the number of senders is 0"]),
+        ("advise -s 16 --peers 4:1 -q 2", &["-q: the number of connections is 2, allowed is 4 to"]),
+        ("advise -s 16 --first cost", &["latency, throughput"]),
+    ] {
+        run(arguments).expect_complaint(2, words);
+    }
+    run("advise -s 16 --params /no/such/file").expect_complaint(1, &["/no/such/file cannot be read"]);
+}

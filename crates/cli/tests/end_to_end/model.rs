@@ -1,0 +1,201 @@
+//! `doorbell model`.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::command::{Finished, Running, doorbell, measuring, positive, run};
+
+/// A folder that is gone afterwards.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("doorbell-model-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("a folder for the test");
+        Self(path)
+    }
+
+    fn with(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.0.join(name);
+        std::fs::write(&path, text).expect("the file can be written");
+        path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The command with paths behind its other arguments.
+fn with_paths(arguments: &str, paths: &[&Path]) -> Finished {
+    let mut command: Command = doorbell(arguments);
+    command.args(paths);
+    Running::start(command).finish()
+}
+
+#[test]
+fn a_window_of_one_on_t1_is_explained_in_a_sentence() {
+    let finished = run("model explain --params t1 -s 16 -t 1 -l 1 --no-credits").expect_status(0);
+    let first = finished.stdout.lines().next().unwrap_or_default();
+    assert_eq!(
+        first,
+        "16 B, window 1: round trip (0.284 M messages/s); a window of 30 would reach the sending CPU's bound"
+    );
+    assert!(finished.stderr.starts_with("Parameters of T1: "), "{}", finished.stderr);
+    let json = run("model explain -s 16 -t 1 --no-credits --json").expect_status(0).json();
+    assert_eq!(json.pointer("/results/0/sentence").and_then(Value::as_str), Some(first));
+    assert_eq!(json.pointer("/results/0/remedies/0/bottleneck"), Some(&Value::from("sending CPU")));
+}
+
+#[test]
+fn predictions_are_tables_and_json_of_the_same_numbers() {
+    let arguments = "model predict --params t1 -s 16,512 -t 64 -l 8 --peers 64:64";
+    let table = run(arguments).expect_status(0).stdout;
+    let json = run(&format!("{arguments} --json")).expect_status(0).json();
+    assert_eq!(json["schema"], "doorbell-model-predict/1");
+    assert_eq!(json["parameters"]["name"], "T1");
+    let rows: Vec<Vec<&str>> = table.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows.len(), 2, "{table}");
+    for (index, row) in rows.iter().enumerate() {
+        let at = |field: &str| positive(&json, &format!("/results/{index}/{field}"));
+        assert_eq!(row[0], format!("{}", at("bytes")));
+        assert_eq!(row[1], format!("{:.2}", at("latency_ns") / 1000.0));
+        assert_eq!(row[2], format!("{:.0}", at("messages_per_s")));
+        assert!(at("next_factor") >= 1.0);
+    }
+    // 594 bytes on the line of 100 Gb/s, credits not counted.
+    let bare = run(&format!("{arguments} --no-credits --json")).expect_status(0).json();
+    assert!((positive(&bare, "/results/1/messages_per_s") / 21.04e6 - 1.0).abs() < 0.001);
+    assert_eq!(bare["results"][1]["bottleneck"], "link");
+}
+
+#[test]
+fn options_change_what_is_predicted() {
+    let base = "model predict --json -s 4096";
+    let rate = |more: &str| positive(&run(&format!("{base} {more}")).expect_status(0).json(), "/results/0/latency_ns");
+    for more in ["--mtu 256", "--ipv6", "--vlan", "--protocol direct-read", "--protocol buffered-write-tail"] {
+        assert!(rate(more) > rate(""), "{more} adds to latency");
+    }
+    let json = run("model predict --json -s 33 -q 8 --use-srq").expect_status(0).json();
+    assert_eq!(json["results"][0]["bottleneck"], "shared receive queue");
+    let json = run("model predict --json -s 16 --config batched -t 4").expect_status(0).json();
+    assert_eq!((positive(&json, "/results/0/window"), positive(&json, "/results/0/batch")), (4.0, 4.0));
+}
+
+#[test]
+fn impossible_workloads_are_wrong_usage() {
+    for (arguments, words) in [
+        ("model predict -t 0", &["the window (-t) is 0, allowed is 1 to"][..]),
+        ("model predict -t 4 -l 5", &["the batch (-l) is 5, allowed is 1 to 4"]),
+        ("model predict -r 0", &["the receive depth (-r) is 0"]),
+        ("model predict -s 1073741825", &["the message size (-s) is 1073741825, allowed is 0 to 1073741824"]),
+        ("model predict -s -5", &["-5"]),
+        ("model predict --peers 0:1", &["the number of senders (--peers) is 0"]),
+        ("model predict --peers 3:1 -q 2", &["the number of connections (-q) is 2, allowed is 3 to"]),
+        ("model predict --peers many", &["SENDERS:RECEIVERS"]),
+        ("model predict --receive-batch 0", &["--receive-batch) is 0"]),
+        ("model predict --protocol telepathy", &["a protocol is one of send-receive, direct-read,"]),
+        ("model predict --protocol direct-read --use-srq", &["--use-srq is about the receives of send-receive"]),
+        ("model predict --protocol buffered-read -s 1073741824 -l 2", &["(-l) is 2, allowed is 1 to 1"]),
+        ("model explain -m 1500", &["256, 512, 1024, 2048 or 4096"]),
+        ("model fit", &["RECORD"]),
+        ("model measure -n 5", &["-n: the number of rounds is 5, allowed is 10 to 1000000"]),
+        ("model fit --every 0 x", &["0 is not in 1..=1000"]),
+    ] {
+        run(arguments).expect_complaint(2, words);
+    }
+}
+
+#[test]
+fn damaged_files_are_named_with_field_and_range_and_nothing_is_overwritten() {
+    let folder = Folder::new("damaged");
+    let t1 = include_str!("../../../model/data/t1.toml");
+    for (from, to, words) in [
+        ("l_ns = 1900.0", "l_ns = -3.0", &["wrong.toml: l_ns is -3, allowed is"][..]),
+        ("l_ns = 1900.0", "", &["wrong.toml", "missing field `l_ns`"]),
+        ("parameters/1", "parameters/9", &["wrong.toml: schema is \"doorbell-parameters/9\", allowed is"]),
+    ] {
+        assert!(t1.contains(from));
+        let path = folder.with("wrong.toml", &t1.replacen(from, to, 1));
+        with_paths("model predict --params", &[&path]).expect_complaint(1, words);
+    }
+    run("model predict --params /no/such/file").expect_complaint(1, &["/no/such/file cannot be read"]);
+    run("model predict --params /").expect_complaint(1, &["/ cannot be read"]);
+
+    let empty = folder.with("empty.json", "");
+    with_paths("model fit", &[&empty]).expect_complaint(1, &["empty.json: the record: "]);
+    let newer = folder.with("newer.json", r#"{"schema": "doorbell-bench/7"}"#);
+    with_paths("model fit", &[&newer]).expect_complaint(1, &["newer.json: schema is", "bench/7", "doorbell-bench/1"]);
+    let none = r#"{"schema": "doorbell-bench/1", "environment": {"provider": "soft"}, "results": [],
+        "parameters": {"kind": "latency", "connections": 1, "inline": 64}}"#;
+    let none = folder.with("none.json", none);
+    with_paths("model fit", &[&none]).expect_complaint(1, &["0 measured figures", "needs 4 to"]);
+    with_paths("model fit --params t1", &[&none]).expect_complaint(2, &["of a hardware RNIC", "a software one"]);
+    with_paths("model fit", &[&folder.0]).expect_complaint(1, &["cannot be read"]);
+}
+
+#[test]
+fn parameters_are_timed_call_by_call() {
+    let _one_at_a_time = measuring();
+    let table = run("model measure -n 50").expect_status(0);
+    for name in ["o_snd_ns.single ", "o_snd_ns.batched ", "o_rcv_ns.single ", "o_post_ns.batched ", "g_fix_ns "] {
+        assert!(table.stdout.lines().any(|line| line.starts_with(name)), "{name} is missing in:\n{}", table.stdout);
+    }
+    assert!(table.stderr.contains("soft provider"), "{}", table.stderr);
+    run("model measure --bind 192.0.2.77").expect_complaint(1, &["192.0.2.77 is not an address of this machine"]);
+}
+
+#[test]
+fn what_was_measured_here_is_fitted_and_predicts() {
+    let _one_at_a_time = measuring();
+    let folder = Folder::new("fit");
+    let mut records = Vec::new();
+    for (name, arguments) in [
+        ("lat.json", "bench lat -n 300 -s 16,4096,16384 --json"),
+        ("window.json", "bench bw -n 3000 -s 16,512,4096 -t 2 --json"),
+        ("batched.json", "bench bw -n 20000 -s 16,512,4096 --config batched --json"),
+        // One that the model must leave out.
+        ("read.json", "bench bw -n 1000 -s 16 --op read --json"),
+    ] {
+        records.push(folder.with(name, &run(arguments).expect_status(0).stdout));
+    }
+    let paths: Vec<&Path> = records.iter().map(PathBuf::as_path).collect();
+    let finished = with_paths("model fit --json", &paths).expect_status(0);
+    assert!(finished.stderr.contains("\"read\" is no message"), "{}", finished.stderr);
+    let json = finished.json();
+    let count = |field: &str| json[field].as_array().map_or(0, Vec::len);
+    // A busy machine may have lost packets: then that is said.
+    assert_eq!(count("residuals") + count("left_out"), 10, "{json:#}");
+    assert!(positive(&json, "/median_error") < 10.0);
+    assert!(json["estimates"].as_array().is_some_and(|all| all.iter().any(|one| one["interval_95"].is_null())));
+
+    // What was timed directly stands beside what was fitted.
+    let timed = run("model measure -n 50 --json").expect_status(0);
+    assert_eq!(timed.json()["schema"], "doorbell-measure/1");
+    let timed = folder.with("timed.json", &timed.stdout);
+    let mut both: Vec<&Path> = paths.clone();
+    both.extend([Path::new("--measured"), &timed]);
+    let json = with_paths("model fit --json", &both).expect_status(0).json();
+    assert_eq!(json["estimates"][0]["name"], "o_snd_ns.single");
+    positive(&json, "/estimates/0/measured");
+    assert!(with_paths("model fit", &both).expect_status(0).stdout.contains("timed directly"));
+    let (last, wrong) = (both.len() - 1, folder.with("wrong.json", r#"{"schema": "doorbell-measure/9"}"#));
+    both[last] = &wrong;
+    with_paths("model fit", &both).expect_complaint(1, &["wrong.json: schema is \"doorbell-measure/9\", allowed is"]);
+
+    let out = folder.0.join("here.toml");
+    let mut all: Vec<&Path> = paths.clone();
+    all.extend([Path::new("--out"), &out]);
+    let table = with_paths("model fit --every 2", &all).expect_status(0).stdout;
+    assert!(table.contains("figures not fitted to: median error"), "{table}");
+    let written = std::fs::read_to_string(&out).expect("the parameters were written");
+    with_paths("model fit", &all).expect_complaint(1, &["here.toml exists already, and nothing is overwritten"]);
+    assert_eq!(std::fs::read_to_string(&out).ok(), Some(written));
+    let prediction = with_paths("model predict --json -s 16 --params", &[&out]).expect_status(0).json();
+    positive(&prediction, "/results/0/messages_per_s");
+    assert_eq!(prediction["parameters"]["rnic"], "software");
+}

@@ -1,0 +1,558 @@
+//! Which protocol, window, batch and receive queue suit a need.
+//!
+//! Every protocol that can do what is asked is predicted with every window and batch of a grid, the
+//! best of each is kept, and these are ranked. Values within 5 % of the best are taken for equal, since
+//! no prediction is better than that; then what takes less memory decides. What the model has no
+//! parameter for, copies above all, is not in it.
+
+use doorbell_wire::{OuterKind, PathMtu};
+
+use crate::parameters::Parameters;
+use crate::predict::{BoundKind, predict_mix};
+use crate::protocol::{DirectReadAck, End, Protocol};
+use crate::workload::{Peers, Workload, WorkloadError};
+
+/// What comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Goal {
+    /// Short latency; throughput decides among equals.
+    Latency,
+    /// High throughput, up to the rate if there is one; latency decides among equals.
+    Throughput,
+}
+
+/// What is needed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Need {
+    /// Message sizes, each with its share of the messages. Shares need not add up to one.
+    pub sizes: Vec<(u64, f64)>,
+    /// Messages per second that there will be, over all connections; `None` is as many as go.
+    pub messages_per_s: Option<f64>,
+    /// Who talks to whom.
+    pub peers: Peers,
+    /// Both ends send.
+    pub bidirectional: bool,
+    /// The receiver knows from a few bytes where a message belongs, and wants it there.
+    pub receiver_places: bool,
+    /// The receiver sleeps until a message comes.
+    pub receiver_sleeps: bool,
+    /// The receiver keeps messages for a time of its own while others go on.
+    pub receiver_holds: bool,
+    /// Bytes of message memory of a thread at either end, at most.
+    pub memory_bytes: Option<u64>,
+    /// What comes first.
+    pub goal: Goal,
+    /// Path MTU; `None` takes that of the parameters.
+    pub path_mtu: Option<PathMtu>,
+    /// Headers around packets.
+    pub outer: OuterKind,
+}
+
+impl Need {
+    /// Messages of one size from one sender to one receiver, as many as go.
+    pub fn new(bytes: u64, goal: Goal) -> Self {
+        Self {
+            sizes: vec![(bytes, 1.0)],
+            messages_per_s: None,
+            peers: Peers::ONE_TO_ONE,
+            bidirectional: false,
+            receiver_places: false,
+            receiver_sleeps: false,
+            receiver_holds: false,
+            memory_bytes: None,
+            goal,
+            path_mtu: None,
+            outer: OuterKind::IPV4,
+        }
+    }
+}
+
+/// One way to meet a need.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Advice {
+    /// How messages travel.
+    pub protocol: Protocol,
+    /// Messages unacknowledged at most, per connection.
+    pub window: u32,
+    /// Messages per post; of Buffered-Read, messages per READ.
+    pub batch: u32,
+    /// Receive buffers, granted buffers or places in a ring: per connection, or shared by all of a
+    /// receiver.
+    pub depth: u32,
+    /// The connections of a receiver share a receive queue.
+    pub srq: bool,
+    /// Mean latency of a message alone.
+    pub latency_ns: f64,
+    /// Messages per second that it allows.
+    pub messages_per_s: f64,
+    /// Message memory of a sending thread.
+    pub sender_bytes: u64,
+    /// Message memory of a receiving thread, without places of its own where messages are put.
+    pub receiver_bytes: u64,
+    /// What binds.
+    pub binding: BoundKind,
+    /// Why it stands where it stands: one line.
+    pub reason: String,
+}
+
+impl Advice {
+    /// Message memory of the thread that needs more of it.
+    pub fn memory_bytes(&self) -> u64 {
+        self.sender_bytes.max(self.receiver_bytes)
+    }
+}
+
+/// Why there is no advice.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AdviseError {
+    /// A figure of the need makes no sense.
+    #[error("{what} is {given}, allowed is {allowed}")]
+    Need {
+        /// Which.
+        what: &'static str,
+        /// What was given.
+        given: String,
+        /// What is allowed.
+        allowed: &'static str,
+    },
+    /// A workload cannot be.
+    #[error(transparent)]
+    Workload(#[from] WorkloadError),
+    /// Not even windows of one message fit.
+    #[error("the memory of a thread is {given} B, and the least that any protocol needs is {least} B")]
+    Memory {
+        /// What was given.
+        given: u64,
+        /// What would do.
+        least: u64,
+    },
+}
+
+/// Windows and batches that are tried.
+const WINDOWS: [u32; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
+const BATCHES: [u32; 3] = [1, 8, 32];
+/// A shared queue or ring has as much as so many connections would have.
+const SHARED_BY: u32 = 4;
+/// The least depth: one message is being processed while others come.
+const LEAST_DEPTH: u32 = 8;
+/// The most sizes of a distribution.
+const MOST_SIZES: usize = 1024;
+/// What a receive for a read request takes.
+const REQUEST_SLOT_BYTES: u64 = 64;
+/// What rings are made of.
+const PAGE_BYTES: u64 = 4096;
+/// Values closer than this are equal.
+const SAME: f64 = 1.05;
+
+/// Ranks protocols, each with the window, batch and receive queue that suit it best.
+///
+/// # Errors
+///
+/// The need makes no sense, or nothing fits into its memory.
+pub fn advise(parameters: &Parameters, need: &Need) -> Result<Vec<Advice>, AdviseError> {
+    check(need)?;
+    let mut candidates: Vec<Advice> = Vec::new();
+    for protocol in Protocol::ALL.into_iter().filter(|&protocol| suits(protocol, need)) {
+        for (window, batch, shares) in settings(protocol, need) {
+            candidates.push(candidate(parameters, need, protocol, window, batch, shares)?);
+        }
+    }
+    if let Some(given) = need.memory_bytes {
+        let least = candidates.iter().map(Advice::memory_bytes).min().unwrap_or(0);
+        candidates.retain(|advice| advice.memory_bytes() <= given);
+        if candidates.is_empty() {
+            return Err(AdviseError::Memory { given, least });
+        }
+    }
+    let yardstick = Yardstick::of(need, &candidates);
+    candidates.sort_by_cached_key(|advice| yardstick.rank(need, advice));
+    let mut all: Vec<Advice> = Vec::new();
+    for advice in candidates {
+        if all.iter().all(|better| better.protocol != advice.protocol) {
+            all.push(advice);
+        }
+    }
+    if let Some(first) = all.first().cloned() {
+        all.iter_mut().for_each(|advice| advice.reason = reason(need, advice, &first));
+    }
+    Ok(all)
+}
+
+fn check(need: &Need) -> Result<(), AdviseError> {
+    let refuse = |what, given: String, allowed| Err(AdviseError::Need { what, given, allowed });
+    if !(1..=MOST_SIZES).contains(&need.sizes.len()) {
+        return refuse("the number of message sizes", need.sizes.len().to_string(), "1 to 1024");
+    }
+    for &(_, share) in &need.sizes {
+        if !(1e-9..=1e9).contains(&share) {
+            return refuse("the share of a message size", share.to_string(), "0.000000001 to 1000000000");
+        }
+    }
+    match need.messages_per_s {
+        Some(rate) if !(1e-3..=1e12).contains(&rate) => {
+            refuse("the rate", format!("{rate} messages/s"), "0.001 to 1000000000000 messages/s")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Can it do what is asked?
+fn suits(protocol: Protocol, need: &Need) -> bool {
+    let properties = protocol.properties();
+    let several = need.peers.connections > need.peers.receivers;
+    // Reading to a place of the receiver's choice is of use to those who have one.
+    (!properties.zero_copy || need.receiver_places)
+        && (!need.receiver_sleeps || properties.receiver_can_sleep)
+        && (!need.receiver_holds || properties.slow_message_blocks_nothing)
+        && (protocol != Protocol::SharedWrite || several)
+        // A fence helps nobody; it is there to be compared.
+        && protocol != Protocol::DirectRead(DirectReadAck::Fenced)
+}
+
+/// Windows, batches, and whether connections share what messages are received into.
+fn settings(protocol: Protocol, need: &Need) -> Vec<(u32, u32, bool)> {
+    let sharing: &[bool] = match protocol {
+        Protocol::SharedWrite => &[true],
+        Protocol::SendReceive if need.peers.connections > SHARED_BY * need.peers.receivers => &[false, true],
+        _ => &[false],
+    };
+    let longest = need.sizes.iter().map(|(bytes, _)| *bytes).max().unwrap_or(0);
+    let fits = |batch: u32| Workload { protocol, ..Workload::new(longest, batch, batch) }.check().is_ok();
+    let mut settings = Vec::new();
+    for window in WINDOWS {
+        for batch in BATCHES.into_iter().filter(|&batch| batch == 1 || batch <= window && fits(batch)) {
+            settings.extend(sharing.iter().map(|&shares| (window, batch, shares)));
+        }
+    }
+    settings
+}
+
+fn candidate(
+    parameters: &Parameters,
+    need: &Need,
+    protocol: Protocol,
+    window: u32,
+    batch: u32,
+    shares: bool,
+) -> Result<Advice, AdviseError> {
+    let Peers { senders, receivers, connections } = need.peers;
+    // Of a shared queue each connection has its part.
+    let (pool, depth) = match ((2 * window).max(LEAST_DEPTH), shares) {
+        (depth, true) => {
+            (depth * SHARED_BY, (depth * SHARED_BY / connections.div_ceil(receivers.max(1)).max(1)).max(1))
+        }
+        (depth, false) => (depth, depth),
+    };
+    let srq = shares && protocol == Protocol::SendReceive;
+    let workload = |bytes| Workload {
+        protocol,
+        depth,
+        srq,
+        bidirectional: need.bidirectional,
+        path_mtu: need.path_mtu,
+        outer: need.outer,
+        peers: need.peers,
+        ..Workload::new(bytes, window, batch)
+    };
+    let mix: Vec<(f64, Workload)> = need.sizes.iter().map(|&(bytes, share)| (share, workload(bytes))).collect();
+    let prediction = predict_mix(parameters, &mix)?;
+    let per_thread = |threads: u32| u64::from(connections.div_ceil(threads.max(1)));
+    let [sending, receiving] = memory(protocol, need, window.into(), batch.into(), pool.into());
+    let sending = sending.saturating_mul(per_thread(senders));
+    let receiving = receiving.saturating_mul(if shares { 1 } else { per_thread(receivers) });
+    let (sender_bytes, receiver_bytes) = if need.bidirectional {
+        (sending.saturating_add(receiving), sending.saturating_add(receiving))
+    } else {
+        (sending, receiving)
+    };
+    Ok(Advice {
+        protocol,
+        window,
+        batch,
+        depth: pool,
+        srq,
+        latency_ns: prediction.latency_ns,
+        messages_per_s: prediction.messages_per_s,
+        sender_bytes,
+        receiver_bytes,
+        binding: prediction.bottleneck().binding.kind,
+        reason: String::new(),
+    })
+}
+
+/// Message memory of a connection at its sender and at its receiver.
+fn memory(protocol: Protocol, need: &Need, window: u64, batch: u64, depth: u64) -> [u64; 2] {
+    let longest = need.sizes.iter().map(|(bytes, _)| *bytes).max().unwrap_or(0);
+    let slot = longest.next_multiple_of(REQUEST_SLOT_BYTES).max(REQUEST_SLOT_BYTES);
+    let shares: f64 = need.sizes.iter().map(|(_, share)| share).sum();
+    let mean = need.sizes.iter().map(|(bytes, share)| *bytes as f64 * share).sum::<f64>() / shares;
+    // A ring takes as many messages of mean length, and two of the longest in any case.
+    let ring = (depth.saturating_mul(mean.ceil() as u64 + 16)).max(2 * slot).next_multiple_of(PAGE_BYTES);
+    match protocol {
+        Protocol::SendReceive | Protocol::DirectWrite => [window * slot, depth * slot],
+        Protocol::DirectRead(_) => [window * slot, depth * REQUEST_SLOT_BYTES],
+        Protocol::BufferedWrite(..) | Protocol::SharedWrite => [window * slot, ring],
+        Protocol::BufferedRead => [ring, batch * slot],
+    }
+}
+
+/// What is best of each, which all else is held against.
+struct Yardstick {
+    latency_ns: f64,
+    messages_per_s: f64,
+}
+
+impl Yardstick {
+    fn of(need: &Need, candidates: &[Advice]) -> Self {
+        let reaching = |advice: &&Advice| need.messages_per_s.is_none_or(|rate| advice.messages_per_s >= rate);
+        let latencies =
+            |all: &mut dyn Iterator<Item = &Advice>| all.map(|advice| advice.latency_ns).fold(f64::INFINITY, f64::min);
+        let mut latency_ns = latencies(&mut candidates.iter().filter(reaching));
+        if latency_ns.is_infinite() {
+            latency_ns = latencies(&mut candidates.iter());
+        }
+        Self { latency_ns, messages_per_s: candidates.iter().map(|advice| useful(need, advice)).fold(0.0, f64::max) }
+    }
+
+    /// What sorts: the lesser the better. All within 5 % of the best are equal, and so on.
+    fn rank(&self, need: &Need, advice: &Advice) -> impl Ord + use<> {
+        let steps = |times_worse: f64| (times_worse.max(1e-9).ln() / SAME.ln()).floor() as i64;
+        let slow = steps(advice.latency_ns / self.latency_ns).max(0);
+        let little = steps(self.messages_per_s / useful(need, advice));
+        let fails = need.messages_per_s.is_some_and(|rate| advice.messages_per_s < rate);
+        let copies = need.receiver_places && !advice.protocol.properties().zero_copy;
+        // Whoever fills a batch waits for its messages; a READ takes what is there.
+        let waits = if advice.protocol == Protocol::BufferedRead { 1 } else { advice.batch };
+        let order = match need.goal {
+            Goal::Latency => (slow, i64::from(waits), i64::from(copies), little),
+            Goal::Throughput => (little, i64::from(copies), slow, 0),
+        };
+        (fails, if fails { little } else { 0 }, order, advice.memory_bytes(), advice.window, advice.batch)
+    }
+}
+
+/// Messages per second that are of use: no more than there will be.
+fn useful(need: &Need, advice: &Advice) -> f64 {
+    need.messages_per_s.map_or(advice.messages_per_s, |rate| rate.min(advice.messages_per_s))
+}
+
+fn reason(need: &Need, advice: &Advice, first: &Advice) -> String {
+    let mut parts = Vec::new();
+    if let Some(rate) = need.messages_per_s {
+        let share = advice.messages_per_s / rate;
+        parts.push(if share < 1.0 {
+            format!("reaches only {:.0} % of the rate: {} binds", 100.0 * share, advice.binding)
+        } else {
+            format!("{} would bind at {share:.2} times the rate", advice.binding)
+        });
+    } else {
+        parts.push(format!("{} binds", advice.binding));
+    }
+    let times = |what: &str, value: f64, other: f64| {
+        let factor = value / other;
+        if !(1.0 / SAME..=SAME).contains(&factor) {
+            format!("{factor:.2} times the {what} of the first")
+        } else {
+            format!("the same {what}")
+        }
+    };
+    if advice.protocol == first.protocol {
+        parts.push(match need.goal {
+            Goal::Latency => "the shortest latency, or within 5 % of it".to_owned(),
+            Goal::Throughput if need.messages_per_s.is_some() => "the rate at the least cost".to_owned(),
+            Goal::Throughput => "the highest throughput, or within 5 % of it".to_owned(),
+        });
+    } else {
+        parts.push(times("latency", advice.latency_ns, first.latency_ns));
+        parts.push(times("throughput", advice.messages_per_s, first.messages_per_s));
+    }
+    if need.receiver_places {
+        let copies = !advice.protocol.properties().zero_copy;
+        parts.push(if copies { "and a copy at the receiver" } else { "lands where it belongs" }.to_owned());
+    }
+    if advice.srq || advice.protocol == Protocol::SharedWrite {
+        parts.push("memory of the receiver does not grow with connections".to_owned());
+    }
+    if advice.protocol.properties().passive == Some(End::Sender) {
+        parts.push("the sender's CPU takes no part in the transfer".to_owned());
+    }
+    parts.join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::workload::MAX_BYTES;
+
+    fn names(all: &[Advice]) -> Vec<&str> {
+        all.iter().map(|advice| advice.protocol.name()).collect()
+    }
+
+    fn on_t1(need: &Need) -> Vec<Advice> {
+        advise(&Parameters::t1(), need).unwrap()
+    }
+
+    #[test]
+    fn small_messages_go_by_send_receive_or_rings_and_large_ones_where_they_belong() {
+        let small = on_t1(&Need { receiver_places: true, ..Need::new(16, Goal::Latency) });
+        assert!(!small[0].protocol.properties().zero_copy, "{small:#?}");
+        let direct = small.iter().find(|advice| advice.protocol.name() == "direct-read").unwrap();
+        assert!(direct.latency_ns > 2.0 * small[0].latency_ns);
+        assert!(direct.reason.contains("times the latency of the first"), "{}", direct.reason);
+
+        let large = on_t1(&Need { receiver_places: true, ..Need::new(1 << 20, Goal::Throughput) });
+        assert!(large[0].protocol.properties().zero_copy, "{:?}", names(&large));
+        assert_eq!(large[0].binding, BoundKind::Link);
+        assert!(large[0].reason.contains("lands where it belongs"), "{}", large[0].reason);
+        assert!(large[0].receiver_bytes < 1 << 20, "requests only");
+        // Who cannot place has no use for it.
+        assert!(
+            !names(&on_t1(&Need::new(1 << 20, Goal::Throughput))).iter().any(|name| name.starts_with("direct-read"))
+        );
+    }
+
+    #[test]
+    fn throughput_takes_batches_and_windows_and_latency_no_batches() {
+        let of = |goal| {
+            let all = on_t1(&Need { receiver_holds: true, receiver_sleeps: true, ..Need::new(64, goal) });
+            assert_eq!(names(&all), ["send-receive"]);
+            all[0].clone()
+        };
+        let (fast, quick) = (of(Goal::Throughput), of(Goal::Latency));
+        assert!(fast.batch > 1 && fast.window >= 32, "{fast:?}");
+        assert_eq!(quick.batch, 1);
+        assert!(fast.messages_per_s > 2.0 * quick.messages_per_s);
+        // No more window than the rate needs: 100 k messages/s are one per 10 us.
+        let need = Need {
+            messages_per_s: Some(1e5),
+            receiver_holds: true,
+            receiver_sleeps: true,
+            ..Need::new(64, Goal::Throughput)
+        };
+        let slow = &on_t1(&need)[0];
+        assert_eq!((slow.window, slow.batch), (1, 1), "{slow:?}");
+        assert!(slow.reason.contains("times the rate"), "{}", slow.reason);
+    }
+
+    #[test]
+    fn what_does_not_reach_the_rate_comes_last_and_says_so() {
+        let all =
+            on_t1(&Need { messages_per_s: Some(3e6), peers: Peers::many_to_one(16), ..Need::new(64, Goal::Latency) });
+        let fails: Vec<bool> = all.iter().map(|advice| advice.messages_per_s < 3e6).collect();
+        assert!(fails.is_sorted() && fails.contains(&true) && !fails[0], "{fails:?}");
+        let shared = all.iter().find(|advice| advice.protocol == Protocol::SharedWrite).unwrap();
+        assert!(shared.reason.contains("reaches only 97 % of the rate: atomics binds"), "{}", shared.reason);
+    }
+
+    #[test]
+    fn little_memory_shares_receive_queues_or_shrinks_windows() {
+        let need = Need { receiver_holds: true, peers: Peers::many_to_one(64), ..Need::new(16_384, Goal::Throughput) };
+        let plenty = on_t1(&need);
+        let of = |all: &[Advice]| all.iter().find(|advice| advice.protocol == Protocol::SendReceive).unwrap().clone();
+        let largest = plenty.iter().map(|advice| advice.receiver_bytes).max().unwrap();
+        // 64 receives of 16 KiB for each of 64 senders are 64 MiB.
+        let little = on_t1(&Need { memory_bytes: Some(8 << 20), ..need.clone() });
+        assert!(of(&little).srq && of(&little).reason.contains("does not grow with connections"), "{little:#?}");
+        assert!(little.iter().all(|advice| advice.sender_bytes.max(advice.receiver_bytes) <= 8 << 20));
+        assert!(largest > 4 << 20);
+        let none = advise(&Parameters::t1(), &Need { memory_bytes: Some(1 << 10), ..need });
+        let text = none.expect_err("1 KiB is too little").to_string();
+        assert!(
+            text.starts_with("the memory of a thread is 1024 B, and the least that any protocol needs is "),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_mix_of_sizes_lies_between_them() {
+        let rate = |sizes: Vec<(u64, f64)>| {
+            let need = Need { sizes, receiver_holds: true, ..Need::new(0, Goal::Throughput) };
+            let advice = on_t1(&need).into_iter().find(|advice| advice.protocol == Protocol::SendReceive).unwrap();
+            (advice.latency_ns, advice.messages_per_s)
+        };
+        let (small, mixed, large) =
+            (rate(vec![(64, 1.0)]), rate(vec![(64, 9.0), (8192, 1.0)]), rate(vec![(8192, 3.0)]));
+        assert!(small.0 < mixed.0 && mixed.0 < large.0);
+        assert!(small.1 > mixed.1 && mixed.1 > large.1);
+        assert!((mixed.0 - (0.9 * small.0 + 0.1 * large.0)).abs() < 1e-6);
+    }
+
+    #[test]
+    fn among_equals_what_needs_no_copy_is_first() {
+        for goal in [Goal::Latency, Goal::Throughput] {
+            let all = on_t1(&Need { receiver_places: true, ..Need::new(1 << 20, goal) });
+            let copies: Vec<bool> = all.iter().map(|advice| !advice.protocol.properties().zero_copy).collect();
+            assert!(copies.is_sorted() && !copies[0], "{:?}", names(&all));
+            assert!(all[0].window <= 4, "what one READ of 1 MiB after the other fills needs no window: {:?}", all[0]);
+        }
+    }
+
+    #[test]
+    fn the_longest_messages_have_protocols_too() {
+        let all = on_t1(&Need { receiver_places: true, ..Need::new(MAX_BYTES, Goal::Throughput) });
+        assert!(names(&all).contains(&"buffered-read"));
+        assert!(all.iter().all(|advice| advice.binding == BoundKind::Link), "{all:#?}");
+    }
+
+    #[test]
+    fn needs_that_make_no_sense_are_refused() {
+        let refused = |need: &Need| advise(&Parameters::t1(), need).expect_err("no sense").to_string();
+        let good = Need::new(16, Goal::Latency);
+        assert_eq!(
+            refused(&Need { sizes: vec![], ..good.clone() }),
+            "the number of message sizes is 0, allowed is 1 to 1024"
+        );
+        assert!(
+            refused(&Need { sizes: vec![(1, f64::NAN)], ..good.clone() }).contains("share of a message size is NaN")
+        );
+        assert!(refused(&Need { messages_per_s: Some(-1.0), ..good.clone() }).contains("the rate is -1 messages/s"));
+        assert!(
+            refused(&Need { sizes: vec![(1 << 40, 1.0)], ..good.clone() })
+                .contains("the message size is 1099511627776")
+        );
+        let peers = Peers { senders: 0, receivers: 0, connections: 0 };
+        assert!(refused(&Need { peers, ..good }).contains("the number of senders is 0"));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// Any need has a ranking within its memory, or a sentence.
+        #[test]
+        fn any_need_is_answered(
+            sizes in prop::collection::vec((0..=MAX_BYTES, 0.01..100.0_f64), 1..4),
+            rate in prop::option::of(1.0..1e9_f64),
+            (senders, receivers, more) in (1..300_u32, 1..300_u32, 0..300_u32),
+            (both, places, sleeps, holds, throughput) in any::<(bool, bool, bool, bool, bool)>(),
+            memory in prop::option::of(0..1_u64 << 34),
+        ) {
+            let goal = if throughput { Goal::Throughput } else { Goal::Latency };
+            let need = Need {
+                sizes,
+                messages_per_s: rate,
+                peers: Peers { senders, receivers, connections: senders.max(receivers) + more },
+                bidirectional: both,
+                receiver_places: places,
+                receiver_sleeps: sleeps,
+                receiver_holds: holds,
+                memory_bytes: memory,
+                ..Need::new(0, goal)
+            };
+            match advise(&Parameters::t1(), &need) {
+                Ok(all) => {
+                    prop_assert!(!all.is_empty());
+                    for advice in &all {
+                        prop_assert!(memory.is_none_or(|most| advice.memory_bytes() <= most));
+                        prop_assert!(advice.latency_ns > 0.0 && advice.messages_per_s > 0.0 && !advice.reason.is_empty());
+                        prop_assert!(advice.batch <= advice.window);
+                    }
+                }
+                Err(AdviseError::Memory { given, least }) => prop_assert!(given < least),
+                Err(other) => prop_assert!(false, "{}", other),
+            }
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! A prediction in sentences: what binds, and what would help.
+
+use crate::parameters::Parameters;
+use crate::predict::{Bottleneck, Bound, BoundKind, Prediction, predict};
+use crate::workload::{MAX_COUNT, Workload, WorkloadError};
+
+/// What binds a workload, and what would help.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Explanation {
+    /// What it explains.
+    pub prediction: Prediction,
+    /// What binds.
+    pub bottleneck: Bottleneck,
+    /// One sentence: the workload, what binds it, and what would help most simply.
+    pub sentence: String,
+    /// What would help, each with what it would bring. Empty if the model knows nothing.
+    pub remedies: Vec<Remedy>,
+}
+
+/// A change that would help.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Remedy {
+    /// What to change, to what.
+    pub what: String,
+    /// Messages per second that it would bring; of larger messages, as many as they hold.
+    pub messages_per_s: f64,
+    /// The bound that it would reach.
+    pub binding: BoundKind,
+}
+
+/// Predicts a workload and says what binds it. Each remedy was predicted too.
+pub fn explain(parameters: &Parameters, workload: &Workload) -> Result<Explanation, WorkloadError> {
+    let prediction = predict(parameters, workload)?;
+    let bottleneck = prediction.bottleneck();
+    let mut remedies = Vec::new();
+    for (what, changed) in changes(parameters, workload, &bottleneck) {
+        let better = predict(parameters, &changed)?;
+        // A larger message carries what several did.
+        let carried = if changed.bytes == workload.bytes { 1 } else { changed.bytes / workload.bytes };
+        let gain = better.messages_per_s * carried as f64;
+        if gain > prediction.messages_per_s * 1.01 {
+            let (messages_per_s, binding) = (gain, better.bottleneck().binding.kind);
+            remedies.push(Remedy { what, messages_per_s, binding });
+        }
+    }
+    let sentence = sentence(workload, &prediction, &bottleneck, &remedies);
+    Ok(Explanation { prediction, bottleneck, sentence, remedies })
+}
+
+fn sentence(workload: &Workload, prediction: &Prediction, bottleneck: &Bottleneck, remedies: &[Remedy]) -> String {
+    let Bottleneck { binding, next, factor } = bottleneck;
+    let mut text = format!(
+        "{} B, window {}: {} ({} M messages/s)",
+        workload.bytes,
+        workload.window,
+        binding.kind,
+        millions(prediction.messages_per_s)
+    );
+    match (remedies.first(), next) {
+        (Some(remedy), _) => text += &format!("; {} would reach the {}'s bound", remedy.what, remedy.binding),
+        (None, Some(next)) if *factor < 1.05 => text += &format!("; the {}'s bound is as near", next.kind),
+        (None, _) => text += "; nothing that the model knows would help",
+    }
+    if let Some(Bound { kind, .. }) = next
+        && remedies.first().is_none_or(|remedy| remedy.binding != *kind)
+    {
+        text += &format!("; next is the {kind}, at {factor:.2} times as much");
+    }
+    text
+}
+
+/// A rate in millions per second, with three digits that count.
+pub fn millions(messages_per_s: f64) -> String {
+    let millions = messages_per_s / 1e6;
+    match millions {
+        _ if millions >= 100.0 => format!("{millions:.0}"),
+        _ if millions >= 10.0 => format!("{millions:.1}"),
+        _ if millions >= 1.0 => format!("{millions:.2}"),
+        _ => format!("{millions:.3}"),
+    }
+}
+
+/// What could help against a bound: the workload with it.
+fn changes(parameters: &Parameters, workload: &Workload, bottleneck: &Bottleneck) -> Vec<(String, Workload)> {
+    let Bottleneck { binding, next, factor } = *bottleneck;
+    let mut changes = Vec::new();
+    let mut offer = |what: String, changed: Workload| {
+        if changed.check().is_ok() && changed != *workload {
+            changes.push((what, changed));
+        }
+    };
+    let reaching = |now: u32| (f64::from(now) * factor).ceil().min(MAX_COUNT as f64) as u32;
+    let batch = parameters.batch.max(2);
+    let peers = workload.peers;
+    // Enough small messages in one to fill a packet.
+    let packet = workload.path_mtu.unwrap_or(parameters.path_mtu()).bytes() as u64;
+    let together = packet.checked_div(workload.bytes).unwrap_or(0);
+    let larger = |offer: &mut dyn FnMut(String, Workload)| {
+        if together > 1 {
+            let what = format!("one message of {} B instead of {together}", together * workload.bytes);
+            offer(what, Workload { bytes: together * workload.bytes, ..*workload });
+        }
+    };
+    match binding.kind {
+        BoundKind::RoundTrip if next.is_some() => {
+            let window = reaching(workload.window);
+            let depth = workload.depth.max(Workload::default_depth(window));
+            offer(format!("a window of {window}"), Workload { window, depth, ..*workload });
+            larger(&mut offer);
+        }
+        BoundKind::ReceiverSpace if next.is_some() => {
+            let depth = reaching(workload.depth);
+            offer(format!("receiver space for {depth} messages"), Workload { depth, ..*workload });
+        }
+        BoundKind::SendingCpu | BoundKind::ReceivingCpu => {
+            if workload.batch < batch && binding.kind == BoundKind::SendingCpu {
+                let window = workload.window.max(batch * 2);
+                let depth = workload.depth.max(Workload::default_depth(window));
+                offer(format!("{batch} messages per post"), Workload { batch, window, depth, ..*workload });
+            }
+            if workload.receive_batch < batch {
+                let what = format!("polling and reposting {batch} at a time");
+                offer(what, Workload { receive_batch: batch, ..*workload });
+            }
+            larger(&mut offer);
+            let mut more = peers;
+            if binding.kind == BoundKind::SendingCpu || workload.bidirectional {
+                more.senders += 1;
+            }
+            if binding.kind == BoundKind::ReceivingCpu || workload.bidirectional {
+                more.receivers += 1;
+            }
+            more.connections = more.connections.max(more.senders).max(more.receivers);
+            let what = match binding.kind {
+                BoundKind::SendingCpu => format!("{} sending threads", more.senders),
+                _ => format!("{} receiving threads", more.receivers),
+            };
+            offer(what, Workload { peers: more, ..*workload });
+        }
+        BoundKind::SendingNic
+        | BoundKind::SendingNicInbound
+        | BoundKind::ReceivingNic
+        | BoundKind::ReceivingNicOutbound => {
+            larger(&mut offer);
+            let more = crate::workload::Peers { connections: peers.connections.saturating_mul(2), ..peers };
+            offer(format!("{} connections", more.connections), Workload { peers: more, ..*workload });
+        }
+        BoundKind::Link | BoundKind::LinkBackward => {
+            larger(&mut offer);
+            let largest = doorbell_wire::PathMtu::Mtu4096;
+            if workload.bytes > packet && packet < largest.bytes() as u64 {
+                offer("a path MTU of 4096".to_owned(), Workload { path_mtu: Some(largest), ..*workload });
+            }
+        }
+        BoundKind::Srq => {
+            offer("a receive queue for each connection".to_owned(), Workload { srq: false, ..*workload });
+            larger(&mut offer);
+        }
+        BoundKind::Fence => {
+            use crate::protocol::{DirectReadAck, Protocol};
+            let protocol = Protocol::DirectRead(DirectReadAck::Unfenced);
+            offer("acknowledging without a fence".to_owned(), Workload { protocol, ..*workload });
+        }
+        BoundKind::Atomics => {
+            use crate::protocol::{Notification, Protocol, SpaceReport};
+            let protocol = Protocol::BufferedWrite(Notification::Immediate, SpaceReport::Message);
+            offer("a ring for each sender".to_owned(), Workload { protocol, ..*workload });
+        }
+        BoundKind::RoundTrip | BoundKind::ReceiverSpace => {}
+    }
+    changes
+}

@@ -1,0 +1,394 @@
+//! Parameters from measurements.
+//!
+//! Least squares of `ln(predicted / measured)`, so that all errors are relative ones, over the
+//! logarithms of the parameters, so that all stay positive. Throughput is the smallest of its bounds,
+//! which has kinks; a soft smallest that becomes harder step by step leads there, from several
+//! starting points. What data says nothing about stays near where it started, by a pull too weak to
+//! move anything else.
+//!
+//! How well parameters are known follows from the data's Jacobian, and from the other optima that
+//! explain the data as well: if the slower of two CPUs binds, the data may not tell which it is. See
+//! [`Estimate`].
+
+mod identify;
+
+use levenberg_marquardt::{LeastSquaresProblem, LevenbergMarquardt};
+use nalgebra::storage::Owned;
+use nalgebra::{DMatrix, DVector, Dyn};
+
+use crate::cost::{Cost, TERMS, Values};
+use crate::observation::{Observation, Residual, residuals};
+use crate::parameters::{Parameters, ParametersError};
+use crate::predict::{Forms, Setting, forms};
+use crate::workload::WorkloadError;
+
+pub use identify::{Estimate, Unit};
+use identify::{Knowledge, View};
+
+/// The least number of measured figures.
+pub const LEAST_FIGURES: usize = 4;
+/// The most, which bounds memory and time.
+pub const MOST_FIGURES: usize = 20_000;
+
+/// Ranges of what can have been measured.
+const LATENCY_NS: (f64, f64) = (1.0, 1e11);
+const MESSAGES_PER_S: (f64, f64) = (1e-3, 1e12);
+const WEIGHT: (f64, f64) = (1e-6, 1e6);
+
+/// How hard the smallest bound is: the order of the norm that stands for it, step by step.
+const HARDNESS: [f64; 4] = [3.0, 10.0, 40.0, 160.0];
+/// Starting points of descents that begin with a soft smallest, and of those that are hard at once.
+const SOFT_STARTS: u64 = 8;
+const HARD_STARTS: u64 = 16;
+/// How far starting points lie from the first: a factor of up to e to this.
+const SPREAD: f64 = 2.5;
+/// How strongly parameters are pulled to where they started, beside a figure of weight 1.
+const PULL: f64 = 1e-3;
+/// Relative changes, of errors and of parameters, below which a descent has arrived.
+const TOLERANCE: f64 = 1e-8;
+/// Evaluations of one descent at most: this times the number of parameters.
+const PATIENCE: usize = 30;
+
+/// Why there is no fit.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FitError {
+    /// There is too little to fit to, or too much.
+    #[error("{given} measured figures (latencies and rates); a fit needs {least} to {most}")]
+    Count {
+        /// How many there are.
+        given: usize,
+        /// The least.
+        least: usize,
+        /// The most.
+        most: usize,
+    },
+    /// A figure cannot have been measured.
+    #[error("{observation}: {field} is {given}, allowed is {least} to {most}")]
+    Figure {
+        /// Which observation.
+        observation: String,
+        /// Which figure.
+        field: &'static str,
+        /// What it is.
+        given: f64,
+        /// The least allowed.
+        least: f64,
+        /// The most allowed.
+        most: f64,
+    },
+    /// A workload cannot be.
+    #[error("{observation}: {error}")]
+    Workload {
+        /// Which observation.
+        observation: String,
+        /// Why.
+        error: WorkloadError,
+    },
+    /// The starting point, or what was found, is no set of parameters.
+    #[error("no parameters within their ranges explain these figures: {0}")]
+    Parameters(#[from] ParametersError),
+}
+
+/// Fitted parameters, and how much they are worth.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fit {
+    /// The parameters. Those that the data does not separate have plausible values, no more.
+    pub parameters: Parameters,
+    /// Each parameter.
+    pub estimates: Vec<Estimate>,
+    /// Sums of parameters that the data determines although it does not separate them.
+    pub sums: Vec<Estimate>,
+    /// Every measured figure beside its prediction.
+    pub residuals: Vec<Residual>,
+    /// Half of the relative errors are no larger.
+    pub median_error: f64,
+    /// Nine tenths of the relative errors are no larger.
+    pub p90_error: f64,
+    /// Directions in the space of parameters that the data tells apart.
+    pub rank: usize,
+}
+
+/// Fits the parameters to observations, starting from `base`.
+///
+/// What is not a time (limits, path MTU, batch) is taken over from `base`. A parameter that is zero
+/// there stays zero.
+///
+/// # Errors
+///
+/// Too few figures, figures that cannot have been measured, or such that no allowed parameters
+/// come near them.
+pub fn fit(base: &Parameters, observations: &[Observation]) -> Result<Fit, FitError> {
+    base.check(&base.name)?;
+    let data = Data::new(base, observations)?;
+    let start = base.values();
+    let free: Vec<usize> = (0..TERMS).filter(|&index| start[index] > 0.0).collect();
+    let origin = DVector::from_iterator(free.len(), free.iter().map(|&index| start[index].ln()));
+    let scaled = origin.add_scalar(data.offset(&start));
+
+    // Descents from soft to hard, pulled to the first starting point, come near the best. Hard ones
+    // around it, each pulled to where it started, find what else explains the data.
+    let descent = LevenbergMarquardt::new().with_patience(PATIENCE).with_tol(TOLERANCE);
+    let mut optima: Vec<Optimum> = Vec::new();
+    for (starts, hardness) in [(SOFT_STARTS, &HARDNESS[..]), (HARD_STARTS, &HARDNESS[HARDNESS.len() - 1..])] {
+        let around = best_of(&optima).map_or(&scaled, |best| &best.at).clone();
+        for attempt in 0..starts {
+            let at = scattered(&around, attempt);
+            let origin = if hardness.len() > 1 { scaled.clone() } else { at.clone() };
+            let mut problem = Problem { data: &data, free: &free, start, origin, at, hardness: 0.0 };
+            for &hardness in hardness {
+                problem.hardness = hardness;
+                problem = descent.minimize(problem).0;
+            }
+            let values = problem.values();
+            let loss = data.loss(&values);
+            if loss.is_finite() {
+                optima.push(Optimum { loss, at: problem.at, values });
+            }
+        }
+    }
+    let values = best_of(&optima).map_or(start, |best| best.values);
+    let parameters = Parameters {
+        name: format!("fitted from {}", base.name),
+        source: format!("fitted to {} measured figures", data.rows.len()),
+        open_points: Vec::new(),
+        ..base.with_values(&values)
+    };
+    parameters.check("fit")?;
+
+    let view = |values: &Values| {
+        let jacobian = data.jacobian(values, &free, HARDNESS[HARDNESS.len() - 1]);
+        View::of(&jacobian, &data.errors(values, f64::INFINITY), &free, *values)
+    };
+    let best = view(&values);
+    let rank = best.rank();
+    let most = data.loss(&values) + best.indistinguishable();
+    let others = optima.iter().filter(|other| other.loss <= most).map(|other| view(&other.values));
+    let knowledge = Knowledge(std::iter::once(best).chain(others).collect());
+    let estimates = identify::estimates(&knowledge, &parameters);
+    let sums = identify::sums(&knowledge, &parameters, &estimates);
+    let residuals = residuals(&parameters, observations)
+        .map_err(|error| FitError::Workload { observation: String::new(), error })?;
+    let mut absolute: Vec<f64> = residuals.iter().map(|residual| residual.relative_error().abs()).collect();
+    absolute.sort_by(f64::total_cmp);
+    let quantile = |share: f64| absolute[(((absolute.len() - 1) as f64) * share).round() as usize];
+    let (median_error, p90_error) = (quantile(0.5), quantile(0.9));
+    Ok(Fit {
+        parameters: with_open_points(parameters, &estimates),
+        estimates,
+        sums,
+        residuals,
+        median_error,
+        p90_error,
+        rank,
+    })
+}
+
+/// A file of the fit says itself what of it is not known.
+fn with_open_points(mut parameters: Parameters, estimates: &[Estimate]) -> Parameters {
+    let unknown: Vec<&str> = estimates
+        .iter()
+        .filter(|estimate| estimate.interval.is_none())
+        .map(|estimate| estimate.name.as_str())
+        .collect();
+    if !unknown.is_empty() {
+        let point = format!("Not separated by the data, so the values are no measurements: {}.", unknown.join(", "));
+        parameters.open_points.push(point);
+    }
+    parameters
+}
+
+/// The first starting point as it is, others around it; always the same ones.
+fn scattered(origin: &DVector<f64>, attempt: u64) -> DVector<f64> {
+    let mut state = attempt.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    origin.map(|value| {
+        if attempt == 0 {
+            return value;
+        }
+        // SplitMix64 (Steele, Lea, Flood, 2014).
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let share = ((mixed ^ (mixed >> 31)) >> 11) as f64 / (1_u64 << 53) as f64;
+        value + SPREAD * (2.0 * share - 1.0)
+    })
+}
+
+fn values_at(start: &Values, free: &[usize], at: &DVector<f64>) -> Values {
+    let mut values = *start;
+    for (&index, logarithm) in free.iter().zip(at.iter()) {
+        values[index] = logarithm.exp();
+    }
+    values
+}
+
+/// Where a descent ended.
+struct Optimum {
+    loss: f64,
+    at: DVector<f64>,
+    values: Values,
+}
+
+/// The best, or one found earlier that is as good: what the data says nothing about has stayed nearer
+/// to where it started.
+fn best_of(optima: &[Optimum]) -> Option<&Optimum> {
+    let least = optima.iter().map(|optimum| optimum.loss).fold(f64::INFINITY, f64::min);
+    optima.iter().find(|optimum| optimum.loss <= least * 1.01 + 1e-9)
+}
+
+/// A measured figure: the costs whose largest is the time that was measured.
+struct Row {
+    costs: Vec<Cost>,
+    measured_ns: f64,
+    weight: f64,
+}
+
+struct Data {
+    rows: Vec<Row>,
+}
+
+impl Data {
+    fn new(base: &Parameters, observations: &[Observation]) -> Result<Self, FitError> {
+        let figures = |observation: &Observation| {
+            usize::from(observation.latency_ns.is_some()) + usize::from(observation.messages_per_s.is_some())
+        };
+        let given = observations.iter().map(figures).sum();
+        if !(LEAST_FIGURES..=MOST_FIGURES).contains(&given) {
+            return Err(FitError::Count { given, least: LEAST_FIGURES, most: MOST_FIGURES });
+        }
+        let setting = Setting::of(base);
+        let mut rows = Vec::with_capacity(given);
+        for observation in observations {
+            let within = |field, given: f64, (least, most): (f64, f64)| {
+                let observation = observation.name.clone();
+                if (least..=most).contains(&given) {
+                    Ok(given)
+                } else {
+                    Err(FitError::Figure { observation, field, given, least, most })
+                }
+            };
+            let weight = within("the weight", observation.weight, WEIGHT)?.sqrt();
+            let Forms { latency, bounds } = forms(&setting, &observation.workload)
+                .map_err(|error| FitError::Workload { observation: observation.name.clone(), error })?;
+            if let Some(given) = observation.latency_ns {
+                let measured_ns = within("latency_ns", given, LATENCY_NS)?;
+                rows.push(Row { costs: vec![latency], measured_ns, weight });
+            }
+            if let Some(given) = observation.messages_per_s {
+                let measured_ns = 1e9 / within("messages_per_s", given, MESSAGES_PER_S)?;
+                rows.push(Row { costs: bounds.iter().map(|form| form.cost).collect(), measured_ns, weight });
+            }
+        }
+        Ok(Self { rows })
+    }
+
+    /// By how much all times of a start must grow, as a logarithm, to have the right size.
+    fn offset(&self, start: &Values) -> f64 {
+        let mut errors: Vec<f64> = self.rows.iter().map(|row| -row.error(start, f64::INFINITY)).collect();
+        errors.sort_by(f64::total_cmp);
+        errors[errors.len() / 2].clamp(-10.0, 10.0)
+    }
+
+    /// Errors without weights.
+    fn errors(&self, values: &Values, hardness: f64) -> DVector<f64> {
+        DVector::from_iterator(self.rows.len(), self.rows.iter().map(|row| row.weight * row.error(values, hardness)))
+    }
+
+    fn loss(&self, values: &Values) -> f64 {
+        self.errors(values, f64::INFINITY).norm_squared()
+    }
+
+    /// Derivatives of the errors, by the logarithms of the free terms.
+    fn jacobian(&self, values: &Values, free: &[usize], hardness: f64) -> DMatrix<f64> {
+        let mut jacobian = DMatrix::zeros(self.rows.len(), free.len());
+        for (index, row) in self.rows.iter().enumerate() {
+            for (cost, share) in row.shares(values, hardness) {
+                let scale = row.weight * share / cost.ns(values);
+                for (column, &term) in free.iter().enumerate() {
+                    jacobian[(index, column)] += scale * cost.coefficients[term] * values[term];
+                }
+            }
+        }
+        jacobian
+    }
+}
+
+impl Row {
+    fn largest_ns(&self, values: &Values) -> f64 {
+        self.costs.iter().map(|cost| cost.ns(values)).fold(f64::MIN_POSITIVE, f64::max)
+    }
+
+    /// `ln(predicted / measured)`, of the time.
+    fn error(&self, values: &Values, hardness: f64) -> f64 {
+        let largest = self.largest_ns(values);
+        let soft = if hardness.is_finite() {
+            let sum: f64 = self.costs.iter().map(|cost| (cost.ns(values) / largest).powf(hardness)).sum();
+            sum.ln() / hardness
+        } else {
+            0.0
+        };
+        largest.ln() + soft - self.measured_ns.ln()
+    }
+
+    /// How much each cost that counts has to do with the largest.
+    fn shares(&self, values: &Values, hardness: f64) -> impl Iterator<Item = (&Cost, f64)> {
+        let largest = self.largest_ns(values);
+        let power = move |cost: &Cost| (cost.ns(values) / largest).powf(hardness);
+        let sum: f64 = self.costs.iter().map(power).sum();
+        self.costs.iter().map(move |cost| (cost, power(cost) / sum)).filter(|(_, share)| *share > 1e-12)
+    }
+}
+
+/// What is minimised.
+struct Problem<'a> {
+    data: &'a Data,
+    /// Terms that are fitted.
+    free: &'a [usize],
+    /// All terms where they started; those that are not fitted stay.
+    start: Values,
+    /// Logarithms that the fitted ones are pulled to.
+    origin: DVector<f64>,
+    /// Logarithms.
+    at: DVector<f64>,
+    hardness: f64,
+}
+
+impl Problem<'_> {
+    fn values(&self) -> Values {
+        values_at(&self.start, self.free, &self.at)
+    }
+}
+
+impl LeastSquaresProblem<f64, Dyn, Dyn> for Problem<'_> {
+    type ResidualStorage = Owned<f64, Dyn>;
+    type JacobianStorage = Owned<f64, Dyn, Dyn>;
+    type ParameterStorage = Owned<f64, Dyn>;
+
+    fn set_params(&mut self, at: &DVector<f64>) {
+        self.at.copy_from(at);
+    }
+
+    fn params(&self) -> DVector<f64> {
+        self.at.clone()
+    }
+
+    fn residuals(&self) -> Option<DVector<f64>> {
+        let errors = self.data.errors(&self.values(), self.hardness);
+        let pulls = (&self.at - &self.origin) * PULL;
+        let all = DVector::from_iterator(errors.len() + pulls.len(), errors.iter().chain(pulls.iter()).copied());
+        all.iter().all(|error| error.is_finite()).then_some(all)
+    }
+
+    fn jacobian(&self) -> Option<DMatrix<f64>> {
+        let data = self.data.jacobian(&self.values(), self.free, self.hardness);
+        let (rows, columns) = data.shape();
+        let mut all = data.resize_vertically(rows + columns, 0.0);
+        for index in 0..columns {
+            all[(rows + index, index)] = PULL;
+        }
+        all.iter().all(|derivative| derivative.is_finite()).then_some(all)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,97 @@
+//! How fast messages over RDMA can be: predicted, fitted to measurements, and explained.
+//!
+//! The model is LogGP (Alexandrov, Ionescu, Schauser, Scheiman, 1995) extended for RNICs, which
+//! work beside the CPU: pure functions of a set of [`Parameters`](parameters::Parameters) and a
+//! [`Workload`](workload::Workload). Nothing here reads a file or a clock.
+//!
+//! | parameter | meaning |
+//! |---|---|
+//! | `o_snd`, `o_rcv` | CPU time to send, to receive one message; less per message in batches |
+//! | `o_post` (`o_free`) | CPU time to prepare a receive buffer; likewise |
+//! | `o_nsnd`, `o_nrcv` | NIC time per message, sending and receiving |
+//! | `L` | latency from NIC to NIC, PCIe and switch included |
+//! | `g = g_fix + k g_var` | time until the sender can reuse what a message of k bytes holds |
+//! | `G` | time per byte on the line, one for latency and one for bandwidth |
+//!
+//! # Latency
+//!
+//! ```text
+//! t(k) = o_snd + o_nsnd + (line(k) - 1) G + L + o_nrcv + o_rcv
+//! ```
+//!
+//! `line(k)` are the line bytes of a message with k bytes of payload: headers of each packet,
+//! padding, preamble, FCS and gap, from [`doorbell_wire::message_cost`]. A READ or an atomic
+//! operation crosses twice, `2 (o_nsnd + L + o_nrcv)` with the bytes of request and response, and
+//! ends with polling its completion. A protocol's latency is the sum over those of its
+//! [steps](protocol::Protocol::steps) that deliver a message.
+//!
+//! # Throughput
+//!
+//! The **smallest** of these bounds, whose name is the bottleneck; k stands for one message, n for
+//! connections, W for their window:
+//!
+//! ```text
+//! round trip      n W / (o_snd + g)          the sender's buffer is free once the RNIC has the ACK
+//!                 n W / (t + t_release)      ... or once the receiver has said so
+//! receiver space  n depth / (t + t_release)
+//! fence           n / (one READ)             READs behind a fenced operation wait for each other
+//! sending CPU     senders / (sum of o_snd, and of o_rcv for what comes back)
+//! sending NIC     n / (o_nsnd + (line - 1) G)
+//! link            1 / (line G)               each direction, acknowledgements included
+//! receiving NIC   n / (o_nrcv + (line - 1) G)
+//! receiving CPU   receivers / (sum of o_rcv and o_post)
+//! ```
+//!
+//! Beside stand [limits](parameters::Limits) that were seen and that no time per message explains:
+//! shared receive queues and atomic operations. Of a [software
+//! RNIC](parameters::RnicKind::Software) the NIC's work is added to the CPU's, and there is no link.
+//!
+//! # Corrections to the published model
+//!
+//! - One source prints `max` before the list of bounds; the smallest counts.
+//! - It gives the sender `k / (o_snd + g)` alone, which is a window of one; here it stands for a
+//!   window of W. The receiver's `o_rcv + g_rcv` is `o_rcv + o_post`, the cost of reposting.
+//! - Bytes in the terms of NIC and link are line bytes, not payload. That, and no property of a
+//!   NIC, explains why 100 Gb/s carry 21.0 M messages/s of 512 B: each is 594 bytes on the line.
+//! - NIC and link are bounds apart: a NIC serves several connections at once, which share the link.
+//! - READs are two crossings, not one.
+//! - The published `G` of bandwidth has headers in it; see the
+//!   [open points](parameters::Parameters::open_points) of [T1](parameters::Parameters::t1).
+//!
+//! # Fits and advice
+//!
+//! [`fit`](fit::fit) finds parameters in measurements and says which of them, or which of their sums, the
+//! data determines. [`advise`](advise::advise) ranks protocols with their windows and batches for a need.
+//!
+//! # What has no parameter
+//!
+//! Loss and retransmission; caches, so that a receiver of many senders does not slow down as they
+//! become more; copies between a ring and where a message belongs; what inline messages cost the
+//! CPU; sleeping and waking up. One acknowledgement per message is taken to come back, and polling
+//! memory to cost as much as polling a completion.
+//!
+//! ```
+//! use doorbell_model::explain::explain;
+//! use doorbell_model::parameters::Parameters;
+//! use doorbell_model::workload::Workload;
+//!
+//! let workload = Workload { credits: false, ..Workload::sequential(16) };
+//! let explanation = explain(&Parameters::t1(), &workload)?;
+//! assert!(explanation.sentence.contains("round trip (0.284 M messages/s); a window of 30"));
+//! # Ok::<(), doorbell_model::workload::WorkloadError>(())
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod advise;
+pub mod cost;
+pub mod explain;
+pub mod fit;
+pub mod observation;
+pub mod parameters;
+pub mod predict;
+pub mod protocol;
+pub mod record;
+pub mod workload;
+
+#[cfg(test)]
+mod tests;

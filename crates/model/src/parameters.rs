@@ -1,0 +1,414 @@
+//! Parameter sets and their files.
+
+use doorbell_wire::PathMtu;
+use serde::{Deserialize, Serialize};
+
+use crate::cost::{TERMS, Term, Values};
+
+/// Names the layout of a parameter file.
+pub const SCHEMA: &str = "doorbell-parameters/1";
+
+/// The file of testbed T1.
+const T1: &str = include_str!("../data/t1.toml");
+
+/// The longest time that a parameter may be: a second.
+const MAX_NS: f64 = 1e9;
+/// The largest gap per byte: a kilobyte per second.
+const MAX_NS_PER_BYTE: f64 = 1e6;
+/// The least of what must not be zero, in nanoseconds or nanoseconds per byte.
+const LEAST: f64 = 1e-6;
+/// The highest rate that a limit may be.
+const MAX_PER_S: f64 = 1e12;
+/// The largest batch at which batched values may hold.
+const MAX_BATCH: u32 = 1024;
+
+/// What does an RNIC's work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RnicKind {
+    /// Hardware beside the CPU: its work and the CPU's go on at the same time.
+    Hardware,
+    /// Software on the CPU of whoever sends or receives: its work adds to the CPU's, and there is
+    /// no link apart from it.
+    Software,
+}
+
+/// A time per message that shrinks when several messages are handled together.
+///
+/// It is taken to have a part that is paid once per batch and one that is paid per message, so that
+/// between a batch of 1 and [`Parameters::batch`] the values in between follow. Beyond, nothing
+/// more is gained.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Batchable {
+    /// One message at a time.
+    pub single: f64,
+    /// In batches of [`Parameters::batch`], per message; without it batches gain nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batched: Option<f64>,
+}
+
+impl Batchable {
+    /// What is paid once per batch, and what per message.
+    fn parts(self, batch: u32) -> (f64, f64) {
+        match self.batched {
+            Some(batched) if batch > 1 => {
+                let once = (self.single - batched) / (1.0 - 1.0 / f64::from(batch));
+                (once, (self.single - once).max(0.0))
+            }
+            _ => (0.0, self.single),
+        }
+    }
+
+    fn of_parts(once: f64, each: f64, batch: u32) -> Self {
+        Self { single: once + each, batched: (batch > 1).then(|| once / f64::from(batch) + each) }
+    }
+}
+
+/// Limits that no time per message explains, as they were seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// Messages per second through one shared receive queue, where several queue pairs share it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub srq_messages_per_s: Option<f64>,
+    /// Messages of up to so many bytes are spared that limit.
+    pub srq_unlimited_up_to_bytes: u64,
+    /// What senders had to be held to lest a shared receive queue ran empty, without credits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub srq_without_rnr_messages_per_s: Option<f64>,
+    /// Atomic operations per second of one queue pair.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub atomics_per_s_per_qp: Option<f64>,
+    /// Atomic operations per second on one address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub atomics_per_s_per_address: Option<f64>,
+}
+
+/// A set of parameters: what a testbed's CPUs, NICs and link need.
+///
+/// Times are nanoseconds, gaps nanoseconds per byte.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Parameters {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// What people call the testbed.
+    pub name: String,
+    /// What does the RNIC's work.
+    pub rnic: RnicKind,
+    /// Where the numbers come from.
+    pub source: String,
+    /// What is assumed, unknown or contradictory.
+    #[serde(default)]
+    pub open_points: Vec<String>,
+    /// Path MTU of workloads that name none.
+    pub mtu_bytes: u64,
+    /// Messages per batch at which the batched values hold.
+    pub batch: u32,
+    /// `o_nsnd`: NIC time per message, sending.
+    pub o_nsnd_ns: f64,
+    /// `o_nrcv`: NIC time per message, receiving.
+    pub o_nrcv_ns: f64,
+    /// What a NIC needs to fetch a payload that is not inline.
+    #[serde(default)]
+    pub dma_read_ns: f64,
+    /// `L`: latency from NIC to NIC, PCIe and switch included.
+    pub l_ns: f64,
+    /// `g_fix`: time until a sender can reuse what a send holds, whatever its size.
+    pub g_fix_ns: f64,
+    /// `g_var`: the same, per byte of payload.
+    pub g_var_ns_per_byte: f64,
+    /// `G` of latency: what each byte on the line adds to a message's latency.
+    pub gap_latency_ns_per_byte: f64,
+    /// `G` of bandwidth: how long each byte occupies the line.
+    pub gap_bandwidth_ns_per_byte: f64,
+    /// `o_snd`: CPU time to send a message.
+    pub o_snd_ns: Batchable,
+    /// `o_rcv`: CPU time to receive a message.
+    pub o_rcv_ns: Batchable,
+    /// `o_post`, also `o_free`: CPU time to prepare a receive buffer.
+    pub o_post_ns: Batchable,
+    /// Limits that were seen beside.
+    #[serde(default)]
+    pub limits: Limits,
+}
+
+/// Why a parameter file is not acceptable.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ParametersError {
+    /// It is not TOML, or a field is missing, unknown or of the wrong type.
+    #[error("{file}: {field}: {problem}")]
+    Malformed {
+        /// Which file.
+        file: String,
+        /// Which field, or where.
+        field: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// It is of another kind or of a newer release.
+    #[error("{file}: schema is {given}, allowed is \"{SCHEMA}\"")]
+    Schema {
+        /// Which file.
+        file: String,
+        /// What stands there.
+        given: String,
+    },
+    /// A value is out of range.
+    #[error("{file}: {field} is {given}, allowed is {allowed}")]
+    Range {
+        /// Which file.
+        file: String,
+        /// Which field.
+        field: &'static str,
+        /// Its value.
+        given: String,
+        /// The range.
+        allowed: String,
+    },
+}
+
+impl Parameters {
+    /// Testbed T1: two nodes with ConnectX-5 at 100 Gb/s. Its [`open_points`](Self::open_points)
+    /// say what is assumed.
+    pub fn t1() -> Self {
+        Self::from_toml("t1", T1).unwrap_or_else(|error| unreachable!("the file is part of the crate: {error}"))
+    }
+
+    /// Numbers of plausible size for an RNIC of a kind, to start a fit from. They predict nothing.
+    pub fn starting_point(rnic: RnicKind) -> Self {
+        let t1 = Self::t1();
+        let (name, source) = ("starting point", "a starting point for fits, measured nowhere");
+        let start = Self { name: name.to_owned(), source: source.to_owned(), open_points: Vec::new(), rnic, ..t1 };
+        match rnic {
+            RnicKind::Hardware => start,
+            RnicKind::Software => Self {
+                o_nsnd_ns: 150.0,
+                o_nrcv_ns: 150.0,
+                l_ns: 2000.0,
+                g_fix_ns: 20_000.0,
+                g_var_ns_per_byte: 0.5,
+                gap_latency_ns_per_byte: 0.5,
+                gap_bandwidth_ns_per_byte: 0.2,
+                limits: Limits::default(),
+                ..start
+            },
+        }
+    }
+
+    /// Reads a file's text. `file` is how errors call it.
+    pub fn from_toml(file: &str, text: &str) -> Result<Self, ParametersError> {
+        let malformed = |field: &str, problem: String| ParametersError::Malformed {
+            file: file.to_owned(),
+            field: field.to_owned(),
+            problem,
+        };
+        let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
+            let line = error.span().map_or(1, |span| 1 + text[..span.start.min(text.len())].matches('\n').count());
+            malformed(&format!("line {line}"), error.message().to_owned())
+        })?;
+        match table.get("schema") {
+            None => return Err(malformed("schema", format!("it is missing, allowed is \"{SCHEMA}\""))),
+            Some(toml::Value::String(schema)) if schema == SCHEMA => {}
+            Some(other) => return Err(ParametersError::Schema { file: file.to_owned(), given: other.to_string() }),
+        }
+        let parameters: Self = serde_path_to_error::deserialize(toml::Value::Table(table)).map_err(|error| {
+            let path = error.path().to_string();
+            let field = if path == "." { "the file" } else { &path };
+            malformed(field, error.inner().message().to_owned())
+        })?;
+        parameters.check(file)?;
+        Ok(parameters)
+    }
+
+    /// The text of a file.
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).unwrap_or_else(|error| unreachable!("all of it can be written: {error}"))
+    }
+
+    /// Whether all values are within their ranges. `file` is how errors call the set.
+    pub fn check(&self, file: &str) -> Result<(), ParametersError> {
+        let refuse = |field, given: String, allowed: String| {
+            Err(ParametersError::Range { file: file.to_owned(), field, given, allowed })
+        };
+        if PathMtu::from_bytes(self.mtu_bytes as usize).is_none() {
+            return refuse("mtu_bytes", self.mtu_bytes.to_string(), "256, 512, 1024, 2048 or 4096".to_owned());
+        }
+        if !(1..=MAX_BATCH).contains(&self.batch) {
+            return refuse("batch", self.batch.to_string(), format!("1 to {MAX_BATCH}"));
+        }
+        let numbers = [
+            ("o_snd_ns.single", self.o_snd_ns.single, LEAST, MAX_NS),
+            ("o_rcv_ns.single", self.o_rcv_ns.single, 0.0, MAX_NS),
+            ("o_post_ns.single", self.o_post_ns.single, 0.0, MAX_NS),
+            ("o_nsnd_ns", self.o_nsnd_ns, 0.0, MAX_NS),
+            ("o_nrcv_ns", self.o_nrcv_ns, 0.0, MAX_NS),
+            ("dma_read_ns", self.dma_read_ns, 0.0, MAX_NS),
+            ("l_ns", self.l_ns, LEAST, MAX_NS),
+            ("g_fix_ns", self.g_fix_ns, LEAST, MAX_NS),
+            ("g_var_ns_per_byte", self.g_var_ns_per_byte, 0.0, MAX_NS_PER_BYTE),
+            ("gap_latency_ns_per_byte", self.gap_latency_ns_per_byte, 0.0, MAX_NS_PER_BYTE),
+            ("gap_bandwidth_ns_per_byte", self.gap_bandwidth_ns_per_byte, LEAST, MAX_NS_PER_BYTE),
+        ];
+        for (field, given, least, most) in numbers {
+            if !(least..=most).contains(&given) {
+                return refuse(field, given.to_string(), format!("{least} to {most}"));
+            }
+        }
+        let batched = [
+            ("o_snd_ns.batched", self.o_snd_ns),
+            ("o_rcv_ns.batched", self.o_rcv_ns),
+            ("o_post_ns.batched", self.o_post_ns),
+        ];
+        for (field, Batchable { single, batched }) in batched {
+            let Some(given) = batched else { continue };
+            let least = single / f64::from(self.batch);
+            // A file has rounded numbers.
+            if !(least * (1.0 - 1e-9)..=single * (1.0 + 1e-9)).contains(&given) {
+                let batch = self.batch;
+                return refuse(
+                    field,
+                    given.to_string(),
+                    format!("{least} to {single}: the single one over {batch}, to it"),
+                );
+            }
+        }
+        let Limits { srq_messages_per_s, srq_without_rnr_messages_per_s, .. } = self.limits;
+        let limits = [
+            ("limits.srq_messages_per_s", srq_messages_per_s),
+            ("limits.srq_without_rnr_messages_per_s", srq_without_rnr_messages_per_s),
+            ("limits.atomics_per_s_per_qp", self.limits.atomics_per_s_per_qp),
+            ("limits.atomics_per_s_per_address", self.limits.atomics_per_s_per_address),
+        ];
+        for (field, given) in limits {
+            let Some(given) = given else { continue };
+            if !(1.0..=MAX_PER_S).contains(&given) {
+                return refuse(field, given.to_string(), format!("1 to {MAX_PER_S}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Path MTU of workloads that name none.
+    pub fn path_mtu(&self) -> PathMtu {
+        PathMtu::from_bytes(self.mtu_bytes as usize).unwrap_or(PathMtu::Mtu4096)
+    }
+
+    /// The value of each term.
+    pub fn values(&self) -> Values {
+        let mut values = [0.0; TERMS];
+        let mut set = |term: Term, value: f64| values[term as usize] = value;
+        let both = |batchable: Batchable| batchable.parts(self.batch);
+        let ((post, send), (poll, receive), (list, repost)) =
+            (both(self.o_snd_ns), both(self.o_rcv_ns), both(self.o_post_ns));
+        set(Term::SendPost, post);
+        set(Term::SendEach, send);
+        set(Term::ReceivePoll, poll);
+        set(Term::ReceiveEach, receive);
+        set(Term::RepostList, list);
+        set(Term::RepostEach, repost);
+        set(Term::NicSend, self.o_nsnd_ns);
+        set(Term::NicReceive, self.o_nrcv_ns);
+        set(Term::DmaRead, self.dma_read_ns);
+        set(Term::Latency, self.l_ns);
+        set(Term::GapFixed, self.g_fix_ns);
+        set(Term::GapPerByte, self.g_var_ns_per_byte);
+        set(Term::LatencyPerByte, self.gap_latency_ns_per_byte);
+        set(Term::BandwidthPerByte, self.gap_bandwidth_ns_per_byte);
+        values
+    }
+
+    /// The same set with other values of the terms.
+    #[must_use]
+    pub fn with_values(&self, values: &Values) -> Self {
+        let get = |term: Term| values[term as usize];
+        let both = |once, each| Batchable::of_parts(get(once), get(each), self.batch);
+        Self {
+            o_snd_ns: both(Term::SendPost, Term::SendEach),
+            o_rcv_ns: both(Term::ReceivePoll, Term::ReceiveEach),
+            o_post_ns: both(Term::RepostList, Term::RepostEach),
+            o_nsnd_ns: get(Term::NicSend),
+            o_nrcv_ns: get(Term::NicReceive),
+            dma_read_ns: get(Term::DmaRead),
+            l_ns: get(Term::Latency),
+            g_fix_ns: get(Term::GapFixed),
+            g_var_ns_per_byte: get(Term::GapPerByte),
+            gap_latency_ns_per_byte: get(Term::LatencyPerByte),
+            gap_bandwidth_ns_per_byte: get(Term::BandwidthPerByte),
+            ..self.clone()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn t1_is_read_and_written_without_loss() {
+        let t1 = Parameters::t1();
+        assert_eq!((t1.o_snd_ns.single, t1.o_snd_ns.batched), (120.0, Some(16.0)));
+        assert_eq!((t1.l_ns, t1.g_fix_ns, t1.o_nsnd_ns), (1900.0, 3400.0, 20.0));
+        assert_eq!(Parameters::from_toml("written", &t1.to_toml()), Ok(t1.clone()));
+        assert!(t1.open_points.iter().any(|point| point.contains("MTU is not stated")));
+    }
+
+    #[test]
+    fn t1_assumes_the_mtu_that_its_gap_was_measured_with() {
+        let per_kib_us =
+            |mtu: f64| 1024.0 * (mtu + 58.0 + 24.0) / mtu * Parameters::t1().gap_bandwidth_ns_per_byte / 1e3;
+        assert_eq!(format!("{:.3}", per_kib_us(4096.0)), "0.084");
+        assert_eq!(format!("{:.3}", per_kib_us(1024.0)), "0.088");
+    }
+
+    #[test]
+    fn values_come_back_as_parameters() {
+        let t1 = Parameters::t1();
+        let back = t1.with_values(&t1.values());
+        for (one, other) in [(t1.o_snd_ns, back.o_snd_ns), (t1.o_rcv_ns, back.o_rcv_ns), (t1.o_post_ns, back.o_post_ns)]
+        {
+            assert!((one.single - other.single).abs() < 1e-9, "{one:?} {other:?}");
+            assert!((one.batched.unwrap() - other.batched.unwrap()).abs() < 1e-9, "{one:?} {other:?}");
+        }
+        assert_eq!(back.check("back"), Ok(()));
+        let no_gain = Batchable { single: 5.0, batched: None };
+        assert_eq!(no_gain.parts(8), (0.0, 5.0));
+    }
+
+    #[test]
+    fn what_is_out_of_range_names_file_field_and_range() {
+        let t1 = T1;
+        for (line, wrong, words) in [
+            ("l_ns = 1900.0", "l_ns = -1.0", &["my.toml: l_ns is -1, allowed is 0.000001 to 1000000000"][..]),
+            ("l_ns = 1900.0", "l_ns = nan", &["l_ns is NaN"]),
+            ("l_ns = 1900.0", "l_ns = inf", &["l_ns is inf"]),
+            ("l_ns = 1900.0", "l_ns = 1e30", &["l_ns is 1000000000000000000000000000000"]),
+            ("l_ns = 1900.0", "l_ns = \"fast\"", &["my.toml: l_ns: ", "string"]),
+            ("l_ns = 1900.0", "", &["my.toml", "missing field `l_ns`"]),
+            ("l_ns = 1900.0", "l_ns = 1900.0\nx_ns = 1.0", &["unknown field `x_ns`"]),
+            ("single = 120.0", "single = 0.0", &["o_snd_ns.single is 0, allowed"]),
+            ("single = 120.0", "single = []", &["o_snd_ns.single: "]),
+            ("batched = 16.0", "batched = 14.9", &["o_snd_ns.batched is 14.9, allowed is 15 to 120"]),
+            ("batched = 16.0", "batched = nan", &["o_snd_ns.batched is NaN"]),
+            ("mtu_bytes = 4096", "mtu_bytes = 1500", &["mtu_bytes is 1500, allowed is 256, 512, 1024, 2048 or 4096"]),
+            ("batch = 8", "batch = 0", &["batch is 0, allowed is 1 to 1024"]),
+            ("srq_messages_per_s = 2e6", "srq_messages_per_s = 0.0", &["limits.srq_messages_per_s is 0"]),
+            ("rnic = \"hardware\"", "rnic = \"magic\"", &["my.toml: rnic: ", "magic"]),
+            (
+                "parameters/1",
+                "parameters/2",
+                &["schema is \"doorbell-parameters/2\", allowed is \"doorbell-parameters/1\""],
+            ),
+            ("schema = ", "scheme = ", &["my.toml: schema: it is missing"]),
+            ("[limits]", "[limits", &["my.toml: line "]),
+        ] {
+            assert!(t1.contains(line), "{line}");
+            let error = Parameters::from_toml("my.toml", &t1.replacen(line, wrong, 1)).expect_err(wrong).to_string();
+            for word in words {
+                assert!(error.contains(word), "{word:?} is missing in: {error}");
+            }
+        }
+    }
+}

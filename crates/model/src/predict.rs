@@ -1,0 +1,495 @@
+//! From parameters and a workload to latency, throughput and what binds.
+
+use doorbell_wire::{Direction, PathMtu, Response, Transport, message_cost};
+
+use crate::cost::{Cost, Term};
+use crate::parameters::{Limits, Parameters, RnicKind};
+use crate::protocol::{End, Noticed, Often, Protocol, Release, Role, Size, Step};
+use crate::workload::{Workload, WorkloadError};
+
+/// What can limit throughput.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum BoundKind {
+    /// A window of messages per round trip.
+    RoundTrip,
+    /// As many messages as the receiver has space for, until the sender hears of new space.
+    ReceiverSpace,
+    /// READs that wait for each other, because what follows them is fenced.
+    Fence,
+    /// The CPU time of sending.
+    SendingCpu,
+    /// The sender's NIC, transmitting.
+    SendingNic,
+    /// The sender's NIC, receiving.
+    SendingNicInbound,
+    /// The link's bytes from sender to receiver.
+    Link,
+    /// The link's bytes from receiver to sender.
+    LinkBackward,
+    /// The receiver's NIC, receiving.
+    ReceivingNic,
+    /// The receiver's NIC, transmitting.
+    ReceivingNicOutbound,
+    /// The CPU time of receiving.
+    ReceivingCpu,
+    /// A receive queue that queue pairs share.
+    Srq,
+    /// Atomic operations.
+    Atomics,
+}
+
+impl BoundKind {
+    /// What people call it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            BoundKind::RoundTrip => "round trip",
+            BoundKind::ReceiverSpace => "receiver's space",
+            BoundKind::Fence => "fence",
+            BoundKind::SendingCpu => "sending CPU",
+            BoundKind::SendingNic => "sending NIC",
+            BoundKind::SendingNicInbound => "sending NIC, inbound",
+            BoundKind::Link => "link",
+            BoundKind::LinkBackward => "link, backward",
+            BoundKind::ReceivingNic => "receiving NIC",
+            BoundKind::ReceivingNicOutbound => "receiving NIC, outbound",
+            BoundKind::ReceivingCpu => "receiving CPU",
+            BoundKind::Srq => "shared receive queue",
+            BoundKind::Atomics => "atomics",
+        }
+    }
+
+    const fn is_link(self) -> bool {
+        matches!(self, BoundKind::Link | BoundKind::LinkBackward)
+    }
+
+    const fn is_nic(self) -> bool {
+        matches!(
+            self,
+            BoundKind::SendingNic
+                | BoundKind::SendingNicInbound
+                | BoundKind::ReceivingNic
+                | BoundKind::ReceivingNicOutbound
+        )
+    }
+}
+
+impl std::fmt::Display for BoundKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// Bounds closer than this are not told apart: a NIC's bound has the link's bytes in it, and is
+/// called the link where its own time adds no more.
+const SAME: f64 = 0.05;
+
+/// A bound, before there are numbers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Form {
+    pub(crate) kind: BoundKind,
+    pub(crate) cost: Cost,
+}
+
+/// Latency and bounds of a workload as linear forms of the parameters.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Forms {
+    /// Until the receiver has one message alone.
+    pub(crate) latency: Cost,
+    /// Time per message, all connections and both directions together.
+    pub(crate) bounds: Vec<Form>,
+}
+
+/// What decides the forms, beside the workload.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setting {
+    pub(crate) rnic: RnicKind,
+    pub(crate) batch: u32,
+    pub(crate) path_mtu: PathMtu,
+    pub(crate) limits: Limits,
+}
+
+impl Setting {
+    pub(crate) fn of(parameters: &Parameters) -> Self {
+        let Parameters { rnic, batch, limits, .. } = *parameters;
+        Self { rnic, batch, path_mtu: parameters.path_mtu(), limits }
+    }
+}
+
+/// A bound.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bound {
+    /// What limits.
+    pub kind: BoundKind,
+    /// Nanoseconds per message that it takes, over all connections and directions.
+    pub ns_per_message: f64,
+}
+
+impl Bound {
+    /// Messages per second that it allows.
+    pub fn messages_per_s(&self) -> f64 {
+        1e9 / self.ns_per_message
+    }
+}
+
+/// What the model says of a workload.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Prediction {
+    /// From the start of sending one message alone until the receiver has it.
+    pub latency_ns: f64,
+    /// Messages per second, all connections and both directions together.
+    pub messages_per_s: f64,
+    /// Payload bytes per second.
+    pub bytes_per_s: f64,
+    /// All bounds, the tightest first.
+    pub bounds: Vec<Bound>,
+}
+
+/// What binds, and what would bind next.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bottleneck {
+    /// The smallest bound.
+    pub binding: Bound,
+    /// The next one.
+    pub next: Option<Bound>,
+    /// How many times as much the next one allows.
+    pub factor: f64,
+}
+
+impl Prediction {
+    pub(crate) fn of(forms: &Forms, parameters: &Parameters, bytes: f64) -> Self {
+        let values = parameters.values();
+        let bounds = forms
+            .bounds
+            .iter()
+            .map(|form| Bound { kind: form.kind, ns_per_message: form.cost.ns(&values) })
+            .filter(|bound| bound.ns_per_message > 0.0)
+            .collect();
+        Self::of_bounds(forms.latency.ns(&values), bounds, bytes)
+    }
+
+    fn of_bounds(latency_ns: f64, mut bounds: Vec<Bound>, bytes: f64) -> Self {
+        bounds.sort_by(|a, b| b.ns_per_message.total_cmp(&a.ns_per_message));
+        let messages_per_s = bounds.first().map_or(f64::INFINITY, Bound::messages_per_s);
+        Self { latency_ns, messages_per_s, bytes_per_s: messages_per_s * bytes, bounds }
+    }
+
+    /// What binds: the smallest bound. A NIC's bound is named after the link where that is less
+    /// than 5 % away, since it has the link's bytes in it.
+    pub fn bottleneck(&self) -> Bottleneck {
+        // There always is a round trip, and it takes time.
+        let smallest = self.bounds[0];
+        let is_same = |bound: &&Bound| bound.ns_per_message > smallest.ns_per_message * (1.0 - SAME);
+        let link = self.bounds.iter().filter(is_same).find(|bound| bound.kind.is_link());
+        let binding = match link {
+            Some(link) if smallest.kind.is_nic() => *link,
+            _ => smallest,
+        };
+        let is_other = |bound: &&Bound| {
+            // What differs from the link by nothing but the NIC's own little time is no other bound.
+            let is_its_nic = binding.kind.is_link() && bound.kind.is_nic() && is_same(bound);
+            bound.kind != binding.kind && !is_its_nic
+        };
+        let next = self.bounds.iter().find(is_other).copied();
+        let factor = next.map_or(f64::INFINITY, |next| binding.ns_per_message / next.ns_per_message);
+        Bottleneck { binding, next, factor }
+    }
+
+    /// The bound of a kind, if the workload has it.
+    pub fn bound(&self, kind: BoundKind) -> Option<Bound> {
+        self.bounds.iter().find(|bound| bound.kind == kind).copied()
+    }
+}
+
+/// Latency and throughput of a workload.
+///
+/// # Errors
+///
+/// The workload cannot be: see [`Workload::check`].
+pub fn predict(parameters: &Parameters, workload: &Workload) -> Result<Prediction, WorkloadError> {
+    let forms = forms(&Setting::of(parameters), workload)?;
+    Ok(Prediction::of(&forms, parameters, workload.bytes as f64))
+}
+
+/// Latency and throughput of messages of several kinds in turn, each with its share: the mean latency,
+/// and of each bound the mean time per message.
+///
+/// # Errors
+///
+/// One of them cannot be.
+pub fn predict_mix(parameters: &Parameters, mix: &[(f64, Workload)]) -> Result<Prediction, WorkloadError> {
+    let all: f64 = mix.iter().map(|(share, _)| share).sum();
+    let mut bounds: Vec<Bound> = Vec::new();
+    let (mut latency_ns, mut bytes) = (0.0, 0.0);
+    for (share, workload) in mix {
+        let share = share / all;
+        let prediction = predict(parameters, workload)?;
+        latency_ns += share * prediction.latency_ns;
+        bytes += share * workload.bytes as f64;
+        for Bound { kind, ns_per_message } in prediction.bounds {
+            let ns_per_message = share * ns_per_message;
+            match bounds.iter_mut().find(|bound| bound.kind == kind) {
+                Some(bound) => bound.ns_per_message += ns_per_message,
+                None => bounds.push(Bound { kind, ns_per_message }),
+            }
+        }
+    }
+    Ok(Prediction::of_bounds(latency_ns, bounds, bytes))
+}
+
+/// Latency and bounds as forms.
+pub(crate) fn forms(setting: &Setting, workload: &Workload) -> Result<Forms, WorkloadError> {
+    workload.check()?;
+    let mut tally = Tally::default();
+    for step in workload.protocol.steps(workload.credits) {
+        // Where both ends send, credits ride on messages.
+        let rides = workload.protocol == Protocol::SendReceive && workload.bidirectional;
+        if !(rides && step.role == Role::Release) {
+            tally.add(&step, setting, workload)?;
+        }
+    }
+    Ok(Forms { latency: tally.delivery, bounds: tally.bounds(setting, workload) })
+}
+
+/// What both ends have of it, sender first.
+#[derive(Default)]
+struct Tally {
+    /// Until the receiver has a message.
+    delivery: Cost,
+    /// From then until the sender hears of it.
+    release: Cost,
+    is_reported: bool,
+    /// The largest share of the receiver's space that waits to be reported.
+    unreported: f64,
+    /// One READ, alone.
+    read: Cost,
+    cpu: [Cost; 2],
+    nic_out: [Cost; 2],
+    nic_in: [Cost; 2],
+    /// Line bytes that leave each end, per message.
+    line_bytes: [f64; 2],
+}
+
+/// Line bytes of an operation, there and back.
+struct Traffic {
+    there: f64,
+    back: f64,
+}
+
+fn traffic(step: &Step, bytes: u64, setting: &Setting, workload: &Workload) -> Result<Traffic, WorkloadError> {
+    let mtu = workload.path_mtu.unwrap_or(setting.path_mtu);
+    let cost = message_cost(step.verb, Transport::Rc, bytes, mtu, workload.outer).map_err(|_| {
+        let most = crate::workload::MAX_BYTES;
+        WorkloadError { what: "an operation of the protocol", given: bytes, least: 0, most }
+    })?;
+    let line = |direction: Direction| direction.line_bytes as f64;
+    let back = match cost.response {
+        Response::Exact(direction) => line(direction),
+        // One acknowledgement per message: more than coalescing leaves, less than one per packet.
+        Response::Range { max, .. } => line(max) / max.packets.max(1) as f64,
+        Response::None => 0.0,
+    };
+    Ok(Traffic { there: line(cost.request), back })
+}
+
+impl Tally {
+    fn add(&mut self, step: &Step, setting: &Setting, workload: &Workload) -> Result<(), WorkloadError> {
+        let share = match step.often {
+            Often::Each => 1.0,
+            Often::Batch => 1.0 / f64::from(workload.batch),
+            Often::Filling(times) => (f64::from(times) / f64::from(workload.depth)).min(1.0),
+        };
+        if step.role == Role::Release {
+            self.is_reported = true;
+            if let Often::Filling(times) = step.often {
+                self.unreported = self.unreported.max(1.0 / f64::from(times));
+            }
+        }
+        let payload = |batch: u64| match step.size {
+            Size::Message(extra) => workload.bytes + extra,
+            Size::Batch(extra) => batch * (workload.bytes + extra),
+            Size::Fixed(bytes) => bytes,
+        };
+
+        let alone = traffic(step, payload(1), setting, workload)?;
+        let latency = latency_of(step, payload(1), &alone, workload).scaled(step.waits);
+        match step.role {
+            Role::Delivery => self.delivery = self.delivery.plus(&latency),
+            Role::Release => self.release = self.release.plus(&latency),
+        }
+        if step.is_two_way() && step.size == Size::Message(0) {
+            self.read = crossing(&alone).with(Term::SendPost, -1.0).with(Term::SendEach, -1.0);
+        }
+
+        let traffic = traffic(step, payload(workload.batch.into()), setting, workload)?;
+        let (by, to) = (step.by as usize, step.by.other() as usize);
+        let add = |to: &mut Cost, cost: Cost| *to = to.plus(&cost.scaled(share));
+        add(&mut self.cpu[by], posting(step, setting, workload));
+        if step.awaited {
+            add(&mut self.cpu[by], polling(setting, workload));
+        }
+        add(&mut self.cpu[to], noticing(step, setting, workload));
+        let transmitted = |line: f64| Cost::ZERO.with(Term::NicSend, 1.0).with(Term::BandwidthPerByte, line - 1.0);
+        let received = |line: f64| Cost::ZERO.with(Term::NicReceive, 1.0).with(Term::BandwidthPerByte, line - 1.0);
+        add(&mut self.nic_out[by], transmitted(traffic.there));
+        add(&mut self.nic_in[to], received(traffic.there));
+        if step.is_two_way() {
+            add(&mut self.nic_out[to], transmitted(traffic.back));
+            add(&mut self.nic_in[by], received(traffic.back));
+        }
+        self.line_bytes[by] += share * traffic.there;
+        self.line_bytes[to] += share * traffic.back;
+        Ok(())
+    }
+
+    fn bounds(&self, setting: &Setting, workload: &Workload) -> Vec<Form> {
+        let connections = f64::from(workload.peers.connections);
+        let threads = [f64::from(workload.peers.senders), f64::from(workload.peers.receivers)];
+        let mut bounds = Vec::with_capacity(10);
+        let mut push = |kind, cost: Cost| bounds.push(Form { kind, cost });
+        // Both directions have connections' windows and fences of their own.
+        let directions = if workload.bidirectional { 2.0 } else { 1.0 };
+        let cycles = connections * directions;
+
+        let cycle = match workload.protocol.release() {
+            Release::Receiver => self.delivery.plus(&self.release),
+            Release::Acknowledgement => posting_of(false, workload.batch, setting)
+                .with(Term::GapFixed, 1.0)
+                .with(Term::GapPerByte, workload.bytes as f64),
+        };
+        push(BoundKind::RoundTrip, cycle.scaled(1.0 / (cycles * f64::from(workload.window))));
+        if self.is_reported && workload.protocol.release() == Release::Acknowledgement {
+            let space = (f64::from(workload.depth) * (1.0 - self.unreported)).floor().max(1.0);
+            push(BoundKind::ReceiverSpace, self.delivery.plus(&self.release).scaled(1.0 / (cycles * space)));
+        }
+        if workload.protocol.is_fenced() {
+            push(BoundKind::Fence, self.read.scaled(1.0 / cycles));
+        }
+
+        // Where both ends send, each has half of each role per message.
+        let at = |costs: &[Cost; 2], end: End| {
+            let (own, other) = (&costs[end as usize], &costs[end.other() as usize]);
+            if workload.bidirectional { own.plus(other).scaled(0.5) } else { *own }
+        };
+        let cpu = |end: End| at(&self.cpu, end).scaled(1.0 / threads[end as usize]);
+        let nic = |costs: &[Cost; 2], end: End| at(costs, end);
+        let (sender, receiver) = (End::Sender, End::Receiver);
+        match setting.rnic {
+            RnicKind::Software => {
+                // The RNIC's work is the CPU's, and there is no link beside.
+                for (kind, end) in [(BoundKind::SendingCpu, sender), (BoundKind::ReceivingCpu, receiver)] {
+                    let rnic = nic(&self.nic_out, end).plus(&nic(&self.nic_in, end));
+                    push(kind, cpu(end).plus(&rnic.scaled(1.0 / threads[end as usize])));
+                }
+            }
+            RnicKind::Hardware => {
+                push(BoundKind::SendingCpu, cpu(sender));
+                push(BoundKind::ReceivingCpu, cpu(receiver));
+                // Connections spread over the units of a NIC, which share the link.
+                for (kind, costs, end) in [
+                    (BoundKind::SendingNic, &self.nic_out, sender),
+                    (BoundKind::SendingNicInbound, &self.nic_in, sender),
+                    (BoundKind::ReceivingNic, &self.nic_in, receiver),
+                    (BoundKind::ReceivingNicOutbound, &self.nic_out, receiver),
+                ] {
+                    push(kind, nic(costs, end).scaled(1.0 / connections));
+                }
+                for (kind, end) in [(BoundKind::Link, sender), (BoundKind::LinkBackward, receiver)] {
+                    let (own, other) = (self.line_bytes[end as usize], self.line_bytes[end.other() as usize]);
+                    let line_bytes = if workload.bidirectional { (own + other) / 2.0 } else { own };
+                    push(kind, Cost::ZERO.with(Term::BandwidthPerByte, line_bytes));
+                }
+            }
+        }
+        limits(setting, workload, &mut push);
+        bounds
+    }
+}
+
+/// Limits that were seen, as constant times per message.
+fn limits(setting: &Setting, workload: &Workload, push: &mut impl FnMut(BoundKind, Cost)) {
+    let Limits { srq_messages_per_s, srq_unlimited_up_to_bytes, .. } = setting.limits;
+    let peers = workload.peers;
+    let shares = workload.srq && workload.protocol == Protocol::SendReceive && peers.connections > 1;
+    if let Some(rate) = srq_messages_per_s
+        && shares
+        && workload.bytes > srq_unlimited_up_to_bytes
+    {
+        push(BoundKind::Srq, Cost::constant(1e9 / rate));
+    }
+    if workload.protocol == Protocol::SharedWrite {
+        let per_qp = setting.limits.atomics_per_s_per_qp.map(|rate| rate * f64::from(peers.connections));
+        let per_address = setting.limits.atomics_per_s_per_address.map(|rate| rate * f64::from(peers.receivers));
+        if let Some(rate) = [per_qp, per_address].into_iter().flatten().reduce(f64::min) {
+            push(BoundKind::Atomics, Cost::constant(1e9 / rate));
+        }
+    }
+}
+
+/// How much of what is paid once per batch a message of a batch bears.
+fn once_in(batch: u32, setting: &Setting) -> f64 {
+    1.0 / f64::from(batch.min(setting.batch))
+}
+
+/// CPU time of posting one message of a batch.
+fn posting_of(chained: bool, batch: u32, setting: &Setting) -> Cost {
+    let once = if chained { 0.0 } else { once_in(batch, setting) };
+    Cost::ZERO.with(Term::SendPost, once).with(Term::SendEach, 1.0)
+}
+
+fn posting(step: &Step, setting: &Setting, workload: &Workload) -> Cost {
+    posting_of(step.chained, if step.often == Often::Each { workload.batch } else { 1 }, setting)
+}
+
+/// CPU time of finding one completion.
+fn polling(setting: &Setting, workload: &Workload) -> Cost {
+    Cost::ZERO.with(Term::ReceivePoll, once_in(workload.receive_batch, setting)).with(Term::ReceiveEach, 1.0)
+}
+
+/// CPU time of the end that an operation is aimed at.
+fn noticing(step: &Step, setting: &Setting, workload: &Workload) -> Cost {
+    match step.noticed {
+        Noticed::Passive => Cost::ZERO,
+        Noticed::Memory => polling(setting, workload),
+        Noticed::Receive => {
+            let once = once_in(workload.receive_batch, setting);
+            polling(setting, workload).with(Term::RepostList, once).with(Term::RepostEach, 1.0)
+        }
+    }
+}
+
+/// A READ or atomic alone: there and back, without finding its completion.
+fn crossing(traffic: &Traffic) -> Cost {
+    Cost::ZERO
+        .with(Term::SendPost, 1.0)
+        .with(Term::SendEach, 1.0)
+        .with(Term::NicSend, 2.0)
+        .with(Term::NicReceive, 2.0)
+        .with(Term::Latency, 2.0)
+        .with(Term::LatencyPerByte, traffic.there - 1.0 + traffic.back - 1.0)
+}
+
+/// What an operation, alone, adds to latency.
+fn latency_of(step: &Step, payload: u64, traffic: &Traffic, workload: &Workload) -> Cost {
+    let found = |cost: Cost| cost.with(Term::ReceivePoll, 1.0).with(Term::ReceiveEach, 1.0);
+    let cost = match (step.is_two_way(), step.chained, step.awaited) {
+        (true, _, awaited) => {
+            let cost = crossing(traffic);
+            return if awaited { found(cost) } else { cost };
+        }
+        // It starts when what it waits for is complete, and its own acknowledgement has to come back.
+        (false, _, true) => return found(Cost::ZERO.with(Term::GapFixed, 1.0).with(Term::GapPerByte, payload as f64)),
+        // It follows close behind.
+        (false, true, false) => Cost::ZERO.with(Term::SendEach, 1.0),
+        (false, false, false) => Cost::ZERO
+            .with(Term::SendPost, 1.0)
+            .with(Term::SendEach, 1.0)
+            .with(Term::NicReceive, 1.0)
+            .with(Term::Latency, 1.0),
+    };
+    let fetched = payload > workload.inline_bytes;
+    let cost = cost
+        .with(Term::NicSend, 1.0)
+        .with(Term::DmaRead, if fetched { 1.0 } else { 0.0 })
+        .with(Term::LatencyPerByte, traffic.there - 1.0);
+    if step.noticed == Noticed::Passive { cost } else { found(cost) }
+}

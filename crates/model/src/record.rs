@@ -1,0 +1,365 @@
+//! Observations from the records that `doorbell bench --json` writes.
+//!
+//! Only the fields that the model needs are read; others, also ones of later releases, are left
+//! alone.
+
+use doorbell_wire::PathMtu;
+use serde::Deserialize;
+
+use crate::observation::Observation;
+use crate::parameters::RnicKind;
+use crate::protocol::Protocol;
+use crate::workload::{Peers, Workload};
+
+/// Schemas of records that can be read.
+pub const SCHEMAS: [&str; 1] = ["doorbell-bench/1"];
+
+/// The share of packets sent again above which a result says more of the loss than of the costs.
+const MOST_REPEATED: f64 = 0.005;
+
+/// What a record holds for the model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Observed {
+    /// What did the RNIC's work.
+    pub rnic: RnicKind,
+    /// What can be used.
+    pub observations: Vec<Observation>,
+    /// What cannot, with the reason: a sentence each.
+    pub left_out: Vec<String>,
+}
+
+/// Why a record cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RecordError {
+    /// It is of another kind or of a newer release.
+    #[error("{file}: schema is {given}, this release reads {}", SCHEMAS.join(", "))]
+    Schema {
+        /// Which file.
+        file: String,
+        /// What stands there.
+        given: String,
+    },
+    /// It is no JSON, or a field is missing or of the wrong type.
+    #[error("{file}: {field}: {problem}")]
+    Malformed {
+        /// Which file.
+        file: String,
+        /// Which field.
+        field: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+}
+
+#[derive(Deserialize)]
+struct Schema {
+    schema: serde_json::Value,
+}
+
+#[derive(Deserialize)]
+struct Record {
+    environment: Environment,
+    parameters: Asked,
+    results: Vec<PointResult>,
+}
+
+#[derive(Deserialize)]
+struct Environment {
+    provider: String,
+}
+
+#[derive(Deserialize)]
+struct Asked {
+    kind: String,
+    #[serde(default)]
+    operation: Option<String>,
+    connections: u32,
+    inline: u64,
+    #[serde(default)]
+    bidirectional: bool,
+    #[serde(default)]
+    events: bool,
+    #[serde(default = "yes")]
+    credits: bool,
+    #[serde(default)]
+    rate: Option<f64>,
+    #[serde(default)]
+    slow_receiver_us: u64,
+    #[serde(default)]
+    verify: bool,
+    #[serde(default)]
+    protocol: Option<String>,
+    #[serde(default, alias = "use_srq")]
+    srq: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+#[derive(Deserialize)]
+struct PointResult {
+    bytes: u64,
+    messages_per_s: f64,
+    #[serde(default)]
+    latency_ns: Option<Latency>,
+    fitted: Fitted,
+    mtu: u64,
+    #[serde(default)]
+    counted: Option<BothEnds>,
+}
+
+#[derive(Deserialize)]
+struct Latency {
+    p50: f64,
+}
+
+#[derive(Deserialize)]
+struct Fitted {
+    window: u32,
+    batch: u32,
+    depth: u32,
+}
+
+#[derive(Deserialize)]
+struct BothEnds {
+    client: Counted,
+    server: Counted,
+}
+
+#[derive(Deserialize)]
+struct Counted {
+    data_packets: u64,
+    retransmitted_packets: u64,
+}
+
+/// Reads a record's text. `file` is how errors and observations call it.
+pub fn observations(file: &str, text: &str) -> Result<Observed, RecordError> {
+    let Schema { schema } = read(file, text)?;
+    if !SCHEMAS.iter().any(|known| schema == *known) {
+        return Err(RecordError::Schema { file: file.to_owned(), given: schema.to_string() });
+    }
+    let record: Record = read(file, text)?;
+    let mut observed = Observed {
+        rnic: if record.environment.provider == "soft" { RnicKind::Software } else { RnicKind::Hardware },
+        observations: Vec::new(),
+        left_out: Vec::new(),
+    };
+    for (index, result) in record.results.iter().enumerate() {
+        match observation(file, index, &record.parameters, result)? {
+            Ok(observation) => observed.observations.push(observation),
+            Err(reason) => observed.left_out.push(format!("{file}: {} B left out: {reason}", result.bytes)),
+        }
+    }
+    Ok(observed)
+}
+
+fn read<'a, T: Deserialize<'a>>(file: &str, text: &'a str) -> Result<T, RecordError> {
+    let mut deserializer = serde_json::Deserializer::from_str(text);
+    let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
+        let path = error.path().to_string();
+        let field = if path == "." { "the record".to_owned() } else { path };
+        RecordError::Malformed { file: file.to_owned(), field, problem: error.into_inner().to_string() }
+    })?;
+    deserializer.end().map_err(|error| RecordError::Malformed {
+        file: file.to_owned(),
+        field: "behind the record".to_owned(),
+        problem: error.to_string(),
+    })?;
+    Ok(value)
+}
+
+/// The observation of a result, or why there is none.
+fn observation(
+    file: &str,
+    index: usize,
+    asked: &Asked,
+    result: &PointResult,
+) -> Result<Result<Observation, String>, RecordError> {
+    let malformed = |field: &str, problem: String| RecordError::Malformed {
+        file: file.to_owned(),
+        field: format!("results[{index}].{field}"),
+        problem,
+    };
+    // Of what is no message there is nothing to predict, whatever else the record says of it.
+    if let Some(reason) = unfit(asked, result) {
+        return Ok(Err(reason));
+    }
+    let protocol = match asked.protocol.as_deref().map(|name| name.replace('_', "-")) {
+        None => Protocol::SendReceive,
+        Some(name) => match Protocol::by_name(&name) {
+            Some(protocol) => protocol,
+            None => return Ok(Err(format!("the model has no protocol {name:?}"))),
+        },
+    };
+    let Some(path_mtu) = PathMtu::from_bytes(result.mtu as usize) else {
+        return Err(malformed("mtu", format!("it is {}, allowed is 256, 512, 1024, 2048 or 4096", result.mtu)));
+    };
+    let is_latency = asked.kind == "latency";
+    let workload = Workload {
+        protocol,
+        bytes: result.bytes,
+        window: result.fitted.window,
+        batch: result.fitted.batch,
+        depth: result.fitted.depth,
+        inline_bytes: asked.inline,
+        credits: asked.credits,
+        srq: asked.srq,
+        bidirectional: asked.bidirectional,
+        path_mtu: Some(path_mtu),
+        // All connections of a record are served by one thread on each side.
+        peers: Peers::connections(asked.connections),
+        ..Workload::sequential(result.bytes)
+    };
+    if let Err(error) = workload.check() {
+        return Err(malformed("fitted", error.to_string()));
+    }
+    let positive = |field, value: f64| {
+        let is_positive = value > 0.0 && value.is_finite();
+        is_positive.then_some(value).ok_or_else(|| malformed(field, format!("it is {value}, allowed is more than 0")))
+    };
+    let latency_ns = match (&result.latency_ns, is_latency) {
+        (Some(latency), true) => Some(positive("latency_ns.p50", latency.p50)?),
+        (None, true) => return Err(malformed("latency_ns", "it is missing".to_owned())),
+        (_, false) => None,
+    };
+    let messages_per_s = if is_latency { None } else { Some(positive("messages_per_s", result.messages_per_s)?) };
+    let name = format!("{file}: {} B, window {}, batch {}", result.bytes, workload.window, workload.batch);
+    Ok(Ok(Observation { name, workload, latency_ns, messages_per_s, weight: 1.0 }))
+}
+
+/// Why the model has nothing to say of a result, if so.
+fn unfit(asked: &Asked, result: &PointResult) -> Option<String> {
+    let is_latency = match asked.kind.as_str() {
+        "latency" => true,
+        "bandwidth" => false,
+        other => return Some(format!("the model knows nothing of a measurement of {other:?}")),
+    };
+    if let Some(operation) = asked.operation.as_deref().filter(|operation| *operation != "send") {
+        return Some(format!("{operation:?} is no message of a protocol"));
+    }
+    let repeated = result.counted.as_ref().map_or(0.0, |BothEnds { client, server }| {
+        let sum = |of: fn(&Counted) -> u64| of(client) as f64 + of(server) as f64;
+        sum(|counted| counted.retransmitted_packets) / sum(|counted| counted.data_packets).max(1.0)
+    });
+    if repeated > MOST_REPEATED {
+        return Some(format!("{:.1} % of the packets were sent again, and the model knows no loss", 100.0 * repeated));
+    }
+    let reasons = [
+        (is_latency && asked.connections > 1, "ping-pongs of several connections share a CPU"),
+        (asked.events, "it slept, and waking up has no parameter"),
+        (asked.verify, "payloads were made and checked meanwhile"),
+        (asked.rate.is_some(), "its rate was given"),
+        (asked.slow_receiver_us > 0, "its receiver was slowed down"),
+    ];
+    reasons.into_iter().find(|(applies, _)| *applies).map(|(_, reason)| reason.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const RECORD: &str = r#"{
+        "schema": "doorbell-bench/1", "of a later release": [1],
+        "environment": {"provider": "soft", "cpus": 2},
+        "parameters": {"kind": "bandwidth", "operation": "send", "connections": 2, "inline": 64, "credits": false,
+            "bidirectional": false, "events": false, "rate": null, "slow_receiver_us": 0, "verify": false},
+        "results": [
+            {"bytes": 16, "messages_per_s": 2e6, "latency_ns": null, "mtu": 4096,
+             "fitted": {"window": 64, "batch": 8, "depth": 128, "send_buffers": 64, "notes": []},
+             "counted": {"client": {"data_packets": 1000, "retransmitted_packets": 0},
+                         "server": {"data_packets": 0, "retransmitted_packets": 0}}}
+        ]
+    }"#;
+
+    fn changed(from: &str, to: &str) -> Result<Observed, RecordError> {
+        assert!(RECORD.contains(from), "{from}");
+        observations("a.json", &RECORD.replacen(from, to, 1))
+    }
+
+    #[test]
+    fn a_record_becomes_observations() {
+        let observed = observations("a.json", RECORD).unwrap();
+        assert_eq!((observed.rnic, observed.left_out), (RnicKind::Software, vec![]));
+        let [observation] = &observed.observations[..] else { panic!("one result, one observation") };
+        assert_eq!(observation.name, "a.json: 16 B, window 64, batch 8");
+        assert_eq!((observation.messages_per_s, observation.latency_ns), (Some(2e6), None));
+        let workload = observation.workload;
+        assert_eq!((workload.bytes, workload.window, workload.batch, workload.depth), (16, 64, 8, 128));
+        assert_eq!((workload.credits, workload.path_mtu), (false, Some(PathMtu::Mtu4096)));
+        assert_eq!(workload.peers, Peers::connections(2));
+        assert_eq!(changed("\"soft\"", "\"system\"").unwrap().rnic, RnicKind::Hardware);
+        let slow = changed("\"bandwidth\"", "\"latency\"").unwrap();
+        assert_eq!(slow.left_out, ["a.json: 16 B left out: ping-pongs of several connections share a CPU"]);
+        let latency =
+            RECORD.replace("\"bandwidth\"", "\"latency\"").replace("\"connections\": 2", "\"connections\": 1");
+        let latency = latency.replace("\"latency_ns\": null", "\"latency_ns\": {\"p50\": 3100, \"p99\": 1}");
+        let observed = observations("a.json", &latency).unwrap();
+        assert_eq!(
+            (observed.observations[0].latency_ns, observed.observations[0].messages_per_s),
+            (Some(3100.0), None)
+        );
+    }
+
+    #[test]
+    fn what_the_model_cannot_speak_of_is_left_out_with_the_reason() {
+        for (from, to, reason) in [
+            ("\"send\"", "\"fetch_add\"", "\"fetch_add\" is no message of a protocol"),
+            ("\"send\"", "\"request_response\"", "is no message"),
+            ("\"bandwidth\"", "\"jitter\"", "nothing of a measurement of \"jitter\""),
+            ("\"events\": false", "\"events\": true", "it slept"),
+            ("\"verify\": false", "\"verify\": true", "checked meanwhile"),
+            ("\"rate\": null", "\"rate\": 5.0", "its rate was given"),
+            ("\"slow_receiver_us\": 0", "\"slow_receiver_us\": 7", "slowed down"),
+            ("\"retransmitted_packets\": 0", "\"retransmitted_packets\": 20", "2.0 % of the packets were sent again"),
+            ("\"inline\": 64", "\"inline\": 64, \"protocol\": \"telepathy\"", "no protocol \"telepathy\""),
+        ] {
+            let observed = changed(from, to).unwrap();
+            assert_eq!(observed.observations, [], "{to}");
+            assert!(observed.left_out[0].contains(reason), "{:?}", observed.left_out);
+        }
+        let other = changed("\"inline\": 64", "\"inline\": 64, \"protocol\": \"direct_read\"").unwrap();
+        assert_eq!(other.observations[0].workload.protocol.name(), "direct-read");
+    }
+
+    #[test]
+    fn damaged_and_newer_records_are_refused_by_file_and_field() {
+        for (from, to, words) in [
+            ("bench/1", "bench/2", "a.json: schema is \"doorbell-bench/2\", this release reads doorbell-bench/1"),
+            ("\"schema\": ", "\"scheme\": ", "a.json: the record: missing field `schema`"),
+            ("\"connections\": 2", "\"connections\": -2", "a.json: parameters.connections: "),
+            ("\"connections\": 2", "\"connections\": 0", "a.json: results[0].fitted: "),
+            ("\"window\": 64", "\"window\": 0", "results[0].fitted: the window is 0, allowed is 1 to"),
+            ("\"window\": 64", "\"window\": \"wide\"", "a.json: results[0].fitted.window: "),
+            ("\"mtu\": 4096", "\"mtu\": 1500", "results[0].mtu: it is 1500, allowed is 256, 512"),
+            ("2e6", "0", "results[0].messages_per_s: it is 0, allowed is more than 0"),
+            ("2e6", "-1e400", "a.json: results[0].messages_per_s: "),
+            ("\"results\": [", "\"results\": [{", "a.json: results"),
+        ] {
+            let error = changed(from, to).expect_err(to).to_string();
+            assert!(error.contains(words), "{words:?} is missing in: {error}");
+        }
+        for text in ["", "[]", "{", "null", "\u{0}", &RECORD[..RECORD.len() - 40], &format!("{RECORD} more")] {
+            assert!(
+                observations("a.json", text).is_err_and(|error| error.to_string().starts_with("a.json: ")),
+                "{text}"
+            );
+        }
+    }
+
+    proptest! {
+        /// Whatever bytes of a record are lost or changed: observations or a sentence, never a panic.
+        #[test]
+        fn damage_is_survived(at in 0..RECORD.len(), lost in 0..40_usize, instead in "[-0-9a-z\"{}\\[\\],:. ]{0,12}") {
+            let end = (at + lost).min(RECORD.len());
+            let damaged = format!("{}{instead}{}", &RECORD[..at], &RECORD[end..]);
+            match observations("a.json", &damaged) {
+                Ok(observed) => prop_assert!(observed.observations.iter().all(|one| one.workload.check().is_ok())),
+                Err(error) => prop_assert!(error.to_string().starts_with("a.json: ")),
+            }
+        }
+    }
+}

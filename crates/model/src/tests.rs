@@ -1,0 +1,331 @@
+//! The rows of testbed T1 that the model speaks of, and what else must hold of predictions.
+
+use doorbell_wire::{OuterKind, PathMtu};
+use proptest::prelude::*;
+
+use crate::explain::explain;
+use crate::observation::{Quantity, Residual, residuals, srq_slow_sizes, t1};
+use crate::parameters::{Parameters, RnicKind};
+use crate::predict::{Bound, BoundKind, Prediction, predict};
+use crate::protocol::{DirectReadAck, Notification, Protocol, SpaceReport};
+use crate::workload::{MAX_BYTES, Peers, Workload};
+
+/// As T1's connections were: without credits.
+fn on_t1(workload: Workload) -> Prediction {
+    predict(&Parameters::t1(), &Workload { credits: false, ..workload }).unwrap()
+}
+
+#[track_caller]
+fn assert_near(found: f64, expected: f64, share: f64) {
+    assert!((found / expected - 1.0).abs() <= share, "{found} is not within {share} of {expected}");
+}
+
+#[test]
+fn base_latency_is_a_little_over_2_us_and_grows_by_a_fifth_per_kb() {
+    let small = on_t1(Workload::sequential(16)).latency_ns;
+    // 0.12 + 0.02 + 1.9 + 0.02 + 0.052, and 97 bytes behind the first on the line.
+    assert_near(small, 2112.0 + 97.0 * 0.1953125, 1e-9);
+    let per_kb = (on_t1(Workload::sequential(4096)).latency_ns - on_t1(Workload::sequential(1024)).latency_ns) / 3.0;
+    assert_near(per_kb, 200.0, 0.001);
+}
+
+#[test]
+fn a_window_of_one_is_bound_by_the_round_trip_and_30_would_reach_the_sending_cpu() {
+    let workload = Workload { credits: false, ..Workload::sequential(16) };
+    let explanation = explain(&Parameters::t1(), &workload).unwrap();
+    assert_eq!(explanation.bottleneck.binding.kind, BoundKind::RoundTrip);
+    assert_eq!(explanation.bottleneck.next.unwrap().kind, BoundKind::SendingCpu);
+    assert_near(explanation.bottleneck.factor, (0.12 + 3.4) / 0.12, 0.002);
+    assert_eq!(
+        explanation.sentence,
+        "16 B, window 1: round trip (0.284 M messages/s); a window of 30 would reach the sending CPU's bound"
+    );
+    // Throughput grows with the window up to there, and not at all beyond.
+    let rate = |window| on_t1(Workload::new(16, window, 1)).messages_per_s;
+    assert_near(rate(29), 29.0 * rate(1), 1e-9);
+    assert_eq!(on_t1(Workload::new(16, 30, 1)).bottleneck().binding.kind, BoundKind::SendingCpu);
+    assert_eq!(rate(32), rate(256));
+    assert_near(rate(32), 1e9 / 120.0, 1e-9);
+}
+
+#[test]
+fn batches_gain_up_to_eight_per_post() {
+    let cpu = |batch| on_t1(Workload::new(16, 256, batch)).bound(BoundKind::SendingCpu).unwrap().messages_per_s();
+    assert_near(cpu(8), 1e9 / 16.0, 1e-9);
+    assert!(cpu(1) < cpu(2) && cpu(2) < cpu(4) && cpu(4) < cpu(8));
+    assert_eq!(cpu(8), cpu(64));
+    assert_near(cpu(8) / cpu(1), 7.5, 1e-9); // about linear
+}
+
+/// T1 saw some 14 M messages/s of 16 B in batches of eight and blamed the sending NIC; `o_nsnd`
+/// explains more than twice that. One polling at a time the receiver would bind at 14.7 M, of which the source
+/// says that it never did.
+#[test]
+fn what_does_not_fit_is_reported_as_a_residual() {
+    let all = residuals(&Parameters::t1(), &t1()).unwrap();
+    let error = |name: &str| -> f64 {
+        let residual = all.iter().find(|residual| residual.name.contains(name)).unwrap_or_else(|| panic!("{name}"));
+        residual.relative_error()
+    };
+    assert!(error("base latency").abs() < 0.05);
+    assert!(error("1 KiB").abs() < 0.05);
+    assert!(error("8192 B").abs() < 0.01);
+    assert!(error("sharing a receive queue").abs() < 1e-9);
+    assert!(error("Direct-Read, nearly").abs() < 0.06);
+    assert!((0.05..0.15).contains(&error("Direct-Read fenced")));
+    assert!(error("batches of 8") > 1.0, "{}", error("batches of 8"));
+    let batched = all.iter().find(|residual| residual.name.contains("batches of 8")).unwrap();
+    assert_near(batched.measured, 14.26e6, 0.001);
+    assert_eq!(batched.quantity, Quantity::MessagesPerS);
+
+    let one_by_one = on_t1(Workload { receive_batch: 1, ..Workload::batched(16) });
+    assert_eq!(one_by_one.bottleneck().binding.kind, BoundKind::ReceivingCpu);
+    assert_near(one_by_one.messages_per_s, 1e9 / (52.0 + 16.0), 1e-9);
+    assert_near(one_by_one.messages_per_s, 14.7e6, 0.001);
+}
+
+#[test]
+fn sequential_is_never_near_line_rate_and_large_messages_reach_it() {
+    let gbit_per_s = |workload: Workload| on_t1(workload).bytes_per_s * 8.0 / 1e9;
+    assert!(gbit_per_s(Workload::sequential(8192)) < 20.0);
+    assert!(gbit_per_s(Workload::unbatched(8192)) > 95.0);
+    assert!(gbit_per_s(Workload::unbatched(1 << 20)) > 97.9);
+    assert_eq!(on_t1(Workload::unbatched(1 << 20)).bottleneck().binding.kind, BoundKind::Link);
+    // Linear in size as long as the sending CPU binds.
+    assert_near(gbit_per_s(Workload::unbatched(512)), 32.0 * gbit_per_s(Workload::unbatched(16)), 1e-9);
+    // One larger message beats several small ones in a batch.
+    assert!(gbit_per_s(Workload::batched(128)) > 4.0 * gbit_per_s(Workload::batched(16)));
+}
+
+#[test]
+fn many_threads_reach_what_the_line_carries() {
+    let threads = |bytes| on_t1(Workload { peers: Peers::pairs(64), ..Workload::unbatched(bytes) });
+    // 512 + 58 of headers + 24 of preamble, FCS and gap make 594.
+    let half_kb = threads(512);
+    assert_eq!(half_kb.bottleneck().binding.kind, BoundKind::Link);
+    assert_near(half_kb.messages_per_s, 1e11 / 8.0 / 594.0, 1e-9);
+    assert_near(half_kb.messages_per_s, 21.0e6, 0.003);
+    assert!(threads(16).messages_per_s > 2.0 * half_kb.messages_per_s);
+    assert_near(threads(8192).bytes_per_s * 8.0, 98.0e9, 0.001);
+    assert_eq!(threads(8192).bottleneck().binding.kind, BoundKind::Link);
+    // Linear first.
+    let few = |count| on_t1(Workload { peers: Peers::pairs(count), ..Workload::unbatched(16) }).messages_per_s;
+    assert_near(few(2), 2.0 * few(1), 1e-9);
+}
+
+#[test]
+fn a_shared_receive_queue_is_slow_between_32_b_and_6_kb() {
+    let t1 = Parameters::t1();
+    let shared = |bytes, peers| on_t1(Workload { srq: true, peers, ..Workload::unbatched(bytes) });
+    assert_eq!(shared(33, Peers::pairs(8)).bottleneck().binding.kind, BoundKind::Srq);
+    assert_near(shared(33, Peers::pairs(8)).messages_per_s, 2e6, 1e-9);
+    assert_eq!(shared(32, Peers::pairs(8)).bound(BoundKind::Srq), None);
+    assert_eq!(
+        shared(512, Peers::ONE_TO_ONE).bound(BoundKind::Srq),
+        None,
+        "with one queue pair there is no such limit"
+    );
+    assert_eq!(shared(8192, Peers::pairs(8)).bottleneck().binding.kind, BoundKind::Link);
+    let (above, below) = srq_slow_sizes(&t1).unwrap();
+    assert_eq!(above, 32);
+    // 500 ns of the line are 6250 bytes, of which two packets' headers are 164.
+    assert_eq!(below, 6085, "6.1 KB: it is padded to 6088, and one byte less to 6084");
+    assert_eq!(t1.limits.srq_without_rnr_messages_per_s, Some(1.8e6));
+}
+
+#[test]
+fn many_to_one_is_bound_by_the_receiving_cpu_or_the_link() {
+    let many = |bytes| on_t1(Workload { peers: Peers::many_to_one(16), ..Workload::unbatched(bytes) });
+    assert_eq!(many(16).bottleneck().binding.kind, BoundKind::ReceivingCpu);
+    assert_eq!(many(8192).bottleneck().binding.kind, BoundKind::Link);
+}
+
+fn direct_read(ack: DirectReadAck, bytes: u64, window: u32) -> Prediction {
+    on_t1(Workload { protocol: Protocol::DirectRead(ack), ..Workload::new(bytes, window, 1) })
+}
+
+#[test]
+fn direct_read_pays_three_crossings_and_a_fence_serialises_it() {
+    use DirectReadAck::{Fenced, Unfenced};
+    let small = direct_read(Unfenced, 16, 1);
+    assert!((5900.0..6300.0).contains(&small.latency_ns), "{}", small.latency_ns);
+    assert!(direct_read(Unfenced, 1024, 1).latency_ns < small.latency_ns * 1.05, "about flat up to 1 KiB");
+    let slower = direct_read(Fenced, 16, 1).latency_ns - small.latency_ns;
+    assert!((2500.0..4000.0).contains(&slower), "{slower}");
+
+    let (one, other) = (direct_read(Unfenced, 4096, 32), direct_read(Fenced, 4096, 32));
+    assert_eq!(other.bottleneck().binding.kind, BoundKind::Fence);
+    assert!(one.messages_per_s > 5.0 * other.messages_per_s);
+    assert_eq!(direct_read(Fenced, 4096, 64).messages_per_s, other.messages_per_s, "no window helps");
+    // Nothing is gained above 32.
+    assert_eq!(direct_read(Unfenced, 16, 32).messages_per_s, direct_read(Unfenced, 16, 64).messages_per_s);
+    // Line rate for large messages.
+    let large = direct_read(Unfenced, 1 << 16, 32);
+    assert_eq!(large.bottleneck().binding.kind, BoundKind::Link);
+    assert!(large.bytes_per_s * 8.0 > 97e9);
+    // Many senders do not help small messages.
+    let protocol = Protocol::DirectRead(Unfenced);
+    let many = on_t1(Workload { protocol, peers: Peers::many_to_one(8), ..Workload::unbatched(16) });
+    assert_eq!(many.bottleneck().binding.kind, BoundKind::ReceivingCpu);
+}
+
+#[test]
+fn protocols_differ_as_their_operations_do() {
+    let of = |protocol| on_t1(Workload { protocol, ..Workload::unbatched(256) });
+    let buffered = |notification| of(Protocol::BufferedWrite(notification, SpaceReport::Message));
+    let immediate = buffered(Notification::Immediate);
+    // One way each, and the second WRITE follows close behind.
+    assert_near(immediate.latency_ns, of(Protocol::SendReceive).latency_ns, 0.02);
+    let tail = buffered(Notification::Tail);
+    assert!(tail.latency_ns > buffered(Notification::Backward).latency_ns);
+    assert!(tail.latency_ns < immediate.latency_ns * 1.1);
+    // Reserving space takes a round trip, and atomics are slow.
+    let shared = of(Protocol::SharedWrite);
+    assert!(shared.latency_ns > 3.0 * 1900.0);
+    assert_eq!(shared.bottleneck().binding.kind, BoundKind::Atomics);
+    assert_near(shared.messages_per_s, 2.7e6, 1e-9);
+    let many =
+        on_t1(Workload { protocol: Protocol::SharedWrite, peers: Peers::many_to_one(20), ..Workload::unbatched(64) });
+    assert_near(many.messages_per_s, 2.9e6, 1e-9);
+    // Pulling many messages with one READ costs little CPU.
+    let pulled = |batch| {
+        on_t1(Workload { protocol: Protocol::BufferedRead, batch, ..Workload::new(64, 256, 1) })
+            .bound(BoundKind::ReceivingCpu)
+            .unwrap()
+            .messages_per_s()
+    };
+    assert!(pulled(64) > 10.0 * pulled(1));
+}
+
+#[test]
+fn credits_cost_little_and_ride_along_where_both_send() {
+    let t1 = Parameters::t1();
+    let with = predict(&t1, &Workload::batched(16)).unwrap();
+    let without = on_t1(Workload::batched(16));
+    assert!(with.messages_per_s < without.messages_per_s && with.messages_per_s > 0.9 * without.messages_per_s);
+    assert!(with.bound(BoundKind::ReceiverSpace).is_some() && without.bound(BoundKind::ReceiverSpace).is_none());
+    let both = predict(&t1, &Workload { bidirectional: true, ..Workload::batched(16) }).unwrap();
+    assert_eq!(both.bound(BoundKind::ReceiverSpace), None);
+    // Each CPU does both, each NIC and each way of the link carry both.
+    let cpu = both.bound(BoundKind::SendingCpu).unwrap();
+    assert_near(cpu.ns_per_message, (16.0 + 17.0 + 7.0) / 2.0, 1e-9);
+    assert_eq!(Some(cpu.ns_per_message), both.bound(BoundKind::ReceivingCpu).map(|bound| bound.ns_per_message));
+}
+
+#[test]
+fn a_software_rnic_works_on_the_cpu() {
+    let software = Parameters { rnic: RnicKind::Software, ..Parameters::t1() };
+    let workload = Workload { credits: false, ..Workload::batched(16) };
+    let prediction = predict(&software, &workload).unwrap();
+    let kinds: Vec<BoundKind> = prediction.bounds.iter().map(|bound: &Bound| bound.kind).collect();
+    assert_eq!(kinds, [BoundKind::ReceivingCpu, BoundKind::SendingCpu, BoundKind::RoundTrip]);
+    assert_near(prediction.bound(BoundKind::SendingCpu).unwrap().ns_per_message, 16.0 + 20.0 + 97.0 * 0.08, 1e-9);
+}
+
+#[test]
+fn every_remedy_is_better() {
+    let t1 = Parameters::t1();
+    for protocol in Protocol::ALL {
+        for bytes in [0, 16, 512, 8192, 1 << 20] {
+            for (window, batch) in [(1, 1), (64, 1), (256, 8)] {
+                let peers = Peers::many_to_one(4);
+                let workload =
+                    Workload { protocol, peers, srq: true, receive_batch: 1, ..Workload::new(bytes, window, batch) };
+                let explanation = explain(&t1, &workload).unwrap();
+                assert!(explanation.sentence.starts_with(&format!("{bytes} B, window {window}: ")));
+                for remedy in explanation.remedies {
+                    assert!(
+                        remedy.messages_per_s > explanation.prediction.messages_per_s,
+                        "{protocol} {bytes} {remedy:?}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let t1 = Parameters::t1();
+    let refused = |workload: Workload| predict(&t1, &workload).expect_err("it cannot be").to_string();
+    assert_eq!(refused(Workload::new(16, 0, 1)), "the window is 0, allowed is 1 to 1048576");
+    assert_eq!(refused(Workload::new(16, 4, 5)), "the batch is 5, allowed is 1 to 4");
+    assert_eq!(
+        refused(Workload::new(MAX_BYTES + 1, 1, 1)),
+        "the message size is 1073741825, allowed is 0 to 1073741824"
+    );
+    let peers = Peers { senders: 3, receivers: 1, connections: 2 };
+    assert_eq!(
+        refused(Workload { peers, ..Workload::new(1, 1, 1) }),
+        "the number of connections is 2, allowed is 3 to 1048576"
+    );
+    let buffered = Workload { protocol: Protocol::BufferedRead, ..Workload::new(1 << 20, 1 << 12, 1 << 12) };
+    assert!(refused(buffered).starts_with("the batch that one READ fetches is 4096"));
+}
+
+#[test]
+fn a_residual_is_relative_to_what_was_measured() {
+    let residual = Residual { name: String::new(), quantity: Quantity::LatencyNs, measured: 100.0, predicted: 110.0 };
+    assert_near(residual.relative_error(), 0.1, 1e-9);
+}
+
+fn any_workload() -> impl Strategy<Value = Workload> {
+    let count = 1..=1_u32 << 20;
+    let shape = (0..Protocol::ALL.len(), 0..=MAX_BYTES, count.clone(), count.clone(), count.clone(), count.clone());
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>(), 0..5_usize, any::<bool>());
+    (shape, flags, (1..1000_u32, 1..1000_u32, 1..1000_u32)).prop_map(
+        |((protocol, bytes, window, batch, receive_batch, depth), (credits, srq, both, mtu, v6), (s, r, c))| Workload {
+            protocol: Protocol::ALL[protocol],
+            bytes,
+            window,
+            batch,
+            receive_batch,
+            depth,
+            inline_bytes: 64,
+            credits,
+            srq,
+            bidirectional: both,
+            path_mtu: Some(PathMtu::ALL[mtu]),
+            outer: if v6 { OuterKind::IPV6.with_vlan() } else { OuterKind::IPV4 },
+            peers: Peers { senders: s, receivers: r, connections: c },
+        },
+    )
+}
+
+proptest! {
+    /// Whatever is asked, there is a sentence or a finite answer whose smallest bound is the rate.
+    #[test]
+    fn predictions_are_finite_or_refused(workload in any_workload(), software in any::<bool>()) {
+        let rnic = if software { RnicKind::Software } else { RnicKind::Hardware };
+        let parameters = Parameters { rnic, ..Parameters::t1() };
+        match explain(&parameters, &workload) {
+            Err(error) => prop_assert!(error.to_string().contains("allowed is")),
+            Ok(explanation) => {
+                let prediction = explanation.prediction;
+                prop_assert!(prediction.latency_ns.is_finite() && prediction.latency_ns > 0.0);
+                prop_assert!(prediction.messages_per_s.is_finite() && prediction.messages_per_s > 0.0);
+                for bound in &prediction.bounds {
+                    prop_assert!(bound.messages_per_s() >= prediction.messages_per_s);
+                }
+            }
+        }
+    }
+
+    /// A longer message is never faster, a wider window never slower.
+    #[test]
+    fn predictions_are_monotonic(workload in any_workload(), more in 1..1000_u32) {
+        let t1 = Parameters::t1();
+        let (longer, wider) = (
+            Workload { bytes: workload.bytes + u64::from(more), ..workload },
+            Workload { window: workload.window + more, ..workload },
+        );
+        if let (Ok(one), Ok(longer)) = (predict(&t1, &workload), predict(&t1, &longer)) {
+            prop_assert!(longer.latency_ns >= one.latency_ns * (1.0 - 1e-12));
+            // A limit of shared receive queues begins above 32 B.
+            prop_assert!(longer.messages_per_s <= one.messages_per_s * (1.0 + 1e-12));
+        }
+        if let (Ok(one), Ok(wider)) = (predict(&t1, &workload), predict(&t1, &wider)) {
+            prop_assert!(wider.messages_per_s >= one.messages_per_s * (1.0 - 1e-12));
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! What is to be predicted.
+
+use doorbell_wire::{OuterKind, PathMtu};
+
+use crate::protocol::Protocol;
+
+/// Who talks to whom.
+///
+/// Senders and receivers are threads with a CPU of their own each. The senders' connections leave
+/// by one port or arrive at one port, so they share a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Peers {
+    /// Threads that send.
+    pub senders: u32,
+    /// Threads that receive.
+    pub receivers: u32,
+    /// Connections between them, all together.
+    pub connections: u32,
+}
+
+impl Peers {
+    /// One sender, one receiver, one connection.
+    pub const ONE_TO_ONE: Peers = Peers { senders: 1, receivers: 1, connections: 1 };
+
+    /// N senders with a receiver each: N threads on two nodes.
+    pub const fn pairs(count: u32) -> Peers {
+        Peers { senders: count, receivers: count, connections: count }
+    }
+
+    /// N senders to one receiver.
+    pub const fn many_to_one(count: u32) -> Peers {
+        Peers { senders: count, receivers: 1, connections: count }
+    }
+
+    /// One sender to N receivers. Each message goes to one of them.
+    pub const fn one_to_many(count: u32) -> Peers {
+        Peers { senders: 1, receivers: count, connections: count }
+    }
+
+    /// Connections that one thread serves on each side.
+    pub const fn connections(count: u32) -> Peers {
+        Peers { senders: 1, receivers: 1, connections: count }
+    }
+}
+
+/// What is to be predicted: messages of one size that go one way, or both.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Workload {
+    /// How messages travel.
+    pub protocol: Protocol,
+    /// Bytes of payload per message.
+    pub bytes: u64,
+    /// Messages unacknowledged at most, per connection.
+    pub window: u32,
+    /// Messages per post.
+    pub batch: u32,
+    /// Completions that a poll finds, and receives that are posted in one list. A receiver that is
+    /// busy finds as many as it asks for; Doorbell's connections ask for 32.
+    pub receive_batch: u32,
+    /// Messages for which the receiver has space, per connection: posted receives, granted
+    /// buffers, or the room of a ring.
+    pub depth: u32,
+    /// Messages of up to so many bytes go inline.
+    pub inline_bytes: u64,
+    /// Send-Receive with credits.
+    pub credits: bool,
+    /// The receiver's connections share a receive queue (Send-Receive only).
+    pub srq: bool,
+    /// Both ends send; rates count both directions.
+    pub bidirectional: bool,
+    /// Path MTU; `None` takes that of the parameters.
+    pub path_mtu: Option<PathMtu>,
+    /// Headers around packets.
+    pub outer: OuterKind,
+    /// Who talks to whom.
+    pub peers: Peers,
+}
+
+impl Workload {
+    /// Send-Receive of one sender to one receiver, with credits and a receiver that batches.
+    pub fn new(bytes: u64, window: u32, batch: u32) -> Self {
+        Self {
+            protocol: Protocol::SendReceive,
+            bytes,
+            window,
+            batch,
+            receive_batch: 32,
+            depth: Self::default_depth(window),
+            inline_bytes: 64,
+            credits: true,
+            srq: false,
+            bidirectional: false,
+            path_mtu: None,
+            outer: OuterKind::IPV4,
+            peers: Peers::ONE_TO_ONE,
+        }
+    }
+
+    /// The depth that Doorbell's connections have for a window: twice as much, at least 64.
+    pub const fn default_depth(window: u32) -> u32 {
+        let twice = window.saturating_mul(2);
+        if twice < 64 { 64 } else { twice }
+    }
+
+    /// One message unacknowledged.
+    pub fn sequential(bytes: u64) -> Self {
+        Self::new(bytes, 1, 1)
+    }
+
+    /// 64 unacknowledged, posted one by one.
+    pub fn unbatched(bytes: u64) -> Self {
+        Self::new(bytes, 64, 1)
+    }
+
+    /// 256 unacknowledged, eight per post.
+    pub fn batched(bytes: u64) -> Self {
+        Self::new(bytes, 256, 8)
+    }
+
+    /// Whether it can be.
+    pub fn check(&self) -> Result<(), WorkloadError> {
+        let within = |what, given: u64, least: u64, most: u64| {
+            if (least..=most).contains(&given) { Ok(()) } else { Err(WorkloadError { what, given, least, most }) }
+        };
+        within("the message size", self.bytes, 0, MAX_BYTES)?;
+        within("the window", self.window.into(), 1, MAX_COUNT)?;
+        within("the batch", self.batch.into(), 1, MAX_COUNT.min(self.window.into()))?;
+        within("the receive batch", self.receive_batch.into(), 1, MAX_COUNT)?;
+        within("the receive depth", self.depth.into(), 1, MAX_COUNT)?;
+        within("the number of senders", self.peers.senders.into(), 1, MAX_COUNT)?;
+        within("the number of receivers", self.peers.receivers.into(), 1, MAX_COUNT)?;
+        let ends = self.peers.senders.max(self.peers.receivers).into();
+        within("the number of connections", self.peers.connections.into(), ends, MAX_COUNT)?;
+        if self.protocol == Protocol::BufferedRead {
+            let most = (MAX_BYTES / (self.bytes + 64)).max(1);
+            within("the batch that one READ fetches", self.batch.into(), 1, most)?;
+        }
+        Ok(())
+    }
+}
+
+/// The longest message, as Doorbell's connections have it: all that comes around it stays below
+/// IBTA's 2^31.
+pub const MAX_BYTES: u64 = 1 << 30;
+/// The most of anything that is counted.
+pub const MAX_COUNT: u64 = 1 << 20;
+
+/// Something of a workload is not allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what} is {given}, allowed is {least} to {most}")]
+pub struct WorkloadError {
+    /// What.
+    pub what: &'static str,
+    /// What was given.
+    pub given: u64,
+    /// The least allowed.
+    pub least: u64,
+    /// The most allowed.
+    pub most: u64,
+}

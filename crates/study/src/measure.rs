@@ -1,0 +1,574 @@
+//! What the parameters of the model cost here, timed one call at a time.
+//!
+//! Two devices of this process exchange small messages. One thread makes every call of both, so
+//! that each is timed by itself: a post that only queues (something is in flight, so a software
+//! RNIC waits for company), a post that transmits at once, the RNIC's turn when packets have
+//! arrived, a poll that finds completions waiting, a list of receives. Several cheap calls are
+//! timed together, and the time that the clock takes is subtracted. A sample counts only if the
+//! device's counters say that the packets moved when they should: its own thread may have come
+//! first.
+//!
+//! `g` alone is timed against a second thread that receives, since a round trip needs a peer that
+//! polls.
+//!
+//! Names are those of the model's parameters, and sums of them where calls do both.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use doorbell_exchange::ConnectError;
+use doorbell_exchange::rc::{self, RcSettings};
+use doorbell_exchange::setup::{EndpointDescription, ProtocolId};
+use doorbell_verbs::{
+    Access, Completion, Cq, Device, MemoryKind, Payload, PostError, Psn, Qp, QpCapacities, QpKind, QpOptions,
+    RecvRequest, Region, SendFlags, SendOperation, SendRequest, Sge, Status,
+};
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+use crate::environment::Environment;
+
+/// Names the layout of a [`Measurement`].
+pub const SCHEMA: &str = "doorbell-measure/1";
+
+/// Bytes of the messages whose calls are timed.
+const BYTES: usize = 16;
+/// Sizes for which `g` is timed, and how many of the rounds each takes.
+const GAP_BYTES: [usize; 5] = [16, 1024, 4096, 16_384, 65_536];
+/// Messages per list where batched values are timed.
+const BATCH: usize = 8;
+/// Cheap calls are timed so many at a time.
+const CHUNK: usize = 8;
+/// Receives that are posted, and places in each queue.
+const DEPTH: usize = 128;
+/// The most that is ever queued at once: one in flight, a chunk of singles, two lists.
+const MOST_QUEUED: usize = 1 + CHUNK + 2 * BATCH;
+const _: () = assert!(MOST_QUEUED < 64 && 2 * MOST_QUEUED < DEPTH, "more would be transmitted, or find no receive");
+/// The fewest and the most rounds.
+pub const ROUNDS: std::ops::RangeInclusive<usize> = 10..=1_000_000;
+/// Nothing here takes so long, however busy the machine.
+const PATIENCE_NS: u64 = 20_000_000_000;
+/// The device's clock is read so often to know what that takes.
+const CLOCK_READS: usize = 1000;
+
+/// What was timed.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Measurement {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// Where it was measured.
+    pub environment: Environment,
+    /// Messages per list of the batched values.
+    pub batch: usize,
+    /// What was timed, by the names of parameters.
+    pub quantities: Vec<Quantity>,
+    /// `g` by size, from which `g_fix_ns` and `g_var_ns_per_byte` follow.
+    pub gaps: Vec<Gap>,
+}
+
+/// A parameter, or a sum of some, as it was timed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Quantity {
+    /// Its name.
+    pub name: String,
+    /// What was timed.
+    pub what: String,
+    /// The median; nanoseconds, or nanoseconds per byte where the name says so.
+    pub median: f64,
+    /// A tenth of the samples are no larger. None where the value follows from several medians.
+    pub p10: Option<f64>,
+    /// Nine tenths are no larger.
+    pub p90: Option<f64>,
+    /// Samples.
+    pub samples: usize,
+}
+
+/// The time until a sender can reuse what a message holds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Gap {
+    /// Bytes of the message.
+    pub bytes: usize,
+    /// Median time from the post to the completion, without `o_snd`.
+    pub median_ns: f64,
+}
+
+/// Why nothing was measured.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MeasureError {
+    /// There are to be too few or too many rounds.
+    #[error("the number of rounds is {given}, allowed is {} to {}", ROUNDS.start(), ROUNDS.end())]
+    Rounds {
+        /// How many.
+        given: usize,
+    },
+    /// The devices could not be connected.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// A request was not taken.
+    #[error(transparent)]
+    Post(#[from] PostError),
+    /// A completion queue overran.
+    #[error(transparent)]
+    Overrun(#[from] doorbell_verbs::Overrun),
+    /// A message failed.
+    #[error("a message ended with {0:?}")]
+    Failed(Status),
+    /// Messages do not arrive.
+    #[error("nothing arrived for {} s", PATIENCE_NS / 1_000_000_000)]
+    Stalled,
+    /// The receiving thread panicked.
+    #[error("the receiving thread ended")]
+    Receiver,
+    /// Of something there was no sample.
+    #[error("no sample of {0} is of use: the machine is too busy")]
+    NoSample(&'static str),
+}
+
+impl From<doorbell_verbs::Error> for MeasureError {
+    fn from(error: doorbell_verbs::Error) -> Self {
+        ConnectError::from(error).into()
+    }
+}
+
+/// Times the calls of a sender and a receiver: two devices of this machine, which nothing else uses
+/// meanwhile.
+///
+/// # Errors
+///
+/// The devices cannot be connected, messages fail, or the machine is so busy that nothing could be
+/// timed.
+pub fn measure(sender: &Device, receiver: &Device, rounds: usize) -> Result<Measurement, MeasureError> {
+    if !ROUNDS.contains(&rounds) {
+        return Err(MeasureError::Rounds { given: rounds });
+    }
+    let mut pair = Pair::connect(sender, receiver)?;
+    let mut samples = Samples::default();
+    for round in 0..rounds + rounds / 10 {
+        if round == rounds / 10 {
+            samples = Samples::default(); // all before was to warm up
+        }
+        pair.sending_at_once(&mut samples)?;
+        pair.queueing(&mut samples)?;
+    }
+    let mut quantities = samples.quantities()?;
+    let o_snd_ns = quantities[0].median;
+    let (gaps, batched) = pair.gaps(rounds.div_ceil(GAP_BYTES.len()).max(3), o_snd_ns)?;
+    let (fixed, per_byte) = line_through(&gaps);
+    let fitted = |name: &str, what: &str, median| Quantity {
+        name: name.to_owned(),
+        what: what.to_owned(),
+        median,
+        p10: None,
+        p90: None,
+        samples: gaps.len(),
+    };
+    quantities.push(fitted("g_fix_ns", "from post to completion, without o_snd: what does not grow with size", fixed));
+    quantities.push(fitted("g_var_ns_per_byte", "the same: what grows, per byte", per_byte));
+    quantities.push(batched);
+    let environment = Environment::of(&sender.attributes());
+    Ok(Measurement { schema: SCHEMA.to_owned(), environment, batch: BATCH, quantities, gaps })
+}
+
+/// The line through gaps by size whose relative errors are smallest.
+fn line_through(gaps: &[Gap]) -> (f64, f64) {
+    let (mut s, mut sx, mut sy, mut sxx, mut sxy) = (0.0, 0.0, 0.0, 0.0, 0.0);
+    for gap in gaps {
+        let (x, y) = (gap.bytes as f64, gap.median_ns.max(1.0));
+        let weight = 1.0 / (y * y);
+        (s, sx, sy, sxx, sxy) =
+            (s + weight, sx + weight * x, sy + weight * y, sxx + weight * x * x, sxy + weight * x * y);
+    }
+    let slope = ((s * sxy - sx * sy) / (s * sxx - sx * sx)).max(0.0);
+    (((sy - slope * sx) / s).max(0.0), slope)
+}
+
+/// Times in nanoseconds per message, by quantity.
+#[derive(Default)]
+struct Samples {
+    post_queued: Vec<f64>,
+    list_queued: Vec<f64>,
+    post_sent: Vec<f64>,
+    list_sent: Vec<f64>,
+    poll_one: Vec<f64>,
+    poll_list: Vec<f64>,
+    receive_one: Vec<f64>,
+    receive_run: Vec<f64>,
+    repost_one: Vec<f64>,
+    repost_list: Vec<f64>,
+}
+
+impl Samples {
+    /// `o_snd_ns.single` is the first.
+    fn quantities(self) -> Result<Vec<Quantity>, MeasureError> {
+        [
+            ("o_snd_ns.single", "a post while another message is in flight, which only queues", self.post_queued),
+            ("o_snd_ns.batched", "the same in lists of 8, per message", self.list_queued),
+            ("o_snd_ns.single + o_nsnd_ns", "a post with nothing in flight, which transmits", self.post_sent),
+            ("o_snd_ns.batched + o_nsnd_ns", "the same with a list of 8, per message", self.list_sent),
+            ("o_rcv_ns.single", "a poll that takes one of several completions", self.poll_one),
+            ("o_rcv_ns.batched", "a poll that takes 8, per message", self.poll_list),
+            ("o_nrcv_ns alone", "the RNIC's turn with one packet to receive", self.receive_one),
+            ("o_nrcv_ns", "the same with a run of 8, per message", self.receive_run),
+            ("o_post_ns.single", "posting one receive", self.repost_one),
+            ("o_post_ns.batched", "the same in lists of 8, per receive", self.repost_list),
+        ]
+        .into_iter()
+        .map(|(name, what, values)| quantity(name, what, values))
+        .collect()
+    }
+}
+
+fn quantity(name: &'static str, what: &str, mut values: Vec<f64>) -> Result<Quantity, MeasureError> {
+    if values.is_empty() {
+        return Err(MeasureError::NoSample(name));
+    }
+    values.sort_by(f64::total_cmp);
+    let at = |share: f64| values[((values.len() - 1) as f64 * share).round() as usize];
+    let (median, p10, p90) = (at(0.5), Some(at(0.1)), Some(at(0.9)));
+    Ok(Quantity { name: name.to_owned(), what: what.to_owned(), median, p10, p90, samples: values.len() })
+}
+
+/// One end of the connection.
+struct End {
+    device: Device,
+    qp: Qp,
+    cq: Cq,
+    region: Region,
+    psn: Psn,
+}
+
+impl End {
+    fn new(device: &Device) -> Result<Self, MeasureError> {
+        let pd = device.create_pd()?;
+        let cq = device.create_cq(4 * DEPTH)?;
+        let qp = pd.create_qp(QpOptions {
+            kind: QpKind::Rc,
+            send_cq: &cq,
+            recv_cq: &cq,
+            srq: None,
+            capacities: QpCapacities {
+                max_send_wr: DEPTH,
+                max_recv_wr: DEPTH,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline: BYTES,
+            },
+            signal_all: false,
+        })?;
+        // One place for all: nobody looks at what arrives.
+        let region = pd.allocate(GAP_BYTES[GAP_BYTES.len() - 1], Access::LOCAL_WRITE, MemoryKind::Plain)?;
+        rc::initialise(&qp, Access::empty()).map_err(ConnectError::from)?;
+        Ok(Self { device: device.clone(), qp, cq, region, psn: device.random_psn() })
+    }
+
+    fn description(&self) -> EndpointDescription {
+        let attributes = self.device.attributes();
+        EndpointDescription {
+            protocol: ProtocolId::OneSided, // none of the message protocols
+            gid: attributes.gid,
+            qpn: self.qp.qpn(),
+            psn: self.psn,
+            path_mtu: attributes.active_mtu,
+            udp_port: attributes.udp_port,
+            depth: 0,
+            max_message: 0,
+            credits: false,
+        }
+    }
+
+    fn connect(&self, peer: &EndpointDescription) -> Result<(), ConnectError> {
+        let settings = RcSettings { timeout: 14, retry_count: 7, rnr_retry: 7, min_rnr_timer: 12 };
+        rc::connect(&self.qp, &self.description(), peer, &settings)
+    }
+
+    /// Posts a list of receives.
+    fn post_receives(&self, count: usize) -> Result<(), MeasureError> {
+        let sges = [self.region.sge(0, self.region.len())];
+        let list: SmallVec<[RecvRequest<'_>; DEPTH]> =
+            (0..count).map(|_| RecvRequest { wr_id: 0, sges: &sges }).collect();
+        Ok(self.qp.post_recv(&list)?)
+    }
+
+    /// Takes completions; how many.
+    fn poll(&self, list: &mut [Completion]) -> Result<usize, MeasureError> {
+        let count = self.cq.poll(list)?;
+        match list[..count].iter().find(|completion| completion.status != Status::Success) {
+            Some(failed) => Err(MeasureError::Failed(failed.status)),
+            None => Ok(count),
+        }
+    }
+
+    /// Requests that it has sent, and those that it has received.
+    fn packets(&self) -> (u64, u64) {
+        let counters = self.device.counters();
+        (counters.tx_data_packets, counters.rx_vport_rdma_unicast_packets)
+    }
+}
+
+/// Both ends.
+struct Pair {
+    sender: End,
+    receiver: End,
+    /// What reading the clock takes.
+    clock_ns: f64,
+    /// Messages whose completion was not seen.
+    unfinished: usize,
+    /// Receives that have to be posted again.
+    taken: usize,
+}
+
+impl Pair {
+    fn connect(sender: &Device, receiver: &Device) -> Result<Self, MeasureError> {
+        let (sender, receiver) = (End::new(sender)?, End::new(receiver)?);
+        receiver.post_receives(DEPTH)?;
+        receiver.connect(&sender.description())?;
+        sender.connect(&receiver.description())?;
+        let start_ns = sender.device.now_ns();
+        for _ in 1..CLOCK_READS {
+            std::hint::black_box(sender.device.now_ns());
+        }
+        let clock_ns = (sender.device.now_ns() - start_ns) as f64 / CLOCK_READS as f64;
+        Ok(Self { sender, receiver, clock_ns, unfinished: 0, taken: 0 })
+    }
+
+    /// Posts `count` small messages as one list, each of which is signalled.
+    fn post(&mut self, count: usize) -> Result<(), MeasureError> {
+        let request = SendRequest {
+            wr_id: 0,
+            operation: SendOperation::Send,
+            flags: SendFlags::SIGNALED,
+            payload: Payload::Inline(&[0; BYTES]),
+            destination: None,
+        };
+        self.sender.qp.post_send(&[request; BATCH][..count])?;
+        self.unfinished += count;
+        Ok(())
+    }
+
+    /// The time of a call, per message.
+    fn time(
+        &mut self,
+        messages: usize,
+        call: impl FnOnce(&mut Self) -> Result<(), MeasureError>,
+    ) -> Result<f64, MeasureError> {
+        let start_ns = self.sender.device.now_ns();
+        call(self)?;
+        let ns = (self.sender.device.now_ns() - start_ns) as f64;
+        Ok((ns - self.clock_ns).max(0.0) / messages as f64)
+    }
+
+    /// Polls both ends until all that was sent is complete, and both have found nothing: a thread
+    /// of theirs that is woken then leaves what comes next to us.
+    fn quiet(&mut self) -> Result<(), MeasureError> {
+        let until_ns = self.sender.device.now_ns() + PATIENCE_NS;
+        let mut list = [Completion::default(); 32];
+        loop {
+            let received = self.receiver.poll(&mut list)?;
+            let sent = self.sender.poll(&mut list)?;
+            self.taken += received;
+            self.unfinished -= sent;
+            if self.unfinished == 0 && received + sent == 0 {
+                return Ok(());
+            }
+            if self.sender.device.now_ns() > until_ns {
+                return Err(MeasureError::Stalled);
+            }
+        }
+    }
+
+    /// Posts again what was taken, and times that.
+    fn repost(&mut self, samples: &mut Samples) -> Result<(), MeasureError> {
+        while self.taken >= CHUNK + BATCH {
+            let one_by_one = self.time(CHUNK, |pair| (0..CHUNK).try_for_each(|_| pair.receiver.post_receives(1)))?;
+            samples.repost_one.push(one_by_one);
+            samples.repost_list.push(self.time(BATCH, |pair| pair.receiver.post_receives(BATCH))?);
+            self.taken -= CHUNK + BATCH;
+        }
+        Ok(())
+    }
+
+    /// Posts with nothing in flight, and what arrives from them.
+    fn sending_at_once(&mut self, samples: &mut Samples) -> Result<(), MeasureError> {
+        for count in [1, BATCH] {
+            self.quiet()?;
+            let (sent_before, _) = self.sender.packets();
+            let (_, received_before) = self.receiver.packets();
+            let posting = self.time(count, |pair| pair.post(count))?;
+            let (sent, _) = self.sender.packets();
+            let (_, early) = self.receiver.packets();
+            let receiving = self.time(count, |pair| {
+                pair.receiver.device.drive();
+                Ok(())
+            })?;
+            let (_, received) = self.receiver.packets();
+            let (posts, receives) = match count {
+                1 => (&mut samples.post_sent, &mut samples.receive_one),
+                _ => (&mut samples.list_sent, &mut samples.receive_run),
+            };
+            if sent == sent_before + count as u64 {
+                posts.push(posting);
+            }
+            if early == received_before && received == early + count as u64 {
+                receives.push(receiving);
+            }
+            self.quiet()?;
+            self.repost(samples)?;
+        }
+        Ok(())
+    }
+
+    /// Posts that only queue, since a message is in flight, and polls that find all of them.
+    fn queueing(&mut self, samples: &mut Samples) -> Result<(), MeasureError> {
+        self.quiet()?;
+        self.post(1)?;
+        let (sent_before, _) = self.sender.packets();
+        let singles = self.time(CHUNK, |pair| (0..CHUNK).try_for_each(|_| pair.post(1)))?;
+        let lists = self.time(2 * BATCH, |pair| pair.post(BATCH).and_then(|()| pair.post(BATCH)))?;
+        if self.sender.packets().0 == sent_before {
+            samples.post_queued.push(singles);
+            samples.list_queued.push(lists);
+        }
+        let (_, received_before) = self.receiver.packets();
+        let until_ns = self.sender.device.now_ns() + PATIENCE_NS;
+        while self.receiver.packets().1 < received_before + MOST_QUEUED as u64 - 1 {
+            self.sender.device.drive();
+            self.receiver.device.drive();
+            if self.sender.device.now_ns() > until_ns {
+                return Err(MeasureError::Stalled);
+            }
+        }
+        // The completions are in their queue, and taking them from there drives nothing.
+        let mut list = [Completion::default(); BATCH];
+        let mut found = 0;
+        let mut take = |pair: &mut Self, most: usize| -> Result<(), MeasureError> {
+            found += pair.receiver.poll(&mut list[..most])?;
+            Ok(())
+        };
+        let one_by_one = self.time(CHUNK, |pair| (0..CHUNK).try_for_each(|_| take(pair, 1)))?;
+        let together = self.time(BATCH, |pair| take(pair, BATCH))?;
+        self.taken += found;
+        if found == CHUNK + BATCH {
+            samples.poll_one.push(one_by_one);
+            samples.poll_list.push(together);
+        }
+        self.quiet()?;
+        self.repost(samples)
+    }
+
+    /// `g` by size, and that of a list, against a thread that receives.
+    fn gaps(&mut self, rounds: usize, o_snd_ns: f64) -> Result<(Vec<Gap>, Quantity), MeasureError> {
+        self.quiet()?;
+        let over = AtomicBool::new(false);
+        let (receiver, sender) = (&self.receiver, &self.sender);
+        let again = std::mem::take(&mut self.taken);
+        std::thread::scope(|scope| {
+            let receiving = scope.spawn(|| receive_until(receiver, again, &over));
+            let timed = time_gaps(sender, rounds, o_snd_ns);
+            over.store(true, Ordering::Relaxed);
+            // Why the receiver ended explains why the sender got no answer.
+            receiving.join().map_err(|_| MeasureError::Receiver)??;
+            timed
+        })
+    }
+}
+
+fn time_gaps(sender: &End, rounds: usize, o_snd_ns: f64) -> Result<(Vec<Gap>, Quantity), MeasureError> {
+    let mut completions = [Completion::default(); BATCH];
+    let mut time = |bytes: usize, count: usize| -> Result<Vec<f64>, MeasureError> {
+        let sges: [Sge; 1] = [sender.region.sge(0, bytes)];
+        let inline = [0; BYTES];
+        let payload = if bytes <= BYTES { Payload::Inline(&inline[..bytes]) } else { Payload::Sges(&sges) };
+        let request = SendRequest {
+            wr_id: 0,
+            operation: SendOperation::Send,
+            flags: SendFlags::SIGNALED,
+            payload,
+            destination: None,
+        };
+        let list = [request; BATCH];
+        let mut times = Vec::with_capacity(rounds);
+        for round in 0..rounds + rounds / 10 {
+            let start_ns = sender.device.now_ns();
+            sender.qp.post_send(&list[..count])?;
+            let mut found = 0;
+            while found < count {
+                found += sender.poll(&mut completions)?;
+                if sender.device.now_ns() > start_ns + PATIENCE_NS {
+                    return Err(MeasureError::Stalled);
+                }
+            }
+            if round >= rounds / 10 {
+                times.push((sender.device.now_ns() - start_ns) as f64 - o_snd_ns);
+            }
+        }
+        Ok(times)
+    };
+    let mut gaps = Vec::new();
+    for bytes in GAP_BYTES {
+        let median_ns = quantity("g_ns", "", time(bytes, 1)?)?.median;
+        gaps.push(Gap { bytes, median_ns });
+    }
+    let batched =
+        quantity("g_ns of a list", "from posting a list of 8 of 16 B to its last completion", time(BYTES, BATCH)?)?;
+    Ok((gaps, batched))
+}
+
+/// Receives and posts again until all is over.
+fn receive_until(receiver: &End, again: usize, over: &AtomicBool) -> Result<(), MeasureError> {
+    receiver.post_receives(again)?;
+    let mut list = [Completion::default(); 32];
+    while !over.load(Ordering::Relaxed) {
+        match receiver.poll(&mut list)? {
+            0 => std::thread::yield_now(),
+            count => receiver.post_receives(count)?,
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use doorbell_verbs::soft::{self, SoftOptions};
+
+    use super::*;
+
+    #[test]
+    fn every_parameter_is_timed() {
+        let [sender, receiver] = [(); 2].map(|()| soft::open(&SoftOptions::default()).unwrap());
+        let measurement = measure(&sender, &receiver, 100).unwrap();
+        let names: Vec<&str> = measurement.quantities.iter().map(|quantity| quantity.name.as_str()).collect();
+        for name in ["o_snd_ns", "o_rcv_ns", "o_post_ns"] {
+            for kind in ["single", "batched"] {
+                assert!(names.contains(&format!("{name}.{kind}").as_str()), "{names:?}");
+            }
+        }
+        assert!(names.contains(&"g_fix_ns") && names.contains(&"g_ns of a list"), "{names:?}");
+        for quantity in &measurement.quantities {
+            assert!(quantity.median >= 0.0 && quantity.median.is_finite(), "{quantity:?}");
+            let (p10, p90) = (quantity.p10.unwrap_or(quantity.median), quantity.p90.unwrap_or(quantity.median));
+            assert!(p10 <= quantity.median && quantity.median <= p90 && quantity.samples > 0, "{quantity:?}");
+        }
+        assert_eq!(measurement.gaps.len(), GAP_BYTES.len());
+        // Both devices are in a state to be used again.
+        assert!(measure(&receiver, &sender, 100).is_ok());
+        let text = serde_json::to_string(&measurement).unwrap();
+        assert_eq!(serde_json::from_str::<Measurement>(&text).unwrap().quantities, measurement.quantities);
+    }
+
+    #[test]
+    fn rounds_are_bounded() {
+        let device = soft::open(&SoftOptions::default()).unwrap();
+        for given in [0, 9, 1_000_001] {
+            let error = measure(&device, &device, given).expect_err("out of range").to_string();
+            assert_eq!(error, format!("the number of rounds is {given}, allowed is 10 to 1000000"));
+        }
+    }
+
+    #[test]
+    fn a_line_goes_through_its_points() {
+        let gap = |bytes: usize, median_ns: f64| Gap { bytes, median_ns };
+        let (fixed, per_byte) = line_through(&[gap(16, 3016.0), gap(1000, 4000.0), gap(50_000, 53_000.0)]);
+        assert!((fixed - 3000.0).abs() < 1e-6 && (per_byte - 1.0).abs() < 1e-9, "{fixed} {per_byte}");
+        assert_eq!(line_through(&[gap(16, 100.0), gap(1000, 50.0)]).1, 0.0, "no gap shrinks with size");
+    }
+}
