@@ -19,7 +19,7 @@ pub mod rc;
 pub mod send_receive;
 pub mod setup;
 
-pub use config::{Config, MAX_BATCH, MAX_WINDOW};
+pub use config::{Config, MAX_BATCH, MAX_POLL_LIST, MAX_REPOST_LIST, MAX_WINDOW};
 pub use connection::{Backpressure, MessageConnection, MessageId, Outcome, Protocol, Submit};
 pub use error::{ConnectError, ConnectionError};
 pub use send_receive::SendReceive;
