@@ -3,6 +3,8 @@
 
 mod bench;
 mod output;
+mod report;
+mod study;
 mod wire;
 
 use std::process::ExitCode;
@@ -23,6 +25,10 @@ enum Command {
     /// Measure message exchange between two processes, or what the kernel allows
     #[command(subcommand)]
     Bench(Box<bench::Bench>),
+    /// Measure the whole evaluation on this machine, and write the report of it
+    Study(study::Study),
+    /// Write a report, one HTML file, from the records of studies
+    Report(report::Report),
     /// Explain what goes over the wire
     #[command(subcommand)]
     Wire(wire::Wire),
@@ -57,6 +63,8 @@ fn main() -> ExitCode {
         .init();
     let result = match cli.command {
         Command::Bench(bench) => bench::run(*bench),
+        Command::Study(study) => study::run(&study),
+        Command::Report(report) => report::run(&report),
         Command::Wire(wire) => wire::run(wire),
     };
     match result {

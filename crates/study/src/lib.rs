@@ -7,9 +7,11 @@
 
 pub mod environment;
 pub mod executor;
+pub mod experiment;
 pub mod one_sided;
 pub mod parameters;
 pub mod payload;
 pub mod record;
+pub mod serving;
 pub mod session;
 pub mod workload;
