@@ -231,10 +231,12 @@
       });
     }
 
-    new ResizeObserver(() => {
+    const fit = () => {
       const now = Math.max(280, Math.round(figure.clientWidth));
       if (now !== width && !matchMedia("print").matches) { width = now; draw(); }
-    }).observe(figure);
+    };
+    fit();
+    new ResizeObserver(fit).observe(figure);
   };
 
   const sortable = (table) => {

@@ -66,7 +66,7 @@ fn verdicts_of<'a>(run: &'a Run, experiment: &'a Experiment) -> impl Iterator<It
     experiment.claims.iter().filter(move |_| is_there).map(move |claim| Found {
         run: run.name.clone(),
         experiment: experiment.name.clone(),
-        verdict: claim.judge(view),
+        verdict: claim.judge(view, experiment),
     })
 }
 

@@ -113,7 +113,7 @@ fn shapes(out: &mut String, runs: &[Run], found: &[Found]) {
     out.push_str(
         "<h2 id=\"verdicts\">Published shapes, and what the data say</h2><p>Shapes of an evaluation on \
                   ConnectX-5 RNICs over 100 Gb/s Ethernet; each verdict is computed from the medians.</p>\
-                  <div class=\"scroll all\" tabindex=\"0\"><table class=\"sortable\"><thead><tr>",
+                  <div class=\"scroll cards\" tabindex=\"0\"><table class=\"sortable\"><thead><tr>",
     );
     if runs.len() > 1 {
         table::heading(out, "run", false);

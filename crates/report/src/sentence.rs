@@ -29,7 +29,7 @@ fn extremes(experiment: &Experiment, quantity: Quantity, points: &[(&PointRecord
     let least = points.iter().min_by(by_median)?;
     let most = points.iter().max_by(by_median)?;
     let (best, worst) = if quantity.less_is_better() { (least, most) } else { (most, least) };
-    let at = |point: &(&PointRecord, Spread)| format!("{}, {}", point.0.series, place(experiment.sweep, point.0.x));
+    let at = |point: &(&PointRecord, Spread)| here(experiment, point.0);
     let value = |point: &(&PointRecord, Spread)| with_unit(point.1.median, quantity.unit());
     if points.len() == 1 {
         return Some(format!("One point: {} {} ({}).", quantity.name(), value(best), at(best)));
@@ -44,6 +44,15 @@ fn extremes(experiment: &Experiment, quantity: Quantity, points: &[(&PointRecord
         value(worst),
         at(worst)
     ))
+}
+
+fn axis(experiment: &Experiment) -> &str {
+    experiment.sweep.trim_end_matches(", B")
+}
+
+/// Where a point lies, in words.
+fn here(experiment: &Experiment, record: &PointRecord) -> String {
+    format!("{}; {} {}", record.series, axis(experiment), place(experiment.sweep, record.x))
 }
 
 /// The curve that changes most from its first to its last point.
@@ -65,7 +74,7 @@ fn steepest(
     });
     let (name, first, last, ratio) = changes.max_by(|a, b| a.3.ln().abs().total_cmp(&b.3.ln().abs()))?;
     let (from, to) = (place(experiment.sweep, first.0), place(experiment.sweep, last.0));
-    let axis = experiment.sweep.trim_end_matches(", B");
+    let axis = axis(experiment);
     Some(format!(
         "Over the sweep ({axis} {from} to {to}) {name} changes by a factor of {}: from {} to {}.",
         number(ratio),
@@ -76,19 +85,17 @@ fn steepest(
 
 /// How much repetitions differ.
 fn widest(experiment: &Experiment, points: &[(&PointRecord, Spread)]) -> Option<String> {
-    let share = |spread: &Spread| (spread.most - spread.least) / spread.median;
     let mut several: Vec<_> = points
         .iter()
-        .filter(|(record, spread)| record.repetitions.len() > 1 && spread.median > 0.0)
-        .map(|(record, spread)| (share(spread), record))
+        .filter(|(record, _)| record.repetitions.len() > 1)
+        .filter_map(|(record, spread)| Some((spread.share()?, record)))
         .collect();
     several.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
-    let (typical, (most, where_)) = (several.get(several.len() / 2)?.0, several.last()?);
+    let (typical, (most, widest)) = (several.get(several.len() / 2)?.0, several.last()?);
     Some(format!(
-        "Repetitions of a point typically span {:.0} % of its median, at most {:.0} % ({}, {}).",
+        "Repetitions of a point typically span {:.0} % of its median, at most {:.0} % ({}).",
         typical * 100.0,
         most * 100.0,
-        where_.series,
-        place(experiment.sweep, where_.x)
+        here(experiment, widest)
     ))
 }

@@ -1,5 +1,6 @@
 //! A published shape, and what the data say of it.
 
+use super::sweep::Experiment;
 use super::view::View;
 
 /// What the data say.
@@ -50,11 +51,19 @@ pub struct Verdict {
     pub because: String,
 }
 
+/// Where repetitions typically span more than this share of their median, a verdict says so.
+const RESTLESS: f64 = 0.5;
+
 impl Claim {
-    /// Judges a run.
-    pub fn judge(&self, view: View<'_>) -> Verdict {
+    /// Judges a run, as to this experiment.
+    pub fn judge(&self, view: View<'_>, experiment: &Experiment) -> Verdict {
         let missing = || (Outcome::NotMeasured, "the points that it takes are not among the records".to_owned());
-        let (outcome, because) = (self.judge)(view).unwrap_or_else(missing);
+        let (outcome, mut because) = (self.judge)(view).unwrap_or_else(missing);
+        if let Some(span) = experiment.quantities.first().and_then(|quantity| view.span(&experiment.name, *quantity))
+            && span > RESTLESS
+        {
+            because.push_str(&format!("; but repetitions differ by {:.0} %: the machine was not quiet", span * 100.0));
+        }
         Verdict { published: self.published, outcome, because }
     }
 }

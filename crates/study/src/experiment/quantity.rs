@@ -95,6 +95,11 @@ impl Spread {
             if values.len() % 2 == 1 { values[middle] } else { f64::midpoint(values[middle - 1], values[middle]) };
         Some(Self { least, median, most })
     }
+
+    /// The share of the median that it spans.
+    pub fn share(&self) -> Option<f64> {
+        (self.median > 0.0).then(|| (self.most - self.least) / self.median)
+    }
 }
 
 #[cfg(test)]

@@ -45,21 +45,22 @@ const FAMILIES: [Family; 1] = [Family {
 pub fn all(effort: Effort) -> Vec<Experiment> {
     let mut table: Vec<Experiment> = Vec::new();
     for family in &FAMILIES {
+        let is_send_receive = family.operation == Operation::Send;
         table.push(family.latency(effort));
+        if is_send_receive {
+            table.extend([window(effort), batch(effort)]);
+        }
         table.push(family.bandwidth(effort));
+        if is_send_receive {
+            table.extend([large_or_batch(effort), receive_batching(effort), inline(effort)]);
+        }
         table.push(family.threads(effort));
+        if is_send_receive {
+            table.push(threads_srq(effort));
+        }
         table.push(family.n_to_1(effort));
-        if family.operation == Operation::Send {
-            table.extend([
-                window(effort),
-                batch(effort),
-                large_or_batch(effort),
-                receive_batching(effort),
-                inline(effort),
-                threads_srq(effort),
-                n_to_1_srq(effort),
-                rnr(effort),
-            ]);
+        if is_send_receive {
+            table.extend([n_to_1_srq(effort), rnr(effort)]);
         }
     }
     table

@@ -1,6 +1,6 @@
 //! The records of one run, as judges and reports look at them.
 
-use super::quantity::Quantity;
+use super::quantity::{Quantity, Spread};
 use super::record::PointRecord;
 
 /// The records of one run.
@@ -35,6 +35,13 @@ impl<'a> View<'a> {
     pub fn at(self, experiment: &str, series: &str, quantity: Quantity, x: f64) -> Option<f64> {
         let record = self.of(experiment).find(|record| record.series == series && record.x == x)?;
         Some(record.spread(quantity)?.median)
+    }
+
+    /// The share of its median that the repetitions of a point typically span.
+    pub fn span(self, experiment: &str, quantity: Quantity) -> Option<f64> {
+        let spreads = self.of(experiment).filter(|record| record.repetitions.len() > 1);
+        let shares = spreads.filter_map(|record| record.spread(quantity)?.share()).collect();
+        Some(Spread::of(shares)?.median)
     }
 
     /// Processors of the machine.
