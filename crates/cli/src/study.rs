@@ -115,11 +115,14 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
             "report": written.path,
             "points": outcome.points,
             "measured": outcome.measured,
+            "missing": outcome.missing,
             "failures": outcome.failures,
             "verdicts": written.verdicts,
         }))?)?;
     } else {
-        if outcome.measured == 0 && outcome.failures.is_empty() {
+        if outcome.missing > 0 {
+            eprintln!("{} measurements failed and are missing: the same command makes up for them", outcome.missing);
+        } else if outcome.measured == 0 {
             eprintln!(
                 "all {} points were in {} already; with another --out they are measured anew",
                 outcome.points,
@@ -128,7 +131,7 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
         }
         written.print()?;
     }
-    Ok(if outcome.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if outcome.missing == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn list(study: &Study, experiments: &[Experiment]) -> Result<(), Failure> {
@@ -163,6 +166,8 @@ struct Outcome {
     /// Repetitions that were measured now.
     measured: usize,
     failures: Vec<String>,
+    /// Repetitions that are still to be measured.
+    missing: usize,
 }
 
 /// Measures every point as often as it is to be, in rounds: what changes on the machine meanwhile
@@ -180,11 +185,12 @@ fn measure_all(study: &Study, directory: &RunDirectory, experiments: &[Experimen
     }
     let already: usize = done.iter().map(|&count| count.min(repetitions)).sum();
     let bar = progress_bar(points.len() * repetitions, already);
-    let mut outcome = Outcome { points: points.len(), measured: 0, failures: Vec::new() };
+    let mut outcome = Outcome { points: points.len(), measured: 0, failures: Vec::new(), missing: 0 };
     let mut failed_in_a_row = 0;
-    for round in 1..=repetitions {
+    // One round more: what failed once on a busy machine is tried again.
+    for round in 1..=repetitions + 1 {
         for (&(experiment, point), done) in points.iter().zip(&mut done) {
-            if *done >= round {
+            if *done >= round.min(repetitions) {
                 continue;
             }
             bar.set_message(format!("{}, {}, {}", experiment.name, point.series, point.x));
@@ -214,6 +220,7 @@ fn measure_all(study: &Study, directory: &RunDirectory, experiments: &[Experimen
         }
     }
     bar.finish_and_clear();
+    outcome.missing = done.iter().map(|&count| repetitions.saturating_sub(count)).sum();
     Ok(outcome)
 }
 

@@ -11,6 +11,8 @@ mod quantity;
 mod record;
 mod sweep;
 mod sweeps;
+#[cfg(test)]
+mod tests;
 
 mod view;
 
