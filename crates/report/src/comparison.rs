@@ -6,7 +6,7 @@ use doorbell_study::experiment::{COMPARED_SIZES, PointRecord, Quantity, View};
 
 use crate::Run;
 use crate::escape::Escaped;
-use crate::format::{bytes, number};
+use crate::format::{NOTHING, bytes, number};
 use crate::table::{heading, text, value};
 
 /// What a protocol reaches at one size in one run.
@@ -85,9 +85,10 @@ pub(crate) fn table(out: &mut String, runs: &[Run]) {
         }
         text(out, row.family);
         for latency in [row.latency.map(|latency| latency.0), row.latency.map(|latency| latency.1)] {
-            value(out, latency.unwrap_or(f64::INFINITY), latency.map_or_else(|| "\u{2013}".to_owned(), number));
+            let latency = latency.unwrap_or(f64::NAN);
+            value(out, latency, number(latency));
         }
-        let (rate, throughput, series) = row.best.unwrap_or((0.0, 0.0, "\u{2013}"));
+        let (rate, throughput, series) = row.best.unwrap_or((0.0, 0.0, NOTHING));
         value(out, rate, number(rate));
         let share = if most > 0.0 { throughput / most * 100.0 } else { 0.0 };
         let _ = write!(

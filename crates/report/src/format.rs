@@ -1,7 +1,13 @@
 //! Numbers for people.
 
-/// Three digits that count, without an exponent.
+/// Stands where there is no number.
+pub(crate) const NOTHING: &str = "\u{2013}";
+
+/// Three digits that count, without an exponent; a dash for what is no number.
 pub(crate) fn number(value: f64) -> String {
+    if !value.is_finite() {
+        return NOTHING.to_owned();
+    }
     if value == 0.0 {
         return "0".to_owned();
     }
@@ -66,7 +72,7 @@ mod tests {
             (27_648.0, "27648"),
             (0.012_345, "0.0123"),
             (1e-9, "1.00e-9"),
-            (-3.14159, "-3.14"),
+            (-3.2151, "-3.22"),
         ] {
             assert_eq!(number(value), text);
         }

@@ -38,7 +38,7 @@ pub(crate) fn page(runs: &[Run], model: Option<&dyn Model>) -> String {
     out.push_str("<h2 id=\"environment\">Environment</h2>");
     table::environments(&mut out, runs);
     out.push_str(READING);
-    let _ = write!(out, "</main><script>{SCRIPT}</script></body></html>\n");
+    let _ = writeln!(out, "</main><script>{SCRIPT}</script></body></html>");
     out
 }
 

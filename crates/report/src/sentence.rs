@@ -69,8 +69,8 @@ fn steepest(
     let changes = names.into_iter().filter_map(|name| {
         let curve = view.curve(&experiment.name, name, quantity);
         let (first, last) = (*curve.first()?, *curve.last()?);
-        let is_change = last.0 > first.0 && first.1 > 0.0 && last.1 > 0.0;
-        is_change.then(|| (name, first, last, last.1 / first.1))
+        let ratio = last.1 / first.1;
+        (last.0 > first.0 && ratio.is_finite() && ratio > 0.0).then_some((name, first, last, ratio))
     });
     let (name, first, last, ratio) = changes.max_by(|a, b| a.3.ln().abs().total_cmp(&b.3.ln().abs()))?;
     let (from, to) = (place(experiment.sweep, first.0), place(experiment.sweep, last.0));

@@ -6,7 +6,7 @@ use doorbell_study::experiment::{Experiment, PointRecord, Quantity, View};
 use doorbell_study::record::PointResult;
 
 use crate::escape::Escaped;
-use crate::format::{date, number, place};
+use crate::format::{NOTHING, date, number, place};
 use crate::{Model, Run};
 
 /// One heading of a table that sorts.
@@ -20,13 +20,14 @@ pub(crate) fn text(out: &mut String, text: impl std::fmt::Display) {
     let _ = write!(out, "<td>{}</td>", Escaped(text));
 }
 
-/// A cell that sorts by a number.
+/// A cell that sorts by a number; behind all others if it is none.
 pub(crate) fn value(out: &mut String, value: f64, text: impl std::fmt::Display) {
-    let _ = write!(out, "<td class=\"number\" data-value=\"{value}\">{}</td>", Escaped(text));
+    let key = if value.is_finite() { value.to_string() } else { String::new() };
+    let _ = write!(out, "<td class=\"number\" data-value=\"{key}\">{}</td>", Escaped(text));
 }
 
 fn nothing(out: &mut String) {
-    out.push_str("<td class=\"number\" data-value=\"\">\u{2013}</td>");
+    value(out, f64::NAN, NOTHING);
 }
 
 /// All points of an experiment.

@@ -16,6 +16,8 @@ pub const SCHEMA: u64 = 1;
 
 /// The most repetitions of a point.
 const MAX_REPETITIONS: usize = 1000;
+/// The most seconds, messages and bytes per second: more than any machine has.
+const MAX_VALUE: f64 = 1e15;
 /// Bytes of the longest name.
 const MAX_NAME: usize = 200;
 
@@ -118,8 +120,10 @@ impl PointRecord {
                 ("messages_per_s", result.messages_per_s),
                 ("bytes_per_s", result.bytes_per_s),
             ] {
-                if !(value.is_finite() && value >= 0.0 && (field != "seconds" || value > 0.0)) {
-                    return Err(format!("field `repetitions[{index}].{field}` is {value}, allowed is 0 and more"));
+                if !(0.0..=MAX_VALUE).contains(&value) || (field == "seconds" && value == 0.0) {
+                    let allowed = if field == "seconds" { "more than 0" } else { "0" };
+                    let what = format!("is {value}, allowed is {allowed} to {MAX_VALUE}");
+                    return Err(format!("field `repetitions[{index}].{field}` {what}"));
                 }
             }
         }

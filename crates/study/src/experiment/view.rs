@@ -25,7 +25,7 @@ impl<'a> View<'a> {
         let mut curve: Vec<(f64, f64)> = self
             .of(experiment)
             .filter(|record| record.series == series)
-            .filter_map(|record| Some((record.x, record.spread(quantity)?.median)))
+            .filter_map(|record| Some((record.x, median(record, quantity)?)))
             .collect();
         curve.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
         curve
@@ -34,7 +34,7 @@ impl<'a> View<'a> {
     /// A median.
     pub fn at(self, experiment: &str, series: &str, quantity: Quantity, x: f64) -> Option<f64> {
         let record = self.of(experiment).find(|record| record.series == series && record.x == x)?;
-        Some(record.spread(quantity)?.median)
+        median(record, quantity)
     }
 
     /// The share of its median that the repetitions of a point typically span.
@@ -53,4 +53,10 @@ impl<'a> View<'a> {
     pub fn is_soft(self) -> bool {
         self.records.first().is_some_and(|record| record.environment.provider == "soft")
     }
+}
+
+/// Where nothing went through, there is nothing to compare with.
+fn median(record: &PointRecord, quantity: Quantity) -> Option<f64> {
+    let median = record.spread(quantity)?.median;
+    (median > 0.0 || !quantity.is_logarithmic()).then_some(median)
 }
