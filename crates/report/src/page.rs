@@ -112,7 +112,8 @@ fn shapes(out: &mut String, runs: &[Run], found: &[Found]) {
     }
     out.push_str(
         "<h2 id=\"verdicts\">Published shapes, and what the data say</h2><p>Shapes of an evaluation on \
-                  ConnectX-5 RNICs over 100 Gb/s Ethernet; each verdict is computed from the medians.</p>\
+                  ConnectX-5 RNICs over 100 Gb/s Ethernet; each verdict is computed from the best repetition of each \
+                  point, since other programs only ever slow one down.</p>\
                   <div class=\"scroll cards\" tabindex=\"0\"><table class=\"sortable\"><thead><tr>",
     );
     if runs.len() > 1 {

@@ -2,12 +2,13 @@
 //!
 //! The figures come from an evaluation on ConnectX-5 RNICs over 100 Gb/s Ethernet ("T1" below). Where
 //! line rate is meant, the highest throughput of any configuration stands for it here: loopback has no
-//! rate of its own.
+//! rate of its own. Rates and latencies are the best of each point's repetitions, since other programs
+//! only ever slow one down.
 
 pub(super) use super::judge::Claim;
 use super::judge::{Judgement, cannot, holds_if, knee, line};
 use super::quantity::Quantity::{MedianLatency, MessageRate, RnrNaks, Throughput};
-use super::view::View;
+use super::view::{View, best};
 
 /// Ratios closer to 1 than this are no difference: runs vary by as much.
 const NOISE: f64 = 1.1;
@@ -21,7 +22,7 @@ pub(super) const LATENCY: &[Claim] = &[Claim {
 }];
 
 fn straight(view: View<'_>, experiment: &str, series: &str) -> Option<Judgement> {
-    let curve = view.curve(experiment, series, MedianLatency);
+    let curve = view.best_curve(experiment, series, MedianLatency);
     let (base, slope, worst) = line(&curve)?;
     let because = format!(
         "a line of {base:.1} us + {:.2} us/KB fits all {} sizes within {:.0} %",
@@ -37,7 +38,7 @@ pub(super) const WINDOWS: &[Claim] = &[
     Claim {
         published: "16 B: the rate grows linearly up to 32 unacknowledged messages, then it is flat",
         judge: |view| {
-            let curve = view.curve(WINDOW, "one per post", MessageRate);
+            let curve = view.best_curve(WINDOW, "one per post", MessageRate);
             let (one, at_32) = (at(&curve, 1.0)?, at(&curve, 32.0)?);
             let (knee, most) = knee(&curve, 0.9)?;
             let because = format!(
@@ -52,7 +53,7 @@ pub(super) const WINDOWS: &[Claim] = &[
     Claim {
         published: "many unacknowledged messages bring five times the rate of one at a time, or more",
         judge: |view| {
-            let curve = view.curve(WINDOW, "one per post", MessageRate);
+            let curve = view.best_curve(WINDOW, "one per post", MessageRate);
             let (one, (knee, most)) = (at(&curve, 1.0)?, knee(&curve, 1.0)?);
             holds_if(most / one >= 5.0, format!("{:.1} times at a window of {knee:.0}", most / one))
         },
@@ -64,7 +65,7 @@ pub(super) const BATCHES: &[Claim] = &[
     Claim {
         published: "16 B: the rate grows about linearly up to 8 messages per post",
         judge: |view| {
-            let curve = view.curve(BATCH, "window 256", MessageRate);
+            let curve = view.best_curve(BATCH, "window 256", MessageRate);
             let gain = at(&curve, 8.0)? / at(&curve, 1.0)?;
             let because = format!("8 per post give {gain:.2} times the rate of one per post");
             match gain >= 4.0 {
@@ -77,7 +78,7 @@ pub(super) const BATCHES: &[Claim] = &[
     Claim {
         published: "more than 8 per post gain nothing",
         judge: |view| {
-            let curve = view.curve(BATCH, "window 256", MessageRate);
+            let curve = view.best_curve(BATCH, "window 256", MessageRate);
             let (at_8, (best, most)) = (at(&curve, 8.0)?, knee(&curve, 1.0)?);
             let because = format!("the best batch is {best:.0}, with {:.2} times the rate of 8", most / at_8);
             holds_if(most / at_8 <= 1.15, because)
@@ -89,15 +90,14 @@ const BANDWIDTH: &str = "send-receive/bandwidth";
 
 /// The highest throughput of all sizes and configurations.
 fn ceiling(view: View<'_>) -> Option<f64> {
-    let medians = view.of(BANDWIDTH).filter_map(|record| record.spread(Throughput));
-    medians.map(|spread| spread.median).reduce(f64::max)
+    view.of(BANDWIDTH).filter_map(|record| best(record, Throughput)).reduce(f64::max)
 }
 
 pub(super) const BANDWIDTHS: &[Claim] = &[
     Claim {
         published: "one message at a time never comes near line rate",
         judge: |view| {
-            let share = knee(&view.curve(BANDWIDTH, "sequential", Throughput), 1.0)?.1 / ceiling(view)?;
+            let share = knee(&view.best_curve(BANDWIDTH, "sequential", Throughput), 1.0)?.1 / ceiling(view)?;
             let because = format!("at best {:.0} % of the highest throughput of any configuration", share * 100.0);
             holds_if(share < 0.7, because)
         },
@@ -105,7 +105,7 @@ pub(super) const BANDWIDTHS: &[Claim] = &[
     Claim {
         published: "64 unacknowledged: throughput grows linearly with the size until near line rate",
         judge: |view| {
-            let curve = view.curve(BANDWIDTH, "unbatched", Throughput);
+            let curve = view.best_curve(BANDWIDTH, "unbatched", Throughput);
             let most = ceiling(view)?;
             let (first, last) = (curve.first()?, curve.iter().take_while(|point| point.1 < 0.6 * most).last()?);
             if last.0 <= first.0 {
@@ -125,8 +125,10 @@ pub(super) const BANDWIDTHS: &[Claim] = &[
     Claim {
         published: "eight per post are faster for small messages",
         judge: |view| {
-            let (batched, unbatched) =
-                (view.curve(BANDWIDTH, "batched", MessageRate), view.curve(BANDWIDTH, "unbatched", MessageRate));
+            let (batched, unbatched) = (
+                view.best_curve(BANDWIDTH, "batched", MessageRate),
+                view.best_curve(BANDWIDTH, "unbatched", MessageRate),
+            );
             let ratios: Vec<f64> = batched
                 .iter()
                 .filter(|point| point.0 <= 1024.0)
@@ -145,7 +147,8 @@ pub(super) const LARGE_OR_BATCH: &[Claim] = &[Claim {
     published: "one large message beats the same bytes as a list of small ones",
     judge: |view| {
         let name = "send-receive/large-or-batch";
-        let (one, eight) = (view.curve(name, "one message", Throughput), view.curve(name, "list of 8", Throughput));
+        let (one, eight) =
+            (view.best_curve(name, "one message", Throughput), view.best_curve(name, "list of 8", Throughput));
         let ratios: Option<Vec<f64>> = one.iter().map(|point| Some(point.1 / at(&eight, point.0)?)).collect();
         let ratios = ratios.filter(|ratios| !ratios.is_empty())?;
         let wins = ratios.iter().filter(|ratio| **ratio >= NOISE).count();
@@ -160,7 +163,7 @@ pub(super) const RECEIVE_BATCHING: &[Claim] = &[
     Claim {
         published: "taking up to 32 completions per poll brings nearly half as much again (in microbenchmarks)",
         judge: |view| {
-            let curve = view.curve(RECEIVE, "reposted in lists", MessageRate);
+            let curve = view.best_curve(RECEIVE, "reposted in lists", MessageRate);
             let gain = at(&curve, 32.0)? / at(&curve, 1.0)?;
             holds_if(gain >= 1.2, format!("{gain:.2} times the rate of taking them one by one"))
         },
@@ -168,8 +171,8 @@ pub(super) const RECEIVE_BATCHING: &[Claim] = &[
     Claim {
         published: "1:1 the receiver is never the bottleneck, even without receive batching",
         judge: |view| {
-            let slow = at(&view.curve(RECEIVE, "reposted one by one", MessageRate), 1.0)?;
-            let fast = at(&view.curve(RECEIVE, "reposted in lists", MessageRate), 32.0)?;
+            let slow = at(&view.best_curve(RECEIVE, "reposted one by one", MessageRate), 1.0)?;
+            let fast = at(&view.best_curve(RECEIVE, "reposted in lists", MessageRate), 32.0)?;
             let because = format!("without any batching {:.0} % of the rate with it", slow / fast * 100.0);
             holds_if(fast / slow <= NOISE, because)
         },
@@ -180,8 +183,8 @@ pub(super) const INLINE: &[Claim] = &[Claim {
     published: "inline data shortens the latency of very small messages",
     judge: |view| {
         let name = "send-receive/inline";
-        let without = at(&view.curve(name, "not inline", MedianLatency), 16.0)?;
-        let gain = without / at(&view.curve(name, "inline", MedianLatency), 16.0)?;
+        let without = at(&view.best_curve(name, "not inline", MedianLatency), 16.0)?;
+        let gain = without / at(&view.best_curve(name, "inline", MedianLatency), 16.0)?;
         let because = format!("16 B take {:.0} % longer without", (gain - 1.0) * 100.0);
         match gain >= 1.03 {
             true => holds_if(true, because),
@@ -196,7 +199,7 @@ pub(super) const INLINE: &[Claim] = &[Claim {
 const THREADS: &str = "send-receive/threads";
 
 fn scaling(view: View<'_>) -> Option<Judgement> {
-    let curve = view.curve(THREADS, "16 B", MessageRate);
+    let curve = view.best_curve(THREADS, "16 B", MessageRate);
     let ((first, one), (last, most)) = (*curve.first()?, *curve.last()?);
     if last <= first {
         return None;
@@ -217,15 +220,15 @@ pub(super) const THREADS_CLAIMS: &[Claim] = &[
     Claim {
         published: "8192 B: line rate",
         judge: |view| {
-            let most = knee(&view.curve(THREADS, "8192 B", Throughput), 1.0)?.1;
+            let most = knee(&view.best_curve(THREADS, "8192 B", Throughput), 1.0)?.1;
             cannot(format!("{most:.1} Gb/s at best; loopback has no line rate, and the CPUs copy every byte"))
         },
     },
     Claim {
         published: "16 B reach more than twice the messages/s of 512 B",
         judge: |view| {
-            let small = knee(&view.curve(THREADS, "16 B", MessageRate), 1.0)?.1;
-            let ratio = small / knee(&view.curve(THREADS, "512 B", MessageRate), 1.0)?.1;
+            let small = knee(&view.best_curve(THREADS, "16 B", MessageRate), 1.0)?.1;
+            let ratio = small / knee(&view.best_curve(THREADS, "512 B", MessageRate), 1.0)?.1;
             let because = format!("{ratio:.2} times at best");
             match ratio >= 2.0 {
                 true => holds_if(true, because),
@@ -244,9 +247,9 @@ pub(super) const THREADS_SRQ: &[Claim] = &[
     Claim {
         published: "a single reposting thread holds shared receives back",
         judge: |view| {
-            let lock = view.curve(SHARED, "16 B, lock", MessageRate);
+            let lock = view.best_curve(SHARED, "16 B, lock", MessageRate);
             let (x, by_lock) = *lock.last()?;
-            let gain = by_lock / view.at(SHARED, "16 B, thread", MessageRate, x)?;
+            let gain = by_lock / view.best_at(SHARED, "16 B, thread", MessageRate, x)?;
             let because = format!("under a lock, 16 B at {x:.0} threads reach {gain:.2} times the rate");
             let few = if gain >= NOISE && view.cpus() < 3 {
                 format!("; but with {} CPUs that thread takes its CPU from those that send and receive", view.cpus())
@@ -275,7 +278,7 @@ pub(super) const N_TO_1: &[Claim] = &[
     Claim {
         published: "small messages: the rate falls as senders are added",
         judge: |view| {
-            let curve = view.curve(GATHER, "16 B, single receiver", MessageRate);
+            let curve = view.best_curve(GATHER, "16 B, single receiver", MessageRate);
             let ((first, few), (last, many)) = (*curve.first()?, *curve.last()?);
             if last <= first {
                 return None;
@@ -287,9 +290,9 @@ pub(super) const N_TO_1: &[Claim] = &[
     Claim {
         published: "16 B are slower than 512 B, since inline receives cost the polling CPU",
         judge: |view| {
-            let curve = view.curve(GATHER, "16 B, single receiver", MessageRate);
+            let curve = view.best_curve(GATHER, "16 B, single receiver", MessageRate);
             let &(senders, small) = curve.last()?;
-            let ratio = small / view.at(GATHER, "512 B, single receiver", MessageRate, senders)?;
+            let ratio = small / view.best_at(GATHER, "512 B, single receiver", MessageRate, senders)?;
             let because = format!("with {senders:.0} senders 16 B reach {ratio:.2} times the messages/s of 512 B");
             match ratio < 1.0 {
                 true => holds_if(true, because),
@@ -303,9 +306,9 @@ pub(super) const N_TO_1: &[Claim] = &[
     Claim {
         published: "one completion queue for all senders beats polling theirs in turn",
         judge: |view| {
-            let curve = view.curve(GATHER, "16 B, single receiver", MessageRate);
+            let curve = view.best_curve(GATHER, "16 B, single receiver", MessageRate);
             let &(senders, single) = curve.last()?;
-            let ratio = single / view.at(GATHER, "16 B, in turn", MessageRate, senders)?;
+            let ratio = single / view.best_at(GATHER, "16 B, in turn", MessageRate, senders)?;
             holds_if(ratio >= NOISE, format!("{ratio:.2} times the rate with {senders:.0} senders of 16 B"))
         },
     },
@@ -315,8 +318,8 @@ const GATHER_SHARED: &str = "send-receive/n-to-1-srq";
 
 /// Messages/s with a shared receive queue over those without, at the most senders that both have.
 fn shared_share(view: View<'_>, bytes: &str) -> Option<(f64, f64)> {
-    let shared = view.curve(GATHER_SHARED, &format!("{bytes}, shared"), MessageRate);
-    let own = view.curve(GATHER, &format!("{bytes}, single receiver"), MessageRate);
+    let shared = view.best_curve(GATHER_SHARED, &format!("{bytes}, shared"), MessageRate);
+    let own = view.best_curve(GATHER, &format!("{bytes}, single receiver"), MessageRate);
     shared.iter().rev().find_map(|&(senders, rate)| Some((senders, rate / at(&own, senders)?)))
 }
 
@@ -352,8 +355,8 @@ const RNR: &str = "send-receive/rnr";
 
 /// Of the highest rate offered: goodput and RNR NAKs per second.
 fn overload(view: View<'_>, series: &str) -> Option<(f64, f64)> {
-    let goodput = *view.curve(RNR, series, MessageRate).last()?;
-    Some((goodput.1, view.at(RNR, series, RnrNaks, goodput.0)?))
+    let goodput = *view.best_curve(RNR, series, MessageRate).last()?;
+    Some((goodput.1, view.best_at(RNR, series, RnrNaks, goodput.0)?))
 }
 
 pub(super) const RNR_CLAIMS: &[Claim] = &[

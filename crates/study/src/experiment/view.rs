@@ -22,19 +22,24 @@ impl<'a> View<'a> {
 
     /// A curve: medians by x, rising.
     pub fn curve(self, experiment: &str, series: &str, quantity: Quantity) -> Vec<(f64, f64)> {
-        let mut curve: Vec<(f64, f64)> = self
-            .of(experiment)
-            .filter(|record| record.series == series)
-            .filter_map(|record| Some((record.x, median(record, quantity)?)))
-            .collect();
+        self.curve_of(experiment, series, |record| Some(record.spread(quantity)?.median))
+    }
+
+    /// A curve of the best repetitions.
+    pub(super) fn best_curve(self, experiment: &str, series: &str, quantity: Quantity) -> Vec<(f64, f64)> {
+        self.curve_of(experiment, series, |record| best(record, quantity))
+    }
+
+    fn curve_of(self, experiment: &str, series: &str, value: impl Fn(&PointRecord) -> Option<f64>) -> Vec<(f64, f64)> {
+        let records = self.of(experiment).filter(|record| record.series == series);
+        let mut curve: Vec<(f64, f64)> = records.filter_map(|record| Some((record.x, value(record)?))).collect();
         curve.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
         curve
     }
 
-    /// A median.
-    pub fn at(self, experiment: &str, series: &str, quantity: Quantity, x: f64) -> Option<f64> {
-        let record = self.of(experiment).find(|record| record.series == series && record.x == x)?;
-        median(record, quantity)
+    /// The best repetition of one point.
+    pub(super) fn best_at(self, experiment: &str, series: &str, quantity: Quantity, x: f64) -> Option<f64> {
+        best(self.of(experiment).find(|record| record.series == series && record.x == x)?, quantity)
     }
 
     /// The share of its median that the repetitions of a point typically span.
@@ -55,8 +60,13 @@ impl<'a> View<'a> {
     }
 }
 
-/// Where nothing went through, there is nothing to compare with.
-fn median(record: &PointRecord, quantity: Quantity) -> Option<f64> {
-    let median = record.spread(quantity)?.median;
-    (median > 0.0 || !quantity.is_logarithmic()).then_some(median)
+/// The best repetition of a rate or a latency: other programs only ever slow one down. Of what is no
+/// measure of speed, the median. Where nothing went through, there is nothing to compare with.
+pub(super) fn best(record: &PointRecord, quantity: Quantity) -> Option<f64> {
+    let spread = record.spread(quantity)?;
+    if !quantity.is_logarithmic() {
+        return Some(spread.median);
+    }
+    let best = if quantity.less_is_better() { spread.least } else { spread.most };
+    (best > 0.0).then_some(best)
 }
