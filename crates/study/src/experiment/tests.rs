@@ -119,7 +119,13 @@ fn as_published(experiment: &str, series: &str, x: f64) -> PointResult {
                 messages_per_s: if refused { 20e3 } else { (x * 1e3).min(100e3) },
                 ..PointResult::default()
             };
-            result.counted.server.rnr_naks = if refused && series.starts_with('8') { 900 } else { 0 };
+            result.counted.server.rnr_naks = if !refused {
+                0
+            } else if series.starts_with('8') {
+                900
+            } else {
+                100
+            };
             return result;
         }
         other => panic!("what is published of {other}?"),
