@@ -1,7 +1,7 @@
 //! Who serves the connections of a point, and how receives are taken and given back.
 
 use doorbell_exchange::send_receive::Reposting;
-use doorbell_exchange::{MAX_POLL_LIST, MAX_REPOST_LIST};
+use doorbell_exchange::{MAX_POLL_LIST, MAX_REPOST_LIST, MAX_WINDOW};
 use serde::{Deserialize, Serialize};
 
 use crate::parameters::{Kind, Operation, Parameters, ParametersError, Setting, within};
@@ -85,7 +85,7 @@ impl Serving {
                     "off unless messages are sent one way, to one that polls",
                 );
             }
-            within(Setting::Depth, parameters.depth, parameters.connections, usize::MAX, "")?;
+            within(Setting::Depth, parameters.depth, parameters.connections, MAX_WINDOW, "")?;
         }
         Ok(())
     }
