@@ -1,5 +1,6 @@
 //! Developer chores: `cargo xtask test` runs all tests with everything they need.
 
+mod browser;
 mod end_to_end;
 mod packets;
 mod peers;
@@ -24,7 +25,7 @@ struct Arguments {
 enum Command {
     /// Checks and tests everything. In CI (CI=true) nothing may be left out.
     Test {
-        /// Leaves out the checks that need other programs (tshark, scapy, ip, ethtool).
+        /// Leaves out the checks that need other programs (tshark, scapy, ip, ethtool, chromium).
         #[arg(long)]
         fast: bool,
     },
@@ -35,6 +36,8 @@ enum Command {
     },
     /// Only runs the command end to end, as `test` does.
     EndToEnd,
+    /// Only opens a report in a browser, as `test` does.
+    Report,
 }
 
 fn main() -> ExitCode {
@@ -42,5 +45,6 @@ fn main() -> ExitCode {
         Command::Test { fast } => test::everything(fast),
         Command::Packets { directory } => test::packets(&directory),
         Command::EndToEnd => test::end_to_end(),
+        Command::Report => test::report(),
     }
 }

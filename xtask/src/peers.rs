@@ -14,6 +14,7 @@ pub(crate) fn install() {
         ("iproute2", succeeds(command("ip", &["-V"]))),
         ("ethtool", succeeds(command("ethtool", &["--version"]))),
         ("nftables", succeeds(command("nft", &["--version"]))),
+        ("chromium", chromium().is_some()),
     ];
     let missing: Vec<&str> = packages.iter().filter(|(_, is_here)| !is_here).map(|(name, _)| *name).collect();
     if missing.is_empty() {
@@ -47,6 +48,13 @@ pub(crate) fn python_with_scapy() -> Option<&'static str> {
     ["python3", "/usr/bin/python3"]
         .into_iter()
         .find(|python| succeeds(command(python, &["-c", "import scapy.contrib.roce"])))
+}
+
+/// The browser, by whatever name it has here.
+pub(crate) fn chromium() -> Option<&'static str> {
+    ["chromium", "chromium-browser", "google-chrome"]
+        .into_iter()
+        .find(|browser| succeeds(command(browser, &["--version"])))
 }
 
 /// Does this run as root?

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use crate::shell::{cargo, run, succeeds, target};
-use crate::{end_to_end, packets, peers};
+use crate::{browser, end_to_end, packets, peers};
 
 /// How a step ended.
 pub(crate) enum Outcome {
@@ -65,6 +65,15 @@ pub(crate) fn end_to_end() -> ExitCode {
     summarize(&report, false)
 }
 
+/// Only opens a report in a browser.
+pub(crate) fn report() -> ExitCode {
+    let mut report = Report { steps: Vec::new() };
+    peers::install();
+    report.step("release build", || run(cargo(&["build", "--release"])).into());
+    report.step("report, in a browser", browser::report);
+    summarize(&report, false)
+}
+
 /// Runs all steps, also after one failed, and says at the end how each went.
 pub(crate) fn everything(fast: bool) -> ExitCode {
     let in_ci = std::env::var("CI").is_ok_and(|ci| ci == "true");
@@ -96,6 +105,7 @@ pub(crate) fn everything(fast: bool) -> ExitCode {
     } else {
         report.packets(&captures);
         end_to_end::run(&mut |name, body| report.step(name, body));
+        report.step("report, in a browser", browser::report);
     }
     summarize(&report, in_ci)
 }

@@ -6,6 +6,8 @@ mod bench;
 mod counters;
 mod model;
 mod output;
+mod report;
+mod study;
 mod wire;
 
 use std::process::ExitCode;
@@ -33,6 +35,10 @@ enum Command {
     /// Predict what message exchange costs, say what binds, and fit the model's parameters
     #[command(subcommand)]
     Model(Box<model::Model>),
+    /// Measure the whole evaluation on this machine, and write the report of it
+    Study(study::Study),
+    /// Write a report, one HTML file, from the records of studies
+    Report(report::Report),
     /// Explain what goes over the wire
     #[command(subcommand)]
     Wire(wire::Wire),
@@ -70,6 +76,8 @@ fn main() -> ExitCode {
         Command::Counters(counters) => counters::run(&counters),
         Command::Advise(advise) => advise::run(&advise),
         Command::Model(model) => model::run(*model),
+        Command::Study(study) => study::run(&study),
+        Command::Report(report) => report::run(&report),
         Command::Wire(wire) => wire::run(wire),
     };
     match result {

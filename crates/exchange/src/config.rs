@@ -9,6 +9,10 @@ use crate::send_receive::CREDIT_RECEIVES;
 pub const MAX_BATCH: usize = 64;
 /// The largest window and the greatest depth.
 pub const MAX_WINDOW: usize = 1 << 14;
+/// The most completions taken by one poll.
+pub const MAX_POLL_LIST: usize = 32;
+/// The most receives in one post.
+pub const MAX_REPOST_LIST: usize = 64;
 
 /// What a connection is made with.
 #[derive(Clone, Debug)]
@@ -19,6 +23,10 @@ pub struct Config {
     pub batch: usize,
     /// Receive buffers that the peer may fill.
     pub depth: usize,
+    /// Completions taken by one poll at most.
+    pub poll_list: usize,
+    /// Receives that are posted again in one list at most; 1 is each by itself, as it is given back.
+    pub repost_list: usize,
     /// Messages up to this many bytes go inline.
     pub inline: usize,
     /// Bytes of the longest message that can be received, and of the longest sent by copying.
@@ -48,6 +56,8 @@ impl Default for Config {
             window: 64,
             batch: 1,
             depth: 128,
+            poll_list: MAX_POLL_LIST,
+            repost_list: MAX_REPOST_LIST,
             inline: 64,
             max_message: 4096,
             send_buffers: 64,
@@ -102,6 +112,8 @@ impl Config {
         within("the window", self.window, 1..=MAX_WINDOW, "1 to 16384")?;
         within("the batch", self.batch, 1..=MAX_BATCH.min(self.window), "1 to 64, and no more than the window")?;
         within("the receive depth", self.depth, 1..=MAX_WINDOW, "1 to 16384")?;
+        within("the completions of one poll", self.poll_list, 1..=MAX_POLL_LIST, "1 to 32")?;
+        within("the receives of one post", self.repost_list, 1..=MAX_REPOST_LIST, "1 to 64")?;
         within("the longest message", self.max_message, 0..=1 << 30, "0 to 1073741824 B")?;
         if self.send_buffers != 0 && self.send_buffers < self.window {
             return Err(ConnectError::Setting {

@@ -29,7 +29,7 @@ pub mod shared_write;
 
 pub use buffered_read::BufferedRead;
 pub use buffered_write::BufferedWrite;
-pub use config::{Config, MAX_BATCH, MAX_WINDOW};
+pub use config::{Config, MAX_BATCH, MAX_POLL_LIST, MAX_REPOST_LIST, MAX_WINDOW};
 pub use connection::{
     Backpressure, MessageConnection, MessageId, Outcome, Properties, Protocol, Received, Side, Submit, ZeroCopy,
 };

@@ -42,7 +42,7 @@ impl Environment {
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
             cpu,
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
-            unix_time_s: unix_time_s(),
+            unix_time_s: Self::now_s(),
             device: device.name.clone(),
             provider: "soft".to_owned(),
             udp_port: device.udp_port,
@@ -50,9 +50,10 @@ impl Environment {
             receive_buffer_bytes: device.receive_buffer_bytes,
         }
     }
-}
 
-#[expect(clippy::disallowed_methods, reason = "the date of a record is the calendar's, which no device has")]
-fn unix_time_s() -> u64 {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    /// Seconds since 1970.
+    #[expect(clippy::disallowed_methods, reason = "the date of a record is the calendar's, which no device has")]
+    pub fn now_s() -> u64 {
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    }
 }

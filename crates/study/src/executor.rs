@@ -88,9 +88,36 @@ pub fn run<T>(idle: &Idle, tasks: impl IntoIterator<Item = impl Future<Output = 
     results.into_iter().flatten().collect()
 }
 
+/// Deals out `ends` to so many threads, each of which runs its own; all results together.
+pub fn deal<E: Send, T: Send>(threads: usize, ends: Vec<E>, run: impl Fn(Vec<E>) -> Vec<T> + Sync) -> Vec<T> {
+    let mut hands: Vec<Vec<E>> = (0..threads.max(1)).map(|_| Vec::new()).collect();
+    let count = hands.len();
+    ends.into_iter().enumerate().for_each(|(index, end)| hands[index % count].push(end));
+    std::thread::scope(|scope| {
+        let own = hands.pop().unwrap_or_default();
+        let others: Vec<_> = hands.into_iter().map(|hand| scope.spawn(|| run(hand))).collect();
+        let own = run(own);
+        let others = others.into_iter().flat_map(|thread| match thread.join() {
+            Ok(results) => results,
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        others.chain(own).collect()
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_end_is_dealt_to_a_thread_and_every_thread_has_some() {
+        let mut results = deal(3, (0..7).collect(), |hand: Vec<u32>| {
+            let size = hand.len();
+            hand.into_iter().map(|end| (end, size)).collect()
+        });
+        results.sort_unstable();
+        assert_eq!(results, [(0, 3), (1, 2), (2, 2), (3, 3), (4, 2), (5, 2), (6, 3)]);
+    }
 
     #[test]
     fn tasks_take_turns_and_results_keep_their_order() {

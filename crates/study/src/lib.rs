@@ -10,11 +10,13 @@
 pub mod decode;
 pub mod environment;
 pub mod executor;
+pub mod experiment;
 pub mod explain;
 pub mod measure;
 pub mod one_sided;
 pub mod parameters;
 pub mod payload;
 pub mod record;
+pub mod serving;
 pub mod session;
 pub mod workload;

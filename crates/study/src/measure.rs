@@ -273,6 +273,7 @@ impl End {
             depth: 0,
             max_message: 0,
             credits: false,
+            regions: Default::default(),
         }
     }
 

@@ -6,6 +6,8 @@ use doorbell_verbs::PathMtu;
 use doorbell_wire::cost::ATOMIC_BYTES;
 use serde::{Deserialize, Serialize};
 
+use crate::serving::Serving;
+
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -126,6 +128,9 @@ pub struct Parameters {
     pub verify: bool,
     /// Bytes of message memory per process at most.
     pub memory_bytes: usize,
+    /// Who serves the connections.
+    #[serde(default)]
+    pub serving: Serving,
 }
 
 /// Message memory of a process that default windows and depths stay within, for large messages.
@@ -140,7 +145,7 @@ pub struct Fitted {
     pub window: usize,
     /// Messages per post.
     pub batch: usize,
-    /// Receive buffers; of one-sided operations none.
+    /// Receive buffers; of one-sided operations none, of shared ones each connection's part.
     pub depth: usize,
     /// Send buffers, shared between window slots if fewer than the window. Of one-sided operations
     /// there are as many at the other end, where messages go to or come from.
@@ -200,6 +205,16 @@ pub enum Setting {
     RnrRetry,
     /// [`Parameters::memory_bytes`].
     Memory,
+    /// [`Serving::threads`].
+    Threads,
+    /// [`Serving::single_receiver`].
+    SingleReceiver,
+    /// [`Serving::shared_receives`].
+    SharedReceives,
+    /// [`Serving::poll_list`].
+    PollList,
+    /// [`Serving::repost_list`].
+    RepostList,
 }
 
 impl std::fmt::Display for Setting {
@@ -222,6 +237,11 @@ impl std::fmt::Display for Setting {
             Self::RetryCount => "the retry count",
             Self::RnrRetry => "the RNR retry count",
             Self::Memory => "the message memory",
+            Self::Threads => "the number of threads",
+            Self::SingleReceiver => "a single receiver",
+            Self::SharedReceives => "sharing receive buffers",
+            Self::PollList => "the completions of one poll",
+            Self::RepostList => "the receives of one post",
         })
     }
 }
@@ -283,6 +303,7 @@ impl Parameters {
             let allowed = "0 us for one-sided operations, which nobody receives".to_owned();
             return Err(ParametersError { setting: Setting::SlowReceiver, given, allowed });
         }
+        self.serving.check(self)?;
         for &size in &self.sizes {
             within(Setting::Size, size, 0, MAX_MESSAGE, " B")?;
             if self.operation.is_atomic() && size as u64 != ATOMIC_BYTES {
@@ -315,6 +336,9 @@ impl Parameters {
             });
         }
         let (mut window, mut depth) = (self.window, self.depth);
+        if self.serving.shared_receives.is_some() {
+            depth = (depth / connections).max(1);
+        }
         let mut notes = Vec::new();
         if self.depths_are_defaults {
             // More in flight than a cache holds only makes every copy slower.
@@ -358,6 +382,8 @@ impl Parameters {
             window: fitted.window,
             batch: fitted.batch,
             depth: fitted.depth,
+            poll_list: self.serving.poll_list,
+            repost_list: self.serving.repost_list,
             inline: self.inline,
             max_message: size,
             send_buffers: 0, // workloads send from memory of their own
@@ -381,7 +407,7 @@ pub fn most_queued(connections: usize) -> usize {
     MAX_WINDOW.min(MAX_QUEUED / connections.max(1))
 }
 
-fn within<T: PartialOrd + std::fmt::Display>(
+pub(crate) fn within<T: PartialOrd + std::fmt::Display>(
     setting: Setting,
     given: T,
     least: T,
@@ -397,6 +423,7 @@ fn within<T: PartialOrd + std::fmt::Display>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::serving::SharedBy;
 
     fn parameters() -> Parameters {
         Parameters {
@@ -421,6 +448,7 @@ mod tests {
             rnr_retry: 7,
             verify: false,
             memory_bytes: 256 << 20,
+            serving: Serving::default(),
         }
     }
 
@@ -464,6 +492,10 @@ mod tests {
     fn each_setting_has_bounds() {
         let good = parameters;
         good().check().unwrap();
+        let served = |serving| Parameters { serving, ..good() };
+        let threads = Serving { threads: 2, ..Serving::default() };
+        let single = Serving { single_receiver: true, ..Serving::default() };
+        let shared = Serving { shared_receives: Some(SharedBy::Lock), ..Serving::default() };
         use Setting::*;
         for (wrong, setting) in [
             (Parameters { sizes: vec![], ..good() }, Sizes),
@@ -498,6 +530,14 @@ mod tests {
             (Parameters { memory_bytes: 0, ..good() }, Memory),
             (Parameters { memory_bytes: usize::MAX, ..good() }, Memory),
             (Parameters { sizes: vec![1 << 30], ..good() }, Memory),
+            (served(Serving { threads: 0, ..Serving::default() }), Threads),
+            (served(Serving { threads: 2, ..Serving::default() }), Threads),
+            (Parameters { bidirectional: true, connections: 2, ..served(threads) }, Threads),
+            (Parameters { events: true, ..served(single) }, SingleReceiver),
+            (Parameters { operation: Operation::Write, ..served(shared) }, SharedReceives),
+            (Parameters { connections: 200, ..served(shared) }, Depth),
+            (served(Serving { poll_list: 33, ..Serving::default() }), PollList),
+            (served(Serving { repost_list: 0, ..Serving::default() }), RepostList),
         ] {
             let error = wrong.check().expect_err("it is out of range");
             assert_eq!(error.setting, setting, "{error}");

@@ -77,6 +77,9 @@ pub struct PointResult {
     pub damaged: u64,
     /// Times that a sender found no credit.
     pub stalled_on_credits: u64,
+    /// Messages that each connection of the end that asked has sent.
+    #[serde(default)]
+    pub sent_by_connection: Vec<u64>,
 }
 
 /// The end that asked for the run, and the other.

@@ -2,7 +2,7 @@
 
 use doorbell_exchange::ConnectionError;
 use doorbell_exchange::asynchronous::{Async, Waiter, yield_now};
-use doorbell_exchange::send_receive::{Connection, Message, Submit};
+use doorbell_exchange::send_receive::{Connection, Hub, Key, Message, Submit};
 use doorbell_verbs::{Device, Region};
 use hdrhistogram::Histogram;
 
@@ -183,6 +183,45 @@ pub async fn stream<W: Waiter>(
     }
     close(&mut connection, &device, reception, &mut tally, &progress).await?;
     Ok(tally)
+}
+
+/// Receives what comes on all connections of a hub, until every peer has closed: one tally each.
+pub async fn gather<W: Waiter>(
+    mut hub: Hub,
+    waiter: W,
+    device: Device,
+    reception: Reception,
+) -> Result<Vec<Tally>, ConnectionError> {
+    let mut keys: Vec<Key> = hub.keys().collect();
+    keys.sort_unstable();
+    let mut tallies = vec![Tally::default(); keys.len()];
+    keys.iter().filter_map(|&key| hub.get_mut(key).map(Connection::close)).count();
+    loop {
+        let moved = hub.poll().map_err(ConnectionError::Overrun)?;
+        while let Some((key, message)) = hub.take() {
+            if let Ok(index) = keys.binary_search(&key) {
+                hear(message, &device, reception, &mut tallies[index]);
+            }
+        }
+        if let Some((_, error)) = hub.next_ended() {
+            return Err(error);
+        }
+        if moved {
+            yield_now().await;
+            continue;
+        }
+        let is_over = |connection: &Connection| connection.is_peer_closed() && connection.is_closed();
+        if keys.iter().all(|&key| hub.get(key).is_none_or(is_over)) {
+            break;
+        }
+        waiter.wait(None).await;
+    }
+    for (key, tally) in keys.into_iter().zip(&mut tallies) {
+        if let Some(connection) = hub.get(key) {
+            tally.close(connection);
+        }
+    }
+    Ok(tallies)
 }
 
 /// Closes this side, and receives until the peer has closed its own.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use doorbell_exchange::setup;
 use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
+use doorbell_study::serving::{Serving, SharedBy};
 use doorbell_study::session::{self, Client, SessionError};
 use doorbell_verbs::Device;
 use doorbell_verbs::soft::{self, SoftOptions};
@@ -37,6 +38,7 @@ fn parameters() -> Parameters {
         rnr_retry: 7,
         verify: true,
         memory_bytes: MEMORY_BYTES,
+        serving: Serving::default(),
     }
 }
 
@@ -118,6 +120,8 @@ fn hostile_parameters_are_refused_with_a_reason() {
         ("rnr_retry", json!(8), "RNR retry count is 8"),
         ("memory_bytes", json!(0), "message memory is 0 B"),
         ("memory_bytes", json!(MEMORY_BYTES + 1), "this side has 67108864 B"),
+        ("serving", json!({ "threads": 3 }), "number of threads is 3, allowed is 1 to 2"),
+        ("serving", json!({ "shared_receives": "magic" }), "not expected here"),
     ] {
         expect_refusal(&[announcing(|parameters| parameters[field] = value.clone())], words);
     }
@@ -147,6 +151,32 @@ fn an_honest_client_is_served() {
     }
     client.finish().unwrap();
     server.join().unwrap().unwrap();
+}
+
+#[test]
+fn threads_a_single_receiver_and_shared_receives_are_served() {
+    let threads = Serving { threads: 2, ..Serving::default() };
+    let single = Serving { single_receiver: true, ..Serving::default() };
+    for serving in [
+        threads,
+        Serving { shared_receives: Some(SharedBy::Lock), ..threads },
+        Serving { shared_receives: Some(SharedBy::Thread), ..threads },
+        single,
+        Serving { shared_receives: Some(SharedBy::Thread), ..single },
+        Serving { poll_list: 1, repost_list: 1, ..Serving::default() },
+    ] {
+        let (stream, server) = serve();
+        let parameters = Parameters { serving, connections: 5, ..parameters() };
+        let mut client = Client::new(&device(), stream, parameters).unwrap();
+        for bytes in [16, 5000] {
+            let result = client.measure(bytes, |_| {}).unwrap();
+            assert_eq!((result.messages, result.damaged), (500, 0), "{serving:?}");
+            assert_eq!(result.sent_by_connection, [100; 5]);
+            assert_eq!(result.counted.server.rnr_naks, 0, "{serving:?}");
+        }
+        client.finish().unwrap();
+        server.join().unwrap().unwrap();
+    }
 }
 
 #[test]

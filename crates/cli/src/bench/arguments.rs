@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use doorbell_exchange::send_receive::Config;
 use doorbell_fabric::FaultPlan;
 use doorbell_study::parameters::{Extent, Kind, Operation, Parameters, ParametersError, Setting, most_queued};
+use doorbell_study::serving::Serving;
 use doorbell_verbs::soft::SoftOptions;
 use doorbell_wire::cost::ATOMIC_BYTES;
 use doorbell_wire::{PathMtu, ROCE_UDP_PORT};
@@ -293,6 +294,7 @@ impl Exchange {
             rnr_retry: connection.rnr_retry,
             verify: load.verify,
             memory_bytes: self.memory_bytes(),
+            serving: Serving::default(),
         };
         parameters.check().map_err(|error| Usage(in_options(&error)))?;
         Ok(parameters)
@@ -329,6 +331,12 @@ fn in_options(error: &ParametersError) -> String {
         Setting::RetryCount => "--retry",
         Setting::RnrRetry => "--rnr-retry",
         Setting::Memory => "--memory",
+        // These have no option: what a bench does not set is as it should be.
+        Setting::Threads
+        | Setting::SingleReceiver
+        | Setting::SharedReceives
+        | Setting::PollList
+        | Setting::RepostList => return format!("{setting} is {given}, allowed is {allowed}"),
     };
     format!("{setting} ({option}) is {given}, allowed is {allowed}")
 }

@@ -1,8 +1,8 @@
 //! `doorbell bench`.
 
-mod arguments;
+pub(crate) mod arguments;
 mod limit;
-mod peer;
+pub(crate) mod peer;
 mod report;
 
 use std::cell::Cell;
@@ -106,7 +106,7 @@ fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
             exchange.check_both_here()?;
             exchange.parameters(kind)?;
             let device = open(exchange, None)?;
-            let (stream, child) = peer::spawn(kind, exchange)?;
+            let (stream, child) = peer::spawn(kind, &exchange.device, exchange.memory_mib())?;
             let status = measure(kind, exchange, &device, stream);
             child.finish(status.is_ok())?;
             status

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use doorbell_study::parameters::Kind;
 
-use super::arguments::Exchange;
+use super::arguments::DeviceArguments;
 use crate::Failure;
 
 /// How long the second process may take to call back, and the other side to accept.
@@ -77,8 +77,9 @@ impl Drop for Second {
     }
 }
 
-/// Starts the other side as a second process, which calls back.
-pub(crate) fn spawn(kind: Kind, exchange: &Exchange) -> Result<(TcpStream, Second), Failure> {
+/// Starts the other side as a second process, which calls back. It is given whatever of the device
+/// both sides must have in common.
+pub(crate) fn spawn(kind: Kind, device: &DeviceArguments, memory_mib: usize) -> Result<(TcpStream, Second), Failure> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("bench").arg(match kind {
@@ -86,12 +87,12 @@ pub(crate) fn spawn(kind: Kind, exchange: &Exchange) -> Result<(TcpStream, Secon
         Kind::Bandwidth => "bw",
     });
     command.arg("--serve-back").arg(listener.local_addr()?.to_string());
-    command.arg("--udp-port").arg(exchange.device.udp_port.to_string());
-    command.arg("--memory").arg(exchange.memory_mib().to_string());
-    if let Some(plan) = &exchange.device.fault {
+    command.arg("--udp-port").arg(device.udp_port.to_string());
+    command.arg("--memory").arg(memory_mib.to_string());
+    if let Some(plan) = &device.fault {
         command.arg("--fault").arg(plan.to_string());
     }
-    if let Some(bytes) = exchange.device.receive_buffer {
+    if let Some(bytes) = device.receive_buffer {
         command.arg("--receive-buffer").arg(bytes.to_string());
     }
     command.stdin(Stdio::null()).stdout(Stdio::null());

@@ -9,14 +9,10 @@ use super::credits::{SendCredits, Word};
 use super::hub::Claim;
 use super::pool::{Message, Pool};
 use super::sending::Pending;
-use crate::config::Config;
+use crate::config::{Config, MAX_POLL_LIST};
 use crate::connection::{MessageConnection, MessageId, Submit};
 use crate::error::ConnectionError;
 use crate::line::{CONTROL_TAG, Closing, Line, RECEIVE_TAG};
-
-/// Completions taken at a time (facts of the published evaluation: nearly half as much again
-/// over taking them one by one).
-pub(super) const POLL_LIST: usize = 32;
 
 /// Receives are reposted in lists of at least this many while messages flow.
 pub(super) const REPOST_BATCH: usize = 16;
@@ -57,7 +53,7 @@ impl Drop for Connection {
         // the queue pair may hold itself.
         self.line.fail();
         self.line.over.get_or_insert(ConnectionError::Closed);
-        let mut list = [Completion::default(); POLL_LIST];
+        let mut list = [Completion::default(); MAX_POLL_LIST];
         while self.claim.is_none()
             && let Ok(count @ 1..) = self.line.cq.poll(&mut list)
         {
@@ -125,7 +121,7 @@ impl Connection {
         let count = self.reap()?;
         if count == 0 {
             self.poll_idle()?;
-        } else if self.pool.returned() >= REPOST_BATCH {
+        } else if self.pool.returned() >= REPOST_BATCH.min(self.config.repost_list) {
             self.repost()?;
         }
         Ok(count > 0)
@@ -135,7 +131,11 @@ impl Connection {
     pub(super) fn poll_idle(&mut self) -> Result<(), ConnectionError> {
         self.repost()?;
         if self.line.closing == Closing::Wanted && self.unacknowledged() == 0 {
-            self.line.say_goodbye(Word::goodbye(self.pool.granted()).encode())?;
+            let granted = self.pool.granted();
+            if let Some(credits) = self.pool.credits() {
+                credits.rides(granted);
+            }
+            self.line.say_goodbye(Word::goodbye(granted).encode())?;
         }
         self.line.keep_alive()
     }
@@ -155,8 +155,8 @@ impl Connection {
         if self.claim.is_some() {
             return Ok(0); // its completions come with those of others
         }
-        let mut list = [Completion::default(); POLL_LIST];
-        let count = match self.line.cq.poll(&mut list) {
+        let mut list = [Completion::default(); MAX_POLL_LIST];
+        let count = match self.line.cq.poll(&mut list[..self.config.poll_list]) {
             Ok(count) => count,
             Err(error) => return Err(self.end(ConnectionError::Overrun(error))),
         };

@@ -134,14 +134,23 @@ impl ReceiveCredits {
     /// nothing left to send with. If so it counts as sent: whoever asked has to send it.
     #[inline]
     pub(crate) fn take_due(&self, granted: u64) -> bool {
-        let reported = self.reported.load(Ordering::Acquire);
-        let news = granted.saturating_sub(reported);
-        let due = news > 0 && (news >= (self.depth / 4).max(1) || self.received.load(Ordering::Relaxed) >= reported);
-        if !due || self.unanswered.compare_exchange(ANSWERED, reported, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-            return false;
+        loop {
+            let reported = self.reported.load(Ordering::Acquire);
+            let news = granted.saturating_sub(reported);
+            let due =
+                news > 0 && (news >= (self.depth / 4).max(1) || self.received.load(Ordering::Relaxed) >= reported);
+            let mark = || self.unanswered.compare_exchange(ANSWERED, reported, Ordering::AcqRel, Ordering::Relaxed);
+            if !due || mark().is_err() {
+                return false;
+            }
+            // Meanwhile another may have sent a newer grant, and the peer used it up: then nothing
+            // would ever come that answers this mark.
+            if self.reported.load(Ordering::Acquire) == reported {
+                self.reported.fetch_max(granted, Ordering::AcqRel);
+                return true;
+            }
+            self.unanswered.store(ANSWERED, Ordering::Release);
         }
-        self.reported.fetch_max(granted, Ordering::AcqRel);
-        true
     }
 }
 

@@ -86,7 +86,7 @@ impl Endpoint {
             None => {
                 let slots = config.depth + CREDIT_RECEIVES;
                 let region = pd.allocate(slots * stride, Access::LOCAL_WRITE, MemoryKind::Plain)?;
-                let layout = Layout { slot_bytes: config.max_message, stride };
+                let layout = Layout { slot_bytes: config.max_message, stride, repost_list: config.repost_list };
                 Some(Pool::new(qp.clone(), region, layout, config.depth, CREDIT_RECEIVES, config.credits)?)
             }
         };

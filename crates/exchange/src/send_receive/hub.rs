@@ -9,11 +9,11 @@ use doorbell_verbs::{Channel, Completion, Cq, Notify, Overrun, Pd, Qpn};
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
-use super::connection::{Connection, POLL_LIST, REPOST_BATCH};
+use super::connection::{Connection, REPOST_BATCH};
 use super::endpoint::{Endpoint, queues};
 use super::pool::Message;
 use super::shared::SharedReceives;
-use crate::config::Config;
+use crate::config::{Config, MAX_POLL_LIST};
 use crate::error::{ConnectError, ConnectionError};
 use crate::line::RECEIVE_TAG;
 
@@ -127,7 +127,7 @@ impl Hub {
     ///
     /// Completions were lost: no connection can be relied on any more.
     pub fn poll(&mut self) -> Result<bool, Overrun> {
-        let mut list = [Completion::default(); POLL_LIST];
+        let mut list = [Completion::default(); MAX_POLL_LIST];
         let count = self.cq.poll(&mut list)?;
         let now_ns = self.pd.device().now_ns();
         for completion in &list[..count] {

@@ -9,13 +9,11 @@ use doorbell_verbs::{Payload, PostError, Qp, RecvRequest, Region, SendFlags, Sen
 use smallvec::SmallVec;
 
 use super::credits::{ReceiveCredits, Word};
+use crate::config::MAX_REPOST_LIST;
 use crate::line::{CONTROL_TAG, RECEIVE_TAG};
 
 /// Marks the work requests of credit messages.
 pub(crate) const CREDIT_TAG: u64 = CONTROL_TAG;
-
-/// Receives in one post at most.
-const REPOST_LIST: usize = 64;
 
 /// Where receives are posted.
 enum Target {
@@ -58,8 +56,7 @@ struct Ledger {
 pub(crate) struct Store {
     target: Target,
     region: Region,
-    slot_bytes: usize,
-    stride: usize,
+    layout: Layout,
     /// Buffers that were given back and are not posted again yet.
     returned: ArrayQueue<Returned>,
     /// Give back this many, and the last one reposts them itself.
@@ -70,10 +67,10 @@ pub(crate) struct Store {
 
 impl Store {
     fn new(target: Target, region: Region, layout: Layout, slots: usize, repost_at: usize) -> Self {
-        let Layout { slot_bytes, stride } = layout;
         let returned = ArrayQueue::new(slots);
         let (reposting, ledger) = (Reposting::Locked, Mutex::default());
-        Self { target, region, slot_bytes, stride, returned, repost_at: repost_at.max(1), reposting, ledger }
+        let repost_at = repost_at.clamp(1, layout.repost_list);
+        Self { target, region, layout, returned, repost_at, reposting, ledger }
     }
 
     /// Of shared receives: `available` may be granted, to so many `connections`.
@@ -87,19 +84,18 @@ impl Store {
         reposting: Reposting,
     ) -> Self {
         let ledger = Mutex::new(Ledger { failed: None, available, connections });
-        let repost_at = (available / 4).min(REPOST_LIST);
-        Self { reposting, ledger, ..Self::new(Target::Srq(srq), region, layout, slots, repost_at) }
+        Self { reposting, ledger, ..Self::new(Target::Srq(srq), region, layout, slots, available / 4) }
     }
 
     fn sge(&self, slot: u32) -> Sge {
-        self.region.sge(slot as usize * self.stride, self.slot_bytes)
+        self.region.sge(slot as usize * self.layout.stride, self.layout.slot_bytes)
     }
 
     /// Posts these buffers.
     pub(crate) fn post(&self, slots: &[u32]) -> Result<(), PostError> {
-        for slots in slots.chunks(REPOST_LIST) {
-            let sges: SmallVec<[Sge; REPOST_LIST]> = slots.iter().map(|&slot| self.sge(slot)).collect();
-            let list: SmallVec<[RecvRequest<'_>; REPOST_LIST]> = slots
+        for slots in slots.chunks(self.layout.repost_list) {
+            let sges: SmallVec<[Sge; MAX_REPOST_LIST]> = slots.iter().map(|&slot| self.sge(slot)).collect();
+            let list: SmallVec<[RecvRequest<'_>; MAX_REPOST_LIST]> = slots
                 .iter()
                 .zip(&sges)
                 .map(|(&slot, sge)| RecvRequest {
@@ -131,9 +127,9 @@ impl Store {
         }
         let mut posted = 0;
         loop {
-            let mut slots: SmallVec<[u32; REPOST_LIST]> = SmallVec::new();
-            let mut accounts: SmallVec<[Arc<Account>; REPOST_LIST]> = SmallVec::new();
-            while slots.len() < REPOST_LIST
+            let mut slots: SmallVec<[u32; MAX_REPOST_LIST]> = SmallVec::new();
+            let mut accounts: SmallVec<[Arc<Account>; MAX_REPOST_LIST]> = SmallVec::new();
+            while slots.len() < self.layout.repost_list
                 && let Some(returned) = self.returned.pop()
             {
                 slots.push(returned.slot);
@@ -207,6 +203,8 @@ pub(super) enum Refused {
 pub(crate) struct Layout {
     pub(crate) slot_bytes: usize,
     pub(crate) stride: usize,
+    /// Receives in one post at most.
+    pub(crate) repost_list: usize,
 }
 
 /// What one connection has been granted, and what it has told its peer.
@@ -389,7 +387,7 @@ impl Deref for Message {
         // SAFETY: the receive that wrote this slot is complete, and the slot is posted again only
         // when this guard, its single owner, drops. The region is registered for local writes
         // only, so no peer reaches it, and the pool uses no other accessor on it.
-        unsafe { self.pool.store.region.slice(self.slot as usize * self.pool.store.stride, self.length) }
+        unsafe { self.pool.store.region.slice(self.slot as usize * self.pool.store.layout.stride, self.length) }
     }
 }
 

@@ -78,3 +78,47 @@ fn a_part_of_shared_receives_comes_back_when_its_messages_do() {
     assert_eq!(shared.unclaimed(), (40, 2));
     assert_eq!(shared.srq().len(), 40 + 2 * CREDIT_RECEIVES);
 }
+
+/// The goodbye grants as well. What the peer did with that grant answers no later credit message, so
+/// it must count as told.
+#[test]
+fn a_side_that_said_goodbye_goes_on_granting() {
+    let endpoint = || {
+        let device = soft::open(&SoftOptions::default()).unwrap();
+        let config = Config { depth: 8, ..Config::default() };
+        Endpoint::new(&device.create_pd().unwrap(), config, None).unwrap()
+    };
+    let (a, b) = (endpoint(), endpoint());
+    let (of_a, of_b) = (a.description(), b.description());
+    let (mut a, mut b) = (a.connect(&of_b).unwrap(), b.connect(&of_a).unwrap());
+    let fill = |a: &mut Connection| while let Submit::Accepted(_) = a.send(b"message").unwrap() {};
+    let take = |b: &mut Connection, held: &mut Vec<Message>, count| {
+        while held.len() < count {
+            held.extend(b.receive().unwrap());
+        }
+    };
+    let mut held = Vec::new();
+    fill(&mut a);
+    take(&mut b, &mut held, 8);
+    drop(held.pop()); // a grant of 9 is sent,
+    b.poll_idle().unwrap();
+    held.truncate(4);
+    b.close(); // and before it is answered the goodbye grants 12
+    b.poll_idle().unwrap();
+    while !a.is_peer_closed() {
+        a.poll().unwrap();
+    }
+    fill(&mut a);
+    assert_eq!(a.unacknowledged() + a.last_done(), 12);
+    take(&mut b, &mut held, 8);
+    b.poll_idle().unwrap(); // there is nothing to tell
+    held.clear();
+    for _ in 0..1_000_000 {
+        b.poll().unwrap();
+        a.poll().unwrap();
+        if matches!(a.send(b"message").unwrap(), Submit::Accepted(_)) {
+            return;
+        }
+    }
+    panic!("all is free, and the peer has no credit: {a:?}");
+}

@@ -31,6 +31,7 @@ fn parameters(operation: Operation) -> Parameters {
         rnr_retry: 7,
         verify: true,
         memory_bytes: 1 << 20,
+        serving: crate::serving::Serving::default(),
     }
 }
 

@@ -10,7 +10,7 @@ use hdrhistogram::Histogram;
 use super::control::{Control, FromServer, Report, ToServer};
 use super::point::{Ends, Point, Prepared, Side};
 use super::{ANSWER_DEADLINE, SessionError};
-use crate::executor;
+use crate::executor::{self, Idle};
 use crate::one_sided::{self, RemoteMemory};
 use crate::parameters::{Kind, Operation, Parameters, Timed, stride};
 use crate::record::{BothEnds, Buckets, Conclusion, Counted, Latency, Path, PointResult, Rates};
@@ -125,6 +125,7 @@ impl Client {
             predicted,
             damaged: own.damaged + report.damaged,
             stalled_on_credits: own.stalled_on_credits + report.stalled_on_credits,
+            sent_by_connection: tallies.iter().map(|tally| tally.sent).collect(),
             counters: BothEnds { client: own.counters, server: report.counters },
             link: BothEnds { client: own.link, server: report.link },
         })
@@ -157,6 +158,18 @@ impl Client {
             }
             (Ends::Messages(ends), Kind::Bandwidth) => {
                 let reception = Reception { verify: parameters.verify, pause_ns: 0 };
+                if parameters.serving.threads > 1 {
+                    let tallies = executor::deal(parameters.serving.threads, ends, |ends| {
+                        let idle = Idle::spin();
+                        let tasks = ends.into_iter().map(|(connection, memory)| {
+                            let plan = Some((plan, memory));
+                            workload::stream(connection, idle.clone(), device.clone(), plan, reception, |_| {})
+                        });
+                        executor::run(&idle, tasks)
+                    });
+                    let tallies: Result<_, _> = tallies.into_iter().collect();
+                    return Ok((tallies.map_err(failed)?, None));
+                }
                 let tasks = ends.into_iter().map(|(connection, memory)| {
                     let plan = Some((plan, memory));
                     workload::stream(connection, idle.clone(), device.clone(), plan, reception, progress)
@@ -164,6 +177,7 @@ impl Client {
                 let tallies: Result<_, _> = executor::run(&idle, tasks).into_iter().collect();
                 Ok((tallies.map_err(failed)?, None))
             }
+            (Ends::Gathered(_), _) => unreachable!("only the other end gathers"),
             (Ends::OneSided(ends), kind) => {
                 let needed = (fitted.send_buffers * stride(plan.bytes)) as u64;
                 if memory.len() != ends.len() || memory.iter().any(|memory| memory.bytes < needed) {

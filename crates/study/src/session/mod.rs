@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use doorbell_exchange::setup::SetupError;
 use doorbell_exchange::{ConnectError, ConnectionError};
+use doorbell_verbs::PostError;
 
 use crate::parameters::ParametersError;
 
@@ -42,6 +43,9 @@ pub enum SessionError {
         /// Why.
         error: ConnectionError,
     },
+    /// Shared receives could not be posted again.
+    #[error("shared receives could not be posted again: {0}")]
+    Repost(#[source] PostError),
     /// A verbs object could not be made.
     #[error(transparent)]
     Verbs(#[from] doorbell_verbs::Error),

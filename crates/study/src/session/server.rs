@@ -1,16 +1,19 @@
 //! The other end.
 
 use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use doorbell_exchange::send_receive::SharedReceives;
 use doorbell_exchange::setup;
 use doorbell_verbs::{Device, Pd};
 
 use super::control::{Control, FromServer, Report, ToServer};
 use super::point::{Ends, Point, Prepared, Side};
 use super::{ANSWER_DEADLINE, SessionError};
-use crate::executor;
+use crate::executor::{self, Idle};
 use crate::one_sided;
 use crate::parameters::{Kind, Operation, Parameters};
+use crate::serving::SharedBy;
 use crate::workload::{self, Reception, Tally};
 
 /// The other end: serves one client until it is done, with up to `memory_bytes` of message memory.
@@ -60,7 +63,7 @@ fn serve_point(pd: &Pd, control: &mut Control, parameters: &Parameters, bytes: u
     let device = pd.device();
     let prepared = Prepared::new(pd, parameters, bytes, Side::Server)?;
     control.send(&FromServer::Accepted)?;
-    let Point { ends, plan, idle, before, .. } = prepared.connect(&control.stream)?;
+    let Point { ends, plan, idle, before, shared, .. } = prepared.connect(&control.stream)?;
     let tallies = match ends {
         Ends::OneSided(ends) => {
             control.send(&FromServer::Ready { memory: ends.iter().map(one_sided::End::memory).collect() })?;
@@ -90,22 +93,72 @@ fn serve_point(pd: &Pd, control: &mut Control, parameters: &Parameters, bytes: u
             control.send(&FromServer::Ready { memory: Vec::new() })?;
             let pause_ns = if parameters.kind == Kind::Latency { 0 } else { parameters.slow_receiver_us * 1000 };
             let reception = Reception { verify: parameters.verify, pause_ns };
+            let threads = parameters.serving.threads;
             let answers = parameters.kind == Kind::Latency || parameters.operation == Operation::RequestResponse;
             let results = if answers {
                 let tasks = ends.into_iter().map(|(connection, memory)| {
                     workload::respond(connection, idle.clone(), device.clone(), plan, memory, reception)
                 });
                 executor::run(&idle, tasks)
+            } else if threads > 1 {
+                reposting(shared.as_ref(), parameters, || {
+                    executor::deal(threads, ends, |ends| {
+                        let idle = Idle::spin();
+                        let tasks = ends.into_iter().map(|(connection, _)| {
+                            workload::stream(connection, idle.clone(), device.clone(), None, reception, |_| {})
+                        });
+                        executor::run(&idle, tasks)
+                    })
+                })?
             } else {
                 let tasks = ends.into_iter().map(|(connection, memory)| {
                     let plan = parameters.bidirectional.then_some((plan, memory));
                     workload::stream(connection, idle.clone(), device.clone(), plan, reception, |_| {})
                 });
-                executor::run(&idle, tasks)
+                reposting(shared.as_ref(), parameters, || executor::run(&idle, tasks))?
             };
             let tallies: Result<Vec<Tally>, _> = results.into_iter().collect();
             tallies.map_err(|error| SessionError::Connection { bytes, error })?
         }
+        Ends::Gathered(hub) => {
+            control.send(&FromServer::Ready { memory: Vec::new() })?;
+            let reception = Reception { verify: parameters.verify, pause_ns: parameters.slow_receiver_us * 1000 };
+            let gather = workload::gather(*hub, idle.clone(), device.clone(), reception);
+            let tallies = reposting(shared.as_ref(), parameters, || executor::run(&idle, [gather]))?;
+            let tallies: Result<Vec<_>, _> = tallies.into_iter().collect();
+            tallies.map_err(|error| SessionError::Connection { bytes, error })?.concat()
+        }
     };
     Ok(Report::new(&tallies, device, &before))
+}
+
+/// Does something while the thread that posts shared receives again is at work, if there is to be one.
+fn reposting<T>(
+    shared: Option<&SharedReceives>,
+    parameters: &Parameters,
+    body: impl FnOnce() -> T,
+) -> Result<T, SessionError> {
+    let (Some(shared), Some(SharedBy::Thread)) = (shared, parameters.serving.shared_receives) else {
+        return Ok(body());
+    };
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let mut result = Ok(0);
+            while !is_over.load(Ordering::Relaxed) && result.is_ok() {
+                result = shared.repost();
+                if result == Ok(0) {
+                    std::thread::yield_now();
+                }
+            }
+            result
+        });
+        let value = body();
+        is_over.store(true, Ordering::Relaxed);
+        match thread.join() {
+            Ok(Ok(_)) => Ok(value),
+            Ok(Err(error)) => Err(SessionError::Repost(error)),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
 }

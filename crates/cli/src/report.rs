@@ -1,0 +1,100 @@
+//! `doorbell report`.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Args;
+use doorbell_report::Run;
+use doorbell_study::experiment::{Outcome, RunDirectory};
+use serde_json::{Value, json};
+
+use crate::output::line;
+use crate::{Failure, Usage};
+
+/// Writes one HTML file that needs nothing else: plots, tables, verdicts.
+#[derive(Args)]
+pub(crate) struct Report {
+    /// Directories with records of `doorbell study`, one run each; several are shown together
+    #[arg(value_name = "DIR", required = true)]
+    directories: Vec<PathBuf>,
+    /// The file to write
+    #[arg(long, value_name = "FILE", default_value = "report.html")]
+    out: PathBuf,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(report: &Report) -> Result<ExitCode, Failure> {
+    let written = write_report(&report.directories, &report.out)?;
+    if report.json {
+        line(serde_json::to_string_pretty(&json!({
+            "schema": "doorbell-report/1",
+            "report": written.path,
+            "verdicts": written.verdicts,
+        }))?)?;
+    } else {
+        written.print()?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A report that was written.
+pub(crate) struct Written {
+    /// Where.
+    pub(crate) path: PathBuf,
+    /// What it says of each published shape.
+    pub(crate) verdicts: Vec<Value>,
+    counts: Vec<(Outcome, usize)>,
+}
+
+impl Written {
+    /// Says where it is, and how the published shapes fared.
+    pub(crate) fn print(&self) -> Result<(), Failure> {
+        let counts: Vec<_> = self.counts.iter().map(|(outcome, count)| format!("{} {count}", outcome.name())).collect();
+        eprintln!("published shapes: {}", counts.join(", "));
+        Ok(line(self.path.display())?)
+    }
+}
+
+/// Writes the report of these runs.
+pub(crate) fn write_report(directories: &[PathBuf], out: &Path) -> Result<Written, Failure> {
+    let mut runs = Vec::new();
+    for path in directories {
+        if !path.is_dir() {
+            return Err(Usage(format!("{} is no directory", path.display())).into());
+        }
+        let name = path
+            .canonicalize()?
+            .file_name()
+            .map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned());
+        runs.push(Run { name, records: RunDirectory::read(path)? });
+    }
+    let verdicts = doorbell_report::verdicts(&runs);
+    let html = doorbell_report::html(&runs, None);
+    // Whole or not at all, as what is there may be wanted until then.
+    let temporary = out.with_extension("html.tmp");
+    let write = || -> std::io::Result<()> {
+        fs::File::create(&temporary)?.write_all(html.as_bytes())?;
+        fs::rename(&temporary, out)
+    };
+    write().map_err(|error| format!("{}: {error}", out.display()))?;
+    let count = |outcome| (outcome, verdicts.iter().filter(|verdict| verdict.verdict.outcome == outcome).count());
+    let all = [Outcome::Holds, Outcome::DoesNotHold, Outcome::CannotShow, Outcome::NotMeasured];
+    let counts = all.into_iter().map(count).filter(|(_, count)| *count > 0).collect();
+    let verdicts = verdicts
+        .into_iter()
+        .map(|found| {
+            json!({
+                "run": found.run,
+                "experiment": found.experiment,
+                "published": found.verdict.published,
+                "outcome": found.verdict.outcome.name(),
+                "because": found.verdict.because,
+            })
+        })
+        .collect();
+    Ok(Written { path: out.to_owned(), verdicts, counts })
+}

@@ -1,0 +1,129 @@
+//! `doorbell study` and `doorbell report`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::command::{PATIENCE, Running, doorbell, measuring, run};
+
+/// A directory that is gone at the end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("doorbell-study-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        Self(path)
+    }
+
+    fn path(&self) -> String {
+        self.0.display().to_string()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn records(directory: &Path) -> Vec<PathBuf> {
+    let files = fs::read_dir(directory).map(|entries| entries.map(|entry| entry.unwrap().path())).into_iter().flatten();
+    let mut files: Vec<_> =
+        files.filter(|file| file.extension().is_some_and(|extension| extension == "json")).collect();
+    files.sort();
+    files
+}
+
+fn repetitions(file: &Path) -> usize {
+    let record: serde_json::Value = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+    record["repetitions"].as_array().unwrap().len()
+}
+
+#[test]
+fn a_study_measures_writes_its_report_and_measures_nothing_twice() {
+    let _one_at_a_time = measuring();
+    let scratch = Scratch::new("twice");
+    let study = format!("study --quick send-receive/receive-batching --out {}", scratch.path());
+    let finished = run(&study).expect_status(0);
+    let report = scratch.0.join("report.html");
+    assert_eq!(finished.stdout.trim(), report.display().to_string());
+    assert!(finished.stderr.contains("published shapes: "), "{}", finished.stderr);
+    let files = records(&scratch.0);
+    assert_eq!(files.len(), 6);
+    assert!(files.iter().all(|file| repetitions(file) == 3));
+    assert!(fs::read_to_string(&report).unwrap().starts_with("<!DOCTYPE html>"));
+
+    let before: Vec<_> = files.iter().map(|file| fs::read(file).unwrap()).collect();
+    let again = run(&format!("{study} --json")).expect_status(0);
+    let json: serde_json::Value = serde_json::from_str(&again.stdout).unwrap();
+    assert_eq!((&json["points"], &json["measured"]), (&6.into(), &0.into()));
+    assert_eq!(json["verdicts"].as_array().unwrap().len(), 2);
+    assert_eq!(files.iter().map(|file| fs::read(file).unwrap()).collect::<Vec<_>>(), before);
+
+    let both = scratch.0.join("both.html");
+    let report = run(&format!("report {0} {0} --out {1}", scratch.path(), both.display())).expect_status(0);
+    assert_eq!(report.stdout.trim(), both.display().to_string());
+    assert!(fs::read_to_string(&both).unwrap().contains("send-receive/receive-batching"));
+
+    // Other points would go to other files, but these must not become a mix.
+    run(&format!("study send-receive/receive-batching --out {}", scratch.path()))
+        .expect_complaint(1, &["field `parameters` differs", "another --out"]);
+    assert_eq!(files.iter().map(|file| fs::read(file).unwrap()).collect::<Vec<_>>(), before);
+}
+
+#[test]
+fn an_interrupted_study_goes_on_where_it_was() {
+    let _one_at_a_time = measuring();
+    let scratch = Scratch::new("interrupted");
+    let study = format!("study --quick send-receive/inline --out {}", scratch.path());
+    let first = Running::start(doorbell(&study));
+    let until = Instant::now() + PATIENCE;
+    while records(&scratch.0).len() < 3 {
+        assert!(Instant::now() < until, "no records");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(first); // which kills it
+    let files = records(&scratch.0);
+    assert!(files.iter().all(|file| repetitions(file) >= 1), "what is there is whole");
+    run(&format!("report {} --out {}", scratch.path(), scratch.0.join("part.html").display())).expect_status(0);
+    run(&study).expect_status(0);
+    let files = records(&scratch.0);
+    assert_eq!((files.len(), files.iter().map(|file| repetitions(file)).collect::<Vec<_>>()), (8, vec![3; 8]));
+}
+
+#[test]
+fn experiments_are_listed_and_others_are_wrong_usage() {
+    let list = run("study --list").expect_status(0).stdout;
+    for name in ["send-receive/latency", "send-receive/n-to-1-srq", "send-receive/rnr", "points, each 5 times 0.3 s"] {
+        assert!(list.contains(name), "{list}");
+    }
+    let json: serde_json::Value =
+        serde_json::from_str(&run("study --list --json --quick send-receive/window").expect_status(0).stdout).unwrap();
+    assert_eq!((json[0]["experiment"].as_str(), json[0]["points"].as_u64()), (Some("send-receive/window"), Some(8)));
+    run("study send-receive/win").expect_complaint(2, &["no experiment send-receive/win", "send-receive/window"]);
+    run("study --quick --full").expect_complaint(2, &["cannot be used with"]);
+}
+
+#[test]
+fn a_report_of_what_is_no_study_says_what_is_wrong_and_writes_nothing() {
+    let scratch = Scratch::new("wrong");
+    fs::create_dir_all(&scratch.0).unwrap();
+    let out = scratch.0.join("kept.html");
+    fs::write(&out, "as it was").unwrap();
+    let report = format!("report {} --out {}", scratch.path(), out.display());
+    run("report").expect_complaint(2, &["Usage"]);
+    run("report /no/such/directory").expect_complaint(2, &["/no/such/directory is no directory"]);
+    run(&report).expect_complaint(1, &["there is no record"]);
+    let file = scratch.0.join("a.json");
+    for (text, words) in [
+        ("{", "it is no JSON"),
+        ("{\"schema\": \"doorbell-bench/1\"}", "field `format` is missing"),
+        ("{\"format\": \"doorbell-study-point\", \"schema\": 7}", "field `schema` is 7, this release reads up to 1"),
+        ("{\"format\": \"doorbell-study-point\", \"schema\": 1, \"experiment\": 5}", "field `experiment`"),
+    ] {
+        fs::write(&file, text).unwrap();
+        run(&report).expect_complaint(1, &[&file.display().to_string(), words]);
+    }
+    assert_eq!(fs::read_to_string(&out).unwrap(), "as it was");
+}

@@ -1,0 +1,104 @@
+//! From the records of studies to one HTML file that needs nothing else: plots, tables, verdicts.
+//!
+//! [`html`] is a pure function of records, which are outside input: every text in them is escaped,
+//! and the page forbids itself to load anything.
+#![forbid(unsafe_code)]
+
+mod comparison;
+mod escape;
+mod format;
+mod page;
+mod plot;
+mod sentence;
+mod table;
+
+use doorbell_study::experiment::{self, Effort, Experiment, PointRecord, Quantity, Verdict, View};
+
+/// What a study left behind.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// What it is called where several are shown together.
+    pub name: String,
+    /// Its records.
+    pub records: Vec<PointRecord>,
+}
+
+/// What a model says of a point, in the unit of the quantity that it was asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Prediction {
+    /// How much.
+    pub value: f64,
+    /// What binds.
+    pub bottleneck: String,
+}
+
+/// Predicts points: drawn as a line over the measurements, and named in the tables.
+pub trait Model {
+    /// What it says of this quantity at this point, if it knows of such points.
+    fn predict(&self, run: &Run, record: &PointRecord, quantity: Quantity) -> Option<Prediction>;
+}
+
+/// A verdict, and of what.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The run.
+    pub run: String,
+    /// The experiment.
+    pub experiment: String,
+    /// What came of it.
+    pub verdict: Verdict,
+}
+
+/// The verdicts of all runs on the experiments that they have points of.
+pub fn verdicts(runs: &[Run]) -> Vec<Found> {
+    let mut found = Vec::new();
+    for experiment in &experiment::all(Effort::Usual) {
+        for run in runs {
+            found.extend(verdicts_of(run, experiment));
+        }
+    }
+    found
+}
+
+fn verdicts_of<'a>(run: &'a Run, experiment: &'a Experiment) -> impl Iterator<Item = Found> + 'a {
+    let view = View::new(&run.records);
+    let is_there = view.of(&experiment.name).next().is_some();
+    experiment.claims.iter().filter(move |_| is_there).map(move |claim| Found {
+        run: run.name.clone(),
+        experiment: experiment.name.clone(),
+        verdict: claim.judge(view, experiment),
+    })
+}
+
+/// The report of these runs, as one HTML document.
+pub fn html(runs: &[Run], model: Option<&dyn Model>) -> String {
+    page::page(runs, model)
+}
+
+/// The experiments that the runs have points of: those that are known in the order of the table, then
+/// others by name.
+fn experiments(runs: &[Run]) -> Vec<Experiment> {
+    let is_there = |name: &str| runs.iter().any(|run| View::new(&run.records).of(name).next().is_some());
+    let mut all = experiment::all(Effort::Usual);
+    let mut others: Vec<&str> = runs
+        .iter()
+        .flat_map(|run| &run.records)
+        .map(|record| record.experiment.as_str())
+        .filter(|name| !all.iter().any(|known| known.name == *name))
+        .collect();
+    others.sort_unstable();
+    others.dedup();
+    let unknown = |name: &str| Experiment {
+        name: name.to_owned(),
+        question: "This release does not know this experiment.",
+        setting: "its records are shown as they are",
+        sweep: "x",
+        quantities: &[Quantity::MessageRate, Quantity::Throughput, Quantity::MedianLatency],
+        points: Vec::new(),
+        claims: &[],
+    };
+    let others: Vec<_> = others.into_iter().map(unknown).collect();
+    all.retain(|experiment| is_there(&experiment.name));
+    all.extend(others);
+    all
+}

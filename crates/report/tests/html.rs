@@ -1,0 +1,166 @@
+//! What a page makes of records, good ones and others.
+
+use doorbell_report::{Model, Prediction, Run, html, verdicts};
+use doorbell_study::environment::Environment;
+use doorbell_study::experiment::{Effort, Experiment, Outcome, PointRecord, Quantity, all};
+use doorbell_study::record::{Latency, PointResult};
+use serde_json::Value;
+
+fn environment() -> Environment {
+    Environment {
+        doorbell: "0.0.0".to_owned(),
+        kernel: "0".to_owned(),
+        cpu: "a processor".to_owned(),
+        cpus: 2,
+        unix_time_s: 0,
+        device: "d".to_owned(),
+        provider: "soft".to_owned(),
+        udp_port: 4791,
+        active_mtu: 4096,
+        receive_buffer_bytes: 0,
+    }
+}
+
+/// Three repetitions of each point of an experiment.
+fn records(experiment: &Experiment) -> Vec<PointRecord> {
+    let of = |point: &doorbell_study::experiment::Point| {
+        let mut record = PointRecord::new(experiment, point, environment());
+        for repetition in 1..=3_u64 {
+            let rate = 1000.0 * (repetition as f64 + point.x);
+            let ns = 1000 * repetition + point.x as u64;
+            let latency = Latency { min: ns, p50: ns, mean: ns as f64, p99: 2 * ns, p999: 3 * ns, max: 4 * ns };
+            record.repetitions.push(PointResult {
+                messages: 1000,
+                seconds: 1.0,
+                messages_per_s: rate,
+                bytes_per_s: rate * record.bytes() as f64,
+                latency_ns: experiment.name.ends_with("/latency").then_some(latency),
+                sent_by_connection: vec![500, 500],
+                ..PointResult::default()
+            });
+        }
+        record
+    };
+    experiment.points.iter().map(of).collect()
+}
+
+fn run(name: &str) -> Run {
+    Run { name: name.to_owned(), records: all(Effort::Quick).iter().flat_map(records).collect() }
+}
+
+/// The data of all plots.
+fn plots(page: &str) -> Vec<Value> {
+    let pieces = page.split("<script type=\"application/json\">").skip(1);
+    pieces.map(|piece| serde_json::from_str(piece.split("</script>").next().unwrap()).unwrap()).collect()
+}
+
+#[test]
+fn every_point_is_in_a_plot_and_in_a_table() {
+    let runs = [run("here"), run("there")];
+    let page = html(&runs, None);
+    let plots = plots(&page);
+    assert_eq!(plots.len(), all(Effort::Quick).len());
+    let points: usize = plots
+        .iter()
+        .flat_map(|plot| plot["series"].as_array().unwrap())
+        .map(|series| series["points"].as_array().unwrap().len())
+        .sum();
+    assert_eq!(points, runs.iter().map(|run| run.records.len()).sum::<usize>());
+    let first = &plots[0]["series"][0]["points"][0]["y"][0];
+    assert_eq!((&first["median"], first["values"].as_array().unwrap().len()), (&Value::from(2.001), 3));
+    assert_eq!(page.matches("<section id=").count(), plots.len());
+    assert!(page.matches("<tr>").count() > points, "each has a row");
+    assert!(
+        page.contains("The lowest median latency is 2.00 us (ping-pong; message size 1 B)"),
+        "sentences are computed"
+    );
+    for text in ["Protocols at a glance", "here: ", "there: ", "a processor on 2 CPUs", "1970-01-01"] {
+        assert!(page.contains(text), "{text}");
+    }
+}
+
+#[test]
+fn the_page_needs_nothing_from_elsewhere() {
+    let page = html(&[run("here")], None);
+    for load in ["src=", "@import", "url(", "fetch(", "XMLHttpRequest", "<link", "<iframe"] {
+        assert!(!page.contains(load), "{load}");
+    }
+    // A namespace is a name, not an address.
+    assert_eq!(page.matches("http").count(), 1 + page.matches("http-equiv").count());
+    assert!(page.contains("default-src 'none'"));
+}
+
+#[test]
+fn text_of_records_stays_text() {
+    let hostile = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\u{0}";
+    let mut run = run(hostile);
+    for record in &mut run.records {
+        record.series = hostile.to_owned();
+        record.environment.cpu = hostile.to_owned();
+    }
+    for record in run.records.iter_mut().step_by(2) {
+        record.experiment = hostile.to_owned();
+    }
+    let page = html(&[run.clone(), run], None);
+    assert!(!page.contains("<img") && !page.contains("<script>alert"));
+    let plots = plots(&page);
+    assert!(plots.iter().any(|plot| plot["series"][0]["name"] == hostile));
+    assert!(page.contains("This release does not know this experiment."));
+    assert_eq!(page.matches("<script").count(), plots.len() + 1);
+}
+
+struct Fixed;
+
+impl Model for Fixed {
+    fn predict(&self, _: &Run, record: &PointRecord, quantity: Quantity) -> Option<Prediction> {
+        let known = quantity == Quantity::MessageRate && record.experiment == "send-receive/window";
+        known.then(|| Prediction { value: 4.25, bottleneck: "sending <CPU>".to_owned() })
+    }
+}
+
+#[test]
+fn a_model_is_drawn_over_the_measurements_and_named_in_the_table() {
+    let run = [run("here")];
+    let page = html(&run, Some(&Fixed));
+    assert!(page.contains("sending &lt;CPU&gt;") && page.contains(">bottleneck</button>"));
+    let predicted: Vec<_> = plots(&page)
+        .iter()
+        .flat_map(|plot| plot["series"].as_array().unwrap().clone())
+        .flat_map(|series| series["points"].as_array().unwrap().clone())
+        .map(|point| point["y"][0]["model"].clone())
+        .filter(|model| !model.is_null())
+        .collect();
+    assert_eq!(predicted, vec![Value::from(4.25); 8]);
+    assert!(!html(&run, None).contains("bottleneck</button>"));
+}
+
+#[test]
+fn odd_numbers_draw_nothing_that_is_none() {
+    let mut run = run("odd");
+    for (index, record) in run.records.iter_mut().enumerate() {
+        for result in &mut record.repetitions {
+            let odd = [0.0, 1e-9, 1e15, 5.0][index % 4];
+            (result.messages_per_s, result.bytes_per_s) = (odd, odd);
+            result.counted.client.data_packets = u64::MAX;
+            result.counted.server.data_packets = u64::MAX;
+        }
+        if index % 5 == 0 {
+            record.repetitions.truncate(1);
+        }
+    }
+    let page = html(&[run], None);
+    assert!(plots(&page).len() > 5);
+    let tables = page.split("<script>").next().unwrap();
+    assert!(!tables.contains("NaN") && !tables.contains("inf "));
+    html(&[Run { name: String::new(), records: Vec::new() }], None);
+    html(&[], None);
+}
+
+#[test]
+fn only_what_was_measured_is_judged() {
+    let mut run = run("here");
+    run.records.retain(|record| record.experiment == "send-receive/window");
+    let found = verdicts(&[run]);
+    let outcomes: Vec<_> = found.iter().map(|found| found.verdict.outcome).collect();
+    assert_eq!(outcomes, [Outcome::DoesNotHold, Outcome::Holds], "{found:?}");
+}

@@ -1,0 +1,169 @@
+//! Where the records of one run lie: one file for each point.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use super::record::{PointRecord, RecordError};
+use super::sweep::{Experiment, Point};
+use crate::environment::Environment;
+use crate::record::PointResult;
+
+/// Bytes of the longest record that is read.
+const MAX_RECORD_BYTES: u64 = 64 << 20;
+/// The most files of a directory.
+const MAX_RECORDS: usize = 100_000;
+
+/// A directory of records.
+#[derive(Debug)]
+pub struct RunDirectory {
+    path: PathBuf,
+}
+
+/// Why the records of a directory are of no use.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DirectoryError {
+    /// The directory, or a file in it, cannot be read or written.
+    #[error("{}: {error}", .path.display())]
+    Io {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// A file is no record.
+    #[error("{}: {error}", .path.display())]
+    Record {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        error: RecordError,
+    },
+    /// There are no records.
+    #[error("{}: there is no record (*.json) in it; `doorbell study --out {}` makes some", .0.display(), .0.display())]
+    Empty(PathBuf),
+    /// There are more than anybody makes.
+    #[error("{}: there are more than {MAX_RECORDS} records in it", .0.display())]
+    TooMany(PathBuf),
+    /// A file holds something else than what is to be measured.
+    #[error("{}: field `{field}` differs from what is measured now ({}): choose another --out", .path.display(), .why)]
+    Differs {
+        /// Which.
+        path: PathBuf,
+        /// What of it.
+        field: &'static str,
+        /// How.
+        why: String,
+    },
+}
+
+impl RunDirectory {
+    /// Takes a directory to write to, and makes it if it is not there.
+    pub fn create(path: &Path) -> Result<Self, DirectoryError> {
+        fs::create_dir_all(path).map_err(|error| DirectoryError::Io { path: path.to_owned(), error })?;
+        Ok(Self { path: path.to_owned() })
+    }
+
+    /// Reads all records of a directory, in the order of their names.
+    ///
+    /// # Errors
+    ///
+    /// It is no directory, there are none, or a `*.json` in it is none.
+    pub fn read(path: &Path) -> Result<Vec<PointRecord>, DirectoryError> {
+        let io = |error| DirectoryError::Io { path: path.to_owned(), error };
+        let mut files = Vec::new();
+        for entry in fs::read_dir(path).map_err(io)? {
+            let file = entry.map_err(io)?.path();
+            if file.extension().is_some_and(|extension| extension == "json") {
+                files.push(file);
+            }
+            if files.len() > MAX_RECORDS {
+                return Err(DirectoryError::TooMany(path.to_owned()));
+            }
+        }
+        if files.is_empty() {
+            return Err(DirectoryError::Empty(path.to_owned()));
+        }
+        files.sort_unstable();
+        files.iter().map(|file| read(file)).collect()
+    }
+
+    /// Where a point's record lies: its name says what it is.
+    pub fn file(&self, experiment: &Experiment, point: &Point) -> PathBuf {
+        let name = format!("{} {} {}", experiment.name, point.series, point.x).to_lowercase();
+        let plain: String = name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' }).collect();
+        self.path.join(format!("{plain}.json"))
+    }
+
+    /// The record of a point, if there is one already.
+    ///
+    /// # Errors
+    ///
+    /// The file is damaged, or holds something else than this point, measured as it is to be now:
+    /// nothing of that is overwritten.
+    pub fn get(
+        &self,
+        experiment: &Experiment,
+        point: &Point,
+        environment: &Environment,
+    ) -> Result<Option<PointRecord>, DirectoryError> {
+        let path = self.file(experiment, point);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let record = read(&path)?;
+        let differs = |field, why: String| Err(DirectoryError::Differs { path: path.clone(), field, why });
+        if (record.experiment.as_str(), record.series.as_str(), record.x) != (&experiment.name, &point.series, point.x)
+        {
+            let why = format!("{}, {}, {}", experiment.name, point.series, point.x);
+            return differs("experiment", why);
+        }
+        if record.parameters != point.parameters {
+            return differs("parameters", "another release, or another --quick, --full".to_owned());
+        }
+        let machine = |e: &Environment| (e.cpu.clone(), e.cpus, e.provider.clone(), e.udp_port, e.active_mtu);
+        if machine(&record.environment) != machine(environment) {
+            return differs("environment", format!("{}, {} CPUs", environment.cpu, environment.cpus));
+        }
+        Ok(Some(record))
+    }
+
+    /// Adds one repetition to a point's record, which is there as it was or as it is to be, but never
+    /// half.
+    pub fn add(
+        &self,
+        experiment: &Experiment,
+        point: &Point,
+        environment: &Environment,
+        result: PointResult,
+    ) -> Result<(), DirectoryError> {
+        let mut record = self
+            .get(experiment, point, environment)?
+            .unwrap_or_else(|| PointRecord::new(experiment, point, environment.clone()));
+        record.repetitions.push(result);
+        write_whole(&self.file(experiment, point), &record)
+    }
+}
+
+fn read(path: &Path) -> Result<PointRecord, DirectoryError> {
+    let io = |error| DirectoryError::Io { path: path.to_owned(), error };
+    let mut json = Vec::new();
+    File::open(path).and_then(|file| file.take(MAX_RECORD_BYTES + 1).read_to_end(&mut json)).map_err(io)?;
+    if json.len() as u64 > MAX_RECORD_BYTES {
+        return Err(io(io::Error::other(format!("it is longer than {MAX_RECORD_BYTES} B, which no record is"))));
+    }
+    PointRecord::parse(&json).map_err(|error| DirectoryError::Record { path: path.to_owned(), error })
+}
+
+fn write_whole(path: &Path, record: &PointRecord) -> Result<(), DirectoryError> {
+    let temporary = path.with_extension("tmp");
+    let write = || -> io::Result<()> {
+        let mut file = File::create(&temporary)?;
+        serde_json::to_writer(&mut file, record)?;
+        file.write_all(b"\n")?;
+        file.sync_data()?;
+        fs::rename(&temporary, path)
+    };
+    write().map_err(|error| DirectoryError::Io { path: path.to_owned(), error })
+}

@@ -1,0 +1,103 @@
+//! A published shape, and what the data say of it.
+
+use super::sweep::Experiment;
+use super::view::View;
+
+/// What the data say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Outcome {
+    /// The shape is there.
+    Holds,
+    /// Another shape is there.
+    DoesNotHold,
+    /// What makes the shape does not exist here.
+    CannotShow,
+    /// Points are missing.
+    NotMeasured,
+}
+
+impl Outcome {
+    /// In words.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Holds => "holds",
+            Self::DoesNotHold => "does not hold here",
+            Self::CannotShow => "cannot show on this provider",
+            Self::NotMeasured => "not measured",
+        }
+    }
+}
+
+/// What was concluded, and from which numbers: a sentence.
+pub(super) type Judgement = (Outcome, String);
+
+/// Something that was published of an experiment.
+#[derive(Clone, Copy, Debug)]
+pub struct Claim {
+    /// The shape, in a sentence.
+    pub published: &'static str,
+    /// `None` if points are missing.
+    pub(super) judge: fn(View<'_>) -> Option<Judgement>,
+}
+
+/// What came of a claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// The shape.
+    pub published: &'static str,
+    /// What the data say.
+    pub outcome: Outcome,
+    /// Why, with numbers.
+    pub because: String,
+}
+
+/// Where repetitions typically span more than this share of their median, a verdict says so.
+const RESTLESS: f64 = 0.5;
+
+impl Claim {
+    /// Judges a run, as to this experiment.
+    pub fn judge(&self, view: View<'_>, experiment: &Experiment) -> Verdict {
+        let missing = || (Outcome::NotMeasured, "the points that it takes are not among the records".to_owned());
+        let (outcome, mut because) = (self.judge)(view).unwrap_or_else(missing);
+        if let Some(span) = experiment.quantities.first().and_then(|quantity| view.span(&experiment.name, *quantity))
+            && span > RESTLESS
+        {
+            because.push_str(&format!("; but repetitions differ by {:.0} %: the machine was not quiet", span * 100.0));
+        }
+        Verdict { published: self.published, outcome, because }
+    }
+}
+
+/// Holds, or does not.
+pub(super) fn holds_if(holds: bool, because: String) -> Option<Judgement> {
+    Some((if holds { Outcome::Holds } else { Outcome::DoesNotHold }, because))
+}
+
+pub(super) fn cannot(because: String) -> Option<Judgement> {
+    Some((Outcome::CannotShow, because))
+}
+
+/// The place where a curve first reaches a share of its greatest value, and that value.
+pub(super) fn knee(curve: &[(f64, f64)], share: f64) -> Option<(f64, f64)> {
+    let most = curve.iter().map(|point| point.1).reduce(f64::max)?;
+    curve.iter().find(|point| point.1 >= share * most).map(|point| (point.0, most))
+}
+
+/// `y = base + slope * x` with the least sum of *relative* errors squared, and the greatest relative
+/// error. At least three points.
+pub(super) fn line(curve: &[(f64, f64)]) -> Option<(f64, f64, f64)> {
+    if curve.len() < 3 || curve.iter().any(|point| point.1 <= 0.0) {
+        return None;
+    }
+    // Weighted by 1/y^2: errors count as shares.
+    let sum = |term: fn(f64, f64) -> f64| -> f64 { curve.iter().map(|&(x, y)| term(x, y) / (y * y)).sum() };
+    let (w, wx, wy, wxx, wxy) = (sum(|_, _| 1.0), sum(|x, _| x), sum(|_, y| y), sum(|x, _| x * x), sum(|x, y| x * y));
+    let determinant = w * wxx - wx * wx;
+    if determinant <= 0.0 {
+        return None;
+    }
+    let slope = (w * wxy - wx * wy) / determinant;
+    let base = (wy - slope * wx) / w;
+    let worst = curve.iter().map(|&(x, y)| ((base + slope * x - y) / y).abs()).fold(0.0, f64::max);
+    Some((base, slope, worst))
+}

@@ -1,0 +1,25 @@
+//! Named experiments: what is swept, which published shape it is held against, and what the data
+//! say of that.
+//!
+//! [`all`] is the table. A [`RunDirectory`] keeps one [`PointRecord`] per point; [`View`] looks at the
+//! records of a run, and each [`Claim`] judges them.
+
+mod claims;
+mod directory;
+mod judge;
+mod quantity;
+mod record;
+mod sweep;
+mod sweeps;
+#[cfg(test)]
+mod tests;
+
+mod view;
+
+pub use directory::{DirectoryError, RunDirectory};
+pub use judge::{Claim, Outcome, Verdict};
+pub use quantity::{Quantity, Spread};
+pub use record::{FORMAT, PointRecord, RecordError, SCHEMA};
+pub use sweep::{Effort, Experiment, Point};
+pub use sweeps::{COMPARED_SIZES, all};
+pub use view::View;

@@ -1,0 +1,156 @@
+//! The record of one point of a study: one file of JSON.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::quantity::{Quantity, Spread};
+use super::sweep::{Experiment, Point};
+use crate::environment::Environment;
+use crate::parameters::Parameters;
+use crate::record::PointResult;
+
+/// What every record says of itself first.
+pub const FORMAT: &str = "doorbell-study-point";
+/// The layout of a record. Fields may be added under one number.
+pub const SCHEMA: u64 = 1;
+
+/// The most repetitions of a point.
+const MAX_REPETITIONS: usize = 1000;
+/// The most seconds, messages and bytes per second: more than any machine has.
+const MAX_VALUE: f64 = 1e15;
+/// Bytes of the longest name.
+const MAX_NAME: usize = 200;
+
+/// One point, as often as it was measured.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PointRecord {
+    /// [`FORMAT`].
+    pub format: String,
+    /// [`SCHEMA`].
+    pub schema: u64,
+    /// The experiment's name.
+    pub experiment: String,
+    /// The curve of it.
+    pub series: String,
+    /// The place on its axis.
+    pub x: f64,
+    /// Where it was measured.
+    pub environment: Environment,
+    /// What was measured.
+    pub parameters: Parameters,
+    /// What came out, each time.
+    pub repetitions: Vec<PointResult>,
+}
+
+/// Why something is not the record of a point.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RecordError {
+    /// Not JSON, or not that of a record.
+    #[error("{0}")]
+    Damaged(String),
+    /// A later release wrote it.
+    #[error("field `schema` is {0}, this release reads up to {SCHEMA}: use a newer one")]
+    Newer(u64),
+}
+
+impl PointRecord {
+    /// A record without repetitions yet.
+    pub fn new(experiment: &Experiment, point: &Point, environment: Environment) -> Self {
+        Self {
+            format: FORMAT.to_owned(),
+            schema: SCHEMA,
+            experiment: experiment.name.clone(),
+            series: point.series.clone(),
+            x: point.x,
+            environment,
+            parameters: point.parameters.clone(),
+            repetitions: Vec::new(),
+        }
+    }
+
+    /// Reads a record, and trusts nothing in it.
+    pub fn parse(json: &[u8]) -> Result<Self, RecordError> {
+        let damaged = |what: String| Err(RecordError::Damaged(what));
+        let value: Value = match serde_json::from_slice(json) {
+            Ok(value) => value,
+            Err(error) => return damaged(format!("it is no JSON: {error}")),
+        };
+        match value.get("format") {
+            Some(format) if format == FORMAT => {}
+            Some(other) => return damaged(format!("field `format` is {}, expected is \"{FORMAT}\"", brief(other))),
+            None => return damaged(format!("field `format` is missing, expected is \"{FORMAT}\"")),
+        }
+        match value.get("schema").map(|schema| (schema, schema.as_u64())) {
+            Some((_, Some(1..=SCHEMA))) => {}
+            Some((_, Some(schema))) if schema > SCHEMA => return Err(RecordError::Newer(schema)),
+            Some((other, _)) => {
+                return damaged(format!("field `schema` is {}, expected is a number of 1 to {SCHEMA}", brief(other)));
+            }
+            None => return damaged("field `schema` is missing".to_owned()),
+        }
+        let record: Self = match serde_path_to_error::deserialize(value) {
+            Ok(record) => record,
+            Err(error) => return damaged(format!("field `{}`: {}", error.path(), error.inner())),
+        };
+        record.check().map_err(RecordError::Damaged)?;
+        Ok(record)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        for (field, name) in [("experiment", &self.experiment), ("series", &self.series)] {
+            if name.is_empty() || name.len() > MAX_NAME {
+                return Err(format!("field `{field}` has {} B, allowed is 1 to {MAX_NAME}", name.len()));
+            }
+        }
+        if !(self.x.is_finite() && self.x >= 0.0) {
+            return Err(format!("field `x` is {}, allowed is 0 and more", self.x));
+        }
+        if self.parameters.sizes.len() != 1 {
+            let sizes = self.parameters.sizes.len();
+            return Err(format!("field `parameters.sizes` has {sizes} sizes, a point has one"));
+        }
+        self.parameters.check().map_err(|error| format!("field `parameters`: {error}"))?;
+        if !(1..=MAX_REPETITIONS).contains(&self.repetitions.len()) {
+            let count = self.repetitions.len();
+            return Err(format!("field `repetitions` has {count}, allowed is 1 to {MAX_REPETITIONS}"));
+        }
+        for (index, result) in self.repetitions.iter().enumerate() {
+            for (field, value) in [
+                ("seconds", result.seconds),
+                ("messages_per_s", result.messages_per_s),
+                ("bytes_per_s", result.bytes_per_s),
+            ] {
+                if !(0.0..=MAX_VALUE).contains(&value) || (field == "seconds" && value == 0.0) {
+                    let allowed = if field == "seconds" { "more than 0" } else { "0" };
+                    let what = format!("is {value}, allowed is {allowed} to {MAX_VALUE}");
+                    return Err(format!("field `repetitions[{index}].{field}` {what}"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes per message.
+    pub fn bytes(&self) -> usize {
+        self.parameters.sizes.first().copied().unwrap_or(0)
+    }
+
+    /// What each repetition measured of a quantity.
+    pub fn values(&self, quantity: Quantity) -> Vec<f64> {
+        self.repetitions.iter().filter_map(|result| quantity.of(result)).collect()
+    }
+
+    /// The same in short.
+    pub fn spread(&self, quantity: Quantity) -> Option<Spread> {
+        Spread::of(self.values(quantity))
+    }
+}
+
+/// A value as part of a message: not all of it if there is much.
+fn brief(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(60) {
+        Some((at, _)) => format!("{}...", &text[..at]),
+        None => text,
+    }
+}

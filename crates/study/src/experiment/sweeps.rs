@@ -1,0 +1,366 @@
+//! The table of experiments.
+
+use super::claims;
+use super::quantity::Quantity::{self, Fairness, MedianLatency, MessageRate, RnrNaks, TailLatency, Throughput};
+use super::sweep::{Effort, Experiment, Point};
+use crate::parameters::{Kind, Operation, Parameters};
+use crate::serving::{Serving, SharedBy};
+
+/// Sizes at which protocols are compared, in bytes.
+pub const COMPARED_SIZES: [usize; 4] = [16, 512, 8192, 1 << 20];
+
+const LATENCY: &[Quantity] = &[MedianLatency, TailLatency];
+const RATE: &[Quantity] = &[MessageRate, Throughput];
+const THROUGHPUT: &[Quantity] = &[Throughput, MessageRate];
+const GATHERED: &[Quantity] = &[MessageRate, Throughput, Fairness];
+const REFUSED: &[Quantity] = &[MessageRate, RnrNaks];
+
+/// A protocol, as far as experiments are the same for all.
+struct Family {
+    name: &'static str,
+    operation: Operation,
+    claims: Claims,
+}
+
+/// What is published of a protocol, by experiment.
+struct Claims {
+    latency: &'static [claims::Claim],
+    bandwidth: &'static [claims::Claim],
+    threads: &'static [claims::Claim],
+    n_to_1: &'static [claims::Claim],
+}
+
+const FAMILIES: [Family; 1] = [Family {
+    name: "send-receive",
+    operation: Operation::Send,
+    claims: Claims {
+        latency: claims::LATENCY,
+        bandwidth: claims::BANDWIDTHS,
+        threads: claims::THREADS_CLAIMS,
+        n_to_1: claims::N_TO_1,
+    },
+}];
+
+/// All experiments, with their points for this effort.
+pub fn all(effort: Effort) -> Vec<Experiment> {
+    let mut table: Vec<Experiment> = Vec::new();
+    for family in &FAMILIES {
+        let is_send_receive = family.operation == Operation::Send;
+        table.push(family.latency(effort));
+        if is_send_receive {
+            table.extend([window(effort), batch(effort)]);
+        }
+        table.push(family.bandwidth(effort));
+        if is_send_receive {
+            table.extend([large_or_batch(effort), receive_batching(effort), inline(effort)]);
+        }
+        table.push(family.threads(effort));
+        if is_send_receive {
+            table.push(threads_srq(effort));
+        }
+        table.push(family.n_to_1(effort));
+        if is_send_receive {
+            table.extend([n_to_1_srq(effort), rnr(effort)]);
+        }
+    }
+    table
+}
+
+/// Sizes of a sweep over sizes: those that protocols are compared at, and some between.
+fn sizes(effort: Effort, least: usize) -> Vec<usize> {
+    let mut sizes: Vec<usize> = match effort {
+        Effort::Quick => vec![1, 64, 2048, 65_536],
+        Effort::Usual => vec![1, 64, 256, 1024, 2048, 4096, 16_384, 65_536, 262_144],
+        Effort::Full => (0..=20).map(|exponent| 1 << exponent).collect(),
+    };
+    sizes.extend(COMPARED_SIZES);
+    sizes.retain(|&size| size >= least);
+    sizes.sort_unstable();
+    sizes.dedup();
+    sizes
+}
+
+fn point(series: impl Into<String>, x: usize, parameters: Parameters) -> Point {
+    Point { series: series.into(), x: x as f64, parameters }
+}
+
+impl Family {
+    fn latency(&self, effort: Effort) -> Experiment {
+        let points = sizes(effort, 1)
+            .into_iter()
+            .map(|bytes| point("ping-pong", bytes, Point::parameters(effort, Kind::Latency, self.operation, bytes)));
+        Experiment {
+            name: format!("{}/latency", self.name),
+            question: "How long does one message take, by its size?",
+            setting: "one connection, one message at a time; half a round trip of a ping-pong, both sides polling",
+            sweep: "message size, B",
+            quantities: LATENCY,
+            points: points.collect(),
+            claims: self.claims.latency,
+        }
+    }
+
+    fn bandwidth(&self, effort: Effort) -> Experiment {
+        let mut points = Vec::new();
+        for bytes in sizes(effort, 16) {
+            for (series, window, batch) in [("sequential", 1, 1), ("unbatched", 64, 1), ("batched", 256, 8)] {
+                let base = Point::parameters(effort, Kind::Bandwidth, self.operation, bytes);
+                points.push(point(series, bytes, Parameters { window, batch, depth: (2 * window).max(64), ..base }));
+            }
+        }
+        Experiment {
+            name: format!("{}/bandwidth", self.name),
+            question: "How much goes through, by message size and configuration?",
+            setting: "one connection; sequential: 1 message unacknowledged, unbatched: 64, batched: 256 and eight per \
+                      post; for large messages window and depth shrink to what a cache holds",
+            sweep: "message size, B",
+            quantities: THROUGHPUT,
+            points,
+            claims: self.claims.bandwidth,
+        }
+    }
+
+    fn threads(&self, effort: Effort) -> Experiment {
+        let mut points = Vec::new();
+        for bytes in [16, 512, 8192] {
+            for threads in thread_counts(effort) {
+                let serving = Serving { threads, ..Serving::default() };
+                let base = Point::parameters(effort, Kind::Bandwidth, self.operation, bytes);
+                let parameters = Parameters { connections: threads, serving, ..base };
+                points.push(point(format!("{bytes} B"), threads, parameters));
+            }
+        }
+        Experiment {
+            name: format!("{}/threads", self.name),
+            question: "Do more threads send more?",
+            setting: "so many threads on each side, one connection each, 64 messages unacknowledged, one per post; all \
+                      threads of a side share one RNIC",
+            sweep: "threads on each side",
+            quantities: RATE,
+            points,
+            claims: self.claims.threads,
+        }
+    }
+
+    fn n_to_1(&self, effort: Effort) -> Experiment {
+        let mut points = Vec::new();
+        for bytes in [16, 512, 8192] {
+            for (how, single_receiver) in [("in turn", false), ("single receiver", true)] {
+                for senders in sender_counts(effort) {
+                    let serving = Serving { single_receiver, ..Serving::default() };
+                    let base = Point::parameters(effort, Kind::Bandwidth, self.operation, bytes);
+                    let parameters = Parameters { connections: senders, serving, ..base };
+                    points.push(point(format!("{bytes} B, {how}"), senders, parameters));
+                }
+            }
+        }
+        Experiment {
+            name: format!("{}/n-to-1", self.name),
+            question: "Many senders, one receiver: what does it take in, and is it fair?",
+            setting: "so many connections, 64 messages unacknowledged each, all receives in one thread; the senders \
+                      take turns in one thread of the other process. In turn: each connection has a completion queue; \
+                      single receiver: one queue for all",
+            sweep: "senders",
+            quantities: GATHERED,
+            points,
+            claims: self.claims.n_to_1,
+        }
+    }
+}
+
+fn thread_counts(effort: Effort) -> Vec<usize> {
+    effort.pick(vec![1, 2, 4], vec![1, 2, 3, 4], vec![1, 2, 3, 4, 6, 8, 16])
+}
+
+fn sender_counts(effort: Effort) -> Vec<usize> {
+    effort.pick(vec![1, 4, 16], vec![1, 2, 4, 8, 16], vec![1, 2, 4, 8, 16, 32, 64])
+}
+
+/// A stream of small messages over one Send-Receive connection.
+fn small(effort: Effort, window: usize, batch: usize) -> Parameters {
+    let base = Point::parameters(effort, Kind::Bandwidth, Operation::Send, 16);
+    Parameters { window, batch, depth: (2 * window).max(64), depths_are_defaults: false, ..base }
+}
+
+fn window(effort: Effort) -> Experiment {
+    let windows = effort.pick(vec![1, 2, 4, 8, 16, 32, 64, 256], doubling(256), doubling(1024));
+    Experiment {
+        name: "send-receive/window".to_owned(),
+        question: "How many messages should be unacknowledged?",
+        setting: "16 B, one connection, one message per post",
+        sweep: "messages unacknowledged at most",
+        quantities: RATE,
+        points: windows.into_iter().map(|window| point("one per post", window, small(effort, window, 1))).collect(),
+        claims: claims::WINDOWS,
+    }
+}
+
+fn batch(effort: Effort) -> Experiment {
+    let batches = effort.pick(vec![1, 4, 8, 16, 64], doubling(64), doubling(64));
+    let windows = effort.pick(vec![64, 256], vec![64, 256], vec![64, 256, 1024]);
+    let mut points = Vec::new();
+    for window in windows {
+        for &batch in &batches {
+            points.push(point(format!("window {window}"), batch, small(effort, window, batch)));
+        }
+    }
+    Experiment {
+        name: "send-receive/batch".to_owned(),
+        question: "How many messages should go in one post?",
+        setting: "16 B, one connection (doorbell batching)",
+        sweep: "messages per post",
+        quantities: RATE,
+        points,
+        claims: claims::BATCHES,
+    }
+}
+
+fn large_or_batch(effort: Effort) -> Experiment {
+    let mut points = Vec::new();
+    for bytes in effort.pick(vec![512, 4096, 32_768], vec![128, 512, 2048, 8192, 32_768, 131_072], doubling(1 << 20)) {
+        if bytes < 64 {
+            continue; // eight parts of less than eight bytes are nobody's messages
+        }
+        let stream = |bytes, window, batch| {
+            let base = Point::parameters(effort, Kind::Bandwidth, Operation::Send, bytes);
+            Parameters { window, batch, depth: 2 * window, ..base }
+        };
+        points.push(point("one message", bytes, stream(bytes, 32, 1)));
+        points.push(point("list of 8", bytes, stream(bytes / 8, 256, 8)));
+    }
+    Experiment {
+        name: "send-receive/large-or-batch".to_owned(),
+        question: "One large message, or the same bytes as eight in one post?",
+        setting: "one connection; per post as many bytes either way, and as many unacknowledged",
+        sweep: "payload per post, B",
+        quantities: &[Throughput],
+        points,
+        claims: claims::LARGE_OR_BATCH,
+    }
+}
+
+fn receive_batching(effort: Effort) -> Experiment {
+    let mut points = Vec::new();
+    for (series, repost_list) in [("reposted one by one", 1), ("reposted in lists", 64)] {
+        for poll_list in effort.pick(vec![1, 4, 32], doubling(32), doubling(32)) {
+            let serving = Serving { poll_list, repost_list, ..Serving::default() };
+            points.push(point(series, poll_list, Parameters { serving, ..small(effort, 256, 8) }));
+        }
+    }
+    Experiment {
+        name: "send-receive/receive-batching".to_owned(),
+        question: "What do lists bring on the receiving side?",
+        setting: "16 B, 256 unacknowledged, eight per post, so that the sender is not what is waited for",
+        sweep: "completions per poll at most",
+        quantities: RATE,
+        points,
+        claims: claims::RECEIVE_BATCHING,
+    }
+}
+
+fn inline(effort: Effort) -> Experiment {
+    let mut points = Vec::new();
+    for bytes in effort.pick(vec![1, 16, 64, 256], vec![1, 16, 64, 128, 256, 512], doubling(512)) {
+        for (series, inline) in [("inline", 512), ("not inline", 0)] {
+            let base = Point::parameters(effort, Kind::Latency, Operation::Send, bytes);
+            points.push(point(series, bytes, Parameters { inline, ..base }));
+        }
+    }
+    Experiment {
+        name: "send-receive/inline".to_owned(),
+        question: "Do inline data shorten latency?",
+        setting: "one connection, ping-pong; the payload is copied into the work request, or read from memory",
+        sweep: "message size, B",
+        quantities: LATENCY,
+        points,
+        claims: claims::INLINE,
+    }
+}
+
+fn threads_srq(effort: Effort) -> Experiment {
+    let mut points = Vec::new();
+    for bytes in effort.pick(vec![16, 8192], vec![16, 512, 8192], vec![16, 512, 8192]) {
+        for (policy, by) in [("lock", SharedBy::Lock), ("thread", SharedBy::Thread)] {
+            for threads in thread_counts(effort) {
+                let serving = Serving { threads, shared_receives: Some(by), ..Serving::default() };
+                let base = Point::parameters(effort, Kind::Bandwidth, Operation::Send, bytes);
+                let parameters = Parameters { connections: threads, depth: 512, serving, ..base };
+                points.push(point(format!("{bytes} B, {policy}"), threads, parameters));
+            }
+        }
+    }
+    Experiment {
+        name: "send-receive/threads-srq".to_owned(),
+        question: "What do shared receive buffers cost, and who should post them again?",
+        setting: "as threads, with 512 receive buffers that all connections share: posted again under a lock by whoever \
+                  gives one back, or by one thread that does nothing else",
+        sweep: "threads on each side",
+        quantities: &[MessageRate, Throughput, RnrNaks],
+        points,
+        claims: claims::THREADS_SRQ,
+    }
+}
+
+fn n_to_1_srq(effort: Effort) -> Experiment {
+    let mut points = Vec::new();
+    for bytes in [16, 512, 8192] {
+        for senders in sender_counts(effort) {
+            let shared_receives = Some(SharedBy::Lock);
+            let serving = Serving { single_receiver: true, shared_receives, ..Serving::default() };
+            let base = Point::parameters(effort, Kind::Bandwidth, Operation::Send, bytes);
+            let parameters = Parameters { connections: senders, depth: 512, serving, ..base };
+            points.push(point(format!("{bytes} B, shared"), senders, parameters));
+        }
+    }
+    Experiment {
+        name: "send-receive/n-to-1-srq".to_owned(),
+        question: "Many senders into shared receive buffers: what does the constant memory cost?",
+        setting: "as n-to-1 with a single receiver, and 512 receive buffers for all senders together",
+        sweep: "senders",
+        quantities: GATHERED,
+        points,
+        claims: claims::N_TO_1_SRQ,
+    }
+}
+
+fn rnr(effort: Effort) -> Experiment {
+    let mut points = Vec::new();
+    let rates = effort.pick(
+        vec![25_000, 100_000, 400_000],
+        vec![25_000, 50_000, 100_000, 200_000, 400_000],
+        vec![12_500, 25_000, 50_000, 75_000, 100_000, 150_000, 200_000, 400_000, 800_000],
+    );
+    for (senders, name) in [(1, "1 sender"), (8, "8 senders")] {
+        for (flow, credits) in [("credits", true), ("none", false)] {
+            for &rate in &rates {
+                let serving = Serving { single_receiver: true, ..Serving::default() };
+                let parameters = Parameters {
+                    connections: senders,
+                    depth: 16,
+                    rate: Some(rate as f64),
+                    slow_receiver_us: 10,
+                    credits,
+                    serving,
+                    ..small(effort, 64, 1)
+                };
+                let x = rate as f64 / 1000.0;
+                points.push(Point { series: format!("{name}, {flow}"), x, parameters });
+            }
+        }
+    }
+    Experiment {
+        name: "send-receive/rnr".to_owned(),
+        question: "What happens when senders are faster than the receiver?",
+        setting: "16 B to one receiver that takes 10 us for each message, so about 100,000 per second; 16 receive \
+                  buffers per sender; with flow control by credits, and with none",
+        sweep: "thousand messages/s offered",
+        quantities: REFUSED,
+        points,
+        claims: claims::RNR_CLAIMS,
+    }
+}
+
+/// 1, 2, 4, ... up to this.
+fn doubling(most: usize) -> Vec<usize> {
+    std::iter::successors(Some(1), |count| Some(2 * count)).take_while(|&count| count <= most).collect()
+}

@@ -1,0 +1,89 @@
+//! The report in a real browser: headless Chromium.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::peers::chromium;
+use crate::shell::{Running, command, run, target};
+use crate::test::Outcome;
+
+/// What a record may say, and what must stay text.
+const HOSTILE: &str = "</script><script>window.owned=1</script><img src=x onerror=owned=1> & 'quoted'";
+
+/// A few experiments are measured, their report is opened at the width of a desk and of a phone, and a
+/// script presses every button.
+pub(crate) fn report() -> Outcome {
+    let Some(browser) = chromium() else {
+        return Outcome::LeftOut("there is no chromium".to_owned());
+    };
+    let directory = target().join("xtask").join("report");
+    measure(&directory)
+        .and_then(|()| {
+            let page = directory.join("report.html");
+            [(1280, 900), (390, 844)].iter().try_for_each(|size| open(browser, &page, *size))
+        })
+        .into()
+}
+
+/// Two runs: one measured, and one with names in it that nobody should trust.
+fn measure(directory: &Path) -> Result<(), String> {
+    let said = |error: std::io::Error| format!("{}: {error}", directory.display());
+    if directory.exists() {
+        fs::remove_dir_all(directory).map_err(said)?;
+    }
+    let (measured, hostile) = (directory.join("measured"), directory.join("hostile"));
+    let doorbell = target().join("release").join("doorbell");
+    let mut study = command(&doorbell, &["study", "--quick", "send-receive/inline", "send-receive/rnr", "--out"]);
+    study.arg(&measured);
+    run(study)?;
+    fs::create_dir_all(&hostile).map_err(said)?;
+    for entry in fs::read_dir(&measured).map_err(said)? {
+        let path = entry.map_err(said)?.path();
+        if let (Some(name), true) = (path.file_name(), path.extension().is_some_and(|extension| extension == "json")) {
+            let record = fs::read_to_string(&path).map_err(said)?;
+            fs::write(hostile.join(name), record.replace("not inline", HOSTILE)).map_err(said)?;
+        }
+    }
+    let mut report = command(&doorbell, &["report"]);
+    report.arg(&measured).arg(&hostile).arg("--out").arg(directory.join("report.html"));
+    run(report)
+}
+
+fn open(browser: &str, page: &Path, (width, height): (u32, u32)) -> Result<(), String> {
+    let text = fs::read_to_string(page).map_err(|error| format!("{}: {error}", page.display()))?;
+    let before = "<script>window.problems = []; addEventListener(\"error\", (event) => problems.push(event.message));\
+                  </script><meta charset";
+    let behind = format!("<script>{}</script></body>", include_str!("browser.js"));
+    let tested = page.with_extension("tested.html");
+    let text = text.replacen("<meta charset", before, 1).replacen("</body>", &behind, 1);
+    fs::write(&tested, text).map_err(|error| format!("{}: {error}", tested.display()))?;
+    let mut chromium: Command = command(
+        browser,
+        &[
+            "--headless",
+            "--no-sandbox", // which root cannot have
+            "--disable-gpu",
+            "--disable-background-networking",
+            "--no-first-run",
+            "--enable-logging=stderr",
+            "--virtual-time-budget=10000",
+            "--dump-dom",
+        ],
+    );
+    let profile = page.with_extension("profile");
+    chromium.arg(format!("--user-data-dir={}", profile.display()));
+    chromium.arg(format!("--window-size={width},{height}")).arg(format!("file://{}", tested.display()));
+    let (dom, said) = Running::start(chromium)?.finish(Duration::from_secs(120))?;
+    if let Some(line) = said.lines().find(|line| line.contains("CONSOLE")) {
+        return Err(format!("at {width} pixels the console has: {line}"));
+    }
+    let (_, found) = dom.split_once("<pre id=\"result\">").ok_or("the page did not run its scripts")?;
+    let found = found.split_once("</pre>").map_or(found, |(found, _)| found);
+    if !found.starts_with("sound: ") {
+        return Err(format!("at {width} pixels, {found}"));
+    }
+    println!("{width} x {height}: {found}");
+    Ok(())
+}
