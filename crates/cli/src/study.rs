@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use doorbell_study::environment::Environment;
-use doorbell_study::experiment::{self, Effort, Experiment, Point, RunDirectory};
+use doorbell_study::experiment::{self, DirectoryError, Effort, Experiment, Point, RunDirectory};
 use doorbell_study::record::PointResult;
 use doorbell_study::session::Client;
 use doorbell_verbs::soft::{self, SoftOptions};
@@ -106,6 +106,11 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
     }
     let path = study.directory();
     let directory = RunDirectory::create(&path)?;
+    // What the report could not be written of is better known before minutes of measuring.
+    match RunDirectory::read(&path) {
+        Ok(_) | Err(DirectoryError::Empty(_)) => {}
+        Err(error) => return Err(error.into()),
+    }
     let outcome = measure_all(study, &directory, &experiments)?;
     let written = write_report(std::slice::from_ref(&path), &path.join("report.html"))?;
     if study.json {
@@ -201,6 +206,7 @@ fn measure_all(study: &Study, directory: &RunDirectory, experiments: &[Experimen
                     *done += 1;
                     outcome.measured += 1;
                     failed_in_a_row = 0;
+                    bar.inc(1);
                 }
                 Err(error) => {
                     let what = format!("{}, {}, {}: {error}", experiment.name, point.series, point.x);
@@ -216,7 +222,6 @@ fn measure_all(study: &Study, directory: &RunDirectory, experiments: &[Experimen
                     }
                 }
             }
-            bar.inc(1);
         }
     }
     bar.finish_and_clear();
