@@ -1,5 +1,6 @@
 //! Developer chores: `cargo xtask test` runs all tests with everything they need.
 
+mod bindings;
 mod end_to_end;
 mod packets;
 mod peers;
@@ -35,6 +36,8 @@ enum Command {
     },
     /// Only runs the command end to end, as `test` does.
     EndToEnd,
+    /// Generates the C layouts of libibverbs anew from rdma-core's header, with libclang.
+    Bindings,
 }
 
 fn main() -> ExitCode {
@@ -42,5 +45,15 @@ fn main() -> ExitCode {
         Command::Test { fast } => test::everything(fast),
         Command::Packets { directory } => test::packets(&directory),
         Command::EndToEnd => test::end_to_end(),
+        Command::Bindings => {
+            peers::install_for_bindings();
+            match bindings::generate().and_then(|()| bindings::check_layout()) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(why) => {
+                    eprintln!("{why}");
+                    ExitCode::FAILURE
+                }
+            }
+        }
     }
 }

@@ -14,7 +14,28 @@ pub(crate) fn install() {
         ("iproute2", succeeds(command("ip", &["-V"]))),
         ("ethtool", succeeds(command("ethtool", &["--version"]))),
         ("nftables", succeeds(command("nft", &["--version"]))),
+        ("gcc", succeeds(command("cc", &["--version"]))),
+        ("libibverbs-dev", has_verbs_header()),
     ];
+    install_missing(&packages);
+}
+
+/// Installs what generating bindings needs.
+pub(crate) fn install_for_bindings() {
+    install_missing(&[("libclang-dev", has_libclang()), ("libibverbs-dev", has_verbs_header())]);
+}
+
+fn has_libclang() -> bool {
+    let libraries = command("sh", &["-c", "ls /usr/lib/llvm-*/lib/libclang*.so*"]);
+    succeeds(libraries)
+}
+
+/// Is libibverbs' public header here?
+fn has_verbs_header() -> bool {
+    std::path::Path::new("/usr/include/infiniband/verbs.h").exists()
+}
+
+fn install_missing(packages: &[(&str, bool)]) {
     let missing: Vec<&str> = packages.iter().filter(|(_, is_here)| !is_here).map(|(name, _)| *name).collect();
     if missing.is_empty() {
         return;

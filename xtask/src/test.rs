@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use crate::shell::{cargo, run, succeeds, target};
-use crate::{end_to_end, packets, peers};
+use crate::{bindings, end_to_end, packets, peers};
 
 /// How a step ended.
 pub(crate) enum Outcome {
@@ -96,6 +96,7 @@ pub(crate) fn everything(fast: bool) -> ExitCode {
     } else {
         report.packets(&captures);
         end_to_end::run(&mut |name, body| report.step(name, body));
+        report.step("layouts, to the C compiler", || bindings::check_layout().into());
     }
     summarize(&report, in_ci)
 }
