@@ -47,7 +47,12 @@ pub(crate) fn generate() -> Result<(), String> {
         fs::write(&path, text).map_err(|error| format!("{} could not be written: {error}", path.display()))
     };
     write("bindings.rs", format!("{PREAMBLE}{allow}\n{bindings}"))?;
-    write("layout.rs", format!("{PREAMBLE}\nuse crate::bindings::*;\n\n{layout}"))?;
+    write(
+        "layout.rs",
+        format!(
+            "{PREAMBLE}#![allow(clippy::identity_op, clippy::unnecessary_operation)]\n\nuse crate::bindings::*;\n\n{layout}"
+        ),
+    )?;
     let manifest = root().join("crates/ibverbs-sys/Cargo.toml");
     run(command("cargo", &["fmt", "--manifest-path", &manifest.to_string_lossy()]))
 }

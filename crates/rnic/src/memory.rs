@@ -33,10 +33,12 @@ pub struct PdId(pub u32);
 
 /// The local key of a region, which scatter-gather elements carry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(transparent)]
 pub struct LKey(pub u32);
 
-/// A scatter-gather element: a piece of a registered region.
+/// A scatter-gather element: a piece of a registered region. It is laid out as in verbs' C API.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
 pub struct Sge {
     /// Where it starts, as the region was registered.
     pub address: u64,

@@ -25,9 +25,9 @@ pub mod soft;
 pub use doorbell_fabric::LinkCounters;
 pub use doorbell_rnic::{
     Access, AddressVector, AsyncEvent, Attachment, AttributeMask, Completion, CompletionOpcode, Counters, CqId, LKey,
-    MAX_MESSAGE_BYTES, MemoryError, ModifyError, Notify, ObjectError, Overrun, Payload, PostError, PostErrorKind,
-    QpAttributes, QpCapacities, QpCounters, QpInfo, QpKind, QpState, RecvRequest, SendFlags, SendOperation,
-    SendRequest, Sge, SrqId, Status, UdDestination, transition,
+    MAX_MESSAGE_BYTES, MemoryError, ModifyError, Notifier, Notify, ObjectError, Overrun, Payload, PdId, PostError,
+    PostErrorKind, QpAttributes, QpCapacities, QpCounters, QpInfo, QpInit, QpKind, QpState, RecvRequest, SendFlags,
+    SendOperation, SendRequest, Sge, SrqId, Status, UdDestination, transition,
 };
 pub use doorbell_wire::{PathMtu, Psn, QKey, Qpn, RKey};
 pub use error::Error;

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use doorbell_fabric::LinkCounters;
 use doorbell_rnic::{
-    Access, AsyncEvent, Completion, Counters, CqId, LKey, ModifyError, Notify, Overrun, PdId, PostError, QpAttributes,
-    QpInfo, QpInit, RecvRequest, SendRequest, SrqId,
+    Access, AsyncEvent, Completion, Counters, CqId, LKey, ModifyError, Notifier, Notify, Overrun, PdId, PostError,
+    QpAttributes, QpInfo, QpInit, RecvRequest, SendRequest, SrqId,
 };
 use doorbell_wire::{PathMtu, Psn, Qpn, RKey};
 
@@ -112,6 +112,11 @@ pub trait Provider: Send + Sync {
     /// The oldest asynchronous event.
     fn poll_event(&self) -> Option<AsyncEvent>;
 
+    /// Calls `notifier` for each asynchronous event, instead of making
+    /// [`event_fd`](Self::event_fd) readable. Of the device it may call nothing but
+    /// [`poll_event`](Self::poll_event). Only the first call has an effect.
+    fn on_event(&self, notifier: Notifier);
+
     /// Readable while asynchronous events wait.
     fn event_fd(&self) -> BorrowedFd<'_>;
 
@@ -141,6 +146,9 @@ pub trait Cq: Send + Sync {
 
     /// Arms one notification.
     fn arm(&self, notify: Notify);
+
+    /// Changes how many entries it holds at most.
+    fn resize(&self, depth: usize) -> Result<(), Error>;
 }
 
 /// A shared receive queue of a provider. Dropping it destroys it.
@@ -150,6 +158,9 @@ pub trait Srq: Send + Sync {
 
     /// Arms the limit event.
     fn arm_limit(&self, limit: usize);
+
+    /// The limit that is armed; 0 if none is.
+    fn limit(&self) -> usize;
 
     /// Receives that are posted.
     fn len(&self) -> usize;

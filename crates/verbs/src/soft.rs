@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use doorbell_fabric::{BindRequest, FaultPlan, Faults, Link, LinkCounters, Pcap, Port, UdpLink, active_mtu, bind};
@@ -48,6 +48,11 @@ impl Default for SoftOptions {
 
 /// Opens a software RNIC.
 pub fn open(options: &SoftOptions) -> Result<Device, Error> {
+    Ok(Device::new(open_provider(options)?))
+}
+
+/// Opens a software RNIC for what builds on the layer [`raw`].
+pub fn open_provider(options: &SoftOptions) -> Result<Arc<dyn Provider>, Error> {
     let udp = bind(BindRequest {
         address: options.address,
         port: options.port,
@@ -76,21 +81,26 @@ pub fn open(options: &SoftOptions) -> Result<Device, Error> {
     let port = udp.port();
     let link = stack(udp, options)?;
     let events = Arc::new(event_fd()?);
+    let listener = Arc::new(OnceLock::<Notifier>::new());
     let notifier: Notifier = {
-        let events = Arc::clone(&events);
-        Arc::new(move || signal(&events))
+        let (events, listener) = (Arc::clone(&events), Arc::clone(&listener));
+        Arc::new(move || match listener.get() {
+            Some(listener) => listener(),
+            None => signal(&events),
+        })
     };
     let rnic = Rnic::new(config, Some(notifier));
     let queue = Arc::clone(rnic.events());
     let engine = Port::start(rnic, link, readable, port).map_err(Error::os("the progress thread could not start"))?;
-    Ok(Device::new(Arc::new(Soft {
+    Ok(Arc::new(Soft {
         port: Arc::new(engine),
         config,
         udp_port: port,
         regions: Mutex::default(),
         event_fd: events,
+        listener,
         events: queue,
-    })))
+    }))
 }
 
 /// Puts the wrappers that were asked for around the socket.
@@ -126,6 +136,7 @@ struct Soft {
     udp_port: u16,
     regions: Mutex<HashMap<LKey, Arc<Region>>>,
     event_fd: Arc<EventFd>,
+    listener: Arc<OnceLock<Notifier>>,
     events: Arc<EventQueue>,
 }
 
@@ -243,6 +254,10 @@ impl Provider for Soft {
         self.events.pop()
     }
 
+    fn on_event(&self, notifier: Notifier) {
+        let _ = self.listener.set(notifier);
+    }
+
     fn event_fd(&self) -> BorrowedFd<'_> {
         self.event_fd.as_fd()
     }
@@ -329,6 +344,10 @@ impl raw::Cq for SoftCq {
             self.port.armed().fetch_sub(1, Ordering::SeqCst);
         }
     }
+
+    fn resize(&self, depth: usize) -> Result<(), Error> {
+        Ok(self.port.with(|rnic| rnic.resize_cq(self.id, depth))?)
+    }
 }
 
 impl Drop for SoftCq {
@@ -357,6 +376,10 @@ impl raw::Srq for SoftSrq {
 
     fn arm_limit(&self, limit: usize) {
         self.queue.arm_limit(limit);
+    }
+
+    fn limit(&self) -> usize {
+        self.queue.limit()
     }
 
     fn len(&self) -> usize {

@@ -107,6 +107,21 @@ impl Rnic {
         self.cqs.get(cq.0 as usize).map(|cq| &cq.queue)
     }
 
+    /// Changes how many entries a completion queue holds at most.
+    pub fn resize_cq(&mut self, cq: CqId, depth: usize) -> Result<(), ObjectError> {
+        let queue = self.completion_queue(cq).ok_or(ObjectError::Unknown("completion queue"))?;
+        range("the completion queue's depth", depth, 1, MAX_CQ_DEPTH)?;
+        if queue.resize(depth) {
+            return Ok(());
+        }
+        Err(ObjectError::Range {
+            what: "the completion queue's depth",
+            given: depth,
+            least: queue.len(),
+            most: MAX_CQ_DEPTH,
+        })
+    }
+
     /// Destroys a completion queue that no queue pair uses.
     pub fn destroy_cq(&mut self, cq: CqId) -> Result<(), ObjectError> {
         let entry = self.cqs.get(cq.0 as usize).ok_or(ObjectError::Unknown("completion queue"))?;
