@@ -3,6 +3,7 @@
 
 mod bench;
 mod output;
+mod run;
 mod wire;
 
 use std::process::ExitCode;
@@ -23,6 +24,11 @@ enum Command {
     /// Measure message exchange between two processes, or what the kernel allows
     #[command(subcommand)]
     Bench(Box<bench::Bench>),
+    /// Run an unmodified verbs program on the software RNIC
+    #[command(after_help = run::EXAMPLES)]
+    Run(run::Run),
+    /// Print the variables with which programs run on the software RNIC, for a shell or a container
+    Env(run::Env),
     /// Explain what goes over the wire
     #[command(subcommand)]
     Wire(wire::Wire),
@@ -57,6 +63,8 @@ fn main() -> ExitCode {
         .init();
     let result = match cli.command {
         Command::Bench(bench) => bench::run(*bench),
+        Command::Run(arguments) => run::run(&arguments),
+        Command::Env(arguments) => run::print_env(&arguments),
         Command::Wire(wire) => wire::run(wire),
     };
     match result {

@@ -25,6 +25,7 @@ pub(crate) fn options() -> Outcome<SoftOptions> {
         address: parsed("DOORBELL_BIND")?,
         pcap: variable("DOORBELL_PCAP").map(per_process),
         faults: parsed::<FaultPlan>("DOORBELL_FAULT")?,
+        check_elements_late: true,
         ..SoftOptions::default()
     };
     if let Some(port) = parsed("DOORBELL_PORT")? {
@@ -41,10 +42,13 @@ fn per_process(path: OsString) -> PathBuf {
     }
 }
 
+/// A vendor that is nobody (a locally administered identifier), and its first part.
+const OWN_VENDOR: (u32, u32) = (0x02_646f, 1);
+
 /// The vendor's and the part's number that the device shows. Some programs decide by them what to
 /// make use of.
 pub(crate) fn vendor() -> Outcome<(u32, u32)> {
-    let Some(value) = variable("DOORBELL_VENDOR_ID") else { return Ok((0, 0)) };
+    let Some(value) = variable("DOORBELL_VENDOR_ID") else { return Ok(OWN_VENDOR) };
     let text = value.to_string_lossy();
     let number = |text: &str| match text.strip_prefix("0x") {
         Some(digits) => u32::from_str_radix(digits, 16).ok(),

@@ -64,7 +64,8 @@ fn tables(events: &Events) -> c::verbs_context {
     context.ops.post_send = Some(post::post_send);
     context.ops.post_recv = Some(post::post_recv);
     context.ops.post_srq_recv = Some(post::post_srq_recv);
-    context.cmd_fd = -1;
+    // There is no kernel to command, but some programs duplicate the descriptor.
+    context.cmd_fd = events.fd();
     context.async_fd = events.fd();
     context.num_comp_vectors = 1;
     context.abi_compat = EXTENDED;

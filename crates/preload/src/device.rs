@@ -57,7 +57,7 @@ pub(crate) fn fill(field: &mut [c_char], text: &CStr) {
 
 /// The node's GUID, in network order: locally administered, one per process.
 pub(crate) fn guid() -> u64 {
-    (0x0264_6f6f_7200_0000_u64 << 8 | u64::from(std::process::id())).to_be()
+    (0x0264_6f6f_0000_0000_u64 | u64::from(std::process::id())).to_be()
 }
 
 /// An RNIC and who gets its events.

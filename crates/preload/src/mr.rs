@@ -214,22 +214,14 @@ unsafe extern "C" fn ibv_rereg_mr(
         };
         // SAFETY: the C contract.
         let (old_pd, new_pd) = unsafe { (object::<Pd>(own.c.pd)?, object::<Pd>(pd)?) };
-        let provider = &old_pd.context()?.device.provider;
-        let keys = register(new_pd, memory, length, address, access)?;
-        provider.deregister(doorbell_verbs::LKey(own.c.lkey))?;
+        let (provider, lkey) = (&old_pd.context()?.device.provider, doorbell_verbs::LKey(own.c.lkey));
+        // SAFETY: as for registering.
+        unsafe { provider.reregister(lkey, new_pd.id, memory.cast(), length, address, access) }?;
         old_pd.users.remove();
         new_pd.users.add();
         // SAFETY: the program does not use the region while it is being changed.
         let own = unsafe { &mut *mr.cast::<Mr>() };
-        own.c = c::ibv_mr {
-            pd,
-            addr: memory,
-            length,
-            handle: keys.lkey.0,
-            lkey: keys.lkey.0,
-            rkey: keys.rkey.get(),
-            ..own.c
-        };
+        (own.c.pd, own.c.addr, own.c.length) = (pd, memory, length);
         (own.address, own.access) = (address, access);
         Ok(())
     };

@@ -236,7 +236,7 @@ impl CompletionQueue {
         self.lock().armed.is_some()
     }
 
-    /// Takes out the completions of a queue pair that is destroyed (IBTA Vol 1, 11.2.4.4 leaves
+    /// Takes out the completions of a queue pair that is destroyed or reset (IBTA Vol 1, 11.2.4.4 leaves
     /// them undefined; programs expect them gone).
     pub fn purge(&self, qpn: Qpn) {
         let mut inner = self.lock();

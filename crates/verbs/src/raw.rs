@@ -85,6 +85,22 @@ pub trait Provider: Send + Sync {
         owner: Option<Arc<dyn Any + Send + Sync>>,
     ) -> Result<Keys, Error>;
 
+    /// Registers a region anew, with other memory, rights or protection domain; its keys stay good.
+    /// If it is refused, the region stays as it was.
+    ///
+    /// # Safety
+    ///
+    /// As for [`register`](Self::register) without an owner.
+    unsafe fn reregister(
+        &self,
+        lkey: LKey,
+        pd: PdId,
+        base: *mut u8,
+        length: usize,
+        address: u64,
+        access: Access,
+    ) -> Result<(), Error>;
+
     /// Deregisters memory. When this returns, the device does not touch it any more.
     fn deregister(&self, lkey: LKey) -> Result<(), Error>;
 

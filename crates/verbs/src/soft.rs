@@ -36,13 +36,24 @@ pub struct SoftOptions {
     pub faults: Option<FaultPlan>,
     /// The receive buffer to ask for, as the kernel counts it; `None` asks for a large one.
     pub receive_buffer_bytes: Option<usize>,
+    /// Bad scatter-gather elements end their work request with an error completion, as on RNICs,
+    /// instead of being refused when they are posted.
+    pub check_elements_late: bool,
     /// Seeds keys and numbers; `None` takes the operating system's randomness.
     pub seed: Option<[u8; 32]>,
 }
 
 impl Default for SoftOptions {
     fn default() -> Self {
-        Self { address: None, port: ROCE_UDP_PORT, pcap: None, faults: None, receive_buffer_bytes: None, seed: None }
+        Self {
+            address: None,
+            port: ROCE_UDP_PORT,
+            pcap: None,
+            faults: None,
+            receive_buffer_bytes: None,
+            check_elements_late: false,
+            seed: None,
+        }
     }
 }
 
@@ -89,7 +100,10 @@ pub fn open_provider(options: &SoftOptions) -> Result<Arc<dyn Provider>, Error> 
             None => signal(&events),
         })
     };
-    let rnic = Rnic::new(config, Some(notifier));
+    let mut rnic = Rnic::new(config, Some(notifier));
+    if options.check_elements_late {
+        rnic.check_elements_late();
+    }
     let queue = Arc::clone(rnic.events());
     let engine = Port::start(rnic, link, readable, port).map_err(Error::os("the progress thread could not start"))?;
     Ok(Arc::new(Soft {
@@ -190,6 +204,24 @@ impl Provider for Soft {
         let keys = Keys { lkey: region.lkey(), rkey: region.rkey() };
         self.regions.lock().unwrap_or_else(PoisonError::into_inner).insert(keys.lkey, region);
         Ok(keys)
+    }
+
+    unsafe fn reregister(
+        &self,
+        lkey: LKey,
+        pd: PdId,
+        base: *mut u8,
+        length: usize,
+        address: u64,
+        access: Access,
+    ) -> Result<(), Error> {
+        let mut regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
+        let region = regions.get_mut(&lkey).ok_or(ObjectError::Unknown("memory region"))?;
+        *region = self.port.with(|rnic| {
+            // SAFETY: passed on to our caller.
+            unsafe { rnic.reregister(region, pd, base, length, address, access) }
+        })?;
+        Ok(())
     }
 
     fn deregister(&self, lkey: LKey) -> Result<(), Error> {
