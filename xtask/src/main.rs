@@ -4,6 +4,7 @@ mod bindings;
 mod end_to_end;
 mod packets;
 mod peers;
+mod programs;
 mod shell;
 mod test;
 mod two_machines;
@@ -36,6 +37,8 @@ enum Command {
     },
     /// Only runs the command end to end, as `test` does.
     EndToEnd,
+    /// Only runs unmodified verbs programs on the software RNIC, as `test` does.
+    Programs,
     /// Generates the C layouts of libibverbs anew from rdma-core's header, with libclang.
     Bindings,
 }
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
         Command::Test { fast } => test::everything(fast),
         Command::Packets { directory } => test::packets(&directory),
         Command::EndToEnd => test::end_to_end(),
+        Command::Programs => test::programs(),
         Command::Bindings => {
             peers::install_for_bindings();
             match bindings::generate().and_then(|()| bindings::check_layout()) {

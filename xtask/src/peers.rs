@@ -16,6 +16,10 @@ pub(crate) fn install() {
         ("nftables", succeeds(command("nft", &["--version"]))),
         ("gcc", succeeds(command("cc", &["--version"]))),
         ("libibverbs-dev", has_verbs_header()),
+        ("ibverbs-utils", succeeds(command("sh", &["-c", "command -v ibv_rc_pingpong"]))),
+        ("perftest", succeeds(command("sh", &["-c", "command -v ib_send_bw"]))),
+        ("rdma-core", std::path::Path::new("/usr/share/doc/rdma-core/tests").exists()),
+        ("python3-pyverbs", succeeds(command("/usr/bin/python3", &["-c", "import pyverbs.device"]))),
     ];
     install_missing(&packages);
 }

@@ -5,6 +5,7 @@ mod bench;
 mod command;
 mod failures;
 mod operations;
+mod run;
 mod two_sides;
 mod usage;
 mod wire;

@@ -4,7 +4,7 @@ use crate::command::{Running, doorbell, measuring, run};
 
 #[test]
 fn every_command_explains_itself() {
-    for command in ["", "bench", "bench lat", "bench bw", "bench limit", "wire", "wire cost"] {
+    for command in ["", "bench", "bench lat", "bench bw", "bench limit", "run", "env", "wire", "wire cost"] {
         let help = run(&format!("{command} --help")).expect_status(0);
         assert!(help.stdout.contains("Usage: doorbell"), "{command}:\n{}", help.stdout);
         assert_eq!(help.stderr, "");

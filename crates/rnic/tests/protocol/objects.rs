@@ -1,7 +1,7 @@
 //! Limits and errors of objects and work requests.
 
 use super::common::script::{OWN, PEER, PEER_PSN, PEER_QPN, Script};
-use super::common::{End, Memory, QKEY, World, address_of};
+use super::common::{Block, End, QKEY, World, address_of};
 use doorbell_rnic::{
     Access, AddressVector, CqId, LKey, MAX_CQ_DEPTH, MAX_INLINE_BYTES, MAX_QUEUE_DEPTH, MAX_SGES, MemoryError,
     ModifyError, ObjectError, Payload, PdId, PostErrorKind, QpAttributes, QpCapacities, QpInit, QpKind, QpState,
@@ -345,7 +345,7 @@ fn numbers_and_keys_are_drawn_anew_and_replay_from_the_seed() {
 #[test]
 fn a_region_that_is_registered_anew_keeps_its_keys() {
     let mut script = Script::new();
-    let (first, second) = (Memory::new(64), Memory::new(32));
+    let (first, second) = (Block::new(64), Block::new(32));
     let pd = script.world.nodes[OWN].pd;
     // SAFETY: the memory outlives the device.
     let region =
