@@ -7,7 +7,7 @@ use std::net::TcpListener;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::shell::{cargo, command, output_of, run, target};
+use crate::shell::{cargo, command, output_of, root, run, target};
 
 /// Longer than any of these programs takes.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -93,6 +93,17 @@ pub(crate) fn show() -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// A program of our own that does what verbs refuse.
+pub(crate) fn misuse() -> Result<(), String> {
+    let source = root().join("xtask/programs/misuse.c");
+    let program = target().join("xtask").join("misuse");
+    let folder = target().join("xtask");
+    fs::create_dir_all(&folder).map_err(|error| format!("{} could not be made: {error}", folder.display()))?;
+    let (source, program) = (source.to_string_lossy().into_owned(), program.to_string_lossy().into_owned());
+    run(command("cc", &["-Wall", "-o", &program, &source, "-libverbs"]))?;
+    start(on_doorbell(None, &[&program]))?.finish()
 }
 
 /// Each pair of processes, also with the ids of a vendor for which perftest uses more of verbs.

@@ -45,6 +45,7 @@ impl Report {
     fn programs(&mut self) {
         self.step("verbs programs, build", || programs::build().into());
         self.step("verbs programs, device", || programs::show().into());
+        self.step("verbs programs, misuse", || programs::misuse().into());
         self.step("verbs programs, pairs", || programs::pairs().into());
         self.step("rdma-core's tests", || programs::pyverbs().into());
     }
