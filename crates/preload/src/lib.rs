@@ -23,6 +23,7 @@ mod context;
 mod cq;
 mod cq_ex;
 mod device;
+mod dm;
 mod event;
 mod fork;
 mod handle;

@@ -1,11 +1,13 @@
 //! Memory regions.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::ptr;
 
 use doorbell_ibverbs_sys as c;
 use doorbell_verbs::Access;
 use doorbell_verbs::raw::Keys;
 
+use crate::dm::Dm;
 use crate::handle::{Object, Users, give, object, take};
 use crate::outcome::{Outcome, Refused, pointer, status};
 use crate::pd::Pd;
@@ -17,6 +19,8 @@ pub(crate) struct Mr {
     address: u64,
     access: Access,
     users: Users,
+    /// The device memory that it is of, if it is.
+    dm: *mut c::ibv_dm,
 }
 
 // SAFETY: `#[repr(C)]`, and begins with an `ibv_mr`.
@@ -24,6 +28,9 @@ unsafe impl Object for Mr {
     type C = c::ibv_mr;
     const NAME: &'static str = "memory region";
 }
+
+/// Memory of the program's own.
+const NO_DM: *mut c::ibv_dm = ptr::null_mut();
 
 /// Access flags that a program may set without asking whether they are supported.
 const OPTIONAL: c_uint = 0x3ff << 20;
@@ -98,12 +105,13 @@ fn register(pd: &Pd, memory: *mut c_void, length: usize, address: u64, access: A
 /// # Safety
 ///
 /// The C contract of `ibv_reg_mr_iova2`.
-unsafe fn reg_mr(
+pub(crate) unsafe fn reg_mr(
     pd: *mut c::ibv_pd,
     memory: *mut c_void,
     length: usize,
     address: u64,
     flags: c_uint,
+    dm: *mut c::ibv_dm,
 ) -> Outcome<*mut c::ibv_mr> {
     // SAFETY: the C contract.
     let own = unsafe { object::<Pd>(pd) }?;
@@ -122,7 +130,11 @@ unsafe fn reg_mr(
         lkey: keys.lkey.0,
         rkey: keys.rkey.get(),
     };
-    Ok(give(Mr { c, address, access, users: Users::default() }))
+    // SAFETY: the C contract; null where it is the program's memory.
+    if let Ok(dm) = unsafe { object::<Dm>(dm) } {
+        dm.users.add();
+    }
+    Ok(give(Mr { c, address, access, users: Users::default(), dm }))
 }
 
 #[unsafe(no_mangle)]
@@ -133,7 +145,7 @@ unsafe extern "C" fn ibv_reg_mr(
     flags: c_int,
 ) -> *mut c::ibv_mr {
     // SAFETY: the C contract.
-    pointer("ibv_reg_mr", || unsafe { reg_mr(pd, memory, length, memory as u64, flags as c_uint) })
+    pointer("ibv_reg_mr", || unsafe { reg_mr(pd, memory, length, memory as u64, flags as c_uint, NO_DM) })
 }
 
 #[unsafe(no_mangle)]
@@ -145,7 +157,7 @@ unsafe extern "C" fn ibv_reg_mr_iova(
     flags: c_int,
 ) -> *mut c::ibv_mr {
     // SAFETY: the C contract.
-    pointer("ibv_reg_mr_iova", || unsafe { reg_mr(pd, memory, length, address, flags as c_uint) })
+    pointer("ibv_reg_mr_iova", || unsafe { reg_mr(pd, memory, length, address, flags as c_uint, NO_DM) })
 }
 
 #[unsafe(no_mangle)]
@@ -157,7 +169,7 @@ unsafe extern "C" fn ibv_reg_mr_iova2(
     flags: c_uint,
 ) -> *mut c::ibv_mr {
     // SAFETY: the C contract.
-    pointer("ibv_reg_mr_iova2", || unsafe { reg_mr(pd, memory, length, address, flags) })
+    pointer("ibv_reg_mr_iova2", || unsafe { reg_mr(pd, memory, length, address, flags, NO_DM) })
 }
 
 #[unsafe(no_mangle)]
@@ -172,6 +184,10 @@ unsafe extern "C" fn ibv_dereg_mr(mr: *mut c::ibv_mr) -> c_int {
         context.device.provider.deregister(doorbell_verbs::LKey(own.c.lkey))?;
         pd.users.remove();
         context.users.remove();
+        // SAFETY: device memory stays while regions name it.
+        if let Ok(dm) = unsafe { object::<Dm>(own.dm) } {
+            dm.users.remove();
+        }
         // SAFETY: the program does not name it again.
         drop(unsafe { take::<Mr>(mr) });
         Ok(())
@@ -198,6 +214,9 @@ unsafe extern "C" fn ibv_rereg_mr(
         // SAFETY: the C contract; the pointer is only kept to be written below.
         let own = unsafe { object::<Mr>(mr) }?;
         own.users.expect_none("memory region")?;
+        if !own.dm.is_null() {
+            return Err(Refused::unsupported("a region of device memory stays as it was registered"));
+        }
         let moves = changes & c::IBV_REREG_MR_CHANGE_TRANSLATION != 0;
         let (memory, length) = if moves { (memory, length) } else { (own.c.addr, own.c.length) };
         if moves && (memory.is_null() || length == 0) {

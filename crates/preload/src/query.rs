@@ -9,8 +9,8 @@ use doorbell_verbs::raw::DeviceAttributes;
 use doorbell_verbs::{MAX_MESSAGE_BYTES, limits};
 
 use crate::context::Context;
-use crate::device;
 use crate::outcome::{Outcome, Refused, number, status};
+use crate::{device, dm};
 
 /// Its only port.
 pub(crate) const PORT: u8 = 1;
@@ -102,6 +102,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
             orig_attr,
             completion_timestamp_mask: u64::MAX,
             hca_core_clock: 1_000_000, // kHz: it counts nanoseconds
+            max_dm_size: dm::MAX_BYTES as u64,
             phys_port_cnt_ex: PORT.into(),
             ..c::ibv_device_attr_ex::default()
         };
