@@ -1,9 +1,11 @@
 //! Developer chores: `cargo xtask test` runs all tests with everything they need.
 
+mod bindings;
 mod browser;
 mod end_to_end;
 mod packets;
 mod peers;
+mod programs;
 mod shell;
 mod test;
 mod two_machines;
@@ -38,6 +40,10 @@ enum Command {
     EndToEnd,
     /// Only opens a report in a browser, as `test` does.
     Report,
+    /// Only runs unmodified verbs programs on the software RNIC, as `test` does.
+    Programs,
+    /// Generates the C layouts of libibverbs anew from rdma-core's header, with libclang.
+    Bindings,
 }
 
 fn main() -> ExitCode {
@@ -46,5 +52,16 @@ fn main() -> ExitCode {
         Command::Packets { directory } => test::packets(&directory),
         Command::EndToEnd => test::end_to_end(),
         Command::Report => test::report(),
+        Command::Programs => test::programs(),
+        Command::Bindings => {
+            peers::install_for_bindings();
+            match bindings::generate().and_then(|()| bindings::check_layout()) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(why) => {
+                    eprintln!("{why}");
+                    ExitCode::FAILURE
+                }
+            }
+        }
     }
 }

@@ -15,7 +15,32 @@ pub(crate) fn install() {
         ("ethtool", succeeds(command("ethtool", &["--version"]))),
         ("nftables", succeeds(command("nft", &["--version"]))),
         ("chromium", chromium().is_some()),
+        ("gcc", succeeds(command("cc", &["--version"]))),
+        ("libibverbs-dev", has_verbs_header()),
+        ("ibverbs-utils", succeeds(command("sh", &["-c", "command -v ibv_rc_pingpong"]))),
+        ("perftest", succeeds(command("sh", &["-c", "command -v ib_send_bw"]))),
+        ("rdma-core", std::path::Path::new("/usr/share/doc/rdma-core/tests").exists()),
+        ("python3-pyverbs", succeeds(command("/usr/bin/python3", &["-c", "import pyverbs.device"]))),
     ];
+    install_missing(&packages);
+}
+
+/// Installs what generating bindings needs.
+pub(crate) fn install_for_bindings() {
+    install_missing(&[("libclang-dev", has_libclang()), ("libibverbs-dev", has_verbs_header())]);
+}
+
+fn has_libclang() -> bool {
+    let libraries = command("sh", &["-c", "ls /usr/lib/llvm-*/lib/libclang*.so*"]);
+    succeeds(libraries)
+}
+
+/// Is libibverbs' public header here?
+fn has_verbs_header() -> bool {
+    std::path::Path::new("/usr/include/infiniband/verbs.h").exists()
+}
+
+fn install_missing(packages: &[(&str, bool)]) {
     let missing: Vec<&str> = packages.iter().filter(|(_, is_here)| !is_here).map(|(name, _)| *name).collect();
     if missing.is_empty() {
         return;

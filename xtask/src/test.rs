@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use crate::shell::{cargo, run, succeeds, target};
-use crate::{browser, end_to_end, packets, peers};
+use crate::{bindings, browser, end_to_end, packets, peers, programs};
 
 /// How a step ended.
 pub(crate) enum Outcome {
@@ -42,6 +42,14 @@ impl Report {
         self.steps.push((name, start.elapsed(), outcome));
     }
 
+    fn programs(&mut self) {
+        self.step("verbs programs, build", || programs::build().into());
+        self.step("verbs programs, device", || programs::show().into());
+        self.step("verbs programs, misuse", || programs::misuse().into());
+        self.step("verbs programs, pairs", || programs::pairs().into());
+        self.step("rdma-core's tests", || programs::pyverbs().into());
+    }
+
     fn packets(&mut self, captures: &Path) {
         self.step("packets, to tshark", || packets::dissect(captures));
         self.step("packets, to scapy", || packets::recompute_icrc(captures));
@@ -71,6 +79,14 @@ pub(crate) fn report() -> ExitCode {
     peers::install();
     report.step("release build", || run(cargo(&["build", "--release"])).into());
     report.step("report, in a browser", browser::report);
+    summarize(&report, false)
+}
+
+/// Only runs unmodified verbs programs.
+pub(crate) fn programs() -> ExitCode {
+    let mut report = Report { steps: Vec::new() };
+    peers::install();
+    report.programs();
     summarize(&report, false)
 }
 
@@ -106,6 +122,8 @@ pub(crate) fn everything(fast: bool) -> ExitCode {
         report.packets(&captures);
         end_to_end::run(&mut |name, body| report.step(name, body));
         report.step("report, in a browser", browser::report);
+        report.programs();
+        report.step("layouts, to the C compiler", || bindings::check_layout().into());
     }
     summarize(&report, in_ci)
 }

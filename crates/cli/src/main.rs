@@ -7,6 +7,7 @@ mod counters;
 mod model;
 mod output;
 mod report;
+mod run;
 mod study;
 mod wire;
 
@@ -39,6 +40,11 @@ enum Command {
     Study(study::Study),
     /// Write a report, one HTML file, from the records of studies
     Report(report::Report),
+    /// Run an unmodified verbs program on the software RNIC
+    #[command(after_help = run::EXAMPLES)]
+    Run(run::Run),
+    /// Print the variables with which programs run on the software RNIC, for a shell or a container
+    Env(run::Env),
     /// Explain what goes over the wire
     #[command(subcommand)]
     Wire(wire::Wire),
@@ -78,6 +84,8 @@ fn main() -> ExitCode {
         Command::Model(model) => model::run(*model),
         Command::Study(study) => study::run(&study),
         Command::Report(report) => report::run(&report),
+        Command::Run(arguments) => run::run(&arguments),
+        Command::Env(arguments) => run::print_env(&arguments),
         Command::Wire(wire) => wire::run(wire),
     };
     match result {

@@ -230,14 +230,7 @@ fn measure_all(study: &Study, directory: &RunDirectory, experiments: &[Experimen
 }
 
 fn options(study: &Study) -> SoftOptions {
-    SoftOptions {
-        address: None,
-        port: study.udp_port,
-        pcap: None,
-        faults: None,
-        receive_buffer_bytes: None,
-        seed: None,
-    }
+    SoftOptions { port: study.udp_port, ..SoftOptions::default() }
 }
 
 /// Measures a point once, between two fresh devices in two processes.

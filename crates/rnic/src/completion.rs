@@ -140,7 +140,6 @@ pub const MAX_CQ_DEPTH: usize = 1 << 22;
 
 /// A completion queue. Any thread reaps it without exclusive access to an engine.
 pub struct CompletionQueue {
-    depth: usize,
     // What an empty poll reads, so that polling an empty queue takes no lock.
     length: AtomicUsize,
     overrun: AtomicBool,
@@ -149,6 +148,7 @@ pub struct CompletionQueue {
 }
 
 struct Inner {
+    depth: usize,
     entries: VecDeque<Completion>,
     armed: Option<Notify>,
 }
@@ -156,7 +156,7 @@ struct Inner {
 impl std::fmt::Debug for CompletionQueue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("CompletionQueue")
-            .field("depth", &self.depth)
+            .field("depth", &self.depth())
             .field("length", &self.len())
             .finish_non_exhaustive()
     }
@@ -166,10 +166,9 @@ impl CompletionQueue {
     /// A queue of exactly `depth` entries; `notifier` is called when an armed notification is due.
     pub fn new(depth: usize, notifier: Option<Notifier>) -> Self {
         Self {
-            depth,
             length: AtomicUsize::new(0),
             overrun: AtomicBool::new(false),
-            inner: Mutex::new(Inner { entries: VecDeque::new(), armed: None }),
+            inner: Mutex::new(Inner { depth, entries: VecDeque::new(), armed: None }),
             notifier,
         }
     }
@@ -180,7 +179,18 @@ impl CompletionQueue {
 
     /// Entries it holds at most.
     pub fn depth(&self) -> usize {
-        self.depth
+        self.lock().depth
+    }
+
+    /// Changes how many entries it holds at most (IBTA Vol 1, 11.2.8.4). False, and nothing has
+    /// changed, if more than that wait to be reaped.
+    pub fn resize(&self, depth: usize) -> bool {
+        let mut inner = self.lock();
+        let fits = inner.entries.len() <= depth;
+        if fits {
+            inner.depth = depth;
+        }
+        fits
     }
 
     /// Completions that wait to be reaped.
@@ -226,7 +236,7 @@ impl CompletionQueue {
         self.lock().armed.is_some()
     }
 
-    /// Takes out the completions of a queue pair that is destroyed (IBTA Vol 1, 11.2.4.4 leaves
+    /// Takes out the completions of a queue pair that is destroyed or reset (IBTA Vol 1, 11.2.4.4 leaves
     /// them undefined; programs expect them gone).
     pub fn purge(&self, qpn: Qpn) {
         let mut inner = self.lock();
@@ -238,7 +248,7 @@ impl CompletionQueue {
 impl CompletionSink for CompletionQueue {
     fn push_all(&self, completions: &[Completion]) -> Result<(), Overrun> {
         let mut inner = self.lock();
-        let room = self.depth - inner.entries.len();
+        let room = inner.depth - inner.entries.len();
         let fits = completions.len().min(room);
         let due = match inner.armed {
             None => false,
@@ -279,6 +289,17 @@ mod tests {
         assert_eq!(queue.poll(&mut out), Ok(1));
         assert_eq!(out[0].wr_id, 1);
         assert_eq!(queue.poll(&mut out), Err(Overrun), "the lost completion is not lost silently");
+    }
+
+    #[test]
+    fn a_queue_is_resized_unless_that_lost_completions() {
+        let queue = CompletionQueue::new(2, None);
+        queue.push_all(&[numbered(1), numbered(2)]).unwrap();
+        assert!(!queue.resize(1));
+        assert_eq!(queue.depth(), 2);
+        assert!(queue.resize(3));
+        assert_eq!(queue.push_all(&[numbered(3)]), Ok(()));
+        assert_eq!(queue.push_all(&[numbered(4)]), Err(Overrun));
     }
 
     #[test]

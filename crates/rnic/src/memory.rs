@@ -33,10 +33,12 @@ pub struct PdId(pub u32);
 
 /// The local key of a region, which scatter-gather elements carry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(transparent)]
 pub struct LKey(pub u32);
 
-/// A scatter-gather element: a piece of a registered region.
+/// A scatter-gather element: a piece of a registered region. It is laid out as in verbs' C API.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
 pub struct Sge {
     /// Where it starts, as the region was registered.
     pub address: u64,
@@ -309,6 +311,33 @@ impl RegionTable {
         Some(region)
     }
 
+    /// Puts other memory under the key of a region: the keys stay good. Engines that cached the
+    /// old one refuse it from now on. `None` if there is no such region, or the range is impossible.
+    ///
+    /// # Safety
+    ///
+    /// As for [`insert`](Self::insert); the old memory may go once every engine has forgotten the key.
+    pub unsafe fn replace(
+        &self,
+        key: u32,
+        pd: PdId,
+        base: *mut u8,
+        length: usize,
+        address: u64,
+        access: Access,
+    ) -> Option<Arc<Region>> {
+        if length as u64 > MAX_REGION_BYTES || address.checked_add(length as u64).is_none() {
+            return None;
+        }
+        let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
+        let place = regions.get_mut(&(key >> 8)).filter(|region| region.key == key)?;
+        let (valid, remote) = (AtomicBool::new(true), AtomicBool::new(true));
+        let region = Arc::new(Region { pd, key, address, base, length, access, valid, remote, _owner: None });
+        let old = std::mem::replace(place, Arc::clone(&region));
+        old.valid.store(false, Ordering::Release);
+        Some(region)
+    }
+
     /// Takes a region out. Engines that cached it refuse it from now on.
     pub fn remove(&self, key: u32) -> Option<Arc<Region>> {
         let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
@@ -340,12 +369,14 @@ const CACHE_SLOTS: usize = 256;
 /// One engine's view of the device's memory.
 pub(crate) struct Memory {
     directory: Arc<dyn RegionDirectory>,
+    /// Elements of work requests are checked when they are used, not when they are posted.
+    pub(crate) checks_late: bool,
     cache: Box<[Option<Arc<Region>>; CACHE_SLOTS]>,
 }
 
 impl Memory {
     pub(crate) fn new(directory: Arc<dyn RegionDirectory>) -> Self {
-        Self { directory, cache: Box::new([const { None }; CACHE_SLOTS]) }
+        Self { directory, checks_late: false, cache: Box::new([const { None }; CACHE_SLOTS]) }
     }
 
     /// Drops a key from the cache. When this returns, this engine does not touch the region.
@@ -379,9 +410,9 @@ impl Memory {
             .ok_or(MemoryError::UnknownKey { key })
     }
 
-    /// Checks one local scatter-gather element.
+    /// Checks one local scatter-gather element of a work request that is being posted.
     pub(crate) fn check_local(&mut self, pd: PdId, sge: &Sge, needed: Access) -> Result<(), MemoryError> {
-        if sge.length == 0 {
+        if sge.length == 0 || self.checks_late {
             return Ok(()); // IBTA Vol 1, 10.7.3.4: a zero-length element names no memory
         }
         self.region(sge.lkey.0)?.check(pd, sge.address, sge.length.into(), needed)?;

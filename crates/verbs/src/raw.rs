@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use doorbell_fabric::LinkCounters;
 use doorbell_rnic::{
-    Access, AsyncEvent, Completion, Counters, CqId, LKey, ModifyError, Notify, Overrun, PdId, PostError, QpAttributes,
-    QpInfo, QpInit, RecvRequest, SendRequest, SrqId,
+    Access, AsyncEvent, Completion, Counters, CqId, LKey, ModifyError, Notifier, Notify, Overrun, PdId, PostError,
+    QpAttributes, QpInfo, QpInit, RecvRequest, SendRequest, SrqId,
 };
 use doorbell_wire::{PathMtu, Psn, Qpn, RKey};
 
@@ -85,6 +85,22 @@ pub trait Provider: Send + Sync {
         owner: Option<Arc<dyn Any + Send + Sync>>,
     ) -> Result<Keys, Error>;
 
+    /// Registers a region anew, with other memory, rights or protection domain; its keys stay good.
+    /// If it is refused, the region stays as it was.
+    ///
+    /// # Safety
+    ///
+    /// As for [`register`](Self::register) without an owner.
+    unsafe fn reregister(
+        &self,
+        lkey: LKey,
+        pd: PdId,
+        base: *mut u8,
+        length: usize,
+        address: u64,
+        access: Access,
+    ) -> Result<(), Error>;
+
     /// Deregisters memory. When this returns, the device does not touch it any more.
     fn deregister(&self, lkey: LKey) -> Result<(), Error>;
 
@@ -111,6 +127,11 @@ pub trait Provider: Send + Sync {
 
     /// The oldest asynchronous event.
     fn poll_event(&self) -> Option<AsyncEvent>;
+
+    /// Calls `notifier` for each asynchronous event, instead of making
+    /// [`event_fd`](Self::event_fd) readable. Of the device it may call nothing but
+    /// [`poll_event`](Self::poll_event). Only the first call has an effect.
+    fn on_event(&self, notifier: Notifier);
 
     /// Readable while asynchronous events wait.
     fn event_fd(&self) -> BorrowedFd<'_>;
@@ -141,6 +162,9 @@ pub trait Cq: Send + Sync {
 
     /// Arms one notification.
     fn arm(&self, notify: Notify);
+
+    /// Changes how many entries it holds at most.
+    fn resize(&self, depth: usize) -> Result<(), Error>;
 }
 
 /// A shared receive queue of a provider. Dropping it destroys it.
@@ -150,6 +174,9 @@ pub trait Srq: Send + Sync {
 
     /// Arms the limit event.
     fn arm_limit(&self, limit: usize);
+
+    /// The limit that is armed; 0 if none is.
+    fn limit(&self) -> usize;
 
     /// Receives that are posted.
     fn len(&self) -> usize;

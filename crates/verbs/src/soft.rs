@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use doorbell_counters::{PUBLISH_WITHIN_NS, Published, Publisher};
@@ -37,13 +37,24 @@ pub struct SoftOptions {
     pub faults: Option<FaultPlan>,
     /// The receive buffer to ask for, as the kernel counts it; `None` asks for a large one.
     pub receive_buffer_bytes: Option<usize>,
+    /// Bad scatter-gather elements end their work request with an error completion, as on RNICs,
+    /// instead of being refused when they are posted.
+    pub check_elements_late: bool,
     /// Seeds keys and numbers; `None` takes the operating system's randomness.
     pub seed: Option<[u8; 32]>,
 }
 
 impl Default for SoftOptions {
     fn default() -> Self {
-        Self { address: None, port: ROCE_UDP_PORT, pcap: None, faults: None, receive_buffer_bytes: None, seed: None }
+        Self {
+            address: None,
+            port: ROCE_UDP_PORT,
+            pcap: None,
+            faults: None,
+            receive_buffer_bytes: None,
+            check_elements_late: false,
+            seed: None,
+        }
     }
 }
 
@@ -53,6 +64,11 @@ const NAME: &str = "doorbell0";
 /// Opens a software RNIC. What it counts is published for other processes of this user, where
 /// that is possible, unless [`DOORBELL_PUBLISH`](doorbell_counters::SWITCH_VARIABLE) is 0.
 pub fn open(options: &SoftOptions) -> Result<Device, Error> {
+    Ok(Device::new(open_provider(options)?))
+}
+
+/// Opens a software RNIC for what builds on the layer [`raw`].
+pub fn open_provider(options: &SoftOptions) -> Result<Arc<dyn Provider>, Error> {
     let udp = bind(BindRequest {
         address: options.address,
         port: options.port,
@@ -81,22 +97,30 @@ pub fn open(options: &SoftOptions) -> Result<Device, Error> {
     let port = udp.port();
     let link = stack(udp, options)?;
     let events = Arc::new(event_fd()?);
+    let listener = Arc::new(OnceLock::<Notifier>::new());
     let notifier: Notifier = {
-        let events = Arc::clone(&events);
-        Arc::new(move || signal(&events))
+        let (events, listener) = (Arc::clone(&events), Arc::clone(&listener));
+        Arc::new(move || match listener.get() {
+            Some(listener) => listener(),
+            None => signal(&events),
+        })
     };
-    let rnic = Rnic::new(config, Some(notifier));
+    let mut rnic = Rnic::new(config, Some(notifier));
+    if options.check_elements_late {
+        rnic.check_elements_late();
+    }
     let queue = Arc::clone(rnic.events());
     let engine = Port::start(rnic, link, readable, port).map_err(Error::os("the progress thread could not start"))?;
     publish(&engine, config.address, port);
-    Ok(Device::new(Arc::new(Soft {
+    Ok(Arc::new(Soft {
         port: Arc::new(engine),
         config,
         udp_port: port,
         regions: Mutex::default(),
         event_fd: events,
+        listener,
         events: queue,
-    })))
+    }))
 }
 
 /// Publishes what the device counts. It is as good without.
@@ -147,6 +171,7 @@ struct Soft {
     udp_port: u16,
     regions: Mutex<HashMap<LKey, Arc<Region>>>,
     event_fd: Arc<EventFd>,
+    listener: Arc<OnceLock<Notifier>>,
     events: Arc<EventQueue>,
 }
 
@@ -200,6 +225,24 @@ impl Provider for Soft {
         let keys = Keys { lkey: region.lkey(), rkey: region.rkey() };
         self.regions.lock().unwrap_or_else(PoisonError::into_inner).insert(keys.lkey, region);
         Ok(keys)
+    }
+
+    unsafe fn reregister(
+        &self,
+        lkey: LKey,
+        pd: PdId,
+        base: *mut u8,
+        length: usize,
+        address: u64,
+        access: Access,
+    ) -> Result<(), Error> {
+        let mut regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
+        let region = regions.get_mut(&lkey).ok_or(ObjectError::Unknown("memory region"))?;
+        *region = self.port.with(|rnic| {
+            // SAFETY: passed on to our caller.
+            unsafe { rnic.reregister(region, pd, base, length, address, access) }
+        })?;
+        Ok(())
     }
 
     fn deregister(&self, lkey: LKey) -> Result<(), Error> {
@@ -262,6 +305,10 @@ impl Provider for Soft {
         // the descriptor must not stay readable for it. One that comes just now is seen here.
         while self.event_fd.read().is_ok() {}
         self.events.pop()
+    }
+
+    fn on_event(&self, notifier: Notifier) {
+        let _ = self.listener.set(notifier);
     }
 
     fn event_fd(&self) -> BorrowedFd<'_> {
@@ -350,6 +397,10 @@ impl raw::Cq for SoftCq {
             self.port.armed().fetch_sub(1, Ordering::SeqCst);
         }
     }
+
+    fn resize(&self, depth: usize) -> Result<(), Error> {
+        Ok(self.port.with(|rnic| rnic.resize_cq(self.id, depth))?)
+    }
 }
 
 impl Drop for SoftCq {
@@ -378,6 +429,10 @@ impl raw::Srq for SoftSrq {
 
     fn arm_limit(&self, limit: usize) {
         self.queue.arm_limit(limit);
+    }
+
+    fn limit(&self) -> usize {
+        self.queue.limit()
     }
 
     fn len(&self) -> usize {

@@ -55,7 +55,7 @@ impl DeviceArguments {
             pcap: if is_second { None } else { self.pcap.clone() },
             faults: self.fault,
             receive_buffer_bytes: self.receive_buffer,
-            seed: None,
+            ..SoftOptions::default()
         }
     }
 }

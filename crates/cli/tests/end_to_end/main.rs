@@ -10,6 +10,7 @@ mod explain;
 mod failures;
 mod model;
 mod operations;
+mod run;
 mod study;
 mod two_sides;
 mod usage;

@@ -12,6 +12,8 @@ fn every_command_explains_itself() {
         "bench bw",
         "bench limit",
         "counters",
+        "run",
+        "env",
         "study",
         "report",
         "wire",

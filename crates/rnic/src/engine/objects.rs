@@ -76,6 +76,36 @@ impl Rnic {
             .ok_or(ObjectError::Region { address, length })
     }
 
+    /// Registers a region anew, with other memory, rights or protection domain. Its keys stay good
+    /// (IBTA Vol 1, 11.2.8.5 leaves that open; programs expect it).
+    ///
+    /// # Safety
+    ///
+    /// As for [`register`](Self::register). What the region was registered with before may go when
+    /// this returns.
+    pub unsafe fn reregister(
+        &mut self,
+        region: &Region,
+        pd: PdId,
+        base: *mut u8,
+        length: usize,
+        address: u64,
+        access: Access,
+    ) -> Result<Arc<Region>, ObjectError> {
+        self.check_pd(pd)?;
+        let key = region.lkey().0;
+        // SAFETY: passed on to our caller; the engine forgets the key before this returns.
+        let renewed = unsafe { self.regions.replace(key, pd, base, length, address, access) };
+        self.core.memory.forget(key);
+        renewed.ok_or(ObjectError::Region { address, length })
+    }
+
+    /// From now on scatter-gather elements are checked when they are used, and bad ones end their
+    /// work request with an error completion, as RNICs do it; otherwise posting refuses them.
+    pub fn check_elements_late(&mut self) {
+        self.core.memory.checks_late = true;
+    }
+
     /// Deregisters memory. When this returns, the RNIC does not touch it any more.
     pub fn deregister(&mut self, region: &Region) -> Result<(), ObjectError> {
         let key = region.lkey().0;
@@ -105,6 +135,21 @@ impl Rnic {
     /// The queue itself, to be reaped without the RNIC.
     pub fn completion_queue(&self, cq: CqId) -> Option<&Arc<CompletionQueue>> {
         self.cqs.get(cq.0 as usize).map(|cq| &cq.queue)
+    }
+
+    /// Changes how many entries a completion queue holds at most.
+    pub fn resize_cq(&mut self, cq: CqId, depth: usize) -> Result<(), ObjectError> {
+        let queue = self.completion_queue(cq).ok_or(ObjectError::Unknown("completion queue"))?;
+        range("the completion queue's depth", depth, 1, MAX_CQ_DEPTH)?;
+        if queue.resize(depth) {
+            return Ok(());
+        }
+        Err(ObjectError::Range {
+            what: "the completion queue's depth",
+            given: depth,
+            least: queue.len(),
+            most: MAX_CQ_DEPTH,
+        })
     }
 
     /// Destroys a completion queue that no queue pair uses.
@@ -265,6 +310,14 @@ impl Rnic {
         Ok(())
     }
 
+    /// A queue pair starts anew: whoever uses it again does not want to hear of its former life.
+    fn purge_completions(&self, slot: u32) {
+        let qp = &self.qps[slot as usize];
+        for cq in [qp.init.send_cq, qp.init.recv_cq] {
+            self.cqs[cq.0 as usize].queue.purge(qp.qpn);
+        }
+    }
+
     /// A queue pair, which has nothing in flight any more, no longer sends to a destination.
     fn leave_destination(&mut self, index: usize, slot: u32) {
         let destination = &mut self.core.destinations[index];
@@ -322,6 +375,9 @@ impl Rnic {
         self.qps[slot as usize].apply(&mut self.core, to, attributes);
         self.settle(slot);
         self.publish();
+        if to == QpState::Reset {
+            self.purge_completions(slot);
+        }
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! Limits and errors of objects and work requests.
 
 use super::common::script::{OWN, PEER, PEER_PSN, PEER_QPN, Script};
-use super::common::{End, QKEY, World, address_of};
+use super::common::{Block, End, QKEY, World, address_of};
 use doorbell_rnic::{
     Access, AddressVector, CqId, LKey, MAX_CQ_DEPTH, MAX_INLINE_BYTES, MAX_QUEUE_DEPTH, MAX_SGES, MemoryError,
     ModifyError, ObjectError, Payload, PdId, PostErrorKind, QpAttributes, QpCapacities, QpInit, QpKind, QpState,
@@ -340,4 +340,59 @@ fn numbers_and_keys_are_drawn_anew_and_replay_from_the_seed() {
     assert!(numbers.iter().all(|&number| number > 1 && number < 1 << 20), "engine 0 has the lower 20 bits");
     assert!(!numbers.windows(2).all(|pair| pair[1] == pair[0] + 1), "numbers cannot be guessed");
     assert_ne!(key >> 8, 0);
+}
+
+#[test]
+fn a_region_that_is_registered_anew_keeps_its_keys() {
+    let mut script = Script::new();
+    let (first, second) = (Block::new(64), Block::new(32));
+    let pd = script.world.nodes[OWN].pd;
+    // SAFETY: the memory outlives the device.
+    let region =
+        unsafe { script.rnic().register(pd, first.base(), 64, first.address(), Access::all(), None).expect("room") };
+    let write = |script: &mut Script, address: u64, number: u8| {
+        let psn = Psn::new(PEER_PSN.get() + u32::from(number) - 1);
+        let said = script.say(Opcode::RC_WRITE_ONLY).psn(psn).reth(address, region.rkey(), 8);
+        script.hear(&said.payload(&[number; 8]));
+    };
+    write(&mut script, first.address(), 1);
+    assert_eq!(first.read(0, 8), [1; 8]);
+
+    // SAFETY: as above.
+    let renewed = unsafe {
+        script.rnic().reregister(&region, pd, second.base(), 32, second.address(), Access::all()).expect("it exists")
+    };
+    assert_eq!((renewed.lkey(), renewed.rkey(), renewed.length()), (region.lkey(), region.rkey(), 32));
+    write(&mut script, second.address(), 2);
+    assert_eq!(second.read(0, 8), [2; 8]);
+    assert_eq!(first.read(0, 8), [1; 8], "the memory that was given up is left alone");
+
+    // SAFETY: refused before the pointer is used.
+    let error = unsafe { script.rnic().reregister(&region, pd, second.base(), 9, u64::MAX - 8, Access::all()) };
+    assert!(matches!(error, Err(ObjectError::Region { .. })));
+    write(&mut script, second.address() + 8, 3);
+    assert_eq!(second.read(8, 8), [3; 8], "a refused change changes nothing");
+}
+
+#[test]
+fn elements_that_are_checked_late_end_their_request() {
+    let mut script = Script::new();
+    script.rnic().check_elements_late();
+    let wrong = [Sge { address: script.base(), length: 8, lkey: LKey(0x1234_5678) }];
+    let (now_ns, qpn) = (script.world.now_ns, script.qpn);
+    let list = [request(Op::Send, Payload::Sges(&wrong))];
+    script.rnic().post_send(now_ns, qpn, &list).expect("it is only looked at when it is sent");
+    assert_eq!(script.sent().len(), 0);
+    assert_eq!(script.ends(), [(1, Status::LocalProtection)]);
+    assert_eq!(script.state(), QpState::Error);
+}
+
+#[test]
+fn a_reset_takes_back_completions() {
+    let mut script = Script::new();
+    let (now_ns, qpn) = (script.world.now_ns, script.qpn);
+    script.rnic().post_send(now_ns, qpn, &[request(Op::Send, Payload::Inline(&[1]))]).expect("room");
+    script.world.bring_to(OWN, qpn, QpState::Error);
+    script.world.bring_to(OWN, qpn, QpState::Reset);
+    assert_eq!(script.ends(), []);
 }

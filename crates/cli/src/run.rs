@@ -1,0 +1,204 @@
+//! `doorbell run` and `doorbell env`: unmodified verbs programs on the software RNIC.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::net::IpAddr;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use clap::Args;
+use doorbell_fabric::FaultPlan;
+
+use crate::output::line;
+use crate::{Failure, Usage};
+
+/// The library that stands before libibverbs.
+const LIBRARY: &str = "libdoorbell_ibverbs.so";
+
+/// What builds it.
+const BUILD: &str = "cargo build --release --package doorbell-preload";
+
+pub(crate) const EXAMPLES: &str = "\
+Examples, in two terminals:
+  doorbell run -- ib_send_bw -d doorbell0
+  doorbell run -- ib_send_bw -d doorbell0 127.0.0.1
+  doorbell run --pcap /tmp/pingpong.pcap -- ibv_rc_pingpong -g 0";
+
+/// What the device is like that programs find.
+#[derive(Args, Debug)]
+pub(crate) struct Settings {
+    /// Its address [default: next free loopback address]
+    #[arg(long, value_name = "ADDRESS")]
+    bind: Option<IpAddr>,
+    /// UDP port of both ends; anything but 4791 is not RoCE's
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    udp_port: Option<u16>,
+    /// Write every packet that a process sends and receives to a pcap file; %p stands for its number
+    #[arg(long, value_name = "FILE")]
+    pcap: Option<PathBuf>,
+    /// Do this to arriving packets: any of drop=P, duplicate=P, reorder=P, corrupt=P (a share, 0 to
+    /// 1), delay=T (such as 5us), seed=N, with commas between
+    #[arg(long, value_name = "PLAN")]
+    fault: Option<FaultPlan>,
+    /// Print counters of each process to standard error when it ends
+    #[arg(long)]
+    stats: bool,
+    /// Vendor and part that the device claims to be: some programs decide by that what they use
+    /// (perftest: inline data and ibv_wr_* with 0x2c9:4119)
+    #[arg(long, value_name = "VENDOR[:PART]", value_parser = parse_vendor)]
+    vendor_id: Option<String>,
+    /// Say on standard error why a call was refused
+    #[arg(long)]
+    explain: bool,
+}
+
+/// Runs a program on the software RNIC.
+#[derive(Args, Debug)]
+pub(crate) struct Run {
+    #[command(flatten)]
+    settings: Settings,
+    /// The program and its arguments. It must be dynamically linked, and not setuid
+    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+/// Prints the variables that make programs run on the software RNIC.
+#[derive(Args, Debug)]
+pub(crate) struct Env {
+    #[command(flatten)]
+    settings: Settings,
+    /// Print one JSON object instead of lines for a shell
+    #[arg(long)]
+    json: bool,
+}
+
+/// Becomes the program: same process, terminal and exit status.
+pub(crate) fn run(arguments: &Run) -> Result<ExitCode, Failure> {
+    let [program, rest @ ..] = &arguments.program[..] else {
+        return Err(Usage("there is no program to run".to_owned()).into());
+    };
+    let error = Command::new(program).args(rest).envs(arguments.settings.variables()?).exec();
+    Err(format!("{} could not be started: {error}", program.display()).into())
+}
+
+/// Prints what [`run`] sets.
+pub(crate) fn print_env(arguments: &Env) -> Result<ExitCode, Failure> {
+    let variables = arguments.settings.variables()?;
+    let texts = variables.iter().map(|(name, value)| (*name, value.to_string_lossy()));
+    if arguments.json {
+        let object: serde_json::Map<_, _> =
+            texts.map(|(name, value)| (name.to_owned(), value.into_owned().into())).collect();
+        line(serde_json::to_string_pretty(&object)?)?;
+    } else {
+        for (name, value) in texts {
+            line(format_args!("export {name}={}", quoted(&value)))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Settings {
+    fn variables(&self) -> Result<Vec<(&'static str, OsString)>, Failure> {
+        let library = library()?;
+        let preloaded = match env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+            // Once is enough where one `doorbell run` starts another.
+            Some(others) if is_listed(&library, &others) => others,
+            Some(others) => [library.as_os_str(), &others].join(OsStr::new(":")),
+            None => library.into_os_string(),
+        };
+        let mut variables = vec![("LD_PRELOAD", preloaded)];
+        let mut set = |name, value: Option<String>| variables.extend(value.map(|value| (name, value.into())));
+        set("DOORBELL_BIND", self.bind.map(|address| address.to_string()));
+        set("DOORBELL_PORT", self.udp_port.map(|port| port.to_string()));
+        set("DOORBELL_FAULT", self.fault.map(|plan| plan.to_string()));
+        set("DOORBELL_STATS", self.stats.then(|| "1".to_owned()));
+        set("DOORBELL_VENDOR_ID", self.vendor_id.clone());
+        set("DOORBELL_LOG", self.explain.then(|| "debug".to_owned()));
+        if let Some(pcap) = &self.pcap {
+            // The program may change its directory before it opens the device.
+            variables.push(("DOORBELL_PCAP", std::path::absolute(pcap)?.into_os_string()));
+        }
+        Ok(variables)
+    }
+}
+
+fn is_listed(library: &Path, list: &OsStr) -> bool {
+    list.to_string_lossy().split([':', ' ']).any(|other| Path::new(other) == library)
+}
+
+/// Finds the library: where the environment says, or where it is built and installed.
+fn library() -> Result<PathBuf, Failure> {
+    let found = match env::var_os("DOORBELL_PRELOAD_LIB") {
+        Some(named) => {
+            let named = PathBuf::from(named);
+            if !named.is_file() {
+                return Err(format!("DOORBELL_PRELOAD_LIB names {}, which is not a file", named.display()).into());
+            }
+            std::path::absolute(named)?
+        }
+        None => {
+            let own = env::current_exe()?;
+            let folder = own.parent().unwrap_or(Path::new("/"));
+            let places = [folder.to_path_buf(), folder.join("deps"), folder.join("../lib")];
+            let found = places.iter().map(|place| place.join(LIBRARY)).find(|path| path.is_file());
+            found.ok_or_else(|| {
+                let looked = places.map(|place| place.display().to_string()).join(", ");
+                format!("{LIBRARY} is in none of {looked}: `{BUILD}` builds it, and DOORBELL_PRELOAD_LIB may name it")
+            })?
+        }
+    };
+    if found.to_string_lossy().contains([':', ' ']) {
+        // The dynamic linker separates libraries by both.
+        return Err(format!("{} cannot be preloaded: its path has a space or a colon", found.display()).into());
+    }
+    Ok(found)
+}
+
+/// A text as one word of a shell.
+fn quoted(text: &str) -> String {
+    let plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-:=,%+".contains(letter);
+    if !text.is_empty() && text.chars().all(plain) {
+        return text.to_owned();
+    }
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+fn parse_vendor(text: &str) -> Result<String, String> {
+    let is_number = |text: &str| match text.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16).is_ok(),
+        None => text.parse::<u32>().is_ok(),
+    };
+    if text.split(':').count() <= 2 && text.split(':').all(is_number) {
+        return Ok(text.to_owned());
+    }
+    Err("allowed is a number, or two with a colon between, such as 0x2c9:4119".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_of_a_shell_stays_one_word() {
+        assert_eq!(quoted("/a/b.so:/c"), "/a/b.so:/c");
+        assert_eq!(quoted("it's"), r"'it'\''s'");
+        assert_eq!(quoted(""), "''");
+    }
+
+    #[test]
+    fn vendors_are_one_number_or_two() {
+        for good in ["0x2c9", "713:4119", "0x2c9:0x1017"] {
+            assert_eq!(parse_vendor(good).as_deref(), Ok(good));
+        }
+        for bad in ["", "0x", "1:2:3", "1:", "mellanox", "-1", "4294967296"] {
+            assert!(parse_vendor(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_library_is_preloaded_once() {
+        assert!(is_listed(Path::new("/a/b.so"), OsStr::new("/x.so:/a/b.so")));
+        assert!(!is_listed(Path::new("/a/b.so"), OsStr::new("/x.so:/a/b.so.1")));
+    }
+}

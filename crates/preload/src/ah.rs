@@ -1,0 +1,164 @@
+//! Addresses: GIDs, address vectors and address handles.
+
+use std::ffi::c_int;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use doorbell_ibverbs_sys as c;
+use doorbell_verbs::AddressVector;
+
+use crate::context::Context;
+use crate::device::Device;
+use crate::handle::{Object, give, object, take};
+use crate::outcome::{Outcome, Refused, number, pointer, status};
+use crate::pd::Pd;
+use crate::query::{PORT, expect_gid_index, expect_port};
+
+/// An address handle.
+#[repr(C)]
+pub(crate) struct Ah {
+    c: c::ibv_ah,
+    pub(crate) address: AddressVector,
+}
+
+// SAFETY: `#[repr(C)]`, and begins with an `ibv_ah`.
+unsafe impl Object for Ah {
+    type C = c::ibv_ah;
+    const NAME: &'static str = "address handle";
+}
+
+/// What packets carry where a program leaves it open: a datagram with 0 goes nowhere.
+const DEFAULT_HOP_LIMIT: u8 = 64;
+
+/// What a program means by its address attributes.
+pub(crate) fn address_vector(attr: &c::ibv_ah_attr, device: &Device) -> Outcome<AddressVector> {
+    expect_port(attr.port_num.into())?;
+    if attr.is_global == 0 {
+        return Err(Refused::invalid(
+            "RoCE addresses are GIDs: is_global is not set (many programs take the GID index with -g or -x)",
+        ));
+    }
+    expect_gid_index(attr.grh.sgid_index.into())?;
+    // SAFETY: both views of a GID are plain bytes.
+    let destination = IpAddr::V6(Ipv6Addr::from(unsafe { attr.grh.dgid.raw })).to_canonical();
+    let own = device.attributes.address;
+    if destination.is_ipv4() != own.is_ipv4() || destination.is_unspecified() {
+        return Err(Refused::invalid(format!("the GID of {destination} is not reached from {own}")));
+    }
+    let hop_limit = if attr.grh.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { attr.grh.hop_limit };
+    Ok(AddressVector { destination, traffic_class: attr.grh.traffic_class, hop_limit })
+}
+
+/// An address in the terms of C.
+pub(crate) fn ah_attributes(address: &AddressVector) -> c::ibv_ah_attr {
+    c::ibv_ah_attr {
+        grh: c::ibv_global_route {
+            dgid: gid(address.destination),
+            hop_limit: address.hop_limit,
+            traffic_class: address.traffic_class,
+            ..c::ibv_global_route::default()
+        },
+        is_global: 1,
+        port_num: PORT,
+        ..c::ibv_ah_attr::default()
+    }
+}
+
+fn gid(address: IpAddr) -> c::ibv_gid {
+    let raw = match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
+    };
+    c::ibv_gid { raw }
+}
+
+fn create(pd: *mut c::ibv_pd, attr: &c::ibv_ah_attr) -> Outcome<*mut c::ibv_ah> {
+    // SAFETY: the C contract.
+    let own = unsafe { object::<Pd>(pd) }?;
+    let context = own.context()?;
+    let address = address_vector(attr, &context.device)?;
+    own.users.add();
+    context.users.add();
+    Ok(give(Ah { c: c::ibv_ah { context: context.as_c(), pd, handle: 0 }, address }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_create_ah(pd: *mut c::ibv_pd, attr: *mut c::ibv_ah_attr) -> *mut c::ibv_ah {
+    pointer("ibv_create_ah", || {
+        // SAFETY: the C contract.
+        create(pd, unsafe { attr.as_ref() }.ok_or_else(|| Refused::invalid("the attributes are null"))?)
+    })
+}
+
+/// The address that a datagram came from: of an IPv6 header, or of the IPv4 header in the last 20
+/// of the 40 bytes (RoCE v2 annex A17, A17.4.5.2).
+fn source_of(wc: &c::ibv_wc, header: &[u8; 40]) -> Outcome<AddressVector> {
+    if wc.wc_flags & c::IBV_WC_GRH == 0 {
+        return Err(Refused::invalid("the completion has no routing header, so its sender is not known"));
+    }
+    let field = |at: usize| -> [u8; 4] { [header[at], header[at + 1], header[at + 2], header[at + 3]] };
+    let (address, traffic_class) = if header[0] >> 4 == 6 {
+        let mut source = [0; 16];
+        source.copy_from_slice(&header[8..24]);
+        (IpAddr::V6(source.into()), header[0] << 4 | header[1] >> 4)
+    } else if header[20] == 0x45 {
+        (IpAddr::V4(Ipv4Addr::from(field(32))), header[21])
+    } else {
+        return Err(Refused::invalid("the routing header is neither that of IPv6 nor that of IPv4"));
+    };
+    Ok(AddressVector { destination: address, traffic_class, hop_limit: DEFAULT_HOP_LIMIT })
+}
+
+/// # Safety
+///
+/// The C contract of `ibv_init_ah_from_wc`.
+unsafe fn attributes_from(port: u8, wc: *mut c::ibv_wc, header: *mut c::ibv_grh) -> Outcome<c::ibv_ah_attr> {
+    expect_port(port.into())?;
+    // SAFETY: the C contract.
+    let (wc, header) = unsafe { (wc.as_ref(), header.cast::<[u8; 40]>().as_ref()) };
+    let (wc, header) = wc.zip(header).ok_or_else(|| Refused::invalid("the completion or its header is null"))?;
+    Ok(ah_attributes(&source_of(wc, header)?))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_init_ah_from_wc(
+    context: *mut c::ibv_context,
+    port: u8,
+    wc: *mut c::ibv_wc,
+    header: *mut c::ibv_grh,
+    attr: *mut c::ibv_ah_attr,
+) -> c_int {
+    number("ibv_init_ah_from_wc", || {
+        // SAFETY: the C contract.
+        unsafe {
+            Context::of(context)?;
+            attr.write(attributes_from(port, wc, header)?);
+        }
+        Ok(0)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_create_ah_from_wc(
+    pd: *mut c::ibv_pd,
+    wc: *mut c::ibv_wc,
+    header: *mut c::ibv_grh,
+    port: u8,
+) -> *mut c::ibv_ah {
+    // SAFETY: the C contract.
+    pointer("ibv_create_ah_from_wc", || create(pd, &unsafe { attributes_from(port, wc, header) }?))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_destroy_ah(ah: *mut c::ibv_ah) -> c_int {
+    status("ibv_destroy_ah", || {
+        // SAFETY: the C contract.
+        let own = unsafe { object::<Ah>(ah) }?;
+        // SAFETY: a protection domain stays while objects of it exist.
+        let pd = unsafe { object::<Pd>(own.c.pd) }?;
+        pd.context()?.users.remove();
+        pd.users.remove();
+        // SAFETY: the program does not name it again.
+        drop(unsafe { take::<Ah>(ah) });
+        Ok(())
+    })
+}

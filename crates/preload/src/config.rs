@@ -1,0 +1,77 @@
+//! What the environment says: `doorbell run` sets it, and `doorbell env` prints it.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use doorbell_fabric::FaultPlan;
+use doorbell_verbs::soft::SoftOptions;
+
+use crate::outcome::{Outcome, Refused};
+
+fn variable(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
+}
+
+fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(name: &str) -> Outcome<Option<T>> {
+    let Some(value) = variable(name) else { return Ok(None) };
+    let text = value.to_string_lossy();
+    text.parse().map(Some).map_err(|error| Refused::invalid(format!("{name} is {text:?}: {error}")))
+}
+
+/// How the RNIC is opened.
+pub(crate) fn options() -> Outcome<SoftOptions> {
+    let mut options = SoftOptions {
+        address: parsed("DOORBELL_BIND")?,
+        pcap: variable("DOORBELL_PCAP").map(per_process),
+        faults: parsed::<FaultPlan>("DOORBELL_FAULT")?,
+        check_elements_late: true,
+        ..SoftOptions::default()
+    };
+    if let Some(port) = parsed("DOORBELL_PORT")? {
+        options.port = port;
+    }
+    Ok(options)
+}
+
+/// Processes must not write to one file: `%p` in its name stands for the process.
+fn per_process(path: OsString) -> PathBuf {
+    match path.into_string() {
+        Ok(text) => text.replace("%p", &std::process::id().to_string()).into(),
+        Err(path) => path.into(),
+    }
+}
+
+/// A vendor that is nobody (a locally administered identifier), and its first part.
+const OWN_VENDOR: (u32, u32) = (0x02_646f, 1);
+
+/// The vendor's and the part's number that the device shows. Some programs decide by them what to
+/// make use of.
+pub(crate) fn vendor() -> Outcome<(u32, u32)> {
+    let Some(value) = variable("DOORBELL_VENDOR_ID") else { return Ok(OWN_VENDOR) };
+    let text = value.to_string_lossy();
+    let number = |text: &str| match text.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    };
+    let (vendor, part) = text.split_once(':').unwrap_or((&text, "0"));
+    number(vendor).zip(number(part)).ok_or_else(|| {
+        Refused::invalid(format!(
+            "DOORBELL_VENDOR_ID is {text:?}; allowed is VENDOR or VENDOR:PART, such as 0x2c9:4119"
+        ))
+    })
+}
+
+/// Are counters to be printed when the process ends?
+pub(crate) fn wants_stats() -> bool {
+    variable("DOORBELL_STATS").is_some_and(|value| value != "0")
+}
+
+/// Is each refused call to be explained?
+pub(crate) fn explains() -> bool {
+    static EXPLAINS: OnceLock<bool> = OnceLock::new();
+    *EXPLAINS.get_or_init(|| {
+        let quiet = ["off", "error", "warn"].map(OsString::from);
+        variable("DOORBELL_LOG").is_some_and(|level| !quiet.contains(&level))
+    })
+}

@@ -1,0 +1,220 @@
+//! The device that programs find, and the RNIC behind it: one for all contexts of a process, as
+//! a machine has one RNIC for all its processes.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_int};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::{mem, ptr};
+
+use doorbell_ibverbs_sys as c;
+use doorbell_verbs::raw::{DeviceAttributes, Provider};
+use doorbell_verbs::{AsyncEvent, CqId, Qpn, SrqId, soft};
+
+use crate::event::Source;
+use crate::outcome::{Outcome, Refused};
+use crate::{config, fork, stats};
+
+/// What programs call the device.
+pub(crate) const NAME: &CStr = c"doorbell0";
+
+/// Zeros behind the structure: providers of other vendors look there, past its end, for what
+/// tells their own devices.
+const ZEROS_BEHIND: usize = 1024;
+
+#[repr(C)]
+struct Listed {
+    device: c::ibv_device,
+    zeros: [u8; ZEROS_BEHIND],
+}
+
+/// The one device of the list. It is never freed, so pointers to it are always good.
+fn listed() -> *mut c::ibv_device {
+    static LISTED: Mutex<usize> = Mutex::new(0);
+    let mut place = LISTED.lock().unwrap_or_else(PoisonError::into_inner);
+    if *place == 0 {
+        // SAFETY: zeros are a value of each of its fields.
+        let mut listed: Box<Listed> = Box::new(unsafe { mem::zeroed() });
+        let device = &mut listed.device;
+        device.node_type = c::IBV_NODE_CA;
+        device.transport_type = c::IBV_TRANSPORT_IB;
+        fill(&mut device.name, NAME);
+        fill(&mut device.dev_name, c"doorbell0");
+        // No such files exist: programs that read them take that for an old kernel.
+        fill(&mut device.dev_path, c"/sys/class/infiniband_verbs/doorbell0");
+        fill(&mut device.ibdev_path, c"/sys/class/infiniband/doorbell0");
+        *place = Box::into_raw(listed) as usize;
+    }
+    *place as *mut c::ibv_device
+}
+
+/// Copies a text into a field that is longer.
+pub(crate) fn fill(field: &mut [c_char], text: &CStr) {
+    for (place, &byte) in field.iter_mut().zip(text.to_bytes_with_nul()) {
+        *place = byte as c_char;
+    }
+}
+
+/// The node's GUID, in network order: locally administered, one per process.
+pub(crate) fn guid() -> u64 {
+    (0x0264_6f6f_0000_0000_u64 | u64::from(std::process::id())).to_be()
+}
+
+/// An RNIC and who gets its events.
+pub(crate) struct Device {
+    pub(crate) provider: Arc<dyn Provider>,
+    pub(crate) attributes: DeviceAttributes,
+    /// The numbers that it shows for vendor and part.
+    pub(crate) vendor: (u32, u32),
+    generation: u32,
+    sources: Mutex<Sources>,
+}
+
+/// Objects that events are about.
+#[derive(Default)]
+pub(crate) struct Sources {
+    pub(crate) qps: HashMap<Qpn, Source>,
+    pub(crate) cqs: HashMap<CqId, Source>,
+    pub(crate) srqs: HashMap<SrqId, Source>,
+}
+
+impl Device {
+    /// Is it this process's own, and not inherited by a fork?
+    #[inline]
+    pub(crate) fn is_own(&self) -> bool {
+        self.generation == fork::generation()
+    }
+
+    pub(crate) fn expect_own(&self) -> Outcome<()> {
+        if self.is_own() {
+            return Ok(());
+        }
+        Err(Refused::new(libc::EIO, "the device was opened by another process, before it forked: open it anew"))
+    }
+
+    pub(crate) fn sources(&self) -> MutexGuard<'_, Sources> {
+        self.sources.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Hands events to the contexts of their objects. The RNIC calls this, so nothing here may
+    /// call it.
+    fn dispatch(&self) {
+        use AsyncEvent as E;
+        let sources = self.sources();
+        while let Some(event) = self.provider.poll_event() {
+            let (source, kind) = match event {
+                E::CommunicationEstablished(qpn) => (sources.qps.get(&qpn), c::IBV_EVENT_COMM_EST),
+                E::SqDrained(qpn) => (sources.qps.get(&qpn), c::IBV_EVENT_SQ_DRAINED),
+                E::QpFatal(qpn) => (sources.qps.get(&qpn), c::IBV_EVENT_QP_FATAL),
+                E::QpRequestError(qpn) => (sources.qps.get(&qpn), c::IBV_EVENT_QP_REQ_ERR),
+                E::QpAccessError(qpn) => (sources.qps.get(&qpn), c::IBV_EVENT_QP_ACCESS_ERR),
+                E::QpLastWqeReached(qpn) => (sources.qps.get(&qpn), c::IBV_EVENT_QP_LAST_WQE_REACHED),
+                E::CqError(cq) => (sources.cqs.get(&CqId(cq)), c::IBV_EVENT_CQ_ERR),
+                E::SrqLimitReached(srq) => (sources.srqs.get(&SrqId(srq)), c::IBV_EVENT_SRQ_LIMIT_REACHED),
+                _ => continue,
+            };
+            if let Some(source) = source {
+                source.raise(kind);
+            }
+        }
+    }
+}
+
+struct Process {
+    generation: u32,
+    /// Alive while a context is open.
+    device: Weak<Device>,
+    /// What it was last: opening it again keeps the GID.
+    address: Option<IpAddr>,
+}
+
+static PROCESS: Mutex<Process> = Mutex::new(Process { generation: 0, device: Weak::new(), address: None });
+
+/// The RNIC of this process, if it is open and nobody is opening it.
+pub(crate) fn current() -> Option<Arc<Device>> {
+    let process = PROCESS.try_lock().ok()?;
+    if process.generation == fork::generation() { process.device.upgrade() } else { None }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        if self.is_own() {
+            stats::keep(self);
+        }
+    }
+}
+
+/// The RNIC of this process, opened if it is not.
+pub(crate) fn open() -> Outcome<Arc<Device>> {
+    fork::watch();
+    stats::print_at_exit();
+    let mut process = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
+    if process.generation != fork::generation() {
+        // The parent's: not to be dropped here, since its thread does not exist.
+        mem::forget(mem::replace(&mut process.device, Weak::new()));
+        *process = Process { generation: fork::generation(), device: Weak::new(), address: None };
+    }
+    if let Some(device) = process.device.upgrade() {
+        return Ok(device);
+    }
+    let vendor = config::vendor()?;
+    let mut options = config::options()?;
+    let wanted = options.address;
+    options.address = wanted.or(process.address);
+    let provider = match soft::open_provider(&options) {
+        // Somebody else has taken the address meanwhile.
+        Err(_) if wanted.is_none() && process.address.is_some() => {
+            options.address = None;
+            soft::open_provider(&options)
+        }
+        result => result,
+    }?;
+    let attributes = provider.attributes();
+    process.address = Some(attributes.address);
+    let device =
+        Arc::new(Device { provider, attributes, vendor, generation: process.generation, sources: Mutex::default() });
+    let listener = Arc::downgrade(&device);
+    device.provider.on_event(Arc::new(move || {
+        if let Some(device) = listener.upgrade() {
+            device.dispatch();
+        }
+    }));
+    process.device = Arc::downgrade(&device);
+    Ok(device)
+}
+
+/// Lists the devices: this one.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut c::ibv_device {
+    let list = Box::new([listed(), ptr::null_mut()]);
+    if !count.is_null() {
+        // SAFETY: not null, so the caller's place for the number.
+        unsafe { count.write(1) }
+    }
+    Box::into_raw(list).cast()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_free_device_list(list: *mut *mut c::ibv_device) {
+    if !list.is_null() {
+        // SAFETY: not null, so a list from `ibv_get_device_list`.
+        drop(unsafe { Box::from_raw(list.cast::<[*mut c::ibv_device; 2]>()) });
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_get_device_name(device: *mut c::ibv_device) -> *const c_char {
+    // SAFETY: a device of the list, or null.
+    unsafe { device.as_ref() }.map_or(ptr::null(), |device| device.name.as_ptr())
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_get_device_guid(_device: *mut c::ibv_device) -> c::__be64 {
+    guid()
+}
+
+/// The kernel knows no such device.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_get_device_index(_device: *mut c::ibv_device) -> c_int {
+    -1
+}

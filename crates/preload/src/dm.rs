@@ -1,0 +1,155 @@
+//! Device memory: a piece of this process's memory, since the device is in it.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ffi::{c_int, c_uint, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use doorbell_ibverbs_sys as c;
+
+use crate::context::Context;
+use crate::handle::{Object, Users, give, object, take};
+use crate::mr;
+use crate::outcome::{Outcome, Refused, pointer, status};
+
+/// How much of it a device has.
+pub(crate) const MAX_BYTES: usize = 1 << 20;
+
+/// Alignment that is given without asking, and the largest that is asked for: a page.
+const LOG_ALIGN: u32 = 12;
+
+/// Offsets and lengths of copies are multiples of this, as on hardware.
+const WORD: u64 = 4;
+
+/// A piece of device memory.
+#[repr(C)]
+pub(crate) struct Dm {
+    c: c::ibv_dm,
+    base: *mut u8,
+    layout: Layout,
+    pub(crate) users: Users,
+}
+
+// SAFETY: `#[repr(C)]`, and begins with an `ibv_dm`.
+unsafe impl Object for Dm {
+    type C = c::ibv_dm;
+    const NAME: &'static str = "device memory";
+}
+
+impl Drop for Dm {
+    fn drop(&mut self) {
+        IN_USE.fetch_sub(self.layout.size(), Ordering::Relaxed);
+        // SAFETY: it was allocated with this layout, and no region names it any more.
+        unsafe { dealloc(self.base, self.layout) }
+    }
+}
+
+/// Bytes that are allocated, over all contexts: they share the device.
+static IN_USE: AtomicUsize = AtomicUsize::new(0);
+
+impl Dm {
+    /// Where `length` bytes at `offset` are.
+    pub(crate) fn place(&self, offset: u64, length: usize) -> Outcome<*mut u8> {
+        let size = self.layout.size() as u64;
+        if offset > size || length as u64 > size - offset {
+            let why = format!("{length} B at {offset} are not inside the {size} B of device memory");
+            return Err(Refused::invalid(why));
+        }
+        // SAFETY: inside the allocation, as just checked.
+        Ok(unsafe { self.base.add(offset as usize) })
+    }
+
+    fn word_place(&self, offset: u64, length: usize) -> Outcome<*mut u8> {
+        if !offset.is_multiple_of(WORD) || !(length as u64).is_multiple_of(WORD) {
+            return Err(Refused::invalid(format!("device memory is copied in words of {WORD} B")));
+        }
+        self.place(offset, length)
+    }
+}
+
+pub(crate) unsafe extern "C" fn alloc_dm(
+    context: *mut c::ibv_context,
+    attr: *mut c::ibv_alloc_dm_attr,
+) -> *mut c::ibv_dm {
+    pointer("ibv_alloc_dm", || {
+        // SAFETY: the C contract.
+        let (own, attr) = unsafe { (Context::of(context)?, attr.as_ref()) };
+        let attr = attr.ok_or_else(|| Refused::invalid("the attributes are null"))?;
+        if attr.comp_mask != 0 || attr.length == 0 || attr.log_align_req > LOG_ALIGN {
+            return Err(Refused::invalid("comp_mask must be 0, the length at least 1, the alignment at most a page"));
+        }
+        let layout = Layout::from_size_align(attr.length, 1 << LOG_ALIGN);
+        let layout = layout.ok().filter(|layout| layout.size() <= MAX_BYTES);
+        let full = || Refused::new(libc::ENOMEM, format!("the device has {MAX_BYTES} B of memory in all"));
+        let layout = layout.ok_or_else(full)?;
+        let taken = |used: usize| Some(used + layout.size()).filter(|&sum| sum <= MAX_BYTES);
+        IN_USE.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken).map_err(|_| full())?;
+        // SAFETY: the layout has at least one byte.
+        let base = unsafe { alloc_zeroed(layout) };
+        if base.is_null() {
+            IN_USE.fetch_sub(layout.size(), Ordering::Relaxed);
+            return Err(full());
+        }
+        own.users.add();
+        let c = c::ibv_dm {
+            context,
+            memcpy_to_dm: Some(memcpy_to_dm),
+            memcpy_from_dm: Some(memcpy_from_dm),
+            comp_mask: 0,
+            handle: 0,
+        };
+        Ok(give(Dm { c, base, layout, users: Users::default() }))
+    })
+}
+
+pub(crate) unsafe extern "C" fn free_dm(dm: *mut c::ibv_dm) -> c_int {
+    status("ibv_free_dm", || {
+        // SAFETY: the C contract.
+        let own = unsafe { object::<Dm>(dm) }?;
+        own.users.expect_none("device memory")?;
+        // SAFETY: a context stays while objects that were made from it exist.
+        unsafe { Context::of(own.c.context) }?.users.remove();
+        // SAFETY: no region names it, and the program does not name it again.
+        drop(unsafe { take::<Dm>(dm) });
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn memcpy_to_dm(dm: *mut c::ibv_dm, offset: u64, from: *const c_void, length: usize) -> c_int {
+    status("ibv_memcpy_to_dm", || {
+        // SAFETY: the C contract.
+        let place = unsafe { object::<Dm>(dm) }?.word_place(offset, length)?;
+        // SAFETY: `place` has room for `length` bytes, and the program's memory has as many.
+        unsafe { ptr::copy(from.cast(), place, length) };
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn memcpy_from_dm(to: *mut c_void, dm: *mut c::ibv_dm, offset: u64, length: usize) -> c_int {
+    status("ibv_memcpy_from_dm", || {
+        // SAFETY: the C contract.
+        let place = unsafe { object::<Dm>(dm) }?.word_place(offset, length)?;
+        // SAFETY: there are `length` bytes at `place`, and the program's memory has room for them.
+        unsafe { ptr::copy(place, to.cast(), length) };
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn reg_dm_mr(
+    pd: *mut c::ibv_pd,
+    dm: *mut c::ibv_dm,
+    offset: u64,
+    length: usize,
+    flags: c_uint,
+) -> *mut c::ibv_mr {
+    pointer("ibv_reg_dm_mr", || {
+        // The program has no address for it.
+        if flags & c::IBV_ACCESS_ZERO_BASED == 0 {
+            return Err(Refused::invalid("a region of device memory is zero-based"));
+        }
+        // SAFETY: the C contract.
+        let place = unsafe { object::<Dm>(dm) }?.place(offset, length)?;
+        // SAFETY: the C contract; the memory stays until no region names it.
+        unsafe { mr::reg_mr(pd, place.cast(), length, 0, flags, dm) }
+    })
+}

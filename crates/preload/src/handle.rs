@@ -1,0 +1,99 @@
+//! Objects as C sees them and as Rust does.
+//!
+//! Each is a `#[repr(C)]` structure that begins with the C one ([`Object::C`]), so that a pointer
+//! to either is a pointer to both.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+
+use crate::outcome::{Outcome, Refused};
+
+/// A structure that begins with its C counterpart.
+///
+/// # Safety
+///
+/// The implementor is `#[repr(C)]` and its first field is a `C`, or a structure that begins with
+/// one.
+pub(crate) unsafe trait Object: Sized {
+    /// What C knows of it.
+    type C;
+    /// What it is called in errors.
+    const NAME: &'static str;
+}
+
+/// The object behind a C pointer.
+///
+/// # Safety
+///
+/// If it is not null, `pointer` came from [`give`] for a `T` and was not taken back.
+pub(crate) unsafe fn object<'a, T: Object>(pointer: *mut T::C) -> Outcome<&'a T> {
+    // SAFETY: by the caller's promise it points to a `T`, of which only shared references exist.
+    unsafe { pointer.cast::<T>().as_ref() }.ok_or_else(|| Refused::invalid(format!("the {} is null", T::NAME)))
+}
+
+/// Hands an object to C.
+pub(crate) fn give<T: Object>(object: T) -> *mut T::C {
+    Box::into_raw(Box::new(object)).cast()
+}
+
+/// Takes an object back from C.
+///
+/// # Safety
+///
+/// `pointer` came from [`give`] for a `T`, and nothing uses it any more.
+pub(crate) unsafe fn take<T: Object>(pointer: *mut T::C) -> Box<T> {
+    // SAFETY: by the caller's promise it came from a `Box<T>`.
+    unsafe { Box::from_raw(pointer.cast::<T>()) }
+}
+
+/// Counts who uses an object, which must not be destroyed meanwhile.
+#[derive(Debug, Default)]
+pub(crate) struct Users(AtomicUsize);
+
+impl Users {
+    pub(crate) fn add(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn remove(&self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn none(&self) -> bool {
+        self.0.load(Ordering::Acquire) == 0
+    }
+
+    /// Refuses to destroy what is in use.
+    pub(crate) fn expect_none(&self, what: &str) -> Outcome<()> {
+        if self.none() {
+            return Ok(());
+        }
+        Err(Refused::new(libc::EBUSY, format!("the {what} is still in use by other objects")))
+    }
+}
+
+/// Events that were handed out and must be acknowledged before their object goes.
+#[derive(Debug, Default)]
+pub(crate) struct Unacknowledged {
+    count: Mutex<u64>,
+    fewer: Condvar,
+}
+
+impl Unacknowledged {
+    pub(crate) fn add(&self) {
+        *self.count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+    }
+
+    /// Acknowledges some. More than were handed out are as good as all.
+    pub(crate) fn acknowledge(&self, events: u64) {
+        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        *count = count.saturating_sub(events);
+        self.fewer.notify_all();
+    }
+
+    /// Waits until all are acknowledged, as destroying an object does in verbs.
+    pub(crate) fn wait(&self) {
+        let count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.fewer.wait_while(count, |count| *count > 0).unwrap_or_else(PoisonError::into_inner));
+    }
+}

@@ -1,0 +1,40 @@
+//! `libdoorbell_ibverbs.so`: libibverbs' C ABI on the embedded software RNIC.
+//!
+//! Preloaded (`doorbell run -- PROGRAM`) into a dynamically linked program, it stands before
+//! libibverbs: the program finds one device, `doorbell0`, and everything that takes an object of
+//! that device comes here. What is offered works; everything else is refused with the error that
+//! verbs have for it, and never reaches the real library, which knows nothing of these objects.
+//!
+//! Objects are C structures with Rust behind them ([`handle`]); they come from `Box` and go back
+//! to it. All contexts of a process share one RNIC and its address ([`device`]).
+//!
+//! Loading the library does nothing: no thread, no socket, no output, since every child process
+//! inherits it. The RNIC starts when a program opens the device.
+//!
+//! # Safety
+//!
+//! Every function of the C API trusts its caller for what C makes unknowable: that a pointer that
+//! is not null points to an object that this library made and that was not destroyed, or to a
+//! structure of the documented type. What can be checked is checked.
+
+mod ah;
+mod config;
+mod context;
+mod cq;
+mod cq_ex;
+mod device;
+mod dm;
+mod event;
+mod fork;
+mod handle;
+mod mr;
+mod outcome;
+mod pd;
+mod post;
+mod qp;
+mod qp_attr;
+mod query;
+mod refused;
+mod srq;
+mod stats;
+mod wr;

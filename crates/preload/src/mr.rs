@@ -1,0 +1,251 @@
+//! Memory regions.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::ptr;
+
+use doorbell_ibverbs_sys as c;
+use doorbell_verbs::Access;
+use doorbell_verbs::raw::Keys;
+
+use crate::dm::Dm;
+use crate::handle::{Object, Users, give, object, take};
+use crate::outcome::{Outcome, Refused, pointer, status};
+use crate::pd::Pd;
+
+/// A memory region.
+#[repr(C)]
+pub(crate) struct Mr {
+    c: c::ibv_mr,
+    address: u64,
+    access: Access,
+    users: Users,
+    /// The device memory that it is of, if it is.
+    dm: *mut c::ibv_dm,
+}
+
+// SAFETY: `#[repr(C)]`, and begins with an `ibv_mr`.
+unsafe impl Object for Mr {
+    type C = c::ibv_mr;
+    const NAME: &'static str = "memory region";
+}
+
+/// Memory of the program's own.
+const NO_DM: *mut c::ibv_dm = ptr::null_mut();
+
+/// Access flags that a program may set without asking whether they are supported.
+const OPTIONAL: c_uint = 0x3ff << 20;
+
+pub(crate) fn access(flags: c_uint) -> Outcome<Access> {
+    let known = [
+        (c::IBV_ACCESS_LOCAL_WRITE, Access::LOCAL_WRITE),
+        (c::IBV_ACCESS_REMOTE_WRITE, Access::REMOTE_WRITE),
+        (c::IBV_ACCESS_REMOTE_READ, Access::REMOTE_READ),
+        (c::IBV_ACCESS_REMOTE_ATOMIC, Access::REMOTE_ATOMIC),
+    ];
+    let all = known.iter().fold(0, |all, (flag, _)| all | flag);
+    // Huge pages are only a hint.
+    let unknown = flags & !(all | OPTIONAL | c::IBV_ACCESS_HUGETLB | c::IBV_ACCESS_ZERO_BASED);
+    if unknown != 0 {
+        return Err(Refused::unsupported(format!("access flags {unknown:#x} are not supported")));
+    }
+    Ok(known.iter().filter(|(flag, _)| flags & flag != 0).map(|&(_, access)| access).collect())
+}
+
+/// What is checked of a registration before the RNIC sees it.
+fn checked(memory: *mut c_void, length: usize, flags: c_uint) -> Outcome<Access> {
+    let access = access(flags)?;
+    // IBTA Vol 1, 10.6.3.1.
+    if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) && !access.contains(Access::LOCAL_WRITE) {
+        return Err(Refused::invalid("remote write or atomic access needs local write access"));
+    }
+    expect_mapped(memory, length, access.contains(Access::LOCAL_WRITE))?;
+    Ok(access)
+}
+
+/// Is the memory there, and writable if it is to be written? Like registering for hardware, this
+/// brings in its pages.
+fn expect_mapped(memory: *mut c_void, length: usize, written: bool) -> Outcome<()> {
+    let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten().unwrap_or(4096) as usize;
+    let start = memory as usize / page * page;
+    let Some(end) = (memory as usize).checked_add(length) else {
+        return Err(Refused::invalid("the memory does not end within the address space"));
+    };
+    if length == 0 {
+        return Ok(());
+    }
+    let advice = if written { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    // SAFETY: it changes nothing but which pages are in memory, wherever the range lies.
+    let failed = unsafe { libc::madvise(start as *mut c_void, (end - start).next_multiple_of(page), advice) } != 0;
+    if !failed {
+        return Ok(());
+    }
+    match nix::errno::Errno::last() {
+        // Not only a missing permission: kernels before 5.14 do not know the advice.
+        nix::errno::Errno::EINVAL if !knows_populating(page) => Ok(()),
+        _ => {
+            let what = if written { "mapped and writable" } else { "mapped" };
+            Err(Refused::new(libc::EFAULT, format!("{length} B at {memory:p} are not all {what}")))
+        }
+    }
+}
+
+fn knows_populating(page: usize) -> bool {
+    let here = &raw const page;
+    // SAFETY: this page of the stack is mapped and in use.
+    unsafe { libc::madvise((here as usize / page * page) as *mut c_void, page, libc::MADV_POPULATE_READ) == 0 }
+}
+
+fn register(pd: &Pd, memory: *mut c_void, length: usize, address: u64, access: Access) -> Outcome<Keys> {
+    let provider = &pd.context()?.device.provider;
+    // SAFETY: the program keeps the memory mapped until it deregisters it, which is the contract
+    // of verbs, and no Rust code has references to it.
+    Ok(unsafe { provider.register(pd.id, memory.cast(), length, address, access, None) }?)
+}
+
+/// # Safety
+///
+/// The C contract of `ibv_reg_mr_iova2`.
+pub(crate) unsafe fn reg_mr(
+    pd: *mut c::ibv_pd,
+    memory: *mut c_void,
+    length: usize,
+    address: u64,
+    flags: c_uint,
+    dm: *mut c::ibv_dm,
+) -> Outcome<*mut c::ibv_mr> {
+    // SAFETY: the C contract.
+    let own = unsafe { object::<Pd>(pd) }?;
+    let context = own.context()?;
+    let address = if flags & c::IBV_ACCESS_ZERO_BASED != 0 { 0 } else { address };
+    let access = checked(memory, length, flags)?;
+    let keys = register(own, memory, length, address, access)?;
+    own.users.add();
+    context.users.add();
+    let c = c::ibv_mr {
+        context: context.as_c(),
+        pd,
+        addr: memory,
+        length,
+        handle: keys.lkey.0,
+        lkey: keys.lkey.0,
+        rkey: keys.rkey.get(),
+    };
+    // SAFETY: the C contract; null where it is the program's memory.
+    if let Ok(dm) = unsafe { object::<Dm>(dm) } {
+        dm.users.add();
+    }
+    Ok(give(Mr { c, address, access, users: Users::default(), dm }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_reg_mr(
+    pd: *mut c::ibv_pd,
+    memory: *mut c_void,
+    length: usize,
+    flags: c_int,
+) -> *mut c::ibv_mr {
+    // SAFETY: the C contract.
+    pointer("ibv_reg_mr", || unsafe { reg_mr(pd, memory, length, memory as u64, flags as c_uint, NO_DM) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_reg_mr_iova(
+    pd: *mut c::ibv_pd,
+    memory: *mut c_void,
+    length: usize,
+    address: u64,
+    flags: c_int,
+) -> *mut c::ibv_mr {
+    // SAFETY: the C contract.
+    pointer("ibv_reg_mr_iova", || unsafe { reg_mr(pd, memory, length, address, flags as c_uint, NO_DM) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_reg_mr_iova2(
+    pd: *mut c::ibv_pd,
+    memory: *mut c_void,
+    length: usize,
+    address: u64,
+    flags: c_uint,
+) -> *mut c::ibv_mr {
+    // SAFETY: the C contract.
+    pointer("ibv_reg_mr_iova2", || unsafe { reg_mr(pd, memory, length, address, flags, NO_DM) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_dereg_mr(mr: *mut c::ibv_mr) -> c_int {
+    status("ibv_dereg_mr", || {
+        // SAFETY: the C contract.
+        let own = unsafe { object::<Mr>(mr) }?;
+        // SAFETY: a protection domain stays while regions of it exist.
+        let pd = unsafe { object::<Pd>(own.c.pd) }?;
+        let context = pd.context()?;
+        own.users.expect_none("memory region")?;
+        context.device.provider.deregister(doorbell_verbs::LKey(own.c.lkey))?;
+        pd.users.remove();
+        context.users.remove();
+        // SAFETY: device memory stays while regions name it.
+        if let Ok(dm) = unsafe { object::<Dm>(own.dm) } {
+            dm.users.remove();
+        }
+        // SAFETY: the program does not name it again.
+        drop(unsafe { take::<Mr>(mr) });
+        Ok(())
+    })
+}
+
+/// Registers a region anew, with other memory, rights or protection domain. If it is refused, the
+/// region stays as it was.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_rereg_mr(
+    mr: *mut c::ibv_mr,
+    changes: c_int,
+    pd: *mut c::ibv_pd,
+    memory: *mut c_void,
+    length: usize,
+    flags: c_int,
+) -> c_int {
+    let body = || {
+        let changes = changes as c_uint;
+        let known = c::IBV_REREG_MR_CHANGE_TRANSLATION | c::IBV_REREG_MR_CHANGE_PD | c::IBV_REREG_MR_CHANGE_ACCESS;
+        if changes == 0 || changes & !known != 0 {
+            return Err(Refused::invalid(format!("re-registration flags {changes:#x} are none or not known")));
+        }
+        // SAFETY: the C contract; the pointer is only kept to be written below.
+        let own = unsafe { object::<Mr>(mr) }?;
+        own.users.expect_none("memory region")?;
+        if !own.dm.is_null() {
+            return Err(Refused::unsupported("a region of device memory stays as it was registered"));
+        }
+        let moves = changes & c::IBV_REREG_MR_CHANGE_TRANSLATION != 0;
+        let (memory, length) = if moves { (memory, length) } else { (own.c.addr, own.c.length) };
+        if moves && (memory.is_null() || length == 0) {
+            return Err(Refused::invalid("a changed translation needs memory"));
+        }
+        let address = if moves { memory as u64 } else { own.address };
+        let pd = if changes & c::IBV_REREG_MR_CHANGE_PD != 0 { pd } else { own.c.pd };
+        let access = match changes & c::IBV_REREG_MR_CHANGE_ACCESS != 0 {
+            true => checked(memory, length, flags as c_uint)?,
+            false => {
+                expect_mapped(memory, length, own.access.contains(Access::LOCAL_WRITE))?;
+                own.access
+            }
+        };
+        // SAFETY: the C contract.
+        let (old_pd, new_pd) = unsafe { (object::<Pd>(own.c.pd)?, object::<Pd>(pd)?) };
+        let (provider, lkey) = (&old_pd.context()?.device.provider, doorbell_verbs::LKey(own.c.lkey));
+        // SAFETY: as for registering.
+        unsafe { provider.reregister(lkey, new_pd.id, memory.cast(), length, address, access) }?;
+        old_pd.users.remove();
+        new_pd.users.add();
+        // SAFETY: the program does not use the region while it is being changed.
+        let own = unsafe { &mut *mr.cast::<Mr>() };
+        (own.c.pd, own.c.addr, own.c.length) = (pd, memory, length);
+        (own.address, own.access) = (address, access);
+        Ok(())
+    };
+    match status("ibv_rereg_mr", body) {
+        0 => 0,
+        _ => c::IBV_REREG_MR_ERR_INPUT,
+    }
+}

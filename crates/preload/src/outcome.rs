@@ -1,0 +1,126 @@
+//! How calls end: the errno of verbs, and a sentence for who asks.
+
+use std::borrow::Cow;
+use std::ffi::c_int;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+
+use doorbell_verbs::{Error, ModifyError, ObjectError, PostErrorKind};
+
+/// Why a call was refused.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    pub(crate) errno: c_int,
+    why: Cow<'static, str>,
+}
+
+pub(crate) type Outcome<T> = Result<T, Refused>;
+
+impl Refused {
+    pub(crate) fn new(errno: c_int, why: impl Into<Cow<'static, str>>) -> Self {
+        Self { errno, why: why.into() }
+    }
+
+    pub(crate) fn invalid(why: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(libc::EINVAL, why)
+    }
+
+    pub(crate) fn unsupported(why: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(libc::EOPNOTSUPP, why)
+    }
+
+    /// Says it to who asked for it with `DOORBELL_LOG`.
+    pub(crate) fn tell(&self, call: &str) {
+        if crate::config::explains() {
+            eprintln!("doorbell: {call}: {}", self.why);
+        }
+    }
+}
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.why)
+    }
+}
+
+impl From<ObjectError> for Refused {
+    fn from(error: ObjectError) -> Self {
+        let errno = match error {
+            ObjectError::Exhausted(_) => libc::ENOMEM,
+            ObjectError::Busy { .. } => libc::EBUSY,
+            _ => libc::EINVAL,
+        };
+        Self::new(errno, error.to_string())
+    }
+}
+
+impl From<ModifyError> for Refused {
+    fn from(error: ModifyError) -> Self {
+        Self::invalid(error.to_string())
+    }
+}
+
+impl From<Error> for Refused {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Object(error) => error.into(),
+            Error::Modify(error) => error.into(),
+            error => {
+                let errno = match &error {
+                    Error::Os { error, .. } => error.raw_os_error().unwrap_or(libc::EIO),
+                    Error::Bind(_) => libc::ENODEV,
+                    _ => libc::EINVAL,
+                };
+                Self::new(errno, error.to_string())
+            }
+        }
+    }
+}
+
+/// The errno of a work request that was not accepted.
+pub(crate) fn errno_of_post(kind: &PostErrorKind) -> c_int {
+    match kind {
+        PostErrorKind::QueueFull { .. } => libc::ENOMEM,
+        _ => libc::EINVAL,
+    }
+}
+
+pub(crate) fn set_errno(errno: c_int) {
+    // SAFETY: the C library gives each thread a place of its own.
+    unsafe { *libc::__errno_location() = errno }
+}
+
+/// Nothing unwinds into C: a defect of this library is an error of the call.
+fn guarded<T>(body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| Err(Refused::new(libc::EIO, "a defect of this library")))
+}
+
+/// For calls that return 0 or the errno.
+pub(crate) fn status(call: &str, body: impl FnOnce() -> Outcome<()>) -> c_int {
+    match guarded(body) {
+        Ok(()) => 0,
+        Err(refused) => {
+            refused.tell(call);
+            set_errno(refused.errno);
+            refused.errno
+        }
+    }
+}
+
+/// For calls that return a number, or -1 with errno set.
+pub(crate) fn number(call: &str, body: impl FnOnce() -> Outcome<c_int>) -> c_int {
+    guarded(body).unwrap_or_else(|refused| {
+        refused.tell(call);
+        set_errno(refused.errno);
+        -1
+    })
+}
+
+/// For calls that return an object, or null with errno set.
+pub(crate) fn pointer<T>(call: &str, body: impl FnOnce() -> Outcome<*mut T>) -> *mut T {
+    guarded(body).unwrap_or_else(|refused| {
+        refused.tell(call);
+        set_errno(refused.errno);
+        ptr::null_mut()
+    })
+}

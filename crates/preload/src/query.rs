@@ -1,0 +1,323 @@
+//! What the device and its port say of themselves.
+
+use std::ffi::{CString, c_int, c_uint};
+use std::mem::offset_of;
+use std::ptr;
+
+use doorbell_ibverbs_sys as c;
+use doorbell_verbs::raw::DeviceAttributes;
+use doorbell_verbs::{MAX_MESSAGE_BYTES, limits};
+
+use crate::context::Context;
+use crate::outcome::{Outcome, Refused, number, status};
+use crate::{device, dm};
+
+/// Its only port.
+pub(crate) const PORT: u8 = 1;
+
+/// The only partition key: the default one, as a full member (IBTA Vol 1, 10.9.2).
+const DEFAULT_PKEY: u16 = 0xffff;
+
+/// How `ibv_query_gid_type` names RoCE v2, unlike the GID table.
+const SYSFS_ROCE_V2: c_uint = 1;
+
+pub(crate) fn expect_port(port: u32) -> Outcome<()> {
+    if port == u32::from(PORT) {
+        return Ok(());
+    }
+    Err(Refused::invalid(format!("port {port} does not exist: the device has port {PORT}")))
+}
+
+pub(crate) fn expect_gid_index(index: u32) -> Outcome<()> {
+    if index == 0 {
+        return Ok(());
+    }
+    Err(Refused::invalid(format!("GID index {index} does not exist: the table has one entry, 0")))
+}
+
+fn count(number: usize) -> c_int {
+    c_int::try_from(number).unwrap_or(c_int::MAX)
+}
+
+fn device_attributes(context: &Context) -> c::ibv_device_attr {
+    let own = &context.device.attributes;
+    let version = CString::new(env!("CARGO_PKG_VERSION")).unwrap_or_default();
+    let mut attributes = c::ibv_device_attr {
+        node_guid: device::guid(),
+        sys_image_guid: device::guid(),
+        max_mr_size: limits::MAX_REGION_BYTES,
+        page_size_cap: !0xfff,
+        vendor_id: context.device.vendor.0,
+        vendor_part_id: context.device.vendor.1,
+        max_qp: count(limits::MAX_QPS),
+        max_qp_wr: count(own.max_queue_depth),
+        device_cap_flags: c::IBV_DEVICE_RC_RNR_NAK_GEN | c::IBV_DEVICE_SYS_IMAGE_GUID | c::IBV_DEVICE_CURR_QP_STATE_MOD,
+        max_sge: count(own.max_sges),
+        max_sge_rd: count(own.max_sges),
+        max_cq: count(limits::MAX_CQS),
+        max_cqe: count(own.max_cq_depth),
+        max_mr: count(limits::MAX_REGIONS),
+        max_pd: count(limits::MAX_QPS),
+        max_qp_rd_atom: count(own.max_rd_atomic),
+        max_res_rd_atom: count(own.max_rd_atomic * limits::MAX_QPS),
+        max_qp_init_rd_atom: count(own.max_rd_atomic),
+        // The atomics of peers are the processor's, so local code sees them whole too.
+        atomic_cap: c::IBV_ATOMIC_GLOB,
+        max_ah: count(limits::MAX_QPS),
+        max_srq: count(limits::MAX_SRQS),
+        max_srq_wr: count(own.max_queue_depth),
+        max_srq_sge: count(own.max_sges),
+        max_pkeys: 1,
+        phys_port_cnt: PORT,
+        ..c::ibv_device_attr::default()
+    };
+    device::fill(&mut attributes.fw_ver, &version);
+    attributes
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_query_device(context: *mut c::ibv_context, attributes: *mut c::ibv_device_attr) -> c_int {
+    status("ibv_query_device", || {
+        // SAFETY: the C contract.
+        unsafe { attributes.write(device_attributes(Context::of(context)?)) };
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn query_device_ex(
+    context: *mut c::ibv_context,
+    input: *const c::ibv_query_device_ex_input,
+    attributes: *mut c::ibv_device_attr_ex,
+    size: usize,
+) -> c_int {
+    status("ibv_query_device_ex", || {
+        // SAFETY: the C contract.
+        let (context, input) = unsafe { (Context::of(context)?, input.as_ref()) };
+        if input.is_some_and(|input| input.comp_mask != 0) {
+            return Err(Refused::invalid("the input's comp_mask is not 0"));
+        }
+        let orig_attr = device_attributes(context);
+        let own = c::ibv_device_attr_ex {
+            device_cap_flags_ex: orig_attr.device_cap_flags.into(),
+            orig_attr,
+            completion_timestamp_mask: u64::MAX,
+            hca_core_clock: 1_000_000, // kHz: it counts nanoseconds
+            max_dm_size: dm::MAX_BYTES as u64,
+            phys_port_cnt_ex: PORT.into(),
+            ..c::ibv_device_attr_ex::default()
+        };
+        // SAFETY: the caller's structure has `size` bytes.
+        unsafe { copy_grown(&own, attributes, size) };
+        Ok(())
+    })
+}
+
+/// Copies a structure that grows from release to release to a caller whose own may be shorter or
+/// longer.
+///
+/// # Safety
+///
+/// `to` has room for `size` bytes, and zeros are good for what this release does not know.
+unsafe fn copy_grown<T>(from: &T, to: *mut T, size: usize) {
+    let known = size.min(size_of::<T>());
+    // SAFETY: by the caller's promise; `known` is not more than either.
+    unsafe {
+        ptr::write_bytes(to.cast::<u8>(), 0, size);
+        ptr::copy_nonoverlapping((&raw const *from).cast::<u8>(), to.cast::<u8>(), known);
+    }
+}
+
+fn port_attributes(own: &DeviceAttributes) -> c::ibv_port_attr {
+    c::ibv_port_attr {
+        state: c::IBV_PORT_ACTIVE,
+        max_mtu: c::IBV_MTU_4096,
+        active_mtu: own.active_mtu.code().into(),
+        gid_tbl_len: 1,
+        port_cap_flags: c::IBV_PORT_IP_BASED_GIDS,
+        max_msg_sz: MAX_MESSAGE_BYTES as u32,
+        pkey_tbl_len: 1,
+        max_vl_num: 1,
+        active_width: 2,  // 4X
+        active_speed: 32, // 25 Gb/s a lane: what loopback gives here, roughly
+        phys_state: 5,    // LinkUp
+        link_layer: c::IBV_LINK_LAYER_ETHERNET as u8,
+        ..c::ibv_port_attr::default()
+    }
+}
+
+pub(crate) unsafe extern "C" fn query_port(
+    context: *mut c::ibv_context,
+    port: u8,
+    attributes: *mut c::ibv_port_attr,
+    size: usize,
+) -> c_int {
+    status("ibv_query_port", || {
+        // SAFETY: the C contract.
+        let context = unsafe { Context::of(context) }?;
+        expect_port(port.into())?;
+        // SAFETY: the caller's structure has `size` bytes.
+        unsafe { copy_grown(&port_attributes(&context.device.attributes), attributes, size) };
+        Ok(())
+    })
+}
+
+/// The entry point of old programs, whose structure ends before the newest field.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_query_port(
+    context: *mut c::ibv_context,
+    port: u8,
+    attributes: *mut c::ibv_port_attr,
+) -> c_int {
+    // SAFETY: the C contract; the structure has the fields up to this one.
+    unsafe { query_port(context, port, attributes, offset_of!(c::ibv_port_attr, port_cap_flags2)) }
+}
+
+fn gid(context: &Context) -> c::ibv_gid {
+    c::ibv_gid { raw: context.device.attributes.gid.octets() }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_query_gid(
+    context: *mut c::ibv_context,
+    port: u8,
+    index: c_int,
+    place: *mut c::ibv_gid,
+) -> c_int {
+    number("ibv_query_gid", || {
+        // SAFETY: the C contract.
+        let context = unsafe { Context::of(context) }?;
+        expect_port(port.into())?;
+        expect_gid_index(index as u32)?;
+        // SAFETY: the caller's place for a GID.
+        unsafe { place.write(gid(context)) };
+        Ok(0)
+    })
+}
+
+/// The entry of the table.
+fn gid_entry(context: &Context) -> c::ibv_gid_entry {
+    c::ibv_gid_entry {
+        gid: gid(context),
+        gid_index: 0,
+        port_num: PORT.into(),
+        gid_type: c::IBV_GID_TYPE_ROCE_V2,
+        ndev_ifindex: 0,
+    }
+}
+
+fn expect_entry(flags: u32, size: usize) -> Outcome<()> {
+    if flags != 0 {
+        return Err(Refused::unsupported(format!("flags {flags:#x} of a GID query are not known")));
+    }
+    if size < size_of::<c::ibv_gid_entry>() {
+        return Err(Refused::invalid(format!("a GID table entry of {size} B is shorter than any release has it")));
+    }
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn _ibv_query_gid_ex(
+    context: *mut c::ibv_context,
+    port: u32,
+    index: u32,
+    entry: *mut c::ibv_gid_entry,
+    flags: u32,
+    size: usize,
+) -> c_int {
+    status("ibv_query_gid_ex", || {
+        // SAFETY: the C contract.
+        let context = unsafe { Context::of(context) }?;
+        expect_entry(flags, size)?;
+        expect_port(port)?;
+        expect_gid_index(index)?;
+        // SAFETY: the caller's entry has `size` bytes.
+        unsafe { copy_grown(&gid_entry(context), entry, size) };
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn _ibv_query_gid_table(
+    context: *mut c::ibv_context,
+    entries: *mut c::ibv_gid_entry,
+    room: usize,
+    flags: u32,
+    size: usize,
+) -> isize {
+    let code = status("ibv_query_gid_table", || {
+        // SAFETY: the C contract.
+        let context = unsafe { Context::of(context) }?;
+        expect_entry(flags, size)?;
+        if room == 0 {
+            return Err(Refused::invalid("the table has one entry, and there is room for none"));
+        }
+        // SAFETY: the caller has room for at least one entry of `size` bytes.
+        unsafe { copy_grown(&gid_entry(context), entries, size) };
+        Ok(())
+    });
+    if code == 0 { 1 } else { -(code as isize) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_query_gid_type(
+    context: *mut c::ibv_context,
+    port: u8,
+    index: c_uint,
+    kind: *mut c_uint,
+) -> c_int {
+    number("ibv_query_gid_type", || {
+        // SAFETY: the C contract.
+        unsafe { Context::of(context) }?;
+        expect_port(port.into())?;
+        expect_gid_index(index)?;
+        // SAFETY: the caller's place for the type.
+        unsafe { kind.write(SYSFS_ROCE_V2) };
+        Ok(0)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_query_pkey(
+    context: *mut c::ibv_context,
+    port: u8,
+    index: c_int,
+    pkey: *mut c::__be16,
+) -> c_int {
+    number("ibv_query_pkey", || {
+        // SAFETY: the C contract.
+        unsafe { Context::of(context) }?;
+        expect_port(port.into())?;
+        if index != 0 {
+            return Err(Refused::invalid(format!("partition key index {index} does not exist: the table has one, 0")));
+        }
+        // SAFETY: the caller's place for the key.
+        unsafe { pkey.write(DEFAULT_PKEY.to_be()) };
+        Ok(0)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_get_pkey_index(context: *mut c::ibv_context, port: u8, pkey: c::__be16) -> c_int {
+    number("ibv_get_pkey_index", || {
+        // SAFETY: the C contract.
+        unsafe { Context::of(context) }?;
+        expect_port(port.into())?;
+        if pkey == DEFAULT_PKEY.to_be() { Ok(0) } else { Err(Refused::invalid("no such partition key")) }
+    })
+}
+
+pub(crate) unsafe extern "C" fn query_rt_values(context: *mut c::ibv_context, values: *mut c::ibv_values_ex) -> c_int {
+    status("ibv_query_rt_values_ex", || {
+        // SAFETY: the C contract.
+        let (context, values) = unsafe { (Context::of(context)?, values.as_mut()) };
+        let values = values.ok_or_else(|| Refused::invalid("the place for the values is null"))?;
+        context.device.expect_own()?;
+        values.comp_mask &= c::IBV_VALUES_MASK_RAW_CLOCK;
+        if values.comp_mask != 0 {
+            // Its parts are "seconds" and "nanoseconds" of a clock in ticks, as other providers have it.
+            values.raw_clock.tv_sec = 0;
+            values.raw_clock.tv_nsec = context.device.provider.now_ns() as libc::c_long;
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,315 @@
+//! `ibv_wr_*`: work requests that are put together call by call.
+
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_void};
+use std::ops::Range;
+use std::slice;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use doorbell_ibverbs_sys as c;
+use doorbell_verbs::{LKey, Payload, QpKind, RKey, SendFlags, SendOperation, SendRequest, Sge, UdDestination};
+use smallvec::SmallVec;
+
+use crate::outcome::{Outcome, Refused, errno_of_post};
+use crate::post::{destination, elements, send_flags};
+use crate::qp::Qp;
+
+/// Operations that are offered.
+const OFFERED: c::ibv_qp_create_send_ops_flags = c::IBV_QP_EX_WITH_RDMA_WRITE
+    | c::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
+    | c::IBV_QP_EX_WITH_SEND
+    | c::IBV_QP_EX_WITH_SEND_WITH_IMM
+    | c::IBV_QP_EX_WITH_RDMA_READ
+    | c::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
+    | c::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
+    | c::IBV_QP_EX_WITH_SEND_WITH_INV;
+
+/// Those that each transport has.
+fn of_transport(kind: QpKind) -> u32 {
+    let ud = c::IBV_QP_EX_WITH_SEND | c::IBV_QP_EX_WITH_SEND_WITH_IMM;
+    match kind {
+        QpKind::Ud => ud,
+        QpKind::Uc => ud | c::IBV_QP_EX_WITH_RDMA_WRITE | c::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM,
+        QpKind::Rc => OFFERED,
+    }
+}
+
+/// The table of a queue pair that is created for `operations`. A program calls what it asked for
+/// without looking, so what is not there is refused now.
+pub(crate) fn table(kind: QpKind, operations: u64) -> Outcome<c::ibv_qp_ex> {
+    let missing = operations & !u64::from(of_transport(kind));
+    if missing != 0 {
+        let name = kind.name();
+        return Err(Refused::unsupported(format!(
+            "send operations {missing:#x} are not offered on {name} queue pairs"
+        )));
+    }
+    Ok(c::ibv_qp_ex {
+        wr_atomic_cmp_swp: Some(wr_atomic_cmp_swp),
+        wr_atomic_fetch_add: Some(wr_atomic_fetch_add),
+        wr_rdma_read: Some(wr_rdma_read),
+        wr_rdma_write: Some(wr_rdma_write),
+        wr_rdma_write_imm: Some(wr_rdma_write_imm),
+        wr_send: Some(wr_send),
+        wr_send_imm: Some(wr_send_imm),
+        wr_send_inv: Some(wr_send_inv),
+        wr_set_ud_addr: Some(wr_set_ud_addr),
+        wr_set_inline_data: Some(wr_set_inline_data),
+        wr_set_inline_data_list: Some(wr_set_inline_data_list),
+        wr_set_sge: Some(wr_set_sge),
+        wr_set_sge_list: Some(wr_set_sge_list),
+        wr_start: Some(wr_start),
+        wr_complete: Some(wr_complete),
+        wr_abort: Some(wr_abort),
+        ..c::ibv_qp_ex::default()
+    })
+}
+
+/// Where the bytes of a request are: which elements, or which inline bytes.
+enum Bytes {
+    Sges(Range<usize>),
+    Inline(Range<usize>),
+}
+
+struct Request {
+    wr_id: u64,
+    operation: SendOperation,
+    flags: SendFlags,
+    bytes: Bytes,
+    destination: Option<UdDestination>,
+}
+
+#[derive(Default)]
+struct Building {
+    requests: Vec<Request>,
+    sges: Vec<Sge>,
+    inline: Vec<u8>,
+    refused: Option<Refused>,
+}
+
+impl Building {
+    fn clear(&mut self) {
+        self.requests.clear();
+        self.sges.clear();
+        self.inline.clear();
+        self.refused = None;
+    }
+}
+
+/// What a program has put together so far.
+#[derive(Default)]
+pub(crate) struct Builder {
+    /// Held from `ibv_wr_start` to `ibv_wr_complete` or `ibv_wr_abort`.
+    busy: AtomicBool,
+    building: UnsafeCell<Building>,
+}
+
+/// # Safety
+///
+/// A queue pair that was created for `ibv_wr_*`.
+unsafe fn parts<'a>(qp: *mut c::ibv_qp_ex) -> (&'a Qp, &'a Builder) {
+    // SAFETY: by the caller's promise.
+    let own = unsafe { &*qp.cast::<Qp>() };
+    (own, own.builder.as_ref().expect("the table exists only where the builder does"))
+}
+
+/// # Safety
+///
+/// As [`parts`], between `ibv_wr_start` and `ibv_wr_complete`, which gives the caller the builder
+/// for itself.
+unsafe fn building<'a>(qp: *mut c::ibv_qp_ex) -> &'a mut Building {
+    // SAFETY: by the caller's promise.
+    unsafe { &mut *parts(qp).1.building.get() }
+}
+
+/// # Safety
+///
+/// As [`building`].
+unsafe fn begin(qp: *mut c::ibv_qp_ex, operation: SendOperation) {
+    // SAFETY: by the caller's promise; the program has set both fields.
+    let (building, wr_id, flags) = unsafe { (building(qp), (*qp).wr_id, (*qp).wr_flags) };
+    let here = building.sges.len();
+    building.requests.push(Request {
+        wr_id,
+        operation,
+        flags: send_flags(flags),
+        bytes: Bytes::Sges(here..here),
+        destination: None,
+    });
+}
+
+/// Runs something on the request that was begun last.
+///
+/// # Safety
+///
+/// As [`building`].
+unsafe fn with_last(
+    qp: *mut c::ibv_qp_ex,
+    body: impl FnOnce(&mut Request, &mut Vec<Sge>, &mut Vec<u8>) -> Outcome<()>,
+) {
+    // SAFETY: by the caller's promise.
+    let Building { requests, sges, inline, refused } = unsafe { building(qp) };
+    let outcome = match requests.last_mut() {
+        Some(request) => body(request, sges, inline),
+        None => Err(Refused::invalid("no work request was begun")),
+    };
+    if let Err(why) = outcome {
+        refused.get_or_insert(why);
+    }
+}
+
+unsafe extern "C" fn wr_start(qp: *mut c::ibv_qp_ex) {
+    // SAFETY: the C contract.
+    let (_, builder) = unsafe { parts(qp) };
+    // Another thread may be posting: for as long as it puts its requests together.
+    while builder.busy.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        std::thread::yield_now();
+    }
+    // SAFETY: ours alone now.
+    unsafe { building(qp) }.clear();
+}
+
+unsafe extern "C" fn wr_abort(qp: *mut c::ibv_qp_ex) {
+    // SAFETY: the C contract.
+    unsafe { parts(qp) }.1.busy.store(false, Ordering::Release);
+}
+
+unsafe extern "C" fn wr_complete(qp: *mut c::ibv_qp_ex) -> c_int {
+    // SAFETY: the C contract.
+    let ((own, builder), building) = unsafe { (parts(qp), building(qp)) };
+    let posted = building.refused.take().map_or_else(|| own.device.expect_own(), Err).and_then(|()| {
+        let list: SmallVec<[SendRequest<'_>; 16]> = building
+            .requests
+            .iter()
+            .map(|request| SendRequest {
+                wr_id: request.wr_id,
+                operation: request.operation,
+                flags: request.flags,
+                payload: match &request.bytes {
+                    Bytes::Sges(range) => Payload::Sges(&building.sges[range.clone()]),
+                    Bytes::Inline(range) => Payload::Inline(&building.inline[range.clone()]),
+                },
+                destination: request.destination,
+            })
+            .collect();
+        // SAFETY: the C contract: memory stays registered until the completion is reaped.
+        let posted = unsafe { own.raw.post_send(&list) };
+        posted.map_err(|error| Refused::new(errno_of_post(&error.kind), error.to_string()))
+    });
+    builder.busy.store(false, Ordering::Release);
+    match posted {
+        Ok(()) => 0,
+        Err(why) => {
+            why.tell("ibv_wr_complete");
+            why.errno
+        }
+    }
+}
+
+unsafe extern "C" fn wr_send(qp: *mut c::ibv_qp_ex) {
+    // SAFETY: the C contract, as in all that follow.
+    unsafe { begin(qp, SendOperation::Send) }
+}
+
+unsafe extern "C" fn wr_send_imm(qp: *mut c::ibv_qp_ex, immediate: c::__be32) {
+    // SAFETY: the C contract.
+    unsafe { begin(qp, SendOperation::SendImmediate(u32::from_be(immediate))) }
+}
+
+unsafe extern "C" fn wr_send_inv(qp: *mut c::ibv_qp_ex, rkey: u32) {
+    // SAFETY: the C contract.
+    unsafe { begin(qp, SendOperation::SendInvalidate(RKey::new(rkey))) }
+}
+
+unsafe extern "C" fn wr_rdma_write(qp: *mut c::ibv_qp_ex, rkey: u32, remote_address: u64) {
+    // SAFETY: the C contract.
+    unsafe { begin(qp, SendOperation::Write { remote_address, rkey: RKey::new(rkey) }) }
+}
+
+unsafe extern "C" fn wr_rdma_write_imm(qp: *mut c::ibv_qp_ex, rkey: u32, remote_address: u64, immediate: c::__be32) {
+    let immediate = u32::from_be(immediate);
+    // SAFETY: the C contract.
+    unsafe { begin(qp, SendOperation::WriteImmediate { remote_address, rkey: RKey::new(rkey), immediate }) }
+}
+
+unsafe extern "C" fn wr_rdma_read(qp: *mut c::ibv_qp_ex, rkey: u32, remote_address: u64) {
+    // SAFETY: the C contract.
+    unsafe { begin(qp, SendOperation::Read { remote_address, rkey: RKey::new(rkey) }) }
+}
+
+unsafe extern "C" fn wr_atomic_cmp_swp(qp: *mut c::ibv_qp_ex, rkey: u32, remote_address: u64, compare: u64, swap: u64) {
+    // SAFETY: the C contract.
+    unsafe { begin(qp, SendOperation::CompareSwap { remote_address, rkey: RKey::new(rkey), compare, swap }) }
+}
+
+unsafe extern "C" fn wr_atomic_fetch_add(qp: *mut c::ibv_qp_ex, rkey: u32, remote_address: u64, add: u64) {
+    // SAFETY: the C contract.
+    unsafe { begin(qp, SendOperation::FetchAdd { remote_address, rkey: RKey::new(rkey), add }) }
+}
+
+unsafe extern "C" fn wr_set_ud_addr(qp: *mut c::ibv_qp_ex, ah: *mut c::ibv_ah, qpn: u32, qkey: u32) {
+    // SAFETY: the C contract.
+    unsafe {
+        with_last(qp, |request, _, _| {
+            request.destination = Some(destination(ah, qpn, qkey)?);
+            Ok(())
+        });
+    }
+}
+
+unsafe extern "C" fn wr_set_sge(qp: *mut c::ibv_qp_ex, lkey: u32, address: u64, length: u32) {
+    // SAFETY: the C contract.
+    unsafe {
+        with_last(qp, |request, sges, _| {
+            let start = sges.len();
+            sges.push(Sge { address, length, lkey: LKey(lkey) });
+            request.bytes = Bytes::Sges(start..sges.len());
+            Ok(())
+        });
+    }
+}
+
+unsafe extern "C" fn wr_set_sge_list(qp: *mut c::ibv_qp_ex, count: usize, list: *const c::ibv_sge) {
+    // SAFETY: the C contract.
+    unsafe {
+        with_last(qp, |request, sges, _| {
+            let start = sges.len();
+            sges.extend_from_slice(elements(list, count));
+            request.bytes = Bytes::Sges(start..sges.len());
+            Ok(())
+        });
+    }
+}
+
+/// # Safety
+///
+/// `address` is null or names `length` bytes.
+unsafe fn inline_bytes<'a>(address: *const c_void, length: usize) -> &'a [u8] {
+    if length == 0 || address.is_null() {
+        return &[];
+    }
+    // SAFETY: by the caller's promise.
+    unsafe { slice::from_raw_parts(address.cast(), length) }
+}
+
+unsafe extern "C" fn wr_set_inline_data(qp: *mut c::ibv_qp_ex, address: *mut c_void, length: usize) {
+    let list = c::ibv_data_buf { addr: address, length };
+    // SAFETY: the C contract.
+    unsafe { wr_set_inline_data_list(qp, 1, &raw const list) }
+}
+
+unsafe extern "C" fn wr_set_inline_data_list(qp: *mut c::ibv_qp_ex, count: usize, list: *const c::ibv_data_buf) {
+    // SAFETY: the C contract.
+    unsafe {
+        with_last(qp, |request, _, inline| {
+            let start = inline.len();
+            if count > 0 {
+                for piece in slice::from_raw_parts(list, count) {
+                    inline.extend_from_slice(inline_bytes(piece.addr, piece.length));
+                }
+            }
+            request.bytes = Bytes::Inline(start..inline.len());
+            Ok(())
+        });
+    }
+}

@@ -1,0 +1,284 @@
+//! Unmodified verbs programs on the software RNIC: libibverbs' examples, perftest, and the tests
+//! of rdma-core, as Debian has them.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::shell::{cargo, command, output_of, root, run, target};
+
+/// Longer than any of these programs takes.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// rdma-core's tests that pass, module by module: it may only rise.
+const PYVERBS_OK: &str = include_str!("../pyverbs-ok.txt");
+
+/// Pairs of processes: the program and its arguments; the client is given an address in addition.
+const PAIRS: &[&str] = &[
+    "ibv_rc_pingpong -g 0",
+    "ibv_rc_pingpong -g 0 -c",
+    "ibv_rc_pingpong -g 0 -e",
+    "ibv_rc_pingpong -g 0 -N",
+    "ibv_uc_pingpong -g 0",
+    "ibv_uc_pingpong -g 0 -c",
+    "ibv_uc_pingpong -g 0 -e",
+    "ibv_ud_pingpong -g 0",
+    "ibv_ud_pingpong -g 0 -c",
+    "ibv_ud_pingpong -g 0 -e",
+    "ibv_srq_pingpong -g 0",
+    "ibv_srq_pingpong -g 0 -c",
+    "ibv_srq_pingpong -g 0 -e",
+    "ib_send_bw -n 500",
+    "ib_send_bw -n 100 -a",
+    "ib_send_bw -n 500 -b",
+    "ib_send_bw -n 500 -q 4",
+    "ib_send_bw -n 500 -e",
+    "ib_send_bw -n 500 -l 8",
+    "ib_send_bw -n 500 --use-srq",
+    "ib_send_bw -n 500 --use-srq -q 4",
+    "ib_send_bw -n 500 -m 256",
+    "ib_send_bw -n 500 -m 512",
+    "ib_send_bw -n 500 -m 1024",
+    "ib_send_bw -n 500 -m 2048",
+    "ib_send_bw -n 500 -c UC",
+    "ib_send_bw -n 500 -c UD",
+    "ib_send_lat -n 500",
+    "ib_send_lat -n 500 -e",
+    "ib_send_lat -n 500 -I 64",
+    "ib_send_lat -n 500 --use-srq",
+    "ib_send_lat -n 500 -c UC",
+    "ib_send_lat -n 500 -c UD",
+    "ib_write_bw -n 500",
+    "ib_write_bw -n 100 -a",
+    "ib_write_bw -n 500 -b",
+    "ib_write_bw -n 500 -q 4 -l 8",
+    "ib_write_bw -n 500 -c UC",
+    "ib_write_lat -n 100",
+    "ib_write_lat -n 100 -I 64",
+    "ib_write_lat -n 100 -c UC",
+    "ib_read_bw -n 500",
+    "ib_read_bw -n 500 -q 4 -o 16",
+    "ib_read_lat -n 500",
+    "ib_read_lat -n 500 -e",
+    "ib_atomic_bw -n 500 -A CMP_AND_SWAP",
+    "ib_atomic_bw -n 500 -A FETCH_AND_ADD",
+    "ib_atomic_lat -n 500 -A CMP_AND_SWAP",
+    "ib_atomic_lat -n 500 -A FETCH_AND_ADD",
+];
+
+/// Builds the command and the library.
+pub(crate) fn build() -> Result<(), String> {
+    run(cargo(&["build", "--release", "--package", "doorbell-cli", "--package", "doorbell-preload"]))
+}
+
+/// `doorbell run` of a program.
+fn on_doorbell(vendor: Option<&str>, program: &[&str]) -> Command {
+    let mut doorbell = command(target().join("release").join("doorbell"), &["run", "--explain"]);
+    if let Some(vendor) = vendor {
+        doorbell.args(["--vendor-id", vendor]);
+    }
+    doorbell.arg("--").args(program);
+    doorbell
+}
+
+/// What shows the device.
+pub(crate) fn show() -> Result<(), String> {
+    let list = output_of(on_doorbell(None, &["ibv_devices"]))?;
+    let info = output_of(on_doorbell(None, &["ibv_devinfo", "-v"]))?;
+    for (text, words) in [(&list, "doorbell0"), (&info, "PORT_ACTIVE"), (&info, "RoCE v2"), (&info, "Ethernet")] {
+        if !text.contains(words) {
+            return Err(format!("{words:?} is missing in:\n{text}"));
+        }
+    }
+    Ok(())
+}
+
+/// A program of our own that does what verbs refuse.
+pub(crate) fn misuse() -> Result<(), String> {
+    let source = root().join("xtask/programs/misuse.c");
+    let program = target().join("xtask").join("misuse");
+    let folder = target().join("xtask");
+    fs::create_dir_all(&folder).map_err(|error| format!("{} could not be made: {error}", folder.display()))?;
+    let (source, program) = (source.to_string_lossy().into_owned(), program.to_string_lossy().into_owned());
+    run(command("cc", &["-Wall", "-o", &program, &source, "-libverbs"]))?;
+    start(on_doorbell(None, &[&program]))?.finish()
+}
+
+/// Each pair of processes, also with the ids of a vendor for which perftest uses more of verbs.
+pub(crate) fn pairs() -> Result<(), String> {
+    let mut failures = Vec::new();
+    for line in PAIRS {
+        let vendors = if line.starts_with("ib_") { &[None, Some("0x2c9:4119")][..] } else { &[None] };
+        for vendor in vendors {
+            if let Err(why) = pair(line, *vendor) {
+                eprintln!("FAILED: {line} {}", vendor.unwrap_or_default());
+                failures.push(why);
+            }
+        }
+    }
+    eprintln!("{} programs, {} failures", PAIRS.len(), failures.len());
+    if failures.is_empty() { Ok(()) } else { Err(failures.join("\n")) }
+}
+
+fn pair(line: &str, vendor: Option<&str>) -> Result<(), String> {
+    let mut words: Vec<&str> = line.split(' ').collect();
+    let port = free_port()?.to_string();
+    words.extend(["-p", &port]);
+    let mut server = start(on_doorbell(vendor, &words))?;
+    wait_until_listening(&port, &mut server)?;
+    words.push("127.0.0.1");
+    let client = start(on_doorbell(vendor, &words))?;
+    let (client, server) = (client.finish(), server.finish());
+    client.and(server).map_err(|why| format!("{line}: {why}"))
+}
+
+/// A TCP port that nobody listens on just now.
+fn free_port() -> Result<u16, String> {
+    let listener = TcpListener::bind("127.0.0.1:0").map_err(|error| format!("no TCP port is free: {error}"))?;
+    listener.local_addr().map(|address| address.port()).map_err(|error| error.to_string())
+}
+
+/// The programs wait for one connection only, so it is the kernel that is asked.
+fn wait_until_listening(port: &str, server: &mut Started) -> Result<(), String> {
+    let wanted = format!(":{:04X} ", port.parse::<u16>().map_err(|error| error.to_string())?);
+    let until = Instant::now() + PATIENCE;
+    while Instant::now() < until {
+        for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
+            let sockets = fs::read_to_string(table).unwrap_or_default();
+            // Its own address is the second word, and 0A is listening.
+            if sockets.lines().any(|socket| socket.contains(&wanted) && socket.contains(" 0A ")) {
+                return Ok(());
+            }
+        }
+        if server.has_ended() {
+            break; // whoever waits for it says why
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Err(format!("nobody listens on TCP port {port}: {}", server.said()))
+}
+
+/// A program that was started; it is killed with its handle.
+struct Started {
+    child: std::process::Child,
+    output: std::path::PathBuf,
+}
+
+fn start(mut command: Command) -> Result<Started, String> {
+    static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let output = target().join("xtask").join(format!("program-{}-{number}.txt", std::process::id()));
+    let folder = target().join("xtask");
+    let file = fs::create_dir_all(&folder).and_then(|()| fs::File::create(&output));
+    let file = file.map_err(|error| format!("{} could not be written: {error}", output.display()))?;
+    let both = file.try_clone().map_err(|error| error.to_string())?;
+    let child = command.stdout(Stdio::from(file)).stderr(Stdio::from(both)).spawn();
+    let child = child.map_err(|error| format!("{command:?} could not be started: {error}"))?;
+    Ok(Started { child, output })
+}
+
+impl Started {
+    fn has_ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+
+    fn said(&self) -> String {
+        fs::read_to_string(&self.output).unwrap_or_default()
+    }
+
+    fn finish(mut self) -> Result<(), String> {
+        let until = Instant::now() + PATIENCE;
+        while Instant::now() < until {
+            match self.child.try_wait() {
+                Ok(Some(status)) if status.success() => return Ok(()),
+                Ok(Some(status)) => return Err(format!("{status}\n{}", self.said())),
+                Ok(None) => std::thread::sleep(Duration::from_millis(10)),
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+        Err(format!("it does not end\n{}", self.said()))
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        // It may have ended already, which is just as well.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = fs::remove_file(&self.output);
+    }
+}
+
+/// rdma-core's own tests: none may fail, and of no module fewer may pass than are written down.
+pub(crate) fn pyverbs() -> Result<(), String> {
+    let tests = unpacked_tests()?;
+    let script = tests.join("run_tests.py").to_string_lossy().into_owned();
+    let arguments = ["/usr/bin/python3", &script, "--dev", "doorbell0", "--gid", "0", "-v"];
+    let output = target().join("xtask").join("pyverbs.txt");
+    let file = fs::File::create(&output).map_err(|error| format!("{}: {error}", output.display()))?;
+    let mut python = on_doorbell(None, &arguments);
+    let both = file.try_clone().map_err(|error| error.to_string())?;
+    let status = python.stdout(Stdio::from(file)).stderr(Stdio::from(both)).status();
+    let status = status.map_err(|error| format!("the tests could not be started: {error}"))?;
+    let text = fs::read_to_string(&output).map_err(|error| format!("{}: {error}", output.display()))?;
+    let passed = passed_per_module(&text);
+    let all: usize = passed.values().sum();
+    eprintln!("rdma-core's tests: {all} pass");
+    for line in PYVERBS_OK.lines().filter(|line| !line.starts_with('#') && !line.is_empty()) {
+        let (module, least) = line.split_once(' ').ok_or_else(|| format!("{line:?} is no module and a number"))?;
+        let least: usize = least.parse().map_err(|error| format!("{line:?}: {error}"))?;
+        let now = passed.get(module).copied().unwrap_or(0);
+        if now < least {
+            return Err(format!("{now} tests of {module} pass, there were {least}: {}", output.display()));
+        }
+    }
+    if status.success() { Ok(()) } else { Err(format!("rdma-core's tests failed: {}", output.display())) }
+}
+
+/// Counts `test_name (tests.module.Class...) ... ok`; the outcome may stand on the line after.
+fn passed_per_module(text: &str) -> std::collections::BTreeMap<String, usize> {
+    let mut passed = std::collections::BTreeMap::new();
+    let mut module = "";
+    for line in text.lines() {
+        if let Some((_, rest)) = line.split_once("(tests.")
+            && line.starts_with("test_")
+        {
+            module = rest.split('.').next().unwrap_or("");
+        }
+        if line.ends_with("... ok") && !module.is_empty() {
+            *passed.entry(module.to_owned()).or_default() += 1;
+        }
+    }
+    passed
+}
+
+/// The tests lie compressed among the documentation.
+fn unpacked_tests() -> Result<std::path::PathBuf, String> {
+    let from = std::path::Path::new("/usr/share/doc/rdma-core/tests");
+    let to = target().join("xtask").join("rdma-core").join("tests");
+    let failed = |error: std::io::Error| format!("rdma-core's tests could not be unpacked: {error}");
+    fs::create_dir_all(&to).map_err(failed)?;
+    for entry in fs::read_dir(from).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let bytes = match name.strip_suffix(".gz") {
+            Some(_) => {
+                let gunzip = command("gzip", &["-dc", &path.to_string_lossy()]).stdout(Stdio::piped()).spawn();
+                let mut bytes = Vec::new();
+                let mut gunzip = gunzip.map_err(failed)?;
+                if let Some(mut pipe) = gunzip.stdout.take() {
+                    pipe.read_to_end(&mut bytes).map_err(failed)?;
+                }
+                gunzip.wait().map_err(failed)?;
+                bytes
+            }
+            None if path.is_file() => fs::read(&path).map_err(failed)?,
+            None => continue,
+        };
+        let place = to.join(name.strip_suffix(".gz").unwrap_or(&name));
+        fs::File::create(place).and_then(|mut file| file.write_all(&bytes)).map_err(failed)?;
+    }
+    Ok(to)
+}
