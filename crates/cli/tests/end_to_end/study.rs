@@ -126,7 +126,7 @@ fn a_report_of_what_is_no_study_says_what_is_wrong_and_writes_nothing() {
         run(&report).expect_complaint(1, &[&file.display().to_string(), words]);
         let study = format!("study --quick send-receive/rnr --out {}", scratch.path());
         run(&study).expect_complaint(1, &[&file.display().to_string(), words]);
-        assert_eq!(records(&scratch.0), [file.clone()], "nothing was measured");
+        assert_eq!(records(&scratch.0), std::slice::from_ref(&file), "nothing was measured");
     }
     assert_eq!(fs::read_to_string(&out).unwrap(), "as it was");
 }
