@@ -12,6 +12,13 @@ use crate::shell::{cargo, command, output_of, root, run, target};
 /// Longer than any of these programs takes.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// What perftest says when it cannot measure the processor's clock, as happens while other programs
+/// compute: that has nothing to do with us.
+const NO_CLOCK: &str = "Correlation coefficient";
+
+/// How often it is tried again then.
+const OTHER_TRIES: usize = 4;
+
 /// rdma-core's tests that pass, module by module: it may only rise.
 const PYVERBS_OK: &str = include_str!("../pyverbs-ok.txt");
 
@@ -35,7 +42,7 @@ const PAIRS: &[&str] = &[
     "ib_send_bw -n 500 -b",
     "ib_send_bw -n 500 -q 4",
     "ib_send_bw -n 500 -e",
-    "ib_send_bw -n 500 -l 8",
+    "ib_send_bw -n 800 -l 8",
     "ib_send_bw -n 500 --use-srq",
     "ib_send_bw -n 500 --use-srq -q 4",
     "ib_send_bw -n 500 -m 256",
@@ -53,7 +60,7 @@ const PAIRS: &[&str] = &[
     "ib_write_bw -n 500",
     "ib_write_bw -n 100 -a",
     "ib_write_bw -n 500 -b",
-    "ib_write_bw -n 500 -q 4 -l 8",
+    "ib_write_bw -n 800 -q 4 -l 8",
     "ib_write_bw -n 500 -c UC",
     "ib_write_lat -n 100",
     "ib_write_lat -n 100 -I 64",
@@ -112,8 +119,15 @@ pub(crate) fn pairs() -> Result<(), String> {
     for line in PAIRS {
         let vendors = if line.starts_with("ib_") { &[None, Some("0x2c9:4119")][..] } else { &[None] };
         for vendor in vendors {
-            if let Err(why) = pair(line, *vendor) {
-                eprintln!("FAILED: {line} {}", vendor.unwrap_or_default());
+            let mut result = pair(line, *vendor);
+            for _ in 0..OTHER_TRIES {
+                if !result.as_ref().is_err_and(|why| why.contains(NO_CLOCK)) {
+                    break;
+                }
+                result = pair(line, *vendor);
+            }
+            if let Err(why) = result {
+                eprintln!("FAILED: {why}");
                 failures.push(why);
             }
         }
@@ -237,7 +251,8 @@ pub(crate) fn pyverbs() -> Result<(), String> {
     if status.success() { Ok(()) } else { Err(format!("rdma-core's tests failed: {}", output.display())) }
 }
 
-/// Counts `test_name (tests.module.Class...) ... ok`; the outcome may stand on the line after.
+/// Counts `test_name (tests.module.Class...) ... ok`; the outcome may stand on a line after, and
+/// alone if the test printed something.
 fn passed_per_module(text: &str) -> std::collections::BTreeMap<String, usize> {
     let mut passed = std::collections::BTreeMap::new();
     let mut module = "";
@@ -247,7 +262,7 @@ fn passed_per_module(text: &str) -> std::collections::BTreeMap<String, usize> {
         {
             module = rest.split('.').next().unwrap_or("");
         }
-        if line.ends_with("... ok") && !module.is_empty() {
+        if (line.ends_with("... ok") || line == "ok") && !module.is_empty() {
             *passed.entry(module.to_owned()).or_default() += 1;
         }
     }

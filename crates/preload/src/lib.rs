@@ -5,8 +5,8 @@
 //! that device comes here. What is offered works; everything else is refused with the error that
 //! verbs have for it, and never reaches the real library, which knows nothing of these objects.
 //!
-//! Objects are C structures with Rust behind them ([`handle`]); they come from `Box` and go back
-//! to it. All contexts of a process share one RNIC and its address ([`device`]).
+//! Objects are C structures with Rust behind them (`handle.rs`); they come from `Box` and go back
+//! to it. All contexts of a process share one RNIC and its address (`device.rs`).
 //!
 //! Loading the library does nothing: no thread, no socket, no output, since every child process
 //! inherits it. The RNIC starts when a program opens the device.

@@ -100,7 +100,6 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         let own = c::ibv_device_attr_ex {
             device_cap_flags_ex: orig_attr.device_cap_flags.into(),
             orig_attr,
-            completion_timestamp_mask: u64::MAX,
             hca_core_clock: 1_000_000, // kHz: it counts nanoseconds
             max_dm_size: dm::MAX_BYTES as u64,
             phys_port_cnt_ex: PORT.into(),
