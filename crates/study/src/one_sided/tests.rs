@@ -52,7 +52,14 @@ fn damage(operation: Operation, tamper: impl Fn(&Region)) -> (u64, u64, u64) {
     initiator.connect(&target.description()).unwrap();
     target.connect(&initiator.description()).unwrap();
     tamper(&target.region);
-    let plan = Plan { bytes, window: fitted.window, extent: parameters.extent, rate: None, verify: true, buffers: fitted.send_buffers };
+    let plan = Plan {
+        bytes,
+        window: fitted.window,
+        extent: parameters.extent,
+        rate: None,
+        verify: true,
+        buffers: fitted.send_buffers,
+    };
     let idle = Idle::spin();
     let task = stream(&initiator, target.memory(), &parameters, &fitted, plan, idle.clone(), |_| {});
     let tally = executor::run(&idle, [task]).remove(0).unwrap();
@@ -102,7 +109,14 @@ fn a_target_allows_only_its_operation() {
     let (initiator, target) = (end(&asked, Side::Initiator(None)), end(&given, Side::Target));
     initiator.connect(&target.description()).unwrap();
     target.connect(&initiator.description()).unwrap();
-    let plan = Plan { bytes: BYTES, window: fitted.window, extent: given.extent, rate: None, verify: true, buffers: fitted.send_buffers };
+    let plan = Plan {
+        bytes: BYTES,
+        window: fitted.window,
+        extent: given.extent,
+        rate: None,
+        verify: true,
+        buffers: fitted.send_buffers,
+    };
     let idle = Idle::spin();
     let task = stream(&initiator, target.memory(), &asked, &fitted, plan, idle.clone(), |_| {});
     let error = executor::run(&idle, [task]).remove(0).unwrap_err();
