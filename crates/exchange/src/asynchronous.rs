@@ -111,9 +111,9 @@ impl<W: Waiter, C: MessageConnection> Async<W, C> {
             if self.connection.poll()? {
                 return Ok(());
             }
-            if !self.connection.notifies() {
-                yield_now().await;
-            } else if self.waiter.wants_notification() {
+            if !self.waiter.wants_notification() {
+                self.waiter.wait(None).await;
+            } else if self.connection.notifies() {
                 self.connection.arm();
                 if self.connection.poll()? {
                     return Ok(());
@@ -123,7 +123,7 @@ impl<W: Waiter, C: MessageConnection> Async<W, C> {
                     while channel.next().is_some() {}
                 }
             } else {
-                self.waiter.wait(None).await;
+                yield_now().await;
             }
         }
     }

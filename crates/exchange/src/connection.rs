@@ -13,7 +13,7 @@
 //! # }
 //! ```
 
-use doorbell_verbs::{Channel, Pd, Qp, Region};
+use doorbell_verbs::{Access, Channel, Pd, Qp, Region};
 
 use crate::config::Config;
 use crate::error::{ConnectError, ConnectionError};
@@ -109,7 +109,8 @@ pub trait MessageConnection {
 
     /// Sends a message from memory of the program, without copying. The memory must not change
     /// until the message is done; if it does, the peer may see either. What access the region
-    /// needs, and whether bytes behind the message are used, is up to the protocol.
+    /// needs, and whether bytes behind the message are used, [`Protocol::source_access`] and
+    /// [`Protocol::bytes_behind`] say.
     fn send_from(&mut self, region: &Region, offset: usize, length: usize) -> Result<Submit, ConnectionError>;
 
     /// Posts messages that wait for their batch to be full.
@@ -197,6 +198,9 @@ pub trait MessageConnection {
     /// When the connection wants to be polled even if nothing happens.
     fn poll_timeout_ns(&self) -> Option<u64>;
 
+    /// Messages that asked whether the peer lives: WRITEs of no bytes.
+    fn keepalives(&self) -> u64;
+
     /// The queue pair, for queries.
     fn qp(&self) -> &Qp;
 }
@@ -249,6 +253,18 @@ pub trait Protocol {
 
     /// What it can do and what not.
     fn properties(&self) -> Properties;
+
+    /// What a region has to be registered for that messages are sent from
+    /// ([`MessageConnection::send_from`]).
+    fn source_access(&self) -> Access {
+        Access::empty()
+    }
+
+    /// Bytes behind a message in such a region that belong to it: no other message may use them
+    /// until it is done.
+    fn bytes_behind(&self) -> usize {
+        0
+    }
 
     /// Makes an end. With a channel, [`MessageConnection::arm`] notifies there.
     fn endpoint(&self, pd: &Pd, config: &Config, channel: Option<&Channel>) -> Result<Self::Endpoint, ConnectError>;

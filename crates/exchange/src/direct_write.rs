@@ -56,6 +56,11 @@ fn stride(max_message: usize) -> usize {
     (max_message + WORD).next_multiple_of(64)
 }
 
+/// The same, for a message as long as somebody else says.
+fn checked_stride(max_message: usize) -> Option<usize> {
+    max_message.checked_add(WORD)?.checked_next_multiple_of(64)
+}
+
 /// How many grants memory of this length has room for.
 fn places(length: u64) -> u64 {
     (length.saturating_sub(GRANTS as u64) / GRANT as u64).min(1 << 20)
@@ -118,24 +123,29 @@ impl Design for DirectWrite {
     ) -> Result<(Granted, Buffers), ConnectError> {
         let Memory { grants, buffers } = memory;
         let [peer_grants, peer_buffers] = peer.regions;
+        let given = |what, given, allowed| Err(ConnectError::Setting { what, given, allowed });
         let places = places(peer_grants.length);
         if places == 0 {
-            let what = "the peer's memory for grants";
-            return Err(ConnectError::Setting { what, given: peer_grants.length, allowed: "at least 80 B" });
+            return given("the peer's memory for grants", peer_grants.length, "at least 80 B");
         }
+        // From one of its buffers to the next: each lies within what was granted.
+        let peer_stride = match usize::try_from(peer.max_message).ok().and_then(checked_stride) {
+            Some(stride) if stride as u64 <= peer_buffers.length / u64::from(peer.depth.max(1)) => stride,
+            _ => return given("the longest message of the peer", peer.max_message, "less than each of its buffers"),
+        };
         // The first buffers are granted by being there.
         let own_places = self::places(grants.len() as u64);
         let (of_peer, of_own) = (own_places.min(peer.depth.into()), places.min(config.depth as u64));
         for number in 0..of_peer {
-            let address =
-                peer_buffers.address.wrapping_add(number.wrapping_mul(stride(peer.max_message as usize) as u64));
+            let address = peer_buffers.address.wrapping_add(number * peer_stride as u64);
             let at = GRANTS + number as usize * GRANT;
             grants.store_release_u64(at, address.to_le());
             grants.store_release_u64(at + 8, u64::from(peer_buffers.rkey.get()).to_le());
         }
         let out = Granted {
             outbox: Outbox::new(pd, config, peer.max_message)?,
-            peer_max_message: usize::try_from(peer.max_message).unwrap_or(usize::MAX),
+            peer_max_message: peer.max_message as usize,
+            peer_stride,
             places: own_places,
             grants,
             used: 0,
@@ -164,6 +174,7 @@ impl Design for DirectWrite {
 pub struct Granted {
     outbox: Outbox,
     peer_max_message: usize,
+    peer_stride: usize,
     grants: Region,
     /// How many grants there is room for.
     places: u64,
@@ -171,6 +182,19 @@ pub struct Granted {
     known: u64,
     batch: usize,
     pending: Vec<(Staged, SendOperation)>,
+}
+
+impl Granted {
+    /// Looks how much more the peer has granted than is known.
+    #[inline]
+    fn learn(&mut self) -> u64 {
+        let granted = u64::from_le(self.grants.load_acquire_u64(0));
+        // More than there is room for cannot be used: the peer has overwritten some.
+        if granted <= self.known || granted - self.used > self.places {
+            return 0;
+        }
+        granted - std::mem::replace(&mut self.known, granted)
+    }
 }
 
 impl Outgoing for Granted {
@@ -187,14 +211,7 @@ impl Outgoing for Granted {
         if self.outbox.is_full() {
             return Some(Backpressure::Window);
         }
-        if self.used == self.known {
-            let granted = u64::from_le(self.grants.load_acquire_u64(0));
-            // More than there is room for cannot be used: the peer has overwritten some.
-            if granted > self.known && granted - self.used <= self.places {
-                self.known = granted;
-            }
-        }
-        (self.used == self.known).then_some(Backpressure::Credits)
+        (self.used == self.known && self.learn() == 0).then_some(Backpressure::Credits)
     }
 
     #[inline]
@@ -203,7 +220,7 @@ impl Outgoing for Granted {
         let address = u64::from_le(self.grants.load_acquire_u64(at));
         let rkey = RKey::new(u64::from_le(self.grants.load_acquire_u64(at + 8)) as u32);
         self.used += 1;
-        let end = address.wrapping_add(stride(self.peer_max_message) as u64);
+        let end = address.wrapping_add(self.peer_stride as u64);
         let length = source.len();
         let remote_address = end.wrapping_sub((length + WORD) as u64);
         let staged = self.outbox.stage(source, Word::Behind(Word::signal(length)));
@@ -222,8 +239,10 @@ impl Outgoing for Granted {
         result
     }
 
+    /// Whoever waits for a grant hears of it.
+    #[inline]
     fn poll(&mut self, _qp: &Qp) -> Result<usize, ConnectionError> {
-        Ok(0)
+        Ok(if self.used == self.known { self.learn() as usize } else { 0 })
     }
 
     #[inline]

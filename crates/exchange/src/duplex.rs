@@ -440,6 +440,10 @@ impl<D: Design> MessageConnection for Connection<D> {
         self.line.poll_timeout_ns()
     }
 
+    fn keepalives(&self) -> u64 {
+        self.line.keepalives
+    }
+
     fn qp(&self) -> &Qp {
         &self.line.qp
     }

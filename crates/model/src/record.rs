@@ -90,6 +90,8 @@ struct Asked {
     verify: bool,
     #[serde(default)]
     protocol: Option<String>,
+    #[serde(default)]
+    replicate: bool,
     #[serde(default, alias = "use_srq")]
     srq: bool,
 }
@@ -251,6 +253,7 @@ fn unfit(asked: &Asked, result: &PointResult) -> Option<String> {
         (asked.events, "it slept, and waking up has no parameter"),
         (asked.verify, "payloads were made and checked meanwhile"),
         (asked.rate.is_some(), "its rate was given"),
+        (asked.replicate, "each message went to all connections"),
         (asked.slow_receiver_us > 0, "its receiver was slowed down"),
     ];
     reasons.into_iter().find(|(applies, _)| *applies).map(|(_, reason)| reason.to_owned())
@@ -313,6 +316,7 @@ mod tests {
             ("\"events\": false", "\"events\": true", "it slept"),
             ("\"verify\": false", "\"verify\": true", "checked meanwhile"),
             ("\"rate\": null", "\"rate\": 5.0", "its rate was given"),
+            ("\"rate\": null", "\"rate\": null, \"replicate\": true", "went to all connections"),
             ("\"slow_receiver_us\": 0", "\"slow_receiver_us\": 7", "slowed down"),
             ("\"retransmitted_packets\": 0", "\"retransmitted_packets\": 20", "2.0 % of the packets were sent again"),
             ("\"inline\": 64", "\"inline\": 64, \"protocol\": \"telepathy\"", "no protocol \"telepathy\""),

@@ -16,6 +16,8 @@ pub mod measure;
 pub mod one_sided;
 pub mod parameters;
 pub mod payload;
+pub mod prediction;
+pub mod protocol;
 pub mod record;
 pub mod serving;
 pub mod session;

@@ -1,11 +1,12 @@
 //! What is to be measured, and what of it fits.
 
-use doorbell_exchange::send_receive::{CREDIT_RECEIVES, Config, MAX_BATCH, MAX_WINDOW};
 use doorbell_exchange::setup::MAX_ENDPOINTS;
+use doorbell_exchange::{Config, MAX_BATCH, MAX_WINDOW};
 use doorbell_verbs::PathMtu;
 use doorbell_wire::cost::ATOMIC_BYTES;
 use serde::{Deserialize, Serialize};
 
+use crate::protocol::Protocol;
 use crate::serving::Serving;
 
 /// What is measured.
@@ -22,7 +23,7 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Operation {
-    /// A message of a Send-Receive connection.
+    /// A message of a connection.
     #[default]
     Send,
     /// RDMA WRITE into the other end's memory.
@@ -33,7 +34,7 @@ pub enum Operation {
     CompareSwap,
     /// Fetch-and-add of 1 to a word at the other end, one word per connection.
     FetchAdd,
-    /// A request over Send-Receive, which the other end answers with a message of the same size.
+    /// A request, which the other end answers with a message of the same size.
     RequestResponse,
 }
 
@@ -89,6 +90,12 @@ pub struct Parameters {
     /// What a message is.
     #[serde(default)]
     pub operation: Operation,
+    /// How messages travel. One-sided operations are none.
+    #[serde(default)]
+    pub protocol: Protocol,
+    /// Every message goes to all connections from one place: one source, many readers.
+    #[serde(default)]
+    pub replicate: bool,
     /// Message sizes, one point each.
     pub sizes: Vec<usize>,
     /// How long each point lasts.
@@ -96,7 +103,7 @@ pub struct Parameters {
     /// Messages unacknowledged at most, per connection; requests not answered, operations not
     /// complete.
     pub window: usize,
-    /// Receive buffers per connection, of Send-Receive.
+    /// Messages per connection that may wait at the receiver: receive buffers, grants, space of a ring.
     pub depth: usize,
     /// Nobody asked for this window and depth: they may shrink for large messages.
     pub depths_are_defaults: bool,
@@ -110,7 +117,7 @@ pub struct Parameters {
     pub bidirectional: bool,
     /// Sleep on completion events instead of polling.
     pub events: bool,
-    /// Flow control by credits.
+    /// Flow control by credits, of Send-Receive. Other protocols cannot do without theirs.
     pub credits: bool,
     /// Path MTU to ask for.
     pub mtu: Option<usize>,
@@ -164,13 +171,17 @@ const MAX_MESSAGES: u64 = 1_000_000_000_000_000;
 /// queue, however small the messages.
 const MAX_QUEUED: usize = 1 << 20;
 
-/// Buffers that the smallest connection of Send-Receive has: one to send from, one to receive into, and those
-/// beside the window.
-const LEAST_BUFFERS: usize = 2 + CREDIT_RECEIVES;
-
 /// A parameter, as messages name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Setting {
+    /// [`Parameters::protocol`].
+    Protocol,
+    /// [`Parameters::replicate`].
+    Replicate,
+    /// [`Parameters::credits`].
+    Credits,
+    /// [`Parameters::events`].
+    Events,
     /// [`Parameters::sizes`].
     Sizes,
     /// One of the sizes.
@@ -220,6 +231,10 @@ pub enum Setting {
 impl std::fmt::Display for Setting {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
+            Self::Protocol => "the protocol",
+            Self::Replicate => "one source for all connections",
+            Self::Credits => "flow control by credits",
+            Self::Events => "sleeping on events",
             Self::Sizes => "the number of message sizes",
             Self::Size => "the message size",
             Self::Messages => "the number of messages",
@@ -303,6 +318,7 @@ impl Parameters {
             let allowed = "0 us for one-sided operations, which nobody receives".to_owned();
             return Err(ParametersError { setting: Setting::SlowReceiver, given, allowed });
         }
+        self.check_protocol()?;
         self.serving.check(self)?;
         for &size in &self.sizes {
             within(Setting::Size, size, 0, MAX_MESSAGE, " B")?;
@@ -315,19 +331,53 @@ impl Parameters {
         Ok(())
     }
 
+    /// What not every protocol has.
+    fn check_protocol(&self) -> Result<(), ParametersError> {
+        let refuse =
+            |setting, given: &str, allowed: String| Err(ParametersError { setting, given: given.to_owned(), allowed });
+        let protocol = self.protocol;
+        if self.operation.is_one_sided() && protocol != Protocol::default() {
+            let allowed = "send-receive for one-sided operations, which are no messages of any protocol";
+            return refuse(Setting::Protocol, protocol.name(), allowed.to_owned());
+        }
+        if !self.credits && protocol != Protocol::SendReceive {
+            return refuse(Setting::Credits, "off", format!("on for {protocol}, which is nothing without"));
+        }
+        if self.events && !protocol.properties().receiver_sleeps && !self.operation.is_one_sided() {
+            let allowed = format!("off for {protocol}, whose receiver looks at memory and is not woken");
+            return refuse(Setting::Events, "on", allowed);
+        }
+        if self.replicate {
+            if protocol != Protocol::DirectReadSend && protocol != Protocol::DirectReadFencedSend {
+                let allowed = "off but for direct-read-send and direct-read-fenced-send: the message stays where it \
+                               is, and each reader tells that it has read it";
+                return refuse(Setting::Replicate, "on", allowed.to_owned());
+            }
+            let is_stream = self.kind == Kind::Bandwidth && self.operation == Operation::Send;
+            if !is_stream || self.bidirectional || self.events || self.serving.threads > 1 {
+                let allowed = "off unless one thread sends one way and polls".to_owned();
+                return refuse(Setting::Replicate, "on", allowed);
+            }
+        }
+        Ok(())
+    }
+
     /// What a point of this size uses, so that the memory cap holds.
     ///
     /// # Errors
     ///
     /// Not even the smallest connections have room.
     pub fn fit(&self, size: usize) -> Result<Fitted, ParametersError> {
-        let stride = stride(size);
+        let stride = self.stride(size);
         let connections = self.connections.max(1);
         let one_sided = self.operation.is_one_sided();
-        let least_buffers = if one_sided { 1 } else { LEAST_BUFFERS };
+        let (fixed, each) = match one_sided {
+            true => (0, 0),
+            false => self.protocol.receiving_bytes(size, self.window),
+        };
         // Inline data lies in the queues, for which as much is allowed again: a queue has up to
         // twice as many places as the window, each with room for it.
-        let needed = connections * (least_buffers * stride).max(2 * self.window * self.inline);
+        let needed = connections * (stride + fixed + each).max(2 * self.window * self.inline);
         if needed > self.memory_bytes {
             return Err(ParametersError {
                 setting: Setting::Memory,
@@ -348,11 +398,12 @@ impl Parameters {
         // Bidirectional or ping-pong, each side has both kinds of buffers; otherwise this is
         // generous by one kind.
         let share = self.memory_bytes / connections;
-        let for_sending = if one_sided { share / stride } else { (share / 4 / stride).max(1) };
+        let for_sending = if one_sided { share / stride } else { (share.saturating_sub(fixed) / 4 / stride).max(1) };
         if one_sided {
             depth = 0;
         } else {
-            let for_receiving = (share - for_sending.min(window) * stride) / stride - CREDIT_RECEIVES;
+            let left = share.saturating_sub(for_sending.min(window) * stride + fixed);
+            let for_receiving = (left / each).max(1);
             if depth > for_receiving {
                 notes.push(format!("receive depth cut from {depth} to {for_receiving} by the memory cap"));
                 depth = for_receiving;
@@ -360,7 +411,8 @@ impl Parameters {
         }
         let mut send_buffers = window;
         if send_buffers > for_sending {
-            if self.verify {
+            // What tells that a message was read, no other may use meanwhile.
+            if self.verify || self.protocol.bytes_behind() > 0 {
                 notes.push(format!("window cut from {window} to {for_sending} by the memory cap"));
                 window = for_sending;
             } else {
@@ -369,6 +421,11 @@ impl Parameters {
             send_buffers = for_sending;
         }
         Ok(Fitted { window, batch: self.batch.min(window), depth, send_buffers, notes })
+    }
+
+    /// Bytes from one send buffer to the next.
+    pub(crate) fn stride(&self, size: usize) -> usize {
+        stride(size + self.protocol.bytes_behind())
     }
 
     /// The path MTU to ask for.
@@ -422,6 +479,8 @@ pub(crate) fn within<T: PartialOrd + std::fmt::Display>(
 
 #[cfg(test)]
 mod tests {
+    use doorbell_exchange::send_receive::CREDIT_RECEIVES;
+
     use super::*;
     use crate::serving::SharedBy;
 
@@ -429,6 +488,8 @@ mod tests {
         Parameters {
             kind: Kind::Bandwidth,
             operation: Operation::Send,
+            protocol: Protocol::SendReceive,
+            replicate: false,
             sizes: vec![16],
             extent: Extent::Seconds(1.0),
             window: 64,
@@ -496,6 +557,7 @@ mod tests {
         let threads = Serving { threads: 2, ..Serving::default() };
         let single = Serving { single_receiver: true, ..Serving::default() };
         let shared = Serving { shared_receives: Some(SharedBy::Lock), ..Serving::default() };
+        use crate::protocol::Protocol;
         use Setting::*;
         for (wrong, setting) in [
             (Parameters { sizes: vec![], ..good() }, Sizes),
@@ -520,6 +582,17 @@ mod tests {
             (Parameters { bidirectional: true, operation: Operation::RequestResponse, ..good() }, Bidirectional),
             (Parameters { operation: Operation::FetchAdd, ..good() }, Size),
             (Parameters { operation: Operation::Write, slow_receiver_us: 1, ..good() }, SlowReceiver),
+            (Parameters { protocol: Protocol::DirectRead, operation: Operation::Write, ..good() }, Setting::Protocol),
+            (Parameters { protocol: Protocol::SharedWrite, credits: false, ..good() }, Credits),
+            (Parameters { protocol: Protocol::DirectWrite, events: true, ..good() }, Events),
+            (Parameters { protocol: Protocol::DirectWrite, ..served(single) }, SingleReceiver),
+            (Parameters { protocol: Protocol::DirectRead, ..served(shared) }, SharedReceives),
+            (Parameters { protocol: Protocol::DirectRead, replicate: true, ..good() }, Replicate),
+            (Parameters { replicate: true, ..good() }, Replicate),
+            (
+                Parameters { protocol: Protocol::DirectReadSend, replicate: true, kind: Kind::Latency, ..good() },
+                Replicate,
+            ),
             (Parameters { mtu: Some(1500), ..good() }, Mtu),
             (Parameters { rate: Some(0.0), ..good() }, Rate),
             (Parameters { rate: Some(f64::INFINITY), ..good() }, Rate),

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use doorbell_verbs::{Counters, LinkCounters};
-use doorbell_wire::{MessageKind, OuterKind, PathMtu, Response, Transport, message_cost};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::environment::Environment;
 pub use crate::explain::Rates;
 use crate::explain::{Explanation, Hints, Pattern, Range, Side, Span, explain, words};
-use crate::parameters::{Fitted, Operation, Parameters, Timed};
+use crate::parameters::{Fitted, Parameters, Timed};
+pub use crate::prediction::Predicted;
 
 /// Digits of a recorded value that count.
 const SIGNIFICANT_DIGITS: u8 = 3;
@@ -198,38 +198,6 @@ impl Conclusion {
     }
 }
 
-/// What one end must have sent, by the arithmetic of packets.
-///
-/// Where a range is given, the least is what one request per READ costs. A requester is free to
-/// ask for a long READ in pieces, each with a request and a response of its own.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Predicted {
-    /// Request packets of data messages, at least.
-    pub data_packets: u64,
-    /// Their frame bytes, at least.
-    pub data_bytes: u64,
-    /// Request packets at most: more than the least for READs alone, one per response packet.
-    #[serde(default)]
-    pub data_packets_max: u64,
-    /// Their frame bytes at most.
-    #[serde(default)]
-    pub data_bytes_max: u64,
-    /// Acknowledgements at least.
-    pub ack_packets_min: u64,
-    /// Acknowledgements at most, control messages of the peer included.
-    pub ack_packets_max: u64,
-    /// Packets that answer READs and atomics.
-    #[serde(default)]
-    pub response_packets: u64,
-    /// Their frame bytes, at least.
-    #[serde(default)]
-    pub response_bytes: u64,
-    /// Their frame bytes at most, given the requests that were counted: where a READ is cut, two
-    /// more packets have an AETH.
-    #[serde(default)]
-    pub response_bytes_max: u64,
-}
-
 /// What one end sent, told apart: first transmissions of data, without what carries only credits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counted {
@@ -257,17 +225,15 @@ pub struct Counted {
 const KEEPALIVE_FRAME_BYTES: u64 = 74;
 
 impl Counted {
-    /// Tells apart what a device counted. Where data messages have no `bytes`, credit messages
-    /// look like them, and the connections' own count of `control_sends` is taken.
-    pub fn of(counters: &BTreeMap<String, u64>, keepalives: u64, control_sends: u64, bytes: usize, ipv6: bool) -> Self {
+    /// Tells apart what a device counted. Where messages have no bytes, SENDs of credits look like
+    /// them, and the connections' own count of `control_sends` is taken.
+    pub fn of(counters: &BTreeMap<String, u64>, keepalives: u64, control_sends: Option<u64>, ipv6: bool) -> Self {
         let get = |name: &str| counters.get(name).copied().unwrap_or(0);
         let keepalive_bytes = KEEPALIVE_FRAME_BYTES + if ipv6 { 20 } else { 0 };
         // A SEND of no bytes with immediate is a control message, unless data has no bytes too.
-        let (control, control_bytes) = if bytes == 0 {
-            let frame = 14 + 20 + 8 + 12 + 4 + 4 + if ipv6 { 20 } else { 0 };
-            (control_sends, control_sends * frame)
-        } else {
-            (get("tx_credit_packets"), get("tx_credit_bytes"))
+        let (control, control_bytes) = match control_sends {
+            Some(sends) => (sends, sends * (14 + 20 + 8 + 12 + 4 + 4 + if ipv6 { 20 } else { 0 })),
+            None => (get("tx_credit_packets"), get("tx_credit_bytes")),
         };
         Self {
             data_packets: get("tx_data_packets").saturating_sub(control + keepalives),
@@ -279,67 +245,6 @@ impl Counted {
             response_packets: get("tx_response_packets"),
             response_bytes: get("tx_response_bytes"),
         }
-    }
-}
-
-/// Bytes of an ACK extended transport header.
-const AETH_BYTES: u64 = 4;
-
-/// How messages travel: what their cost follows from.
-#[derive(Clone, Copy, Debug)]
-pub struct Path {
-    /// What a message is.
-    pub operation: Operation,
-    /// Its bytes.
-    pub bytes: usize,
-    /// Path MTU.
-    pub mtu: PathMtu,
-    /// Messages of Send-Receive carry credits.
-    pub credits: bool,
-    /// IPv6 instead of IPv4.
-    pub ipv6: bool,
-}
-
-impl Path {
-    /// What an end must have sent that has sent `sent` messages (or posted as many one-sided
-    /// operations) and received `received` (or served as many, which took `requests` packets).
-    pub fn predict(&self, sent: u64, received: u64, requests: u64) -> Predicted {
-        let kind = match self.operation {
-            Operation::Send | Operation::RequestResponse if self.credits => MessageKind::SendImm,
-            Operation::Send | Operation::RequestResponse => MessageKind::Send,
-            Operation::Write => MessageKind::Write,
-            Operation::Read => MessageKind::Read,
-            Operation::CompareSwap => MessageKind::CompareSwap,
-            Operation::FetchAdd => MessageKind::FetchAdd,
-        };
-        let outer = if self.ipv6 { OuterKind::IPV6 } else { OuterKind::IPV4 };
-        let Ok(cost) = message_cost(kind, Transport::Rc, self.bytes as u64, self.mtu, outer) else {
-            return Predicted::default();
-        };
-        let request = cost.request;
-        let mut predicted = Predicted {
-            data_packets: sent * request.packets,
-            data_bytes: sent * request.frame_bytes,
-            data_packets_max: sent * request.packets,
-            data_bytes_max: sent * request.frame_bytes,
-            ..Predicted::default()
-        };
-        match cost.response {
-            Response::None => {}
-            Response::Range { min, max } => {
-                predicted.ack_packets_min = received * min.packets;
-                predicted.ack_packets_max = received * max.packets;
-            }
-            Response::Exact(response) => {
-                predicted.data_packets_max *= response.packets;
-                predicted.data_bytes_max *= response.packets;
-                predicted.response_packets = received * response.packets;
-                predicted.response_bytes = received * response.frame_bytes;
-                let cuts = requests.saturating_sub(received);
-                predicted.response_bytes_max = predicted.response_bytes + 2 * AETH_BYTES * cuts;
-            }
-        }
-        predicted
     }
 }
 

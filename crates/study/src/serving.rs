@@ -5,6 +5,7 @@ use doorbell_exchange::{MAX_POLL_LIST, MAX_REPOST_LIST, MAX_WINDOW};
 use serde::{Deserialize, Serialize};
 
 use crate::parameters::{Kind, Operation, Parameters, ParametersError, Setting, within};
+use crate::protocol::Protocol;
 
 /// The most threads on each side.
 const MAX_THREADS: usize = 64;
@@ -76,6 +77,13 @@ impl Serving {
         }
         if self.single_receiver && !goes {
             return refuse(Setting::SingleReceiver, "on", "off unless messages are sent one way, to one that polls");
+        }
+        for (setting, is_on) in
+            [(Setting::SingleReceiver, self.single_receiver), (Setting::SharedReceives, self.shared_receives.is_some())]
+        {
+            if is_on && parameters.protocol != Protocol::SendReceive {
+                return refuse(setting, "on", "off but for send-receive");
+            }
         }
         if self.shared_receives.is_some() {
             if !goes {

@@ -1,13 +1,15 @@
 //! The workloads, written once: they run wherever there are connections.
 
-use doorbell_exchange::ConnectionError;
 use doorbell_exchange::asynchronous::{Async, Waiter, yield_now};
-use doorbell_exchange::send_receive::{Connection, Hub, Key, Message, Submit};
+use doorbell_exchange::direct_read::Replication;
+use doorbell_exchange::send_receive::{self, Hub, Key};
+use doorbell_exchange::{Backpressure, ConnectionError, MessageConnection, Received, Submit};
 use doorbell_verbs::{Device, Region};
 use hdrhistogram::Histogram;
 
 use crate::parameters::Extent;
 use crate::payload;
+use crate::protocol::Conversation;
 use crate::record::Buckets;
 
 /// What one side of one connection sends.
@@ -15,6 +17,8 @@ use crate::record::Buckets;
 pub struct Plan {
     /// Bytes per message.
     pub bytes: usize,
+    /// Messages unacknowledged at most, requests not answered.
+    pub window: usize,
     /// How much.
     pub extent: Extent,
     /// Messages per second, if not as many as go.
@@ -59,8 +63,7 @@ pub struct Tally {
 
 impl Tally {
     /// Takes over what a connection has counted itself, at its end.
-    fn close(&mut self, connection: &Connection) {
-        self.stalled_on_credits = connection.stalled_on_credits();
+    fn close(&mut self, connection: &impl Conversation) {
         self.keepalives = connection.keepalives();
         self.control_sends = connection.control_sends();
     }
@@ -129,13 +132,14 @@ struct Source {
     slot: usize,
     is_filled: bool,
     sent: u64,
+    stalled_on_credits: u64,
     scratch: Vec<u8>,
 }
 
 impl Source {
     fn new(plan: Plan, memory: SendMemory) -> Self {
         let scratch = vec![0; if plan.verify { plan.bytes } else { 0 }];
-        Self { plan, memory, slot: 0, is_filled: false, sent: 0, scratch }
+        Self { plan, memory, slot: 0, is_filled: false, sent: 0, stalled_on_credits: 0, scratch }
     }
 
     fn offset(&self) -> usize {
@@ -143,10 +147,16 @@ impl Source {
     }
 
     /// Writes the payload of the next message, if it is to be checked and its buffer is free.
-    fn fill(&mut self, connection: &Connection) {
+    fn fill(&mut self, connection: &impl MessageConnection) {
         // There is one buffer for each message of the window.
-        let is_free = connection.unacknowledged() < connection.config().window as u64;
-        if self.plan.verify && !self.is_filled && is_free {
+        if connection.unacknowledged() < self.plan.window as u64 {
+            self.write();
+        }
+    }
+
+    /// The same, where its buffer is known to be free.
+    fn write(&mut self) {
+        if self.plan.verify && !self.is_filled {
             payload::fill(self.sent, &mut self.scratch);
             self.memory.region.copy_in(self.offset(), &self.scratch);
             self.is_filled = true;
@@ -154,22 +164,73 @@ impl Source {
     }
 
     /// Sends the next message, if the connection takes it.
-    fn offer(&mut self, connection: &mut Connection) -> Result<bool, ConnectionError> {
+    fn offer(&mut self, connection: &mut impl MessageConnection) -> Result<bool, ConnectionError> {
         self.fill(connection);
-        let offset = self.offset();
-        let Submit::Accepted(_) = connection.send_from(&self.memory.region, offset, self.plan.bytes)? else {
-            return Ok(false);
-        };
+        let submit = connection.send_from(&self.memory.region, self.offset(), self.plan.bytes)?;
+        Ok(self.note(submit))
+    }
+
+    /// Was the message taken? Then the next one is next.
+    fn note(&mut self, submit: Submit) -> bool {
+        if let Submit::Full(why) = submit {
+            self.stalled_on_credits += u64::from(why == Backpressure::Credits);
+            return false;
+        }
         self.is_filled = false;
         self.sent += 1;
         self.slot = if self.slot + 1 == self.plan.buffers { 0 } else { self.slot + 1 };
-        Ok(true)
+        true
+    }
+
+    /// Tells what was sent.
+    fn close(&self, tally: &mut Tally) {
+        tally.sent = self.sent;
+        tally.stalled_on_credits = self.stalled_on_credits;
+    }
+}
+
+/// The side that receives, at work.
+struct Ear<'a> {
+    device: &'a Device,
+    reception: Reception,
+    scratch: Vec<u8>,
+}
+
+impl<'a> Ear<'a> {
+    fn new(device: &'a Device, reception: Reception) -> Self {
+        Self { device, reception, scratch: Vec::new() }
+    }
+
+    /// Takes the messages that have arrived.
+    fn take_all(&mut self, connection: &mut impl MessageConnection, tally: &mut Tally) -> usize {
+        let mut count = 0;
+        while let Some(message) = connection.take() {
+            self.hear(message, tally);
+            count += 1;
+        }
+        count
+    }
+
+    /// Does with a message what a receiver does.
+    fn hear(&mut self, message: impl Received, tally: &mut Tally) {
+        if self.reception.verify {
+            self.scratch.resize(message.len(), 0);
+            message.copy_to(&mut self.scratch);
+            tally.damaged += u64::from(!payload::is_intact(tally.received, &self.scratch));
+        }
+        if self.reception.pause_ns > 0 {
+            let until_ns = self.device.now_ns() + self.reception.pause_ns;
+            while self.device.now_ns() < until_ns {
+                std::hint::spin_loop();
+            }
+        }
+        tally.received += 1;
     }
 }
 
 /// Sends by a plan (if there is one) and receives what comes, until both sides have closed.
-pub async fn stream<W: Waiter>(
-    connection: Connection,
+pub async fn stream<C: Conversation, W: Waiter>(
+    connection: C,
     waiter: W,
     device: Device,
     plan: Option<(Plan, SendMemory)>,
@@ -178,10 +239,11 @@ pub async fn stream<W: Waiter>(
 ) -> Result<Tally, ConnectionError> {
     let mut connection = Async::new(connection, waiter);
     let mut tally = Tally { began_ns: device.now_ns(), ..Tally::default() };
+    let mut ear = Ear::new(&device, reception);
     if let Some((plan, memory)) = plan {
-        send_all(&mut connection, &device, plan, memory, reception, &mut tally, &progress).await?;
+        send_all(&mut connection, &device, plan, memory, &mut ear, &mut tally, &progress).await?;
     }
-    close(&mut connection, &device, reception, &mut tally, &progress).await?;
+    close(&mut connection, &mut ear, &mut tally, &progress).await?;
     Ok(tally)
 }
 
@@ -195,12 +257,13 @@ pub async fn gather<W: Waiter>(
     let mut keys: Vec<Key> = hub.keys().collect();
     keys.sort_unstable();
     let mut tallies = vec![Tally::default(); keys.len()];
-    keys.iter().filter_map(|&key| hub.get_mut(key).map(Connection::close)).count();
+    keys.iter().filter_map(|&key| hub.get_mut(key).map(send_receive::Connection::close)).count();
+    let mut ear = Ear::new(&device, reception);
     loop {
         let moved = hub.poll().map_err(ConnectionError::Overrun)?;
         while let Some((key, message)) = hub.take() {
             if let Ok(index) = keys.binary_search(&key) {
-                hear(message, &device, reception, &mut tallies[index]);
+                ear.hear(message, &mut tallies[index]);
             }
         }
         if let Some((_, error)) = hub.next_ended() {
@@ -210,7 +273,7 @@ pub async fn gather<W: Waiter>(
             yield_now().await;
             continue;
         }
-        let is_over = |connection: &Connection| connection.is_peer_closed() && connection.is_closed();
+        let is_over = |connection: &send_receive::Connection| connection.is_peer_closed() && connection.is_closed();
         if keys.iter().all(|&key| hub.get(key).is_none_or(is_over)) {
             break;
         }
@@ -225,32 +288,31 @@ pub async fn gather<W: Waiter>(
 }
 
 /// Closes this side, and receives until the peer has closed its own.
-async fn close<W: Waiter>(
-    connection: &mut Async<W>,
-    device: &Device,
-    reception: Reception,
+async fn close<C: Conversation, W: Waiter>(
+    connection: &mut Async<W, C>,
+    ear: &mut Ear<'_>,
     tally: &mut Tally,
     progress: &impl Fn(u64),
 ) -> Result<(), ConnectionError> {
     connection.get_mut().close();
     while !(connection.get().is_peer_closed() && connection.get().is_closed()) {
         connection.progress().await?;
-        if take_all(connection.get_mut(), device, reception, tally) > 0 {
+        if ear.take_all(connection.get_mut(), tally) > 0 {
             progress(tally.received);
         }
         yield_now().await; // however much comes in here, other connections have their turn
     }
-    while take_all(connection.get_mut(), device, reception, tally) > 0 {}
+    while ear.take_all(connection.get_mut(), tally) > 0 {}
     tally.close(connection.get());
     Ok(())
 }
 
-async fn send_all<W: Waiter>(
-    connection: &mut Async<W>,
+async fn send_all<C: Conversation, W: Waiter>(
+    connection: &mut Async<W, C>,
     device: &Device,
     plan: Plan,
     memory: SendMemory,
-    reception: Reception,
+    ear: &mut Ear<'_>,
     tally: &mut Tally,
     progress: &impl Fn(u64),
 ) -> Result<(), ConnectionError> {
@@ -265,7 +327,7 @@ async fn send_all<W: Waiter>(
             continue;
         }
         let moved = connection.get_mut().poll()?;
-        let taken = take_all(connection.get_mut(), device, reception, tally);
+        let taken = ear.take_all(connection.get_mut(), tally);
         if moved || taken > 0 {
             progress(source.sent);
             yield_now().await;
@@ -278,17 +340,17 @@ async fn send_all<W: Waiter>(
     connection.get_mut().flush()?;
     while connection.get().last_done() < source.sent {
         connection.progress().await?;
-        take_all(connection.get_mut(), device, reception, tally);
+        ear.take_all(connection.get_mut(), tally);
         yield_now().await;
     }
     tally.ended_ns = device.now_ns();
-    tally.sent = source.sent;
+    source.close(tally);
     Ok(())
 }
 
 /// The side that asks: keeps a window of requests without answer, by a plan.
-pub async fn request<W: Waiter>(
-    connection: Connection,
+pub async fn request<C: Conversation, W: Waiter>(
+    connection: C,
     waiter: W,
     device: Device,
     plan: Plan,
@@ -296,8 +358,8 @@ pub async fn request<W: Waiter>(
     progress: impl Fn(u64),
 ) -> Result<Tally, ConnectionError> {
     let mut connection = Async::new(connection, waiter);
-    let reception = Reception { verify: plan.verify, pause_ns: 0 };
-    let window = connection.get().config().window as u64;
+    let mut ear = Ear::new(&device, Reception { verify: plan.verify, pause_ns: 0 });
+    let window = plan.window as u64;
     let mut pace = Pace::start(&device, &plan);
     let mut source = Source::new(plan, memory);
     let mut tally = Tally { first_ns: pace.began_ns(), began_ns: pace.began_ns(), ..Tally::default() };
@@ -312,7 +374,7 @@ pub async fn request<W: Waiter>(
             continue;
         }
         let moved = connection.get_mut().poll()?;
-        let taken = take_all(connection.get_mut(), &device, reception, &mut tally);
+        let taken = ear.take_all(connection.get_mut(), &mut tally);
         if moved || taken > 0 {
             progress(tally.received);
             yield_now().await;
@@ -323,14 +385,14 @@ pub async fn request<W: Waiter>(
         }
     }
     tally.ended_ns = device.now_ns();
-    tally.sent = source.sent;
-    close(&mut connection, &device, reception, &mut tally, &progress).await?;
+    source.close(&mut tally);
+    close(&mut connection, &mut ear, &mut tally, &progress).await?;
     Ok(tally)
 }
 
 /// The side that answers each message with one of the same size.
-pub async fn respond<W: Waiter>(
-    connection: Connection,
+pub async fn respond<C: Conversation, W: Waiter>(
+    connection: C,
     waiter: W,
     device: Device,
     plan: Plan,
@@ -339,6 +401,7 @@ pub async fn respond<W: Waiter>(
 ) -> Result<Tally, ConnectionError> {
     let mut connection = Async::new(connection, waiter);
     let mut source = Source::new(plan, memory);
+    let mut ear = Ear::new(&device, reception);
     let mut tally = Tally::default();
     loop {
         let message = match connection.get_mut().take() {
@@ -353,39 +416,67 @@ pub async fn respond<W: Waiter>(
                 }
             }
         };
-        hear(message, &device, reception, &mut tally);
+        ear.hear(message, &mut tally);
         while !source.offer(connection.get_mut())? {
             connection.progress().await?;
         }
     }
-    tally.sent = source.sent;
+    source.close(&mut tally);
     connection.close().await?;
     tally.close(connection.get());
     Ok(tally)
 }
 
-/// Takes the messages that have arrived.
-fn take_all(connection: &mut Connection, device: &Device, reception: Reception, tally: &mut Tally) -> usize {
-    let mut count = 0;
-    while let Some(message) = connection.take() {
-        hear(message, device, reception, tally);
-        count += 1;
-    }
-    count
-}
-
-/// Does with a message what a receiver does.
-fn hear(message: Message, device: &Device, reception: Reception, tally: &mut Tally) {
-    if reception.verify && !payload::is_intact(tally.received, &message) {
-        tally.damaged += 1;
-    }
-    if reception.pause_ns > 0 {
-        let until_ns = device.now_ns() + reception.pause_ns;
-        while device.now_ns() < until_ns {
-            std::hint::spin_loop();
+/// One source for many readers: publishes by a plan to all of them, from one memory. One tally each.
+pub async fn publish<W: Waiter>(
+    mut readers: Replication,
+    count: usize,
+    waiter: W,
+    device: Device,
+    (plan, memory): (Plan, SendMemory),
+    progress: impl Fn(u64),
+) -> Result<Vec<Tally>, ConnectionError> {
+    let mut pace = Pace::start(&device, &plan);
+    let mut source = Source::new(plan, memory);
+    let mut waits_for_last = false;
+    while !waits_for_last || readers.last_done() < source.sent {
+        waits_for_last = pace.left(source.sent) == 0;
+        if !waits_for_last && !pace.is_early(source.sent) {
+            // There is one buffer for each message of the window.
+            if source.sent - readers.last_done() < plan.window as u64 {
+                source.write();
+                let submit = readers.publish(&source.memory.region, source.offset(), plan.bytes);
+                if source.note(submit) {
+                    continue;
+                }
+            }
+        }
+        let moved = readers.poll();
+        if let Some((_, error, _)) = readers.next_ended() {
+            return Err(error);
+        }
+        if moved {
+            progress(source.sent);
+            yield_now().await;
+        } else {
+            waiter.wait(None).await;
         }
     }
-    tally.received += 1;
+    let mut tally = Tally { first_ns: pace.began_ns(), began_ns: pace.began_ns(), ..Tally::default() };
+    tally.ended_ns = device.now_ns();
+    source.close(&mut tally);
+    let mut tallies = vec![tally; count];
+    for (number, tally) in tallies.iter_mut().enumerate() {
+        let Some(connection) = readers.connection_mut(number) else { continue };
+        connection.close();
+        while !(connection.is_closed() && connection.is_peer_closed()) {
+            if !connection.poll()? {
+                waiter.wait(None).await;
+            }
+        }
+        tally.close(connection);
+    }
+    Ok(tallies)
 }
 
 /// Rounds that are not measured.
@@ -447,8 +538,8 @@ impl Rounds {
 }
 
 /// The side of a ping-pong that measures: each round trip by `divisor`. [`respond`] is the other.
-pub async fn ping<W: Waiter>(
-    connection: Connection,
+pub async fn ping<C: Conversation, W: Waiter>(
+    connection: C,
     waiter: W,
     device: Device,
     plan: Plan,
@@ -457,7 +548,7 @@ pub async fn ping<W: Waiter>(
     progress: impl Fn(u64),
 ) -> Result<(Tally, Histogram<u64>), ConnectionError> {
     let mut connection = Async::new(connection, waiter);
-    let reception = Reception { verify: plan.verify, pause_ns: 0 };
+    let mut ear = Ear::new(&device, Reception { verify: plan.verify, pause_ns: 0 });
     let mut rounds = Rounds::new(&device, plan, divisor);
     let mut source = Source::new(plan, memory);
     loop {
@@ -469,7 +560,7 @@ pub async fn ping<W: Waiter>(
         connection.get_mut().flush()?;
         let answer = connection.receive().await?;
         let is_last = rounds.end(began_ns, &progress);
-        hear(answer, &device, reception, &mut rounds.tally);
+        ear.hear(answer, &mut rounds.tally);
         if is_last {
             break;
         }
@@ -479,6 +570,7 @@ pub async fn ping<W: Waiter>(
         }
     }
     let Rounds { mut tally, histogram, .. } = rounds;
-    close(&mut connection, &device, reception, &mut tally, &progress).await?;
+    source.close(&mut tally);
+    close(&mut connection, &mut ear, &mut tally, &progress).await?;
     Ok((tally, histogram))
 }

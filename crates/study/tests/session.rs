@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use doorbell_exchange::setup;
 use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
+use doorbell_study::protocol::Protocol;
 use doorbell_study::serving::{Serving, SharedBy};
 use doorbell_study::session::{self, Client, SessionError};
 use doorbell_verbs::Device;
@@ -19,6 +20,8 @@ fn parameters() -> Parameters {
     Parameters {
         kind: Kind::Bandwidth,
         operation: Operation::Send,
+        protocol: Protocol::SendReceive,
+        replicate: false,
         sizes: vec![16, 5000],
         extent: Extent::Messages(100),
         window: 16,
@@ -120,6 +123,8 @@ fn hostile_parameters_are_refused_with_a_reason() {
         ("rnr_retry", json!(8), "RNR retry count is 8"),
         ("memory_bytes", json!(0), "message memory is 0 B"),
         ("memory_bytes", json!(MEMORY_BYTES + 1), "this side has 67108864 B"),
+        ("protocol", json!("telepathy"), "not expected here"),
+        ("replicate", json!(true), "one source for all connections is on, allowed is off but for direct-read-send"),
         ("serving", json!({ "threads": 3 }), "number of threads is 3, allowed is 1 to 2"),
         ("serving", json!({ "shared_receives": "magic" }), "not expected here"),
     ] {
@@ -192,6 +197,37 @@ fn one_sided_operations_are_served() {
         client.finish().unwrap();
         server.join().unwrap().unwrap();
     }
+}
+
+#[test]
+fn every_protocol_is_served_by_one_thread_or_several() {
+    for protocol in Protocol::ALL {
+        for (threads, kind) in [(1, Kind::Bandwidth), (2, Kind::Bandwidth), (1, Kind::Latency)] {
+            let (stream, server) = serve();
+            let serving = Serving { threads, ..Serving::default() };
+            let parameters = Parameters { protocol, serving, kind, connections: 3, ..parameters() };
+            let mut client = Client::new(&device(), stream, parameters).unwrap();
+            for bytes in [16, 5000] {
+                let result = client.measure(bytes, |_| {}).unwrap();
+                assert_eq!((result.messages, result.damaged), (300, 0), "{protocol}, {threads} threads, {kind:?}");
+            }
+            client.finish().unwrap();
+            server.join().unwrap().unwrap();
+        }
+    }
+}
+
+#[test]
+fn one_source_is_served_to_many_readers() {
+    let (stream, server) = serve();
+    let protocol = Protocol::DirectReadSend;
+    let parameters = Parameters { protocol, replicate: true, connections: 3, ..parameters() };
+    let mut client = Client::new(&device(), stream, parameters).unwrap();
+    let result = client.measure(5000, |_| {}).unwrap();
+    assert_eq!((result.messages, result.damaged), (300, 0));
+    assert_eq!(result.sent_by_connection, [100; 3]);
+    client.finish().unwrap();
+    server.join().unwrap().unwrap();
 }
 
 /// The reason of the side that knows it reaches the other, also before anything was connected.

@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use doorbell_exchange::send_receive::Config;
 use doorbell_fabric::FaultPlan;
 use doorbell_study::parameters::{Extent, Kind, Operation, Parameters, ParametersError, Setting, most_queued};
+use doorbell_study::protocol::Protocol;
 use doorbell_study::serving::Serving;
 use doorbell_verbs::soft::SoftOptions;
 use doorbell_wire::cost::ATOMIC_BYTES;
@@ -117,11 +118,18 @@ impl From<OperationName> for Operation {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "What is measured")]
 struct Load {
-    /// What a message is: send (over a Send-Receive connection), write, read, cas or fetch-add
-    /// (one-sided, on the other side's memory), or request-response (a send that is answered with
-    /// one of the same size)
+    /// What a message is: send, write, read, cas or fetch-add (one-sided, on the other side's
+    /// memory), or request-response (a send that is answered with one of the same size)
     #[arg(long, value_name = "NAME", value_enum, default_value = "send", hide_possible_values = true)]
     op: OperationName,
+    /// How messages travel: send-receive, direct-read[-fenced][-send], direct-write,
+    /// buffered-write-immediate-send (or -tail-, -reverse-; or -read), shared-write, buffered-read
+    #[arg(long, value_name = "NAME", default_value = "send-receive", value_parser = parse_protocol)]
+    protocol: Protocol,
+    /// One source for the readers of all connections: each message goes to all of them (bw
+    /// --protocol direct-read-send only)
+    #[arg(long)]
+    replicate: bool,
     /// Message sizes, with commas between [default: 16,512,4096,65536,1048576; cas, fetch-add: 8]
     #[arg(short, long, value_name = "BYTES", value_delimiter = ',', conflicts_with = "all")]
     size: Vec<usize>,
@@ -275,6 +283,8 @@ impl Exchange {
         let parameters = Parameters {
             kind,
             operation,
+            protocol: load.protocol,
+            replicate: load.replicate,
             sizes,
             extent,
             window,
@@ -311,10 +321,19 @@ impl Exchange {
     }
 }
 
+fn parse_protocol(name: &str) -> Result<Protocol, String> {
+    Protocol::by_name(name)
+        .ok_or_else(|| format!("a protocol is one of {}", Protocol::ALL.map(Protocol::name).join(", ")))
+}
+
 /// The error with the option that the setting is given by.
 fn in_options(error: &ParametersError) -> String {
     let ParametersError { setting, given, allowed } = error;
     let option = match setting {
+        Setting::Protocol => "--protocol",
+        Setting::Replicate => "--replicate",
+        Setting::Credits => "--no-credits",
+        Setting::Events => "-e",
         Setting::Sizes | Setting::Size => "-s",
         Setting::Messages => "-n",
         Setting::Seconds => "-D",

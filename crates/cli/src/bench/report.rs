@@ -1,10 +1,12 @@
 //! What a bench prints for people.
 
 use std::io;
+use std::ops::RangeInclusive;
 
 use doorbell_fabric::FaultPlan;
 use doorbell_study::environment::Environment;
 use doorbell_study::parameters::{Kind, Operation, Parameters, Timed};
+use doorbell_study::protocol::Protocol;
 use doorbell_study::record::{BothEnds, Counted, PointResult};
 
 use crate::output::{line, us};
@@ -15,7 +17,7 @@ pub(crate) fn header(kind: Kind, environment: &Environment, parameters: &Paramet
     eprintln!(
         "{} over {} ({} provider), MTU {}, window {}, batch {}{depth}, inline up to {} B, \
          {} connection{}{}{}; {} on {} CPUs, Linux {}",
-        name(parameters.operation),
+        name(parameters),
         environment.device,
         environment.provider,
         parameters.mtu.unwrap_or(environment.active_mtu),
@@ -53,14 +55,16 @@ pub(crate) fn header(kind: Kind, environment: &Environment, parameters: &Paramet
     }
 }
 
-fn name(operation: Operation) -> &'static str {
-    match operation {
-        Operation::Send => "Send-Receive",
-        Operation::Write => "RDMA WRITE",
-        Operation::Read => "RDMA READ",
-        Operation::CompareSwap => "Compare-and-swap",
-        Operation::FetchAdd => "Fetch-and-add",
-        Operation::RequestResponse => "Request-response over Send-Receive",
+fn name(parameters: &Parameters) -> String {
+    let protocol = parameters.protocol;
+    match parameters.operation {
+        Operation::Send if parameters.replicate => format!("One source for many readers over {protocol}"),
+        Operation::Send => protocol.to_string(),
+        Operation::Write => "RDMA WRITE".to_owned(),
+        Operation::Read => "RDMA READ".to_owned(),
+        Operation::CompareSwap => "Compare-and-swap".to_owned(),
+        Operation::FetchAdd => "Fetch-and-add".to_owned(),
+        Operation::RequestResponse => format!("Request-response over {protocol}"),
     }
 }
 
@@ -110,28 +114,32 @@ pub(crate) fn is_sound(parameters: &Parameters, fault: &Option<FaultPlan>, resul
     let undisturbed = fault.is_none() && parameters.credits && ends.iter().all(|(_, counted, _)| quiet(counted));
     let duplicated = fault.as_ref().is_some_and(|plan| plan.duplicate > 0.0);
     for (name, counted, predicted) in ends {
-        // A READ may be asked for in pieces, whose requests are all of one size.
+        // Of one-sided operations and Send-Receive, all requests are of one size, however a READ is cut.
+        let is_uniform = parameters.protocol == Protocol::SendReceive;
         let whole = counted.data_bytes * predicted.data_packets == counted.data_packets * predicted.data_bytes;
-        let packets = predicted.data_packets..=predicted.data_packets_max;
-        if !(packets.contains(&counted.data_packets) && whole) {
+        let packets = open(predicted.data_packets, predicted.data_packets_max, predicted.asks);
+        let bytes = open(predicted.data_bytes, predicted.data_bytes_max, predicted.asks);
+        let fits = packets.contains(&counted.data_packets) && bytes.contains(&counted.data_bytes);
+        if !(fits && (whole || !is_uniform)) {
             complain(format!(
                 "{name} sent {} data packets of {} B in all, predicted are {} of {} B",
                 counted.data_packets,
                 counted.data_bytes,
-                range(predicted.data_packets, predicted.data_packets_max),
-                range(predicted.data_bytes, predicted.data_bytes_max),
+                range(packets),
+                range(bytes),
             ));
         }
         // What is asked for again is answered again.
-        let answers = predicted.response_packets..=if undisturbed { predicted.response_packets } else { u64::MAX };
-        let bytes = predicted.response_bytes..=if undisturbed { predicted.response_bytes_max } else { u64::MAX };
+        let is_open = predicted.is_asked || !undisturbed;
+        let answers = open(predicted.response_packets, predicted.response_packets_max, is_open);
+        let bytes = open(predicted.response_bytes, predicted.response_bytes_max, is_open);
         if !(answers.contains(&counted.response_packets) && bytes.contains(&counted.response_bytes)) {
             complain(format!(
                 "{name} sent {} response packets of {} B in all, predicted are {} of {} B",
                 counted.response_packets,
                 counted.response_bytes,
-                predicted.response_packets,
-                range(predicted.response_bytes, predicted.response_bytes_max),
+                range(answers),
+                range(bytes),
             ));
         }
         // Each packet that arrives is acknowledged once at most, whatever happened before.
@@ -145,9 +153,18 @@ pub(crate) fn is_sound(parameters: &Parameters, fault: &Option<FaultPlan>, resul
     sound
 }
 
-/// A number, or two where they differ.
-fn range(least: u64, most: u64) -> String {
-    if least == most { least.to_string() } else { format!("{least}..{most}") }
+/// From the least to the most, if that is known.
+fn open(least: u64, most: u64, is_open: bool) -> RangeInclusive<u64> {
+    least..=if is_open { u64::MAX } else { most }
+}
+
+/// A number, two where they differ, or the least.
+fn range(range: RangeInclusive<u64>) -> String {
+    match range.into_inner() {
+        (least, u64::MAX) => format!("{least}.."),
+        (least, most) if least == most => least.to_string(),
+        (least, most) => format!("{least}..{most}"),
+    }
 }
 
 /// Both ends of each result, with the size.
@@ -168,10 +185,16 @@ where
 pub(crate) fn packets(parameters: &Parameters, results: &[PointResult]) -> io::Result<()> {
     line("")?;
     line("Packets sent, first transmissions; predicted by the arithmetic of packets (`doorbell wire cost`)")?;
-    if matches!(parameters.operation, Operation::Read | Operation::CompareSwap | Operation::FetchAdd) {
-        answered_packets(results)?;
-    } else {
+    let is_answered = matches!(parameters.operation, Operation::Read | Operation::CompareSwap | Operation::FetchAdd);
+    let mut both = ends(results, |result| &result.predicted).map(|(_, _, predicted)| predicted);
+    if !is_answered {
         acknowledged_packets(results)?;
+    }
+    if is_answered || both.any(|predicted| predicted.is_asked || predicted.response_packets > 0) {
+        answered_packets(results)?;
+    }
+    if ends(results, |result| &result.predicted).any(|(_, _, predicted)| predicted.asks) {
+        line("N..: at least N. One end asks the other by READ how far it is, as often as it likes.")?;
     }
     rates(results)?;
     explained(results)?;
@@ -193,7 +216,7 @@ pub(crate) fn packets(parameters: &Parameters, results: &[PointResult]) -> io::R
 /// Requests that are acknowledged: SENDs and WRITEs.
 fn acknowledged_packets(results: &[PointResult]) -> io::Result<()> {
     line(format_args!(
-        "{:>9} {:<6} {:>12} {:>12} {:>15} {:>15} {:>10} {:>21} {:>8} {:>7} {:>8}",
+        "{:>9} {:<6} {:>12} {:>17} {:>15} {:>23} {:>10} {:>21} {:>8} {:>7} {:>8}",
         "bytes",
         "side",
         "data",
@@ -209,13 +232,13 @@ fn acknowledged_packets(results: &[PointResult]) -> io::Result<()> {
     let both = ends(results, |result| &result.counted).zip(ends(results, |result| &result.predicted));
     for ((bytes, name, counted), (_, _, predicted)) in both {
         line(format_args!(
-            "{:>9} {:<6} {:>12} {:>12} {:>15} {:>15} {:>10} {:>21} {:>8} {:>7} {:>8}",
+            "{:>9} {:<6} {:>12} {:>17} {:>15} {:>23} {:>10} {:>21} {:>8} {:>7} {:>8}",
             bytes,
             name,
             counted.data_packets,
-            predicted.data_packets,
+            range(open(predicted.data_packets, predicted.data_packets_max, predicted.asks)),
             counted.data_bytes,
-            predicted.data_bytes,
+            range(open(predicted.data_bytes, predicted.data_bytes_max, predicted.asks)),
             counted.ack_packets,
             format!("{}..{}", predicted.ack_packets_min, predicted.ack_packets_max),
             counted.control_packets,
@@ -248,12 +271,12 @@ fn answered_packets(results: &[PointResult]) -> io::Result<()> {
             bytes,
             name,
             counted.data_packets,
-            range(predicted.data_packets, predicted.data_packets_max),
+            range(open(predicted.data_packets, predicted.data_packets_max, predicted.asks)),
             counted.data_bytes,
             counted.response_packets,
-            predicted.response_packets,
+            range(open(predicted.response_packets, predicted.response_packets_max, predicted.is_asked)),
             counted.response_bytes,
-            range(predicted.response_bytes, predicted.response_bytes_max),
+            range(open(predicted.response_bytes, predicted.response_bytes_max, predicted.is_asked)),
             counted.retransmitted_packets,
         ))?;
     }

@@ -58,8 +58,8 @@ pub(crate) fn read_text(path: &Path, most: u64) -> Result<String, Failure> {
 #[derive(Args)]
 #[command(next_help_heading = "Workload")]
 pub(crate) struct Load {
-    /// How messages travel: send-receive, direct-read, direct-write, buffered-write, shared-write,
-    /// buffered-read, or one of their variants, which a wrong name lists
+    /// How messages travel: send-receive, direct-read, direct-write, buffered-write-immediate-send,
+    /// shared-write, buffered-read, or one of their variants, which a wrong name lists
     #[arg(long, value_name = "NAME", default_value = "send-receive", value_parser = parse_protocol)]
     protocol: Protocol,
     /// Message sizes, with commas between [default: 16,512,4096,65536,1048576]

@@ -77,7 +77,7 @@ fn predictions_are_tables_and_json_of_the_same_numbers() {
 fn options_change_what_is_predicted() {
     let base = "model predict --json -s 4096";
     let rate = |more: &str| positive(&run(&format!("{base} {more}")).expect_status(0).json(), "/results/0/latency_ns");
-    for more in ["--mtu 256", "--ipv6", "--vlan", "--protocol direct-read", "--protocol buffered-write-tail"] {
+    for more in ["--mtu 256", "--ipv6", "--vlan", "--protocol direct-read", "--protocol buffered-write-tail-send"] {
         assert!(rate(more) > rate(""), "{more} adds to latency");
     }
     let json = run("model predict --json -s 33 -q 8 --use-srq").expect_status(0).json();

@@ -114,7 +114,7 @@ fn both_sides_speak_ipv6() {
         let enter = ["nsenter", "--target", &process, "--user", "--net", "--preserve-credentials"];
         let record = Running::start(wrapped(&enter, &client)).finish().expect_status(0).json();
         for result in list(&record, "/results") {
-            check_packets(result);
+            check_packets("send-receive", result);
             // 20 B more than over IPv4 in each packet.
             let (packets, bytes) = (number(result, "/counted/client/data_packets"), number(result, "/bytes"));
             assert_eq!(packets % bytes.div_ceil(4096).max(1), 0);

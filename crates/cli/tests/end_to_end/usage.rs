@@ -47,6 +47,8 @@ fn every_command_explains_itself() {
         "-u,",
         "-p,",
         "--op",
+        "--protocol",
+        "--replicate",
         "--config",
         "--rate",
         "--pcap",
@@ -106,6 +108,12 @@ fn wrong_usage_ends_with_status_2_and_says_what_is_allowed() {
         ("bench bw --op read -r 5", &["-r is about receives", "--op read"]),
         ("bench bw --op write --no-credits", &["--no-credits is about receives", "--op write"]),
         ("bench bw --op read --slow-receiver-us 5", &["(--slow-receiver-us) is 5 us", "nobody receives"]),
+        ("bench bw --protocol telepathy", &["a protocol is one of send-receive, direct-read,"]),
+        ("bench bw --protocol direct-read --op write", &["(--protocol) is direct-read", "one-sided operations"]),
+        ("bench bw --protocol shared-write --no-credits", &["credits (--no-credits) is off", "shared-write"]),
+        ("bench lat --protocol direct-write -e", &["events (-e) is on", "looks at memory"]),
+        ("bench bw --replicate", &["(--replicate) is on", "direct-read-send"]),
+        ("bench lat --replicate --protocol direct-read-send", &["(--replicate) is on", "one way"]),
         ("bench bw --bind ::1", &["--bind is ::1", "start both sides"]),
         ("bench lat -b", &["both ways (-b)", "goes both ways already"]),
         ("bench limit --repetitions 0", &["--repetitions is 0"]),
@@ -148,7 +156,7 @@ fn data_goes_to_stdout_and_the_rest_to_stderr() {
         assert_eq!(row[..2], [bytes, "100"], "{}", finished.stdout);
         assert_eq!(row.len(), 5);
     }
-    assert!(finished.stderr.starts_with("Send-Receive over "), "{}", finished.stderr);
+    assert!(finished.stderr.starts_with("send-receive over "), "{}", finished.stderr);
     assert!(!finished.stderr.contains('\u{1b}'), "no terminal, no progress bar: {:?}", finished.stderr);
 
     let finished = run("bench lat -n 100 -s 16").expect_status(0);

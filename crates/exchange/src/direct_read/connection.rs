@@ -579,6 +579,10 @@ impl MessageConnection for Connection {
         self.line.poll_timeout_ns()
     }
 
+    fn keepalives(&self) -> u64 {
+        self.line.keepalives
+    }
+
     fn qp(&self) -> &Qp {
         &self.line.qp
     }

@@ -8,6 +8,7 @@ use super::connection::{Connection, READS_IN_FLIGHT, REQUEST_STRIDE, Receives};
 use super::request::MAX_REQUEST_BYTES;
 use super::{Acknowledge, DirectRead, Placement};
 use crate::config::Config;
+use crate::connection::Protocol;
 use crate::error::ConnectError;
 use crate::line::{LineEnd, Queues, RECEIVE_TAG};
 use crate::setup::{EndpointDescription, ProtocolId};
@@ -70,7 +71,7 @@ impl Endpoint {
         let stride = (config.max_message + 1).next_multiple_of(64);
         let send_region = match config.send_buffers {
             0 => None,
-            buffers => Some(pd.allocate(buffers * stride, access, MemoryKind::Plain)?),
+            buffers => Some(pd.allocate(buffers * stride, protocol.source_access(), MemoryKind::Plain)?),
         };
         let pool = match protocol.placement {
             Placement::ByHand => None,

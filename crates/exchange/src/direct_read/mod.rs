@@ -31,7 +31,7 @@ mod message;
 mod replication;
 mod request;
 
-use doorbell_verbs::{Channel, Pd};
+use doorbell_verbs::{Access, Channel, Pd};
 
 pub use connection::{Connection, ReadId};
 pub use endpoint::Endpoint;
@@ -89,6 +89,18 @@ impl Protocol for DirectRead {
             slow_message_blocks: false,
             shared_buffers: true,
         }
+    }
+
+    fn source_access(&self) -> Access {
+        match self.acknowledge {
+            // Who lets others write must be able to itself (IBTA Vol 1, 10.6.3.1).
+            Acknowledge::SignalByte => Access::REMOTE_READ | Access::REMOTE_WRITE | Access::LOCAL_WRITE,
+            Acknowledge::Send => Access::REMOTE_READ,
+        }
+    }
+
+    fn bytes_behind(&self) -> usize {
+        usize::from(self.acknowledge == Acknowledge::SignalByte)
     }
 
     fn endpoint(&self, pd: &Pd, config: &Config, channel: Option<&Channel>) -> Result<Endpoint, ConnectError> {

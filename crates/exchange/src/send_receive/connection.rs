@@ -373,6 +373,10 @@ impl MessageConnection for Connection {
         self.line.poll_timeout_ns()
     }
 
+    fn keepalives(&self) -> u64 {
+        Connection::keepalives(self)
+    }
+
     fn qp(&self) -> &Qp {
         self.qp()
     }

@@ -3,6 +3,7 @@
 //! `DOORBELL_MESSAGES` sets how many messages the long case sends (20,000 otherwise).
 
 mod direct_read;
+mod grants;
 mod known_failures;
 
 use doorbell_exchange::buffered_write::{self, Notification};
@@ -188,6 +189,26 @@ fn a_receiver_that_stops_is_back_pressure<P: Protocol>(protocol: P) {
     no_rnr::<P>(&(a, b));
 }
 
+/// Who waits until a poll says that something happened, and then tries again, is never left waiting.
+fn a_poll_tells_that_back_pressure_is_over<P: Protocol>(protocol: P) {
+    // So long that a wait without an end is seen as one; nothing but messages moves this connection.
+    const PATIENCE: u64 = 3_000_000;
+    let config = Config { window: 32, send_buffers: 32, depth: 4, max_message: 64, ..Config::default() };
+    let config = Config { keepalive_ns: 0, ..config };
+    let (mut a, mut b) = pair(&protocol, &config);
+    let (mut sent, mut received, mut waited) = (0, 0, 0);
+    while sent < 2000 {
+        if waited == 0 && matches!(a.send(&payload(sent, 40)).unwrap(), Submit::Accepted(_)) {
+            sent += 1;
+            continue;
+        }
+        waited = if a.poll().unwrap() { 0 } else { waited + 1 };
+        assert!(waited < PATIENCE, "nothing tells that there is room again after {sent} messages");
+        received += u64::from(b.receive().unwrap().is_some());
+    }
+    assert!(received > 1000);
+}
+
 fn memory_of_the_program_is_sent_without_copying<P: Protocol>(protocol: P) {
     let config = Config { window: 4, send_buffers: 0, depth: 8, max_message: 9000, ..Config::default() };
     let (mut a, mut b) = pair(&protocol, &config);
@@ -341,6 +362,7 @@ macro_rules! conformance {
                 a_long_stream_wraps_every_index
                 loss_is_not_seen
                 a_receiver_that_stops_is_back_pressure
+                a_poll_tells_that_back_pressure_is_over
                 memory_of_the_program_is_sent_without_copying
                 goodbye_is_told_from_death
                 a_sleeping_receiver_is_woken_for_each_message

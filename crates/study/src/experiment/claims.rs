@@ -7,7 +7,7 @@
 
 pub(super) use super::judge::Claim;
 use super::judge::{Judgement, cannot, holds_if, knee, line};
-use super::quantity::Quantity::{MedianLatency, MessageRate, RnrNaks, Throughput};
+use super::quantity::Quantity::{self, MedianLatency, MessageRate, RnrNaks, Throughput};
 use super::view::{View, best};
 
 /// Ratios closer to 1 than this are no difference: runs vary by as much.
@@ -32,6 +32,49 @@ fn straight(view: View<'_>, experiment: &str, series: &str) -> Option<Judgement>
     );
     holds_if(worst <= 0.35 && slope > 0.0, because)
 }
+
+/// How one curve compares with another at a place: the other is 1.
+fn ratio(view: View<'_>, experiment: &str, series: [&str; 2], quantity: Quantity, x: f64) -> Option<f64> {
+    let [one, other] = series.map(|series| view.best_at(experiment, series, quantity, x));
+    Some(one? / other?)
+}
+
+pub(super) const DIRECT_READ_LATENCY: &[Claim] = &[
+    Claim {
+        published: "latency is about flat up to 1 KiB",
+        judge: |view| {
+            let curve = view.best_curve("direct-read/latency", "unfenced", MedianLatency);
+            let growth = at(&curve, 512.0)? / at(&curve, 16.0)?;
+            holds_if(growth <= 1.2, format!("512 B take {growth:.2} times as long as 16 B"))
+        },
+    },
+    Claim {
+        published: "with a fence a message takes nearly 3 us longer: half as long again",
+        judge: |view| {
+            let longer = ratio(view, "direct-read/latency", ["fenced", "unfenced"], MedianLatency, 16.0)?;
+            holds_if(longer >= 1.25, format!("16 B take {longer:.2} times as long"))
+        },
+    },
+];
+
+pub(super) const DIRECT_READ_BANDWIDTH: &[Claim] = &[Claim {
+    published: "a fence lets READs no longer overlap: drastically less goes through",
+    judge: |view| {
+        let series = ["fenced, unbatched", "unfenced, unbatched"];
+        let share = ratio(view, "direct-read/bandwidth", series, MessageRate, 512.0)?;
+        holds_if(share <= 0.6, format!("512 B reach {:.0} % of the rate without", share * 100.0))
+    },
+}];
+
+pub(super) const DIRECT_READ_N_TO_1: &[Claim] = &[Claim {
+    published: "more senders do not help small messages: the receiving CPU limits them",
+    judge: |view| {
+        let curve = view.best_curve("direct-read/n-to-1", "16 B", MessageRate);
+        let ((first, few), (last, many)) = (*curve.first()?, *curve.last()?);
+        let because = format!("{last:.0} senders reach {:.2} times the rate of {first:.0}", many / few);
+        holds_if(last > first && many <= few * NOISE, because)
+    },
+}];
 
 const WINDOW: &str = "send-receive/window";
 pub(super) const WINDOWS: &[Claim] = &[

@@ -3,6 +3,7 @@
 use super::judge::Claim;
 use super::quantity::Quantity;
 use crate::parameters::{Extent, Kind, Operation, Parameters};
+use crate::protocol::Protocol;
 use crate::serving::Serving;
 
 /// How much time a study takes.
@@ -75,6 +76,8 @@ impl Point {
         Parameters {
             kind,
             operation,
+            protocol: Protocol::default(),
+            replicate: false,
             sizes: vec![bytes],
             extent: Extent::Seconds(effort.seconds()),
             window,

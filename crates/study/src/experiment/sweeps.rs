@@ -4,6 +4,7 @@ use super::claims;
 use super::quantity::Quantity::{self, Fairness, MedianLatency, MessageRate, RnrNaks, TailLatency, Throughput};
 use super::sweep::{Effort, Experiment, Point};
 use crate::parameters::{Kind, Operation, Parameters};
+use crate::protocol::Protocol;
 use crate::serving::{Serving, SharedBy};
 
 /// Sizes at which protocols are compared, in bytes.
@@ -18,7 +19,10 @@ const REFUSED: &[Quantity] = &[MessageRate, RnrNaks];
 /// A protocol, as far as experiments are the same for all.
 struct Family {
     name: &'static str,
-    operation: Operation,
+    /// How its curves are called, and what is measured. The first is measured in every experiment.
+    variants: &'static [(&'static str, Protocol)],
+    /// So many of them are part of a quick study.
+    quick: usize,
     claims: Claims,
 }
 
@@ -30,38 +34,89 @@ struct Claims {
     n_to_1: &'static [claims::Claim],
 }
 
-const FAMILIES: [Family; 1] = [Family {
-    name: "send-receive",
-    operation: Operation::Send,
-    claims: Claims {
-        latency: claims::LATENCY,
-        bandwidth: claims::BANDWIDTHS,
-        threads: claims::THREADS_CLAIMS,
-        n_to_1: claims::N_TO_1,
+const NOT_PUBLISHED: Claims = Claims { latency: &[], bandwidth: &[], threads: &[], n_to_1: &[] };
+
+const FAMILIES: [Family; 6] = [
+    Family {
+        name: "send-receive",
+        variants: &[("", Protocol::SendReceive)],
+        quick: 1,
+        claims: Claims {
+            latency: claims::LATENCY,
+            bandwidth: claims::BANDWIDTHS,
+            threads: claims::THREADS_CLAIMS,
+            n_to_1: claims::N_TO_1,
+        },
     },
-}];
+    Family {
+        name: "direct-read",
+        variants: &[
+            ("unfenced", Protocol::DirectRead),
+            ("fenced", Protocol::DirectReadFenced),
+            ("unfenced, SEND", Protocol::DirectReadSend),
+            ("fenced, SEND", Protocol::DirectReadFencedSend),
+        ],
+        quick: 3,
+        claims: Claims {
+            latency: claims::DIRECT_READ_LATENCY,
+            bandwidth: claims::DIRECT_READ_BANDWIDTH,
+            threads: &[],
+            n_to_1: claims::DIRECT_READ_N_TO_1,
+        },
+    },
+    Family {
+        name: "direct-write",
+        variants: &[("direct-write", Protocol::DirectWrite)],
+        quick: 1,
+        claims: NOT_PUBLISHED,
+    },
+    Family {
+        name: "buffered-write",
+        variants: &[
+            ("immediate, SEND", Protocol::BufferedWriteImmediateSend),
+            ("tail, SEND", Protocol::BufferedWriteTailSend),
+            ("reverse, READ", Protocol::BufferedWriteReverseRead),
+            ("immediate, READ", Protocol::BufferedWriteImmediateRead),
+            ("tail, READ", Protocol::BufferedWriteTailRead),
+            ("reverse, SEND", Protocol::BufferedWriteReverseSend),
+        ],
+        quick: 3,
+        claims: NOT_PUBLISHED,
+    },
+    Family {
+        name: "shared-write",
+        variants: &[("shared-write", Protocol::SharedWrite)],
+        quick: 1,
+        claims: NOT_PUBLISHED,
+    },
+    Family {
+        name: "buffered-read",
+        variants: &[("buffered-read", Protocol::BufferedRead)],
+        quick: 1,
+        claims: NOT_PUBLISHED,
+    },
+];
 
 /// All experiments, with their points for this effort.
 pub fn all(effort: Effort) -> Vec<Experiment> {
     let mut table: Vec<Experiment> = Vec::new();
     for family in &FAMILIES {
-        let is_send_receive = family.operation == Operation::Send;
-        table.push(family.latency(effort));
-        if is_send_receive {
-            table.extend([window(effort), batch(effort)]);
+        if !family.is_send_receive() {
+            table.extend([
+                family.latency(effort),
+                family.bandwidth(effort),
+                family.threads(effort),
+                family.n_to_1(effort),
+            ]);
+            if family.name == "direct-read" {
+                table.push(one_to_n(effort));
+            }
+            continue;
         }
-        table.push(family.bandwidth(effort));
-        if is_send_receive {
-            table.extend([large_or_batch(effort), receive_batching(effort), inline(effort)]);
-        }
-        table.push(family.threads(effort));
-        if is_send_receive {
-            table.push(threads_srq(effort));
-        }
-        table.push(family.n_to_1(effort));
-        if is_send_receive {
-            table.extend([n_to_1_srq(effort), rnr(effort)]);
-        }
+        table.extend([family.latency(effort), window(effort), batch(effort), family.bandwidth(effort)]);
+        table.extend([large_or_batch(effort), receive_batching(effort), inline(effort)]);
+        table.extend([family.threads(effort), threads_srq(effort)]);
+        table.extend([family.n_to_1(effort), n_to_1_srq(effort), rnr(effort)]);
     }
     table
 }
@@ -85,27 +140,68 @@ fn point(series: impl Into<String>, x: usize, parameters: Parameters) -> Point {
 }
 
 impl Family {
+    /// The one that everything is measured of.
+    fn is_send_receive(&self) -> bool {
+        self.variants[0].1 == Protocol::SendReceive
+    }
+
+    fn variants(&self, effort: Effort) -> &'static [(&'static str, Protocol)] {
+        &self.variants[..effort.pick(self.quick, self.variants.len(), self.variants.len())]
+    }
+
+    fn sizes(&self, effort: Effort, least: usize) -> Vec<usize> {
+        match effort {
+            Effort::Quick | Effort::Usual if !self.is_send_receive() => COMPARED_SIZES.to_vec(),
+            _ => sizes(effort, least),
+        }
+    }
+
+    fn parameters(effort: Effort, kind: Kind, protocol: Protocol, bytes: usize) -> Parameters {
+        Parameters { protocol, ..Point::parameters(effort, kind, Operation::Send, bytes) }
+    }
+
     fn latency(&self, effort: Effort) -> Experiment {
-        let points = sizes(effort, 1)
-            .into_iter()
-            .map(|bytes| point("ping-pong", bytes, Point::parameters(effort, Kind::Latency, self.operation, bytes)));
+        let mut points = Vec::new();
+        for bytes in self.sizes(effort, 1) {
+            for &(variant, protocol) in self.variants(effort) {
+                let series = if variant.is_empty() { "ping-pong" } else { variant };
+                points.push(point(series, bytes, Self::parameters(effort, Kind::Latency, protocol, bytes)));
+            }
+        }
         Experiment {
             name: format!("{}/latency", self.name),
             question: "How long does one message take, by its size?",
             setting: "one connection, one message at a time; half a round trip of a ping-pong, both sides polling",
             sweep: "message size, B",
             quantities: LATENCY,
-            points: points.collect(),
+            points,
             claims: self.claims.latency,
         }
     }
 
     fn bandwidth(&self, effort: Effort) -> Experiment {
         let mut points = Vec::new();
-        for bytes in sizes(effort, 16) {
-            for (series, window, batch) in [("sequential", 1, 1), ("unbatched", 64, 1), ("batched", 256, 8)] {
-                let base = Point::parameters(effort, Kind::Bandwidth, self.operation, bytes);
-                points.push(point(series, bytes, Parameters { window, batch, depth: (2 * window).max(64), ..base }));
+        let configurations = [("sequential", 1, 1), ("unbatched", 64, 1), ("batched", 256, 8)];
+        for bytes in self.sizes(effort, 16) {
+            for (index, &(variant, protocol)) in self.variants(effort).iter().enumerate() {
+                let configurations = match effort {
+                    _ if self.is_send_receive() => &configurations[..],
+                    Effort::Full => &configurations[..],
+                    Effort::Usual if index == 0 => &configurations[1..],
+                    _ => &configurations[1..2],
+                };
+                for &(configuration, window, batch) in configurations {
+                    let series = match variant {
+                        "" => configuration.to_owned(),
+                        _ => format!("{variant}, {configuration}"),
+                    };
+                    let base = Self::parameters(effort, Kind::Bandwidth, protocol, bytes);
+                    points.push(point(
+                        series,
+                        bytes,
+                        Parameters { window, batch, depth: (2 * window).max(64), ..base },
+                    ));
+                }
             }
         }
         Experiment {
@@ -120,12 +216,20 @@ impl Family {
         }
     }
 
+    /// Sizes where the number of threads or senders is swept.
+    fn few_sizes(&self, effort: Effort) -> Vec<usize> {
+        match self.is_send_receive() {
+            true => vec![16, 512, 8192],
+            false => effort.pick(vec![16], vec![16, 8192], vec![16, 512, 8192]),
+        }
+    }
+
     fn threads(&self, effort: Effort) -> Experiment {
         let mut points = Vec::new();
-        for bytes in [16, 512, 8192] {
+        for bytes in self.few_sizes(effort) {
             for threads in thread_counts(effort) {
                 let serving = Serving { threads, ..Serving::default() };
-                let base = Point::parameters(effort, Kind::Bandwidth, self.operation, bytes);
+                let base = Self::parameters(effort, Kind::Bandwidth, self.variants[0].1, bytes);
                 let parameters = Parameters { connections: threads, serving, ..base };
                 points.push(point(format!("{bytes} B"), threads, parameters));
             }
@@ -144,27 +248,72 @@ impl Family {
 
     fn n_to_1(&self, effort: Effort) -> Experiment {
         let mut points = Vec::new();
-        for bytes in [16, 512, 8192] {
-            for (how, single_receiver) in [("in turn", false), ("single receiver", true)] {
+        let ways: &[_] = match self.is_send_receive() {
+            true => &[(", in turn", false), (", single receiver", true)],
+            false => &[("", false)],
+        };
+        for bytes in self.few_sizes(effort) {
+            for &(how, single_receiver) in ways {
                 for senders in sender_counts(effort) {
                     let serving = Serving { single_receiver, ..Serving::default() };
-                    let base = Point::parameters(effort, Kind::Bandwidth, self.operation, bytes);
+                    let base = Self::parameters(effort, Kind::Bandwidth, self.variants[0].1, bytes);
                     let parameters = Parameters { connections: senders, serving, ..base };
-                    points.push(point(format!("{bytes} B, {how}"), senders, parameters));
+                    points.push(point(format!("{bytes} B{how}"), senders, parameters));
                 }
             }
         }
+        let setting = match self.name {
+            "send-receive" => {
+                "so many connections, 64 messages unacknowledged each, all receives in one thread; the senders take \
+                 turns in one thread of the other process. In turn: each connection has a completion queue; single \
+                 receiver: one queue for all"
+            }
+            "shared-write" => {
+                "so many connections, 64 messages unacknowledged each, into one ring that one thread receives from; \
+                 the senders take turns in one thread of the other process"
+            }
+            _ => {
+                "so many connections, 64 messages unacknowledged each, all receives in one thread, which looks at \
+                 them in turn; the senders take turns in one thread of the other process"
+            }
+        };
         Experiment {
             name: format!("{}/n-to-1", self.name),
             question: "Many senders, one receiver: what does it take in, and is it fair?",
-            setting: "so many connections, 64 messages unacknowledged each, all receives in one thread; the senders \
-                      take turns in one thread of the other process. In turn: each connection has a completion queue; \
-                      single receiver: one queue for all",
+            setting,
             sweep: "senders",
             quantities: GATHERED,
             points,
             claims: self.claims.n_to_1,
         }
+    }
+}
+
+fn one_to_n(effort: Effort) -> Experiment {
+    let mut points = Vec::new();
+    let ways = [
+        ("Direct-Read from one place", Protocol::DirectReadSend, true),
+        ("Send-Receive", Protocol::SendReceive, false),
+    ];
+    for bytes in effort.pick(vec![65_536], vec![512, 65_536], vec![16, 512, 8192, 65_536, 1 << 20]) {
+        for (way, protocol, replicate) in ways {
+            for readers in effort.pick(vec![1, 4, 16], vec![1, 2, 4, 8, 16], vec![1, 2, 4, 8, 16, 32]) {
+                let base = Family::parameters(effort, Kind::Bandwidth, protocol, bytes);
+                let parameters = Parameters { connections: readers, replicate, ..base };
+                points.push(point(format!("{bytes} B, {way}"), readers, parameters));
+            }
+        }
+    }
+    Experiment {
+        name: "direct-read/one-to-n".to_owned(),
+        question: "One source, many readers: what do all of them together take in?",
+        setting: "every message goes to so many connections, which are served in turn by one thread on each side: by \
+                  Direct-Read, acknowledged by SEND, from the same memory at the pace of the slowest reader; or, to \
+                  compare, by Send-Receive to each. Every copy counts as a message",
+        sweep: "readers",
+        quantities: THROUGHPUT,
+        points,
+        claims: &[],
     }
 }
 

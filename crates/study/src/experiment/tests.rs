@@ -80,6 +80,11 @@ fn as_published(experiment: &str, series: &str, x: f64) -> PointResult {
         }
     };
     let rate = match experiment.trim_start_matches("send-receive/") {
+        "direct-read/latency" => return latency(if series.starts_with("fenced") { 8700.0 } else { 5800.0 } + 0.02 * x),
+        "direct-read/bandwidth" if series.starts_with("fenced") => 0.1e6,
+        "direct-read/n-to-1" => 3e6,
+        other if other.ends_with("/latency") => return latency(2500.0 + 0.2 * x),
+        other if other.contains('/') => (5e6_f64).min(line(x)),
         "latency" => return latency(2100.0 + 0.2 * x),
         "inline" => return latency(if series == "inline" { 2100.0 } else { 2400.0 } + 0.2 * x),
         "window" => 0.28e6 * x.min(32.0),
@@ -187,6 +192,8 @@ fn no_shape_holds_where_everything_is_the_same() {
         .collect();
     let expected = [
         "more than 8 per post gain nothing",
+        "latency is about flat up to 1 KiB",
+        "more senders do not help small messages: the receiving CPU limits them",
         "one large message beats the same bytes as a list of small ones",
         "64 unacknowledged: throughput grows linearly with the size until near line rate",
         "1:1 the receiver is never the bottleneck, even without receive batching",

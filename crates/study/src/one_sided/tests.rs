@@ -5,6 +5,7 @@ use doorbell_verbs::soft::{self, SoftOptions};
 use super::*;
 use crate::executor::{self, Idle};
 use crate::parameters::{Extent, Kind};
+use crate::protocol::Protocol;
 
 const BYTES: usize = 100;
 
@@ -12,6 +13,8 @@ fn parameters(operation: Operation) -> Parameters {
     Parameters {
         kind: Kind::Bandwidth,
         operation,
+        protocol: Protocol::default(),
+        replicate: false,
         sizes: vec![],
         extent: Extent::Messages(50),
         window: 8,
@@ -49,7 +52,14 @@ fn damage(operation: Operation, tamper: impl Fn(&Region)) -> (u64, u64, u64) {
     initiator.connect(&target.description()).unwrap();
     target.connect(&initiator.description()).unwrap();
     tamper(&target.region);
-    let plan = Plan { bytes, extent: parameters.extent, rate: None, verify: true, buffers: fitted.send_buffers };
+    let plan = Plan {
+        bytes,
+        window: fitted.window,
+        extent: parameters.extent,
+        rate: None,
+        verify: true,
+        buffers: fitted.send_buffers,
+    };
     let idle = Idle::spin();
     let task = stream(&initiator, target.memory(), &parameters, &fitted, plan, idle.clone(), |_| {});
     let tally = executor::run(&idle, [task]).remove(0).unwrap();
@@ -99,7 +109,14 @@ fn a_target_allows_only_its_operation() {
     let (initiator, target) = (end(&asked, Side::Initiator(None)), end(&given, Side::Target));
     initiator.connect(&target.description()).unwrap();
     target.connect(&initiator.description()).unwrap();
-    let plan = Plan { bytes: BYTES, extent: given.extent, rate: None, verify: true, buffers: fitted.send_buffers };
+    let plan = Plan {
+        bytes: BYTES,
+        window: fitted.window,
+        extent: given.extent,
+        rate: None,
+        verify: true,
+        buffers: fitted.send_buffers,
+    };
     let idle = Idle::spin();
     let task = stream(&initiator, target.memory(), &asked, &fitted, plan, idle.clone(), |_| {});
     let error = executor::run(&idle, [task]).remove(0).unwrap_err();

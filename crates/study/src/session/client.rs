@@ -13,7 +13,9 @@ use super::{ANSWER_DEADLINE, SessionError};
 use crate::executor::{self, Idle};
 use crate::one_sided::{self, RemoteMemory};
 use crate::parameters::{Kind, Operation, Parameters, Timed, stride};
-use crate::record::{BothEnds, Buckets, Conclusion, Counted, Latency, Path, PointResult, Rates};
+use crate::prediction::Path;
+use crate::protocol::{Measured, Protocol, with_design};
+use crate::record::{BothEnds, Buckets, Conclusion, Counted, Latency, PointResult, Rates};
 use crate::workload::{self, Reception, Tally};
 
 /// The end that asks.
@@ -42,7 +44,7 @@ impl Client {
 
     /// Measures one size. `progress` hears how many messages of one connection are done.
     pub fn measure(&mut self, bytes: usize, progress: impl Fn(u64)) -> Result<PointResult, SessionError> {
-        let result = self.measure_point(bytes, progress);
+        let result = with_design!(self.parameters.protocol, design => self.measure_over(design, bytes, progress));
         // If the peer failed too, its reason is the better one.
         if let Err(SessionError::Connection { .. } | SessionError::Setup(_)) = &result
             && let Ok(FromServer::Failed(reason)) = self.control.receive(Some(Duration::from_secs(2)))
@@ -55,9 +57,14 @@ impl Client {
         result
     }
 
-    fn measure_point(&mut self, bytes: usize, progress: impl Fn(u64)) -> Result<PointResult, SessionError> {
+    fn measure_over<P: Measured>(
+        &mut self,
+        protocol: P,
+        bytes: usize,
+        progress: impl Fn(u64),
+    ) -> Result<PointResult, SessionError> {
         self.control.send(&ToServer::Point { bytes })?;
-        let prepared = Prepared::new(&self.pd, &self.parameters, bytes, Side::Client)?;
+        let prepared = Prepared::new(protocol, &self.pd, &self.parameters, bytes, Side::Client)?;
         self.control.expect_accepted()?;
         let point = prepared.connect(&self.control.stream)?;
         let memory = match self.control.receive(Some(ANSWER_DEADLINE))? {
@@ -90,17 +97,32 @@ impl Client {
             Kind::Bandwidth => own.sent,
         };
         let ipv6 = self.device.attributes().address.is_ipv6();
-        let counted = |end: &Report| Counted::of(&end.counters, end.keepalives, end.control_sends, bytes, ipv6);
+        // SENDs without bytes are words, unless messages without bytes look the same.
+        let control_sends = |end: &Report| {
+            let is_alike = bytes == 0 && parameters.protocol == Protocol::SendReceive;
+            is_alike.then_some(end.control_sends)
+        };
+        let counted = |end: &Report| Counted::of(&end.counters, end.keepalives, control_sends(end), ipv6);
         let counted = BothEnds { client: counted(&own), server: counted(&report) };
-        let path = Path { operation: parameters.operation, bytes, mtu, credits: parameters.credits, ipv6 };
+        let path = Path {
+            operation: parameters.operation,
+            protocol: parameters.protocol,
+            bytes,
+            mtu,
+            credits: parameters.credits,
+            window: fitted.window,
+            batch: fitted.batch,
+            depth: fitted.depth * parameters.connections,
+            ipv6,
+        };
         let mut predicted = BothEnds {
             client: path.predict(own.sent, own.received, counted.server.data_packets),
             server: path.predict(report.sent, report.received, counted.client.data_packets),
         };
         // Each control message may be acknowledged as well, and each packet that is sent again.
-        let more = |end: &Report, counted: &Counted| end.control_sends + end.keepalives + counted.retransmitted_packets;
-        predicted.client.ack_packets_max += more(&report, &counted.server);
-        predicted.server.ack_packets_max += more(&own, &counted.client);
+        let more = |counted: &Counted| counted.control_packets + counted.retransmitted_packets;
+        predicted.client.ack_packets_max += more(&counted.server);
+        predicted.server.ack_packets_max += more(&counted.client);
         let rates = BothEnds {
             client: Rates::of(&own.counters, counted_seconds),
             server: Rates::of(&report.counters, counted_seconds),
@@ -132,9 +154,9 @@ impl Client {
     }
 
     /// Runs the workload of a point on all its connections.
-    fn run(
+    fn run<P: Measured>(
         &self,
-        point: Point,
+        point: Point<P>,
         memory: &[RemoteMemory],
         progress: &impl Fn(u64),
     ) -> Result<(Vec<Tally>, Option<Histogram<u64>>), SessionError> {
@@ -176,6 +198,12 @@ impl Client {
                 });
                 let tallies: Result<_, _> = executor::run(&idle, tasks).into_iter().collect();
                 Ok((tallies.map_err(failed)?, None))
+            }
+            (Ends::Replicated(readers, count, memory), _) => {
+                let source = (plan, memory);
+                let task = workload::publish(readers, count, idle.clone(), device.clone(), source, progress);
+                let tallies: Result<Vec<_>, _> = executor::run(&idle, [task]).into_iter().collect();
+                Ok((tallies.map_err(failed)?.concat(), None))
             }
             (Ends::Gathered(_), _) => unreachable!("only the other end gathers"),
             (Ends::OneSided(ends), kind) => {

@@ -2,14 +2,16 @@
 
 use std::net::TcpStream;
 
-use doorbell_exchange::send_receive::{Connection, Endpoint, Hub, SharedOptions, SharedReceives};
+use doorbell_exchange::direct_read::Replication;
+use doorbell_exchange::send_receive::{Endpoint, Hub, SharedOptions, SharedReceives};
 use doorbell_exchange::setup::{self, EndpointDescription};
-use doorbell_verbs::{Access, Counters, LinkCounters, MemoryKind, PathMtu, Pd};
+use doorbell_verbs::{Counters, LinkCounters, MemoryKind, PathMtu, Pd};
 
 use super::{ANSWER_DEADLINE, SessionError};
 use crate::executor::Idle;
 use crate::one_sided;
-use crate::parameters::{Fitted, Parameters, stride};
+use crate::parameters::{Fitted, Parameters};
+use crate::protocol::{self, Measured};
 use crate::workload::{Plan, SendMemory};
 
 /// Which end of a session.
@@ -27,16 +29,18 @@ pub(super) struct Before {
 }
 
 /// The ends that one process has.
-pub(super) enum Ends {
-    Messages(Vec<(Connection, SendMemory)>),
+pub(super) enum Ends<P: Measured> {
+    Messages(Vec<(P::Connection, SendMemory)>),
+    /// One source for the readers at the other ends, and how many they are.
+    Replicated(Replication, usize, SendMemory),
     /// Those of a single receiver.
     Gathered(Box<Hub>),
     OneSided(Vec<one_sided::End>),
 }
 
 /// One point, connected.
-pub(super) struct Point {
-    pub(super) ends: Ends,
+pub(super) struct Point<P: Measured> {
+    pub(super) ends: Ends<P>,
     pub(super) fitted: Fitted,
     pub(super) plan: Plan,
     pub(super) idle: Idle,
@@ -45,15 +49,17 @@ pub(super) struct Point {
     pub(super) shared: Option<SharedReceives>,
 }
 
-enum Unconnected {
-    Messages(Vec<(Endpoint, SendMemory)>),
+enum Unconnected<P: Measured> {
+    Messages(Vec<(P::Endpoint, SendMemory)>),
     Gathered(Box<Hub>, Vec<Endpoint>),
     OneSided(Vec<one_sided::End>),
 }
 
 /// What one end has made of a point before it knows the other.
-pub(super) struct Prepared {
-    ends: Unconnected,
+pub(super) struct Prepared<P: Measured> {
+    protocol: P,
+    ends: Unconnected<P>,
+    replicates: bool,
     fitted: Fitted,
     plan: Plan,
     idle: Idle,
@@ -61,12 +67,19 @@ pub(super) struct Prepared {
     shared: Option<SharedReceives>,
 }
 
-impl Prepared {
-    pub(super) fn new(pd: &Pd, parameters: &Parameters, bytes: usize, side: Side) -> Result<Self, SessionError> {
+impl<P: Measured> Prepared<P> {
+    pub(super) fn new(
+        protocol: P,
+        pd: &Pd,
+        parameters: &Parameters,
+        bytes: usize,
+        side: Side,
+    ) -> Result<Self, SessionError> {
         let device = pd.device();
         let fitted = parameters.fit(bytes)?;
         let plan = Plan {
             bytes,
+            window: fitted.window,
             extent: parameters.extent,
             rate: parameters.rate.map(|rate| rate / parameters.connections as f64),
             verify: parameters.verify,
@@ -99,41 +112,48 @@ impl Prepared {
             let ends: Result<_, _> = each.map(|_| hub.endpoint(config.clone(), shared.as_ref())).collect();
             Unconnected::Gathered(Box::new(hub), ends?)
         } else {
-            let stride = stride(bytes);
-            let end = |_| {
-                let config = parameters.config(bytes, &fitted);
-                let endpoint = match &shared {
-                    Some(shared) => Endpoint::sharing(shared, config, idle.channel())?,
-                    None => Endpoint::new(pd, config, idle.channel())?,
-                };
-                let region = pd.allocate(fitted.send_buffers * stride, Access::empty(), MemoryKind::Plain)?;
+            let stride = parameters.stride(bytes);
+            let ends = protocol::Side {
+                pd,
+                channel: idle.channel(),
+                connections: parameters.connections,
+                shared: shared.as_ref(),
+                gathers: side == Side::Server && serving.threads == 1,
+            };
+            let with_memory = |endpoint| {
+                let length = fitted.send_buffers * stride;
+                let region = pd.allocate(length, protocol.source_access(), MemoryKind::Plain)?;
                 Ok((endpoint, SendMemory { region, stride }))
             };
-            let ends: Result<_, SessionError> = each.map(end).collect();
+            let ends = protocol.ends(ends, &parameters.config(bytes, &fitted))?;
+            let ends: Result<_, SessionError> = ends.into_iter().map(with_memory).collect();
             Unconnected::Messages(ends?)
         };
-        Ok(Self { ends, fitted, plan, idle, before, shared })
+        let replicates = parameters.replicate && side == Side::Client;
+        Ok(Self { protocol, ends, replicates, fitted, plan, idle, before, shared })
     }
 
     fn descriptions(&self) -> Vec<EndpointDescription> {
         match &self.ends {
-            Unconnected::Messages(ends) => ends.iter().map(|(endpoint, _)| endpoint.description()).collect(),
+            Unconnected::Messages(ends) => ends.iter().map(|(endpoint, _)| self.protocol.describe(endpoint)).collect(),
             Unconnected::Gathered(_, ends) => ends.iter().map(Endpoint::description).collect(),
             Unconnected::OneSided(ends) => ends.iter().map(one_sided::End::description).collect(),
         }
     }
 
     /// Exchanges descriptions with the peer and connects.
-    pub(super) fn connect(self, stream: &TcpStream) -> Result<Point, SessionError> {
+    pub(super) fn connect(self, stream: &TcpStream) -> Result<Point<P>, SessionError> {
         let own = self.descriptions();
         let peers = setup::exchange(stream, &own, ANSWER_DEADLINE)?;
         // The same for all connections of two devices.
         let mtu = own.iter().zip(&peers).map(|(own, peer)| own.path_mtu.min(peer.path_mtu)).min();
         let ends = match self.ends {
             Unconnected::Messages(ends) => {
-                let connect = |((endpoint, memory), peer): ((Endpoint, _), _)| Ok((endpoint.connect(peer)?, memory));
-                let ends: Result<_, SessionError> = ends.into_iter().zip(&peers).map(connect).collect();
-                Ends::Messages(ends?)
+                let connect = |((endpoint, memory), peer): ((P::Endpoint, _), _)| {
+                    Ok((self.protocol.connect(endpoint, peer)?, memory))
+                };
+                let ends: Result<Vec<_>, SessionError> = ends.into_iter().zip(&peers).map(connect).collect();
+                if self.replicates { replicated::<P>(ends?)? } else { Ends::Messages(ends?) }
             }
             Unconnected::Gathered(mut hub, ends) => {
                 for (endpoint, peer) in ends.into_iter().zip(&peers) {
@@ -148,5 +168,15 @@ impl Prepared {
         };
         let Self { fitted, plan, idle, before, shared, .. } = self;
         Ok(Point { ends, fitted, plan, idle, before, mtu: mtu.unwrap_or(PathMtu::Mtu4096), shared })
+    }
+}
+
+/// One source for what all these connections send, from the memory of the first.
+fn replicated<P: Measured>(ends: Vec<(P::Connection, SendMemory)>) -> Result<Ends<P>, SessionError> {
+    let (connections, mut memory): (Vec<_>, Vec<_>) = ends.into_iter().unzip();
+    let count = connections.len();
+    match (P::replication(connections), memory.drain(..).next()) {
+        (Some(replication), Some(memory)) => Ok(Ends::Replicated(replication, count, memory)),
+        _ => Err(SessionError::Unexpected("one source for many readers, of a protocol that has none".to_owned())),
     }
 }

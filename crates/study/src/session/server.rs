@@ -13,6 +13,7 @@ use super::{ANSWER_DEADLINE, SessionError};
 use crate::executor::{self, Idle};
 use crate::one_sided;
 use crate::parameters::{Kind, Operation, Parameters};
+use crate::protocol::{Measured, with_design};
 use crate::serving::SharedBy;
 use crate::workload::{self, Reception, Tally};
 
@@ -48,7 +49,8 @@ fn serve_points(device: &Device, control: &mut Control, memory_bytes: usize) -> 
     loop {
         match control.receive(None)? {
             ToServer::Point { bytes } if parameters.sizes.contains(&bytes) => {
-                let report = serve_point(&pd, control, &parameters, bytes)?;
+                let report =
+                    with_design!(parameters.protocol, design => serve_point(design, &pd, control, &parameters, bytes)?);
                 control.send(&FromServer::Report(Box::new(report)))?;
             }
             ToServer::Point { bytes } => return Err(SessionError::UnknownSize(bytes)),
@@ -59,9 +61,15 @@ fn serve_points(device: &Device, control: &mut Control, memory_bytes: usize) -> 
     }
 }
 
-fn serve_point(pd: &Pd, control: &mut Control, parameters: &Parameters, bytes: usize) -> Result<Report, SessionError> {
+fn serve_point<P: Measured>(
+    protocol: P,
+    pd: &Pd,
+    control: &mut Control,
+    parameters: &Parameters,
+    bytes: usize,
+) -> Result<Report, SessionError> {
     let device = pd.device();
-    let prepared = Prepared::new(pd, parameters, bytes, Side::Server)?;
+    let prepared = Prepared::new(protocol, pd, parameters, bytes, Side::Server)?;
     control.send(&FromServer::Accepted)?;
     let Point { ends, plan, idle, before, shared, .. } = prepared.connect(&control.stream)?;
     let tallies = match ends {
@@ -120,6 +128,7 @@ fn serve_point(pd: &Pd, control: &mut Control, parameters: &Parameters, bytes: u
             let tallies: Result<Vec<Tally>, _> = results.into_iter().collect();
             tallies.map_err(|error| SessionError::Connection { bytes, error })?
         }
+        Ends::Replicated(..) => unreachable!("only the side that asks is a source"),
         Ends::Gathered(hub) => {
             control.send(&FromServer::Ready { memory: Vec::new() })?;
             let reception = Reception { verify: parameters.verify, pause_ns: parameters.slow_receiver_us * 1000 };
