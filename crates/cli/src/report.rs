@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use doorbell_report::Run;
+use doorbell_report::{Fitted, Run};
 use doorbell_study::experiment::{Outcome, RunDirectory};
 use serde_json::{Value, json};
 
@@ -73,7 +73,7 @@ pub(crate) fn write_report(directories: &[PathBuf], out: &Path) -> Result<Writte
         runs.push(Run { name, records: RunDirectory::read(path)? });
     }
     let verdicts = doorbell_report::verdicts(&runs);
-    let html = doorbell_report::html(&runs, None);
+    let html = doorbell_report::html(&runs, Some(&Fitted::new(&runs)));
     // Whole or not at all, as what is there may be wanted until then.
     let temporary = out.with_extension("html.tmp");
     let write = || -> std::io::Result<()> {

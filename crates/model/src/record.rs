@@ -1,4 +1,4 @@
-//! Observations from the records that `doorbell bench --json` writes.
+//! Observations from the records that `doorbell bench --json` and `doorbell study` write.
 //!
 //! Only the fields that the model needs are read; others, also ones of later releases, are left
 //! alone.
@@ -12,7 +12,10 @@ use crate::protocol::Protocol;
 use crate::workload::{Peers, Workload};
 
 /// Schemas of records that can be read.
-pub const SCHEMAS: [&str; 1] = ["doorbell-bench/1"];
+pub const SCHEMAS: [&str; 2] = ["doorbell-bench/1", STUDY];
+
+/// A point of a study names its format and numbers its schema.
+const STUDY: &str = "doorbell-study-point/1";
 
 /// The share of packets sent again above which a result says more of the loss than of the costs.
 const MOST_REPEATED: f64 = 0.005;
@@ -54,19 +57,52 @@ pub enum RecordError {
 
 #[derive(Deserialize)]
 struct Schema {
+    #[serde(default)]
+    format: Option<String>,
     schema: serde_json::Value,
+}
+
+impl Schema {
+    /// As [`SCHEMAS`] has them.
+    fn name(&self) -> String {
+        match (&self.format, &self.schema) {
+            (Some(format), schema) => format!("{format}/{schema}"),
+            (None, serde_json::Value::String(schema)) => schema.clone(),
+            (None, schema) => schema.to_string(),
+        }
+    }
 }
 
 #[derive(Deserialize)]
 struct Record {
     environment: Environment,
     parameters: Asked,
+    #[serde(alias = "repetitions")]
     results: Vec<PointResult>,
 }
 
 #[derive(Deserialize)]
 struct Environment {
     provider: String,
+    #[serde(default)]
+    cpus: Option<u64>,
+}
+
+/// Who serves the connections; one thread on each side unless it says otherwise.
+#[derive(Deserialize)]
+#[serde(default)]
+struct Serving {
+    threads: u32,
+    single_receiver: bool,
+    shared_receives: Option<serde::de::IgnoredAny>,
+    poll_list: Option<u32>,
+    repost_list: Option<u32>,
+}
+
+impl Default for Serving {
+    fn default() -> Self {
+        Self { threads: 1, single_receiver: false, shared_receives: None, poll_list: None, repost_list: None }
+    }
 }
 
 #[derive(Deserialize)]
@@ -94,6 +130,8 @@ struct Asked {
     replicate: bool,
     #[serde(default, alias = "use_srq")]
     srq: bool,
+    #[serde(default)]
+    serving: Serving,
 }
 
 fn yes() -> bool {
@@ -138,10 +176,11 @@ struct Counted {
 
 /// Reads a record's text. `file` is how errors and observations call it.
 pub fn observations(file: &str, text: &str) -> Result<Observed, RecordError> {
-    let Schema { schema } = read(file, text)?;
-    if !SCHEMAS.iter().any(|known| schema == *known) {
-        return Err(RecordError::Schema { file: file.to_owned(), given: schema.to_string() });
+    let given = read::<Schema>(file, text)?.name();
+    if !SCHEMAS.contains(&given.as_str()) {
+        return Err(RecordError::Schema { file: file.to_owned(), given });
     }
+    let results = if given == STUDY { "repetitions" } else { "results" };
     let record: Record = read(file, text)?;
     let mut observed = Observed {
         rnic: if record.environment.provider == "soft" { RnicKind::Software } else { RnicKind::Hardware },
@@ -149,7 +188,7 @@ pub fn observations(file: &str, text: &str) -> Result<Observed, RecordError> {
         left_out: Vec::new(),
     };
     for (index, result) in record.results.iter().enumerate() {
-        match observation(file, index, &record.parameters, result)? {
+        match observation(file, &format!("{results}[{index}]"), &record, result)? {
             Ok(observation) => observed.observations.push(observation),
             Err(reason) => observed.left_out.push(format!("{file}: {} B left out: {reason}", result.bytes)),
         }
@@ -175,17 +214,18 @@ fn read<'a, T: Deserialize<'a>>(file: &str, text: &'a str) -> Result<T, RecordEr
 /// The observation of a result, or why there is none.
 fn observation(
     file: &str,
-    index: usize,
-    asked: &Asked,
+    place: &str,
+    record: &Record,
     result: &PointResult,
 ) -> Result<Result<Observation, String>, RecordError> {
+    let asked = &record.parameters;
     let malformed = |field: &str, problem: String| RecordError::Malformed {
         file: file.to_owned(),
-        field: format!("results[{index}].{field}"),
+        field: format!("{place}.{field}"),
         problem,
     };
     // Of what is no message there is nothing to predict, whatever else the record says of it.
-    if let Some(reason) = unfit(asked, result) {
+    if let Some(reason) = unfit(record, result) {
         return Ok(Err(reason));
     }
     let protocol = match asked.protocol.as_deref().map(|name| name.replace('_', "-")) {
@@ -199,19 +239,25 @@ fn observation(
         return Err(malformed("mtu", format!("it is {}, allowed is 256, 512, 1024, 2048 or 4096", result.mtu)));
     };
     let is_latency = asked.kind == "latency";
+    let serving = &asked.serving;
+    let list = |given: Option<u32>| given.unwrap_or(u32::MAX);
     let workload = Workload {
         protocol,
         bytes: result.bytes,
+        receive_batch: list(serving.poll_list).min(list(serving.repost_list)).min(32),
         window: result.fitted.window,
         batch: result.fitted.batch,
         depth: result.fitted.depth,
         inline_bytes: asked.inline,
         credits: asked.credits,
-        srq: asked.srq,
+        srq: asked.srq || serving.shared_receives.is_some(),
         bidirectional: asked.bidirectional,
         path_mtu: Some(path_mtu),
-        // All connections of a record are served by one thread on each side.
-        peers: Peers::connections(asked.connections),
+        peers: Peers {
+            senders: serving.threads,
+            receivers: if serving.single_receiver { 1 } else { serving.threads },
+            connections: asked.connections,
+        },
         ..Workload::sequential(result.bytes)
     };
     if let Err(error) = workload.check() {
@@ -232,7 +278,8 @@ fn observation(
 }
 
 /// Why the model has nothing to say of a result, if so.
-fn unfit(asked: &Asked, result: &PointResult) -> Option<String> {
+fn unfit(record: &Record, result: &PointResult) -> Option<String> {
+    let Record { environment, parameters: asked, .. } = record;
     let is_latency = match asked.kind.as_str() {
         "latency" => true,
         "bandwidth" => false,
@@ -247,6 +294,11 @@ fn unfit(asked: &Asked, result: &PointResult) -> Option<String> {
     });
     if repeated > MOST_REPEATED {
         return Some(format!("{:.1} % of the packets were sent again, and the model knows no loss", 100.0 * repeated));
+    }
+    // The model gives each thread a processor.
+    let threads = 2 * u64::from(asked.serving.threads);
+    if threads > 2 && environment.cpus.is_some_and(|cpus| threads > cpus) {
+        return Some(format!("{threads} threads share {} processors", environment.cpus.unwrap_or_default()));
     }
     let reasons = [
         (is_latency && asked.connections > 1, "ping-pongs of several connections share a CPU"),
@@ -308,6 +360,28 @@ mod tests {
     }
 
     #[test]
+    fn a_point_of_a_study_is_a_record_too() {
+        let study = RECORD
+            .replace("\"schema\": \"doorbell-bench/1\"", "\"format\": \"doorbell-study-point\", \"schema\": 1")
+            .replace("\"results\"", "\"repetitions\"")
+            .replace(
+                "\"verify\": false",
+                "\"verify\": false, \"serving\": {\"threads\": 1, \"single_receiver\": true, \"poll_list\": 4,
+                 \"repost_list\": 16, \"shared_receives\": \"lock\"}",
+            );
+        let observed = observations("a.json", &study).unwrap();
+        let workload = observed.observations[0].workload;
+        assert_eq!((workload.receive_batch, workload.srq, workload.peers), (4, true, Peers::connections(2)));
+        let crowded = study.replace("\"threads\": 1", "\"threads\": 4");
+        let observed = observations("a.json", &crowded).unwrap();
+        assert!(observed.left_out[0].ends_with("8 threads share 2 processors"), "{:?}", observed.left_out);
+        let newer = observations("a.json", &study.replace("\"schema\": 1", "\"schema\": 2")).unwrap_err();
+        assert!(newer.to_string().starts_with("a.json: schema is doorbell-study-point/2"), "{newer}");
+        let wrong = observations("a.json", &study.replace("2e6", "0")).unwrap_err();
+        assert!(wrong.to_string().starts_with("a.json: repetitions[0].messages_per_s: "), "{wrong}");
+    }
+
+    #[test]
     fn what_the_model_cannot_speak_of_is_left_out_with_the_reason() {
         for (from, to, reason) in [
             ("\"send\"", "\"fetch_add\"", "\"fetch_add\" is no message of a protocol"),
@@ -332,7 +406,7 @@ mod tests {
     #[test]
     fn damaged_and_newer_records_are_refused_by_file_and_field() {
         for (from, to, words) in [
-            ("bench/1", "bench/2", "a.json: schema is \"doorbell-bench/2\", this release reads doorbell-bench/1"),
+            ("bench/1", "bench/2", "a.json: schema is doorbell-bench/2, this release reads doorbell-bench/1, "),
             ("\"schema\": ", "\"scheme\": ", "a.json: the record: missing field `schema`"),
             ("\"connections\": 2", "\"connections\": -2", "a.json: parameters.connections: "),
             ("\"connections\": 2", "\"connections\": 0", "a.json: results[0].fitted: "),

@@ -167,10 +167,11 @@
         const { color, shape, dash } = style(series);
         const at = series.points.filter((p) => p.y[quantity]);
         if (at.length === 0) continue;
-        const path = (of) => at.map((p, i) => `${i ? "L" : "M"}${px(p.x).toFixed(1)},${py(of(p.y[quantity])).toFixed(1)}`).join("");
+        const path = (of, points = at) => points.map((p, i) => `${i ? "L" : "M"}${px(p.x).toFixed(1)},${py(of(p.y[quantity])).toFixed(1)}`).join("");
         const group = make("g", { style: `color:${color}` });
-        if (at.every((p) => p.y[quantity].model != null)) {
-          group.append(make("path", { d: path((y) => y.model), fill: "none", stroke: "currentColor", "stroke-width": 1.5,
+        const modelled = at.filter((p) => p.y[quantity].model != null);
+        if (modelled.length > 0) {
+          group.append(make("path", { class: "model", d: path((y) => y.model, modelled), fill: "none", stroke: "currentColor", "stroke-width": 1.5,
             "stroke-dasharray": "1 4", "stroke-linecap": "round" }));
         }
         group.append(make("path", { class: "curve", d: path((y) => y.median), fill: "none", stroke: "currentColor",

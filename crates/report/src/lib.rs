@@ -6,11 +6,15 @@
 
 mod comparison;
 mod escape;
+mod fitted;
 mod format;
+mod model;
 mod page;
 mod plot;
 mod sentence;
 mod table;
+
+pub use fitted::Fitted;
 
 use doorbell_study::experiment::{self, Effort, Experiment, PointRecord, Quantity, Verdict, View};
 
@@ -36,6 +40,75 @@ pub struct Prediction {
 pub trait Model {
     /// What it says of this quantity at this point, if it knows of such points.
     fn predict(&self, run: &Run, record: &PointRecord, quantity: Quantity) -> Option<Prediction>;
+
+    /// What it is worth for this run.
+    fn account(&self, run: &Run) -> Option<&Account>;
+}
+
+/// What a model of a run is made of, and how well it predicts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Account {
+    /// Of the points that its parameters were fitted to.
+    pub fitted: Errors,
+    /// Of the others.
+    pub predicted: Errors,
+    /// Points that it does not speak of.
+    pub left_out: usize,
+    /// Its parameters, and sums of them.
+    pub parameters: Vec<Parameter>,
+    /// Does a change help exactly where the model says so?
+    pub interventions: Vec<Intervention>,
+}
+
+/// How far predictions are off, as shares of what was measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Errors {
+    /// How many figures.
+    pub figures: usize,
+    /// Half of the errors are no larger.
+    pub median: f64,
+    /// Nine tenths of them are no larger.
+    pub p90: f64,
+}
+
+impl Errors {
+    /// Of such relative errors, none of them negative.
+    pub fn of(mut errors: Vec<f64>) -> Self {
+        errors.sort_by(f64::total_cmp);
+        let quantile = |share: f64| {
+            let last = errors.len().checked_sub(1);
+            last.map_or(0.0, |last| errors[(last as f64 * share).round() as usize])
+        };
+        Self { figures: errors.len(), median: quantile(0.5), p90: quantile(0.9) }
+    }
+}
+
+/// A fitted parameter.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Parameter {
+    /// Its name.
+    pub name: String,
+    /// Its value.
+    pub value: f64,
+    /// Its unit.
+    pub unit: &'static str,
+    /// It lies within with a probability of 95 %; `None` if the data does not separate it from others.
+    pub interval: Option<(f64, f64)>,
+}
+
+/// A window or a batch that was doubled.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Intervention {
+    /// What was changed where.
+    pub what: String,
+    /// What binds before, by the model.
+    pub bottleneck: String,
+    /// How many times the messages per second came of it.
+    pub measured: f64,
+    /// And by the model.
+    pub predicted: f64,
+    /// Both say that it helps, or both that it does not.
+    pub agrees: bool,
 }
 
 /// A verdict, and of what.

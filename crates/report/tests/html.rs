@@ -1,6 +1,6 @@
 //! What a page makes of records, good ones and others.
 
-use doorbell_report::{Model, Prediction, Run, html, verdicts};
+use doorbell_report::{Account, Model, Prediction, Run, html, verdicts};
 use doorbell_study::environment::Environment;
 use doorbell_study::experiment::{Effort, Experiment, Outcome, PointRecord, Quantity, all};
 use doorbell_study::record::{Latency, PointResult};
@@ -115,6 +115,10 @@ impl Model for Fixed {
     fn predict(&self, _: &Run, record: &PointRecord, quantity: Quantity) -> Option<Prediction> {
         let known = quantity == Quantity::MessageRate && record.experiment == "send-receive/window";
         known.then(|| Prediction { value: 4.25, bottleneck: "sending <CPU>".to_owned() })
+    }
+
+    fn account(&self, _: &Run) -> Option<&Account> {
+        None
     }
 }
 
