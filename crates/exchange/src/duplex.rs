@@ -6,7 +6,6 @@
 use doorbell_verbs::{
     Access, Attachment, Channel, Completion, CompletionOpcode, Pd, PostError, Qp, RecvRequest, Status,
 };
-use smallvec::SmallVec;
 
 use crate::config::Config;
 use crate::connection::{Backpressure, MessageConnection, MessageId, Properties, Protocol, Received, Submit};
@@ -170,10 +169,9 @@ impl<D: Design> Endpoint<D> {
 fn post_receives(qp: &Qp, count: usize) -> Result<(), PostError> {
     let mut left = count;
     while left > 0 {
-        let list: SmallVec<[RecvRequest<'_>; POLL_LIST]> =
-            (0..left.min(POLL_LIST)).map(|_| RecvRequest { wr_id: RECEIVE_TAG, sges: &[] }).collect();
+        let list = &[RecvRequest { wr_id: RECEIVE_TAG, sges: &[] }; POLL_LIST][..left.min(POLL_LIST)];
         left -= list.len();
-        qp.post_recv(&list)?;
+        qp.post_recv(list)?;
     }
     Ok(())
 }

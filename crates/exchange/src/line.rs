@@ -145,6 +145,7 @@ impl LineEnd {
             peer_closed: false,
             over: None,
             heard_ns,
+            was_heard: false,
             keepalive_ns: config.keepalive_ns,
             keepalive_out: false,
             keepalives: 0,
@@ -173,6 +174,8 @@ pub(crate) struct Line {
     pub(crate) peer_closed: bool,
     pub(crate) over: Option<ConnectionError>,
     heard_ns: u64,
+    /// Since then something was heard.
+    was_heard: bool,
     keepalive_ns: u64,
     keepalive_out: bool,
     pub(crate) keepalives: u64,
@@ -225,15 +228,17 @@ impl Line {
         matches!(self.closing, Closing::Said | Closing::Done)
     }
 
-    /// The peer lives, as of now.
+    /// The peer lives. When that was is looked up once nothing comes any more: reading the clock
+    /// costs more than most of what is done for a message.
     #[inline]
     pub(crate) fn heard(&mut self) {
-        self.heard_at(self.pd.device().now_ns());
+        self.was_heard = true;
     }
 
     #[inline]
     pub(crate) fn heard_at(&mut self, now_ns: u64) {
         self.heard_ns = now_ns;
+        self.was_heard = false;
     }
 
     /// Says goodbye with this word.
@@ -245,6 +250,10 @@ impl Line {
 
     /// Asks whether the peer lives, if nothing was heard of it for long.
     pub(crate) fn keep_alive(&mut self) -> Result<(), ConnectionError> {
+        if self.was_heard {
+            self.heard_at(self.pd.device().now_ns());
+            return Ok(());
+        }
         if self.poll_timeout_ns().is_some_and(|at_ns| self.pd.device().now_ns() >= at_ns) {
             // A WRITE of no bytes needs no key and takes no receive: it only asks for an
             // acknowledgement.

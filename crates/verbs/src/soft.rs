@@ -4,21 +4,21 @@ use std::any::Any;
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use doorbell_counters::{PUBLISH_WITHIN_NS, Published, Publisher};
-use doorbell_fabric::{BindRequest, FaultPlan, Faults, Link, LinkCounters, Pcap, Port, UdpLink, active_mtu, bind};
+use doorbell_fabric::{BindRequest, FaultPlan, Faults, Link, LinkCounters, Pcap, Port, active_mtu, bind};
 use doorbell_rnic::{
     Access, AsyncEvent, Completion, CompletionQueue, Config, Counters, CqId, EventQueue, LKey, MAX_CQ_DEPTH,
     MAX_INLINE_BYTES, MAX_QUEUE_DEPTH, MAX_RD_ATOMIC, MAX_SGES, ModifyError, Notifier, Notify, ObjectError, Overrun,
     PdId, PostError, QpAttributes, QpInfo, QpInit, QpState, RecvRequest, Region, Rnic, SendRequest, SharedReceiveQueue,
     SrqId,
 };
-use doorbell_wire::{Psn, Qpn, ROCE_UDP_PORT};
+use doorbell_wire::{PathMtu, Psn, Qpn, ROCE_UDP_PORT};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::error::Error;
@@ -76,8 +76,50 @@ pub fn open_provider(options: &SoftOptions) -> Result<Arc<dyn Provider>, Error> 
         receive_buffer_bytes: options.receive_buffer_bytes,
         ..BindRequest::default()
     })?;
-    let mtu = active_mtu(udp.local_address()).map_err(Error::os("the interface's MTU could not be read"))?;
-    let readable = udp.as_fd().try_clone_to_owned().map_err(Error::os("the socket could not be cloned"))?;
+    let end = LinkEnd {
+        readable: udp.as_fd().try_clone_to_owned().map_err(Error::os("the socket could not be cloned"))?,
+        address: udp.local_address(),
+        port: udp.port(),
+        active_mtu: active_mtu(udp.local_address()).map_err(Error::os("the interface's MTU could not be read"))?,
+        receive_buffer_bytes: udp.receive_buffer_bytes(),
+        link: Box::new(udp),
+    };
+    let (address, port) = (end.address, end.port);
+    let soft = start(end, options)?;
+    publish(&soft.port, address, port);
+    Ok(Arc::new(soft))
+}
+
+/// The end of a link that a device is put on.
+pub struct LinkEnd {
+    /// What carries its packets.
+    pub link: Box<dyn Link>,
+    /// Readable while packets wait to be received.
+    pub readable: OwnedFd,
+    /// Its address on the link.
+    pub address: IpAddr,
+    /// The UDP port of both ends.
+    pub port: u16,
+    /// The largest path MTU that the link carries.
+    pub active_mtu: PathMtu,
+    /// Receive buffer behind the device; 0 if there is none.
+    pub receive_buffer_bytes: usize,
+}
+
+impl std::fmt::Debug for LinkEnd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LinkEnd").field("address", &self.address).field("port", &self.port).finish_non_exhaustive()
+    }
+}
+
+/// Opens a software RNIC on a link of the program's own, instead of a UDP socket. Of the options,
+/// those that choose a socket have no effect.
+pub fn open_on(end: LinkEnd, options: &SoftOptions) -> Result<Device, Error> {
+    Ok(Device::new(Arc::new(start(end, options)?)))
+}
+
+fn start(end: LinkEnd, options: &SoftOptions) -> Result<Soft, Error> {
+    let LinkEnd { link, readable, address, port: udp_port, active_mtu, receive_buffer_bytes } = end;
     let seed = match options.seed {
         Some(seed) => seed,
         None => {
@@ -89,14 +131,8 @@ pub fn open_provider(options: &SoftOptions) -> Result<Arc<dyn Provider>, Error> 
             seed
         }
     };
-    let config = Config {
-        address: udp.local_address(),
-        active_mtu: mtu,
-        receive_buffer_bytes: udp.receive_buffer_bytes() as u64,
-        seed,
-    };
-    let port = udp.port();
-    let link = stack(udp, options)?;
+    let config = Config { address, active_mtu, receive_buffer_bytes: receive_buffer_bytes as u64, seed };
+    let link = stack(link, address, udp_port, options)?;
     let events = Arc::new(event_fd()?);
     let listener = Arc::new(OnceLock::<Notifier>::new());
     let notifier: Notifier = {
@@ -111,17 +147,16 @@ pub fn open_provider(options: &SoftOptions) -> Result<Arc<dyn Provider>, Error> 
         rnic.check_elements_late();
     }
     let queue = Arc::clone(rnic.events());
-    let engine = Port::start(rnic, link, readable, port).map_err(Error::os("the progress thread could not start"))?;
-    publish(&engine, config.address, port);
-    Ok(Arc::new(Soft {
-        port: Arc::new(engine),
+    let port = Port::start(rnic, link, readable, udp_port).map_err(Error::os("the progress thread could not start"))?;
+    Ok(Soft {
+        port: Arc::new(port),
         config,
-        udp_port: port,
+        udp_port,
         regions: Mutex::default(),
         event_fd: events,
         listener,
         events: queue,
-    }))
+    })
 }
 
 /// Publishes what the device counts. It is as good without.
@@ -139,10 +174,8 @@ fn publish(engine: &Port, address: IpAddr, udp_port: u16) {
     }
 }
 
-/// Puts the wrappers that were asked for around the socket.
-fn stack(udp: UdpLink, options: &SoftOptions) -> Result<Box<dyn Link>, Error> {
-    let (local, port) = (udp.local_address(), udp.port());
-    let mut link: Box<dyn Link> = Box::new(udp);
+/// Puts the wrappers that were asked for around the link.
+fn stack(mut link: Box<dyn Link>, local: IpAddr, port: u16, options: &SoftOptions) -> Result<Box<dyn Link>, Error> {
     if let Some(path) = &options.pcap {
         let what = "the pcap file could not be created";
         let file = File::create(path).map_err(Error::os(what))?;

@@ -10,7 +10,7 @@ use doorbell_verbs::{
 use smallvec::{SmallVec, smallvec};
 
 use super::message::Message;
-use super::request::{MAX_APPLICATION_BYTES, MAX_REQUEST_BYTES, Request};
+use super::request::{MAX_APPLICATION_BYTES, MAX_REQUEST_BYTES, RemotePlace, Request};
 use super::{Acknowledge, DirectRead};
 use crate::config::{Config, MAX_BATCH};
 use crate::connection::{Backpressure, MessageConnection, MessageId, Submit};
@@ -55,7 +55,7 @@ impl Receives {
 
 /// A message that is being read.
 pub(super) struct Reading {
-    request: Request,
+    remote: RemotePlace,
     place: Place,
 }
 
@@ -190,12 +190,9 @@ impl Connection {
         assert!(application.len() <= MAX_APPLICATION_BYTES, "{} B go with a message", application.len());
         let id = self.next_id;
         self.next_id += 1;
-        let request = Request {
-            address: region.address() + offset as u64,
-            rkey: region.rkey(),
-            length: length as u32,
-            application: application.into(),
-        };
+        let place =
+            RemotePlace { address: region.address() + offset as u64, rkey: region.rkey(), length: length as u32 };
+        let request = Request { place, application: application.into() };
         self.pending.push((id, request.encode()));
         if self.protocol.acknowledge == Acknowledge::SignalByte {
             region.store_release_u8(offset + length, 0);
@@ -213,18 +210,17 @@ impl Connection {
             return Ok(());
         }
         let last = self.pending.len() - 1;
-        let list: SmallVec<[SendRequest<'_>; MAX_BATCH]> = self
-            .pending
-            .iter()
-            .enumerate()
-            .map(|(index, (id, bytes))| SendRequest {
+        // Filled where it is: a list that is collected is moved, and it is long.
+        let mut list: SmallVec<[SendRequest<'_>; MAX_BATCH]> = SmallVec::new();
+        for (index, (id, bytes)) in self.pending.iter().enumerate() {
+            list.push(SendRequest {
                 wr_id: *id,
                 operation: SendOperation::Send,
                 flags: if index == last { SendFlags::SIGNALED } else { SendFlags::empty() },
                 payload: Payload::Inline(bytes),
                 destination: None,
-            })
-            .collect();
+            });
+        }
         let result = self.line.qp.post_send(&list);
         drop(list);
         self.pending.clear();
@@ -286,7 +282,7 @@ impl Connection {
             region.len()
         );
         let place = (region.sge(offset, length), Place::Region { _held: region.clone() });
-        self.begin(smallvec![place])?;
+        self.begin(&mut smallvec![place])?;
         Ok(Some(self.reads_begun))
     }
 
@@ -304,22 +300,22 @@ impl Connection {
             let Some(slot) = pool.get() else { break };
             places.push((pool.region().sge(pool.offset(slot), request.len()), Place::Slot(slot)));
         }
-        if places.is_empty() { Ok(()) } else { self.begin(places) }
+        if places.is_empty() { Ok(()) } else { self.begin(&mut places) }
     }
 
     /// Begins READs of the oldest requests, one for each place, in one post.
-    fn begin(&mut self, places: Places) -> Result<(), ConnectionError> {
+    fn begin(&mut self, places: &mut Places) -> Result<(), ConnectionError> {
         let mut list: SmallVec<[SendRequest<'_>; 2 * READS_IN_FLIGHT]> = SmallVec::new();
         for ((sge, _), (request, id)) in places.iter().zip(self.requests.iter().zip(self.reads_begun + 1..)) {
             list.push(SendRequest {
                 wr_id: READ_TAG | id,
-                operation: SendOperation::Read { remote_address: request.address, rkey: request.rkey },
+                operation: SendOperation::Read { remote_address: request.place.address, rkey: request.place.rkey },
                 flags: SendFlags::SIGNALED,
                 payload: Payload::Sges(if sge.length == 0 { &[] } else { std::slice::from_ref(sge) }),
                 destination: None,
             });
             if self.protocol.fenced {
-                list.push(acknowledgement(self.protocol.acknowledge, request, id, SendFlags::FENCE));
+                list.push(acknowledgement(self.protocol.acknowledge, &request.place, id, SendFlags::FENCE));
             }
         }
         let result = self.line.qp.post_send(&list);
@@ -327,9 +323,9 @@ impl Connection {
         if let Err(error) = result {
             return Err(self.end(ConnectionError::Post(error)));
         }
-        for (_, place) in places {
+        for (_, place) in places.drain(..) {
             let Some(request) = self.requests.pop_front() else { break };
-            self.reads.push_back(Reading { request, place });
+            self.reads.push_back(Reading { remote: request.place, place });
             self.reads_begun += 1;
         }
         Ok(())
@@ -337,21 +333,24 @@ impl Connection {
 
     /// Tells the peer what was read, unless that was posted with the READs.
     #[inline]
-    fn acknowledge(&mut self, read: &[Request]) -> Result<(), ConnectionError> {
+    fn acknowledge(&mut self, read: &[RemotePlace]) -> Result<(), ConnectionError> {
         let Some(last) = read.last() else { return Ok(()) };
-        let list: SmallVec<[SendRequest<'_>; POLL_LIST]> = match self.protocol {
+        let mut list: SmallVec<[SendRequest<'_>; POLL_LIST]> = SmallVec::new();
+        match self.protocol {
             DirectRead { fenced: true, .. } => {
                 self.acknowledgements += read.len() as u64;
                 return Ok(());
             }
             // One tells of all.
             DirectRead { acknowledge: Acknowledge::Send, .. } => {
-                smallvec![acknowledgement(Acknowledge::Send, last, self.reads_done, SendFlags::empty())]
+                list.push(acknowledgement(Acknowledge::Send, last, self.reads_done, SendFlags::empty()));
             }
             DirectRead { acknowledge, .. } => {
-                read.iter().map(|request| acknowledgement(acknowledge, request, 0, SendFlags::empty())).collect()
+                for place in read {
+                    list.push(acknowledgement(acknowledge, place, 0, SendFlags::empty()));
+                }
             }
-        };
+        }
         self.acknowledgements += list.len() as u64;
         self.line.qp.post_send(&list).map_err(|error| self.end(ConnectionError::Post(error)))
     }
@@ -366,11 +365,11 @@ type Places = SmallVec<[(Sge, Place); READS_IN_FLIGHT]>;
 
 /// Tells the peer that a message, and with SENDs all up to this id, was read. Not signaled: it has
 /// left the queue when anything behind it has.
-fn acknowledgement(kind: Acknowledge, request: &Request, id: ReadId, flags: SendFlags) -> SendRequest<'static> {
+fn acknowledgement(kind: Acknowledge, place: &RemotePlace, id: ReadId, flags: SendFlags) -> SendRequest<'static> {
     let (operation, payload): (_, &'static [u8]) = match kind {
         Acknowledge::SignalByte => {
-            let remote_address = request.address.wrapping_add(request.length.into());
-            (SendOperation::Write { remote_address, rkey: request.rkey }, &[READ])
+            let remote_address = place.address.wrapping_add(place.length.into());
+            (SendOperation::Write { remote_address, rkey: place.rkey }, &[READ])
         }
         Acknowledge::Send => (SendOperation::SendImmediate(id as u32 & !GOODBYE), &[]),
     };
@@ -390,7 +389,7 @@ impl Connection {
             return Ok(0);
         }
         self.line.heard();
-        let mut taken = Taken::default();
+        let mut taken = Taken { slots: SmallVec::new(), read: SmallVec::new() };
         let mut failed = None;
         for completion in &list[..count] {
             if let Err(error) = self.take_completion(completion, &mut taken) {
@@ -422,12 +421,12 @@ impl Connection {
             self.announced = wr_id;
             return Ok(());
         }
-        let Some(Reading { request, place }) = self.reads.pop_front() else { return Ok(()) };
+        let Some(Reading { remote, place }) = self.reads.pop_front() else { return Ok(()) };
         self.reads_done = wr_id & !READ_TAG;
         if let Place::Slot(slot) = place {
-            self.inbox.push_back((slot, request.len()));
+            self.inbox.push_back((slot, remote.length as usize));
         }
-        taken.read.push(request);
+        taken.read.push(remote);
         Ok(())
     }
 
@@ -468,14 +467,16 @@ impl Connection {
     }
 
     fn repost(&mut self, slots: &[u32]) -> Result<(), ConnectionError> {
-        let sges: SmallVec<[Sge; POLL_LIST]> = slots.iter().map(|&slot| self.receives.sge(slot)).collect();
-        let list: SmallVec<[RecvRequest<'_>; POLL_LIST]> = slots
-            .iter()
-            .zip(&sges)
-            .map(|(&slot, sge)| RecvRequest { wr_id: RECEIVE_TAG | u64::from(slot), sges: std::slice::from_ref(sge) })
-            .collect();
-        if list.is_empty() {
+        if slots.is_empty() {
             return Ok(());
+        }
+        let mut sges: SmallVec<[Sge; POLL_LIST]> = SmallVec::new();
+        for &slot in slots {
+            sges.push(self.receives.sge(slot));
+        }
+        let mut list: SmallVec<[RecvRequest<'_>; POLL_LIST]> = SmallVec::new();
+        for (&slot, sge) in slots.iter().zip(&sges) {
+            list.push(RecvRequest { wr_id: RECEIVE_TAG | u64::from(slot), sges: std::slice::from_ref(sge) });
         }
         self.line.qp.post_recv(&list).map_err(|error| self.end(ConnectionError::Post(error)))
     }
@@ -487,12 +488,11 @@ impl Connection {
 }
 
 /// What one list of completions has brought.
-#[derive(Default)]
 struct Taken {
     /// Receives to be posted again.
     slots: SmallVec<[u32; POLL_LIST]>,
     /// Messages that were read.
-    read: SmallVec<[Request; POLL_LIST]>,
+    read: SmallVec<[RemotePlace; POLL_LIST]>,
 }
 
 impl MessageConnection for Connection {

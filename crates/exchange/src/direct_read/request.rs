@@ -11,12 +11,18 @@ const HEADER_BYTES: usize = 8 + 4 + 4;
 /// Bytes of the longest read request.
 pub(super) const MAX_REQUEST_BYTES: usize = HEADER_BYTES + MAX_APPLICATION_BYTES;
 
-/// A message that waits at the sender to be read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
+/// Where a message lies at the sender.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RemotePlace {
     pub(super) address: u64,
     pub(super) rkey: RKey,
     pub(super) length: u32,
+}
+
+/// A message that waits at the sender to be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    pub(super) place: RemotePlace,
     pub(super) application: SmallVec<[u8; MAX_APPLICATION_BYTES]>,
 }
 
@@ -24,7 +30,7 @@ impl Request {
     /// Bytes of the message.
     #[allow(clippy::len_without_is_empty)] // a message of no bytes is a message
     pub fn len(&self) -> usize {
-        self.length as usize
+        self.place.length as usize
     }
 
     /// What the sender's program says of it.
@@ -35,9 +41,9 @@ impl Request {
     /// Numbers are big endian.
     pub(super) fn encode(&self) -> SmallVec<[u8; MAX_REQUEST_BYTES]> {
         let mut out = SmallVec::new();
-        out.extend_from_slice(&self.address.to_be_bytes());
-        out.extend_from_slice(&self.rkey.get().to_be_bytes());
-        out.extend_from_slice(&self.length.to_be_bytes());
+        out.extend_from_slice(&self.place.address.to_be_bytes());
+        out.extend_from_slice(&self.place.rkey.get().to_be_bytes());
+        out.extend_from_slice(&self.place.length.to_be_bytes());
         out.extend_from_slice(&self.application);
         out
     }
@@ -49,12 +55,12 @@ impl Request {
         if application.len() > MAX_APPLICATION_BYTES {
             return None;
         }
-        Some(Self {
+        let place = RemotePlace {
             address: u64::from_be_bytes(*address),
             rkey: RKey::new(u32::from_be_bytes(*rkey)),
             length: u32::from_be_bytes(*length),
-            application: application.into(),
-        })
+        };
+        Some(Self { place, application: application.into() })
     }
 }
 
@@ -64,12 +70,8 @@ mod tests {
 
     #[test]
     fn a_request_survives_the_wire_and_stumps_are_refused() {
-        let request = Request {
-            address: 0x0123_4567_89ab_cdef,
-            rkey: RKey::new(0xdead_beef),
-            length: 77,
-            application: (0..64).collect(),
-        };
+        let place = RemotePlace { address: 0x0123_4567_89ab_cdef, rkey: RKey::new(0xdead_beef), length: 77 };
+        let request = Request { place, application: (0..64).collect() };
         let bytes = request.encode();
         assert_eq!(bytes.len(), MAX_REQUEST_BYTES);
         assert_eq!(Request::decode(&bytes), Some(request));

@@ -94,15 +94,15 @@ impl Store {
     /// Posts these buffers.
     pub(crate) fn post(&self, slots: &[u32]) -> Result<(), PostError> {
         for slots in slots.chunks(self.layout.repost_list) {
-            let sges: SmallVec<[Sge; MAX_REPOST_LIST]> = slots.iter().map(|&slot| self.sge(slot)).collect();
-            let list: SmallVec<[RecvRequest<'_>; MAX_REPOST_LIST]> = slots
-                .iter()
-                .zip(&sges)
-                .map(|(&slot, sge)| RecvRequest {
-                    wr_id: RECEIVE_TAG | u64::from(slot),
-                    sges: std::slice::from_ref(sge),
-                })
-                .collect();
+            // Filled where they are: a list that is collected is moved, and it is long.
+            let mut sges: SmallVec<[Sge; MAX_REPOST_LIST]> = SmallVec::new();
+            for &slot in slots {
+                sges.push(self.sge(slot));
+            }
+            let mut list: SmallVec<[RecvRequest<'_>; MAX_REPOST_LIST]> = SmallVec::new();
+            for (&slot, sge) in slots.iter().zip(&sges) {
+                list.push(RecvRequest { wr_id: RECEIVE_TAG | u64::from(slot), sges: std::slice::from_ref(sge) });
+            }
             match &self.target {
                 Target::Qp(qp) => qp.post_recv(&list)?,
                 Target::Srq(srq) => srq.post_recv(&list)?,

@@ -139,8 +139,11 @@ impl Connection {
         let result = if let [one] = &self.pending[..] {
             self.line.qp.post_send(&[request(0, one, payload(0, one))])
         } else {
-            let list: SmallVec<[SendRequest<'_>; MAX_BATCH]> =
-                self.pending.iter().enumerate().map(|(i, p)| request(i, p, payload(i, p))).collect();
+            // Filled where it is: a list that is collected is moved, and it is long.
+            let mut list: SmallVec<[SendRequest<'_>; MAX_BATCH]> = SmallVec::new();
+            for (index, pending) in self.pending.iter().enumerate() {
+                list.push(request(index, pending, payload(index, pending)));
+            }
             self.line.qp.post_send(&list)
         };
         self.pending.clear();

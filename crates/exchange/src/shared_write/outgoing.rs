@@ -58,8 +58,8 @@ pub struct Reserved {
     /// How many of them, from the oldest on, have a position, and those positions: one for each
     /// reservation, with how many messages are left of it.
     placed: VecDeque<(u64, usize)>,
-    /// How many messages each reservation in flight is for.
-    reserving: VecDeque<usize>,
+    /// How many messages each reservation in flight is for, and their bytes.
+    reserving: VecDeque<(usize, u64)>,
     reservations_begun: u64,
     reservations_done: u64,
     /// Where FETCH_ADDs put what was there before.
@@ -119,7 +119,7 @@ impl Reserved {
             payload: Payload::Sges(&sges),
             destination: None,
         }])?;
-        self.reserving.push_back(self.unreserved);
+        self.reserving.push_back((self.unreserved, bytes));
         self.reservations_begun += 1;
         self.unreserved = 0;
         Ok(())
@@ -237,13 +237,11 @@ impl Outgoing for Reserved {
             RESERVE => {
                 let slot = self.reservations_done as usize % RESERVATIONS;
                 let position = self.landing.load_acquire_u64(slot * 8);
-                let Some(count) = self.reserving.pop_front() else { return Ok(()) };
+                let Some((count, bytes)) = self.reserving.pop_front() else { return Ok(()) };
                 if position < self.reserved_to || !position.is_multiple_of(UNIT as u64) {
                     return Err(ConnectionError::Protocol("space that was reserved before"));
                 }
                 self.reservations_done += 1;
-                let first: usize = self.placed.iter().map(|&(_, left)| left).sum();
-                let bytes: u64 = self.waiting.iter().skip(first).take(count).map(|waiting| waiting.space).sum();
                 self.reserved_to = position + bytes;
                 self.placed.push_back((position, count));
             }

@@ -1,0 +1,793 @@
+//! What an engineer would write for one protocol, one direction, messages of one length and both
+//! ends known to be sound: the operations of the protocol over verbs, and nothing else.
+
+use std::collections::VecDeque;
+
+use doorbell_exchange::Config;
+use doorbell_exchange::rc::{self, RcSettings};
+use doorbell_exchange::setup::{EndpointDescription, ProtocolId, RemoteRegion};
+use doorbell_verbs::{
+    Access, Attachment, Completion, CompletionOpcode, Cq, Device, MemoryKind, Payload, Psn, Qp, QpCapacities, QpKind,
+    QpOptions, RecvRequest, Region, SendFlags, SendOperation, SendRequest, Status,
+};
+
+use crate::{BYTES, Pair, wire};
+
+const LIST: usize = 32;
+/// Bytes of a message, the word that tells of it, and padding: a place in a ring.
+const SPACE: usize = 32;
+/// The word with the length.
+const WORD: usize = 8;
+/// In the memory of each end: words that the peer writes or reads, then places for messages, then
+/// what it sends.
+const PLACES: usize = 4096;
+const LANDING: usize = 1024;
+const SCRATCH: usize = 1 << 19;
+const MEMORY: usize = 1 << 20;
+
+/// Marks completions of what carries no message.
+const OTHER: u64 = 1 << 62;
+
+struct End {
+    device: Device,
+    qp: Qp,
+    cq: Cq,
+    region: Region,
+    peer: RemoteRegion,
+}
+
+impl End {
+    fn pair() -> [Self; 2] {
+        let devices = wire::devices();
+        let made = devices.each_ref().map(|device| {
+            let pd = device.create_pd().expect("room");
+            let cq = device.create_cq(2048).expect("room");
+            let capacities =
+                QpCapacities { max_send_wr: 512, max_recv_wr: 512, max_send_sge: 1, max_recv_sge: 1, max_inline: 72 };
+            let (kind, srq, signal_all) = (QpKind::Rc, None, false);
+            let qp = pd
+                .create_qp(QpOptions { kind, send_cq: &cq, recv_cq: &cq, srq, capacities, signal_all })
+                .expect("room");
+            rc::initialise(&qp, Access::all()).expect("a new queue pair");
+            let region = pd.allocate(MEMORY, Access::all(), MemoryKind::Plain).expect("room");
+            (qp, cq, region)
+        });
+        let describe = |index: usize| {
+            let (qp, _, region) = &made[index];
+            let attributes = devices[index].attributes();
+            let memory = RemoteRegion { address: region.address(), length: MEMORY as u64, rkey: region.rkey() };
+            EndpointDescription {
+                protocol: ProtocolId::OneSided,
+                gid: attributes.gid,
+                qpn: qp.qpn(),
+                psn: Psn::new(0),
+                path_mtu: attributes.active_mtu,
+                udp_port: attributes.udp_port,
+                depth: 1,
+                max_message: BYTES as u64,
+                credits: false,
+                regions: [memory, RemoteRegion::NONE],
+            }
+        };
+        let described = [describe(0), describe(1)];
+        let settings = RcSettings { timeout: 14, retry_count: 7, rnr_retry: 7, min_rnr_timer: 12 };
+        let mut index = 0;
+        made.map(|(qp, cq, region)| {
+            let (own, peer) = (&described[index], &described[1 - index]);
+            rc::connect(&qp, own, peer, &settings).expect("the ends fit");
+            let end = Self { device: devices[index].clone(), qp, cq, region, peer: peer.regions[0] };
+            index += 1;
+            end
+        })
+    }
+
+    fn remote(&self, offset: usize) -> u64 {
+        self.peer.address + offset as u64
+    }
+
+    fn write(&self, offset: usize) -> SendOperation {
+        SendOperation::Write { remote_address: self.remote(offset), rkey: self.peer.rkey }
+    }
+
+    fn read(&self, offset: usize) -> SendOperation {
+        SendOperation::Read { remote_address: self.remote(offset), rkey: self.peer.rkey }
+    }
+
+    fn post(&self, list: &[SendRequest<'_>]) {
+        self.qp.post_send(list).expect("there is room");
+    }
+
+    /// Posts one request that makes a completion.
+    fn post_signaled(&self, wr_id: u64, operation: SendOperation, payload: Payload<'_>) {
+        self.post(&[SendRequest { flags: SendFlags::SIGNALED, ..request(wr_id, operation, payload) }]);
+    }
+
+    /// Posts receives into these places.
+    fn receive(&self, places: &[u64]) {
+        let mut sges = [self.region.sge(0, 0); LIST];
+        for (sge, place) in sges.iter_mut().zip(places) {
+            *sge = self.region.sge(PLACES + *place as usize * SPACE, SPACE);
+        }
+        let mut list = [RecvRequest { wr_id: 0, sges: &[] }; LIST];
+        for ((request, sge), place) in list.iter_mut().zip(&sges).zip(places) {
+            *request = RecvRequest { wr_id: *place, sges: std::slice::from_ref(sge) };
+        }
+        self.qp.post_recv(&list[..places.len()]).expect("there is room");
+    }
+
+    fn receive_first(&self, count: u64) {
+        for place in 0..count {
+            self.receive(&[place]);
+        }
+    }
+
+    /// Takes one list of completions; first of receives and their immediate, then of sends.
+    fn poll(&self, mut received: impl FnMut(u64, Attachment), mut sent: impl FnMut(u64)) {
+        let mut list = [Completion::default(); LIST];
+        let count = self.cq.poll(&mut list).expect("it is deep enough");
+        for completion in &list[..count] {
+            assert!(completion.status == Status::Success, "{completion:?}");
+            match completion.opcode {
+                CompletionOpcode::Receive | CompletionOpcode::ReceiveWriteImmediate => {
+                    received(completion.wr_id, completion.attachment);
+                }
+                _ => sent(completion.wr_id),
+            }
+        }
+    }
+}
+
+fn request(wr_id: u64, operation: SendOperation, payload: Payload<'_>) -> SendRequest<'_> {
+    SendRequest { wr_id, operation, flags: SendFlags::empty(), payload, destination: None }
+}
+
+fn immediate(attachment: Attachment) -> u64 {
+    match attachment {
+        Attachment::Immediate(word) => word.into(),
+        _ => unreachable!("every word of these loops is immediate data"),
+    }
+}
+
+/// A message and the word that tells of it.
+fn with_word(before: bool) -> [u8; BYTES + WORD] {
+    let mut word = (BYTES as u64).to_le_bytes();
+    word[WORD - 1] = 1;
+    let mut out = [7; BYTES + WORD];
+    let at = if before { 0 } else { BYTES };
+    out[at..at + WORD].copy_from_slice(&word);
+    out
+}
+
+/// What a sender knows of its messages.
+struct Sender {
+    end: End,
+    window: u64,
+    batch: u64,
+    sent: u64,
+    done: u64,
+    /// Messages that the receiver has room for.
+    granted: u64,
+}
+
+impl Sender {
+    fn new(end: End, config: &Config, granted: u64) -> Self {
+        Self { end, window: config.window as u64, batch: config.batch as u64, sent: 0, done: 0, granted }
+    }
+
+    /// How many messages the next post may carry.
+    fn next(&self, target: u64) -> u64 {
+        let last = target.min(self.done + self.window).min(self.granted);
+        last.saturating_sub(self.sent).min(self.batch)
+    }
+
+    /// Posts messages, each with the operation for its number, and maybe something behind them.
+    fn post(
+        &mut self,
+        count: u64,
+        bytes: &[u8],
+        operation: impl Fn(&End, u64) -> SendOperation,
+        behind: Option<SendRequest<'_>>,
+    ) {
+        let mut list = [request(0, SendOperation::Send, Payload::Inline(bytes)); 9];
+        let first = self.sent + 1;
+        for (request, number) in list.iter_mut().zip(first..first + count) {
+            (request.wr_id, request.operation) = (number, operation(&self.end, number));
+        }
+        let mut length = count as usize;
+        self.sent += count;
+        if let Some(behind) = behind {
+            list[length] = SendRequest { wr_id: self.sent, ..behind };
+            length += 1;
+        }
+        list[length - 1].flags = SendFlags::SIGNALED;
+        self.end.post(&list[..length]);
+    }
+}
+
+/// SENDs, and a SEND back for each quarter of the depth.
+pub(crate) struct SendReceive {
+    sender: Sender,
+    receiver: End,
+    depth: u64,
+    received: u64,
+    told: u64,
+}
+
+impl SendReceive {
+    pub(crate) fn new(config: &Config) -> Self {
+        let [a, b] = End::pair();
+        let depth = config.depth as u64;
+        a.receive_first(LIST as u64);
+        b.receive_first(depth);
+        Self { sender: Sender::new(a, config, depth), receiver: b, depth, received: 0, told: 0 }
+    }
+}
+
+impl Pair for SendReceive {
+    fn run(&mut self, messages: u64) {
+        let Self { sender, receiver, depth, received, told } = self;
+        let target = sender.sent + messages;
+        while sender.done < target || *received < target {
+            while let count @ 1.. = sender.next(target) {
+                sender.post(count, &[7; BYTES], |_, _| SendOperation::Send, None);
+            }
+            let mut places = [0; LIST];
+            let mut count = 0;
+            sender.end.poll(
+                |place, word| {
+                    sender.granted = sender.granted.max(immediate(word));
+                    places[count] = place;
+                    count += 1;
+                },
+                |number| sender.done = number,
+            );
+            if count > 0 {
+                sender.end.receive(&places[..count]);
+            }
+            count = 0;
+            receiver.poll(
+                |place, _| {
+                    places[count] = place;
+                    count += 1;
+                },
+                |_| {},
+            );
+            if count > 0 {
+                receiver.receive(&places[..count]);
+                *received += count as u64;
+            }
+            if *received - *told >= *depth / 4 {
+                *told = *received;
+                let word = SendOperation::SendImmediate((*told + *depth) as u32);
+                receiver.post_signaled(OTHER, word, Payload::Inline(&[]));
+            }
+        }
+    }
+
+    fn devices(&self) -> [&Device; 2] {
+        [&self.sender.end.device, &self.receiver.device]
+    }
+}
+
+/// A SEND that tells where the message is, a READ, and a WRITE of the signal byte.
+pub(crate) struct DirectRead {
+    sender: Sender,
+    receiver: End,
+    /// Messages that were announced, asked for, and read.
+    announced: u64,
+    asked: u64,
+    read: u64,
+}
+
+/// READs in flight.
+const READS: u64 = 32;
+/// Bytes of an announcement.
+const ANNOUNCEMENT: usize = 16;
+
+impl DirectRead {
+    pub(crate) fn new(config: &Config) -> Self {
+        let [a, b] = End::pair();
+        b.receive_first(config.depth as u64);
+        Self { sender: Sender::new(a, config, u64::MAX), receiver: b, announced: 0, asked: 0, read: 0 }
+    }
+
+    fn place(number: u64) -> usize {
+        PLACES + (number % 128) as usize * SPACE
+    }
+}
+
+impl Pair for DirectRead {
+    fn run(&mut self, messages: u64) {
+        let Self { sender, receiver, announced, asked, read } = self;
+        let target = sender.sent + messages;
+        while sender.done < target || *read < target {
+            while let count @ 1.. = sender.next(target) {
+                let region = &sender.end.region;
+                let mut words = [[0; ANNOUNCEMENT]; 8];
+                for (word, number) in words.iter_mut().zip(sender.sent + 1..) {
+                    let place = Self::place(number);
+                    region.copy_in(place, &[7; BYTES]);
+                    region.store_release_u8(place + BYTES, 0);
+                    word[..8].copy_from_slice(&(region.address() + place as u64).to_be_bytes());
+                    word[8..12].copy_from_slice(&region.rkey().get().to_be_bytes());
+                    word[12..].copy_from_slice(&(BYTES as u32).to_be_bytes());
+                }
+                let mut list = [request(OTHER, SendOperation::Send, Payload::Inline(&[])); 8];
+                for (request, word) in list.iter_mut().zip(&words).take(count as usize) {
+                    request.payload = Payload::Inline(word);
+                }
+                list[count as usize - 1].flags = SendFlags::SIGNALED;
+                sender.end.post(&list[..count as usize]);
+                sender.sent += count;
+            }
+            sender.end.poll(|_, _| {}, |_| {});
+            while sender.done < sender.sent
+                && sender.end.region.load_acquire_u8(Self::place(sender.done + 1) + BYTES) == 1
+            {
+                sender.done += 1;
+            }
+            let mut places = [0; LIST];
+            let (mut count, before) = (0, *read);
+            receiver.poll(
+                |place, _| {
+                    places[count] = place;
+                    count += 1;
+                },
+                |_| *read += 1,
+            );
+            if count > 0 {
+                receiver.receive(&places[..count]);
+                *announced += count as u64;
+            }
+            let write = |number| request(OTHER, receiver.write(Self::place(number) + BYTES), Payload::Inline(&[1]));
+            let mut list = [write(0); LIST];
+            for (request, number) in list.iter_mut().zip(before + 1..=*read) {
+                *request = write(number);
+            }
+            if *read > before {
+                receiver.post(&list[..(*read - before) as usize]);
+            }
+            let last = (*announced).min(*read + READS);
+            let mut sges = [receiver.region.sge(0, 0); LIST];
+            for (sge, number) in sges.iter_mut().zip(*asked + 1..=last) {
+                *sge = receiver.region.sge(SCRATCH + Self::place(number), BYTES);
+            }
+            let mut list = [request(OTHER, SendOperation::Send, Payload::Inline(&[])); LIST];
+            for ((request, sge), number) in list.iter_mut().zip(&sges).zip(*asked + 1..=last) {
+                request.operation = receiver.read(Self::place(number));
+                request.payload = Payload::Sges(std::slice::from_ref(sge));
+                request.flags = SendFlags::SIGNALED;
+            }
+            if last > *asked {
+                receiver.post(&list[..(last - *asked) as usize]);
+                *asked = last;
+            }
+        }
+    }
+
+    fn devices(&self) -> [&Device; 2] {
+        [&self.sender.end.device, &self.receiver.device]
+    }
+}
+
+/// A WRITE of the message, and two WRITEs back for 16 buffers: their places, and how many.
+pub(crate) struct DirectWrite {
+    sender: Sender,
+    receiver: End,
+    depth: u64,
+    received: u64,
+    told: u64,
+    is_telling: bool,
+}
+
+impl DirectWrite {
+    pub(crate) fn new(config: &Config) -> Self {
+        let [a, b] = End::pair();
+        let depth = config.depth as u64;
+        for number in 0..depth {
+            let place = b.region.address() + Self::place(number, depth) as u64;
+            a.region.store_release_u64(PLACES + number as usize * 16, place);
+        }
+        Self { sender: Sender::new(a, config, depth), receiver: b, depth, received: 0, told: 0, is_telling: false }
+    }
+
+    fn place(number: u64, depth: u64) -> usize {
+        PLACES + (number % depth) as usize * SPACE
+    }
+}
+
+impl Pair for DirectWrite {
+    fn run(&mut self, messages: u64) {
+        let Self { sender, receiver, depth, received, told, is_telling } = self;
+        let target = sender.sent + messages;
+        while sender.done < target || *received < target {
+            while let count @ 1.. = sender.next(target) {
+                let operation = |end: &End, number: u64| SendOperation::Write {
+                    remote_address: end.region.load_acquire_u64(PLACES + ((number - 1) % *depth) as usize * 16),
+                    rkey: end.peer.rkey,
+                };
+                sender.post(count, &with_word(false), operation, None);
+            }
+            sender.end.poll(|_, _| {}, |number| sender.done = number);
+            sender.granted = (*depth).max(sender.end.region.load_acquire_u64(0));
+            receiver.poll(|_, _| {}, |_| *is_telling = false);
+            let signal = |number| Self::place(number, *depth) + BYTES;
+            while receiver.region.load_acquire_u8(signal(*received) + WORD - 1) == 1 {
+                receiver.region.store_release_u64(signal(*received), 0);
+                *received += 1;
+            }
+            if *received - *told >= 16 && !*is_telling {
+                // Both the news and the ring of grants are powers of two here.
+                let (from, count) = ((*told % *depth) as usize, (*received - *told).min(*depth - *told % *depth));
+                for number in *told..*told + count {
+                    let at = SCRATCH + (number % *depth) as usize * 16;
+                    let place = receiver.region.address() + Self::place(number, *depth) as u64;
+                    receiver.region.store_release_u64(at, place);
+                    receiver.region.store_release_u64(at + 8, receiver.region.rkey().get().into());
+                }
+                *told += count;
+                let grants = [receiver.region.sge(SCRATCH + from * 16, count as usize * 16)];
+                let number = (*told + *depth).to_le_bytes();
+                receiver.post(&[
+                    request(OTHER, receiver.write(PLACES + from * 16), Payload::Sges(&grants)),
+                    SendRequest {
+                        flags: SendFlags::SIGNALED,
+                        ..request(OTHER, receiver.write(0), Payload::Inline(&number))
+                    },
+                ]);
+                *is_telling = true;
+            }
+        }
+    }
+
+    fn devices(&self) -> [&Device; 2] {
+        [&self.sender.end.device, &self.receiver.device]
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Notice {
+    Immediate,
+    TailOffset,
+    Reverse,
+}
+
+/// A WRITE into the next place of a ring, and a SEND back for an eighth of it.
+pub(crate) struct BufferedWrite {
+    notice: Notice,
+    sender: Sender,
+    receiver: End,
+    places: u64,
+    received: u64,
+    told: u64,
+}
+
+impl BufferedWrite {
+    pub(crate) fn immediate(config: &Config) -> Self {
+        // A receive for each message; as `exchange` has them.
+        Self::new(config, Notice::Immediate, (config.depth as u64 * 8).div_ceil(7))
+    }
+
+    pub(crate) fn tail_offset(config: &Config) -> Self {
+        Self::new(config, Notice::TailOffset, Self::whole_pages(config))
+    }
+
+    pub(crate) fn reverse(config: &Config) -> Self {
+        Self::new(config, Notice::Reverse, Self::whole_pages(config))
+    }
+
+    fn whole_pages(config: &Config) -> u64 {
+        ((config.depth * SPACE * 8).div_ceil(7).next_multiple_of(4096) / SPACE) as u64
+    }
+
+    fn new(config: &Config, notice: Notice, places: u64) -> Self {
+        let [a, b] = End::pair();
+        a.receive_first(LIST as u64);
+        if notice == Notice::Immediate {
+            b.receive_first(places);
+        }
+        Self { notice, sender: Sender::new(a, config, places), receiver: b, places, received: 0, told: 0 }
+    }
+}
+
+impl Pair for BufferedWrite {
+    fn run(&mut self, messages: u64) {
+        let Self { notice, sender, receiver, places, received, told } = self;
+        let ring = *places;
+        let place = move |number: u64| PLACES + (number % ring) as usize * SPACE;
+        let target = sender.sent + messages;
+        while sender.done < target || *received < target {
+            while let count @ 1.. = sender.next(target) {
+                match notice {
+                    Notice::Immediate => {
+                        let operation = |end: &End, number: u64| SendOperation::WriteImmediate {
+                            remote_address: end.remote(place(number - 1)),
+                            rkey: end.peer.rkey,
+                            immediate: 0,
+                        };
+                        sender.post(count, &[7; BYTES], operation, None);
+                    }
+                    Notice::TailOffset => {
+                        let tail = (sender.sent + count).to_le_bytes();
+                        let behind = request(0, sender.end.write(0), Payload::Inline(&tail));
+                        let operation = |end: &End, number: u64| end.write(place(number - 1));
+                        sender.post(count, &with_word(true), operation, Some(behind));
+                    }
+                    Notice::Reverse => {
+                        let operation = |end: &End, number: u64| end.write(place(number - 1));
+                        sender.post(count, &with_word(false), operation, None);
+                    }
+                }
+            }
+            let mut slots = [0; LIST];
+            let mut count = 0;
+            sender.end.poll(
+                |slot, word| {
+                    sender.granted = immediate(word);
+                    slots[count] = slot;
+                    count += 1;
+                },
+                |number| sender.done = number,
+            );
+            if count > 0 {
+                sender.end.receive(&slots[..count]);
+            }
+            count = 0;
+            receiver.poll(
+                |slot, _| {
+                    slots[count] = slot;
+                    count += 1;
+                },
+                |_| {},
+            );
+            if count > 0 {
+                receiver.receive(&slots[..count]);
+                *received += count as u64;
+            }
+            match notice {
+                Notice::Immediate => {}
+                Notice::TailOffset => *received = receiver.region.load_acquire_u64(0),
+                Notice::Reverse => {
+                    let signal = |number| place(number) + BYTES;
+                    while receiver.region.load_acquire_u8(signal(*received) + WORD - 1) == 1 {
+                        receiver.region.fill(place(*received), SPACE, 0);
+                        *received += 1;
+                    }
+                }
+            }
+            if *received - *told >= ring / 8 {
+                *told = *received;
+                let word = SendOperation::SendImmediate((*told + ring) as u32);
+                receiver.post_signaled(OTHER, word, Payload::Inline(&[]));
+            }
+        }
+    }
+
+    fn devices(&self) -> [&Device; 2] {
+        [&self.sender.end.device, &self.receiver.device]
+    }
+}
+
+/// A FETCH_ADD for what waits, a WRITE into what it reserved, and a READ of the head.
+pub(crate) struct SharedWrite {
+    sender: Sender,
+    receiver: End,
+    places: u64,
+    /// Messages that wait or were sent; those with space reserved, and those for which it is being
+    /// reserved, in up to eight requests.
+    accepted: u64,
+    asked: u64,
+    reserved: u64,
+    reserving: VecDeque<u64>,
+    is_reading: bool,
+    received: u64,
+}
+
+const RESERVATIONS: usize = 8;
+const RESERVE: u64 = OTHER | 1;
+const HEAD: u64 = OTHER | 2;
+/// Where the head is, behind the tail.
+const HEAD_WORD: usize = 64;
+
+impl SharedWrite {
+    pub(crate) fn new(config: &Config) -> Self {
+        let [a, b] = End::pair();
+        // `exchange` needs no word beside these messages: a place is half as large.
+        let places = BufferedWrite::whole_pages(config) * 2;
+        b.receive_first((config.depth as u64 * 8).div_ceil(7));
+        Self {
+            sender: Sender::new(a, config, (config.depth as u64 * 8).div_ceil(7)),
+            receiver: b,
+            places,
+            accepted: 0,
+            asked: 0,
+            reserved: 0,
+            reserving: VecDeque::new(),
+            is_reading: false,
+            received: 0,
+        }
+    }
+}
+
+impl Pair for SharedWrite {
+    fn run(&mut self, messages: u64) {
+        let Self { sender, receiver, places, accepted, asked, reserved, reserving, is_reading, received } = self;
+        let receives = sender.granted - sender.end.region.load_acquire_u64(LANDING + 8);
+        let target = sender.sent + messages;
+        while sender.done < target || *received < target {
+            // Reservations go out as messages are accepted, each for what has gathered.
+            let mut is_last = false;
+            while !is_last {
+                let wanted = target.min(sender.done + sender.window).min(*accepted + sender.batch);
+                is_last = wanted == *accepted;
+                *accepted = wanted;
+                if *accepted > *asked && reserving.len() < RESERVATIONS {
+                    let landing = [sender.end.region.sge(LANDING, 8)];
+                    let operation = SendOperation::FetchAdd {
+                        remote_address: sender.end.remote(0),
+                        rkey: sender.end.peer.rkey,
+                        add: (*accepted - *asked) * 16,
+                    };
+                    sender.end.post_signaled(RESERVE, operation, Payload::Sges(&landing));
+                    reserving.push_back(*accepted - *asked);
+                    *asked = *accepted;
+                }
+            }
+            let ready = (*reserved).min(sender.granted).saturating_sub(sender.sent);
+            let mut left = ready;
+            while left > 0 {
+                let count = left.min(8);
+                left -= count;
+                let ring = *places;
+                let operation = |end: &End, number: u64| SendOperation::WriteImmediate {
+                    remote_address: end.remote(PLACES + ((number - 1) % ring) as usize * 16),
+                    rkey: end.peer.rkey,
+                    immediate: ((number - 1) % ring) as u32,
+                };
+                sender.post(count, &[7; BYTES], operation, None);
+            }
+            if !*is_reading && ready == 0 && *reserved > sender.sent {
+                let landing = [sender.end.region.sge(LANDING + 8, 8)];
+                sender.end.post_signaled(HEAD, sender.end.read(HEAD_WORD), Payload::Sges(&landing));
+                *is_reading = true;
+            }
+            sender.end.poll(
+                |_, _| {},
+                |number| match number {
+                    RESERVE => *reserved += reserving.pop_front().expect("one was made"),
+                    HEAD => {
+                        *is_reading = false;
+                        sender.granted = receives + sender.end.region.load_acquire_u64(LANDING + 8);
+                    }
+                    _ => sender.done = number,
+                },
+            );
+            let mut slots = [0; LIST];
+            let mut count = 0;
+            receiver.poll(
+                |slot, _| {
+                    slots[count] = slot;
+                    count += 1;
+                },
+                |_| {},
+            );
+            if count > 0 {
+                receiver.receive(&slots[..count]);
+                *received += count as u64;
+                receiver.region.store_release_u64(HEAD_WORD, *received);
+            }
+        }
+    }
+
+    fn devices(&self) -> [&Device; 2] {
+        [&self.sender.end.device, &self.receiver.device]
+    }
+}
+
+/// A READ of the tail, one of all messages up to it, and a WRITE of the head. Connections go both
+/// ways, so the sender asks for the other's tail as well.
+pub(crate) struct BufferedRead {
+    sender: Sender,
+    receiver: End,
+    places: u64,
+    tail: u64,
+    asked: u64,
+    read: u64,
+    told: u64,
+    is_asking: bool,
+    is_sender_asking: bool,
+    telling: u64,
+}
+
+const ASK: u64 = 1;
+const PULL: u64 = 2;
+const TELL: u64 = 3;
+
+impl BufferedRead {
+    pub(crate) fn new(config: &Config) -> Self {
+        let [a, b] = End::pair();
+        let places = BufferedWrite::whole_pages(config);
+        Self {
+            sender: Sender::new(a, config, u64::MAX),
+            receiver: b,
+            places,
+            tail: 0,
+            asked: 0,
+            read: 0,
+            told: 0,
+            is_asking: false,
+            is_sender_asking: false,
+            telling: 0,
+        }
+    }
+}
+
+impl Pair for BufferedRead {
+    fn run(&mut self, messages: u64) {
+        let Self { sender, receiver, places, tail, asked, read, told, is_asking, is_sender_asking, telling } = self;
+        let ring = *places;
+        let place = move |number: u64| PLACES + (number % ring) as usize * SPACE;
+        let target = sender.sent + messages;
+        while sender.done < target || *read < target {
+            let memory = &sender.end.region;
+            while let count @ 1.. = sender.next(target) {
+                for number in sender.sent..sender.sent + count {
+                    memory.copy_in(place(number), &with_word(true));
+                }
+                sender.sent += count;
+                memory.store_release_u64(0, sender.sent);
+            }
+            sender.end.poll(|_, _| {}, |_| *is_sender_asking = false);
+            sender.done = memory.load_acquire_u64(HEAD_WORD);
+            if !*is_sender_asking {
+                *is_sender_asking = true;
+                let landing = [memory.sge(LANDING, 8)];
+                sender.end.post_signaled(ASK, sender.end.read(0), Payload::Sges(&landing));
+            }
+            let memory = &receiver.region;
+            receiver.poll(
+                |_, _| {},
+                |number| match number {
+                    ASK => {
+                        *tail = memory.load_acquire_u64(LANDING);
+                        *is_asking = false;
+                    }
+                    PULL => *read = *asked,
+                    _ => *telling -= 1,
+                },
+            );
+            let head = read.to_le_bytes();
+            // The ring of the other side is not mirrored here: up to its end at a time.
+            let count = (*tail - *asked).min(ring - *asked % ring);
+            let pulled = [memory.sge(place(*asked), count as usize * SPACE)];
+            let landing = [memory.sge(LANDING, 8)];
+            let mut list = [request(TELL, receiver.write(HEAD_WORD), Payload::Inline(&head)); 3];
+            let mut length = 0;
+            if *told != *read && *telling < 2 {
+                *told = *read;
+                *telling += 1;
+                length = 1;
+            }
+            if count > 0 && *asked == *read {
+                list[length] = request(PULL, receiver.read(place(*asked)), Payload::Sges(&pulled));
+                length += 1;
+                *asked += count;
+            }
+            if !*is_asking && *tail == *asked {
+                list[length] = request(ASK, receiver.read(0), Payload::Sges(&landing));
+                length += 1;
+                *is_asking = true;
+            }
+            for request in &mut list[..length] {
+                request.flags = SendFlags::SIGNALED;
+            }
+            if length > 0 {
+                receiver.post(&list[..length]);
+            }
+        }
+    }
+
+    fn devices(&self) -> [&Device; 2] {
+        [&self.sender.end.device, &self.receiver.device]
+    }
+}

@@ -1,0 +1,103 @@
+//! A wire between two devices of one thread, without the kernel: what is sent lies there for the
+//! other end to take.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use doorbell_fabric::{Link, LinkCounters, LinkProperties, ReceivedRun, Sink};
+use doorbell_rnic::TransmitBatch;
+use doorbell_verbs::soft::{self, LinkEnd, SoftOptions};
+use doorbell_verbs::{Device, PathMtu};
+use doorbell_wire::{Outer, ROCE_UDP_PORT};
+use nix::sys::eventfd::EventFd;
+
+#[derive(Default)]
+struct Packets {
+    bytes: Vec<u8>,
+    runs: Vec<(Range<usize>, usize, usize)>,
+}
+
+/// One direction.
+type Direction = Arc<Mutex<Packets>>;
+
+struct Wire {
+    outward: Direction,
+    inward: Direction,
+    /// What is being handed over.
+    taken: Packets,
+    outer: Outer,
+}
+
+fn lock(direction: &Direction) -> MutexGuard<'_, Packets> {
+    direction.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Link for Wire {
+    fn properties(&self) -> LinkProperties {
+        // Sealed, as every packet of RoCE is: the ICRC is part of what verbs cost here.
+        LinkProperties { sealed: true, trusted: true, ordered: true, lossless: true }
+    }
+
+    fn transmit(&mut self, _now_ns: u64, batch: &TransmitBatch, next: &mut usize) -> io::Result<()> {
+        let mut packets = lock(&self.outward);
+        for run in &batch.runs()[*next..] {
+            let from = packets.bytes.len();
+            for segment in run.segments() {
+                packets.bytes.extend_from_slice(&batch.bytes()[segment]);
+            }
+            let to = packets.bytes.len();
+            let longest = run.segments().map(|segment| segment.len()).max().unwrap_or(1);
+            packets.runs.push((from..to, longest, run.packets));
+        }
+        *next = batch.runs().len();
+        Ok(())
+    }
+
+    fn receive(&mut self, _now_ns: u64, sink: &mut dyn Sink) -> io::Result<usize> {
+        std::mem::swap(&mut self.taken, &mut *lock(&self.inward));
+        let mut count = 0;
+        for (range, segment_bytes, packets) in self.taken.runs.drain(..) {
+            let bytes = &self.taken.bytes[range];
+            sink.receive(ReceivedRun { outer: self.outer, source_port: ROCE_UDP_PORT, bytes, segment_bytes });
+            count += packets;
+        }
+        self.taken.bytes.clear();
+        Ok(count)
+    }
+
+    fn link_counters(&self) -> LinkCounters {
+        LinkCounters::default()
+    }
+}
+
+/// Two devices that are joined by a wire.
+pub(crate) fn devices() -> [Device; 2] {
+    let wires: [Direction; 2] = Default::default();
+    let address = |index: usize| IpAddr::from(Ipv4Addr::new(10, 0, 0, index as u8 + 1));
+    [0, 1].map(|index| {
+        let outer = Outer {
+            src: address(1 - index),
+            dst: address(index),
+            traffic_class: 0,
+            hop_limit: 64,
+            identification: None,
+            dont_fragment: None,
+        };
+        let (outward, inward) = (Arc::clone(&wires[index]), Arc::clone(&wires[1 - index]));
+        let link = Box::new(Wire { outward, inward, taken: Packets::default(), outer });
+        // Nobody sleeps here, so nobody needs to be woken.
+        let readable = OwnedFd::from(EventFd::new().expect("a file descriptor"));
+        let end = LinkEnd {
+            link,
+            readable,
+            address: address(index),
+            port: ROCE_UDP_PORT,
+            active_mtu: PathMtu::Mtu4096,
+            receive_buffer_bytes: 0,
+        };
+        soft::open_on(end, &SoftOptions::default()).expect("a software RNIC opens")
+    })
+}
