@@ -15,7 +15,8 @@ use doorbell_fabric::{BindRequest, FaultPlan, Faults, Link, LinkCounters, Pcap, 
 use doorbell_rnic::{
     Access, AsyncEvent, Completion, CompletionQueue, Config, Counters, CqId, EventQueue, LKey, MAX_CQ_DEPTH,
     MAX_INLINE_BYTES, MAX_QUEUE_DEPTH, MAX_RD_ATOMIC, MAX_SGES, ModifyError, Notifier, Notify, ObjectError, Overrun,
-    PdId, PostError, QpAttributes, QpInfo, QpInit, RecvRequest, Region, Rnic, SendRequest, SharedReceiveQueue, SrqId,
+    PdId, PostError, QpAttributes, QpInfo, QpInit, QpState, RecvRequest, Region, Rnic, SendRequest, SharedReceiveQueue,
+    SrqId,
 };
 use doorbell_wire::{PathMtu, Psn, Qpn, ROCE_UDP_PORT};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -494,6 +495,9 @@ impl raw::Qp for SoftQp {
     }
 
     fn modify(&self, attributes: &QpAttributes) -> Result<(), ModifyError> {
+        if attributes.state == Some(QpState::Error) {
+            self.acknowledge();
+        }
         self.port.post(|rnic, _| (rnic.modify_qp(self.qpn, attributes), 0))
     }
 
@@ -515,10 +519,16 @@ impl raw::Qp for SoftQp {
     }
 }
 
+impl SoftQp {
+    /// An acknowledgement that is due leaves now, since it cannot later: the peer did nothing wrong.
+    fn acknowledge(&self) {
+        self.port.post(|rnic, _| (rnic.release_acks(), usize::MAX));
+    }
+}
+
 impl Drop for SoftQp {
     fn drop(&mut self) {
-        // An acknowledgement that is due still leaves: the peer did nothing wrong.
-        self.port.post(|rnic, _| (rnic.release_acks(), usize::MAX));
+        self.acknowledge();
         // Others may have waited for the room that it took: they go on.
         self.port.post(|rnic, _| (rnic.destroy_qp(self.qpn), usize::MAX)).ok();
     }

@@ -297,6 +297,30 @@ fn goodbye_is_told_from_death<P: Protocol>(protocol: P) {
     }
 }
 
+/// Who has heard the last goodbye goes at once, and its RNIC still acknowledges it: no retry would be answered.
+fn the_last_goodbye_is_acknowledged<P: Protocol>(protocol: P) {
+    for round in 0..20 {
+        let config = Config { timeout: 19, retry_count: 0, max_message: 64, ..Config::default() };
+        let (mut a, mut b) = pair(&protocol, &config);
+        b.close();
+        while !(b.is_closed() && a.is_peer_closed()) {
+            a.poll().unwrap();
+            b.poll().unwrap();
+        }
+        a.close();
+        while !b.is_peer_closed() {
+            a.poll().unwrap();
+            b.poll().unwrap();
+        }
+        let device = a.qp().pd().device().clone();
+        drop(b);
+        while !a.is_closed() {
+            a.poll().unwrap();
+        }
+        assert_eq!(device.counters().local_ack_timeout_err, 0, "in round {round}");
+    }
+}
+
 /// What can sleep, as its properties say, is woken: a receiver that sleeps is woken for each message, also with an
 /// edge-triggered epoll, which tells of a channel once only.
 fn a_sleeping_receiver_is_woken_for_each_message<P: Protocol>(protocol: P)
@@ -365,6 +389,7 @@ macro_rules! conformance {
                 a_poll_tells_that_back_pressure_is_over
                 memory_of_the_program_is_sent_without_copying
                 goodbye_is_told_from_death
+                the_last_goodbye_is_acknowledged
                 a_sleeping_receiver_is_woken_for_each_message
                 known_failures::a_held_message_is_not_overwritten_after_newer_ones_are_freed
                 known_failures::a_send_queue_takes_all_that_a_window_allows
