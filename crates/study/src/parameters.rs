@@ -398,7 +398,11 @@ impl Parameters {
         // Bidirectional or ping-pong, each side has both kinds of buffers; otherwise this is
         // generous by one kind.
         let share = self.memory_bytes / connections;
-        let for_sending = if one_sided { share / stride } else { (share.saturating_sub(fixed) / 4 / stride).max(1) };
+        let for_sending = match one_sided {
+            true => share / stride,
+            // A quarter, if that leaves room to receive.
+            false => (share / 4 / stride).min((share - fixed - each) / stride).max(1),
+        };
         if one_sided {
             depth = 0;
         } else {
@@ -524,6 +528,9 @@ mod tests {
             assert_eq!(fitted.notes.len(), 2);
             assert_eq!(fitted.window < 64, verify, "only checked payloads need a buffer each");
         }
+        // A quarter of the memory is there to send from.
+        let fitted = Parameters { verify: true, ..parameters() }.fit(1 << 20).unwrap();
+        assert_eq!((fitted.window, fitted.send_buffers), (64, 64));
     }
 
     #[test]

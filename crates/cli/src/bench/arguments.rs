@@ -122,7 +122,7 @@ struct Load {
     /// memory), or request-response (a send that is answered with one of the same size)
     #[arg(long, value_name = "NAME", value_enum, default_value = "send", hide_possible_values = true)]
     op: OperationName,
-    /// How messages travel: send-receive, direct-read[-fenced][-send], direct-write,
+    /// How messages travel: send-receive, direct-read (or -fenced, -send), direct-write,
     /// buffered-write-immediate-send (or -tail-, -reverse-; or -read), shared-write, buffered-read
     #[arg(long, value_name = "NAME", default_value = "send-receive", value_parser = parse_protocol)]
     protocol: Protocol,
