@@ -25,6 +25,8 @@ pub enum Term {
     NicReceive,
     /// What a NIC needs to fetch a payload that is not inline.
     DmaRead,
+    /// What a software RNIC needs for a run of packets: a system call, at each end.
+    Run,
     /// `L`.
     Latency,
     /// `g_fix`.
@@ -38,7 +40,7 @@ pub enum Term {
 }
 
 /// Number of [`Term`]s.
-pub const TERMS: usize = 14;
+pub const TERMS: usize = 15;
 
 /// The value of each [`Term`], in its order: nanoseconds, or nanoseconds per byte.
 pub type Values = [f64; TERMS];

@@ -9,6 +9,7 @@
 //! | `o_snd`, `o_rcv` | CPU time to send, to receive one message; less per message in batches |
 //! | `o_post` (`o_free`) | CPU time to prepare a receive buffer; likewise |
 //! | `o_nsnd`, `o_nrcv` | NIC time per message, sending and receiving |
+//! | `o_run` | of a software RNIC: CPU time of the system call that carries a run of packets, at each end |
 //! | `L` | latency from NIC to NIC, PCIe and switch included |
 //! | `g = g_fix + k g_var` | time until the sender can reuse what a message of k bytes holds |
 //! | `G` | time per byte on the line, one for latency and one for bandwidth |
@@ -44,7 +45,9 @@
 //!
 //! Beside stand [limits](parameters::Limits) that were seen and that no time per message explains:
 //! shared receive queues and atomic operations. Of a [software
-//! RNIC](parameters::RnicKind::Software) the NIC's work is added to the CPU's, and there is no link.
+//! RNIC](parameters::RnicKind::Software) the NIC's work is added to the CPU's, and there is no link; its
+//! packets travel in runs of one length, the longer the more of them are in flight, and each run costs
+//! both CPUs `o_run`. Of other RNICs that is 0.
 //!
 //! # Corrections to the published model
 //!

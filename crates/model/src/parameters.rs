@@ -113,6 +113,9 @@ pub struct Parameters {
     /// What a NIC needs to fetch a payload that is not inline.
     #[serde(default)]
     pub dma_read_ns: f64,
+    /// Of a software RNIC: CPU time for a run of packets, a system call, at each end.
+    #[serde(default)]
+    pub o_run_ns: f64,
     /// `L`: latency from NIC to NIC, PCIe and switch included.
     pub l_ns: f64,
     /// `g_fix`: time until a sender can reuse what a send holds, whatever its size.
@@ -187,6 +190,7 @@ impl Parameters {
             RnicKind::Software => Self {
                 o_nsnd_ns: 150.0,
                 o_nrcv_ns: 150.0,
+                o_run_ns: 1000.0,
                 l_ns: 2000.0,
                 g_fix_ns: 20_000.0,
                 g_var_ns_per_byte: 0.5,
@@ -246,6 +250,7 @@ impl Parameters {
             ("o_nsnd_ns", self.o_nsnd_ns, 0.0, MAX_NS),
             ("o_nrcv_ns", self.o_nrcv_ns, 0.0, MAX_NS),
             ("dma_read_ns", self.dma_read_ns, 0.0, MAX_NS),
+            ("o_run_ns", self.o_run_ns, 0.0, MAX_NS),
             ("l_ns", self.l_ns, LEAST, MAX_NS),
             ("g_fix_ns", self.g_fix_ns, LEAST, MAX_NS),
             ("g_var_ns_per_byte", self.g_var_ns_per_byte, 0.0, MAX_NS_PER_BYTE),
@@ -312,6 +317,7 @@ impl Parameters {
         set(Term::NicSend, self.o_nsnd_ns);
         set(Term::NicReceive, self.o_nrcv_ns);
         set(Term::DmaRead, self.dma_read_ns);
+        set(Term::Run, self.o_run_ns);
         set(Term::Latency, self.l_ns);
         set(Term::GapFixed, self.g_fix_ns);
         set(Term::GapPerByte, self.g_var_ns_per_byte);
@@ -332,6 +338,7 @@ impl Parameters {
             o_nsnd_ns: get(Term::NicSend),
             o_nrcv_ns: get(Term::NicReceive),
             dma_read_ns: get(Term::DmaRead),
+            o_run_ns: get(Term::Run),
             l_ns: get(Term::Latency),
             g_fix_ns: get(Term::GapFixed),
             g_var_ns_per_byte: get(Term::GapPerByte),

@@ -269,10 +269,26 @@ struct Tally {
     line_bytes: [f64; 2],
 }
 
-/// Line bytes of an operation, there and back.
+/// Line bytes and packets of an operation, there and back.
 struct Traffic {
     there: f64,
     back: f64,
+    packets_there: f64,
+    packets_back: f64,
+}
+
+/// The most packets that a software RNIC sends by one system call.
+const LONGEST_RUN: f64 = 64.0;
+
+/// Runs of packets of a message with so many, if a whole window of them is in flight. A run has
+/// packets of one length, so what is posted behind each batch with another length ends it.
+fn runs(step: &Step, packets: f64, workload: &Workload) -> f64 {
+    let ends_runs = |other: &Step| {
+        other.by == step.by && other.size != step.size && (other.chained || step.chained)
+    };
+    let is_broken = workload.protocol.steps(workload.credits).iter().any(ends_runs);
+    let messages = if is_broken { workload.batch } else { workload.window };
+    packets / (packets * f64::from(messages)).clamp(1.0, LONGEST_RUN)
 }
 
 fn traffic(step: &Step, bytes: u64, setting: &Setting, workload: &Workload) -> Result<Traffic, WorkloadError> {
@@ -282,13 +298,13 @@ fn traffic(step: &Step, bytes: u64, setting: &Setting, workload: &Workload) -> R
         WorkloadError { what: "an operation of the protocol", given: bytes, least: 0, most }
     })?;
     let line = |direction: Direction| direction.line_bytes as f64;
-    let back = match cost.response {
-        Response::Exact(direction) => line(direction),
+    let (back, packets_back) = match cost.response {
+        Response::Exact(direction) => (line(direction), direction.packets as f64),
         // One acknowledgement per message: more than coalescing leaves, less than one per packet.
-        Response::Range { max, .. } => line(max) / max.packets.max(1) as f64,
-        Response::None => 0.0,
+        Response::Range { max, .. } => (line(max) / max.packets.max(1) as f64, 1.0),
+        Response::None => (0.0, 0.0),
     };
-    Ok(Traffic { there: line(cost.request), back })
+    Ok(Traffic { there: line(cost.request), back, packets_there: cost.request.packets as f64, packets_back })
 }
 
 impl Tally {
@@ -328,13 +344,16 @@ impl Tally {
             add(&mut self.cpu[by], polling(setting, workload));
         }
         add(&mut self.cpu[to], noticing(step, setting, workload));
-        let transmitted = |line: f64| Cost::ZERO.with(Term::NicSend, 1.0).with(Term::BandwidthPerByte, line - 1.0);
-        let received = |line: f64| Cost::ZERO.with(Term::NicReceive, 1.0).with(Term::BandwidthPerByte, line - 1.0);
-        add(&mut self.nic_out[by], transmitted(traffic.there));
-        add(&mut self.nic_in[to], received(traffic.there));
+        let crossed = |term: Term, line: f64, packets: f64| {
+            let runs = if setting.rnic == RnicKind::Software { runs(step, packets, workload) } else { 0.0 };
+            Cost::ZERO.with(term, 1.0).with(Term::Run, runs).with(Term::BandwidthPerByte, line - 1.0)
+        };
+        let (there, back) = ((traffic.there, traffic.packets_there), (traffic.back, traffic.packets_back));
+        add(&mut self.nic_out[by], crossed(Term::NicSend, there.0, there.1));
+        add(&mut self.nic_in[to], crossed(Term::NicReceive, there.0, there.1));
         if step.is_two_way() {
-            add(&mut self.nic_out[to], transmitted(traffic.back));
-            add(&mut self.nic_in[by], received(traffic.back));
+            add(&mut self.nic_out[to], crossed(Term::NicSend, back.0, back.1));
+            add(&mut self.nic_in[by], crossed(Term::NicReceive, back.0, back.1));
         }
         self.line_bytes[by] += share * traffic.there;
         self.line_bytes[to] += share * traffic.back;

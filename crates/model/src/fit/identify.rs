@@ -176,6 +176,7 @@ fn quantities(parameters: &Parameters) -> Vec<Quantity> {
         ("o_nsnd_ns", Unit::Ns, Term::NicSend),
         ("o_nrcv_ns", Unit::Ns, Term::NicReceive),
         ("dma_read_ns", Unit::Ns, Term::DmaRead),
+        ("o_run_ns", Unit::Ns, Term::Run),
         ("l_ns", Unit::Ns, Term::Latency),
         ("g_fix_ns", Unit::Ns, Term::GapFixed),
         ("g_var_ns_per_byte", Unit::NsPerByte, Term::GapPerByte),
