@@ -317,6 +317,7 @@ pub(crate) fn wc_status(status: Status) -> c::ibv_wc_status {
         Status::LocalProtection => c::IBV_WC_LOC_PROT_ERR,
         Status::WorkRequestFlushed => c::IBV_WC_WR_FLUSH_ERR,
         Status::BadResponse => c::IBV_WC_BAD_RESP_ERR,
+        Status::MemoryWindowBind => c::IBV_WC_MW_BIND_ERR,
         Status::LocalAccess => c::IBV_WC_LOC_ACCESS_ERR,
         Status::RemoteInvalidRequest => c::IBV_WC_REM_INV_REQ_ERR,
         Status::RemoteAccess => c::IBV_WC_REM_ACCESS_ERR,
@@ -334,6 +335,8 @@ pub(crate) fn wc_opcode(opcode: CompletionOpcode) -> c::ibv_wc_opcode {
         CompletionOpcode::Read => c::IBV_WC_RDMA_READ,
         CompletionOpcode::CompareSwap => c::IBV_WC_COMP_SWAP,
         CompletionOpcode::FetchAdd => c::IBV_WC_FETCH_ADD,
+        CompletionOpcode::BindWindow => c::IBV_WC_BIND_MW,
+        CompletionOpcode::LocalInvalidate => c::IBV_WC_LOCAL_INV,
         CompletionOpcode::Receive => c::IBV_WC_RECV,
         CompletionOpcode::ReceiveWriteImmediate => c::IBV_WC_RECV_RDMA_WITH_IMM,
     }

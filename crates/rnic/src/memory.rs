@@ -4,13 +4,19 @@
 //! region at any time, so no Rust reference to its bytes is ever made here: bytes are copied in
 //! and out through raw pointers, and what programs wait for is stored with release ordering.
 
+mod window;
+
 use std::any::Any;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use doorbell_wire::RKey;
+use doorbell_wire::{Qpn, RKey};
 use rustc_hash::FxHashMap;
+
+use self::window::{Bound, Window};
+pub use self::window::{MAX_WINDOWS, WindowBinding, WindowKind};
+use crate::engine::ObjectError;
 
 bitflags::bitflags! {
     /// What a region may be used for. Reading it locally is always allowed.
@@ -24,12 +30,23 @@ bitflags::bitflags! {
         const REMOTE_READ = 4;
         /// A peer may use atomics on it.
         const REMOTE_ATOMIC = 8;
+        /// Memory windows may be bound to it.
+        const WINDOW_BIND = 16;
     }
 }
 
 /// Names a protection domain of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PdId(pub u32);
+
+/// The queue pair through which memory is reached, and its protection domain.
+#[derive(Clone, Copy, Debug)]
+pub struct Through {
+    /// The protection domain.
+    pub pd: PdId,
+    /// The queue pair.
+    pub qpn: Qpn,
+}
 
 /// The local key of a region, which scatter-gather elements carry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -96,9 +113,17 @@ pub enum MemoryError {
         /// The address.
         address: u64,
     },
+    /// A memory window is not what the request takes it for.
+    #[error("the memory window {key:#010x} cannot be bound or invalidated so: {why}")]
+    Window {
+        /// The key.
+        key: u32,
+        /// Why.
+        why: &'static str,
+    },
 }
 
-/// A registered region.
+/// A registered region, or the part of one that a bound memory window stands for.
 pub struct Region {
     pd: PdId,
     key: u32,
@@ -109,6 +134,10 @@ pub struct Region {
     valid: AtomicBool,
     /// Cleared when a peer invalidates the remote key; local use goes on.
     remote: AtomicBool,
+    /// Memory windows that are bound to it.
+    windows: AtomicUsize,
+    /// The window that it stands for, if it does.
+    bound: Option<Bound>,
     /// Keeps memory that the provider allocated alive for as long as an engine may touch it.
     _owner: Option<Arc<dyn Any + Send + Sync>>,
 }
@@ -164,6 +193,19 @@ impl Region {
 
     fn is_valid(&self) -> bool {
         self.valid.load(Ordering::Acquire)
+    }
+
+    /// Do peers reach it through this queue pair?
+    #[inline]
+    fn serves(&self, qpn: Qpn) -> bool {
+        self.remote.load(Ordering::Acquire) && self.bound.as_ref().is_none_or(|bound| bound.serves(qpn))
+    }
+
+    fn expect_no_windows(&self) -> Result<(), ObjectError> {
+        match self.windows.load(Ordering::Acquire) {
+            0 => Ok(()),
+            _ => Err(ObjectError::Busy { what: "memory region", users: "a memory window" }),
+        }
     }
 
     /// Checks an access and says at which offset it starts.
@@ -244,15 +286,40 @@ impl Region {
 
 /// Finds regions by key. Engines look here when their own cache does not know a key.
 pub trait RegionDirectory: Send + Sync {
-    /// The region with exactly this key.
+    /// The region, or the bound window, with exactly this key.
     fn find(&self, key: u32) -> Option<Arc<Region>>;
+
+    /// Binds a memory window (IBTA Vol 1, 10.6.7.2).
+    fn bind(&self, through: Through, binding: &WindowBinding) -> Result<(), MemoryError>;
+
+    /// Takes the key of a bound memory window of type 2 back.
+    fn invalidate(&self, through: Through, rkey: RKey) -> Result<(), MemoryError>;
 }
 
-/// The regions of a device.
+/// The regions and memory windows of a device.
 #[derive(Debug, Default)]
 pub struct RegionTable {
-    // By the upper 24 bits: the lower 8 are the consumer's to change.
-    regions: RwLock<FxHashMap<u32, Arc<Region>>>,
+    keys: RwLock<Keys>,
+}
+
+/// By the upper 24 bits: the lower 8 are the consumer's to change. What one has the other has not.
+#[derive(Debug, Default)]
+struct Keys {
+    regions: FxHashMap<u32, Arc<Region>>,
+    windows: FxHashMap<u32, Window>,
+}
+
+impl Keys {
+    fn unused(&self, mut random: impl FnMut() -> u32) -> u32 {
+        loop {
+            let key = random();
+            let name = key >> 8;
+            // Key 0 and its like are what buggy programs send: never hand them out.
+            if name != 0 && !self.regions.contains_key(&name) && !self.windows.contains_key(&name) {
+                return key;
+            }
+        }
+    }
 }
 
 /// The most regions of a device.
@@ -280,22 +347,16 @@ impl RegionTable {
         address: u64,
         access: Access,
         owner: Option<Arc<dyn Any + Send + Sync>>,
-        mut random: impl FnMut() -> u32,
+        random: impl FnMut() -> u32,
     ) -> Option<Arc<Region>> {
         if length as u64 > MAX_REGION_BYTES || address.checked_add(length as u64).is_none() {
             return None;
         }
-        let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
-        if regions.len() >= MAX_REGIONS {
+        let mut keys = self.write();
+        if keys.regions.len() >= MAX_REGIONS {
             return None;
         }
-        let key = loop {
-            let key = random();
-            // Key 0 and its like are what buggy programs send: never hand them out.
-            if key >> 8 != 0 && !regions.contains_key(&(key >> 8)) {
-                break key;
-            }
-        };
+        let key = keys.unused(random);
         let region = Arc::new(Region {
             pd,
             key,
@@ -305,14 +366,16 @@ impl RegionTable {
             access,
             valid: AtomicBool::new(true),
             remote: AtomicBool::new(true),
+            windows: AtomicUsize::new(0),
+            bound: None,
             _owner: owner,
         });
-        regions.insert(key >> 8, Arc::clone(&region));
+        keys.regions.insert(key >> 8, Arc::clone(&region));
         Some(region)
     }
 
     /// Puts other memory under the key of a region: the keys stay good. Engines that cached the
-    /// old one refuse it from now on. `None` if there is no such region, or the range is impossible.
+    /// old one refuse it from now on. Refused while memory windows are bound to it.
     ///
     /// # Safety
     ///
@@ -325,41 +388,71 @@ impl RegionTable {
         length: usize,
         address: u64,
         access: Access,
-    ) -> Option<Arc<Region>> {
+    ) -> Result<Arc<Region>, ObjectError> {
         if length as u64 > MAX_REGION_BYTES || address.checked_add(length as u64).is_none() {
-            return None;
+            return Err(ObjectError::Region { address, length });
         }
-        let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
-        let place = regions.get_mut(&(key >> 8)).filter(|region| region.key == key)?;
-        let (valid, remote) = (AtomicBool::new(true), AtomicBool::new(true));
-        let region = Arc::new(Region { pd, key, address, base, length, access, valid, remote, _owner: None });
+        let mut keys = self.write();
+        let place = keys.regions.get_mut(&(key >> 8)).filter(|region| region.key == key);
+        let place = place.ok_or(ObjectError::Unknown("memory region"))?;
+        place.expect_no_windows()?;
+        let region = Arc::new(Region {
+            pd,
+            key,
+            address,
+            base,
+            length,
+            access,
+            valid: AtomicBool::new(true),
+            remote: AtomicBool::new(true),
+            windows: AtomicUsize::new(0),
+            bound: None,
+            _owner: None,
+        });
         let old = std::mem::replace(place, Arc::clone(&region));
         old.valid.store(false, Ordering::Release);
-        Some(region)
+        Ok(region)
     }
 
-    /// Takes a region out. Engines that cached it refuse it from now on.
-    pub fn remove(&self, key: u32) -> Option<Arc<Region>> {
-        let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
-        if regions.get(&(key >> 8))?.key != key {
-            return None;
-        }
-        let region = regions.remove(&(key >> 8))?;
+    /// Takes a region out. Engines that cached it refuse it from now on. Refused while memory
+    /// windows are bound to it (IBTA Vol 1, 10.6.7.2.4).
+    pub fn remove(&self, key: u32) -> Result<Arc<Region>, ObjectError> {
+        let mut keys = self.write();
+        let place = keys.regions.get(&(key >> 8)).filter(|region| region.key == key);
+        let region = Arc::clone(place.ok_or(ObjectError::Unknown("memory region"))?);
+        region.expect_no_windows()?;
+        keys.regions.remove(&(key >> 8));
         region.valid.store(false, Ordering::Release);
-        Some(region)
+        Ok(region)
     }
 
     /// How many regions of a protection domain there are.
     pub fn count_of(&self, pd: PdId) -> usize {
-        let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
-        regions.values().filter(|region| region.pd == pd).count()
+        self.read().regions.values().filter(|region| region.pd == pd).count()
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Keys> {
+        self.keys.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Keys> {
+        self.keys.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl RegionDirectory for RegionTable {
     fn find(&self, key: u32) -> Option<Arc<Region>> {
-        let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
-        regions.get(&(key >> 8)).filter(|region| region.key == key).cloned()
+        let keys = self.read();
+        let bound = || keys.windows.get(&(key >> 8)).and_then(|window| window.bound.as_ref());
+        keys.regions.get(&(key >> 8)).or_else(bound).filter(|region| region.key == key).cloned()
+    }
+
+    fn bind(&self, through: Through, binding: &WindowBinding) -> Result<(), MemoryError> {
+        self.bind_window(through, binding)
+    }
+
+    fn invalidate(&self, through: Through, rkey: RKey) -> Result<(), MemoryError> {
+        self.invalidate_window(through, rkey)
     }
 }
 
@@ -401,13 +494,17 @@ impl Memory {
         slot.as_deref().ok_or(MemoryError::UnknownKey { key })
     }
 
+    /// A region by its local key, which bound windows do not have.
     #[inline]
-    fn remote_region(&mut self, rkey: RKey) -> Result<&Region, MemoryError> {
+    fn local_region(&mut self, lkey: LKey) -> Result<&Region, MemoryError> {
+        let LKey(key) = lkey;
+        self.region(key).ok().filter(|region| region.bound.is_none()).ok_or(MemoryError::UnknownKey { key })
+    }
+
+    #[inline]
+    fn remote_region(&mut self, through: Through, rkey: RKey) -> Result<&Region, MemoryError> {
         let key = rkey.get();
-        self.region(key)
-            .ok()
-            .filter(|region| region.remote.load(Ordering::Acquire))
-            .ok_or(MemoryError::UnknownKey { key })
+        self.region(key).ok().filter(|region| region.serves(through.qpn)).ok_or(MemoryError::UnknownKey { key })
     }
 
     /// Checks one local scatter-gather element of a work request that is being posted.
@@ -415,7 +512,7 @@ impl Memory {
         if sge.length == 0 || self.checks_late {
             return Ok(()); // IBTA Vol 1, 10.7.3.4: a zero-length element names no memory
         }
-        self.region(sge.lkey.0)?.check(pd, sge.address, sge.length.into(), needed)?;
+        self.local_region(sge.lkey)?.check(pd, sge.address, sge.length.into(), needed)?;
         Ok(())
     }
 
@@ -433,7 +530,7 @@ impl Memory {
             if take == 0 {
                 break;
             }
-            let region = self.region(sge.lkey.0)?;
+            let region = self.local_region(sge.lkey)?;
             let offset = region.check(pd, sge.address.wrapping_add(skip), take, Access::empty())?;
             region.copy_out(offset, &mut out[done..done + take as usize]);
             done += take as usize;
@@ -462,7 +559,7 @@ impl Memory {
             if take == 0 {
                 break;
             }
-            let region = self.region(sge.lkey.0)?;
+            let region = self.local_region(sge.lkey)?;
             let offset = region.check(pd, sge.address.wrapping_add(skip), take, Access::LOCAL_WRITE)?;
             let (now, rest) = data.split_at(take as usize);
             region.copy_in(offset, now);
@@ -477,7 +574,7 @@ impl Memory {
     #[inline]
     pub(crate) fn check_remote(
         &mut self,
-        pd: PdId,
+        through: Through,
         rkey: RKey,
         address: u64,
         length: u64,
@@ -486,18 +583,24 @@ impl Memory {
         if length == 0 {
             return Ok(());
         }
-        self.remote_region(rkey)?.check(pd, address, length, needed)?;
+        self.remote_region(through, rkey)?.check(through.pd, address, length, needed)?;
         Ok(())
     }
 
     /// Places a peer's bytes.
     #[inline]
-    pub(crate) fn write_remote(&mut self, pd: PdId, rkey: RKey, address: u64, data: &[u8]) -> Result<(), MemoryError> {
+    pub(crate) fn write_remote(
+        &mut self,
+        through: Through,
+        rkey: RKey,
+        address: u64,
+        data: &[u8],
+    ) -> Result<(), MemoryError> {
         if data.is_empty() {
             return Ok(());
         }
-        let region = self.remote_region(rkey)?;
-        let offset = region.check(pd, address, data.len() as u64, Access::REMOTE_WRITE)?;
+        let region = self.remote_region(through, rkey)?;
+        let offset = region.check(through.pd, address, data.len() as u64, Access::REMOTE_WRITE)?;
         region.copy_in(offset, data);
         Ok(())
     }
@@ -506,7 +609,7 @@ impl Memory {
     #[inline]
     pub(crate) fn read_remote(
         &mut self,
-        pd: PdId,
+        through: Through,
         rkey: RKey,
         address: u64,
         out: &mut [u8],
@@ -514,8 +617,8 @@ impl Memory {
         if out.is_empty() {
             return Ok(());
         }
-        let region = self.remote_region(rkey)?;
-        let offset = region.check(pd, address, out.len() as u64, Access::REMOTE_READ)?;
+        let region = self.remote_region(through, rkey)?;
+        let offset = region.check(through.pd, address, out.len() as u64, Access::REMOTE_READ)?;
         region.copy_out(offset, out);
         Ok(())
     }
@@ -523,7 +626,7 @@ impl Memory {
     /// Runs a peer's atomic operation.
     pub(crate) fn atomic_remote<R>(
         &mut self,
-        pd: PdId,
+        through: Through,
         rkey: RKey,
         address: u64,
         operation: impl FnOnce(&AtomicU64) -> R,
@@ -531,18 +634,32 @@ impl Memory {
         if !address.is_multiple_of(8) {
             return Err(MemoryError::Misaligned { address });
         }
-        let region = self.remote_region(rkey)?;
-        let offset = region.check(pd, address, 8, Access::REMOTE_ATOMIC)?;
+        let region = self.remote_region(through, rkey)?;
+        let offset = region.check(through.pd, address, 8, Access::REMOTE_ATOMIC)?;
         region.atomic(offset, operation).ok_or(MemoryError::Misaligned { address })
     }
 
-    /// Makes a region unusable for peers, as SEND with invalidate asks (IBTA Vol 1, 9.4.1.1.3).
-    pub(crate) fn invalidate(&mut self, pd: PdId, rkey: RKey) -> Result<(), MemoryError> {
-        let region = self.remote_region(rkey)?;
-        if region.pd != pd {
+    /// Makes a region or a window of type 2 unusable for peers, as SEND with invalidate asks
+    /// (IBTA Vol 1, 9.4.1.1.3).
+    pub(crate) fn invalidate(&mut self, through: Through, rkey: RKey) -> Result<(), MemoryError> {
+        let region = self.remote_region(through, rkey)?;
+        if region.bound.is_some() {
+            return self.directory.invalidate(through, rkey);
+        }
+        if region.pd != through.pd {
             return Err(MemoryError::ForeignPd { key: rkey.get() });
         }
         region.remote.store(false, Ordering::Release);
         Ok(())
+    }
+
+    /// Binds a window of this device.
+    pub(crate) fn bind_window(&self, through: Through, binding: &WindowBinding) -> Result<(), MemoryError> {
+        self.directory.bind(through, binding)
+    }
+
+    /// Takes the key of a window of this device back.
+    pub(crate) fn invalidate_window(&self, through: Through, rkey: RKey) -> Result<(), MemoryError> {
+        self.directory.invalidate(through, rkey)
     }
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use doorbell_fabric::LinkCounters;
 use doorbell_rnic::{
     Access, AsyncEvent, Completion, Counters, CqId, LKey, ModifyError, Notifier, Notify, Overrun, PdId, PostError,
-    QpAttributes, QpInfo, QpInit, RecvRequest, SendRequest, SrqId,
+    QpAttributes, QpInfo, QpInit, RecvRequest, SendRequest, SrqId, WindowKind,
 };
 use doorbell_wire::{PathMtu, Psn, Qpn, RKey};
 
@@ -101,8 +101,15 @@ pub trait Provider: Send + Sync {
         access: Access,
     ) -> Result<(), Error>;
 
-    /// Deregisters memory. When this returns, the device does not touch it any more.
+    /// Deregisters memory. When this returns, the device does not touch it any more. Refused while
+    /// memory windows are bound to it.
     fn deregister(&self, lkey: LKey) -> Result<(), Error>;
+
+    /// Creates a memory window, which work requests bind. Its key names it.
+    fn create_window(&self, pd: PdId, kind: WindowKind) -> Result<RKey, Error>;
+
+    /// Destroys a memory window, by any key that it had.
+    fn destroy_window(&self, rkey: RKey) -> Result<(), Error>;
 
     /// Creates a completion channel.
     fn create_channel(&self) -> Result<Arc<dyn Channel>, Error>;

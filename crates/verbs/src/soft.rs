@@ -16,8 +16,9 @@ use doorbell_rnic::{
     Access, AsyncEvent, Completion, CompletionQueue, Config, Counters, CqId, EventQueue, LKey, MAX_CQ_DEPTH,
     MAX_INLINE_BYTES, MAX_QUEUE_DEPTH, MAX_RD_ATOMIC, MAX_SGES, ModifyError, Notifier, Notify, ObjectError, Overrun,
     PdId, PostError, QpAttributes, QpInfo, QpInit, RecvRequest, Region, Rnic, SendRequest, SharedReceiveQueue, SrqId,
+    WindowKind,
 };
-use doorbell_wire::{Psn, Qpn, ROCE_UDP_PORT};
+use doorbell_wire::{Psn, Qpn, RKey, ROCE_UDP_PORT};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::error::Error;
@@ -246,9 +247,19 @@ impl Provider for Soft {
     }
 
     fn deregister(&self, lkey: LKey) -> Result<(), Error> {
-        let region = self.regions.lock().unwrap_or_else(PoisonError::into_inner).remove(&lkey);
-        let region = region.ok_or(ObjectError::Unknown("memory region"))?;
-        Ok(self.port.with(|rnic| rnic.deregister(&region))?)
+        let mut regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
+        let region = regions.get(&lkey).ok_or(ObjectError::Unknown("memory region"))?;
+        self.port.with(|rnic| rnic.deregister(region))?;
+        regions.remove(&lkey);
+        Ok(())
+    }
+
+    fn create_window(&self, pd: PdId, kind: WindowKind) -> Result<RKey, Error> {
+        Ok(self.port.with(|rnic| rnic.create_window(pd, kind))?)
+    }
+
+    fn destroy_window(&self, rkey: RKey) -> Result<(), Error> {
+        Ok(self.port.with(|rnic| rnic.destroy_window(rkey))?)
     }
 
     fn create_channel(&self) -> Result<Arc<dyn raw::Channel>, Error> {

@@ -11,3 +11,4 @@ mod queues;
 mod recovery;
 mod requester;
 mod responder;
+mod windows;
