@@ -10,7 +10,7 @@ use crate::device::{self, Device};
 use crate::event::Events;
 use crate::handle::Users;
 use crate::outcome::{Outcome, Refused, pointer, status};
-use crate::{cq, cq_ex, dm, pd, post, qp, query, srq};
+use crate::{cq, cq_ex, dm, mw, pd, post, qp, query, srq};
 
 /// A context. C sees the `ibv_context` within its first field.
 #[repr(C)]
@@ -62,6 +62,9 @@ fn tables(events: &Events) -> c::verbs_context {
     tables.dealloc_td = Some(pd::dealloc_td);
     tables.alloc_parent_domain = Some(pd::alloc_parent_domain);
     let context = &mut tables.context;
+    context.ops.alloc_mw = Some(mw::alloc_mw);
+    context.ops.bind_mw = Some(mw::bind_mw);
+    context.ops.dealloc_mw = Some(mw::dealloc_mw);
     context.ops.poll_cq = Some(cq::poll_cq);
     context.ops.req_notify_cq = Some(cq::req_notify_cq);
     context.ops.post_send = Some(post::post_send);

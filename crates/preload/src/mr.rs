@@ -29,6 +29,12 @@ unsafe impl Object for Mr {
     const NAME: &'static str = "memory region";
 }
 
+impl Mr {
+    pub(crate) fn lkey(&self) -> u32 {
+        self.c.lkey
+    }
+}
+
 /// Memory of the program's own.
 const NO_DM: *mut c::ibv_dm = ptr::null_mut();
 
@@ -41,6 +47,7 @@ pub(crate) fn access(flags: c_uint) -> Outcome<Access> {
         (c::IBV_ACCESS_REMOTE_WRITE, Access::REMOTE_WRITE),
         (c::IBV_ACCESS_REMOTE_READ, Access::REMOTE_READ),
         (c::IBV_ACCESS_REMOTE_ATOMIC, Access::REMOTE_ATOMIC),
+        (c::IBV_ACCESS_MW_BIND, Access::WINDOW_BIND),
     ];
     let all = known.iter().fold(0, |all, (flag, _)| all | flag);
     // Huge pages are only a hint.

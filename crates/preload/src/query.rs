@@ -51,12 +51,17 @@ fn device_attributes(context: &Context) -> c::ibv_device_attr {
         vendor_part_id: context.device.vendor.1,
         max_qp: count(limits::MAX_QPS),
         max_qp_wr: count(own.max_queue_depth),
-        device_cap_flags: c::IBV_DEVICE_RC_RNR_NAK_GEN | c::IBV_DEVICE_SYS_IMAGE_GUID | c::IBV_DEVICE_CURR_QP_STATE_MOD,
+        device_cap_flags: c::IBV_DEVICE_RC_RNR_NAK_GEN
+            | c::IBV_DEVICE_SYS_IMAGE_GUID
+            | c::IBV_DEVICE_CURR_QP_STATE_MOD
+            | c::IBV_DEVICE_MEM_WINDOW
+            | c::IBV_DEVICE_MEM_WINDOW_TYPE_2B,
         max_sge: count(own.max_sges),
         max_sge_rd: count(own.max_sges),
         max_cq: count(limits::MAX_CQS),
         max_cqe: count(own.max_cq_depth),
         max_mr: count(limits::MAX_REGIONS),
+        max_mw: count(limits::MAX_WINDOWS),
         max_pd: count(limits::MAX_QPS),
         max_qp_rd_atom: count(own.max_rd_atomic),
         max_res_rd_atom: count(own.max_rd_atomic * limits::MAX_QPS),
