@@ -248,10 +248,6 @@ impl Outgoing for Passive {
         Ok(())
     }
 
-    fn take_word(&mut self, _word: u32) -> Result<(), ConnectionError> {
-        Err(ConnectionError::Protocol("word where none is expected"))
-    }
-
     fn last_done(&self) -> MessageId {
         self.last_done
     }
@@ -373,20 +369,10 @@ impl Incoming for Puller {
         Ok(())
     }
 
-    fn take_word(&mut self, _word: u32) -> Result<(), ConnectionError> {
-        Err(ConnectionError::Protocol("word where none is expected"))
-    }
-
-    fn take_notice(&mut self, _immediate: u32, _length: usize) -> Result<(), ConnectionError> {
-        Err(ConnectionError::Protocol("immediate data where none is expected"))
-    }
-
     #[inline]
     fn take(&mut self) -> Option<RingMessage> {
         self.inbox.pop_front()
     }
-
-    fn end(&mut self, _in_peace: bool) {}
 
     /// Nothing tells of messages but asking for them.
     fn notifies(&self) -> bool {

@@ -20,7 +20,6 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crossbeam_queue::ArrayQueue;
 use doorbell_verbs::{
     Access, MemoryKind, Payload, Pd, PostError, Qp, RKey, Region, SendFlags, SendOperation, SendRequest, Sge,
 };
@@ -34,6 +33,7 @@ use crate::line::Queues;
 use crate::outbox::{Outbox, Source, Staged, Word};
 use crate::ring::WORD;
 use crate::setup::{EndpointDescription, ProtocolId, RemoteRegion};
+use crate::slots::Slots;
 
 /// The protocol Direct-Write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -143,12 +143,9 @@ impl Design for DirectWrite {
             batch: config.batch,
             pending: Vec::with_capacity(config.batch),
         };
-        let free = ArrayQueue::new(config.depth);
-        for slot in of_own as u32..config.depth as u32 {
-            let _ = free.push(slot); // it has a place for each
-        }
+        let depth = config.depth as u32;
         let incoming = Buffers {
-            pool: Arc::new(Pool { region: buffers, stride: stride(config.max_message), free }),
+            pool: Slots::new(buffers, stride(config.max_message), config.depth, of_own as u32..depth),
             max_message: config.max_message,
             waiting: (0..of_own as u32).collect(),
             inbox: VecDeque::with_capacity(config.depth),
@@ -235,10 +232,6 @@ impl Outgoing for Granted {
         Ok(())
     }
 
-    fn take_word(&mut self, _word: u32) -> Result<(), ConnectionError> {
-        Err(ConnectionError::Protocol("word where none is expected"))
-    }
-
     fn last_done(&self) -> MessageId {
         self.outbox.last_done()
     }
@@ -253,22 +246,14 @@ impl Outgoing for Granted {
     }
 }
 
-struct Pool {
-    region: Region,
-    stride: usize,
-    free: ArrayQueue<u32>,
-}
-
-impl Pool {
-    /// Where the word behind a buffer is.
-    fn word(&self, slot: u32) -> usize {
-        (slot as usize + 1) * self.stride - WORD
-    }
+/// Where the word behind a buffer is.
+fn word_of(slots: &Slots, slot: u32) -> usize {
+    slots.offset(slot + 1) - WORD
 }
 
 /// The half that receives: it grants buffers and looks at the one that was granted first.
 pub struct Buffers {
-    pool: Arc<Pool>,
+    pool: Arc<Slots>,
     max_message: usize,
     /// Granted, in order.
     waiting: VecDeque<u32>,
@@ -290,12 +275,12 @@ impl Incoming for Buffers {
     fn look(&mut self) -> Result<usize, ConnectionError> {
         let mut count = 0;
         while let Some(&slot) = self.waiting.front() {
-            let word = self.pool.word(slot);
-            if self.pool.region.load_acquire_u8(word + WORD - 1) == 0 {
+            let word = word_of(&self.pool, slot);
+            if self.pool.region().load_acquire_u8(word + WORD - 1) == 0 {
                 break;
             }
             let mut bytes = [0; WORD];
-            self.pool.region.copy_out(word, &mut bytes);
+            self.pool.region().copy_out(word, &mut bytes);
             let length = Word::number(bytes);
             if length > self.max_message {
                 return Err(ConnectionError::Protocol("a message longer than the buffers of this side"));
@@ -311,19 +296,19 @@ impl Incoming for Buffers {
     #[inline]
     fn tell(&mut self, qp: &Qp, is_idle: bool) -> Result<usize, ConnectionError> {
         let room = (self.places as usize).saturating_sub(self.waiting.len());
-        let count = self.pool.free.len().min(room);
+        let count = self.pool.free().min(room);
         if self.is_granting || count == 0 || !(is_idle || count >= self.regrant_at) {
             return Ok(0);
         }
         let first = self.granted;
         for _ in 0..count {
-            let Some(slot) = self.pool.free.pop() else { break };
-            let word = self.pool.word(slot);
-            self.pool.region.store_release_u64(word, 0);
+            let Some(slot) = self.pool.get() else { break };
+            let word = word_of(&self.pool, slot);
+            self.pool.region().store_release_u64(word, 0);
             let at = (self.granted % self.places) as usize * GRANT;
-            let address = self.pool.region.address() + slot as u64 * self.pool.stride as u64;
+            let address = self.pool.region().address() + self.pool.offset(slot) as u64;
             self.draft.copy_in(at, &address.to_le_bytes());
-            self.draft.copy_in(at + 8, &u64::from(self.pool.region.rkey().get()).to_le_bytes());
+            self.draft.copy_in(at + 8, &u64::from(self.pool.region().rkey().get()).to_le_bytes());
             self.waiting.push_back(slot);
             self.granted += 1;
         }
@@ -368,21 +353,11 @@ impl Incoming for Buffers {
         Ok(())
     }
 
-    fn take_word(&mut self, _word: u32) -> Result<(), ConnectionError> {
-        Err(ConnectionError::Protocol("word where none is expected"))
-    }
-
-    fn take_notice(&mut self, _immediate: u32, _length: usize) -> Result<(), ConnectionError> {
-        Err(ConnectionError::Protocol("immediate data where none is expected"))
-    }
-
     #[inline]
     fn take(&mut self) -> Option<Message> {
         let (slot, length) = self.inbox.pop_front()?;
         Some(Message { pool: Arc::clone(&self.pool), slot, length })
     }
-
-    fn end(&mut self, _in_peace: bool) {}
 
     /// Messages come without a completion.
     fn notifies(&self) -> bool {
@@ -393,7 +368,7 @@ impl Incoming for Buffers {
 /// A received message. It holds one buffer of its connection; dropping it gives the buffer back,
 /// from any thread and in any order.
 pub struct Message {
-    pool: Arc<Pool>,
+    pool: Arc<Slots>,
     slot: u32,
     length: usize,
 }
@@ -406,7 +381,7 @@ impl Received for Message {
     #[inline]
     fn copy_to(&self, out: &mut [u8]) {
         assert!(out.len() <= self.length, "the message has {} B, not {}", self.length, out.len());
-        self.pool.region.copy_out(self.pool.word(self.slot) - self.length, out);
+        self.pool.region().copy_out(word_of(&self.pool, self.slot) - self.length, out);
     }
 }
 
@@ -419,6 +394,6 @@ impl std::fmt::Debug for Message {
 impl Drop for Message {
     #[inline]
     fn drop(&mut self) {
-        let _ = self.pool.free.push(self.slot); // there is a place for every buffer
+        self.pool.give_back(self.slot);
     }
 }

@@ -28,6 +28,12 @@ const GOODBYE: u32 = 1 << 31;
 /// A word for the half that receives; others are for the half that sends.
 pub(crate) const TO_RECEIVER: u32 = 1 << 30;
 
+/// What a half says of a word that its protocol does not have.
+pub(crate) const UNEXPECTED_WORD: ConnectionError = ConnectionError::Protocol("word where none is expected");
+/// What a half says of immediate data that its protocol does not have.
+pub(crate) const UNEXPECTED_NOTICE: ConnectionError =
+    ConnectionError::Protocol("immediate data where none is expected");
+
 /// Receives for words: the goodbye, and what halves tell each other.
 pub(crate) const WORD_RECEIVES: usize = 32;
 
@@ -48,7 +54,9 @@ pub trait Outgoing {
     /// Something was sent or read.
     fn take_completion(&mut self, wr_id: u64) -> Result<(), ConnectionError>;
     /// The peer's other half says something.
-    fn take_word(&mut self, word: u32) -> Result<(), ConnectionError>;
+    fn take_word(&mut self, _word: u32) -> Result<(), ConnectionError> {
+        Err(UNEXPECTED_WORD)
+    }
     /// The last message that is done.
     fn last_done(&self) -> MessageId;
     /// The last message that was accepted.
@@ -69,13 +77,17 @@ pub trait Incoming {
     /// Something was sent or read.
     fn take_completion(&mut self, wr_id: u64) -> Result<(), ConnectionError>;
     /// The peer's other half says something.
-    fn take_word(&mut self, word: u32) -> Result<(), ConnectionError>;
+    fn take_word(&mut self, _word: u32) -> Result<(), ConnectionError> {
+        Err(UNEXPECTED_WORD)
+    }
     /// A WRITE of so many bytes announces itself.
-    fn take_notice(&mut self, immediate: u32, length: usize) -> Result<(), ConnectionError>;
+    fn take_notice(&mut self, _immediate: u32, _length: usize) -> Result<(), ConnectionError> {
+        Err(UNEXPECTED_NOTICE)
+    }
     /// The next message.
     fn take(&mut self) -> Option<Self::Message>;
     /// The peer is gone; it has said goodbye, or not.
-    fn end(&mut self, in_peace: bool);
+    fn end(&mut self, _in_peace: bool) {}
     /// Does what it waits for raise a notification?
     fn notifies(&self) -> bool;
 }

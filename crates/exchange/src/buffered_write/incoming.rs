@@ -8,7 +8,7 @@ use doorbell_verbs::{Payload, Qp, Region, SendFlags, SendOperation, SendRequest}
 use super::outgoing::HEAD_WORDS;
 use super::{Acknowledge, BufferedWrite, Notification, TAIL, WORDS_OUT, notices};
 use crate::config::Config;
-use crate::duplex::{INCOMING_TAG, Incoming};
+use crate::duplex::{INCOMING_TAG, Incoming, UNEXPECTED_NOTICE};
 use crate::error::ConnectionError;
 use crate::outbox::Word;
 use crate::ring::{Ring, RingMessage, UNIT, WORD, space};
@@ -145,14 +145,10 @@ impl Incoming for Written {
         Ok(())
     }
 
-    fn take_word(&mut self, _word: u32) -> Result<(), ConnectionError> {
-        Err(ConnectionError::Protocol("word where none is expected"))
-    }
-
     #[inline]
     fn take_notice(&mut self, _immediate: u32, length: usize) -> Result<(), ConnectionError> {
         if self.variant.notification != Notification::Immediate {
-            return Err(ConnectionError::Protocol("immediate data where none is expected"));
+            return Err(UNEXPECTED_NOTICE);
         }
         if length > self.max_message {
             return Err(TOO_LONG);
@@ -165,8 +161,6 @@ impl Incoming for Written {
     fn take(&mut self) -> Option<RingMessage> {
         self.inbox.pop_front()
     }
-
-    fn end(&mut self, _in_peace: bool) {}
 
     fn notifies(&self) -> bool {
         self.variant.notification == Notification::Immediate

@@ -7,7 +7,7 @@ use doorbell_verbs::{Access, MemoryKind, Payload, Pd, PostError, Qp, Region, Sen
 use super::{Acknowledge, BufferedWrite, HEAD, Notification, PeerRing, TAIL, notices};
 use crate::config::Config;
 use crate::connection::{Backpressure, MessageId};
-use crate::duplex::{OUTGOING_TAG, Outgoing};
+use crate::duplex::{OUTGOING_TAG, Outgoing, UNEXPECTED_WORD};
 use crate::error::{ConnectError, ConnectionError};
 use crate::outbox::{Outbox, Source, Staged, Word};
 use crate::ring::{UNIT, WORD, space};
@@ -234,7 +234,7 @@ impl Outgoing for Writes {
 
     fn take_word(&mut self, word: u32) -> Result<(), ConnectionError> {
         if self.variant.acknowledge == Acknowledge::Read {
-            return Err(ConnectionError::Protocol("word where none is expected"));
+            return Err(UNEXPECTED_WORD);
         }
         let known = self.head.position();
         let newly = u64::from(word).wrapping_sub(known / UNIT as u64) % HEAD_WORDS;

@@ -9,13 +9,14 @@ use doorbell_verbs::{
 };
 use smallvec::{SmallVec, smallvec};
 
-use super::message::{Message, Pool};
+use super::message::Message;
 use super::request::{MAX_APPLICATION_BYTES, MAX_REQUEST_BYTES, Request};
 use super::{Acknowledge, DirectRead};
 use crate::config::{Config, MAX_BATCH};
 use crate::connection::{Backpressure, MessageConnection, MessageId, Submit};
 use crate::error::ConnectionError;
 use crate::line::{CONTROL_TAG, Closing, Line, RECEIVE_TAG};
+use crate::slots::Slots;
 
 /// Completions taken at a time.
 const POLL_LIST: usize = 32;
@@ -86,7 +87,7 @@ pub struct Connection {
     /// Where the signal bytes of unread messages are, oldest first.
     pub(super) signals: VecDeque<(Region, usize)>,
     pub(super) receives: Receives,
-    pub(super) pool: Option<Arc<Pool>>,
+    pub(super) pool: Option<Arc<Slots>>,
     /// Messages of the peer that wait to be read.
     pub(super) requests: VecDeque<Request>,
     pub(super) reads: VecDeque<Reading>,
@@ -301,7 +302,7 @@ impl Connection {
         let mut places = Places::new();
         for request in self.requests.iter().take(READS_IN_FLIGHT - self.reads.len()) {
             let Some(slot) = pool.get() else { break };
-            places.push((pool.sge(slot, request.len()), Place::Slot(slot)));
+            places.push((pool.region().sge(pool.offset(slot), request.len()), Place::Slot(slot)));
         }
         if places.is_empty() { Ok(()) } else { self.begin(places) }
     }

@@ -5,13 +5,13 @@ use std::collections::VecDeque;
 use doorbell_verbs::{Access, Channel, MemoryKind, Pd, RecvRequest};
 
 use super::connection::{Connection, READS_IN_FLIGHT, REQUEST_STRIDE, Receives};
-use super::message::Pool;
 use super::request::MAX_REQUEST_BYTES;
 use super::{Acknowledge, DirectRead, Placement};
 use crate::config::Config;
 use crate::error::ConnectError;
 use crate::line::{LineEnd, Queues, RECEIVE_TAG};
 use crate::setup::{EndpointDescription, ProtocolId};
+use crate::slots::Slots;
 
 /// Receives beside those for read requests: for the goodbye.
 const CONTROL_RECEIVES: usize = 1;
@@ -77,7 +77,7 @@ impl Endpoint {
             Placement::Pool => {
                 let stride = config.stride();
                 let region = pd.allocate(config.depth * stride, Access::LOCAL_WRITE, MemoryKind::Plain)?;
-                Some(Pool::new(region, stride, config.depth))
+                Some(Slots::new(region, stride, config.depth, 0..config.depth as u32))
             }
         };
         Ok(Connection {

@@ -64,7 +64,7 @@ impl Incoming for Shared {
     }
 
     fn take_word(&mut self, word: u32) -> Result<(), ConnectionError> {
-        let (Some(round), Some(member)) = (self.asked.take(), &self.member) else {
+        let (Some(round), Some(member)) = (self.asked.take(), &mut self.member) else {
             return Err(ConnectionError::Protocol("an answer that nobody asked for"));
         };
         let Common { ring, recovery, .. } = &*self.common;

@@ -9,7 +9,7 @@ use super::{RESERVATIONS, TAIL};
 use crate::buffered_write::{Head, PeerRing, notices};
 use crate::config::{Config, MAX_BATCH};
 use crate::connection::{Backpressure, MessageId};
-use crate::duplex::{OUTGOING_TAG, Outgoing, TO_RECEIVER};
+use crate::duplex::{OUTGOING_TAG, Outgoing, TO_RECEIVER, UNEXPECTED_WORD};
 use crate::error::{ConnectError, ConnectionError};
 use crate::outbox::{Outbox, Source, Staged, Word};
 use crate::ring::{UNIT, space};
@@ -31,7 +31,6 @@ pub(super) const ANSWER_UNITS: u64 = 1 << 29;
 struct Waiting {
     staged: Staged,
     space: u64,
-    length: usize,
 }
 
 /// A question that is not answered yet.
@@ -146,9 +145,8 @@ impl Reserved {
             if *left == 0 {
                 self.placed.pop_front();
             }
-            let Some(Waiting { staged, space, length }) = self.waiting.pop_front() else { break };
+            let Some(Waiting { staged, space }) = self.waiting.pop_front() else { break };
             self.ends.push_back(at + space);
-            debug_assert!(length as u64 <= space);
             let operation = SendOperation::WriteImmediate {
                 remote_address: self.peer.address(at),
                 rkey: self.peer.ring.rkey,
@@ -200,10 +198,10 @@ impl Outgoing for Reserved {
 
     #[inline]
     fn send(&mut self, qp: &Qp, source: Source<'_>) -> Result<MessageId, PostError> {
-        let length = source.len();
+        let space = space(source.len()) as u64;
         let staged = self.outbox.stage(source, Word::Absent);
         let id = staged.id;
-        self.waiting.push_back(Waiting { staged, space: space(length) as u64, length });
+        self.waiting.push_back(Waiting { staged, space });
         self.unreserved += 1;
         if self.unreserved >= self.batch {
             self.reserve(qp)?;
@@ -266,7 +264,7 @@ impl Outgoing for Reserved {
 
     fn take_word(&mut self, word: u32) -> Result<(), ConnectionError> {
         if word != QUESTION || self.question != Question::No {
-            return Err(ConnectionError::Protocol("word where none is expected"));
+            return Err(UNEXPECTED_WORD);
         }
         self.question = Question::Asked(self.reservations_begun);
         Ok(())

@@ -7,7 +7,11 @@ use crate::ring::Ring;
 
 /// A sender that lives.
 #[derive(Debug)]
-pub(super) struct Member(u64);
+pub(super) struct Member {
+    id: u64,
+    /// The last round that it has answered.
+    answered: u64,
+}
 
 /// Nothing is to be found out.
 const NEVER: u64 = u64::MAX;
@@ -54,18 +58,18 @@ impl Recovery {
     /// Takes in a sender. What it reserves lies behind what any dead one has.
     pub(super) fn join(&self) -> Member {
         let mut state = self.state();
-        let member = state.next_member;
+        let id = state.next_member;
         state.next_member += 1;
-        let round = self.round.load(Ordering::Relaxed);
-        state.members.push((member, round));
-        Member(member)
+        let answered = self.round.load(Ordering::Relaxed);
+        state.members.push((id, answered));
+        Member { id, answered }
     }
 
     /// A sender is gone; without a goodbye it may have reserved what lies before `tail`. Nothing
     /// can be written by it any more.
     pub(super) fn leave(&self, member: Member, tail: Option<u64>, ring: &Ring) {
         let mut state = self.state();
-        state.members.retain(|&(other, _)| other != member.0);
+        state.members.retain(|&(other, _)| other != member.id);
         if let Some(tail) = tail {
             state.limit = tail;
             self.ask(&mut state);
@@ -91,22 +95,19 @@ impl Recovery {
         }
     }
 
-    /// The round that this sender is to be asked about, if there is one.
+    /// The round that this sender is to be asked about, if there is one: no round ends before all
+    /// have answered. Takes no lock, since every poll asks.
     #[inline]
     pub(super) fn question_for(&self, member: &Member) -> Option<u64> {
         let round = self.round.load(Ordering::Acquire);
-        if round == 0 {
-            return None;
-        }
-        let state = self.state();
-        let answered = state.members.iter().find(|&&(other, _)| other == member.0)?.1;
-        (state.is_open && answered < round).then_some(round)
+        (member.answered < round).then_some(round)
     }
 
     /// A sender answers: all is written that fits, but for what begins here.
-    pub(super) fn answered(&self, member: &Member, round: u64, unwritten: Option<u64>, ring: &Ring) {
+    pub(super) fn answered(&self, member: &mut Member, round: u64, unwritten: Option<u64>, ring: &Ring) {
+        member.answered = round;
         let mut state = self.state();
-        if let Some((_, answered)) = state.members.iter_mut().find(|(other, _)| *other == member.0) {
+        if let Some((_, answered)) = state.members.iter_mut().find(|(other, _)| *other == member.id) {
             *answered = round;
         }
         if round == self.round.load(Ordering::Relaxed) {
