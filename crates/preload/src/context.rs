@@ -10,7 +10,7 @@ use crate::device::{self, Device};
 use crate::event::Events;
 use crate::handle::Users;
 use crate::outcome::{Outcome, Refused, pointer, status};
-use crate::{cq, cq_ex, dm, mw, pd, post, qp, query, srq};
+use crate::{cq, cq_ex, dm, mr, mw, pd, post, qp, query, srq};
 
 /// A context. C sees the `ibv_context` within its first field.
 #[repr(C)]
@@ -58,6 +58,7 @@ fn tables(events: &Events) -> c::verbs_context {
     tables.alloc_dm = Some(dm::alloc_dm);
     tables.free_dm = Some(dm::free_dm);
     tables.reg_dm_mr = Some(dm::reg_dm_mr);
+    tables.advise_mr = Some(mr::advise_mr);
     tables.alloc_td = Some(pd::alloc_td);
     tables.dealloc_td = Some(pd::dealloc_td);
     tables.alloc_parent_domain = Some(pd::alloc_parent_domain);

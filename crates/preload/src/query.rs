@@ -106,6 +106,8 @@ pub(crate) unsafe extern "C" fn query_device_ex(
             device_cap_flags_ex: orig_attr.device_cap_flags.into(),
             orig_attr,
             hca_core_clock: 1_000_000, // kHz: it counts nanoseconds
+            completion_timestamp_mask: u64::MAX,
+            odp_caps: odp_capabilities(&context.device.attributes),
             max_dm_size: dm::MAX_BYTES as u64,
             phys_port_cnt_ex: PORT.into(),
             ..c::ibv_device_attr_ex::default()
@@ -114,6 +116,23 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         unsafe { copy_grown(&own, attributes, size) };
         Ok(())
     })
+}
+
+/// What may be done with memory that is paged on demand: all that there is.
+fn odp_capabilities(own: &DeviceAttributes) -> c::ibv_odp_caps {
+    if !own.on_demand {
+        return c::ibv_odp_caps::default();
+    }
+    let datagrams = c::IBV_ODP_SUPPORT_SEND | c::IBV_ODP_SUPPORT_RECV | c::IBV_ODP_SUPPORT_SRQ_RECV;
+    let unreliable = datagrams | c::IBV_ODP_SUPPORT_WRITE;
+    c::ibv_odp_caps {
+        general_caps: (c::IBV_ODP_SUPPORT | c::IBV_ODP_SUPPORT_IMPLICIT).into(),
+        per_transport_caps: c::ibv_odp_caps__bindgen_ty_1 {
+            rc_odp_caps: unreliable | c::IBV_ODP_SUPPORT_READ | c::IBV_ODP_SUPPORT_ATOMIC,
+            uc_odp_caps: unreliable,
+            ud_odp_caps: datagrams,
+        },
+    }
 }
 
 /// Copies a structure that grows from release to release to a caller whose own may be shorter or

@@ -200,7 +200,7 @@ unsafe extern "C" fn wr_complete(qp: *mut c::ibv_qp_ex) -> c_int {
             })
             .collect();
         // SAFETY: the C contract: memory stays registered until the completion is reaped.
-        let posted = unsafe { own.raw.post_send(&list) };
+        let posted = unsafe { own.raw.post_all_sends(&list) };
         posted.map_err(|error| Refused::new(errno_of_post(&error.kind), error.to_string()))
     });
     builder.busy.store(false, Ordering::Release);

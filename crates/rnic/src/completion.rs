@@ -117,6 +117,8 @@ pub struct Completion {
     pub source_qpn: Qpn,
     /// Immediate data or an invalidated key.
     pub attachment: Attachment,
+    /// When it came about, on the device's clock.
+    pub timestamp_ns: u64,
 }
 
 /// Which completions raise the next notification (IBTA Vol 1, 11.4.2.2).

@@ -29,8 +29,8 @@ pub use engine::{
 };
 pub use event::{AsyncEvent, EventQueue};
 pub use memory::{
-    Access, LKey, MAX_REGION_BYTES, MAX_REGIONS, MAX_WINDOWS, MemoryError, PdId, Region, RegionDirectory, RegionTable,
-    Sge, Through, WindowBinding, WindowKind,
+    Access, LKey, MAX_REGION_BYTES, MAX_REGIONS, MAX_WINDOWS, MemoryError, Pager, PdId, Region, RegionDirectory,
+    RegionTable, Sge, Through, WindowBinding, WindowKind,
 };
 pub use qp::{
     AttributeMask, MAX_MESSAGE_BYTES, MAX_RD_ATOMIC, ModifyError, QpAttributes, QpCapacities, QpCounters, QpKind,

@@ -9,7 +9,7 @@ mod window;
 use std::any::Any;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use doorbell_wire::{Qpn, RKey};
 use rustc_hash::FxHashMap;
@@ -32,6 +32,8 @@ bitflags::bitflags! {
         const REMOTE_ATOMIC = 8;
         /// Memory windows may be bound to it.
         const WINDOW_BIND = 16;
+        /// Its memory may come and go: each access asks the [`Pager`] first, if there is one.
+        const ON_DEMAND = 64;
     }
 }
 
@@ -107,6 +109,16 @@ pub enum MemoryError {
         /// What the region grants.
         granted: Access,
     },
+    /// The region is paged on demand, and there is no memory, or none that may be used so.
+    #[error("the memory region {key:#010x} is paged on demand, and {length} bytes at {address:#x} are not there")]
+    NotThere {
+        /// The key.
+        key: u32,
+        /// Start of the access.
+        address: u64,
+        /// Bytes of the access.
+        length: u64,
+    },
     /// An atomic operation on an address that is not a multiple of 8.
     #[error("an atomic operation needs an address that is a multiple of 8, got {address:#x}")]
     Misaligned {
@@ -121,6 +133,12 @@ pub enum MemoryError {
         /// Why.
         why: &'static str,
     },
+}
+
+/// Knows which memory is there.
+pub trait Pager: Send + Sync {
+    /// Brings memory in, so that it can be read, or also written. False if that is not possible.
+    fn bring_in(&self, base: *mut u8, length: usize, written: bool) -> bool;
 }
 
 /// A registered region, or the part of one that a bound memory window stands for.
@@ -138,6 +156,8 @@ pub struct Region {
     windows: AtomicUsize,
     /// The window that it stands for, if it does.
     bound: Option<Bound>,
+    /// Asked before each access, if it is paged on demand.
+    pager: Option<Arc<dyn Pager>>,
     /// Keeps memory that the provider allocated alive for as long as an engine may touch it.
     _owner: Option<Arc<dyn Any + Send + Sync>>,
 }
@@ -230,6 +250,24 @@ impl Region {
         Ok(offset as usize)
     }
 
+    /// Checks an access that happens now, and brings in its memory.
+    #[inline]
+    fn reach(&self, pd: PdId, address: u64, length: u64, needed: Access) -> Result<usize, MemoryError> {
+        let offset = self.check(pd, address, length, needed)?;
+        if let Some(pager) = &self.pager {
+            let written = needed.intersects(Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+            if !pager.bring_in(self.base.wrapping_add(offset), length as usize, written) {
+                return Err(MemoryError::NotThere { key: self.key, address, length });
+            }
+        }
+        Ok(offset)
+    }
+
+    /// Brings in the memory of a local access to come.
+    pub fn prefetch(&self, pd: PdId, address: u64, length: u64, needed: Access) -> Result<(), MemoryError> {
+        self.reach(pd, address, length, needed).map(drop)
+    }
+
     /// Copies out of the region. The range was checked.
     #[inline]
     fn copy_out(&self, offset: usize, out: &mut [u8]) {
@@ -242,7 +280,7 @@ impl Region {
         }
         // SAFETY: the range lies inside the region (asserted), which is mapped while it is valid;
         // `out` is exclusive. A concurrent local writer tears the bytes, as it does on hardware.
-        unsafe { ptr::copy(self.base.add(offset), out.as_mut_ptr(), out.len()) }
+        unsafe { ptr::copy(self.base.wrapping_add(offset), out.as_mut_ptr(), out.len()) }
     }
 
     /// Copies into the region; the last byte is stored last, with release ordering, because
@@ -262,8 +300,8 @@ impl Region {
         // A program that reads the range at the same time sees torn bytes, as on hardware; the
         // last byte is an atomic so that reading it with acquire orders the others before it.
         unsafe {
-            ptr::copy(body.as_ptr(), self.base.add(offset), body.len());
-            AtomicU8::from_ptr(self.base.add(offset + body.len())).store(last, Ordering::Release);
+            ptr::copy(body.as_ptr(), self.base.wrapping_add(offset), body.len());
+            AtomicU8::from_ptr(self.base.wrapping_add(offset + body.len())).store(last, Ordering::Release);
         }
     }
 
@@ -297,9 +335,16 @@ pub trait RegionDirectory: Send + Sync {
 }
 
 /// The regions and memory windows of a device.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct RegionTable {
     keys: RwLock<Keys>,
+    pager: OnceLock<Arc<dyn Pager>>,
+}
+
+impl std::fmt::Debug for RegionTable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RegionTable").field("keys", &self.keys).finish_non_exhaustive()
+    }
 }
 
 /// By the upper 24 bits: the lower 8 are the consumer's to change. What one has the other has not.
@@ -325,10 +370,25 @@ impl Keys {
 /// The most regions of a device.
 pub const MAX_REGIONS: usize = 1 << 20;
 
-/// The longest region in bytes.
+/// The longest region in bytes, unless it is paged on demand.
 pub const MAX_REGION_BYTES: u64 = 1 << 46;
 
+fn is_possible(address: u64, length: usize, access: Access) -> bool {
+    (access.contains(Access::ON_DEMAND) || length as u64 <= MAX_REGION_BYTES)
+        && address.checked_add(length as u64).is_some()
+}
+
 impl RegionTable {
+    /// Who is asked before each access to regions that are registered with [`Access::ON_DEMAND`]
+    /// from now on. Without one they are as any other. Only the first call has an effect.
+    pub fn page_with(&self, pager: Arc<dyn Pager>) {
+        let _ = self.pager.set(pager);
+    }
+
+    fn pager_for(&self, access: Access) -> Option<Arc<dyn Pager>> {
+        self.pager.get().filter(|_| access.contains(Access::ON_DEMAND)).cloned()
+    }
+
     /// Registers `length` bytes at `base` under the address `address`, with a key that `random`
     /// supplies. `None` if the device is full or the range is impossible.
     ///
@@ -336,7 +396,8 @@ impl RegionTable {
     ///
     /// The memory must stay mapped, and writable if `access` allows writing, until
     /// [`remove`](Self::remove) has returned *and* every engine has forgotten the key, or for as
-    /// long as `owner` lives where it owns the memory. Nothing may hold a Rust reference to bytes
+    /// long as `owner` lives where it owns the memory; what is paged on demand must stay only from
+    /// the pager's word to the end of the access. Nothing may hold a Rust reference to bytes
     /// of it at a time when a work request or a peer may write them.
     #[allow(clippy::too_many_arguments, reason = "the parameters of a registration, and where keys come from")]
     pub unsafe fn insert(
@@ -349,7 +410,7 @@ impl RegionTable {
         owner: Option<Arc<dyn Any + Send + Sync>>,
         random: impl FnMut() -> u32,
     ) -> Option<Arc<Region>> {
-        if length as u64 > MAX_REGION_BYTES || address.checked_add(length as u64).is_none() {
+        if !is_possible(address, length, access) {
             return None;
         }
         let mut keys = self.write();
@@ -368,6 +429,7 @@ impl RegionTable {
             remote: AtomicBool::new(true),
             windows: AtomicUsize::new(0),
             bound: None,
+            pager: self.pager_for(access),
             _owner: owner,
         });
         keys.regions.insert(key >> 8, Arc::clone(&region));
@@ -389,7 +451,7 @@ impl RegionTable {
         address: u64,
         access: Access,
     ) -> Result<Arc<Region>, ObjectError> {
-        if length as u64 > MAX_REGION_BYTES || address.checked_add(length as u64).is_none() {
+        if !is_possible(address, length, access) {
             return Err(ObjectError::Region { address, length });
         }
         let mut keys = self.write();
@@ -407,6 +469,7 @@ impl RegionTable {
             remote: AtomicBool::new(true),
             windows: AtomicUsize::new(0),
             bound: None,
+            pager: self.pager_for(access),
             _owner: None,
         });
         let old = std::mem::replace(place, Arc::clone(&region));
@@ -531,7 +594,7 @@ impl Memory {
                 break;
             }
             let region = self.local_region(sge.lkey)?;
-            let offset = region.check(pd, sge.address.wrapping_add(skip), take, Access::empty())?;
+            let offset = region.reach(pd, sge.address.wrapping_add(skip), take, Access::empty())?;
             region.copy_out(offset, &mut out[done..done + take as usize]);
             done += take as usize;
             skip = 0;
@@ -560,7 +623,7 @@ impl Memory {
                 break;
             }
             let region = self.local_region(sge.lkey)?;
-            let offset = region.check(pd, sge.address.wrapping_add(skip), take, Access::LOCAL_WRITE)?;
+            let offset = region.reach(pd, sge.address.wrapping_add(skip), take, Access::LOCAL_WRITE)?;
             let (now, rest) = data.split_at(take as usize);
             region.copy_in(offset, now);
             data = rest;
@@ -600,7 +663,7 @@ impl Memory {
             return Ok(());
         }
         let region = self.remote_region(through, rkey)?;
-        let offset = region.check(through.pd, address, data.len() as u64, Access::REMOTE_WRITE)?;
+        let offset = region.reach(through.pd, address, data.len() as u64, Access::REMOTE_WRITE)?;
         region.copy_in(offset, data);
         Ok(())
     }
@@ -618,7 +681,7 @@ impl Memory {
             return Ok(());
         }
         let region = self.remote_region(through, rkey)?;
-        let offset = region.check(through.pd, address, out.len() as u64, Access::REMOTE_READ)?;
+        let offset = region.reach(through.pd, address, out.len() as u64, Access::REMOTE_READ)?;
         region.copy_out(offset, out);
         Ok(())
     }
@@ -635,7 +698,7 @@ impl Memory {
             return Err(MemoryError::Misaligned { address });
         }
         let region = self.remote_region(through, rkey)?;
-        let offset = region.check(through.pd, address, 8, Access::REMOTE_ATOMIC)?;
+        let offset = region.reach(through.pd, address, 8, Access::REMOTE_ATOMIC)?;
         region.atomic(offset, operation).ok_or(MemoryError::Misaligned { address })
     }
 

@@ -328,6 +328,15 @@ impl SendQueue {
         self.tail += 1;
     }
 
+    /// Takes back the requests that were pushed last.
+    pub(crate) fn take_back(&mut self, count: usize) {
+        for _ in 0..count {
+            self.tail -= 1;
+            let slot = self.slot(self.tail);
+            self.wqes[slot] = None;
+        }
+    }
+
     /// The request with this index, which must lie between head and tail.
     #[inline]
     pub(crate) fn get(&self, index: u64) -> &SendWqe {

@@ -5,16 +5,20 @@
 //! builds on this.
 
 use std::any::Any;
+use std::ffi::c_void;
+use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use doorbell_fabric::LinkCounters;
 use doorbell_rnic::{
-    Access, AsyncEvent, Completion, Counters, CqId, LKey, ModifyError, Notifier, Notify, Overrun, PdId, PostError,
-    QpAttributes, QpInfo, QpInit, RecvRequest, SendRequest, SrqId, WindowKind,
+    Access, AsyncEvent, Completion, Counters, CqId, LKey, MemoryError, ModifyError, Notifier, Notify, Overrun, PdId,
+    PostError, QpAttributes, QpInfo, QpInit, RecvRequest, SendRequest, Sge, SrqId, WindowKind,
 };
 use doorbell_wire::{PathMtu, Psn, Qpn, RKey};
+use nix::libc;
+use nix::unistd::{SysconfVar, sysconf};
 
 use crate::error::Error;
 
@@ -43,6 +47,8 @@ pub struct DeviceAttributes {
     pub max_cq_depth: usize,
     /// Most READs and atomics outstanding per queue pair and direction.
     pub max_rd_atomic: usize,
+    /// Does [`Access::ON_DEMAND`] mean that memory may come and go?
+    pub on_demand: bool,
 }
 
 /// The keys of a registered region.
@@ -73,7 +79,8 @@ pub trait Provider: Send + Sync {
     /// # Safety
     ///
     /// The memory must stay mapped until [`deregister`](Self::deregister) returns, or for as long
-    /// as `owner` lives where it owns the memory; and no Rust reference may exist to bytes that a
+    /// as `owner` lives where it owns the memory, or only while a work request or a peer uses it
+    /// where `access` has [`Access::ON_DEMAND`] and the device offers that; and no Rust reference may exist to bytes that a
     /// work request or a peer may write.
     unsafe fn register(
         &self,
@@ -100,6 +107,10 @@ pub trait Provider: Send + Sync {
         address: u64,
         access: Access,
     ) -> Result<(), Error>;
+
+    /// Brings in memory for a local access to come, where it is registered with
+    /// [`Access::ON_DEMAND`], and checks that access in any case.
+    fn prefetch(&self, pd: PdId, sge: &Sge, needed: Access) -> Result<(), MemoryError>;
 
     /// Deregisters memory. When this returns, the device does not touch it any more. Refused while
     /// memory windows are bound to it.
@@ -145,6 +156,31 @@ pub trait Provider: Send + Sync {
 
     /// Moves packets, where the device is driven by its callers.
     fn drive(&self);
+}
+
+/// Brings pages of this process's memory in, so that they can be read, or also written. Fails
+/// where there is no such memory, and always on kernels before 5.14.
+pub fn bring_in(base: *mut u8, length: usize, written: bool) -> io::Result<()> {
+    if length == 0 {
+        return Ok(());
+    }
+    let page = sysconf(SysconfVar::PAGE_SIZE).ok().flatten().unwrap_or(4096) as usize;
+    let start = base as usize / page * page;
+    let end = (base as usize).checked_add(length).and_then(|end| end.checked_next_multiple_of(page));
+    let end = end.ok_or_else(|| io::Error::from_raw_os_error(libc::EFAULT))?;
+    let advice = if written { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    // SAFETY: it changes nothing but which pages are in memory, wherever the range lies.
+    match unsafe { libc::madvise(start as *mut c_void, end - start, advice) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Does the kernel know how to [`bring_in`]?
+pub fn can_bring_in() -> bool {
+    static CAN: OnceLock<bool> = OnceLock::new();
+    // Of a byte that is there for sure.
+    *CAN.get_or_init(|| bring_in((&raw const CAN).cast_mut().cast(), 1, false).is_ok())
 }
 
 /// A completion channel of a provider.
@@ -219,6 +255,13 @@ pub trait Qp: Send + Sync {
     /// Memory that READs and atomics write must stay unreferenced until their completion is
     /// reaped; memory that is sent must stay registered for as long.
     unsafe fn post_send(&self, list: &[SendRequest<'_>]) -> Result<(), PostError>;
+
+    /// Posts a list of send work requests, or none of them.
+    ///
+    /// # Safety
+    ///
+    /// As for [`post_send`](Self::post_send).
+    unsafe fn post_all_sends(&self, list: &[SendRequest<'_>]) -> Result<(), PostError>;
 
     /// Posts a list of receive work requests.
     ///

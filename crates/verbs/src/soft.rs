@@ -14,16 +14,16 @@ use doorbell_counters::{PUBLISH_WITHIN_NS, Published, Publisher};
 use doorbell_fabric::{BindRequest, FaultPlan, Faults, Link, LinkCounters, Pcap, Port, UdpLink, active_mtu, bind};
 use doorbell_rnic::{
     Access, AsyncEvent, Completion, CompletionQueue, Config, Counters, CqId, EventQueue, LKey, MAX_CQ_DEPTH,
-    MAX_INLINE_BYTES, MAX_QUEUE_DEPTH, MAX_RD_ATOMIC, MAX_SGES, ModifyError, Notifier, Notify, ObjectError, Overrun,
-    PdId, PostError, QpAttributes, QpInfo, QpInit, RecvRequest, Region, Rnic, SendRequest, SharedReceiveQueue, SrqId,
-    WindowKind,
+    MAX_INLINE_BYTES, MAX_QUEUE_DEPTH, MAX_RD_ATOMIC, MAX_SGES, MemoryError, ModifyError, Notifier, Notify,
+    ObjectError, Overrun, Pager, PdId, PostError, QpAttributes, QpInfo, QpInit, RecvRequest, Region, Rnic, SendRequest,
+    Sge, SharedReceiveQueue, SrqId, WindowKind,
 };
 use doorbell_wire::{Psn, Qpn, RKey, ROCE_UDP_PORT};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::error::Error;
 use crate::handles::Device;
-use crate::raw::{self, DeviceAttributes, Keys, Provider};
+use crate::raw::{self, DeviceAttributes, Keys, Provider, bring_in, can_bring_in};
 
 /// How the software RNIC is opened.
 #[derive(Clone, Debug)]
@@ -41,6 +41,10 @@ pub struct SoftOptions {
     /// Bad scatter-gather elements end their work request with an error completion, as on RNICs,
     /// instead of being refused when they are posted.
     pub check_elements_late: bool,
+    /// Every access to registered memory asks first whether it is there, as with
+    /// [`Access::ON_DEMAND`], so that memory which was unmapped while it was registered ends a work
+    /// request instead of the process. It costs a system call each.
+    pub check_memory: bool,
     /// Seeds keys and numbers; `None` takes the operating system's randomness.
     pub seed: Option<[u8; 32]>,
 }
@@ -54,6 +58,7 @@ impl Default for SoftOptions {
             faults: None,
             receive_buffer_bytes: None,
             check_elements_late: false,
+            check_memory: false,
             seed: None,
         }
     }
@@ -110,6 +115,9 @@ pub fn open_provider(options: &SoftOptions) -> Result<Arc<dyn Provider>, Error> 
     if options.check_elements_late {
         rnic.check_elements_late();
     }
+    if can_bring_in() {
+        rnic.page_with(Arc::new(OwnMemory));
+    }
     let queue = Arc::clone(rnic.events());
     let engine = Port::start(rnic, link, readable, port).map_err(Error::os("the progress thread could not start"))?;
     publish(&engine, config.address, port);
@@ -117,6 +125,7 @@ pub fn open_provider(options: &SoftOptions) -> Result<Arc<dyn Provider>, Error> 
         port: Arc::new(engine),
         config,
         udp_port: port,
+        check_memory: options.check_memory,
         regions: Mutex::default(),
         event_fd: events,
         listener,
@@ -170,10 +179,27 @@ struct Soft {
     port: Arc<Port>,
     config: Config,
     udp_port: u16,
+    check_memory: bool,
     regions: Mutex<HashMap<LKey, Arc<Region>>>,
     event_fd: Arc<EventFd>,
     listener: Arc<OnceLock<Notifier>>,
     events: Arc<EventQueue>,
+}
+
+/// The memory of this process.
+struct OwnMemory;
+
+impl Pager for OwnMemory {
+    fn bring_in(&self, base: *mut u8, length: usize, written: bool) -> bool {
+        bring_in(base, length, written).is_ok()
+    }
+}
+
+impl Soft {
+    /// The rights of a region, as it is registered with the RNIC.
+    fn effective(&self, access: Access) -> Access {
+        if self.check_memory { access | Access::ON_DEMAND } else { access }
+    }
 }
 
 impl Provider for Soft {
@@ -194,6 +220,7 @@ impl Provider for Soft {
             max_inline: MAX_INLINE_BYTES,
             max_cq_depth: MAX_CQ_DEPTH,
             max_rd_atomic: MAX_RD_ATOMIC as usize,
+            on_demand: can_bring_in(),
         }
     }
 
@@ -221,7 +248,7 @@ impl Provider for Soft {
     ) -> Result<Keys, Error> {
         let region = self.port.with(|rnic| {
             // SAFETY: passed on to our caller.
-            unsafe { rnic.register(pd, base, length, address, access, owner) }
+            unsafe { rnic.register(pd, base, length, address, self.effective(access), owner) }
         })?;
         let keys = Keys { lkey: region.lkey(), rkey: region.rkey() };
         self.regions.lock().unwrap_or_else(PoisonError::into_inner).insert(keys.lkey, region);
@@ -241,9 +268,17 @@ impl Provider for Soft {
         let region = regions.get_mut(&lkey).ok_or(ObjectError::Unknown("memory region"))?;
         *region = self.port.with(|rnic| {
             // SAFETY: passed on to our caller.
-            unsafe { rnic.reregister(region, pd, base, length, address, access) }
+            unsafe { rnic.reregister(region, pd, base, length, address, self.effective(access)) }
         })?;
         Ok(())
+    }
+
+    fn prefetch(&self, pd: PdId, sge: &Sge, needed: Access) -> Result<(), MemoryError> {
+        let regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
+        let region = regions.get(&sge.lkey).cloned();
+        drop(regions); // bringing it in may take its time
+        let region = region.ok_or(MemoryError::UnknownKey { key: sge.lkey.0 })?;
+        region.prefetch(pd, sge.address, sge.length.into(), needed)
     }
 
     fn deregister(&self, lkey: LKey) -> Result<(), Error> {
@@ -483,6 +518,14 @@ impl raw::Qp for SoftQp {
     unsafe fn post_send(&self, list: &[SendRequest<'_>]) -> Result<(), PostError> {
         self.port.post(|rnic, now_ns| {
             let result = rnic.post_send(now_ns, self.qpn, list);
+            (result, rnic.pending_work(self.qpn))
+        })
+    }
+
+    #[inline]
+    unsafe fn post_all_sends(&self, list: &[SendRequest<'_>]) -> Result<(), PostError> {
+        self.port.post(|rnic, now_ns| {
+            let result = rnic.post_all_sends(now_ns, self.qpn, list);
             (result, rnic.pending_work(self.qpn))
         })
     }

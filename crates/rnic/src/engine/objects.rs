@@ -14,7 +14,7 @@ use super::{
 use crate::completion::{Completion, CompletionQueue, CompletionSink, MAX_CQ_DEPTH, Notifier, Overrun};
 use crate::congestion::{Destination, Window};
 use crate::core::frame_overhead;
-use crate::memory::{Access, PdId, Region, WindowKind};
+use crate::memory::{Access, Pager, PdId, Region, WindowKind};
 use crate::qp::{
     ModifyError, Qp, QpAttributes, QpCounters, QpKind, QpState, ReceiveQueue, Requester, Responder, Settings,
     check_transition,
@@ -106,6 +106,12 @@ impl Rnic {
     /// work request with an error completion, as RNICs do it; otherwise posting refuses them.
     pub fn check_elements_late(&mut self) {
         self.core.memory.checks_late = true;
+    }
+
+    /// Who knows which memory is there, for regions that are registered with [`Access::ON_DEMAND`]
+    /// from now on. Without one they are as any other.
+    pub fn page_with(&mut self, pager: Arc<dyn Pager>) {
+        self.regions.page_with(pager);
     }
 
     /// Deregisters memory. When this returns, the RNIC does not touch it any more. Refused while

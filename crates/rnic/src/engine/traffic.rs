@@ -6,7 +6,7 @@ use doorbell_wire::{BTH_LEN, BthRepr, Outer, PartitionKey, Qpn, Transport};
 
 use super::{ACK_HOLD_NS, Rnic, SrqId};
 use crate::core::frame_overhead;
-use crate::qp::{QpKind, Stop, check_receive};
+use crate::qp::{QpKind, QpState, Stop, check_receive};
 use crate::transmit::{Budget, Filter, MAX_RUN_PACKETS, TransmitBatch};
 use crate::work::{PostError, PostErrorKind, RecvRequest, RecvWqe, SendRequest};
 
@@ -14,15 +14,37 @@ use crate::work::{PostError, PostErrorKind, RecvRequest, RecvWqe, SendRequest};
 impl Rnic {
     /// Posts a list of send work requests, up to the first that is not acceptable.
     pub fn post_send(&mut self, now_ns: u64, qpn: Qpn, list: &[SendRequest<'_>]) -> Result<(), PostError> {
+        self.post_sends(now_ns, qpn, list, false)
+    }
+
+    /// Posts a list of send work requests, or none of them.
+    pub fn post_all_sends(&mut self, now_ns: u64, qpn: Qpn, list: &[SendRequest<'_>]) -> Result<(), PostError> {
+        self.post_sends(now_ns, qpn, list, true)
+    }
+
+    #[inline]
+    fn post_sends(
+        &mut self,
+        now_ns: u64,
+        qpn: Qpn,
+        list: &[SendRequest<'_>],
+        all_or_none: bool,
+    ) -> Result<(), PostError> {
         self.core.now_ns = now_ns;
         let slot = self.slot(qpn).ok_or(PostError { index: 0, kind: PostErrorKind::UnknownQp(qpn) })?;
         let qp = &mut self.qps[slot as usize];
         let mut result = Ok(());
         for (index, request) in list.iter().enumerate() {
             if let Err(kind) = qp.post_send(&mut self.core, request) {
+                if all_or_none {
+                    qp.sq.take_back(index);
+                }
                 result = Err(PostError { index, kind });
                 break;
             }
+        }
+        if matches!(qp.state, QpState::SqError | QpState::Error) {
+            qp.flush_sends(&mut self.core);
         }
         self.settle(slot);
         self.publish();

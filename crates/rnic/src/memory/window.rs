@@ -141,6 +141,7 @@ impl RegionTable {
             remote: AtomicBool::new(true),
             windows: AtomicUsize::new(0),
             bound: Some(Bound { region: Arc::clone(region), kind: window.kind, qpn }),
+            pager: region.pager.clone(),
             _owner: None,
         }));
         Ok(())

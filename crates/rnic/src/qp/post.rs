@@ -134,9 +134,6 @@ impl Qp {
             received: 0,
         };
         self.sq.push(wqe, request.payload, request.destination);
-        if matches!(self.state, QpState::SqError | QpState::Error) {
-            self.flush_sends(core);
-        }
         Ok(())
     }
 

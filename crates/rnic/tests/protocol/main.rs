@@ -6,6 +6,7 @@ mod common;
 mod flow;
 mod input;
 mod objects;
+mod paging;
 mod probes;
 mod queues;
 mod recovery;

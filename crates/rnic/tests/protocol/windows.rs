@@ -244,7 +244,8 @@ fn bindings_that_are_not_allowed_fail_and_so_does_the_connection() {
         assert_eq!(own.script.state(), QpState::Error, "{what}");
     }
     // What is not to be invalidated.
-    let take: [(WindowKind, &str, fn(&Windows) -> RKey); 4] = [
+    type Key = fn(&Windows) -> RKey;
+    let take: [(WindowKind, &str, Key); 4] = [
         (Type1, "type 1", |own| own.key),
         (Type2, "another key", |own| next(own.key)),
         (Type2, "a region", |own| own.region.rkey()),
