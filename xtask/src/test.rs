@@ -46,7 +46,7 @@ impl Report {
         self.step("verbs programs, build", || programs::build().into());
         self.step("verbs programs, device", || programs::show().into());
         self.step("verbs programs, archive", || dist::check().into());
-        self.step("verbs programs, misuse", || programs::misuse().into());
+        self.step("verbs programs, our own", || programs::own().into());
         self.step("verbs programs, pairs", || programs::pairs().into());
         self.step("rdma-core's tests", || programs::pyverbs().into());
     }
