@@ -504,6 +504,57 @@ static void time_stamps(void)
 	tear_down(own);
 }
 
+/* A context that is closed takes everything with it, and its memory is out of reach for peers. */
+static void left_behind(void)
+{
+	struct ibv_srq_init_attr shared = { .attr = { .max_wr = 4, .max_sge = 1 } };
+	struct ibv_ah_attr address = { .is_global = 1, .port_num = 1, .grh = { .dgid = gid } };
+	struct ibv_context *kept = context;
+	struct ibv_pd *kept_pd = pd;
+
+	for (int round = 0; round < 20; round++) {
+		struct ends own = set_up(0);
+		struct ibv_comp_channel *channel;
+		struct ibv_qp *peer = create_qp(own.cq[0], NULL, IBV_QPT_RC, 4), *left;
+		char *memory = buffer(4096);
+		struct ibv_async_event event;
+		struct ibv_cq *cq;
+		struct ibv_mr *mr, gone;
+
+		CHECK((context = ibv_open_device(devices[0])) && (pd = ibv_alloc_pd(context)));
+		CHECK((mr = registered(memory, 4096)));
+		CHECK((channel = ibv_create_comp_channel(context)));
+		CHECK((cq = ibv_create_cq(context, 1, NULL, channel, 0)));
+		CHECK(ibv_create_srq(pd, &shared) && ibv_create_ah(pd, &address) && ibv_alloc_mw(pd, IBV_MW_TYPE_1));
+		left = create_qp(cq, NULL, IBV_QPT_RC, 4);
+		connect_pair(peer, left);
+		CHECK(ibv_req_notify_cq(cq, 0) == 0);
+		CHECK(post(peer, IBV_WR_RDMA_WRITE, 7, own.mr, own.memory, 8, mr, memory) == 0);
+		CHECK(next_completion(own.cq[0]).status == IBV_WC_SUCCESS);
+		for (uint64_t id = 0; id < 3; id++)
+			CHECK(post(left, IBV_WR_RDMA_WRITE, id, mr, memory, 8, own.mr, own.memory) == 0);
+		/* Neither of these is ever acknowledged. */
+		CHECK(ibv_get_async_event(context, &event) == 0 && event.event_type == IBV_EVENT_CQ_ERR);
+		{
+			struct ibv_cq *named;
+			void *told;
+
+			CHECK(ibv_get_cq_event(channel, &named, &told) == 0 && named == cq);
+		}
+		gone = *mr;
+		CHECK(ibv_close_device(context) == 0);
+		munmap(memory, 4096);
+		context = kept;
+		pd = kept_pd;
+		if (round == 0) {
+			CHECK(post(peer, IBV_WR_RDMA_WRITE, 8, own.mr, own.memory, 8, &gone, memory) == 0);
+			CHECK(next_completion(own.cq[0]).status == IBV_WC_RETRY_EXC_ERR);
+		}
+		CHECK(ibv_destroy_qp(peer) == 0);
+		tear_down(own);
+	}
+}
+
 int main(void)
 {
 	open_device();
@@ -516,6 +567,7 @@ int main(void)
 	all_or_none();
 	on_demand();
 	time_stamps();
+	left_behind();
 	close_device();
 	return 0;
 }

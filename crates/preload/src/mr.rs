@@ -8,7 +8,7 @@ use doorbell_verbs::raw::{Keys, bring_in, can_bring_in};
 use doorbell_verbs::{Access, MemoryError};
 
 use crate::dm::Dm;
-use crate::handle::{Object, Users, give, object, take};
+use crate::handle::{Kind, Object, Users, object};
 use crate::outcome::{Outcome, Refused, pointer, status};
 use crate::pd::Pd;
 use crate::post::elements;
@@ -27,7 +27,7 @@ pub(crate) struct Mr {
 // SAFETY: `#[repr(C)]`, and begins with an `ibv_mr`.
 unsafe impl Object for Mr {
     type C = c::ibv_mr;
-    const NAME: &'static str = "memory region";
+    const KIND: Kind = Kind::Mr;
 }
 
 impl Mr {
@@ -116,7 +116,6 @@ pub(crate) unsafe fn reg_mr(
     }
     let keys = register(own, memory, length, address, access)?;
     own.users.add();
-    context.users.add();
     let c = c::ibv_mr {
         context: context.as_c(),
         pd,
@@ -130,7 +129,7 @@ pub(crate) unsafe fn reg_mr(
     if let Ok(dm) = unsafe { object::<Dm>(dm) } {
         dm.users.add();
     }
-    Ok(give(Mr { c, address, access, users: Users::default(), dm }))
+    Ok(context.handles.give(Mr { c, address, access, users: Users::default(), dm }))
 }
 
 #[unsafe(no_mangle)]
@@ -169,7 +168,7 @@ unsafe extern "C" fn ibv_reg_mr_iova2(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_dereg_mr(mr: *mut c::ibv_mr) -> c_int {
+pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut c::ibv_mr) -> c_int {
     status("ibv_dereg_mr", || {
         // SAFETY: the C contract.
         let own = unsafe { object::<Mr>(mr) }?;
@@ -179,13 +178,12 @@ unsafe extern "C" fn ibv_dereg_mr(mr: *mut c::ibv_mr) -> c_int {
         own.users.expect_none("memory region")?;
         context.device.provider.deregister(doorbell_verbs::LKey(own.c.lkey))?;
         pd.users.remove();
-        context.users.remove();
         // SAFETY: device memory stays while regions name it.
         if let Ok(dm) = unsafe { object::<Dm>(own.dm) } {
             dm.users.remove();
         }
         // SAFETY: the program does not name it again.
-        drop(unsafe { take::<Mr>(mr) });
+        drop(unsafe { context.handles.take::<Mr>(mr) });
         Ok(())
     })
 }

@@ -6,7 +6,7 @@ use std::ffi::c_int;
 use doorbell_ibverbs_sys as c;
 use doorbell_verbs::{LKey, Payload, RKey, SendOperation, SendRequest, WindowBinding, WindowKind};
 
-use crate::handle::{Object, give, object, take};
+use crate::handle::{Kind, Object, object};
 use crate::mr::{self, Mr};
 use crate::outcome::{Outcome, Refused, errno_of_post, pointer, status};
 use crate::pd::Pd;
@@ -23,7 +23,7 @@ pub(crate) struct Mw {
 // SAFETY: `#[repr(C)]`, and begins with an `ibv_mw`.
 unsafe impl Object for Mw {
     type C = c::ibv_mw;
-    const NAME: &'static str = "memory window";
+    const KIND: Kind = Kind::Mw;
 }
 
 impl Mw {
@@ -51,9 +51,8 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut c::ibv_pd, kind: c::ibv_mw_typ
         };
         let rkey = context.device.provider.create_window(own.id, kind)?.get();
         own.users.add();
-        context.users.add();
         let c = c::ibv_mw { context: context.as_c(), pd, rkey, handle: rkey >> 8, type_: number };
-        Ok(give(Mw { c: UnsafeCell::new(c), kind }))
+        Ok(context.handles.give(Mw { c: UnsafeCell::new(c), kind }))
     })
 }
 
@@ -67,9 +66,8 @@ pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut c::ibv_mw) -> c_int {
         let context = pd.context()?;
         context.device.provider.destroy_window(RKey::new(own.rkey()))?;
         pd.users.remove();
-        context.users.remove();
         // SAFETY: the program does not name it again.
-        drop(unsafe { take::<Mw>(mw) });
+        drop(unsafe { context.handles.take::<Mw>(mw) });
         Ok(())
     })
 }
