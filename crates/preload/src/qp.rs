@@ -2,6 +2,7 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
+use std::net::{IpAddr, Ipv6Addr};
 use std::ptr;
 use std::sync::Arc;
 
@@ -257,5 +258,37 @@ pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp: *mut c::ibv_qp) -> c_int {
             }
         }
         Ok(())
+    })
+}
+
+/// The group that a GID names, as an address of IP (RoCE v2 annex A17).
+///
+/// # Safety
+///
+/// `gid` is null or a GID.
+unsafe fn group(gid: *const c::ibv_gid) -> Outcome<IpAddr> {
+    // SAFETY: by the caller's promise; both views of a GID are plain bytes.
+    let raw = unsafe { gid.as_ref().map(|gid| gid.raw) };
+    let raw = raw.ok_or_else(|| Refused::invalid("the GID is null"))?;
+    Ok(IpAddr::V6(Ipv6Addr::from(raw)).to_canonical())
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_attach_mcast(qp: *mut c::ibv_qp, gid: *const c::ibv_gid, _lid: u16) -> c_int {
+    status("ibv_attach_mcast", || {
+        // SAFETY: the C contract.
+        let (own, group) = unsafe { (object::<Qp>(qp)?, group(gid)?) };
+        own.device.expect_own()?;
+        Ok(own.raw.attach(group)?)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_detach_mcast(qp: *mut c::ibv_qp, gid: *const c::ibv_gid, _lid: u16) -> c_int {
+    status("ibv_detach_mcast", || {
+        // SAFETY: the C contract.
+        let (own, group) = unsafe { (object::<Qp>(qp)?, group(gid)?) };
+        own.device.expect_own()?;
+        Ok(own.raw.detach(group)?)
     })
 }

@@ -41,6 +41,8 @@ fn count(number: usize) -> c_int {
 
 fn device_attributes(context: &Context) -> c::ibv_device_attr {
     let own = &context.device.attributes;
+    // The link joins groups of IPv4 only.
+    let groups = if own.address.is_ipv4() { limits::MAX_GROUPS } else { 0 };
     let version = CString::new(env!("CARGO_PKG_VERSION")).unwrap_or_default();
     let mut attributes = c::ibv_device_attr {
         node_guid: device::guid(),
@@ -73,6 +75,9 @@ fn device_attributes(context: &Context) -> c::ibv_device_attr {
         max_srq_wr: count(own.max_queue_depth),
         max_srq_sge: count(own.max_sges),
         max_pkeys: 1,
+        max_mcast_grp: count(groups),
+        max_mcast_qp_attach: count(limits::MAX_QPS),
+        max_total_mcast_qp_attach: count(groups.saturating_mul(limits::MAX_QPS)),
         phys_port_cnt: PORT,
         ..c::ibv_device_attr::default()
     };

@@ -38,7 +38,7 @@ pub use raw::DeviceAttributes;
 /// What the RNIC is limited to, in numbers.
 pub mod limits {
     pub use doorbell_rnic::{
-        MAX_CQ_DEPTH, MAX_CQS, MAX_INLINE_BYTES, MAX_QPS, MAX_QUEUE_DEPTH, MAX_REGION_BYTES, MAX_REGIONS, MAX_SGES,
-        MAX_SRQS, MAX_WINDOWS,
+        MAX_CQ_DEPTH, MAX_CQS, MAX_GROUPS, MAX_INLINE_BYTES, MAX_QPS, MAX_QUEUE_DEPTH, MAX_REGION_BYTES, MAX_REGIONS,
+        MAX_SGES, MAX_SRQS, MAX_WINDOWS,
     };
 }

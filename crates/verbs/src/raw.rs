@@ -248,6 +248,13 @@ pub trait Qp: Send + Sync {
     /// What is known of it.
     fn query(&self) -> QpInfo;
 
+    /// Attaches it to a multicast group: from now on it receives what is sent there, its own
+    /// datagrams included. Only UD queue pairs can be.
+    fn attach(&self, group: IpAddr) -> Result<(), Error>;
+
+    /// Detaches it from a multicast group.
+    fn detach(&self, group: IpAddr) -> Result<(), Error>;
+
     /// Posts a list of send work requests.
     ///
     /// # Safety

@@ -1,7 +1,7 @@
 //! The embedded software RNIC as a provider: real RoCE v2 over UDP, in this process.
 
 use std::any::Any;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -127,6 +127,7 @@ pub fn open_provider(options: &SoftOptions) -> Result<Arc<dyn Provider>, Error> 
         udp_port: port,
         check_memory: options.check_memory,
         regions: Mutex::default(),
+        groups: Arc::default(),
         event_fd: events,
         listener,
         events: queue,
@@ -181,6 +182,8 @@ struct Soft {
     udp_port: u16,
     check_memory: bool,
     regions: Mutex<HashMap<LKey, Arc<Region>>>,
+    /// Multicast groups that the link has joined, for whom.
+    groups: Arc<Mutex<HashSet<(IpAddr, Qpn)>>>,
     event_fd: Arc<EventFd>,
     listener: Arc<OnceLock<Notifier>>,
     events: Arc<EventQueue>,
@@ -326,7 +329,7 @@ impl Provider for Soft {
 
     fn create_qp(&self, init: QpInit) -> Result<Box<dyn raw::Qp>, Error> {
         let qpn = self.port.with(|rnic| rnic.create_qp(init))?;
-        Ok(Box::new(SoftQp { port: Arc::clone(&self.port), qpn }))
+        Ok(Box::new(SoftQp { port: Arc::clone(&self.port), groups: Arc::clone(&self.groups), qpn }))
     }
 
     fn random_psn(&self) -> Psn {
@@ -498,7 +501,22 @@ impl Drop for SoftSrq {
 
 struct SoftQp {
     port: Arc<Port>,
+    groups: Arc<Mutex<HashSet<(IpAddr, Qpn)>>>,
     qpn: Qpn,
+}
+
+impl SoftQp {
+    /// One at a time: what the link has joined is always what the RNIC has members of.
+    fn groups(&self) -> MutexGuard<'_, HashSet<(IpAddr, Qpn)>> {
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn detach_from(&self, group: IpAddr) -> Result<(), ObjectError> {
+        if self.port.with(|rnic| rnic.detach(self.qpn, group))? {
+            self.port.leave(group);
+        }
+        Ok(())
+    }
 }
 
 impl raw::Qp for SoftQp {
@@ -512,6 +530,26 @@ impl raw::Qp for SoftQp {
 
     fn query(&self) -> QpInfo {
         self.port.with(|rnic| rnic.query_qp(self.qpn)).expect("a queue pair exists until its handle drops")
+    }
+
+    fn attach(&self, group: IpAddr) -> Result<(), Error> {
+        let mut groups = self.groups();
+        if self.port.with(|rnic| rnic.attach(self.qpn, group))? {
+            self.port.join(group).map_err(|error| {
+                // The RNIC has it as its only member.
+                let _ = self.port.with(|rnic| rnic.detach(self.qpn, group));
+                Error::os("the multicast group could not be joined")(error)
+            })?;
+        }
+        groups.insert((group, self.qpn));
+        Ok(())
+    }
+
+    fn detach(&self, group: IpAddr) -> Result<(), Error> {
+        let mut groups = self.groups();
+        self.detach_from(group)?;
+        groups.remove(&(group, self.qpn));
+        Ok(())
     }
 
     #[inline]
@@ -538,6 +576,13 @@ impl raw::Qp for SoftQp {
 
 impl Drop for SoftQp {
     fn drop(&mut self) {
+        self.groups().retain(|&(group, qpn)| {
+            if qpn != self.qpn {
+                return true;
+            }
+            let _ = self.detach_from(group);
+            false
+        });
         // An acknowledgement that is due still leaves: the peer did nothing wrong.
         self.port.post(|rnic, _| (rnic.release_acks(), usize::MAX));
         // Others may have waited for the room that it took: they go on.

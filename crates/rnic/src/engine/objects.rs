@@ -314,6 +314,7 @@ impl Rnic {
             self.core.ready.retain(|&ready| ready != slot);
         }
         self.core.inbound.forget(slot);
+        self.detach_from_all(slot);
         if let Some(index) = qp.destination {
             self.leave_destination(index, slot);
         }

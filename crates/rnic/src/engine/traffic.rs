@@ -94,6 +94,10 @@ impl Rnic {
                 continue;
             };
             let bth = BthRepr::read(header);
+            if outer.dst.is_multicast() {
+                self.handle_multicast(outer, bth, rest);
+                continue;
+            }
             let slot = match last {
                 Some((qpn, slot)) if qpn == bth.dest_qpn => slot,
                 _ => {
@@ -121,7 +125,7 @@ impl Rnic {
         self.handle_packets(now_ns, outer, [packet]);
     }
 
-    fn count_unknown(&mut self, bth: &BthRepr) {
+    pub(super) fn count_unknown(&mut self, bth: &BthRepr) {
         match bth.opcode.transport() {
             Transport::Cnp => self.core.counters.rx_cnp += 1,
             _ if bth.opcode.operation().is_none() || bth.version != 0 => self.core.counters.rx_malformed += 1,
@@ -130,7 +134,7 @@ impl Rnic {
     }
 
     #[inline]
-    fn dispatch(&mut self, slot: u32, outer: &Outer, bth: BthRepr, rest: &[u8]) {
+    pub(super) fn dispatch(&mut self, slot: u32, outer: &Outer, bth: BthRepr, rest: &[u8]) {
         let (core, qp) = (&mut self.core, &mut self.qps[slot as usize]);
         qp.counters.rx_packets += 1;
         // IBTA Vol 1, 9.6: the checks of the base transport header, in this order.

@@ -5,6 +5,7 @@ mod common;
 
 mod flow;
 mod input;
+mod multicast;
 mod objects;
 mod paging;
 mod probes;
