@@ -444,6 +444,32 @@ static void on_demand(void)
 	tear_down(own);
 }
 
+/* A region of no memory: zeros are sent from it, and what is received into it is skipped. */
+static void no_memory(void)
+{
+	struct ends own = set_up(0);
+	struct ibv_mr *null = ibv_alloc_null_mr(pd);
+	struct ibv_sge from[2], to[2];
+	struct ibv_send_wr send = { .sg_list = from, .num_sge = 2, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED };
+	struct ibv_recv_wr receive = { .sg_list = to, .num_sge = 2 };
+	struct ibv_send_wr *bad_send;
+	struct ibv_recv_wr *bad_receive;
+
+	CHECK(null);
+	memset(own.memory, 'x', 4096);
+	from[0] = (struct ibv_sge){ (uintptr_t)own.memory, 8, own.mr->lkey };
+	from[1] = to[0] = (struct ibv_sge){ 0, 8, null->lkey };
+	to[1] = (struct ibv_sge){ (uintptr_t)own.memory + 100, 8, own.mr->lkey };
+	CHECK(ibv_post_recv(own.qp[1], &receive, &bad_receive) == 0);
+	CHECK(ibv_post_send(own.qp[0], &send, &bad_send) == 0);
+	CHECK(next_completion(own.cq[0]).status == IBV_WC_SUCCESS);
+	CHECK(next_completion(own.cq[1]).byte_len == 16);
+	CHECK(memcmp(own.memory + 99, "x\0\0\0\0\0\0\0\0x", 10) == 0);
+	CHECK(ibv_rereg_mr(null, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0) != 0);
+	CHECK(ibv_dereg_mr(null) == 0);
+	tear_down(own);
+}
+
 static uint64_t now_ns(void)
 {
 	struct ibv_values_ex values = { .comp_mask = IBV_VALUES_MASK_RAW_CLOCK };
@@ -566,6 +592,7 @@ int main(void)
 	notifications();
 	all_or_none();
 	on_demand();
+	no_memory();
 	time_stamps();
 	left_behind();
 	close_device();

@@ -59,6 +59,7 @@ fn tables(events: &Events) -> c::verbs_context {
     tables.free_dm = Some(dm::free_dm);
     tables.reg_dm_mr = Some(dm::reg_dm_mr);
     tables.advise_mr = Some(mr::advise_mr);
+    tables.alloc_null_mr = Some(mr::alloc_null_mr);
     tables.alloc_td = Some(pd::alloc_td);
     tables.dealloc_td = Some(pd::dealloc_td);
     tables.alloc_parent_domain = Some(pd::alloc_parent_domain);

@@ -22,6 +22,8 @@ pub(crate) struct Mr {
     users: Users,
     /// The device memory that it is of, if it is.
     dm: *mut c::ibv_dm,
+    /// It has no memory, and reads as zeros.
+    is_null: bool,
 }
 
 // SAFETY: `#[repr(C)]`, and begins with an `ibv_mr`.
@@ -129,7 +131,22 @@ pub(crate) unsafe fn reg_mr(
     if let Ok(dm) = unsafe { object::<Dm>(dm) } {
         dm.users.add();
     }
-    Ok(context.handles.give(Mr { c, address, access, users: Users::default(), dm }))
+    Ok(context.handles.give(Mr { c, address, access, users: Users::default(), dm, is_null: false }))
+}
+
+/// A region that reads as zeros and forgets what is written to it: only its local key is of use.
+pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut c::ibv_pd) -> *mut c::ibv_mr {
+    pointer("ibv_alloc_null_mr", || {
+        // SAFETY: the C contract.
+        let own = unsafe { object::<Pd>(pd) }?;
+        let context = own.context()?;
+        let lkey = context.device.provider.register_null(own.id)?.lkey.0;
+        own.users.add();
+        let c =
+            c::ibv_mr { context: context.as_c(), pd, addr: ptr::null_mut(), length: 0, handle: lkey, lkey, rkey: 0 };
+        let (access, users) = (Access::LOCAL_WRITE, Users::default());
+        Ok(context.handles.give(Mr { c, address: 0, access, users, dm: NO_DM, is_null: true }))
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -208,8 +225,8 @@ unsafe extern "C" fn ibv_rereg_mr(
         // SAFETY: the C contract; the pointer is only kept to be written below.
         let own = unsafe { object::<Mr>(mr) }?;
         own.users.expect_none("memory region")?;
-        if !own.dm.is_null() {
-            return Err(Refused::unsupported("a region of device memory stays as it was registered"));
+        if !own.dm.is_null() || own.is_null {
+            return Err(Refused::unsupported("a region of device memory, or of none, stays as it was registered"));
         }
         let moves = changes & c::IBV_REREG_MR_CHANGE_TRANSLATION != 0;
         let (memory, length) = if moves { (memory, length) } else { (own.c.addr, own.c.length) };

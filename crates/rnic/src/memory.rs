@@ -158,6 +158,8 @@ pub struct Region {
     bound: Option<Bound>,
     /// Asked before each access, if it is paged on demand.
     pager: Option<Arc<dyn Pager>>,
+    /// There is no memory behind it: it reads as zeros, and what is written is lost.
+    is_null: bool,
     /// Keeps memory that the provider allocated alive for as long as an engine may touch it.
     _owner: Option<Arc<dyn Any + Send + Sync>>,
 }
@@ -272,6 +274,10 @@ impl Region {
     #[inline]
     fn copy_out(&self, offset: usize, out: &mut [u8]) {
         assert!(offset <= self.length && out.len() <= self.length - offset);
+        if self.is_null {
+            out.fill(0);
+            return;
+        }
         if let Ok(out) = <&mut [u8; 8]>::try_from(&mut *out)
             && let Some(word) = self.word(offset)
         {
@@ -289,6 +295,9 @@ impl Region {
     #[inline]
     fn copy_in(&self, offset: usize, data: &[u8]) {
         assert!(offset <= self.length && data.len() <= self.length - offset);
+        if self.is_null {
+            return;
+        }
         if let Ok(bytes) = <[u8; 8]>::try_from(data)
             && let Some(word) = self.word(offset)
         {
@@ -316,9 +325,9 @@ impl Region {
     fn word(&self, offset: usize) -> Option<&AtomicU64> {
         assert!(offset <= self.length && 8 <= self.length - offset);
         let place = self.base.wrapping_add(offset).cast::<u64>();
-        // SAFETY: eight aligned bytes inside the region, which is mapped while it is valid; local
-        // code is documented to use atomics on words that peers operate on.
-        place.is_aligned().then(|| unsafe { AtomicU64::from_ptr(place) })
+        // SAFETY: eight aligned bytes inside the region, which is mapped while it is valid, if there
+        // is memory at all; local code is documented to use atomics on words that peers operate on.
+        (!self.is_null && place.is_aligned()).then(|| unsafe { AtomicU64::from_ptr(place) })
     }
 }
 
@@ -413,12 +422,7 @@ impl RegionTable {
         if !is_possible(address, length, access) {
             return None;
         }
-        let mut keys = self.write();
-        if keys.regions.len() >= MAX_REGIONS {
-            return None;
-        }
-        let key = keys.unused(random);
-        let region = Arc::new(Region {
+        self.enter(random, |key| Region {
             pd,
             key,
             address,
@@ -430,8 +434,38 @@ impl RegionTable {
             windows: AtomicUsize::new(0),
             bound: None,
             pager: self.pager_for(access),
+            is_null: false,
             _owner: owner,
-        });
+        })
+    }
+
+    /// Enters a region without memory, for local use: it reads as zeros, and what is written to it is
+    /// lost. It takes every address. `None` if the device is full.
+    pub fn insert_null(&self, pd: PdId, random: impl FnMut() -> u32) -> Option<Arc<Region>> {
+        self.enter(random, |key| Region {
+            pd,
+            key,
+            address: 0,
+            base: ptr::null_mut(),
+            length: usize::MAX,
+            access: Access::LOCAL_WRITE,
+            valid: AtomicBool::new(true),
+            remote: AtomicBool::new(true),
+            windows: AtomicUsize::new(0),
+            bound: None,
+            pager: None,
+            is_null: true,
+            _owner: None,
+        })
+    }
+
+    fn enter(&self, random: impl FnMut() -> u32, region: impl FnOnce(u32) -> Region) -> Option<Arc<Region>> {
+        let mut keys = self.write();
+        if keys.regions.len() >= MAX_REGIONS {
+            return None;
+        }
+        let key = keys.unused(random);
+        let region = Arc::new(region(key));
         keys.regions.insert(key >> 8, Arc::clone(&region));
         Some(region)
     }
@@ -470,6 +504,7 @@ impl RegionTable {
             windows: AtomicUsize::new(0),
             bound: None,
             pager: self.pager_for(access),
+            is_null: false,
             _owner: None,
         });
         let old = std::mem::replace(place, Arc::clone(&region));

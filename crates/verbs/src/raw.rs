@@ -92,6 +92,10 @@ pub trait Provider: Send + Sync {
         owner: Option<Arc<dyn Any + Send + Sync>>,
     ) -> Result<Keys, Error>;
 
+    /// Registers a region without memory, for local use: it reads as zeros, and what is written to it
+    /// is lost. It takes every address.
+    fn register_null(&self, pd: PdId) -> Result<Keys, Error>;
+
     /// Registers a region anew, with other memory, rights or protection domain; its keys stay good.
     /// If it is refused, the region stays as it was.
     ///

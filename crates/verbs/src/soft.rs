@@ -115,6 +115,10 @@ pub fn open_provider(options: &SoftOptions) -> Result<Arc<dyn Provider>, Error> 
     if options.check_elements_late {
         rnic.check_elements_late();
     }
+    if options.check_memory && !can_bring_in() {
+        let what = "whether memory is there cannot be checked: that needs Linux 5.14";
+        return Err(Error::os(what)(std::io::ErrorKind::Unsupported.into()));
+    }
     if can_bring_in() {
         rnic.page_with(Arc::new(OwnMemory));
     }
@@ -199,6 +203,12 @@ impl Pager for OwnMemory {
 }
 
 impl Soft {
+    fn enter(&self, region: Arc<Region>) -> Keys {
+        let keys = Keys { lkey: region.lkey(), rkey: region.rkey() };
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner).insert(keys.lkey, region);
+        keys
+    }
+
     /// The rights of a region, as it is registered with the RNIC.
     fn effective(&self, access: Access) -> Access {
         if self.check_memory { access | Access::ON_DEMAND } else { access }
@@ -253,9 +263,12 @@ impl Provider for Soft {
             // SAFETY: passed on to our caller.
             unsafe { rnic.register(pd, base, length, address, self.effective(access), owner) }
         })?;
-        let keys = Keys { lkey: region.lkey(), rkey: region.rkey() };
-        self.regions.lock().unwrap_or_else(PoisonError::into_inner).insert(keys.lkey, region);
-        Ok(keys)
+        Ok(self.enter(region))
+    }
+
+    fn register_null(&self, pd: PdId) -> Result<Keys, Error> {
+        let region = self.port.with(|rnic| rnic.register_null(pd))?;
+        Ok(self.enter(region))
     }
 
     unsafe fn reregister(

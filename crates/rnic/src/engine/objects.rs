@@ -78,6 +78,14 @@ impl Rnic {
             .ok_or(ObjectError::Region { address, length })
     }
 
+    /// Registers a region without memory, for local use: it reads as zeros, and what is written to it
+    /// is lost. It takes every address.
+    pub fn register_null(&mut self, pd: PdId) -> Result<Arc<Region>, ObjectError> {
+        self.check_pd(pd)?;
+        let rng = &mut self.key_rng;
+        self.regions.insert_null(pd, || rng.next_u32()).ok_or(ObjectError::Exhausted("memory regions"))
+    }
+
     /// Registers a region anew, with other memory, rights or protection domain. Its keys stay good
     /// (IBTA Vol 1, 11.2.8.5 leaves that open; programs expect it).
     ///

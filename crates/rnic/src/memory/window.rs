@@ -142,6 +142,7 @@ impl RegionTable {
             windows: AtomicUsize::new(0),
             bound: Some(Bound { region: Arc::clone(region), kind: window.kind, qpn }),
             pager: region.pager.clone(),
+            is_null: false,
             _owner: None,
         }));
         Ok(())

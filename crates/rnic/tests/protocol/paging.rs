@@ -127,6 +127,33 @@ fn all_of_the_address_space_can_be_registered_if_it_is_paged_on_demand() {
 }
 
 #[test]
+fn a_region_without_memory_reads_as_zeros_and_forgets() {
+    let mut script = Script::new();
+    let pd = script.world.nodes[OWN].pd;
+    let null = script.rnic().register_null(pd).expect("room for a region");
+    let own = script.world.nodes[OWN].sge(0, 8);
+    let sges = [Sge { address: u64::MAX - 20, length: 8, lkey: null.lkey() }, own];
+    script.world.nodes[OWN].memory.write(0, &[9; 8]);
+    let (now_ns, qpn) = (script.world.now_ns, script.qpn);
+    let payload = Payload::Sges(&sges);
+    let send = SendRequest { wr_id: 3, operation: Op::Send, flags: SendFlags::empty(), payload, destination: None };
+    script.rnic().post_send(now_ns, qpn, &[send]).expect("there is room");
+    let sent = script.sent();
+    assert_eq!(sent[0].bytes[12..28], [[0; 8], [9; 8]].concat());
+
+    script.rnic().post_recv(qpn, &[RecvRequest { wr_id: 4, sges: &sges }]).expect("there is room");
+    let said = script.say(Opcode::RC_SEND_ONLY).payload(&[[1; 8], [2; 8]].concat());
+    script.hear(&said);
+    assert_eq!(script.ends(), [(4, Status::Success)]);
+    assert_eq!(script.world.nodes[OWN].memory.read(0, 8), [2; 8]);
+
+    let said = script.say(Opcode::RC_WRITE_ONLY).psn(PEER_PSN.add(1)).reth(64, null.rkey(), 8).payload(&[7; 8]);
+    script.hear(&said);
+    let refused = script.sent().iter().find_map(nak_of);
+    assert_eq!(refused, Some(NakCode::REMOTE_ACCESS_ERROR), "it is not for peers");
+}
+
+#[test]
 fn a_completion_tells_when_it_came_about() {
     let mut script = Script::new();
     script.post(Op::Send, 8);
