@@ -94,8 +94,8 @@ static inline void to_rts(struct ibv_qp *qp)
 	struct ibv_qp_attr attr = {
 		.qp_state = IBV_QPS_RTS,
 		.sq_psn = 7,
-		.timeout = 10,
-		.retry_cnt = 2,
+		.timeout = 14,
+		.retry_cnt = 7,
 		.rnr_retry = 7,
 		.max_rd_atomic = 4,
 	};

@@ -85,7 +85,7 @@ static void send_all(struct ibv_qp *qp, struct ibv_ah *ah, int messages)
 }
 
 struct sender {
-	uint32_t qpn;
+	uint64_t qpn;
 	union ibv_gid gid;
 };
 

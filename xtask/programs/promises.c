@@ -1,5 +1,7 @@
 /* What verbs promise to a program that is right, where ready-made programs do not look: every byte
  * of many connections, how work is flushed, events, and what happens to what is left behind. */
+#include <pthread.h>
+
 #include "common.h"
 
 #define PAIRS 32
@@ -581,6 +583,35 @@ static void left_behind(void)
 	}
 }
 
+/* Threads that make connections, use them and destroy them in the middle of it, on one device. */
+static void *churn(void *unused)
+{
+	for (int round = 0; round < 40; round++) {
+		struct ends own = set_up(0);
+
+		for (uint64_t id = 0; id < 8; id++) {
+			own.memory[0] = id;
+			CHECK(post(own.qp[id % 2], id < 4 ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ, id, own.mr, own.memory,
+				   3000, own.mr, own.memory + 4096) == 0);
+		}
+		/* Every other time with most of it under way. */
+		for (int left = round % 2 ? 4 : 1; left > 0; left--)
+			CHECK(next_completion(own.cq[0]).status == IBV_WC_SUCCESS);
+		tear_down(own);
+	}
+	return unused;
+}
+
+static void threads(void)
+{
+	pthread_t thread[4];
+
+	for (int i = 0; i < 4; i++)
+		CHECK(pthread_create(&thread[i], NULL, churn, NULL) == 0);
+	for (int i = 0; i < 4; i++)
+		CHECK(pthread_join(thread[i], NULL) == 0);
+}
+
 int main(void)
 {
 	open_device();
@@ -595,6 +626,7 @@ int main(void)
 	no_memory();
 	time_stamps();
 	left_behind();
+	threads();
 	close_device();
 	return 0;
 }
