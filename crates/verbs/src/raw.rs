@@ -281,3 +281,29 @@ pub trait Qp: Send + Sync {
     /// The memory must stay registered and unreferenced until its completion is reaped.
     unsafe fn post_recv(&self, list: &[RecvRequest<'_>]) -> Result<(), PostError>;
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+
+    use super::*;
+
+    #[test]
+    fn memory_that_is_there_is_brought_in_and_other_is_not() {
+        static CONSTANT: [u8; 8] = [1; 8];
+        if !can_bring_in() {
+            eprintln!("left out: this kernel is older than 5.14");
+            return;
+        }
+        let mut own = vec![0_u8; 100_000];
+        let constant = CONSTANT.as_ptr().cast_mut();
+        let nowhere = ptr::without_provenance_mut(0x1000);
+        let end = ptr::without_provenance_mut(usize::MAX - 1);
+        assert!(bring_in(own.as_mut_ptr(), own.len(), true).is_ok());
+        assert!(bring_in(constant, 8, false).is_ok());
+        assert!(bring_in(constant, 8, true).is_err(), "it cannot be written");
+        assert!(bring_in(nowhere, 1, false).is_err(), "nothing is there");
+        assert!(bring_in(end, 2, false).is_err(), "nor beyond the end");
+        assert!(bring_in(nowhere, 0, true).is_ok(), "no bytes need no memory");
+    }
+}
