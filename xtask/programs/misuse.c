@@ -163,6 +163,27 @@ static void belongings(void)
 	CHECK(ibv_destroy_cq(others) == 0 && ibv_dealloc_pd(other_pd) == 0 && ibv_close_device(other) == 0);
 }
 
+/* What is not offered is refused here, and never reaches the system's library, which would take these
+ * objects for its own. */
+static void not_offered(void)
+{
+	struct ibv_ah_attr address = { .is_global = 1, .port_num = 1, .grh = { .dgid = gid } };
+	struct ibv_ece ece = { 0 };
+	uint8_t mac[6];
+	uint16_t vid;
+
+	CHECK(!ibv_import_device(context->cmd_fd) && errno == EOPNOTSUPP);
+	CHECK(!ibv_import_pd(context, pd->handle) && errno == EOPNOTSUPP);
+	CHECK(!ibv_import_mr(pd, mr->handle) && errno == EOPNOTSUPP);
+	CHECK(!ibv_import_dm(context, 0) && errno == EOPNOTSUPP);
+	CHECK(!ibv_reg_dmabuf_mr(pd, 0, 4096, 0, 0, 0) && errno == EOPNOTSUPP);
+	CHECK(ibv_query_ece(qp, &ece) == EOPNOTSUPP && ibv_set_ece(qp, &ece) == EOPNOTSUPP);
+	CHECK(ibv_resolve_eth_l2_from_gid(context, &address, mac, &vid) == EOPNOTSUPP);
+	CHECK(ibv_query_qp_data_in_order(qp, IBV_WR_SEND, 0) == 0);
+	CHECK(!ibv_open_xrcd(context, &(struct ibv_xrcd_init_attr){ 0 }) && errno == EOPNOTSUPP);
+	CHECK(ibv_fork_init() == 0 && ibv_is_fork_initialized() == IBV_FORK_UNNEEDED);
+}
+
 /* An inherited device is no device; a new one is. */
 static void child(void)
 {
@@ -198,6 +219,7 @@ int main(void)
 	queues(channel);
 	full_queues();
 	belongings();
+	not_offered();
 
 	process = fork();
 	if (process == 0)

@@ -1,1 +1,72 @@
+//! What is not offered. Each of these takes an object of this device, which the real library
+//! must not see: it would read private fields that are not there.
 
+use std::ffi::{c_int, c_uint, c_void};
+
+use doorbell_ibverbs_sys as c;
+
+use crate::outcome::{Refused, pointer, status};
+
+macro_rules! refused {
+    ($($why:literal: $name:ident($($type:ty),*) -> $end:ident $result:ty;)*) => {
+        $(#[unsafe(no_mangle)]
+        extern "C" fn $name($(_: $type),*) -> $result {
+            $end(stringify!($name), || Err(Refused::unsupported($why)))
+        })*
+    };
+}
+
+refused! {
+    "devices are not shared between processes": ibv_import_device(c_int) -> pointer *mut c::ibv_context;
+    "protection domains are not shared between processes":
+        ibv_import_pd(*mut c::ibv_context, u32) -> pointer *mut c::ibv_pd;
+    "memory regions are not shared between processes": ibv_import_mr(*mut c::ibv_pd, u32) -> pointer *mut c::ibv_mr;
+    "device memory is not shared between processes":
+        ibv_import_dm(*mut c::ibv_context, u32) -> pointer *mut c::ibv_dm;
+    "DMA buffers are memory of devices, which a software RNIC does not reach":
+        ibv_reg_dmabuf_mr(*mut c::ibv_pd, u64, usize, u64, c_int, c_int) -> pointer *mut c::ibv_mr;
+    "the device has no vendor-specific enhancements": ibv_query_ece(*mut c::ibv_qp, *mut c::ibv_ece) -> status c_int;
+    "the device has no vendor-specific enhancements": ibv_set_ece(*mut c::ibv_qp, *mut c::ibv_ece) -> status c_int;
+    "Ethernet addresses are the kernel's business":
+        ibv_resolve_eth_l2_from_gid(*mut c::ibv_context, *mut c::ibv_ah_attr, *mut u8, *mut u16) -> status c_int;
+}
+
+// Nothing was imported, so there is nothing to let go of.
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_unimport_pd(_: *mut c::ibv_pd) {}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_unimport_mr(_: *mut c::ibv_mr) {}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_unimport_dm(_: *mut c::ibv_dm) {}
+
+/// Bytes of a message are placed in order only within one packet: no promise is made.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_query_qp_data_in_order(_: *mut c::ibv_qp, _: c::ibv_wr_opcode, _: u32) -> c_int {
+    0
+}
+
+// No hardware reads the memory behind the processor's back, so pages that a fork copies are no
+// danger, and nothing is to be prepared.
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_fork_init() -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_is_fork_initialized() -> c_uint {
+    c::IBV_FORK_UNNEEDED
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_dontfork_range(_: *mut c_void, _: usize) -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_dofork_range(_: *mut c_void, _: usize) -> c_int {
+    0
+}
