@@ -2,6 +2,7 @@
 
 mod bindings;
 mod browser;
+mod dist;
 mod end_to_end;
 mod packets;
 mod peers;
@@ -42,6 +43,12 @@ enum Command {
     Report,
     /// Only runs unmodified verbs programs on the software RNIC, as `test` does.
     Programs,
+    /// Makes an archive with the command and the library that it preloads.
+    Dist {
+        /// Where to [default: `dist` in the target directory]
+        #[arg(long, value_name = "DIRECTORY")]
+        out: Option<PathBuf>,
+    },
     /// Generates the C layouts of libibverbs anew from rdma-core's header, with libclang.
     Bindings,
 }
@@ -53,15 +60,20 @@ fn main() -> ExitCode {
         Command::EndToEnd => test::end_to_end(),
         Command::Report => test::report(),
         Command::Programs => test::programs(),
+        Command::Dist { out } => status(dist::build(out.as_deref()).map(|archive| println!("{}", archive.display()))),
         Command::Bindings => {
             peers::install_for_bindings();
-            match bindings::generate().and_then(|()| bindings::check_layout()) {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(why) => {
-                    eprintln!("{why}");
-                    ExitCode::FAILURE
-                }
-            }
+            status(bindings::generate().and_then(|()| bindings::check_layout()))
+        }
+    }
+}
+
+fn status(result: Result<(), String>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("{why}");
+            ExitCode::FAILURE
         }
     }
 }

@@ -22,6 +22,9 @@ const OTHER_TRIES: usize = 4;
 /// rdma-core's tests that pass, module by module: it may only rise.
 const PYVERBS_OK: &str = include_str!("../pyverbs-ok.txt");
 
+/// With these ids perftest uses inline data and `ibv_wr_*`.
+const KNOWN_VENDOR: &[&str] = &["--vendor-id", "0x2c9:4119"];
+
 /// Pairs of processes: the program and its arguments; the client is given an address in addition.
 const PAIRS: &[&str] = &[
     "ibv_rc_pingpong -g 0",
@@ -49,8 +52,9 @@ const PAIRS: &[&str] = &[
     "ib_send_bw -n 500 -m 512",
     "ib_send_bw -n 500 -m 1024",
     "ib_send_bw -n 500 -m 2048",
-    "ib_send_bw -n 500 -c UC",
-    "ib_send_bw -n 500 -c UD",
+    // What these lose nobody sends again, so all of it has to fit into the receive buffer.
+    "ib_send_bw -n 100 -s 1024 -c UC",
+    "ib_send_bw -n 100 -s 1024 -c UD",
     "ib_send_lat -n 500",
     "ib_send_lat -n 500 -e",
     "ib_send_lat -n 500 -I 64",
@@ -80,51 +84,61 @@ pub(crate) fn build() -> Result<(), String> {
     run(cargo(&["build", "--release", "--package", "doorbell-cli", "--package", "doorbell-preload"]))
 }
 
-/// `doorbell run` of a program.
-fn on_doorbell(vendor: Option<&str>, program: &[&str]) -> Command {
+/// `doorbell run` of a program, with these options.
+fn on_doorbell(options: &[&str], program: &[&str]) -> Command {
     let mut doorbell = command(target().join("release").join("doorbell"), &["run", "--explain"]);
-    if let Some(vendor) = vendor {
-        doorbell.args(["--vendor-id", vendor]);
-    }
-    doorbell.arg("--").args(program);
+    doorbell.args(options).arg("--").args(program);
     doorbell
 }
 
 /// What shows the device.
 pub(crate) fn show() -> Result<(), String> {
-    let list = output_of(on_doorbell(None, &["ibv_devices"]))?;
-    let info = output_of(on_doorbell(None, &["ibv_devinfo", "-v"]))?;
+    let list = output_of(on_doorbell(&[], &["ibv_devices"]))?;
+    let info = output_of(on_doorbell(&[], &["ibv_devinfo", "-v"]))?;
     for (text, words) in [(&list, "doorbell0"), (&info, "PORT_ACTIVE"), (&info, "RoCE v2"), (&info, "Ethernet")] {
         if !text.contains(words) {
             return Err(format!("{words:?} is missing in:\n{text}"));
         }
     }
+    // It waits for events until it is stopped.
+    let mut watch = start(on_doorbell(&[], &["stdbuf", "-oL", "ibv_asyncwatch"]))?;
+    let until = Instant::now() + PATIENCE;
+    while !watch.said().contains("doorbell0: async event FD") {
+        if watch.has_ended() || Instant::now() > until {
+            return Err(format!("ibv_asyncwatch does not watch: {}", watch.said()));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
     Ok(())
 }
 
-/// A program of our own that does what verbs refuse.
-pub(crate) fn misuse() -> Result<(), String> {
-    let source = root().join("xtask/programs/misuse.c");
-    let program = target().join("xtask").join("misuse");
+/// Programs of our own, where ready-made ones do not look: what verbs refuse, and what they promise.
+pub(crate) fn own() -> Result<(), String> {
     let folder = target().join("xtask");
     fs::create_dir_all(&folder).map_err(|error| format!("{} could not be made: {error}", folder.display()))?;
-    let (source, program) = (source.to_string_lossy().into_owned(), program.to_string_lossy().into_owned());
-    run(command("cc", &["-Wall", "-o", &program, &source, "-libverbs"]))?;
-    start(on_doorbell(None, &[&program]))?.finish()
+    for (name, options) in
+        [("misuse", &[][..]), ("promises", &[]), ("multicast", &[]), ("unmapped", &["--check-memory"])]
+    {
+        let source = root().join("xtask/programs").join(name).with_extension("c").to_string_lossy().into_owned();
+        let program = folder.join(name).to_string_lossy().into_owned();
+        run(command("cc", &["-Wall", "-Wextra", "-Werror", "-o", &program, &source, "-libverbs"]))?;
+        start(on_doorbell(options, &[&program]))?.finish().map_err(|why| format!("{name}: {why}"))?;
+    }
+    Ok(())
 }
 
 /// Each pair of processes, also with the ids of a vendor for which perftest uses more of verbs.
 pub(crate) fn pairs() -> Result<(), String> {
     let mut failures = Vec::new();
     for line in PAIRS {
-        let vendors = if line.starts_with("ib_") { &[None, Some("0x2c9:4119")][..] } else { &[None] };
-        for vendor in vendors {
-            let mut result = pair(line, *vendor);
+        let vendors = if line.starts_with("ib_") { &[&[][..], KNOWN_VENDOR][..] } else { &[&[][..]] };
+        for options in vendors {
+            let mut result = pair(line, options);
             for _ in 0..OTHER_TRIES {
                 if !result.as_ref().is_err_and(|why| why.contains(NO_CLOCK)) {
                     break;
                 }
-                result = pair(line, *vendor);
+                result = pair(line, options);
             }
             if let Err(why) = result {
                 eprintln!("FAILED: {why}");
@@ -136,14 +150,14 @@ pub(crate) fn pairs() -> Result<(), String> {
     if failures.is_empty() { Ok(()) } else { Err(failures.join("\n")) }
 }
 
-fn pair(line: &str, vendor: Option<&str>) -> Result<(), String> {
+fn pair(line: &str, options: &[&str]) -> Result<(), String> {
     let mut words: Vec<&str> = line.split(' ').collect();
     let port = free_port()?.to_string();
     words.extend(["-p", &port]);
-    let mut server = start(on_doorbell(vendor, &words))?;
+    let mut server = start(on_doorbell(options, &words))?;
     wait_until_listening(&port, &mut server)?;
     words.push("127.0.0.1");
-    let client = start(on_doorbell(vendor, &words))?;
+    let client = start(on_doorbell(options, &words))?;
     let (client, server) = (client.finish(), server.finish());
     client.and(server).map_err(|why| format!("{line}: {why}"))
 }
@@ -232,7 +246,7 @@ pub(crate) fn pyverbs() -> Result<(), String> {
     let arguments = ["/usr/bin/python3", &script, "--dev", "doorbell0", "--gid", "0", "-v"];
     let output = target().join("xtask").join("pyverbs.txt");
     let file = fs::File::create(&output).map_err(|error| format!("{}: {error}", output.display()))?;
-    let mut python = on_doorbell(None, &arguments);
+    let mut python = on_doorbell(&[], &arguments);
     let both = file.try_clone().map_err(|error| error.to_string())?;
     let status = python.stdout(Stdio::from(file)).stderr(Stdio::from(both)).status();
     let status = status.map_err(|error| format!("the tests could not be started: {error}"))?;

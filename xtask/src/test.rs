@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use crate::shell::{cargo, run, succeeds, target};
-use crate::{bindings, browser, end_to_end, packets, peers, programs};
+use crate::{bindings, browser, dist, end_to_end, packets, peers, programs};
 
 /// How a step ended.
 pub(crate) enum Outcome {
@@ -45,7 +45,8 @@ impl Report {
     fn programs(&mut self) {
         self.step("verbs programs, build", || programs::build().into());
         self.step("verbs programs, device", || programs::show().into());
-        self.step("verbs programs, misuse", || programs::misuse().into());
+        self.step("verbs programs, archive", || dist::check().into());
+        self.step("verbs programs, our own", || programs::own().into());
         self.step("verbs programs, pairs", || programs::pairs().into());
         self.step("rdma-core's tests", || programs::pyverbs().into());
     }

@@ -51,6 +51,10 @@ pub(crate) struct Settings {
     /// Say on standard error why a call was refused
     #[arg(long)]
     explain: bool,
+    /// Ask before each access to registered memory whether it is there: memory that was unmapped too
+    /// early then ends a work request instead of the program. Costs a system call for each
+    #[arg(long)]
+    check_memory: bool,
 }
 
 /// Runs a program on the software RNIC.
@@ -115,6 +119,7 @@ impl Settings {
         set("DOORBELL_STATS", self.stats.then(|| "1".to_owned()));
         set("DOORBELL_VENDOR_ID", self.vendor_id.clone());
         set("DOORBELL_LOG", self.explain.then(|| "debug".to_owned()));
+        set("DOORBELL_CHECK_MEMORY", self.check_memory.then(|| "1".to_owned()));
         if let Some(pcap) = &self.pcap {
             // The program may change its directory before it opens the device.
             variables.push(("DOORBELL_PCAP", std::path::absolute(pcap)?.into_os_string()));

@@ -1,7 +1,9 @@
 //! Counts packets and bytes per class as they cross a link.
 
 use std::io;
+use std::net::IpAddr;
 use std::ops::{Index, Sub};
+use std::os::fd::OwnedFd;
 
 use doorbell_rnic::TransmitBatch;
 use doorbell_wire::{Opcode, Operation};
@@ -194,6 +196,14 @@ impl<L: Link> Link for Counted<L> {
 
     fn poll_timeout(&self) -> Option<u64> {
         self.inner.poll_timeout()
+    }
+
+    fn join(&mut self, group: IpAddr) -> io::Result<OwnedFd> {
+        self.inner.join(group)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.inner.leave(group);
     }
 
     fn link_counters(&self) -> LinkCounters {

@@ -87,6 +87,11 @@ impl<L: Link> Driver<L> {
         &self.link
     }
 
+    /// The link, to join and leave multicast groups.
+    pub fn link_mut(&mut self) -> &mut L {
+        &mut self.link
+    }
+
     /// Receives, does what is due and sends. Returns the number of packets received.
     pub fn pump(&mut self, now_ns: u64, acks: Acks) -> io::Result<usize> {
         // A link that fails must not keep work requests from timing out.

@@ -1,6 +1,8 @@
 //! The link: what a driver needs from whatever carries its packets.
 
 use std::io;
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
 
 use doorbell_rnic::TransmitBatch;
 use doorbell_wire::Outer;
@@ -95,6 +97,14 @@ pub trait Link: Send {
         None
     }
 
+    /// Receives what is sent to a multicast group, from now on. Returns what becomes readable then.
+    fn join(&mut self, group: IpAddr) -> io::Result<OwnedFd> {
+        Err(io::Error::new(io::ErrorKind::Unsupported, format!("this link has no multicast groups such as {group}")))
+    }
+
+    /// Ends that.
+    fn leave(&mut self, _group: IpAddr) {}
+
     /// What was lost on this side.
     fn link_counters(&self) -> LinkCounters;
 }
@@ -114,6 +124,14 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn poll_timeout(&self) -> Option<u64> {
         (**self).poll_timeout()
+    }
+
+    fn join(&mut self, group: IpAddr) -> io::Result<OwnedFd> {
+        (**self).join(group)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        (**self).leave(group);
     }
 
     fn link_counters(&self) -> LinkCounters {

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::net::IpAddr;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use doorbell_rnic::{MAX_RUN_BYTES, TransmitBatch};
@@ -101,6 +102,14 @@ impl<L: Link> Link for Pcap<L> {
 
     fn poll_timeout(&self) -> Option<u64> {
         self.inner.poll_timeout().into_iter().chain(self.capture.flush_at_ns).min()
+    }
+
+    fn join(&mut self, group: IpAddr) -> io::Result<OwnedFd> {
+        self.inner.join(group)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.inner.leave(group);
     }
 
     fn link_counters(&self) -> LinkCounters {
@@ -308,9 +317,17 @@ fn into_io(error: PcapError) -> io::Error {
 }
 
 /// A locally administered unicast MAC address made from an IP address: of IPv4 all of it, of IPv6
-/// its end.
+/// its end; or the address of a multicast group (RFC 1112, 6.4, and RFC 2464, 7).
 fn mac_of(address: IpAddr) -> [u8; 6] {
     match address.to_canonical() {
+        IpAddr::V4(v4) if v4.is_multicast() => {
+            let [_, b, c, d] = v4.octets();
+            [0x01, 0, 0x5e, b & 0x7f, c, d]
+        }
+        IpAddr::V6(v6) if v6.is_multicast() => {
+            let [.., a, b, c, d] = v6.octets();
+            [0x33, 0x33, a, b, c, d]
+        }
         IpAddr::V4(v4) => {
             let [a, b, c, d] = v4.octets();
             [0x02, 0, a, b, c, d]

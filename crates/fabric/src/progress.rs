@@ -20,6 +20,7 @@
 mod wake;
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -65,6 +66,14 @@ struct Shared {
     polls: AtomicU64,
     stop: AtomicBool,
     failed: AtomicBool,
+    /// What the thread watches beside the socket.
+    groups: Mutex<Vec<Arc<Joined>>>,
+}
+
+/// A multicast group, and what becomes readable when something arrives for it.
+struct Joined {
+    group: IpAddr,
+    readable: OwnedFd,
 }
 
 /// An RNIC on a link, driven by its callers and by a thread of its own.
@@ -92,6 +101,7 @@ impl Port {
             polls: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             failed: AtomicBool::new(false),
+            groups: Mutex::default(),
         });
         // Signals are the program's: the thread is born with all of them blocked.
         let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
@@ -176,6 +186,21 @@ impl Port {
         }
     }
 
+    /// Receives what is sent to a multicast group, from now on.
+    pub fn join(&self, group: IpAddr) -> io::Result<()> {
+        let readable = self.shared.lock().link_mut().join(group)?;
+        self.shared.groups().push(Arc::new(Joined { group, readable }));
+        self.shared.kick(); // the thread does not watch it yet
+        Ok(())
+    }
+
+    /// Ends that.
+    pub fn leave(&self, group: IpAddr) {
+        self.shared.groups().retain(|joined| joined.group != group);
+        self.shared.lock().link_mut().leave(group);
+        self.shared.kick();
+    }
+
     /// What the link lost on this side.
     pub fn link_counters(&self) -> LinkCounters {
         self.shared.lock().link().link_counters()
@@ -226,6 +251,10 @@ impl Shared {
             std::thread::yield_now();
         }
         self.lock()
+    }
+
+    fn groups(&self) -> MutexGuard<'_, Vec<Arc<Joined>>> {
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn kick(&self) {
@@ -330,28 +359,21 @@ impl Shared {
         woken
     }
 
-    /// True if the socket is ready.
+    /// True if the socket is ready, or that of a group.
     fn sleep_on(&self, socket: Option<PollFd<'_>>, until_ns: u64) -> bool {
-        let kick = PollFd::new(self.kick.as_fd(), PollFlags::POLLIN);
-        let (mut both, mut one);
-        let fds: &mut [PollFd<'_>] = match socket {
-            Some(socket) => {
-                both = [kick, socket];
-                &mut both
-            }
-            None => {
-                one = [kick];
-                &mut one
-            }
-        };
+        let groups = if socket.is_some() { self.groups().clone() } else { Vec::new() };
+        let watched = |readable| PollFd::new(readable, PollFlags::POLLIN);
+        let mut fds = vec![watched(self.kick.as_fd())];
+        fds.extend(socket);
+        fds.extend(groups.iter().map(|joined| watched(joined.readable.as_fd())));
         let timeout = (until_ns != NEVER).then(|| {
             let left = until_ns.saturating_sub(self.now_ns());
             TimeSpec::from(std::time::Duration::from_nanos(left))
         });
         // An interruption is as good as any wake-up: the caller looks at everything again.
-        let _ = ppoll(fds, timeout, None);
-        let ready = |index: usize| fds.get(index).and_then(PollFd::any).unwrap_or(false);
-        let (kicked, packets) = (ready(0), ready(1));
+        let _ = ppoll(&mut fds, timeout, None);
+        let ready = |fd: &PollFd<'_>| fd.any().unwrap_or(false);
+        let (kicked, packets) = (ready(&fds[0]), fds[1..].iter().any(ready));
         if kicked {
             let _ = self.kick.read();
         }

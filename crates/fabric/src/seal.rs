@@ -124,6 +124,9 @@ impl Checker {
     pub(crate) fn flow_from(&mut self, run: &ReceivedRun<'_>) -> Flow {
         let (source, source_port) = (run.outer.src, run.source_port);
         let (local, port) = (self.local, self.port);
+        if run.outer.dst.is_multicast() {
+            return Flow::new(source, run.outer.dst, source_port, port);
+        }
         self.flows.get(source, source_port, || Flow::new(source, local, source_port, port))
     }
 }

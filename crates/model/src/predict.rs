@@ -283,9 +283,7 @@ const LONGEST_RUN: f64 = 64.0;
 /// Runs of packets of a message with so many, if a whole window of them is in flight. A run has
 /// packets of one length, so what is posted behind each batch with another length ends it.
 fn runs(step: &Step, packets: f64, workload: &Workload) -> f64 {
-    let ends_runs = |other: &Step| {
-        other.by == step.by && other.size != step.size && (other.chained || step.chained)
-    };
+    let ends_runs = |other: &Step| other.by == step.by && other.size != step.size && (other.chained || step.chained);
     let is_broken = workload.protocol.steps(workload.credits).iter().any(ends_runs);
     let messages = if is_broken { workload.batch } else { workload.window };
     packets / (packets * f64::from(messages)).clamp(1.0, LONGEST_RUN)

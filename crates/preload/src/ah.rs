@@ -8,7 +8,7 @@ use doorbell_verbs::AddressVector;
 
 use crate::context::Context;
 use crate::device::Device;
-use crate::handle::{Object, give, object, take};
+use crate::handle::{Kind, Object, object};
 use crate::outcome::{Outcome, Refused, number, pointer, status};
 use crate::pd::Pd;
 use crate::query::{PORT, expect_gid_index, expect_port};
@@ -23,7 +23,7 @@ pub(crate) struct Ah {
 // SAFETY: `#[repr(C)]`, and begins with an `ibv_ah`.
 unsafe impl Object for Ah {
     type C = c::ibv_ah;
-    const NAME: &'static str = "address handle";
+    const KIND: Kind = Kind::Ah;
 }
 
 /// What packets carry where a program leaves it open: a datagram with 0 goes nowhere.
@@ -77,8 +77,7 @@ fn create(pd: *mut c::ibv_pd, attr: &c::ibv_ah_attr) -> Outcome<*mut c::ibv_ah> 
     let context = own.context()?;
     let address = address_vector(attr, &context.device)?;
     own.users.add();
-    context.users.add();
-    Ok(give(Ah { c: c::ibv_ah { context: context.as_c(), pd, handle: 0 }, address }))
+    Ok(context.handles.give(Ah { c: c::ibv_ah { context: context.as_c(), pd, handle: 0 }, address }))
 }
 
 #[unsafe(no_mangle)]
@@ -149,16 +148,16 @@ unsafe extern "C" fn ibv_create_ah_from_wc(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_destroy_ah(ah: *mut c::ibv_ah) -> c_int {
+pub(crate) unsafe extern "C" fn ibv_destroy_ah(ah: *mut c::ibv_ah) -> c_int {
     status("ibv_destroy_ah", || {
         // SAFETY: the C contract.
         let own = unsafe { object::<Ah>(ah) }?;
         // SAFETY: a protection domain stays while objects of it exist.
         let pd = unsafe { object::<Pd>(own.c.pd) }?;
-        pd.context()?.users.remove();
+        let context = pd.context()?;
         pd.users.remove();
         // SAFETY: the program does not name it again.
-        drop(unsafe { take::<Ah>(ah) });
+        drop(unsafe { context.handles.take::<Ah>(ah) });
         Ok(())
     })
 }

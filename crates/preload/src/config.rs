@@ -26,6 +26,7 @@ pub(crate) fn options() -> Outcome<SoftOptions> {
         pcap: variable("DOORBELL_PCAP").map(per_process),
         faults: parsed::<FaultPlan>("DOORBELL_FAULT")?,
         check_elements_late: true,
+        check_memory: variable("DOORBELL_CHECK_MEMORY").is_some_and(|value| value != "0"),
         ..SoftOptions::default()
     };
     if let Some(port) = parsed("DOORBELL_PORT")? {

@@ -8,9 +8,9 @@ use doorbell_ibverbs_sys as c;
 
 use crate::device::{self, Device};
 use crate::event::Events;
-use crate::handle::Users;
+use crate::handle::{Handles, Kind, object};
 use crate::outcome::{Outcome, Refused, pointer, status};
-use crate::{cq, cq_ex, dm, pd, post, qp, query, srq};
+use crate::{ah, cq, cq_ex, dm, mr, mw, pd, post, qp, query, srq};
 
 /// A context. C sees the `ibv_context` within its first field.
 #[repr(C)]
@@ -19,7 +19,7 @@ pub(crate) struct Context {
     pub(crate) device: Arc<Device>,
     pub(crate) events: Arc<Events>,
     /// Objects that were made from it.
-    pub(crate) users: Users,
+    pub(crate) handles: Handles,
 }
 
 /// What `abi_compat` says where the extended table is there.
@@ -58,10 +58,15 @@ fn tables(events: &Events) -> c::verbs_context {
     tables.alloc_dm = Some(dm::alloc_dm);
     tables.free_dm = Some(dm::free_dm);
     tables.reg_dm_mr = Some(dm::reg_dm_mr);
+    tables.advise_mr = Some(mr::advise_mr);
+    tables.alloc_null_mr = Some(mr::alloc_null_mr);
     tables.alloc_td = Some(pd::alloc_td);
     tables.dealloc_td = Some(pd::dealloc_td);
     tables.alloc_parent_domain = Some(pd::alloc_parent_domain);
     let context = &mut tables.context;
+    context.ops.alloc_mw = Some(mw::alloc_mw);
+    context.ops.bind_mw = Some(mw::bind_mw);
+    context.ops.dealloc_mw = Some(mw::dealloc_mw);
     context.ops.poll_cq = Some(cq::poll_cq);
     context.ops.req_notify_cq = Some(cq::req_notify_cq);
     context.ops.post_send = Some(post::post_send);
@@ -89,26 +94,61 @@ unsafe extern "C" fn ibv_open_device(device: *mut c::ibv_device) -> *mut c::ibv_
         let mut c = tables(&events);
         c.context.device = device;
         // A mutex of zeros is what the C library's initializer makes.
-        let context = Box::leak(Box::new(Context { c, device: opened, events, users: Users::default() }));
+        let context = Box::leak(Box::new(Context { c, device: opened, events, handles: Handles::default() }));
         Ok(context.as_c())
     };
     pointer("ibv_open_device", open)
 }
 
-/// Closes a context. What the program left behind stops working, as if the kernel had cleared it
-/// away, but its memory stays: the program may yet name it.
+/// Closes a context. What the program left behind goes with it, as the kernel would clear it away: no
+/// peer reaches its memory any more.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_close_device(context: *mut c::ibv_context) -> c_int {
     status("ibv_close_device", || {
         // SAFETY: the C contract.
         let own = unsafe { Context::of(context) }?;
-        if own.device.is_own() && own.users.none() {
-            // SAFETY: it came from `Box::leak`, nothing was made from it that still exists, and
-            // the program does not name it again.
-            drop(unsafe { Box::from_raw((&raw const *own).cast_mut()) });
-        } else if own.device.is_own() {
-            qp::stop_all_of(own);
+        if !own.device.is_own() {
+            return Ok(()); // the parent's, and nothing of it is here
         }
+        for (kind, pointer) in own.handles.left() {
+            // SAFETY: an object of this kind that exists, and the program does not name it again.
+            unsafe { destroy(kind, pointer as *mut c_void) };
+        }
+        // SAFETY: it came from `Box::leak`, nothing was made from it that still exists, and the program
+        // does not name it again.
+        drop(unsafe { Box::from_raw((&raw const *own).cast_mut()) });
         Ok(())
     })
+}
+
+/// Destroys what a program left behind, without waiting for it to acknowledge events.
+///
+/// # Safety
+///
+/// The pointer is an object of this kind, which nobody uses.
+unsafe fn destroy(kind: Kind, pointer: *mut c_void) {
+    // SAFETY: passed on to our caller. What was made from an object goes before it, so none is in use.
+    unsafe {
+        match kind {
+            Kind::Qp => {
+                let _ = object::<qp::Qp>(pointer.cast()).map(|own| own.unacknowledged.give_up());
+                qp::ibv_destroy_qp(pointer.cast())
+            }
+            Kind::Mw => mw::dealloc_mw(pointer.cast()),
+            Kind::Mr => mr::ibv_dereg_mr(pointer.cast()),
+            Kind::Ah => ah::ibv_destroy_ah(pointer.cast()),
+            Kind::Srq => {
+                let _ = object::<srq::Srq>(pointer.cast()).map(|own| own.unacknowledged.give_up());
+                srq::ibv_destroy_srq(pointer.cast())
+            }
+            Kind::Cq => {
+                let _ = object::<cq::Cq>(pointer.cast()).map(cq::Cq::give_up);
+                cq::ibv_destroy_cq(pointer.cast())
+            }
+            Kind::Channel => cq::ibv_destroy_comp_channel(pointer.cast()),
+            Kind::Dm => dm::free_dm(pointer.cast()),
+            Kind::ParentDomain | Kind::Pd => pd::ibv_dealloc_pd(pointer.cast()),
+            Kind::Td => pd::dealloc_td(pointer.cast()),
+        };
+    }
 }

@@ -14,7 +14,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use crate::context::Context;
 use crate::device::Device;
 use crate::event::{Element, Source, wait_readable};
-use crate::handle::{Object, Unacknowledged, Users, give, object, take};
+use crate::handle::{Kind, Object, Unacknowledged, Users, object};
 use crate::outcome::{Outcome, Refused, number, pointer, set_errno, status};
 
 /// A completion channel.
@@ -33,7 +33,7 @@ struct Place(*mut c::ibv_cq);
 // SAFETY: `#[repr(C)]`, and begins with an `ibv_comp_channel`.
 unsafe impl Object for Channel {
     type C = c::ibv_comp_channel;
-    const NAME: &'static str = "completion channel";
+    const KIND: Kind = Kind::Channel;
 }
 
 impl Channel {
@@ -69,23 +69,21 @@ unsafe extern "C" fn ibv_create_comp_channel(context: *mut c::ibv_context) -> *m
         // Programs expect a descriptor that blocks until they say otherwise.
         fcntl(raw.fd(), FcntlArg::F_SETFL(OFlag::empty()))
             .map_err(|error| Refused::new(error as c_int, "the channel's descriptor could not be changed"))?;
-        own.users.add();
         let c = c::ibv_comp_channel { context, fd: raw.fd().as_raw_fd(), refcnt: 0 };
         let device = Arc::clone(&own.device);
-        Ok(give(Channel { c, raw, device, users: Users::default(), cqs: Mutex::default() }))
+        Ok(own.handles.give(Channel { c, raw, device, users: Users::default(), cqs: Mutex::default() }))
     })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut c::ibv_comp_channel) -> c_int {
+pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut c::ibv_comp_channel) -> c_int {
     status("ibv_destroy_comp_channel", || {
         // SAFETY: the C contract.
         let own = unsafe { object::<Channel>(channel) }?;
         own.users.expect_none("completion channel")?;
-        // SAFETY: a context stays while objects that were made from it exist.
-        unsafe { Context::of(own.c.context) }?.users.remove();
-        // SAFETY: no queue notifies it, and the program does not name it again.
-        drop(unsafe { take::<Channel>(channel) });
+        // SAFETY: a context stays while objects that were made from it exist; no queue notifies it, and
+        // the program does not name it again.
+        drop(unsafe { Context::of(own.c.context)?.handles.take::<Channel>(channel) });
         Ok(())
     })
 }
@@ -145,10 +143,16 @@ pub(crate) struct Cq {
 // SAFETY: `#[repr(C)]`, and begins with an `ibv_cq_ex`, which begins as an `ibv_cq`.
 unsafe impl Object for Cq {
     type C = c::ibv_cq;
-    const NAME: &'static str = "completion queue";
+    const KIND: Kind = Kind::Cq;
 }
 
 impl Cq {
+    /// Nobody will acknowledge its events any more.
+    pub(crate) fn give_up(&self) {
+        self.notifications.give_up();
+        self.unacknowledged.give_up();
+    }
+
     pub(crate) fn context(&self) -> *mut c::ibv_context {
         // SAFETY: set once, at creation.
         unsafe { (*self.c.get()).context }
@@ -181,7 +185,7 @@ pub(crate) unsafe fn create(
     let raw = own.device.provider.create_cq(depth, notified.map(|channel| &channel.raw))?;
     let id = raw.id();
     let c = c::ibv_cq_ex { context, channel, cq_context, handle: id.0, cqe: depth as c_int, ..c::ibv_cq_ex::default() };
-    let cq = give(Cq {
+    let cq = own.handles.give(Cq {
         c: UnsafeCell::new(c),
         raw,
         device: Arc::clone(&own.device),
@@ -201,7 +205,6 @@ pub(crate) unsafe fn create(
         channel.users.add();
         channel.cqs().insert(id, Place(cq));
     }
-    own.users.add();
     Ok(cq)
 }
 
@@ -235,7 +238,7 @@ unsafe extern "C" fn ibv_resize_cq(cq: *mut c::ibv_cq, depth: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_destroy_cq(cq: *mut c::ibv_cq) -> c_int {
+pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq: *mut c::ibv_cq) -> c_int {
     status("ibv_destroy_cq", || {
         // SAFETY: the C contract.
         let own = unsafe { object::<Cq>(cq) }?;
@@ -252,14 +255,12 @@ unsafe extern "C" fn ibv_destroy_cq(cq: *mut c::ibv_cq) -> c_int {
             channel.cqs().remove(&id);
         }
         own.notifications.wait();
-        let context = own.context();
-        // SAFETY: no queue pair uses it, and the program does not name it again.
-        drop(unsafe { take::<Cq>(cq) });
+        // SAFETY: a context stays while objects that were made from it exist; no queue pair uses it, and
+        // the program does not name it again.
+        drop(unsafe { Context::of(own.context())?.handles.take::<Cq>(cq) });
         if let Some(channel) = channel {
             channel.users.remove();
         }
-        // SAFETY: a context stays while objects that were made from it exist.
-        unsafe { Context::of(context) }?.users.remove();
         Ok(())
     })
 }
@@ -317,6 +318,7 @@ pub(crate) fn wc_status(status: Status) -> c::ibv_wc_status {
         Status::LocalProtection => c::IBV_WC_LOC_PROT_ERR,
         Status::WorkRequestFlushed => c::IBV_WC_WR_FLUSH_ERR,
         Status::BadResponse => c::IBV_WC_BAD_RESP_ERR,
+        Status::MemoryWindowBind => c::IBV_WC_MW_BIND_ERR,
         Status::LocalAccess => c::IBV_WC_LOC_ACCESS_ERR,
         Status::RemoteInvalidRequest => c::IBV_WC_REM_INV_REQ_ERR,
         Status::RemoteAccess => c::IBV_WC_REM_ACCESS_ERR,
@@ -334,6 +336,8 @@ pub(crate) fn wc_opcode(opcode: CompletionOpcode) -> c::ibv_wc_opcode {
         CompletionOpcode::Read => c::IBV_WC_RDMA_READ,
         CompletionOpcode::CompareSwap => c::IBV_WC_COMP_SWAP,
         CompletionOpcode::FetchAdd => c::IBV_WC_FETCH_ADD,
+        CompletionOpcode::BindWindow => c::IBV_WC_BIND_MW,
+        CompletionOpcode::LocalInvalidate => c::IBV_WC_LOCAL_INV,
         CompletionOpcode::Receive => c::IBV_WC_RECV,
         CompletionOpcode::ReceiveWriteImmediate => c::IBV_WC_RECV_RDMA_WITH_IMM,
     }

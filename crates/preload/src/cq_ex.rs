@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::Ordering;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use doorbell_ibverbs_sys as c;
 use doorbell_verbs::Completion;
@@ -10,7 +11,9 @@ use crate::cq::{self, Cq};
 use crate::outcome::{Refused, pointer};
 
 /// Fields that can be read.
-const FIELDS: u64 = c::IBV_WC_STANDARD_FLAGS as u64;
+const FIELDS: u64 = (c::IBV_WC_STANDARD_FLAGS
+    | c::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
+    | c::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK) as u64;
 
 pub(crate) unsafe extern "C" fn create_cq_ex(
     context: *mut c::ibv_context,
@@ -54,6 +57,8 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         table.read_slid = Some(read_slid);
         table.read_sl = Some(read_sl);
         table.read_dlid_path_bits = Some(read_dlid_path_bits);
+        table.read_completion_ts = Some(read_completion_ts);
+        table.read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
         Ok(cq)
     })
 }
@@ -119,6 +124,15 @@ unsafe extern "C" fn end_poll(cq: *mut c::ibv_cq_ex) {
     unsafe { own(cq) }.polling.store(false, Ordering::Release);
 }
 
+/// Nanoseconds since 1970, of which the device's own clock knows nothing.
+unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut c::ibv_cq_ex) -> u64 {
+    // SAFETY: the C contract: called while polling.
+    let (own, completion) = unsafe { (own(cq), current(cq)) };
+    let age_ns = own.device.provider.now_ns().saturating_sub(completion.timestamp_ns);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    (now.as_nanos() as u64).saturating_sub(age_ns)
+}
+
 macro_rules! readers {
     ($($name:ident: $type:ty = |$completion:pat_param| $value:expr;)*) => {
         $(unsafe extern "C" fn $name(cq: *mut c::ibv_cq_ex) -> $type {
@@ -140,4 +154,5 @@ readers! {
     read_slid: u32 = |_| 0;
     read_sl: u8 = |_| 0;
     read_dlid_path_bits: u8 = |_| 0;
+    read_completion_ts: u64 = |completion| completion.timestamp_ns;
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use doorbell_ibverbs_sys as c;
 
 use crate::context::Context;
-use crate::handle::{Object, Users, give, object, take};
+use crate::handle::{Kind, Object, Users, object};
 use crate::mr;
 use crate::outcome::{Outcome, Refused, pointer, status};
 
@@ -33,7 +33,7 @@ pub(crate) struct Dm {
 // SAFETY: `#[repr(C)]`, and begins with an `ibv_dm`.
 unsafe impl Object for Dm {
     type C = c::ibv_dm;
-    const NAME: &'static str = "device memory";
+    const KIND: Kind = Kind::Dm;
 }
 
 impl Drop for Dm {
@@ -90,7 +90,6 @@ pub(crate) unsafe extern "C" fn alloc_dm(
             IN_USE.fetch_sub(layout.size(), Ordering::Relaxed);
             return Err(full());
         }
-        own.users.add();
         let c = c::ibv_dm {
             context,
             memcpy_to_dm: Some(memcpy_to_dm),
@@ -98,7 +97,7 @@ pub(crate) unsafe extern "C" fn alloc_dm(
             comp_mask: 0,
             handle: 0,
         };
-        Ok(give(Dm { c, base, layout, users: Users::default() }))
+        Ok(own.handles.give(Dm { c, base, layout, users: Users::default() }))
     })
 }
 
@@ -107,10 +106,9 @@ pub(crate) unsafe extern "C" fn free_dm(dm: *mut c::ibv_dm) -> c_int {
         // SAFETY: the C contract.
         let own = unsafe { object::<Dm>(dm) }?;
         own.users.expect_none("device memory")?;
-        // SAFETY: a context stays while objects that were made from it exist.
-        unsafe { Context::of(own.c.context) }?.users.remove();
-        // SAFETY: no region names it, and the program does not name it again.
-        drop(unsafe { take::<Dm>(dm) });
+        // SAFETY: a context stays while objects that were made from it exist; no region names it, and the
+        // program does not name it again.
+        drop(unsafe { Context::of(own.c.context)?.handles.take::<Dm>(dm) });
         Ok(())
     })
 }

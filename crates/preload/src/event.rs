@@ -107,14 +107,6 @@ impl Source {
         Self { element, events: Arc::clone(&context.events) }
     }
 
-    /// The queue pair that it is about, if that is one and of this context.
-    pub(crate) fn qp_of(&self, context: &Context) -> Option<*mut c::ibv_qp> {
-        match self.element {
-            Element::Qp(qp) if Arc::ptr_eq(&self.events, &context.events) => Some(qp),
-            _ => None,
-        }
-    }
-
     pub(crate) fn raise(&self, kind: c::ibv_event_type) {
         self.events.push(self.element, kind);
     }

@@ -3,8 +3,9 @@
 //! Each is a `#[repr(C)]` structure that begins with the C one ([`Object::C`]), so that a pointer
 //! to either is a pointer to both.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::outcome::{Outcome, Refused};
 
@@ -17,33 +18,93 @@ use crate::outcome::{Outcome, Refused};
 pub(crate) unsafe trait Object: Sized {
     /// What C knows of it.
     type C;
+    /// What it is.
+    const KIND: Kind;
+}
+
+/// What there is, in an order in which it can be destroyed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    Qp,
+    Mw,
+    Mr,
+    Ah,
+    Srq,
+    Cq,
+    Channel,
+    Dm,
+    ParentDomain,
+    Pd,
+    Td,
+}
+
+impl Kind {
     /// What it is called in errors.
-    const NAME: &'static str;
+    fn name(self) -> &'static str {
+        match self {
+            Self::Qp => "queue pair",
+            Self::Mw => "memory window",
+            Self::Mr => "memory region",
+            Self::Ah => "address handle",
+            Self::Srq => "shared receive queue",
+            Self::Cq => "completion queue",
+            Self::Channel => "completion channel",
+            Self::Dm => "device memory",
+            Self::ParentDomain => "parent domain",
+            Self::Pd => "protection domain",
+            Self::Td => "thread domain",
+        }
+    }
 }
 
 /// The object behind a C pointer.
 ///
 /// # Safety
 ///
-/// If it is not null, `pointer` came from [`give`] for a `T` and was not taken back.
+/// If it is not null, `pointer` came from [`Handles::give`] for a `T` and was not taken back.
 pub(crate) unsafe fn object<'a, T: Object>(pointer: *mut T::C) -> Outcome<&'a T> {
     // SAFETY: by the caller's promise it points to a `T`, of which only shared references exist.
-    unsafe { pointer.cast::<T>().as_ref() }.ok_or_else(|| Refused::invalid(format!("the {} is null", T::NAME)))
+    unsafe { pointer.cast::<T>().as_ref() }.ok_or_else(|| Refused::invalid(format!("the {} is null", T::KIND.name())))
 }
 
-/// Hands an object to C.
-pub(crate) fn give<T: Object>(object: T) -> *mut T::C {
-    Box::into_raw(Box::new(object)).cast()
-}
+/// Objects of a context that C has.
+#[derive(Debug, Default)]
+pub(crate) struct Handles(Mutex<HashMap<usize, Kind>>);
 
-/// Takes an object back from C.
-///
-/// # Safety
-///
-/// `pointer` came from [`give`] for a `T`, and nothing uses it any more.
-pub(crate) unsafe fn take<T: Object>(pointer: *mut T::C) -> Box<T> {
-    // SAFETY: by the caller's promise it came from a `Box<T>`.
-    unsafe { Box::from_raw(pointer.cast::<T>()) }
+impl Handles {
+    fn known(&self) -> MutexGuard<'_, HashMap<usize, Kind>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Hands an object to C.
+    pub(crate) fn give<T: Object>(&self, object: T) -> *mut T::C {
+        self.give_as(T::KIND, object)
+    }
+
+    /// Hands an object to C that is of another kind than its type says.
+    pub(crate) fn give_as<T: Object>(&self, kind: Kind, object: T) -> *mut T::C {
+        let pointer = Box::into_raw(Box::new(object));
+        self.known().insert(pointer as usize, kind);
+        pointer.cast()
+    }
+
+    /// Takes an object back from C.
+    ///
+    /// # Safety
+    ///
+    /// `pointer` came from [`give`](Self::give) for a `T`, and nothing uses it any more.
+    pub(crate) unsafe fn take<T: Object>(&self, pointer: *mut T::C) -> Box<T> {
+        self.known().remove(&(pointer as usize));
+        // SAFETY: by the caller's promise it came from a `Box<T>`.
+        unsafe { Box::from_raw(pointer.cast::<T>()) }
+    }
+
+    /// What C still has, in an order in which it can be destroyed.
+    pub(crate) fn left(&self) -> Vec<(Kind, usize)> {
+        let mut left: Vec<_> = self.known().iter().map(|(&pointer, &kind)| (kind, pointer)).collect();
+        left.sort_unstable();
+        left
+    }
 }
 
 /// Counts who uses an object, which must not be destroyed meanwhile.
@@ -89,6 +150,11 @@ impl Unacknowledged {
         let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
         *count = count.saturating_sub(events);
         self.fewer.notify_all();
+    }
+
+    /// Nobody will acknowledge any more.
+    pub(crate) fn give_up(&self) {
+        self.acknowledge(u64::MAX);
     }
 
     /// Waits until all are acknowledged, as destroying an object does in verbs.

@@ -28,6 +28,7 @@ mod event;
 mod fork;
 mod handle;
 mod mr;
+mod mw;
 mod outcome;
 mod pd;
 mod post;

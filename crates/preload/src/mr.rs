@@ -4,13 +4,14 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
 
 use doorbell_ibverbs_sys as c;
-use doorbell_verbs::Access;
-use doorbell_verbs::raw::Keys;
+use doorbell_verbs::raw::{Keys, bring_in, can_bring_in};
+use doorbell_verbs::{Access, MemoryError};
 
 use crate::dm::Dm;
-use crate::handle::{Object, Users, give, object, take};
+use crate::handle::{Kind, Object, Users, object};
 use crate::outcome::{Outcome, Refused, pointer, status};
 use crate::pd::Pd;
+use crate::post::elements;
 
 /// A memory region.
 #[repr(C)]
@@ -21,12 +22,20 @@ pub(crate) struct Mr {
     users: Users,
     /// The device memory that it is of, if it is.
     dm: *mut c::ibv_dm,
+    /// It has no memory, and reads as zeros.
+    is_null: bool,
 }
 
 // SAFETY: `#[repr(C)]`, and begins with an `ibv_mr`.
 unsafe impl Object for Mr {
     type C = c::ibv_mr;
-    const NAME: &'static str = "memory region";
+    const KIND: Kind = Kind::Mr;
+}
+
+impl Mr {
+    pub(crate) fn lkey(&self) -> u32 {
+        self.c.lkey
+    }
 }
 
 /// Memory of the program's own.
@@ -41,6 +50,8 @@ pub(crate) fn access(flags: c_uint) -> Outcome<Access> {
         (c::IBV_ACCESS_REMOTE_WRITE, Access::REMOTE_WRITE),
         (c::IBV_ACCESS_REMOTE_READ, Access::REMOTE_READ),
         (c::IBV_ACCESS_REMOTE_ATOMIC, Access::REMOTE_ATOMIC),
+        (c::IBV_ACCESS_MW_BIND, Access::WINDOW_BIND),
+        (c::IBV_ACCESS_ON_DEMAND, Access::ON_DEMAND),
     ];
     let all = known.iter().fold(0, |all, (flag, _)| all | flag);
     // Huge pages are only a hint.
@@ -58,41 +69,25 @@ fn checked(memory: *mut c_void, length: usize, flags: c_uint) -> Outcome<Access>
     if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) && !access.contains(Access::LOCAL_WRITE) {
         return Err(Refused::invalid("remote write or atomic access needs local write access"));
     }
+    if access.contains(Access::ON_DEMAND) {
+        // It may come and go. Without bounds it is all that the process ever has.
+        return Ok(access);
+    }
     expect_mapped(memory, length, access.contains(Access::LOCAL_WRITE))?;
     Ok(access)
 }
 
 /// Is the memory there, and writable if it is to be written? Like registering for hardware, this
-/// brings in its pages.
+/// brings in its pages. Old kernels do not tell.
 fn expect_mapped(memory: *mut c_void, length: usize, written: bool) -> Outcome<()> {
-    let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten().unwrap_or(4096) as usize;
-    let start = memory as usize / page * page;
-    let Some(end) = (memory as usize).checked_add(length) else {
+    if (memory as usize).checked_add(length).is_none() {
         return Err(Refused::invalid("the memory does not end within the address space"));
-    };
-    if length == 0 {
+    }
+    if !can_bring_in() || bring_in(memory.cast(), length, written).is_ok() {
         return Ok(());
     }
-    let advice = if written { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
-    // SAFETY: it changes nothing but which pages are in memory, wherever the range lies.
-    let failed = unsafe { libc::madvise(start as *mut c_void, (end - start).next_multiple_of(page), advice) } != 0;
-    if !failed {
-        return Ok(());
-    }
-    match nix::errno::Errno::last() {
-        // Not only a missing permission: kernels before 5.14 do not know the advice.
-        nix::errno::Errno::EINVAL if !knows_populating(page) => Ok(()),
-        _ => {
-            let what = if written { "mapped and writable" } else { "mapped" };
-            Err(Refused::new(libc::EFAULT, format!("{length} B at {memory:p} are not all {what}")))
-        }
-    }
-}
-
-fn knows_populating(page: usize) -> bool {
-    let here = &raw const page;
-    // SAFETY: this page of the stack is mapped and in use.
-    unsafe { libc::madvise((here as usize / page * page) as *mut c_void, page, libc::MADV_POPULATE_READ) == 0 }
+    let what = if written { "mapped and writable" } else { "mapped" };
+    Err(Refused::new(libc::EFAULT, format!("{length} B at {memory:p} are not all {what}")))
 }
 
 fn register(pd: &Pd, memory: *mut c_void, length: usize, address: u64, access: Access) -> Outcome<Keys> {
@@ -118,9 +113,11 @@ pub(crate) unsafe fn reg_mr(
     let context = own.context()?;
     let address = if flags & c::IBV_ACCESS_ZERO_BASED != 0 { 0 } else { address };
     let access = checked(memory, length, flags)?;
+    if access.contains(Access::ON_DEMAND) && !context.device.attributes.on_demand {
+        return Err(Refused::unsupported("paging on demand needs Linux 5.14"));
+    }
     let keys = register(own, memory, length, address, access)?;
     own.users.add();
-    context.users.add();
     let c = c::ibv_mr {
         context: context.as_c(),
         pd,
@@ -134,7 +131,22 @@ pub(crate) unsafe fn reg_mr(
     if let Ok(dm) = unsafe { object::<Dm>(dm) } {
         dm.users.add();
     }
-    Ok(give(Mr { c, address, access, users: Users::default(), dm }))
+    Ok(context.handles.give(Mr { c, address, access, users: Users::default(), dm, is_null: false }))
+}
+
+/// A region that reads as zeros and forgets what is written to it: only its local key is of use.
+pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut c::ibv_pd) -> *mut c::ibv_mr {
+    pointer("ibv_alloc_null_mr", || {
+        // SAFETY: the C contract.
+        let own = unsafe { object::<Pd>(pd) }?;
+        let context = own.context()?;
+        let lkey = context.device.provider.register_null(own.id)?.lkey.0;
+        own.users.add();
+        let c =
+            c::ibv_mr { context: context.as_c(), pd, addr: ptr::null_mut(), length: 0, handle: lkey, lkey, rkey: 0 };
+        let (access, users) = (Access::LOCAL_WRITE, Users::default());
+        Ok(context.handles.give(Mr { c, address: 0, access, users, dm: NO_DM, is_null: true }))
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -173,7 +185,7 @@ unsafe extern "C" fn ibv_reg_mr_iova2(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_dereg_mr(mr: *mut c::ibv_mr) -> c_int {
+pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut c::ibv_mr) -> c_int {
     status("ibv_dereg_mr", || {
         // SAFETY: the C contract.
         let own = unsafe { object::<Mr>(mr) }?;
@@ -183,13 +195,12 @@ unsafe extern "C" fn ibv_dereg_mr(mr: *mut c::ibv_mr) -> c_int {
         own.users.expect_none("memory region")?;
         context.device.provider.deregister(doorbell_verbs::LKey(own.c.lkey))?;
         pd.users.remove();
-        context.users.remove();
         // SAFETY: device memory stays while regions name it.
         if let Ok(dm) = unsafe { object::<Dm>(own.dm) } {
             dm.users.remove();
         }
         // SAFETY: the program does not name it again.
-        drop(unsafe { take::<Mr>(mr) });
+        drop(unsafe { context.handles.take::<Mr>(mr) });
         Ok(())
     })
 }
@@ -214,8 +225,8 @@ unsafe extern "C" fn ibv_rereg_mr(
         // SAFETY: the C contract; the pointer is only kept to be written below.
         let own = unsafe { object::<Mr>(mr) }?;
         own.users.expect_none("memory region")?;
-        if !own.dm.is_null() {
-            return Err(Refused::unsupported("a region of device memory stays as it was registered"));
+        if !own.dm.is_null() || own.is_null {
+            return Err(Refused::unsupported("a region of device memory, or of none, stays as it was registered"));
         }
         let moves = changes & c::IBV_REREG_MR_CHANGE_TRANSLATION != 0;
         let (memory, length) = if moves { (memory, length) } else { (own.c.addr, own.c.length) };
@@ -227,7 +238,9 @@ unsafe extern "C" fn ibv_rereg_mr(
         let access = match changes & c::IBV_REREG_MR_CHANGE_ACCESS != 0 {
             true => checked(memory, length, flags as c_uint)?,
             false => {
-                expect_mapped(memory, length, own.access.contains(Access::LOCAL_WRITE))?;
+                if !own.access.contains(Access::ON_DEMAND) {
+                    expect_mapped(memory, length, own.access.contains(Access::LOCAL_WRITE))?;
+                }
                 own.access
             }
         };
@@ -248,4 +261,41 @@ unsafe extern "C" fn ibv_rereg_mr(
         0 => 0,
         _ => c::IBV_REREG_MR_ERR_INPUT,
     }
+}
+
+/// Advice on memory that is paged on demand. All is done when it returns, so it makes no difference
+/// whether a program asks for that.
+pub(crate) unsafe extern "C" fn advise_mr(
+    pd: *mut c::ibv_pd,
+    advice: c::ib_uverbs_advise_mr_advice,
+    flags: u32,
+    list: *mut c::ibv_sge,
+    count: u32,
+) -> c_int {
+    status("ibv_advise_mr", || {
+        // SAFETY: the C contract.
+        let (own, list) = unsafe { (object::<Pd>(pd)?, elements(list, count as usize)) };
+        let provider = &own.context()?.device.provider;
+        if flags & !c::IB_UVERBS_ADVISE_MR_FLAG_FLUSH != 0 {
+            return Err(Refused::invalid(format!("flags {flags:#x} of an advice are not known")));
+        }
+        let needed = match advice {
+            c::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE => Access::LOCAL_WRITE,
+            c::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH | c::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT => Access::empty(),
+            _ => return Err(Refused::unsupported(format!("advice {advice} is not known"))),
+        };
+        // Pages that are there need nothing, and others are not to be brought in.
+        let list = if advice == c::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT { &[] } else { list };
+        for sge in list {
+            provider.prefetch(own.id, sge, needed).map_err(|error| {
+                let errno = match error {
+                    MemoryError::UnknownKey { .. } => libc::ENOENT,
+                    MemoryError::ForeignPd { .. } | MemoryError::Forbidden { .. } => libc::EPERM,
+                    _ => libc::EFAULT,
+                };
+                Refused::new(errno, error.to_string())
+            })?;
+        }
+        Ok(())
+    })
 }

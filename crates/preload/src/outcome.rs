@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::ffi::c_int;
+use std::io::ErrorKind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
@@ -67,6 +68,7 @@ impl From<Error> for Refused {
             Error::Modify(error) => error.into(),
             error => {
                 let errno = match &error {
+                    Error::Os { error, .. } if error.kind() == ErrorKind::Unsupported => libc::EOPNOTSUPP,
                     Error::Os { error, .. } => error.raw_os_error().unwrap_or(libc::EIO),
                     Error::Bind(_) => libc::ENODEV,
                     _ => libc::EINVAL,

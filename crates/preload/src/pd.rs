@@ -7,7 +7,7 @@ use doorbell_ibverbs_sys as c;
 use doorbell_verbs::PdId;
 
 use crate::context::Context;
-use crate::handle::{Object, Users, give, object, take};
+use crate::handle::{Kind, Object, Users, object};
 use crate::outcome::{Outcome, Refused, pointer, status};
 
 /// A protection domain, or a parent domain that stands for one.
@@ -23,7 +23,7 @@ pub(crate) struct Pd {
 // SAFETY: `#[repr(C)]`, and begins with an `ibv_pd`.
 unsafe impl Object for Pd {
     type C = c::ibv_pd;
-    const NAME: &'static str = "protection domain";
+    const KIND: Kind = Kind::Pd;
 }
 
 impl Pd {
@@ -43,14 +43,13 @@ unsafe extern "C" fn ibv_alloc_pd(context: *mut c::ibv_context) -> *mut c::ibv_p
         let own = unsafe { Context::of(context) }?;
         own.device.expect_own()?;
         let id = own.device.provider.create_pd()?;
-        own.users.add();
         let c = c::ibv_pd { context, handle: id.0 };
-        Ok(give(Pd { c, id, users: Users::default(), parent: ptr::null_mut(), thread: ptr::null_mut() }))
+        Ok(own.handles.give(Pd { c, id, users: Users::default(), parent: ptr::null_mut(), thread: ptr::null_mut() }))
     })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_dealloc_pd(pd: *mut c::ibv_pd) -> c_int {
+pub(crate) unsafe extern "C" fn ibv_dealloc_pd(pd: *mut c::ibv_pd) -> c_int {
     status("ibv_dealloc_pd", || {
         // SAFETY: the C contract.
         let own = unsafe { object::<Pd>(pd) }?;
@@ -66,9 +65,8 @@ unsafe extern "C" fn ibv_dealloc_pd(pd: *mut c::ibv_pd) -> c_int {
         if let Ok(thread) = unsafe { object::<Td>(own.thread) } {
             thread.users.remove();
         }
-        context.users.remove();
         // SAFETY: nothing was made from it that still exists, and the program does not name it again.
-        drop(unsafe { take::<Pd>(pd) });
+        drop(unsafe { context.handles.take::<Pd>(pd) });
         Ok(())
     })
 }
@@ -83,7 +81,7 @@ struct Td {
 // SAFETY: `#[repr(C)]`, and begins with an `ibv_td`.
 unsafe impl Object for Td {
     type C = c::ibv_td;
-    const NAME: &'static str = "thread domain";
+    const KIND: Kind = Kind::Td;
 }
 
 pub(crate) unsafe extern "C" fn alloc_td(
@@ -97,8 +95,7 @@ pub(crate) unsafe extern "C" fn alloc_td(
             return Err(Refused::unsupported("comp_mask of a thread domain must be 0"));
         }
         own.device.expect_own()?;
-        own.users.add();
-        Ok(give(Td { c: c::ibv_td { context }, users: Users::default() }))
+        Ok(own.handles.give(Td { c: c::ibv_td { context }, users: Users::default() }))
     })
 }
 
@@ -107,10 +104,9 @@ pub(crate) unsafe extern "C" fn dealloc_td(td: *mut c::ibv_td) -> c_int {
         // SAFETY: the C contract.
         let own = unsafe { object::<Td>(td) }?;
         own.users.expect_none("thread domain")?;
-        // SAFETY: a context stays while objects that were made from it exist.
-        unsafe { Context::of(own.c.context) }?.users.remove();
-        // SAFETY: no parent domain names it, and the program does not name it again.
-        drop(unsafe { take::<Td>(td) });
+        // SAFETY: a context stays while objects that were made from it exist; no parent domain names
+        // it, and the program does not name it again.
+        drop(unsafe { Context::of(own.c.context)?.handles.take::<Td>(td) });
         Ok(())
     })
 }
@@ -140,8 +136,8 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
             unsafe { object::<Td>(init.td) }?.users.add();
         }
         parent.users.add();
-        own.users.add();
         let c = c::ibv_pd { context, handle: parent.c.handle };
-        Ok(give(Pd { c, id: parent.id, users: Users::default(), parent: init.pd, thread: init.td }))
+        let domain = Pd { c, id: parent.id, users: Users::default(), parent: init.pd, thread: init.td };
+        Ok(own.handles.give_as(Kind::ParentDomain, domain))
     })
 }

@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 
 use crate::ah::Ah;
 use crate::handle::object;
+use crate::mw;
 use crate::outcome::{Outcome, Refused, errno_of_post, set_errno};
 use crate::qp::Qp;
 use crate::srq::Srq;
@@ -121,11 +122,15 @@ pub(crate) fn send_flags(flags: u32) -> SendFlags {
     own
 }
 
-fn operation(wr: &c::ibv_send_wr) -> Outcome<SendOperation> {
-    // SAFETY: which part of a union counts is what the opcode says; all are plain numbers.
-    let (immediate, invalidated, rdma, atomic) = unsafe {
+/// # Safety
+///
+/// The C contract of `ibv_post_send`.
+unsafe fn operation(wr: &c::ibv_send_wr) -> Outcome<SendOperation> {
+    // SAFETY: which part of a union counts is what the opcode says; all are plain numbers and pointers.
+    let (immediate, invalidated, rdma, atomic, bind) = unsafe {
         let beside = &wr.__bindgen_anon_1;
-        (u32::from_be(beside.imm_data), beside.invalidate_rkey, wr.wr.rdma, wr.wr.atomic)
+        let bind = &wr.__bindgen_anon_2.bind_mw;
+        (u32::from_be(beside.imm_data), beside.invalidate_rkey, wr.wr.rdma, wr.wr.atomic, bind)
     };
     let (remote_address, rkey) = (rdma.remote_addr, RKey::new(rdma.rkey));
     Ok(match wr.opcode {
@@ -146,6 +151,9 @@ fn operation(wr: &c::ibv_send_wr) -> Outcome<SendOperation> {
             rkey: RKey::new(atomic.rkey),
             add: atomic.compare_add,
         },
+        // SAFETY: the C contract.
+        c::IBV_WR_BIND_MW => unsafe { mw::bind_operation(bind.mw, bind.rkey, &bind.bind_info) }?,
+        c::IBV_WR_LOCAL_INV => SendOperation::LocalInvalidate(RKey::new(invalidated)),
         opcode => return Err(Refused::invalid(format!("send opcode {opcode} is not offered"))),
     })
 }
@@ -174,8 +182,11 @@ unsafe fn send_request<'a>(
     wr: &c::ibv_send_wr,
     gathered: &RefCell<Vec<Box<[u8]>>>,
 ) -> Outcome<SendRequest<'a>> {
-    // SAFETY: the C contract.
-    let sges = unsafe { elements(wr.sg_list, count(wr.num_sge)?) };
+    let sges: &[Sge] = match wr.opcode {
+        c::IBV_WR_BIND_MW | c::IBV_WR_LOCAL_INV => &[], // it moves no bytes
+        // SAFETY: the C contract.
+        _ => unsafe { elements(wr.sg_list, count(wr.num_sge)?) },
+    };
     let payload = match (wr.send_flags & c::IBV_SEND_INLINE != 0, sges) {
         (false, sges) => Payload::Sges(sges),
         (true, []) => Payload::Inline(&[]),
@@ -197,7 +208,8 @@ unsafe fn send_request<'a>(
     };
     Ok(SendRequest {
         wr_id: wr.wr_id,
-        operation: operation(wr)?,
+        // SAFETY: the C contract.
+        operation: unsafe { operation(wr) }?,
         flags: send_flags(wr.send_flags),
         payload,
         destination,

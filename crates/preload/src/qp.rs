@@ -2,17 +2,18 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
+use std::net::{IpAddr, Ipv6Addr};
 use std::ptr;
 use std::sync::Arc;
 
 use doorbell_ibverbs_sys as c;
-use doorbell_verbs::{QpAttributes, QpCapacities, QpInit, QpKind, QpState, raw};
+use doorbell_verbs::{QpCapacities, QpInit, QpKind, raw};
 
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::device::Device;
 use crate::event::{Element, Source};
-use crate::handle::{Object, Unacknowledged, give, object, take};
+use crate::handle::{Kind, Object, Unacknowledged, object};
 use crate::outcome::{Outcome, Refused, pointer, status};
 use crate::pd::Pd;
 use crate::qp_attr;
@@ -36,7 +37,7 @@ pub(crate) struct Qp {
 // SAFETY: `#[repr(C)]`, and begins with an `ibv_qp_ex`, which begins with an `ibv_qp`.
 unsafe impl Object for Qp {
     type C = c::ibv_qp;
-    const NAME: &'static str = "queue pair";
+    const KIND: Kind = Kind::Qp;
 }
 
 fn kind(number: c::ibv_qp_type) -> Outcome<QpKind> {
@@ -105,7 +106,7 @@ unsafe fn create(pd: *mut c::ibv_pd, init: &c::ibv_qp_init_attr, operations: Opt
     c.qp_base.qp_num = qpn.get();
     c.qp_base.state = c::IBV_QPS_RESET;
     c.qp_base.qp_type = init.qp_type;
-    let qp = give(Qp {
+    let qp = context.handles.give(Qp {
         c: UnsafeCell::new(c),
         raw,
         device: Arc::clone(&context.device),
@@ -119,7 +120,6 @@ unsafe fn create(pd: *mut c::ibv_pd, init: &c::ibv_qp_init_attr, operations: Opt
     unsafe { (*qp.cast::<Qp>()).source = Some(source.clone()) };
     context.device.sources().qps.insert(qpn, source);
     own.users.add();
-    context.users.add();
     send_cq.users.add();
     recv_cq.users.add();
     if let Some(srq) = srq {
@@ -232,7 +232,7 @@ unsafe extern "C" fn ibv_query_qp(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_destroy_qp(qp: *mut c::ibv_qp) -> c_int {
+pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp: *mut c::ibv_qp) -> c_int {
     status("ibv_destroy_qp", || {
         // SAFETY: the C contract.
         let own = unsafe { object::<Qp>(qp) }?;
@@ -241,14 +241,13 @@ unsafe extern "C" fn ibv_destroy_qp(qp: *mut c::ibv_qp) -> c_int {
         if let Some(source) = &own.source {
             source.close();
         }
-        // SAFETY: the program does not name it again.
-        let own = unsafe { take::<Qp>(qp) };
-        // SAFETY: it is ours alone now.
+        // SAFETY: set once, at creation.
         let base = unsafe { &(*own.c.get()).qp_base };
         let (context, pd, srq) = (base.context, base.pd, base.srq);
         let (send_cq, recv_cq) = (base.send_cq, base.recv_cq);
         // It goes before what it uses does.
-        drop(own);
+        // SAFETY: a context stays while objects of it exist; the program does not name it again.
+        drop(unsafe { Context::of(context)?.handles.take::<Qp>(qp) });
         // SAFETY: what a queue pair was made from stays while it exists.
         unsafe {
             object::<Pd>(pd)?.users.remove();
@@ -257,22 +256,39 @@ unsafe extern "C" fn ibv_destroy_qp(qp: *mut c::ibv_qp) -> c_int {
             if !srq.is_null() {
                 object::<Srq>(srq)?.users.remove();
             }
-            Context::of(context)?.users.remove();
         }
         Ok(())
     })
 }
 
-/// Stops the queue pairs that a program left behind in a context.
-pub(crate) fn stop_all_of(context: &Context) {
-    let sources = context.device.sources();
-    let left: Vec<*mut c::ibv_qp> = sources.qps.values().filter_map(|source| source.qp_of(context)).collect();
-    drop(sources); // the RNIC may be waiting for it
-    let reset = QpAttributes { state: Some(QpState::Reset), ..QpAttributes::default() };
-    for qp in left {
-        // SAFETY: the program left it behind, so nobody destroys it.
-        if let Ok(own) = unsafe { object::<Qp>(qp) } {
-            let _ = own.raw.modify(&reset);
-        }
-    }
+/// The group that a GID names, as an address of IP (RoCE v2 annex A17).
+///
+/// # Safety
+///
+/// `gid` is null or a GID.
+unsafe fn group(gid: *const c::ibv_gid) -> Outcome<IpAddr> {
+    // SAFETY: by the caller's promise; both views of a GID are plain bytes.
+    let raw = unsafe { gid.as_ref().map(|gid| gid.raw) };
+    let raw = raw.ok_or_else(|| Refused::invalid("the GID is null"))?;
+    Ok(IpAddr::V6(Ipv6Addr::from(raw)).to_canonical())
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_attach_mcast(qp: *mut c::ibv_qp, gid: *const c::ibv_gid, _lid: u16) -> c_int {
+    status("ibv_attach_mcast", || {
+        // SAFETY: the C contract.
+        let (own, group) = unsafe { (object::<Qp>(qp)?, group(gid)?) };
+        own.device.expect_own()?;
+        Ok(own.raw.attach(group)?)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_detach_mcast(qp: *mut c::ibv_qp, gid: *const c::ibv_gid, _lid: u16) -> c_int {
+    status("ibv_detach_mcast", || {
+        // SAFETY: the C contract.
+        let (own, group) = unsafe { (object::<Qp>(qp)?, group(gid)?) };
+        own.device.expect_own()?;
+        Ok(own.raw.detach(group)?)
+    })
 }

@@ -138,4 +138,6 @@ const _: () = {
     assert!(Access::REMOTE_WRITE.bits() == c::IBV_ACCESS_REMOTE_WRITE);
     assert!(Access::REMOTE_READ.bits() == c::IBV_ACCESS_REMOTE_READ);
     assert!(Access::REMOTE_ATOMIC.bits() == c::IBV_ACCESS_REMOTE_ATOMIC);
+    assert!(Access::WINDOW_BIND.bits() == c::IBV_ACCESS_MW_BIND);
+    assert!(Access::ON_DEMAND.bits() == c::IBV_ACCESS_ON_DEMAND);
 };

@@ -41,6 +41,8 @@ fn count(number: usize) -> c_int {
 
 fn device_attributes(context: &Context) -> c::ibv_device_attr {
     let own = &context.device.attributes;
+    // The link joins groups of IPv4 only.
+    let groups = if own.address.is_ipv4() { limits::MAX_GROUPS } else { 0 };
     let version = CString::new(env!("CARGO_PKG_VERSION")).unwrap_or_default();
     let mut attributes = c::ibv_device_attr {
         node_guid: device::guid(),
@@ -51,12 +53,17 @@ fn device_attributes(context: &Context) -> c::ibv_device_attr {
         vendor_part_id: context.device.vendor.1,
         max_qp: count(limits::MAX_QPS),
         max_qp_wr: count(own.max_queue_depth),
-        device_cap_flags: c::IBV_DEVICE_RC_RNR_NAK_GEN | c::IBV_DEVICE_SYS_IMAGE_GUID | c::IBV_DEVICE_CURR_QP_STATE_MOD,
+        device_cap_flags: c::IBV_DEVICE_RC_RNR_NAK_GEN
+            | c::IBV_DEVICE_SYS_IMAGE_GUID
+            | c::IBV_DEVICE_CURR_QP_STATE_MOD
+            | c::IBV_DEVICE_MEM_WINDOW
+            | c::IBV_DEVICE_MEM_WINDOW_TYPE_2B,
         max_sge: count(own.max_sges),
         max_sge_rd: count(own.max_sges),
         max_cq: count(limits::MAX_CQS),
         max_cqe: count(own.max_cq_depth),
         max_mr: count(limits::MAX_REGIONS),
+        max_mw: count(limits::MAX_WINDOWS),
         max_pd: count(limits::MAX_QPS),
         max_qp_rd_atom: count(own.max_rd_atomic),
         max_res_rd_atom: count(own.max_rd_atomic * limits::MAX_QPS),
@@ -68,6 +75,9 @@ fn device_attributes(context: &Context) -> c::ibv_device_attr {
         max_srq_wr: count(own.max_queue_depth),
         max_srq_sge: count(own.max_sges),
         max_pkeys: 1,
+        max_mcast_grp: count(groups),
+        max_mcast_qp_attach: count(limits::MAX_QPS),
+        max_total_mcast_qp_attach: count(groups.saturating_mul(limits::MAX_QPS)),
         phys_port_cnt: PORT,
         ..c::ibv_device_attr::default()
     };
@@ -101,6 +111,8 @@ pub(crate) unsafe extern "C" fn query_device_ex(
             device_cap_flags_ex: orig_attr.device_cap_flags.into(),
             orig_attr,
             hca_core_clock: 1_000_000, // kHz: it counts nanoseconds
+            completion_timestamp_mask: u64::MAX,
+            odp_caps: odp_capabilities(&context.device.attributes),
             max_dm_size: dm::MAX_BYTES as u64,
             phys_port_cnt_ex: PORT.into(),
             ..c::ibv_device_attr_ex::default()
@@ -109,6 +121,23 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         unsafe { copy_grown(&own, attributes, size) };
         Ok(())
     })
+}
+
+/// What may be done with memory that is paged on demand: all that there is.
+fn odp_capabilities(own: &DeviceAttributes) -> c::ibv_odp_caps {
+    if !own.on_demand {
+        return c::ibv_odp_caps::default();
+    }
+    let datagrams = c::IBV_ODP_SUPPORT_SEND | c::IBV_ODP_SUPPORT_RECV | c::IBV_ODP_SUPPORT_SRQ_RECV;
+    let unreliable = datagrams | c::IBV_ODP_SUPPORT_WRITE;
+    c::ibv_odp_caps {
+        general_caps: (c::IBV_ODP_SUPPORT | c::IBV_ODP_SUPPORT_IMPLICIT).into(),
+        per_transport_caps: c::ibv_odp_caps__bindgen_ty_1 {
+            rc_odp_caps: unreliable | c::IBV_ODP_SUPPORT_READ | c::IBV_ODP_SUPPORT_ATOMIC,
+            uc_odp_caps: unreliable,
+            ud_odp_caps: datagrams,
+        },
+    }
 }
 
 /// Copies a structure that grows from release to release to a caller whose own may be shorter or

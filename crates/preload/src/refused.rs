@@ -25,8 +25,6 @@ refused! {
         ibv_import_dm(*mut c::ibv_context, u32) -> pointer *mut c::ibv_dm;
     "DMA buffers are memory of devices, which a software RNIC does not reach":
         ibv_reg_dmabuf_mr(*mut c::ibv_pd, u64, usize, u64, c_int, c_int) -> pointer *mut c::ibv_mr;
-    "multicast is not offered": ibv_attach_mcast(*mut c::ibv_qp, *const c::ibv_gid, u16) -> status c_int;
-    "multicast is not offered": ibv_detach_mcast(*mut c::ibv_qp, *const c::ibv_gid, u16) -> status c_int;
     "the device has no vendor-specific enhancements": ibv_query_ece(*mut c::ibv_qp, *mut c::ibv_ece) -> status c_int;
     "the device has no vendor-specific enhancements": ibv_set_ece(*mut c::ibv_qp, *mut c::ibv_ece) -> status c_int;
     "Ethernet addresses are the kernel's business":

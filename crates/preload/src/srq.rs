@@ -8,7 +8,7 @@ use doorbell_verbs::raw;
 
 use crate::device::Device;
 use crate::event::{Element, Source};
-use crate::handle::{Object, Unacknowledged, Users, give, object, take};
+use crate::handle::{Kind, Object, Unacknowledged, Users, object};
 use crate::outcome::{Outcome, Refused, pointer, status};
 use crate::pd::Pd;
 
@@ -28,7 +28,7 @@ pub(crate) struct Srq {
 // SAFETY: `#[repr(C)]`, and begins with an `ibv_srq`.
 unsafe impl Object for Srq {
     type C = c::ibv_srq;
-    const NAME: &'static str = "shared receive queue";
+    const KIND: Kind = Kind::Srq;
 }
 
 #[unsafe(no_mangle)]
@@ -44,7 +44,7 @@ unsafe extern "C" fn ibv_create_srq(pd: *mut c::ibv_pd, init: *mut c::ibv_srq_in
         // SAFETY: zeros are a value of each of its fields.
         let zeros: c::ibv_srq = unsafe { std::mem::zeroed() };
         let c = c::ibv_srq { context: context.as_c(), srq_context: init.srq_context, pd, handle: id.0, ..zeros };
-        let srq = give(Srq {
+        let srq = context.handles.give(Srq {
             c,
             raw,
             device: Arc::clone(&context.device),
@@ -59,7 +59,6 @@ unsafe extern "C" fn ibv_create_srq(pd: *mut c::ibv_pd, init: *mut c::ibv_srq_in
         unsafe { (*srq.cast::<Srq>()).source = Some(source.clone()) };
         context.device.sources().srqs.insert(id, source);
         own.users.add();
-        context.users.add();
         init.attr.max_sge = max_sge;
         Ok(srq)
     })
@@ -123,7 +122,7 @@ unsafe extern "C" fn ibv_query_srq(srq: *mut c::ibv_srq, attr: *mut c::ibv_srq_a
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_destroy_srq(srq: *mut c::ibv_srq) -> c_int {
+pub(crate) unsafe extern "C" fn ibv_destroy_srq(srq: *mut c::ibv_srq) -> c_int {
     status("ibv_destroy_srq", || {
         // SAFETY: the C contract.
         let own = unsafe { object::<Srq>(srq) }?;
@@ -136,9 +135,8 @@ unsafe extern "C" fn ibv_destroy_srq(srq: *mut c::ibv_srq) -> c_int {
             source.close();
         }
         // SAFETY: no queue pair uses it, and the program does not name it again.
-        drop(unsafe { take::<Srq>(srq) });
+        drop(unsafe { context.handles.take::<Srq>(srq) });
         pd.users.remove();
-        context.users.remove();
         Ok(())
     })
 }

@@ -10,6 +10,7 @@ use doorbell_ibverbs_sys as c;
 use doorbell_verbs::{LKey, Payload, QpKind, RKey, SendFlags, SendOperation, SendRequest, Sge, UdDestination};
 use smallvec::SmallVec;
 
+use crate::mw::bind_operation;
 use crate::outcome::{Outcome, Refused, errno_of_post};
 use crate::post::{destination, elements, send_flags};
 use crate::qp::Qp;
@@ -22,14 +23,18 @@ const OFFERED: c::ibv_qp_create_send_ops_flags = c::IBV_QP_EX_WITH_RDMA_WRITE
     | c::IBV_QP_EX_WITH_RDMA_READ
     | c::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
     | c::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
-    | c::IBV_QP_EX_WITH_SEND_WITH_INV;
+    | c::IBV_QP_EX_WITH_SEND_WITH_INV
+    | WINDOWS;
+
+/// Operations on memory windows.
+const WINDOWS: u32 = c::IBV_QP_EX_WITH_BIND_MW | c::IBV_QP_EX_WITH_LOCAL_INV;
 
 /// Those that each transport has.
 fn of_transport(kind: QpKind) -> u32 {
     let ud = c::IBV_QP_EX_WITH_SEND | c::IBV_QP_EX_WITH_SEND_WITH_IMM;
     match kind {
         QpKind::Ud => ud,
-        QpKind::Uc => ud | c::IBV_QP_EX_WITH_RDMA_WRITE | c::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM,
+        QpKind::Uc => ud | c::IBV_QP_EX_WITH_RDMA_WRITE | c::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM | WINDOWS,
         QpKind::Rc => OFFERED,
     }
 }
@@ -47,6 +52,8 @@ pub(crate) fn table(kind: QpKind, operations: u64) -> Outcome<c::ibv_qp_ex> {
     Ok(c::ibv_qp_ex {
         wr_atomic_cmp_swp: Some(wr_atomic_cmp_swp),
         wr_atomic_fetch_add: Some(wr_atomic_fetch_add),
+        wr_bind_mw: Some(wr_bind_mw),
+        wr_local_inv: Some(wr_local_inv),
         wr_rdma_read: Some(wr_rdma_read),
         wr_rdma_write: Some(wr_rdma_write),
         wr_rdma_write_imm: Some(wr_rdma_write_imm),
@@ -193,7 +200,7 @@ unsafe extern "C" fn wr_complete(qp: *mut c::ibv_qp_ex) -> c_int {
             })
             .collect();
         // SAFETY: the C contract: memory stays registered until the completion is reaped.
-        let posted = unsafe { own.raw.post_send(&list) };
+        let posted = unsafe { own.raw.post_all_sends(&list) };
         posted.map_err(|error| Refused::new(errno_of_post(&error.kind), error.to_string()))
     });
     builder.busy.store(false, Ordering::Release);
@@ -219,6 +226,29 @@ unsafe extern "C" fn wr_send_imm(qp: *mut c::ibv_qp_ex, immediate: c::__be32) {
 unsafe extern "C" fn wr_send_inv(qp: *mut c::ibv_qp_ex, rkey: u32) {
     // SAFETY: the C contract.
     unsafe { begin(qp, SendOperation::SendInvalidate(RKey::new(rkey))) }
+}
+
+unsafe extern "C" fn wr_local_inv(qp: *mut c::ibv_qp_ex, rkey: u32) {
+    // SAFETY: the C contract.
+    unsafe { begin(qp, SendOperation::LocalInvalidate(RKey::new(rkey))) }
+}
+
+unsafe extern "C" fn wr_bind_mw(
+    qp: *mut c::ibv_qp_ex,
+    mw: *mut c::ibv_mw,
+    rkey: u32,
+    info: *const c::ibv_mw_bind_info,
+) {
+    // SAFETY: the C contract.
+    unsafe {
+        let info = info.as_ref().ok_or_else(|| Refused::invalid("the binding is null"));
+        match info.and_then(|info| bind_operation(mw, rkey, info)) {
+            Ok(operation) => begin(qp, operation),
+            Err(why) => {
+                building(qp).refused.get_or_insert(why);
+            }
+        }
+    }
 }
 
 unsafe extern "C" fn wr_rdma_write(qp: *mut c::ibv_qp_ex, rkey: u32, remote_address: u64) {

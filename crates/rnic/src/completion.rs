@@ -23,6 +23,8 @@ pub enum Status {
     WorkRequestFlushed,
     /// The peer answered with something that the request does not allow.
     BadResponse,
+    /// A memory window could not be bound or invalidated.
+    MemoryWindowBind,
     /// A local access error on the responder's side.
     LocalAccess,
     /// The peer found the request invalid.
@@ -47,6 +49,7 @@ impl Status {
             Self::LocalProtection => "local protection error: a scatter-gather element may not be used so",
             Self::WorkRequestFlushed => "flushed: the queue pair went to the error state first",
             Self::BadResponse => "bad response: the peer answered what the request does not allow",
+            Self::MemoryWindowBind => "memory window error: it may not be bound or invalidated so",
             Self::LocalAccess => "local access error",
             Self::RemoteInvalidRequest => "remote invalid request: the peer found the request invalid",
             Self::RemoteAccess => "remote access error: the peer refused access to its memory",
@@ -71,6 +74,10 @@ pub enum CompletionOpcode {
     CompareSwap,
     /// A fetch-and-add.
     FetchAdd,
+    /// A memory window that was bound.
+    BindWindow,
+    /// A memory window whose key was taken back.
+    LocalInvalidate,
     /// A receive that took a SEND.
     Receive,
     /// A receive that took the immediate of an RDMA WRITE.
@@ -110,6 +117,8 @@ pub struct Completion {
     pub source_qpn: Qpn,
     /// Immediate data or an invalidated key.
     pub attachment: Attachment,
+    /// When it came about, on the device's clock.
+    pub timestamp_ns: u64,
 }
 
 /// Which completions raise the next notification (IBTA Vol 1, 11.4.2.2).

@@ -99,7 +99,7 @@ impl Core {
         if port.staged.is_empty() {
             self.dirty.push(cq);
         }
-        port.staged.push(completion);
+        port.staged.push(Completion { timestamp_ns: self.now_ns, ..completion });
     }
 
     /// Hands staged completions to their queues, until one is found to have overrun: its port and

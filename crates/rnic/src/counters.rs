@@ -33,11 +33,11 @@ macro_rules! counters {
 counters! {
     /// What one engine counted. Bytes are those of Ethernet frames without FCS, as vendors count.
     Counters {
-        /// RDMA packets sent, all kinds.
+        /// RDMA packets sent, all kinds, those to multicast groups included.
         tx_vport_rdma_unicast_packets,
         /// Their bytes.
         tx_vport_rdma_unicast_bytes,
-        /// RDMA packets received, all kinds, also those dropped later.
+        /// RDMA packets received, all kinds, those to multicast groups included, also those dropped later.
         rx_vport_rdma_unicast_packets,
         /// Their bytes.
         rx_vport_rdma_unicast_bytes,

@@ -24,12 +24,13 @@ pub use completion::{
 };
 pub use counters::Counters;
 pub use engine::{
-    ACK_HOLD_NS, Backlog, Config, CqId, EngineId, MAX_CQS, MAX_INLINE_BYTES, MAX_QPS, MAX_QUEUE_DEPTH, MAX_SGES,
-    MAX_SRQS, ObjectError, QpInfo, QpInit, Rnic, SrqId,
+    ACK_HOLD_NS, Backlog, Config, CqId, EngineId, MAX_CQS, MAX_GROUPS, MAX_INLINE_BYTES, MAX_QPS, MAX_QUEUE_DEPTH,
+    MAX_SGES, MAX_SRQS, ObjectError, QpInfo, QpInit, Rnic, SrqId,
 };
 pub use event::{AsyncEvent, EventQueue};
 pub use memory::{
-    Access, LKey, MAX_REGION_BYTES, MAX_REGIONS, MemoryError, PdId, Region, RegionDirectory, RegionTable, Sge,
+    Access, LKey, MAX_REGION_BYTES, MAX_REGIONS, MAX_WINDOWS, MemoryError, Pager, PdId, Region, RegionDirectory,
+    RegionTable, Sge, Through, WindowBinding, WindowKind,
 };
 pub use qp::{
     AttributeMask, MAX_MESSAGE_BYTES, MAX_RD_ATOMIC, ModifyError, QpAttributes, QpCapacities, QpCounters, QpKind,

@@ -4,13 +4,19 @@
 //! region at any time, so no Rust reference to its bytes is ever made here: bytes are copied in
 //! and out through raw pointers, and what programs wait for is stored with release ordering.
 
+mod window;
+
 use std::any::Any;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use doorbell_wire::RKey;
+use doorbell_wire::{Qpn, RKey};
 use rustc_hash::FxHashMap;
+
+use self::window::{Bound, Window};
+pub use self::window::{MAX_WINDOWS, WindowBinding, WindowKind};
+use crate::engine::ObjectError;
 
 bitflags::bitflags! {
     /// What a region may be used for. Reading it locally is always allowed.
@@ -24,12 +30,25 @@ bitflags::bitflags! {
         const REMOTE_READ = 4;
         /// A peer may use atomics on it.
         const REMOTE_ATOMIC = 8;
+        /// Memory windows may be bound to it.
+        const WINDOW_BIND = 16;
+        /// Its memory may come and go: each access asks the [`Pager`] first, if there is one.
+        const ON_DEMAND = 64;
     }
 }
 
 /// Names a protection domain of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PdId(pub u32);
+
+/// The queue pair through which memory is reached, and its protection domain.
+#[derive(Clone, Copy, Debug)]
+pub struct Through {
+    /// The protection domain.
+    pub pd: PdId,
+    /// The queue pair.
+    pub qpn: Qpn,
+}
 
 /// The local key of a region, which scatter-gather elements carry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -90,15 +109,39 @@ pub enum MemoryError {
         /// What the region grants.
         granted: Access,
     },
+    /// The region is paged on demand, and there is no memory, or none that may be used so.
+    #[error("the memory region {key:#010x} is paged on demand, and {length} bytes at {address:#x} are not there")]
+    NotThere {
+        /// The key.
+        key: u32,
+        /// Start of the access.
+        address: u64,
+        /// Bytes of the access.
+        length: u64,
+    },
     /// An atomic operation on an address that is not a multiple of 8.
     #[error("an atomic operation needs an address that is a multiple of 8, got {address:#x}")]
     Misaligned {
         /// The address.
         address: u64,
     },
+    /// A memory window is not what the request takes it for.
+    #[error("the memory window {key:#010x} cannot be bound or invalidated so: {why}")]
+    Window {
+        /// The key.
+        key: u32,
+        /// Why.
+        why: &'static str,
+    },
 }
 
-/// A registered region.
+/// Knows which memory is there.
+pub trait Pager: Send + Sync {
+    /// Brings memory in, so that it can be read, or also written. False if that is not possible.
+    fn bring_in(&self, base: *mut u8, length: usize, written: bool) -> bool;
+}
+
+/// A registered region, or the part of one that a bound memory window stands for.
 pub struct Region {
     pd: PdId,
     key: u32,
@@ -109,6 +152,14 @@ pub struct Region {
     valid: AtomicBool,
     /// Cleared when a peer invalidates the remote key; local use goes on.
     remote: AtomicBool,
+    /// Memory windows that are bound to it.
+    windows: AtomicUsize,
+    /// The window that it stands for, if it does.
+    bound: Option<Bound>,
+    /// Asked before each access, if it is paged on demand.
+    pager: Option<Arc<dyn Pager>>,
+    /// There is no memory behind it: it reads as zeros, and what is written is lost.
+    is_null: bool,
     /// Keeps memory that the provider allocated alive for as long as an engine may touch it.
     _owner: Option<Arc<dyn Any + Send + Sync>>,
 }
@@ -166,6 +217,19 @@ impl Region {
         self.valid.load(Ordering::Acquire)
     }
 
+    /// Do peers reach it through this queue pair?
+    #[inline]
+    fn serves(&self, qpn: Qpn) -> bool {
+        self.remote.load(Ordering::Acquire) && self.bound.as_ref().is_none_or(|bound| bound.serves(qpn))
+    }
+
+    fn expect_no_windows(&self) -> Result<(), ObjectError> {
+        match self.windows.load(Ordering::Acquire) {
+            0 => Ok(()),
+            _ => Err(ObjectError::Busy { what: "memory region", users: "a memory window" }),
+        }
+    }
+
     /// Checks an access and says at which offset it starts.
     #[inline]
     fn check(&self, pd: PdId, address: u64, length: u64, needed: Access) -> Result<usize, MemoryError> {
@@ -188,10 +252,32 @@ impl Region {
         Ok(offset as usize)
     }
 
+    /// Checks an access that happens now, and brings in its memory.
+    #[inline]
+    fn reach(&self, pd: PdId, address: u64, length: u64, needed: Access) -> Result<usize, MemoryError> {
+        let offset = self.check(pd, address, length, needed)?;
+        if let Some(pager) = &self.pager {
+            let written = needed.intersects(Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+            if !pager.bring_in(self.base.wrapping_add(offset), length as usize, written) {
+                return Err(MemoryError::NotThere { key: self.key, address, length });
+            }
+        }
+        Ok(offset)
+    }
+
+    /// Brings in the memory of a local access to come.
+    pub fn prefetch(&self, pd: PdId, address: u64, length: u64, needed: Access) -> Result<(), MemoryError> {
+        self.reach(pd, address, length, needed).map(drop)
+    }
+
     /// Copies out of the region. The range was checked.
     #[inline]
     fn copy_out(&self, offset: usize, out: &mut [u8]) {
         assert!(offset <= self.length && out.len() <= self.length - offset);
+        if self.is_null {
+            out.fill(0);
+            return;
+        }
         if let Ok(out) = <&mut [u8; 8]>::try_from(&mut *out)
             && let Some(word) = self.word(offset)
         {
@@ -200,7 +286,7 @@ impl Region {
         }
         // SAFETY: the range lies inside the region (asserted), which is mapped while it is valid;
         // `out` is exclusive. A concurrent local writer tears the bytes, as it does on hardware.
-        unsafe { ptr::copy(self.base.add(offset), out.as_mut_ptr(), out.len()) }
+        unsafe { ptr::copy(self.base.wrapping_add(offset), out.as_mut_ptr(), out.len()) }
     }
 
     /// Copies into the region; the last byte is stored last, with release ordering, because
@@ -209,6 +295,9 @@ impl Region {
     #[inline]
     fn copy_in(&self, offset: usize, data: &[u8]) {
         assert!(offset <= self.length && data.len() <= self.length - offset);
+        if self.is_null {
+            return;
+        }
         if let Ok(bytes) = <[u8; 8]>::try_from(data)
             && let Some(word) = self.word(offset)
         {
@@ -220,8 +309,8 @@ impl Region {
         // A program that reads the range at the same time sees torn bytes, as on hardware; the
         // last byte is an atomic so that reading it with acquire orders the others before it.
         unsafe {
-            ptr::copy(body.as_ptr(), self.base.add(offset), body.len());
-            AtomicU8::from_ptr(self.base.add(offset + body.len())).store(last, Ordering::Release);
+            ptr::copy(body.as_ptr(), self.base.wrapping_add(offset), body.len());
+            AtomicU8::from_ptr(self.base.wrapping_add(offset + body.len())).store(last, Ordering::Release);
         }
     }
 
@@ -236,32 +325,79 @@ impl Region {
     fn word(&self, offset: usize) -> Option<&AtomicU64> {
         assert!(offset <= self.length && 8 <= self.length - offset);
         let place = self.base.wrapping_add(offset).cast::<u64>();
-        // SAFETY: eight aligned bytes inside the region, which is mapped while it is valid; local
-        // code is documented to use atomics on words that peers operate on.
-        place.is_aligned().then(|| unsafe { AtomicU64::from_ptr(place) })
+        // SAFETY: eight aligned bytes inside the region, which is mapped while it is valid, if there
+        // is memory at all; local code is documented to use atomics on words that peers operate on.
+        (!self.is_null && place.is_aligned()).then(|| unsafe { AtomicU64::from_ptr(place) })
     }
 }
 
 /// Finds regions by key. Engines look here when their own cache does not know a key.
 pub trait RegionDirectory: Send + Sync {
-    /// The region with exactly this key.
+    /// The region, or the bound window, with exactly this key.
     fn find(&self, key: u32) -> Option<Arc<Region>>;
+
+    /// Binds a memory window (IBTA Vol 1, 10.6.7.2).
+    fn bind(&self, through: Through, binding: &WindowBinding) -> Result<(), MemoryError>;
+
+    /// Takes the key of a bound memory window of type 2 back.
+    fn invalidate(&self, through: Through, rkey: RKey) -> Result<(), MemoryError>;
 }
 
-/// The regions of a device.
-#[derive(Debug, Default)]
+/// The regions and memory windows of a device.
+#[derive(Default)]
 pub struct RegionTable {
-    // By the upper 24 bits: the lower 8 are the consumer's to change.
-    regions: RwLock<FxHashMap<u32, Arc<Region>>>,
+    keys: RwLock<Keys>,
+    pager: OnceLock<Arc<dyn Pager>>,
+}
+
+impl std::fmt::Debug for RegionTable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RegionTable").field("keys", &self.keys).finish_non_exhaustive()
+    }
+}
+
+/// By the upper 24 bits: the lower 8 are the consumer's to change. What one has the other has not.
+#[derive(Debug, Default)]
+struct Keys {
+    regions: FxHashMap<u32, Arc<Region>>,
+    windows: FxHashMap<u32, Window>,
+}
+
+impl Keys {
+    fn unused(&self, mut random: impl FnMut() -> u32) -> u32 {
+        loop {
+            let key = random();
+            let name = key >> 8;
+            // Key 0 and its like are what buggy programs send: never hand them out.
+            if name != 0 && !self.regions.contains_key(&name) && !self.windows.contains_key(&name) {
+                return key;
+            }
+        }
+    }
 }
 
 /// The most regions of a device.
 pub const MAX_REGIONS: usize = 1 << 20;
 
-/// The longest region in bytes.
+/// The longest region in bytes, unless it is paged on demand.
 pub const MAX_REGION_BYTES: u64 = 1 << 46;
 
+fn is_possible(address: u64, length: usize, access: Access) -> bool {
+    (access.contains(Access::ON_DEMAND) || length as u64 <= MAX_REGION_BYTES)
+        && address.checked_add(length as u64).is_some()
+}
+
 impl RegionTable {
+    /// Who is asked before each access to regions that are registered with [`Access::ON_DEMAND`]
+    /// from now on. Without one they are as any other. Only the first call has an effect.
+    pub fn page_with(&self, pager: Arc<dyn Pager>) {
+        let _ = self.pager.set(pager);
+    }
+
+    fn pager_for(&self, access: Access) -> Option<Arc<dyn Pager>> {
+        self.pager.get().filter(|_| access.contains(Access::ON_DEMAND)).cloned()
+    }
+
     /// Registers `length` bytes at `base` under the address `address`, with a key that `random`
     /// supplies. `None` if the device is full or the range is impossible.
     ///
@@ -269,7 +405,8 @@ impl RegionTable {
     ///
     /// The memory must stay mapped, and writable if `access` allows writing, until
     /// [`remove`](Self::remove) has returned *and* every engine has forgotten the key, or for as
-    /// long as `owner` lives where it owns the memory. Nothing may hold a Rust reference to bytes
+    /// long as `owner` lives where it owns the memory; what is paged on demand must stay only from
+    /// the pager's word to the end of the access. Nothing may hold a Rust reference to bytes
     /// of it at a time when a work request or a peer may write them.
     #[allow(clippy::too_many_arguments, reason = "the parameters of a registration, and where keys come from")]
     pub unsafe fn insert(
@@ -280,23 +417,12 @@ impl RegionTable {
         address: u64,
         access: Access,
         owner: Option<Arc<dyn Any + Send + Sync>>,
-        mut random: impl FnMut() -> u32,
+        random: impl FnMut() -> u32,
     ) -> Option<Arc<Region>> {
-        if length as u64 > MAX_REGION_BYTES || address.checked_add(length as u64).is_none() {
+        if !is_possible(address, length, access) {
             return None;
         }
-        let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
-        if regions.len() >= MAX_REGIONS {
-            return None;
-        }
-        let key = loop {
-            let key = random();
-            // Key 0 and its like are what buggy programs send: never hand them out.
-            if key >> 8 != 0 && !regions.contains_key(&(key >> 8)) {
-                break key;
-            }
-        };
-        let region = Arc::new(Region {
+        self.enter(random, |key| Region {
             pd,
             key,
             address,
@@ -305,14 +431,47 @@ impl RegionTable {
             access,
             valid: AtomicBool::new(true),
             remote: AtomicBool::new(true),
+            windows: AtomicUsize::new(0),
+            bound: None,
+            pager: self.pager_for(access),
+            is_null: false,
             _owner: owner,
-        });
-        regions.insert(key >> 8, Arc::clone(&region));
+        })
+    }
+
+    /// Enters a region without memory, for local use: it reads as zeros, and what is written to it is
+    /// lost. It takes every address. `None` if the device is full.
+    pub fn insert_null(&self, pd: PdId, random: impl FnMut() -> u32) -> Option<Arc<Region>> {
+        self.enter(random, |key| Region {
+            pd,
+            key,
+            address: 0,
+            base: ptr::null_mut(),
+            length: usize::MAX,
+            access: Access::LOCAL_WRITE,
+            valid: AtomicBool::new(true),
+            remote: AtomicBool::new(true),
+            windows: AtomicUsize::new(0),
+            bound: None,
+            pager: None,
+            is_null: true,
+            _owner: None,
+        })
+    }
+
+    fn enter(&self, random: impl FnMut() -> u32, region: impl FnOnce(u32) -> Region) -> Option<Arc<Region>> {
+        let mut keys = self.write();
+        if keys.regions.len() >= MAX_REGIONS {
+            return None;
+        }
+        let key = keys.unused(random);
+        let region = Arc::new(region(key));
+        keys.regions.insert(key >> 8, Arc::clone(&region));
         Some(region)
     }
 
     /// Puts other memory under the key of a region: the keys stay good. Engines that cached the
-    /// old one refuse it from now on. `None` if there is no such region, or the range is impossible.
+    /// old one refuse it from now on. Refused while memory windows are bound to it.
     ///
     /// # Safety
     ///
@@ -325,41 +484,73 @@ impl RegionTable {
         length: usize,
         address: u64,
         access: Access,
-    ) -> Option<Arc<Region>> {
-        if length as u64 > MAX_REGION_BYTES || address.checked_add(length as u64).is_none() {
-            return None;
+    ) -> Result<Arc<Region>, ObjectError> {
+        if !is_possible(address, length, access) {
+            return Err(ObjectError::Region { address, length });
         }
-        let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
-        let place = regions.get_mut(&(key >> 8)).filter(|region| region.key == key)?;
-        let (valid, remote) = (AtomicBool::new(true), AtomicBool::new(true));
-        let region = Arc::new(Region { pd, key, address, base, length, access, valid, remote, _owner: None });
+        let mut keys = self.write();
+        let place = keys.regions.get_mut(&(key >> 8)).filter(|region| region.key == key);
+        let place = place.ok_or(ObjectError::Unknown("memory region"))?;
+        place.expect_no_windows()?;
+        let region = Arc::new(Region {
+            pd,
+            key,
+            address,
+            base,
+            length,
+            access,
+            valid: AtomicBool::new(true),
+            remote: AtomicBool::new(true),
+            windows: AtomicUsize::new(0),
+            bound: None,
+            pager: self.pager_for(access),
+            is_null: false,
+            _owner: None,
+        });
         let old = std::mem::replace(place, Arc::clone(&region));
         old.valid.store(false, Ordering::Release);
-        Some(region)
+        Ok(region)
     }
 
-    /// Takes a region out. Engines that cached it refuse it from now on.
-    pub fn remove(&self, key: u32) -> Option<Arc<Region>> {
-        let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
-        if regions.get(&(key >> 8))?.key != key {
-            return None;
-        }
-        let region = regions.remove(&(key >> 8))?;
+    /// Takes a region out. Engines that cached it refuse it from now on. Refused while memory
+    /// windows are bound to it (IBTA Vol 1, 10.6.7.2.4).
+    pub fn remove(&self, key: u32) -> Result<Arc<Region>, ObjectError> {
+        let mut keys = self.write();
+        let place = keys.regions.get(&(key >> 8)).filter(|region| region.key == key);
+        let region = Arc::clone(place.ok_or(ObjectError::Unknown("memory region"))?);
+        region.expect_no_windows()?;
+        keys.regions.remove(&(key >> 8));
         region.valid.store(false, Ordering::Release);
-        Some(region)
+        Ok(region)
     }
 
     /// How many regions of a protection domain there are.
     pub fn count_of(&self, pd: PdId) -> usize {
-        let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
-        regions.values().filter(|region| region.pd == pd).count()
+        self.read().regions.values().filter(|region| region.pd == pd).count()
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Keys> {
+        self.keys.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Keys> {
+        self.keys.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl RegionDirectory for RegionTable {
     fn find(&self, key: u32) -> Option<Arc<Region>> {
-        let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
-        regions.get(&(key >> 8)).filter(|region| region.key == key).cloned()
+        let keys = self.read();
+        let bound = || keys.windows.get(&(key >> 8)).and_then(|window| window.bound.as_ref());
+        keys.regions.get(&(key >> 8)).or_else(bound).filter(|region| region.key == key).cloned()
+    }
+
+    fn bind(&self, through: Through, binding: &WindowBinding) -> Result<(), MemoryError> {
+        self.bind_window(through, binding)
+    }
+
+    fn invalidate(&self, through: Through, rkey: RKey) -> Result<(), MemoryError> {
+        self.invalidate_window(through, rkey)
     }
 }
 
@@ -401,13 +592,17 @@ impl Memory {
         slot.as_deref().ok_or(MemoryError::UnknownKey { key })
     }
 
+    /// A region by its local key, which bound windows do not have.
     #[inline]
-    fn remote_region(&mut self, rkey: RKey) -> Result<&Region, MemoryError> {
+    fn local_region(&mut self, lkey: LKey) -> Result<&Region, MemoryError> {
+        let LKey(key) = lkey;
+        self.region(key).ok().filter(|region| region.bound.is_none()).ok_or(MemoryError::UnknownKey { key })
+    }
+
+    #[inline]
+    fn remote_region(&mut self, through: Through, rkey: RKey) -> Result<&Region, MemoryError> {
         let key = rkey.get();
-        self.region(key)
-            .ok()
-            .filter(|region| region.remote.load(Ordering::Acquire))
-            .ok_or(MemoryError::UnknownKey { key })
+        self.region(key).ok().filter(|region| region.serves(through.qpn)).ok_or(MemoryError::UnknownKey { key })
     }
 
     /// Checks one local scatter-gather element of a work request that is being posted.
@@ -415,7 +610,7 @@ impl Memory {
         if sge.length == 0 || self.checks_late {
             return Ok(()); // IBTA Vol 1, 10.7.3.4: a zero-length element names no memory
         }
-        self.region(sge.lkey.0)?.check(pd, sge.address, sge.length.into(), needed)?;
+        self.local_region(sge.lkey)?.check(pd, sge.address, sge.length.into(), needed)?;
         Ok(())
     }
 
@@ -433,8 +628,8 @@ impl Memory {
             if take == 0 {
                 break;
             }
-            let region = self.region(sge.lkey.0)?;
-            let offset = region.check(pd, sge.address.wrapping_add(skip), take, Access::empty())?;
+            let region = self.local_region(sge.lkey)?;
+            let offset = region.reach(pd, sge.address.wrapping_add(skip), take, Access::empty())?;
             region.copy_out(offset, &mut out[done..done + take as usize]);
             done += take as usize;
             skip = 0;
@@ -462,8 +657,8 @@ impl Memory {
             if take == 0 {
                 break;
             }
-            let region = self.region(sge.lkey.0)?;
-            let offset = region.check(pd, sge.address.wrapping_add(skip), take, Access::LOCAL_WRITE)?;
+            let region = self.local_region(sge.lkey)?;
+            let offset = region.reach(pd, sge.address.wrapping_add(skip), take, Access::LOCAL_WRITE)?;
             let (now, rest) = data.split_at(take as usize);
             region.copy_in(offset, now);
             data = rest;
@@ -477,7 +672,7 @@ impl Memory {
     #[inline]
     pub(crate) fn check_remote(
         &mut self,
-        pd: PdId,
+        through: Through,
         rkey: RKey,
         address: u64,
         length: u64,
@@ -486,18 +681,24 @@ impl Memory {
         if length == 0 {
             return Ok(());
         }
-        self.remote_region(rkey)?.check(pd, address, length, needed)?;
+        self.remote_region(through, rkey)?.check(through.pd, address, length, needed)?;
         Ok(())
     }
 
     /// Places a peer's bytes.
     #[inline]
-    pub(crate) fn write_remote(&mut self, pd: PdId, rkey: RKey, address: u64, data: &[u8]) -> Result<(), MemoryError> {
+    pub(crate) fn write_remote(
+        &mut self,
+        through: Through,
+        rkey: RKey,
+        address: u64,
+        data: &[u8],
+    ) -> Result<(), MemoryError> {
         if data.is_empty() {
             return Ok(());
         }
-        let region = self.remote_region(rkey)?;
-        let offset = region.check(pd, address, data.len() as u64, Access::REMOTE_WRITE)?;
+        let region = self.remote_region(through, rkey)?;
+        let offset = region.reach(through.pd, address, data.len() as u64, Access::REMOTE_WRITE)?;
         region.copy_in(offset, data);
         Ok(())
     }
@@ -506,7 +707,7 @@ impl Memory {
     #[inline]
     pub(crate) fn read_remote(
         &mut self,
-        pd: PdId,
+        through: Through,
         rkey: RKey,
         address: u64,
         out: &mut [u8],
@@ -514,8 +715,8 @@ impl Memory {
         if out.is_empty() {
             return Ok(());
         }
-        let region = self.remote_region(rkey)?;
-        let offset = region.check(pd, address, out.len() as u64, Access::REMOTE_READ)?;
+        let region = self.remote_region(through, rkey)?;
+        let offset = region.reach(through.pd, address, out.len() as u64, Access::REMOTE_READ)?;
         region.copy_out(offset, out);
         Ok(())
     }
@@ -523,7 +724,7 @@ impl Memory {
     /// Runs a peer's atomic operation.
     pub(crate) fn atomic_remote<R>(
         &mut self,
-        pd: PdId,
+        through: Through,
         rkey: RKey,
         address: u64,
         operation: impl FnOnce(&AtomicU64) -> R,
@@ -531,18 +732,32 @@ impl Memory {
         if !address.is_multiple_of(8) {
             return Err(MemoryError::Misaligned { address });
         }
-        let region = self.remote_region(rkey)?;
-        let offset = region.check(pd, address, 8, Access::REMOTE_ATOMIC)?;
+        let region = self.remote_region(through, rkey)?;
+        let offset = region.reach(through.pd, address, 8, Access::REMOTE_ATOMIC)?;
         region.atomic(offset, operation).ok_or(MemoryError::Misaligned { address })
     }
 
-    /// Makes a region unusable for peers, as SEND with invalidate asks (IBTA Vol 1, 9.4.1.1.3).
-    pub(crate) fn invalidate(&mut self, pd: PdId, rkey: RKey) -> Result<(), MemoryError> {
-        let region = self.remote_region(rkey)?;
-        if region.pd != pd {
+    /// Makes a region or a window of type 2 unusable for peers, as SEND with invalidate asks
+    /// (IBTA Vol 1, 9.4.1.1.3).
+    pub(crate) fn invalidate(&mut self, through: Through, rkey: RKey) -> Result<(), MemoryError> {
+        let region = self.remote_region(through, rkey)?;
+        if region.bound.is_some() {
+            return self.directory.invalidate(through, rkey);
+        }
+        if region.pd != through.pd {
             return Err(MemoryError::ForeignPd { key: rkey.get() });
         }
         region.remote.store(false, Ordering::Release);
         Ok(())
+    }
+
+    /// Binds a window of this device.
+    pub(crate) fn bind_window(&self, through: Through, binding: &WindowBinding) -> Result<(), MemoryError> {
+        self.directory.bind(through, binding)
+    }
+
+    /// Takes the key of a window of this device back.
+    pub(crate) fn invalidate_window(&self, through: Through, rkey: RKey) -> Result<(), MemoryError> {
+        self.directory.invalidate(through, rkey)
     }
 }

@@ -9,7 +9,7 @@ use doorbell_wire::{Psn, QKey, Qpn, RKey};
 use smallvec::SmallVec;
 
 use crate::event::{AsyncEvent, EventQueue};
-use crate::memory::{MemoryError, PdId, Sge};
+use crate::memory::{MemoryError, PdId, Sge, WindowBinding};
 use crate::qp::QpState;
 
 /// What a send work request does.
@@ -64,6 +64,10 @@ pub enum SendOperation {
         /// What to add.
         add: u64,
     },
+    /// Binds a memory window of this device (IBTA Vol 1, 10.6.7.2). Nothing is sent.
+    BindWindow(WindowBinding),
+    /// Takes the key of a bound memory window of this device back. Nothing is sent.
+    LocalInvalidate(RKey),
 }
 
 bitflags::bitflags! {
@@ -207,6 +211,9 @@ pub enum PostErrorKind {
     /// READs and atomics need somewhere to put the answer.
     #[error("inline data makes no sense for {0}: it brings bytes, it does not take them")]
     InlineRead(&'static str),
+    /// Memory windows are bound and invalidated without bytes.
+    #[error("{0} moves no bytes, so it takes none: neither scatter-gather elements nor inline data")]
+    NoPayload(&'static str),
     /// READs and atomics on a queue pair with `max_rd_atomic` 0.
     #[error("the queue pair was set up with max_rd_atomic 0, so it may not issue READs or atomics")]
     NoReadResources,
@@ -242,7 +249,8 @@ pub(crate) struct SendWqe {
     pub(crate) inline: bool,
     pub(crate) sges: u8,
     pub(crate) length: u32,
-    /// Sequence numbers that it takes: request packets, or response packets of a READ.
+    /// Sequence numbers that it takes: request packets, or response packets of a READ; none if it
+    /// concerns only this device.
     pub(crate) packets: u32,
     /// Valid once the first packet was sent.
     pub(crate) first_psn: Psn,
@@ -318,6 +326,15 @@ impl SendQueue {
         }
         self.wqes[slot] = Some(wqe);
         self.tail += 1;
+    }
+
+    /// Takes back the requests that were pushed last.
+    pub(crate) fn take_back(&mut self, count: usize) {
+        for _ in 0..count {
+            self.tail -= 1;
+            let slot = self.slot(self.tail);
+            self.wqes[slot] = None;
+        }
     }
 
     /// The request with this index, which must lie between head and tail.

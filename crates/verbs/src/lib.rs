@@ -27,7 +27,7 @@ pub use doorbell_rnic::{
     Access, AddressVector, AsyncEvent, Attachment, AttributeMask, Completion, CompletionOpcode, Counters, CqId, LKey,
     MAX_MESSAGE_BYTES, MemoryError, ModifyError, Notifier, Notify, ObjectError, Overrun, Payload, PdId, PostError,
     PostErrorKind, QpAttributes, QpCapacities, QpCounters, QpInfo, QpInit, QpKind, QpState, RecvRequest, SendFlags,
-    SendOperation, SendRequest, Sge, SrqId, Status, UdDestination, transition,
+    SendOperation, SendRequest, Sge, SrqId, Status, UdDestination, WindowBinding, WindowKind, transition,
 };
 pub use doorbell_wire::{PathMtu, Psn, QKey, Qpn, RKey};
 pub use error::Error;
@@ -38,7 +38,7 @@ pub use raw::DeviceAttributes;
 /// What the RNIC is limited to, in numbers.
 pub mod limits {
     pub use doorbell_rnic::{
-        MAX_CQ_DEPTH, MAX_CQS, MAX_INLINE_BYTES, MAX_QPS, MAX_QUEUE_DEPTH, MAX_REGION_BYTES, MAX_REGIONS, MAX_SGES,
-        MAX_SRQS,
+        MAX_CQ_DEPTH, MAX_CQS, MAX_GROUPS, MAX_INLINE_BYTES, MAX_QPS, MAX_QUEUE_DEPTH, MAX_REGION_BYTES, MAX_REGIONS,
+        MAX_SGES, MAX_SRQS, MAX_WINDOWS,
     };
 }

@@ -5,16 +5,20 @@
 //! builds on this.
 
 use std::any::Any;
+use std::ffi::c_void;
+use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use doorbell_fabric::LinkCounters;
 use doorbell_rnic::{
-    Access, AsyncEvent, Completion, Counters, CqId, LKey, ModifyError, Notifier, Notify, Overrun, PdId, PostError,
-    QpAttributes, QpInfo, QpInit, RecvRequest, SendRequest, SrqId,
+    Access, AsyncEvent, Completion, Counters, CqId, LKey, MemoryError, ModifyError, Notifier, Notify, Overrun, PdId,
+    PostError, QpAttributes, QpInfo, QpInit, RecvRequest, SendRequest, Sge, SrqId, WindowKind,
 };
 use doorbell_wire::{PathMtu, Psn, Qpn, RKey};
+use nix::libc;
+use nix::unistd::{SysconfVar, sysconf};
 
 use crate::error::Error;
 
@@ -43,6 +47,8 @@ pub struct DeviceAttributes {
     pub max_cq_depth: usize,
     /// Most READs and atomics outstanding per queue pair and direction.
     pub max_rd_atomic: usize,
+    /// Does [`Access::ON_DEMAND`] mean that memory may come and go?
+    pub on_demand: bool,
 }
 
 /// The keys of a registered region.
@@ -73,7 +79,8 @@ pub trait Provider: Send + Sync {
     /// # Safety
     ///
     /// The memory must stay mapped until [`deregister`](Self::deregister) returns, or for as long
-    /// as `owner` lives where it owns the memory; and no Rust reference may exist to bytes that a
+    /// as `owner` lives where it owns the memory, or only while a work request or a peer uses it
+    /// where `access` has [`Access::ON_DEMAND`] and the device offers that; and no Rust reference may exist to bytes that a
     /// work request or a peer may write.
     unsafe fn register(
         &self,
@@ -84,6 +91,10 @@ pub trait Provider: Send + Sync {
         access: Access,
         owner: Option<Arc<dyn Any + Send + Sync>>,
     ) -> Result<Keys, Error>;
+
+    /// Registers a region without memory, for local use: it reads as zeros, and what is written to it
+    /// is lost. It takes every address.
+    fn register_null(&self, pd: PdId) -> Result<Keys, Error>;
 
     /// Registers a region anew, with other memory, rights or protection domain; its keys stay good.
     /// If it is refused, the region stays as it was.
@@ -101,8 +112,19 @@ pub trait Provider: Send + Sync {
         access: Access,
     ) -> Result<(), Error>;
 
-    /// Deregisters memory. When this returns, the device does not touch it any more.
+    /// Brings in memory for a local access to come, where it is registered with
+    /// [`Access::ON_DEMAND`], and checks that access in any case.
+    fn prefetch(&self, pd: PdId, sge: &Sge, needed: Access) -> Result<(), MemoryError>;
+
+    /// Deregisters memory. When this returns, the device does not touch it any more. Refused while
+    /// memory windows are bound to it.
     fn deregister(&self, lkey: LKey) -> Result<(), Error>;
+
+    /// Creates a memory window, which work requests bind. Its key names it.
+    fn create_window(&self, pd: PdId, kind: WindowKind) -> Result<RKey, Error>;
+
+    /// Destroys a memory window, by any key that it had.
+    fn destroy_window(&self, rkey: RKey) -> Result<(), Error>;
 
     /// Creates a completion channel.
     fn create_channel(&self) -> Result<Arc<dyn Channel>, Error>;
@@ -138,6 +160,31 @@ pub trait Provider: Send + Sync {
 
     /// Moves packets, where the device is driven by its callers.
     fn drive(&self);
+}
+
+/// Brings pages of this process's memory in, so that they can be read, or also written. Fails
+/// where there is no such memory, and always on kernels before 5.14.
+pub fn bring_in(base: *mut u8, length: usize, written: bool) -> io::Result<()> {
+    if length == 0 {
+        return Ok(());
+    }
+    let page = sysconf(SysconfVar::PAGE_SIZE).ok().flatten().unwrap_or(4096) as usize;
+    let start = base as usize / page * page;
+    let end = (base as usize).checked_add(length).and_then(|end| end.checked_next_multiple_of(page));
+    let end = end.ok_or_else(|| io::Error::from_raw_os_error(libc::EFAULT))?;
+    let advice = if written { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    // SAFETY: it changes nothing but which pages are in memory, wherever the range lies.
+    match unsafe { libc::madvise(start as *mut c_void, end - start, advice) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Does the kernel know how to [`bring_in`]?
+pub fn can_bring_in() -> bool {
+    static CAN: OnceLock<bool> = OnceLock::new();
+    // Of a byte that is there for sure.
+    *CAN.get_or_init(|| bring_in((&raw const CAN).cast_mut().cast(), 1, false).is_ok())
 }
 
 /// A completion channel of a provider.
@@ -205,6 +252,13 @@ pub trait Qp: Send + Sync {
     /// What is known of it.
     fn query(&self) -> QpInfo;
 
+    /// Attaches it to a multicast group: from now on it receives what is sent there, its own
+    /// datagrams included. Only UD queue pairs can be.
+    fn attach(&self, group: IpAddr) -> Result<(), Error>;
+
+    /// Detaches it from a multicast group.
+    fn detach(&self, group: IpAddr) -> Result<(), Error>;
+
     /// Posts a list of send work requests.
     ///
     /// # Safety
@@ -213,10 +267,43 @@ pub trait Qp: Send + Sync {
     /// reaped; memory that is sent must stay registered for as long.
     unsafe fn post_send(&self, list: &[SendRequest<'_>]) -> Result<(), PostError>;
 
+    /// Posts a list of send work requests, or none of them.
+    ///
+    /// # Safety
+    ///
+    /// As for [`post_send`](Self::post_send).
+    unsafe fn post_all_sends(&self, list: &[SendRequest<'_>]) -> Result<(), PostError>;
+
     /// Posts a list of receive work requests.
     ///
     /// # Safety
     ///
     /// The memory must stay registered and unreferenced until its completion is reaped.
     unsafe fn post_recv(&self, list: &[RecvRequest<'_>]) -> Result<(), PostError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+
+    use super::*;
+
+    #[test]
+    fn memory_that_is_there_is_brought_in_and_other_is_not() {
+        static CONSTANT: [u8; 8] = [1; 8];
+        if !can_bring_in() {
+            eprintln!("left out: this kernel is older than 5.14");
+            return;
+        }
+        let mut own = vec![0_u8; 100_000];
+        let constant = CONSTANT.as_ptr().cast_mut();
+        let nowhere = ptr::without_provenance_mut(0x1000);
+        let end = ptr::without_provenance_mut(usize::MAX - 1);
+        assert!(bring_in(own.as_mut_ptr(), own.len(), true).is_ok());
+        assert!(bring_in(constant, 8, false).is_ok());
+        assert!(bring_in(constant, 8, true).is_err(), "it cannot be written");
+        assert!(bring_in(nowhere, 1, false).is_err(), "nothing is there");
+        assert!(bring_in(end, 2, false).is_err(), "nor beyond the end");
+        assert!(bring_in(nowhere, 0, true).is_ok(), "no bytes need no memory");
+    }
 }

@@ -1,7 +1,7 @@
 //! The embedded software RNIC as a provider: real RoCE v2 over UDP, in this process.
 
 use std::any::Any;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,16 +14,16 @@ use doorbell_counters::{PUBLISH_WITHIN_NS, Published, Publisher};
 use doorbell_fabric::{BindRequest, FaultPlan, Faults, Link, LinkCounters, Pcap, Port, active_mtu, bind};
 use doorbell_rnic::{
     Access, AsyncEvent, Completion, CompletionQueue, Config, Counters, CqId, EventQueue, LKey, MAX_CQ_DEPTH,
-    MAX_INLINE_BYTES, MAX_QUEUE_DEPTH, MAX_RD_ATOMIC, MAX_SGES, ModifyError, Notifier, Notify, ObjectError, Overrun,
-    PdId, PostError, QpAttributes, QpInfo, QpInit, QpState, RecvRequest, Region, Rnic, SendRequest, SharedReceiveQueue,
-    SrqId,
+    MAX_INLINE_BYTES, MAX_QUEUE_DEPTH, MAX_RD_ATOMIC, MAX_SGES, MemoryError, ModifyError, Notifier, Notify,
+    ObjectError, Overrun, Pager, PdId, PostError, QpAttributes, QpInfo, QpInit, QpState, RecvRequest, Region, Rnic,
+    SendRequest, Sge, SharedReceiveQueue, SrqId, WindowKind,
 };
-use doorbell_wire::{PathMtu, Psn, Qpn, ROCE_UDP_PORT};
+use doorbell_wire::{PathMtu, Psn, Qpn, RKey, ROCE_UDP_PORT};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::error::Error;
 use crate::handles::Device;
-use crate::raw::{self, DeviceAttributes, Keys, Provider};
+use crate::raw::{self, DeviceAttributes, Keys, Provider, bring_in, can_bring_in};
 
 /// How the software RNIC is opened.
 #[derive(Clone, Debug)]
@@ -41,6 +41,10 @@ pub struct SoftOptions {
     /// Bad scatter-gather elements end their work request with an error completion, as on RNICs,
     /// instead of being refused when they are posted.
     pub check_elements_late: bool,
+    /// Every access to registered memory asks first whether it is there, as with
+    /// [`Access::ON_DEMAND`], so that memory which was unmapped while it was registered ends a work
+    /// request instead of the process. It costs a system call each.
+    pub check_memory: bool,
     /// Seeds keys and numbers; `None` takes the operating system's randomness.
     pub seed: Option<[u8; 32]>,
 }
@@ -54,6 +58,7 @@ impl Default for SoftOptions {
             faults: None,
             receive_buffer_bytes: None,
             check_elements_late: false,
+            check_memory: false,
             seed: None,
         }
     }
@@ -146,13 +151,22 @@ fn start(end: LinkEnd, options: &SoftOptions) -> Result<Soft, Error> {
     if options.check_elements_late {
         rnic.check_elements_late();
     }
+    if options.check_memory && !can_bring_in() {
+        let what = "whether memory is there cannot be checked: that needs Linux 5.14";
+        return Err(Error::os(what)(std::io::ErrorKind::Unsupported.into()));
+    }
+    if can_bring_in() {
+        rnic.page_with(Arc::new(OwnMemory));
+    }
     let queue = Arc::clone(rnic.events());
     let port = Port::start(rnic, link, readable, udp_port).map_err(Error::os("the progress thread could not start"))?;
     Ok(Soft {
         port: Arc::new(port),
         config,
         udp_port,
+        check_memory: options.check_memory,
         regions: Mutex::default(),
+        groups: Arc::default(),
         event_fd: events,
         listener,
         events: queue,
@@ -203,10 +217,35 @@ struct Soft {
     port: Arc<Port>,
     config: Config,
     udp_port: u16,
+    check_memory: bool,
     regions: Mutex<HashMap<LKey, Arc<Region>>>,
+    /// Multicast groups that the link has joined, for whom.
+    groups: Arc<Mutex<HashSet<(IpAddr, Qpn)>>>,
     event_fd: Arc<EventFd>,
     listener: Arc<OnceLock<Notifier>>,
     events: Arc<EventQueue>,
+}
+
+/// The memory of this process.
+struct OwnMemory;
+
+impl Pager for OwnMemory {
+    fn bring_in(&self, base: *mut u8, length: usize, written: bool) -> bool {
+        bring_in(base, length, written).is_ok()
+    }
+}
+
+impl Soft {
+    fn enter(&self, region: Arc<Region>) -> Keys {
+        let keys = Keys { lkey: region.lkey(), rkey: region.rkey() };
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner).insert(keys.lkey, region);
+        keys
+    }
+
+    /// The rights of a region, as it is registered with the RNIC.
+    fn effective(&self, access: Access) -> Access {
+        if self.check_memory { access | Access::ON_DEMAND } else { access }
+    }
 }
 
 impl Provider for Soft {
@@ -227,6 +266,7 @@ impl Provider for Soft {
             max_inline: MAX_INLINE_BYTES,
             max_cq_depth: MAX_CQ_DEPTH,
             max_rd_atomic: MAX_RD_ATOMIC as usize,
+            on_demand: can_bring_in(),
         }
     }
 
@@ -254,11 +294,14 @@ impl Provider for Soft {
     ) -> Result<Keys, Error> {
         let region = self.port.with(|rnic| {
             // SAFETY: passed on to our caller.
-            unsafe { rnic.register(pd, base, length, address, access, owner) }
+            unsafe { rnic.register(pd, base, length, address, self.effective(access), owner) }
         })?;
-        let keys = Keys { lkey: region.lkey(), rkey: region.rkey() };
-        self.regions.lock().unwrap_or_else(PoisonError::into_inner).insert(keys.lkey, region);
-        Ok(keys)
+        Ok(self.enter(region))
+    }
+
+    fn register_null(&self, pd: PdId) -> Result<Keys, Error> {
+        let region = self.port.with(|rnic| rnic.register_null(pd))?;
+        Ok(self.enter(region))
     }
 
     unsafe fn reregister(
@@ -274,15 +317,33 @@ impl Provider for Soft {
         let region = regions.get_mut(&lkey).ok_or(ObjectError::Unknown("memory region"))?;
         *region = self.port.with(|rnic| {
             // SAFETY: passed on to our caller.
-            unsafe { rnic.reregister(region, pd, base, length, address, access) }
+            unsafe { rnic.reregister(region, pd, base, length, address, self.effective(access)) }
         })?;
         Ok(())
     }
 
+    fn prefetch(&self, pd: PdId, sge: &Sge, needed: Access) -> Result<(), MemoryError> {
+        let regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
+        let region = regions.get(&sge.lkey).cloned();
+        drop(regions); // bringing it in may take its time
+        let region = region.ok_or(MemoryError::UnknownKey { key: sge.lkey.0 })?;
+        region.prefetch(pd, sge.address, sge.length.into(), needed)
+    }
+
     fn deregister(&self, lkey: LKey) -> Result<(), Error> {
-        let region = self.regions.lock().unwrap_or_else(PoisonError::into_inner).remove(&lkey);
-        let region = region.ok_or(ObjectError::Unknown("memory region"))?;
-        Ok(self.port.with(|rnic| rnic.deregister(&region))?)
+        let mut regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
+        let region = regions.get(&lkey).ok_or(ObjectError::Unknown("memory region"))?;
+        self.port.with(|rnic| rnic.deregister(region))?;
+        regions.remove(&lkey);
+        Ok(())
+    }
+
+    fn create_window(&self, pd: PdId, kind: WindowKind) -> Result<RKey, Error> {
+        Ok(self.port.with(|rnic| rnic.create_window(pd, kind))?)
+    }
+
+    fn destroy_window(&self, rkey: RKey) -> Result<(), Error> {
+        Ok(self.port.with(|rnic| rnic.destroy_window(rkey))?)
     }
 
     fn create_channel(&self) -> Result<Arc<dyn raw::Channel>, Error> {
@@ -314,7 +375,7 @@ impl Provider for Soft {
 
     fn create_qp(&self, init: QpInit) -> Result<Box<dyn raw::Qp>, Error> {
         let qpn = self.port.with(|rnic| rnic.create_qp(init))?;
-        Ok(Box::new(SoftQp { port: Arc::clone(&self.port), qpn }))
+        Ok(Box::new(SoftQp { port: Arc::clone(&self.port), groups: Arc::clone(&self.groups), qpn }))
     }
 
     fn random_psn(&self) -> Psn {
@@ -486,7 +547,22 @@ impl Drop for SoftSrq {
 
 struct SoftQp {
     port: Arc<Port>,
+    groups: Arc<Mutex<HashSet<(IpAddr, Qpn)>>>,
     qpn: Qpn,
+}
+
+impl SoftQp {
+    /// One at a time: what the link has joined is always what the RNIC has members of.
+    fn groups(&self) -> MutexGuard<'_, HashSet<(IpAddr, Qpn)>> {
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn detach_from(&self, group: IpAddr) -> Result<(), ObjectError> {
+        if self.port.with(|rnic| rnic.detach(self.qpn, group))? {
+            self.port.leave(group);
+        }
+        Ok(())
+    }
 }
 
 impl raw::Qp for SoftQp {
@@ -505,10 +581,38 @@ impl raw::Qp for SoftQp {
         self.port.with(|rnic| rnic.query_qp(self.qpn)).expect("a queue pair exists until its handle drops")
     }
 
+    fn attach(&self, group: IpAddr) -> Result<(), Error> {
+        let mut groups = self.groups();
+        if self.port.with(|rnic| rnic.attach(self.qpn, group))? {
+            self.port.join(group).map_err(|error| {
+                // The RNIC has it as its only member.
+                let _ = self.port.with(|rnic| rnic.detach(self.qpn, group));
+                Error::os("the multicast group could not be joined")(error)
+            })?;
+        }
+        groups.insert((group, self.qpn));
+        Ok(())
+    }
+
+    fn detach(&self, group: IpAddr) -> Result<(), Error> {
+        let mut groups = self.groups();
+        self.detach_from(group)?;
+        groups.remove(&(group, self.qpn));
+        Ok(())
+    }
+
     #[inline]
     unsafe fn post_send(&self, list: &[SendRequest<'_>]) -> Result<(), PostError> {
         self.port.post(|rnic, now_ns| {
             let result = rnic.post_send(now_ns, self.qpn, list);
+            (result, rnic.pending_work(self.qpn))
+        })
+    }
+
+    #[inline]
+    unsafe fn post_all_sends(&self, list: &[SendRequest<'_>]) -> Result<(), PostError> {
+        self.port.post(|rnic, now_ns| {
+            let result = rnic.post_all_sends(now_ns, self.qpn, list);
             (result, rnic.pending_work(self.qpn))
         })
     }
@@ -528,6 +632,13 @@ impl SoftQp {
 
 impl Drop for SoftQp {
     fn drop(&mut self) {
+        self.groups().retain(|&(group, qpn)| {
+            if qpn != self.qpn {
+                return true;
+            }
+            let _ = self.detach_from(group);
+            false
+        });
         self.acknowledge();
         // Others may have waited for the room that it took: they go on.
         self.port.post(|rnic, _| (rnic.destroy_qp(self.qpn), usize::MAX)).ok();

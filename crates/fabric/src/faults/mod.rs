@@ -6,6 +6,8 @@ mod tests;
 
 use std::collections::VecDeque;
 use std::io;
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
 
 use doorbell_rnic::TransmitBatch;
 use doorbell_wire::Outer;
@@ -111,6 +113,14 @@ impl<L: Link> Link for Faults<L> {
     fn poll_timeout(&self) -> Option<u64> {
         let own = self.state.next_due();
         own.into_iter().chain(self.inner.poll_timeout()).min()
+    }
+
+    fn join(&mut self, group: IpAddr) -> io::Result<OwnedFd> {
+        self.inner.join(group)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.inner.leave(group);
     }
 
     fn link_counters(&self) -> LinkCounters {

@@ -160,3 +160,15 @@ fn a_full_disk_ends_the_capture_and_not_the_traffic() {
     assert_eq!((b.packets(), b.poll_timeout()), (20, None));
     assert!(Pcap::new(a, address(1), PORT, Shared::new(0), Duration::ZERO).is_err());
 }
+
+#[test]
+fn groups_have_the_ethernet_addresses_of_groups() {
+    let cases = [
+        ("10.1.2.3", [0x02, 0, 10, 1, 2, 3]),
+        ("239.129.2.3", [0x01, 0, 0x5e, 1, 2, 3]),
+        ("ff02::1:2", [0x33, 0x33, 0, 1, 0, 2]),
+    ];
+    for (address, mac) in cases {
+        assert_eq!(mac_of(address.parse().unwrap()), mac, "{address}");
+    }
+}

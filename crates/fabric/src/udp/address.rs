@@ -209,14 +209,9 @@ fn port_is_held(address: IpAddr, port: u16) -> bool {
 fn equip(bound: Bound, request: &BindRequest) -> Result<UdpLink, BindError> {
     let Bound { socket, local } = bound;
     let failed = |what| move |source| BindError::System { what, address: local.ip(), port: local.port(), source };
-    socket.set_nonblocking(true).map_err(failed("make the socket non-blocking"))?;
-    set_ip_options(&socket, local.is_ipv6()).map_err(failed("set the IP options"))?;
-    // Only a count: a kernel without it works as well.
-    let _ = sys::set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1);
-
     let receive_buffer_bytes = request.receive_buffer_bytes.unwrap_or(DEFAULT_RECEIVE_BUFFER_BYTES);
-    set_buffer(&socket, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, receive_buffer_bytes)
-        .map_err(failed("set the receive buffer"))?;
+    let coalesces =
+        equip_receiver(&socket, local.is_ipv6(), receive_buffer_bytes).map_err(failed("set the socket's options"))?;
     set_buffer(&socket, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, SEND_BUFFER_BYTES)
         .map_err(failed("set the send buffer"))?;
     let granted = socket.recv_buffer_size().map_err(failed("read the receive buffer back"))?;
@@ -231,7 +226,6 @@ fn equip(bound: Bound, request: &BindRequest) -> Result<UdpLink, BindError> {
     // asked once instead of trusted to refuse.
     let segments = sys::set_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, 0);
     let segmentation = request.segmentation && segments.is_ok();
-    let coalesces = sys::set_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_GRO, 1);
     if let Err(error) = segments.and(coalesces) {
         tracing::warn!(
             "the kernel does not move runs of datagrams at {local} ({error}): small packets are \
@@ -239,6 +233,16 @@ fn equip(bound: Bound, request: &BindRequest) -> Result<UdpLink, BindError> {
         );
     }
     Ok(UdpLink::new(UdpSocket::from(socket), local, granted, segmentation))
+}
+
+/// Sets what matters for receiving. Returns whether the kernel hands over datagrams together.
+pub(super) fn equip_receiver(socket: &Socket, ipv6: bool, receive_buffer_bytes: usize) -> io::Result<io::Result<()>> {
+    socket.set_nonblocking(true)?;
+    set_ip_options(socket, ipv6)?;
+    // Only a count: a kernel without it works as well.
+    let _ = sys::set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1);
+    set_buffer(socket, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, receive_buffer_bytes)?;
+    Ok(sys::set_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_GRO, 1))
 }
 
 /// Do not fragment, defaults that need no control message, and what is to be told of received
@@ -250,6 +254,7 @@ fn set_ip_options(socket: &Socket, ipv6: bool) -> io::Result<()> {
         let options = [
             (libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO),
             (libc::IPV6_UNICAST_HOPS, hop_limit),
+            (libc::IPV6_MULTICAST_HOPS, hop_limit),
             (libc::IPV6_TCLASS, traffic_class),
             (libc::IPV6_RECVTCLASS, 1),
             (libc::IPV6_RECVHOPLIMIT, 1),
@@ -259,6 +264,7 @@ fn set_ip_options(socket: &Socket, ipv6: bool) -> io::Result<()> {
         let options = [
             (libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO),
             (libc::IP_TTL, hop_limit),
+            (libc::IP_MULTICAST_TTL, hop_limit),
             (libc::IP_TOS, traffic_class),
             (libc::IP_RECVTOS, 1),
             (libc::IP_RECVTTL, 1),

@@ -7,12 +7,13 @@
 
 mod address;
 mod control;
+mod group;
 mod interface;
 pub(crate) mod sys;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6, UdpSocket};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use doorbell_rnic::{Run, TransmitBatch};
@@ -23,7 +24,8 @@ pub use interface::{active_mtu, interface_mtu, largest_path_mtu};
 
 use crate::link::{Link, LinkCounters, LinkProperties, ReceivedRun, Sink};
 use crate::seal::Sealer;
-use sys::Outgoing;
+use group::Group;
+use sys::{Incoming, Outgoing};
 
 /// The traffic class that costs nothing: it is the socket's.
 pub const DEFAULT_TRAFFIC_CLASS: u8 = 0;
@@ -88,6 +90,8 @@ pub struct UdpLink {
     ask: usize,
     /// The kernel's count of overflows when it was last seen.
     overflows_seen: u32,
+    /// Multicast groups that were joined.
+    groups: Vec<Group>,
     counters: UdpCounters,
     reported: Reported,
 }
@@ -122,6 +126,7 @@ impl UdpLink {
             buffers,
             ask: 1,
             overflows_seen: 0,
+            groups: Vec::new(),
             counters: UdpCounters::default(),
             reported: Reported::default(),
         }
@@ -321,6 +326,35 @@ impl UdpLink {
     }
 }
 
+/// Hands one message on, and says how many packets it has.
+fn take(message: &Incoming<'_>, to: IpAddr, counters: &mut UdpCounters, sink: &mut dyn Sink) -> usize {
+    if message.truncated || message.bytes.is_empty() {
+        counters.truncated += u64::from(message.truncated);
+        return 0;
+    }
+    let segment_bytes = match message.control.segment_bytes {
+        Some(bytes) if bytes > 0 => bytes.min(message.bytes.len()),
+        _ => message.bytes.len(),
+    };
+    let count = message.bytes.len().div_ceil(segment_bytes);
+    counters.datagrams_received += count as u64;
+    counters.bytes_received += message.bytes.len() as u64;
+    sink.receive(ReceivedRun {
+        outer: Outer {
+            src: message.source.ip(),
+            dst: to,
+            traffic_class: message.control.traffic_class.unwrap_or_default(),
+            hop_limit: message.control.hop_limit.unwrap_or_default(),
+            identification: None,
+            dont_fragment: None,
+        },
+        source_port: message.source.port(),
+        bytes: message.bytes,
+        segment_bytes,
+    });
+    count
+}
+
 impl Link for UdpLink {
     fn properties(&self) -> LinkProperties {
         LinkProperties { sealed: true, trusted: false, ordered: false, lossless: false }
@@ -374,8 +408,18 @@ impl Link for UdpLink {
     }
 
     fn receive(&mut self, _now_ns: u64, sink: &mut dyn Sink) -> io::Result<usize> {
-        let Self { socket, local, buffers, ask, overflows_seen, counters, .. } = self;
+        let Self { socket, local, buffers, ask, overflows_seen, groups, counters, .. } = self;
         let mut packets = 0;
+        for group in groups {
+            // One message of each, and what is behind it next time: its socket stays readable.
+            let taken = sys::receive(group.socket.as_fd(), buffers, 1, |message| {
+                packets += take(&message, group.address.into(), counters, sink);
+            });
+            match taken.map_err(|error| error.kind()) {
+                Ok(_) | Err(io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+                Err(_) => counters.refused += 1,
+            }
+        }
         let bytes_before = counters.bytes_received;
         for _ in 0..PENDING_ERRORS {
             counters.receive_calls += 1;
@@ -385,31 +429,7 @@ impl Link for UdpLink {
                     counters.receive_queue_overflows += u64::from(new);
                     *overflows_seen = overflows;
                 }
-                if message.truncated || message.bytes.is_empty() {
-                    counters.truncated += u64::from(message.truncated);
-                    return;
-                }
-                let segment_bytes = match message.control.segment_bytes {
-                    Some(bytes) if bytes > 0 => bytes.min(message.bytes.len()),
-                    _ => message.bytes.len(),
-                };
-                let count = message.bytes.len().div_ceil(segment_bytes);
-                packets += count;
-                counters.datagrams_received += count as u64;
-                counters.bytes_received += message.bytes.len() as u64;
-                sink.receive(ReceivedRun {
-                    outer: Outer {
-                        src: message.source.ip(),
-                        dst: local.ip(),
-                        traffic_class: message.control.traffic_class.unwrap_or_default(),
-                        hop_limit: message.control.hop_limit.unwrap_or_default(),
-                        identification: None,
-                        dont_fragment: None,
-                    },
-                    source_port: message.source.port(),
-                    bytes: message.bytes,
-                    segment_bytes,
-                });
+                packets += take(&message, local.ip(), counters, sink);
             });
             match received {
                 Ok(count) => {
@@ -423,7 +443,7 @@ impl Link for UdpLink {
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EAGAIN) => {
                         *ask = 1;
-                        return Ok(0);
+                        return Ok(packets);
                     }
                     Some(libc::EINTR) => {}
                     // What ICMP reports of datagrams sent earlier; the timers of the transport
@@ -445,6 +465,21 @@ impl Link for UdpLink {
             }
         }
         Ok(packets)
+    }
+
+    fn join(&mut self, group: IpAddr) -> io::Result<OwnedFd> {
+        let (group, local) = group::joinable(group, self.local.ip())?;
+        if let Some(joined) = self.groups.iter().find(|joined| joined.address == group) {
+            return joined.readable();
+        }
+        let joined = Group::join(group, local, self.local.port(), self.receive_buffer_bytes)?;
+        let readable = joined.readable()?;
+        self.groups.push(joined);
+        Ok(readable)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.groups.retain(|joined| joined.address != group);
     }
 
     fn link_counters(&self) -> LinkCounters {

@@ -244,3 +244,36 @@ fn addresses_that_cannot_be_a_devices_are_refused() {
     }
     assert!(matches!(bind_to("127.0.0.1", 0), BindError::PortZero));
 }
+
+#[test]
+fn who_has_joined_a_group_receives_what_is_sent_there() {
+    // The number of this process keeps tests apart that run at the same time.
+    let number = std::process::id().to_be_bytes();
+    let group = IpAddr::V4(Ipv4Addr::new(239, number[1], number[2], number[3]));
+    let mut links = [link(), link(), link()];
+    let readable = [links[0].join(group).unwrap(), links[1].join(group).unwrap()];
+    links[1].join(group).expect("once more is as good as once");
+    let mut batch = batch_of(group, &[32; 64]);
+    Sealer::new(links[0].local_address(), PORT).seal(&mut batch);
+    transmit_all(&mut links[0], 0, &batch);
+    for (link, readable) in links.iter_mut().zip(&readable) {
+        let mut packets = 0;
+        while packets < 64 {
+            assert!(sys::wait_readable(readable.as_fd(), Duration::from_secs(10)).unwrap(), "packets are missing");
+            let runs = receive_once(link, 0);
+            assert!(runs.iter().all(|run| run.outer.dst == group));
+            check_all(link, &runs);
+            packets += runs.iter().map(|run| run.packets.len()).sum::<usize>();
+        }
+        assert_eq!(packets, 64);
+    }
+    assert!(receive_once(&mut links[2], 0).is_empty(), "it has not joined");
+    links[1].leave(group);
+    transmit_all(&mut links[0], 0, &batch);
+    assert!(sys::wait_readable(readable[0].as_fd(), Duration::from_secs(10)).unwrap());
+    assert!(receive_once(&mut links[1], 0).is_empty(), "it has left");
+    for wrong in ["127.0.0.1", "ff02::1"] {
+        let refused = links[0].join(wrong.parse().unwrap()).expect_err(wrong);
+        assert_eq!(refused.kind(), io::ErrorKind::Unsupported);
+    }
+}

@@ -1,5 +1,6 @@
 //! The device: shared objects, one engine, and the order in which a driver calls it.
 
+mod multicast;
 mod objects;
 mod traffic;
 
@@ -22,6 +23,8 @@ use crate::event::{AsyncEvent, EventQueue};
 use crate::memory::{Memory, PdId, RegionTable};
 use crate::qp::{Qp, QpAttributes, QpCapacities, QpCounters, QpKind, QpState};
 use crate::work::SharedReceiveQueue;
+
+pub use self::multicast::MAX_GROUPS;
 
 /// Names one engine of a device: the upper four bits of its QPNs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -110,6 +113,14 @@ pub enum ObjectError {
         address: u64,
         /// Its length.
         length: usize,
+    },
+    /// A queue pair cannot be attached to the group, or detached from it.
+    #[error("the multicast group {group}: {why}")]
+    Group {
+        /// The group.
+        group: IpAddr,
+        /// Why.
+        why: &'static str,
     },
     /// The pieces belong to different protection domains.
     #[error("the {0} belongs to another protection domain")]
@@ -217,6 +228,8 @@ pub struct Rnic {
     cqs: Slab<Cq>,
     srqs: Slab<Srq>,
     by_address: FxHashMap<IpAddr, usize>,
+    /// Queue pairs (slots) that are attached to multicast groups.
+    groups: FxHashMap<IpAddr, Vec<u32>>,
     timers: BinaryHeap<Reverse<(u64, u32, Qpn)>>,
     /// Acknowledgements that are held back: when they became due, in order.
     held_acks: VecDeque<(u64, u32, Qpn)>,
@@ -257,6 +270,7 @@ impl Rnic {
             cqs: Slab::new(),
             srqs: Slab::new(),
             by_address: FxHashMap::default(),
+            groups: FxHashMap::default(),
             timers: BinaryHeap::new(),
             held_acks: VecDeque::new(),
             key_rng: stream(0),

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use doorbell_wire::{Psn, QKey, Qpn};
+use doorbell_wire::{Psn, QKey, Qpn, RKey};
 use rand_core::Rng;
 
 use super::{
@@ -14,7 +14,7 @@ use super::{
 use crate::completion::{Completion, CompletionQueue, CompletionSink, MAX_CQ_DEPTH, Notifier, Overrun};
 use crate::congestion::{Destination, Window};
 use crate::core::frame_overhead;
-use crate::memory::{Access, PdId, Region};
+use crate::memory::{Access, Pager, PdId, Region, WindowKind};
 use crate::qp::{
     ModifyError, Qp, QpAttributes, QpCounters, QpKind, QpState, ReceiveQueue, Requester, Responder, Settings,
     check_transition,
@@ -38,6 +38,8 @@ impl Rnic {
             Some("a shared receive queue")
         } else if self.regions.count_of(pd) > 0 {
             Some("a memory region")
+        } else if self.regions.count_windows_of(pd) > 0 {
+            Some("a memory window")
         } else {
             None
         };
@@ -76,6 +78,14 @@ impl Rnic {
             .ok_or(ObjectError::Region { address, length })
     }
 
+    /// Registers a region without memory, for local use: it reads as zeros, and what is written to it
+    /// is lost. It takes every address.
+    pub fn register_null(&mut self, pd: PdId) -> Result<Arc<Region>, ObjectError> {
+        self.check_pd(pd)?;
+        let rng = &mut self.key_rng;
+        self.regions.insert_null(pd, || rng.next_u32()).ok_or(ObjectError::Exhausted("memory regions"))
+    }
+
     /// Registers a region anew, with other memory, rights or protection domain. Its keys stay good
     /// (IBTA Vol 1, 11.2.8.5 leaves that open; programs expect it).
     ///
@@ -97,7 +107,7 @@ impl Rnic {
         // SAFETY: passed on to our caller; the engine forgets the key before this returns.
         let renewed = unsafe { self.regions.replace(key, pd, base, length, address, access) };
         self.core.memory.forget(key);
-        renewed.ok_or(ObjectError::Region { address, length })
+        renewed
     }
 
     /// From now on scatter-gather elements are checked when they are used, and bad ones end their
@@ -106,12 +116,32 @@ impl Rnic {
         self.core.memory.checks_late = true;
     }
 
-    /// Deregisters memory. When this returns, the RNIC does not touch it any more.
+    /// Who knows which memory is there, for regions that are registered with [`Access::ON_DEMAND`]
+    /// from now on. Without one they are as any other.
+    pub fn page_with(&mut self, pager: Arc<dyn Pager>) {
+        self.regions.page_with(pager);
+    }
+
+    /// Deregisters memory. When this returns, the RNIC does not touch it any more. Refused while
+    /// memory windows are bound to it.
     pub fn deregister(&mut self, region: &Region) -> Result<(), ObjectError> {
         let key = region.lkey().0;
-        self.regions.remove(key).ok_or(ObjectError::Unknown("memory region"))?;
+        self.regions.remove(key)?;
         self.core.memory.forget(key);
         Ok(())
+    }
+
+    /// Creates a memory window that is not bound. Its key names it.
+    pub fn create_window(&mut self, pd: PdId, kind: WindowKind) -> Result<RKey, ObjectError> {
+        self.check_pd(pd)?;
+        let rng = &mut self.key_rng;
+        self.regions.insert_window(pd, kind, || rng.next_u32()).ok_or(ObjectError::Exhausted("memory windows"))
+    }
+
+    /// Destroys a memory window, by any key that it had. When this returns, no peer reaches memory
+    /// through it.
+    pub fn destroy_window(&mut self, rkey: RKey) -> Result<(), ObjectError> {
+        self.regions.remove_window(rkey)
     }
 
     /// Creates a completion queue of exactly `depth` entries.
@@ -292,6 +322,7 @@ impl Rnic {
             self.core.ready.retain(|&ready| ready != slot);
         }
         self.core.inbound.forget(slot);
+        self.detach_from_all(slot);
         if let Some(index) = qp.destination {
             self.leave_destination(index, slot);
         }

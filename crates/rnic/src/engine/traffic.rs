@@ -6,7 +6,7 @@ use doorbell_wire::{BTH_LEN, BthRepr, Outer, PartitionKey, Qpn, Transport};
 
 use super::{ACK_HOLD_NS, Rnic, SrqId};
 use crate::core::frame_overhead;
-use crate::qp::{QpKind, Stop, check_receive};
+use crate::qp::{QpKind, QpState, Stop, check_receive};
 use crate::transmit::{Budget, Filter, MAX_RUN_PACKETS, TransmitBatch};
 use crate::work::{PostError, PostErrorKind, RecvRequest, RecvWqe, SendRequest};
 
@@ -14,15 +14,37 @@ use crate::work::{PostError, PostErrorKind, RecvRequest, RecvWqe, SendRequest};
 impl Rnic {
     /// Posts a list of send work requests, up to the first that is not acceptable.
     pub fn post_send(&mut self, now_ns: u64, qpn: Qpn, list: &[SendRequest<'_>]) -> Result<(), PostError> {
+        self.post_sends(now_ns, qpn, list, false)
+    }
+
+    /// Posts a list of send work requests, or none of them.
+    pub fn post_all_sends(&mut self, now_ns: u64, qpn: Qpn, list: &[SendRequest<'_>]) -> Result<(), PostError> {
+        self.post_sends(now_ns, qpn, list, true)
+    }
+
+    #[inline]
+    fn post_sends(
+        &mut self,
+        now_ns: u64,
+        qpn: Qpn,
+        list: &[SendRequest<'_>],
+        all_or_none: bool,
+    ) -> Result<(), PostError> {
         self.core.now_ns = now_ns;
         let slot = self.slot(qpn).ok_or(PostError { index: 0, kind: PostErrorKind::UnknownQp(qpn) })?;
         let qp = &mut self.qps[slot as usize];
         let mut result = Ok(());
         for (index, request) in list.iter().enumerate() {
             if let Err(kind) = qp.post_send(&mut self.core, request) {
+                if all_or_none {
+                    qp.sq.take_back(index);
+                }
                 result = Err(PostError { index, kind });
                 break;
             }
+        }
+        if matches!(qp.state, QpState::SqError | QpState::Error) {
+            qp.flush_sends(&mut self.core);
         }
         self.settle(slot);
         self.publish();
@@ -72,6 +94,10 @@ impl Rnic {
                 continue;
             };
             let bth = BthRepr::read(header);
+            if outer.dst.is_multicast() {
+                self.handle_multicast(outer, bth, rest);
+                continue;
+            }
             let slot = match last {
                 Some((qpn, slot)) if qpn == bth.dest_qpn => slot,
                 _ => {
@@ -99,7 +125,7 @@ impl Rnic {
         self.handle_packets(now_ns, outer, [packet]);
     }
 
-    fn count_unknown(&mut self, bth: &BthRepr) {
+    pub(super) fn count_unknown(&mut self, bth: &BthRepr) {
         match bth.opcode.transport() {
             Transport::Cnp => self.core.counters.rx_cnp += 1,
             _ if bth.opcode.operation().is_none() || bth.version != 0 => self.core.counters.rx_malformed += 1,
@@ -108,7 +134,7 @@ impl Rnic {
     }
 
     #[inline]
-    fn dispatch(&mut self, slot: u32, outer: &Outer, bth: BthRepr, rest: &[u8]) {
+    pub(super) fn dispatch(&mut self, slot: u32, outer: &Outer, bth: BthRepr, rest: &[u8]) {
         let (core, qp) = (&mut self.core, &mut self.qps[slot as usize]);
         qp.counters.rx_packets += 1;
         // IBTA Vol 1, 9.6: the checks of the base transport header, in this order.

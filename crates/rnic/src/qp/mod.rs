@@ -17,7 +17,7 @@ use crate::completion::{Completion, CompletionOpcode, Status};
 use crate::core::Core;
 use crate::engine::QpInit;
 use crate::event::AsyncEvent;
-use crate::memory::{Access, PdId};
+use crate::memory::{Access, PdId, Through};
 use crate::transmit::Path;
 use crate::work::{AddressVector, ReceiveSource, RecvWqe, SendOperation, SendQueue, SendWqe};
 
@@ -145,6 +145,11 @@ impl Qp {
     /// Does this state send requests and take responses?
     pub(crate) fn requests(&self) -> bool {
         matches!(self.state, QpState::ReadyToSend | QpState::SqDrain)
+    }
+
+    /// Through what peers reach memory here.
+    pub(crate) fn through(&self) -> Through {
+        Through { pd: self.pd, qpn: self.qpn }
     }
 
     pub(crate) fn mtu(&self) -> usize {
@@ -296,5 +301,7 @@ pub(crate) fn completion_opcode(operation: SendOperation) -> CompletionOpcode {
         SendOperation::Read { .. } => CompletionOpcode::Read,
         SendOperation::CompareSwap { .. } => CompletionOpcode::CompareSwap,
         SendOperation::FetchAdd { .. } => CompletionOpcode::FetchAdd,
+        SendOperation::BindWindow(_) => CompletionOpcode::BindWindow,
+        SendOperation::LocalInvalidate(_) => CompletionOpcode::LocalInvalidate,
     }
 }

@@ -37,6 +37,8 @@ fn operation_name(operation: SendOperation) -> &'static str {
         SendOperation::Read { .. } => "RDMA READ",
         SendOperation::CompareSwap { .. } => "compare-and-swap",
         SendOperation::FetchAdd { .. } => "fetch-and-add",
+        SendOperation::BindWindow(_) => "binding a memory window",
+        SendOperation::LocalInvalidate(_) => "local invalidate",
     }
 }
 
@@ -56,10 +58,15 @@ impl Qp {
         if self.sq.is_full() {
             return Err(PostErrorKind::QueueFull { queue: "send queue", depth: self.sq.depth() });
         }
+        let is_local = matches!(operation, Op::BindWindow(_) | Op::LocalInvalidate(_));
         let supported = match self.kind {
             QpKind::Rc => true,
             QpKind::Uc => {
-                matches!(operation, Op::Send | Op::SendImmediate(_) | Op::Write { .. } | Op::WriteImmediate { .. })
+                is_local
+                    || matches!(
+                        operation,
+                        Op::Send | Op::SendImmediate(_) | Op::Write { .. } | Op::WriteImmediate { .. }
+                    )
             }
             QpKind::Ud => matches!(operation, Op::Send | Op::SendImmediate(_)),
         };
@@ -96,6 +103,9 @@ impl Qp {
                 (bytes.len() as u64, 0, true)
             }
         };
+        if is_local && length > 0 {
+            return Err(PostErrorKind::NoPayload(operation_name(operation)));
+        }
         let mtu = self.mtu() as u64;
         let allowed = if self.kind == QpKind::Ud { mtu } else { MAX_MESSAGE_BYTES };
         if length > allowed {
@@ -109,6 +119,7 @@ impl Qp {
                 return Err(PostErrorKind::AtomicLength(length));
             }
             Op::CompareSwap { .. } | Op::FetchAdd { .. } => 1,
+            Op::BindWindow(_) | Op::LocalInvalidate(_) => 0,
             _ => length.div_ceil(mtu).max(1),
         };
         let wqe = SendWqe {
@@ -123,9 +134,6 @@ impl Qp {
             received: 0,
         };
         self.sq.push(wqe, request.payload, request.destination);
-        if matches!(self.state, QpState::SqError | QpState::Error) {
-            self.flush_sends(core);
-        }
         Ok(())
     }
 

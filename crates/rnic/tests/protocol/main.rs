@@ -5,9 +5,12 @@ mod common;
 
 mod flow;
 mod input;
+mod multicast;
 mod objects;
+mod paging;
 mod probes;
 mod queues;
 mod recovery;
 mod requester;
 mod responder;
+mod windows;

@@ -66,6 +66,29 @@ fn a_list_is_accepted_up_to_the_first_that_is_not() {
 }
 
 #[test]
+fn a_list_that_is_to_be_taken_whole_is_taken_whole_or_not_at_all() {
+    let capacities = QpCapacities { max_send_wr: 3, ..small().capacities };
+    let mut script = Script::rc(&End { capacities, ..End::default() });
+    let (qpn, now_ns) = (script.qpn, script.world.now_ns);
+    let mut list = [request(Op::Send, Payload::Inline(&[1; 8])); 4];
+    for attempt in 0..2 {
+        let error = script.rnic().post_all_sends(now_ns, qpn, &list).expect_err("three fit");
+        assert_eq!((error.index, script.rnic().pending_work(qpn)), (3, 0), "attempt {attempt}");
+    }
+    script.rnic().post_all_sends(now_ns, qpn, &list[..3]).expect("three fit");
+    assert_eq!(script.sent().len(), 3);
+    // Nor is anything flushed that was not taken.
+    script.world.bring_to(OWN, qpn, QpState::Error);
+    assert_eq!(script.ends().len(), 3);
+    list[1].payload = Payload::Inline(&[0; 9]);
+    let error = script.rnic().post_all_sends(now_ns, qpn, &list[..3]).expect_err("one has too many bytes");
+    assert_eq!(error.index, 1);
+    assert!(script.ends().is_empty());
+    script.rnic().post_all_sends(now_ns, qpn, &list[..1]).expect("it fits");
+    assert_eq!(script.ends(), [(1, Status::WorkRequestFlushed)]);
+}
+
+#[test]
 fn work_requests_are_refused_for_the_right_reason() {
     let mut script = Script::rc(&small());
     let sge = script.world.nodes[OWN].sge(0, 8);

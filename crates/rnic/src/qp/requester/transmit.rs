@@ -28,6 +28,7 @@ fn request_opcode(kind: QpKind, operation: SendOperation, first: bool, last: boo
         Op::Read { .. } => [0x0c; 4],
         Op::CompareSwap { .. } => [0x13; 4],
         Op::FetchAdd { .. } => [0x14; 4],
+        Op::BindWindow(_) | Op::LocalInvalidate(_) => unreachable!("nothing is sent for a memory window"),
     };
     let column = match (first, last) {
         (true, false) => 0,
@@ -79,6 +80,12 @@ impl Qp {
                 continue;
             }
             let index = self.req.cursor;
+            if self.sq.get(index).packets == 0 {
+                match self.manage_window(core, index) {
+                    Ok(()) => continue,
+                    Err(stop) => return stop,
+                }
+            }
             if index == self.req.assigned {
                 let next_psn = self.req.next_psn;
                 let wqe = self.sq.get_mut(index);
@@ -110,6 +117,29 @@ impl Qp {
             *budget -= 1;
         }
         Stop::Idle
+    }
+
+    /// Binds or invalidates a window, once everything before it is done: what was sent through the
+    /// window may have to be sent again, and nothing behind it begins earlier (IBTA Vol 1, 10.8.3.3).
+    fn manage_window(&mut self, core: &mut Core, index: u64) -> Result<(), Stop> {
+        if index != self.sq.head {
+            return Err(Stop::Idle);
+        }
+        let through = self.through();
+        let done = match self.sq.get(index).operation {
+            SendOperation::BindWindow(binding) => core.memory.bind_window(through, &binding),
+            SendOperation::LocalInvalidate(rkey) => core.memory.invalidate_window(through, rkey),
+            _ => unreachable!("all other requests take sequence numbers"),
+        };
+        if done.is_err() {
+            self.fail_request(core, index, Status::MemoryWindowBind);
+            return Err(Stop::Idle);
+        }
+        let wqe = self.sq.pop();
+        self.req.assigned = self.sq.head;
+        self.req.cursor = self.sq.head;
+        self.complete_send(core, &wqe, Status::Success);
+        Ok(())
     }
 
     /// Starts the clocks when something becomes outstanding.

@@ -14,6 +14,7 @@ impl Qp {
     /// Sends answers, then the acknowledgement that is due. True if more is left than the budget
     /// allowed.
     pub(crate) fn transmit_answers(&mut self, core: &mut Core, budget: &mut usize, batch: &mut TransmitBatch) -> bool {
+        let through = self.through();
         while let Some(answer) = self.resp.answers.front_mut() {
             if *budget == 0 {
                 return true;
@@ -74,7 +75,7 @@ impl Qp {
                 Answer::Read { psn, address, rkey, left, started, .. } => {
                     let (body, padding) = out.split_at_mut(payload);
                     padding.fill(0);
-                    if core.memory.read_remote(self.pd, *rkey, *address, body).is_err() {
+                    if core.memory.read_remote(through, *rkey, *address, body).is_err() {
                         refused = true;
                     } else {
                         core.count_sent(&mut self.counters, Sent::Response, frame);

@@ -63,7 +63,7 @@ impl Qp {
         }
         if request.bth.opcode.is_last() {
             if let Attachment::Invalidated(rkey) = request.attachment
-                && core.memory.invalidate(self.pd, rkey).is_err()
+                && core.memory.invalidate(self.through(), rkey).is_err()
             {
                 let code = NakCode::REMOTE_ACCESS_ERROR;
                 return Err(self.fail_receive(core, &wqe, Status::LocalAccess, code));
@@ -113,7 +113,7 @@ impl Qp {
             _ => None,
         };
         let place = address.wrapping_add(done);
-        if core.memory.write_remote(self.pd, rkey, place, request.payload).is_err() {
+        if core.memory.write_remote(self.through(), rkey, place, request.payload).is_err() {
             if let Some(wqe) = receive {
                 self.resp.kept = Some(wqe);
             }
@@ -151,7 +151,10 @@ impl Qp {
             return Err(Refusal(NakCode::INVALID_REQUEST));
         }
         let allowed = self.settings.access.contains(Access::REMOTE_READ)
-            && core.memory.check_remote(self.pd, reth.rkey, reth.virtual_address, length, Access::REMOTE_READ).is_ok();
+            && core
+                .memory
+                .check_remote(self.through(), reth.rkey, reth.virtual_address, length, Access::REMOTE_READ)
+                .is_ok();
         if !allowed {
             return Err(Refusal(NakCode::REMOTE_ACCESS_ERROR));
         }
@@ -185,7 +188,7 @@ impl Qp {
         let swap = request.operation == Operation::CompareSwap;
         let original = core
             .memory
-            .atomic_remote(self.pd, atomic.rkey, atomic.virtual_address, |word| {
+            .atomic_remote(self.through(), atomic.rkey, atomic.virtual_address, |word| {
                 if swap {
                     word.compare_exchange(atomic.compare, atomic.swap_or_add, Ordering::AcqRel, Ordering::Acquire)
                         .unwrap_or_else(|actual| actual)

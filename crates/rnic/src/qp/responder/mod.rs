@@ -268,7 +268,7 @@ impl Qp {
                     && core
                         .memory
                         .check_remote(
-                            self.pd,
+                            self.through(),
                             reth.rkey,
                             reth.virtual_address,
                             reth.dma_length.into(),
@@ -345,7 +345,7 @@ impl Qp {
         let needed = Access::REMOTE_WRITE;
         length == 0
             || self.settings.access.contains(needed)
-                && core.memory.check_remote(self.pd, reth.rkey, reth.virtual_address, length, needed).is_ok()
+                && core.memory.check_remote(self.through(), reth.rkey, reth.virtual_address, length, needed).is_ok()
     }
 
     /// Is there room for one more answer? The peer counts what it waits for, and an answer that

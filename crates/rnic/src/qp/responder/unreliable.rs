@@ -88,7 +88,7 @@ impl Qp {
         if total > length || opcode.is_last() != (total == length) {
             return false;
         }
-        if core.memory.write_remote(self.pd, rkey, address.wrapping_add(done), payload).is_err() {
+        if core.memory.write_remote(self.through(), rkey, address.wrapping_add(done), payload).is_err() {
             return false;
         }
         if !opcode.is_last() {

@@ -1,0 +1,48 @@
+//! Multicast groups: a socket for each, since the device's own is bound to its address.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, OwnedFd};
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::address::equip_receiver;
+
+/// A group that a link has joined.
+#[derive(Debug)]
+pub(super) struct Group {
+    pub(super) address: Ipv4Addr,
+    pub(super) socket: UdpSocket,
+}
+
+impl Group {
+    /// Joins a group on the interface that has the address `local`.
+    pub(super) fn join(address: Ipv4Addr, local: Ipv4Addr, port: u16, receive_buffer_bytes: usize) -> io::Result<Self> {
+        let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
+        // Every process of this machine that joins the group gets a copy of each datagram.
+        socket.set_reuse_address(true)?;
+        // Only what this socket joined, and not what anyone here did.
+        socket.set_multicast_all_v4(false)?;
+        // It is as good without datagrams that are handed over together.
+        let _ = equip_receiver(&socket, false, receive_buffer_bytes)?;
+        socket.bind(&SocketAddr::new(address.into(), port).into())?;
+        socket.join_multicast_v4(&address, &local)?;
+        Ok(Self { address, socket: socket.into() })
+    }
+
+    /// What becomes readable when something arrives for the group.
+    pub(super) fn readable(&self) -> io::Result<OwnedFd> {
+        self.socket.as_fd().try_clone_to_owned()
+    }
+}
+
+/// The group and the device's own address, if the device can join it.
+pub(super) fn joinable(group: IpAddr, local: IpAddr) -> io::Result<(Ipv4Addr, Ipv4Addr)> {
+    match (group, local) {
+        (IpAddr::V4(group), IpAddr::V4(local)) if group.is_multicast() => Ok((group, local)),
+        _ => Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            format!("a device at {local} joins multicast groups of IPv4 (224.0.0.0/4), which {group} is not"),
+        )),
+    }
+}

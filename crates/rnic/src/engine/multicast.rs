@@ -1,0 +1,75 @@
+//! Multicast groups and the UD queue pairs that are attached to them (IBTA Vol 1, 10.5.2).
+
+use std::net::IpAddr;
+
+use doorbell_wire::{BthRepr, Outer, Qpn};
+
+use super::{ObjectError, Rnic};
+use crate::qp::QpKind;
+
+/// Datagrams to a group name this queue pair (IBTA Vol 1, 9.2.6).
+pub(super) const MULTICAST_QPN: Qpn = Qpn::new(0xff_ffff);
+
+/// The most multicast groups of a device.
+pub const MAX_GROUPS: usize = 64;
+
+impl Rnic {
+    /// Attaches a UD queue pair to a multicast group, once however often it is asked for. True if
+    /// it is the first: then the link must join the group.
+    pub fn attach(&mut self, qpn: Qpn, group: IpAddr) -> Result<bool, ObjectError> {
+        let slot = self.slot(qpn).ok_or(ObjectError::Unknown("queue pair"))?;
+        if self.qps[slot as usize].kind != QpKind::Ud {
+            return Err(ObjectError::Group { group, why: "only UD queue pairs are attached to groups" });
+        }
+        if !group.is_multicast() || group.is_ipv4() != self.config.address.is_ipv4() {
+            return Err(ObjectError::Group { group, why: "it is no multicast address of the device's family" });
+        }
+        let is_first = !self.groups.contains_key(&group);
+        if is_first && self.groups.len() >= MAX_GROUPS {
+            return Err(ObjectError::Exhausted("multicast groups"));
+        }
+        let attached = self.groups.entry(group).or_default();
+        if !attached.contains(&slot) {
+            attached.push(slot);
+        }
+        Ok(is_first)
+    }
+
+    /// Detaches a queue pair from a group. True if it was the last: then the link may leave the group.
+    pub fn detach(&mut self, qpn: Qpn, group: IpAddr) -> Result<bool, ObjectError> {
+        let slot = self.slot(qpn).ok_or(ObjectError::Unknown("queue pair"))?;
+        let unknown = ObjectError::Group { group, why: "the queue pair is not attached to it" };
+        let attached = self.groups.get_mut(&group).ok_or(unknown)?;
+        let index = attached.iter().position(|&other| other == slot).ok_or(unknown)?;
+        attached.swap_remove(index);
+        let was_last = attached.is_empty();
+        if was_last {
+            self.groups.remove(&group);
+        }
+        Ok(was_last)
+    }
+
+    /// A queue pair is about to go.
+    pub(super) fn detach_from_all(&mut self, slot: u32) {
+        self.groups.retain(|_, attached| {
+            attached.retain(|&other| other != slot);
+            !attached.is_empty()
+        });
+    }
+
+    /// Takes a packet that was sent to a group: each queue pair that is attached gets it, also the
+    /// one that sent it.
+    pub(super) fn handle_multicast(&mut self, outer: &Outer, bth: BthRepr, rest: &[u8]) {
+        let attached = match self.groups.get(&outer.dst) {
+            Some(attached) if bth.dest_qpn == MULTICAST_QPN => attached.clone(),
+            _ => {
+                self.count_unknown(&bth);
+                return;
+            }
+        };
+        for slot in attached {
+            self.dispatch(slot, outer, bth, rest);
+            self.settle(slot);
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! Memory windows: remote keys for parts of a region, which work requests bind and take back
+//! (IBTA Vol 1, 10.6.7).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use doorbell_wire::{Qpn, RKey};
+
+use super::{Access, Keys, LKey, MemoryError, PdId, Region, RegionTable, Through};
+use crate::engine::ObjectError;
+
+/// How a memory window is bound, and through which queue pairs peers reach it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WindowKind {
+    /// Bound anew at any time, through any queue pair of its protection domain, and reached
+    /// through all of them. Binding no bytes takes the key back.
+    Type1,
+    /// Bound only while it is not; reached through the queue pair that bound it (type 2B). Its
+    /// owner or the peer takes the key back.
+    Type2,
+}
+
+/// What a memory window is to stand for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowBinding {
+    /// Its new key: the upper 24 bits are those of the window, the rest is the program's choice.
+    pub rkey: RKey,
+    /// The region, which must allow it ([`Access::WINDOW_BIND`]).
+    pub lkey: LKey,
+    /// Where the window starts, in the region's addresses.
+    pub address: u64,
+    /// Bytes.
+    pub length: u64,
+    /// What peers may do. The rights of the region to peers do not count.
+    pub access: Access,
+    /// Peers name bytes by their offset in the window.
+    pub zero_based: bool,
+}
+
+/// The most memory windows of a device.
+pub const MAX_WINDOWS: usize = 1 << 20;
+
+/// A window of the device.
+#[derive(Debug)]
+pub(super) struct Window {
+    pd: PdId,
+    kind: WindowKind,
+    pub(super) bound: Option<Arc<Region>>,
+}
+
+/// How a region came to be that stands for a bound window.
+#[derive(Debug)]
+pub(super) struct Bound {
+    region: Arc<Region>,
+    kind: WindowKind,
+    qpn: Qpn,
+}
+
+impl Bound {
+    /// Do peers reach it through this queue pair?
+    pub(super) fn serves(&self, qpn: Qpn) -> bool {
+        self.kind == WindowKind::Type1 || self.qpn == qpn
+    }
+}
+
+impl Window {
+    /// Takes the key back: engines that cached it refuse it from now on.
+    fn unbind(&mut self) {
+        let Some(old) = self.bound.take() else { return };
+        old.valid.store(false, Ordering::Release);
+        if let Some(bound) = &old.bound {
+            bound.region.windows.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+impl RegionTable {
+    /// Creates a window, which is not bound. The key that it has so far serves only to name it.
+    pub fn insert_window(&self, pd: PdId, kind: WindowKind, random: impl FnMut() -> u32) -> Option<RKey> {
+        let mut keys = self.write();
+        if keys.windows.len() >= MAX_WINDOWS {
+            return None;
+        }
+        let key = keys.unused(random);
+        keys.windows.insert(key >> 8, Window { pd, kind, bound: None });
+        Some(RKey::new(key))
+    }
+
+    /// Takes a window out, bound or not, by any of its keys.
+    pub fn remove_window(&self, rkey: RKey) -> Result<(), ObjectError> {
+        let window = self.write().windows.remove(&(rkey.get() >> 8));
+        window.ok_or(ObjectError::Unknown("memory window"))?.unbind();
+        Ok(())
+    }
+
+    /// How many windows of a protection domain there are.
+    pub fn count_windows_of(&self, pd: PdId) -> usize {
+        self.read().windows.values().filter(|window| window.pd == pd).count()
+    }
+
+    /// Binds a window (IBTA Vol 1, 10.6.7.2).
+    pub(super) fn bind_window(&self, through: Through, binding: &WindowBinding) -> Result<(), MemoryError> {
+        let mut keys = self.write();
+        let Keys { regions, windows } = &mut *keys;
+        let (key, Through { pd, qpn }) = (binding.rkey.get(), through);
+        let refused = |why| Err(MemoryError::Window { key, why });
+        let window = windows.get_mut(&(key >> 8)).ok_or(MemoryError::UnknownKey { key })?;
+        if window.pd != pd {
+            return Err(MemoryError::ForeignPd { key });
+        }
+        match window.kind {
+            WindowKind::Type1 if binding.zero_based => return refused("type 1 keeps the region's addresses"),
+            WindowKind::Type1 if binding.length == 0 => {
+                window.unbind();
+                return Ok(());
+            }
+            WindowKind::Type1 => {}
+            WindowKind::Type2 if window.bound.is_some() => {
+                return refused("type 2 is invalidated before it is bound anew");
+            }
+            WindowKind::Type2 if binding.length == 0 => return refused("type 2 is bound to one byte at least"),
+            WindowKind::Type2 => {}
+        }
+        let lkey = binding.lkey.0;
+        let region = regions.get(&(lkey >> 8)).filter(|region| region.key == lkey);
+        let region = region.ok_or(MemoryError::UnknownKey { key: lkey })?;
+        let mut needed = Access::WINDOW_BIND;
+        // IBTA Vol 1, 10.6.7.2.2: what peers write must be writable here.
+        needed.set(Access::LOCAL_WRITE, binding.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC));
+        let offset = region.check(pd, binding.address, binding.length, needed)?;
+        window.unbind();
+        region.windows.fetch_add(1, Ordering::AcqRel);
+        window.bound = Some(Arc::new(Region {
+            pd,
+            key,
+            address: if binding.zero_based { 0 } else { binding.address },
+            base: region.base.wrapping_add(offset),
+            length: binding.length as usize, // inside the region, whose length is a usize
+            access: binding.access & (Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC),
+            valid: AtomicBool::new(true),
+            remote: AtomicBool::new(true),
+            windows: AtomicUsize::new(0),
+            bound: Some(Bound { region: Arc::clone(region), kind: window.kind, qpn }),
+            pager: region.pager.clone(),
+            is_null: false,
+            _owner: None,
+        }));
+        Ok(())
+    }
+
+    /// Takes the key of a bound window of type 2 back (IBTA Vol 1, 10.6.7.2.6).
+    pub(super) fn invalidate_window(&self, through: Through, rkey: RKey) -> Result<(), MemoryError> {
+        let mut keys = self.write();
+        let key = rkey.get();
+        let unknown = MemoryError::UnknownKey { key };
+        let window = keys.windows.get_mut(&(key >> 8)).ok_or(unknown)?;
+        let region = window.bound.as_ref().filter(|region| region.key == key).ok_or(unknown)?;
+        if window.pd != through.pd {
+            return Err(MemoryError::ForeignPd { key });
+        }
+        if window.kind == WindowKind::Type1 {
+            return Err(MemoryError::Window { key, why: "type 1 is not invalidated, but bound to no bytes" });
+        }
+        if !region.serves(through.qpn) {
+            return Err(MemoryError::Window { key, why: "it was bound through another queue pair" });
+        }
+        window.unbind();
+        Ok(())
+    }
+}

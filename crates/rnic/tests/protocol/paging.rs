@@ -1,0 +1,167 @@
+//! Memory that is paged on demand: it may be gone when it is needed.
+
+use std::sync::{Arc, Mutex};
+
+use super::common::script::{OWN, PEER_PSN, Script, nak_of};
+use doorbell_rnic::{Access, Pager, Payload, RecvRequest, SendFlags, SendOperation as Op, SendRequest, Sge, Status};
+use doorbell_wire::{NakCode, Opcode};
+
+/// Bytes from the start of a node's memory on that are there, and whether they may be written.
+#[derive(Default)]
+struct Present {
+    base: usize,
+    readable: usize,
+    writable: usize,
+    asked: usize,
+}
+
+struct Pages(Arc<Mutex<Present>>);
+
+impl Pager for Pages {
+    fn bring_in(&self, base: *mut u8, length: usize, written: bool) -> bool {
+        let mut present = self.0.lock().unwrap();
+        present.asked += 1;
+        let there = if written { present.writable } else { present.readable };
+        (base as usize).checked_sub(present.base).is_some_and(|offset| offset + length <= there)
+    }
+}
+
+const LENGTH: usize = 1024;
+
+/// A queue pair and a region of which the first half can be read, and the first quarter written.
+fn start() -> (Script, Arc<doorbell_rnic::Region>, Arc<Mutex<Present>>) {
+    let mut script = Script::new();
+    let base = script.world.nodes[OWN].memory.base() as usize;
+    let present = Present { base, readable: LENGTH / 2, writable: LENGTH / 4, asked: 0 };
+    let present = Arc::new(Mutex::new(present));
+    script.rnic().page_with(Arc::new(Pages(Arc::clone(&present))));
+    let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    let region = script.region(0, LENGTH, all | Access::ON_DEMAND);
+    (script, region, present)
+}
+
+#[test]
+fn a_send_from_memory_that_is_gone_ends_with_an_error() {
+    for (offset, status) in [(0, None), (256, None), (257, Some(Status::LocalProtection))] {
+        let (mut script, region, _) = start();
+        let sges = [Sge { address: region.address() + offset, length: 256, lkey: region.lkey() }];
+        let (now_ns, qpn) = (script.world.now_ns, script.qpn);
+        let payload = Payload::Sges(&sges);
+        let send = SendRequest { wr_id: 3, operation: Op::Send, flags: SendFlags::empty(), payload, destination: None };
+        script.rnic().post_send(now_ns, qpn, &[send]).expect("what is not there may come yet");
+        assert_eq!(script.sent().len(), usize::from(status.is_none()));
+        let ends: Vec<_> = script.ends().iter().map(|end| end.1).collect();
+        assert_eq!(ends, Vec::from_iter(status), "{offset}");
+    }
+}
+
+#[test]
+fn a_receive_into_memory_that_is_gone_ends_with_an_error() {
+    for (offset, status) in [(128, Status::Success), (129, Status::LocalProtection)] {
+        let (mut script, region, _) = start();
+        let sges = [Sge { address: region.address() + offset, length: 128, lkey: region.lkey() }];
+        let qpn = script.qpn;
+        script.rnic().post_recv(qpn, &[RecvRequest { wr_id: 3, sges: &sges }]).expect("there is room");
+        let said = script.say(Opcode::RC_SEND_ONLY).payload(&[1; 128]);
+        script.hear(&said);
+        assert_eq!(script.ends(), [(3, status)], "{offset}");
+    }
+}
+
+#[test]
+fn what_peers_reach_is_refused_where_it_is_gone() {
+    // That memory cannot be read shows when the READ, which was in order, is being answered.
+    let cases = [
+        (Opcode::RC_WRITE_ONLY, 248, None),
+        (Opcode::RC_WRITE_ONLY, 256, Some(NakCode::REMOTE_ACCESS_ERROR)),
+        (Opcode::RC_READ_REQUEST, 504, None),
+        (Opcode::RC_READ_REQUEST, 512, Some(NakCode::REMOTE_OPERATIONAL_ERROR)),
+        (Opcode::RC_FETCH_ADD, 248, None),
+        (Opcode::RC_FETCH_ADD, 256, Some(NakCode::REMOTE_ACCESS_ERROR)),
+    ];
+    for (opcode, offset, refused) in cases {
+        let (mut script, region, _) = start();
+        let (address, rkey) = (region.address() + offset, region.rkey());
+        let said = script.say(opcode).psn(PEER_PSN);
+        let said = match opcode {
+            Opcode::RC_WRITE_ONLY => said.reth(address, rkey, 8).payload(&[7; 8]),
+            Opcode::RC_READ_REQUEST => said.reth(address, rkey, 8),
+            _ => said.atomic(address, rkey, 1, 0),
+        };
+        script.hear(&said);
+        assert_eq!(nak_of(&script.sent()[0]), refused, "{opcode:?} at {offset}");
+    }
+}
+
+#[test]
+fn only_regions_that_are_registered_so_are_asked_for() {
+    let (mut script, region, present) = start();
+    let other = script.region(0, LENGTH, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+    for (index, (rkey, asked)) in [(other.rkey(), 0), (region.rkey(), 1)].into_iter().enumerate() {
+        let said = script.say(Opcode::RC_WRITE_ONLY).psn(PEER_PSN.add(index as u32));
+        let said = said.reth(region.address(), rkey, 8).payload(&[7; 8]);
+        script.hear(&said);
+        assert_eq!(nak_of(&script.sent()[0]), None);
+        assert_eq!(present.lock().unwrap().asked, asked);
+    }
+    let pd = script.world.nodes[OWN].pd;
+    assert!(region.prefetch(pd, region.address(), 512, Access::empty()).is_ok());
+    assert!(region.prefetch(pd, region.address(), 512, Access::LOCAL_WRITE).is_err());
+    assert!(region.prefetch(pd, region.address() + 1, 512, Access::empty()).is_err());
+}
+
+#[test]
+fn all_of_the_address_space_can_be_registered_if_it_is_paged_on_demand() {
+    let (mut script, _, _) = start();
+    let pd = script.world.nodes[OWN].pd;
+    let nowhere = std::ptr::null_mut();
+    let mut register = |access| {
+        // SAFETY: the pager is asked before each access.
+        unsafe { script.rnic().register(pd, nowhere, usize::MAX, 0, access, None) }
+    };
+    register(Access::LOCAL_WRITE).expect_err("longer than any memory");
+    let all = register(Access::LOCAL_WRITE | Access::ON_DEMAND).expect("it is paged");
+    let address = script.base();
+    assert!(all.prefetch(pd, address, 512, Access::empty()).is_ok());
+    assert!(all.prefetch(pd, address + 1, 512, Access::empty()).is_err());
+}
+
+#[test]
+fn a_region_without_memory_reads_as_zeros_and_forgets() {
+    let mut script = Script::new();
+    let pd = script.world.nodes[OWN].pd;
+    let null = script.rnic().register_null(pd).expect("room for a region");
+    let own = script.world.nodes[OWN].sge(0, 8);
+    let sges = [Sge { address: u64::MAX - 20, length: 8, lkey: null.lkey() }, own];
+    script.world.nodes[OWN].memory.write(0, &[9; 8]);
+    let (now_ns, qpn) = (script.world.now_ns, script.qpn);
+    let payload = Payload::Sges(&sges);
+    let send = SendRequest { wr_id: 3, operation: Op::Send, flags: SendFlags::empty(), payload, destination: None };
+    script.rnic().post_send(now_ns, qpn, &[send]).expect("there is room");
+    let sent = script.sent();
+    assert_eq!(sent[0].bytes[12..28], [[0; 8], [9; 8]].concat());
+
+    script.rnic().post_recv(qpn, &[RecvRequest { wr_id: 4, sges: &sges }]).expect("there is room");
+    let said = script.say(Opcode::RC_SEND_ONLY).payload(&[[1; 8], [2; 8]].concat());
+    script.hear(&said);
+    assert_eq!(script.ends(), [(4, Status::Success)]);
+    assert_eq!(script.world.nodes[OWN].memory.read(0, 8), [2; 8]);
+
+    let said = script.say(Opcode::RC_WRITE_ONLY).psn(PEER_PSN.add(1)).reth(64, null.rkey(), 8).payload(&[7; 8]);
+    script.hear(&said);
+    let refused = script.sent().iter().find_map(nak_of);
+    assert_eq!(refused, Some(NakCode::REMOTE_ACCESS_ERROR), "it is not for peers");
+}
+
+#[test]
+fn a_completion_tells_when_it_came_about() {
+    let mut script = Script::new();
+    script.post(Op::Send, 8);
+    assert_eq!(script.sent().len(), 1);
+    script.pass(5_000);
+    script.ack(super::common::script::OWN_PSN);
+    let now_ns = script.world.now_ns;
+    let completions = script.reap();
+    assert_eq!(completions.len(), 1);
+    assert_eq!(completions[0].timestamp_ns, now_ns);
+}

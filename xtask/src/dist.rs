@@ -1,0 +1,137 @@
+//! `cargo xtask dist`: an archive of the command with the library that it preloads, which
+//! `cargo install` cannot carry.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::programs;
+use crate::shell::{command, output_of, root, run, target};
+
+/// What goes into the archive besides the license texts: where it is built, and where `doorbell run`
+/// looks for it.
+const BUILT: [(&str, &str); 2] =
+    [("doorbell", "bin/doorbell"), ("libdoorbell_ibverbs.so", "lib/libdoorbell_ibverbs.so")];
+
+/// Files of the repository that belong to every copy.
+const TEXTS: [&str; 4] = ["CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT", "README.md"];
+
+/// Builds the archive and puts it into a folder. Returns where it is.
+pub(crate) fn build(out: Option<&Path>) -> Result<PathBuf, String> {
+    programs::build()?;
+    let out = match out {
+        Some(given) => std::path::absolute(given).map_err(|error| format!("{}: {error}", given.display()))?,
+        None => target().join("dist"),
+    };
+    let name = format!("doorbell-{}-{}", env!("CARGO_PKG_VERSION"), host()?);
+    pack(&target().join("release"), &out, &name)
+}
+
+/// The machine that is built for, as Rust calls it.
+fn host() -> Result<String, String> {
+    let about = output_of(command("rustc", &["-vV"]))?;
+    let line = about.lines().find_map(|line| line.strip_prefix("host: "));
+    line.map(str::to_owned).ok_or_else(|| format!("rustc does not say what it builds for:\n{about}"))
+}
+
+/// Puts what is in `built` into `out/NAME.tar.gz`, all below a folder NAME.
+fn pack(built: &Path, out: &Path, name: &str) -> Result<PathBuf, String> {
+    let files = BUILT.iter().map(|(from, to)| (built.join(from), *to));
+    let texts = TEXTS.iter().map(|text| (root().join(text), *text));
+    let folder = out.join(name);
+    empty(&folder)?;
+    for (from, to) in files.chain(texts) {
+        let to = folder.join(to);
+        let failed = |error| format!("{} could not be copied to {}: {error}", from.display(), to.display());
+        fs::create_dir_all(to.parent().unwrap_or(&folder)).map_err(failed)?;
+        fs::copy(&from, &to).map_err(failed)?;
+    }
+    let archive = out.join(format!("{name}.tar.gz"));
+    // The same files make the same archive, whoever packs them and when.
+    let same = ["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "--mode=u+rw,go-w,a+rX"];
+    let (place, to) = (out.to_string_lossy().into_owned(), archive.to_string_lossy().into_owned());
+    let rest = ["--use-compress-program=gzip -9n", "--create", "--file", &to, "--directory", &place, name];
+    run(command("tar", &[&same[..], &rest].concat()))?;
+    fs::remove_dir_all(&folder).map_err(|error| format!("{} could not be removed: {error}", folder.display()))?;
+    Ok(archive)
+}
+
+fn empty(folder: &Path) -> Result<(), String> {
+    let fresh = || -> std::io::Result<()> {
+        if folder.exists() {
+            fs::remove_dir_all(folder)?;
+        }
+        fs::create_dir_all(folder)
+    };
+    fresh().map_err(|error| format!("{} could not be emptied: {error}", folder.display()))
+}
+
+/// Unpacks the archive elsewhere and runs a program from there.
+pub(crate) fn check() -> Result<(), String> {
+    let archive = build(None)?;
+    let place = target().join("xtask").join("unpacked");
+    empty(&place)?;
+    run(command("tar", &["-xzf", &archive.to_string_lossy(), "-C", &place.to_string_lossy()]))?;
+    let folder = only_entry(&place)?;
+    let doorbell = |arguments: &[&str]| {
+        let mut doorbell = command(folder.join("bin/doorbell"), arguments);
+        // It has to find its own library, and no other.
+        doorbell.env_remove("DOORBELL_PRELOAD_LIB").env_remove("LD_PRELOAD");
+        output_of(doorbell)
+    };
+    let variables = doorbell(&["env"])?;
+    let library = folder.join("bin/../lib/libdoorbell_ibverbs.so");
+    if !variables.contains(&format!("LD_PRELOAD={}\n", library.display())) {
+        return Err(format!("{} is not what is preloaded:\n{variables}", library.display()));
+    }
+    let devices = doorbell(&["run", "--", "ibv_devices"])?;
+    if !devices.contains("doorbell0") {
+        return Err(format!("there is no doorbell0 in:\n{devices}"));
+    }
+    Ok(())
+}
+
+/// The one thing in a folder.
+fn only_entry(folder: &Path) -> Result<PathBuf, String> {
+    let failed = |error| format!("{} could not be read: {error}", folder.display());
+    let entries: Vec<_> = fs::read_dir(folder).map_err(failed)?.collect::<Result<_, _>>().map_err(failed)?;
+    match &entries[..] {
+        [entry] => Ok(entry.path()),
+        _ => Err(format!("the archive has {} things at its top, there should be one folder", entries.len())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_archive_holds_all_in_one_folder_and_is_the_same_each_time() {
+        let place = std::env::temp_dir().join(format!("doorbell-dist-{}", std::process::id()));
+        let built = place.join("built");
+        empty(&built).expect("the temporary folder can be written");
+        for (name, _) in BUILT {
+            fs::write(built.join(name), name).expect("the temporary folder can be written");
+        }
+        let archive = pack(&built, &place.join("out"), "doorbell-1").expect("everything is there");
+        let first = fs::read(&archive).expect("it was made");
+        let list = output_of(command("tar", &["-tzf", &archive.to_string_lossy()])).expect("it can be read");
+        let files: Vec<&str> = list.lines().filter(|line| !line.ends_with('/')).collect();
+        assert_eq!(
+            files,
+            [
+                "doorbell-1/CHANGELOG.md",
+                "doorbell-1/LICENSE-APACHE",
+                "doorbell-1/LICENSE-MIT",
+                "doorbell-1/README.md",
+                "doorbell-1/bin/doorbell",
+                "doorbell-1/lib/libdoorbell_ibverbs.so",
+            ]
+        );
+        pack(&built, &place.join("out"), "doorbell-1").expect("it can be made again");
+        assert_eq!(first, fs::read(&archive).expect("it was made"));
+        fs::remove_file(built.join("doorbell")).expect("it was written");
+        let missing = pack(&built, &place.join("out"), "doorbell-1").expect_err("one file is missing");
+        assert!(missing.contains("doorbell could not be copied"), "{missing}");
+        fs::remove_dir_all(&place).expect("it is ours");
+    }
+}
