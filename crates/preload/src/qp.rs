@@ -228,7 +228,7 @@ unsafe extern "C" fn ibv_modify_qp(qp: *mut c::ibv_qp, attr: *mut c::ibv_qp_attr
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_query_qp(
+pub(crate) unsafe extern "C" fn ibv_query_qp(
     qp: *mut c::ibv_qp,
     attr: *mut c::ibv_qp_attr,
     _mask: c_int,

@@ -155,7 +155,7 @@ unsafe fn resolve(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_getaddrinfo(
+pub(super) unsafe extern "C" fn rdma_getaddrinfo(
     node: *const c_char,
     service: *const c_char,
     hints: *const c::rdma_addrinfo,
@@ -172,7 +172,7 @@ unsafe extern "C" fn rdma_getaddrinfo(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_freeaddrinfo(mut list: *mut c::rdma_addrinfo) {
+pub(super) unsafe extern "C" fn rdma_freeaddrinfo(mut list: *mut c::rdma_addrinfo) {
     while !list.is_null() {
         // SAFETY: each came from `rdma_getaddrinfo`.
         let found = unsafe { Box::from_raw(list.cast::<Found>()) };

@@ -164,12 +164,12 @@ pub(super) unsafe fn destroy(channel: *mut c::rdma_event_channel) -> Outcome<()>
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn rdma_create_event_channel() -> *mut c::rdma_event_channel {
+pub(super) extern "C" fn rdma_create_event_channel() -> *mut c::rdma_event_channel {
     pointer("rdma_create_event_channel", create)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut c::rdma_event_channel) {
+pub(super) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut c::rdma_event_channel) {
     // SAFETY: the C contract. C has no way to be told of an error.
     number("rdma_destroy_event_channel", || unsafe { destroy(channel) }.map(|()| 0));
 }
@@ -316,7 +316,7 @@ pub(super) unsafe fn acknowledge_event(event: *mut c::rdma_cm_event) -> Outcome<
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_get_cm_event(
+pub(super) unsafe extern "C" fn rdma_get_cm_event(
     channel: *mut c::rdma_event_channel,
     event: *mut *mut c::rdma_cm_event,
 ) -> c_int {
@@ -331,13 +331,13 @@ unsafe extern "C" fn rdma_get_cm_event(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_ack_cm_event(event: *mut c::rdma_cm_event) -> c_int {
+pub(super) unsafe extern "C" fn rdma_ack_cm_event(event: *mut c::rdma_cm_event) -> c_int {
     // SAFETY: the C contract.
     number("rdma_ack_cm_event", || unsafe { acknowledge_event(event) }.map(|()| 0))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn rdma_event_str(event: c::rdma_cm_event_type) -> *const c_char {
+pub(super) extern "C" fn rdma_event_str(event: c::rdma_cm_event_type) -> *const c_char {
     let name = match event {
         c::RDMA_CM_EVENT_ADDR_RESOLVED => c"RDMA_CM_EVENT_ADDR_RESOLVED",
         c::RDMA_CM_EVENT_ADDR_ERROR => c"RDMA_CM_EVENT_ADDR_ERROR",

@@ -222,7 +222,7 @@ unsafe fn reject(id: *mut c::rdma_cm_id, why: u16, data: *const c_void, length: 
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_listen(id: *mut c::rdma_cm_id, backlog: c_int) -> c_int {
+pub(super) unsafe extern "C" fn rdma_listen(id: *mut c::rdma_cm_id, backlog: c_int) -> c_int {
     number("rdma_listen", || {
         // SAFETY: the C contract.
         let own = unsafe { id::own(id) }?;
@@ -236,32 +236,32 @@ unsafe extern "C" fn rdma_listen(id: *mut c::rdma_cm_id, backlog: c_int) -> c_in
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_connect(id: *mut c::rdma_cm_id, param: *mut c::rdma_conn_param) -> c_int {
+pub(super) unsafe extern "C" fn rdma_connect(id: *mut c::rdma_cm_id, param: *mut c::rdma_conn_param) -> c_int {
     // SAFETY: the C contract.
     number("rdma_connect", || unsafe { connect(id, param) }.map(|()| 0))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_accept(id: *mut c::rdma_cm_id, param: *mut c::rdma_conn_param) -> c_int {
+pub(super) unsafe extern "C" fn rdma_accept(id: *mut c::rdma_cm_id, param: *mut c::rdma_conn_param) -> c_int {
     // SAFETY: the C contract.
     number("rdma_accept", || unsafe { accept(id, param) }.map(|()| 0))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_reject(id: *mut c::rdma_cm_id, data: *const c_void, length: u8) -> c_int {
+pub(super) unsafe extern "C" fn rdma_reject(id: *mut c::rdma_cm_id, data: *const c_void, length: u8) -> c_int {
     // SAFETY: the C contract.
     number("rdma_reject", || unsafe { reject(id, reason::CONSUMER_DEFINED, data, length) }.map(|()| 0))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_reject_ece(id: *mut c::rdma_cm_id, data: *const c_void, length: u8) -> c_int {
+pub(super) unsafe extern "C" fn rdma_reject_ece(id: *mut c::rdma_cm_id, data: *const c_void, length: u8) -> c_int {
     // SAFETY: the C contract.
     number("rdma_reject_ece", || unsafe { reject(id, reason::VENDOR_OPTION, data, length) }.map(|()| 0))
 }
 
 /// Says that the reply was taken note of, where the program keeps its queue pair to itself.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_establish(id: *mut c::rdma_cm_id) -> c_int {
+pub(super) unsafe extern "C" fn rdma_establish(id: *mut c::rdma_cm_id) -> c_int {
     number("rdma_establish", || {
         // SAFETY: the C contract.
         let own = unsafe { id::own(id) }?;
@@ -274,7 +274,7 @@ unsafe extern "C" fn rdma_establish(id: *mut c::rdma_cm_id) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_notify(id: *mut c::rdma_cm_id, event: c::ibv_event_type) -> c_int {
+pub(super) unsafe extern "C" fn rdma_notify(id: *mut c::rdma_cm_id, event: c::ibv_event_type) -> c_int {
     number("rdma_notify", || {
         // SAFETY: the C contract.
         let own = unsafe { id::own(id) }?;
@@ -289,7 +289,7 @@ unsafe extern "C" fn rdma_notify(id: *mut c::rdma_cm_id, event: c::ibv_event_typ
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_disconnect(id: *mut c::rdma_cm_id) -> c_int {
+pub(super) unsafe extern "C" fn rdma_disconnect(id: *mut c::rdma_cm_id) -> c_int {
     number("rdma_disconnect", || {
         // SAFETY: the C contract.
         let own = unsafe { id::own(id) }?;
@@ -343,7 +343,7 @@ unsafe fn get_request(listener: *mut c::rdma_cm_id) -> Outcome<*mut c::rdma_cm_i
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_get_request(listener: *mut c::rdma_cm_id, id: *mut *mut c::rdma_cm_id) -> c_int {
+pub(super) unsafe extern "C" fn rdma_get_request(listener: *mut c::rdma_cm_id, id: *mut *mut c::rdma_cm_id) -> c_int {
     number("rdma_get_request", || {
         if id.is_null() {
             return Err(Refused::invalid("there is no place for the id"));
@@ -366,13 +366,13 @@ unsafe fn no_enhancements(call: &str, id: *mut c::rdma_cm_id) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_set_local_ece(id: *mut c::rdma_cm_id, _ece: *mut c::ibv_ece) -> c_int {
+pub(super) unsafe extern "C" fn rdma_set_local_ece(id: *mut c::rdma_cm_id, _ece: *mut c::ibv_ece) -> c_int {
     // SAFETY: the C contract.
     unsafe { no_enhancements("rdma_set_local_ece", id) }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_get_remote_ece(id: *mut c::rdma_cm_id, _ece: *mut c::ibv_ece) -> c_int {
+pub(super) unsafe extern "C" fn rdma_get_remote_ece(id: *mut c::rdma_cm_id, _ece: *mut c::ibv_ece) -> c_int {
     // SAFETY: the C contract.
     unsafe { no_enhancements("rdma_get_remote_ece", id) }
 }

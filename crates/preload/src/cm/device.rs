@@ -49,7 +49,7 @@ pub(super) fn context_of<'a>(id: &Id) -> Outcome<&'a Context> {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut c::ibv_context {
+pub(super) unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut c::ibv_context {
     pointer("rdma_get_devices", || {
         let list = Box::new([open()?.context, ptr::null_mut()]);
         if !count.is_null() {
@@ -61,7 +61,7 @@ unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut c::ibv_con
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_free_devices(list: *mut *mut c::ibv_context) {
+pub(super) unsafe extern "C" fn rdma_free_devices(list: *mut *mut c::ibv_context) {
     if !list.is_null() {
         // SAFETY: not null, so a list from `rdma_get_devices`.
         drop(unsafe { Box::from_raw(list.cast::<[*mut c::ibv_context; 2]>()) });

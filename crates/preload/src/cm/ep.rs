@@ -78,7 +78,7 @@ unsafe fn fill(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_create_ep(
+pub(super) unsafe extern "C" fn rdma_create_ep(
     id: *mut *mut c::rdma_cm_id,
     result: *mut c::rdma_addrinfo,
     pd: *mut c::ibv_pd,
@@ -96,7 +96,7 @@ unsafe extern "C" fn rdma_create_ep(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_destroy_ep(id: *mut c::rdma_cm_id) {
+pub(super) unsafe extern "C" fn rdma_destroy_ep(id: *mut c::rdma_cm_id) {
     status("rdma_destroy_ep", || {
         // SAFETY: the C contract.
         let own = unsafe { id::own(id) }?;

@@ -346,7 +346,7 @@ unsafe fn migrate(id: *mut c::rdma_cm_id, channel: *mut c::rdma_event_channel) -
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_create_id(
+pub(super) unsafe extern "C" fn rdma_create_id(
     channel: *mut c::rdma_event_channel,
     id: *mut *mut c::rdma_cm_id,
     context: *mut c_void,
@@ -363,13 +363,13 @@ unsafe extern "C" fn rdma_create_id(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_destroy_id(id: *mut c::rdma_cm_id) -> c_int {
+pub(super) unsafe extern "C" fn rdma_destroy_id(id: *mut c::rdma_cm_id) -> c_int {
     // SAFETY: the C contract.
     number("rdma_destroy_id", || unsafe { destroy(id) }.map(|()| 0))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_migrate_id(id: *mut c::rdma_cm_id, channel: *mut c::rdma_event_channel) -> c_int {
+pub(super) unsafe extern "C" fn rdma_migrate_id(id: *mut c::rdma_cm_id, channel: *mut c::rdma_event_channel) -> c_int {
     // SAFETY: the C contract.
     number("rdma_migrate_id", || unsafe { migrate(id, channel) }.map(|()| 0))
 }

@@ -20,7 +20,7 @@ unsafe fn refuse(call: &str, id: *mut c::rdma_cm_id) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_join_multicast(
+pub(super) unsafe extern "C" fn rdma_join_multicast(
     id: *mut c::rdma_cm_id,
     _group: *mut sockaddr,
     _context: *mut c_void,
@@ -30,7 +30,7 @@ unsafe extern "C" fn rdma_join_multicast(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_join_multicast_ex(
+pub(super) unsafe extern "C" fn rdma_join_multicast_ex(
     id: *mut c::rdma_cm_id,
     _attributes: *mut c::rdma_cm_join_mc_attr_ex,
     _context: *mut c_void,
@@ -40,7 +40,7 @@ unsafe extern "C" fn rdma_join_multicast_ex(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_leave_multicast(id: *mut c::rdma_cm_id, _group: *mut sockaddr) -> c_int {
+pub(super) unsafe extern "C" fn rdma_leave_multicast(id: *mut c::rdma_cm_id, _group: *mut sockaddr) -> c_int {
     // SAFETY: the C contract.
     unsafe { refuse("rdma_leave_multicast", id) }
 }

@@ -22,7 +22,7 @@ unsafe fn value_of<T: Copy>(value: *const c_void, length: usize) -> Outcome<T> {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_set_option(
+pub(super) unsafe extern "C" fn rdma_set_option(
     id: *mut c::rdma_cm_id,
     level: c_int,
     name: c_int,

@@ -273,7 +273,7 @@ fn no_attributes() -> Refused {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_create_qp(
+pub(super) unsafe extern "C" fn rdma_create_qp(
     id: *mut c::rdma_cm_id,
     pd: *mut c::ibv_pd,
     init: *mut c::ibv_qp_init_attr,
@@ -286,7 +286,7 @@ unsafe extern "C" fn rdma_create_qp(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_create_qp_ex(id: *mut c::rdma_cm_id, init: *mut c::ibv_qp_init_attr_ex) -> c_int {
+pub(super) unsafe extern "C" fn rdma_create_qp_ex(id: *mut c::rdma_cm_id, init: *mut c::ibv_qp_init_attr_ex) -> c_int {
     number("rdma_create_qp_ex", || {
         // SAFETY: the C contract.
         unsafe { create_ex(id::own(id)?, init.as_mut().ok_or_else(no_attributes)?) }?;
@@ -295,7 +295,7 @@ unsafe extern "C" fn rdma_create_qp_ex(id: *mut c::rdma_cm_id, init: *mut c::ibv
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_destroy_qp(id: *mut c::rdma_cm_id) {
+pub(super) unsafe extern "C" fn rdma_destroy_qp(id: *mut c::rdma_cm_id) {
     status("rdma_destroy_qp", || {
         // SAFETY: the C contract.
         destroy(unsafe { id::own(id) }?);
@@ -304,7 +304,7 @@ unsafe extern "C" fn rdma_destroy_qp(id: *mut c::rdma_cm_id) {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_create_srq(
+pub(super) unsafe extern "C" fn rdma_create_srq(
     id: *mut c::rdma_cm_id,
     pd: *mut c::ibv_pd,
     init: *mut c::ibv_srq_init_attr,
@@ -317,7 +317,10 @@ unsafe extern "C" fn rdma_create_srq(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_create_srq_ex(id: *mut c::rdma_cm_id, init: *mut c::ibv_srq_init_attr_ex) -> c_int {
+pub(super) unsafe extern "C" fn rdma_create_srq_ex(
+    id: *mut c::rdma_cm_id,
+    init: *mut c::ibv_srq_init_attr_ex,
+) -> c_int {
     number("rdma_create_srq_ex", || {
         // SAFETY: the C contract.
         let (own, init) = unsafe { (id::own(id)?, init.as_mut().ok_or_else(no_attributes)?) };
@@ -336,7 +339,7 @@ unsafe extern "C" fn rdma_create_srq_ex(id: *mut c::rdma_cm_id, init: *mut c::ib
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_destroy_srq(id: *mut c::rdma_cm_id) {
+pub(super) unsafe extern "C" fn rdma_destroy_srq(id: *mut c::rdma_cm_id) {
     status("rdma_destroy_srq", || {
         // SAFETY: the C contract.
         destroy_srq(unsafe { id::own(id) }?);
@@ -345,7 +348,11 @@ unsafe extern "C" fn rdma_destroy_srq(id: *mut c::rdma_cm_id) {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_init_qp_attr(id: *mut c::rdma_cm_id, attr: *mut c::ibv_qp_attr, mask: *mut c_int) -> c_int {
+pub(super) unsafe extern "C" fn rdma_init_qp_attr(
+    id: *mut c::rdma_cm_id,
+    attr: *mut c::ibv_qp_attr,
+    mask: *mut c_int,
+) -> c_int {
     number("rdma_init_qp_attr", || {
         // SAFETY: the C contract; `qp_state` says what is asked for.
         unsafe {

@@ -111,7 +111,7 @@ pub(super) unsafe fn resolve_route(id: *mut c::rdma_cm_id) -> Outcome<()> {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_bind_addr(id: *mut c::rdma_cm_id, wanted: *mut sockaddr) -> c_int {
+pub(super) unsafe extern "C" fn rdma_bind_addr(id: *mut c::rdma_cm_id, wanted: *mut sockaddr) -> c_int {
     number("rdma_bind_addr", || {
         // SAFETY: the C contract.
         let (own, wanted) = unsafe { (id::own(id)?, address::read(wanted)?) };
@@ -122,7 +122,7 @@ unsafe extern "C" fn rdma_bind_addr(id: *mut c::rdma_cm_id, wanted: *mut sockadd
 
 /// The answer is known at once, so there is nothing to time out.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_resolve_addr(
+pub(super) unsafe extern "C" fn rdma_resolve_addr(
     id: *mut c::rdma_cm_id,
     source: *mut sockaddr,
     destination: *mut sockaddr,
@@ -133,7 +133,7 @@ unsafe extern "C" fn rdma_resolve_addr(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_resolve_route(id: *mut c::rdma_cm_id, _timeout_ms: c_int) -> c_int {
+pub(super) unsafe extern "C" fn rdma_resolve_route(id: *mut c::rdma_cm_id, _timeout_ms: c_int) -> c_int {
     // SAFETY: the C contract.
     number("rdma_resolve_route", || unsafe { resolve_route(id) }.map(|()| 0))
 }
@@ -144,13 +144,13 @@ fn port(address: Option<SocketAddr>) -> c::__be16 {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_get_src_port(id: *mut c::rdma_cm_id) -> c::__be16 {
+pub(super) unsafe extern "C" fn rdma_get_src_port(id: *mut c::rdma_cm_id) -> c::__be16 {
     // SAFETY: the C contract.
     unsafe { id::own(id) }.map_or(0, |own| port(own.line.state().local))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_get_dst_port(id: *mut c::rdma_cm_id) -> c::__be16 {
+pub(super) unsafe extern "C" fn rdma_get_dst_port(id: *mut c::rdma_cm_id) -> c::__be16 {
     // SAFETY: the C contract.
     unsafe { id::own(id) }.map_or(0, |own| port(own.line.state().remote))
 }
