@@ -42,7 +42,7 @@ enum Command {
     Report,
     /// Only runs unmodified verbs programs on the software RNIC, as `test` does.
     Programs,
-    /// Generates the C layouts of libibverbs anew from rdma-core's header, with libclang.
+    /// Generates the C layouts of libibverbs and librdmacm anew from rdma-core's headers, with libclang.
     Bindings,
 }
 

@@ -47,6 +47,7 @@ impl Report {
         self.step("verbs programs, device", || programs::show().into());
         self.step("verbs programs, misuse", || programs::misuse().into());
         self.step("verbs programs, pairs", || programs::pairs().into());
+        self.step("verbs programs, rdma_cm", || programs::rdma_cm().into());
         self.step("rdma-core's tests", || programs::pyverbs().into());
     }
 

@@ -64,6 +64,12 @@ fn endpoint(own: &Id, param: Option<&c::rdma_conn_param>) -> Outcome<Endpoint> {
     if qpn >> 24 != 0 {
         return Err(Refused::invalid(format!("queue pair number {qpn:#x} has more than 24 bits")));
     }
+    let srq = if queue_pair.is_null() {
+        param.is_some_and(|param| param.srq != 0)
+    } else {
+        // SAFETY: the queue pair of an id exists.
+        unsafe { !(*queue_pair).srq.is_null() }
+    };
     let terms = own.line.state().terms;
     Ok(Endpoint {
         gid: device.gid,
@@ -74,12 +80,7 @@ fn endpoint(own: &Id, param: Option<&c::rdma_conn_param>) -> Outcome<Endpoint> {
         initiator_depth: terms.initiator_depth,
         rnr_retry: param.map_or(MOST_RETRIES, |param| param.rnr_retry_count.min(MOST_RETRIES)),
         flow_control: param.is_some_and(|param| param.flow_control != 0),
-        // SAFETY: the queue pair of an id exists.
-        srq: if queue_pair.is_null() {
-            param.is_some_and(|param| param.srq != 0)
-        } else {
-            unsafe { !(*queue_pair).srq.is_null() }
-        },
+        srq,
     })
 }
 
