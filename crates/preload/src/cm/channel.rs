@@ -1,8 +1,8 @@
 //! Event channels: news on their way from the service thread, or a call, to the program.
 
 use std::collections::VecDeque;
-use std::ffi::{c_char, c_int};
-use std::net::Ipv6Addr;
+use std::ffi::{c_char, c_int, c_void};
+use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,6 +31,15 @@ impl Place {
 // SAFETY: the pointer is only carried; it is used by who retrieves an event, for whom the id exists
 // until the event is acknowledged.
 unsafe impl Send for Place {}
+
+/// What a program wants to find again.
+pub(super) struct Opaque(pub(super) *mut c_void);
+
+// SAFETY: the pointer is only carried.
+unsafe impl Send for Opaque {}
+
+/// The queue pair that stands for all that are attached to a group (IBTA Vol 1, 10.5.2.1).
+const MULTICAST_QPN: u32 = 0xff_ffff;
 
 /// Something to tell of an id.
 pub(super) struct News {
@@ -63,6 +72,10 @@ pub(super) enum Detail {
     },
     Rejection {
         private: Vec<u8>,
+    },
+    Group {
+        address: IpAddr,
+        context: Opaque,
     },
 }
 
@@ -253,16 +266,26 @@ fn event_of(news: News) -> Option<Event> {
         }
         Detail::Datagram { gid, qpn, qkey, private } => {
             let private = padded(private, message::LOOKUP_REPLY_PRIVATE);
-            event.param = only_private(&private);
             let ud = c::rdma_ud_param {
                 private_data: private.as_ptr().cast(),
                 private_data_len: private.len() as u8,
-                ah_attr: id::address_of(news.id, gid),
+                ah_attr: id::address_of(news.id, gid.to_canonical()),
                 qp_num: qpn.get(),
                 qkey: qkey.get(),
             };
             event.param = c::rdma_cm_event__bindgen_ty_1 { ud };
             private
+        }
+        Detail::Group { address, context } => {
+            let ud = c::rdma_ud_param {
+                private_data: context.0,
+                private_data_len: 0,
+                ah_attr: id::address_of(news.id, address),
+                qp_num: MULTICAST_QPN,
+                qkey: c::RDMA_UDP_QKEY,
+            };
+            event.param = c::rdma_cm_event__bindgen_ty_1 { ud };
+            Vec::new()
         }
         Detail::Rejection { private } => {
             let private = padded(private, message::REJECT_PRIVATE);

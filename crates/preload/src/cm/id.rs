@@ -12,6 +12,7 @@ use doorbell_verbs::{AddressVector, QpKind};
 
 use super::channel::{self, Channel, Place};
 use super::line::Line;
+use super::multicast::{self, Group};
 use super::{address, device};
 use crate::ah;
 use crate::handle::{Object, Unacknowledged, give, object, take};
@@ -34,6 +35,7 @@ pub(super) struct Id {
     /// Calls wait for their event themselves, on a channel of the id's own.
     sync: AtomicBool,
     defaults: Mutex<Defaults>,
+    groups: Mutex<Vec<Group>>,
 }
 
 /// What `rdma_create_ep` leaves for later calls.
@@ -107,6 +109,7 @@ unsafe fn make(
         unacknowledged: Unacknowledged::default(),
         sync: AtomicBool::new(sync),
         defaults: Mutex::new(defaults),
+        groups: Mutex::default(),
     }))
 }
 
@@ -162,10 +165,10 @@ pub(super) fn of_request(listener: Place, line: &Arc<Line>) -> Outcome<*mut c::r
 }
 
 /// The address of a datagram service, for an address handle.
-pub(super) fn address_of(id: Place, gid: Ipv6Addr) -> c::ibv_ah_attr {
+pub(super) fn address_of(id: Place, destination: IpAddr) -> c::ibv_ah_attr {
     // SAFETY: an id exists until its events are acknowledged.
     let traffic_class = unsafe { object::<Id>(id.0) }.map_or(0, |own| own.line.state().options.traffic_class);
-    ah::ah_attributes(&AddressVector { destination: gid.to_canonical(), traffic_class, hop_limit: HOP_LIMIT })
+    ah::ah_attributes(&AddressVector { destination, traffic_class, hop_limit: HOP_LIMIT })
 }
 
 impl Id {
@@ -175,6 +178,10 @@ impl Id {
 
     pub(super) fn defaults(&self) -> MutexGuard<'_, Defaults> {
         self.defaults.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn groups(&self) -> MutexGuard<'_, Vec<Group>> {
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The queue pair that was created on it, or null.
@@ -296,6 +303,7 @@ pub(super) unsafe fn destroy(id: *mut c::rdma_cm_id) -> Outcome<()> {
     // SAFETY: the C contract.
     let gone = unsafe { own(id) }?;
     gone.line.close();
+    multicast::leave_all(gone);
     gone.forget_event();
     gone.unacknowledged.wait();
     // SAFETY: the program does not name it again.

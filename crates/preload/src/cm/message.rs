@@ -239,7 +239,9 @@ impl Endpoint {
         let gid = Ipv6Addr::from(fields.take::<16>()?);
         let (qpn, psn) = (fields.number24()?, fields.number24()?);
         let [mtu, responder_resources, initiator_depth, rnr_retry, flags] = fields.take()?;
-        if rnr_retry > 7 || flags & !(FLOW_CONTROL | SRQ) != 0 {
+        let address = gid.to_canonical();
+        let nobody = address.is_unspecified() || address.is_multicast();
+        if nobody || rnr_retry > 7 || flags & !(FLOW_CONTROL | SRQ) != 0 {
             return None;
         }
         Some(Self {
@@ -357,8 +359,8 @@ mod tests {
     #[test]
     fn values_that_do_not_exist_are_refused() {
         let request = all()[0].emit();
-        // The service, the retries, a QPN and a PSN of more than 24 bits, the MTU, RNR retries, flags.
-        for (at, value) in [(8, 2), (9, 8), (26, 1), (30, 1), (34, 0), (34, 6), (37, 8), (38, 4)] {
+        // The service, the retries, a group's GID, a QPN and a PSN of more than 24 bits, the MTU, RNR retries, flags.
+        for (at, value) in [(8, 2), (9, 8), (22, 239), (26, 1), (30, 1), (34, 0), (34, 6), (37, 8), (38, 4)] {
             let mut bytes = request.clone();
             bytes[at] = value;
             assert_eq!(Message::parse(&bytes), Err(Malformed::Value(REQUEST)), "byte {at} is {value}");

@@ -17,6 +17,7 @@
 //! | `connect.rs` | listening, connecting, disconnecting |
 //! | `qp.rs`, `ep.rs` | queue pairs of ids |
 //! | `multicast.rs` | groups |
+//! | `rsocket.rs` | what is refused |
 
 mod address;
 mod addrinfo;
@@ -31,6 +32,7 @@ mod multicast;
 mod options;
 mod qp;
 mod resolve;
+mod rsocket;
 mod service;
 #[cfg(test)]
 mod tests;

@@ -6,9 +6,9 @@ use std::ptr;
 use doorbell_ibverbs_sys as c;
 use doorbell_verbs::{AddressVector, QpKind};
 
-use super::device;
 use super::id::{self, Id};
 use super::line::Terms;
+use super::{device, multicast};
 use crate::outcome::{Outcome, Refused, number, status};
 use crate::query::PORT;
 use crate::{ah, cq, srq};
@@ -231,6 +231,7 @@ unsafe fn create_ex(own: &Id, init: &mut c::ibv_qp_init_attr_ex) -> Outcome<()> 
 
 /// Destroys the queue pair of an id, if it has one, and what was created with it.
 pub(super) fn destroy(own: &Id) {
+    multicast::leave_all(own);
     // SAFETY: as above.
     let qp = unsafe { std::mem::replace(&mut (*own.c.get()).qp, ptr::null_mut()) };
     if !qp.is_null() {

@@ -25,15 +25,19 @@ fn way(own: &Id, source: Option<SocketAddr>, destination: SocketAddr) -> Outcome
         let errno = error.raw_os_error().unwrap_or(libc::ENETUNREACH);
         Refused::new(errno, format!("there is no way to {}: {error}", destination.ip()))
     };
-    let from = address::source_for(destination).map_err(failed)?;
+    own.bind_device()?;
+    let rnic = device::context_of(own)?.device.attributes.address;
+    let from = if destination.ip().is_multicast() {
+        rnic // groups are joined where the device is
+    } else {
+        address::source_for(destination).map_err(failed)?
+    };
     if !own.line.is_bound() {
         let source = source.filter(|source| !source.ip().is_unspecified());
         bind(own, source.unwrap_or_else(|| SocketAddr::new(from, 0)))?;
     }
-    own.bind_device()?;
-    let rnic = device::context_of(own)?.device.attributes.address;
     let here = from.is_loopback() || from == destination.ip();
-    if rnic.is_loopback() && !here && !destination.ip().is_multicast() {
+    if rnic.is_loopback() && !here {
         let why = format!(
             "the software RNIC has the address {rnic}, from where {} is not reached: DOORBELL_BIND (`doorbell run \
              --bind`) gives it another",

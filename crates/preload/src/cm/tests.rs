@@ -20,6 +20,7 @@ use super::connect::{
 use super::ep::{rdma_create_ep, rdma_destroy_ep};
 use super::id::{rdma_create_id, rdma_destroy_id, rdma_migrate_id};
 use super::message::{Endpoint, Message, REJECT_PRIVATE, REPLY_PRIVATE, REQUEST_PRIVATE};
+use super::multicast::{rdma_join_multicast, rdma_join_multicast_ex, rdma_leave_multicast};
 use super::options::rdma_set_option;
 use super::qp::{rdma_create_qp, rdma_destroy_qp};
 use super::resolve::{rdma_bind_addr, rdma_get_dst_port, rdma_get_src_port, rdma_resolve_addr, rdma_resolve_route};
@@ -632,5 +633,38 @@ fn wrong_calls_get_their_errno() {
         create_qp(client, c::IBV_QPT_RC);
         refused(rdma_create_qp(client, ptr::null_mut(), &raw mut init), libc::EINVAL);
         destroy(&[id, client, listener]);
+    }
+}
+
+#[test]
+fn an_id_without_queue_pair_joins_groups_for_the_program() {
+    let channel = Channel::new();
+    let id = channel.id(c::RDMA_PS_UDP);
+    let group = |last| SocketAddr::new(Ipv4Addr::new(239, 1, 1, last).into(), 0).into();
+    let mut context = 5;
+    // SAFETY: the id exists.
+    unsafe {
+        refused(rdma_join_multicast(id, sockaddr(&group(1)), ptr::null_mut()), libc::EINVAL);
+        fine(rdma_resolve_addr(id, ptr::null_mut(), sockaddr(&group(1)), 1000));
+        channel.expect(c::RDMA_CM_EVENT_ADDR_RESOLVED, 0);
+        refused(rdma_join_multicast(id, sockaddr(&local(1)), ptr::null_mut()), libc::EINVAL);
+        fine(rdma_join_multicast(id, sockaddr(&group(1)), (&raw mut context).cast()));
+        let mut event = ptr::null_mut();
+        fine(rdma_get_cm_event(channel.0, &raw mut event));
+        assert_eq!(((*event).event, (*event).status), (c::RDMA_CM_EVENT_MULTICAST_JOIN, 0));
+        let joined = (*event).param.ud;
+        assert_eq!(joined.private_data, (&raw mut context).cast());
+        assert_eq!((joined.qp_num, joined.qkey), (0xff_ffff, c::RDMA_UDP_QKEY));
+        assert_eq!(joined.ah_attr.grh.dgid.raw, Ipv4Addr::new(239, 1, 1, 1).to_ipv6_mapped().octets());
+        fine(rdma_ack_cm_event(event));
+        refused(rdma_join_multicast(id, sockaddr(&group(1)), ptr::null_mut()), libc::EADDRINUSE);
+        let mut other = c::rdma_cm_join_mc_attr_ex { addr: sockaddr(&group(2)), ..Default::default() };
+        refused(rdma_join_multicast_ex(id, &raw mut other, ptr::null_mut()), libc::EINVAL);
+        other.comp_mask = c::RDMA_CM_JOIN_MC_ATTR_ADDRESS | c::RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS;
+        other.join_flags = c::RDMA_MC_JOIN_FLAG_RESERVED;
+        refused(rdma_join_multicast_ex(id, &raw mut other, ptr::null_mut()), libc::EINVAL);
+        fine(rdma_leave_multicast(id, sockaddr(&group(1))));
+        refused(rdma_leave_multicast(id, sockaddr(&group(1))), libc::EADDRNOTAVAIL);
+        destroy(&[id]);
     }
 }
