@@ -134,6 +134,10 @@ impl Queue {
         taken
     }
 
+    pub(super) fn has_news_of(&self, id: Place) -> bool {
+        self.waiting().iter().any(|news| news.id == id)
+    }
+
     /// Requests to a listener that the program has not looked at.
     pub(super) fn requests_of(&self, listener: Place) -> usize {
         let of = |news: &&News| news.id == listener && news.kind == c::RDMA_CM_EVENT_CONNECT_REQUEST;

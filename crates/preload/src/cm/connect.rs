@@ -299,7 +299,9 @@ pub(super) unsafe extern "C" fn rdma_disconnect(id: *mut c::rdma_cm_id) -> c_int
             qp::stop(own);
         }
         own.line.disconnect()?;
-        own.complete()?;
+        if own.line.owes_news() {
+            own.complete()?;
+        }
         Ok(0)
     })
 }

@@ -9,7 +9,7 @@
 //! | file | |
 //! |---|---|
 //! | `message.rs` | what two ends say to each other |
-//! | `line.rs` | an id to the other end: its TCP connection and its state |
+//! | `line.rs`, `line/hear.rs` | an id to the other end: its TCP connection and its state |
 //! | `service.rs` | the thread that serves those |
 //! | `channel.rs` | events on their way to the program |
 //! | `id.rs`, `device.rs`, `options.rs` | ids, and what they are bound to |
