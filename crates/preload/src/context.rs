@@ -75,25 +75,24 @@ fn tables(events: &Events) -> c::verbs_context {
     tables
 }
 
-pub(crate) fn open(device: *mut c::ibv_device) -> Outcome<*mut c::ibv_context> {
-    if device.is_null() {
-        return Err(Refused::invalid("the device is null"));
-    }
-    let opened = device::open().inspect_err(|refused| {
-        // What is wrong is outside the program, and no errno says it.
-        eprintln!("doorbell: the software RNIC could not be opened: {refused}");
-    })?;
-    let events = Arc::new(Events::new()?);
-    let mut c = tables(&events);
-    c.context.device = device;
-    // A mutex of zeros is what the C library's initializer makes.
-    let context = Box::leak(Box::new(Context { c, device: opened, events, users: Users::default() }));
-    Ok(context.as_c())
-}
-
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_open_device(device: *mut c::ibv_device) -> *mut c::ibv_context {
-    pointer("ibv_open_device", || open(device))
+pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut c::ibv_device) -> *mut c::ibv_context {
+    let open = || {
+        if device.is_null() {
+            return Err(Refused::invalid("the device is null"));
+        }
+        let opened = device::open().inspect_err(|refused| {
+            // What is wrong is outside the program, and no errno says it.
+            eprintln!("doorbell: the software RNIC could not be opened: {refused}");
+        })?;
+        let events = Arc::new(Events::new()?);
+        let mut c = tables(&events);
+        c.context.device = device;
+        // A mutex of zeros is what the C library's initializer makes.
+        let context = Box::leak(Box::new(Context { c, device: opened, events, users: Users::default() }));
+        Ok(context.as_c())
+    };
+    pointer("ibv_open_device", open)
 }
 
 /// Closes a context. What the program left behind stops working, as if the kernel had cleared it

@@ -59,29 +59,21 @@ impl Channel {
     }
 }
 
-/// Creates a completion channel.
-///
-/// # Safety
-///
-/// The C contract of `ibv_create_comp_channel`.
-pub(crate) unsafe fn create_channel(context: *mut c::ibv_context) -> Outcome<*mut c::ibv_comp_channel> {
-    // SAFETY: the C contract.
-    let own = unsafe { Context::of(context) }?;
-    own.device.expect_own()?;
-    let raw = own.device.provider.create_channel()?;
-    // Programs expect a descriptor that blocks until they say otherwise.
-    fcntl(raw.fd(), FcntlArg::F_SETFL(OFlag::empty()))
-        .map_err(|error| Refused::new(error as c_int, "the channel's descriptor could not be changed"))?;
-    own.users.add();
-    let c = c::ibv_comp_channel { context, fd: raw.fd().as_raw_fd(), refcnt: 0 };
-    let device = Arc::clone(&own.device);
-    Ok(give(Channel { c, raw, device, users: Users::default(), cqs: Mutex::default() }))
-}
-
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_create_comp_channel(context: *mut c::ibv_context) -> *mut c::ibv_comp_channel {
-    // SAFETY: the C contract.
-    pointer("ibv_create_comp_channel", || unsafe { create_channel(context) })
+pub(crate) unsafe extern "C" fn ibv_create_comp_channel(context: *mut c::ibv_context) -> *mut c::ibv_comp_channel {
+    pointer("ibv_create_comp_channel", || {
+        // SAFETY: the C contract.
+        let own = unsafe { Context::of(context) }?;
+        own.device.expect_own()?;
+        let raw = own.device.provider.create_channel()?;
+        // Programs expect a descriptor that blocks until they say otherwise.
+        fcntl(raw.fd(), FcntlArg::F_SETFL(OFlag::empty()))
+            .map_err(|error| Refused::new(error as c_int, "the channel's descriptor could not be changed"))?;
+        own.users.add();
+        let c = c::ibv_comp_channel { context, fd: raw.fd().as_raw_fd(), refcnt: 0 };
+        let device = Arc::clone(&own.device);
+        Ok(give(Channel { c, raw, device, users: Users::default(), cqs: Mutex::default() }))
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -214,7 +206,7 @@ pub(crate) unsafe fn create(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_create_cq(
+pub(crate) unsafe extern "C" fn ibv_create_cq(
     context: *mut c::ibv_context,
     depth: c_int,
     cq_context: *mut c_void,

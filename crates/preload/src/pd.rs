@@ -36,25 +36,17 @@ impl Pd {
     }
 }
 
-/// Allocates a protection domain.
-///
-/// # Safety
-///
-/// The C contract of `ibv_alloc_pd`.
-pub(crate) unsafe fn alloc(context: *mut c::ibv_context) -> Outcome<*mut c::ibv_pd> {
-    // SAFETY: the C contract.
-    let own = unsafe { Context::of(context) }?;
-    own.device.expect_own()?;
-    let id = own.device.provider.create_pd()?;
-    own.users.add();
-    let c = c::ibv_pd { context, handle: id.0 };
-    Ok(give(Pd { c, id, users: Users::default(), parent: ptr::null_mut(), thread: ptr::null_mut() }))
-}
-
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_alloc_pd(context: *mut c::ibv_context) -> *mut c::ibv_pd {
-    // SAFETY: the C contract.
-    pointer("ibv_alloc_pd", || unsafe { alloc(context) })
+pub(crate) unsafe extern "C" fn ibv_alloc_pd(context: *mut c::ibv_context) -> *mut c::ibv_pd {
+    pointer("ibv_alloc_pd", || {
+        // SAFETY: the C contract.
+        let own = unsafe { Context::of(context) }?;
+        own.device.expect_own()?;
+        let id = own.device.provider.create_pd()?;
+        own.users.add();
+        let c = c::ibv_pd { context, handle: id.0 };
+        Ok(give(Pd { c, id, users: Users::default(), parent: ptr::null_mut(), thread: ptr::null_mut() }))
+    })
 }
 
 #[unsafe(no_mangle)]

@@ -64,11 +64,7 @@ pub(crate) fn kind_number(kind: QpKind) -> c::ibv_qp_type {
 /// # Safety
 ///
 /// The C contract of `ibv_create_qp`.
-pub(crate) unsafe fn create(
-    pd: *mut c::ibv_pd,
-    init: &c::ibv_qp_init_attr,
-    operations: Option<u64>,
-) -> Outcome<*mut c::ibv_qp> {
+unsafe fn create(pd: *mut c::ibv_pd, init: &c::ibv_qp_init_attr, operations: Option<u64>) -> Outcome<*mut c::ibv_qp> {
     // SAFETY: the C contract.
     let own = unsafe { object::<Pd>(pd) }?;
     let context = own.context()?;
@@ -133,63 +129,48 @@ pub(crate) unsafe fn create(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_create_qp(pd: *mut c::ibv_pd, init: *mut c::ibv_qp_init_attr) -> *mut c::ibv_qp {
+pub(crate) unsafe extern "C" fn ibv_create_qp(pd: *mut c::ibv_pd, init: *mut c::ibv_qp_init_attr) -> *mut c::ibv_qp {
     // SAFETY: the C contract.
     pointer("ibv_create_qp", || unsafe {
         create(pd, init.as_ref().ok_or_else(|| Refused::invalid("the attributes are null"))?, None)
     })
 }
 
-/// The attributes that every queue pair has.
-pub(crate) fn plain(init: &c::ibv_qp_init_attr_ex) -> c::ibv_qp_init_attr {
-    c::ibv_qp_init_attr {
-        qp_context: init.qp_context,
-        send_cq: init.send_cq,
-        recv_cq: init.recv_cq,
-        srq: init.srq,
-        cap: init.cap,
-        qp_type: init.qp_type,
-        sq_sig_all: init.sq_sig_all,
-    }
-}
-
 pub(crate) unsafe extern "C" fn create_qp_ex(
     context: *mut c::ibv_context,
     init: *mut c::ibv_qp_init_attr_ex,
 ) -> *mut c::ibv_qp {
-    // SAFETY: the C contract.
-    pointer("ibv_create_qp_ex", || unsafe {
-        create_extended(context, init.as_ref().ok_or_else(|| Refused::invalid("the attributes are null"))?)
+    pointer("ibv_create_qp_ex", || {
+        // SAFETY: the C contract.
+        let init = unsafe { init.as_ref() }.ok_or_else(|| Refused::invalid("the attributes are null"))?;
+        let offered = c::IBV_QP_INIT_ATTR_PD | c::IBV_QP_INIT_ATTR_CREATE_FLAGS | c::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+        let mask = init.comp_mask;
+        if mask & !offered != 0 {
+            return Err(Refused::unsupported(format!("queue pair attributes {:#x} are not offered", mask & !offered)));
+        }
+        if mask & c::IBV_QP_INIT_ATTR_PD == 0 {
+            return Err(Refused::invalid("a queue pair needs a protection domain"));
+        }
+        if mask & c::IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && init.create_flags != 0 {
+            return Err(Refused::unsupported(format!("creation flags {:#x} are not offered", init.create_flags)));
+        }
+        // SAFETY: the C contract.
+        if unsafe { object::<Pd>(init.pd)?.context()?.as_c() } != context {
+            return Err(Refused::invalid("the protection domain belongs to another context"));
+        }
+        let plain = c::ibv_qp_init_attr {
+            qp_context: init.qp_context,
+            send_cq: init.send_cq,
+            recv_cq: init.recv_cq,
+            srq: init.srq,
+            cap: init.cap,
+            qp_type: init.qp_type,
+            sq_sig_all: init.sq_sig_all,
+        };
+        let operations = (mask & c::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0).then_some(init.send_ops_flags);
+        // SAFETY: the C contract.
+        unsafe { create(init.pd, &plain, operations) }
     })
-}
-
-/// Creates a queue pair, with extended attributes.
-///
-/// # Safety
-///
-/// The C contract of `ibv_create_qp_ex`.
-pub(crate) unsafe fn create_extended(
-    context: *mut c::ibv_context,
-    init: &c::ibv_qp_init_attr_ex,
-) -> Outcome<*mut c::ibv_qp> {
-    let offered = c::IBV_QP_INIT_ATTR_PD | c::IBV_QP_INIT_ATTR_CREATE_FLAGS | c::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-    let mask = init.comp_mask;
-    if mask & !offered != 0 {
-        return Err(Refused::unsupported(format!("queue pair attributes {:#x} are not offered", mask & !offered)));
-    }
-    if mask & c::IBV_QP_INIT_ATTR_PD == 0 {
-        return Err(Refused::invalid("a queue pair needs a protection domain"));
-    }
-    if mask & c::IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && init.create_flags != 0 {
-        return Err(Refused::unsupported(format!("creation flags {:#x} are not offered", init.create_flags)));
-    }
-    // SAFETY: the C contract.
-    if unsafe { object::<Pd>(init.pd)?.context()?.as_c() } != context {
-        return Err(Refused::invalid("the protection domain belongs to another context"));
-    }
-    let operations = (mask & c::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0).then_some(init.send_ops_flags);
-    // SAFETY: the C contract.
-    unsafe { create(init.pd, &plain(init), operations) }
 }
 
 #[unsafe(no_mangle)]
@@ -201,29 +182,20 @@ unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut c::ibv_qp) -> *mut c::ibv_qp_ex {
     }
 }
 
-/// Changes a queue pair.
-///
-/// # Safety
-///
-/// The C contract of `ibv_modify_qp`.
-pub(crate) unsafe fn modify(qp: *mut c::ibv_qp, attr: &c::ibv_qp_attr, mask: u32) -> Outcome<()> {
-    // SAFETY: the C contract.
-    let own = unsafe { object::<Qp>(qp) }?;
-    own.device.expect_own()?;
-    let attributes = qp_attr::from_c(attr, mask, &own.device)?;
-    own.raw.modify(&attributes)?;
-    if attributes.state.is_some() {
-        // SAFETY: C programs read the field when they like, as verbs let them.
-        unsafe { (*own.c.get()).qp_base.state = attr.qp_state };
-    }
-    Ok(())
-}
-
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_modify_qp(qp: *mut c::ibv_qp, attr: *mut c::ibv_qp_attr, mask: c_int) -> c_int {
-    // SAFETY: the C contract.
-    status("ibv_modify_qp", || unsafe {
-        modify(qp, attr.as_ref().ok_or_else(|| Refused::invalid("the attributes are null"))?, mask as u32)
+pub(crate) unsafe extern "C" fn ibv_modify_qp(qp: *mut c::ibv_qp, attr: *mut c::ibv_qp_attr, mask: c_int) -> c_int {
+    status("ibv_modify_qp", || {
+        // SAFETY: the C contract.
+        let (own, attr) = unsafe { (object::<Qp>(qp)?, attr.as_ref()) };
+        let attr = attr.ok_or_else(|| Refused::invalid("the attributes are null"))?;
+        own.device.expect_own()?;
+        let attributes = qp_attr::from_c(attr, mask as u32, &own.device)?;
+        own.raw.modify(&attributes)?;
+        if attributes.state.is_some() {
+            // SAFETY: C programs read the field when they like, as verbs let them.
+            unsafe { (*own.c.get()).qp_base.state = attr.qp_state };
+        }
+        Ok(())
     })
 }
 

@@ -31,46 +31,37 @@ unsafe impl Object for Srq {
     const NAME: &'static str = "shared receive queue";
 }
 
-/// Creates a shared receive queue, and says in `init` what it got.
-///
-/// # Safety
-///
-/// The C contract of `ibv_create_srq`.
-pub(crate) unsafe fn create(pd: *mut c::ibv_pd, init: &mut c::ibv_srq_init_attr) -> Outcome<*mut c::ibv_srq> {
-    // SAFETY: the C contract.
-    let own = unsafe { object::<Pd>(pd) }?;
-    let context = own.context()?;
-    let (max_wr, max_sge) = (init.attr.max_wr, init.attr.max_sge.max(1));
-    let raw = context.device.provider.create_srq(own.id, max_wr as usize, max_sge as usize)?;
-    let id = raw.id();
-    // SAFETY: zeros are a value of each of its fields.
-    let zeros: c::ibv_srq = unsafe { std::mem::zeroed() };
-    let c = c::ibv_srq { context: context.as_c(), srq_context: init.srq_context, pd, handle: id.0, ..zeros };
-    let srq = give(Srq {
-        c,
-        raw,
-        device: Arc::clone(&context.device),
-        source: None,
-        users: Users::default(),
-        unacknowledged: Unacknowledged::default(),
-        max_wr,
-        max_sge,
-    });
-    let source = Source::new(Element::Srq(srq), context);
-    // SAFETY: nobody else knows the queue yet.
-    unsafe { (*srq.cast::<Srq>()).source = Some(source.clone()) };
-    context.device.sources().srqs.insert(id, source);
-    own.users.add();
-    context.users.add();
-    init.attr.max_sge = max_sge;
-    Ok(srq)
-}
-
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_create_srq(pd: *mut c::ibv_pd, init: *mut c::ibv_srq_init_attr) -> *mut c::ibv_srq {
-    // SAFETY: the C contract.
-    pointer("ibv_create_srq", || unsafe {
-        create(pd, init.as_mut().ok_or_else(|| Refused::invalid("the attributes are null"))?)
+pub(crate) unsafe extern "C" fn ibv_create_srq(pd: *mut c::ibv_pd, init: *mut c::ibv_srq_init_attr) -> *mut c::ibv_srq {
+    pointer("ibv_create_srq", || {
+        // SAFETY: the C contract.
+        let (own, init) = unsafe { (object::<Pd>(pd)?, init.as_mut()) };
+        let init = init.ok_or_else(|| Refused::invalid("the attributes are null"))?;
+        let context = own.context()?;
+        let (max_wr, max_sge) = (init.attr.max_wr, init.attr.max_sge.max(1));
+        let raw = context.device.provider.create_srq(own.id, max_wr as usize, max_sge as usize)?;
+        let id = raw.id();
+        // SAFETY: zeros are a value of each of its fields.
+        let zeros: c::ibv_srq = unsafe { std::mem::zeroed() };
+        let c = c::ibv_srq { context: context.as_c(), srq_context: init.srq_context, pd, handle: id.0, ..zeros };
+        let srq = give(Srq {
+            c,
+            raw,
+            device: Arc::clone(&context.device),
+            source: None,
+            users: Users::default(),
+            unacknowledged: Unacknowledged::default(),
+            max_wr,
+            max_sge,
+        });
+        let source = Source::new(Element::Srq(srq), context);
+        // SAFETY: nobody else knows the queue yet.
+        unsafe { (*srq.cast::<Srq>()).source = Some(source.clone()) };
+        context.device.sources().srqs.insert(id, source);
+        own.users.add();
+        context.users.add();
+        init.attr.max_sge = max_sge;
+        Ok(srq)
     })
 }
 

@@ -15,9 +15,10 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use super::id::Id;
 use super::line::Line;
 use super::message::{self, Endpoint};
+use super::object::{Object, give, object, take};
 use super::{connect, id};
 use crate::event::wait_readable;
-use crate::handle::{Object, Users, give, object, take};
+use crate::handle::Users;
 use crate::outcome::{Outcome, Refused, number, pointer};
 
 /// Where an id is that C sees.

@@ -12,8 +12,8 @@ use super::channel::Place;
 use super::id::{self, Id};
 use super::line::{DEFAULT_BACKLOG, Phase};
 use super::message::{self, Endpoint, Message, lookup, reason};
+use super::object::object;
 use super::{device, qp, resolve};
-use crate::handle::object;
 use crate::outcome::{Outcome, Refused, number};
 
 /// Retries have three bits.

@@ -7,9 +7,10 @@ use std::sync::{Mutex, PoisonError};
 use doorbell_ibverbs_sys as c;
 
 use super::id::Id;
-use crate::context::{self, Context};
+use super::verbs;
+use crate::context::Context;
+use crate::fork;
 use crate::outcome::{Outcome, pointer};
-use crate::{device, fork, pd};
 
 /// The context and the protection domain that ids share. They stay open, as with librdmacm: a program
 /// may use them for as long as it runs.
@@ -32,9 +33,9 @@ pub(super) fn open() -> Outcome<Shared> {
     {
         return Ok(shared);
     }
-    let context = context::open(device::listed())?;
+    let context = verbs::open_device()?;
     // SAFETY: it was just opened.
-    let pd = unsafe { pd::alloc(context) }?;
+    let pd = unsafe { verbs::alloc_pd(context) }?;
     let opened = Shared { context, pd };
     *shared = Some((fork::generation(), opened));
     Ok(opened)

@@ -12,10 +12,10 @@
 //! | `line.rs`, `line/hear.rs` | an id to the other end: its TCP connection and its state |
 //! | `service.rs` | the thread that serves those |
 //! | `channel.rs` | events on their way to the program |
-//! | `id.rs`, `device.rs`, `options.rs` | ids, and what they are bound to |
+//! | `id.rs`, `object.rs`, `device.rs`, `options.rs` | ids, and what they are bound to |
 //! | `resolve.rs`, `address.rs`, `addrinfo.rs` | addresses |
 //! | `connect.rs` | listening, connecting, disconnecting |
-//! | `qp.rs`, `ep.rs` | queue pairs of ids |
+//! | `qp.rs`, `ep.rs`, `verbs.rs` | queue pairs of ids |
 //! | `multicast.rs` | groups |
 //! | `rsocket.rs` | what is refused |
 
@@ -29,6 +29,7 @@ mod id;
 mod line;
 mod message;
 mod multicast;
+mod object;
 mod options;
 mod qp;
 mod resolve;
@@ -36,3 +37,4 @@ mod rsocket;
 mod service;
 #[cfg(test)]
 mod tests;
+mod verbs;

@@ -8,10 +8,10 @@ use doorbell_verbs::{AddressVector, QpKind};
 
 use super::id::{self, Id};
 use super::line::Terms;
-use super::{device, multicast};
+use super::{device, multicast, verbs};
+use crate::ah;
 use crate::outcome::{Outcome, Refused, number, status};
 use crate::query::PORT;
-use crate::{ah, cq, srq};
 
 /// What packets of a connection carry.
 const HOP_LIMIT: u8 = 64;
@@ -91,9 +91,9 @@ fn access(terms: &Terms) -> u32 {
 /// Brings the queue pair of an id through states, one after the other.
 fn go_through(own: &Id, states: &[c::ibv_qp_state]) -> Outcome<()> {
     for &state in states {
-        let (attr, mask) = attributes(own, state)?;
+        let (mut attr, mask) = attributes(own, state)?;
         // SAFETY: the queue pair of an id exists.
-        unsafe { crate::qp::modify(own.qp(), &attr, mask) }?;
+        unsafe { verbs::modify_qp(own.qp(), &mut attr, mask) }?;
     }
     Ok(())
 }
@@ -108,25 +108,17 @@ pub(super) fn stop(own: &Id) {
     if own.qp().is_null() {
         return;
     }
-    let attr = c::ibv_qp_attr { qp_state: c::IBV_QPS_ERR, ..c::ibv_qp_attr::default() };
+    let mut attr = c::ibv_qp_attr { qp_state: c::IBV_QPS_ERR, ..c::ibv_qp_attr::default() };
     // SAFETY: the queue pair of an id exists. One that is in no state for it has nothing to end.
-    let _ = unsafe { crate::qp::modify(own.qp(), &attr, c::IBV_QP_STATE) };
+    let _ = unsafe { verbs::modify_qp(own.qp(), &mut attr, c::IBV_QP_STATE) };
 }
 
 /// Creates the completion queues that a program leaves to the id, each with a channel.
 fn create_cqs(own: &Id, init: &mut c::ibv_qp_init_attr) -> Outcome<()> {
-    let create = |depth: u32| -> Outcome<(*mut c::ibv_comp_channel, *mut c::ibv_cq)> {
-        // SAFETY: the id is bound to the device.
-        unsafe {
-            let channel = cq::create_channel(own.verbs())?;
-            // A program may post nothing, but a queue pair needs its queues.
-            let queue = cq::create(own.verbs(), depth.max(1) as usize, own.c.get().cast(), channel, 0);
-            if queue.is_err() {
-                cq::ibv_destroy_comp_channel(channel);
-            }
-            Ok((channel, queue?))
-        }
-    };
+    // A program may post nothing, but a queue pair needs its queues.
+    let depth = |most: u32| c_int::try_from(most.max(1)).unwrap_or(c_int::MAX);
+    // SAFETY: the id is bound to the device.
+    let create = |most: u32| unsafe { verbs::create_cq(own.verbs(), depth(most), own.c.get().cast()) };
     // SAFETY: fields of the id are set by calls on it, which a program does not make at the same time.
     let c = unsafe { &mut *own.c.get() };
     if init.recv_cq.is_null() {
@@ -146,15 +138,9 @@ fn destroy_cqs(own: &Id) {
     let c = unsafe { &mut *own.c.get() };
     let pairs = [(&mut c.recv_cq, &mut c.recv_cq_channel), (&mut c.send_cq, &mut c.send_cq_channel)];
     for (queue, channel) in pairs {
-        let (queue, channel) = (std::mem::replace(queue, ptr::null_mut()), std::mem::replace(channel, ptr::null_mut()));
         // SAFETY: they were created with the id's queue pair, which is gone; null where there are none.
         unsafe {
-            if !queue.is_null() {
-                cq::ibv_destroy_cq(queue);
-            }
-            if !channel.is_null() {
-                cq::ibv_destroy_comp_channel(channel);
-            }
+            verbs::destroy_cq(std::mem::replace(channel, ptr::null_mut()), std::mem::replace(queue, ptr::null_mut()));
         }
     }
 }
@@ -163,7 +149,7 @@ fn destroy_cqs(own: &Id) {
 fn create_with(
     own: &Id,
     init: &mut c::ibv_qp_init_attr,
-    make: impl FnOnce(&c::ibv_qp_init_attr) -> Outcome<*mut c::ibv_qp>,
+    make: impl FnOnce(&mut c::ibv_qp_init_attr) -> Outcome<*mut c::ibv_qp>,
 ) -> Outcome<()> {
     device::context_of(own)?.device.expect_own()?;
     if !own.qp().is_null() {
@@ -175,24 +161,28 @@ fn create_with(
         return Err(Refused::invalid(format!("queue pairs of type {kind:?} do not fit the id's port space")));
     }
     own.line.state().kind = kind;
-    create_cqs(own, init)
+    // The program gets to see the queues only if they stay.
+    let mut whole = *init;
+    create_cqs(own, &mut whole)
         .and_then(|()| {
             // SAFETY: as above.
             let c = unsafe { &mut *own.c.get() };
-            if init.srq.is_null() {
-                init.srq = c.srq;
+            if whole.srq.is_null() {
+                whole.srq = c.srq;
             }
-            c.qp = make(init)?;
+            c.qp = make(&mut whole)?;
             // SAFETY: it was just created.
             c.pd = unsafe { (*c.qp).pd };
-            c.qp_type = init.qp_type;
+            c.qp_type = whole.qp_type;
             let states = match kind {
                 QpKind::Ud => &[c::IBV_QPS_INIT, c::IBV_QPS_RTR, c::IBV_QPS_RTS][..],
                 _ => &[c::IBV_QPS_INIT],
             };
             go_through(own, states)
         })
-        .inspect_err(|_| destroy(own))
+        .inspect_err(|_| destroy(own))?;
+    *init = whole;
+    Ok(())
 }
 
 /// Creates the queue pair of an id in `pd`, or in the domain that all ids share.
@@ -208,7 +198,7 @@ pub(super) unsafe fn create(own: &Id, pd: *mut c::ibv_pd, init: &mut c::ibv_qp_i
         return Err(Refused::invalid("the protection domain belongs to another context than the id"));
     }
     // SAFETY: the C contract.
-    create_with(own, init, |init| unsafe { crate::qp::create(pd, init, None) })
+    create_with(own, init, |init| unsafe { verbs::create_qp(pd, init) })
 }
 
 /// # Safety
@@ -220,12 +210,22 @@ unsafe fn create_ex(own: &Id, init: &mut c::ibv_qp_init_attr_ex) -> Outcome<()> 
         init.pd = unsafe { (*own.c.get()).pd };
         init.comp_mask |= c::IBV_QP_INIT_ATTR_PD;
     }
-    let mut plain = crate::qp::plain(init);
+    let mut plain = c::ibv_qp_init_attr {
+        qp_context: init.qp_context,
+        send_cq: init.send_cq,
+        recv_cq: init.recv_cq,
+        srq: init.srq,
+        cap: init.cap,
+        qp_type: init.qp_type,
+        sq_sig_all: init.sq_sig_all,
+    };
     create_with(own, &mut plain, |plain| {
-        (init.send_cq, init.recv_cq, init.srq) = (plain.send_cq, plain.recv_cq, plain.srq);
+        let mut whole =
+            c::ibv_qp_init_attr_ex { send_cq: plain.send_cq, recv_cq: plain.recv_cq, srq: plain.srq, ..*init };
         // SAFETY: the C contract.
-        unsafe { crate::qp::create_extended(own.verbs(), init) }
+        unsafe { verbs::create_qp_ex(own.verbs(), &mut whole) }
     })?;
+    (init.send_cq, init.recv_cq, init.srq) = (plain.send_cq, plain.recv_cq, plain.srq);
     Ok(())
 }
 
@@ -236,7 +236,7 @@ pub(super) fn destroy(own: &Id) {
     let qp = unsafe { std::mem::replace(&mut (*own.c.get()).qp, ptr::null_mut()) };
     if !qp.is_null() {
         // SAFETY: the program does not use it any more.
-        unsafe { crate::qp::ibv_destroy_qp(qp) };
+        unsafe { verbs::destroy_qp(qp) };
     }
     destroy_cqs(own);
 }
@@ -255,7 +255,7 @@ unsafe fn create_srq(own: &Id, pd: *mut c::ibv_pd, init: &mut c::ibv_srq_init_at
     }
     let pd = if pd.is_null() { c.pd } else { pd };
     // SAFETY: the C contract.
-    c.srq = unsafe { srq::create(pd, init) }?;
+    c.srq = unsafe { verbs::create_srq(pd, init) }?;
     c.pd = pd;
     Ok(())
 }
@@ -265,7 +265,7 @@ pub(super) fn destroy_srq(own: &Id) {
     let srq = unsafe { std::mem::replace(&mut (*own.c.get()).srq, ptr::null_mut()) };
     if !srq.is_null() {
         // SAFETY: the program does not use it any more.
-        unsafe { srq::ibv_destroy_srq(srq) };
+        unsafe { verbs::destroy_srq(srq) };
     }
 }
 
