@@ -49,7 +49,7 @@ enum Command {
         #[arg(long, value_name = "DIRECTORY")]
         out: Option<PathBuf>,
     },
-    /// Generates the C layouts of libibverbs anew from rdma-core's header, with libclang.
+    /// Generates the C layouts of libibverbs and librdmacm anew from rdma-core's headers, with libclang.
     Bindings,
 }
 

@@ -16,8 +16,10 @@ pub(crate) fn install() {
         ("nftables", succeeds(command("nft", &["--version"]))),
         ("chromium", chromium().is_some()),
         ("gcc", succeeds(command("cc", &["--version"]))),
-        ("libibverbs-dev", has_verbs_header()),
+        ("libibverbs-dev", has_header("infiniband/verbs.h")),
+        ("librdmacm-dev", has_header("rdma/rdma_verbs.h")),
         ("ibverbs-utils", succeeds(command("sh", &["-c", "command -v ibv_rc_pingpong"]))),
+        ("rdmacm-utils", succeeds(command("sh", &["-c", "command -v rping"]))),
         ("perftest", succeeds(command("sh", &["-c", "command -v ib_send_bw"]))),
         ("rdma-core", std::path::Path::new("/usr/share/doc/rdma-core/tests").exists()),
         ("python3-pyverbs", succeeds(command("/usr/bin/python3", &["-c", "import pyverbs.device"]))),
@@ -27,7 +29,11 @@ pub(crate) fn install() {
 
 /// Installs what generating bindings needs.
 pub(crate) fn install_for_bindings() {
-    install_missing(&[("libclang-dev", has_libclang()), ("libibverbs-dev", has_verbs_header())]);
+    install_missing(&[
+        ("libclang-dev", has_libclang()),
+        ("libibverbs-dev", has_header("infiniband/verbs.h")),
+        ("librdmacm-dev", has_header("rdma/rdma_verbs.h")),
+    ]);
 }
 
 fn has_libclang() -> bool {
@@ -35,9 +41,9 @@ fn has_libclang() -> bool {
     succeeds(libraries)
 }
 
-/// Is libibverbs' public header here?
-fn has_verbs_header() -> bool {
-    std::path::Path::new("/usr/include/infiniband/verbs.h").exists()
+/// Is one of rdma-core's public headers here?
+fn has_header(name: &str) -> bool {
+    std::path::Path::new("/usr/include").join(name).exists()
 }
 
 fn install_missing(packages: &[(&str, bool)]) {

@@ -48,6 +48,7 @@ impl Report {
         self.step("verbs programs, archive", || dist::check().into());
         self.step("verbs programs, our own", || programs::own().into());
         self.step("verbs programs, pairs", || programs::pairs().into());
+        self.step("verbs programs, rdma_cm", || programs::rdma_cm().into());
         self.step("rdma-core's tests", || programs::pyverbs().into());
     }
 

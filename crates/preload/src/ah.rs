@@ -63,7 +63,8 @@ pub(crate) fn ah_attributes(address: &AddressVector) -> c::ibv_ah_attr {
     }
 }
 
-fn gid(address: IpAddr) -> c::ibv_gid {
+/// IPv4 addresses are mapped into GIDs (RoCE v2 annex A17).
+pub(crate) fn gid(address: IpAddr) -> c::ibv_gid {
     let raw = match address {
         IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
         IpAddr::V6(address) => address.octets(),

@@ -81,7 +81,7 @@ fn tables(events: &Events) -> c::verbs_context {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_open_device(device: *mut c::ibv_device) -> *mut c::ibv_context {
+pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut c::ibv_device) -> *mut c::ibv_context {
     let open = || {
         if device.is_null() {
             return Err(Refused::invalid("the device is null"));

@@ -60,7 +60,7 @@ impl Channel {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_create_comp_channel(context: *mut c::ibv_context) -> *mut c::ibv_comp_channel {
+pub(crate) unsafe extern "C" fn ibv_create_comp_channel(context: *mut c::ibv_context) -> *mut c::ibv_comp_channel {
     pointer("ibv_create_comp_channel", || {
         // SAFETY: the C contract.
         let own = unsafe { Context::of(context) }?;
@@ -209,7 +209,7 @@ pub(crate) unsafe fn create(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_create_cq(
+pub(crate) unsafe extern "C" fn ibv_create_cq(
     context: *mut c::ibv_context,
     depth: c_int,
     cq_context: *mut c_void,

@@ -29,7 +29,7 @@ struct Listed {
 }
 
 /// The one device of the list. It is never freed, so pointers to it are always good.
-fn listed() -> *mut c::ibv_device {
+pub(crate) fn listed() -> *mut c::ibv_device {
     static LISTED: Mutex<usize> = Mutex::new(0);
     let mut place = LISTED.lock().unwrap_or_else(PoisonError::into_inner);
     if *place == 0 {

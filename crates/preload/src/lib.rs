@@ -18,6 +18,7 @@
 //! structure of the documented type. What can be checked is checked.
 
 mod ah;
+mod cm;
 mod config;
 mod context;
 mod cq;

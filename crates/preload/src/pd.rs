@@ -37,7 +37,7 @@ impl Pd {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_alloc_pd(context: *mut c::ibv_context) -> *mut c::ibv_pd {
+pub(crate) unsafe extern "C" fn ibv_alloc_pd(context: *mut c::ibv_context) -> *mut c::ibv_pd {
     pointer("ibv_alloc_pd", || {
         // SAFETY: the C contract.
         let own = unsafe { Context::of(context) }?;

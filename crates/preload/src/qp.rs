@@ -40,7 +40,7 @@ unsafe impl Object for Qp {
     const KIND: Kind = Kind::Qp;
 }
 
-fn kind(number: c::ibv_qp_type) -> Outcome<QpKind> {
+pub(crate) fn kind(number: c::ibv_qp_type) -> Outcome<QpKind> {
     match number {
         c::IBV_QPT_RC => Ok(QpKind::Rc),
         c::IBV_QPT_UC => Ok(QpKind::Uc),
@@ -129,7 +129,7 @@ unsafe fn create(pd: *mut c::ibv_pd, init: &c::ibv_qp_init_attr, operations: Opt
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_create_qp(pd: *mut c::ibv_pd, init: *mut c::ibv_qp_init_attr) -> *mut c::ibv_qp {
+pub(crate) unsafe extern "C" fn ibv_create_qp(pd: *mut c::ibv_pd, init: *mut c::ibv_qp_init_attr) -> *mut c::ibv_qp {
     // SAFETY: the C contract.
     pointer("ibv_create_qp", || unsafe {
         create(pd, init.as_ref().ok_or_else(|| Refused::invalid("the attributes are null"))?, None)
@@ -183,7 +183,7 @@ unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut c::ibv_qp) -> *mut c::ibv_qp_ex {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_modify_qp(qp: *mut c::ibv_qp, attr: *mut c::ibv_qp_attr, mask: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn ibv_modify_qp(qp: *mut c::ibv_qp, attr: *mut c::ibv_qp_attr, mask: c_int) -> c_int {
     status("ibv_modify_qp", || {
         // SAFETY: the C contract.
         let (own, attr) = unsafe { (object::<Qp>(qp)?, attr.as_ref()) };
@@ -200,7 +200,7 @@ unsafe extern "C" fn ibv_modify_qp(qp: *mut c::ibv_qp, attr: *mut c::ibv_qp_attr
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_query_qp(
+pub(crate) unsafe extern "C" fn ibv_query_qp(
     qp: *mut c::ibv_qp,
     attr: *mut c::ibv_qp_attr,
     _mask: c_int,

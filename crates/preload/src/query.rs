@@ -16,7 +16,7 @@ use crate::{device, dm};
 pub(crate) const PORT: u8 = 1;
 
 /// The only partition key: the default one, as a full member (IBTA Vol 1, 10.9.2).
-const DEFAULT_PKEY: u16 = 0xffff;
+pub(crate) const DEFAULT_PKEY: u16 = 0xffff;
 
 /// How `ibv_query_gid_type` names RoCE v2, unlike the GID table.
 const SYSFS_ROCE_V2: c_uint = 1;

@@ -32,7 +32,7 @@ unsafe impl Object for Srq {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_create_srq(pd: *mut c::ibv_pd, init: *mut c::ibv_srq_init_attr) -> *mut c::ibv_srq {
+pub(crate) unsafe extern "C" fn ibv_create_srq(pd: *mut c::ibv_pd, init: *mut c::ibv_srq_init_attr) -> *mut c::ibv_srq {
     pointer("ibv_create_srq", || {
         // SAFETY: the C contract.
         let (own, init) = unsafe { (object::<Pd>(pd)?, init.as_mut()) };

@@ -1,0 +1,389 @@
+//! Event channels: news on their way from the service thread, or a call, to the program.
+
+use std::collections::VecDeque;
+use std::ffi::{c_char, c_int, c_void};
+use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::{AsFd, AsRawFd};
+use std::ptr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use doorbell_ibverbs_sys as c;
+use doorbell_verbs::{QKey, Qpn};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::id::Id;
+use super::line::Line;
+use super::message::{self, Endpoint};
+use super::object::{Object, give, object, take};
+use super::{connect, id};
+use crate::event::wait_readable;
+use crate::handle::Users;
+use crate::outcome::{Outcome, Refused, number, pointer};
+
+/// Where an id is that C sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place(pub(super) *mut c::rdma_cm_id);
+
+impl Place {
+    pub(super) const NONE: Self = Self(ptr::null_mut());
+}
+
+// SAFETY: the pointer is only carried; it is used by who retrieves an event, for whom the id exists
+// until the event is acknowledged.
+unsafe impl Send for Place {}
+
+/// What a program wants to find again.
+pub(super) struct Opaque(pub(super) *mut c_void);
+
+// SAFETY: the pointer is only carried.
+unsafe impl Send for Opaque {}
+
+/// The queue pair that stands for all that are attached to a group (IBTA Vol 1, 10.5.2.1).
+const MULTICAST_QPN: u32 = 0xff_ffff;
+
+/// Something to tell of an id.
+pub(super) struct News {
+    pub(super) id: Place,
+    pub(super) kind: c::rdma_cm_event_type,
+    pub(super) status: c_int,
+    pub(super) detail: Detail,
+}
+
+/// What comes with it.
+pub(super) enum Detail {
+    Nothing,
+    /// To a listener; a lookup names no endpoint.
+    Request {
+        line: Arc<Line>,
+        endpoint: Option<Endpoint>,
+        retry_count: u8,
+        private: Vec<u8>,
+    },
+    Connection {
+        endpoint: Endpoint,
+        retry_count: u8,
+        private: Vec<u8>,
+    },
+    Datagram {
+        gid: Ipv6Addr,
+        qpn: Qpn,
+        qkey: QKey,
+        private: Vec<u8>,
+    },
+    Rejection {
+        private: Vec<u8>,
+    },
+    Group {
+        address: IpAddr,
+        context: Opaque,
+    },
+}
+
+/// News that wait, and the descriptor that says so.
+pub(super) struct Queue {
+    fd: EventFd,
+    waiting: Mutex<VecDeque<News>>,
+}
+
+impl Queue {
+    fn new() -> Outcome<Arc<Self>> {
+        // It blocks, unless the program makes it not to, as the kernel's does.
+        let fd = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE)
+            .map_err(|error| Refused::new(error as c_int, "an eventfd could not be created"))?;
+        Ok(Arc::new(Self { fd, waiting: Mutex::default() }))
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, VecDeque<News>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Queue and descriptor change together, so neither tells of what is not in the other.
+    pub(super) fn push(&self, news: News) {
+        let mut waiting = self.waiting();
+        waiting.push_back(news);
+        let _ = self.fd.write(1);
+    }
+
+    /// A forked process shares the descriptor, and may have counted it down: this must not wait.
+    fn count_down(&self) {
+        let mut readable = [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
+        if poll(&mut readable, PollTimeout::ZERO) == Ok(1) {
+            let _ = self.fd.read();
+        }
+    }
+
+    fn pop(&self) -> Option<News> {
+        let mut waiting = self.waiting();
+        let news = waiting.pop_front()?;
+        self.count_down();
+        // Under the lock, so that an id which is being destroyed either takes its news back or
+        // waits for their acknowledgement.
+        // SAFETY: an id exists while its news wait.
+        if let Ok(id) = unsafe { object::<Id>(news.id.0) } {
+            id.unacknowledged.add();
+        }
+        Some(news)
+    }
+
+    /// Takes back the news of one id.
+    pub(super) fn take_all_of(&self, id: Place) -> VecDeque<News> {
+        let mut waiting = self.waiting();
+        let (taken, kept): (VecDeque<News>, _) = waiting.drain(..).partition(|news| news.id == id);
+        *waiting = kept;
+        taken.iter().for_each(|_| self.count_down());
+        taken
+    }
+
+    pub(super) fn has_news_of(&self, id: Place) -> bool {
+        self.waiting().iter().any(|news| news.id == id)
+    }
+
+    /// Requests to a listener that the program has not looked at.
+    pub(super) fn requests_of(&self, listener: Place) -> usize {
+        let of = |news: &&News| news.id == listener && news.kind == c::RDMA_CM_EVENT_CONNECT_REQUEST;
+        self.waiting().iter().filter(of).count()
+    }
+}
+
+/// An event channel.
+#[repr(C)]
+pub(super) struct Channel {
+    c: c::rdma_event_channel,
+    pub(super) queue: Arc<Queue>,
+    /// Ids that report to it.
+    pub(super) users: Users,
+}
+
+// SAFETY: `#[repr(C)]`, and begins with an `rdma_event_channel`.
+unsafe impl Object for Channel {
+    type C = c::rdma_event_channel;
+    const NAME: &'static str = "event channel";
+}
+
+pub(super) fn create() -> Outcome<*mut c::rdma_event_channel> {
+    let queue = Queue::new()?;
+    let c = c::rdma_event_channel { fd: queue.fd.as_fd().as_raw_fd() };
+    Ok(give(Channel { c, queue, users: Users::default() }))
+}
+
+/// Destroys a channel, unless ids still report to it: those would be left with nothing.
+///
+/// # Safety
+///
+/// The C contract of `rdma_destroy_event_channel`.
+pub(super) unsafe fn destroy(channel: *mut c::rdma_event_channel) -> Outcome<()> {
+    // SAFETY: the C contract.
+    let own = unsafe { object::<Channel>(channel) }?;
+    own.users.expect_none(Channel::NAME)?;
+    // SAFETY: no id reports to it, and the program does not name it again.
+    drop(unsafe { take::<Channel>(channel) });
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+pub(super) extern "C" fn rdma_create_event_channel() -> *mut c::rdma_event_channel {
+    pointer("rdma_create_event_channel", create)
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut c::rdma_event_channel) {
+    // SAFETY: the C contract. C has no way to be told of an error.
+    number("rdma_destroy_event_channel", || unsafe { destroy(channel) }.map(|()| 0));
+}
+
+/// An event as C sees it, and the private data that it points to.
+#[repr(C)]
+struct Event {
+    c: c::rdma_cm_event,
+    /// The id that waits for the acknowledgement: a listener, of a request.
+    owner: Place,
+    private: Vec<u8>,
+}
+
+// SAFETY: `#[repr(C)]`, and begins with an `rdma_cm_event`.
+unsafe impl Object for Event {
+    type C = c::rdma_cm_event;
+    const NAME: &'static str = "event";
+}
+
+/// IBTA's messages have a field of fixed size for private data, and what is not used of it is zero: that
+/// is what programs get to see, whatever was sent.
+fn padded(mut private: Vec<u8>, room: usize) -> Vec<u8> {
+    private.resize(room, 0);
+    private
+}
+
+fn connection(endpoint: &Endpoint, retry_count: u8, private: &[u8]) -> c::rdma_cm_event__bindgen_ty_1 {
+    let conn = c::rdma_conn_param {
+        private_data: private.as_ptr().cast(),
+        private_data_len: private.len() as u8,
+        // Seen from this end, what the other has outstanding is what this one answers.
+        responder_resources: endpoint.initiator_depth,
+        initiator_depth: endpoint.responder_resources,
+        flow_control: endpoint.flow_control.into(),
+        retry_count,
+        rnr_retry_count: endpoint.rnr_retry,
+        srq: endpoint.srq.into(),
+        qp_num: endpoint.qpn.get(),
+    };
+    c::rdma_cm_event__bindgen_ty_1 { conn }
+}
+
+/// Only private data, which connections and datagrams have in the same place.
+fn only_private(private: &[u8]) -> c::rdma_cm_event__bindgen_ty_1 {
+    let (private_data, private_data_len) = (private.as_ptr().cast(), private.len() as u8);
+    let ud = c::rdma_ud_param { private_data, private_data_len, ..c::rdma_ud_param::default() };
+    c::rdma_cm_event__bindgen_ty_1 { ud }
+}
+
+/// Makes an event of news, and does what the library owes the program before it sees it. News of a
+/// request that cannot become an id are no event.
+fn event_of(news: News) -> Option<Event> {
+    let owner = news.id;
+    let mut event =
+        c::rdma_cm_event { id: news.id.0, event: news.kind, status: news.status, ..c::rdma_cm_event::default() };
+    let private = match news.detail {
+        Detail::Nothing => Vec::new(),
+        Detail::Request { line, endpoint, retry_count, private } => {
+            match id::of_request(news.id, &line) {
+                Ok(id) => (event.id, event.listen_id) = (id, news.id.0),
+                Err(refused) => {
+                    refused.tell("rdma_get_cm_event");
+                    line.close();
+                    return None;
+                }
+            }
+            let room = if endpoint.is_some() { message::REQUEST_PRIVATE } else { message::LOOKUP_PRIVATE };
+            let private = padded(private, room);
+            event.param = match endpoint {
+                Some(endpoint) => connection(&endpoint, retry_count, &private),
+                None => only_private(&private),
+            };
+            private
+        }
+        Detail::Connection { endpoint, retry_count, private } => {
+            let private = padded(private, message::REPLY_PRIVATE);
+            event.param = connection(&endpoint, retry_count, &private);
+            // With a queue pair on the id, the connection is completed here.
+            (event.event, event.status) = connect::complete(news.id);
+            private
+        }
+        Detail::Datagram { gid, qpn, qkey, private } => {
+            let private = padded(private, message::LOOKUP_REPLY_PRIVATE);
+            let ud = c::rdma_ud_param {
+                private_data: private.as_ptr().cast(),
+                private_data_len: private.len() as u8,
+                ah_attr: id::address_of(news.id, gid.to_canonical()),
+                qp_num: qpn.get(),
+                qkey: qkey.get(),
+            };
+            event.param = c::rdma_cm_event__bindgen_ty_1 { ud };
+            private
+        }
+        Detail::Group { address, context } => {
+            let ud = c::rdma_ud_param {
+                private_data: context.0,
+                private_data_len: 0,
+                ah_attr: id::address_of(news.id, address),
+                qp_num: MULTICAST_QPN,
+                qkey: c::RDMA_UDP_QKEY,
+            };
+            event.param = c::rdma_cm_event__bindgen_ty_1 { ud };
+            Vec::new()
+        }
+        Detail::Rejection { private } => {
+            let private = padded(private, message::REJECT_PRIVATE);
+            event.param = only_private(&private);
+            // The queue pair will not be used.
+            connect::give_up(news.id);
+            private
+        }
+    };
+    Some(Event { c: event, owner, private })
+}
+
+/// Waits for the next event of a channel, unless the program made it non-blocking.
+///
+/// # Safety
+///
+/// The channel exists.
+pub(super) unsafe fn next(channel: *mut c::rdma_event_channel) -> Outcome<*mut c::rdma_cm_event> {
+    // SAFETY: by the caller's promise.
+    let own = unsafe { object::<Channel>(channel) }?;
+    loop {
+        if let Some(news) = own.queue.pop() {
+            let id = news.id;
+            match event_of(news) {
+                Some(event) => return Ok(give(event)),
+                None => acknowledge(id),
+            }
+        } else {
+            wait_readable(own.queue.fd.as_fd())?;
+        }
+    }
+}
+
+fn acknowledge(id: Place) {
+    // SAFETY: it waits for this before it goes.
+    if let Ok(id) = unsafe { object::<Id>(id.0) } {
+        id.unacknowledged.acknowledge(1);
+    }
+}
+
+/// # Safety
+///
+/// An event that was retrieved and not acknowledged.
+pub(super) unsafe fn acknowledge_event(event: *mut c::rdma_cm_event) -> Outcome<()> {
+    // SAFETY: by the caller's promise; null is an error.
+    let owner = unsafe { object::<Event>(event) }?.owner;
+    // SAFETY: by the caller's promise.
+    drop(unsafe { take::<Event>(event) });
+    acknowledge(owner);
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn rdma_get_cm_event(
+    channel: *mut c::rdma_event_channel,
+    event: *mut *mut c::rdma_cm_event,
+) -> c_int {
+    number("rdma_get_cm_event", || {
+        if event.is_null() {
+            return Err(Refused::invalid("there is no place for the event"));
+        }
+        // SAFETY: the C contract.
+        unsafe { event.write(next(channel)?) };
+        Ok(0)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn rdma_ack_cm_event(event: *mut c::rdma_cm_event) -> c_int {
+    // SAFETY: the C contract.
+    number("rdma_ack_cm_event", || unsafe { acknowledge_event(event) }.map(|()| 0))
+}
+
+#[unsafe(no_mangle)]
+pub(super) extern "C" fn rdma_event_str(event: c::rdma_cm_event_type) -> *const c_char {
+    let name = match event {
+        c::RDMA_CM_EVENT_ADDR_RESOLVED => c"RDMA_CM_EVENT_ADDR_RESOLVED",
+        c::RDMA_CM_EVENT_ADDR_ERROR => c"RDMA_CM_EVENT_ADDR_ERROR",
+        c::RDMA_CM_EVENT_ROUTE_RESOLVED => c"RDMA_CM_EVENT_ROUTE_RESOLVED",
+        c::RDMA_CM_EVENT_ROUTE_ERROR => c"RDMA_CM_EVENT_ROUTE_ERROR",
+        c::RDMA_CM_EVENT_CONNECT_REQUEST => c"RDMA_CM_EVENT_CONNECT_REQUEST",
+        c::RDMA_CM_EVENT_CONNECT_RESPONSE => c"RDMA_CM_EVENT_CONNECT_RESPONSE",
+        c::RDMA_CM_EVENT_CONNECT_ERROR => c"RDMA_CM_EVENT_CONNECT_ERROR",
+        c::RDMA_CM_EVENT_UNREACHABLE => c"RDMA_CM_EVENT_UNREACHABLE",
+        c::RDMA_CM_EVENT_REJECTED => c"RDMA_CM_EVENT_REJECTED",
+        c::RDMA_CM_EVENT_ESTABLISHED => c"RDMA_CM_EVENT_ESTABLISHED",
+        c::RDMA_CM_EVENT_DISCONNECTED => c"RDMA_CM_EVENT_DISCONNECTED",
+        c::RDMA_CM_EVENT_DEVICE_REMOVAL => c"RDMA_CM_EVENT_DEVICE_REMOVAL",
+        c::RDMA_CM_EVENT_MULTICAST_JOIN => c"RDMA_CM_EVENT_MULTICAST_JOIN",
+        c::RDMA_CM_EVENT_MULTICAST_ERROR => c"RDMA_CM_EVENT_MULTICAST_ERROR",
+        c::RDMA_CM_EVENT_ADDR_CHANGE => c"RDMA_CM_EVENT_ADDR_CHANGE",
+        c::RDMA_CM_EVENT_TIMEWAIT_EXIT => c"RDMA_CM_EVENT_TIMEWAIT_EXIT",
+        _ => c"UNKNOWN EVENT",
+    };
+    name.as_ptr()
+}

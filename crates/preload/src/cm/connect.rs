@@ -1,0 +1,381 @@
+//! Listening, connecting and disconnecting.
+
+use std::ffi::{c_int, c_void};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::slice;
+
+use doorbell_ibverbs_sys as c;
+use doorbell_verbs::raw::DeviceAttributes;
+use doorbell_verbs::{QKey, QpKind, Qpn};
+
+use super::channel::Place;
+use super::id::{self, Id};
+use super::line::{DEFAULT_BACKLOG, Phase};
+use super::message::{self, Endpoint, Message, lookup, reason};
+use super::object::object;
+use super::{device, qp, resolve};
+use crate::outcome::{Outcome, Refused, number};
+
+/// Retries have three bits.
+const MOST_RETRIES: u8 = 7;
+
+/// A program's private data.
+///
+/// # Safety
+///
+/// `data` points to `length` bytes.
+unsafe fn private_data(data: *const c_void, length: u8, most: usize) -> Outcome<Vec<u8>> {
+    let length = usize::from(length);
+    if length > most {
+        return Err(Refused::invalid(format!("{length} bytes of private data do not fit: at most {most} do")));
+    }
+    if length == 0 || data.is_null() {
+        return Ok(Vec::new());
+    }
+    // SAFETY: by the caller's promise.
+    Ok(unsafe { slice::from_raw_parts(data.cast::<u8>(), length) }.to_vec())
+}
+
+/// How many READs and atomics a program means.
+fn depth(wanted: u8, most: u8, otherwise: u8) -> Outcome<u8> {
+    match wanted {
+        wanted if u32::from(wanted) == c::RDMA_MAX_RESP_RES => Ok(otherwise),
+        wanted if wanted <= most => Ok(wanted),
+        wanted => {
+            Err(Refused::invalid(format!("{wanted} READs and atomics at a time are too many: {most} are allowed")))
+        }
+    }
+}
+
+fn most_reads(device: &DeviceAttributes) -> u8 {
+    u8::try_from(device.max_rd_atomic).unwrap_or(u8::MAX)
+}
+
+/// What a program says of its end, and the number of the queue pair that it created on the id.
+fn endpoint(own: &Id, param: Option<&c::rdma_conn_param>) -> Outcome<Endpoint> {
+    let device = &device::context_of(own)?.device.attributes;
+    let queue_pair = own.qp();
+    let qpn = match (queue_pair.is_null(), param) {
+        // SAFETY: the queue pair of an id exists.
+        (false, _) => unsafe { (*queue_pair).qp_num },
+        (true, Some(param)) => param.qp_num,
+        (true, None) => return Err(Refused::invalid("without a queue pair on the id, the parameters must name one")),
+    };
+    if qpn >> 24 != 0 {
+        return Err(Refused::invalid(format!("queue pair number {qpn:#x} has more than 24 bits")));
+    }
+    let srq = if queue_pair.is_null() {
+        param.is_some_and(|param| param.srq != 0)
+    } else {
+        // SAFETY: the queue pair of an id exists.
+        unsafe { !(*queue_pair).srq.is_null() }
+    };
+    let terms = own.line.state().terms;
+    Ok(Endpoint {
+        gid: device.gid,
+        qpn: Qpn::new(qpn),
+        psn: terms.psn,
+        path_mtu: terms.path_mtu(device.active_mtu),
+        responder_resources: terms.responder_resources,
+        initiator_depth: terms.initiator_depth,
+        rnr_retry: param.map_or(MOST_RETRIES, |param| param.rnr_retry_count.min(MOST_RETRIES)),
+        flow_control: param.is_some_and(|param| param.flow_control != 0),
+        srq,
+    })
+}
+
+/// # Safety
+///
+/// The C contract of `rdma_connect`.
+unsafe fn connect(id: *mut c::rdma_cm_id, param: *const c::rdma_conn_param) -> Outcome<()> {
+    // SAFETY: the C contract.
+    let (own, param) = unsafe { (id::own(id)?, param.as_ref()) };
+    if own.line.state().phase != Phase::RouteResolved {
+        return Err(Refused::invalid("an id needs a resolved route before it connects, and connects once"));
+    }
+    let kind = own.line.state().kind;
+    let room = if kind == QpKind::Ud { message::LOOKUP_PRIVATE } else { message::REQUEST_PRIVATE };
+    let private = match param {
+        // SAFETY: the C contract.
+        Some(param) if param.private_data_len > 0 => unsafe {
+            private_data(param.private_data, param.private_data_len, room)?
+        },
+        _ => own.defaults().private.clone(),
+    };
+    let request = if kind == QpKind::Ud {
+        Message::Lookup { private }
+    } else {
+        let most = most_reads(&device::context_of(own)?.device.attributes);
+        let retry_count = param.map_or(MOST_RETRIES, |param| param.retry_count.min(MOST_RETRIES));
+        let all = c::RDMA_MAX_RESP_RES as u8;
+        let responder_resources = depth(param.map_or(all, |param| param.responder_resources), most, most)?;
+        let initiator_depth = depth(param.map_or(all, |param| param.initiator_depth), most, most)?;
+        {
+            let terms = &mut own.line.state().terms;
+            terms.retry_count = retry_count;
+            (terms.responder_resources, terms.initiator_depth) = (responder_resources, initiator_depth);
+        }
+        Message::Request { kind, endpoint: endpoint(own, param)?, retry_count, private }
+    };
+    own.line.connect(request)?;
+    own.complete()
+}
+
+/// # Safety
+///
+/// The C contract of `rdma_accept`.
+unsafe fn accept(id: *mut c::rdma_cm_id, param: *const c::rdma_conn_param) -> Outcome<()> {
+    // SAFETY: the C contract.
+    let (own, param) = unsafe { (id::own(id)?, param.as_ref()) };
+    let (kind, phase, offered) = {
+        let state = own.line.state();
+        (state.kind, state.phase, state.terms)
+    };
+    match phase {
+        Phase::Requested => {}
+        Phase::Over => return Err(Refused::new(libc::ENOTCONN, "the other end has given up")),
+        _ => return Err(Refused::invalid("only the id of a request can be accepted, once")),
+    }
+    let room = if kind == QpKind::Ud { message::LOOKUP_REPLY_PRIVATE } else { message::REPLY_PRIVATE };
+    let private = match param {
+        // SAFETY: the C contract.
+        Some(param) => unsafe { private_data(param.private_data, param.private_data_len, room)? },
+        None => Vec::new(),
+    };
+    if kind == QpKind::Ud {
+        let Endpoint { gid, qpn, .. } = endpoint(own, param)?;
+        let reply =
+            Message::LookupReply { status: lookup::SUCCESS, gid, qpn, qkey: QKey::new(c::RDMA_UDP_QKEY), private };
+        return own.line.answer(Phase::Requested, &reply, Phase::Over);
+    }
+    let most = most_reads(&device::context_of(own)?.device.attributes);
+    let all = c::RDMA_MAX_RESP_RES as u8;
+    let responder =
+        depth(param.map_or(all, |param| param.responder_resources), most, offered.responder_resources.min(most))?;
+    let initiator = depth(param.map_or(all, |param| param.initiator_depth), most, offered.initiator_depth.min(most))?;
+    {
+        let terms = &mut own.line.state().terms;
+        (terms.responder_resources, terms.initiator_depth) = (responder, initiator);
+    }
+    if !own.qp().is_null() {
+        qp::make_ready(own)?;
+    }
+    let reply = Message::Reply { endpoint: endpoint(own, param)?, private };
+    if let Err(refused) = own.line.answer(Phase::Requested, &reply, Phase::Accepted) {
+        qp::stop(own);
+        return Err(refused);
+    }
+    own.complete()
+}
+
+/// The reply is here. With a queue pair on the id, it is made ready, and the other end is told so.
+pub(super) fn complete(id: Place) -> (c::rdma_cm_event_type, c_int) {
+    // SAFETY: an id exists until its events are acknowledged.
+    let Ok(own) = (unsafe { object::<Id>(id.0) }) else { return (c::RDMA_CM_EVENT_CONNECT_RESPONSE, 0) };
+    if own.qp().is_null() {
+        return (c::RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
+    }
+    match qp::make_ready(own) {
+        Ok(()) => {
+            // If the other end has gone meanwhile, the next event says so.
+            let _ = own.line.answer(Phase::Answered, &Message::ReadyToUse, Phase::Established);
+            (c::RDMA_CM_EVENT_ESTABLISHED, 0)
+        }
+        Err(refused) => {
+            refused.tell("rdma_get_cm_event");
+            qp::stop(own);
+            let rejection = Message::Reject { reason: reason::CONSUMER_DEFINED, private: Vec::new() };
+            let _ = own.line.answer(Phase::Answered, &rejection, Phase::Over);
+            (c::RDMA_CM_EVENT_CONNECT_ERROR, -refused.errno)
+        }
+    }
+}
+
+/// The connection will not come about.
+pub(super) fn give_up(id: Place) {
+    // SAFETY: an id exists until its events are acknowledged.
+    if let Ok(own) = unsafe { object::<Id>(id.0) } {
+        qp::stop(own);
+    }
+}
+
+/// # Safety
+///
+/// The C contract of `rdma_reject`.
+unsafe fn reject(id: *mut c::rdma_cm_id, why: u16, data: *const c_void, length: u8) -> Outcome<()> {
+    // SAFETY: the C contract.
+    let (own, private) = unsafe { (id::own(id)?, private_data(data, length, message::REJECT_PRIVATE)?) };
+    let (kind, phase) = {
+        let state = own.line.state();
+        (state.kind, state.phase)
+    };
+    if !matches!(phase, Phase::Requested | Phase::Over) {
+        return Err(Refused::invalid("only the id of a request can be rejected, once"));
+    }
+    let rejection = if kind == QpKind::Ud {
+        let gid = device::context_of(own)?.device.attributes.gid;
+        let (qpn, qkey) = (Qpn::new(0), QKey::new(0));
+        Message::LookupReply { status: lookup::REJECTED, gid, qpn, qkey, private: Vec::new() }
+    } else {
+        Message::Reject { reason: why, private }
+    };
+    own.line.answer(Phase::Requested, &rejection, Phase::Over)
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn rdma_listen(id: *mut c::rdma_cm_id, backlog: c_int) -> c_int {
+    number("rdma_listen", || {
+        // SAFETY: the C contract.
+        let own = unsafe { id::own(id) }?;
+        if !own.line.is_bound() && own.line.state().phase == Phase::Idle {
+            resolve::bind(own, SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0))?;
+        }
+        let backlog = usize::try_from(backlog).unwrap_or(0);
+        own.line.listen(if backlog == 0 { DEFAULT_BACKLOG } else { backlog.min(DEFAULT_BACKLOG) })?;
+        Ok(0)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn rdma_connect(id: *mut c::rdma_cm_id, param: *mut c::rdma_conn_param) -> c_int {
+    // SAFETY: the C contract.
+    number("rdma_connect", || unsafe { connect(id, param) }.map(|()| 0))
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn rdma_accept(id: *mut c::rdma_cm_id, param: *mut c::rdma_conn_param) -> c_int {
+    // SAFETY: the C contract.
+    number("rdma_accept", || unsafe { accept(id, param) }.map(|()| 0))
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn rdma_reject(id: *mut c::rdma_cm_id, data: *const c_void, length: u8) -> c_int {
+    // SAFETY: the C contract.
+    number("rdma_reject", || unsafe { reject(id, reason::CONSUMER_DEFINED, data, length) }.map(|()| 0))
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn rdma_reject_ece(id: *mut c::rdma_cm_id, data: *const c_void, length: u8) -> c_int {
+    // SAFETY: the C contract.
+    number("rdma_reject_ece", || unsafe { reject(id, reason::VENDOR_OPTION, data, length) }.map(|()| 0))
+}
+
+/// Says that the reply was taken note of, where the program keeps its queue pair to itself.
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn rdma_establish(id: *mut c::rdma_cm_id) -> c_int {
+    number("rdma_establish", || {
+        // SAFETY: the C contract.
+        let own = unsafe { id::own(id) }?;
+        if !own.qp().is_null() {
+            return Err(Refused::invalid("with a queue pair on the id, the connection is established without this"));
+        }
+        own.line.answer(Phase::Answered, &Message::ReadyToUse, Phase::Established)?;
+        Ok(0)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn rdma_notify(id: *mut c::rdma_cm_id, event: c::ibv_event_type) -> c_int {
+    number("rdma_notify", || {
+        // SAFETY: the C contract.
+        let own = unsafe { id::own(id) }?;
+        if event != c::IBV_EVENT_COMM_EST {
+            return Err(Refused::invalid(format!(
+                "event {event} says nothing of connections: IBV_EVENT_COMM_EST does"
+            )));
+        }
+        own.line.note_established()?;
+        Ok(0)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn rdma_disconnect(id: *mut c::rdma_cm_id) -> c_int {
+    number("rdma_disconnect", || {
+        // SAFETY: the C contract.
+        let own = unsafe { id::own(id) }?;
+        if own.line.has_connection() {
+            // First, so that nothing is sent any more to an end that takes it for over.
+            qp::stop(own);
+        }
+        own.line.disconnect()?;
+        if own.line.owes_news() {
+            own.complete()?;
+        }
+        Ok(0)
+    })
+}
+
+/// The next request to a synchronous listener.
+///
+/// # Safety
+///
+/// The C contract of `rdma_get_request`.
+unsafe fn get_request(listener: *mut c::rdma_cm_id) -> Outcome<*mut c::rdma_cm_id> {
+    // SAFETY: the C contract.
+    let own = unsafe { id::own(listener) }?;
+    if !own.is_sync() {
+        return Err(Refused::invalid("requests to an id with an event channel come as events"));
+    }
+    let event = own.next_event()?;
+    // SAFETY: it was just retrieved, and stays in the listener until the next is.
+    let (kind, child) = unsafe { ((*event).event, (*event).id) };
+    if kind != c::RDMA_CM_EVENT_CONNECT_REQUEST {
+        return Err(Refused::invalid("the id is not a listener"));
+    }
+    let (init, pd) = {
+        let defaults = own.defaults();
+        (defaults.qp, defaults.pd)
+    };
+    if let Some(mut init) = init {
+        // SAFETY: the id was just made, and the domain stays while the program's listener names it.
+        let created = unsafe { id::own(child).and_then(|child| qp::create(child, pd, &mut init)) };
+        if let Err(refused) = created {
+            // SAFETY: the program does not know it.
+            unsafe { id::destroy(child) }?;
+            return Err(refused);
+        }
+    }
+    // The event is the child's from now on, so that the listener can take the next.
+    // SAFETY: both exist, and no other call is made on them.
+    unsafe {
+        (*own.c.get()).event = std::ptr::null_mut();
+        (*child).event = event;
+    }
+    Ok(child)
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn rdma_get_request(listener: *mut c::rdma_cm_id, id: *mut *mut c::rdma_cm_id) -> c_int {
+    number("rdma_get_request", || {
+        if id.is_null() {
+            return Err(Refused::invalid("there is no place for the id"));
+        }
+        // SAFETY: the C contract.
+        unsafe { id.write(get_request(listener)?) };
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// The C contract of the functions that name it.
+unsafe fn no_enhancements(call: &str, id: *mut c::rdma_cm_id) -> c_int {
+    number(call, || {
+        // SAFETY: the C contract.
+        unsafe { id::own(id) }?;
+        Err(Refused::unsupported("the device has no vendor-specific enhancements"))
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn rdma_set_local_ece(id: *mut c::rdma_cm_id, _ece: *mut c::ibv_ece) -> c_int {
+    // SAFETY: the C contract.
+    unsafe { no_enhancements("rdma_set_local_ece", id) }
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn rdma_get_remote_ece(id: *mut c::rdma_cm_id, _ece: *mut c::ibv_ece) -> c_int {
+    // SAFETY: the C contract.
+    unsafe { no_enhancements("rdma_get_remote_ece", id) }
+}

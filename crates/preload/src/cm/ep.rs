@@ -1,0 +1,108 @@
+//! Endpoints: an id that is bound or resolved, with a queue pair, in one call.
+
+use std::ffi::c_int;
+use std::slice;
+
+use doorbell_ibverbs_sys as c;
+
+use super::id::{self, Id};
+use super::{qp, resolve};
+use crate::outcome::{Outcome, Refused, number, status};
+
+/// # Safety
+///
+/// The C contract of `rdma_create_ep`.
+unsafe fn create(
+    result: &c::rdma_addrinfo,
+    pd: *mut c::ibv_pd,
+    init: Option<&mut c::ibv_qp_init_attr>,
+) -> Outcome<*mut c::rdma_cm_id> {
+    let kind = match result.ai_qp_type {
+        0 => id::kind_of(result.ai_port_space as c::rdma_port_space)?,
+        kind => crate::qp::kind(kind as c::ibv_qp_type)?,
+    };
+    // SAFETY: the C contract.
+    unsafe {
+        let created =
+            id::create(std::ptr::null_mut(), std::ptr::null_mut(), result.ai_port_space as c::rdma_port_space, kind)?;
+        let own = id::own(created)?;
+        let filled = fill(own, created, result, pd, init);
+        if let Err(refused) = filled {
+            qp::destroy(own);
+            id::destroy(created)?;
+            return Err(refused);
+        }
+        Ok(created)
+    }
+}
+
+/// # Safety
+///
+/// As for [`create`].
+unsafe fn fill(
+    own: &Id,
+    created: *mut c::rdma_cm_id,
+    result: &c::rdma_addrinfo,
+    pd: *mut c::ibv_pd,
+    init: Option<&mut c::ibv_qp_init_attr>,
+) -> Outcome<()> {
+    let passive = result.ai_flags as u32 & c::RAI_PASSIVE != 0;
+    // SAFETY: the C contract.
+    unsafe {
+        if passive {
+            let address = super::address::read(result.ai_src_addr)?;
+            resolve::bind(own, address.ok_or_else(|| Refused::invalid("there is no address to bind to"))?)?;
+        } else {
+            resolve::resolve_address(created, result.ai_src_addr, result.ai_dst_addr)?;
+            resolve::resolve_route(created)?;
+        }
+        let private = if result.ai_connect.is_null() {
+            Vec::new()
+        } else {
+            slice::from_raw_parts(result.ai_connect.cast::<u8>(), result.ai_connect_len).to_vec()
+        };
+        if private.len() > super::message::REQUEST_PRIVATE {
+            return Err(Refused::invalid(format!("{} bytes of private data do not fit", private.len())));
+        }
+        own.defaults().private = private;
+        let Some(init) = init else { return Ok(()) };
+        init.qp_type = crate::qp::kind_number(own.line.state().kind);
+        if passive {
+            let mut defaults = own.defaults();
+            (defaults.qp, defaults.pd) = (Some(*init), pd);
+            Ok(())
+        } else {
+            qp::create(own, pd, init)
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn rdma_create_ep(
+    id: *mut *mut c::rdma_cm_id,
+    result: *mut c::rdma_addrinfo,
+    pd: *mut c::ibv_pd,
+    init: *mut c::ibv_qp_init_attr,
+) -> c_int {
+    number("rdma_create_ep", || {
+        // SAFETY: the C contract.
+        unsafe {
+            let result = result.as_ref().filter(|_| !id.is_null());
+            let result = result.ok_or_else(|| Refused::invalid("there is no place for the id, or no address"))?;
+            id.write(create(result, pd, init.as_mut())?);
+        }
+        Ok(0)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn rdma_destroy_ep(id: *mut c::rdma_cm_id) {
+    status("rdma_destroy_ep", || {
+        // SAFETY: the C contract.
+        let own = unsafe { id::own(id) }?;
+        qp::destroy(own);
+        qp::destroy_srq(own);
+        // SAFETY: the C contract.
+        unsafe { id::destroy(id) }
+    });
+}

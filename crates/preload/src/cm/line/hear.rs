@@ -1,0 +1,259 @@
+//! What the service thread does with a line: it takes connections, and what the other end says.
+
+use std::ffi::c_int;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use doorbell_ibverbs_sys as c;
+use doorbell_verbs::QpKind;
+use nix::sys::epoll::EpollFlags;
+use socket2::Socket;
+
+use super::{Line, Phase, READ, State, fate, prepare, refused, soon};
+use crate::cm::channel::Detail;
+use crate::cm::message::{Endpoint, Message, lookup, reason};
+use crate::outcome::{Outcome, Refused};
+
+/// How long whoever connected may take for its request.
+const ARRIVAL: Duration = Duration::from_secs(10);
+
+/// Connections to a listener whose request is not here yet; more wait in the kernel, or are refused.
+const MAX_ARRIVING: usize = 128;
+
+/// How long a listener pauses when it cannot take connections.
+const PAUSE: Duration = Duration::from_millis(100);
+
+impl Line {
+    /// The service thread found the socket ready.
+    pub(in crate::cm) fn on_ready(self: &Arc<Self>) {
+        let mut state = self.state();
+        match state.phase {
+            Phase::Listening { .. } => self.accept_all(&mut state),
+            Phase::Connecting { connected: false } => self.on_connected(&mut state),
+            _ => {
+                let end = state.receive();
+                loop {
+                    match Message::parse(&state.inbox) {
+                        Ok(Some((message, length))) => {
+                            state.inbox.drain(..length);
+                            self.on_message(&mut state, message);
+                        }
+                        Ok(None) => break,
+                        Err(malformed) => {
+                            Refused::new(libc::EPROTO, malformed.to_string()).tell("rdma_cm");
+                            return self.on_end(&mut state, libc::EPROTO);
+                        }
+                    }
+                }
+                if let Err(error) = end {
+                    self.on_end(&mut state, error.raw_os_error().unwrap_or(libc::ECONNRESET));
+                }
+            }
+        }
+    }
+
+    fn accept_all(self: &Arc<Self>, state: &mut State) {
+        let Some(listening) = &state.socket else { return };
+        let mut arrived = Vec::new();
+        while state.arriving + arrived.len() < MAX_ARRIVING {
+            match listening.accept() {
+                Ok((socket, _)) => arrived.push(socket),
+                Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => {
+                    self.pause(state);
+                    break;
+                }
+                // None waits, or one that has given up: the next call finds those behind it.
+                Err(_) => break,
+            }
+        }
+        for socket in arrived {
+            if self.arrive(state, socket).is_ok() {
+                state.arriving += 1;
+            }
+        }
+        if state.arriving >= MAX_ARRIVING {
+            self.pause(state);
+        }
+    }
+
+    /// A listener whose waiting connections cannot be taken must not keep the thread busy.
+    fn pause(&self, state: &State) {
+        if let Some(listening) = &state.socket {
+            self.service.expect(self.number, listening, EpollFlags::empty());
+            self.service.set_deadline(self.number, soon(PAUSE));
+        }
+    }
+
+    fn arrive(self: &Arc<Self>, state: &State, socket: Socket) -> Outcome<()> {
+        let failed = |error: io::Error| refused("a connection could not be taken", &error);
+        socket.set_nonblocking(true).map_err(failed)?;
+        prepare(&socket);
+        let child = Arc::new(Self::with(Arc::clone(&self.service), &state.queue, state.kind));
+        // Nobody else knows it yet, so its lock is free.
+        let mut own = child.state();
+        own.phase = Phase::Arriving;
+        own.options = state.options;
+        own.local = socket.local_addr().map_err(failed)?.as_socket().map(canonical);
+        own.remote = socket.peer_addr().map_err(failed)?.as_socket().map(canonical);
+        own.listener = Some(Arc::clone(self));
+        self.service.serve(&child, &socket, READ, soon(ARRIVAL))?;
+        own.socket = Some(socket);
+        Ok(())
+    }
+
+    fn on_connected(&self, state: &mut State) {
+        let Some(socket) = &state.socket else { return };
+        let error = match socket.take_error() {
+            Ok(None) if socket.peer_addr().is_err() => return, // not yet
+            Ok(error) => error,
+            Err(error) => Some(error),
+        };
+        self.service.expect(self.number, socket, READ);
+        let request = state.request.take();
+        let said = match (error, &request) {
+            (Some(error), _) => Err(error),
+            (None, Some(request)) => state.say(request),
+            (None, None) => Ok(()),
+        };
+        match said {
+            Ok(()) => state.phase = Phase::Connecting { connected: true },
+            Err(error) => {
+                let (kind, status) = fate(state.kind, &error);
+                state.end(&self.service, self.number);
+                state.tell(kind, status, Detail::Nothing);
+            }
+        }
+    }
+
+    fn on_message(self: &Arc<Self>, state: &mut State, message: Message) {
+        use Message as M;
+        match (state.phase, message) {
+            (Phase::Arriving, M::Request { kind, endpoint, retry_count, private }) => {
+                state.kind = kind;
+                state.terms.learn(endpoint);
+                state.terms.retry_count = retry_count;
+                self.on_request(state, Some(endpoint), retry_count, private);
+            }
+            (Phase::Arriving, M::Lookup { private }) => {
+                state.kind = QpKind::Ud;
+                self.on_request(state, None, 0, private);
+            }
+            (Phase::Connecting { .. }, M::Reply { endpoint, private }) if state.kind != QpKind::Ud => {
+                state.terms.learn(endpoint);
+                state.phase = Phase::Answered;
+                self.service.set_deadline(self.number, None);
+                let retry_count = state.terms.retry_count;
+                let detail = Detail::Connection { endpoint, retry_count, private };
+                state.tell(c::RDMA_CM_EVENT_CONNECT_RESPONSE, 0, detail);
+            }
+            (Phase::Connecting { .. }, M::LookupReply { status, gid, qpn, qkey, private })
+                if state.kind == QpKind::Ud =>
+            {
+                state.end(&self.service, self.number);
+                if status == lookup::SUCCESS {
+                    let detail = Detail::Datagram { gid, qpn, qkey, private };
+                    state.tell(c::RDMA_CM_EVENT_ESTABLISHED, 0, detail);
+                } else {
+                    state.tell(c::RDMA_CM_EVENT_UNREACHABLE, status.into(), Detail::Nothing);
+                }
+            }
+            (Phase::Connecting { .. } | Phase::Requested | Phase::Accepted, M::Reject { reason, private }) => {
+                state.end(&self.service, self.number);
+                state.tell(c::RDMA_CM_EVENT_REJECTED, reason.into(), Detail::Rejection { private });
+            }
+            (Phase::Accepted, M::ReadyToUse) => state.establish(&self.service, self.number),
+            (Phase::Accepted | Phase::Answered | Phase::Established | Phase::Disconnecting, M::DisconnectRequest) => {
+                // Whether it arrives does not matter: the other end knows that it is over.
+                let _ = state.say(&Message::DisconnectReply);
+                if state.phase == Phase::Accepted {
+                    state.establish(&self.service, self.number);
+                }
+                state.disconnected(&self.service, self.number, 0);
+            }
+            (Phase::Disconnecting, M::DisconnectReply) => state.disconnected(&self.service, self.number, 0),
+            // RTU after data was noticed; anything once it is over.
+            (Phase::Established, M::ReadyToUse) | (Phase::Disconnected | Phase::Over, _) => {}
+            (Phase::Disconnecting, M::ReadyToUse) => {}
+            (phase, message) => {
+                Refused::new(libc::EPROTO, format!("{message:?} is not expected while {phase:?}")).tell("rdma_cm");
+                self.on_end(state, libc::EPROTO);
+            }
+        }
+    }
+
+    fn on_request(self: &Arc<Self>, state: &mut State, endpoint: Option<Endpoint>, retry_count: u8, private: Vec<u8>) {
+        self.service.set_deadline(self.number, None);
+        state.phase = Phase::Requested;
+        let Some(listener) = state.listener.take() else { return };
+        let mut listening = listener.state();
+        listening.arriving = listening.arriving.saturating_sub(1);
+        let datagrams = listening.kind == QpKind::Ud;
+        let refusal = match listening.phase {
+            // Lookups are for datagram services, and requests for the others.
+            Phase::Listening { .. } if datagrams != (state.kind == QpKind::Ud) => reason::INVALID_SERVICE_ID,
+            Phase::Listening { backlog } if listening.queue.requests_of(listening.id) >= backlog => {
+                reason::NO_RESOURCES
+            }
+            Phase::Listening { .. } => {
+                let detail = Detail::Request { line: Arc::clone(self), endpoint, retry_count, private };
+                state.queue = Arc::clone(&listening.queue);
+                listening.tell(c::RDMA_CM_EVENT_CONNECT_REQUEST, 0, detail);
+                return;
+            }
+            _ => reason::INVALID_SERVICE_ID,
+        };
+        drop(listening);
+        let _ = state.say(&state.rejection(refusal));
+        state.end(&self.service, self.number);
+    }
+
+    /// The TCP connection is of no use any more: the other end closed it, died, or speaks nonsense.
+    fn on_end(&self, state: &mut State, errno: c_int) {
+        let phase = state.phase;
+        match phase {
+            Phase::Established | Phase::Disconnecting | Phase::Answered => {
+                state.disconnected(&self.service, self.number, 0);
+                return;
+            }
+            Phase::Disconnected | Phase::Over => return,
+            Phase::Arriving => {
+                if let Some(listener) = state.listener.take() {
+                    let mut listening = listener.state();
+                    listening.arriving = listening.arriving.saturating_sub(1);
+                }
+            }
+            _ => {}
+        }
+        state.end(&self.service, self.number);
+        if matches!(phase, Phase::Connecting { .. } | Phase::Requested | Phase::Accepted) {
+            state.tell(c::RDMA_CM_EVENT_UNREACHABLE, -errno, Detail::Nothing);
+        }
+    }
+
+    /// The service thread found that the line's deadline has passed.
+    pub(in crate::cm) fn on_deadline(&self) {
+        let mut state = self.state();
+        match state.phase {
+            Phase::Listening { .. } => {
+                if let Some(listening) = &state.socket {
+                    self.service.expect(self.number, listening, READ);
+                }
+            }
+            Phase::Arriving | Phase::Connecting { .. } | Phase::Accepted => self.on_end(&mut state, libc::ETIMEDOUT),
+            Phase::Disconnecting => state.disconnected(&self.service, self.number, -libc::ETIMEDOUT),
+            Phase::Disconnected => {
+                state.end(&self.service, self.number);
+                state.phase = Phase::Disconnected;
+                state.tell(c::RDMA_CM_EVENT_TIMEWAIT_EXIT, 0, Detail::Nothing);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// A dual-stack socket shows IPv4 addresses as mapped ones.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}

@@ -1,0 +1,126 @@
+//! Multicast groups: joining one attaches the queue pair of the id to it.
+
+use std::ffi::{c_int, c_void};
+use std::net::{IpAddr, SocketAddr};
+
+use doorbell_ibverbs_sys as c;
+use doorbell_verbs::QpKind;
+use libc::sockaddr;
+
+use super::address;
+use super::channel::{Detail, Opaque};
+use super::id::{self, Id};
+use crate::ah;
+use crate::outcome::{Outcome, Refused, number};
+
+unsafe extern "C" {
+    // Offered by this library too.
+    fn ibv_attach_mcast(qp: *mut c::ibv_qp, gid: *const c::ibv_gid, lid: u16) -> c_int;
+    fn ibv_detach_mcast(qp: *mut c::ibv_qp, gid: *const c::ibv_gid, lid: u16) -> c_int;
+}
+
+/// A group that an id has joined.
+pub(super) struct Group {
+    address: IpAddr,
+    /// Its queue pair gets what is sent there.
+    attached: bool,
+}
+
+/// # Safety
+///
+/// The C contract of `rdma_join_multicast`.
+unsafe fn join(id: *mut c::rdma_cm_id, group: Option<SocketAddr>, receives: bool, context: *mut c_void) -> Outcome<()> {
+    // SAFETY: the C contract.
+    let own = unsafe { id::own(id) }?;
+    let group = group.ok_or_else(|| Refused::invalid("there is no address of a group"))?.ip().to_canonical();
+    if !group.is_multicast() {
+        return Err(Refused::invalid(format!("{group} is not the address of a group")));
+    }
+    if own.verbs().is_null() || own.line.state().kind != QpKind::Ud {
+        return Err(Refused::invalid("only an id for datagrams that is bound to a device can join a group"));
+    }
+    if own.groups().iter().any(|joined| joined.address == group) {
+        return Err(Refused::new(libc::EADDRINUSE, format!("the id has joined {group} already")));
+    }
+    let attached = receives && !own.qp().is_null();
+    if attached {
+        // SAFETY: the queue pair of an id exists.
+        let errno = unsafe { ibv_attach_mcast(own.qp(), &ah::gid(group), 0) };
+        if errno != 0 {
+            return Err(Refused::new(errno, format!("the id's queue pair cannot be attached to {group}")));
+        }
+    }
+    own.groups().push(Group { address: group, attached });
+    own.line.state().tell(
+        c::RDMA_CM_EVENT_MULTICAST_JOIN,
+        0,
+        Detail::Group { address: group, context: Opaque(context) },
+    );
+    own.complete()
+}
+
+fn leave(own: &Id, group: &Group) {
+    if group.attached && !own.qp().is_null() {
+        // SAFETY: the queue pair of an id exists. If it is not the one that was attached, that is
+        // refused.
+        unsafe { ibv_detach_mcast(own.qp(), &ah::gid(group.address), 0) };
+    }
+}
+
+/// The id is destroyed, or its queue pair is.
+pub(super) fn leave_all(own: &Id) {
+    let groups = std::mem::take(&mut *own.groups());
+    groups.iter().for_each(|group| leave(own, group));
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn rdma_join_multicast(
+    id: *mut c::rdma_cm_id,
+    group: *mut sockaddr,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: the C contract.
+    number("rdma_join_multicast", || unsafe { join(id, address::read(group)?, true, context) }.map(|()| 0))
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn rdma_join_multicast_ex(
+    id: *mut c::rdma_cm_id,
+    attributes: *mut c::rdma_cm_join_mc_attr_ex,
+    context: *mut c_void,
+) -> c_int {
+    number("rdma_join_multicast_ex", || {
+        // SAFETY: the C contract.
+        let attributes = unsafe { attributes.as_ref() }.ok_or_else(|| Refused::invalid("the attributes are null"))?;
+        let (needed, flags) = (c::RDMA_CM_JOIN_MC_ATTR_ADDRESS, c::RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS);
+        let mask = attributes.comp_mask;
+        if mask & needed == 0 || mask & !(needed | flags) != 0 {
+            return Err(Refused::invalid(format!("comp_mask {mask:#x} names no address, or what is not known")));
+        }
+        let receives = match attributes.join_flags {
+            _ if mask & flags == 0 => true,
+            c::RDMA_MC_JOIN_FLAG_FULLMEMBER => true,
+            c::RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER => false,
+            flag => return Err(Refused::invalid(format!("join flag {flag} does not exist"))),
+        };
+        // SAFETY: the C contract.
+        unsafe { join(id, address::read(attributes.addr)?, receives, context) }?;
+        Ok(0)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn rdma_leave_multicast(id: *mut c::rdma_cm_id, group: *mut sockaddr) -> c_int {
+    number("rdma_leave_multicast", || {
+        // SAFETY: the C contract.
+        let (own, wanted) = unsafe { (id::own(id)?, address::read(group)?) };
+        let wanted = wanted.map(|wanted| wanted.ip().to_canonical());
+        let gone = {
+            let mut groups = own.groups();
+            let at = groups.iter().position(|group| Some(group.address) == wanted);
+            at.map(|at| groups.remove(at))
+        };
+        leave(own, &gone.ok_or_else(|| Refused::new(libc::EADDRNOTAVAIL, "the id has not joined that group"))?);
+        Ok(0)
+    })
+}

@@ -1,0 +1,65 @@
+//! What programs may set for an id.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use doorbell_ibverbs_sys as c;
+
+use super::id;
+use crate::outcome::{Outcome, Refused, number};
+
+/// The largest exponent of an acknowledgement timeout: it has five bits (IBTA Vol 1, 9.9.2.1.1).
+const MAX_ACK_TIMEOUT: u8 = 31;
+
+/// # Safety
+///
+/// `value` points to `length` bytes.
+unsafe fn value_of<T: Copy>(value: *const c_void, length: usize) -> Outcome<T> {
+    if value.is_null() || length != size_of::<T>() {
+        return Err(Refused::invalid(format!("the option's value has {length} bytes, {} are needed", size_of::<T>())));
+    }
+    // SAFETY: by the caller's promise; the options are numbers.
+    Ok(unsafe { value.cast::<T>().read_unaligned() })
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn rdma_set_option(
+    id: *mut c::rdma_cm_id,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    length: usize,
+) -> c_int {
+    number("rdma_set_option", || {
+        // SAFETY: the C contract.
+        let own = unsafe { id::own(id) }?;
+        let name = name as c_uint;
+        if level as c_uint != c::RDMA_OPTION_ID || name > c::RDMA_OPTION_ID_ACK_TIMEOUT {
+            let why = format!("option {name} of level {level} is not offered: TOS, reuse, family and timeout are");
+            return Err(Refused::new(libc::ENOSYS, why));
+        }
+        // SAFETY: the C contract.
+        unsafe {
+            match name {
+                c::RDMA_OPTION_ID_TOS => own.line.state().options.traffic_class = value_of::<u8>(value, length)?,
+                // A port of a listener that ended can be taken at once in any case.
+                c::RDMA_OPTION_ID_REUSEADDR => drop(value_of::<c_int>(value, length)?),
+                c::RDMA_OPTION_ID_AFONLY => {
+                    let only = value_of::<c_int>(value, length)? != 0;
+                    if own.line.is_bound() {
+                        return Err(Refused::invalid("the id is bound already, with the family that it has"));
+                    }
+                    own.line.state().options.ipv6_only = only;
+                }
+                _ => {
+                    let timeout = value_of::<u8>(value, length)?;
+                    if timeout > MAX_ACK_TIMEOUT {
+                        let most = format!("the acknowledgement timeout {timeout} is more than {MAX_ACK_TIMEOUT}");
+                        return Err(Refused::invalid(most));
+                    }
+                    own.line.state().options.ack_timeout = Some(timeout);
+                }
+            }
+        }
+        Ok(0)
+    })
+}

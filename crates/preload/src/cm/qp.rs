@@ -1,0 +1,369 @@
+//! Queue pairs and shared receive queues of ids, with the completion queues that they need.
+
+use std::ffi::c_int;
+use std::ptr;
+
+use doorbell_ibverbs_sys as c;
+use doorbell_verbs::{AddressVector, QpKind};
+
+use super::id::{self, Id};
+use super::line::Terms;
+use super::{device, multicast, verbs};
+use crate::ah;
+use crate::outcome::{Outcome, Refused, number, status};
+use crate::query::PORT;
+
+/// What packets of a connection carry.
+const HOP_LIMIT: u8 = 64;
+
+/// Exponent of the acknowledgement timeout where the program sets none: 67 ms, as Doorbell's own
+/// connections have it.
+const ACK_TIMEOUT: u8 = 14;
+
+/// RNR NAK timer code: 0.64 ms (IBTA Vol 1, 9.7.5.2.8). The kernel's connection manager leaves 0, which
+/// is 655 ms.
+const MIN_RNR_TIMER: u8 = 12;
+
+/// Attributes that bring a queue pair of the id into `state`, and which they are.
+fn attributes(own: &Id, state: c::ibv_qp_state) -> Outcome<(c::ibv_qp_attr, u32)> {
+    let device = &device::context_of(own)?.device.attributes;
+    let (kind, terms, options) = {
+        let state = own.line.state();
+        (state.kind, state.terms, state.options)
+    };
+    let mut attr = c::ibv_qp_attr { qp_state: state, ..c::ibv_qp_attr::default() };
+    let mut mask = c::IBV_QP_STATE;
+    match (state, kind) {
+        (c::IBV_QPS_INIT, kind) => {
+            (attr.pkey_index, attr.port_num) = (0, PORT);
+            mask |= c::IBV_QP_PKEY_INDEX | c::IBV_QP_PORT;
+            if kind == QpKind::Ud {
+                attr.qkey = c::RDMA_UDP_QKEY;
+                mask |= c::IBV_QP_QKEY;
+            } else {
+                attr.qp_access_flags = access(&terms);
+                mask |= c::IBV_QP_ACCESS_FLAGS;
+            }
+        }
+        (c::IBV_QPS_RTR, QpKind::Ud) => {}
+        (c::IBV_QPS_RTS, QpKind::Ud) => {
+            attr.sq_psn = terms.psn.get();
+            mask |= c::IBV_QP_SQ_PSN;
+        }
+        (c::IBV_QPS_RTR, kind) => {
+            let peer = terms.peer.ok_or_else(|| Refused::invalid("the other end is not known yet"))?;
+            attr.ah_attr = ah::ah_attributes(&AddressVector {
+                destination: peer.gid.to_canonical(),
+                traffic_class: options.traffic_class,
+                hop_limit: HOP_LIMIT,
+            });
+            attr.path_mtu = terms.path_mtu(device.active_mtu).code().into();
+            (attr.dest_qp_num, attr.rq_psn) = (peer.qpn.get(), peer.psn.get());
+            mask |= c::IBV_QP_AV | c::IBV_QP_PATH_MTU | c::IBV_QP_DEST_QPN | c::IBV_QP_RQ_PSN;
+            if kind == QpKind::Rc {
+                (attr.max_dest_rd_atomic, attr.min_rnr_timer) = (terms.responder_resources, MIN_RNR_TIMER);
+                mask |= c::IBV_QP_MAX_DEST_RD_ATOMIC | c::IBV_QP_MIN_RNR_TIMER;
+            }
+        }
+        (c::IBV_QPS_RTS, kind) => {
+            attr.sq_psn = terms.psn.get();
+            mask |= c::IBV_QP_SQ_PSN;
+            if kind == QpKind::Rc {
+                attr.timeout = options.ack_timeout.unwrap_or(ACK_TIMEOUT);
+                (attr.retry_cnt, attr.rnr_retry) = (terms.retry_count, terms.rnr_retry);
+                attr.max_rd_atomic = terms.initiator_depth;
+                mask |= c::IBV_QP_TIMEOUT | c::IBV_QP_RETRY_CNT | c::IBV_QP_RNR_RETRY | c::IBV_QP_MAX_QP_RD_ATOMIC;
+            }
+        }
+        (state, _) => {
+            return Err(Refused::invalid(format!("the connection manager has no attributes for state {state}")));
+        }
+    }
+    Ok((attr, mask))
+}
+
+/// READs and atomics are allowed where the two ends agreed to have some.
+fn access(terms: &Terms) -> u32 {
+    let reads = if terms.responder_resources > 0 { c::IBV_ACCESS_REMOTE_READ | c::IBV_ACCESS_REMOTE_ATOMIC } else { 0 };
+    c::IBV_ACCESS_REMOTE_WRITE | reads
+}
+
+/// Brings the queue pair of an id through states, one after the other.
+fn go_through(own: &Id, states: &[c::ibv_qp_state]) -> Outcome<()> {
+    for &state in states {
+        let (mut attr, mask) = attributes(own, state)?;
+        // SAFETY: the queue pair of an id exists.
+        unsafe { verbs::modify_qp(own.qp(), &mut attr, mask) }?;
+    }
+    Ok(())
+}
+
+/// Makes the queue pair ready for what the two ends agreed on; what INIT said of rights was a guess.
+pub(super) fn make_ready(own: &Id) -> Outcome<()> {
+    go_through(own, &[c::IBV_QPS_INIT, c::IBV_QPS_RTR, c::IBV_QPS_RTS])
+}
+
+/// Ends what the queue pair has outstanding.
+pub(super) fn stop(own: &Id) {
+    if own.qp().is_null() {
+        return;
+    }
+    let mut attr = c::ibv_qp_attr { qp_state: c::IBV_QPS_ERR, ..c::ibv_qp_attr::default() };
+    // SAFETY: the queue pair of an id exists. One that is in no state for it has nothing to end.
+    let _ = unsafe { verbs::modify_qp(own.qp(), &mut attr, c::IBV_QP_STATE) };
+}
+
+/// Creates the completion queues that a program leaves to the id, each with a channel.
+fn create_cqs(own: &Id, init: &mut c::ibv_qp_init_attr) -> Outcome<()> {
+    // A program may post nothing, but a queue pair needs its queues.
+    let depth = |most: u32| c_int::try_from(most.max(1)).unwrap_or(c_int::MAX);
+    // SAFETY: the id is bound to the device.
+    let create = |most: u32| unsafe { verbs::create_cq(own.verbs(), depth(most), own.c.get().cast()) };
+    // SAFETY: fields of the id are set by calls on it, which a program does not make at the same time.
+    let c = unsafe { &mut *own.c.get() };
+    if init.recv_cq.is_null() {
+        (c.recv_cq_channel, c.recv_cq) = create(init.cap.max_recv_wr)?;
+        init.recv_cq = c.recv_cq;
+    }
+    if init.send_cq.is_null() {
+        (c.send_cq_channel, c.send_cq) = create(init.cap.max_send_wr)?;
+        init.send_cq = c.send_cq;
+    }
+    Ok(())
+}
+
+/// Destroys those that the id created.
+fn destroy_cqs(own: &Id) {
+    // SAFETY: as above.
+    let c = unsafe { &mut *own.c.get() };
+    let pairs = [(&mut c.recv_cq, &mut c.recv_cq_channel), (&mut c.send_cq, &mut c.send_cq_channel)];
+    for (queue, channel) in pairs {
+        // SAFETY: they were created with the id's queue pair, which is gone; null where there are none.
+        unsafe {
+            verbs::destroy_cq(std::mem::replace(channel, ptr::null_mut()), std::mem::replace(queue, ptr::null_mut()));
+        }
+    }
+}
+
+/// Creates the queue pair of an id. `make` makes it of completed attributes.
+fn create_with(
+    own: &Id,
+    init: &mut c::ibv_qp_init_attr,
+    make: impl FnOnce(&mut c::ibv_qp_init_attr) -> Outcome<*mut c::ibv_qp>,
+) -> Outcome<()> {
+    device::context_of(own)?.device.expect_own()?;
+    if !own.qp().is_null() {
+        return Err(Refused::invalid("the id has a queue pair already"));
+    }
+    let kind = crate::qp::kind(init.qp_type)?;
+    let ids = own.line.state().kind;
+    if (kind == QpKind::Ud) != (ids == QpKind::Ud) {
+        return Err(Refused::invalid(format!("queue pairs of type {kind:?} do not fit the id's port space")));
+    }
+    own.line.state().kind = kind;
+    // The program gets to see the queues only if they stay.
+    let mut whole = *init;
+    create_cqs(own, &mut whole)
+        .and_then(|()| {
+            // SAFETY: as above.
+            let c = unsafe { &mut *own.c.get() };
+            if whole.srq.is_null() {
+                whole.srq = c.srq;
+            }
+            c.qp = make(&mut whole)?;
+            // SAFETY: it was just created.
+            c.pd = unsafe { (*c.qp).pd };
+            c.qp_type = whole.qp_type;
+            let states = match kind {
+                QpKind::Ud => &[c::IBV_QPS_INIT, c::IBV_QPS_RTR, c::IBV_QPS_RTS][..],
+                _ => &[c::IBV_QPS_INIT],
+            };
+            go_through(own, states)
+        })
+        .inspect_err(|_| destroy(own))?;
+    *init = whole;
+    Ok(())
+}
+
+/// Creates the queue pair of an id in `pd`, or in the domain that all ids share.
+///
+/// # Safety
+///
+/// The C contract of `rdma_create_qp`.
+pub(super) unsafe fn create(own: &Id, pd: *mut c::ibv_pd, init: &mut c::ibv_qp_init_attr) -> Outcome<()> {
+    // SAFETY: as above.
+    let pd = if pd.is_null() { unsafe { (*own.c.get()).pd } } else { pd };
+    // SAFETY: the C contract; null is an error.
+    if !pd.is_null() && unsafe { (*pd).context } != own.verbs() {
+        return Err(Refused::invalid("the protection domain belongs to another context than the id"));
+    }
+    // SAFETY: the C contract.
+    create_with(own, init, |init| unsafe { verbs::create_qp(pd, init) })
+}
+
+/// # Safety
+///
+/// The C contract of `rdma_create_qp_ex`.
+unsafe fn create_ex(own: &Id, init: &mut c::ibv_qp_init_attr_ex) -> Outcome<()> {
+    if init.comp_mask & c::IBV_QP_INIT_ATTR_PD == 0 {
+        // SAFETY: as above.
+        init.pd = unsafe { (*own.c.get()).pd };
+        init.comp_mask |= c::IBV_QP_INIT_ATTR_PD;
+    }
+    let mut plain = c::ibv_qp_init_attr {
+        qp_context: init.qp_context,
+        send_cq: init.send_cq,
+        recv_cq: init.recv_cq,
+        srq: init.srq,
+        cap: init.cap,
+        qp_type: init.qp_type,
+        sq_sig_all: init.sq_sig_all,
+    };
+    create_with(own, &mut plain, |plain| {
+        let mut whole =
+            c::ibv_qp_init_attr_ex { send_cq: plain.send_cq, recv_cq: plain.recv_cq, srq: plain.srq, ..*init };
+        // SAFETY: the C contract.
+        unsafe { verbs::create_qp_ex(own.verbs(), &mut whole) }
+    })?;
+    (init.send_cq, init.recv_cq, init.srq) = (plain.send_cq, plain.recv_cq, plain.srq);
+    Ok(())
+}
+
+/// Destroys the queue pair of an id, if it has one, and what was created with it.
+pub(super) fn destroy(own: &Id) {
+    multicast::leave_all(own);
+    // SAFETY: as above.
+    let qp = unsafe { std::mem::replace(&mut (*own.c.get()).qp, ptr::null_mut()) };
+    if !qp.is_null() {
+        // SAFETY: the program does not use it any more.
+        unsafe { verbs::destroy_qp(qp) };
+    }
+    destroy_cqs(own);
+}
+
+/// Creates the shared receive queue of an id.
+///
+/// # Safety
+///
+/// The C contract of `rdma_create_srq`.
+unsafe fn create_srq(own: &Id, pd: *mut c::ibv_pd, init: &mut c::ibv_srq_init_attr) -> Outcome<()> {
+    device::context_of(own)?;
+    // SAFETY: as above.
+    let c = unsafe { &mut *own.c.get() };
+    if !c.srq.is_null() {
+        return Err(Refused::invalid("the id has a shared receive queue already"));
+    }
+    let pd = if pd.is_null() { c.pd } else { pd };
+    // SAFETY: the C contract.
+    c.srq = unsafe { verbs::create_srq(pd, init) }?;
+    c.pd = pd;
+    Ok(())
+}
+
+pub(super) fn destroy_srq(own: &Id) {
+    // SAFETY: as above.
+    let srq = unsafe { std::mem::replace(&mut (*own.c.get()).srq, ptr::null_mut()) };
+    if !srq.is_null() {
+        // SAFETY: the program does not use it any more.
+        unsafe { verbs::destroy_srq(srq) };
+    }
+}
+
+fn no_attributes() -> Refused {
+    Refused::invalid("the attributes are null")
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn rdma_create_qp(
+    id: *mut c::rdma_cm_id,
+    pd: *mut c::ibv_pd,
+    init: *mut c::ibv_qp_init_attr,
+) -> c_int {
+    number("rdma_create_qp", || {
+        // SAFETY: the C contract.
+        unsafe { create(id::own(id)?, pd, init.as_mut().ok_or_else(no_attributes)?) }?;
+        Ok(0)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn rdma_create_qp_ex(id: *mut c::rdma_cm_id, init: *mut c::ibv_qp_init_attr_ex) -> c_int {
+    number("rdma_create_qp_ex", || {
+        // SAFETY: the C contract.
+        unsafe { create_ex(id::own(id)?, init.as_mut().ok_or_else(no_attributes)?) }?;
+        Ok(0)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn rdma_destroy_qp(id: *mut c::rdma_cm_id) {
+    status("rdma_destroy_qp", || {
+        // SAFETY: the C contract.
+        destroy(unsafe { id::own(id) }?);
+        Ok(())
+    });
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn rdma_create_srq(
+    id: *mut c::rdma_cm_id,
+    pd: *mut c::ibv_pd,
+    init: *mut c::ibv_srq_init_attr,
+) -> c_int {
+    number("rdma_create_srq", || {
+        // SAFETY: the C contract.
+        unsafe { create_srq(id::own(id)?, pd, init.as_mut().ok_or_else(no_attributes)?) }?;
+        Ok(0)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn rdma_create_srq_ex(
+    id: *mut c::rdma_cm_id,
+    init: *mut c::ibv_srq_init_attr_ex,
+) -> c_int {
+    number("rdma_create_srq_ex", || {
+        // SAFETY: the C contract.
+        let (own, init) = unsafe { (id::own(id)?, init.as_mut().ok_or_else(no_attributes)?) };
+        let offered = c::IBV_SRQ_INIT_ATTR_TYPE | c::IBV_SRQ_INIT_ATTR_PD;
+        let kind = if init.comp_mask & c::IBV_SRQ_INIT_ATTR_TYPE != 0 { init.srq_type } else { c::IBV_SRQT_BASIC };
+        if init.comp_mask & !offered != 0 || kind != c::IBV_SRQT_BASIC {
+            return Err(Refused::unsupported("only basic shared receive queues are offered"));
+        }
+        let pd = if init.comp_mask & c::IBV_SRQ_INIT_ATTR_PD != 0 { init.pd } else { ptr::null_mut() };
+        let mut plain = c::ibv_srq_init_attr { srq_context: init.srq_context, attr: init.attr };
+        // SAFETY: the C contract.
+        unsafe { create_srq(own, pd, &mut plain) }?;
+        init.attr = plain.attr;
+        Ok(0)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn rdma_destroy_srq(id: *mut c::rdma_cm_id) {
+    status("rdma_destroy_srq", || {
+        // SAFETY: the C contract.
+        destroy_srq(unsafe { id::own(id) }?);
+        Ok(())
+    });
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn rdma_init_qp_attr(
+    id: *mut c::rdma_cm_id,
+    attr: *mut c::ibv_qp_attr,
+    mask: *mut c_int,
+) -> c_int {
+    number("rdma_init_qp_attr", || {
+        // SAFETY: the C contract; `qp_state` says what is asked for.
+        unsafe {
+            if attr.is_null() || mask.is_null() {
+                return Err(no_attributes());
+            }
+            let (known, names) = attributes(id::own(id)?, (*attr).qp_state)?;
+            attr.write(known);
+            mask.write(names as c_int);
+        }
+        Ok(0)
+    })
+}

@@ -1,0 +1,160 @@
+//! Binding ids, and resolving where they are to go.
+
+use std::ffi::c_int;
+use std::net::SocketAddr;
+
+use doorbell_ibverbs_sys as c;
+use libc::sockaddr;
+
+use super::channel::Detail;
+use super::id::{self, Id};
+use super::line::Phase;
+use super::{address, device};
+use crate::outcome::{Outcome, Refused, number};
+
+/// Takes an address and a port for an id. Without an address it is not bound to the device yet.
+pub(super) fn bind(own: &Id, wanted: SocketAddr) -> Outcome<()> {
+    let bound = own.line.bind(wanted)?;
+    own.show_addresses(Some(bound), None);
+    if bound.ip().is_unspecified() { Ok(()) } else { own.bind_device() }
+}
+
+/// The sides of a way, as far as it is possible.
+fn way(own: &Id, source: Option<SocketAddr>, destination: SocketAddr) -> Outcome<()> {
+    let failed = |error: std::io::Error| {
+        let errno = error.raw_os_error().unwrap_or(libc::ENETUNREACH);
+        Refused::new(errno, format!("there is no way to {}: {error}", destination.ip()))
+    };
+    own.bind_device()?;
+    let rnic = device::context_of(own)?.device.attributes.address;
+    let from = if destination.ip().is_multicast() {
+        rnic // groups are joined where the device is
+    } else {
+        address::source_for(destination).map_err(failed)?
+    };
+    if !own.line.is_bound() {
+        let source = source.filter(|source| !source.ip().is_unspecified());
+        bind(own, source.unwrap_or_else(|| SocketAddr::new(from, 0)))?;
+    }
+    let here = from.is_loopback() || from == destination.ip();
+    if rnic.is_loopback() && !here {
+        let why = format!(
+            "the software RNIC has the address {rnic}, from where {} is not reached: DOORBELL_BIND (`doorbell run \
+             --bind`) gives it another",
+            destination.ip()
+        );
+        // It is outside the program, and no errno says it.
+        eprintln!("doorbell: {why}");
+        return Err(Refused::new(libc::EHOSTUNREACH, why));
+    }
+    let mut state = own.line.state();
+    if let Some(local) = &mut state.local
+        && local.ip().is_unspecified()
+    {
+        local.set_ip(from);
+    }
+    state.remote = Some(destination);
+    Ok(())
+}
+
+/// # Safety
+///
+/// The C contract of `rdma_resolve_addr`.
+pub(super) unsafe fn resolve_address(
+    id: *mut c::rdma_cm_id,
+    source: *const sockaddr,
+    destination: *const sockaddr,
+) -> Outcome<()> {
+    // SAFETY: the C contract.
+    let (own, source, destination) = unsafe { (id::own(id)?, address::read(source)?, address::read(destination)?) };
+    let destination = destination.ok_or_else(|| Refused::invalid("there is no destination address"))?;
+    let local = own.line.state().local;
+    if own.line.state().phase != Phase::Idle {
+        return Err(Refused::invalid("the id is resolved already, or in use"));
+    }
+    if source.or(local).is_some_and(|source| source.is_ipv4() != destination.is_ipv4()) {
+        return Err(Refused::invalid("source and destination are of different families"));
+    }
+    let result = way(own, source, destination);
+    let (local, remote) = {
+        let state = own.line.state();
+        (state.local, state.remote)
+    };
+    own.show_addresses(local, remote);
+    let mut state = own.line.state();
+    match result {
+        Ok(()) => {
+            state.phase = Phase::AddressResolved;
+            state.tell(c::RDMA_CM_EVENT_ADDR_RESOLVED, 0, Detail::Nothing);
+        }
+        Err(refused) => {
+            refused.tell("rdma_resolve_addr");
+            state.tell(c::RDMA_CM_EVENT_ADDR_ERROR, -refused.errno, Detail::Nothing);
+        }
+    }
+    drop(state);
+    own.complete()
+}
+
+/// # Safety
+///
+/// The C contract of `rdma_resolve_route`.
+pub(super) unsafe fn resolve_route(id: *mut c::rdma_cm_id) -> Outcome<()> {
+    // SAFETY: the C contract.
+    let own = unsafe { id::own(id) }?;
+    {
+        let mut state = own.line.state();
+        if state.phase != Phase::AddressResolved {
+            return Err(Refused::invalid("an id needs a resolved address before its route is resolved"));
+        }
+        state.phase = Phase::RouteResolved;
+    }
+    own.show_route()?;
+    own.line.state().tell(c::RDMA_CM_EVENT_ROUTE_RESOLVED, 0, Detail::Nothing);
+    own.complete()
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn rdma_bind_addr(id: *mut c::rdma_cm_id, wanted: *mut sockaddr) -> c_int {
+    number("rdma_bind_addr", || {
+        // SAFETY: the C contract.
+        let (own, wanted) = unsafe { (id::own(id)?, address::read(wanted)?) };
+        bind(own, wanted.ok_or_else(|| Refused::new(libc::EAFNOSUPPORT, "there is no address to bind to"))?)?;
+        Ok(0)
+    })
+}
+
+/// The answer is known at once, so there is nothing to time out.
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn rdma_resolve_addr(
+    id: *mut c::rdma_cm_id,
+    source: *mut sockaddr,
+    destination: *mut sockaddr,
+    _timeout_ms: c_int,
+) -> c_int {
+    // SAFETY: the C contract.
+    number("rdma_resolve_addr", || unsafe { resolve_address(id, source, destination) }.map(|()| 0))
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn rdma_resolve_route(id: *mut c::rdma_cm_id, _timeout_ms: c_int) -> c_int {
+    // SAFETY: the C contract.
+    number("rdma_resolve_route", || unsafe { resolve_route(id) }.map(|()| 0))
+}
+
+/// The port of an address of an id, in network order.
+fn port(address: Option<SocketAddr>) -> c::__be16 {
+    address.map_or(0, |address| address.port().to_be())
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn rdma_get_src_port(id: *mut c::rdma_cm_id) -> c::__be16 {
+    // SAFETY: the C contract.
+    unsafe { id::own(id) }.map_or(0, |own| port(own.line.state().local))
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn rdma_get_dst_port(id: *mut c::rdma_cm_id) -> c::__be16 {
+    // SAFETY: the C contract.
+    unsafe { id::own(id) }.map_or(0, |own| port(own.line.state().remote))
+}

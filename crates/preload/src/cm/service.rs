@@ -1,0 +1,191 @@
+//! The thread that serves the TCP connections of this process's ids, and their deadlines.
+//!
+//! It starts with the first id that needs it, blocks all signals, and belongs to one process: after a
+//! fork the child starts one of its own.
+
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::os::fd::AsFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::signal::{SigSet, SigmaskHow};
+
+use super::line::Line;
+use crate::fork;
+use crate::outcome::{Outcome, Refused};
+
+/// Names a line to the thread; no number is used twice.
+pub(super) type Number = u64;
+
+/// The number of the descriptor that wakes the thread.
+const WAKE: Number = 0;
+
+/// Sockets that are looked at in one turn.
+const TURN: usize = 64;
+
+pub(super) struct Service {
+    epoll: Epoll,
+    wake: EventFd,
+    table: Mutex<Table>,
+}
+
+struct Table {
+    next: Number,
+    lines: HashMap<Number, Served>,
+}
+
+struct Served {
+    line: Arc<Line>,
+    deadline: Option<Instant>,
+}
+
+fn failed(error: nix::Error) -> Refused {
+    Refused::new(error as c_int, format!("the connection manager could not wait for its sockets: {error}"))
+}
+
+/// The service of this process, started if it is not.
+pub(super) fn get() -> Outcome<Arc<Service>> {
+    static SERVICE: Mutex<Option<(u32, Arc<Service>)>> = Mutex::new(None);
+    fork::watch();
+    let mut service = SERVICE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((generation, service)) = &*service
+        && *generation == fork::generation()
+    {
+        return Ok(Arc::clone(service));
+    }
+    let new = Service::start()?;
+    // The parent's is not to be dropped here: locks in it may be held by threads that do not exist.
+    std::mem::forget(service.replace((fork::generation(), Arc::clone(&new))));
+    Ok(new)
+}
+
+impl Service {
+    fn start() -> Outcome<Arc<Self>> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed)?;
+        let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map_err(failed)?;
+        epoll.add(&wake, EpollEvent::new(EpollFlags::EPOLLIN, WAKE)).map_err(failed)?;
+        let table = Mutex::new(Table { next: WAKE + 1, lines: HashMap::new() });
+        let service = Arc::new(Self { epoll, wake, table });
+        // The thread inherits the mask: a program's signals are for its own threads.
+        let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK).map_err(failed)?;
+        let own = Arc::clone(&service);
+        let spawned = std::thread::Builder::new().name("doorbell-cm".into()).spawn(move || own.run());
+        before.thread_set_mask().map_err(failed)?;
+        match spawned {
+            Ok(_) => Ok(service),
+            Err(error) => Err(Refused::new(
+                error.raw_os_error().unwrap_or(libc::EAGAIN),
+                format!("the thread of the connection manager could not be started: {error}"),
+            )),
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A number for a new line.
+    pub(super) fn number(&self) -> Number {
+        let mut table = self.table();
+        table.next += 1;
+        table.next
+    }
+
+    /// Serves a line from now on.
+    pub(super) fn serve(
+        &self,
+        line: &Arc<Line>,
+        socket: impl AsFd,
+        interest: EpollFlags,
+        deadline: Option<Instant>,
+    ) -> Outcome<()> {
+        self.table().lines.insert(line.number, Served { line: Arc::clone(line), deadline });
+        self.epoll.add(socket, EpollEvent::new(interest, line.number)).map_err(|error| {
+            self.table().lines.remove(&line.number);
+            failed(error)
+        })?;
+        self.wake();
+        Ok(())
+    }
+
+    /// Changes what a line waits for.
+    pub(super) fn expect(&self, number: Number, socket: impl AsFd, interest: EpollFlags) {
+        // It is registered, so nothing but a defect could make this fail.
+        let done = self.epoll.modify(socket, &mut EpollEvent::new(interest, number));
+        debug_assert_eq!(done, Ok(()));
+    }
+
+    pub(super) fn set_deadline(&self, number: Number, deadline: Option<Instant>) {
+        if let Some(served) = self.table().lines.get_mut(&number) {
+            served.deadline = deadline;
+        }
+        self.wake();
+    }
+
+    /// Before a socket is closed: a forked child may hold it too, and would keep it registered.
+    pub(super) fn forget_socket(&self, socket: impl AsFd) {
+        // One that was never registered is as good.
+        let _ = self.epoll.delete(socket);
+    }
+
+    pub(super) fn forget(&self, number: Number) {
+        let gone = self.table().lines.remove(&number);
+        drop(gone); // after the lock: it may be the last of its line
+    }
+
+    fn wake(&self) {
+        let _ = self.wake.write(1);
+    }
+
+    fn run(&self) {
+        let mut events = [EpollEvent::empty(); TURN];
+        loop {
+            let ready = match self.epoll.wait(&mut events, self.timeout()) {
+                Ok(ready) => ready,
+                Err(nix::Error::EINTR) => continue,
+                Err(error) => {
+                    eprintln!("doorbell: {}", failed(error));
+                    return;
+                }
+            };
+            for event in &events[..ready] {
+                if event.data() == WAKE {
+                    let _ = self.wake.read();
+                    continue;
+                }
+                let line = self.table().lines.get(&event.data()).map(|served| Arc::clone(&served.line));
+                if let Some(line) = line {
+                    // A defect that one line meets must not stop the others.
+                    let _ = catch_unwind(AssertUnwindSafe(|| line.on_ready()));
+                }
+            }
+            for line in self.take_expired() {
+                let _ = catch_unwind(AssertUnwindSafe(|| line.on_deadline()));
+            }
+        }
+    }
+
+    fn timeout(&self) -> EpollTimeout {
+        let next = self.table().lines.values().filter_map(|served| served.deadline).min();
+        let Some(next) = next else { return EpollTimeout::NONE };
+        // A millisecond more, or it would wake just before.
+        let wait = next.saturating_duration_since(Instant::now()).as_millis() + 1;
+        u16::try_from(wait).map_or(EpollTimeout::MAX, EpollTimeout::from)
+    }
+
+    fn take_expired(&self) -> Vec<Arc<Line>> {
+        let now = Instant::now();
+        let mut table = self.table();
+        let expired = table.lines.values_mut().filter(|served| served.deadline.is_some_and(|deadline| deadline <= now));
+        expired
+            .map(|served| {
+                served.deadline = None;
+                Arc::clone(&served.line)
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,121 @@
+//! Verbs, which the connection manager calls as any program does.
+
+use std::ffi::{c_int, c_void};
+use std::io;
+
+use doorbell_ibverbs_sys as c;
+
+use crate::outcome::{Outcome, Refused};
+use crate::{context, cq, device, pd, qp, srq};
+
+/// What a call made; it has said why where it made nothing.
+fn made<T>(what: &str, object: *mut T) -> Outcome<*mut T> {
+    if !object.is_null() {
+        return Ok(object);
+    }
+    let errno = io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+    Err(Refused::new(errno, format!("the {what} could not be created")))
+}
+
+pub(super) fn open_device() -> Outcome<*mut c::ibv_context> {
+    // SAFETY: the device of the list is always there.
+    made("context", unsafe { context::ibv_open_device(device::listed()) })
+}
+
+/// # Safety
+///
+/// The C contract of `ibv_alloc_pd`.
+pub(super) unsafe fn alloc_pd(context: *mut c::ibv_context) -> Outcome<*mut c::ibv_pd> {
+    // SAFETY: by the caller's promise.
+    made("protection domain", unsafe { pd::ibv_alloc_pd(context) })
+}
+
+/// A completion queue with a channel.
+///
+/// # Safety
+///
+/// The C contracts of `ibv_create_comp_channel` and `ibv_create_cq`.
+pub(super) unsafe fn create_cq(
+    context: *mut c::ibv_context,
+    depth: c_int,
+    cq_context: *mut c_void,
+) -> Outcome<(*mut c::ibv_comp_channel, *mut c::ibv_cq)> {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let channel = made("completion channel", cq::ibv_create_comp_channel(context))?;
+        let queue = made("completion queue", cq::ibv_create_cq(context, depth, cq_context, channel, 0));
+        if queue.is_err() {
+            cq::ibv_destroy_comp_channel(channel);
+        }
+        Ok((channel, queue?))
+    }
+}
+
+/// # Safety
+///
+/// Made by [`create_cq`], or null.
+pub(super) unsafe fn destroy_cq(channel: *mut c::ibv_comp_channel, queue: *mut c::ibv_cq) {
+    // SAFETY: by the caller's promise. What is still in use stays.
+    unsafe {
+        if !queue.is_null() {
+            cq::ibv_destroy_cq(queue);
+        }
+        if !channel.is_null() {
+            cq::ibv_destroy_comp_channel(channel);
+        }
+    }
+}
+
+/// # Safety
+///
+/// The C contract of `ibv_create_srq`.
+pub(super) unsafe fn create_srq(pd: *mut c::ibv_pd, init: &mut c::ibv_srq_init_attr) -> Outcome<*mut c::ibv_srq> {
+    // SAFETY: by the caller's promise.
+    made("shared receive queue", unsafe { srq::ibv_create_srq(pd, init) })
+}
+
+/// # Safety
+///
+/// The C contract of `ibv_destroy_srq`.
+pub(super) unsafe fn destroy_srq(queue: *mut c::ibv_srq) {
+    // SAFETY: by the caller's promise.
+    unsafe { srq::ibv_destroy_srq(queue) };
+}
+
+/// # Safety
+///
+/// The C contract of `ibv_create_qp`.
+pub(super) unsafe fn create_qp(pd: *mut c::ibv_pd, init: &mut c::ibv_qp_init_attr) -> Outcome<*mut c::ibv_qp> {
+    // SAFETY: by the caller's promise.
+    made("queue pair", unsafe { qp::ibv_create_qp(pd, init) })
+}
+
+/// # Safety
+///
+/// The C contract of `ibv_create_qp_ex`.
+pub(super) unsafe fn create_qp_ex(
+    context: *mut c::ibv_context,
+    init: &mut c::ibv_qp_init_attr_ex,
+) -> Outcome<*mut c::ibv_qp> {
+    // SAFETY: by the caller's promise.
+    made("queue pair", unsafe { qp::create_qp_ex(context, init) })
+}
+
+/// # Safety
+///
+/// The C contract of `ibv_modify_qp`.
+pub(super) unsafe fn modify_qp(qp: *mut c::ibv_qp, attr: &mut c::ibv_qp_attr, mask: u32) -> Outcome<()> {
+    // SAFETY: by the caller's promise.
+    match unsafe { qp::ibv_modify_qp(qp, attr, mask as c_int) } {
+        0 => Ok(()),
+        errno => Err(Refused::new(errno, format!("the queue pair does not go to state {}", attr.qp_state))),
+    }
+}
+
+/// # Safety
+///
+/// The C contract of `ibv_destroy_qp`.
+pub(super) unsafe fn destroy_qp(qp: *mut c::ibv_qp) {
+    // SAFETY: by the caller's promise.
+    unsafe { qp::ibv_destroy_qp(qp) };
+}

@@ -1,0 +1,95 @@
+//! Programs that connect through librdmacm: its examples, and perftest with `-R`.
+
+use super::{Started, free_port, on_doorbell, pairs_of, start, wait_until_listening};
+
+/// perftest, with queue pairs of ids.
+const PERFTEST: &[&str] = &[
+    "ib_send_bw -R -n 500",
+    "ib_send_bw -R -n 500 -b",
+    "ib_send_bw -R -n 100 -q 4 -e",
+    "ib_send_bw -R -n 500 --use-srq",
+    "ib_send_bw -R -n 500 -c UD",
+    "ib_send_lat -R -n 500",
+    "ib_send_lat -R -n 500 -c UD",
+    "ib_write_bw -R -n 500",
+    "ib_write_bw -n 500 -z",
+    "ib_write_lat -R -n 100",
+    "ib_read_bw -R -n 500",
+    "ib_read_lat -R -n 200",
+    "ib_atomic_bw -R -n 500 -A FETCH_AND_ADD",
+    "ib_atomic_lat -R -n 200 -A CMP_AND_SWAP",
+];
+
+/// A server and a client; each is given the port in addition.
+const EXAMPLES: &[(&str, &str)] = &[
+    ("rping -s -v -C 100", "rping -c -a 127.0.0.1 -v -C 100"),
+    ("rping -s -a 127.0.0.1 -V -C 100 -S 5000", "rping -c -a 127.0.0.1 -V -C 100 -S 5000"),
+    ("rping -s -a :: -q -V -C 10", "rping -c -a ::1 -q -V -C 10"),
+    ("ucmatose", "ucmatose -s 127.0.0.1"),
+    ("ucmatose -c 20 -C 50 -S 3000", "ucmatose -s 127.0.0.1 -c 20 -C 50 -S 3000"),
+    ("ucmatose -b 127.0.0.1 -c 2 -t 8 -m", "ucmatose -s 127.0.0.1 -c 2 -t 8 -m"),
+    ("ucmatose -f name -b localhost", "ucmatose -f name -s localhost"),
+    ("udaddy", "udaddy -s 127.0.0.1"),
+    ("udaddy -c 5 -C 20 -S 500", "udaddy -s 127.0.0.1 -c 5 -C 20 -S 500"),
+    ("rdma_server", "rdma_client -s 127.0.0.1"),
+];
+
+fn program(line: &str, port: &str) -> Result<Started, String> {
+    let mut words: Vec<&str> = line.split(' ').collect();
+    words.extend(["-p", port]);
+    start(on_doorbell(&[], &words))
+}
+
+fn server(line: &str, port: &str) -> Result<Started, String> {
+    let mut server = program(line, port)?;
+    wait_until_listening(port, &mut server)?;
+    Ok(server)
+}
+
+fn example(server_line: &str, client_line: &str, port: &str) -> Result<(), String> {
+    let server = server(server_line, port)?;
+    let client = program(client_line, port)?;
+    let (client, server) = (client.finish(), server.finish());
+    client.and(server).map_err(|why| format!("{client_line}: {why}"))
+}
+
+fn expect(said: &str, words: &str) -> Result<(), String> {
+    if said.contains(words) { Ok(()) } else { Err(format!("{words:?} is missing in:\n{said}")) }
+}
+
+/// Where nobody listens, a connection is rejected.
+fn refused() -> Result<(), String> {
+    let port = free_port()?.to_string();
+    expect(&program("rping -c -a 127.0.0.1", &port)?.ended()?, "RDMA_CM_EVENT_REJECTED, error 8")
+}
+
+/// Whoever is left when the other end is killed sees the connection end, and the port is free again.
+fn killed() -> Result<(), String> {
+    let (server_line, client_line) = ("rping -s -v", "rping -c -a 127.0.0.1 -v");
+    let port = free_port()?.to_string();
+    for kill_server in [true, false] {
+        let mut server = server(server_line, &port)?;
+        let mut client = program(client_line, &port)?;
+        client.wait_until(|client| client.said().contains("ping data") || client.has_ended())?;
+        let left = if kill_server {
+            drop(server);
+            client.ended()?
+        } else {
+            drop(client);
+            server.ended()?
+        };
+        expect(&left, "DISCONNECT EVENT")?;
+    }
+    example("rping -s -C 10", "rping -c -a 127.0.0.1 -C 10", &port)
+}
+
+/// Runs them all.
+pub(crate) fn all() -> Result<(), String> {
+    for (server, client) in EXAMPLES {
+        example(server, client, &free_port()?.to_string())?;
+    }
+    refused()?;
+    killed()?;
+    eprintln!("{} examples of librdmacm, a refused connection, and killed ones", EXAMPLES.len());
+    pairs_of(PERFTEST)
+}
