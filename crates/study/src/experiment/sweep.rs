@@ -11,7 +11,7 @@ use crate::serving::Serving;
 pub enum Effort {
     /// Fewer and shorter points: within three minutes on two processors.
     Quick,
-    /// A few minutes.
+    /// A few minutes: ten at most.
     Usual,
     /// Every power of two, and longer.
     Full,
@@ -29,12 +29,12 @@ impl Effort {
 
     /// How often each point is measured, with every other point between.
     pub fn repetitions(self) -> usize {
-        self.pick(3, 5, 7)
+        self.pick(3, 3, 7)
     }
 
     /// How long once.
     pub fn seconds(self) -> f64 {
-        self.pick(0.1, 0.3, 1.0)
+        self.pick(0.1, 0.2, 1.0)
     }
 }
 

@@ -44,13 +44,15 @@ fn every_point_can_be_measured_and_has_a_file_of_its_own() {
     }
 }
 
-/// A quick study has three minutes; starting two processes for a measurement takes some tens of
-/// milliseconds.
+/// A quick study has three minutes, the usual one ten; starting two processes for a measurement takes
+/// some tens of milliseconds.
 #[test]
-fn a_quick_study_fits_its_time() {
-    let points: usize = all(Effort::Quick).iter().map(|experiment| experiment.points.len()).sum();
-    let seconds = (points * Effort::Quick.repetitions()) as f64 * (Effort::Quick.seconds() + 0.1);
-    assert!(seconds < 150.0, "{points} points take {seconds} s");
+fn studies_fit_their_time() {
+    for (effort, most) in [(Effort::Quick, 150.0), (Effort::Usual, 480.0)] {
+        let points: usize = all(effort).iter().map(|experiment| experiment.points.len()).sum();
+        let seconds = (points * effort.repetitions()) as f64 * (effort.seconds() + 0.1);
+        assert!(seconds < most, "{points} points take {seconds} s");
+    }
 }
 
 /// A point that measured this rate, or this latency.
