@@ -65,6 +65,9 @@ pub(crate) fn access(flags: c_uint) -> Outcome<Access> {
 /// What is checked of a registration before the RNIC sees it.
 fn checked(memory: *mut c_void, length: usize, flags: c_uint) -> Outcome<Access> {
     let access = access(flags)?;
+    if access.contains(Access::ON_DEMAND) && !can_bring_in() {
+        return Err(Refused::unsupported("paging on demand needs Linux 5.14"));
+    }
     // IBTA Vol 1, 10.6.3.1.
     if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) && !access.contains(Access::LOCAL_WRITE) {
         return Err(Refused::invalid("remote write or atomic access needs local write access"));
@@ -113,9 +116,6 @@ pub(crate) unsafe fn reg_mr(
     let context = own.context()?;
     let address = if flags & c::IBV_ACCESS_ZERO_BASED != 0 { 0 } else { address };
     let access = checked(memory, length, flags)?;
-    if access.contains(Access::ON_DEMAND) && !context.device.attributes.on_demand {
-        return Err(Refused::unsupported("paging on demand needs Linux 5.14"));
-    }
     let keys = register(own, memory, length, address, access)?;
     own.users.add();
     let c = c::ibv_mr {

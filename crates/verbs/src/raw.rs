@@ -60,7 +60,12 @@ pub struct Keys {
     pub rkey: RKey,
 }
 
-/// An RNIC.
+/// What a provider says of something that it does not offer.
+fn lacking<T>(what: &'static str) -> Result<T, Error> {
+    Err(Error::os(what)(io::Error::new(io::ErrorKind::Unsupported, "this provider does not offer them")))
+}
+
+/// An RNIC. What only some have is refused unless a provider offers it.
 pub trait Provider: Send + Sync {
     /// What the device can do.
     fn attributes(&self) -> DeviceAttributes;
@@ -94,7 +99,9 @@ pub trait Provider: Send + Sync {
 
     /// Registers a region without memory, for local use: it reads as zeros, and what is written to it
     /// is lost. It takes every address.
-    fn register_null(&self, pd: PdId) -> Result<Keys, Error>;
+    fn register_null(&self, _pd: PdId) -> Result<Keys, Error> {
+        lacking("memory regions without memory")
+    }
 
     /// Registers a region anew, with other memory, rights or protection domain; its keys stay good.
     /// If it is refused, the region stays as it was.
@@ -114,17 +121,23 @@ pub trait Provider: Send + Sync {
 
     /// Brings in memory for a local access to come, where it is registered with
     /// [`Access::ON_DEMAND`], and checks that access in any case.
-    fn prefetch(&self, pd: PdId, sge: &Sge, needed: Access) -> Result<(), MemoryError>;
+    fn prefetch(&self, _pd: PdId, _sge: &Sge, _needed: Access) -> Result<(), MemoryError> {
+        Ok(()) // nothing to do without paging on demand
+    }
 
     /// Deregisters memory. When this returns, the device does not touch it any more. Refused while
     /// memory windows are bound to it.
     fn deregister(&self, lkey: LKey) -> Result<(), Error>;
 
     /// Creates a memory window, which work requests bind. Its key names it.
-    fn create_window(&self, pd: PdId, kind: WindowKind) -> Result<RKey, Error>;
+    fn create_window(&self, _pd: PdId, _kind: WindowKind) -> Result<RKey, Error> {
+        lacking("memory windows")
+    }
 
     /// Destroys a memory window, by any key that it had.
-    fn destroy_window(&self, rkey: RKey) -> Result<(), Error>;
+    fn destroy_window(&self, _rkey: RKey) -> Result<(), Error> {
+        lacking("memory windows")
+    }
 
     /// Creates a completion channel.
     fn create_channel(&self) -> Result<Arc<dyn Channel>, Error>;
@@ -254,10 +267,14 @@ pub trait Qp: Send + Sync {
 
     /// Attaches it to a multicast group: from now on it receives what is sent there, its own
     /// datagrams included. Only UD queue pairs can be.
-    fn attach(&self, group: IpAddr) -> Result<(), Error>;
+    fn attach(&self, _group: IpAddr) -> Result<(), Error> {
+        lacking("multicast groups")
+    }
 
     /// Detaches it from a multicast group.
-    fn detach(&self, group: IpAddr) -> Result<(), Error>;
+    fn detach(&self, _group: IpAddr) -> Result<(), Error> {
+        lacking("multicast groups")
+    }
 
     /// Posts a list of send work requests.
     ///

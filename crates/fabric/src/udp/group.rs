@@ -13,6 +13,8 @@ use super::address::equip_receiver;
 pub(super) struct Group {
     pub(super) address: Ipv4Addr,
     pub(super) socket: UdpSocket,
+    /// The kernel's count of overflows when it was last seen.
+    pub(super) overflows_seen: u32,
 }
 
 impl Group {
@@ -27,7 +29,7 @@ impl Group {
         let _ = equip_receiver(&socket, false, receive_buffer_bytes)?;
         socket.bind(&SocketAddr::new(address.into(), port).into())?;
         socket.join_multicast_v4(&address, &local)?;
-        Ok(Self { address, socket: socket.into() })
+        Ok(Self { address, socket: socket.into(), overflows_seen: 0 })
     }
 
     /// What becomes readable when something arrives for the group.

@@ -327,7 +327,19 @@ impl UdpLink {
 }
 
 /// Hands one message on, and says how many packets it has.
-fn take(message: &Incoming<'_>, to: IpAddr, counters: &mut UdpCounters, sink: &mut dyn Sink) -> usize {
+#[inline]
+fn take(
+    message: &Incoming<'_>,
+    to: IpAddr,
+    overflows_seen: &mut u32,
+    counters: &mut UdpCounters,
+    sink: &mut dyn Sink,
+) -> usize {
+    if let Some(overflows) = message.control.overflows {
+        let new = overflows.wrapping_sub(*overflows_seen);
+        counters.receive_queue_overflows += u64::from(new);
+        *overflows_seen = overflows;
+    }
     if message.truncated || message.bytes.is_empty() {
         counters.truncated += u64::from(message.truncated);
         return 0;
@@ -412,8 +424,9 @@ impl Link for UdpLink {
         let mut packets = 0;
         for group in groups {
             // One message of each, and what is behind it next time: its socket stays readable.
-            let taken = sys::receive(group.socket.as_fd(), buffers, 1, |message| {
-                packets += take(&message, group.address.into(), counters, sink);
+            let Group { address, socket, overflows_seen } = group;
+            let taken = sys::receive(socket.as_fd(), buffers, 1, |message| {
+                packets += take(&message, (*address).into(), overflows_seen, counters, sink);
             });
             match taken.map_err(|error| error.kind()) {
                 Ok(_) | Err(io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
@@ -424,12 +437,7 @@ impl Link for UdpLink {
         for _ in 0..PENDING_ERRORS {
             counters.receive_calls += 1;
             let received = sys::receive(socket.as_fd(), buffers, *ask, |message| {
-                if let Some(overflows) = message.control.overflows {
-                    let new = overflows.wrapping_sub(*overflows_seen);
-                    counters.receive_queue_overflows += u64::from(new);
-                    *overflows_seen = overflows;
-                }
-                packets += take(&message, local.ip(), counters, sink);
+                packets += take(&message, local.ip(), overflows_seen, counters, sink);
             });
             match received {
                 Ok(count) => {

@@ -1,0 +1,217 @@
+//! One engine's view of the device's memory: a cache of keys, and the accesses of work requests and
+//! peers.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use doorbell_wire::RKey;
+
+use super::{Access, LKey, MemoryError, PdId, Region, RegionDirectory, Sge, Through, WindowBinding};
+
+/// How many keys an engine remembers, so that the data path takes no lock.
+const CACHE_SLOTS: usize = 256;
+
+/// One engine's view of the device's memory.
+pub(crate) struct Memory {
+    directory: Arc<dyn RegionDirectory>,
+    /// Elements of work requests are checked when they are used, not when they are posted.
+    pub(crate) checks_late: bool,
+    cache: Box<[Option<Arc<Region>>; CACHE_SLOTS]>,
+}
+
+impl Memory {
+    pub(crate) fn new(directory: Arc<dyn RegionDirectory>) -> Self {
+        Self { directory, checks_late: false, cache: Box::new([const { None }; CACHE_SLOTS]) }
+    }
+
+    /// Drops a key from the cache. When this returns, this engine does not touch the region.
+    pub(crate) fn forget(&mut self, key: u32) {
+        let slot = &mut self.cache[Self::slot(key)];
+        if slot.as_ref().is_some_and(|region| region.key == key) {
+            *slot = None;
+        }
+    }
+
+    fn slot(key: u32) -> usize {
+        (key >> 8) as usize % CACHE_SLOTS
+    }
+
+    #[inline]
+    fn region(&mut self, key: u32) -> Result<&Region, MemoryError> {
+        let slot = &mut self.cache[Self::slot(key)];
+        let hit = slot.as_ref().is_some_and(|region| region.key == key && region.is_valid());
+        if !hit {
+            *slot = self.directory.find(key).filter(|region| region.is_valid());
+        }
+        slot.as_deref().ok_or(MemoryError::UnknownKey { key })
+    }
+
+    /// A region by its local key, which bound windows do not have.
+    #[inline]
+    fn local_region(&mut self, lkey: LKey) -> Result<&Region, MemoryError> {
+        let LKey(key) = lkey;
+        self.region(key).ok().filter(|region| region.bound.is_none()).ok_or(MemoryError::UnknownKey { key })
+    }
+
+    #[inline]
+    fn remote_region(&mut self, through: Through, rkey: RKey) -> Result<&Region, MemoryError> {
+        let key = rkey.get();
+        self.region(key).ok().filter(|region| region.serves(through.qpn)).ok_or(MemoryError::UnknownKey { key })
+    }
+
+    /// Checks one local scatter-gather element of a work request that is being posted.
+    pub(crate) fn check_local(&mut self, pd: PdId, sge: &Sge, needed: Access) -> Result<(), MemoryError> {
+        if sge.length == 0 || self.checks_late {
+            return Ok(()); // IBTA Vol 1, 10.7.3.4: a zero-length element names no memory
+        }
+        self.local_region(sge.lkey)?.check(pd, sge.address, sge.length.into(), needed)?;
+        Ok(())
+    }
+
+    /// Copies `out.len()` bytes of the message that `sges` describe, from byte `skip` on.
+    #[inline]
+    pub(crate) fn gather(&mut self, pd: PdId, sges: &[Sge], mut skip: u64, out: &mut [u8]) -> Result<(), MemoryError> {
+        let mut done = 0;
+        for sge in sges {
+            let length = u64::from(sge.length);
+            if skip >= length {
+                skip -= length;
+                continue;
+            }
+            let take = (length - skip).min((out.len() - done) as u64);
+            if take == 0 {
+                break;
+            }
+            let region = self.local_region(sge.lkey)?;
+            let offset = region.reach(pd, sge.address.wrapping_add(skip), take, Access::empty())?;
+            region.copy_out(offset, &mut out[done..done + take as usize]);
+            done += take as usize;
+            skip = 0;
+        }
+        debug_assert_eq!(done, out.len(), "the elements hold what the packet was sized for");
+        Ok(())
+    }
+
+    /// Copies `data` to where `sges` say that byte `skip` of the message goes.
+    #[inline]
+    pub(crate) fn scatter(
+        &mut self,
+        pd: PdId,
+        sges: &[Sge],
+        mut skip: u64,
+        mut data: &[u8],
+    ) -> Result<(), MemoryError> {
+        for sge in sges {
+            let length = u64::from(sge.length);
+            if skip >= length {
+                skip -= length;
+                continue;
+            }
+            let take = (length - skip).min(data.len() as u64);
+            if take == 0 {
+                break;
+            }
+            let region = self.local_region(sge.lkey)?;
+            let offset = region.reach(pd, sge.address.wrapping_add(skip), take, Access::LOCAL_WRITE)?;
+            let (now, rest) = data.split_at(take as usize);
+            region.copy_in(offset, now);
+            data = rest;
+            skip = 0;
+        }
+        debug_assert!(data.is_empty(), "the elements hold what was checked to fit");
+        Ok(())
+    }
+
+    /// Checks an access by a peer. One of no bytes needs no valid key (IBTA Vol 1, 9.7.4.1.4).
+    #[inline]
+    pub(crate) fn check_remote(
+        &mut self,
+        through: Through,
+        rkey: RKey,
+        address: u64,
+        length: u64,
+        needed: Access,
+    ) -> Result<(), MemoryError> {
+        if length == 0 {
+            return Ok(());
+        }
+        self.remote_region(through, rkey)?.check(through.pd, address, length, needed)?;
+        Ok(())
+    }
+
+    /// Places a peer's bytes.
+    #[inline]
+    pub(crate) fn write_remote(
+        &mut self,
+        through: Through,
+        rkey: RKey,
+        address: u64,
+        data: &[u8],
+    ) -> Result<(), MemoryError> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        let region = self.remote_region(through, rkey)?;
+        let offset = region.reach(through.pd, address, data.len() as u64, Access::REMOTE_WRITE)?;
+        region.copy_in(offset, data);
+        Ok(())
+    }
+
+    /// Reads bytes for a peer.
+    #[inline]
+    pub(crate) fn read_remote(
+        &mut self,
+        through: Through,
+        rkey: RKey,
+        address: u64,
+        out: &mut [u8],
+    ) -> Result<(), MemoryError> {
+        if out.is_empty() {
+            return Ok(());
+        }
+        let region = self.remote_region(through, rkey)?;
+        let offset = region.reach(through.pd, address, out.len() as u64, Access::REMOTE_READ)?;
+        region.copy_out(offset, out);
+        Ok(())
+    }
+
+    /// Runs a peer's atomic operation.
+    pub(crate) fn atomic_remote<R>(
+        &mut self,
+        through: Through,
+        rkey: RKey,
+        address: u64,
+        operation: impl FnOnce(&AtomicU64) -> R,
+    ) -> Result<R, MemoryError> {
+        if !address.is_multiple_of(8) {
+            return Err(MemoryError::Misaligned { address });
+        }
+        let region = self.remote_region(through, rkey)?;
+        let offset = region.reach(through.pd, address, 8, Access::REMOTE_ATOMIC)?;
+        region.atomic(offset, operation).ok_or(MemoryError::Misaligned { address })
+    }
+
+    /// Makes a region or a window of type 2 unusable for peers, as SEND with invalidate asks
+    /// (IBTA Vol 1, 9.4.1.1.3).
+    pub(crate) fn invalidate(&mut self, through: Through, rkey: RKey) -> Result<(), MemoryError> {
+        let region = self.remote_region(through, rkey)?;
+        if region.bound.is_some() {
+            return self.directory.invalidate(through, rkey);
+        }
+        if region.pd != through.pd {
+            return Err(MemoryError::ForeignPd { key: rkey.get() });
+        }
+        region.remote.store(false, Ordering::Release);
+        Ok(())
+    }
+
+    /// Binds a window of this device.
+    pub(crate) fn bind_window(&self, through: Through, binding: &WindowBinding) -> Result<(), MemoryError> {
+        self.directory.bind(through, binding)
+    }
+
+    /// Takes the key of a window of this device back.
+    pub(crate) fn invalidate_window(&self, through: Through, rkey: RKey) -> Result<(), MemoryError> {
+        self.directory.invalidate(through, rkey)
+    }
+}
