@@ -9,9 +9,11 @@ mod programs;
 mod shell;
 mod test;
 mod two_machines;
+mod vm;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 
@@ -42,6 +44,24 @@ enum Command {
     Report,
     /// Only runs unmodified verbs programs on the software RNIC, as `test` does.
     Programs,
+    /// Runs a command in a virtual machine with Linux's rdma_rxe, whose device is `rxe0`.
+    ///
+    /// It finds `doorbell` and `libdoorbell_ibverbs.so` in its PATH, and what it writes to `/host` can
+    /// be kept with `--keep`. Its output, standard error included, and its exit status are returned.
+    Vm {
+        /// Another program that the command needs.
+        #[arg(long, value_name = "PATH")]
+        file: Vec<PathBuf>,
+        /// Copies what the command left in `/host` to this folder.
+        #[arg(long, value_name = "FOLDER")]
+        keep: Option<PathBuf>,
+        /// Ends the machine after so many seconds.
+        #[arg(long, default_value_t = 600)]
+        limit_s: u64,
+        /// The command, and its arguments; one word alone is a line for its shell.
+        #[arg(last = true, required = true)]
+        command: Vec<String>,
+    },
     /// Generates the C layouts of libibverbs anew from rdma-core's header, with libclang.
     Bindings,
 }
@@ -53,6 +73,7 @@ fn main() -> ExitCode {
         Command::EndToEnd => test::end_to_end(),
         Command::Report => test::report(),
         Command::Programs => test::programs(),
+        Command::Vm { file, keep, limit_s, command } => vm(file, keep, limit_s, &command),
         Command::Bindings => {
             peers::install_for_bindings();
             match bindings::generate().and_then(|()| bindings::check_layout()) {
@@ -62,6 +83,28 @@ fn main() -> ExitCode {
                     ExitCode::FAILURE
                 }
             }
+        }
+    }
+}
+
+fn vm(file: Vec<PathBuf>, keep: Option<PathBuf>, limit_s: u64, command: &[String]) -> ExitCode {
+    let quoted = |word: &String| format!("'{}'", word.replace('\'', "'\\''"));
+    let script = match command {
+        [line] => line.clone(),
+        words => words.iter().map(quoted).collect::<Vec<_>>().join(" "),
+    };
+    let mut guest = vm::Guest::new(Duration::from_secs(limit_s));
+    guest.files.extend(file);
+    let ended = vm::missing().map_or(Ok(()), Err).and_then(|()| programs::build()).and_then(|()| guest.run(&script));
+    let kept = ended.and_then(|ended| match &keep {
+        None => Ok(ended.status),
+        Some(folder) => ended.keep(folder).map(|()| ended.status),
+    });
+    match kept {
+        Ok(status) => ExitCode::from(u8::try_from(status).unwrap_or(1)),
+        Err(why) => {
+            eprintln!("{why}");
+            ExitCode::FAILURE
         }
     }
 }
