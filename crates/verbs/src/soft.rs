@@ -59,7 +59,7 @@ impl Default for SoftOptions {
 }
 
 /// What it is called.
-const NAME: &str = "doorbell0";
+pub const NAME: &str = "doorbell0";
 
 /// Opens a software RNIC. What it counts is published for other processes of this user, where
 /// that is possible, unless [`DOORBELL_PUBLISH`](doorbell_counters::SWITCH_VARIABLE) is 0.
@@ -183,6 +183,7 @@ impl Provider for Soft {
         };
         DeviceAttributes {
             name: NAME.to_owned(),
+            provider: "soft",
             address: self.config.address,
             gid,
             udp_port: self.udp_port,
@@ -287,8 +288,8 @@ impl Provider for Soft {
         self.port.with(Rnic::random_psn)
     }
 
-    fn counters(&self) -> Counters {
-        self.port.with(|rnic| *rnic.counters())
+    fn counters(&self) -> Option<Counters> {
+        Some(self.port.with(|rnic| *rnic.counters()))
     }
 
     fn link_counters(&self) -> LinkCounters {
@@ -435,8 +436,8 @@ impl raw::Srq for SoftSrq {
         self.queue.limit()
     }
 
-    fn len(&self) -> usize {
-        self.queue.len()
+    fn posted(&self) -> Option<usize> {
+        Some(self.queue.len())
     }
 
     unsafe fn post_recv(&self, list: &[RecvRequest<'_>]) -> Result<(), PostError> {

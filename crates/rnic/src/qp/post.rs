@@ -27,19 +27,6 @@ fn check_sges(core: &mut Core, pd: PdId, allowed: usize, sges: &[Sge], needed: A
     Ok(())
 }
 
-fn operation_name(operation: SendOperation) -> &'static str {
-    match operation {
-        SendOperation::Send => "SEND",
-        SendOperation::SendImmediate(_) => "SEND with immediate",
-        SendOperation::SendInvalidate(_) => "SEND with invalidate",
-        SendOperation::Write { .. } => "RDMA WRITE",
-        SendOperation::WriteImmediate { .. } => "RDMA WRITE with immediate",
-        SendOperation::Read { .. } => "RDMA READ",
-        SendOperation::CompareSwap { .. } => "compare-and-swap",
-        SendOperation::FetchAdd { .. } => "fetch-and-add",
-    }
-}
-
 impl Qp {
     /// Accepts one send work request, or says why not.
     #[inline]
@@ -64,8 +51,10 @@ impl Qp {
             QpKind::Ud => matches!(operation, Op::Send | Op::SendImmediate(_)),
         };
         if !supported {
-            let operation = operation_name(operation);
-            return Err(PostErrorKind::UnsupportedOperation { transport: self.kind.name(), operation });
+            return Err(PostErrorKind::UnsupportedOperation {
+                transport: self.kind.name(),
+                operation: operation.name(),
+            });
         }
         match (self.kind, &request.destination) {
             (QpKind::Ud, None) => return Err(PostErrorKind::Destination("a UD work request needs a destination")),
@@ -88,7 +77,7 @@ impl Qp {
             }
             Payload::Inline(bytes) => {
                 if is_read {
-                    return Err(PostErrorKind::InlineRead(operation_name(operation)));
+                    return Err(PostErrorKind::InlineRead(operation.name()));
                 }
                 if bytes.len() > self.sq.max_inline {
                     return Err(PostErrorKind::InlineTooLong { given: bytes.len(), allowed: self.sq.max_inline });
