@@ -62,6 +62,13 @@ enum Command {
         #[arg(last = true, required = true)]
         command: Vec<String>,
     },
+    /// Only runs what `test` runs in that machine.
+    Guest {
+        /// Only the steps whose names contain this.
+        only: Option<String>,
+    },
+    /// Captures packets of rdma_rxe anew, which the tests of `wire` read.
+    CaptureRxe,
     /// Generates the C layouts of libibverbs anew from rdma-core's header, with libclang.
     Bindings,
 }
@@ -73,16 +80,22 @@ fn main() -> ExitCode {
         Command::EndToEnd => test::end_to_end(),
         Command::Report => test::report(),
         Command::Programs => test::programs(),
+        Command::CaptureRxe => ended(programs::build().and_then(|()| vm::capture())),
+        Command::Guest { only } => test::guest(only.as_deref()),
         Command::Vm { file, keep, limit_s, command } => vm(file, keep, limit_s, &command),
         Command::Bindings => {
             peers::install_for_bindings();
-            match bindings::generate().and_then(|()| bindings::check_layout()) {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(why) => {
-                    eprintln!("{why}");
-                    ExitCode::FAILURE
-                }
-            }
+            ended(bindings::generate().and_then(|()| bindings::check_layout()))
+        }
+    }
+}
+
+fn ended(result: Result<(), String>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("{why}");
+            ExitCode::FAILURE
         }
     }
 }
@@ -94,7 +107,9 @@ fn vm(file: Vec<PathBuf>, keep: Option<PathBuf>, limit_s: u64, command: &[String
         words => words.iter().map(quoted).collect::<Vec<_>>().join(" "),
     };
     let mut guest = vm::Guest::new(Duration::from_secs(limit_s));
-    guest.files.extend(file);
+    let named =
+        file.into_iter().map(|path| (path.file_name().unwrap_or_default().to_string_lossy().into_owned(), path));
+    guest.files.extend(named);
     let ended = vm::missing().map_or(Ok(()), Err).and_then(|()| programs::build()).and_then(|()| guest.run(&script));
     let kept = ended.and_then(|ended| match &keep {
         None => Ok(ended.status),

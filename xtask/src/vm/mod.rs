@@ -5,6 +5,9 @@
 //! runs, the files that it is given, its exit status, and whatever it leaves there.
 
 mod image;
+mod steps;
+
+pub(crate) use steps::{STEPS, capture};
 
 use std::ffi::OsString;
 use std::fs;
@@ -20,8 +23,8 @@ const CONSOLE_LINES: usize = 30;
 
 /// A guest that has not booted yet.
 pub(crate) struct Guest {
-    /// Programs and libraries of the host, which the guest finds in its `PATH`.
-    pub(crate) files: Vec<PathBuf>,
+    /// Programs and libraries of the host, each with the name by which the guest finds it in its `PATH`.
+    pub(crate) files: Vec<(String, PathBuf)>,
     /// It is ended after so long.
     pub(crate) limit: Duration,
 }
@@ -45,7 +48,8 @@ impl Guest {
     /// A guest with the project's own command and library, which must have been built.
     pub(crate) fn new(limit: Duration) -> Self {
         let release = target().join("release");
-        Self { files: vec![release.join("doorbell"), release.join("libdoorbell_ibverbs.so")], limit }
+        let own = ["doorbell", "libdoorbell_ibverbs.so"];
+        Self { files: own.map(|name| (name.to_owned(), release.join(name))).into(), limit }
     }
 
     /// Boots it, runs a command of its shell, whose output becomes this program's, and waits until it ends.
@@ -105,11 +109,10 @@ impl Drop for Ended {
 }
 
 /// The folder that the guest sees.
-fn share(folder: &Path, files: &[PathBuf], script: &str) -> std::io::Result<()> {
+fn share(folder: &Path, files: &[(String, PathBuf)], script: &str) -> std::io::Result<()> {
     let opt = folder.join("opt");
     fs::create_dir_all(&opt)?;
-    for file in files {
-        let name = file.file_name().unwrap_or_default();
+    for (name, file) in files {
         fs::copy(file, opt.join(name))
             .map_err(|error| std::io::Error::new(error.kind(), format!("{}: {error}", file.display())))?;
     }

@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use doorbell_ibverbs_sys::*;
 use doorbell_rnic::{AsyncEvent, CqId, EventQueue, Notifier};
 use doorbell_wire::Qpn;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
@@ -52,6 +53,8 @@ impl Events {
         let queue = EventQueue::new(Some(notifier));
         let shared = Arc::new(Waiting { queue, readable, listener, completions: Mutex::default() });
         let stop = Arc::new(event_fd(EfdFlags::empty())?);
+        // An event goes with its object, perhaps after the descriptor was found readable.
+        fcntl(descriptor(&context), FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(failed)?;
         let thread = {
             let (shared, stop) = (Arc::clone(&shared), Arc::clone(&stop));
             std::thread::Builder::new()
@@ -102,12 +105,17 @@ impl Drop for Events {
     }
 }
 
+/// Readable while the kernel has events.
+fn descriptor(context: &Context) -> BorrowedFd<'_> {
+    // SAFETY: the context is open for as long as it is borrowed, and its descriptor with it.
+    unsafe { BorrowedFd::borrow_raw((*context.raw()).async_fd) }
+}
+
 /// Takes events until it is told to stop.
 fn wait(context: &Context, shared: &Waiting, stop: &EventFd) {
     // Signals are for the program's own threads.
     let _ = nix::sys::signal::SigSet::all().thread_block();
-    // SAFETY: the context is open for as long as this thread holds it, and its descriptor with it.
-    let events = unsafe { BorrowedFd::borrow_raw((*context.raw()).async_fd) };
+    let events = descriptor(context);
     loop {
         let mut fds = [PollFd::new(events, PollFlags::POLLIN), PollFd::new(stop.as_fd(), PollFlags::POLLIN)];
         match poll(&mut fds, PollTimeout::NONE) {
@@ -124,7 +132,7 @@ fn wait(context: &Context, shared: &Waiting, stop: &EventFd) {
 /// of it is made before.
 fn take(context: &Context, shared: &Waiting) {
     let mut event = ibv_async_event::default();
-    // SAFETY: an open device and a place for the event; one is there, so this does not block.
+    // SAFETY: an open device and a place for the event.
     if unsafe { (context.library().get_async_event)(context.raw(), &mut event) } != 0 {
         return;
     }

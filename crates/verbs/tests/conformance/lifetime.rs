@@ -81,6 +81,9 @@ pub(crate) fn a_region_dropped_under_remote_access(open: Open<'_>) {
 pub(crate) fn a_region_dropped_while_it_is_read(open: Open<'_>) {
     const BYTES: usize = 8 << 20;
     let (one, other) = open();
+    if rxe_departs(&one, "a READ whose memory goes while its bytes flow has not ended after 40 s") {
+        return;
+    }
     for round in 0..6 {
         let (a, b) = Plan::rc().connect(&(one.clone(), other.clone()));
         let (mine, theirs) = (a.memory(BYTES), b.memory(BYTES));

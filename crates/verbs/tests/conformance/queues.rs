@@ -57,6 +57,9 @@ pub(crate) fn a_shared_receive_queue_serves_many(open: Open<'_>) {
     assert_eq!(own.kind, PostErrorKind::UsesSharedReceiveQueue);
     // In error, the queue pair leaves the shared receives to the others, and says when it took its last.
     pairs[1].1.to_error();
+    if rxe_departs(&other, "no event when a queue pair in error has taken its last shared receive") {
+        return;
+    }
     eventually("the last was reached", || {
         other.poll_event() == Some(AsyncEvent::QpLastWqeReached(pairs[1].1.qp.qpn()))
     });
@@ -288,6 +291,9 @@ pub(crate) fn asynchronous_events_wake_their_descriptor(open: Open<'_>) {
     let (mine, memory) = (a.memory(8), b.memory(8));
     let refused = SendOperation::Write { remote_address: memory.address(), rkey: wrong(memory.rkey()) };
     a.post(2, refused, &[mine.sge(0, 8)]);
+    if rxe_departs(&other, "no event when a peer is refused access") {
+        return a.expect_failure(2, Status::RemoteAccess);
+    }
     wait_readable(other.event_fd());
     assert_eq!(other.poll_event(), Some(AsyncEvent::QpAccessError(b.qp.qpn())));
     assert_eq!(other.poll_event(), None);
