@@ -10,9 +10,11 @@ mod programs;
 mod shell;
 mod test;
 mod two_machines;
+mod vm;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 
@@ -49,6 +51,31 @@ enum Command {
         #[arg(long, value_name = "DIRECTORY")]
         out: Option<PathBuf>,
     },
+    /// Runs a command in a virtual machine with Linux's rdma_rxe, whose device is `rxe0`.
+    ///
+    /// It finds `doorbell` and `libdoorbell_ibverbs.so` in its PATH, and what it writes to `/host` can
+    /// be kept with `--keep`. Its output, standard error included, and its exit status are returned.
+    Vm {
+        /// Another program that the command needs.
+        #[arg(long, value_name = "PATH")]
+        file: Vec<PathBuf>,
+        /// Copies what the command left in `/host` to this folder.
+        #[arg(long, value_name = "FOLDER")]
+        keep: Option<PathBuf>,
+        /// Ends the machine after so many seconds.
+        #[arg(long, default_value_t = 600)]
+        limit_s: u64,
+        /// The command, and its arguments; one word alone is a line for its shell.
+        #[arg(last = true, required = true)]
+        command: Vec<String>,
+    },
+    /// Only runs what `test` runs in that machine.
+    Guest {
+        /// Only the steps whose names contain this.
+        only: Option<String>,
+    },
+    /// Captures packets of rdma_rxe anew, which the tests of `wire` read.
+    CaptureRxe,
     /// Generates the C layouts of libibverbs and librdmacm anew from rdma-core's headers, with libclang.
     Bindings,
 }
@@ -60,17 +87,44 @@ fn main() -> ExitCode {
         Command::EndToEnd => test::end_to_end(),
         Command::Report => test::report(),
         Command::Programs => test::programs(),
-        Command::Dist { out } => status(dist::build(out.as_deref()).map(|archive| println!("{}", archive.display()))),
+        Command::Dist { out } => ended(dist::build(out.as_deref()).map(|archive| println!("{}", archive.display()))),
+        Command::CaptureRxe => ended(programs::build().and_then(|()| vm::capture())),
+        Command::Guest { only } => test::guest(only.as_deref()),
+        Command::Vm { file, keep, limit_s, command } => vm(file, keep, limit_s, &command),
         Command::Bindings => {
             peers::install_for_bindings();
-            status(bindings::generate().and_then(|()| bindings::check_layout()))
+            ended(bindings::generate().and_then(|()| bindings::check_layout()))
         }
     }
 }
 
-fn status(result: Result<(), String>) -> ExitCode {
+fn ended(result: Result<(), String>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("{why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn vm(file: Vec<PathBuf>, keep: Option<PathBuf>, limit_s: u64, command: &[String]) -> ExitCode {
+    let quoted = |word: &String| format!("'{}'", word.replace('\'', "'\\''"));
+    let script = match command {
+        [line] => line.clone(),
+        words => words.iter().map(quoted).collect::<Vec<_>>().join(" "),
+    };
+    let mut guest = vm::Guest::new(Duration::from_secs(limit_s));
+    let named =
+        file.into_iter().map(|path| (path.file_name().unwrap_or_default().to_string_lossy().into_owned(), path));
+    guest.files.extend(named);
+    let ended = vm::missing().map_or(Ok(()), Err).and_then(|()| programs::build()).and_then(|()| guest.run(&script));
+    let kept = ended.and_then(|ended| match &keep {
+        None => Ok(ended.status),
+        Some(folder) => ended.keep(folder).map(|()| ended.status),
+    });
+    match kept {
+        Ok(status) => ExitCode::from(u8::try_from(status).unwrap_or(1)),
         Err(why) => {
             eprintln!("{why}");
             ExitCode::FAILURE

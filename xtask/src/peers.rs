@@ -36,6 +36,43 @@ pub(crate) fn install_for_bindings() {
     ]);
 }
 
+/// Programs of the virtual machine and those that build it, each with Debian's package.
+const FOR_GUESTS: &[(&str, &str)] = &[
+    ("qemu-system-x86", "qemu-system-x86_64"),
+    ("busybox-static", "busybox"),
+    ("cpio", "cpio"),
+    ("kmod", "depmod"),
+    ("iproute2", "rdma"),
+    ("perftest", "ib_send_bw"),
+    ("ibverbs-utils", "ibv_devinfo"),
+    ("tcpdump", "tcpdump"),
+    ("apt", "apt-get"),
+];
+
+/// Installs what the virtual machine needs.
+pub(crate) fn install_for_guests() {
+    install_missing(&guest_packages());
+}
+
+/// What of that is not here.
+pub(crate) fn missing_for_guests() -> Vec<&'static str> {
+    guest_packages().into_iter().filter(|(_, is_here)| !is_here).map(|(package, _)| package).collect()
+}
+
+fn guest_packages() -> Vec<(&'static str, bool)> {
+    let has = |program: &str| {
+        let find = format!("PATH=$PATH:/usr/sbin:/sbin command -v {program}");
+        succeeds(command("sh", &["-c", &find]))
+    };
+    let mut packages: Vec<_> = FOR_GUESTS.iter().map(|&(package, program)| (package, has(program))).collect();
+    for (package, file) in
+        [("rdma-core", "/usr/share/doc/rdma-core/tests"), ("ibverbs-providers", "/etc/libibverbs.d/rxe.driver")]
+    {
+        packages.push((package, std::path::Path::new(file).exists()));
+    }
+    packages
+}
+
 fn has_libclang() -> bool {
     let libraries = command("sh", &["-c", "ls /usr/lib/llvm-*/lib/libclang*.so*"]);
     succeeds(libraries)

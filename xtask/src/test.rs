@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use crate::shell::{cargo, run, succeeds, target};
-use crate::{bindings, browser, dist, end_to_end, packets, peers, programs};
+use crate::{bindings, browser, dist, end_to_end, packets, peers, programs, vm};
 
 /// How a step ended.
 pub(crate) enum Outcome {
@@ -92,6 +92,15 @@ pub(crate) fn programs() -> ExitCode {
     summarize(&report, false)
 }
 
+/// Only runs what needs the guest with rdma_rxe.
+pub(crate) fn guest(only: Option<&str>) -> ExitCode {
+    let mut report = Report { steps: Vec::new() };
+    report.step("release build", || programs::build().into());
+    let is_meant = |name: &str| only.is_none_or(|only| name.contains(only));
+    vm::STEPS.iter().filter(|(name, _)| is_meant(name)).for_each(|&(name, body)| report.step(name, body));
+    summarize(&report, false)
+}
+
 /// Runs all steps, also after one failed, and says at the end how each went.
 pub(crate) fn everything(fast: bool) -> ExitCode {
     let in_ci = std::env::var("CI").is_ok_and(|ci| ci == "true");
@@ -125,6 +134,7 @@ pub(crate) fn everything(fast: bool) -> ExitCode {
         end_to_end::run(&mut |name, body| report.step(name, body));
         report.step("report, in a browser", browser::report);
         report.programs();
+        vm::STEPS.iter().for_each(|&(name, body)| report.step(name, body));
         report.step("layouts, to the C compiler", || bindings::check_layout().into());
     }
     summarize(&report, in_ci)

@@ -4,6 +4,7 @@
 mod advise;
 mod bench;
 mod counters;
+mod device;
 mod model;
 mod output;
 mod report;
@@ -29,6 +30,8 @@ enum Command {
     /// Measure message exchange between two processes, or what the kernel allows
     #[command(subcommand)]
     Bench(Box<bench::Bench>),
+    /// The RDMA devices of this machine, and the embedded one: ports, GIDs, limits
+    Devices(device::Devices),
     /// What RDMA devices do: packets, bytes, retransmissions, RNR, congestion, per second
     Counters(counters::Counters),
     /// Rank protocols, windows and batches for a need
@@ -79,6 +82,7 @@ fn main() -> ExitCode {
         .init();
     let result = match cli.command {
         Command::Bench(bench) => bench::run(*bench),
+        Command::Devices(devices) => device::run(&devices),
         Command::Counters(counters) => counters::run(&counters),
         Command::Advise(advise) => advise::run(&advise),
         Command::Model(model) => model::run(*model),

@@ -11,12 +11,14 @@ use doorbell_study::experiment::{self, DirectoryError, Effort, Experiment, Point
 use doorbell_study::record::PointResult;
 use doorbell_study::session::Client;
 use doorbell_verbs::soft::{self, SoftOptions};
+use doorbell_verbs::{Device, system};
 use doorbell_wire::ROCE_UDP_PORT;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 
 use crate::bench::arguments::DeviceArguments;
 use crate::bench::peer;
+use crate::device::{Chosen, DeviceChoice};
 use crate::output::line;
 use crate::report::write_report;
 use crate::{Failure, Usage};
@@ -55,6 +57,8 @@ pub(crate) struct Study {
     /// UDP port of both ends; anything but 4791 is not RoCE's
     #[arg(long, value_name = "PORT", env = "DOORBELL_PORT", hide_env_values = true, default_value_t = ROCE_UDP_PORT)]
     udp_port: u16,
+    #[command(flatten)]
+    device: DeviceChoice,
     /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
@@ -183,7 +187,9 @@ fn measure_all(study: &Study, directory: &RunDirectory, experiments: &[Experimen
         .iter()
         .flat_map(|experiment| experiment.points.iter().map(move |point| (experiment, point)))
         .collect();
-    let environment = Environment::of(&soft::open(&options(study))?.attributes());
+    let other_port = (study.udp_port != ROCE_UDP_PORT).then_some("--udp-port");
+    let chosen = study.device.choose(other_port)?;
+    let environment = Environment::of(&open(study, &chosen)?.attributes());
     let mut done = Vec::new();
     for &(experiment, point) in &points {
         done.push(directory.get(experiment, point, &environment)?.map_or(0, |record| record.repetitions.len()));
@@ -199,7 +205,7 @@ fn measure_all(study: &Study, directory: &RunDirectory, experiments: &[Experimen
                 continue;
             }
             bar.set_message(format!("{}, {}, {}", experiment.name, point.series, point.x));
-            match measure(study, point) {
+            match measure(study, &chosen, point) {
                 Ok(result) => {
                     let environment = Environment { unix_time_s: Environment::now_s(), ..environment.clone() };
                     directory.add(experiment, point, &environment, result)?;
@@ -229,19 +235,28 @@ fn measure_all(study: &Study, directory: &RunDirectory, experiments: &[Experimen
     Ok(outcome)
 }
 
-fn options(study: &Study) -> SoftOptions {
-    SoftOptions { port: study.udp_port, ..SoftOptions::default() }
+fn open(study: &Study, chosen: &Chosen) -> Result<Device, Failure> {
+    Ok(match chosen {
+        Chosen::System(options) => system::open(options)?,
+        Chosen::Soft => soft::open(&SoftOptions { port: study.udp_port, ..SoftOptions::default() })?,
+    })
 }
 
 /// Measures a point once, between two fresh devices in two processes.
-fn measure(study: &Study, point: &Point) -> Result<PointResult, Failure> {
+fn measure(study: &Study, chosen: &Chosen, point: &Point) -> Result<PointResult, Failure> {
     let parameters = point.parameters.clone();
     let memory_mib = parameters.memory_bytes >> 20;
     let bytes = *parameters.sizes.first().ok_or("a point has one size")?;
-    let device = soft::open(&options(study))?;
-    let arguments =
-        DeviceArguments { bind: None, udp_port: study.udp_port, receive_buffer: None, pcap: None, fault: None };
-    let (stream, second) = peer::spawn(parameters.kind, &arguments, memory_mib)?;
+    let device = open(study, chosen)?;
+    let arguments = DeviceArguments {
+        choice: study.device.clone(),
+        bind: None,
+        udp_port: study.udp_port,
+        receive_buffer: None,
+        pcap: None,
+        fault: None,
+    };
+    let (stream, second) = peer::spawn(parameters.kind, &arguments, chosen, memory_mib)?;
     let measure = || -> Result<PointResult, Failure> {
         let mut client = Client::new(&device, stream, parameters)?;
         let result = client.measure(bytes, |_| {})?;

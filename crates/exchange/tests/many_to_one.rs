@@ -74,7 +74,7 @@ fn deliver_after(hub: &mut Hub, senders: &mut [(Connection, Key)], already: u64,
 }
 
 fn rnr_naks(hub_device: &Device, senders: &[(Connection, Key)]) -> u64 {
-    let of = |device: &Device| device.counters().rnr_nak_sent;
+    let of = |device: &Device| device.counters().unwrap().rnr_nak_sent;
     of(hub_device) + senders.iter().map(|(connection, _)| of(connection.qp().pd().device())).sum::<u64>()
 }
 
@@ -129,7 +129,7 @@ fn without_credits_more_may_share_than_there_is_for_and_rnr_naks_are_the_price()
             assert!(matches!(connection.send(&payload(index, number)).unwrap(), Submit::Accepted(_)));
         }
     }
-    while device.counters().rnr_nak_sent == 0 {
+    while device.counters().unwrap().rnr_nak_sent == 0 {
         senders.iter_mut().for_each(|(connection, _)| assert!(connection.poll().is_ok()));
     }
     deliver_after(&mut hub, &mut senders, 32, 200);
@@ -185,7 +185,7 @@ fn a_sender_that_dies_is_told_of_once_and_its_buffers_go_to_the_others() {
     assert_eq!(hub.next_ended(), None);
     drop(kept);
     shared.repost().unwrap();
-    assert_eq!(shared.srq().len(), (16 + CREDIT_RECEIVES) * SENDERS, "every buffer is posted again");
+    assert_eq!(shared.srq().posted().unwrap(), (16 + CREDIT_RECEIVES) * SENDERS, "every buffer is posted again");
     senders.push(join(&mut hub, config, Some(&shared)).unwrap());
     deliver(&mut hub, &mut senders, 100);
 }

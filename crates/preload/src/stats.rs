@@ -26,7 +26,7 @@ pub(crate) fn print_at_exit() {
 }
 
 fn counted(device: &Device) -> Counted {
-    let (rnic, link) = (device.provider.counters(), device.provider.link_counters());
+    let (rnic, link) = (device.provider.counters().unwrap_or_default(), device.provider.link_counters());
     let rnic = Counters::NAMES.iter().copied().zip(rnic.values());
     rnic.chain(LinkCounters::NAMES.into_iter().zip(link.values())).collect()
 }

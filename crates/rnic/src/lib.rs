@@ -34,7 +34,7 @@ pub use memory::{
 };
 pub use qp::{
     AttributeMask, MAX_MESSAGE_BYTES, MAX_RD_ATOMIC, ModifyError, QpAttributes, QpCapacities, QpCounters, QpKind,
-    QpState, Transition, transition,
+    QpState, Transition, check_transition, transition,
 };
 pub use transmit::{Budget, Filter, MAX_RUN_BYTES, MAX_RUN_PACKETS, Path, Run, TransmitBatch, TransmitInfo};
 pub use work::{

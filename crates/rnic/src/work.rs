@@ -70,6 +70,24 @@ pub enum SendOperation {
     LocalInvalidate(RKey),
 }
 
+impl SendOperation {
+    /// What it is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Send => "SEND",
+            Self::SendImmediate(_) => "SEND with immediate",
+            Self::SendInvalidate(_) => "SEND with invalidate",
+            Self::Write { .. } => "RDMA WRITE",
+            Self::WriteImmediate { .. } => "RDMA WRITE with immediate",
+            Self::Read { .. } => "RDMA READ",
+            Self::CompareSwap { .. } => "compare-and-swap",
+            Self::FetchAdd { .. } => "fetch-and-add",
+            Self::BindWindow(_) => "binding a memory window",
+            Self::LocalInvalidate(_) => "local invalidate",
+        }
+    }
+}
+
 bitflags::bitflags! {
     /// How a send work request is treated.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -104,7 +122,7 @@ pub struct UdDestination {
 }
 
 /// How to reach a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AddressVector {
     /// Its address (the GID, unmapped).
     pub destination: IpAddr,
@@ -220,6 +238,12 @@ pub enum PostErrorKind {
     /// The queue pair takes its receives from a shared receive queue.
     #[error("the queue pair takes its receives from a shared receive queue: post there")]
     UsesSharedReceiveQueue,
+    /// An RNIC that is not ours does not take it.
+    #[error("the RNIC refuses it (error number {errno} of the operating system)")]
+    Refused {
+        /// What it says.
+        errno: i32,
+    },
     /// A scatter-gather element may not be used so.
     #[error("scatter-gather element {index}: {error}")]
     Memory {

@@ -44,7 +44,7 @@ impl Environment {
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
             unix_time_s: Self::now_s(),
             device: device.name.clone(),
-            provider: "soft".to_owned(),
+            provider: device.provider.to_owned(),
             udp_port: device.udp_port,
             active_mtu: device.active_mtu.bytes(),
             receive_buffer_bytes: device.receive_buffer_bytes,

@@ -1,5 +1,6 @@
 use std::io;
 
+use crate::system::SystemError;
 use doorbell_fabric::BindError;
 use doorbell_rnic::{ModifyError, ObjectError, Overrun, PostError};
 
@@ -10,6 +11,9 @@ pub enum Error {
     /// The device could not be opened.
     #[error(transparent)]
     Bind(#[from] BindError),
+    /// A device of the machine cannot be used so.
+    #[error(transparent)]
+    System(#[from] SystemError),
     /// An object could not be made or destroyed.
     #[error(transparent)]
     Object(#[from] ObjectError),

@@ -58,13 +58,14 @@ impl Device {
         Ok(Channel { raw: self.provider.create_channel()?, device: self.clone() })
     }
 
-    /// Creates a completion queue of exactly `depth` entries that never notifies.
+    /// Creates a completion queue of `depth` entries that never notifies. The software RNIC holds
+    /// exactly that many; those of the machine may round up, as for all depths.
     pub fn create_cq(&self, depth: usize) -> Result<Cq, Error> {
         let raw = self.provider.create_cq(depth, None)?;
         Ok(Cq { inner: Arc::new(CqInner { raw, device: self.clone(), channel: None }) })
     }
 
-    /// Creates a completion queue of exactly `depth` entries that notifies on `channel`.
+    /// Creates a completion queue of `depth` entries that notifies on `channel`.
     pub fn create_cq_on(&self, depth: usize, channel: &Channel) -> Result<Cq, Error> {
         self.same(&channel.device, "completion channel")?;
         let raw = self.provider.create_cq(depth, Some(&channel.raw))?;
@@ -76,8 +77,8 @@ impl Device {
         self.provider.random_psn()
     }
 
-    /// What it counted.
-    pub fn counters(&self) -> Counters {
+    /// What it counted; `None` where it is the kernel that counts, for all programs together.
+    pub fn counters(&self) -> Option<Counters> {
         self.provider.counters()
     }
 
@@ -322,14 +323,9 @@ impl Srq {
         self.inner.raw.arm_limit(limit);
     }
 
-    /// Receives that are posted.
-    pub fn len(&self) -> usize {
-        self.inner.raw.len()
-    }
-
-    /// Is none posted?
-    pub fn is_empty(&self) -> bool {
-        self.inner.raw.is_empty()
+    /// Receives that are posted, where the device tells.
+    pub fn posted(&self) -> Option<usize> {
+        self.inner.raw.posted()
     }
 
     /// Posts a list of receives.

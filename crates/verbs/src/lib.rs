@@ -1,7 +1,7 @@
 //! RDMA verbs, safe, over interchangeable providers.
 //!
 //! [`Device`] is an RNIC; [`soft`] opens the embedded one, which needs no hardware, no kernel
-//! module and no privileges. Handles own what they came from: a [`Qp`] keeps its [`Pd`] and its
+//! module and no privileges, and [`system`] those of the machine. Handles own what they came from: a [`Qp`] keeps its [`Pd`] and its
 //! [`Cq`]s alive, and each object is destroyed when its last handle goes.
 //!
 //! Everything on the data path is non-blocking. To wait, arm a [`Cq`] that was created on a
@@ -21,6 +21,8 @@ mod memory;
 pub mod raw;
 #[allow(unsafe_code)]
 pub mod soft;
+#[allow(unsafe_code)]
+pub mod system;
 
 pub use doorbell_fabric::LinkCounters;
 pub use doorbell_rnic::{
@@ -38,7 +40,7 @@ pub use raw::DeviceAttributes;
 /// What the RNIC is limited to, in numbers.
 pub mod limits {
     pub use doorbell_rnic::{
-        MAX_CQ_DEPTH, MAX_CQS, MAX_GROUPS, MAX_INLINE_BYTES, MAX_QPS, MAX_QUEUE_DEPTH, MAX_REGION_BYTES, MAX_REGIONS,
-        MAX_SGES, MAX_SRQS, MAX_WINDOWS,
+        MAX_CQ_DEPTH, MAX_CQS, MAX_GROUPS, MAX_INLINE_BYTES, MAX_QPS, MAX_QUEUE_DEPTH, MAX_RD_ATOMIC, MAX_REGION_BYTES,
+        MAX_REGIONS, MAX_SGES, MAX_SRQS, MAX_WINDOWS,
     };
 }

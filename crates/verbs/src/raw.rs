@@ -27,6 +27,8 @@ use crate::error::Error;
 pub struct DeviceAttributes {
     /// Its name.
     pub name: String,
+    /// Its provider: `soft` or `system`.
+    pub provider: &'static str,
     /// Its address.
     pub address: IpAddr,
     /// Its GID: the address, IPv4-mapped if need be (RoCE v2 annex A17).
@@ -142,7 +144,8 @@ pub trait Provider: Send + Sync {
     /// Creates a completion channel.
     fn create_channel(&self) -> Result<Arc<dyn Channel>, Error>;
 
-    /// Creates a completion queue of exactly `depth` entries, which notifies on `channel`.
+    /// Creates a completion queue of `depth` entries, which notifies on `channel`. The machine's
+    /// RNICs may round that up.
     fn create_cq(&self, depth: usize, channel: Option<&Arc<dyn Channel>>) -> Result<Box<dyn Cq>, Error>;
 
     /// Creates a shared receive queue.
@@ -154,10 +157,11 @@ pub trait Provider: Send + Sync {
     /// A random first sequence number.
     fn random_psn(&self) -> Psn;
 
-    /// What the device counted.
-    fn counters(&self) -> Counters;
+    /// What the device counted, if it is the provider that counts; of the machine's devices the
+    /// kernel does, for all programs together.
+    fn counters(&self) -> Option<Counters>;
 
-    /// What was lost below the device, on this side.
+    /// What was lost below the device, on this side, where the provider drives what lies there.
     fn link_counters(&self) -> LinkCounters;
 
     /// The oldest asynchronous event.
@@ -238,13 +242,8 @@ pub trait Srq: Send + Sync {
     /// The limit that is armed; 0 if none is.
     fn limit(&self) -> usize;
 
-    /// Receives that are posted.
-    fn len(&self) -> usize;
-
-    /// Is none posted?
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
+    /// Receives that are posted, where the device tells.
+    fn posted(&self) -> Option<usize>;
 
     /// Posts receives.
     ///
@@ -262,7 +261,7 @@ pub trait Qp: Send + Sync {
     /// Modifies it.
     fn modify(&self, attributes: &QpAttributes) -> Result<(), ModifyError>;
 
-    /// What is known of it.
+    /// What is known of it. RNICs of the machine count per port, so what they counted is zero here.
     fn query(&self) -> QpInfo;
 
     /// Attaches it to a multicast group: from now on it receives what is sent there, its own

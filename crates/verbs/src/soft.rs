@@ -65,7 +65,7 @@ impl Default for SoftOptions {
 }
 
 /// What it is called.
-const NAME: &str = "doorbell0";
+pub const NAME: &str = "doorbell0";
 
 /// Opens a software RNIC. What it counts is published for other processes of this user, where
 /// that is possible, unless [`DOORBELL_PUBLISH`](doorbell_counters::SWITCH_VARIABLE) is 0.
@@ -256,6 +256,7 @@ impl Provider for Soft {
         };
         DeviceAttributes {
             name: NAME.to_owned(),
+            provider: "soft",
             address: self.config.address,
             gid,
             udp_port: self.udp_port,
@@ -382,8 +383,8 @@ impl Provider for Soft {
         self.port.with(Rnic::random_psn)
     }
 
-    fn counters(&self) -> Counters {
-        self.port.with(|rnic| *rnic.counters())
+    fn counters(&self) -> Option<Counters> {
+        Some(self.port.with(|rnic| *rnic.counters()))
     }
 
     fn link_counters(&self) -> LinkCounters {
@@ -530,8 +531,8 @@ impl raw::Srq for SoftSrq {
         self.queue.limit()
     }
 
-    fn len(&self) -> usize {
-        self.queue.len()
+    fn posted(&self) -> Option<usize> {
+        Some(self.queue.len())
     }
 
     unsafe fn post_recv(&self, list: &[RecvRequest<'_>]) -> Result<(), PostError> {

@@ -31,7 +31,7 @@ fn size_of(message: u64) -> usize {
 
 /// Did the plan strike at all?
 fn assert_struck(plan: &str, a: &Side, b: &Side) {
-    let counted = a.device.counters().plus(&b.device.counters());
+    let counted = a.device.counters().unwrap().plus(&b.device.counters().unwrap());
     let lost = counted.tx_retransmitted_packets > 0;
     if plan.contains("drop") || plan.contains("corrupt") {
         assert!(lost, "{plan}: nothing was lost");

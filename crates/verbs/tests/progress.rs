@@ -204,7 +204,7 @@ fn a_peer_that_does_not_answer_delays_nobody_else() {
     stuck.post(1, SendOperation::Send, &[]);
     let (a, b) = Plan::rc().connect(&(one, other));
     let (from, to) = (a.memory(8), b.memory(8));
-    let early = || stuck.device.counters().early_retransmit;
+    let early = || stuck.device.counters().unwrap().early_retransmit;
     eventually("it has waited for long", || early() >= 6);
     let before = early();
     for round in 1..=20 {

@@ -13,8 +13,9 @@ use doorbell_verbs::soft::SoftOptions;
 use doorbell_wire::cost::ATOMIC_BYTES;
 use doorbell_wire::{PathMtu, ROCE_UDP_PORT};
 
-use crate::Usage;
+use crate::device::{Chosen, DeviceChoice};
 use crate::wire::parse_mtu;
+use crate::{Failure, Usage};
 
 /// The TCP port on which both sides meet, as perftest has it.
 const DEFAULT_TCP_PORT: u16 = 18515;
@@ -22,10 +23,12 @@ const DEFAULT_TCP_PORT: u16 = 18515;
 /// Sizes measured if none are given.
 const DEFAULT_SIZES: [usize; 5] = [16, 512, 4096, 65_536, 1 << 20];
 
-/// The embedded software RNIC.
+/// What a device is opened with; all but the first is of the embedded software RNIC.
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "The software RNIC of this side")]
+#[command(next_help_heading = "The RNIC of this side, and the software RNIC if that is it")]
 pub(crate) struct DeviceArguments {
+    #[command(flatten)]
+    pub(crate) choice: DeviceChoice,
     /// Its address [default: next free loopback address; with a HOST elsewhere, the address that
     /// the TCP connection has here]
     #[arg(long, value_name = "ADDRESS", env = "DOORBELL_BIND", hide_env_values = true)]
@@ -46,6 +49,18 @@ pub(crate) struct DeviceArguments {
 }
 
 impl DeviceArguments {
+    /// Which device is meant: one of these options says that it is the embedded one.
+    pub(crate) fn chosen(&self) -> Result<Chosen, Failure> {
+        let own = [
+            ("--bind", self.bind.is_some()),
+            ("--udp-port", self.udp_port != ROCE_UDP_PORT),
+            ("--receive-buffer", self.receive_buffer.is_some()),
+            ("--pcap", self.pcap.is_some()),
+            ("--fault", self.fault.is_some()),
+        ];
+        self.choice.choose(own.into_iter().find_map(|(name, is_given)| is_given.then_some(name)))
+    }
+
     /// `toward` is this end's address towards a peer on another machine.
     pub(crate) fn soft_options(&self, is_second: bool, toward: Option<IpAddr>) -> SoftOptions {
         SoftOptions {

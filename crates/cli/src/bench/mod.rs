@@ -15,10 +15,11 @@ use doorbell_study::environment::Environment;
 use doorbell_study::parameters::{Extent, Kind};
 use doorbell_study::record::{Record, SCHEMA};
 use doorbell_study::session::{self, Client, SessionError};
-use doorbell_verbs::{Device, soft};
+use doorbell_verbs::{Device, soft, system};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::Failure;
+use crate::device::Chosen;
 use crate::output::line;
 use arguments::{Exchange, Role};
 
@@ -62,9 +63,12 @@ pub(crate) fn run(bench: Bench) -> Result<ExitCode, Failure> {
     }
 }
 
-fn open(exchange: &Exchange, toward: Option<IpAddr>) -> Result<Device, Failure> {
+fn open(exchange: &Exchange, chosen: &Chosen, toward: Option<IpAddr>) -> Result<Device, Failure> {
     let is_second = matches!(exchange.role(), Role::ServeBack(_));
-    Ok(soft::open(&exchange.device.soft_options(is_second, toward))?)
+    match chosen {
+        Chosen::System(options) => Ok(system::open(options)?),
+        Chosen::Soft => Ok(soft::open(&exchange.device.soft_options(is_second, toward))?),
+    }
 }
 
 fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
@@ -72,21 +76,26 @@ fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
     if port != doorbell_wire::ROCE_UDP_PORT && !matches!(role, Role::ServeBack(_)) {
         eprintln!("UDP port {port}: not RoCE's 4791, so other devices and dissectors do not know it");
     }
+    // Checked before anything is bothered for nothing.
+    if matches!(role, Role::Connect(_) | Role::Both) {
+        exchange.parameters(kind)?;
+    }
+    let chosen = exchange.device.chosen()?;
     match role {
         Role::Listen(address) => {
             // Opened before anybody comes, so that what is wrong is said at once.
-            let mut device = open(exchange, None)?;
+            let mut device = open(exchange, &chosen, None)?;
             let stream = peer::accept(&address)?;
             let toward = peer::address_toward(&stream);
-            if exchange.device.bind.is_none() && toward.is_some() {
+            if chosen.is_soft() && exchange.device.bind.is_none() && toward.is_some() {
                 drop(device);
-                device = open(exchange, toward)?;
+                device = open(exchange, &chosen, toward)?;
             }
             session::serve(&device, stream, exchange.memory_bytes())?;
             Ok(ExitCode::SUCCESS)
         }
         Role::ServeBack(address) => {
-            let device = open(exchange, None)?;
+            let device = open(exchange, &chosen, None)?;
             match session::serve(&device, peer::connect(&address)?, exchange.memory_bytes()) {
                 Ok(()) => Ok(ExitCode::SUCCESS),
                 // Whoever started this process has ended, and said why if there was a reason.
@@ -95,18 +104,14 @@ fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
             }
         }
         Role::Connect(address) => {
-            // Checked before the other side is bothered for nothing.
-            exchange.parameters(kind)?;
             let stream = peer::connect(&address)?;
-            let device = open(exchange, peer::address_toward(&stream))?;
+            let device = open(exchange, &chosen, peer::address_toward(&stream))?;
             measure(kind, exchange, &device, stream)
         }
         Role::Both => {
-            // Checked before a second process is started for nothing.
             exchange.check_both_here()?;
-            exchange.parameters(kind)?;
-            let device = open(exchange, None)?;
-            let (stream, child) = peer::spawn(kind, &exchange.device, exchange.memory_mib())?;
+            let device = open(exchange, &chosen, None)?;
+            let (stream, child) = peer::spawn(kind, &exchange.device, &chosen, exchange.memory_mib())?;
             let status = measure(kind, exchange, &device, stream);
             child.finish(status.is_ok())?;
             status

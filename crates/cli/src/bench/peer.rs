@@ -9,6 +9,7 @@ use doorbell_study::parameters::Kind;
 
 use super::arguments::DeviceArguments;
 use crate::Failure;
+use crate::device::Chosen;
 
 /// How long the second process may take to call back, and the other side to accept.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -79,7 +80,12 @@ impl Drop for Second {
 
 /// Starts the other side as a second process, which calls back. It is given whatever of the device
 /// both sides must have in common.
-pub(crate) fn spawn(kind: Kind, device: &DeviceArguments, memory_mib: usize) -> Result<(TcpStream, Second), Failure> {
+pub(crate) fn spawn(
+    kind: Kind,
+    device: &DeviceArguments,
+    chosen: &Chosen,
+    memory_mib: usize,
+) -> Result<(TcpStream, Second), Failure> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("bench").arg(match kind {
@@ -87,7 +93,10 @@ pub(crate) fn spawn(kind: Kind, device: &DeviceArguments, memory_mib: usize) -> 
         Kind::Bandwidth => "bw",
     });
     command.arg("--serve-back").arg(listener.local_addr()?.to_string());
-    command.arg("--udp-port").arg(device.udp_port.to_string());
+    command.args(chosen.arguments());
+    if chosen.is_soft() {
+        command.arg("--udp-port").arg(device.udp_port.to_string());
+    }
     command.arg("--memory").arg(memory_mib.to_string());
     if let Some(plan) = &device.fault {
         command.arg("--fault").arg(plan.to_string());

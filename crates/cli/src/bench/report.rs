@@ -113,7 +113,11 @@ pub(crate) fn is_sound(parameters: &Parameters, fault: &Option<FaultPlan>, resul
     let quiet = |counted: &Counted| counted.retransmitted_packets == 0 && counted.rnr_naks == 0;
     let undisturbed = fault.is_none() && parameters.credits && ends.iter().all(|(_, counted, _)| quiet(counted));
     let duplicated = fault.as_ref().is_some_and(|plan| plan.duplicate > 0.0);
-    for (name, counted, predicted) in ends {
+    let is_known = [&result.counters.client, &result.counters.server].map(|counters| !counters.is_empty());
+    for ((name, counted, predicted), is_known) in ends.into_iter().zip(is_known) {
+        if !is_known {
+            continue; // the kernel counts for that device, for all its programs together
+        }
         // Of one-sided operations and Send-Receive, all requests are of one size, however a READ is cut.
         let is_uniform = parameters.protocol == Protocol::SendReceive;
         let whole = counted.data_bytes * predicted.data_packets == counted.data_packets * predicted.data_bytes;
@@ -177,12 +181,20 @@ where
 {
     results.iter().flat_map(move |result| {
         let ends = of(result);
-        [(result.bytes, "this", &ends.client), (result.bytes, "other", &ends.server)]
+        [("this", &ends.client, &result.counters.client), ("other", &ends.server, &result.counters.server)]
+            .into_iter()
+            // Of an RNIC of the machine the kernel counts, for all its programs together.
+            .filter(|(_, _, counters)| !counters.is_empty())
+            .map(|(name, end, _)| (result.bytes, name, end))
     })
 }
 
 /// Packets counted beside packets predicted.
 pub(crate) fn packets(parameters: &Parameters, results: &[PointResult]) -> io::Result<()> {
+    if results.iter().all(|result| result.counters.client.is_empty() && result.counters.server.is_empty()) {
+        eprintln!("packets of these RNICs are counted by the kernel: `doorbell counters` shows them");
+        return Ok(());
+    }
     line("")?;
     line("Packets sent, first transmissions; predicted by the arithmetic of packets (`doorbell wire cost`)")?;
     let is_answered = matches!(parameters.operation, Operation::Read | Operation::CompareSwap | Operation::FetchAdd);

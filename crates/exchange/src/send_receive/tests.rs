@@ -76,7 +76,7 @@ fn a_part_of_shared_receives_comes_back_when_its_messages_do() {
     drop(held);
     shared.repost().unwrap();
     assert_eq!(shared.unclaimed(), (40, 2));
-    assert_eq!(shared.srq().len(), 40 + 2 * CREDIT_RECEIVES);
+    assert_eq!(shared.srq().posted().unwrap(), 40 + 2 * CREDIT_RECEIVES);
 }
 
 /// The goodbye grants as well. What the peer did with that grant answers no later credit message, so

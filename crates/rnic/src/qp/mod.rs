@@ -24,8 +24,10 @@ use crate::work::{AddressVector, ReceiveSource, RecvWqe, SendOperation, SendQueu
 pub(crate) use post::check_receive;
 pub(crate) use requester::{Requester, Stop};
 pub(crate) use responder::Responder;
-pub(crate) use state::check as check_transition;
-pub use state::{AttributeMask, MAX_RD_ATOMIC, ModifyError, QpAttributes, QpKind, QpState, Transition, transition};
+pub use state::{
+    AttributeMask, MAX_RD_ATOMIC, ModifyError, QpAttributes, QpKind, QpState, Transition, check as check_transition,
+    transition,
+};
 
 /// The longest message of RC and UC (IBTA Vol 1, 9.4.1).
 pub const MAX_MESSAGE_BYTES: u64 = 1 << 31;

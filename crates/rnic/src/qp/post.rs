@@ -27,21 +27,6 @@ fn check_sges(core: &mut Core, pd: PdId, allowed: usize, sges: &[Sge], needed: A
     Ok(())
 }
 
-fn operation_name(operation: SendOperation) -> &'static str {
-    match operation {
-        SendOperation::Send => "SEND",
-        SendOperation::SendImmediate(_) => "SEND with immediate",
-        SendOperation::SendInvalidate(_) => "SEND with invalidate",
-        SendOperation::Write { .. } => "RDMA WRITE",
-        SendOperation::WriteImmediate { .. } => "RDMA WRITE with immediate",
-        SendOperation::Read { .. } => "RDMA READ",
-        SendOperation::CompareSwap { .. } => "compare-and-swap",
-        SendOperation::FetchAdd { .. } => "fetch-and-add",
-        SendOperation::BindWindow(_) => "binding a memory window",
-        SendOperation::LocalInvalidate(_) => "local invalidate",
-    }
-}
-
 impl Qp {
     /// Accepts one send work request, or says why not.
     #[inline]
@@ -71,8 +56,10 @@ impl Qp {
             QpKind::Ud => matches!(operation, Op::Send | Op::SendImmediate(_)),
         };
         if !supported {
-            let operation = operation_name(operation);
-            return Err(PostErrorKind::UnsupportedOperation { transport: self.kind.name(), operation });
+            return Err(PostErrorKind::UnsupportedOperation {
+                transport: self.kind.name(),
+                operation: operation.name(),
+            });
         }
         match (self.kind, &request.destination) {
             (QpKind::Ud, None) => return Err(PostErrorKind::Destination("a UD work request needs a destination")),
@@ -95,7 +82,7 @@ impl Qp {
             }
             Payload::Inline(bytes) => {
                 if is_read {
-                    return Err(PostErrorKind::InlineRead(operation_name(operation)));
+                    return Err(PostErrorKind::InlineRead(operation.name()));
                 }
                 if bytes.len() > self.sq.max_inline {
                     return Err(PostErrorKind::InlineTooLong { given: bytes.len(), allowed: self.sq.max_inline });
@@ -104,7 +91,7 @@ impl Qp {
             }
         };
         if is_local && length > 0 {
-            return Err(PostErrorKind::NoPayload(operation_name(operation)));
+            return Err(PostErrorKind::NoPayload(operation.name()));
         }
         let mtu = self.mtu() as u64;
         let allowed = if self.kind == QpKind::Ud { mtu } else { MAX_MESSAGE_BYTES };

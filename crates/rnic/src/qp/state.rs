@@ -223,6 +223,12 @@ pub enum ModifyError {
         /// Bytes that the port carries.
         active: usize,
     },
+    /// An RNIC that is not ours does not do it.
+    #[error("the RNIC refuses it (error number {errno} of the operating system)")]
+    Refused {
+        /// What it says.
+        errno: i32,
+    },
     /// IPv4 and IPv6 do not mix.
     #[error("the peer's address {peer} is of another family than this device's {own}")]
     AddressFamily {
@@ -291,8 +297,8 @@ pub fn transition(kind: QpKind, from: QpState, to: QpState) -> Option<Transition
     Some(Transition { required, optional })
 }
 
-/// Checks a modification against the table and the attributes' ranges.
-pub(crate) fn check(kind: QpKind, from: QpState, attributes: &QpAttributes) -> Result<QpState, ModifyError> {
+/// Checks a modification against the table and the attributes' ranges, and says where it leads.
+pub fn check(kind: QpKind, from: QpState, attributes: &QpAttributes) -> Result<QpState, ModifyError> {
     let to = attributes.state.unwrap_or(from);
     if let Some(believed) = attributes.current_state
         && believed != from

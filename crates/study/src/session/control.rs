@@ -85,7 +85,11 @@ impl Report {
             stalled_on_credits: sum(|t| t.stalled_on_credits),
             keepalives: sum(|t| t.keepalives),
             control_sends: sum(|t| t.control_sends),
-            counters: record::by_name(&device.counters().since(&before.counters)),
+            counters: device
+                .counters()
+                .zip(before.counters)
+                .map(|(now, before)| record::by_name(&now.since(&before)))
+                .unwrap_or_default(),
             link: record::link_by_name(&device.link_counters(), &before.link),
         }
     }

@@ -24,7 +24,7 @@ pub(super) enum Side {
 /// What a device had counted before a point.
 #[derive(Clone, Copy)]
 pub(super) struct Before {
-    pub(super) counters: Counters,
+    pub(super) counters: Option<Counters>,
     pub(super) link: LinkCounters,
 }
 

@@ -6,10 +6,11 @@ pub mod namespace;
 use std::time::{Duration, Instant};
 
 use doorbell_verbs::soft::{self, SoftOptions};
+use doorbell_verbs::system::{self, SystemOptions};
 use doorbell_verbs::{
-    Access, AddressVector, Completion, Cq, Device, MemoryKind, PathMtu, Payload, Pd, Psn, QKey, Qp, QpAttributes,
-    QpCapacities, QpKind, QpOptions, QpState, RKey, RecvRequest, Region, SendFlags, SendOperation, SendRequest, Sge,
-    Srq, Status, UdDestination,
+    Access, AddressVector, Completion, Counters, Cq, Device, MemoryKind, PathMtu, Payload, Pd, Psn, QKey, Qp,
+    QpAttributes, QpCapacities, QpKind, QpOptions, QpState, RKey, RecvRequest, Region, SendFlags, SendOperation,
+    SendRequest, Sge, Srq, Status, UdDestination,
 };
 
 /// Longer than anything here takes, however slow the machine: protection against hanging.
@@ -29,6 +30,28 @@ pub fn open_soft(options: SoftOptions) -> Device {
 /// Two of them.
 pub fn soft_pair() -> (Device, Device) {
     (open_soft(SoftOptions::default()), open_soft(SoftOptions::default()))
+}
+
+/// The device of the machine that `DOORBELL_TEST_DEVICE` names, opened twice: what it sends to itself
+/// goes through it as to another.
+pub fn system_pair() -> (Device, Device) {
+    let name = std::env::var("DOORBELL_TEST_DEVICE").expect("DOORBELL_TEST_DEVICE names a device of the machine");
+    let open = || {
+        let options = SystemOptions { device: Some(name.clone()), ..SystemOptions::default() };
+        system::open(&options).unwrap_or_else(|error| panic!("{error}"))
+    };
+    (open(), open())
+}
+
+/// Is this Linux's software RNIC, which departs from the specification in this? That is said, with
+/// the kernel that it was seen on now, and the test leaves out what cannot be had.
+pub fn rxe_departs(device: &Device, how: &str) -> bool {
+    let is_rxe = device.attributes().name.starts_with("rxe");
+    if is_rxe {
+        let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        println!("rdma_rxe of Linux {}: {how}", kernel.trim());
+    }
+    is_rxe
 }
 
 /// Runs a test that needs nothing around it.
@@ -304,6 +327,16 @@ pub fn reap(cq: &Cq, count: usize) -> Vec<Completion> {
         }
     }
     reaped
+}
+
+/// Waits until a device has counted something. One of the machine, of which the kernel counts, is
+/// given some time instead.
+#[track_caller]
+pub fn eventually_counted(what: &str, device: &Device, holds: impl Fn(&Counters) -> bool) {
+    match device.counters() {
+        Some(_) => eventually(what, || device.counters().is_some_and(|counted| holds(&counted))),
+        None => std::thread::sleep(Duration::from_millis(50)),
+    }
 }
 
 /// Waits until something holds.

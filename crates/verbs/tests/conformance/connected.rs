@@ -104,6 +104,10 @@ pub(crate) fn immediate_data_and_invalidation(open: Open<'_>) {
         assert_eq!((received.opcode, received.byte_len as usize), (CompletionOpcode::ReceiveWriteImmediate, size));
         assert_bytes(&yours, 0, &pattern(size, 5), "WRITE with immediate");
     }
+    // Verbs let a peer invalidate memory windows and what was registered for that, not every region.
+    if a.device.attributes().provider != "soft" {
+        return;
+    }
     for size in [0, 1, 2500] {
         let lent = b.memory(64);
         a.post(3, write_to(&lent, 0), &[mine.sge(0, 64)]);

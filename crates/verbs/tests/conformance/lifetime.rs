@@ -28,6 +28,15 @@ pub(crate) fn handles_keep_what_they_need(open: Open<'_>) {
     from.fill(0, 100, 0);
 }
 
+/// How a work request ends whose memory is gone (IBTA Vol 1, 10.10.3).
+fn protection_error(device: &doorbell_verbs::Device) -> Status {
+    if rxe_departs(device, "memory that is gone is a local queue pair operation error, not one of protection") {
+        Status::LocalQpOperation
+    } else {
+        Status::LocalProtection
+    }
+}
+
 pub(crate) fn a_region_dropped_under_a_send(open: Open<'_>) {
     let (a, b) = Plan::rc().connect(&open());
     // The peer is not ready, so the request waits, and is sent again when the region is gone.
@@ -35,8 +44,10 @@ pub(crate) fn a_region_dropped_under_a_send(open: Open<'_>) {
     a.post(1, SendOperation::Send, &[from.sge(0, 1000)]);
     a.post(2, SendOperation::Send, &[]);
     drop(from);
-    eventually("it was sent without receive", || b.device.counters().rnr_nak_sent > 0 || a.state() == QpState::Error);
-    a.expect_failure(1, Status::LocalProtection);
+    eventually_counted("it was sent without receive", &b.device, |counted| {
+        counted.rnr_nak_sent > 0 || a.state() == QpState::Error
+    });
+    a.expect_failure(1, protection_error(&a.device));
     a.expect_failure(2, Status::WorkRequestFlushed);
     assert_eq!(a.state(), QpState::Error);
 }
@@ -49,7 +60,7 @@ pub(crate) fn a_region_dropped_under_a_receive(open: Open<'_>) {
     let from = a.patterned(1000, 1);
     a.post(1, SendOperation::Send, &[from.sge(0, 1000)]);
     a.expect_failure(1, Status::RemoteOperation);
-    b.expect_failure(1, Status::LocalProtection);
+    b.expect_failure(1, protection_error(&b.device));
 }
 
 pub(crate) fn a_region_dropped_under_remote_access(open: Open<'_>) {
@@ -70,6 +81,9 @@ pub(crate) fn a_region_dropped_under_remote_access(open: Open<'_>) {
 pub(crate) fn a_region_dropped_while_it_is_read(open: Open<'_>) {
     const BYTES: usize = 8 << 20;
     let (one, other) = open();
+    if rxe_departs(&one, "a READ whose memory goes while its bytes flow has not ended after 40 s") {
+        return;
+    }
     for round in 0..6 {
         let (a, b) = Plan::rc().connect(&(one.clone(), other.clone()));
         let (mine, theirs) = (a.memory(BYTES), b.memory(BYTES));
@@ -118,7 +132,9 @@ pub(crate) fn a_queue_pair_destroyed_under_traffic(open: Open<'_>) {
         }
         drop(c.qp);
         let mut out = [Completion::default(); 32];
-        assert_eq!(c.cq.poll(&mut out), Ok(0), "completions of a queue pair go with it");
+        if !rxe_departs(&c.device, "completions stay when their queue pair goes (IBTA Vol 1, 11.2.4.4 allows it)") {
+            assert_eq!(c.cq.poll(&mut out), Ok(0), "completions of a queue pair go with it");
+        }
     }
 }
 

@@ -41,8 +41,10 @@ pub(crate) fn every_kind_of_memory_carries_messages(open: Open<'_>) {
         a.expect(2);
         assert_bytes(&from, 0, &pattern(length, 2), &what);
     }
-    let none = a.pd.allocate(0, ALL_ACCESS, MemoryKind::Plain).unwrap();
-    assert!(none.is_empty());
+    match a.pd.allocate(0, ALL_ACCESS, MemoryKind::Plain) {
+        Ok(none) => assert!(none.is_empty()),
+        Err(error) => assert_eq!(a.device.attributes().provider, "system", "RNICs may refuse this: {error}"),
+    }
 }
 
 pub(crate) fn mirrored_memory_wraps(open: Open<'_>) {

@@ -21,6 +21,11 @@ fn wait_readable(fd: BorrowedFd<'_>) {
     assert_eq!(poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], patience).unwrap(), 1, "nothing came");
 }
 
+/// Are queues as deep as was asked for? RNICs round up.
+fn is_exact(device: &doorbell_verbs::Device) -> bool {
+    device.attributes().provider == "soft"
+}
+
 pub(crate) fn a_shared_receive_queue_serves_many(open: Open<'_>) {
     let (one, other) = open();
     let plan = Plan::rc();
@@ -34,9 +39,11 @@ pub(crate) fn a_shared_receive_queue_serves_many(open: Open<'_>) {
         srq.post_recv(&[RecvRequest { wr_id: slot, sges: &[memory.sge(at, 10), memory.sge(at + 10, 54)] }]).unwrap();
     };
     (0..16).for_each(post);
-    assert_eq!(srq.len(), 16);
-    let full = srq.post_recv(&[RecvRequest { wr_id: 0, sges: &[] }]).unwrap_err();
-    assert!(matches!(full.kind, PostErrorKind::QueueFull { depth: 16, .. }), "{full}");
+    assert!(srq.posted().is_none_or(|posted| posted == 16));
+    if is_exact(&other) {
+        let full = srq.post_recv(&[RecvRequest { wr_id: 0, sges: &[] }]).unwrap_err();
+        assert!(matches!(full.kind, PostErrorKind::QueueFull { depth: 16, .. }), "{full}");
+    }
     for round in 0..64 {
         let (a, b) = &pairs[round % 4];
         a.qp.post_send(&[inline(1, SendOperation::Send, &pattern(50, round as u64))]).unwrap();
@@ -50,10 +57,13 @@ pub(crate) fn a_shared_receive_queue_serves_many(open: Open<'_>) {
     assert_eq!(own.kind, PostErrorKind::UsesSharedReceiveQueue);
     // In error, the queue pair leaves the shared receives to the others, and says when it took its last.
     pairs[1].1.to_error();
+    if rxe_departs(&other, "no event when a queue pair in error has taken its last shared receive") {
+        return;
+    }
     eventually("the last was reached", || {
         other.poll_event() == Some(AsyncEvent::QpLastWqeReached(pairs[1].1.qp.qpn()))
     });
-    assert_eq!(srq.len(), 16);
+    assert!(srq.posted().is_none_or(|posted| posted == 16));
 }
 
 pub(crate) fn the_limit_event_comes_once(open: Open<'_>) {
@@ -78,7 +88,10 @@ pub(crate) fn the_limit_event_comes_once(open: Open<'_>) {
         }
         assert_eq!(other.poll_event(), event, "after {sent}");
     }
-    assert_eq!(srq.len(), 3);
+    assert!(srq.posted().is_none_or(|posted| posted == 3));
+    if rxe_departs(&other, "no limit event until another receive is taken, where fewer are left when it is armed") {
+        return;
+    }
     srq.arm_limit(4); // already below
     wait_readable(other.event_fd());
     assert_eq!(other.poll_event(), Some(AsyncEvent::SrqLimitReached(srq.id().0)));
@@ -118,7 +131,7 @@ pub(crate) fn the_next_completion_notifies(open: Open<'_>) {
     // Completions that were there before do not notify; the program polls once more after arming.
     a.post(7, SendOperation::Send, &[]);
     a.expect(7);
-    eventually("it is there", || b.device.counters().rx_send_requests >= 8);
+    eventually_counted("it is there", &b.device, |counted| counted.rx_send_requests >= 8);
     b.cq.arm(Notify::Next);
     b.expect(7);
     assert_eq!(channel.next(), None);
@@ -144,7 +157,8 @@ pub(crate) fn only_solicited_completions_notify(open: Open<'_>) {
     a.expect(1);
     assert!(channel.wait(Some(PATIENCE)).unwrap());
     assert_eq!(channel.next(), Some(b.cq.id()));
-    assert!(b.expect(1).solicited);
+    // Verbs do not tell of a completion whether it was solicited.
+    assert!(b.expect(1).solicited || !is_exact(&b.device));
     // An error always does.
     b.cq.arm(Notify::Solicited);
     b.to_error();
@@ -268,13 +282,18 @@ pub(crate) fn asynchronous_events_wake_their_descriptor(open: Open<'_>) {
     a.qp.modify(&plan.to_rts(psn)).unwrap();
     b.post_recv(1, &[]);
     a.post(1, SendOperation::Send, &[]);
-    wait_readable(other.event_fd());
-    assert_eq!(other.poll_event(), Some(AsyncEvent::CommunicationEstablished(b.qp.qpn())));
+    if !rxe_departs(&other, "no event when the first packet comes to a queue pair in RTR") {
+        wait_readable(other.event_fd());
+        assert_eq!(other.poll_event(), Some(AsyncEvent::CommunicationEstablished(b.qp.qpn())));
+    }
     a.expect(1);
     b.expect(1);
     let (mine, memory) = (a.memory(8), b.memory(8));
     let refused = SendOperation::Write { remote_address: memory.address(), rkey: wrong(memory.rkey()) };
     a.post(2, refused, &[mine.sge(0, 8)]);
+    if rxe_departs(&other, "no event when a peer is refused access") {
+        return a.expect_failure(2, Status::RemoteAccess);
+    }
     wait_readable(other.event_fd());
     assert_eq!(other.poll_event(), Some(AsyncEvent::QpAccessError(b.qp.qpn())));
     assert_eq!(other.poll_event(), None);

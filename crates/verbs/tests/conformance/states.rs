@@ -29,7 +29,7 @@ fn way_to(state: QpState) -> &'static [QpState] {
         ReadyToReceive => &[Init, ReadyToReceive],
         ReadyToSend => &[Init, ReadyToReceive, ReadyToSend],
         SqDrain => &[Init, ReadyToReceive, ReadyToSend, SqDrain],
-        SqError | Error => &[Error],
+        SqError | Error => &[Init, Error],
     }
 }
 
@@ -61,6 +61,11 @@ pub(crate) fn the_states_of_each_transport(open: Open<'_>) {
                     let text = error.to_string();
                     assert!(text.contains(&format!("{from:?}")) && text.contains(&format!("{to:?}")), "{text}");
                 }
+                // Linux lets nobody from reset to error (its table is in drivers/infiniband/core/verbs.c).
+                (Err(ModifyError::Refused { .. }), Some(_)) if (from, to) == (QpState::Reset, QpState::Error) => {}
+                (Err(ModifyError::Refused { .. }), Some(_))
+                    if from == QpState::SqDrain && rxe_departs(&device, "a datagram queue pair stays as it drains") => {
+                }
                 (result, expected) => panic!("{kind:?} {from:?} to {to:?}: {result:?}, the table says {expected:?}"),
             }
         }
@@ -91,6 +96,9 @@ pub(crate) fn posting_depends_on_the_state(open: Open<'_>) {
         request.destination = (kind == QpKind::Ud).then(|| side.as_destination());
         let sent = side.qp.post_send(&[request]);
         let may_send = matches!(state, QpState::ReadyToSend | QpState::SqDrain | QpState::Error);
+        if state == QpState::Error && rxe_departs(&device, "work requests may be refused in the error state") {
+            continue;
+        }
         assert_eq!(sent.is_ok(), may_send, "{kind:?} {state:?}: {sent:?}");
         if let Err(error) = sent {
             assert!(matches!(error.kind, PostErrorKind::WrongState { .. }));
@@ -116,16 +124,19 @@ pub(crate) fn errors_flush_everything_in_order(open: Open<'_>) {
         (100..100 + sends).for_each(post);
         a.to_error();
         // What is posted from now on is flushed at once.
-        post(200);
-        a.post_recv(201, &[]);
-        let done = a.reap(8 + sends as usize + 2);
+        let late = rxe_departs(&a.device, "what is posted in the error state is not flushed, or refused");
+        if !late {
+            post(200);
+            a.post_recv(201, &[]);
+        }
+        let done = a.reap(8 + sends as usize + if late { 0 } else { 2 });
         assert!(done.iter().all(|completion| completion.status == Status::WorkRequestFlushed), "{done:?}");
         let ids = |range: std::ops::Range<u64>| -> Vec<u64> {
             done.iter().map(|completion| completion.wr_id).filter(|wr_id| range.contains(wr_id)).collect()
         };
         assert_eq!(ids(0..100), (0..8).collect::<Vec<_>>());
         assert_eq!(ids(100..200), (100..100 + sends).collect::<Vec<_>>());
-        assert_eq!(ids(200..300), [200, 201]);
+        assert_eq!(ids(200..300), if late { vec![] } else { vec![200, 201] });
         let mut out = [Default::default()];
         assert_eq!(a.cq.poll(&mut out), Ok(0));
     }
@@ -163,6 +174,9 @@ pub(crate) fn draining_finishes_what_was_started(open: Open<'_>) {
     a.post(1, write_to(&to, 0), &[from.sge(0, 1 << 20)]);
     a.qp.modify(&QpAttributes { sqd_notify: Some(true), ..to_state(QpState::SqDrain) }).unwrap();
     a.post(2, write_to(&to, 0), &[from.sge(0, 4)]);
+    if rxe_departs(&a.device, "a queue that is to be drained never says that it is") {
+        return;
+    }
     eventually("the queue is drained", || a.device.poll_event() == Some(AsyncEvent::SqDrained(a.qp.qpn())));
     // The first may have been started before, or not; the second must wait.
     let mut out = [Default::default(); 2];
@@ -187,32 +201,36 @@ pub(crate) fn a_peer_that_is_gone_ends_the_retries(open: Open<'_>) {
     a.post(1, SendOperation::Send, &[]);
     a.post(2, SendOperation::Send, &[]);
     a.expect_failure(1, Status::RetryExceeded);
-    a.expect_failure(2, Status::WorkRequestFlushed);
-    a.expect_failure(9, Status::WorkRequestFlushed);
+    // Which of the queues is flushed first is nobody's promise.
+    let mut flushed = a.reap(2);
+    flushed.sort_by_key(|completion| completion.wr_id);
+    let flushed: Vec<_> = flushed.iter().map(|completion| (completion.wr_id, completion.status)).collect();
+    assert_eq!(flushed, [2, 9].map(|wr_id| (wr_id, Status::WorkRequestFlushed)));
     assert_eq!(a.state(), QpState::Error);
-    assert!(a.device.counters().local_ack_timeout_err >= 3);
+    assert!(a.device.counters().is_none_or(|counted| counted.local_ack_timeout_err >= 3));
 }
 
 pub(crate) fn rnr_retries_end(open: Open<'_>) {
     let plan = Plan { rnr_retry: 2, ..Plan::rc() };
     let (a, b) = plan.connect(&open());
-    let before = a.device.counters();
+    let before = a.device.counters().unwrap_or_default();
     a.post(1, SendOperation::Send, &[]);
     a.expect_failure(1, Status::RnrRetryExceeded);
     assert_eq!((a.state(), b.state()), (QpState::Error, QpState::ReadyToSend));
-    let counted = a.device.counters().since(&before);
-    // More of them if the request was sent again before its answer came.
-    assert!(counted.rnr_nak_received >= 3 && counted.rnr_nak_retry_err == 1, "{counted:?}");
+    if let Some(counted) = a.device.counters().map(|counters| counters.since(&before)) {
+        // More of them if the request was sent again before its answer came.
+        assert!(counted.rnr_nak_received >= 3 && counted.rnr_nak_retry_err == 1, "{counted:?}");
+    }
 }
 
 pub(crate) fn rnr_retries_wait_for_a_receive(open: Open<'_>) {
     let (a, b) = Plan::rc().connect(&open());
     let (from, to) = (a.patterned(5000, 1), b.memory(5000));
-    let before = a.device.counters();
+    let before = a.device.counters().unwrap_or_default();
     a.post(1, SendOperation::Send, &[from.sge(0, 5000)]);
     let operation = SendOperation::WriteImmediate { remote_address: to.address(), rkey: to.rkey(), immediate: 1 };
     a.post(2, operation, &[from.sge(0, 10)]);
-    eventually("the peer was not ready", || a.device.counters().since(&before).rnr_nak_received > 2);
+    eventually_counted("the peer was not ready", &a.device, |counted| counted.since(&before).rnr_nak_received > 2);
     b.post_recv(1, &[to.sge(0, 5000)]);
     a.expect(1);
     b.expect(1);
@@ -238,5 +256,7 @@ pub(crate) fn queries_show_what_was_set(open: Open<'_>) {
     a.expect(1);
     let after = a.qp.query();
     assert_eq!(after.attributes.send_psn, set.send_psn.map(Psn::next));
-    assert_eq!(after.counters.tx_data_packets, 1);
+    // RNICs of the machine count per port.
+    let is_counted = a.device.counters().is_some();
+    assert_eq!(after.counters.tx_data_packets, u64::from(is_counted));
 }

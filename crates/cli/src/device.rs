@@ -1,0 +1,213 @@
+//! Which RNIC a command uses, and `doorbell devices`.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use doorbell_verbs::system::{self, SystemDevice, SystemError, SystemOptions, SystemPort};
+use doorbell_verbs::{limits, soft};
+use serde_json::{Value, json};
+
+use crate::output::line;
+use crate::{Failure, Usage};
+
+/// The RNIC to use, as perftest names it.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct DeviceChoice {
+    /// RNIC to use, one of `doorbell devices` [default: the first of the machine that is active, else
+    /// doorbell0, the embedded software RNIC; that, too, with an option that only it has]
+    #[arg(short = 'd', long = "device", value_name = "DEVICE")]
+    pub(crate) name: Option<String>,
+    /// Port of an RNIC of the machine [default: the first that is active]
+    #[arg(short = 'i', long, value_name = "PORT", requires = "name")]
+    pub(crate) ib_port: Option<u8>,
+    /// Index of the GID that peers reach an RNIC of the machine by [default: RoCE v2 over IPv4]
+    #[arg(short = 'x', long, value_name = "INDEX", requires = "name")]
+    pub(crate) gid_index: Option<u32>,
+}
+
+/// Which it is.
+#[derive(Clone, Debug)]
+pub(crate) enum Chosen {
+    Soft,
+    System(SystemOptions),
+}
+
+impl Chosen {
+    pub(crate) fn is_soft(&self) -> bool {
+        matches!(self, Self::Soft)
+    }
+
+    /// The options that choose the same for another process.
+    pub(crate) fn arguments(&self) -> Vec<String> {
+        let options = match self {
+            Self::Soft => return vec!["-d".to_owned(), soft::NAME.to_owned()],
+            Self::System(options) => options,
+        };
+        let given = [
+            ("-d", options.device.clone()),
+            ("-i", options.port.map(|port| port.to_string())),
+            ("-x", options.gid_index.map(|index| index.to_string())),
+        ];
+        given.into_iter().filter_map(|(option, value)| Some([option.to_owned(), value?])).flatten().collect()
+    }
+}
+
+impl DeviceChoice {
+    /// Which RNIC is meant. `own` is an option that was given and that only the embedded one has.
+    pub(crate) fn choose(&self, own: Option<&str>) -> Result<Chosen, Failure> {
+        let options = |device: String| SystemOptions {
+            device: Some(device),
+            port: self.ib_port,
+            gid_index: self.gid_index,
+            ..SystemOptions::default()
+        };
+        match (&self.name, own) {
+            (Some(name), _) if name == soft::NAME => {
+                let surplus = [("-i", self.ib_port.is_some()), ("-x", self.gid_index.is_some())];
+                match surplus.into_iter().find(|(_, is_given)| *is_given) {
+                    Some((option, _)) => {
+                        Err(Usage(format!("{option} is of RNICs of the machine: {name} has one port and one GID"))
+                            .into())
+                    }
+                    None => Ok(Chosen::Soft),
+                }
+            }
+            (Some(name), Some(own)) => {
+                Err(Usage(format!("{own} is of {}, the embedded software RNIC, not of {name}", soft::NAME)).into())
+            }
+            (Some(name), None) => Ok(Chosen::System(options(name.clone()))),
+            (None, Some(_)) => Ok(Chosen::Soft),
+            (None, None) => Ok(match first_active() {
+                Ok(name) => {
+                    eprintln!("using {name}, an RNIC of this machine; -d {} is the embedded one", soft::NAME);
+                    Chosen::System(options(name))
+                }
+                Err(why) => {
+                    eprintln!("using {}, the embedded software RNIC: {why}", soft::NAME);
+                    Chosen::Soft
+                }
+            }),
+        }
+    }
+}
+
+/// The first RNIC of the machine that can be used, or why there is none.
+fn first_active() -> Result<String, String> {
+    let none = "this machine has no RNIC that is active";
+    match system::list(&SystemOptions::default()) {
+        Ok(devices) => {
+            let usable = devices.iter().find(|device| device.usable_port().is_some());
+            usable.map(|device| device.name.clone()).ok_or_else(|| none.to_owned())
+        }
+        // Most machines are so, and nobody asked for more.
+        Err(SystemError::Absent { .. } | SystemError::NoDevices | SystemError::NoList(_)) => Err(none.to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Lists the RNICs that commands can use with -d: those of this machine, as its libibverbs shows
+/// them, and the embedded software RNIC.
+#[derive(Args)]
+pub(crate) struct Devices {
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(arguments: &Devices) -> Result<ExitCode, Failure> {
+    let machine = match system::list(&SystemOptions::default()) {
+        Ok(devices) => devices,
+        Err(why) => {
+            eprintln!("no RNIC of this machine: {why}");
+            Vec::new()
+        }
+    };
+    if arguments.json {
+        let mut devices: Vec<Value> = machine.iter().map(as_json).collect();
+        devices.push(embedded_as_json());
+        line(serde_json::to_string_pretty(&json!({ "schema": "doorbell-rnics/1", "devices": devices }))?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    for device in &machine {
+        let firmware = if device.firmware.is_empty() { "" } else { ", firmware " };
+        line(format_args!("{}: RNIC of this machine{firmware}{}", device.name, device.firmware))?;
+        line(format_args!(
+            "  at most {} queue pairs, {} work requests and {} elements each, {} completions per queue, {} READs and \
+             atomics at once{}",
+            device.max_qps,
+            device.max_queue_depth,
+            device.max_sges,
+            device.max_cq_depth,
+            device.max_rd_atomic,
+            if device.atomics { "" } else { ", no atomics" },
+        ))?;
+        for port in &device.ports {
+            line(format_args!(
+                "  port {}: {}, {}, path MTU {}",
+                port.number,
+                port.state,
+                port.link_layer,
+                port.active_mtu.bytes()
+            ))?;
+            let used = port.default_gid();
+            for gid in &port.gids {
+                let is_used = if Some(*gid) == used { ", used unless -x names another" } else { "" };
+                line(format_args!("    GID {gid}{is_used}"))?;
+            }
+        }
+    }
+    line(format_args!("{}: the embedded software RNIC, RoCE v2 in UDP datagrams of a socket", soft::NAME))?;
+    line(format_args!(
+        "  at most {} queue pairs, {} work requests and {} elements each, {} completions per queue, {} READs and atomics \
+         at once",
+        limits::MAX_QPS,
+        limits::MAX_QUEUE_DEPTH,
+        limits::MAX_SGES,
+        limits::MAX_CQ_DEPTH,
+        limits::MAX_RD_ATOMIC,
+    ))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn as_json(device: &SystemDevice) -> Value {
+    let port = |port: &SystemPort| {
+        let gids: Vec<Value> = port
+            .gids
+            .iter()
+            .map(|gid| json!({ "index": gid.index, "gid": gid.gid.to_string(), "type": gid.kind }))
+            .collect();
+        json!({
+            "port": port.number,
+            "state": port.state,
+            "link_layer": port.link_layer,
+            "active_mtu": port.active_mtu.bytes(),
+            "gids": gids,
+            "default_gid_index": port.default_gid().map(|gid| gid.index),
+        })
+    };
+    json!({
+        "name": device.name,
+        "provider": "system",
+        "firmware": device.firmware,
+        "max_qps": device.max_qps,
+        "max_queue_depth": device.max_queue_depth,
+        "max_sges": device.max_sges,
+        "max_cq_depth": device.max_cq_depth,
+        "max_rd_atomic": device.max_rd_atomic,
+        "atomics": device.atomics,
+        "ports": device.ports.iter().map(port).collect::<Vec<_>>(),
+    })
+}
+
+fn embedded_as_json() -> Value {
+    json!({
+        "name": soft::NAME,
+        "provider": "soft",
+        "max_qps": limits::MAX_QPS,
+        "max_queue_depth": limits::MAX_QUEUE_DEPTH,
+        "max_sges": limits::MAX_SGES,
+        "max_cq_depth": limits::MAX_CQ_DEPTH,
+        "max_rd_atomic": limits::MAX_RD_ATOMIC,
+        "atomics": true,
+    })
+}

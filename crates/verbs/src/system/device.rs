@@ -1,0 +1,313 @@
+//! The machine's devices, their ports and GIDs, and which of them is used.
+
+use std::ffi::{CStr, c_int};
+use std::io;
+use std::net::Ipv6Addr;
+use std::ptr::NonNull;
+
+use doorbell_ibverbs_sys::*;
+use doorbell_wire::PathMtu;
+
+use super::library::Library;
+use super::{SystemError, SystemOptions};
+
+/// Most entries of a GID table that are read: RNICs have up to some hundreds.
+const MAX_GIDS: usize = 1024;
+
+/// A device of the machine, as libibverbs shows it.
+#[derive(Clone, Debug)]
+pub struct SystemDevice {
+    /// Its name.
+    pub name: String,
+    /// Version of its firmware; empty if it has none.
+    pub firmware: String,
+    /// Most work requests of a queue.
+    pub max_queue_depth: usize,
+    /// Most scatter-gather elements of a work request.
+    pub max_sges: usize,
+    /// Most entries of a completion queue.
+    pub max_cq_depth: usize,
+    /// Most READs and atomics outstanding per queue pair.
+    pub max_rd_atomic: usize,
+    /// Most queue pairs.
+    pub max_qps: usize,
+    /// Does it do atomics?
+    pub atomics: bool,
+    /// Its ports, from 1 on.
+    pub ports: Vec<SystemPort>,
+}
+
+/// A port of it.
+#[derive(Clone, Debug)]
+pub struct SystemPort {
+    /// Its number.
+    pub number: u8,
+    /// What it is, in a word; `active` if it can be used.
+    pub state: &'static str,
+    /// What lies below it: `Ethernet` for RoCE.
+    pub link_layer: &'static str,
+    /// Largest path MTU that it carries.
+    pub active_mtu: PathMtu,
+    /// Its GIDs.
+    pub gids: Vec<Gid>,
+}
+
+/// An entry of a port's table of GIDs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gid {
+    /// Where it stands in the table.
+    pub index: u32,
+    /// The GID; of RoCE v2 an IP address.
+    pub gid: Ipv6Addr,
+    /// What it is for: `RoCE v2`, `RoCE v1` or `InfiniBand`.
+    pub kind: &'static str,
+}
+
+/// RoCE over UDP.
+pub(super) const ROCE_V2: &str = "RoCE v2";
+
+impl std::fmt::Display for Gid {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {} ({})", self.index, self.gid, self.kind)
+    }
+}
+
+impl SystemPort {
+    /// The GID that is used if none is asked for: RoCE v2 over IPv4, else over IPv6, link-local last.
+    pub fn default_gid(&self) -> Option<Gid> {
+        let v2 = self.gids.iter().filter(|gid| gid.kind == ROCE_V2);
+        v2.min_by_key(|gid| (gid.gid.to_ipv4_mapped().is_none(), gid.gid.is_unicast_link_local(), gid.index)).copied()
+    }
+
+    fn is_usable(&self) -> bool {
+        self.state == ACTIVE && self.link_layer == ETHERNET && self.default_gid().is_some()
+    }
+}
+
+const ACTIVE: &str = "active";
+const ETHERNET: &str = "Ethernet";
+
+impl SystemDevice {
+    /// The first port that can be used: active, Ethernet, with a RoCE v2 GID.
+    pub fn usable_port(&self) -> Option<&SystemPort> {
+        self.ports.iter().find(|port| port.is_usable())
+    }
+}
+
+/// An open device.
+pub(super) struct Handle {
+    pub(super) library: &'static Library,
+    pub(super) context: NonNull<ibv_context>,
+}
+
+// SAFETY: libibverbs may be called from any thread.
+unsafe impl Send for Handle {}
+// SAFETY: as above.
+unsafe impl Sync for Handle {}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: it was opened, and everything made from it holds it alive.
+        unsafe { (self.library.close_device)(self.context.as_ptr()) };
+    }
+}
+
+/// Calls `each` with every device, until it returns something.
+fn devices<T>(
+    library: &'static Library,
+    mut each: impl FnMut(String, *mut ibv_device) -> Option<T>,
+) -> Result<Option<T>, SystemError> {
+    let mut count: c_int = 0;
+    // SAFETY: `count` is a place for the number.
+    let list = unsafe { (library.get_device_list)(&mut count) };
+    if list.is_null() {
+        return Err(SystemError::NoList(io::Error::last_os_error()));
+    }
+    let mut found = None;
+    for index in 0..usize::try_from(count).unwrap_or(0) {
+        // SAFETY: the list has `count` entries, each a device with a name that ends.
+        let (name, device) = unsafe {
+            let device = *list.add(index);
+            let name = CStr::from_ptr((library.get_device_name)(device)).to_string_lossy().into_owned();
+            (name, device)
+        };
+        found = each(name, device);
+        if found.is_some() {
+            break;
+        }
+    }
+    // SAFETY: it is the list from above; devices that were opened stay.
+    unsafe { (library.free_device_list)(list) };
+    Ok(found)
+}
+
+fn open(library: &'static Library, name: &str, device: *mut ibv_device) -> Result<Handle, SystemError> {
+    // SAFETY: a device of a list that has not been freed.
+    let context = unsafe { (library.open_device)(device) };
+    let context = NonNull::new(context)
+        .ok_or_else(|| SystemError::DoesNotOpen { name: name.to_owned(), error: io::Error::last_os_error() })?;
+    Ok(Handle { library, context })
+}
+
+fn describe(name: String, handle: &Handle) -> Result<SystemDevice, SystemError> {
+    let (library, context) = (handle.library, handle.context.as_ptr());
+    let mut device = ibv_device_attr::default();
+    // SAFETY: an open device, and a place for what it says.
+    let result = unsafe { (library.query_device)(context, &mut device) };
+    SystemError::check("what the device can do", result)?;
+    // SAFETY: the library ends it with a zero.
+    let firmware = unsafe { CStr::from_ptr(device.fw_ver.as_ptr()) }.to_string_lossy().into_owned();
+    let number = |value: c_int| usize::try_from(value).unwrap_or(0);
+    let mut gids = vec![ibv_gid_entry::default(); MAX_GIDS];
+    // SAFETY: room for so many entries of that size.
+    let known =
+        unsafe { (library.query_gid_table)(context, gids.as_mut_ptr(), MAX_GIDS, 0, size_of::<ibv_gid_entry>()) };
+    gids.truncate(usize::try_from(known).unwrap_or(0));
+    let mut ports = Vec::new();
+    for number in 1..=device.phys_port_cnt {
+        let mut port = ibv_port_attr::default();
+        // SAFETY: as above.
+        let result = unsafe { (library.query_port)(context, number, &mut port) };
+        SystemError::check("what the port can do", result)?;
+        let own = gids.iter().filter(|entry| entry.port_num == u32::from(number));
+        ports.push(SystemPort {
+            number,
+            state: state_name(port.state),
+            link_layer: link_layer_name(port.link_layer),
+            active_mtu: mtu(port.active_mtu),
+            gids: own.map(gid).collect(),
+        });
+    }
+    Ok(SystemDevice {
+        name,
+        firmware,
+        max_queue_depth: number(device.max_qp_wr),
+        max_sges: number(device.max_sge),
+        max_cq_depth: number(device.max_cqe),
+        max_rd_atomic: number(device.max_qp_rd_atom).min(number(device.max_qp_init_rd_atom)),
+        max_qps: number(device.max_qp),
+        atomics: device.atomic_cap != IBV_ATOMIC_NONE,
+        ports,
+    })
+}
+
+fn gid(entry: &ibv_gid_entry) -> Gid {
+    let kind = match entry.gid_type {
+        IBV_GID_TYPE_ROCE_V2 => ROCE_V2,
+        IBV_GID_TYPE_ROCE_V1 => "RoCE v1",
+        _ => "InfiniBand",
+    };
+    // SAFETY: all bytes of the union are those of `raw`.
+    let raw = unsafe { entry.gid.raw };
+    Gid { index: entry.gid_index, gid: Ipv6Addr::from(raw), kind }
+}
+
+fn state_name(state: ibv_port_state) -> &'static str {
+    match state {
+        IBV_PORT_DOWN => "down",
+        IBV_PORT_INIT => "initialising",
+        IBV_PORT_ARMED => "armed",
+        IBV_PORT_ACTIVE => ACTIVE,
+        IBV_PORT_ACTIVE_DEFER => "active, deferred",
+        _ => "in an unknown state",
+    }
+}
+
+fn link_layer_name(link_layer: u8) -> &'static str {
+    match u32::from(link_layer) {
+        IBV_LINK_LAYER_ETHERNET => ETHERNET,
+        IBV_LINK_LAYER_INFINIBAND => "InfiniBand",
+        _ => "of an unknown kind",
+    }
+}
+
+pub(super) fn mtu(mtu: ibv_mtu) -> PathMtu {
+    match mtu {
+        IBV_MTU_256 => PathMtu::Mtu256,
+        IBV_MTU_512 => PathMtu::Mtu512,
+        IBV_MTU_1024 => PathMtu::Mtu1024,
+        IBV_MTU_2048 => PathMtu::Mtu2048,
+        _ => PathMtu::Mtu4096,
+    }
+}
+
+/// All devices that open, each with its ports and GIDs.
+pub(super) fn list(library: &'static Library) -> Result<Vec<SystemDevice>, SystemError> {
+    let mut all = Vec::new();
+    let failed = devices(library, |name, device| {
+        let described = open(library, &name, device).and_then(|handle| describe(name, &handle));
+        described.map(|device| all.push(device)).err()
+    })?;
+    match failed {
+        Some(error) if all.is_empty() => Err(error),
+        _ => Ok(all),
+    }
+}
+
+/// What is used.
+pub(super) struct Chosen {
+    pub(super) handle: Handle,
+    pub(super) device: SystemDevice,
+    pub(super) port: SystemPort,
+    pub(super) gid: Gid,
+}
+
+/// Opens what was asked for; without a name, the first device with a port that can be used.
+pub(super) fn choose(library: &'static Library, options: &SystemOptions) -> Result<Chosen, SystemError> {
+    let mut known = Vec::new();
+    let mut reason = None;
+    let chosen = devices(library, |name, device| {
+        known.push(name.clone());
+        if options.device.as_ref().is_some_and(|wanted| *wanted != name) {
+            return None;
+        }
+        let opened = open(library, &name, device)
+            .and_then(|handle| describe(name, &handle).map(|device| (handle, device)))
+            .and_then(|(handle, device)| use_port(handle, device, options));
+        opened.map_err(|why| reason.get_or_insert(why).to_string()).ok()
+    })?;
+    if let Some(chosen) = chosen {
+        return Ok(chosen);
+    }
+    Err(match (reason, &options.device) {
+        (Some(reason), _) => reason,
+        (None, _) if known.is_empty() => SystemError::NoDevices,
+        (None, name) => SystemError::NoSuchDevice { name: name.clone().unwrap_or_default(), known: known.join(", ") },
+    })
+}
+
+fn use_port(handle: Handle, device: SystemDevice, options: &SystemOptions) -> Result<Chosen, SystemError> {
+    let name = || device.name.clone();
+    let ports = u8::try_from(device.ports.len()).unwrap_or(u8::MAX);
+    let port = match options.port {
+        None => device.usable_port().or(device.ports.first()),
+        Some(number) => device.ports.iter().find(|port| port.number == number),
+    };
+    let port =
+        port.ok_or_else(|| SystemError::NoSuchPort { name: name(), port: options.port.unwrap_or(1), ports })?.clone();
+    let number = port.number;
+    if port.link_layer != ETHERNET {
+        return Err(SystemError::NotEthernet { name: name(), port: number, link_layer: port.link_layer });
+    }
+    if port.state != ACTIVE {
+        return Err(SystemError::Down { name: name(), port: number, state: port.state });
+    }
+    let (gid, wanted) = match options.gid_index {
+        None => (port.default_gid(), "GID for RoCE v2".to_owned()),
+        Some(index) => (
+            port.gids.iter().find(|gid| gid.index == index && gid.kind == ROCE_V2).copied(),
+            format!("GID {index} for RoCE v2"),
+        ),
+    };
+    let gid = gid.ok_or_else(|| SystemError::NoGid {
+        name: name(),
+        port: number,
+        wanted,
+        gids: if port.gids.is_empty() {
+            "none: give its network interface an address".to_owned()
+        } else {
+            port.gids.iter().map(Gid::to_string).collect::<Vec<_>>().join(", ")
+        },
+    })?;
+    Ok(Chosen { handle, device, port, gid })
+}

@@ -1,0 +1,460 @@
+//! The machine's own RNICs as a provider, through its libibverbs, which is opened at run time.
+//!
+//! Of a device one port and one GID are used: what peers reach it by. Work requests and completions
+//! go through the function table of the context, as C programs' do, and nothing is allocated for a
+//! message. Depths may be rounded up by the RNIC; what scatter-gather elements name is checked when
+//! they are used, and a bad one ends its work request with an error completion.
+
+mod convert;
+mod device;
+mod error;
+mod events;
+mod library;
+mod qp;
+mod queues;
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
+
+use doorbell_fabric::LinkCounters;
+use doorbell_ibverbs_sys::*;
+use doorbell_rnic::{
+    Access, AddressVector, AsyncEvent, Counters, CqId, LKey, MAX_INLINE_BYTES, MAX_RD_ATOMIC, Notifier, ObjectError,
+    PdId, QpInit, SrqId,
+};
+use doorbell_wire::{Psn, RKey, ROCE_UDP_PORT};
+
+use crate::error::Error;
+use crate::handles::Device;
+use crate::raw::{self, DeviceAttributes, Keys, Provider};
+use device::Handle;
+use events::Events;
+use library::Library;
+use queues::{SystemChannel, SystemCq, SystemSrq};
+
+pub use device::{Gid, SystemDevice, SystemPort};
+pub use error::SystemError;
+
+/// Which device of the machine, and what of it.
+#[derive(Clone, Debug, Default)]
+pub struct SystemOptions {
+    /// Its name, such as `mlx5_0`; `None` takes the first that can be used.
+    pub device: Option<String>,
+    /// Its port; `None` takes the first that can be used.
+    pub port: Option<u8>,
+    /// Index of the GID that peers reach it by; `None` takes one of RoCE v2, over IPv4 if there is one.
+    pub gid_index: Option<u32>,
+    /// The file that libibverbs is in; `None` lets the dynamic linker find it.
+    pub library: Option<PathBuf>,
+}
+
+impl SystemOptions {
+    fn library(&self) -> Result<&'static Library, SystemError> {
+        Library::get(self.library.as_deref().map(Path::as_os_str))
+    }
+}
+
+/// The devices of the machine. Of `options` only the library counts.
+pub fn list(options: &SystemOptions) -> Result<Vec<SystemDevice>, SystemError> {
+    device::list(options.library()?)
+}
+
+/// Opens a device of the machine.
+pub fn open(options: &SystemOptions) -> Result<Device, Error> {
+    Ok(Device::new(Arc::new(System::open(options)?)))
+}
+
+/// Sizes of inline data to try for, since no call tells the most.
+const INLINE_BYTES: [usize; 7] = [MAX_INLINE_BYTES, 512, 400, 256, 128, 64, 28];
+
+/// An open port: what all objects are made from.
+struct Context {
+    // After whatever holds the context, the device closes.
+    handle: Handle,
+    port: u8,
+    gid_index: u8,
+    attributes: DeviceAttributes,
+}
+
+impl Context {
+    fn library(&self) -> &'static Library {
+        self.handle.library
+    }
+
+    fn raw(&self) -> *mut ibv_context {
+        self.handle.context.as_ptr()
+    }
+
+    fn ops(&self) -> &ibv_context_ops {
+        // SAFETY: the context is open; its table does not change after that.
+        unsafe { &(*self.raw()).ops }
+    }
+
+    /// How to reach a device, in C.
+    fn address(&self, to: &AddressVector) -> ibv_ah_attr {
+        let gid = match to.destination {
+            IpAddr::V4(address) => address.to_ipv6_mapped(),
+            IpAddr::V6(address) => address,
+        };
+        ibv_ah_attr {
+            grh: ibv_global_route {
+                dgid: ibv_gid { raw: gid.octets() },
+                flow_label: 0,
+                sgid_index: self.gid_index,
+                hop_limit: to.hop_limit,
+                traffic_class: to.traffic_class,
+            },
+            is_global: 1,
+            port_num: self.port,
+            ..ibv_ah_attr::default()
+        }
+    }
+}
+
+/// A protection domain, and where datagrams were sent from it.
+struct Domain {
+    context: Arc<Context>,
+    raw: *mut ibv_pd,
+    handles: Mutex<HashMap<AddressVector, AddressHandle>>,
+}
+
+#[derive(Clone, Copy)]
+struct AddressHandle(*mut ibv_ah);
+
+// SAFETY: libibverbs may be called with it from any thread.
+unsafe impl Send for AddressHandle {}
+// SAFETY: as above.
+unsafe impl Send for Domain {}
+// SAFETY: as above.
+unsafe impl Sync for Domain {}
+
+impl Domain {
+    /// The address handle for a destination, made when it is first sent to. There can be as many as
+    /// the device allows.
+    fn handle_to(&self, to: &AddressVector) -> Result<*mut ibv_ah, std::io::Error> {
+        let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = handles.get(to) {
+            return Ok(known.0);
+        }
+        let mut attributes = self.context.address(to);
+        // SAFETY: a domain that lives, and attributes that are read during the call.
+        let made = unsafe { (self.context.library().create_ah)(self.raw, &mut attributes) };
+        if made.is_null() {
+            return Err(std::io::Error::last_os_error());
+        }
+        handles.insert(*to, AddressHandle(made));
+        Ok(made)
+    }
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        let library = self.context.library();
+        for (_, handle) in self.handles.get_mut().unwrap_or_else(PoisonError::into_inner).drain() {
+            // SAFETY: made from this domain; no queue pair is left to send with it.
+            unsafe { (library.destroy_ah)(handle.0) };
+        }
+        // SAFETY: whatever was made from it holds it alive, so nothing is left.
+        unsafe { (library.dealloc_pd)(self.raw) };
+    }
+}
+
+/// A registered region.
+struct Registered {
+    raw: *mut ibv_mr,
+    domain: Arc<Domain>,
+    owner: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+// SAFETY: libibverbs may be called with it from any thread.
+unsafe impl Send for Registered {}
+
+struct System {
+    context: Arc<Context>,
+    events: Arc<Events>,
+    domains: Mutex<slab::Slab<Arc<Domain>>>,
+    regions: Mutex<HashMap<LKey, Registered>>,
+    queues: Mutex<HashMap<CqId, Weak<queues::Completions>>>,
+    shared: Mutex<HashMap<SrqId, Weak<queues::Shared>>>,
+    next_id: AtomicU32,
+    opened: Instant,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn in_range(what: &'static str, given: usize, most: usize) -> Result<u32, ObjectError> {
+    match u32::try_from(given) {
+        Ok(number) if (1..=most).contains(&given) => Ok(number),
+        _ => Err(ObjectError::Range { what, given, least: 1, most }),
+    }
+}
+
+impl System {
+    fn open(options: &SystemOptions) -> Result<Self, SystemError> {
+        let library = options.library()?;
+        let device::Chosen { handle, device, port, gid } = device::choose(library, options)?;
+        let attributes = DeviceAttributes {
+            name: device.name.clone(),
+            provider: "system",
+            address: gid.gid.to_canonical(),
+            gid: gid.gid,
+            udp_port: ROCE_UDP_PORT,
+            active_mtu: port.active_mtu,
+            receive_buffer_bytes: 0,
+            max_queue_depth: device.max_queue_depth,
+            max_sges: device.max_sges,
+            max_inline: 0,
+            max_cq_depth: device.max_cq_depth,
+            // No more than our own RNIC answers, so that either can be at the other end.
+            max_rd_atomic: device.max_rd_atomic.min(MAX_RD_ATOMIC as usize),
+            on_demand: false,
+        };
+        // Tables have no more entries than fit a byte of the address vector (IBTA Vol 1, 14.2.5.6).
+        let gid_index = u8::try_from(gid.index).unwrap_or(u8::MAX);
+        let context = Arc::new(Context { handle, port: port.number, gid_index, attributes });
+        let max_inline = most_inline(&context)?;
+        let mut context = context;
+        if let Some(context) = Arc::get_mut(&mut context) {
+            context.attributes.max_inline = max_inline;
+        }
+        Ok(Self {
+            events: Events::start(Arc::clone(&context))?,
+            context,
+            domains: Mutex::default(),
+            regions: Mutex::default(),
+            queues: Mutex::default(),
+            shared: Mutex::default(),
+            next_id: AtomicU32::new(1),
+            opened: Instant::now(),
+        })
+    }
+
+    fn domain(&self, pd: PdId) -> Result<Arc<Domain>, ObjectError> {
+        lock(&self.domains).get(pd.0 as usize).cloned().ok_or(ObjectError::Unknown("protection domain"))
+    }
+
+    fn new_domain(context: &Arc<Context>) -> Result<Arc<Domain>, SystemError> {
+        // SAFETY: an open device.
+        let raw = unsafe { (context.library().alloc_pd)(context.raw()) };
+        if raw.is_null() {
+            return Err(SystemError::last("a protection domain"));
+        }
+        Ok(Arc::new(Domain { context: Arc::clone(context), raw, handles: Mutex::default() }))
+    }
+
+    fn new_id(&self) -> u32 {
+        self.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Registers memory, not yet under a handle of ours.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Provider::register`].
+    unsafe fn register_in(
+        domain: &Domain,
+        base: *mut u8,
+        length: usize,
+        address: u64,
+        access: Access,
+    ) -> Result<*mut ibv_mr, SystemError> {
+        let library = domain.context.library();
+        let access = convert::access(access);
+        // SAFETY: a domain that lives; the memory is the caller's promise.
+        let raw = unsafe { (library.reg_mr_iova)(domain.raw, base.cast::<c_void>(), length, address, access) };
+        if raw.is_null() { Err(SystemError::last("memory to be registered")) } else { Ok(raw) }
+    }
+}
+
+/// The most inline data that a queue pair can be created with.
+fn most_inline(context: &Arc<Context>) -> Result<usize, SystemError> {
+    let domain = System::new_domain(context)?;
+    let queue = queues::Completions::new(context, CqId(0), 1, None)?;
+    let made = INLINE_BYTES.into_iter().find_map(|bytes| {
+        let capacities = ibv_qp_cap {
+            max_send_wr: 1,
+            max_recv_wr: 1,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: bytes as u32,
+        };
+        qp::most_inline(&domain, &queue, capacities)
+    });
+    Ok(made.unwrap_or(0).min(MAX_INLINE_BYTES))
+}
+
+impl Provider for System {
+    fn attributes(&self) -> DeviceAttributes {
+        self.context.attributes.clone()
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.opened.elapsed().as_nanos() as u64
+    }
+
+    fn create_pd(&self) -> Result<PdId, Error> {
+        let domain = Self::new_domain(&self.context)?;
+        Ok(PdId(lock(&self.domains).insert(domain) as u32))
+    }
+
+    fn destroy_pd(&self, pd: PdId) -> Result<(), Error> {
+        let mut domains = lock(&self.domains);
+        let domain = domains.get(pd.0 as usize).ok_or(ObjectError::Unknown("protection domain"))?;
+        if Arc::strong_count(domain) > 1 {
+            let users = "a queue pair, a shared receive queue or a memory region";
+            return Err(ObjectError::Busy { what: "protection domain", users }.into());
+        }
+        domains.remove(pd.0 as usize);
+        Ok(())
+    }
+
+    unsafe fn register(
+        &self,
+        pd: PdId,
+        base: *mut u8,
+        length: usize,
+        address: u64,
+        access: Access,
+        owner: Option<Arc<dyn Any + Send + Sync>>,
+    ) -> Result<Keys, Error> {
+        let domain = self.domain(pd)?;
+        // SAFETY: passed on to our caller.
+        let raw = unsafe { Self::register_in(&domain, base, length, address, access) }?;
+        // SAFETY: it was just made.
+        let (lkey, rkey) = unsafe { ((*raw).lkey, (*raw).rkey) };
+        let keys = Keys { lkey: LKey(lkey), rkey: RKey::new(rkey) };
+        lock(&self.regions).insert(keys.lkey, Registered { raw, domain, owner });
+        Ok(keys)
+    }
+
+    unsafe fn reregister(
+        &self,
+        lkey: LKey,
+        pd: PdId,
+        base: *mut u8,
+        length: usize,
+        address: u64,
+        access: Access,
+    ) -> Result<(), Error> {
+        let what = "memory to be registered anew";
+        if address != base as u64 {
+            // ibv_rereg_mr has no place for it.
+            let error = std::io::Error::from_raw_os_error(nix::libc::EOPNOTSUPP);
+            return Err(SystemError::refused(what, error).into());
+        }
+        let domain = self.domain(pd)?;
+        let mut regions = lock(&self.regions);
+        let region = regions.get_mut(&lkey).ok_or(ObjectError::Unknown("memory region"))?;
+        let all = (IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS) as i32;
+        let access = convert::access(access);
+        let library = self.context.library();
+        // SAFETY: a region that is registered; the memory is the caller's promise.
+        let result = unsafe { (library.rereg_mr)(region.raw, all, domain.raw, base.cast(), length, access) };
+        SystemError::check(what, result)?;
+        region.domain = domain;
+        region.owner = None;
+        Ok(())
+    }
+
+    fn deregister(&self, lkey: LKey) -> Result<(), Error> {
+        let region = lock(&self.regions).remove(&lkey).ok_or(ObjectError::Unknown("memory region"))?;
+        // SAFETY: it is registered, and out of the table, so nobody else deregisters it.
+        let result = unsafe { (self.context.library().dereg_mr)(region.raw) };
+        let done = SystemError::check("a memory region to be deregistered", result);
+        if done.is_err() {
+            // The device may touch the memory still, so it must stay.
+            std::mem::forget(region);
+        }
+        Ok(done?)
+    }
+
+    fn create_channel(&self) -> Result<Arc<dyn raw::Channel>, Error> {
+        Ok(Arc::new(SystemChannel::new(&self.context)?))
+    }
+
+    fn create_cq(&self, depth: usize, channel: Option<&Arc<dyn raw::Channel>>) -> Result<Box<dyn raw::Cq>, Error> {
+        let most = self.context.attributes.max_cq_depth;
+        let depth = in_range("the completion queue's depth", depth, most)?;
+        let channel = channel.and_then(|channel| channel.as_any().downcast_ref::<SystemChannel>());
+        let id = CqId(self.new_id());
+        let queue = Arc::new(queues::Completions::new(&self.context, id, depth, channel)?);
+        self.events.watch(&queue);
+        let mut queues = lock(&self.queues);
+        queues.retain(|_, queue| queue.strong_count() > 0);
+        queues.insert(id, Arc::downgrade(&queue));
+        Ok(Box::new(SystemCq(queue)))
+    }
+
+    fn create_srq(&self, pd: PdId, depth: usize, max_sges: usize) -> Result<Box<dyn raw::Srq>, Error> {
+        let attributes = &self.context.attributes;
+        let depth = in_range("the shared receive queue's depth", depth, attributes.max_queue_depth)?;
+        let id = SrqId(self.new_id());
+        let queue = Arc::new(queues::Shared::new(self.domain(pd)?, pd, id, depth, max_sges)?);
+        let mut shared = lock(&self.shared);
+        shared.retain(|_, queue| queue.strong_count() > 0);
+        shared.insert(id, Arc::downgrade(&queue));
+        Ok(Box::new(SystemSrq(queue)))
+    }
+
+    fn create_qp(&self, init: QpInit) -> Result<Box<dyn raw::Qp>, Error> {
+        let queue = |id| {
+            let known = lock(&self.queues).get(&id).and_then(Weak::upgrade);
+            known.ok_or(ObjectError::Unknown("completion queue"))
+        };
+        let (send_cq, recv_cq) = (queue(init.send_cq)?, queue(init.recv_cq)?);
+        let srq = match init.srq {
+            None => None,
+            Some(id) => {
+                let known = lock(&self.shared).get(&id).and_then(Weak::upgrade);
+                let srq = known.ok_or(ObjectError::Unknown("shared receive queue"))?;
+                if srq.pd != init.pd {
+                    return Err(ObjectError::ForeignPd("shared receive queue").into());
+                }
+                Some(srq)
+            }
+        };
+        let domain = self.domain(init.pd)?;
+        Ok(Box::new(qp::SystemQp::new(domain, send_cq, recv_cq, srq, &init, Arc::clone(&self.events))?))
+    }
+
+    fn random_psn(&self) -> Psn {
+        // Where the operating system gives no randomness, time is better than a constant.
+        Psn::new(getrandom::u32().unwrap_or(self.now_ns() as u32) & Psn::MASK)
+    }
+
+    fn counters(&self) -> Option<Counters> {
+        None
+    }
+
+    fn link_counters(&self) -> LinkCounters {
+        LinkCounters::default()
+    }
+
+    fn poll_event(&self) -> Option<AsyncEvent> {
+        self.events.poll()
+    }
+
+    fn on_event(&self, notifier: Notifier) {
+        self.events.listen(notifier);
+    }
+
+    fn event_fd(&self) -> BorrowedFd<'_> {
+        self.events.fd()
+    }
+
+    fn drive(&self) {}
+}
+
+/// Does an address belong to the family that this GID stands for?
+fn same_family(own: Ipv6Addr, peer: IpAddr) -> bool {
+    own.to_canonical().is_ipv4() == peer.is_ipv4()
+}

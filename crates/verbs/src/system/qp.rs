@@ -1,0 +1,570 @@
+//! Queue pairs.
+
+use std::ffi::c_int;
+use std::io;
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use doorbell_ibverbs_sys::*;
+use doorbell_rnic::{
+    AddressVector, MAX_MESSAGE_BYTES, ModifyError, Payload, PostError, PostErrorKind, QpAttributes, QpCapacities,
+    QpCounters, QpInfo, QpInit, QpKind, QpState, RecvRequest, SendFlags, SendOperation, SendRequest, check_transition,
+};
+use doorbell_wire::{Psn, QKey, Qpn};
+
+use super::events::Events;
+use super::queues::{Completions, Shared, unsupported};
+use super::{Domain, SystemError, convert, same_family};
+use crate::raw;
+
+/// Work requests that are handed over at once; a longer list takes several calls.
+const LIST: usize = 32;
+
+type PostSend = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int;
+/// Posts receives to a queue pair or to a shared receive queue.
+pub(super) type PostReceives<Q> = unsafe extern "C" fn(*mut Q, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
+
+pub(super) struct SystemQp {
+    raw: *mut ibv_qp,
+    qpn: Qpn,
+    kind: QpKind,
+    capacities: QpCapacities,
+    signal_all: bool,
+    post_send: PostSend,
+    post_recv: PostReceives<ibv_qp>,
+    /// Where a program last took it; from there it may have gone to an error state by itself, where
+    /// posting is as allowed as before.
+    state: AtomicU32,
+    /// Largest message of a datagram, READs and atomics that it may have outstanding: what posting needs.
+    max_rd_atomic: AtomicU32,
+    events: Arc<Events>,
+    domain: Arc<Domain>,
+    _queues: (Arc<Completions>, Arc<Completions>),
+    srq: Option<Arc<Shared>>,
+}
+
+// SAFETY: libibverbs may be called with it from any thread.
+unsafe impl Send for SystemQp {}
+// SAFETY: as above.
+unsafe impl Sync for SystemQp {}
+
+impl Drop for SystemQp {
+    fn drop(&mut self) {
+        // SAFETY: it was made, and this is the last handle.
+        unsafe { (self.domain.context.library().destroy_qp)(self.raw) };
+        self.events.forget(self.qpn);
+    }
+}
+
+/// The inline data that a queue pair really gets; `None` if there is none with these capacities.
+pub(super) fn most_inline(domain: &Domain, queue: &Completions, cap: ibv_qp_cap) -> Option<usize> {
+    let mut init =
+        ibv_qp_init_attr { send_cq: queue.raw, recv_cq: queue.raw, cap, qp_type: IBV_QPT_RC, ..Default::default() };
+    let library = domain.context.library();
+    // SAFETY: all objects live, and the attributes are read and written during the call.
+    let made = unsafe { (library.create_qp)(domain.raw, &mut init) };
+    if made.is_null() {
+        return None;
+    }
+    // SAFETY: it was just made.
+    unsafe { (library.destroy_qp)(made) };
+    Some(init.cap.max_inline_data as usize)
+}
+
+impl SystemQp {
+    pub(super) fn new(
+        domain: Arc<Domain>,
+        send_cq: Arc<Completions>,
+        recv_cq: Arc<Completions>,
+        srq: Option<Arc<Shared>>,
+        init: &QpInit,
+        events: Arc<Events>,
+    ) -> Result<Self, crate::Error> {
+        let context = &domain.context;
+        let ops = context.ops();
+        let (Some(post_send), Some(post_recv)) = (ops.post_send, ops.post_recv) else {
+            return Err(SystemError::refused("work requests to be posted", unsupported()).into());
+        };
+        let given = init.capacities;
+        let limits = &context.attributes;
+        for (what, given, most) in [
+            ("max_send_wr", given.max_send_wr, limits.max_queue_depth),
+            ("max_recv_wr", given.max_recv_wr, limits.max_queue_depth),
+            ("max_send_sge", given.max_send_sge, limits.max_sges),
+            ("max_recv_sge", given.max_recv_sge, limits.max_sges),
+            ("max_inline", given.max_inline, limits.max_inline),
+        ] {
+            if given > most {
+                return Err(doorbell_rnic::ObjectError::Range { what, given, least: 0, most }.into());
+            }
+        }
+        let mut attributes = ibv_qp_init_attr {
+            send_cq: send_cq.raw,
+            recv_cq: recv_cq.raw,
+            srq: srq.as_ref().map_or(std::ptr::null_mut(), |srq| srq.raw),
+            cap: ibv_qp_cap {
+                max_send_wr: given.max_send_wr as u32,
+                max_recv_wr: given.max_recv_wr as u32,
+                max_send_sge: given.max_send_sge as u32,
+                max_recv_sge: given.max_recv_sge as u32,
+                max_inline_data: given.max_inline as u32,
+            },
+            qp_type: convert::kind(init.kind),
+            sq_sig_all: init.signal_all.into(),
+            ..ibv_qp_init_attr::default()
+        };
+        // SAFETY: all objects live, and the attributes are read and written during the call.
+        let raw = unsafe { (context.library().create_qp)(domain.raw, &mut attributes) };
+        if raw.is_null() {
+            return Err(SystemError::last("a queue pair").into());
+        }
+        // SAFETY: it was just made.
+        let qpn = Qpn::new(unsafe { (*raw).qp_num });
+        Ok(Self {
+            raw,
+            qpn,
+            kind: init.kind,
+            capacities: given,
+            signal_all: init.signal_all,
+            post_send,
+            post_recv,
+            state: AtomicU32::new(IBV_QPS_RESET),
+            max_rd_atomic: AtomicU32::new(0),
+            events,
+            domain,
+            _queues: (send_cq, recv_cq),
+            srq,
+        })
+    }
+
+    fn attributes(&self) -> Result<ibv_qp_attr, io::Error> {
+        let (mut attributes, mut init) = (ibv_qp_attr::default(), ibv_qp_init_attr::default());
+        // SAFETY: it lives, and there are places for what is said of it.
+        let result = unsafe {
+            (self.domain.context.library().query_qp)(self.raw, &mut attributes, EVERYTHING as c_int, &mut init)
+        };
+        match result {
+            0 => Ok(attributes),
+            -1 => Err(io::Error::last_os_error()),
+            number => Err(io::Error::from_raw_os_error(number)),
+        }
+    }
+
+    /// Checks what the device would not, or not before the request is in its queue.
+    #[inline]
+    fn check_send(&self, request: &SendRequest<'_>) -> Result<(), PostErrorKind> {
+        use SendOperation as Op;
+        let operation = request.operation;
+        let is_read = matches!(operation, Op::Read { .. } | Op::CompareSwap { .. } | Op::FetchAdd { .. });
+        let supported = match self.kind {
+            QpKind::Rc => true,
+            QpKind::Uc => !is_read && !matches!(operation, Op::SendInvalidate(_)),
+            QpKind::Ud => matches!(operation, Op::Send | Op::SendImmediate(_)),
+        };
+        if !supported {
+            return Err(PostErrorKind::UnsupportedOperation {
+                transport: self.kind.name(),
+                operation: operation.name(),
+            });
+        }
+        match (self.kind, &request.destination) {
+            (QpKind::Ud, None) => return Err(PostErrorKind::Destination("a UD work request needs a destination")),
+            (QpKind::Ud, Some(to)) if !same_family(self.domain.context.attributes.gid, to.address.destination) => {
+                return Err(PostErrorKind::Destination(
+                    "the destination's address is of another family than this device's",
+                ));
+            }
+            (QpKind::Ud, Some(_)) | (_, None) => {}
+            (_, Some(_)) => {
+                return Err(PostErrorKind::Destination("a connected queue pair has its destination already"));
+            }
+        }
+        let length = match request.payload {
+            Payload::Sges(sges) => {
+                let allowed = self.capacities.max_send_sge;
+                if sges.len() > allowed {
+                    return Err(PostErrorKind::TooManySges { given: sges.len(), allowed });
+                }
+                sges.iter().map(|sge| u64::from(sge.length)).sum::<u64>()
+            }
+            Payload::Inline(bytes) => {
+                if is_read {
+                    return Err(PostErrorKind::InlineRead(operation.name()));
+                }
+                let allowed = self.capacities.max_inline;
+                if bytes.len() > allowed {
+                    return Err(PostErrorKind::InlineTooLong { given: bytes.len(), allowed });
+                }
+                bytes.len() as u64
+            }
+        };
+        let allowed = match self.kind {
+            QpKind::Ud => self.domain.context.attributes.active_mtu.bytes() as u64,
+            _ => MAX_MESSAGE_BYTES,
+        };
+        if length > allowed {
+            return Err(PostErrorKind::MessageTooLong { given: length, allowed });
+        }
+        if is_read && self.max_rd_atomic.load(Ordering::Relaxed) == 0 {
+            return Err(PostErrorKind::NoReadResources);
+        }
+        if matches!(operation, Op::CompareSwap { .. } | Op::FetchAdd { .. }) && length != 8 {
+            return Err(PostErrorKind::AtomicLength(length));
+        }
+        Ok(())
+    }
+
+    /// A work request in C. What it points to must stay until it is posted.
+    #[inline]
+    fn send_request(&self, request: &SendRequest<'_>, inline: &mut ibv_sge) -> Result<ibv_send_wr, PostErrorKind> {
+        use SendOperation as Op;
+        let mut wr = ibv_send_wr { wr_id: request.wr_id, ..ibv_send_wr::default() };
+        for (flag, bit) in [
+            (SendFlags::SIGNALED, IBV_SEND_SIGNALED),
+            (SendFlags::SOLICITED, IBV_SEND_SOLICITED),
+            (SendFlags::FENCE, IBV_SEND_FENCE),
+        ] {
+            if request.flags.contains(flag) {
+                wr.send_flags |= bit;
+            }
+        }
+        match request.payload {
+            Payload::Sges(sges) => {
+                wr.sg_list = sges.as_ptr().cast_mut().cast();
+                wr.num_sge = sges.len() as c_int;
+            }
+            Payload::Inline(bytes) => {
+                *inline = ibv_sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: 0 };
+                wr.sg_list = inline;
+                wr.num_sge = 1;
+                wr.send_flags |= IBV_SEND_INLINE;
+            }
+        }
+        let rdma = |wr: &mut ibv_send_wr, remote_addr, rkey: doorbell_wire::RKey| {
+            wr.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr, rkey: rkey.get() };
+        };
+        let atomic = |wr: &mut ibv_send_wr, remote_addr, rkey: doorbell_wire::RKey, compare_add, swap| {
+            let rkey = rkey.get();
+            wr.wr.atomic = ibv_send_wr__bindgen_ty_2__bindgen_ty_2 { remote_addr, compare_add, swap, rkey };
+        };
+        wr.opcode = match request.operation {
+            Op::Send => IBV_WR_SEND,
+            Op::SendImmediate(immediate) => {
+                wr.__bindgen_anon_1.imm_data = immediate.to_be();
+                IBV_WR_SEND_WITH_IMM
+            }
+            Op::SendInvalidate(rkey) => {
+                wr.__bindgen_anon_1.invalidate_rkey = rkey.get();
+                IBV_WR_SEND_WITH_INV
+            }
+            Op::Write { remote_address, rkey } => {
+                rdma(&mut wr, remote_address, rkey);
+                IBV_WR_RDMA_WRITE
+            }
+            Op::WriteImmediate { remote_address, rkey, immediate } => {
+                rdma(&mut wr, remote_address, rkey);
+                wr.__bindgen_anon_1.imm_data = immediate.to_be();
+                IBV_WR_RDMA_WRITE_WITH_IMM
+            }
+            Op::Read { remote_address, rkey } => {
+                rdma(&mut wr, remote_address, rkey);
+                IBV_WR_RDMA_READ
+            }
+            Op::CompareSwap { remote_address, rkey, compare, swap } => {
+                atomic(&mut wr, remote_address, rkey, compare, swap);
+                IBV_WR_ATOMIC_CMP_AND_SWP
+            }
+            Op::FetchAdd { remote_address, rkey, add } => {
+                atomic(&mut wr, remote_address, rkey, add, 0);
+                IBV_WR_ATOMIC_FETCH_AND_ADD
+            }
+            Op::BindWindow(_) | Op::LocalInvalidate(_) => return Err(NOT_OFFERED),
+        };
+        if let Some(to) = &request.destination {
+            let ah = self.domain.handle_to(&to.address).map_err(|error| refused(&error))?;
+            let (remote_qpn, remote_qkey) = (to.qpn.get(), to.qkey.get());
+            wr.wr.ud = ibv_send_wr__bindgen_ty_2__bindgen_ty_3 { ah, remote_qpn, remote_qkey };
+        }
+        Ok(wr)
+    }
+}
+
+/// All attributes that a query can tell of.
+const EVERYTHING: ibv_qp_attr_mask = IBV_QP_STATE
+    | IBV_QP_CUR_STATE
+    | IBV_QP_ACCESS_FLAGS
+    | IBV_QP_PKEY_INDEX
+    | IBV_QP_PORT
+    | IBV_QP_QKEY
+    | IBV_QP_AV
+    | IBV_QP_PATH_MTU
+    | IBV_QP_TIMEOUT
+    | IBV_QP_RETRY_CNT
+    | IBV_QP_RNR_RETRY
+    | IBV_QP_RQ_PSN
+    | IBV_QP_MAX_QP_RD_ATOMIC
+    | IBV_QP_MIN_RNR_TIMER
+    | IBV_QP_SQ_PSN
+    | IBV_QP_MAX_DEST_RD_ATOMIC
+    | IBV_QP_DEST_QPN
+    | IBV_QP_CAP;
+
+/// What this provider does not pass on.
+const NOT_OFFERED: PostErrorKind = PostErrorKind::Refused { errno: nix::libc::EOPNOTSUPP };
+
+fn refused(error: &io::Error) -> PostErrorKind {
+    PostErrorKind::Refused { errno: error.raw_os_error().unwrap_or(0) }
+}
+
+/// Why a list was not accepted as a whole: `result` is an error number, or -1.
+fn post_failure(result: c_int, full: PostErrorKind) -> PostErrorKind {
+    let error = if result == -1 { io::Error::last_os_error() } else { io::Error::from_raw_os_error(result.abs()) };
+    if error.raw_os_error() == Some(nix::libc::ENOMEM) { full } else { refused(&error) }
+}
+
+/// Which element of an array a pointer points to.
+fn index_in<T>(array: *const T, element: *const T) -> usize {
+    (element as usize).wrapping_sub(array as usize) / size_of::<T>()
+}
+
+/// Posts receives, up to the first that is not acceptable.
+///
+/// # Safety
+///
+/// `queue` must live, `post` must be its function, and memory must be as [`raw::Qp::post_recv`] says.
+#[inline]
+pub(super) unsafe fn post_receives<Q>(
+    queue: *mut Q,
+    post: PostReceives<Q>,
+    list: &[RecvRequest<'_>],
+    max_sges: usize,
+    full: PostErrorKind,
+) -> Result<(), PostError> {
+    let mut wrs = [const { MaybeUninit::<ibv_recv_wr>::uninit() }; LIST];
+    let first: *mut ibv_recv_wr = wrs.as_mut_ptr().cast();
+    for (number, part) in list.chunks(LIST).enumerate() {
+        let mut bad = None;
+        let mut count = 0;
+        for request in part {
+            if request.sges.len() > max_sges {
+                bad = Some(PostErrorKind::TooManySges { given: request.sges.len(), allowed: max_sges });
+                break;
+            }
+            // SAFETY: `count` is below `LIST`, and so is the one before it.
+            unsafe {
+                let place = first.add(count);
+                place.write(ibv_recv_wr {
+                    wr_id: request.wr_id,
+                    next: std::ptr::null_mut(),
+                    sg_list: request.sges.as_ptr().cast_mut().cast(),
+                    num_sge: request.sges.len() as c_int,
+                });
+                if count > 0 {
+                    (*first.add(count - 1)).next = place;
+                }
+            }
+            count += 1;
+        }
+        if count > 0 {
+            let mut failed = std::ptr::null_mut();
+            // SAFETY: a list of `count` requests that ends; the queue lives.
+            let result = unsafe { post(queue, first, &mut failed) };
+            if result != 0 {
+                let index = number * LIST + index_in(first, failed);
+                return Err(PostError { index, kind: post_failure(result, full) });
+            }
+        }
+        if let Some(kind) = bad {
+            return Err(PostError { index: number * LIST + count, kind });
+        }
+    }
+    Ok(())
+}
+
+impl raw::Qp for SystemQp {
+    fn qpn(&self) -> Qpn {
+        self.qpn
+    }
+
+    fn modify(&self, given: &QpAttributes) -> Result<(), ModifyError> {
+        let device = |error: &io::Error| ModifyError::Refused { errno: error.raw_os_error().unwrap_or(0) };
+        let context = &self.domain.context;
+        let from = convert::state_from(self.attributes().map_err(|error| device(&error))?.qp_state);
+        let to = check_transition(self.kind, from, given)?;
+        if let Some(mtu) = given.path_mtu
+            && mtu > context.attributes.active_mtu
+        {
+            let (given, active) = (mtu.bytes(), context.attributes.active_mtu.bytes());
+            return Err(ModifyError::PathMtu { given, active });
+        }
+        if let Some(to) = &given.address
+            && !same_family(context.attributes.gid, to.destination)
+        {
+            return Err(ModifyError::AddressFamily { peer: to.destination, own: context.attributes.address });
+        }
+        let mut c = ibv_qp_attr { qp_state: convert::state(to), ..ibv_qp_attr::default() };
+        let mut mask = if given.state.is_some() { IBV_QP_STATE } else { 0 };
+        macro_rules! set {
+            ($($field:ident => $place:ident, $bit:ident, $convert:expr;)*) => {
+                $(if let Some(value) = given.$field {
+                    c.$place = $convert(value);
+                    mask |= $bit;
+                })*
+            };
+        }
+        set! {
+            current_state => cur_qp_state, IBV_QP_CUR_STATE, convert::state;
+            sqd_notify => en_sqd_async_notify, IBV_QP_EN_SQD_ASYNC_NOTIFY, u8::from;
+            access => qp_access_flags, IBV_QP_ACCESS_FLAGS, |access| convert::access(access) as u32;
+            pkey_index => pkey_index, IBV_QP_PKEY_INDEX, |index| index;
+            // A queue pair's port is the device's that was opened, whatever its number.
+            port => port_num, IBV_QP_PORT, |_| context.port;
+            qkey => qkey, IBV_QP_QKEY, QKey::get;
+            address => ah_attr, IBV_QP_AV, |to: AddressVector| context.address(&to);
+            path_mtu => path_mtu, IBV_QP_PATH_MTU, convert::mtu;
+            timeout => timeout, IBV_QP_TIMEOUT, |value| value;
+            retry_count => retry_cnt, IBV_QP_RETRY_CNT, |value| value;
+            rnr_retry => rnr_retry, IBV_QP_RNR_RETRY, |value| value;
+            receive_psn => rq_psn, IBV_QP_RQ_PSN, Psn::get;
+            send_psn => sq_psn, IBV_QP_SQ_PSN, Psn::get;
+            max_rd_atomic => max_rd_atomic, IBV_QP_MAX_QP_RD_ATOMIC, |value| value;
+            max_dest_rd_atomic => max_dest_rd_atomic, IBV_QP_MAX_DEST_RD_ATOMIC, |value| value;
+            min_rnr_timer => min_rnr_timer, IBV_QP_MIN_RNR_TIMER, |value| value;
+            dest_qpn => dest_qp_num, IBV_QP_DEST_QPN, Qpn::get;
+        }
+        // SAFETY: it lives, and the attributes are read during the call.
+        let result = unsafe { (context.library().modify_qp)(self.raw, &mut c, mask as c_int) };
+        match result {
+            0 => {
+                if let Some(value) = given.max_rd_atomic {
+                    self.max_rd_atomic.store(value.into(), Ordering::Relaxed);
+                }
+                self.state.store(convert::state(to), Ordering::Release);
+                Ok(())
+            }
+            -1 => Err(device(&io::Error::last_os_error())),
+            number => Err(ModifyError::Refused { errno: number.abs() }),
+        }
+    }
+
+    fn query(&self) -> QpInfo {
+        // A query fails only on a device that is gone, where nothing works any more.
+        let c = self.attributes().unwrap_or(ibv_qp_attr { qp_state: IBV_QPS_ERR, ..ibv_qp_attr::default() });
+        let state = convert::state_from(c.qp_state);
+        // SAFETY: all bytes of the union are those of `raw`.
+        let gid = std::net::Ipv6Addr::from(unsafe { c.ah_attr.grh.dgid.raw });
+        let address = AddressVector {
+            destination: gid.to_canonical(),
+            traffic_class: c.ah_attr.grh.traffic_class,
+            hop_limit: c.ah_attr.grh.hop_limit,
+        };
+        let psn = |psn: u32| Some(Psn::new(psn & Psn::MASK));
+        QpInfo {
+            kind: self.kind,
+            state,
+            attributes: QpAttributes {
+                state: Some(state),
+                current_state: Some(state),
+                sqd_notify: Some(c.en_sqd_async_notify != 0),
+                access: Some(convert::access_from(c.qp_access_flags)),
+                pkey_index: Some(c.pkey_index),
+                port: Some(1),
+                qkey: Some(QKey::new(c.qkey)),
+                address: Some(address),
+                path_mtu: Some(super::device::mtu(c.path_mtu)),
+                timeout: Some(c.timeout),
+                retry_count: Some(c.retry_cnt),
+                rnr_retry: Some(c.rnr_retry),
+                receive_psn: psn(c.rq_psn),
+                send_psn: psn(c.sq_psn),
+                max_rd_atomic: Some(c.max_rd_atomic),
+                max_dest_rd_atomic: Some(c.max_dest_rd_atomic),
+                min_rnr_timer: Some(c.min_rnr_timer),
+                dest_qpn: Some(Qpn::new(c.dest_qp_num)),
+            },
+            capacities: self.capacities,
+            signal_all: self.signal_all,
+            // RNICs count per port, and tell of what waits only whether there is something.
+            counters: QpCounters::default(),
+            outstanding_sends: usize::from(c.sq_draining),
+        }
+    }
+
+    unsafe fn post_all_sends(&self, list: &[SendRequest<'_>]) -> Result<(), PostError> {
+        match list {
+            // SAFETY: passed on to our caller.
+            [] | [_] => unsafe { self.post_send(list) },
+            // A library takes what comes before the first that it does not.
+            _ => Err(PostError { index: 0, kind: NOT_OFFERED }),
+        }
+    }
+
+    #[inline]
+    unsafe fn post_send(&self, list: &[SendRequest<'_>]) -> Result<(), PostError> {
+        let state = convert::state_from(self.state.load(Ordering::Acquire));
+        if matches!(state, QpState::Reset | QpState::Init | QpState::ReadyToReceive) {
+            let what = "send work requests";
+            let kind = PostErrorKind::WrongState { state, what, allowed: "RTS, SQD, SQE or error" };
+            return if list.is_empty() { Ok(()) } else { Err(PostError { index: 0, kind }) };
+        }
+        let mut wrs = [const { MaybeUninit::<ibv_send_wr>::uninit() }; LIST];
+        let mut inlines = [const { MaybeUninit::<ibv_sge>::uninit() }; LIST];
+        let first: *mut ibv_send_wr = wrs.as_mut_ptr().cast();
+        for (number, part) in list.chunks(LIST).enumerate() {
+            let mut bad = None;
+            let mut count = 0;
+            for (request, inline) in part.iter().zip(&mut inlines) {
+                let inline = inline.write(ibv_sge { addr: 0, length: 0, lkey: 0 });
+                let made = self.check_send(request).and_then(|()| self.send_request(request, inline));
+                let wr = match made {
+                    Ok(wr) => wr,
+                    Err(kind) => {
+                        bad = Some(kind);
+                        break;
+                    }
+                };
+                // SAFETY: `count` is below `LIST`, and so is the one before it.
+                unsafe {
+                    let place = first.add(count);
+                    place.write(wr);
+                    if count > 0 {
+                        (*first.add(count - 1)).next = place;
+                    }
+                }
+                count += 1;
+            }
+            if count > 0 {
+                let mut failed = std::ptr::null_mut();
+                // SAFETY: a list of `count` requests that ends, and what they point to lives; the memory
+                // is the caller's promise.
+                let result = unsafe { (self.post_send)(self.raw, first, &mut failed) };
+                if result != 0 {
+                    let full = PostErrorKind::QueueFull { queue: "send queue", depth: self.capacities.max_send_wr };
+                    let index = number * LIST + index_in(first, failed);
+                    return Err(PostError { index, kind: post_failure(result, full) });
+                }
+            }
+            if let Some(kind) = bad {
+                return Err(PostError { index: number * LIST + count, kind });
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    unsafe fn post_recv(&self, list: &[RecvRequest<'_>]) -> Result<(), PostError> {
+        let refuse = |kind| if list.is_empty() { Ok(()) } else { Err(PostError { index: 0, kind }) };
+        if self.srq.is_some() {
+            return refuse(PostErrorKind::UsesSharedReceiveQueue);
+        }
+        let state = convert::state_from(self.state.load(Ordering::Acquire));
+        if state == QpState::Reset {
+            let what = "receive work requests";
+            return refuse(PostErrorKind::WrongState { state, what, allowed: "any state but reset" });
+        }
+        let full = PostErrorKind::QueueFull { queue: "receive queue", depth: self.capacities.max_recv_wr };
+        // SAFETY: it lives; the memory is the caller's promise.
+        unsafe { post_receives(self.raw, self.post_recv, list, self.capacities.max_recv_sge, full) }
+    }
+}

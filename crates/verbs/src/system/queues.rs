@@ -1,0 +1,270 @@
+//! Completion channels, completion queues and shared receive queues.
+
+use std::any::Any;
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use doorbell_ibverbs_sys::*;
+use doorbell_rnic::{Completion, CqId, Notify, Overrun, PdId, PostError, PostErrorKind, RecvRequest, SrqId};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+
+use super::{Context, Domain, SystemError, convert, qp};
+use crate::error::Error;
+use crate::raw;
+
+/// Completions that are taken from the RNIC at once.
+const LIST: usize = 32;
+
+type PollCq = unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int;
+type RequestNotify = unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int;
+
+/// A completion channel, which lives as long as its queues.
+struct ChannelObject {
+    context: Arc<Context>,
+    raw: *mut ibv_comp_channel,
+}
+
+// SAFETY: libibverbs may be called with it from any thread.
+unsafe impl Send for ChannelObject {}
+// SAFETY: as above.
+unsafe impl Sync for ChannelObject {}
+
+impl Drop for ChannelObject {
+    fn drop(&mut self) {
+        // SAFETY: its queues hold it, so none is left.
+        unsafe { (self.context.library().destroy_comp_channel)(self.raw) };
+    }
+}
+
+pub(super) struct SystemChannel(Arc<ChannelObject>);
+
+impl SystemChannel {
+    pub(super) fn new(context: &Arc<Context>) -> Result<Self, SystemError> {
+        // SAFETY: an open device.
+        let raw = unsafe { (context.library().create_comp_channel)(context.raw()) };
+        if raw.is_null() {
+            return Err(SystemError::last("a completion channel"));
+        }
+        let channel = Self(Arc::new(ChannelObject { context: Arc::clone(context), raw }));
+        let unblocked = fcntl(raw::Channel::fd(&channel), FcntlArg::F_SETFL(OFlag::O_NONBLOCK));
+        unblocked.map_err(|error| SystemError::refused("a completion channel that does not block", error.into()))?;
+        Ok(channel)
+    }
+}
+
+impl raw::Channel for SystemChannel {
+    fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel's own descriptor, which stays open as long as it lives.
+        unsafe { BorrowedFd::borrow_raw((*self.0.raw).fd) }
+    }
+
+    fn next(&self) -> Option<CqId> {
+        let library = self.0.context.library();
+        let (mut queue, mut number) = (std::ptr::null_mut(), std::ptr::null_mut::<c_void>());
+        // SAFETY: a channel that lives, and places for what it says.
+        if unsafe { (library.get_cq_event)(self.0.raw, &mut queue, &mut number) } != 0 {
+            return None;
+        }
+        // SAFETY: whoever destroys the queue waits until this is acknowledged.
+        unsafe { (library.ack_cq_events)(queue, 1) };
+        Some(CqId(number as usize as u32))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// A completion queue, which lives as long as its queue pairs.
+pub(super) struct Completions {
+    pub(super) id: CqId,
+    pub(super) raw: *mut ibv_cq,
+    context: Arc<Context>,
+    poll: PollCq,
+    request_notify: RequestNotify,
+    overrun: AtomicBool,
+    _channel: Option<Arc<ChannelObject>>,
+}
+
+// SAFETY: libibverbs may be called with it from any thread.
+unsafe impl Send for Completions {}
+// SAFETY: as above.
+unsafe impl Sync for Completions {}
+
+impl Drop for Completions {
+    fn drop(&mut self) {
+        // SAFETY: its queue pairs hold it, so none is left.
+        unsafe { (self.context.library().destroy_cq)(self.raw) };
+    }
+}
+
+impl Completions {
+    pub(super) fn new(
+        context: &Arc<Context>,
+        id: CqId,
+        depth: u32,
+        channel: Option<&SystemChannel>,
+    ) -> Result<Self, SystemError> {
+        let ops = context.ops();
+        let (Some(poll), Some(request_notify)) = (ops.poll_cq, ops.req_notify_cq) else {
+            return Err(SystemError::refused("completions to be polled", unsupported()));
+        };
+        let channel = channel.map(|channel| Arc::clone(&channel.0));
+        let on = channel.as_ref().map_or(std::ptr::null_mut(), |channel| channel.raw);
+        let number = id.0 as usize as *mut c_void;
+        // SAFETY: an open device and a channel of it, if any; the number is only handed back.
+        let raw = unsafe { (context.library().create_cq)(context.raw(), depth as c_int, number, on, 0) };
+        if raw.is_null() {
+            return Err(SystemError::last("a completion queue"));
+        }
+        let context = Arc::clone(context);
+        Ok(Self { id, raw, context, poll, request_notify, overrun: AtomicBool::new(false), _channel: channel })
+    }
+
+    pub(super) fn has_overrun(&self) {
+        self.overrun.store(true, Ordering::Release);
+    }
+}
+
+pub(super) fn unsupported() -> std::io::Error {
+    std::io::Error::from_raw_os_error(nix::libc::EOPNOTSUPP)
+}
+
+pub(super) struct SystemCq(pub(super) Arc<Completions>);
+
+impl raw::Cq for SystemCq {
+    fn id(&self) -> CqId {
+        self.0.id
+    }
+
+    #[inline]
+    fn poll(&self, out: &mut [Completion]) -> Result<usize, Overrun> {
+        let queue = &*self.0;
+        let mut wcs = [const { MaybeUninit::<ibv_wc>::uninit() }; LIST];
+        let mut reaped = 0;
+        while reaped < out.len() {
+            let wanted = LIST.min(out.len() - reaped);
+            // SAFETY: the queue lives, and there is room for so many.
+            let found = unsafe { (queue.poll)(queue.raw, wanted as c_int, wcs.as_mut_ptr().cast()) };
+            let Ok(found) = usize::try_from(found) else { return Err(Overrun) };
+            for (place, wc) in out[reaped..].iter_mut().zip(&wcs[..found]) {
+                // SAFETY: the first `found` have been written.
+                *place = convert::completion(unsafe { wc.assume_init_ref() });
+            }
+            reaped += found;
+            if found < wanted {
+                break;
+            }
+        }
+        if reaped == 0 && queue.overrun.load(Ordering::Acquire) {
+            return Err(Overrun);
+        }
+        Ok(reaped)
+    }
+
+    fn arm(&self, notify: Notify) {
+        let queue = &*self.0;
+        // SAFETY: the queue lives.
+        let result = unsafe { (queue.request_notify)(queue.raw, (notify == Notify::Solicited).into()) };
+        if result != 0 {
+            tracing::error!(result, "the RNIC arms no notification");
+        }
+    }
+
+    fn resize(&self, depth: usize) -> Result<(), Error> {
+        let depth = super::in_range("the completion queue's depth", depth, self.0.context.attributes.max_cq_depth)?;
+        // SAFETY: the queue lives.
+        let result = unsafe { (self.0.context.library().resize_cq)(self.0.raw, depth as c_int) };
+        Ok(SystemError::check("a completion queue to be resized", result)?)
+    }
+}
+
+/// A shared receive queue, which lives as long as its queue pairs.
+pub(super) struct Shared {
+    pub(super) id: SrqId,
+    pub(super) pd: PdId,
+    pub(super) raw: *mut ibv_srq,
+    domain: Arc<Domain>,
+    depth: usize,
+    max_sges: usize,
+    post: qp::PostReceives<ibv_srq>,
+}
+
+// SAFETY: libibverbs may be called with it from any thread.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: its queue pairs hold it, so none is left.
+        unsafe { (self.domain.context.library().destroy_srq)(self.raw) };
+    }
+}
+
+impl Shared {
+    pub(super) fn new(
+        domain: Arc<Domain>,
+        pd: PdId,
+        id: SrqId,
+        depth: u32,
+        max_sges: usize,
+    ) -> Result<Self, SystemError> {
+        let context = &domain.context;
+        let Some(post) = context.ops().post_srq_recv else {
+            return Err(SystemError::refused("shared receives", unsupported()));
+        };
+        let mut init = ibv_srq_init_attr {
+            srq_context: id.0 as usize as *mut c_void,
+            attr: ibv_srq_attr { max_wr: depth, max_sge: u32::try_from(max_sges).unwrap_or(u32::MAX), srq_limit: 0 },
+        };
+        // SAFETY: a domain that lives, and attributes that are read and written during the call.
+        let raw = unsafe { (context.library().create_srq)(domain.raw, &mut init) };
+        if raw.is_null() {
+            return Err(SystemError::last("a shared receive queue"));
+        }
+        Ok(Self { id, pd, raw, domain, depth: depth as usize, max_sges, post })
+    }
+}
+
+pub(super) struct SystemSrq(pub(super) Arc<Shared>);
+
+impl raw::Srq for SystemSrq {
+    fn id(&self) -> SrqId {
+        self.0.id
+    }
+
+    fn arm_limit(&self, limit: usize) {
+        let srq_limit = u32::try_from(limit).unwrap_or(u32::MAX);
+        let mut attributes = ibv_srq_attr { srq_limit, ..ibv_srq_attr::default() };
+        let queue = &*self.0;
+        let library = queue.domain.context.library();
+        // SAFETY: the queue lives; of the attributes only the limit is named.
+        let result = unsafe { (library.modify_srq)(queue.raw, &mut attributes, IBV_SRQ_LIMIT as c_int) };
+        if result != 0 {
+            tracing::error!(result, limit, "the RNIC arms no limit event");
+        }
+    }
+
+    fn limit(&self) -> usize {
+        let mut attributes = ibv_srq_attr::default();
+        // SAFETY: the queue lives, and there is a place for what is said of it.
+        let result = unsafe { (self.0.domain.context.library().query_srq)(self.0.raw, &mut attributes) };
+        if result == 0 { attributes.srq_limit as usize } else { 0 }
+    }
+
+    fn posted(&self) -> Option<usize> {
+        None
+    }
+
+    #[inline]
+    unsafe fn post_recv(&self, list: &[RecvRequest<'_>]) -> Result<(), PostError> {
+        let queue = &*self.0;
+        let full = PostErrorKind::QueueFull { queue: "shared receive queue", depth: queue.depth };
+        // SAFETY: the queue lives; the memory is the caller's promise.
+        unsafe { qp::post_receives(queue.raw, queue.post, list, queue.max_sges, full) }
+    }
+}

@@ -1,0 +1,51 @@
+# rdma_rxe at one end of a cable, the software RNIC at the other, in both roles.
+#
+# The kernel's sockets for port 4791 are in the first namespace alone, so that is where rxe's end is.
+failures=0
+fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
+ip netns add other
+ip link add veth0 mtu 9000 type veth peer name veth1 mtu 9000 netns other
+ip address add 192.0.2.1/24 dev veth0
+ip link set veth0 up
+ip -n other address add 192.0.2.2/24 dev veth1
+ip -n other link set veth1 up
+ip -n other link set lo up
+rdma link delete rxe0
+rdma link add rxe0 type rxe netdev veth0
+in_other() { ip netns exec other "$@"; }
+# The link's address of IPv6 becomes a GID when the kernel is done with it; the one of IPv4 is used.
+gid=$(doorbell devices 2>/dev/null | sed -n 's/.*GID \([0-9]*\) ::ffff:192.0.2.1.*/\1/p')
+
+port=20000
+# Runs a program at both ends: $1 says whether rxe serves or asks.
+pair() {
+    role=$1; shift
+    port=$((port + 1))
+    own="$* -d rxe0 -x $gid -p $port"
+    soft="doorbell run --bind 192.0.2.2 -- $* -p $port"
+    if [ $role = serves ]; then
+        timeout 60 $own > /tmp/server 2>&1 & server=$!
+        wait_for_port $port
+        timeout 60 ip netns exec other $soft 192.0.2.1 > /tmp/client 2>&1
+    else
+        timeout 60 ip netns exec other $soft > /tmp/server 2>&1 & server=$!
+        wait_for_port $port in_other
+        timeout 60 $own 192.0.2.2 > /tmp/client 2>&1
+    fi
+    client=$?
+    wait $server
+    served=$?
+    if [ $client$served != 00 ]; then
+        fail "rxe $role, $*: $client and $served"
+        tail -4 /tmp/client /tmp/server
+    fi
+}
+wait_for_port() {
+    hex=$(printf ':%04X ' $1)
+    for try in $(seq 200); do
+        cat /proc/net/tcp /proc/net/tcp6 | grep -q "$hex.* 0A " && return
+        [ "$2" ] && in_other cat /proc/net/tcp /proc/net/tcp6 | grep -q "$hex.* 0A " && return
+        sleep 0.05
+    done
+    fail "nobody listens on $1"
+}

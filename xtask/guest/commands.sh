@@ -1,0 +1,57 @@
+# The command on the kernel's own RNIC, and what it says where something is missing.
+failures=0
+fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
+
+# Does a command succeed, and print these words?
+prints() {
+    words=$1; shift
+    "$@" > /tmp/said 2>&1 || fail "$* ended with $?: $(cat /tmp/said)"
+    grep -q "$words" /tmp/said || fail "$* does not say '$words': $(cat /tmp/said)"
+}
+
+# Does a command end with this status, and say these words?
+refuses() {
+    status=$1 words=$2; shift 2
+    timeout 60 "$@" > /tmp/said 2>&1
+    ended=$?
+    [ $ended = $status ] || fail "$* ended with $ended, not with $status: $(cat /tmp/said)"
+    grep -q "$words" /tmp/said || fail "$* does not say '$words': $(cat /tmp/said)"
+    echo "as it should be: $(tail -1 /tmp/said)"
+}
+
+prints "rxe0: RNIC of this machine" doorbell devices
+prints "::ffff:10.0.0.1 (RoCE v2), used" doorbell devices
+doorbell devices 2>/dev/null
+prints '"default_gid_index": 1' doorbell devices --json
+prints "using rxe0" doorbell bench lat -s 16 -n 200
+prints "using rxe0" doorbell bench bw -s 16,4096,65536 -n 500 --verify
+for op in write read cas fetch-add request-response; do
+    prints "system provider" doorbell bench bw -d rxe0 --op $op -n 500 -s 8 --verify
+done
+prints "system provider" doorbell bench bw -d rxe0 -q 4 -b -e -n 500 -s 100,10000
+prints '"provider": "system"' doorbell bench bw -d rxe0 -n 500 -s 16 --json
+prints "hw_counters/sent_pkts" doorbell counters --list
+prints "rxe0" doorbell counters rxe0 --lines -n 1
+
+refuses 1 "there is no RDMA device mlx5_9; there are: rxe0" doorbell bench bw -d mlx5_9 -n 10
+refuses 1 "has no port 2, but ports 1 to 1" doorbell bench bw -d rxe0 -i 2 -n 10
+refuses 1 "has no GID 7 for RoCE v2; it has: 0 " doorbell bench bw -d rxe0 -x 7 -n 10
+refuses 2 "is of doorbell0, the embedded software RNIC, not of rxe0" doorbell bench bw -d rxe0 --fault drop=0.1
+refuses 1 "4791" doorbell bench bw -d doorbell0 -n 10
+mtu=$(cat /sys/class/net/dummy0/mtu)
+ip link set dummy0 mtu 1500
+refuses 1 "larger than this port's active MTU 1024" doorbell bench bw -d rxe0 -n 10 -m 4096
+ip link set dummy0 mtu $mtu
+ip link set dummy0 down
+refuses 1 "is down, not active" doorbell bench bw -d rxe0 -n 10
+ip link set dummy0 up
+# Somebody without rights, who may lock no memory to speak of.
+su nobody -s /bin/sh -c 'ulimit -l 64; PATH=/opt:/bin; doorbell bench bw -d rxe0 -n 10 -s 65536' > /tmp/said 2>&1
+grep -q "may lock 65536 B of memory" /tmp/said || fail "a small limit of locked memory: $(cat /tmp/said)"
+mv /usr/lib/x86_64-linux-gnu/libibverbs.so.1 /tmp/
+refuses 1 "libibverbs cannot be loaded" doorbell bench bw -d rxe0 -n 10
+mv /tmp/libibverbs.so.1 /usr/lib/x86_64-linux-gnu/
+rdma link delete rxe0
+refuses 1 "knows no RDMA device" doorbell bench bw -d rxe0 -n 10
+echo "$failures failures"
+[ $failures = 0 ]

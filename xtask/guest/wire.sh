@@ -1,0 +1,52 @@
+# perftest and our own bench over the cable (cable.sh comes before), with all path MTUs, and with loss.
+all_operations() {
+    for role in serves asks; do
+        pair $role ib_send_bw -n $1 -s 16
+        pair $role ib_write_bw -n $1 -s 65536
+        pair $role ib_read_bw -n $1 -s 65536
+        pair $role ib_atomic_bw -n $1 -A FETCH_AND_ADD
+        pair $role ib_atomic_bw -n $1 -A CMP_AND_SWAP
+        pair $role ib_send_bw -n $1 -s 1024 -c UD
+        pair $role ib_send_lat -n $1 -s 16
+        pair $role ib_write_lat -n $1 -s 16
+        pair $role ib_read_lat -n $1 -s 16
+    done
+}
+
+all_operations 200
+for mtu in 256 512 1024 2048 4096; do
+    for role in serves asks; do
+        pair $role ib_send_bw -n 50 -s 20000 -m $mtu
+        pair $role ib_write_bw -n 50 -s 20000 -m $mtu
+        pair $role ib_read_bw -n 50 -s 20000 -m $mtu
+    done
+done
+# The same with one packet in a hundred lost, both ways.
+tc qdisc add dev veth0 root netem loss 1%
+in_other tc qdisc add dev veth1 root netem loss 1%
+for role in serves asks; do
+    pair $role ib_send_bw -n 500 -s 5000
+    pair $role ib_write_bw -n 500 -s 5000
+    pair $role ib_read_bw -n 500 -s 5000
+    pair $role ib_atomic_bw -n 200 -A FETCH_AND_ADD
+done
+tc qdisc del dev veth0 root
+in_other tc qdisc del dev veth1 root
+# Our own bench, whose payload is checked.
+bench() {
+    doorbell bench bw -d rxe0 -x $gid --listen 192.0.2.1 > /tmp/server 2>&1 & server=$!
+    wait_for_port 18515
+    in_other timeout 120 doorbell bench bw --bind 192.0.2.2 "$@" --verify 192.0.2.1 > /tmp/client 2>&1 ||
+        fail "bench $*: $(cat /tmp/client)"
+    wait $server || fail "bench $*, rxe: $(cat /tmp/server)"
+}
+bench -n 500 -s 16,5000,65536
+bench -n 500 -s 16,5000 -b
+for op in write read; do bench -n 300 -s 16,65536 --op $op; done
+bench -n 300 --op fetch-add
+bench -n 300 --op cas
+# No packet that either end received had a wrong ICRC.
+in_other doorbell counters --list > /dev/null 2>&1
+dmesg | grep -i "bad icrc" && fail "rdma_rxe found wrong ICRCs"
+echo "$port programs of perftest (from 20001 on), $failures failures"
+[ $failures = 0 ]

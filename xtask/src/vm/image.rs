@@ -1,0 +1,216 @@
+//! What the guest boots: Debian's kernel, and an initramfs of its modules, busybox, perftest and the
+//! RDMA libraries of this machine. Both are kept until the packages or the recipe change.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+
+use crate::shell::{command, output_of, run};
+
+const INIT: &str = include_str!("../../guest/init");
+
+/// Modules, which bring along those that they need.
+const MODULES: &[&str] = &[
+    "virtio_pci",
+    "9pnet_virtio",
+    "9p",
+    "rdma_rxe",
+    "ib_uverbs",
+    "rdma_ucm",
+    "veth",
+    "dummy",
+    "sch_netem",
+    "crc32_generic",
+    "crc32c_generic",
+    "crc32-pclmul",
+];
+
+/// Programs beside busybox; they bring along their libraries.
+const PROGRAMS: &[&str] = &[
+    "ib_send_bw",
+    "ib_send_lat",
+    "ib_write_bw",
+    "ib_write_lat",
+    "ib_read_bw",
+    "ib_read_lat",
+    "ib_atomic_bw",
+    "ib_atomic_lat",
+    "ibv_devinfo",
+    "ibv_devices",
+    "ibv_rc_pingpong",
+    "rdma",
+    "ip",
+    "tc",
+    "tcpdump",
+];
+
+/// The package that is always the newest kernel.
+const KERNEL: &str = "linux-image-amd64";
+
+/// What qemu takes.
+pub(super) struct Image {
+    pub(super) kernel: PathBuf,
+    pub(super) initramfs: PathBuf,
+}
+
+/// Puts it together below `home`, unless it is there and still good.
+pub(super) fn build(home: &Path) -> Result<Image, String> {
+    let files = home.join("kernel");
+    let version = kernel(&files)?;
+    let image =
+        Image { kernel: files.join("boot").join(format!("vmlinuz-{version}")), initramfs: home.join("initramfs.gz") };
+    let recipe = recipe(&version)?;
+    let stamp = home.join("recipe.txt");
+    if image.initramfs.exists() && fs::read_to_string(&stamp).is_ok_and(|known| known == recipe) {
+        return Ok(image);
+    }
+    let root = home.join("root");
+    fill(&root, &files, &version)?;
+    let pack = format!(
+        "cd '{}' && find . | cpio --create --format=newc --quiet | gzip -1 > '{}'",
+        root.display(),
+        image.initramfs.display()
+    );
+    run(command("sh", &["-ec", &pack]))?;
+    fs::write(&stamp, recipe).map_err(at(&stamp))?;
+    fs::remove_dir_all(&root).map_err(at(&root))?;
+    Ok(image)
+}
+
+fn at(path: &Path) -> impl FnOnce(std::io::Error) -> String {
+    move |error| format!("{}: {error}", path.display())
+}
+
+/// Unpacks the kernel's package, which is not installed, and returns its version.
+fn kernel(files: &Path) -> Result<String, String> {
+    let modules = files.join("lib").join("modules");
+    if !modules.exists() {
+        let fresh = files.with_extension("new");
+        let _ = fs::remove_dir_all(&fresh);
+        fs::create_dir_all(&fresh).map_err(at(&fresh))?;
+        let depends = output_of(command("apt-cache", &["depends", KERNEL]))?;
+        let package = depends.lines().find_map(|line| line.trim().strip_prefix("Depends: linux-image-"));
+        let package = package.ok_or_else(|| format!("{KERNEL} names no kernel:\n{depends}"))?;
+        let mut download = command("apt-get", &["download", &format!("linux-image-{package}")]);
+        download.current_dir(&fresh);
+        run(download)?;
+        let package = fs::read_dir(&fresh).map_err(at(&fresh))?.filter_map(Result::ok).map(|entry| entry.path());
+        let package = package.into_iter().find(|path| path.extension().is_some_and(|extension| extension == "deb"));
+        let package = package.ok_or("the kernel's package was not downloaded")?;
+        run(command("dpkg", &["-x", &package.to_string_lossy(), &fresh.to_string_lossy()]))?;
+        fs::remove_file(&package).map_err(at(&package))?;
+        fs::rename(&fresh, files).map_err(at(files))?;
+    }
+    let mut versions = fs::read_dir(&modules).map_err(at(&modules))?.filter_map(Result::ok);
+    let version = versions.next().ok_or_else(|| format!("{} is empty", modules.display()))?;
+    Ok(version.file_name().to_string_lossy().into_owned())
+}
+
+/// What the image is made of: when this changes, so does the image.
+fn recipe(version: &str) -> Result<String, String> {
+    let packages = output_of(command(
+        "dpkg-query",
+        &["--show", "busybox-static", "perftest", "rdma-core", "ibverbs-providers", "iproute2", "tcpdump", "libc6"],
+    ))?;
+    Ok(format!("{version}\n{packages}\n{MODULES:?}\n{PROGRAMS:?}\n{INIT}"))
+}
+
+fn fill(root: &Path, files: &Path, version: &str) -> Result<(), String> {
+    let _ = fs::remove_dir_all(root);
+    for folder in
+        ["dev", "proc", "sys", "tmp", "run", "opt", "host", "etc", "usr/bin", "usr/sbin", "usr/lib", "usr/lib64"]
+    {
+        let folder = root.join(folder);
+        fs::create_dir_all(&folder).map_err(at(&folder))?;
+    }
+    // As Debian has it.
+    for merged in ["bin", "sbin", "lib", "lib64"] {
+        symlink(format!("usr/{merged}"), root.join(merged)).map_err(at(root))?;
+    }
+    install(&program("busybox")?, root)?;
+    symlink("/bin/busybox", root.join("sbin/modprobe")).map_err(at(root))?;
+    // Somebody without rights, for what the limits on locked memory do.
+    let users = root.join("etc/passwd");
+    fs::write(&users, "root:x:0:0::/root:/bin/sh\nnobody:x:65534:65534::/tmp:/bin/sh\n").map_err(at(&users))?;
+    modules(root, files, version)?;
+    let mut libraries = BTreeSet::new();
+    for name in PROGRAMS {
+        let program = program(name)?;
+        libraries.extend(needed_by(&program)?);
+        install(&program, root)?;
+    }
+    // What programs of Rust need, as this is one.
+    libraries.extend(needed_by(&std::env::current_exe().map_err(|error| error.to_string())?)?);
+    for driver in rxe_driver(&libraries)? {
+        libraries.extend(needed_by(&driver)?);
+        install(&driver, root)?;
+    }
+    let registered = Path::new("/etc/libibverbs.d/rxe.driver");
+    install(registered, root)?;
+    for library in &libraries {
+        install(library, root)?;
+    }
+    let init = root.join("init");
+    fs::write(&init, INIT).map_err(at(&init))?;
+    fs::set_permissions(&init, fs::Permissions::from_mode(0o755)).map_err(at(&init))
+}
+
+/// Where a program of this machine is.
+fn program(name: &str) -> Result<PathBuf, String> {
+    let path = output_of(command("sh", &["-c", &format!("PATH=$PATH:/usr/sbin:/sbin command -v {name}")]))
+        .map_err(|_| format!("there is no program {name}"))?;
+    Ok(PathBuf::from(path.trim()))
+}
+
+/// Copies a file, not a link to it, to the same place below `root`.
+fn install(file: &Path, root: &Path) -> Result<(), String> {
+    let place = root.join(file.strip_prefix("/").unwrap_or(file));
+    let folder = place.parent().unwrap_or(root);
+    fs::create_dir_all(folder).map_err(at(folder))?;
+    fs::copy(file, &place).map(drop).map_err(at(file))
+}
+
+/// The libraries of a program, by the paths that the dynamic linker finds them at:
+/// `libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x...)`, or the linker itself without an arrow.
+fn needed_by(file: &Path) -> Result<Vec<PathBuf>, String> {
+    let text = output_of(command("ldd", &[&file.to_string_lossy()]))?;
+    let paths = text.lines().filter_map(|line| {
+        let path = line.split_once("=> ").map_or(line, |(_, path)| path).trim();
+        path.starts_with('/').then(|| PathBuf::from(path.split(' ').next().unwrap_or(path)))
+    });
+    Ok(paths.collect())
+}
+
+/// libibverbs' own driver for rxe lies in a folder beside the library.
+fn rxe_driver(libraries: &BTreeSet<PathBuf>) -> Result<Vec<PathBuf>, String> {
+    let library = libraries.iter().find(|path| path.ends_with("libibverbs.so.1"));
+    let folder = library.and_then(|path| path.parent()).ok_or("perftest uses no libibverbs")?.join("libibverbs");
+    let entries = fs::read_dir(&folder).map_err(at(&folder))?.filter_map(Result::ok).map(|entry| entry.path());
+    let is_rxe = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("librxe"));
+    Ok(entries.filter(is_rxe).collect())
+}
+
+/// Copies modules and all that they need.
+fn modules(root: &Path, files: &Path, version: &str) -> Result<(), String> {
+    let base = files.to_string_lossy().into_owned();
+    run(command("depmod", &["-b", &base, version]))?;
+    let inside = format!("lib/modules/{version}");
+    for name in MODULES {
+        // One that the kernel has built in shows no file, and one that it lacks fails in the guest.
+        let shown = output_of(command("modprobe", &["-d", &base, "-S", version, "--show-depends", name]));
+        for line in shown.unwrap_or_default().lines().filter_map(|line| line.strip_prefix("insmod ")) {
+            let file = Path::new(line.split(' ').next().unwrap_or(line).trim());
+            let relative = file.strip_prefix(files).map_err(|_| format!("{} is no module", file.display()))?;
+            let place = root.join(relative);
+            let folder = place.parent().unwrap_or(root);
+            fs::create_dir_all(folder).map_err(at(folder))?;
+            fs::copy(file, &place).map_err(at(file))?;
+        }
+    }
+    for name in ["modules.order", "modules.builtin", "modules.builtin.modinfo"] {
+        let from = files.join(&inside).join(name);
+        fs::copy(&from, root.join(&inside).join(name)).map_err(at(&from))?;
+    }
+    run(command("depmod", &["-b", &root.to_string_lossy(), version]))
+}

@@ -1,0 +1,153 @@
+//! Linux's `rdma_rxe` in a virtual machine, on machines that have no RDMA and may load no module: qemu
+//! without hardware virtualisation boots Debian's kernel with what [`image`] puts together.
+//!
+//! The guest has no network but its own. It sees one folder of the host, as `/host`: the command it
+//! runs, the files that it is given, its exit status, and whatever it leaves there.
+
+mod image;
+mod steps;
+
+pub(crate) use steps::{STEPS, capture};
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::peers;
+use crate::shell::{command, target};
+
+/// How much of what the kernel said is shown when the guest ends without a status.
+const CONSOLE_LINES: usize = 30;
+
+/// A guest that has not booted yet.
+pub(crate) struct Guest {
+    /// Programs and libraries of the host, each with the name by which the guest finds it in its `PATH`.
+    pub(crate) files: Vec<(String, PathBuf)>,
+    /// It is ended after so long.
+    pub(crate) limit: Duration,
+}
+
+/// How a guest ended.
+pub(crate) struct Ended {
+    /// Exit status of its command.
+    pub(crate) status: i32,
+    /// What of it the host sees: files that the command left in `/host`.
+    pub(crate) folder: PathBuf,
+}
+
+/// What is missing for a guest, once what can be installed is installed.
+pub(crate) fn missing() -> Option<String> {
+    peers::install_for_guests();
+    let missing = peers::missing_for_guests();
+    (!missing.is_empty()).then(|| format!("the virtual machine needs Debian's {}", missing.join(", ")))
+}
+
+impl Guest {
+    /// A guest with the project's own command and library, which must have been built.
+    pub(crate) fn new(limit: Duration) -> Self {
+        let release = target().join("release");
+        let own = ["doorbell", "libdoorbell_ibverbs.so"];
+        Self { files: own.map(|name| (name.to_owned(), release.join(name))).into(), limit }
+    }
+
+    /// Boots it, runs a command of its shell, whose output becomes this program's, and waits until it ends.
+    pub(crate) fn run(&self, script: &str) -> Result<Ended, String> {
+        let home = target().join("xtask").join("vm");
+        let image = image::build(&home)?;
+        let folder = home.join(format!("host-{}", std::process::id()));
+        share(&folder, &self.files, script).map_err(|error| format!("{}: {error}", folder.display()))?;
+        let console = home.join("console.txt");
+        let start = Instant::now();
+        let mut child = qemu(&image, &folder, &console)
+            .spawn()
+            .map_err(|error| format!("qemu-system-x86_64 could not be started: {error}"))?;
+        let ended = loop {
+            match child.try_wait() {
+                Ok(Some(_)) => break true,
+                Ok(None) if start.elapsed() < self.limit => std::thread::sleep(Duration::from_millis(50)),
+                _ => break false,
+            }
+        };
+        if !ended {
+            // It may just have ended, which is as well.
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(format!("the guest did not end within {} s{}", self.limit.as_secs(), tail(&console)));
+        }
+        let status = fs::read_to_string(folder.join("status")).ok().and_then(|text| text.trim().parse().ok());
+        let status = status.ok_or_else(|| format!("the guest ended without an exit status{}", tail(&console)))?;
+        eprintln!("guest: exit status {status} after {:.1} s", start.elapsed().as_secs_f64());
+        Ok(Ended { status, folder })
+    }
+}
+
+impl Ended {
+    /// Copies the files that the command left.
+    pub(crate) fn keep(&self, to: &Path) -> Result<(), String> {
+        let copy = || -> std::io::Result<()> {
+            fs::create_dir_all(to)?;
+            for entry in fs::read_dir(&self.folder)? {
+                let path = entry?.path();
+                let own = ["opt", "command", "status"].iter().any(|name| path.ends_with(name));
+                if !own && path.is_file() {
+                    fs::copy(&path, to.join(path.file_name().unwrap_or_default()))?;
+                }
+            }
+            Ok(())
+        };
+        copy().map_err(|error| format!("{}: {error}", to.display()))
+    }
+}
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        // What somebody wanted of it has been copied; if it stays, it is only in the way.
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// The folder that the guest sees.
+fn share(folder: &Path, files: &[(String, PathBuf)], script: &str) -> std::io::Result<()> {
+    let opt = folder.join("opt");
+    fs::create_dir_all(&opt)?;
+    for (name, file) in files {
+        fs::copy(file, opt.join(name))
+            .map_err(|error| std::io::Error::new(error.kind(), format!("{}: {error}", file.display())))?;
+    }
+    fs::write(folder.join("command"), script)
+}
+
+fn qemu(image: &image::Image, folder: &Path, console: &Path) -> Command {
+    let mut qemu = command("qemu-system-x86_64", &[]);
+    let path = |option: &str, path: &Path, rest: &str| {
+        let mut text = OsString::from(option);
+        text.push(path);
+        text.push(rest);
+        text
+    };
+    // Two processors, since one alone would hide every race; a process of the guest is slow enough.
+    qemu.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "2048"])
+        .args(["-display", "none", "-monitor", "none", "-no-reboot", "-nic", "none"])
+        .arg("-kernel")
+        .arg(&image.kernel)
+        .arg("-initrd")
+        .arg(&image.initramfs)
+        .args(["-append", "console=ttyS0 quiet panic=-1 mitigations=off"])
+        .arg("-serial")
+        .arg(path("file:", console, ""))
+        .args(["-serial", "stdio"])
+        .arg("-virtfs")
+        .arg(path("local,mount_tag=host,security_model=none,path=", folder, ""))
+        .stdin(Stdio::null());
+    qemu
+}
+
+/// The end of what the guest's kernel said.
+fn tail(console: &Path) -> String {
+    let text = fs::read(console).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    let from = lines.len().saturating_sub(CONSOLE_LINES);
+    format!("; its console:\n{}", lines[from..].join("\n"))
+}

@@ -1,0 +1,90 @@
+//! What `cargo xtask test` has the guest do.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::{Guest, missing};
+use crate::shell::{cargo, output_of, root};
+use crate::test::Outcome;
+
+/// Longer than any of these takes on two busy processors.
+const LIMIT: Duration = Duration::from_secs(900);
+
+/// Messages of a long case: as many as the suites have to carry.
+const MESSAGES: u32 = 10_000;
+
+const COMMANDS: &str = include_str!("../../guest/commands.sh");
+/// Makes the cable, and the functions that the scripts after it use.
+macro_rules! over_the_cable {
+    ($script:literal) => {
+        concat!(include_str!("../../guest/cable.sh"), include_str!(concat!("../../guest/", $script)))
+    };
+}
+
+const ON_THE_WIRE: &str = over_the_cable!("wire.sh");
+const CAPTURE: &str = over_the_cable!("capture.sh");
+
+/// A step's name and body.
+pub(crate) const STEPS: &[(&str, fn() -> Outcome)] = &[
+    ("rdma_rxe, verbs", verbs),
+    ("rdma_rxe, exchange", exchange),
+    ("rdma_rxe, commands", || in_guest(Guest::new(LIMIT), COMMANDS)),
+    ("rdma_rxe, on the wire", || in_guest(Guest::new(LIMIT), ON_THE_WIRE)),
+];
+
+/// Captures packets of rdma_rxe anew, for the tests of `wire`.
+pub(crate) fn capture() -> Result<(), String> {
+    missing().map_or(Ok(()), Err)?;
+    let ended = Guest::new(LIMIT).run(CAPTURE)?;
+    if ended.status != 0 {
+        return Err(format!("the command in the guest ended with status {}", ended.status));
+    }
+    ended.keep(&root().join("crates/wire/tests/data"))
+}
+
+/// The conformance suite of verbs on the provider `system`.
+fn verbs() -> Outcome {
+    suite("doorbell-verbs", "--ignored system::")
+}
+
+/// That of the protocols. Faults are the software RNIC's; loss comes in on the wire.
+fn exchange() -> Outcome {
+    suite("doorbell-exchange", "--skip loss_is_not_seen")
+}
+
+fn suite(package: &str, arguments: &str) -> Outcome {
+    let program = match test_program(package) {
+        Ok(program) => program,
+        Err(why) => return Outcome::Failed(why),
+    };
+    let mut guest = Guest::new(LIMIT);
+    guest.files.push(("conformance".to_owned(), program));
+    // Tests in parallel would share two emulated processors with the kernel's side of each.
+    let script = format!(
+        "DOORBELL_TEST_DEVICE=rxe0 DOORBELL_MESSAGES={MESSAGES} conformance --test-threads=1 --show-output {arguments}"
+    );
+    in_guest(guest, &script)
+}
+
+fn in_guest(guest: Guest, script: &str) -> Outcome {
+    if let Some(why) = missing() {
+        return Outcome::LeftOut(why);
+    }
+    match guest.run(script) {
+        Ok(ended) if ended.status == 0 => Outcome::Passed,
+        Ok(ended) => Outcome::Failed(format!("the command in the guest ended with status {}", ended.status)),
+        Err(why) => Outcome::Failed(why),
+    }
+}
+
+/// Builds the suite of a crate, and says where it is.
+fn test_program(package: &str) -> Result<PathBuf, String> {
+    let build = ["test", "--no-run", "--package", package, "--test", "conformance", "--message-format=json"];
+    let text = output_of(cargo(&build))?;
+    let messages = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let programs = messages.filter(|message| message["target"]["name"] == "conformance");
+    let program = programs.filter_map(|message| message["executable"].as_str().map(PathBuf::from)).next_back();
+    program.ok_or_else(|| format!("cargo names no program of {package}'s suite"))
+}
