@@ -78,7 +78,8 @@ fn n_to_one(senders: usize) -> (f64, u64, u64) {
     stop.store(true, Ordering::Relaxed);
     let sending = sender.join().expect("the sender lives");
     drop(counting.join().expect("the receiver lives"));
-    let counters = sending.iter().filter_map(|(device, ..)| device.counters()).reduce(|a, b| a.plus(&b)).unwrap_or_default();
+    let counters =
+        sending.iter().filter_map(|(device, ..)| device.counters()).reduce(|a, b| a.plus(&b)).unwrap_or_default();
     (rate, counters.tx_retransmitted_packets, counters.tx_data_packets)
 }
 

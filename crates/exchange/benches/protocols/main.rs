@@ -126,7 +126,9 @@ const TURNS: usize = 101;
 /// message of each.
 fn compare_in_turns(name: &str, pairs: &mut [Box<dyn Pair>; 2]) {
     let clock = CpuTime(WallTime);
-    let packets = |pair: &dyn Pair| pair.devices().map(|device| device.counters().expect("software RNICs count").tx_vport_rdma_unicast_packets);
+    let packets = |pair: &dyn Pair| {
+        pair.devices().map(|device| device.counters().expect("software RNICs count").tx_vport_rdma_unicast_packets)
+    };
     let before = pairs.each_ref().map(|pair| packets(&**pair));
     let turns: Vec<[f64; 2]> = (0..TURNS)
         .map(|_| {
