@@ -20,7 +20,7 @@ const PERFTEST: &[&str] = &[
     "ib_atomic_lat -R -n 200 -A CMP_AND_SWAP",
 ];
 
-/// A server and a client; each is given the port in addition.
+/// A server and a client; each is given the port in addition, where it takes one.
 const EXAMPLES: &[(&str, &str)] = &[
     ("rping -s -v -C 100", "rping -c -a 127.0.0.1 -v -C 100"),
     ("rping -s -a 127.0.0.1 -V -C 100 -S 5000", "rping -c -a 127.0.0.1 -V -C 100 -S 5000"),
@@ -34,9 +34,14 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("rdma_server", "rdma_client -s 127.0.0.1"),
 ];
 
+/// udaddy takes no other.
+const UDADDY_PORT: &str = "7174";
+
 fn program(line: &str, port: &str) -> Result<Started, String> {
     let mut words: Vec<&str> = line.split(' ').collect();
-    words.extend(["-p", port]);
+    if port != UDADDY_PORT {
+        words.extend(["-p", port]);
+    }
     start(on_doorbell(&[], &words))
 }
 
@@ -86,7 +91,8 @@ fn killed() -> Result<(), String> {
 /// Runs them all.
 pub(crate) fn all() -> Result<(), String> {
     for (server, client) in EXAMPLES {
-        example(server, client, &free_port()?.to_string())?;
+        let port = if server.starts_with("udaddy") { UDADDY_PORT.to_owned() } else { free_port()?.to_string() };
+        example(server, client, &port)?;
     }
     refused()?;
     killed()?;

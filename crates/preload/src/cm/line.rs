@@ -33,6 +33,14 @@ const ANSWER: Duration = Duration::from_secs(69);
 /// How long the other end may take to agree that a connection is over.
 const GOODBYE: Duration = Duration::from_secs(5);
 
+/// How long nobody may listen before a request is rejected. Servers that take one connection at a time
+/// listen anew for the next, and clients that are told of an address at once come too early for that; real
+/// networks take their time to resolve one.
+const LISTENER_LATE: Duration = Duration::from_secs(2);
+
+/// How long it is waited between two tries.
+const AGAIN: Duration = Duration::from_millis(20);
+
 /// How long packets of a connection that is over may be under way.
 const TIMEWAIT: Duration = Duration::from_millis(200);
 
@@ -56,6 +64,8 @@ pub(super) enum Phase {
     Connecting {
         connected: bool,
     },
+    /// Nobody listens there; it is tried again soon.
+    Refused,
     /// The reply is here; the program has to take note of it.
     Answered,
     /// Accepted; the other end has to say that it knows.
@@ -115,6 +125,8 @@ pub(super) struct State {
     inbox: Vec<u8>,
     /// What is said as soon as the TCP connection stands.
     request: Option<Message>,
+    /// Until when it is tried again if nobody listens.
+    refused_until: Option<Instant>,
     /// Whose request this may become.
     listener: Option<Arc<Line>>,
     /// Of a listener: connections whose request is not here yet.
@@ -166,6 +178,7 @@ impl Line {
             socket: None,
             inbox: Vec::new(),
             request: None,
+            refused_until: None,
             listener: None,
             arriving: 0,
         };
@@ -243,24 +256,47 @@ impl Line {
         if state.phase != Phase::RouteResolved {
             return Err(Refused::invalid("an id needs a resolved route before it connects, and connects once"));
         }
-        let remote = state.remote.ok_or_else(|| Refused::invalid("the id has no destination"))?;
         let socket = state.socket.as_ref().ok_or_else(|| Refused::invalid("the id is not bound"))?;
         prepare(socket);
-        match socket.connect(&SockAddr::from(remote)) {
-            Ok(()) => {}
-            Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
-            // Refused at once, as loopback may do: it is news like any other.
-            Err(error) => {
-                let (kind, status) = fate(state.kind, &error);
-                state.end(&self.service, self.number);
-                state.tell(kind, status, Detail::Nothing);
-                return Ok(());
+        state.request = Some(request);
+        state.refused_until = soon(LISTENER_LATE);
+        self.reach_out(&mut state)
+    }
+
+    /// Connects, or connects again.
+    fn reach_out(self: &Arc<Self>, state: &mut State) -> Outcome<()> {
+        let remote = state.remote.ok_or_else(|| Refused::invalid("the id has no destination"))?;
+        let Some(socket) = &state.socket else { return Ok(()) };
+        let connect = || socket.connect(&SockAddr::from(remote));
+        let connected = match connect() {
+            // What the kernel says first on a socket that was refused before (inet_stream_connect).
+            Err(error) if error.kind() == ErrorKind::ConnectionAborted => connect(),
+            result => result,
+        };
+        match connected {
+            Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => self.on_refusal(state, &error),
+            _ => {
+                self.service.serve(self, socket, EpollFlags::EPOLLOUT, soon(ANSWER))?;
+                state.phase = Phase::Connecting { connected: false };
             }
         }
-        self.service.serve(self, socket, EpollFlags::EPOLLOUT, soon(ANSWER))?;
-        state.request = Some(request);
-        state.phase = Phase::Connecting { connected: false };
         Ok(())
+    }
+
+    /// A TCP connection did not come about.
+    fn on_refusal(self: &Arc<Self>, state: &mut State, error: &io::Error) {
+        let refused = error.raw_os_error() == Some(libc::ECONNREFUSED);
+        if refused && state.refused_until.is_some_and(|until| Instant::now() < until) {
+            if let Some(socket) = &state.socket {
+                self.service.forget_socket(socket);
+            }
+            state.phase = Phase::Refused;
+            self.service.keep(self, soon(AGAIN));
+            return;
+        }
+        let (kind, status) = fate(state.kind, error);
+        state.end(&self.service, self.number);
+        state.tell(kind, status, Detail::Nothing);
     }
 
     /// Says the program's answer to a request, or that it knows of the reply. `next` says what becomes

@@ -95,6 +95,12 @@ impl Service {
         table.next
     }
 
+    /// Keeps a line whose socket has nothing to wait for until its deadline.
+    pub(super) fn keep(&self, line: &Arc<Line>, deadline: Option<Instant>) {
+        self.table().lines.insert(line.number, Served { line: Arc::clone(line), deadline });
+        self.wake();
+    }
+
     /// Serves a line from now on.
     pub(super) fn serve(
         &self,
@@ -103,7 +109,7 @@ impl Service {
         interest: EpollFlags,
         deadline: Option<Instant>,
     ) -> Outcome<()> {
-        self.table().lines.insert(line.number, Served { line: Arc::clone(line), deadline });
+        self.keep(line, deadline);
         self.epoll.add(socket, EpollEvent::new(interest, line.number)).map_err(|error| {
             self.table().lines.remove(&line.number);
             failed(error)

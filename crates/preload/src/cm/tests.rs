@@ -287,6 +287,28 @@ fn where_nobody_listens_the_connection_is_rejected_and_the_service_unreachable()
 }
 
 #[test]
+fn a_listener_may_come_a_little_late() {
+    let (passive, active) = (Channel::new(), Channel::new());
+    let listener = passive.id(c::RDMA_PS_TCP);
+    // SAFETY: the ids exist.
+    unsafe {
+        fine(rdma_bind_addr(listener, sockaddr(&local(0))));
+        let client = active.resolved(c::RDMA_PS_TCP, u16::from_be(rdma_get_src_port(listener)));
+        fine(rdma_connect(client, &mut c::rdma_conn_param { qp_num: 1, ..param(b"") }));
+        std::thread::sleep(Duration::from_millis(50));
+        fine(rdma_listen(listener, 1));
+        let server = passive.expect(c::RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
+        destroy(&[server]);
+        active.expect(c::RDMA_CM_EVENT_REJECTED, 28);
+        // One that gives up while it waits.
+        let other = active.resolved(c::RDMA_PS_TCP, u16::from_be(rdma_get_src_port(client)));
+        fine(rdma_connect(other, &mut c::rdma_conn_param { qp_num: 1, ..param(b"") }));
+        destroy(&[other, client, listener]);
+    }
+    active.no_more();
+}
+
+#[test]
 fn a_datagram_service_is_found_or_refused() {
     let (passive, active) = (Channel::new(), Channel::new());
     let (listener, port) = passive.listener(c::RDMA_PS_UDP, 0);

@@ -11,7 +11,7 @@ use doorbell_verbs::QpKind;
 use nix::sys::epoll::EpollFlags;
 use socket2::Socket;
 
-use super::{Line, Phase, READ, State, fate, prepare, refused, soon};
+use super::{Line, Phase, READ, State, prepare, refused, soon};
 use crate::cm::channel::Detail;
 use crate::cm::message::{Endpoint, Message, lookup, reason};
 use crate::outcome::{Outcome, Refused};
@@ -32,6 +32,7 @@ impl Line {
         match state.phase {
             Phase::Listening { .. } => self.accept_all(&mut state),
             Phase::Connecting { connected: false } => self.on_connected(&mut state),
+            Phase::Refused => {}
             _ => {
                 let end = state.receive();
                 loop {
@@ -103,7 +104,7 @@ impl Line {
         Ok(())
     }
 
-    fn on_connected(&self, state: &mut State) {
+    fn on_connected(self: &Arc<Self>, state: &mut State) {
         let Some(socket) = &state.socket else { return };
         let error = match socket.take_error() {
             Ok(None) if socket.peer_addr().is_err() => return, // not yet
@@ -111,19 +112,14 @@ impl Line {
             Err(error) => Some(error),
         };
         self.service.expect(self.number, socket, READ);
-        let request = state.request.take();
-        let said = match (error, &request) {
+        let said = match (error, &state.request) {
             (Some(error), _) => Err(error),
             (None, Some(request)) => state.say(request),
             (None, None) => Ok(()),
         };
         match said {
             Ok(()) => state.phase = Phase::Connecting { connected: true },
-            Err(error) => {
-                let (kind, status) = fate(state.kind, &error);
-                state.end(&self.service, self.number);
-                state.tell(kind, status, Detail::Nothing);
-            }
+            Err(error) => self.on_refusal(state, &error),
         }
     }
 
@@ -233,12 +229,19 @@ impl Line {
     }
 
     /// The service thread found that the line's deadline has passed.
-    pub(in crate::cm) fn on_deadline(&self) {
+    pub(in crate::cm) fn on_deadline(self: &Arc<Self>) {
         let mut state = self.state();
         match state.phase {
             Phase::Listening { .. } => {
                 if let Some(listening) = &state.socket {
                     self.service.expect(self.number, listening, READ);
+                }
+            }
+            Phase::Refused => {
+                if let Err(refused) = self.reach_out(&mut state) {
+                    refused.tell("rdma_connect");
+                    state.end(&self.service, self.number);
+                    state.tell(c::RDMA_CM_EVENT_UNREACHABLE, -refused.errno, Detail::Nothing);
                 }
             }
             Phase::Arriving | Phase::Connecting { .. } | Phase::Accepted => self.on_end(&mut state, libc::ETIMEDOUT),
