@@ -13,6 +13,9 @@
     const drawn = () => figure.querySelectorAll("svg path.median").length;
     check(expected > 0 && drawn() === expected, `${name}: ${drawn()} points are drawn of ${expected}`);
     check(figure.querySelectorAll("svg path.curve").length === data.series.length, `${name}: a curve is missing`);
+    const modelled = data.series.filter((series) => series.points.some((point) => point.y[0]?.model != null)).length;
+    check(figure.querySelectorAll("svg path.model").length === modelled, `${name}: ${modelled} curves have a model`);
+    if (/window|batch$/.test(name)) check(modelled > 0, `${name}: there is no model`);
     check(!/NaN|Infinity/.test(figure.innerHTML), `${name}: something is drawn nowhere`);
     for (const button of figure.querySelectorAll(".controls button")) {
       if (button.hidden) continue;
@@ -34,6 +37,7 @@
     check(inside.left >= figure.getBoundingClientRect().left - 1 && inside.right <= innerWidth + 1, `${name}: the tip is outside`);
   }
 
+  check(document.querySelector("#parameters") && document.querySelector("#interventions"), "there is no model");
   const tables = [...document.querySelectorAll("table.sortable")];
   check(tables.length > figures.length, "a table is missing");
   for (const table of tables) {

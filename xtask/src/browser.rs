@@ -35,7 +35,18 @@ fn measure(directory: &Path) -> Result<(), String> {
     }
     let (measured, hostile) = (directory.join("measured"), directory.join("hostile"));
     let doorbell = target().join("release").join("doorbell");
-    let mut study = command(&doorbell, &["study", "--quick", "send-receive/inline", "send-receive/rnr", "--out"]);
+    let mut study = command(
+        &doorbell,
+        &[
+            "study",
+            "--quick",
+            "send-receive/inline",
+            "send-receive/rnr",
+            "send-receive/window",
+            "send-receive/batch",
+            "--out",
+        ],
+    );
     study.arg(&measured);
     run(study)?;
     fs::create_dir_all(&hostile).map_err(said)?;

@@ -70,6 +70,10 @@ pub(crate) fn write_report(directories: &[PathBuf], out: &Path) -> Result<Writte
             .canonicalize()?
             .file_name()
             .map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned());
+        // Runs of several machines have the same name more often than not.
+        let is_taken = |name: &str| runs.iter().any(|run: &Run| run.name == name);
+        let name = if is_taken(&name) { path.display().to_string() } else { name };
+        let name = if is_taken(&name) { format!("{name} ({})", runs.len() + 1) } else { name };
         runs.push(Run { name, records: RunDirectory::read(path)? });
     }
     let verdicts = doorbell_report::verdicts(&runs);

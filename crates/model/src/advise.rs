@@ -206,8 +206,8 @@ fn suits(protocol: Protocol, need: &Need) -> bool {
         && (!need.receiver_sleeps || properties.receiver_can_sleep)
         && (!need.receiver_holds || properties.slow_message_blocks_nothing)
         && (protocol != Protocol::SharedWrite || several)
-        // A fence helps nobody; it is there to be compared.
-        && protocol != Protocol::DirectRead(DirectReadAck::Fenced)
+        // A fence helps nobody; it is there to be compared. Pulling is a thought experiment.
+        && !matches!(protocol, Protocol::DirectRead(DirectReadAck::Fenced | DirectReadAck::Pull))
 }
 
 /// Windows, batches, and whether connections share what messages are received into.

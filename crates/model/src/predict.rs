@@ -282,11 +282,18 @@ const LONGEST_RUN: f64 = 64.0;
 
 /// Runs of packets of a message with so many, if a whole window of them is in flight. A run has
 /// packets of one length, so what is posted behind each batch with another length ends it.
-fn runs(step: &Step, packets: f64, workload: &Workload) -> f64 {
+///
+/// `share` is how often the operation is posted per message.
+fn runs(step: &Step, packets: f64, share: f64, workload: &Workload) -> f64 {
     let ends_runs = |other: &Step| other.by == step.by && other.size != step.size && (other.chained || step.chained);
     let is_broken = workload.protocol.steps(workload.credits).iter().any(ends_runs);
     let messages = if is_broken { workload.batch } else { workload.window };
-    packets / (packets * f64::from(messages)).clamp(1.0, LONGEST_RUN)
+    let in_flight = match workload.protocol {
+        // One of each kind at a time.
+        Protocol::BufferedRead => 1.0,
+        _ => f64::from(messages) * share,
+    };
+    packets / (packets * in_flight).clamp(1.0, LONGEST_RUN)
 }
 
 fn traffic(step: &Step, bytes: u64, setting: &Setting, workload: &Workload) -> Result<Traffic, WorkloadError> {
@@ -343,7 +350,7 @@ impl Tally {
         }
         add(&mut self.cpu[to], noticing(step, setting, workload));
         let crossed = |term: Term, line: f64, packets: f64| {
-            let runs = if setting.rnic == RnicKind::Software { runs(step, packets, workload) } else { 0.0 };
+            let runs = if setting.rnic == RnicKind::Software { runs(step, packets, share, workload) } else { 0.0 };
             Cost::ZERO.with(term, 1.0).with(Term::Run, runs).with(Term::BandwidthPerByte, line - 1.0)
         };
         let (there, back) = ((traffic.there, traffic.packets_there), (traffic.back, traffic.packets_back));

@@ -190,11 +190,14 @@ pub struct Properties {
 const REQUEST_BYTES: u64 = 16;
 /// A granted buffer: address and key, padded.
 const GRANT_BYTES: u64 = 16;
-/// Length and signal byte around a message in a ring, to a multiple of 8.
+/// Buffers that are granted at once, at most.
+const GRANTS: u64 = 16;
+/// Length and signal byte beside a message, to a multiple of 8.
 const RING_BYTES: u64 = 8;
 /// An offset, a counter, or the operand of an atomic.
 const WORD_BYTES: u64 = 8;
-/// Credits are told once a quarter of the receives is posted anew, space once an eighth is free.
+/// Credits are told once a quarter of the receives is posted anew, space once an eighth is free; so
+/// many times buffers are granted while all are used once.
 pub(crate) const CREDIT_FILLINGS: u32 = 4;
 const SPACE_FILLINGS: u32 = 8;
 
@@ -269,7 +272,7 @@ impl Protocol {
                     DirectReadAck::Unfenced => signal,
                     // Only the WRITE's completion says that the READ before it is complete.
                     DirectReadAck::Fenced => Step { role: Delivery, awaited: true, ..signal.chained() },
-                    DirectReadAck::Send => Step::new(Receiver, Send, Size::Fixed(WORD_BYTES), Release, Receive),
+                    DirectReadAck::Send => Step::new(Receiver, SendImm, Size::Fixed(0), Release, Receive),
                     DirectReadAck::Pull => {
                         let pull = Step::new(Sender, Read, Size::Fixed(WORD_BYTES), Release, Passive);
                         Step { waits: 1.5, ..pull.often(Often::Filling(2)) }
@@ -278,8 +281,11 @@ impl Protocol {
             }
             Protocol::DirectWrite => {
                 // The signal byte is the last of the message's own WRITE.
-                steps.push(Step::new(Sender, Write, Size::Message(1), Delivery, Memory));
-                steps.push(Step::new(Receiver, Write, Size::Fixed(GRANT_BYTES), Release, Memory));
+                steps.push(Step::new(Sender, Write, Size::Message(RING_BYTES), Delivery, Memory));
+                // Several at once, and behind them how many there are.
+                let grants = Step::new(Receiver, Write, Size::Fixed(GRANTS * GRANT_BYTES), Release, Passive);
+                let number = Step::new(Receiver, Write, Size::Fixed(WORD_BYTES), Release, Memory).chained();
+                steps.extend([grants, number].map(|step| step.often(Often::Filling(SPACE_FILLINGS))));
             }
             Protocol::BufferedWrite(notification, report) => {
                 match notification {
@@ -288,7 +294,8 @@ impl Protocol {
                     }
                     Notification::Tail => {
                         steps.push(Step::new(Sender, Write, Size::Message(RING_BYTES), Delivery, Passive));
-                        steps.push(Step::new(Sender, Write, Size::Fixed(WORD_BYTES), Delivery, Memory).chained());
+                        let tail = Step::new(Sender, Write, Size::Fixed(WORD_BYTES), Delivery, Memory);
+                        steps.push(tail.chained().often(Often::Batch));
                     }
                     Notification::Backward => {
                         steps.push(Step::new(Sender, Write, Size::Message(RING_BYTES), Delivery, Memory));
@@ -303,8 +310,10 @@ impl Protocol {
                 }
             }
             Protocol::SharedWrite => {
-                steps.push(Step::new(Sender, FetchAdd, Size::Fixed(WORD_BYTES), Delivery, Passive));
-                steps.push(Step::new(Sender, WriteImm, Size::Message(RING_BYTES), Delivery, Receive));
+                // Space is reserved for all that is posted together.
+                let reserve = Step::new(Sender, FetchAdd, Size::Fixed(WORD_BYTES), Delivery, Passive);
+                steps.push(reserve.often(Often::Batch));
+                steps.push(Step::new(Sender, WriteImm, Size::Message(0), Delivery, Receive));
                 let head = Step::new(Sender, Read, Size::Fixed(WORD_BYTES), Release, Passive);
                 steps.push(head.often(Often::Filling(SPACE_FILLINGS)));
             }

@@ -2,9 +2,10 @@
 //!
 //! Parameters are fitted to every fourth point only, so that the line over the other three is a
 //! prediction, and its error says what the model is worth. Fits take the best repetition of a point:
-//! other programs only ever slow one down.
+//! other programs only ever slow one down. Points that the model cannot tell apart are one workload,
+//! of which the fastest counts.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use doorbell_model::fit::{Fit, fit};
 use doorbell_model::observation::{Observation, residuals};
@@ -18,6 +19,8 @@ use crate::{Account, Errors, Intervention, Model, Parameter, Prediction, Run};
 
 /// Of so many points one is fitted to.
 const EVERY: usize = 4;
+/// The most points that are fitted to: a fit takes time that grows with them.
+const MOST_FITTED: usize = 500;
 
 /// A change of throughput by more than this is one.
 const CHANGES: f64 = 0.1;
@@ -25,7 +28,7 @@ const CHANGES: f64 = 0.1;
 /// The model of each run, as far as one can be fitted.
 #[derive(Debug, Default)]
 pub struct Fitted {
-    runs: HashMap<String, OfRun>,
+    runs: HashMap<String, Result<OfRun, String>>,
 }
 
 #[derive(Debug)]
@@ -46,13 +49,13 @@ impl Fitted {
     /// Fits the model to each run. Of a run with too few points, or such that no parameters explain,
     /// it says nothing.
     pub fn new(runs: &[Run]) -> Self {
-        Self { runs: runs.iter().filter_map(|run| Some((run.name.clone(), OfRun::new(run)?))).collect() }
+        Self { runs: runs.iter().map(|run| (run.name.clone(), OfRun::new(run))).collect() }
     }
 }
 
 impl Model for Fitted {
     fn predict(&self, run: &Run, record: &PointRecord, quantity: Quantity) -> Option<Prediction> {
-        let of_run = self.runs.get(&run.name)?;
+        let of_run = self.runs.get(&run.name)?.as_ref().ok()?;
         let workload = of_run.workloads.get(&place(record))?;
         let prediction = predict(&of_run.parameters, workload).ok()?;
         let is_latency = matches!(record.parameters.kind, doorbell_study::parameters::Kind::Latency);
@@ -69,8 +72,12 @@ impl Model for Fitted {
         Some(Prediction { value, bottleneck })
     }
 
-    fn account(&self, run: &Run) -> Option<&Account> {
-        self.runs.get(&run.name).map(|of_run| &of_run.account)
+    fn account(&self, run: &Run) -> Result<&Account, &str> {
+        match self.runs.get(&run.name) {
+            Some(Ok(of_run)) => Ok(&of_run.account),
+            Some(Err(why)) => Err(why),
+            None => Err("it is another run"),
+        }
     }
 }
 
@@ -86,40 +93,41 @@ fn bottleneck(prediction: &doorbell_model::predict::Prediction) -> String {
 }
 
 impl OfRun {
-    fn new(run: &Run) -> Option<Self> {
+    fn new(run: &Run) -> Result<Self, String> {
         let mut rnic = None;
         let mut workloads = HashMap::new();
         let mut best: Vec<Observation> = Vec::new();
-        let mut left_out = 0;
+        let mut left_out: BTreeMap<String, usize> = BTreeMap::new();
         for record in &run.records {
-            let text = serde_json::to_string(record).ok()?;
-            // Records that were read have been checked; one that the model cannot read is left out.
-            let observed = observations(&record.experiment, &text).ok();
-            let one = observed.as_ref().and_then(|observed| best_of(&observed.observations));
-            let (Some(observed), Some(one)) = (observed, one) else {
-                left_out += 1;
-                continue;
+            let (kind, one) = match observed(record) {
+                Ok(observed) => observed,
+                Err(why) => {
+                    *left_out.entry(why).or_default() += 1;
+                    continue;
+                }
             };
-            // One fit is of one kind of RNIC.
-            if *rnic.get_or_insert(observed.rnic) != observed.rnic {
-                left_out += 1;
+            if *rnic.get_or_insert(kind) != kind {
+                *left_out.entry("of another kind of RNIC than others".to_owned()).or_default() += 1;
                 continue;
             }
             workloads.insert(place(record), one.workload);
             // The same workload may be a point of several experiments: it counts once.
             match best.iter_mut().find(|other| other.workload == one.workload && is_same_kind(other, &one)) {
-                Some(other) => *other = best_of(&[other.clone(), one])?,
+                Some(other) if time_ns(other) <= time_ns(&one) => {}
+                Some(other) => *other = one,
                 None => best.push(one),
             }
         }
         let base = Parameters::starting_point(rnic.unwrap_or(RnicKind::Software));
+        let every = best.len().div_ceil(MOST_FITTED).max(EVERY);
         let (chosen, others): (Vec<_>, Vec<_>) =
-            best.iter().cloned().enumerate().partition(|(index, _)| index % EVERY == 0);
+            // One of each four in turn: curves often have as many points.
+            best.iter().cloned().enumerate().partition(|(index, _)| (index + index / every).is_multiple_of(every));
         let plain = |numbered: Vec<(usize, Observation)>| numbered.into_iter().map(|(_, one)| one).collect::<Vec<_>>();
         let (chosen, others) = (plain(chosen), plain(others));
-        let fitted = fit(&base, &chosen).ok()?;
+        let fitted = fit(&base, &chosen).map_err(|error| error.to_string())?;
         let of_others: Vec<f64> = residuals(&fitted.parameters, &others)
-            .ok()?
+            .map_err(|error| error.to_string())?
             .iter()
             .map(|residual| residual.relative_error().abs())
             .collect();
@@ -130,18 +138,31 @@ impl OfRun {
             parameters: parameters(&fitted),
             interventions: interventions(&fitted.parameters, &best),
         };
-        Some(Self { parameters: fitted.parameters, workloads, account })
+        Ok(Self { parameters: fitted.parameters, workloads, account })
     }
+}
+
+/// What the best repetition of a point says to the model, or why none does.
+fn observed(record: &PointRecord) -> Result<(RnicKind, Observation), String> {
+    let text = serde_json::to_string(record).map_err(|error| error.to_string())?;
+    let observed = observations("", &text).map_err(|error| error.to_string())?;
+    let reason = observed.left_out.first().and_then(|why| why.split_once("left out: ")).map(|(_, why)| why);
+    let best = observed.observations.into_iter().min_by(|a, b| time_ns(a).total_cmp(&time_ns(b)));
+    match best {
+        // Nothing takes longer than a minute or less than a picosecond; a fit would refuse all others as well.
+        Some(one) if !(1e-3..=6e10).contains(&time_ns(&one)) => Err("no machine measures such a figure".to_owned()),
+        Some(one) => Ok((observed.rnic, one)),
+        None => Err(reason.unwrap_or("there is no repetition").to_owned()),
+    }
+}
+
+/// How long a message took.
+fn time_ns(one: &Observation) -> f64 {
+    one.latency_ns.or(one.messages_per_s.map(|rate| 1e9 / rate)).unwrap_or(f64::MAX)
 }
 
 fn is_same_kind(one: &Observation, other: &Observation) -> bool {
     one.latency_ns.is_some() == other.latency_ns.is_some()
-}
-
-/// The fastest of several measurements of one workload.
-fn best_of(all: &[Observation]) -> Option<Observation> {
-    let time = |one: &Observation| one.latency_ns.or(one.messages_per_s.map(|rate| 1e9 / rate)).unwrap_or(f64::MAX);
-    all.iter().min_by(|a, b| time(a).total_cmp(&time(b))).cloned()
 }
 
 fn parameters(fitted: &Fit) -> Vec<Parameter> {

@@ -16,6 +16,8 @@ mod table;
 
 pub use fitted::Fitted;
 
+use std::collections::BTreeMap;
+
 use doorbell_study::experiment::{self, Effort, Experiment, PointRecord, Quantity, Verdict, View};
 
 /// What a study left behind.
@@ -41,8 +43,8 @@ pub trait Model {
     /// What it says of this quantity at this point, if it knows of such points.
     fn predict(&self, run: &Run, record: &PointRecord, quantity: Quantity) -> Option<Prediction>;
 
-    /// What it is worth for this run.
-    fn account(&self, run: &Run) -> Option<&Account>;
+    /// What it is worth for this run, or why there is none.
+    fn account(&self, run: &Run) -> Result<&Account, &str>;
 }
 
 /// What a model of a run is made of, and how well it predicts.
@@ -52,8 +54,8 @@ pub struct Account {
     pub fitted: Errors,
     /// Of the others.
     pub predicted: Errors,
-    /// Points that it does not speak of.
-    pub left_out: usize,
+    /// Points that it does not speak of: how many for each reason.
+    pub left_out: BTreeMap<String, usize>,
     /// Its parameters, and sums of them.
     pub parameters: Vec<Parameter>,
     /// Does a change help exactly where the model says so?

@@ -7,20 +7,27 @@ use crate::format::number;
 use crate::table::{heading, text, value};
 use crate::{Account, Errors, Model, Run};
 
-/// The section on the model, if there is one of any run.
+/// The section on the model.
 pub(crate) fn section(out: &mut String, runs: &[Run], model: &dyn Model) {
-    let accounts: Vec<(&Run, &Account)> = runs.iter().filter_map(|run| Some((run, model.account(run)?))).collect();
-    if accounts.is_empty() {
-        return;
-    }
-    out.push_str("<h2 id=\"model\">The model</h2>");
-    for (run, account) in accounts {
+    out.push_str(
+        "<h2 id=\"model\">The model</h2><p>Dotted curves are the model, whose parameters were fitted to every fourth \
+         workload of a run; of the others they are predictions. Of points that it cannot tell apart, the fastest \
+         counts.</p>",
+    );
+    for run in runs {
         if runs.len() > 1 {
             let _ = write!(out, "<h3>{}</h3>", Escaped(&run.name));
         }
-        let _ = write!(out, "<p class=\"summary\">{}</p>", Escaped(summary(account)));
-        parameters(out, account);
-        interventions(out, account);
+        match model.account(run) {
+            Ok(account) => {
+                let _ = write!(out, "<p class=\"summary\">{}</p>", Escaped(summary(account)));
+                parameters(out, account);
+                interventions(out, account);
+            }
+            Err(why) => {
+                let _ = write!(out, "<p class=\"summary\">There is none of this run: {}.</p>", Escaped(why));
+            }
+        }
     }
 }
 
@@ -35,13 +42,8 @@ fn summary(account: &Account) -> String {
     if account.predicted.figures > 0 {
         let _ = write!(text, "Of the {} others: {}. ", account.predicted.figures, errors(account.predicted));
     }
-    if account.left_out > 0 {
-        let _ = write!(
-            text,
-            "It does not speak of {} points (rates that were given, slow receivers, \
-            more threads than processors). ",
-            account.left_out
-        );
+    for (why, count) in &account.left_out {
+        let _ = write!(text, "Left out, {count}: {why}. ");
     }
     if !account.interventions.is_empty() {
         let agree = account.interventions.iter().filter(|one| one.agrees).count();

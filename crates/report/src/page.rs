@@ -203,8 +203,6 @@ fn section(out: &mut String, runs: &[Run], experiment: &Experiment, model: Optio
 const READING: &str = "<h2 id=\"reading\">How to read this</h2><ul class=\"reading\">\
 <li>A point is measured several times, with every other point between. Curves go through the medians, bars reach from \
 the least to the most, and faint dots are the single measurements.</li>\
-<li>Dotted curves are the model, whose parameters were fitted to every fourth point of this run; the other three are \
-predictions.</li>\
 <li>Latency is half a round trip of a ping-pong. Gb/s are 10<sup>9</sup> bits of payload per second.</li>\
 <li>Data packets are counted by the RNICs of both ends and predicted by the arithmetic of packets; \u{2260} marks where \
 they differ. <i>Repeated</i> are packets sent again, of all repetitions.</li>\

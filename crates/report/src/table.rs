@@ -43,7 +43,7 @@ pub(crate) fn points(out: &mut String, runs: &[Run], experiment: &Experiment, mo
         heading(out, "least \u{2013} most", true);
     }
     if model.is_some() {
-        heading(out, "predicted", true);
+        heading(out, "model", true);
         heading(out, "bottleneck", false);
     }
     for name in ["times", "data packets", "predicted", "repeated", "RNR NAKs"] {
@@ -99,10 +99,17 @@ fn row(out: &mut String, run: &Run, record: &PointRecord, experiment: &Experimen
     value(out, record.repetitions.len() as f64, record.repetitions.len());
     let counted = sum(|r| r.counted.client.data_packets.saturating_add(r.counted.server.data_packets));
     let least = sum(|r| r.predicted.client.data_packets.saturating_add(r.predicted.server.data_packets));
+    // One end may ask the other by READ, as often as it likes.
+    let asks = record.repetitions.iter().any(|r| r.predicted.client.asks || r.predicted.server.asks);
     let most = sum(|r| r.predicted.client.data_packets_max.saturating_add(r.predicted.server.data_packets_max));
+    let most = if asks { u64::MAX } else { most };
     let differs = if (least..=most).contains(&counted) { "" } else { " \u{2260}" };
     value(out, counted as f64, format!("{counted}{differs}"));
-    let predicted = if least == most { least.to_string() } else { format!("{least} \u{2013} {most}") };
+    let predicted = match most {
+        u64::MAX => format!("{least} or more"),
+        most if most == least => least.to_string(),
+        most => format!("{least} \u{2013} {most}"),
+    };
     value(out, least as f64, predicted);
     let repeated =
         sum(|r| r.counted.client.retransmitted_packets.saturating_add(r.counted.server.retransmitted_packets));

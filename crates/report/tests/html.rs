@@ -117,8 +117,8 @@ impl Model for Fixed {
         known.then(|| Prediction { value: 4.25, bottleneck: "sending <CPU>".to_owned() })
     }
 
-    fn account(&self, _: &Run) -> Option<&Account> {
-        None
+    fn account(&self, _: &Run) -> Result<&Account, &str> {
+        Err("it is <made up>")
     }
 }
 
@@ -126,6 +126,7 @@ impl Model for Fixed {
 fn a_model_is_drawn_over_the_measurements_and_named_in_the_table() {
     let run = [run("here")];
     let page = html(&run, Some(&Fixed));
+    assert!(page.contains("There is none of this run: it is &lt;made up&gt;."));
     assert!(page.contains("sending &lt;CPU&gt;") && page.contains(">bottleneck</button>"));
     let predicted: Vec<_> = plots(&page)
         .iter()

@@ -150,11 +150,13 @@ impl Path {
                 vec![data(WriteImm, 0), Posts::range(reservations, sent, FetchAdd, WORD), Posts::asking(sent)]
             }
             // The tail, what is new, and now and then the head.
-            Protocol::BufferedRead => vec![
+            // One READ of the tail tells of a window at most, and one READ of messages brings no more.
+            Protocol::BufferedRead => {
+                let least = received.div_ceil(self.window.max(1) as u64);
                 // Also by an end that nobody sends to.
-                Posts { most: None, ..Posts::asking(0) },
-                Posts::range(u64::from(received > 0), 2 * received, Write, WORD),
-            ],
+                let reads = Posts { kind: Read, bytes: WORD, least, most: None };
+                vec![reads, reads, Posts::range(u64::from(received > 0), 2 * received, Write, WORD)]
+            }
         }
     }
 
@@ -200,7 +202,14 @@ impl Path {
                 }
             }
         }
-        predicted.response_bytes_max += 2 * AETH_BYTES * requests.saturating_sub(whole);
+        if predicted.response_packets_max > 0 {
+            predicted.response_bytes_max += 2 * AETH_BYTES * requests.saturating_sub(whole);
+        }
+        if self.protocol == Protocol::BufferedRead && !self.operation.is_one_sided() {
+            // What the READs of messages bring, all told: each with the word before it, in places of 16 B.
+            let places = sent * (self.bytes as u64 + WORD).next_multiple_of(16);
+            predicted.response_bytes += places.saturating_sub(sent.div_ceil(self.window.max(1) as u64) * WORD);
+        }
         predicted
     }
 }
