@@ -27,7 +27,10 @@ const ON_THE_WIRE: &str = over_the_cable!("wire.sh");
 const CAPTURE: &str = over_the_cable!("capture.sh");
 
 /// A step's name and body.
-pub(crate) const STEPS: &[(&str, fn() -> Outcome)] = &[
+type Step = (&'static str, fn() -> Outcome);
+
+/// In the order in which they run, each in a guest of its own.
+pub(crate) const STEPS: &[Step] = &[
     ("rdma_rxe, verbs", verbs),
     ("rdma_rxe, exchange", exchange),
     ("rdma_rxe, commands", || in_guest(Guest::new(LIMIT), COMMANDS)),

@@ -53,7 +53,7 @@ impl Endpoint {
         let Self { protocol, config, end } = self;
         // A peer that was given a key may read, and with signal bytes write, what it was given.
         let access = match protocol.acknowledge {
-            // RNICs grant no right to write from afar without that to write here (IBTA Vol 1, 10.6.3.1).
+            // RNICs grant no right to write from afar without that to write here (ibv_reg_mr(3)).
             Acknowledge::SignalByte => Access::REMOTE_READ | Access::REMOTE_WRITE | Access::LOCAL_WRITE,
             Acknowledge::Send => Access::REMOTE_READ,
         };
