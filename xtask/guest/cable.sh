@@ -3,7 +3,7 @@
 # The kernel's sockets for port 4791 are in the first namespace alone, so that is where rxe's end is.
 failures=0
 fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
-ip netns add other
+ip netns add other || exit 1
 ip link add veth0 mtu 9000 type veth peer name veth1 mtu 9000 netns other
 ip address add 192.0.2.1/24 dev veth0
 ip link set veth0 up
@@ -21,14 +21,16 @@ port=20000
 pair() {
     role=$1; shift
     port=$((port + 1))
+    [ "$again" ] || tries=8
+    again=
     own="$* -d rxe0 -x $gid -p $port"
     soft="doorbell run --bind 192.0.2.2 -- $* -p $port"
     if [ $role = serves ]; then
         timeout 60 $own > /tmp/server 2>&1 & server=$!
         wait_for_port $port
-        timeout 60 ip netns exec other $soft 192.0.2.1 > /tmp/client 2>&1
+        in_other timeout 60 $soft 192.0.2.1 > /tmp/client 2>&1
     else
-        timeout 60 ip netns exec other $soft > /tmp/server 2>&1 & server=$!
+        in_other timeout 60 $soft > /tmp/server 2>&1 & server=$!
         wait_for_port $port in_other
         timeout 60 $own 192.0.2.2 > /tmp/client 2>&1
     fi
@@ -36,8 +38,14 @@ pair() {
     wait $server
     served=$?
     if [ $client$served != 00 ]; then
+        # It could not measure the processor's clock: that has nothing to do with us.
+        if cat /tmp/client /tmp/server | grep -q "Correlation coefficient" && [ "$tries" != 0 ]; then
+            tries=$((tries - 1)) again=yes
+            pair $role "$@"
+            return
+        fi
         fail "rxe $role, $*: $client and $served"
-        tail -4 /tmp/client /tmp/server
+        tail -n 8 /tmp/client /tmp/server
     fi
 }
 wait_for_port() {

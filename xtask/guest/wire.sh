@@ -3,13 +3,13 @@ all_operations() {
     for role in serves asks; do
         pair $role ib_send_bw -n $1 -s 16
         pair $role ib_write_bw -n $1 -s 65536
-        pair $role ib_read_bw -n $1 -s 65536
-        pair $role ib_atomic_bw -n $1 -A FETCH_AND_ADD
-        pair $role ib_atomic_bw -n $1 -A CMP_AND_SWAP
+        pair $role ib_read_bw -o 16 -n $1 -s 65536
+        pair $role ib_atomic_bw -o 16 -n $1 -A FETCH_AND_ADD
+        pair $role ib_atomic_bw -o 16 -n $1 -A CMP_AND_SWAP
         pair $role ib_send_bw -n $1 -s 1024 -c UD
         pair $role ib_send_lat -n $1 -s 16
         pair $role ib_write_lat -n $1 -s 16
-        pair $role ib_read_lat -n $1 -s 16
+        pair $role ib_read_lat -o 16 -n $1 -s 16
     done
 }
 
@@ -18,7 +18,7 @@ for mtu in 256 512 1024 2048 4096; do
     for role in serves asks; do
         pair $role ib_send_bw -n 50 -s 20000 -m $mtu
         pair $role ib_write_bw -n 50 -s 20000 -m $mtu
-        pair $role ib_read_bw -n 50 -s 20000 -m $mtu
+        pair $role ib_read_bw -o 16 -n 50 -s 20000 -m $mtu
     done
 done
 # The same with one packet in a hundred lost, both ways.
@@ -27,8 +27,8 @@ in_other tc qdisc add dev veth1 root netem loss 1%
 for role in serves asks; do
     pair $role ib_send_bw -n 500 -s 5000
     pair $role ib_write_bw -n 500 -s 5000
-    pair $role ib_read_bw -n 500 -s 5000
-    pair $role ib_atomic_bw -n 200 -A FETCH_AND_ADD
+    pair $role ib_read_bw -o 16 -n 500 -s 5000
+    pair $role ib_atomic_bw -o 16 -n 200 -A FETCH_AND_ADD
 done
 tc qdisc del dev veth0 root
 in_other tc qdisc del dev veth1 root

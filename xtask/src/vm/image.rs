@@ -43,6 +43,7 @@ const PROGRAMS: &[&str] = &[
     "ip",
     "tc",
     "tcpdump",
+    "dash",
 ];
 
 /// The package that is always the newest kernel.

@@ -54,7 +54,8 @@ impl Endpoint {
         let Self { protocol, config, end } = self;
         // A peer that was given a key may read, and with signal bytes write, what it was given.
         let access = match protocol.acknowledge {
-            Acknowledge::SignalByte => Access::REMOTE_READ | Access::REMOTE_WRITE,
+            // RNICs grant no right to write from afar without that to write here (ibv_reg_mr(3)).
+            Acknowledge::SignalByte => Access::REMOTE_READ | Access::REMOTE_WRITE | Access::LOCAL_WRITE,
             Acknowledge::Send => Access::REMOTE_READ,
         };
         end.prepare(&config, peer, access)?;

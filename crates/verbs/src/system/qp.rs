@@ -36,7 +36,7 @@ pub(super) struct SystemQp {
     /// Where a program last took it; from there it may have gone to an error state by itself, where
     /// posting is as allowed as before.
     state: AtomicU32,
-    /// Largest message of a datagram, READs and atomics that it may have outstanding: what posting needs.
+    /// READs and atomics that it may have outstanding; posting needs to know whether it may any.
     max_rd_atomic: AtomicU32,
     events: Arc<Events>,
     domain: Arc<Domain>,

@@ -132,7 +132,7 @@ pub(crate) fn rights_that_were_not_granted(open: Open<'_>) {
 pub(crate) fn remote_accesses_that_are_refused(open: Open<'_>) {
     let devices = open();
     type Case<'a> = (&'a str, Access, Access, fn(&doorbell_verbs::Region) -> SendOperation, Status);
-    // The right to write from afar needs that to write here (IBTA Vol 1, 10.6.3.1).
+    // The right to write from afar needs that to write here (ibv_reg_mr(3)).
     let (everything, writable) = (ALL_ACCESS, Access::REMOTE_WRITE | Access::LOCAL_WRITE);
     let cases: [Case<'_>; 10] = [
         (
