@@ -142,7 +142,7 @@ struct Load {
     #[arg(long, value_name = "NAME", default_value = "send-receive", value_parser = parse_protocol)]
     protocol: Protocol,
     /// One source for the readers of all connections: each message goes to all of them (bw
-    /// --protocol direct-read-send only)
+    /// --protocol direct-read-send and direct-read-fenced-send)
     #[arg(long)]
     replicate: bool,
     /// Message sizes, with commas between [default: 16,512,4096,65536,1048576; cas, fetch-add: 8]

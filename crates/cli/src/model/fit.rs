@@ -22,7 +22,7 @@ const MOST_RECORD_BYTES: u64 = 256 << 20;
 
 #[derive(Args)]
 pub(crate) struct Fit {
-    /// Records, as `doorbell bench --json` writes them
+    /// Records, as `doorbell bench --json` and `doorbell study` write them
     #[arg(required = true, value_name = "RECORD")]
     records: Vec<PathBuf>,
     /// Parameters to start from, whose limits, path MTU and batch are taken over: t1 or a file

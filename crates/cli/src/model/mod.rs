@@ -25,7 +25,7 @@ pub(crate) enum Model {
     Predict(Predict),
     /// Say what binds, what comes next, and what would help
     Explain(Predict),
-    /// Fit parameters to records of `doorbell bench --json`
+    /// Fit parameters to records of `doorbell bench --json` and of `doorbell study`
     Fit(fit::Fit),
     /// Time the parameters call by call, on two software RNICs of this process
     Measure(measure::Measure),

@@ -229,7 +229,9 @@ impl Pair for SendReceive {
         let target = sender.sent + messages;
         while sender.done < target || *received < target {
             while let count @ 1.. = sender.next(target) {
-                sender.post(count, &[7; BYTES], |_, _| SendOperation::Send, None);
+                // Credits ride on messages.
+                let operation = |_: &End, number: u64| SendOperation::SendImmediate(number as u32);
+                sender.post(count, &[7; BYTES], operation, None);
             }
             let mut places = [0; LIST];
             let mut count = 0;

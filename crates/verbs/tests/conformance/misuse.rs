@@ -176,7 +176,14 @@ pub(crate) fn remote_accesses_that_are_refused(open: Open<'_>) {
         let mine = a.patterned(64, 1);
         let mine_of_eight = [mine.sge(0, 8)];
         let refused = signalled(1, operation(&region), &mine_of_eight);
-        a.qp.post_send(&[refused, signalled(2, SendOperation::Send, &[])]).unwrap();
+        let posted = a.qp.post_send(&[refused, signalled(2, SendOperation::Send, &[])]);
+        if what.contains("not aligned")
+            && rxe_departs(&a.device, "an atomic that is not aligned is refused when it is posted")
+        {
+            assert!(matches!(posted, Err(PostError { index: 0, .. })), "{posted:?}");
+            continue;
+        }
+        posted.unwrap();
         let done = a.reap(2);
         let status = if what.contains("through the queue pair")
             && rxe_departs(&a.device, "what a queue pair does not allow is an invalid request, not an access error")
