@@ -21,9 +21,6 @@ use crate::outcome::{Outcome, Refused, number};
 use crate::qp::kind_number;
 use crate::query::{DEFAULT_PKEY, PORT};
 
-/// What packets carry that the connection manager addresses.
-const HOP_LIMIT: u8 = 64;
-
 /// An id.
 #[repr(C)]
 pub(super) struct Id {
@@ -169,7 +166,7 @@ pub(super) fn of_request(listener: Place, line: &Arc<Line>) -> Outcome<*mut c::r
 pub(super) fn address_of(id: Place, destination: IpAddr) -> c::ibv_ah_attr {
     // SAFETY: an id exists until its events are acknowledged.
     let traffic_class = unsafe { object::<Id>(id.0) }.map_or(0, |own| own.line.state().options.traffic_class);
-    ah::ah_attributes(&AddressVector { destination, traffic_class, hop_limit: HOP_LIMIT })
+    ah::ah_attributes(&AddressVector { destination, traffic_class, hop_limit: ah::DEFAULT_HOP_LIMIT })
 }
 
 impl Id {
@@ -235,7 +232,7 @@ impl Id {
         let path = c::ibv_sa_path_rec {
             dgid,
             sgid,
-            hop_limit: HOP_LIMIT,
+            hop_limit: ah::DEFAULT_HOP_LIMIT,
             reversible: 1,
             pkey: DEFAULT_PKEY.to_be(),
             mtu_selector: 2, // exactly (IBTA Vol 1, 15.2.5.16)
