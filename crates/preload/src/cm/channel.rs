@@ -74,6 +74,10 @@ pub(super) enum Detail {
     Rejection {
         private: Vec<u8>,
     },
+    /// A lookup was answered with a refusal.
+    NoService {
+        private: Vec<u8>,
+    },
     Group {
         address: IpAddr,
         context: Opaque,
@@ -87,7 +91,7 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    fn new() -> Outcome<Arc<Self>> {
+    pub(super) fn new() -> Outcome<Arc<Self>> {
         // It blocks, unless the program makes it not to, as the kernel's does.
         let fd = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE)
             .map_err(|error| Refused::new(error as c_int, "an eventfd could not be created"))?;
@@ -291,6 +295,11 @@ fn event_of(news: News) -> Option<Event> {
             };
             event.param = c::rdma_cm_event__bindgen_ty_1 { ud };
             Vec::new()
+        }
+        Detail::NoService { private } => {
+            let private = padded(private, message::LOOKUP_REPLY_PRIVATE);
+            event.param = only_private(&private);
+            private
         }
         Detail::Rejection { private } => {
             let private = padded(private, message::REJECT_PRIVATE);
