@@ -632,6 +632,36 @@ fn a_source_without_an_address_keeps_its_port() {
 }
 
 #[test]
+fn a_forked_child_leaves_the_news_of_an_inherited_channel_to_its_parent() {
+    let channel = Channel::new();
+    let id = channel.id(c::RDMA_PS_TCP);
+    // SAFETY: the channel and the id exist. The child takes no lock that another thread may hold: it uses
+    // only the channel, and ends without unwinding.
+    unsafe {
+        fine(rdma_resolve_addr(id, ptr::null_mut(), sockaddr(&local(9)), 1000));
+        let fd = (*channel.0).fd;
+        let flags = libc::fcntl(fd, libc::F_GETFL);
+        libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK);
+        let child = libc::fork();
+        if child == 0 {
+            let mut event = ptr::null_mut();
+            let empty = rdma_get_cm_event(channel.0, &raw mut event) == -1 && errno() == libc::EAGAIN;
+            let same = libc::fcntl(fd, libc::F_GETFL) == flags | libc::O_NONBLOCK
+                && libc::fcntl(fd, libc::F_GETFD) == libc::FD_CLOEXEC;
+            // It is a descriptor of the child's own: the parent does not hear of this.
+            let own = !channel.is_readable() && libc::eventfd_write(fd, 3) == 0 && channel.is_readable();
+            libc::_exit(c_int::from(!empty) | c_int::from(!same) << 1 | c_int::from(!own) << 2);
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 0));
+        channel.expect(c::RDMA_CM_EVENT_ADDR_RESOLVED, 0);
+        channel.no_more();
+        destroy(&[id]);
+    }
+}
+
+#[test]
 fn wrong_calls_get_their_errno() {
     let channel = Channel::new();
     let id = channel.id(c::RDMA_PS_TCP);
