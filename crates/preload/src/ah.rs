@@ -27,7 +27,7 @@ unsafe impl Object for Ah {
 }
 
 /// What packets carry where a program leaves it open: a datagram with 0 goes nowhere.
-const DEFAULT_HOP_LIMIT: u8 = 64;
+pub(crate) const DEFAULT_HOP_LIMIT: u8 = 64;
 
 /// What a program means by its address attributes.
 pub(crate) fn address_vector(attr: &c::ibv_ah_attr, device: &Device) -> Outcome<AddressVector> {

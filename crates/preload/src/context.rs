@@ -103,7 +103,7 @@ pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut c::ibv_device) -> *
 /// Closes a context. What the program left behind goes with it, as the kernel would clear it away: no
 /// peer reaches its memory any more.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_close_device(context: *mut c::ibv_context) -> c_int {
+pub(crate) unsafe extern "C" fn ibv_close_device(context: *mut c::ibv_context) -> c_int {
     status("ibv_close_device", || {
         // SAFETY: the C contract.
         let own = unsafe { Context::of(context) }?;

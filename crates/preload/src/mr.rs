@@ -8,7 +8,7 @@ use doorbell_verbs::raw::{Keys, bring_in, can_bring_in};
 use doorbell_verbs::{Access, MemoryError};
 
 use crate::dm::Dm;
-use crate::handle::{Kind, Object, Users, object};
+use crate::handle::{Kind, Object, object};
 use crate::outcome::{Outcome, Refused, pointer, status};
 use crate::pd::Pd;
 use crate::post::elements;
@@ -19,7 +19,6 @@ pub(crate) struct Mr {
     c: c::ibv_mr,
     address: u64,
     access: Access,
-    users: Users,
     /// The device memory that it is of, if it is.
     dm: *mut c::ibv_dm,
     /// It has no memory, and reads as zeros.
@@ -131,7 +130,7 @@ pub(crate) unsafe fn reg_mr(
     if let Ok(dm) = unsafe { object::<Dm>(dm) } {
         dm.users.add();
     }
-    Ok(context.handles.give(Mr { c, address, access, users: Users::default(), dm, is_null: false }))
+    Ok(context.handles.give(Mr { c, address, access, dm, is_null: false }))
 }
 
 /// A region that reads as zeros and forgets what is written to it: only its local key is of use.
@@ -144,8 +143,7 @@ pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut c::ibv_pd) -> *mut c::ibv
         own.users.add();
         let c =
             c::ibv_mr { context: context.as_c(), pd, addr: ptr::null_mut(), length: 0, handle: lkey, lkey, rkey: 0 };
-        let (access, users) = (Access::LOCAL_WRITE, Users::default());
-        Ok(context.handles.give(Mr { c, address: 0, access, users, dm: NO_DM, is_null: true }))
+        Ok(context.handles.give(Mr { c, address: 0, access: Access::LOCAL_WRITE, dm: NO_DM, is_null: true }))
     })
 }
 
@@ -192,7 +190,6 @@ pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut c::ibv_mr) -> c_int {
         // SAFETY: a protection domain stays while regions of it exist.
         let pd = unsafe { object::<Pd>(own.c.pd) }?;
         let context = pd.context()?;
-        own.users.expect_none("memory region")?;
         context.device.provider.deregister(doorbell_verbs::LKey(own.c.lkey))?;
         pd.users.remove();
         // SAFETY: device memory stays while regions name it.
@@ -224,7 +221,6 @@ unsafe extern "C" fn ibv_rereg_mr(
         }
         // SAFETY: the C contract; the pointer is only kept to be written below.
         let own = unsafe { object::<Mr>(mr) }?;
-        own.users.expect_none("memory region")?;
         if !own.dm.is_null() || own.is_null {
             return Err(Refused::unsupported("a region of device memory, or of none, stays as it was registered"));
         }
@@ -246,7 +242,11 @@ unsafe extern "C" fn ibv_rereg_mr(
         };
         // SAFETY: the C contract.
         let (old_pd, new_pd) = unsafe { (object::<Pd>(own.c.pd)?, object::<Pd>(pd)?) };
-        let (provider, lkey) = (&old_pd.context()?.device.provider, doorbell_verbs::LKey(own.c.lkey));
+        let context = old_pd.context()?;
+        if !ptr::eq(context, new_pd.context()?) {
+            return Err(Refused::invalid("the protection domain belongs to another context than the region"));
+        }
+        let (provider, lkey) = (&context.device.provider, doorbell_verbs::LKey(own.c.lkey));
         // SAFETY: as for registering.
         unsafe { provider.reregister(lkey, new_pd.id, memory.cast(), length, address, access) }?;
         old_pd.users.remove();
@@ -298,4 +298,34 @@ pub(crate) unsafe extern "C" fn advise_mr(
         }
         Ok(())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::context::{ibv_close_device, ibv_open_device};
+    use crate::device::listed;
+    use crate::pd::{ibv_alloc_pd, ibv_dealloc_pd};
+
+    #[test]
+    fn a_region_stays_with_its_context() {
+        let mut memory = [0_u8; 64];
+        // SAFETY: the objects exist until they are destroyed, and the memory longer.
+        unsafe {
+            let contexts = [(); 2].map(|()| ibv_open_device(listed()));
+            let [own, other] = contexts.map(|context| ibv_alloc_pd(context));
+            let sibling = ibv_alloc_pd(contexts[0]);
+            let mr = ibv_reg_mr(own, memory.as_mut_ptr().cast(), memory.len(), 0);
+            let change = |pd| {
+                let refused = ibv_rereg_mr(mr, c::IBV_REREG_MR_CHANGE_PD as c_int, pd, ptr::null_mut(), 0, 0);
+                (refused, (*mr).pd)
+            };
+            assert_eq!(change(other), (c::IBV_REREG_MR_ERR_INPUT, own));
+            assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EINVAL));
+            assert_eq!(change(sibling), (0, sibling));
+            assert_eq!(ibv_dereg_mr(mr), 0);
+            assert_eq!([own, other, sibling].map(|pd| ibv_dealloc_pd(pd)), [0; 3]);
+            assert_eq!(contexts.map(|context| ibv_close_device(context)), [0; 2]);
+        }
+    }
 }

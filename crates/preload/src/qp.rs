@@ -274,7 +274,7 @@ unsafe fn group(gid: *const c::ibv_gid) -> Outcome<IpAddr> {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_attach_mcast(qp: *mut c::ibv_qp, gid: *const c::ibv_gid, _lid: u16) -> c_int {
+pub(crate) unsafe extern "C" fn ibv_attach_mcast(qp: *mut c::ibv_qp, gid: *const c::ibv_gid, _lid: u16) -> c_int {
     status("ibv_attach_mcast", || {
         // SAFETY: the C contract.
         let (own, group) = unsafe { (object::<Qp>(qp)?, group(gid)?) };
@@ -284,7 +284,7 @@ unsafe extern "C" fn ibv_attach_mcast(qp: *mut c::ibv_qp, gid: *const c::ibv_gid
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_detach_mcast(qp: *mut c::ibv_qp, gid: *const c::ibv_gid, _lid: u16) -> c_int {
+pub(crate) unsafe extern "C" fn ibv_detach_mcast(qp: *mut c::ibv_qp, gid: *const c::ibv_gid, _lid: u16) -> c_int {
     status("ibv_detach_mcast", || {
         // SAFETY: the C contract.
         let (own, group) = unsafe { (object::<Qp>(qp)?, group(gid)?) };

@@ -54,11 +54,44 @@ pub(super) unsafe fn write(place: *mut sockaddr_storage, address: SocketAddr) ->
     own.len()
 }
 
-/// The address that the kernel would send from to get to `destination`.
-pub(super) fn source_for(destination: SocketAddr) -> io::Result<IpAddr> {
+/// The address that the kernel would send from to get to `destination`, with port 0. One of a link stays
+/// with the link.
+pub(super) fn source_for(mut destination: SocketAddr) -> io::Result<SocketAddr> {
     let any: IpAddr = if destination.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let probe = UdpSocket::bind((any, 0))?;
     // Nothing is sent. Port 0 is not connected to.
-    probe.connect(SocketAddr::new(destination.ip(), destination.port().max(1)))?;
-    Ok(probe.local_addr()?.ip())
+    destination.set_port(destination.port().max(1));
+    probe.connect(destination)?;
+    let mut source = probe.local_addr()?;
+    source.set_port(0);
+    Ok(source)
+}
+
+/// An address of IPv4 that a dual-stack socket shows as a mapped one.
+pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
+    match address.ip().to_canonical() {
+        IpAddr::V4(ip) => SocketAddr::new(ip.into(), address.port()),
+        IpAddr::V6(_) => address,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_mapped_addresses_change_and_those_of_a_link_stay_with_it() {
+        for (shown, meant) in [
+            ("[::ffff:127.0.0.3]:7", "127.0.0.3:7"),
+            ("127.0.0.3:7", "127.0.0.3:7"),
+            ("[fe80::1%4]:7", "[fe80::1%4]:7"),
+        ] {
+            assert_eq!(canonical(shown.parse().unwrap()), meant.parse().unwrap());
+        }
+    }
+
+    #[test]
+    fn a_source_has_no_port_yet() {
+        assert_eq!(source_for("127.0.0.1:9".parse().unwrap()).unwrap(), "127.0.0.1:0".parse().unwrap());
+    }
 }

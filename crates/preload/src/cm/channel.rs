@@ -9,8 +9,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use doorbell_ibverbs_sys as c;
 use doorbell_verbs::{QKey, Qpn};
+use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::unistd::dup3_raw;
 
 use super::id::Id;
 use super::line::Line;
@@ -18,6 +20,7 @@ use super::message::{self, Endpoint};
 use super::object::{Object, give, object, take};
 use super::{connect, id};
 use crate::event::wait_readable;
+use crate::fork;
 use crate::handle::Users;
 use crate::outcome::{Outcome, Refused, number, pointer};
 
@@ -74,6 +77,10 @@ pub(super) enum Detail {
     Rejection {
         private: Vec<u8>,
     },
+    /// A lookup was answered with a refusal.
+    NoService {
+        private: Vec<u8>,
+    },
     Group {
         address: IpAddr,
         context: Opaque,
@@ -83,15 +90,40 @@ pub(super) enum Detail {
 /// News that wait, and the descriptor that says so.
 pub(super) struct Queue {
     fd: EventFd,
+    /// The process that it belongs to.
+    generation: u32,
     waiting: Mutex<VecDeque<News>>,
+    /// Ids that report here.
+    pub(super) users: Users,
 }
 
 impl Queue {
-    fn new() -> Outcome<Arc<Self>> {
+    pub(super) fn new() -> Outcome<Arc<Self>> {
         // It blocks, unless the program makes it not to, as the kernel's does.
         let fd = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE)
             .map_err(|error| Refused::new(error as c_int, "an eventfd could not be created"))?;
-        Ok(Arc::new(Self { fd, waiting: Mutex::default() }))
+        fork::watch();
+        Ok(Self::with(fd))
+    }
+
+    fn with(fd: EventFd) -> Arc<Self> {
+        Arc::new(Self { fd, generation: fork::generation(), waiting: Mutex::default(), users: Users::default() })
+    }
+
+    /// One for a forked child: nothing waits, and the descriptor has the same number and flags.
+    ///
+    /// # Safety
+    ///
+    /// Nothing uses this one any more, nor drops it.
+    unsafe fn renewed(&self) -> nix::Result<Arc<Self>> {
+        let own = self.fd.as_fd();
+        let status = OFlag::from_bits_retain(fcntl(own, FcntlArg::F_GETFL)?) & OFlag::O_NONBLOCK;
+        let closes = FdFlag::from_bits_retain(fcntl(own, FcntlArg::F_GETFD)?).contains(FdFlag::FD_CLOEXEC);
+        let new = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE)?;
+        fcntl(&new, FcntlArg::F_SETFL(status))?;
+        let flags = if closes { OFlag::O_CLOEXEC } else { OFlag::empty() };
+        // SAFETY: by the caller's promise the number is free for another owner, and it is an eventfd's.
+        Ok(Self::with(unsafe { EventFd::from_owned_fd(dup3_raw(&new, own.as_raw_fd(), flags)?) }))
     }
 
     fn waiting(&self) -> MutexGuard<'_, VecDeque<News>> {
@@ -105,7 +137,7 @@ impl Queue {
         let _ = self.fd.write(1);
     }
 
-    /// A forked process shares the descriptor, and may have counted it down: this must not wait.
+    /// A program may have read the descriptor itself: this must not wait.
     fn count_down(&self) {
         let mut readable = [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
         if poll(&mut readable, PollTimeout::ZERO) == Ok(1) {
@@ -150,9 +182,24 @@ impl Queue {
 #[repr(C)]
 pub(super) struct Channel {
     c: c::rdma_event_channel,
-    pub(super) queue: Arc<Queue>,
-    /// Ids that report to it.
-    pub(super) users: Users,
+    queue: Mutex<Arc<Queue>>,
+}
+
+impl Channel {
+    /// Its queue in this process. What a forked child inherits is the parent's to take: on the first use
+    /// the child gets its own, of ids that it creates.
+    pub(super) fn queue(&self) -> Outcome<Arc<Queue>> {
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        if queue.generation != fork::generation() {
+            // SAFETY: inherited ids refuse all calls, and it is forgotten, not dropped.
+            let renewed = unsafe { queue.renewed() }.map_err(|error| {
+                Refused::new(error as c_int, format!("an inherited event channel could not be renewed: {error}"))
+            })?;
+            // Locks in it may be held by threads that do not exist.
+            std::mem::forget(std::mem::replace(&mut *queue, renewed));
+        }
+        Ok(Arc::clone(&queue))
+    }
 }
 
 // SAFETY: `#[repr(C)]`, and begins with an `rdma_event_channel`.
@@ -164,7 +211,7 @@ unsafe impl Object for Channel {
 pub(super) fn create() -> Outcome<*mut c::rdma_event_channel> {
     let queue = Queue::new()?;
     let c = c::rdma_event_channel { fd: queue.fd.as_fd().as_raw_fd() };
-    Ok(give(Channel { c, queue, users: Users::default() }))
+    Ok(give(Channel { c, queue: Mutex::new(queue) }))
 }
 
 /// Destroys a channel, unless ids still report to it: those would be left with nothing.
@@ -175,7 +222,7 @@ pub(super) fn create() -> Outcome<*mut c::rdma_event_channel> {
 pub(super) unsafe fn destroy(channel: *mut c::rdma_event_channel) -> Outcome<()> {
     // SAFETY: the C contract.
     let own = unsafe { object::<Channel>(channel) }?;
-    own.users.expect_none(Channel::NAME)?;
+    own.queue()?.users.expect_none(Channel::NAME)?;
     // SAFETY: no id reports to it, and the program does not name it again.
     drop(unsafe { take::<Channel>(channel) });
     Ok(())
@@ -292,6 +339,11 @@ fn event_of(news: News) -> Option<Event> {
             event.param = c::rdma_cm_event__bindgen_ty_1 { ud };
             Vec::new()
         }
+        Detail::NoService { private } => {
+            let private = padded(private, message::LOOKUP_REPLY_PRIVATE);
+            event.param = only_private(&private);
+            private
+        }
         Detail::Rejection { private } => {
             let private = padded(private, message::REJECT_PRIVATE);
             event.param = only_private(&private);
@@ -310,16 +362,16 @@ fn event_of(news: News) -> Option<Event> {
 /// The channel exists.
 pub(super) unsafe fn next(channel: *mut c::rdma_event_channel) -> Outcome<*mut c::rdma_cm_event> {
     // SAFETY: by the caller's promise.
-    let own = unsafe { object::<Channel>(channel) }?;
+    let queue = unsafe { object::<Channel>(channel) }?.queue()?;
     loop {
-        if let Some(news) = own.queue.pop() {
+        if let Some(news) = queue.pop() {
             let id = news.id;
             match event_of(news) {
                 Some(event) => return Ok(give(event)),
                 None => acknowledge(id),
             }
         } else {
-            wait_readable(own.queue.fd.as_fd())?;
+            wait_readable(queue.fd.as_fd())?;
         }
     }
 }

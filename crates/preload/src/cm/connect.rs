@@ -204,18 +204,21 @@ pub(super) fn give_up(id: Place) {
 /// The C contract of `rdma_reject`.
 unsafe fn reject(id: *mut c::rdma_cm_id, why: u16, data: *const c_void, length: u8) -> Outcome<()> {
     // SAFETY: the C contract.
-    let (own, private) = unsafe { (id::own(id)?, private_data(data, length, message::REJECT_PRIVATE)?) };
+    let own = unsafe { id::own(id) }?;
     let (kind, phase) = {
         let state = own.line.state();
         (state.kind, state.phase)
     };
+    let room = if kind == QpKind::Ud { message::LOOKUP_REPLY_PRIVATE } else { message::REJECT_PRIVATE };
+    // SAFETY: the C contract.
+    let private = unsafe { private_data(data, length, room) }?;
     if !matches!(phase, Phase::Requested | Phase::Over) {
         return Err(Refused::invalid("only the id of a request can be rejected, once"));
     }
     let rejection = if kind == QpKind::Ud {
         let gid = device::context_of(own)?.device.attributes.gid;
         let (qpn, qkey) = (Qpn::new(0), QKey::new(0));
-        Message::LookupReply { status: lookup::REJECTED, gid, qpn, qkey, private: Vec::new() }
+        Message::LookupReply { status: lookup::REJECTED, gid, qpn, qkey, private }
     } else {
         Message::Reject { reason: why, private }
     };

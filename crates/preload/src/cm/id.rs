@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use doorbell_ibverbs_sys as c;
 use doorbell_verbs::{AddressVector, QpKind};
 
-use super::channel::{self, Channel, Place};
+use super::channel::{self, Channel, Place, Queue};
 use super::line::Line;
 use super::multicast::{self, Group};
 use super::object::{Object, give, object, take};
@@ -20,9 +20,6 @@ use crate::handle::Unacknowledged;
 use crate::outcome::{Outcome, Refused, number};
 use crate::qp::kind_number;
 use crate::query::{DEFAULT_PKEY, PORT};
-
-/// What packets carry that the connection manager addresses.
-const HOP_LIMIT: u8 = 64;
 
 /// An id.
 #[repr(C)]
@@ -87,19 +84,23 @@ unsafe fn make(
     channel: *mut c::rdma_event_channel,
     context: *mut c_void,
     port_space: c::rdma_port_space,
-    line: impl FnOnce(&Channel) -> Outcome<Arc<Line>>,
+    line: impl FnOnce(&Arc<Queue>) -> Outcome<Arc<Line>>,
 ) -> Outcome<*mut c::rdma_cm_id> {
     let sync = channel.is_null();
     let channel = if sync { channel::create()? } else { channel };
     // SAFETY: by the caller's promise, or just created.
     let reported = unsafe { object::<Channel>(channel) }?;
-    let line = line(reported).inspect_err(|_| {
+    let made = reported.queue().and_then(|queue| {
+        let line = line(&queue)?;
+        queue.users.add();
+        Ok(line)
+    });
+    let line = made.inspect_err(|_| {
         if sync {
             // SAFETY: nobody else knows it.
             let _ = unsafe { channel::destroy(channel) };
         }
     })?;
-    reported.users.add();
     let kind = line.state().kind;
     let c = c::rdma_cm_id { channel, context, ps: port_space, qp_type: kind_number(kind), ..c::rdma_cm_id::default() };
     let defaults = Defaults { qp: None, pd: ptr::null_mut(), private: Vec::new() };
@@ -126,7 +127,7 @@ pub(super) unsafe fn create(
     kind: QpKind,
 ) -> Outcome<*mut c::rdma_cm_id> {
     // SAFETY: the C contract.
-    let id = unsafe { make(channel, context, port_space, |channel| Line::new(&channel.queue, kind)) }?;
+    let id = unsafe { make(channel, context, port_space, |queue| Line::new(queue, kind)) }?;
     // SAFETY: it was just made.
     unsafe { object::<Id>(id) }?.line.adopt(Place(id));
     Ok(id)
@@ -160,7 +161,7 @@ pub(super) fn of_request(listener: Place, line: &Arc<Line>) -> Outcome<*mut c::r
         return Err(refused);
     }
     // SAFETY: the channel was just made, or is the listener's.
-    line.migrate(&unsafe { object::<Channel>((*own.c.get()).channel) }?.queue);
+    line.migrate(&unsafe { object::<Channel>((*own.c.get()).channel) }?.queue()?);
     line.adopt(Place(id));
     Ok(id)
 }
@@ -169,7 +170,7 @@ pub(super) fn of_request(listener: Place, line: &Arc<Line>) -> Outcome<*mut c::r
 pub(super) fn address_of(id: Place, destination: IpAddr) -> c::ibv_ah_attr {
     // SAFETY: an id exists until its events are acknowledged.
     let traffic_class = unsafe { object::<Id>(id.0) }.map_or(0, |own| own.line.state().options.traffic_class);
-    ah::ah_attributes(&AddressVector { destination, traffic_class, hop_limit: HOP_LIMIT })
+    ah::ah_attributes(&AddressVector { destination, traffic_class, hop_limit: ah::DEFAULT_HOP_LIMIT })
 }
 
 impl Id {
@@ -235,7 +236,7 @@ impl Id {
         let path = c::ibv_sa_path_rec {
             dgid,
             sgid,
-            hop_limit: HOP_LIMIT,
+            hop_limit: ah::DEFAULT_HOP_LIMIT,
             reversible: 1,
             pkey: DEFAULT_PKEY.to_be(),
             mtu_selector: 2, // exactly (IBTA Vol 1, 15.2.5.16)
@@ -318,7 +319,7 @@ pub(super) unsafe fn destroy(id: *mut c::rdma_cm_id) -> Outcome<()> {
 /// The id reported to `channel` so far, and does not any more.
 unsafe fn leave(id: &Id, channel: *mut c::rdma_event_channel) -> Outcome<()> {
     // SAFETY: the channel of an id exists.
-    unsafe { object::<Channel>(channel) }?.users.remove();
+    unsafe { object::<Channel>(channel) }?.queue()?.users.remove();
     if id.is_sync() {
         // SAFETY: it was the id's own.
         unsafe { channel::destroy(channel) }?;
@@ -340,9 +341,9 @@ unsafe fn migrate(id: *mut c::rdma_cm_id, channel: *mut c::rdma_event_channel) -
     }
     let channel = if sync { channel::create()? } else { channel };
     // SAFETY: the C contract, or just created.
-    let new = unsafe { object::<Channel>(channel) }?;
+    let new = unsafe { object::<Channel>(channel) }?.queue()?;
     new.users.add();
-    own.line.migrate(&new.queue);
+    own.line.migrate(&new);
     own.forget_event();
     // Events of the old channel are the program's until it says otherwise.
     own.unacknowledged.wait();

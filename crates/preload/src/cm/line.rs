@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::io::{self, ErrorKind};
 use std::mem::MaybeUninit;
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -458,6 +458,8 @@ impl State {
     fn hang_up(&mut self, service: &Service) {
         if let Some(socket) = self.socket.take() {
             service.forget_socket(&socket);
+            // A forked child may hold it too: closing alone would leave the other end connected.
+            let _ = socket.shutdown(Shutdown::Both);
         }
         self.inbox = Vec::new();
         self.request = None;
@@ -486,4 +488,23 @@ fn prepare(socket: &Socket) {
     // Without them it works, if more slowly.
     let _ = socket.set_tcp_nodelay(true);
     let _ = socket.set_tcp_keepalive(&alive.with_retries(3));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpStream};
+
+    use super::*;
+
+    #[test]
+    fn a_listener_that_goes_takes_its_port_from_those_who_inherited_the_socket() {
+        let line = Line::new(&Queue::new().unwrap(), QpKind::Rc).unwrap();
+        let address = line.bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        line.listen(1).unwrap();
+        let inherited = line.state().socket.as_ref().unwrap().try_clone().unwrap();
+        let connection = TcpStream::connect(address).unwrap();
+        line.close();
+        assert_eq!(TcpStream::connect(address).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+        drop((inherited, connection));
+    }
 }

@@ -210,7 +210,14 @@ impl Message {
             }
             REPLY => Self::Reply { endpoint: Endpoint::of(&mut fields)?, private: fields.rest() },
             READY_TO_USE => Self::ReadyToUse,
-            REJECT => Self::Reject { reason: u16::from_be_bytes(fields.take()?), private: fields.rest() },
+            REJECT => {
+                let reason = u16::from_be_bytes(fields.take()?);
+                // It does not exist (IBTA Vol 1, 12.6.7.2), and would be success to a program.
+                if reason == 0 {
+                    return None;
+                }
+                Self::Reject { reason, private: fields.rest() }
+            }
             DISCONNECT_REQUEST => Self::DisconnectRequest,
             DISCONNECT_REPLY => Self::DisconnectReply,
             LOOKUP => Self::Lookup { private: fields.rest() },
@@ -365,6 +372,8 @@ mod tests {
             bytes[at] = value;
             assert_eq!(Message::parse(&bytes), Err(Malformed::Value(REQUEST)), "byte {at} is {value}");
         }
+        let rejection = Message::Reject { reason: 0, private: b"no".to_vec() };
+        assert_eq!(Message::parse(&rejection.emit()), Err(Malformed::Value(REJECT)));
     }
 
     #[test]

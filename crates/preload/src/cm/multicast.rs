@@ -12,12 +12,7 @@ use super::channel::{Detail, Opaque};
 use super::id::{self, Id};
 use crate::ah;
 use crate::outcome::{Outcome, Refused, number};
-
-unsafe extern "C" {
-    // Offered by this library too.
-    fn ibv_attach_mcast(qp: *mut c::ibv_qp, gid: *const c::ibv_gid, lid: u16) -> c_int;
-    fn ibv_detach_mcast(qp: *mut c::ibv_qp, gid: *const c::ibv_gid, lid: u16) -> c_int;
-}
+use crate::qp::{ibv_attach_mcast, ibv_detach_mcast};
 
 /// A group that an id has joined.
 pub(super) struct Group {

@@ -13,9 +13,6 @@ use crate::ah;
 use crate::outcome::{Outcome, Refused, number, status};
 use crate::query::PORT;
 
-/// What packets of a connection carry.
-const HOP_LIMIT: u8 = 64;
-
 /// Exponent of the acknowledgement timeout where the program sets none: 67 ms, as Doorbell's own
 /// connections have it.
 const ACK_TIMEOUT: u8 = 14;
@@ -55,7 +52,7 @@ fn attributes(own: &Id, state: c::ibv_qp_state) -> Outcome<(c::ibv_qp_attr, u32)
             attr.ah_attr = ah::ah_attributes(&AddressVector {
                 destination: peer.gid.to_canonical(),
                 traffic_class: options.traffic_class,
-                hop_limit: HOP_LIMIT,
+                hop_limit: ah::DEFAULT_HOP_LIMIT,
             });
             attr.path_mtu = terms.path_mtu(device.active_mtu).code().into();
             (attr.dest_qp_num, attr.rq_psn) = (peer.qpn.get(), peer.psn.get());
@@ -119,15 +116,17 @@ fn create_cqs(own: &Id, init: &mut c::ibv_qp_init_attr) -> Outcome<()> {
     let depth = |most: u32| c_int::try_from(most.max(1)).unwrap_or(c_int::MAX);
     // SAFETY: the id is bound to the device.
     let create = |most: u32| unsafe { verbs::create_cq(own.verbs(), depth(most), own.c.get().cast()) };
-    // SAFETY: fields of the id are set by calls on it, which a program does not make at the same time.
-    let c = unsafe { &mut *own.c.get() };
     if init.recv_cq.is_null() {
-        (c.recv_cq_channel, c.recv_cq) = create(init.cap.max_recv_wr)?;
-        init.recv_cq = c.recv_cq;
+        let (channel, queue) = create(init.cap.max_recv_wr)?;
+        // SAFETY: fields of the id are set by calls on it, which a program does not make at the same time.
+        let c = unsafe { &mut *own.c.get() };
+        (c.recv_cq_channel, c.recv_cq, init.recv_cq) = (channel, queue, queue);
     }
     if init.send_cq.is_null() {
-        (c.send_cq_channel, c.send_cq) = create(init.cap.max_send_wr)?;
-        init.send_cq = c.send_cq;
+        let (channel, queue) = create(init.cap.max_send_wr)?;
+        // SAFETY: as above.
+        let c = unsafe { &mut *own.c.get() };
+        (c.send_cq_channel, c.send_cq, init.send_cq) = (channel, queue, queue);
     }
     Ok(())
 }
@@ -165,15 +164,16 @@ fn create_with(
     let mut whole = *init;
     create_cqs(own, &mut whole)
         .and_then(|()| {
-            // SAFETY: as above.
-            let c = unsafe { &mut *own.c.get() };
             if whole.srq.is_null() {
-                whole.srq = c.srq;
+                // SAFETY: as above.
+                whole.srq = unsafe { (*own.c.get()).srq };
             }
-            c.qp = make(&mut whole)?;
-            // SAFETY: it was just created.
-            c.pd = unsafe { (*c.qp).pd };
-            c.qp_type = whole.qp_type;
+            let qp = make(&mut whole)?;
+            // SAFETY: as above, and the queue pair was just created.
+            unsafe {
+                let c = &mut *own.c.get();
+                (c.qp, c.pd, c.qp_type) = (qp, (*qp).pd, whole.qp_type);
+            }
             let states = match kind {
                 QpKind::Ud => &[c::IBV_QPS_INIT, c::IBV_QPS_RTR, c::IBV_QPS_RTS][..],
                 _ => &[c::IBV_QPS_INIT],

@@ -19,6 +19,15 @@ pub(super) fn bind(own: &Id, wanted: SocketAddr) -> Outcome<()> {
     if bound.ip().is_unspecified() { Ok(()) } else { own.bind_device() }
 }
 
+/// Where `address` leaves open which it is, it is `from`, with the port that was asked for.
+fn placed(address: SocketAddr, mut from: SocketAddr) -> SocketAddr {
+    if !address.ip().is_unspecified() {
+        return address;
+    }
+    from.set_port(address.port());
+    from
+}
+
 /// The sides of a way, as far as it is possible.
 fn way(own: &Id, source: Option<SocketAddr>, destination: SocketAddr) -> Outcome<()> {
     let failed = |error: std::io::Error| {
@@ -28,15 +37,14 @@ fn way(own: &Id, source: Option<SocketAddr>, destination: SocketAddr) -> Outcome
     own.bind_device()?;
     let rnic = device::context_of(own)?.device.attributes.address;
     let from = if destination.ip().is_multicast() {
-        rnic // groups are joined where the device is
+        SocketAddr::new(rnic, 0) // groups are joined where the device is
     } else {
         address::source_for(destination).map_err(failed)?
     };
     if !own.line.is_bound() {
-        let source = source.filter(|source| !source.ip().is_unspecified());
-        bind(own, source.unwrap_or_else(|| SocketAddr::new(from, 0)))?;
+        bind(own, source.map_or(from, |source| placed(source, from)))?;
     }
-    let here = from.is_loopback() || from == destination.ip();
+    let here = from.ip().is_loopback() || from.ip() == destination.ip();
     if rnic.is_loopback() && !here {
         let why = format!(
             "the software RNIC has the address {rnic}, from where {} is not reached: DOORBELL_BIND (`doorbell run \
@@ -48,11 +56,7 @@ fn way(own: &Id, source: Option<SocketAddr>, destination: SocketAddr) -> Outcome
         return Err(Refused::new(libc::EHOSTUNREACH, why));
     }
     let mut state = own.line.state();
-    if let Some(local) = &mut state.local
-        && local.ip().is_unspecified()
-    {
-        local.set_ip(from);
-    }
+    state.local = state.local.map(|local| placed(local, from));
     state.remote = Some(destination);
     Ok(())
 }

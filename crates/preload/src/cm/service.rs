@@ -8,7 +8,7 @@ use std::ffi::c_int;
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -178,9 +178,7 @@ impl Service {
     fn timeout(&self) -> EpollTimeout {
         let next = self.table().lines.values().filter_map(|served| served.deadline).min();
         let Some(next) = next else { return EpollTimeout::NONE };
-        // A millisecond more, or it would wake just before.
-        let wait = next.saturating_duration_since(Instant::now()).as_millis() + 1;
-        u16::try_from(wait).map_or(EpollTimeout::MAX, EpollTimeout::from)
+        timeout_for(next.saturating_duration_since(Instant::now()))
     }
 
     fn take_expired(&self) -> Vec<Arc<Line>> {
@@ -193,5 +191,25 @@ impl Service {
                 Arc::clone(&served.line)
             })
             .collect()
+    }
+}
+
+/// A longer wait ends early: what is left of it is seen then.
+fn timeout_for(wait: Duration) -> EpollTimeout {
+    // A millisecond more, or it would wake just before.
+    EpollTimeout::from(u16::try_from(wait.as_millis() + 1).unwrap_or(u16::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_deadline_is_slept_through() {
+        let cases: [(u64, u16); 6] =
+            [(0, 1), (69, 70), (65_534, 65_535), (65_535, 65_535), (69_000, 65_535), (u64::MAX, 65_535)];
+        for (wait_ms, timeout_ms) in cases {
+            assert_eq!(timeout_for(Duration::from_millis(wait_ms)), EpollTimeout::from(timeout_ms), "{wait_ms} ms");
+        }
     }
 }

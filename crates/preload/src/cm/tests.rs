@@ -19,7 +19,7 @@ use super::connect::{
 };
 use super::ep::{rdma_create_ep, rdma_destroy_ep};
 use super::id::{rdma_create_id, rdma_destroy_id, rdma_migrate_id};
-use super::message::{Endpoint, Message, REJECT_PRIVATE, REPLY_PRIVATE, REQUEST_PRIVATE};
+use super::message::{Endpoint, LOOKUP_REPLY_PRIVATE, Message, REJECT_PRIVATE, REPLY_PRIVATE, REQUEST_PRIVATE};
 use super::multicast::{rdma_join_multicast, rdma_join_multicast_ex, rdma_leave_multicast};
 use super::options::rdma_set_option;
 use super::qp::{rdma_create_qp, rdma_destroy_qp};
@@ -335,8 +335,11 @@ fn a_datagram_service_is_found_or_refused() {
         let other = active.resolved(c::RDMA_PS_UDP, port);
         fine(rdma_connect(other, ptr::null_mut()));
         let refusing = passive.expect(c::RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
-        fine(rdma_reject(refusing, ptr::null(), 0));
-        active.expect(c::RDMA_CM_EVENT_UNREACHABLE, 2);
+        let too_long = [0; LOOKUP_REPLY_PRIVATE + 1];
+        refused(rdma_reject(refusing, too_long.as_ptr().cast(), too_long.len() as u8), libc::EINVAL);
+        fine(rdma_reject(refusing, b"no".as_ptr().cast(), 2));
+        let seen = active.expect(c::RDMA_CM_EVENT_UNREACHABLE, 2);
+        assert_eq!((&seen.private[..3], seen.private.len()), (&b"no\0"[..], LOOKUP_REPLY_PRIVATE));
         // It is no service for connections.
         let stream = active.resolved(c::RDMA_PS_TCP, port);
         fine(rdma_connect(stream, &mut c::rdma_conn_param { qp_num: 1, ..param(b"") }));
@@ -608,6 +611,54 @@ fn an_id_takes_what_waits_to_another_channel() {
         destroy(&[id]);
     }
     other.no_more();
+}
+
+#[test]
+fn a_source_without_an_address_keeps_its_port() {
+    let channel = Channel::new();
+    // A port that is free for two who reuse addresses.
+    let holder = channel.id(c::RDMA_PS_TCP);
+    let id = channel.id(c::RDMA_PS_TCP);
+    // SAFETY: the ids exist.
+    unsafe {
+        fine(rdma_bind_addr(holder, sockaddr(&local(0))));
+        let port = rdma_get_src_port(holder);
+        let source = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), u16::from_be(port)).into();
+        fine(rdma_resolve_addr(id, sockaddr(&source), sockaddr(&local(9)), 1000));
+        channel.expect(c::RDMA_CM_EVENT_ADDR_RESOLVED, 0);
+        assert_eq!(rdma_get_src_port(id), port);
+        destroy(&[id, holder]);
+    }
+}
+
+#[test]
+fn a_forked_child_leaves_the_news_of_an_inherited_channel_to_its_parent() {
+    let channel = Channel::new();
+    let id = channel.id(c::RDMA_PS_TCP);
+    // SAFETY: the channel and the id exist. The child takes no lock that another thread may hold: it uses
+    // only the channel, and ends without unwinding.
+    unsafe {
+        fine(rdma_resolve_addr(id, ptr::null_mut(), sockaddr(&local(9)), 1000));
+        let fd = (*channel.0).fd;
+        let flags = libc::fcntl(fd, libc::F_GETFL);
+        libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK);
+        let child = libc::fork();
+        if child == 0 {
+            let mut event = ptr::null_mut();
+            let empty = rdma_get_cm_event(channel.0, &raw mut event) == -1 && errno() == libc::EAGAIN;
+            let same = libc::fcntl(fd, libc::F_GETFL) == flags | libc::O_NONBLOCK
+                && libc::fcntl(fd, libc::F_GETFD) == libc::FD_CLOEXEC;
+            // It is a descriptor of the child's own: the parent does not hear of this.
+            let own = !channel.is_readable() && libc::eventfd_write(fd, 3) == 0 && channel.is_readable();
+            libc::_exit(c_int::from(!empty) | c_int::from(!same) << 1 | c_int::from(!own) << 2);
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 0));
+        channel.expect(c::RDMA_CM_EVENT_ADDR_RESOLVED, 0);
+        channel.no_more();
+        destroy(&[id]);
+    }
 }
 
 #[test]

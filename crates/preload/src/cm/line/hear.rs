@@ -2,7 +2,6 @@
 
 use std::ffi::c_int;
 use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +11,7 @@ use nix::sys::epoll::EpollFlags;
 use socket2::Socket;
 
 use super::{Line, Phase, READ, State, prepare, refused, soon};
+use crate::cm::address::canonical;
 use crate::cm::channel::Detail;
 use crate::cm::message::{Endpoint, Message, lookup, reason};
 use crate::outcome::{Outcome, Refused};
@@ -152,7 +152,7 @@ impl Line {
                     let detail = Detail::Datagram { gid, qpn, qkey, private };
                     state.tell(c::RDMA_CM_EVENT_ESTABLISHED, 0, detail);
                 } else {
-                    state.tell(c::RDMA_CM_EVENT_UNREACHABLE, status.into(), Detail::Nothing);
+                    state.tell(c::RDMA_CM_EVENT_UNREACHABLE, status.into(), Detail::NoService { private });
                 }
             }
             (Phase::Connecting { .. } | Phase::Requested | Phase::Accepted, M::Reject { reason, private }) => {
@@ -254,9 +254,4 @@ impl Line {
             _ => {}
         }
     }
-}
-
-/// A dual-stack socket shows IPv4 addresses as mapped ones.
-fn canonical(address: SocketAddr) -> SocketAddr {
-    SocketAddr::new(address.ip().to_canonical(), address.port())
 }
