@@ -32,10 +32,12 @@ type Step = (&'static str, fn() -> Outcome);
 /// In the order in which they run, each in a guest of its own.
 pub(crate) const STEPS: &[Step] = &[
     ("rdma_rxe, verbs", verbs),
-    ("rdma_rxe, exchange", exchange),
     ("rdma_rxe, commands", || in_guest(Guest::new(LIMIT), COMMANDS)),
     ("rdma_rxe, on the wire", || in_guest(Guest::new(LIMIT), ON_THE_WIRE)),
 ];
+
+/// What `cargo xtask guest` has it do beside that: on rxe not all cases of this suite end.
+pub(crate) const MORE_STEPS: &[Step] = &[("rdma_rxe, exchange", exchange)];
 
 /// Captures packets of rdma_rxe anew, for the tests of `wire`.
 pub(crate) fn capture() -> Result<(), String> {
