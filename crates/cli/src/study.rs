@@ -39,7 +39,8 @@ const MAX_FAILURES_IN_A_ROW: usize = 3;
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Study {
-    /// Experiments, or families of them such as send-receive [default: all]
+    /// Experiments, or families of them such as send-receive; `all` compares the protocols by latency
+    /// and bandwidth [default: everything]
     #[arg(value_name = "EXPERIMENT")]
     experiments: Vec<String>,
     /// Fewer points, shorter: three minutes at most on two processors
@@ -86,6 +87,10 @@ impl Study {
     fn chosen(&self) -> Result<Vec<Experiment>, Usage> {
         let mut all = experiment::all(self.effort());
         let is_meant = |name: &str, experiment: &Experiment| {
+            // What protocols are compared by.
+            if name == "all" {
+                return experiment.name.ends_with("/latency") || experiment.name.ends_with("/bandwidth");
+            }
             let rest = experiment.name.strip_prefix(name);
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };

@@ -2,12 +2,63 @@
 
 use std::fmt::Write;
 
-use doorbell_study::experiment::{COMPARED_SIZES, PointRecord, Quantity, View};
+use doorbell_study::experiment::{COMPARED_SIZES, Experiment, PointRecord, Quantity, View};
 
 use crate::Run;
 use crate::escape::Escaped;
 use crate::format::{NOTHING, bytes, number};
 use crate::table::{heading, text, value};
+
+/// The configuration that every protocol is measured in: 64 messages unacknowledged, one per post.
+const COMMON: &str = "unbatched";
+
+/// All protocols in one plot each for latency and throughput.
+pub(crate) fn experiments() -> [Experiment; 2] {
+    let of = |what: &str, question, setting, quantities| Experiment {
+        name: format!("all/{what}"),
+        question,
+        setting,
+        sweep: "message size, B",
+        quantities,
+        points: Vec::new(),
+        claims: &[],
+    };
+    [
+        of(
+            "latency",
+            "How long does one message take, by protocol?",
+            "the points of each protocol's own experiment at the sizes that all are measured at",
+            &[Quantity::MedianLatency, Quantity::TailLatency],
+        ),
+        of(
+            "bandwidth",
+            "How much goes through, by protocol?",
+            "the points of each protocol's own experiment with 64 messages unacknowledged, one per post; for large \
+             messages window and depth shrink to what a cache holds",
+            &[Quantity::Throughput, Quantity::MessageRate],
+        ),
+    ]
+}
+
+/// The runs with the records of these experiments, which are those of the protocols' own under other
+/// names.
+pub(crate) fn runs(runs: &[Run]) -> Vec<Run> {
+    let compared = |record: &PointRecord| {
+        let (family, what) = record.experiment.split_once('/')?;
+        let variant = match what {
+            "latency" => record.series.as_str(),
+            "bandwidth" if record.series == COMMON => "",
+            "bandwidth" => record.series.strip_suffix(COMMON)?.strip_suffix(", ")?,
+            _ => return None,
+        };
+        let is_compared = COMPARED_SIZES.iter().any(|&size| record.x == size as f64);
+        let is_only = variant.is_empty() || variant == family || variant == "ping-pong";
+        let series = if is_only { family.to_owned() } else { format!("{family}, {variant}") };
+        is_compared.then(|| PointRecord { experiment: format!("all/{what}"), series, ..record.clone() })
+    };
+    let of = |run: &Run| Run { name: run.name.clone(), records: run.records.iter().filter_map(compared).collect() };
+    runs.iter().map(of).collect()
+}
 
 /// What a protocol reaches at one size in one run.
 struct Row<'a> {
@@ -45,6 +96,7 @@ fn rows<'a>(runs: &'a [Run]) -> Vec<Row<'a>> {
                 let best = view
                     .of(&format!("{family}/bandwidth"))
                     .filter(is_it)
+                    .filter(|record| record.series.ends_with(COMMON))
                     .filter_map(|record| {
                         let rate = median(record, Quantity::MessageRate)?;
                         Some((rate, median(record, Quantity::Throughput)?, record.series.as_str()))
@@ -68,7 +120,8 @@ pub(crate) fn table(out: &mut String, runs: &[Run]) {
     let most = rows.iter().filter_map(|row| row.best).map(|best| best.1).fold(0.0, f64::max);
     out.push_str(
         "<h2 id=\"glance\">Protocols at a glance</h2><p>Latency is that of one message at a time, of the \
-                  variant that is fastest then; throughput that of the fastest variant and configuration.</p><div class=\"scroll\" tabindex=\"0\">\
+                  variant that is fastest then; throughput that of the variant that is fastest with 64 messages unacknowledged, one \
+                  per post.</p><div class=\"scroll\" tabindex=\"0\">\
                   <table class=\"sortable\" id=\"comparison\"><thead><tr>",
     );
     heading(out, "size", true);
@@ -79,7 +132,7 @@ pub(crate) fn table(out: &mut String, runs: &[Run]) {
     for name in ["median latency, us", "99 % latency, us", "M messages/s", "Gb/s"] {
         heading(out, name, true);
     }
-    heading(out, "fastest configuration", false);
+    heading(out, "fastest variant", false);
     out.push_str("</tr></thead><tbody>");
     for row in rows {
         out.push_str("<tr>");

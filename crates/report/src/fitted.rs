@@ -56,8 +56,12 @@ impl Fitted {
 impl Model for Fitted {
     fn predict(&self, run: &Run, record: &PointRecord, quantity: Quantity) -> Option<Prediction> {
         let of_run = self.runs.get(&run.name)?.as_ref().ok()?;
-        let workload = of_run.workloads.get(&place(record))?;
-        let prediction = predict(&of_run.parameters, workload).ok()?;
+        let workload = match of_run.workloads.get(&place(record)) {
+            Some(workload) => *workload,
+            // It stands under another name where protocols are compared.
+            None => observed(record).ok()?.1.workload,
+        };
+        let prediction = predict(&of_run.parameters, &workload).ok()?;
         let is_latency = matches!(record.parameters.kind, doorbell_study::parameters::Kind::Latency);
         let value = match (quantity, is_latency) {
             (Quantity::MedianLatency, true) => prediction.latency_ns / 1e3,

@@ -31,7 +31,15 @@ pub(crate) fn page(runs: &[Run], model: Option<&dyn Model>) -> String {
     out.push_str("<main>");
     comparison::table(&mut out, runs);
     shapes(&mut out, runs, &found);
-    contents(&mut out, &experiments);
+    let compared = comparison::runs(runs);
+    let comparisons: Vec<Experiment> = comparison::experiments()
+        .into_iter()
+        .filter(|experiment| compared.iter().flat_map(|run| &run.records).any(|it| it.experiment == experiment.name))
+        .collect();
+    contents(&mut out, comparisons.iter().chain(&experiments));
+    for experiment in &comparisons {
+        section(&mut out, &compared, experiment, model);
+    }
     for experiment in &experiments {
         section(&mut out, runs, experiment, model);
     }
@@ -149,7 +157,7 @@ fn anchor(name: &str) -> String {
     std::iter::once('x').chain(std::iter::once('-')).chain(plain).collect()
 }
 
-fn contents(out: &mut String, experiments: &[Experiment]) {
+fn contents<'a>(out: &mut String, experiments: impl Iterator<Item = &'a Experiment>) {
     out.push_str("<h2 id=\"experiments\">Experiments</h2><nav><ol>");
     for experiment in experiments {
         let (anchor, name) = (anchor(&experiment.name), Escaped(&experiment.name));

@@ -1,8 +1,12 @@
 //! What a page makes of records, good ones and others.
 
-use doorbell_report::{Account, Model, Prediction, Run, html, verdicts};
+use doorbell_model::parameters::{Parameters, RnicKind};
+use doorbell_model::predict::predict;
+use doorbell_model::record::observations;
+use doorbell_report::{Account, Fitted, Model, Prediction, Run, html, verdicts};
 use doorbell_study::environment::Environment;
 use doorbell_study::experiment::{Effort, Experiment, Outcome, PointRecord, Quantity, all};
+use doorbell_study::parameters::Kind;
 use doorbell_study::record::{Latency, PointResult};
 use serde_json::Value;
 
@@ -59,7 +63,14 @@ fn every_point_is_in_a_plot_and_in_a_table() {
     let runs = [run("here"), run("there")];
     let page = html(&runs, None);
     let plots = plots(&page);
+    let (compared, plots) = plots.split_at(2);
     assert_eq!(plots.len(), all(Effort::Quick).len());
+    for plot in compared {
+        let series = plot["series"].as_array().unwrap();
+        assert!(series.iter().any(|series| series["name"] == "send-receive"));
+        assert!(series.iter().any(|series| series["name"] == "direct-read, fenced"));
+        assert!(series.iter().all(|series| series["points"].as_array().unwrap().len() == 4), "{plot}");
+    }
     let points: usize = plots
         .iter()
         .flat_map(|plot| plot["series"].as_array().unwrap())
@@ -68,7 +79,7 @@ fn every_point_is_in_a_plot_and_in_a_table() {
     assert_eq!(points, runs.iter().map(|run| run.records.len()).sum::<usize>());
     let first = &plots[0]["series"][0]["points"][0]["y"][0];
     assert_eq!((&first["median"], first["values"].as_array().unwrap().len()), (&Value::from(2.001), 3));
-    assert_eq!(page.matches("<section id=").count(), plots.len());
+    assert_eq!(page.matches("<section id=").count(), 2 + plots.len());
     assert!(page.matches("<tr>").count() > points, "each has a row");
     assert!(
         page.contains("The lowest median latency is 2.00 us (ping-pong; message size 1 B)"),
@@ -137,6 +148,50 @@ fn a_model_is_drawn_over_the_measurements_and_named_in_the_table() {
         .collect();
     assert_eq!(predicted, vec![Value::from(4.25); 8]);
     assert!(!html(&run, None).contains("bottleneck</button>"));
+}
+
+/// A run that the model could have measured.
+fn modelled() -> Run {
+    let truth = Parameters::starting_point(RnicKind::Software);
+    let mut run = run("made by a model");
+    for record in &mut run.records {
+        let (window, batch, depth) = (record.parameters.window, record.parameters.batch, record.parameters.depth);
+        let bytes = record.bytes();
+        for result in &mut record.repetitions {
+            (result.bytes, result.mtu) = (bytes, 4096);
+            let latency = Latency { min: 1, p50: 1, mean: 1.0, p99: 1, p999: 1, max: 1 };
+            result.latency_ns = (record.parameters.kind == Kind::Latency).then_some(latency);
+            (result.fitted.window, result.fitted.batch, result.fitted.depth) = (window, batch, depth);
+        }
+        let observed = observations("", &serde_json::to_string(&record).unwrap()).unwrap();
+        let Some(one) = observed.observations.first() else { continue };
+        let prediction = predict(&truth, &one.workload).unwrap();
+        for result in &mut record.repetitions {
+            (result.messages_per_s, result.bytes_per_s) = (prediction.messages_per_s, prediction.bytes_per_s);
+            result.latency_ns =
+                result.latency_ns.map(|latency| Latency { p50: prediction.latency_ns as u64, ..latency });
+        }
+    }
+    run
+}
+
+#[test]
+fn a_quarter_of_what_a_model_made_predicts_the_rest() {
+    let runs = [modelled(), run("too slow to be true")];
+    let fitted = Fitted::new(&runs);
+    let account = fitted.account(&runs[0]).unwrap();
+    assert!(account.fitted.figures > 20 && account.predicted.figures > 2 * account.fitted.figures);
+    assert!(account.predicted.median < 0.05, "{:?}", account.predicted);
+    let agree = account.interventions.iter().filter(|one| one.agrees).count();
+    assert!(account.interventions.len() > 5 && 10 * agree >= 9 * account.interventions.len());
+    assert!(account.left_out.contains_key("its rate was given"), "{:?}", account.left_out);
+    assert!(fitted.account(&runs[1]).is_err(), "its records lack the path MTU");
+    let page = html(&runs, Some(&fitted));
+    for text in ["id=\"parameters\"", "id=\"interventions\"", "its rate was given", "There is none of this run: "] {
+        assert!(page.contains(text), "{text}");
+    }
+    let is_drawn = |plot: &Value| !plot["series"][0]["points"][0]["y"][0]["model"].is_null();
+    assert!(plots(&page).iter().take(2).all(is_drawn), "also where protocols are compared");
 }
 
 #[test]
