@@ -57,27 +57,71 @@ pub(super) const DIRECT_READ_LATENCY: &[Claim] = &[
     },
 ];
 
-pub(super) const DIRECT_READ_BANDWIDTH: &[Claim] = &[Claim {
-    published: "a fence lets READs no longer overlap: drastically less goes through",
+pub(super) const DIRECT_READ_BANDWIDTH: &[Claim] = &[
+    Claim {
+        published: "a fence lets READs no longer overlap: drastically less goes through",
+        judge: |view| {
+            let series = ["fenced, unbatched", "unfenced, unbatched"];
+            let share = ratio(view, "direct-read/bandwidth", series, MessageRate, 512.0)?;
+            holds_if(share <= 0.6, format!("512 B reach {:.0} % of the rate without", share * 100.0))
+        },
+    },
+    Claim {
+        published: "1:1 throughput grows linearly with the size, then less than that, up to line rate",
+        judge: |view| {
+            let curve = view.best_curve("direct-read/bandwidth", "unfenced, unbatched", Throughput);
+            let (small, large) = (at(&curve, 512.0)? / at(&curve, 16.0)?, at(&curve, 8192.0)? / at(&curve, 512.0)?);
+            let because = format!("{small:.0}-fold from 16 to 512 B, {large:.1}-fold from there to 8192 B");
+            // Linear would be 32 and 16.
+            holds_if(small >= 20.0 && large <= 12.0, because)
+        },
+    },
+];
+
+pub(super) const DIRECT_READ_WINDOW: &[Claim] = &[Claim {
+    published: "nothing is gained by more than 32 unacknowledged messages",
     judge: |view| {
-        let series = ["fenced, unbatched", "unfenced, unbatched"];
-        let share = ratio(view, "direct-read/bandwidth", series, MessageRate, 512.0)?;
-        holds_if(share <= 0.6, format!("512 B reach {:.0} % of the rate without", share * 100.0))
+        let curve = view.best_curve("direct-read/window", "unfenced", MessageRate);
+        let (at_32, most) = (at(&curve, 32.0)?, knee(&curve, 1.0)?.1);
+        holds_if(
+            most <= at_32 * NOISE,
+            format!("the most that any window gives is {:.2} times that of 32", most / at_32),
+        )
     },
 }];
 
-pub(super) const DIRECT_READ_N_TO_1: &[Claim] = &[Claim {
-    published: "more senders do not help small messages: the receiving CPU limits them",
+pub(super) const DIRECT_READ_THREADS: &[Claim] = &[Claim {
+    published: "8192 B: line rate",
     judge: |view| {
-        let curve = view.best_curve("direct-read/n-to-1", "16 B", MessageRate);
-        let ((first, few), (last, many)) = (*curve.first()?, *curve.last()?);
-        if last <= first {
-            return None;
-        }
-        let because = format!("{last:.0} senders reach {:.2} times the rate of {first:.0}", many / few);
-        holds_if(many <= few * NOISE, because)
+        let most = knee(&view.best_curve("direct-read/threads", "8192 B", Throughput), 1.0)?.1;
+        cannot(format!("{most:.1} Gb/s at best; loopback has no line rate, and the CPUs copy every byte"))
     },
 }];
+
+pub(super) const DIRECT_READ_N_TO_1: &[Claim] = &[
+    Claim {
+        published: "more senders do not help small messages: the receiving CPU limits them",
+        judge: |view| {
+            let (gain, because) = gain_of_senders(view, "16 B")?;
+            holds_if(gain <= NOISE, because)
+        },
+    },
+    Claim {
+        published: "more senders help large messages a little, up to line rate",
+        judge: |view| {
+            let (gain, because) = gain_of_senders(view, "8192 B")?;
+            holds_if((1.02..=1.6).contains(&gain), because)
+        },
+    },
+];
+
+/// What the most senders of Direct-Read reach, by what the fewest do.
+fn gain_of_senders(view: View<'_>, series: &str) -> Option<(f64, String)> {
+    let curve = view.best_curve("direct-read/n-to-1", series, MessageRate);
+    let ((first, few), (last, many)) = (*curve.first()?, *curve.last()?);
+    let gain = many / few;
+    (last > first).then(|| (gain, format!("{last:.0} senders reach {gain:.2} times the rate of {first:.0}")))
+}
 
 const WINDOW: &str = "send-receive/window";
 pub(super) const WINDOWS: &[Claim] = &[

@@ -60,7 +60,7 @@ const FAMILIES: [Family; 6] = [
         claims: Claims {
             latency: claims::DIRECT_READ_LATENCY,
             bandwidth: claims::DIRECT_READ_BANDWIDTH,
-            threads: &[],
+            threads: claims::DIRECT_READ_THREADS,
             n_to_1: claims::DIRECT_READ_N_TO_1,
         },
     },
@@ -109,7 +109,7 @@ pub fn all(effort: Effort) -> Vec<Experiment> {
                 family.n_to_1(effort),
             ]);
             if family.name == "direct-read" {
-                table.push(one_to_n(effort));
+                table.extend([direct_read_window(effort), one_to_n(effort)]);
             }
             continue;
         }
@@ -286,6 +286,25 @@ impl Family {
             points,
             claims: self.claims.n_to_1,
         }
+    }
+}
+
+fn direct_read_window(effort: Effort) -> Experiment {
+    let windows = effort.pick(vec![1, 8, 32, 64], doubling(128), doubling(1024));
+    let point_of = |window: usize| {
+        let base = Family::parameters(effort, Kind::Bandwidth, Protocol::DirectRead, 16);
+        let parameters =
+            Parameters { window, batch: 1, depth: (2 * window).max(64), depths_are_defaults: false, ..base };
+        point("unfenced", window, parameters)
+    };
+    Experiment {
+        name: "direct-read/window".to_owned(),
+        question: "How many messages should be unacknowledged?",
+        setting: "16 B, one connection, one message per post; 32 READs are in flight at most",
+        sweep: "messages unacknowledged at most",
+        quantities: RATE,
+        points: windows.into_iter().map(point_of).collect(),
+        claims: claims::DIRECT_READ_WINDOW,
     }
 }
 

@@ -84,6 +84,7 @@ fn as_published(experiment: &str, series: &str, x: f64) -> PointResult {
     let rate = match experiment.trim_start_matches("send-receive/") {
         "direct-read/latency" => return latency(if series.starts_with("fenced") { 8700.0 } else { 5800.0 } + 0.02 * x),
         "direct-read/bandwidth" if series.starts_with("fenced") => 0.1e6,
+        "direct-read/n-to-1" if bytes > 512.0 => (1.3e6 + 0.04e6 * x).min(line(bytes)),
         "direct-read/n-to-1" => 3e6,
         other if other.ends_with("/latency") => return latency(2500.0 + 0.2 * x),
         other if other.contains('/') => (5e6_f64).min(line(x)),
@@ -195,6 +196,7 @@ fn no_shape_holds_where_everything_is_the_same() {
     let expected = [
         "more than 8 per post gain nothing",
         "latency is about flat up to 1 KiB",
+        "nothing is gained by more than 32 unacknowledged messages",
         "more senders do not help small messages: the receiving CPU limits them",
         "one large message beats the same bytes as a list of small ones",
         "64 unacknowledged: throughput grows linearly with the size until near line rate",
