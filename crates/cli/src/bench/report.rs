@@ -368,6 +368,10 @@ mod tests {
         let before = LinkCounters { rx_overflow: 5, tx_oversize: 7, ..LinkCounters::default() };
         let after = LinkCounters { rx_overflow: 8, ..before };
         let mut result = PointResult { bytes: 64, ..PointResult::default() };
+        // That an RNIC counts at all shows in its other counters.
+        for counters in [&mut result.counters.client, &mut result.counters.server] {
+            counters.insert("rnr_nak_sent".to_owned(), 0);
+        }
         result.link.client = link_by_name(&before, &before);
         result.link.server = link_by_name(&after, &before);
         let lines = lost(&[result]);

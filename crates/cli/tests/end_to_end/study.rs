@@ -95,7 +95,7 @@ fn an_interrupted_study_goes_on_where_it_was() {
 #[test]
 fn experiments_are_listed_and_others_are_wrong_usage() {
     let list = run("study --list").expect_status(0).stdout;
-    for name in ["send-receive/latency", "send-receive/n-to-1-srq", "send-receive/rnr", "points, each 5 times 0.3 s"] {
+    for name in ["send-receive/latency", "send-receive/n-to-1-srq", "send-receive/rnr", "points, each 3 times 0.2 s"] {
         assert!(list.contains(name), "{list}");
     }
     let json: serde_json::Value =
