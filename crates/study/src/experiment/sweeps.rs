@@ -224,14 +224,26 @@ impl Family {
         }
     }
 
+    /// What the number of threads or senders is swept of, and how it stands behind the size in the name
+    /// of a curve: every variant where time does not matter, else the first.
+    fn swept(&self, effort: Effort) -> Vec<(String, Protocol)> {
+        let count = effort.pick(1, 1, self.variants.len());
+        let named = |(index, &(variant, protocol)): (usize, &(&str, Protocol))| {
+            (if index == 0 { String::new() } else { format!(", {variant}") }, protocol)
+        };
+        self.variants[..count].iter().enumerate().map(named).collect()
+    }
+
     fn threads(&self, effort: Effort) -> Experiment {
         let mut points = Vec::new();
         for bytes in self.few_sizes(effort) {
-            for threads in thread_counts(effort) {
-                let serving = Serving { threads, ..Serving::default() };
-                let base = Self::parameters(effort, Kind::Bandwidth, self.variants[0].1, bytes);
-                let parameters = Parameters { connections: threads, serving, ..base };
-                points.push(point(format!("{bytes} B"), threads, parameters));
+            for (variant, protocol) in self.swept(effort) {
+                for threads in thread_counts(effort) {
+                    let serving = Serving { threads, ..Serving::default() };
+                    let base = Self::parameters(effort, Kind::Bandwidth, protocol, bytes);
+                    let parameters = Parameters { connections: threads, serving, ..base };
+                    points.push(point(format!("{bytes} B{variant}"), threads, parameters));
+                }
             }
         }
         Experiment {
@@ -253,12 +265,14 @@ impl Family {
             false => &[("", false)],
         };
         for bytes in self.few_sizes(effort) {
-            for &(how, single_receiver) in ways {
-                for senders in sender_counts(effort) {
-                    let serving = Serving { single_receiver, ..Serving::default() };
-                    let base = Self::parameters(effort, Kind::Bandwidth, self.variants[0].1, bytes);
-                    let parameters = Parameters { connections: senders, serving, ..base };
-                    points.push(point(format!("{bytes} B{how}"), senders, parameters));
+            for (variant, protocol) in self.swept(effort) {
+                for &(how, single_receiver) in ways {
+                    for senders in sender_counts(effort) {
+                        let serving = Serving { single_receiver, ..Serving::default() };
+                        let base = Self::parameters(effort, Kind::Bandwidth, protocol, bytes);
+                        let parameters = Parameters { connections: senders, serving, ..base };
+                        points.push(point(format!("{bytes} B{variant}{how}"), senders, parameters));
+                    }
                 }
             }
         }
