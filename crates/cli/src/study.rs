@@ -46,7 +46,7 @@ pub(crate) struct Study {
     /// Fewer points, shorter: three minutes at most on two processors
     #[arg(long, conflicts_with = "full")]
     quick: bool,
-    /// All points, longer: tens of minutes
+    /// All points of every variant, longer: some four hours
     #[arg(long)]
     full: bool,
     /// Directory of the records and of the report [default: doorbell-study, with -quick or -full]
