@@ -49,6 +49,15 @@ impl Residual {
     }
 }
 
+/// Half of the errors, and nine tenths, are no larger than these. `None` of no residuals.
+pub fn median_and_p90(residuals: &[Residual]) -> Option<(f64, f64)> {
+    let mut errors: Vec<f64> = residuals.iter().map(|residual| residual.relative_error().abs()).collect();
+    errors.sort_by(f64::total_cmp);
+    let last = errors.len().checked_sub(1)?;
+    let quantile = |share: f64| errors[(last as f64 * share).round() as usize];
+    Some((quantile(0.5), quantile(0.9)))
+}
+
 /// Measurements beside what a parameter set predicts.
 pub fn residuals(parameters: &Parameters, observations: &[Observation]) -> Result<Vec<Residual>, WorkloadError> {
     let mut residuals = Vec::new();

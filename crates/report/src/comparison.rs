@@ -40,21 +40,27 @@ pub(crate) fn experiments() -> [Experiment; 2] {
     ]
 }
 
+/// The experiment and the curve of it that a record of a protocol's own stands in here, if it does.
+pub(crate) fn name(record: &PointRecord) -> Option<(String, String)> {
+    let (family, what) = record.experiment.split_once('/')?;
+    let variant = match what {
+        "latency" => record.series.as_str(),
+        "bandwidth" if record.series == COMMON => "",
+        "bandwidth" => record.series.strip_suffix(COMMON)?.strip_suffix(", ")?,
+        _ => return None,
+    };
+    let is_compared = COMPARED_SIZES.iter().any(|&size| record.x == size as f64);
+    let is_only = variant.is_empty() || variant == family || variant == "ping-pong";
+    let series = if is_only { family.to_owned() } else { format!("{family}, {variant}") };
+    is_compared.then(|| (format!("all/{what}"), series))
+}
+
 /// The runs with the records of these experiments, which are those of the protocols' own under other
 /// names.
 pub(crate) fn runs(runs: &[Run]) -> Vec<Run> {
     let compared = |record: &PointRecord| {
-        let (family, what) = record.experiment.split_once('/')?;
-        let variant = match what {
-            "latency" => record.series.as_str(),
-            "bandwidth" if record.series == COMMON => "",
-            "bandwidth" => record.series.strip_suffix(COMMON)?.strip_suffix(", ")?,
-            _ => return None,
-        };
-        let is_compared = COMPARED_SIZES.iter().any(|&size| record.x == size as f64);
-        let is_only = variant.is_empty() || variant == family || variant == "ping-pong";
-        let series = if is_only { family.to_owned() } else { format!("{family}, {variant}") };
-        is_compared.then(|| PointRecord { experiment: format!("all/{what}"), series, ..record.clone() })
+        let (experiment, series) = name(record)?;
+        Some(PointRecord { experiment, series, ..record.clone() })
     };
     let of = |run: &Run| Run { name: run.name.clone(), records: run.records.iter().filter_map(compared).collect() };
     runs.iter().map(of).collect()

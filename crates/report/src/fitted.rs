@@ -8,14 +8,14 @@
 use std::collections::{BTreeMap, HashMap};
 
 use doorbell_model::fit::{Fit, fit};
-use doorbell_model::observation::{Observation, residuals};
+use doorbell_model::observation::{Observation, median_and_p90, residuals};
 use doorbell_model::parameters::{Parameters, RnicKind};
 use doorbell_model::predict::predict;
 use doorbell_model::record::observations;
 use doorbell_model::workload::Workload;
 use doorbell_study::experiment::{PointRecord, Quantity};
 
-use crate::{Account, Errors, Intervention, Model, Parameter, Prediction, Run};
+use crate::{Account, Errors, Intervention, Model, Parameter, Prediction, Run, comparison};
 
 /// Of so many points one is fitted to.
 const EVERY: usize = 4;
@@ -56,12 +56,8 @@ impl Fitted {
 impl Model for Fitted {
     fn predict(&self, run: &Run, record: &PointRecord, quantity: Quantity) -> Option<Prediction> {
         let of_run = self.runs.get(&run.name)?.as_ref().ok()?;
-        let workload = match of_run.workloads.get(&place(record)) {
-            Some(workload) => *workload,
-            // It stands under another name where protocols are compared.
-            None => observed(record).ok()?.1.workload,
-        };
-        let prediction = predict(&of_run.parameters, &workload).ok()?;
+        let workload = of_run.workloads.get(&place(record))?;
+        let prediction = predict(&of_run.parameters, workload).ok()?;
         let is_latency = matches!(record.parameters.kind, doorbell_study::parameters::Kind::Latency);
         let value = match (quantity, is_latency) {
             (Quantity::MedianLatency, true) => prediction.latency_ns / 1e3,
@@ -115,6 +111,10 @@ impl OfRun {
                 continue;
             }
             workloads.insert(place(record), one.workload);
+            // The same point stands under another name where protocols are compared.
+            if let Some((experiment, series)) = comparison::name(record) {
+                workloads.insert((experiment, series, record.x.to_bits()), one.workload);
+            }
             // The same workload may be a point of several experiments: it counts once.
             match best.iter_mut().find(|other| other.workload == one.workload && is_same_kind(other, &one)) {
                 Some(other) if time_ns(other) <= time_ns(&one) => {}
@@ -130,14 +130,11 @@ impl OfRun {
         let plain = |numbered: Vec<(usize, Observation)>| numbered.into_iter().map(|(_, one)| one).collect::<Vec<_>>();
         let (chosen, others) = (plain(chosen), plain(others));
         let fitted = fit(&base, &chosen).map_err(|error| error.to_string())?;
-        let of_others: Vec<f64> = residuals(&fitted.parameters, &others)
-            .map_err(|error| error.to_string())?
-            .iter()
-            .map(|residual| residual.relative_error().abs())
-            .collect();
+        let of_others = residuals(&fitted.parameters, &others).map_err(|error| error.to_string())?;
+        let (median, p90) = median_and_p90(&of_others).unwrap_or_default();
         let account = Account {
             fitted: Errors { figures: chosen.len(), median: fitted.median_error, p90: fitted.p90_error },
-            predicted: Errors::of(of_others),
+            predicted: Errors { figures: of_others.len(), median, p90 },
             left_out,
             parameters: parameters(&fitted),
             interventions: interventions(&fitted.parameters, &best),
@@ -190,10 +187,10 @@ fn interventions(parameters: &Parameters, observations: &[Observation]) -> Vec<I
         let of = &before.workload;
         for after in observations.iter().filter(|other| apart(&other.workload) == apart(of)) {
             let to = &after.workload;
-            let what = if to.window == 2 * of.window && to.batch == of.batch {
-                "window"
+            let change = if to.window == 2 * of.window && to.batch == of.batch {
+                format!("batch {}, {} B: window {} to {}", of.batch, of.bytes, of.window, to.window)
             } else if to.batch == 2 * of.batch && to.window == of.window {
-                "batch"
+                format!("window {}, {} B: batch {} to {}", of.window, of.bytes, of.batch, to.batch)
             } else {
                 continue;
             };
@@ -202,14 +199,7 @@ fn interventions(parameters: &Parameters, observations: &[Observation]) -> Vec<I
             let (measured, predicted) = (fast / slow, second.messages_per_s / first.messages_per_s);
             let helps = |factor: f64| factor > 1.0 + CHANGES;
             found.push(Intervention {
-                what: format!(
-                    "{} {}, {} B: {what} {} to {}",
-                    of.protocol.name(),
-                    if what == "window" { format!("batch {}", of.batch) } else { format!("window {}", of.window) },
-                    of.bytes,
-                    if what == "window" { of.window } else { of.batch },
-                    if what == "window" { to.window } else { to.batch },
-                ),
+                what: format!("{} {change}", of.protocol.name()),
                 bottleneck: first.bottleneck().binding.kind.to_string(),
                 measured,
                 predicted,

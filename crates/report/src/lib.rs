@@ -73,18 +73,6 @@ pub struct Errors {
     pub p90: f64,
 }
 
-impl Errors {
-    /// Of such relative errors, none of them negative.
-    pub fn of(mut errors: Vec<f64>) -> Self {
-        errors.sort_by(f64::total_cmp);
-        let quantile = |share: f64| {
-            let last = errors.len().checked_sub(1);
-            last.map_or(0.0, |last| errors[(last as f64 * share).round() as usize])
-        };
-        Self { figures: errors.len(), median: quantile(0.5), p90: quantile(0.9) }
-    }
-}
-
 /// A fitted parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameter {

@@ -185,6 +185,25 @@ impl std::fmt::Debug for Region {
 }
 
 impl Region {
+    /// Memory that nothing is bound to, that is there, and that its registrant keeps alive.
+    fn new(pd: PdId, key: u32, address: u64, base: *mut u8, length: usize, access: Access) -> Self {
+        Self {
+            pd,
+            key,
+            address,
+            base,
+            length,
+            access,
+            valid: AtomicBool::new(true),
+            remote: AtomicBool::new(true),
+            windows: AtomicUsize::new(0),
+            bound: None,
+            pager: None,
+            is_null: false,
+            _owner: None,
+        }
+    }
+
     /// Local key.
     pub fn lkey(&self) -> LKey {
         LKey(self.key)
@@ -425,19 +444,9 @@ impl RegionTable {
             return None;
         }
         self.enter(random, |key| Region {
-            pd,
-            key,
-            address,
-            base,
-            length,
-            access,
-            valid: AtomicBool::new(true),
-            remote: AtomicBool::new(true),
-            windows: AtomicUsize::new(0),
-            bound: None,
             pager: self.pager_for(access),
-            is_null: false,
             _owner: owner,
+            ..Region::new(pd, key, address, base, length, access)
         })
     }
 
@@ -445,19 +454,8 @@ impl RegionTable {
     /// lost. It takes every address. `None` if the device is full.
     pub fn insert_null(&self, pd: PdId, random: impl FnMut() -> u32) -> Option<Arc<Region>> {
         self.enter(random, |key| Region {
-            pd,
-            key,
-            address: 0,
-            base: ptr::null_mut(),
-            length: usize::MAX,
-            access: Access::LOCAL_WRITE,
-            valid: AtomicBool::new(true),
-            remote: AtomicBool::new(true),
-            windows: AtomicUsize::new(0),
-            bound: None,
-            pager: None,
             is_null: true,
-            _owner: None,
+            ..Region::new(pd, key, 0, ptr::null_mut(), usize::MAX, Access::LOCAL_WRITE)
         })
     }
 
@@ -494,21 +492,8 @@ impl RegionTable {
         let place = keys.regions.get_mut(&(key >> 8)).filter(|region| region.key == key);
         let place = place.ok_or(ObjectError::Unknown("memory region"))?;
         place.expect_no_windows()?;
-        let region = Arc::new(Region {
-            pd,
-            key,
-            address,
-            base,
-            length,
-            access,
-            valid: AtomicBool::new(true),
-            remote: AtomicBool::new(true),
-            windows: AtomicUsize::new(0),
-            bound: None,
-            pager: self.pager_for(access),
-            is_null: false,
-            _owner: None,
-        });
+        let pager = self.pager_for(access);
+        let region = Arc::new(Region { pager, ..Region::new(pd, key, address, base, length, access) });
         let old = std::mem::replace(place, Arc::clone(&region));
         old.valid.store(false, Ordering::Release);
         Ok(region)

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use doorbell_model::fit::{Estimate, Fit as Fitted, fit};
-use doorbell_model::observation::{Observation, Quantity, Residual, residuals};
+use doorbell_model::observation::{Observation, Quantity, Residual, median_and_p90, residuals};
 use doorbell_model::parameters::{Parameters, RnicKind};
 use doorbell_model::record::observations;
 use doorbell_study::measure::Quantity as Measured;
@@ -106,14 +106,6 @@ pub(super) fn write_new(path: &Path, parameters: &Parameters) -> Result<(), Fail
         })?;
     eprintln!("wrote {name}");
     Ok(())
-}
-
-/// Half of the errors, and nine tenths, are no larger than these.
-fn median_and_p90(residuals: &[Residual]) -> Option<(f64, f64)> {
-    let mut errors: Vec<f64> = residuals.iter().map(|residual| residual.relative_error().abs()).collect();
-    errors.sort_by(f64::total_cmp);
-    let quantile = |share: f64| errors[((errors.len() - 1) as f64 * share).round() as usize];
-    (!errors.is_empty()).then(|| (quantile(0.5), quantile(0.9)))
 }
 
 fn tables(fitted: &Fitted, others: &[Residual], measured: &[Measured]) -> io::Result<()> {

@@ -121,19 +121,27 @@ impl End {
         }
     }
 
-    /// Takes one list of completions; first of receives and their immediate, then of sends.
-    fn poll(&self, mut received: impl FnMut(u64, Attachment), mut sent: impl FnMut(u64)) {
+    /// Takes one list of completions, of receives with what came beside their bytes and of sends, and
+    /// posts the receives again. Returns how many those are.
+    fn poll(&self, mut received: impl FnMut(Attachment), mut sent: impl FnMut(u64)) -> u64 {
+        let (mut places, mut taken) = ([0; LIST], 0);
         let mut list = [Completion::default(); LIST];
         let count = self.cq.poll(&mut list).expect("it is deep enough");
         for completion in &list[..count] {
             assert!(completion.status == Status::Success, "{completion:?}");
             match completion.opcode {
                 CompletionOpcode::Receive | CompletionOpcode::ReceiveWriteImmediate => {
-                    received(completion.wr_id, completion.attachment);
+                    received(completion.attachment);
+                    places[taken] = completion.wr_id;
+                    taken += 1;
                 }
                 _ => sent(completion.wr_id),
             }
         }
+        if taken > 0 {
+            self.receive(&places[..taken]);
+        }
+        taken as u64
     }
 }
 
@@ -233,31 +241,8 @@ impl Pair for SendReceive {
                 let operation = |_: &End, number: u64| SendOperation::SendImmediate(number as u32);
                 sender.post(count, &[7; BYTES], operation, None);
             }
-            let mut places = [0; LIST];
-            let mut count = 0;
-            sender.end.poll(
-                |place, word| {
-                    sender.granted = sender.granted.max(immediate(word));
-                    places[count] = place;
-                    count += 1;
-                },
-                |number| sender.done = number,
-            );
-            if count > 0 {
-                sender.end.receive(&places[..count]);
-            }
-            count = 0;
-            receiver.poll(
-                |place, _| {
-                    places[count] = place;
-                    count += 1;
-                },
-                |_| {},
-            );
-            if count > 0 {
-                receiver.receive(&places[..count]);
-                *received += count as u64;
-            }
+            sender.end.poll(|word| sender.granted = sender.granted.max(immediate(word)), |number| sender.done = number);
+            *received += receiver.poll(|_| {}, |_| {});
             if *received - *told >= *depth / 4 {
                 *told = *received;
                 let word = SendOperation::SendImmediate((*told + *depth) as u32);
@@ -322,25 +307,14 @@ impl Pair for DirectRead {
                 sender.end.post(&list[..count as usize]);
                 sender.sent += count;
             }
-            sender.end.poll(|_, _| {}, |_| {});
+            sender.end.poll(|_| {}, |_| {});
             while sender.done < sender.sent
                 && sender.end.region.load_acquire_u8(Self::place(sender.done + 1) + BYTES) == 1
             {
                 sender.done += 1;
             }
-            let mut places = [0; LIST];
-            let (mut count, before) = (0, *read);
-            receiver.poll(
-                |place, _| {
-                    places[count] = place;
-                    count += 1;
-                },
-                |_| *read += 1,
-            );
-            if count > 0 {
-                receiver.receive(&places[..count]);
-                *announced += count as u64;
-            }
+            let before = *read;
+            *announced += receiver.poll(|_| {}, |_| *read += 1);
             let write = |number| request(OTHER, receiver.write(Self::place(number) + BYTES), Payload::Inline(&[1]));
             let mut list = [write(0); LIST];
             for (request, number) in list.iter_mut().zip(before + 1..=*read) {
@@ -410,9 +384,9 @@ impl Pair for DirectWrite {
                 };
                 sender.post(count, &with_word(false), operation, None);
             }
-            sender.end.poll(|_, _| {}, |number| sender.done = number);
+            sender.end.poll(|_| {}, |number| sender.done = number);
             sender.granted = (*depth).max(sender.end.region.load_acquire_u64(0));
-            receiver.poll(|_, _| {}, |_| *is_telling = false);
+            receiver.poll(|_| {}, |_| *is_telling = false);
             let signal = |number| Self::place(number, *depth) + BYTES;
             while receiver.region.load_acquire_u8(signal(*received) + WORD - 1) == 1 {
                 receiver.region.store_release_u64(signal(*received), 0);
@@ -521,31 +495,8 @@ impl Pair for BufferedWrite {
                     }
                 }
             }
-            let mut slots = [0; LIST];
-            let mut count = 0;
-            sender.end.poll(
-                |slot, word| {
-                    sender.granted = immediate(word);
-                    slots[count] = slot;
-                    count += 1;
-                },
-                |number| sender.done = number,
-            );
-            if count > 0 {
-                sender.end.receive(&slots[..count]);
-            }
-            count = 0;
-            receiver.poll(
-                |slot, _| {
-                    slots[count] = slot;
-                    count += 1;
-                },
-                |_| {},
-            );
-            if count > 0 {
-                receiver.receive(&slots[..count]);
-                *received += count as u64;
-            }
+            sender.end.poll(|word| sender.granted = immediate(word), |number| sender.done = number);
+            *received += receiver.poll(|_| {}, |_| {});
             match notice {
                 Notice::Immediate => {}
                 Notice::TailOffset => *received = receiver.region.load_acquire_u64(0),
@@ -654,7 +605,7 @@ impl Pair for SharedWrite {
                 *is_reading = true;
             }
             sender.end.poll(
-                |_, _| {},
+                |_| {},
                 |number| match number {
                     RESERVE => *reserved += reserving.pop_front().expect("one was made"),
                     HEAD => {
@@ -664,18 +615,9 @@ impl Pair for SharedWrite {
                     _ => sender.done = number,
                 },
             );
-            let mut slots = [0; LIST];
-            let mut count = 0;
-            receiver.poll(
-                |slot, _| {
-                    slots[count] = slot;
-                    count += 1;
-                },
-                |_| {},
-            );
-            if count > 0 {
-                receiver.receive(&slots[..count]);
-                *received += count as u64;
+            let newly = receiver.poll(|_| {}, |_| {});
+            if newly > 0 {
+                *received += newly;
                 receiver.region.store_release_u64(HEAD_WORD, *received);
             }
         }
@@ -739,7 +681,7 @@ impl Pair for BufferedRead {
                 sender.sent += count;
                 memory.store_release_u64(0, sender.sent);
             }
-            sender.end.poll(|_, _| {}, |_| *is_sender_asking = false);
+            sender.end.poll(|_| {}, |_| *is_sender_asking = false);
             sender.done = memory.load_acquire_u64(HEAD_WORD);
             if !*is_sender_asking {
                 *is_sender_asking = true;
@@ -748,7 +690,7 @@ impl Pair for BufferedRead {
             }
             let memory = &receiver.region;
             receiver.poll(
-                |_, _| {},
+                |_| {},
                 |number| match number {
                     ASK => {
                         *tail = memory.load_acquire_u64(LANDING);

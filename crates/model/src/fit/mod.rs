@@ -17,7 +17,7 @@ use nalgebra::storage::Owned;
 use nalgebra::{DMatrix, DVector, Dyn};
 
 use crate::cost::{Cost, TERMS, Values};
-use crate::observation::{Observation, Residual, residuals};
+use crate::observation::{Observation, Residual, median_and_p90, residuals};
 use crate::parameters::{Parameters, ParametersError};
 use crate::predict::{Forms, Setting, forms};
 use crate::workload::WorkloadError;
@@ -169,10 +169,8 @@ pub fn fit(base: &Parameters, observations: &[Observation]) -> Result<Fit, FitEr
     let sums = identify::sums(&knowledge, &parameters, &estimates);
     let residuals = residuals(&parameters, observations)
         .map_err(|error| FitError::Workload { observation: String::new(), error })?;
-    let mut absolute: Vec<f64> = residuals.iter().map(|residual| residual.relative_error().abs()).collect();
-    absolute.sort_by(f64::total_cmp);
-    let quantile = |share: f64| absolute[(((absolute.len() - 1) as f64) * share).round() as usize];
-    let (median_error, p90_error) = (quantile(0.5), quantile(0.9));
+    // There are at least `LEAST_FIGURES`.
+    let (median_error, p90_error) = median_and_p90(&residuals).unwrap_or_default();
     Ok(Fit {
         parameters: with_open_points(parameters, &estimates),
         estimates,

@@ -2,7 +2,7 @@
 //! (IBTA Vol 1, 10.6.7).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
 use doorbell_wire::{Qpn, RKey};
 
@@ -130,20 +130,14 @@ impl RegionTable {
         let offset = region.check(pd, binding.address, binding.length, needed)?;
         window.unbind();
         region.windows.fetch_add(1, Ordering::AcqRel);
+        let address = if binding.zero_based { 0 } else { binding.address };
+        let base = region.base.wrapping_add(offset);
+        let length = binding.length as usize; // inside the region, whose length is a usize
+        let access = binding.access & (Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC);
         window.bound = Some(Arc::new(Region {
-            pd,
-            key,
-            address: if binding.zero_based { 0 } else { binding.address },
-            base: region.base.wrapping_add(offset),
-            length: binding.length as usize, // inside the region, whose length is a usize
-            access: binding.access & (Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC),
-            valid: AtomicBool::new(true),
-            remote: AtomicBool::new(true),
-            windows: AtomicUsize::new(0),
             bound: Some(Bound { region: Arc::clone(region), kind: window.kind, qpn }),
             pager: region.pager.clone(),
-            is_null: false,
-            _owner: None,
+            ..Region::new(pd, key, address, base, length, access)
         }));
         Ok(())
     }
