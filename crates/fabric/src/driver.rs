@@ -21,6 +21,8 @@ const HOLD_ACKS_BELOW_PACKETS: usize = 8;
 pub enum Acks {
     /// They may wait for company for a moment: the caller is about to handle what arrived.
     MayWait,
+    /// They may wait until they are overdue: somebody else is handling what arrived.
+    Wait,
     /// They leave now.
     Now,
 }
@@ -102,7 +104,12 @@ impl<L: Link> Driver<L> {
         }
         // A caller that found nothing has nothing to reply to; and many packets are company.
         let packets = received.as_ref().map_or(0, |&packets| packets);
-        if acks == Acks::Now || packets == 0 || packets >= HOLD_ACKS_BELOW_PACKETS {
+        let may_wait = match acks {
+            Acks::MayWait => packets > 0,
+            Acks::Wait => true,
+            Acks::Now => false,
+        };
+        if !may_wait || packets >= HOLD_ACKS_BELOW_PACKETS {
             self.rnic.release_acks();
         }
         let transmitted = self.transmit(now_ns);

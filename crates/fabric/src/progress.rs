@@ -6,17 +6,24 @@
 //! - (a) A post transmits at once when nothing of its engine is in flight; otherwise it may wait
 //!   for the caller's next poll or the next inbound packet, so that single posts become runs.
 //! - (b) A due acknowledgement may outlive the call that received its request, so that it leaves
-//!   behind the reply, for a moment while someone polls, and not at all otherwise.
+//!   behind the reply, for a moment while someone polls or posts, and not at all otherwise.
 //! - (c) Work that is left when a call returns always has an owner: an inbound packet that is
 //!   certain to come, or the thread's deadline.
 //! - (d) If the last poll found nothing, the caller is coming back: a thread that is woken then
 //!   leaves the packets, and looks again after a nap in which it does not watch the socket. If
 //!   the last poll returned something, or a notification is armed, the thread stays armed: the
-//!   program may spin on memory next.
+//!   program may spin on memory next. If it does that after polling often, packets lie there for
+//!   a whole nap; then the thread takes none for some time.
+//! - (e) Whoever would go to sleep with nobody polling, the thread after packets or a caller that
+//!   waits for a notification, lingers first, for about as long as a wake-up takes: in an exchange
+//!   the answer comes within that. Where it does not, lingering becomes rare.
+//! - (f) While callers are active the thread never sleeps for long, so that they need not wake it
+//!   for the deadlines that their posts leave.
 //!
 //! A wake-up costs whoever sends the packet several microseconds, which is why the thread does
 //! not watch the socket while someone polls.
 
+mod habits;
 mod wake;
 
 use std::io;
@@ -36,6 +43,7 @@ use nix::sys::time::TimeSpec;
 use crate::driver::{Acks, Driver};
 use crate::link::{Link, LinkCounters};
 use crate::observe::Observer;
+use habits::{Lingering, Naps};
 use wake::{NEVER, Wakeups};
 
 /// What the model checker replaces.
@@ -46,8 +54,12 @@ mod sync {
 /// How long the thread leaves the packets to a caller that polls.
 const NAP_NS: u64 = 100_000;
 
-/// Naps grow up to this while polls keep coming.
+/// Naps grow up to this while polls keep coming. The thread sleeps no longer on the socket either
+/// while callers are active, so that they need not wake it for the deadlines that they leave.
 const LONGEST_NAP_NS: u64 = 300_000;
+
+/// How long to linger: what a processor that idles takes to wake up, on virtual machines.
+const LINGER_NS: u64 = 100_000;
 
 /// How long a post may wait at most for the caller's next poll or an inbound packet.
 const LONGEST_DEFERRAL_NS: u64 = 1_000_000;
@@ -64,8 +76,12 @@ struct Shared {
     wakeups: Wakeups,
     /// Counts polls, to tell whether anyone polls.
     polls: AtomicU64,
+    /// Counts posts, to tell whether anyone posts.
+    posts: AtomicU64,
     stop: AtomicBool,
     failed: AtomicBool,
+    /// What came of lingering where callers wait for notifications.
+    lingering: Mutex<Lingering>,
     /// What the thread watches beside the socket.
     groups: Mutex<Vec<Arc<Joined>>>,
 }
@@ -74,6 +90,13 @@ struct Shared {
 struct Joined {
     group: IpAddr,
     readable: OwnedFd,
+}
+
+/// What callers did so far.
+#[derive(Clone, Copy, Debug, Default)]
+struct Activity {
+    polls: u64,
+    posts: u64,
 }
 
 /// An RNIC on a link, driven by its callers and by a thread of its own.
@@ -99,8 +122,10 @@ impl Port {
             kick: EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?,
             wakeups: Wakeups::new(),
             polls: AtomicU64::new(0),
+            posts: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             failed: AtomicBool::new(false),
+            lingering: Mutex::default(),
             groups: Mutex::default(),
         });
         // Signals are the program's: the thread is born with all of them blocked.
@@ -132,6 +157,7 @@ impl Port {
     /// is certain to (rule (a)). `operation` says how much waits to be sent.
     pub fn post<R>(&self, operation: impl FnOnce(&mut Rnic, u64) -> (R, usize)) -> R {
         let mut driver = self.shared.lock();
+        self.shared.posts.store(self.shared.posts.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         let now_ns = self.shared.now_ns();
         let idle = !driver.rnic().has_in_flight();
         let (result, waiting) = operation(driver.rnic_mut(), now_ns);
@@ -171,6 +197,38 @@ impl Port {
         // Not exact where several threads poll: a change is all that matters.
         shared.polls.store(shared.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         shared.wakeups.note_poll(found_nothing);
+    }
+
+    /// Drives the engine for a caller that is going to sleep until it is notified: for a moment,
+    /// if that is worth it here. True if `notified` became true.
+    pub fn linger(&self, notified: impl Fn() -> bool) -> bool {
+        let shared = &self.shared;
+        let lingering = || shared.lingering.lock().unwrap_or_else(PoisonError::into_inner);
+        if notified() {
+            return true;
+        }
+        let mut found = false;
+        if lingering().begins() {
+            let begun_ns = shared.now_ns();
+            let mut elapsed_ns = 0;
+            shared.wakeups.begin_lingering();
+            while !found && elapsed_ns < LINGER_NS {
+                self.drive();
+                self.note_poll(true);
+                found = notified();
+                if !found {
+                    // The peer may need this very processor.
+                    std::thread::yield_now();
+                }
+                elapsed_ns = shared.now_ns() - begun_ns;
+            }
+            shared.wakeups.end_lingering();
+            lingering().ended(!found || elapsed_ns > 2 * LINGER_NS);
+        }
+        if !found {
+            self.rouse();
+        }
+        found
     }
 
     /// Counts the notifications that are armed. Whoever arms one adds one and calls
@@ -279,7 +337,7 @@ impl Shared {
             Err(TryLockError::WouldBlock) => return false, // the holder drives
         };
         // An acknowledgement may only wait while the thread is sure to look soon.
-        let acks = if self.wakeups.is_napping() { Acks::MayWait } else { Acks::Now };
+        let acks = if self.wakeups.looks_soon() { Acks::MayWait } else { Acks::Now };
         let pumped = driver.pump(self.now_ns(), acks);
         self.report(pumped);
         self.leave(driver);
@@ -299,44 +357,80 @@ impl Shared {
     /// The thread.
     fn run(&self, readable: &OwnedFd) {
         let mut nap_ns = 0;
-        let mut polls_seen = self.polls.load(Ordering::Relaxed);
-        let mut empty_polls_seen = self.wakeups.empty_polls();
+        let mut naps = Naps::default();
+        let mut lingering = Lingering::default();
+        let mut seen = Activity::default();
+        let mut posted_ns = 0;
         while !self.stop.load(Ordering::SeqCst) {
+            let before = std::mem::replace(&mut seen, self.activity());
+            let (polled, posted) = (seen.polls != before.polls, seen.posts != before.posts);
             if nap_ns > 0 {
+                let wakes_ns = self.now_ns() + nap_ns;
                 self.nap(nap_ns);
-                let polls = self.polls.load(Ordering::Relaxed);
-                if polls == std::mem::replace(&mut polls_seen, polls) {
-                    // Nobody polled for a whole nap: nobody is coming back.
-                    self.wakeups.nobody_polls();
-                } else if self.is_caller_coming_back(&mut empty_polls_seen) {
+                let kicked = self.now_ns() < wakes_ns;
+                let polled = self.polls.load(Ordering::Relaxed) != seen.polls;
+                if polled && self.wakeups.is_caller_coming_back(true) {
                     // Callers drive; but what is overdue is overdue.
                     if self.wakeups.deadline_ns() <= self.now_ns() {
-                        self.pump();
+                        self.pump(Acks::Now);
                     }
                     nap_ns = (2 * nap_ns).min(LONGEST_NAP_NS);
                     continue;
                 }
                 nap_ns = 0;
-                self.pump();
+                if !polled {
+                    self.wakeups.nobody_polls();
+                }
+                if self.pump(Acks::Now) > 0 && !polled && !kicked {
+                    naps.were_wrong(self.now_ns());
+                }
                 continue; // the kick that ended the nap may have been the one to stop
             }
-            let deadline_ns = self.wakeups.deadline_ns();
-            if deadline_ns > self.now_ns() {
-                let woken_by_packets = self.watch(readable, deadline_ns);
-                if self.is_caller_coming_back(&mut empty_polls_seen) && woken_by_packets {
-                    polls_seen = self.polls.load(Ordering::Relaxed);
-                    nap_ns = NAP_NS;
-                    continue;
+            let (deadline_ns, now_ns) = (self.wakeups.deadline_ns(), self.now_ns());
+            // A program that looks at memory alone answers by posting: an acknowledgement goes along.
+            if posted {
+                posted_ns = now_ns;
+            }
+            let answers = now_ns - posted_ns < LONGEST_NAP_NS && !naps.are_allowed(now_ns);
+            let acks = if answers { Acks::Wait } else { Acks::Now };
+            if deadline_ns <= now_ns {
+                self.pump(acks);
+                continue;
+            }
+            let soon_ns = (polled || posted).then_some(now_ns + LONGEST_NAP_NS);
+            if !self.watch(readable, deadline_ns, soon_ns) {
+                self.pump(acks);
+                continue;
+            }
+            let polled = self.polls.load(Ordering::Relaxed) != seen.polls;
+            if self.wakeups.is_caller_coming_back(polled) && naps.are_allowed(self.now_ns()) {
+                nap_ns = NAP_NS;
+                continue;
+            }
+            self.pump(acks);
+            while !answers && lingering.begins() {
+                let in_vain = !self.linger();
+                lingering.ended(in_vain);
+                if in_vain {
+                    break;
                 }
             }
-            self.pump();
         }
     }
 
-    fn is_caller_coming_back(&self, empty_polls_seen: &mut u64) -> bool {
-        let coming_back = self.wakeups.is_caller_coming_back(*empty_polls_seen);
-        *empty_polls_seen = self.wakeups.empty_polls();
-        coming_back
+    /// Looks for packets for a moment. True if there were any.
+    fn linger(&self) -> bool {
+        let until_ns = self.now_ns() + LINGER_NS;
+        while self.now_ns() < until_ns && !self.stop.load(Ordering::Relaxed) {
+            if self.pump(Acks::Now) > 0 {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn activity(&self) -> Activity {
+        Activity { polls: self.polls.load(Ordering::Relaxed), posts: self.posts.load(Ordering::Relaxed) }
     }
 
     /// Sleeps until kicked, or until the time is over.
@@ -346,9 +440,10 @@ impl Shared {
         self.wakeups.wake_up();
     }
 
-    /// Sleeps until kicked, until `until_ns`, or until the socket is ready: true if that.
-    fn watch(&self, readable: &OwnedFd, until_ns: u64) -> bool {
-        let woken = match self.wakeups.start_watching(until_ns) {
+    /// Sleeps until kicked, until `until_ns` or `soon_ns`, or until the socket is ready: true if that.
+    fn watch(&self, readable: &OwnedFd, until_ns: u64, soon_ns: Option<u64>) -> bool {
+        let until_ns = soon_ns.map_or(until_ns, |soon_ns| until_ns.min(soon_ns));
+        let woken = match self.wakeups.start_watching(until_ns, soon_ns.is_some()) {
             Some(room) => {
                 let events = if room { PollFlags::POLLIN | PollFlags::POLLOUT } else { PollFlags::POLLIN };
                 self.sleep_on(Some(PollFd::new(readable.as_fd(), events)), until_ns)
@@ -381,21 +476,25 @@ impl Shared {
     }
 
     /// Drives the engine until everything that has arrived is handled, since nobody else does.
-    fn pump(&self) {
+    /// Returns the number of packets.
+    fn pump(&self, acks: Acks) -> usize {
+        let mut packets = 0;
         while !self.stop.load(Ordering::Relaxed) {
             let mut driver = self.lock_behind_callers();
-            let pumped = driver.pump(self.now_ns(), Acks::Now);
+            let pumped = driver.pump(self.now_ns(), acks);
             self.leave(driver);
             match pumped {
-                Ok(0) => return,
-                Ok(_) => {}
+                Ok(0) => break,
+                Ok(received) => packets += received,
+
                 Err(error) => {
                     self.report(Err::<(), _>(error));
                     // Do not spin on a socket that is broken.
                     std::thread::sleep(std::time::Duration::from_millis(100));
-                    return;
+                    break;
                 }
             }
         }
+        packets
     }
 }

@@ -83,7 +83,7 @@ fn a_deadline_is_never_slept_past() {
             if until_ns == DEADLINE_NS {
                 break;
             }
-            if world.wakeups.start_watching(until_ns).is_some() {
+            if world.wakeups.start_watching(until_ns, false).is_some() {
                 world.sleep();
             }
             world.wakeups.wake_up();
@@ -95,14 +95,23 @@ fn a_deadline_is_never_slept_past() {
 
 #[test]
 fn a_full_link_is_watched_for_room() {
-    loom::model(|| {
+    a_full_link(false);
+}
+
+#[test]
+fn a_full_link_is_watched_for_room_by_a_thread_that_watches_briefly() {
+    a_full_link(true);
+}
+
+fn a_full_link(briefly: bool) {
+    loom::model(move || {
         let world = World::new();
         let caller = loom::thread::spawn({
             let world = Arc::clone(&world);
             move || world.call(|engine| engine.1 = true)
         });
         loop {
-            match world.wakeups.start_watching(world.wakeups.deadline_ns()) {
+            match world.wakeups.start_watching(world.wakeups.deadline_ns(), briefly) {
                 Some(true) => break,
                 Some(false) => world.sleep(),
                 None => {}
@@ -115,13 +124,30 @@ fn a_full_link_is_watched_for_room() {
 
 #[test]
 fn whoever_arms_a_notification_does_not_wait_for_a_nap_to_end() {
-    loom::model(|| {
+    sleeps_until_notified(|world| {
+        world.wakeups.armed().fetch_add(1, Ordering::SeqCst);
+    });
+}
+
+#[test]
+fn whoever_lingers_and_then_sleeps_does_not_wait_for_a_nap_to_end() {
+    sleeps_until_notified(|world| {
+        world.wakeups.begin_lingering();
+        world.wakeups.armed().fetch_add(1, Ordering::SeqCst);
+        world.wakeups.note_poll(true);
+        world.wakeups.end_lingering();
+    });
+}
+
+/// A caller that polled does what it does before it sleeps; the thread handles the packet.
+fn sleeps_until_notified(goes_to_sleep: impl Fn(&World) + Send + Sync + Copy + 'static) {
+    loom::model(move || {
         let world = World::new();
         world.wakeups.note_poll(true);
         let caller = loom::thread::spawn({
             let world = Arc::clone(&world);
             move || {
-                world.wakeups.armed().fetch_add(1, Ordering::SeqCst);
+                goes_to_sleep(&world);
                 if world.wakeups.must_kick_for_notification() {
                     world.kick();
                 }
@@ -129,15 +155,15 @@ fn whoever_arms_a_notification_does_not_wait_for_a_nap_to_end() {
         });
         // A packet lies in the socket all the time: watching ends at once.
         loop {
-            let _ = world.wakeups.start_watching(NEVER);
+            let _ = world.wakeups.start_watching(NEVER, false);
             world.wakeups.wake_up();
-            if !world.wakeups.is_caller_coming_back(0) {
+            if !world.wakeups.is_caller_coming_back(false) {
                 break; // it is handled now
             }
             world.wakeups.start_napping();
             world.sleep();
             world.wakeups.wake_up();
-            if !world.wakeups.is_caller_coming_back(0) {
+            if !world.wakeups.is_caller_coming_back(false) {
                 break;
             }
         }

@@ -13,7 +13,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use crate::context::Context;
 use crate::device::Device;
-use crate::event::{Element, Source, wait_readable};
+use crate::event::{Element, Source, expect_blocking, interrupted};
 use crate::handle::{Kind, Object, Unacknowledged, Users, object};
 use crate::outcome::{Outcome, Refused, number, pointer, set_errno, status};
 
@@ -107,7 +107,8 @@ unsafe extern "C" fn ibv_get_cq_event(
                 }
                 return Ok(0);
             }
-            wait_readable(own.raw.fd())?;
+            expect_blocking(own.raw.fd())?;
+            own.raw.wait(None).map_err(interrupted)?;
         }
     })
 }

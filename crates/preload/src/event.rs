@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -124,14 +125,22 @@ impl Source {
 
 /// Waits until `fd` is readable, unless the program made it non-blocking.
 pub(crate) fn wait_readable(fd: BorrowedFd<'_>) -> Outcome<()> {
+    expect_blocking(fd)?;
+    poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], PollTimeout::NONE).map(drop).map_err(interrupted)
+}
+
+pub(crate) fn expect_blocking(fd: BorrowedFd<'_>) -> Outcome<()> {
     use nix::fcntl::{FcntlArg, OFlag, fcntl};
     let flags = fcntl(fd, FcntlArg::F_GETFL).unwrap_or(0);
     if OFlag::from_bits_truncate(flags).contains(OFlag::O_NONBLOCK) {
         return Err(Refused::new(libc::EAGAIN, "no event waits"));
     }
-    poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], PollTimeout::NONE)
-        .map(drop)
-        .map_err(|error| Refused::new(error as c_int, "waiting for an event was interrupted"))
+    Ok(())
+}
+
+pub(crate) fn interrupted(error: impl Into<io::Error>) -> Refused {
+    let errno = error.into().raw_os_error().unwrap_or(libc::EINTR);
+    Refused::new(errno, "waiting for an event was interrupted")
 }
 
 #[unsafe(no_mangle)]

@@ -11,8 +11,6 @@ use doorbell_rnic::{
     QpCapacities, QpInfo, QpInit, QpKind, RecvRequest, SendRequest, SrqId,
 };
 use doorbell_wire::{Psn, Qpn};
-use nix::poll::{PollFd, PollFlags, ppoll};
-use nix::sys::time::TimeSpec;
 
 use crate::error::Error;
 use crate::memory::{MemoryKind, Region};
@@ -227,11 +225,9 @@ impl Channel {
 
     /// Waits until a notification can be taken, or the time is over: false then.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
-        let mut fds = [PollFd::new(self.as_fd(), PollFlags::POLLIN)];
-        match ppoll(&mut fds, timeout.map(TimeSpec::from), None) {
-            Ok(ready) => Ok(ready > 0),
-            Err(nix::Error::EINTR) => Ok(false),
-            Err(error) => Err(error.into()),
+        match self.raw.wait(timeout) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(false),
+            result => result,
         }
     }
 }

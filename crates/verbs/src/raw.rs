@@ -10,6 +10,7 @@ use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use doorbell_fabric::LinkCounters;
 use doorbell_rnic::{
@@ -18,6 +19,8 @@ use doorbell_rnic::{
 };
 use doorbell_wire::{PathMtu, Psn, Qpn, RKey};
 use nix::libc;
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::time::TimeSpec;
 use nix::unistd::{SysconfVar, sysconf};
 
 use crate::error::Error;
@@ -204,6 +207,11 @@ pub fn can_bring_in() -> bool {
     *CAN.get_or_init(|| bring_in((&raw const CAN).cast_mut().cast(), 1, false).is_ok())
 }
 
+/// Sleeps until a descriptor is readable, or the time is over: false then.
+pub(crate) fn sleep_until_readable(fd: BorrowedFd<'_>, timeout: Option<Duration>) -> io::Result<bool> {
+    Ok(ppoll(&mut [PollFd::new(fd, PollFlags::POLLIN)], timeout.map(TimeSpec::from), None)? > 0)
+}
+
 /// A completion channel of a provider.
 pub trait Channel: Any + Send + Sync {
     /// Readable while notifications wait.
@@ -211,6 +219,11 @@ pub trait Channel: Any + Send + Sync {
 
     /// The completion queue that the oldest notification is for. Never blocks.
     fn next(&self) -> Option<CqId>;
+
+    /// Waits until a notification can be taken, or the time is over: false then.
+    fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
+        sleep_until_readable(self.fd(), timeout)
+    }
 
     /// Itself, for the provider that made it.
     fn as_any(&self) -> &dyn Any;

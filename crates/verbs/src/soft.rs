@@ -3,12 +3,13 @@
 use std::any::Any;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
+use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, Weak};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use doorbell_counters::{PUBLISH_WITHIN_NS, Published, Publisher};
 use doorbell_fabric::{BindRequest, FaultPlan, Faults, Link, LinkCounters, Pcap, Port, active_mtu, bind};
@@ -23,7 +24,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::error::Error;
 use crate::handles::Device;
-use crate::raw::{self, DeviceAttributes, Keys, Provider, bring_in, can_bring_in};
+use crate::raw::{self, DeviceAttributes, Keys, Provider, bring_in, can_bring_in, sleep_until_readable};
 
 /// How the software RNIC is opened.
 #[derive(Clone, Debug)]
@@ -131,7 +132,7 @@ fn start(end: LinkEnd, options: &SoftOptions) -> Result<Soft, Error> {
             let mut seed = [0; 32];
             getrandom::fill(&mut seed).map_err(|error| Error::Os {
                 what: "the operating system gave no randomness",
-                error: std::io::Error::other(error),
+                error: io::Error::other(error),
             })?;
             seed
         }
@@ -153,7 +154,7 @@ fn start(end: LinkEnd, options: &SoftOptions) -> Result<Soft, Error> {
     }
     if options.check_memory && !can_bring_in() {
         let what = "whether memory is there cannot be checked: that needs Linux 5.14";
-        return Err(Error::os(what)(std::io::ErrorKind::Unsupported.into()));
+        return Err(Error::os(what)(io::ErrorKind::Unsupported.into()));
     }
     if can_bring_in() {
         rnic.page_with(Arc::new(OwnMemory));
@@ -348,7 +349,12 @@ impl Provider for Soft {
     }
 
     fn create_channel(&self) -> Result<Arc<dyn raw::Channel>, Error> {
-        Ok(Arc::new(SoftChannel { fd: event_fd()?, waiting: Mutex::default() }))
+        Ok(Arc::new(SoftChannel {
+            fd: event_fd()?,
+            port: Arc::downgrade(&self.port),
+            waiting: Mutex::default(),
+            lingers: AtomicUsize::new(0),
+        }))
     }
 
     fn create_cq(&self, depth: usize, channel: Option<&Arc<dyn raw::Channel>>) -> Result<Box<dyn raw::Cq>, Error> {
@@ -416,9 +422,17 @@ impl Provider for Soft {
     }
 }
 
+/// Who waited once is taken for somebody who waits for so many notifications.
+const WAITER_FOR: usize = 16;
+
 struct SoftChannel {
     fd: EventFd,
+    /// The queues that the engine has notify it, which would keep the engine.
+    port: Weak<Port>,
     waiting: Mutex<VecDeque<CqId>>,
+    /// So many notifications more are taken as those of a program that waits by
+    /// [`raw::Channel::wait`]: programs keep to one way of waiting.
+    lingers: AtomicUsize,
 }
 
 fn soft_channel(channel: Option<&Arc<dyn raw::Channel>>) -> Option<&SoftChannel> {
@@ -459,7 +473,17 @@ impl raw::Channel for SoftChannel {
         let mut waiting = self.waiting();
         let next = waiting.pop_front()?;
         let _ = self.fd.read();
+        self.lingers.store(self.lingers.load(Ordering::Relaxed).saturating_sub(1), Ordering::Relaxed);
         Some(next)
+    }
+
+    fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
+        self.lingers.store(WAITER_FOR, Ordering::Relaxed);
+        let lingers = timeout.is_none_or(|timeout| !timeout.is_zero());
+        if lingers && self.port.upgrade().is_some_and(|port| port.linger(|| !self.waiting().is_empty())) {
+            return Ok(true);
+        }
+        sleep_until_readable(self.fd(), timeout)
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -488,7 +512,11 @@ impl raw::Cq for SoftCq {
         // Counted first: once armed, the notification may fire at any moment.
         self.port.armed().fetch_add(1, Ordering::SeqCst);
         if self.queue.request_notification(notify) {
-            self.port.rouse();
+            // If the program does otherwise this time, the thread finds out when its nap ends.
+            let lingers = |channel: &SoftChannel| channel.lingers.load(Ordering::Relaxed) > 0;
+            if !soft_channel(self.channel.as_ref()).is_some_and(lingers) {
+                self.port.rouse();
+            }
         } else {
             self.port.armed().fetch_sub(1, Ordering::SeqCst);
         }

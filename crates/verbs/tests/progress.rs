@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use async_io::Async;
 use common::*;
 use doorbell_verbs::soft::SoftOptions;
-use doorbell_verbs::{Channel, Completion, Device, Notify, SendFlags, SendOperation, SendRequest};
+use doorbell_verbs::{Channel, Completion, Device, Notify, Region, SendFlags, SendOperation, SendRequest};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
@@ -77,6 +78,35 @@ fn a_program_may_post_unsignalled_and_spin_on_memory() {
             std::hint::spin_loop();
         }
     }
+}
+
+#[test]
+fn programs_may_poll_for_their_completions_and_then_spin_on_memory() {
+    const ROUNDS: u64 = 2000;
+    let (a, b) = Plan::rc().connect(&soft_pair());
+    let (of_a, of_b) = (a.memory(16), b.memory(16));
+    // Each waits for the other's number, then for its own WRITE to complete; only memory tells of the first.
+    let play = |side: &Side, mine: &Region, theirs: &Region, begins: bool| {
+        for round in 1..=ROUNDS {
+            let arrived = || mine.load_acquire_u64(8) >= round;
+            let start = Instant::now();
+            while !begins && !arrived() {
+                assert!(start.elapsed() < PATIENCE, "round {round} never came");
+                std::thread::yield_now();
+            }
+            mine.store_release_u64(0, round);
+            side.post(round, write_to(theirs, 8), &[mine.sge(0, 8)]);
+            side.expect(round);
+            while begins && !arrived() {
+                assert!(start.elapsed() < PATIENCE, "the answer to round {round} never came");
+                std::thread::yield_now();
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| play(&b, &of_b, &of_a, false));
+        play(&a, &of_a, &of_b, true);
+    });
 }
 
 #[test]
@@ -157,6 +187,33 @@ fn edge_and_level_triggered_epoll_both_work() {
             assert_eq!(epoll.wait(&mut events, EpollTimeout::ZERO).unwrap(), 0, "nothing is left");
         }
     }
+}
+
+#[test]
+fn a_program_may_wait_now_on_the_channel_and_now_on_its_descriptor() {
+    let devices = soft_pair();
+    let plan = Plan::rc();
+    let (a, (b, channel)) = (plan.side(&devices.0), notifying(&plan, &devices.1));
+    plan.join(&a, &b);
+    for round in 0..200 {
+        b.post_recv(round, &[]);
+        b.cq.arm(Notify::Next);
+        a.post(round, SendOperation::Send, &[]);
+        if round / 10 % 2 == 0 {
+            assert!(channel.wait(Some(PATIENCE)).unwrap(), "round {round} was not told to a waiter");
+        } else {
+            let mut fds = [PollFd::new(channel.as_fd(), PollFlags::POLLIN)];
+            let patience = PollTimeout::try_from(PATIENCE).unwrap();
+            assert_eq!(poll(&mut fds, patience), Ok(1), "round {round} was not told by the descriptor");
+        }
+        assert_eq!(channel.next(), Some(b.cq.id()));
+        assert_eq!(b.expect(round).wr_id, round);
+        a.expect(round);
+    }
+    // A wait ends when its time is over, and one that may not take any time looks all the same.
+    b.cq.arm(Notify::Next);
+    assert!(!channel.wait(Some(Duration::from_millis(1))).unwrap());
+    assert!(!channel.wait(Some(Duration::ZERO)).unwrap());
 }
 
 #[test]

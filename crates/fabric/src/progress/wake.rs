@@ -12,9 +12,6 @@ use super::sync::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering, fence}
 /// No deadline.
 pub(super) const NEVER: u64 = u64::MAX;
 
-/// So many polls that find nothing in a row are those of a caller that spins.
-const SPINNING_POLLS: u64 = 3;
-
 /// What the thread is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -33,6 +30,8 @@ pub(super) struct Wakeups {
     mode: AtomicU8,
     /// When the thread wakes up by itself.
     wakes_ns: AtomicU64,
+    /// It wakes up soon enough for any deadline, since callers are active.
+    watches_briefly: AtomicBool,
     /// The thread wakes up once the link has room.
     watches_room: AtomicBool,
     /// When the engine wants to be driven at the latest.
@@ -40,10 +39,10 @@ pub(super) struct Wakeups {
     /// The link is full: something waits for room.
     link_full: AtomicBool,
     last_poll_found_nothing: AtomicBool,
-    /// Polls that found nothing.
-    empty_polls: AtomicU64,
     /// Notifications that are armed.
     armed: Arc<AtomicUsize>,
+    /// Callers that drive while they wait for a notification.
+    lingering: AtomicUsize,
 }
 
 impl Wakeups {
@@ -51,12 +50,13 @@ impl Wakeups {
         Self {
             mode: AtomicU8::new(Mode::Awake as u8),
             wakes_ns: AtomicU64::new(0),
+            watches_briefly: AtomicBool::new(false),
             watches_room: AtomicBool::new(false),
             deadline_ns: AtomicU64::new(NEVER),
             link_full: AtomicBool::new(false),
             last_poll_found_nothing: AtomicBool::new(false),
-            empty_polls: AtomicU64::new(0),
             armed: Arc::new(AtomicUsize::new(0)),
+            lingering: AtomicUsize::new(0),
         }
     }
 
@@ -79,11 +79,14 @@ impl Wakeups {
     #[inline]
     pub(super) fn must_kick(&self) -> bool {
         fence(Ordering::SeqCst);
-        // Awake, it looks at everything before it sleeps; napping, it looks again soon enough for
-        // any deadline.
+        // Awake, it looks at everything before it sleeps; napping, or watching briefly, it looks again
+        // soon enough for any deadline.
+        let sleeps_past = || {
+            !self.watches_briefly.load(Ordering::Relaxed)
+                && self.deadline_ns.load(Ordering::Relaxed) < self.wakes_ns.load(Ordering::Relaxed)
+        };
         self.mode.load(Ordering::Acquire) == Mode::Watching as u8
-            && (self.deadline_ns.load(Ordering::Relaxed) < self.wakes_ns.load(Ordering::Relaxed)
-                || (self.link_full.load(Ordering::Relaxed) && !self.watches_room.load(Ordering::Relaxed)))
+            && (sleeps_past() || (self.link_full.load(Ordering::Relaxed) && !self.watches_room.load(Ordering::Relaxed)))
     }
 
     /// A notification was armed: is the thread doing anything but watching?
@@ -94,8 +97,8 @@ impl Wakeups {
 
     /// Is the thread sure to look soon?
     #[inline]
-    pub(super) fn is_napping(&self) -> bool {
-        self.mode.load(Ordering::Relaxed) == Mode::Napping as u8
+    pub(super) fn looks_soon(&self) -> bool {
+        self.mode.load(Ordering::Acquire) != Mode::Watching as u8 || self.watches_briefly.load(Ordering::Relaxed)
     }
 
     /// When the engine wants to be driven at the latest.
@@ -104,10 +107,12 @@ impl Wakeups {
     }
 
     /// The thread is about to watch the socket: whether to wait for room in the link, too, or
-    /// `None` if it must look again instead.
-    pub(super) fn start_watching(&self, until_ns: u64) -> Option<bool> {
+    /// `None` if it must look again instead. It watches briefly if `until_ns` is near enough for
+    /// whatever deadline callers leave.
+    pub(super) fn start_watching(&self, until_ns: u64, briefly: bool) -> Option<bool> {
         let room = self.link_full.load(Ordering::Relaxed);
         self.wakes_ns.store(until_ns, Ordering::Relaxed);
+        self.watches_briefly.store(briefly, Ordering::Relaxed);
         self.watches_room.store(room, Ordering::Relaxed);
         self.mode.store(Mode::Watching as u8, Ordering::Release);
         fence(Ordering::SeqCst);
@@ -127,27 +132,29 @@ impl Wakeups {
         fence(Ordering::SeqCst);
     }
 
-    /// Did the last poll find nothing, with nobody asking to be notified? A packet wakes the
-    /// thread just when a caller's poll finds it; so a caller that found nothing several times
-    /// since there had been `empty_polls_seen` polls finding nothing is coming back as well.
-    pub(super) fn is_caller_coming_back(&self, empty_polls_seen: u64) -> bool {
-        let finds_nothing = self.last_poll_found_nothing.load(Ordering::Relaxed)
-            || self.empty_polls().wrapping_sub(empty_polls_seen) >= SPINNING_POLLS;
-        finds_nothing && self.armed.load(Ordering::Relaxed) == 0
+    /// Did the last poll find nothing, with nobody asleep until notified? A packet wakes the thread
+    /// just when a caller's poll finds it; so one that `polled` lately is coming back as well.
+    pub(super) fn is_caller_coming_back(&self, polled: bool) -> bool {
+        (polled || self.last_poll_found_nothing.load(Ordering::Relaxed))
+            // One that lingers wakes the thread before it sleeps.
+            && (self.armed.load(Ordering::Relaxed) == 0 || self.lingering.load(Ordering::Relaxed) > 0)
     }
 
-    /// Polls that found nothing, so far.
-    pub(super) fn empty_polls(&self) -> u64 {
-        self.empty_polls.load(Ordering::Relaxed)
+    /// A caller drives until it is notified, or tired of it.
+    pub(super) fn begin_lingering(&self) {
+        self.lingering.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// It does so no more. If it was not notified, [`must_kick_for_notification`] is to be asked.
+    ///
+    /// [`must_kick_for_notification`]: Self::must_kick_for_notification
+    pub(super) fn end_lingering(&self) {
+        self.lingering.fetch_sub(1, Ordering::SeqCst);
     }
 
     #[inline]
     pub(super) fn note_poll(&self, found_nothing: bool) {
         self.last_poll_found_nothing.store(found_nothing, Ordering::Relaxed);
-        if found_nothing {
-            // Not exact where several threads poll: that it grows is all that matters.
-            self.empty_polls.store(self.empty_polls().wrapping_add(1), Ordering::Relaxed);
-        }
     }
 
     /// Nobody has polled for long: whatever the last poll found, nobody is coming back.
