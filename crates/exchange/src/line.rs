@@ -121,7 +121,8 @@ impl LineEnd {
             let (given, allowed) = (peer.depth.into(), "1 to 16384");
             return Err(ConnectError::Setting { what: "the peer's receive depth", given, allowed });
         }
-        rc::initialise(&self.qp, access)?;
+        // The peer asks with a WRITE whether this side lives. What it may write, regions say.
+        rc::initialise(&self.qp, access | Access::REMOTE_WRITE)?;
         Ok(())
     }
 
