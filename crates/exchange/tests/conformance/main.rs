@@ -322,6 +322,28 @@ fn a_quiet_connection_lives<P: Protocol>(protocol: P) {
     converse(&protocol, &mut (a, b), [10, 10], 0, &[40]);
 }
 
+/// A goodbye is said though the peer never stops sending.
+fn goodbye_is_said_in_the_midst_of_messages<P: Protocol>(protocol: P) {
+    let config = Config { max_message: 64, ..Config::default() };
+    let (mut a, mut b) = pair(&protocol, &config);
+    assert_eq!(a.send(b"last words").unwrap(), Submit::Accepted(1));
+    a.close();
+    let (mut sent, mut received) = (0, 0);
+    while !b.is_peer_closed() {
+        while let Submit::Accepted(_) = b.send(&payload(sent, 40)).unwrap() {
+            sent += 1;
+        }
+        a.poll().unwrap();
+        while let Some(message) = a.take() {
+            assert!(message.to_vec() == payload(received, 40), "message {received}");
+            received += 1;
+        }
+        b.poll().unwrap();
+        assert!(sent < 20_000, "no goodbye while {received} messages came");
+    }
+    assert_eq!(b.take().map(|message| message.to_vec()).as_deref(), Some(&b"last words"[..]));
+}
+
 /// Who has heard the last goodbye goes at once, and its RNIC still acknowledges it: no retry would be answered.
 fn the_last_goodbye_is_acknowledged<P: Protocol>(protocol: P) {
     for round in 0..20 {
@@ -416,6 +438,7 @@ macro_rules! conformance {
                 a_poll_tells_that_back_pressure_is_over
                 memory_of_the_program_is_sent_without_copying
                 goodbye_is_told_from_death
+                goodbye_is_said_in_the_midst_of_messages
                 a_quiet_connection_lives
                 the_last_goodbye_is_acknowledged
                 a_sleeping_receiver_is_woken_for_each_message
