@@ -226,8 +226,12 @@ impl Outgoing for Writes {
     fn take_completion(&mut self, wr_id: u64) -> Result<bool, ConnectionError> {
         let before = self.head.position();
         if self.head.take_completion(wr_id, self.tail)? {
-            self.freed();
-            return Ok(self.head.position() != before);
+            let has_moved = self.head.position() != before;
+            if has_moved {
+                self.freed();
+            }
+            // Otherwise who is short is still, and it is read again.
+            return Ok(has_moved);
         }
         self.outbox.complete(wr_id);
         Ok(true)
