@@ -244,8 +244,8 @@ impl Outgoing for Passive {
         Ok((self.last_done - before) as usize)
     }
 
-    fn take_completion(&mut self, _wr_id: u64) -> Result<(), ConnectionError> {
-        Ok(())
+    fn take_completion(&mut self, _wr_id: u64) -> Result<bool, ConnectionError> {
+        Ok(true)
     }
 
     fn last_done(&self) -> MessageId {
@@ -353,20 +353,21 @@ impl Incoming for Puller {
     }
 
     #[inline]
-    fn take_completion(&mut self, wr_id: u64) -> Result<(), ConnectionError> {
+    fn take_completion(&mut self, wr_id: u64) -> Result<bool, ConnectionError> {
         match wr_id {
             READ_TAIL => {
                 let tail = u64::from_le(self.landing.load_acquire_u64(0));
                 if tail < self.tail || tail - self.told > self.peer.bytes {
                     return Err(ConnectionError::Protocol("a tail that its ring has no room for"));
                 }
-                self.tail = tail;
+                let before = std::mem::replace(&mut self.tail, tail);
                 self.is_asking = false;
+                return Ok(tail != before);
             }
             READ_MESSAGES => self.pulled = self.asked,
             _ => self.heads_out -= 1,
         }
-        Ok(())
+        Ok(true)
     }
 
     #[inline]

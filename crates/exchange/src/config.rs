@@ -40,7 +40,8 @@ pub struct Config {
     pub path_mtu: Option<PathMtu>,
     /// Acknowledgement timeout exponent: 4.096 us times two to it.
     pub timeout: u8,
-    /// Times that the timeout may expire in a row.
+    /// Times that the timeout may expire in a row, up to 7. Linux's rdma_rxe takes 7 as without end, so
+    /// that a peer's death is never noticed; hence the default of 6.
     pub retry_count: u8,
     /// Times that an RNR NAK may come in a row; 7 is without end.
     pub rnr_retry: u8,
@@ -64,7 +65,7 @@ impl Default for Config {
             credits: true,
             path_mtu: None,
             timeout: 14,
-            retry_count: 7,
+            retry_count: 6,
             rnr_retry: 7,
             min_rnr_timer: 12,
             keepalive_ns: 1_000_000_000,

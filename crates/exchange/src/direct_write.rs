@@ -246,9 +246,9 @@ impl Outgoing for Granted {
     }
 
     #[inline]
-    fn take_completion(&mut self, wr_id: u64) -> Result<(), ConnectionError> {
+    fn take_completion(&mut self, wr_id: u64) -> Result<bool, ConnectionError> {
         self.outbox.complete(wr_id);
-        Ok(())
+        Ok(true)
     }
 
     fn last_done(&self) -> MessageId {
@@ -367,9 +367,9 @@ impl Incoming for Buffers {
         Ok(count)
     }
 
-    fn take_completion(&mut self, _wr_id: u64) -> Result<(), ConnectionError> {
+    fn take_completion(&mut self, _wr_id: u64) -> Result<bool, ConnectionError> {
         self.is_granting = false;
-        Ok(())
+        Ok(true)
     }
 
     #[inline]

@@ -50,8 +50,9 @@ pub trait Outgoing {
     fn flush(&mut self, qp: &Qp) -> Result<(), PostError>;
     /// Moves along; returns what happened.
     fn poll(&mut self, qp: &Qp) -> Result<usize, ConnectionError>;
-    /// Something was sent or read.
-    fn take_completion(&mut self, wr_id: u64) -> Result<(), ConnectionError>;
+    /// Something was sent or read. Returns whether that is news: a question that is asked again and
+    /// again may be answered as before.
+    fn take_completion(&mut self, wr_id: u64) -> Result<bool, ConnectionError>;
     /// The peer's other half says something.
     fn take_word(&mut self, _word: u32) -> Result<(), ConnectionError> {
         Err(UNEXPECTED_WORD)
@@ -73,8 +74,8 @@ pub trait Incoming {
     /// Tells the peer what it needs to know, or asks it; returns what was done. Nobody calls it any
     /// more once the peer has said goodbye.
     fn tell(&mut self, qp: &Qp, is_idle: bool) -> Result<usize, ConnectionError>;
-    /// Something was sent or read.
-    fn take_completion(&mut self, wr_id: u64) -> Result<(), ConnectionError>;
+    /// Something was sent or read. Returns whether that is news, as with the other half.
+    fn take_completion(&mut self, wr_id: u64) -> Result<bool, ConnectionError>;
     /// The peer's other half says something.
     fn take_word(&mut self, _word: u32) -> Result<(), ConnectionError> {
         Err(UNEXPECTED_WORD)
@@ -225,7 +226,7 @@ impl<D: Design> Drop for Connection<D> {
 }
 
 impl<D: Design> Connection<D> {
-    /// Takes completions, one list.
+    /// Takes completions, one list. Returns how many are news.
     #[inline]
     fn reap(&mut self) -> Result<usize, ConnectionError> {
         let mut list = [Completion::default(); POLL_LIST];
@@ -238,12 +239,16 @@ impl<D: Design> Connection<D> {
         }
         self.line.heard();
         let mut receives = 0;
+        let mut news = 0;
         let mut failed = None;
         for completion in &list[..count] {
             receives += usize::from(completion.wr_id & RECEIVE_TAG != 0 && completion.status == Status::Success);
-            if let Err(error) = self.take_completion(completion) {
+            match self.take_completion(completion) {
+                Ok(is_news) => news += usize::from(is_news),
                 // The first error is the reason; flushed requests behind it are consequences.
-                failed.get_or_insert(error);
+                Err(error) => {
+                    failed.get_or_insert(error);
+                }
             }
         }
         if let Some(error) = failed {
@@ -251,24 +256,24 @@ impl<D: Design> Connection<D> {
         }
         // Before the peer learns that there is room for more.
         match post_receives(&self.line.qp, receives) {
-            Ok(()) => Ok(count),
+            Ok(()) => Ok(news),
             Err(error) => Err(self.end(ConnectionError::Post(error))),
         }
     }
 
     #[inline]
-    fn take_completion(&mut self, completion: &Completion) -> Result<(), ConnectionError> {
+    fn take_completion(&mut self, completion: &Completion) -> Result<bool, ConnectionError> {
         let wr_id = completion.wr_id;
         if wr_id & RECEIVE_TAG != 0 {
-            return self.take_receive(completion);
+            return self.take_receive(completion).map(|()| true);
         }
         if wr_id & CONTROL_TAG != 0 {
-            return self.line.take_control(completion);
+            return self.line.take_control(completion).map(|()| true);
         }
         if completion.status != Status::Success {
             return match self.line.has_said_goodbye() && wr_id & INCOMING_TAG != 0 {
                 // A peer that has heard the goodbye may be gone: it needs nothing any more.
-                true => Ok(()),
+                true => Ok(true),
                 false => Err(ConnectionError::from_send(completion.status)),
             };
         }
@@ -373,24 +378,26 @@ impl<D: Design> MessageConnection for Connection<D> {
         if let Some(error) = self.line.over {
             return Err(error);
         }
-        match self.advance() {
-            Ok(true) => Ok(true),
-            Ok(false) => {
-                let mut said = Ok(());
-                if self.line.closing == Closing::Wanted && self.unacknowledged() == 0 {
-                    said = self.line.say_goodbye(GOODBYE);
-                }
-                said.and_then(|()| self.line.keep_alive()).map_err(|error| self.end(error))?;
-                Ok(false)
-            }
+        let moved = match self.advance() {
+            Ok(moved) => moved,
             Err(error) => {
                 if let ConnectionError::Post(_) = error {
                     // The queue pair may have failed meanwhile; then its completions say why.
                     self.reap()?;
                 }
-                Err(self.end(error))
+                return Err(self.end(error));
             }
+        };
+        // Not only when nothing else is to be done: the peer may never stop sending.
+        if self.line.closing == Closing::Wanted && self.unacknowledged() == 0 {
+            let said = self.line.say_goodbye(GOODBYE);
+            self.posted(said)?;
         }
+        if !moved {
+            let asked = self.line.keep_alive();
+            self.posted(asked)?;
+        }
+        Ok(moved)
     }
 
     #[inline]

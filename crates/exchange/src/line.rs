@@ -2,8 +2,8 @@
 //! is brought up, how the peer's death is noticed, and how both sides part.
 
 use doorbell_verbs::{
-    Access, Channel, Completion, Cq, Notify, Payload, Pd, Psn, Qp, QpAttributes, QpCapacities, QpKind, QpOptions,
-    QpState, RKey, SendFlags, SendOperation, SendRequest, Srq, Status,
+    Access, Channel, Completion, Cq, Notify, Payload, Pd, PostError, Psn, Qp, QpAttributes, QpCapacities, QpKind,
+    QpOptions, QpState, RKey, SendFlags, SendOperation, SendRequest, Srq, Status,
 };
 
 use crate::config::{Config, MAX_WINDOW};
@@ -121,7 +121,8 @@ impl LineEnd {
             let (given, allowed) = (peer.depth.into(), "1 to 16384");
             return Err(ConnectError::Setting { what: "the peer's receive depth", given, allowed });
         }
-        rc::initialise(&self.qp, access)?;
+        // The peer asks with a WRITE whether this side lives. What it may write, regions say.
+        rc::initialise(&self.qp, access | Access::REMOTE_WRITE)?;
         Ok(())
     }
 
@@ -242,14 +243,14 @@ impl Line {
     }
 
     /// Says goodbye with this word.
-    pub(crate) fn say_goodbye(&mut self, word: u32) -> Result<(), ConnectionError> {
+    pub(crate) fn say_goodbye(&mut self, word: u32) -> Result<(), PostError> {
         self.post_control(GOODBYE_TAG, SendOperation::SendImmediate(word))?;
         self.closing = Closing::Said;
         Ok(())
     }
 
     /// Asks whether the peer lives, if nothing was heard of it for long.
-    pub(crate) fn keep_alive(&mut self) -> Result<(), ConnectionError> {
+    pub(crate) fn keep_alive(&mut self) -> Result<(), PostError> {
         if self.was_heard {
             self.heard_at(self.pd.device().now_ns());
             return Ok(());
@@ -270,7 +271,7 @@ impl Line {
         (self.keepalive_ns > 0 && !self.keepalive_out).then(|| self.heard_ns + self.keepalive_ns)
     }
 
-    fn post_control(&mut self, wr_id: u64, operation: SendOperation) -> Result<(), ConnectionError> {
+    fn post_control(&self, wr_id: u64, operation: SendOperation) -> Result<(), PostError> {
         let request = SendRequest {
             wr_id,
             operation,
@@ -278,7 +279,7 @@ impl Line {
             payload: Payload::Inline(&[]),
             destination: None,
         };
-        self.qp.post_send(&[request]).map_err(|error| self.end(ConnectionError::Post(error)))
+        self.qp.post_send(&[request])
     }
 
     /// Takes the completion of a message that carried no data.

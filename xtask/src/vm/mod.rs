@@ -7,7 +7,7 @@
 mod image;
 mod steps;
 
-pub(crate) use steps::{MORE_STEPS, STEPS, capture};
+pub(crate) use steps::{STEPS, capture};
 
 use std::ffi::OsString;
 use std::fs;

@@ -219,7 +219,7 @@ struct ConnectionArguments {
     /// Acknowledgement timeout: 4.096 us times two to the power of N; 0 is none
     #[arg(short = 'u', long = "qp-timeout", value_name = "N", default_value_t = 14)]
     timeout: u8,
-    /// How often in a row that timeout may expire, 0 to 7
+    /// How often in a row that timeout may expire, 0 to 7, which rdma_rxe takes as without end
     #[arg(long, value_name = "N", default_value_t = 7)]
     retry: u8,
     /// How often in a row an RNR NAK may come, 0 to 6; 7 is without end

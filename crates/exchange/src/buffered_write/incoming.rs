@@ -140,9 +140,9 @@ impl Incoming for Written {
         Ok(freed)
     }
 
-    fn take_completion(&mut self, _wr_id: u64) -> Result<(), ConnectionError> {
+    fn take_completion(&mut self, _wr_id: u64) -> Result<bool, ConnectionError> {
         self.words_out -= 1;
-        Ok(())
+        Ok(true)
     }
 
     #[inline]

@@ -223,13 +223,18 @@ impl Outgoing for Writes {
     }
 
     #[inline]
-    fn take_completion(&mut self, wr_id: u64) -> Result<(), ConnectionError> {
+    fn take_completion(&mut self, wr_id: u64) -> Result<bool, ConnectionError> {
+        let before = self.head.position();
         if self.head.take_completion(wr_id, self.tail)? {
-            self.freed();
-        } else {
-            self.outbox.complete(wr_id);
+            let has_moved = self.head.position() != before;
+            if has_moved {
+                self.freed();
+            }
+            // Otherwise who is short is still, and it is read again.
+            return Ok(has_moved);
         }
-        Ok(())
+        self.outbox.complete(wr_id);
+        Ok(true)
     }
 
     fn take_word(&mut self, word: u32) -> Result<(), ConnectionError> {

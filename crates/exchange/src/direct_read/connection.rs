@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use doorbell_verbs::{
-    Access, Attachment, Channel, Completion, Payload, Qp, RecvRequest, Region, SendFlags, SendOperation, SendRequest,
-    Sge, Status,
+    Access, Attachment, Channel, Completion, Payload, PostError, Qp, RecvRequest, Region, SendFlags, SendOperation,
+    SendRequest, Sge, Status,
 };
 use smallvec::{SmallVec, smallvec};
 
@@ -224,6 +224,10 @@ impl Connection {
         let result = self.line.qp.post_send(&list);
         drop(list);
         self.pending.clear();
+        self.posted(result)
+    }
+
+    fn posted(&mut self, result: Result<(), PostError>) -> Result<(), ConnectionError> {
         result.or_else(|error| {
             // The queue pair may have failed meanwhile; then its completions say why.
             self.reap()?;
@@ -320,9 +324,7 @@ impl Connection {
         }
         let result = self.line.qp.post_send(&list);
         drop(list);
-        if let Err(error) = result {
-            return Err(self.end(ConnectionError::Post(error)));
-        }
+        self.posted(result)?;
         for (_, place) in places.drain(..) {
             let Some(request) = self.requests.pop_front() else { break };
             self.reads.push_back(Reading { remote: request.place, place });
@@ -352,7 +354,8 @@ impl Connection {
             }
         }
         self.acknowledgements += list.len() as u64;
-        self.line.qp.post_send(&list).map_err(|error| self.end(ConnectionError::Post(error)))
+        let result = self.line.qp.post_send(&list);
+        self.posted(result)
     }
 
     /// Acknowledgements that were sent: WRITEs of a signal byte, or SENDs.
@@ -478,7 +481,8 @@ impl Connection {
         for (&slot, sge) in slots.iter().zip(&sges) {
             list.push(RecvRequest { wr_id: RECEIVE_TAG | u64::from(slot), sges: std::slice::from_ref(sge) });
         }
-        self.line.qp.post_recv(&list).map_err(|error| self.end(ConnectionError::Post(error)))
+        let result = self.line.qp.post_recv(&list);
+        self.posted(result)
     }
 
     fn end(&mut self, reason: ConnectionError) -> ConnectionError {
@@ -523,13 +527,16 @@ impl MessageConnection for Connection {
         let count = self.reap()?;
         self.begin_into_pool()?;
         let read = self.look_at_signals();
+        // Not only when nothing else is to be done: the peer may never stop sending.
+        if self.line.closing == Closing::Wanted && self.unacknowledged() == 0 {
+            let said = self.line.say_goodbye(GOODBYE);
+            self.posted(said)?;
+        }
         if count + read > 0 {
             return Ok(true);
         }
-        if self.line.closing == Closing::Wanted && self.unacknowledged() == 0 {
-            self.line.say_goodbye(GOODBYE)?;
-        }
-        self.line.keep_alive()?;
+        let asked = self.line.keep_alive();
+        self.posted(asked)?;
         Ok(false)
     }
 

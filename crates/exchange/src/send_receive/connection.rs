@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use doorbell_verbs::{Attachment, Channel, Completion, Qp, Qpn, Region, Status};
+use doorbell_verbs::{Attachment, Channel, Completion, PostError, Qp, Qpn, Region, Status};
 
 use super::credits::{SendCredits, Word};
 use super::hub::Claim;
@@ -121,8 +121,12 @@ impl Connection {
         let count = self.reap()?;
         if count == 0 {
             self.poll_idle()?;
-        } else if self.pool.returned() >= REPOST_BATCH.min(self.config.repost_list) {
-            self.repost()?;
+        } else {
+            if self.pool.returned() >= REPOST_BATCH.min(self.config.repost_list) {
+                self.repost()?;
+            }
+            // Not only when nothing else is to be done: the peer may never stop sending.
+            self.part()?;
         }
         Ok(count > 0)
     }
@@ -130,21 +134,37 @@ impl Connection {
     /// What can wait until nothing else is to be done.
     pub(super) fn poll_idle(&mut self) -> Result<(), ConnectionError> {
         self.repost()?;
+        self.part()?;
+        let asked = self.line.keep_alive();
+        self.explained(asked)
+    }
+
+    /// Says goodbye, if that is wanted and everything was delivered.
+    #[inline]
+    fn part(&mut self) -> Result<(), ConnectionError> {
         if self.line.closing == Closing::Wanted && self.unacknowledged() == 0 {
             let granted = self.pool.granted();
             if let Some(credits) = self.pool.credits() {
                 credits.rides(granted);
             }
-            self.line.say_goodbye(Word::goodbye(granted).encode())?;
+            let said = self.line.say_goodbye(Word::goodbye(granted).encode());
+            self.explained(said)?;
         }
-        self.line.keep_alive()
+        Ok(())
+    }
+
+    pub(super) fn explained(&mut self, result: Result<(), PostError>) -> Result<(), ConnectionError> {
+        result.or_else(|error| {
+            // The queue pair may have failed meanwhile; then its completions say why.
+            self.reap()?;
+            Err(self.end(ConnectionError::Post(error)))
+        })
     }
 
     #[inline]
     pub(super) fn repost(&mut self) -> Result<(), ConnectionError> {
-        if let Err(error) = self.pool.repost() {
-            return Err(self.end(ConnectionError::Post(error)));
-        }
+        let reposted = self.pool.repost();
+        self.explained(reposted)?;
         self.pool.report();
         Ok(())
     }

@@ -147,17 +147,9 @@ impl Connection {
             self.line.qp.post_send(&list)
         };
         self.pending.clear();
-        match result {
-            Ok(()) => {
-                self.posted = last;
-                Ok(())
-            }
-            // The queue pair may have failed meanwhile; then its completions say why.
-            Err(error) => {
-                self.reap()?;
-                Err(self.end(ConnectionError::Post(error)))
-            }
-        }
+        self.explained(result)?;
+        self.posted = last;
+        Ok(())
     }
 
     /// Is this message acknowledged by the peer's RNIC?

@@ -59,8 +59,8 @@ impl Incoming for Shared {
         Ok(0)
     }
 
-    fn take_completion(&mut self, _wr_id: u64) -> Result<(), ConnectionError> {
-        Ok(())
+    fn take_completion(&mut self, _wr_id: u64) -> Result<bool, ConnectionError> {
+        Ok(true)
     }
 
     fn take_word(&mut self, word: u32) -> Result<(), ConnectionError> {

@@ -232,12 +232,13 @@ impl Outgoing for Reserved {
     }
 
     #[inline]
-    fn take_completion(&mut self, wr_id: u64) -> Result<(), ConnectionError> {
+    fn take_completion(&mut self, wr_id: u64) -> Result<bool, ConnectionError> {
+        let before = self.head.position();
         match wr_id {
             RESERVE => {
                 let slot = self.reservations_done as usize % RESERVATIONS;
                 let position = self.landing.load_acquire_u64(slot * 8);
-                let Some((count, bytes)) = self.reserving.pop_front() else { return Ok(()) };
+                let Some((count, bytes)) = self.reserving.pop_front() else { return Ok(true) };
                 if position < self.reserved_to || !position.is_multiple_of(UNIT as u64) {
                     return Err(ConnectionError::Protocol("space that was reserved before"));
                 }
@@ -253,11 +254,13 @@ impl Outgoing for Reserved {
                 }
                 if let Question::Reading(begun) = self.question {
                     self.question = Question::Known(begun);
+                    return Ok(true);
                 }
+                return Ok(self.head.position() != before);
             }
             id => self.outbox.complete(id),
         }
-        Ok(())
+        Ok(true)
     }
 
     fn take_word(&mut self, word: u32) -> Result<(), ConnectionError> {

@@ -11,7 +11,7 @@ use doorbell_exchange::buffered_write::{self, Notification};
 use doorbell_exchange::direct_read::{Acknowledge, DirectRead};
 use doorbell_exchange::{
     Backpressure, BufferedRead, BufferedWrite, Config, ConnectionError, DirectWrite, MessageConnection, Outcome,
-    Protocol, Received, SendReceive, SharedWrite, Submit,
+    Protocol, Received, SendReceive, SharedWrite, Side, Submit,
 };
 use doorbell_verbs::soft::{self, SoftOptions};
 use doorbell_verbs::system::{self, SystemOptions};
@@ -307,6 +307,43 @@ fn goodbye_is_told_from_death<P: Protocol>(protocol: P) {
     }
 }
 
+/// Peers that have nothing to say ask each other whether they live, and go on.
+fn a_quiet_connection_lives<P: Protocol>(protocol: P) {
+    let config = Config { keepalive_ns: 5_000_000, max_message: 64, ..Config::default() };
+    let (mut a, mut b) = pair(&protocol, &config);
+    let clock = a.qp().pd().device().clone();
+    let start_ns = clock.now_ns();
+    // Who asks for messages all the time hears of its peer anyway.
+    let asks_anyway = protocol.properties().passive == Some(Side::Sender);
+    while if asks_anyway { clock.now_ns() < start_ns + 50_000_000 } else { a.keepalives().min(b.keepalives()) < 3 } {
+        a.poll().unwrap();
+        b.poll().unwrap();
+    }
+    converse(&protocol, &mut (a, b), [10, 10], 0, &[40]);
+}
+
+/// A goodbye is said though the peer never stops sending.
+fn goodbye_is_said_in_the_midst_of_messages<P: Protocol>(protocol: P) {
+    let config = Config { max_message: 64, ..Config::default() };
+    let (mut a, mut b) = pair(&protocol, &config);
+    assert_eq!(a.send(b"last words").unwrap(), Submit::Accepted(1));
+    a.close();
+    let (mut sent, mut received) = (0, 0);
+    while !b.is_peer_closed() {
+        while let Submit::Accepted(_) = b.send(&payload(sent, 40)).unwrap() {
+            sent += 1;
+        }
+        a.poll().unwrap();
+        while let Some(message) = a.take() {
+            assert!(message.to_vec() == payload(received, 40), "message {received}");
+            received += 1;
+        }
+        b.poll().unwrap();
+        assert!(sent < 20_000, "no goodbye while {received} messages came");
+    }
+    assert_eq!(b.take().map(|message| message.to_vec()).as_deref(), Some(&b"last words"[..]));
+}
+
 /// Who has heard the last goodbye goes at once, and its RNIC still acknowledges it: no retry would be answered.
 fn the_last_goodbye_is_acknowledged<P: Protocol>(protocol: P) {
     for round in 0..20 {
@@ -401,6 +438,8 @@ macro_rules! conformance {
                 a_poll_tells_that_back_pressure_is_over
                 memory_of_the_program_is_sent_without_copying
                 goodbye_is_told_from_death
+                goodbye_is_said_in_the_midst_of_messages
+                a_quiet_connection_lives
                 the_last_goodbye_is_acknowledged
                 a_sleeping_receiver_is_woken_for_each_message
                 known_failures::a_held_message_is_not_overwritten_after_newer_ones_are_freed

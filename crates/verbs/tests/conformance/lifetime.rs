@@ -81,11 +81,12 @@ pub(crate) fn a_region_dropped_under_remote_access(open: Open<'_>) {
 pub(crate) fn a_region_dropped_while_it_is_read(open: Open<'_>) {
     const BYTES: usize = 8 << 20;
     let (one, other) = open();
-    if rxe_departs(&one, "a READ whose memory goes while its bytes flow has not ended after 40 s") {
-        return;
-    }
+    // The refusal has the PSN of the READ's first packet, and rxe takes it for an answer which it has had. It
+    // asks again, without end if seven times were allowed.
+    let departs = rxe_departs(&one, "a READ whose memory goes while its bytes flow ends when its retries are spent");
+    let plan = if departs { Plan { retry_count: 2, ..Plan::rc() } } else { Plan::rc() };
     for round in 0..6 {
-        let (a, b) = Plan::rc().connect(&(one.clone(), other.clone()));
+        let (a, b) = plan.connect(&(one.clone(), other.clone()));
         let (mine, theirs) = (a.memory(BYTES), b.memory(BYTES));
         // The far end goes, or the near end, while the bytes flow.
         a.post(1, read_from(&theirs, 0), &[mine.sge(0, BYTES)]);
@@ -98,7 +99,8 @@ pub(crate) fn a_region_dropped_while_it_is_read(open: Open<'_>) {
             (&[Status::Success, Status::LocalProtection][..], theirs)
         };
         let done = a.reap(1)[0];
-        assert!(allowed.contains(&done.status), "{done:?}");
+        let is_spent = departs && round % 2 == 0 && done.status == Status::RetryExceeded;
+        assert!(allowed.contains(&done.status) || is_spent, "in round {round}: {done:?}");
     }
 }
 

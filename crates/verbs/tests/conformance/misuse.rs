@@ -2,7 +2,7 @@
 
 use doorbell_verbs::{
     Access, Error, MemoryError, MemoryKind, ModifyError, ObjectError, PathMtu, PostError, PostErrorKind, QpAttributes,
-    QpCapacities, QpKind, QpOptions, QpState, RecvRequest, SendOperation, SendRequest, Status,
+    QpCapacities, QpKind, QpOptions, QpState, RKey, RecvRequest, SendOperation, SendRequest, Status,
 };
 
 use crate::Open;
@@ -134,7 +134,7 @@ pub(crate) fn remote_accesses_that_are_refused(open: Open<'_>) {
     type Case<'a> = (&'a str, Access, Access, fn(&doorbell_verbs::Region) -> SendOperation, Status);
     // The right to write from afar needs that to write here (ibv_reg_mr(3)).
     let (everything, writable) = (ALL_ACCESS, Access::REMOTE_WRITE | Access::LOCAL_WRITE);
-    let cases: [Case<'_>; 10] = [
+    let cases: [Case<'_>; 11] = [
         (
             "a wrong key",
             everything,
@@ -152,6 +152,13 @@ pub(crate) fn remote_accesses_that_are_refused(open: Open<'_>) {
             everything,
             Access::REMOTE_READ,
             |r| write_to(r, 0),
+            Status::RemoteAccess,
+        ),
+        (
+            "no right to WRITE through the queue pair, though no bytes",
+            everything,
+            Access::REMOTE_READ,
+            |_| SendOperation::Write { remote_address: 0, rkey: RKey::new(0) },
             Status::RemoteAccess,
         ),
         (
@@ -175,7 +182,8 @@ pub(crate) fn remote_accesses_that_are_refused(open: Open<'_>) {
         let region = b.pd.allocate(64, of_region, MemoryKind::Plain).unwrap();
         let mine = a.patterned(64, 1);
         let mine_of_eight = [mine.sge(0, 8)];
-        let refused = signalled(1, operation(&region), &mine_of_eight);
+        let bytes = if what.contains("no bytes") { &[][..] } else { &mine_of_eight };
+        let refused = signalled(1, operation(&region), bytes);
         let posted = a.qp.post_send(&[refused, signalled(2, SendOperation::Send, &[])]);
         if what.contains("not aligned")
             && rxe_departs(&a.device, "an atomic that is not aligned is refused when it is posted")

@@ -338,14 +338,14 @@ impl Qp {
         }
     }
 
-    /// May the peer WRITE all that it announces? No bytes need no right.
+    /// May the peer WRITE all that it announces? No bytes need no key (IBTA Vol 1, 9.7.4.1.4), but the
+    /// queue pair's leave.
     #[inline]
     fn may_write(&self, core: &mut Core, reth: &RethRepr) -> bool {
         let length = u64::from(reth.dma_length);
         let needed = Access::REMOTE_WRITE;
-        length == 0
-            || self.settings.access.contains(needed)
-                && core.memory.check_remote(self.through(), reth.rkey, reth.virtual_address, length, needed).is_ok()
+        self.settings.access.contains(needed)
+            && core.memory.check_remote(self.through(), reth.rkey, reth.virtual_address, length, needed).is_ok()
     }
 
     /// Is there room for one more answer? The peer counts what it waits for, and an answer that
