@@ -74,7 +74,7 @@ enum Command {
         /// Only the steps whose names contain this.
         only: Option<String>,
     },
-    /// Captures packets of rdma_rxe anew, which the tests of `wire` read.
+    /// Captures anew what rdma_rxe and our RNIC send each other, which the tests of `wire` and `rnic` read.
     CaptureRxe,
     /// Generates the C layouts of libibverbs and librdmacm anew from rdma-core's headers, with libclang.
     Bindings,

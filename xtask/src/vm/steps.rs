@@ -39,7 +39,7 @@ pub(crate) const STEPS: &[Step] = &[
 /// What `cargo xtask guest` has it do beside that: on rxe not all cases of this suite end.
 pub(crate) const MORE_STEPS: &[Step] = &[("rdma_rxe, exchange", exchange)];
 
-/// Captures packets of rdma_rxe anew, for the tests of `wire`.
+/// Captures packets of rdma_rxe and our RNIC anew, for the tests of `wire` and `rnic`.
 pub(crate) fn capture() -> Result<(), String> {
     missing().map_or(Ok(()), Err)?;
     let ended = Guest::new(LIMIT).run(CAPTURE)?;
