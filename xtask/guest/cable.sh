@@ -24,7 +24,7 @@ pair() {
     [ "$again" ] || tries=8
     again=
     own="$* -d rxe0 -x $gid -p $port"
-    soft="doorbell run --bind 192.0.2.2 -- $* -p $port"
+    soft="doorbell run --stats --bind 192.0.2.2 -- $* -p $port"
     if [ $role = serves ]; then
         timeout 60 $own > /tmp/server 2>&1 & server=$!
         wait_for_port $port
@@ -47,6 +47,9 @@ pair() {
         fail "rxe $role, $*: $client and $served"
         tail -n 8 /tmp/client /tmp/server
     fi
+    # Ours prints what it counted, where that is not zero.
+    cat /tmp/client /tmp/server | grep -q "rdma_unicast_packets" || fail "rxe $role, $*: no counters"
+    cat /tmp/client /tmp/server | grep "icrc" && fail "rxe $role, $*: packets with a wrong ICRC"
 }
 wait_for_port() {
     hex=$(printf ':%04X ' $1)

@@ -47,10 +47,30 @@ refuses 1 "is down, not active" doorbell bench bw -d rxe0 -n 10
 ip link set dummy0 up
 # Somebody without rights, who may lock no memory to speak of.
 su nobody -s /bin/sh -c 'ulimit -l 64; PATH=/opt:/bin; doorbell bench bw -d rxe0 -n 10 -s 65536' > /tmp/said 2>&1
+[ $? = 1 ] || fail "a small limit of locked memory is no failure"
 grep -q "may lock 65536 B of memory" /tmp/said || fail "a small limit of locked memory: $(cat /tmp/said)"
-mv /usr/lib/x86_64-linux-gnu/libibverbs.so.1 /tmp/
+# Nor may somebody use a device that is not theirs.
+chmod 600 /dev/infiniband/uverbs*
+refuses 1 "does not open: .* readable and writable for this user" \
+    su nobody -s /bin/sh -c 'PATH=/opt:/bin; exec doorbell bench bw -d rxe0 -n 10'
+chmod 666 /dev/infiniband/uverbs*
+# Without IPv4, and then without any address: the GID that rxe makes up itself leads nowhere.
+ip address flush dev dummy0
+ip address add fd00::1/64 dev dummy0 nodad
+for try in $(seq 50); do doorbell devices 2>&1 | grep -q fd00::1 && break; sleep 0.1; done
+prints "fd00::1 (RoCE v2), used" doorbell devices
+prints "system provider" doorbell bench bw -d rxe0 -n 200 -s 16
+refuses 1 "has no GID 7 for RoCE v2; it has: .* fd00::1 (RoCE v2)" doorbell bench bw -d rxe0 -x 7 -n 10
+ip address flush dev dummy0
+refuses 1 "give the network interface an address, or choose another GID" doorbell bench bw -d rxe0 -n 10
+libraries=/usr/lib/x86_64-linux-gnu
+mv $libraries/libibverbs.so.1 /tmp/
 refuses 1 "libibverbs cannot be loaded" doorbell bench bw -d rxe0 -n 10
-mv /tmp/libibverbs.so.1 /usr/lib/x86_64-linux-gnu/
+# A library that has nothing of libibverbs, as an old one lacks something.
+cp $libraries/libgcc_s.so.1 $libraries/libibverbs.so.1
+refuses 1 "too old: it has no ibv_get_device_list" doorbell bench bw -d rxe0 -n 10
+prints "libibverbs.so.1 is too old" doorbell devices
+mv /tmp/libibverbs.so.1 $libraries/
 rdma link delete rxe0
 refuses 1 "knows no RDMA device" doorbell bench bw -d rxe0 -n 10
 echo "$failures failures"

@@ -34,19 +34,40 @@ tc qdisc del dev veth0 root
 in_other tc qdisc del dev veth1 root
 # Our own bench, whose payload is checked.
 bench() {
-    doorbell bench bw -d rxe0 -x $gid --listen 192.0.2.1 > /tmp/server 2>&1 & server=$!
-    wait_for_port 18515
-    in_other timeout 120 doorbell bench bw --bind 192.0.2.2 "$@" --verify 192.0.2.1 > /tmp/client 2>&1 ||
-        fail "bench $*: $(cat /tmp/client)"
-    wait $server || fail "bench $*, rxe: $(cat /tmp/server)"
+    for role in serves asks; do
+        if [ $role = serves ]; then
+            doorbell bench bw -d rxe0 -x $gid --listen 192.0.2.1 > /tmp/server 2>&1 & server=$!
+            wait_for_port 18515
+            in_other timeout 120 doorbell bench bw --bind 192.0.2.2 "$@" --verify 192.0.2.1 > /tmp/client 2>&1
+        else
+            in_other doorbell bench bw --bind 192.0.2.2 --listen 192.0.2.2 > /tmp/server 2>&1 & server=$!
+            wait_for_port 18515 in_other
+            timeout 120 doorbell bench bw -d rxe0 -x $gid "$@" --verify 192.0.2.2 > /tmp/client 2>&1
+        fi
+        [ $? = 0 ] || fail "bench $*, rxe $role, client: $(cat /tmp/client)"
+        wait $server || fail "bench $*, rxe $role, server: $(cat /tmp/server)"
+    done
 }
 bench -n 500 -s 16,5000,65536
 bench -n 500 -s 16,5000 -b
 for op in write read; do bench -n 300 -s 16,65536 --op $op; done
 bench -n 300 --op fetch-add
 bench -n 300 --op cas
-# No packet that either end received had a wrong ICRC.
-in_other doorbell counters --list > /dev/null 2>&1
+# A peer with another MTU: the smaller one of both is used, and more than that is refused at both ends.
+ip link set veth0 mtu 1500
+bench -n 100 -s 5000
+grep -q "MTU 1024" /tmp/client || fail "a path MTU that fits both: $(cat /tmp/client)"
+doorbell bench bw -d rxe0 -x $gid --listen 192.0.2.1 > /tmp/server 2>&1 & server=$!
+wait_for_port 18515
+in_other timeout 60 doorbell bench bw --bind 192.0.2.2 -n 10 -m 4096 192.0.2.1 > /tmp/client 2>&1
+client=$?
+wait $server
+[ $client$? = 11 ] || fail "a path MTU that is too large for the peer: $client at the client"
+for end in client server; do
+    grep -q "path MTU 4096 is larger than this port's active MTU 1024" /tmp/$end || fail "$end: $(cat /tmp/$end)"
+done
+ip link set veth0 mtu 9000
+# No packet that either end received had a wrong ICRC: pair looks at ours.
 dmesg | grep -i "bad icrc" && fail "rdma_rxe found wrong ICRCs"
 echo "$port programs of perftest (from 20001 on), $failures failures"
 [ $failures = 0 ]

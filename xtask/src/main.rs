@@ -74,8 +74,20 @@ enum Command {
         /// Only the steps whose names contain this.
         only: Option<String>,
     },
-    /// Captures packets of rdma_rxe anew, which the tests of `wire` read.
+    /// Captures anew what rdma_rxe and our RNIC send each other, which the tests of `wire` and `rnic` read.
     CaptureRxe,
+    /// Measures perftest on rdma_rxe and on the software RNIC, and our bench beside perftest, in that machine.
+    ///
+    /// It wants a machine that does nothing else. The table of medians and ratios goes to standard output and,
+    /// with the raw figures, to a folder.
+    Ratios {
+        /// How often each is measured, in turn.
+        #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+        rounds: u32,
+        /// Where to [default: `xtask/ratios` in the target directory]
+        #[arg(long, value_name = "FOLDER")]
+        out: Option<PathBuf>,
+    },
     /// Generates the C layouts of libibverbs and librdmacm anew from rdma-core's headers, with libclang.
     Bindings,
 }
@@ -89,6 +101,10 @@ fn main() -> ExitCode {
         Command::Programs => test::programs(),
         Command::Dist { out } => ended(dist::build(out.as_deref()).map(|archive| println!("{}", archive.display()))),
         Command::CaptureRxe => ended(programs::build().and_then(|()| vm::capture())),
+        Command::Ratios { rounds, out } => {
+            let out = out.unwrap_or_else(|| shell::target().join("xtask").join("ratios"));
+            ended(programs::build().and_then(|()| vm::ratios(rounds, &out)))
+        }
         Command::Guest { only } => test::guest(only.as_deref()),
         Command::Vm { file, keep, limit_s, command } => vm(file, keep, limit_s, &command),
         Command::Bindings => {

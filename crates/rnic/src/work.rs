@@ -239,7 +239,7 @@ pub enum PostErrorKind {
     #[error("the queue pair takes its receives from a shared receive queue: post there")]
     UsesSharedReceiveQueue,
     /// An RNIC that is not ours does not take it.
-    #[error("the RNIC refuses it (error number {errno} of the operating system)")]
+    #[error("the RNIC refuses it: {}", refusal(*errno))]
     Refused {
         /// What it says.
         errno: i32,
@@ -252,6 +252,19 @@ pub enum PostErrorKind {
         /// Why.
         error: MemoryError,
     },
+}
+
+/// What an error number means, and what is to be done about it where that is known.
+pub(crate) fn refusal(errno: i32) -> String {
+    use std::io::{Error, ErrorKind};
+    let error = Error::from_raw_os_error(errno);
+    let advice = match error.kind() {
+        ErrorKind::NetworkUnreachable | ErrorKind::HostUnreachable => {
+            "; from this GID there is no way to the peer's: give the network interface an address, or choose another GID"
+        }
+        _ => "",
+    };
+    format!("{error}{advice}")
 }
 
 /// A list of work requests was accepted up to, and not including, `index`.

@@ -68,6 +68,9 @@ impl Default for SoftOptions {
 /// What it is called.
 pub const NAME: &str = "doorbell0";
 
+/// What its attributes name as the provider.
+pub const PROVIDER: &str = "soft";
+
 /// Opens a software RNIC. What it counts is published for other processes of this user, where
 /// that is possible, unless [`DOORBELL_PUBLISH`](doorbell_counters::SWITCH_VARIABLE) is 0.
 pub fn open(options: &SoftOptions) -> Result<Device, Error> {
@@ -257,7 +260,7 @@ impl Provider for Soft {
         };
         DeviceAttributes {
             name: NAME.to_owned(),
-            provider: "soft",
+            provider: PROVIDER,
             address: self.config.address,
             gid,
             udp_port: self.udp_port,

@@ -37,7 +37,7 @@ pub(crate) const STEPS: &[Step] = &[
     ("rdma_rxe, on the wire", || in_guest(Guest::new(LIMIT), ON_THE_WIRE)),
 ];
 
-/// Captures packets of rdma_rxe anew, for the tests of `wire`.
+/// Captures packets of rdma_rxe and our RNIC anew, for the tests of `wire` and `rnic`.
 pub(crate) fn capture() -> Result<(), String> {
     missing().map_or(Ok(()), Err)?;
     let ended = Guest::new(LIMIT).run(CAPTURE)?;

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use doorbell_wire::{PathMtu, Psn, QKey, Qpn};
 
 use crate::memory::Access;
-use crate::work::AddressVector;
+use crate::work::{AddressVector, refusal};
 
 /// Transport of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -224,7 +224,7 @@ pub enum ModifyError {
         active: usize,
     },
     /// An RNIC that is not ours does not do it.
-    #[error("the RNIC refuses it (error number {errno} of the operating system)")]
+    #[error("the RNIC refuses it: {}", refusal(*errno))]
     Refused {
         /// What it says.
         errno: i32,

@@ -77,7 +77,9 @@ fn serve_point<P: Measured>(
             control.send(&FromServer::Ready { memory: ends.iter().map(one_sided::End::memory).collect() })?;
             // The RNIC works by itself. But a software RNIC has no processor but those of its
             // programs: a target that polls lends it its own, one that sleeps has it woken.
-            if let (Some(end), false) = (ends.first(), parameters.events) {
+            // A machine's RNIC needs neither, and on few processors a target that polls costs it much.
+            let wants_processor = device.attributes().provider == doorbell_verbs::soft::PROVIDER;
+            if let (Some(end), true) = (ends.first(), wants_processor && !parameters.events) {
                 control.until_readable(|| end.lend_processor())?;
             }
             let ToServer::Done { messages } = control.receive(None)? else {

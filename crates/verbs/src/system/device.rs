@@ -292,22 +292,75 @@ fn use_port(handle: Handle, device: SystemDevice, options: &SystemOptions) -> Re
     if port.state != ACTIVE {
         return Err(SystemError::Down { name: name(), port: number, state: port.state });
     }
-    let (gid, wanted) = match options.gid_index {
+    let gid = choose_gid(&device.name, &port, options.gid_index)?;
+    Ok(Chosen { handle, device, port, gid })
+}
+
+/// The GID of this index; without one, that which is best.
+fn choose_gid(device: &str, port: &SystemPort, index: Option<u32>) -> Result<Gid, SystemError> {
+    let (gid, wanted) = match index {
         None => (port.default_gid(), "GID for RoCE v2".to_owned()),
         Some(index) => (
             port.gids.iter().find(|gid| gid.index == index && gid.kind == ROCE_V2).copied(),
             format!("GID {index} for RoCE v2"),
         ),
     };
-    let gid = gid.ok_or_else(|| SystemError::NoGid {
-        name: name(),
-        port: number,
+    gid.ok_or_else(|| SystemError::NoGid {
+        name: device.to_owned(),
+        port: port.number,
         wanted,
         gids: if port.gids.is_empty() {
             "none: give its network interface an address".to_owned()
         } else {
             port.gids.iter().map(Gid::to_string).collect::<Vec<_>>().join(", ")
         },
-    })?;
-    Ok(Chosen { handle, device, port, gid })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(gids: &[(&str, &'static str)]) -> SystemPort {
+        let gid =
+            |(index, &(gid, kind)): (usize, &(&str, _))| Gid { index: index as u32, gid: gid.parse().unwrap(), kind };
+        SystemPort {
+            number: 1,
+            state: ACTIVE,
+            link_layer: ETHERNET,
+            active_mtu: PathMtu::Mtu1024,
+            gids: gids.iter().enumerate().map(gid).collect(),
+        }
+    }
+
+    #[test]
+    fn ipv4_comes_before_ipv6_and_link_local_last() {
+        let mut gids = vec![("fe80::1", "RoCE v1"), ("fe80::1", ROCE_V2)];
+        let chosen = |gids: &[_]| choose_gid("mlx5_0", &port(gids), None).unwrap().index;
+        assert_eq!(chosen(&gids), 1);
+        gids.push(("2001:db8::1", ROCE_V2));
+        assert_eq!(chosen(&gids), 2);
+        gids.extend([("::ffff:192.0.2.1", "RoCE v1"), ("::ffff:192.0.2.1", ROCE_V2)]);
+        assert_eq!(chosen(&gids), 4);
+        assert_eq!(choose_gid("mlx5_0", &port(&gids), Some(1)).unwrap().index, 1);
+    }
+
+    #[test]
+    fn where_no_gid_fits_those_that_are_there_are_listed() {
+        let said = |gids: &[_], index| choose_gid("mlx5_0", &port(gids), index).unwrap_err().to_string();
+        let none =
+            "port 1 of the device mlx5_0 has no GID for RoCE v2; it has: none: give its network interface an address";
+        assert_eq!(said(&[], None), none);
+        let of_v1 = [("fe80::1", "RoCE v1")];
+        assert_eq!(
+            said(&of_v1, None),
+            "port 1 of the device mlx5_0 has no GID for RoCE v2; it has: 0 fe80::1 (RoCE v1)"
+        );
+        for index in [0, 3] {
+            assert_eq!(
+                said(&of_v1, Some(index)),
+                format!("port 1 of the device mlx5_0 has no GID {index} for RoCE v2; it has: 0 fe80::1 (RoCE v1)")
+            );
+        }
+    }
 }

@@ -1,0 +1,551 @@
+//! Our RNIC in place of the one that was captured: it hears what rxe sent, is asked for what it was asked for,
+//! and has to send what it sent.
+//!
+//! An RNIC draws the numbers of its queue pairs and its keys itself. So these, and nothing else, are translated:
+//! the destination queue pair and the remote key of what it hears, the source queue pair of datagrams that it
+//! sends. Addresses, sequence numbers, and what names things of rxe's are those of the capture. The ICRC is
+//! checked before that, as by a link.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use doorbell_rnic::{
+    Access, AddressVector, Attachment, Budget, Completion, CompletionQueue, Config, Filter, Payload, PdId,
+    QpAttributes, QpCapacities, QpInit, QpKind, QpState, RecvRequest, Region, Rnic, SendFlags, SendOperation,
+    SendRequest, Sge, Status, TransmitBatch, UdDestination,
+};
+use doorbell_wire::{
+    AETH_LEN, AethPacket, AtomicEthPacket, BTH_LEN, BthPacket, BthRepr, DethPacket, ICRC_LEN, NakCode, Opcode,
+    Operation, PathMtu, Psn, QKey, Qpn, RKey, RethPacket, Syndrome,
+};
+
+use super::capture::{Connection, Message, OWN, Packet, RXE};
+use super::common::Block;
+
+/// Routing header in front of a datagram's payload (IBTA Vol 1, 11.4.1.2).
+const GRH_LEN: usize = 40;
+const QUEUE_DEPTH: usize = 1024;
+
+/// Memory that rxe reaches, and what it has to hold in the end.
+struct Remote {
+    region: Arc<Region>,
+    memory: Block,
+    expected: Vec<u8>,
+}
+
+impl Remote {
+    fn place(&self, address: u64, length: usize) -> std::ops::Range<usize> {
+        let start = (address - self.region.address()) as usize;
+        start..start + length
+    }
+}
+
+pub(crate) struct Replay<'a> {
+    connection: &'a Connection,
+    /// What we ask of rxe.
+    asks: Vec<Message>,
+    /// What rxe asks of us.
+    asked: Vec<Message>,
+    pub(crate) rnic: Rnic,
+    qpn: Qpn,
+    queue: Arc<CompletionQueue>,
+    now_ns: u64,
+    batch: TransmitBatch,
+    /// Our side sent requests again.
+    was_repeating: bool,
+    /// rxe did that with READs or atomics.
+    was_asked_again: bool,
+    remote: BTreeMap<u32, Remote>,
+    /// Payload of what we ask for, or where the answer goes, one after the other.
+    local: Block,
+    local_region: Arc<Region>,
+    /// Receives, each with room for the longest message.
+    receives: Block,
+    receive_bytes: usize,
+    posted: usize,
+    /// Captured, not yet heard.
+    arriving: VecDeque<&'a Packet>,
+    /// Sent, not yet compared: requests for the first time.
+    requests: VecDeque<Vec<u8>>,
+    /// READ and atomic responses.
+    responses: VecDeque<Vec<u8>>,
+    naks: VecDeque<Vec<u8>>,
+    acknowledgements: VecDeque<Vec<u8>>,
+    /// Sequence numbers of requests that were sent again.
+    repeated: Vec<Psn>,
+    /// NAKs of rxe after which everything from there on was sent again.
+    pub(crate) naks_heeded: usize,
+}
+
+fn register(rnic: &mut Rnic, pd: PdId, memory: &Block, address: u64) -> Arc<Region> {
+    // SAFETY: the block lives beside the RNIC, and no reference to it is ever made.
+    unsafe { rnic.register(pd, memory.base(), memory.len(), address, Access::all(), None) }.expect("a possible range")
+}
+
+impl<'a> Replay<'a> {
+    pub(crate) fn new(connection: &'a Connection) -> Self {
+        let (asks, asked) = (connection.messages(false), connection.messages(true));
+        let config =
+            Config { address: OWN, active_mtu: PathMtu::Mtu4096, receive_buffer_bytes: 16 << 20, seed: [7; 32] };
+        let mut rnic = Rnic::new(config, None);
+        let pd = rnic.create_pd();
+        let (cq, queue) = rnic.create_cq(QUEUE_DEPTH, None).expect("a possible depth");
+        let local = Block::new(asks.iter().map(room_of).sum());
+        let local_region = register(&mut rnic, pd, &local, local.address());
+        let longest = asked.iter().map(|message| message.payload.len()).max().unwrap_or(0);
+        let receive_bytes = GRH_LEN + longest;
+        let takers = asked.iter().filter(|message| message.takes_receive()).count();
+        let receives = Block::new(takers * receive_bytes);
+        let receive_region = register(&mut rnic, pd, &receives, receives.address());
+        let remote = remote_memory(&mut rnic, pd, connection, &asked);
+        let capacities = QpCapacities {
+            max_send_wr: asks.len().max(1),
+            max_recv_wr: takers.max(1),
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: 0,
+        };
+        let init =
+            QpInit { kind: connection.kind, pd, send_cq: cq, recv_cq: cq, srq: None, capacities, signal_all: true };
+        let qpn = rnic.create_qp(init).expect("possible depths");
+        bring_up(&mut rnic, qpn, connection);
+        for index in 0..takers {
+            let address = receives.address() + (index * receive_bytes) as u64;
+            let sge = Sge { address, length: receive_bytes as u32, lkey: receive_region.lkey() };
+            rnic.post_recv(qpn, &[RecvRequest { wr_id: index as u64, sges: &[sge] }]).expect("room in the queue");
+        }
+        let mut own = connection.packets.iter().filter(|packet| !packet.is_of_rxe() && packet.is_request());
+        let was_repeating = own.any(|packet| connection.is_repeated(packet));
+        let mut answered = connection.packets.iter().filter(|packet| packet.is_of_rxe() && packet.is_answered());
+        let was_asked_again = answered.any(|packet| connection.is_repeated(packet));
+        Self {
+            connection,
+            asks,
+            asked,
+            rnic,
+            qpn,
+            queue,
+            now_ns: connection.packets[0].at_ns + 1,
+            batch: TransmitBatch::new(1 << 20, ICRC_LEN),
+            was_repeating,
+            was_asked_again,
+            remote,
+            local,
+            local_region,
+            receives,
+            receive_bytes,
+            posted: 0,
+            arriving: VecDeque::new(),
+            requests: VecDeque::new(),
+            responses: VecDeque::new(),
+            naks: VecDeque::new(),
+            acknowledgements: VecDeque::new(),
+            repeated: Vec::new(),
+            naks_heeded: 0,
+        }
+    }
+
+    /// The next packet of the capture: rxe's arrives, and ours has to be sent now.
+    pub(crate) fn step(&mut self, packet: &'a Packet) {
+        if packet.is_of_rxe() {
+            self.arriving.push_back(packet);
+            return;
+        }
+        let psn = packet.bth.psn;
+        if packet.is_request() {
+            if self.asks.get(self.posted).is_some_and(|next| next.first.bth.psn == psn) {
+                self.post();
+            } else if self.connection.is_repeated(packet) {
+                self.repeat(packet);
+                return;
+            }
+        }
+        loop {
+            // It covers what had been taken until then; what was captured before it may not have been.
+            if packet.is_plain_ack() && self.expected_psn() == psn.next() {
+                self.rnic.release_acks();
+            }
+            self.transmit();
+            let sent = match packet {
+                _ if packet.is_request() => self.requests.pop_front(),
+                _ if packet.is_plain_ack() => self.acknowledgements.pop_front(),
+                _ if packet.is_acknowledgement() => self.naks.pop_front(),
+                _ if self.was_asked_again => self.response_to(psn),
+                _ => self.responses.pop_front(),
+            };
+            if let Some(sent) = sent {
+                self.compare(&sent, packet);
+                return;
+            }
+            let goes_on = self.go_on(packet.at_ns);
+            assert!(goes_on, "{:?} {psn:?} is never sent", packet.bth.opcode);
+        }
+    }
+
+    /// What was ever answered under this number.
+    fn response_to(&self, psn: Psn) -> Option<Vec<u8>> {
+        self.responses.iter().rfind(|sent| BthPacket::new_unchecked(sent).psn() == psn).cloned()
+    }
+
+    /// What was captured arrives, or else the next deadline passes, if it had passed then too.
+    fn go_on(&mut self, until_ns: u64) -> bool {
+        if let Some(arrived) = self.arriving.pop_front() {
+            self.hear(arrived);
+            return true;
+        }
+        let Some(due_ns) = self.rnic.poll_timeout().filter(|due_ns| *due_ns <= until_ns) else { return false };
+        self.now_ns = due_ns;
+        self.rnic.handle_timeout(due_ns);
+        true
+    }
+
+    /// Our side sent a request again. When it did is a matter of round trips, which are not those of the capture;
+    /// so our RNIC gets the chance to do the same, if what it heard has not told it that there is no need.
+    fn repeat(&mut self, packet: &Packet) {
+        let psn = packet.bth.psn;
+        self.transmit();
+        while !self.repeated.contains(&psn) && self.rnic.has_in_flight() && self.go_on(packet.at_ns) {
+            self.transmit();
+        }
+        self.repeated.retain(|repeated| *repeated != psn);
+    }
+
+    fn compare(&self, sent: &[u8], captured: &Packet) {
+        let (mut sent, mut expected) = (sent.to_vec(), captured.bytes().to_vec());
+        if captured.bth.opcode.has_deth() {
+            let own = captured.deth().expect("it has one").source_qpn;
+            DethPacket::new_unchecked(&mut sent[BTH_LEN..]).set_source_qpn(own);
+        }
+        if self.was_repeating && !captured.bth.opcode.is_last() {
+            // Within a message it is asked for when the window fills, which was cut by what seemed lost.
+            for bytes in [&mut sent, &mut expected] {
+                BthPacket::new_unchecked(bytes).set_ack_request(false);
+            }
+        }
+        if self.was_asked_again && captured.is_response() {
+            // What is asked for again before it was answered is answered once, with the MSN of then, and a READ
+            // may be answered in two parts.
+            let content = |bytes: &[u8]| {
+                let bth = BthRepr::read(bytes.first_chunk().expect("a BTH"));
+                let skip = if bth.opcode.has_aeth() { BTH_LEN + AETH_LEN } else { BTH_LEN };
+                (bth.opcode.operation(), bth.dest_qpn, bth.pad_count, bytes[skip..].to_vec())
+            };
+            assert!(content(&sent) == content(&expected), "{:?} {:?}", captured.bth.opcode, captured.bth.psn);
+            return;
+        }
+        let header = BTH_LEN + captured.bth.opcode.extension_len();
+        assert_eq!(sent[..header], expected[..header], "{:?} {:?}", captured.bth.opcode, captured.bth.psn);
+        assert!(sent == expected, "the payload of {:?} {:?}", captured.bth.opcode, captured.bth.psn);
+    }
+
+    fn expected_psn(&self) -> Psn {
+        self.rnic.query_qp(self.qpn).and_then(|info| info.attributes.receive_psn).expect("a queue pair that receives")
+    }
+
+    /// A packet of rxe's arrives: one that is not intact is counted and dropped, as a link does it.
+    pub(crate) fn hear(&mut self, packet: &Packet) {
+        if !packet.is_intact() {
+            self.rnic.count_icrc_errors(1);
+            return;
+        }
+        let mut bytes = packet.bytes().to_vec();
+        BthPacket::new_unchecked(&mut bytes).set_dest_qpn(self.qpn);
+        if let Some((rkey, ..)) = packet.remote() {
+            let own = self.remote[&rkey.get()].region.rkey();
+            if packet.bth.opcode.has_reth() {
+                RethPacket::new_unchecked(&mut bytes[BTH_LEN..]).set_rkey(own);
+            } else {
+                AtomicEthPacket::new_unchecked(&mut bytes[BTH_LEN..]).set_rkey(own);
+            }
+        }
+        let is_nak = packet.syndrome().is_some_and(|syndrome| syndrome == Syndrome::nak(NakCode::PSN_SEQUENCE_ERROR));
+        let repeated = self.repeated.len();
+        self.rnic.handle_packet(self.now_ns, &packet.outer, &bytes);
+        if is_nak {
+            // Everything from there on again (IBTA Vol 1, 9.7.5.2.8), unless that is on its way already.
+            self.transmit();
+            if let Some(first) = self.repeated.get(repeated) {
+                assert_eq!(*first, packet.bth.psn, "what the NAK names is sent again first");
+                self.naks_heeded += 1;
+            }
+        }
+    }
+
+    /// All that is captured arrives, and all that is due leaves.
+    pub(crate) fn finish(&mut self) {
+        while let Some(packet) = self.arriving.pop_front() {
+            self.hear(packet);
+            self.transmit();
+        }
+        self.rnic.release_acks();
+        self.transmit();
+    }
+
+    fn transmit(&mut self) {
+        loop {
+            self.batch.clear();
+            if self.rnic.poll_transmit(self.now_ns, Budget::UNLIMITED, Filter::All, &mut self.batch) == 0 {
+                return;
+            }
+            for run in self.batch.runs() {
+                assert_eq!(run.path.destination, RXE);
+                for (segment, info) in run.segments().zip(&self.batch.infos()[run.first_packet..]) {
+                    let bytes = self.batch.bytes()[segment.start..segment.end - ICRC_LEN].to_vec();
+                    let bth = BthRepr::read(bytes.first_chunk().expect("a BTH"));
+                    match info.opcode {
+                        opcode if opcode.is_request() && info.retransmission => self.repeated.push(bth.psn),
+                        opcode if opcode.is_request() => self.requests.push_back(bytes),
+                        Opcode::RC_ACKNOWLEDGE => {
+                            let syndrome = AethPacket::new_unchecked(&bytes[BTH_LEN..]).syndrome();
+                            let is_nak = syndrome != Syndrome::ACK_UNLIMITED;
+                            if is_nak { &mut self.naks } else { &mut self.acknowledgements }.push_back(bytes);
+                        }
+                        _ => self.responses.push_back(bytes),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Posts the next of our work requests.
+    fn post(&mut self) {
+        let message = &self.asks[self.posted];
+        assert!(!message.invalidates(), "a key of rxe's was to be invalidated");
+        let offset: usize = self.asks[..self.posted].iter().map(room_of).sum();
+        self.local.write(offset, &message.payload);
+        let remote = message.first.remote().map(|(rkey, address, _)| (address, rkey));
+        let of_peer = || remote.expect("the first packet names memory");
+        let operation = match (message.operation(), message.immediate()) {
+            (Operation::Send, None) => SendOperation::Send,
+            (Operation::Send, Some(immediate)) => SendOperation::SendImmediate(immediate),
+            (Operation::Write, None) => {
+                let (remote_address, rkey) = of_peer();
+                SendOperation::Write { remote_address, rkey }
+            }
+            (Operation::Write, Some(immediate)) => {
+                let (remote_address, rkey) = of_peer();
+                SendOperation::WriteImmediate { remote_address, rkey, immediate }
+            }
+            (Operation::ReadRequest, _) => {
+                let (remote_address, rkey) = of_peer();
+                SendOperation::Read { remote_address, rkey }
+            }
+            (Operation::CompareSwap, _) => {
+                let atomic = message.first.atomic().expect("the opcode has it");
+                let (remote_address, rkey) = of_peer();
+                SendOperation::CompareSwap { remote_address, rkey, compare: atomic.compare, swap: atomic.swap_or_add }
+            }
+            (Operation::FetchAdd, _) => {
+                let atomic = message.first.atomic().expect("the opcode has it");
+                let (remote_address, rkey) = of_peer();
+                SendOperation::FetchAdd { remote_address, rkey, add: atomic.swap_or_add }
+            }
+            (other, _) => panic!("{other:?} is no request"),
+        };
+        let address = self.local.address() + offset as u64;
+        let sge = Sge { address, length: room_of(message) as u32, lkey: self.local_region.lkey() };
+        let mut flags = SendFlags::SIGNALED;
+        flags.set(SendFlags::SOLICITED, message.last.bth.solicited);
+        let destination = message.first.deth().map(|deth| UdDestination {
+            address: AddressVector::to(RXE),
+            qpn: message.first.bth.dest_qpn,
+            qkey: deth.qkey,
+        });
+        let request = SendRequest {
+            wr_id: self.posted as u64,
+            operation,
+            flags,
+            payload: Payload::Sges(std::slice::from_ref(&sge)),
+            destination,
+        };
+        self.rnic.post_send(self.now_ns, self.qpn, &[request]).expect("what was sent can be posted");
+        self.posted += 1;
+    }
+
+    /// What the NAKs name that were sent and not yet compared.
+    pub(crate) fn naks(&self) -> Vec<Psn> {
+        self.naks.iter().map(|sent| BthPacket::new_unchecked(sent).psn()).collect()
+    }
+
+    /// Nothing is left but acknowledgements of what rxe repeated: how many of those become one is a matter of
+    /// when they were heard.
+    pub(crate) fn assert_nothing_else_is_sent(&self) {
+        let headers = |packets: &VecDeque<Vec<u8>>| -> Vec<BthRepr> {
+            packets.iter().map(|bytes| BthRepr::read(bytes.first_chunk().expect("a BTH"))).collect()
+        };
+        assert_eq!(headers(&self.requests), [], "requests that were not captured");
+        assert_eq!(headers(&self.naks), [], "NAKs that were not captured");
+        if !self.was_asked_again {
+            assert_eq!(headers(&self.responses), [], "responses that were not captured");
+        }
+        let of_rxe = self.connection.packets.iter().filter(|packet| packet.is_of_rxe());
+        let repeated = of_rxe.filter(|packet| packet.is_request() && self.connection.is_repeated(packet)).count();
+        let more = headers(&self.acknowledgements);
+        assert!(more.len() <= repeated, "acknowledgements that were not captured: {more:?}");
+    }
+
+    /// All work requests of both sides ended well, with the bytes that the capture shows.
+    pub(crate) fn assert_done(&self) {
+        let mut completions = [Completion::default(); QUEUE_DEPTH];
+        let count = self.queue.poll(&mut completions).expect("the queue is deep enough");
+        let is_receive = |completion: &&Completion| {
+            use doorbell_rnic::CompletionOpcode::{Receive, ReceiveWriteImmediate};
+            matches!(completion.opcode, Receive | ReceiveWriteImmediate)
+        };
+        for completion in &completions[..count] {
+            assert_eq!(completion.status, Status::Success, "{completion:?}");
+        }
+        let received: Vec<_> = completions[..count].iter().filter(is_receive).collect();
+        let sent = completions[..count].iter().filter(|completion| !is_receive(completion));
+        assert!(sent.map(|completion| completion.wr_id).eq(0..self.asks.len() as u64), "all that we asked for is done");
+        let mut offset = 0;
+        for message in &self.asks {
+            let room = room_of(message);
+            let expected = self.expected_answer(message).unwrap_or_else(|| message.payload.clone());
+            assert_eq!(self.local.read(offset, room), expected, "{:?}", message.first.bth);
+            offset += room;
+        }
+
+        let takers: Vec<_> = self.asked.iter().filter(|message| message.takes_receive()).collect();
+        assert_eq!(received.len(), takers.len(), "each message of rxe took a receive");
+        for (index, (message, completion)) in takers.iter().zip(received).enumerate() {
+            assert_eq!(completion.wr_id, index as u64, "in the order in which they were posted");
+            let attachment = message.immediate().map_or(Attachment::None, Attachment::Immediate);
+            assert_eq!((completion.attachment, completion.solicited), (attachment, message.last.bth.solicited));
+            if message.operation() == Operation::Send {
+                let header = if completion.has_grh { GRH_LEN } else { 0 };
+                assert_eq!(completion.byte_len as usize, header + message.payload.len());
+                let at = index * self.receive_bytes + header;
+                assert_eq!(self.receives.read(at, message.payload.len()), message.payload);
+            }
+        }
+        for remote in self.remote.values() {
+            assert!(remote.memory.read(0, remote.memory.len()) == remote.expected, "the memory that rxe wrote");
+        }
+    }
+
+    /// What rxe answered to a READ or an atomic, as memory has it.
+    fn expected_answer(&self, message: &Message) -> Option<Vec<u8>> {
+        match message.operation() {
+            Operation::Send | Operation::Write => None,
+            Operation::ReadRequest => {
+                Some(message.psns().flat_map(|psn| self.connection.answer(true, psn).payload().to_vec()).collect())
+            }
+            _ => Some(original_of(self.connection.answer(true, message.first.bth.psn)).to_ne_bytes().to_vec()),
+        }
+    }
+}
+
+/// Bytes that a work request of ours needs.
+fn room_of(message: &Message) -> usize {
+    match message.operation() {
+        Operation::Send | Operation::Write => message.payload.len(),
+        _ => message.first.remote().map_or(0, |(_, _, length)| length as usize),
+    }
+}
+
+/// The word that an atomic found, as its answer says.
+fn original_of(answer: &Packet) -> u64 {
+    let (_, rest) = answer.bytes().split_at(answer.bytes().len() - 8);
+    u64::from_be_bytes(rest.try_into().expect("eight bytes"))
+}
+
+/// Registers what rxe reaches, filled with what our answers said was there, and says what is to become of it.
+fn remote_memory(rnic: &mut Rnic, pd: PdId, connection: &Connection, asked: &[Message]) -> BTreeMap<u32, Remote> {
+    let mut ranges = BTreeMap::<u32, (u64, u64)>::new();
+    for (rkey, address, length) in asked.iter().filter_map(|message| message.first.remote()) {
+        let range = ranges.entry(rkey.get()).or_insert((address, address + length));
+        *range = (range.0.min(address), range.1.max(address + length));
+    }
+    let mut remote: BTreeMap<u32, Remote> = ranges
+        .into_iter()
+        .map(|(rkey, (start, end))| {
+            let start = start & !7; // words lie as they did
+            let memory = Block::new((end - start) as usize);
+            let region = register(rnic, pd, &memory, start);
+            let expected = memory.read(0, memory.len());
+            (rkey, Remote { region, memory, expected })
+        })
+        .collect();
+    let of = |remote: &mut BTreeMap<u32, Remote>, rkey: RKey, write: &mut dyn FnMut(&mut Remote)| {
+        write(remote.get_mut(&rkey.get()).expect("every key was registered"));
+    };
+    // Later answers first, so that what a word was in the beginning stays.
+    for message in asked.iter().rev() {
+        let Some((rkey, address, _)) = message.first.remote() else { continue };
+        let found = match message.operation() {
+            Operation::ReadRequest => {
+                message.psns().flat_map(|psn| connection.answer(false, psn).payload().to_vec()).collect()
+            }
+            Operation::CompareSwap | Operation::FetchAdd => {
+                original_of(connection.answer(false, message.first.bth.psn)).to_ne_bytes().to_vec()
+            }
+            _ => continue,
+        };
+        of(&mut remote, rkey, &mut |remote| {
+            let place = remote.place(address, found.len());
+            remote.memory.write(place.start, &found);
+            remote.expected[place].copy_from_slice(&found);
+        });
+    }
+    for message in asked {
+        let Some((rkey, address, _)) = message.first.remote() else { continue };
+        of(&mut remote, rkey, &mut |remote| match (message.operation(), message.first.atomic()) {
+            (Operation::Write, _) => {
+                let place = remote.place(address, message.payload.len());
+                remote.expected[place].copy_from_slice(&message.payload);
+            }
+            (operation, Some(atomic)) => {
+                let word = &mut remote.expected[(address - remote.region.address()) as usize..][..8];
+                let before = u64::from_ne_bytes((&*word).try_into().expect("eight bytes"));
+                let after = match operation {
+                    Operation::FetchAdd => before.wrapping_add(atomic.swap_or_add),
+                    _ if before == atomic.compare => atomic.swap_or_add,
+                    _ => before,
+                };
+                word.copy_from_slice(&after.to_ne_bytes());
+            }
+            _ => {}
+        });
+    }
+    remote
+}
+
+/// Brings the queue pair to where it was when the first packet was captured.
+fn bring_up(rnic: &mut Rnic, qpn: Qpn, connection: &Connection) {
+    let (rc, connected) = (connection.kind == QpKind::Rc, connection.kind != QpKind::Ud);
+    let qkey = connection.packets.iter().find_map(|packet| packet.deth()).map(|deth| deth.qkey);
+    let psn = |of_rxe| connection.first_psn(of_rxe).unwrap_or(Psn::new(0));
+    let states = [
+        QpAttributes {
+            state: Some(QpState::Init),
+            pkey_index: Some(0),
+            port: Some(1),
+            access: connected.then_some(Access::all()),
+            qkey: (!connected).then_some(qkey.unwrap_or(QKey::new(0))),
+            ..QpAttributes::default()
+        },
+        QpAttributes {
+            state: Some(QpState::ReadyToReceive),
+            address: connected.then_some(AddressVector::to(RXE)),
+            path_mtu: connected.then_some(connection.mtu()),
+            dest_qpn: connected.then_some(connection.peer_qpn.unwrap_or(Qpn::new(0))),
+            receive_psn: connected.then_some(psn(true)),
+            max_dest_rd_atomic: rc.then_some(16),
+            min_rnr_timer: rc.then_some(12),
+            ..QpAttributes::default()
+        },
+        QpAttributes {
+            state: Some(QpState::ReadyToSend),
+            send_psn: Some(psn(false)),
+            timeout: rc.then_some(14),
+            retry_count: rc.then_some(7),
+            rnr_retry: rc.then_some(7),
+            max_rd_atomic: rc.then_some(16),
+            ..QpAttributes::default()
+        },
+    ];
+    for attributes in states {
+        rnic.modify_qp(qpn, &attributes).expect("the transition is in the table");
+    }
+}

@@ -1,0 +1,127 @@
+# perftest, unmodified and with the same options, on rxe and on the software RNIC, and our own bench over the
+# provider `system` beside perftest on rxe: in turn, in one guest, $rounds times. Each line that it leaves in
+# /host/raw.txt is a round, a measure, whose figure it is, and the figure.
+failures=0
+fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
+gid_of() { doorbell devices 2>/dev/null | sed -n "s/.*GID \([0-9]*\) ::ffff:$1 .*/\1/p"; }
+
+# A pair of veth whose ends are both in the first namespace, since rxe's sockets are there alone. Packets for
+# one's own address would not leave, so these rules send them through the pair, and let them in at its other end.
+ip link add veth0 mtu 9000 type veth peer name veth1 mtu 9000
+ip address add 192.0.2.1/32 dev veth0
+ip address add 192.0.2.2/32 dev veth1
+for end in 0 1; do
+    echo 1 > /proc/sys/net/ipv4/conf/veth$end/accept_local
+    echo 0 > /proc/sys/net/ipv4/conf/veth$end/rp_filter
+    ip link set veth$end up
+done
+echo 0 > /proc/sys/net/ipv4/conf/all/rp_filter
+hardware_address() { cat /sys/class/net/$1/address; }
+ip neighbour add 192.0.2.2 lladdr $(hardware_address veth1) dev veth0 nud permanent
+ip neighbour add 192.0.2.1 lladdr $(hardware_address veth0) dev veth1 nud permanent
+ip route add 192.0.2.2 dev veth0 table 100
+ip route add 192.0.2.1 dev veth1 table 101
+ip rule add preference 10 to 192.0.2.2 oif veth0 lookup 100
+ip rule add preference 10 to 192.0.2.1 oif veth1 lookup 101
+ip rule add preference 20 lookup local
+ip rule delete preference 0
+rdma link add rxe1 type rxe netdev veth0
+rdma link add rxe2 type rxe netdev veth1
+# The same for software RNICs, which are in a namespace each, as on two machines.
+for side in one two; do ip netns add $side; ip -n $side link set lo up; done
+ip -n one link add veth0 mtu 9000 type veth peer name veth0 mtu 9000 netns two
+ip -n one address add 192.0.2.1/24 dev veth0
+ip -n two address add 192.0.2.2/24 dev veth0
+for side in one two; do ip -n $side link set veth0 up; done
+for try in $(seq 100); do [ "$(gid_of 192.0.2.2)" ] && break; sleep 0.1; done
+
+port=20000
+wait_for_port() {
+    hex=$(printf ':%04X ' $1); shift
+    for try in $(seq 400); do
+        "$@" cat /proc/net/tcp /proc/net/tcp6 | grep -q "$hex.* 0A " && return
+        sleep 0.05
+    done
+    fail "nobody listens"
+}
+# Runs a program at both ends, each of which puts its own words before and behind it; $host is the server's.
+pair() {
+    for try in 1 2 3 4 5 6 7 8; do
+        port=$((port + 1))
+        $server_prefix "$@" $server_options -p $port > /tmp/server 2>&1 & server=$!
+        wait_for_port $port $server_namespace
+        $client_prefix "$@" $client_options -p $port $host > /tmp/client 2>&1
+        client=$?
+        wait $server
+        served=$?
+        # Where it could not measure the processor's clock, or not well, it is asked again.
+        cat /tmp/client /tmp/server | grep -qw "Correlation coefficient\|inf" && continue
+        [ $client$served = 00 ] && return
+        break
+    done
+    fail "$*: $(tail -n 3 /tmp/client /tmp/server)"
+    : > /tmp/client
+}
+rxe_loopback() {
+    server_namespace= server_prefix="timeout 120" client_prefix="timeout 120" host=127.0.0.1
+    server_options="-d rxe0 -x $(gid_of 10.0.0.1)"
+    client_options=$server_options
+    pair "$@"
+}
+rxe_veth() {
+    server_namespace= server_prefix="timeout 120" client_prefix="timeout 120" host=127.0.0.1
+    server_options="-d rxe1 -x $(gid_of 192.0.2.1)"
+    client_options="-d rxe2 -x $(gid_of 192.0.2.2)"
+    pair "$@"
+}
+soft_loopback() {
+    server_namespace="ip netns exec one" host=127.0.0.1 server_options= client_options=
+    server_prefix="ip netns exec one timeout 120 doorbell run --"
+    client_prefix=$server_prefix
+    pair "$@"
+}
+soft_veth() {
+    server_namespace="ip netns exec one" host=192.0.2.1 server_options= client_options=
+    server_prefix="ip netns exec one timeout 120 doorbell run --bind 192.0.2.1 --"
+    client_prefix="ip netns exec two timeout 120 doorbell run --bind 192.0.2.2 --"
+    pair "$@"
+}
+# A column of perftest's line for a size.
+column() { awk -v size=$1 -v column=$2 '$1 == size && $column + 0 > 0 { print $column + 0 }' /tmp/client; }
+say() { [ "$4" ] && echo "$*" | tee -a /host/raw.txt; }
+bench() { doorbell bench bw -d rxe0 -x $(gid_of 10.0.0.1) "$@" 2> /tmp/complaints > /tmp/client || fail "bench $*: $(cat /tmp/complaints)"; }
+
+# That packets of rxe pass the pair: it has so many more of them than were messages.
+passed() { cat /sys/class/net/veth0/statistics/tx_packets; }
+before=$(passed)
+rxe_veth ib_send_lat -s 16 -n 100
+[ $(($(passed) - before)) -ge 100 ] || fail "packets of rxe do not pass the pair of veth"
+
+for round in $(seq $rounds); do
+    for path in loopback veth; do
+        for device in rxe soft; do
+            ${device}_$path ib_send_lat -s 16 -n 1000
+            say $round send_lat_16_$path $device $(column 16 5)
+            ${device}_$path ib_write_lat -s 16 -n 1000
+            say $round write_lat_16_$path $device $(column 16 5)
+            ${device}_$path ib_send_bw -s 16 -n 10000
+            say $round send_bw_16_$path $device $(column 16 5)
+            ${device}_$path ib_write_bw -s 65536 -n 1000
+            say $round write_bw_65536_$path $device $(column 65536 4)
+        done
+    done
+    # Windows of 64, completions for all, nothing inline.
+    for batch in 1 8; do
+        rxe_loopback ib_write_bw -s 16 -n 20000 -t 64 -Q 1 -l $batch
+        say $round write_16_batch_$batch perftest $(column 16 5)
+        bench --op write -s 16 -n 20000 -t 64 -I 0 -l $batch
+        say $round write_16_batch_$batch bench $(awk '$1 == 16 { print $3 / 1e6 }' /tmp/client)
+        rxe_loopback ib_send_bw -s 16 -n 20000 -t 64 -r 128 -Q 1 -l $batch
+        say $round send_16_batch_$batch perftest $(column 16 5)
+        bench --op send -s 16 -n 20000 -t 64 -I 0 -l $batch
+        say $round send_16_batch_$batch bench $(awk '$1 == 16 { print $3 / 1e6 }' /tmp/client)
+    done
+done
+cat /proc/version > /host/kernel.txt
+echo "$failures failures"
+[ $failures = 0 ]

@@ -1,0 +1,196 @@
+//! perftest on rdma_rxe and on the software RNIC, and our bench beside perftest, as ratios of one guest's run.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use super::{Guest, missing};
+
+const SCRIPT: &str = include_str!("../../guest/ratios.sh");
+
+/// What a round takes in an emulated machine, at most.
+const ROUND: Duration = Duration::from_secs(400);
+const BOOT: Duration = Duration::from_secs(120);
+
+/// What is compared, and what is to come of it.
+struct Comparison {
+    /// The script's name.
+    measure: &'static str,
+    what: &'static str,
+    unit: &'static str,
+    /// Whose figure is held against the other's.
+    ours: &'static str,
+    theirs: &'static str,
+    goal: Option<Goal>,
+}
+
+#[derive(Clone, Copy)]
+enum Goal {
+    AtMost(f64),
+    AtLeast(f64),
+}
+
+impl Goal {
+    fn is_met(self, ratio: f64) -> bool {
+        match self {
+            Self::AtMost(most) => ratio <= most,
+            Self::AtLeast(least) => ratio >= least,
+        }
+    }
+}
+
+impl std::fmt::Display for Goal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::AtMost(most) => write!(f, "at most {most}"),
+            Self::AtLeast(least) => write!(f, "at least {least}"),
+        }
+    }
+}
+
+const fn on_rxe(measure: &'static str, what: &'static str, unit: &'static str, goal: Option<Goal>) -> Comparison {
+    Comparison { measure, what, unit, ours: "soft", theirs: "rxe", goal }
+}
+
+const fn of_bench(measure: &'static str, what: &'static str) -> Comparison {
+    let goal = Some(Goal::AtLeast(0.95));
+    Comparison { measure, what, unit: "M/s", ours: "bench", theirs: "perftest", goal }
+}
+
+const COMPARISONS: &[Comparison] = &[
+    on_rxe("send_lat_16_loopback", "`ib_send_lat` 16 B, loopback", "us", Some(Goal::AtMost(1.5))),
+    on_rxe("send_lat_16_veth", "`ib_send_lat` 16 B, veth", "us", Some(Goal::AtMost(1.0))),
+    on_rxe("write_lat_16_loopback", "`ib_write_lat` 16 B, loopback", "us", Some(Goal::AtMost(3.0))),
+    on_rxe("write_lat_16_veth", "`ib_write_lat` 16 B, veth", "us", Some(Goal::AtMost(2.0))),
+    on_rxe("send_bw_16_loopback", "`ib_send_bw` 16 B, loopback", "M/s", Some(Goal::AtLeast(5.0))),
+    on_rxe("send_bw_16_veth", "`ib_send_bw` 16 B, veth", "M/s", None),
+    on_rxe("write_bw_65536_loopback", "`ib_write_bw` 64 KiB, loopback", "MiB/s", Some(Goal::AtLeast(1.5))),
+    on_rxe("write_bw_65536_veth", "`ib_write_bw` 64 KiB, veth", "MiB/s", None),
+    of_bench("write_16_batch_1", "`bench bw --op write` 16 B, window 64"),
+    of_bench("write_16_batch_8", "the same, 8 per post"),
+    of_bench("send_16_batch_1", "`bench bw` 16 B, window 64"),
+    of_bench("send_16_batch_8", "the same, 8 per post"),
+];
+
+/// Measures `rounds` times, prints the table, and leaves it with the raw figures in `out`.
+pub(crate) fn measure(rounds: u32, out: &Path) -> Result<(), String> {
+    missing().map_or(Ok(()), Err)?;
+    let ended = Guest::new(BOOT + ROUND * rounds).run(&format!("rounds={rounds}\n{SCRIPT}"))?;
+    ended.keep(out)?;
+    let at = |path: &Path| {
+        let path = path.to_owned();
+        move |error: std::io::Error| format!("{}: {error}", path.display())
+    };
+    let raw = out.join("raw.txt");
+    let table = table(&Figures::parse(&fs::read_to_string(&raw).map_err(at(&raw))?)?);
+    let file = out.join("ratios.md");
+    fs::write(&file, &table).map_err(at(&file))?;
+    print!("{table}");
+    if ended.status == 0 { Ok(()) } else { Err(format!("the command in the guest ended with status {}", ended.status)) }
+}
+
+/// By measure, by whose they are, by round.
+struct Figures(BTreeMap<String, BTreeMap<String, BTreeMap<u32, f64>>>);
+
+impl Figures {
+    /// Lines of a round, a measure, whose figure it is, and the figure.
+    fn parse(text: &str) -> Result<Self, String> {
+        let mut figures = BTreeMap::<String, BTreeMap<String, BTreeMap<u32, f64>>>::new();
+        for line in text.lines() {
+            let unreadable = || format!("{line:?} is not a round, a measure, a name and a figure");
+            let [round, measure, whose, figure] =
+                line.split(' ').collect::<Vec<_>>().try_into().map_err(|_| unreadable())?;
+            let round = round.parse().map_err(|_| unreadable())?;
+            let figure: f64 = figure.parse().map_err(|_| unreadable())?;
+            if !(figure.is_finite() && figure > 0.0) {
+                return Err(unreadable());
+            }
+            figures.entry(measure.to_owned()).or_default().entry(whose.to_owned()).or_default().insert(round, figure);
+        }
+        Ok(Self(figures))
+    }
+
+    fn of(&self, measure: &str, whose: &str) -> Option<&BTreeMap<u32, f64>> {
+        self.0.get(measure)?.get(whose)
+    }
+}
+
+/// The median of figures, and how far they reach.
+fn spread(figures: impl Iterator<Item = f64>) -> Option<(f64, f64, f64)> {
+    let mut figures: Vec<f64> = figures.collect();
+    figures.sort_by(f64::total_cmp);
+    let middle = figures.len() / 2;
+    let (least, most) = (*figures.first()?, *figures.last()?);
+    let median = if figures.len() % 2 == 1 { figures[middle] } else { (figures[middle - 1] + figures[middle]) / 2.0 };
+    Some((median, least, most))
+}
+
+/// Three digits that matter.
+fn digits(value: f64) -> String {
+    let decimals = (2 - value.log10().floor() as i32).clamp(0, 6) as usize;
+    format!("{value:.decimals$}")
+}
+
+fn cell(figures: impl Iterator<Item = f64>) -> Option<(f64, String)> {
+    let (median, least, most) = spread(figures)?;
+    Some((median, format!("{} ({} to {})", digits(median), digits(least), digits(most))))
+}
+
+/// Medians with what they range over; the ratio is the median of those of the rounds.
+fn table(figures: &Figures) -> String {
+    let mut text = String::from(
+        "| median (least to most) | unit | ours | beside it | ratio | goal |\n|---|---|---|---|---|---|\n",
+    );
+    for comparison in COMPARISONS {
+        let Comparison { measure, what, unit, ours, theirs, goal } = comparison;
+        let both = figures.of(measure, ours).zip(figures.of(measure, theirs));
+        let cells = both.and_then(|(own, other)| {
+            let ratios = own.iter().filter_map(|(round, figure)| Some(figure / other.get(round)?));
+            Some((cell(own.values().copied())?.1, cell(other.values().copied())?.1, cell(ratios)?))
+        });
+        let line = match cells {
+            None => format!("| {what} | {unit} | not measured | | | |"),
+            Some((own, other, (ratio, ratios))) => {
+                let judged = goal.map_or("".to_owned(), |goal| {
+                    format!("{goal}: {}", if goal.is_met(ratio) { "met" } else { "missed" })
+                });
+                format!("| {what} | {unit} | {ours} {own} | {theirs} {other} | {ratios} | {judged} |")
+            }
+        };
+        let _ = writeln!(text, "{line}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ratio_is_the_median_of_those_of_the_rounds() {
+        let raw = "1 send_lat_16_loopback rxe 20\n1 send_lat_16_loopback soft 10\n2 send_lat_16_loopback rxe 10\n\
+                   2 send_lat_16_loopback soft 20\n3 send_lat_16_loopback rxe 20\n3 send_lat_16_loopback soft 32.04\n";
+        let table = table(&Figures::parse(raw).unwrap());
+        let line = table.lines().nth(2).unwrap();
+        let expected = "| `ib_send_lat` 16 B, loopback | us | soft 20.0 (10.0 to 32.0) | rxe 20.0 (10.0 to 20.0) | \
+                        1.60 (0.500 to 2.00) | at most 1.5: missed |";
+        assert_eq!(line, expected);
+        assert!(table.lines().nth(3).unwrap().contains("not measured"), "{table}");
+    }
+
+    #[test]
+    fn what_is_no_figure_is_named() {
+        for line in ["1 send rxe", "1 send rxe x", "one send rxe 1", "1 send rxe 0", "1 send rxe inf"] {
+            let error = Figures::parse(line).err().unwrap();
+            assert!(error.contains(line), "{error}");
+        }
+    }
+
+    #[test]
+    fn goals_are_met_at_their_limit() {
+        assert!(Goal::AtMost(1.5).is_met(1.5) && !Goal::AtMost(1.5).is_met(1.51));
+        assert!(Goal::AtLeast(0.95).is_met(0.95) && !Goal::AtLeast(0.95).is_met(0.949));
+    }
+}
