@@ -1,6 +1,6 @@
 //! Programs that connect through librdmacm: its examples, and perftest with `-R`.
 
-use super::{Started, free_port, on_doorbell, pairs_of, start, wait_until_listening};
+use super::{PATIENCE, Started, free_port, on_doorbell, pairs_of, start, wait_until_listening};
 
 /// perftest, with queue pairs of ids.
 const PERFTEST: &[&str] = &[
@@ -54,8 +54,8 @@ fn server(line: &str, port: &str) -> Result<Started, String> {
 fn example(server_line: &str, client_line: &str, port: &str) -> Result<(), String> {
     let server = server(server_line, port)?;
     let client = program(client_line, port)?;
-    let (client, server) = (client.finish(), server.finish());
-    client.and(server).map_err(|why| format!("{client_line}: {why}"))
+    let (client, server) = (client.finish(PATIENCE), server.finish(PATIENCE));
+    client.and(server).map(drop).map_err(|why| format!("{client_line}: {why}"))
 }
 
 fn expect(said: &str, words: &str) -> Result<(), String> {
