@@ -45,6 +45,18 @@ enum Command {
     Report,
     /// Only runs unmodified verbs programs on the software RNIC, as `test` does.
     Programs,
+    /// Measures unmodified verbs programs beside `doorbell bench`, libfabric, UCX and the kernel's limit.
+    ///
+    /// Everything runs once in each round, on loopback, and each line of the table is the median of the
+    /// rounds. It says something on a machine that does nothing else.
+    Compare {
+        /// How often everything is measured.
+        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+        rounds: u32,
+        /// Writes each figure of each round to this file, as JSON.
+        #[arg(long, value_name = "FILE")]
+        out: Option<PathBuf>,
+    },
     /// Makes an archive with the command and the library that it preloads.
     Dist {
         /// Where to [default: `dist` in the target directory]
@@ -99,6 +111,7 @@ fn main() -> ExitCode {
         Command::EndToEnd => test::end_to_end(),
         Command::Report => test::report(),
         Command::Programs => test::programs(),
+        Command::Compare { rounds, out } => ended(programs::compare(rounds, out.as_deref())),
         Command::Dist { out } => ended(dist::build(out.as_deref()).map(|archive| println!("{}", archive.display()))),
         Command::CaptureRxe => ended(programs::build().and_then(|()| vm::capture())),
         Command::Ratios { rounds, out } => {

@@ -18,9 +18,9 @@ pub(crate) fn install() {
         ("gcc", succeeds(command("cc", &["--version"]))),
         ("libibverbs-dev", has_header("infiniband/verbs.h")),
         ("librdmacm-dev", has_header("rdma/rdma_verbs.h")),
-        ("ibverbs-utils", succeeds(command("sh", &["-c", "command -v ibv_rc_pingpong"]))),
-        ("rdmacm-utils", succeeds(command("sh", &["-c", "command -v rping"]))),
-        ("perftest", succeeds(command("sh", &["-c", "command -v ib_send_bw"]))),
+        ("ibverbs-utils", has("ibv_rc_pingpong")),
+        ("rdmacm-utils", has("rping")),
+        ("perftest", has("ib_send_bw")),
         ("rdma-core", std::path::Path::new("/usr/share/doc/rdma-core/tests").exists()),
         ("python3-pyverbs", succeeds(command("/usr/bin/python3", &["-c", "import pyverbs.device"]))),
     ];
@@ -34,6 +34,18 @@ pub(crate) fn install_for_bindings() {
         ("libibverbs-dev", has_header("infiniband/verbs.h")),
         ("librdmacm-dev", has_header("rdma/rdma_verbs.h")),
     ]);
+}
+
+/// Programs that are measured beside ours, each with Debian's package.
+const FOR_COMPARISON: &[(&str, &str)] =
+    &[("perftest", "ib_send_bw"), ("libfabric-bin", "fi_pingpong"), ("ucx-utils", "ucx_perftest")];
+
+/// Installs what is measured beside us, and says what is still missing then.
+pub(crate) fn install_for_comparison() -> Result<(), String> {
+    let packages = || FOR_COMPARISON.iter().map(|&(package, program)| (package, has(program))).collect::<Vec<_>>();
+    install_missing(&packages());
+    let missing: Vec<&str> = packages().iter().filter(|(_, is_here)| !is_here).map(|(name, _)| *name).collect();
+    if missing.is_empty() { Ok(()) } else { Err(format!("packages are missing: {}", missing.join(", "))) }
 }
 
 /// Programs of the virtual machine and those that build it, each with Debian's package.
@@ -60,10 +72,6 @@ pub(crate) fn missing_for_guests() -> Vec<&'static str> {
 }
 
 fn guest_packages() -> Vec<(&'static str, bool)> {
-    let has = |program: &str| {
-        let find = format!("PATH=$PATH:/usr/sbin:/sbin command -v {program}");
-        succeeds(command("sh", &["-c", &find]))
-    };
     let mut packages: Vec<_> = FOR_GUESTS.iter().map(|&(package, program)| (package, has(program))).collect();
     for (package, file) in
         [("rdma-core", "/usr/share/doc/rdma-core/tests"), ("ibverbs-providers", "/etc/libibverbs.d/rxe.driver")]
@@ -71,6 +79,12 @@ fn guest_packages() -> Vec<(&'static str, bool)> {
         packages.push((package, std::path::Path::new(file).exists()));
     }
     packages
+}
+
+/// Is a program here?
+fn has(program: &str) -> bool {
+    let find = format!("PATH=$PATH:/usr/sbin:/sbin command -v {program}");
+    succeeds(command("sh", &["-c", &find]))
 }
 
 fn has_libclang() -> bool {

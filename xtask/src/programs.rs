@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 
 use crate::shell::{cargo, command, output_of, root, run, target};
 
+mod compare;
 mod rdma_cm;
 
+pub(crate) use compare::compare;
 pub(crate) use rdma_cm::all as rdma_cm;
 
 /// Longer than any of these programs takes.
@@ -126,7 +128,7 @@ pub(crate) fn own() -> Result<(), String> {
         let source = root().join("xtask/programs").join(name).with_extension("c").to_string_lossy().into_owned();
         let program = folder.join(name).to_string_lossy().into_owned();
         run(command("cc", &["-Wall", "-Wextra", "-Werror", "-o", &program, &source, "-libverbs"]))?;
-        start(on_doorbell(options, &[&program]))?.finish().map_err(|why| format!("{name}: {why}"))?;
+        start(on_doorbell(options, &[&program]))?.finish(PATIENCE).map_err(|why| format!("{name}: {why}"))?;
     }
     Ok(())
 }
@@ -166,8 +168,8 @@ fn pair(line: &str, options: &[&str]) -> Result<(), String> {
     wait_until_listening(&port, &mut server)?;
     words.push("127.0.0.1");
     let client = start(on_doorbell(options, &words))?;
-    let (client, server) = (client.finish(), server.finish());
-    client.and(server).map_err(|why| format!("{line}: {why}"))
+    let (client, server) = (client.finish(PATIENCE), server.finish(PATIENCE));
+    client.and(server).map(drop).map_err(|why| format!("{line}: {why}"))
 }
 
 /// A TCP port that nobody listens on just now.
@@ -241,11 +243,12 @@ impl Started {
         fs::read_to_string(&self.output).unwrap_or_default()
     }
 
-    fn finish(mut self) -> Result<(), String> {
-        let until = Instant::now() + PATIENCE;
+    /// Waits until it has succeeded, and returns what it said.
+    fn finish(mut self, patience: Duration) -> Result<String, String> {
+        let until = Instant::now() + patience;
         while Instant::now() < until {
             match self.child.try_wait() {
-                Ok(Some(status)) if status.success() => return Ok(()),
+                Ok(Some(status)) if status.success() => return Ok(self.said()),
                 Ok(Some(status)) => return Err(format!("{status}\n{}", self.said())),
                 Ok(None) => std::thread::sleep(Duration::from_millis(10)),
                 Err(error) => return Err(error.to_string()),

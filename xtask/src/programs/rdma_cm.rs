@@ -1,6 +1,6 @@
 //! Programs that connect through librdmacm: its examples, and perftest with `-R`.
 
-use super::{Started, free_port, on_doorbell, pairs_of, start, wait_until_listening};
+use super::{PATIENCE, Started, free_port, on_doorbell, pairs_of, start, wait_until_listening};
 
 /// perftest, with queue pairs of ids.
 const PERFTEST: &[&str] = &[
@@ -34,6 +34,15 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("rdma_server", "rdma_client -s 127.0.0.1"),
 ];
 
+/// What two members of a group are given, and the second of them, which sends. Their group is given in
+/// addition.
+const MEMBERS: &[(&str, &str)] = &[
+    ("mckey -C 20", ""),
+    ("mckey -C 50 -S 1000 -c 3", ""),
+    // IPoIB's port space; and a sender that is no member.
+    ("mckey -C 20 -p 0x2", "-o"),
+];
+
 /// udaddy takes no other.
 const UDADDY_PORT: &str = "7174";
 
@@ -54,8 +63,8 @@ fn server(line: &str, port: &str) -> Result<Started, String> {
 fn example(server_line: &str, client_line: &str, port: &str) -> Result<(), String> {
     let server = server(server_line, port)?;
     let client = program(client_line, port)?;
-    let (client, server) = (client.finish(), server.finish());
-    client.and(server).map_err(|why| format!("{client_line}: {why}"))
+    let (client, server) = (client.finish(PATIENCE), server.finish(PATIENCE));
+    client.and(server).map(drop).map_err(|why| format!("{client_line}: {why}"))
 }
 
 fn expect(said: &str, words: &str) -> Result<(), String> {
@@ -88,6 +97,34 @@ fn killed() -> Result<(), String> {
     example("rping -s -C 10", "rping -c -a 127.0.0.1 -C 10", &port)
 }
 
+/// What one member of a group sends, the other gets: it ends once it has all of it.
+fn multicast() -> Result<(), String> {
+    let [_, a, b, c] = std::process::id().to_be_bytes();
+    for (number, (line, sender)) in (0_u8..).zip(MEMBERS) {
+        // One that no other test on this machine has.
+        let group = format!("239.{}.{b}.{c}", a ^ (number << 6));
+        let member = |more: &str| {
+            let line = format!("stdbuf -oL {line} -m {group} -b 127.0.0.1 {more}");
+            start(on_doorbell(&[], &line.split_whitespace().collect::<Vec<_>>()))
+        };
+        let mut receiver = member("")?;
+        receiver.wait_until(|receiver| receiver.said().contains("receiving") || receiver.has_ended())?;
+        let sender = member(&format!("-s {sender}"))?;
+        let (sender, receiver) = (sender.finish(PATIENCE), receiver.finish(PATIENCE));
+        expect(&sender.and(receiver).map_err(|why| format!("{line}: {why}"))?, "data transfers complete")?;
+    }
+    Ok(())
+}
+
+/// A hundred connections at once. cmtime's server waits for the next client until it is stopped.
+fn timed() -> Result<(), String> {
+    let port = free_port()?.to_string();
+    let server = server("cmtime", &port)?;
+    let said = program("cmtime -s 127.0.0.1", &port)?.finish(PATIENCE).map_err(|why| format!("cmtime: {why}"))?;
+    drop(server);
+    expect(&said, "disconnect")
+}
+
 /// Runs them all.
 pub(crate) fn all() -> Result<(), String> {
     for (server, client) in EXAMPLES {
@@ -96,6 +133,9 @@ pub(crate) fn all() -> Result<(), String> {
     }
     refused()?;
     killed()?;
-    eprintln!("{} examples of librdmacm, a refused connection, and killed ones", EXAMPLES.len());
+    multicast()?;
+    timed()?;
+    let examples = EXAMPLES.len() + MEMBERS.len() + 1;
+    eprintln!("{examples} examples of librdmacm, a refused connection, and killed ones");
     pairs_of(PERFTEST)
 }

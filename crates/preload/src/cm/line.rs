@@ -26,6 +26,9 @@ use super::service::{self, Number, Service};
 use crate::fork;
 use crate::outcome::{Outcome, Refused};
 
+#[cfg(test)]
+pub(super) use hear::ARRIVAL;
+
 /// How long a program may take to accept or reject, or its peer to be told of it: the kernel's
 /// connection manager waits as long once it has said that the message arrived (MRA, 2^24 * 4.096 us).
 const ANSWER: Duration = Duration::from_secs(69);
@@ -130,7 +133,7 @@ pub(super) struct State {
     /// Whose request this may become.
     listener: Option<Arc<Line>>,
     /// Of a listener: connections whose request is not here yet.
-    arriving: usize,
+    arriving: Vec<Number>,
 }
 
 pub(super) struct Line {
@@ -180,7 +183,7 @@ impl Line {
             request: None,
             refused_until: None,
             listener: None,
-            arriving: 0,
+            arriving: Vec::new(),
         };
         Self { number: service.number(), service, generation: fork::generation(), state: Mutex::new(state) }
     }

@@ -17,9 +17,9 @@ use crate::query::PORT;
 /// connections have it.
 const ACK_TIMEOUT: u8 = 14;
 
-/// RNR NAK timer code: 0.64 ms (IBTA Vol 1, 9.7.5.2.8). The kernel's connection manager leaves 0, which
-/// is 655 ms.
-const MIN_RNR_TIMER: u8 = 12;
+/// RNR NAK timer code: 10.24 ms (IBTA Vol 1, 9.7.5.2.8). The kernel's connection manager leaves 0, which
+/// is 655 ms. Programs that count on a few retries of that must survive a receiver without processor.
+const MIN_RNR_TIMER: u8 = 20;
 
 /// Attributes that bring a queue pair of the id into `state`, and which they are.
 fn attributes(own: &Id, state: c::ibv_qp_state) -> Outcome<(c::ibv_qp_attr, u32)> {

@@ -132,6 +132,18 @@ impl Service {
         self.wake();
     }
 
+    /// None of these waits any longer than until then.
+    pub(super) fn hasten(&self, numbers: &[Number], until: Instant) {
+        let mut table = self.table();
+        for number in numbers {
+            if let Some(served) = table.lines.get_mut(number) {
+                served.deadline = Some(served.deadline.map_or(until, |deadline| deadline.min(until)));
+            }
+        }
+        drop(table);
+        self.wake();
+    }
+
     /// Before a socket is closed: a forked child may hold it too, and would keep it registered.
     pub(super) fn forget_socket(&self, socket: impl AsFd) {
         // One that was never registered is as good.

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use doorbell_ibverbs_sys as c;
 use doorbell_verbs::QpKind;
@@ -14,10 +14,15 @@ use super::{Line, Phase, READ, State, prepare, refused, soon};
 use crate::cm::address::canonical;
 use crate::cm::channel::Detail;
 use crate::cm::message::{Endpoint, Message, lookup, reason};
+use crate::cm::service::Number;
 use crate::outcome::{Outcome, Refused};
 
 /// How long whoever connected may take for its request.
-const ARRIVAL: Duration = Duration::from_secs(10);
+pub(in crate::cm) const ARRIVAL: Duration = Duration::from_secs(10);
+
+/// How long they may still take for it once no more can be held: those who say nothing must not keep out
+/// those who do, which say it at once.
+const CROWDED: Duration = Duration::from_millis(200);
 
 /// Connections to a listener whose request is not here yet; more wait in the kernel, or are refused.
 const MAX_ARRIVING: usize = 128;
@@ -58,7 +63,7 @@ impl Line {
     fn accept_all(self: &Arc<Self>, state: &mut State) {
         let Some(listening) = &state.socket else { return };
         let mut arrived = Vec::new();
-        while state.arriving + arrived.len() < MAX_ARRIVING {
+        while state.arriving.len() + arrived.len() < MAX_ARRIVING {
             match listening.accept() {
                 Ok((socket, _)) => arrived.push(socket),
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => {
@@ -70,11 +75,12 @@ impl Line {
             }
         }
         for socket in arrived {
-            if self.arrive(state, socket).is_ok() {
-                state.arriving += 1;
+            if let Ok(number) = self.arrive(state, socket) {
+                state.arriving.push(number);
             }
         }
-        if state.arriving >= MAX_ARRIVING {
+        if state.arriving.len() >= MAX_ARRIVING {
+            self.service.hasten(&state.arriving, Instant::now() + CROWDED);
             self.pause(state);
         }
     }
@@ -87,7 +93,7 @@ impl Line {
         }
     }
 
-    fn arrive(self: &Arc<Self>, state: &State, socket: Socket) -> Outcome<()> {
+    fn arrive(self: &Arc<Self>, state: &State, socket: Socket) -> Outcome<Number> {
         let failed = |error: io::Error| refused("a connection could not be taken", &error);
         socket.set_nonblocking(true).map_err(failed)?;
         prepare(&socket);
@@ -101,7 +107,7 @@ impl Line {
         own.listener = Some(Arc::clone(self));
         self.service.serve(&child, &socket, READ, soon(ARRIVAL))?;
         own.socket = Some(socket);
-        Ok(())
+        Ok(child.number)
     }
 
     fn on_connected(self: &Arc<Self>, state: &mut State) {
@@ -184,7 +190,7 @@ impl Line {
         state.phase = Phase::Requested;
         let Some(listener) = state.listener.take() else { return };
         let mut listening = listener.state();
-        listening.arriving = listening.arriving.saturating_sub(1);
+        listening.arriving.retain(|&number| number != self.number);
         let datagrams = listening.kind == QpKind::Ud;
         let refusal = match listening.phase {
             // Lookups are for datagram services, and requests for the others.
@@ -216,8 +222,7 @@ impl Line {
             Phase::Disconnected | Phase::Over => return,
             Phase::Arriving => {
                 if let Some(listener) = state.listener.take() {
-                    let mut listening = listener.state();
-                    listening.arriving = listening.arriving.saturating_sub(1);
+                    listener.state().arriving.retain(|&number| number != self.number);
                 }
             }
             _ => {}

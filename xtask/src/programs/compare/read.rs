@@ -1,0 +1,186 @@
+//! Figures in what the programs print.
+
+use serde_json::Value;
+
+use super::{Quantity, Source};
+
+/// perftest and UCX call 2^20 bytes one MB.
+const MIB: f64 = 1_048_576.0;
+
+/// The figure of a run, in the quantity's unit.
+pub(super) fn figure(source: Source, quantity: Quantity, text: &str) -> Result<f64, String> {
+    let figure = match source {
+        Source::Bench => bench(quantity, text),
+        Source::Limit => limit(quantity, text),
+        Source::Perftest => perftest(quantity, text),
+        Source::Libfabric => libfabric(quantity, text),
+        Source::Ucx => ucx(quantity, text),
+    };
+    match figure {
+        Some(figure) if figure.is_finite() && figure > 0.0 => Ok(figure),
+        _ => Err(format!("there is no figure for {:?} in:\n{text}", quantity.title())),
+    }
+}
+
+fn bench(quantity: Quantity, text: &str) -> Option<f64> {
+    let record: Value = serde_json::from_str(text).ok()?;
+    let result = record["results"].as_array()?.iter().find(|result| result["bytes"] == quantity.bytes())?;
+    Some(match quantity {
+        Quantity::Latency | Quantity::LatencyAsleep => result["latency_ns"]["p50"].as_f64()? / 1e3,
+        Quantity::Rate => result["messages_per_s"].as_f64()? / 1e6,
+        Quantity::Bandwidth => result["bytes_per_s"].as_f64()? / 1e9,
+    })
+}
+
+fn limit(quantity: Quantity, text: &str) -> Option<f64> {
+    let record: Value = serde_json::from_str(text).ok()?;
+    let of =
+        |frame_bytes: u64| record["results"].as_array()?.iter().find(|result| result["frame_bytes"] == frame_bytes);
+    Some(match quantity {
+        Quantity::Latency => record["ping_pong_ns"].as_f64()? / 1e3,
+        Quantity::LatencyAsleep => record["ping_pong_blocking_ns"].as_f64()? / 1e3,
+        Quantity::Rate => of(78)?["datagrams_per_s"].as_f64()? / 1e6,
+        Quantity::Bandwidth => of(4154)?["bytes_per_s"].as_f64()? / 1e9,
+    })
+}
+
+/// A table of numbers whose headings have blanks in them: the row after the headings is read by position.
+fn perftest(quantity: Quantity, text: &str) -> Option<f64> {
+    let (heading, column) = match quantity {
+        Quantity::Latency | Quantity::LatencyAsleep => ("t_typical[usec]", 4),
+        Quantity::Rate => ("MsgRate[Mpps]", 4),
+        Quantity::Bandwidth => ("BW average[MB/sec]", 3),
+    };
+    let mut lines =
+        text.lines().skip_while(|line| !(line.trim_start().starts_with("#bytes") && line.contains(heading)));
+    let row: Vec<&str> = lines.nth(1)?.split_whitespace().collect();
+    if row.first()?.parse() != Ok(quantity.bytes()) {
+        return None;
+    }
+    let figure: f64 = row.get(column)?.parse().ok()?;
+    Some(if quantity == Quantity::Bandwidth { figure * MIB / 1e9 } else { figure })
+}
+
+/// One size after the headings. It plays ping-pong with large messages too.
+fn libfabric(quantity: Quantity, text: &str) -> Option<f64> {
+    let mut lines = text.lines().skip_while(|line| !line.starts_with("bytes"));
+    let column = lines.next()?.split_whitespace().position(|heading| heading == "usec/xfer")?;
+    let usec: f64 = lines.next()?.split_whitespace().nth(column)?.parse().ok()?;
+    Some(match quantity {
+        Quantity::Latency | Quantity::LatencyAsleep => usec,
+        Quantity::Rate => 1.0 / usec,
+        Quantity::Bandwidth => 65536.0 / usec / 1e3,
+    })
+}
+
+/// With `-f -v`: headings and one row, with commas between.
+fn ucx(quantity: Quantity, text: &str) -> Option<f64> {
+    let (wanted, factor) = match quantity {
+        Quantity::Latency | Quantity::LatencyAsleep => ("50.0_percentile_lat", 1.0),
+        Quantity::Rate => ("overall_mr", 1e-6),
+        Quantity::Bandwidth => ("overall_bw", MIB / 1e9),
+    };
+    let mut lines = text.lines().skip_while(|line| !line.starts_with("iterations,"));
+    let column = lines.next()?.split(',').position(|heading| heading.trim() == wanted)?;
+    let figure: f64 = lines.next()?.split(',').nth(column)?.trim().parse().ok()?;
+    Some(figure * factor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn near(source: Source, quantity: Quantity, text: &str, expected: f64) {
+        let figure = figure(source, quantity, text).unwrap();
+        assert!((figure / expected - 1.0).abs() < 1e-9, "{figure} instead of {expected}");
+    }
+
+    const SEND_LAT: &str = "\
+Device not recognized to implement inline feature. Disabling it
+---------------------------------------------------------------------------------------
+                    Send Latency Test
+ Dual-port       : OFF\t\tDevice         : doorbell0
+---------------------------------------------------------------------------------------
+ #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec] 
+ 16      50000          2.75           133927.78      3.28     \t       80.42       \t672.17 \t\t281.99  \t\t12100.88
+---------------------------------------------------------------------------------------
+";
+
+    const SEND_BW: &str = "\
+ #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]
+ 16         500000           0.00               41.74  \t\t   2.735437
+";
+
+    const WRITE_BW: &str = "\
+ #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]
+ 65536      10000            0.00               3724.17\t\t   0.059587
+";
+
+    #[test]
+    fn perftest_prints_tables() {
+        near(Source::Perftest, Quantity::Latency, SEND_LAT, 3.28);
+        near(Source::Perftest, Quantity::LatencyAsleep, SEND_LAT, 3.28);
+        near(Source::Perftest, Quantity::Rate, SEND_BW, 2.735437);
+        near(Source::Perftest, Quantity::Bandwidth, WRITE_BW, 3.90507528192);
+    }
+
+    #[test]
+    fn another_table_another_size_or_none_is_an_error_with_the_text() {
+        for (quantity, text) in [
+            (Quantity::Latency, SEND_BW),
+            (Quantity::Bandwidth, SEND_BW),
+            (Quantity::Rate, WRITE_BW),
+            (Quantity::Latency, "Couldn't connect to 127.0.0.1:18515"),
+            (Quantity::Latency, &SEND_LAT.replace("3.28", "nan")),
+        ] {
+            let why = figure(Source::Perftest, quantity, text).unwrap_err();
+            assert!(why.contains(text), "{why}");
+        }
+    }
+
+    #[test]
+    fn fi_pingpong_tells_the_time_of_a_transfer() {
+        let small = "\
+bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec
+16      1k      =1k      31k         0.01s      2.99       5.36       0.19
+";
+        let large = "\
+bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec
+64k     5k      =5k      625m        0.15s   4286.93      15.29       0.07
+";
+        near(Source::Libfabric, Quantity::Latency, small, 5.36);
+        near(Source::Libfabric, Quantity::Bandwidth, large, 4.286200130804448);
+    }
+
+    #[test]
+    fn ucx_prints_commas() {
+        let headings = "iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr";
+        let latency = format!("{headings}\n20000,3.447,20.830,142.428,0.73,0.11,48007,7021\n");
+        near(Source::Ucx, Quantity::Latency, &latency, 3.447);
+        let rate = format!("{headings}\n100000,0.281,0.885,0.885,17.25,17.25,1130339,1130339\n");
+        near(Source::Ucx, Quantity::Rate, &rate, 1.130339);
+        let bandwidth = format!("{headings}\n5000,1.897,1582.267,277.776,39.50,225.00,632,3600\n");
+        near(Source::Ucx, Quantity::Bandwidth, &bandwidth, 0.2359296);
+    }
+
+    #[test]
+    fn bench_prints_json() {
+        let record = r#"{"results": [{"bytes": 16, "messages_per_s": 114211.87, "bytes_per_s": 1827389.9,
+            "latency_ns": {"min": 2770, "p50": 3205}}, {"bytes": 65536, "bytes_per_s": 4.05e9, "latency_ns": null}]}"#;
+        near(Source::Bench, Quantity::Latency, record, 3.205);
+        near(Source::Bench, Quantity::Rate, record, 0.11421187);
+        near(Source::Bench, Quantity::Bandwidth, record, 4.05);
+        assert!(figure(Source::Bench, Quantity::Latency, "{}").is_err());
+    }
+
+    #[test]
+    fn one_record_of_the_limit_gives_four_figures() {
+        let record = r#"{"ping_pong_blocking_ns": 37921, "ping_pong_ns": 2330, "results": [
+            {"bytes_per_s": 2182484859.6, "datagrams_per_s": 27980575.1, "frame_bytes": 78},
+            {"bytes_per_s": 7759593001.9, "datagrams_per_s": 1867980.9, "frame_bytes": 4154}]}"#;
+        near(Source::Limit, Quantity::Latency, record, 2.33);
+        near(Source::Limit, Quantity::LatencyAsleep, record, 37.921);
+        near(Source::Limit, Quantity::Rate, record, 27.9805751);
+        near(Source::Limit, Quantity::Bandwidth, record, 7.7595930019);
+    }
+}
