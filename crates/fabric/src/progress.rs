@@ -368,7 +368,7 @@ impl Shared {
                 let wakes_ns = self.now_ns() + nap_ns;
                 self.nap(nap_ns);
                 let kicked = self.now_ns() < wakes_ns;
-                let polled = self.polls.load(Ordering::Relaxed) != seen.polls;
+                let polled = self.has_been_polled_since(seen);
                 if polled && self.wakeups.is_caller_coming_back(true) {
                     // Callers drive; but what is overdue is overdue.
                     if self.wakeups.deadline_ns() <= self.now_ns() {
@@ -402,14 +402,14 @@ impl Shared {
                 self.pump(acks);
                 continue;
             }
-            let polled = self.polls.load(Ordering::Relaxed) != seen.polls;
+            let polled = self.has_been_polled_since(seen);
             if self.wakeups.is_caller_coming_back(polled) && naps.are_allowed(self.now_ns()) {
                 nap_ns = NAP_NS;
                 continue;
             }
             self.pump(acks);
-            while !answers && lingering.begins() {
-                let in_vain = !self.linger();
+            while !answers && !self.has_been_polled_since(seen) && lingering.begins() {
+                let in_vain = !self.linger(seen);
                 lingering.ended(in_vain);
                 if in_vain {
                     break;
@@ -418,15 +418,19 @@ impl Shared {
         }
     }
 
-    /// Looks for packets for a moment. True if there were any.
-    fn linger(&self) -> bool {
+    /// Looks for packets for a moment, unless a caller does. True if there were any.
+    fn linger(&self, seen: Activity) -> bool {
         let until_ns = self.now_ns() + LINGER_NS;
         while self.now_ns() < until_ns && !self.stop.load(Ordering::Relaxed) {
-            if self.pump(Acks::Now) > 0 {
+            if self.has_been_polled_since(seen) || self.pump(Acks::Now) > 0 {
                 return true;
             }
         }
         false
+    }
+
+    fn has_been_polled_since(&self, seen: Activity) -> bool {
+        self.polls.load(Ordering::Relaxed) != seen.polls
     }
 
     fn activity(&self) -> Activity {
