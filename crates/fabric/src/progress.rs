@@ -54,9 +54,21 @@ mod sync {
 /// How long the thread leaves the packets to a caller that polls.
 const NAP_NS: u64 = 100_000;
 
-/// Naps grow up to this while polls keep coming. The thread sleeps no longer on the socket either
-/// while callers are active, so that they need not wake it for the deadlines that they leave.
-const LONGEST_NAP_NS: u64 = 300_000;
+/// Naps grow up to this while polls keep coming, which is less than peers wait for an
+/// acknowledgement. The thread sleeps no longer on the socket either while callers are active, so
+/// that they need not wake it for the deadlines that they leave.
+const BRIEF_NS: u64 = 300_000;
+
+/// Naps grow up to this while callers poll all the time: on some machines to be woken by a timer
+/// costs as much as many messages.
+const LONGEST_NAP_NS: u64 = 3_000_000;
+
+/// Who polls all the time polls this often at least.
+const POLLS_ALL_THE_TIME_NS: u64 = 100_000;
+
+/// So many polls that received something hold no acknowledgement beyond a brief sleep of the thread
+/// after one that was held for long.
+const WARY_POLLS: usize = 64;
 
 /// How long to linger: what a processor that idles takes to wake up, on virtual machines.
 const LINGER_NS: u64 = 100_000;
@@ -74,12 +86,14 @@ struct Shared {
     epoch: Instant,
     kick: EventFd,
     wakeups: Wakeups,
-    /// Counts polls, to tell whether anyone polls.
+    /// Counts polls, and packets that polls received, to tell whether anyone polls, and how often.
     polls: AtomicU64,
     /// Counts posts, to tell whether anyone posts.
     posts: AtomicU64,
     stop: AtomicBool,
     failed: AtomicBool,
+    /// Polls that are still wary of holding acknowledgements.
+    wary_polls: AtomicUsize,
     /// What came of lingering where callers wait for notifications.
     lingering: Mutex<Lingering>,
     /// What the thread watches beside the socket.
@@ -125,6 +139,7 @@ impl Port {
             posts: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             failed: AtomicBool::new(false),
+            wary_polls: AtomicUsize::new(0),
             lingering: Mutex::default(),
             groups: Mutex::default(),
         });
@@ -157,8 +172,9 @@ impl Port {
     /// is certain to (rule (a)). `operation` says how much waits to be sent.
     pub fn post<R>(&self, operation: impl FnOnce(&mut Rnic, u64) -> (R, usize)) -> R {
         let mut driver = self.shared.lock();
-        self.shared.posts.store(self.shared.posts.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         let now_ns = self.shared.now_ns();
+        self.shared.may_acks_wait(driver.rnic(), now_ns);
+        self.shared.posts.store(self.shared.posts.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         let idle = !driver.rnic().has_in_flight();
         let (result, waiting) = operation(driver.rnic_mut(), now_ns);
         // What is in flight brings a packet only if its peer lives. If that has not answered for
@@ -194,8 +210,7 @@ impl Port {
 
     fn note_poll(&self, found_nothing: bool) {
         let shared = &self.shared;
-        // Not exact where several threads poll: a change is all that matters.
-        shared.polls.store(shared.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        shared.note_polls(1);
         shared.wakeups.note_poll(found_nothing);
     }
 
@@ -328,6 +343,12 @@ impl Shared {
         }
     }
 
+    #[inline]
+    fn note_polls(&self, polls: u64) {
+        // Not exact where several threads poll: a change is all that matters.
+        self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(polls), Ordering::Relaxed);
+    }
+
     /// Drives the engine on behalf of a caller that polls.
     #[inline]
     fn drive(&self) -> bool {
@@ -336,12 +357,28 @@ impl Shared {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return false, // the holder drives
         };
-        // An acknowledgement may only wait while the thread is sure to look soon.
-        let acks = if self.wakeups.looks_soon() { Acks::MayWait } else { Acks::Now };
-        let pumped = driver.pump(self.now_ns(), acks);
+        let now_ns = self.now_ns();
+        let acks = self.may_acks_wait(driver.rnic(), now_ns);
+        let pumped = driver.pump(now_ns, acks);
+        if let Ok(packets @ 1..) = pumped {
+            self.note_polls(packets as u64);
+            let wary = self.wary_polls.load(Ordering::Relaxed);
+            self.wary_polls.store(wary.saturating_sub(1), Ordering::Relaxed);
+        }
         self.report(pumped);
         self.leave(driver);
         true
+    }
+
+    /// An acknowledgement may only wait for what a caller does next if the thread looks soon, or naps
+    /// for long while callers have come back quickly whenever one waited.
+    #[inline]
+    fn may_acks_wait(&self, rnic: &Rnic, now_ns: u64) -> Acks {
+        if rnic.held_ack_since_ns().is_some_and(|since_ns| now_ns.saturating_sub(since_ns) > BRIEF_NS) {
+            self.wary_polls.store(WARY_POLLS, Ordering::Relaxed);
+        }
+        let trusted = self.wakeups.is_napping() && self.wary_polls.load(Ordering::Relaxed) == 0;
+        if trusted || self.wakeups.looks_soon() { Acks::MayWait } else { Acks::Now }
     }
 
     /// Lets go of the engine, and sees to it that what is left has an owner (rule (c)).
@@ -369,20 +406,27 @@ impl Shared {
                 self.nap(nap_ns);
                 let kicked = self.now_ns() < wakes_ns;
                 let polled = self.has_been_polled_since(seen);
+                let polls = self.polls.load(Ordering::Relaxed).wrapping_sub(seen.polls);
+                // Who drives just now began to poll before.
+                let is_driven = self.driver.try_lock().is_err();
                 if polled && self.wakeups.is_caller_coming_back(true) {
                     // Callers drive; but what is overdue is overdue.
                     if self.wakeups.deadline_ns() <= self.now_ns() {
                         self.pump(Acks::Now);
                     }
-                    nap_ns = (2 * nap_ns).min(LONGEST_NAP_NS);
+                    let all_the_time = polls * POLLS_ALL_THE_TIME_NS >= nap_ns;
+                    naps.was_right();
+                    nap_ns = (2 * nap_ns).min(if all_the_time { LONGEST_NAP_NS } else { BRIEF_NS });
                     continue;
                 }
                 nap_ns = 0;
-                if !polled {
+                if polled || is_driven {
+                    naps.was_right();
+                } else {
                     self.wakeups.nobody_polls();
                 }
-                if self.pump(Acks::Now) > 0 && !polled && !kicked {
-                    naps.were_wrong(self.now_ns());
+                if self.pump(Acks::Now) > 0 && !polled && !is_driven && !kicked {
+                    naps.was_wrong(self.now_ns());
                 }
                 continue; // the kick that ended the nap may have been the one to stop
             }
@@ -391,13 +435,13 @@ impl Shared {
             if posted {
                 posted_ns = now_ns;
             }
-            let answers = now_ns - posted_ns < LONGEST_NAP_NS && !naps.are_allowed(now_ns);
+            let answers = now_ns - posted_ns < BRIEF_NS && !naps.are_allowed(now_ns);
             let acks = if answers { Acks::Wait } else { Acks::Now };
             if deadline_ns <= now_ns {
                 self.pump(acks);
                 continue;
             }
-            let soon_ns = (polled || posted).then_some(now_ns + LONGEST_NAP_NS);
+            let soon_ns = (polled || posted).then_some(now_ns + BRIEF_NS);
             if !self.watch(readable, deadline_ns, soon_ns) {
                 self.pump(acks);
                 continue;
@@ -439,7 +483,7 @@ impl Shared {
 
     /// Sleeps until kicked, or until the time is over.
     fn nap(&self, nap_ns: u64) {
-        self.wakeups.start_napping();
+        self.wakeups.start_napping(nap_ns <= BRIEF_NS);
         self.sleep_on(None, self.now_ns() + nap_ns);
         self.wakeups.wake_up();
     }

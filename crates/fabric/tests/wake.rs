@@ -160,7 +160,7 @@ fn sleeps_until_notified(goes_to_sleep: impl Fn(&World) + Send + Sync + Copy + '
             if !world.wakeups.is_caller_coming_back(false) {
                 break; // it is handled now
             }
-            world.wakeups.start_napping();
+            world.wakeups.start_napping(true);
             world.sleep();
             world.wakeups.wake_up();
             if !world.wakeups.is_caller_coming_back(false) {

@@ -17,6 +17,8 @@ const MOST_DOUBLINGS: u32 = 8;
 pub(super) struct Naps {
     forbidden_until_ns: u64,
     penalty_ns: u64,
+    /// So was the last one.
+    was_wrong: bool,
 }
 
 impl Naps {
@@ -24,8 +26,17 @@ impl Naps {
         now_ns >= self.forbidden_until_ns
     }
 
-    /// Packets lay there for a whole nap, and nobody polled.
-    pub(super) fn were_wrong(&mut self, now_ns: u64) {
+    /// Somebody polled during a nap.
+    pub(super) fn was_right(&mut self) {
+        self.was_wrong = false;
+    }
+
+    /// Packets lay there for a whole nap, and nobody polled. Once may be chance: the caller lost its
+    /// processor, or was busy.
+    pub(super) fn was_wrong(&mut self, now_ns: u64) {
+        if !std::mem::replace(&mut self.was_wrong, true) {
+            return;
+        }
         let again = self.penalty_ns > 0 && now_ns < self.forbidden_until_ns + self.penalty_ns;
         self.penalty_ns = if again { (2 * self.penalty_ns).min(LONGEST_PENALTY_NS) } else { FIRST_PENALTY_NS };
         self.forbidden_until_ns = now_ns + self.penalty_ns;
@@ -65,19 +76,23 @@ mod tests {
         let mut naps = Naps::default();
         assert!(naps.are_allowed(0));
         let mut now_ns = 5;
+        naps.was_wrong(now_ns);
+        naps.was_right();
+        naps.was_wrong(now_ns);
+        assert!(naps.are_allowed(now_ns), "it was not twice in a row");
         for penalty_ns in [10_000_000, 20_000_000, 40_000_000] {
-            naps.were_wrong(now_ns);
+            naps.was_wrong(now_ns);
             assert!(!naps.are_allowed(now_ns + penalty_ns - 1));
             now_ns += penalty_ns;
             assert!(naps.are_allowed(now_ns));
         }
         for _ in 0..20 {
-            naps.were_wrong(now_ns);
+            naps.was_wrong(now_ns);
             now_ns = naps.forbidden_until_ns;
         }
         assert_eq!(naps.penalty_ns, LONGEST_PENALTY_NS);
         // A mistake long after the last is the first of its kind.
-        naps.were_wrong(now_ns + 2 * LONGEST_PENALTY_NS);
+        naps.was_wrong(now_ns + 2 * LONGEST_PENALTY_NS);
         assert_eq!(naps.penalty_ns, FIRST_PENALTY_NS);
     }
 

@@ -31,7 +31,7 @@ pub(super) struct Wakeups {
     /// When the thread wakes up by itself.
     wakes_ns: AtomicU64,
     /// It wakes up soon enough for any deadline, since callers are active.
-    watches_briefly: AtomicBool,
+    sleeps_briefly: AtomicBool,
     /// The thread wakes up once the link has room.
     watches_room: AtomicBool,
     /// When the engine wants to be driven at the latest.
@@ -50,7 +50,7 @@ impl Wakeups {
         Self {
             mode: AtomicU8::new(Mode::Awake as u8),
             wakes_ns: AtomicU64::new(0),
-            watches_briefly: AtomicBool::new(false),
+            sleeps_briefly: AtomicBool::new(false),
             watches_room: AtomicBool::new(false),
             deadline_ns: AtomicU64::new(NEVER),
             link_full: AtomicBool::new(false),
@@ -82,7 +82,7 @@ impl Wakeups {
         // Awake, it looks at everything before it sleeps; napping, or watching briefly, it looks again
         // soon enough for any deadline.
         let sleeps_past = || {
-            !self.watches_briefly.load(Ordering::Relaxed)
+            !self.sleeps_briefly.load(Ordering::Relaxed)
                 && self.deadline_ns.load(Ordering::Relaxed) < self.wakes_ns.load(Ordering::Relaxed)
         };
         self.mode.load(Ordering::Acquire) == Mode::Watching as u8
@@ -98,7 +98,12 @@ impl Wakeups {
     /// Is the thread sure to look soon?
     #[inline]
     pub(super) fn looks_soon(&self) -> bool {
-        self.mode.load(Ordering::Acquire) != Mode::Watching as u8 || self.watches_briefly.load(Ordering::Relaxed)
+        self.mode.load(Ordering::Acquire) == Mode::Awake as u8 || self.sleeps_briefly.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(super) fn is_napping(&self) -> bool {
+        self.mode.load(Ordering::Relaxed) == Mode::Napping as u8
     }
 
     /// When the engine wants to be driven at the latest.
@@ -112,7 +117,7 @@ impl Wakeups {
     pub(super) fn start_watching(&self, until_ns: u64, briefly: bool) -> Option<bool> {
         let room = self.link_full.load(Ordering::Relaxed);
         self.wakes_ns.store(until_ns, Ordering::Relaxed);
-        self.watches_briefly.store(briefly, Ordering::Relaxed);
+        self.sleeps_briefly.store(briefly, Ordering::Relaxed);
         self.watches_room.store(room, Ordering::Relaxed);
         self.mode.store(Mode::Watching as u8, Ordering::Release);
         fence(Ordering::SeqCst);
@@ -122,8 +127,9 @@ impl Wakeups {
     }
 
     /// The thread is about to nap.
-    pub(super) fn start_napping(&self) {
-        self.mode.store(Mode::Napping as u8, Ordering::Relaxed);
+    pub(super) fn start_napping(&self, briefly: bool) {
+        self.sleeps_briefly.store(briefly, Ordering::Relaxed);
+        self.mode.store(Mode::Napping as u8, Ordering::Release);
     }
 
     /// The thread woke up, and has taken the kick if there was one.

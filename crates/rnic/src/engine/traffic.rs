@@ -217,7 +217,7 @@ impl Rnic {
     /// [`poll_transmit`](Self::poll_transmit)) is to be called at the latest.
     pub fn poll_timeout(&self) -> Option<u64> {
         let timer = self.timers.peek().map(|&Reverse((at, ..))| at);
-        let ack = self.held_acks.front().map(|&(since, ..)| since + ACK_HOLD_NS);
+        let ack = self.held_ack_since_ns().map(|since| since + ACK_HOLD_NS);
         [timer, ack].into_iter().flatten().min()
     }
 
@@ -226,9 +226,9 @@ impl Rnic {
         self.release_held_acks(u64::MAX);
     }
 
-    /// Are acknowledgements held back?
-    pub fn holds_acks(&self) -> bool {
-        !self.held_acks.is_empty()
+    /// Since when an acknowledgement has been held back, if one is.
+    pub fn held_ack_since_ns(&self) -> Option<u64> {
+        self.held_acks.front().map(|&(since, ..)| since)
     }
 
     fn release_held_acks(&mut self, due_before_ns: u64) {
