@@ -1,8 +1,6 @@
 # rdma_rxe at one end of a cable, the software RNIC at the other, in both roles.
 #
 # The kernel's sockets for port 4791 are in the first namespace alone, so that is where rxe's end is.
-failures=0
-fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
 ip netns add other || exit 1
 ip link add veth0 mtu 9000 type veth peer name veth1 mtu 9000 netns other
 ip address add 192.0.2.1/24 dev veth0
@@ -50,13 +48,4 @@ pair() {
     # Ours prints what it counted, where that is not zero.
     cat /tmp/client /tmp/server | grep -q "rdma_unicast_packets" || fail "rxe $role, $*: no counters"
     cat /tmp/client /tmp/server | grep "icrc" && fail "rxe $role, $*: packets with a wrong ICRC"
-}
-wait_for_port() {
-    hex=$(printf ':%04X ' $1)
-    for try in $(seq 200); do
-        cat /proc/net/tcp /proc/net/tcp6 | grep -q "$hex.* 0A " && return
-        [ "$2" ] && in_other cat /proc/net/tcp /proc/net/tcp6 | grep -q "$hex.* 0A " && return
-        sleep 0.05
-    done
-    fail "nobody listens on $1"
 }

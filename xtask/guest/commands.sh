@@ -1,6 +1,4 @@
 # The command on the kernel's own RNIC, and what it says where something is missing.
-failures=0
-fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
 
 # Does a command succeed, and print these words?
 prints() {

@@ -1,8 +1,6 @@
 # perftest, unmodified and with the same options, on rxe and on the software RNIC, and our own bench over the
 # provider `system` beside perftest on rxe: in turn, in one guest, $rounds times. Each line that it leaves in
 # /host/raw.txt is a round, a measure, whose figure it is, and the figure.
-failures=0
-fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
 gid_of() { doorbell devices 2>/dev/null | sed -n "s/.*GID \([0-9]*\) ::ffff:$1 .*/\1/p"; }
 
 # A pair of veth whose ends are both in the first namespace, since rxe's sockets are there alone. Packets for
@@ -36,14 +34,6 @@ for side in one two; do ip -n $side link set veth0 up; done
 for try in $(seq 100); do [ "$(gid_of 192.0.2.2)" ] && break; sleep 0.1; done
 
 port=20000
-wait_for_port() {
-    hex=$(printf ':%04X ' $1); shift
-    for try in $(seq 400); do
-        "$@" cat /proc/net/tcp /proc/net/tcp6 | grep -q "$hex.* 0A " && return
-        sleep 0.05
-    done
-    fail "nobody listens"
-}
 # Runs a program at both ends, each of which puts its own words before and behind it; $host is the server's.
 pair() {
     for try in 1 2 3 4 5 6 7 8; do

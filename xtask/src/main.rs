@@ -4,6 +4,7 @@ mod bindings;
 mod browser;
 mod dist;
 mod end_to_end;
+mod figures;
 mod packets;
 mod peers;
 mod programs;

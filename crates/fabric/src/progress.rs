@@ -173,7 +173,7 @@ impl Port {
     pub fn post<R>(&self, operation: impl FnOnce(&mut Rnic, u64) -> (R, usize)) -> R {
         let mut driver = self.shared.lock();
         let now_ns = self.shared.now_ns();
-        self.shared.may_acks_wait(driver.rnic(), now_ns);
+        self.shared.note_held_acks(driver.rnic(), now_ns);
         self.shared.posts.store(self.shared.posts.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         let idle = !driver.rnic().has_in_flight();
         let (result, waiting) = operation(driver.rnic_mut(), now_ns);
@@ -358,8 +358,8 @@ impl Shared {
             Err(TryLockError::WouldBlock) => return false, // the holder drives
         };
         let now_ns = self.now_ns();
-        let acks = self.may_acks_wait(driver.rnic(), now_ns);
-        let pumped = driver.pump(now_ns, acks);
+        self.note_held_acks(driver.rnic(), now_ns);
+        let pumped = driver.pump(now_ns, self.acks_of_a_caller());
         if let Ok(packets @ 1..) = pumped {
             self.note_polls(packets as u64);
             let wary = self.wary_polls.load(Ordering::Relaxed);
@@ -370,13 +370,18 @@ impl Shared {
         true
     }
 
-    /// An acknowledgement may only wait for what a caller does next if the thread looks soon, or naps
-    /// for long while callers have come back quickly whenever one waited.
+    /// A caller is here again: it is not trusted if an acknowledgement has waited for it for long.
     #[inline]
-    fn may_acks_wait(&self, rnic: &Rnic, now_ns: u64) -> Acks {
+    fn note_held_acks(&self, rnic: &Rnic, now_ns: u64) {
         if rnic.held_ack_since_ns().is_some_and(|since_ns| now_ns.saturating_sub(since_ns) > BRIEF_NS) {
             self.wary_polls.store(WARY_POLLS, Ordering::Relaxed);
         }
+    }
+
+    /// An acknowledgement may only wait for what a caller does next if the thread looks soon, or naps
+    /// for long while callers have come back quickly whenever one waited.
+    #[inline]
+    fn acks_of_a_caller(&self) -> Acks {
         let trusted = self.wakeups.is_napping() && self.wary_polls.load(Ordering::Relaxed) == 0;
         if trusted || self.wakeups.looks_soon() { Acks::MayWait } else { Acks::Now }
     }
@@ -405,27 +410,25 @@ impl Shared {
                 let wakes_ns = self.now_ns() + nap_ns;
                 self.nap(nap_ns);
                 let kicked = self.now_ns() < wakes_ns;
-                let polled = self.has_been_polled_since(seen);
-                let polls = self.polls.load(Ordering::Relaxed).wrapping_sub(seen.polls);
+                let polls = self.polls_since(seen);
                 // Who drives just now began to poll before.
-                let is_driven = self.driver.try_lock().is_err();
-                if polled && self.wakeups.is_caller_coming_back(true) {
-                    // Callers drive; but what is overdue is overdue.
-                    if self.wakeups.deadline_ns() <= self.now_ns() {
-                        self.pump(Acks::Now);
-                    }
-                    let all_the_time = polls * POLLS_ALL_THE_TIME_NS >= nap_ns;
-                    naps.was_right();
-                    nap_ns = (2 * nap_ns).min(if all_the_time { LONGEST_NAP_NS } else { BRIEF_NS });
-                    continue;
-                }
-                nap_ns = 0;
-                if polled || is_driven {
+                let is_used = polls > 0 || self.driver.try_lock().is_err();
+                if is_used {
                     naps.was_right();
                 } else {
                     self.wakeups.nobody_polls();
                 }
-                if self.pump(Acks::Now) > 0 && !polled && !is_driven && !kicked {
+                if polls > 0 && self.wakeups.is_caller_coming_back(true) {
+                    // Callers drive; but what is overdue is overdue.
+                    if self.wakeups.deadline_ns() <= self.now_ns() {
+                        self.pump(Acks::Now);
+                    }
+                    let all_the_time = polls.saturating_mul(POLLS_ALL_THE_TIME_NS) >= nap_ns;
+                    nap_ns = (2 * nap_ns).min(if all_the_time { LONGEST_NAP_NS } else { BRIEF_NS });
+                    continue;
+                }
+                nap_ns = 0;
+                if self.pump(Acks::Now) > 0 && !is_used && !kicked {
                     naps.was_wrong(self.now_ns());
                 }
                 continue; // the kick that ended the nap may have been the one to stop
@@ -446,13 +449,12 @@ impl Shared {
                 self.pump(acks);
                 continue;
             }
-            let polled = self.has_been_polled_since(seen);
-            if self.wakeups.is_caller_coming_back(polled) && naps.are_allowed(self.now_ns()) {
+            if self.wakeups.is_caller_coming_back(self.polls_since(seen) > 0) && naps.are_allowed(self.now_ns()) {
                 nap_ns = NAP_NS;
                 continue;
             }
             self.pump(acks);
-            while !answers && !self.has_been_polled_since(seen) && lingering.begins() {
+            while !answers && self.polls_since(seen) == 0 && lingering.begins() {
                 let in_vain = !self.linger(seen);
                 lingering.ended(in_vain);
                 if in_vain {
@@ -466,15 +468,15 @@ impl Shared {
     fn linger(&self, seen: Activity) -> bool {
         let until_ns = self.now_ns() + LINGER_NS;
         while self.now_ns() < until_ns && !self.stop.load(Ordering::Relaxed) {
-            if self.has_been_polled_since(seen) || self.pump(Acks::Now) > 0 {
+            if self.polls_since(seen) > 0 || self.pump(Acks::Now) > 0 {
                 return true;
             }
         }
         false
     }
 
-    fn has_been_polled_since(&self, seen: Activity) -> bool {
-        self.polls.load(Ordering::Relaxed) != seen.polls
+    fn polls_since(&self, seen: Activity) -> u64 {
+        self.polls.load(Ordering::Relaxed).wrapping_sub(seen.polls)
     }
 
     fn activity(&self) -> Activity {

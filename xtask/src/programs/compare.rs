@@ -16,6 +16,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::{NO_CLOCK, OTHER_TRIES, build, free_port, on_doorbell, start, wait_until_listening};
+use crate::figures::{Goal, spread};
 use crate::peers;
 use crate::shell::{Running, command, target};
 
@@ -64,29 +65,6 @@ enum Source {
     Perftest,
     Libfabric,
     Ucx,
-}
-
-/// What is wanted of a ratio.
-#[derive(Clone, Copy, Debug)]
-enum Goal {
-    AtMost(f64),
-    AtLeast(f64),
-}
-
-impl Goal {
-    fn is_met(self, ratio: f64) -> bool {
-        match self {
-            Self::AtMost(most) => ratio <= most,
-            Self::AtLeast(least) => ratio >= least,
-        }
-    }
-
-    fn text(self) -> String {
-        match self {
-            Self::AtMost(most) => format!("at most {most}"),
-            Self::AtLeast(least) => format!("at least {least}"),
-        }
-    }
 }
 
 /// A line of the table.
@@ -262,33 +240,29 @@ fn pair(server: Command, client: Command, port: &str) -> Result<String, String> 
     }
 }
 
-/// Median, least and most.
-fn spread(figures: &[f64]) -> (f64, f64, f64) {
-    let mut sorted = figures.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    let median = if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 };
-    (median, sorted[0], sorted[sorted.len() - 1])
+/// There is a figure for each round, of which there is one at least.
+fn spread_of(figures: &[f64]) -> (f64, f64, f64) {
+    spread(figures.iter().copied()).expect("a round was measured")
 }
 
 /// The median of the ratios to the figures of the same rounds.
 fn ratio(series: &Series, figures: &[Vec<f64>], own: &[f64]) -> Option<f64> {
     let at = SERIES.iter().position(|other| Some(other.name) == series.beside)?;
-    let ratios: Vec<f64> = own.iter().zip(&figures[at]).map(|(own, other)| own / other).collect();
-    Some(spread(&ratios).0)
+    let ratios = own.iter().zip(&figures[at]).map(|(own, other)| own / other);
+    spread(ratios).map(|(median, ..)| median)
 }
 
 fn print(figures: &[Vec<f64>]) {
     for quantity in Quantity::ALL {
         println!("\n{:<42} {:>8} {:>8} {:>8}  {:>5}", quantity.title(), "median", "least", "most", "ratio");
         for (series, own) in SERIES.iter().zip(figures).filter(|(series, _)| series.quantity == quantity) {
-            let (median, least, most) = spread(own);
+            let (median, least, most) = spread_of(own);
             let mut line = format!("{:<42} {median:>8.2} {least:>8.2} {most:>8.2}", series.name);
             if let (Some(ratio), Some(other)) = (ratio(series, figures, own), series.beside) {
                 line.push_str(&format!("  {ratio:>5.2} of {other}"));
                 if let Some(goal) = series.goal {
                     let outcome = if goal.is_met(ratio) { "is" } else { "is not" };
-                    line.push_str(&format!(", {outcome} {}", goal.text()));
+                    line.push_str(&format!(", {outcome} {goal}"));
                 }
             }
             println!("{line}");
@@ -298,11 +272,11 @@ fn print(figures: &[Vec<f64>]) {
 
 fn record(figures: &[Vec<f64>], load_before: &str) -> Value {
     let series = SERIES.iter().zip(figures).map(|(series, own)| {
-        let (median, least, most) = spread(own);
+        let (median, least, most) = spread_of(own);
         json!({
             "quantity": series.quantity.title(), "name": series.name, "unit": series.quantity.unit(),
             "arguments": series.arguments, "figures": own, "median": median, "least": least, "most": most,
-            "beside": series.beside, "ratio": ratio(series, figures, own), "goal": series.goal.map(Goal::text),
+            "beside": series.beside, "ratio": ratio(series, figures, own), "goal": series.goal.map(|goal| goal.to_string()),
         })
     });
     json!({
@@ -340,19 +314,11 @@ mod tests {
     }
 
     #[test]
-    fn medians_and_ratios() {
-        assert_eq!(spread(&[3.0, 1.0, 2.0]), (2.0, 1.0, 3.0));
-        assert_eq!(spread(&[4.0, 1.0]), (2.5, 1.0, 4.0));
+    fn ratios_are_those_of_the_rounds() {
         let figures: Vec<Vec<f64>> = SERIES.iter().map(|_| vec![2.0, 4.0, 1.0]).collect();
         let send_lat = SERIES.iter().find(|series| series.name == SEND_LAT).unwrap();
         // Round by round: 3, 2 and 1.
         assert_eq!(ratio(send_lat, &figures, &[6.0, 8.0, 1.0]), Some(2.0));
         assert_eq!(ratio(&SERIES[0], &figures, &[6.0]), None);
-    }
-
-    #[test]
-    fn a_goal_includes_its_bound() {
-        assert!(Goal::AtMost(1.15).is_met(1.15) && !Goal::AtMost(1.15).is_met(1.16));
-        assert!(Goal::AtLeast(0.85).is_met(0.85) && !Goal::AtLeast(0.85).is_met(0.84));
     }
 }

@@ -7,8 +7,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::{Guest, missing};
+use crate::figures::{Goal, spread};
 
-const SCRIPT: &str = include_str!("../../guest/ratios.sh");
+const SCRIPT: &str = concat!(include_str!("../../guest/shared.sh"), include_str!("../../guest/ratios.sh"));
 
 /// What a round takes in an emulated machine, at most.
 const ROUND: Duration = Duration::from_secs(400);
@@ -24,30 +25,6 @@ struct Comparison {
     ours: &'static str,
     theirs: &'static str,
     goal: Option<Goal>,
-}
-
-#[derive(Clone, Copy)]
-enum Goal {
-    AtMost(f64),
-    AtLeast(f64),
-}
-
-impl Goal {
-    fn is_met(self, ratio: f64) -> bool {
-        match self {
-            Self::AtMost(most) => ratio <= most,
-            Self::AtLeast(least) => ratio >= least,
-        }
-    }
-}
-
-impl std::fmt::Display for Goal {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::AtMost(most) => write!(f, "at most {most}"),
-            Self::AtLeast(least) => write!(f, "at least {least}"),
-        }
-    }
 }
 
 const fn on_rxe(measure: &'static str, what: &'static str, unit: &'static str, goal: Option<Goal>) -> Comparison {
@@ -117,16 +94,6 @@ impl Figures {
     }
 }
 
-/// The median of figures, and how far they reach.
-fn spread(figures: impl Iterator<Item = f64>) -> Option<(f64, f64, f64)> {
-    let mut figures: Vec<f64> = figures.collect();
-    figures.sort_by(f64::total_cmp);
-    let middle = figures.len() / 2;
-    let (least, most) = (*figures.first()?, *figures.last()?);
-    let median = if figures.len() % 2 == 1 { figures[middle] } else { (figures[middle - 1] + figures[middle]) / 2.0 };
-    Some((median, least, most))
-}
-
 /// Three digits that matter.
 fn digits(value: f64) -> String {
     let decimals = (2 - value.log10().floor() as i32).clamp(0, 6) as usize;
@@ -186,11 +153,5 @@ mod tests {
             let error = Figures::parse(line).err().unwrap();
             assert!(error.contains(line), "{error}");
         }
-    }
-
-    #[test]
-    fn goals_are_met_at_their_limit() {
-        assert!(Goal::AtMost(1.5).is_met(1.5) && !Goal::AtMost(1.5).is_met(1.51));
-        assert!(Goal::AtLeast(0.95).is_met(0.95) && !Goal::AtLeast(0.95).is_met(0.949));
     }
 }

@@ -15,11 +15,15 @@ const LIMIT: Duration = Duration::from_secs(900);
 /// Messages of a long case: as many as the suites have to carry.
 const MESSAGES: u32 = 10_000;
 
-const COMMANDS: &str = include_str!("../../guest/commands.sh");
+const COMMANDS: &str = concat!(include_str!("../../guest/shared.sh"), include_str!("../../guest/commands.sh"));
 /// Makes the cable, and the functions that the scripts after it use.
 macro_rules! over_the_cable {
     ($script:literal) => {
-        concat!(include_str!("../../guest/cable.sh"), include_str!(concat!("../../guest/", $script)))
+        concat!(
+            include_str!("../../guest/shared.sh"),
+            include_str!("../../guest/cable.sh"),
+            include_str!(concat!("../../guest/", $script))
+        )
     };
 }
 
