@@ -38,6 +38,7 @@ pub(crate) const STEPS: &[Step] = &[
     ("rdma_rxe, verbs", verbs),
     ("rdma_rxe, exchange", exchange),
     ("rdma_rxe, commands", || in_guest(Guest::new(LIMIT), COMMANDS)),
+    ("rdma_rxe, loss", loss),
     ("rdma_rxe, on the wire", || in_guest(Guest::new(LIMIT), ON_THE_WIRE)),
 ];
 
@@ -56,24 +57,35 @@ fn verbs() -> Outcome {
     suite("doorbell-verbs", "--ignored system::")
 }
 
-/// That of the protocols. Faults are the software RNIC's, and rxe's own loopback loses nothing; loss comes in
-/// on the wire.
+/// That of the protocols. rxe's own loopback loses nothing: [`loss`] has a network for that.
 fn exchange() -> Outcome {
     suite("doorbell-exchange", "--skip loss_is_not_seen")
 }
 
+/// What both suites have over a network that loses packets.
+fn loss() -> Outcome {
+    let programs = [("verbs", "doorbell-verbs"), ("exchange", "doorbell-exchange")];
+    with_test_programs(&programs, concat!(include_str!("../../guest/two_rxe.sh"), include_str!("../../guest/loss.sh")))
+}
+
 fn suite(package: &str, arguments: &str) -> Outcome {
-    let program = match test_program(package) {
-        Ok(program) => program,
-        Err(why) => return Outcome::Failed(why),
-    };
-    let mut guest = Guest::new(LIMIT);
-    guest.files.push(("conformance".to_owned(), program));
     // Tests in parallel would share two emulated processors with the kernel's side of each.
     let script = format!(
         "DOORBELL_TEST_DEVICE=rxe0 DOORBELL_MESSAGES={MESSAGES} conformance --test-threads=1 --show-output {arguments}"
     );
-    in_guest(guest, &script)
+    with_test_programs(&[("conformance", package)], &script)
+}
+
+/// A script that calls suites by these names.
+fn with_test_programs(suites: &[(&str, &str)], script: &str) -> Outcome {
+    let mut guest = Guest::new(LIMIT);
+    for &(name, package) in suites {
+        match test_program(package) {
+            Ok(program) => guest.files.push((name.to_owned(), program)),
+            Err(why) => return Outcome::Failed(why),
+        }
+    }
+    in_guest(guest, script)
 }
 
 fn in_guest(guest: Guest, script: &str) -> Outcome {

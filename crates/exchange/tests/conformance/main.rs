@@ -1,5 +1,6 @@
 //! One suite for every protocol and variant, between software RNICs of this process, or on a device of
-//! the machine that `DOORBELL_TEST_DEVICE` names. There faults cannot be had: `--skip loss`.
+//! the machine that `DOORBELL_TEST_DEVICE` names. There the case of loss needs a network that loses packets,
+//! and at its other end the device that `DOORBELL_TEST_PEER_DEVICE` names.
 //!
 //! `DOORBELL_MESSAGES` sets how many messages the long case sends (20,000 otherwise).
 
@@ -20,12 +21,25 @@ use doorbell_verbs::{Access, Channel, Device, MemoryKind, Pd, Region};
 type Pair<P> = (<P as Protocol>::Connection, <P as Protocol>::Connection);
 
 fn device() -> Device {
-    match std::env::var("DOORBELL_TEST_DEVICE") {
-        Ok(name) => {
-            let options = SystemOptions { device: Some(name), ..SystemOptions::default() };
-            system::open(&options).unwrap_or_else(|error| panic!("{error}"))
+    system_device("DOORBELL_TEST_DEVICE")
+        .unwrap_or_else(|| soft::open(&SoftOptions::default()).expect("a software RNIC opens"))
+}
+
+/// The device of the machine that a variable names.
+fn system_device(variable: &str) -> Option<Device> {
+    let name = std::env::var(variable).ok()?;
+    let options = SystemOptions { device: Some(name), ..SystemOptions::default() };
+    Some(system::open(&options).unwrap_or_else(|error| panic!("{error}")))
+}
+
+/// Two devices between which packets get lost.
+fn lossy() -> [Device; 2] {
+    match system_device("DOORBELL_TEST_DEVICE") {
+        None => [faulty("drop=0.01,seed=5"), faulty("drop=0.01,duplicate=0.01,seed=6")],
+        Some(one) => {
+            let other = system_device("DOORBELL_TEST_PEER_DEVICE");
+            [one, other.expect("DOORBELL_TEST_PEER_DEVICE names a device across a network that loses packets")]
         }
-        Err(_) => soft::open(&SoftOptions::default()).expect("a software RNIC opens"),
     }
 }
 
@@ -166,7 +180,7 @@ fn a_long_stream_wraps_every_index<P: Protocol>(protocol: P) {
 }
 
 fn loss_is_not_seen<P: Protocol>(protocol: P) {
-    let devices = [faulty("drop=0.01,seed=5"), faulty("drop=0.01,duplicate=0.01,seed=6")];
+    let devices = lossy();
     let config = Config { max_message: 10_000, ..Config::default() };
     let mut pair = join(&protocol, [&devices[0], &devices[1]], [&config, &config], None);
     converse(&protocol, &mut pair, [1000, 1000], 10, &LENGTHS);

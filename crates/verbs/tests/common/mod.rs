@@ -33,14 +33,15 @@ pub fn soft_pair() -> (Device, Device) {
 }
 
 /// The device of the machine that `DOORBELL_TEST_DEVICE` names, opened twice: what it sends to itself
-/// goes through it as to another.
+/// goes through it as to another. `DOORBELL_TEST_PEER_DEVICE` names another, across a network.
 pub fn system_pair() -> (Device, Device) {
     let name = std::env::var("DOORBELL_TEST_DEVICE").expect("DOORBELL_TEST_DEVICE names a device of the machine");
-    let open = || {
-        let options = SystemOptions { device: Some(name.clone()), ..SystemOptions::default() };
+    let peer = std::env::var("DOORBELL_TEST_PEER_DEVICE").unwrap_or_else(|_| name.clone());
+    let open = |name| {
+        let options = SystemOptions { device: Some(name), ..SystemOptions::default() };
         system::open(&options).unwrap_or_else(|error| panic!("{error}"))
     };
-    (open(), open())
+    (open(name), open(peer))
 }
 
 /// Is this Linux's software RNIC, which departs from the specification in this? That is said, with
