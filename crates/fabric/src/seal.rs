@@ -5,6 +5,8 @@
 //! own, and the segments of one segmented send get 0, 1, 2, ... once something cuts them up: so
 //! the identification of a packet is its index in its run. What other stacks put there is not
 //! known, but it can be told from the ICRC itself (see [`doorbell_wire::explain_difference`]).
+//! That takes some altered packets for good ones with another identification (a flip of bit 1387 of a
+//! packet always, for example), so of a peer whose packets look like a socket's one that does not is refused.
 
 use std::net::IpAddr;
 
@@ -75,7 +77,7 @@ pub struct CheckCounters {
     pub ok: u64,
     /// Those of them whose identification was not the one assumed.
     pub ok_other_identification: u64,
-    /// Packets whose ICRC no identification explains.
+    /// Packets whose ICRC no identification explains, or one that its sender would not use.
     pub failed: u64,
     /// Packets too short for a BTH and an ICRC.
     pub short: u64,
@@ -96,6 +98,12 @@ impl Checker {
             return None;
         }
         match self.find(run, index, packet) {
+            Check::Valid { identification, dont_fragment }
+                if !run.outer.dst.is_multicast() && !self.flows.believe(identification, dont_fragment, index) =>
+            {
+                self.counters.failed += 1;
+                None
+            }
             Check::Valid { identification, dont_fragment } => {
                 self.counters.ok += 1;
                 let assumed = identification == index as u16 && dont_fragment;
@@ -155,7 +163,15 @@ struct CachedFlow {
     peer: IpAddr,
     port: u16,
     flow: Flow,
+    /// How many packets in a row had the identification of a socket's, up to [`CERTAIN`].
+    like_a_socket: Option<u8>,
 }
+
+/// Identifications below this are those of segments: no kernel cuts a datagram into more.
+const SEGMENTS_MAX: u16 = 128;
+
+/// A peer whose identifications count up has fewer in a row that look like segments'.
+const CERTAIN: u8 = 255;
 
 impl FlowCache {
     fn new() -> Self {
@@ -177,10 +193,24 @@ impl FlowCache {
             Some(cached) if cached.peer == peer && cached.port == port => cached.flow,
             _ => {
                 let flow = make();
-                self.slots[self.last] = Some(CachedFlow { peer, port, flow });
+                self.slots[self.last] = Some(CachedFlow { peer, port, flow, like_a_socket: None });
                 flow
             }
         }
+    }
+
+    /// Would the peer that was looked up last send a packet with this identification? One whose first packet
+    /// has the one that a socket of ours would give it is taken for a socket: another has it once in 2^16
+    /// times. If that was wrong, it is one packet that is refused.
+    #[inline]
+    fn believe(&mut self, identification: u16, dont_fragment: bool, index: usize) -> bool {
+        let Some(cached) = &mut self.slots[self.last] else { return true };
+        if dont_fragment && identification < SEGMENTS_MAX {
+            let first = if usize::from(identification) == index { CERTAIN } else { 1 };
+            cached.like_a_socket = Some(cached.like_a_socket.map_or(first, |packets| packets.saturating_add(1)));
+            return true;
+        }
+        cached.like_a_socket.replace(0) != Some(CERTAIN)
     }
 }
 
@@ -270,6 +300,44 @@ mod tests {
         }
         let counters = checker.counters();
         assert_eq!((counters.ok, counters.failed, counters.short), (0, bits, 16));
+    }
+
+    /// Seals a packet as its sender, whose identifications are its own affair, would.
+    fn sealed(identification: u16, bytes: usize) -> Vec<u8> {
+        let mut packet = vec![7; bytes];
+        let icrc = Flow::new(A, B, PORT, PORT).icrc(identification, true, &packet);
+        packet.extend_from_slice(&icrc.to_le_bytes());
+        packet
+    }
+
+    fn is_good(checker: &mut Checker, packet: &[u8]) -> bool {
+        checker.check(&run(packet, packet.len()), 0, packet).is_some()
+    }
+
+    #[test]
+    fn no_bit_that_flips_in_a_packet_of_a_socket_goes_unseen() {
+        let good = sealed(0, 1052);
+        let mut explained = 0;
+        for bit in (0..good.len() * 8).filter(|bit| bit / 8 != 4) {
+            let mut altered = good.clone();
+            altered[bit / 8] ^= 1 << (bit % 8);
+            explained += usize::from(Flow::new(A, B, PORT, PORT).check(0, &altered) != Check::Invalid);
+            let mut checker = Checker::new(B, PORT);
+            assert!(is_good(&mut checker, &good));
+            assert!(!is_good(&mut checker, &altered), "bit {bit}");
+            assert!(is_good(&mut checker, &good));
+        }
+        assert!(explained > 0, "some identification explains one of them");
+    }
+
+    #[test]
+    fn a_peer_that_counts_its_packets_loses_one_at_most() {
+        for (start, lost) in [(0, 1), (1, 0), (100, 0), (60_000, 0)] {
+            let mut checker = Checker::new(B, PORT);
+            let packets = (0..100_000_u32).map(|packet| sealed((start + packet) as u16, 12));
+            let refused = packets.filter(|packet| !is_good(&mut checker, packet)).count();
+            assert_eq!(refused, lost, "the first is number {start}");
+        }
     }
 
     #[test]

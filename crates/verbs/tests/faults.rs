@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use doorbell_verbs::soft::SoftOptions;
-use doorbell_verbs::{Attachment, Completion, Device, PathMtu, QpKind, Region, SendOperation};
+use doorbell_verbs::{Attachment, Completion, Device, PathMtu, QpKind, Region, SendFlags, SendOperation};
 
 const PLANS: [&str; 6] = [
     "drop=0.05,seed=1",
@@ -170,6 +170,15 @@ fn atomics_happen_exactly_once() {
             a.expect(round);
             // Done twice, it would return its own new value.
             assert_eq!((mine.load_acquire_u64(0), theirs.load_acquire_u64(0)), (round, round + 7), "{plan}");
+        }
+    });
+}
+
+#[test]
+fn fences_hold_when_requests_are_sent_again() {
+    under_every_plan(|plan, a, b, _mine, _theirs| {
+        for (pairs, read_flags) in [(1, SendFlags::FENCE), (4, SendFlags::empty())] {
+            assert_eq!(fenced_lists(a, b, pairs, read_flags, MESSAGES / 2, PATIENCE), MESSAGES / 2, "{plan}");
         }
     });
 }

@@ -44,6 +44,11 @@ pub fn system_pair() -> (Device, Device) {
     (open(name), open(peer))
 }
 
+/// Does the network between the devices of [`system_pair`] lose packets?
+pub fn system_is_lossy() -> bool {
+    std::env::var_os("DOORBELL_TEST_PEER_DEVICE").is_some()
+}
+
 /// Is this Linux's software RNIC, which departs from the specification in this? That is said, with
 /// the kernel that it was seen on now, and the test leaves out what cannot be had.
 pub fn rxe_departs(device: &Device, how: &str) -> bool {
@@ -281,6 +286,44 @@ pub fn read_from(region: &Region, offset: usize) -> SendOperation {
 
 pub fn fetch_add(region: &Region, offset: usize, add: u64) -> SendOperation {
     SendOperation::FetchAdd { remote_address: region.address().wrapping_add(offset as u64), rkey: region.rkey(), add }
+}
+
+/// Posts a list of `pairs` times a READ, with these flags, and a fenced WRITE that takes what it brought further,
+/// and waits for all of it, `lists` times. Returns after how many of them nothing moved any more.
+pub fn fenced_lists(a: &Side, b: &Side, pairs: usize, read_flags: SendFlags, lists: u64, patience: Duration) -> u64 {
+    const BYTES: usize = 1500;
+    let (mine, theirs) = (a.memory(pairs * BYTES), b.memory(2 * pairs * BYTES));
+    for list in 0..lists {
+        theirs.copy_in(0, &pattern(pairs * BYTES, list));
+        let sges: Vec<_> = (0..pairs).map(|pair| [mine.sge(pair * BYTES, BYTES)]).collect();
+        let pair = |pair: usize| {
+            let read = signalled(pair as u64, read_from(&theirs, pair * BYTES), &sges[pair]);
+            let write = signalled(pair as u64, write_to(&theirs, (pairs + pair) * BYTES), &sges[pair]);
+            [
+                SendRequest { flags: read.flags | read_flags, ..read },
+                SendRequest { flags: write.flags | SendFlags::FENCE, ..write },
+            ]
+        };
+        a.qp.post_send(&(0..pairs).flat_map(pair).collect::<Vec<_>>()).unwrap();
+        let mut done = 0;
+        let mut moved = Instant::now();
+        while done < 2 * pairs {
+            let mut out = [Completion::default(); 32];
+            let polled = a.cq.poll(&mut out).unwrap();
+            for completion in &out[..polled] {
+                let expected = (done as u64 / 2, Status::Success);
+                assert_eq!((completion.wr_id, completion.status), expected, "list {list}: {completion:?}");
+                done += 1;
+                moved = Instant::now();
+            }
+            if moved.elapsed() > patience {
+                return list;
+            }
+            std::thread::yield_now();
+        }
+        assert_bytes(&theirs, pairs * BYTES, &pattern(pairs * BYTES, list), "what fenced WRITEs took further");
+    }
+    lists
 }
 
 pub fn wrong(rkey: RKey) -> RKey {

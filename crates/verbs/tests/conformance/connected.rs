@@ -1,5 +1,7 @@
 //! Reliable connections: every operation, every size, every path MTU.
 
+use std::time::Duration;
+
 use doorbell_verbs::{Attachment, CompletionOpcode, PathMtu, Payload, SendFlags, SendOperation, SendRequest, Status};
 
 use crate::Open;
@@ -278,6 +280,27 @@ pub(crate) fn a_fence_waits_for_reads(open: Open<'_>) {
         a.expect(1);
         a.expect(2);
         assert_eq!(yours.load_acquire_u64(8), round);
+    }
+}
+
+/// What has to be sent again waits at a fence for the READs before it, and for no others.
+pub(crate) fn a_fence_knows_what_came_before_it(open: Open<'_>) {
+    const LISTS: u64 = 300;
+    // Retries that end: who stands still and says nothing is then seen to depart.
+    let (devices, plan) = (open(), Plan { retry_count: 6, ..Plan::rc() });
+    let read_flags = [SendFlags::empty(), SendFlags::FENCE];
+    for (pairs, read_flags) in [(1, read_flags[0]), (1, read_flags[1]), (4, read_flags[0])] {
+        let (a, b) = plan.connect(&devices);
+        let done = fenced_lists(&a, &b, pairs, read_flags, LISTS, Duration::from_secs(5));
+        if done == LISTS {
+            continue;
+        }
+        let how = format!(
+            "a fenced request that has to be sent again waits without end, for itself if it is a READ and for READs \
+             after it: after {done} lists of {pairs} READs {read_flags:?} with fenced WRITEs"
+        );
+        let is_alone = pairs == 1 && read_flags.is_empty();
+        assert!(!is_alone && system_is_lossy() && rxe_departs(&a.device, &how), "{how}");
     }
 }
 

@@ -27,7 +27,7 @@ macro_rules! provider {
                         reads_of_every_size_arrive, atomics_change_memory_and_return_what_was_there,
                         atomics_of_many_are_atomic, inline_data_is_copied, scatter_gather_lists,
                         unsignalled_requests_complete_with_the_next_signalled, a_fence_waits_for_reads,
-                        requests_complete_in_order, a_message_larger_than_any_window,
+                        a_fence_knows_what_came_before_it, requests_complete_in_order, a_message_larger_than_any_window,
                         a_queue_pair_may_be_connected_to_itself;
                     unreliable: unreliable_connections_carry_sends_and_writes,
                         unreliable_connections_drop_what_has_no_receive, datagrams_bring_their_header,
