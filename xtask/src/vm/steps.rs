@@ -15,6 +15,11 @@ const LIMIT: Duration = Duration::from_secs(900);
 /// Messages of a long case: as many as the suites have to carry.
 const MESSAGES: u32 = 10_000;
 
+const LOSS: &str = concat!(
+    include_str!("../../guest/shared.sh"),
+    include_str!("../../guest/two_rxe.sh"),
+    include_str!("../../guest/loss.sh")
+);
 const COMMANDS: &str = concat!(include_str!("../../guest/shared.sh"), include_str!("../../guest/commands.sh"));
 /// Makes the cable, and the functions that the scripts after it use.
 macro_rules! over_the_cable {
@@ -62,10 +67,9 @@ fn exchange() -> Outcome {
     suite("doorbell-exchange", "--skip loss_is_not_seen")
 }
 
-/// What both suites have over a network that loses packets.
+/// Both suites over a network that loses packets.
 fn loss() -> Outcome {
-    let programs = [("verbs", "doorbell-verbs"), ("exchange", "doorbell-exchange")];
-    with_test_programs(&programs, concat!(include_str!("../../guest/two_rxe.sh"), include_str!("../../guest/loss.sh")))
+    with_test_programs(&[("verbs", "doorbell-verbs"), ("exchange", "doorbell-exchange")], LOSS)
 }
 
 fn suite(package: &str, arguments: &str) -> Outcome {

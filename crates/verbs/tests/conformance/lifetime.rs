@@ -145,9 +145,8 @@ pub(crate) fn destroying_makes_room_for_others(open: Open<'_>) {
     // One fills what may be in flight to the other device, with a peer that answers nothing; the
     // second waits for room, and nobody else calls.
     let devices = open();
-    let plan = Plan { timeout: 0, ..Plan::rc() };
-    let (stuck, silent) = plan.connect(&devices);
-    let (waiting, answers) = plan.connect(&devices);
+    let (stuck, silent) = Plan { timeout: 0, ..Plan::rc() }.connect(&devices);
+    let (waiting, answers) = Plan::rc().connect(&devices);
     silent.to_error();
     let (mine, theirs) = (stuck.memory(BYTES), waiting.patterned(BYTES, 1));
     let to = answers.memory(BYTES);
