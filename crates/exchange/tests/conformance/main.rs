@@ -9,7 +9,6 @@ mod grants;
 mod known_failures;
 
 use std::any::Any;
-use std::time::{Duration, Instant};
 
 use doorbell_exchange::buffered_write::{self, Notification};
 use doorbell_exchange::direct_read::{Acknowledge, DirectRead};
@@ -136,20 +135,20 @@ fn converse_until_it_stands<P: Protocol>(
 ) -> Option<[u64; 2]> {
     let blocks = protocol.properties().slow_message_blocks;
     let (mut there, mut back) = (Direction::new(1, blocks), Direction::new(2, blocks));
-    let mut still = Still::default();
+    let (clock, mut still) = (a.qp().pd().device().clone(), Still::default());
     while there.received < messages[0] || back.received < messages[1] {
         there.send(a, messages[0], lengths);
         back.send(b, messages[1], lengths);
         there.receive(b, hold, lengths);
         back.receive(a, hold, lengths);
-        if still.for_long([there.sent, there.received, back.sent, back.received]) {
+        if still.for_long(clock.now_ns(), [there.sent, there.received, back.sent, back.received]) {
             return Some([there.received, back.received]);
         }
     }
     while a.last_done() < messages[0] || b.last_done() < messages[1] {
         a.poll().unwrap();
         b.poll().unwrap();
-        if still.for_long([a.last_done(), b.last_done(), 0, 0]) {
+        if still.for_long(clock.now_ns(), [a.last_done(), b.last_done(), 0, 0]) {
             return Some([there.received, back.received]);
         }
     }
@@ -162,19 +161,18 @@ fn converse_until_it_stands<P: Protocol>(
 #[derive(Default)]
 struct Still {
     counts: [u64; 4],
-    looked: Option<Instant>,
-    elapsed: Duration,
+    looked_ns: u64,
+    still_ns: u64,
 }
 
 impl Still {
     /// Much longer than any retries take. The time between two looks counts little: the processor may be others'.
-    fn for_long(&mut self, counts: [u64; 4]) -> bool {
-        let now = Instant::now();
-        let looked = self.looked.replace(now).unwrap_or(now);
+    fn for_long(&mut self, now_ns: u64, counts: [u64; 4]) -> bool {
+        let since_ns = (now_ns - self.looked_ns).min(10_000_000);
         let moved = std::mem::replace(&mut self.counts, counts) != counts;
-        let most = Duration::from_millis(10);
-        self.elapsed = if moved { Duration::ZERO } else { self.elapsed + (now - looked).min(most) };
-        self.elapsed > Duration::from_secs(10)
+        self.looked_ns = now_ns;
+        self.still_ns = if moved { 0 } else { self.still_ns + since_ns };
+        self.still_ns > 10_000_000_000
     }
 }
 
