@@ -70,7 +70,7 @@ for round in $(seq $rounds); do
             say $round send_lat_16_$path $device $(column 16 5)
             ${device}_$path ib_write_lat -s 16 -n 1000
             say $round write_lat_16_$path $device $(column 16 5)
-            ${device}_$path ib_send_bw -s 16 -n 10000
+            ${device}_$path ib_send_bw -s 16 -n 50000
             say $round send_bw_16_$path $device $(column 16 5)
             ${device}_$path ib_write_bw -s 65536 -n 1000
             say $round write_bw_65536_$path $device $(column 65536 4)

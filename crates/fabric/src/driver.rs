@@ -36,6 +36,8 @@ pub struct Driver<L> {
     next_run: usize,
     encapsulation: Option<(Sealer, Checker)>,
     observation: Option<Observation>,
+    /// When what a caller left to be sent is sent at the latest.
+    deferred_until_ns: Option<u64>,
 }
 
 impl<L> Drop for Driver<L> {
@@ -63,6 +65,7 @@ impl<L: Link> Driver<L> {
             next_run: 0,
             encapsulation: sealed.then(|| (Sealer::new(address, port), Checker::new(address, port))),
             observation: None,
+            deferred_until_ns: None,
             rnic,
             link,
         }
@@ -147,8 +150,14 @@ impl<L: Link> Driver<L> {
         }
     }
 
+    /// Leaves what is ready to be sent to the next [`pump`](Self::pump), which then is due at this time.
+    pub fn defer_transmit(&mut self, until_ns: u64) {
+        self.deferred_until_ns.get_or_insert(until_ns);
+    }
+
     /// Sends what is ready, until nothing is left or the link is full.
     pub fn transmit(&mut self, now_ns: u64) -> io::Result<()> {
+        self.deferred_until_ns = None;
         loop {
             if self.next_run == self.batch.runs().len() {
                 self.batch.clear();
@@ -180,6 +189,7 @@ impl<L: Link> Driver<L> {
     /// When [`pump`](Self::pump) is to be called at the latest.
     pub fn poll_timeout(&self) -> Option<u64> {
         let observation = self.observation.as_ref().and_then(Observation::poll_timeout);
-        [self.rnic.poll_timeout(), self.link.poll_timeout(), observation].into_iter().flatten().min()
+        let deadlines = [self.rnic.poll_timeout(), self.link.poll_timeout(), observation, self.deferred_until_ns];
+        deadlines.into_iter().flatten().min()
     }
 }

@@ -4,7 +4,8 @@
 //! calls; a thread drives it when no program does. The rules:
 //!
 //! - (a) A post transmits at once when nothing of its engine is in flight; otherwise it may wait
-//!   for the caller's next poll or the next inbound packet, so that single posts become runs.
+//!   for the caller's next poll or the next inbound packet, for a moment, so that single posts
+//!   become runs.
 //! - (b) A due acknowledgement may outlive the call that received its request, so that it leaves
 //!   behind the reply, for a moment while someone polls or posts, and not at all otherwise.
 //! - (c) Work that is left when a call returns always has an owner: an inbound packet that is
@@ -177,15 +178,12 @@ impl Port {
         self.shared.posts.store(self.shared.posts.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         let idle = !driver.rnic().has_in_flight();
         let (result, waiting) = operation(driver.rnic_mut(), now_ns);
-        // What is in flight brings a packet only if its peer lives. If that has not answered for
-        // long, the engine's next deadline is far, and others need not wait for it.
-        let deferrable = || {
-            let deadline_ns = driver.rnic().poll_timeout().unwrap_or(NEVER);
-            driver.rnic().has_in_flight() && deadline_ns <= now_ns + LONGEST_DEFERRAL_NS
-        };
-        if idle || waiting >= MAX_RUN_PACKETS || !deferrable() {
+        if idle || waiting >= MAX_RUN_PACKETS {
             let sent = driver.transmit(now_ns);
             self.shared.report(sent);
+        } else {
+            // What is in flight brings a packet only if its peer lives.
+            driver.defer_transmit(now_ns + LONGEST_DEFERRAL_NS);
         }
         self.shared.leave(driver);
         result

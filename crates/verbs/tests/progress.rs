@@ -274,6 +274,29 @@ fn a_peer_that_does_not_answer_delays_nobody_else() {
     assert!(tries < 10, "the posts left with {tries} tries of the other connection");
 }
 
+/// A long round trip is no reason to send each post by itself: that would make it longer still.
+#[test]
+fn single_posts_become_runs_however_long_the_round_trip_is() {
+    let open = || open_soft(SoftOptions { faults: Some("delay=240us".parse().unwrap()), ..SoftOptions::default() });
+    let (a, b) = Plan::rc().connect(&(open(), open()));
+    let (from, to) = (a.memory(8), b.memory(8));
+    let sges = [from.sge(0, 8)];
+    let sent = || a.device.counters().unwrap().tx_data_packets;
+    let waited_for_company = || {
+        a.post(0, write_to(&to, 0), &sges);
+        let before = sent();
+        (1..20).for_each(|wr_id| a.post(wr_id, write_to(&to, 0), &sges));
+        let after = sent();
+        (0..20).for_each(|wr_id| _ = a.expect(wr_id));
+        before == after
+    };
+    // First the round trip becomes known.
+    (0..10).for_each(|_| _ = waited_for_company());
+    let waited = (0..200).filter(|_| waited_for_company()).count();
+    // Now and then this process loses the processor for longer than they wait.
+    assert!(waited > 150, "only {waited} of 200 lists of single posts waited for company");
+}
+
 #[test]
 fn a_device_closes_at_any_moment() {
     // Its thread may be driving, watching, napping, or on its way from one to the other.
