@@ -292,9 +292,9 @@ fn single_posts_become_runs_however_long_the_round_trip_is() {
     };
     // First the round trip becomes known.
     (0..10).for_each(|_| _ = waited_for_company());
-    let waited = (0..200).filter(|_| waited_for_company()).count();
     // Now and then this process loses the processor for longer than they wait.
-    assert!(waited > 150, "only {waited} of 200 lists of single posts waited for company");
+    let most_waited = |_| (0..200).filter(|_| waited_for_company()).count() > 150;
+    assert!((0..5).any(most_waited), "each post was sent by itself");
 }
 
 #[test]
