@@ -3,7 +3,8 @@
 //! An engine has one lock, and whoever holds it drives it. Programs drive it from their own
 //! calls; a thread drives it when no program does. The rules:
 //!
-//! - (a) A post transmits at once when nothing of its engine is in flight; otherwise it may wait
+//! - (a) A post transmits at once when nothing of its engine is in flight, or when many requests
+//!   wait, fewer of them where little is in flight; otherwise it may wait
 //!   for the caller's next poll or the next inbound packet, for a moment, so that single posts
 //!   become runs.
 //! - (b) A due acknowledgement may outlive the call that received its request, so that it leaves
@@ -73,6 +74,10 @@ const WARY_POLLS: usize = 64;
 
 /// How long to linger: what a processor that idles takes to wake up, on virtual machines.
 const LINGER_NS: u64 = 100_000;
+
+/// So many requests that wait are sent where less than two whole runs are in flight: the peer might be idle
+/// before a whole run is posted.
+const SHORT_RUN_PACKETS: usize = MAX_RUN_PACKETS / 2;
 
 /// How long a post may wait at most for the caller's next poll or an inbound packet.
 const LONGEST_DEFERRAL_NS: u64 = 1_000_000;
@@ -176,9 +181,10 @@ impl Port {
         let now_ns = self.shared.now_ns();
         self.shared.note_held_acks(driver.rnic(), now_ns);
         self.shared.posts.store(self.shared.posts.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-        let idle = !driver.rnic().has_in_flight();
+        let in_flight = driver.rnic().in_flight_packets();
         let (result, waiting) = operation(driver.rnic_mut(), now_ns);
-        if idle || waiting >= MAX_RUN_PACKETS {
+        let run = if in_flight < 2 * MAX_RUN_PACKETS { SHORT_RUN_PACKETS } else { MAX_RUN_PACKETS };
+        if in_flight == 0 || waiting >= run {
             let sent = driver.transmit(now_ns);
             self.shared.report(sent);
         } else {

@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 use doorbell_wire::{BTH_LEN, BthRepr, Outer, PartitionKey, Qpn, Transport};
 
 use super::{ACK_HOLD_NS, Rnic, SrqId};
+use crate::congestion::in_flight_cost;
 use crate::core::frame_overhead;
 use crate::qp::{QpKind, QpState, Stop, check_receive};
 use crate::transmit::{Budget, Filter, MAX_RUN_PACKETS, TransmitBatch};
@@ -321,6 +322,11 @@ impl Rnic {
     /// Does an acknowledgement or a response have to come?
     pub fn has_in_flight(&self) -> bool {
         self.core.in_flight() > 0
+    }
+
+    /// How many packets without payload count as much as what is in flight.
+    pub fn in_flight_packets(&self) -> usize {
+        (self.core.in_flight() / in_flight_cost(1, 0)) as usize
     }
 
     /// Work requests of a queue pair that are posted and not yet sent.
