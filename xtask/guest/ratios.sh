@@ -78,13 +78,13 @@ for round in $(seq $rounds); do
     done
     # Windows of 64, completions for all, nothing inline.
     for batch in 1 8; do
-        rxe_loopback ib_write_bw -s 16 -n 20000 -t 64 -Q 1 -l $batch
+        rxe_loopback ib_write_bw -s 16 -n 100000 -t 64 -Q 1 -l $batch
         say $round write_16_batch_$batch perftest $(column 16 5)
-        bench --op write -s 16 -n 20000 -t 64 -I 0 -l $batch
+        bench --op write -s 16 -n 100000 -t 64 -I 0 -l $batch
         say $round write_16_batch_$batch bench $(awk '$1 == 16 { print $3 / 1e6 }' /tmp/client)
-        rxe_loopback ib_send_bw -s 16 -n 20000 -t 64 -r 128 -Q 1 -l $batch
+        rxe_loopback ib_send_bw -s 16 -n 100000 -t 64 -r 128 -Q 1 -l $batch
         say $round send_16_batch_$batch perftest $(column 16 5)
-        bench --op send -s 16 -n 20000 -t 64 -I 0 -l $batch
+        bench --op send -s 16 -n 100000 -t 64 -I 0 -l $batch
         say $round send_16_batch_$batch bench $(awk '$1 == 16 { print $3 / 1e6 }' /tmp/client)
     done
 done
