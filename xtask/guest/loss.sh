@@ -1,6 +1,6 @@
 # The suites over a network that loses one packet in a hundred, both ways (two_rxe.sh comes before).
 for end in 0 1; do tc qdisc add dev veth$end root netem loss 1% || fail "no loss"; done
-export DOORBELL_TEST_DEVICE=rxe1 DOORBELL_TEST_PEER_DEVICE=rxe2
+export DOORBELL_TEST_DEVICE=rxe1 DOORBELL_TEST_PEER_DEVICE=rxe2 DOORBELL_MESSAGES=$messages
 # What passed, and in what the kernel departs, go to the test run's output.
 suite() {
     "$@" --test-threads=1 --show-output | tee /tmp/suite

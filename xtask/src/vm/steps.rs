@@ -12,7 +12,7 @@ use crate::test::Outcome;
 /// Longer than any of these takes on two busy processors.
 const LIMIT: Duration = Duration::from_secs(900);
 
-/// Messages of a long case: as many as the suites have to carry.
+/// Messages of a long case, and of one with loss: as many as the suites have to carry.
 const MESSAGES: u32 = 10_000;
 
 const LOSS: &str = concat!(
@@ -69,7 +69,8 @@ fn exchange() -> Outcome {
 
 /// Both suites over a network that loses packets.
 fn loss() -> Outcome {
-    with_test_programs(&[("verbs", "doorbell-verbs"), ("exchange", "doorbell-exchange")], LOSS)
+    let script = format!("messages={MESSAGES}\n{LOSS}");
+    with_test_programs(&[("verbs", "doorbell-verbs"), ("exchange", "doorbell-exchange")], &script)
 }
 
 fn suite(package: &str, arguments: &str) -> Outcome {

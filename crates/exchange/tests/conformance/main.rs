@@ -2,7 +2,7 @@
 //! the machine that `DOORBELL_TEST_DEVICE` names. There the case of loss needs a network that loses packets,
 //! and at its other end the device that `DOORBELL_TEST_PEER_DEVICE` names.
 //!
-//! `DOORBELL_MESSAGES` sets how many messages the long case sends (20,000 otherwise).
+//! `DOORBELL_MESSAGES` sets how many messages the long case and that of loss send (20,000 otherwise).
 
 mod direct_read;
 mod grants;
@@ -224,7 +224,7 @@ fn loss_is_not_seen<P: Protocol + 'static>(protocol: P) {
     let devices = lossy();
     let config = Config { max_message: 10_000, ..Config::default() };
     let mut pair = join(&protocol, [&devices[0], &devices[1]], [&config, &config], None);
-    let stood = converse_until_it_stands(&protocol, &mut pair, [1000, 1000], 10, &LENGTHS);
+    let stood = converse_until_it_stands(&protocol, &mut pair, [long() / 2; 2], 10, &LENGTHS);
     let Some(received) = stood else { return };
     // What verbs' own case of it shows: a fenced request that has to be sent again waits without end for READs after it.
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
