@@ -4,9 +4,8 @@
 //! calls; a thread drives it when no program does. The rules:
 //!
 //! - (a) A post transmits at once when nothing of its engine is in flight, or when many requests
-//!   wait, fewer of them where little is in flight; otherwise it may wait
-//!   for the caller's next poll or the next inbound packet, for a moment, so that single posts
-//!   become runs.
+//!   wait, fewer of them where little is in flight; otherwise it may wait for the caller's next poll
+//!   or the next inbound packet, for a moment, so that single posts become runs.
 //! - (b) A due acknowledgement may outlive the call that received its request, so that it leaves
 //!   behind the reply, for a moment while someone polls or posts, and not at all otherwise.
 //! - (c) Work that is left when a call returns always has an owner: an inbound packet that is

@@ -4,6 +4,16 @@
 //! The guest has no network but its own. It sees one folder of the host, as `/host`: the command it
 //! runs, the files that it is given, its exit status, and whatever it leaves there.
 
+/// What the guest runs: these scripts in turn, behind what all of them share.
+macro_rules! script {
+    ($($name:literal),+) => {
+        concat!(
+            include_str!("../../guest/shared.sh"),
+            $(include_str!(concat!("../../guest/", $name, ".sh"))),+
+        )
+    };
+}
+
 mod image;
 mod ratios;
 mod steps;

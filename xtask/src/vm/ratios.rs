@@ -9,11 +9,7 @@ use std::time::Duration;
 use super::{Guest, missing};
 use crate::figures::{Goal, spread};
 
-const SCRIPT: &str = concat!(
-    include_str!("../../guest/shared.sh"),
-    include_str!("../../guest/two_rxe.sh"),
-    include_str!("../../guest/ratios.sh")
-);
+const SCRIPT: &str = script!("two_rxe", "ratios");
 
 /// What a round takes in an emulated machine, at most.
 const ROUND: Duration = Duration::from_secs(400);

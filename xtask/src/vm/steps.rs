@@ -15,25 +15,10 @@ const LIMIT: Duration = Duration::from_secs(900);
 /// Messages of a long case, and of one with loss: as many as the suites have to carry.
 const MESSAGES: u32 = 10_000;
 
-const LOSS: &str = concat!(
-    include_str!("../../guest/shared.sh"),
-    include_str!("../../guest/two_rxe.sh"),
-    include_str!("../../guest/loss.sh")
-);
-const COMMANDS: &str = concat!(include_str!("../../guest/shared.sh"), include_str!("../../guest/commands.sh"));
-/// Makes the cable, and the functions that the scripts after it use.
-macro_rules! over_the_cable {
-    ($script:literal) => {
-        concat!(
-            include_str!("../../guest/shared.sh"),
-            include_str!("../../guest/cable.sh"),
-            include_str!(concat!("../../guest/", $script))
-        )
-    };
-}
-
-const ON_THE_WIRE: &str = over_the_cable!("wire.sh");
-const CAPTURE: &str = over_the_cable!("capture.sh");
+const COMMANDS: &str = script!("commands");
+const LOSS: &str = script!("two_rxe", "loss");
+const ON_THE_WIRE: &str = script!("cable", "wire");
+const CAPTURE: &str = script!("cable", "capture");
 
 /// A step's name and body.
 type Step = (&'static str, fn() -> Outcome);
