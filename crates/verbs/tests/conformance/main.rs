@@ -35,6 +35,7 @@ macro_rules! provider {
                         one_datagram_queue_pair_serves_many;
                     states: the_states_of_each_transport, posting_depends_on_the_state,
                         errors_flush_everything_in_order, a_reset_queue_pair_can_be_used_again,
+                        a_reset_unreliable_queue_pair_can_be_used_again,
                         draining_finishes_what_was_started, a_peer_that_is_gone_ends_the_retries,
                         rnr_retries_end, rnr_retries_wait_for_a_receive, queries_show_what_was_set;
                     queues: a_shared_receive_queue_serves_many, the_limit_event_comes_once,
