@@ -65,6 +65,19 @@ pub fn as_it_is(test: impl FnOnce()) {
     test();
 }
 
+/// Ended a request like this because its peer refused it for that reason?
+///
+/// A refusal is said once, for the peer's queue pair is in error then and answers nothing more (IBTA Vol 1,
+/// 9.9.3): where it gets lost, the requester's retries are spent, and it cannot know why.
+#[track_caller]
+pub fn assert_refusal(ended: Status, reason: Status, what: &str) {
+    if system_is_lossy() && ended == Status::RetryExceeded {
+        println!("the refusal of {what} got lost, and the retries were spent");
+    } else {
+        assert_eq!(ended, reason, "{what}");
+    }
+}
+
 /// How queue pairs are created and connected.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
@@ -104,6 +117,12 @@ impl Plan {
 
     pub fn rc() -> Self {
         Self::new(QpKind::Rc)
+    }
+
+    /// Of connections whose peer refuses something: [`assert_refusal`] wants retries that end, and seven do not
+    /// on rxe.
+    pub fn refusable() -> Self {
+        Self { retry_count: 6, ..Self::rc() }
     }
 
     pub fn capacities(&self) -> QpCapacities {
@@ -243,6 +262,13 @@ impl Side {
     pub fn expect_failure(&self, wr_id: u64, status: Status) {
         let completion = self.reap(1)[0];
         assert_eq!((completion.wr_id, completion.status), (wr_id, status));
+    }
+
+    /// The next completion, which must be the failure of a request that the peer refused for this reason.
+    pub fn expect_refusal(&self, wr_id: u64, status: Status) {
+        let completion = self.reap(1)[0];
+        assert_eq!(completion.wr_id, wr_id);
+        assert_refusal(completion.status, status, &format!("work request {wr_id}"));
     }
 
     pub fn state(&self) -> QpState {

@@ -84,7 +84,7 @@ pub(crate) fn every_path_mtu_carries_every_operation(open: Open<'_>) {
 }
 
 pub(crate) fn immediate_data_and_invalidation(open: Open<'_>) {
-    let (a, b) = Plan::rc().connect(&open());
+    let (a, b) = Plan::refusable().connect(&open());
     let (mine, yours) = (a.patterned(3000, 5), b.memory(3000));
     for size in [0, 10, 1024, 3000] {
         b.post_recv(1, &[yours.sge(0, 3000)]);
@@ -133,7 +133,7 @@ pub(crate) fn immediate_data_and_invalidation(open: Open<'_>) {
     a.expect(7);
     b.expect(7);
     a.post(8, write_to(&lent, 0), &[mine.sge(0, 64)]);
-    a.expect_failure(8, Status::RemoteAccess);
+    a.expect_refusal(8, Status::RemoteAccess);
 }
 
 pub(crate) fn atomics_change_memory_and_return_what_was_there(open: Open<'_>) {

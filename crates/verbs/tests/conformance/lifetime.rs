@@ -53,20 +53,20 @@ pub(crate) fn a_region_dropped_under_a_send(open: Open<'_>) {
 }
 
 pub(crate) fn a_region_dropped_under_a_receive(open: Open<'_>) {
-    let (a, b) = Plan::rc().connect(&open());
+    let (a, b) = Plan::refusable().connect(&open());
     let to = b.memory(1000);
     b.post_recv(1, &[to.sge(0, 1000)]);
     drop(to);
     let from = a.patterned(1000, 1);
     a.post(1, SendOperation::Send, &[from.sge(0, 1000)]);
-    a.expect_failure(1, Status::RemoteOperation);
+    a.expect_refusal(1, Status::RemoteOperation);
     b.expect_failure(1, protection_error(&b.device));
 }
 
 pub(crate) fn a_region_dropped_under_remote_access(open: Open<'_>) {
     let devices = open();
     for operation in [write_to, read_from, |region: &_, offset| fetch_add(region, offset, 1)] {
-        let (a, b) = Plan::rc().connect(&devices);
+        let (a, b) = Plan::refusable().connect(&devices);
         let to = b.memory(64);
         let mine = a.memory(64);
         a.post(1, operation(&to, 0), &[mine.sge(0, 8)]);
@@ -74,7 +74,7 @@ pub(crate) fn a_region_dropped_under_remote_access(open: Open<'_>) {
         let operation = operation(&to, 0);
         drop(to);
         a.post(2, operation, &[mine.sge(0, 8)]);
-        a.expect_failure(2, Status::RemoteAccess);
+        a.expect_refusal(2, Status::RemoteAccess);
     }
 }
 

@@ -49,7 +49,7 @@ pub(crate) fn foreign_protection_domains(open: Open<'_>) {
     let foreign = devices.1.create_pd().unwrap().allocate(64, ALL_ACCESS, MemoryKind::Plain).unwrap();
     let mine = a.memory(8);
     a.post(2, write_to(&foreign, 0), &[mine.sge(0, 8)]);
-    a.expect_failure(2, Status::RemoteAccess);
+    a.expect_refusal(2, Status::RemoteAccess);
     eventually("the peer is in error, too", || b.state() == QpState::Error);
 }
 
@@ -178,7 +178,7 @@ pub(crate) fn remote_accesses_that_are_refused(open: Open<'_>) {
         ("an atomic that is not aligned", everything, everything, |r| fetch_add(r, 4, 1), Status::RemoteInvalidRequest),
     ];
     for (what, of_region, of_qp, operation, status) in cases {
-        let (a, b) = Plan { access: of_qp, ..Plan::rc() }.connect(&devices);
+        let (a, b) = Plan { access: of_qp, ..Plan::refusable() }.connect(&devices);
         let region = b.pd.allocate(64, of_region, MemoryKind::Plain).unwrap();
         let mine = a.patterned(64, 1);
         let mine_of_eight = [mine.sge(0, 8)];
@@ -200,7 +200,8 @@ pub(crate) fn remote_accesses_that_are_refused(open: Open<'_>) {
         } else {
             status
         };
-        assert_eq!((done[0].wr_id, done[0].status), (1, status), "{what}");
+        assert_eq!(done[0].wr_id, 1);
+        assert_refusal(done[0].status, status, what);
         assert_eq!((done[1].wr_id, done[1].status), (2, Status::WorkRequestFlushed), "{what}");
         assert_eq!((a.state(), b.state()), (QpState::Error, QpState::Error), "{what}");
         assert_bytes(&region, 0, &[0; 64], what);
@@ -371,7 +372,7 @@ pub(crate) fn a_list_is_accepted_up_to_the_first_mistake(open: Open<'_>) {
 pub(crate) fn receives_that_are_too_short(open: Open<'_>) {
     let devices = open();
     for size in [11, 5000] {
-        let (a, b) = Plan::rc().connect(&devices);
+        let (a, b) = Plan::refusable().connect(&devices);
         let (from, to) = (a.patterned(size, 1), b.memory(size));
         b.post_recv(1, &[to.sge(0, size - 1)]);
         b.post_recv(2, &[]);
@@ -382,7 +383,7 @@ pub(crate) fn receives_that_are_too_short(open: Open<'_>) {
         } else {
             (Status::RemoteInvalidRequest, Status::LocalLength)
         };
-        a.expect_failure(1, there);
+        a.expect_refusal(1, there);
         b.expect_failure(1, here);
         b.expect_failure(2, Status::WorkRequestFlushed);
         assert_eq!(bytes_of(&to, size - 1, 1), [0]);

@@ -271,7 +271,7 @@ pub(crate) fn a_completion_queue_that_overruns_says_so(open: Open<'_>) {
 
 pub(crate) fn asynchronous_events_wake_their_descriptor(open: Open<'_>) {
     let (one, other) = open();
-    let plan = Plan::rc();
+    let plan = Plan::refusable();
     let (a, b) = (plan.side(&one), plan.side(&other));
     let psn = one.random_psn();
     // The peer sends while this end is in RTR still.
@@ -292,7 +292,7 @@ pub(crate) fn asynchronous_events_wake_their_descriptor(open: Open<'_>) {
     let refused = SendOperation::Write { remote_address: memory.address(), rkey: wrong(memory.rkey()) };
     a.post(2, refused, &[mine.sge(0, 8)]);
     if rxe_departs(&other, "no event when a peer is refused access") {
-        return a.expect_failure(2, Status::RemoteAccess);
+        return a.expect_refusal(2, Status::RemoteAccess);
     }
     wait_readable(other.event_fd());
     assert_eq!(other.poll_event(), Some(AsyncEvent::QpAccessError(b.qp.qpn())));
