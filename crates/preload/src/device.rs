@@ -161,7 +161,7 @@ pub(crate) fn open() -> Outcome<Arc<Device>> {
     let mut options = config::options()?;
     let wanted = options.address;
     options.address = wanted.or(process.address);
-    let provider = match soft::open_provider(&options) {
+    let soft = match soft::open_provider(&options) {
         // Somebody else has taken the address meanwhile.
         Err(_) if wanted.is_none() && process.address.is_some() => {
             options.address = None;
@@ -169,12 +169,17 @@ pub(crate) fn open() -> Outcome<Arc<Device>> {
         }
         result => result,
     }?;
-    let attributes = provider.attributes();
+    let attributes = soft.attributes();
     process.address = Some(attributes.address);
-    let device =
-        Arc::new(Device { provider, attributes, vendor, generation: process.generation, sources: Mutex::default() });
+    let device = Arc::new(Device {
+        provider: Arc::clone(&soft) as Arc<dyn Provider>,
+        attributes,
+        vendor,
+        generation: process.generation,
+        sources: Mutex::default(),
+    });
     let listener = Arc::downgrade(&device);
-    device.provider.on_event(Arc::new(move || {
+    soft.on_event(Arc::new(move || {
         if let Some(device) = listener.upgrade() {
             device.dispatch();
         }

@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use doorbell_fabric::LinkCounters;
 use doorbell_rnic::{
-    Access, AsyncEvent, Completion, Counters, CqId, LKey, MemoryError, ModifyError, Notifier, Notify, Overrun, PdId,
-    PostError, QpAttributes, QpInfo, QpInit, RecvRequest, SendRequest, Sge, SrqId, WindowKind,
+    Access, AsyncEvent, Completion, Counters, CqId, LKey, MemoryError, ModifyError, Notify, Overrun, PdId, PostError,
+    QpAttributes, QpInfo, QpInit, RecvRequest, SendRequest, Sge, SrqId, WindowKind,
 };
 use doorbell_wire::{PathMtu, Psn, Qpn, RKey};
 use nix::libc;
@@ -169,11 +169,6 @@ pub trait Provider: Send + Sync {
 
     /// The oldest asynchronous event.
     fn poll_event(&self) -> Option<AsyncEvent>;
-
-    /// Calls `notifier` for each asynchronous event, instead of making
-    /// [`event_fd`](Self::event_fd) readable. Of the device it may call nothing but
-    /// [`poll_event`](Self::poll_event). Only the first call has an effect.
-    fn on_event(&self, notifier: Notifier);
 
     /// Readable while asynchronous events wait.
     fn event_fd(&self) -> BorrowedFd<'_>;

@@ -78,7 +78,7 @@ pub fn open(options: &SoftOptions) -> Result<Device, Error> {
 }
 
 /// Opens a software RNIC for what builds on the layer [`raw`].
-pub fn open_provider(options: &SoftOptions) -> Result<Arc<dyn Provider>, Error> {
+pub fn open_provider(options: &SoftOptions) -> Result<Arc<Soft>, Error> {
     let udp = bind(BindRequest {
         address: options.address,
         port: options.port,
@@ -217,7 +217,8 @@ fn signal(fd: &EventFd) {
     let _ = fd.write(1);
 }
 
-struct Soft {
+/// A software RNIC, for what builds on the layer [`raw`].
+pub struct Soft {
     port: Arc<Port>,
     config: Config,
     udp_port: u16,
@@ -240,6 +241,12 @@ impl Pager for OwnMemory {
 }
 
 impl Soft {
+    /// Calls `notifier` for each asynchronous event, instead of making [`event_fd`](Provider::event_fd) readable. Of
+    /// the device it may call nothing but [`poll_event`](Provider::poll_event). Only the first call has an effect.
+    pub fn on_event(&self, notifier: Notifier) {
+        let _ = self.listener.set(notifier);
+    }
+
     fn enter(&self, region: Arc<Region>) -> Keys {
         let keys = Keys { lkey: region.lkey(), rkey: region.rkey() };
         self.regions.lock().unwrap_or_else(PoisonError::into_inner).insert(keys.lkey, region);
@@ -410,10 +417,6 @@ impl Provider for Soft {
         // the descriptor must not stay readable for it. One that comes just now is seen here.
         while self.event_fd.read().is_ok() {}
         self.events.pop()
-    }
-
-    fn on_event(&self, notifier: Notifier) {
-        let _ = self.listener.set(notifier);
     }
 
     fn event_fd(&self) -> BorrowedFd<'_> {

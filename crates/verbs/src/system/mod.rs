@@ -26,8 +26,8 @@ use std::time::Instant;
 use doorbell_fabric::LinkCounters;
 use doorbell_ibverbs_sys::*;
 use doorbell_rnic::{
-    Access, AddressVector, AsyncEvent, Counters, CqId, LKey, MAX_INLINE_BYTES, MAX_RD_ATOMIC, Notifier, ObjectError,
-    PdId, QpInit, SrqId,
+    Access, AddressVector, AsyncEvent, Counters, CqId, LKey, MAX_INLINE_BYTES, MAX_RD_ATOMIC, ObjectError, PdId,
+    QpInit, SrqId,
 };
 use doorbell_wire::{Psn, RKey, ROCE_UDP_PORT};
 
@@ -227,7 +227,7 @@ impl System {
             context.attributes.max_inline = max_inline;
         }
         Ok(Self {
-            events: Events::start(Arc::clone(&context))?,
+            events: Events::of(Arc::clone(&context))?,
             context,
             domains: Mutex::default(),
             regions: Mutex::default(),
@@ -278,7 +278,7 @@ impl System {
 /// The most inline data that a queue pair can be created with.
 fn most_inline(context: &Arc<Context>) -> Result<usize, SystemError> {
     let domain = System::new_domain(context)?;
-    let queue = queues::Completions::new(context, CqId(0), 1, None)?;
+    let queue = queues::Completions::new(context, Weak::new(), CqId(0), 1, None)?;
     let made = INLINE_BYTES.into_iter().find_map(|bytes| {
         let capacities = ibv_qp_cap {
             max_send_wr: 1,
@@ -386,7 +386,8 @@ impl Provider for System {
         let depth = in_range("the completion queue's depth", depth, most)?;
         let channel = channel.and_then(|channel| channel.as_any().downcast_ref::<SystemChannel>());
         let id = CqId(self.new_id());
-        let queue = Arc::new(queues::Completions::new(&self.context, id, depth, channel)?);
+        let queue =
+            Arc::new(queues::Completions::new(&self.context, Arc::downgrade(&self.events), id, depth, channel)?);
         self.events.watch(&queue);
         let mut queues = lock(&self.queues);
         queues.retain(|_, queue| queue.strong_count() > 0);
@@ -441,10 +442,6 @@ impl Provider for System {
 
     fn poll_event(&self) -> Option<AsyncEvent> {
         self.events.poll()
-    }
-
-    fn on_event(&self, notifier: Notifier) {
-        self.events.listen(notifier);
     }
 
     fn event_fd(&self) -> BorrowedFd<'_> {

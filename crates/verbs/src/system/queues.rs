@@ -4,19 +4,23 @@ use std::any::Any;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 
 use doorbell_ibverbs_sys::*;
 use doorbell_rnic::{Completion, CqId, Notify, Overrun, PdId, PostError, PostErrorKind, RecvRequest, SrqId};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
+use super::events::Events;
 use super::{Context, Domain, SystemError, convert, qp};
 use crate::error::Error;
 use crate::raw;
 
 /// Completions that are taken from the RNIC at once.
 const LIST: usize = 32;
+
+/// Looks in vain at a completion queue, some ten nanoseconds each, for one call that asks whether it has overrun.
+const LOOKS_PER_CALL: u32 = 4096;
 
 type PollCq = unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int;
 type RequestNotify = unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int;
@@ -85,7 +89,9 @@ pub(super) struct Completions {
     context: Arc<Context>,
     poll: PollCq,
     request_notify: RequestNotify,
-    overrun: AtomicBool,
+    events: Weak<Events>,
+    pub(super) overrun: AtomicBool,
+    looks_in_vain: AtomicU32,
     _channel: Option<Arc<ChannelObject>>,
 }
 
@@ -104,6 +110,7 @@ impl Drop for Completions {
 impl Completions {
     pub(super) fn new(
         context: &Arc<Context>,
+        events: Weak<Events>,
         id: CqId,
         depth: u32,
         channel: Option<&SystemChannel>,
@@ -120,12 +127,29 @@ impl Completions {
         if raw.is_null() {
             return Err(SystemError::last("a completion queue"));
         }
-        let context = Arc::clone(context);
-        Ok(Self { id, raw, context, poll, request_notify, overrun: AtomicBool::new(false), _channel: channel })
+        Ok(Self {
+            id,
+            raw,
+            context: Arc::clone(context),
+            poll,
+            request_notify,
+            events,
+            overrun: AtomicBool::new(false),
+            looks_in_vain: AtomicU32::new(0),
+            _channel: channel,
+        })
     }
 
-    pub(super) fn has_overrun(&self) {
-        self.overrun.store(true, Ordering::Release);
+    /// Has it overrun, as is known by now? An event says so, and those cost a system call, which only one look in
+    /// vain of many makes.
+    fn has_overrun(&self) -> bool {
+        // Nothing is lost if two threads count one look.
+        let looks = self.looks_in_vain.load(Ordering::Relaxed);
+        self.looks_in_vain.store(looks.wrapping_add(1), Ordering::Relaxed);
+        if looks.is_multiple_of(LOOKS_PER_CALL) {
+            self.events.upgrade().inspect(|events| events.take());
+        }
+        self.overrun.load(Ordering::Acquire)
     }
 }
 
@@ -159,7 +183,7 @@ impl raw::Cq for SystemCq {
                 break;
             }
         }
-        if reaped == 0 && queue.overrun.load(Ordering::Acquire) {
+        if reaped == 0 && queue.has_overrun() {
             return Err(Overrun);
         }
         Ok(reaped)

@@ -333,7 +333,8 @@ pub(crate) fn requests_complete_in_order(open: Open<'_>) {
 }
 
 pub(crate) fn a_message_larger_than_any_window(open: Open<'_>) {
-    // rxe's timer goes off after many a loss: 16 MiB take minutes where one packet in a hundred gets lost.
+    // rxe's timer goes off after many a loss: three times 16 MiB take it a minute where one
+    // packet in a hundred gets lost.
     let bytes = if system_is_lossy() { 2 << 20 } else { 16 << 20 } + 5;
     let (a, b) = Plan::rc().connect(&open());
     let (mine, yours) = (a.patterned(bytes, 1), b.memory(bytes));

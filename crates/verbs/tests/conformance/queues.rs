@@ -269,6 +269,24 @@ pub(crate) fn a_completion_queue_that_overruns_says_so(open: Open<'_>) {
     b.expect(1);
 }
 
+pub(crate) fn whoever_polls_learns_of_an_overrun(open: Open<'_>) {
+    let devices = open();
+    let plan = Plan { cq_depth: 2, ..Plan::rc() };
+    let (a, _b) = plan.connect(&devices);
+    assert!(!is_readable(a.device.event_fd()));
+    // Queues may be deeper than was asked for, but none is by this much.
+    for wr_id in 0..plan.depth as u64 {
+        let nothing = SendOperation::Write { remote_address: 0, rkey: wrong(doorbell_verbs::RKey::new(1)) };
+        a.qp.post_send(&[signalled(wr_id, nothing, &[])]).unwrap();
+    }
+    wait_readable(a.device.event_fd());
+    let mut out = [Completion::default(); 64];
+    eventually("a look at the queue says so", || a.cq.poll(&mut out) == Err(Overrun));
+    // Who polled has taken no event from who asks for them.
+    wait_readable(a.device.event_fd());
+    assert!(matches!(a.device.poll_event(), Some(AsyncEvent::CqError(id)) if id == a.cq.id().0));
+}
+
 pub(crate) fn asynchronous_events_wake_their_descriptor(open: Open<'_>) {
     let (one, other) = open();
     let plan = Plan::refusable();
