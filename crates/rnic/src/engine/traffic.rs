@@ -319,11 +319,6 @@ impl Rnic {
         !self.core.ready.is_empty()
     }
 
-    /// Does an acknowledgement or a response have to come?
-    pub fn has_in_flight(&self) -> bool {
-        self.core.in_flight() > 0
-    }
-
     /// How many packets without payload count as much as what is in flight.
     pub fn in_flight_packets(&self) -> usize {
         (self.core.in_flight() / in_flight_cost(1, 0)) as usize

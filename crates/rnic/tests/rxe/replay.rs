@@ -204,7 +204,7 @@ impl<'a> Replay<'a> {
     fn repeat(&mut self, packet: &Packet) {
         let psn = packet.bth.psn;
         self.transmit();
-        while !self.repeated.contains(&psn) && self.rnic.has_in_flight() && self.go_on(packet.at_ns) {
+        while !self.repeated.contains(&psn) && self.rnic.in_flight_packets() > 0 && self.go_on(packet.at_ns) {
             self.transmit();
         }
         self.repeated.retain(|repeated| *repeated != psn);

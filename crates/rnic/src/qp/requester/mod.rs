@@ -328,8 +328,16 @@ impl Qp {
             return None;
         }
         let early = req.sent_ns + req.early_timeout_ns;
-        let configured = ack_timeout_ns(self.settings.timeout).map_or(u64::MAX, |ns| req.progress_ns + ns);
+        let configured = self.counted_timeout_ns().map_or(u64::MAX, |ns| req.progress_ns + ns);
         Some(early.min(configured))
+    }
+
+    /// How long the peer may be silent before that counts as a retry: what was configured the first time, then twice,
+    /// then four times that, which is the most allowed (IBTA Vol 1, 9.9.2.1.1). A peer whose processor is busy with
+    /// others is not to be taken for dead, and what got lost is sent again early in any case.
+    fn counted_timeout_ns(&self) -> Option<u64> {
+        let counted = self.settings.retry_count.saturating_sub(self.req.retry_left);
+        ack_timeout_ns(self.settings.timeout).map(|ns| ns << counted.min(2))
     }
 
     /// A deadline passed.
@@ -342,8 +350,7 @@ impl Qp {
             }
             return;
         }
-        let configured_ns = ack_timeout_ns(self.settings.timeout);
-        if let Some(timeout_ns) = configured_ns
+        if let Some(timeout_ns) = self.counted_timeout_ns()
             && core.now_ns >= self.req.progress_ns + timeout_ns
         {
             core.counters.local_ack_timeout_err += 1;
@@ -356,7 +363,7 @@ impl Qp {
         } else {
             core.counters.early_retransmit += 1;
         }
-        let longest = configured_ns.unwrap_or(LONGEST_EARLY_TIMEOUT_NS).max(EARLY_TIMEOUT_NS);
+        let longest = ack_timeout_ns(self.settings.timeout).unwrap_or(LONGEST_EARLY_TIMEOUT_NS).max(EARLY_TIMEOUT_NS);
         let req = &mut self.req;
         req.early_timeout_ns = (2 * req.early_timeout_ns).min(longest);
         req.implied_nak = None;

@@ -426,7 +426,7 @@ impl Operations {
                 let info = device.rnic.query_qp(queue.qpn).expect("it exists");
                 assert_eq!(info.outstanding_sends, 0, "error flushes everything");
             }
-            assert!(!device.rnic.has_in_flight(), "nothing is in flight in error");
+            assert_eq!(device.rnic.in_flight_packets(), 0, "nothing is in flight in error");
         }
         self.reap();
         for device in &mut self.devices {
