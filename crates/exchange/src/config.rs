@@ -47,7 +47,8 @@ pub struct Config {
     pub rnr_retry: u8,
     /// Code of the least time that the peer is to wait after an RNR NAK.
     pub min_rnr_timer: u8,
-    /// A peer from which nothing was heard for so long is asked whether it lives; 0 is never.
+    /// A peer from which nothing was heard for so long is asked whether it lives; 0 is never. If neither an answer
+    /// comes nor an error, a warning says so after ten times as long.
     pub keepalive_ns: u64,
 }
 

@@ -21,6 +21,9 @@ pub(crate) const GOODBYE_TAG: u64 = CONTROL_TAG | 1;
 /// The question whether the peer lives.
 pub(crate) const KEEPALIVE_TAG: u64 = CONTROL_TAG | 2;
 
+/// So many times the interval of [`Config::keepalive_ns`] may pass without an answer before that is told.
+const STANDSTILL_INTERVALS: u64 = 10;
+
 /// Room in the send queue for messages that carry no data.
 pub(crate) const CONTROL_SENDS: usize = 8;
 
@@ -149,6 +152,7 @@ impl LineEnd {
             was_heard: false,
             keepalive_ns: config.keepalive_ns,
             keepalive_out: false,
+            stands_still: false,
             keepalives: 0,
         })
     }
@@ -179,6 +183,8 @@ pub(crate) struct Line {
     was_heard: bool,
     keepalive_ns: u64,
     keepalive_out: bool,
+    /// That the question stays without an answer was told.
+    stands_still: bool,
     pub(crate) keepalives: u64,
 }
 
@@ -240,6 +246,7 @@ impl Line {
     pub(crate) fn heard_at(&mut self, now_ns: u64) {
         self.heard_ns = now_ns;
         self.was_heard = false;
+        self.stands_still = false;
     }
 
     /// Says goodbye with this word.
@@ -249,26 +256,42 @@ impl Line {
         Ok(())
     }
 
-    /// Asks whether the peer lives, if nothing was heard of it for long.
+    /// Asks whether the peer lives, if nothing was heard of it for long, and says it if neither an answer comes nor
+    /// an error. That is no error of the connection: a peer without a receive for what was sent before the question
+    /// answers once it has one.
     pub(crate) fn keep_alive(&mut self) -> Result<(), PostError> {
         if self.was_heard {
             self.heard_at(self.pd.device().now_ns());
             return Ok(());
         }
-        if self.poll_timeout_ns().is_some_and(|at_ns| self.pd.device().now_ns() >= at_ns) {
-            // A WRITE of no bytes needs no key and takes no receive: it only asks for an
-            // acknowledgement.
-            self.post_control(KEEPALIVE_TAG, SendOperation::Write { remote_address: 0, rkey: RKey::new(0) })?;
-            self.keepalive_out = true;
-            self.keepalives += 1;
+        let Some(at_ns) = self.poll_timeout_ns() else { return Ok(()) };
+        let now_ns = self.pd.device().now_ns();
+        if now_ns < at_ns {
+            return Ok(());
         }
+        if self.keepalive_out {
+            self.stands_still = true;
+            tracing::warn!(
+                qpn = %self.qp.qpn(),
+                "nothing was heard of the peer for {:.1} s, and its RNIC answers nothing, though retries are not spent: \
+                 either it has no receive for what was sent, or its queue pair or this one stands still",
+                (now_ns - self.heard_ns) as f64 / 1e9
+            );
+            return Ok(());
+        }
+        // A WRITE of no bytes needs no key and takes no receive: it only asks for an acknowledgement.
+        self.post_control(KEEPALIVE_TAG, SendOperation::Write { remote_address: 0, rkey: RKey::new(0) })?;
+        self.keepalive_out = true;
+        self.keepalives += 1;
         Ok(())
     }
 
-    /// When the connection wants to be polled even if nothing happens: to ask whether the peer
-    /// lives.
+    /// When the connection wants to be polled even if nothing happens: to ask whether the peer lives, or to say
+    /// that no answer comes.
     pub(crate) fn poll_timeout_ns(&self) -> Option<u64> {
-        (self.keepalive_ns > 0 && !self.keepalive_out).then(|| self.heard_ns + self.keepalive_ns)
+        let intervals = if self.keepalive_out { 1 + STANDSTILL_INTERVALS } else { 1 };
+        (self.keepalive_ns > 0 && !self.stands_still)
+            .then(|| self.heard_ns.saturating_add(self.keepalive_ns.saturating_mul(intervals)))
     }
 
     fn post_control(&self, wr_id: u64, operation: SendOperation) -> Result<(), PostError> {

@@ -1,10 +1,14 @@
 //! Send-Receive between two software RNICs of this process.
 
+use std::io::Write;
+use std::sync::{Arc, Mutex};
+
 use doorbell_exchange::ConnectionError;
 use doorbell_exchange::blocking::Blocking;
 use doorbell_exchange::send_receive::{Backpressure, Config, Connection, Endpoint, Message, Outcome, Submit};
 use doorbell_verbs::Device;
 use doorbell_verbs::soft::{self, SoftOptions};
+use tracing_subscriber::fmt::MakeWriter;
 
 fn device() -> Device {
     soft::open(&SoftOptions::default()).expect("a software RNIC opens")
@@ -160,4 +164,71 @@ fn a_silent_peer_that_dies_is_noticed() {
     drop(b);
     let error = Blocking::new(a).receive().unwrap_err();
     assert!(matches!(error, ConnectionError::PeerUnreachable(_)), "{error}");
+}
+
+/// A peer that takes nothing, where credits do not hold the sender back: its RNIC answers that it is not ready, for
+/// ever, which is no error. Nor does the connection end, but it is told once.
+#[test]
+fn a_connection_that_stands_still_is_told_once() {
+    let told = Told::default();
+    let subscriber = tracing_subscriber::fmt().with_writer(told.clone()).with_ansi(false).finish();
+    tracing::subscriber::with_default(subscriber, || {
+        let config = Config { window: 64, credits: false, depth: 4, keepalive_ns: 2_000_000, ..Config::default() };
+        let (mut a, mut b) = pair(config.clone(), config);
+        let device = a.qp().pd().device().clone();
+        const MESSAGES: u64 = 64; // as many as the window lets out, and more than the peer has receives
+        (0..MESSAGES).for_each(|_| assert!(matches!(a.send(b"hello").unwrap(), Submit::Accepted(_))));
+        while device.counters().unwrap().rnr_nak_received == 0 {
+            a.poll().unwrap();
+        }
+        a.poll().unwrap(); // what was acknowledged before
+        told.0.lock().unwrap().clear(); // of a machine that was busy with others
+        let start_ns = device.now_ns();
+        while told.text().is_empty() {
+            a.poll().unwrap();
+            assert!(device.now_ns() < start_ns + 60_000_000_000, "nobody told anything");
+        }
+        let until_ns = device.now_ns() + 100_000_000;
+        while device.now_ns() < until_ns {
+            a.poll().unwrap();
+        }
+        assert!(a.last_done() < MESSAGES);
+        assert_eq!(told.text().matches("stands still").count(), 1, "{}", told.text());
+        for _ in 0..MESSAGES {
+            while b.receive().unwrap().is_none() {
+                a.poll().unwrap();
+            }
+        }
+        while a.last_done() < MESSAGES {
+            a.poll().unwrap();
+        }
+    });
+}
+
+/// What was logged.
+#[derive(Clone, Default)]
+struct Told(Arc<Mutex<Vec<u8>>>);
+
+impl Told {
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
+
+impl Write for Told {
+    fn write(&mut self, text: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(text)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl MakeWriter<'_> for Told {
+    type Writer = Self;
+
+    fn make_writer(&self) -> Self {
+        self.clone()
+    }
 }
