@@ -416,7 +416,11 @@ impl Provider for Soft {
         // An event may have been taken before its signal came, or have gone with its queue pair:
         // the descriptor must not stay readable for it. One that comes just now is seen here.
         while self.event_fd.read().is_ok() {}
-        self.events.pop()
+        let event = self.events.pop();
+        if event.is_some() {
+            signal(&self.event_fd); // it came perhaps not alone
+        }
+        event
     }
 
     fn event_fd(&self) -> BorrowedFd<'_> {

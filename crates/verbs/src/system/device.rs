@@ -162,7 +162,11 @@ fn describe(name: String, handle: &Handle) -> Result<SystemDevice, SystemError> 
     // SAFETY: room for so many entries of that size.
     let known =
         unsafe { (library.query_gid_table)(context, gids.as_mut_ptr(), MAX_GIDS, 0, size_of::<ibv_gid_entry>()) };
-    gids.truncate(usize::try_from(known).unwrap_or(0));
+    let known = usize::try_from(known).map_err(|_| {
+        let error = io::Error::from_raw_os_error(i32::try_from(-known).unwrap_or(0));
+        SystemError::refused("the table of GIDs to be read", error)
+    })?;
+    gids.truncate(known);
     let mut ports = Vec::new();
     for number in 1..=device.phys_port_cnt {
         let mut port = ibv_port_attr::default();
@@ -233,10 +237,15 @@ pub(super) fn mtu(mtu: ibv_mtu) -> PathMtu {
 
 /// All devices that open, each with its ports and GIDs.
 pub(super) fn list(library: &'static Library) -> Result<Vec<SystemDevice>, SystemError> {
-    let mut all = Vec::new();
-    let failed = devices(library, |name, device| {
-        let described = open(library, &name, device).and_then(|handle| describe(name, &handle));
-        described.map(|device| all.push(device)).err()
+    let (mut all, mut failed) = (Vec::new(), None);
+    devices(library, |name, device| {
+        match open(library, &name, device).and_then(|handle| describe(name, &handle)) {
+            Ok(device) => all.push(device),
+            Err(error) => {
+                failed.get_or_insert(error);
+            }
+        }
+        None::<()> // there may be others
     })?;
     match failed {
         Some(error) if all.is_empty() => Err(error),

@@ -58,7 +58,12 @@ impl Events {
         }
         // What went with its queue pair has left the descriptor readable.
         while self.queued.read().is_ok() {}
-        self.queue.pop()
+        let event = self.queue.pop();
+        if event.is_some() {
+            // It came just now, and perhaps not alone.
+            let _ = self.queued.write(1);
+        }
+        event
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
@@ -93,13 +98,15 @@ impl Events {
         // SAFETY: as above.
         let srq = |event: &ibv_async_event| unsafe { (*event.element.srq).srq_context as usize as u32 };
         // If this turns out to be its last handle, it is destroyed only once the event is acknowledged.
-        let mut overrun = None;
+        let overrun;
         let known = match event.event_type {
             IBV_EVENT_CQ_ERR => {
                 let id = cq(&event);
                 let queues = self.completions.lock().unwrap_or_else(PoisonError::into_inner);
                 overrun = queues.get(&CqId(id)).and_then(Weak::upgrade);
-                Some(AsyncEvent::CqError(id))
+                // rxe says it for each completion that it drops: once is enough.
+                let is_news = overrun.as_ref().is_none_or(|queue| !queue.overrun.swap(true, Ordering::AcqRel));
+                is_news.then_some(AsyncEvent::CqError(id))
             }
             IBV_EVENT_QP_FATAL => Some(AsyncEvent::QpFatal(qpn(&event))),
             IBV_EVENT_QP_REQ_ERR => Some(AsyncEvent::QpRequestError(qpn(&event))),
@@ -114,9 +121,6 @@ impl Events {
                 None
             }
         };
-        if let Some(queue) = &overrun {
-            queue.overrun.store(true, Ordering::Release);
-        }
         if let Some(event) = known {
             self.queue.push(event);
             // It can only fail when 2^64 - 2 events wait, and then it is readable.

@@ -218,8 +218,10 @@ impl System {
             max_rd_atomic: device.max_rd_atomic.min(MAX_RD_ATOMIC as usize),
             on_demand: false,
         };
-        // Tables have no more entries than fit a byte of the address vector (IBTA Vol 1, 14.2.5.6).
-        let gid_index = u8::try_from(gid.index).unwrap_or(u8::MAX);
+        // An address vector has a byte for it (struct ibv_global_route).
+        let gid_index = u8::try_from(gid.index).map_err(|_| {
+            SystemError::refused("a GID beyond the first 256 to be used", std::io::ErrorKind::InvalidInput.into())
+        })?;
         let context = Arc::new(Context { handle, port: port.number, gid_index, attributes });
         let max_inline = most_inline(&context)?;
         let mut context = context;
@@ -359,7 +361,10 @@ impl Provider for System {
         let library = self.context.library();
         // SAFETY: a region that is registered; the memory is the caller's promise.
         let result = unsafe { (library.rereg_mr)(region.raw, all, domain.raw, base.cast(), length, access) };
-        SystemError::check(what, result)?;
+        if result != 0 {
+            // It is not an error number, but which step failed (ibv_rereg_mr(3)).
+            return Err(SystemError::refused(what, std::io::Error::last_os_error()).into());
+        }
         region.domain = domain;
         region.owner = None;
         Ok(())

@@ -323,9 +323,9 @@ fn post_failure(result: c_int, full: PostErrorKind) -> PostErrorKind {
     if error.raw_os_error() == Some(nix::libc::ENOMEM) { full } else { refused(&error) }
 }
 
-/// Which element of an array a pointer points to.
+/// Which element of an array a pointer points to: the first if it points nowhere, since not all drivers say.
 fn index_in<T>(array: *const T, element: *const T) -> usize {
-    (element as usize).wrapping_sub(array as usize) / size_of::<T>()
+    if element.is_null() { 0 } else { (element as usize).wrapping_sub(array as usize) / size_of::<T>() }
 }
 
 /// Posts receives, up to the first that is not acceptable.

@@ -140,6 +140,10 @@ impl Completions {
         })
     }
 
+    fn take_events(&self) {
+        self.events.upgrade().inspect(|events| events.take());
+    }
+
     /// Has it overrun, as is known by now? An event says so, and those cost a system call, which only one look in
     /// vain of many makes.
     fn has_overrun(&self) -> bool {
@@ -147,7 +151,7 @@ impl Completions {
         let looks = self.looks_in_vain.load(Ordering::Relaxed);
         self.looks_in_vain.store(looks.wrapping_add(1), Ordering::Relaxed);
         if looks.is_multiple_of(LOOKS_PER_CALL) {
-            self.events.upgrade().inspect(|events| events.take());
+            self.take_events();
         }
         self.overrun.load(Ordering::Acquire)
     }
@@ -191,6 +195,8 @@ impl raw::Cq for SystemCq {
 
     fn arm(&self, notify: Notify) {
         let queue = &*self.0;
+        // Whoever arms is going to sleep, and looks seldom from then on.
+        queue.take_events();
         // SAFETY: the queue lives.
         let result = unsafe { (queue.request_notify)(queue.raw, (notify == Notify::Solicited).into()) };
         if result != 0 {
