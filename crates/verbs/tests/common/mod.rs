@@ -44,6 +44,11 @@ pub fn system_pair() -> (Device, Device) {
     (open(name), open(peer))
 }
 
+/// Work requests of the long case: `DOORBELL_MESSAGES`, 10,000 otherwise.
+pub fn long_case() -> usize {
+    std::env::var("DOORBELL_MESSAGES").ok().map_or(10_000, |text| text.parse().expect("a number of work requests"))
+}
+
 /// Does the network between the devices of [`system_pair`] lose packets?
 pub fn system_is_lossy() -> bool {
     std::env::var_os("DOORBELL_TEST_PEER_DEVICE").is_some()
@@ -63,6 +68,13 @@ pub fn rxe_departs(device: &Device, how: &str) -> bool {
 /// Runs a test that needs nothing around it.
 pub fn as_it_is(test: impl FnOnce()) {
     test();
+}
+
+/// Of a device that is said to tell nothing of what just happened: it does not, within a time in which it would.
+#[track_caller]
+pub fn tells_nothing(device: &Device) {
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(device.poll_event(), None, "this device tells what it was said not to tell");
 }
 
 /// Ended a request like this because its peer refused it for that reason?

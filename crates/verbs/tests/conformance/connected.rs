@@ -108,6 +108,7 @@ pub(crate) fn immediate_data_and_invalidation(open: Open<'_>) {
     }
     // Verbs let a peer invalidate memory windows and what was registered for that, not every region.
     if a.device.attributes().provider != "soft" {
+        println!("no peer may invalidate what this provider registers: SEND with invalidate is left out");
         return;
     }
     for size in [0, 1, 2500] {
@@ -307,8 +308,9 @@ pub(crate) fn requests_complete_in_order(open: Open<'_>) {
     let (a, b) = Plan::rc().connect(&open());
     let (mine, yours) = (a.memory(16 << 10), b.memory(16 << 10));
     let mut wr_id = 0;
-    for round in 0..50 {
-        let sges = [mine.sge(0, 1 + round * 100)];
+    let rounds = long_case().div_ceil(16);
+    for round in 0..rounds {
+        let sges = [mine.sge(0, 1 + round % 50 * 100)];
         let word = [mine.sge(8192, 8)];
         let mut list = Vec::new();
         for index in 0..16 {
@@ -329,7 +331,7 @@ pub(crate) fn requests_complete_in_order(open: Open<'_>) {
         assert_eq!(done, (wr_id - 16..wr_id).collect::<Vec<_>>());
         b.reap(4);
     }
-    assert_eq!(yours.load_acquire_u64(8192), 200);
+    assert_eq!(yours.load_acquire_u64(8192), 4 * rounds as u64);
 }
 
 pub(crate) fn a_message_larger_than_any_window(open: Open<'_>) {

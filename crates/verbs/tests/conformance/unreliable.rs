@@ -2,7 +2,9 @@
 
 use std::net::IpAddr;
 
-use doorbell_verbs::{Attachment, CompletionOpcode, QKey, QpKind, SendOperation, SendRequest, UdDestination};
+use doorbell_verbs::{
+    Attachment, CompletionOpcode, QKey, QpKind, QpState, SendOperation, SendRequest, Status, UdDestination,
+};
 
 use crate::Open;
 use crate::common::*;
@@ -136,10 +138,13 @@ pub(crate) fn datagrams_that_do_not_fit_are_dropped(open: Open<'_>) {
     let (a, b) = Plan::new(QpKind::Ud).connect(&open());
     let (from, to) = (a.patterned(200, 1), b.memory(200));
     let before = b.device.counters().unwrap_or_default();
-    if rxe_departs(&b.device, "a datagram that does not fit its receive ends it with an error, and the queue pair") {
-        return;
-    }
     b.post_recv(1, &[to.sge(0, GRH_BYTES + 100)]);
+    if rxe_departs(&b.device, "a datagram that does not fit its receive ends it with an error, and the queue pair") {
+        a.qp.post_send(&[datagram(1, SendOperation::Send, &[from.sge(0, 101)], &b)]).unwrap();
+        a.expect(1);
+        assert_ne!(b.reap(1)[0].status, Status::Success);
+        return assert_eq!(b.state(), QpState::Error);
+    }
     for size in [101, 100] {
         a.qp.post_send(&[datagram(size, SendOperation::Send, &[from.sge(0, size as usize)], &b)]).unwrap();
         a.expect(size);
