@@ -11,8 +11,8 @@ use pcap_file::pcap::PcapReader;
 /// The end of the cable that is rxe's. The other is our software RNIC.
 const RXE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 
-/// Checks a capture, and returns the opcodes that rxe sent.
-fn check(capture: &[u8]) -> BTreeSet<Opcode> {
+/// Checks a capture of at least so many packets, and returns the opcodes that rxe sent.
+fn check(capture: &[u8], least: usize) -> BTreeSet<Opcode> {
     let mut reader = PcapReader::new(capture).unwrap();
     let mut sent = BTreeSet::new();
     let mut packets = 0;
@@ -36,18 +36,19 @@ fn check(capture: &[u8]) -> BTreeSet<Opcode> {
             sent.insert(opcode);
         }
     }
-    assert!(packets > 300, "{packets} packets");
+    assert!(packets >= least, "{packets} packets");
     sent
 }
 
 #[test]
 fn every_packet_of_rxe_is_understood_and_has_the_icrc_that_we_compute() {
-    let sent = check(include_bytes!("data/rxe.pcap"));
+    let sent = check(include_bytes!("data/rxe.pcap"), 300);
     // As requester and as responder, packets alone and in rows.
     for opcode in [
         Opcode::RC_SEND_ONLY,
         Opcode::RC_SEND_FIRST,
         Opcode::RC_SEND_LAST_IMM,
+        Opcode::RC_WRITE_ONLY,
         Opcode::RC_WRITE_FIRST,
         Opcode::RC_READ_REQUEST,
         Opcode::RC_READ_RESPONSE_FIRST,
@@ -65,6 +66,22 @@ fn every_packet_of_rxe_is_understood_and_has_the_icrc_that_we_compute() {
 
 #[test]
 fn so_is_what_rxe_sends_when_packets_are_lost() {
-    let sent = check(include_bytes!("data/rxe-loss.pcap"));
+    let sent = check(include_bytes!("data/rxe-loss.pcap"), 300);
     assert!(sent.contains(&Opcode::RC_ACKNOWLEDGE), "{sent:?}");
+}
+
+#[test]
+fn so_is_what_two_devices_of_rxe_send_each_other() {
+    let sent = check(include_bytes!("data/rxe-both.pcap"), 120);
+    for opcode in [
+        Opcode::RC_SEND_ONLY_IMM,
+        Opcode::RC_SEND_LAST_IMM,
+        Opcode::RC_WRITE_ONLY_IMM,
+        Opcode::RC_WRITE_LAST_IMM,
+        Opcode::UC_SEND_ONLY_IMM,
+        Opcode::UC_WRITE_ONLY_IMM,
+        Opcode::UD_SEND_ONLY_IMM,
+    ] {
+        assert!(sent.contains(&opcode), "no {opcode:?} among {sent:?}");
+    }
 }

@@ -19,6 +19,7 @@ const COMMANDS: &str = script!("commands");
 const LOSS: &str = script!("two_rxe", "loss");
 const ON_THE_WIRE: &str = script!("cable", "wire");
 const CAPTURE: &str = script!("cable", "capture");
+const CAPTURE_BOTH: &str = script!("two_rxe", "capture_both");
 
 /// A step's name and body.
 type Step = (&'static str, fn() -> Outcome);
@@ -35,11 +36,16 @@ pub(crate) const STEPS: &[Step] = &[
 /// Captures packets of rdma_rxe and our RNIC anew, for the tests of `wire` and `rnic`.
 pub(crate) fn capture() -> Result<(), String> {
     missing().map_or(Ok(()), Err)?;
-    let ended = Guest::new(LIMIT).run(CAPTURE)?;
-    if ended.status != 0 {
-        return Err(format!("the command in the guest ended with status {}", ended.status));
+    let mut with_suite = Guest::new(LIMIT);
+    with_suite.files.push(("verbs".to_owned(), test_program("doorbell-verbs")?));
+    for (guest, script) in [(Guest::new(LIMIT), CAPTURE), (with_suite, CAPTURE_BOTH)] {
+        let ended = guest.run(script)?;
+        if ended.status != 0 {
+            return Err(format!("the command in the guest ended with status {}", ended.status));
+        }
+        ended.keep(&root().join("crates/wire/tests/data"))?;
     }
-    ended.keep(&root().join("crates/wire/tests/data"))
+    Ok(())
 }
 
 /// The conformance suite of verbs on the provider `system`.
