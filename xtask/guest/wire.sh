@@ -13,6 +13,26 @@ all_operations() {
     done
 }
 
+# Our own bench, whose payload is checked.
+bench() {
+    for role in serves asks; do
+        if [ $role = serves ]; then
+            timeout 120 doorbell bench bw -d rxe0 -x $gid --listen 192.0.2.1 > /tmp/server 2>&1 & server=$!
+            wait_for_port 18515
+            in_other timeout 120 doorbell bench bw --bind 192.0.2.2 "$@" --verify --json 192.0.2.1 > /tmp/client 2>&1
+        else
+            in_other timeout 120 doorbell bench bw --bind 192.0.2.2 --listen 192.0.2.2 > /tmp/server 2>&1 & server=$!
+            wait_for_port 18515 in_other
+            timeout 120 doorbell bench bw -d rxe0 -x $gid "$@" --verify --json 192.0.2.2 > /tmp/client 2>&1
+        fi
+        [ $? = 0 ] || fail "bench $*, rxe $role, client: $(cat /tmp/client)"
+        wait $server || fail "bench $*, rxe $role, server: $(cat /tmp/server)"
+        # What our RNIC counted, at whichever end it is.
+        wrong=$(sed -n 's/.*"rx_icrc_encapsulated": \([0-9]*\).*/\1/p' /tmp/client | sort -u)
+        [ "$wrong" = 0 ] || fail "bench $*, rxe $role: packets with a wrong ICRC, or none were counted: $wrong"
+    done
+}
+
 all_operations 200
 for mtu in 256 512 1024 2048 4096; do
     for role in serves asks; do
@@ -20,6 +40,10 @@ for mtu in 256 512 1024 2048 4096; do
         pair $role ib_write_bw -n 50 -s 20000 -m $mtu
         pair $role ib_read_bw -o 16 -n 50 -s 20000 -m $mtu
     done
+done
+for mtu in 256 512 1024 2048 4096; do
+    bench -n 50 -s 20000 -m $mtu
+    for op in write read; do bench -n 50 -s 20000 -m $mtu --op $op; done
 done
 # The same with one packet in a hundred lost, both ways.
 tc qdisc add dev veth0 root netem loss 1%
@@ -30,24 +54,14 @@ for role in serves asks; do
     pair $role ib_read_bw -o 16 -n 500 -s 5000
     pair $role ib_atomic_bw -o 16 -n 200 -A FETCH_AND_ADD
 done
+bench -n 500 -s 16,5000
+for op in write read; do bench -n 300 -s 5000 --op $op; done
+bench -n 200 --op fetch-add
+for lossy in "" in_other; do
+    $lossy tc -s qdisc show | grep "dropped [1-9]" || fail "nothing got lost"
+done
 tc qdisc del dev veth0 root
 in_other tc qdisc del dev veth1 root
-# Our own bench, whose payload is checked.
-bench() {
-    for role in serves asks; do
-        if [ $role = serves ]; then
-            doorbell bench bw -d rxe0 -x $gid --listen 192.0.2.1 > /tmp/server 2>&1 & server=$!
-            wait_for_port 18515
-            in_other timeout 120 doorbell bench bw --bind 192.0.2.2 "$@" --verify 192.0.2.1 > /tmp/client 2>&1
-        else
-            in_other doorbell bench bw --bind 192.0.2.2 --listen 192.0.2.2 > /tmp/server 2>&1 & server=$!
-            wait_for_port 18515 in_other
-            timeout 120 doorbell bench bw -d rxe0 -x $gid "$@" --verify 192.0.2.2 > /tmp/client 2>&1
-        fi
-        [ $? = 0 ] || fail "bench $*, rxe $role, client: $(cat /tmp/client)"
-        wait $server || fail "bench $*, rxe $role, server: $(cat /tmp/server)"
-    done
-}
 bench -n 500 -s 16,5000,65536
 bench -n 500 -s 16,5000 -b
 for op in write read; do bench -n 300 -s 16,65536 --op $op; done
@@ -56,8 +70,8 @@ bench -n 300 --op cas
 # A peer with another MTU: the smaller one of both is used, and more than that is refused at both ends.
 ip link set veth0 mtu 1500
 bench -n 100 -s 5000
-grep -q "MTU 1024" /tmp/client || fail "a path MTU that fits both: $(cat /tmp/client)"
-doorbell bench bw -d rxe0 -x $gid --listen 192.0.2.1 > /tmp/server 2>&1 & server=$!
+grep -q '"mtu": 1024' /tmp/client || fail "a path MTU that fits both: $(cat /tmp/client)"
+timeout 120 doorbell bench bw -d rxe0 -x $gid --listen 192.0.2.1 > /tmp/server 2>&1 & server=$!
 wait_for_port 18515
 in_other timeout 60 doorbell bench bw --bind 192.0.2.2 -n 10 -m 4096 192.0.2.1 > /tmp/client 2>&1
 client=$?

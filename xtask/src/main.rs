@@ -31,7 +31,7 @@ struct Arguments {
 enum Command {
     /// Checks and tests everything. In CI (CI=true) nothing may be left out.
     Test {
-        /// Leaves out the checks that need other programs (tshark, scapy, ip, ethtool, chromium).
+        /// Leaves out the checks that need other programs (tshark, scapy, ip, ethtool, chromium, perftest, qemu).
         #[arg(long)]
         fast: bool,
     },

@@ -115,7 +115,7 @@ fn kernel(files: &Path) -> Result<String, String> {
 fn recipe(version: &str) -> Result<String, String> {
     let packages = output_of(command(
         "dpkg-query",
-        &["--show", "busybox-static", "perftest", "rdma-core", "ibverbs-providers", "iproute2", "tcpdump", "libc6"],
+        &["--show", "busybox-static", "perftest", "ibverbs-providers", "iproute2", "tcpdump", "libc6"],
     ))?;
     Ok(format!("{version}\n{packages}\n{MODULES:?}\n{PROGRAMS:?}\n{INIT}"))
 }

@@ -45,9 +45,12 @@ pub(crate) struct Guest {
 pub(crate) struct Ended {
     /// Exit status of its command.
     pub(crate) status: i32,
-    /// What of it the host sees: files that the command left in `/host`.
-    pub(crate) folder: PathBuf,
+    /// Files that the command left in `/host`.
+    shared: Folder,
 }
+
+/// What of a guest the host sees, which goes with it.
+struct Folder(PathBuf);
 
 /// What is missing for a guest, once what can be installed is installed.
 pub(crate) fn missing() -> Option<String> {
@@ -68,11 +71,12 @@ impl Guest {
     pub(crate) fn run(&self, script: &str) -> Result<Ended, String> {
         let home = target().join("xtask").join("vm");
         let image = image::build(&home)?;
-        let folder = home.join(format!("host-{}", std::process::id()));
-        share(&folder, &self.files, script).map_err(|error| format!("{}: {error}", folder.display()))?;
+        let shared = Folder(home.join(format!("host-{}", std::process::id())));
+        let folder = &shared.0;
+        share(folder, &self.files, script).map_err(|error| format!("{}: {error}", folder.display()))?;
         let console = home.join("console.txt");
         let start = Instant::now();
-        let mut child = qemu(&image, &folder, &console)
+        let mut child = qemu(&image, folder, &console)
             .spawn()
             .map_err(|error| format!("qemu-system-x86_64 could not be started: {error}"))?;
         let ended = loop {
@@ -91,7 +95,7 @@ impl Guest {
         let status = fs::read_to_string(folder.join("status")).ok().and_then(|text| text.trim().parse().ok());
         let status = status.ok_or_else(|| format!("the guest ended without an exit status{}", tail(&console)))?;
         eprintln!("guest: exit status {status} after {:.1} s", start.elapsed().as_secs_f64());
-        Ok(Ended { status, folder })
+        Ok(Ended { status, shared })
     }
 }
 
@@ -100,7 +104,7 @@ impl Ended {
     pub(crate) fn keep(&self, to: &Path) -> Result<(), String> {
         let copy = || -> std::io::Result<()> {
             fs::create_dir_all(to)?;
-            for entry in fs::read_dir(&self.folder)? {
+            for entry in fs::read_dir(&self.shared.0)? {
                 let path = entry?.path();
                 let own = ["opt", "command", "status"].iter().any(|name| path.ends_with(name));
                 if !own && path.is_file() {
@@ -113,15 +117,17 @@ impl Ended {
     }
 }
 
-impl Drop for Ended {
+impl Drop for Folder {
     fn drop(&mut self) {
         // What somebody wanted of it has been copied; if it stays, it is only in the way.
-        let _ = fs::remove_dir_all(&self.folder);
+        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
 /// The folder that the guest sees.
 fn share(folder: &Path, files: &[(String, PathBuf)], script: &str) -> std::io::Result<()> {
+    // A killed run of the same number may have left one.
+    let _ = fs::remove_dir_all(folder);
     let opt = folder.join("opt");
     fs::create_dir_all(&opt)?;
     for (name, file) in files {
