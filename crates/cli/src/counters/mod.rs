@@ -36,7 +36,11 @@ device does not count is shown as - (null in JSON), which is not 0.";
 pub(crate) struct Counters {
     /// Only this one: its name (mlx5_0, mlx5_0/1, doorbell0@127.0.0.1), its address, or the number
     /// of the process that has it open
+    #[arg(value_name = "DEVICE")]
     device: Option<String>,
+    /// The same, as other commands take it
+    #[arg(short = 'd', long = "device", value_name = "DEVICE", conflicts_with = "device")]
+    device_option: Option<String>,
     /// How often to look, 0.1 to 3600
     #[arg(short, long, value_name = "SECONDS", default_value_t = 1.0)]
     interval: f64,
@@ -68,7 +72,7 @@ pub(crate) fn run(arguments: &Counters) -> Result<ExitCode, Failure> {
         return Err(Usage("--count is 0, allowed is at least 1".to_owned()).into());
     }
     let mut monitor = Monitor::new(&arguments.sysfs);
-    if let Some(device) = &arguments.device {
+    if let Some(device) = arguments.device.as_ref().or(arguments.device_option.as_ref()) {
         monitor.select(device)?;
     }
     if let Some(address) = &arguments.prometheus {

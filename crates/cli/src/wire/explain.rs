@@ -40,6 +40,7 @@ pub(crate) struct Explain {
     /// Take the rates from a device's counters: its name as doorbell counters shows it, its address,
     /// or the number of the process that has it open
     #[arg(
+        short,
         long,
         value_name = "NAME",
         conflicts_with_all = ["rx_bytes", "rx_packets", "tx_bytes", "tx_packets", "pcap"]
