@@ -19,6 +19,7 @@ mod handles;
 mod memory;
 #[allow(unsafe_code)]
 pub mod raw;
+mod signal;
 #[allow(unsafe_code)]
 pub mod soft;
 #[allow(unsafe_code)]

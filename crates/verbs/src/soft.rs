@@ -20,11 +20,12 @@ use doorbell_rnic::{
     SendRequest, Sge, SharedReceiveQueue, SrqId, WindowKind,
 };
 use doorbell_wire::{PathMtu, Psn, Qpn, RKey, ROCE_UDP_PORT};
-use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::eventfd::EventFd;
 
 use crate::error::Error;
 use crate::handles::Device;
 use crate::raw::{self, DeviceAttributes, Keys, Provider, bring_in, can_bring_in, sleep_until_readable};
+use crate::signal::{self, next_event, signal};
 
 /// How the software RNIC is opened.
 #[derive(Clone, Debug)]
@@ -207,14 +208,7 @@ fn stack(mut link: Box<dyn Link>, local: IpAddr, port: u16, options: &SoftOption
 }
 
 fn event_fd() -> Result<EventFd, Error> {
-    // A semaphore: each notification is taken by one read, so none is lost or seen twice.
-    let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE;
-    EventFd::from_flags(flags).map_err(|error| Error::os("an eventfd could not be created")(error.into()))
-}
-
-fn signal(fd: &EventFd) {
-    // It can only fail when 2^64 - 2 notifications wait, and then it is readable.
-    let _ = fd.write(1);
+    signal::event_fd().map_err(|error| Error::os("an eventfd could not be created")(error.into()))
 }
 
 /// A software RNIC, for what builds on the layer [`raw`].
@@ -408,19 +402,7 @@ impl Provider for Soft {
     }
 
     fn poll_event(&self) -> Option<AsyncEvent> {
-        if let Some(event) = self.events.pop() {
-            // One read for one event: the descriptor stays readable while more wait.
-            let _ = self.event_fd.read();
-            return Some(event);
-        }
-        // An event may have been taken before its signal came, or have gone with its queue pair:
-        // the descriptor must not stay readable for it. One that comes just now is seen here.
-        while self.event_fd.read().is_ok() {}
-        let event = self.events.pop();
-        if event.is_some() {
-            signal(&self.event_fd); // it came perhaps not alone
-        }
-        event
+        next_event(&self.events, &self.event_fd)
     }
 
     fn event_fd(&self) -> BorrowedFd<'_> {

@@ -5,17 +5,18 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use doorbell_ibverbs_sys::*;
 use doorbell_rnic::{AsyncEvent, CqId, EventQueue};
 use doorbell_wire::Qpn;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
-use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::eventfd::EventFd;
 
 use super::queues::Completions;
-use super::{Context, SystemError};
+use super::{Context, SystemError, lock};
+use crate::signal::{event_fd, next_event, signal};
 
 pub(super) struct Events {
     context: Arc<Context>,
@@ -31,9 +32,7 @@ pub(super) struct Events {
 impl Events {
     pub(super) fn of(context: Arc<Context>) -> Result<Arc<Self>, SystemError> {
         let failed = |error: nix::Error| SystemError::refused("asynchronous events to be waited for", error.into());
-        // A semaphore: each event is taken by one read.
-        let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE;
-        let queued = EventFd::from_flags(flags).map_err(failed)?;
+        let queued = event_fd().map_err(failed)?;
         let either = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed)?;
         either.add(&queued, EpollEvent::new(EpollFlags::EPOLLIN, 0)).map_err(failed)?;
         // SAFETY: the context is open for as long as it is borrowed, and its descriptor with it.
@@ -43,27 +42,22 @@ impl Events {
         Ok(Arc::new(Self { context, queue: EventQueue::new(None), queued, either, completions: Mutex::default() }))
     }
 
-    /// From now on a queue is told that it has overrun.
+    /// From now on a queue is known by its number, and told that it has overrun.
     pub(super) fn watch(&self, queue: &Arc<Completions>) {
-        let mut completions = self.completions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut completions = lock(&self.completions);
         completions.retain(|_, queue| queue.strong_count() > 0);
         completions.insert(queue.id, Arc::downgrade(queue));
     }
 
+    /// The queue of this number, if it still lives.
+    pub(super) fn completions(&self, id: CqId) -> Option<Arc<Completions>> {
+        lock(&self.completions).get(&id).and_then(Weak::upgrade)
+    }
+
+    /// The oldest event.
     pub(super) fn poll(&self) -> Option<AsyncEvent> {
         self.take();
-        if let Some(event) = self.queue.pop() {
-            let _ = self.queued.read();
-            return Some(event);
-        }
-        // What went with its queue pair has left the descriptor readable.
-        while self.queued.read().is_ok() {}
-        let event = self.queue.pop();
-        if event.is_some() {
-            // It came just now, and perhaps not alone.
-            let _ = self.queued.write(1);
-        }
-        event
+        next_event(&self.queue, &self.queued)
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
@@ -102,8 +96,7 @@ impl Events {
         let known = match event.event_type {
             IBV_EVENT_CQ_ERR => {
                 let id = cq(&event);
-                let queues = self.completions.lock().unwrap_or_else(PoisonError::into_inner);
-                overrun = queues.get(&CqId(id)).and_then(Weak::upgrade);
+                overrun = self.completions(CqId(id));
                 // rxe says it for each completion that it drops: once is enough.
                 let is_news = overrun.as_ref().is_none_or(|queue| !queue.overrun.swap(true, Ordering::AcqRel));
                 is_news.then_some(AsyncEvent::CqError(id))
@@ -123,8 +116,7 @@ impl Events {
         };
         if let Some(event) = known {
             self.queue.push(event);
-            // It can only fail when 2^64 - 2 events wait, and then it is readable.
-            let _ = self.queued.write(1);
+            signal(&self.queued);
         }
         // SAFETY: the event from above, acknowledged once.
         unsafe { (context.library().ack_async_event)(&mut event) };

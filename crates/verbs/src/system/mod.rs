@@ -181,7 +181,6 @@ struct System {
     events: Arc<Events>,
     domains: Mutex<slab::Slab<Arc<Domain>>>,
     regions: Mutex<HashMap<LKey, Registered>>,
-    queues: Mutex<HashMap<CqId, Weak<queues::Completions>>>,
     shared: Mutex<HashMap<SrqId, Weak<queues::Shared>>>,
     next_id: AtomicU32,
     opened: Instant,
@@ -233,7 +232,6 @@ impl System {
             context,
             domains: Mutex::default(),
             regions: Mutex::default(),
-            queues: Mutex::default(),
             shared: Mutex::default(),
             next_id: AtomicU32::new(1),
             opened: Instant::now(),
@@ -363,7 +361,7 @@ impl Provider for System {
         let result = unsafe { (library.rereg_mr)(region.raw, all, domain.raw, base.cast(), length, access) };
         if result != 0 {
             // It is not an error number, but which step failed (ibv_rereg_mr(3)).
-            return Err(SystemError::refused(what, std::io::Error::last_os_error()).into());
+            return Err(SystemError::last(what).into());
         }
         region.domain = domain;
         region.owner = None;
@@ -394,9 +392,6 @@ impl Provider for System {
         let queue =
             Arc::new(queues::Completions::new(&self.context, Arc::downgrade(&self.events), id, depth, channel)?);
         self.events.watch(&queue);
-        let mut queues = lock(&self.queues);
-        queues.retain(|_, queue| queue.strong_count() > 0);
-        queues.insert(id, Arc::downgrade(&queue));
         Ok(Box::new(SystemCq(queue)))
     }
 
@@ -412,10 +407,7 @@ impl Provider for System {
     }
 
     fn create_qp(&self, init: QpInit) -> Result<Box<dyn raw::Qp>, Error> {
-        let queue = |id| {
-            let known = lock(&self.queues).get(&id).and_then(Weak::upgrade);
-            known.ok_or(ObjectError::Unknown("completion queue"))
-        };
+        let queue = |id| self.events.completions(id).ok_or(ObjectError::Unknown("completion queue"));
         let (send_cq, recv_cq) = (queue(init.send_cq)?, queue(init.recv_cq)?);
         let srq = match init.srq {
             None => None,
