@@ -3,16 +3,6 @@
 # The tests replay both sides, so single packets have to be on the cable: the kernel cuts up what the software
 # RNIC sends as one.
 in_other ip link set veth1 gso_max_segs 1
-capture() {
-    tcpdump -Z root -q -U -i veth0 -w /host/$1 udp port 4791 2> /tmp/tcpdump & tcpdump=$!
-    for try in $(seq 100); do grep -q listening /tmp/tcpdump && break; sleep 0.1; done
-}
-captured() {
-    sleep 1
-    kill -INT $tcpdump
-    wait $tcpdump
-}
-
 capture rxe.pcap
 for role in serves asks; do
     pair $role ib_send_bw -n 5 -s 16

@@ -1,14 +1,11 @@
 # A few packets of what neither perftest nor our bench sends, between two devices of rxe (two_rxe.sh comes before):
 # UC and UD with immediate data, and WRITEs with it.
 export DOORBELL_TEST_DEVICE=rxe1 DOORBELL_TEST_PEER_DEVICE=rxe2
-tcpdump -Z root -q -U -i veth0 -w /host/rxe-both.pcap udp port 4791 2> /tmp/tcpdump & tcpdump=$!
-for try in $(seq 100); do grep -q listening /tmp/tcpdump && break; sleep 0.1; done
+capture rxe-both.pcap
 for case in immediate_data_and_invalidation unreliable_connections_carry_sends_and_writes \
     datagrams_bring_their_header inline_data_is_copied; do
     timeout 60 verbs --ignored --exact system::$case || fail "$case"
 done
-sleep 1
-kill -INT $tcpdump
-wait $tcpdump
+captured
 echo "$failures failures"
 [ $failures = 0 ]

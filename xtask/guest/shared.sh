@@ -10,3 +10,13 @@ wait_for_port() {
     done
     fail "nobody listens on $wanted"
 }
+# Writes what passes veth0 to a file for the host, until captured.
+capture() {
+    tcpdump -Z root -q -U -i veth0 -w /host/$1 udp port 4791 2> /tmp/tcpdump & tcpdump=$!
+    for try in $(seq 100); do grep -q listening /tmp/tcpdump && break; sleep 0.1; done
+}
+captured() {
+    sleep 1
+    kill -INT $tcpdump
+    wait $tcpdump
+}

@@ -36,10 +36,8 @@ pub(crate) const STEPS: &[Step] = &[
 /// Captures packets of rdma_rxe and our RNIC anew, for the tests of `wire` and `rnic`.
 pub(crate) fn capture() -> Result<(), String> {
     missing().map_or(Ok(()), Err)?;
-    let mut with_suite = Guest::new(LIMIT);
-    with_suite.files.push(("verbs".to_owned(), test_program("doorbell-verbs")?));
-    for (guest, script) in [(Guest::new(LIMIT), CAPTURE), (with_suite, CAPTURE_BOTH)] {
-        let ended = guest.run(script)?;
+    for (suites, script) in [(&[][..], CAPTURE), (&[("verbs", "doorbell-verbs")], CAPTURE_BOTH)] {
+        let ended = guest_with(suites)?.run(script)?;
         if ended.status != 0 {
             return Err(format!("the command in the guest ended with status {}", ended.status));
         }
@@ -74,14 +72,19 @@ fn suite(package: &str, arguments: &str) -> Outcome {
 
 /// A script that calls suites by these names.
 fn with_test_programs(suites: &[(&str, &str)], script: &str) -> Outcome {
+    match guest_with(suites) {
+        Ok(guest) => in_guest(guest, script),
+        Err(why) => Outcome::Failed(why),
+    }
+}
+
+/// A guest with the suites of packages, by these names.
+fn guest_with(suites: &[(&str, &str)]) -> Result<Guest, String> {
     let mut guest = Guest::new(LIMIT);
     for &(name, package) in suites {
-        match test_program(package) {
-            Ok(program) => guest.files.push((name.to_owned(), program)),
-            Err(why) => return Outcome::Failed(why),
-        }
+        guest.files.push((name.to_owned(), test_program(package)?));
     }
-    in_guest(guest, script)
+    Ok(guest)
 }
 
 fn in_guest(guest: Guest, script: &str) -> Outcome {

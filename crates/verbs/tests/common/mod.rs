@@ -131,9 +131,8 @@ impl Plan {
         Self::new(QpKind::Rc)
     }
 
-    /// Of connections whose peer refuses something: [`assert_refusal`] wants retries that end, and seven do not
-    /// on rxe.
-    pub fn refusable() -> Self {
+    /// With retries that end, which seven do not on rxe: a peer that refuses something, or stands still, is noticed.
+    pub fn with_an_end() -> Self {
         Self { retry_count: 6, ..Self::rc() }
     }
 

@@ -84,7 +84,7 @@ pub(crate) fn every_path_mtu_carries_every_operation(open: Open<'_>) {
 }
 
 pub(crate) fn immediate_data_and_invalidation(open: Open<'_>) {
-    let (a, b) = Plan::refusable().connect(&open());
+    let (a, b) = Plan::with_an_end().connect(&open());
     let (mine, yours) = (a.patterned(3000, 5), b.memory(3000));
     for size in [0, 10, 1024, 3000] {
         b.post_recv(1, &[yours.sge(0, 3000)]);
@@ -287,8 +287,7 @@ pub(crate) fn a_fence_waits_for_reads(open: Open<'_>) {
 /// What has to be sent again waits at a fence for the READs before it, and for no others.
 pub(crate) fn a_fence_knows_what_came_before_it(open: Open<'_>) {
     const LISTS: u64 = 300;
-    // Retries that end: who stands still and says nothing is then seen to depart.
-    let (devices, plan) = (open(), Plan { retry_count: 6, ..Plan::rc() });
+    let (devices, plan) = (open(), Plan::with_an_end());
     for (pairs, read_flags) in [(1, SendFlags::empty()), (1, SendFlags::FENCE), (4, SendFlags::empty())] {
         let (a, b) = plan.connect(&devices);
         let done = fenced_lists(&a, &b, pairs, read_flags, LISTS, Duration::from_secs(5));

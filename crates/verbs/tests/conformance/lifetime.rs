@@ -53,7 +53,7 @@ pub(crate) fn a_region_dropped_under_a_send(open: Open<'_>) {
 }
 
 pub(crate) fn a_region_dropped_under_a_receive(open: Open<'_>) {
-    let (a, b) = Plan::refusable().connect(&open());
+    let (a, b) = Plan::with_an_end().connect(&open());
     let to = b.memory(1000);
     b.post_recv(1, &[to.sge(0, 1000)]);
     drop(to);
@@ -66,7 +66,7 @@ pub(crate) fn a_region_dropped_under_a_receive(open: Open<'_>) {
 pub(crate) fn a_region_dropped_under_remote_access(open: Open<'_>) {
     let devices = open();
     for operation in [write_to, read_from, |region: &_, offset| fetch_add(region, offset, 1)] {
-        let (a, b) = Plan::refusable().connect(&devices);
+        let (a, b) = Plan::with_an_end().connect(&devices);
         let to = b.memory(64);
         let mine = a.memory(64);
         a.post(1, operation(&to, 0), &[mine.sge(0, 8)]);

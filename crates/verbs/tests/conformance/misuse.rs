@@ -178,7 +178,7 @@ pub(crate) fn remote_accesses_that_are_refused(open: Open<'_>) {
         ("an atomic that is not aligned", everything, everything, |r| fetch_add(r, 4, 1), Status::RemoteInvalidRequest),
     ];
     for (what, of_region, of_qp, operation, status) in cases {
-        let (a, b) = Plan { access: of_qp, ..Plan::refusable() }.connect(&devices);
+        let (a, b) = Plan { access: of_qp, ..Plan::with_an_end() }.connect(&devices);
         let region = b.pd.allocate(64, of_region, MemoryKind::Plain).unwrap();
         let mine = a.patterned(64, 1);
         let mine_of_eight = [mine.sge(0, 8)];
@@ -373,7 +373,7 @@ pub(crate) fn a_list_is_accepted_up_to_the_first_mistake(open: Open<'_>) {
 pub(crate) fn receives_that_are_too_short(open: Open<'_>) {
     let devices = open();
     for size in [11, 5000] {
-        let (a, b) = Plan::refusable().connect(&devices);
+        let (a, b) = Plan::with_an_end().connect(&devices);
         let (from, to) = (a.patterned(size, 1), b.memory(size));
         b.post_recv(1, &[to.sge(0, size - 1)]);
         b.post_recv(2, &[]);

@@ -290,7 +290,7 @@ pub(crate) fn whoever_polls_learns_of_an_overrun(open: Open<'_>) {
 
 pub(crate) fn asynchronous_events_wake_their_descriptor(open: Open<'_>) {
     let (one, other) = open();
-    let plan = Plan::refusable();
+    let plan = Plan::with_an_end();
     let (a, b) = (plan.side(&one), plan.side(&other));
     let psn = one.random_psn();
     // The peer sends while this end is in RTR still.
