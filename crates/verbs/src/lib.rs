@@ -19,6 +19,7 @@ mod handles;
 mod memory;
 #[allow(unsafe_code)]
 pub mod raw;
+#[allow(unsafe_code)]
 mod signal;
 #[allow(unsafe_code)]
 pub mod soft;

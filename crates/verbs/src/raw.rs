@@ -24,6 +24,7 @@ use nix::sys::time::TimeSpec;
 use nix::unistd::{SysconfVar, sysconf};
 
 use crate::error::Error;
+pub use crate::signal::{LockedNotices, Notices};
 
 /// What a device can do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -214,6 +215,19 @@ pub trait Channel: Any + Send + Sync {
 
     /// The completion queue that the oldest notification is for. Never blocks.
     fn next(&self) -> Option<CqId>;
+
+    /// As [`next`](Self::next), for a caller that has read the descriptor itself, as a program does that
+    /// leaves it to the kernel whether a signal ends its wait. Only the software RNIC's descriptor counts
+    /// notifications, so that each is one read.
+    fn next_read(&self) -> Option<CqId> {
+        self.next()
+    }
+
+    /// Drives the device for a caller that is going to sleep, for a moment, if that is worth it. True
+    /// if a notification came.
+    fn linger(&self) -> bool {
+        false
+    }
 
     /// Waits until a notification can be taken, or the time is over: false then.
     fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {

@@ -1,13 +1,13 @@
 //! The embedded software RNIC as a provider: real RoCE v2 over UDP, in this process.
 
 use std::any::Any;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -25,7 +25,7 @@ use nix::sys::eventfd::EventFd;
 use crate::error::Error;
 use crate::handles::Device;
 use crate::raw::{self, DeviceAttributes, Keys, Provider, bring_in, can_bring_in, sleep_until_readable};
-use crate::signal::{self, next_event, signal};
+use crate::signal::{Notices, event_fd, next_event, signal};
 
 /// How the software RNIC is opened.
 #[derive(Clone, Debug)]
@@ -143,7 +143,7 @@ fn start(end: LinkEnd, options: &SoftOptions) -> Result<Soft, Error> {
     };
     let config = Config { address, active_mtu, receive_buffer_bytes: receive_buffer_bytes as u64, seed };
     let link = stack(link, address, udp_port, options)?;
-    let events = Arc::new(event_fd()?);
+    let events = Arc::new(event_fd().map_err(no_eventfd)?);
     let listener = Arc::new(OnceLock::<Notifier>::new());
     let notifier: Notifier = {
         let (events, listener) = (Arc::clone(&events), Arc::clone(&listener));
@@ -207,8 +207,8 @@ fn stack(mut link: Box<dyn Link>, local: IpAddr, port: u16, options: &SoftOption
     Ok(link)
 }
 
-fn event_fd() -> Result<EventFd, Error> {
-    signal::event_fd().map_err(|error| Error::os("an eventfd could not be created")(error.into()))
+fn no_eventfd(error: nix::Error) -> Error {
+    Error::os("an eventfd could not be created")(error.into())
 }
 
 /// A software RNIC, for what builds on the layer [`raw`].
@@ -354,9 +354,8 @@ impl Provider for Soft {
 
     fn create_channel(&self) -> Result<Arc<dyn raw::Channel>, Error> {
         Ok(Arc::new(SoftChannel {
-            fd: event_fd()?,
+            notices: Notices::new().map_err(no_eventfd)?,
             port: Arc::downgrade(&self.port),
-            waiting: Mutex::default(),
             lingers: AtomicUsize::new(0),
         }))
     }
@@ -364,19 +363,19 @@ impl Provider for Soft {
     fn create_cq(&self, depth: usize, channel: Option<&Arc<dyn raw::Channel>>) -> Result<Box<dyn raw::Cq>, Error> {
         let armed = Arc::clone(self.port.armed());
         // The queue's number is only known once it exists, its notifier is needed before.
-        let number = Arc::new(AtomicUsize::new(usize::MAX));
+        let notified = Arc::new(Notified::default());
         let notifier: Notifier = {
-            let (armed, number, channel) = (Arc::clone(&armed), Arc::clone(&number), channel.cloned());
+            let (armed, notified, channel) = (Arc::clone(&armed), Arc::clone(&notified), channel.cloned());
             Arc::new(move || {
                 armed.fetch_sub(1, Ordering::SeqCst);
                 if let Some(channel) = soft_channel(channel.as_ref()) {
-                    channel.notify(CqId(number.load(Ordering::Acquire) as u32));
+                    channel.notify(&notified);
                 }
             })
         };
         let (id, queue) = self.port.with(|rnic| rnic.create_cq(depth, Some(notifier)))?;
-        number.store(id.0 as usize, Ordering::Release);
-        Ok(Box::new(SoftCq { port: Arc::clone(&self.port), id, queue, channel: channel.cloned() }))
+        notified.id.get_or_init(|| id);
+        Ok(Box::new(SoftCq { port: Arc::clone(&self.port), id, queue, channel: channel.cloned(), notified }))
     }
 
     fn create_srq(&self, pd: PdId, depth: usize, max_sges: usize) -> Result<Box<dyn raw::Srq>, Error> {
@@ -418,13 +417,22 @@ impl Provider for Soft {
 const WAITER_FOR: usize = 16;
 
 struct SoftChannel {
-    fd: EventFd,
+    /// Completion queues whose notifications wait.
+    notices: Notices<Arc<Notified>>,
     /// The queues that the engine has notify it, which would keep the engine.
     port: Weak<Port>,
-    waiting: Mutex<VecDeque<CqId>>,
     /// So many notifications more are taken as those of a program that waits by
     /// [`raw::Channel::wait`]: programs keep to one way of waiting.
     lingers: AtomicUsize,
+}
+
+/// A completion queue as its channel knows it. Numbers are used again, this is not.
+#[derive(Debug, Default)]
+struct Notified {
+    /// Known once the queue exists.
+    id: OnceLock<CqId>,
+    /// The queue is being destroyed. Changes under the lock of the channel's notices.
+    closed: AtomicBool,
 }
 
 fn soft_channel(channel: Option<&Arc<dyn raw::Channel>>) -> Option<&SoftChannel> {
@@ -432,47 +440,51 @@ fn soft_channel(channel: Option<&Arc<dyn raw::Channel>>) -> Option<&SoftChannel>
 }
 
 impl SoftChannel {
-    fn notify(&self, cq: CqId) {
-        // Queue and descriptor change together: one that is readable for nothing would keep a
-        // program that waits for it busy for ever.
-        let mut waiting = self.waiting();
-        waiting.push_back(cq);
-        signal(&self.fd);
-    }
-
-    /// Strikes out the notifications of a queue that is destroyed: its number will be given away
-    /// again.
-    fn forget(&self, cq: CqId) {
-        let mut waiting = self.waiting();
-        let before = waiting.len();
-        waiting.retain(|&other| other != cq);
-        for _ in waiting.len()..before {
-            let _ = self.fd.read();
+    fn notify(&self, cq: &Arc<Notified>) {
+        let mut notices = self.notices.lock();
+        if !cq.closed.load(Ordering::Relaxed) {
+            notices.push(Arc::clone(cq));
         }
     }
 
-    fn waiting(&self) -> MutexGuard<'_, VecDeque<CqId>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    /// From now on nothing tells of a queue that is being destroyed. Its number must not be free yet:
+    /// what waits of the queue that gets it next stays.
+    fn forget(&self, cq: &Arc<Notified>) {
+        let mut notices = self.notices.lock();
+        cq.closed.store(true, Ordering::Relaxed);
+        notices.remove(|other| Arc::ptr_eq(other, cq));
+    }
+
+    fn noted(&self, taken: Option<Arc<Notified>>) -> Option<CqId> {
+        let id = *taken?.id.get()?;
+        self.lingers.store(self.lingers.load(Ordering::Relaxed).saturating_sub(1), Ordering::Relaxed);
+        Some(id)
     }
 }
 
 impl raw::Channel for SoftChannel {
     fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.notices.fd()
     }
 
     fn next(&self) -> Option<CqId> {
-        let mut waiting = self.waiting();
-        let next = waiting.pop_front()?;
-        let _ = self.fd.read();
-        self.lingers.store(self.lingers.load(Ordering::Relaxed).saturating_sub(1), Ordering::Relaxed);
-        Some(next)
+        let taken = self.notices.lock().pop();
+        self.noted(taken)
+    }
+
+    fn next_read(&self) -> Option<CqId> {
+        let taken = self.notices.lock().pop_read();
+        self.noted(taken)
+    }
+
+    fn linger(&self) -> bool {
+        self.lingers.store(WAITER_FOR, Ordering::Relaxed);
+        self.port.upgrade().is_some_and(|port| port.linger(|| !self.notices.lock().is_empty()))
     }
 
     fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
         self.lingers.store(WAITER_FOR, Ordering::Relaxed);
-        let lingers = timeout.is_none_or(|timeout| !timeout.is_zero());
-        if lingers && self.port.upgrade().is_some_and(|port| port.linger(|| !self.waiting().is_empty())) {
+        if timeout.is_none_or(|timeout| !timeout.is_zero()) && self.linger() {
             return Ok(true);
         }
         sleep_until_readable(self.fd(), timeout)
@@ -488,6 +500,7 @@ struct SoftCq {
     id: CqId,
     queue: Arc<CompletionQueue>,
     channel: Option<Arc<dyn raw::Channel>>,
+    notified: Arc<Notified>,
 }
 
 impl raw::Cq for SoftCq {
@@ -521,13 +534,13 @@ impl raw::Cq for SoftCq {
 
 impl Drop for SoftCq {
     fn drop(&mut self) {
+        if let Some(channel) = soft_channel(self.channel.as_ref()) {
+            channel.forget(&self.notified); // first: then its number is given away again
+        }
         // Handles keep it alive while a queue pair uses it, so it is not busy.
         let _ = self.port.with(|rnic| rnic.destroy_cq(self.id));
         if self.queue.is_armed() {
             self.port.armed().fetch_sub(1, Ordering::SeqCst);
-        }
-        if let Some(channel) = soft_channel(self.channel.as_ref()) {
-            channel.forget(self.id);
         }
     }
 }

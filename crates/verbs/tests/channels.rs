@@ -1,0 +1,64 @@
+//! Notifications of completion queues that come and go on one channel.
+
+mod common;
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use common::*;
+use doorbell_verbs::soft::SoftOptions;
+use doorbell_verbs::{Channel, Cq, Device, Notify, Pd};
+
+/// A completion queue that notifies on the channel, and has: of a receive that was flushed, before
+/// this returns.
+fn notified(device: &Device, channel: &Channel, pd: &Pd) -> Cq {
+    let plan = Plan { depth: 1, ..Plan::rc() };
+    let cq = device.create_cq_on(1, channel).unwrap();
+    let side = plan.side_on(pd, &cq, None);
+    side.qp.modify(&plan.to_init()).unwrap();
+    side.post_recv(0, &[]);
+    cq.arm(Notify::Next);
+    side.to_error();
+    cq
+}
+
+#[test]
+fn a_queue_that_goes_takes_no_notification_of_the_one_that_gets_its_number() {
+    const ROUNDS: usize = 100_000;
+    let device = open_soft(SoftOptions::default());
+    let channel = device.create_channel().unwrap();
+    let pd = device.create_pd().unwrap();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // These are never armed, so that only the others' notifications are on the channel.
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    drop(device.create_cq_on(1, &channel).unwrap());
+                }
+            });
+        }
+        let rounds = catch_unwind(AssertUnwindSafe(|| {
+            for round in 0..ROUNDS {
+                let cq = notified(&device, &channel, &pd);
+                assert_eq!(channel.next(), Some(cq.id()), "round {round}: the notification was lost");
+            }
+        }));
+        over.store(true, Ordering::Relaxed);
+        rounds.unwrap_or_else(|panic| resume_unwind(panic));
+    });
+    assert_eq!(channel.next(), None);
+}
+
+#[test]
+fn a_queue_that_goes_takes_its_own_notification_along() {
+    let device = open_soft(SoftOptions::default());
+    let channel = device.create_channel().unwrap();
+    let pd = device.create_pd().unwrap();
+    drop(notified(&device, &channel, &pd));
+    assert_eq!(channel.next(), None, "it names a queue that is gone");
+    assert!(!channel.wait(Some(Duration::ZERO)).unwrap(), "the descriptor is readable for nothing");
+    let next = notified(&device, &channel, &pd);
+    assert_eq!(channel.next(), Some(next.id()));
+}
