@@ -8,6 +8,7 @@ mod figures;
 mod packets;
 mod peers;
 mod programs;
+mod regressions;
 mod shell;
 mod test;
 mod two_machines;
@@ -101,6 +102,13 @@ enum Command {
         #[arg(long, value_name = "FOLDER")]
         out: Option<PathBuf>,
     },
+    /// Brings defects that were mended back, one at a time, and checks that the tests named for them fail.
+    ///
+    /// Each is a patch in `regressions`, applied to a clone of HEAD. `test` only checks that they still apply.
+    Regressions {
+        /// Only these: names of files, without `.patch`.
+        names: Vec<String>,
+    },
     /// Generates the C layouts of libibverbs and librdmacm anew from rdma-core's headers, with libclang.
     Bindings,
 }
@@ -121,6 +129,7 @@ fn main() -> ExitCode {
         }
         Command::Guest { only } => test::guest(only.as_deref()),
         Command::Vm { file, keep, limit_s, command } => vm(file, keep, limit_s, &command),
+        Command::Regressions { names } => ended(regressions::judge(&names)),
         Command::Bindings => {
             peers::install_for_bindings();
             ended(bindings::generate().and_then(|()| bindings::check_layout()))

@@ -1,0 +1,385 @@
+//! `cargo xtask regressions`: brings each mended defect back, and sees that its test fails.
+//!
+//! A stored patch is `regressions/NAME.patch`: header lines, then what `git diff` writes.
+//!
+//! ```text
+//! Defect: a sentence that says what goes wrong with the patch
+//! Test: cargo test -p CRATE --test BINARY NAME
+//! Fails: by hanging        (optional: without it a test that does not end is an error)
+//! Limit: 20 s              (optional: how long the test may take, 120 s without)
+//! ```
+//!
+//! There may be several `Test` lines, also of the kind `cargo xtask COMMAND`; each has to fail. Patches are applied
+//! to a clone of HEAD, which has a target directory of its own.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use crate::shell::{command, output_of, root, run, target};
+
+/// How long a test may take unless its patch says otherwise.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A stored patch.
+#[derive(Debug, PartialEq, Eq)]
+struct Patch {
+    name: String,
+    file: PathBuf,
+    defect: String,
+    tests: Vec<String>,
+    hangs: bool,
+    limit: Duration,
+}
+
+impl Patch {
+    fn read(file: &Path) -> Result<Self, String> {
+        let text = fs::read_to_string(file).map_err(|error| format!("{} cannot be read: {error}", file.display()))?;
+        Self::parse(file, &text)
+    }
+
+    fn parse(file: &Path, text: &str) -> Result<Self, String> {
+        let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let wrong = |why: &str| format!("{}: {why}", file.display());
+        let (mut defect, mut tests, mut hangs, mut limit) = (None, Vec::new(), false, LIMIT);
+        let is_diff = |line: &&str| line.starts_with("diff ") || line.starts_with("--- ");
+        for line in text.lines().take_while(|line| !is_diff(line)).filter(|line| !line.trim().is_empty()) {
+            match line.split_once(": ").map(|(key, value)| (key, value.trim())) {
+                Some(("Defect", sentence)) => defect = Some(sentence.to_owned()),
+                Some(("Test", test)) if test.starts_with("cargo test ") || test.starts_with("cargo xtask ") => {
+                    tests.push(test.to_owned());
+                }
+                Some(("Test", _)) => return Err(wrong("a test is `cargo test ...` or `cargo xtask ...`")),
+                Some(("Fails", "by hanging")) => hangs = true,
+                Some(("Limit", time)) => {
+                    let seconds = time.strip_suffix(" s").and_then(|number| number.parse().ok());
+                    limit = Duration::from_secs(seconds.ok_or_else(|| wrong("a limit is like `Limit: 20 s`"))?);
+                }
+                _ => return Err(wrong(&format!("{line:?} is no header: allowed are Defect, Test, Fails and Limit"))),
+            }
+        }
+        let defect = defect.ok_or_else(|| wrong("it has no line `Defect: ...`"))?;
+        if tests.is_empty() {
+            return Err(wrong("it has no line `Test: ...`"));
+        }
+        Ok(Self { name, file: file.to_owned(), defect, tests, hangs, limit })
+    }
+
+    fn apply(&self, tree: &Path, how: &[&str]) -> Result<(), String> {
+        let mut apply = git(tree, &["apply"]);
+        apply.args(how).arg(&self.file);
+        output_of(apply).map(drop)
+    }
+}
+
+/// All stored patches, by name.
+fn stored() -> Result<Vec<Patch>, String> {
+    let folder = root().join("regressions");
+    let entries = fs::read_dir(&folder).map_err(|error| format!("{} cannot be read: {error}", folder.display()))?;
+    let mut files: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "patch"));
+    files.sort();
+    files.iter().map(|file| Patch::read(file)).collect()
+}
+
+/// Only checks that each stored patch can be read and still applies to the files as they are.
+pub(crate) fn check() -> Result<(), String> {
+    let patches = stored()?;
+    if patches.is_empty() {
+        return Err("there is no patch in regressions".to_owned());
+    }
+    let wrong: Vec<String> = patches.iter().filter_map(|patch| patch.apply(&root(), &["--check"]).err()).collect();
+    eprintln!("{} patches, of which {} do not apply", patches.len(), wrong.len());
+    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
+}
+
+/// Applies each stored patch whose name is given (all if none is), and runs its tests, which have to fail.
+pub(crate) fn judge(names: &[String]) -> Result<(), String> {
+    let mut patches = stored()?;
+    if let Some(unknown) = names.iter().find(|name| patches.iter().all(|patch| patch.name != **name)) {
+        let known: Vec<&str> = patches.iter().map(|patch| patch.name.as_str()).collect();
+        return Err(format!("regressions has no {unknown}.patch, only: {}", known.join(", ")));
+    }
+    patches.retain(|patch| names.is_empty() || names.contains(&patch.name));
+    if patches.is_empty() {
+        return Err("there is no patch in regressions".to_owned());
+    }
+    let workshop = Workshop::open()?;
+    let broken = workshop.run_without_patches(&patches)?;
+    let mut rows = Vec::new();
+    for patch in &patches {
+        eprintln!("\n== {}: {}", patch.name, patch.defect);
+        let start = Instant::now();
+        let verdict = workshop.judge(patch, &broken);
+        eprintln!("{}", verdict.as_ref().map_or_else(|why| format!("WRONG: {why}"), Clone::clone));
+        rows.push((patch, start.elapsed(), verdict));
+    }
+    let width = patches.iter().map(|patch| patch.name.len()).max().unwrap_or_default();
+    println!("{:<width$} {:>8}  verdict", "patch", "time");
+    for (patch, took, verdict) in &rows {
+        let text = match verdict {
+            Ok(how) => how.clone(),
+            Err(why) => format!("WRONG: {}", why.lines().next().unwrap_or_default()),
+        };
+        println!("{:<width$} {:>6.1} s  {text}", patch.name, took.as_secs_f64());
+    }
+    let wrong = rows.iter().filter(|(_, _, verdict)| verdict.is_err()).count();
+    println!("patches: {} fail their tests as they must, {wrong} do not", rows.len() - wrong);
+    if wrong == 0 { Ok(()) } else { Err(format!("{wrong} of {} patches are wrong", rows.len())) }
+}
+
+/// A clone of HEAD, what is built from it, and what its tests said.
+struct Workshop {
+    tree: PathBuf,
+    built: PathBuf,
+    logs: PathBuf,
+}
+
+impl Workshop {
+    /// Makes the clone, or brings it to HEAD: files that stay the same keep their times, so that cargo builds only
+    /// what changed.
+    fn open() -> Result<Self, String> {
+        let home = target().join("xtask").join("regressions");
+        let workshop = Self { tree: home.join("tree"), built: home.join("target"), logs: home.join("logs") };
+        fs::create_dir_all(&workshop.logs).map_err(|error| format!("{}: {error}", workshop.logs.display()))?;
+        let own = root();
+        if !output_of(git(&own, &["status", "--porcelain", "--untracked-files=no"]))?.is_empty() {
+            eprintln!("changes that are not committed are left out: patches are applied to HEAD");
+        }
+        if !workshop.tree.join(".git").exists() {
+            let mut clone = git(&home, &["clone", "--quiet", "--shared", "--no-checkout"]);
+            clone.arg(&own).arg(&workshop.tree);
+            run(clone)?;
+        }
+        let head = output_of(git(&own, &["rev-parse", "HEAD"]))?;
+        let mut fetch = git(&workshop.tree, &["fetch", "--quiet"]);
+        fetch.arg(&own).arg("HEAD");
+        run(fetch)?;
+        run(git(&workshop.tree, &["checkout", "--quiet", "--force", "--detach", head.trim()]))?;
+        run(git(&workshop.tree, &["clean", "--quiet", "--force", "-d", "-x"]))?;
+        Ok(workshop)
+    }
+
+    /// Runs the tests of all patches once without any of them, and says of which it is known that they do not pass.
+    /// Those that passed with these very files are not run again.
+    fn run_without_patches(&self, patches: &[Patch]) -> Result<Vec<(String, String)>, String> {
+        let state = output_of(git(&self.tree, &["rev-parse", "HEAD^{tree}"]))?;
+        let remembered = self.logs.with_file_name("passed");
+        let mut passed: BTreeSet<String> = fs::read_to_string(&remembered)
+            .ok()
+            .and_then(|text| text.strip_prefix(&state).map(|rest| rest.lines().map(str::to_owned).collect()))
+            .unwrap_or_default();
+        let mut broken = Vec::new();
+        let mut seen = BTreeSet::new();
+        for (patch, test) in patches.iter().flat_map(|patch| patch.tests.iter().map(move |test| (patch, test))) {
+            if passed.contains(test) || !seen.insert(test) {
+                continue;
+            }
+            eprintln!("\n== without patches: {test}");
+            match self.run_test(test, patch.limit, "without-patches") {
+                Ok(Ended::Passed) => {
+                    passed.insert(test.clone());
+                }
+                Ok(other) => broken.push((test.clone(), format!("{other} without the patch, too"))),
+                Err(why) => broken.push((test.clone(), format!("without the patch: {why}"))),
+            }
+        }
+        let lines: String = passed.iter().map(|test| format!("{test}\n")).collect();
+        fs::write(&remembered, state + &lines).map_err(|error| format!("{}: {error}", remembered.display()))?;
+        Ok(broken)
+    }
+
+    /// Says how the tests fail with the patch, or why they do not as they should.
+    fn judge(&self, patch: &Patch, broken: &[(String, String)]) -> Result<String, String> {
+        if let Some((test, why)) = broken.iter().find(|(test, _)| patch.tests.contains(test)) {
+            return Err(format!("`{test}` {why}"));
+        }
+        patch.apply(&self.tree, &[]).map_err(|why| format!("the patch does not apply: {why}"))?;
+        let verdicts: Result<Vec<String>, String> = patch.tests.iter().map(|test| self.fails(patch, test)).collect();
+        // The tree has to be as it was for the next patch, so this matters more than the verdict.
+        run(git(&self.tree, &["checkout", "--quiet", "--force", "HEAD", "--", "."]))?;
+        run(git(&self.tree, &["clean", "--quiet", "--force", "-d", "-x"]))?;
+        verdicts.map(|verdicts| verdicts.join("; "))
+    }
+
+    fn fails(&self, patch: &Patch, test: &str) -> Result<String, String> {
+        match self.run_test(test, patch.limit, &patch.name)? {
+            Ended::Passed => Err(format!("`{test}` passes although the defect is back")),
+            Ended::Hung if patch.hangs => Ok("hangs".to_owned()),
+            Ended::Hung => Err(format!(
+                "`{test}` does not end within {} s (if that is how it fails, the patch has to say `Fails: by hanging`)",
+                patch.limit.as_secs()
+            )),
+            failed => Ok(failed.to_string()),
+        }
+    }
+
+    /// Builds and runs a test. An error is what keeps it from being run at all.
+    fn run_test(&self, test: &str, limit: Duration, log: &str) -> Result<Ended, String> {
+        let words: Vec<&str> = test.split_whitespace().skip(1).collect();
+        let log = self.logs.join(format!("{log}.log"));
+        let is_xtask = words.first() == Some(&"xtask");
+        let build: Vec<&str> = if is_xtask {
+            // What such a command builds it builds itself; this only tells what does not compile from what fails.
+            vec!["check", "--quiet", "--workspace"]
+        } else {
+            [&words[..1], &["--no-run", "--quiet"], &words[1..]].concat()
+        };
+        eprintln!("+ cargo {}", build.join(" "));
+        // Compiling has no limit of its own: it ends.
+        let built = self.cargo(&build, &log, None)?;
+        if !built.is_some_and(|status| status.success()) {
+            return Err(format!("it does not compile: see {}", log.display()));
+        }
+        eprintln!("+ {test}");
+        let ended = self.cargo(&words, &log, Some(limit))?;
+        let said = fs::read(&log).map_err(|error| format!("{}: {error}", log.display()))?;
+        let Some(status) = ended else { return Ok(Ended::Hung) };
+        if is_xtask {
+            return Ok(if status.success() { Ended::Passed } else { Ended::Failed });
+        }
+        Count::of(&String::from_utf8_lossy(&said)).verdict(status.success()).ok_or_else(|| {
+            format!("`{test}` ran no test: its filter matches none, or all are ignored (see {})", log.display())
+        })
+    }
+
+    /// Runs cargo in the clone, with all that it says in a file. Without a status it was ended at its limit.
+    fn cargo(&self, arguments: &[&str], log: &Path, limit: Option<Duration>) -> Result<Option<ExitStatus>, String> {
+        let failed = |what: &str, error: std::io::Error| format!("{what}: {error}");
+        let out = File::create(log).map_err(|error| failed(&log.display().to_string(), error))?;
+        let err = out.try_clone().map_err(|error| failed(&log.display().to_string(), error))?;
+        let mut cargo = crate::shell::cargo(arguments);
+        cargo.current_dir(&self.tree).env("CARGO_TARGET_DIR", &self.built).stdout(out).stderr(err);
+        // A group of its own, which ends with all that the test started.
+        let mut child = cargo.process_group(0).spawn().map_err(|error| failed("cargo could not be started", error))?;
+        let start = Instant::now();
+        loop {
+            if let Some(status) = child.try_wait().map_err(|error| failed("cargo", error))? {
+                return Ok(Some(status));
+            }
+            if limit.is_some_and(|limit| start.elapsed() > limit) {
+                let group = format!("-{}", child.id());
+                output_of(command("kill", &["-KILL", "--", &group]))?;
+                child.wait().map_err(|error| failed("cargo", error))?;
+                return Ok(None);
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+fn git(directory: &Path, arguments: &[&str]) -> Command {
+    let mut git = command("git", arguments);
+    git.current_dir(directory);
+    git
+}
+
+/// How a test ended.
+#[derive(Debug, PartialEq, Eq)]
+enum Ended {
+    Passed,
+    Failed,
+    /// The process died before it could say that a test failed.
+    Died,
+    Hung,
+}
+
+impl std::fmt::Display for Ended {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Passed => "passes",
+            Self::Failed => "fails",
+            Self::Died => "dies",
+            Self::Hung => "does not end",
+        })
+    }
+}
+
+/// What the programs of `cargo test` say that they ran.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Count {
+    started: u64,
+    passed: u64,
+    failed: u64,
+}
+
+impl Count {
+    fn of(said: &str) -> Self {
+        let mut count = Self::default();
+        for line in said.lines() {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            match words[..] {
+                ["running", number, "test" | "tests"] => count.started += number.parse().unwrap_or(0),
+                ["test", "result:", _, passed, "passed;", failed, "failed;", ..] => {
+                    count.passed += passed.parse().unwrap_or(0);
+                    count.failed += failed.parse().unwrap_or(0);
+                }
+                _ => {}
+            }
+        }
+        count
+    }
+
+    /// None if no test ran.
+    fn verdict(&self, succeeded: bool) -> Option<Ended> {
+        match (succeeded, self.failed, self.passed) {
+            (false, 1.., _) => Some(Ended::Failed),
+            // Without a result, a program that had begun with a test has died in it.
+            (false, 0, _) if self.started > self.passed => Some(Ended::Died),
+            (true, 0, 1..) => Some(Ended::Passed),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Patch, String> {
+        Patch::parse(Path::new("regressions/name.patch"), text)
+    }
+
+    #[test]
+    fn a_patch_says_what_it_brings_back_and_what_fails() {
+        let text = "Defect: It hangs.\nTest: cargo test -p a b\nTest: cargo xtask c\nFails: by hanging\nLimit: 7 s\n\n\
+                    diff --git a/x b/x\nDefect: not a header any more\n";
+        let patch = parse(text).unwrap();
+        assert_eq!((patch.name.as_str(), patch.defect.as_str()), ("name", "It hangs."));
+        assert_eq!(patch.tests, ["cargo test -p a b", "cargo xtask c"]);
+        assert!(patch.hangs);
+        assert_eq!(patch.limit, Duration::from_secs(7));
+    }
+
+    #[test]
+    fn a_patch_without_defect_or_test_is_refused() {
+        assert!(parse("Test: cargo test -p a\n").unwrap_err().contains("Defect"));
+        assert!(parse("Defect: It hangs.\ndiff --git a/x b/x\n").unwrap_err().contains("Test"));
+        assert!(parse("Defect: It hangs.\nTest: rm -r /\n").is_err());
+        assert!(parse("Defect: It hangs.\nTets: cargo test\n").unwrap_err().contains("Tets"));
+        assert!(parse("Defect: It hangs.\nTest: cargo test a\nLimit: 7\n").is_err());
+    }
+
+    #[test]
+    fn only_a_test_that_ran_fails_or_passes() {
+        fn verdict(said: &str, succeeded: bool) -> Option<Ended> {
+            Count::of(said).verdict(succeeded)
+        }
+        let none = "running 0 tests\n\ntest result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 9 filtered out\n";
+        let one = "running 1 test\ntest a ... ok\n\ntest result: ok. 1 passed; 0 failed; 0 ignored\n";
+        let bad = "running 1 test\ntest a ... FAILED\n\ntest result: FAILED. 0 passed; 1 failed; 0 ignored\n";
+        let skipped = "running 1 test\ntest a ... ignored\n\ntest result: ok. 0 passed; 0 failed; 1 ignored\n";
+        assert_eq!(verdict(none, true), None);
+        assert_eq!(verdict(skipped, true), None);
+        assert_eq!(verdict("error: could not compile `a`", false), None);
+        assert_eq!(verdict("error: no test target named `a`", false), None);
+        assert_eq!(verdict(one, true), Some(Ended::Passed));
+        assert_eq!(verdict(&(none.to_owned() + one), true), Some(Ended::Passed));
+        assert_eq!(verdict(bad, false), Some(Ended::Failed));
+        assert_eq!(verdict(&(one.to_owned() + bad), false), Some(Ended::Failed));
+        assert_eq!(verdict("running 1 test\nprocess didn't exit successfully (signal: 6)", false), Some(Ended::Died));
+    }
+}
