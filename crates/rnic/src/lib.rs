@@ -15,6 +15,7 @@ mod engine;
 mod event;
 mod memory;
 mod qp;
+mod shared;
 mod transmit;
 mod work;
 
@@ -36,8 +37,8 @@ pub use qp::{
     AttributeMask, MAX_MESSAGE_BYTES, MAX_RD_ATOMIC, ModifyError, QpAttributes, QpCapacities, QpCounters, QpKind,
     QpState, Transition, check_transition, transition,
 };
+pub use shared::{ReceiveSource, SharedReceiveQueue};
 pub use transmit::{Budget, Filter, MAX_RUN_BYTES, MAX_RUN_PACKETS, Path, Run, TransmitBatch, TransmitInfo};
 pub use work::{
-    AddressVector, Payload, PostError, PostErrorKind, ReceiveSource, RecvRequest, SendFlags, SendOperation,
-    SendRequest, SharedReceiveQueue, UdDestination,
+    AddressVector, Payload, PostError, PostErrorKind, RecvRequest, SendFlags, SendOperation, SendRequest, UdDestination,
 };

@@ -1,14 +1,10 @@
 //! Work requests as programs post them, and the queues that hold them.
 
 use std::net::IpAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crossbeam_queue::ArrayQueue;
 use doorbell_wire::{Psn, QKey, Qpn, RKey};
 use smallvec::SmallVec;
 
-use crate::event::{AsyncEvent, EventQueue};
 use crate::memory::{MemoryError, PdId, Sge, WindowBinding};
 use crate::qp::QpState;
 
@@ -431,103 +427,5 @@ impl RecvWqe {
             length: request.sges.iter().map(|sge| u64::from(sge.length)).sum(),
             sges: SgeList::from_slice(request.sges),
         }
-    }
-}
-
-/// Where queue pairs that share receives take them from.
-pub trait ReceiveSource: Send + Sync {
-    /// The oldest receive.
-    fn take(&self) -> Option<RecvWqe>;
-}
-
-/// A shared receive queue. Several threads fill it, every engine takes from it.
-pub struct SharedReceiveQueue {
-    id: u32,
-    pd: PdId,
-    max_sges: usize,
-    wqes: ArrayQueue<RecvWqe>,
-    /// Raise the limit event when fewer than this many are left; 0 is disarmed.
-    limit: AtomicUsize,
-    events: Arc<EventQueue>,
-}
-
-impl std::fmt::Debug for SharedReceiveQueue {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SharedReceiveQueue")
-            .field("id", &self.id)
-            .field("length", &self.wqes.len())
-            .finish_non_exhaustive()
-    }
-}
-
-impl SharedReceiveQueue {
-    pub(crate) fn new(id: u32, pd: PdId, depth: usize, max_sges: usize, events: Arc<EventQueue>) -> Self {
-        Self { id, pd, max_sges, wqes: ArrayQueue::new(depth), limit: AtomicUsize::new(0), events }
-    }
-
-    /// The number that its events carry.
-    pub fn id(&self) -> u32 {
-        self.id
-    }
-
-    /// The protection domain of its receives.
-    pub fn pd(&self) -> PdId {
-        self.pd
-    }
-
-    /// Receives it holds at most.
-    pub fn depth(&self) -> usize {
-        self.wqes.capacity()
-    }
-
-    /// Receives that are posted.
-    pub fn len(&self) -> usize {
-        self.wqes.len()
-    }
-
-    /// Is none posted?
-    pub fn is_empty(&self) -> bool {
-        self.wqes.is_empty()
-    }
-
-    /// Scatter-gather elements a receive may have.
-    pub fn max_sges(&self) -> usize {
-        self.max_sges
-    }
-
-    /// The limit that is armed; 0 if none is.
-    pub fn limit(&self) -> usize {
-        self.limit.load(Ordering::Acquire)
-    }
-
-    /// Arms the limit event (IBTA Vol 1, 10.2.9.3).
-    pub fn arm_limit(&self, limit: usize) {
-        self.limit.store(limit, Ordering::Release);
-        self.check_limit();
-    }
-
-    /// Posts receives; memory was checked by the caller.
-    pub(crate) fn push(&self, wqe: RecvWqe) -> Result<(), PostErrorKind> {
-        self.wqes.push(wqe).map_err(|_| PostErrorKind::QueueFull { queue: "shared receive queue", depth: self.depth() })
-    }
-
-    fn check_limit(&self) {
-        let limit = self.limit.load(Ordering::Acquire);
-        if limit > 0
-            && self.wqes.len() < limit
-            && self.limit.compare_exchange(limit, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-        {
-            self.events.push(AsyncEvent::SrqLimitReached(self.id));
-        }
-    }
-}
-
-impl ReceiveSource for SharedReceiveQueue {
-    fn take(&self) -> Option<RecvWqe> {
-        let wqe = self.wqes.pop();
-        if self.limit.load(Ordering::Relaxed) > 0 {
-            self.check_limit();
-        }
-        wqe
     }
 }

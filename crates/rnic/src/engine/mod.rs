@@ -22,7 +22,7 @@ use crate::counters::Counters;
 use crate::event::{AsyncEvent, EventQueue};
 use crate::memory::{Memory, PdId, RegionTable};
 use crate::qp::{Qp, QpAttributes, QpCapacities, QpCounters, QpKind, QpState};
-use crate::work::SharedReceiveQueue;
+use crate::shared::SharedReceiveQueue;
 
 pub use self::multicast::MAX_GROUPS;
 

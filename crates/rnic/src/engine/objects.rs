@@ -19,8 +19,9 @@ use crate::qp::{
     ModifyError, Qp, QpAttributes, QpCounters, QpKind, QpState, ReceiveQueue, Requester, Responder, Settings,
     check_transition,
 };
+use crate::shared::{ReceiveSource, SharedReceiveQueue};
 use crate::transmit::Path;
-use crate::work::{AddressVector, ReceiveSource, SendQueue, SharedReceiveQueue};
+use crate::work::{AddressVector, SendQueue};
 
 /// Objects.
 impl Rnic {
@@ -318,6 +319,7 @@ impl Rnic {
         let slot = self.by_number.remove(&qpn.get()).ok_or(ObjectError::Unknown("queue pair"))?;
         let mut qp = self.qps.remove(slot as usize);
         qp.release_in_flight(&mut self.core);
+        qp.return_receive();
         if qp.queued {
             self.core.ready.retain(|&ready| ready != slot);
         }

@@ -18,8 +18,9 @@ use crate::core::Core;
 use crate::engine::QpInit;
 use crate::event::AsyncEvent;
 use crate::memory::{Access, PdId, Through};
+use crate::shared::ReceiveSource;
 use crate::transmit::Path;
-use crate::work::{AddressVector, ReceiveSource, RecvWqe, SendOperation, SendQueue, SendWqe};
+use crate::work::{AddressVector, RecvWqe, SendOperation, SendQueue, SendWqe};
 
 pub(crate) use post::check_receive;
 pub(crate) use requester::{Requester, Stop};
@@ -131,11 +132,43 @@ pub(crate) struct Qp {
 }
 
 impl Qp {
-    /// Takes the oldest receive.
+    /// Takes the oldest receive, for a message that uses it if its packets arrive.
     pub(crate) fn take_receive(&mut self) -> Option<RecvWqe> {
+        let wqe = self.try_receive()?;
+        self.used_receive();
+        Some(wqe)
+    }
+
+    /// Takes the oldest receive, for a message of which is not known yet whether it fits.
+    pub(crate) fn try_receive(&mut self) -> Option<RecvWqe> {
         match &mut self.rq {
             ReceiveQueue::Own { wqes, .. } => wqes.pop_front(),
             ReceiveQueue::Shared(source) => source.take(),
+        }
+    }
+
+    /// The message that [`try_receive`](Self::try_receive) was called for uses the receive.
+    pub(crate) fn used_receive(&self) {
+        if let ReceiveQueue::Shared(source) = &self.rq {
+            source.used();
+        }
+    }
+
+    /// Puts a receive back where it came from, for the next message: the one that took it is dropped
+    /// (IBTA Vol 1, 9.9.3, class D). A receive of a shared receive queue goes back as well. Class E completes it
+    /// with an error, but then whoever knows a Q_Key can use up the receives of all queue pairs.
+    pub(crate) fn give_back_receive(&mut self, wqe: RecvWqe) {
+        match &mut self.rq {
+            ReceiveQueue::Own { wqes, .. } => wqes.push_front(wqe),
+            ReceiveQueue::Shared(source) => source.give_back(wqe),
+        }
+    }
+
+    /// Gives up the message that is being received, and puts its receive back. What a shared receive queue
+    /// lent is not lost with the queue pair, nor when that is reset.
+    pub(crate) fn return_receive(&mut self) {
+        if let Some(wqe) = self.resp.abandon_receive() {
+            self.give_back_receive(wqe);
         }
     }
 
@@ -228,6 +261,7 @@ impl Qp {
         while self.sq.head < self.sq.tail {
             self.sq.pop();
         }
+        self.return_receive();
         if let ReceiveQueue::Own { wqes, .. } = &mut self.rq {
             wqes.clear();
         }

@@ -13,4 +13,5 @@ mod queues;
 mod recovery;
 mod requester;
 mod responder;
+mod shared;
 mod windows;

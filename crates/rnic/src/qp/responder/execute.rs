@@ -115,7 +115,7 @@ impl Qp {
         let place = address.wrapping_add(done);
         if core.memory.write_remote(self.through(), rkey, place, request.payload).is_err() {
             if let Some(wqe) = receive {
-                self.resp.kept = Some(wqe);
+                self.give_back_receive(wqe);
             }
             return Err(Refusal(NakCode::REMOTE_ACCESS_ERROR));
         }

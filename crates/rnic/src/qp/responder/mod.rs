@@ -57,8 +57,6 @@ pub(crate) struct Responder {
     /// (IBTA Vol 1, 9.7.5.2.1).
     nak_sent: bool,
     current: Current,
-    /// A receive that an abandoned UC message had taken: the next message takes it.
-    kept: Option<RecvWqe>,
     /// The UC message that is arriving was counted as dropped.
     dropping: bool,
     /// Results of the last atomics, for duplicates (IBTA Vol 1, 9.7.4.4).
@@ -83,7 +81,7 @@ impl Responder {
     pub(crate) fn abandon_receive(&mut self) -> Option<RecvWqe> {
         match std::mem::take(&mut self.current) {
             Current::Send { wqe, .. } => Some(wqe),
-            Current::None | Current::Write { .. } => self.kept.take(),
+            Current::None | Current::Write { .. } => None,
         }
     }
 

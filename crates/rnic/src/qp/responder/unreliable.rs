@@ -5,8 +5,9 @@ use std::net::IpAddr;
 use doorbell_wire::{BTH_LEN, BthRepr, DETH_LEN, DethRepr, ICRC_LEN, Operation, Outer, UDP_LEN};
 
 use super::{Current, GRH_BYTES, Request, split};
-use crate::completion::{Attachment, Completion, CompletionOpcode};
+use crate::completion::{Attachment, Completion, CompletionOpcode, Status};
 use crate::core::Core;
+use crate::event::AsyncEvent;
 use crate::qp::Qp;
 use crate::work::RecvWqe;
 
@@ -43,9 +44,17 @@ impl Qp {
         if !std::mem::replace(&mut self.resp.dropping, true) {
             core.counters.rx_dropped_messages += 1;
         }
-        if let Some(wqe) = self.resp.abandon_receive() {
-            self.resp.kept = Some(wqe);
-        }
+        self.return_receive();
+    }
+
+    /// The memory of a receive is not there any more, or is not the queue pair's: the receive completes with an
+    /// error, and so ends the queue pair (IBTA Vol 1, 9.9.3, class A). If it went back, it would drop every
+    /// message that is to come.
+    fn fail_local_receive(&mut self, core: &mut Core, wqe: &RecvWqe) {
+        let (status, opcode) = (Status::LocalProtection, CompletionOpcode::Receive);
+        self.complete_receive(core, Completion { wr_id: wqe.wr_id, status, opcode, ..Completion::default() });
+        core.events.push(AsyncEvent::QpFatal(self.qpn));
+        self.enter_error(core);
     }
 
     /// False if the message cannot be placed and is to be dropped.
@@ -62,20 +71,30 @@ impl Qp {
         if request.operation == Operation::Send {
             let (wqe, done) = match std::mem::take(&mut self.resp.current) {
                 Current::Send { wqe, done } => (wqe, done),
-                _ => match self.resp.kept.take().or_else(|| self.take_receive()) {
+                _ => match self.try_receive() {
                     Some(wqe) => (wqe, 0),
                     None => return false,
                 },
             };
             let total = done + payload.len() as u64;
-            let placed = total <= wqe.length && core.memory.scatter(wqe.pd, &wqe.sges, done, payload).is_ok();
-            if placed && opcode.is_last() {
+            if total > wqe.length {
+                self.give_back_receive(wqe);
+                return false;
+            }
+            if opcode.is_first() {
+                self.used_receive();
+            }
+            if core.memory.scatter(wqe.pd, &wqe.sges, done, payload).is_err() {
+                self.fail_local_receive(core, &wqe);
+                return false;
+            }
+            if opcode.is_last() {
                 core.counters.rx_send_requests += 1;
                 self.complete_receive(core, completion(&wqe, CompletionOpcode::Receive, total as u32));
             } else {
                 self.resp.current = Current::Send { wqe, done: total };
             }
-            return placed;
+            return true;
         }
         let (address, rkey, length, done) = match (&self.resp.current, request.reth) {
             (&Current::Write { address, rkey, length, done }, _) => (address, rkey, length, done),
@@ -98,7 +117,7 @@ impl Qp {
         self.resp.current = Current::None;
         core.counters.rx_write_requests += 1;
         if matches!(request.attachment, Attachment::Immediate(_)) {
-            let Some(wqe) = self.resp.kept.take().or_else(|| self.take_receive()) else { return false };
+            let Some(wqe) = self.take_receive() else { return false };
             let length = length as u32;
             self.complete_receive(core, completion(&wqe, CompletionOpcode::ReceiveWriteImmediate, length));
         }
@@ -123,20 +142,24 @@ impl Qp {
         // A datagram that finds no receive, or too short a one, is dropped without a word
         // (IBTA Vol 1, 9.8.3.2.2).
         let total = (GRH_BYTES + request.payload.len()) as u64;
-        let fits = request.payload.len() <= self.mtu();
-        let Some(wqe) = self.resp.kept.take().or_else(|| if fits { self.take_receive() } else { None }) else {
-            core.counters.rx_dropped_messages += 1;
-            return;
+        let wqe = if request.payload.len() <= self.mtu() { self.try_receive() } else { None };
+        let wqe = match wqe {
+            Some(wqe) if total <= wqe.length => wqe,
+            too_short => {
+                core.counters.rx_dropped_messages += 1;
+                if let Some(wqe) = too_short {
+                    self.give_back_receive(wqe);
+                }
+                return;
+            }
         };
+        self.used_receive();
         let grh = routing_header(outer, packet_bytes);
-        let placed = fits
-            && total <= wqe.length
-            && core.memory.scatter(wqe.pd, &wqe.sges, 0, &grh).is_ok()
-            && core.memory.scatter(wqe.pd, &wqe.sges, GRH_BYTES as u64, request.payload).is_ok();
-        if !placed {
+        if core.memory.scatter(wqe.pd, &wqe.sges, 0, &grh).is_err()
+            || core.memory.scatter(wqe.pd, &wqe.sges, GRH_BYTES as u64, request.payload).is_err()
+        {
             core.counters.rx_dropped_messages += 1;
-            self.resp.kept = Some(wqe);
-            return;
+            return self.fail_local_receive(core, &wqe);
         }
         core.counters.rx_send_requests += 1;
         self.complete_receive(

@@ -1,0 +1,225 @@
+//! What becomes of a receive that a message took from a shared receive queue and did not fill: it
+//! goes back to the queue, or completes; it is never lost, and never kept from other queue pairs.
+
+use std::sync::Arc;
+
+use super::common::script::{OWN, PEER_PSN, PEER_QPN, Script};
+use super::common::{End, QKEY};
+use doorbell_rnic::{Access, AsyncEvent, Completion, QpKind, QpState, RecvRequest, SharedReceiveQueue, SrqId, Status};
+use doorbell_wire::{Opcode, PathMtu, Qpn};
+
+/// Several queue pairs of one kind that share a receive queue. Receive number `n` has `LENGTH` bytes at
+/// `n * LENGTH`.
+struct Shared {
+    script: Script,
+    id: SrqId,
+    queue: Arc<SharedReceiveQueue>,
+    qpns: Vec<Qpn>,
+}
+
+const LENGTH: usize = 512;
+const DEPTH: usize = 4;
+
+impl Shared {
+    fn new(kind: QpKind, queue_pairs: usize) -> Self {
+        let mut script = Script::silent(PathMtu::Mtu256);
+        let pd = script.world.nodes[OWN].pd;
+        let (id, queue) = script.rnic().create_srq(pd, DEPTH, 1).expect("room");
+        let end = End { srq: Some(id), ..End::default() };
+        let qpns = (0..queue_pairs).map(|_| script.add_qp(kind, PathMtu::Mtu256, &end)).collect();
+        Self { script, id, queue, qpns }
+    }
+
+    fn post(&mut self, number: u64) {
+        let sges = [self.script.world.nodes[OWN].sge(number as usize * LENGTH, LENGTH)];
+        self.script.rnic().post_srq_recv(self.id, &[RecvRequest { wr_id: number, sges: &sges }]).expect("room");
+    }
+
+    /// The peer sends a packet to one of the queue pairs.
+    fn hear(&mut self, index: usize, opcode: Opcode, psn: u32, length: usize) {
+        self.script.qpn = self.qpns[index];
+        let said = self.script.say(opcode).psn(PEER_PSN.add(psn)).quiet();
+        let said = if opcode == Opcode::UD_SEND_ONLY { said.deth(QKEY, PEER_QPN) } else { said };
+        self.script.hear(&said.payload(&vec![3; length]));
+    }
+
+    /// Which receives completed, for which queue pair, and how.
+    fn ends(&mut self) -> Vec<(u64, Qpn, Status)> {
+        let end = |completion: &Completion| (completion.wr_id, completion.qpn, completion.status);
+        self.script.reap().iter().map(end).collect()
+    }
+}
+
+/// How a queue pair goes while a message arrives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gone {
+    Reset,
+    Destroy,
+}
+
+#[test]
+fn an_oversized_datagram_leaves_the_receive_to_the_others() {
+    let mut shared = Shared::new(QpKind::Ud, 3);
+    shared.post(0);
+    // With the routing header it is longer than the receive, which is the only one.
+    for oversized in 0..3 {
+        shared.hear(0, Opcode::UD_SEND_ONLY, oversized, LENGTH - 40 + 1);
+        assert_eq!(shared.queue.len(), 1, "the receive is where it was");
+    }
+    // Longer than the path carries.
+    shared.hear(1, Opcode::UD_SEND_ONLY, 0, 4097);
+    assert_eq!(shared.ends(), []);
+    assert_eq!(shared.script.counters().rx_dropped_messages, 4);
+    shared.hear(2, Opcode::UD_SEND_ONLY, 0, 8);
+    assert_eq!(shared.ends(), [(0, shared.qpns[2], Status::Success)]);
+}
+
+#[test]
+fn a_dropped_datagram_neither_reorders_receives_nor_uses_up_the_limit() {
+    let mut shared = Shared::new(QpKind::Ud, 2);
+    for number in 0..3 {
+        shared.post(number);
+    }
+    shared.queue.arm_limit(3);
+    shared.hear(0, Opcode::UD_SEND_ONLY, 0, LENGTH);
+    assert_eq!((shared.script.events(), shared.queue.limit()), (vec![], 3), "all three are still there");
+    for (index, psn) in [(1, 0), (0, 1), (1, 1)] {
+        shared.hear(index, Opcode::UD_SEND_ONLY, psn, 8);
+    }
+    let taken: Vec<_> = shared.ends().iter().map(|&(number, ..)| number).collect();
+    assert_eq!(taken, [0, 1, 2]);
+    assert_eq!(shared.script.events(), [AsyncEvent::SrqLimitReached(shared.id.0)]);
+}
+
+#[test]
+fn a_uc_message_that_is_dropped_leaves_the_receive_to_the_others() {
+    // The last packet of a message is lost and the next message begins; a packet in the middle is
+    // lost; a packet has a length that its place does not allow; the message is too long.
+    type Packets = &'static [(Opcode, u32, usize)];
+    let cases: [(&str, Packets); 4] = [
+        ("lost middle", &[(Opcode::UC_SEND_FIRST, 0, 256), (Opcode::UC_SEND_LAST, 2, 8)]),
+        ("short middle", &[(Opcode::UC_SEND_FIRST, 0, 256), (Opcode::UC_SEND_MIDDLE, 1, 8)]),
+        (
+            "too long",
+            &[(Opcode::UC_SEND_FIRST, 0, 256), (Opcode::UC_SEND_MIDDLE, 1, 256), (Opcode::UC_SEND_LAST, 2, 1)],
+        ),
+        ("another operation", &[(Opcode::UC_SEND_FIRST, 0, 256), (Opcode::UC_WRITE_LAST, 1, 8)]),
+    ];
+    for (what, packets) in cases {
+        let mut shared = Shared::new(QpKind::Uc, 2);
+        shared.post(0);
+        for &(opcode, psn, length) in packets {
+            shared.hear(0, opcode, psn, length);
+        }
+        assert_eq!(shared.script.counters().rx_dropped_messages, 1, "{what}");
+        assert_eq!(shared.queue.len(), 1, "{what}: the receive is back");
+        shared.hear(1, Opcode::UC_SEND_ONLY, 0, 8);
+        assert_eq!(shared.ends(), [(0, shared.qpns[1], Status::Success)], "{what}");
+    }
+    // Where the next message begins, it takes the receive of the one that never ended.
+    let mut shared = Shared::new(QpKind::Uc, 1);
+    shared.post(0);
+    shared.hear(0, Opcode::UC_SEND_FIRST, 0, 256);
+    assert_eq!(shared.queue.len(), 0, "a message that may still end keeps its receive");
+    shared.hear(0, Opcode::UC_SEND_ONLY, 2, 8);
+    assert_eq!(shared.ends(), [(0, shared.qpns[0], Status::Success)]);
+}
+
+#[test]
+fn receives_of_unfinished_messages_go_back_at_reset_and_when_the_queue_pair_is_destroyed() {
+    for (kind, first, only) in [
+        (QpKind::Uc, Opcode::UC_SEND_FIRST, Opcode::UC_SEND_ONLY),
+        (QpKind::Rc, Opcode::RC_SEND_FIRST, Opcode::RC_SEND_ONLY),
+    ] {
+        for how in [Gone::Reset, Gone::Destroy] {
+            let mut shared = Shared::new(kind, 2);
+            shared.post(0);
+            shared.hear(0, first, 0, 256);
+            assert_eq!(shared.queue.len(), 0);
+            let qpn = shared.qpns[0];
+            match how {
+                Gone::Reset => shared.script.world.bring_to(OWN, qpn, QpState::Reset),
+                Gone::Destroy => shared.script.rnic().destroy_qp(qpn).expect("it exists"),
+            }
+            assert_eq!(shared.queue.len(), 1, "{kind:?}, {how:?}");
+            shared.hear(1, only, 0, 8);
+            assert_eq!(shared.ends(), [(0, shared.qpns[1], Status::Success)], "{kind:?}, {how:?}");
+        }
+    }
+}
+
+#[test]
+fn receives_of_unfinished_messages_complete_in_error() {
+    for (kind, first) in [(QpKind::Uc, Opcode::UC_SEND_FIRST), (QpKind::Rc, Opcode::RC_SEND_FIRST)] {
+        let mut shared = Shared::new(kind, 2);
+        shared.post(0);
+        shared.post(1);
+        shared.hear(0, first, 0, 256);
+        let qpn = shared.qpns[0];
+        shared.script.world.bring_to(OWN, qpn, QpState::Error);
+        assert_eq!(shared.ends(), [(0, qpn, Status::WorkRequestFlushed)], "{kind:?}: once, and nothing else");
+        assert_eq!(shared.queue.len(), 1);
+        shared.script.world.bring_to(OWN, qpn, QpState::Reset);
+        assert_eq!((shared.ends(), shared.queue.len()), (vec![], 1), "{kind:?}: it does not come twice");
+    }
+}
+
+#[test]
+fn a_write_with_immediate_that_is_refused_flushes_no_receive_of_the_shared_queue() {
+    let mut shared = Shared::new(QpKind::Rc, 2);
+    shared.post(0);
+    let region = shared.script.region(8192, 512, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+    shared.script.qpn = shared.qpns[0];
+    let first = shared.script.say(Opcode::RC_WRITE_FIRST).reth(region.address(), region.rkey(), 264);
+    shared.script.hear(&first.payload(&[1; 256]).quiet());
+    shared.script.rnic().deregister(&region).expect("it was registered");
+    let last = shared.script.say(Opcode::RC_WRITE_LAST_IMM).psn(PEER_PSN.add(1)).immediate(5);
+    shared.script.hear(&last.payload(&[1; 8]));
+    assert_eq!(shared.script.state(), QpState::Error);
+    assert_eq!((shared.ends(), shared.queue.len()), (vec![], 1), "no message used it");
+    shared.hear(1, Opcode::RC_SEND_ONLY, 0, 8);
+    assert_eq!(shared.ends(), [(0, shared.qpns[1], Status::Success)]);
+}
+
+#[test]
+fn a_receive_whose_memory_is_gone_completes_with_an_error_and_does_not_starve_the_others() {
+    for (kind, only) in [(QpKind::Ud, Opcode::UD_SEND_ONLY), (QpKind::Uc, Opcode::UC_SEND_ONLY)] {
+        let mut shared = Shared::new(kind, 2);
+        let region = shared.script.region(8192, LENGTH, Access::LOCAL_WRITE);
+        let sges = [doorbell_rnic::Sge { address: region.address(), length: LENGTH as u32, lkey: region.lkey() }];
+        let id = shared.id;
+        shared.script.rnic().post_srq_recv(id, &[RecvRequest { wr_id: 77, sges: &sges }]).expect("room");
+        shared.script.rnic().deregister(&region).expect("it was registered");
+        shared.post(0);
+        shared.hear(0, only, 0, 8);
+        let (broken, whole) = (shared.qpns[0], shared.qpns[1]);
+        assert_eq!(shared.ends(), [(77, broken, Status::LocalProtection)], "{kind:?}");
+        assert_eq!(shared.script.state(), QpState::Error, "{kind:?}");
+        assert_eq!(shared.script.events(), [AsyncEvent::QpFatal(broken), AsyncEvent::QpLastWqeReached(broken)]);
+        shared.hear(1, only, 0, 8);
+        assert_eq!(shared.ends(), [(0, whole, Status::Success)], "{kind:?}");
+    }
+}
+
+#[test]
+fn a_receive_that_goes_back_finds_its_place_though_the_queue_was_filled_again() {
+    let mut shared = Shared::new(QpKind::Uc, 2);
+    for number in 0..DEPTH as u64 {
+        shared.post(number);
+    }
+    shared.hear(0, Opcode::UC_SEND_FIRST, 0, 256);
+    shared.post(DEPTH as u64);
+    let qpn = shared.qpns[0];
+    shared.script.rnic().destroy_qp(qpn).expect("it exists");
+    assert_eq!(shared.queue.len(), DEPTH + 1);
+    // Full is full, though, until they are taken.
+    let sges = [shared.script.world.nodes[OWN].sge(0, LENGTH)];
+    let id = shared.id;
+    shared.script.rnic().post_srq_recv(id, &[RecvRequest { wr_id: 9, sges: &sges }]).expect_err("it is full");
+    for psn in 0..=DEPTH as u32 {
+        shared.hear(1, Opcode::UC_SEND_ONLY, psn, 8);
+    }
+    let taken: Vec<_> = shared.ends().iter().map(|&(number, ..)| number).collect();
+    assert_eq!(taken, [0, 1, 2, 3, 4], "the oldest first");
+    assert!(shared.queue.is_empty());
+}
