@@ -234,7 +234,7 @@ impl Outgoing for Passive {
         }
         let head = self.head();
         if head > self.tail {
-            return Err(ConnectionError::Protocol("a head that is behind the tail"));
+            return Err(ConnectionError::Protocol("a head that is beyond the tail"));
         }
         let before = self.last_done;
         while self.ends.front().is_some_and(|&end| end <= head) {
@@ -303,7 +303,7 @@ impl Incoming for Puller {
             self.ring.region().copy_out(offset, &mut word);
             let length = Word::number(word);
             if length > self.max_message {
-                return Err(ConnectionError::Protocol("a message longer than this side takes"));
+                return Err(ConnectionError::TooLong { length, most: self.max_message });
             }
             let space = space(length + WORD);
             if self.pulled - self.position < space as u64 {

@@ -150,6 +150,7 @@ impl Design for DirectWrite {
             grants,
             used: 0,
             known: of_peer,
+            is_misled: false,
             batch: config.batch,
             pending: Vec::with_capacity(config.batch),
         };
@@ -180,6 +181,8 @@ pub struct Granted {
     places: u64,
     used: u64,
     known: u64,
+    /// The peer has written a number of grants that cannot be.
+    is_misled: bool,
     batch: usize,
     pending: Vec<(Staged, SendOperation)>,
 }
@@ -189,8 +192,12 @@ impl Granted {
     #[inline]
     fn learn(&mut self) -> u64 {
         let granted = u64::from_le(self.grants.load_acquire_u64(0));
-        // More than there is room for cannot be used: the peer has overwritten some.
-        if granted <= self.known || granted - self.used > self.places {
+        if granted == self.known || granted == 0 {
+            return 0; // the first ones were granted by being there, without a number
+        }
+        // Of more than there is room for the peer has overwritten some.
+        if granted < self.known || granted - self.used > self.places {
+            self.is_misled = true;
             return 0;
         }
         granted - std::mem::replace(&mut self.known, granted)
@@ -242,7 +249,11 @@ impl Outgoing for Granted {
     /// Whoever waits for a grant hears of it.
     #[inline]
     fn poll(&mut self, _qp: &Qp) -> Result<usize, ConnectionError> {
-        Ok(if self.used == self.known { self.learn() as usize } else { 0 })
+        let newly = if self.used == self.known { self.learn() as usize } else { 0 };
+        if self.is_misled {
+            return Err(ConnectionError::Protocol("a number of grants that is less than before, or has no room"));
+        }
+        Ok(newly)
     }
 
     #[inline]
@@ -302,7 +313,7 @@ impl Incoming for Buffers {
             self.pool.region().copy_out(word, &mut bytes);
             let length = Word::number(bytes);
             if length > self.max_message {
-                return Err(ConnectionError::Protocol("a message longer than the buffers of this side"));
+                return Err(ConnectionError::TooLong { length, most: self.max_message });
             }
             self.waiting.pop_front();
             self.inbox.push_back((slot, length));

@@ -28,7 +28,7 @@ const GOODBYE: u32 = 1 << 31;
 pub(crate) const TO_RECEIVER: u32 = 1 << 30;
 
 /// What a half says of a word that its protocol does not have.
-pub(crate) const UNEXPECTED_WORD: ConnectionError = ConnectionError::Protocol("word where none is expected");
+pub(crate) const UNEXPECTED_WORD: ConnectionError = ConnectionError::Protocol("a word where none is expected");
 /// What a half says of immediate data that its protocol does not have.
 pub(crate) const UNEXPECTED_NOTICE: ConnectionError =
     ConnectionError::Protocol("immediate data where none is expected");
@@ -290,16 +290,16 @@ impl<D: Design> Connection<D> {
             return self.line.receive_failed(completion.status);
         }
         let Attachment::Immediate(word) = completion.attachment else {
-            return Err(ConnectionError::Protocol("a message where there is no buffer for it"));
+            return Err(ConnectionError::Protocol("a SEND without the word that it has to carry"));
         };
         if completion.opcode == CompletionOpcode::ReceiveWriteImmediate {
+            self.line.check_may_send()?;
             return self.incoming.take_notice(word, completion.byte_len as usize);
         }
+        Line::check_is_send(completion)?;
         match word {
-            word if word & GOODBYE != 0 => {
-                self.line.peer_closed = true;
-                Ok(())
-            }
+            GOODBYE => self.line.take_goodbye(),
+            word if word & GOODBYE != 0 => Err(UNEXPECTED_WORD),
             word if word & TO_RECEIVER != 0 => self.incoming.take_word(word & !TO_RECEIVER),
             word => self.outgoing.take_word(word),
         }

@@ -20,8 +20,16 @@ pub enum ConnectionError {
     #[error("the connection was closed on this side")]
     Closed,
     /// The peer sent what the protocol does not allow.
-    #[error("the peer broke the protocol: {0}")]
+    #[error("the peer broke the protocol: it sent {0}")]
     Protocol(&'static str),
+    /// The peer sent a message that is longer than the description of this side allows.
+    #[error("the peer broke the protocol: it sent a message of {length} B, this side takes {most} B at most")]
+    TooLong {
+        /// Bytes of the message.
+        length: usize,
+        /// Bytes of the longest message that this side takes.
+        most: usize,
+    },
     /// A work request was refused.
     #[error(transparent)]
     Post(#[from] PostError),

@@ -2,8 +2,8 @@
 //! is brought up, how the peer's death is noticed, and how both sides part.
 
 use doorbell_verbs::{
-    Access, Channel, Completion, Cq, Notify, Payload, Pd, PostError, Psn, Qp, QpAttributes, QpCapacities, QpKind,
-    QpOptions, QpState, RKey, SendFlags, SendOperation, SendRequest, Srq, Status,
+    Access, Attachment, Channel, Completion, CompletionOpcode, Cq, Notify, Payload, Pd, PostError, Psn, Qp,
+    QpAttributes, QpCapacities, QpKind, QpOptions, QpState, RKey, SendFlags, SendOperation, SendRequest, Srq, Status,
 };
 
 use crate::config::{Config, MAX_WINDOW};
@@ -327,12 +327,45 @@ impl Line {
     /// What a receive that failed means.
     pub(crate) fn receive_failed(&self, status: Status) -> Result<(), ConnectionError> {
         match (self.closing, self.peer_closed) {
+            _ if status == Status::LocalLength => {
+                Err(ConnectionError::Protocol("a message that is longer than the receive posted for it"))
+            }
             // Both sides have said goodbye: nothing is lost with the queue pair.
             (Closing::Done, true) => Ok(()),
             // The goodbye was not acknowledged, and the peer has not said its own.
             (Closing::Done, false) => Err(ConnectionError::PeerUnreachable(Status::RetryExceeded)),
             _ => Err(ConnectionError::Local(status)),
         }
+    }
+
+    /// Checks that a receive took a SEND: a WRITE with immediate data takes a receive as well, but its bytes lie
+    /// wherever its sender wrote them (IBTA Vol 1, 10.7.2.2), not in the memory of the receive.
+    #[inline]
+    pub(crate) fn check_is_send(completion: &Completion) -> Result<(), ConnectionError> {
+        if completion.opcode != CompletionOpcode::Receive {
+            return Err(ConnectionError::Protocol("a WRITE with immediate data where only SENDs are expected"));
+        }
+        if let Attachment::Invalidated(_) = completion.attachment {
+            return Err(ConnectionError::Protocol("a SEND that invalidates a key"));
+        }
+        Ok(())
+    }
+
+    /// Checks that the peer has not said goodbye: it sends no more messages then.
+    #[inline]
+    pub(crate) fn check_may_send(&self) -> Result<(), ConnectionError> {
+        if self.peer_closed {
+            return Err(ConnectionError::Protocol("a message after its goodbye"));
+        }
+        Ok(())
+    }
+
+    /// The peer says goodbye, which it does once.
+    pub(crate) fn take_goodbye(&mut self) -> Result<(), ConnectionError> {
+        if std::mem::replace(&mut self.peer_closed, true) {
+            return Err(ConnectionError::Protocol("a second goodbye"));
+        }
+        Ok(())
     }
 
     pub(crate) fn arm(&self) {

@@ -13,8 +13,6 @@ use crate::error::ConnectionError;
 use crate::outbox::Word;
 use crate::ring::{Ring, RingMessage, UNIT, WORD, space};
 
-const TOO_LONG: ConnectionError = ConnectionError::Protocol("a message longer than this side takes");
-
 /// The half that receives.
 pub struct Written {
     variant: BufferedWrite,
@@ -71,7 +69,16 @@ impl Written {
         let mut word = [0; WORD];
         self.ring.region().copy_out(offset, &mut word);
         let length = Word::number(word);
-        if length > self.max_message { Err(TOO_LONG) } else { Ok(length) }
+        self.check_length(length)?;
+        Ok(length)
+    }
+
+    #[inline]
+    fn check_length(&self, length: usize) -> Result<(), ConnectionError> {
+        if length > self.max_message {
+            return Err(ConnectionError::TooLong { length, most: self.max_message });
+        }
+        Ok(())
     }
 
     #[inline]
@@ -81,7 +88,11 @@ impl Written {
         while self.position < tail {
             let offset = self.ring.offset(self.position);
             let length = self.length_at(offset)?;
-            self.take_message(space(length + WORD), offset + WORD, length)?;
+            let space = space(length + WORD);
+            if tail - self.position < space as u64 {
+                return Err(ConnectionError::Protocol("a tail that is inside a message"));
+            }
+            self.take_message(space, offset + WORD, length)?;
             count += 1;
         }
         Ok(count)
@@ -150,9 +161,7 @@ impl Incoming for Written {
         if self.variant.notification != Notification::Immediate {
             return Err(UNEXPECTED_NOTICE);
         }
-        if length > self.max_message {
-            return Err(TOO_LONG);
-        }
+        self.check_length(length)?;
         let offset = self.ring.offset(self.position);
         self.take_message(space(length), offset, length)
     }

@@ -438,15 +438,20 @@ impl Connection {
             return self.line.receive_failed(completion.status);
         }
         taken.slots.push(slot);
+        Line::check_is_send(completion)?;
         let Attachment::Immediate(word) = completion.attachment else {
+            self.line.check_may_send()?;
             return self.take_request(slot, completion.byte_len as usize);
         };
-        if word & GOODBYE != 0 {
-            self.line.peer_closed = true;
-            return Ok(());
+        if completion.byte_len > 0 {
+            return Err(ConnectionError::Protocol("a word with a message behind it"));
+        }
+        if word == GOODBYE {
+            return self.line.take_goodbye();
         }
         let newly = word.wrapping_sub(self.completed as u32) & !GOODBYE;
-        if self.protocol.acknowledge != Acknowledge::Send || newly as usize > self.signals.len() {
+        if word & GOODBYE != 0 || self.protocol.acknowledge != Acknowledge::Send || newly as usize > self.signals.len()
+        {
             return Err(ConnectionError::Protocol("word of messages read that were not sent"));
         }
         self.signals.drain(..newly as usize);
@@ -456,11 +461,13 @@ impl Connection {
 
     fn take_request(&mut self, slot: u32, length: usize) -> Result<(), ConnectionError> {
         let mut bytes = [0; MAX_REQUEST_BYTES];
-        let bytes = &mut bytes[..length];
+        // No receive is longer.
+        let bytes = &mut bytes[..length.min(MAX_REQUEST_BYTES)];
         self.receives.region.copy_out(slot as usize * REQUEST_STRIDE, bytes);
         let request = Request::decode(bytes).ok_or(ConnectionError::Protocol("a read request that is none"))?;
-        if self.pool.is_some() && request.len() > self.config.max_message {
-            return Err(ConnectionError::Protocol("a message longer than the buffers of this side"));
+        let most = self.protocol.longest_received(&self.config);
+        if request.len() > most {
+            return Err(ConnectionError::TooLong { length: request.len(), most });
         }
         if self.requests.len() + self.reads.len() >= self.config.depth {
             return Err(ConnectionError::Protocol("more messages than its window allows"));

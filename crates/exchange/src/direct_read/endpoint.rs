@@ -46,7 +46,8 @@ impl Endpoint {
 
     /// What the peer needs to know.
     pub fn description(&self) -> EndpointDescription {
-        self.end.description(&self.config)
+        let max_message = self.protocol.longest_received(&self.config) as u64;
+        EndpointDescription { max_message, ..self.end.description(&self.config) }
     }
 
     /// Connects with the peer whose description this is. Receives are posted before it can send.

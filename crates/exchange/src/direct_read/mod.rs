@@ -75,6 +75,20 @@ pub struct DirectRead {
     pub placement: Placement,
 }
 
+/// The longest message of one READ (IBTA Vol 1, 9.4.1).
+const LONGEST_READ: usize = 1 << 31;
+
+impl DirectRead {
+    /// Bytes of the longest message that an end of this configuration takes. A program that says itself where each
+    /// message goes has no buffers that would limit it.
+    fn longest_received(&self, config: &Config) -> usize {
+        match self.placement {
+            Placement::Pool => config.max_message,
+            Placement::ByHand => LONGEST_READ,
+        }
+    }
+}
+
 impl Protocol for DirectRead {
     type Endpoint = Endpoint;
     type Connection = Connection;

@@ -17,6 +17,14 @@ use crate::line::{CONTROL_TAG, Closing, Line, RECEIVE_TAG};
 /// Receives are reposted in lists of at least this many while messages flow.
 pub(super) const REPOST_BATCH: usize = 16;
 
+/// What a receive has brought.
+enum Arrival {
+    /// A message.
+    Data,
+    /// Nothing but the word in its immediate data.
+    Word,
+}
+
 /// A connection: a non-blocking state machine.
 ///
 /// Call [`poll`](Self::poll) (or [`receive`](Self::receive), which polls) again and again;
@@ -40,6 +48,8 @@ pub struct Connection {
     pub(super) peer_max_message: u64,
     pub(super) inbox: VecDeque<(u32, u32)>,
     pub(super) stalled_on_credits: u64,
+    /// Messages of the peer that carried nothing but credits.
+    pub(super) credit_words: u64,
     /// Its place in the completion queue of a [`Hub`](super::Hub), which takes its completions.
     pub(super) claim: Option<Claim>,
 }
@@ -217,31 +227,73 @@ impl Connection {
             }
             return self.line.receive_failed(completion.status);
         }
-        let Attachment::Immediate(immediate) = completion.attachment else {
-            // Data without credits, if that is what was agreed on.
-            if self.pool.credits().is_some() {
-                return Err(ConnectionError::Protocol("a message without credits"));
-            }
-            self.take_data(slot, completion.byte_len);
-            return Ok(());
+        let arrival = self.judge(completion);
+        match arrival {
+            Ok(Arrival::Data) => self.take_data(slot, completion.byte_len),
+            // It was not a receive for data: nothing is granted.
+            Ok(Arrival::Word) => self.pool.post(slot)?,
+            Err(_) if self.pool.is_shared() => self.pool.post(slot)?, // the buffer is others' as well
+            Err(_) => {}
+        }
+        arrival.map(drop)
+    }
+
+    /// What a receive that succeeded has brought, if the peer may send that.
+    #[inline]
+    fn judge(&mut self, completion: &Completion) -> Result<Arrival, ConnectionError> {
+        Line::check_is_send(completion)?;
+        let length = completion.byte_len as usize;
+        let word = match completion.attachment {
+            Attachment::Immediate(immediate) => Some(Word::decode(immediate)),
+            _ => None,
         };
-        let word = Word::decode(immediate);
-        if let Some(send_credits) = &mut self.send_credits
+        if let Some(word) = word
+            && let Some(send_credits) = &mut self.send_credits
             && !send_credits.grant(word, self.peer_depth)
         {
-            return Err(ConnectionError::Protocol("more credits than the peer has receives"));
+            return Err(ConnectionError::Protocol("more credits than it has receives"));
         }
-        if !word.alone {
-            match self.pool.credits() {
-                Some(credits) => credits.received(),
-                None => return Err(ConnectionError::Protocol("credits that were not agreed on")),
+        if let Some(word) = word
+            && word.alone
+        {
+            return self.judge_word(word, length);
+        }
+        self.line.check_may_send()?;
+        // Shared buffers may be longer than what this connection takes.
+        if length > self.config.max_message {
+            return Err(ConnectionError::TooLong { length, most: self.config.max_message });
+        }
+        match (self.pool.credits(), word) {
+            (None, None) => {}
+            (Some(_), None) => return Err(ConnectionError::Protocol("a message without credits")),
+            (None, Some(_)) => return Err(ConnectionError::Protocol("credits that were not agreed on")),
+            (Some(credits), Some(_)) => {
+                if credits.received() > self.pool.granted() {
+                    return Err(ConnectionError::Protocol("more messages than it was granted receives"));
+                }
             }
-            self.take_data(slot, completion.byte_len);
-            return Ok(());
         }
-        self.pool.post(slot)?; // it was not a receive for data: nothing is granted
-        self.line.peer_closed |= word.goodbye;
-        Ok(())
+        Ok(Arrival::Data)
+    }
+
+    /// The same of a message that carries nothing but a word.
+    fn judge_word(&mut self, word: Word, length: usize) -> Result<Arrival, ConnectionError> {
+        if length > 0 {
+            return Err(ConnectionError::Protocol("a word with a message behind it"));
+        }
+        if word.goodbye {
+            self.line.take_goodbye()?;
+            return Ok(Arrival::Word);
+        }
+        if self.pool.credits().is_none() {
+            return Err(ConnectionError::Protocol("credits that were not agreed on"));
+        }
+        // The peer leaves one at most unanswered, and only a message of this side answers it: see `ReceiveCredits`.
+        self.credit_words += 1;
+        if self.credit_words > self.next_id {
+            return Err(ConnectionError::Protocol("credits again and again, without an answer to the last"));
+        }
+        Ok(Arrival::Word)
     }
 
     #[inline]

@@ -112,14 +112,16 @@ impl ReceiveCredits {
         }
     }
 
+    /// A data message has arrived. Returns how many have.
     #[inline]
-    pub(crate) fn received(&self) {
+    pub(crate) fn received(&self) -> u64 {
         let received = self.received.load(Ordering::Relaxed) + 1;
         self.received.store(received, Ordering::Relaxed);
         let known = self.unanswered.load(Ordering::Acquire);
         if known != ANSWERED && received > known {
             self.unanswered.store(ANSWERED, Ordering::Release);
         }
+        received
     }
 
     /// A grant leaves with a data message.

@@ -117,6 +117,7 @@ impl Endpoint {
             completed: 0,
             inbox: VecDeque::with_capacity(config.depth),
             stalled_on_credits: 0,
+            credit_words: 0,
             claim,
             config,
         })

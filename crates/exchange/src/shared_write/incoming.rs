@@ -82,8 +82,11 @@ impl Incoming for Shared {
         let ring = &self.common.ring;
         let (bytes, space) = (ring.bytes() as u64, space(length) as u64);
         let at = u64::from(immediate) * UNIT as u64;
-        if at >= bytes || length > self.max_message {
-            return Err(ConnectionError::Protocol("a message longer than this side takes, or outside its ring"));
+        if length > self.max_message {
+            return Err(ConnectionError::TooLong { length, most: self.max_message });
+        }
+        if at >= bytes {
+            return Err(ConnectionError::Protocol("a message outside the ring"));
         }
         let head = ring.head();
         let ahead = (at + bytes - head % bytes) % bytes;

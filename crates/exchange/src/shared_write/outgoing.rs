@@ -240,7 +240,7 @@ impl Outgoing for Reserved {
                 let position = self.landing.load_acquire_u64(slot * 8);
                 let Some((count, bytes)) = self.reserving.pop_front() else { return Ok(true) };
                 if position < self.reserved_to || !position.is_multiple_of(UNIT as u64) {
-                    return Err(ConnectionError::Protocol("space that was reserved before"));
+                    return Err(ConnectionError::Protocol("a reservation of space that was reserved before"));
                 }
                 self.reservations_done += 1;
                 self.reserved_to = position + bytes;

@@ -1,0 +1,235 @@
+//! A bare queue pair as the peer of a connection: it speaks verbs, and whatever the test wants it to say.
+
+use doorbell_exchange::rc::{self, RcSettings};
+use doorbell_exchange::setup::{EndpointDescription, RemoteRegion};
+use doorbell_exchange::{Config, MessageConnection, Protocol, Received, SendReceive, Submit};
+use doorbell_verbs::{
+    Access, Completion, Cq, Device, MemoryKind, Payload, Pd, Psn, Qp, QpCapacities, QpKind, QpOptions, RecvRequest,
+    Region, SendFlags, SendOperation, SendRequest, Status,
+};
+
+use super::wire;
+
+/// Bytes of the memory that a bare peer opens: half of it each for the two regions that a description names.
+pub const OPEN_BYTES: usize = 1 << 15;
+/// Bytes beside it that a bare peer sends from.
+const OUT_BYTES: usize = 1 << 17;
+/// Receives that a bare peer keeps posted, and their length.
+const RECEIVES: usize = 64;
+const RECEIVE_BYTES: usize = 512;
+const SENDS: usize = 64;
+
+/// What connections with bare peers are made with: small, so that every bound is near.
+pub fn config() -> Config {
+    Config {
+        window: 4,
+        batch: 1,
+        depth: 4,
+        inline: 32,
+        max_message: 400,
+        send_buffers: 4,
+        timeout: 10,
+        retry_count: 2,
+        min_rnr_timer: 1,
+        keepalive_ns: 0,
+        ..Config::default()
+    }
+}
+
+/// Two devices, and a healthy connection between them, which nothing that a hostile peer does may disturb.
+pub struct Stage {
+    pub victim: Device,
+    pub other: Device,
+    /// Where connections with bare peers are made.
+    pub pd: Pd,
+    healthy: [<SendReceive as Protocol>::Connection; 2],
+    exchanged: u64,
+}
+
+impl Default for Stage {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Stage {
+    pub fn new() -> Self {
+        let [victim, other] = wire::devices();
+        let pd = victim.create_pd().expect("a protection domain");
+        let (a, b) = pair(&SendReceive, [&pd, &other.create_pd().expect("a protection domain")], &config());
+        Self { victim, other, pd, healthy: [a, b], exchanged: 0 }
+    }
+
+    /// One message each way over the healthy connection.
+    pub fn check_health(&mut self) {
+        self.exchanged += 1;
+        let message = self.exchanged.to_be_bytes().repeat(40);
+        for from in 0..2 {
+            while !matches!(self.healthy[from].send(&message).expect("a healthy connection"), Submit::Accepted(_)) {
+                for end in &mut self.healthy {
+                    end.poll().expect("a healthy connection");
+                }
+            }
+            loop {
+                self.healthy[from].poll().expect("a healthy connection");
+                if let Some(received) = self.healthy[1 - from].receive().expect("a healthy connection") {
+                    assert_eq!(&*received, &message[..], "message {} of the healthy connection", self.exchanged);
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// Two ends of a protocol that are connected.
+pub fn pair<P: Protocol>(protocol: &P, pds: [&Pd; 2], config: &Config) -> (P::Connection, P::Connection) {
+    let [a, b] = pds.map(|pd| protocol.endpoint(pd, config, None).expect("an endpoint"));
+    let (of_a, of_b) = (protocol.describe(&a), protocol.describe(&b));
+    (protocol.connect(a, &of_b).expect("a connection"), protocol.connect(b, &of_a).expect("a connection"))
+}
+
+/// A queue pair that is connected with a connection's, and the memory that the connection believes to be its peer's.
+pub struct Bare {
+    qp: Qp,
+    cq: Cq,
+    receives: Region,
+    /// Memory that the connection may reach: see [`OPEN_BYTES`].
+    pub open: Region,
+    out: Region,
+    /// What the connection says of itself.
+    pub peer: EndpointDescription,
+    /// Requests that were posted, and of those complete.
+    posted: u64,
+    completed: u64,
+    /// How the first request that failed ended.
+    pub failed: Option<Status>,
+    /// The immediate data of what came.
+    pub heard: Vec<doorbell_verbs::Attachment>,
+}
+
+impl Bare {
+    /// Makes an end with `connect`'s endpoint as its peer. `change` makes the description hostile.
+    pub fn meet<P: Protocol>(
+        protocol: &P,
+        pd: &Pd,
+        other: &Device,
+        config: &Config,
+        change: impl FnOnce(&mut EndpointDescription),
+    ) -> (Self, Result<P::Connection, doorbell_exchange::ConnectError>) {
+        let endpoint = protocol.endpoint(pd, config, None).expect("an endpoint");
+        let peer = protocol.describe(&endpoint);
+        Self::join(other, peer, change, |own| protocol.connect(endpoint, own))
+    }
+
+    /// The same for an endpoint that was made already.
+    pub fn join<C>(
+        other: &Device,
+        peer: EndpointDescription,
+        change: impl FnOnce(&mut EndpointDescription),
+        connect: impl FnOnce(&EndpointDescription) -> C,
+    ) -> (Self, C) {
+        let pd = other.create_pd().expect("a protection domain");
+        let cq = other.create_cq(4 * (RECEIVES + SENDS)).expect("a completion queue");
+        let qp = pd
+            .create_qp(QpOptions {
+                kind: QpKind::Rc,
+                send_cq: &cq,
+                recv_cq: &cq,
+                srq: None,
+                capacities: QpCapacities {
+                    max_send_wr: SENDS,
+                    max_recv_wr: RECEIVES,
+                    max_send_sge: 1,
+                    max_recv_sge: 1,
+                    max_inline: 64,
+                },
+                signal_all: true,
+            })
+            .expect("a queue pair");
+        let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let open = pd.allocate(OPEN_BYTES, all, MemoryKind::Plain).expect("memory");
+        let out = pd.allocate(OUT_BYTES, Access::LOCAL_WRITE, MemoryKind::Plain).expect("memory");
+        let receives = pd.allocate(RECEIVES * RECEIVE_BYTES, Access::LOCAL_WRITE, MemoryKind::Plain).expect("memory");
+        let half = |half: usize| RemoteRegion {
+            address: open.address() + (half * OPEN_BYTES / 2) as u64,
+            length: OPEN_BYTES as u64 / 2,
+            rkey: open.rkey(),
+        };
+        let mut own = EndpointDescription {
+            gid: other.attributes().gid,
+            qpn: qp.qpn(),
+            psn: Psn::new(1),
+            regions: [half(0), half(1)],
+            ..peer
+        };
+        rc::initialise(&qp, all).expect("a queue pair");
+        let bare = Self { qp, cq, receives, open, out, peer, posted: 0, completed: 0, failed: None, heard: Vec::new() };
+        (0..RECEIVES as u64).for_each(|slot| bare.post_receive(slot));
+        let settings = RcSettings { timeout: 10, retry_count: 2, rnr_retry: 7, min_rnr_timer: 1 };
+        rc::connect(&bare.qp, &own, &peer, &settings).expect("a queue pair");
+        change(&mut own);
+        let connected = connect(&own);
+        (bare, connected)
+    }
+
+    fn post_receive(&self, slot: u64) {
+        let sges = [self.receives.sge(slot as usize * RECEIVE_BYTES, RECEIVE_BYTES)];
+        // A queue pair in error takes none, which `poll` finds out.
+        let _ = self.qp.post_recv(&[RecvRequest { wr_id: 1 << 32 | slot, sges: &sges }]);
+    }
+
+    /// Posts an operation with these bytes; false if the queue pair takes no more.
+    pub fn post(&mut self, operation: SendOperation, bytes: &[u8]) -> bool {
+        self.poll();
+        if self.failed.is_some() || self.posted - self.completed >= SENDS as u64 {
+            return false;
+        }
+        // Only one operation at a time is longer than a share.
+        let at = if bytes.len() > OUT_BYTES / 2 / SENDS {
+            OUT_BYTES / 2
+        } else {
+            (self.posted as usize % SENDS) * (OUT_BYTES / 2 / SENDS)
+        };
+        self.out.copy_in(at, bytes);
+        let sges = [self.out.sge(at, bytes.len())];
+        let payload = Payload::Sges(if bytes.is_empty() { &[] } else { &sges });
+        let request =
+            SendRequest { wr_id: self.posted, operation, flags: SendFlags::SIGNALED, payload, destination: None };
+        let taken = self.qp.post_send(&[request]).is_ok();
+        self.posted += u64::from(taken);
+        taken
+    }
+
+    /// Takes completions, and posts receives again.
+    pub fn poll(&mut self) {
+        let mut list = [Completion::default(); 32];
+        while let Ok(count @ 1..) = self.cq.poll(&mut list) {
+            for completion in &list[..count] {
+                let is_receive = completion.wr_id >> 32 == 1;
+                if completion.status != Status::Success {
+                    self.failed.get_or_insert(completion.status);
+                } else if is_receive {
+                    self.heard.push(completion.attachment);
+                    self.post_receive(completion.wr_id & 0xffff_ffff);
+                }
+                self.completed += u64::from(!is_receive);
+            }
+        }
+    }
+
+    /// Lets both devices work until all that was posted is complete, or nothing has moved for long.
+    pub fn settle(&mut self, mut connection: impl FnMut()) {
+        let mut looks = 0;
+        while self.posted > self.completed && looks < 2_000 {
+            let before = self.completed;
+            self.poll();
+            connection();
+            looks = if self.completed == before { looks + 1 } else { 0 };
+        }
+        // What came with the last packet.
+        (0..3).for_each(|_| {
+            connection();
+            self.poll();
+        });
+    }
+}
