@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use doorbell_wire::Qpn;
 
 use crate::completion::Notifier;
+use crate::engine::{CqId, SrqId};
 
 /// Something that happened apart from any work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,6 +28,33 @@ pub enum AsyncEvent {
     CqError(u32),
     /// Fewer receives than the limit are left in a shared receive queue.
     SrqLimitReached(u32),
+}
+
+/// The object that an event is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EventSource {
+    /// A queue pair.
+    Qp(Qpn),
+    /// A completion queue.
+    Cq(CqId),
+    /// A shared receive queue.
+    Srq(SrqId),
+}
+
+impl AsyncEvent {
+    /// What it is about.
+    pub fn source(self) -> EventSource {
+        match self {
+            Self::CommunicationEstablished(qpn)
+            | Self::SqDrained(qpn)
+            | Self::QpFatal(qpn)
+            | Self::QpRequestError(qpn)
+            | Self::QpAccessError(qpn)
+            | Self::QpLastWqeReached(qpn) => EventSource::Qp(qpn),
+            Self::CqError(cq) => EventSource::Cq(CqId(cq)),
+            Self::SrqLimitReached(srq) => EventSource::Srq(SrqId(srq)),
+        }
+    }
 }
 
 /// Events that wait to be taken. Each is caused by something that a program did or armed, so
@@ -61,17 +89,8 @@ impl EventQueue {
         self.events.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
     }
 
-    /// Drops the events of a queue pair that is destroyed.
-    pub fn purge(&self, gone: Qpn) {
-        use AsyncEvent::*;
-        self.events.lock().unwrap_or_else(PoisonError::into_inner).retain(|event| match *event {
-            CommunicationEstablished(qpn)
-            | SqDrained(qpn)
-            | QpFatal(qpn)
-            | QpRequestError(qpn)
-            | QpAccessError(qpn)
-            | QpLastWqeReached(qpn) => qpn != gone,
-            CqError(_) | SrqLimitReached(_) => true,
-        });
+    /// Drops the events of an object that is destroyed: its number may be given away again at once.
+    pub fn purge(&self, gone: EventSource) {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).retain(|event| event.source() != gone);
     }
 }

@@ -28,7 +28,7 @@ pub use engine::{
     ACK_HOLD_NS, Backlog, Config, CqId, EngineId, MAX_CQS, MAX_GROUPS, MAX_INLINE_BYTES, MAX_QPS, MAX_QUEUE_DEPTH,
     MAX_SGES, MAX_SRQS, ObjectError, QpInfo, QpInit, Rnic, SrqId,
 };
-pub use event::{AsyncEvent, EventQueue};
+pub use event::{AsyncEvent, EventQueue, EventSource};
 pub use memory::{
     Access, LKey, MAX_REGION_BYTES, MAX_REGIONS, MAX_WINDOWS, MemoryError, Pager, PdId, Region, RegionDirectory,
     RegionTable, Sge, Through, WindowBinding, WindowKind,

@@ -1,7 +1,7 @@
 //! Shared receive queues.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam_queue::ArrayQueue;
@@ -34,6 +34,8 @@ pub struct SharedReceiveQueue {
     returned_len: AtomicUsize,
     /// Raise the limit event when fewer than this many are left; 0 is disarmed.
     limit: AtomicUsize,
+    /// It was destroyed, and its number may be another's: it raises no event any more.
+    retired: AtomicBool,
     events: Arc<EventQueue>,
 }
 
@@ -53,6 +55,7 @@ impl SharedReceiveQueue {
             returned: Mutex::default(),
             returned_len: AtomicUsize::new(0),
             limit: AtomicUsize::new(0),
+            retired: AtomicBool::new(false),
             events,
         }
     }
@@ -108,9 +111,14 @@ impl SharedReceiveQueue {
         self.posted.push(wqe).map_err(|_| full)
     }
 
+    pub(crate) fn retire(&self) {
+        self.retired.store(true, Ordering::Release);
+    }
+
     fn check_limit(&self) {
         let limit = self.limit.load(Ordering::Acquire);
         if limit > 0
+            && !self.retired.load(Ordering::Acquire)
             && self.len() < limit
             && self.limit.compare_exchange(limit, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         {

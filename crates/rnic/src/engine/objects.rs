@@ -14,6 +14,7 @@ use super::{
 use crate::completion::{Completion, CompletionQueue, CompletionSink, MAX_CQ_DEPTH, Notifier, Overrun};
 use crate::congestion::{Destination, Window};
 use crate::core::frame_overhead;
+use crate::event::EventSource;
 use crate::memory::{Access, Pager, PdId, Region, WindowKind};
 use crate::qp::{
     ModifyError, Qp, QpAttributes, QpCounters, QpKind, QpState, ReceiveQueue, Requester, Responder, Settings,
@@ -191,6 +192,7 @@ impl Rnic {
         }
         let entry = self.cqs.remove(cq.0 as usize);
         self.core.remove_cq(entry.port);
+        self.core.events.purge(EventSource::Cq(cq));
         Ok(())
     }
 
@@ -225,7 +227,8 @@ impl Rnic {
         if entry.users > 0 {
             return Err(ObjectError::Busy { what: "shared receive queue", users: "a queue pair" });
         }
-        self.srqs.remove(srq.0 as usize);
+        self.srqs.remove(srq.0 as usize).queue.retire();
+        self.core.events.purge(EventSource::Srq(srq));
         Ok(())
     }
 
@@ -330,7 +333,7 @@ impl Rnic {
         }
         let next = self.core.inbound.next_waiting();
         self.wake(next);
-        self.core.events.purge(qpn);
+        self.core.events.purge(EventSource::Qp(qpn));
         let init = qp.init;
         for cq in [init.send_cq, init.recv_cq] {
             let cq = &mut self.cqs[cq.0 as usize];

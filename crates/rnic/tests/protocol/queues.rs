@@ -69,6 +69,44 @@ fn destroyed_queue_pairs_take_their_completions_and_events_along() {
 }
 
 #[test]
+fn events_of_a_destroyed_completion_queue_do_not_name_its_successor() {
+    let mut script = Script::silent(PathMtu::Mtu256);
+    let (cq, _) = script.rnic().create_cq(1, None).expect("room");
+    script.qpn = script.add_qp(QpKind::Rc, PathMtu::Mtu256, &End { recv_cq: Some(cq), ..End::default() });
+    let qpn = script.qpn;
+    script.receive(0, 8);
+    script.receive(8, 8);
+    script.world.bring_to(OWN, qpn, QpState::Error);
+    let other = script.add_qp(QpKind::Rc, PathMtu::Mtu256, &End::default());
+    script.qpn = other;
+    let said = script.say(Opcode::RC_WRITE_ONLY).reth(0, doorbell_wire::RKey::new(1), 8).payload(&[0; 8]);
+    script.hear(&said);
+    // Nobody has asked for the overrun's event when its queue goes and the number is given away again.
+    script.rnic().destroy_qp(qpn).expect("it exists");
+    script.rnic().destroy_cq(cq).expect("nothing uses it");
+    let (successor, _) = script.rnic().create_cq(1, None).expect("room");
+    assert_eq!(successor, cq, "numbers are used again at once");
+    assert_eq!(script.events(), [AsyncEvent::QpAccessError(other)], "those of others stay");
+}
+
+#[test]
+fn events_of_a_destroyed_shared_receive_queue_do_not_name_its_successor() {
+    let mut script = Script::silent(PathMtu::Mtu256);
+    let pd = script.world.nodes[OWN].pd;
+    let (srq, queue) = script.rnic().create_srq(pd, 4, 1).expect("room");
+    let (kept, of_kept) = script.rnic().create_srq(pd, 4, 1).expect("room");
+    queue.arm_limit(1);
+    of_kept.arm_limit(1);
+    script.rnic().destroy_srq(srq).expect("nothing uses it");
+    let (successor, _) = script.rnic().create_srq(pd, 4, 1).expect("room");
+    assert_eq!(successor, srq, "numbers are used again at once");
+    assert_eq!(script.events(), [AsyncEvent::SrqLimitReached(kept.0)], "those of others stay");
+    // Whoever still holds the queue that is gone raises no event of its number's next owner.
+    queue.arm_limit(1);
+    assert_eq!(script.events(), []);
+}
+
+#[test]
 fn solicited_and_other_notifications() {
     let mut script = Script::silent(PathMtu::Mtu256);
     let (notifier, count) = counting();

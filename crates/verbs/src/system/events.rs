@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
 
 use doorbell_ibverbs_sys::*;
-use doorbell_rnic::{AsyncEvent, CqId, EventQueue};
+use doorbell_rnic::{AsyncEvent, CqId, EventQueue, EventSource};
 use doorbell_wire::Qpn;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
@@ -64,9 +64,10 @@ impl Events {
         self.either.0.as_fd()
     }
 
-    /// Drops the events of a queue pair that is destroyed.
-    pub(super) fn forget(&self, qpn: Qpn) {
-        self.queue.purge(qpn);
+    /// Drops the events of an object that is destroyed. The kernel has none of it any more: those that it gave out
+    /// were queued here before they were acknowledged, and destroying waits for that.
+    pub(super) fn forget(&self, gone: EventSource) {
+        self.queue.purge(gone);
     }
 
     /// Takes what the kernel has.

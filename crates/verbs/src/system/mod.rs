@@ -399,7 +399,8 @@ impl Provider for System {
         let attributes = &self.context.attributes;
         let depth = in_range("the shared receive queue's depth", depth, attributes.max_queue_depth)?;
         let id = SrqId(self.new_id());
-        let queue = Arc::new(queues::Shared::new(self.domain(pd)?, pd, id, depth, max_sges)?);
+        let events = Arc::downgrade(&self.events);
+        let queue = Arc::new(queues::Shared::new(self.domain(pd)?, events, pd, id, depth, max_sges)?);
         let mut shared = lock(&self.shared);
         shared.retain(|_, queue| queue.strong_count() > 0);
         shared.insert(id, Arc::downgrade(&queue));

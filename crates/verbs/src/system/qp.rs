@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use doorbell_ibverbs_sys::*;
 use doorbell_rnic::{
-    AddressVector, MAX_MESSAGE_BYTES, ModifyError, Payload, PostError, PostErrorKind, QpAttributes, QpCapacities,
-    QpCounters, QpInfo, QpInit, QpKind, QpState, RecvRequest, SendFlags, SendOperation, SendRequest, check_transition,
+    AddressVector, EventSource, MAX_MESSAGE_BYTES, ModifyError, Payload, PostError, PostErrorKind, QpAttributes,
+    QpCapacities, QpCounters, QpInfo, QpInit, QpKind, QpState, RecvRequest, SendFlags, SendOperation, SendRequest,
+    check_transition,
 };
 use doorbell_wire::{Psn, QKey, Qpn};
 
@@ -53,7 +54,7 @@ impl Drop for SystemQp {
     fn drop(&mut self) {
         // SAFETY: it was made, and this is the last handle.
         unsafe { (self.domain.context.library().destroy_qp)(self.raw) };
-        self.events.forget(self.qpn);
+        self.events.forget(EventSource::Qp(self.qpn));
     }
 }
 

@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
 use doorbell_ibverbs_sys::*;
-use doorbell_rnic::{Completion, CqId, Notify, Overrun, PdId, PostError, PostErrorKind, RecvRequest, SrqId};
+use doorbell_rnic::{
+    Completion, CqId, EventSource, Notify, Overrun, PdId, PostError, PostErrorKind, RecvRequest, SrqId,
+};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use super::events::Events;
@@ -104,6 +106,7 @@ impl Drop for Completions {
     fn drop(&mut self) {
         // SAFETY: its queue pairs hold it, so none is left.
         unsafe { (self.context.library().destroy_cq)(self.raw) };
+        self.events.upgrade().inspect(|events| events.forget(EventSource::Cq(self.id)));
     }
 }
 
@@ -218,6 +221,7 @@ pub(super) struct Shared {
     pub(super) pd: PdId,
     pub(super) raw: *mut ibv_srq,
     domain: Arc<Domain>,
+    events: Weak<Events>,
     depth: usize,
     max_sges: usize,
     post: qp::PostReceives<ibv_srq>,
@@ -232,12 +236,14 @@ impl Drop for Shared {
     fn drop(&mut self) {
         // SAFETY: its queue pairs hold it, so none is left.
         unsafe { (self.domain.context.library().destroy_srq)(self.raw) };
+        self.events.upgrade().inspect(|events| events.forget(EventSource::Srq(self.id)));
     }
 }
 
 impl Shared {
     pub(super) fn new(
         domain: Arc<Domain>,
+        events: Weak<Events>,
         pd: PdId,
         id: SrqId,
         depth: u32,
@@ -256,7 +262,7 @@ impl Shared {
         if raw.is_null() {
             return Err(SystemError::last("a shared receive queue"));
         }
-        Ok(Self { id, pd, raw, domain, depth: depth as usize, max_sges, post })
+        Ok(Self { id, pd, raw, domain, events, depth: depth as usize, max_sges, post })
     }
 }
 

@@ -42,6 +42,7 @@ macro_rules! provider {
                         the_next_completion_notifies, only_solicited_completions_notify,
                         notifications_of_several_queues, a_queue_of_one_works_and_is_full_with_one,
                         a_completion_queue_of_one_works, asynchronous_events_wake_their_descriptor,
+                        events_go_with_their_objects,
                         notifications_go_with_their_queue, whoever_polls_learns_of_an_overrun;
                     misuse: remote_accesses_that_are_refused, operations_that_a_transport_does_not_have,
                         numbers_out_of_range, receives_that_are_too_short;

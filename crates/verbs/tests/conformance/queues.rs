@@ -329,3 +329,25 @@ pub(crate) fn asynchronous_events_wake_their_descriptor(open: Open<'_>) {
     assert_eq!(other.poll_event(), None);
     assert!(!is_readable(other.event_fd()));
 }
+
+pub(crate) fn events_go_with_their_objects(open: Open<'_>) {
+    let (one, other) = open();
+    let plan = Plan::rc();
+    let pd = other.create_pd().unwrap();
+    for _ in 0..3 {
+        let (cq, srq) = (other.create_cq(64).unwrap(), pd.create_srq(8, 1).unwrap());
+        assert!(!is_readable(other.event_fd()), "a new queue has no event");
+        let (a, b) = (plan.side(&one), plan.side_on(&pd, &cq, Some(&srq)));
+        plan.join(&a, &b);
+        srq.post_recv(&[RecvRequest { wr_id: 1, sges: &[] }; 2]).unwrap();
+        srq.arm_limit(2);
+        a.post(1, SendOperation::Send, &[]);
+        a.expect(1);
+        wait_readable(other.event_fd());
+        // Nobody asks for the event before its queue goes, and the next one may have its number.
+        drop((b, cq, srq));
+        let successor = pd.create_srq(8, 1).unwrap();
+        assert_eq!(other.poll_event(), None, "no event of the queue {}", successor.id().0);
+        assert!(!is_readable(other.event_fd()));
+    }
+}
