@@ -9,6 +9,7 @@ use std::process::{Command, ExitCode};
 
 use clap::Args;
 use doorbell_fabric::FaultPlan;
+use doorbell_verbs::soft::{ACK_VARIABLE, AckPolicy};
 
 use crate::output::line;
 use crate::{Failure, Usage};
@@ -55,6 +56,10 @@ pub(crate) struct Settings {
     /// early then ends a work request instead of the program. Costs a system call for each
     #[arg(long)]
     check_memory: bool,
+    /// When the acknowledgement of a message leaves: before the program sees the message unless it has
+    /// answered the last eight (`answer`), or always before (`strict`) [default: answer]
+    #[arg(long, value_name = "POLICY")]
+    ack: Option<AckPolicy>,
 }
 
 /// Runs a program on the software RNIC.
@@ -120,6 +125,7 @@ impl Settings {
         set("DOORBELL_VENDOR_ID", self.vendor_id.clone());
         set("DOORBELL_LOG", self.explain.then(|| "debug".to_owned()));
         set("DOORBELL_CHECK_MEMORY", self.check_memory.then(|| "1".to_owned()));
+        set(ACK_VARIABLE, self.ack.map(|policy| policy.to_string()));
         if let Some(pcap) = &self.pcap {
             // The program may change its directory before it opens the device.
             variables.push(("DOORBELL_PCAP", std::path::absolute(pcap)?.into_os_string()));

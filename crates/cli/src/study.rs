@@ -10,7 +10,7 @@ use doorbell_study::environment::Environment;
 use doorbell_study::experiment::{self, DirectoryError, Effort, Experiment, Point, RunDirectory};
 use doorbell_study::record::PointResult;
 use doorbell_study::session::Client;
-use doorbell_verbs::soft::{self, SoftOptions};
+use doorbell_verbs::soft::{self, AckPolicy, SoftOptions};
 use doorbell_verbs::{Device, system};
 use doorbell_wire::ROCE_UDP_PORT;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -58,6 +58,10 @@ pub(crate) struct Study {
     /// UDP port of both ends; anything but 4791 is not RoCE's
     #[arg(long, value_name = "PORT", env = "DOORBELL_PORT", hide_env_values = true, default_value_t = ROCE_UDP_PORT)]
     udp_port: u16,
+    /// When both ends acknowledge a message: before the program sees it unless the program has answered the
+    /// last eight (`answer`), or always before (`strict`) [default: what DOORBELL_ACK says, else answer]
+    #[arg(long, value_name = "POLICY")]
+    ack: Option<AckPolicy>,
     #[command(flatten)]
     device: DeviceChoice,
     /// Print one JSON object instead of text
@@ -192,8 +196,8 @@ fn measure_all(study: &Study, directory: &RunDirectory, experiments: &[Experimen
         .iter()
         .flat_map(|experiment| experiment.points.iter().map(move |point| (experiment, point)))
         .collect();
-    let other_port = (study.udp_port != ROCE_UDP_PORT).then_some("--udp-port");
-    let chosen = study.device.choose(other_port)?;
+    let own = [("--udp-port", study.udp_port != ROCE_UDP_PORT), ("--ack", study.ack.is_some())];
+    let chosen = study.device.choose(own.into_iter().find_map(|(name, is_given)| is_given.then_some(name)))?;
     let environment = Environment::of(&open(study, &chosen)?.attributes());
     let mut done = Vec::new();
     for &(experiment, point) in &points {
@@ -243,7 +247,7 @@ fn measure_all(study: &Study, directory: &RunDirectory, experiments: &[Experimen
 fn open(study: &Study, chosen: &Chosen) -> Result<Device, Failure> {
     Ok(match chosen {
         Chosen::System(options) => system::open(options)?,
-        Chosen::Soft => soft::open(&SoftOptions { port: study.udp_port, ..SoftOptions::default() })?,
+        Chosen::Soft => soft::open(&SoftOptions { port: study.udp_port, ack: study.ack, ..SoftOptions::default() })?,
     })
 }
 
@@ -260,6 +264,7 @@ fn measure(study: &Study, chosen: &Chosen, point: &Point) -> Result<PointResult,
         receive_buffer: None,
         pcap: None,
         fault: None,
+        ack: study.ack,
     };
     let (stream, second) = peer::spawn(parameters.kind, &arguments, chosen, memory_mib)?;
     let measure = || -> Result<PointResult, Failure> {

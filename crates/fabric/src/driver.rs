@@ -155,7 +155,14 @@ impl<L: Link> Driver<L> {
         self.deferred_until_ns.get_or_insert(until_ns);
     }
 
-    /// Sends what is ready, until nothing is left or the link is full.
+    /// Lets acknowledgements leave that are held back, and sends what is ready.
+    pub fn flush(&mut self, now_ns: u64) -> io::Result<()> {
+        self.rnic.release_acks();
+        self.transmit(now_ns)
+    }
+
+    /// Sends what is ready, until nothing is left or the link is full. Receives that completed are seen by
+    /// the program once nothing is left.
     pub fn transmit(&mut self, now_ns: u64) -> io::Result<()> {
         self.deferred_until_ns = None;
         loop {
@@ -165,6 +172,8 @@ impl<L: Link> Driver<L> {
                 if !self.rnic.wants_transmit()
                     || self.rnic.poll_transmit(now_ns, Budget::UNLIMITED, Filter::All, &mut self.batch) == 0
                 {
+                    // Everything has left, so receives are seen whose acknowledgements were part of it.
+                    self.rnic.transmitted();
                     return Ok(());
                 }
                 if let Some((sealer, _)) = &mut self.encapsulation {
@@ -174,7 +183,11 @@ impl<L: Link> Driver<L> {
                     observation.note(now_ns);
                 }
             }
-            self.link.transmit(now_ns, &self.batch, &mut self.next_run)?;
+            if let Err(error) = self.link.transmit(now_ns, &self.batch, &mut self.next_run) {
+                // Nothing leaves any more: what is known here is not kept from the program for that.
+                self.rnic.transmitted();
+                return Err(error);
+            }
             if self.next_run < self.batch.runs().len() {
                 return Ok(());
             }

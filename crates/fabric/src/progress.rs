@@ -7,7 +7,10 @@
 //!   wait, fewer of them where little is in flight; otherwise it may wait for the caller's next poll
 //!   or the next inbound packet, for a moment, so that single posts become runs.
 //! - (b) A due acknowledgement may outlive the call that received its request, so that it leaves
-//!   behind the reply, for a moment while someone polls or posts, and not at all otherwise.
+//!   behind the reply, for a moment while someone polls or posts, and not at all otherwise. That of a
+//!   receive may only if the program has answered what it received lately (`rnic` decides that); otherwise
+//!   it leaves before the program sees the completion. Whatever is held leaves with the next post, with the
+//!   next poll that finds nothing, and before the process ends by its own will.
 //! - (c) Work that is left when a call returns always has an owner: an inbound packet that is
 //!   certain to come, or the thread's deadline.
 //! - (d) If the last poll found nothing, the caller is coming back: a thread that is woken then
@@ -24,6 +27,7 @@
 //! A wake-up costs whoever sends the packet several microseconds, which is why the thread does
 //! not watch the socket while someone polls.
 
+mod exit;
 mod habits;
 mod wake;
 
@@ -44,6 +48,7 @@ use nix::sys::time::TimeSpec;
 use crate::driver::{Acks, Driver};
 use crate::link::{Link, LinkCounters};
 use crate::observe::Observer;
+pub use exit::flush_before_exit;
 use habits::{Lingering, Naps};
 use wake::{NEVER, Wakeups};
 
@@ -81,6 +86,9 @@ const SHORT_RUN_PACKETS: usize = MAX_RUN_PACKETS / 2;
 /// How long a post may wait at most for the caller's next poll or an inbound packet.
 const LONGEST_DEFERRAL_NS: u64 = 1_000_000;
 
+/// How long closing a device waits for a link that is full.
+const FINISH_WITHIN_NS: u64 = 100_000_000;
+
 /// How often the thread gives way before it takes the lock from callers that wait for it.
 const COURTESIES: usize = 1_000;
 
@@ -96,6 +104,11 @@ struct Shared {
     /// Counts posts, to tell whether anyone posts.
     posts: AtomicU64,
     stop: AtomicBool,
+    /// An acknowledgement is held back.
+    holds_ack: AtomicBool,
+    /// How often somebody asked the thread to send whatever is held back, and how many of these it has done.
+    flushes_asked: AtomicU64,
+    flushes_done: AtomicU64,
     failed: AtomicBool,
     /// Polls that are still wary of holding acknowledgements.
     wary_polls: AtomicUsize,
@@ -143,6 +156,9 @@ impl Port {
             polls: AtomicU64::new(0),
             posts: AtomicU64::new(0),
             stop: AtomicBool::new(false),
+            holds_ack: AtomicBool::new(false),
+            flushes_asked: AtomicU64::new(0),
+            flushes_done: AtomicU64::new(0),
             failed: AtomicBool::new(false),
             wary_polls: AtomicUsize::new(0),
             lingering: Mutex::default(),
@@ -155,6 +171,7 @@ impl Port {
             std::thread::Builder::new().name("doorbell".into()).spawn(move || shared.run(&readable))
         };
         before.thread_set_mask()?;
+        exit::add(&shared);
         Ok(Self { shared, thread: Some(thread?) })
     }
 
@@ -183,8 +200,9 @@ impl Port {
         let in_flight = driver.rnic().in_flight_packets();
         let (result, waiting) = operation(driver.rnic_mut(), now_ns);
         let run = if in_flight < 2 * MAX_RUN_PACKETS { SHORT_RUN_PACKETS } else { MAX_RUN_PACKETS };
-        if in_flight == 0 || waiting >= run {
-            let sent = driver.transmit(now_ns);
+        let holds_ack = driver.rnic().held_ack_since_ns().is_some();
+        if in_flight == 0 || waiting >= run || holds_ack {
+            let sent = if holds_ack { driver.flush(now_ns) } else { driver.transmit(now_ns) };
             self.shared.report(sent);
         } else {
             // What is in flight brings a packet only if its peer lives.
@@ -201,6 +219,10 @@ impl Port {
         if count == 0 {
             self.shared.drive();
             count = queue.poll(out)?;
+            if count == 0 {
+                queue.note_empty_poll();
+                self.shared.flush_held();
+            }
         }
         self.note_poll(count == 0);
         Ok(count)
@@ -285,6 +307,7 @@ impl Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
+        exit::remove(&self.shared);
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.kick();
         if let Some(thread) = self.thread.take() {
@@ -373,6 +396,17 @@ impl Shared {
         true
     }
 
+    /// Sends acknowledgements that are held back, now that the caller has nothing to answer.
+    #[inline]
+    fn flush_held(&self) {
+        if self.holds_ack.load(Ordering::Relaxed) {
+            let mut driver = self.lock();
+            let sent = driver.flush(self.now_ns());
+            self.report(sent);
+            self.leave(driver);
+        }
+    }
+
     /// A caller is here again: it is not trusted if an acknowledgement has waited for it for long.
     #[inline]
     fn note_held_acks(&self, rnic: &Rnic, now_ns: u64) {
@@ -392,6 +426,7 @@ impl Shared {
     /// Lets go of the engine, and sees to it that what is left has an owner (rule (c)).
     #[inline]
     fn leave(&self, driver: Guard<'_>) {
+        self.holds_ack.store(driver.rnic().held_ack_since_ns().is_some(), Ordering::Relaxed);
         let changed = self.wakeups.leave(driver.poll_timeout().unwrap_or(NEVER), driver.is_link_full());
         drop(driver);
         if changed && self.wakeups.must_kick() {
@@ -407,6 +442,9 @@ impl Shared {
         let mut seen = Activity::default();
         let mut posted_ns = 0;
         while !self.stop.load(Ordering::SeqCst) {
+            if self.flushes_asked.load(Ordering::Acquire) != self.flushes_done.load(Ordering::Relaxed) {
+                self.pump(Acks::Now);
+            }
             let before = std::mem::replace(&mut seen, self.activity());
             let (polled, posted) = (seen.polls != before.polls, seen.posts != before.posts);
             if nap_ns > 0 {
@@ -464,6 +502,26 @@ impl Shared {
                     break;
                 }
             }
+        }
+        self.finish(readable);
+    }
+
+    /// The device is closed: what its queue pairs left to be sent leaves, unless the link takes nothing for
+    /// too long.
+    fn finish(&self, readable: &OwnedFd) {
+        let until_ns = self.now_ns() + FINISH_WITHIN_NS;
+        loop {
+            let mut driver = self.lock();
+            let sent = driver.flush(self.now_ns());
+            let is_full = sent.is_ok() && driver.is_link_full();
+            self.report(sent);
+            drop(driver);
+            let now_ns = self.now_ns();
+            if !is_full || now_ns >= until_ns {
+                break;
+            }
+            let timeout = TimeSpec::from(std::time::Duration::from_nanos(until_ns - now_ns));
+            let _ = ppoll(&mut [PollFd::new(readable.as_fd(), PollFlags::POLLOUT)], Some(timeout), None);
         }
     }
 
@@ -534,7 +592,12 @@ impl Shared {
         let mut packets = 0;
         while !self.stop.load(Ordering::Relaxed) {
             let mut driver = self.lock_behind_callers();
-            let pumped = driver.pump(self.now_ns(), acks);
+            let asked = self.flushes_asked.load(Ordering::Acquire);
+            let is_asked = asked != self.flushes_done.load(Ordering::Relaxed);
+            let pumped = driver.pump(self.now_ns(), if is_asked { Acks::Now } else { acks });
+            if is_asked && !driver.is_link_full() {
+                self.flushes_done.store(asked, Ordering::Release);
+            }
             self.leave(driver);
             match pumped {
                 Ok(0) => break,

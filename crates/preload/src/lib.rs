@@ -26,6 +26,7 @@ mod cq_ex;
 mod device;
 mod dm;
 mod event;
+mod exit;
 mod fork;
 mod handle;
 mod mr;

@@ -133,6 +133,7 @@ impl Side {
                 after(peer);
             }
         }
+        self.rnic.transmitted();
         packets
     }
 
@@ -214,13 +215,17 @@ fn send(c: &mut Criterion<CpuTime>) {
                 let (mut done, mut received) = (0, 0);
                 while done < window {
                     now_ns += 1_000;
-                    a.transmit(&mut b, now_ns, |b| {
-                        let count = b.reap();
-                        received += count;
-                        b.receive(count);
-                        b.rnic.release_acks();
-                    });
+                    a.transmit(&mut b, now_ns, |b| b.rnic.release_acks());
                     b.transmit(&mut a, now_ns, |_| {});
+                    loop {
+                        match b.reap() {
+                            0 => break,
+                            count => {
+                                received += count;
+                                b.receive(count);
+                            }
+                        }
+                    }
                     loop {
                         match a.reap() {
                             0 => break,

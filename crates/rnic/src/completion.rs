@@ -1,7 +1,7 @@
 //! Completions, and the queues from which programs reap them.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use doorbell_wire::{Qpn, RKey};
@@ -142,6 +142,9 @@ pub struct Overrun;
 pub trait CompletionSink: Send + Sync {
     /// Adds completions in order.
     fn push_all(&self, completions: &[Completion]) -> Result<(), Overrun>;
+
+    /// How often the program has looked and found nothing; only changes of it mean something.
+    fn empty_polls(&self) -> u64;
 }
 
 /// The most entries a completion queue may be created with.
@@ -152,6 +155,7 @@ pub struct CompletionQueue {
     // What an empty poll reads, so that polling an empty queue takes no lock.
     length: AtomicUsize,
     overrun: AtomicBool,
+    empty_polls: AtomicU64,
     inner: Mutex<Inner>,
     notifier: Option<Notifier>,
 }
@@ -177,6 +181,7 @@ impl CompletionQueue {
         Self {
             length: AtomicUsize::new(0),
             overrun: AtomicBool::new(false),
+            empty_polls: AtomicU64::new(0),
             inner: Mutex::new(Inner { depth, entries: VecDeque::new(), armed: None }),
             notifier,
         }
@@ -228,6 +233,14 @@ impl CompletionQueue {
         Ok(count)
     }
 
+    /// Notes that a poll by the program found nothing, after the engine was driven: whatever the program
+    /// wanted to do about what it reaped before, it has done.
+    #[inline]
+    pub fn note_empty_poll(&self) {
+        // Not exact where several threads poll: a change is all that matters.
+        self.empty_polls.store(self.empty_polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+
     /// Arms one notification. As in verbs, completions already in the queue do not raise it, so
     /// poll once more after arming. True if none was armed before.
     pub fn request_notification(&self, notify: Notify) -> bool {
@@ -255,6 +268,11 @@ impl CompletionQueue {
 }
 
 impl CompletionSink for CompletionQueue {
+    #[inline]
+    fn empty_polls(&self) -> u64 {
+        self.empty_polls.load(Ordering::Relaxed)
+    }
+
     fn push_all(&self, completions: &[Completion]) -> Result<(), Overrun> {
         let mut inner = self.lock();
         let room = inner.depth - inner.entries.len();

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use doorbell_wire::{ICRC_LEN, outer};
+use doorbell_wire::{ICRC_LEN, Qpn, outer};
 use slab::Slab;
 
 use crate::completion::{Completion, CompletionSink, Overrun};
@@ -13,7 +13,8 @@ use crate::congestion::{Destination, Window};
 use crate::counters::Counters;
 use crate::event::EventQueue;
 use crate::memory::Memory;
-use crate::qp::QpCounters;
+use crate::qp::{Acknowledgement, QpCounters};
+use crate::transmit::Path;
 
 /// Bytes of a frame that are not in the packet: Ethernet, IP and UDP headers, and the ICRC.
 pub(crate) fn frame_overhead(address: IpAddr) -> u64 {
@@ -30,6 +31,20 @@ struct CqPort {
     sink: Arc<dyn CompletionSink>,
     staged: Vec<Completion>,
     overran: bool,
+}
+
+/// Acknowledgements that queue pairs leave behind when they are reset or destroyed, at most: more than that
+/// wait only while the link takes nothing at all.
+const MAX_FAREWELLS: usize = 1024;
+
+/// An acknowledgement that a queue pair owed when it was reset or destroyed. The program has seen the
+/// message complete, so the peer is told.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Farewell {
+    pub(crate) path: Path,
+    pub(crate) qpn: Qpn,
+    pub(crate) acknowledgement: Acknowledgement,
+    pub(crate) frame_overhead: u64,
 }
 
 /// What a packet that goes out is counted as.
@@ -60,6 +75,12 @@ pub(crate) struct Core {
     pub(crate) read_piece_cost: u64,
     /// Queue pairs (slots) with something to send.
     pub(crate) ready: VecDeque<u32>,
+    /// Acknowledgements of queue pairs that are gone.
+    pub(crate) farewells: VecDeque<Farewell>,
+    /// Acknowledgements may wait for the answer of a program that has answered before.
+    pub(crate) acks_may_wait: bool,
+    /// A staged completion is of a receive whose acknowledgement has not been handed to the link.
+    awaits_link: bool,
     cqs: Slab<CqPort>,
     dirty: Vec<u32>,
     in_flight: u64,
@@ -76,6 +97,9 @@ impl Core {
             inbound,
             read_piece_cost,
             ready: VecDeque::new(),
+            farewells: VecDeque::new(),
+            acks_may_wait: true,
+            awaits_link: false,
             cqs: Slab::new(),
             dirty: Vec::new(),
             in_flight: 0,
@@ -102,10 +126,47 @@ impl Core {
         port.staged.push(Completion { timestamp_ns: self.now_ns, ..completion });
     }
 
+    /// How often the program has found nothing in a completion queue.
+    #[inline]
+    pub(crate) fn empty_polls(&self, cq: u32) -> u64 {
+        self.cqs[cq as usize].sink.empty_polls()
+    }
+
+    /// Completions stay staged until [`transmitted`](Self::transmitted): that of a receive whose
+    /// acknowledgement is still to leave is among them.
+    #[inline]
+    pub(crate) fn await_link(&mut self) {
+        self.awaits_link = true;
+    }
+
+    /// Everything that was to be sent has been handed to the link.
+    #[inline]
+    pub(crate) fn transmitted(&mut self) {
+        self.awaits_link = false;
+    }
+
+    /// Takes back staged completions of a queue pair that is destroyed or reset.
+    pub(crate) fn purge(&mut self, qpn: Qpn) {
+        for &slot in &self.dirty {
+            self.cqs[slot as usize].staged.retain(|completion| completion.qpn != qpn);
+        }
+    }
+
+    /// Keeps an acknowledgement whose queue pair is about to forget it.
+    pub(crate) fn say_farewell(&mut self, farewell: Farewell) {
+        if self.farewells.len() == MAX_FAREWELLS {
+            self.farewells.pop_front();
+        }
+        self.farewells.push_back(farewell);
+    }
+
     /// Hands staged completions to their queues, until one is found to have overrun: its port and
     /// number. Completions for a queue that overran before are dropped, as the overrun told.
     #[inline]
     pub(crate) fn publish(&mut self) -> Option<(u32, u32)> {
+        if self.awaits_link {
+            return None;
+        }
         while let Some(slot) = self.dirty.pop() {
             let port = &mut self.cqs[slot as usize];
             let result = port.sink.push_all(&port.staged);

@@ -237,6 +237,17 @@ pub enum Filter {
     Engine(EngineId),
 }
 
+impl Filter {
+    /// Does it name this queue pair?
+    pub(crate) fn wants(self, qpn: Qpn, engine: EngineId) -> bool {
+        match self {
+            Self::All => true,
+            Self::QueuePair(wanted) => wanted == qpn,
+            Self::Engine(wanted) => wanted == engine,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

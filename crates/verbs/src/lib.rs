@@ -13,7 +13,10 @@
 //! they are.
 #![deny(unsafe_code)]
 
+mod ack;
 mod error;
+#[allow(unsafe_code)]
+mod exit;
 mod handles;
 #[allow(unsafe_code)]
 mod memory;

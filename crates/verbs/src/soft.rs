@@ -22,7 +22,9 @@ use doorbell_rnic::{
 use doorbell_wire::{PathMtu, Psn, Qpn, RKey, ROCE_UDP_PORT};
 use nix::sys::eventfd::EventFd;
 
+pub use crate::ack::{ACK_VARIABLE, AckPolicy};
 use crate::error::Error;
+use crate::exit;
 use crate::handles::Device;
 use crate::raw::{self, DeviceAttributes, Keys, Provider, bring_in, can_bring_in, sleep_until_readable};
 use crate::signal::{Notices, event_fd, next_event, signal};
@@ -47,6 +49,8 @@ pub struct SoftOptions {
     /// [`Access::ON_DEMAND`], so that memory which was unmapped while it was registered ends a work
     /// request instead of the process. It costs a system call each.
     pub check_memory: bool,
+    /// When acknowledgements of messages leave; `None` takes what [`ACK_VARIABLE`] says, or the default.
+    pub ack: Option<AckPolicy>,
     /// Seeds keys and numbers; `None` takes the operating system's randomness.
     pub seed: Option<[u8; 32]>,
 }
@@ -61,6 +65,7 @@ impl Default for SoftOptions {
             receive_buffer_bytes: None,
             check_elements_late: false,
             check_memory: false,
+            ack: None,
             seed: None,
         }
     }
@@ -141,6 +146,7 @@ fn start(end: LinkEnd, options: &SoftOptions) -> Result<Soft, Error> {
             seed
         }
     };
+    let ack = options.ack.map_or_else(AckPolicy::of_environment, Ok)?;
     let config = Config { address, active_mtu, receive_buffer_bytes: receive_buffer_bytes as u64, seed };
     let link = stack(link, address, udp_port, options)?;
     let events = Arc::new(event_fd().map_err(no_eventfd)?);
@@ -153,6 +159,8 @@ fn start(end: LinkEnd, options: &SoftOptions) -> Result<Soft, Error> {
         })
     };
     let mut rnic = Rnic::new(config, Some(notifier));
+    rnic.let_acks_wait(ack == AckPolicy::Answer);
+    exit::flush_at_exit();
     if options.check_elements_late {
         rnic.check_elements_late();
     }
@@ -605,10 +613,9 @@ impl raw::Qp for SoftQp {
     }
 
     fn modify(&self, attributes: &QpAttributes) -> Result<(), ModifyError> {
-        if attributes.state == Some(QpState::Error) {
-            self.acknowledge();
-        }
-        self.port.post(|rnic, _| (rnic.modify_qp(self.qpn, attributes), 0))
+        // An acknowledgement that is due leaves now, since it cannot later: the peer did nothing wrong.
+        let ends = matches!(attributes.state, Some(QpState::Error | QpState::Reset));
+        self.port.post(|rnic, _| (rnic.modify_qp(self.qpn, attributes), if ends { usize::MAX } else { 0 }))
     }
 
     fn query(&self) -> QpInfo {
@@ -657,13 +664,6 @@ impl raw::Qp for SoftQp {
     }
 }
 
-impl SoftQp {
-    /// An acknowledgement that is due leaves now, since it cannot later: the peer did nothing wrong.
-    fn acknowledge(&self) {
-        self.port.post(|rnic, _| (rnic.release_acks(), usize::MAX));
-    }
-}
-
 impl Drop for SoftQp {
     fn drop(&mut self) {
         self.groups().retain(|&(group, qpn)| {
@@ -673,8 +673,7 @@ impl Drop for SoftQp {
             let _ = self.detach_from(group);
             false
         });
-        self.acknowledge();
-        // Others may have waited for the room that it took: they go on.
+        // Others may have waited for the room that it took: they go on. An acknowledgement that is due leaves.
         self.port.post(|rnic, _| (rnic.destroy_qp(self.qpn), usize::MAX)).ok();
     }
 }

@@ -9,7 +9,7 @@ use doorbell_fabric::FaultPlan;
 use doorbell_study::parameters::{Extent, Kind, Operation, Parameters, ParametersError, Setting, most_queued};
 use doorbell_study::protocol::Protocol;
 use doorbell_study::serving::Serving;
-use doorbell_verbs::soft::SoftOptions;
+use doorbell_verbs::soft::{AckPolicy, SoftOptions};
 use doorbell_wire::cost::ATOMIC_BYTES;
 use doorbell_wire::{PathMtu, ROCE_UDP_PORT};
 
@@ -46,6 +46,11 @@ pub(crate) struct DeviceArguments {
     /// reorder=P, corrupt=P (a share, 0 to 1), delay=T (such as 5us), seed=N, with commas between
     #[arg(long, value_name = "PLAN")]
     pub(crate) fault: Option<FaultPlan>,
+    /// When this side (both, if both run here) acknowledges a message: before the program sees it unless
+    /// the program has answered the last eight (`answer`), or always before (`strict`) [default: what
+    /// DOORBELL_ACK says, else answer]
+    #[arg(long, value_name = "POLICY")]
+    pub(crate) ack: Option<AckPolicy>,
 }
 
 impl DeviceArguments {
@@ -57,6 +62,7 @@ impl DeviceArguments {
             ("--receive-buffer", self.receive_buffer.is_some()),
             ("--pcap", self.pcap.is_some()),
             ("--fault", self.fault.is_some()),
+            ("--ack", self.ack.is_some()),
         ];
         self.choice.choose(own.into_iter().find_map(|(name, is_given)| is_given.then_some(name)))
     }
@@ -71,6 +77,7 @@ impl DeviceArguments {
             pcap: if is_second { None } else { self.pcap.clone() },
             faults: self.fault,
             receive_buffer_bytes: self.receive_buffer,
+            ack: self.ack,
             ..SoftOptions::default()
         }
     }

@@ -101,6 +101,9 @@ pub(crate) fn spawn(
     if let Some(plan) = &device.fault {
         command.arg("--fault").arg(plan.to_string());
     }
+    if let Some(ack) = device.ack {
+        command.arg("--ack").arg(ack.to_string());
+    }
     if let Some(bytes) = device.receive_buffer {
         command.arg("--receive-buffer").arg(bytes.to_string());
     }

@@ -188,6 +188,8 @@ pub struct Backlog {
     /// Answers to READs and atomics, and NAKs, that wait to be sent, and results that are kept for
     /// repetitions.
     pub answers: usize,
+    /// Acknowledgements that queue pairs left behind when they were reset or destroyed.
+    pub farewells: usize,
 }
 
 struct Cq {
@@ -210,12 +212,15 @@ struct Srq {
 ///    arrived, [`handle_timeout`](Self::handle_timeout) once [`poll_timeout`](Self::poll_timeout)
 ///    has passed, and the programs' `post_*`.
 /// 2. **Output**: [`poll_transmit`](Self::poll_transmit) until it adds nothing more, each time
-///    sending the batch. Acknowledgements that are due wait for company up to [`ACK_HOLD_NS`]; a
-///    driver that has nothing else to do calls [`release_acks`](Self::release_acks) first.
+///    sending the batch, and then [`transmitted`](Self::transmitted). Acknowledgements that are due wait
+///    for company up to [`ACK_HOLD_NS`]; a driver that has nothing else to do calls
+///    [`release_acks`](Self::release_acks) first.
 /// 3. **Waiting**: until something arrives or [`poll_timeout`](Self::poll_timeout) passes, which
 ///    must be asked again after every input and output.
 ///
-/// Completions are in their queues when a call returns. Queues
+/// Completions are in their queues when a call returns, with one exception: where a message on a reliable
+/// connection completed a receive, nothing more is seen until `transmitted` says that the link has its
+/// acknowledgement. So a program that has seen it may end at once, and its peer learns all the same. Queues
 /// ([`completion_queue`](Self::completion_queue)) are reaped without the RNIC;
 /// [`poll_event`](Self::poll_event) yields asynchronous events.
 pub struct Rnic {
@@ -308,6 +313,7 @@ impl Rnic {
             held_acks: self.held_acks.len(),
             timers: self.timers.len(),
             answers: self.qps.iter().map(|(_, qp)| qp.resp.backlog()).sum(),
+            farewells: self.core.farewells.len(),
         }
     }
 

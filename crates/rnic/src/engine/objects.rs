@@ -112,6 +112,12 @@ impl Rnic {
         renewed
     }
 
+    /// Whether the acknowledgement of a receive may wait for the program's answer once it has answered
+    /// enough of them (the default), or always leaves before the completion is seen.
+    pub fn let_acks_wait(&mut self, may_wait: bool) {
+        self.core.acks_may_wait = may_wait;
+    }
+
     /// From now on scatter-gather elements are checked when they are used, and bad ones end their
     /// work request with an error completion, as RNICs do it; otherwise posting refuses them.
     pub fn check_elements_late(&mut self) {
@@ -322,6 +328,7 @@ impl Rnic {
         let slot = self.by_number.remove(&qpn.get()).ok_or(ObjectError::Unknown("queue pair"))?;
         let mut qp = self.qps.remove(slot as usize);
         qp.release_in_flight(&mut self.core);
+        qp.say_farewell(&mut self.core);
         qp.return_receive();
         if qp.queued {
             self.core.ready.retain(|&ready| ready != slot);
@@ -334,6 +341,7 @@ impl Rnic {
         let next = self.core.inbound.next_waiting();
         self.wake(next);
         self.core.events.purge(EventSource::Qp(qpn));
+        self.core.purge(qpn);
         let init = qp.init;
         for cq in [init.send_cq, init.recv_cq] {
             let cq = &mut self.cqs[cq.0 as usize];
@@ -347,8 +355,9 @@ impl Rnic {
     }
 
     /// A queue pair starts anew: whoever uses it again does not want to hear of its former life.
-    fn purge_completions(&self, slot: u32) {
+    fn purge_completions(&mut self, slot: u32) {
         let qp = &self.qps[slot as usize];
+        self.core.purge(qp.qpn);
         for cq in [qp.init.send_cq, qp.init.recv_cq] {
             self.cqs[cq.0 as usize].queue.purge(qp.qpn);
         }

@@ -6,8 +6,8 @@ use doorbell_wire::{BTH_LEN, BthRepr, Outer, PartitionKey, Qpn, Transport};
 
 use super::{ACK_HOLD_NS, Rnic, SrqId};
 use crate::congestion::in_flight_cost;
-use crate::core::frame_overhead;
-use crate::qp::{QpKind, QpState, Stop, check_receive};
+use crate::core::{Sent, frame_overhead};
+use crate::qp::{Acknowledgement, QpCounters, QpKind, QpState, Stop, check_receive};
 use crate::transmit::{Budget, Filter, MAX_RUN_PACKETS, TransmitBatch};
 use crate::work::{PostError, PostErrorKind, RecvRequest, RecvWqe, SendRequest};
 
@@ -34,6 +34,7 @@ impl Rnic {
         self.core.now_ns = now_ns;
         let slot = self.slot(qpn).ok_or(PostError { index: 0, kind: PostErrorKind::UnknownQp(qpn) })?;
         let qp = &mut self.qps[slot as usize];
+        qp.resp.note_post(list.len(), self.core.empty_polls(qp.recv_cq));
         let mut result = Ok(());
         for (index, request) in list.iter().enumerate() {
             if let Err(kind) = qp.post_send(&mut self.core, request) {
@@ -254,16 +255,12 @@ impl Rnic {
         batch.limit_growth(budget.bytes);
         let before = batch.infos().len();
         let mut left = budget.packets;
+        self.transmit_farewells(filter, &mut left, batch);
         let mut passed_over = 0;
         while left > 0 && passed_over < self.core.ready.len() {
             let Some(slot) = self.core.ready.pop_front() else { break };
             let (core, qp) = (&mut self.core, &mut self.qps[slot as usize]);
-            let wanted = match filter {
-                Filter::All => true,
-                Filter::QueuePair(qpn) => qp.qpn == qpn,
-                Filter::Engine(engine) => qp.path.engine == engine,
-            };
-            if !wanted {
+            if !filter.wants(qp.qpn, qp.path.engine) {
                 core.ready.push_back(slot);
                 passed_over += 1;
                 continue;
@@ -314,9 +311,35 @@ impl Rnic {
         batch.infos().len() - before
     }
 
+    /// Sends the acknowledgements of queue pairs that are gone.
+    fn transmit_farewells(&mut self, filter: Filter, left: &mut usize, batch: &mut TransmitBatch) {
+        let core = &mut self.core;
+        let mut passed_over = 0;
+        while passed_over < core.farewells.len() && *left > 0 && batch.has_room(Acknowledgement::LEN) {
+            let Some(farewell) = core.farewells.pop_front() else { break };
+            if !filter.wants(farewell.qpn, farewell.path.engine) {
+                core.farewells.push_back(farewell);
+                passed_over += 1;
+                continue;
+            }
+            *left -= 1;
+            farewell.acknowledgement.write(&farewell.path, farewell.qpn, batch);
+            let frame = Acknowledgement::LEN as u64 + farewell.frame_overhead;
+            core.count_sent(&mut QpCounters::default(), Sent::Ack, frame);
+        }
+    }
+
+    /// Everything that [`poll_transmit`](Self::poll_transmit) added has been handed to the link, and it
+    /// adds nothing more; or the link is broken, and nothing ever leaves again. Completions that waited for
+    /// that are seen now.
+    pub fn transmitted(&mut self) {
+        self.core.transmitted();
+        self.publish();
+    }
+
     /// Is there anything to send?
     pub fn wants_transmit(&self) -> bool {
-        !self.core.ready.is_empty()
+        !self.core.ready.is_empty() || !self.core.farewells.is_empty()
     }
 
     /// How many packets without payload count as much as what is in flight.

@@ -24,7 +24,7 @@ use crate::work::{AddressVector, RecvWqe, SendOperation, SendQueue, SendWqe};
 
 pub(crate) use post::check_receive;
 pub(crate) use requester::{Requester, Stop};
-pub(crate) use responder::Responder;
+pub(crate) use responder::{Acknowledgement, Responder};
 pub use state::{
     AttributeMask, MAX_RD_ATOMIC, ModifyError, QpAttributes, QpKind, QpState, Transition, check as check_transition,
     transition,
@@ -257,6 +257,7 @@ impl Qp {
     /// Back to where it was created: what is posted vanishes without completions.
     pub(crate) fn reset(&mut self, core: &mut Core) {
         self.release_in_flight(core);
+        self.say_farewell(core);
         self.state = QpState::Reset;
         while self.sq.head < self.sq.tail {
             self.sq.pop();

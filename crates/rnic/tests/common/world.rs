@@ -250,6 +250,7 @@ impl World {
             self.carry(index, &batch);
             self.batch = batch;
             if added == 0 {
+                self.nodes[index].rnic.transmitted();
                 return;
             }
             rounds += 1;

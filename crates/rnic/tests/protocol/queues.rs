@@ -119,6 +119,7 @@ fn solicited_and_other_notifications() {
         let mut said = script.say(Opcode::RC_SEND_ONLY).psn(PEER_PSN.add(index));
         said.bth.solicited = solicited;
         script.hear(&said);
+        script.sent(); // what completed is seen behind its acknowledgement
     };
     send(&mut script, 0, true);
     assert_eq!(count.load(Ordering::Relaxed), 0, "nothing is armed");

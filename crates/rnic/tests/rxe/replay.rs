@@ -161,14 +161,21 @@ impl<'a> Replay<'a> {
             }
         }
         loop {
-            // It covers what had been taken until then; what was captured before it may not have been.
-            if packet.is_plain_ack() && self.expected_psn() == psn.next() {
-                self.rnic.release_acks();
+            // It covers what had been taken until then, together; what was captured before it may not have been.
+            if packet.is_plain_ack() {
+                while self.expected_psn() != psn.next()
+                    && let Some(arrived) = self.arriving.pop_front()
+                {
+                    self.hear(arrived);
+                }
+                if self.expected_psn() == psn.next() {
+                    self.rnic.release_acks();
+                }
             }
             self.transmit();
             let sent = match packet {
                 _ if packet.is_request() => self.requests.pop_front(),
-                _ if packet.is_plain_ack() => self.acknowledgements.pop_front(),
+                _ if packet.is_plain_ack() => self.acknowledgement_up_to(psn),
                 _ if packet.is_acknowledgement() => self.naks.pop_front(),
                 _ if self.was_asked_again => self.response_to(psn),
                 _ => self.responses.pop_front(),
@@ -180,6 +187,17 @@ impl<'a> Replay<'a> {
             let goes_on = self.go_on(packet.at_ns);
             assert!(goes_on, "{:?} {psn:?} is never sent", packet.bth.opcode);
         }
+    }
+
+    /// The acknowledgement that was captured, if it was sent. Where several requests had been heard together,
+    /// one packet acknowledged them all; here each has one.
+    fn acknowledgement_up_to(&mut self, psn: Psn) -> Option<Vec<u8>> {
+        while let Some(sent) = self.acknowledgements.pop_front() {
+            if !BthPacket::new_unchecked(&sent).psn().is_before(psn) {
+                return Some(sent);
+            }
+        }
+        None
     }
 
     /// What was ever answered under this number.
@@ -285,6 +303,7 @@ impl<'a> Replay<'a> {
         loop {
             self.batch.clear();
             if self.rnic.poll_transmit(self.now_ns, Budget::UNLIMITED, Filter::All, &mut self.batch) == 0 {
+                self.rnic.transmitted();
                 return;
             }
             for run in self.batch.runs() {

@@ -1,14 +1,14 @@
 //! Answers on their way out: READ and atomic responses, NAKs, and the acknowledgement that is due.
 
 use doorbell_wire::{
-    AETH_LEN, ATOMIC_ACK_ETH_LEN, AethRepr, AtomicAckEthRepr, BTH_LEN, BthRepr, NakCode, Opcode, PartitionKey, Psn,
-    Qpn, Syndrome,
+    AETH_LEN, ATOMIC_ACK_ETH_LEN, AethRepr, AtomicAckEthRepr, BTH_LEN, BthRepr, Msn, NakCode, Opcode, PartitionKey,
+    Psn, Qpn, Syndrome,
 };
 
 use super::Answer;
 use crate::core::{Core, Sent};
 use crate::qp::Qp;
-use crate::transmit::{TransmitBatch, TransmitInfo};
+use crate::transmit::{Path, TransmitBatch, TransmitInfo};
 
 impl Qp {
     /// Sends answers, then the acknowledgement that is due. True if more is left than the budget
@@ -59,6 +59,8 @@ impl Qp {
                 AethRepr { syndrome, msn }.write(aeth);
                 out = rest;
             }
+            // A NAK names the packet that it is about, and acknowledges those before it.
+            let acknowledges = if matches!(answer, Answer::Nak { .. }) { psn.sub(1) } else { psn };
             let frame = len as u64 + self.frame_overhead;
             let mut refused = false;
             match answer {
@@ -94,6 +96,8 @@ impl Qp {
                 batch.retract(len);
                 self.resp.answers.clear();
                 self.refuse(core, psn, NakCode::REMOTE_OPERATIONAL_ERROR);
+            } else {
+                self.resp.acknowledged(acknowledges);
             }
         }
         self.transmit_ack(core, budget, batch)
@@ -106,16 +110,42 @@ impl Qp {
             self.resp.ack_urgent = false;
             return false;
         }
-        let len = BTH_LEN + AETH_LEN;
-        if *budget == 0 || !batch.has_room(len) {
+        if *budget == 0 || !batch.has_room(Acknowledgement::LEN) {
             return true;
         }
         *budget -= 1;
         self.resp.ack_due_ns = None;
         self.resp.ack_urgent = false;
+        self.resp.unacknowledged_receive = None;
+        self.acknowledgement().write(&self.path, self.qpn, batch);
+        core.count_sent(&mut self.counters, Sent::Ack, Acknowledgement::LEN as u64 + self.frame_overhead);
+        false
+    }
+
+    /// What acknowledges everything received so far.
+    pub(super) fn acknowledgement(&self) -> Acknowledgement {
+        Acknowledgement { dest_qpn: self.settings.dest_qpn, psn: self.resp.expected.sub(1), msn: self.resp.msn }
+    }
+}
+
+/// An ACK that acknowledges everything up to `psn`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Acknowledgement {
+    dest_qpn: Qpn,
+    psn: Psn,
+    msn: Msn,
+}
+
+impl Acknowledgement {
+    /// Bytes of the packet.
+    pub(crate) const LEN: usize = BTH_LEN + AETH_LEN;
+
+    /// Adds it to a batch that has room.
+    #[inline]
+    pub(crate) fn write(&self, path: &Path, qpn: Qpn, batch: &mut TransmitBatch) {
         let opcode = Opcode::RC_ACKNOWLEDGE;
         let info = TransmitInfo {
-            qpn: self.qpn,
+            qpn,
             opcode,
             work_request: None,
             first: true,
@@ -124,13 +154,11 @@ impl Qp {
             retransmission: false,
             payload_bytes: 0,
         };
-        let out = batch.push(&self.path, len, info);
+        let out = batch.push(path, Self::LEN, info);
         let (bth, out) = out.split_first_chunk_mut::<BTH_LEN>().expect("sized for the BTH");
-        response_bth(opcode, self.settings.dest_qpn, self.resp.expected.sub(1), 0).write(bth);
+        response_bth(opcode, self.dest_qpn, self.psn, 0).write(bth);
         let aeth = out.first_chunk_mut::<AETH_LEN>().expect("sized for the AETH");
-        AethRepr { syndrome: Syndrome::ACK_UNLIMITED, msn: self.resp.msn }.write(aeth);
-        core.count_sent(&mut self.counters, Sent::Ack, len as u64 + self.frame_overhead);
-        false
+        AethRepr { syndrome: Syndrome::ACK_UNLIMITED, msn: self.msn }.write(aeth);
     }
 }
 

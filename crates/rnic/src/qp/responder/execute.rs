@@ -69,7 +69,7 @@ impl Qp {
                 return Err(self.fail_receive(core, &wqe, Status::LocalAccess, code));
             }
             core.counters.rx_send_requests += 1;
-            self.complete_receive(
+            self.complete_reliable(
                 core,
                 Completion {
                     wr_id: wqe.wr_id,
@@ -126,7 +126,7 @@ impl Qp {
             Current::Write { address, rkey, length, done: total }
         };
         if let Some(wqe) = receive {
-            self.complete_receive(
+            self.complete_reliable(
                 core,
                 Completion {
                     wr_id: wqe.wr_id,

@@ -13,11 +13,13 @@ use doorbell_wire::{
 };
 
 use super::{Qp, QpKind};
-use crate::completion::Attachment;
-use crate::core::Core;
+use crate::completion::{Attachment, Completion};
+use crate::core::{Core, Farewell};
 use crate::event::AsyncEvent;
 use crate::memory::Access;
 use crate::work::RecvWqe;
+
+pub(crate) use answer::Acknowledgement;
 
 /// Bytes that a UD receive has in front of the payload (IBTA Vol 1, 11.4.1.2).
 pub(crate) const GRH_BYTES: usize = 40;
@@ -66,6 +68,54 @@ pub(crate) struct Responder {
     ack_due_ns: Option<u64>,
     /// It may not be held back.
     ack_urgent: bool,
+    /// The last receive that completed and that nothing sent has acknowledged yet: the number of its packet.
+    unacknowledged_receive: Option<Psn>,
+    answers_of: Answering,
+}
+
+/// So many receives in a row that the program answered let the acknowledgement of the next one wait for
+/// its answer.
+const ANSWERED_RECEIVES: u8 = 8;
+
+/// Whether the program answers what it receives: with a send on the same queue pair, before it looks for
+/// more and finds nothing.
+#[derive(Debug, Default)]
+struct Answering {
+    /// Receives that it answered in a row, up to [`ANSWERED_RECEIVES`].
+    answered: u8,
+    /// Receives that it has not answered yet.
+    open: u32,
+    /// The empty polls of the receive queue's completion queue when they completed.
+    empty_polls: u64,
+}
+
+impl Answering {
+    /// A receive completes: may its acknowledgement wait for the answer?
+    #[inline]
+    fn receive(&mut self, empty_polls: u64) -> bool {
+        self.look(empty_polls);
+        self.open = self.open.saturating_add(1);
+        self.answered == ANSWERED_RECEIVES
+    }
+
+    /// The program posts sends.
+    #[inline]
+    fn post(&mut self, sends: usize, empty_polls: u64) {
+        self.look(empty_polls);
+        let answers = self.open.min(u32::try_from(sends).unwrap_or(u32::MAX));
+        self.open -= answers;
+        self.answered = (u32::from(self.answered) + answers).min(ANSWERED_RECEIVES.into()) as u8;
+    }
+
+    /// Receives that were not answered before an empty poll never will be.
+    #[inline]
+    fn look(&mut self, empty_polls: u64) {
+        if self.open > 0 && self.empty_polls != empty_polls {
+            self.answered = 0;
+            self.open = 0;
+        }
+        self.empty_polls = empty_polls;
+    }
 }
 
 impl Responder {
@@ -86,11 +136,14 @@ impl Responder {
     }
 
     /// In the error state nothing is answered any more but the NAK that tells the peer, behind
-    /// what was carried out before it.
+    /// what was carried out before it. Where there is none, what completed before is acknowledged still.
     pub(crate) fn keep_up_to_nak(&mut self) {
         let nak = self.answers.iter().rposition(|answer| matches!(answer, Answer::Nak { .. }));
         self.answers.truncate(nak.map_or(0, |at| at + 1));
-        self.ack_due_ns = None;
+        if nak.is_some() {
+            self.ack_due_ns = None;
+        }
+        self.release_ack();
     }
 
     #[inline]
@@ -116,6 +169,20 @@ impl Responder {
     #[inline]
     fn want_ack(&mut self, now_ns: u64) {
         self.ack_due_ns.get_or_insert(now_ns);
+    }
+
+    /// A packet leaves that acknowledges everything up to `psn`.
+    #[inline]
+    fn acknowledged(&mut self, psn: Psn) {
+        if self.unacknowledged_receive.is_some_and(|receive| !psn.is_before(receive)) {
+            self.unacknowledged_receive = None;
+        }
+    }
+
+    /// The program posts sends on this queue pair.
+    #[inline]
+    pub(crate) fn note_post(&mut self, sends: usize, empty_polls: u64) {
+        self.answers_of.post(sends, empty_polls);
     }
 
     /// An answer with numbers from `psn` up to `end` is asked for again: what waits of it would be
@@ -194,6 +261,36 @@ impl<'a> Request<'a> {
 struct Refusal(NakCode);
 
 impl Qp {
+    /// Completes a receive of a reliable connection, and sees to it that the peer learns of it first: the
+    /// completion stays staged until the acknowledgement has been handed to the link, so that nothing the
+    /// program does next can lose it. Only if the program has answered what it received lately, the
+    /// acknowledgement waits for the next answer.
+    #[inline]
+    fn complete_reliable(&mut self, core: &mut Core, completion: Completion) {
+        let empty_polls = core.empty_polls(self.recv_cq);
+        let may_wait = self.resp.answers_of.receive(empty_polls) && core.acks_may_wait;
+        self.resp.want_ack(core.now_ns);
+        self.resp.unacknowledged_receive = Some(self.resp.expected);
+        if !may_wait {
+            self.resp.ack_urgent = true;
+            core.await_link();
+        }
+        self.complete_receive(core, completion);
+    }
+
+    /// Leaves the acknowledgement that is due to the engine, since this queue pair is about to forget it.
+    pub(crate) fn say_farewell(&mut self, core: &mut Core) {
+        let is_due = self.resp.ack_due_ns.take().is_some();
+        if self.resp.unacknowledged_receive.take().is_some() || is_due {
+            core.say_farewell(Farewell {
+                path: self.path,
+                qpn: self.qpn,
+                acknowledgement: self.acknowledgement(),
+                frame_overhead: self.frame_overhead,
+            });
+        }
+    }
+
     /// Takes a request on a connected queue pair.
     #[inline]
     pub(crate) fn handle_request(&mut self, core: &mut Core, bth: BthRepr, operation: Operation, rest: &[u8]) {
@@ -239,6 +336,7 @@ impl Qp {
             }
         };
         self.resp.push_nak(psn, Syndrome::nak(code));
+        core.await_link(); // the program may end once it sees what is flushed
         core.events.push(event);
         self.enter_error(core);
     }

@@ -347,6 +347,9 @@ impl Operations {
         let mut batch = TransmitBatch::new(choices.below(20_000), choices.below(5));
         let added = device.rnic.poll_transmit(self.now_ns, budget, filter, &mut batch);
         assert!(added <= budget.packets && batch.bytes().len() <= budget.bytes, "the budget {budget:?} was kept");
+        if !device.rnic.wants_transmit() {
+            device.rnic.transmitted();
+        }
         let trailer = batch.trailer_bytes();
         for run in batch.runs() {
             let to = (0..DEVICES).find(|&to| address_of(to) == run.path.destination);
@@ -438,6 +441,10 @@ impl Operations {
             while let Some(at_ns) = device.rnic.poll_timeout() {
                 device.rnic.handle_timeout(at_ns);
             }
+            let (before, mut batch) = (device.rnic.backlog().farewells, TransmitBatch::new(1 << 16, 0));
+            let sent = device.rnic.poll_transmit(self.now_ns, Budget::UNLIMITED, Filter::All, &mut batch);
+            assert_eq!(sent, before, "only acknowledgements that were due are left to be sent");
+            device.rnic.transmitted();
             assert_eq!(device.rnic.backlog(), Default::default(), "nor of their timers");
             for srq in device.srqs.drain(..) {
                 device.rnic.destroy_srq(srq).expect("nothing uses it");

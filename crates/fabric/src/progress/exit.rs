@@ -1,0 +1,91 @@
+//! What is done before the process ends: acknowledgements that wait for an answer leave, since the program has
+//! seen their messages, and no answer will come.
+
+use std::process;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+use super::Shared;
+
+/// How long [`flush_before_exit`] waits for the threads at most: one that cannot get the engine's lock, because
+/// the caller is a signal handler that interrupted its holder, never comes.
+const FLUSH_WITHIN: Duration = Duration::from_millis(50);
+
+/// Forks in a row, each of whose processes opens devices, that are told apart. Devices of later ones flush nothing
+/// before their process ends.
+const MAX_GENERATIONS: usize = 64;
+
+/// The ports of one process.
+struct Ports {
+    /// 0 while it is nobody's.
+    pid: AtomicU32,
+    open: Mutex<Vec<Arc<Shared>>>,
+}
+
+/// Those of this process and of those that it was forked from. The latter's are never touched here, since
+/// another thread may have held their lock when the process forked.
+static PORTS: [Ports; MAX_GENERATIONS] =
+    [const { Ports { pid: AtomicU32::new(0), open: Mutex::new(Vec::new()) } }; MAX_GENERATIONS];
+
+/// The ports of this process, if it has opened any.
+fn own() -> Option<&'static Ports> {
+    let pid = process::id();
+    PORTS.iter().take_while(|ports| ports.pid.load(Ordering::Acquire) != 0).find(|ports| ports.is_of(pid))
+}
+
+impl Ports {
+    fn is_of(&self, pid: u32) -> bool {
+        self.pid.load(Ordering::Acquire) == pid
+    }
+
+    /// Is it this process's, or does it become so now?
+    fn claim(&self, pid: u32) -> bool {
+        self.pid.compare_exchange(0, pid, Ordering::AcqRel, Ordering::Acquire).is_ok() || self.is_of(pid)
+    }
+}
+
+pub(super) fn add(shared: &Arc<Shared>) {
+    let pid = process::id();
+    if let Some(ports) = PORTS.iter().find(|ports| ports.claim(pid)) {
+        ports.open.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(shared));
+    }
+}
+
+pub(super) fn remove(shared: &Arc<Shared>) {
+    if let Some(ports) = own() {
+        ports.open.lock().unwrap_or_else(PoisonError::into_inner).retain(|other| !Arc::ptr_eq(other, shared));
+    }
+}
+
+/// Sends the acknowledgements that all ports of this process hold back, before the process ends. It may be called
+/// from a signal handler: it neither allocates nor waits for a lock, but has the ports' threads do the work, for
+/// 50 ms at most. In a child, forked or vforked, it does nothing.
+pub fn flush_before_exit() {
+    let Some(ports) = own() else { return };
+    let until = Instant::now() + FLUSH_WITHIN;
+    let open = loop {
+        match ports.open.try_lock() {
+            Ok(open) => break open,
+            Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
+            // Somebody opens or closes a device, in another thread or below this very call.
+            Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::yield_now(),
+            Err(TryLockError::WouldBlock) => return,
+        }
+    };
+    for shared in open.iter() {
+        let is_idle = match shared.driver.try_lock() {
+            Ok(driver) => driver.rnic().held_ack_since_ns().is_none() && !driver.is_link_full(),
+            // Whoever has the lock may be about to hold an acknowledgement back.
+            Err(_) => false,
+        };
+        if is_idle {
+            continue;
+        }
+        let asked = shared.flushes_asked.fetch_add(1, Ordering::AcqRel) + 1;
+        shared.kick();
+        while shared.flushes_done.load(Ordering::Acquire) < asked && Instant::now() < until {
+            std::thread::yield_now();
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! The ends of a process that no handler of the C library sees: `_exit`, `exec`, and what runs behind the last
+//! `atexit` handler. An acknowledgement that waits for the program's answer leaves before them, since no answer
+//! will come. (`exit` and `quick_exit` have handlers, which `verbs` installs.)
+
+use std::ffi::{CStr, c_int};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use doorbell_fabric::flush_before_exit;
+
+/// Ends the process at once.
+#[unsafe(no_mangle)]
+extern "C" fn _exit(status: c_int) -> ! {
+    flush_before_exit();
+    loop {
+        // SAFETY: it ends the process; what `_exit` does in the C library is no more.
+        unsafe { libc::syscall(libc::SYS_exit_group, status) };
+    }
+}
+
+/// The same, under the name that C has for it.
+#[unsafe(no_mangle)]
+extern "C" fn _Exit(status: c_int) -> ! {
+    _exit(status)
+}
+
+/// Runs behind all handlers that programs registered with `atexit`, some of which may still have received.
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_THE_VERY_END: extern "C" fn() = {
+    extern "C" fn at_the_very_end() {
+        flush_before_exit();
+    }
+    at_the_very_end
+};
+
+/// The C library's functions that replace the program, found when the library is loaded: a child between fork and
+/// exec could not look for them, since another thread may have held the loader's lock.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOADING: extern "C" fn() = {
+    extern "C" fn at_loading() {
+        for replaced in &REPLACED {
+            replaced.find();
+        }
+    }
+    at_loading
+};
+
+/// A function of the C library that ours stands before.
+struct Replaced {
+    name: &'static CStr,
+    real: AtomicPtr<libc::c_void>,
+}
+
+impl Replaced {
+    const fn new(name: &'static CStr) -> Self {
+        Self { name, real: AtomicPtr::new(ptr::null_mut()) }
+    }
+
+    fn find(&self) -> *mut libc::c_void {
+        // SAFETY: the name is a C string.
+        let real = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        self.real.store(real, Ordering::Relaxed);
+        real
+    }
+
+    /// What is to be called behind ours.
+    fn get(&self) -> *mut libc::c_void {
+        match self.real.load(Ordering::Relaxed) {
+            // Called by another library's constructor, before ours has run.
+            real if real.is_null() => self.find(),
+            real => real,
+        }
+    }
+}
+
+/// Defines functions that send what is held back, and then go on to the C library's of the same name, with whatever
+/// arguments they were called: some take any number of them, which only assembly can pass on.
+macro_rules! before_the_program_is_replaced {
+    ($($index:literal $name:ident $text:literal)*) => {
+        static REPLACED: [Replaced; [$($index),*].len()] = [$(Replaced::new($text)),*];
+
+        $(
+            #[unsafe(naked)]
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn $name() {
+                extern "C" fn prepare() -> *mut libc::c_void {
+                    flush_before_exit();
+                    REPLACED[$index].get()
+                }
+                // The registers of arguments are saved around the call, and the stack is aligned for it; then the
+                // real function finds stack and registers as its caller left them.
+                #[cfg(target_arch = "x86_64")]
+                core::arch::naked_asm!(
+                    "push rbp",
+                    "mov rbp, rsp",
+                    "push rdi",
+                    "push rsi",
+                    "push rdx",
+                    "push rcx",
+                    "push r8",
+                    "push r9",
+                    "push rax",
+                    "sub rsp, 8",
+                    "call {prepare}",
+                    "mov r11, rax",
+                    "add rsp, 8",
+                    "pop rax",
+                    "pop r9",
+                    "pop r8",
+                    "pop rcx",
+                    "pop rdx",
+                    "pop rsi",
+                    "pop rdi",
+                    "pop rbp",
+                    "jmp r11",
+                    prepare = sym prepare,
+                );
+                #[cfg(target_arch = "aarch64")]
+                core::arch::naked_asm!(
+                    "stp x29, x30, [sp, #-80]!",
+                    "stp x0, x1, [sp, #16]",
+                    "stp x2, x3, [sp, #32]",
+                    "stp x4, x5, [sp, #48]",
+                    "stp x6, x7, [sp, #64]",
+                    "bl {prepare}",
+                    "mov x16, x0",
+                    "ldp x0, x1, [sp, #16]",
+                    "ldp x2, x3, [sp, #32]",
+                    "ldp x4, x5, [sp, #48]",
+                    "ldp x6, x7, [sp, #64]",
+                    "ldp x29, x30, [sp], #80",
+                    "br x16",
+                    prepare = sym prepare,
+                );
+            }
+        )*
+    };
+}
+
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+before_the_program_is_replaced! {
+    0 execve c"execve"
+    1 execv c"execv"
+    2 execvp c"execvp"
+    3 execvpe c"execvpe"
+    4 execl c"execl"
+    5 execlp c"execlp"
+    6 execle c"execle"
+    7 fexecve c"fexecve"
+    8 execveat c"execveat"
+}
+
+/// Elsewhere an acknowledgement that waits for an answer is lost by exec.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+static REPLACED: [Replaced; 0] = [];

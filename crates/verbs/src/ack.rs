@@ -1,0 +1,51 @@
+//! When the software RNIC acknowledges messages.
+
+use std::str::FromStr;
+use std::{env, fmt, io};
+
+use crate::error::Error;
+
+/// When the acknowledgement of a message leaves that completes a receive.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AckPolicy {
+    /// Before the program sees the completion, unless the program has answered the last eight receives of the
+    /// queue pair: then it waits for the next answer, or for the next poll that finds nothing, and goes along.
+    #[default]
+    Answer,
+    /// Always before the program sees the completion.
+    Strict,
+}
+
+/// Names the policy for devices that are opened without one: `answer` or `strict`.
+pub const ACK_VARIABLE: &str = "DOORBELL_ACK";
+
+impl AckPolicy {
+    pub(crate) fn of_environment() -> Result<Self, Error> {
+        let Some(text) = env::var_os(ACK_VARIABLE).filter(|text| !text.is_empty()) else {
+            return Ok(Self::default());
+        };
+        let invalid = |why: String| io::Error::new(io::ErrorKind::InvalidInput, why);
+        text.to_string_lossy().parse().map_err(|why| Error::os(ACK_VARIABLE)(invalid(why)))
+    }
+}
+
+impl FromStr for AckPolicy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "answer" => Ok(Self::Answer),
+            "strict" => Ok(Self::Strict),
+            other => Err(format!("the acknowledgement policy is {other:?}; allowed are answer and strict")),
+        }
+    }
+}
+
+impl fmt::Display for AckPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Answer => "answer",
+            Self::Strict => "strict",
+        })
+    }
+}
