@@ -74,7 +74,8 @@ static void send_all(struct ibv_qp *qp, struct ibv_ah *ah, int messages)
 			.num_sge = 1,
 			.opcode = IBV_WR_SEND,
 			.send_flags = IBV_SEND_INLINE,
-			.wr.ud = { ah, 0xffffff, 0x1234 },
+			/* A Q_Key with its highest bit set stands for the sender's own, which is 0x1234. */
+			.wr.ud = { ah, 0xffffff, message % 2 ? 0x80000000 : 0x1234 },
 		};
 		struct ibv_send_wr *bad;
 

@@ -113,7 +113,8 @@ pub struct UdDestination {
     pub address: AddressVector,
     /// The queue pair.
     pub qpn: Qpn,
-    /// The Q_Key that the receiver checks.
+    /// The Q_Key that the receiver checks. One with its highest bit set stands for the Q_Key that the sending
+    /// queue pair has when the datagram leaves (IBTA Vol 1, 10.2.5).
     pub qkey: QKey,
 }
 

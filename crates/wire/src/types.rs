@@ -139,6 +139,13 @@ impl QKey {
     pub const fn get(self) -> u32 {
         self.0
     }
+
+    /// Does a work request with this key mean the key of the queue pair that sends it? That is what the highest
+    /// bit says (IBTA Vol 1, 10.2.5).
+    #[inline]
+    pub const fn means_senders_own(self) -> bool {
+        self.0 >> 31 == 1
+    }
 }
 
 /// Partition key: the upper bit is full membership, the others name the partition.

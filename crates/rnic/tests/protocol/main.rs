@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod datagrams;
 mod flow;
 mod input;
 mod multicast;

@@ -31,7 +31,8 @@ macro_rules! provider {
                         a_queue_pair_may_be_connected_to_itself;
                     unreliable: unreliable_connections_carry_sends_and_writes,
                         unreliable_connections_drop_what_has_no_receive, datagrams_bring_their_header,
-                        datagrams_with_a_wrong_qkey_are_dropped, datagrams_that_do_not_fit_are_dropped,
+                        datagrams_with_a_wrong_qkey_are_dropped,
+                        a_qkey_with_its_highest_bit_set_is_the_senders_own, datagrams_that_do_not_fit_are_dropped,
                         one_datagram_queue_pair_serves_many;
                     states: the_states_of_each_transport, posting_depends_on_the_state,
                         errors_flush_everything_in_order, a_reset_queue_pair_can_be_used_again,

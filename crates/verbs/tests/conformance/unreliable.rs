@@ -134,6 +134,21 @@ pub(crate) fn datagrams_with_a_wrong_qkey_are_dropped(open: Open<'_>) {
     assert_bytes(&to, GRH_BYTES, b"public", "the only datagram that was accepted");
 }
 
+pub(crate) fn a_qkey_with_its_highest_bit_set_is_the_senders_own(open: Open<'_>) {
+    let (a, b) = Plan::new(QpKind::Ud).connect(&open());
+    if rxe_departs(&a.device, "a Q_Key with its highest bit set is sent as it is") {
+        return;
+    }
+    let to = b.memory(100);
+    for qkey in [0x8000_0000, u32::MAX].map(QKey::new) {
+        b.post_recv(1, &[to.sge(0, 100)]);
+        let destination = Some(UdDestination { qkey, ..b.as_destination() });
+        a.qp.post_send(&[SendRequest { destination, ..inline(1, SendOperation::Send, b"either") }]).unwrap();
+        a.expect(1);
+        b.expect(1);
+    }
+}
+
 pub(crate) fn datagrams_that_do_not_fit_are_dropped(open: Open<'_>) {
     let (a, b) = Plan::new(QpKind::Ud).connect(&open());
     let (from, to) = (a.patterned(200, 1), b.memory(200));

@@ -44,6 +44,12 @@ fn display() {
 }
 
 #[test]
+fn the_highest_bit_of_a_queue_key_means_the_senders_own() {
+    assert!(QKey::new(0x8000_0000).means_senders_own() && QKey::new(u32::MAX).means_senders_own());
+    assert!(!QKey::new(0x7fff_ffff).means_senders_own());
+}
+
+#[test]
 fn path_mtus() {
     let bytes = PathMtu::ALL.map(PathMtu::bytes);
     assert_eq!(bytes, [256, 512, 1024, 2048, 4096]);

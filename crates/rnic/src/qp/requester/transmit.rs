@@ -312,7 +312,8 @@ impl Qp {
         };
         bth.write(take::<BTH_LEN>(&mut out));
         if let Some(ud) = ud {
-            DethRepr { qkey: ud.qkey, source_qpn: self.qpn }.write(take::<DETH_LEN>(&mut out));
+            let qkey = if ud.qkey.means_senders_own() { self.settings.qkey } else { ud.qkey };
+            DethRepr { qkey, source_qpn: self.qpn }.write(take::<DETH_LEN>(&mut out));
         }
         match wqe.operation {
             Op::Write { remote_address, rkey } | Op::WriteImmediate { remote_address, rkey, .. } if first => {
