@@ -155,6 +155,62 @@ fn a_queue_pair_that_is_reset_while_it_waits_works_again() {
     assert_eq!(script.shapes(), [(Opcode::RC_SEND_ONLY, psn(0))]);
 }
 
+/// Queue pairs of which the first two fill the window for READ responses, and all but the first wait for it.
+fn crowd_of_readers(count: usize) -> (Script, Vec<Qpn>) {
+    let (mut script, qpns) = crowd(count);
+    for &qpn in &qpns {
+        script.qpn = qpn;
+        script.post_read(1 << 16);
+    }
+    let readers: std::collections::HashSet<_> = script.sent().iter().map(|sent| sent.info.qpn).collect();
+    assert_eq!(readers, qpns[..2].iter().copied().collect(), "two fill the window");
+    assert_eq!(script.rnic().backlog().waiting, count - 1, "the first waits for its own responses");
+    (script, qpns)
+}
+
+#[test]
+fn queue_pairs_that_go_while_they_wait_to_read_wait_no_more() {
+    let (mut script, qpns) = crowd_of_readers(5);
+    let [first, second, third, fourth, fifth] = qpns[..] else { unreachable!("five were made") };
+    script.rnic().destroy_qp(third).expect("it exists");
+    assert_eq!(script.rnic().backlog().waiting, 3);
+    script.world.bring_to(OWN, fourth, QpState::Reset);
+    assert_eq!(script.rnic().backlog().waiting, 2);
+    // One that goes by way of the error state.
+    script.world.bring_to(OWN, second, QpState::Error);
+    script.rnic().destroy_qp(second).expect("it exists");
+    assert_eq!(script.rnic().backlog().waiting, 0, "the room that it leaves wakes the next");
+    assert_eq!(script.sent().first().map(|sent| sent.info.qpn), Some(fifth));
+    for gone in [first, fifth, fourth] {
+        script.rnic().destroy_qp(gone).expect("it exists");
+    }
+    assert_eq!(script.rnic().in_flight_packets(), 0);
+    assert_eq!(
+        script.rnic().backlog(),
+        doorbell_rnic::Backlog { timers: script.rnic().backlog().timers, ..Default::default() }
+    );
+}
+
+#[test]
+fn a_queue_pair_that_is_reset_while_it_waits_to_read_reads_again() {
+    let (mut script, qpns) = crowd_of_readers(3);
+    let third = qpns[2];
+    script.world.bring_to(OWN, third, QpState::Reset);
+    assert_eq!(script.rnic().backlog().waiting, 1);
+    let end = End::default();
+    script.world.bring_to_init(OWN, third, QpKind::Rc, &end);
+    script.world.bring_to_rtr(OWN, third, QpKind::Rc, PathMtu::Mtu256, &end, (PEER, PEER_QPN, PEER_PSN));
+    script.world.bring_to_rts(OWN, third, QpKind::Rc, &end);
+    for &gone in &qpns[..2] {
+        script.rnic().destroy_qp(gone).expect("it exists");
+    }
+    script.qpn = third;
+    let read = script.post_read(256);
+    assert_eq!(script.shapes(), [(Opcode::RC_READ_REQUEST, psn(0))]);
+    script.respond(Opcode::RC_READ_RESPONSE_ONLY, psn(0), &[1; 256]);
+    assert_eq!(script.ends(), [(read, doorbell_rnic::Status::Success)]);
+}
+
 #[test]
 fn responses_are_bounded_by_the_receive_buffer_too() {
     // 20 queue pairs read 8 kB each from one peer: never more on the way than the buffer holds.

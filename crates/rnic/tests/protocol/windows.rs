@@ -203,6 +203,21 @@ fn a_peer_takes_the_key_of_type_2_back_where_it_was_bound() {
 }
 
 #[test]
+fn only_the_queue_pair_that_bound_a_window_of_type_2_takes_its_key_back() {
+    let mut own = Windows::new(WindowKind::Type2);
+    let bound = own.binding();
+    assert_eq!(own.bind(bound), Status::Success);
+    let binder = own.script.qpn;
+    own.script.qpn = own.script.add_qp(QpKind::Rc, PathMtu::Mtu256, &End::default());
+    assert_eq!(own.run(Op::LocalInvalidate(bound.rkey)), Status::MemoryWindowBind);
+    assert_eq!(own.script.state(), QpState::Error);
+    own.script.qpn = binder;
+    assert!(own.write(bound.rkey, bound.address, 8), "the peer of the queue pair that bound it still has it");
+    assert_eq!(own.run(Op::LocalInvalidate(bound.rkey)), Status::Success);
+    assert!(!own.write(bound.rkey, bound.address, 8));
+}
+
+#[test]
 fn bindings_that_are_not_allowed_fail_and_so_does_the_connection() {
     use WindowKind::{Type1, Type2};
     type Change = fn(&mut Windows, WindowBinding) -> WindowBinding;
