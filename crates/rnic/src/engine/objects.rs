@@ -333,6 +333,7 @@ impl Rnic {
         if qp.queued {
             self.core.ready.retain(|&ready| ready != slot);
         }
+        self.core.inbound.forget(slot);
         self.detach_from_all(slot);
         if let Some(index) = qp.destination {
             self.leave_destination(index, slot);
@@ -411,6 +412,7 @@ impl Rnic {
             // What is in flight is taken back from the window that it was charged to.
             qp.rewind(&mut self.core);
             qp.blocked = false;
+            self.core.inbound.forget(slot);
             if let Some(left) = std::mem::replace(&mut qp.destination, joins) {
                 self.leave_destination(left, slot);
             }

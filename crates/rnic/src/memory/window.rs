@@ -155,6 +155,9 @@ impl RegionTable {
         if window.kind == WindowKind::Type1 {
             return Err(MemoryError::Window { key, why: "type 1 is not invalidated, but bound to no bytes" });
         }
+        if !region.serves(through.qpn) {
+            return Err(MemoryError::Window { key, why: "it was bound through another queue pair" });
+        }
         window.unbind();
         Ok(())
     }
