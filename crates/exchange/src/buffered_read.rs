@@ -88,7 +88,7 @@ impl Design for BufferedRead {
     fn memory(&self, pd: &Pd, config: &Config) -> Result<Memory, ConnectError> {
         let words = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         Ok(Memory {
-            ring: pd.allocate(ring_bytes(config), Access::REMOTE_READ, MemoryKind::Mirrored)?,
+            ring: pd.allocate(ring_bytes(config)?, Access::REMOTE_READ, MemoryKind::Mirrored)?,
             words: pd.allocate(WORDS, words, MemoryKind::Plain)?,
         })
     }
@@ -131,7 +131,7 @@ impl Design for BufferedRead {
         };
         let incoming = Puller {
             peer: PeerRing::of(peer)?,
-            ring: Ring::new(pd, ring_bytes(config), Access::LOCAL_WRITE, false, None)?,
+            ring: Ring::new(pd, ring_bytes(config)?, Access::LOCAL_WRITE, false, None)?,
             landing: pd.allocate(8, Access::LOCAL_WRITE, MemoryKind::Plain)?,
             max_message: config.max_message,
             tail: 0,

@@ -14,6 +14,9 @@ pub const MAX_POLL_LIST: usize = 32;
 /// The most receives in one post.
 pub const MAX_REPOST_LIST: usize = 64;
 
+/// Bytes of the longest message that one work request carries (IBTA Vol 1, 9.4.1).
+pub(crate) const LONGEST_TRANSFER: usize = 1 << 31;
+
 /// What a connection is made with.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -117,22 +120,23 @@ impl Config {
         within("the completions of one poll", self.poll_list, 1..=MAX_POLL_LIST, "1 to 32")?;
         within("the receives of one post", self.repost_list, 1..=MAX_REPOST_LIST, "1 to 64")?;
         within("the longest message", self.max_message, 0..=1 << 30, "0 to 1073741824 B")?;
-        if self.send_buffers != 0 && self.send_buffers < self.window {
+        if self.send_buffers != 0 && !(self.window..=MAX_WINDOW).contains(&self.send_buffers) {
             return Err(ConnectError::Setting {
                 what: "the number of send buffers",
                 given: self.send_buffers as u64,
-                allowed: "0, or at least the window",
+                allowed: "0, or from the window to 16384",
             });
         }
         Ok(())
     }
 
     pub(crate) fn stride(&self) -> usize {
-        self.max_message.next_multiple_of(64).max(64)
+        self.max_message.checked_next_multiple_of(64).unwrap_or(usize::MAX).max(64)
     }
 
     /// Bytes of message memory that an endpoint of this configuration allocates.
     pub fn memory_bytes(&self) -> usize {
-        (self.depth + CREDIT_RECEIVES + self.send_buffers) * self.stride()
+        let buffers = self.depth.saturating_add(CREDIT_RECEIVES).saturating_add(self.send_buffers);
+        buffers.saturating_mul(self.stride())
     }
 }

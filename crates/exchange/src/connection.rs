@@ -61,17 +61,14 @@ pub trait Received: Send {
     /// Bytes.
     fn len(&self) -> usize;
 
-    /// Copies its first bytes.
-    ///
-    /// # Panics
-    ///
-    /// If `out` is longer than the message.
-    fn copy_to(&self, out: &mut [u8]);
+    /// Copies its first bytes, as many as `out` has room for. Returns how many.
+    fn copy_to(&self, out: &mut [u8]) -> usize;
 
     /// All its bytes.
     fn to_vec(&self) -> Vec<u8> {
         let mut out = vec![0; self.len()];
-        self.copy_to(&mut out);
+        let copied = self.copy_to(&mut out);
+        debug_assert_eq!(copied, out.len());
         out
     }
 }
@@ -82,8 +79,10 @@ impl<M: std::ops::Deref<Target = [u8]> + Send> Received for M {
         (**self).len()
     }
 
-    fn copy_to(&self, out: &mut [u8]) {
-        out.copy_from_slice(&self[..out.len()]);
+    fn copy_to(&self, out: &mut [u8]) -> usize {
+        let length = out.len().min(self.len());
+        out[..length].copy_from_slice(&self[..length]);
+        length
     }
 }
 
@@ -100,17 +99,19 @@ pub trait MessageConnection {
     ///
     /// # Errors
     ///
-    /// The connection is over.
-    ///
-    /// # Panics
-    ///
-    /// If the message is longer than [`max_send`](Self::max_send).
+    /// The connection is over. Or the message is longer than [`max_send`](Self::max_send)
+    /// ([`ConnectionError::Misuse`]): then the connection goes on.
     fn send(&mut self, message: &[u8]) -> Result<Submit, ConnectionError>;
 
     /// Sends a message from memory of the program, without copying. The memory must not change
     /// until the message is done; if it does, the peer may see either. What access the region
     /// needs, and whether bytes behind the message are used, [`Protocol::source_access`] and
     /// [`Protocol::bytes_behind`] say.
+    ///
+    /// # Errors
+    ///
+    /// The connection is over. Or the message is longer than the peer takes, or not inside the region, or the region
+    /// lacks the access that the protocol needs ([`ConnectionError::Misuse`]): then the connection goes on.
     fn send_from(&mut self, region: &Region, offset: usize, length: usize) -> Result<Submit, ConnectionError>;
 
     /// Posts messages that wait for their batch to be full.

@@ -409,9 +409,10 @@ impl Received for Message {
     }
 
     #[inline]
-    fn copy_to(&self, out: &mut [u8]) {
-        assert!(out.len() <= self.length, "the message has {} B, not {}", self.length, out.len());
-        self.pool.region().copy_out(word_of(&self.pool, self.slot) - self.length, out);
+    fn copy_to(&self, out: &mut [u8]) -> usize {
+        let length = out.len().min(self.length);
+        self.pool.region().copy_out(word_of(&self.pool, self.slot) - self.length, &mut out[..length]);
+        length
     }
 }
 

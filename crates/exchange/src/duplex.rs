@@ -7,11 +7,12 @@ use doorbell_verbs::{
     Access, Attachment, Channel, Completion, CompletionOpcode, Pd, PostError, Qp, RecvRequest, Status,
 };
 
-use crate::config::Config;
+use crate::config::{Config, LONGEST_TRANSFER};
 use crate::connection::{Backpressure, MessageConnection, MessageId, Properties, Protocol, Received, Submit};
-use crate::error::{ConnectError, ConnectionError};
+use crate::error::{ConnectError, ConnectionError, Misuse};
 use crate::line::{CONTROL_TAG, Closing, Line, LineEnd, Queues, RECEIVE_TAG};
 use crate::outbox::Source;
+use crate::ring::WORD;
 use crate::setup::{EndpointDescription, ProtocolId, RemoteRegion};
 
 /// Completions taken at a time.
@@ -346,8 +347,7 @@ impl<D: Design> MessageConnection for Connection<D> {
 
     #[inline]
     fn send(&mut self, message: &[u8]) -> Result<Submit, ConnectionError> {
-        let most = self.max_send();
-        assert!(message.len() <= most, "{} B do not fit: at most {most} B", message.len());
+        Misuse::check_length(message.len(), self.max_send())?;
         self.submit(Source::Bytes(message))
     }
 
@@ -358,8 +358,8 @@ impl<D: Design> MessageConnection for Connection<D> {
         offset: usize,
         length: usize,
     ) -> Result<Submit, ConnectionError> {
-        let most = self.outgoing.max_received();
-        assert!(length <= most, "{length} B do not fit the peer's buffers of {most} B");
+        Misuse::check_length(length, self.outgoing.max_received().min(LONGEST_TRANSFER - WORD))?;
+        Misuse::check_inside(region, offset, length)?;
         self.submit(Source::Memory { region, offset, length })
     }
 

@@ -1,6 +1,7 @@
-use doorbell_verbs::{ModifyError, Overrun, PostError, Status};
+use doorbell_verbs::{Access, ModifyError, Overrun, PostError, Region, Status};
 
-/// Why a connection is over. Every message that was not done by then is lost to its sender.
+/// Why a connection is over; or, of [`Misuse`] alone, why a call was refused. Every message that was not done when
+/// the connection ended is lost to its sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectionError {
@@ -30,6 +31,9 @@ pub enum ConnectionError {
         /// Bytes of the longest message that this side takes.
         most: usize,
     },
+    /// A call asked for what cannot be. The connection goes on.
+    #[error(transparent)]
+    Misuse(#[from] Misuse),
     /// A work request was refused.
     #[error(transparent)]
     Post(#[from] PostError),
@@ -46,6 +50,71 @@ impl ConnectionError {
             Status::RemoteAccess | Status::RemoteInvalidRequest | Status::RemoteOperation => Self::PeerRefused(status),
             _ => Self::Local(status),
         }
+    }
+}
+
+/// Why a call was refused: what the program gave, and what is allowed. Nothing was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Misuse {
+    /// A message is longer than this side copies, or than the peer takes.
+    #[error("a message of {given} B does not fit: {allowed} B are allowed here")]
+    TooLong {
+        /// Bytes of the message.
+        given: usize,
+        /// Bytes of the longest one.
+        allowed: usize,
+    },
+    /// A piece of memory reaches beyond its region.
+    #[error("{length} B at offset {offset} are not inside a region of {region} B")]
+    Outside {
+        /// Bytes of the piece, with what the protocol puts behind a message.
+        length: usize,
+        /// Where it begins.
+        offset: usize,
+        /// Bytes of the region.
+        region: usize,
+    },
+    /// A region is not registered for what is to be done with it.
+    #[error("the region is registered for {given:?}, needed is {needed:?}")]
+    Access {
+        /// What it is registered for.
+        given: Access,
+        /// What it has to be registered for.
+        needed: Access,
+    },
+    /// More goes with a message than there is room for.
+    #[error("{given} B are to go with a message, allowed are {allowed} B")]
+    Application {
+        /// Bytes.
+        given: usize,
+        /// Bytes at most.
+        allowed: usize,
+    },
+}
+
+impl Misuse {
+    /// Checks the length of a message.
+    #[inline]
+    pub(crate) fn check_length(given: usize, allowed: usize) -> Result<(), Self> {
+        if given > allowed { Err(Self::TooLong { given, allowed }) } else { Ok(()) }
+    }
+
+    /// Checks that a piece lies inside its region.
+    #[inline]
+    pub(crate) fn check_inside(region: &Region, offset: usize, length: usize) -> Result<(), Self> {
+        let whole = region.len();
+        if offset > whole || length > whole - offset {
+            return Err(Self::Outside { length, offset, region: whole });
+        }
+        Ok(())
+    }
+
+    /// Checks that a region is registered for what is to be done with it.
+    #[inline]
+    pub(crate) fn check_access(region: &Region, needed: Access) -> Result<(), Self> {
+        let given = region.access();
+        if given.contains(needed) { Ok(()) } else { Err(Self::Access { given, needed }) }
     }
 }
 
@@ -100,6 +169,9 @@ pub enum ConnectError {
     /// There are as many connections as was asked for.
     #[error("the {0} already has as many connections as it was made for")]
     Crowded(&'static str),
+    /// A connection cannot become one of a hub or a replication.
+    #[error("the connection cannot be added: {0}")]
+    Unfit(&'static str),
     /// A verbs object could not be made.
     #[error(transparent)]
     Verbs(#[from] doorbell_verbs::Error),

@@ -36,6 +36,6 @@ pub use connection::{
 };
 pub use direct_read::DirectRead;
 pub use direct_write::DirectWrite;
-pub use error::{ConnectError, ConnectionError};
+pub use error::{ConnectError, ConnectionError, Misuse};
 pub use send_receive::SendReceive;
 pub use shared_write::SharedWrite;

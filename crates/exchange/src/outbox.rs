@@ -122,7 +122,7 @@ impl Outbox {
 
     /// Bytes that a queue pair has to take inline.
     pub(crate) fn inline_bytes(config: &Config) -> usize {
-        config.inline + WORD
+        config.inline.saturating_add(WORD)
     }
 
     /// Bytes of the longest message that is copied.

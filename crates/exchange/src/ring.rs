@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, TryLockError};
 
 use doorbell_verbs::{Access, MemoryKind, Pd, Region};
 
-use crate::config::Config;
+use crate::config::{Config, LONGEST_TRANSFER};
 use crate::connection::Received;
 use crate::error::ConnectError;
 
@@ -32,10 +32,22 @@ pub(crate) fn space(bytes: usize) -> usize {
     bytes.next_multiple_of(UNIT).max(UNIT)
 }
 
+/// No ring is longer: one READ takes all that waits in it, and heads and answers count units modulo more than it has.
+pub(crate) const LONGEST_RING: usize = LONGEST_TRANSFER;
+
 /// How long a ring is in which `depth` messages of the longest kind find room, even if up to an
 /// eighth of it is free without the sender's knowing.
-pub(crate) fn ring_bytes(config: &Config) -> usize {
-    (config.depth * space(config.max_message + WORD) * 8).div_ceil(7).next_multiple_of(PAGE)
+///
+/// # Errors
+///
+/// It would be longer than any ring.
+pub(crate) fn ring_bytes(config: &Config) -> Result<usize, ConnectError> {
+    let bytes = (config.depth * space(config.max_message + WORD) * 8).div_ceil(7).next_multiple_of(PAGE);
+    if bytes > LONGEST_RING {
+        let what = "the length of the ring that the depth and the longest message need";
+        return Err(ConnectError::Setting { what, given: bytes as u64, allowed: "up to 2147483648 B" });
+    }
+    Ok(bytes)
 }
 
 /// The receiver's side of a ring.
@@ -185,9 +197,10 @@ impl Received for RingMessage {
     }
 
     #[inline]
-    fn copy_to(&self, out: &mut [u8]) {
-        assert!(out.len() <= self.length, "the message has {} B, not {}", self.length, out.len());
-        self.ring.region.copy_out(self.offset, out);
+    fn copy_to(&self, out: &mut [u8]) -> usize {
+        let length = out.len().min(self.length);
+        self.ring.region.copy_out(self.offset, &mut out[..length]);
+        length
     }
 }
 

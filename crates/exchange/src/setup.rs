@@ -259,18 +259,19 @@ impl EndpointDescription {
 /// A TCP stream on which reads and writes as a whole end at a deadline.
 struct Timed<'a> {
     stream: &'a TcpStream,
-    until: Instant,
+    until: Option<Instant>,
 }
 
 impl Timed<'_> {
-    fn left(&self) -> io::Result<Duration> {
-        let left = self.until.saturating_duration_since(Instant::now());
-        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let Some(until) = self.until else { return Ok(None) };
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
     }
 
     fn read_exact(&mut self, mut out: &mut [u8]) -> io::Result<()> {
         while !out.is_empty() {
-            self.stream.set_read_timeout(Some(self.left()?))?;
+            self.stream.set_read_timeout(self.left()?)?;
             match self.stream.read(out) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(count) => out = &mut out[count..],
@@ -283,7 +284,7 @@ impl Timed<'_> {
 
     fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
-            self.stream.set_write_timeout(Some(self.left()?))?;
+            self.stream.set_write_timeout(self.left()?)?;
             match self.stream.write(bytes) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => bytes = &bytes[count..],
@@ -302,7 +303,8 @@ pub fn exchange(
     deadline: Duration,
 ) -> Result<Vec<EndpointDescription>, SetupError> {
     let peer = stream.peer_addr().map_or_else(|_| "the peer".to_owned(), |address| address.to_string());
-    let mut timed = Timed { stream, until: Instant::now() + deadline };
+    // A deadline beyond what the clock can tell is none.
+    let mut timed = Timed { stream, until: Instant::now().checked_add(deadline) };
     let result = exchange_within(&mut timed, &peer, own, deadline);
     let restored = stream.set_read_timeout(None).and_then(|()| stream.set_write_timeout(None));
     match (result, restored) {

@@ -30,7 +30,7 @@ fn join(hub: &mut Hub, config: Config, shared: Option<&SharedReceives>) -> Resul
     let receiver = hub.endpoint(config, shared)?;
     let (of_sender, of_receiver) = (sender.description(), receiver.description());
     let connection = receiver.connect(&of_sender)?;
-    Ok((sender.connect(&of_receiver).unwrap(), hub.add(connection)))
+    Ok((sender.connect(&of_receiver).unwrap(), hub.add(connection)?))
 }
 
 /// Numbered, of a length that follows from the number.

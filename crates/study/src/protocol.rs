@@ -218,8 +218,8 @@ pub(crate) trait Measured: Exchange<Connection: Conversation + Send> {
     }
 
     /// One source for the readers at the other ends of all these connections, if the protocol has that.
-    fn replication(_connections: Vec<Self::Connection>) -> Option<Replication> {
-        None
+    fn replication(_connections: Vec<Self::Connection>) -> Result<Option<Replication>, ConnectError> {
+        Ok(None)
     }
 }
 
@@ -234,12 +234,12 @@ impl Measured for SendReceive {
 }
 
 impl Measured for DirectRead {
-    fn replication(connections: Vec<direct_read::Connection>) -> Option<Replication> {
+    fn replication(connections: Vec<direct_read::Connection>) -> Result<Option<Replication>, ConnectError> {
         let mut replication = Replication::new();
         for connection in connections {
-            replication.add(connection);
+            replication.add(connection)?;
         }
-        Some(replication)
+        Ok(Some(replication))
     }
 }
 

@@ -445,7 +445,7 @@ pub async fn publish<W: Waiter>(
             // There is one buffer for each message of the window.
             if source.sent - readers.last_done() < plan.window as u64 {
                 source.write();
-                let submit = readers.publish(&source.memory.region, source.offset(), plan.bytes);
+                let submit = readers.publish(&source.memory.region, source.offset(), plan.bytes)?;
                 if source.note(submit) {
                     continue;
                 }

@@ -36,11 +36,11 @@ use crate::duplex::{self, Design};
 use crate::error::ConnectError;
 use crate::line::Queues;
 use crate::outbox::Outbox;
-use crate::ring::{Ring, UNIT, WORD, ring_bytes};
+use crate::ring::{LONGEST_RING, Ring, UNIT, WORD, ring_bytes};
 use crate::setup::{EndpointDescription, ProtocolId, RemoteRegion};
 use incoming::Written;
-pub(crate) use outgoing::Head;
 use outgoing::Writes;
+pub(crate) use outgoing::{FARTHEST, Head};
 
 pub use crate::ring::RingMessage as Message;
 
@@ -138,7 +138,7 @@ impl Design for BufferedWrite {
         let erases = self.notification == Notification::Reverse;
         let writable = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let words = pd.allocate(WORDS, writable | Access::REMOTE_READ, MemoryKind::Plain)?;
-        let ring = Ring::new(pd, ring_bytes(config), writable, erases, Some((words.clone(), HEAD)))?;
+        let ring = Ring::new(pd, ring_bytes(config)?, writable, erases, Some((words.clone(), HEAD)))?;
         Ok(Memory { ring, words })
     }
 
@@ -190,8 +190,8 @@ impl PeerRing {
         let [ring, words] = peer.regions;
         let bytes = ring.length / 2;
         let given = |what, given, allowed| Err(ConnectError::Setting { what, given, allowed });
-        if bytes == 0 || !bytes.is_multiple_of(4096) || bytes > 1 << 40 {
-            return given("the length of the peer's ring", bytes, "a multiple of 4096 B up to 1 TiB");
+        if bytes == 0 || !bytes.is_multiple_of(4096) || bytes > LONGEST_RING as u64 {
+            return given("the length of the peer's ring", bytes, "a multiple of 4096 B up to 2147483648 B");
         }
         if words.length < WORDS as u64 {
             return given("the memory beside the peer's ring", words.length, "at least 128 B");

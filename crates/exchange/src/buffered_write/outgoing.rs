@@ -19,6 +19,10 @@ const READ_HEAD: u64 = OUTGOING_TAG | 1;
 /// How heads are told: in units, modulo this.
 pub(super) const HEAD_WORDS: u64 = 1 << 30;
 
+/// No position is beyond it, however long a connection lives: what a peer says of more is no position, and could not
+/// be added to.
+pub(crate) const FARTHEST: u64 = 1 << 62;
+
 /// What is known of the head of a peer's ring.
 pub(crate) struct Head {
     peer: PeerRing,
@@ -71,7 +75,7 @@ impl Head {
     }
 
     fn set(&mut self, head: u64, tail: u64) -> Result<(), ConnectionError> {
-        if head < self.position || head > tail {
+        if head < self.position || head > tail.min(FARTHEST) {
             return Err(ConnectionError::Protocol("a head that is not between the last one and the tail"));
         }
         self.position = head;

@@ -12,9 +12,9 @@ use smallvec::{SmallVec, smallvec};
 use super::message::Message;
 use super::request::{MAX_APPLICATION_BYTES, MAX_REQUEST_BYTES, RemotePlace, Request};
 use super::{Acknowledge, DirectRead};
-use crate::config::{Config, MAX_BATCH};
-use crate::connection::{Backpressure, MessageConnection, MessageId, Submit};
-use crate::error::ConnectionError;
+use crate::config::{Config, LONGEST_TRANSFER, MAX_BATCH};
+use crate::connection::{Backpressure, MessageConnection, MessageId, Protocol, Submit};
+use crate::error::{ConnectionError, Misuse};
 use crate::line::{CONTROL_TAG, Closing, Line, RECEIVE_TAG};
 use crate::slots::Slots;
 
@@ -76,7 +76,10 @@ pub struct Connection {
     /// Messages that may be unread: no more than the peer has receives.
     pub(super) window: u64,
     pub(super) peer_max_message: u64,
-    pub(super) send_region: Option<Region>,
+    /// Buffers for messages that are copied, and how many. Without send buffers those are for the messages of no bytes,
+    /// which have a signal byte, too.
+    pub(super) send_region: Region,
+    pub(super) send_places: u64,
     pub(super) stride: usize,
     pub(super) next_id: MessageId,
     /// Last id that was read.
@@ -115,20 +118,16 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// The connection is over.
-    ///
-    /// # Panics
-    ///
-    /// If the message or what goes with it is too long.
+    /// The connection is over. Or the message or what goes with it is too long ([`ConnectionError::Misuse`]): then the
+    /// connection goes on.
     pub fn send_with(&mut self, message: &[u8], application: &[u8]) -> Result<Submit, ConnectionError> {
-        let most = self.max_send();
-        assert!(message.len() <= most, "{} B do not fit: at most {most} B", message.len());
+        Misuse::check_length(message.len(), self.max_send())?;
+        check_application(application)?;
         if let Some(full) = self.refusal()? {
             return Ok(Submit::Full(full));
         }
-        // Without send buffers only a message of no bytes fits; it may lie anywhere.
-        let region = self.send_region.as_ref().unwrap_or(&self.receives.region).clone();
-        let offset = (self.next_id % self.config.send_buffers as u64) as usize * self.stride;
+        let region = self.send_region.clone();
+        let offset = (self.next_id % self.send_places) as usize * self.stride;
         region.copy_in(offset, message);
         self.announce(region, offset, message.len(), application)
     }
@@ -139,12 +138,8 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// The connection is over.
-    ///
-    /// # Panics
-    ///
-    /// If the region does not allow that, or has no byte behind the message; if what goes with the
-    /// message is too long.
+    /// The connection is over. Or the region does not allow that, or has no byte behind the message, or the message or
+    /// what goes with it is too long ([`ConnectionError::Misuse`]): then the connection goes on.
     pub fn send_from_with(
         &mut self,
         region: &Region,
@@ -152,22 +147,24 @@ impl Connection {
         length: usize,
         application: &[u8],
     ) -> Result<Submit, ConnectionError> {
-        let signal = usize::from(self.protocol.acknowledge == Acknowledge::SignalByte);
-        assert!(
-            offset <= region.len() && length + signal <= region.len() - offset,
-            "{length} B at offset {offset}, and {signal} B of signal, are not inside a region of {} B",
-            region.len()
-        );
-        assert!(
-            region.access().contains(self.access),
-            "the peer needs {:?} on a region that is registered for {:?}",
-            self.access,
-            region.access()
-        );
+        self.check_source(region, offset, length)?;
+        check_application(application)?;
         if let Some(full) = self.refusal()? {
             return Ok(Submit::Full(full));
         }
         self.announce(region.clone(), offset, length, application)
+    }
+
+    /// Checks that a message can be sent from there.
+    pub(super) fn check_source(&self, region: &Region, offset: usize, length: usize) -> Result<(), Misuse> {
+        Misuse::check_length(length, self.max_received())?;
+        Misuse::check_inside(region, offset, length + self.protocol.bytes_behind())?;
+        Misuse::check_access(region, self.access)
+    }
+
+    /// Bytes of the longest message that the peer takes.
+    fn max_received(&self) -> usize {
+        usize::try_from(self.peer_max_message).unwrap_or(usize::MAX).min(LONGEST_TRANSFER)
     }
 
     #[inline]
@@ -187,7 +184,6 @@ impl Connection {
         length: usize,
         application: &[u8],
     ) -> Result<Submit, ConnectionError> {
-        assert!(application.len() <= MAX_APPLICATION_BYTES, "{} B go with a message", application.len());
         let id = self.next_id;
         self.next_id += 1;
         let place =
@@ -266,11 +262,8 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// The connection is over.
-    ///
-    /// # Panics
-    ///
-    /// If the region has no room for the message there.
+    /// The connection is over. Or the region has no room for the message there, or may not be written
+    /// ([`ConnectionError::Misuse`]): then the connection goes on.
     pub fn read_into(&mut self, region: &Region, offset: usize) -> Result<Option<ReadId>, ConnectionError> {
         if let Some(error) = self.line.over {
             return Err(error);
@@ -280,11 +273,10 @@ impl Connection {
         }
         let Some(request) = self.requests.front() else { return Ok(None) };
         let length = request.len();
-        assert!(
-            offset <= region.len() && length <= region.len() - offset,
-            "{length} B at offset {offset} are not inside a region of {} B",
-            region.len()
-        );
+        Misuse::check_inside(region, offset, length)?;
+        if length > 0 {
+            Misuse::check_access(region, Access::LOCAL_WRITE)?;
+        }
         let place = (region.sge(offset, length), Place::Region { _held: region.clone() });
         self.begin(&mut smallvec![place])?;
         Ok(Some(self.reads_begun))
@@ -362,6 +354,12 @@ impl Connection {
     pub fn acknowledgements(&self) -> u64 {
         self.acknowledgements
     }
+}
+
+/// Checks the length of what is to go with a message.
+fn check_application(application: &[u8]) -> Result<(), Misuse> {
+    let (given, allowed) = (application.len(), MAX_APPLICATION_BYTES);
+    if given > allowed { Err(Misuse::Application { given, allowed }) } else { Ok(()) }
 }
 
 type Places = SmallVec<[(Sge, Place); READS_IN_FLIGHT]>;
@@ -522,8 +520,8 @@ impl MessageConnection for Connection {
     }
 
     fn max_send(&self) -> usize {
-        let own = if self.send_region.is_some() { self.config.max_message } else { 0 };
-        own.min(usize::try_from(self.peer_max_message).unwrap_or(usize::MAX))
+        let own = if self.config.send_buffers > 0 { self.config.max_message } else { 0 };
+        own.min(self.max_received())
     }
 
     fn poll(&mut self) -> Result<bool, ConnectionError> {

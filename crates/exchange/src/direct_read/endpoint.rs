@@ -70,11 +70,12 @@ impl Endpoint {
         }
         let line = end.connect(&config, peer)?;
         // Behind each message lies its signal byte.
-        let stride = (config.max_message + 1).next_multiple_of(64);
-        let send_region = match config.send_buffers {
-            0 => None,
-            buffers => Some(pd.allocate(buffers * stride, protocol.source_access(), MemoryKind::Plain)?),
+        let (places, longest) = match config.send_buffers {
+            0 => (config.window, 0),
+            buffers => (buffers, config.max_message),
         };
+        let stride = (longest + 1).next_multiple_of(64);
+        let send_region = pd.allocate(places * stride, protocol.source_access(), MemoryKind::Plain)?;
         let pool = match protocol.placement {
             Placement::ByHand => None,
             Placement::Pool => {
@@ -91,6 +92,7 @@ impl Endpoint {
             protocol,
             access,
             send_region,
+            send_places: places as u64,
             stride,
             next_id: 1,
             completed: 0,

@@ -39,7 +39,7 @@ pub use message::Message;
 pub use replication::Replication;
 pub use request::{MAX_APPLICATION_BYTES, Request};
 
-use crate::config::Config;
+use crate::config::{Config, LONGEST_TRANSFER};
 use crate::connection::{Properties, Protocol, ZeroCopy};
 use crate::error::ConnectError;
 use crate::setup::EndpointDescription;
@@ -75,16 +75,13 @@ pub struct DirectRead {
     pub placement: Placement,
 }
 
-/// The longest message of one READ (IBTA Vol 1, 9.4.1).
-const LONGEST_READ: usize = 1 << 31;
-
 impl DirectRead {
     /// Bytes of the longest message that an end of this configuration takes. A program that says itself where each
     /// message goes has no buffers that would limit it.
     fn longest_received(&self, config: &Config) -> usize {
         match self.placement {
             Placement::Pool => config.max_message,
-            Placement::ByHand => LONGEST_READ,
+            Placement::ByHand => LONGEST_TRANSFER,
         }
     }
 }

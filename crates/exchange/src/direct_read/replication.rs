@@ -5,7 +5,7 @@ use doorbell_verbs::Region;
 use super::Acknowledge;
 use super::connection::Connection;
 use crate::connection::{MessageConnection, MessageId, Submit};
-use crate::error::ConnectionError;
+use crate::error::{ConnectError, ConnectionError, Misuse};
 
 /// Publishes messages to many readers. What it costs the source is one small SEND per reader,
 /// whatever the length: the readers move the bytes, each when it has room.
@@ -35,26 +35,33 @@ impl Replication {
 
     /// Takes in a reader, for what is published from now on. Returns its number.
     ///
-    /// # Panics
+    /// # Errors
     ///
-    /// If its messages are not acknowledged by SEND, or were sent already.
-    pub fn add(&mut self, connection: Connection) -> usize {
-        assert_eq!(connection.protocol.acknowledge, Acknowledge::Send, "a message has one signal byte only");
-        assert_eq!(connection.next_id, 1, "a reader takes part from its first message on");
+    /// Its messages are not acknowledged by SEND, or some were sent already.
+    pub fn add(&mut self, connection: Connection) -> Result<usize, ConnectError> {
+        if connection.protocol.acknowledge != Acknowledge::Send {
+            return Err(ConnectError::Unfit("a message has one signal byte only, so its readers have to send word"));
+        }
+        if connection.next_id != 1 {
+            return Err(ConnectError::Unfit("a reader takes part from its first message on, and this one had some"));
+        }
         self.readers.push(Reader { connection, before: self.published, is_ended: false });
-        self.readers.len() - 1
+        Ok(self.readers.len() - 1)
     }
 
     /// Announces a message to all readers that live, or to none if one of them has as many unread
     /// as its window allows. The memory must not change until the message is done.
     ///
-    /// # Panics
+    /// # Errors
     ///
-    /// As [`Connection::send_from_with`].
-    pub fn publish(&mut self, region: &Region, offset: usize, length: usize) -> Submit {
+    /// One of the readers does not take such a message, or the region does not allow it: nobody was sent it.
+    pub fn publish(&mut self, region: &Region, offset: usize, length: usize) -> Result<Submit, Misuse> {
+        for reader in self.living() {
+            reader.connection.check_source(region, offset, length)?;
+        }
         for reader in self.living() {
             if let Ok(Some(full)) = reader.connection.refusal() {
-                return Submit::Full(full);
+                return Ok(Submit::Full(full));
             }
         }
         for reader in self.living() {
@@ -62,7 +69,7 @@ impl Replication {
             let _ = reader.connection.send_from_with(region, offset, length, &[]);
         }
         self.published += 1;
-        Submit::Accepted(self.published)
+        Ok(Submit::Accepted(self.published))
     }
 
     fn living(&mut self) -> impl Iterator<Item = &mut Reader> {

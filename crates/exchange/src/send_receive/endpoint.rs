@@ -60,6 +60,8 @@ impl Endpoint {
         claim: Option<Claim>,
     ) -> Result<Self, ConnectError> {
         config.check()?;
+        // More than the device takes inline goes from memory.
+        let config = Config { inline: config.inline.min(pd.device().attributes().max_inline), ..config };
         if let Some(shared) = shared
             && config.max_message > shared.max_message()
         {

@@ -90,12 +90,14 @@ impl Hub {
         connections: usize,
         channel: Option<&Channel>,
     ) -> Result<Self, ConnectError> {
+        config.check()?;
         Self::new(pd, queues(config).completions().saturating_mul(connections), channel)
     }
 
     /// Makes an end whose connection will be polled here: [`add`](Self::add) it once it is
     /// connected, before anything else.
     pub fn endpoint(&mut self, config: Config, shared: Option<&SharedReceives>) -> Result<Endpoint, ConnectError> {
+        config.check()?;
         let completions = queues(&config).completions();
         if self.claimed.load(Ordering::Relaxed) + completions > self.depth {
             return Err(ConnectError::Crowded("completion queue"));
@@ -107,16 +109,18 @@ impl Hub {
 
     /// Takes a connection in, whose end was made here.
     ///
-    /// # Panics
+    /// # Errors
     ///
-    /// If its end was made elsewhere: its completions would never be seen.
-    pub fn add(&mut self, connection: Connection) -> Key {
+    /// Its end was made elsewhere: its completions would never be seen.
+    pub fn add(&mut self, connection: Connection) -> Result<Key, ConnectError> {
         let is_ours = connection.claim.as_ref().is_some_and(|claim| Arc::ptr_eq(&claim.claimed, &self.claimed));
-        assert!(is_ours, "the end was made by this hub");
+        if !is_ours {
+            return Err(ConnectError::Unfit("its end was made by another hub, or by none"));
+        }
         let number = connection.qpn();
         let key = self.connections.insert(Member { connection, is_ended: false });
         self.by_number.insert(number, key);
-        Key(key)
+        Ok(Key(key))
     }
 
     /// Moves all connections along: takes one list of completions, hands each to its connection,

@@ -5,9 +5,9 @@ use smallvec::SmallVec;
 
 use super::connection::Connection;
 use super::credits::Word;
-use crate::config::MAX_BATCH;
+use crate::config::{LONGEST_TRANSFER, MAX_BATCH};
 use crate::connection::{Backpressure, MessageId, Outcome, Submit};
-use crate::error::ConnectionError;
+use crate::error::{ConnectionError, Misuse};
 
 /// A message that waits for its batch to be full.
 pub(super) struct Pending {
@@ -22,11 +22,11 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// The connection is over. A message that is too long for this end's or the peer's buffers
-    /// panics instead: see [`max_send`](Self::max_send).
+    /// The connection is over. Or the message is longer than [`max_send`](Self::max_send)
+    /// ([`ConnectionError::Misuse`]): then the connection goes on.
     #[inline]
     pub fn send(&mut self, message: &[u8]) -> Result<Submit, ConnectionError> {
-        assert!(message.len() <= self.max_send(), "{} B do not fit: at most {} B", message.len(), self.max_send());
+        Misuse::check_length(message.len(), self.max_send())?;
         if let Some(full) = self.refusal()? {
             return Ok(Submit::Full(full));
         }
@@ -46,13 +46,15 @@ impl Connection {
 
     /// Sends a message from memory of the program, without copying. The memory must not change
     /// until the message is done; if it does, the peer may see either.
+    ///
+    /// # Errors
+    ///
+    /// The connection is over. Or the message is longer than the peer takes, or not inside the region
+    /// ([`ConnectionError::Misuse`]): then the connection goes on.
     #[inline]
     pub fn send_from(&mut self, region: &Region, offset: usize, length: usize) -> Result<Submit, ConnectionError> {
-        assert!(
-            length as u64 <= self.peer_max_message,
-            "{length} B do not fit the peer's buffers of {} B",
-            self.peer_max_message
-        );
+        Misuse::check_length(length, self.max_received())?;
+        Misuse::check_inside(region, offset, length)?;
         if let Some(full) = self.refusal()? {
             return Ok(Submit::Full(full));
         }
@@ -73,7 +75,12 @@ impl Connection {
         } else {
             self.config.inline
         };
-        own.min(usize::try_from(self.peer_max_message).unwrap_or(usize::MAX))
+        own.min(self.max_received())
+    }
+
+    /// Bytes of the longest message that the peer takes.
+    fn max_received(&self) -> usize {
+        usize::try_from(self.peer_max_message).unwrap_or(usize::MAX).min(LONGEST_TRANSFER)
     }
 
     /// Why a message cannot be taken now.

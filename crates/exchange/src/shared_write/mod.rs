@@ -81,7 +81,7 @@ impl Common {
     fn new(pd: &Pd, config: &Config) -> Result<Arc<Self>, ConnectError> {
         let writable = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let words = pd.allocate(WORDS, writable | Access::REMOTE_READ | Access::REMOTE_ATOMIC, MemoryKind::Plain)?;
-        let ring = Ring::new(pd, ring_bytes(config), writable, false, Some((words.clone(), HEAD)))?;
+        let ring = Ring::new(pd, ring_bytes(config)?, writable, false, Some((words.clone(), HEAD)))?;
         Ok(Arc::new(Self { ring, words, recovery: Recovery::default() }))
     }
 
@@ -103,7 +103,7 @@ impl SharedRing {
     /// connection; each connection may be polled by another thread.
     pub fn endpoint(&self, config: &Config, channel: Option<&Channel>) -> Result<Endpoint, ConnectError> {
         config.check()?;
-        let needed = ring_bytes(&Config { depth: 1, ..config.clone() });
+        let needed = ring_bytes(&Config { depth: 1, ..config.clone() })?;
         if needed > self.shared.ring.bytes() {
             let what = "the longest message";
             let allowed = "what the shared ring has room for";

@@ -6,7 +6,7 @@ use doorbell_verbs::{Access, MemoryKind, Payload, Pd, PostError, Qp, Region, Sen
 use smallvec::SmallVec;
 
 use super::{RESERVATIONS, TAIL};
-use crate::buffered_write::{Head, PeerRing, notices};
+use crate::buffered_write::{FARTHEST, Head, PeerRing, notices};
 use crate::config::{Config, MAX_BATCH};
 use crate::connection::{Backpressure, MessageId};
 use crate::duplex::{OUTGOING_TAG, Outgoing, TO_RECEIVER, UNEXPECTED_WORD};
@@ -239,8 +239,10 @@ impl Outgoing for Reserved {
                 let slot = self.reservations_done as usize % RESERVATIONS;
                 let position = self.landing.load_acquire_u64(slot * 8);
                 let Some((count, bytes)) = self.reserving.pop_front() else { return Ok(true) };
-                if position < self.reserved_to || !position.is_multiple_of(UNIT as u64) {
-                    return Err(ConnectionError::Protocol("a reservation of space that was reserved before"));
+                if position < self.reserved_to || !position.is_multiple_of(UNIT as u64) || position > FARTHEST {
+                    return Err(ConnectionError::Protocol(
+                        "a reservation of space that was reserved before, or that no ring has",
+                    ));
                 }
                 self.reservations_done += 1;
                 self.reserved_to = position + bytes;

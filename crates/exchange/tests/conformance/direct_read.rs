@@ -110,7 +110,7 @@ fn many_readers_pull_the_same_memory() {
             let reader = protocol.endpoint(&device().create_pd().unwrap(), &config, None).unwrap();
             let (of_own, of_reader) = (protocol.describe(&own), protocol.describe(&reader));
             let connection = protocol.connect(reader, &of_own).unwrap();
-            replication.add(protocol.connect(own, &of_reader).unwrap());
+            replication.add(protocol.connect(own, &of_reader).unwrap()).unwrap();
             Some(connection)
         })
         .collect();
@@ -119,7 +119,7 @@ fn many_readers_pull_the_same_memory() {
     let publish =
         |replication: &mut Replication, readers: &mut [Option<Connection>], received: &mut [u64; 3], number| {
             region.copy_in(0, &payload(number, 4096));
-            assert_eq!(replication.publish(&region, 0, 4096), Submit::Accepted(number));
+            assert_eq!(replication.publish(&region, 0, 4096).unwrap(), Submit::Accepted(number));
             while replication.last_done() < number {
                 replication.poll();
                 for (reader, count) in readers.iter_mut().zip(received.iter_mut()) {

@@ -157,7 +157,7 @@ impl<P: Measured> Prepared<P> {
             }
             Unconnected::Gathered(mut hub, ends) => {
                 for (endpoint, peer) in ends.into_iter().zip(&peers) {
-                    hub.add(endpoint.connect(peer)?);
+                    hub.add(endpoint.connect(peer)?)?;
                 }
                 Ends::Gathered(hub)
             }
@@ -175,7 +175,7 @@ impl<P: Measured> Prepared<P> {
 fn replicated<P: Measured>(ends: Vec<(P::Connection, SendMemory)>) -> Result<Ends<P>, SessionError> {
     let (connections, mut memory): (Vec<_>, Vec<_>) = ends.into_iter().unzip();
     let count = connections.len();
-    match (P::replication(connections), memory.drain(..).next()) {
+    match (P::replication(connections)?, memory.drain(..).next()) {
         (Some(replication), Some(memory)) => Ok(Ends::Replicated(replication, count, memory)),
         _ => Err(SessionError::Unexpected("one source for many readers, of a protocol that has none".to_owned())),
     }

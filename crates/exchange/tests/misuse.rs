@@ -1,0 +1,278 @@
+//! What programs and descriptions may not ask for: each is an error that says what was given and what is allowed,
+//! and the connection goes on.
+
+mod common;
+
+use common::bare::{Bare, config, pair};
+use common::wire;
+use doorbell_exchange::buffered_write::{self, BufferedWrite, Notification};
+use doorbell_exchange::direct_read::{Acknowledge, DirectRead, Placement, Replication};
+use doorbell_exchange::send_receive::{Endpoint, Hub};
+use doorbell_exchange::{
+    BufferedRead, Config, ConnectError, ConnectionError, DirectWrite, MessageConnection, Misuse, Protocol, Received,
+    SendReceive, SharedWrite, Submit,
+};
+use doorbell_verbs::{Access, Device, MemoryKind, Pd};
+
+/// Does something with every protocol and variant.
+macro_rules! each_protocol {
+    ($check:expr) => {{
+        let check = $check;
+        check.of(SendReceive);
+        for acknowledge in [Acknowledge::SignalByte, Acknowledge::Send] {
+            for fenced in [false, true] {
+                check.of(DirectRead { fenced, acknowledge, ..DirectRead::default() });
+            }
+        }
+        check.of(DirectWrite);
+        for notification in [Notification::Immediate, Notification::TailOffset, Notification::Reverse] {
+            for acknowledge in [buffered_write::Acknowledge::Send, buffered_write::Acknowledge::Read] {
+                check.of(BufferedWrite { notification, acknowledge });
+            }
+        }
+        check.of(SharedWrite);
+        check.of(BufferedRead);
+    }};
+}
+
+fn pds() -> ([Device; 2], [Pd; 2]) {
+    let devices = wire::devices();
+    let pds = [0, 1].map(|index: usize| devices[index].create_pd().unwrap());
+    (devices, pds)
+}
+
+#[track_caller]
+fn refused(result: Result<Submit, ConnectionError>, expected: &str) {
+    match result {
+        Err(ConnectionError::Misuse(misuse)) => assert_eq!(misuse.to_string(), expected),
+        other => panic!("{other:?} instead of: {expected}"),
+    }
+}
+
+/// A message arrives.
+fn deliver<C: MessageConnection>(a: &mut C, b: &mut C, message: &[u8]) {
+    let Submit::Accepted(id) = a.send(message).unwrap() else { panic!("nothing is in the way") };
+    let mut received = None;
+    while received.is_none() || !a.is_done(id) {
+        a.poll().unwrap();
+        b.poll().unwrap();
+        received = received.or_else(|| b.take());
+    }
+    assert_eq!(received.unwrap().to_vec(), message);
+}
+
+struct TooLong;
+
+impl TooLong {
+    fn of<P: Protocol>(&self, protocol: P) {
+        let (_devices, pds) = pds();
+        let (mut a, mut b) = pair(&protocol, [&pds[0], &pds[1]], &config());
+        refused(a.send(&[1; 401]), "a message of 401 B does not fit: 400 B are allowed here");
+        let region = pds[0].allocate(1000, protocol.source_access(), MemoryKind::Plain).unwrap();
+        refused(a.send_from(&region, 0, 401), "a message of 401 B does not fit: 400 B are allowed here");
+        let behind = protocol.bytes_behind();
+        for (offset, length) in [(1000, 1), (601, 400), (usize::MAX, 400)] {
+            let length_behind = length + behind;
+            let expected = format!("{length_behind} B at offset {offset} are not inside a region of 1000 B");
+            refused(a.send_from(&region, offset, length), &expected);
+        }
+        assert_eq!(a.over(), None);
+        deliver(&mut a, &mut b, &[2; 400]);
+    }
+}
+
+#[test]
+fn a_message_that_does_not_fit_is_refused_and_the_connection_goes_on() {
+    each_protocol!(TooLong);
+}
+
+struct NothingTaken;
+
+impl NothingTaken {
+    fn of<P: Protocol>(&self, protocol: P) {
+        let (_devices, pds) = pds();
+        let deaf = Config { max_message: 0, ..config() };
+        let a = protocol.endpoint(&pds[0], &config(), None).unwrap();
+        let b = protocol.endpoint(&pds[1], &deaf, None).unwrap();
+        let (of_a, of_b) = (protocol.describe(&a), protocol.describe(&b));
+        let (mut a, mut b) = (protocol.connect(a, &of_b).unwrap(), protocol.connect(b, &of_a).unwrap());
+        refused(a.send(&[1]), "a message of 1 B does not fit: 0 B are allowed here");
+        assert_eq!(a.over(), None);
+        deliver(&mut a, &mut b, &[]);
+    }
+}
+
+#[test]
+fn a_peer_that_takes_no_byte_is_sent_none() {
+    each_protocol!(NothingTaken);
+}
+
+#[test]
+fn direct_read_without_send_buffers_copies_nothing_but_messages_of_no_bytes() {
+    for acknowledge in [Acknowledge::SignalByte, Acknowledge::Send] {
+        let (_devices, pds) = pds();
+        let config = Config { send_buffers: 0, ..config() };
+        let (mut a, mut b) = pair(&DirectRead { acknowledge, ..DirectRead::default() }, [&pds[0], &pds[1]], &config);
+        assert_eq!(a.max_send(), 0);
+        refused(a.send(&[1]), "a message of 1 B does not fit: 0 B are allowed here");
+        for _ in 0..10 {
+            deliver(&mut a, &mut b, &[]);
+        }
+    }
+}
+
+#[test]
+fn direct_read_says_what_it_needs_of_memory_and_of_what_goes_with_a_message() {
+    let (_devices, pds) = pds();
+    let protocol = DirectRead { placement: Placement::ByHand, ..DirectRead::default() };
+    let (mut a, mut b) = pair(&protocol, [&pds[0], &pds[1]], &config());
+    let local = pds[0].allocate(64, Access::LOCAL_WRITE, MemoryKind::Plain).unwrap();
+    let needed = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::LOCAL_WRITE;
+    let error = a.send_from(&local, 0, 10).unwrap_err();
+    assert_eq!(error, ConnectionError::Misuse(Misuse::Access { given: Access::LOCAL_WRITE, needed }));
+    refused(a.send_with(&[1; 10], &[0; 65]), "65 B are to go with a message, allowed are 64 B");
+
+    // The program of the peer says where messages go, so that one may be longer than the buffers.
+    let region = pds[0].allocate(5001, protocol.source_access(), MemoryKind::Plain).unwrap();
+    assert!(matches!(a.send_from(&region, 0, 5000).unwrap(), Submit::Accepted(1)));
+    while b.request().is_none() {
+        a.poll().unwrap();
+        b.poll().unwrap();
+    }
+    let place = |length, access| pds[1].allocate(length, access, MemoryKind::Plain).unwrap();
+    let (short, read_only, fit) =
+        (place(4999, Access::LOCAL_WRITE), place(5000, Access::empty()), place(5000, Access::LOCAL_WRITE));
+    let error = b.read_into(&short, 0).unwrap_err();
+    assert_eq!(error.to_string(), "5000 B at offset 0 are not inside a region of 4999 B");
+    let error = b.read_into(&read_only, 0).unwrap_err();
+    assert!(matches!(error, ConnectionError::Misuse(Misuse::Access { needed: Access::LOCAL_WRITE, .. })), "{error}");
+    let id = b.read_into(&fit, 0).unwrap().unwrap();
+    while !b.is_read(id) || !a.is_done(1) {
+        a.poll().unwrap();
+        b.poll().unwrap();
+    }
+}
+
+#[test]
+fn connections_that_do_not_belong_there_are_not_added() {
+    let (_devices, pds) = pds();
+    let (a, b) = pair(&SendReceive, [&pds[0], &pds[1]], &config());
+    let mut hub = Hub::for_connections(&pds[0], &config(), 2, None).unwrap();
+    let mut other = Hub::for_connections(&pds[0], &config(), 2, None).unwrap();
+    let endpoint = other.endpoint(config(), None).unwrap();
+    let peer = Endpoint::new(&pds[1], config(), None).unwrap().description();
+    for foreign in [a, b, endpoint.connect(&peer).unwrap()] {
+        let error = hub.add(foreign).unwrap_err().to_string();
+        assert_eq!(error, "the connection cannot be added: its end was made by another hub, or by none");
+    }
+    assert!(hub.is_empty());
+
+    let mut replication = Replication::new();
+    let (a, _b) = pair(&DirectRead::default(), [&pds[0], &pds[1]], &config());
+    assert!(matches!(replication.add(a), Err(ConnectError::Unfit(_))));
+    let by_send = DirectRead { acknowledge: Acknowledge::Send, ..DirectRead::default() };
+    let (mut a, _b) = pair(&by_send, [&pds[0], &pds[1]], &config());
+    a.send(b"early").unwrap();
+    assert!(matches!(replication.add(a), Err(ConnectError::Unfit(_))));
+    let (a, _b) = pair(&by_send, [&pds[0], &pds[1]], &config());
+    assert_eq!(replication.add(a).unwrap(), 0);
+    let short = pds[0].allocate(10, Access::REMOTE_READ, MemoryKind::Plain).unwrap();
+    let error = replication.publish(&short, 0, 11).unwrap_err().to_string();
+    assert_eq!(error, "11 B at offset 0 are not inside a region of 10 B");
+    let hidden = pds[0].allocate(10, Access::empty(), MemoryKind::Plain).unwrap();
+    assert!(matches!(replication.publish(&hidden, 0, 10), Err(Misuse::Access { .. })));
+    assert!(matches!(replication.publish(&short, 0, 10), Ok(Submit::Accepted(1))));
+}
+
+#[test]
+fn a_message_is_copied_as_far_as_there_is_room_for_it() {
+    struct Copies;
+    impl Copies {
+        fn of<P: Protocol>(&self, protocol: P) {
+            let (_devices, pds) = pds();
+            let (mut a, mut b) = pair(&protocol, [&pds[0], &pds[1]], &config());
+            a.send(b"0123456789").unwrap();
+            let message = loop {
+                a.poll().unwrap();
+                if let Some(message) = b.receive().unwrap() {
+                    break message;
+                }
+            };
+            for (room, copied) in [(0, 0), (4, 4), (10, 10), (12, 10)] {
+                let mut out = vec![b'-'; room];
+                assert_eq!(message.copy_to(&mut out), copied);
+                assert_eq!(out, b"0123456789--"[..room]);
+            }
+        }
+    }
+    each_protocol!(Copies);
+}
+
+/// Whatever a configuration holds, an end is made of it or an error says what is allowed.
+struct Extremes;
+
+impl Extremes {
+    fn of<P: Protocol>(&self, protocol: P) {
+        let (_devices, pds) = pds();
+        let base = config();
+        for (change, words) in [
+            (Config { window: 0, ..base.clone() }, "the window is 0, allowed is 1 to 16384"),
+            (Config { window: usize::MAX, ..base.clone() }, "the window is 18446744073709551615"),
+            (Config { batch: 0, ..base.clone() }, "the batch is 0"),
+            (Config { batch: 5, ..base.clone() }, "the batch is 5"),
+            (Config { depth: 0, ..base.clone() }, "the receive depth is 0"),
+            (Config { depth: usize::MAX, ..base.clone() }, "the receive depth is 18446744073709551615"),
+            (Config { poll_list: 0, ..base.clone() }, "the completions of one poll is 0"),
+            (Config { repost_list: 65, ..base.clone() }, "the receives of one post is 65"),
+            (Config { max_message: usize::MAX, ..base.clone() }, "the longest message is 18446744073709551615"),
+            (Config { send_buffers: 3, ..base.clone() }, "the number of send buffers is 3"),
+            (Config { send_buffers: usize::MAX, ..base.clone() }, "the number of send buffers is 18446744073709551615"),
+        ] {
+            let error = protocol.endpoint(&pds[0], &change, None).map(drop).unwrap_err().to_string();
+            assert!(error.starts_with(words), "{error}");
+            assert!(change.memory_bytes() > 0);
+        }
+        // More inline than the device takes goes from memory.
+        let inline = Config { inline: usize::MAX, ..base.clone() };
+        let (mut a, mut b) = pair(&protocol, [&pds[0], &pds[1]], &inline);
+        deliver(&mut a, &mut b, &[3; 400]);
+        if protocol.properties().slow_message_blocks {
+            let long = Config { depth: 16384, max_message: 1 << 20, ..base };
+            let error = protocol.endpoint(&pds[0], &long, None).map(drop).unwrap_err().to_string();
+            let expected = "the length of the ring that the depth and the longest message need is 19634438144, \
+                            allowed is up to 2147483648 B";
+            assert_eq!(error, expected);
+        }
+    }
+}
+
+#[test]
+fn configurations_that_cannot_be_are_refused_with_what_is_allowed() {
+    each_protocol!(Extremes);
+}
+
+/// A ring of more than 2 GiB is none: positions in it could not be told in units, nor one READ take all of it.
+#[test]
+fn a_peer_with_a_ring_that_is_too_long_is_refused() {
+    struct TooLongRing;
+    impl TooLongRing {
+        fn of<P: Protocol>(&self, protocol: P) {
+            if !protocol.properties().slow_message_blocks {
+                return;
+            }
+            let ([device, other], [pd, _]) = pds();
+            for length in [0, 4096, 2 * 4097, (4 << 30) + 8192, u64::MAX] {
+                let (_bare, connected) =
+                    Bare::meet(&protocol, &pd, &other, &config(), |own| own.regions[0].length = length);
+                let error = connected.map(drop).unwrap_err().to_string();
+                let expected = format!(
+                    "the length of the peer's ring is {}, allowed is a multiple of 4096 B up to 2147483648 B",
+                    length / 2
+                );
+                assert_eq!(error, expected);
+            }
+            drop(device);
+        }
+    }
+    each_protocol!(TooLongRing);
+}
