@@ -4,6 +4,7 @@ use std::cell::UnsafeCell;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::AsRawFd;
+use std::ptr;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,9 +14,12 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use crate::context::Context;
 use crate::device::Device;
-use crate::event::{Element, Source, expect_blocking, interrupted};
-use crate::handle::{Kind, Object, Unacknowledged, Users, object};
-use crate::outcome::{Outcome, Refused, number, pointer, set_errno, status};
+use crate::event::{Element, Source};
+use crate::handle::{Kind, Object, Users, object};
+use crate::outcome::{Outcome, Refused, pointer, set_errno, status};
+use crate::wait::{
+    NUMBER, STATUS, Step, Turn, Unacknowledged, Uncancelled, as_if_asleep, cancellation_point, in_steps, is_blocking,
+};
 
 /// A completion channel.
 #[repr(C)]
@@ -41,12 +45,13 @@ impl Channel {
         self.cqs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the oldest notification.
-    fn next(&self) -> Option<*mut c::ibv_cq> {
+    /// Takes the oldest notification. There may be none of a queue that still exists.
+    fn take(&self, turn: Turn) -> Option<*mut c::ibv_cq> {
         // Under the lock a queue that is being destroyed either is not found any more, or waits
         // until the notification is acknowledged.
         let cqs = self.cqs();
-        while let Some(id) = self.raw.next() {
+        let mut next = if turn == Turn::Read { self.raw.next_read() } else { self.raw.next() };
+        while let Some(id) = next {
             if let Some(&Place(cq)) = cqs.get(&id) {
                 // SAFETY: it is taken out of the table before it is destroyed.
                 if let Ok(own) = unsafe { object::<Cq>(cq) } {
@@ -54,6 +59,7 @@ impl Channel {
                 }
                 return Some(cq);
             }
+            next = self.raw.next();
         }
         None
     }
@@ -89,34 +95,40 @@ pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut c::ibv_co
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_get_cq_event(
+pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
     channel: *mut c::ibv_comp_channel,
     cq: *mut *mut c::ibv_cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
-    number("ibv_get_cq_event", || {
+    cancellation_point();
+    in_steps("ibv_get_cq_event", NUMBER, move |turn| {
         // SAFETY: the C contract.
         let own = unsafe { object::<Channel>(channel) }?;
-        loop {
-            own.device.expect_own()?;
-            if let Some(found) = own.next() {
-                // SAFETY: the caller's places; the queue stays until this is acknowledged.
-                unsafe {
-                    cq.write(found);
-                    cq_context.write((*found).cq_context);
-                }
-                return Ok(0);
+        own.device.expect_own()?;
+        let mut found = own.take(turn);
+        while found.is_none() {
+            let lingers = turn == Turn::First && is_blocking(own.raw.fd());
+            if !lingers || !as_if_asleep(|| own.raw.linger())? {
+                return Ok(Step::Read(own.c.fd));
             }
-            expect_blocking(own.raw.fd())?;
-            own.raw.wait(None).map_err(interrupted)?;
+            found = own.take(turn);
         }
+        let found = found.unwrap_or(ptr::null_mut());
+        // SAFETY: the caller's places; the queue stays until this is acknowledged.
+        unsafe {
+            cq.write(found);
+            cq_context.write((*found).cq_context);
+        }
+        Ok(Step::Done(0))
     })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_ack_cq_events(cq: *mut c::ibv_cq, events: c_uint) {
+pub(crate) unsafe extern "C" fn ibv_ack_cq_events(cq: *mut c::ibv_cq, events: c_uint) {
     // SAFETY: the C contract.
-    if let Ok(own) = unsafe { object::<Cq>(cq) } {
+    if let Ok(own) = unsafe { object::<Cq>(cq) }
+        && own.device.is_own()
+    {
         own.notifications.acknowledge(events.into());
     }
 }
@@ -238,32 +250,42 @@ unsafe extern "C" fn ibv_resize_cq(cq: *mut c::ibv_cq, depth: c_int) -> c_int {
     })
 }
 
+/// Destroys a queue, if all that was retrieved of it is acknowledged.
+///
+/// # Safety
+///
+/// The C contract of `ibv_destroy_cq`.
+pub(crate) unsafe fn destroy(cq: *mut c::ibv_cq) -> Outcome<Step> {
+    // SAFETY: the C contract.
+    let own = unsafe { object::<Cq>(cq) }?;
+    own.device.expect_own()?;
+    own.users.expect_none("completion queue")?;
+    let id = own.raw.id();
+    own.device.sources().cqs.remove(&id);
+    if let Some(source) = &own.source {
+        source.close();
+    }
+    // SAFETY: a channel stays while queues notify it.
+    let channel = unsafe { object::<Channel>(own.channel) }.ok();
+    if let Some(channel) = channel {
+        channel.cqs().remove(&id);
+    }
+    if let Err(step) = own.unacknowledged.none().and_then(|()| own.notifications.none()) {
+        return Ok(step);
+    }
+    // SAFETY: a context stays while objects that were made from it exist; no queue pair uses it, and
+    // the program does not name it again.
+    drop(unsafe { Context::of(own.context())?.handles.take::<Cq>(cq) });
+    if let Some(channel) = channel {
+        channel.users.remove();
+    }
+    Ok(Step::Done(0))
+}
+
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq: *mut c::ibv_cq) -> c_int {
-    status("ibv_destroy_cq", || {
-        // SAFETY: the C contract.
-        let own = unsafe { object::<Cq>(cq) }?;
-        own.device.expect_own()?;
-        own.users.expect_none("completion queue")?;
-        let id = own.raw.id();
-        own.device.sources().cqs.remove(&id);
-        if let Some(source) = &own.source {
-            source.close();
-        }
-        // SAFETY: a channel stays while queues notify it.
-        let channel = unsafe { object::<Channel>(own.channel) }.ok();
-        if let Some(channel) = channel {
-            channel.cqs().remove(&id);
-        }
-        own.notifications.wait();
-        // SAFETY: a context stays while objects that were made from it exist; no queue pair uses it, and
-        // the program does not name it again.
-        drop(unsafe { Context::of(own.context())?.handles.take::<Cq>(cq) });
-        if let Some(channel) = channel {
-            channel.users.remove();
-        }
-        Ok(())
-    })
+pub(crate) unsafe extern "C-unwind" fn ibv_destroy_cq(cq: *mut c::ibv_cq) -> c_int {
+    // SAFETY: the C contract.
+    in_steps("ibv_destroy_cq", STATUS, move |_| unsafe { destroy(cq) })
 }
 
 /// Completions that are reaped at a time.
@@ -276,6 +298,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut c::ibv_cq, room: c_int, places:
         set_errno(libc::EINVAL);
         return -1;
     }
+    let _uncancelled = Uncancelled::new();
     let mut done = 0;
     let room = room as usize;
     while done < room {

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::outcome::{Outcome, Refused};
 
@@ -130,36 +130,5 @@ impl Users {
             return Ok(());
         }
         Err(Refused::new(libc::EBUSY, format!("the {what} is still in use by other objects")))
-    }
-}
-
-/// Events that were handed out and must be acknowledged before their object goes.
-#[derive(Debug, Default)]
-pub(crate) struct Unacknowledged {
-    count: Mutex<u64>,
-    fewer: Condvar,
-}
-
-impl Unacknowledged {
-    pub(crate) fn add(&self) {
-        *self.count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-    }
-
-    /// Acknowledges some. More than were handed out are as good as all.
-    pub(crate) fn acknowledge(&self, events: u64) {
-        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
-        *count = count.saturating_sub(events);
-        self.fewer.notify_all();
-    }
-
-    /// Nobody will acknowledge any more.
-    pub(crate) fn give_up(&self) {
-        self.acknowledge(u64::MAX);
-    }
-
-    /// Waits until all are acknowledged, as destroying an object does in verbs.
-    pub(crate) fn wait(&self) {
-        let count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(self.fewer.wait_while(count, |count| *count > 0).unwrap_or_else(PoisonError::into_inner));
     }
 }

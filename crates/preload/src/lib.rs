@@ -40,4 +40,5 @@ mod query;
 mod refused;
 mod srq;
 mod stats;
+mod wait;
 mod wr;

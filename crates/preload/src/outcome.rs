@@ -8,6 +8,8 @@ use std::ptr;
 
 use doorbell_verbs::{Error, ModifyError, ObjectError, PostErrorKind};
 
+use crate::wait::Uncancelled;
+
 /// Why a call was refused.
 #[derive(Debug)]
 pub(crate) struct Refused {
@@ -92,8 +94,10 @@ pub(crate) fn set_errno(errno: c_int) {
     unsafe { *libc::__errno_location() = errno }
 }
 
-/// Nothing unwinds into C: a defect of this library is an error of the call.
-fn guarded<T>(body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+/// Nothing unwinds into C: a defect of this library is an error of the call. And nothing unwinds it: the
+/// thread is not cancelled meanwhile.
+pub(crate) fn guarded<T>(body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+    let _uncancelled = Uncancelled::new();
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| Err(Refused::new(libc::EIO, "a defect of this library")))
 }
 

@@ -13,11 +13,12 @@ use crate::context::Context;
 use crate::cq::Cq;
 use crate::device::Device;
 use crate::event::{Element, Source};
-use crate::handle::{Kind, Object, Unacknowledged, object};
+use crate::handle::{Kind, Object, object};
 use crate::outcome::{Outcome, Refused, pointer, status};
 use crate::pd::Pd;
 use crate::qp_attr;
 use crate::srq::Srq;
+use crate::wait::{STATUS, Step, Unacknowledged, in_steps};
 use crate::wr::{self, Builder};
 
 /// A queue pair. C sees an `ibv_qp`, and an `ibv_qp_ex` where it was created as one: the one begins
@@ -231,34 +232,45 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
     })
 }
 
+/// Destroys a queue pair, if all events that were retrieved of it are acknowledged.
+///
+/// # Safety
+///
+/// The C contract of `ibv_destroy_qp`.
+pub(crate) unsafe fn destroy(qp: *mut c::ibv_qp) -> Outcome<Step> {
+    // SAFETY: the C contract.
+    let own = unsafe { object::<Qp>(qp) }?;
+    own.device.expect_own()?;
+    own.device.sources().qps.remove(&own.raw.qpn());
+    if let Some(source) = &own.source {
+        source.close();
+    }
+    if let Err(step) = own.unacknowledged.none() {
+        return Ok(step);
+    }
+    // SAFETY: set once, at creation.
+    let base = unsafe { &(*own.c.get()).qp_base };
+    let (context, pd, srq) = (base.context, base.pd, base.srq);
+    let (send_cq, recv_cq) = (base.send_cq, base.recv_cq);
+    // It goes before what it uses does.
+    // SAFETY: a context stays while objects of it exist; the program does not name it again.
+    drop(unsafe { Context::of(context)?.handles.take::<Qp>(qp) });
+    // SAFETY: what a queue pair was made from stays while it exists.
+    unsafe {
+        object::<Pd>(pd)?.users.remove();
+        object::<Cq>(send_cq)?.users.remove();
+        object::<Cq>(recv_cq)?.users.remove();
+        if !srq.is_null() {
+            object::<Srq>(srq)?.users.remove();
+        }
+    }
+    Ok(Step::Done(0))
+}
+
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp: *mut c::ibv_qp) -> c_int {
-    status("ibv_destroy_qp", || {
-        // SAFETY: the C contract.
-        let own = unsafe { object::<Qp>(qp) }?;
-        own.device.expect_own()?;
-        own.device.sources().qps.remove(&own.raw.qpn());
-        if let Some(source) = &own.source {
-            source.close();
-        }
-        // SAFETY: set once, at creation.
-        let base = unsafe { &(*own.c.get()).qp_base };
-        let (context, pd, srq) = (base.context, base.pd, base.srq);
-        let (send_cq, recv_cq) = (base.send_cq, base.recv_cq);
-        // It goes before what it uses does.
-        // SAFETY: a context stays while objects of it exist; the program does not name it again.
-        drop(unsafe { Context::of(context)?.handles.take::<Qp>(qp) });
-        // SAFETY: what a queue pair was made from stays while it exists.
-        unsafe {
-            object::<Pd>(pd)?.users.remove();
-            object::<Cq>(send_cq)?.users.remove();
-            object::<Cq>(recv_cq)?.users.remove();
-            if !srq.is_null() {
-                object::<Srq>(srq)?.users.remove();
-            }
-        }
-        Ok(())
-    })
+pub(crate) unsafe extern "C-unwind" fn ibv_destroy_qp(qp: *mut c::ibv_qp) -> c_int {
+    // SAFETY: the C contract.
+    in_steps("ibv_destroy_qp", STATUS, move |_| unsafe { destroy(qp) })
 }
 
 /// The group that a GID names, as an address of IP (RoCE v2 annex A17).

@@ -8,9 +8,10 @@ use doorbell_verbs::raw;
 
 use crate::device::Device;
 use crate::event::{Element, Source};
-use crate::handle::{Kind, Object, Unacknowledged, Users, object};
+use crate::handle::{Kind, Object, Users, object};
 use crate::outcome::{Outcome, Refused, pointer, status};
 use crate::pd::Pd;
+use crate::wait::{STATUS, Step, Unacknowledged, in_steps};
 
 /// A shared receive queue.
 #[repr(C)]
@@ -121,22 +122,33 @@ unsafe extern "C" fn ibv_query_srq(srq: *mut c::ibv_srq, attr: *mut c::ibv_srq_a
     })
 }
 
+/// Destroys a queue, if all events that were retrieved of it are acknowledged.
+///
+/// # Safety
+///
+/// The C contract of `ibv_destroy_srq`.
+pub(crate) unsafe fn destroy(srq: *mut c::ibv_srq) -> Outcome<Step> {
+    // SAFETY: the C contract.
+    let own = unsafe { object::<Srq>(srq) }?;
+    own.users.expect_none("shared receive queue")?;
+    // SAFETY: a protection domain stays while objects of it exist.
+    let pd = unsafe { object::<Pd>(own.c.pd) }?;
+    let context = pd.context()?;
+    own.device.sources().srqs.remove(&own.raw.id());
+    if let Some(source) = &own.source {
+        source.close();
+    }
+    if let Err(step) = own.unacknowledged.none() {
+        return Ok(step);
+    }
+    // SAFETY: no queue pair uses it, and the program does not name it again.
+    drop(unsafe { context.handles.take::<Srq>(srq) });
+    pd.users.remove();
+    Ok(Step::Done(0))
+}
+
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn ibv_destroy_srq(srq: *mut c::ibv_srq) -> c_int {
-    status("ibv_destroy_srq", || {
-        // SAFETY: the C contract.
-        let own = unsafe { object::<Srq>(srq) }?;
-        own.users.expect_none("shared receive queue")?;
-        // SAFETY: a protection domain stays while objects of it exist.
-        let pd = unsafe { object::<Pd>(own.c.pd) }?;
-        let context = pd.context()?;
-        own.device.sources().srqs.remove(&own.raw.id());
-        if let Some(source) = &own.source {
-            source.close();
-        }
-        // SAFETY: no queue pair uses it, and the program does not name it again.
-        drop(unsafe { context.handles.take::<Srq>(srq) });
-        pd.users.remove();
-        Ok(())
-    })
+pub(crate) unsafe extern "C-unwind" fn ibv_destroy_srq(srq: *mut c::ibv_srq) -> c_int {
+    // SAFETY: the C contract.
+    in_steps("ibv_destroy_srq", STATUS, move |_| unsafe { destroy(srq) })
 }

@@ -143,6 +143,8 @@ impl<T> LockedNotices<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
     use super::*;
@@ -178,10 +180,15 @@ mod tests {
             notices.fd.read().unwrap();
         }
         // Each of these would wait for ever if it read as the descriptor says.
-        assert_eq!(notices.lock().pop(), Some(0));
-        assert_eq!(notices.lock().remove(|&number| number == 1), [1]);
-        assert_eq!(notices.lock().pop_read(), Some(2));
-        assert!(!is_readable(&notices));
+        let (done, ends) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            assert_eq!(notices.lock().pop(), Some(0));
+            assert_eq!(notices.lock().remove(|&number| number == 1), [1]);
+            assert_eq!(notices.lock().pop_read(), Some(2));
+            assert!(!is_readable(&notices));
+            let _ = done.send(());
+        });
+        assert!(ends.recv_timeout(Duration::from_secs(30)).is_ok(), "it waits, or has failed");
     }
 
     #[test]

@@ -3,14 +3,14 @@
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
 use std::net::{IpAddr, Ipv6Addr};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsRawFd;
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use doorbell_ibverbs_sys as c;
+use doorbell_verbs::raw::Notices;
 use doorbell_verbs::{QKey, Qpn};
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::unistd::dup3_raw;
 
@@ -19,10 +19,11 @@ use super::line::Line;
 use super::message::{self, Endpoint};
 use super::object::{Object, give, object, take};
 use super::{connect, id};
-use crate::event::wait_readable;
+use crate::event::blocking_notices;
 use crate::fork;
 use crate::handle::Users;
 use crate::outcome::{Outcome, Refused, number, pointer};
+use crate::wait::{Found, NUMBER, Step, Turn, cancellation_point, in_steps};
 
 /// Where an id is that C sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,25 +90,21 @@ pub(super) enum Detail {
 
 /// News that wait, and the descriptor that says so.
 pub(super) struct Queue {
-    fd: EventFd,
+    waiting: Notices<News>,
     /// The process that it belongs to.
     generation: u32,
-    waiting: Mutex<VecDeque<News>>,
     /// Ids that report here.
     pub(super) users: Users,
 }
 
 impl Queue {
     pub(super) fn new() -> Outcome<Arc<Self>> {
-        // It blocks, unless the program makes it not to, as the kernel's does.
-        let fd = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE)
-            .map_err(|error| Refused::new(error as c_int, "an eventfd could not be created"))?;
         fork::watch();
-        Ok(Self::with(fd))
+        Ok(Self::with(blocking_notices()?))
     }
 
-    fn with(fd: EventFd) -> Arc<Self> {
-        Arc::new(Self { fd, generation: fork::generation(), waiting: Mutex::default(), users: Users::default() })
+    fn with(waiting: Notices<News>) -> Arc<Self> {
+        Arc::new(Self { waiting, generation: fork::generation(), users: Users::default() })
     }
 
     /// One for a forked child: nothing waits, and the descriptor has the same number and flags.
@@ -116,39 +113,24 @@ impl Queue {
     ///
     /// Nothing uses this one any more, nor drops it.
     unsafe fn renewed(&self) -> nix::Result<Arc<Self>> {
-        let own = self.fd.as_fd();
+        let own = self.waiting.fd();
         let status = OFlag::from_bits_retain(fcntl(own, FcntlArg::F_GETFL)?) & OFlag::O_NONBLOCK;
         let closes = FdFlag::from_bits_retain(fcntl(own, FcntlArg::F_GETFD)?).contains(FdFlag::FD_CLOEXEC);
         let new = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE)?;
         fcntl(&new, FcntlArg::F_SETFL(status))?;
         let flags = if closes { OFlag::O_CLOEXEC } else { OFlag::empty() };
         // SAFETY: by the caller's promise the number is free for another owner, and it is an eventfd's.
-        Ok(Self::with(unsafe { EventFd::from_owned_fd(dup3_raw(&new, own.as_raw_fd(), flags)?) }))
+        let fd = unsafe { EventFd::from_owned_fd(dup3_raw(&new, own.as_raw_fd(), flags)?) };
+        Ok(Self::with(Notices::on(fd)))
     }
 
-    fn waiting(&self) -> MutexGuard<'_, VecDeque<News>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Queue and descriptor change together, so neither tells of what is not in the other.
     pub(super) fn push(&self, news: News) {
-        let mut waiting = self.waiting();
-        waiting.push_back(news);
-        let _ = self.fd.write(1);
+        self.waiting.lock().push(news);
     }
 
-    /// A program may have read the descriptor itself: this must not wait.
-    fn count_down(&self) {
-        let mut readable = [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
-        if poll(&mut readable, PollTimeout::ZERO) == Ok(1) {
-            let _ = self.fd.read();
-        }
-    }
-
-    fn pop(&self) -> Option<News> {
-        let mut waiting = self.waiting();
-        let news = waiting.pop_front()?;
-        self.count_down();
+    fn take(&self, turn: Turn) -> Option<News> {
+        let mut waiting = self.waiting.lock();
+        let news = if turn == Turn::Read { waiting.pop_read() } else { waiting.pop() }?;
         // Under the lock, so that an id which is being destroyed either takes its news back or
         // waits for their acknowledgement.
         // SAFETY: an id exists while its news wait.
@@ -160,21 +142,17 @@ impl Queue {
 
     /// Takes back the news of one id.
     pub(super) fn take_all_of(&self, id: Place) -> VecDeque<News> {
-        let mut waiting = self.waiting();
-        let (taken, kept): (VecDeque<News>, _) = waiting.drain(..).partition(|news| news.id == id);
-        *waiting = kept;
-        taken.iter().for_each(|_| self.count_down());
-        taken
+        self.waiting.lock().remove(|news| news.id == id)
     }
 
     pub(super) fn has_news_of(&self, id: Place) -> bool {
-        self.waiting().iter().any(|news| news.id == id)
+        self.waiting.lock().iter().any(|news| news.id == id)
     }
 
     /// Requests to a listener that the program has not looked at.
     pub(super) fn requests_of(&self, listener: Place) -> usize {
         let of = |news: &&News| news.id == listener && news.kind == c::RDMA_CM_EVENT_CONNECT_REQUEST;
-        self.waiting().iter().filter(of).count()
+        self.waiting.lock().iter().filter(of).count()
     }
 }
 
@@ -210,7 +188,7 @@ unsafe impl Object for Channel {
 
 pub(super) fn create() -> Outcome<*mut c::rdma_event_channel> {
     let queue = Queue::new()?;
-    let c = c::rdma_event_channel { fd: queue.fd.as_fd().as_raw_fd() };
+    let c = c::rdma_event_channel { fd: queue.waiting.fd().as_raw_fd() };
     Ok(give(Channel { c, queue: Mutex::new(queue) }))
 }
 
@@ -229,12 +207,12 @@ pub(super) unsafe fn destroy(channel: *mut c::rdma_event_channel) -> Outcome<()>
 }
 
 #[unsafe(no_mangle)]
-pub(super) extern "C" fn rdma_create_event_channel() -> *mut c::rdma_event_channel {
+pub(crate) extern "C" fn rdma_create_event_channel() -> *mut c::rdma_event_channel {
     pointer("rdma_create_event_channel", create)
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut c::rdma_event_channel) {
+pub(crate) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut c::rdma_event_channel) {
     // SAFETY: the C contract. C has no way to be told of an error.
     number("rdma_destroy_event_channel", || unsafe { destroy(channel) }.map(|()| 0));
 }
@@ -355,25 +333,26 @@ fn event_of(news: News) -> Option<Event> {
     Some(Event { c: event, owner, private })
 }
 
-/// Waits for the next event of a channel, unless the program made it non-blocking.
+/// The next event of a channel.
 ///
 /// # Safety
 ///
 /// The channel exists.
-pub(super) unsafe fn next(channel: *mut c::rdma_event_channel) -> Outcome<*mut c::rdma_cm_event> {
+pub(super) unsafe fn next(
+    channel: *mut c::rdma_event_channel,
+    mut turn: Turn,
+) -> Outcome<Found<*mut c::rdma_cm_event>> {
     // SAFETY: by the caller's promise.
     let queue = unsafe { object::<Channel>(channel) }?.queue()?;
-    loop {
-        if let Some(news) = queue.pop() {
-            let id = news.id;
-            match event_of(news) {
-                Some(event) => return Ok(give(event)),
-                None => acknowledge(id),
-            }
-        } else {
-            wait_readable(queue.fd.as_fd())?;
+    while let Some(news) = queue.take(turn) {
+        let id = news.id;
+        match event_of(news) {
+            Some(event) => return Ok(Ok(give(event))),
+            None => acknowledge(id),
         }
+        turn = Turn::First; // that read was for what is gone
     }
+    Ok(Err(Step::Read(queue.waiting.fd().as_raw_fd())))
 }
 
 fn acknowledge(id: Place) {
@@ -396,22 +375,28 @@ pub(super) unsafe fn acknowledge_event(event: *mut c::rdma_cm_event) -> Outcome<
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn rdma_get_cm_event(
+pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
     channel: *mut c::rdma_event_channel,
     event: *mut *mut c::rdma_cm_event,
 ) -> c_int {
-    number("rdma_get_cm_event", || {
+    cancellation_point();
+    in_steps("rdma_get_cm_event", NUMBER, move |turn| {
         if event.is_null() {
             return Err(Refused::invalid("there is no place for the event"));
         }
         // SAFETY: the C contract.
-        unsafe { event.write(next(channel)?) };
-        Ok(0)
+        unsafe {
+            match next(channel, turn)? {
+                Ok(found) => event.write(found),
+                Err(step) => return Ok(step),
+            }
+        }
+        Ok(Step::Done(0))
     })
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn rdma_ack_cm_event(event: *mut c::rdma_cm_event) -> c_int {
+pub(crate) unsafe extern "C" fn rdma_ack_cm_event(event: *mut c::rdma_cm_event) -> c_int {
     // SAFETY: the C contract.
     number("rdma_ack_cm_event", || unsafe { acknowledge_event(event) }.map(|()| 0))
 }

@@ -9,12 +9,13 @@ use doorbell_verbs::raw::DeviceAttributes;
 use doorbell_verbs::{QKey, QpKind, Qpn};
 
 use super::channel::Place;
-use super::id::{self, Id};
+use super::id::{self, BEGUN, Id};
 use super::line::{DEFAULT_BACKLOG, Phase};
 use super::message::{self, Endpoint, Message, lookup, reason};
 use super::object::object;
 use super::{device, qp, resolve};
 use crate::outcome::{Outcome, Refused, number};
+use crate::wait::{Found, NUMBER, Step, Turn, cancellation_point, in_steps};
 
 /// Retries have three bits.
 const MOST_RETRIES: u8 = 7;
@@ -117,14 +118,13 @@ unsafe fn connect(id: *mut c::rdma_cm_id, param: *const c::rdma_conn_param) -> O
         }
         Message::Request { kind, endpoint: endpoint(own, param)?, retry_count, private }
     };
-    own.line.connect(request)?;
-    own.complete()
+    own.line.connect(request)
 }
 
 /// # Safety
 ///
 /// The C contract of `rdma_accept`.
-unsafe fn accept(id: *mut c::rdma_cm_id, param: *const c::rdma_conn_param) -> Outcome<()> {
+unsafe fn accept(id: *mut c::rdma_cm_id, param: *const c::rdma_conn_param) -> Outcome<c_int> {
     // SAFETY: the C contract.
     let (own, param) = unsafe { (id::own(id)?, param.as_ref()) };
     let (kind, phase, offered) = {
@@ -146,7 +146,8 @@ unsafe fn accept(id: *mut c::rdma_cm_id, param: *const c::rdma_conn_param) -> Ou
         let Endpoint { gid, qpn, .. } = endpoint(own, param)?;
         let reply =
             Message::LookupReply { status: lookup::SUCCESS, gid, qpn, qkey: QKey::new(c::RDMA_UDP_QKEY), private };
-        return own.line.answer(Phase::Requested, &reply, Phase::Over);
+        own.line.answer(Phase::Requested, &reply, Phase::Over)?;
+        return Ok(0); // of which no event tells
     }
     let most = most_reads(&device::context_of(own)?.device.attributes);
     let all = c::RDMA_MAX_RESP_RES as u8;
@@ -165,7 +166,7 @@ unsafe fn accept(id: *mut c::rdma_cm_id, param: *const c::rdma_conn_param) -> Ou
         qp::stop(own);
         return Err(refused);
     }
-    own.complete()
+    Ok(BEGUN)
 }
 
 /// The reply is here. With a queue pair on the id, it is made ready, and the other end is told so.
@@ -226,7 +227,7 @@ unsafe fn reject(id: *mut c::rdma_cm_id, why: u16, data: *const c_void, length: 
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn rdma_listen(id: *mut c::rdma_cm_id, backlog: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn rdma_listen(id: *mut c::rdma_cm_id, backlog: c_int) -> c_int {
     number("rdma_listen", || {
         // SAFETY: the C contract.
         let own = unsafe { id::own(id) }?;
@@ -240,15 +241,15 @@ pub(super) unsafe extern "C" fn rdma_listen(id: *mut c::rdma_cm_id, backlog: c_i
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn rdma_connect(id: *mut c::rdma_cm_id, param: *mut c::rdma_conn_param) -> c_int {
+pub(crate) unsafe extern "C-unwind" fn rdma_connect(id: *mut c::rdma_cm_id, param: *mut c::rdma_conn_param) -> c_int {
     // SAFETY: the C contract.
-    number("rdma_connect", || unsafe { connect(id, param) }.map(|()| 0))
+    unsafe { id::synchronously("rdma_connect", id, move || connect(id, param).map(|()| BEGUN)) }
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn rdma_accept(id: *mut c::rdma_cm_id, param: *mut c::rdma_conn_param) -> c_int {
+pub(crate) unsafe extern "C-unwind" fn rdma_accept(id: *mut c::rdma_cm_id, param: *mut c::rdma_conn_param) -> c_int {
     // SAFETY: the C contract.
-    number("rdma_accept", || unsafe { accept(id, param) }.map(|()| 0))
+    unsafe { id::synchronously("rdma_accept", id, move || accept(id, param)) }
 }
 
 #[unsafe(no_mangle)]
@@ -293,8 +294,8 @@ pub(super) unsafe extern "C" fn rdma_notify(id: *mut c::rdma_cm_id, event: c::ib
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn rdma_disconnect(id: *mut c::rdma_cm_id) -> c_int {
-    number("rdma_disconnect", || {
+pub(super) unsafe extern "C-unwind" fn rdma_disconnect(id: *mut c::rdma_cm_id) -> c_int {
+    let begin = move || {
         // SAFETY: the C contract.
         let own = unsafe { id::own(id) }?;
         if own.line.has_connection() {
@@ -302,11 +303,10 @@ pub(super) unsafe extern "C" fn rdma_disconnect(id: *mut c::rdma_cm_id) -> c_int
             qp::stop(own);
         }
         own.line.disconnect()?;
-        if own.line.owes_news() {
-            own.complete()?;
-        }
-        Ok(0)
-    })
+        Ok(if own.line.owes_news() { BEGUN } else { 0 })
+    };
+    // SAFETY: the C contract.
+    unsafe { id::synchronously("rdma_disconnect", id, begin) }
 }
 
 /// The next request to a synchronous listener.
@@ -314,13 +314,16 @@ pub(super) unsafe extern "C" fn rdma_disconnect(id: *mut c::rdma_cm_id) -> c_int
 /// # Safety
 ///
 /// The C contract of `rdma_get_request`.
-unsafe fn get_request(listener: *mut c::rdma_cm_id) -> Outcome<*mut c::rdma_cm_id> {
+unsafe fn get_request(listener: *mut c::rdma_cm_id, turn: Turn) -> Outcome<Found<*mut c::rdma_cm_id>> {
     // SAFETY: the C contract.
     let own = unsafe { id::own(listener) }?;
     if !own.is_sync() {
         return Err(Refused::invalid("requests to an id with an event channel come as events"));
     }
-    let event = own.next_event()?;
+    let event = match own.next_event(turn)? {
+        Ok(event) => event,
+        Err(step) => return Ok(Err(step)),
+    };
     // SAFETY: it was just retrieved, and stays in the listener until the next is.
     let (kind, child) = unsafe { ((*event).event, (*event).id) };
     if kind != c::RDMA_CM_EVENT_CONNECT_REQUEST {
@@ -334,7 +337,7 @@ unsafe fn get_request(listener: *mut c::rdma_cm_id) -> Outcome<*mut c::rdma_cm_i
         // SAFETY: the id was just made, and the domain stays while the program's listener names it.
         let created = unsafe { id::own(child).and_then(|child| qp::create(child, pd, &mut init)) };
         if let Err(refused) = created {
-            // SAFETY: the program does not know it.
+            // SAFETY: the program does not know it, and has retrieved no event of it.
             unsafe { id::destroy(child) }?;
             return Err(refused);
         }
@@ -345,18 +348,27 @@ unsafe fn get_request(listener: *mut c::rdma_cm_id) -> Outcome<*mut c::rdma_cm_i
         (*own.c.get()).event = std::ptr::null_mut();
         (*child).event = event;
     }
-    Ok(child)
+    Ok(Ok(child))
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn rdma_get_request(listener: *mut c::rdma_cm_id, id: *mut *mut c::rdma_cm_id) -> c_int {
-    number("rdma_get_request", || {
+pub(crate) unsafe extern "C-unwind" fn rdma_get_request(
+    listener: *mut c::rdma_cm_id,
+    id: *mut *mut c::rdma_cm_id,
+) -> c_int {
+    cancellation_point();
+    in_steps("rdma_get_request", NUMBER, move |turn| {
         if id.is_null() {
             return Err(Refused::invalid("there is no place for the id"));
         }
         // SAFETY: the C contract.
-        unsafe { id.write(get_request(listener)?) };
-        Ok(0)
+        unsafe {
+            match get_request(listener, turn)? {
+                Ok(child) => id.write(child),
+                Err(step) => return Ok(step),
+            }
+        }
+        Ok(Step::Done(0))
     })
 }
 

@@ -7,7 +7,8 @@ use doorbell_ibverbs_sys as c;
 
 use super::id::{self, Id};
 use super::{qp, resolve};
-use crate::outcome::{Outcome, Refused, number, status};
+use crate::outcome::{Outcome, Refused, number};
+use crate::wait::{STATUS, cancellation_point, in_steps};
 
 /// # Safety
 ///
@@ -28,7 +29,8 @@ unsafe fn create(
         let own = id::own(created)?;
         let filled = fill(own, created, result, pd, init);
         if let Err(refused) = filled {
-            qp::destroy(own);
+            // The program has retrieved no events of them, so nothing is to wait for.
+            let _ = qp::destroy(own);
             id::destroy(created)?;
             return Err(refused);
         }
@@ -54,7 +56,9 @@ unsafe fn fill(
             resolve::bind(own, address.ok_or_else(|| Refused::invalid("there is no address to bind to"))?)?;
         } else {
             resolve::resolve_address(created, result.ai_src_addr, result.ai_dst_addr)?;
+            own.complete_at_once()?;
             resolve::resolve_route(created)?;
+            own.complete_at_once()?;
         }
         let private = if result.ai_connect.is_null() {
             Vec::new()
@@ -78,12 +82,13 @@ unsafe fn fill(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn rdma_create_ep(
+pub(super) unsafe extern "C-unwind" fn rdma_create_ep(
     id: *mut *mut c::rdma_cm_id,
     result: *mut c::rdma_addrinfo,
     pd: *mut c::ibv_pd,
     init: *mut c::ibv_qp_init_attr,
 ) -> c_int {
+    cancellation_point();
     number("rdma_create_ep", || {
         // SAFETY: the C contract.
         unsafe {
@@ -96,13 +101,14 @@ pub(super) unsafe extern "C" fn rdma_create_ep(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn rdma_destroy_ep(id: *mut c::rdma_cm_id) {
-    status("rdma_destroy_ep", || {
+pub(super) unsafe extern "C-unwind" fn rdma_destroy_ep(id: *mut c::rdma_cm_id) {
+    in_steps("rdma_destroy_ep", STATUS, move |_| {
         // SAFETY: the C contract.
         let own = unsafe { id::own(id) }?;
-        qp::destroy(own);
-        qp::destroy_srq(own);
-        // SAFETY: the C contract.
-        unsafe { id::destroy(id) }
+        match qp::destroy(own).and_then(|()| qp::destroy_srq(own)) {
+            // SAFETY: the C contract.
+            Ok(()) => unsafe { id::destroy(id) },
+            Err(step) => Ok(step),
+        }
     });
 }

@@ -16,10 +16,10 @@ use super::multicast::{self, Group};
 use super::object::{Object, give, object, take};
 use super::{address, device};
 use crate::ah;
-use crate::handle::Unacknowledged;
 use crate::outcome::{Outcome, Refused, number};
 use crate::qp::kind_number;
 use crate::query::{DEFAULT_PKEY, PORT};
+use crate::wait::{Found, NUMBER, Step, Turn, Unacknowledged, cancellation_point, in_steps};
 
 /// An id.
 #[repr(C)]
@@ -156,7 +156,7 @@ pub(super) fn of_request(listener: Place, line: &Arc<Line>) -> Outcome<*mut c::r
         own.show_route()
     });
     if let Err(refused) = bound {
-        // SAFETY: the program does not know it.
+        // SAFETY: the program does not know it, and has retrieved no event of it.
         unsafe { destroy(id) }?;
         return Err(refused);
     }
@@ -264,16 +264,18 @@ impl Id {
         }
     }
 
-    /// Waits for the event of a call, if the id is a synchronous one, and leaves it in `event`.
-    pub(super) fn complete(&self) -> Outcome<()> {
+    /// Takes the event of a call, if the id is a synchronous one, and leaves it in `event`.
+    fn complete(&self, turn: Turn) -> Outcome<Step> {
         if !self.is_sync() {
-            return Ok(());
+            return Ok(Step::Done(0));
         }
-        self.forget_event();
-        // SAFETY: the channel of an id exists.
-        let event = unsafe { &*self.next_event()? };
+        let event = match self.next_event(turn)? {
+            // SAFETY: it stays until the next is taken.
+            Ok(event) => unsafe { &*event },
+            Err(step) => return Ok(step),
+        };
         match (event.event, event.status) {
-            (_, 0) => Ok(()),
+            (_, 0) => Ok(Step::Done(0)),
             (c::RDMA_CM_EVENT_REJECTED, reason) => {
                 Err(Refused::new(libc::ECONNREFUSED, format!("the other end rejected the connection, reason {reason}")))
             }
@@ -284,43 +286,77 @@ impl Id {
         }
     }
 
+    /// As [`complete`](Self::complete), of an event that the call itself has made.
+    pub(super) fn complete_at_once(&self) -> Outcome<()> {
+        match self.complete(Turn::First)? {
+            Step::Done(_) => Ok(()),
+            step => Err(Refused::new(libc::EIO, format!("an event is missing: {step:?}"))),
+        }
+    }
+
     /// The next event of a synchronous id, which stays in `event`.
-    pub(super) fn next_event(&self) -> Outcome<*mut c::rdma_cm_event> {
+    pub(super) fn next_event(&self, turn: Turn) -> Outcome<Found<*mut c::rdma_cm_event>> {
         self.forget_event();
         // SAFETY: the channel of an id exists; as above.
         unsafe {
-            let event = channel::next((*self.c.get()).channel)?;
-            (*self.c.get()).event = event;
-            Ok(event)
+            let found = channel::next((*self.c.get()).channel, turn)?;
+            if let Ok(event) = found {
+                (*self.c.get()).event = event;
+            }
+            Ok(found)
         }
     }
 }
 
-/// Destroys an id.
+/// What a call returns that has begun, and whose event a synchronous id is to wait for.
+pub(super) const BEGUN: c_int = 1;
+
+/// Runs a call on an id, and waits for its event if the id is a synchronous one and the call is one to
+/// wait for. The thread may be cancelled in it, as in [`in_steps`].
+///
+/// # Safety
+///
+/// The C contract of the call.
+pub(super) unsafe fn synchronously<B>(call: &'static str, id: *mut c::rdma_cm_id, begin: B) -> c_int
+where
+    B: Fn() -> Outcome<c_int> + Copy, // which has nothing to drop
+{
+    cancellation_point();
+    match number(call, begin) {
+        // SAFETY: by the caller's promise.
+        BEGUN => in_steps(call, NUMBER, move |turn| unsafe { own(id) }?.complete(turn)),
+        ended => ended,
+    }
+}
+
+/// Destroys an id, if all events that were retrieved of it are acknowledged.
 ///
 /// # Safety
 ///
 /// The C contract of `rdma_destroy_id`.
-pub(super) unsafe fn destroy(id: *mut c::rdma_cm_id) -> Outcome<()> {
+pub(super) unsafe fn destroy(id: *mut c::rdma_cm_id) -> Outcome<Step> {
     // SAFETY: the C contract.
     let gone = unsafe { own(id) }?;
     gone.line.close();
     multicast::leave_all(gone);
     gone.forget_event();
-    gone.unacknowledged.wait();
+    if let Err(step) = gone.unacknowledged.none() {
+        return Ok(step);
+    }
     // SAFETY: the program does not name it again.
     let gone = unsafe { take::<Id>(id) };
     // SAFETY: the channel of an id exists.
-    unsafe { leave(&gone, (*gone.c.get()).channel) }
+    unsafe { leave((*gone.c.get()).channel, gone.is_sync()) }?;
+    Ok(Step::Done(0))
 }
 
 /// # Safety
 ///
-/// The id reported to `channel` so far, and does not any more.
-unsafe fn leave(id: &Id, channel: *mut c::rdma_event_channel) -> Outcome<()> {
+/// An id reported to `channel` so far, which was its own if it was a synchronous one, and does not any more.
+unsafe fn leave(channel: *mut c::rdma_event_channel, sync: bool) -> Outcome<()> {
     // SAFETY: the channel of an id exists.
     unsafe { object::<Channel>(channel) }?.queue()?.users.remove();
-    if id.is_sync() {
+    if sync {
         // SAFETY: it was the id's own.
         unsafe { channel::destroy(channel) }?;
     }
@@ -345,18 +381,14 @@ unsafe fn migrate(id: *mut c::rdma_cm_id, channel: *mut c::rdma_event_channel) -
     new.users.add();
     own.line.migrate(&new);
     own.forget_event();
-    // Events of the old channel are the program's until it says otherwise.
-    own.unacknowledged.wait();
     // SAFETY: set by calls on the id, which a program does not make at the same time.
     let old = unsafe { std::mem::replace(&mut (*own.c.get()).channel, channel) };
     // SAFETY: it reported there.
-    unsafe { leave(own, old) }?;
-    own.sync.store(sync, Ordering::Relaxed);
-    Ok(())
+    unsafe { leave(old, own.sync.swap(sync, Ordering::Relaxed)) }
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn rdma_create_id(
+pub(crate) unsafe extern "C" fn rdma_create_id(
     channel: *mut c::rdma_event_channel,
     id: *mut *mut c::rdma_cm_id,
     context: *mut c_void,
@@ -373,13 +405,26 @@ pub(super) unsafe extern "C" fn rdma_create_id(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn rdma_destroy_id(id: *mut c::rdma_cm_id) -> c_int {
+pub(crate) unsafe extern "C-unwind" fn rdma_destroy_id(id: *mut c::rdma_cm_id) -> c_int {
     // SAFETY: the C contract.
-    number("rdma_destroy_id", || unsafe { destroy(id) }.map(|()| 0))
+    in_steps("rdma_destroy_id", NUMBER, move |_| unsafe { destroy(id) })
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn rdma_migrate_id(id: *mut c::rdma_cm_id, channel: *mut c::rdma_event_channel) -> c_int {
+pub(crate) unsafe extern "C-unwind" fn rdma_migrate_id(
+    id: *mut c::rdma_cm_id,
+    channel: *mut c::rdma_event_channel,
+) -> c_int {
+    cancellation_point();
     // SAFETY: the C contract.
-    number("rdma_migrate_id", || unsafe { migrate(id, channel) }.map(|()| 0))
+    let migrated = number("rdma_migrate_id", || unsafe { migrate(id, channel) }.map(|()| 0));
+    if migrated != 0 {
+        return migrated;
+    }
+    // Events of the old channel are the program's until it says otherwise.
+    in_steps("rdma_migrate_id", NUMBER, move |_| {
+        // SAFETY: the C contract.
+        let own = unsafe { own(id) }?;
+        Ok(own.unacknowledged.none().err().unwrap_or(Step::Done(0)))
+    })
 }

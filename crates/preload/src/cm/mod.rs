@@ -36,5 +36,7 @@ mod resolve;
 mod rsocket;
 mod service;
 #[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
 mod tests;
 mod verbs;

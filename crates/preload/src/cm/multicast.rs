@@ -9,7 +9,7 @@ use libc::sockaddr;
 
 use super::address;
 use super::channel::{Detail, Opaque};
-use super::id::{self, Id};
+use super::id::{self, BEGUN, Id};
 use crate::ah;
 use crate::outcome::{Outcome, Refused, number};
 use crate::qp::{ibv_attach_mcast, ibv_detach_mcast};
@@ -24,7 +24,12 @@ pub(super) struct Group {
 /// # Safety
 ///
 /// The C contract of `rdma_join_multicast`.
-unsafe fn join(id: *mut c::rdma_cm_id, group: Option<SocketAddr>, receives: bool, context: *mut c_void) -> Outcome<()> {
+unsafe fn join(
+    id: *mut c::rdma_cm_id,
+    group: Option<SocketAddr>,
+    receives: bool,
+    context: *mut c_void,
+) -> Outcome<c_int> {
     // SAFETY: the C contract.
     let own = unsafe { id::own(id) }?;
     let group = group.ok_or_else(|| Refused::invalid("there is no address of a group"))?.ip().to_canonical();
@@ -51,7 +56,7 @@ unsafe fn join(id: *mut c::rdma_cm_id, group: Option<SocketAddr>, receives: bool
         0,
         Detail::Group { address: group, context: Opaque(context) },
     );
-    own.complete()
+    Ok(BEGUN)
 }
 
 fn leave(own: &Id, group: &Group) {
@@ -69,22 +74,22 @@ pub(super) fn leave_all(own: &Id) {
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn rdma_join_multicast(
+pub(super) unsafe extern "C-unwind" fn rdma_join_multicast(
     id: *mut c::rdma_cm_id,
     group: *mut sockaddr,
     context: *mut c_void,
 ) -> c_int {
     // SAFETY: the C contract.
-    number("rdma_join_multicast", || unsafe { join(id, address::read(group)?, true, context) }.map(|()| 0))
+    unsafe { id::synchronously("rdma_join_multicast", id, move || join(id, address::read(group)?, true, context)) }
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn rdma_join_multicast_ex(
+pub(super) unsafe extern "C-unwind" fn rdma_join_multicast_ex(
     id: *mut c::rdma_cm_id,
     attributes: *mut c::rdma_cm_join_mc_attr_ex,
     context: *mut c_void,
 ) -> c_int {
-    number("rdma_join_multicast_ex", || {
+    let begin = move || {
         // SAFETY: the C contract.
         let attributes = unsafe { attributes.as_ref() }.ok_or_else(|| Refused::invalid("the attributes are null"))?;
         let (needed, flags) = (c::RDMA_CM_JOIN_MC_ATTR_ADDRESS, c::RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS);
@@ -99,9 +104,10 @@ pub(super) unsafe extern "C" fn rdma_join_multicast_ex(
             flag => return Err(Refused::invalid(format!("join flag {flag} does not exist"))),
         };
         // SAFETY: the C contract.
-        unsafe { join(id, address::read(attributes.addr)?, receives, context) }?;
-        Ok(0)
-    })
+        unsafe { join(id, address::read(attributes.addr)?, receives, context) }
+    };
+    // SAFETY: the C contract.
+    unsafe { id::synchronously("rdma_join_multicast_ex", id, begin) }
 }
 
 #[unsafe(no_mangle)]

@@ -9,9 +9,10 @@ use doorbell_verbs::{AddressVector, QpKind};
 use super::id::{self, Id};
 use super::line::Terms;
 use super::{device, multicast, verbs};
-use crate::ah;
-use crate::outcome::{Outcome, Refused, number, status};
+use crate::outcome::{Outcome, Refused, number};
 use crate::query::PORT;
+use crate::wait::{Found, STATUS, Step, in_steps};
+use crate::{ah, cq, srq};
 
 /// Exponent of the acknowledgement timeout where the program sets none: 67 ms, as Doorbell's own
 /// connections have it.
@@ -132,16 +133,33 @@ fn create_cqs(own: &Id, init: &mut c::ibv_qp_init_attr) -> Outcome<()> {
 }
 
 /// Destroys those that the id created.
-fn destroy_cqs(own: &Id) {
+fn destroy_cqs(own: &Id) -> Found<()> {
     // SAFETY: as above.
     let c = unsafe { &mut *own.c.get() };
     let pairs = [(&mut c.recv_cq, &mut c.recv_cq_channel), (&mut c.send_cq, &mut c.send_cq_channel)];
     for (queue, channel) in pairs {
         // SAFETY: they were created with the id's queue pair, which is gone; null where there are none.
         unsafe {
-            verbs::destroy_cq(std::mem::replace(channel, ptr::null_mut()), std::mem::replace(queue, ptr::null_mut()));
+            destroy_part(queue, |queue| cq::destroy(queue))?;
+            verbs::destroy_channel(std::mem::replace(channel, ptr::null_mut()));
         }
     }
+    Ok(())
+}
+
+/// Destroys an object that an id has, and takes it from the id, if all its events are acknowledged. One that
+/// is still in use stays where it is, and is not the id's any more.
+fn destroy_part<T>(place: &mut *mut T, destroy: impl FnOnce(*mut T) -> Outcome<Step>) -> Found<()> {
+    if place.is_null() {
+        return Ok(());
+    }
+    match destroy(*place) {
+        Ok(step @ (Step::Read(_) | Step::Acknowledged(_))) => return Err(step),
+        Ok(Step::Done(_)) => {}
+        Err(refused) => refused.tell("rdma_destroy_qp"),
+    }
+    *place = ptr::null_mut();
+    Ok(())
 }
 
 /// Creates the queue pair of an id. `make` makes it of completed attributes.
@@ -180,7 +198,10 @@ fn create_with(
             };
             go_through(own, states)
         })
-        .inspect_err(|_| destroy(own))?;
+        .inspect_err(|_| {
+            // The program has retrieved nothing of them, so nothing is to wait for.
+            let _ = destroy(own);
+        })?;
     *init = whole;
     Ok(())
 }
@@ -229,16 +250,13 @@ unsafe fn create_ex(own: &Id, init: &mut c::ibv_qp_init_attr_ex) -> Outcome<()> 
     Ok(())
 }
 
-/// Destroys the queue pair of an id, if it has one, and what was created with it.
-pub(super) fn destroy(own: &Id) {
+/// Destroys the queue pair of an id, if it has one, and what was created with it, if all that was retrieved of
+/// them is acknowledged.
+pub(super) fn destroy(own: &Id) -> Found<()> {
     multicast::leave_all(own);
-    // SAFETY: as above.
-    let qp = unsafe { std::mem::replace(&mut (*own.c.get()).qp, ptr::null_mut()) };
-    if !qp.is_null() {
-        // SAFETY: the program does not use it any more.
-        unsafe { verbs::destroy_qp(qp) };
-    }
-    destroy_cqs(own);
+    // SAFETY: as above, and the program does not use it any more.
+    unsafe { destroy_part(&mut (*own.c.get()).qp, |qp| crate::qp::destroy(qp)) }?;
+    destroy_cqs(own)
 }
 
 /// Creates the shared receive queue of an id.
@@ -260,13 +278,14 @@ unsafe fn create_srq(own: &Id, pd: *mut c::ibv_pd, init: &mut c::ibv_srq_init_at
     Ok(())
 }
 
-pub(super) fn destroy_srq(own: &Id) {
-    // SAFETY: as above.
-    let srq = unsafe { std::mem::replace(&mut (*own.c.get()).srq, ptr::null_mut()) };
-    if !srq.is_null() {
-        // SAFETY: the program does not use it any more.
-        unsafe { verbs::destroy_srq(srq) };
-    }
+pub(super) fn destroy_srq(own: &Id) -> Found<()> {
+    // SAFETY: as above, and the program does not use it any more.
+    unsafe { destroy_part(&mut (*own.c.get()).srq, |srq| srq::destroy(srq)) }
+}
+
+/// The step of a call that does only this.
+pub(super) fn step(found: Found<()>) -> Step {
+    found.err().unwrap_or(Step::Done(0))
 }
 
 fn no_attributes() -> Refused {
@@ -296,12 +315,9 @@ pub(super) unsafe extern "C" fn rdma_create_qp_ex(id: *mut c::rdma_cm_id, init: 
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn rdma_destroy_qp(id: *mut c::rdma_cm_id) {
-    status("rdma_destroy_qp", || {
-        // SAFETY: the C contract.
-        destroy(unsafe { id::own(id) }?);
-        Ok(())
-    });
+pub(super) unsafe extern "C-unwind" fn rdma_destroy_qp(id: *mut c::rdma_cm_id) {
+    // SAFETY: the C contract.
+    in_steps("rdma_destroy_qp", STATUS, move |_| Ok(step(destroy(unsafe { id::own(id) }?))));
 }
 
 #[unsafe(no_mangle)]
@@ -340,12 +356,9 @@ pub(super) unsafe extern "C" fn rdma_create_srq_ex(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn rdma_destroy_srq(id: *mut c::rdma_cm_id) {
-    status("rdma_destroy_srq", || {
-        // SAFETY: the C contract.
-        destroy_srq(unsafe { id::own(id) }?);
-        Ok(())
-    });
+pub(super) unsafe extern "C-unwind" fn rdma_destroy_srq(id: *mut c::rdma_cm_id) {
+    // SAFETY: the C contract.
+    in_steps("rdma_destroy_srq", STATUS, move |_| Ok(step(destroy_srq(unsafe { id::own(id) }?))));
 }
 
 #[unsafe(no_mangle)]

@@ -7,7 +7,7 @@ use doorbell_ibverbs_sys as c;
 use libc::sockaddr;
 
 use super::channel::Detail;
-use super::id::{self, Id};
+use super::id::{self, BEGUN, Id};
 use super::line::Phase;
 use super::{address, device};
 use crate::outcome::{Outcome, Refused, number};
@@ -96,8 +96,7 @@ pub(super) unsafe fn resolve_address(
             state.tell(c::RDMA_CM_EVENT_ADDR_ERROR, -refused.errno, Detail::Nothing);
         }
     }
-    drop(state);
-    own.complete()
+    Ok(())
 }
 
 /// # Safety
@@ -115,7 +114,7 @@ pub(super) unsafe fn resolve_route(id: *mut c::rdma_cm_id) -> Outcome<()> {
     }
     own.show_route()?;
     own.line.state().tell(c::RDMA_CM_EVENT_ROUTE_RESOLVED, 0, Detail::Nothing);
-    own.complete()
+    Ok(())
 }
 
 #[unsafe(no_mangle)]
@@ -130,20 +129,22 @@ pub(super) unsafe extern "C" fn rdma_bind_addr(id: *mut c::rdma_cm_id, wanted: *
 
 /// The answer is known at once, so there is nothing to time out.
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn rdma_resolve_addr(
+pub(super) unsafe extern "C-unwind" fn rdma_resolve_addr(
     id: *mut c::rdma_cm_id,
     source: *mut sockaddr,
     destination: *mut sockaddr,
     _timeout_ms: c_int,
 ) -> c_int {
     // SAFETY: the C contract.
-    number("rdma_resolve_addr", || unsafe { resolve_address(id, source, destination) }.map(|()| 0))
+    unsafe {
+        id::synchronously("rdma_resolve_addr", id, move || resolve_address(id, source, destination).map(|()| BEGUN))
+    }
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn rdma_resolve_route(id: *mut c::rdma_cm_id, _timeout_ms: c_int) -> c_int {
+pub(super) unsafe extern "C-unwind" fn rdma_resolve_route(id: *mut c::rdma_cm_id, _timeout_ms: c_int) -> c_int {
     // SAFETY: the C contract.
-    number("rdma_resolve_route", || unsafe { resolve_route(id) }.map(|()| 0))
+    unsafe { id::synchronously("rdma_resolve_route", id, move || resolve_route(id).map(|()| BEGUN)) }
 }
 
 /// The port of an address of an id, in network order.

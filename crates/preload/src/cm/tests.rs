@@ -8,7 +8,7 @@ use std::ptr;
 use std::time::{Duration, Instant};
 
 use doorbell_ibverbs_sys as c;
-use doorbell_verbs::{PathMtu, Psn, QpKind, Qpn};
+use doorbell_verbs::PathMtu;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use socket2::SockAddr;
 
@@ -20,11 +20,12 @@ use super::connect::{
 use super::ep::{rdma_create_ep, rdma_destroy_ep};
 use super::id::{rdma_create_id, rdma_destroy_id, rdma_migrate_id};
 use super::line::ARRIVAL;
-use super::message::{Endpoint, LOOKUP_REPLY_PRIVATE, Message, REJECT_PRIVATE, REPLY_PRIVATE, REQUEST_PRIVATE};
+use super::message::{LOOKUP_REPLY_PRIVATE, Message, REJECT_PRIVATE, REPLY_PRIVATE, REQUEST_PRIVATE};
 use super::multicast::{rdma_join_multicast, rdma_join_multicast_ex, rdma_leave_multicast};
 use super::options::rdma_set_option;
 use super::qp::{rdma_create_qp, rdma_destroy_qp};
 use super::resolve::{rdma_bind_addr, rdma_get_dst_port, rdma_get_src_port, rdma_resolve_addr, rdma_resolve_route};
+use super::testing::message as request;
 
 fn errno() -> c_int {
     std::io::Error::last_os_error().raw_os_error().unwrap()
@@ -368,21 +369,6 @@ fn requests_beyond_the_backlog_and_those_of_a_listener_that_goes_are_rejected() 
     active.expect(c::RDMA_CM_EVENT_REJECTED, 28);
     active.expect(c::RDMA_CM_EVENT_REJECTED, 28);
     destroy(&clients);
-}
-
-fn request() -> Message {
-    let endpoint = Endpoint {
-        gid: Ipv4Addr::LOCALHOST.to_ipv6_mapped(),
-        qpn: Qpn::new(77),
-        psn: Psn::new(5),
-        path_mtu: PathMtu::Mtu512,
-        responder_resources: 1,
-        initiator_depth: 1,
-        rnr_retry: 7,
-        flow_control: false,
-        srq: false,
-    };
-    Message::Request { kind: QpKind::Rc, endpoint, retry_count: 7, private: b"raw".to_vec() }
 }
 
 /// The next message on a bare TCP connection.

@@ -54,15 +54,10 @@ pub(super) unsafe fn create_cq(
 /// # Safety
 ///
 /// Made by [`create_cq`], or null.
-pub(super) unsafe fn destroy_cq(channel: *mut c::ibv_comp_channel, queue: *mut c::ibv_cq) {
-    // SAFETY: by the caller's promise. What is still in use stays.
-    unsafe {
-        if !queue.is_null() {
-            cq::ibv_destroy_cq(queue);
-        }
-        if !channel.is_null() {
-            cq::ibv_destroy_comp_channel(channel);
-        }
+pub(super) unsafe fn destroy_channel(channel: *mut c::ibv_comp_channel) {
+    if !channel.is_null() {
+        // SAFETY: by the caller's promise. One that is still in use stays.
+        unsafe { cq::ibv_destroy_comp_channel(channel) };
     }
 }
 
@@ -72,14 +67,6 @@ pub(super) unsafe fn destroy_cq(channel: *mut c::ibv_comp_channel, queue: *mut c
 pub(super) unsafe fn create_srq(pd: *mut c::ibv_pd, init: &mut c::ibv_srq_init_attr) -> Outcome<*mut c::ibv_srq> {
     // SAFETY: by the caller's promise.
     made("shared receive queue", unsafe { srq::ibv_create_srq(pd, init) })
-}
-
-/// # Safety
-///
-/// The C contract of `ibv_destroy_srq`.
-pub(super) unsafe fn destroy_srq(queue: *mut c::ibv_srq) {
-    // SAFETY: by the caller's promise.
-    unsafe { srq::ibv_destroy_srq(queue) };
 }
 
 /// # Safety
@@ -110,12 +97,4 @@ pub(super) unsafe fn modify_qp(qp: *mut c::ibv_qp, attr: &mut c::ibv_qp_attr, ma
         0 => Ok(()),
         errno => Err(Refused::new(errno, format!("the queue pair does not go to state {}", attr.qp_state))),
     }
-}
-
-/// # Safety
-///
-/// The C contract of `ibv_destroy_qp`.
-pub(super) unsafe fn destroy_qp(qp: *mut c::ibv_qp) {
-    // SAFETY: by the caller's promise.
-    unsafe { qp::ibv_destroy_qp(qp) };
 }
