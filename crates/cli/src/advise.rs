@@ -9,7 +9,7 @@ use doorbell_wire::{OuterKind, PathMtu};
 use serde_json::{Value, json};
 
 use crate::model::{ParametersArgument, about, parse_peers};
-use crate::output::{line, us};
+use crate::output::{line, note, us};
 use crate::wire::parse_mtu;
 use crate::{Failure, Usage};
 
@@ -98,7 +98,7 @@ pub(crate) fn run(arguments: &Advise) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     about(&parameters);
-    eprintln!("Not in these figures: copies between rings and where messages belong, caches, waking up, loss.");
+    note!("Not in these figures: copies between rings and where messages belong, caches, waking up, loss.");
     line(format_args!(
         "{:<33} {:>6} {:>5} {:>5} {:>4} {:>11} {:>12} {:>11} {:>11}   reason",
         "protocol", "window", "batch", "depth", "SRQ", "latency, us", "messages/s", "sender KiB", "receiver KiB"

@@ -7,7 +7,7 @@ use doorbell_verbs::system::{self, SystemDevice, SystemError, SystemOptions, Sys
 use doorbell_verbs::{limits, soft};
 use serde_json::{Value, json};
 
-use crate::output::line;
+use crate::output::{line, note};
 use crate::{Failure, Usage};
 
 /// The RNIC to use, as perftest names it.
@@ -79,11 +79,11 @@ impl DeviceChoice {
             (None, Some(_)) => Ok(Chosen::Soft),
             (None, None) => Ok(match first_active() {
                 Ok(name) => {
-                    eprintln!("using {name}, an RNIC of this machine; -d {} is the embedded one", soft::NAME);
+                    note!("using {name}, an RNIC of this machine; -d {} is the embedded one", soft::NAME);
                     Chosen::System(options(name))
                 }
                 Err(why) => {
-                    eprintln!("using {}, the embedded software RNIC: {why}", soft::NAME);
+                    note!("using {}, the embedded software RNIC: {why}", soft::NAME);
                     Chosen::Soft
                 }
             }),
@@ -118,7 +118,7 @@ pub(crate) fn run(arguments: &Devices) -> Result<ExitCode, Failure> {
     let machine = match system::list(&SystemOptions::default()) {
         Ok(devices) => devices,
         Err(why) => {
-            eprintln!("no RNIC of this machine: {why}");
+            note!("no RNIC of this machine: {why}");
             Vec::new()
         }
     };

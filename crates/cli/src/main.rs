@@ -1,10 +1,13 @@
 //! The `doorbell` command.
 #![forbid(unsafe_code)]
+// `println` and `eprintln` panic where nobody reads any more: `output` has what does not.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod advise;
 mod bench;
 mod counters;
 mod device;
+mod ending;
 mod model;
 mod output;
 mod report;
@@ -53,6 +56,21 @@ enum Command {
     Wire(wire::Wire),
 }
 
+impl Command {
+    /// Has whatever makes this command pointless end it.
+    fn watch(&self) -> std::io::Result<()> {
+        match self {
+            // It becomes another program.
+            Command::Run(_) => Ok(()),
+            Command::Bench(bench) if bench.is_second() => ending::with_input(),
+            Command::Counters(counters) if counters.is_exporter() => ending::with_terminal(),
+            // Its screen looks after itself.
+            Command::Counters(counters) if counters.is_live() => Ok(()),
+            _ => ending::with_output(),
+        }
+    }
+}
+
 /// Why a command did not succeed: a sentence for people.
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -79,8 +97,9 @@ fn main() -> ExitCode {
                 .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn")),
         )
         .with_writer(std::io::stderr)
+        .log_internal_errors(false) // that would panic where nobody reads standard error any more
         .init();
-    let result = match cli.command {
+    let result = cli.command.watch().map_err(Failure::from).and_then(|()| match cli.command {
         Command::Bench(bench) => bench::run(*bench),
         Command::Devices(devices) => device::run(&devices),
         Command::Counters(counters) => counters::run(&counters),
@@ -91,13 +110,13 @@ fn main() -> ExitCode {
         Command::Run(arguments) => run::run(&arguments),
         Command::Env(arguments) => run::print_env(&arguments),
         Command::Wire(wire) => wire::run(wire),
-    };
+    });
     match result {
         Ok(status) => status,
         // Whoever reads our output has enough of it: not an error.
         Err(error) if output::is_broken_pipe(&*error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("doorbell: {error}");
+            output::note!("doorbell: {error}");
             if error.is::<Usage>() { ExitCode::from(WRONG_USAGE) } else { ExitCode::FAILURE }
         }
     }

@@ -10,6 +10,17 @@ pub(crate) fn line(text: impl std::fmt::Display) -> io::Result<()> {
     out.flush()
 }
 
+/// Writes a line to stderr. That nobody reads it is no reason to stop.
+pub(crate) fn write_note(text: std::fmt::Arguments<'_>) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// As `eprintln`, which panics where nobody reads any more.
+macro_rules! note {
+    ($($text:tt)*) => { $crate::output::write_note(format_args!($($text)*)) };
+}
+pub(crate) use note;
+
 /// Is this error, or what caused it, that nobody reads our output any more?
 pub(crate) fn is_broken_pipe(error: &(dyn Error + 'static)) -> bool {
     let is = |error: &(dyn Error + 'static)| {

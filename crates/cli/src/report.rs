@@ -10,7 +10,7 @@ use doorbell_report::{Fitted, Run};
 use doorbell_study::experiment::{Outcome, RunDirectory};
 use serde_json::{Value, json};
 
-use crate::output::line;
+use crate::output::{line, note};
 use crate::{Failure, Usage};
 
 /// Writes one HTML file that needs nothing else: plots, tables, verdicts.
@@ -54,7 +54,7 @@ impl Written {
     /// Says where it is, and how the published shapes fared.
     pub(crate) fn print(&self) -> Result<(), Failure> {
         let counts: Vec<_> = self.counts.iter().map(|(outcome, count)| format!("{} {count}", outcome.name())).collect();
-        eprintln!("published shapes: {}", counts.join(", "));
+        note!("published shapes: {}", counts.join(", "));
         Ok(line(self.path.display())?)
     }
 }

@@ -19,7 +19,7 @@ use serde_json::json;
 use crate::bench::arguments::DeviceArguments;
 use crate::bench::peer;
 use crate::device::{Chosen, DeviceChoice};
-use crate::output::line;
+use crate::output::{line, note};
 use crate::report::write_report;
 use crate::{Failure, Usage};
 
@@ -115,7 +115,7 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
         return list(study, &experiments).map(|()| ExitCode::SUCCESS);
     }
     if study.udp_port != ROCE_UDP_PORT {
-        eprintln!("UDP port {}: not RoCE's 4791, so other devices and dissectors do not know it", study.udp_port);
+        note!("UDP port {}: not RoCE's 4791, so other devices and dissectors do not know it", study.udp_port);
     }
     let path = study.directory();
     let directory = RunDirectory::create(&path)?;
@@ -139,9 +139,9 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
         }))?)?;
     } else {
         if outcome.missing > 0 {
-            eprintln!("{} measurements failed and are missing: the same command makes up for them", outcome.missing);
+            note!("{} measurements failed and are missing: the same command makes up for them", outcome.missing);
         } else if outcome.measured == 0 {
-            eprintln!(
+            note!(
                 "all {} points were in {} already; with another --out they are measured anew",
                 outcome.points,
                 path.display()
@@ -225,7 +225,7 @@ fn measure_all(study: &Study, directory: &RunDirectory, experiments: &[Experimen
                 }
                 Err(error) => {
                     let what = format!("{}, {}, {}: {error}", experiment.name, point.series, point.x);
-                    bar.suspend(|| eprintln!("{what}"));
+                    bar.suspend(|| note!("{what}"));
                     outcome.failures.push(what);
                     failed_in_a_row += 1;
                     if failed_in_a_row == MAX_FAILURES_IN_A_ROW {

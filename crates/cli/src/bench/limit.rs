@@ -32,6 +32,12 @@ pub(crate) struct Limit {
     child: Option<String>,
 }
 
+impl Limit {
+    pub(crate) fn is_second(&self) -> bool {
+        self.child.is_some()
+    }
+}
+
 pub(crate) fn run(limit: &Limit) -> Result<ExitCode, Failure> {
     if let Some(mode) = &limit.child {
         child_main(mode)?;

@@ -20,7 +20,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::Failure;
 use crate::device::Chosen;
-use crate::output::line;
+use crate::output::{line, note};
 use arguments::{Exchange, Role};
 
 const LAT_EXAMPLES: &str = "\
@@ -55,6 +55,16 @@ pub(crate) enum Bench {
     Limit(limit::Limit),
 }
 
+impl Bench {
+    /// Is this the second process of a measurement on one machine?
+    pub(crate) fn is_second(&self) -> bool {
+        match self {
+            Bench::Lat(exchange) | Bench::Bw(exchange) => matches!(exchange.role(), Role::ServeBack(_)),
+            Bench::Limit(limit) => limit.is_second(),
+        }
+    }
+}
+
 pub(crate) fn run(bench: Bench) -> Result<ExitCode, Failure> {
     match bench {
         Bench::Lat(exchange) => run_exchange(Kind::Latency, &exchange),
@@ -74,7 +84,7 @@ fn open(exchange: &Exchange, chosen: &Chosen, toward: Option<IpAddr>) -> Result<
 fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
     let (role, port) = (exchange.role(), exchange.device.udp_port);
     if port != doorbell_wire::ROCE_UDP_PORT && !matches!(role, Role::ServeBack(_)) {
-        eprintln!("UDP port {port}: not RoCE's 4791, so other devices and dissectors do not know it");
+        note!("UDP port {port}: not RoCE's 4791, so other devices and dissectors do not know it");
     }
     // Checked before anything is bothered for nothing.
     if matches!(role, Role::Connect(_) | Role::Both) {

@@ -10,6 +10,7 @@ use doorbell_study::parameters::Kind;
 use super::arguments::DeviceArguments;
 use crate::Failure;
 use crate::device::Chosen;
+use crate::output::note;
 
 /// How long the second process may take to call back, and the other side to accept.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -17,9 +18,9 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// Waits for one client.
 pub(crate) fn accept(address: &str) -> Result<TcpStream, Failure> {
     let listener = TcpListener::bind(address).map_err(|error| format!("cannot listen on {address}: {error}"))?;
-    eprintln!("waiting for a client on {}", listener.local_addr()?);
+    note!("waiting for a client on {}", listener.local_addr()?);
     let (stream, peer) = listener.accept()?;
-    eprintln!("serving {peer}");
+    note!("serving {peer}");
     Ok(stream)
 }
 
@@ -107,7 +108,8 @@ pub(crate) fn spawn(
     if let Some(bytes) = device.receive_buffer {
         command.arg("--receive-buffer").arg(bytes.to_string());
     }
-    command.stdin(Stdio::null()).stdout(Stdio::null());
+    // Nothing is ever written to it: it closes with this process, and the second then ends.
+    command.stdin(Stdio::piped()).stdout(Stdio::null());
     let child = command.spawn().map_err(|error| format!("the second process cannot be started: {error}"))?;
     let mut second = Second { child };
     listener.set_nonblocking(true)?;

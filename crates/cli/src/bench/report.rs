@@ -9,12 +9,12 @@ use doorbell_study::parameters::{Kind, Operation, Parameters, Timed};
 use doorbell_study::protocol::Protocol;
 use doorbell_study::record::{BothEnds, Counted, PointResult};
 
-use crate::output::{line, us};
+use crate::output::{line, note, us};
 
 pub(crate) fn header(kind: Kind, environment: &Environment, parameters: &Parameters) -> io::Result<()> {
     let depth =
         if parameters.operation.is_one_sided() { String::new() } else { format!(", depth {}", parameters.depth) };
-    eprintln!(
+    note!(
         "{} over {} ({} provider), MTU {}, window {}, batch {}{depth}, inline up to {} B, \
          {} connection{}{}{}; {} on {} CPUs, Linux {}",
         name(parameters),
@@ -70,7 +70,7 @@ fn name(parameters: &Parameters) -> String {
 
 pub(crate) fn row(kind: Kind, result: &PointResult) -> io::Result<()> {
     for note in &result.fitted.notes {
-        eprintln!("{} B: {note}", result.bytes);
+        note!("{} B: {note}", result.bytes);
     }
     match (kind, result.latency_ns) {
         (Kind::Latency, Some(latency)) => line(format_args!(
@@ -99,7 +99,7 @@ pub(crate) fn row(kind: Kind, result: &PointResult) -> io::Result<()> {
 pub(crate) fn is_sound(parameters: &Parameters, fault: &Option<FaultPlan>, result: &PointResult) -> bool {
     let mut sound = true;
     let mut complain = |what: String| {
-        eprintln!("doorbell: {} B: {what}", result.bytes);
+        note!("doorbell: {} B: {what}", result.bytes);
         sound = false;
     };
     if result.damaged > 0 {
@@ -195,7 +195,7 @@ where
 /// Packets counted beside packets predicted.
 pub(crate) fn packets(parameters: &Parameters, results: &[PointResult]) -> io::Result<()> {
     if results.iter().all(|result| result.counters.client.is_empty() && result.counters.server.is_empty()) {
-        eprintln!("packets of these RNICs are counted by the kernel: `doorbell counters` shows them");
+        note!("packets of these RNICs are counted by the kernel: `doorbell counters` shows them");
         return Ok(());
     }
     line("")?;

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{NO_DEVICE, Said, owner, record};
 use crate::Failure;
-use crate::output::line;
+use crate::output::{line, note};
 
 /// Where a common counter of a device comes from.
 fn origin(common: Common, raw: &Raw) -> Option<(Vec<String>, &'static str)> {
@@ -37,7 +37,7 @@ pub(super) fn run(mut monitor: Monitor, as_json: bool) -> Result<ExitCode, Failu
         return Ok(ExitCode::SUCCESS);
     }
     if look.devices.is_empty() {
-        eprintln!("{NO_DEVICE}");
+        note!("{NO_DEVICE}");
     }
     for device in &look.devices {
         let identity = &device.sample.identity;

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use doorbell_counters::{Interval, Look, Monitor, SYSFS};
 
-use crate::output::line;
+use crate::output::{line, note};
 use crate::{Failure, Usage};
 
 const EXAMPLES: &str = "\
@@ -64,6 +64,19 @@ pub(crate) struct Counters {
     sysfs: PathBuf,
 }
 
+impl Counters {
+    /// Does it serve others, instead of printing?
+    pub(crate) fn is_exporter(&self) -> bool {
+        self.prometheus.is_some()
+    }
+
+    /// Does it draw on a terminal?
+    pub(crate) fn is_live(&self) -> bool {
+        let is_text = self.json || self.lines || self.list || self.is_exporter();
+        !is_text && std::io::stdout().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+    }
+}
+
 pub(crate) fn run(arguments: &Counters) -> Result<ExitCode, Failure> {
     if !(0.1..=3600.0).contains(&arguments.interval) {
         return Err(Usage(format!("--interval is {} s, allowed is 0.1 to 3600", arguments.interval)).into());
@@ -82,15 +95,14 @@ pub(crate) fn run(arguments: &Counters) -> Result<ExitCode, Failure> {
         return list::run(monitor, arguments.json);
     }
     let mut pace = Pace::new(Duration::from_secs_f64(arguments.interval), arguments.count);
-    let is_terminal = std::io::stdout().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
-    if is_terminal && !arguments.json && !arguments.lines {
+    if arguments.is_live() {
         return terminal::run(monitor, pace);
     }
     let mut said = Said::default();
     let first = monitor.look();
     said.notes(&first);
     if first.devices.is_empty() {
-        eprintln!("{NO_DEVICE}; waiting for one");
+        note!("{NO_DEVICE}; waiting for one");
     }
     let mut table = table::Table::default();
     while let Some(at) = pace.next() {
@@ -157,7 +169,7 @@ impl Said {
 
     fn notes(&mut self, look: &Look) {
         for sentence in self.news(look) {
-            eprintln!("{sentence}");
+            note!("{sentence}");
         }
     }
 }

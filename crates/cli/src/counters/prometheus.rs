@@ -16,6 +16,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
 use super::Said;
+use crate::output::note;
 use crate::{Failure, Usage};
 
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -122,14 +123,14 @@ pub(super) fn serve(monitor: Monitor, address: &str) -> Result<ExitCode, Failure
     }
     let cannot = |error: io::Error| format!("cannot listen on {address}: {error}");
     let listener = TcpListener::bind(&address).map_err(cannot)?;
-    eprintln!("serving http://{}/metrics", listener.local_addr().map_err(cannot)?);
+    note!("serving http://{}/metrics", listener.local_addr().map_err(cannot)?);
     let exporter = Arc::new(Exporter { monitor: Mutex::new((monitor, Said::default())), clients: AtomicUsize::new(0) });
     loop {
         match listener.accept() {
             Ok((stream, _)) => exporter.serve(stream),
             Err(error) => {
                 // A client that went again, or no descriptors for now: neither ends the exporter.
-                eprintln!("a client was not accepted: {error}");
+                note!("a client was not accepted: {error}");
                 std::thread::sleep(Duration::from_millis(100));
             }
         }

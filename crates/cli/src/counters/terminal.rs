@@ -2,8 +2,6 @@
 
 use std::collections::VecDeque;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use doorbell_counters::{COMMON, Common, Interval, Look, Monitor};
@@ -13,17 +11,15 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Modifier, Style, Stylize};
 use ratatui::text::Line;
 use ratatui::widgets::{Cell, Paragraph, Row, Sparkline, Table, TableState};
-use signal_hook::consts::{SIGHUP, SIGTERM};
 
 use super::{NO_DEVICE, Pace, Said, mib, owner, short};
 use crate::Failure;
+use crate::ending::Screen;
 
 /// Intervals that are remembered: as many as the widest screen shows.
 const HISTORY: usize = 240;
 /// A device that was closed stays for so many intervals.
 const STAYS: usize = 10;
-/// Signals are looked for this often.
-const NAP: Duration = Duration::from_millis(200);
 
 /// A device on the screen.
 struct Tracked {
@@ -214,48 +210,40 @@ fn render_detail(device: &Tracked, frame: &mut Frame<'_>, area: Rect) {
     }
 }
 
-/// Shows the view until it was enough, somebody quits, or a signal comes.
+/// Shows the view until it was enough, somebody quits, or the process is to end.
 pub(super) fn run(mut monitor: Monitor, mut pace: Pace) -> Result<ExitCode, Failure> {
-    let signal = Arc::new(AtomicUsize::new(0));
-    for number in [SIGTERM, SIGHUP] {
-        signal_hook::flag::register_usize(number, Arc::clone(&signal), number as usize)?;
-    }
+    let screen = Screen::take()?;
     let mut view = View::new(pace.step);
     view.update(monitor.look());
     // It takes care that a panic leaves the terminal as it was, too.
     let mut terminal = ratatui::try_init()?;
+    let mut draw = |view: &View| -> std::io::Result<()> {
+        let _drawing = screen.draw();
+        terminal.draw(|frame| view.render(frame)).map(drop)
+    };
     let shown = (|| -> std::io::Result<()> {
         while let Some(at) = pace.next() {
-            terminal.draw(|frame| view.render(frame))?;
+            draw(&view)?;
             loop {
                 let left = at.saturating_duration_since(Instant::now());
-                if signal.load(Ordering::Relaxed) != 0 {
-                    return Ok(());
-                }
                 if left.is_zero() {
                     break;
                 }
-                if event::poll(left.min(NAP))? {
+                // On a terminal that has gone this never returns: then the thread of `screen` ends the process.
+                if event::poll(left)? {
                     if let Some(key) = event::read()?.as_key_press_event()
                         && !view.press(key)
                     {
                         return Ok(());
                     }
-                    terminal.draw(|frame| view.render(frame))?;
+                    draw(&view)?;
                 }
             }
             view.update(monitor.look());
         }
         Ok(())
     })();
-    ratatui::restore();
+    screen.restore()?;
     shown?;
-    match signal.load(Ordering::Relaxed) {
-        0 => Ok(ExitCode::SUCCESS),
-        // Whoever waits for this process learns that it was ended by a signal.
-        number => {
-            signal_hook::low_level::emulate_default_handler(number as i32)?;
-            Ok(ExitCode::FAILURE)
-        }
-    }
+    Ok(ExitCode::SUCCESS)
 }

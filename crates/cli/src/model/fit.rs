@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::arguments::{digits, parameters, read_text};
 use super::measure;
-use crate::output::line;
+use crate::output::{line, note};
 use crate::{Failure, Usage};
 
 /// The longest record.
@@ -57,7 +57,7 @@ pub(super) fn run(arguments: &Fit) -> Result<(), Failure> {
         all.extend(observed.observations);
         left_out.extend(observed.left_out);
     }
-    left_out.iter().for_each(|reason| eprintln!("{reason}"));
+    left_out.iter().for_each(|reason| note!("{reason}"));
     let rnic = rnic.ok_or_else(|| Usage("there is no record".to_owned()))?;
     let base = match &arguments.params {
         Some(name) => parameters(name)?,
@@ -104,7 +104,7 @@ pub(super) fn write_new(path: &Path, parameters: &Parameters) -> Result<(), Fail
             io::ErrorKind::AlreadyExists => format!("{name} exists already, and nothing is overwritten"),
             _ => format!("{name} cannot be written: {error}"),
         })?;
-    eprintln!("wrote {name}");
+    note!("wrote {name}");
     Ok(())
 }
 

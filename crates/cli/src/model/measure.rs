@@ -9,7 +9,7 @@ use doorbell_verbs::soft::{SoftOptions, open};
 use doorbell_wire::ROCE_UDP_PORT;
 
 use super::arguments::digits;
-use crate::output::line;
+use crate::output::{line, note};
 use crate::{Failure, Usage};
 
 #[derive(Args)]
@@ -42,9 +42,13 @@ pub(super) fn run(arguments: &Measure) -> Result<(), Failure> {
         return Ok(());
     }
     let environment = &measurement.environment;
-    eprintln!(
+    note!(
         "{} and a second device of this process, {} provider; {} on {} CPUs, Linux {}",
-        environment.device, environment.provider, environment.cpu, environment.cpus, environment.kernel
+        environment.device,
+        environment.provider,
+        environment.cpu,
+        environment.cpus,
+        environment.kernel
     );
     table(&measurement)?;
     Ok(())

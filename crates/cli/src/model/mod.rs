@@ -15,7 +15,7 @@ use doorbell_model::workload::Workload;
 use serde_json::{Value, json};
 
 use crate::Failure;
-use crate::output::{line, us};
+use crate::output::{line, note, us};
 use arguments::wrong;
 pub(crate) use arguments::{ParametersArgument, parse_peers};
 
@@ -81,7 +81,7 @@ pub(crate) fn about(parameters: &Parameters) {
         0 => String::new(),
         count => format!(" Open points ({count}) are in --json."),
     };
-    eprintln!("Parameters of {name}: {source}{open}");
+    note!("Parameters of {name}: {source}{open}");
 }
 
 fn table(explained: &[Explained]) -> io::Result<()> {

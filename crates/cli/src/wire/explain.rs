@@ -14,7 +14,7 @@ use doorbell_wire::{PathMtu, ROCE_UDP_PORT};
 
 use super::decode::read;
 use super::{parse_link, parse_mtu, parse_rate};
-use crate::output::line;
+use crate::output::{line, note};
 use crate::{Failure, Usage};
 
 /// Give what the observed host's counters of RDMA traffic grew by per second: of many NICs
@@ -110,12 +110,7 @@ pub(crate) fn run(arguments: &Explain) -> Result<ExitCode, Failure> {
     if summary.duration_ns == 0 {
         return Err(format!("{}: no time passes in the capture, so there are no rates", path.display()).into());
     }
-    eprintln!(
-        "{} packets in {:.3} s, as {} sees them",
-        summary.packets,
-        summary.duration_ns as f64 / 1e9,
-        host.address
-    );
+    note!("{} packets in {:.3} s, as {} sees them", summary.packets, summary.duration_ns as f64 / 1e9, host.address);
     let per_s = |count: u64| count as f64 * 1e9 / summary.duration_ns as f64;
     let rates = Rates {
         rx_bytes: per_s(host.rx_bytes),
@@ -148,7 +143,7 @@ fn counted(device: &str, arguments: &Explain) -> Result<Rates, Failure> {
         return Err(format!("{} has no rate of {}: {why}", traffic.device, absent.join(", ")).into());
     };
     let remarks = traffic.remarks.iter().map(|remark| format!("; {remark}")).collect::<String>();
-    eprintln!(
+    note!(
         "{} for {:.3} s; its bytes are {}, taken here as those of Ethernet frames without FCS{remarks}",
         traffic.device,
         traffic.seconds,

@@ -10,6 +10,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::command::{PATIENCE, Running, doorbell, free_address, list, measuring, number, positive};
+use crate::terminal::{Session, Terminal};
 
 /// A directory for what is published, and a tree of devices of the kernel.
 pub(crate) struct World {
@@ -19,6 +20,10 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn new() -> Self {
         Self { root: tempfile::tempdir().expect("there is room for a directory") }
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        self.root.path()
     }
 
     pub(crate) fn command(&self, arguments: &str) -> Command {
@@ -247,26 +252,29 @@ fn an_address_that_cannot_be_served_is_said() {
     }
 }
 
-/// On a terminal, which `script` of util-linux makes, it draws and then leaves the screen as it was.
+/// On a terminal it draws, and then leaves the screen as it was.
 #[test]
 fn on_a_terminal_it_draws() {
-    if Command::new("script").arg("--version").output().is_err() {
-        eprintln!("left out: there is no script (util-linux)");
-        return;
-    }
     let world = World::new();
     world.write("rxe0/ports/1/hw_counters/sent_pkts", "7");
-    let inner = world.counters("-n 3 -i 0.1");
-    let words = std::iter::once(inner.get_program()).chain(inner.get_args());
-    let words: Vec<String> = words.map(|word| format!("'{}'", word.to_string_lossy())).collect();
-    let mut script = Command::new("script");
-    script.args(["-qec", &format!("stty rows 30 cols 100; {}", words.join(" ")), "/dev/null"]);
-    script.env("DOORBELL_COUNTERS_DIR", world.root.path().join("published")).env("TERM", "xterm");
-    let finished = Running::start(script).finish().expect_status(0);
-    let text = &finished.stdout;
-    let (enter, leave) = (text.find("\u{1b}[?1049h"), text.rfind("\u{1b}[?1049l"));
-    assert!(enter.is_some() && enter < leave, "another screen, and back: {text:?}");
-    for word in ["RDMA counters per second", "rxe0", "tx_packets", "retransmissions"] {
-        assert!(text.contains(word), "{word} is missing in {text:?}");
+    let terminal = Terminal::new();
+    let mut drawing = terminal.start(world.counters("-n 3 -i 0.1"), Session::Own);
+    assert!(drawing.end().success());
+    terminal.expect_restored();
+    for word in ["\u{1b}[?1049h", "RDMA counters per second", "rxe0", "tx_packets", "retransmissions"] {
+        terminal.expect(word);
+    }
+}
+
+#[test]
+fn a_key_ends_it() {
+    let world = World::new();
+    for key in ["q", "\u{1b}", "\u{3}"] {
+        let terminal = Terminal::new();
+        let mut drawing = terminal.start(world.counters("-i 3600"), Session::Own);
+        terminal.wait_for("q quits");
+        terminal.press(key);
+        assert!(drawing.end().success());
+        terminal.expect_restored();
     }
 }

@@ -1,0 +1,266 @@
+//! Every command that runs for long ends when its terminal or its reader goes, and when a signal says so, with the
+//! terminal as it was before.
+
+use std::fs;
+use std::net::TcpStream;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::command::{PATIENCE, Running, free_address};
+use crate::counters::World;
+use crate::terminal::{OnTerminal, Session, Terminal};
+
+/// Does a command print what it finds, or is its output not what it runs for?
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Prints,
+    Serves,
+    /// Another program by now, which knows nothing of this.
+    Other,
+}
+
+/// A command that would run for hours.
+struct Long {
+    name: &'static str,
+    command: Command,
+    kind: Kind,
+    /// What it runs beside itself.
+    helpers: usize,
+    /// The other side of it, if another command is that.
+    _peer: Option<Running>,
+}
+
+/// All of them.
+fn long_commands(world: &World) -> Vec<Long> {
+    let long = |name, arguments: &str, kind, helpers| {
+        let command =
+            if arguments.starts_with("counters") { world.looking(arguments) } else { world.command(arguments) };
+        Long { name, command, kind, helpers, _peer: None }
+    };
+    let (prints, serves) = (Kind::Prints, Kind::Serves);
+    let mut all = vec![
+        long("live view", "counters -i 3600", prints, 0),
+        long("live view, drawing", "counters -i 0.1", prints, 0),
+        long("lines", "counters --lines -i 3600", prints, 0),
+        long("JSON", "counters --json -i 3600", prints, 0),
+        long("exporter", "counters --prometheus 0", serves, 0),
+        long("bench lat", "bench lat -D 3600", prints, 1),
+        long("bench bw", "bench bw -D 3600", prints, 1),
+        long("bench limit", "bench limit --repetitions 1000 -D 60", prints, 1),
+        long("bench lat, listening", "bench lat --listen 127.0.0.1:0", prints, 0),
+        long("bench bw, listening", "bench bw --listen 127.0.0.1:0", prints, 0),
+        long("wire decode", "wire decode -", prints, 0),
+        long("model measure", "model measure -n 1000000", prints, 0),
+    ];
+    let folder = world.root().join("study");
+    all.push(long("study", &format!("study --quick --out {}", folder.display()), prints, 1));
+
+    let address = free_address();
+    let mut listening = Running::start(world.command(&format!("bench bw --listen {address}")));
+    listening.wait_for("waiting for a client");
+    let mut client = long("bench bw, client", &format!("bench bw {address} -D 3600"), prints, 0);
+    client._peer = Some(listening);
+    all.push(client);
+
+    let library = world.root().join("library.so");
+    fs::write(&library, "no library").expect("a file can be written");
+    let mut other = long("run", "run -- sleep 3600", Kind::Other, 0);
+    other.command.env("DOORBELL_PRELOAD_LIB", library).env_remove("LD_PRELOAD");
+    all.push(other);
+    all
+}
+
+/// The processes that a process has started.
+fn children(id: u32) -> Vec<u32> {
+    let tasks = fs::read_dir(format!("/proc/{id}/task")).into_iter().flatten().filter_map(Result::ok);
+    let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+    lists.flat_map(|list| list.split_whitespace().filter_map(|id| id.parse().ok()).collect::<Vec<u32>>()).collect()
+}
+
+/// Is this process there, and more than a status that nobody has asked for yet?
+fn is_alive(id: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().next()).is_some_and(|state| state != "Z")
+}
+
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < until, "never: {what}");
+        sleep(Duration::from_millis(2));
+    }
+}
+
+/// Waits until a command runs whatever it runs, and watches for its end.
+fn wait_for_start(name: &str, kind: Kind, helpers: usize, running: &OnTerminal) -> Vec<u32> {
+    let id = running.id();
+    let is_watching = || {
+        let tasks = fs::read_dir(format!("/proc/{id}/task")).into_iter().flatten().filter_map(Result::ok);
+        let mut names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
+        match kind {
+            Kind::Other => names.any(|name| name.trim() == "sleep"),
+            // The exporter has nothing to watch where its output is no terminal.
+            Kind::Serves => names.any(|name| name.trim() == "doorbell"),
+            Kind::Prints => names.any(|name| name.trim() == "ending") || !is_alive(id),
+        }
+    };
+    wait_until(&format!("{name} runs"), is_watching);
+    let mut found = Vec::new();
+    wait_until(&format!("{name} has {helpers} processes beside it"), || {
+        found = children(id);
+        assert!(is_alive(id), "{name} has ended");
+        found.len() == helpers && found.iter().all(|&child| Path::new(&format!("/proc/{child}/exe")).exists())
+    });
+    found
+}
+
+/// Nothing that it had started is left.
+fn expect_alone(name: &str, helpers: &[u32]) {
+    wait_until(&format!("what {name} had started has ended"), || !helpers.iter().any(|&id| is_alive(id)));
+}
+
+fn on_signal(signal: Signal) {
+    let world = World::new();
+    for long in long_commands(&world) {
+        let terminal = Terminal::new();
+        let mut running = terminal.start(long.command, Session::Own);
+        let helpers = wait_for_start(long.name, long.kind, long.helpers, &running);
+        if long.name.starts_with("live") {
+            terminal.wait_for("q quits");
+        }
+        kill(Pid::from_raw(running.id() as i32), signal).expect("it can be sent a signal");
+        let status = running.end();
+        assert_eq!(status.signal(), Some(signal as i32), "{}: {status}, it said {:?}", long.name, terminal.said());
+        expect_alone(long.name, &helpers);
+        terminal.expect_restored();
+    }
+}
+
+#[test]
+fn sighup_ends_every_command() {
+    on_signal(Signal::SIGHUP);
+}
+
+#[test]
+fn sigint_ends_every_command() {
+    on_signal(Signal::SIGINT);
+}
+
+#[test]
+fn sigterm_ends_every_command() {
+    on_signal(Signal::SIGTERM);
+}
+
+fn on_a_terminal_that_goes(session: Session) {
+    let world = World::new();
+    for long in long_commands(&world) {
+        if long.kind == Kind::Other && session != Session::Own {
+            continue; // what another program does there is its own affair
+        }
+        let terminal = Terminal::new();
+        let mut running = terminal.start(long.command, session);
+        let helpers = wait_for_start(long.name, long.kind, long.helpers, &running);
+        if long.name.starts_with("live") {
+            terminal.wait_for("q quits");
+        }
+        if long.kind == Kind::Serves {
+            terminal.wait_for("serving");
+        }
+        terminal.vanish();
+        let status = running.end();
+        assert!(!status.success(), "{} in {session:?}: {status}", long.name);
+        assert_ne!(status.signal(), Some(Signal::SIGABRT as i32), "{} in {session:?}", long.name);
+        assert_ne!(status.code(), Some(101), "{} in {session:?} has panicked", long.name);
+        expect_alone(long.name, &helpers);
+    }
+}
+
+#[test]
+fn every_command_ends_with_its_terminal() {
+    on_a_terminal_that_goes(Session::Own);
+}
+
+#[test]
+fn every_command_ends_with_its_terminal_although_it_ignores_the_signal() {
+    on_a_terminal_that_goes(Session::OwnWithoutHangup);
+}
+
+#[test]
+fn every_command_ends_with_a_terminal_that_is_not_its_own() {
+    on_a_terminal_that_goes(Session::None);
+}
+
+/// Nothing was printed when the reader goes, and nothing will be for a long time.
+#[test]
+fn every_command_that_prints_ends_with_its_reader() {
+    let world = World::new();
+    for long in long_commands(&world) {
+        if long.kind != Kind::Prints {
+            continue;
+        }
+        let terminal = Terminal::new();
+        let mut running = terminal.start_with(long.command, Session::Own, Stdio::piped());
+        let helpers = wait_for_start(long.name, long.kind, long.helpers, &running);
+        drop(running.stdout());
+        let status = running.end();
+        assert!(status.success(), "{}: {status}", long.name);
+        expect_alone(long.name, &helpers);
+        terminal.expect_restored();
+    }
+}
+
+/// An exporter prints nothing: that nobody reads it is no reason to end.
+#[test]
+fn an_exporter_goes_on_without_a_reader() {
+    let world = World::new();
+    let address = free_address().to_string();
+    let exporter = Running::without_stdout(world.looking(&format!("counters --prometheus {address}")));
+    for _ in 0..2 {
+        wait_until("it answers", || TcpStream::connect(&address).is_ok());
+        // It would have noticed by now.
+        sleep(Duration::from_millis(100));
+    }
+    exporter.kill();
+}
+
+/// Whoever reads complaints may go, and measuring goes on: neither is an error.
+#[test]
+fn nobody_reading_complaints_is_no_error() {
+    let world = World::new();
+    let mut command = world.command("bench bw -n 50 -s 16 --udp-port 14792 --json");
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("it can be started");
+    drop(child.stderr.take());
+    let output = child.wait_with_output().expect("it can be waited for");
+    assert!(output.status.success(), "{}", output.status);
+    assert!(serde_json::from_slice::<serde_json::Value>(&output.stdout).is_ok());
+}
+
+/// A terminal that takes nothing (^S, or a window that hangs) cannot keep the live view.
+#[test]
+fn a_stopped_terminal_does_not_keep_it() {
+    let world = World::new();
+    for number in 0..8 {
+        world.write(&format!("rxe{number}/ports/1/hw_counters/sent_pkts"), "7");
+    }
+    let terminal = Terminal::new();
+    // Nobody reads: what it draws for each key fills the terminal's buffer, and drawing then blocks.
+    let mut running = terminal.start_with(world.looking("counters -i 3600"), Session::Own, terminal.end());
+    let id = running.id();
+    wait_until("it takes keys", || !terminal.is_cooked());
+    wait_until("drawing blocks", || {
+        terminal.press("jk");
+        let call = fs::read_to_string(format!("/proc/{id}/syscall")).unwrap_or_default();
+        // write(1, ...), on a descriptor that is the terminal.
+        call.starts_with("1 ") || call.starts_with("64 ")
+    });
+    kill(Pid::from_raw(id as i32), Signal::SIGTERM).expect("it can be sent a signal");
+    assert_eq!(running.end().signal(), Some(Signal::SIGTERM as i32));
+    assert!(terminal.is_cooked());
+}
