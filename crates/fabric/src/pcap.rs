@@ -29,6 +29,9 @@ const SNAP_LEN: u32 = 1 << 18;
 /// IP addresses, locally administered; the latter is the one that the ICRC was computed with,
 /// which the ICRC of a received packet tells. Where the link has no ICRC, frames get one.
 ///
+/// A packet's time is that at which the program took it from the link, or handed it to the link. Those of one run
+/// go together, and have one time.
+///
 /// If the file cannot be written any more, that is said once, and the traffic goes on.
 pub struct Pcap<L> {
     inner: L,
@@ -38,14 +41,15 @@ pub struct Pcap<L> {
 impl<L: Link> Pcap<L> {
     /// Captures what crosses `inner`, whose end has this address and UDP port.
     ///
-    /// `epoch_at_zero` is the time since 1970 at which the link's clock (the `now_ns` of its
-    /// methods) was 0.
+    /// `clock` tells the time since 1970. It is asked for each run that arrives and each time that runs leave,
+    /// since much happens within one call of a driver, which has one `now_ns` for all of it; it is given that
+    /// number.
     pub fn new(
         inner: L,
         local: IpAddr,
         port: u16,
         to: impl Write + Send + 'static,
-        epoch_at_zero: Duration,
+        clock: impl Fn(u64) -> Duration + Send + 'static,
     ) -> io::Result<Self> {
         let sealed = inner.properties().sealed;
         let mut capture = Capture {
@@ -56,7 +60,7 @@ impl<L: Link> Pcap<L> {
             sealer: Sealer::new(local, port),
             checker: Checker::new(local, port),
             frame: Vec::new(),
-            epoch_at_zero,
+            clock: Box::new(clock),
             flush_at_ns: None,
             packets: 0,
         };
@@ -83,9 +87,11 @@ impl<L: Link> Link for Pcap<L> {
 
     fn transmit(&mut self, now_ns: u64, batch: &TransmitBatch, next: &mut usize) -> io::Result<()> {
         let from = *next;
-        // Sent first, so that the file costs the packets nothing.
+        // The time is taken before, so that no peer seems to have had a packet that was not sent yet; the rest comes
+        // after, so that the file costs the packets nothing.
+        let at = self.capture.moment(now_ns);
         let result = self.inner.transmit(now_ns, batch, next);
-        self.capture.sent(now_ns, batch, from..*next);
+        self.capture.sent(at, batch, from..*next);
         self.capture.flush_if_due(now_ns);
         result
     }
@@ -93,7 +99,7 @@ impl<L: Link> Link for Pcap<L> {
     fn receive(&mut self, now_ns: u64, sink: &mut dyn Sink) -> io::Result<usize> {
         let Self { inner, capture } = self;
         let result = inner.receive(now_ns, &mut |run: ReceivedRun<'_>| {
-            capture.received(now_ns, &run);
+            capture.received(capture.moment(now_ns), &run);
             sink.receive(run);
         });
         capture.flush_if_due(now_ns);
@@ -139,14 +145,26 @@ struct Capture {
     sealer: Sealer,
     checker: Checker,
     frame: Vec<u8>,
-    epoch_at_zero: Duration,
+    clock: Box<dyn Fn(u64) -> Duration + Send>,
     /// When what has been captured must go to the file.
     flush_at_ns: Option<u64>,
     packets: u64,
 }
 
+/// When packets cross the link.
+#[derive(Clone, Copy)]
+struct Moment {
+    /// On the link's clock.
+    now_ns: u64,
+    since_1970: Duration,
+}
+
 impl Capture {
-    fn sent(&mut self, now_ns: u64, batch: &TransmitBatch, taken: Range<usize>) {
+    fn moment(&self, now_ns: u64) -> Moment {
+        Moment { now_ns, since_1970: (self.clock)(now_ns) }
+    }
+
+    fn sent(&mut self, at: Moment, batch: &TransmitBatch, taken: Range<usize>) {
         if self.file.broken {
             return;
         }
@@ -163,18 +181,18 @@ impl Capture {
                 };
                 let packet = &bytes[segment];
                 if self.sealed {
-                    self.write(now_ns, &outer, self.port, packet, &[]);
+                    self.write(at, &outer, self.port, packet, &[]);
                 } else {
                     let packet = &packet[..packet.len() - batch.trailer_bytes()];
                     let flow = self.sealer.flow_to(outer.dst);
                     let icrc = flow.icrc(index as u16, true, packet).to_le_bytes();
-                    self.write(now_ns, &outer, self.port, packet, &icrc);
+                    self.write(at, &outer, self.port, packet, &icrc);
                 }
             }
         }
     }
 
-    fn received(&mut self, now_ns: u64, run: &ReceivedRun<'_>) {
+    fn received(&mut self, at: Moment, run: &ReceivedRun<'_>) {
         if self.file.broken {
             return;
         }
@@ -191,12 +209,12 @@ impl Capture {
             }
             let outer = Outer { identification: Some(identification), dont_fragment: Some(dont_fragment), ..run.outer };
             let icrc = appended.as_ref().map_or(&[][..], |icrc| &icrc[..]);
-            self.write(now_ns, &outer, run.source_port, packet, icrc);
+            self.write(at, &outer, run.source_port, packet, icrc);
         }
     }
 
     /// Writes one packet as a frame; `icrc` follows it where it has none.
-    fn write(&mut self, now_ns: u64, outer: &Outer, src_port: u16, packet: &[u8], icrc: &[u8]) {
+    fn write(&mut self, at: Moment, outer: &Outer, src_port: u16, packet: &[u8], icrc: &[u8]) {
         let payload_len = packet.len() + icrc.len();
         // Longer ones exist in memory only, and fit no frame.
         if self.file.broken || payload_len > MAX_RUN_BYTES {
@@ -213,11 +231,10 @@ impl Capture {
         encapsulation.emit_frame_headers(outer, payload_len, &mut self.frame);
         self.frame.extend_from_slice(packet);
         self.frame.extend_from_slice(icrc);
-        let timestamp = self.epoch_at_zero + Duration::from_nanos(now_ns);
-        match self.file.add(timestamp, &self.frame) {
+        match self.file.add(at.since_1970, &self.frame) {
             Ok(()) => {
                 self.packets += 1;
-                self.flush_at_ns.get_or_insert(now_ns.saturating_add(FLUSH_INTERVAL_NS));
+                self.flush_at_ns.get_or_insert(at.now_ns.saturating_add(FLUSH_INTERVAL_NS));
             }
             Err(error) => self.give_up(&error),
         }

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, Weak};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use doorbell_counters::{PUBLISH_WITHIN_NS, Published, Publisher};
 use doorbell_fabric::{BindRequest, FaultPlan, Faults, Link, LinkCounters, Pcap, Port, active_mtu, bind};
@@ -206,8 +206,10 @@ fn stack(mut link: Box<dyn Link>, local: IpAddr, port: u16, options: &SoftOption
     if let Some(path) = &options.pcap {
         let what = "the pcap file could not be created";
         let file = File::create(path).map_err(Error::os(what))?;
-        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        link = Box::new(Pcap::new(link, local, port, file, since_1970).map_err(Error::os(what))?);
+        // The monotonic clock, so that no packet seems to be older than the one before it.
+        let (begun, since_1970) = (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
+        let clock = move |_| since_1970 + begun.elapsed();
+        link = Box::new(Pcap::new(link, local, port, file, clock).map_err(Error::os(what))?);
     }
     if let Some(plan) = &options.faults {
         link = Box::new(Faults::new(link, *plan));

@@ -119,13 +119,17 @@ impl Script {
     }
 }
 
-/// Reads a capture: each packet is a frame whose ICRC fits its IP header.
+/// Reads a capture: each packet is a frame whose ICRC fits its IP header, and an answer is later than the request
+/// before it, on either side.
 fn check(capture: &Path, least_packets: usize) {
     let file = std::fs::read(capture).unwrap();
     let mut rest = &file[24..];
     let mut packets = 0;
+    let mut before = ((0, 0), false);
     while !rest.is_empty() {
-        let length = u32::from_be_bytes(rest[8..12].try_into().unwrap()) as usize;
+        let word = |at: usize| u32::from_be_bytes(rest[at..at + 4].try_into().unwrap());
+        let (seconds, nanoseconds) = (word(0), word(4));
+        let length = word(8) as usize;
         let frame = parse_frame(&rest[16..16 + length]).unwrap();
         let (packet, icrc) = frame.payload.split_last_chunk::<ICRC_LEN>().unwrap();
         let (outer, ports) = (frame.outer, frame.encapsulation);
@@ -134,6 +138,10 @@ fn check(capture: &Path, least_packets: usize) {
         let expected = flow.icrc(identification, outer.dont_fragment.unwrap(), packet);
         let opcode = BthPacket::new_checked(packet).unwrap().opcode();
         assert_eq!(u32::from_le_bytes(*icrc), expected, "{}: packet {packets}, {opcode:?}", capture.display());
+        let now = ((seconds, nanoseconds), opcode.is_response());
+        let is_later = if now.1 && !before.1 { now.0 > before.0 } else { now.0 >= before.0 };
+        assert!(is_later, "{}: packet {packets}, {opcode:?}: {before:?}, then {now:?}", capture.display());
+        before = now;
         packets += 1;
         rest = &rest[16 + length..];
     }

@@ -10,6 +10,8 @@ use crate::testing::{batch_of, packet, receive_all, transmit_all};
 
 const PORT: u16 = 4791;
 
+const EPOCH: Duration = Duration::from_secs(1_700_000_000);
+
 /// A file that a test can look into, with room for so many bytes.
 #[derive(Clone)]
 struct Shared(Arc<Mutex<Vec<u8>>>, usize);
@@ -58,8 +60,7 @@ fn ends(options: MemoryOptions) -> (MemoryLink, MemoryLink) {
 }
 
 fn capture<L: Link>(link: L, host: u8, file: &Shared) -> Pcap<L> {
-    let epoch = Duration::from_secs(1_700_000_000);
-    Pcap::new(link, address(host), PORT, file.clone(), epoch).unwrap()
+    Pcap::new(link, address(host), PORT, file.clone(), |now_ns| EPOCH + Duration::from_nanos(now_ns)).unwrap()
 }
 
 /// The packet in a frame, after a check of its ICRC with the identification written there.
@@ -111,6 +112,29 @@ fn both_ends_capture_the_same_packets_with_right_icrcs() {
 }
 
 #[test]
+fn what_crosses_the_link_in_one_turn_has_times_of_its_own() {
+    let (mut a, b) = ends(MemoryOptions { latency_ns: 0, ..MemoryOptions::default() });
+    let file = Shared::new(usize::MAX);
+    // A clock that goes on by one whenever somebody looks.
+    let looks = std::sync::atomic::AtomicU64::new(0);
+    let clock = move |_| EPOCH + Duration::from_nanos(looks.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
+    let mut b = Pcap::new(b, address(2), PORT, file.clone(), clock).unwrap();
+    for lengths in [[32, 32], [48, 48]] {
+        transmit_all(&mut a, 0, &batch_of(address(2), &lengths));
+    }
+    let answer = batch_of(address(1), &[32]);
+    // One turn: two runs arrive, and something is sent, all with one `now_ns`.
+    assert_eq!(receive_all(&mut b, 7).len(), 2);
+    transmit_all(&mut b, 7, &answer);
+    drop(b);
+    let times: Vec<_> = file.frames().iter().map(|(at, _)| (*at - EPOCH).as_nanos()).collect();
+    assert_eq!(times.len(), 5);
+    assert!(times.is_sorted(), "{times:?}");
+    assert!(times[0] == times[1] && times[2] == times[3], "the packets of a run came together: {times:?}");
+    assert!(times[1] < times[2] && times[3] < times[4], "{times:?}");
+}
+
+#[test]
 fn the_identification_of_a_received_packet_is_found() {
     let (mut a, b) = ends(MemoryOptions { latency_ns: 0, ..MemoryOptions::default() });
     let file = Shared::new(usize::MAX);
@@ -158,7 +182,7 @@ fn a_full_disk_ends_the_capture_and_not_the_traffic() {
         assert_eq!(receive_all(&mut b, now_ns)[0].packets.len(), 10);
     }
     assert_eq!((b.packets(), b.poll_timeout()), (20, None));
-    assert!(Pcap::new(a, address(1), PORT, Shared::new(0), Duration::ZERO).is_err());
+    assert!(Pcap::new(a, address(1), PORT, Shared::new(0), Duration::from_nanos).is_err());
 }
 
 #[test]
