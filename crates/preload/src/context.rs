@@ -8,6 +8,7 @@ use doorbell_ibverbs_sys as c;
 
 use crate::device::{self, Device};
 use crate::event::Events;
+use crate::fork::say;
 use crate::handle::{Handles, Kind, object};
 use crate::outcome::{Outcome, Refused, pointer, status};
 use crate::{ah, cq, cq_ex, dm, mr, mw, pd, post, qp, query, srq};
@@ -88,7 +89,7 @@ pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut c::ibv_device) -> *
         }
         let opened = device::open().inspect_err(|refused| {
             // What is wrong is outside the program, and no errno says it.
-            eprintln!("doorbell: the software RNIC could not be opened: {refused}");
+            say(&format!("doorbell: the software RNIC could not be opened: {refused}"));
         })?;
         let events = Arc::new(Events::new()?);
         let mut c = tables(&events);

@@ -12,6 +12,7 @@ use doorbell_verbs::raw::{DeviceAttributes, Provider};
 use doorbell_verbs::{AsyncEvent, CqId, Qpn, SrqId, soft};
 
 use crate::event::Source;
+use crate::fork::Inside;
 use crate::outcome::{Outcome, Refused};
 use crate::{config, fork, stats};
 
@@ -146,7 +147,6 @@ impl Drop for Device {
 
 /// The RNIC of this process, opened if it is not.
 pub(crate) fn open() -> Outcome<Arc<Device>> {
-    fork::watch();
     stats::print_at_exit();
     let mut process = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
     if process.generation != fork::generation() {
@@ -191,6 +191,7 @@ pub(crate) fn open() -> Outcome<Arc<Device>> {
 /// Lists the devices: this one.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut c::ibv_device {
+    let _inside = Inside::new();
     let list = Box::new([listed(), ptr::null_mut()]);
     if !count.is_null() {
         // SAFETY: not null, so the caller's place for the number.

@@ -1,12 +1,38 @@
-//! A child that was forked inherits the objects but neither the thread nor the right to the
-//! socket: its inherited objects answer errors, and opening the device anew gives it one of its
-//! own.
+//! Forks. A child inherits the objects but neither the threads nor the right to the socket: its
+//! inherited objects answer errors, and opening the device anew gives it one of its own.
+//!
+//! The locks of inherited objects may be held for ever, by threads that the child does not have, so it
+//! does not touch them. Those of the process itself (which device is open, what was printed once) it needs:
+//! a fork waits until no thread is in a call that may hold one. Calls that wait for something let go before
+//! they sleep (`wait.rs`), and those of the data path use only what belongs to objects.
 
-use std::sync::Once;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::cell::Cell;
+use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Changes with each fork, in the child.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
+
+/// The gate of the first process.
+static FIRST: RwLock<()> = RwLock::new(());
+
+/// The gate of this process: calls are its readers, and who forks writes.
+static GATE: AtomicPtr<RwLock<()>> = AtomicPtr::new((&raw const FIRST).cast_mut());
+
+thread_local! {
+    /// Calls of this thread that are inside, one in the other.
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+    /// Held by the outermost of them.
+    static INSIDE: Cell<Option<ManuallyDrop<RwLockReadGuard<'static, ()>>>> = const { Cell::new(None) };
+    /// Held by this thread while it forks.
+    static FORKING: Cell<Option<ManuallyDrop<RwLockWriteGuard<'static, ()>>>> = const { Cell::new(None) };
+}
+
+fn gate() -> &'static RwLock<()> {
+    // SAFETY: a static, or one that was leaked.
+    unsafe { &*GATE.load(Ordering::Acquire) }
+}
 
 /// Which process of a row of forks this is.
 #[inline]
@@ -14,17 +40,149 @@ pub(crate) fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-extern "C" fn in_child() {
-    // Nothing else is safe here: other threads may have held any lock.
-    GENERATION.fetch_add(1, Ordering::Relaxed);
+/// While it lives, no thread forks but this one.
+pub(crate) struct Inside(());
+
+impl Inside {
+    pub(crate) fn new() -> Self {
+        if DEPTH.replace(DEPTH.get() + 1) == 0 {
+            enter();
+        }
+        Self(())
+    }
 }
 
-/// Watches for forks from now on.
-pub(crate) fn watch() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // SAFETY: the handler only changes an atomic.
-        let failed = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-        debug_assert_eq!(failed, 0, "only lack of memory makes it fail");
-    });
+impl Drop for Inside {
+    fn drop(&mut self) {
+        if DEPTH.replace(DEPTH.get() - 1) == 1 {
+            leave();
+        }
+    }
+}
+
+fn enter() {
+    let guard = gate().read().unwrap_or_else(PoisonError::into_inner);
+    INSIDE.set(Some(ManuallyDrop::new(guard)));
+}
+
+fn leave() {
+    drop(INSIDE.take().map(ManuallyDrop::into_inner));
+}
+
+/// Runs something within a call that may take long and holds none of the locks: forks need not wait for it.
+pub(crate) fn outside<R>(body: impl FnOnce() -> R) -> R {
+    leave();
+    let result = body();
+    enter();
+    result
+}
+
+extern "C" fn before() {
+    // From a signal handler that interrupted a call, a thread would wait for itself.
+    if DEPTH.get() == 0 {
+        let guard = gate().write().unwrap_or_else(PoisonError::into_inner);
+        FORKING.set(Some(ManuallyDrop::new(guard)));
+    }
+}
+
+extern "C" fn in_parent() {
+    drop(FORKING.take().map(ManuallyDrop::into_inner));
+}
+
+extern "C" fn in_child() {
+    GENERATION.fetch_add(1, Ordering::Relaxed);
+    // Threads that the child does not have may hold the old gate, or wait for it.
+    GATE.store(Box::leak(Box::default()), Ordering::Release);
+    FORKING.set(None);
+}
+
+/// Runs when the library is loaded, since a fork may come in the middle of the first call.
+extern "C" fn watch() {
+    // SAFETY: the handlers stay loaded with the library.
+    let failed = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+    debug_assert_eq!(failed, 0, "only lack of memory makes it fail");
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = watch;
+
+/// Writes a line to standard error, in one piece and without the lock of the standard library: a thread that a
+/// forked child does not have may hold that.
+pub(crate) fn say(line: &str) {
+    let line = format!("{line}\n");
+    // SAFETY: the bytes are there. Nobody can be told if it fails.
+    unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+    use crate::context::{ibv_close_device, ibv_open_device};
+    use crate::device;
+
+    /// Opens the device and closes it. False if it cannot.
+    fn opens() -> bool {
+        // SAFETY: the device of the list is always there, and the context was just opened.
+        unsafe {
+            let context = ibv_open_device(device::listed());
+            !context.is_null() && ibv_close_device(context) == 0
+        }
+    }
+
+    /// Forks a child that opens the device, and says how it ended: with status 0 if it could.
+    #[track_caller]
+    fn child_opens(what: &str) {
+        // SAFETY: the child runs only this, and ends.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0, "{what}: no fork");
+        if child == 0 {
+            // SAFETY: one that is stuck ends by the signal.
+            unsafe {
+                libc::signal(libc::SIGALRM, libc::SIG_DFL);
+                libc::alarm(20);
+                libc::_exit(if opens() { 0 } else { 2 });
+            }
+        }
+        let mut status = 0;
+        // SAFETY: it was just forked.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "{what}: the child ended with {status:#x}");
+    }
+
+    #[test]
+    fn a_child_opens_the_device_whatever_other_threads_did_when_it_was_forked() {
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    assert!(opens());
+                }
+            });
+            let rounds = std::panic::catch_unwind(|| (0..60).for_each(|round| child_opens(&format!("fork {round}"))));
+            over.store(true, Ordering::Relaxed);
+            rounds.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        });
+    }
+
+    #[test]
+    fn a_fork_waits_for_no_call_of_its_own_thread() {
+        let inside = Inside::new();
+        child_opens("within a call");
+        outside(|| child_opens("outside"));
+        drop(inside);
+        child_opens("afterwards");
+    }
+
+    #[test]
+    fn the_gate_is_one_for_calls_within_calls() {
+        let outer = Inside::new();
+        drop(Inside::new());
+        assert!(gate().try_write().is_err(), "the outer call is still inside");
+        drop(outer);
+        assert_eq!(DEPTH.get(), 0);
+        assert!(INSIDE.take().is_none());
+    }
 }

@@ -8,6 +8,7 @@ use std::ptr;
 
 use doorbell_verbs::{Error, ModifyError, ObjectError, PostErrorKind};
 
+use crate::fork::{Inside, say};
 use crate::wait::Uncancelled;
 
 /// Why a call was refused.
@@ -35,7 +36,7 @@ impl Refused {
     /// Says it to who asked for it with `DOORBELL_LOG`.
     pub(crate) fn tell(&self, call: &str) {
         if crate::config::explains() {
-            eprintln!("doorbell: {call}: {}", self.why);
+            say(&format!("doorbell: {call}: {}", self.why));
         }
     }
 }
@@ -95,9 +96,10 @@ pub(crate) fn set_errno(errno: c_int) {
 }
 
 /// Nothing unwinds into C: a defect of this library is an error of the call. And nothing unwinds it: the
-/// thread is not cancelled meanwhile.
+/// thread is not cancelled meanwhile. And no other thread forks: the child would find locks held.
 pub(crate) fn guarded<T>(body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
     let _uncancelled = Uncancelled::new();
+    let _inside = Inside::new();
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| Err(Refused::new(libc::EIO, "a defect of this library")))
 }
 

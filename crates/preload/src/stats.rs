@@ -4,8 +4,9 @@ use std::sync::{Mutex, Once, PoisonError};
 
 use doorbell_verbs::{Counters, LinkCounters};
 
+use crate::config;
 use crate::device::{self, Device};
-use crate::{config, fork};
+use crate::fork::{self, say};
 
 /// What devices counted that are closed, and in which process of a row of forks.
 static CLOSED: Mutex<(u32, Counted)> = Mutex::new((0, Vec::new()));
@@ -62,6 +63,6 @@ extern "C" fn at_exit() {
     }
     let process = std::process::id();
     for (name, value) in sum.into_iter().filter(|&(_, value)| value > 0) {
-        eprintln!("doorbell[{process}]: {name} {value}");
+        say(&format!("doorbell[{process}]: {name} {value}"));
     }
 }

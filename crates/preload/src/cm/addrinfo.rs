@@ -9,6 +9,7 @@ use doorbell_ibverbs_sys as c;
 use libc::{addrinfo, sockaddr, sockaddr_storage};
 
 use super::address;
+use crate::fork::outside;
 use crate::outcome::{Outcome, Refused, number};
 
 /// One result, and the addresses that it points to.
@@ -66,11 +67,15 @@ unsafe fn look_up(node: *const c_char, service: *const c_char, wanted: &Wanted) 
         hints.ai_flags |= libc::AI_NUMERICHOST;
     }
     let mut found: *mut addrinfo = ptr::null_mut();
-    // SAFETY: the C contract.
-    let error = unsafe { libc::getaddrinfo(node, service, &raw const hints, &raw mut found) };
+    // A name server may take its time.
+    let (error, errno) = outside(|| {
+        // SAFETY: the C contract.
+        let error = unsafe { libc::getaddrinfo(node, service, &raw const hints, &raw mut found) };
+        (error, std::io::Error::last_os_error().raw_os_error())
+    });
     if error != 0 {
         let errno = match error {
-            libc::EAI_SYSTEM => std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),
+            libc::EAI_SYSTEM => errno.unwrap_or(libc::EIO),
             libc::EAI_MEMORY => libc::ENOMEM,
             libc::EAI_AGAIN => libc::EAGAIN,
             libc::EAI_NONAME => libc::ENODATA,

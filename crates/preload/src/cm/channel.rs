@@ -99,7 +99,6 @@ pub(super) struct Queue {
 
 impl Queue {
     pub(super) fn new() -> Outcome<Arc<Self>> {
-        fork::watch();
         Ok(Self::with(blocking_notices()?))
     }
 

@@ -26,7 +26,6 @@ unsafe impl Send for Shared {}
 /// The device of this process, opened if it is not.
 pub(super) fn open() -> Outcome<Shared> {
     static SHARED: Mutex<Option<(u32, Shared)>> = Mutex::new(None);
-    fork::watch();
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((generation, shared)) = *shared
         && generation == fork::generation()

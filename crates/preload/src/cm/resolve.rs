@@ -10,6 +10,7 @@ use super::channel::Detail;
 use super::id::{self, BEGUN, Id};
 use super::line::Phase;
 use super::{address, device};
+use crate::fork::say;
 use crate::outcome::{Outcome, Refused, number};
 
 /// Takes an address and a port for an id. Without an address it is not bound to the device yet.
@@ -52,7 +53,7 @@ fn way(own: &Id, source: Option<SocketAddr>, destination: SocketAddr) -> Outcome
             destination.ip()
         );
         // It is outside the program, and no errno says it.
-        eprintln!("doorbell: {why}");
+        say(&format!("doorbell: {why}"));
         return Err(Refused::new(libc::EHOSTUNREACH, why));
     }
     let mut state = own.line.state();

@@ -15,7 +15,8 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::{SigSet, SigmaskHow};
 
 use super::line::Line;
-use crate::fork;
+use crate::config;
+use crate::fork::{self, say};
 use crate::outcome::{Outcome, Refused};
 
 /// Names a line to the thread; no number is used twice.
@@ -50,7 +51,7 @@ fn failed(error: nix::Error) -> Refused {
 /// The service of this process, started if it is not.
 pub(super) fn get() -> Outcome<Arc<Service>> {
     static SERVICE: Mutex<Option<(u32, Arc<Service>)>> = Mutex::new(None);
-    fork::watch();
+    config::explains(); // which its thread asks too, without regard to forks
     let mut service = SERVICE.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((generation, service)) = &*service
         && *generation == fork::generation()
@@ -166,7 +167,7 @@ impl Service {
                 Ok(ready) => ready,
                 Err(nix::Error::EINTR) => continue,
                 Err(error) => {
-                    eprintln!("doorbell: {}", failed(error));
+                    say(&format!("doorbell: {}", failed(error)));
                     return;
                 }
             };
