@@ -12,6 +12,7 @@ mod regressions;
 mod shell;
 mod test;
 mod two_machines;
+mod versus;
 mod vm;
 
 use std::path::PathBuf;
@@ -51,13 +52,26 @@ enum Command {
     ///
     /// Everything runs once in each round, on loopback, and each line of the table is the median of the
     /// rounds. It says something on a machine that does nothing else.
+    ///
+    /// With --against or --against-revision it measures two builds of Doorbell instead, this one and another:
+    /// `doorbell bench` in turns, and instructions per message under valgrind.
     Compare {
-        /// How often everything is measured.
-        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
-        rounds: u32,
+        /// How often everything is measured [default: 5; of two builds 15, which is the least]
+        #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
+        rounds: Option<u32>,
         /// Writes each figure of each round to this file, as JSON.
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
+        /// Another build of `doorbell`, which is measured in turns with this one.
+        #[arg(long, value_name = "BINARY")]
+        against: Option<PathBuf>,
+        /// Another revision, which is built: its instructions are counted, and without --against its `doorbell`
+        /// is measured.
+        #[arg(long, value_name = "REVISION")]
+        against_revision: Option<String>,
+        /// Only counts instructions.
+        #[arg(long, requires = "against_revision")]
+        instructions: bool,
     },
     /// Makes an archive with the command and the library that it preloads.
     Dist {
@@ -120,7 +134,18 @@ fn main() -> ExitCode {
         Command::EndToEnd => test::end_to_end(),
         Command::Report => test::report(),
         Command::Programs => test::programs(),
-        Command::Compare { rounds, out } => ended(programs::compare(rounds, out.as_deref())),
+        Command::Compare { rounds, out, against: None, against_revision: None, .. } => {
+            ended(programs::compare(rounds.unwrap_or(5), out.as_deref()))
+        }
+        Command::Compare { rounds, out, against: binary, against_revision: revision, instructions } => {
+            let rounds = rounds.unwrap_or(versus::LEAST_ROUNDS);
+            if rounds < versus::LEAST_ROUNDS {
+                eprintln!("--rounds is {rounds}, allowed is {} or more for two builds", versus::LEAST_ROUNDS);
+                return ExitCode::from(2);
+            }
+            let against = versus::Against { binary, revision, rounds, only_instructions: instructions };
+            ended(versus::compare(&against, out.as_deref()))
+        }
         Command::Dist { out } => ended(dist::build(out.as_deref()).map(|archive| println!("{}", archive.display()))),
         Command::CaptureRxe => ended(programs::build().and_then(|()| vm::capture())),
         Command::Ratios { rounds, out } => {

@@ -48,6 +48,12 @@ pub(crate) fn install_for_comparison() -> Result<(), String> {
     if missing.is_empty() { Ok(()) } else { Err(format!("packages are missing: {}", missing.join(", "))) }
 }
 
+/// Installs what counts instructions, and says if it is still missing then.
+pub(crate) fn install_for_counting() -> Result<(), String> {
+    install_missing(&[("valgrind", has("valgrind"))]);
+    if has("valgrind") { Ok(()) } else { Err("valgrind is missing".to_owned()) }
+}
+
 /// Programs of the virtual machine and those that build it, each with Debian's package.
 const FOR_GUESTS: &[(&str, &str)] = &[
     ("qemu-system-x86", "qemu-system-x86_64"),

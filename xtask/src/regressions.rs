@@ -139,8 +139,7 @@ struct Workshop {
 }
 
 impl Workshop {
-    /// Makes the clone, or brings it to HEAD: files that stay the same keep their times, so that cargo builds only
-    /// what changed.
+    /// Makes the clone, or brings it to HEAD.
     fn open() -> Result<Self, String> {
         let home = target().join("xtask").join("regressions");
         let workshop = Self { tree: home.join("tree"), built: home.join("target"), logs: home.join("logs") };
@@ -149,17 +148,8 @@ impl Workshop {
         if !output_of(git(&own, &["status", "--porcelain", "--untracked-files=no"]))?.is_empty() {
             eprintln!("changes that are not committed are left out: patches are applied to HEAD");
         }
-        if !workshop.tree.join(".git").exists() {
-            let mut clone = git(&home, &["clone", "--quiet", "--shared", "--no-checkout"]);
-            clone.arg(&own).arg(&workshop.tree);
-            run(clone)?;
-        }
         let head = output_of(git(&own, &["rev-parse", "HEAD"]))?;
-        let mut fetch = git(&workshop.tree, &["fetch", "--quiet"]);
-        fetch.arg(&own).arg("HEAD");
-        run(fetch)?;
-        run(git(&workshop.tree, &["checkout", "--quiet", "--force", "--detach", head.trim()]))?;
-        run(git(&workshop.tree, &["clean", "--quiet", "--force", "-d", "-x"]))?;
+        check_out(&workshop.tree, head.trim())?;
         Ok(workshop)
     }
 
@@ -271,7 +261,21 @@ impl Workshop {
     }
 }
 
-fn git(directory: &Path, arguments: &[&str]) -> Command {
+/// Clones the repository to `tree`, or brings the clone that is there to a commit: files that stay the same keep their
+/// times, so that cargo builds only what changed.
+pub(crate) fn check_out(tree: &Path, commit: &str) -> Result<(), String> {
+    let own = root();
+    if !tree.join(".git").exists() {
+        let mut clone = git(&own, &["clone", "--quiet", "--shared", "--no-checkout"]);
+        clone.arg(&own).arg(tree);
+        run(clone)?;
+    }
+    // The clone looks for objects here, so it knows every commit already.
+    run(git(tree, &["checkout", "--quiet", "--force", "--detach", commit]))?;
+    run(git(tree, &["clean", "--quiet", "--force", "-d", "-x"]))
+}
+
+pub(crate) fn git(directory: &Path, arguments: &[&str]) -> Command {
     let mut git = command("git", arguments);
     git.current_dir(directory);
     git

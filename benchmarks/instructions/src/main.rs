@@ -1,0 +1,137 @@
+//! `doorbell-instructions WORKLOAD MESSAGES`: both ends of a workload in one thread, for an instruction counter.
+//!
+//! `rnic` is two RNICs on a clock of their own; `exchange` and `bench` run on the software RNIC's engine, over a wire in
+//! memory. `bench` is what `doorbell bench` runs once its processes are connected.
+
+#[path = "../../../crates/rnic/benches/in_process/pair.rs"]
+mod pair;
+#[path = "../../../crates/exchange/benches/protocols/wire.rs"]
+mod wire;
+
+use std::process::ExitCode;
+
+use doorbell_exchange::{Config, Protocol, SendReceive, Submit, send_receive};
+use doorbell_study::executor::{self, Idle};
+use doorbell_study::parameters::Extent;
+use doorbell_study::workload::{Plan, Reception, SendMemory, ping, respond, stream};
+use doorbell_verbs::{Access, Device, MemoryKind, Pd};
+
+const SMALL: usize = 16;
+const LARGE: usize = 65536;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let messages = arguments.get(1).and_then(|number| number.parse::<u64>().ok());
+    let (Some(workload), Some(messages)) = (arguments.first(), messages) else {
+        eprintln!("usage: doorbell-instructions WORKLOAD MESSAGES");
+        return ExitCode::FAILURE;
+    };
+    match workload.as_str() {
+        "rnic" => rnic(SMALL, 1, messages),
+        "rnic-batched" => rnic(SMALL, 8, messages),
+        "rnic-64k" => rnic(LARGE, 1, messages),
+        "exchange" => exchange(SMALL, 1, messages),
+        "exchange-batched" => exchange(SMALL, 8, messages),
+        "bench-lat" => bench_lat(SMALL, messages),
+        "bench-bw" => bench_bw(SMALL, 1, 64, messages),
+        "bench-bw-batched" => bench_bw(SMALL, 8, 256, messages),
+        "bench-bw-64k" => bench_bw(LARGE, 1, 16, messages),
+        other => {
+            eprintln!("there is no workload {other:?}");
+            return ExitCode::FAILURE;
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn rnic(bytes: usize, per_post: usize, messages: u64) {
+    let mut pair = pair::Pair::new(bytes);
+    for _ in 0..messages / pair.window() as u64 {
+        pair.round(per_post);
+    }
+}
+
+/// An end of a connection, with what it was made from.
+struct End {
+    connection: send_receive::Connection,
+    device: Device,
+    pd: Pd,
+}
+
+fn connected(config: &Config) -> [End; 2] {
+    let devices = wire::devices();
+    let made = devices.map(|device| {
+        let pd = device.create_pd().expect("room");
+        let endpoint = SendReceive.endpoint(&pd, config, None).expect("an end");
+        (device, pd, endpoint)
+    });
+    let described = made.each_ref().map(|(_, _, endpoint)| SendReceive.describe(endpoint));
+    let mut peers = described.into_iter().rev();
+    made.map(|(device, pd, endpoint)| {
+        let peer = peers.next().expect("there are two");
+        End { connection: SendReceive.connect(endpoint, &peer).expect("the ends fit"), device, pd }
+    })
+}
+
+fn exchange(bytes: usize, batch: usize, messages: u64) {
+    let [mut a, mut b] = connected(&Config { batch, max_message: bytes, ..Config::default() });
+    let message = vec![7; bytes];
+    let (mut sent, mut received) = (0, 0);
+    while a.connection.last_done() < messages || received < messages {
+        while sent < messages
+            && let Submit::Accepted(id) = a.connection.send(&message).expect("a connection")
+        {
+            sent = id;
+        }
+        a.connection.flush().expect("a connection");
+        a.connection.poll().expect("a connection");
+        b.connection.poll().expect("a connection");
+        while let Some(message) = b.connection.take() {
+            drop(message);
+            received += 1;
+        }
+    }
+}
+
+fn plan(bytes: usize, window: usize, messages: u64) -> Plan {
+    Plan { bytes, window, extent: Extent::Messages(messages), rate: None, verify: false, buffers: window }
+}
+
+fn memory(end: &End, plan: &Plan) -> SendMemory {
+    let region = end.pd.allocate(plan.bytes * plan.buffers, Access::empty(), MemoryKind::Plain).expect("room");
+    SendMemory { region, stride: plan.bytes }
+}
+
+fn bench_lat(bytes: usize, messages: u64) {
+    let [a, b] = connected(&Config { max_message: bytes, send_buffers: 0, ..Config::default() });
+    let plan = plan(bytes, 1, messages);
+    let (of_a, of_b) = (memory(&a, &plan), memory(&b, &plan));
+    let idle = Idle::spin();
+    let (waiter, other) = (idle.clone(), idle.clone());
+    type Task = std::pin::Pin<Box<dyn Future<Output = u64>>>;
+    let pinging: Task = Box::pin(async move {
+        ping(a.connection, waiter, a.device, plan, of_a, 2, |_| {}).await.expect("a connection").0.sent
+    });
+    let answering: Task = Box::pin(async move {
+        respond(b.connection, other, b.device, plan, of_b, Reception::default()).await.expect("a connection").received
+    });
+    let done = executor::run(&idle, [pinging, answering]);
+    assert!(done.iter().all(|&count| count >= messages), "{done:?}");
+}
+
+fn bench_bw(bytes: usize, batch: usize, window: usize, messages: u64) {
+    let config = Config { batch, window, depth: 2 * window, max_message: bytes, send_buffers: 0, ..Config::default() };
+    let [a, b] = connected(&config);
+    let plan = plan(bytes, window, messages);
+    let memory = memory(&a, &plan);
+    let idle = Idle::spin();
+    let (waiter, other) = (idle.clone(), idle.clone());
+    let reception = Reception::default();
+    let sending = stream(a.connection, waiter, a.device, Some((plan, memory)), reception, |_: u64| {});
+    let receiving = stream(b.connection, other, b.device, None, reception, |_: u64| {});
+    type Task = std::pin::Pin<Box<dyn Future<Output = u64>>>;
+    let sending: Task = Box::pin(async move { sending.await.expect("a connection").sent });
+    let receiving: Task = Box::pin(async move { receiving.await.expect("a connection").received });
+    let done = executor::run(&idle, [sending, receiving]);
+    assert!(done.iter().all(|&count| count >= messages), "{done:?}");
+}

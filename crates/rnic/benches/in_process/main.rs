@@ -1,0 +1,68 @@
+//! CPU time per message for both sides together: two RNICs in one thread, from post to both
+//! completions. Every packet's ICRC is made and checked; nothing else of a link is there.
+
+mod pair;
+
+use std::time::Duration;
+
+use criterion::measurement::{Measurement, ValueFormatter, WallTime};
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use pair::{BURST, Pair};
+
+/// CPU time of the thread, so that other load on the machine is not measured.
+struct CpuTime(WallTime);
+
+impl Measurement for CpuTime {
+    type Intermediate = Duration;
+    type Value = Duration;
+
+    fn start(&self) -> Duration {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the clock exists on Linux, and `time` is ours.
+        let result = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+        assert_eq!(result, 0, "threads have a CPU clock");
+        Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+    }
+
+    fn end(&self, start: Duration) -> Duration {
+        self.start() - start
+    }
+
+    fn add(&self, one: &Duration, other: &Duration) -> Duration {
+        *one + *other
+    }
+
+    fn zero(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn to_f64(&self, value: &Duration) -> f64 {
+        value.as_nanos() as f64
+    }
+
+    fn formatter(&self) -> &dyn ValueFormatter {
+        self.0.formatter()
+    }
+}
+
+fn send(c: &mut Criterion<CpuTime>) {
+    let mut group = c.benchmark_group("send");
+    for (bytes, per_post) in [(16, 1), (16, 8), (4096, 1), (1 << 20, 1)] {
+        let mut pair = Pair::new(bytes);
+        group.throughput(Throughput::Elements(pair.window() as u64));
+        let id = BenchmarkId::new(format!("{bytes} B"), format!("{per_post} per post"));
+        group.bench_function(id, |bencher| bencher.iter(|| pair.round(per_post)));
+        let packets_per_ack = pair.packets_per_ack();
+        // A bench that another one was asked for has sent nothing.
+        let is_enough = packets_per_ack == 0 || packets_per_ack >= BURST as u64;
+        assert!(is_enough, "an acknowledgement for {packets_per_ack} packets");
+    }
+    group.finish();
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default().with_measurement(CpuTime(WallTime));
+    targets = send
+}
+criterion_main!(benches);

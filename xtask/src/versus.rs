@@ -1,0 +1,315 @@
+//! `cargo xtask compare --against`: two builds of Doorbell beside each other.
+//!
+//! Wall time is measured by `doorbell bench`, once of each build in each round; its spread is 5 to 10 %, so what is
+//! said is an interval of the ratio. Instructions per message are counted by valgrind's callgrind, of both ends in one
+//! thread (`benchmarks/instructions`), as the difference of two lengths, so that starting up does not count. The
+//! program for that is built in the crates of either revision.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::regressions::{check_out, git};
+use crate::shell::{Running, cargo, command, output_of, root, run, target};
+use crate::{figures, peers};
+
+/// Fewer rounds say nothing about a few per cent.
+pub(crate) const LEAST_ROUNDS: u32 = 15;
+/// Longer than a measurement takes, be the machine busy.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What is compared with what is in this folder.
+pub(crate) struct Against {
+    /// A `doorbell`, for wall time.
+    pub(crate) binary: Option<PathBuf>,
+    /// A revision, for instructions; and for wall time, if there is no binary.
+    pub(crate) revision: Option<String>,
+    pub(crate) rounds: u32,
+    /// Counts no more than instructions.
+    pub(crate) only_instructions: bool,
+}
+
+/// A measurement of `doorbell bench`.
+struct Timed {
+    name: &'static str,
+    arguments: &'static str,
+    /// Where its result stands in the record, and how much of it is a unit.
+    pointer: &'static str,
+    unit: &'static str,
+    scale: f64,
+}
+
+const TIMED: &[Timed] = &[
+    Timed {
+        name: "lat 16 B",
+        arguments: "bench lat -s 16 -D 0.5 --json",
+        pointer: "/results/0/latency_ns/p50",
+        unit: "us",
+        scale: 1e-3,
+    },
+    Timed {
+        name: "bw 16 B",
+        arguments: "bench bw -s 16 -D 0.5 --json",
+        pointer: "/results/0/messages_per_s",
+        unit: "M/s",
+        scale: 1e-6,
+    },
+    Timed {
+        name: "bw 16 B, batched",
+        arguments: "bench bw -s 16 --config batched -D 0.5 --json",
+        pointer: "/results/0/messages_per_s",
+        unit: "M/s",
+        scale: 1e-6,
+    },
+    Timed {
+        name: "bw 64 KiB",
+        arguments: "bench bw -s 65536 -D 0.5 --json",
+        pointer: "/results/0/bytes_per_s",
+        unit: "GB/s",
+        scale: 1e-9,
+    },
+];
+
+/// A workload of the program that is counted, and two lengths of it.
+struct Counted {
+    name: &'static str,
+    short: u64,
+    long: u64,
+}
+
+const fn counted(name: &'static str, short: u64, long: u64) -> Counted {
+    Counted { name, short, long }
+}
+
+/// Lengths are multiples of every window.
+const COUNTED: &[Counted] = &[
+    counted("rnic", 6400, 64_000),
+    counted("rnic-batched", 6400, 64_000),
+    counted("rnic-64k", 160, 4800),
+    counted("exchange", 6400, 64_000),
+    counted("exchange-batched", 6400, 64_000),
+    counted("bench-lat", 3200, 32_000),
+    counted("bench-bw", 6400, 64_000),
+    counted("bench-bw-batched", 6400, 64_000),
+    counted("bench-bw-64k", 160, 4800),
+];
+
+/// How often instructions are counted: nothing but the clock differs from one time to the next.
+const COUNTS: usize = 5;
+
+/// Measures both builds, and prints a table; the raw figures go to `out`.
+pub(crate) fn compare(against: &Against, out: Option<&Path>) -> Result<(), String> {
+    let home = target().join("xtask").join("compare");
+    fs::create_dir_all(&home).map_err(|error| format!("{}: {error}", home.display()))?;
+    let other = against.revision.as_deref().map(|revision| Revision::check_out(&home, revision)).transpose()?;
+    let timed = if against.only_instructions { Vec::new() } else { time(against, other.as_ref())? };
+    let counted = match &other {
+        Some(other) => count(&home, other)?,
+        None => {
+            println!(
+                "\ninstructions are left out: --against-revision says what to build the program in that counts them"
+            );
+            Vec::new()
+        }
+    };
+    if let Some(out) = out {
+        let text = json!({ "schema": "doorbell-compare-builds/1", "timed": timed, "instructions": counted });
+        fs::write(out, format!("{text:#}\n")).map_err(|error| format!("{}: {error}", out.display()))?;
+    }
+    Ok(())
+}
+
+/// Another revision, in a folder of its own.
+struct Revision {
+    tree: PathBuf,
+    id: String,
+}
+
+impl Revision {
+    fn check_out(home: &Path, revision: &str) -> Result<Self, String> {
+        let id = output_of(git(&root(), &["rev-parse", "--verify", &format!("{revision}^{{commit}}")]))?;
+        let id = id.trim().to_owned();
+        let tree = home.join("tree");
+        check_out(&tree, &id)?;
+        Ok(Self { tree, id })
+    }
+
+    /// Builds its `doorbell`.
+    fn doorbell(&self) -> Result<PathBuf, String> {
+        let built = self.tree.with_file_name("target");
+        let mut build = cargo(&["build", "--release", "--package", "doorbell-cli"]);
+        build.current_dir(&self.tree).env("CARGO_TARGET_DIR", &built);
+        run(build)?;
+        Ok(built.join("release").join("doorbell"))
+    }
+}
+
+/// Wall times, in turns.
+fn time(against: &Against, other: Option<&Revision>) -> Result<Vec<Value>, String> {
+    let theirs = match (&against.binary, other) {
+        (Some(binary), _) => binary.clone(),
+        (None, Some(other)) => other.doorbell()?,
+        (None, None) => return Err("there is neither a binary nor a revision to compare with".to_owned()),
+    };
+    run(cargo(&["build", "--release", "--package", "doorbell-cli"]))?;
+    let ours = target().join("release").join("doorbell");
+    let mut taken: Vec<Vec<[f64; 2]>> = TIMED.iter().map(|_| Vec::new()).collect();
+    for round in 0..against.rounds {
+        eprintln!("round {} of {}", round + 1, against.rounds);
+        for (timed, taken) in TIMED.iter().zip(&mut taken) {
+            // Whoever comes second meets another machine, so they take turns at that, too.
+            let mut pair = [0.0; 2];
+            let order = if round % 2 == 0 { [0, 1] } else { [1, 0] };
+            for index in order {
+                pair[index] = timed.measure([&ours, &theirs][index])?;
+            }
+            taken.push(pair);
+        }
+    }
+    println!("\n{:<20} {:>5} {:>20} {:>20} {:>8}  95 % of it", "wall time", "", "this", "other", "ratio");
+    let rows = TIMED.iter().zip(&taken).map(|(timed, pairs)| {
+        let ratios: Vec<f64> = pairs.iter().map(|[ours, theirs]| ours / theirs).collect();
+        let [low, high] = interval(&ratios);
+        let side = |index: usize| {
+            let figures = figures::spread(pairs.iter().map(|pair| pair[index] * timed.scale));
+            figures.map_or_else(String::new, |(median, least, most)| format!("{median:.3} ({least:.3}-{most:.3})"))
+        };
+        let ratio = median(&ratios);
+        println!(
+            "{:<20} {:>5} {:>20} {:>20} {ratio:>8.3}  {low:.3} to {high:.3}",
+            timed.name,
+            timed.unit,
+            side(0),
+            side(1)
+        );
+        json!({ "name": timed.name, "pairs": pairs, "ratio": ratio, "interval": [low, high] })
+    });
+    Ok(rows.collect())
+}
+
+impl Timed {
+    fn measure(&self, binary: &Path) -> Result<f64, String> {
+        let words: Vec<&str> = self.arguments.split_whitespace().collect();
+        let (stdout, _) = Running::start(command(binary, &words))?.finish(PATIENCE)?;
+        let record: Value = serde_json::from_str(&stdout).map_err(|error| format!("{}: {error}", self.name))?;
+        let value = record.pointer(self.pointer).and_then(Value::as_f64);
+        value.filter(|value| *value > 0.0).ok_or_else(|| format!("{}: the record has no {}", self.name, self.pointer))
+    }
+}
+
+/// Instructions per message.
+fn count(home: &Path, other: &Revision) -> Result<Vec<Value>, String> {
+    peers::install_for_counting()?;
+    let ours = counting_program(home, &root(), "this")?;
+    copy_sources(&other.tree)?;
+    let theirs = counting_program(home, &other.tree, "other")?;
+    println!("\ninstructions per message, the other being {}", other.id.get(..7).unwrap_or(&other.id));
+    println!("{:<20} {:>12} {:>12} {:>8}  spread", "", "this", "other", "ratio");
+    let mut rows = Vec::new();
+    for counted in COUNTED {
+        let mut sides: [Vec<f64>; 2] = Default::default();
+        for _ in 0..COUNTS {
+            for (program, side) in [&ours, &theirs].into_iter().zip(&mut sides) {
+                let [short, long] =
+                    [counted.short, counted.long].map(|length| instructions(program, counted.name, length));
+                side.push((long? - short?) / (counted.long - counted.short) as f64);
+            }
+        }
+        let [this, other] = sides.each_ref().map(|side| median(side));
+        let widths = sides.iter().filter_map(|side| figures::spread(side.iter().copied()));
+        let widest = widths.map(|(_, least, most)| 100.0 * (most - least) / least);
+        let widest = widest.fold(0.0, f64::max);
+        println!("{:<20} {this:>12.1} {other:>12.1} {:>8.4}  {widest:.2} %", counted.name, this / other);
+        rows.push(json!({ "name": counted.name, "this": sides[0], "other": sides[1], "ratio": this / other }));
+    }
+    Ok(rows)
+}
+
+/// Files that the program is made of, beside the crates.
+const SOURCES: &[&str] = &["benchmarks/instructions", "crates/rnic/benches", "crates/exchange/benches"];
+
+/// Another revision may not have the program yet, or another one: both sides are counted by ours.
+fn copy_sources(tree: &Path) -> Result<(), String> {
+    for source in SOURCES {
+        let to = tree.join(source);
+        if to.exists() {
+            fs::remove_dir_all(&to).map_err(|error| format!("{}: {error}", to.display()))?;
+        }
+        let mut copy = command("cp", &["--recursive"]);
+        copy.arg(root().join(source)).arg(&to);
+        run(copy)?;
+    }
+    Ok(())
+}
+
+/// Builds the program that is counted, and returns where it lies.
+fn counting_program(home: &Path, tree: &Path, name: &str) -> Result<PathBuf, String> {
+    let folder = tree.join("benchmarks").join("instructions");
+    let cannot = |what: &Path, error: std::io::Error| format!("{}: {error}", what.display());
+    // The versions of dependencies are those of the revision.
+    let lock = folder.join("Cargo.lock");
+    fs::copy(tree.join("Cargo.lock"), &lock).map_err(|error| cannot(&lock, error))?;
+    let built = home.join("instructions");
+    let mut build = cargo(&["build", "--release"]);
+    build.current_dir(&folder).env("CARGO_TARGET_DIR", &built);
+    run(build)?;
+    let program = home.join(format!("doorbell-instructions-{name}"));
+    let made = built.join("release").join("doorbell-instructions");
+    fs::copy(&made, &program).map_err(|error| cannot(&made, error))?;
+    Ok(program)
+}
+
+/// What a workload of this length takes from start to end.
+fn instructions(program: &Path, workload: &str, length: u64) -> Result<f64, String> {
+    let mut valgrind = command("valgrind", &["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
+    // Publishing counters goes by the clock.
+    valgrind.arg(program).args([workload, &length.to_string()]).env("DOORBELL_PUBLISH", "0");
+    let output = valgrind.output().map_err(|error| format!("valgrind could not be started: {error}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        return Err(format!("{workload} failed under valgrind: {}\n{said}", output.status));
+    }
+    let number = said.lines().find_map(|line| line.split_once("Collected :")).map(|(_, number)| number.trim());
+    number
+        .and_then(|number| number.parse().ok())
+        .ok_or_else(|| format!("valgrind says nothing of instructions:\n{said}"))
+}
+
+fn median(values: &[f64]) -> f64 {
+    figures::spread(values.iter().copied()).map_or(f64::NAN, |(median, ..)| median)
+}
+
+/// An interval that holds the median of what was drawn from in 95 of 100 cases, whatever its distribution: between two
+/// order statistics, by the binomial distribution (the sign test turned around).
+fn interval(values: &[f64]) -> [f64; 2] {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let count = sorted.len();
+    let Some(last) = count.checked_sub(1) else { return [f64::NAN; 2] };
+    // P(fewer than k of n fall below the median), for the largest k that leaves 2.5 %.
+    let (mut k, mut term, mut below) = (0, 0.5_f64.powi(count as i32), 0.0);
+    while k < count / 2 && below + term <= 0.025 {
+        below += term;
+        k += 1;
+        term *= (count + 1 - k) as f64 / k as f64;
+    }
+    let k = k.saturating_sub(1);
+    [sorted[k], sorted[last - k]]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interval_leaves_what_the_sign_test_leaves() {
+        let values: Vec<f64> = (1..=15).map(f64::from).collect();
+        // Of 15 draws three or fewer are on one side of the median in 1.8 % of cases, four or fewer in 5.9 %.
+        assert_eq!(interval(&values), [4.0, 12.0]);
+        let values: Vec<f64> = (1..=25).map(f64::from).collect();
+        assert_eq!(interval(&values), [8.0, 18.0]);
+        assert_eq!(interval(&[7.0, 8.0]), [7.0, 8.0]);
+    }
+}
