@@ -5,18 +5,26 @@
 //! sleeps on the completion channel's file descriptor is a few lines with any runtime.
 
 use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::task::Poll;
+use std::time::Duration;
 
 use doorbell_verbs::Channel;
 
 use crate::connection::{MessageConnection, MessageId, Outcome, Submit};
 use crate::error::ConnectionError;
+use crate::sleep::{Sleeper, longest_sleep, take_notifications};
 
 /// How a task waits when a connection has nothing to do.
 pub trait Waiter {
     /// Waits until it is worth polling again. With `channel`, a notification was armed on it, and
-    /// the connection was polled once more since.
-    fn wait(&self, channel: Option<&Channel>) -> impl Future<Output = ()>;
+    /// the connection was polled once more since: it is worth it once the channel's descriptor is readable, and
+    /// after `timeout`, when the connection has something to do by itself, such as asking whether the peer lives.
+    /// A waiter that sleeps longer lets a dead peer go unnoticed.
+    ///
+    /// It leaves the notifications on the channel, which may be those of other connections; the future may be
+    /// dropped before it is complete.
+    fn wait(&self, channel: Option<&Channel>, timeout: Option<Duration>) -> impl Future<Output = ()>;
 
     /// Does it want notifications armed?
     fn wants_notification(&self) -> bool;
@@ -27,7 +35,7 @@ pub trait Waiter {
 pub struct Spin;
 
 impl Waiter for Spin {
-    async fn wait(&self, _: Option<&Channel>) {
+    async fn wait(&self, _: Option<&Channel>, _: Option<Duration>) {
         yield_now().await;
     }
 
@@ -102,7 +110,7 @@ impl<W: Waiter, C: MessageConnection> Async<W, C> {
         while !self.connection.is_closed() {
             self.progress().await?;
         }
-        Ok(())
+        self.connection.over().map_or(Ok(()), Err)
     }
 
     /// Moves the connection along until something happened.
@@ -112,20 +120,33 @@ impl<W: Waiter, C: MessageConnection> Async<W, C> {
                 return Ok(());
             }
             if !self.waiter.wants_notification() {
-                self.waiter.wait(None).await;
-            } else if self.connection.notifies() {
-                self.connection.arm();
-                if self.connection.poll()? {
+                self.waiter.wait(None, None).await;
+            } else if let Some(channel) = self.connection.channel().filter(|_| self.connection.notifies()).cloned() {
+                if self.sleep(&channel).await? {
                     return Ok(());
-                }
-                self.waiter.wait(self.connection.channel()).await;
-                if let Some(channel) = self.connection.channel() {
-                    while channel.next().is_some() {}
                 }
             } else {
                 yield_now().await;
             }
         }
+    }
+
+    /// Sleeps until the connection is notified, or wants to be polled. True if something happened instead.
+    async fn sleep(&mut self, channel: &Channel) -> Result<bool, ConnectionError> {
+        let sleeper = Sleeper::new(channel, &self.connection);
+        self.connection.arm();
+        // What came before the notification was armed raises none.
+        if self.connection.poll()? {
+            return Ok(true);
+        }
+        let mut waiting = pin!(self.waiter.wait(Some(channel), Some(longest_sleep(&self.connection))));
+        poll_fn(|context| match sleeper.is_notified(context.waker()) {
+            true => Poll::Ready(()),
+            false => waiting.as_mut().poll(context),
+        })
+        .await;
+        take_notifications(channel);
+        Ok(false)
     }
 
     /// The connection.

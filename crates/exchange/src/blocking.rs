@@ -1,16 +1,11 @@
 //! Waiting by busy-polling for a while, then sleeping on the completion channel.
 
-use std::time::Duration;
-
 use crate::connection::{MessageConnection, MessageId, Outcome, Submit};
 use crate::error::ConnectionError;
+use crate::sleep::{longest_sleep, take_notifications};
 
 /// Polls that find nothing before the thread goes to sleep, if it may: some hundred microseconds.
 const SPINS: u32 = 500;
-
-/// The longest sleep, even if the connection has no deadline of its own: messages that other
-/// threads drop are reposted and reported by polling.
-const LONGEST_SLEEP: Duration = Duration::from_millis(200);
 
 /// A connection whose calls wait.
 ///
@@ -114,14 +109,8 @@ impl<C: MessageConnection> Blocking<C> {
                 return Ok(());
             }
             // An interrupted or failed wait is no harm: polling tells.
-            let _ = channel.wait(Some(self.longest_sleep()));
-            while channel.next().is_some() {}
+            let _ = channel.wait(Some(longest_sleep(&self.connection)));
+            take_notifications(&channel);
         }
-    }
-
-    fn longest_sleep(&self) -> Duration {
-        let now_ns = self.connection.qp().pd().device().now_ns();
-        let deadline_ns = self.connection.poll_timeout_ns().unwrap_or(u64::MAX);
-        LONGEST_SLEEP.min(Duration::from_nanos(deadline_ns.saturating_sub(now_ns)))
     }
 }

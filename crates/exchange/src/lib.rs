@@ -26,6 +26,7 @@ mod ring;
 pub mod send_receive;
 pub mod setup;
 pub mod shared_write;
+mod sleep;
 mod slots;
 
 pub use buffered_read::BufferedRead;

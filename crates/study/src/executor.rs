@@ -23,17 +23,19 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 pub struct Idle {
     channel: Option<Channel>,
     waiting: Rc<Cell<usize>>,
+    /// How long the thread may sleep, as the tasks say.
+    longest: Rc<Cell<Duration>>,
 }
 
 impl Idle {
     /// Tasks spin.
     pub fn spin() -> Self {
-        Self { channel: None, waiting: Rc::default() }
+        Self { channel: None, waiting: Rc::default(), longest: Rc::new(Cell::new(LONGEST_SLEEP)) }
     }
 
     /// The thread sleeps on `channel` when all tasks wait.
     pub fn sleep_on(channel: Channel) -> Self {
-        Self { channel: Some(channel), waiting: Rc::default() }
+        Self { channel: Some(channel), ..Self::spin() }
     }
 
     /// The channel that connections have to be made on.
@@ -42,11 +44,27 @@ impl Idle {
     }
 }
 
+/// A task that waits, until it does not wait any more, for whatever reason.
+struct Waits<'a>(&'a Cell<usize>);
+
+impl<'a> Waits<'a> {
+    fn new(waiting: &'a Cell<usize>) -> Self {
+        waiting.set(waiting.get() + 1);
+        Self(waiting)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
 impl Waiter for Idle {
-    async fn wait(&self, _: Option<&Channel>) {
-        self.waiting.set(self.waiting.get() + 1);
+    async fn wait(&self, _: Option<&Channel>, timeout: Option<Duration>) {
+        self.longest.set(timeout.unwrap_or(LONGEST_SLEEP).min(self.longest.get()));
+        let _waits = Waits::new(&self.waiting);
         yield_now().await;
-        self.waiting.set(self.waiting.get() - 1);
     }
 
     fn wants_notification(&self) -> bool {
@@ -83,7 +101,7 @@ pub fn run<T>(idle: &Idle, tasks: impl IntoIterator<Item = impl Future<Output = 
         };
         // All tasks have armed their notifications and found nothing since. A failed wait
         // does no harm: the tasks look for themselves.
-        let _ = channel.wait(Some(LONGEST_SLEEP));
+        let _ = channel.wait(Some(idle.longest.replace(LONGEST_SLEEP)));
     }
     results.into_iter().flatten().collect()
 }

@@ -340,10 +340,10 @@ impl<'a, W: Waiter> Initiator<'a, W> {
                 if self.reap()? > 0 {
                     break;
                 }
-                self.waiter.wait(self.end.cq.channel()).await;
+                self.waiter.wait(self.end.cq.channel(), None).await;
                 while self.end.cq.channel().is_some_and(|channel| channel.next().is_some()) {}
             } else {
-                self.waiter.wait(None).await;
+                self.waiter.wait(None, None).await;
             }
         }
         Ok(())

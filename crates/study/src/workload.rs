@@ -277,7 +277,7 @@ pub async fn gather<W: Waiter>(
         if keys.iter().all(|&key| hub.get(key).is_none_or(is_over)) {
             break;
         }
-        waiter.wait(None).await;
+        waiter.wait(None, None).await;
     }
     for (key, tally) in keys.into_iter().zip(&mut tallies) {
         if let Some(connection) = hub.get(key) {
@@ -459,7 +459,7 @@ pub async fn publish<W: Waiter>(
             progress(source.sent);
             yield_now().await;
         } else {
-            waiter.wait(None).await;
+            waiter.wait(None, None).await;
         }
     }
     let mut tally = Tally { first_ns: pace.began_ns(), began_ns: pace.began_ns(), ..Tally::default() };
@@ -471,7 +471,7 @@ pub async fn publish<W: Waiter>(
         connection.close();
         while !(connection.is_closed() && connection.is_peer_closed()) {
             if !connection.poll()? {
-                waiter.wait(None).await;
+                waiter.wait(None, None).await;
             }
         }
         tally.close(connection);

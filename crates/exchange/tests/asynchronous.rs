@@ -1,0 +1,153 @@
+//! Connections that tasks wait for: deadlines, deaths, and channels that connections share.
+
+mod common;
+
+use std::cell::Cell;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use common::bare::config;
+use common::wire;
+use doorbell_exchange::asynchronous::{Async, Waiter};
+use doorbell_exchange::{Config, ConnectionError, Protocol, SendReceive, Submit};
+use doorbell_verbs::{Channel, Device};
+
+type Connection = <SendReceive as Protocol>::Connection;
+
+/// A connection on a channel, and its peer.
+fn pair(devices: &[Device; 2], channel: &Channel, config: &Config) -> (Connection, Connection) {
+    let end = |index: usize, channel| {
+        SendReceive.endpoint(&devices[index].create_pd().unwrap(), config, channel).expect("an endpoint")
+    };
+    let (a, b) = (end(0, Some(channel)), end(1, None));
+    let (of_a, of_b) = (a.description(), b.description());
+    (a.connect(&of_b).unwrap(), b.connect(&of_a).unwrap())
+}
+
+/// Blocks the thread on the channel for as long as it is told to.
+struct Asleep;
+
+impl Waiter for Asleep {
+    async fn wait(&self, channel: Option<&Channel>, timeout: Option<Duration>) {
+        let timeout = timeout.expect("whoever sleeps is told for how long");
+        channel.expect("the connection has a channel").wait(Some(timeout)).unwrap();
+    }
+
+    fn wants_notification(&self) -> bool {
+        true
+    }
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let mut future = pin!(future);
+    let mut context = Context::from_waker(Waker::noop());
+    loop {
+        if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
+            return value;
+        }
+    }
+}
+
+#[test]
+fn a_task_that_sleeps_notices_that_its_peer_died() {
+    let devices = wire::devices();
+    let channel = devices[0].create_channel().unwrap();
+    let config = Config { timeout: 8, retry_count: 1, keepalive_ns: 20_000_000, ..config() };
+    let (a, b) = pair(&devices, &channel, &config);
+    drop(b);
+    let mut a = Async::new(a, Asleep);
+    let error = block_on(a.receive()).unwrap_err();
+    assert!(matches!(error, ConnectionError::PeerUnreachable(_)), "{error}");
+}
+
+#[test]
+fn closing_a_connection_whose_peer_died_says_so() {
+    let devices = wire::devices();
+    let channel = devices[0].create_channel().unwrap();
+    let config = Config { timeout: 8, retry_count: 1, keepalive_ns: 20_000_000, ..config() };
+    let (a, b) = pair(&devices, &channel, &config);
+    drop(b);
+    let mut a = Async::new(a, Asleep);
+    let died = block_on(a.receive()).unwrap_err();
+    assert_eq!(block_on(a.close()), Err(died));
+    // In peace it is Ok, and what the peer sent before is still there.
+    let (a, mut b) = pair(&devices, &channel, &config);
+    let mut a = Async::new(a, Asleep);
+    b.close();
+    while !b.is_closed() {
+        b.poll().unwrap();
+        devices[0].drive();
+    }
+    assert_eq!(block_on(a.close()), Ok(()));
+}
+
+/// Sleeps until its waker is called: the test says when the channel's descriptor is looked at.
+struct Asked<'a> {
+    looks: &'a Cell<bool>,
+}
+
+impl Waiter for Asked<'_> {
+    async fn wait(&self, channel: Option<&Channel>, _: Option<Duration>) {
+        poll_fn(|_| {
+            match self.looks.get() && channel.is_some_and(|channel| channel.wait(Some(Duration::ZERO)).unwrap()) {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            }
+        })
+        .await;
+    }
+
+    fn wants_notification(&self) -> bool {
+        true
+    }
+}
+
+#[derive(Default)]
+struct Woken(AtomicUsize);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Of two tasks that sleep on one channel the first takes the notifications of both off it: then the descriptor is
+/// not readable any more, and the second would sleep on.
+#[test]
+fn whoever_takes_the_notification_of_another_wakes_it() {
+    let devices = wire::devices();
+    let channel = devices[0].create_channel().unwrap();
+    let ((a, mut of_a), (b, mut of_b)) = (pair(&devices, &channel, &config()), pair(&devices, &channel, &config()));
+    let (a_looks, b_looks) = (Cell::new(true), Cell::new(false));
+    let (mut a, mut b) = (Async::new(a, Asked { looks: &a_looks }), Async::new(b, Asked { looks: &b_looks }));
+    let woken = [Arc::<Woken>::default(), Arc::default()];
+    let wakers = [Waker::from(Arc::clone(&woken[0])), Waker::from(Arc::clone(&woken[1]))];
+    {
+        let (mut a, mut b) = (pin!(a.receive()), pin!(b.receive()));
+        let sleeps = |task: Pin<&mut dyn Future<Output = _>>, waker: &Waker| {
+            task.poll(&mut Context::from_waker(waker)).map(|result: Result<_, ConnectionError>| result.unwrap())
+        };
+        assert!(sleeps(a.as_mut(), &wakers[0]).is_pending());
+        assert!(sleeps(b.as_mut(), &wakers[1]).is_pending());
+        for peer in [&mut of_a, &mut of_b] {
+            let Submit::Accepted(id) = peer.send(b"hello").unwrap() else { panic!("nothing is in the way") };
+            while !peer.is_done(id) {
+                peer.poll().unwrap();
+                devices[0].drive();
+            }
+        }
+        let Poll::Ready(message) = sleeps(a.as_mut(), &wakers[0]) else { panic!("it is notified") };
+        assert_eq!(&*message, b"hello");
+        assert!(!channel.wait(Some(Duration::ZERO)).unwrap(), "the descriptor is not readable any more");
+        assert_eq!(woken[1].0.load(Ordering::Relaxed), 1, "the second was woken");
+        let Poll::Ready(message) = sleeps(b.as_mut(), &wakers[1]) else { panic!("it is notified, too") };
+        assert_eq!(&*message, b"hello");
+    }
+    // Whoever does not sleep any more is not woken.
+    let Submit::Accepted(_) = of_b.send(b"again").unwrap() else { panic!("nothing is in the way") };
+    assert_eq!(woken[1].0.load(Ordering::Relaxed), 1);
+}
