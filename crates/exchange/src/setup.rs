@@ -178,6 +178,9 @@ pub enum SetupError {
         /// Ours.
         ours: usize,
     },
+    /// This side wants too many connections.
+    #[error("{0} connections are to be set up at once, allowed are {MAX_ENDPOINTS}")]
+    TooMany(usize),
     /// A description makes no sense.
     #[error("{peer} sent a description with {what}")]
     Description {
@@ -256,20 +259,39 @@ impl EndpointDescription {
     }
 }
 
-/// A TCP stream on which reads and writes as a whole end at a deadline.
-struct Timed<'a> {
+/// A TCP stream on which all reads and writes together end at a deadline, however few bytes each of them brings.
+#[derive(Debug)]
+pub struct Timed<'a> {
     stream: &'a TcpStream,
     until: Option<Instant>,
 }
 
-impl Timed<'_> {
+impl<'a> Timed<'a> {
+    /// From now on there is so much time. It leaves the stream's own timeouts changed.
+    pub fn new(stream: &'a TcpStream, deadline: Duration) -> Self {
+        // A deadline beyond what the clock can tell is none.
+        Self { stream, until: Instant::now().checked_add(deadline) }
+    }
+
     fn left(&self) -> io::Result<Option<Duration>> {
         let Some(until) = self.until else { return Ok(None) };
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
     }
 
-    fn read_exact(&mut self, mut out: &mut [u8]) -> io::Result<()> {
+    /// Looks at bytes that wait to be read, once there are any. Returns how many, 0 if there will be none.
+    pub fn peek(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        loop {
+            self.stream.set_read_timeout(self.left()?)?;
+            match self.stream.peek(out) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => return result,
+            }
+        }
+    }
+
+    /// Fills `out`.
+    pub fn read_exact(&mut self, mut out: &mut [u8]) -> io::Result<()> {
         while !out.is_empty() {
             self.stream.set_read_timeout(self.left()?)?;
             match self.stream.read(out) {
@@ -282,7 +304,8 @@ impl Timed<'_> {
         Ok(())
     }
 
-    fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+    /// Writes all these bytes.
+    pub fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             self.stream.set_write_timeout(self.left()?)?;
             match self.stream.write(bytes) {
@@ -302,9 +325,11 @@ pub fn exchange(
     own: &[EndpointDescription],
     deadline: Duration,
 ) -> Result<Vec<EndpointDescription>, SetupError> {
+    if own.len() > MAX_ENDPOINTS {
+        return Err(SetupError::TooMany(own.len()));
+    }
     let peer = stream.peer_addr().map_or_else(|_| "the peer".to_owned(), |address| address.to_string());
-    // A deadline beyond what the clock can tell is none.
-    let mut timed = Timed { stream, until: Instant::now().checked_add(deadline) };
+    let mut timed = Timed::new(stream, deadline);
     let result = exchange_within(&mut timed, &peer, own, deadline);
     let restored = stream.set_read_timeout(None).and_then(|()| stream.set_write_timeout(None));
     match (result, restored) {
@@ -347,7 +372,7 @@ fn exchange_within(
     let mut count = [0; 4];
     timed.read_exact(&mut count).map_err(broke)?;
     let theirs = u32::from_be_bytes(count) as usize;
-    if theirs != own.len() || theirs > MAX_ENDPOINTS {
+    if theirs != own.len() {
         return Err(SetupError::Count { peer: peer.to_owned(), theirs, ours: own.len() });
     }
     let mut descriptions = Vec::with_capacity(theirs);
@@ -412,6 +437,39 @@ mod tests {
         let theirs = exchange(&stream, &[description(), description()], Duration::from_secs(5)).unwrap();
         assert_eq!(theirs, [other, other]);
         assert_eq!(peer.join().unwrap(), [description(), description()]);
+    }
+
+    /// However soon each byte comes after the one before.
+    #[test]
+    fn a_peer_that_drips_has_no_longer_than_the_deadline() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let peer = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut hello = MAGIC.to_vec();
+            hello.extend(VERSION.to_be_bytes());
+            hello.extend(1_u32.to_be_bytes());
+            description().encode(&mut hello);
+            for byte in hello {
+                std::thread::sleep(Duration::from_millis(30));
+                if stream.write_all(&[byte]).is_err() {
+                    return; // the other end has hung up
+                }
+            }
+        });
+        let stream = TcpStream::connect(address).unwrap();
+        let error = exchange(&stream, &[description()], Duration::from_millis(300)).unwrap_err();
+        assert!(matches!(error, SetupError::Deadline { .. }), "{error}");
+        drop(stream);
+        peer.join().unwrap();
+    }
+
+    #[test]
+    fn too_many_descriptions_are_refused_before_any_is_sent() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let error = exchange(&stream, &[description(); MAX_ENDPOINTS + 1], Duration::MAX).unwrap_err();
+        assert_eq!(error.to_string(), "4097 connections are to be set up at once, allowed are 4096");
     }
 
     #[test]

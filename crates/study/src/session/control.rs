@@ -1,10 +1,11 @@
 //! What both ends say to each other.
 
 use std::collections::BTreeMap;
-use std::io::{self, Read, Write};
+use std::io;
 use std::net::TcpStream;
 use std::time::Duration;
 
+use doorbell_exchange::setup::Timed;
 use doorbell_verbs::Device;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -95,6 +96,11 @@ impl Report {
     }
 }
 
+/// What a line says; if it is none of ours, its beginning.
+fn parse<T: DeserializeOwned>(line: &[u8]) -> Result<T, String> {
+    serde_json::from_slice(line).map_err(|_| String::from_utf8_lossy(&line[..line.len().min(200)]).into_owned())
+}
+
 /// One line of JSON at a time, over TCP.
 #[derive(Debug)]
 pub(super) struct Control {
@@ -110,32 +116,57 @@ impl Control {
     pub(super) fn send(&mut self, message: &impl Serialize) -> Result<(), SessionError> {
         let mut line = serde_json::to_vec(message).map_err(|error| SessionError::Control(error.into()))?;
         line.push(b'\n');
-        self.stream.set_write_timeout(Some(ANSWER_DEADLINE)).map_err(SessionError::Control)?;
-        self.stream.write_all(&line).map_err(SessionError::Control)
+        Timed::new(&self.stream, ANSWER_DEADLINE).write_all(&line).map_err(SessionError::Control)
+    }
+
+    /// The next line, which is there within the deadline as a whole. Without one it may begin at any time, but then it
+    /// is to be whole as soon as an answer.
+    pub(super) fn receive<T: DeserializeOwned>(&mut self, deadline: Option<Duration>) -> Result<T, SessionError> {
+        if deadline.is_none() {
+            self.await_line()?;
+        }
+        let line = self.read_line(deadline.unwrap_or(ANSWER_DEADLINE))?;
+        parse(&line).map_err(SessionError::Unexpected)
+    }
+
+    /// Waits for a line to begin, or the end.
+    fn await_line(&mut self) -> Result<(), SessionError> {
+        self.stream.set_read_timeout(None).map_err(SessionError::Control)?;
+        loop {
+            match self.stream.peek(&mut [0]) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => return result.map(drop).map_err(SessionError::Control),
+            }
+        }
     }
 
     /// Reads no further than the line: what follows may be of another protocol.
-    pub(super) fn receive<T: DeserializeOwned>(&mut self, deadline: Option<Duration>) -> Result<T, SessionError> {
-        self.stream.set_read_timeout(deadline).map_err(SessionError::Control)?;
+    fn read_line(&mut self, deadline: Duration) -> Result<Vec<u8>, SessionError> {
+        let failed = |error: io::Error| match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                SessionError::Control(io::Error::new(io::ErrorKind::TimedOut, "it does not answer"))
+            }
+            _ => SessionError::Control(error),
+        };
+        let mut timed = Timed::new(&self.stream, deadline);
         let mut line = Vec::new();
-        let mut byte = [0];
+        let mut piece = [0; 4096];
         loop {
-            self.stream.read_exact(&mut byte).map_err(|error| match error.kind() {
-                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-                    SessionError::Control(io::Error::new(io::ErrorKind::TimedOut, "it does not answer"))
-                }
-                _ => SessionError::Control(error),
-            })?;
-            match byte[0] {
-                b'\n' => break,
-                _ if line.len() >= LONGEST_LINE => {
-                    return Err(SessionError::Unexpected(format!("a line longer than {LONGEST_LINE} B")));
-                }
-                other => line.push(other),
+            let there = timed.peek(&mut piece).map_err(failed)?;
+            if there == 0 {
+                return Err(failed(io::ErrorKind::UnexpectedEof.into()));
+            }
+            let end = piece[..there].iter().position(|&byte| byte == b'\n');
+            let piece = &mut piece[..end.map_or(there, |end| end + 1)];
+            timed.read_exact(piece).map_err(failed)?;
+            line.extend_from_slice(&piece[..end.unwrap_or(there)]);
+            if line.len() > LONGEST_LINE {
+                return Err(SessionError::Unexpected(format!("a line longer than {LONGEST_LINE} B")));
+            }
+            if end.is_some() {
+                return Ok(line);
             }
         }
-        serde_json::from_slice(&line)
-            .map_err(|_| SessionError::Unexpected(String::from_utf8_lossy(&line[..line.len().min(200)]).into_owned()))
     }
 
     /// Does something again and again until there is something to receive, or the peer is gone.
@@ -159,5 +190,59 @@ impl Control {
             FromServer::Accepted => Ok(()),
             other => Err(other.instead_of("accepted")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// However soon each byte comes after the one before.
+    #[test]
+    fn a_line_that_drips_has_no_longer_than_the_deadline() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut peer, _) = listener.accept().unwrap();
+        let dripping = std::thread::spawn(move || {
+            let mut line = vec![b' '; 200];
+            line.extend(b"\"accepted\"\n");
+            for byte in line {
+                std::thread::sleep(Duration::from_millis(30));
+                if peer.write_all(&[byte]).is_err() {
+                    return; // the other end has hung up
+                }
+            }
+        });
+        let mut control = Control::new(stream).unwrap();
+        let result = control.receive::<FromServer>(Some(Duration::from_millis(300)));
+        assert!(
+            matches!(&result, Err(SessionError::Control(error)) if error.kind() == io::ErrorKind::TimedOut),
+            "{result:?}"
+        );
+        drop(control);
+        dripping.join().unwrap();
+    }
+
+    #[test]
+    fn nothing_behind_a_line_is_read_and_a_line_without_end_is_refused() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut peer, _) = listener.accept().unwrap();
+        let mut control = Control::new(stream).unwrap();
+        peer.write_all(b"\"accepted\"\n\"accepted\"\nDOORBELL").unwrap();
+        for deadline in [None, Some(ANSWER_DEADLINE)] {
+            assert!(matches!(control.receive(deadline).unwrap(), FromServer::Accepted));
+        }
+        let mut behind = [0; 8];
+        Timed::new(&control.stream, ANSWER_DEADLINE).read_exact(&mut behind).unwrap();
+        assert_eq!(&behind, b"DOORBELL");
+        let endless = std::thread::spawn(move || while peer.write_all(&[b'1'; 4096]).is_ok() {});
+        let error = control.receive::<FromServer>(None).unwrap_err();
+        assert!(error.to_string().ends_with("a line longer than 1048576 B"), "{error}");
+        drop(control);
+        endless.join().unwrap();
     }
 }
