@@ -2,11 +2,13 @@
 
 mod common;
 
+use std::sync::mpsc;
+
 use common::bare::config;
 use common::{Bare, Stage};
 use doorbell_exchange::buffered_write::{self, BufferedWrite, Notification};
 use doorbell_exchange::direct_read::{Acknowledge, DirectRead};
-use doorbell_exchange::send_receive::{Endpoint, Reposting, SharedOptions, SharedReceives};
+use doorbell_exchange::send_receive::{Endpoint, Hub, Reposting, SharedOptions, SharedReceives};
 use doorbell_exchange::{
     BufferedRead, Config, ConnectionError, DirectWrite, MessageConnection, Protocol, Received, SendReceive,
 };
@@ -97,4 +99,50 @@ fn a_message_longer_than_announced_is_refused_where_shared_buffers_would_take_it
         assert_eq!(shared.srq().posted(), Some(8 + 2 * 3), "no receive is lost");
         stage.check_health();
     }
+}
+
+/// Peers that send credits without end, with no message of this side to answer the last.
+#[test]
+fn credits_without_end_are_refused_and_hold_up_no_removal() {
+    const ALONE: u32 = 1 << 31;
+    let stage = Stage::new();
+    let mut hub = Hub::for_connections(&stage.pd, &config(), 4, None).unwrap();
+    let mut join = |bares: &mut Vec<Bare>| {
+        let endpoint = hub.endpoint(config(), None).unwrap();
+        let peer = endpoint.description();
+        let (bare, connection) = Bare::join(&stage.other, peer, |_| {}, |own| endpoint.connect(own).unwrap());
+        bares.push(bare);
+        hub.add(connection).unwrap()
+    };
+    let (mut bares, mut quiet) = (Vec::new(), Vec::new());
+    let removed = join(&mut quiet);
+    let flooded: Vec<_> = (0..3).map(|_| join(&mut bares)).collect();
+    let (done, is_done) = mpsc::channel();
+    let remover = std::thread::spawn(move || {
+        // There is something to take out.
+        for _ in 0..100 {
+            hub.poll().unwrap();
+        }
+        assert!(hub.remove(removed));
+        for _ in 0..1_000_000 {
+            hub.poll().unwrap();
+            if flooded.iter().all(|&key| hub.get(key).is_some_and(|connection| connection.over().is_some())) {
+                break;
+            }
+        }
+        let ended: Vec<_> = std::iter::from_fn(|| hub.next_ended()).map(|(_, error)| error.to_string()).collect();
+        let _ = done.send(ended);
+    });
+    let mut ended = None;
+    let until_ns = stage.other.now_ns() + 60_000_000_000;
+    while ended.is_none() && stage.other.now_ns() < until_ns {
+        for bare in &mut bares {
+            bare.post(SendOperation::SendImmediate(ALONE | 4), &[]);
+        }
+        ended = is_done.try_recv().ok();
+    }
+    let ended = ended.expect("the removal came to an end");
+    remover.join().unwrap();
+    let expected = "the peer broke the protocol: it sent credits again and again, without an answer to the last";
+    assert_eq!(ended, [expected; 3]);
 }
