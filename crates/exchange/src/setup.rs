@@ -208,7 +208,8 @@ pub enum SetupError {
 }
 
 impl EndpointDescription {
-    fn encode(&self, out: &mut Vec<u8>) {
+    /// Appends what the peer is sent of it.
+    pub fn encode(&self, out: &mut Vec<u8>) {
         out.push(self.protocol as u8);
         out.extend(self.gid.octets());
         out.extend(self.qpn.get().to_be_bytes());
@@ -223,7 +224,12 @@ impl EndpointDescription {
         }
     }
 
-    fn decode(mut bytes: &[u8]) -> Result<Self, &'static str> {
+    /// What a peer has sent of its own.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with it.
+    pub fn decode(mut bytes: &[u8]) -> Result<Self, &'static str> {
         fn take<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], &'static str> {
             let (head, rest) = bytes.split_first_chunk::<N>().ok_or("too few bytes")?;
             *bytes = rest;

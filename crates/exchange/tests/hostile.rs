@@ -2,15 +2,22 @@
 
 mod common;
 
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc;
+use std::time::Duration;
 
 use common::bare::config;
-use common::{Bare, Stage};
+use common::fuzz::words::{STEPS, VARIANTS, converse};
+use common::{Bare, Rng, Stage};
 use doorbell_exchange::buffered_write::{self, BufferedWrite, Notification};
 use doorbell_exchange::direct_read::{Acknowledge, DirectRead};
 use doorbell_exchange::send_receive::{Endpoint, Hub, Reposting, SharedOptions, SharedReceives};
+use doorbell_exchange::setup::{self, SetupError};
 use doorbell_exchange::{
-    BufferedRead, Config, ConnectionError, DirectWrite, MessageConnection, Protocol, Received, SendReceive,
+    BufferedRead, Config, ConnectionError, DirectWrite, MessageConnection, Protocol, Received, SendReceive, Submit,
 };
 use doorbell_verbs::{Access, MemoryKind, SendOperation};
 
@@ -145,4 +152,154 @@ fn credits_without_end_are_refused_and_hold_up_no_removal() {
     remover.join().unwrap();
     let expected = "the peer broke the protocol: it sent credits again and again, without an answer to the last";
     assert_eq!(ended, [expected; 3]);
+}
+
+/// Who has used up all grants looks at their number, which the peer writes.
+#[test]
+fn a_number_of_grants_that_cannot_be_ends_the_connection() {
+    let mut stage = Stage::new();
+    for number in [1_u64, 3, 13, u64::MAX] {
+        let (mut bare, connection) = Bare::meet(&DirectWrite, &stage.pd, &stage.other, &config(), |_| {});
+        let mut connection = connection.unwrap();
+        while let Submit::Accepted(_) = connection.send(b"one for each grant").unwrap() {}
+        let grants = bare.peer.regions[0];
+        let (remote_address, rkey) = (grants.address, grants.rkey);
+        bare.post(SendOperation::Write { remote_address, rkey }, &number.to_le_bytes());
+        let error = ending(&mut bare, &mut connection);
+        let expected =
+            "the peer broke the protocol: it sent a number of grants that is less than before, or has no room";
+        assert_eq!(error.to_string(), expected, "{number}");
+        stage.check_health();
+    }
+}
+
+/// How many conversations of each variant there are; more with `DOORBELL_HOSTILE_SEEDS`.
+fn seeds() -> u64 {
+    std::env::var("DOORBELL_HOSTILE_SEEDS").map_or(200, |text| text.parse().expect("a number of seeds"))
+}
+
+/// What a seed makes of one variant.
+fn input(variant: usize, seed: u64) -> Vec<u8> {
+    let mut rng = Rng::new(seed << 8 | variant as u64);
+    let length = rng.within(20, 1500);
+    let mut bytes = vec![variant as u8];
+    bytes.extend((0..length).map(|_| rng.next() as u8));
+    bytes
+}
+
+/// Bytes of memory that this process has.
+fn resident_bytes() -> usize {
+    let status = std::fs::read_to_string("/proc/self/statm").expect("the kernel tells of this process");
+    status.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok()).expect("a number of pages") * 4096
+}
+
+/// Bare queue pairs that say anything in any order to every variant of every protocol, with a healthy connection
+/// beside each: what they say is no message, or ends their connection, and nobody else notices.
+#[test]
+fn peers_that_say_anything_end_their_own_connection_only() {
+    let mut steps = vec![[0_u64; STEPS.len()]; VARIANTS.len()];
+    let mut endings: BTreeMap<String, u64> = BTreeMap::new();
+    let (mut received, mut sent) = (vec![0; VARIANTS.len()], vec![0; VARIANTS.len()]);
+    let mut resident = None;
+    for seed in 0..seeds() {
+        for variant in 0..VARIANTS.len() {
+            let bytes = input(variant, seed);
+            let ending = catch_unwind(AssertUnwindSafe(|| converse(&bytes)))
+                .unwrap_or_else(|_| panic!("seed {seed} of {} failed", VARIANTS[variant]));
+            for (all, one) in steps[variant].iter_mut().zip(ending.steps) {
+                *all += one;
+            }
+            received[variant] += ending.received;
+            sent[variant] += ending.sent;
+            *endings.entry(ending.over.unwrap_or_else(|| "no end".to_owned())).or_default() += 1;
+        }
+        if seed == seeds() / 4 {
+            resident = Some(resident_bytes());
+        }
+    }
+    for (variant, name) in VARIANTS.iter().enumerate() {
+        println!("{name}: {} received, {} sent, steps {:?}", received[variant], sent[variant], steps[variant]);
+        assert!(steps[variant].iter().all(|&count| count > 0), "{name}: a step never came: {:?}", steps[variant]);
+        assert!(sent[variant] > 0, "{name}: the victim never sent");
+        // By hand the program takes none.
+        assert!(received[variant] > 0 || name.contains("by hand"), "{name}: no message ever came");
+    }
+    for (ending, count) in &endings {
+        println!("{count:6} {ending}");
+    }
+    for words in [
+        "no end",
+        "a WRITE with immediate data where only SENDs",
+        "a message that is longer than the receive",
+        "a message after its goodbye",
+        "a second goodbye",
+        "a word where none is expected",
+        "a word with a message behind it",
+        "immediate data where none is expected",
+        "a SEND without the word",
+        "more credits than it has receives",
+        "credits that were not agreed on",
+        "a message without credits",
+        "more messages than it was granted receives",
+        "a read request that is none",
+        "word of messages read that were not sent",
+        "this side takes 400 B at most",
+        "a head that is",
+        "a tail that",
+        "a message outside the ring",
+        "a message where nothing was reserved for it",
+        "an answer that nobody asked for",
+        "the peer refused",
+    ] {
+        assert!(endings.keys().any(|ending| ending.contains(words)), "no connection ended with: {words}");
+    }
+    let grown = resident_bytes().saturating_sub(resident.expect("a quarter came first"));
+    assert!(grown < 64 << 20, "the process has grown by {grown} B");
+}
+
+/// A bare socket as the peer of set-up: bytes of an honest hello, cut, repeated and changed, or any.
+#[test]
+fn sockets_that_say_anything_fail_the_set_up_only() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let [device, _other] = common::wire::devices();
+    let endpoint = SendReceive.endpoint(&device.create_pd().unwrap(), &config(), None).unwrap();
+    let own = endpoint.description();
+    let mut hello = b"DOORBELL\0\x04\0\0\0\x01".to_vec();
+    own.encode(&mut hello);
+    let mut outcomes: BTreeMap<String, u64> = BTreeMap::new();
+    for seed in 0..300 {
+        let mut rng = Rng::new(seed);
+        let mut bytes = hello.clone();
+        if rng.chance(100) {
+            bytes = (0..rng.below(300)).map(|_| rng.next() as u8).collect();
+        }
+        for _ in 0..rng.below(4) {
+            let at = rng.below(bytes.len() as u64 + 1) as usize;
+            match rng.below(4) {
+                0 => bytes.truncate(at),
+                1 => bytes.extend_from_within(at..),
+                2 if at < bytes.len() => bytes[at] = rng.next() as u8,
+                _ => bytes.insert(at, rng.next() as u8),
+            }
+        }
+        let mut peer = TcpStream::connect(address).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        peer.write_all(&bytes).unwrap();
+        peer.shutdown(Shutdown::Write).unwrap();
+        let outcome = catch_unwind(|| setup::exchange(&stream, &[own], Duration::from_secs(10)))
+            .unwrap_or_else(|_| panic!("seed {seed} failed"));
+        let outcome = match outcome {
+            Ok(_) => "is taken",
+            Err(SetupError::NotDoorbell { .. }) => "speaks another language",
+            Err(SetupError::Version { .. }) => "speaks another version",
+            Err(SetupError::Count { .. }) => "has another number",
+            Err(SetupError::Description { .. }) => "describes what cannot be",
+            Err(SetupError::Io { .. }) => "breaks off",
+            Err(other) => panic!("seed {seed}: {other}"),
+        };
+        *outcomes.entry(outcome.to_owned()).or_default() += 1;
+    }
+    println!("{outcomes:?}");
+    assert_eq!(outcomes.len(), 6, "each of them came: {outcomes:?}");
 }

@@ -5,83 +5,11 @@
 //! inputs that failed once belong there, too.
 
 mod common;
+#[path = "common/fuzz/runner.rs"]
+mod runner;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
-use std::time::{Duration, Instant};
-
-use common::Rng;
 use common::fuzz::{fuzz_operations, fuzz_packets};
-
-fn corpus(name: &str) -> Vec<Vec<u8>> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus").join(name);
-    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
-    let mut paths: Vec<_> = entries.map(|entry| entry.expect("a readable folder").path()).collect();
-    paths.sort();
-    paths.iter().map(|path| std::fs::read(path).expect("a readable file")).collect()
-}
-
-fn mutate(rng: &mut Rng, input: &mut Vec<u8>, other: &[u8]) {
-    for _ in 0..=rng.below(8) {
-        let at = rng.below(input.len() as u64 + 1) as usize;
-        match rng.below(5) {
-            0 => input.insert(at, rng.next() as u8),
-            1 if at < input.len() => input[at] = rng.next() as u8,
-            2 if at < input.len() => {
-                input.remove(at);
-            }
-            3 => {
-                let from = rng.below(other.len() as u64 + 1) as usize;
-                let upto = (from + rng.below(64) as usize).min(other.len());
-                input.splice(at..at, other[from..upto].iter().copied());
-            }
-            _ => input.extend((0..rng.below(32)).map(|_| rng.next() as u8)),
-        }
-    }
-    input.truncate(8192);
-}
-
-fn run(name: &str, body: fn(&[u8])) {
-    let seconds = std::env::var("DOORBELL_FUZZ_SECONDS").map_or(5, |text| text.parse().expect("a number of seconds"));
-    let attempt = |input: &[u8]| {
-        if catch_unwind(AssertUnwindSafe(|| body(input))).is_err() {
-            let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.failed"));
-            std::fs::write(&path, input).expect("a writable folder");
-            panic!(
-                "an input of {} B failed: put {} into tests/corpus/{name} to replay it",
-                input.len(),
-                path.display()
-            );
-        }
-    };
-    let mut rng = Rng::new(1);
-    let mut inputs = corpus(name);
-    assert!(!inputs.is_empty(), "tests/corpus/{name} is part of the repository");
-    for length in [0, 1, 2, 3, 5, 8, 13, 100, 1000, 4000] {
-        inputs.extend((0..4).map(|_| (0..length).map(|_| rng.next() as u8).collect::<Vec<_>>()));
-    }
-    for input in &inputs {
-        attempt(input);
-    }
-    let until = Instant::now() + Duration::from_secs(seconds);
-    let mut count = 0_u64;
-    while Instant::now() < until {
-        let mut input = rng.pick(&inputs).clone();
-        let other = rng.pick(&inputs);
-        mutate(&mut rng, &mut input, other);
-        attempt(&input);
-        count += 1;
-        if rng.chance(100) && input.len() > 8 {
-            let at = rng.below(inputs.len() as u64) as usize;
-            if inputs.len() < 256 {
-                inputs.push(input);
-            } else {
-                inputs[at] = input;
-            }
-        }
-    }
-    eprintln!("{name}: {count} mutations in {seconds} s");
-}
+use runner::run;
 
 #[test]
 fn packets() {

@@ -1,9 +1,10 @@
 use doorbell_verbs::soft::{self, SoftOptions};
-use doorbell_verbs::{Completion, CompletionOpcode, Status};
+use doorbell_verbs::{Attachment, Completion, CompletionOpcode, RKey, Status};
 
 use super::pool::CREDIT_TAG;
 use super::*;
-use crate::line::{Closing, GOODBYE_TAG, KEEPALIVE_TAG};
+use crate::error::ConnectionError;
+use crate::line::{Closing, GOODBYE_TAG, KEEPALIVE_TAG, RECEIVE_TAG};
 
 fn pair() -> (Connection, Connection) {
     let endpoint = || {
@@ -26,6 +27,19 @@ fn said_goodbye() -> (Connection, Connection) {
 
 fn completion(wr_id: u64, status: Status) -> Completion {
     Completion { wr_id, status, opcode: CompletionOpcode::Send, ..Completion::default() }
+}
+
+/// No RNIC takes one that names memory of these connections, which is none that may be invalidated from afar.
+#[test]
+fn a_send_that_invalidates_is_no_message() {
+    let (mut a, _b) = pair();
+    let invalidating = Completion {
+        opcode: CompletionOpcode::Receive,
+        attachment: Attachment::Invalidated(RKey::new(7)),
+        ..completion(RECEIVE_TAG, Status::Success)
+    };
+    let error = a.take_completion(&invalidating).unwrap_err();
+    assert_eq!(error, ConnectionError::Protocol("a SEND that invalidates a key"));
 }
 
 #[test]

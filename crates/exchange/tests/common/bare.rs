@@ -200,6 +200,20 @@ impl Bare {
         taken
     }
 
+    /// The bytes of its memory that a read request names, if it is one and names such.
+    pub fn named(&self, request: &[u8]) -> Vec<u8> {
+        let Some(place) = request.first_chunk::<16>() else { return Vec::new() };
+        let number = |bytes: &[u8]| bytes.iter().fold(0_u64, |number, &byte| number << 8 | u64::from(byte));
+        let offset = number(&place[..8]).wrapping_sub(self.open.address());
+        let length = number(&place[12..]);
+        if offset.saturating_add(length) > OPEN_BYTES as u64 {
+            return Vec::new();
+        }
+        let mut bytes = vec![0; length as usize];
+        self.open.copy_out(offset as usize, &mut bytes);
+        bytes
+    }
+
     /// Takes completions, and posts receives again.
     pub fn poll(&mut self) {
         let mut list = [Completion::default(); 32];

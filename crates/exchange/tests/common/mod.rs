@@ -2,6 +2,7 @@
 #![allow(dead_code, unused_imports, unreachable_pub, missing_docs, reason = "each test uses its part")]
 
 pub mod bare;
+pub mod fuzz;
 #[path = "../../../rnic/tests/common/rng.rs"]
 pub mod rng;
 #[path = "../../benches/protocols/wire.rs"]

@@ -1,0 +1,11 @@
+//! Fuzz bodies: plain functions of bytes. A stable test runs them over a corpus and for a bounded
+//! time of mutation, cargo-fuzz for as long as one likes.
+
+#[path = "../../../../rnic/tests/common/fuzz/choices.rs"]
+pub mod choices;
+mod descriptions;
+pub mod words;
+
+pub use choices::Choices;
+pub use descriptions::fuzz_descriptions;
+pub use words::fuzz_words;

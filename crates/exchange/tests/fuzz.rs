@@ -1,0 +1,18 @@
+//! Runs the fuzz bodies over a corpus and for a bounded time of mutation, see `rnic/tests/fuzz.rs`.
+
+mod common;
+#[path = "../../rnic/tests/common/fuzz/runner.rs"]
+mod runner;
+
+use common::fuzz::{fuzz_descriptions, fuzz_words};
+use runner::run;
+
+#[test]
+fn words() {
+    run("words", fuzz_words);
+}
+
+#[test]
+fn descriptions() {
+    run("descriptions", fuzz_descriptions);
+}
