@@ -123,7 +123,7 @@ pub(crate) fn own() -> Result<(), String> {
     let folder = target().join("xtask");
     fs::create_dir_all(&folder).map_err(|error| format!("{} could not be made: {error}", folder.display()))?;
     for (name, options) in
-        [("misuse", &[][..]), ("promises", &[]), ("multicast", &[]), ("unmapped", &["--check-memory"])]
+        [("misuse", &[][..]), ("promises", &[]), ("ends", &[]), ("multicast", &[]), ("unmapped", &["--check-memory"])]
     {
         let source = root().join("xtask/programs").join(name).with_extension("c").to_string_lossy().into_owned();
         let program = folder.join(name).to_string_lossy().into_owned();

@@ -1,0 +1,91 @@
+//! A receive that completed is a send that succeeds: whatever the receiver does next, its acknowledgement has left.
+
+mod common;
+
+use common::*;
+use doorbell_verbs::soft::{AckPolicy, SoftOptions};
+use doorbell_verbs::{Device, QpState, SendFlags, SendOperation, SendRequest, Status};
+
+/// Answers that are enough for acknowledgements to wait for the next one.
+const ANSWERS: u64 = 12;
+
+/// How a receiver ends right after its last message.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Reset,
+    Error,
+    Destroy,
+    Close,
+}
+
+fn pair(ack: AckPolicy) -> (Side, Side) {
+    // The retries end soon, and nothing here is lost on the way.
+    let plan = Plan { timeout: 10, retry_count: 1, ..Plan::rc() };
+    let open = || open_soft(SoftOptions { ack: Some(ack), ..SoftOptions::default() });
+    plan.connect(&(open(), open()))
+}
+
+/// The program of the receiving side: it answers some messages, takes one more, and ends.
+fn receive(side: Side, answers: u64, end: End) {
+    let memory = side.memory(64);
+    for round in 0..answers {
+        side.expect(round);
+        side.post_recv(round + 1, &[memory.sge(0, 64)]);
+        // Unsignalled, since its acknowledgement may come behind the next message.
+        let sges = [memory.sge(0, 8)];
+        let answer = signalled(100, SendOperation::Send, &sges);
+        side.qp.post_send(&[SendRequest { flags: SendFlags::empty(), ..answer }]).unwrap();
+    }
+    side.expect(answers);
+    match end {
+        End::Reset => side.qp.modify(&to_state(QpState::Reset)).unwrap(),
+        End::Error => side.to_error(),
+        End::Destroy => drop(side.qp),
+        End::Close => drop(side),
+    }
+}
+
+fn ends(ack: AckPolicy, answers: u64, end: End) {
+    let (a, b) = pair(ack);
+    let mine = a.memory(64);
+    let theirs = b.memory(64);
+    b.post_recv(0, &[theirs.sge(0, 64)]);
+    let kept = b.device.clone(); // what its memory belongs to, and what goes on unless it is closed
+    std::thread::scope(|scope| {
+        let receiver = scope.spawn(|| {
+            let _kept: Option<Device> = (!matches!(end, End::Close)).then_some(kept);
+            receive(b, answers, end);
+        });
+        for round in 0..answers {
+            a.post_recv(200, &[mine.sge(0, 64)]);
+            a.post(round, SendOperation::Send, &[mine.sge(0, 16)]);
+            let both = a.reap(2);
+            assert!(both.iter().all(|completion| completion.status == Status::Success), "{both:?}");
+        }
+        a.post(answers, SendOperation::Send, &[mine.sge(0, 16)]);
+        let last = a.reap(1)[0];
+        assert_eq!((last.wr_id, last.status), (answers, Status::Success), "{end:?} after {answers} answers, {ack}");
+        receiver.join().unwrap();
+    });
+}
+
+#[test]
+fn a_receive_that_completed_is_a_send_that_succeeds_however_the_queue_pair_ends() {
+    for _ in 0..40 {
+        for end in [End::Reset, End::Error, End::Destroy, End::Close] {
+            ends(AckPolicy::Answer, 0, end);
+        }
+    }
+}
+
+#[test]
+fn so_it_is_where_acknowledgements_wait_for_answers() {
+    for end in [End::Reset, End::Error, End::Destroy, End::Close] {
+        for _ in 0..20 {
+            ends(AckPolicy::Answer, ANSWERS, end);
+        }
+        for _ in 0..5 {
+            ends(AckPolicy::Strict, ANSWERS, end);
+        }
+    }
+}
