@@ -47,7 +47,11 @@ enum Command {
     /// Only opens a report in a browser, as `test` does.
     Report,
     /// Only runs unmodified verbs programs on the software RNIC, as `test` does.
-    Programs,
+    Programs {
+        /// Only these of our own programs (in `xtask/programs`).
+        #[arg(value_name = "NAME")]
+        own: Vec<String>,
+    },
     /// Measures unmodified verbs programs beside `doorbell bench`, libfabric, UCX and the kernel's limit.
     ///
     /// Everything runs once in each round, on loopback, and each line of the table is the median of the
@@ -133,7 +137,7 @@ fn main() -> ExitCode {
         Command::Packets { directory } => test::packets(&directory),
         Command::EndToEnd => test::end_to_end(),
         Command::Report => test::report(),
-        Command::Programs => test::programs(),
+        Command::Programs { own } => test::programs(&own),
         Command::Compare { rounds, out, against: None, against_revision: None, .. } => {
             ended(programs::compare(rounds.unwrap_or(5), out.as_deref()))
         }

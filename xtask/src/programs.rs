@@ -118,13 +118,20 @@ pub(crate) fn show() -> Result<(), String> {
     Ok(())
 }
 
-/// Programs of our own, where ready-made ones do not look: what verbs refuse, and what they promise.
-pub(crate) fn own() -> Result<(), String> {
+/// Programs of our own, and the options of `doorbell run` that they need.
+const OWN: &[(&str, &[&str])] =
+    &[("misuse", &[]), ("promises", &[]), ("ends", &[]), ("multicast", &[]), ("unmapped", &["--check-memory"])];
+
+/// Programs of our own, where ready-made ones do not look: what verbs refuse, and what they promise. `only` names
+/// some of them; none names all.
+pub(crate) fn own(only: &[String]) -> Result<(), String> {
+    if let Some(unknown) = only.iter().find(|name| OWN.iter().all(|(own, _)| own != name)) {
+        let names: Vec<_> = OWN.iter().map(|(name, _)| *name).collect();
+        return Err(format!("{unknown} is no program of our own; those are {}", names.join(", ")));
+    }
     let folder = target().join("xtask");
     fs::create_dir_all(&folder).map_err(|error| format!("{} could not be made: {error}", folder.display()))?;
-    for (name, options) in
-        [("misuse", &[][..]), ("promises", &[]), ("ends", &[]), ("multicast", &[]), ("unmapped", &["--check-memory"])]
-    {
+    for (name, options) in OWN.iter().filter(|(name, _)| only.is_empty() || only.iter().any(|other| other == name)) {
         let source = root().join("xtask/programs").join(name).with_extension("c").to_string_lossy().into_owned();
         let program = folder.join(name).to_string_lossy().into_owned();
         run(command("cc", &["-Wall", "-Wextra", "-Werror", "-o", &program, &source, "-libverbs"]))?;
