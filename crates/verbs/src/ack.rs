@@ -43,7 +43,7 @@ impl FromStr for AckPolicy {
 
 impl fmt::Display for AckPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+        f.pad(match self {
             Self::Answer => "answer",
             Self::Strict => "strict",
         })
