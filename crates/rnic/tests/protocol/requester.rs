@@ -2,7 +2,9 @@
 
 use super::common::End;
 use super::common::script::{OWN, OWN_PSN, Script};
-use doorbell_rnic::{AsyncEvent, CompletionOpcode, QpAttributes, QpState, SendFlags, SendOperation as Op, Status};
+use doorbell_rnic::{
+    AsyncEvent, CompletionOpcode, QpAttributes, QpKind, QpState, SendFlags, SendOperation as Op, Status,
+};
 use doorbell_wire::{BTH_LEN, NakCode, Opcode, PathMtu, Psn, RKey, RethPacket};
 
 const NONE: [(u64, Status); 0] = [];
@@ -350,28 +352,73 @@ fn inline_data_is_copied_when_it_is_posted() {
     assert_eq!(sent[0].bytes[BTH_LEN..], [7; 64]);
 }
 
-#[test]
-fn memory_that_goes_away_before_it_is_sent_fails_the_request() {
-    let mut script = Script::new();
-    let region = script.region(0, 64, doorbell_rnic::Access::empty());
-    let sge = [doorbell_rnic::Sge { address: region.address(), length: 64, lkey: region.lkey() }];
-    script.post(Op::Send, 64);
+/// Posts a SEND whose second packet lies in a region of its own, and another SEND behind it, and takes the region
+/// away. They have the numbers 7 and 8.
+fn send_from_nowhere(script: &mut Script) {
+    let length = 64;
+    let region = script.region(0, length, doorbell_rnic::Access::empty());
+    let whole = script.world.nodes[OWN].sge(0, 256);
+    let gone = doorbell_rnic::Sge { address: region.address(), length: length as u32, lkey: region.lkey() };
+    let elements = [whole, gone];
     let (qpn, now_ns) = (script.qpn, script.world.now_ns);
-    let request = doorbell_rnic::SendRequest {
-        wr_id: 7,
+    let request = |wr_id, sges| doorbell_rnic::SendRequest {
+        wr_id,
         operation: Op::Send,
         flags: SendFlags::empty(),
-        payload: doorbell_rnic::Payload::Sges(&sge),
+        payload: doorbell_rnic::Payload::Sges(sges),
         destination: None,
     };
-    script.rnic().post_send(now_ns, qpn, &[request]).expect("room");
+    let list = [request(7, &elements[..]), request(8, &elements[..1])];
+    script.rnic().post_send(now_ns, qpn, &list).expect("room");
     script.rnic().deregister(&region).expect("it was registered");
-    let sent = script.sent();
-    assert_eq!(sent.len(), 1, "only what could be filled leaves");
-    assert_eq!(script.counters().tx_vport_rdma_unicast_packets, 1);
-    assert_eq!(script.ends(), [(0, Status::WorkRequestFlushed), (7, Status::LocalProtection)]);
+}
+
+#[test]
+fn a_request_whose_memory_is_gone_fails_once_those_before_it_are_done() {
+    let mut script = Script::new();
+    script.post(Op::Send, 64);
+    script.post(read(), 256);
+    send_from_nowhere(&mut script);
+    // The first packet of the request that fails is whole.
+    let expected = [(Opcode::RC_SEND_ONLY, psn(0)), (Opcode::RC_READ_REQUEST, psn(1)), (Opcode::RC_SEND_FIRST, psn(2))];
+    assert_eq!(script.shapes(), expected, "only what could be filled leaves");
+    assert_eq!(script.counters().tx_vport_rdma_unicast_packets, 3);
+    assert_eq!((script.ends(), script.state()), (vec![], QpState::ReadyToSend), "the peer may have the first");
+    // Something was lost: it is sent again meanwhile.
+    script.nak(psn(0), NakCode::PSN_SEQUENCE_ERROR);
+    assert_eq!(script.shapes(), expected);
+    script.ack(psn(0));
+    assert_eq!(script.ends(), [(0, Status::Success)]);
+    assert_eq!((script.shapes(), script.state()), (vec![], QpState::ReadyToSend));
+    script.respond(Opcode::RC_READ_RESPONSE_ONLY, psn(1), &[1; 256]);
+    script.sent();
+    let flushed = Status::WorkRequestFlushed;
+    assert_eq!(script.ends(), [(1, Status::Success), (7, Status::LocalProtection), (8, flushed)]);
     assert_eq!(script.state(), QpState::Error);
     assert_eq!(script.rnic().in_flight_packets(), 0);
+}
+
+#[test]
+fn a_request_whose_memory_is_gone_waits_no_longer_than_the_retries_of_those_before_it() {
+    let mut script = Script::rc(&End { timeout: 8, retry_count: 2, ..End::default() });
+    script.post(Op::Send, 64);
+    send_from_nowhere(&mut script);
+    script.sent();
+    script.pass(1_000_000_000);
+    let flushed = Status::WorkRequestFlushed;
+    assert_eq!(script.ends(), [(0, Status::RetryExceeded), (7, flushed), (8, flushed)]);
+    assert_eq!(script.rnic().in_flight_packets(), 0);
+}
+
+#[test]
+fn a_request_whose_memory_is_gone_fails_at_once_where_none_is_before_it() {
+    for kind in [QpKind::Rc, QpKind::Uc] {
+        let mut script = Script::with(kind, PathMtu::Mtu256, &End::default());
+        send_from_nowhere(&mut script);
+        assert_eq!(script.sent().len(), 1, "only what could be filled leaves");
+        assert_eq!(script.ends(), [(7, Status::LocalProtection), (8, Status::WorkRequestFlushed)]);
+        assert_eq!(script.rnic().in_flight_packets(), 0);
+    }
 }
 
 #[test]

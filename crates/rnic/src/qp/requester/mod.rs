@@ -296,14 +296,9 @@ impl Qp {
         core.refund_inbound(std::mem::take(&mut self.req.inbound_in_flight));
     }
 
-    /// A request failed: those before it succeeded, it fails, everything behind is flushed
+    /// The oldest request failed: those before it succeeded, it fails, everything behind is flushed
     /// (IBTA Vol 1, 10.3.1.7; UC and UD go to SQE instead).
-    fn fail_request(&mut self, core: &mut Core, index: u64, status: Status) {
-        while self.sq.head < index {
-            // Sent, but not known to have arrived: flushed.
-            let wqe = self.sq.pop();
-            self.complete_send(core, &wqe, Status::WorkRequestFlushed);
-        }
+    fn fail_oldest(&mut self, core: &mut Core, status: Status) {
         if self.sq.head == self.sq.tail {
             return self.enter_error(core);
         }
@@ -355,7 +350,7 @@ impl Qp {
         {
             core.counters.local_ack_timeout_err += 1;
             if self.req.retry_left == 0 {
-                return self.fail_request(core, self.sq.head, Status::RetryExceeded);
+                return self.fail_oldest(core, Status::RetryExceeded);
             }
             self.req.retry_left -= 1;
             self.req.progress_ns = core.now_ns;

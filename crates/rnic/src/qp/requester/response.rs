@@ -78,7 +78,7 @@ impl Qp {
                 if self.settings.rnr_retry < 7 {
                     if self.req.rnr_left == 0 {
                         core.counters.rnr_nak_retry_err += 1;
-                        return self.fail_request(core, self.sq.head, Status::RnrRetryExceeded);
+                        return self.fail_oldest(core, Status::RnrRetryExceeded);
                     }
                     self.req.rnr_left -= 1;
                 }
@@ -106,7 +106,7 @@ impl Qp {
                     _ => (&mut core.counters.req_remote_invalid_request, Status::RemoteInvalidRequest),
                 };
                 *counter += 1;
-                self.fail_request(core, self.sq.head, status);
+                self.fail_oldest(core, status);
             }
             SyndromeKind::Unknown(_) => core.counters.rx_malformed += 1,
         }
@@ -131,11 +131,11 @@ impl Qp {
         let mtu = self.mtu();
         let index = wqe.received;
         if payload.len() != payload_of(wqe.length, mtu, index) {
-            return self.fail_request(core, head, Status::BadResponse);
+            return self.fail_oldest(core, Status::BadResponse);
         }
         let skip = u64::from(index) * mtu as u64;
         if core.memory.scatter(self.pd, self.sq.sges_of(head), skip, payload).is_err() {
-            return self.fail_request(core, head, Status::LocalProtection);
+            return self.fail_oldest(core, Status::LocalProtection);
         }
         let wqe = self.sq.get_mut(head);
         wqe.received += 1;
@@ -160,7 +160,7 @@ impl Qp {
         }
         // The old value arrives in host order, as programs expect it.
         if core.memory.scatter(self.pd, self.sq.sges_of(head), 0, &response.original.to_ne_bytes()).is_err() {
-            return self.fail_request(core, head, Status::LocalProtection);
+            return self.fail_oldest(core, Status::LocalProtection);
         }
         self.sq.get_mut(head).received = 1;
         let cost = cost_of(wqe.length, self.mtu(), 0, 1);

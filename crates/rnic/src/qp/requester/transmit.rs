@@ -132,7 +132,7 @@ impl Qp {
             _ => unreachable!("all other requests take sequence numbers"),
         };
         if done.is_err() {
-            self.fail_request(core, index, Status::MemoryWindowBind);
+            self.fail_oldest(core, Status::MemoryWindowBind);
             return Err(Stop::Idle);
         }
         let wqe = self.sq.pop();
@@ -337,9 +337,15 @@ impl Qp {
         } else if payload > 0 {
             let skip = u64::from(packet) * mtu as u64;
             if core.memory.gather(self.pd, self.sq.sges_of(index), skip, body).is_err() {
-                // The region went away between posting and sending.
+                // The region went away between posting and sending. The peer may have what was sent before, so the
+                // request fails only once all that is acknowledged: work requests complete in order (IBTA Vol 1,
+                // 10.8.5). Until then nothing behind it is sent, and each acknowledgement leads here again.
                 batch.retract(len);
-                self.fail_request(core, index, Status::LocalProtection);
+                if index == self.sq.head {
+                    self.fail_oldest(core, Status::LocalProtection);
+                } else {
+                    self.req.probe = None;
+                }
                 return Err(Stop::Idle);
             }
         }
