@@ -6,7 +6,7 @@ use doorbell_wire::{Psn, QKey, Qpn, RKey};
 use smallvec::SmallVec;
 
 use crate::memory::{MemoryError, PdId, Sge, WindowBinding};
-use crate::qp::QpState;
+use crate::qp::{MAX_MESSAGE_BYTES, QpState};
 
 /// What a send work request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -425,7 +425,8 @@ impl RecvWqe {
         Self {
             wr_id: request.wr_id,
             pd,
-            length: request.sges.iter().map(|sge| u64::from(sge.length)).sum(),
+            // No message is longer, whatever room there is (IBTA Vol 1, 9.4.1).
+            length: request.sges.iter().map(|sge| u64::from(sge.length)).sum::<u64>().min(MAX_MESSAGE_BYTES),
             sges: SgeList::from_slice(request.sges),
         }
     }

@@ -6,6 +6,7 @@ mod common;
 mod datagrams;
 mod flow;
 mod input;
+mod longest;
 mod multicast;
 mod objects;
 mod paging;

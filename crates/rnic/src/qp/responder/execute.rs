@@ -92,6 +92,9 @@ impl Qp {
         let opcode = request.bth.opcode;
         let (address, rkey, length, done) = match (&self.resp.current, request.reth) {
             (&Current::Write { address, rkey, length, done }, _) => (address, rkey, length, done),
+            (_, Some(reth)) if u64::from(reth.dma_length) > MAX_MESSAGE_BYTES => {
+                return Err(Refusal(NakCode::INVALID_REQUEST));
+            }
             (_, Some(reth)) => {
                 if !self.may_write(core, &reth) {
                     return Err(Refusal(NakCode::REMOTE_ACCESS_ERROR));

@@ -8,7 +8,7 @@ use super::{Current, GRH_BYTES, Request, split};
 use crate::completion::{Attachment, Completion, CompletionOpcode, Status};
 use crate::core::Core;
 use crate::event::AsyncEvent;
-use crate::qp::Qp;
+use crate::qp::{MAX_MESSAGE_BYTES, Qp};
 use crate::work::RecvWqe;
 
 impl Qp {
@@ -98,7 +98,7 @@ impl Qp {
         }
         let (address, rkey, length, done) = match (&self.resp.current, request.reth) {
             (&Current::Write { address, rkey, length, done }, _) => (address, rkey, length, done),
-            (_, Some(reth)) if self.may_write(core, &reth) => {
+            (_, Some(reth)) if u64::from(reth.dma_length) <= MAX_MESSAGE_BYTES && self.may_write(core, &reth) => {
                 (reth.virtual_address, reth.rkey, u64::from(reth.dma_length), 0)
             }
             _ => return false,
