@@ -5,6 +5,7 @@ mod browser;
 mod dist;
 mod end_to_end;
 mod figures;
+mod network;
 mod packets;
 mod peers;
 mod programs;

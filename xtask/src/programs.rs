@@ -190,7 +190,7 @@ fn wait_until_listening(port: &str, server: &mut Started) -> Result<(), String> 
     let wanted = format!(":{:04X} ", port.parse::<u16>().map_err(|error| error.to_string())?);
     let until = Instant::now() + PATIENCE;
     while Instant::now() < until {
-        for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
+        for table in ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"] {
             let sockets = fs::read_to_string(table).unwrap_or_default();
             // Its own address is the second word, and 0A is listening.
             if sockets.lines().any(|socket| socket.contains(&wanted) && socket.contains(" 0A ")) {

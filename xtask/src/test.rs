@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use crate::shell::{cargo, run, succeeds, target};
-use crate::{bindings, browser, dist, end_to_end, packets, peers, programs, regressions, vm};
+use crate::{bindings, browser, dist, end_to_end, network, packets, peers, programs, regressions, vm};
 
 /// How a step ended.
 pub(crate) enum Outcome {
@@ -44,12 +44,12 @@ impl Report {
 
     fn programs(&mut self) {
         self.step("verbs programs, build", || programs::build().into());
-        self.step("verbs programs, device", || programs::show().into());
-        self.step("verbs programs, archive", || dist::check().into());
-        self.step("verbs programs, our own", || programs::own(&[]).into());
-        self.step("verbs programs, pairs", || programs::pairs().into());
-        self.step("verbs programs, rdma_cm", || programs::rdma_cm().into());
-        self.step("rdma-core's tests", || programs::pyverbs().into());
+        self.step("verbs programs, device", || network::apart(|| programs::show().into()));
+        self.step("verbs programs, archive", || network::apart(|| dist::check().into()));
+        self.step("verbs programs, our own", || network::apart(|| programs::own(&[]).into()));
+        self.step("verbs programs, pairs", || network::apart(|| programs::pairs().into()));
+        self.step("verbs programs, rdma_cm", || network::apart(|| programs::rdma_cm().into()));
+        self.step("rdma-core's tests", || network::apart(|| programs::pyverbs().into()));
     }
 
     fn packets(&mut self, captures: &Path) {
@@ -128,7 +128,9 @@ pub(crate) fn everything(fast: bool) -> ExitCode {
         peers::install(); // some tests need iproute2
     }
     let left_out = target().join("xtask").join("left-out");
-    report.step("tests", || tests(&captures, &left_out).into());
+    // What is still to be downloaded for them is downloaded here.
+    report.step("tests, build", || run(cargo(&["test", "--workspace", "--no-run"])).into());
+    report.step("tests", || network::apart(|| tests(&captures, &left_out).into()));
     if let Ok(what) = std::fs::read_to_string(&left_out) {
         let what = what.lines().collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join("; ");
         report.step("tests of root", || Outcome::LeftOut(what));

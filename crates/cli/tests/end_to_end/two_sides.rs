@@ -1,6 +1,7 @@
 //! A side that listens and one that connects: two commands, as on two machines.
 
 use std::io::Write;
+use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
 
 use crate::bench::check_packets;
@@ -44,11 +45,19 @@ fn port_and_host_may_be_given_apart() {
     server.finish().expect_status(0);
 }
 
+/// A loopback address that no other run of these tests has: 20 bits of the process's number and 3 of `number`.
+fn own_address(number: u8) -> Ipv4Addr {
+    let [_, a, b, c] = (std::process::id() << 3 | u32::from(number)).to_be_bytes();
+    // Devices that are given none take the first ones.
+    Ipv4Addr::new(127, 0x80 | a, b, c)
+}
+
 #[test]
 fn an_address_may_be_chosen() {
     let _one_at_a_time = measuring();
-    let (server, address) = listen("bw --bind 127.77.0.1");
-    let client = Running::start(doorbell(&format!("bench bw -n 100 -s 16 --bind 127.77.0.2 {address}")));
+    let [one, other] = [1, 2].map(own_address);
+    let (server, address) = listen(&format!("bw --bind {one}"));
+    let client = Running::start(doorbell(&format!("bench bw -n 100 -s 16 --bind {other} {address}")));
     client.finish().expect_status(0);
     server.finish().expect_status(0);
 }
@@ -56,9 +65,10 @@ fn an_address_may_be_chosen() {
 #[test]
 fn two_devices_cannot_have_one_address() {
     let _one_at_a_time = measuring();
-    let (server, _) = listen("bw --bind 127.77.0.3");
-    let second = Running::start(doorbell("bench bw -n 100 -s 16 --bind 127.77.0.3"));
-    second.finish().expect_complaint(1, &["UDP port 4791 of 127.77.0.3 is taken", "--udp-port"]);
+    let address = own_address(3);
+    let (server, _) = listen(&format!("bw --bind {address}"));
+    let second = Running::start(doorbell(&format!("bench bw -n 100 -s 16 --bind {address}")));
+    second.finish().expect_complaint(1, &[&format!("UDP port 4791 of {address} is taken"), "--udp-port"]);
     drop(server);
 }
 

@@ -1,0 +1,51 @@
+//! A network of one's own: ports and addresses that no other program of the machine has.
+
+use nix::sched::{CloneFlags, unshare};
+
+use crate::shell::{command, run};
+use crate::test::Outcome;
+
+/// Runs a step in a network namespace of its own, which goes with the step's last process: some programs take ports
+/// that nobody can choose, and a port that was free may be somebody else's a moment later. Only root can make one;
+/// elsewhere the step shares the machine's network.
+pub(crate) fn apart(step: impl FnOnce() -> Outcome + Send) -> Outcome {
+    std::thread::scope(|scope| {
+        // A namespace belongs to a thread, and to the threads and processes that it starts.
+        let outcome = scope.spawn(|| {
+            match unshare(CloneFlags::CLONE_NEWNET) {
+                Ok(()) => match run(command("ip", &["link", "set", "lo", "up"])) {
+                    Ok(()) => {}
+                    Err(why) => return Outcome::Failed(why),
+                },
+                Err(why) => eprintln!("no network namespace ({why}): ports are shared with other programs"),
+            }
+            step()
+        });
+        outcome.join().unwrap_or_else(|_| Outcome::Failed("the step has panicked".to_owned()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// As root: elsewhere there is nothing to test, and `apart` says so.
+    #[test]
+    fn a_port_that_is_taken_outside_is_free_within() {
+        let outside = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = outside.local_addr().unwrap();
+        let is_alone = |why: &std::io::Error| why.kind() == std::io::ErrorKind::AddrInUse;
+        let mut found = None;
+        let outcome = apart(|| {
+            found = Some(TcpListener::bind(address));
+            Outcome::Passed
+        });
+        assert!(matches!(outcome, Outcome::Passed));
+        match found.expect("the step ran") {
+            Ok(_) => assert!(crate::peers::is_root()),
+            Err(why) => assert!(is_alone(&why) && !crate::peers::is_root(), "{why}"),
+        }
+    }
+}
