@@ -1,12 +1,12 @@
 //! The embedded software RNIC as a provider: real RoCE v2 over UDP, in this process.
 
 use std::any::Any;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -36,7 +36,9 @@ pub struct SoftOptions {
     pub address: Option<IpAddr>,
     /// The UDP port of both ends.
     pub port: u16,
-    /// Writes every packet to this pcap file.
+    /// Writes every packet to this pcap file. Where this process has written one of that name already, as when it
+    /// opens a device again, the second is called `NAME-2.pcap`, and so on: no capture overwrites another of the same
+    /// process.
     pub pcap: Option<PathBuf>,
     /// What happens to packets that arrive.
     pub faults: Option<FaultPlan>,
@@ -201,11 +203,39 @@ fn publish(engine: &Port, address: IpAddr, udp_port: u16) {
     }
 }
 
+/// The name of a capture that this process has not given to another.
+///
+/// A forked child knows the names of its parent, and overwrites none of its captures either.
+fn unused(path: &Path) -> PathBuf {
+    static GIVEN: Mutex<BTreeMap<PathBuf, u32>> = Mutex::new(BTreeMap::new());
+    let numbered = |number: u32| {
+        let mut name = path.file_stem().unwrap_or_default().to_owned();
+        name.push(format!("-{number}"));
+        if let Some(extension) = path.extension() {
+            name.push(".");
+            name.push(extension);
+        }
+        path.with_file_name(name)
+    };
+    for _ in 0..100 {
+        match GIVEN.try_lock() {
+            Ok(mut given) => {
+                let times = given.entry(path.to_owned()).or_default();
+                *times = times.saturating_add(1);
+                return if *times == 1 { path.to_owned() } else { numbered(*times) };
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+    // Another thread held the lock when this process was forked, and will never let go of it here.
+    numbered(std::process::id())
+}
+
 /// Puts the wrappers that were asked for around the link.
 fn stack(mut link: Box<dyn Link>, local: IpAddr, port: u16, options: &SoftOptions) -> Result<Box<dyn Link>, Error> {
     if let Some(path) = &options.pcap {
         let what = "the pcap file could not be created";
-        let file = File::create(path).map_err(Error::os(what))?;
+        let file = File::create(unused(path)).map_err(Error::os(what))?;
         // The monotonic clock, so that no packet seems to be older than the one before it.
         let (begun, since_1970) = (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
         let clock = move |_| since_1970 + begun.elapsed();

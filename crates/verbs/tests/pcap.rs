@@ -387,3 +387,24 @@ fn refusals() {
         script.finish((from, kept));
     }
 }
+
+/// A program may close its device and open it again, with the same options.
+#[test]
+fn a_device_that_is_opened_again_keeps_its_first_capture() {
+    let directory = std::env::temp_dir().join(format!("doorbell-reopened-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let path = directory.join("a.b.pcap");
+    let open = || open_soft(SoftOptions { pcap: Some(path.clone()), ..SoftOptions::default() });
+    drop(open());
+    let mark = b"packets of the first opening";
+    std::fs::write(&path, mark).unwrap();
+    drop(open());
+    let both_at_once = (open(), open());
+    drop(both_at_once);
+    assert_eq!(std::fs::read(&path).unwrap(), mark);
+    for number in 2..=4 {
+        let header = std::fs::read(directory.join(format!("a.b-{number}.pcap"))).unwrap();
+        assert!(header.len() >= 24, "a capture of its own");
+    }
+    std::fs::remove_dir_all(directory).unwrap();
+}
