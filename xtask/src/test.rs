@@ -92,7 +92,7 @@ pub(crate) fn programs(own: &[String]) -> ExitCode {
         report.programs();
     } else {
         report.step("verbs programs, build", || programs::build().into());
-        report.step("verbs programs, our own", || programs::own(own).into());
+        report.step("verbs programs, our own", || network::apart(|| programs::own(own).into()));
     }
     summarize(&report, false)
 }
