@@ -18,6 +18,7 @@
 //! | `qp.rs`, `ep.rs`, `verbs.rs` | queue pairs of ids |
 //! | `multicast.rs` | groups |
 //! | `rsocket.rs` | what is refused |
+//! | `hostile.rs`, `fuzz.rs`, `testing.rs`, `tests.rs` | tests |
 
 mod address;
 mod addrinfo;
@@ -25,6 +26,10 @@ mod channel;
 mod connect;
 mod device;
 mod ep;
+#[cfg(test)]
+mod fuzz;
+#[cfg(test)]
+mod hostile;
 mod id;
 mod line;
 mod message;

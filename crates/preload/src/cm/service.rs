@@ -7,6 +7,8 @@ use std::collections::HashMap;
 use std::ffi::c_int;
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+#[cfg(test)]
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -178,12 +180,11 @@ impl Service {
                 }
                 let line = self.table().lines.get(&event.data()).map(|served| Arc::clone(&served.line));
                 if let Some(line) = line {
-                    // A defect that one line meets must not stop the others.
-                    let _ = catch_unwind(AssertUnwindSafe(|| line.on_ready()));
+                    apart(|| line.on_ready());
                 }
             }
             for line in self.take_expired() {
-                let _ = catch_unwind(AssertUnwindSafe(|| line.on_deadline()));
+                apart(|| line.on_deadline());
             }
         }
     }
@@ -205,6 +206,22 @@ impl Service {
             })
             .collect()
     }
+}
+
+/// A defect that one line meets must not stop the others.
+fn apart(body: impl FnOnce()) {
+    let _panic = catch_unwind(AssertUnwindSafe(body));
+    #[cfg(test)]
+    PANICS.fetch_add(usize::from(_panic.is_err()), Ordering::Relaxed);
+}
+
+#[cfg(test)]
+static PANICS: AtomicUsize = AtomicUsize::new(0);
+
+/// How often a line met a defect.
+#[cfg(test)]
+pub(super) fn panics() -> usize {
+    PANICS.load(Ordering::Relaxed)
 }
 
 /// A longer wait ends early: what is left of it is seen then.

@@ -15,7 +15,12 @@ pub(crate) use super::id::{rdma_create_id, rdma_destroy_id, rdma_migrate_id};
 use super::message::{Endpoint, Message};
 use super::resolve::{rdma_bind_addr, rdma_get_src_port, rdma_resolve_addr, rdma_resolve_route};
 
-fn local(port: u16) -> SockAddr {
+#[path = "../../../rnic/tests/common/rng.rs"]
+#[allow(dead_code, unreachable_pub)] // it serves other tests too
+mod rng;
+pub(super) use rng::Rng;
+
+pub(super) fn local(port: u16) -> SockAddr {
     SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port).into()
 }
 

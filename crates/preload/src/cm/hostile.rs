@@ -1,0 +1,365 @@
+//! Bare sockets as peers, which say whatever they like in any order: nothing panics, waits for ever, grows, or
+//! disturbs another connection of the process.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::fd::BorrowedFd;
+use std::ptr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use doorbell_ibverbs_sys as c;
+use doorbell_verbs::{QKey, Qpn};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use socket2::SockRef;
+
+use super::connect::{rdma_accept, rdma_connect, rdma_disconnect, rdma_listen, rdma_reject};
+use super::id::{Id, rdma_create_id, rdma_destroy_id};
+use super::message::{Endpoint, LOOKUP_PRIVATE, LOOKUP_REPLY_PRIVATE, Message, REJECT_PRIVATE, REPLY_PRIVATE};
+use super::object::object;
+use super::qp::{rdma_create_qp, rdma_destroy_qp};
+use super::resolve::{rdma_bind_addr, rdma_get_src_port, rdma_resolve_addr, rdma_resolve_route};
+use super::testing::{Rng, rdma_destroy_event_channel};
+use super::testing::{local, message, rdma_ack_cm_event, rdma_create_event_channel, rdma_get_cm_event};
+use super::{line, service};
+
+/// Peers of each test.
+const PEERS: u64 = 300;
+
+/// A connection has no more events than this, whatever its peer says.
+const MOST_EVENTS: usize = 6;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A program that does something with each event.
+struct Program {
+    channel: *mut c::rdma_event_channel,
+    /// Ids that were made of requests.
+    ids: Vec<*mut c::rdma_cm_id>,
+    events: usize,
+}
+
+fn bare_param() -> c::rdma_conn_param {
+    c::rdma_conn_param { qp_num: 1, ..c::rdma_conn_param::default() }
+}
+
+fn create_qp(id: *mut c::rdma_cm_id) {
+    let cap = c::ibv_qp_cap { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+    let mut init = c::ibv_qp_init_attr { cap, qp_type: c::IBV_QPT_RC, ..c::ibv_qp_init_attr::default() };
+    // SAFETY: the id exists.
+    assert_eq!(unsafe { rdma_create_qp(id, ptr::null_mut(), &raw mut init) }, 0);
+}
+
+fn destroy(id: *mut c::rdma_cm_id) {
+    // SAFETY: nothing uses the id any more.
+    unsafe {
+        rdma_destroy_qp(id);
+        assert_eq!(rdma_destroy_id(id), 0);
+    }
+}
+
+impl Program {
+    /// One whose channel does not wait.
+    fn new() -> Self {
+        let channel = rdma_create_event_channel();
+        // SAFETY: the channel was just created.
+        let fd = unsafe { BorrowedFd::borrow_raw((*channel).fd) };
+        fcntl(fd, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
+        Self { channel, ids: Vec::new(), events: 0 }
+    }
+
+    fn id(&self) -> *mut c::rdma_cm_id {
+        let mut id = ptr::null_mut();
+        // SAFETY: the channel exists.
+        assert_eq!(unsafe { rdma_create_id(self.channel, &raw mut id, ptr::null_mut(), c::RDMA_PS_TCP) }, 0);
+        id
+    }
+
+    fn listener(&self) -> (*mut c::rdma_cm_id, u16) {
+        let id = self.id();
+        // SAFETY: the id exists.
+        unsafe {
+            assert_eq!(rdma_bind_addr(id, local(0).as_ptr().cast_mut().cast()), 0);
+            assert_eq!(rdma_listen(id, 0), 0);
+            (id, u16::from_be(rdma_get_src_port(id)))
+        }
+    }
+
+    /// The next event: its kind and id.
+    fn next(&mut self) -> Option<(c::rdma_cm_event_type, *mut c::rdma_cm_id)> {
+        let mut event = ptr::null_mut();
+        // SAFETY: the channel exists, and the event until it is acknowledged.
+        unsafe {
+            if rdma_get_cm_event(self.channel, &raw mut event) != 0 {
+                return None;
+            }
+            let seen = ((*event).event, (*event).id);
+            assert_eq!(rdma_ack_cm_event(event), 0);
+            self.events += 1;
+            Some(seen)
+        }
+    }
+
+    fn expect(&mut self, kind: c::rdma_cm_event_type) -> *mut c::rdma_cm_id {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            if let Some((seen, id)) = self.next() {
+                assert_eq!(seen, kind);
+                return id;
+            }
+            assert!(Instant::now() < until, "event {kind} does not come");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Handles what waits, one way or another.
+    fn handle(&mut self, rng: &mut Rng) {
+        while let Some((kind, id)) = self.next() {
+            if kind != c::RDMA_CM_EVENT_CONNECT_REQUEST {
+                continue;
+            }
+            let (mut param, way) = (bare_param(), rng.below(5));
+            // SAFETY: the id was just made. What it answers may find nobody any more.
+            unsafe {
+                match way {
+                    0 => drop(rdma_accept(id, &raw mut param)),
+                    1 => drop(rdma_reject(id, ptr::null(), 0)),
+                    2 => {
+                        destroy(id);
+                        continue;
+                    }
+                    3 => {
+                        create_qp(id);
+                        rdma_accept(id, ptr::null_mut());
+                    }
+                    _ => {}
+                }
+            }
+            self.ids.push(id);
+        }
+    }
+
+    fn destroy_ids(&mut self) {
+        self.ids.drain(..).for_each(destroy);
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: no id reports to it any more.
+        unsafe { rdma_destroy_event_channel(self.channel) }
+    }
+}
+
+/// Any message, in turn or not.
+fn any_message(rng: &mut Rng) -> Message {
+    let Message::Request { endpoint, .. } = message() else { unreachable!("it is a request") };
+    let endpoint = Endpoint { initiator_depth: rng.next() as u8, responder_resources: rng.next() as u8, ..endpoint };
+    let mut private = |most: usize| vec![7; rng.below(most as u64 + 1) as usize];
+    let (reply, reject) = (private(REPLY_PRIVATE), private(REJECT_PRIVATE));
+    let (asked, found) = (private(LOOKUP_PRIVATE), private(LOOKUP_REPLY_PRIVATE));
+    match rng.below(9) {
+        0 | 1 => message(),
+        2 => Message::Reply { endpoint, private: reply },
+        3 => Message::ReadyToUse,
+        4 => Message::Reject { reason: 1 + rng.below(60) as u16, private: reject },
+        5 => Message::DisconnectRequest,
+        6 => Message::DisconnectReply,
+        7 => Message::Lookup { private: asked },
+        _ => {
+            let (qpn, qkey) = (Qpn::new(rng.below(1 << 24) as u32), QKey::new(rng.next() as u32));
+            Message::LookupReply { status: rng.below(3) as u8, gid: endpoint.gid, qpn, qkey, private: found }
+        }
+    }
+}
+
+/// What a bare peer does until it has enough: `between` runs what the program does meanwhile.
+fn misbehave(mut stream: TcpStream, first: Option<Message>, rng: &mut Rng, mut between: impl FnMut(&mut Rng)) {
+    stream.set_nonblocking(true).unwrap();
+    let mut heard = Vec::new();
+    let mut said = first.map(|first| first.emit()).unwrap_or_default();
+    let mut next = said.clone();
+    for _ in 0..rng.below(12) {
+        // A peer that was hung up on goes on for a while.
+        let at = rng.below(next.len() as u64 + 1) as usize;
+        let _ = stream.write(&next[..at]);
+        between(rng);
+        let _ = stream.write(&next[at..]);
+        said.extend(&next);
+        between(rng);
+        let mut bytes = [0; 256];
+        if let Ok(count) = stream.read(&mut bytes) {
+            heard.extend(&bytes[..count]);
+        }
+        next = match rng.below(12) {
+            0 => heard.clone(), // what it heard, said back
+            1 => said.clone(),  // everything once more
+            2 => (0..rng.below(600)).map(|_| rng.next() as u8).collect(),
+            3 => {
+                let mut bytes = any_message(rng).emit();
+                let at = rng.below(bytes.len() as u64) as usize;
+                bytes[at] ^= 1 << rng.below(8);
+                bytes
+            }
+            4 => [any_message(rng), any_message(rng), any_message(rng)].iter().flat_map(Message::emit).collect(),
+            _ => any_message(rng).emit(),
+        };
+        said.truncate(4096);
+        if rng.below(4) == 0 {
+            std::thread::sleep(Duration::from_millis(1)); // the other side's thread comes along
+        }
+    }
+    match rng.below(3) {
+        0 => drop(stream.shutdown(std::net::Shutdown::Write)),
+        1 => drop(SockRef::from(&stream).set_linger(Some(Duration::ZERO))), // closing resets it
+        _ => {}
+    }
+    between(rng);
+}
+
+/// Two ids of this process that are connected, and must not notice anything.
+struct Bystanders {
+    passive: Program,
+    active: Program,
+    ends: [*mut c::rdma_cm_id; 3],
+}
+
+impl Bystanders {
+    fn new() -> Self {
+        let (mut passive, mut active) = (Program::new(), Program::new());
+        let (listener, port) = passive.listener();
+        let client = resolved(&mut active, port);
+        create_qp(client);
+        // SAFETY: the ids exist.
+        unsafe {
+            assert_eq!(rdma_connect(client, ptr::null_mut()), 0);
+            let server = passive.expect(c::RDMA_CM_EVENT_CONNECT_REQUEST);
+            create_qp(server);
+            assert_eq!(rdma_accept(server, ptr::null_mut()), 0);
+            active.expect(c::RDMA_CM_EVENT_ESTABLISHED);
+            passive.expect(c::RDMA_CM_EVENT_ESTABLISHED);
+            Self { passive, active, ends: [client, server, listener] }
+        }
+    }
+
+    fn end(mut self) {
+        assert_eq!((self.passive.next(), self.active.next()), (None, None), "a connection of others was disturbed");
+        let [client, server, listener] = self.ends;
+        // SAFETY: the ids exist.
+        unsafe {
+            assert_eq!(((*(*client).qp).state, (*(*server).qp).state), (c::IBV_QPS_RTS, c::IBV_QPS_RTS));
+            assert_eq!(rdma_disconnect(client), 0);
+        }
+        self.active.expect(c::RDMA_CM_EVENT_DISCONNECTED);
+        self.passive.expect(c::RDMA_CM_EVENT_DISCONNECTED);
+        [client, server, listener].into_iter().for_each(destroy);
+    }
+}
+
+fn resolved(program: &mut Program, port: u16) -> *mut c::rdma_cm_id {
+    let id = program.id();
+    // SAFETY: the id exists.
+    unsafe {
+        assert_eq!(rdma_resolve_addr(id, ptr::null_mut(), local(port).as_ptr().cast_mut().cast(), 1000), 0);
+        program.expect(c::RDMA_CM_EVENT_ADDR_RESOLVED);
+        assert_eq!(rdma_resolve_route(id, 1000), 0);
+        program.expect(c::RDMA_CM_EVENT_ROUTE_RESOLVED);
+    }
+    id
+}
+
+fn seed() -> u64 {
+    let seed = std::env::var("DOORBELL_SEED").ok().map_or(1, |text| text.parse().expect("a number"));
+    eprintln!("DOORBELL_SEED={seed}");
+    seed
+}
+
+#[test]
+fn a_listener_survives_whatever_peers_say() {
+    let mut rng = Rng::new(seed());
+    let bystanders = Bystanders::new();
+    let mut program = Program::new();
+    let (listener, port) = program.listener();
+    for peer in 0..PEERS {
+        let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+        let first = (rng.below(4) > 0).then(message);
+        misbehave(stream, first, &mut rng, |rng| program.handle(rng));
+        // Those of peers before may come late.
+        let most = (peer as usize + 1) * MOST_EVENTS;
+        assert!(program.events <= most, "{} events of {} peers", program.events, peer + 1);
+        if rng.below(4) > 0 {
+            program.destroy_ids();
+        }
+    }
+    program.destroy_ids();
+    // What is left of the peers goes: each that has not asked yet holds the listener.
+    // SAFETY: the listener exists.
+    let line = Arc::clone(&unsafe { object::<Id>(listener) }.unwrap().line);
+    let until = Instant::now() + line::ARRIVAL + PATIENCE;
+    while Arc::strong_count(&line) > 3 {
+        assert!(Instant::now() < until, "{} hold the listener", Arc::strong_count(&line));
+        program.handle(&mut rng);
+        program.destroy_ids();
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // And it still serves.
+    let mut active = Program::new();
+    let client = resolved(&mut active, port);
+    // SAFETY: the ids exist.
+    unsafe {
+        assert_eq!(rdma_connect(client, &mut bare_param()), 0);
+        let until = Instant::now() + PATIENCE;
+        let answer = loop {
+            // The last of the bare peers may be among those that ask.
+            if let Some((c::RDMA_CM_EVENT_CONNECT_REQUEST, server)) = program.next() {
+                rdma_reject(server, ptr::null(), 0);
+                program.ids.push(server);
+            }
+            if let Some((answer, _)) = active.next() {
+                break answer;
+            }
+            assert!(Instant::now() < until, "the listener does not serve");
+        };
+        assert_eq!(answer, c::RDMA_CM_EVENT_REJECTED);
+        program.destroy_ids();
+        [client, listener].into_iter().for_each(destroy);
+    }
+    drop(line);
+    bystanders.end();
+    assert_eq!(service::panics(), 0, "the service's thread panicked");
+}
+
+#[test]
+fn whoever_connects_survives_whatever_a_listener_says() {
+    let mut rng = Rng::new(seed());
+    let bystanders = Bystanders::new();
+    let bare = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let mut program = Program::new();
+    for peer in 0..PEERS {
+        let client = resolved(&mut program, bare.local_addr().unwrap().port());
+        let before = program.events;
+        let (with_qp, mut param) = (rng.below(2) == 0, bare_param());
+        if with_qp {
+            create_qp(client);
+        }
+        // SAFETY: the id exists.
+        assert_eq!(unsafe { rdma_connect(client, if with_qp { ptr::null_mut() } else { &raw mut param }) }, 0);
+        let stream = bare.accept().unwrap().0;
+        let first = (rng.below(4) > 0).then(|| {
+            let Message::Request { endpoint, .. } = message() else { unreachable!("it is a request") };
+            Message::Reply { endpoint, private: Vec::new() }
+        });
+        misbehave(stream, first, &mut rng, |rng| {
+            program.handle(rng);
+            if rng.below(8) == 0 {
+                // SAFETY: the id exists. It may have no connection.
+                unsafe { rdma_disconnect(client) };
+            }
+        });
+        assert!(program.events - before <= MOST_EVENTS, "peer {peer}: {} events", program.events - before);
+        destroy(client);
+        assert_eq!(program.next(), None, "an id that is gone is told of");
+    }
+    bystanders.end();
+    assert_eq!(service::panics(), 0, "the service's thread panicked");
+}
