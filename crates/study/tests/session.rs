@@ -1,49 +1,21 @@
 //! What a server makes of a client that it should not trust.
 
+mod common;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use common::{MEMORY_BYTES, parameters};
 use doorbell_exchange::setup;
-use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
+use doorbell_study::parameters::{Kind, Operation, Parameters};
 use doorbell_study::protocol::Protocol;
 use doorbell_study::serving::{Serving, SharedBy};
 use doorbell_study::session::{self, Client, SessionError};
 use doorbell_verbs::Device;
 use doorbell_verbs::soft::{self, SoftOptions};
 use serde_json::{Value, json};
-
-const MEMORY_BYTES: usize = 64 << 20;
-
-fn parameters() -> Parameters {
-    Parameters {
-        kind: Kind::Bandwidth,
-        operation: Operation::Send,
-        protocol: Protocol::SendReceive,
-        replicate: false,
-        sizes: vec![16, 5000],
-        extent: Extent::Messages(100),
-        window: 16,
-        depth: 32,
-        depths_are_defaults: false,
-        batch: 1,
-        inline: 64,
-        connections: 2,
-        bidirectional: false,
-        events: false,
-        credits: true,
-        mtu: None,
-        rate: None,
-        slow_receiver_us: 0,
-        timeout: 14,
-        retry_count: 7,
-        rnr_retry: 7,
-        verify: true,
-        memory_bytes: MEMORY_BYTES,
-        serving: Serving::default(),
-    }
-}
 
 fn device() -> Device {
     soft::open(&SoftOptions::default()).unwrap()

@@ -27,7 +27,9 @@ impl Quantity {
             Self::TailLatency => result.latency_ns?.p99 as f64 / 1e3,
             Self::MessageRate => result.messages_per_s / 1e6,
             Self::Throughput => result.bytes_per_s * 8.0 / 1e9,
-            Self::RnrNaks => (result.counted.client.rnr_naks + result.counted.server.rnr_naks) as f64 / result.seconds,
+            Self::RnrNaks => {
+                result.counted.client.rnr_naks.saturating_add(result.counted.server.rnr_naks) as f64 / result.seconds
+            }
             Self::Fairness => jain(&result.sent_by_connection)?,
         };
         value.is_finite().then_some(value)

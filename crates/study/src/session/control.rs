@@ -101,6 +101,17 @@ fn parse<T: DeserializeOwned>(line: &[u8]) -> Result<T, String> {
     serde_json::from_slice(line).map_err(|_| String::from_utf8_lossy(&line[..line.len().min(200)]).into_owned())
 }
 
+/// Reads a line as either end would, and checks its parameters if it has some: for tests of what peers may say.
+pub fn judge_line(line: &[u8]) {
+    if let Ok(ToServer::Parameters(parameters)) = parse(line)
+        && parameters.check().is_ok()
+    {
+        // What was checked can be used.
+        parameters.sizes.iter().for_each(|&size| drop(parameters.fit(size)));
+    }
+    drop(parse::<FromServer>(line).map(|answer| answer.instead_of("anything")));
+}
+
 /// One line of JSON at a time, over TCP.
 #[derive(Debug)]
 pub(super) struct Control {

@@ -20,6 +20,8 @@ use doorbell_verbs::PostError;
 use crate::parameters::ParametersError;
 
 pub use client::Client;
+#[doc(hidden)]
+pub use control::judge_line;
 pub use server::serve;
 
 /// How long one side waits for the other to answer.

@@ -1,0 +1,108 @@
+//! A bare socket as the peer of a server: lines in any order, honest, changed, repeated and broken off.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use common::fuzz::{Choices, line};
+use common::{MEMORY_BYTES, Rng, parameters};
+use doorbell_study::session::{self, Client, SessionError};
+use doorbell_verbs::Device;
+use doorbell_verbs::soft::{self, SoftOptions};
+
+fn device() -> Device {
+    soft::open(&SoftOptions::default()).unwrap()
+}
+
+/// What a client says that is none: the greeting as it should be, mostly, and lines behind it.
+fn script(seed: u64) -> Vec<u8> {
+    let mut rng = Rng::new(seed);
+    let mut bytes = b"DOORBELL\0\x04\0\0\0\0".to_vec();
+    let noise: Vec<u8> = (0..600).map(|_| rng.next() as u8).collect();
+    let mut choices = Choices(&noise);
+    let mut lines = Vec::new();
+    if rng.chance(700) {
+        let mut first = serde_json::json!({ "parameters": parameters() });
+        match rng.below(6) {
+            0 => first["parameters"]["window"] = 0.into(),
+            1 => first["parameters"]["memory_bytes"] = (MEMORY_BYTES + 1).into(),
+            _ => {}
+        }
+        lines.push(first.to_string());
+    }
+    if rng.chance(300) {
+        lines.push(rng.pick(&["\"end\"".to_owned(), r#"{"point":{"bytes":17}}"#.to_owned()]).clone());
+    }
+    for _ in 0..rng.below(4) {
+        lines.push(line(&mut choices).to_string());
+    }
+    if rng.chance(300) && !lines.is_empty() {
+        lines.push(rng.pick(&lines).clone());
+    }
+    bytes.extend(lines.iter().flat_map(|line| format!("{line}\n").into_bytes()));
+    if rng.chance(200) {
+        bytes.truncate(rng.below(bytes.len() as u64) as usize);
+    }
+    if rng.chance(200) {
+        let at = rng.below(bytes.len() as u64 + 1) as usize;
+        bytes.insert(at, rng.next() as u8);
+    }
+    bytes
+}
+
+fn kind(ended: &Result<(), SessionError>) -> &'static str {
+    match ended {
+        Ok(()) => "ended",
+        Err(SessionError::Setup(_)) => "no greeting",
+        Err(SessionError::Control(_)) => "gone",
+        Err(SessionError::Parameters(_)) => "parameters",
+        Err(SessionError::Memory { .. }) => "memory",
+        Err(SessionError::UnknownSize(_)) => "size",
+        Err(SessionError::Unexpected(_)) => "unexpected",
+        Err(_) => "another reason",
+    }
+}
+
+/// Each is refused with a reason, or found gone, while another session of the process goes on.
+#[test]
+fn sockets_that_say_anything_end_their_own_session_only() {
+    let device = device();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (is_over, healthy) = (AtomicBool::new(false), AtomicU64::new(0));
+    let mut kinds: BTreeMap<&str, u64> = BTreeMap::new();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let other = TcpListener::bind("127.0.0.1:0").unwrap();
+            while !is_over.load(Ordering::Relaxed) || healthy.load(Ordering::Relaxed) == 0 {
+                let stream = TcpStream::connect(other.local_addr().unwrap()).unwrap();
+                let (accepted, _) = other.accept().unwrap();
+                let served = scope.spawn(|| session::serve(&device, accepted, MEMORY_BYTES));
+                let mut client = Client::new(&self::device(), stream, parameters()).unwrap();
+                let result = client.measure(5000, |_| {}).unwrap();
+                assert_eq!((result.messages, result.damaged), (200, 0));
+                client.finish().unwrap();
+                served.join().unwrap().unwrap();
+                healthy.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        for seed in 0..500 {
+            let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (accepted, _) = listener.accept().unwrap();
+            let served = scope.spawn(|| session::serve(&device, accepted, MEMORY_BYTES));
+            // A server that has refused already may have hung up.
+            let _ = peer.write_all(&script(seed));
+            let _ = peer.shutdown(Shutdown::Write);
+            let _ = peer.read_to_end(&mut Vec::new());
+            let ended = served.join().unwrap_or_else(|_| panic!("seed {seed} failed"));
+            *kinds.entry(kind(&ended)).or_default() += 1;
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    println!("{kinds:?}, and {} healthy sessions meanwhile", healthy.load(Ordering::Relaxed));
+    for kind in ["ended", "no greeting", "gone", "parameters", "memory", "size", "unexpected"] {
+        assert!(kinds.contains_key(kind), "no session ended so: {kind}, of {kinds:?}");
+    }
+}
