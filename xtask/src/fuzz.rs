@@ -9,7 +9,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::peers;
-use crate::shell::{cargo, command, root, run, target};
+use crate::shell::{cargo, command, output_of, root, run, target};
+use crate::test::Outcome;
 
 /// What makes rustc count edges, and tells crates that they are being fuzzed.
 const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
@@ -47,15 +48,21 @@ fn folder(path: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(paths)
 }
 
-/// Builds all targets, without what counts coverage: a target that does not compile is found in every test run.
-pub(crate) fn build() -> Result<(), String> {
-    let mut homes: Vec<PathBuf> = all()?.into_iter().map(|target| target.home).collect();
-    homes.dedup();
-    homes.iter().try_for_each(|home| {
-        let mut check = cargo(&["check", "--quiet"]);
-        check.current_dir(home.join("fuzz")).env("CARGO_TARGET_DIR", target().join("xtask").join("fuzz-check"));
-        run(check)
-    })
+/// Checks that all targets compile, without what counts coverage.
+pub(crate) fn build() -> Outcome {
+    if let Err(why) = peers::install_for_fuzzing() {
+        return Outcome::LeftOut(why);
+    }
+    let check_all = || -> Result<(), String> {
+        let mut homes: Vec<PathBuf> = all()?.into_iter().map(|target| target.home).collect();
+        homes.dedup();
+        homes.iter().try_for_each(|home| {
+            let mut check = cargo(&["check", "--quiet"]);
+            check.current_dir(home.join("fuzz")).env("CARGO_TARGET_DIR", target().join("xtask").join("fuzz-check"));
+            run(check)
+        })
+    };
+    check_all().into()
 }
 
 /// Runs the targets of this name (all, if none is given), each for so many minutes, and adds to their corpora.
@@ -73,7 +80,9 @@ impl Target {
     fn run(&self, minutes: u32) -> Result<(), String> {
         let home = target().join("xtask").join("fuzz");
         let crate_name = self.home.file_name().unwrap_or_default();
-        let mut build = cargo(&["build", "--release", "--bin", &self.name]);
+        let triple = host()?;
+        // With a target named, the flags are not those of build scripts and of macros.
+        let mut build = cargo(&["build", "--release", "--target", &triple, "--bin", &self.name]);
         build.current_dir(self.home.join("fuzz"));
         build.env("CARGO_TARGET_DIR", home.join("target")).env("RUSTFLAGS", FLAGS);
         run(build)?;
@@ -83,7 +92,7 @@ impl Target {
         for folder in [&corpus, &found, &failed] {
             fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         }
-        let program = home.join("target").join("release").join(&self.name);
+        let program = home.join("target").join(&triple).join("release").join(&self.name);
         let limit = format!("-timeout={LONGEST_S}");
         let mut search =
             command(&program, &[&format!("-max_total_time={}", minutes * 60), &limit, "-print_final_stats=1"]);
@@ -95,6 +104,13 @@ impl Target {
         merge.arg(&corpus).arg(&found);
         run(merge)
     }
+}
+
+/// What this machine's programs are built for.
+fn host() -> Result<String, String> {
+    let said = output_of(command("rustc", &["--version", "--verbose"]))?;
+    let triple = said.lines().find_map(|line| line.strip_prefix("host: "));
+    triple.map(str::to_owned).ok_or_else(|| format!("rustc does not say what it builds for:\n{said}"))
 }
 
 #[cfg(test)]

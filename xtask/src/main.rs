@@ -5,6 +5,7 @@ mod browser;
 mod dist;
 mod end_to_end;
 mod figures;
+mod fuzz;
 mod network;
 mod packets;
 mod peers;
@@ -121,6 +122,14 @@ enum Command {
         #[arg(long, value_name = "FOLDER")]
         out: Option<PathBuf>,
     },
+    /// Runs fuzz targets under libFuzzer, and adds inputs that reach new code to the corpora in the repository.
+    Fuzz {
+        /// Only this one [default: all, one after the other]
+        target: Option<String>,
+        /// How long each runs.
+        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+        minutes: u32,
+    },
     /// Brings defects that were mended back, one at a time, and checks that the tests named for them fail.
     ///
     /// Each is a patch in `regressions`, applied to a clone of HEAD. `test` only checks that they still apply.
@@ -159,6 +168,7 @@ fn main() -> ExitCode {
         }
         Command::Guest { only } => test::guest(only.as_deref()),
         Command::Vm { file, keep, limit_s, command } => vm(file, keep, limit_s, &command),
+        Command::Fuzz { target, minutes } => ended(fuzz::fuzz(target.as_deref(), minutes)),
         Command::Regressions { names } => ended(regressions::judge(&names)),
         Command::Bindings => {
             peers::install_for_bindings();

@@ -48,6 +48,12 @@ pub(crate) fn install_for_comparison() -> Result<(), String> {
     if missing.is_empty() { Ok(()) } else { Err(format!("packages are missing: {}", missing.join(", "))) }
 }
 
+/// Installs what libFuzzer is compiled with, and says if it is still missing then.
+pub(crate) fn install_for_fuzzing() -> Result<(), String> {
+    install_missing(&[("g++", has("c++"))]);
+    if has("c++") { Ok(()) } else { Err("a C++ compiler is missing".to_owned()) }
+}
+
 /// Installs what counts instructions, and says if it is still missing then.
 pub(crate) fn install_for_counting() -> Result<(), String> {
     install_missing(&[("valgrind", has("valgrind"))]);

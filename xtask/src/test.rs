@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use crate::shell::{cargo, run, succeeds, target};
-use crate::{bindings, browser, dist, end_to_end, network, packets, peers, programs, regressions, vm};
+use crate::{bindings, browser, dist, end_to_end, fuzz, network, packets, peers, programs, regressions, vm};
 
 /// How a step ended.
 pub(crate) enum Outcome {
@@ -117,6 +117,7 @@ pub(crate) fn everything(fast: bool) -> ExitCode {
         let arguments = ["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"];
         component("clippy", "clippy", || run(cargo(&arguments)).into())
     });
+    report.step("fuzz targets, build", fuzz::build);
     report.step("regressions apply", || regressions::check().into());
     report.step("release build", || run(cargo(&["build", "--release"])).into());
     report.step("documentation", || {

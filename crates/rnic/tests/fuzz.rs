@@ -1,7 +1,7 @@
 //! Runs the fuzz bodies over a corpus and for a bounded time of mutation.
 //!
 //! `DOORBELL_FUZZ_SECONDS` sets how long each mutates (5). The corpus in `tests/corpus/<body>/` is what
-//! cargo-fuzz found, reduced to the fewest inputs that reach all the code that all of them reach;
+//! `cargo xtask fuzz` found, reduced to the fewest inputs that reach all the code that all of them reach;
 //! inputs that failed once belong there, too.
 
 mod common;
