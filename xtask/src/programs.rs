@@ -119,8 +119,14 @@ pub(crate) fn show() -> Result<(), String> {
 }
 
 /// Programs of our own, and the options of `doorbell run` that they need.
-const OWN: &[(&str, &[&str])] =
-    &[("misuse", &[]), ("promises", &[]), ("ends", &[]), ("multicast", &[]), ("unmapped", &["--check-memory"])];
+const OWN: &[(&str, &[&str])] = &[
+    ("misuse", &[]),
+    ("promises", &[]),
+    ("ends", &[]),
+    ("multicast", &[]),
+    ("unmapped", &["--check-memory"]),
+    ("waits", &[]),
+];
 
 /// Programs of our own, where ready-made ones do not look: what verbs refuse, and what they promise. `only` names
 /// some of them; none names all.
