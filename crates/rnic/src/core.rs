@@ -115,6 +115,14 @@ impl Core {
         self.dirty.retain(|&dirty| dirty != slot);
     }
 
+    pub(crate) fn staged_count(&self) -> usize {
+        self.dirty.iter().map(|&slot| self.cqs[slot as usize].staged.len()).sum()
+    }
+
+    pub(crate) fn cq_count(&self) -> usize {
+        self.cqs.len()
+    }
+
     /// Stages a completion: it reaches its queue with [`publish`](Self::publish), so that a row
     /// of packets takes the queue's lock once.
     #[inline]

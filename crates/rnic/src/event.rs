@@ -84,6 +84,11 @@ impl EventQueue {
         }
     }
 
+    /// Events that wait to be taken.
+    pub(crate) fn len(&self) -> usize {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
     /// Takes the oldest event.
     pub fn pop(&self) -> Option<AsyncEvent> {
         self.events.lock().unwrap_or_else(PoisonError::into_inner).pop_front()

@@ -26,7 +26,7 @@ pub use completion::{
 pub use counters::Counters;
 pub use engine::{
     ACK_HOLD_NS, Backlog, Config, CqId, EngineId, MAX_CQS, MAX_GROUPS, MAX_INLINE_BYTES, MAX_QPS, MAX_QUEUE_DEPTH,
-    MAX_SGES, MAX_SRQS, ObjectError, QpInfo, QpInit, Rnic, SrqId,
+    MAX_SGES, MAX_SRQS, ObjectError, Objects, QpInfo, QpInit, Rnic, SrqId,
 };
 pub use event::{AsyncEvent, EventQueue, EventSource};
 pub use memory::{

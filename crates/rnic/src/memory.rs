@@ -516,6 +516,12 @@ impl RegionTable {
         self.read().regions.values().filter(|region| region.pd == pd).count()
     }
 
+    /// How many regions and windows there are.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        let keys = self.read();
+        (keys.regions.len(), keys.windows.len())
+    }
+
     fn read(&self) -> RwLockReadGuard<'_, Keys> {
         self.keys.read().unwrap_or_else(PoisonError::into_inner)
     }

@@ -181,6 +181,8 @@ pub struct Backlog {
     pub ready: usize,
     /// Queue pairs that wait for room in a window.
     pub waiting: usize,
+    /// Those among them that wait for room for READ responses.
+    pub waiting_for_responses: usize,
     /// Queue pairs whose acknowledgement is held back.
     pub held_acks: usize,
     /// Deadlines, those included that were left behind.
@@ -190,6 +192,40 @@ pub struct Backlog {
     pub answers: usize,
     /// Acknowledgements that queue pairs left behind when they were reset or destroyed.
     pub farewells: usize,
+    /// Completions that are not seen before the link has what must leave first.
+    pub staged: usize,
+}
+
+/// How many objects a device has, and what it keeps for each. Everything returns to what it was when
+/// the objects are destroyed that caused it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Objects {
+    /// Protection domains.
+    pub pds: usize,
+    /// Completion queues.
+    pub cqs: usize,
+    /// Completion queues as engines see them.
+    pub cq_ports: usize,
+    /// Shared receive queues.
+    pub srqs: usize,
+    /// Queue pairs.
+    pub qps: usize,
+    /// Their numbers.
+    pub qpns: usize,
+    /// Memory regions.
+    pub regions: usize,
+    /// Memory windows.
+    pub windows: usize,
+    /// Windows towards other devices.
+    pub destinations: usize,
+    /// The addresses under which these are found.
+    pub addresses: usize,
+    /// Multicast groups that queue pairs are attached to.
+    pub groups: usize,
+    /// Regions and bound windows that an engine remembers and that are gone.
+    pub stale_keys: usize,
+    /// Asynchronous events that were not taken.
+    pub events: usize,
 }
 
 struct Cq {
@@ -253,14 +289,16 @@ fn range(what: &'static str, given: usize, least: usize, most: usize) -> Result<
     if (least..=most).contains(&given) { Ok(()) } else { Err(ObjectError::Range { what, given, least, most }) }
 }
 
+/// One of the streams of the device's generator.
+fn stream_of(config: &Config, number: u64) -> ChaCha12Rng {
+    let mut rng = ChaCha12Rng::from_seed(config.seed);
+    rng.set_stream(number);
+    rng
+}
+
 impl Rnic {
     /// A device without any objects. `notifier` is called for each asynchronous event.
     pub fn new(config: Config, notifier: Option<Notifier>) -> Self {
-        let stream = |number| {
-            let mut rng = ChaCha12Rng::from_seed(config.seed);
-            rng.set_stream(number);
-            rng
-        };
         let regions = Arc::new(RegionTable::default());
         let inbound = Window::new(config.receive_buffer_bytes, MAX_WINDOW_BYTES);
         let read_piece_cost = inbound.limit() / READ_PIECES_PER_WINDOW;
@@ -278,9 +316,9 @@ impl Rnic {
             groups: FxHashMap::default(),
             timers: BinaryHeap::new(),
             held_acks: VecDeque::new(),
-            key_rng: stream(0),
-            qpn_rng: stream(1),
-            psn_rng: stream(2),
+            key_rng: stream_of(&config, 0),
+            qpn_rng: stream_of(&config, 1),
+            psn_rng: stream_of(&config, 2),
         }
     }
 
@@ -310,11 +348,42 @@ impl Rnic {
         Backlog {
             ready: self.core.ready.len(),
             waiting: destinations.sum::<usize>() + self.core.inbound.waiting.len(),
+            waiting_for_responses: self.core.inbound.waiting.len(),
             held_acks: self.held_acks.len(),
             timers: self.timers.len(),
             answers: self.qps.iter().map(|(_, qp)| qp.resp.backlog()).sum(),
             farewells: self.core.farewells.len(),
+            staged: self.core.staged_count(),
         }
+    }
+
+    /// How many objects there are.
+    pub fn objects(&self) -> Objects {
+        let (regions, windows) = self.regions.counts();
+        Objects {
+            pds: self.pds.len(),
+            cqs: self.cqs.len(),
+            cq_ports: self.core.cq_count(),
+            srqs: self.srqs.len(),
+            qps: self.qps.len(),
+            qpns: self.by_number.len(),
+            regions,
+            windows,
+            destinations: self.core.destinations.len(),
+            addresses: self.by_address.len(),
+            groups: self.groups.len(),
+            stale_keys: self.core.memory.stale_keys(),
+            events: self.core.events.len(),
+        }
+    }
+
+    /// Hands numbers and keys out from the first one on again, so that those of objects that are gone
+    /// come again at once: for tests of what outlives its object. On a network it would make them
+    /// guessable.
+    #[doc(hidden)]
+    pub fn repeat_numbers(&mut self) {
+        self.key_rng = stream_of(&self.config, 0);
+        self.qpn_rng = stream_of(&self.config, 1);
     }
 
     fn slot(&self, qpn: Qpn) -> Option<u32> {

@@ -106,9 +106,9 @@ impl Rnic {
     ) -> Result<Arc<Region>, ObjectError> {
         self.check_pd(pd)?;
         let key = region.lkey().0;
-        // SAFETY: passed on to our caller; the engine forgets the key before this returns.
+        // SAFETY: passed on to our caller; the engine forgets the old region before this returns.
         let renewed = unsafe { self.regions.replace(key, pd, base, length, address, access) };
-        self.core.memory.forget(key);
+        self.core.memory.forget_gone();
         renewed
     }
 
@@ -133,9 +133,8 @@ impl Rnic {
     /// Deregisters memory. When this returns, the RNIC does not touch it any more. Refused while
     /// memory windows are bound to it.
     pub fn deregister(&mut self, region: &Region) -> Result<(), ObjectError> {
-        let key = region.lkey().0;
-        self.regions.remove(key)?;
-        self.core.memory.forget(key);
+        self.regions.remove(region.lkey().0)?;
+        self.core.memory.forget_gone();
         Ok(())
     }
 
@@ -149,7 +148,9 @@ impl Rnic {
     /// Destroys a memory window, by any key that it had. When this returns, no peer reaches memory
     /// through it.
     pub fn destroy_window(&mut self, rkey: RKey) -> Result<(), ObjectError> {
-        self.regions.remove_window(rkey)
+        self.regions.remove_window(rkey)?;
+        self.core.memory.forget_gone();
+        Ok(())
     }
 
     /// Creates a completion queue of exactly `depth` entries.

@@ -24,12 +24,19 @@ impl Memory {
         Self { directory, checks_late: false, cache: Box::new([const { None }; CACHE_SLOTS]) }
     }
 
-    /// Drops a key from the cache. When this returns, this engine does not touch the region.
-    pub(crate) fn forget(&mut self, key: u32) {
-        let slot = &mut self.cache[Self::slot(key)];
-        if slot.as_ref().is_some_and(|region| region.key == key) {
-            *slot = None;
+    /// Drops what is gone from the cache: when this returns, this engine neither touches it nor keeps it
+    /// alive. A window that was bound to a region holds the region, so it goes as well, whatever its key.
+    pub(crate) fn forget_gone(&mut self) {
+        for slot in self.cache.iter_mut() {
+            if slot.as_ref().is_some_and(|region| !region.is_valid()) {
+                *slot = None;
+            }
         }
+    }
+
+    /// Keys in the cache whose region is gone.
+    pub(crate) fn stale_keys(&self) -> usize {
+        self.cache.iter().flatten().filter(|region| !region.is_valid()).count()
     }
 
     fn slot(key: u32) -> usize {

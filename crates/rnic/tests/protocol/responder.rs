@@ -248,11 +248,38 @@ fn a_repeated_read_is_carried_out_again_from_where_it_is_asked_for() {
     assert_eq!(script.counters().rx_read_requests, 1, "a repetition is not counted as a READ");
     assert_eq!(script.counters().duplicate_request, 1);
 
-    // What reaches beyond what was asked for before is no repetition, nor is what may not be read.
+    // What reaches beyond what was asked for before is no repetition.
     script.hear(&read(&script).psn(PEER_PSN.add(1)).reth(base + 256, rkey, 600));
-    script.hear(&read(&script).reth(base, RKey::new(5), 600));
     assert_eq!(script.shapes(), []);
     assert_eq!(script.state(), QpState::ReadyToSend);
+}
+
+#[test]
+fn a_read_that_is_repeated_after_its_region_went_is_refused_and_ends_nothing() {
+    let mut script = Script::new();
+    let region = script.region(0, 4096, Access::REMOTE_READ);
+    let read = script.say(Opcode::RC_READ_REQUEST).reth(region.address(), region.rkey(), 600);
+    script.hear(&read);
+    assert_eq!(script.shapes().len(), 3, "the answer, which the network loses");
+    for is_gone in [false, true] {
+        script.hear(&read);
+        if is_gone {
+            script.hear(&read);
+        } else {
+            // Between the request and its answer.
+            script.rnic().deregister(&region).expect("no window is bound to it");
+        }
+        let sent = script.sent();
+        assert_eq!(sent.len(), 1, "the peer is told, once");
+        assert_eq!((nak_of(&sent[0]), sent[0].psn()), (Some(NakCode::REMOTE_ACCESS_ERROR), PEER_PSN));
+        // The request may have been a late copy, of which the peer knows nothing.
+        assert_eq!(script.state(), QpState::ReadyToSend);
+        assert_eq!(script.events(), []);
+    }
+    script.receive(0, 8);
+    script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(PEER_PSN.add(3)).payload(&[7; 8]));
+    assert_eq!(script.shapes(), [(Opcode::RC_ACKNOWLEDGE, PEER_PSN.add(3))]);
+    assert_eq!(script.ends(), [(0, Status::Success)]);
 }
 
 #[test]
@@ -676,4 +703,21 @@ fn the_first_packet_is_told_to_a_queue_pair_that_waits_for_it() {
     script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(PEER_PSN.add(1)));
     assert_eq!(script.events(), [AsyncEvent::CommunicationEstablished(qpn)]);
     assert_eq!(script.shapes(), [(Opcode::RC_ACKNOWLEDGE, PEER_PSN.add(1))], "it answers before it can send");
+}
+
+#[test]
+fn in_error_a_completed_receive_is_acknowledged_behind_the_answers_before_it() {
+    let mut script = Script::new();
+    script.receive(0, 8);
+    let read = |script: &Script| script.say(Opcode::RC_READ_REQUEST).reth(script.base() + 64, script.rkey(), 8);
+    script.hear(&read(&script));
+    script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(PEER_PSN.add(1)).payload(&[7; 8]));
+    // Its answer would acknowledge the SEND as well, but does not leave any more.
+    script.hear(&read(&script).psn(PEER_PSN.add(2)));
+    let qpn = script.qpn;
+    script.world.bring_to(OWN, qpn, QpState::Error);
+    let expected = [(Opcode::RC_READ_RESPONSE_ONLY, PEER_PSN), (Opcode::RC_ACKNOWLEDGE, PEER_PSN.add(2))];
+    assert_eq!(script.shapes(), expected);
+    assert_eq!(script.ends(), [(0, Status::Success)]);
+    assert_eq!(script.shapes(), []);
 }

@@ -389,3 +389,31 @@ fn what_windows_need_stays_while_they_are_there() {
     rnic.destroy_window(key).expect("it exists");
     rnic.destroy_pd(pd).expect("nothing is of it");
 }
+
+#[test]
+fn memory_is_let_go_with_its_region_though_a_window_to_it_was_used() {
+    // However the window goes: taken back by its owner, or destroyed.
+    for is_destroyed in [false, true] {
+        let mut own = Windows::new(WindowKind::Type2);
+        let memory = Arc::new(());
+        let node = &mut own.script.world.nodes[OWN];
+        let (base, address) = (node.memory.base(), node.memory.address());
+        let access = Access::LOCAL_WRITE | Access::WINDOW_BIND;
+        let owner = Some(Arc::clone(&memory) as _);
+        // SAFETY: the block lives as long as the node's RNIC.
+        own.region = unsafe { node.rnic.register(node.pd, base, LENGTH, address, access, owner) }.expect("room");
+        let binding = own.binding();
+        assert_eq!(own.bind(binding), Status::Success);
+        assert!(own.write(binding.rkey, binding.address, 8), "the engine knows the window now");
+        if is_destroyed {
+            own.script.rnic().destroy_window(binding.rkey).expect("the window lives");
+        } else {
+            assert_eq!(own.run(Op::LocalInvalidate(binding.rkey)), Status::Success);
+        }
+        let region = Arc::clone(&own.region);
+        own.script.rnic().deregister(&region).expect("no window is bound to it");
+        drop(own.region);
+        drop(region);
+        assert_eq!(Arc::strong_count(&memory), 1, "nothing keeps the memory");
+    }
+}

@@ -21,7 +21,7 @@ impl Qp {
             }
             let mtu = self.settings.path_mtu.bytes();
             let (opcode, psn, msn, syndrome, payload) = match *answer {
-                Answer::Nak { psn, msn, syndrome } => (Opcode::RC_ACKNOWLEDGE, psn, msn, syndrome, 0),
+                Answer::Nak { psn, msn, syndrome, .. } => (Opcode::RC_ACKNOWLEDGE, psn, msn, syndrome, 0),
                 Answer::Atomic { psn, msn, .. } => {
                     (Opcode::RC_ATOMIC_ACKNOWLEDGE, psn, msn, Syndrome::ACK_UNLIMITED, 0)
                 }
@@ -62,7 +62,7 @@ impl Qp {
             // A NAK names the packet that it is about, and acknowledges those before it.
             let acknowledges = if matches!(answer, Answer::Nak { .. }) { psn.sub(1) } else { psn };
             let frame = len as u64 + self.frame_overhead;
-            let mut refused = false;
+            let mut refused = None;
             match answer {
                 Answer::Nak { .. } => {
                     core.count_sent(&mut self.counters, Sent::Ack, frame);
@@ -74,11 +74,11 @@ impl Qp {
                     core.count_sent(&mut self.counters, Sent::Response, frame);
                     self.resp.answers.pop_front();
                 }
-                Answer::Read { psn, address, rkey, left, started, .. } => {
+                Answer::Read { psn, address, rkey, left, started, again, .. } => {
                     let (body, padding) = out.split_at_mut(payload);
                     padding.fill(0);
                     if core.memory.read_remote(through, *rkey, *address, body).is_err() {
-                        refused = true;
+                        refused = Some(*again);
                     } else {
                         core.count_sent(&mut self.counters, Sent::Response, frame);
                         *psn = psn.next();
@@ -91,13 +91,19 @@ impl Qp {
                     }
                 }
             }
-            if refused {
+            match refused {
+                None => self.resp.acknowledged(acknowledges),
                 // The region went away while it was being read.
-                batch.retract(len);
-                self.resp.answers.clear();
-                self.refuse(core, psn, NakCode::REMOTE_OPERATIONAL_ERROR);
-            } else {
-                self.resp.acknowledged(acknowledges);
+                Some(is_repetition) => {
+                    batch.retract(len);
+                    if is_repetition {
+                        self.resp.answers.pop_front();
+                        self.refuse_repetition(core, psn);
+                    } else {
+                        self.resp.answers.clear();
+                        self.refuse(core, psn, NakCode::REMOTE_OPERATIONAL_ERROR);
+                    }
+                }
             }
         }
         self.transmit_ack(core, budget, batch)

@@ -40,7 +40,7 @@ enum Current {
 enum Answer {
     Read { psn: Psn, msn: Msn, address: u64, rkey: RKey, left: u64, started: bool, again: bool },
     Atomic { psn: Psn, msn: Msn, original: u64, again: bool },
-    Nak { psn: Psn, msn: Msn, syndrome: Syndrome },
+    Nak { psn: Psn, msn: Msn, syndrome: Syndrome, again: bool },
 }
 
 impl Answer {
@@ -136,12 +136,19 @@ impl Responder {
     }
 
     /// In the error state nothing is answered any more but the NAK that tells the peer, behind
-    /// what was carried out before it. Where there is none, what completed before is acknowledged still.
+    /// what was carried out before it. Where there is none, a receive that completed is acknowledged still,
+    /// behind the answers to READs and atomics before it, without which the peer takes no ACK for it.
     pub(crate) fn keep_up_to_nak(&mut self) {
-        let nak = self.answers.iter().rposition(|answer| matches!(answer, Answer::Nak { .. }));
-        self.answers.truncate(nak.map_or(0, |at| at + 1));
-        if nak.is_some() {
+        let nak = self.answers.iter().rposition(|answer| matches!(answer, Answer::Nak { again: false, .. }));
+        if let Some(at) = nak {
+            self.answers.truncate(at + 1);
             self.ack_due_ns = None;
+        } else if let Some(receive) = self.unacknowledged_receive {
+            self.answers.retain(|answer| answer.psn().is_before(receive));
+            // The answer to a READ behind it would have acknowledged it.
+            self.ack_due_ns.get_or_insert(0);
+        } else {
+            self.answers.clear();
         }
         self.release_ack();
     }
@@ -200,7 +207,7 @@ impl Responder {
     /// Queues a NAK, in place of one that waits still.
     fn push_nak(&mut self, psn: Psn, syndrome: Syndrome) {
         self.drop_naks();
-        self.answers.push_back(Answer::Nak { psn, msn: self.msn, syndrome });
+        self.answers.push_back(Answer::Nak { psn, msn: self.msn, syndrome, again: false });
     }
 
     fn drop_naks(&mut self) {
@@ -373,8 +380,11 @@ impl Qp {
                         .is_ok();
                 // IBTA Vol 1, 9.7.4.4: a repeated READ is carried out again; one that was never
                 // carried out in this form is not a repetition, and is dropped.
-                if packets > behind || !allowed {
+                if packets > behind {
                     return;
+                }
+                if !allowed {
+                    return self.refuse_repetition(core, psn);
                 }
                 self.resp.drop_answer(psn, psn.add(packets as u32));
                 if !self.make_answer_slot() {
@@ -405,6 +415,19 @@ impl Qp {
                 self.resp.ack_urgent = true;
             }
         }
+    }
+
+    /// A READ is asked for again, and what it names is not open any more. Its first answer may have been lost,
+    /// so the peer is told: otherwise it asks until its retries are spent. But the packet may as well be a late
+    /// copy, long after the answer arrived. Then the peer ignores the NAK, and so this queue pair goes on.
+    fn refuse_repetition(&mut self, core: &mut Core, psn: Psn) {
+        // A NAK that waits already tells the peer enough to ask again.
+        if self.resp.answers.iter().any(|answer| matches!(answer, Answer::Nak { .. })) {
+            return;
+        }
+        core.counters.resp_remote_access_errors += 1;
+        let syndrome = Syndrome::nak(NakCode::REMOTE_ACCESS_ERROR);
+        self.resp.insert_answer(Answer::Nak { psn, msn: self.resp.msn, syndrome, again: true });
     }
 
     /// Takes the receive that a message needs, or answers RNR.
