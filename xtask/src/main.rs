@@ -11,6 +11,7 @@ mod packets;
 mod peers;
 mod programs;
 mod regressions;
+mod seeds;
 mod shell;
 mod test;
 mod two_machines;
@@ -78,6 +79,17 @@ enum Command {
         /// Only counts instructions.
         #[arg(long, requires = "against_revision")]
         instructions: bool,
+    },
+    /// Runs the simulation of RNICs whose objects come and go, beyond the seeds that `test` tries.
+    ///
+    /// A seed that fails is printed with its last events and the command that replays it.
+    Seeds {
+        /// Tries seeds for so long, a fraction included.
+        #[arg(long)]
+        hours: Option<f64>,
+        /// Starts with this seed; without --hours it is the only one.
+        #[arg(long, value_name = "SEED")]
+        from: Option<u64>,
     },
     /// Makes an archive with the command and the library that it preloads.
     Dist {
@@ -161,6 +173,7 @@ fn main() -> ExitCode {
             ended(versus::compare(&against, out.as_deref()))
         }
         Command::Dist { out } => ended(dist::build(out.as_deref()).map(|archive| println!("{}", archive.display()))),
+        Command::Seeds { hours, from } => ended(seeds::try_for(hours, from)),
         Command::CaptureRxe => ended(programs::build().and_then(|()| vm::capture())),
         Command::Ratios { rounds, out } => {
             let out = out.unwrap_or_else(|| shell::target().join("xtask").join("ratios"));

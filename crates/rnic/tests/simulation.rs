@@ -3,10 +3,9 @@
 
 mod common;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
 use common::fuzz::{check_bounds, stage};
+use common::seeds::{self, Plan};
+use common::tally::Tally;
 use common::workload::{Options, Workload};
 use common::world::DEFAULT_BUFFER_BYTES;
 use common::{Acks, Link, Rng};
@@ -55,35 +54,12 @@ fn run(seed: u64) {
     workload.check_memory();
 }
 
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")))
-}
-
-/// Runs seeds on all cores; the first that fails is printed and fails the test.
-fn for_seeds(test: &str, default_seeds: u64, body: impl Fn(u64) + Sync) {
-    if let Some(seed) = number("SEED") {
-        return body(seed);
-    }
-    let seeds = number("DOORBELL_SEEDS").unwrap_or(default_seeds);
-    let (next, failed) = (AtomicU64::new(0), AtomicBool::new(false));
-    let threads = std::thread::available_parallelism().map_or(2, usize::from);
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                while !failed.load(Ordering::Relaxed) {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= seeds {
-                        return;
-                    }
-                    if catch_unwind(AssertUnwindSafe(|| body(seed))).is_err() {
-                        failed.store(true, Ordering::Relaxed);
-                        eprintln!("replay with SEED={seed} cargo test -p doorbell-rnic --test simulation {test}");
-                    }
-                }
-            });
-        }
+/// Tries seeds that are the same each time.
+fn for_seeds(test: &str, fixed: u64, body: impl Fn(u64) + Sync) {
+    seeds::for_seeds(test, Plan { fixed, fresh: 0 }, |seed| {
+        body(seed);
+        Tally::default()
     });
-    assert!(!failed.load(Ordering::Relaxed), "a seed failed: its replay is printed above");
 }
 
 /// The peer vanishes before step 0, 1, 2, ... of the same run.

@@ -6,6 +6,9 @@ pub mod fuzz;
 pub mod memory;
 pub mod rng;
 pub mod script;
+pub mod seeds;
+pub mod tally;
+pub mod trace;
 pub mod workload;
 pub mod world;
 

@@ -1,7 +1,7 @@
 //! RNICs on one virtual clock, and the link between them.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
@@ -13,6 +13,8 @@ use doorbell_wire::{BthPacket, ICRC_LEN, Opcode, Outer, PathMtu, Psn, Qpn};
 
 use super::memory::Block;
 use super::rng::Rng;
+use super::tally::{Hit, Tally};
+use super::trace::trace;
 
 /// Linux's default socket receive buffer.
 pub const DEFAULT_BUFFER_BYTES: u64 = 212_992;
@@ -36,6 +38,9 @@ pub struct Link {
     /// How long packets wait in the receive buffer until they are taken, at most.
     pub service_ns: u64,
     pub buffer_bytes: u64,
+    /// How often a link that took a batch is full behind it, and for how long at most.
+    pub full: u64,
+    pub full_ns: u64,
 }
 
 impl Default for Link {
@@ -50,6 +55,8 @@ impl Default for Link {
             flip: 0,
             service_ns: 0,
             buffer_bytes: DEFAULT_BUFFER_BYTES,
+            full: 0,
+            full_ns: 0,
         }
     }
 }
@@ -95,12 +102,54 @@ pub struct Node {
     pub cq: CqId,
     pub queue: Arc<CompletionQueue>,
     pub alive: bool,
+    /// The node's link takes no packets until then.
+    full_until_ns: u64,
     received: VecDeque<(usize, Vec<u8>)>,
     received_cost: u64,
     service_due: bool,
 }
 
 impl Node {
+    fn new(index: usize, memory: Block, cq_depth: usize, receive_buffer_bytes: u64, seed: [u8; 32]) -> Self {
+        let config = Config { address: address_of(index), active_mtu: PathMtu::Mtu4096, receive_buffer_bytes, seed };
+        let mut rnic = Rnic::new(config, None);
+        let pd = rnic.create_pd();
+        // SAFETY: the block lives as long as the node, no reference to it is ever made.
+        let region = unsafe { rnic.register(pd, memory.base(), memory.len(), memory.address(), full_access(), None) }
+            .expect("a new device has room for a region");
+        let (cq, queue) = rnic.create_cq(cq_depth, None).expect("a new device has room for a queue");
+        Self {
+            rnic,
+            address: config.address,
+            pd,
+            memory,
+            region,
+            cq,
+            queue,
+            alive: true,
+            full_until_ns: 0,
+            received: VecDeque::new(),
+            received_cost: 0,
+            service_due: false,
+        }
+    }
+
+    /// The device dies, and a new one takes its address: nothing is left but the memory and what the
+    /// network still carries.
+    pub fn restart(&mut self, seed: [u8; 32]) {
+        let index = match self.address {
+            IpAddr::V4(address) => usize::from(address.octets()[3]) - 1,
+            IpAddr::V6(_) => unreachable!("the world's addresses are IPv4"),
+        };
+        let (depth, buffer_bytes) = (self.queue.depth(), self.rnic.config().receive_buffer_bytes);
+        let memory = std::mem::replace(&mut self.memory, Block::new(1));
+        // What waits in the receive buffer waits for the address, not for the device.
+        let received = std::mem::take(&mut self.received);
+        let (cost, due) = (self.received_cost, self.service_due);
+        *self = Self::new(index, memory, depth, buffer_bytes, seed);
+        (self.received, self.received_cost, self.service_due) = (received, cost, due);
+    }
+
     pub fn sge(&self, offset: usize, length: usize) -> Sge {
         assert!(offset + length <= self.memory.len(), "the element lies inside the node's memory");
         Sge { address: self.memory.address() + offset as u64, length: length as u32, lkey: self.region.lkey() }
@@ -124,8 +173,25 @@ pub type Gate = Box<dyn FnMut(&Sent) -> bool>;
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum What {
-    Arrive { from: usize, to: usize, bytes: Vec<u8> },
+    Arrive {
+        from: usize,
+        to: usize,
+        bytes: Vec<u8>,
+    },
     Serve(usize),
+    /// The link takes packets again.
+    Drained,
+}
+
+/// What a test of promises needs to know of the packets.
+#[derive(Default)]
+pub struct Watch {
+    /// The sequence numbers of the first and of the last packet of each work request that were sent.
+    pub first_psns: HashMap<u64, Psn>,
+    pub last_psns: HashMap<u64, Psn>,
+    /// Responses that the network lost, or that overtook others, by the node and the queue pair that they
+    /// were for.
+    pub lost_responses: HashMap<(usize, Qpn), Vec<(Psn, Opcode)>>,
 }
 
 /// Every access a region can grant.
@@ -145,7 +211,10 @@ pub struct World {
     pub recording: bool,
     /// Asked for each packet: does it arrive?
     pub gate: Option<Gate>,
-    pub overflows: u64,
+    pub tally: Tally,
+    pub watch: Option<Watch>,
+    /// When the packet arrives, from each node to each, that was sent last.
+    latest_ns: HashMap<(usize, usize), u64>,
     agenda: BinaryHeap<Reverse<(u64, u64, What)>>,
     order: u64,
     batch: TransmitBatch,
@@ -159,35 +228,7 @@ impl World {
     pub fn new(seed: u64, nodes: usize, memory_bytes: usize, cq_depth: usize, link: Link) -> Self {
         let mut rng = Rng::new(seed);
         let nodes = (0..nodes)
-            .map(|index| {
-                let config = Config {
-                    address: address_of(index),
-                    active_mtu: PathMtu::Mtu4096,
-                    receive_buffer_bytes: link.buffer_bytes,
-                    seed: rng.bytes32(),
-                };
-                let mut rnic = Rnic::new(config, None);
-                let pd = rnic.create_pd();
-                let memory = Block::new(memory_bytes);
-                // SAFETY: the block lives as long as the node, no reference to it is ever made.
-                let region =
-                    unsafe { rnic.register(pd, memory.base(), memory.len(), memory.address(), full_access(), None) }
-                        .expect("a new device has room for a region");
-                let (cq, queue) = rnic.create_cq(cq_depth, None).expect("a new device has room for a queue");
-                Node {
-                    rnic,
-                    address: config.address,
-                    pd,
-                    memory,
-                    region,
-                    cq,
-                    queue,
-                    alive: true,
-                    received: VecDeque::new(),
-                    received_cost: 0,
-                    service_due: false,
-                }
-            })
+            .map(|index| Node::new(index, Block::new(memory_bytes), cq_depth, link.buffer_bytes, rng.bytes32()))
             .collect();
         Self {
             now_ns: 1,
@@ -199,7 +240,9 @@ impl World {
             log: Vec::new(),
             recording: false,
             gate: None,
-            overflows: 0,
+            tally: Tally::default(),
+            watch: None,
+            latest_ns: HashMap::new(),
             agenda: BinaryHeap::new(),
             order: 0,
             batch: TransmitBatch::new(1 << 16, ICRC_LEN),
@@ -225,10 +268,20 @@ impl World {
     /// Lets everybody send what they have.
     pub fn transmit(&mut self) {
         for index in 0..self.nodes.len() {
-            if self.nodes[index].alive {
+            if self.nodes[index].alive && self.nodes[index].full_until_ns <= self.now_ns {
                 self.transmit_from(index);
             }
         }
+    }
+
+    /// The node's link takes no packets for this long.
+    pub fn fill_link(&mut self, index: usize, for_ns: u64) {
+        let until_ns = self.now_ns + for_ns;
+        let node = &mut self.nodes[index];
+        node.full_until_ns = node.full_until_ns.max(until_ns);
+        self.tally.hit(Hit::LinkFull);
+        trace(|| format!("{:>10} node {index}: its link is full for {for_ns} ns", self.now_ns));
+        self.schedule(until_ns, What::Drained);
     }
 
     fn transmit_from(&mut self, index: usize) {
@@ -253,6 +306,10 @@ impl World {
                 self.nodes[index].rnic.transmitted();
                 return;
             }
+            if self.link.full > 0 && self.rng.chance(self.link.full) {
+                let full_ns = self.rng.within(1, self.link.full_ns.max(1));
+                return self.fill_link(index, full_ns);
+            }
             rounds += 1;
             assert!(rounds < 100_000, "a node stops sending when its windows are full");
         }
@@ -275,6 +332,22 @@ impl World {
                 let sent = Sent { at_ns: self.now_ns, from, to, info: *info, bytes };
                 assert_eq!(sent.opcode(), info.opcode, "what is told of a packet is what is in it");
                 assert_eq!(sent.bytes.len() % 4, 0, "packets are padded");
+                trace(|| {
+                    let (psn, dest) = (sent.psn().get(), sent.bth().dest_qpn().get());
+                    let wr = info.work_request.map_or(String::new(), |wr| format!(" of work request {wr}"));
+                    let (at, opcode) = (self.now_ns, info.opcode);
+                    format!("{at:>10} node {from} -> {to}: {opcode:?} psn {psn:#x} to QP {dest:#x}{wr}")
+                });
+                if let (Some(watch), Some(wr_id)) = (&mut self.watch, info.work_request) {
+                    if info.first {
+                        watch.first_psns.insert(wr_id, sent.psn());
+                    }
+                    if info.last {
+                        watch.last_psns.insert(wr_id, sent.psn());
+                    }
+                }
+                let is_piece = info.opcode == Opcode::RC_READ_REQUEST && !(info.first && info.last);
+                self.tally.add(Hit::ReadPiece, is_piece.into());
                 let arrives = self.gate.as_mut().is_none_or(|gate| gate(&sent));
                 if self.recording {
                     self.log.push(sent.clone());
@@ -290,9 +363,11 @@ impl World {
     fn travel(&mut self, sent: Sent) {
         let link = self.link.clone();
         if self.rng.chance(link.loss) {
-            return;
+            self.tally.hit(Hit::Lost);
+            return self.note_lost(sent.to, &sent.bytes);
         }
         let copies = if self.rng.chance(link.duplicate) { 2 } else { 1 };
+        self.tally.add(Hit::Duplicated, copies - 1);
         for _ in 0..copies {
             let mut bytes = sent.bytes.clone();
             if self.rng.chance(link.flip) {
@@ -301,9 +376,29 @@ impl World {
             }
             let mut at_ns = self.now_ns + link.latency_ns + self.rng.below(link.jitter_ns + 1);
             if self.rng.chance(link.delay) {
+                self.tally.hit(Hit::Delayed);
                 at_ns += self.rng.below(link.delay_ns + 1);
             }
+            let latest_ns = self.latest_ns.entry((sent.from, sent.to)).or_default();
+            let overtakes = at_ns < *latest_ns;
+            *latest_ns = at_ns.max(*latest_ns);
+            if overtakes {
+                self.tally.hit(Hit::Reordered);
+                // Of the answer to a READ, what arrives before its turn is of no use.
+                self.note_lost(sent.to, &sent.bytes);
+            }
             self.schedule(at_ns, What::Arrive { from: sent.from, to: sent.to, bytes });
+        }
+    }
+
+    fn note_lost(&mut self, to: usize, bytes: &[u8]) {
+        let Ok(bth) = BthPacket::new_checked(bytes) else { return };
+        let (at, psn) = (self.now_ns, bth.psn().get());
+        trace(|| format!("{at:>10} lost, or out of order, on its way to node {to}: psn {psn:#x}"));
+        if let Some(watch) = &mut self.watch
+            && bth.opcode().is_response()
+        {
+            watch.lost_responses.entry((to, bth.dest_qpn())).or_default().push((bth.psn(), bth.opcode()));
         }
     }
 
@@ -319,8 +414,8 @@ impl World {
         let limit = self.link.buffer_bytes;
         let node = &mut self.nodes[to];
         if node.received_cost + cost > limit {
-            self.overflows += 1;
-            return;
+            self.tally.hit(Hit::Overflow);
+            return self.note_lost(to, &bytes);
         }
         node.received_cost += cost;
         node.received.push_back((from, bytes));
@@ -366,6 +461,7 @@ impl World {
             match what {
                 What::Arrive { from, to, bytes } => self.arrive(from, to, bytes),
                 What::Serve(index) => self.serve(index),
+                What::Drained => {}
             }
         }
         for node in self.nodes.iter_mut().filter(|node| node.alive) {

@@ -1,6 +1,7 @@
 //! Windows, turns, runs and counters.
 
 use super::common::script::{OWN, OWN_PSN, PEER, PEER_PSN, PEER_QPN, Script};
+use super::common::tally::Hit;
 use super::common::{Acks, End, Link, World};
 use doorbell_rnic::{
     Budget, EngineId, Filter, MAX_RUN_BYTES, Payload, QpKind, QpState, SendFlags, SendOperation as Op, SendRequest,
@@ -232,7 +233,7 @@ fn responses_are_bounded_by_the_receive_buffer_too() {
     }
     world.settle();
     assert_eq!(world.nodes[0].reap().len(), 20);
-    assert_eq!(world.overflows, 0, "the window starts well below the buffer");
+    assert_eq!(world.tally.count(Hit::Overflow), 0, "the window starts well below the buffer");
     world.assert_at_rest();
 }
 

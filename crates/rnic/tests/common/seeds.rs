@@ -1,0 +1,142 @@
+//! Which seeds a test tries, on all cores, and how one that fails is replayed.
+//!
+//! - `SEED=n` replays one seed.
+//! - `DOORBELL_SEEDS=n` tries n fixed seeds, and a fifth as many fresh ones where a test has any.
+//! - `DOORBELL_SEEDS_FROM=n` with `DOORBELL_SEEDS_S=s` tries seeds from n on for s seconds, as
+//!   `cargo xtask seeds` does.
+//! - `DOORBELL_TRACE=n` prints the last n events of a seed that failed.
+//! - `DOORBELL_COMMIT=id` derives the fresh seeds from this instead of from the commit.
+
+use std::io::Write;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::rng::Rng;
+use super::tally::Tally;
+use super::trace;
+
+/// Writes to standard error past the capture of the test harness: what a run met is to be seen also
+/// where it succeeded.
+pub fn say(text: &str) {
+    let _ = std::io::stderr().write_all(text.as_bytes());
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")))
+}
+
+/// How many events of a seed that failed are printed.
+const LAST_EVENTS: usize = 100;
+
+/// How many seeds a test tries.
+#[derive(Clone, Copy)]
+pub struct Plan {
+    /// The same ones each time.
+    pub fixed: u64,
+    /// Others with each commit.
+    pub fresh: u64,
+}
+
+/// The first of the fresh seeds, and from what it is derived.
+fn fresh_base() -> (u64, String) {
+    let from_git = || {
+        let out =
+            Command::new("git").args(["rev-parse", "HEAD"]).current_dir(env!("CARGO_MANIFEST_DIR")).output().ok()?;
+        let id = String::from_utf8(out.stdout).ok()?.trim().to_owned();
+        (out.status.success() && !id.is_empty()).then(|| format!("commit {id}"))
+    };
+    let named = std::env::var("DOORBELL_COMMIT").ok().map(|id| format!("commit {id}"));
+    let source = named
+        .or_else(from_git)
+        .unwrap_or_else(|| concat!("version ", env!("CARGO_PKG_VERSION"), ", since there is no git here").to_owned());
+    let mixed = source.bytes().fold(0, |mixed, byte| Rng::new(mixed ^ u64::from(byte)).next());
+    // Short enough to be typed, and far from the fixed ones.
+    ((mixed >> 24) + (1 << 32), source)
+}
+
+struct Shared<'a> {
+    test: &'a str,
+    failed: AtomicBool,
+    met: Mutex<Tally>,
+    tried: AtomicU64,
+}
+
+impl Shared<'_> {
+    fn try_seed(&self, seed: u64, body: &(impl Fn(u64) -> Tally + Sync)) {
+        match catch_unwind(AssertUnwindSafe(|| body(seed))) {
+            Ok(tally) => {
+                self.tried.fetch_add(1, Ordering::Relaxed);
+                self.met.lock().unwrap_or_else(|broken| broken.into_inner()).plus(&tally);
+            }
+            Err(why) => {
+                // The same run once more, now with its events kept: a seed replays exactly.
+                trace::start(number("DOORBELL_TRACE").map_or(LAST_EVENTS, |most| most as usize));
+                let again = catch_unwind(AssertUnwindSafe(|| body(seed)));
+                let mut text = format!("\nthe last events of seed {seed}:\n");
+                let why = why.downcast_ref::<String>().map(String::as_str).or(why.downcast_ref::<&str>().copied());
+                trace::stop().iter().for_each(|event| text += &format!("  {event}\n"));
+                text += &format!("seed {seed} failed: {}\n", why.unwrap_or("with a panic that has no text"));
+                if again.is_ok() {
+                    text += "THE SEED DID NOT FAIL AGAIN: something in the run does not depend on the seed alone\n";
+                }
+                text += &format!(
+                    "replay with SEED={seed} cargo test -p {} --test {} {}\n",
+                    env!("CARGO_PKG_NAME"),
+                    env!("CARGO_CRATE_NAME"),
+                    self.test
+                );
+                if !self.failed.swap(true, Ordering::Relaxed) {
+                    say(&text);
+                }
+            }
+        }
+    }
+
+    fn run(&self, seeds: Range<u64>, until: Option<Instant>, body: &(impl Fn(u64) -> Tally + Sync)) {
+        let next = AtomicU64::new(seeds.start);
+        let threads = std::thread::available_parallelism().map_or(2, usize::from);
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| {
+                    while !self.failed.load(Ordering::Relaxed) && until.is_none_or(|until| Instant::now() < until) {
+                        let seed = next.fetch_add(1, Ordering::Relaxed);
+                        if seed >= seeds.end {
+                            return;
+                        }
+                        self.try_seed(seed, body);
+                    }
+                });
+            }
+        });
+    }
+}
+
+/// Runs seeds on all cores; the first that fails is printed with its last events, and fails the test.
+/// Returns what all runs met, if as many ran as planned at least.
+pub fn for_seeds(test: &str, plan: Plan, body: impl Fn(u64) -> Tally + Sync) -> Option<Tally> {
+    let shared =
+        Shared { test, failed: AtomicBool::new(false), met: Mutex::new(Tally::default()), tried: AtomicU64::new(0) };
+    if let Some(seed) = number("SEED") {
+        shared.try_seed(seed, &body);
+    } else if let (Some(from), Some(seconds)) = (number("DOORBELL_SEEDS_FROM"), number("DOORBELL_SEEDS_S")) {
+        shared.run(from..u64::MAX, Some(Instant::now() + Duration::from_secs(seconds)), &body);
+        say(&format!("{test}: {} seeds from {from} on\n", shared.tried.load(Ordering::Relaxed)));
+    } else {
+        let asked = number("DOORBELL_SEEDS");
+        shared.run(0..asked.unwrap_or(plan.fixed), None, &body);
+        let fresh = asked.map_or(plan.fresh, |asked| asked * plan.fresh / plan.fixed);
+        if fresh > 0 && !shared.failed.load(Ordering::Relaxed) {
+            let (base, source) = fresh_base();
+            say(&format!("{test}: {fresh} fresh seeds from {base} on, derived from {source}\n"));
+            shared.run(base..base + fresh, None, &body);
+        }
+    }
+    assert!(!shared.failed.load(Ordering::Relaxed), "a seed failed: its last events and its replay are printed above");
+    let whole = shared.tried.load(Ordering::Relaxed) >= plan.fixed + plan.fresh;
+    let met = shared.met.into_inner().unwrap_or_else(|broken| broken.into_inner());
+    whole.then_some(met)
+}

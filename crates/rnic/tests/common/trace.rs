@@ -1,0 +1,35 @@
+//! The last events of a run, kept only while somebody asks for them.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+
+struct Events {
+    kept: VecDeque<String>,
+    most: usize,
+}
+
+thread_local! {
+    static EVENTS: RefCell<Option<Events>> = const { RefCell::new(None) };
+}
+
+/// From now on this thread keeps its last `most` events.
+pub fn start(most: usize) {
+    EVENTS.with_borrow_mut(|events| *events = Some(Events { kept: VecDeque::new(), most }));
+}
+
+/// The last events since [`start`], the oldest first; keeping ends.
+pub fn stop() -> Vec<String> {
+    EVENTS.with_borrow_mut(Option::take).map_or(Vec::new(), |events| events.kept.into())
+}
+
+/// Keeps an event, if this thread keeps any.
+pub fn trace(event: impl FnOnce() -> String) {
+    EVENTS.with_borrow_mut(|events| {
+        if let Some(events) = events {
+            if events.kept.len() == events.most {
+                events.kept.pop_front();
+            }
+            events.kept.push_back(event());
+        }
+    });
+}

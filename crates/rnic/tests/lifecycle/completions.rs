@@ -1,0 +1,418 @@
+//! What completions and events must be.
+
+use doorbell_rnic::{AsyncEvent, Attachment, Completion, CompletionOpcode, QpKind, QpState, Status};
+use doorbell_wire::{Opcode, Psn};
+
+use super::life::Life;
+use super::model::{COUNTER_AT, Check, Fate, SLOT_BYTES, SendWork};
+use crate::common::tally::Hit;
+use crate::common::trace::trace;
+use crate::common::workload::pattern;
+
+/// Does a send that fails for want of local memory leave those before it, which wait for their ACK, alone?
+/// As long as the RNIC flushes them, this stays false.
+const EARLIER_SENDS_SURVIVE: bool = false;
+
+impl Life {
+    /// Reaps the completion queues of a node.
+    pub(crate) fn reap(&mut self, node: usize) {
+        let mut out = [Completion::default(); 16];
+        for cq in 0..self.programs[node].cqs.len() {
+            let mut found = false;
+            loop {
+                let entry = &self.programs[node].cqs[cq];
+                if !entry.live {
+                    break;
+                }
+                match entry.queue.poll(&mut out) {
+                    Ok(0) => {
+                        // A program that found something goes to work, and looks again later.
+                        if !found {
+                            entry.queue.note_empty_poll();
+                        }
+                        break;
+                    }
+                    Ok(count) => {
+                        found = true;
+                        out[..count].iter().for_each(|completion| self.completed(node, cq, completion));
+                    }
+                    Err(_) => {
+                        assert!(entry.tiny, "node {node}: CQ {} overran, which has room for all", entry.id.0);
+                        if !entry.overran {
+                            self.world.tally.hit(Hit::CqOverrun);
+                            self.programs[node].cqs[cq].overran = true;
+                        }
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    fn completed(&mut self, node: usize, cq: usize, completion: &Completion) {
+        trace(|| {
+            let (at, number, wr, status) =
+                (self.world.now_ns, completion.qpn.get(), completion.wr_id, completion.status);
+            format!("{at:>10} node {node}: QP {number:#x}: work request {wr} completed: {status:?}")
+        });
+        self.world.tally.status(completion.status);
+        self.mix(completion.wr_id << 8 | completion.status as u64);
+        let index = *self
+            .by_number
+            .get(&(node, completion.qpn))
+            .unwrap_or_else(|| panic!("a completion names the dead queue pair {:#x}", completion.qpn.get()));
+        let work = &self.wrs[completion.wr_id as usize];
+        assert_eq!(work.fate, Fate::Open, "work request {} has one completion at most", completion.wr_id);
+        assert_eq!(work.node, node, "a completion comes where its work request was posted");
+        let qp = &self.qps[index];
+        if work.send.is_some() {
+            assert_eq!(cq, qp.send_cq, "a send completes in the send queue's CQ");
+            self.sent(index, completion);
+        } else {
+            assert_eq!(cq, qp.recv_cq, "a receive completes in the receive queue's CQ");
+            self.received(index, completion);
+        }
+    }
+
+    fn sent(&mut self, index: usize, completion: &Completion) {
+        loop {
+            let wr = self.qps[index].sends.pop_front().expect("what completes was posted on this queue pair");
+            let send = self.wrs[wr as usize].send.as_ref().expect("a send");
+            if wr == completion.wr_id {
+                break;
+            }
+            let may_be_lost = self.qps[index].overruns;
+            assert!(
+                !send.signaled || may_be_lost,
+                "work request {wr} was signalled, and one behind it completed first"
+            );
+            if may_be_lost {
+                self.end_work(wr, Fate::Lost);
+            } else {
+                self.succeeded(wr);
+            }
+        }
+        if completion.status == Status::Success {
+            let send = self.wrs[completion.wr_id as usize].send.as_ref().expect("a send");
+            assert!(send.signaled, "work request {} asked for no completion", completion.wr_id);
+            assert_eq!(completion.opcode, send.opcode, "the completion names the operation");
+            assert_eq!(completion.byte_len as usize, send.length, "the completion says how long it was");
+            self.succeeded(completion.wr_id);
+        } else {
+            self.check_reason(index, completion);
+            let cause = completion.status != Status::WorkRequestFlushed && self.qps[index].kind == QpKind::Rc;
+            let first = *self.qps[index].first_failure.get_or_insert(completion.wr_id);
+            let in_order = !cause || first == completion.wr_id;
+            assert!(in_order || !EARLIER_SENDS_SURVIVE, "work request {first} was flushed before what failed");
+            self.end_work(completion.wr_id, Fate::Done(completion.status));
+            self.check_promise(completion.wr_id);
+        }
+    }
+
+    /// A send succeeded: what it brought is checked before its buffer is used again.
+    pub(crate) fn succeeded(&mut self, wr: u64) {
+        let work = &self.wrs[wr as usize];
+        let (node, slot) = (work.node, work.slot.expect("an open send has its buffer"));
+        let send = work.send.as_ref().expect("a send");
+        let (length, conn, received) = (send.length, send.conn, send.received);
+        assert!(!send.dead_key, "work request {wr} succeeded with a key that was dead when it was posted");
+        match send.check.clone() {
+            Check::Nothing => {}
+            Check::Read { at } => {
+                let (conn, end) = conn.expect("READs are of connections");
+                let (area, from) = (self.conns[conn].directions[end].area, at);
+                let all = pattern(area as u64, super::model::READ_BYTES);
+                let start = from - area - super::model::READ_AT;
+                let bytes = self.world.nodes[node].memory.read(slot * SLOT_BYTES, length);
+                assert!(bytes == all[start..start + length], "READ {wr} brought what stands there");
+            }
+            Check::FetchAdd => {
+                let (conn, end) = conn.expect("atomics are of connections");
+                let old = self.world.nodes[node].memory.word(slot * SLOT_BYTES);
+                let direction = &mut self.conns[conn].directions[end];
+                assert!(direction.counted.is_none_or(|last| last < old), "fetch-and-add {wr} was carried out once");
+                direction.counted = Some(old);
+            }
+            Check::Bind { key } => {
+                self.world.tally.hit(Hit::WindowBound);
+                let (conn, end) = conn.expect("windows are of connections");
+                if let Some(window) = &mut self.conns[conn].directions[1 - end].window {
+                    window.bound = Some(key);
+                }
+            }
+            Check::Invalidate => {}
+        }
+        if let Some((conn, end)) = conn.filter(|_| received) {
+            let gone = !self.conns[conn].alive[1 - end];
+            self.world.tally.hit(if gone { Hit::PromiseTested } else { Hit::PromiseKept });
+        }
+        self.end_work(wr, Fate::Done(Status::Success));
+    }
+
+    /// Does the peer of an end still answer?
+    fn peer_answers(&self, conn: usize, end: usize) -> bool {
+        let c = &self.conns[conn];
+        let peer = &self.qps[c.ends[1 - end]];
+        c.alive[1 - end] && self.is_alive(peer.node) && self.state(c.ends[1 - end]) != QpState::Error
+    }
+
+    /// An error has a cause that the run knows of.
+    fn check_reason(&mut self, index: usize, completion: &Completion) {
+        let (status, wr) = (completion.status, completion.wr_id);
+        let qp = &self.qps[index];
+        let in_error = matches!(self.state(index), QpState::Error | QpState::SqError) || qp.was_sq_error;
+        assert!(in_error, "work request {wr} failed with {status:?}, and its queue pair is not in error");
+        let Some((conn, end)) = qp.conn else {
+            // UD: only its own memory can fail it.
+            assert!(
+                matches!(status, Status::LocalProtection | Status::WorkRequestFlushed),
+                "work request {wr} of a UD queue pair failed with {status:?}"
+            );
+            return;
+        };
+        let reasons = self.conns[conn].reasons;
+        let known = match status {
+            Status::RetryExceeded => !self.peer_answers(conn, end),
+            Status::RnrRetryExceeded => reasons.rnr,
+            Status::RemoteAccess | Status::LocalAccess => reasons.key_dead || reasons.window,
+            Status::RemoteOperation => reasons.key_dead || reasons.buffer_dead || reasons.window,
+            Status::RemoteInvalidRequest | Status::LocalLength => reasons.oversized,
+            Status::LocalProtection => reasons.buffer_dead,
+            Status::MemoryWindowBind => reasons.window,
+            Status::WorkRequestFlushed => {
+                reasons.any() || !self.is_alive(self.qps[self.conns[conn].ends[1 - end]].node)
+            }
+            _ => false,
+        };
+        assert!(known, "work request {wr} failed with {status:?}, for no reason: {reasons:?}");
+    }
+
+    /// A receive that completed implies a send that succeeds: the responder hands its ACK to the link before
+    /// the program sees the completion, so if the network does not lose it, the requester knows.
+    ///
+    /// Outside of that is what ends the requester's queue pair before the ACK arrives: its own program, which also
+    /// may take the memory of outstanding sends away, or a request of the peer that it refuses. So is a device that dies suddenly while it may let acknowledgements
+    /// wait; and a READ or atomic that was carried out in order and of which the answer then finds no memory, at
+    /// either end, so that it takes with it what was carried out behind it.
+    fn check_promise(&mut self, wr: u64) {
+        let work = &self.wrs[wr as usize];
+        let send = work.send.as_ref().expect("a send");
+        let (Some((conn, end)), true) = (send.conn, send.received) else { return };
+        let c = &self.conns[conn];
+        let qp = &self.qps[c.ends[end]];
+        let own_doing = qp.moved_to_error || qp.overruns || !c.alive[end];
+        if c.kind != QpKind::Rc || own_doing || c.died || self.ended_otherwise(c.ends[end]) {
+            return;
+        }
+        let watch = self.world.watch.as_ref().expect("a run watches its packets");
+        // A READ or atomic without its answer holds up what is behind it.
+        let is_answered = |wr: &u64| {
+            let send = self.wrs[*wr as usize].send.as_ref();
+            send.is_some_and(|send| matches!(send.check, Check::Read { .. } | Check::FetchAdd))
+        };
+        let needed = match qp.first_failure.filter(is_answered) {
+            Some(first) => watch.first_psns.get(&first),
+            None => watch.last_psns.get(&wr),
+        };
+        let Some(&needed) = needed else { panic!("work request {wr} was received and never sent") };
+        let lost = watch.lost_responses.get(&(qp.node, qp.qpn));
+        // An ACK counts only once the READs and atomics before it are answered.
+        let matters = |&(psn, opcode): &(Psn, Opcode)| opcode != Opcode::RC_ACKNOWLEDGE || !psn.is_before(needed);
+        let is_known = lost.is_some_and(|lost| lost.iter().any(matters));
+        assert!(
+            is_known,
+            "work request {wr} ended with {:?}, though its receive completed and no response was lost",
+            work.fate
+        );
+    }
+
+    /// Was it the responder half of the queue pair that ended it, or its own memory that was gone, or a READ or
+    /// atomic that ended badly in itself, although what was behind it had been carried out?
+    fn ended_otherwise(&self, index: usize) -> bool {
+        let Some(first) = self.qps[index].first_failure.map(|wr| &self.wrs[wr as usize]) else { return false };
+        let answered = |send: &SendWork| matches!(send.check, Check::Read { .. } | Check::FetchAdd);
+        match first.fate {
+            Fate::Done(Status::RemoteAccess | Status::RemoteOperation) => first.send.as_ref().is_some_and(answered),
+            // Its memory went, maybe before it had to be sent again.
+            Fate::Done(Status::LocalProtection | Status::WorkRequestFlushed) => true,
+            _ => false,
+        }
+    }
+
+    fn received(&mut self, index: usize, completion: &Completion) {
+        let (wr, node) = (completion.wr_id, self.qps[index].node);
+        let shares = self.qps[index].shares;
+        if shares {
+            let srq = self.programs[node].srq.as_mut().expect("the queue that it takes receives from");
+            assert!(srq.open.remove(&wr), "receive {wr} was posted to the shared queue");
+        } else {
+            assert_eq!(self.wrs[wr as usize].qp, Some(index), "receive {wr} was posted on this queue pair");
+            loop {
+                let first = self.qps[index].receives.pop_front().expect("what completes was posted");
+                if first == wr {
+                    break;
+                }
+                assert!(self.qps[index].overruns, "receives complete in order: {wr} before {first}");
+                self.end_work(first, Fate::Lost);
+            }
+        }
+        if completion.status == Status::Success {
+            let slot = self.wrs[wr as usize].slot.expect("an open receive has its buffer");
+            let message = match self.qps[index].kind {
+                QpKind::Rc => self.reliable_message(index),
+                _ => match completion.attachment {
+                    Attachment::Immediate(tag) => Some(u64::from(tag)),
+                    other => panic!("message {wr} came without its immediate: {other:?}"),
+                },
+            };
+            if let Some(message) = message {
+                self.check_message(index, message, slot, completion);
+            }
+            if shares {
+                self.world.tally.hit(match self.qps[index].kind {
+                    QpKind::Rc => Hit::SrqRc,
+                    QpKind::Uc => Hit::SrqUc,
+                    QpKind::Ud => Hit::SrqUd,
+                });
+            }
+            self.end_work(wr, Fate::Done(Status::Success));
+            if let Some(message) = message
+                && matches!(self.wrs[message as usize].fate, Fate::Done(status) if status != Status::Success)
+            {
+                self.check_promise(message);
+            }
+        } else {
+            self.check_reason(index, completion);
+            self.end_work(wr, Fate::Done(completion.status));
+        }
+    }
+
+    /// The next message of a reliable connection. None where completions are lost: which message this is
+    /// cannot be told.
+    fn reliable_message(&mut self, index: usize) -> Option<u64> {
+        let (conn, end) = self.qps[index].conn.expect("a queue pair that receives is connected");
+        let expected = &mut self.conns[conn].directions[1 - end].expected;
+        let message = expected.pop_front().expect("what arrives was sent, once");
+        (!self.qps[index].overruns).then_some(message)
+    }
+
+    fn check_message(&mut self, index: usize, message: u64, slot: usize, completion: &Completion) {
+        let node = self.qps[index].node;
+        let kind = self.qps[index].kind;
+        let sender = self.wrs[message as usize].qp.expect("messages are sent by queue pairs");
+        let now = self.world.now_ns;
+        let send = self.wrs[message as usize].send.as_mut().expect("a message was sent");
+        assert!(send.message, "work request {message} takes a receive");
+        send.received = true;
+        assert_eq!(completion.attachment, send.attachment, "message {message} has its attachment");
+        let written = send.opcode == CompletionOpcode::Write;
+        let opcode = if written { CompletionOpcode::ReceiveWriteImmediate } else { CompletionOpcode::Receive };
+        assert_eq!(completion.opcode, opcode, "message {message} is of its kind at {now} ns");
+        let front = if kind == QpKind::Ud { 40 } else { 0 };
+        assert_eq!(completion.byte_len as usize, send.length + front, "message {message} is whole");
+        if !written {
+            let bytes = self.world.nodes[node].memory.read(slot * SLOT_BYTES + front, send.length);
+            assert!(bytes == pattern(message, send.length), "message {message} is intact");
+        }
+        if kind == QpKind::Ud {
+            assert_eq!(completion.source_qpn, self.qps[sender].qpn, "message {message} names its sender");
+        }
+    }
+
+    /// Takes the events of a node. Each names an object that lives, and to which that may happen.
+    pub(crate) fn take_events(&mut self, node: usize) {
+        while let Some(event) = self.world.nodes[node].rnic.poll_event() {
+            trace(|| format!("{:>10} node {node}: {event:x?}", self.world.now_ns));
+            self.world.tally.event(event);
+            self.mix(format!("{event:?}").bytes().fold(0, |mixed: u64, byte| mixed.rotate_left(8) ^ u64::from(byte)));
+            self.check_event(node, event);
+        }
+    }
+
+    fn check_event(&mut self, node: usize, event: AsyncEvent) {
+        use AsyncEvent as E;
+        let program = &mut self.programs[node];
+        match event {
+            E::CqError(id) => {
+                let cq = program.cqs.iter().find(|cq| cq.live && cq.id.0 == id);
+                let cq = cq.unwrap_or_else(|| panic!("{event:?} names a dead completion queue"));
+                return assert!(cq.tiny, "{event:?} names a completion queue that has room for all");
+            }
+            E::SrqLimitReached(id) => {
+                let srq = program.srq.as_mut().filter(|srq| srq.id.0 == id);
+                let srq = srq.unwrap_or_else(|| panic!("{event:?} names a dead shared receive queue"));
+                assert!(srq.may_reach_limit > 0, "{event:?} comes once for each limit that was armed");
+                srq.may_reach_limit -= 1;
+                return;
+            }
+            _ => {}
+        }
+        let (E::CommunicationEstablished(qpn)
+        | E::SqDrained(qpn)
+        | E::QpFatal(qpn)
+        | E::QpRequestError(qpn)
+        | E::QpAccessError(qpn)
+        | E::QpLastWqeReached(qpn)) = event
+        else {
+            panic!("an event that the simulation does not know: {event:?}");
+        };
+        let index = self.by_number.get(&(node, qpn)).copied();
+        let index = index.unwrap_or_else(|| panic!("{event:?} names a dead queue pair"));
+        let in_error = self.state(index) == QpState::Error;
+        let sent = self.sent_packets(index);
+        let qp = &mut self.qps[index];
+        match event {
+            E::CommunicationEstablished(_) => {
+                assert!(qp.may_establish > 0, "{event:?} comes once for each connection");
+                qp.may_establish -= 1;
+                if let Some((conn, _)) = qp.conn
+                    && self.rng.chance(700)
+                {
+                    self.complete_connection(conn);
+                }
+            }
+            E::SqDrained(_) => {
+                assert!(qp.may_drain > 0, "{event:?} comes once for each time that it was asked for");
+                qp.may_drain -= 1;
+                qp.drained_at = Some(sent);
+            }
+            E::QpLastWqeReached(_) => {
+                assert!(qp.shares, "{event:?} is of queue pairs that share receives");
+                assert!(in_error || qp.errors > 0, "{event:?} comes with the error state");
+                if !in_error {
+                    qp.errors -= 1;
+                }
+            }
+            _ => {
+                assert!(in_error || qp.errors > 0, "{event:?} comes with the error state");
+            }
+        }
+    }
+
+    /// Request packets that a queue pair sent.
+    pub(crate) fn sent_packets(&self, index: usize) -> u64 {
+        let qp = &self.qps[index];
+        let info = self.world.nodes[qp.node].rnic.query_qp(qp.qpn).expect("a live queue pair");
+        info.counters.tx_data_packets + info.counters.tx_retransmitted_packets
+    }
+
+    /// What the area of a connection holds where nothing went wrong.
+    pub(crate) fn check_areas(&self) {
+        for (conn, c) in self.conns.iter().enumerate() {
+            for from in 0..2 {
+                let (d, node) = (&c.directions[from], self.qps[c.ends[1 - from]].node);
+                let memory = &self.world.nodes[node].memory;
+                if let Some(frozen) = &d.frozen {
+                    let now = memory.read(d.area, frozen.len());
+                    assert!(now == *frozen, "connection {conn}: nobody wrote what was deregistered");
+                }
+                let failed = c.reasons.any() || !c.is_whole() || c.kind != QpKind::Rc;
+                if !failed && self.is_alive(node) && self.is_alive(self.qps[c.ends[from]].node) {
+                    let now = memory.read(d.area, d.written.len());
+                    assert!(now == d.written, "connection {conn}: all WRITEs of end {from} are there, in order");
+                    assert_eq!(memory.word(d.area + COUNTER_AT), d.adds, "connection {conn}: each add was done once");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Seeded runs of RNICs whose objects come and go under traffic and faults: queue pairs are reset,
+//! drained, destroyed and connected anew, memory and windows go while peers use them, queues are shared,
+//! resized and replaced, numbers are given again at once, links are full, devices vanish and restart.
+//!
+//! What must be true is in `completions` and `finish`; what happens is counted, and a run of all seeds
+//! fails if anything in the table of [`Tally`](common::tally::Tally) never happened.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod completions;
+mod finish;
+mod life;
+mod model;
+mod operations;
+mod work;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use common::seeds::{Plan, for_seeds, say};
+use common::tally::Tally;
+use common::world::DEFAULT_BUFFER_BYTES;
+use common::{Acks, Link, Rng};
+use finish::run;
+use life::Options;
+
+/// The faults, each alone and all together.
+const FAULTS: [&str; 8] = ["none", "loss", "duplicate", "reorder", "delay", "overflow", "full", "mixed"];
+
+fn options(seed: u64) -> Options {
+    let mut rng = Rng::new(seed ^ 0x6f70_7469);
+    let name = FAULTS[(seed % FAULTS.len() as u64) as usize];
+    // Small buffers make small windows, and READs in pieces.
+    let buffer_bytes = *rng.pick(&[5_000, 20_000, DEFAULT_BUFFER_BYTES]);
+    let mut link = Link { latency_ns: rng.within(100, 30_000), buffer_bytes, ..Link::default() };
+    let all = name == "mixed";
+    if name == "loss" || all {
+        link.loss = rng.within(1, 150);
+    }
+    if name == "duplicate" || all {
+        link.duplicate = rng.within(1, 300);
+    }
+    if name == "reorder" || all {
+        link.jitter_ns = rng.within(1, 60_000);
+    }
+    if name == "delay" || all {
+        (link.delay, link.delay_ns) = (rng.within(1, 100), rng.within(1, 5_000_000));
+    }
+    if name == "overflow" || all {
+        link.buffer_bytes = rng.within(5_000, 20_000);
+        link.service_ns = rng.within(1, 100_000);
+    }
+    if name == "full" || all {
+        (link.full, link.full_ns) = (rng.within(1, 300), rng.within(1, 500_000));
+    }
+    Options {
+        nodes: rng.within(2, 3) as usize,
+        reliable: rng.within(1, 3) as usize,
+        unreliable: rng.chance(500),
+        posts: rng.within(40, 400) as usize,
+        operations: rng.within(4, 40) as usize,
+        link,
+        acks: *rng.pick(&[Acks::Released, Acks::AtRandom, Acks::Held]),
+        strict: rng.chance(500),
+    }
+}
+
+fn one(seed: u64) -> Tally {
+    run(seed, &options(seed)).0
+}
+
+/// 10,000 seeds that are always the same, and 2,000 that are others with each commit.
+#[test]
+fn what_completed_stays_true_whatever_objects_do() {
+    let test = "what_completed_stays_true";
+    if let Some(met) = for_seeds(test, Plan { fixed: 10_000, fresh: 2_000 }, one) {
+        say(&format!("{test}: how often each was met:\n{}", met.table()));
+        assert_eq!(met.missing(), Vec::<&str>::new(), "all of it happens, or it is not tested");
+    }
+}
+
+#[test]
+fn a_seed_replays_exactly() {
+    let differ = AtomicUsize::new(0);
+    for seed in (0..64).chain([u64::MAX / 3]) {
+        let (first, again) = (run(seed, &options(seed)), run(seed, &options(seed)));
+        assert_eq!(first, again, "seed {seed} does the same each time");
+        differ.fetch_add(usize::from(first.1 != run(seed + 1, &options(seed + 1)).1), Ordering::Relaxed);
+    }
+    assert!(differ.into_inner() > 60, "seeds differ");
+}

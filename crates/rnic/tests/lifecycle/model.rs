@@ -1,0 +1,213 @@
+//! What the programs of a run know: their objects, their work, and what each may still come to.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use doorbell_rnic::{
+    Attachment, CompletionOpcode, CompletionQueue, CqId, QpKind, Region, SharedReceiveQueue, SrqId, Status,
+};
+use doorbell_wire::{PathMtu, Qpn, RKey};
+
+use crate::common::End;
+
+/// Buffers of messages: what a receive holds.
+pub(crate) const SLOT_BYTES: usize = 2048;
+pub(crate) const SLOTS: usize = 320;
+/// What one direction of a connection opens to its peer: bytes to WRITE, bytes to READ, a counter.
+pub(crate) const AREA_BYTES: usize = 2048;
+pub(crate) const WRITE_BYTES: usize = 1024;
+pub(crate) const READ_AT: usize = WRITE_BYTES;
+pub(crate) const READ_BYTES: usize = AREA_BYTES - WRITE_BYTES - 8;
+pub(crate) const COUNTER_AT: usize = AREA_BYTES - 8;
+pub(crate) const AREAS: usize = 128;
+/// Where UC WRITEs go: nobody reads it.
+pub(crate) const SCRATCH_AT: usize = SLOTS * SLOT_BYTES + AREAS * AREA_BYTES;
+pub(crate) const MEMORY_BYTES: usize = SCRATCH_AT + SLOT_BYTES;
+
+/// How a work request ended, as far as its program knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    Open,
+    Done(Status),
+    /// Its queue pair was reset or destroyed, or its device died: no completion comes
+    /// (IBTA Vol 1, 10.3.1.1).
+    Dropped,
+    /// Its completion queue overran, which was told.
+    Lost,
+}
+
+/// A work request. Its number is its index.
+#[derive(Debug)]
+pub(crate) struct Wr {
+    /// The queue pair; none for a receive of a shared queue.
+    pub(crate) qp: Option<usize>,
+    pub(crate) node: usize,
+    pub(crate) fate: Fate,
+    pub(crate) slot: Option<usize>,
+    pub(crate) send: Option<SendWork>,
+}
+
+#[derive(Debug)]
+pub(crate) struct SendWork {
+    pub(crate) opcode: CompletionOpcode,
+    pub(crate) length: usize,
+    pub(crate) signaled: bool,
+    /// It takes a receive of the peer.
+    pub(crate) message: bool,
+    pub(crate) attachment: Attachment,
+    /// The peer's program saw the completion of its receive.
+    pub(crate) received: bool,
+    pub(crate) check: Check,
+    /// The connection, and which end of it posted.
+    pub(crate) conn: Option<(usize, usize)>,
+    /// It was posted with a key that was dead already: it must not succeed.
+    pub(crate) dead_key: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Check {
+    Nothing,
+    /// The READ brought bytes of the area from this offset on.
+    Read {
+        at: usize,
+    },
+    FetchAdd,
+    Bind {
+        key: RKey,
+    },
+    Invalidate,
+}
+
+pub(crate) struct Qp {
+    pub(crate) node: usize,
+    pub(crate) qpn: Qpn,
+    pub(crate) kind: QpKind,
+    pub(crate) live: bool,
+    pub(crate) end: End,
+    pub(crate) shares: bool,
+    /// Places in the node's list.
+    pub(crate) send_cq: usize,
+    pub(crate) recv_cq: usize,
+    pub(crate) sends: VecDeque<u64>,
+    pub(crate) receives: VecDeque<u64>,
+    pub(crate) conn: Option<(usize, usize)>,
+    /// Events that may still come, because something happened that causes each.
+    pub(crate) may_establish: u32,
+    pub(crate) may_drain: u32,
+    pub(crate) errors: u32,
+    /// Request packets that were sent when the drained event came, until the next move to RTS.
+    pub(crate) drained_at: Option<u64>,
+    /// A UC or UD queue pair was in SQE in this life.
+    pub(crate) was_sq_error: bool,
+    /// Its program moved it to error in this life.
+    pub(crate) moved_to_error: bool,
+    /// The send that ended this life of the queue pair.
+    pub(crate) first_failure: Option<u64>,
+    /// Completions get lost, because its queue is too small.
+    pub(crate) overruns: bool,
+}
+
+pub(crate) struct Cq {
+    pub(crate) id: CqId,
+    pub(crate) queue: Arc<CompletionQueue>,
+    pub(crate) live: bool,
+    /// Made too small, so that it overruns.
+    pub(crate) tiny: bool,
+    pub(crate) overran: bool,
+    /// Work requests that may complete here.
+    pub(crate) reserved: usize,
+}
+
+pub(crate) struct Srq {
+    pub(crate) id: SrqId,
+    pub(crate) queue: Arc<SharedReceiveQueue>,
+    /// Receives that were posted and have no completion.
+    pub(crate) open: BTreeSet<u64>,
+    pub(crate) may_reach_limit: u32,
+    /// Completions that went with their queue pair before their program saw them: each may have been one
+    /// of these receives.
+    pub(crate) unseen: usize,
+}
+
+/// A window of type 2 over an area, owned by whom the area belongs to.
+pub(crate) struct Window {
+    pub(crate) name: RKey,
+    pub(crate) bound: Option<RKey>,
+}
+
+/// One direction of a connection: what one end sends, and what the other opens to it.
+pub(crate) struct Direction {
+    /// Messages that the peer has not seen yet, in order.
+    pub(crate) expected: VecDeque<u64>,
+    pub(crate) area: usize,
+    pub(crate) region: Option<Arc<Region>>,
+    pub(crate) rkey: RKey,
+    pub(crate) window: Option<Window>,
+    /// What the area held when its region went: nothing may change it any more.
+    pub(crate) frozen: Option<Vec<u8>>,
+    /// WRITEs that were posted, in order.
+    pub(crate) written: Vec<u8>,
+    pub(crate) counted: Option<u64>,
+    pub(crate) adds: u64,
+}
+
+/// What may have gone wrong with a connection.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Reasons {
+    pub(crate) key_dead: bool,
+    pub(crate) buffer_dead: bool,
+    pub(crate) oversized: bool,
+    pub(crate) window: bool,
+    pub(crate) overrun: bool,
+    pub(crate) rnr: bool,
+    pub(crate) moved: bool,
+    pub(crate) peer_gone: bool,
+}
+
+impl Reasons {
+    pub(crate) fn any(&self) -> bool {
+        let Self { key_dead, buffer_dead, oversized, window, overrun, rnr, moved, peer_gone } = *self;
+        key_dead || buffer_dead || oversized || window || overrun || rnr || moved || peer_gone
+    }
+}
+
+/// Two queue pairs that were connected once. Connected anew they are another one.
+pub(crate) struct Conn {
+    pub(crate) kind: QpKind,
+    pub(crate) mtu: PathMtu,
+    pub(crate) ends: [usize; 2],
+    /// The end is still in this connection: neither reset, destroyed nor restarted.
+    pub(crate) alive: [bool; 2],
+    pub(crate) ready: [bool; 2],
+    /// What it opened is closed: it is over for both ends.
+    pub(crate) closed: bool,
+    /// The device of an end died, in a run in which acknowledgements may wait.
+    pub(crate) died: bool,
+    pub(crate) reasons: Reasons,
+    pub(crate) directions: [Direction; 2],
+}
+
+impl Conn {
+    pub(crate) fn is_whole(&self) -> bool {
+        self.alive == [true, true]
+    }
+}
+
+/// What the program of one node has.
+pub(crate) struct Program {
+    pub(crate) seed: [u8; 32],
+    pub(crate) free_slots: Vec<usize>,
+    pub(crate) next_area: usize,
+    pub(crate) cqs: Vec<Cq>,
+    pub(crate) srq: Option<Srq>,
+    /// All memory under another key, which goes under traffic.
+    pub(crate) buffers: Option<Arc<Region>>,
+    /// Such a region went: receives of a shared queue may still name it.
+    pub(crate) lost_buffers: bool,
+    pub(crate) datagram_qp: Option<usize>,
+    /// Numbers that objects had which are gone.
+    pub(crate) dead_qpns: BTreeSet<u32>,
+    pub(crate) dead_keys: BTreeSet<u32>,
+    pub(crate) dead_cqs: BTreeSet<u32>,
+    pub(crate) dead_srqs: BTreeSet<u32>,
+}
