@@ -1,0 +1,9 @@
+//! Fuzz bodies: what is given to them comes from outside.
+
+use doorbell_study::decode::{Options, decode};
+
+/// A capture, of either format.
+pub(crate) fn fuzz_captures(data: &[u8]) {
+    let Ok(summary) = decode(data, &Options::default()) else { return };
+    assert!(serde_json::to_string(&summary).is_ok());
+}
