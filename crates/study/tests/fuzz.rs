@@ -1,25 +1,24 @@
-//! Runs the fuzz bodies over their corpus, and over each of its inputs cut short and altered at every place.
+//! Runs the fuzz bodies over a corpus and for a bounded time of mutation, see `rnic/tests/fuzz.rs`.
 
 mod bodies;
+mod common;
+#[path = "../../rnic/tests/common/fuzz/runner.rs"]
+mod runner;
 
-use std::path::Path;
+use common::fuzz::{fuzz_lines, fuzz_records};
+use runner::run;
+
+#[test]
+fn lines() {
+    run("lines", fuzz_lines);
+}
+
+#[test]
+fn records() {
+    run("records", fuzz_records);
+}
 
 #[test]
 fn captures() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus/captures");
-    let mut inputs = 0;
-    for entry in std::fs::read_dir(folder).expect("the corpus is part of the repository") {
-        let input = std::fs::read(entry.expect("a readable folder").path()).expect("a readable file");
-        inputs += 1;
-        bodies::fuzz_captures(&input);
-        for at in 0..input.len().min(512) {
-            bodies::fuzz_captures(&input[..at]);
-            let mut altered = input.clone();
-            for value in [0, 0x7f, 0xff, input[at] ^ 1] {
-                altered[at] = value;
-                bodies::fuzz_captures(&altered);
-            }
-        }
-    }
-    assert!(inputs > 0, "tests/corpus/captures has no input");
+    run("captures", bodies::fuzz_captures);
 }
