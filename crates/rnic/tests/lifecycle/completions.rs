@@ -9,10 +9,6 @@ use crate::common::tally::Hit;
 use crate::common::trace::trace;
 use crate::common::workload::pattern;
 
-/// Does a send that fails for want of local memory leave those before it, which wait for their ACK, alone?
-/// As long as the RNIC flushes them, this stays false.
-const EARLIER_SENDS_SURVIVE: bool = false;
-
 impl Life {
     /// Reaps the completion queues of a node.
     pub(crate) fn reap(&mut self, node: usize) {
@@ -102,8 +98,8 @@ impl Life {
             self.check_reason(index, completion);
             let cause = completion.status != Status::WorkRequestFlushed && self.qps[index].kind == QpKind::Rc;
             let first = *self.qps[index].first_failure.get_or_insert(completion.wr_id);
-            let in_order = !cause || first == completion.wr_id;
-            assert!(in_order || !EARLIER_SENDS_SURVIVE, "work request {first} was flushed before what failed");
+            // A send that fails for want of local memory waits for those before it.
+            assert!(!cause || first == completion.wr_id, "work request {first} was flushed before what failed");
             self.end_work(completion.wr_id, Fate::Done(completion.status));
             self.check_promise(completion.wr_id);
         }
