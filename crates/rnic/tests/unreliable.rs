@@ -12,6 +12,9 @@ use doorbell_wire::PathMtu;
 
 const SLOT: usize = 1 << 15;
 const MESSAGES: u32 = 48;
+/// Where receives may put messages, and how many are posted at most.
+const RECEIVE_SLOTS: u64 = 16;
+const MOST_RECEIVES: u64 = 4;
 
 /// Sends numbered messages on a UC queue pair, and returns the numbers that arrived and how many
 /// were counted as dropped.
@@ -22,16 +25,17 @@ fn unreliable_connection(seed: u64, link: Link) -> (Vec<u32>, u64) {
     let end = End { signal_all: true, ..End::default() };
     let (a, b) = world.connect(QpKind::Uc, mtu, (0, &end), (1, &end));
     let mut arrived = Vec::new();
-    let (mut next, mut lengths, mut receives) = (0, Vec::new(), 0);
+    let (mut next, mut lengths) = (0, Vec::new());
+    // No two receives that are posted name the same memory: a message in it is checked before the next may come there.
+    let mut free: Vec<u64> = (0..RECEIVE_SLOTS).map(|slot| slot * SLOT as u64).collect();
     let base = world.nodes[1].memory.address();
     let (targets, rkey) = (4 << 20, world.nodes[1].region.rkey());
     loop {
         // Receives are sometimes short, so messages find none.
-        while receives < 4 && rng.chance(700) {
-            let slot = receives as u64 * SLOT as u64 + rng.below(4) * 4 * SLOT as u64;
+        while free.len() as u64 > RECEIVE_SLOTS - MOST_RECEIVES && rng.chance(700) {
+            let slot = free.swap_remove(rng.below(free.len() as u64) as usize);
             let sge = world.nodes[1].sge(slot as usize, SLOT);
             world.nodes[1].rnic.post_recv(b, &[RecvRequest { wr_id: slot, sges: &[sge] }]).expect("room");
-            receives += 1;
         }
         if next < MESSAGES {
             let length = rng.below(4 * mtu.bytes() as u64) as usize;
@@ -55,7 +59,6 @@ fn unreliable_connection(seed: u64, link: Link) -> (Vec<u32>, u64) {
         let moved = world.step();
         for completion in world.nodes[1].reap() {
             assert_eq!(completion.status, Status::Success, "a receive completes only with a whole message");
-            receives -= 1;
             let Attachment::Immediate(number) = completion.attachment else {
                 panic!("message without its immediate: {completion:?}")
             };
@@ -66,6 +69,8 @@ fn unreliable_connection(seed: u64, link: Link) -> (Vec<u32>, u64) {
                 _ => targets as usize + number as usize * SLOT,
             };
             assert!(world.nodes[1].memory.read(from, length) == pattern(number.into(), length), "{number} is intact");
+            assert!(!free.contains(&completion.wr_id), "a receive completes once");
+            free.push(completion.wr_id);
             arrived.push(number);
         }
         if !moved && next == MESSAGES {
