@@ -243,6 +243,35 @@ fn damaged_files_are_said_and_skipped() {
 }
 
 #[test]
+fn names_of_devices_and_of_files_may_be_anything() {
+    in_own_directory("names_of_devices_and_of_files_may_be_anything", |directory| {
+        let plain = "doorbell0@127.0.0.9";
+        // The fourth file is called so, as the first and the third have its other names.
+        let taken = format!("{plain}#{}.4", std::process::id());
+        let names = ["doorbell0", &taken, "doorbell0", "doorbell0"];
+        let publish = |name| {
+            let address = [127, 0, 0, 9].into();
+            Publisher::new(&Published { name, address, udp_port: 4791, counters: &NAMES }).unwrap()
+        };
+        let _publishers = names.map(publish);
+        let mut paths: Vec<_> = files(directory).into_iter().map(|name| directory.join(name)).collect();
+        paths.sort();
+        // No address is added to the name that was chosen.
+        let mut bytes = std::fs::read(&paths[1]).unwrap();
+        let at = bytes.windows(8).position(|text| text == b"address ").unwrap();
+        bytes[at] = b'A';
+        std::fs::write(&paths[1], bytes).unwrap();
+        std::fs::write(directory.join("\x1b[2J.counters"), "damaged").unwrap();
+        let (samples, notes) = read(&mut PublishedSource::new());
+        assert_eq!(notes, [] as [String; 0], "a terminal would obey that file's name");
+        let labels: std::collections::BTreeSet<&str> =
+            samples.iter().map(|sample| sample.identity.label.as_str()).collect();
+        assert!(labels.contains(taken.as_str()), "{labels:?}");
+        assert_eq!(labels.len(), names.len(), "{labels:?}");
+    });
+}
+
+#[test]
 fn a_directory_has_room_for_so_many() {
     in_own_directory("a_directory_has_room_for_so_many", |directory| {
         drop(publisher("127.0.0.9"));

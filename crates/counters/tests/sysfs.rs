@@ -422,6 +422,33 @@ fn a_recorded_tree_is_read_without_the_kernel() {
 }
 
 #[test]
+fn only_names_of_interfaces_are_looked_for() {
+    let outside = "tx_vport_rdma_unicast_bytes: 78";
+    for name in ["../outside", "/dev/zero", "..", "sixteen-letters_", "a b", "a\x1b[2J"] {
+        let tree = Tree::new();
+        tree.count("mlx5_0", &[("counters/port_xmit_data", 1)]);
+        tree.write("mlx5_0", "ports/1/gid_attrs/ndevs/0", name);
+        tree.write("mlx5_0", "parent", name);
+        std::fs::create_dir(tree.root.path().join("ethtool")).unwrap();
+        std::fs::write(tree.root.path().join("outside"), outside).unwrap();
+        let sample = only(&mut tree.monitor()).sample;
+        assert_eq!((sample.identity.netdev, sample.raw.len()), (None, 1), "{name:?}");
+    }
+}
+
+#[test]
+fn no_two_ports_have_one_number() {
+    let tree = Tree::new();
+    for port in ["1", "01", "+1"] {
+        tree.write("mlx5_0", &format!("ports/{port}/counters/port_xmit_data"), "7");
+    }
+    let look = tree.monitor().look();
+    let labels: Vec<&str> = look.devices.iter().map(|device| device.sample.identity.label.as_str()).collect();
+    assert_eq!(labels, ["mlx5_0/1"], "{:?}", look.notes);
+    assert!(look.notes.iter().all(|note| note.contains("is no port")) && look.notes.len() == 2, "{:?}", look.notes);
+}
+
+#[test]
 fn this_machine_can_be_read_whatever_it_has() {
     let mut reading = Reading::default();
     SysfsSource::new(Path::new(doorbell_counters::SYSFS)).read(&mut reading);

@@ -164,9 +164,9 @@ pub(crate) fn life(header: &Header) -> Life {
     process::life(header.pid, number("start_ticks"), number("pid_namespace"))
 }
 
-/// Is it a file that is complete?
+/// Is it a file that is complete? No publisher puts into its name what a terminal would obey.
 pub(crate) fn is_complete(name: &str) -> bool {
-    name.ends_with(".counters") && !name.starts_with('.')
+    name.ends_with(".counters") && !name.starts_with('.') && !name.contains(char::is_control)
 }
 
 /// Removes what processes left behind that are gone. Returns how many files remain.

@@ -43,7 +43,12 @@ pub struct PublishedSource {
 impl PublishedSource {
     /// All directories in which this user's processes may publish.
     pub fn new() -> Self {
-        Self { directories: candidates(), files: BTreeMap::new(), found: 0 }
+        Self::of(candidates())
+    }
+
+    /// Only some directories. One that is not this user's alone is not read.
+    pub fn of(directories: Vec<PathBuf>) -> Self {
+        Self { directories, files: BTreeMap::new(), found: 0 }
     }
 
     /// Opens what is new in a directory, and returns what is in it.
@@ -91,9 +96,11 @@ impl PublishedSource {
             self.files.iter().filter(is_named).map(|(_, open)| open.label.clone()).collect();
         for open in self.files.values_mut().filter(|open| open.label.is_empty()) {
             let label = open.plain_label();
-            let candidates = [label.clone(), format!("{label}#{}", open.header.pid)];
-            let free = candidates.into_iter().find(|label| !taken.contains(label));
-            open.label = free.unwrap_or_else(|| format!("{label}#{}.{}", open.header.pid, open.incarnation));
+            let of_process = format!("{label}#{}", open.header.pid);
+            // Another may have any of these for its name.
+            let numbered = (open.incarnation..).map(|number| format!("{of_process}.{number}"));
+            let mut candidates = [label, of_process.clone()].into_iter().chain(numbered);
+            open.label = candidates.find(|label| !taken.contains(label)).unwrap_or_default();
             taken.insert(open.label.clone());
         }
     }

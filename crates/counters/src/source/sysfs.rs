@@ -1,15 +1,14 @@
 //! Devices that the kernel knows, with the statistics of their network interfaces.
 
-use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::net::{IpAddr, Ipv6Addr};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::common::{Name, Raw, Set};
 use crate::sample::{Identity, Kind, Reading, Sample, monotonic_ns};
-use crate::source::Source;
 use crate::source::ethtool::{Ethtool, KernelEthtool, RecordedEthtool};
+use crate::source::{Source, regular};
 
 /// Where the kernel shows its devices.
 pub const SYSFS: &str = "/sys";
@@ -52,7 +51,9 @@ impl Source for SysfsSource {
             let ports = entries(&device.path.join("ports"), reading);
             let several = ports.len() > 1;
             for port in ports {
-                let Ok(number) = port.name.parse() else {
+                // The kernel writes each number in one way only, so that no two ports have the same.
+                let number = port.name.parse().ok().filter(|number: &u32| number.to_string() == port.name);
+                let Some(number) = number else {
                     reading.notes.push(format!("{} is no port: it has no number", port.path.display()));
                     continue;
                 };
@@ -143,15 +144,10 @@ fn has_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENOENT))
 }
 
-/// Text of a small regular file.
+/// A value: the text of a small file. A longer one is cut.
 fn text(path: &Path) -> io::Result<String> {
-    // Nothing that is made up to be a pipe keeps us waiting.
-    let file: File = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no regular file"));
-    }
     let mut text = String::new();
-    file.take(MAX_VALUE_BYTES).read_to_string(&mut text)?;
+    regular(path)?.take(MAX_VALUE_BYTES).read_to_string(&mut text)?;
     Ok(text.trim().to_owned())
 }
 
@@ -179,19 +175,29 @@ fn values(path: &Path, set: Set, raw: &mut Raw, reading: &mut Reading) {
 
 /// The last part of what a symbolic link points to.
 fn link_name(path: &Path) -> Option<String> {
-    std::fs::read_link(path).ok()?.file_name()?.to_str().map(str::to_owned)
+    let target = std::fs::read_link(path).ok()?;
+    target.file_name()?.to_str().filter(|name| !name.contains(char::is_control)).map(str::to_owned)
+}
+
+/// Is it the name of a network interface? The kernel gives none that is a path or has a space in it.
+fn is_netdev(name: &str) -> bool {
+    let is_path = matches!(name, "." | "..") || name.contains('/');
+    !name.is_empty()
+        && name.len() < libc::IFNAMSIZ
+        && !is_path
+        && !name.contains(|c: char| c.is_whitespace() || c.is_control())
 }
 
 /// The network interface of a port: the one of its GIDs, else the device's only one, else that
 /// which a software device was put on.
 fn netdev(device: &Entry, port: &Entry) -> Option<String> {
     let mut ignored = Reading::default();
-    let first = |text: io::Result<String>| text.ok().filter(|text| !text.is_empty());
+    let first = |text: io::Result<String>| text.ok().filter(|text| is_netdev(text));
     let of_gids = entries(&port.path.join("gid_attrs").join("ndevs"), &mut ignored);
     let of_gids = of_gids.into_iter().take(MAX_GIDS).find_map(|entry| first(text(&entry.path)));
     let of_device = || {
         let mut found = entries(&device.path.join("device").join("net"), &mut ignored);
-        if found.len() == 1 { found.pop().map(|entry| entry.name) } else { None }
+        if found.len() == 1 { found.pop().map(|entry| entry.name).filter(|name| is_netdev(name)) } else { None }
     };
     of_gids.or_else(of_device).or_else(|| first(text(&device.path.join("parent"))))
 }

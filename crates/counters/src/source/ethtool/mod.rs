@@ -3,8 +3,13 @@
 #[allow(unsafe_code)]
 mod sys;
 
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+
+use crate::source::regular;
+
+/// Most bytes of a record: large adapters have some thousands of statistics, each in a line of some dozens of bytes.
+const MAX_RECORD_BYTES: u64 = 4 << 20;
 
 /// Gives the statistics of network interfaces.
 pub trait Ethtool: Send {
@@ -35,11 +40,20 @@ impl RecordedEthtool {
 
 impl Ethtool for RecordedEthtool {
     fn statistics(&self, netdev: &str) -> io::Result<Vec<(String, u64)>> {
-        let text = match std::fs::read_to_string(self.0.join(netdev)) {
+        let file = match regular(&self.0.join(netdev)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            text => text?,
+            file => file?,
         };
+        let mut text = String::new();
+        file.take(MAX_RECORD_BYTES + 1).read_to_string(&mut text)?;
+        if text.len() as u64 > MAX_RECORD_BYTES {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("more than {MAX_RECORD_BYTES} B of record"),
+            ));
+        }
         let pairs = text.lines().filter_map(|line| line.trim().rsplit_once(": "));
+        let pairs = pairs.filter(|(name, _)| !name.contains(char::is_control));
         Ok(pairs.filter_map(|(name, value)| Some((name.to_owned(), value.trim().parse().ok()?))).collect())
     }
 }
@@ -56,6 +70,23 @@ mod tests {
         let long = "x".repeat(200);
         assert_eq!(KernelEthtool.statistics(&long).unwrap_err().kind(), io::ErrorKind::InvalidInput);
         assert_eq!(KernelEthtool.statistics("a\0b").unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn a_record_is_a_regular_file_of_bounded_length() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("ethtool");
+        std::fs::create_dir(&folder).unwrap();
+        let recorded = RecordedEthtool::new(root.path());
+        let line = "     tx_vport_rdma_unicast_packets: 7\n     \x1b[2J_vport_rdma_: 8\n";
+        std::fs::write(folder.join("eth0"), line).unwrap();
+        assert_eq!(recorded.statistics("eth0").unwrap(), [("tx_vport_rdma_unicast_packets".to_owned(), 7)]);
+        std::fs::write(folder.join("eth1"), line.repeat(1 << 17)).unwrap();
+        let error = recorded.statistics("eth1").unwrap_err().to_string();
+        assert_eq!(error, "more than 4194304 B of record");
+        std::os::unix::fs::symlink("/dev/null", folder.join("eth2")).unwrap();
+        assert_eq!(recorded.statistics("eth2").unwrap_err().to_string(), "it is no regular file");
+        assert_eq!(recorded.statistics("eth3").unwrap(), []);
     }
 
     /// Whatever interfaces this machine has: names differ and none is empty.

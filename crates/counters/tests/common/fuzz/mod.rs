@@ -1,0 +1,141 @@
+//! Fuzz bodies: plain functions of bytes, which make files that another process may have written, and change them
+//! between looks. A stable test runs them over a corpus and for a bounded time of mutation.
+
+#[path = "../../../../rnic/tests/common/fuzz/choices.rs"]
+pub mod choices;
+mod published;
+mod sysfs;
+
+use std::fs::{OpenOptions, Permissions};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+pub use choices::Choices;
+use doorbell_counters::{Common, Interval, Look, Rates};
+use nix::sys::stat::Mode;
+pub use published::fuzz_published;
+pub use sysfs::fuzz_sysfs;
+use tempfile::TempDir;
+
+/// Most steps of one input.
+const MOST_STEPS: usize = 24;
+
+/// A directory for this user alone; in memory where there is such a place, for the many that come and go.
+fn directory() -> TempDir {
+    let alone = Permissions::from_mode(0o700);
+    let memory = Path::new("/dev/shm");
+    let within = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
+    tempfile::Builder::new().permissions(alone).tempdir_in(within).expect("a temporary directory")
+}
+
+/// Whatever is there goes.
+fn remove(path: &Path) {
+    // What is no file is a directory, or not there.
+    if std::fs::remove_file(path).is_err() {
+        let _ = std::fs::remove_dir_all(path);
+    }
+}
+
+/// Puts a new file in the place of whatever is there.
+fn write(path: &Path, bytes: &[u8]) {
+    remove(path);
+    // Where the directory is gone, or a file is in its place, there is nothing to write.
+    if path.parent().is_some_and(|parent| std::fs::create_dir_all(parent).is_ok()) {
+        let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+        made.and_then(|mut file| file.write_all(bytes)).expect("room for a file");
+    }
+}
+
+/// Changes a regular file that a reader may have open.
+fn change(path: &Path, choices: &mut Choices<'_>) {
+    // A pipe would keep us waiting, and what a link points to is not ours.
+    if !path.symlink_metadata().is_ok_and(|found| found.is_file()) {
+        return;
+    }
+    let file = OpenOptions::new().write(true).open(path).expect("a file of ours");
+    let bytes = file.metadata().expect("a file that is open").len();
+    match choices.below(4) {
+        0 => file.set_len(choices.below(1 << 16) as u64),
+        1 => file.set_len((bytes / 8).saturating_sub(choices.below(4) as u64) * 8),
+        2 => file.set_len(bytes + choices.byte() as u64),
+        _ => {
+            let at = choices.below(1 + (bytes / 8) as usize) as u64 * 8;
+            file.write_all_at(&word(choices).to_ne_bytes(), at)
+        }
+    }
+    .expect("room for a file");
+}
+
+/// Puts what is no regular file, or has no end, in the place of whatever is there.
+fn replace(path: &Path, choices: &mut Choices<'_>) {
+    remove(path);
+    let parent = path.parent().expect("all have one");
+    if std::fs::create_dir_all(parent).is_err() {
+        return;
+    }
+    match choices.below(5) {
+        0 => std::fs::create_dir(path),
+        1 => nix::unistd::mkfifo(path, Mode::S_IRUSR | Mode::S_IWUSR).map_err(std::io::Error::from),
+        2 => symlink("/dev/zero", path),
+        3 => symlink(path, path),
+        _ => symlink("nowhere", path),
+    }
+    .expect("room for it");
+}
+
+/// A word that stands at some bound, or any.
+fn word(choices: &mut Choices<'_>) -> u64 {
+    match choices.below(8) {
+        0 => u64::from(choices.byte()),
+        1 => choices.short() as u64,
+        2 => u64::MAX - u64::from(choices.byte()),
+        3 => 1 << choices.below(64),
+        4 => (1 << choices.below(64)) - 1,
+        _ => choices.word(),
+    }
+}
+
+/// What holds of whatever was found.
+fn check(look: &Look) {
+    for note in &look.notes {
+        check_text(note, 4096);
+    }
+    let mut labels = Vec::new();
+    for Interval { sample, rates } in &look.devices {
+        let identity = &sample.identity;
+        let texts = [Some(&identity.label), Some(&identity.name), identity.program.as_ref()];
+        let texts = texts.into_iter().chain([identity.netdev.as_ref(), identity.driver.as_ref()]).flatten();
+        texts.for_each(|text| check_text(text, 512));
+        sample.raw.keys().for_each(|name| check_text(&name.name, 512));
+        if !sample.ended {
+            assert!(!labels.contains(&&identity.label), "two devices are called {:?}", identity.label);
+            labels.push(&identity.label);
+        }
+        if let Some(rates) = rates {
+            check_rates(rates);
+        }
+    }
+}
+
+/// It neither says anything to a terminal nor fills it.
+fn check_text(text: &str, most: usize) {
+    assert!(!text.contains(char::is_control), "{text:?} is no line of text");
+    assert!(text.len() <= most, "a text of {} B", text.len());
+}
+
+fn check_rates(rates: &Rates) {
+    let is_rate = |rate: f64| rate.is_finite() && rate >= 0.0;
+    assert!(is_rate(rates.seconds), "{} s", rates.seconds);
+    for common in Common::ALL {
+        let rate = rates.per_second(common);
+        assert!(rate.is_none_or(is_rate), "{}: {rate:?} per second", common.name());
+    }
+    rates.others_per_second().for_each(|(name, rate)| assert!(is_rate(rate), "{name}: {rate} per second"));
+    rates.remarks.iter().for_each(|remark| check_text(remark, 1024));
+}
+
+/// The place below `root` that the input chooses among some.
+fn place(root: &Path, places: &[&str], choices: &mut Choices<'_>) -> PathBuf {
+    root.join(places[choices.below(places.len())])
+}
