@@ -34,7 +34,7 @@ impl Rnic {
         self.core.now_ns = now_ns;
         let slot = self.slot(qpn).ok_or(PostError { index: 0, kind: PostErrorKind::UnknownQp(qpn) })?;
         let qp = &mut self.qps[slot as usize];
-        qp.resp.note_post(list.len(), self.core.empty_polls(qp.recv_cq));
+        qp.resp.note_post(list.len(), || self.core.empty_polls(qp.recv_cq));
         let mut result = Ok(());
         for (index, request) in list.iter().enumerate() {
             if let Err(kind) = qp.post_send(&mut self.core, request) {

@@ -85,22 +85,31 @@ struct Answering {
     answered: u8,
     /// Receives that it has not answered yet.
     open: u32,
-    /// The empty polls of the receive queue's completion queue when they completed.
+    /// The empty polls of the receive queue's completion queue when the first of those completed.
     empty_polls: u64,
 }
 
 impl Answering {
     /// A receive completes: may its acknowledgement wait for the answer?
     #[inline]
-    fn receive(&mut self, empty_polls: u64) -> bool {
-        self.look(empty_polls);
+    fn receive(&mut self, empty_polls: impl Fn() -> u64) -> bool {
+        // Of a program that does not answer, nothing is looked at.
+        if self.open > 0 && self.answered > 0 {
+            self.look(&empty_polls);
+        }
+        if self.open == 0 {
+            self.empty_polls = empty_polls();
+        }
         self.open = self.open.saturating_add(1);
         self.answered == ANSWERED_RECEIVES
     }
 
     /// The program posts sends.
     #[inline]
-    fn post(&mut self, sends: usize, empty_polls: u64) {
+    fn post(&mut self, sends: usize, empty_polls: impl Fn() -> u64) {
+        if self.open == 0 {
+            return;
+        }
         self.look(empty_polls);
         let answers = self.open.min(u32::try_from(sends).unwrap_or(u32::MAX));
         self.open -= answers;
@@ -109,12 +118,11 @@ impl Answering {
 
     /// Receives that were not answered before an empty poll never will be.
     #[inline]
-    fn look(&mut self, empty_polls: u64) {
-        if self.open > 0 && self.empty_polls != empty_polls {
+    fn look(&mut self, empty_polls: impl Fn() -> u64) {
+        if self.empty_polls != empty_polls() {
             self.answered = 0;
             self.open = 0;
         }
-        self.empty_polls = empty_polls;
     }
 }
 
@@ -188,7 +196,7 @@ impl Responder {
 
     /// The program posts sends on this queue pair.
     #[inline]
-    pub(crate) fn note_post(&mut self, sends: usize, empty_polls: u64) {
+    pub(crate) fn note_post(&mut self, sends: usize, empty_polls: impl Fn() -> u64) {
         self.answers_of.post(sends, empty_polls);
     }
 
@@ -274,8 +282,7 @@ impl Qp {
     /// acknowledgement waits for the next answer.
     #[inline]
     fn complete_reliable(&mut self, core: &mut Core, completion: Completion) {
-        let empty_polls = core.empty_polls(self.recv_cq);
-        let may_wait = self.resp.answers_of.receive(empty_polls) && core.acks_may_wait;
+        let may_wait = self.resp.answers_of.receive(|| core.empty_polls(self.recv_cq)) && core.acks_may_wait;
         self.resp.want_ack(core.now_ns);
         self.resp.unacknowledged_receive = Some(self.resp.expected);
         if !may_wait {
