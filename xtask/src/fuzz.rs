@@ -2,10 +2,12 @@
 //!
 //! libFuzzer only wants the coverage of the code it drives, which stable code generation options give: 8-bit counters
 //! and a table of program counters. There is no sanitizer. A target is `crates/CRATE/fuzz/fuzz_targets/TARGET.rs`, and
-//! its corpus `crates/CRATE/tests/corpus/TARGET`. What a run finds is kept in the target directory, and the inputs of
-//! it that reach more code than the corpus does are added to that.
+//! its corpus `crates/CRATE/tests/corpus/TARGET`. What a run finds is kept in the target directory. Afterwards the corpus
+//! is the fewest inputs, of it and of what was found, that reach all the code that all of them reach, and those that
+//! somebody gave a name: they may stand for a defect that was mended.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::peers;
@@ -33,7 +35,8 @@ fn all() -> Result<Vec<Target>, String> {
     for home in folder(&root().join("crates"))? {
         let bodies = home.join("fuzz").join("fuzz_targets");
         if bodies.exists() {
-            let names = folder(&bodies)?.into_iter().filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned()));
+            let sources = folder(&bodies)?.into_iter().filter(|path| path.extension().is_some_and(|end| end == "rs"));
+            let names = sources.filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned()));
             targets.extend(names.map(|name| Target { home: home.clone(), name }));
         }
     }
@@ -65,7 +68,7 @@ pub(crate) fn build() -> Outcome {
     check_all().into()
 }
 
-/// Runs the targets of this name (all, if none is given), each for so many minutes, and adds to their corpora.
+/// Runs the targets of this name (all, if none is given), each for so many minutes, and minimises their corpora with what they find.
 pub(crate) fn fuzz(name: Option<&str>, minutes: u32) -> Result<(), String> {
     peers::install_for_fuzzing()?;
     let targets = all()?;
@@ -99,11 +102,49 @@ impl Target {
         // It ends the directory's name with what it writes there.
         search.arg(format!("-artifact_prefix={}/", failed.display())).arg(&found).arg(&corpus);
         run(search).map_err(|why| format!("{why}: the input is in {}", failed.display()))?;
-        // Only what reaches more than the corpus does already.
-        let mut merge = command(&program, &["-merge=1", "-use_counters=0"]);
-        merge.arg(&corpus).arg(&found);
-        run(merge)
+        // Greedily from all folders, until the empty first one reaches all that the others do.
+        let fewest = home.join("fewest").join(crate_name).join(&self.name);
+        let cannot = |error: io::Error| format!("{}: {error}", fewest.display());
+        if fewest.exists() {
+            fs::remove_dir_all(&fewest).map_err(cannot)?;
+        }
+        fs::create_dir_all(&fewest).map_err(cannot)?;
+        let mut merge = command(&program, &["-set_cover_merge=1", "-use_counters=0"]);
+        merge.arg(&fewest).arg(&corpus).arg(&found);
+        run(merge)?;
+        replace(&corpus, &fewest)
     }
+}
+
+/// Makes a corpus what is in `fewest`, but keeps the inputs that somebody gave a name.
+fn replace(corpus: &Path, fewest: &Path) -> Result<(), String> {
+    let cannot = |path: &Path, error: io::Error| format!("{}: {error}", path.display());
+    let read = |path: &Path| fs::read(path).map_err(|error| cannot(path, error));
+    let (named, unnamed): (Vec<PathBuf>, Vec<PathBuf>) = folder(corpus)?.into_iter().partition(|path| is_named(path));
+    // libFuzzer calls each input it keeps by its hash, named ones too.
+    let named = named.iter().map(|path| read(path)).collect::<Result<Vec<_>, String>>()?;
+    let kept = folder(fewest)?;
+    if kept.is_empty() {
+        return Err(format!("{}: no input reaches anything, so the corpus stays", fewest.display()));
+    }
+    for path in unnamed {
+        fs::remove_file(&path).map_err(|error| cannot(&path, error))?;
+    }
+    for path in kept {
+        let bytes = read(&path)?;
+        if !named.contains(&bytes) {
+            let place = corpus.join(path.file_name().unwrap_or_default());
+            fs::write(&place, bytes).map_err(|error| cannot(&place, error))?;
+        }
+    }
+    Ok(())
+}
+
+/// Did somebody name this input? A program names it by a hash in hexadecimal.
+fn is_named(input: &Path) -> bool {
+    let name = input.file_name().unwrap_or_default().to_string_lossy();
+    let is_hash = matches!(name.len(), 16 | 40) && name.chars().all(|c| matches!(c, '0'..='9' | 'a'..='f'));
+    !is_hash
 }
 
 /// What this machine's programs are built for.
@@ -116,6 +157,31 @@ fn host() -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_corpus_becomes_the_fewest_inputs_and_keeps_named_ones() {
+        let home = tempfile::tempdir().unwrap();
+        let (corpus, fewest) = (home.path().join("corpus"), home.path().join("fewest"));
+        let write = |path: PathBuf, bytes: &str| fs::write(path, bytes).unwrap();
+        let names = |path: &Path| -> Vec<String> {
+            let names = folder(path).unwrap().into_iter();
+            names.map(|path| path.file_name().unwrap().to_str().unwrap().to_owned()).collect()
+        };
+        let (old, new, twin) = ("0".repeat(16), "a".repeat(40), "f".repeat(40));
+        fs::create_dir(&corpus).unwrap();
+        fs::create_dir(&fewest).unwrap();
+        write(corpus.join("a-defect"), "defect");
+        write(corpus.join("deadbeef"), "short for a hash");
+        write(corpus.join(&old), "old");
+        let error = replace(&corpus, &fewest).unwrap_err();
+        assert!(error.contains("the corpus stays"), "{error}");
+        assert_eq!(names(&corpus).len(), 3, "nothing is lost");
+        write(fewest.join(&new), "new");
+        write(fewest.join(twin), "defect");
+        replace(&corpus, &fewest).unwrap();
+        assert_eq!(names(&corpus), ["a-defect", &new, "deadbeef"]);
+        assert_eq!(fs::read_to_string(corpus.join(&new)).unwrap(), "new");
+    }
 
     #[test]
     fn each_target_is_a_program_of_its_crate() {

@@ -134,7 +134,8 @@ enum Command {
         #[arg(long, value_name = "FOLDER")]
         out: Option<PathBuf>,
     },
-    /// Runs fuzz targets under libFuzzer, and adds inputs that reach new code to the corpora in the repository.
+    /// Runs fuzz targets under libFuzzer, and makes the corpora in the repository the fewest inputs that reach all the
+    /// code that they and what was found reach; those that somebody named stay.
     Fuzz {
         /// Only this one [default: all, one after the other]
         target: Option<String>,
