@@ -1,6 +1,7 @@
 //! A busy-polling executor: one thread, a handful of tasks, no wake-ups.
 
 use std::cell::Cell;
+use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -74,6 +75,16 @@ impl Waiter for Idle {
 
 /// Runs tasks until all are done, and returns what they return, in order.
 pub fn run<T>(idle: &Idle, tasks: impl IntoIterator<Item = impl Future<Output = T>>) -> Vec<T> {
+    let Ok(results) = run_while(idle, tasks, || Ok::<(), Infallible>(()));
+    results
+}
+
+/// The same, until `check` fails, which is called in each round: the tasks are dropped then.
+pub fn run_while<T, E>(
+    idle: &Idle,
+    tasks: impl IntoIterator<Item = impl Future<Output = T>>,
+    mut check: impl FnMut() -> Result<(), E>,
+) -> Result<Vec<T>, E> {
     let mut tasks: Vec<Pin<Box<_>>> = tasks.into_iter().map(Box::pin).collect();
     let mut results: Vec<Option<T>> = tasks.iter().map(|_| None).collect();
     let mut context = Context::from_waker(Waker::noop());
@@ -88,7 +99,11 @@ pub fn run<T>(idle: &Idle, tasks: impl IntoIterator<Item = impl Future<Output = 
                 left -= 1;
             }
         }
-        if left == 0 || idle.waiting.get() < left {
+        if left == 0 {
+            break;
+        }
+        check()?;
+        if idle.waiting.get() < left {
             idle_rounds = 0;
             continue;
         }
@@ -103,7 +118,7 @@ pub fn run<T>(idle: &Idle, tasks: impl IntoIterator<Item = impl Future<Output = 
         // does no harm: the tasks look for themselves.
         let _ = channel.wait(Some(idle.longest.replace(LONGEST_SLEEP)));
     }
-    results.into_iter().flatten().collect()
+    Ok(results.into_iter().flatten().collect())
 }
 
 /// Deals out `ends` to so many threads, each of which runs its own; all results together.
@@ -135,6 +150,24 @@ mod tests {
         });
         results.sort_unstable();
         assert_eq!(results, [(0, 3), (1, 2), (2, 2), (3, 3), (4, 2), (5, 2), (6, 3)]);
+    }
+
+    #[test]
+    fn tasks_that_never_end_are_dropped_when_the_check_fails() {
+        let held = Rc::new(());
+        let task = |held: Rc<()>| async move {
+            loop {
+                Idle::spin().wait(None, None).await;
+                assert_eq!(Rc::strong_count(&held), 3);
+            }
+        };
+        let mut rounds = 0;
+        let check = || {
+            rounds += 1;
+            if rounds == 5 { Err(rounds) } else { Ok(()) }
+        };
+        let ended: Result<Vec<()>, u32> = run_while(&Idle::spin(), [task(held.clone()), task(held.clone())], check);
+        assert_eq!((ended, Rc::strong_count(&held)), (Err(5), 1));
     }
 
     #[test]

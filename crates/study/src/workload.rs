@@ -201,14 +201,35 @@ impl<'a> Ear<'a> {
         Self { device, reception, scratch: Vec::new() }
     }
 
-    /// Takes the messages that have arrived.
+    /// It pauses, so that all messages that have arrived would take long.
+    fn is_slow(&self) -> bool {
+        self.reception.pause_ns > 0
+    }
+
+    /// Takes the messages that have arrived, or one of them if that takes long.
     fn take_all(&mut self, connection: &mut impl MessageConnection, tally: &mut Tally) -> usize {
         let mut count = 0;
         while let Some(message) = connection.take() {
             self.hear(message, tally);
             count += 1;
+            if self.is_slow() {
+                break;
+            }
         }
         count
+    }
+
+    /// Takes the messages that have arrived. Others have their turn after each that takes long, and then.
+    async fn take_in_turns(&mut self, connection: &mut impl MessageConnection, tally: &mut Tally) -> usize {
+        let mut count = 0;
+        loop {
+            let taken = self.take_all(connection, tally);
+            count += taken;
+            yield_now().await;
+            if taken == 0 || !self.is_slow() {
+                return count;
+            }
+        }
     }
 
     /// Does with a message what a receiver does.
@@ -260,10 +281,14 @@ pub async fn gather<W: Waiter>(
     keys.iter().filter_map(|&key| hub.get_mut(key).map(send_receive::Connection::close)).count();
     let mut ear = Ear::new(&device, reception);
     loop {
-        let moved = hub.poll().map_err(ConnectionError::Overrun)?;
+        let mut moved = hub.poll().map_err(ConnectionError::Overrun)?;
         while let Some((key, message)) = hub.take() {
             if let Ok(index) = keys.binary_search(&key) {
                 ear.hear(message, &mut tallies[index]);
+            }
+            if ear.is_slow() {
+                moved = true;
+                break;
             }
         }
         if let Some((_, error)) = hub.next_ended() {
@@ -297,12 +322,11 @@ async fn close<C: Conversation, W: Waiter>(
     connection.get_mut().close();
     while !(connection.get().is_peer_closed() && connection.get().is_closed()) {
         connection.progress().await?;
-        if ear.take_all(connection.get_mut(), tally) > 0 {
+        if ear.take_in_turns(connection.get_mut(), tally).await > 0 {
             progress(tally.received);
         }
-        yield_now().await; // however much comes in here, other connections have their turn
     }
-    while ear.take_all(connection.get_mut(), tally) > 0 {}
+    while ear.take_in_turns(connection.get_mut(), tally).await > 0 {}
     tally.close(connection.get());
     Ok(())
 }
@@ -340,8 +364,7 @@ async fn send_all<C: Conversation, W: Waiter>(
     connection.get_mut().flush()?;
     while connection.get().last_done() < source.sent {
         connection.progress().await?;
-        ear.take_all(connection.get_mut(), tally);
-        yield_now().await;
+        ear.take_in_turns(connection.get_mut(), tally).await;
     }
     tally.ended_ns = device.now_ns();
     source.close(tally);
@@ -417,6 +440,9 @@ pub async fn respond<C: Conversation, W: Waiter>(
             }
         };
         ear.hear(message, &mut tally);
+        if ear.is_slow() {
+            yield_now().await;
+        }
         while !source.offer(connection.get_mut())? {
             connection.progress().await?;
         }

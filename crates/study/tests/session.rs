@@ -3,13 +3,13 @@
 mod common;
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use common::{MEMORY_BYTES, parameters};
 use doorbell_exchange::setup;
-use doorbell_study::parameters::{Kind, Operation, Parameters};
+use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
 use doorbell_study::protocol::Protocol;
 use doorbell_study::serving::{Serving, SharedBy};
 use doorbell_study::session::{self, Client, SessionError};
@@ -200,6 +200,65 @@ fn one_source_is_served_to_many_readers() {
     assert_eq!(result.sent_by_connection, [100; 3]);
     client.finish().unwrap();
     server.join().unwrap().unwrap();
+}
+
+/// It hangs up, and its RNIC says nothing more, though it has chosen that the server's may try for hours.
+fn vanish_in(parameters: Parameters) -> String {
+    let (stream, server) = serve();
+    let line = stream.try_clone().unwrap();
+    let (ended, has_ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || ended.send(server.join().unwrap()));
+    let vanished = std::cell::RefCell::new(None);
+    let mut client = Client::new(&device(), stream, parameters).unwrap();
+    let result = client.measure(16, |_| {
+        if vanished.borrow().is_none() {
+            line.shutdown(Shutdown::Both).unwrap();
+            // Only where a server would go on for hours it takes so long.
+            *vanished.borrow_mut() = Some(has_ended.recv_timeout(Duration::from_secs(60)).expect("the server ends"));
+        }
+    });
+    assert!(matches!(&result, Err(SessionError::Control(_))), "the client has hung up itself: {result:?}");
+    let ended = vanished.take().expect("messages were sent before");
+    ended.expect_err("it was not served to the end").to_string()
+}
+
+#[test]
+fn a_client_that_vanishes_holds_the_server_no_longer_than_its_tcp_connection() {
+    let patient = Parameters { timeout: 31, retry_count: 7, extent: Extent::Seconds(86_400.0), ..parameters() };
+    let single = Serving { single_receiver: true, ..Serving::default() };
+    for parameters in [
+        patient.clone(),
+        Parameters { events: true, ..patient.clone() },
+        Parameters { bidirectional: true, rate: Some(1000.0), ..patient.clone() },
+        Parameters { kind: Kind::Latency, rate: Some(1000.0), ..patient.clone() },
+        Parameters { operation: Operation::RequestResponse, ..patient.clone() },
+        Parameters { serving: single, ..patient.clone() },
+        Parameters { protocol: Protocol::DirectRead, ..patient.clone() },
+        // What has arrived would take it minutes.
+        Parameters { slow_receiver_us: 500_000, window: 512, depth: 512, ..patient.clone() },
+        Parameters { slow_receiver_us: 500_000, window: 512, depth: 512, serving: single, ..patient.clone() },
+    ] {
+        let said = vanish_in(parameters.clone());
+        assert_eq!(said, "the peer is gone: it hung up while a point ran", "{parameters:?}");
+    }
+}
+
+/// Its end could not be seen behind what it says.
+#[test]
+fn a_client_that_speaks_while_a_point_runs_is_refused() {
+    let (stream, server) = serve();
+    let line = stream.try_clone().unwrap();
+    let endless = Parameters { extent: Extent::Seconds(86_400.0), ..parameters() };
+    let mut client = Client::new(&device(), stream, endless).unwrap();
+    let has_spoken = std::cell::Cell::new(false);
+    let result = client.measure(16, |_| {
+        if !has_spoken.replace(true) {
+            (&line).write_all(b"\"end\"\n").unwrap();
+        }
+    });
+    let error = server.join().unwrap().unwrap_err();
+    assert_eq!(error.to_string(), "the peer sent what is not expected here: something while a point ran");
+    assert!(result.is_err(), "the server is gone");
 }
 
 /// The reason of the side that knows it reaches the other, also before anything was connected.

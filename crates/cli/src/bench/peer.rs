@@ -20,7 +20,7 @@ pub(crate) fn accept(address: &str) -> Result<TcpStream, Failure> {
     let listener = TcpListener::bind(address).map_err(|error| format!("cannot listen on {address}: {error}"))?;
     note!("waiting for a client on {}", listener.local_addr()?);
     let (stream, peer) = listener.accept()?;
-    note!("serving {peer}");
+    note!("serving {peer}, and nobody else until it is done or gone");
     Ok(stream)
 }
 

@@ -7,7 +7,7 @@ use doorbell_exchange::{ConnectionError, setup};
 use doorbell_verbs::{Device, Pd};
 use hdrhistogram::Histogram;
 
-use super::control::{Control, FromServer, Report, ToServer};
+use super::control::{Control, FromServer, Report, ToServer, Watch};
 use super::point::{Ends, Point, Prepared, Side};
 use super::{ANSWER_DEADLINE, SessionError};
 use crate::executor::{self, Idle};
@@ -72,7 +72,7 @@ impl Client {
             other => return Err(other.instead_of("ready")),
         };
         let (fitted, before, mtu) = (point.fitted.clone(), point.before, point.mtu);
-        let (tallies, histogram) = self.run(point, &memory, &progress)?;
+        let (tallies, histogram) = self.control.watched(|| self.run(point, &memory, &progress))?;
         if self.parameters.operation.is_one_sided() {
             self.control.send(&ToServer::Done { messages: tallies.iter().map(|tally| tally.sent).collect() })?;
         }
@@ -161,7 +161,8 @@ impl Client {
         progress: &impl Fn(u64),
     ) -> Result<(Vec<Tally>, Option<Histogram<u64>>), SessionError> {
         let Point { ends, fitted, plan, idle, .. } = point;
-        let (parameters, device) = (&self.parameters, &self.device);
+        let (parameters, device, control) = (&self.parameters, &self.device, &self.control);
+        let watch = Watch { device, side: Side::Client, rounds_are_long: parameters.slow_receiver_us > 0 };
         let failed = |error| SessionError::Connection { bytes: plan.bytes, error };
         match (ends, parameters.kind) {
             (Ends::Messages(ends), Kind::Latency) => {
@@ -169,40 +170,41 @@ impl Client {
                 let tasks = ends.into_iter().map(|(connection, memory)| {
                     workload::ping(connection, idle.clone(), device.clone(), plan, memory, divisor, progress)
                 });
-                together(executor::run(&idle, tasks)).map_err(failed)
+                together(control.run(&watch, &idle, tasks)?).map_err(failed)
             }
             (Ends::Messages(ends), Kind::Bandwidth) if parameters.operation == Operation::RequestResponse => {
                 let tasks = ends.into_iter().map(|(connection, memory)| {
                     workload::request(connection, idle.clone(), device.clone(), plan, memory, progress)
                 });
-                let tallies: Result<_, _> = executor::run(&idle, tasks).into_iter().collect();
+                let tallies: Result<_, _> = control.run(&watch, &idle, tasks)?.into_iter().collect();
                 Ok((tallies.map_err(failed)?, None))
             }
             (Ends::Messages(ends), Kind::Bandwidth) => {
                 let reception = Reception { verify: parameters.verify, pause_ns: 0 };
                 if parameters.serving.threads > 1 {
-                    let tallies = executor::deal(parameters.serving.threads, ends, |ends| {
+                    let hands = executor::deal(parameters.serving.threads, ends, |ends| {
                         let idle = Idle::spin();
                         let tasks = ends.into_iter().map(|(connection, memory)| {
                             let plan = Some((plan, memory));
                             workload::stream(connection, idle.clone(), device.clone(), plan, reception, |_| {})
                         });
-                        executor::run(&idle, tasks)
+                        vec![control.run(&watch, &idle, tasks)]
                     });
-                    let tallies: Result<_, _> = tallies.into_iter().collect();
+                    let hands: Result<Vec<_>, _> = hands.into_iter().collect();
+                    let tallies: Result<_, _> = hands?.into_iter().flatten().collect();
                     return Ok((tallies.map_err(failed)?, None));
                 }
                 let tasks = ends.into_iter().map(|(connection, memory)| {
                     let plan = Some((plan, memory));
                     workload::stream(connection, idle.clone(), device.clone(), plan, reception, progress)
                 });
-                let tallies: Result<_, _> = executor::run(&idle, tasks).into_iter().collect();
+                let tallies: Result<_, _> = control.run(&watch, &idle, tasks)?.into_iter().collect();
                 Ok((tallies.map_err(failed)?, None))
             }
             (Ends::Replicated(readers, count, memory), _) => {
                 let source = (plan, memory);
                 let task = workload::publish(readers, count, idle.clone(), device.clone(), source, progress);
-                let tallies: Result<Vec<_>, _> = executor::run(&idle, [task]).into_iter().collect();
+                let tallies: Result<Vec<_>, _> = control.run(&watch, &idle, [task])?.into_iter().collect();
                 Ok((tallies.map_err(failed)?.concat(), None))
             }
             (Ends::Gathered(_), _) => unreachable!("only the other end gathers"),
@@ -216,12 +218,12 @@ impl Client {
                 if kind == Kind::Latency {
                     let tasks = ends
                         .map(|(end, &memory)| one_sided::time(end, memory, parameters, plan, idle.clone(), progress));
-                    return together(executor::run(&idle, tasks)).map_err(failed);
+                    return together(control.run(&watch, &idle, tasks)?).map_err(failed);
                 }
                 let tasks = ends.map(|(end, &memory)| {
                     one_sided::stream(end, memory, parameters, &fitted, plan, idle.clone(), progress)
                 });
-                let tallies: Result<_, _> = executor::run(&idle, tasks).into_iter().collect();
+                let tallies: Result<_, _> = control.run(&watch, &idle, tasks)?.into_iter().collect();
                 Ok((tallies.map_err(failed)?, None))
             }
         }

@@ -9,9 +9,11 @@ use doorbell_exchange::setup::Timed;
 use doorbell_verbs::Device;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use socket2::{SockRef, TcpKeepalive};
 
-use super::point::Before;
+use super::point::{Before, Side};
 use super::{ANSWER_DEADLINE, SessionError};
+use crate::executor::{self, Idle};
 use crate::one_sided::RemoteMemory;
 use crate::parameters::Parameters;
 use crate::record;
@@ -19,6 +21,18 @@ use crate::workload::Tally;
 
 /// A line longer than this is not one of ours.
 const LONGEST_LINE: usize = 1 << 20;
+
+/// How often connections that work are polled between two looks at the clock, while the stream is watched.
+const ROUNDS_BETWEEN: u32 = 15;
+
+/// How often a stream that is watched is looked at, which is a system call.
+const LOOK_NS: u64 = 100_000_000;
+
+/// A peer's machine of which nothing is heard is asked after so long, and again at this interval.
+const KEEPALIVE: Duration = Duration::from_secs(5);
+
+/// A peer's machine that has not answered for so long is gone.
+const MACHINE_DEADLINE: Duration = Duration::from_secs(30);
 
 /// How often something else is done between two looks at the stream, which are system calls.
 const LOOKS_BETWEEN: u32 = 256;
@@ -112,6 +126,14 @@ pub fn judge_line(line: &[u8]) {
     drop(parse::<FromServer>(line).map(|answer| answer.instead_of("anything")));
 }
 
+/// How the stream is watched while connections work.
+pub(super) struct Watch<'a> {
+    pub(super) device: &'a Device,
+    pub(super) side: Side,
+    /// A round lasts as long as a receiver pauses.
+    pub(super) rounds_are_long: bool,
+}
+
 /// One line of JSON at a time, over TCP.
 #[derive(Debug)]
 pub(super) struct Control {
@@ -121,7 +143,55 @@ pub(super) struct Control {
 impl Control {
     pub(super) fn new(stream: TcpStream) -> Result<Self, SessionError> {
         stream.set_nodelay(true).map_err(SessionError::Control)?;
+        let socket = SockRef::from(&stream);
+        let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
+        let kept = socket.set_tcp_keepalive(&keepalive);
+        kept.and_then(|()| socket.set_tcp_user_timeout(Some(MACHINE_DEADLINE))).map_err(SessionError::Control)?;
         Ok(Self { stream })
+    }
+
+    /// Does something while the stream is watched, and nothing is sent or received over it.
+    pub(super) fn watched<T>(&self, body: impl FnOnce() -> Result<T, SessionError>) -> Result<T, SessionError> {
+        self.stream.set_nonblocking(true).map_err(SessionError::Control)?;
+        let result = body();
+        self.stream.set_nonblocking(false).map_err(SessionError::Control)?;
+        result
+    }
+
+    /// Runs tasks until all are done, or the peer has hung up: it alone says when its RNIC gives up, which may be
+    /// hours from now. Only while the stream is [watched](Self::watched).
+    pub(super) fn run<T>(
+        &self,
+        by: &Watch<'_>,
+        idle: &Idle,
+        tasks: impl IntoIterator<Item = impl Future<Output = T>>,
+    ) -> Result<Vec<T>, SessionError> {
+        let (mut countdown, mut next_ns) = (0, 0);
+        executor::run_while(idle, tasks, || {
+            if countdown > 0 {
+                countdown -= 1;
+                return Ok(());
+            }
+            countdown = if by.rounds_are_long { 0 } else { ROUNDS_BETWEEN };
+            let now_ns = by.device.now_ns();
+            if now_ns < next_ns {
+                return Ok(());
+            }
+            next_ns = now_ns + LOOK_NS;
+            match self.stream.peek(&mut [0]) {
+                Ok(0) => {
+                    let hung_up = io::Error::new(io::ErrorKind::UnexpectedEof, "it hung up while a point ran");
+                    Err(SessionError::Control(hung_up))
+                }
+                // Behind what it said, its end would not be seen.
+                Ok(_) if by.side == Side::Server => {
+                    Err(SessionError::Unexpected("something while a point ran".to_owned()))
+                }
+                Ok(_) => Ok(()),
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(()),
+                Err(error) => Err(SessionError::Control(error)),
+            }
+        })
     }
 
     pub(super) fn send(&mut self, message: &impl Serialize) -> Result<(), SessionError> {

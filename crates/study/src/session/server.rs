@@ -7,7 +7,7 @@ use doorbell_exchange::send_receive::SharedReceives;
 use doorbell_exchange::setup;
 use doorbell_verbs::{Device, Pd};
 
-use super::control::{Control, FromServer, Report, ToServer};
+use super::control::{Control, FromServer, Report, ToServer, Watch};
 use super::point::{Ends, Point, Prepared, Side};
 use super::{ANSWER_DEADLINE, SessionError};
 use crate::executor::{self, Idle};
@@ -72,6 +72,7 @@ fn serve_point<P: Measured>(
     let prepared = Prepared::new(protocol, pd, parameters, bytes, Side::Server)?;
     control.send(&FromServer::Accepted)?;
     let Point { ends, plan, idle, before, shared, .. } = prepared.connect(&control.stream)?;
+    let watch = Watch { device, side: Side::Server, rounds_are_long: parameters.slow_receiver_us > 0 };
     let tallies = match ends {
         Ends::OneSided(ends) => {
             control.send(&FromServer::Ready { memory: ends.iter().map(one_sided::End::memory).collect() })?;
@@ -105,28 +106,33 @@ fn serve_point<P: Measured>(
             let reception = Reception { verify: parameters.verify, pause_ns };
             let threads = parameters.serving.threads;
             let answers = parameters.kind == Kind::Latency || parameters.operation == Operation::RequestResponse;
-            let results = if answers {
-                let tasks = ends.into_iter().map(|(connection, memory)| {
-                    workload::respond(connection, idle.clone(), device.clone(), plan, memory, reception)
-                });
-                executor::run(&idle, tasks)
-            } else if threads > 1 {
-                reposting(shared.as_ref(), parameters, || {
-                    executor::deal(threads, ends, |ends| {
-                        let idle = Idle::spin();
-                        let tasks = ends.into_iter().map(|(connection, _)| {
-                            workload::stream(connection, idle.clone(), device.clone(), None, reception, |_| {})
-                        });
-                        executor::run(&idle, tasks)
-                    })
-                })?
-            } else {
-                let tasks = ends.into_iter().map(|(connection, memory)| {
-                    let plan = parameters.bidirectional.then_some((plan, memory));
-                    workload::stream(connection, idle.clone(), device.clone(), plan, reception, |_| {})
-                });
-                reposting(shared.as_ref(), parameters, || executor::run(&idle, tasks))?
-            };
+            let control = &*control;
+            let results = control.watched(|| {
+                if answers {
+                    let tasks = ends.into_iter().map(|(connection, memory)| {
+                        workload::respond(connection, idle.clone(), device.clone(), plan, memory, reception)
+                    });
+                    control.run(&watch, &idle, tasks)
+                } else if threads > 1 {
+                    let hands = reposting(shared.as_ref(), parameters, || {
+                        executor::deal(threads, ends, |ends| {
+                            let idle = Idle::spin();
+                            let tasks = ends.into_iter().map(|(connection, _)| {
+                                workload::stream(connection, idle.clone(), device.clone(), None, reception, |_| {})
+                            });
+                            vec![control.run(&watch, &idle, tasks)]
+                        })
+                    })?;
+                    let hands: Result<Vec<_>, _> = hands.into_iter().collect();
+                    Ok(hands?.into_iter().flatten().collect())
+                } else {
+                    let tasks = ends.into_iter().map(|(connection, memory)| {
+                        let plan = parameters.bidirectional.then_some((plan, memory));
+                        workload::stream(connection, idle.clone(), device.clone(), plan, reception, |_| {})
+                    });
+                    reposting(shared.as_ref(), parameters, || control.run(&watch, &idle, tasks))?
+                }
+            })?;
             let tallies: Result<Vec<Tally>, _> = results.into_iter().collect();
             tallies.map_err(|error| SessionError::Connection { bytes, error })?
         }
@@ -135,7 +141,9 @@ fn serve_point<P: Measured>(
             control.send(&FromServer::Ready { memory: Vec::new() })?;
             let reception = Reception { verify: parameters.verify, pause_ns: parameters.slow_receiver_us * 1000 };
             let gather = workload::gather(*hub, idle.clone(), device.clone(), reception);
-            let tallies = reposting(shared.as_ref(), parameters, || executor::run(&idle, [gather]))?;
+            let control = &*control;
+            let run = || control.run(&watch, &idle, [gather]);
+            let tallies = control.watched(|| reposting(shared.as_ref(), parameters, run)?)?;
             let tallies: Result<Vec<_>, _> = tallies.into_iter().collect();
             tallies.map_err(|error| SessionError::Connection { bytes, error })?.concat()
         }
