@@ -112,7 +112,8 @@ impl<L: Link> Driver<L> {
             Acks::Wait => true,
             Acks::Now => false,
         };
-        if !may_wait || packets >= HOLD_ACKS_BELOW_PACKETS {
+        // Behind packets that leave anyway an acknowledgement costs next to nothing.
+        if !may_wait || packets >= HOLD_ACKS_BELOW_PACKETS || self.rnic.wants_transmit() {
             self.rnic.release_acks();
         }
         let transmitted = self.transmit(now_ns);

@@ -200,9 +200,10 @@ impl Port {
         let in_flight = driver.rnic().in_flight_packets();
         let (result, waiting) = operation(driver.rnic_mut(), now_ns);
         let run = if in_flight < 2 * MAX_RUN_PACKETS { SHORT_RUN_PACKETS } else { MAX_RUN_PACKETS };
-        let holds_ack = driver.rnic().held_ack_since_ns().is_some();
-        if in_flight == 0 || waiting >= run || holds_ack {
-            let sent = if holds_ack { driver.flush(now_ns) } else { driver.transmit(now_ns) };
+        // An acknowledgement that waits for an answer leaves with what was posted, whenever that is.
+        driver.rnic_mut().release_acks();
+        if in_flight == 0 || waiting >= run {
+            let sent = driver.transmit(now_ns);
             self.shared.report(sent);
         } else {
             // What is in flight brings a packet only if its peer lives.

@@ -75,7 +75,10 @@ pub fn flush_before_exit() {
     };
     for shared in open.iter() {
         let is_idle = match shared.driver.try_lock() {
-            Ok(driver) => driver.rnic().held_ack_since_ns().is_none() && !driver.is_link_full(),
+            Ok(driver) => {
+                let rnic = driver.rnic();
+                rnic.held_ack_since_ns().is_none() && !rnic.wants_transmit() && !driver.is_link_full()
+            }
             // Whoever has the lock may be about to hold an acknowledgement back.
             Err(_) => false,
         };

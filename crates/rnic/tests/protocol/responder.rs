@@ -154,6 +154,26 @@ fn an_acknowledgement_waits_for_the_answer_of_a_program_that_has_answered_eight_
 }
 
 #[test]
+fn an_acknowledgement_does_not_wait_while_receives_before_it_are_unanswered() {
+    // As of a receiver that grants credits now and then.
+    let mut script = Script::new();
+    script.world.acks = Acks::Held;
+    let mut psn = script.answer_often();
+    for round in 0..40 {
+        script.receive(0, 8);
+        script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(psn));
+        let sent = script.shapes();
+        // The first finds all before it answered; from then on at least one is not.
+        assert_eq!(sent.contains(&(Opcode::RC_ACKNOWLEDGE, psn)), round > 0, "message {round}: {sent:?}");
+        if round % 4 == 3 {
+            script.post_flagged(SendOperation::Send, 8, SendFlags::empty());
+            script.sent();
+        }
+        psn = psn.next();
+    }
+}
+
+#[test]
 fn no_acknowledgement_waits_for_an_answer_where_none_may() {
     let mut script = Script::new();
     script.world.acks = Acks::Held;

@@ -93,15 +93,12 @@ impl Answering {
     /// A receive completes: may its acknowledgement wait for the answer?
     #[inline]
     fn receive(&mut self, empty_polls: impl Fn() -> u64) -> bool {
-        // Of a program that does not answer, nothing is looked at.
-        if self.open > 0 && self.answered > 0 {
-            self.look(&empty_polls);
-        }
-        if self.open == 0 {
+        let all_are_answered = self.open == 0;
+        if all_are_answered {
             self.empty_polls = empty_polls();
         }
         self.open = self.open.saturating_add(1);
-        self.answered == ANSWERED_RECEIVES
+        all_are_answered && self.answered == ANSWERED_RECEIVES
     }
 
     /// The program posts sends.
