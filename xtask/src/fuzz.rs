@@ -68,7 +68,8 @@ pub(crate) fn build() -> Outcome {
     check_all().into()
 }
 
-/// Runs the targets of this name (all, if none is given), each for so many minutes, and minimises their corpora with what they find.
+/// Runs the named targets (all, if no name is given) for `minutes` each, and minimises their corpora together with
+/// the inputs that they find.
 pub(crate) fn fuzz(name: Option<&str>, minutes: u32) -> Result<(), String> {
     peers::install_for_fuzzing()?;
     let targets = all()?;

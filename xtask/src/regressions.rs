@@ -236,7 +236,7 @@ impl Workshop {
         })
     }
 
-    /// Runs cargo in the clone, with all that it says in a file. Without a status it was ended at its limit.
+    /// Runs cargo in the clone and writes its output to a file. Returns no status if cargo was killed at the time limit.
     fn cargo(&self, arguments: &[&str], log: &Path, limit: Option<Duration>) -> Result<Option<ExitStatus>, String> {
         let failed = |what: &str, error: std::io::Error| format!("{what}: {error}");
         let out = File::create(log).map_err(|error| failed(&log.display().to_string(), error))?;

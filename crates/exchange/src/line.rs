@@ -351,7 +351,7 @@ impl Line {
         Ok(())
     }
 
-    /// Checks that the peer has not said goodbye: it sends no more messages then.
+    /// Checks that the peer has not said goodbye: after its goodbye a peer may send no more messages.
     #[inline]
     pub(crate) fn check_may_send(&self) -> Result<(), ConnectionError> {
         if self.peer_closed {

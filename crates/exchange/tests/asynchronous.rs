@@ -28,7 +28,7 @@ fn pair(devices: &[Device; 2], channel: &Channel, config: &Config) -> (Connectio
     (a.connect(&of_b).unwrap(), b.connect(&of_a).unwrap())
 }
 
-/// Blocks the thread on the channel for as long as it is told to.
+/// Blocks the thread on the channel until a notification arrives or the given timeout passes.
 struct Asleep;
 
 impl Waiter for Asleep {

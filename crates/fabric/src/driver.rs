@@ -185,7 +185,7 @@ impl<L: Link> Driver<L> {
                 }
             }
             if let Err(error) = self.link.transmit(now_ns, &self.batch, &mut self.next_run) {
-                // Nothing leaves any more: what is known here is not kept from the program for that.
+                // The link is broken, so no acknowledgement will leave: the program sees the completions all the same.
                 self.rnic.transmitted();
                 return Err(error);
             }

@@ -507,8 +507,8 @@ impl Shared {
         self.finish(readable);
     }
 
-    /// The device is closed: what its queue pairs left to be sent leaves, unless the link takes nothing for
-    /// too long.
+    /// Sends what the queue pairs left behind, now that the device is closed. Gives up if the link stays full for
+    /// [`FINISH_WITHIN_NS`].
     fn finish(&self, readable: &OwnedFd) {
         let until_ns = self.now_ns() + FINISH_WITHIN_NS;
         loop {

@@ -18,7 +18,7 @@ extern "C" fn _exit(status: c_int) -> ! {
     }
 }
 
-/// The same, under the name that C has for it.
+/// The name that the C standard gives to `_exit`.
 #[unsafe(no_mangle)]
 extern "C" fn _Exit(status: c_int) -> ! {
     _exit(status)

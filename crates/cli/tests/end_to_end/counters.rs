@@ -252,7 +252,7 @@ fn an_address_that_cannot_be_served_is_said() {
     }
 }
 
-/// On a terminal it draws, and then leaves the screen as it was.
+/// On a terminal the command draws a screen, and restores the terminal when it ends.
 #[test]
 fn on_a_terminal_it_draws() {
     let world = World::new();

@@ -83,7 +83,7 @@ fn children(id: u32) -> Vec<u32> {
     lists.flat_map(|list| list.split_whitespace().filter_map(|id| id.parse().ok()).collect::<Vec<u32>>()).collect()
 }
 
-/// Is this process there, and more than a status that nobody has asked for yet?
+/// Is this process still running, and not a zombie?
 fn is_alive(id: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
     stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().next()).is_some_and(|state| state != "Z")

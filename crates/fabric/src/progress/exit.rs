@@ -12,13 +12,13 @@ use super::Shared;
 /// the caller is a signal handler that interrupted its holder, never comes.
 const FLUSH_WITHIN: Duration = Duration::from_millis(50);
 
-/// Forks in a row, each of whose processes opens devices, that are told apart. Devices of later ones flush nothing
+/// How many generations of forked processes may each open devices of their own. Deeper generations send nothing
 /// before their process ends.
 const MAX_GENERATIONS: usize = 64;
 
 /// The ports of one process.
 struct Ports {
-    /// 0 while it is nobody's.
+    /// 0 while no process has claimed this entry.
     pid: AtomicU32,
     open: Mutex<Vec<Arc<Shared>>>,
 }

@@ -315,7 +315,7 @@ impl Life {
         }
     }
 
-    /// Takes the events of a node. Each names an object that lives, and to which that may happen.
+    /// Takes the events of a node, and checks that each names a live object that can have caused it.
     pub(crate) fn take_events(&mut self, node: usize) {
         while let Some(event) = self.world.nodes[node].rnic.poll_event() {
             trace(|| format!("{:>10} node {node}: {event:x?}", self.world.now_ns));

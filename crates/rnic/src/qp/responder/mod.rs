@@ -73,7 +73,7 @@ pub(crate) struct Responder {
     answers_of: Answering,
 }
 
-/// So many receives in a row that the program answered let the acknowledgement of the next one wait for
+/// After the program has answered this many receives in a row, the acknowledgement of the next one may wait for
 /// its answer.
 const ANSWERED_RECEIVES: u8 = 8;
 
