@@ -1,5 +1,5 @@
 //! `cargo xtask dist`: an archive of the command with the library that it preloads, which
-//! `cargo install` cannot carry.
+//! `cargo install` cannot carry, its manual pages and what shells complete its options with.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,6 +15,16 @@ const BUILT: [(&str, &str); 2] =
 /// Files of the repository that belong to every copy.
 const TEXTS: [&str; 4] = ["CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT", "README.md"];
 
+/// What the command prints of itself, and where systems look for it.
+const PRINTED: [(&[&str], &str); 3] = [
+    (&["completions", "bash"], "share/bash-completion/completions/doorbell"),
+    (&["completions", "zsh"], "share/zsh/site-functions/_doorbell"),
+    (&["completions", "fish"], "share/fish/vendor_completions.d/doorbell.fish"),
+];
+
+/// Where manual pages lie.
+const MANUAL: &str = "share/man/man1";
+
 /// Builds the archive and puts it into a folder. Returns where it is.
 pub(crate) fn build(out: Option<&Path>) -> Result<PathBuf, String> {
     programs::build()?;
@@ -23,7 +33,24 @@ pub(crate) fn build(out: Option<&Path>) -> Result<PathBuf, String> {
         None => target().join("dist"),
     };
     let name = format!("doorbell-{}-{}", env!("CARGO_PKG_VERSION"), host()?);
-    pack(&target().join("release"), &out, &name)
+    let built = target().join("release");
+    let printed = out.join("printed");
+    print(&built.join("doorbell"), &printed)?;
+    let archive = pack(&built, Some(&printed), &out, &name);
+    fs::remove_dir_all(&printed).map_err(|error| format!("{} could not be removed: {error}", printed.display()))?;
+    archive
+}
+
+/// Has the command print what belongs to it, into a folder.
+fn print(doorbell: &Path, folder: &Path) -> Result<(), String> {
+    empty(folder)?;
+    for (arguments, to) in PRINTED {
+        let to = folder.join(to);
+        let failed = |error| format!("{} could not be written: {error}", to.display());
+        fs::create_dir_all(to.parent().unwrap_or(folder)).map_err(failed)?;
+        fs::write(&to, output_of(command(doorbell, arguments))?).map_err(failed)?;
+    }
+    run(command(doorbell, &["man", "--out", &folder.join(MANUAL).to_string_lossy()]))
 }
 
 /// The machine that is built for, as Rust calls it.
@@ -33,8 +60,8 @@ fn host() -> Result<String, String> {
     line.map(str::to_owned).ok_or_else(|| format!("rustc does not say what it builds for:\n{about}"))
 }
 
-/// Puts what is in `built` into `out/NAME.tar.gz`, all below a folder NAME.
-fn pack(built: &Path, out: &Path, name: &str) -> Result<PathBuf, String> {
+/// Puts what is in `built` and all of `printed` into `out/NAME.tar.gz`, below a folder NAME.
+fn pack(built: &Path, printed: Option<&Path>, out: &Path, name: &str) -> Result<PathBuf, String> {
     let files = BUILT.iter().map(|(from, to)| (built.join(from), *to));
     let texts = TEXTS.iter().map(|text| (root().join(text), *text));
     let folder = out.join(name);
@@ -44,6 +71,9 @@ fn pack(built: &Path, out: &Path, name: &str) -> Result<PathBuf, String> {
         let failed = |error| format!("{} could not be copied to {}: {error}", from.display(), to.display());
         fs::create_dir_all(to.parent().unwrap_or(&folder)).map_err(failed)?;
         fs::copy(&from, &to).map_err(failed)?;
+    }
+    if let Some(printed) = printed {
+        run(command("cp", &["--recursive", &printed.join(".").to_string_lossy(), &folder.to_string_lossy()]))?;
     }
     let archive = out.join(format!("{name}.tar.gz"));
     // The same files make the same archive, whoever packs them and when.
@@ -83,6 +113,16 @@ pub(crate) fn check() -> Result<(), String> {
     if !variables.contains(&format!("LD_PRELOAD={}\n", library.display())) {
         return Err(format!("{} is not what is preloaded:\n{variables}", library.display()));
     }
+    for file in PRINTED
+        .iter()
+        .map(|(_, file)| Path::new(file).to_owned())
+        .chain([Path::new(MANUAL).join("doorbell-bench-bw.1")])
+    {
+        let length = fs::metadata(folder.join(&file)).map(|about| about.len());
+        if !length.as_ref().is_ok_and(|length| *length > 0) {
+            return Err(format!("the archive has no {}: {length:?}", file.display()));
+        }
+    }
     let devices = doorbell(&["run", "--", "ibv_devices"])?;
     if !devices.contains("doorbell0") {
         return Err(format!("there is no doorbell0 in:\n{devices}"));
@@ -112,7 +152,7 @@ mod tests {
         for (name, _) in BUILT {
             fs::write(built.join(name), name).expect("the temporary folder can be written");
         }
-        let archive = pack(&built, &place.join("out"), "doorbell-1").expect("everything is there");
+        let archive = pack(&built, None, &place.join("out"), "doorbell-1").expect("everything is there");
         let first = fs::read(&archive).expect("it was made");
         let list = output_of(command("tar", &["-tzf", &archive.to_string_lossy()])).expect("it can be read");
         let files: Vec<&str> = list.lines().filter(|line| !line.ends_with('/')).collect();
@@ -127,10 +167,10 @@ mod tests {
                 "doorbell-1/lib/libdoorbell_ibverbs.so",
             ]
         );
-        pack(&built, &place.join("out"), "doorbell-1").expect("it can be made again");
+        pack(&built, None, &place.join("out"), "doorbell-1").expect("it can be made again");
         assert_eq!(first, fs::read(&archive).expect("it was made"));
         fs::remove_file(built.join("doorbell")).expect("it was written");
-        let missing = pack(&built, &place.join("out"), "doorbell-1").expect_err("one file is missing");
+        let missing = pack(&built, None, &place.join("out"), "doorbell-1").expect_err("one file is missing");
         assert!(missing.contains("doorbell could not be copied"), "{missing}");
         fs::remove_dir_all(&place).expect("it is ours");
     }

@@ -11,24 +11,24 @@ use serde_json::{Value, json};
 use crate::model::{ParametersArgument, about, parse_peers};
 use crate::output::{line, note, us};
 use crate::wire::parse_mtu;
-use crate::{Failure, Usage};
+use crate::{Failure, Usage, quantity};
 
 #[derive(Args)]
 pub(crate) struct Advise {
     #[command(flatten)]
     parameters: ParametersArgument,
     /// Message sizes, with commas between, each with its share of the messages behind a colon if
-    /// they are not equal: 64:9,8192:1
+    /// they are not equal: 64:9,8K:1
     #[arg(short, long, value_name = "BYTES[:SHARE]", value_delimiter = ',', required = true, value_parser = parse_size)]
     size: Vec<(u64, f64)>,
-    /// Messages per second that there will be, over all connections [default: as many as go]
-    #[arg(long, value_name = "N")]
+    /// Messages per second that there will be, over all connections, as in 2.5M [default: as many as go]
+    #[arg(long, value_name = "N", value_parser = quantity::rate)]
     rate: Option<f64>,
     /// Who talks to whom, in threads: SENDERS:RECEIVERS
     #[arg(long, value_name = "N:M", default_value = "1:1", value_parser = parse_peers)]
     peers: Peers,
     /// Connections between them [default: the larger of N and M]
-    #[arg(short = 'q', long, value_name = "N")]
+    #[arg(short = 'q', long, value_name = "N", value_parser = quantity::count::<u32>)]
     connections: Option<u32>,
     /// Both sides send
     #[arg(short, long)]
@@ -45,9 +45,9 @@ pub(crate) struct Advise {
     /// The receiver keeps some messages for long while others go on
     #[arg(long)]
     hold: bool,
-    /// MiB of message memory of a thread, sending or receiving, at most
-    #[arg(long, value_name = "MIB")]
-    memory: Option<u64>,
+    /// MiB of message memory of a thread, sending or receiving, at most; also as in 4G
+    #[arg(long, value_name = "MIB", value_parser = quantity::mebibytes)]
+    memory: Option<usize>,
     /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: that of the parameters]
     #[arg(short, long, value_name = "BYTES", value_parser = parse_mtu)]
     mtu: Option<PathMtu>,
@@ -67,10 +67,8 @@ enum First {
 
 fn parse_size(text: &str) -> Result<(u64, f64), String> {
     let (bytes, share) = text.split_once(':').unwrap_or((text, "1"));
-    match (bytes.parse(), share.parse()) {
-        (Ok(bytes), Ok(share)) => Ok((bytes, share)),
-        _ => Err("it is BYTES or BYTES:SHARE, as in 64:9".to_owned()),
-    }
+    let share = share.parse().map_err(|_| "it is BYTES or BYTES:SHARE, as in 64:9, and a share is a number".to_owned());
+    Ok((quantity::bytes(bytes)?, share?))
 }
 
 pub(crate) fn run(arguments: &Advise) -> Result<ExitCode, Failure> {
@@ -83,7 +81,7 @@ pub(crate) fn run(arguments: &Advise) -> Result<ExitCode, Failure> {
         receiver_places: arguments.place,
         receiver_sleeps: arguments.sleep,
         receiver_holds: arguments.hold,
-        memory_bytes: arguments.memory.map(|mib| mib.saturating_mul(1 << 20)),
+        memory_bytes: arguments.memory.map(|mib| (mib as u64).saturating_mul(1 << 20)),
         goal: match arguments.first {
             First::Latency => Goal::Latency,
             First::Throughput => Goal::Throughput,

@@ -8,7 +8,7 @@ use doorbell_verbs::{limits, soft};
 use serde_json::{Value, json};
 
 use crate::output::{line, note};
-use crate::{Failure, Usage};
+use crate::{Failure, Usage, quantity};
 
 /// The RNIC to use, as perftest names it.
 #[derive(Args, Clone, Debug, Default)]
@@ -18,10 +18,10 @@ pub(crate) struct DeviceChoice {
     #[arg(short = 'd', long = "device", value_name = "DEVICE")]
     pub(crate) name: Option<String>,
     /// Port of an RNIC of the machine [default: the first that is active]
-    #[arg(short = 'i', long, value_name = "PORT", requires = "name")]
+    #[arg(short = 'i', long, value_name = "PORT", requires = "name", value_parser = quantity::count::<u8>)]
     pub(crate) ib_port: Option<u8>,
     /// Index of the GID that peers reach an RNIC of the machine by [default: RoCE v2 over IPv4]
-    #[arg(short = 'x', long, value_name = "INDEX", requires = "name")]
+    #[arg(short = 'x', long, value_name = "INDEX", requires = "name", value_parser = quantity::count::<u32>)]
     pub(crate) gid_index: Option<u32>,
 }
 

@@ -10,14 +10,16 @@ mod device;
 mod ending;
 mod model;
 mod output;
+mod quantity;
 mod report;
 mod run;
+mod shell;
 mod study;
 mod wire;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Moves messages over RDMA, predicts how fast, and proves it on the wire.
 #[derive(Parser)]
@@ -54,6 +56,12 @@ enum Command {
     /// Explain what goes over the wire
     #[command(subcommand)]
     Wire(wire::Wire),
+    /// Print what makes a shell complete the options of doorbell
+    #[command(after_help = shell::COMPLETIONS)]
+    Completions(shell::Completions),
+    /// Print the manual page of a command, or write those of all commands
+    #[command(after_help = shell::MAN)]
+    Man(shell::Man),
 }
 
 impl Command {
@@ -110,6 +118,8 @@ fn main() -> ExitCode {
         Command::Run(arguments) => run::run(&arguments),
         Command::Env(arguments) => run::print_env(&arguments),
         Command::Wire(wire) => wire::run(wire),
+        Command::Completions(arguments) => shell::completions(&arguments, Cli::command()),
+        Command::Man(arguments) => shell::man(&arguments, Cli::command()),
     });
     match result {
         Ok(status) => status,

@@ -10,6 +10,13 @@ pub(crate) fn line(text: impl std::fmt::Display) -> io::Result<()> {
     out.flush()
 }
 
+/// Writes what has lines already to stdout.
+pub(crate) fn write_all(text: &[u8]) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text)?;
+    out.flush()
+}
+
 /// Writes a line to stderr. That nobody reads it is no reason to stop.
 pub(crate) fn write_note(text: std::fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr().lock(), "{text}");

@@ -21,7 +21,7 @@ use crate::bench::peer;
 use crate::device::{Chosen, DeviceChoice};
 use crate::output::{line, note};
 use crate::report::write_report;
-use crate::{Failure, Usage};
+use crate::{Failure, Usage, quantity};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -56,7 +56,14 @@ pub(crate) struct Study {
     #[arg(long)]
     list: bool,
     /// UDP port of both ends; anything but 4791 is not RoCE's
-    #[arg(long, value_name = "PORT", env = "DOORBELL_PORT", hide_env_values = true, default_value_t = ROCE_UDP_PORT)]
+    #[arg(
+        long,
+        value_name = "PORT",
+        env = "DOORBELL_PORT",
+        hide_env_values = true,
+        default_value_t = ROCE_UDP_PORT,
+        value_parser = quantity::port
+    )]
     udp_port: u16,
     /// When both ends acknowledge a message: before the program sees it unless the program has answered the
     /// last eight (`answer`), or always before (`strict`) [default: what DOORBELL_ACK says, else answer]

@@ -15,7 +15,7 @@ use doorbell_wire::{PathMtu, ROCE_UDP_PORT};
 
 use crate::device::{Chosen, DeviceChoice};
 use crate::wire::parse_mtu;
-use crate::{Failure, Usage};
+use crate::{Failure, Usage, quantity};
 
 /// The TCP port on which both sides meet, as perftest has it.
 const DEFAULT_TCP_PORT: u16 = 18515;
@@ -34,10 +34,17 @@ pub(crate) struct DeviceArguments {
     #[arg(long, value_name = "ADDRESS", env = "DOORBELL_BIND", hide_env_values = true)]
     pub(crate) bind: Option<IpAddr>,
     /// UDP port of both ends; anything but 4791 is not RoCE's
-    #[arg(long, value_name = "PORT", env = "DOORBELL_PORT", hide_env_values = true, default_value_t = ROCE_UDP_PORT)]
+    #[arg(
+        long,
+        value_name = "PORT",
+        env = "DOORBELL_PORT",
+        hide_env_values = true,
+        default_value_t = ROCE_UDP_PORT,
+        value_parser = quantity::port
+    )]
     pub(crate) udp_port: u16,
     /// Receive buffer to ask the kernel for, in bytes as it accounts them
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = quantity::memory_bytes)]
     pub(crate) receive_buffer: Option<usize>,
     /// Write every packet that this side sends and receives to a pcap file
     #[arg(long, value_name = "FILE")]
@@ -94,7 +101,7 @@ pub(crate) struct Exchange {
     #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "0.0.0.0", conflicts_with = "host")]
     listen: Option<String>,
     /// TCP port on which both sides meet
-    #[arg(short, long, default_value_t = DEFAULT_TCP_PORT)]
+    #[arg(short, long, default_value_t = DEFAULT_TCP_PORT, value_parser = quantity::port)]
     port: u16,
     /// Serve whoever listens there: how the second process on this machine is started.
     #[arg(long, hide = true, conflicts_with_all = ["host", "listen"])]
@@ -152,34 +159,42 @@ struct Load {
     /// --protocol direct-read-send and direct-read-fenced-send)
     #[arg(long)]
     replicate: bool,
-    /// Message sizes, with commas between [default: 16,512,4096,65536,1048576; cas, fetch-add: 8]
-    #[arg(short, long, value_name = "BYTES", value_delimiter = ',', conflicts_with = "all")]
+    /// Message sizes, as in 16,64K,1M, with commas between [default: 16,512,4096,65536,1048576; cas,
+    /// fetch-add: 8]
+    #[arg(
+        short,
+        long,
+        value_name = "BYTES",
+        value_delimiter = ',',
+        conflicts_with = "all",
+        value_parser = quantity::memory_bytes
+    )]
     size: Vec<usize>,
     /// All powers of two from 2 B to 8 MiB
     #[arg(short, long)]
     all: bool,
-    /// Messages (lat: round trips) per connection and size, however long they take
-    #[arg(short = 'n', long, value_name = "N", conflicts_with = "duration")]
+    /// Messages (lat: round trips) per connection and size, as in 1e6, however long they take
+    #[arg(short = 'n', long, value_name = "N", conflicts_with = "duration", value_parser = quantity::count::<u64>)]
     iterations: Option<u64>,
-    /// Seconds per size
-    #[arg(short = 'D', long, value_name = "SECONDS", default_value_t = 1.0)]
+    /// Seconds per size; also as in 500ms
+    #[arg(short = 'D', long, value_name = "SECONDS", default_value = "1", value_parser = quantity::seconds)]
     duration: f64,
     /// Both sides send (bw --op send only)
     #[arg(short, long)]
     bidirectional: bool,
-    /// Messages per second to offer, over all connections [default: as many as go]
-    #[arg(long, value_name = "N")]
+    /// Messages per second to offer, over all connections, as in 2.5M [default: as many as go]
+    #[arg(long, value_name = "N", value_parser = quantity::rate)]
     rate: Option<f64>,
     /// Check every byte of every payload (of writes: what is left of them at the end; of atomics:
     /// every value); each message in flight has a buffer of its own
     #[arg(long)]
     verify: bool,
-    /// MiB of message memory per process at most: beyond it buffers are shared, or window and
-    /// depth are cut, and the output says so. A side that listens grants no client more than its own
-    #[arg(long, value_name = "MIB", default_value_t = 256)]
+    /// MiB of message memory per process at most (or as in 4G): beyond it buffers are shared, or window
+    /// and depth are cut, and the output says so. A side that listens grants no client more than its own
+    #[arg(long, value_name = "MIB", default_value = "256", value_parser = quantity::mebibytes)]
     memory: usize,
     /// Microseconds that the receiver takes for each message (bw --op send or request-response)
-    #[arg(long, value_name = "US", default_value_t = 0)]
+    #[arg(long, value_name = "US", default_value = "0", value_parser = quantity::count::<u64>)]
     slow_receiver_us: u64,
 }
 
@@ -195,7 +210,7 @@ impl Load {
 #[command(next_help_heading = "Connections")]
 struct ConnectionArguments {
     /// Connections, all in one thread on each side
-    #[arg(short = 'q', long, value_name = "N", default_value_t = 1)]
+    #[arg(short = 'q', long, value_name = "N", default_value = "1", value_parser = quantity::count::<usize>)]
     connections: usize,
     /// Window and batch by name: sequential (1 unacknowledged), unbatched (64, posted one by
     /// one), batched (256, eight per post)
@@ -203,16 +218,16 @@ struct ConnectionArguments {
     config: Option<String>,
     /// Messages unacknowledged at most, per connection; requests not answered, operations not
     /// complete [default: 64; lat: 1]
-    #[arg(short = 't', long, value_name = "N")]
+    #[arg(short = 't', long, value_name = "N", value_parser = quantity::count::<usize>)]
     window: Option<usize>,
     /// Messages per post (doorbell batching) [default: 1]
-    #[arg(short = 'l', long, value_name = "N")]
+    #[arg(short = 'l', long, value_name = "N", value_parser = quantity::count::<usize>)]
     batch: Option<usize>,
     /// Receive buffers per connection [default: twice the window, at least 64]
-    #[arg(short = 'r', long, value_name = "N")]
+    #[arg(short = 'r', long, value_name = "N", value_parser = quantity::count::<usize>)]
     depth: Option<usize>,
     /// Messages of up to this many bytes go inline
-    #[arg(short = 'I', long, value_name = "BYTES", default_value_t = 64)]
+    #[arg(short = 'I', long, value_name = "BYTES", default_value = "64", value_parser = quantity::memory_bytes)]
     inline: usize,
     /// Sleep on completion events instead of polling
     #[arg(short, long)]
@@ -224,13 +239,19 @@ struct ConnectionArguments {
     #[arg(long)]
     no_credits: bool,
     /// Acknowledgement timeout: 4.096 us times two to the power of N; 0 is none
-    #[arg(short = 'u', long = "qp-timeout", value_name = "N", default_value_t = 14)]
+    #[arg(
+        short = 'u',
+        long = "qp-timeout",
+        value_name = "N",
+        default_value = "14",
+        value_parser = quantity::count::<u8>
+    )]
     timeout: u8,
     /// How often in a row that timeout may expire, 0 to 7, which rdma_rxe takes as without end
-    #[arg(long, value_name = "N", default_value_t = 7)]
+    #[arg(long, value_name = "N", default_value = "7", value_parser = quantity::count::<u8>)]
     retry: u8,
     /// How often in a row an RNR NAK may come, 0 to 6; 7 is without end
-    #[arg(long, value_name = "N", default_value_t = 7)]
+    #[arg(long, value_name = "N", default_value = "7", value_parser = quantity::count::<u8>)]
     rnr_retry: u8,
 }
 

@@ -9,20 +9,27 @@ use doorbell_wire::ROCE_UDP_PORT;
 use serde_json::json;
 
 use crate::output::{line, us};
-use crate::{Failure, Usage};
+use crate::{Failure, Usage, quantity};
 
 /// Two processes, unconnected UDP sockets over loopback with the software RNIC's own buffers,
 /// runs of segments, nothing computed: what an RNIC over such sockets can at most reach.
 #[derive(Args)]
 pub(crate) struct Limit {
     /// Repetitions, of which the median counts
-    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = quantity::count::<usize>)]
     repetitions: usize,
-    /// Seconds per repetition
-    #[arg(short = 'D', long, value_name = "SECONDS", default_value_t = 0.3)]
+    /// Seconds per repetition; also as in 500ms
+    #[arg(short = 'D', long, value_name = "SECONDS", default_value = "0.3", value_parser = quantity::seconds)]
     duration: f64,
     /// UDP port of both ends
-    #[arg(long, value_name = "PORT", env = "DOORBELL_PORT", hide_env_values = true, default_value_t = ROCE_UDP_PORT)]
+    #[arg(
+        long,
+        value_name = "PORT",
+        env = "DOORBELL_PORT",
+        hide_env_values = true,
+        default_value_t = ROCE_UDP_PORT,
+        value_parser = quantity::port
+    )]
     udp_port: u16,
     /// Print one JSON object instead of a table
     #[arg(long)]

@@ -16,7 +16,7 @@ use clap::Args;
 use doorbell_counters::{Interval, Look, Monitor, SYSFS};
 
 use crate::output::{line, note};
-use crate::{Failure, Usage};
+use crate::{Failure, Usage, quantity};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -41,11 +41,11 @@ pub(crate) struct Counters {
     /// The same, as other commands take it
     #[arg(short = 'd', long = "device", value_name = "DEVICE", conflicts_with = "device")]
     device_option: Option<String>,
-    /// How often to look, 0.1 to 3600
-    #[arg(short, long, value_name = "SECONDS", default_value_t = 1.0)]
+    /// How often to look, 0.1 to 3600 s; also as in 500ms
+    #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = quantity::seconds)]
     interval: f64,
     /// Ends after so many intervals
-    #[arg(short = 'n', long, value_name = "N")]
+    #[arg(short = 'n', long, value_name = "N", value_parser = quantity::count::<u64>)]
     count: Option<u64>,
     /// Print one JSON object per interval and line
     #[arg(long)]

@@ -11,7 +11,7 @@ use doorbell_model::workload::{Peers, Workload, WorkloadError};
 use doorbell_wire::{OuterKind, PathMtu};
 
 use crate::wire::parse_mtu;
-use crate::{Failure, Usage};
+use crate::{Failure, Usage, quantity};
 
 /// The longest parameter file.
 const MOST_PARAMETERS_BYTES: u64 = 1 << 20;
@@ -62,34 +62,39 @@ pub(crate) struct Load {
     /// shared-write, buffered-read, or one of their variants, which a wrong name lists
     #[arg(long, value_name = "NAME", default_value = "send-receive", value_parser = parse_protocol)]
     protocol: Protocol,
-    /// Message sizes, with commas between [default: 16,512,4096,65536,1048576]
-    #[arg(short, long, value_name = "BYTES", value_delimiter = ',')]
+    /// Message sizes, as in 16,64K,1M, with commas between [default: 16,512,4096,65536,1048576]
+    #[arg(short, long, value_name = "BYTES", value_delimiter = ',', value_parser = quantity::bytes)]
     size: Vec<u64>,
     /// Window and batch by name: sequential (1 unacknowledged), unbatched (64, posted one by
     /// one), batched (256, eight per post)
-    #[arg(long, value_name = "NAME", value_parser = ["sequential", "unbatched", "batched"], hide_possible_values = true)]
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_parser = ["sequential", "unbatched", "batched"],
+        hide_possible_values = true
+    )]
     config: Option<String>,
     /// Messages unacknowledged at most, per connection [default: 64]
-    #[arg(short = 't', long, value_name = "N")]
+    #[arg(short = 't', long, value_name = "N", value_parser = quantity::count::<u32>)]
     window: Option<u32>,
     /// Messages per post (doorbell batching) [default: 1]
-    #[arg(short = 'l', long, value_name = "N")]
+    #[arg(short = 'l', long, value_name = "N", value_parser = quantity::count::<u32>)]
     batch: Option<u32>,
     /// Messages for which a receiver has space, per connection [default: twice the window, at
     /// least 64]
-    #[arg(short = 'r', long, value_name = "N")]
+    #[arg(short = 'r', long, value_name = "N", value_parser = quantity::count::<u32>)]
     depth: Option<u32>,
     /// Completions per poll, and receives posted in one list
-    #[arg(long, value_name = "N", default_value_t = 32)]
+    #[arg(long, value_name = "N", default_value = "32", value_parser = quantity::count::<u32>)]
     receive_batch: u32,
     /// Messages of up to this many bytes go inline
-    #[arg(short = 'I', long, value_name = "BYTES", default_value_t = 64)]
+    #[arg(short = 'I', long, value_name = "BYTES", default_value = "64", value_parser = quantity::bytes)]
     inline: u64,
     /// Who talks to whom, in threads: SENDERS:RECEIVERS
     #[arg(long, value_name = "N:M", default_value = "1:1", value_parser = parse_peers)]
     peers: Peers,
     /// Connections between them [default: the larger of N and M]
-    #[arg(short = 'q', long, value_name = "N")]
+    #[arg(short = 'q', long, value_name = "N", value_parser = quantity::count::<u32>)]
     connections: Option<u32>,
     /// Receive queues are shared by the connections of a receiver (send-receive only)
     #[arg(long)]

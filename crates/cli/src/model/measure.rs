@@ -10,19 +10,26 @@ use doorbell_wire::ROCE_UDP_PORT;
 
 use super::arguments::digits;
 use crate::output::{line, note};
-use crate::{Failure, Usage};
+use crate::{Failure, Usage, quantity};
 
 #[derive(Args)]
 pub(crate) struct Measure {
     /// Rounds, of which medians count
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 5000)]
+    #[arg(short = 'n', long, value_name = "N", default_value = "5000", value_parser = quantity::count::<usize>)]
     rounds: usize,
     /// Address of the sending device [default: the next free one of loopback]; the receiving one
     /// takes the next free one of loopback
     #[arg(long, value_name = "ADDRESS", env = "DOORBELL_BIND", hide_env_values = true)]
     bind: Option<IpAddr>,
     /// UDP port of both devices
-    #[arg(long, value_name = "PORT", env = "DOORBELL_PORT", hide_env_values = true, default_value_t = ROCE_UDP_PORT)]
+    #[arg(
+        long,
+        value_name = "PORT",
+        env = "DOORBELL_PORT",
+        hide_env_values = true,
+        default_value_t = ROCE_UDP_PORT,
+        value_parser = quantity::port
+    )]
     udp_port: u16,
     /// Print one JSON object instead of a table
     #[arg(long)]

@@ -10,9 +10,9 @@ use doorbell_wire::{
 };
 use serde_json::json;
 
-use super::{parse_link, parse_mtu};
+use super::parse_mtu;
 use crate::output::line;
-use crate::{Failure, Usage};
+use crate::{Failure, Usage, quantity};
 
 /// One size at one path MTU is shown in full, several as a table.
 #[derive(Args)]
@@ -20,8 +20,8 @@ pub(crate) struct Cost {
     /// What the message does
     #[arg(long, value_enum)]
     op: Op,
-    /// Payload of the message; several as 16,4096. Without it, as -a
-    #[arg(short, long, value_name = "BYTES", value_delimiter = ',')]
+    /// Payload of the message, as in 4096 or 64K; several as 16,4096. Without it, as -a
+    #[arg(short, long, value_name = "BYTES", value_delimiter = ',', value_parser = quantity::bytes)]
     size: Vec<u64>,
     /// All powers of two from 2 B to 8 MiB
     #[arg(short, long, conflicts_with = "size")]
@@ -42,7 +42,7 @@ pub(crate) struct Cost {
     #[arg(long)]
     efficiency: bool,
     /// Also how many messages a full-duplex link of this many bits per second carries at most, as 100G
-    #[arg(long, value_name = "RATE", value_parser = parse_link)]
+    #[arg(long, value_name = "RATE", value_parser = quantity::link)]
     link: Option<f64>,
     /// Print one JSON object instead of a table
     #[arg(long)]

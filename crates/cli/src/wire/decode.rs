@@ -11,7 +11,7 @@ use doorbell_study::explain::words::rate;
 use doorbell_wire::ROCE_UDP_PORT;
 
 use crate::output::{line, us};
-use crate::{Failure, Usage};
+use crate::{Failure, Usage, quantity};
 
 /// Reads pcap and pcapng of Ethernet, raw IP, Linux cooked and loopback frames. Ends with status 1
 /// if the file ends in the midst of a packet or is damaged, after a summary of what could be read.
@@ -20,13 +20,13 @@ pub(crate) struct Decode {
     /// The capture; - is standard input
     file: PathBuf,
     /// The UDP port of RoCE v2
-    #[arg(long, value_name = "PORT", default_value_t = ROCE_UDP_PORT)]
+    #[arg(long, value_name = "PORT", default_value_t = ROCE_UDP_PORT, value_parser = quantity::port)]
     udp_port: u16,
     /// Conversations shown, those with the most bytes first (--json has all)
-    #[arg(long, value_name = "N", default_value_t = 10)]
+    #[arg(long, value_name = "N", default_value = "10", value_parser = quantity::count::<usize>)]
     top: usize,
     /// Conversations kept apart; of any beyond, packets are only counted
-    #[arg(long, value_name = "N", default_value_t = 1024)]
+    #[arg(long, value_name = "N", default_value = "1024", value_parser = quantity::count::<usize>)]
     max_conversations: usize,
     /// Follow packets with a wrong ICRC too, which an RNIC drops
     #[arg(long)]

@@ -13,9 +13,9 @@ use doorbell_study::explain::{Answer, Explanation, Hints, Rates, explain};
 use doorbell_wire::{PathMtu, ROCE_UDP_PORT};
 
 use super::decode::read;
-use super::{parse_link, parse_mtu, parse_rate};
+use super::parse_mtu;
 use crate::output::{line, note};
-use crate::{Failure, Usage};
+use crate::{Failure, Usage, quantity};
 
 /// Give what the observed host's counters of RDMA traffic grew by per second: of many NICs
 /// {rx,tx}_vport_rdma_unicast_{bytes,packets}. They count Ethernet frames without FCS.
@@ -23,16 +23,16 @@ use crate::{Failure, Usage};
 #[derive(Args)]
 pub(crate) struct Explain {
     /// Bytes received per second
-    #[arg(long, value_name = "RATE", value_parser = parse_rate, allow_negative_numbers = true)]
+    #[arg(long, value_name = "RATE", value_parser = quantity::rate, allow_negative_numbers = true)]
     rx_bytes: Option<f64>,
     /// Packets received per second
-    #[arg(long, value_name = "RATE", value_parser = parse_rate, allow_negative_numbers = true)]
+    #[arg(long, value_name = "RATE", value_parser = quantity::rate, allow_negative_numbers = true)]
     rx_packets: Option<f64>,
     /// Bytes sent per second
-    #[arg(long, value_name = "RATE", value_parser = parse_rate, allow_negative_numbers = true)]
+    #[arg(long, value_name = "RATE", value_parser = quantity::rate, allow_negative_numbers = true)]
     tx_bytes: Option<f64>,
     /// Packets sent per second
-    #[arg(long, value_name = "RATE", value_parser = parse_rate, allow_negative_numbers = true)]
+    #[arg(long, value_name = "RATE", value_parser = quantity::rate, allow_negative_numbers = true)]
     tx_packets: Option<f64>,
     /// Take the rates from a capture instead; - is standard input
     #[arg(long, value_name = "FILE", conflicts_with_all = ["rx_bytes", "rx_packets", "tx_bytes", "tx_packets"])]
@@ -46,8 +46,15 @@ pub(crate) struct Explain {
         conflicts_with_all = ["rx_bytes", "rx_packets", "tx_bytes", "tx_packets", "pcap"]
     )]
     device: Option<String>,
-    /// Of a device: how long to look, 0.1 to 3600
-    #[arg(short, long, value_name = "SECONDS", requires = "device", default_value_t = 1.0)]
+    /// Of a device: how long to look, 0.1 to 3600 s; also as in 500ms
+    #[arg(
+        short,
+        long,
+        value_name = "SECONDS",
+        requires = "device",
+        default_value = "1",
+        value_parser = quantity::seconds
+    )]
     interval: f64,
     /// Where the kernel's devices are found.
     #[arg(long, hide = true, value_name = "ROOT", requires = "device", default_value = SYSFS)]
@@ -56,7 +63,7 @@ pub(crate) struct Explain {
     #[arg(long, value_name = "ADDRESS", requires = "pcap")]
     host: Option<IpAddr>,
     /// Of a capture: the UDP port of RoCE v2
-    #[arg(long, value_name = "PORT", requires = "pcap", default_value_t = ROCE_UDP_PORT)]
+    #[arg(long, value_name = "PORT", requires = "pcap", default_value_t = ROCE_UDP_PORT, value_parser = quantity::port)]
     udp_port: u16,
     /// The path MTU, if known: excludes explanations
     #[arg(short, long, value_name = "BYTES", value_parser = parse_mtu)]
@@ -68,7 +75,7 @@ pub(crate) struct Explain {
     #[arg(long)]
     vlan: bool,
     /// Also how much of a full-duplex link of this many bits per second is used, as 100G
-    #[arg(long, value_name = "RATE", value_parser = parse_link)]
+    #[arg(long, value_name = "RATE", value_parser = quantity::link)]
     link: Option<f64>,
     /// By how much a packet's mean length may be off, in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 1.0)]

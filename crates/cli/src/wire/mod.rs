@@ -36,38 +36,3 @@ pub(crate) fn parse_mtu(text: &str) -> Result<PathMtu, String> {
         .and_then(PathMtu::from_bytes)
         .ok_or_else(|| "a path MTU is 256, 512, 1024, 2048 or 4096 bytes".to_owned())
 }
-
-/// Parses a number per second, with a decimal unit or without: `481k`, `3.13M`, `100G`.
-fn parse_rate(text: &str) -> Result<f64, String> {
-    let units = [('k', 1e3), ('K', 1e3), ('M', 1e6), ('G', 1e9), ('T', 1e12)];
-    let (digits, factor) =
-        units.into_iter().find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, factor))).unwrap_or((text, 1.0));
-    let wrong = || format!("{text:?} is no number; k, M, G and T may follow one, as in 100G");
-    digits.trim().parse().map(|number: f64| number * factor).map_err(|_| wrong())
-}
-
-/// Parses the rate of a link.
-fn parse_link(text: &str) -> Result<f64, String> {
-    match parse_rate(text)? {
-        rate if rate.is_finite() && rate > 0.0 => Ok(rate),
-        _ => Err(format!("{text:?} is no rate of a link: bits per second above 0, as in 100G")),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rates_have_decimal_units() {
-        for (text, rate) in [("481000", 481e3), ("481k", 481e3), ("3.13M", 3.13e6), ("100G", 100e9), ("-2", -2.0)] {
-            assert_eq!(parse_rate(text), Ok(rate), "{text}");
-        }
-        for text in ["", "k", "1x", "G1"] {
-            assert!(parse_rate(text).is_err(), "{text}");
-        }
-        for text in ["0", "-1G", "inf", "nan"] {
-            assert!(parse_link(text).is_err(), "{text}");
-        }
-    }
-}

@@ -25,6 +25,8 @@ fn every_command_explains_itself() {
         "model explain",
         "model fit",
         "model measure",
+        "completions",
+        "man",
     ] {
         let help = run(&format!("{command} --help")).expect_status(0);
         assert!(help.stdout.contains("Usage: doorbell"), "{command}:\n{}", help.stdout);
@@ -76,7 +78,20 @@ fn wrong_usage_ends_with_status_2_and_says_what_is_allowed() {
         ("bench bw -n 0", &["messages (-n) is 0", "1 to"]),
         ("bench bw -n 5 -D 1", &["cannot be used with"]),
         ("bench bw -s 16 -a", &["cannot be used with"]),
-        ("bench bw -s sixteen", &["sixteen"]),
+        ("bench bw -s sixteen", &["sixteen", "KiB", "64K"]),
+        ("bench bw -s 64kB", &["64kB", "whole number of bytes"]),
+        ("bench bw -n 1.5", &["1.5", "whole number", "1e6"]),
+        ("bench bw -t many", &["many", "whole number"]),
+        ("bench bw -u 300", &["300", "at most 255"]),
+        ("bench bw -p 70000", &["70000", "0 to 65535"]),
+        ("bench bw -D soon", &["soon", "500ms"]),
+        ("bench bw --memory 1K", &["1K", "MiB", "4G"]),
+        ("bench bw --rate fast", &["fast", "100G"]),
+        ("advise -s 64:many", &["64:many", "BYTES:SHARE"]),
+        ("model predict -s 1.5", &["1.5", "whole number of bytes"]),
+        ("completions tcsh", &["tcsh", "bash, zsh, fish"]),
+        ("man bench fast", &["doorbell bench has no command \"fast\"", "only lat, bw, limit"]),
+        ("man env bw", &["doorbell env has no command \"bw\"", "no commands"]),
         ("bench bw -s 2000000000", &["message size (-s)", "allowed is 0 to 1073741824"]),
         ("bench bw -t 0", &["window (-t) is 0", "1 to 16384"]),
         ("bench bw -t 20000", &["window (-t) is 20000"]),
@@ -118,12 +133,66 @@ fn wrong_usage_ends_with_status_2_and_says_what_is_allowed() {
         ("bench lat -b", &["both ways (-b)", "goes both ways already"]),
         ("bench limit --repetitions 0", &["--repetitions is 0"]),
         ("counters -i 0", &["--interval is 0 s", "0.1 to 3600"]),
-        ("counters -i nan", &["--interval is NaN s"]),
+        ("counters -i nan", &["nan", "500ms"]),
         ("counters -n 0", &["--count is 0", "at least 1"]),
         ("counters --prometheus 9464 --json", &["cannot be used with"]),
     ] {
         run(arguments).expect_complaint(2, words);
     }
+}
+
+#[test]
+fn sizes_counts_and_times_may_have_units() {
+    let _one_at_a_time = measuring();
+    let finished = run("bench bw -s 1K,2KiB -n 1e2 --memory 64M --json").expect_status(0).json();
+    assert_eq!(crate::command::number(&finished, "/results/0/bytes"), 1024);
+    assert_eq!(crate::command::number(&finished, "/results/1/bytes"), 2048);
+    assert_eq!(crate::command::number(&finished, "/results/0/messages"), 100);
+    let start = std::time::Instant::now();
+    run("bench bw -s 16 -D 50ms").expect_status(0);
+    assert!(start.elapsed() < std::time::Duration::from_secs(50), "50 ms were taken for 50 s");
+    let exact = run("wire cost --op send -s 64K").expect_status(0).stdout;
+    assert_eq!(exact, run("wire cost --op send -s 65536").expect_status(0).stdout);
+}
+
+/// Each shell that is here has to read its lines; bash must then complete with them.
+#[test]
+fn shells_complete_the_options() {
+    for shell in ["bash", "zsh", "fish"] {
+        let text = run(&format!("completions {shell}")).expect_status(0).stdout;
+        for word in ["bench", "counters", "--protocol"] {
+            assert!(text.contains(word), "{word} is missing for {shell}");
+        }
+    }
+    let file = tempfile::NamedTempFile::new().expect("the temporary folder can be written");
+    std::fs::write(file.path(), run("completions bash").stdout).expect("it can be written");
+    let script = format!(
+        "source {}; COMP_WORDS=(doorbell wi); COMP_CWORD=1; _doorbell doorbell wi doorbell; echo \"${{COMPREPLY[@]}}\"",
+        file.path().display()
+    );
+    let output = std::process::Command::new("bash").args(["--norc", "-c", &script]).output().expect("bash is here");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "wire", "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn each_command_has_a_manual_page() {
+    let folder = tempfile::tempdir().expect("the temporary folder can be written");
+    let out = folder.path().join("man1");
+    run(&format!("man --out {}", out.display())).expect_status(0);
+    let mut names: Vec<String> = std::fs::read_dir(&out)
+        .expect("the folder was made")
+        .map(|entry| entry.expect("it can be read").file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    for name in ["doorbell.1", "doorbell-bench-bw.1", "doorbell-counters.1", "doorbell-model-fit.1", "doorbell-run.1"] {
+        assert!(names.iter().any(|other| other == name), "{name} is missing in {names:?}");
+    }
+    assert!(!names.iter().any(|name| name.contains("help")), "{names:?}");
+    let page = std::fs::read_to_string(out.join("doorbell-bench-bw.1")).expect("it can be read");
+    assert!(page.contains(".TH doorbell-bench-bw 1"), "{page}");
+    assert!(page.contains("doorbell bench bw"), "the synopsis says how it is typed:\n{page}");
+    assert!(page.contains("\\-\\-protocol"), "{page}");
+    assert_eq!(run("man bench bw").expect_status(0).stdout, page);
 }
 
 #[test]

@@ -1,0 +1,200 @@
+//! Numbers as people write them: sizes (`64K`), counts (`1e6`), times (`500ms`), rates (`100G`).
+//!
+//! Sizes have binary units, as perftest and `dd` read `K`: 1024. Counts and rates have decimal ones. `kB` is refused,
+//! since half of its readers take it for 1000 bytes.
+
+use std::time::Duration;
+
+const BINARY: [(&str, u64); 9] = [
+    ("B", 1),
+    ("K", 1 << 10),
+    ("k", 1 << 10),
+    ("KiB", 1 << 10),
+    ("M", 1 << 20),
+    ("MiB", 1 << 20),
+    ("G", 1 << 30),
+    ("GiB", 1 << 30),
+    ("", 1),
+];
+const DECIMAL: [(&str, u64); 6] =
+    [("k", 1_000), ("K", 1_000), ("M", 1_000_000), ("G", 1_000_000_000), ("T", 1_000_000_000_000), ("", 1)];
+const SECONDS: [(&str, f64); 7] =
+    [("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("s", 1.0), ("min", 60.0), ("h", 3600.0), ("", 1.0)];
+
+/// Above this not every whole number is an `f64`.
+const MOST_EXACT: f64 = 9_007_199_254_740_992.0;
+
+/// A number and what stands behind it. An exponent belongs to the number.
+fn split(text: &str) -> (&str, &str) {
+    let bytes = text.as_bytes();
+    let is_exponent = |at: usize| {
+        matches!(bytes[at], b'e' | b'E')
+            && at > 0
+            && bytes.get(at + 1).is_some_and(|next| next.is_ascii_digit() || matches!(next, b'+' | b'-'))
+    };
+    let is_number = |at: usize| {
+        let is_sign = matches!(bytes[at], b'+' | b'-') && (at == 0 || is_exponent(at - 1));
+        bytes[at].is_ascii_digit() || bytes[at] == b'.' || is_sign || is_exponent(at)
+    };
+    let end = (0..bytes.len()).find(|&at| !is_number(at)).unwrap_or(bytes.len());
+    (&text[..end], text[end..].trim_start())
+}
+
+/// A whole number with one of these units.
+fn whole(text: &str, units: &[(&str, u64)]) -> Option<u64> {
+    let (number, unit) = split(text);
+    let factor = units.iter().find(|(name, _)| *name == unit)?.1;
+    if let Ok(number) = number.parse::<u64>() {
+        return number.checked_mul(factor);
+    }
+    let value = number.parse::<f64>().ok()? * factor as f64;
+    ((0.0..=MOST_EXACT).contains(&value) && value.fract() == 0.0).then_some(value as u64)
+}
+
+/// Parses a size in bytes: `4096`, `64K`, `64KiB`, `1.5M`.
+pub(crate) fn bytes(text: &str) -> Result<u64, String> {
+    whole(text, &BINARY).ok_or_else(|| {
+        "it is a whole number of bytes, or one of K, M, G or KiB, MiB, GiB (each 1024 times the one before), as in 64K"
+            .to_owned()
+    })
+}
+
+/// The same, of memory here.
+pub(crate) fn memory_bytes(text: &str) -> Result<usize, String> {
+    usize::try_from(bytes(text)?).map_err(|_| "it is more than this machine can address".to_owned())
+}
+
+/// Parses an amount of memory; a number without a unit is of MiB.
+pub(crate) fn mebibytes(text: &str) -> Result<usize, String> {
+    let given = if split(text).1.is_empty() { format!("{text}M") } else { text.to_owned() };
+    let mib = whole(&given, &BINARY).filter(|bytes| bytes % (1 << 20) == 0).map(|bytes| bytes >> 20);
+    mib.and_then(|mib| usize::try_from(mib).ok())
+        .ok_or_else(|| "it is a whole number of MiB, as in 256, 256M or 4G".to_owned())
+}
+
+/// Parses a count: `1000000`, `1e6`, `5k`. What is too large for the type is no count.
+pub(crate) fn count<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
+    let number = whole(text, &DECIMAL).ok_or_else(|| {
+        "it is a whole number; an exponent, or k, M or G for thousands, may follow, as in 1e6".to_owned()
+    })?;
+    // All of these types have a power of two of values.
+    let most = (1..64).map(|bits| (1_u64 << bits) - 1).take_while(|&most| T::try_from(most).is_ok()).last();
+    T::try_from(number).map_err(|_| format!("it is at most {}", most.unwrap_or(0)))
+}
+
+/// Parses the number of a port of TCP or UDP.
+pub(crate) fn port(text: &str) -> Result<u16, String> {
+    text.parse().map_err(|_| "a port is a number from 0 to 65535".to_owned())
+}
+
+/// Parses a time in seconds: `0.5`, `500ms`, `2min`.
+pub(crate) fn seconds(text: &str) -> Result<f64, String> {
+    let (number, unit) = split(text);
+    let factor = SECONDS.iter().find(|(name, _)| *name == unit).map(|(_, factor)| factor);
+    let value = factor.zip(number.parse::<f64>().ok()).map(|(factor, number)| factor * number);
+    // A `Duration` has to hold it: whoever means this long means for ever.
+    value
+        .filter(|value| Duration::try_from_secs_f64(*value).is_ok())
+        .ok_or_else(|| "it is a number of seconds, or of ns, us, ms, s, min or h, as in 500ms".to_owned())
+}
+
+/// Parses a number per second, with a decimal unit or without: `481k`, `3.13M`, `100G`.
+pub(crate) fn rate(text: &str) -> Result<f64, String> {
+    let (number, unit) = split(text);
+    let factor = DECIMAL.iter().find(|(name, _)| *name == unit).map(|(_, factor)| *factor as f64);
+    factor
+        .zip(number.parse::<f64>().ok())
+        .map(|(factor, number)| factor * number)
+        .ok_or_else(|| format!("{text:?} is no number; k, M, G and T may follow one, as in 100G"))
+}
+
+/// Parses the rate of a link.
+pub(crate) fn link(text: &str) -> Result<f64, String> {
+    match rate(text)? {
+        rate if rate.is_finite() && rate > 0.0 => Ok(rate),
+        _ => Err(format!("{text:?} is no rate of a link: bits per second above 0, as in 100G")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_binary_units() {
+        for (text, size) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("4096B", 4096),
+            ("64K", 65_536),
+            ("64k", 65_536),
+            ("64 KiB", 65_536),
+            ("1.5M", 1_572_864),
+            ("4KiB", 4096),
+            ("2G", 1 << 31),
+            ("1e3", 1000),
+            ("18446744073709551615", u64::MAX),
+        ] {
+            assert_eq!(bytes(text), Ok(size), "{text}");
+        }
+        for text in ["", "K", "sixteen", "1.5", "64kB", "64KB", "-1", "1e", "1e-3", "1e400", "inf", "nan", "16384P"] {
+            let why = bytes(text).expect_err(text);
+            assert!(why.contains("64K"), "{text}: {why}");
+        }
+        assert!(bytes("17179869184G").is_err(), "2^64 is one too many");
+    }
+
+    #[test]
+    fn memory_without_a_unit_is_in_mebibytes() {
+        for (text, mib) in [("256", 256), ("256M", 256), ("256MiB", 256), ("4G", 4096), ("1048576B", 1), ("0", 0)] {
+            assert_eq!(mebibytes(text), Ok(mib), "{text}");
+        }
+        for text in ["", "1K", "0.5", "-1", "much", "1e30"] {
+            assert!(mebibytes(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn counts_and_rates_have_decimal_units() {
+        for (text, number) in
+            [("1000000", 1_000_000), ("1e6", 1_000_000), ("1E+6", 1_000_000), ("5k", 5000), ("2.5M", 2_500_000)]
+        {
+            assert_eq!(count(text), Ok(number), "{text}");
+        }
+        for text in ["", "k", "0.5", "-1", "1Ki", "many", "1e6e6"] {
+            assert!(count::<u64>(text).is_err(), "{text}");
+        }
+        assert_eq!(count::<u8>("300"), Err("it is at most 255".to_owned()));
+        assert_eq!(count::<u32>("5G"), Err("it is at most 4294967295".to_owned()));
+        for (text, number) in [("481000", 481e3), ("481k", 481e3), ("3.13M", 3.13e6), ("100G", 100e9), ("-2", -2.0)] {
+            assert_eq!(rate(text), Ok(number), "{text}");
+        }
+        for text in ["", "k", "1x", "G1"] {
+            assert!(rate(text).is_err(), "{text}");
+        }
+        for text in ["0", "-1G", "inf", "nan"] {
+            assert!(link(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn times_are_seconds_unless_they_say_otherwise() {
+        let times = [
+            ("1", 1.0),
+            ("0.5", 0.5),
+            ("500ms", 0.5),
+            ("20us", 20e-6),
+            ("2min", 120.0),
+            ("1 h", 3600.0),
+            ("1e-3", 1e-3),
+        ];
+        for (text, time) in times {
+            let parsed = seconds(text).expect(text);
+            assert!((parsed - time).abs() < 1e-12, "{text} is {parsed} s");
+        }
+        for text in ["", "s", "5m", "-1s", "1e300", "inf", "nan", "soon"] {
+            let why = seconds(text).expect_err(text);
+            assert!(why.contains("500ms"), "{text}: {why}");
+        }
+    }
+}

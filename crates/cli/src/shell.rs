@@ -1,0 +1,113 @@
+//! What belongs to an installed command: completions for shells, and manual pages.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, Command, ValueEnum};
+use clap_complete::Shell;
+
+use crate::output::{note, write_all};
+use crate::{Failure, Usage};
+
+#[derive(Args)]
+pub(crate) struct Completions {
+    /// The shell that is to complete the options of doorbell
+    #[arg(value_enum, value_name = "SHELL")]
+    shell: Completed,
+}
+
+/// The shells of which completions are tested.
+#[derive(Clone, Copy, ValueEnum)]
+enum Completed {
+    Bash,
+    Zsh,
+    Fish,
+}
+
+impl From<Completed> for Shell {
+    fn from(shell: Completed) -> Self {
+        match shell {
+            Completed::Bash => Self::Bash,
+            Completed::Zsh => Self::Zsh,
+            Completed::Fish => Self::Fish,
+        }
+    }
+}
+
+/// Where to put the lines, so that the shell finds them when it starts.
+pub(crate) const COMPLETIONS: &str = "\
+Examples:
+  doorbell completions bash > ~/.local/share/bash-completion/completions/doorbell
+  doorbell completions zsh > ~/.zfunc/_doorbell   (a folder of fpath)
+  doorbell completions fish > ~/.config/fish/completions/doorbell.fish";
+
+/// Prints completions.
+pub(crate) fn completions(arguments: &Completions, mut command: Command) -> Result<ExitCode, Failure> {
+    let mut text = Vec::new();
+    clap_complete::generate(Shell::from(arguments.shell), &mut command, "doorbell", &mut text);
+    write_all(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+#[derive(Args)]
+pub(crate) struct Man {
+    /// The command whose page is printed, as in bench bw; none is doorbell itself
+    #[arg(value_name = "COMMAND")]
+    path: Vec<String>,
+    /// Write the pages of all commands to this folder, as doorbell-bench-bw.1
+    #[arg(long, value_name = "FOLDER", conflicts_with = "path")]
+    out: Option<PathBuf>,
+}
+
+/// How to read a page.
+pub(crate) const MAN: &str = "\
+Examples:
+  doorbell man bench bw | man -l -
+  doorbell man --out /usr/local/share/man/man1";
+
+/// Prints a page, or writes all.
+pub(crate) fn man(arguments: &Man, command: Command) -> Result<ExitCode, Failure> {
+    let mut command = command.disable_help_subcommand(true);
+    command.build();
+    if let Some(folder) = &arguments.out {
+        fs::create_dir_all(folder).map_err(|error| format!("{} cannot be made: {error}", folder.display()))?;
+        let pages = write_pages(folder, &command)?;
+        note!("{pages} pages written to {}", folder.display());
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut chosen = &command;
+    for name in &arguments.path {
+        chosen = visible(chosen).find(|command| command.get_name() == name).ok_or_else(|| {
+            let names: Vec<&str> = visible(chosen).map(Command::get_name).collect();
+            let allowed =
+                if names.is_empty() { "no commands".to_owned() } else { format!("only {}", names.join(", ")) };
+            Usage(format!("{} has no command {name:?}, {allowed}", chosen.get_bin_name().unwrap_or("doorbell")))
+        })?;
+    }
+    write_all(&page(chosen)?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Commands that people use.
+fn visible(command: &Command) -> impl Iterator<Item = &Command> {
+    command.get_subcommands().filter(|command| !command.is_hide_set())
+}
+
+/// A page is called as its command is, with hyphens between the words.
+fn page_name(command: &Command) -> &str {
+    command.get_display_name().unwrap_or("doorbell")
+}
+
+fn page(command: &Command) -> Result<Vec<u8>, Failure> {
+    let mut text = Vec::new();
+    clap_mangen::Man::new(command.clone()).render(&mut text)?;
+    Ok(text)
+}
+
+/// Writes the page of a command and those below it; returns how many.
+fn write_pages(folder: &Path, command: &Command) -> Result<usize, Failure> {
+    let file = folder.join(page_name(command)).with_extension("1");
+    fs::write(&file, page(command)?).map_err(|error| format!("{} cannot be written: {error}", file.display()))?;
+    visible(command).try_fold(1, |pages, command| Ok(pages + write_pages(folder, command)?))
+}
