@@ -314,7 +314,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut c::ibv_cq, room: c_int, places:
         };
         for completion in &chunk[..found] {
             // SAFETY: the caller has places for `room` completions.
-            unsafe { places.add(done).write(work_completion(completion)) };
+            unsafe { places.add(done).write(work_completion(completion, own)) };
             done += 1;
         }
         if found < wanted {
@@ -385,7 +385,22 @@ pub(crate) fn wc_attachment(completion: &Completion) -> u32 {
     }
 }
 
-fn work_completion(completion: &Completion) -> c::ibv_wc {
+/// What the field of the service level tells. RoCE v2 has no service level (annex A17, A17.4.5.1), but whoever receives
+/// a datagram is to learn which kind of packet brought it, and verbs have no field for that. mlx5 puts it here, and UCX
+/// reads it here to know where in the 40 bytes the addresses are. rxe leaves 0 for all datagrams. Connections have
+/// nothing to tell.
+pub(crate) fn wc_sl(completion: &Completion, cq: &Cq) -> u8 {
+    const UDP: u8 = 1 << 3;
+    const IPV6: u8 = 1;
+    const IPV4: u8 = 2;
+    match (completion.has_grh, cq.device.attributes.address.is_ipv4()) {
+        (false, _) => 0,
+        (true, false) => UDP | IPV6,
+        (true, true) => UDP | IPV4,
+    }
+}
+
+fn work_completion(completion: &Completion, cq: &Cq) -> c::ibv_wc {
     c::ibv_wc {
         wr_id: completion.wr_id,
         status: wc_status(completion.status),
@@ -398,7 +413,7 @@ fn work_completion(completion: &Completion) -> c::ibv_wc {
         wc_flags: wc_flags(completion),
         pkey_index: 0,
         slid: 0,
-        sl: 0,
+        sl: wc_sl(completion, cq),
         dlid_path_bits: 0,
     }
 }

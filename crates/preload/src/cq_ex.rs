@@ -135,6 +135,12 @@ unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut c::ibv_cq_ex) -> u64 
     (now.as_nanos() as u64).saturating_sub(age_ns)
 }
 
+unsafe extern "C" fn read_sl(cq: *mut c::ibv_cq_ex) -> u8 {
+    // SAFETY: the C contract: called while polling.
+    let (own, completion) = unsafe { (own(cq), current(cq)) };
+    cq::wc_sl(completion, own)
+}
+
 macro_rules! readers {
     ($($name:ident: $type:ty = |$completion:pat_param| $value:expr;)*) => {
         $(unsafe extern "C" fn $name(cq: *mut c::ibv_cq_ex) -> $type {
@@ -154,7 +160,6 @@ readers! {
     read_qp_num: u32 = |completion| completion.qpn.get();
     read_src_qp: u32 = |completion| completion.source_qpn.get();
     read_slid: u32 = |_| 0;
-    read_sl: u8 = |_| 0;
     read_dlid_path_bits: u8 = |_| 0;
     read_completion_ts: u64 = |completion| completion.timestamp_ns;
 }
