@@ -68,8 +68,9 @@ fn device_attributes(context: &Context) -> c::ibv_device_attr {
         max_qp_rd_atom: count(own.max_rd_atomic),
         max_res_rd_atom: count(own.max_rd_atomic * limits::MAX_QPS),
         max_qp_init_rd_atom: count(own.max_rd_atomic),
-        // The atomics of peers are the processor's, so local code sees them whole too.
-        atomic_cap: c::IBV_ATOMIC_GLOB,
+        // As adapters say it. The atomics of peers are the processor's, so local code sees them whole too, but programs
+        // (UCX) look for exactly this, and those that need more would meet no adapter that has it.
+        atomic_cap: c::IBV_ATOMIC_HCA,
         max_ah: count(limits::MAX_QPS),
         max_srq: count(limits::MAX_SRQS),
         max_srq_wr: count(own.max_queue_depth),

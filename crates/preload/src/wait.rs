@@ -147,15 +147,14 @@ fn taken(call: &str, step: &impl Fn(Turn) -> Outcome<Step>, turn: Turn) -> Resul
     Err(refused.errno)
 }
 
-/// Tells why a read ended without a count.
+/// Tells why a read ended without a count. That nothing waits is an answer to a program that asks without waiting, as
+/// UCX does all the time, and no refusal.
 #[inline(never)]
 fn interrupted(call: &str, errno: c_int) -> c_int {
-    let why = match errno {
-        libc::EAGAIN => "no event waits",
-        _ => INTERRUPTED,
-    };
     let _uncancelled = Uncancelled::new();
-    Refused::new(errno, why).tell(call);
+    if errno != libc::EAGAIN {
+        Refused::new(errno, INTERRUPTED).tell(call);
+    }
     set_errno(errno);
     errno
 }
