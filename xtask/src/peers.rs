@@ -22,6 +22,10 @@ pub(crate) fn install() {
         ("rdmacm-utils", has("rping")),
         ("perftest", has("ib_send_bw")),
         ("rdma-core", std::path::Path::new("/usr/share/doc/rdma-core/tests").exists()),
+        ("ucx-utils", has("ucx_perftest")),
+        ("libucx-dev", has_header("ucp/api/ucp.h")),
+        ("openmpi-bin", has("mpirun")),
+        ("libopenmpi-dev", has("mpicc")),
         ("python3-pyverbs", succeeds(command("/usr/bin/python3", &["-c", "import pyverbs.device"]))),
     ];
     install_missing(&packages);

@@ -11,9 +11,11 @@ use crate::shell::{cargo, command, output_of, root, run, target};
 
 mod compare;
 mod rdma_cm;
+mod ucx;
 
 pub(crate) use compare::compare;
 pub(crate) use rdma_cm::all as rdma_cm;
+pub(crate) use ucx::all as ucx;
 
 /// Longer than any of these programs takes.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -124,6 +126,8 @@ const OWN: &[(&str, &[&str])] = &[
     ("promises", &[]),
     ("ends", &[]),
     ("multicast", &[]),
+    ("datagrams", &[]),
+    ("datagrams", &["--bind", "::1"]),
     ("unmapped", &["--check-memory"]),
     ("waits", &[]),
 ];
@@ -135,15 +139,22 @@ pub(crate) fn own(only: &[String]) -> Result<(), String> {
         let names: Vec<_> = OWN.iter().map(|(name, _)| *name).collect();
         return Err(format!("{unknown} is no program of our own; those are {}", names.join(", ")));
     }
-    let folder = target().join("xtask");
-    fs::create_dir_all(&folder).map_err(|error| format!("{} could not be made: {error}", folder.display()))?;
     for (name, options) in OWN.iter().filter(|(name, _)| only.is_empty() || only.iter().any(|other| other == name)) {
-        let source = root().join("xtask/programs").join(name).with_extension("c").to_string_lossy().into_owned();
-        let program = folder.join(name).to_string_lossy().into_owned();
-        run(command("cc", &["-Wall", "-Wextra", "-Werror", "-o", &program, &source, "-libverbs"]))?;
+        let program = compile("cc", name, &["-libverbs"])?;
         start(on_doorbell(options, &[&program]))?.finish(PATIENCE).map_err(|why| format!("{name}: {why}"))?;
     }
     Ok(())
+}
+
+/// Compiles one of our own programs, and says where it is then.
+fn compile(compiler: &str, name: &str, libraries: &[&str]) -> Result<String, String> {
+    let folder = target().join("xtask");
+    fs::create_dir_all(&folder).map_err(|error| format!("{} could not be made: {error}", folder.display()))?;
+    let source = root().join("xtask/programs").join(name).with_extension("c").to_string_lossy().into_owned();
+    let program = folder.join(name).to_string_lossy().into_owned();
+    let arguments = ["-O1", "-Wall", "-Wextra", "-Werror", "-o", &program, &source];
+    run(command(compiler, &[&arguments[..], libraries].concat()))?;
+    Ok(program)
 }
 
 /// Each pair of processes, also with the ids of a vendor for which perftest uses more of verbs.

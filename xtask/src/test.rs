@@ -49,6 +49,7 @@ impl Report {
         self.step("verbs programs, our own", || network::apart(|| programs::own(&[]).into()));
         self.step("verbs programs, pairs", || network::apart(|| programs::pairs().into()));
         self.step("verbs programs, rdma_cm", || network::apart(|| programs::rdma_cm().into()));
+        self.step("verbs programs, UCX", || network::apart(|| programs::ucx().into()));
         self.step("rdma-core's tests", || network::apart(|| programs::pyverbs().into()));
     }
 

@@ -1,5 +1,5 @@
 //! `cargo xtask compare`: how fast unmodified verbs programs are on the software RNIC, beside
-//! `doorbell bench`, libfabric and UCX over TCP, and what the kernel gives for the same datagrams.
+//! `doorbell bench`, libfabric and UCX over TCP, UCX over verbs, and what the kernel gives for the same datagrams.
 //!
 //! Machines change from minute to minute, so everything runs once per round, and a ratio is made of two
 //! figures of the same round.
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{NO_CLOCK, OTHER_TRIES, build, free_port, on_doorbell, start, wait_until_listening};
+use super::{NO_CLOCK, OTHER_TRIES, build, free_port, on_doorbell, start, ucx, wait_until_listening};
 use crate::figures::{Goal, spread};
 use crate::peers;
 use crate::shell::{Running, command, target};
@@ -30,10 +30,11 @@ enum Quantity {
     LatencyAsleep,
     Rate,
     Bandwidth,
+    BandwidthOfLong,
 }
 
 impl Quantity {
-    const ALL: [Self; 4] = [Self::Latency, Self::LatencyAsleep, Self::Rate, Self::Bandwidth];
+    const ALL: [Self; 5] = [Self::Latency, Self::LatencyAsleep, Self::Rate, Self::Bandwidth, Self::BandwidthOfLong];
 
     fn title(self) -> &'static str {
         match self {
@@ -41,18 +42,23 @@ impl Quantity {
             Self::LatencyAsleep => "16 B, latency, sleeping while waiting, us",
             Self::Rate => "16 B, million messages per second",
             Self::Bandwidth => "64 KiB, GB/s",
+            Self::BandwidthOfLong => "1 MiB, GB/s",
         }
     }
 
     fn bytes(self) -> u64 {
-        if self == Self::Bandwidth { 65536 } else { 16 }
+        match self {
+            Self::Latency | Self::LatencyAsleep | Self::Rate => 16,
+            Self::Bandwidth => 1 << 16,
+            Self::BandwidthOfLong => 1 << 20,
+        }
     }
 
     fn unit(self) -> &'static str {
         match self {
             Self::Latency | Self::LatencyAsleep => "us",
             Self::Rate => "M/s",
-            Self::Bandwidth => "GB/s",
+            Self::Bandwidth | Self::BandwidthOfLong => "GB/s",
         }
     }
 }
@@ -64,7 +70,8 @@ enum Source {
     Limit,
     Perftest,
     Libfabric,
-    Ucx,
+    /// With this transport: UCX's own over TCP, or one of those over verbs.
+    Ucx(&'static str),
 }
 
 /// A line of the table.
@@ -108,13 +115,30 @@ const NEAR_FROM_BELOW: Goal = Goal::AtLeast(0.85);
 /// What an RNIC that nobody drives may cost.
 const PASSIVE: Goal = Goal::AtMost(3.0);
 
+/// What UCX's transports over verbs may cost, beside its own over TCP.
+const UCX_LATENCY: Goal = Goal::AtMost(1.3);
+const UCX_RATE: Goal = Goal::AtLeast(3.0);
+const UCX_BANDWIDTH: Goal = Goal::AtLeast(1.0);
+
+const UCX_LAT: &str = "UCX tcp, tag_lat";
+const UCX_TAG_RATE: &str = "UCX tcp, tag_bw of 16 B";
+const UCX_LONG: &str = "UCX tcp, tag_bw of 1 MiB";
+
+const TAG_LAT: &str = "-t tag_lat -s 16 -n 80000";
+const TAG_RATE: &str = "-t tag_bw -s 16 -n 500000";
+const TAG_LONG: &str = "-t tag_bw -s 1048576 -n 3000";
+
 const LIMIT: &str = "limit --repetitions 1 -D 0.3";
 
 /// perftest without a known vendor's ids sends nothing inline; its queues hold 128 requests and 512
 /// receives. `doorbell bench` is given the same.
 const SERIES: &[Series] = &{
-    use Quantity::{Bandwidth, Latency, LatencyAsleep, Rate};
+    use Quantity::{Bandwidth, BandwidthOfLong, Latency, LatencyAsleep, Rate};
     use Source::{Bench, Libfabric, Limit, Perftest, Ucx};
+    const TCP: Source = Ucx("tcp");
+    // With `ud_verbs` for connecting.
+    const RC: Source = Ucx("rc_v");
+    const UD: Source = Ucx("ud_verbs");
     [
         Series::new(Latency, BENCH_LAT, Bench, "lat -s 16 -I 0 -D 0.5"),
         Series::new(Latency, SEND_LAT, Perftest, "ib_send_lat -s 16 -n 80000").beside(BENCH_LAT).goal(NEAR),
@@ -122,8 +146,10 @@ const SERIES: &[Series] = &{
         Series::new(Latency, "ib_read_lat", Perftest, "ib_read_lat -s 16 -n 20000").beside(SEND_LAT).goal(PASSIVE),
         Series::new(Latency, "fi_pingpong -e msg (mean)", Libfabric, "-e msg -S 16 -I 50000").beside(BENCH_LAT),
         Series::new(Latency, "fi_pingpong -e rdm (mean)", Libfabric, "-e rdm -S 16 -I 20000").beside(BENCH_LAT),
-        Series::new(Latency, "ucx_perftest -t tag_lat", Ucx, "-t tag_lat -s 16 -n 80000").beside(BENCH_LAT),
-        Series::new(Latency, "ucx_perftest -t ucp_put_lat", Ucx, "-t ucp_put_lat -s 16 -n 50000").beside(BENCH_LAT),
+        Series::new(Latency, UCX_LAT, TCP, TAG_LAT).beside(BENCH_LAT),
+        Series::new(Latency, "UCX rc_verbs, tag_lat", RC, TAG_LAT).beside(UCX_LAT).goal(UCX_LATENCY),
+        Series::new(Latency, "UCX ud_verbs, tag_lat", UD, TAG_LAT).beside(UCX_LAT),
+        Series::new(Latency, "UCX tcp, ucp_put_lat", TCP, "-t ucp_put_lat -s 16 -n 50000").beside(BENCH_LAT),
         Series::new(Latency, "UDP ping-pong, spinning", Limit, LIMIT).beside(BENCH_LAT),
         Series::new(LatencyAsleep, BENCH_LAT_E, Bench, "lat -s 16 -I 0 -e -D 0.5"),
         Series::new(LatencyAsleep, "ib_send_lat -e", Perftest, "ib_send_lat -e -s 16 -n 10000")
@@ -134,7 +160,9 @@ const SERIES: &[Series] = &{
         Series::new(Rate, "ib_send_bw -s 16", Perftest, "ib_send_bw -s 16 -N -n 1000000")
             .beside(BENCH_RATE)
             .goal(NEAR_FROM_BELOW),
-        Series::new(Rate, "ucx_perftest -t tag_bw", Ucx, "-t tag_bw -s 16 -n 500000").beside(BENCH_RATE),
+        Series::new(Rate, UCX_TAG_RATE, TCP, TAG_RATE).beside(BENCH_RATE),
+        Series::new(Rate, "UCX rc_verbs, tag_bw of 16 B", RC, TAG_RATE).beside(UCX_TAG_RATE).goal(UCX_RATE),
+        Series::new(Rate, "UCX ud_verbs, tag_bw of 16 B", UD, TAG_RATE).beside(UCX_TAG_RATE),
         Series::new(Rate, "UDP datagrams of 78 B", Limit, LIMIT).beside(BENCH_RATE),
         Series::new(Bandwidth, BENCH_BW, Bench, "bw -s 65536 -t 128 -r 512 -D 0.5"),
         Series::new(Bandwidth, "ib_send_bw", Perftest, "ib_send_bw -s 65536 -N -n 20000")
@@ -144,8 +172,17 @@ const SERIES: &[Series] = &{
         Series::new(Bandwidth, "ib_read_bw", Perftest, "ib_read_bw -s 65536 -N -n 20000").beside(BENCH_BW),
         Series::new(Bandwidth, "fi_pingpong -e msg", Libfabric, "-e msg -S 65536 -I 10000").beside(BENCH_BW),
         Series::new(Bandwidth, "fi_pingpong -e rdm", Libfabric, "-e rdm -S 65536 -I 5000").beside(BENCH_BW),
-        Series::new(Bandwidth, "ucx_perftest -t tag_bw", Ucx, "-t tag_bw -s 65536 -n 10000").beside(BENCH_BW),
+        Series::new(Bandwidth, "UCX tcp, tag_bw of 64 KiB", TCP, "-t tag_bw -s 65536 -n 10000").beside(BENCH_BW),
         Series::new(Bandwidth, "UDP datagrams of 4154 B", Limit, LIMIT).beside(BENCH_BW),
+        Series::new(BandwidthOfLong, "ib_send_bw -s 1048576", Perftest, "ib_send_bw -s 1048576 -N -n 2000")
+            .beside(UCX_LONG),
+        Series::new(BandwidthOfLong, "ib_read_bw -s 1048576", Perftest, "ib_read_bw -s 1048576 -N -n 2000")
+            .beside(UCX_LONG),
+        Series::new(BandwidthOfLong, UCX_LONG, TCP, TAG_LONG),
+        Series::new(BandwidthOfLong, "UCX rc_verbs, tag_bw of 1 MiB", RC, TAG_LONG)
+            .beside(UCX_LONG)
+            .goal(UCX_BANDWIDTH),
+        Series::new(BandwidthOfLong, "UCX ud_verbs, tag_bw of 1 MiB", UD, TAG_LONG).beside(UCX_LONG),
     ]
 };
 
@@ -215,15 +252,10 @@ fn output_once(series: &Series) -> Result<String, String> {
             let client = command("fi_pingpong", &[&words[..], &["-P", &port, "127.0.0.1"]].concat());
             pair(server, client, &port)
         }
-        Source::Ucx => {
-            let ucx = |words: &[&str]| {
-                let mut ucx = command("ucx_perftest", words);
-                ucx.envs([("UCX_TLS", "tcp"), ("UCX_NET_DEVICES", "lo")]);
-                ucx
-            };
+        Source::Ucx(transport) => {
             // The server is told by the client what is measured.
             let client = [&words[..], &["-w", "1000", "-f", "-v", "-p", &port, "127.0.0.1"]].concat();
-            pair(ucx(&["-p", &port]), ucx(&client), &port)
+            pair(ucx::perftest(transport, &["-p", &port]), ucx::perftest(transport, &client), &port)
         }
     }
 }

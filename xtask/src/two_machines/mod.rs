@@ -14,7 +14,8 @@ use crate::packets;
 use crate::peers;
 use crate::shell::{Running, command, output_of, root, run, succeeds, target};
 use crate::test::Outcome;
-use network::{Family, INTERFACE, TwoMachines};
+use network::INTERFACE;
+pub(crate) use network::{Family, TwoMachines};
 use record::Expected;
 
 /// Longer than anything here takes, however slow the machine: protection against hanging.

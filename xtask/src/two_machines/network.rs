@@ -20,17 +20,17 @@ const PREFIX: &str = "doorbell-test-";
 
 /// Which IP they speak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Family {
+pub(crate) enum Family {
     V4,
     V6,
 }
 
 impl Family {
-    pub(super) const BOTH: [Self; 2] = [Self::V4, Self::V6];
+    pub(crate) const BOTH: [Self; 2] = [Self::V4, Self::V6];
 
     /// The address of a machine: of the ranges for documentation (RFC 5737, RFC 3849), which lead
     /// nowhere.
-    pub(super) fn address(self, machine: usize) -> String {
+    pub(crate) fn address(self, machine: usize) -> String {
         match self {
             Self::V4 => format!("192.0.2.{}", machine + 1),
             Self::V6 => format!("2001:db8::{}", machine + 1),
@@ -47,13 +47,13 @@ impl Family {
 }
 
 /// Two network namespaces with an Ethernet cable between them.
-pub(super) struct TwoMachines {
+pub(crate) struct TwoMachines {
     names: [String; 2],
 }
 
 impl TwoMachines {
     /// Why there can be none here, if so.
-    pub(super) fn are_impossible() -> Option<Outcome> {
+    pub(crate) fn are_impossible() -> Option<Outcome> {
         if !peers::is_root() {
             return Some(Outcome::LeftOut("only root can make network namespaces".to_owned()));
         }
@@ -66,7 +66,7 @@ impl TwoMachines {
     }
 
     /// Makes them, with interfaces of this MTU in bytes.
-    pub(super) fn new(mtu: u64) -> Result<Self, String> {
+    pub(crate) fn new(mtu: u64) -> Result<Self, String> {
         remove_stale();
         let pid = std::process::id();
         // From here on dropping it removes what there is.
@@ -110,7 +110,7 @@ impl TwoMachines {
     }
 
     /// A command on one of them.
-    pub(super) fn command(&self, machine: usize, program: &str, arguments: &[&str]) -> Command {
+    pub(crate) fn command(&self, machine: usize, program: &str, arguments: &[&str]) -> Command {
         command("ip", &[&["netns", "exec", &self.names[machine], program][..], arguments].concat())
     }
 

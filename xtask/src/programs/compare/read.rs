@@ -14,7 +14,7 @@ pub(super) fn figure(source: Source, quantity: Quantity, text: &str) -> Result<f
         Source::Limit => limit(quantity, text),
         Source::Perftest => perftest(quantity, text),
         Source::Libfabric => libfabric(quantity, text),
-        Source::Ucx => ucx(quantity, text),
+        Source::Ucx(_) => ucx(quantity, text),
     };
     match figure {
         Some(figure) if figure.is_finite() && figure > 0.0 => Ok(figure),
@@ -28,7 +28,7 @@ fn bench(quantity: Quantity, text: &str) -> Option<f64> {
     Some(match quantity {
         Quantity::Latency | Quantity::LatencyAsleep => result["latency_ns"]["p50"].as_f64()? / 1e3,
         Quantity::Rate => result["messages_per_s"].as_f64()? / 1e6,
-        Quantity::Bandwidth => result["bytes_per_s"].as_f64()? / 1e9,
+        Quantity::Bandwidth | Quantity::BandwidthOfLong => result["bytes_per_s"].as_f64()? / 1e9,
     })
 }
 
@@ -41,6 +41,7 @@ fn limit(quantity: Quantity, text: &str) -> Option<f64> {
         Quantity::LatencyAsleep => record["ping_pong_blocking_ns"].as_f64()? / 1e3,
         Quantity::Rate => of(78)?["datagrams_per_s"].as_f64()? / 1e6,
         Quantity::Bandwidth => of(4154)?["bytes_per_s"].as_f64()? / 1e9,
+        Quantity::BandwidthOfLong => return None,
     })
 }
 
@@ -49,7 +50,7 @@ fn perftest(quantity: Quantity, text: &str) -> Option<f64> {
     let (heading, column) = match quantity {
         Quantity::Latency | Quantity::LatencyAsleep => ("t_typical[usec]", 4),
         Quantity::Rate => ("MsgRate[Mpps]", 4),
-        Quantity::Bandwidth => ("BW average[MB/sec]", 3),
+        Quantity::Bandwidth | Quantity::BandwidthOfLong => ("BW average[MB/sec]", 3),
     };
     let mut lines =
         text.lines().skip_while(|line| !(line.trim_start().starts_with("#bytes") && line.contains(heading)));
@@ -58,7 +59,7 @@ fn perftest(quantity: Quantity, text: &str) -> Option<f64> {
         return None;
     }
     let figure: f64 = row.get(column)?.parse().ok()?;
-    Some(if quantity == Quantity::Bandwidth { figure * MIB / 1e9 } else { figure })
+    Some(if heading.starts_with("BW") { figure * MIB / 1e9 } else { figure })
 }
 
 /// One size after the headings. It plays ping-pong with large messages too.
@@ -69,7 +70,7 @@ fn libfabric(quantity: Quantity, text: &str) -> Option<f64> {
     Some(match quantity {
         Quantity::Latency | Quantity::LatencyAsleep => usec,
         Quantity::Rate => 1.0 / usec,
-        Quantity::Bandwidth => 65536.0 / usec / 1e3,
+        Quantity::Bandwidth | Quantity::BandwidthOfLong => quantity.bytes() as f64 / usec / 1e3,
     })
 }
 
@@ -78,7 +79,7 @@ fn ucx(quantity: Quantity, text: &str) -> Option<f64> {
     let (wanted, factor) = match quantity {
         Quantity::Latency | Quantity::LatencyAsleep => ("50.0_percentile_lat", 1.0),
         Quantity::Rate => ("overall_mr", 1e-6),
-        Quantity::Bandwidth => ("overall_bw", MIB / 1e9),
+        Quantity::Bandwidth | Quantity::BandwidthOfLong => ("overall_bw", MIB / 1e9),
     };
     let mut lines = text.lines().skip_while(|line| !line.starts_with("iterations,"));
     let column = lines.next()?.split(',').position(|heading| heading.trim() == wanted)?;
@@ -156,11 +157,11 @@ bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec
     fn ucx_prints_commas() {
         let headings = "iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr";
         let latency = format!("{headings}\n20000,3.447,20.830,142.428,0.73,0.11,48007,7021\n");
-        near(Source::Ucx, Quantity::Latency, &latency, 3.447);
+        near(Source::Ucx("tcp"), Quantity::Latency, &latency, 3.447);
         let rate = format!("{headings}\n100000,0.281,0.885,0.885,17.25,17.25,1130339,1130339\n");
-        near(Source::Ucx, Quantity::Rate, &rate, 1.130339);
+        near(Source::Ucx("tcp"), Quantity::Rate, &rate, 1.130339);
         let bandwidth = format!("{headings}\n5000,1.897,1582.267,277.776,39.50,225.00,632,3600\n");
-        near(Source::Ucx, Quantity::Bandwidth, &bandwidth, 0.2359296);
+        near(Source::Ucx("tcp"), Quantity::Bandwidth, &bandwidth, 0.2359296);
     }
 
     #[test]
