@@ -218,11 +218,16 @@ impl Port {
     pub fn poll(&self, queue: &CompletionQueue, out: &mut [Completion]) -> Result<usize, Overrun> {
         let mut count = queue.poll(out)?;
         if count == 0 {
+            // What arrives now may be in another queue, and the program has not had a chance to answer it: programs
+            // with a queue for sends and one for receives poll them in turn.
+            let held_before = self.shared.holds_ack.load(Ordering::Relaxed);
             self.shared.drive();
             count = queue.poll(out)?;
             if count == 0 {
                 queue.note_empty_poll();
-                self.shared.flush_held();
+                if held_before {
+                    self.shared.flush_held();
+                }
             }
         }
         self.note_poll(count == 0);

@@ -4,7 +4,7 @@ mod common;
 
 use common::*;
 use doorbell_verbs::soft::{AckPolicy, SoftOptions};
-use doorbell_verbs::{Device, QpState, SendFlags, SendOperation, SendRequest, Status};
+use doorbell_verbs::{Completion, Device, QpOptions, QpState, SendFlags, SendOperation, SendRequest, Status};
 
 /// Answers that are enough for acknowledgements to wait for the next one.
 const ANSWERS: u64 = 12;
@@ -87,4 +87,45 @@ fn so_it_is_where_acknowledgements_wait_for_answers() {
             ends(AckPolicy::Strict, ANSWERS, end);
         }
     }
+}
+
+/// Programs with a queue for sends and one for receives (UCX) look at one after the other. A message that arrives while
+/// they look for sends is not yet one that they do not answer.
+#[test]
+fn a_look_for_sends_leaves_the_acknowledgement_of_a_receive_to_its_answer() {
+    let open = || open_soft(SoftOptions { ack: Some(AckPolicy::Answer), ..SoftOptions::default() });
+    let plan = Plan::rc();
+    let (a, device) = (plan.side(&open()), open());
+    let (pd, sends, receives) =
+        (device.create_pd().unwrap(), device.create_cq(64).unwrap(), device.create_cq(64).unwrap());
+    let qp = pd.create_qp(QpOptions {
+        kind: plan.kind,
+        send_cq: &sends,
+        recv_cq: &receives,
+        srq: None,
+        capacities: plan.capacities(),
+        signal_all: false,
+    });
+    let b = Side { device, pd, cq: receives, qp: qp.unwrap() };
+    plan.join(&a, &b);
+    let (mine, theirs) = (a.memory(64), b.memory(64));
+    let (mut found_by_then, mut together) = (0, 0);
+    for round in 0..2000 {
+        a.post_recv(200, &[mine.sge(0, 64)]);
+        b.post_recv(round, &[theirs.sge(0, 64)]);
+        a.post(100, SendOperation::Send, &[mine.sge(0, 16)]);
+        let mut out = [Completion::default(); 2];
+        assert_eq!(sends.poll(&mut out), Ok(0));
+        let is_there = b.device.counters().is_some_and(|counters| counters.rx_send_requests > round);
+        let acknowledged = a.cq.poll(&mut out).unwrap();
+        found_by_then += u64::from(is_there);
+        together += u64::from(is_there && acknowledged == 0);
+        b.expect(round);
+        let sges = [theirs.sge(0, 8)];
+        let answer = signalled(100, SendOperation::Send, &sges);
+        b.qp.post_send(&[SendRequest { flags: SendFlags::empty(), ..answer }]).unwrap();
+        a.reap(2 - acknowledged);
+    }
+    // The device's thread may take a message first, and then acknowledges it at once.
+    assert!(together > 0, "of {found_by_then} messages none was acknowledged with its answer");
 }
