@@ -5,6 +5,10 @@
 //! its corpus `crates/CRATE/tests/corpus/TARGET`. What a run finds is kept in the target directory. Afterwards the corpus
 //! is the fewest inputs, of it and of what was found, that reach all the code that all of them reach, and those that
 //! somebody gave a name: they may stand for a defect that was mended.
+//!
+//! A corpus is part of the repository, and every test run replays it, so it has a limit ([`CORPUS`]). Named inputs
+//! always stay. Of the others the smallest come first, until the next one is too many; the command says how many it
+//! dropped. They stay in the target directory, so later runs on the same machine still start from them.
 
 use std::fs;
 use std::io;
@@ -21,6 +25,29 @@ const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-leve
 
 /// An input takes longer only if something is wrong.
 const LONGEST_S: u32 = 20;
+
+/// What a corpus holds at most: all corpora together then stay below 1 MiB, whatever is found.
+const CORPUS: Limit = Limit { inputs: 150, bytes: 64 << 10 };
+
+/// How much one corpus may hold.
+#[derive(Clone, Copy)]
+struct Limit {
+    inputs: usize,
+    bytes: u64,
+}
+
+/// An input as libFuzzer's merge left it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Input {
+    name: String,
+    bytes: Vec<u8>,
+}
+
+/// What a corpus is made of, and what did not fit.
+struct Choice {
+    kept: Vec<Input>,
+    dropped: Vec<Input>,
+}
 
 /// A fuzz target.
 struct Target {
@@ -68,20 +95,31 @@ pub(crate) fn build() -> Outcome {
     check_all().into()
 }
 
-/// Runs the named targets (all, if no name is given) for `minutes` each, and minimises their corpora together with
-/// the inputs that they find.
-pub(crate) fn fuzz(name: Option<&str>, minutes: u32) -> Result<(), String> {
+/// Runs the named target (all, if no name is given) for `minutes` each, and minimises their corpora together with
+/// the inputs that they find. A target that fails does not keep the others from running.
+pub(crate) fn fuzz(name: Option<&str>, minutes: f64) -> Result<(), String> {
     peers::install_for_fuzzing()?;
     let targets = all()?;
     let known: Vec<&str> = targets.iter().map(|target| target.name.as_str()).collect();
     if let Some(name) = name.filter(|name| !known.contains(name)) {
         return Err(format!("there is no fuzz target {name}, only: {}", known.join(", ")));
     }
-    targets.iter().filter(|target| name.is_none_or(|name| target.name == name)).try_for_each(|it| it.run(minutes))
+    let chosen = targets.iter().filter(|target| name.is_none_or(|name| target.name == name));
+    let failed: Vec<String> = chosen
+        .filter_map(|target| match target.run(minutes) {
+            Ok(report) => {
+                eprintln!("{}: {report}", target.name);
+                None
+            }
+            Err(why) => Some(format!("{}: {why}", target.name)),
+        })
+        .collect();
+    if failed.is_empty() { Ok(()) } else { Err(failed.join("\n")) }
 }
 
 impl Target {
-    fn run(&self, minutes: u32) -> Result<(), String> {
+    /// Returns what became of the corpus.
+    fn run(&self, minutes: f64) -> Result<String, String> {
         let home = target().join("xtask").join("fuzz");
         let crate_name = self.home.file_name().unwrap_or_default();
         let triple = host()?;
@@ -98,8 +136,9 @@ impl Target {
         }
         let program = home.join("target").join(&triple).join("release").join(&self.name);
         let limit = format!("-timeout={LONGEST_S}");
-        let mut search =
-            command(&program, &[&format!("-max_total_time={}", minutes * 60), &limit, "-print_final_stats=1"]);
+        // Whole seconds, of which 0 would be without end.
+        let duration = format!("-max_total_time={}", (minutes * 60.0).ceil().max(1.0) as u64);
+        let mut search = command(&program, &[&duration, &limit, "-print_final_stats=1"]);
         // It ends the directory's name with what it writes there.
         search.arg(format!("-artifact_prefix={}/", failed.display())).arg(&found).arg(&corpus);
         run(search).map_err(|why| format!("{why}: the input is in {}", failed.display()))?;
@@ -113,32 +152,81 @@ impl Target {
         let mut merge = command(&program, &["-set_cover_merge=1", "-use_counters=0"]);
         merge.arg(&fewest).arg(&corpus).arg(&found);
         run(merge)?;
-        replace(&corpus, &fewest)
+        replace(&corpus, &fewest, CORPUS)
     }
 }
 
-/// Makes a corpus what is in `fewest`, but keeps the inputs that somebody gave a name.
-fn replace(corpus: &Path, fewest: &Path) -> Result<(), String> {
+/// Makes a corpus what is in `fewest`, as far as the limit allows, but keeps the inputs that somebody gave a name.
+/// Returns what became of it.
+fn replace(corpus: &Path, fewest: &Path, limit: Limit) -> Result<String, String> {
     let cannot = |path: &Path, error: io::Error| format!("{}: {error}", path.display());
     let read = |path: &Path| fs::read(path).map_err(|error| cannot(path, error));
     let (named, unnamed): (Vec<PathBuf>, Vec<PathBuf>) = folder(corpus)?.into_iter().partition(|path| is_named(path));
-    // libFuzzer calls each input it keeps by its hash, named ones too.
     let named = named.iter().map(|path| read(path)).collect::<Result<Vec<_>, String>>()?;
-    let kept = folder(fewest)?;
-    if kept.is_empty() {
+    let merged = folder(fewest)?;
+    if merged.is_empty() {
         return Err(format!("{}: no input reaches anything, so the corpus stays", fewest.display()));
     }
+    let input = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Ok(Input { name, bytes: read(path)? })
+    };
+    let merged = merged.iter().map(input).collect::<Result<Vec<_>, String>>()?;
+    let choice = choose(&named, merged, limit);
     for path in unnamed {
         fs::remove_file(&path).map_err(|error| cannot(&path, error))?;
     }
-    for path in kept {
-        let bytes = read(&path)?;
-        if !named.contains(&bytes) {
-            let place = corpus.join(path.file_name().unwrap_or_default());
-            fs::write(&place, bytes).map_err(|error| cannot(&place, error))?;
-        }
+    for Input { name, bytes } in &choice.kept {
+        let place = corpus.join(name);
+        fs::write(&place, bytes).map_err(|error| cannot(&place, error))?;
     }
-    Ok(())
+    Ok(choice.report(&named, limit))
+}
+
+/// Chooses what a corpus holds beside its named inputs: of those that the merge kept the smallest first (of one size,
+/// by name), until the next one would be one input or some bytes too many. Named inputs count too, but all stay.
+fn choose(named: &[Vec<u8>], mut merged: Vec<Input>, limit: Limit) -> Choice {
+    // libFuzzer calls each input it keeps by its hash, named ones too.
+    merged.retain(|input| !named.contains(&input.bytes));
+    merged.sort_by(|a, b| (a.bytes.len(), &a.name).cmp(&(b.bytes.len(), &b.name)));
+    let (mut inputs, mut bytes) = (named.len(), named.iter().map(|input| input.len() as u64).sum::<u64>());
+    let fitting = merged.iter().take_while(|input| {
+        inputs += 1;
+        bytes += input.bytes.len() as u64;
+        inputs <= limit.inputs && bytes <= limit.bytes
+    });
+    let count = fitting.count();
+    let dropped = merged.split_off(count);
+    Choice { kept: merged, dropped }
+}
+
+impl Choice {
+    fn report(&self, named: &[Vec<u8>], limit: Limit) -> String {
+        let size = |inputs: &[Input]| inputs.iter().map(|input| input.bytes.len() as u64).sum::<u64>();
+        let bytes = named.iter().map(|input| input.len() as u64).sum::<u64>() + size(&self.kept);
+        let inputs = named.len() + self.kept.len();
+        let mut report =
+            format!("the corpus holds {inputs} inputs of {bytes} B together, {} of them named", named.len());
+        if !self.dropped.is_empty() {
+            report += &format!(
+                "; the {} largest, of {} B together, were dropped, since {} inputs and {} B are the limit:",
+                self.dropped.len(),
+                size(&self.dropped),
+                limit.inputs,
+                limit.bytes
+            );
+            for input in &self.dropped {
+                report += &format!("\n  {} ({} B)", input.name, input.bytes.len());
+            }
+        }
+        if inputs > limit.inputs || bytes > limit.bytes {
+            report += &format!(
+                "; the named ones alone are beyond the limit of {} inputs and {} B",
+                limit.inputs, limit.bytes
+            );
+        }
+        report
+    }
 }
 
 /// Did somebody name this input? A program names it by a hash in hexadecimal.
@@ -174,14 +262,53 @@ mod tests {
         write(corpus.join("a-defect"), "defect");
         write(corpus.join("deadbeef"), "short for a hash");
         write(corpus.join(&old), "old");
-        let error = replace(&corpus, &fewest).unwrap_err();
+        let error = replace(&corpus, &fewest, CORPUS).unwrap_err();
         assert!(error.contains("the corpus stays"), "{error}");
         assert_eq!(names(&corpus).len(), 3, "nothing is lost");
         write(fewest.join(&new), "new");
         write(fewest.join(twin), "defect");
-        replace(&corpus, &fewest).unwrap();
+        let report = replace(&corpus, &fewest, CORPUS).unwrap();
+        assert_eq!(report, "the corpus holds 3 inputs of 25 B together, 2 of them named");
         assert_eq!(names(&corpus), ["a-defect", &new, "deadbeef"]);
         assert_eq!(fs::read_to_string(corpus.join(&new)).unwrap(), "new");
+    }
+
+    #[test]
+    fn a_corpus_takes_the_smallest_inputs_first_and_named_ones_always() {
+        let input = |name: &str, length| Input { name: name.to_owned(), bytes: vec![name.as_bytes()[0]; length] };
+        let names = |inputs: &[Input]| inputs.iter().map(|input| input.name.clone()).collect::<String>();
+        let merged = [("d", 30), ("a", 10), ("c", 20), ("b", 20), ("e", 31)].map(|(name, length)| input(name, length));
+        let chosen = |named: &[Vec<u8>], inputs, bytes| {
+            let choice = choose(named, merged.to_vec(), Limit { inputs, bytes });
+            let all = choice.kept.len() + choice.dropped.len();
+            assert_eq!(choice.report(named, Limit { inputs, bytes }).lines().count(), 1 + choice.dropped.len());
+            (names(&choice.kept), names(&choice.dropped), all)
+        };
+        let is = |kept: &str, dropped: &str| (kept.to_owned(), dropped.to_owned(), kept.len() + dropped.len());
+        assert_eq!(chosen(&[], 5, 111), is("abcde", ""), "all of them fit exactly");
+        assert_eq!(chosen(&[], 5, 110), is("abcd", "e"), "one byte too many");
+        assert_eq!(chosen(&[], 4, 1000), is("abcd", "e"), "one input too many");
+        assert_eq!(chosen(&[], 2, 1000), is("ab", "cde"), "of one size, by name");
+        assert_eq!(chosen(&[vec![0; 60]], 5, 100), is("ab", "cde"), "a named input counts");
+        assert_eq!(chosen(&[vec![0; 200]], 5, 100), is("", "abcde"), "and stays even if it alone is too large");
+        assert_eq!(chosen(&[vec![b'c'; 20]], 5, 111), is("abde", ""), "an input that has a name is not kept twice");
+        let report = choose(&[vec![0; 200]], merged.to_vec(), Limit { inputs: 5, bytes: 100 });
+        let report = report.report(&[vec![0; 200]], Limit { inputs: 5, bytes: 100 });
+        assert!(report.contains("the 5 largest, of 111 B together, were dropped"), "{report}");
+        assert!(report.contains("  e (31 B)"), "{report}");
+        assert!(report.contains("the named ones alone are beyond the limit of 5 inputs and 100 B"), "{report}");
+    }
+
+    #[test]
+    fn the_corpora_of_the_repository_are_within_the_limit() {
+        for target in all().unwrap() {
+            let corpus = target.home.join("tests").join("corpus").join(&target.name);
+            let sizes: Vec<u64> =
+                folder(&corpus).unwrap().iter().map(|path| fs::metadata(path).unwrap().len()).collect();
+            let (inputs, bytes) = (sizes.len(), sizes.iter().sum::<u64>());
+            let fits = inputs <= CORPUS.inputs && bytes <= CORPUS.bytes;
+            assert!(fits, "{}: {inputs} inputs of {bytes} B; `cargo xtask fuzz` cuts it", corpus.display());
+        }
     }
 
     #[test]

@@ -136,12 +136,14 @@ enum Command {
     },
     /// Runs fuzz targets under libFuzzer, and makes the corpora in the repository the fewest inputs that reach all the
     /// code that they and what was found reach; those that somebody named stay.
+    ///
+    /// A corpus holds 150 inputs and 64 KiB at most: the smallest of them, and all that have a name.
     Fuzz {
         /// Only this one [default: all, one after the other]
         target: Option<String>,
-        /// How long each runs.
-        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-        minutes: u32,
+        /// How long each runs, a fraction included.
+        #[arg(long, default_value_t = 5.0, value_parser = |text: &str| number(text, 0.01, 100_000.0))]
+        minutes: f64,
     },
     /// Brings defects that were mended back, one at a time, and checks that the tests named for them fail.
     ///
@@ -191,6 +193,14 @@ fn main() -> ExitCode {
     }
 }
 
+/// A number within bounds; a fraction is one too.
+fn number(text: &str, least: f64, most: f64) -> Result<f64, String> {
+    match text.parse() {
+        Ok(number) if (least..=most).contains(&number) => Ok(number),
+        _ => Err(format!("allowed are numbers from {least} to {most}")),
+    }
+}
+
 fn ended(result: Result<(), String>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -221,6 +231,26 @@ fn vm(file: Vec<PathBuf>, keep: Option<PathBuf>, limit_s: u64, command: &[String
         Err(why) => {
             eprintln!("{why}");
             ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_consistent() {
+        use clap::CommandFactory;
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn a_number_out_of_bounds_is_refused_with_what_is_allowed() {
+        assert_eq!(number("0.2", 0.01, 100.0), Ok(0.2));
+        assert_eq!(number("100", 0.01, 100.0), Ok(100.0));
+        for text in ["", "0", "-1", "100.1", "NaN", "inf", "5m"] {
+            assert_eq!(number(text, 0.01, 100.0), Err("allowed are numbers from 0.01 to 100".to_owned()), "{text}");
         }
     }
 }
