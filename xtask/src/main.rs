@@ -85,10 +85,10 @@ enum Command {
     /// A seed that fails is printed with its last events and the command that replays it.
     Seeds {
         /// Tries seeds for so long, a fraction included.
-        #[arg(long)]
+        #[arg(long, value_parser = |text: &str| number(text, 0.0003, 8760.0), required_unless_present = "from")]
         hours: Option<f64>,
         /// Starts with this seed; without --hours it is the only one.
-        #[arg(long, value_name = "SEED")]
+        #[arg(long, value_name = "SEED", value_parser = seed)]
         from: Option<u64>,
     },
     /// Makes an archive with the command and the library that it preloads.
@@ -201,6 +201,11 @@ fn number(text: &str, least: f64, most: f64) -> Result<f64, String> {
     }
 }
 
+/// A seed of the simulations.
+fn seed(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| format!("allowed are whole numbers from 0 to {}", u64::MAX))
+}
+
 fn ended(result: Result<(), String>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -251,6 +256,25 @@ mod tests {
         assert_eq!(number("100", 0.01, 100.0), Ok(100.0));
         for text in ["", "0", "-1", "100.1", "NaN", "inf", "5m"] {
             assert_eq!(number(text, 0.01, 100.0), Err("allowed are numbers from 0.01 to 100".to_owned()), "{text}");
+        }
+    }
+    #[test]
+    fn seeds_are_whole_numbers_and_some_are_asked_for() {
+        let parse = |arguments: &str| Arguments::try_parse_from(format!("xtask seeds {arguments}").split_whitespace());
+        for good in ["--from 0", "--from 18446744073709551615", "--hours 0.001", "--hours 8760 --from 7"] {
+            assert!(parse(good).is_ok(), "{good}");
+        }
+        for (wrong, why) in [
+            ("", "--hours <HOURS>"),
+            ("--from -1", "'-1'"),
+            ("--from=-1", "allowed are whole numbers from 0 to 18446744073709551615"),
+            ("--from 1.5", "allowed are whole numbers from 0 to 18446744073709551615"),
+            ("--from 18446744073709551616", "allowed are whole numbers from 0 to 18446744073709551615"),
+            ("--hours 0", "allowed are numbers from 0.0003 to 8760"),
+            ("--hours ever", "allowed are numbers from 0.0003 to 8760"),
+        ] {
+            let error = parse(wrong).expect_err(wrong).to_string();
+            assert!(error.contains(why), "{wrong}: {error}");
         }
     }
 }

@@ -8,7 +8,6 @@
 //! - `DOORBELL_COMMIT=id` derives the fresh seeds from this instead of from the commit.
 
 use std::io::Write;
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
 use std::sync::Mutex;
@@ -26,7 +25,8 @@ pub fn say(text: &str) {
 }
 
 fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")))
+    let wrong = |text: &str| -> u64 { panic!("{name} is {text:?}, allowed are whole numbers from 0 to {}", u64::MAX) };
+    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| wrong(&text)))
 }
 
 /// How many events of a seed that failed are printed.
@@ -96,18 +96,19 @@ impl Shared<'_> {
         }
     }
 
-    fn run(&self, seeds: Range<u64>, until: Option<Instant>, body: &(impl Fn(u64) -> Tally + Sync)) {
-        let next = AtomicU64::new(seeds.start);
+    /// Tries `count` seeds from `first` on, or as many of them as there is time for. The largest is followed by 0.
+    fn run(&self, first: u64, count: u64, until: Option<Instant>, body: &(impl Fn(u64) -> Tally + Sync)) {
+        let next = AtomicU64::new(0);
         let threads = std::thread::available_parallelism().map_or(2, usize::from);
         std::thread::scope(|scope| {
             for _ in 0..threads {
                 scope.spawn(|| {
                     while !self.failed.load(Ordering::Relaxed) && until.is_none_or(|until| Instant::now() < until) {
-                        let seed = next.fetch_add(1, Ordering::Relaxed);
-                        if seed >= seeds.end {
+                        let index = next.fetch_add(1, Ordering::Relaxed);
+                        if index >= count {
                             return;
                         }
-                        self.try_seed(seed, body);
+                        self.try_seed(first.wrapping_add(index), body);
                     }
                 });
             }
@@ -122,17 +123,21 @@ pub fn for_seeds(test: &str, plan: Plan, body: impl Fn(u64) -> Tally + Sync) -> 
         Shared { test, failed: AtomicBool::new(false), met: Mutex::new(Tally::default()), tried: AtomicU64::new(0) };
     if let Some(seed) = number("SEED") {
         shared.try_seed(seed, &body);
+        if !shared.failed.load(Ordering::Relaxed) {
+            say(&format!("{test}: seed {seed} passed\n"));
+        }
     } else if let (Some(from), Some(seconds)) = (number("DOORBELL_SEEDS_FROM"), number("DOORBELL_SEEDS_S")) {
-        shared.run(from..u64::MAX, Some(Instant::now() + Duration::from_secs(seconds)), &body);
-        say(&format!("{test}: {} seeds from {from} on\n", shared.tried.load(Ordering::Relaxed)));
+        shared.run(from, u64::MAX, Some(Instant::now() + Duration::from_secs(seconds)), &body);
+        let tried = shared.tried.load(Ordering::Relaxed);
+        say(&format!("{test}: {tried} seeds from {from} on passed\n"));
     } else {
         let asked = number("DOORBELL_SEEDS");
-        shared.run(0..asked.unwrap_or(plan.fixed), None, &body);
+        shared.run(0, asked.unwrap_or(plan.fixed), None, &body);
         let fresh = asked.map_or(plan.fresh, |asked| asked * plan.fresh / plan.fixed);
         if fresh > 0 && !shared.failed.load(Ordering::Relaxed) {
             let (base, source) = fresh_base();
             say(&format!("{test}: {fresh} fresh seeds from {base} on, derived from {source}\n"));
-            shared.run(base..base + fresh, None, &body);
+            shared.run(base, fresh, None, &body);
         }
     }
     assert!(!shared.failed.load(Ordering::Relaxed), "a seed failed: its last events and its replay are printed above");
