@@ -56,7 +56,9 @@ impl Stage {
     pub fn new() -> Self {
         let [victim, other] = wire::devices();
         let pd = victim.create_pd().expect("a protection domain");
-        let (a, b) = pair(&SendReceive, [&pd, &other.create_pd().expect("a protection domain")], &config());
+        // It has to live however busy the machine is.
+        let patient = Config { timeout: 18, retry_count: 7, ..config() };
+        let (a, b) = pair(&SendReceive, [&pd, &other.create_pd().expect("a protection domain")], &patient);
         Self { victim, other, pd, healthy: [a, b], exchanged: 0 }
     }
 
