@@ -27,7 +27,7 @@ const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-leve
 const LONGEST_S: u32 = 20;
 
 /// What a corpus holds at most: all corpora together then stay below 1 MiB, whatever is found.
-const CORPUS: Limit = Limit { inputs: 150, bytes: 64 << 10 };
+const CORPUS: Limit = Limit { inputs: 256, bytes: 64 << 10 };
 
 /// How much one corpus may hold.
 #[derive(Clone, Copy)]

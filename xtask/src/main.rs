@@ -22,7 +22,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Parser, Subcommand};
+use clap::{ArgGroup, Parser, Subcommand};
 
 /// Developer chores.
 #[derive(Debug, Parser)]
@@ -83,9 +83,10 @@ enum Command {
     /// Runs the simulation of RNICs whose objects come and go, beyond the seeds that `test` tries.
     ///
     /// A seed that fails is printed with its last events and the command that replays it.
+    #[command(group(ArgGroup::new("which").args(["hours", "from"]).required(true).multiple(true)))]
     Seeds {
         /// Tries seeds for so long, a fraction included.
-        #[arg(long, value_parser = |text: &str| number(text, 0.0003, 8760.0), required_unless_present = "from")]
+        #[arg(long, value_parser = |text: &str| number(text, 0.0003, 8760.0))]
         hours: Option<f64>,
         /// Starts with this seed; without --hours it is the only one.
         #[arg(long, value_name = "SEED", value_parser = seed)]
@@ -137,7 +138,7 @@ enum Command {
     /// Runs fuzz targets under libFuzzer, and makes the corpora in the repository the fewest inputs that reach all the
     /// code that they and what was found reach; those that somebody named stay.
     ///
-    /// A corpus holds 150 inputs and 64 KiB at most: the smallest of them, and all that have a name.
+    /// A corpus holds 256 inputs and 64 KiB at most: the smallest of them, and all that have a name.
     Fuzz {
         /// Only this one [default: all, one after the other]
         target: Option<String>,
@@ -265,7 +266,7 @@ mod tests {
             assert!(parse(good).is_ok(), "{good}");
         }
         for (wrong, why) in [
-            ("", "--hours <HOURS>"),
+            ("", "<--hours <HOURS>|--from <SEED>>"),
             ("--from -1", "'-1'"),
             ("--from=-1", "allowed are whole numbers from 0 to 18446744073709551615"),
             ("--from 1.5", "allowed are whole numbers from 0 to 18446744073709551615"),
