@@ -423,7 +423,7 @@ int main(int count, char **arguments)
 	step("");
 	open_line();
 	for (int size = 0; size < COUNT(SIZES); size++)
-		for (int way = 0; way < 4; way++)
+		for (int way = 0; way < (SIZES[size] < LONGEST ? 4 : 1); way++)
 			tags(&line, SIZES[size], batch_of(SIZES[size]), way & 1, way >> 1, 1000 * way);
 	meet(line.worker);
 	expect_transports(arguments + 1);

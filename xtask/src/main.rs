@@ -51,7 +51,7 @@ enum Command {
     Report,
     /// Only runs unmodified verbs programs on the software RNIC, as `test` does.
     Programs {
-        /// Only these of our own programs (in `xtask/programs`).
+        /// Only these of our own programs (in `xtask/programs`); `ucx` stands for all that runs over UCX.
         #[arg(value_name = "NAME")]
         own: Vec<String>,
     },

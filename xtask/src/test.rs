@@ -92,8 +92,14 @@ pub(crate) fn programs(own: &[String]) -> ExitCode {
     if own.is_empty() {
         report.programs();
     } else {
+        let (ucx, own): (Vec<_>, Vec<_>) = own.iter().cloned().partition(|name| name == "ucx");
         report.step("verbs programs, build", || programs::build().into());
-        report.step("verbs programs, our own", || network::apart(|| programs::own(own).into()));
+        if !own.is_empty() {
+            report.step("verbs programs, our own", || network::apart(|| programs::own(&own).into()));
+        }
+        if !ucx.is_empty() {
+            report.step("verbs programs, UCX", || network::apart(|| programs::ucx().into()));
+        }
     }
     summarize(&report, false)
 }

@@ -65,7 +65,6 @@ const TESTS_OF_UD: &[&str] = &[
     "-d doorbell0:1 -x ud_verbs -t am_lat -s 8 -n 500",
     "-d doorbell0:1 -x ud_verbs -t am_bw -D bcopy -s 2000 -n 500",
     "-d doorbell0:1 -x ud_verbs -t am_bw -D zcopy -s 2000 -n 500",
-    "-d doorbell0:1 -x ud_verbs -t put_lat -s 8 -n 200",
 ];
 
 /// Those that several threads run at once take a pair of processes each.
