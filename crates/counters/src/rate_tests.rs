@@ -15,6 +15,7 @@ fn sample(at_ns: u64, values: &[(Set, &str, u64)]) -> Sample {
             udp_port: None,
             program: None,
             pid: None,
+            command: None,
             netdev: None,
             driver: None,
         },

@@ -44,6 +44,8 @@ pub struct Identity {
     pub program: Option<String>,
     /// Its process.
     pub pid: Option<u32>,
+    /// The words that the process was started with, where it can be seen from here.
+    pub command: Option<Vec<String>>,
     /// Its network interface.
     pub netdev: Option<String>,
     /// Its driver.

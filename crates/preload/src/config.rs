@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::sync::OnceLock;
 
 use doorbell_fabric::FaultPlan;
 use doorbell_verbs::soft::SoftOptions;
@@ -68,11 +67,8 @@ pub(crate) fn wants_stats() -> bool {
     variable("DOORBELL_STATS").is_some_and(|value| value != "0")
 }
 
-/// Is each refused call to be explained?
+/// Is it to be explained what is not served?
 pub(crate) fn explains() -> bool {
-    static EXPLAINS: OnceLock<bool> = OnceLock::new();
-    *EXPLAINS.get_or_init(|| {
-        let quiet = ["off", "error", "warn"].map(OsString::from);
-        variable("DOORBELL_LOG").is_some_and(|level| !quiet.contains(&level))
-    })
+    let quiet = ["off", "error", "warn"].map(OsString::from);
+    variable("DOORBELL_LOG").is_some_and(|level| !quiet.contains(&level))
 }

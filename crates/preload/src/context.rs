@@ -11,7 +11,7 @@ use crate::event::Events;
 use crate::fork::say;
 use crate::handle::{Handles, Kind, object};
 use crate::outcome::{Outcome, Refused, pointer, status};
-use crate::{ah, cq, cq_ex, dm, mr, mw, pd, post, qp, query, srq};
+use crate::{ah, cq, cq_ex, dm, mr, mw, pd, post, qp, query, refused, srq};
 
 /// A context. C sees the `ibv_context` within its first field.
 #[repr(C)]
@@ -49,6 +49,7 @@ fn tables(events: &Events) -> c::verbs_context {
     // SAFETY: zeros are a value of each of its fields: numbers, null pointers, absent functions.
     let mut tables: c::verbs_context = unsafe { mem::zeroed() };
     tables.sz = size_of::<c::verbs_context>();
+    refused::fill(&mut tables);
     tables.query_port = Some(query::query_port);
     tables.query_device_ex = Some(query::query_device_ex);
     tables.query_rt_values = Some(query::query_rt_values);

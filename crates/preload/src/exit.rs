@@ -1,12 +1,17 @@
 //! The ends of a process that no handler of the C library sees: `_exit`, `exec`, and what runs behind the last
 //! `atexit` handler. An acknowledgement that waits for the program's answer leaves before them, since no answer
 //! will come. (`exit` and `quick_exit` have handlers, which `verbs` installs.)
+//!
+//! Functions that start programs stand here too, for `launch.rs`, which looks at their arguments.
 
 use std::ffi::{CStr, c_int};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use doorbell_fabric::flush_before_exit;
+
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use crate::launch::{self, Arguments, Environment, Launch, Program};
 
 /// Ends the process at once.
 #[unsafe(no_mangle)]
@@ -34,7 +39,7 @@ static AT_THE_VERY_END: extern "C" fn() = {
     at_the_very_end
 };
 
-/// The C library's functions that replace the program, found when the library is loaded: a child between fork and
+/// The C library's functions that replace or start a program, found when the library is loaded: a child between fork and
 /// exec could not look for them, since another thread may have held the loader's lock.
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -75,18 +80,35 @@ impl Replaced {
     }
 }
 
-/// Defines functions that send what is held back, and then go on to the C library's of the same name, with whatever
-/// arguments they were called: some take any number of them, which only assembly can pass on.
-macro_rules! before_the_program_is_replaced {
-    ($($index:literal $name:ident $text:literal)*) => {
+/// What a call does with the process.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Process {
+    /// It becomes the program: what is held back has to leave before.
+    Becomes,
+    /// It goes on.
+    Stays,
+}
+
+/// Defines functions that look at what is started, send what is held back, and then go on to the C library's of the
+/// same name, with whatever arguments they were called: some take any number of them, which only assembly can pass on.
+macro_rules! before_a_program_starts {
+    ($($index:literal $name:ident $text:literal $process:ident $program:expr, $environment:expr;)*) => {
         static REPLACED: [Replaced; [$($index),*].len()] = [$(Replaced::new($text)),*];
 
         $(
             #[unsafe(naked)]
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $name() {
-                extern "C" fn prepare() -> *mut libc::c_void {
-                    flush_before_exit();
+                extern "C" fn prepare(frame: *const usize) -> *mut libc::c_void {
+                    use {Environment::*, Program::*};
+                    // SAFETY: the frame pointer of the function below, and its caller's arguments.
+                    unsafe {
+                        let launch = Launch { program: $program, environment: $environment };
+                        launch::watch(launch, Arguments::new(frame));
+                    }
+                    if Process::$process == Process::Becomes {
+                        flush_before_exit();
+                    }
                     REPLACED[$index].get()
                 }
                 // The registers of arguments are saved around the call, and the stack is aligned for it; then the
@@ -103,6 +125,7 @@ macro_rules! before_the_program_is_replaced {
                     "push r9",
                     "push rax",
                     "sub rsp, 8",
+                    "mov rdi, rbp",
                     "call {prepare}",
                     "mov r11, rax",
                     "add rsp, 8",
@@ -124,6 +147,7 @@ macro_rules! before_the_program_is_replaced {
                     "stp x2, x3, [sp, #32]",
                     "stp x4, x5, [sp, #48]",
                     "stp x6, x7, [sp, #64]",
+                    "mov x0, sp",
                     "bl {prepare}",
                     "mov x16, x0",
                     "ldp x0, x1, [sp, #16]",
@@ -140,16 +164,20 @@ macro_rules! before_the_program_is_replaced {
 }
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-before_the_program_is_replaced! {
-    0 execve c"execve"
-    1 execv c"execv"
-    2 execvp c"execvp"
-    3 execvpe c"execvpe"
-    4 execl c"execl"
-    5 execlp c"execlp"
-    6 execle c"execle"
-    7 fexecve c"fexecve"
-    8 execveat c"execveat"
+before_a_program_starts! {
+    0 execve c"execve" Becomes Path(0), Given(2);
+    1 execv c"execv" Becomes Path(0), Own;
+    2 execvp c"execvp" Becomes Name(0), Own;
+    3 execvpe c"execvpe" Becomes Name(0), Given(2);
+    4 execl c"execl" Becomes Path(0), Own;
+    5 execlp c"execlp" Becomes Name(0), Own;
+    6 execle c"execle" Becomes Path(0), BehindNull(1);
+    7 fexecve c"fexecve" Becomes Descriptor(0), Given(2);
+    8 execveat c"execveat" Becomes Below(1), Given(3);
+    9 posix_spawn c"posix_spawn" Stays Path(1), Given(5);
+    10 posix_spawnp c"posix_spawnp" Stays Name(1), Given(5);
+    11 system c"system" Stays Shell, Own;
+    12 popen c"popen" Stays Shell, Own;
 }
 
 /// Elsewhere an acknowledgement that waits for an answer is lost by exec.

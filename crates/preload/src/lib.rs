@@ -27,8 +27,11 @@ mod device;
 mod dm;
 mod event;
 mod exit;
+mod explain;
 mod fork;
 mod handle;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod launch;
 mod mr;
 mod mw;
 mod outcome;

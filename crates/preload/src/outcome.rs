@@ -8,7 +8,8 @@ use std::ptr;
 
 use doorbell_verbs::{Error, ModifyError, ObjectError, PostErrorKind};
 
-use crate::fork::{Inside, say};
+use crate::explain::explain;
+use crate::fork::Inside;
 use crate::wait::Uncancelled;
 
 /// Why a call was refused.
@@ -33,11 +34,9 @@ impl Refused {
         Self::new(libc::EOPNOTSUPP, why)
     }
 
-    /// Says it to who asked for it with `DOORBELL_LOG`.
+    /// Says it to who asked for it with `--explain`.
     pub(crate) fn tell(&self, call: &str) {
-        if crate::config::explains() {
-            say(&format!("doorbell: {call}: {}", self.why));
-        }
+        explain(&call, &self.why);
     }
 }
 

@@ -16,6 +16,49 @@ macro_rules! refused {
     };
 }
 
+/// The same for what programs call through the table of a context. Without a function there the headers of verbs
+/// refuse with the same errno, but nobody could say why.
+macro_rules! refused_in_table {
+    ($($why:literal: $field:ident $name:literal($($type:ty),*) -> $end:ident $result:ty;)*) => {
+        pub(crate) fn fill(tables: &mut c::verbs_context) {
+            $(
+                extern "C" fn $field($(_: $type),*) -> $result {
+                    $end($name, || Err(Refused::unsupported($why)))
+                }
+                tables.$field = Some($field);
+            )*
+        }
+    };
+}
+
+// What destroys objects is not among them: there are none.
+refused_in_table! {
+    "flow rules are the kernel's business":
+        ibv_create_flow "ibv_create_flow"(*mut c::ibv_qp, *mut c::ibv_flow_attr) -> pointer *mut c::ibv_flow;
+    "flow rules are the kernel's business":
+        create_flow_action_esp "ibv_create_flow_action_esp"(*mut c::ibv_context, *mut c::ibv_flow_action_esp_attr)
+            -> pointer *mut c::ibv_flow_action;
+    "counters of flow rules are not offered":
+        create_counters "ibv_create_counters"(*mut c::ibv_context, *mut c::ibv_counters_init_attr)
+            -> pointer *mut c::ibv_counters;
+    "XRC is not offered":
+        open_xrcd "ibv_open_xrcd"(*mut c::ibv_context, *mut c::ibv_xrcd_init_attr) -> pointer *mut c::ibv_xrcd;
+    "XRC is not offered":
+        open_qp "ibv_open_qp"(*mut c::ibv_context, *mut c::ibv_qp_open_attr) -> pointer *mut c::ibv_qp;
+    "work queues apart from queue pairs are for raw Ethernet, which is not offered":
+        create_wq "ibv_create_wq"(*mut c::ibv_context, *mut c::ibv_wq_init_attr) -> pointer *mut c::ibv_wq;
+    "work queues apart from queue pairs are for raw Ethernet, which is not offered":
+        create_rwq_ind_table "ibv_create_rwq_ind_table"(*mut c::ibv_context, *mut c::ibv_rwq_ind_table_init_attr)
+            -> pointer *mut c::ibv_rwq_ind_table;
+    "tag matching is not offered":
+        post_srq_ops "ibv_post_srq_ops"(*mut c::ibv_srq, *mut c::ibv_ops_wr, *mut *mut c::ibv_ops_wr) -> status c_int;
+    "notifications are not moderated":
+        modify_cq "ibv_modify_cq"(*mut c::ibv_cq, *mut c::ibv_modify_cq_attr) -> status c_int;
+    "rates are not limited":
+        modify_qp_rate_limit "ibv_modify_qp_rate_limit"(*mut c::ibv_qp, *mut c::ibv_qp_rate_limit_attr)
+            -> status c_int;
+}
+
 refused! {
     "devices are not shared between processes": ibv_import_device(c_int) -> pointer *mut c::ibv_context;
     "protection domains are not shared between processes":

@@ -2,7 +2,7 @@
 
 mod list;
 mod prometheus;
-mod record;
+pub(crate) mod record;
 mod table;
 mod terminal;
 

@@ -20,7 +20,7 @@ pub(super) fn of(look: &Look) -> Value {
 }
 
 /// What a device is.
-pub(super) fn identity(device: &Interval) -> Map<String, Value> {
+pub(crate) fn identity(device: &Interval) -> Map<String, Value> {
     let identity = &device.sample.identity;
     let object = json!({
         "device": identity.label,
@@ -45,6 +45,11 @@ fn common<T: Into<Value>>(of: impl Fn(Common) -> Option<T>) -> Value {
         .collect()
 }
 
+/// What a device has counted since it was opened.
+pub(crate) fn totals(raw: &Raw) -> Value {
+    common(|common| common.total(raw))
+}
+
 fn gauges(raw: &Raw) -> Value {
     raw.iter().filter(|(name, _)| is_gauge(name)).map(|(name, &value)| (name.to_string(), json!(value))).collect()
 }
@@ -62,7 +67,7 @@ fn device(device: &Interval) -> Value {
         ("seconds", json!(rates.map(|rates| rates.seconds))),
         ("per_second", common(|common| rates?.per_second(common))),
         ("counted", common(|common| rates?.delta(common))),
-        ("totals", common(|common| common.total(raw))),
+        ("totals", totals(raw)),
         ("others_per_second", json!(others)),
         ("levels", gauges(raw)),
         ("remarks", json!(rates.map(|rates| rates.remarks.as_slice()).unwrap_or_default())),

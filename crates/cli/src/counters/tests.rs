@@ -26,6 +26,7 @@ fn identity(label: &str, kind: Kind) -> Identity {
         udp_port: None,
         program: None,
         pid: None,
+        command: None,
         netdev: None,
         driver: None,
     }
@@ -47,6 +48,7 @@ fn software(seconds: u64) -> Sample {
             address: Some([127, 0, 0, 2].into()),
             program: Some("a \"b\" \\ c".to_owned()),
             pid: Some(42),
+            command: None,
             udp_port: Some(4791),
             ..identity("doorbell0@127.0.0.2", Kind::Software)
         },

@@ -2,10 +2,20 @@
 //! `cargo xtask test`; a file stands for it here, which the dynamic linker ignores.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
-use crate::command::{Running, doorbell, run};
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use crate::command::{PATIENCE, Running, doorbell, list, measuring, number, run};
+use crate::counters::World;
+use crate::terminal::{Session, Terminal};
 
 /// A file where a library should be; it goes with its handle.
 struct Library(PathBuf);
@@ -54,6 +64,146 @@ fn a_program_is_the_same_process() {
     assert_eq!(running.finish().expect_status(0).stdout, format!("{id}\n"));
 }
 
+/// Whoever waits for the program learns how it ended, as if nothing stood between.
+#[test]
+fn a_signal_that_ends_a_program_is_seen_by_whoever_waits() {
+    let library = Library::new("signal");
+    let mut command = library.with(doorbell("run --"));
+    command.args(["sh", "-c", "kill -KILL $$"]);
+    assert_eq!(Running::start(command).finish().status.signal(), Some(9));
+    let mut shell = library.with(Command::new("sh"));
+    shell.args(["-c", "\"$0\" run -- sh -c 'kill -TERM $$'; echo $?", env!("CARGO_BIN_EXE_doorbell")]);
+    assert_eq!(Running::start(shell).finish().expect_status(0).stdout, "143\n");
+}
+
+#[test]
+fn what_a_program_starts_has_the_environment_too() {
+    let library = Library::new("children");
+    let mut command = library.with(doorbell("run --udp-port 5000 --"));
+    command.args(["sh", "-c", "(env | grep -E '^(LD_PRELOAD|DOORBELL_PORT)=' | sort) & wait"]);
+    let finished = Running::start(command).finish().expect_status(0);
+    assert_eq!(finished.stdout, format!("DOORBELL_PORT=5000\nLD_PRELOAD={}\n", library.0.display()));
+}
+
+/// ^C goes to all processes of the terminal's group, and none is left.
+#[test]
+fn an_interrupt_ends_all_that_a_program_started() {
+    let library = Library::new("interrupt");
+    let terminal = Terminal::new();
+    let mut command = library.with(doorbell("run --"));
+    command.args(["sh", "-c", "sleep 1000 | (echo started; exec sleep 1000)"]);
+    let mut running = terminal.start(command, Session::Own);
+    terminal.wait_for("started");
+    // It leads its session, and so its group.
+    let group = Pid::from_raw(running.id() as i32);
+    terminal.press("\u{3}");
+    assert_eq!(running.end().signal(), Some(Signal::SIGINT as i32));
+    let until = Instant::now() + PATIENCE;
+    while killpg(group, None) != Err(Errno::ESRCH) {
+        assert!(Instant::now() < until, "somebody of the group is left");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// ^Z stops the program, and a shell lets it go on.
+#[test]
+fn a_program_is_stopped_and_goes_on() {
+    let library = Library::new("stop");
+    let terminal = Terminal::new();
+    let mut shell = library.with(Command::new("sh"));
+    // The outer shell is told as a shell of a terminal is: with job control.
+    let script = "set -m; \"$0\" run -- sh -c 'kill -STOP $$; echo goes on'; echo stopped; fg >/dev/null; echo is $?";
+    shell.args(["-c", script, env!("CARGO_BIN_EXE_doorbell")]);
+    let mut running = terminal.start(shell, Session::Own);
+    terminal.wait_for("is 0");
+    assert!(running.end().success());
+    let said = terminal.said();
+    let order = ["stopped", "goes on", "is 0"].map(|words| said.find(words).unwrap_or(usize::MAX));
+    assert!(order.is_sorted(), "{said}");
+}
+
+#[test]
+fn a_program_that_cannot_be_reached_is_named() {
+    let library = Library::new("static");
+    let folder = tempfile::tempdir().expect("there is room for a folder");
+    let program = folder.path().join("program");
+    // An ELF file of 64 bits for this machine, without any program header: nothing the kernel would run.
+    let own = fs::read(env!("CARGO_BIN_EXE_doorbell")).expect("the command can be read");
+    let mut header = own[..64].to_vec();
+    header[56..58].fill(0);
+    fs::write(&program, header).expect("a file can be written");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    let start = |options: &str| {
+        let mut command = library.with(doorbell(&format!("run {options} --")));
+        command.arg("program").env("PATH", folder.path());
+        Running::start(command).finish()
+    };
+    let explained = format!("doorbell: {} cannot be reached: it is linked statically", program.display());
+    assert!(start("--explain").stderr.contains(&explained));
+    assert!(!start("").stderr.contains("cannot be reached"), "nobody asked");
+}
+
+#[test]
+fn processes_with_open_devices_are_listed() {
+    let _one_at_a_time = measuring();
+    let world = World::new();
+    let none = Running::start(world.command("run --processes")).finish().expect_status(0);
+    assert_eq!(none.stdout, "");
+    assert!(none.stderr.contains("no process"), "{}", none.stderr);
+    let empty = Running::start(world.command("run --processes --json")).finish().expect_status(0).json();
+    assert_eq!((&empty["schema"], list(&empty, "/devices").len()), (&"doorbell-processes/1".into(), 0));
+
+    let bench = Running::start(world.command("bench bw -s 4096 -D 600"));
+    let until = Instant::now() + PATIENCE;
+    let looked = loop {
+        let looked = Running::start(world.command("run --processes --json")).finish().expect_status(0).json();
+        let devices = list(&looked, "/devices");
+        // Both processes of the measurement, once packets have gone both ways.
+        let has_counted = |device: &Value| device["totals"]["tx_packets"].as_u64() > Some(0);
+        if devices.len() == 2 && devices.iter().all(has_counted) {
+            break looked;
+        }
+        assert!(Instant::now() < until, "{looked:#}");
+    };
+    let [first, second] = list(&looked, "/devices") else { panic!("there are two") };
+    let pids = [first, second].map(|device| number(device, "/pid"));
+    assert!(pids.contains(&u64::from(bench.id())) && pids[0] < pids[1], "{pids:?}");
+    for device in [first, second] {
+        assert_eq!((&device["name"], &device["program"]), (&"doorbell0".into(), &"doorbell".into()));
+        let address = device["address"].as_str().expect("it has an address");
+        assert_eq!(device["gid"], format!("::ffff:{address}"));
+        assert!(number(device, "/totals/rx_bytes") > 0);
+    }
+    assert_ne!(first["address"], second["address"]);
+    let own = [first, second].into_iter().find(|device| device["pid"] == bench.id()).expect("it is one of them");
+    assert_eq!(own["command"][0], env!("CARGO_BIN_EXE_doorbell"));
+    let words: Vec<&str> = list(own, "/command").iter().filter_map(Value::as_str).collect();
+    assert_eq!(words[1..], ["bench", "bw", "-s", "4096", "-D", "600"]);
+
+    let text = Running::start(world.command("run --processes")).finish().expect_status(0).stdout;
+    let rows: Vec<&str> = text.lines().collect();
+    assert_eq!(rows.len(), 3, "{text}");
+    for heading in ["pid", "device", "address", "GID", "packets out", "bytes in", "command"] {
+        assert!(rows[0].contains(heading), "{text}");
+    }
+    for (row, pid) in rows[1..].iter().zip(pids) {
+        assert_eq!(row.split_whitespace().next(), Some(pid.to_string().as_str()), "{text}");
+    }
+    let row = rows[1..].iter().find(|row| row.contains("bench bw -s 4096 -D 600")).expect("commands are whole");
+    assert!(row.contains("doorbell0") && row.contains("::ffff:127.0.0."), "{text}");
+
+    // What is killed is not listed any more, and its peer ends by itself.
+    bench.kill();
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let left = Running::start(world.command("run --processes")).finish().expect_status(0).stdout;
+        if left.is_empty() {
+            break;
+        }
+        assert!(Instant::now() < until, "{left}");
+    }
+}
+
 #[test]
 fn the_environment_is_printed_for_a_shell_and_as_json() {
     let library = Library::new("env");
@@ -75,6 +225,10 @@ fn what_cannot_be_run_is_explained() {
     run("run").expect_complaint(2, &["PROGRAM"]);
     run("run --vendor-id mellanox -- true").expect_complaint(2, &["mellanox", "0x2c9:4119"]);
     run("run --udp-port 0 -- true").expect_complaint(2, &["0"]);
+    for nonsense in ["--processes -- true", "--json -- true", "--json", "--processes --pcap x", "--processes --explain"]
+    {
+        run(&format!("run {nonsense}")).expect_complaint(2, &["Usage"]);
+    }
     let library = Library::new("none");
     let missing = Running::start(library.with(doorbell("run -- /no/such/program"))).finish();
     assert_eq!(missing.status.code(), Some(1));

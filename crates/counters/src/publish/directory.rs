@@ -18,6 +18,11 @@ pub const DIRECTORY_VARIABLE: &str = "DOORBELL_COUNTERS_DIR";
 /// Most files that a directory may hold.
 pub const MAX_FILES: usize = 256;
 
+/// Where each user's processes may publish: `doorbell` below one of these with the user's number, and this with the
+/// number behind it.
+const RUNTIME: &str = "/run/user";
+const SHARED: &str = "/dev/shm/doorbell-";
+
 /// Directories in which this user's processes may publish, the preferred one first.
 pub(crate) fn candidates() -> Vec<PathBuf> {
     if let Some(directory) = std::env::var_os(DIRECTORY_VARIABLE).filter(|value| !value.is_empty()) {
@@ -27,11 +32,37 @@ pub(crate) fn candidates() -> Vec<PathBuf> {
     let is_own = |path: &Path| path.metadata().is_ok_and(|found| found.is_dir() && found.uid() == uid.as_raw());
     // Processes of one user may have been started with and without the variable.
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
-    let usual = PathBuf::from(format!("/run/user/{uid}"));
+    let usual = PathBuf::from(format!("{RUNTIME}/{uid}"));
     let mut found: Vec<PathBuf> = runtime.into_iter().chain([usual]).filter(|path| is_own(path)).collect();
     found.dedup();
     found.iter_mut().for_each(|path| path.push("doorbell"));
-    found.push(format!("/dev/shm/doorbell-{uid}").into());
+    found.push(format!("{SHARED}{uid}").into());
+    found
+}
+
+/// Directories to read, and whose each must be: this user's; for root those of all users.
+pub(crate) fn readable() -> Vec<(PathBuf, u32)> {
+    let own = geteuid();
+    let mut found: Vec<_> = candidates().into_iter().map(|path| (path, own.as_raw())).collect();
+    let is_named = std::env::var_os(DIRECTORY_VARIABLE).is_some_and(|value| !value.is_empty());
+    if own.is_root() && !is_named {
+        found.extend(of_others(Path::new(RUNTIME), Path::new(SHARED), own.as_raw()));
+    }
+    found
+}
+
+/// Directories of users other than `own`, by the number in their names.
+fn of_others(runtime: &Path, shared: &Path, own: u32) -> Vec<(PathBuf, u32)> {
+    let numbered = |folder: &Path, prefix: &str| -> Vec<(PathBuf, u32)> {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().take(4 * MAX_FILES);
+        let of = |name: &str| name.strip_prefix(prefix)?.parse().ok().filter(|&owner: &u32| owner != own);
+        entries.filter_map(|entry| Some((entry.path(), of(entry.file_name().to_str()?)?))).collect()
+    };
+    let runtime = numbered(runtime, "").into_iter().map(|(path, owner)| (path.join("doorbell"), owner));
+    let folder = shared.parent().unwrap_or(Path::new("/"));
+    let prefix = shared.file_name().unwrap_or_default().to_string_lossy();
+    let mut found: Vec<_> = runtime.chain(numbered(folder, &prefix)).collect();
+    found.sort();
     found
 }
 
@@ -54,11 +85,18 @@ pub(crate) enum DirectoryError {
 pub(crate) struct Directory {
     fd: OwnedFd,
     pub(crate) path: PathBuf,
+    /// Whose it is, and its files have to be.
+    owner: u32,
 }
 
 impl Directory {
     /// Opens a directory if it is ours alone. No symbolic link is followed to it.
     pub(crate) fn open(path: &Path) -> Result<Self, DirectoryError> {
+        Self::open_of(path, geteuid().as_raw())
+    }
+
+    /// Opens a directory if it is this user's alone.
+    pub(crate) fn open_of(path: &Path, owner: u32) -> Result<Self, DirectoryError> {
         let os = |errno| match errno {
             Errno::ENOENT => DirectoryError::Missing(path.to_owned()),
             errno => DirectoryError::Os { path: path.to_owned(), errno },
@@ -66,14 +104,13 @@ impl Directory {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let fd = open(path, flags, Mode::empty()).map_err(os)?;
         let found = fstat(&fd).map_err(os)?;
-        let own = geteuid().as_raw();
-        if found.st_uid != own {
-            return Err(DirectoryError::Foreign { path: path.to_owned(), owner: found.st_uid, own });
+        if found.st_uid != owner {
+            return Err(DirectoryError::Foreign { path: path.to_owned(), owner: found.st_uid, own: owner });
         }
         if found.st_mode & 0o077 != 0 {
             return Err(DirectoryError::Open { path: path.to_owned(), mode: found.st_mode & 0o777 });
         }
-        Ok(Self { fd, path: path.to_owned() })
+        Ok(Self { fd, path: path.to_owned(), owner })
     }
 
     /// Opens it, and makes it before if need be.
@@ -96,7 +133,7 @@ impl Directory {
         Ok(names)
     }
 
-    /// Opens a file of it to read: a regular one of ours, no link.
+    /// Opens a file of it to read: a regular one of its owner's, no link.
     pub(crate) fn open_file(&self, name: &str) -> Result<File, String> {
         let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
         let file = File::from(openat(&self.fd, name, flags, Mode::empty()).map_err(|errno| errno.to_string())?);
@@ -104,7 +141,7 @@ impl Directory {
         if !found.is_file() {
             return Err("it is no regular file".to_owned());
         }
-        if found.uid() != geteuid().as_raw() || found.permissions().mode() & 0o022 != 0 {
+        if found.uid() != self.owner || found.permissions().mode() & 0o022 != 0 {
             return Err("others may have written it".to_owned());
         }
         Ok(file)
@@ -166,6 +203,41 @@ mod tests {
             let error = Directory::open(&path).unwrap_err().to_string();
             assert!(error.contains("belongs to user 12345, not to 0"), "{error}");
         }
+    }
+
+    #[test]
+    fn directories_of_others_are_found_by_their_numbers() {
+        let root = tempfile::tempdir().unwrap();
+        let (runtime, shm) = (root.path().join("run"), root.path().join("shm"));
+        for made in ["run/1000/doorbell", "run/1000/other", "run/0/doorbell", "run/lost+found", "shm/doorbell-1001"] {
+            std::fs::create_dir_all(root.path().join(made)).unwrap();
+        }
+        for made in ["shm/doorbell-0", "shm/doorbell-x", "shm/sem.doorbell-7", "shm/doorbell--1"] {
+            std::fs::create_dir_all(root.path().join(made)).unwrap();
+        }
+        let found = of_others(&runtime, &shm.join("doorbell-"), 0);
+        assert_eq!(found, [(runtime.join("1000/doorbell"), 1000), (shm.join("doorbell-1001"), 1001)]);
+        assert!(of_others(Path::new("/no/such"), Path::new("/no/such/x-"), 0).is_empty());
+    }
+
+    #[test]
+    fn root_reads_the_directory_of_another_user_and_nothing_else_in_it() {
+        if !geteuid().is_root() {
+            return; // nobody else can give files away
+        }
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("doorbell-12345");
+        std::fs::create_dir(&path).unwrap();
+        set_mode(&path, 0o700);
+        std::fs::write(path.join("theirs"), "").unwrap();
+        std::fs::write(path.join("ours"), "").unwrap();
+        for given in [path.clone(), path.join("theirs")] {
+            std::os::unix::fs::chown(given, Some(12_345), None).unwrap();
+        }
+        let directory = Directory::open_of(&path, 12_345).unwrap();
+        assert!(directory.open_file("theirs").is_ok());
+        assert_eq!(directory.open_file("ours").unwrap_err(), "others may have written it");
+        assert!(matches!(Directory::open_of(&path, 12_346), Err(DirectoryError::Foreign { .. })));
     }
 
     #[test]

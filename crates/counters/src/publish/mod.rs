@@ -3,6 +3,7 @@
 //! Each device has a small file in a directory of this user's alone: `doorbell` in
 //! `$XDG_RUNTIME_DIR`, or `/dev/shm/doorbell-UID`; [`DIRECTORY_VARIABLE`] names another. It
 //! appears complete or not at all, is written through a mapping, and disappears with its device.
+//! Root reads the directories of all users.
 //! What a process leaves behind that was killed is removed by the next one that looks.
 
 mod directory;
@@ -16,11 +17,12 @@ use std::io::{Read, Write};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use directory::candidates;
 pub use directory::{DIRECTORY_VARIABLE, MAX_FILES};
-pub(crate) use directory::{Directory, DirectoryError, candidates};
+pub(crate) use directory::{Directory, DirectoryError, readable};
 use layout::{Header, MAX_FILE_BYTES};
 use mapping::Mapping;
-pub(crate) use process::Life;
+pub(crate) use process::{Life, command};
 
 use crate::sample::monotonic_ns;
 

@@ -1,5 +1,6 @@
 //! Processes, as far as it must be known whether one still runs.
 
+use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 
 /// Whether the process that published a file still runs.
@@ -47,6 +48,21 @@ pub(crate) fn program() -> String {
     if name.is_empty() { "unknown".to_owned() } else { name }
 }
 
+/// Longest command line that is shown, in bytes.
+const MAX_COMMAND_BYTES: u64 = 4096;
+
+/// The words that a running process was started with, as it shows them; `None` if it shows none. It may write what
+/// it likes there, so what a terminal would obey is replaced.
+pub(crate) fn command(pid: u32) -> Option<Vec<String>> {
+    let mut bytes = Vec::new();
+    std::fs::File::open(format!("/proc/{pid}/cmdline")).ok()?.take(MAX_COMMAND_BYTES).read_to_end(&mut bytes).ok()?;
+    let bytes = bytes.strip_suffix(b"\0").unwrap_or(&bytes);
+    let word = |word: &[u8]| -> String {
+        String::from_utf8_lossy(word).chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+    };
+    (!bytes.is_empty()).then(|| bytes.split(|&byte| byte == 0).map(word).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -70,6 +86,24 @@ mod tests {
             std::thread::yield_now();
         }
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_command_is_shown_word_by_word() {
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", "read line", "0\u{1b}[2J"]).stdin(std::process::Stdio::piped());
+        let mut child = shell.spawn().unwrap();
+        // It shows our own command until it has become the program.
+        let found = loop {
+            let found = command(child.id()).unwrap();
+            if found[0] == "sh" {
+                break found;
+            }
+        };
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert_eq!(found, ["sh", "-c", "read line", "0?[2J"]);
+        assert_eq!(command(u32::MAX), None);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Software RNICs of this user's processes.
+//! Software RNICs of this user's processes; for root, of all users'.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -8,10 +8,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
+use nix::unistd::geteuid;
+
 use crate::common::{Name, Raw, Set};
 use crate::publish::layout::{Header, VALUES_START, words};
 use crate::publish::{
-    Directory, DirectoryError, Life, PUBLISH_WITHIN_NS, candidates, inspect, is_complete, life, sweep,
+    Directory, DirectoryError, Life, PUBLISH_WITHIN_NS, command, inspect, is_complete, life, readable, sweep,
 };
 use crate::sample::{Identity, Kind, Reading, Sample, monotonic_ns};
 use crate::source::Source;
@@ -31,29 +33,41 @@ struct Open {
     incarnation: u64,
     /// What it is called for as long as it is there; empty until that is decided.
     label: String,
+    /// What its process was started with.
+    command: Option<Vec<String>>,
 }
 
 /// Reads what software RNICs publish.
 pub struct PublishedSource {
-    directories: Vec<PathBuf>,
+    /// `None` if they are looked for each time: users come and go.
+    directories: Option<Vec<PathBuf>>,
     files: BTreeMap<(PathBuf, String), Open>,
     found: u64,
 }
 
 impl PublishedSource {
-    /// All directories in which this user's processes may publish.
+    /// All directories in which this user's processes may publish; for root, those of all users'.
     pub fn new() -> Self {
-        Self::of(candidates())
+        Self { directories: None, files: BTreeMap::new(), found: 0 }
     }
 
     /// Only some directories. One that is not this user's alone is not read.
     pub fn of(directories: Vec<PathBuf>) -> Self {
-        Self { directories, files: BTreeMap::new(), found: 0 }
+        Self { directories: Some(directories), ..Self::new() }
+    }
+
+    /// What is read now, and whose each has to be.
+    fn places(&self) -> Vec<(PathBuf, u32)> {
+        let own = geteuid().as_raw();
+        match &self.directories {
+            Some(directories) => directories.iter().map(|path| (path.clone(), own)).collect(),
+            None => readable(),
+        }
     }
 
     /// Opens what is new in a directory, and returns what is in it.
-    fn list(&mut self, path: &Path, reading: &mut Reading) -> BTreeSet<String> {
-        let directory = match Directory::open(path) {
+    fn list(&mut self, path: &Path, owner: u32, reading: &mut Reading) -> BTreeSet<String> {
+        let directory = match Directory::open_of(path, owner) {
             Ok(directory) => directory,
             Err(DirectoryError::Missing(_)) => return BTreeSet::new(),
             Err(error) => {
@@ -76,7 +90,10 @@ impl PublishedSource {
             match inspect(&directory, name) {
                 Ok((file, header)) => {
                     self.found += 1;
-                    self.files.insert(key, Open { file, header, incarnation: self.found, label: String::new() });
+                    // A number of another namespace may be another process's here.
+                    let command = if life(&header) == Life::Running { command(header.pid) } else { None };
+                    let (incarnation, label) = (self.found, String::new());
+                    self.files.insert(key, Open { file, header, incarnation, label, command });
                 }
                 Err(reason) => {
                     // It may have gone since it was listed.
@@ -115,8 +132,8 @@ impl Default for PublishedSource {
 impl Source for PublishedSource {
     fn read(&mut self, reading: &mut Reading) {
         let mut there = BTreeSet::new();
-        for path in self.directories.clone() {
-            there.extend(self.list(&path, reading).into_iter().map(|name| (path.clone(), name)));
+        for (path, owner) in self.places() {
+            there.extend(self.list(&path, owner, reading).into_iter().map(|name| (path.clone(), name)));
         }
         self.name_the_new(&there);
         self.files.retain(|key, open| {
@@ -213,6 +230,7 @@ impl Open {
             udp_port: self.key("udp_port"),
             program: self.key("program"),
             pid: Some(self.header.pid),
+            command: self.command.clone(),
             netdev: None,
             driver: None,
         }

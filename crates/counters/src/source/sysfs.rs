@@ -105,6 +105,7 @@ impl SysfsSource {
                 udp_port: None,
                 program: None,
                 pid: None,
+                command: None,
                 netdev,
                 driver: link_name(&device.path.join("device").join("driver")),
             },

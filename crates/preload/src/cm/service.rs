@@ -17,7 +17,6 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::{SigSet, SigmaskHow};
 
 use super::line::Line;
-use crate::config;
 use crate::fork::{self, say};
 use crate::outcome::{Outcome, Refused};
 
@@ -53,7 +52,6 @@ fn failed(error: nix::Error) -> Refused {
 /// The service of this process, started if it is not.
 pub(super) fn get() -> Outcome<Arc<Service>> {
     static SERVICE: Mutex<Option<(u32, Arc<Service>)>> = Mutex::new(None);
-    config::explains(); // which its thread asks too, without regard to forks
     let mut service = SERVICE.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((generation, service)) = &*service
         && *generation == fork::generation()

@@ -1,5 +1,7 @@
 //! `doorbell run` and `doorbell env`: unmodified verbs programs on the software RNIC.
 
+mod processes;
+
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::net::IpAddr;
@@ -11,7 +13,7 @@ use clap::Args;
 use doorbell_fabric::FaultPlan;
 use doorbell_verbs::soft::{ACK_VARIABLE, AckPolicy};
 
-use crate::output::line;
+use crate::output::{line, note};
 use crate::{Failure, Usage};
 
 /// The library that stands before libibverbs.
@@ -24,7 +26,13 @@ pub(crate) const EXAMPLES: &str = "\
 Examples, in two terminals:
   doorbell run -- ib_send_bw -d doorbell0
   doorbell run -- ib_send_bw -d doorbell0 127.0.0.1
-  doorbell run --pcap /tmp/pingpong.pcap -- ibv_rc_pingpong -g 0";
+  doorbell run --pcap /tmp/pingpong.pcap -- ibv_rc_pingpong -g 0
+  doorbell run -- make check              what the command starts has a device too
+  doorbell run --processes                who has a device open, and what went through it
+
+The command takes the place of `doorbell`: process, terminal, signals and exit status are its own. Whatever it
+starts inherits the device, as long as LD_PRELOAD and the DOORBELL_ variables are passed on. Programs that are
+linked statically, or setuid, cannot be reached; --explain names each that is started.";
 
 /// What the device is like that programs find.
 #[derive(Args, Debug)]
@@ -49,7 +57,8 @@ pub(crate) struct Settings {
     /// (perftest: inline data and ibv_wr_* with 0x2c9:4119)
     #[arg(long, value_name = "VENDOR[:PART]", value_parser = parse_vendor)]
     vendor_id: Option<String>,
-    /// Say on standard error why a call was refused
+    /// Say on standard error, once each, what programs ask for that is not served: calls and files of RDMA devices; and
+    /// which programs are started that cannot be reached
     #[arg(long)]
     explain: bool,
     /// Ask before each access to registered memory whether it is there: memory that was unmapped too
@@ -67,8 +76,16 @@ pub(crate) struct Settings {
 pub(crate) struct Run {
     #[command(flatten)]
     settings: Settings,
+    /// List the processes that have a device open (of this user; for root, of all users), with its addresses and
+    /// what went through it
+    #[arg(long, conflicts_with_all = ["program", "bind", "udp_port", "pcap", "fault", "stats", "vendor_id", "explain",
+        "check_memory", "ack"])]
+    processes: bool,
+    /// Print the list as one JSON object
+    #[arg(long, requires = "processes", conflicts_with = "program")]
+    json: bool,
     /// The program and its arguments. It must be dynamically linked, and not setuid
-    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    #[arg(last = true, required_unless_present = "processes", value_name = "PROGRAM")]
     program: Vec<OsString>,
 }
 
@@ -84,11 +101,28 @@ pub(crate) struct Env {
 
 /// Becomes the program: same process, terminal and exit status.
 pub(crate) fn run(arguments: &Run) -> Result<ExitCode, Failure> {
+    if arguments.processes {
+        return processes::list(arguments.json);
+    }
     let [program, rest @ ..] = &arguments.program[..] else {
         return Err(Usage("there is no program to run".to_owned()).into());
     };
+    if arguments.settings.explain {
+        explain_barrier(program);
+    }
     let error = Command::new(program).args(rest).envs(arguments.settings.variables()?).exec();
     Err(format!("{} could not be started: {error}", program.display()).into())
+}
+
+/// Says it if the program cannot be reached. The library says it of programs that others start.
+fn explain_barrier(program: &OsStr) {
+    // As `exec` finds it.
+    let path = env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
+    doorbell_reach::with_program(program, &path, |found| {
+        if let Some(barrier) = doorbell_reach::barrier(found) {
+            note!("doorbell: {} cannot be reached: {barrier}", found.display());
+        }
+    });
 }
 
 /// Prints what [`run`] sets.

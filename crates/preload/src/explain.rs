@@ -1,0 +1,198 @@
+//! What `--explain` says on standard error: each sentence once, with the program and its process, since several may
+//! run.
+
+use std::ffi::{CStr, c_char};
+use std::fmt::{self, Write};
+use std::num::NonZeroUsize;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+
+use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
+
+use crate::config;
+
+/// Most sentences; what comes then is left out, and that is said once.
+const MOST: usize = 1024;
+
+/// Which sentences were said: hashes of them.
+type Said = [AtomicU64; MOST];
+
+/// Shared with the children of this process, since a shell starts each program from a new one. Null where nothing is
+/// to be explained.
+static SAID: AtomicPtr<Said> = AtomicPtr::new(ptr::null_mut());
+
+/// Runs when the library is loaded: a fork may be the first that happens.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOADING: extern "C" fn() = {
+    extern "C" fn at_loading() {
+        if !config::explains() {
+            return;
+        }
+        const BYTES: NonZeroUsize = NonZeroUsize::new(size_of::<Said>()).unwrap();
+        let (access, flags) = (ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_SHARED);
+        // SAFETY: a new mapping, which stays.
+        if let Ok(mapped) = unsafe { mmap_anonymous(None, BYTES, access, flags) } {
+            // It begins with zeros, which are a value of the table.
+            SAID.store(mapped.as_ptr().cast(), Ordering::Release);
+        }
+    }
+    at_loading
+};
+
+fn said() -> Option<&'static Said> {
+    // SAFETY: null, or a mapping of that size that stays; all accesses are atomic.
+    unsafe { SAID.load(Ordering::Acquire).as_ref() }
+}
+
+/// Is anything to be explained?
+#[inline]
+pub(crate) fn is_wanted() -> bool {
+    !SAID.load(Ordering::Relaxed).is_null()
+}
+
+/// Says why a call, or whatever the subject is, did not do what the program asked for. A sentence that differs from
+/// one before only in its numbers is left out.
+///
+/// It may be called between fork and exec, and in a signal handler: it takes no lock and allocates nothing.
+pub(crate) fn explain(subject: &dyn fmt::Display, why: &dyn fmt::Display) {
+    let Some(said) = said() else { return };
+    let mut hash = Hash::default();
+    // Writing to a hash does not fail.
+    let _ = write!(hash, "{subject}: {why}");
+    match record(said, hash.value()) {
+        News::Known => {}
+        News::New => line(format_args!("{subject}: {why}")),
+        News::TooMany => {
+            if is_first_excess(said) {
+                line(format_args!("{MOST} sentences are explained already: nothing more is"));
+            }
+        }
+    }
+}
+
+enum News {
+    New,
+    Known,
+    TooMany,
+}
+
+/// The last place is that of the excess.
+fn record(said: &Said, hash: u64) -> News {
+    for place in &said[..MOST - 1] {
+        match place.compare_exchange(0, hash, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => return News::New,
+            Err(there) if there == hash => return News::Known,
+            Err(_) => {}
+        }
+    }
+    News::TooMany
+}
+
+fn is_first_excess(said: &Said) -> bool {
+    said[MOST - 1].swap(1, Ordering::Relaxed) == 0
+}
+
+/// FNV-1a over all but digits.
+struct Hash(u64);
+
+impl Default for Hash {
+    fn default() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Hash {
+    /// Zero is a free place.
+    fn value(&self) -> u64 {
+        self.0.max(1)
+    }
+}
+
+impl fmt::Write for Hash {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for byte in text.bytes().filter(|byte| !byte.is_ascii_digit()) {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+        Ok(())
+    }
+}
+
+/// A line, as long as one write keeps in one piece.
+struct Line {
+    bytes: [u8; 1024],
+    length: usize,
+}
+
+impl fmt::Write for Line {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        // The last byte is the line's end.
+        let room = self.bytes.len() - 1 - self.length;
+        let text = &text.as_bytes()[..text.len().min(room)];
+        self.bytes[self.length..][..text.len()].copy_from_slice(text);
+        self.length += text.len();
+        Ok(())
+    }
+}
+
+fn line(text: fmt::Arguments<'_>) {
+    let mut line = Line { bytes: [0; 1024], length: 0 };
+    // SAFETY: it has no arguments, and does not fail.
+    let process = unsafe { libc::getpid() };
+    // What does not fit is cut off.
+    let _ = write!(line, "doorbell: {}[{process}]: {text}", program());
+    line.bytes[line.length] = b'\n';
+    // SAFETY: the bytes are there. Nobody can be told if it fails.
+    unsafe { libc::write(libc::STDERR_FILENO, line.bytes.as_ptr().cast(), line.length + 1) };
+}
+
+/// What the program is called, without folders.
+fn program() -> &'static str {
+    unsafe extern "C" {
+        static program_invocation_short_name: *const c_char;
+    }
+    // SAFETY: the C library sets it before any of our code runs, to a C string of the program's arguments.
+    let name = unsafe { program_invocation_short_name };
+    if name.is_null() {
+        return "unknown";
+    }
+    // SAFETY: not null, so that string.
+    unsafe { CStr::from_ptr(name) }.to_str().unwrap_or("unknown")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hash(text: &str) -> u64 {
+        let mut hash = Hash::default();
+        hash.write_str(text).unwrap();
+        hash.value()
+    }
+
+    #[test]
+    fn a_sentence_with_other_numbers_is_the_same() {
+        assert_eq!(hash("ibv_reg_mr: 4096 B at 0x12"), hash("ibv_reg_mr: 8 B at 0x7"));
+        assert_ne!(hash("ibv_reg_mr: no"), hash("ibv_reg_mr: yes"));
+    }
+
+    #[test]
+    fn each_is_new_once_and_too_many_are_none() {
+        let said: Said = [const { AtomicU64::new(0) }; MOST];
+        for hash in 1..MOST as u64 {
+            assert!(matches!(record(&said, hash), News::New));
+            assert!(matches!(record(&said, hash), News::Known));
+        }
+        assert!(matches!(record(&said, 1 << 40), News::TooMany));
+        assert!(is_first_excess(&said) && !is_first_excess(&said));
+    }
+
+    #[test]
+    fn a_line_that_is_too_long_is_cut() {
+        let mut line = Line { bytes: [0; 1024], length: 0 };
+        write!(line, "{}", "x".repeat(5000)).unwrap();
+        assert_eq!(line.length, 1023);
+        write!(line, "more").unwrap();
+        assert_eq!(line.length, 1023);
+    }
+}

@@ -1,0 +1,122 @@
+//! Whether a library can be preloaded into a program: the dynamic linker does that (`ld.so(8)`), so not into a
+//! program without one, and not into one that runs with more rights than whoever starts it.
+//!
+//! The command asks this of the program that it becomes, and the preloaded library of those that a program starts,
+//! between fork and exec: nothing here takes a lock, and memory is only allocated for paths longer than 384 bytes.
+#![deny(unsafe_code)]
+
+mod elf;
+#[allow(unsafe_code)]
+mod rights;
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// Why nothing can be preloaded into a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Barrier {
+    /// It has no dynamic linker.
+    Static,
+    /// It is for another processor, or another size of words.
+    Foreign,
+    /// Its dynamic linker is not the GNU C library's, which our library needs.
+    OtherLibc,
+    /// It runs as its owner.
+    Setuid,
+    /// It runs with its group.
+    Setgid,
+    /// Its file gives it capabilities.
+    Capabilities,
+}
+
+impl fmt::Display for Barrier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Static => "it is linked statically, and only the dynamic linker preloads a library",
+            Self::Foreign => "it is built for another kind of processor than the library",
+            Self::OtherLibc => "its C library is not the GNU C library, which the library needs",
+            Self::Setuid => "it is setuid, and the dynamic linker ignores LD_PRELOAD there",
+            Self::Setgid => "it is setgid, and the dynamic linker ignores LD_PRELOAD there",
+            Self::Capabilities => "its file has capabilities, and the dynamic linker ignores LD_PRELOAD there",
+        })
+    }
+}
+
+/// How many interpreters of interpreters the kernel follows.
+const MOST_INTERPRETERS: usize = 5;
+/// What the kernel reads of the beginning of a file to see how it is run (`BINPRM_BUF_SIZE`).
+const BEGINNING_BYTES: usize = 256;
+/// Longest path.
+const PATH_BYTES: usize = libc::PATH_MAX as usize;
+
+/// Why nothing can be preloaded into the program of this path; `None` if it can be, or if nothing can be said: it is
+/// not there, or is no program. A script is judged by its interpreter.
+pub fn barrier(path: &Path) -> Option<Barrier> {
+    let mut interpreter;
+    let mut path = path;
+    for _ in 0..MOST_INTERPRETERS {
+        // One that may only be executed is no script, and has rights nevertheless.
+        let Some(file) = open(path) else { return rights::barrier(path) };
+        let mut beginning = [0; BEGINNING_BYTES];
+        let read = file.read_at(&mut beginning, 0).ok()?;
+        match interpreter_of(&beginning[..read]) {
+            Some(named) => {
+                interpreter = beginning;
+                path = Path::new(OsStr::from_bytes(&interpreter[named]));
+            }
+            None => return rights::barrier(path).or_else(|| elf::barrier(&file)),
+        }
+    }
+    None
+}
+
+/// A regular file: to open anything else may wait, or do something.
+fn open(path: &Path) -> Option<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC).open(path);
+    file.ok().filter(|file| file.metadata().is_ok_and(|found| found.is_file()))
+}
+
+/// Where a script's beginning names its interpreter, behind `#!`.
+fn interpreter_of(beginning: &[u8]) -> Option<Range<usize>> {
+    let line = beginning.strip_prefix(b"#!")?;
+    let from = beginning.len() - line.trim_ascii_start().len();
+    let rest = &beginning[from..];
+    // A line that is empty would make the next one the interpreter.
+    if line[..line.len() - rest.len()].contains(&b'\n') {
+        return None;
+    }
+    let length = rest.iter().position(|byte| matches!(byte, b' ' | b'\t' | b'\n' | 0)).unwrap_or(rest.len());
+    (length > 0).then_some(from..from + length)
+}
+
+/// Calls `found` with the file that a name stands for, as `execvp(3)` finds it: in the folders of `path`, unless the
+/// name has a slash. Returns `None` where there is none.
+pub fn with_program<R>(name: &OsStr, path: &OsStr, found: impl FnOnce(&Path) -> R) -> Option<R> {
+    if name.as_bytes().contains(&b'/') {
+        return Some(found(Path::new(name)));
+    }
+    let mut place = [0; PATH_BYTES];
+    for folder in path.as_bytes().split(|&byte| byte == b':') {
+        let folder = if folder.is_empty() { b"." } else { folder };
+        let length = folder.len() + 1 + name.len();
+        let Some(text) = place.get_mut(..length) else { continue };
+        text[..folder.len()].copy_from_slice(folder);
+        text[folder.len()] = b'/';
+        text[folder.len() + 1..].copy_from_slice(name.as_bytes());
+        let candidate = Path::new(OsStr::from_bytes(text));
+        if rights::may_execute(candidate) {
+            return Some(found(candidate));
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests;
