@@ -51,9 +51,13 @@ enum Command {
     Report,
     /// Only runs unmodified verbs programs on the software RNIC, as `test` does.
     Programs {
-        /// Only these of our own programs (in `xtask/programs`); `ucx` stands for all that runs over UCX.
+        /// Only these: programs of our own (in `xtask/programs`), or of docs/programs.md (fio, qperf, ...); `ucx`
+        /// stands for all that runs over UCX.
         #[arg(value_name = "NAME")]
-        own: Vec<String>,
+        only: Vec<String>,
+        /// Runs nothing, but writes the commands into docs/programs.md anew, with the figures that it names.
+        #[arg(long, conflicts_with = "only")]
+        write_docs: bool,
     },
     /// Measures unmodified verbs programs beside `doorbell bench`, libfabric, UCX and the kernel's limit.
     ///
@@ -66,6 +70,10 @@ enum Command {
         /// How often everything is measured [default: 5; of two builds 15, which is the least]
         #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
         rounds: Option<u32>,
+        /// Measures the programs of docs/programs.md instead, beside TCP, and writes the page's tables anew. The
+        /// figures go to --out, by default `programs.json` below today's date in `benchmarks`.
+        #[arg(long, conflicts_with_all = ["against", "against_revision", "instructions"])]
+        programs: bool,
         /// Writes each figure of each round to this file, as JSON.
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
@@ -163,11 +171,13 @@ fn main() -> ExitCode {
         Command::Packets { directory } => test::packets(&directory),
         Command::EndToEnd => test::end_to_end(),
         Command::Report => test::report(),
-        Command::Programs { own } => test::programs(&own),
+        Command::Programs { write_docs: true, .. } => ended(programs::page::write()),
+        Command::Programs { only, .. } => test::programs(&only),
+        Command::Compare { rounds, out, programs: true, .. } => test::measure(rounds.unwrap_or(5), out.as_deref()),
         Command::Compare { rounds, out, against: None, against_revision: None, .. } => {
             ended(programs::compare(rounds.unwrap_or(5), out.as_deref()))
         }
-        Command::Compare { rounds, out, against: binary, against_revision: revision, instructions } => {
+        Command::Compare { rounds, out, against: binary, against_revision: revision, instructions, .. } => {
             let rounds = rounds.unwrap_or(versus::LEAST_ROUNDS);
             if rounds < versus::LEAST_ROUNDS {
                 eprintln!("--rounds is {rounds}, allowed is {} or more for two builds", versus::LEAST_ROUNDS);

@@ -9,14 +9,31 @@ use crate::test::Outcome;
 /// that nobody can choose, and a port that was free may be somebody else's a moment later. Only root can make one;
 /// elsewhere the step shares the machine's network.
 pub(crate) fn apart(step: impl FnOnce() -> Outcome + Send) -> Outcome {
+    apart_with(&[&["link", "set", "lo", "up"]], step)
+}
+
+/// The same with a network interface beside loopback: some programs leave that out (libfabric).
+pub(crate) fn apart_with_interface(step: impl FnOnce() -> Outcome + Send) -> Outcome {
+    let commands: [&[&str]; 5] = [
+        &["link", "set", "lo", "up"],
+        &["link", "add", "doorbell-a", "type", "veth", "peer", "name", "doorbell-b"],
+        &["address", "add", "192.0.2.1/24", "dev", "doorbell-a"],
+        &["link", "set", "doorbell-a", "up"],
+        &["link", "set", "doorbell-b", "up"],
+    ];
+    apart_with(&commands, step)
+}
+
+fn apart_with(commands: &[&[&str]], step: impl FnOnce() -> Outcome + Send) -> Outcome {
     std::thread::scope(|scope| {
         // A namespace belongs to a thread, and to the threads and processes that it starts.
         let outcome = scope.spawn(|| {
             match unshare(CloneFlags::CLONE_NEWNET) {
-                Ok(()) => match run(command("ip", &["link", "set", "lo", "up"])) {
-                    Ok(()) => {}
-                    Err(why) => return Outcome::Failed(why),
-                },
+                Ok(()) => {
+                    if let Err(why) = commands.iter().try_for_each(|words| run(command("ip", words))) {
+                        return Outcome::Failed(why);
+                    }
+                }
                 Err(why) => eprintln!("no network namespace ({why}): ports are shared with other programs"),
             }
             step()

@@ -46,10 +46,32 @@ const FOR_COMPARISON: &[(&str, &str)] =
 
 /// Installs what is measured beside us, and says what is still missing then.
 pub(crate) fn install_for_comparison() -> Result<(), String> {
-    let packages = || FOR_COMPARISON.iter().map(|&(package, program)| (package, has(program))).collect::<Vec<_>>();
+    install_all(FOR_COMPARISON)
+}
+
+/// Installs packages whose programs are not here, and says what is still missing then.
+fn install_all(packages: &[(&'static str, &str)]) -> Result<(), String> {
+    let packages = || packages.iter().map(|&(package, program)| (package, has(program))).collect::<Vec<_>>();
     install_missing(&packages());
     let missing: Vec<&str> = packages().iter().filter(|(_, is_here)| !is_here).map(|(name, _)| *name).collect();
     if missing.is_empty() { Ok(()) } else { Err(format!("packages are missing: {}", missing.join(", "))) }
+}
+
+/// Programs of `docs/programs.md`, each with Debian's package.
+pub(crate) const FOR_PAGE: &[(&str, &str)] = &[
+    ("libfabric-bin", "fi_pingpong"),
+    ("openmpi-bin", "mpirun"),
+    ("libopenmpi-dev", "mpicc"),
+    ("fio", "fio"),
+    ("qperf", "qperf"),
+    ("qemu-system-x86", "qemu-system-x86_64"),
+    ("perftest", "ib_send_bw"),
+    ("rdmacm-utils", "rping"),
+];
+
+/// Installs them, and says what is still missing then.
+pub(crate) fn install_for_page() -> Result<(), String> {
+    install_all(FOR_PAGE)
 }
 
 /// Installs what libFuzzer is compiled with, and says if it is still missing then.

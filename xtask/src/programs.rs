@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 use crate::shell::{cargo, command, output_of, root, run, target};
 
 mod compare;
+pub(crate) mod page;
+mod qemu;
 mod rdma_cm;
 mod ucx;
 

@@ -50,6 +50,7 @@ impl Report {
         self.step("verbs programs, pairs", || network::apart(|| programs::pairs().into()));
         self.step("verbs programs, rdma_cm", || network::apart(|| programs::rdma_cm().into()));
         self.step("verbs programs, UCX", || network::apart(|| programs::ucx().into()));
+        self.step("verbs programs, their page", || network::apart_with_interface(|| programs::page::check(&[]).into()));
         self.step("rdma-core's tests", || network::apart(|| programs::pyverbs().into()));
     }
 
@@ -86,21 +87,39 @@ pub(crate) fn report() -> ExitCode {
 }
 
 /// Only runs unmodified verbs programs.
-pub(crate) fn programs(own: &[String]) -> ExitCode {
+///
+/// `only` names programs of our own and of the page; none names all.
+pub(crate) fn programs(only: &[String]) -> ExitCode {
     let mut report = Report { steps: Vec::new() };
     peers::install();
-    if own.is_empty() {
+    if only.is_empty() {
         report.programs();
-    } else {
-        let (ucx, own): (Vec<_>, Vec<_>) = own.iter().cloned().partition(|name| name == "ucx");
-        report.step("verbs programs, build", || programs::build().into());
-        if !own.is_empty() {
-            report.step("verbs programs, our own", || network::apart(|| programs::own(&own).into()));
-        }
-        if !ucx.is_empty() {
-            report.step("verbs programs, UCX", || network::apart(|| programs::ucx().into()));
-        }
+        return summarize(&report, false);
     }
+    let pages = programs::page::names();
+    let (page, own): (Vec<&String>, Vec<&String>) = only.iter().partition(|name| pages.contains(&name.as_str()));
+    let page: Vec<&str> = page.into_iter().map(String::as_str).collect();
+    let (ucx, own): (Vec<String>, Vec<String>) = own.into_iter().cloned().partition(|name| name == "ucx");
+    report.step("verbs programs, build", || programs::build().into());
+    if !ucx.is_empty() {
+        report.step("verbs programs, UCX", || network::apart(|| programs::ucx().into()));
+    }
+    if !own.is_empty() {
+        report.step("verbs programs, our own", || network::apart(|| programs::own(&own).into()));
+    }
+    if !page.is_empty() {
+        report.step("verbs programs, their page", || {
+            network::apart_with_interface(|| programs::page::check(&page).into())
+        });
+    }
+    summarize(&report, false)
+}
+
+/// Measures the programs of the page.
+pub(crate) fn measure(rounds: u32, out: Option<&Path>) -> ExitCode {
+    let mut report = Report { steps: Vec::new() };
+    let measured = || network::apart_with_interface(|| programs::page::measure(rounds, out).into());
+    report.step("verbs programs, measured", measured);
     summarize(&report, false)
 }
 

@@ -313,8 +313,8 @@ fn record(figures: &[Vec<f64>], load_before: &str) -> Value {
     });
     json!({
         "schema": "doorbell-compare/1",
-        "kernel": text_of("/proc/sys/kernel/osrelease"),
-        "cpus": std::thread::available_parallelism().map_or(0, usize::from),
+        "kernel": kernel(),
+        "cpus": cpus(),
         "load_before": load_before,
         "load_after": load(),
         "series": series.collect::<Vec<_>>(),
@@ -322,8 +322,16 @@ fn record(figures: &[Vec<f64>], load_before: &str) -> Value {
 }
 
 /// What else the machine does.
-fn load() -> String {
+pub(super) fn load() -> String {
     text_of("/proc/loadavg")
+}
+
+pub(super) fn kernel() -> String {
+    text_of("/proc/sys/kernel/osrelease")
+}
+
+pub(super) fn cpus() -> usize {
+    std::thread::available_parallelism().map_or(0, usize::from)
 }
 
 fn text_of(path: &str) -> String {

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::{Quantity, Source};
+use crate::programs::page::read::{perftest_row, pingpong};
 
 /// perftest and UCX call 2^20 bytes one MB.
 const MIB: f64 = 1_048_576.0;
@@ -45,16 +46,13 @@ fn limit(quantity: Quantity, text: &str) -> Option<f64> {
     })
 }
 
-/// A table of numbers whose headings have blanks in them: the row after the headings is read by position.
 fn perftest(quantity: Quantity, text: &str) -> Option<f64> {
     let (heading, column) = match quantity {
         Quantity::Latency | Quantity::LatencyAsleep => ("t_typical[usec]", 4),
         Quantity::Rate => ("MsgRate[Mpps]", 4),
         Quantity::Bandwidth | Quantity::BandwidthOfLong => ("BW average[MB/sec]", 3),
     };
-    let mut lines =
-        text.lines().skip_while(|line| !(line.trim_start().starts_with("#bytes") && line.contains(heading)));
-    let row: Vec<&str> = lines.nth(1)?.split_whitespace().collect();
+    let row = perftest_row(text, heading)?;
     if row.first()?.parse() != Ok(quantity.bytes()) {
         return None;
     }
@@ -62,11 +60,9 @@ fn perftest(quantity: Quantity, text: &str) -> Option<f64> {
     Some(if heading.starts_with("BW") { figure * MIB / 1e9 } else { figure })
 }
 
-/// One size after the headings. It plays ping-pong with large messages too.
+/// It plays ping-pong with large messages too.
 fn libfabric(quantity: Quantity, text: &str) -> Option<f64> {
-    let mut lines = text.lines().skip_while(|line| !line.starts_with("bytes"));
-    let column = lines.next()?.split_whitespace().position(|heading| heading == "usec/xfer")?;
-    let usec: f64 = lines.next()?.split_whitespace().nth(column)?.parse().ok()?;
+    let usec = pingpong(text, if quantity == Quantity::Bandwidth { "64k" } else { "16" }, "usec/xfer")?;
     Some(match quantity {
         Quantity::Latency | Quantity::LatencyAsleep => usec,
         Quantity::Rate => 1.0 / usec,

@@ -1,0 +1,264 @@
+//! The programs of `docs/programs.md`: each row of one table is what the page prints, what `cargo xtask programs`
+//! runs, and what `cargo xtask compare --programs` measures beside TCP. The page's part between two marks is
+//! written from the table and from a dated record of figures; a test compares them.
+
+pub(super) mod read;
+mod record;
+mod rows;
+mod text;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use super::{NO_CLOCK, OTHER_TRIES, Started, start, wait_until_listening};
+use crate::peers;
+use crate::shell::{command, output_of, root, target};
+
+pub(crate) use read::Read;
+pub(crate) use record::measure;
+pub(crate) use text::write;
+
+/// Longer than any of these programs takes, be the machine busy.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What is run, what is checked, and what is measured.
+pub(crate) struct Row {
+    /// Whose program it is: rows of one program stand together.
+    pub(crate) program: &'static str,
+    /// What of it.
+    pub(crate) what: &'static str,
+    pub(crate) ours: Commands,
+    /// The same, or what comes nearest to it, over TCP.
+    pub(crate) tcp: Option<Commands>,
+    /// What the run shows beside that both programs succeed: a text for the page.
+    pub(crate) checked: &'static str,
+    /// Words that the client must print, or the server.
+    pub(crate) words: &'static [&'static str],
+    /// How it is run, where it is more than two programs that end by themselves.
+    pub(crate) drive: Option<Drive>,
+    pub(crate) figures: &'static [Figure],
+}
+
+/// Two commands as somebody types them in two terminals; or only the second of them.
+#[derive(Clone, Copy)]
+pub(crate) struct Commands {
+    pub(crate) server: &'static str,
+    pub(crate) client: &'static str,
+    /// Where the server listens before the client may start.
+    pub(crate) port: u16,
+}
+
+impl Commands {
+    pub(crate) const fn pair(server: &'static str, client: &'static str, port: u16) -> Self {
+        Self { server, client, port }
+    }
+
+    /// A command that starts all its processes itself.
+    pub(crate) const fn alone(client: &'static str) -> Self {
+        Self { server: "", client, port: 0 }
+    }
+
+    /// The commands that there are, in the order in which they start.
+    pub(crate) fn lines(&self) -> impl Iterator<Item = &'static str> {
+        [self.server, self.client].into_iter().filter(|line| !line.is_empty())
+    }
+}
+
+/// What a program is told while it runs, beside its command, and what is checked of it. It returns what there is to
+/// read figures from.
+pub(crate) type Drive = fn(&Run<'_>) -> Result<String, String>;
+
+/// A figure that a run gives.
+pub(crate) struct Figure {
+    /// Of what: `one way, 64 B`.
+    pub(crate) of: &'static str,
+    pub(crate) unit: Unit,
+    pub(crate) read: Read,
+    /// How the programs over TCP say it, if they do.
+    pub(crate) tcp: Option<Read>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unit {
+    Microseconds,
+    Milliseconds,
+    GigabytesPerSecond,
+}
+
+impl Unit {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Microseconds => "us",
+            Self::Milliseconds => "ms",
+            Self::GigabytesPerSecond => "GB/s",
+        }
+    }
+}
+
+/// All rows, in the order of the page.
+pub(crate) fn rows() -> impl Iterator<Item = &'static Row> {
+    rows::ROWS.iter()
+}
+
+/// The programs that rows are of.
+pub(crate) fn names() -> Vec<&'static str> {
+    let mut names: Vec<_> = rows().map(|row| row.program).collect();
+    names.dedup();
+    names
+}
+
+/// Runs all rows, or those of some programs; each must end well, show what it is to show, and print its figures.
+pub(crate) fn check(only: &[&str]) -> Result<(), String> {
+    peers::install_for_page()?;
+    let mut failures = Vec::new();
+    let mut count = 0;
+    for row in rows().filter(|row| only.is_empty() || only.contains(&row.program)) {
+        count += 1;
+        let begun = std::time::Instant::now();
+        let outcome = row
+            .run(&row.ours, true)
+            .and_then(|said| row.figures.iter().try_for_each(|figure| figure.read(figure.read, &said).map(drop)));
+        eprintln!("{:>5.1} s  {}, {}", begun.elapsed().as_secs_f64(), row.program, row.what);
+        if let Err(why) = outcome {
+            let why = format!("{}, {}: {why}", row.program, row.what);
+            eprintln!("FAILED: {why}");
+            failures.push(why);
+        }
+    }
+    eprintln!("{count} rows of docs/programs.md, {} failures", failures.len());
+    if failures.is_empty() { Ok(()) } else { Err(failures.join("\n")) }
+}
+
+impl Row {
+    /// Runs it, and returns what its programs said.
+    fn run(&self, commands: &Commands, explain: bool) -> Result<String, String> {
+        let mut result = self.run_once(commands, explain);
+        for _ in 0..OTHER_TRIES {
+            if !result.as_ref().is_err_and(|why| why.contains(NO_CLOCK)) {
+                break;
+            }
+            result = self.run_once(commands, explain);
+        }
+        result
+    }
+
+    fn run_once(&self, commands: &Commands, explain: bool) -> Result<String, String> {
+        let run = Run { commands, folder: fresh_folder()?, explain };
+        let said = match self.drive {
+            Some(drive) => drive(&run)?,
+            None => run.to_its_end()?,
+        };
+        // What they say over TCP is not ours to check.
+        let words = if std::ptr::eq(commands, &raw const self.ours) { self.words } else { &[] };
+        match words.iter().find(|word| !said.contains(**word)) {
+            Some(missing) => Err(format!("{missing:?} is missing in:\n{said}")),
+            None => Ok(said),
+        }
+    }
+}
+
+impl Figure {
+    fn read(&self, read: Read, said: &str) -> Result<f64, String> {
+        let si = read.find(said).filter(|figure| figure.is_finite() && *figure > 0.0);
+        let si = si.ok_or_else(|| format!("there is no figure for {:?} in:\n{said}", self.of))?;
+        Ok(match self.unit {
+            Unit::Microseconds => si * 1e6,
+            Unit::Milliseconds => si * 1e3,
+            Unit::GigabytesPerSecond => si / 1e9,
+        })
+    }
+}
+
+/// One run of a row's commands, in a folder of its own.
+pub(crate) struct Run<'a> {
+    commands: &'a Commands,
+    pub(crate) folder: PathBuf,
+    explain: bool,
+}
+
+impl Run<'_> {
+    pub(in crate::programs) fn server(&self) -> Result<Started, String> {
+        self.start(self.commands.server)
+    }
+
+    pub(in crate::programs) fn client(&self) -> Result<Started, String> {
+        self.start(self.commands.client)
+    }
+
+    /// What the server's command says behind this word.
+    pub(crate) fn word_after(&self, word: &str) -> Option<&'static str> {
+        self.commands.server.split(' ').skip_while(|other| *other != word).nth(1)
+    }
+
+    /// Starts a line of the page as a shell does, in the folder of this run.
+    fn start(&self, line: &str) -> Result<Started, String> {
+        let mut shell = Command::new("sh");
+        // The process is the program, so that it ends with its handle.
+        shell.args(["-c", &format!("exec {line}")]).current_dir(&self.folder);
+        shell.env(
+            "PATH",
+            format!("{}:{}", target().join("release").display(), std::env::var("PATH").unwrap_or_default()),
+        );
+        if self.explain {
+            shell.env("DOORBELL_LOG", "debug");
+        }
+        start(shell)
+    }
+
+    /// Both programs end by themselves; what they said is returned, the client's first.
+    pub(crate) fn to_its_end(&self) -> Result<String, String> {
+        if self.commands.server.is_empty() {
+            return self.client()?.finish(PATIENCE);
+        }
+        let mut server = self.server()?;
+        if self.commands.port != 0 {
+            wait_until_listening(&self.commands.port.to_string(), &mut server)?;
+        }
+        let client = self.client()?.finish(PATIENCE);
+        match (client, server.finish(PATIENCE)) {
+            (Ok(client), Ok(server)) => Ok(client + &server),
+            (Err(client), Err(server)) => Err(format!("{client}\nthe server: {server}")),
+            (Err(why), Ok(server)) => Err(format!("{why}\nthe server: {server}")),
+            (Ok(client), Err(why)) => Err(format!("the server: {why}\n{client}")),
+        }
+    }
+}
+
+/// Compiles our own program for MPI into the folder of the run.
+fn mpi(run: &Run<'_>) -> Result<String, String> {
+    let program = run.folder.join("mpi_speed").to_string_lossy().into_owned();
+    let source = root().join("xtask/programs/mpi_speed.c").to_string_lossy().into_owned();
+    output_of(command("mpicc", &["-O1", "-Wall", "-Wextra", "-Werror", "-o", &program, &source]))?;
+    run.to_its_end()
+}
+
+/// An empty folder.
+fn fresh_folder() -> Result<PathBuf, String> {
+    let folder = target().join("xtask").join("page");
+    let made = (|| {
+        if folder.exists() {
+            fs::remove_dir_all(&folder)?;
+        }
+        fs::create_dir_all(&folder)
+    })();
+    made.map_err(|error| format!("{} could not be emptied: {error}", folder.display()))?;
+    Ok(folder)
+}
+
+/// The page.
+fn page() -> PathBuf {
+    root().join("docs/programs.md")
+}
+
+fn read_text(path: &Path) -> Result<String, String> {
+    fs::read_to_string(path).map_err(|error| format!("{} could not be read: {error}", path.display()))
+}
+
+fn write_text(path: &Path, text: &str) -> Result<(), String> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(folder)
+        .and_then(|()| fs::write(path, text))
+        .map_err(|error| format!("{} could not be written: {error}", path.display()))
+}

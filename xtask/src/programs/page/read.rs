@@ -1,0 +1,159 @@
+//! Figures in what programs print, in seconds and in bytes per second.
+
+/// How a program says a figure.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Read {
+    /// `fi_pingpong`: the time of a transfer, of this size as it prints it.
+    PingpongTime(&'static str),
+    /// The same as a throughput.
+    PingpongRate(&'static str),
+    /// qperf: what stands behind `latency = ` or `bw = ` below the heading of this test.
+    Qperf(&'static str),
+    /// fio: `bw=` of this direction, `READ` or `WRITE`, in the summary at the end.
+    Fio(&'static str),
+    /// perftest's typical latency, and its average bandwidth.
+    PerftestTime,
+    PerftestRate,
+    /// QEMU: what its monitor says behind these words, in milliseconds.
+    Milliseconds(&'static str),
+    /// The same in Mbit/s.
+    MegabitsPerSecond(&'static str),
+    /// A line of our own programs: these words, a number, and its unit.
+    Line(&'static str),
+}
+
+/// perftest calls 2^20 bytes one MB.
+const MIB: f64 = 1_048_576.0;
+
+impl Read {
+    /// The figure, if it is there.
+    pub(crate) fn find(self, text: &str) -> Option<f64> {
+        match self {
+            Self::PingpongTime(size) => Some(pingpong(text, size, "usec/xfer")? * 1e-6),
+            Self::PingpongRate(size) => Some(pingpong(text, size, "MB/sec")? * 1e6),
+            Self::Qperf(test) => qperf(text, test),
+            Self::Fio(direction) => fio(text, direction),
+            Self::PerftestTime => Some(perftest(text, "t_typical[usec]", 4)? * 1e-6),
+            Self::PerftestRate => Some(perftest(text, "BW average[MB/sec]", 3)? * MIB),
+            Self::Milliseconds(words) => Some(number_after(text, words)? * 1e-3),
+            Self::MegabitsPerSecond(words) => Some(number_after(text, words)? * 1e6 / 8.0),
+            Self::Line(words) => {
+                let (number, unit) = with_unit(text.split_once(words)?.1)?;
+                Some(number * unit)
+            }
+        }
+    }
+}
+
+/// What `fi_pingpong` prints in this column of its table, in the row of a size.
+pub(in crate::programs) fn pingpong(text: &str, size: &str, column: &str) -> Option<f64> {
+    let mut lines = text.lines().skip_while(|line| !line.starts_with("bytes"));
+    let at = lines.next()?.split_whitespace().position(|heading| heading == column)?;
+    let mut rows = lines.map(|line| line.split_whitespace().collect::<Vec<_>>());
+    rows.find(|row| row.first() == Some(&size))?.get(at)?.parse().ok()
+}
+
+/// The first figure below the test's name, which stands at the beginning of a line.
+fn qperf(text: &str, test: &str) -> Option<f64> {
+    let mut lines = text.lines().skip_while(|line| *line != format!("{test}:")).skip(1);
+    let (_, figure) = lines.next()?.split_once('=')?;
+    let (number, unit) = with_unit(figure)?;
+    Some(number * unit)
+}
+
+/// `WRITE: bw=1234MiB/s (1294MB/s), ...`
+fn fio(text: &str, direction: &str) -> Option<f64> {
+    let line = text.lines().map(str::trim_start).find(|line| line.starts_with(&format!("{direction}: bw=")))?;
+    let (number, unit) = with_unit(line.split_once('(')?.1)?;
+    Some(number * unit)
+}
+
+/// The row of perftest's table that has this heading. Headings have blanks in them, so it is read by position.
+pub(in crate::programs) fn perftest_row<'a>(text: &'a str, heading: &str) -> Option<Vec<&'a str>> {
+    let mut lines =
+        text.lines().skip_while(|line| !(line.trim_start().starts_with("#bytes") && line.contains(heading)));
+    Some(lines.nth(1)?.split_whitespace().collect())
+}
+
+fn perftest(text: &str, heading: &str, column: usize) -> Option<f64> {
+    perftest_row(text, heading)?.get(column)?.parse().ok()
+}
+
+fn number_after(text: &str, words: &str) -> Option<f64> {
+    leading_number(text.split_once(words)?.1).map(|(number, _)| number)
+}
+
+/// A number and what follows it.
+fn leading_number(text: &str) -> Option<(f64, &str)> {
+    let text = text.trim_start();
+    let end = text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
+    Some((text[..end].parse().ok()?, &text[end..]))
+}
+
+/// A number, and how much of a second, or of a byte per second, the unit behind it is.
+fn with_unit(text: &str) -> Option<(f64, f64)> {
+    let (number, rest) = leading_number(text)?;
+    let rest = rest.trim_start();
+    let end = rest.find(|letter: char| !letter.is_ascii_alphabetic() && letter != '/').unwrap_or(rest.len());
+    Some((number, unit(&rest[..end])?))
+}
+
+fn unit(name: &str) -> Option<f64> {
+    Some(match name {
+        "nsec" | "ns" => 1e-9,
+        "usec" | "us" => 1e-6,
+        "msec" | "ms" => 1e-3,
+        "sec" | "s" => 1.0,
+        "KB/sec" | "KB/s" | "kB/s" => 1e3,
+        "MB/sec" | "MB/s" => 1e6,
+        "GB/sec" | "GB/s" => 1e9,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn near(read: Read, text: &str, expected: f64) {
+        let found = read.find(text).unwrap_or_else(|| panic!("{read:?} finds nothing"));
+        assert!((found / expected - 1.0).abs() < 1e-9, "{found} instead of {expected}");
+    }
+
+    #[test]
+    fn fi_pingpong_prints_a_row_for_each_size() {
+        let text = "\
+bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec
+64      1k      =1k      125k        0.01s     15.39       4.16       0.24
+1m      200     =200     400m        0.20s   2087.00     502.43       0.00
+";
+        near(Read::PingpongTime("64"), text, 4.16e-6);
+        near(Read::PingpongRate("1m"), text, 2.087e9);
+        assert_eq!(Read::PingpongRate("64k").find(text), None);
+    }
+
+    #[test]
+    fn qperf_prints_units_that_fit() {
+        let text = "rc_lat:\n    latency  =  4.1 us\nrc_bw:\n    bw  =  2.98 GB/sec\ntcp_bw:\n    bw  =  439 MB/sec\n";
+        near(Read::Qperf("rc_lat"), text, 4.1e-6);
+        near(Read::Qperf("rc_bw"), text, 2.98e9);
+        near(Read::Qperf("tcp_bw"), text, 4.39e8);
+        assert_eq!(Read::Qperf("bw").find(text), None);
+    }
+
+    #[test]
+    fn fio_says_it_in_powers_of_ten_too() {
+        let text = "  WRITE: bw=106MiB/s (111MB/s), 106MiB/s-106MiB/s (111MB/s-111MB/s), io=64.0MiB (67.1MB)\n";
+        near(Read::Fio("WRITE"), text, 1.11e8);
+        assert_eq!(Read::Fio("READ").find(text), None);
+    }
+
+    #[test]
+    fn others_print_words_and_a_number() {
+        near(Read::Milliseconds("downtime "), "total-time 640 ms\ndowntime 126 ms\n", 0.126);
+        near(Read::MegabitsPerSecond("mbps "), "mbps 901.5\n", 901.5e6 / 8.0);
+        near(Read::Line("one way, 8 B: "), "one way, 8 B: 5.25 us\nping-pong", 5.25e-6);
+        near(Read::Line("ping-pong, 1 MiB: "), "ping-pong, 1 MiB: 186 MB/s\n", 1.86e8);
+    }
+}

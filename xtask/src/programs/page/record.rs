@@ -1,0 +1,177 @@
+//! `cargo xtask compare --programs`: the figures of the page, ours beside TCP's, round by round.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use super::{Row, Unit, page, read_text, rows, text, write_text};
+use crate::figures::spread;
+use crate::peers;
+use crate::programs::build;
+use crate::programs::compare::{cpus, kernel, load};
+use crate::shell::{command, output_of, root};
+
+const SCHEMA: &str = "doorbell-programs/1";
+
+/// Measures all rows, writes each figure of each round to `out`, and writes the page anew.
+pub(crate) fn measure(rounds: u32, out: Option<&Path>) -> Result<(), String> {
+    let date = output_of(command("date", &["+%F"]))?.trim().to_owned();
+    let out = match out {
+        Some(path) => std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display()))?,
+        None => root().join("benchmarks").join(&date).join("programs.json"),
+    };
+    // The page names the record from the root.
+    let named = out
+        .strip_prefix(root())
+        .map_err(|_| format!("{} is outside of {}: the page could not name it", out.display(), root().display()))?;
+    peers::install_for_page()?;
+    build()?;
+    let load_before = load();
+    let mut measured: Vec<Measured> = rows().map(Measured::new).collect();
+    for round in 1..=rounds {
+        eprintln!("round {round} of {rounds}");
+        measured.iter_mut().try_for_each(Measured::add_round)?;
+    }
+    let record = json!({
+        "schema": SCHEMA,
+        "date": date,
+        "kernel": kernel(),
+        "cpus": cpus(),
+        "load_before": load_before,
+        "load_after": load(),
+        "versions": versions(),
+        "rounds": rounds,
+        "rows": measured.iter().flat_map(Measured::records).collect::<Vec<_>>(),
+    });
+    write_text(&out, &format!("{record:#}\n"))?;
+    text::write_from(&page(), Some(named))
+}
+
+/// A row's figures so far.
+struct Measured {
+    row: &'static Row,
+    /// For each of the row's figures: ours, and TCP's.
+    figures: Vec<[Vec<f64>; 2]>,
+}
+
+impl Measured {
+    fn new(row: &'static Row) -> Self {
+        Self { row, figures: row.figures.iter().map(|_| Default::default()).collect() }
+    }
+
+    fn add_round(&mut self) -> Result<(), String> {
+        let row = self.row;
+        if row.figures.is_empty() {
+            return Ok(());
+        }
+        let at_fault = |why| format!("{}, {}: {why}", row.program, row.what);
+        let ours = row.run(&row.ours, false).map_err(at_fault)?;
+        let tcp = row.tcp.as_ref().map(|commands| row.run(commands, false)).transpose().map_err(at_fault)?;
+        for (figure, [own, beside]) in row.figures.iter().zip(&mut self.figures) {
+            own.push(figure.read(figure.read, &ours).map_err(at_fault)?);
+            // qperf measures TCP in the same run.
+            if let Some(read) = figure.tcp {
+                beside.push(figure.read(read, tcp.as_ref().unwrap_or(&ours)).map_err(at_fault)?);
+            }
+        }
+        Ok(())
+    }
+
+    fn records(&self) -> impl Iterator<Item = Value> {
+        self.row.figures.iter().zip(&self.figures).map(|(figure, [own, beside])| {
+            json!({
+                "program": self.row.program, "what": self.row.what, "of": figure.of, "unit": figure.unit.name(),
+                "ours": own, "tcp": beside,
+            })
+        })
+    }
+}
+
+/// Debian's versions of the programs.
+fn versions() -> Value {
+    let version = |package: &str| {
+        let query = command("dpkg-query", &["--show", "--showformat", "${Version}", package]);
+        output_of(query).map_or(Value::Null, |text| text.trim().into())
+    };
+    peers::FOR_PAGE.iter().map(|&(package, _)| (package.to_owned(), version(package))).collect()
+}
+
+/// A record that was read.
+pub(super) struct Record {
+    pub(super) path: PathBuf,
+    value: Value,
+}
+
+/// Medians of one figure.
+#[derive(Debug, PartialEq)]
+pub(super) struct Medians {
+    pub(super) ours: f64,
+    pub(super) tcp: Option<f64>,
+    /// The median of the ratios within each round.
+    pub(super) ratio: Option<f64>,
+}
+
+impl Record {
+    /// `path` is from the root of the repository.
+    pub(super) fn read(path: &Path) -> Result<Self, String> {
+        let text = read_text(&root().join(path))?;
+        let value: Value = serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
+        if value["schema"] != SCHEMA {
+            return Err(format!("{} has the schema {}, expected is {SCHEMA}", path.display(), value["schema"]));
+        }
+        Ok(Self { path: path.to_owned(), value })
+    }
+
+    pub(super) fn text(&self, key: &str) -> String {
+        match &self.value[key] {
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        }
+    }
+
+    /// The medians of a figure, if it was measured.
+    pub(super) fn medians(&self, row: &Row, of: &str, unit: Unit) -> Option<Medians> {
+        let found = self.value["rows"].as_array()?.iter().find(|found| {
+            found["program"] == row.program
+                && found["what"] == row.what
+                && found["of"] == of
+                && found["unit"] == unit.name()
+        })?;
+        let figures =
+            |key: &str| -> Vec<f64> { found[key].as_array().into_iter().flatten().filter_map(Value::as_f64).collect() };
+        let (ours, tcp) = (figures("ours"), figures("tcp"));
+        let median = |figures: Vec<f64>| spread(figures).map(|(median, ..)| median);
+        Some(Medians {
+            ratio: median(ours.iter().zip(&tcp).map(|(ours, tcp)| ours / tcp).collect()),
+            ours: median(ours)?,
+            tcp: median(tcp),
+        })
+    }
+
+    /// `fio 3.33-3, ...`
+    pub(super) fn versions(&self) -> String {
+        let versions = self.value["versions"].as_object();
+        let known = versions.into_iter().flatten().filter_map(|(name, version)| Some((name, version.as_str()?)));
+        known.map(|(name, version)| format!("{name} {version}")).collect::<Vec<_>>().join(", ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians_are_those_of_the_rounds() {
+        let row = rows().find(|row| row.figures.iter().any(|figure| figure.tcp.is_some())).unwrap();
+        let figure = row.figures.iter().find(|figure| figure.tcp.is_some()).unwrap();
+        let value = json!({"rows": [{
+            "program": row.program, "what": row.what, "of": figure.of, "unit": figure.unit.name(),
+            "ours": [6.0, 8.0, 1.0], "tcp": [2.0, 4.0, 1.0],
+        }]});
+        let record = Record { path: PathBuf::new(), value };
+        let medians = record.medians(row, figure.of, figure.unit);
+        // Round by round: 3, 2 and 1.
+        assert_eq!(medians, Some(Medians { ours: 6.0, tcp: Some(2.0), ratio: Some(2.0) }));
+        assert_eq!(record.medians(row, "something else", figure.unit), None);
+    }
+}

@@ -1,0 +1,309 @@
+//! The table.
+
+use super::Read::{
+    Fio, Line, MegabitsPerSecond, Milliseconds, PerftestRate, PerftestTime, PingpongRate, PingpongTime, Qperf,
+};
+use super::{Commands, Drive, Figure, Read, Row, Unit, mpi};
+use crate::programs::qemu;
+
+const fn row(program: &'static str, what: &'static str, ours: Commands) -> Row {
+    Row { program, what, ours, tcp: None, checked: "", words: &[], drive: None, figures: &[] }
+}
+
+impl Row {
+    const fn beside(mut self, tcp: Commands) -> Self {
+        self.tcp = Some(tcp);
+        self
+    }
+
+    const fn checks(mut self, checked: &'static str, words: &'static [&'static str]) -> Self {
+        (self.checked, self.words) = (checked, words);
+        self
+    }
+
+    const fn driven(mut self, drive: Drive) -> Self {
+        self.drive = Some(drive);
+        self
+    }
+
+    const fn figures(mut self, figures: &'static [Figure]) -> Self {
+        self.figures = figures;
+        self
+    }
+}
+
+const fn time(of: &'static str, read: Read, tcp: Option<Read>) -> Figure {
+    Figure { of, unit: Unit::Microseconds, read, tcp }
+}
+
+const fn rate(of: &'static str, read: Read, tcp: Option<Read>) -> Figure {
+    Figure { of, unit: Unit::GigabytesPerSecond, read, tcp }
+}
+
+const fn took(of: &'static str, read: Read) -> Figure {
+    Figure { of, unit: Unit::Milliseconds, read, tcp: Some(read) }
+}
+
+/// Both print the same table over TCP.
+const PINGPONG_64: &[Figure] = &[time("one way", PingpongTime("64"), Some(PingpongTime("64")))];
+const PINGPONG_64K: &[Figure] = &[rate("ping-pong", PingpongRate("64k"), Some(PingpongRate("64k")))];
+const PINGPONG_1M: &[Figure] = &[rate("ping-pong", PingpongRate("1m"), Some(PingpongRate("1m")))];
+
+const EACH_BYTE: &str = "each byte of each message, at both ends (`-c`)";
+
+/// `fi_pingpong` of a provider and a kind of endpoint, beside the same over TCP or UDP.
+macro_rules! pingpong {
+    ($what:literal, $provider:literal, $beside:literal, $endpoint:literal, $size:literal, $times:literal, $figures:expr) => {
+        row(
+            "libfabric",
+            $what,
+            Commands::pair(
+                concat!(
+                    "doorbell run -- fi_pingpong -p '",
+                    $provider,
+                    "' -e ",
+                    $endpoint,
+                    " -S ",
+                    $size,
+                    " -I ",
+                    $times,
+                    " -c"
+                ),
+                concat!(
+                    "doorbell run -- fi_pingpong -p '",
+                    $provider,
+                    "' -e ",
+                    $endpoint,
+                    " -S ",
+                    $size,
+                    " -I ",
+                    $times,
+                    " -c 127.0.0.1"
+                ),
+                47592,
+            ),
+        )
+        .beside(Commands::pair(
+            concat!("fi_pingpong -p '", $beside, "' -e ", $endpoint, " -S ", $size, " -I ", $times, " -c"),
+            concat!("fi_pingpong -p '", $beside, "' -e ", $endpoint, " -S ", $size, " -I ", $times, " -c 127.0.0.1"),
+            47592,
+        ))
+        .checks(EACH_BYTE, &[])
+        .figures($figures)
+    };
+}
+
+/// perftest, which compares no data; and qperf with messages of the same size over TCP.
+macro_rules! perftest {
+    ($what:literal, $command:literal, $tcp:literal, $figures:expr) => {
+        row(
+            "perftest",
+            $what,
+            Commands::pair(
+                concat!("doorbell run -- ", $command),
+                concat!("doorbell run -- ", $command, " 127.0.0.1"),
+                18515,
+            ),
+        )
+        .beside(Commands::pair("qperf", concat!("qperf 127.0.0.1 -t 1 ", $tcp, " quit"), 19765))
+        .checks("that all operations complete; perftest compares no data", &[])
+        .figures($figures)
+    };
+}
+
+const PERFTEST_TIME: &[Figure] = &[time("one way", PerftestTime, Some(Qperf("tcp_lat")))];
+const PERFTEST_RATE: &[Figure] = &[rate("throughput", PerftestRate, Some(Qperf("tcp_bw")))];
+
+/// fio's server is told by its client what to do; it can verify files, but not what went through a connection.
+macro_rules! fio {
+    ($what:literal, $verb:literal, $rw:literal, $depth:literal, $size:literal, $figure:expr) => {
+        row(
+            "fio",
+            $what,
+            Commands::pair(
+                concat!(
+                    "doorbell run -- fio --name=server --ioengine=rdma --port=18600 --bs=64k --size=",
+                    $size,
+                    " --rw=read --iodepth=",
+                    $depth
+                ),
+                concat!(
+                    "doorbell run -- fio --name=client --ioengine=rdma --hostname=127.0.0.1 --port=18600 --verb=",
+                    $verb,
+                    " --bs=64k --size=",
+                    $size,
+                    " --rw=",
+                    $rw,
+                    " --iodepth=16"
+                ),
+                18600,
+            ),
+        )
+        .beside(Commands::pair(
+            concat!(
+                "fio --name=server --ioengine=net --protocol=tcp --listen --port=18601 --bs=64k --size=",
+                $size,
+                " --rw=read"
+            ),
+            concat!(
+                "fio --name=client --ioengine=net --protocol=tcp --hostname=127.0.0.1 --port=18601 --bs=64k --size=",
+                $size,
+                " --rw=write"
+            ),
+            18601,
+        ))
+        .checks("that all operations complete; fio compares no data with this engine", &["err= 0"])
+        .figures($figure)
+    };
+}
+
+const QEMU_FIGURES: &[Figure] = &[
+    rate("throughput", MegabitsPerSecond("mbps "), Some(MegabitsPerSecond("mbps "))),
+    took("whole migration", Milliseconds("total-time ")),
+    took("downtime", Milliseconds("downtime ")),
+];
+
+macro_rules! qemu {
+    ($prefix:literal, $to:literal) => {
+        Commands::pair(
+            concat!(
+                $prefix,
+                "qemu-system-x86_64 -machine pc -m 128 -display none -nodefaults \\\n    ",
+                "-drive file=guest.img,format=raw,if=floppy,readonly=on -debugcon file:destination.txt \\\n    ",
+                "-qmp unix:destination.sock,server=on,wait=off -S -incoming ",
+                $to
+            ),
+            concat!(
+                $prefix,
+                "qemu-system-x86_64 -machine pc -m 128 -display none -nodefaults \\\n    ",
+                "-drive file=guest.img,format=raw,if=floppy,readonly=on -debugcon file:source.txt \\\n    ",
+                "-qmp unix:source.sock,server=on,wait=off -device loader,file=random.bin,addr=0x1000000,force-raw=on"
+            ),
+            0,
+        )
+    };
+}
+
+const QEMU_CHECKED: &str = "every byte of the guest's memory, half of which is random, and that the guest goes on \
+    counting where it stopped";
+
+/// Examples of librdmacm; each takes a port of its own.
+const fn example(
+    what: &'static str,
+    server: &'static str,
+    client: &'static str,
+    port: u16,
+    checked: &'static str,
+    words: &'static [&'static str],
+) -> Row {
+    row("librdmacm's examples", what, Commands::pair(server, client, port)).checks(checked, words)
+}
+
+pub(super) const ROWS: &[Row] = &[
+    pingpong!("connected endpoints, 64 B", "verbs", "tcp", "msg", "64", "5000", PINGPONG_64),
+    pingpong!("connected endpoints, 1 MiB", "verbs", "tcp", "msg", "1048576", "200", PINGPONG_1M),
+    pingpong!("reliable datagrams over connections, 64 B", "verbs;ofi_rxm", "tcp;ofi_rxm", "rdm", "64", "5000", PINGPONG_64),
+    pingpong!("reliable datagrams over connections, 1 MiB", "verbs;ofi_rxm", "tcp;ofi_rxm", "rdm", "1048576", "200", PINGPONG_1M),
+    pingpong!("reliable datagrams over datagrams, 64 B", "verbs;ofi_rxd", "udp;ofi_rxd", "rdm", "64", "1000", PINGPONG_64),
+    pingpong!("reliable datagrams over datagrams, 64 KiB", "verbs;ofi_rxd", "udp;ofi_rxd", "rdm", "65536", "100", PINGPONG_64K),
+    pingpong!("datagrams, 64 B", "verbs", "udp", "dgram", "64", "5000", PINGPONG_64),
+    row(
+        "Open MPI over libfabric",
+        "two ranks",
+        Commands::alone(
+            "doorbell run -- mpirun -n 2 --allow-run-as-root --oversubscribe --mca pml cm --mca mtl ofi \\\n    \
+             --mca mtl_ofi_provider_include 'verbs;ofi_rxm' ./mpi_speed",
+        ),
+    )
+    .beside(Commands::alone(
+        "mpirun -n 2 --allow-run-as-root --oversubscribe --mca pml ob1 --mca btl tcp,self ./mpi_speed",
+    ))
+    .driven(mpi)
+    .checks("messages that come back, byte by byte (`xtask/programs/mpi_speed.c`)", &[])
+    .figures(&[
+        time("one way, 8 B", Line("one way, 8 B: "), Some(Line("one way, 8 B: "))),
+        rate("ping-pong, 1 MiB", Line("ping-pong, 1 MiB: "), Some(Line("ping-pong, 1 MiB: "))),
+    ]),
+    fio!("RDMA WRITE, 64 KiB", "write", "write", "16", "256m", &[rate("throughput", Fio("WRITE"), Some(Fio("WRITE")))]),
+    fio!("RDMA READ, 64 KiB", "read", "read", "16", "256m", &[rate("throughput", Fio("READ"), Some(Fio("WRITE")))]),
+    // fio's connections allow no RNR retries, so there has to be a receive for each message.
+    fio!("SEND, 64 KiB", "send", "write", "256", "8m", &[rate("throughput", Fio("WRITE"), Some(Fio("WRITE")))]),
+    row(
+        "qperf",
+        "reliable connections through `rdma_cm` (`-cm1`)",
+        Commands::pair(
+            "doorbell run -- qperf",
+            "doorbell run -- qperf 127.0.0.1 -t 1 -cm1 rc_lat rc_bw rc_rdma_read_lat rc_rdma_read_bw rc_rdma_write_bw \\\n    \
+             ver_rc_compare_swap ver_rc_fetch_add tcp_lat tcp_bw quit",
+            19765,
+        ),
+    )
+    .checks(
+        "the values of all compare-and-swaps and fetch-and-adds (`ver_`); of other operations that they complete",
+        &["ver_rc_compare_swap:", "ver_rc_fetch_add:"],
+    )
+    .figures(&[
+        time("rc_lat, 1 B", Qperf("rc_lat"), Some(Qperf("tcp_lat"))),
+        time("rc_rdma_read_lat, 1 B", Qperf("rc_rdma_read_lat"), None),
+        rate("rc_bw, 64 KiB", Qperf("rc_bw"), Some(Qperf("tcp_bw"))),
+        rate("rc_rdma_read_bw, 64 KiB", Qperf("rc_rdma_read_bw"), None),
+        rate("rc_rdma_write_bw, 64 KiB", Qperf("rc_rdma_write_bw"), None),
+    ]),
+    row("QEMU", "live migration", qemu!("doorbell run -- ", "rdma:127.0.0.1:18610"))
+        .beside(qemu!("", "tcp:127.0.0.1:18610"))
+        .driven(qemu::migrate)
+        .checks(QEMU_CHECKED, &[])
+        .figures(QEMU_FIGURES),
+    row("QEMU", "live migration, all memory registered before (`rdma-pin-all`)", qemu!("doorbell run -- ", "rdma:127.0.0.1:18611"))
+        .driven(qemu::migrate_pinned)
+        .checks(QEMU_CHECKED, &[])
+        .figures(&[
+            Figure { of: "throughput", unit: Unit::GigabytesPerSecond, read: MegabitsPerSecond("mbps "), tcp: None },
+            Figure { of: "downtime", unit: Unit::Milliseconds, read: Milliseconds("downtime "), tcp: None },
+        ]),
+    perftest!("SEND, 16 B", "ib_send_lat -F -s 16 -n 20000", "-m 16 tcp_lat", PERFTEST_TIME),
+    perftest!("RDMA WRITE, 16 B", "ib_write_lat -F -s 16 -n 5000", "-m 16 tcp_lat", PERFTEST_TIME),
+    perftest!("SEND, 64 KiB", "ib_send_bw -F -s 65536 -n 5000", "-m 64k tcp_bw", PERFTEST_RATE),
+    perftest!("RDMA WRITE, 64 KiB", "ib_write_bw -F -s 65536 -n 5000", "-m 64k tcp_bw", PERFTEST_RATE),
+    perftest!("RDMA READ, 64 KiB", "ib_read_bw -F -s 65536 -n 5000", "-m 64k tcp_bw", PERFTEST_RATE),
+    example(
+        "rping",
+        "doorbell run -- rping -s -a 127.0.0.1 -p 18620 -V -C 200 -S 50000",
+        "doorbell run -- rping -c -a 127.0.0.1 -p 18620 -V -C 200 -S 50000",
+        18620,
+        "each byte that was read and written back (`-V`)",
+        &[],
+    ),
+    example(
+        "ucmatose",
+        "doorbell run -- ucmatose -p 18621 -c 10 -C 50 -S 3000",
+        "doorbell run -- ucmatose -s 127.0.0.1 -p 18621 -c 10 -C 50 -S 3000",
+        18621,
+        "that ten connections carry their messages and end",
+        &["test complete", "return status 0"],
+    ),
+    example(
+        "udaddy",
+        "doorbell run -- udaddy -c 5 -C 20 -S 500",
+        "doorbell run -- udaddy -s 127.0.0.1 -c 5 -C 20 -S 500",
+        7174,
+        "that datagrams go both ways and carry their sender's address",
+        &["test complete", "return status 0"],
+    ),
+    example(
+        "rdma_server and rdma_client",
+        "doorbell run -- rdma_server -p 18623",
+        "doorbell run -- rdma_client -s 127.0.0.1 -p 18623",
+        18623,
+        "that a message goes each way",
+        &["rdma_client: end 0", "rdma_server: end 0"],
+    ),
+    example(
+        "rdma_xserver and rdma_xclient",
+        "doorbell run -- rdma_xserver -p 18624 -c r",
+        "doorbell run -- rdma_xclient -s 127.0.0.1 -p 18624 -c r",
+        18624,
+        "that a message goes each way (`-c x`, XRC, is refused)",
+        &["end 0"],
+    ),
+];

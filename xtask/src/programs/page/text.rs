@@ -1,0 +1,132 @@
+//! The page's part that is written: the table of all rows, and the commands of each.
+
+use std::path::Path;
+
+use super::record::Record;
+use super::{Row, page, read_text, rows, write_text};
+
+/// Between these lines the page is written; all else of it is by hand.
+const BEGIN: &str = "<!-- From here on written by `cargo xtask programs --write-docs`. -->";
+const END: &str = "<!-- Written as far as here. -->";
+
+/// Before the path of the record that figures come from.
+const RAW: &str = "raw figures: `";
+
+/// Writes the page anew, with figures of the record that it names.
+pub(crate) fn write() -> Result<(), String> {
+    write_from(&page(), None)
+}
+
+/// The same, with figures of this record, whose path is from the root of the repository.
+pub(super) fn write_from(page: &Path, record: Option<&Path>) -> Result<(), String> {
+    let old = read_text(page)?;
+    let record = record.or_else(|| named_record(&old)).map(Record::read).transpose()?;
+    write_text(page, &with_written(&old, record.as_ref())?)
+}
+
+/// The record that a page names.
+fn named_record(page: &str) -> Option<&Path> {
+    let (path, _) = page.split_once(RAW)?.1.split_once('`')?;
+    Some(Path::new(path))
+}
+
+/// The page with its written part as it should be.
+fn with_written(page: &str, record: Option<&Record>) -> Result<String, String> {
+    let no_mark = |mark| format!("the page has no line {mark:?}");
+    let (before, rest) = page.split_once(BEGIN).ok_or_else(|| no_mark(BEGIN))?;
+    let (_, after) = rest.split_once(END).ok_or_else(|| no_mark(END))?;
+    Ok(format!("{before}{BEGIN}\n\n{}\n{END}{after}", written(record)))
+}
+
+fn written(record: Option<&Record>) -> String {
+    let mut text = String::from("## How fast\n\n");
+    text.push_str(&match record {
+        Some(record) => format!(
+            "Measured on {}, {} virtual processors, Linux {}; medians of {} rounds, and of the ratios within each\n\
+             round (load before: {}; {RAW}{}`).\nDebian's packages: {}.\n\n",
+            record.text("date"),
+            record.text("cpus"),
+            record.text("kernel"),
+            record.text("rounds"),
+            record.text("load_before"),
+            record.path.display(),
+            record.versions(),
+        ),
+        None => "Nothing has been measured yet: `cargo xtask compare --programs` does.\n\n".to_owned(),
+    });
+    text.push_str("| program | what | figure | on Doorbell | over TCP | ratio |\n|---|---|---|---|---|---|\n");
+    for row in rows() {
+        for figure in row.figures {
+            let medians = record.and_then(|record| record.medians(row, figure.of, figure.unit));
+            let cell = |value: Option<f64>| {
+                value.map_or("-".to_owned(), |value| format!("{} {}", short(value), figure.unit.name()))
+            };
+            text.push_str(&format!(
+                "| {} | {} | {} | {} | {} | {} |\n",
+                row.program,
+                row.what,
+                figure.of,
+                cell(medians.as_ref().map(|medians| medians.ours)),
+                cell(medians.as_ref().and_then(|medians| medians.tcp)),
+                medians.and_then(|medians| medians.ratio).map_or("-".to_owned(), short),
+            ));
+        }
+    }
+    text.push_str("\n## The commands\n");
+    let mut program = "";
+    for row in rows() {
+        if row.program != program {
+            program = row.program;
+            text.push_str(&format!("\n### {program}\n"));
+        }
+        text.push_str(&commands(row));
+    }
+    text
+}
+
+fn commands(row: &Row) -> String {
+    let block = |lines: &mut dyn Iterator<Item = &str>| {
+        let lines: String = lines.map(|line| format!("$ {line}\n")).collect();
+        format!("```console\n{lines}```\n")
+    };
+    let mut text = format!("\n**{}.** Checked: {}.\n\n{}", row.what, row.checked, block(&mut row.ours.lines()));
+    if let Some(tcp) = &row.tcp {
+        text.push_str(&format!("\nOver TCP:\n\n{}", block(&mut tcp.lines())));
+    }
+    text
+}
+
+/// Three digits that say something.
+fn short(value: f64) -> String {
+    match value {
+        value if value >= 100.0 => format!("{value:.0}"),
+        value if value >= 10.0 => format!("{value:.1}"),
+        value => format!("{value:.2}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The commands that the page prints are those that run, and its figures those that were recorded.
+    #[test]
+    fn the_page_is_what_the_table_and_the_record_say() {
+        let there = read_text(&page()).unwrap();
+        let record = named_record(&there).map(|path| Record::read(path).unwrap());
+        let written = with_written(&there, record.as_ref()).unwrap();
+        assert!(there == written, "docs/programs.md is not as written: `cargo xtask programs --write-docs` writes it");
+    }
+
+    #[test]
+    fn a_page_names_its_record() {
+        assert_eq!(named_record("... raw figures: `benchmarks/x/y.json`)."), Some(Path::new("benchmarks/x/y.json")));
+        assert_eq!(named_record("no figures"), None);
+        assert!(with_written("no marks", None).unwrap_err().contains("no line"));
+    }
+
+    #[test]
+    fn numbers_have_three_digits() {
+        assert_eq!([1234.5, 45.67, 4.567, 0.1234].map(short), ["1234", "45.7", "4.57", "0.12"]);
+    }
+}
