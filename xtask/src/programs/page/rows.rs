@@ -200,13 +200,13 @@ const fn example(
 }
 
 pub(super) const ROWS: &[Row] = &[
-    pingpong!("connected endpoints, 64 B", "verbs", "tcp", "msg", "64", "5000", PINGPONG_64),
-    pingpong!("connected endpoints, 1 MiB", "verbs", "tcp", "msg", "1048576", "200", PINGPONG_1M),
-    pingpong!("reliable datagrams over connections, 64 B", "verbs;ofi_rxm", "tcp;ofi_rxm", "rdm", "64", "5000", PINGPONG_64),
-    pingpong!("reliable datagrams over connections, 1 MiB", "verbs;ofi_rxm", "tcp;ofi_rxm", "rdm", "1048576", "200", PINGPONG_1M),
-    pingpong!("reliable datagrams over datagrams, 64 B", "verbs;ofi_rxd", "udp;ofi_rxd", "rdm", "64", "1000", PINGPONG_64),
-    pingpong!("reliable datagrams over datagrams, 64 KiB", "verbs;ofi_rxd", "udp;ofi_rxd", "rdm", "65536", "100", PINGPONG_64K),
-    pingpong!("datagrams, 64 B", "verbs", "udp", "dgram", "64", "5000", PINGPONG_64),
+    pingpong!("connected endpoints, 64 B", "verbs", "tcp", "msg", "64", "2000", PINGPONG_64),
+    pingpong!("connected endpoints, 1 MiB", "verbs", "tcp", "msg", "1048576", "100", PINGPONG_1M),
+    pingpong!("reliable datagrams over connections, 64 B", "verbs;ofi_rxm", "tcp;ofi_rxm", "rdm", "64", "2000", PINGPONG_64),
+    pingpong!("reliable datagrams over connections, 1 MiB", "verbs;ofi_rxm", "tcp;ofi_rxm", "rdm", "1048576", "100", PINGPONG_1M),
+    pingpong!("reliable datagrams over datagrams, 64 B", "verbs;ofi_rxd", "udp;ofi_rxd", "rdm", "64", "500", PINGPONG_64),
+    pingpong!("reliable datagrams over datagrams, 64 KiB", "verbs;ofi_rxd", "udp;ofi_rxd", "rdm", "65536", "50", PINGPONG_64K),
+    pingpong!("datagrams, 64 B", "verbs", "udp", "dgram", "64", "2000", PINGPONG_64),
     row(
         "Open MPI over libfabric",
         "two ranks",
@@ -261,8 +261,8 @@ pub(super) const ROWS: &[Row] = &[
             Figure { of: "throughput", unit: Unit::GigabytesPerSecond, read: MegabitsPerSecond("mbps "), tcp: None },
             Figure { of: "downtime", unit: Unit::Milliseconds, read: Milliseconds("downtime "), tcp: None },
         ]),
-    perftest!("SEND, 16 B", "ib_send_lat -F -s 16 -n 20000", "-m 16 tcp_lat", PERFTEST_TIME),
-    perftest!("RDMA WRITE, 16 B", "ib_write_lat -F -s 16 -n 5000", "-m 16 tcp_lat", PERFTEST_TIME),
+    perftest!("SEND, 16 B", "ib_send_lat -F -s 16 -n 5000", "-m 16 tcp_lat", PERFTEST_TIME),
+    perftest!("RDMA WRITE, 16 B", "ib_write_lat -F -s 16 -n 2000", "-m 16 tcp_lat", PERFTEST_TIME),
     perftest!("SEND, 64 KiB", "ib_send_bw -F -s 65536 -n 5000", "-m 64k tcp_bw", PERFTEST_RATE),
     perftest!("RDMA WRITE, 64 KiB", "ib_write_bw -F -s 65536 -n 5000", "-m 64k tcp_bw", PERFTEST_RATE),
     perftest!("RDMA READ, 64 KiB", "ib_read_bw -F -s 65536 -n 5000", "-m 64k tcp_bw", PERFTEST_RATE),
