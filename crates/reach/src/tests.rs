@@ -167,6 +167,6 @@ fn names_are_looked_for_where_a_shell_does() {
     assert_eq!(find(&"y".repeat(5000)), None);
     assert_eq!(find("./anything"), Some(PathBuf::from("./anything")));
     // As a shell finds it.
-    let found = Command::new("sh").args(["-c", "command -v program"]).env("PATH", path).output().unwrap();
+    let found = Command::new("/bin/sh").args(["-c", "command -v program"]).env("PATH", path).output().unwrap();
     assert_eq!(String::from_utf8(found.stdout).unwrap().trim(), here.to_string_lossy());
 }
