@@ -21,7 +21,7 @@ pub(crate) use record::measure;
 pub(crate) use text::write;
 
 /// Longer than any of these programs takes, be the machine busy.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What is run, what is checked, and what is measured.
 pub(crate) struct Row {
