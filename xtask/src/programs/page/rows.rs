@@ -278,12 +278,4 @@ pub(super) const ROWS: &[Row] = &[
         "that a message goes each way",
         &["rdma_client: end 0", "rdma_server: end 0"],
     ),
-    example(
-        "rdma_xserver and rdma_xclient",
-        "doorbell run -- rdma_xserver -p 18624 -c r",
-        "doorbell run -- rdma_xclient -s 127.0.0.1 -p 18624 -c r",
-        18624,
-        "that a message goes each way (`-c x`, XRC, is refused)",
-        &["end 0"],
-    ),
 ];
