@@ -3,7 +3,8 @@
 Usage: rdmacm.py FOLDER_OF_TESTS [options of run_tests.py]
 
 The tests look for the address of the device in sysfs, and leave everything out that has none there. A
-software RNIC is reached by any address of the machine, so they are told one; nothing else is changed.
+software RNIC is reached by any address of the machine, so they are told one; nothing else is changed. It is
+one that no other run of them has: they always take the same port, and groups that follow from the address.
 """
 
 import os
@@ -21,8 +22,13 @@ SourceFileLoader("tests", os.path.join(folder, "__init__.py")).load_module()
 from tests.base import RDMATestCase  # noqa: E402
 
 
+# A process has a number of 22 bits; devices that are given no address take the first ones.
+number = os.getpid()
+OWN = f"127.{64 | number >> 16}.{number >> 8 & 255}.{number & 255}"
+
+
 def with_address(self, dev, port, gid_index):
-    self.args.append([dev, port, gid_index, "127.0.0.1", None])
+    self.args.append([dev, port, gid_index, OWN, None])
 
 
 RDMATestCase._get_ip_mac = with_address

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::PathBuf;
 
+use crate::place::{self, Lock};
 use crate::shell::{command, output_of, root, run, target};
 
 const HEADER: &str = "#include <infiniband/verbs.h>\n#include <rdma/rdma_verbs.h>\n";
@@ -21,6 +22,7 @@ fn sources() -> PathBuf {
 
 /// Generates the bindings anew.
 pub(crate) fn generate() -> Result<(), String> {
+    let _alone = Lock::take(&target().join("xtask").join("bindings.lock"), "the bindings")?;
     let generated = bindgen::builder()
         .header_contents("wrapper.h", HEADER)
         .allowlist_type("(ibv|verbs|_ibv|ib_uverbs|rdma)_.*")
@@ -87,8 +89,7 @@ pub(crate) fn check_layout() -> Result<(), String> {
     if count < LEAST_LAYOUTS {
         return Err(format!("only {count} sizes and offsets are asserted, there were {LEAST_LAYOUTS}"));
     }
-    let source = target().join("xtask").join("layout.c");
-    fs::create_dir_all(source.parent().unwrap_or(&source)).map_err(|error| error.to_string())?;
+    let source = place::own().join("layout.c");
     fs::write(&source, probe).map_err(|error| format!("{} could not be written: {error}", source.display()))?;
     output_of(command("cc", &["-std=gnu11", "-fsyntax-only", &source.to_string_lossy()]))?;
     eprintln!("cc agrees with {count} sizes, alignments and offsets");

@@ -6,7 +6,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::peers::chromium;
-use crate::shell::{Running, command, run, target};
+use crate::place;
+use crate::programs::doorbell;
+use crate::shell::{Running, command, run};
 use crate::test::Outcome;
 
 /// What a record may say, and what must stay text.
@@ -18,7 +20,7 @@ pub(crate) fn report() -> Outcome {
     let Some(browser) = chromium() else {
         return Outcome::LeftOut("there is no chromium".to_owned());
     };
-    let directory = target().join("xtask").join("report");
+    let directory = place::own().join("report");
     measure(&directory)
         .and_then(|()| {
             let page = directory.join("report.html");
@@ -30,11 +32,8 @@ pub(crate) fn report() -> Outcome {
 /// Two runs: one measured, and one with names in it that nobody should trust.
 fn measure(directory: &Path) -> Result<(), String> {
     let said = |error: std::io::Error| format!("{}: {error}", directory.display());
-    if directory.exists() {
-        fs::remove_dir_all(directory).map_err(said)?;
-    }
     let (measured, hostile) = (directory.join("measured"), directory.join("hostile"));
-    let doorbell = target().join("release").join("doorbell");
+    let doorbell = doorbell();
     let mut study = command(
         &doorbell,
         &[
@@ -86,7 +85,7 @@ fn open(browser: &str, page: &Path, (width, height): (u32, u32)) -> Result<(), S
     let profile = page.with_extension("profile");
     chromium.arg(format!("--user-data-dir={}", profile.display()));
     chromium.arg(format!("--window-size={width},{height}")).arg(format!("file://{}", tested.display()));
-    let (dom, said) = Running::start(chromium)?.finish(Duration::from_secs(120))?;
+    let (dom, said) = Running::start(chromium)?.finish(Duration::from_secs(300))?;
     if let Some(line) = said.lines().find(|line| line.contains("CONSOLE")) {
         return Err(format!("at {width} pixels the console has: {line}"));
     }

@@ -4,8 +4,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::programs;
 use crate::shell::{command, output_of, root, run, target};
+use crate::{place, programs};
 
 /// What goes into the archive besides the license texts: where it is built, and where `doorbell run`
 /// looks for it.
@@ -33,12 +33,9 @@ pub(crate) fn build(out: Option<&Path>) -> Result<PathBuf, String> {
         None => target().join("dist"),
     };
     let name = format!("doorbell-{}-{}", env!("CARGO_PKG_VERSION"), host()?);
-    let built = target().join("release");
-    let printed = out.join("printed");
-    print(&built.join("doorbell"), &printed)?;
-    let archive = pack(&built, Some(&printed), &out, &name);
-    fs::remove_dir_all(&printed).map_err(|error| format!("{} could not be removed: {error}", printed.display()))?;
-    archive
+    let printed = place::own().join("printed");
+    print(&programs::doorbell(), &printed)?;
+    pack(&programs::built(), Some(&printed), &place::own().join("pack"), &out, &name)
 }
 
 /// Has the command print what belongs to it, into a folder.
@@ -60,11 +57,12 @@ fn host() -> Result<String, String> {
     line.map(str::to_owned).ok_or_else(|| format!("rustc does not say what it builds for:\n{about}"))
 }
 
-/// Puts what is in `built` and all of `printed` into `out/NAME.tar.gz`, below a folder NAME.
-fn pack(built: &Path, printed: Option<&Path>, out: &Path, name: &str) -> Result<PathBuf, String> {
+/// Puts what is in `built` and all of `printed` into `out/NAME.tar.gz`, below a folder NAME. It is put together in
+/// `place`.
+fn pack(built: &Path, printed: Option<&Path>, place: &Path, out: &Path, name: &str) -> Result<PathBuf, String> {
     let files = BUILT.iter().map(|(from, to)| (built.join(from), *to));
     let texts = TEXTS.iter().map(|text| (root().join(text), *text));
-    let folder = out.join(name);
+    let folder = place.join(name);
     empty(&folder)?;
     for (from, to) in files.chain(texts) {
         let to = folder.join(to);
@@ -75,14 +73,17 @@ fn pack(built: &Path, printed: Option<&Path>, out: &Path, name: &str) -> Result<
     if let Some(printed) = printed {
         run(command("cp", &["--recursive", &printed.join(".").to_string_lossy(), &folder.to_string_lossy()]))?;
     }
-    let archive = out.join(format!("{name}.tar.gz"));
+    let archive = folder.with_file_name(format!("{name}.tar.gz"));
     // The same files make the same archive, whoever packs them and when.
     let same = ["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "--mode=u+rw,go-w,a+rX"];
-    let (place, to) = (out.to_string_lossy().into_owned(), archive.to_string_lossy().into_owned());
+    let (place, to) = (place.to_string_lossy().into_owned(), archive.to_string_lossy().into_owned());
     let rest = ["--use-compress-program=gzip -9n", "--create", "--file", &to, "--directory", &place, name];
     run(command("tar", &[&same[..], &rest].concat()))?;
     fs::remove_dir_all(&folder).map_err(|error| format!("{} could not be removed: {error}", folder.display()))?;
-    Ok(archive)
+    fs::create_dir_all(out).map_err(|error| format!("{}: {error}", out.display()))?;
+    let published = out.join(format!("{name}.tar.gz"));
+    place::publish(&archive, &published)?;
+    Ok(published)
 }
 
 fn empty(folder: &Path) -> Result<(), String> {
@@ -97,8 +98,8 @@ fn empty(folder: &Path) -> Result<(), String> {
 
 /// Unpacks the archive elsewhere and runs a program from there.
 pub(crate) fn check() -> Result<(), String> {
-    let archive = build(None)?;
-    let place = target().join("xtask").join("unpacked");
+    let archive = build(Some(&place::own().join("dist")))?;
+    let place = place::own().join("unpacked");
     empty(&place)?;
     run(command("tar", &["-xzf", &archive.to_string_lossy(), "-C", &place.to_string_lossy()]))?;
     let folder = only_entry(&place)?;
@@ -146,13 +147,15 @@ mod tests {
 
     #[test]
     fn an_archive_holds_all_in_one_folder_and_is_the_same_each_time() {
-        let place = std::env::temp_dir().join(format!("doorbell-dist-{}", std::process::id()));
+        let home = tempfile::tempdir().expect("there is room for a folder");
+        let place = home.path();
         let built = place.join("built");
         empty(&built).expect("the temporary folder can be written");
         for (name, _) in BUILT {
             fs::write(built.join(name), name).expect("the temporary folder can be written");
         }
-        let archive = pack(&built, None, &place.join("out"), "doorbell-1").expect("everything is there");
+        let (put, out) = (place.join("place"), place.join("out"));
+        let archive = pack(&built, None, &put, &out, "doorbell-1").expect("everything is there");
         let first = fs::read(&archive).expect("it was made");
         let list = output_of(command("tar", &["-tzf", &archive.to_string_lossy()])).expect("it can be read");
         let files: Vec<&str> = list.lines().filter(|line| !line.ends_with('/')).collect();
@@ -167,11 +170,10 @@ mod tests {
                 "doorbell-1/lib/libdoorbell_ibverbs.so",
             ]
         );
-        pack(&built, None, &place.join("out"), "doorbell-1").expect("it can be made again");
+        pack(&built, None, &put, &out, "doorbell-1").expect("it can be made again");
         assert_eq!(first, fs::read(&archive).expect("it was made"));
         fs::remove_file(built.join("doorbell")).expect("it was written");
-        let missing = pack(&built, None, &place.join("out"), "doorbell-1").expect_err("one file is missing");
+        let missing = pack(&built, None, &put, &out, "doorbell-1").expect_err("one file is missing");
         assert!(missing.contains("doorbell could not be copied"), "{missing}");
-        fs::remove_dir_all(&place).expect("it is ours");
     }
 }

@@ -15,6 +15,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::peers;
+use crate::place::Lock;
 use crate::shell::{cargo, command, output_of, root, run, target};
 use crate::test::Outcome;
 
@@ -99,6 +100,8 @@ pub(crate) fn build() -> Outcome {
 /// the inputs that they find. A target that fails does not keep the others from running.
 pub(crate) fn fuzz(name: Option<&str>, minutes: f64) -> Result<(), String> {
     peers::install_for_fuzzing()?;
+    // What is found is kept between runs, and the corpora in the repository are replaced.
+    let _alone = Lock::take(&target().join("xtask").join("fuzz.lock"), "fuzzing")?;
     let targets = all()?;
     let known: Vec<&str> = targets.iter().map(|target| target.name.as_str()).collect();
     if let Some(name) = name.filter(|name| !known.contains(name)) {

@@ -9,6 +9,7 @@ mod fuzz;
 mod network;
 mod packets;
 mod peers;
+mod place;
 mod programs;
 mod regressions;
 mod seeds;
@@ -166,7 +167,13 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    match Arguments::parse().command {
+    let command = Arguments::parse().command;
+    place::own(); // what killed runs have left behind goes before anything else
+    place::close(run(command))
+}
+
+fn run(command: Command) -> ExitCode {
+    match command {
         Command::Test { fast } => test::everything(fast),
         Command::Packets { directory } => test::packets(&directory),
         Command::EndToEnd => test::end_to_end(),
@@ -191,7 +198,8 @@ fn main() -> ExitCode {
         Command::CaptureRxe => ended(programs::build().and_then(|()| vm::capture())),
         Command::Ratios { rounds, out } => {
             let out = out.unwrap_or_else(|| shell::target().join("xtask").join("ratios"));
-            ended(programs::build().and_then(|()| vm::ratios(rounds, &out)))
+            let alone = || programs::build().and_then(|()| place::measuring());
+            ended(alone().and_then(|_alone| vm::ratios(rounds, &out)))
         }
         Command::Guest { only } => test::guest(only.as_deref()),
         Command::Vm { file, keep, limit_s, command } => vm(file, keep, limit_s, &command),

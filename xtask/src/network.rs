@@ -3,17 +3,16 @@
 use nix::sched::{CloneFlags, unshare};
 
 use crate::shell::{command, run};
-use crate::test::Outcome;
 
 /// Runs a step in a network namespace of its own, which goes with the step's last process: some programs take ports
 /// that nobody can choose, and a port that was free may be somebody else's a moment later. Only root can make one;
 /// elsewhere the step shares the machine's network.
-pub(crate) fn apart(step: impl FnOnce() -> Outcome + Send) -> Outcome {
+pub(crate) fn apart<T: From<Result<(), String>> + Send>(step: impl FnOnce() -> T + Send) -> T {
     apart_with(&[&["link", "set", "lo", "up"]], step)
 }
 
 /// The same with a network interface beside loopback: some programs leave that out (libfabric).
-pub(crate) fn apart_with_interface(step: impl FnOnce() -> Outcome + Send) -> Outcome {
+pub(crate) fn apart_with_interface<T: From<Result<(), String>> + Send>(step: impl FnOnce() -> T + Send) -> T {
     let commands: [&[&str]; 5] = [
         &["link", "set", "lo", "up"],
         &["link", "add", "doorbell-a", "type", "veth", "peer", "name", "doorbell-b"],
@@ -24,21 +23,21 @@ pub(crate) fn apart_with_interface(step: impl FnOnce() -> Outcome + Send) -> Out
     apart_with(&commands, step)
 }
 
-fn apart_with(commands: &[&[&str]], step: impl FnOnce() -> Outcome + Send) -> Outcome {
+fn apart_with<T: From<Result<(), String>> + Send>(commands: &[&[&str]], step: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         // A namespace belongs to a thread, and to the threads and processes that it starts.
         let outcome = scope.spawn(|| {
             match unshare(CloneFlags::CLONE_NEWNET) {
                 Ok(()) => {
                     if let Err(why) = commands.iter().try_for_each(|words| run(command("ip", words))) {
-                        return Outcome::Failed(why);
+                        return Err(why).into();
                     }
                 }
                 Err(why) => eprintln!("no network namespace ({why}): ports are shared with other programs"),
             }
             step()
         });
-        outcome.join().unwrap_or_else(|_| Outcome::Failed("the step has panicked".to_owned()))
+        outcome.join().unwrap_or_else(|_| Err("the step has panicked".to_owned()).into())
     })
 }
 
@@ -55,11 +54,11 @@ mod tests {
         let address = outside.local_addr().unwrap();
         let is_alone = |why: &std::io::Error| why.kind() == std::io::ErrorKind::AddrInUse;
         let mut found = None;
-        let outcome = apart(|| {
+        let outcome: Result<(), String> = apart(|| {
             found = Some(TcpListener::bind(address));
-            Outcome::Passed
+            Ok(())
         });
-        assert!(matches!(outcome, Outcome::Passed));
+        assert_eq!(outcome, Ok(()));
         match found.expect("the step ran") {
             Ok(_) => assert!(crate::peers::is_root()),
             Err(why) => assert!(is_alone(&why) && !crate::peers::is_root(), "{why}"),

@@ -1,5 +1,6 @@
 //! Other programs that Doorbell is checked against, and how they get here.
 
+use std::fs::File;
 use std::process::Command;
 
 use crate::shell::{command, run, succeeds};
@@ -8,36 +9,39 @@ use crate::shell::{command, run, succeeds};
 /// the steps that need it.
 pub(crate) fn install() {
     // Debian's packages, and whether what they bring is here.
-    let packages = [
-        ("tshark", has_tshark()),
-        ("python3-scapy", python_with_scapy().is_some()),
-        ("iproute2", succeeds(command("ip", &["-V"]))),
-        ("ethtool", succeeds(command("ethtool", &["--version"]))),
-        ("nftables", succeeds(command("nft", &["--version"]))),
-        ("chromium", chromium().is_some()),
-        ("gcc", succeeds(command("cc", &["--version"]))),
-        ("libibverbs-dev", has_header("infiniband/verbs.h")),
-        ("librdmacm-dev", has_header("rdma/rdma_verbs.h")),
-        ("ibverbs-utils", has("ibv_rc_pingpong")),
-        ("rdmacm-utils", has("rping")),
-        ("perftest", has("ib_send_bw")),
-        ("rdma-core", std::path::Path::new("/usr/share/doc/rdma-core/tests").exists()),
-        ("ucx-utils", has("ucx_perftest")),
-        ("libucx-dev", has_header("ucp/api/ucp.h")),
-        ("openmpi-bin", has("mpirun")),
-        ("libopenmpi-dev", has("mpicc")),
-        ("python3-pyverbs", succeeds(command("/usr/bin/python3", &["-c", "import pyverbs.device"]))),
-    ];
-    install_missing(&packages);
+    install_missing(|| {
+        vec![
+            ("tshark", has_tshark()),
+            ("python3-scapy", python_with_scapy().is_some()),
+            ("iproute2", succeeds(command("ip", &["-V"]))),
+            ("ethtool", succeeds(command("ethtool", &["--version"]))),
+            ("nftables", succeeds(command("nft", &["--version"]))),
+            ("chromium", chromium().is_some()),
+            ("gcc", succeeds(command("cc", &["--version"]))),
+            ("libibverbs-dev", has_header("infiniband/verbs.h")),
+            ("librdmacm-dev", has_header("rdma/rdma_verbs.h")),
+            ("ibverbs-utils", has("ibv_rc_pingpong")),
+            ("rdmacm-utils", has("rping")),
+            ("perftest", has("ib_send_bw")),
+            ("rdma-core", std::path::Path::new("/usr/share/doc/rdma-core/tests").exists()),
+            ("ucx-utils", has("ucx_perftest")),
+            ("libucx-dev", has_header("ucp/api/ucp.h")),
+            ("openmpi-bin", has("mpirun")),
+            ("libopenmpi-dev", has("mpicc")),
+            ("python3-pyverbs", succeeds(command("/usr/bin/python3", &["-c", "import pyverbs.device"]))),
+        ]
+    });
 }
 
 /// Installs what generating bindings needs.
 pub(crate) fn install_for_bindings() {
-    install_missing(&[
-        ("libclang-dev", has_libclang()),
-        ("libibverbs-dev", has_header("infiniband/verbs.h")),
-        ("librdmacm-dev", has_header("rdma/rdma_verbs.h")),
-    ]);
+    install_missing(|| {
+        vec![
+            ("libclang-dev", has_libclang()),
+            ("libibverbs-dev", has_header("infiniband/verbs.h")),
+            ("librdmacm-dev", has_header("rdma/rdma_verbs.h")),
+        ]
+    });
 }
 
 /// Programs that are measured beside ours, each with Debian's package.
@@ -52,7 +56,7 @@ pub(crate) fn install_for_comparison() -> Result<(), String> {
 /// Installs packages whose programs are not here, and says what is still missing then.
 fn install_all(packages: &[(&'static str, &str)]) -> Result<(), String> {
     let packages = || packages.iter().map(|&(package, program)| (package, has(program))).collect::<Vec<_>>();
-    install_missing(&packages());
+    install_missing(packages);
     let missing: Vec<&str> = packages().iter().filter(|(_, is_here)| !is_here).map(|(name, _)| *name).collect();
     if missing.is_empty() { Ok(()) } else { Err(format!("packages are missing: {}", missing.join(", "))) }
 }
@@ -76,13 +80,13 @@ pub(crate) fn install_for_page() -> Result<(), String> {
 
 /// Installs what libFuzzer is compiled with, and says if it is still missing then.
 pub(crate) fn install_for_fuzzing() -> Result<(), String> {
-    install_missing(&[("g++", has("c++"))]);
+    install_missing(|| vec![("g++", has("c++"))]);
     if has("c++") { Ok(()) } else { Err("a C++ compiler is missing".to_owned()) }
 }
 
 /// Installs what counts instructions, and says if it is still missing then.
 pub(crate) fn install_for_counting() -> Result<(), String> {
-    install_missing(&[("valgrind", has("valgrind"))]);
+    install_missing(|| vec![("valgrind", has("valgrind"))]);
     if has("valgrind") { Ok(()) } else { Err("valgrind is missing".to_owned()) }
 }
 
@@ -101,7 +105,7 @@ const FOR_GUESTS: &[(&str, &str)] = &[
 
 /// Installs what the virtual machine needs.
 pub(crate) fn install_for_guests() {
-    install_missing(&guest_packages());
+    install_missing(guest_packages);
 }
 
 /// What of that is not here.
@@ -131,8 +135,19 @@ fn has_header(name: &str) -> bool {
     std::path::Path::new("/usr/include").join(name).exists()
 }
 
-fn install_missing(packages: &[(&str, bool)]) {
-    let missing: Vec<&str> = packages.iter().filter(|(_, is_here)| !is_here).map(|(name, _)| *name).collect();
+/// Whose lock runs on this machine take turns with when they install something. It is there wherever apt-get is.
+const PACKAGES: &str = "/var/lib/dpkg";
+
+/// How long apt-get may wait for another program that installs something.
+const APT_PATIENCE: &str = "DPkg::Lock::Timeout=600";
+
+fn install_missing(packages: impl Fn() -> Vec<(&'static str, bool)>) {
+    let missing = || packages().into_iter().filter(|(_, is_here)| !is_here).map(|(name, _)| name).collect::<Vec<_>>();
+    if missing().is_empty() {
+        return;
+    }
+    let lock = lock_packages();
+    let missing = missing();
     if missing.is_empty() {
         return;
     }
@@ -142,8 +157,8 @@ fn install_missing(packages: &[(&str, bool)]) {
         return;
     }
     let apt = |arguments: &[&str]| -> Command {
-        let mut apt = command("apt-get", arguments);
-        apt.env("DEBIAN_FRONTEND", "noninteractive");
+        let mut apt = command("apt-get", &["-o", APT_PATIENCE]);
+        apt.args(arguments).env("DEBIAN_FRONTEND", "noninteractive");
         apt
     };
     let install = [&["install", "--yes", "--no-install-recommends"][..], &missing].concat();
@@ -151,6 +166,17 @@ fn install_missing(packages: &[(&str, bool)]) {
     if let Err(error) = run(apt(&["update", "--quiet"])).and_then(|()| run(apt(&install))) {
         eprintln!("{error}");
     }
+    drop(lock);
+}
+
+/// Another run may be installing the same. Without apt-get there is nothing to lock.
+fn lock_packages() -> Option<File> {
+    let lock = File::open(PACKAGES).ok()?;
+    if lock.try_lock().is_err() {
+        eprintln!("packages: waiting for another run that installs some");
+        lock.lock().ok()?;
+    }
+    Some(lock)
 }
 
 /// Is tshark here?

@@ -3,14 +3,16 @@
 
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::TcpListener;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::place;
 use crate::shell::{cargo, command, output_of, root, run, target};
 
 mod compare;
 pub(crate) mod page;
+mod ports;
 mod qemu;
 mod rdma_cm;
 mod ucx;
@@ -19,8 +21,8 @@ pub(crate) use compare::compare;
 pub(crate) use rdma_cm::all as rdma_cm;
 pub(crate) use ucx::all as ucx;
 
-/// Longer than any of these programs takes.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Longer than any of these programs takes, however busy the machine: protection against hanging.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// What perftest says when it cannot measure the processor's clock, as happens while other programs
 /// compute: that has nothing to do with us.
@@ -89,14 +91,30 @@ const PAIRS: &[&str] = &[
     "ib_atomic_lat -n 500 -A FETCH_AND_ADD",
 ];
 
-/// Builds the command and the library.
+/// What all of them need.
+pub(crate) const BUILT: [&str; 2] = ["doorbell", "libdoorbell_ibverbs.so"];
+
+/// Builds the command and the library. This run keeps what was built, whatever others build meanwhile.
 pub(crate) fn build() -> Result<(), String> {
-    run(cargo(&["build", "--release", "--package", "doorbell-cli", "--package", "doorbell-preload"]))
+    run(cargo(&["build", "--release", "--package", "doorbell-cli", "--package", "doorbell-preload"]))?;
+    let folder = built();
+    fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    BUILT.iter().try_for_each(|name| place::link(&target().join("release").join(name), &folder.join(name)))
+}
+
+/// Where they are.
+pub(crate) fn built() -> PathBuf {
+    place::own().join("release")
+}
+
+/// The command.
+pub(crate) fn doorbell() -> PathBuf {
+    built().join("doorbell")
 }
 
 /// `doorbell run` of a program, with these options.
 fn on_doorbell(options: &[&str], program: &[&str]) -> Command {
-    let mut doorbell = command(target().join("release").join("doorbell"), &["run", "--explain"]);
+    let mut doorbell = command(doorbell(), &["run", "--explain"]);
     doorbell.args(options).arg("--").args(program);
     doorbell
 }
@@ -150,10 +168,8 @@ pub(crate) fn own(only: &[String]) -> Result<(), String> {
 
 /// Compiles one of our own programs, and says where it is then.
 fn compile(compiler: &str, name: &str, libraries: &[&str]) -> Result<String, String> {
-    let folder = target().join("xtask");
-    fs::create_dir_all(&folder).map_err(|error| format!("{} could not be made: {error}", folder.display()))?;
     let source = root().join("xtask/programs").join(name).with_extension("c").to_string_lossy().into_owned();
-    let program = folder.join(name).to_string_lossy().into_owned();
+    let program = place::own().join(name).to_string_lossy().into_owned();
     let arguments = ["-O1", "-Wall", "-Wextra", "-Werror", "-o", &program, &source];
     run(command(compiler, &[&arguments[..], libraries].concat()))?;
     Ok(program)
@@ -187,55 +203,27 @@ fn pairs_of(lines: &[&str]) -> Result<(), String> {
 }
 
 fn pair(line: &str, options: &[&str]) -> Result<(), String> {
-    let mut words: Vec<&str> = line.split(' ').collect();
-    let port = free_port()?.to_string();
-    words.extend(["-p", &port]);
-    let mut server = start(on_doorbell(options, &words))?;
-    wait_until_listening(&port, &mut server)?;
-    words.push("127.0.0.1");
-    let client = start(on_doorbell(options, &words))?;
-    let (client, server) = (client.finish(PATIENCE), server.finish(PATIENCE));
-    client.and(server).map(drop).map_err(|why| format!("{line}: {why}"))
-}
-
-/// A TCP port that nobody listens on just now.
-fn free_port() -> Result<u16, String> {
-    let listener = TcpListener::bind("127.0.0.1:0").map_err(|error| format!("no TCP port is free: {error}"))?;
-    listener.local_addr().map(|address| address.port()).map_err(|error| error.to_string())
-}
-
-/// The programs wait for one connection only, so it is the kernel that is asked.
-fn wait_until_listening(port: &str, server: &mut Started) -> Result<(), String> {
-    let wanted = format!(":{:04X} ", port.parse::<u16>().map_err(|error| error.to_string())?);
-    let until = Instant::now() + PATIENCE;
-    while Instant::now() < until {
-        for table in ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"] {
-            let sockets = fs::read_to_string(table).unwrap_or_default();
-            // Its own address is the second word, and 0A is listening.
-            if sockets.lines().any(|socket| socket.contains(&wanted) && socket.contains(" 0A ")) {
-                return Ok(());
-            }
-        }
-        if server.has_ended() {
-            break; // whoever waits for it says why
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    Err(format!("nobody listens on TCP port {port}: {}", server.said()))
+    let words: Vec<&str> = line.split(' ').collect();
+    ports::on_free_port(|port| {
+        let words = [&words[..], &["-p", port]].concat();
+        let mut server = start(on_doorbell(options, &words))?;
+        ports::wait_until_listening(port, &mut server)?;
+        let client = start(on_doorbell(options, &[&words[..], &["127.0.0.1"]].concat()))?;
+        let (client, server) = (client.finish(PATIENCE), server.finish(PATIENCE));
+        client.and(server).map(drop)
+    })
+    .map_err(|why| format!("{line}: {why}"))
 }
 
 /// A program that was started; it is killed with its handle.
 struct Started {
     child: std::process::Child,
-    output: std::path::PathBuf,
+    output: PathBuf,
 }
 
 fn start(mut command: Command) -> Result<Started, String> {
-    static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-    let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-    let output = target().join("xtask").join(format!("program-{}-{number}.txt", std::process::id()));
-    let folder = target().join("xtask");
-    let file = fs::create_dir_all(&folder).and_then(|()| fs::File::create(&output));
+    let output = place::own_file("program.txt");
+    let file = fs::File::create(&output);
     let file = file.map_err(|error| format!("{} could not be written: {error}", output.display()))?;
     let both = file.try_clone().map_err(|error| error.to_string())?;
     let child = command.stdout(Stdio::from(file)).stderr(Stdio::from(both)).spawn();
@@ -300,7 +288,7 @@ pub(crate) fn pyverbs() -> Result<(), String> {
     let all = [tests.join("run_tests.py")];
     // Those of librdmacm leave a device without network interface out, unless they are helped.
     let with_addresses = [own, tests];
-    let output = target().join("xtask").join("pyverbs.txt");
+    let output = place::own().join("pyverbs.txt");
     let file = fs::File::create(&output).map_err(|error| format!("{}: {error}", output.display()))?;
     let mut success = true;
     for script in [&all[..], &with_addresses] {
@@ -346,9 +334,9 @@ fn passed_per_module(text: &str) -> std::collections::BTreeMap<String, usize> {
 }
 
 /// The tests lie compressed among the documentation.
-fn unpacked_tests() -> Result<std::path::PathBuf, String> {
+fn unpacked_tests() -> Result<PathBuf, String> {
     let from = std::path::Path::new("/usr/share/doc/rdma-core/tests");
-    let to = target().join("xtask").join("rdma-core").join("tests");
+    let to = place::own().join("rdma-core").join("tests");
     let failed = |error: std::io::Error| format!("rdma-core's tests could not be unpacked: {error}");
     fs::create_dir_all(&to).map_err(failed)?;
     for entry in fs::read_dir(from).map_err(failed)? {

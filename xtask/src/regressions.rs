@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
+use crate::place::Lock;
 use crate::shell::{command, output_of, root, run, target};
 
 /// How long a test may take unless its patch says otherwise.
@@ -133,6 +134,7 @@ pub(crate) fn judge(names: &[String]) -> Result<(), String> {
 
 /// A clone of HEAD, what is built from it, and what its tests said.
 struct Workshop {
+    _alone: Lock,
     tree: PathBuf,
     built: PathBuf,
     logs: PathBuf,
@@ -142,7 +144,9 @@ impl Workshop {
     /// Makes the clone, or brings it to HEAD.
     fn open() -> Result<Self, String> {
         let home = target().join("xtask").join("regressions");
-        let workshop = Self { tree: home.join("tree"), built: home.join("target"), logs: home.join("logs") };
+        let alone = Lock::take(&home.join("lock"), "the clone that patches are applied to")?;
+        let workshop =
+            Self { _alone: alone, tree: home.join("tree"), built: home.join("target"), logs: home.join("logs") };
         fs::create_dir_all(&workshop.logs).map_err(|error| format!("{}: {error}", workshop.logs.display()))?;
         let own = root();
         if !output_of(git(&own, &["status", "--porcelain", "--untracked-files=no"]))?.is_empty() {

@@ -8,6 +8,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::place;
+
 /// The root of the repository.
 pub(crate) fn root() -> PathBuf {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -32,6 +34,9 @@ pub(crate) fn cargo(arguments: &[&str]) -> Command {
 pub(crate) fn command(program: impl AsRef<OsStr>, arguments: &[&str]) -> Command {
     let mut command = Command::new(program);
     command.args(arguments).current_dir(root()).stdin(Stdio::null());
+    if let Some(own) = place::own_if_open() {
+        command.env(place::VARIABLE, own);
+    }
     command
 }
 
@@ -158,7 +163,7 @@ impl Drop for Running {
 }
 
 fn describe(command: &Command) -> String {
-    let variables = command.get_envs().filter_map(|(name, value)| {
+    let variables = command.get_envs().filter(|(name, _)| *name != place::VARIABLE).filter_map(|(name, value)| {
         let (name, value) = (name.to_string_lossy(), value?.to_string_lossy());
         Some(if value.contains(' ') { format!("{name}='{value}'") } else { format!("{name}={value}") })
     });

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use crate::shell::{cargo, run, succeeds, target};
-use crate::{bindings, browser, dist, end_to_end, fuzz, network, packets, peers, programs, regressions, vm};
+use crate::shell::{cargo, run, succeeds};
+use crate::{bindings, browser, dist, end_to_end, fuzz, network, packets, peers, place, programs, regressions, vm};
 
 /// How a step ended.
 pub(crate) enum Outcome {
@@ -48,7 +48,7 @@ impl Report {
         self.step("verbs programs, archive", || network::apart(|| dist::check().into()));
         self.step("verbs programs, our own", || network::apart(|| programs::own(&[]).into()));
         self.step("verbs programs, pairs", || network::apart(|| programs::pairs().into()));
-        self.step("verbs programs, rdma_cm", || network::apart(|| programs::rdma_cm().into()));
+        self.step("verbs programs, rdma_cm", || network::apart(programs::rdma_cm));
         self.step("verbs programs, UCX", || network::apart(|| programs::ucx().into()));
         self.step("verbs programs, their page", || network::apart_with_interface(|| programs::page::check(&[]).into()));
         self.step("rdma-core's tests", || network::apart(|| programs::pyverbs().into()));
@@ -72,7 +72,7 @@ pub(crate) fn packets(captures: &Path) -> ExitCode {
 pub(crate) fn end_to_end() -> ExitCode {
     let mut report = Report { steps: Vec::new() };
     peers::install();
-    report.step("release build", || run(cargo(&["build", "--release"])).into());
+    report.step("release build", || programs::build().into());
     end_to_end::run(&mut |name, body| report.step(name, body));
     summarize(&report, false)
 }
@@ -81,7 +81,7 @@ pub(crate) fn end_to_end() -> ExitCode {
 pub(crate) fn report() -> ExitCode {
     let mut report = Report { steps: Vec::new() };
     peers::install();
-    report.step("release build", || run(cargo(&["build", "--release"])).into());
+    report.step("release build", || programs::build().into());
     report.step("report, in a browser", browser::report);
     summarize(&report, false)
 }
@@ -135,7 +135,7 @@ pub(crate) fn guest(only: Option<&str>) -> ExitCode {
 /// Runs all steps, also after one failed, and says at the end how each went.
 pub(crate) fn everything(fast: bool) -> ExitCode {
     let in_ci = std::env::var("CI").is_ok_and(|ci| ci == "true");
-    let captures = target().join("xtask").join("pcap");
+    let captures = place::own().join("pcap");
     let mut report = Report { steps: Vec::new() };
 
     report.step("formatting", || component("fmt", "rustfmt", || run(cargo(&["fmt", "--all", "--", "--check"])).into()));
@@ -145,7 +145,7 @@ pub(crate) fn everything(fast: bool) -> ExitCode {
     });
     report.step("fuzz targets, build", fuzz::build);
     report.step("regressions apply", || regressions::check().into());
-    report.step("release build", || run(cargo(&["build", "--release"])).into());
+    report.step("release build", || programs::build().into());
     report.step("documentation", || {
         let mut doc = cargo(&["doc", "--workspace", "--no-deps", "--quiet"]);
         doc.env("RUSTDOCFLAGS", "--deny warnings");
@@ -154,7 +154,7 @@ pub(crate) fn everything(fast: bool) -> ExitCode {
     if !fast {
         peers::install(); // some tests need iproute2
     }
-    let left_out = target().join("xtask").join("left-out");
+    let left_out = place::own().join("left-out");
     // What is still to be downloaded for them is downloaded here.
     report.step("tests, build", || run(cargo(&["test", "--workspace", "--no-run"])).into());
     report.step("tests", || network::apart(|| tests(&captures, &left_out).into()));
@@ -178,18 +178,15 @@ pub(crate) fn everything(fast: bool) -> ExitCode {
 /// All unit, integration and documentation tests. Those that capture packets do so for the peers,
 /// and those that cannot run here say so in the file `left_out`.
 fn tests(captures: &Path, left_out: &Path) -> Result<(), String> {
-    let fresh = || -> std::io::Result<()> {
-        if captures.exists() {
-            std::fs::remove_dir_all(captures)?;
-        }
-        if left_out.exists() {
-            std::fs::remove_file(left_out)?;
-        }
-        std::fs::create_dir_all(captures)
-    };
-    fresh().map_err(|error| format!("{} could not be emptied: {error}", captures.display()))?;
+    std::fs::create_dir_all(captures).map_err(|error| format!("{}: {error}", captures.display()))?;
     let mut test = cargo(&["test", "--workspace", "--no-fail-fast"]);
     test.env("DOORBELL_PCAP_DIR", captures).env("DOORBELL_LEFT_OUT", left_out);
+    let temporary = place::own().join("tmp");
+    // What a test that was killed leaves in there goes with this run. A library is preloaded by a path with neither.
+    if !temporary.to_string_lossy().contains([' ', ':']) {
+        std::fs::create_dir_all(&temporary).map_err(|error| format!("{}: {error}", temporary.display()))?;
+        test.env("TMPDIR", temporary);
+    }
     run(test)
 }
 

@@ -11,6 +11,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::place;
+use crate::programs;
 use crate::regressions::{check_out, git};
 use crate::shell::{Running, cargo, command, output_of, root, run, target};
 use crate::{figures, peers};
@@ -18,7 +20,7 @@ use crate::{figures, peers};
 /// Fewer rounds say nothing about a few per cent.
 pub(crate) const LEAST_ROUNDS: u32 = 15;
 /// Longer than a measurement takes, be the machine busy.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// What is compared with what is in this folder.
 pub(crate) struct Against {
@@ -101,6 +103,7 @@ const COUNTS: usize = 5;
 
 /// Measures both builds, and prints a table; the raw figures go to `out`.
 pub(crate) fn compare(against: &Against, out: Option<&Path>) -> Result<(), String> {
+    let _alone = place::measuring()?;
     let home = target().join("xtask").join("compare");
     fs::create_dir_all(&home).map_err(|error| format!("{}: {error}", home.display()))?;
     let other = against.revision.as_deref().map(|revision| Revision::check_out(&home, revision)).transpose()?;
@@ -153,8 +156,8 @@ fn time(against: &Against, other: Option<&Revision>) -> Result<Vec<Value>, Strin
         (None, Some(other)) => other.doorbell()?,
         (None, None) => return Err("there is neither a binary nor a revision to compare with".to_owned()),
     };
-    run(cargo(&["build", "--release", "--package", "doorbell-cli"]))?;
-    let ours = target().join("release").join("doorbell");
+    programs::build()?;
+    let ours = programs::doorbell();
     let mut taken: Vec<Vec<[f64; 2]>> = TIMED.iter().map(|_| Vec::new()).collect();
     for round in 0..against.rounds {
         eprintln!("round {} of {}", round + 1, against.rounds);

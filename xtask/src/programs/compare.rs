@@ -15,13 +15,14 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{NO_CLOCK, OTHER_TRIES, build, free_port, on_doorbell, start, ucx, wait_until_listening};
+use super::ports::{on_free_port, wait_until_listening};
+use super::{NO_CLOCK, OTHER_TRIES, build, doorbell, on_doorbell, start, ucx};
 use crate::figures::{Goal, spread};
-use crate::peers;
-use crate::shell::{Running, command, target};
+use crate::shell::{Running, command};
+use crate::{network, peers, place};
 
 /// Longer than any program takes here, be the machine busy.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// What is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,67 +196,76 @@ pub(crate) fn compare(rounds: u32, out: Option<&Path>) -> Result<(), String> {
     }
     peers::install_for_comparison()?;
     build()?;
+    let _alone = place::measuring()?;
     let load_before = load();
     let mut figures = vec![Vec::new(); SERIES.len()];
-    for round in 1..=rounds {
-        eprintln!("round {round} of {rounds}");
-        // One run of the limit gives several figures.
-        let mut outputs = HashMap::new();
-        for (series, figures) in SERIES.iter().zip(&mut figures) {
-            let output = match outputs.entry((series.source, series.arguments)) {
-                Entry::Occupied(there) => there.into_mut(),
-                Entry::Vacant(missing) => missing.insert(output(series)?),
-            };
-            let figure = read::figure(series.source, series.quantity, output);
-            figures.push(figure.map_err(|why| format!("{} {}: {why}", series.name, series.arguments))?);
-        }
-    }
+    network::apart(|| {
+        (1..=rounds).try_for_each(|round| {
+            eprintln!("round {round} of {rounds}");
+            measure(&mut figures)
+        })
+    })?;
     print(&figures);
     let Some(path) = out else { return Ok(()) };
     let text = format!("{:#}\n", record(&figures, &load_before));
     fs::write(path, text).map_err(|error| failed(path, error))
 }
 
+/// A round.
+fn measure(figures: &mut [Vec<f64>]) -> Result<(), String> {
+    // One run of the limit gives several figures.
+    let mut outputs = HashMap::new();
+    for (series, figures) in SERIES.iter().zip(figures) {
+        let output = match outputs.entry((series.source, series.arguments)) {
+            Entry::Occupied(there) => there.into_mut(),
+            Entry::Vacant(missing) => missing.insert(output(series)?),
+        };
+        let figure = read::figure(series.source, series.quantity, output);
+        figures.push(figure.map_err(|why| format!("{} {}: {why}", series.name, series.arguments))?);
+    }
+    Ok(())
+}
+
 /// Runs what a series needs, and returns what it printed.
 fn output(series: &Series) -> Result<String, String> {
-    let mut result = output_once(series);
+    let output_once = || on_free_port(|port| output_on(series, port));
+    let mut result = output_once();
     for _ in 0..OTHER_TRIES {
         if !result.as_ref().is_err_and(|why| why.contains(NO_CLOCK)) {
             break;
         }
-        result = output_once(series);
+        result = output_once();
     }
     result.map_err(|why| format!("{} {}: {why}", series.name, series.arguments))
 }
 
-fn output_once(series: &Series) -> Result<String, String> {
+fn output_on(series: &Series, port: &str) -> Result<String, String> {
     let words: Vec<&str> = series.arguments.split(' ').collect();
-    let port = free_port()?.to_string();
     match series.source {
         Source::Bench | Source::Limit => {
-            let mut bench = command(target().join("release").join("doorbell"), &["bench"]);
+            let mut bench = command(doorbell(), &["bench"]);
             bench.args(words).arg("--json");
             if series.source == Source::Bench {
-                bench.args(["-d", "doorbell0", "-p", &port]);
+                bench.args(["-d", "doorbell0", "-p", port]);
             }
             Ok(Running::start(bench)?.finish(PATIENCE)?.0)
         }
         Source::Perftest => {
-            let words = [&words[..], &["-F", "-p", &port]].concat();
+            let words = [&words[..], &["-F", "-p", port]].concat();
             let server = on_doorbell(&[], &words);
             let client = on_doorbell(&[], &[&words[..], &["127.0.0.1"]].concat());
-            pair(server, client, &port)
+            pair(server, client, port)
         }
         Source::Libfabric => {
             let words = [&["-p", "tcp", "-d", "lo"], &words[..]].concat();
-            let server = command("fi_pingpong", &[&words[..], &["-B", &port]].concat());
-            let client = command("fi_pingpong", &[&words[..], &["-P", &port, "127.0.0.1"]].concat());
-            pair(server, client, &port)
+            let server = command("fi_pingpong", &[&words[..], &["-B", port]].concat());
+            let client = command("fi_pingpong", &[&words[..], &["-P", port, "127.0.0.1"]].concat());
+            pair(server, client, port)
         }
         Source::Ucx(transport) => {
             // The server is told by the client what is measured.
-            let client = [&words[..], &["-w", "1000", "-f", "-v", "-p", &port, "127.0.0.1"]].concat();
-            pair(ucx::perftest(transport, &["-p", &port]), ucx::perftest(transport, &client), &port)
+            let client = [&words[..], &["-w", "1000", "-f", "-v", "-p", port, "127.0.0.1"]].concat();
+            pair(ucx::perftest(transport, &["-p", port]), ucx::perftest(transport, &client), port)
         }
     }
 }

@@ -21,7 +21,7 @@ const MEMORY_BYTES: usize = 128 << 20;
 const RANDOM_AT: usize = 0x100_0000;
 const RANDOM_BYTES: usize = 64 << 20;
 /// Longer than a step takes, be the machine busy.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 /// No limit: how fast the migration is, is to be seen.
 const MOST_BYTES_PER_SECOND: u64 = 100_000_000_000;
 const DISK_BYTES: u64 = 1_474_560;

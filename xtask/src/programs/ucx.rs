@@ -3,8 +3,10 @@
 use std::fs;
 use std::process::Command;
 
-use super::{PATIENCE, Started, compile, free_port, on_doorbell, start, wait_until_listening};
-use crate::shell::{command, output_of, target};
+use super::ports::{on_free_port, wait_until_listening};
+use super::{PATIENCE, Started, compile, on_doorbell, start};
+use crate::place;
+use crate::shell::{command, output_of};
 use crate::two_machines::{Family, TwoMachines};
 
 /// What `UCX_TLS` is set to, and what an endpoint must then use. `rc_v` is `rc_verbs` with `ud_verbs` for nothing but
@@ -101,12 +103,14 @@ fn on_verbs(transports: &str, program: &[&str]) -> Command {
 
 /// Runs a pair of `ucx_perftest`, and returns what the client printed.
 fn pair(transports: &str, words: &[&str]) -> Result<String, String> {
-    let port = free_port()?.to_string();
-    let words = [&["-w", "10", "-f", "-p", &port], words].concat();
-    let mut server = start(perftest(transports, &words))?;
-    wait_until_listening(&port, &mut server)?;
-    let client = start(perftest(transports, &[&words[..], &["127.0.0.1"]].concat()))?;
-    both(client, server).map_err(|why| format!("UCX_TLS={transports} ucx_perftest {}: {why}", words.join(" ")))
+    on_free_port(|port| {
+        let words = [&["-w", "10", "-f", "-p", port], words].concat();
+        let mut server = start(perftest(transports, &words))?;
+        wait_until_listening(port, &mut server)?;
+        let client = start(perftest(transports, &[&words[..], &["127.0.0.1"]].concat()))?;
+        both(client, server)
+    })
+    .map_err(|why| format!("UCX_TLS={transports} ucx_perftest {}: {why}", words.join(" ")))
 }
 
 fn both(client: Started, server: Started) -> Result<String, String> {
@@ -119,7 +123,7 @@ fn both(client: Started, server: Started) -> Result<String, String> {
 
 /// Several tests in one pair of processes; each prints a line of figures.
 fn tests(transports: &str, tests: &[&str]) -> Result<(), String> {
-    let path = target().join("xtask").join(format!("ucx-{}.txt", std::process::id()));
+    let path = place::own_file("ucx.txt");
     let lines: String = tests.iter().enumerate().map(|(number, test)| format!("test{number} {test}\n")).collect();
     fs::write(&path, lines).map_err(|error| format!("{} could not be written: {error}", path.display()))?;
     let said = pair(transports, &["-b", &path.to_string_lossy()])?;

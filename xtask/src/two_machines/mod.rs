@@ -5,21 +5,23 @@ mod capture;
 mod network;
 mod record;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::Value;
 
 use crate::packets;
 use crate::peers;
-use crate::shell::{Running, command, output_of, root, run, succeeds, target};
+use crate::place;
+use crate::programs::doorbell;
+use crate::shell::{Running, command, output_of, root, run, succeeds};
 use crate::test::Outcome;
 use network::INTERFACE;
 pub(crate) use network::{Family, TwoMachines};
 use record::Expected;
 
 /// Longer than anything here takes, however slow the machine: protection against hanging.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// An interface's MTU in bytes, and the path MTU that must follow from it.
 const MTUS: [(u64, u64); 2] = [(1500, 1024), (9000, 4096)];
@@ -161,9 +163,7 @@ pub(crate) fn frames() -> Outcome {
 }
 
 fn check_frames() -> Result<(), String> {
-    let directory = target().join("xtask").join("frames");
-    let _ = std::fs::remove_dir_all(&directory);
-    std::fs::create_dir_all(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+    let directory = place::own().join("frames");
     for (interface_mtu, path_mtu) in MTUS {
         for offload in [false, true] {
             let machines = TwoMachines::new(interface_mtu)?;
@@ -284,8 +284,4 @@ fn bench(machines: &TwoMachines, expected: &Expected, arguments: &str) -> Result
     let (stdout, _) = client.finish(PATIENCE)?;
     server.finish(PATIENCE)?;
     serde_json::from_str(&stdout).map_err(|error| format!("the record is no JSON: {error}:\n{stdout}"))
-}
-
-fn doorbell() -> PathBuf {
-    target().join("release").join("doorbell")
 }

@@ -1,8 +1,12 @@
-//! Two machines on one: network namespaces with a cable between them, which go with their handle.
+//! Two machines on one: network namespaces with a cable between them. They have no names that could be taken, and go
+//! with their handle, or with the process that has it.
 
+use std::fs::File;
+use std::os::fd::AsRawFd as _;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use nix::sched::{CloneFlags, unshare};
 use serde_json::Value;
 
 use crate::peers;
@@ -13,10 +17,7 @@ use crate::test::Outcome;
 pub(super) const INTERFACE: &str = "veth0";
 
 /// How long the kernel may take to make them ready: protection against waiting for ever.
-const PATIENCE: Duration = Duration::from_secs(30);
-
-/// What namespaces of this program are called, before the number of its process.
-const PREFIX: &str = "doorbell-test-";
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Which IP they speak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +49,8 @@ impl Family {
 
 /// Two network namespaces with an Ethernet cable between them.
 pub(crate) struct TwoMachines {
-    names: [String; 2],
+    /// A namespace lasts while it is open here, or something runs in it.
+    namespaces: [File; 2],
 }
 
 impl TwoMachines {
@@ -57,7 +59,8 @@ impl TwoMachines {
         if !peers::is_root() {
             return Some(Outcome::LeftOut("only root can make network namespaces".to_owned()));
         }
-        let missing: Vec<_> = [("ip", "-V", "iproute2"), ("ethtool", "--version", "ethtool")]
+        let programs = [("ip", "-V", "iproute2"), ("ethtool", "--version", "ethtool"), ("nsenter", "-V", "util-linux")];
+        let missing: Vec<_> = programs
             .into_iter()
             .filter(|(program, version, _)| !crate::shell::succeeds(command(program, &[version])))
             .map(|(program, _, package)| format!("there is no {program}; Debian's package is {package}"))
@@ -67,24 +70,20 @@ impl TwoMachines {
 
     /// Makes them, with interfaces of this MTU in bytes.
     pub(crate) fn new(mtu: u64) -> Result<Self, String> {
-        remove_stale();
-        let pid = std::process::id();
-        // From here on dropping it removes what there is.
-        let machines = Self { names: [0, 1].map(|machine| format!("{PREFIX}{pid}-{machine}")) };
-        let [one, other] = &machines.names;
+        let machines = Self { namespaces: [namespace()?, namespace()?] };
+        let other = machines.path(1);
         let mtu = mtu.to_string();
-        for name in [one, other] {
-            ip(&["netns", "add", name])?;
-            ip(&["-n", name, "link", "set", "lo", "up"])?;
+        for machine in [0, 1] {
+            machines.ip(machine, &["link", "set", "lo", "up"])?;
         }
-        let pair = ["type", "veth", "peer", "name", INTERFACE, "netns", other, "mtu", &mtu];
-        ip(&[&["-n", one, "link", "add", INTERFACE, "mtu", &mtu][..], &pair].concat())?;
-        for (machine, name) in machines.names.iter().enumerate() {
+        let pair = ["type", "veth", "peer", "name", INTERFACE, "netns", &other, "mtu", &mtu];
+        machines.ip(0, &[&["link", "add", INTERFACE, "mtu", &mtu][..], &pair].concat())?;
+        for machine in [0, 1] {
             let (v4, v6) = (Family::V4.address(machine) + "/24", Family::V6.address(machine) + "/64");
-            ip(&["-n", name, "address", "add", &v4, "dev", INTERFACE])?;
+            machines.ip(machine, &["address", "add", &v4, "dev", INTERFACE])?;
             // Nobody else is there who could have the address: it can be used at once.
-            ip(&["-n", name, "address", "add", &v6, "dev", INTERFACE, "nodad"])?;
-            ip(&["-n", name, "link", "set", INTERFACE, "up"])?;
+            machines.ip(machine, &["address", "add", &v6, "dev", INTERFACE, "nodad"])?;
+            machines.ip(machine, &["link", "set", INTERFACE, "up"])?;
         }
         let until = Instant::now() + PATIENCE;
         while !machines.are_ready()? {
@@ -98,20 +97,32 @@ impl TwoMachines {
 
     /// Has the kernel made the routes? It does so in its own time.
     fn are_ready(&self) -> Result<bool, String> {
-        for (machine, name) in self.names.iter().enumerate() {
-            let state = output_of(self.command(machine, "cat", &[&format!("/sys/class/net/{INTERFACE}/operstate")]))?;
-            let local = ip(&["-n", name, "-6", "route", "show", "table", "local"])?;
+        for machine in [0, 1] {
+            let link = self.ip(machine, &["link", "show", INTERFACE])?;
+            let local = self.ip(machine, &["-6", "route", "show", "table", "local"])?;
             let own = format!("local {} ", Family::V6.address(machine));
-            if state.trim() != "up" || !local.contains(&own) {
+            if !link.contains(" state UP ") || !local.contains(&own) {
                 return Ok(false);
             }
         }
         Ok(true)
     }
 
-    /// A command on one of them.
+    /// A command on one of them. It sees the files of this machine, but that one's network below `/proc` and `/sys`.
     pub(crate) fn command(&self, machine: usize, program: &str, arguments: &[&str]) -> Command {
-        command("ip", &[&["netns", "exec", &self.names[machine], program][..], arguments].concat())
+        const WITH_OWN_SYSFS: &str = "umount --lazy /sys; mount -t sysfs sysfs /sys && exec \"$0\" \"$@\"";
+        let enter = format!("--net={}", self.path(machine));
+        let apart = [&enter, "unshare", "--mount", "sh", "-c", WITH_OWN_SYSFS, program];
+        command("nsenter", &[&apart[..], arguments].concat())
+    }
+
+    /// By which name other processes can open a namespace.
+    fn path(&self, machine: usize) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.namespaces[machine].as_raw_fd())
+    }
+
+    fn ip(&self, machine: usize, arguments: &[&str]) -> Result<String, String> {
+        output_of(self.command(machine, "ip", arguments))
     }
 
     /// From now on only single frames with whole checksums pass the cable, as on a real one: the
@@ -128,7 +139,7 @@ impl TwoMachines {
     pub(super) fn dropped(&self) -> Result<Vec<String>, String> {
         let mut found = Vec::new();
         for machine in [0, 1] {
-            let text = output_of(self.command(machine, "ip", &["-j", "-s", "link", "show", INTERFACE]))?;
+            let text = self.ip(machine, &["-j", "-s", "link", "show", INTERFACE])?;
             let link: Value = serde_json::from_str(&text).map_err(|error| format!("ip's answer: {error}"))?;
             for (way, what) in [("rx", "dropped"), ("rx", "errors"), ("tx", "dropped"), ("tx", "errors")] {
                 let count = link.pointer(&format!("/0/stats64/{way}/{what}")).and_then(Value::as_u64);
@@ -165,26 +176,12 @@ impl TwoMachines {
     }
 }
 
-impl Drop for TwoMachines {
-    fn drop(&mut self) {
-        for name in &self.names {
-            // Where it was not made, there is nothing to remove.
-            let _ = ip(&["netns", "delete", name]);
-        }
-    }
-}
-
-/// Removes what a process that was killed has left behind.
-fn remove_stale() {
-    let names = ip(&["netns", "list"]).unwrap_or_default();
-    for name in names.lines().filter_map(|line| line.split_whitespace().next()) {
-        let owner = name.strip_prefix(PREFIX).and_then(|rest| rest.split_once('-'));
-        if owner.is_some_and(|(pid, _)| !std::path::Path::new("/proc").join(pid).exists()) {
-            let _ = ip(&["netns", "delete", name]);
-        }
-    }
-}
-
-fn ip(arguments: &[&str]) -> Result<String, String> {
-    output_of(command("ip", arguments))
+/// A new network namespace. It belongs to a thread that only opens it.
+fn namespace() -> Result<File, String> {
+    let made = std::thread::spawn(|| {
+        unshare(CloneFlags::CLONE_NEWNET)?;
+        File::open("/proc/thread-self/ns/net")
+    });
+    let made = made.join().unwrap_or_else(|_| Err(std::io::Error::other("the thread that makes it has panicked")));
+    made.map_err(|error| format!("no network namespace: {error}"))
 }

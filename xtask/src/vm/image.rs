@@ -1,11 +1,14 @@
 //! What the guest boots: Debian's kernel, and an initramfs of its modules, busybox, perftest and the
-//! RDMA libraries of this machine. Both are kept until the packages or the recipe change.
+//! RDMA libraries of this machine. Both are kept until the packages or the recipe change. One run makes them, and each
+//! guest gets names of its own for them, which stay what they are when another run makes new ones.
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 
+use crate::place::{self, Lock};
 use crate::shell::{command, output_of, run};
 
 const INIT: &str = include_str!("../../guest/init");
@@ -60,6 +63,15 @@ pub(super) struct Image {
 
 /// Puts it together below `home`, unless it is there and still good.
 pub(super) fn build(home: &Path) -> Result<Image, String> {
+    let _alone = Lock::take(&home.join("lock"), "the guest's image")?;
+    let made = make(home)?;
+    let own = Image { kernel: place::own().join("vmlinuz"), initramfs: place::own().join("initramfs.gz") };
+    place::link(&made.kernel, &own.kernel)?;
+    place::link(&made.initramfs, &own.initramfs)?;
+    Ok(own)
+}
+
+fn make(home: &Path) -> Result<Image, String> {
     let files = home.join("kernel");
     let version = kernel(&files)?;
     let image =
@@ -69,14 +81,21 @@ pub(super) fn build(home: &Path) -> Result<Image, String> {
     if image.initramfs.exists() && fs::read_to_string(&stamp).is_ok_and(|known| known == recipe) {
         return Ok(image);
     }
+    // A run that is killed now leaves an image that nobody takes for a good one.
+    match fs::remove_file(&stamp) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(at(&stamp)(error)),
+        _ => {}
+    }
     let root = home.join("root");
+    let fresh = home.join("initramfs.new");
     fill(&root, &files, &version)?;
     let pack = format!(
         "cd '{}' && find . | cpio --create --format=newc --quiet | gzip -1 > '{}'",
         root.display(),
-        image.initramfs.display()
+        fresh.display()
     );
     run(command("sh", &["-ec", &pack]))?;
+    place::publish(&fresh, &image.initramfs)?;
     fs::write(&stamp, recipe).map_err(at(&stamp))?;
     fs::remove_dir_all(&root).map_err(at(&root))?;
     Ok(image)
@@ -145,7 +164,8 @@ fn fill(root: &Path, files: &Path, version: &str) -> Result<(), String> {
         install(&program, root)?;
     }
     // What programs of Rust need, as this is one.
-    libraries.extend(needed_by(&std::env::current_exe().map_err(|error| error.to_string())?)?);
+    // (Its file may have gone: another run may have built it anew.)
+    libraries.extend(needed_by(Path::new(&format!("/proc/{}/exe", std::process::id())))?);
     for driver in rxe_driver(&libraries)? {
         libraries.extend(needed_by(&driver)?);
         install(&driver, root)?;

@@ -27,8 +27,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::peers;
 use crate::shell::{command, target};
+use crate::{peers, place, programs};
 
 /// How much of what the kernel said is shown when the guest ends without a status.
 const CONSOLE_LINES: usize = 30;
@@ -62,19 +62,17 @@ pub(crate) fn missing() -> Option<String> {
 impl Guest {
     /// A guest with the project's own command and library, which must have been built.
     pub(crate) fn new(limit: Duration) -> Self {
-        let release = target().join("release");
-        let own = ["doorbell", "libdoorbell_ibverbs.so"];
-        Self { files: own.map(|name| (name.to_owned(), release.join(name))).into(), limit }
+        let files = programs::BUILT.map(|name| (name.to_owned(), programs::built().join(name)));
+        Self { files: files.into(), limit }
     }
 
     /// Boots it, runs a command of its shell, whose output becomes this program's, and waits until it ends.
     pub(crate) fn run(&self, script: &str) -> Result<Ended, String> {
-        let home = target().join("xtask").join("vm");
-        let image = image::build(&home)?;
-        let shared = Folder(home.join(format!("host-{}", std::process::id())));
+        let image = image::build(&target().join("xtask").join("vm"))?;
+        let shared = Folder(place::own_file("host"));
         let folder = &shared.0;
         share(folder, &self.files, script).map_err(|error| format!("{}: {error}", folder.display()))?;
-        let console = home.join("console.txt");
+        let console = folder.with_extension("console.txt");
         let start = Instant::now();
         let mut child = qemu(&image, folder, &console)
             .spawn()
@@ -100,34 +98,34 @@ impl Guest {
 }
 
 impl Ended {
-    /// Copies the files that the command left.
+    /// Moves the files that the command left.
     pub(crate) fn keep(&self, to: &Path) -> Result<(), String> {
-        let copy = || -> std::io::Result<()> {
+        let mut files = Vec::new();
+        let mut list = || -> std::io::Result<()> {
             fs::create_dir_all(to)?;
             for entry in fs::read_dir(&self.shared.0)? {
                 let path = entry?.path();
                 let own = ["opt", "command", "status"].iter().any(|name| path.ends_with(name));
                 if !own && path.is_file() {
-                    fs::copy(&path, to.join(path.file_name().unwrap_or_default()))?;
+                    files.push(path);
                 }
             }
             Ok(())
         };
-        copy().map_err(|error| format!("{}: {error}", to.display()))
+        list().map_err(|error| format!("{}: {error}", to.display()))?;
+        files.iter().try_for_each(|file| place::publish(file, &to.join(file.file_name().unwrap_or_default())))
     }
 }
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What somebody wanted of it has been copied; if it stays, it is only in the way.
+        // What somebody wanted of it has been moved; if it stays, it is only in the way.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
 /// The folder that the guest sees.
 fn share(folder: &Path, files: &[(String, PathBuf)], script: &str) -> std::io::Result<()> {
-    // A killed run of the same number may have left one.
-    let _ = fs::remove_dir_all(folder);
     let opt = folder.join("opt");
     fs::create_dir_all(&opt)?;
     for (name, file) in files {

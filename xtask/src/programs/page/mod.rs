@@ -10,18 +10,19 @@ mod text;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::{NO_CLOCK, OTHER_TRIES, Started, start, wait_until_listening};
-use crate::peers;
-use crate::shell::{command, output_of, root, target};
+use super::ports::{PORT_PATIENCE, is_taken, wait_until_listening};
+use super::{NO_CLOCK, OTHER_TRIES, Started, built, start};
+use crate::shell::{command, output_of, root};
+use crate::{peers, place};
 
 pub(crate) use read::Read;
 pub(crate) use record::measure;
 pub(crate) use text::write;
 
 /// Longer than any of these programs takes, be the machine busy.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// What is run, what is checked, and what is measured.
 pub(crate) struct Row {
@@ -116,7 +117,7 @@ pub(crate) fn check(only: &[&str]) -> Result<(), String> {
     let mut count = 0;
     for row in rows().filter(|row| only.is_empty() || only.contains(&row.program)) {
         count += 1;
-        let begun = std::time::Instant::now();
+        let begun = Instant::now();
         let outcome = row
             .run(&row.ours, true)
             .and_then(|said| row.figures.iter().try_for_each(|figure| figure.read(figure.read, &said).map(drop)));
@@ -135,6 +136,12 @@ impl Row {
     /// Runs it, and returns what its programs said.
     fn run(&self, commands: &Commands, explain: bool) -> Result<String, String> {
         let mut result = self.run_once(commands, explain);
+        // The ports are those of the page. Without a network of its own a run waits for another that has them.
+        let until = Instant::now() + PORT_PATIENCE;
+        while result.as_ref().is_err_and(|why| is_taken(why)) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(200));
+            result = self.run_once(commands, explain);
+        }
         for _ in 0..OTHER_TRIES {
             if !result.as_ref().is_err_and(|why| why.contains(NO_CLOCK)) {
                 break;
@@ -197,10 +204,7 @@ impl Run<'_> {
         let mut shell = Command::new("sh");
         // The process is the program, so that it ends with its handle.
         shell.args(["-c", &format!("exec {line}")]).current_dir(&self.folder);
-        shell.env(
-            "PATH",
-            format!("{}:{}", target().join("release").display(), std::env::var("PATH").unwrap_or_default()),
-        );
+        shell.env("PATH", format!("{}:{}", built().display(), std::env::var("PATH").unwrap_or_default()));
         if self.explain {
             shell.env("DOORBELL_LOG", "debug");
         }
@@ -236,7 +240,7 @@ fn mpi(run: &Run<'_>) -> Result<String, String> {
 
 /// An empty folder.
 fn fresh_folder() -> Result<PathBuf, String> {
-    let folder = target().join("xtask").join("page");
+    let folder = place::own().join("page");
     let made = (|| {
         if folder.exists() {
             fs::remove_dir_all(&folder)?;

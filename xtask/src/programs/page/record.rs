@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 
 use super::{Row, Unit, page, read_text, rows, text, write_text};
 use crate::figures::spread;
-use crate::peers;
 use crate::programs::build;
 use crate::programs::compare::{cpus, kernel, load};
 use crate::shell::{command, output_of, root};
+use crate::{peers, place};
 
 const SCHEMA: &str = "doorbell-programs/1";
 
@@ -26,6 +26,7 @@ pub(crate) fn measure(rounds: u32, out: Option<&Path>) -> Result<(), String> {
         .map_err(|_| format!("{} is outside of {}: the page could not name it", out.display(), root().display()))?;
     peers::install_for_page()?;
     build()?;
+    let _alone = place::measuring()?;
     let load_before = load();
     let mut measured: Vec<Measured> = rows().map(Measured::new).collect();
     for round in 1..=rounds {

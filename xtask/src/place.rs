@@ -1,0 +1,241 @@
+//! Files of a run. Two runs may go on at once, in one checkout too: each has a folder of its own, and what is expensive
+//! to make is made once, by whoever holds its lock.
+//!
+//! Both rest on `flock`, which the kernel releases when the process that holds it ends, in whatever way. So a run that
+//! was killed stops no other: the next one removes its folder, and kills the processes that it has left behind.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Read as _, Seek as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::shell::target;
+
+/// Names the folder of a run to all that the run starts.
+pub(crate) const VARIABLE: &str = "XTASK_RUN";
+
+/// Lies in the folder of a run that failed: it is kept, for whoever wants to know why.
+const FAILED: &str = "failed";
+
+/// How many folders of failed runs are kept, before the one that fails now.
+const KEPT: usize = 3;
+
+/// How long processes that were killed may take to end.
+const TO_END: Duration = Duration::from_secs(10);
+
+static OWN: OnceLock<Folder> = OnceLock::new();
+
+/// The folder of this run.
+pub(crate) fn own() -> &'static Path {
+    let open = || Folder::open(&target().join("xtask").join("runs")).unwrap_or_else(|why| panic!("{why}"));
+    &OWN.get_or_init(open).path
+}
+
+/// The same, if it is there: tests of this program need none.
+pub(crate) fn own_if_open() -> Option<&'static Path> {
+    OWN.get().map(|folder| folder.path.as_path())
+}
+
+/// A file of this run whose name no other of its files has.
+pub(crate) fn own_file(name: &str) -> PathBuf {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    own().join(format!("{}-{name}", NUMBER.fetch_add(1, Ordering::Relaxed)))
+}
+
+/// Removes the folder of this run, or keeps it and says where it is if the run has failed.
+pub(crate) fn close(status: ExitCode) -> ExitCode {
+    if let Some(folder) = OWN.get() {
+        match folder.close(status == ExitCode::SUCCESS) {
+            Ok(None) => {}
+            Ok(Some(kept)) => eprintln!("files of this run: {}", kept.display()),
+            Err(why) => eprintln!("{why}"),
+        }
+    }
+    status
+}
+
+/// The folder of a run.
+struct Folder {
+    path: PathBuf,
+    /// Held until the process ends.
+    _lock: File,
+}
+
+impl Folder {
+    /// Makes one in `home`, and removes those of runs that are gone.
+    fn open(home: &Path) -> Result<Self, String> {
+        let failed = |error| format!("{}: {error}", home.display());
+        fs::create_dir_all(home).map_err(failed)?;
+        // Another run may have been told the target directory by another name.
+        let home = &home.canonicalize().map_err(failed)?;
+        // A folder that was made but is not locked yet must not pass for one of a run that is gone.
+        let _making = Lock::take(&home.join("lock"), "a folder for this run")?;
+        remove_abandoned(home).map_err(failed)?;
+        let pid = std::process::id();
+        for number in 0.. {
+            let path = home.join(if number == 0 { pid.to_string() } else { format!("{pid}-{number}") });
+            match fs::create_dir(&path) {
+                Ok(()) => {
+                    let lock = File::open(&path).map_err(failed)?;
+                    lock.lock().map_err(failed)?;
+                    return Ok(Self { path, _lock: lock });
+                }
+                // A failed run had the same number, or a process in another container has it.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        unreachable!("some number is free");
+    }
+
+    /// Removes it, or returns where it is if it is kept.
+    fn close(&self, succeeded: bool) -> Result<Option<&Path>, String> {
+        let failed = |error| format!("{}: {error}", self.path.display());
+        let is_empty = fs::read_dir(&self.path).map_err(failed)?.next().is_none();
+        if succeeded || is_empty {
+            fs::remove_dir_all(&self.path).map_err(failed)?;
+            return Ok(None);
+        }
+        fs::write(self.path.join(FAILED), "").map_err(failed)?;
+        Ok(Some(&self.path))
+    }
+}
+
+/// Removes what runs have left behind that are gone, but for the newest of those that failed.
+fn remove_abandoned(home: &Path) -> io::Result<()> {
+    let mut failed: Vec<(SystemTime, PathBuf)> = Vec::new();
+    for entry in fs::read_dir(home)? {
+        let path = entry?.path();
+        // Another run may end meanwhile, and take its folder with it.
+        let Ok(folder) = File::open(&path) else { continue };
+        if !path.is_dir() || folder.try_lock().is_err() {
+            continue;
+        }
+        end_processes_of(&path);
+        match fs::metadata(path.join(FAILED)).and_then(|marker| marker.modified()) {
+            Ok(when) => failed.push((when, path)),
+            Err(_) => remove(&path),
+        }
+    }
+    failed.sort();
+    let too_many = failed.len().saturating_sub(KEPT);
+    failed[..too_many].iter().for_each(|(_, path)| remove(path));
+    Ok(())
+}
+
+fn remove(path: &Path) {
+    match fs::remove_dir_all(path) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => eprintln!("{}, of a run that is gone, could not be removed: {error}", path.display()),
+    }
+}
+
+/// Kills what a run that is gone had started: its processes are told by the variable that they inherited.
+fn end_processes_of(folder: &Path) {
+    let wanted = format!("{VARIABLE}={}", folder.display()).into_bytes();
+    let is_of_it = |pid: i32| {
+        // Other users' processes cannot be read, and those that have ended have no environment any more.
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.split(|&byte| byte == 0).any(|variable| variable == wanted)
+    };
+    let own = std::process::id() as i32;
+    let until = Instant::now() + TO_END;
+    loop {
+        let processes = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
+        let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+        let left: Vec<i32> = pids.filter(|&pid| pid != own && is_of_it(pid)).collect();
+        if left.is_empty() {
+            return;
+        }
+        if Instant::now() > until {
+            eprintln!("processes {left:?}, of a run that is gone, do not end");
+            return;
+        }
+        for pid in left {
+            // It may just have ended.
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A lock that runs take turns with. It is released when it is dropped, and when its process ends.
+pub(crate) struct Lock(File);
+
+impl Lock {
+    /// Takes a lock, after its holder, if there is one: it says then whom it waits for. The file says who holds it, and
+    /// stays.
+    pub(crate) fn take(file: &Path, what_for: &str) -> Result<Self, String> {
+        let failed = |error: io::Error| format!("{} cannot be locked: {error}", file.display());
+        fs::create_dir_all(file.parent().unwrap_or(file)).map_err(failed)?;
+        let mut options = OpenOptions::new();
+        let mut lock = options.read(true).write(true).create(true).truncate(false).open(file).map_err(failed)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::Error(error)) => return Err(failed(error)),
+            Err(TryLockError::WouldBlock) => {
+                let mut holder = String::new();
+                let _ = lock.read_to_string(&mut holder);
+                let holder = if holder.is_empty() { "another run" } else { holder.trim_end() };
+                eprintln!("{what_for}: waiting for {holder}");
+                lock.lock().map_err(failed)?;
+            }
+        }
+        let arguments: Vec<String> = std::env::args().skip(1).collect();
+        let holder = format!("process {}, `cargo xtask {}`\n", std::process::id(), arguments.join(" "));
+        let written = lock.rewind().and_then(|()| lock.set_len(0)).and_then(|()| lock.write_all(holder.as_bytes()));
+        written.map_err(failed)?;
+        Ok(Self(lock))
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Nobody is waited for any more. If that cannot be said, only a message names somebody who is gone.
+        let _ = self.0.set_len(0);
+    }
+}
+
+/// Held while something is measured: two at once would measure each other.
+pub(crate) fn measuring() -> Result<Lock, String> {
+    Lock::take(&target().join("xtask").join("measuring.lock"), "a quiet machine")
+}
+
+/// Moves a file to where others look for it: they find the whole file, or what was there before.
+pub(crate) fn publish(from: &Path, to: &Path) -> Result<(), String> {
+    let move_it = || match fs::rename(from, to) {
+        Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
+            let mut beside = to.as_os_str().to_owned();
+            beside.push(format!(".{}.new", std::process::id()));
+            fs::copy(from, &beside)?;
+            fs::rename(&beside, to)?;
+            fs::remove_file(from)
+        }
+        result => result,
+    };
+    move_it().map_err(|error| format!("{} could not be moved to {}: {error}", from.display(), to.display()))
+}
+
+/// Gives a file that another run may replace at any time a second name: what is replaced then is the other one.
+pub(crate) fn link(from: &Path, to: &Path) -> Result<(), String> {
+    let link_it = || -> io::Result<()> {
+        if fs::symlink_metadata(to).is_ok() {
+            fs::remove_file(to)?;
+        }
+        match fs::hard_link(from, to) {
+            Err(error) if error.kind() == io::ErrorKind::CrossesDevices => fs::copy(from, to).map(drop),
+            result => result,
+        }
+    };
+    link_it().map_err(|error| format!("{} could not be linked to {}: {error}", from.display(), to.display()))
+}
+
+#[cfg(test)]
+mod tests;

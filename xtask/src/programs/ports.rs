@@ -1,0 +1,165 @@
+//! TCP ports for servers that cannot say which one they took.
+//!
+//! In a network of its own ([`crate::network::apart`]) a step has no rival. Where only root could make one, a port that
+//! was free may be somebody else's before its server has it: the server says so, and gets another.
+
+use std::fs;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use super::{PATIENCE, Started};
+
+/// How often another port is tried.
+const OTHER_PORTS: usize = 8;
+
+/// How long another program may have a port that cannot be chosen: longer than another run of a step needs it.
+pub(super) const PORT_PATIENCE: Duration = Duration::from_secs(60);
+
+/// What servers say whose port somebody else has; perftest says the last two, without the reason.
+const TAKEN: &[&str] = &["Address already in use", "Couldn't listen to port", "rdma_bind_addr failed"];
+
+/// Did a server fail because somebody else has its port?
+pub(super) fn is_taken(why: &str) -> bool {
+    TAKEN.iter().any(|words| why.contains(words))
+}
+
+/// Runs something on a free port; on another one if somebody else was faster.
+pub(super) fn on_free_port<T>(mut attempt: impl FnMut(&str) -> Result<T, String>) -> Result<T, String> {
+    for _ in 0..OTHER_PORTS {
+        let port = free_port()?.to_string();
+        match attempt(&port) {
+            Err(why) if is_taken(&why) => eprintln!("TCP port {port} was taken meanwhile: another is tried"),
+            ended => return ended,
+        }
+    }
+    attempt(&free_port()?.to_string())
+}
+
+/// A TCP port that nobody has on any address just now.
+fn free_port() -> Result<u16, String> {
+    // IPv4's addresses are among those of such a socket.
+    let listener =
+        TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)));
+    let address = listener.and_then(|listener| listener.local_addr());
+    address.map(|address| address.port()).map_err(|error| format!("no TCP port is free: {error}"))
+}
+
+/// A TCP port of loopback that nobody listens on, and nobody can: a connection has it at one end.
+pub(super) struct Deaf {
+    client: TcpStream,
+    _server: TcpStream,
+}
+
+impl Deaf {
+    pub(super) fn new() -> std::io::Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let client = TcpStream::connect(listener.local_addr()?)?;
+        // Somebody else's connection may have come first; ours waits behind it.
+        let own = client.local_addr()?;
+        loop {
+            let (server, from) = listener.accept()?;
+            if from == own {
+                return Ok(Self { client, _server: server });
+            }
+        }
+    }
+
+    pub(super) fn address(&self) -> std::io::Result<SocketAddr> {
+        self.client.local_addr()
+    }
+}
+
+/// The programs wait for one connection only, so it is the kernel that is asked.
+pub(super) fn wait_until_listening(port: &str, server: &mut Started) -> Result<(), String> {
+    let port: u16 = port.parse().map_err(|error| format!("{port:?} is no port: {error}"))?;
+    let until = Instant::now() + PATIENCE;
+    while Instant::now() < until {
+        let listening = listeners(port);
+        if !listening.is_empty() && has_one_of(server.child.id(), &listening) {
+            return Ok(());
+        }
+        if server.has_ended() {
+            break; // whoever waits for it says why
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Err(format!("it does not listen on TCP port {port}: {}", server.said()))
+}
+
+/// The sockets that listen on a port, whoever has them, as a process's descriptors name them.
+fn listeners(port: u16) -> Vec<String> {
+    let own = format!(":{port:04X}");
+    let tables = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"].map(fs::read_to_string);
+    let of_table = |table: &String| {
+        let sockets = table.lines().filter_map(|line| {
+            // Number, own address, the peer's, state (0A is listening), and the inode as the tenth.
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let (address, state, inode) = (words.get(1)?, words.get(3)?, words.get(9)?);
+            (address.ends_with(&own) && *state == "0A").then(|| format!("socket:[{inode}]"))
+        });
+        sockets.collect::<Vec<_>>()
+    };
+    tables.iter().flatten().flat_map(of_table).collect()
+}
+
+/// Does a process have one of these sockets, or one that it has started?
+fn has_one_of(process: u32, sockets: &[String]) -> bool {
+    let entries = |of: &str| fs::read_dir(format!("/proc/{process}/{of}")).into_iter().flatten().filter_map(Result::ok);
+    let mut names = entries("fd").filter_map(|entry| fs::read_link(entry.path()).ok());
+    if names.any(|name| sockets.iter().any(|socket| name.as_os_str() == socket.as_str())) {
+        return true;
+    }
+    let children = entries("task").filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+    let children: Vec<u32> =
+        children.flat_map(|list| list.split(' ').flat_map(str::parse).collect::<Vec<_>>()).collect();
+    children.into_iter().any(|child| has_one_of(child, sockets))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::start;
+    use super::*;
+    use crate::shell::command;
+
+    #[test]
+    fn a_port_that_was_taken_meanwhile_is_given_up_for_another() {
+        let mut taken = Vec::new();
+        let found = on_free_port(|port| {
+            let listen = || TcpListener::bind((Ipv4Addr::LOCALHOST, port.parse().unwrap()));
+            if taken.len() < 3 {
+                // Somebody else is faster.
+                taken.push(listen().unwrap());
+            }
+            listen().map_err(|error| format!("bind: {error}"))
+        });
+        let port = found.unwrap().local_addr().unwrap().port();
+        assert!(taken.iter().all(|other| other.local_addr().unwrap().port() != port));
+        let mut tries = 0;
+        let other = on_free_port(|_| -> Result<(), String> {
+            tries += 1;
+            Err("something else is wrong".to_owned())
+        });
+        assert_eq!((other, tries), (Err("something else is wrong".to_owned()), 1));
+    }
+
+    /// One that listens on the port that a server was to have is not the server.
+    #[test]
+    fn another_program_that_listens_is_not_the_server() {
+        let rival = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = rival.local_addr().unwrap().port().to_string();
+        let script = "sleep 0.2; echo 'bind: Address already in use' >&2; exit 1";
+        let mut server = start(command("sh", &["-c", script])).unwrap();
+        let why = wait_until_listening(&port, &mut server).unwrap_err();
+        assert!(is_taken(&why), "{why}");
+        assert!(!listeners(rival.local_addr().unwrap().port()).is_empty());
+        assert!(has_one_of(std::process::id(), &listeners(rival.local_addr().unwrap().port())));
+    }
+
+    #[test]
+    fn nobody_can_listen_on_a_deaf_port() {
+        let deaf = Deaf::new().unwrap();
+        let address = deaf.address().unwrap();
+        assert_eq!(TcpStream::connect(address).unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
+        assert_eq!(TcpListener::bind(address).unwrap_err().kind(), std::io::ErrorKind::AddrInUse);
+    }
+}
