@@ -1,7 +1,7 @@
 //! Running the command: nothing here can hang, and no process outlives its test.
 
 use std::io::{BufRead, BufReader, Read};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -60,16 +60,7 @@ impl Running {
                 text
             })
         });
-        let (lines, stderr) = channel();
-        if let Some(pipe) = child.stderr.take() {
-            std::thread::spawn(move || {
-                for line in BufReader::new(pipe).lines().map_while(Result::ok) {
-                    if lines.send(line).is_err() {
-                        return;
-                    }
-                }
-            });
-        }
+        let stderr = lines_of(&mut child);
         Self { what, child, stdout, stderr, said: String::new() }
     }
 
@@ -83,14 +74,7 @@ impl Running {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|error| panic!("{what}: {error}"));
         drop(child.stdout.take());
-        let (lines, stderr) = channel();
-        if let Some(mut pipe) = child.stderr.take() {
-            std::thread::spawn(move || {
-                let mut text = String::new();
-                let _ = pipe.read_to_string(&mut text);
-                let _ = lines.send(text);
-            });
-        }
+        let stderr = lines_of(&mut child);
         Self { what, child, stdout: None, stderr, said: String::new() }
     }
 
@@ -106,6 +90,14 @@ impl Running {
                 }
             }
         }
+    }
+
+    /// Waits until it says something on stderr, and returns what follows on that line, up to a blank: servers take port
+    /// 0, since one that was found free may be somebody else's by then, and say which one they got.
+    pub(crate) fn told(&mut self, before: &str) -> String {
+        self.wait_for(before);
+        let behind = self.said.split_once(before).map_or("", |(_, behind)| behind);
+        behind.split_whitespace().next().unwrap_or_default().to_owned()
     }
 
     fn hear(&mut self, line: &str) {
@@ -142,6 +134,21 @@ impl Running {
         }
         Finished { status, stdout, stderr: std::mem::take(&mut self.said) }
     }
+}
+
+/// What a process says on stderr, line by line.
+fn lines_of(child: &mut Child) -> Receiver<String> {
+    let (lines, stderr) = channel();
+    if let Some(pipe) = child.stderr.take() {
+        std::thread::spawn(move || {
+            for line in BufReader::new(pipe).lines().map_while(Result::ok) {
+                if lines.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+    }
+    stderr
 }
 
 impl Drop for Running {
@@ -185,9 +192,19 @@ impl Finished {
     }
 }
 
-/// A TCP address that nobody listens on, a moment ago.
-pub(crate) fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("there is a free port")
+/// A TCP address that nobody listens on, and nobody can while the connection lives that has it at one end.
+pub(crate) fn deaf_address() -> (SocketAddr, [TcpStream; 2]) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
+    let connect = || TcpStream::connect(listener.local_addr()?);
+    let client = connect().expect("it listens");
+    let address = client.local_addr().expect("it has an address");
+    loop {
+        // Somebody else's connection may have come first.
+        let (server, from) = listener.accept().expect("one has connected");
+        if from == address {
+            return (address, [client, server]);
+        }
+    }
 }
 
 /// The number at this place of a JSON value.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::command::{PATIENCE, Running, free_address};
+use crate::command::{PATIENCE, Running};
 use crate::counters::World;
 use crate::terminal::{OnTerminal, Session, Terminal};
 
@@ -61,9 +61,8 @@ fn long_commands(world: &World) -> Vec<Long> {
     let folder = world.root().join("study");
     all.push(long("study", &format!("study --quick --out {}", folder.display()), prints, 1));
 
-    let address = free_address();
-    let mut listening = Running::start(world.command(&format!("bench bw --listen {address}")));
-    listening.wait_for("waiting for a client");
+    let mut listening = Running::start(world.command("bench bw --listen 127.0.0.1:0"));
+    let address = listening.told("waiting for a client on ");
     let mut client = long("bench bw, client", &format!("bench bw {address} -D 3600"), prints, 0);
     client._peer = Some(listening);
     all.push(client);
@@ -219,8 +218,8 @@ fn every_command_that_prints_ends_with_its_reader() {
 #[test]
 fn an_exporter_goes_on_without_a_reader() {
     let world = World::new();
-    let address = free_address().to_string();
-    let exporter = Running::without_stdout(world.looking(&format!("counters --prometheus {address}")));
+    let mut exporter = Running::without_stdout(world.looking("counters --prometheus 0"));
+    let address = exporter.told("serving http://").trim_end_matches("/metrics").to_owned();
     for _ in 0..2 {
         wait_until("it answers", || TcpStream::connect(&address).is_ok());
         // It would have noticed by now.

@@ -5,15 +5,13 @@ use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use crate::command::{PATIENCE, Running, doorbell, free_address, measuring, run};
+use crate::command::{PATIENCE, Running, deaf_address, measuring, run};
+use crate::counters::World;
 use crate::two_sides::listen;
-
-/// Long enough for messages to flow, short enough to be far from the end of the measurement.
-const IN_THE_MIDDLE: Duration = Duration::from_millis(500);
 
 #[test]
 fn nobody_listens() {
-    let address = free_address();
+    let (address, _taken) = deaf_address();
     run(&format!("bench bw -n 100 -s 16 {address}"))
         .expect_complaint(1, &[&format!("cannot connect to {address}"), "--listen"]);
 }
@@ -89,10 +87,11 @@ fn in_the_middle(test: impl Fn(&str, Running, Running)) {
         "lat --op read -s 16 -e",
     ] {
         let kind = &arguments[..arguments.find(' ').unwrap_or_default()];
-        let (mut server, address) = listen(kind);
-        let client = Running::start(doorbell(&format!("bench {arguments} -D 3600 {address}")));
-        server.wait_for("serving");
-        std::thread::sleep(IN_THE_MIDDLE);
+        let world = World::new();
+        let mut server = Running::start(world.command(&format!("bench {kind} --listen 127.0.0.1:0")));
+        let address = server.told("waiting for a client on ");
+        let client = Running::start(world.command(&format!("bench {arguments} -D 3600 {address}")));
+        world.wait_for_packets();
         test(arguments, server, client);
     }
 }
@@ -141,9 +140,10 @@ fn second_process_of(process: u32) -> PathBuf {
 fn the_second_process_does_not_outlive_the_first() {
     let _one_at_a_time = measuring();
     for arguments in ["bw -s 16", "lat -s 16 -e"] {
-        let first = Running::start(doorbell(&format!("bench {arguments} -D 3600")));
+        let world = World::new();
+        let first = Running::start(world.command(&format!("bench {arguments} -D 3600")));
         let second = second_process_of(first.id());
-        std::thread::sleep(IN_THE_MIDDLE);
+        world.wait_for_packets();
         first.kill();
         let until = Instant::now() + PATIENCE;
         // It is gone, or a zombie that nobody has taken note of.
@@ -157,9 +157,10 @@ fn the_second_process_does_not_outlive_the_first() {
 #[test]
 fn the_first_process_notices_that_the_second_is_gone() {
     let _one_at_a_time = measuring();
-    let first = Running::start(doorbell("bench bw -s 16 -D 3600"));
+    let world = World::new();
+    let first = Running::start(world.command("bench bw -s 16 -D 3600"));
     let second = second_process_of(first.id());
-    std::thread::sleep(IN_THE_MIDDLE);
+    world.wait_for_packets();
     let id = second.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok()).expect("a number");
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(id), nix::sys::signal::Signal::SIGKILL)
         .expect("it can be killed");

@@ -5,13 +5,12 @@ use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
 
 use crate::bench::check_packets;
-use crate::command::{Running, doorbell, free_address, list, measuring, number};
+use crate::command::{Running, doorbell, list, measuring, number};
 
 /// Starts a side that listens, and says where.
 pub(crate) fn listen(arguments: &str) -> (Running, String) {
-    let address = free_address().to_string();
-    let mut server = Running::start(doorbell(&format!("bench {arguments} --listen {address}")));
-    server.wait_for("waiting for a client");
+    let mut server = Running::start(doorbell(&format!("bench {arguments} --listen 127.0.0.1:0")));
+    let address = server.told("waiting for a client on ");
     (server, address)
 }
 
@@ -37,9 +36,8 @@ fn a_client_measures_with_a_server() {
 #[test]
 fn port_and_host_may_be_given_apart() {
     let _one_at_a_time = measuring();
-    let port = free_address().port();
-    let mut server = Running::start(doorbell(&format!("bench bw --listen -p {port}")));
-    server.wait_for(&format!("waiting for a client on 0.0.0.0:{port}"));
+    let mut server = Running::start(doorbell("bench bw --listen -p 0"));
+    let port = server.told("waiting for a client on 0.0.0.0:");
     let client = Running::start(doorbell(&format!("bench bw -n 100 -s 16 -p {port} localhost")));
     client.finish().expect_status(0);
     server.finish().expect_status(0);
