@@ -24,13 +24,13 @@ pair() {
     own="$* -d rxe0 -x $gid -p $port"
     soft="doorbell run --stats --bind 192.0.2.2 -- $* -p $port"
     if [ $role = serves ]; then
-        timeout 60 $own > /tmp/server 2>&1 & server=$!
+        timeout 300 $own > /tmp/server 2>&1 & server=$!
         wait_for_port $port
-        in_other timeout 60 $soft 192.0.2.1 > /tmp/client 2>&1
+        in_other timeout 300 $soft 192.0.2.1 > /tmp/client 2>&1
     else
-        in_other timeout 60 $soft > /tmp/server 2>&1 & server=$!
+        in_other timeout 300 $soft > /tmp/server 2>&1 & server=$!
         wait_for_port $port in_other
-        timeout 60 $own 192.0.2.2 > /tmp/client 2>&1
+        timeout 300 $own 192.0.2.2 > /tmp/client 2>&1
     fi
     client=$?
     wait $server

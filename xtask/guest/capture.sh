@@ -18,9 +18,9 @@ for role in serves asks; do
     pair $role ib_write_bw -n 5 -s 64
 done
 # Immediate data, and requests of both sides in one connection.
-timeout 120 doorbell bench bw -d rxe0 -x $gid --listen 192.0.2.1 > /tmp/server 2>&1 & server=$!
+timeout 300 doorbell bench bw -d rxe0 -x $gid --listen 192.0.2.1 > /tmp/server 2>&1 & server=$!
 wait_for_port 18515
-in_other timeout 120 doorbell bench bw --bind 192.0.2.2 -n 4 -t 4 -s 600 -m 256 -b 192.0.2.1 > /tmp/client 2>&1 ||
+in_other timeout 300 doorbell bench bw --bind 192.0.2.2 -n 4 -t 4 -s 600 -m 256 -b 192.0.2.1 > /tmp/client 2>&1 ||
     fail "bench: $(cat /tmp/client)"
 wait $server || fail "bench, rxe: $(cat /tmp/server)"
 captured

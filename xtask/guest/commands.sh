@@ -3,14 +3,14 @@
 # Does a command succeed, and print these words?
 prints() {
     words=$1; shift
-    timeout 120 "$@" > /tmp/said 2>&1 || fail "$* ended with $?: $(cat /tmp/said)"
+    timeout 300 "$@" > /tmp/said 2>&1 || fail "$* ended with $?: $(cat /tmp/said)"
     grep -q "$words" /tmp/said || fail "$* does not say '$words': $(cat /tmp/said)"
 }
 
 # Does a command end with this status, and say these words?
 refuses() {
     status=$1 words=$2; shift 2
-    timeout 60 "$@" > /tmp/said 2>&1
+    timeout 300 "$@" > /tmp/said 2>&1
     ended=$?
     [ $ended = $status ] || fail "$* ended with $ended, not with $status: $(cat /tmp/said)"
     grep -q "$words" /tmp/said || fail "$* does not say '$words': $(cat /tmp/said)"
@@ -55,12 +55,12 @@ chmod 666 /dev/infiniband/uverbs*
 # Without IPv4, and then without any address: the GID that rxe makes up itself leads nowhere.
 ip address flush dev dummy0
 ip address add fd00::1/64 dev dummy0 nodad
-for try in $(seq 50); do doorbell devices 2>&1 | grep -q fd00::1 && break; sleep 0.1; done
+for try in $(seq 600); do doorbell devices 2>&1 | grep -q fd00::1 && break; sleep 0.1; done
 prints "fd00::1 (RoCE v2), used" doorbell devices
 prints "system provider" doorbell bench bw -d rxe0 -n 200 -s 16
 refuses 1 "has no GID 7 for RoCE v2; it has: .* fd00::1 (RoCE v2)" doorbell bench bw -d rxe0 -x 7 -n 10
 ip address flush dev dummy0
-for try in $(seq 50); do doorbell devices 2>&1 | grep -q fd00::1 || break; sleep 0.1; done
+for try in $(seq 600); do doorbell devices 2>&1 | grep -q fd00::1 || break; sleep 0.1; done
 refuses 1 "give the network interface an address, or choose another GID" doorbell bench bw -d rxe0 -n 10
 libraries=/usr/lib/x86_64-linux-gnu
 mv $libraries/libibverbs.so.1 /tmp/

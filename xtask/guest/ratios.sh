@@ -29,27 +29,27 @@ pair() {
     : > /tmp/client
 }
 rxe_loopback() {
-    server_namespace= server_prefix="timeout 120" client_prefix="timeout 120" host=127.0.0.1
+    server_namespace= server_prefix="timeout 300" client_prefix="timeout 300" host=127.0.0.1
     server_options="-d rxe0 -x $(gid_of 10.0.0.1)"
     client_options=$server_options
     pair "$@"
 }
 rxe_veth() {
-    server_namespace= server_prefix="timeout 120" client_prefix="timeout 120" host=127.0.0.1
+    server_namespace= server_prefix="timeout 300" client_prefix="timeout 300" host=127.0.0.1
     server_options="-d rxe1 -x $(gid_of 192.0.2.1)"
     client_options="-d rxe2 -x $(gid_of 192.0.2.2)"
     pair "$@"
 }
 soft_loopback() {
     server_namespace="ip netns exec one" host=127.0.0.1 server_options= client_options=
-    server_prefix="ip netns exec one timeout 120 doorbell run --"
+    server_prefix="ip netns exec one timeout 300 doorbell run --"
     client_prefix=$server_prefix
     pair "$@"
 }
 soft_veth() {
     server_namespace="ip netns exec one" host=192.0.2.1 server_options= client_options=
-    server_prefix="ip netns exec one timeout 120 doorbell run --bind 192.0.2.1 --"
-    client_prefix="ip netns exec two timeout 120 doorbell run --bind 192.0.2.2 --"
+    server_prefix="ip netns exec one timeout 300 doorbell run --bind 192.0.2.1 --"
+    client_prefix="ip netns exec two timeout 300 doorbell run --bind 192.0.2.2 --"
     pair "$@"
 }
 # A column of perftest's line for a size.

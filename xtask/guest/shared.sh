@@ -4,7 +4,7 @@ fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
 # Waits until somebody listens on a TCP port, as seen by what is put before a command.
 wait_for_port() {
     wanted=$1 hex=$(printf ':%04X ' $1); shift
-    for try in $(seq 400); do
+    for try in $(seq 2400); do
         "$@" cat /proc/net/tcp /proc/net/tcp6 | grep -q "$hex.* 0A " && return
         sleep 0.05
     done
@@ -13,7 +13,7 @@ wait_for_port() {
 # Writes what passes veth0 to a file for the host, until captured.
 capture() {
     tcpdump -Z root -q -U -i veth0 -w /host/$1 udp port 4791 2> /tmp/tcpdump & tcpdump=$!
-    for try in $(seq 100); do grep -q listening /tmp/tcpdump && break; sleep 0.1; done
+    for try in $(seq 600); do grep -q listening /tmp/tcpdump && break; sleep 0.1; done
 }
 captured() {
     sleep 1

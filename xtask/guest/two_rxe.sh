@@ -23,4 +23,4 @@ ip rule add preference 20 lookup local
 ip rule delete preference 0
 rdma link add rxe1 type rxe netdev veth0
 rdma link add rxe2 type rxe netdev veth1
-for try in $(seq 100); do [ "$(gid_of 192.0.2.2)" ] && break; sleep 0.1; done
+for try in $(seq 600); do [ "$(gid_of 192.0.2.2)" ] && break; sleep 0.1; done

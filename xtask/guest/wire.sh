@@ -17,13 +17,13 @@ all_operations() {
 bench() {
     for role in serves asks; do
         if [ $role = serves ]; then
-            timeout 120 doorbell bench bw -d rxe0 -x $gid --listen 192.0.2.1 > /tmp/server 2>&1 & server=$!
+            timeout 300 doorbell bench bw -d rxe0 -x $gid --listen 192.0.2.1 > /tmp/server 2>&1 & server=$!
             wait_for_port 18515
-            in_other timeout 120 doorbell bench bw --bind 192.0.2.2 "$@" --verify --json 192.0.2.1 > /tmp/client 2>&1
+            in_other timeout 300 doorbell bench bw --bind 192.0.2.2 "$@" --verify --json 192.0.2.1 > /tmp/client 2>&1
         else
-            in_other timeout 120 doorbell bench bw --bind 192.0.2.2 --listen 192.0.2.2 > /tmp/server 2>&1 & server=$!
+            in_other timeout 300 doorbell bench bw --bind 192.0.2.2 --listen 192.0.2.2 > /tmp/server 2>&1 & server=$!
             wait_for_port 18515 in_other
-            timeout 120 doorbell bench bw -d rxe0 -x $gid "$@" --verify --json 192.0.2.2 > /tmp/client 2>&1
+            timeout 300 doorbell bench bw -d rxe0 -x $gid "$@" --verify --json 192.0.2.2 > /tmp/client 2>&1
         fi
         [ $? = 0 ] || fail "bench $*, rxe $role, client: $(cat /tmp/client)"
         wait $server || fail "bench $*, rxe $role, server: $(cat /tmp/server)"
@@ -71,9 +71,9 @@ bench -n 300 --op cas
 ip link set veth0 mtu 1500
 bench -n 100 -s 5000
 grep -q '"mtu": 1024' /tmp/client || fail "a path MTU that fits both: $(cat /tmp/client)"
-timeout 120 doorbell bench bw -d rxe0 -x $gid --listen 192.0.2.1 > /tmp/server 2>&1 & server=$!
+timeout 300 doorbell bench bw -d rxe0 -x $gid --listen 192.0.2.1 > /tmp/server 2>&1 & server=$!
 wait_for_port 18515
-in_other timeout 60 doorbell bench bw --bind 192.0.2.2 -n 10 -m 4096 192.0.2.1 > /tmp/client 2>&1
+in_other timeout 300 doorbell bench bw --bind 192.0.2.2 -n 10 -m 4096 192.0.2.1 > /tmp/client 2>&1
 client=$?
 wait $server
 [ $client$? = 11 ] || fail "a path MTU that is too large for the peer: $client at the client"

@@ -68,14 +68,14 @@ fn a_task_that_sleeps_notices_that_its_peer_died() {
 fn closing_a_connection_whose_peer_died_says_so() {
     let devices = wire::devices();
     let channel = devices[0].create_channel().unwrap();
-    let config = Config { timeout: 8, retry_count: 1, keepalive_ns: 20_000_000, ..config() };
-    let (a, b) = pair(&devices, &channel, &config);
+    let hasty = Config { timeout: 8, retry_count: 1, keepalive_ns: 20_000_000, ..config() };
+    let (a, b) = pair(&devices, &channel, &hasty);
     drop(b);
     let mut a = Async::new(a, Asleep);
     let died = block_on(a.receive()).unwrap_err();
     assert_eq!(block_on(a.close()), Err(died));
     // In peace it is Ok, and what the peer sent before is still there.
-    let (a, mut b) = pair(&devices, &channel, &config);
+    let (a, mut b) = pair(&devices, &channel, &config());
     let mut a = Async::new(a, Asleep);
     b.close();
     while !b.is_closed() {

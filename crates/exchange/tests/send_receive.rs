@@ -135,8 +135,8 @@ fn both_sides_close_in_peace_when_the_last_acknowledgement_is_lost() {
             let plan = format!("drop=0.25,seed={seed}").parse().unwrap();
             soft::open(&SoftOptions { faults: Some(plan), ..SoftOptions::default() }).unwrap()
         };
-        // Short timeouts: the side that waits in vain is to find out soon.
-        let config = Config { timeout: 10, ..Config::default() };
+        // Short timeouts: the side that waits in vain is to find out soon, but not before a busy peer has answered.
+        let config = Config { timeout: 12, ..Config::default() };
         let (a, b) = (lossy(), lossy());
         let a = Endpoint::new(&a.create_pd().unwrap(), config.clone(), None).unwrap();
         let b = Endpoint::new(&b.create_pd().unwrap(), config, None).unwrap();

@@ -15,7 +15,7 @@ const CHILD: &str = "DOORBELL_TEST_PEER";
 const BYTES: usize = 100_000;
 
 fn plan() -> Plan {
-    Plan { timeout: 12, retry_count: 3, ..Plan::rc() }
+    Plan { timeout: 14, retry_count: 3, ..Plan::rc() }
 }
 
 /// What the other end must know, as one line.

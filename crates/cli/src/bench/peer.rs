@@ -12,8 +12,12 @@ use crate::Failure;
 use crate::device::Chosen;
 use crate::output::note;
 
-/// How long the second process may take to call back, and the other side to accept.
+/// How long the other side may take to accept.
 const DEADLINE: Duration = Duration::from_secs(10);
+
+/// How long the second process may take to call back, and to end. That it has ended is noticed at once, so this is for
+/// machines that are slow to start one: an emulated one, or one that is busy.
+const SECOND_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Waits for one client.
 pub(crate) fn accept(address: &str) -> Result<TcpStream, Failure> {
@@ -59,7 +63,7 @@ impl Second {
         if !succeeded {
             return Ok(()); // dropping kills it
         }
-        let until = Instant::now() + DEADLINE;
+        let until = Instant::now() + SECOND_DEADLINE;
         loop {
             match self.child.try_wait()? {
                 Some(status) if status.success() => return Ok(()),
@@ -113,7 +117,7 @@ pub(crate) fn spawn(
     let child = command.spawn().map_err(|error| format!("the second process cannot be started: {error}"))?;
     let mut second = Second { child };
     listener.set_nonblocking(true)?;
-    let until = Instant::now() + DEADLINE;
+    let until = Instant::now() + SECOND_DEADLINE;
     loop {
         match listener.accept() {
             Ok((stream, _)) => {

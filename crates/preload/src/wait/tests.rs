@@ -35,8 +35,8 @@ unsafe extern "C" {
     fn pthread_cancel(thread: libc::pthread_t) -> c_int;
 }
 
-/// Longer than anything here takes: protection against hanging.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Longer than anything here takes, however slow the machine: protection against hanging.
+const PATIENCE: Duration = Duration::from_secs(90);
 
 /// What `pthread_join` says of a thread that was cancelled.
 const CANCELED: *mut c_void = ptr::without_provenance_mut(usize::MAX);
@@ -97,13 +97,14 @@ impl<'a> Caller<'a> {
 
     fn sleeps(&self) {
         let until = Instant::now() + PATIENCE;
-        while !self.is_asleep() {
+        // The thread may sleep for a lock at first; it does not for so long.
+        let mut looks = 0;
+        while looks < 2 {
+            looks = if self.is_asleep() { looks + 1 } else { 0 };
             let goes_on = !self.has_returned.load(Ordering::SeqCst) && Instant::now() < until;
             assert!(goes_on, "the call does not wait: it returned {}", self.result.load(Ordering::SeqCst));
-            std::thread::sleep(Duration::from_millis(1));
+            std::thread::sleep(Duration::from_millis(if looks == 0 { 1 } else { 5 }));
         }
-        // The thread may have slept for a lock that it has by now; it does not for so long.
-        std::thread::sleep(Duration::from_millis(5));
     }
 
     fn cancel(&self) {

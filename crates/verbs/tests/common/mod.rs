@@ -418,7 +418,7 @@ pub fn reap_within(cq: &Cq, count: usize, patience: Duration) -> Vec<Completion>
 pub fn eventually_counted(what: &str, device: &Device, holds: impl Fn(&Counters) -> bool) {
     match device.counters() {
         Some(_) => eventually(what, || device.counters().is_some_and(|counted| holds(&counted))),
-        None => std::thread::sleep(Duration::from_millis(50)),
+        None => std::thread::sleep(Duration::from_millis(200)),
     }
 }
 
