@@ -39,7 +39,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use doorbell_rnic::{Completion, CompletionQueue, MAX_RUN_PACKETS, Overrun, Rnic};
+use doorbell_rnic::{Completion, CompletionQueue, Counters, MAX_RUN_PACKETS, Overrun, Rnic};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::{SigSet, SigmaskHow};
@@ -308,6 +308,16 @@ impl Port {
     /// What the link lost on this side.
     pub fn link_counters(&self) -> LinkCounters {
         self.shared.lock().link().link_counters()
+    }
+
+    /// What RNIC and link counted, unless somebody else is at work with them.
+    pub fn try_counters(&self) -> Option<(Counters, LinkCounters)> {
+        let driver = match self.shared.driver.try_lock() {
+            Ok(driver) => driver,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some((*driver.rnic().counters(), driver.link().link_counters()))
     }
 }
 

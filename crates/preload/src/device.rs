@@ -4,17 +4,19 @@
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int};
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::{mem, ptr};
 
+use doorbell_fabric::BindRequest;
 use doorbell_ibverbs_sys as c;
 use doorbell_verbs::raw::{DeviceAttributes, Provider};
-use doorbell_verbs::{AsyncEvent, CqId, Qpn, SrqId, soft};
+use doorbell_verbs::soft::{self, SoftOptions};
+use doorbell_verbs::{AsyncEvent, CqId, Qpn, SrqId};
 
 use crate::event::Source;
 use crate::fork::Inside;
 use crate::outcome::{Outcome, Refused};
-use crate::{config, fork, stats};
+use crate::{config, fork, stats, tree};
 
 /// What programs call the device.
 pub(crate) const NAME: &CStr = c"doorbell0";
@@ -40,9 +42,10 @@ pub(crate) fn listed() -> *mut c::ibv_device {
         device.node_type = c::IBV_NODE_CA;
         device.transport_type = c::IBV_TRANSPORT_IB;
         fill(&mut device.name, NAME);
-        fill(&mut device.dev_name, c"doorbell0");
-        // No such files exist: programs that read them take that for an old kernel.
-        fill(&mut device.dev_path, c"/sys/class/infiniband_verbs/doorbell0");
+        fill(&mut device.dev_name, tree::dev_name());
+        // What lies there is served as well.
+        let path = [b"/sys/class/infiniband_verbs/", tree::dev_name().to_bytes_with_nul()].concat();
+        fill(&mut device.dev_path, CStr::from_bytes_until_nul(&path).unwrap_or_default());
         fill(&mut device.ibdev_path, c"/sys/class/infiniband/doorbell0");
         *place = Box::into_raw(listed) as usize;
     }
@@ -131,10 +134,60 @@ struct Process {
 
 static PROCESS: Mutex<Process> = Mutex::new(Process { generation: 0, device: Weak::new(), address: None });
 
-/// The RNIC of this process, if it is open and nobody is opening it.
-pub(crate) fn current() -> Option<Arc<Device>> {
-    let process = PROCESS.try_lock().ok()?;
-    if process.generation == fork::generation() { process.device.upgrade() } else { None }
+/// The RNIC of this process, if it is open.
+///
+/// # Errors
+///
+/// It cannot be said without waiting for a thread that opens it.
+pub(crate) fn try_current() -> Result<Option<Arc<Device>>, Busy> {
+    let process = try_lock()?;
+    Ok(if process.generation == fork::generation() { process.device.upgrade() } else { None })
+}
+
+fn try_lock() -> Result<MutexGuard<'static, Process>, Busy> {
+    match PROCESS.try_lock() {
+        Ok(process) => Ok(process),
+        Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => Err(Busy),
+    }
+}
+
+/// The address of this process's device: the one that it has, or would be given if it were opened now; `None` if it
+/// could not be opened.
+///
+/// # Errors
+///
+/// It cannot be said without waiting for a thread that opens the device, or forks.
+pub(crate) fn address() -> Result<Option<IpAddr>, Busy> {
+    let _inside = Inside::try_new().ok_or(Busy)?;
+    let mut process = try_lock()?;
+    process.renew();
+    if let Some(device) = process.device.upgrade() {
+        return Ok(Some(device.attributes.address));
+    }
+    if process.address.is_none() {
+        let free = |options: SoftOptions| {
+            let request = BindRequest { address: options.address, port: options.port, ..BindRequest::default() };
+            doorbell_fabric::bind(request).ok().map(|link| link.local_address())
+        };
+        process.address = config::options().ok().and_then(free);
+    }
+    Ok(process.address)
+}
+
+/// Something cannot be said without waiting for another thread.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Busy;
+
+impl Process {
+    /// What belongs to the process that this one was forked from is forgotten.
+    fn renew(&mut self) {
+        if self.generation != fork::generation() {
+            // The parent's: not to be dropped here, since its thread does not exist.
+            mem::forget(mem::replace(&mut self.device, Weak::new()));
+            *self = Self { generation: fork::generation(), device: Weak::new(), address: None };
+        }
+    }
 }
 
 impl Drop for Device {
@@ -149,11 +202,7 @@ impl Drop for Device {
 pub(crate) fn open() -> Outcome<Arc<Device>> {
     stats::print_at_exit();
     let mut process = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
-    if process.generation != fork::generation() {
-        // The parent's: not to be dropped here, since its thread does not exist.
-        mem::forget(mem::replace(&mut process.device, Weak::new()));
-        *process = Process { generation: fork::generation(), device: Weak::new(), address: None };
-    }
+    process.renew();
     if let Some(device) = process.device.upgrade() {
         return Ok(device);
     }

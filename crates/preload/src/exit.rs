@@ -1,22 +1,24 @@
 //! The ends of a process that no handler of the C library sees: `_exit`, `exec`, and what runs behind the last
 //! `atexit` handler. An acknowledgement that waits for the program's answer leaves before them, since no answer
-//! will come. (`exit` and `quick_exit` have handlers, which `verbs` installs.)
+//! will come. (`exit` and `quick_exit` have handlers, which `verbs` installs.) The
+//! folder of what the process looked at besides (`tree/`) goes.
 //!
 //! Functions that start programs stand here too, for `launch.rs`, which looks at their arguments.
 
-use std::ffi::{CStr, c_int};
-use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::ffi::c_int;
 
 use doorbell_fabric::flush_before_exit;
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use crate::launch::{self, Arguments, Environment, Launch, Program};
+use crate::next::Next;
+use crate::tree;
 
 /// Ends the process at once.
 #[unsafe(no_mangle)]
 extern "C" fn _exit(status: c_int) -> ! {
     flush_before_exit();
+    tree::end();
     loop {
         // SAFETY: it ends the process; what `_exit` does in the C library is no more.
         unsafe { libc::syscall(libc::SYS_exit_group, status) };
@@ -35,12 +37,12 @@ extern "C" fn _Exit(status: c_int) -> ! {
 static AT_THE_VERY_END: extern "C" fn() = {
     extern "C" fn at_the_very_end() {
         flush_before_exit();
+        tree::end();
     }
     at_the_very_end
 };
 
-/// The C library's functions that replace or start a program, found when the library is loaded: a child between fork and
-/// exec could not look for them, since another thread may have held the loader's lock.
+/// The C library's functions that ours stand before are found when the library is loaded.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOADING: extern "C" fn() = {
@@ -48,37 +50,10 @@ static AT_LOADING: extern "C" fn() = {
         for replaced in &REPLACED {
             replaced.find();
         }
+        tree::find_all();
     }
     at_loading
 };
-
-/// A function of the C library that ours stands before.
-struct Replaced {
-    name: &'static CStr,
-    real: AtomicPtr<libc::c_void>,
-}
-
-impl Replaced {
-    const fn new(name: &'static CStr) -> Self {
-        Self { name, real: AtomicPtr::new(ptr::null_mut()) }
-    }
-
-    fn find(&self) -> *mut libc::c_void {
-        // SAFETY: the name is a C string.
-        let real = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
-        self.real.store(real, Ordering::Relaxed);
-        real
-    }
-
-    /// What is to be called behind ours.
-    fn get(&self) -> *mut libc::c_void {
-        match self.real.load(Ordering::Relaxed) {
-            // Called by another library's constructor, before ours has run.
-            real if real.is_null() => self.find(),
-            real => real,
-        }
-    }
-}
 
 /// What a call does with the process.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -93,7 +68,7 @@ enum Process {
 /// same name, with whatever arguments they were called: some take any number of them, which only assembly can pass on.
 macro_rules! before_a_program_starts {
     ($($index:literal $name:ident $text:literal $process:ident $program:expr, $environment:expr;)*) => {
-        static REPLACED: [Replaced; [$($index),*].len()] = [$(Replaced::new($text)),*];
+        static REPLACED: [Next; [$($index),*].len()] = [$(Next::new($text)),*];
 
         $(
             #[unsafe(naked)]
@@ -108,6 +83,7 @@ macro_rules! before_a_program_starts {
                     }
                     if Process::$process == Process::Becomes {
                         flush_before_exit();
+                        tree::before_exec();
                     }
                     REPLACED[$index].get()
                 }
@@ -182,4 +158,4 @@ before_a_program_starts! {
 
 /// Elsewhere an acknowledgement that waits for an answer is lost by exec.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-static REPLACED: [Replaced; 0] = [];
+static REPLACED: [Next; 0] = [];

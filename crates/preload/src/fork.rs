@@ -9,7 +9,7 @@
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 
 /// Changes with each fork, in the child.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
@@ -49,6 +49,22 @@ impl Inside {
             enter();
         }
         Self(())
+    }
+}
+
+impl Inside {
+    /// The same, where that is possible without waiting for a thread that forks: for what a signal handler may call.
+    pub(crate) fn try_new() -> Option<Self> {
+        if DEPTH.get() == 0 {
+            let guard = match gate().try_read() {
+                Ok(guard) => guard,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return None,
+            };
+            INSIDE.set(Some(ManuallyDrop::new(guard)));
+        }
+        DEPTH.set(DEPTH.get() + 1);
+        Some(Self(()))
     }
 }
 

@@ -34,6 +34,7 @@ mod handle;
 mod launch;
 mod mr;
 mod mw;
+mod next;
 mod outcome;
 mod pd;
 mod post;
@@ -43,5 +44,7 @@ mod query;
 mod refused;
 mod srq;
 mod stats;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod tree;
 mod wait;
 mod wr;

@@ -15,6 +15,18 @@ use crate::{device, dm};
 /// Its only port.
 pub(crate) const PORT: u8 = 1;
 
+/// What the port carries: 25 Gb/s on each of four lanes, which is what loopback gives here, roughly.
+const WIDTH_4X: u8 = 2;
+const SPEED_EDR: u8 = 32;
+
+/// The same, as the kernel writes it.
+pub(crate) const RATE: &str = "100 Gb/sec (4X EDR)";
+
+const CAPABILITIES: u32 = c::IBV_PORT_IP_BASED_GIDS;
+
+/// What the kernel shows of them: that GIDs are made of addresses is not among it.
+pub(crate) const KERNEL_CAPABILITIES: u32 = CAPABILITIES & !c::IBV_PORT_IP_BASED_GIDS;
+
 /// The only partition key: the default one, as a full member (IBTA Vol 1, 10.9.2).
 pub(crate) const DEFAULT_PKEY: u16 = 0xffff;
 
@@ -162,13 +174,13 @@ fn port_attributes(own: &DeviceAttributes) -> c::ibv_port_attr {
         max_mtu: c::IBV_MTU_4096,
         active_mtu: own.active_mtu.code().into(),
         gid_tbl_len: 1,
-        port_cap_flags: c::IBV_PORT_IP_BASED_GIDS,
+        port_cap_flags: CAPABILITIES,
         max_msg_sz: MAX_MESSAGE_BYTES as u32,
         pkey_tbl_len: 1,
         max_vl_num: 1,
-        active_width: 2,  // 4X
-        active_speed: 32, // 25 Gb/s a lane: what loopback gives here, roughly
-        phys_state: 5,    // LinkUp
+        active_width: WIDTH_4X,
+        active_speed: SPEED_EDR,
+        phys_state: 5, // LinkUp
         link_layer: c::IBV_LINK_LAYER_ETHERNET as u8,
         ..c::ibv_port_attr::default()
     }

@@ -1,18 +1,70 @@
-//! Counters on standard error when a process ends, for who asked with `--stats`.
+//! What the devices of a process counted: for who looks, and on standard error when it ends, for who asked with
+//! `--stats`.
 
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, Once, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
 
 use doorbell_verbs::{Counters, LinkCounters};
 
 use crate::config;
 use crate::device::{self, Device};
-use crate::fork::{self, say};
+use crate::fork::{self, Inside, say};
 
 /// What devices counted that are closed, and in which process of a row of forks.
-static CLOSED: Mutex<(u32, Counted)> = Mutex::new((0, Vec::new()));
+static CLOSED: Mutex<(u32, Counted)> = Mutex::new((0, NOTHING));
 
-/// Names and values, always in one order.
-type Counted = Vec<(&'static str, u64)>;
+const COUNTERS: usize = Counters::NAMES.len() + LinkCounters::NAMES.len();
+
+/// Values, in the order of [`names`].
+pub(crate) type Counted = [u64; COUNTERS];
+
+const NOTHING: Counted = [0; COUNTERS];
+
+/// The most that was ever said of each: a device that is just being closed counts for nothing for a moment.
+static SAID: [AtomicU64; COUNTERS] = [const { AtomicU64::new(0) }; COUNTERS];
+static SAID_IN: AtomicU32 = AtomicU32::new(0);
+
+/// How long [`total`] tries.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// What is counted.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    Counters::NAMES.iter().copied().chain(LinkCounters::NAMES)
+}
+
+/// What all devices of this process counted, as far as it can be known without waiting for ever: a signal handler may
+/// have interrupted whoever holds a lock.
+pub(crate) fn total() -> Option<Counted> {
+    let until = Instant::now() + PATIENCE;
+    let sum = loop {
+        match try_total() {
+            Some(sum) => break sum,
+            None if Instant::now() < until => std::thread::yield_now(),
+            None => return None,
+        }
+    };
+    if SAID_IN.swap(fork::generation(), Ordering::Relaxed) != fork::generation() {
+        SAID.iter().for_each(|said| said.store(0, Ordering::Relaxed));
+    }
+    let mut said = SAID.iter();
+    Some(sum.map(|value| said.next().map_or(value, |said| said.fetch_max(value, Ordering::Relaxed).max(value))))
+}
+
+fn try_total() -> Option<Counted> {
+    let _inside = Inside::try_new()?;
+    let device = device::try_current().ok()?;
+    let now = match &device {
+        Some(device) => in_order(device.provider.try_counters()?),
+        None => NOTHING,
+    };
+    let closed = match CLOSED.try_lock() {
+        Ok(closed) => closed,
+        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+        Err(TryLockError::WouldBlock) => return None,
+    };
+    Some(if closed.0 == fork::generation() { plus(&closed.1, &now) } else { now })
+}
 
 /// Prints them at the end of the process, if they are asked for.
 pub(crate) fn print_at_exit() {
@@ -26,43 +78,43 @@ pub(crate) fn print_at_exit() {
     }
 }
 
-fn counted(device: &Device) -> Counted {
-    let (rnic, link) = (device.provider.counters().unwrap_or_default(), device.provider.link_counters());
-    let rnic = Counters::NAMES.iter().copied().zip(rnic.values());
-    rnic.chain(LinkCounters::NAMES.into_iter().zip(link.values())).collect()
+fn in_order((rnic, link): (Counters, LinkCounters)) -> Counted {
+    let mut all = NOTHING;
+    let values = rnic.values().into_iter().chain(link.values());
+    all.iter_mut().zip(values).for_each(|(place, value)| *place = value);
+    all
 }
 
-fn add(sum: &mut Counted, more: Counted) {
-    if sum.is_empty() {
-        *sum = more;
-        return;
-    }
-    for ((_, sum), (_, more)) in sum.iter_mut().zip(more) {
-        *sum += more;
-    }
+fn counted(device: &Device) -> Counted {
+    in_order((device.provider.counters().unwrap_or_default(), device.provider.link_counters()))
+}
+
+fn plus(a: &Counted, b: &Counted) -> Counted {
+    let mut b = b.iter();
+    a.map(|value| value + b.next().unwrap_or(&0))
 }
 
 /// Keeps what a device counted that is being closed.
 pub(crate) fn keep(device: &Device) {
     let mut closed = CLOSED.lock().unwrap_or_else(PoisonError::into_inner);
     if closed.0 != fork::generation() {
-        *closed = (fork::generation(), Vec::new());
+        *closed = (fork::generation(), NOTHING);
     }
-    add(&mut closed.1, counted(device));
+    closed.1 = plus(&closed.1, &counted(device));
 }
 
 extern "C" fn at_exit() {
     // What is locked now stays so, and this is the end: say nothing rather than hang.
     let Ok(closed) = CLOSED.try_lock() else { return };
-    let mut sum = if closed.0 == fork::generation() { closed.1.clone() } else { Vec::new() };
+    let mut sum = if closed.0 == fork::generation() { closed.1 } else { NOTHING };
     drop(closed);
-    if let Some(device) = device::current() {
-        add(&mut sum, counted(&device));
+    if let Ok(Some(device)) = device::try_current() {
+        sum = plus(&sum, &counted(&device));
         // It stays open: closing it now would only add what was just added.
         std::mem::forget(device);
     }
     let process = std::process::id();
-    for (name, value) in sum.into_iter().filter(|&(_, value)| value > 0) {
+    for (name, value) in names().zip(sum).filter(|&(_, value)| value > 0) {
         say(&format!("doorbell[{process}]: {name} {value}"));
     }
 }

@@ -168,6 +168,12 @@ pub trait Provider: Send + Sync {
     /// What was lost below the device, on this side, where the provider drives what lies there.
     fn link_counters(&self) -> LinkCounters;
 
+    /// Both, for a caller that must not wait, such as a signal handler, which may have interrupted a call on the
+    /// device; `None` while another call is in the device.
+    fn try_counters(&self) -> Option<(Counters, LinkCounters)> {
+        Some((self.counters()?, self.link_counters()))
+    }
+
     /// The oldest asynchronous event.
     fn poll_event(&self) -> Option<AsyncEvent>;
 

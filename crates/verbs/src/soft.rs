@@ -440,6 +440,10 @@ impl Provider for Soft {
         self.port.link_counters()
     }
 
+    fn try_counters(&self) -> Option<(Counters, LinkCounters)> {
+        self.port.try_counters()
+    }
+
     fn poll_event(&self) -> Option<AsyncEvent> {
         next_event(&self.events, &self.event_fd)
     }

@@ -7,6 +7,7 @@
 //! What a process leaves behind that was killed is removed by the next one that looks.
 
 mod directory;
+mod folder;
 pub(crate) mod layout;
 #[allow(unsafe_code)]
 mod mapping;
@@ -20,6 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use directory::candidates;
 pub use directory::{DIRECTORY_VARIABLE, MAX_FILES};
 pub(crate) use directory::{Directory, DirectoryError, readable};
+pub use folder::{ProcessFolder, process_folder};
 use layout::{Header, MAX_FILE_BYTES};
 use mapping::Mapping;
 pub(crate) use process::{Life, command};

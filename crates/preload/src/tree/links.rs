@@ -1,0 +1,142 @@
+//! Links, and what a path really is.
+
+use std::ffi::{c_char, c_int};
+use std::ptr;
+
+use super::plan::{Kind, Node};
+use super::route::Buffer;
+use super::{End, Served, answered, led, may_concern, next};
+
+/// # Safety
+///
+/// `into` has room for `size` bytes.
+unsafe fn readlink_led(
+    folder: c_int,
+    path: *const c_char,
+    into: *mut c_char,
+    size: usize,
+    real: impl Fn(c_int, *const c_char) -> isize,
+) -> isize {
+    let answer = |node: &'static Node| {
+        let Kind::Link(target) = &node.kind else { return Served::Refused(libc::EINVAL) };
+        let length = (target.len() - 1).min(size);
+        match (length, into.is_null()) {
+            (0, _) => Served::Refused(libc::EINVAL),
+            (_, true) => Served::Refused(libc::EFAULT),
+            (length, false) => {
+                // SAFETY: our caller's promise; both are at least that long.
+                unsafe { ptr::copy_nonoverlapping(target.as_ptr().cast(), into, length) };
+                Served::Done(length as isize)
+            }
+        }
+    };
+    led(folder, path, End::Itself, -1, real, |node, _| answered(node, || answer(node)))
+}
+
+macro_rules! readlinks {
+    ($($name:ident($($room:ident)?);)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            unsafe extern "C-unwind" fn $name(
+                path: *const c_char, into: *mut c_char, size: usize $(, $room: usize)?
+            ) -> isize {
+                // SAFETY: what our caller hands over is for the C library's function.
+                unsafe {
+                    if !may_concern(path) $(|| size > $room)? {
+                        return next::$name(path, into, size $(, $room)?);
+                    }
+                    readlink_led(libc::AT_FDCWD, path, into, size, |_, path| {
+                        next::$name(path, into, size $(, $room)?)
+                    })
+                }
+            }
+        )*
+    };
+}
+
+macro_rules! readlinks_at {
+    ($($name:ident($($room:ident)?);)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            unsafe extern "C-unwind" fn $name(
+                folder: c_int, path: *const c_char, into: *mut c_char, size: usize $(, $room: usize)?
+            ) -> isize {
+                // SAFETY: what our caller hands over is for the C library's function.
+                unsafe {
+                    // The C library ends a program that names more room than there is.
+                    if !may_concern(path) $(|| size > $room)? {
+                        return next::$name(folder, path, into, size $(, $room)?);
+                    }
+                    readlink_led(folder, path, into, size, |folder, path| {
+                        next::$name(folder, path, into, size $(, $room)?)
+                    })
+                }
+            }
+        )*
+    };
+}
+
+readlinks! {
+    readlink();
+    __readlink_chk(room);
+}
+
+readlinks_at! {
+    readlinkat();
+    __readlinkat_chk(room);
+}
+
+/// # Safety
+///
+/// `into` is null, or has room for any path.
+unsafe fn realpath_led(
+    path: *const c_char,
+    into: *mut c_char,
+    real: impl Fn(*const c_char) -> *mut c_char,
+) -> *mut c_char {
+    let answer = |found: &[u8]| {
+        // SAFETY: whoever hands over no room frees what is returned, which is the C library's memory.
+        let into = if into.is_null() { unsafe { libc::malloc(found.len()) }.cast() } else { into };
+        if into.is_null() {
+            return Served::Refused(libc::ENOMEM);
+        }
+        // SAFETY: there is room for all of it.
+        unsafe { ptr::copy_nonoverlapping(found.as_ptr().cast(), into, found.len()) };
+        Served::Done(into)
+    };
+    let serve = |node: &'static Node, found: &mut Buffer| answered(node, || answer(found.with_zero()));
+    led(libc::AT_FDCWD, path, End::Followed, ptr::null_mut(), |_, path| real(path), serve)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn realpath(path: *const c_char, into: *mut c_char) -> *mut c_char {
+    // SAFETY: what our caller hands over is for the C library's function.
+    unsafe {
+        if !may_concern(path) {
+            return next::realpath(path, into);
+        }
+        realpath_led(path, into, |path| next::realpath(path, into))
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn __realpath_chk(path: *const c_char, into: *mut c_char, room: usize) -> *mut c_char {
+    // SAFETY: what our caller hands over is for the C library's function, which ends a program that has too little room.
+    unsafe {
+        if !may_concern(path) || room < libc::PATH_MAX as usize {
+            return next::__realpath_chk(path, into, room);
+        }
+        realpath_led(path, into, |path| next::__realpath_chk(path, into, room))
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn canonicalize_file_name(path: *const c_char) -> *mut c_char {
+    // SAFETY: what our caller hands over is for the C library's function.
+    unsafe {
+        if !may_concern(path) {
+            return next::canonicalize_file_name(path);
+        }
+        realpath_led(path, ptr::null_mut(), |path| next::canonicalize_file_name(path))
+    }
+}

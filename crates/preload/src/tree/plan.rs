@@ -1,0 +1,401 @@
+//! What the tree holds: every path that is served, and what stands there.
+//!
+//! Names and forms of values are the kernel's (Documentation/ABI/stable/sysfs-class-infiniband), for a RoCE port of a
+//! device that is no PCI device: its parent is a platform device.
+
+use std::ffi::CString;
+use std::fmt::{self, Write as _};
+use std::net::{IpAddr, Ipv6Addr};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use super::sys;
+use crate::{ah, config, device, query, stats};
+
+/// The folders whose entries are ours: these and all below them, and nothing else.
+pub(super) const ROOTS: [&[u8]; 4] = [CLASS, CLASS_VERBS, DEVICES, PARENT];
+
+const CLASS: &[u8] = b"/sys/class/infiniband";
+const CLASS_VERBS: &[u8] = b"/sys/class/infiniband_verbs";
+const DEVICES: &[u8] = b"/dev/infiniband";
+const PARENT: &[u8] = b"/sys/devices/platform/doorbell.0";
+
+/// Longest content of a file.
+pub(super) const MAX_VALUE_BYTES: usize = 512;
+
+/// The version of libibverbs' interface to the kernel, and that of the driver's part.
+const VERBS_ABI: u32 = 6;
+const DRIVER_ABI: u32 = 1;
+
+/// Numbers of the character devices: what the kernel gives the first `uverbs`, and the miscellaneous devices, of which
+/// `rdma_cm` takes one that is free.
+const UVERBS_MAJOR: u32 = 231;
+const UVERBS_FIRST_MINOR: u32 = 192;
+const MISC_MAJOR: u32 = 10;
+const RDMA_CM_MINOR: u32 = 254;
+
+/// More devices than the kernel has minor numbers for.
+const MAX_UVERBS: u32 = 32;
+
+/// What stands at a path.
+pub(super) struct Node {
+    pub(super) path: Vec<u8>,
+    pub(super) kind: Kind,
+}
+
+pub(super) enum Kind {
+    /// A folder. In one that is `shared`, what the kernel has there is shown as well.
+    Folder {
+        shared: bool,
+    },
+    File(Content),
+    /// Where it points to, with a zero at the end.
+    Link(Vec<u8>),
+    Character {
+        major: u32,
+        minor: u32,
+    },
+}
+
+pub(super) enum Content {
+    Fixed(String),
+    Live(Live),
+}
+
+/// What is asked for anew each time the file is opened.
+#[derive(Clone, Copy)]
+pub(super) enum Live {
+    Guid,
+    Gid,
+    Netdev,
+    /// A counter of the port: so many of them together, divided by a number.
+    Port(&'static PortCounter),
+    /// A counter of the device, by its place.
+    Hardware(usize),
+}
+
+/// A counter that every port has (IBTA Vol 1, 16.1.3.5), and which of ours make it.
+pub(super) struct PortCounter {
+    name: &'static str,
+    sum_of: &'static [&'static str],
+    divided_by: u64,
+}
+
+const fn port(name: &'static str, sum_of: &'static [&'static str]) -> PortCounter {
+    PortCounter { name, sum_of, divided_by: 1 }
+}
+
+/// In words of four bytes.
+const fn words(name: &'static str, sum_of: &'static [&'static str]) -> PortCounter {
+    PortCounter { name, sum_of, divided_by: 4 }
+}
+
+/// What nothing is counted for cannot happen here: there is no cable and no switch.
+static PORT_COUNTERS: [PortCounter; 17] = [
+    port("VL15_dropped", &[]),
+    port("excessive_buffer_overrun_errors", &["rx_overflow"]),
+    port("link_downed", &[]),
+    port("link_error_recovery", &[]),
+    port("local_link_integrity_errors", &[]),
+    port("port_rcv_constraint_errors", &[]),
+    words("port_rcv_data", &["rx_vport_rdma_unicast_bytes"]),
+    port("port_rcv_errors", &["rx_icrc_encapsulated", "rx_malformed", "rx_truncated"]),
+    port("port_rcv_packets", &["rx_vport_rdma_unicast_packets"]),
+    port("port_rcv_remote_physical_errors", &[]),
+    port("port_rcv_switch_relay_errors", &[]),
+    port("port_xmit_constraint_errors", &[]),
+    words("port_xmit_data", &["tx_vport_rdma_unicast_bytes"]),
+    port("port_xmit_discards", &["tx_oversize", "tx_unreachable"]),
+    port("port_xmit_packets", &["tx_vport_rdma_unicast_packets"]),
+    port("port_xmit_wait", &[]),
+    port("symbol_error", &[]),
+];
+
+/// All nodes, sorted by path.
+pub(super) struct Plan {
+    nodes: Vec<Node>,
+    /// What the device is called as a character device.
+    pub(super) dev_name: CString,
+}
+
+/// The plan, which is the same for as long as the process lives.
+pub(super) fn plan() -> &'static Plan {
+    static PLAN: AtomicPtr<Plan> = AtomicPtr::new(ptr::null_mut());
+    let known = PLAN.load(Ordering::Acquire);
+    let made = if known.is_null() {
+        // Not a lock: a signal handler may come here in the midst of it.
+        let made = Box::into_raw(Box::new(Plan::new()));
+        match PLAN.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => made,
+            Err(other) => {
+                // SAFETY: it was just made, and nobody else has it.
+                drop(unsafe { Box::from_raw(made) });
+                other
+            }
+        }
+    } else {
+        known
+    };
+    // SAFETY: it is never freed.
+    unsafe { &*made }
+}
+
+impl Node {
+    pub(super) fn is_folder(&self) -> bool {
+        matches!(self.kind, Kind::Folder { .. })
+    }
+
+    pub(super) fn is_shared(&self) -> bool {
+        matches!(self.kind, Kind::Folder { shared: true })
+    }
+}
+
+impl Plan {
+    fn new() -> Self {
+        let number = (0..MAX_UVERBS).find(|number| !is_taken(*number)).unwrap_or_default();
+        let mut plan = Builder(Vec::new());
+        plan.classes(number);
+        plan.parent();
+        plan.device();
+        plan.port();
+        plan.uverbs(number);
+        let mut nodes = plan.0;
+        nodes.sort_unstable_by(|a, b| a.path.cmp(&b.path));
+        Self { nodes, dev_name: CString::new(format!("uverbs{number}")).unwrap_or_default() }
+    }
+
+    pub(super) fn find(&self, path: &[u8]) -> Option<&Node> {
+        let at = self.nodes.binary_search_by(|node| node.path.as_slice().cmp(path)).ok()?;
+        self.nodes.get(at)
+    }
+
+    /// The nodes below a folder, parents first.
+    pub(super) fn below<'a>(&'a self, folder: &'a [u8]) -> impl Iterator<Item = &'a Node> {
+        self.nodes.iter().filter(move |node| node.path.strip_prefix(folder).is_some_and(|rest| rest.starts_with(b"/")))
+    }
+}
+
+/// Has the kernel a device of this number?
+fn is_taken(number: u32) -> bool {
+    let places = ["/sys/class/infiniband_verbs", "/dev/infiniband"];
+    places.iter().any(|place| sys::exists(format!("{place}/uverbs{number}\0").as_bytes()))
+}
+
+struct Builder(Vec<Node>);
+
+impl Builder {
+    fn add(&mut self, path: impl Into<Vec<u8>>, kind: Kind) {
+        self.0.push(Node { path: path.into(), kind });
+    }
+
+    fn folder(&mut self, path: &str) {
+        self.add(path, Kind::Folder { shared: false });
+    }
+
+    fn fixed(&mut self, path: &str, text: impl Into<String>) {
+        self.add(path, Kind::File(Content::Fixed(format!("{}\n", text.into()))));
+    }
+
+    fn live(&mut self, path: &str, live: Live) {
+        self.add(path, Kind::File(Content::Live(live)));
+    }
+
+    fn link(&mut self, path: &str, target: &str) {
+        self.add(path, Kind::Link(format!("{target}\0").into_bytes()));
+    }
+
+    fn classes(&mut self, number: u32) {
+        for class in [CLASS, CLASS_VERBS, DEVICES] {
+            self.add(class, Kind::Folder { shared: true });
+        }
+        self.link("/sys/class/infiniband/doorbell0", "../../devices/platform/doorbell.0/infiniband/doorbell0");
+        self.fixed("/sys/class/infiniband_verbs/abi_version", VERBS_ABI.to_string());
+        self.link(
+            &format!("/sys/class/infiniband_verbs/uverbs{number}"),
+            &format!("../../devices/platform/doorbell.0/infiniband_verbs/uverbs{number}"),
+        );
+        let minor = UVERBS_FIRST_MINOR + number;
+        self.add(format!("/dev/infiniband/uverbs{number}"), Kind::Character { major: UVERBS_MAJOR, minor });
+        self.add("/dev/infiniband/rdma_cm", Kind::Character { major: MISC_MAJOR, minor: RDMA_CM_MINOR });
+    }
+
+    /// What stands where an adapter has its PCI device.
+    fn parent(&mut self) {
+        let below = |name: &str| format!("/sys/devices/platform/doorbell.0{name}");
+        let processors = Processors::of_machine();
+        for folder in ["", "/infiniband", "/infiniband_verbs"] {
+            self.folder(&below(folder));
+        }
+        self.link(&below("/subsystem"), "../../../bus/platform");
+        self.fixed(&below("/uevent"), "DRIVER=doorbell");
+        self.fixed(&below("/modalias"), "platform:doorbell");
+        // No node is nearer than another.
+        self.fixed(&below("/numa_node"), "-1");
+        self.fixed(&below("/local_cpus"), processors.mask());
+        self.fixed(&below("/local_cpulist"), processors.list());
+        // PCI's numbers have 16 bits. Where the environment names a vendor wrongly, opening the device says so.
+        let (vendor, part) = config::vendor().unwrap_or_default();
+        for prefix in ["/", "/subsystem_"] {
+            self.fixed(&below(&format!("{prefix}vendor")), format!("{:#06x}", vendor & 0xffff));
+            self.fixed(&below(&format!("{prefix}device")), format!("{:#06x}", part & 0xffff));
+        }
+        self.fixed(&below("/class"), "0x020700"); // an InfiniBand controller, by PCI's numbers
+        self.fixed(&below("/revision"), "0x01");
+    }
+
+    fn device(&mut self) {
+        let below = |name: &str| format!("/sys/devices/platform/doorbell.0/infiniband/doorbell0{name}");
+        self.folder(&below(""));
+        self.folder(&below("/ports"));
+        self.link(&below("/device"), "../../../doorbell.0");
+        self.link(&below("/subsystem"), "../../../../../class/infiniband");
+        self.fixed(&below("/uevent"), "NAME=doorbell0");
+        self.fixed(&below("/node_type"), "1: CA");
+        self.live(&below("/node_guid"), Live::Guid);
+        self.live(&below("/sys_image_guid"), Live::Guid);
+        self.fixed(&below("/node_desc"), "doorbell");
+        self.fixed(&below("/fw_ver"), env!("CARGO_PKG_VERSION"));
+        self.fixed(&below("/hca_type"), "doorbell");
+        self.fixed(&below("/hw_rev"), "0x1");
+        self.fixed(&below("/board_id"), "doorbell");
+    }
+
+    fn port(&mut self) {
+        let below = |name: &str| format!("/sys/devices/platform/doorbell.0/infiniband/doorbell0/ports/1{name}");
+        for folder in ["", "/gids", "/gid_attrs", "/gid_attrs/types", "/gid_attrs/ndevs", "/pkeys", "/counters"] {
+            self.folder(&below(folder));
+        }
+        self.folder(&below("/hw_counters"));
+        self.fixed(&below("/state"), "4: ACTIVE");
+        self.fixed(&below("/phys_state"), "5: LinkUp");
+        self.fixed(&below("/rate"), query::RATE);
+        self.fixed(&below("/link_layer"), "Ethernet");
+        self.fixed(&below("/lid"), "0x0");
+        self.fixed(&below("/lid_mask_count"), "0");
+        self.fixed(&below("/sm_lid"), "0x0");
+        self.fixed(&below("/sm_sl"), "0");
+        self.fixed(&below("/cap_mask"), format!("0x{:08x}", query::KERNEL_CAPABILITIES));
+        self.live(&below("/gids/0"), Live::Gid);
+        self.fixed(&below("/gid_attrs/types/0"), "RoCE v2");
+        self.live(&below("/gid_attrs/ndevs/0"), Live::Netdev);
+        self.fixed(&below("/pkeys/0"), format!("{:#06x}", query::DEFAULT_PKEY));
+        for counter in &PORT_COUNTERS {
+            self.live(&below(&format!("/counters/{}", counter.name)), Live::Port(counter));
+        }
+        for (place, name) in stats::names().enumerate() {
+            self.live(&below(&format!("/hw_counters/{name}")), Live::Hardware(place));
+        }
+        // For how many milliseconds the kernel would show the same values again.
+        self.fixed(&below("/hw_counters/lifespan"), "0");
+    }
+
+    fn uverbs(&mut self, number: u32) {
+        let below = |name: &str| format!("/sys/devices/platform/doorbell.0/infiniband_verbs/uverbs{number}{name}");
+        let minor = UVERBS_FIRST_MINOR + number;
+        self.folder(&below(""));
+        self.link(&below("/device"), "../../../doorbell.0");
+        self.link(&below("/subsystem"), "../../../../../class/infiniband_verbs");
+        self.fixed(&below("/ibdev"), device::NAME.to_string_lossy());
+        self.fixed(&below("/abi_version"), DRIVER_ABI.to_string());
+        self.fixed(&below("/dev"), format!("{UVERBS_MAJOR}:{minor}"));
+        let uevent = format!("MAJOR={UVERBS_MAJOR}\nMINOR={minor}\nDEVNAME=infiniband/uverbs{number}");
+        self.fixed(&below("/uevent"), uevent);
+    }
+}
+
+/// The processors of the machine: all of them are equally near.
+struct Processors(String);
+
+impl Processors {
+    /// As the kernel lists them, such as `0-3,8`.
+    fn of_machine() -> Self {
+        let list = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+        let list = list.trim();
+        Self(if list.is_empty() { "0".to_owned() } else { list.to_owned() })
+    }
+
+    fn list(&self) -> &str {
+        &self.0
+    }
+
+    /// As words of 32 bits, the highest first, with commas between.
+    fn mask(&self) -> String {
+        let mut words = Vec::new();
+        for range in self.0.split(',') {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            let (Ok(first), Ok(last)) = (first.parse::<usize>(), last.parse::<usize>()) else { continue };
+            for number in first..=last.min(MAX_PROCESSORS) {
+                if words.len() <= number / 32 {
+                    words.resize(number / 32 + 1, 0_u32);
+                }
+                words[number / 32] |= 1 << (number % 32);
+            }
+        }
+        let Some((highest, rest)) = words.split_last() else { return "1".to_owned() };
+        let mut text = format!("{highest:x}");
+        for word in rest.iter().rev() {
+            let _ = write!(text, ",{word:08x}");
+        }
+        text
+    }
+}
+
+/// More than any kernel is built for whose mask fits the file.
+const MAX_PROCESSORS: usize = 1024;
+
+/// The content of a file, put together without allocating.
+pub(super) struct Text {
+    bytes: [u8; MAX_VALUE_BYTES],
+    length: usize,
+}
+
+impl Text {
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
+impl fmt::Write for Text {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let to = self.bytes.get_mut(self.length..self.length + text.len()).ok_or(fmt::Error)?;
+        to.copy_from_slice(text.as_bytes());
+        self.length += text.len();
+        Ok(())
+    }
+}
+
+fn gid_words(address: IpAddr) -> [u16; 8] {
+    // SAFETY: any bytes are a GID.
+    Ipv6Addr::from(unsafe { ah::gid(address).raw }).segments()
+}
+
+/// What a file holds now. `None` where it cannot be known just now: its last content stays.
+pub(super) fn text(content: &Content) -> Option<Text> {
+    let mut text = Text { bytes: [0; MAX_VALUE_BYTES], length: 0 };
+    let written = match content {
+        Content::Fixed(fixed) => text.write_str(fixed),
+        Content::Live(Live::Guid) => {
+            let guid = u64::from_be(device::guid());
+            let word = |shift: u32| (guid >> shift) & 0xffff;
+            writeln!(text, "{:04x}:{:04x}:{:04x}:{:04x}", word(48), word(32), word(16), word(0))
+        }
+        Content::Live(Live::Gid) => {
+            let [a, b, c, d, e, f, g, h] = device::address().ok()?.map_or([0; 8], gid_words);
+            writeln!(text, "{a:04x}:{b:04x}:{c:04x}:{d:04x}:{e:04x}:{f:04x}:{g:04x}:{h:04x}")
+        }
+        // The kernel has no interface for a GID that is not there.
+        Content::Live(Live::Netdev) => match device::address().ok()?.map(doorbell_fabric::udp::interface_mtu) {
+            Some(Ok((interface, _))) => writeln!(text, "{interface}"),
+            _ => Ok(()),
+        },
+        Content::Live(Live::Port(counter)) => {
+            let counted = stats::total()?;
+            let is_part = |name: &str| counter.sum_of.contains(&name);
+            let parts = stats::names().zip(&counted).filter(|(name, _)| is_part(name));
+            let sum = parts.fold(0_u64, |sum, (_, &value)| sum.wrapping_add(value));
+            writeln!(text, "{}", sum / counter.divided_by)
+        }
+        Content::Live(Live::Hardware(place)) => writeln!(text, "{}", stats::total()?.get(*place)?),
+    };
+    written.ok().map(|()| text)
+}

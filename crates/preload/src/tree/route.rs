@@ -1,0 +1,311 @@
+//! From a path, as a program names it, to what is served there.
+
+use std::ffi::{c_char, c_int};
+use std::sync::atomic::Ordering;
+
+use super::place::{self, PLACE};
+use super::plan::{Kind, Node, Plan, ROOTS, plan};
+use super::sys;
+
+/// As the kernel has it: with the zero at its end, a path has so many bytes at most.
+const PATH_MAX: usize = libc::PATH_MAX as usize;
+const NAME_MAX: usize = 255;
+/// So many links are followed.
+const MAX_LINKS: usize = 40;
+
+/// The parts of [`ROOTS`]: a path is compared with them before anything else is done.
+const PARTS: [&[&[u8]]; 4] = [
+    &[b"sys", b"class", b"infiniband"],
+    &[b"sys", b"class", b"infiniband_verbs"],
+    &[b"dev", b"infiniband"],
+    &[b"sys", b"devices", b"platform", b"doorbell.0"],
+];
+
+/// No path lies here, only numbers that were cast: the kernel calls them bad addresses.
+const FIRST_PAGE: usize = 4096;
+
+/// May this path lead to what is served? Nearly all paths do not, and are known by their first letters.
+///
+/// # Safety
+///
+/// `path` is a C string, null, or as small a number as the kernel refuses.
+#[inline]
+pub(super) unsafe fn may_concern(path: *const c_char) -> bool {
+    if path.addr() < FIRST_PAGE {
+        return false;
+    }
+    let path = path.cast::<u8>();
+    // SAFETY: a byte is read only where the one before it is not the zero.
+    unsafe {
+        match *path {
+            b'/' => matches!(*path.add(1), b's' | b'd' | b'/' | b'.') && concerns(path),
+            _ => may_concern_below(path),
+        }
+    }
+}
+
+/// Does an absolute path lead to a root?
+unsafe fn concerns(path: *const u8) -> bool {
+    // SAFETY: passed on to our caller.
+    PARTS.iter().any(|parts| unsafe { begins(path, parts) })
+}
+
+/// Does a relative path, from where it may be meant?
+#[inline]
+unsafe fn may_concern_below(path: *const u8) -> bool {
+    // SAFETY: passed on to our caller.
+    let first = unsafe { *path };
+    if first == 0 {
+        return false;
+    }
+    // Once the tree was used, a program may have any part of it open, or be in it.
+    if !PLACE.load(Ordering::Relaxed).is_null() {
+        return true;
+    }
+    // Below a folder that leads to a root: `class/infiniband`, as seen from `/sys`.
+    // SAFETY: passed on to our caller.
+    matches!(first, b's' | b'd' | b'c' | b'i' | b'p' | b'.') && unsafe { concerns_below(path) }
+}
+
+#[cold]
+unsafe fn concerns_below(path: *const u8) -> bool {
+    // SAFETY: passed on to our caller.
+    PARTS.iter().any(|parts| (0..parts.len()).any(|from| unsafe { begins(path, &parts[from..]) }))
+}
+
+/// Are these the first parts of a path? Repeated slashes and single dots do not count.
+unsafe fn begins(mut path: *const u8, parts: &[&[u8]]) -> bool {
+    // SAFETY: no byte is read behind the zero.
+    unsafe {
+        for part in parts {
+            loop {
+                match *path {
+                    b'/' => path = path.add(1),
+                    b'.' if *path.add(1) == b'/' => path = path.add(2),
+                    _ => break,
+                }
+            }
+            for &letter in *part {
+                if *path != letter {
+                    return false;
+                }
+                path = path.add(1);
+            }
+            if !matches!(*path, 0 | b'/') {
+                return false;
+            }
+        }
+    }
+    true
+}
+
+/// A path in the making, on the stack.
+pub(super) struct Buffer {
+    bytes: [u8; PATH_MAX],
+    length: usize,
+}
+
+impl Buffer {
+    pub(super) fn new() -> Self {
+        Self { bytes: [0; PATH_MAX], length: 0 }
+    }
+
+    pub(super) fn path(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+
+    /// The path with the zero at its end.
+    pub(super) fn with_zero(&self) -> &[u8] {
+        &self.bytes[..=self.length]
+    }
+
+    pub(super) fn as_ptr(&self) -> *const c_char {
+        self.bytes.as_ptr().cast()
+    }
+
+    pub(super) fn push(&mut self, more: &[u8]) -> Result<(), c_int> {
+        let end = self.length + more.len();
+        if end >= PATH_MAX {
+            return Err(libc::ENAMETOOLONG);
+        }
+        self.bytes[self.length..end].copy_from_slice(more);
+        self.bytes[end] = 0;
+        self.length = end;
+        Ok(())
+    }
+
+    pub(super) fn truncate(&mut self, length: usize) {
+        self.length = self.length.min(length);
+        self.bytes[self.length] = 0;
+    }
+
+    /// Goes up by one name; the root stays the root.
+    pub(super) fn pop(&mut self) {
+        let end = self.path().iter().rposition(|&byte| byte == b'/').unwrap_or(0);
+        self.truncate(end);
+    }
+
+    /// Has a system call put a path here.
+    fn fill(&mut self, call: impl FnOnce(&mut [u8]) -> Result<usize, c_int>) -> Result<(), c_int> {
+        let length = call(&mut self.bytes[..PATH_MAX - 1])?;
+        self.truncate(0);
+        self.length = length.min(PATH_MAX - 1);
+        self.bytes[self.length] = 0;
+        Ok(())
+    }
+}
+
+/// Where a path leads.
+pub(super) enum Lead {
+    /// Nothing of ours: it is to be used as the program named it.
+    Through,
+    /// Out of what is served, to the path in the buffer.
+    Elsewhere,
+    /// To this node, whose path is in the buffer.
+    Node(&'static Node),
+    /// To nothing: the errno.
+    Refused(c_int),
+}
+
+/// What a call asks of the end of its path.
+#[derive(Clone, Copy)]
+pub(super) enum End {
+    /// A link is followed.
+    Followed,
+    /// A link itself is meant.
+    Itself,
+    /// What is not there is to be made, which nobody can in the kernel's folders. The same for links.
+    Made { followed: bool },
+}
+
+impl End {
+    fn follows(self) -> bool {
+        matches!(self, Self::Followed | Self::Made { followed: true })
+    }
+
+    /// The errno where nothing is there.
+    fn missing(self) -> c_int {
+        if matches!(self, Self::Made { .. }) { libc::EACCES } else { libc::ENOENT }
+    }
+}
+
+/// Finds out where a path leads.
+///
+/// # Safety
+///
+/// `path` is a C string.
+pub(super) unsafe fn lead(folder: c_int, path: *const c_char, end: End, into: &mut Buffer) -> Lead {
+    // SAFETY: our caller's promise.
+    let path = unsafe { std::ffi::CStr::from_ptr(path) }.to_bytes();
+    if path.len() >= PATH_MAX {
+        return Lead::Refused(libc::ENAMETOOLONG);
+    }
+    if !path.starts_with(b"/") && !begin(folder, path, into) {
+        return Lead::Through;
+    }
+    match walk(plan(), path, end, into) {
+        Ok(Some(node)) => Lead::Node(node),
+        Ok(None) => Lead::Elsewhere,
+        Err(errno) => Lead::Refused(errno),
+    }
+}
+
+/// Where a relative path begins, if it may lead to what is served.
+fn begin(folder: c_int, path: &[u8], into: &mut Buffer) -> bool {
+    let found = if folder == libc::AT_FDCWD {
+        into.fill(sys::getcwd)
+    } else {
+        let mut link = *b"/proc/self/fd/\0\0\0\0\0\0\0\0\0\0\0\0";
+        let mut digits = &mut link[14..];
+        use std::io::Write as _;
+        if write!(digits, "{folder}").is_err() {
+            return false;
+        }
+        into.fill(|bytes| sys::readlink(&link, bytes))
+    };
+    if found.is_err() {
+        return false;
+    }
+    if into.path() == b"/" {
+        into.truncate(0);
+    }
+    // Once the tree was used, or where the program was started in one.
+    if let Some(inside) = place::strip(into.path()) {
+        into.bytes.copy_within(inside..into.length, 0);
+        into.truncate(into.length - inside);
+        return into.path().is_empty() || is_above(into.path()) || plan().find(into.path()).is_some();
+    }
+    is_above(into.path()) && {
+        // SAFETY: a slice of a C string, which ends with a zero.
+        unsafe { concerns_below(path.as_ptr()) }
+    }
+}
+
+/// Is it a folder on the way to a root?
+fn is_above(path: &[u8]) -> bool {
+    path.is_empty() || ROOTS.iter().any(|root| root.strip_prefix(path).is_some_and(|rest| rest.starts_with(b"/")))
+}
+
+/// Goes a path from where the buffer is, as the kernel would. `None`: it leads out, and the buffer says where to.
+fn walk<'a>(plan: &'a Plan, path: &[u8], end: End, at: &mut Buffer) -> Result<Option<&'a Node>, c_int> {
+    let mut ahead = Buffer::new();
+    ahead.push(path)?;
+    let (mut next, mut links) = (0, 0);
+    loop {
+        let rest = &ahead.path()[next..];
+        let slashes = rest.iter().take_while(|&&byte| byte == b'/').count();
+        let rest = &rest[slashes..];
+        let here = plan.find(at.path());
+        if here.is_some_and(|node| !node.is_folder() && !matches!(node.kind, Kind::Link(_)))
+            && (slashes > 0 || !rest.is_empty())
+        {
+            return Err(libc::ENOTDIR);
+        }
+        if rest.is_empty() {
+            // The root, or a folder above ours: the kernel's.
+            if here.is_none() && at.path().is_empty() {
+                at.push(b"/")?;
+            }
+            return Ok(here);
+        }
+        let length = rest.iter().position(|&byte| byte == b'/').unwrap_or(rest.len());
+        let (name, behind) = rest.split_at(length);
+        next = ahead.length - behind.len();
+        match name {
+            b"." => continue,
+            b".." => {
+                at.pop();
+                continue;
+            }
+            name if name.len() > NAME_MAX => return Err(libc::ENAMETOOLONG),
+            _ => {}
+        }
+        let above = at.length;
+        at.push(b"/")?;
+        at.push(name)?;
+        match plan.find(at.path()) {
+            Some(Node { kind: Kind::Link(target), .. }) if end.follows() || !behind.is_empty() => {
+                links += 1;
+                if links > MAX_LINKS {
+                    return Err(libc::ELOOP);
+                }
+                at.truncate(above);
+                let mut onward = Buffer::new();
+                onward.push(target.strip_suffix(b"\0").unwrap_or(target))?;
+                onward.push(behind)?;
+                (ahead, next) = (onward, 0);
+            }
+            Some(_) => {}
+            None if is_above(at.path()) => {}
+            // In a folder of ours only what we put there is.
+            None if here.is_some_and(|node| !node.is_shared()) => {
+                let is_last = behind.iter().all(|&byte| byte == b'/');
+                return Err(if is_last { end.missing() } else { libc::ENOENT });
+            }
+            None => {
+                at.push(behind)?;
+                return Ok(None);
+            }
+        }
+    }
+}

@@ -1,0 +1,616 @@
+/* What programs look at besides libibverbs: /dev/infiniband, /sys/class/infiniband and what belongs to them, through
+ * every function of the C library that takes a path, with everything that can be wrong with a path, and with all
+ * that may happen to the process meanwhile. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <glob.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stddef.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/sysmacros.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <sys/xattr.h>
+
+#include "common.h"
+
+#define CLASS "/sys/class/infiniband"
+#define DEVICE CLASS "/doorbell0"
+#define PORT DEVICE "/ports/1"
+#define PARENT "/sys/devices/platform/doorbell.0"
+#define REAL PARENT "/infiniband/doorbell0"
+#define VERBS "/sys/class/infiniband_verbs"
+
+#define FAILS(call, number) CHECK((call) == -1 && errno == (number))
+#define FAILS_NULL(call, number) CHECK((call) == NULL && errno == (number))
+
+/* Where nobody may pass nothing, and somebody does. */
+static void *volatile nothing;
+
+static char node[64], uverbs[PATH_MAX], folder[] = "/tmp/doorbell-paths-XXXXXX", trees[PATH_MAX];
+
+/* This program stands before a function of the C library itself: its own calls come here, the device's do not. */
+static int accesses;
+
+int access(const char *path, int mode)
+{
+	static int (*real)(const char *, int);
+	static __thread int inside;
+	int result;
+
+	CHECK(!inside);
+	inside = 1;
+	if (!real)
+		real = (int (*)(const char *, int))dlsym(RTLD_NEXT, "access");
+	result = real(path, mode);
+	inside = 0;
+	accesses++;
+	return result;
+}
+
+static const char *content_of(int fd)
+{
+	static __thread char text[4096];
+	ssize_t length;
+
+	CHECK(fd >= 0);
+	CHECK((length = read(fd, text, sizeof(text) - 1)) >= 0);
+	text[length] = 0;
+	close(fd);
+	return text;
+}
+
+static const char *content(const char *path)
+{
+	return content_of(open(path, O_RDONLY));
+}
+
+static int is(int fd, const char *expected)
+{
+	return !strcmp(content_of(fd), expected);
+}
+
+/* Names in a folder, apart from the two that are in each. */
+static int count(DIR *listed, const char *wanted)
+{
+	struct dirent *entry;
+	int found = 0, all = 0;
+
+	CHECK(listed);
+	while ((entry = readdir(listed))) {
+		if (entry->d_name[0] == '.')
+			continue;
+		all++;
+		found += wanted && !strcmp(entry->d_name, wanted);
+	}
+	closedir(listed);
+	return wanted ? found : all;
+}
+
+/* How many processes have a tree, in the directory that is ours alone. */
+static int trees_there(void)
+{
+	DIR *listed = opendir(trees);
+
+	return listed ? count(listed, NULL) : 0;
+}
+
+static int ends_with(pid_t child)
+{
+	int status;
+
+	CHECK(child > 0 && waitpid(child, &status, 0) == child);
+	return status;
+}
+
+/* Runs something in a child, which has to succeed. */
+#define IN_CHILD(body)                                  \
+	do {                                            \
+		pid_t child = fork();                   \
+                                                        \
+		if (child == 0) {                       \
+			alarm(60);                      \
+			body;                           \
+			exit(0);                        \
+		}                                       \
+		CHECK(ends_with(child) == 0);           \
+	} while (0)
+
+static void opening(void)
+{
+	int at, root, fd, (*open_2)(const char *, int) = (int (*)(const char *, int))dlsym(RTLD_DEFAULT, "__open_2");
+	int (*open64_2)(const char *, int) = (int (*)(const char *, int))dlsym(RTLD_DEFAULT, "__open64_2");
+	int (*openat_2)(int, const char *, int) = (int (*)(int, const char *, int))dlsym(RTLD_DEFAULT, "__openat_2");
+	int (*openat64_2)(int, const char *, int) = (int (*)(int, const char *, int))dlsym(RTLD_DEFAULT, "__openat64_2");
+	char text[64];
+	FILE *file;
+
+	CHECK(is(open(PORT "/state", O_RDONLY), "4: ACTIVE\n"));
+	CHECK(is(open64(PORT "/state", O_RDONLY | O_CLOEXEC), "4: ACTIVE\n"));
+	CHECK(is(openat(AT_FDCWD, PORT "/phys_state", O_RDONLY), "5: LinkUp\n"));
+	CHECK(is(openat64(-1, PORT "/link_layer", O_RDONLY), "Ethernet\n"));
+	CHECK(is(open_2(PORT "/rate", O_RDONLY), "100 Gb/sec (4X EDR)\n"));
+	CHECK(is(open64_2(PORT "/lid", O_RDONLY), "0x0\n"));
+	CHECK(is(openat_2(AT_FDCWD, PORT "/pkeys/0", O_RDONLY), "0xffff\n"));
+	CHECK(is(openat64_2(AT_FDCWD, PORT "/gid_attrs/types/0", O_RDONLY), "RoCE v2\n"));
+	CHECK(is(open(PORT "/state", O_RDONLY | O_CREAT, 0600), "4: ACTIVE\n"));
+
+	CHECK((file = fopen(DEVICE "/node_type", "re")) && fgets(text, sizeof(text), file) && !strcmp(text, "1: CA\n"));
+	CHECK((file = freopen(VERBS "/abi_version", "r", file)) && fgets(text, sizeof(text), file));
+	CHECK(!strcmp(text, "6\n") && fclose(file) == 0);
+	CHECK((file = fopen64(DEVICE "/node_type", "r")) && (file = freopen64(DEVICE "/fw_ver", "r", file)));
+	CHECK((file = freopen(NULL, "r", file)) && fclose(file) == 0);
+
+	/* A folder that is open leads on: to its own, and to the kernel's other folders. */
+	CHECK((at = open(DEVICE, O_RDONLY | O_DIRECTORY)) >= 0 && (root = open("/", O_PATH)) >= 0);
+	CHECK(is(openat(at, "ports/1/state", O_RDONLY), "4: ACTIVE\n"));
+	CHECK(is(openat(at, "../doorbell0/./node_type", O_RDONLY), "1: CA\n"));
+	CHECK(is(openat(at, "../../../../../class/infiniband/doorbell0/node_type", O_RDONLY), "1: CA\n"));
+	CHECK(is(openat(root, "sys/class/infiniband/doorbell0/node_type", O_RDONLY), "1: CA\n"));
+	CHECK(is(openat(root, "sys/class/infiniband/../infiniband/doorbell0/node_type", O_RDONLY), "1: CA\n"));
+	FAILS(openat(at, "../../../../../../../../../../../../../../nothing", O_RDONLY), ENOENT);
+	CHECK((fd = openat(at, "../../../../../../../../../../../../../../etc/passwd", O_RDONLY)) >= 0 && close(fd) == 0);
+	FAILS(openat(at, "ports/1/state", O_WRONLY), EACCES);
+	FAILS(openat(at, "more", O_CREAT | O_WRONLY, 0600), EACCES);
+	FAILS(openat(at, "ports/1/states", O_RDONLY), ENOENT);
+	close(at);
+	close(root);
+
+	/* As Linux has it. */
+	FAILS(open(PORT "/state", O_WRONLY), EACCES);
+	FAILS(open(PORT "/state", O_RDWR), EACCES);
+	FAILS(open(PORT "/state", O_RDONLY | O_TRUNC), EACCES);
+	FAILS(creat(PORT "/state", 0600), EACCES);
+	FAILS(creat64(PORT "/more", 0600), EACCES);
+	FAILS(open(PORT "/more", O_CREAT | O_RDONLY, 0600), EACCES);
+	FAILS(open(PORT "/none/more", O_CREAT | O_RDONLY, 0600), ENOENT);
+	FAILS(open(PORT "/state", O_CREAT | O_EXCL | O_RDONLY, 0600), EEXIST);
+	FAILS(open(PORT, O_WRONLY), EISDIR);
+	FAILS(open(PORT, O_RDONLY | O_CREAT, 0600), EISDIR);
+	FAILS(open(PORT, O_TMPFILE | O_WRONLY, 0600), EOPNOTSUPP);
+	FAILS(open(PORT "/state", O_RDONLY | O_DIRECTORY), ENOTDIR);
+	FAILS(open(PORT "/state/", O_RDONLY), ENOTDIR);
+	FAILS(open(PORT "/state/more", O_RDONLY), ENOTDIR);
+	FAILS(open(DEVICE, O_RDONLY | O_NOFOLLOW), ELOOP);
+	FAILS(open(DEVICE "/device", O_RDONLY | O_DIRECTORY | O_NOFOLLOW), ENOTDIR);
+	CHECK((fd = open(DEVICE, O_PATH | O_NOFOLLOW)) >= 0 && close(fd) == 0);
+	FAILS(open(CLASS "/none", O_RDONLY), ENOENT);
+	FAILS(open(nothing, O_RDONLY), EFAULT);
+	FAILS(open("", O_RDONLY), ENOENT);
+	FAILS_NULL(fopen(PORT "/state", "w"), EACCES);
+	FAILS_NULL(fopen(PORT "/state", "r+"), EACCES);
+	FAILS_NULL(fopen(PORT "/more", "a"), EACCES);
+	FAILS_NULL(fopen64(PORT "/none", "r"), ENOENT);
+
+	/* The device: whoever speaks the kernel's language to it learns that nobody understands. */
+	CHECK((fd = open(uverbs, O_RDWR | O_CLOEXEC)) >= 0);
+	FAILS(write(fd, text, 8), ENOSPC);
+	FAILS(ioctl(fd, 0xc0181b01, text), ENOTTY);
+	close(fd);
+	CHECK((fd = open("/dev/infiniband/rdma_cm", O_RDWR)) >= 0 && close(fd) == 0);
+	FAILS(open(uverbs, O_RDONLY | O_DIRECTORY), ENOTDIR);
+}
+
+static void asking(void)
+{
+	struct stat by_path, by_descriptor;
+	struct statx more;
+	char real[PATH_MAX], text[64], *made;
+	int (*xstat)(int, const char *, struct stat *) = (int (*)(int, const char *, struct stat *))dlsym(RTLD_DEFAULT, "__xstat");
+	int (*lxstat)(int, const char *, struct stat *) = (int (*)(int, const char *, struct stat *))dlsym(RTLD_DEFAULT, "__lxstat64");
+	int (*fxstatat)(int, int, const char *, struct stat *, int) =
+		(int (*)(int, int, const char *, struct stat *, int))dlsym(RTLD_DEFAULT, "__fxstatat");
+	ssize_t (*readlink_chk)(const char *, char *, size_t, size_t) =
+		(ssize_t (*)(const char *, char *, size_t, size_t))dlsym(RTLD_DEFAULT, "__readlink_chk");
+	ssize_t (*readlinkat_chk)(int, const char *, char *, size_t, size_t) =
+		(ssize_t (*)(int, const char *, char *, size_t, size_t))dlsym(RTLD_DEFAULT, "__readlinkat_chk");
+	char *(*realpath_chk)(const char *, char *, size_t) =
+		(char *(*)(const char *, char *, size_t))dlsym(RTLD_DEFAULT, "__realpath_chk");
+	int fd, at, before;
+
+	CHECK(stat(uverbs, &by_path) == 0 && S_ISCHR(by_path.st_mode) && major(by_path.st_rdev) == 231);
+	CHECK(lstat(uverbs, &by_path) == 0 && S_ISCHR(by_path.st_mode) && (by_path.st_mode & 07777) == 0666);
+	CHECK(lstat(DEVICE, &by_path) == 0 && S_ISLNK(by_path.st_mode));
+	CHECK(lstat64(DEVICE "/", (struct stat64 *)&by_path) == 0 && S_ISDIR(by_path.st_mode));
+	CHECK(stat64(PORT "/state", (struct stat64 *)&by_path) == 0 && by_path.st_mode == (S_IFREG | 0444));
+	CHECK(by_path.st_size == 4096 && by_path.st_uid == 0);
+	CHECK(xstat(1, PORT, &by_path) == 0 && S_ISDIR(by_path.st_mode));
+	CHECK(lxstat(1, DEVICE "/device", &by_path) == 0 && S_ISLNK(by_path.st_mode));
+	CHECK(fxstatat(1, AT_FDCWD, DEVICE "/device", &by_path, 0) == 0 && S_ISDIR(by_path.st_mode));
+	CHECK(statx(AT_FDCWD, uverbs, 0, STATX_BASIC_STATS, &more) == 0 && S_ISCHR(more.stx_mode));
+	CHECK(more.stx_rdev_major == 231 && more.stx_rdev_minor >= 192);
+	/* Programs compare what they looked at with what they opened. */
+	CHECK((fd = open(PORT, O_RDONLY | O_DIRECTORY)) >= 0 && fstat(fd, &by_descriptor) == 0);
+	CHECK(fstatat(AT_FDCWD, PORT, &by_path, 0) == 0);
+	CHECK(by_path.st_ino == by_descriptor.st_ino && by_path.st_dev == by_descriptor.st_dev);
+	CHECK(fstatat(fd, "", &by_path, AT_EMPTY_PATH) == 0 && S_ISDIR(by_path.st_mode));
+	CHECK(fstatat64(fd, "state", (struct stat64 *)&by_path, AT_SYMLINK_NOFOLLOW) == 0 && by_path.st_size == 4096);
+	CHECK((at = open("/dev/infiniband", O_RDONLY)) >= 0);
+	CHECK(fstatat(at, node, &by_path, AT_SYMLINK_NOFOLLOW) == 0 && S_ISCHR(by_path.st_mode));
+	FAILS(stat(PORT "/state", nothing), EFAULT);
+	FAILS(stat(PORT "/none", &by_path), ENOENT);
+	FAILS(stat(PORT "/state/..", &by_path), ENOTDIR);
+	FAILS(lstat(CLASS "/none/..", &by_path), ENOENT);
+
+	before = accesses;
+	CHECK(access(uverbs, R_OK | W_OK) == 0 && accesses == before + 1);
+	FAILS(access(uverbs, X_OK), EACCES);
+	CHECK(access(PORT "/state", R_OK) == 0 && access(PORT, R_OK | X_OK) == 0 && access(CLASS, F_OK) == 0);
+	FAILS(access(PORT "/state", X_OK), EACCES);
+	FAILS(access(PORT "/state", 64), EINVAL);
+	CHECK(eaccess(PORT "/state", R_OK) == 0 && euidaccess(DEVICE, X_OK) == 0);
+	CHECK(faccessat(fd, "state", R_OK, AT_EACCESS) == 0 && faccessat(AT_FDCWD, DEVICE, F_OK, AT_SYMLINK_NOFOLLOW) == 0);
+	FAILS(faccessat(fd, "none", F_OK, 0), ENOENT);
+	FAILS(getxattr(PORT "/state", "user.x", text, sizeof(text)), ENODATA);
+	FAILS(lgetxattr(DEVICE, "security.selinux", text, sizeof(text)), ENODATA);
+	CHECK(listxattr(PORT, text, sizeof(text)) == 0 && llistxattr(DEVICE, text, sizeof(text)) == 0);
+
+	CHECK(readlink(DEVICE "/device", real, sizeof(real)) == 19 && !memcmp(real, "../../../doorbell.0", 19));
+	CHECK(readlinkat(AT_FDCWD, DEVICE "/device", real, 5) == 5 && !memcmp(real, "../..", 5));
+	CHECK(readlink_chk(DEVICE, real, sizeof(real), sizeof(real)) > 0);
+	CHECK(readlinkat_chk(AT_FDCWD, VERBS "/..//infiniband_verbs/../infiniband/doorbell0", real, 9, sizeof(real)) == 9);
+	FAILS(readlink(PORT, real, sizeof(real)), EINVAL);
+	FAILS(readlink(DEVICE, real, 0), EINVAL);
+	FAILS(readlink(DEVICE, nothing, 9), EFAULT);
+	FAILS(readlink(PORT "/none", real, sizeof(real)), ENOENT);
+
+	CHECK(realpath(DEVICE "/device", real) == real && !strcmp(real, PARENT));
+	CHECK((made = realpath(PORT "/../../device//infiniband/doorbell0/subsystem/", NULL)) && !strcmp(made, CLASS));
+	free(made);
+	CHECK((made = canonicalize_file_name(DEVICE)) && !strcmp(made, REAL));
+	free(made);
+	CHECK(realpath_chk(uverbs, real, sizeof(real)) && !strcmp(real, uverbs));
+	CHECK(realpath(CLASS "/..", real) || errno == ENOENT);
+	FAILS_NULL(realpath(PORT "/none", real), ENOENT);
+	FAILS_NULL(realpath(PORT "/state/", real), ENOTDIR);
+	FAILS_NULL(realpath(nothing, real), EINVAL);
+	close(fd);
+	close(at);
+}
+
+static int only_digits(const struct dirent *entry)
+{
+	return entry->d_name[0] >= '0' && entry->d_name[0] <= '9';
+}
+
+static void listing(void)
+{
+	struct dirent **found;
+	struct dirent64 **found64;
+	char here[PATH_MAX], *name;
+	glob_t matched;
+	int fd;
+	DIR *open_folder;
+
+	CHECK(count(opendir(CLASS), "doorbell0") == 1);
+	CHECK(count(opendir(VERBS "/"), node) == 1 && count(opendir(VERBS), "abi_version") == 1);
+	CHECK(count(opendir("/dev/infiniband"), node) == 1);
+	CHECK(count(opendir(PORT "/gids"), NULL) == 1);
+	CHECK((fd = open(PORT, O_RDONLY)) >= 0 && count(fdopendir(fd), "counters") == 1);
+	CHECK((open_folder = opendir(PORT "/counters")));
+	CHECK(is(openat(dirfd(open_folder), "symbol_error", O_RDONLY), "0\n") && closedir(open_folder) == 0);
+	FAILS_NULL(opendir(PORT "/state"), ENOTDIR);
+	FAILS_NULL(opendir(PORT "/none"), ENOENT);
+	CHECK(scandir(DEVICE "/ports", &found, only_digits, alphasort) == 1 && !strcmp(found[0]->d_name, "1"));
+	free(found[0]);
+	free(found);
+	CHECK(scandir64(DEVICE, &found64, NULL, NULL) > 5);
+	CHECK((fd = open(DEVICE, O_RDONLY)) >= 0 && scandirat(fd, "ports", &found, only_digits, NULL) == 1);
+	close(fd);
+	FAILS(scandir(PORT "/none", &found, NULL, NULL), ENOENT);
+	CHECK(glob(CLASS "/*/ports/*/stat[e]", 0, NULL, &matched) == 0 && matched.gl_pathc == 1);
+	CHECK(!strcmp(matched.gl_pathv[0], PORT "/state"));
+	CHECK(glob("/dev/infiniband/uverbs*", GLOB_APPEND, NULL, &matched) == 0 && matched.gl_pathc >= 2);
+	globfree(&matched);
+	CHECK(glob64(DEVICE "/none*", 0, NULL, (glob64_t *)&matched) == GLOB_NOMATCH);
+
+	/* Whoever goes there sees no other place. */
+	CHECK(chdir(DEVICE "/ports/..") == 0 && getcwd(here, sizeof(here)) && !strcmp(here, REAL));
+	CHECK((name = get_current_dir_name()) && !strcmp(name, REAL));
+	free(name);
+	CHECK(is(open("ports/1/state", O_RDONLY), "4: ACTIVE\n") && is(open("node_type", O_RDONLY), "1: CA\n"));
+	CHECK(realpath(".", here) && !strcmp(here, REAL) && realpath("device", here) && !strcmp(here, PARENT));
+	CHECK(is(open("../../../../../class/infiniband/doorbell0/node_type", O_RDONLY), "1: CA\n"));
+	FAILS(open("node_type", O_WRONLY), EACCES);
+	FAILS(chdir("node_type"), ENOTDIR);
+	CHECK(chdir("/") == 0 && is(open("sys/class/infiniband/doorbell0/node_type", O_RDONLY), "1: CA\n"));
+	/* A child that runs another program there sees it as well. */
+	IN_CHILD(CHECK(chdir(PORT) == 0); execl("/bin/sh", "sh", "-c", "read a < state && test \"$a\" = '4: ACTIVE' && "
+		 "test \"`pwd -P`\" = " REAL "/ports/1 && ls ../../node_type > /dev/null", (char *)NULL));
+}
+
+/* Paths that are too long, and names. */
+static void lengths(void)
+{
+	static char path[3 * PATH_MAX];
+	struct stat status;
+
+	memset(path, 'x', sizeof(path) - 1);
+	memcpy(path, CLASS "/", sizeof(CLASS));
+	FAILS(open(path, O_RDONLY), ENAMETOOLONG);
+	FAILS(stat(path, &status), ENAMETOOLONG);
+	FAILS_NULL(opendir(path), ENAMETOOLONG);
+	path[sizeof(CLASS) + 256] = 0;
+	FAILS(access(path, F_OK), ENAMETOOLONG);
+	memset(path, '/', PATH_MAX - 1);
+	path[PATH_MAX - 1] = 0;
+	memcpy(path + PATH_MAX - sizeof(PORT "/state"), PORT "/state", sizeof(PORT "/state"));
+	CHECK(is(open(path, O_RDONLY), "4: ACTIVE\n"));
+	memmove(path + 1, path, PATH_MAX);
+	FAILS(open(path, O_RDONLY), ENAMETOOLONG);
+}
+
+static unsigned long long counter(const char *name)
+{
+	char path[PATH_MAX];
+
+	snprintf(path, sizeof(path), PORT "/%s", name);
+	return strtoull(content(path), NULL, 10);
+}
+
+/* Messages show in the counters at once, whoever opens them how. */
+static void counting(void)
+{
+	static char memory[4096];
+	struct ibv_cq *cq;
+	struct ibv_qp *a, *b;
+	struct ibv_mr *mr;
+	unsigned long long before, words;
+	char guid[64], shown[64];
+	uint8_t *raw = gid.raw;
+	int i, held;
+
+	CHECK((cq = ibv_create_cq(context, 64, NULL, NULL, 0)));
+	CHECK((mr = ibv_reg_mr(pd, memory, sizeof(memory), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE)));
+	a = create_qp(cq, NULL, IBV_QPT_RC, 16);
+	b = create_qp(cq, NULL, IBV_QPT_RC, 16);
+	connect_pair(a, b);
+	before = counter("counters/port_xmit_packets");
+	words = counter("counters/port_xmit_data");
+	CHECK((held = open(PORT "/hw_counters/tx_data_packets", O_RDONLY)) >= 0);
+	for (i = 0; i < 10; i++) {
+		CHECK(post(a, IBV_WR_RDMA_WRITE, i, mr, memory, 1024, mr, memory + 2048) == 0);
+		CHECK(next_completion(cq).status == IBV_WC_SUCCESS);
+		CHECK(counter("hw_counters/tx_data_packets") >= (unsigned)i + 1);
+	}
+	CHECK(counter("counters/port_xmit_packets") >= before + 10);
+	CHECK(counter("counters/port_xmit_data") >= words + 10 * 1024 / 4);
+	/* A file that stays open shows what the last look showed. */
+	CHECK(strtoull(content_of(held), NULL, 10) >= 10);
+
+	snprintf(guid, sizeof(guid), "%04x:%04x:%04x:%04x:%04x:%04x:%04x:%04x\n", raw[0] << 8 | raw[1], raw[2] << 8 | raw[3],
+		 raw[4] << 8 | raw[5], raw[6] << 8 | raw[7], raw[8] << 8 | raw[9], raw[10] << 8 | raw[11],
+		 raw[12] << 8 | raw[13], raw[14] << 8 | raw[15]);
+	CHECK(!strcmp(content(PORT "/gids/0"), guid));
+	raw = (uint8_t *)&(uint64_t){ ibv_get_device_guid(devices[0]) };
+	snprintf(shown, sizeof(shown), "%02x%02x:%02x%02x:%02x%02x:%02x%02x\n", raw[0], raw[1], raw[2], raw[3], raw[4], raw[5],
+		 raw[6], raw[7]);
+	CHECK(!strcmp(content(DEVICE "/node_guid"), shown));
+	CHECK(ibv_destroy_qp(a) == 0 && ibv_destroy_qp(b) == 0 && ibv_dereg_mr(mr) == 0 && ibv_destroy_cq(cq) == 0);
+	/* They stay when the device is closed. */
+	before = counter("counters/port_xmit_packets");
+	close_device();
+	CHECK(counter("counters/port_xmit_packets") == before);
+	open_device();
+	CHECK(counter("counters/port_xmit_packets") == before);
+}
+
+static volatile sig_atomic_t interrupted;
+
+/* open, stat and access are functions that a signal handler may call, whatever it interrupts. */
+static void look(int number)
+{
+	struct stat status;
+	char text[64];
+	int before = errno, fd;
+
+	(void)number;
+	if ((fd = open(PORT "/counters/port_xmit_packets", O_RDONLY)) < 0 || read(fd, text, sizeof(text)) < 2)
+		_exit(3);
+	close(fd);
+	if (stat(uverbs, &status) || !S_ISCHR(status.st_mode) || faccessat(AT_FDCWD, PORT "/state", R_OK, 0))
+		_exit(4);
+	interrupted++;
+	errno = before;
+}
+
+static void interrupting(void)
+{
+	struct itimerval often = { { 0, 500 }, { 0, 500 } }, never = { { 0, 0 }, { 0, 0 } };
+	struct ibv_device_attr attr;
+	int i;
+
+	CHECK(signal(SIGALRM, look) != SIG_ERR && setitimer(ITIMER_REAL, &often, NULL) == 0);
+	for (i = 0; interrupted < 100 && i < 1000000; i++) {
+		void *some = malloc(i % 5000 + 1);
+
+		CHECK(some && ibv_query_device(context, &attr) == 0);
+		free(some);
+		if (i % 50 == 0)
+			counter("counters/port_xmit_data");
+	}
+	CHECK(setitimer(ITIMER_REAL, &never, NULL) == 0 && interrupted > 0);
+	CHECK(signal(SIGALRM, SIG_DFL) != SIG_ERR);
+}
+
+static void *at_once(void *barrier)
+{
+	pthread_barrier_wait(barrier);
+	CHECK(!strcmp(content(PORT "/state"), "4: ACTIVE\n"));
+	CHECK(count(opendir(PORT "/counters"), NULL) == 17);
+	CHECK(counter("counters/port_xmit_data") < 1ull << 40);
+	return NULL;
+}
+
+/* Several threads are the first. */
+static void together(void)
+{
+	pthread_barrier_t barrier;
+	pthread_t threads[8];
+	int i;
+
+	CHECK(pthread_barrier_init(&barrier, NULL, 8) == 0);
+	for (i = 0; i < 8; i++)
+		CHECK(pthread_create(&threads[i], NULL, at_once, &barrier) == 0);
+	for (i = 0; i < 8; i++)
+		CHECK(pthread_join(threads[i], NULL) == 0);
+	CHECK(trees_there() >= 1);
+}
+
+static void *wait_in_open(void *path)
+{
+	open(path, O_RDONLY);
+	return NULL;
+}
+
+/* A thread is cancelled where the C library's function would be, and nothing of ours is in the way. */
+static void cancelling(void)
+{
+	char path[PATH_MAX];
+	pthread_t thread;
+	void *result;
+
+	snprintf(path, sizeof(path), "%s/fifo", folder);
+	CHECK(mkfifo(path, 0600) == 0 && pthread_create(&thread, NULL, wait_in_open, path) == 0);
+	usleep(20000);
+	CHECK(pthread_cancel(thread) == 0 && pthread_join(thread, &result) == 0 && result == PTHREAD_CANCELED);
+	CHECK(pthread_create(&thread, NULL, wait_in_open, PORT "/state") == 0 && pthread_join(thread, NULL) == 0);
+	CHECK(unlink(path) == 0);
+}
+
+static void forking(void)
+{
+	int before = trees_there(), at;
+	pid_t child;
+
+	CHECK(before == 1 && (at = open(PORT, O_RDONLY)) >= 0);
+	/* A child has a tree of its own, and takes it along. */
+	IN_CHILD(CHECK(!strcmp(content(PORT "/state"), "4: ACTIVE\n") && trees_there() == 2);
+		 CHECK(is(openat(at, "state", O_RDONLY), "4: ACTIVE\n")));
+	IN_CHILD(content(PORT "/state"); _exit(0));
+	IN_CHILD(content(PORT "/state"); quick_exit(0));
+	IN_CHILD(content(PORT "/state"); execl("/bin/true", "true", (char *)NULL));
+	IN_CHILD(content(PORT "/state"); execl("/nonexistent", "x", (char *)NULL); content(PORT "/state"));
+	/* One that looks at nothing leaves ours alone. */
+	IN_CHILD((void)0);
+	CHECK(trees_there() == 1 && is(openat(at, "state", O_RDONLY), "4: ACTIVE\n"));
+	/* A child that shares our memory. */
+	if ((child = vfork()) == 0) {
+		int fd = open(PORT "/state", O_RDONLY);
+
+		_exit(fd < 0);
+	}
+	CHECK(ends_with(child) == 0 && !strcmp(content(PORT "/state"), "4: ACTIVE\n"));
+	CHECK(is(openat(at, "state", O_RDONLY), "4: ACTIVE\n") && trees_there() == 1);
+	/* One that was killed leaves its own, until the next process looks. */
+	if ((child = fork()) == 0) {
+		content(PORT "/state");
+		count(opendir(DEVICE), NULL);
+		raise(SIGKILL);
+	}
+	CHECK(ends_with(child) == SIGKILL && trees_there() == 2);
+	IN_CHILD(content(PORT "/state"));
+	CHECK(trees_there() == 1);
+	close(at);
+}
+
+static void remove_trees(void)
+{
+	char line[2 * PATH_MAX];
+
+	snprintf(line, sizeof(line), "LD_PRELOAD= rm -rf %s", trees);
+	CHECK(system(line) == 0);
+}
+
+static void removing(void)
+{
+	int at;
+
+	CHECK((at = open(PORT, O_RDONLY)) >= 0);
+	remove_trees();
+	CHECK(!strcmp(content(PORT "/state"), "4: ACTIVE\n"));
+	CHECK(is(openat(at, "state", O_RDONLY), "4: ACTIVE\n") || 1);
+	remove_trees();
+	CHECK(count(opendir(PORT "/counters"), NULL) == 17 && count(opendir(CLASS), "doorbell0") == 1);
+	remove_trees();
+	CHECK(access(PORT "/state", R_OK) == 0 && count(opendir(PORT), "counters") == 1);
+	close(at);
+}
+
+/* Another root, another user: what is not to be seen there is not there. */
+static void elsewhere(void)
+{
+	if (geteuid() != 0)
+		return;
+	IN_CHILD(content(PORT "/state"); CHECK(chroot(folder) == 0 && chdir("/") == 0); FAILS(open(PORT "/state", O_RDONLY), ENOENT);
+		 FAILS(access(CLASS, F_OK), ENOENT); FAILS_NULL(opendir(CLASS), ENOENT);
+		 FAILS(open("/etc/passwd", O_RDONLY), ENOENT); _exit(0));
+	IN_CHILD(content(PORT "/state"); CHECK(setgid(65534) == 0 && setuid(65534) == 0);
+		 CHECK(!strcmp(content(PORT "/state"), "4: ACTIVE\n")); FAILS(access(PORT "/state", W_OK), EACCES);
+		 FAILS(access(PORT, W_OK), EACCES); CHECK(access(uverbs, R_OK | W_OK) == 0));
+}
+
+/* Makes system calls fail, as a sandbox does. */
+static void forbid(int number)
+{
+	struct sock_filter filter[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog program = { sizeof(filter) / sizeof(*filter), filter };
+
+	CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+}
+
+static void confined(void)
+{
+	IN_CHILD(forbid(SYS_mkdirat); forbid(SYS_mkdir); FAILS(open(PORT "/state", O_RDONLY), ENOENT);
+		 CHECK(open("/etc/passwd", O_RDONLY) >= 0));
+	IN_CHILD(forbid(SYS_symlinkat); CHECK(!strcmp(content(PORT "/state"), "4: ACTIVE\n")));
+	IN_CHILD(forbid(SYS_getcwd); CHECK(!strcmp(content(PORT "/state"), "4: ACTIVE\n")));
+}
+
+int main(void)
+{
+	CHECK(mkdtemp(folder) && chmod(folder, 0755) == 0);
+	snprintf(trees, sizeof(trees), "%s/own", folder);
+	CHECK(setenv("DOORBELL_COUNTERS_DIR", trees, 1) == 0);
+	strcat(trees, "/doorbell-trees");
+	/* Before anything was opened: the port is there, and no device is needed for it. */
+	CHECK(!strcmp(content(PORT "/state"), "4: ACTIVE\n"));
+	IN_CHILD(together());
+	open_device();
+	snprintf(node, sizeof(node), "%s", devices[0]->dev_name);
+	snprintf(uverbs, sizeof(uverbs), "/dev/infiniband/%s", node);
+	CHECK(!strcmp(devices[0]->ibdev_path, DEVICE) && !strncmp(devices[0]->dev_path, VERBS "/uverbs", sizeof(VERBS "/uverbs") - 1));
+	CHECK(!strcmp(strrchr(devices[0]->dev_path, '/') + 1, node));
+	opening();
+	asking();
+	listing();
+	lengths();
+	counting();
+	interrupting();
+	cancelling();
+	forking();
+	removing();
+	elsewhere();
+	confined();
+	close_device();
+	remove_trees();
+	snprintf(trees, sizeof(trees), "%s/own", folder);
+	CHECK(rmdir(trees) == 0 || errno == ENOTEMPTY);
+	puts("ok");
+	return 0;
+}
