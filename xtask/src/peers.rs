@@ -23,6 +23,7 @@ pub(crate) fn install() {
             ("ibverbs-utils", has("ibv_rc_pingpong")),
             ("rdmacm-utils", has("rping")),
             ("perftest", has("ib_send_bw")),
+            ("infiniband-diags", has("ibstat")),
             ("rdma-core", std::path::Path::new("/usr/share/doc/rdma-core/tests").exists()),
             ("ucx-utils", has("ucx_perftest")),
             ("libucx-dev", has_header("ucp/api/ucp.h")),

@@ -128,6 +128,7 @@ pub(crate) fn show() -> Result<(), String> {
             return Err(format!("{words:?} is missing in:\n{text}"));
         }
     }
+    sysfs()?;
     // It waits for events until it is stopped.
     let mut watch = start(on_doorbell(&[], &["stdbuf", "-oL", "ibv_asyncwatch"]))?;
     let until = Instant::now() + PATIENCE;
@@ -136,6 +137,43 @@ pub(crate) fn show() -> Result<(), String> {
             return Err(format!("ibv_asyncwatch does not watch: {}", watch.said()));
         }
         std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+/// Programs that read sysfs, and what they say there is.
+fn sysfs() -> Result<(), String> {
+    let device = "/sys/class/infiniband/doorbell0";
+    let python = "import os, stat; print(os.listdir('/sys/class/infiniband'), os.path.realpath('/sys/class/infiniband/\
+        doorbell0'), stat.S_ISCHR(os.stat('/dev/infiniband/uverbs0').st_mode), len(list(os.fwalk('/sys/class/infiniband/\
+        doorbell0/'))), open('/sys/class/infiniband/doorbell0/ports/1/state').read())";
+    for (program, words) in [
+        (&["/usr/sbin/ibstat"][..], &["CA 'doorbell0'", "State: Active", "Rate: 100", "Link layer: Ethernet"][..]),
+        (&["/usr/sbin/ibstatus"], &["state:\t\t 4: ACTIVE", "rate:\t\t 100 Gb/sec (4X EDR)"]),
+        (
+            &["ls", "-l", "/sys/class/infiniband"],
+            &["doorbell0 -> ../../devices/platform/doorbell.0/infiniband/doorbell0"],
+        ),
+        (&["ls", "-l", "/dev/infiniband"], &["crw-rw-rw-", "231, 192", "uverbs0", "rdma_cm"]),
+        (&["cat", "/sys/class/infiniband_verbs/uverbs0/ibdev"], &["doorbell0\n"]),
+        (&["find", device, "-follow", "-name", "port_rcv_data"], &["doorbell0/ports/1/counters/port_rcv_data\n"]),
+        (
+            &["grep", "-r", ".", "/sys/class/infiniband/doorbell0/ports/1/gid_attrs"],
+            &["types/0:RoCE v2\n", "ndevs/0:lo\n"],
+        ),
+        (&["sh", "-c", "cd /sys/class/infiniband/doorbell0/ports && cat */link_layer"], &["Ethernet\n"]),
+        (
+            &["python3", "-c", python],
+            &["['doorbell0'] /sys/devices/platform/doorbell.0/infiniband/doorbell0 True 10 4: ACTIVE"],
+        ),
+    ] {
+        // What `find` says of links that lead back up is an error of its own.
+        let mut command = on_doorbell(&[], program);
+        let output = command.stderr(Stdio::inherit()).output().map_err(|error| format!("{program:?}: {error}"))?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        if let Some(missing) = words.iter().find(|words| !text.contains(**words)) {
+            return Err(format!("{program:?} does not say {missing:?}, but:\n{text}"));
+        }
     }
     Ok(())
 }
@@ -150,6 +188,7 @@ const OWN: &[(&str, &[&str])] = &[
     ("datagrams", &["--bind", "::1"]),
     ("unmapped", &["--check-memory"]),
     ("waits", &[]),
+    ("paths", &[]),
 ];
 
 /// Programs of our own, where ready-made ones do not look: what verbs refuse, and what they promise. `only` names

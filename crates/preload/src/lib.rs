@@ -8,6 +8,8 @@
 //! Objects are C structures with Rust behind them (`handle.rs`); they come from `Box` and go back
 //! to it. All contexts of a process share one RNIC and its address (`device.rs`).
 //!
+//! What programs look at besides libibverbs (`/dev/infiniband`, `/sys/class/infiniband`) is served too (`tree/`).
+//!
 //! Loading the library starts and opens nothing: no thread, no socket, no output, since every child process
 //! inherits it. The RNIC starts when a program opens the device.
 //!

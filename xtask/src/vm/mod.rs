@@ -17,6 +17,7 @@ macro_rules! script {
 mod image;
 mod ratios;
 mod steps;
+mod sysfs;
 
 pub(crate) use ratios::measure as ratios;
 pub(crate) use steps::{STEPS, capture};
@@ -98,6 +99,12 @@ impl Guest {
 }
 
 impl Ended {
+    /// A file that the command left.
+    fn text(&self, name: &str) -> Result<String, String> {
+        let path = self.shared.0.join(name);
+        fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))
+    }
+
     /// Moves the files that the command left.
     pub(crate) fn keep(&self, to: &Path) -> Result<(), String> {
         let mut files = Vec::new();

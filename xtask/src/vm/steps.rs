@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{Guest, missing};
+use super::{Ended, Guest, missing, sysfs};
 use crate::shell::{cargo, output_of, root};
 use crate::test::Outcome;
 
@@ -15,7 +15,7 @@ const LIMIT: Duration = Duration::from_secs(2700);
 /// Messages of a long case, and of one with loss: as many as the suites have to carry.
 const MESSAGES: u32 = 10_000;
 
-const COMMANDS: &str = script!("commands");
+const COMMANDS: &str = script!("sysfs", "commands");
 const LOSS: &str = script!("two_rxe", "loss");
 const ON_THE_WIRE: &str = script!("cable", "wire");
 const CAPTURE: &str = script!("cable", "capture");
@@ -28,7 +28,7 @@ type Step = (&'static str, fn() -> Outcome);
 pub(crate) const STEPS: &[Step] = &[
     ("rdma_rxe, verbs", verbs),
     ("rdma_rxe, exchange", exchange),
-    ("rdma_rxe, commands", || in_guest(Guest::new(LIMIT), COMMANDS)),
+    ("rdma_rxe, commands", commands),
     ("rdma_rxe, loss", loss),
     ("rdma_rxe, on the wire", || in_guest(Guest::new(LIMIT), ON_THE_WIRE)),
 ];
@@ -49,6 +49,23 @@ pub(crate) fn capture() -> Result<(), String> {
 /// The conformance suite of verbs on the provider `system`.
 fn verbs() -> Outcome {
     suite("doorbell-verbs", "--ignored system::")
+}
+
+/// The command on rxe, and what sysfs shows of both.
+fn commands() -> Outcome {
+    if let Some(why) = missing() {
+        return Outcome::LeftOut(why);
+    }
+    let lists = |ended: &Ended| Ok([ended.text("rxe.txt")?, ended.text("own.txt")?]);
+    let compared = Guest::new(LIMIT).run(COMMANDS).and_then(|ended| {
+        let [rxe, own] = lists(&ended)?;
+        sysfs::compare(&rxe, &own).map(|()| ended.status)
+    });
+    match compared {
+        Ok(0) => Outcome::Passed,
+        Ok(status) => Outcome::Failed(format!("the command in the guest ended with status {status}")),
+        Err(why) => Outcome::Failed(why),
+    }
 }
 
 /// That of the protocols. rxe's own loopback loses nothing: [`loss`] has a network for that.

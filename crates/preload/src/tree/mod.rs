@@ -72,7 +72,16 @@ fn led<R>(
             match unsafe { route::lead(folder, path, end, &mut buffer) } {
                 Lead::Through => Way::Through,
                 Lead::Elsewhere => Way::Buffer,
-                Lead::Refused(errno) => Way::Refused(errno),
+                Lead::Refused(errno) => {
+                    if errno == libc::ENOENT {
+                        // SAFETY: a C string, as above.
+                        place::tell(
+                            unsafe { CStr::from_ptr(path) }.to_bytes(),
+                            "there is no such file of the software RNIC",
+                        );
+                    }
+                    Way::Refused(errno)
+                }
                 Lead::Node(node) => match serve(node, &mut buffer) {
                     Served::Done(result) => Way::Done(result),
                     Served::Call => Way::Buffer,
@@ -122,9 +131,15 @@ impl Unprepared {
     /// What a program is told: that there is no such file. Why is said to who asked for it.
     fn errno(self, node: &Node) -> c_int {
         match self {
-            Self::Errno(errno) => errno,
+            // As of any file.
+            Self::Errno(errno @ (libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => errno,
+            Self::Errno(errno) => {
+                let why = std::io::Error::from_raw_os_error(errno);
+                place::tell(&node.path, &why.to_string());
+                libc::ENOENT
+            }
             Self::Nowhere(why) => {
-                place::tell(&String::from_utf8_lossy(&node.path), &why);
+                place::tell(&node.path, &why);
                 libc::ENOENT
             }
         }

@@ -5,7 +5,7 @@
 
 use std::os::unix::ffi::OsStrExt as _;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 use doorbell_counters::process_folder;
 
@@ -36,8 +36,8 @@ pub(super) struct Place {
 /// The place of this process, or of the one that it was forked from. A place is never freed.
 pub(super) static PLACE: AtomicPtr<Place> = AtomicPtr::new(ptr::null_mut());
 
-/// The process is about to end, and makes no other.
-static OVER: AtomicBool = AtomicBool::new(false);
+/// The process that is about to end, and makes no other. A child may share our memory until it ends.
+static OVER: AtomicU32 = AtomicU32::new(0);
 
 fn known() -> Option<&'static Place> {
     // SAFETY: null, or leaked.
@@ -70,7 +70,7 @@ fn own() -> Result<&'static Place, String> {
             return Ok(place);
         }
     }
-    if OVER.load(Ordering::Relaxed) {
+    if OVER.load(Ordering::Relaxed) == pid {
         return Err("the process ends".to_owned());
     }
     let folder = process_folder(TREES).map_err(|error| error.to_string())?;
@@ -274,8 +274,10 @@ fn share(node: &Node, path: &Buffer) {
 
 /// Removes the folder, before the process ends. Where it is another process's, nothing happens.
 pub(crate) fn end() {
-    OVER.store(true, Ordering::Relaxed);
-    remove(|_| true);
+    remove(|place| {
+        OVER.store(place.pid, Ordering::Relaxed);
+        true
+    });
 }
 
 /// Removes the folder, before another program takes the process's place, unless the new one starts in it.
@@ -299,9 +301,9 @@ fn remove(is_wanted: impl FnOnce(&Place) -> bool) {
     }
 }
 
-/// Is the text of a refusal wanted?
-pub(super) fn tell(what: &str, why: &str) {
-    if crate::config::explains() {
-        fork::say(&format!("doorbell: {what}: {why}"));
+/// Says why a path leads to nothing, to who asked for it with `DOORBELL_LOG`.
+pub(super) fn tell(path: &[u8], why: &str) {
+    if plan().explains {
+        fork::say(&format!("doorbell: {}: {why}", String::from_utf8_lossy(path)));
     }
 }

@@ -116,6 +116,8 @@ pub(super) struct Plan {
     nodes: Vec<Node>,
     /// What the device is called as a character device.
     pub(super) dev_name: CString,
+    /// Does somebody want to know what is not there?
+    pub(super) explains: bool,
 }
 
 /// The plan, which is the same for as long as the process lives.
@@ -161,7 +163,11 @@ impl Plan {
         plan.uverbs(number);
         let mut nodes = plan.0;
         nodes.sort_unstable_by(|a, b| a.path.cmp(&b.path));
-        Self { nodes, dev_name: CString::new(format!("uverbs{number}")).unwrap_or_default() }
+        Self {
+            nodes,
+            dev_name: CString::new(format!("uverbs{number}")).unwrap_or_default(),
+            explains: config::explains(),
+        }
     }
 
     pub(super) fn find(&self, path: &[u8]) -> Option<&Node> {

@@ -1,0 +1,152 @@
+//! What programs see of the software RNIC in sysfs, beside what the kernel shows of `rdma_rxe`: path by path, and kind
+//! of value by kind of value. Each difference is in one table, with its reason.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What is different, and why: a path, or the beginning of several before a star. A line that no difference needs is an
+/// error, as is a difference without a line.
+const DIFFERENCES: &[(&str, &str)] = &[
+    ("device/parent", "rxe's own: the interface that it was put on"),
+    ("device/power*", "power management, which a device without power has none of"),
+    ("verbs/power*", "the same"),
+    ("device/ports/1/hw_counters/*", "each driver has names of its own; `lifespan` is common"),
+    ("device/ports/1/counters*", "rxe has no such counters; adapters have"),
+    ("device/device", "the parent, as adapters have one (their PCI device); rxe is a virtual device without"),
+    ("verbs/device", "the same"),
+    ("device/hca_type", "adapters have it, and ibstat shows it"),
+    ("device/hw_rev", "the same"),
+    ("device/board_id", "the same, for ibv_devinfo"),
+];
+
+/// Compares both lists of the guest.
+pub(super) fn compare(rxe: &str, own: &str) -> Result<(), String> {
+    let (rxe, own) = (parse(rxe)?, parse(own)?);
+    let mut unused: BTreeSet<&str> = DIFFERENCES.iter().map(|(pattern, _)| *pattern).collect();
+    let mut unknown = Vec::new();
+    let paths: BTreeSet<&String> = rxe.keys().chain(own.keys()).collect();
+    for path in &paths {
+        let (theirs, ours) = (rxe.get(*path), own.get(*path));
+        if theirs.is_some_and(|theirs| ours.is_some_and(|ours| !theirs.is_disjoint(ours))) {
+            continue;
+        }
+        match DIFFERENCES.iter().find(|(pattern, _)| matches(pattern, path)) {
+            Some((pattern, _)) => drop(unused.remove(pattern)),
+            None => unknown.push(format!("{path}: rxe has {}, we have {}", words(theirs), words(ours))),
+        }
+    }
+    unknown.extend(unused.iter().map(|pattern| format!("{pattern} is listed, but no different")));
+    eprintln!("sysfs: {} paths of rxe, {} of ours", rxe.len(), own.len());
+    if unknown.is_empty() { Ok(()) } else { Err(unknown.join("\n")) }
+}
+
+fn words(kinds: Option<&BTreeSet<String>>) -> String {
+    kinds.map_or("nothing".to_owned(), |kinds| kinds.iter().cloned().collect::<Vec<_>>().join(" or "))
+}
+
+fn matches(pattern: &str, path: &str) -> bool {
+    pattern.strip_suffix('*').map_or(pattern == path, |start| path.starts_with(start))
+}
+
+/// The kinds of what stands at each path. Entries of a table of GIDs are one path.
+fn parse(text: &str) -> Result<BTreeMap<String, BTreeSet<String>>, String> {
+    let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for line in text.lines() {
+        let (path, what) = line.split_once('\t').ok_or_else(|| format!("{line:?} is no path and what it is"))?;
+        let kind = match what.strip_prefix("value ") {
+            Some(value) => kind(value.trim()),
+            None => what.to_owned(),
+        };
+        let in_table = ["gids/", "types/", "ndevs/", "pkeys/"].iter().any(|table| path.contains(table));
+        let path = match path.rsplit_once('/') {
+            Some((folder, number)) if in_table && is_number(number) => format!("{folder}/N"),
+            _ => path.to_owned(),
+        };
+        // An entry that is not used cannot be read.
+        if !(in_table && kind == "nothing") {
+            found.entry(path).or_default().insert(kind);
+        }
+    }
+    Ok(found)
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+fn is_hexadecimal(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// What kind of value it is.
+fn kind(value: &str) -> String {
+    let groups: Vec<&str> = value.split(':').collect();
+    if value.is_empty() {
+        "nothing".to_owned()
+    } else if is_number(value) {
+        "a number".to_owned()
+    } else if value.strip_prefix("0x").is_some_and(is_hexadecimal) {
+        // Flags and keys have all their digits, numbers only those that they need.
+        let digits = value.len() - 2;
+        if digits >= 4 { format!("{digits} hexadecimal digits") } else { "a hexadecimal number".to_owned() }
+    } else if groups.len() > 2 && groups.iter().all(|group| group.len() == 4 && is_hexadecimal(group)) {
+        format!("{} groups of digits", groups.len())
+    } else if groups.len() == 2 && groups.iter().all(|group| is_number(group)) {
+        "two numbers".to_owned()
+    } else if let Some((number, word)) = value.split_once(": ") {
+        let state = ["ACTIVE", "LinkUp", "CA"].iter().find(|known| **known == word);
+        match state {
+            Some(state) if is_number(number) => format!("number and {state}"),
+            _ => "a text".to_owned(),
+        }
+    } else if value.contains(" Gb/sec (") && value.ends_with(')') {
+        "a rate".to_owned()
+    } else if ["RoCE v2", "Ethernet"].contains(&value) {
+        value.to_owned()
+    } else {
+        "a text".to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_have_kinds() {
+        for (value, expected) in [
+            ("", "nothing"),
+            ("17", "a number"),
+            ("0x0", "a hexadecimal number"),
+            ("0xffff", "4 hexadecimal digits"),
+            ("0x00010000", "8 hexadecimal digits"),
+            ("5054:00ff:fe12:3456", "4 groups of digits"),
+            ("0000:0000:0000:0000:0000:ffff:0a00:0001", "8 groups of digits"),
+            ("231:192", "two numbers"),
+            ("4: ACTIVE", "number and ACTIVE"),
+            ("1: DOWN", "a text"),
+            ("2.5 Gb/sec (1X SDR)", "a rate"),
+            ("100 Gb/sec (4X EDR)", "a rate"),
+            ("RoCE v2", "RoCE v2"),
+            ("IB/RoCE v1", "a text"),
+            ("lo", "a text"),
+        ] {
+            assert_eq!(kind(value), expected, "{value:?}");
+        }
+    }
+
+    #[test]
+    fn a_difference_that_is_not_listed_is_an_error_and_so_is_one_that_is_none() {
+        let listed: String =
+            DIFFERENCES.iter().map(|(pattern, _)| format!("{}x\tvalue 1\n", pattern.trim_end_matches('*'))).collect();
+        let listed = DIFFERENCES.iter().fold(listed, |text, (pattern, _)| {
+            if pattern.ends_with('*') { text } else { text.replace(&format!("{pattern}x\t"), &format!("{pattern}\t")) }
+        });
+        let both = "device/lid\tvalue 0x0\ndevice/gids/0\tvalue \ndevice/gids/1\tvalue 0000:0000\n";
+        compare(&format!("{both}{listed}"), both).unwrap();
+        compare(both, &format!("{both}{listed}")).unwrap();
+        let error = compare(&format!("{both}{listed}"), "device/lid\tvalue 0\n").unwrap_err();
+        assert!(error.contains("device/lid: rxe has a hexadecimal number, we have a number"), "{error}");
+        assert!(compare(both, both).unwrap_err().contains("is listed, but no different"));
+        assert!(compare("nothing", both).is_err());
+    }
+}
