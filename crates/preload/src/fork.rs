@@ -55,24 +55,29 @@ impl Inside {
 impl Inside {
     /// The same, where that is possible without waiting for a thread that forks: for what a signal handler may call.
     pub(crate) fn try_new() -> Option<Self> {
-        if DEPTH.get() == 0 {
+        // The depth comes first: a signal handler that interrupts this is within it, and leaves `INSIDE` alone.
+        if DEPTH.replace(DEPTH.get() + 1) == 0 {
             let guard = match gate().try_read() {
                 Ok(guard) => guard,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => return None,
+                Err(TryLockError::WouldBlock) => {
+                    DEPTH.set(0);
+                    return None;
+                }
             };
             INSIDE.set(Some(ManuallyDrop::new(guard)));
         }
-        DEPTH.set(DEPTH.get() + 1);
         Some(Self(()))
     }
 }
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        if DEPTH.replace(DEPTH.get() - 1) == 1 {
+        // And here it comes last.
+        if DEPTH.get() == 1 {
             leave();
         }
+        DEPTH.set(DEPTH.get() - 1);
     }
 }
 

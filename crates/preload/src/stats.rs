@@ -26,7 +26,7 @@ static SAID: [AtomicU64; COUNTERS] = [const { AtomicU64::new(0) }; COUNTERS];
 static SAID_IN: AtomicU32 = AtomicU32::new(0);
 
 /// How long [`total`] tries.
-const PATIENCE: Duration = Duration::from_millis(50);
+const PATIENCE: Duration = Duration::from_millis(20);
 
 /// What is counted.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{Ended, Guest, missing, sysfs};
+use super::{Guest, missing, sysfs};
 use crate::shell::{cargo, output_of, root};
 use crate::test::Outcome;
 
@@ -56,11 +56,9 @@ fn commands() -> Outcome {
     if let Some(why) = missing() {
         return Outcome::LeftOut(why);
     }
-    let lists = |ended: &Ended| Ok([ended.text("rxe.txt")?, ended.text("own.txt")?]);
-    let compared = Guest::new(LIMIT).run(COMMANDS).and_then(|ended| {
-        let [rxe, own] = lists(&ended)?;
-        sysfs::compare(&rxe, &own).map(|()| ended.status)
-    });
+    let compared = Guest::new(LIMIT)
+        .run(COMMANDS)
+        .and_then(|ended| sysfs::compare(&ended.text("rxe.txt")?, &ended.text("own.txt")?).map(|()| ended.status));
     match compared {
         Ok(0) => Outcome::Passed,
         Ok(status) => Outcome::Failed(format!("the command in the guest ended with status {status}")),

@@ -123,7 +123,7 @@ scandirs! { scandir scandir64 }
 scandirs_at! { scandirat scandirat64 }
 
 /// The flag of `glob` that says that the functions for folders are in its structure.
-const OWN_FUNCTIONS: c_int = 1 << 6;
+const OWN_FUNCTIONS: c_int = 1 << 9;
 
 /// The C library's `glob_t`, with the functions that it may call.
 #[repr(C)]

@@ -148,9 +148,8 @@ impl Buffer {
     /// Has a system call put a path here.
     fn fill(&mut self, call: impl FnOnce(&mut [u8]) -> Result<usize, c_int>) -> Result<(), c_int> {
         let length = call(&mut self.bytes[..PATH_MAX - 1])?;
-        self.truncate(0);
-        self.length = length.min(PATH_MAX - 1);
-        self.bytes[self.length] = 0;
+        self.length = length;
+        self.truncate(PATH_MAX - 1);
         Ok(())
     }
 }
