@@ -1,6 +1,7 @@
 /* A program that has seen a message may end at once, by whatever means it likes: the sender learns that the message
  * arrived. The receiver is a child of its own, so both ends are processes; plain verbs, no rdma_cm. */
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -57,10 +58,17 @@ static void end_by_signal_handler(void)
 	raise(SIGUSR1);
 }
 
+/* The parent ends, and the child has nothing of the device. */
+static void end_by_daemon(void)
+{
+	CHECK(daemon(1, 1) == 0);
+	_exit(0);
+}
+
 static void (*const endings[])(void) = {
 	end_by_return,	 end_by__exit, end_by__Exit,  end_by_quick_exit, end_by_execl,	 end_by_execlp,
 	end_by_execle,	 end_by_execv, end_by_execvp, end_by_execve,	 end_by_fexecve, end_by_failing_exec,
-	end_by_signal_handler,
+	end_by_signal_handler, end_by_daemon,
 };
 
 static void open_end(int link)
@@ -219,6 +227,31 @@ static void children_end_alone(void)
 	close_device();
 }
 
+static void *live_on(void *unused)
+{
+	(void)unused;
+	usleep(100000);
+	return NULL;
+}
+
+/* A program whose main thread ends first ends with its last one. */
+static void ends_with_the_last_thread(void)
+{
+	pid_t child;
+	int status;
+
+	CHECK((child = fork()) >= 0);
+	if (child == 0) {
+		pthread_t thread;
+
+		alarm(PATIENCE_MS / 1000);
+		open_device();
+		CHECK(pthread_create(&thread, NULL, live_on, NULL) == 0);
+		pthread_exit(NULL);
+	}
+	CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
 int main(void)
 {
 	for (size_t end = 0; end < sizeof(endings) / sizeof(*endings); end++)
@@ -228,5 +261,6 @@ int main(void)
 		}
 	ends_within_a_call();
 	children_end_alone();
+	ends_with_the_last_thread();
 	return 0;
 }

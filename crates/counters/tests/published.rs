@@ -8,6 +8,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use doorbell_counters::{
     Common, DIRECTORY_VARIABLE, Monitor, Name, Published, PublishedSource, Publisher, Reading, Sample, Set, Source,
 };
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 /// Set for the process that publishes: what its device is.
 const CHILD: &str = "DOORBELL_TEST_PUBLISHER";
@@ -294,6 +295,21 @@ fn where_nothing_can_be_written_it_is_an_error_that_says_so() {
         assert!(error.contains("cannot be used"), "{error}");
         let (samples, notes) = read(&mut PublishedSource::new());
         assert_eq!((samples.len(), notes.len()), (0, 1), "{notes:?}");
+    });
+}
+
+#[test]
+fn a_limit_on_the_length_of_files_does_not_end_the_program() {
+    in_own_directory("a_limit_on_the_length_of_files_does_not_end_the_program", |directory| {
+        let (soft, hard) = getrlimit(Resource::RLIMIT_FSIZE).unwrap();
+        for allowed in [0, 100] {
+            setrlimit(Resource::RLIMIT_FSIZE, allowed, hard).unwrap();
+            let device = Published { name: "a", address: "127.0.0.1".parse().unwrap(), udp_port: 1, counters: &NAMES };
+            let refused = Publisher::new(&device);
+            setrlimit(Resource::RLIMIT_FSIZE, soft, hard).unwrap();
+            assert!(refused.unwrap_err().to_string().contains(&format!("files of {allowed} bytes at most")));
+            assert_eq!(files(directory), [""; 0]);
+        }
     });
 }
 

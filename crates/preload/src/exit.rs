@@ -1,14 +1,16 @@
-//! The ends of a process that no handler of the C library sees: `_exit`, `exec`, and what runs behind the last
-//! `atexit` handler. An acknowledgement that waits for the program's answer leaves before them, since no answer
-//! will come. (`exit` and `quick_exit` have handlers, which `verbs` installs.) The
-//! folder of what the process looked at besides (`tree/`) goes.
+//! The ends of a process that no handler of the C library sees: `_exit`, `exec`, `daemon`, and what runs behind the
+//! last `atexit` handler. An acknowledgement that waits for the program's answer leaves before them, since no answer
+//! will come. (`exit` and `quick_exit` have handlers, which `verbs` installs.) The folder of the process's tree goes.
 //!
-//! Functions that start programs stand here too, for `launch.rs`, which looks at their arguments.
+//! Functions that start programs stand here too, for `launch.rs`, which looks at their arguments, and `pthread_exit`, for
+//! `last.rs`.
 
 use std::ffi::c_int;
 
 use doorbell_fabric::flush_before_exit;
 
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use crate::last::thread_leaves;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use crate::launch::{self, Arguments, Environment, Launch, Program};
 use crate::next::Next;
@@ -56,18 +58,46 @@ static AT_LOADING: extern "C" fn() = {
 };
 
 /// What a call does with the process.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Process {
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[derive(Clone, Copy)]
+enum Effect {
     /// It becomes the program: what is held back has to leave before.
-    Becomes,
-    /// It goes on.
-    Stays,
+    Becomes(Program, Environment),
+    /// It starts the program and goes on.
+    Starts(Program, Environment),
+    /// A child goes on in its place; the process ends by an `_exit` within the C library.
+    Leaves,
+    /// Its thread ends.
+    LeavesThread,
 }
 
-/// Defines functions that look at what is started, send what is held back, and then go on to the C library's of the
-/// same name, with whatever arguments they were called: some take any number of them, which only assembly can pass on.
-macro_rules! before_a_program_starts {
-    ($($index:literal $name:ident $text:literal $process:ident $program:expr, $environment:expr;)*) => {
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+impl Effect {
+    /// Does what has to be done before the call.
+    ///
+    /// # Safety
+    ///
+    /// `frame` is the frame pointer of a function below.
+    unsafe fn prepare(self, frame: *const usize) {
+        if let Self::Becomes(program, environment) | Self::Starts(program, environment) = self {
+            // SAFETY: the caller's promise.
+            unsafe { launch::watch(Launch { program, environment }, Arguments::new(frame)) };
+        }
+        match self {
+            Self::Becomes(..) | Self::Leaves => {
+                flush_before_exit();
+                tree::before_exec();
+            }
+            Self::Starts(..) => {}
+            Self::LeavesThread => thread_leaves(),
+        }
+    }
+}
+
+/// Defines functions that do something first, and then go on to the C library's of the same name, with whatever arguments
+/// they were called: some take any number of them, which only assembly can pass on.
+macro_rules! before_the_real_function {
+    ($($index:literal $name:ident $text:literal $effect:expr;)*) => {
         static REPLACED: [Next; [$($index),*].len()] = [$(Next::new($text)),*];
 
         $(
@@ -75,16 +105,9 @@ macro_rules! before_a_program_starts {
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $name() {
                 extern "C" fn prepare(frame: *const usize) -> *mut libc::c_void {
-                    use {Environment::*, Program::*};
+                    use {Effect::*, Environment::*, Program::*};
                     // SAFETY: the frame pointer of the function below, and its caller's arguments.
-                    unsafe {
-                        let launch = Launch { program: $program, environment: $environment };
-                        launch::watch(launch, Arguments::new(frame));
-                    }
-                    if Process::$process == Process::Becomes {
-                        flush_before_exit();
-                        tree::before_exec();
-                    }
+                    unsafe { ($effect).prepare(frame) };
                     REPLACED[$index].get()
                 }
                 // The registers of arguments are saved around the call, and the stack is aligned for it; then the
@@ -140,22 +163,25 @@ macro_rules! before_a_program_starts {
 }
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-before_a_program_starts! {
-    0 execve c"execve" Becomes Path(0), Given(2);
-    1 execv c"execv" Becomes Path(0), Own;
-    2 execvp c"execvp" Becomes Name(0), Own;
-    3 execvpe c"execvpe" Becomes Name(0), Given(2);
-    4 execl c"execl" Becomes Path(0), Own;
-    5 execlp c"execlp" Becomes Name(0), Own;
-    6 execle c"execle" Becomes Path(0), BehindNull(1);
-    7 fexecve c"fexecve" Becomes Descriptor(0), Given(2);
-    8 execveat c"execveat" Becomes Below(1), Given(3);
-    9 posix_spawn c"posix_spawn" Stays Path(1), Given(5);
-    10 posix_spawnp c"posix_spawnp" Stays Name(1), Given(5);
-    11 system c"system" Stays Shell, Own;
-    12 popen c"popen" Stays Shell, Own;
+before_the_real_function! {
+    0 execve c"execve" Becomes(Path(0), Given(2));
+    1 execv c"execv" Becomes(Path(0), Own);
+    2 execvp c"execvp" Becomes(Name(0), Own);
+    3 execvpe c"execvpe" Becomes(Name(0), Given(2));
+    4 execl c"execl" Becomes(Path(0), Own);
+    5 execlp c"execlp" Becomes(Name(0), Own);
+    6 execle c"execle" Becomes(Path(0), BehindNull(1));
+    7 fexecve c"fexecve" Becomes(Descriptor(0), Given(2));
+    8 execveat c"execveat" Becomes(Below(1), Given(3));
+    9 posix_spawn c"posix_spawn" Starts(Path(1), Given(5));
+    10 posix_spawnp c"posix_spawnp" Starts(Name(1), Given(5));
+    11 system c"system" Starts(Shell, Own);
+    12 popen c"popen" Starts(Shell, Own);
+    13 daemon c"daemon" Leaves;
+    14 pthread_exit c"pthread_exit" LeavesThread;
 }
 
-/// Elsewhere an acknowledgement that waits for an answer is lost by exec.
+/// Elsewhere an acknowledgement that waits for an answer is lost by exec and `daemon`, and a program whose main
+/// thread has left does not end with its last one.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 static REPLACED: [Next; 0] = [];

@@ -33,6 +33,8 @@ mod explain;
 mod fork;
 mod handle;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod last;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod launch;
 mod mr;
 mod mw;

@@ -24,6 +24,7 @@ pub(crate) use directory::{Directory, DirectoryError, readable};
 pub use folder::{ProcessFolder, process_folder};
 use layout::{Header, MAX_FILE_BYTES};
 use mapping::Mapping;
+use nix::sys::resource::{Resource, getrlimit};
 pub(crate) use process::{Life, command};
 
 use crate::sample::monotonic_ns;
@@ -100,6 +101,11 @@ impl Publisher {
         let os = |what: &str, error: std::io::Error| format!("{place}: {what}: {error}");
         if sweep(&directory).map_err(|errno| os("it cannot be listed", errno.into()))? >= MAX_FILES {
             return Err(DirectoryError::Full { path: directory.path }.to_string());
+        }
+        // A write beyond the limit would raise SIGXFSZ, which ends the program that happens to have the device.
+        let longest = getrlimit(Resource::RLIMIT_FSIZE).map_or(u64::MAX, |(soft, _)| soft);
+        if longest < MAX_FILE_BYTES as u64 {
+            return Err(format!("{place}: this process may write files of {longest} bytes at most (RLIMIT_FSIZE)"));
         }
         let pid = std::process::id();
         let start = process::start_ticks(pid);

@@ -1,0 +1,105 @@
+use doorbell_rnic::{
+    Access, AddressVector, Completion, CompletionQueue, Config, Payload, QpAttributes, QpCapacities, QpInit, QpKind,
+    QpState, SendFlags, SendOperation, SendRequest, Status,
+};
+use doorbell_wire::{PathMtu, Psn, Qpn};
+
+use super::*;
+use crate::link::{LinkCounters, LinkProperties, Sink};
+
+/// A link on which nothing leaves any more, in one way or the other.
+#[derive(Clone, Copy, Debug)]
+enum Dead {
+    Broken,
+    Full,
+}
+
+impl Link for Dead {
+    fn properties(&self) -> LinkProperties {
+        LinkProperties { sealed: false, trusted: false, ordered: false, lossless: false }
+    }
+
+    fn transmit(&mut self, _now_ns: u64, _batch: &TransmitBatch, _next: &mut usize) -> io::Result<()> {
+        match self {
+            Self::Broken => Err(io::ErrorKind::NotConnected.into()),
+            Self::Full => Ok(()),
+        }
+    }
+
+    fn receive(&mut self, _now_ns: u64, _sink: &mut dyn Sink) -> io::Result<usize> {
+        Ok(0)
+    }
+
+    fn link_counters(&self) -> LinkCounters {
+        LinkCounters::default()
+    }
+}
+
+/// A driver with one connected queue pair, whose requests may be sent once and `RETRIES` times more.
+fn connected(link: Dead) -> (Driver<Dead>, Qpn, std::sync::Arc<CompletionQueue>) {
+    let address = [10, 0, 0, 1].into();
+    let config = Config { address, active_mtu: PathMtu::Mtu1024, receive_buffer_bytes: 1 << 20, seed: [7; 32] };
+    let mut rnic = Rnic::new(config, None);
+    let pd = rnic.create_pd();
+    let (cq, queue) = rnic.create_cq(8, None).unwrap();
+    let capacities = QpCapacities { max_send_wr: 4, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline: 16 };
+    let init = QpInit { kind: QpKind::Rc, pd, send_cq: cq, recv_cq: cq, srq: None, capacities, signal_all: true };
+    let qpn = rnic.create_qp(init).unwrap();
+    let steps = [
+        QpAttributes {
+            state: Some(QpState::Init),
+            pkey_index: Some(0),
+            port: Some(1),
+            access: Some(Access::all()),
+            ..QpAttributes::default()
+        },
+        QpAttributes {
+            state: Some(QpState::ReadyToReceive),
+            address: Some(AddressVector::to([10, 0, 0, 2].into())),
+            path_mtu: Some(PathMtu::Mtu1024),
+            dest_qpn: Some(Qpn::new(2)),
+            receive_psn: Some(Psn::new(0)),
+            max_dest_rd_atomic: Some(1),
+            min_rnr_timer: Some(1),
+            ..QpAttributes::default()
+        },
+        QpAttributes {
+            state: Some(QpState::ReadyToSend),
+            send_psn: Some(Psn::new(0)),
+            timeout: Some(14),
+            retry_count: Some(RETRIES),
+            rnr_retry: Some(7),
+            max_rd_atomic: Some(1),
+            ..QpAttributes::default()
+        },
+    ];
+    for step in steps {
+        rnic.modify_qp(qpn, &step).unwrap();
+    }
+    (Driver::new(rnic, link, 4791), qpn, queue)
+}
+
+const RETRIES: u8 = 2;
+
+#[test]
+fn requests_time_out_on_a_link_that_takes_nothing() {
+    for link in [Dead::Broken, Dead::Full] {
+        let (mut driver, qpn, queue) = connected(link);
+        let request = SendRequest {
+            wr_id: 3,
+            operation: SendOperation::Send,
+            flags: SendFlags::empty(),
+            payload: Payload::Inline(b"lost"),
+            destination: None,
+        };
+        driver.rnic_mut().post_send(0, qpn, &[request]).unwrap();
+        let mut found = [Completion::default(); 1];
+        let mut now_ns = 0;
+        while queue.poll(&mut found).unwrap() == 0 {
+            let _ = driver.pump(now_ns, Acks::Now);
+            now_ns = driver.poll_timeout().expect("an unanswered request has a deadline").max(now_ns);
+            assert!(now_ns < 10_000_000_000, "{link:?}");
+        }
+        assert_eq!((found[0].wr_id, found[0].status), (3, Status::RetryExceeded), "{link:?}");
+    }
+}
