@@ -1,8 +1,7 @@
 //! Runs the fuzz bodies over a corpus and for a bounded time of mutation.
 //!
-//! `DOORBELL_FUZZ_SECONDS` sets how long each mutates (5). The corpus in `tests/corpus/<body>/` is what
-//! `cargo xtask fuzz` found, reduced to the fewest inputs that reach all the code that all of them reach;
-//! inputs that failed once belong there, too.
+//! The corpus in `tests/corpus/<body>/` is what `cargo xtask fuzz` found, reduced to the fewest inputs that reach all the
+//! code that all of them reach; inputs that failed once belong there, too, under a name.
 
 mod common;
 #[path = "common/fuzz/runner.rs"]

@@ -1,7 +1,13 @@
-//! The fuzz body of the messages: a plain function of bytes, which a test here runs over a corpus and a number of
-//! mutations, and cargo-fuzz (`fuzz/` of this crate) for as long as one likes.
+//! The fuzz body of the messages: a plain function of bytes, which a test here runs over a corpus and for a bounded
+//! time of mutation, and `cargo xtask fuzz` (`fuzz/` of this crate) for as long as one likes.
 
 use super::message::{MAX_BYTES, Message};
+#[cfg(test)]
+use super::testing as common; // which has the runner's generator
+
+#[cfg(test)]
+#[path = "../../../rnic/tests/common/fuzz/runner.rs"]
+mod runner;
 
 /// Takes bytes for what a peer says on one connection.
 pub(crate) fn fuzz_messages(mut bytes: &[u8]) {
@@ -28,41 +34,10 @@ pub(crate) fn fuzz_messages(mut bytes: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use std::panic::catch_unwind;
-    use std::path::Path;
-
-    use super::super::testing::Rng;
     use super::*;
-
-    fn mutate(rng: &mut Rng, input: &mut Vec<u8>, other: &[u8]) {
-        for _ in 0..=rng.below(4) {
-            let at = rng.below(input.len() as u64 + 1) as usize;
-            match rng.below(4) {
-                0 => input.insert(at, rng.next() as u8),
-                1 if at < input.len() => input[at] = rng.next() as u8,
-                2 => input.truncate(at),
-                _ => drop(input.splice(at..at, other.iter().copied())),
-            }
-        }
-        input.truncate(4 * MAX_BYTES);
-    }
 
     #[test]
     fn nothing_that_a_peer_says_is_taken_for_more_than_it_is() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus/messages");
-        let mut paths: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-        paths.sort();
-        let corpus: Vec<_> = paths.iter().map(|path| std::fs::read(path).unwrap()).collect();
-        assert!(!corpus.is_empty(), "the corpus is part of the repository");
-        corpus.iter().for_each(|input| fuzz_messages(input));
-        let seed = std::env::var("DOORBELL_SEED").ok().map_or(1, |text| text.parse().expect("a number"));
-        eprintln!("DOORBELL_SEED={seed}");
-        let mut rng = Rng::new(seed);
-        for _ in 0..200_000 {
-            let mut input = rng.pick(&corpus).clone();
-            let other = rng.pick(&corpus);
-            mutate(&mut rng, &mut input, other);
-            assert!(catch_unwind(|| fuzz_messages(&input)).is_ok(), "put this into the corpus: {input:?}");
-        }
+        runner::run("messages", fuzz_messages);
     }
 }

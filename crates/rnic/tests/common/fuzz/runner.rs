@@ -1,12 +1,14 @@
-//! Runs a fuzz body over its corpus and for a bounded time of mutation: for the tests `fuzz` of every crate that has
-//! bodies, which have a module `common` with a generator.
+//! Runs a fuzz body over its corpus and for a bounded time of mutation: for the fuzz tests of every crate that has
+//! bodies. A module that includes this file has a module `common` with a generator.
+//!
+//! `DOORBELL_FUZZ_SECONDS` sets how long a body runs on mutated inputs (5), `DOORBELL_SEED` which mutations are tried (1).
 #![allow(clippy::disallowed_methods, reason = "how long it runs is the clock's business, not a device's")]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::common::Rng;
+use super::common::Rng;
 
 fn corpus(name: &str) -> Vec<Vec<u8>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus").join(name);
@@ -27,7 +29,7 @@ fn mutate(rng: &mut Rng, input: &mut Vec<u8>, other: &[u8]) {
             }
             3 => {
                 let from = rng.below(other.len() as u64 + 1) as usize;
-                let upto = (from + rng.below(64) as usize).min(other.len());
+                let upto = (from + rng.below(256) as usize).min(other.len());
                 input.splice(at..at, other[from..upto].iter().copied());
             }
             _ => input.extend((0..rng.below(32)).map(|_| rng.next() as u8)),
@@ -36,11 +38,19 @@ fn mutate(rng: &mut Rng, input: &mut Vec<u8>, other: &[u8]) {
     input.truncate(8192);
 }
 
+fn number(name: &str, default: u64) -> u64 {
+    let parse = |text: String| text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a whole number"));
+    std::env::var(name).map_or(default, parse)
+}
+
 pub(crate) fn run(name: &str, body: fn(&[u8])) {
-    let seconds = std::env::var("DOORBELL_FUZZ_SECONDS").map_or(5, |text| text.parse().expect("a number of seconds"));
+    let seconds = number("DOORBELL_FUZZ_SECONDS", 5);
+    let seed = number("DOORBELL_SEED", 1);
+    // Only the tests of a folder `tests` have a directory of their own.
+    let scratch = option_env!("CARGO_TARGET_TMPDIR").map_or_else(std::env::temp_dir, PathBuf::from);
     let attempt = |input: &[u8]| {
         if catch_unwind(AssertUnwindSafe(|| body(input))).is_err() {
-            let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.failed"));
+            let path = scratch.join(format!("{name}.failed"));
             std::fs::write(&path, input).expect("a writable folder");
             panic!(
                 "an input of {} B failed: put {} into tests/corpus/{name} to replay it",
@@ -49,7 +59,7 @@ pub(crate) fn run(name: &str, body: fn(&[u8])) {
             );
         }
     };
-    let mut rng = Rng::new(1);
+    let mut rng = Rng::new(seed);
     let mut inputs = corpus(name);
     assert!(!inputs.is_empty(), "tests/corpus/{name} is part of the repository");
     for length in [0, 1, 2, 3, 5, 8, 13, 100, 1000, 4000] {
@@ -75,5 +85,5 @@ pub(crate) fn run(name: &str, body: fn(&[u8])) {
             }
         }
     }
-    eprintln!("{name}: {count} mutations in {seconds} s");
+    eprintln!("{name}: {count} mutations in {seconds} s, DOORBELL_SEED={seed}");
 }
