@@ -8,10 +8,12 @@ use common::seeds::{self, Plan};
 use common::tally::Tally;
 use common::workload::{Options, Workload};
 use common::world::DEFAULT_BUFFER_BYTES;
-use common::{Acks, Link, Rng};
+use common::{Acks, Link, Rng, Worst};
 
 /// The faults, each alone and all together.
 const FAULTS: [&str; 8] = ["none", "loss", "duplicate", "reorder", "delay", "overflow", "held-acks", "mixed"];
+
+const WORST: Worst = Worst { loss: 200, buffer_bytes: 40_000, full: 0 };
 
 fn options(seed: u64) -> (&'static str, Options) {
     let mut rng = Rng::new(seed ^ 0x6f70_7469);
@@ -20,23 +22,7 @@ fn options(seed: u64) -> (&'static str, Options) {
     let buffer_bytes = *rng.pick(&[5_000, 20_000, 60_000, DEFAULT_BUFFER_BYTES]);
     let mut link = Link { latency_ns: rng.within(100, 50_000), buffer_bytes, ..Link::default() };
     let mut acks = *rng.pick(&[Acks::Released, Acks::AtRandom]);
-    let all = name == "mixed";
-    if name == "loss" || all {
-        link.loss = rng.within(1, 200);
-    }
-    if name == "duplicate" || all {
-        link.duplicate = rng.within(1, 300);
-    }
-    if name == "reorder" || all {
-        link.jitter_ns = rng.within(1, 60_000);
-    }
-    if name == "delay" || all {
-        (link.delay, link.delay_ns) = (rng.within(1, 100), rng.within(1, 5_000_000));
-    }
-    if name == "overflow" || all {
-        link.buffer_bytes = rng.within(5_000, 40_000);
-        link.service_ns = rng.within(1, 100_000);
-    }
+    link.disturb(name, &WORST, &mut rng);
     if name == "held-acks" {
         acks = Acks::Held;
     }

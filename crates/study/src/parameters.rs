@@ -274,6 +274,37 @@ pub struct ParametersError {
 }
 
 impl Parameters {
+    /// One connection of Send-Receive without anything special, for a second and messages of one size. Whoever
+    /// measures something else changes what differs.
+    pub fn plain(kind: Kind, operation: Operation, bytes: usize) -> Self {
+        Self {
+            kind,
+            operation,
+            protocol: Protocol::default(),
+            replicate: false,
+            sizes: vec![bytes],
+            extent: Extent::Seconds(1.0),
+            window: if kind == Kind::Latency { 1 } else { 64 },
+            depth: 128,
+            depths_are_defaults: true,
+            batch: 1,
+            inline: 64,
+            connections: 1,
+            bidirectional: false,
+            events: false,
+            credits: true,
+            mtu: None,
+            rate: None,
+            slow_receiver_us: 0,
+            timeout: 14,
+            retry_count: 7,
+            rnr_retry: 7,
+            verify: false,
+            memory_bytes: 256 << 20,
+            serving: Serving::default(),
+        }
+    }
+
     /// Whether this can be measured, and within the memory that it allows itself: all sizes
     /// [`fit`](Self::fit). Either side checks it, since parameters come from the other.
     pub fn check(&self) -> Result<(), ParametersError> {
@@ -489,32 +520,7 @@ mod tests {
     use crate::serving::SharedBy;
 
     fn parameters() -> Parameters {
-        Parameters {
-            kind: Kind::Bandwidth,
-            operation: Operation::Send,
-            protocol: Protocol::SendReceive,
-            replicate: false,
-            sizes: vec![16],
-            extent: Extent::Seconds(1.0),
-            window: 64,
-            depth: 128,
-            depths_are_defaults: false,
-            batch: 8,
-            inline: 64,
-            connections: 1,
-            bidirectional: false,
-            events: false,
-            credits: true,
-            mtu: None,
-            rate: None,
-            slow_receiver_us: 0,
-            timeout: 14,
-            retry_count: 7,
-            rnr_retry: 7,
-            verify: false,
-            memory_bytes: 256 << 20,
-            serving: Serving::default(),
-        }
+        Parameters { batch: 8, depths_are_defaults: false, ..Parameters::plain(Kind::Bandwidth, Operation::Send, 16) }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::fs;
 use std::net::TcpStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -96,6 +96,45 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
+/// One that runs on a terminal, with whatever it runs beside itself.
+struct Begun {
+    name: &'static str,
+    running: OnTerminal,
+    helpers: Vec<u32>,
+    _peer: Option<Running>,
+}
+
+impl Long {
+    /// Starts it on a terminal, and waits until it does what it is for. With `reader` its output goes there instead.
+    fn begin(self, terminal: &Terminal, session: Session, reader: Option<Stdio>) -> Begun {
+        let Self { name, command, kind, helpers, _peer } = self;
+        let shows = reader.is_none();
+        let running = match reader {
+            None => terminal.start(command, session),
+            Some(reader) => terminal.start_with(command, session, reader),
+        };
+        let helpers = wait_for_start(name, kind, helpers, &running);
+        if shows && name.starts_with("live") {
+            terminal.wait_for("q quits");
+        }
+        if shows && kind == Kind::Serves {
+            terminal.wait_for("serving");
+        }
+        Begun { name, running, helpers, _peer }
+    }
+}
+
+impl Begun {
+    /// Waits until it has ended, and nothing that it had started is left.
+    #[track_caller]
+    fn end(&mut self) -> ExitStatus {
+        let status = self.running.end();
+        let ended = || !self.helpers.iter().any(|&id| is_alive(id));
+        wait_until(&format!("what {} had started has ended", self.name), ended);
+        status
+    }
+}
+
 /// Waits until a command runs whatever it runs, and watches for its end.
 fn wait_for_start(name: &str, kind: Kind, helpers: usize, running: &OnTerminal) -> Vec<u32> {
     let id = running.id();
@@ -119,24 +158,14 @@ fn wait_for_start(name: &str, kind: Kind, helpers: usize, running: &OnTerminal) 
     found
 }
 
-/// Nothing that it had started is left.
-fn expect_alone(name: &str, helpers: &[u32]) {
-    wait_until(&format!("what {name} had started has ended"), || !helpers.iter().any(|&id| is_alive(id)));
-}
-
 fn on_signal(signal: Signal) {
     let world = World::new();
     for long in long_commands(&world) {
         let terminal = Terminal::new();
-        let mut running = terminal.start(long.command, Session::Own);
-        let helpers = wait_for_start(long.name, long.kind, long.helpers, &running);
-        if long.name.starts_with("live") {
-            terminal.wait_for("q quits");
-        }
-        kill(Pid::from_raw(running.id() as i32), signal).expect("it can be sent a signal");
-        let status = running.end();
-        assert_eq!(status.signal(), Some(signal as i32), "{}: {status}, it said {:?}", long.name, terminal.said());
-        expect_alone(long.name, &helpers);
+        let mut begun = long.begin(&terminal, Session::Own, None);
+        kill(Pid::from_raw(begun.running.id() as i32), signal).expect("it can be sent a signal");
+        let (status, name) = (begun.end(), begun.name);
+        assert_eq!(status.signal(), Some(signal as i32), "{name}: {status}, it said {:?}", terminal.said());
         terminal.expect_restored();
     }
 }
@@ -163,20 +192,12 @@ fn on_a_terminal_that_goes(session: Session) {
             continue; // what another program does there is its own affair
         }
         let terminal = Terminal::new();
-        let mut running = terminal.start(long.command, session);
-        let helpers = wait_for_start(long.name, long.kind, long.helpers, &running);
-        if long.name.starts_with("live") {
-            terminal.wait_for("q quits");
-        }
-        if long.kind == Kind::Serves {
-            terminal.wait_for("serving");
-        }
+        let mut begun = long.begin(&terminal, session, None);
         terminal.vanish();
-        let status = running.end();
-        assert!(!status.success(), "{} in {session:?}: {status}", long.name);
-        assert_ne!(status.signal(), Some(Signal::SIGABRT as i32), "{} in {session:?}", long.name);
-        assert_ne!(status.code(), Some(101), "{} in {session:?} has panicked", long.name);
-        expect_alone(long.name, &helpers);
+        let (status, name) = (begun.end(), begun.name);
+        assert!(!status.success(), "{name} in {session:?}: {status}");
+        assert_ne!(status.signal(), Some(Signal::SIGABRT as i32), "{name} in {session:?}");
+        assert_ne!(status.code(), Some(101), "{name} in {session:?} has panicked");
     }
 }
 
@@ -204,12 +225,10 @@ fn every_command_that_prints_ends_with_its_reader() {
             continue;
         }
         let terminal = Terminal::new();
-        let mut running = terminal.start_with(long.command, Session::Own, Stdio::piped());
-        let helpers = wait_for_start(long.name, long.kind, long.helpers, &running);
-        drop(running.stdout());
-        let status = running.end();
-        assert!(status.success(), "{}: {status}", long.name);
-        expect_alone(long.name, &helpers);
+        let mut begun = long.begin(&terminal, Session::Own, Some(Stdio::piped()));
+        drop(begun.running.stdout());
+        let status = begun.end();
+        assert!(status.success(), "{}: {status}", begun.name);
         terminal.expect_restored();
     }
 }

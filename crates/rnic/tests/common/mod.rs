@@ -2,6 +2,7 @@
 #![allow(dead_code, unused_imports, unreachable_pub, missing_docs, reason = "each test uses its part")]
 
 pub mod connect;
+pub mod faults;
 pub mod fuzz;
 pub mod memory;
 pub mod rng;
@@ -13,6 +14,7 @@ pub mod workload;
 pub mod world;
 
 pub use connect::{End, QKEY};
+pub use faults::Worst;
 pub use memory::Block;
 pub use rng::Rng;
 pub use world::{Acks, Link, Node, Sent, World, address_of};

@@ -20,12 +20,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use common::seeds::{Plan, for_seeds, say};
 use common::tally::Tally;
 use common::world::DEFAULT_BUFFER_BYTES;
-use common::{Acks, Link, Rng};
+use common::{Acks, Link, Rng, Worst};
 use finish::run;
 use life::Options;
 
 /// The faults, each alone and all together.
 const FAULTS: [&str; 8] = ["none", "loss", "duplicate", "reorder", "delay", "overflow", "full", "mixed"];
+
+const WORST: Worst = Worst { loss: 150, buffer_bytes: 20_000, full: 300 };
 
 fn options(seed: u64) -> Options {
     let mut rng = Rng::new(seed ^ 0x6f70_7469);
@@ -33,26 +35,7 @@ fn options(seed: u64) -> Options {
     // Small buffers make small windows, and READs in pieces.
     let buffer_bytes = *rng.pick(&[5_000, 20_000, DEFAULT_BUFFER_BYTES]);
     let mut link = Link { latency_ns: rng.within(100, 30_000), buffer_bytes, ..Link::default() };
-    let all = name == "mixed";
-    if name == "loss" || all {
-        link.loss = rng.within(1, 150);
-    }
-    if name == "duplicate" || all {
-        link.duplicate = rng.within(1, 300);
-    }
-    if name == "reorder" || all {
-        link.jitter_ns = rng.within(1, 60_000);
-    }
-    if name == "delay" || all {
-        (link.delay, link.delay_ns) = (rng.within(1, 100), rng.within(1, 5_000_000));
-    }
-    if name == "overflow" || all {
-        link.buffer_bytes = rng.within(5_000, 20_000);
-        link.service_ns = rng.within(1, 100_000);
-    }
-    if name == "full" || all {
-        (link.full, link.full_ns) = (rng.within(1, 300), rng.within(1, 500_000));
-    }
+    link.disturb(name, &WORST, &mut rng);
     Options {
         nodes: rng.within(2, 3) as usize,
         reliable: rng.within(1, 3) as usize,

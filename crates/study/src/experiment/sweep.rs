@@ -3,8 +3,6 @@
 use super::judge::Claim;
 use super::quantity::Quantity;
 use crate::parameters::{Extent, Kind, Operation, Parameters};
-use crate::protocol::Protocol;
-use crate::serving::Serving;
 
 /// How much time a study takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,32 +70,6 @@ impl Point {
     /// One connection without anything special, for messages of this size; what differs is changed
     /// by the caller.
     pub(super) fn parameters(effort: Effort, kind: Kind, operation: Operation, bytes: usize) -> Parameters {
-        let window = if kind == Kind::Latency { 1 } else { 64 };
-        Parameters {
-            kind,
-            operation,
-            protocol: Protocol::default(),
-            replicate: false,
-            sizes: vec![bytes],
-            extent: Extent::Seconds(effort.seconds()),
-            window,
-            depth: 128,
-            depths_are_defaults: true,
-            batch: 1,
-            inline: 64,
-            connections: 1,
-            bidirectional: false,
-            events: false,
-            credits: true,
-            mtu: None,
-            rate: None,
-            slow_receiver_us: 0,
-            timeout: 14,
-            retry_count: 7,
-            rnr_retry: 7,
-            verify: false,
-            memory_bytes: 256 << 20,
-            serving: Serving::default(),
-        }
+        Parameters { extent: Extent::Seconds(effort.seconds()), ..Parameters::plain(kind, operation, bytes) }
     }
 }

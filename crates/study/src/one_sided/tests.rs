@@ -5,16 +5,11 @@ use doorbell_verbs::soft::{self, SoftOptions};
 use super::*;
 use crate::executor::{self, Idle};
 use crate::parameters::{Extent, Kind};
-use crate::protocol::Protocol;
 
 const BYTES: usize = 100;
 
 fn parameters(operation: Operation) -> Parameters {
     Parameters {
-        kind: Kind::Bandwidth,
-        operation,
-        protocol: Protocol::default(),
-        replicate: false,
         sizes: vec![],
         extent: Extent::Messages(50),
         window: 8,
@@ -22,19 +17,9 @@ fn parameters(operation: Operation) -> Parameters {
         depths_are_defaults: false,
         batch: 4,
         inline: 0,
-        connections: 1,
-        bidirectional: false,
-        events: false,
-        credits: true,
-        mtu: None,
-        rate: None,
-        slow_receiver_us: 0,
-        timeout: 14,
-        retry_count: 7,
-        rnr_retry: 7,
         verify: true,
         memory_bytes: 1 << 20,
-        serving: crate::serving::Serving::default(),
+        ..Parameters::plain(Kind::Bandwidth, operation, BYTES)
     }
 }
 
