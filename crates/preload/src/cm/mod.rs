@@ -18,7 +18,7 @@
 //! | `qp.rs`, `ep.rs`, `verbs.rs` | queue pairs of ids |
 //! | `multicast.rs` | groups |
 //! | `rsocket.rs` | what is refused |
-//! | `hostile.rs`, `fuzz.rs`, `testing.rs`, `tests.rs` | tests |
+//! | `hostile.rs`, `fuzz.rs`, `testing.rs`, `tests.rs`, `tests/peers.rs` | tests |
 
 mod address;
 mod addrinfo;

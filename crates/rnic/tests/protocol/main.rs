@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod acknowledgements;
 mod datagrams;
 mod flow;
 mod input;
@@ -13,6 +14,7 @@ mod paging;
 mod probes;
 mod queues;
 mod recovery;
+mod refusals;
 mod requester;
 mod responder;
 mod shared;

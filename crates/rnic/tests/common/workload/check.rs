@@ -1,0 +1,170 @@
+//! Completions and memory, held against the model.
+
+use doorbell_rnic::{Completion, CompletionOpcode, QpState, Status};
+
+use super::{AREA_BYTES, Check, Workload, pattern};
+
+impl Workload {
+    pub(super) fn completed(&mut self, node: usize, completion: &Completion) {
+        let index = self
+            .sides
+            .iter()
+            .position(|side| side.node == node && side.qpn == completion.qpn)
+            .expect("completions name a queue pair of the device");
+        if completion.status != Status::Success {
+            let peer_lives = self.world.nodes[self.sides[index].peer_node].alive;
+            assert!(!peer_lives, "side {index} failed though its peer lives: {completion:?}");
+            return self.failed(index, completion);
+        }
+        match completion.opcode {
+            CompletionOpcode::Receive | CompletionOpcode::ReceiveWriteImmediate => self.received(index, completion),
+            _ => self.sent(index, completion),
+        }
+    }
+
+    /// A program cannot tell the completion of a failed send from that of a receive but by its
+    /// number; here sends count from 0 and receives are offsets, so the side knows.
+    fn failed(&mut self, index: usize, completion: &Completion) {
+        let side = &mut self.sides[index];
+        match completion.opcode {
+            CompletionOpcode::Receive | CompletionOpcode::ReceiveWriteImmediate => {
+                assert_eq!(completion.status, Status::WorkRequestFlushed, "a receive is flushed");
+                if side.end.srq.is_none() {
+                    let (wr_id, _) = side.receives.pop_front().expect("a receive that failed was posted");
+                    assert_eq!(completion.wr_id, wr_id, "receives are flushed in order");
+                }
+            }
+            _ => {
+                // Those unsignalled before it were done.
+                let before = side.posted.iter().position(|posted| posted.wr_id == completion.wr_id);
+                let before = before.expect("a send that failed was posted");
+                assert!(side.posted.drain(..before).all(|posted| !posted.signaled), "sends fail in order");
+                side.posted.pop_front();
+                let expected = if side.failed { Status::WorkRequestFlushed } else { Status::RetryExceeded };
+                assert_eq!(completion.status, expected, "the first fails, the others are flushed");
+                side.failed = true;
+            }
+        }
+    }
+
+    fn sent(&mut self, index: usize, completion: &Completion) {
+        let side = &mut self.sides[index];
+        assert!(!side.failed, "nothing succeeds behind a failure");
+        loop {
+            let posted = side.posted.pop_front().expect("what completes was posted");
+            let (node, peer_node) = (&self.world.nodes[side.node], side.peer_node);
+            match posted.check {
+                Check::Nothing => {}
+                Check::Read { offset, ref expected } => {
+                    assert_eq!(
+                        &node.memory.read(offset, expected.len()),
+                        expected,
+                        "READ {} of side {index}",
+                        posted.wr_id
+                    );
+                }
+                Check::CompareSwap { offset, old } => {
+                    assert_eq!(
+                        node.memory.word(offset),
+                        old,
+                        "the CAS {} of side {index} found its value",
+                        posted.wr_id
+                    );
+                }
+                Check::FetchAdd { offset } => {
+                    let count = node.memory.word(offset);
+                    assert!(side.last_count.is_none_or(|last| last < count), "counts grow: {count} on side {index}");
+                    side.last_count = Some(count);
+                    self.counts[peer_node].push(count);
+                }
+            }
+            if posted.signaled {
+                assert_eq!(completion.wr_id, posted.wr_id, "completions of side {index} come in order");
+                assert_eq!(completion.opcode, posted.opcode, "the completion says what was done");
+                assert_eq!(completion.byte_len as usize, posted.length, "the completion says how long it was");
+                return;
+            }
+        }
+    }
+
+    fn received(&mut self, index: usize, completion: &Completion) {
+        let side = &mut self.sides[index];
+        let expected = side.expected.pop_front().expect("what arrives was sent, once");
+        let offset = completion.wr_id as usize;
+        match side.end.srq {
+            Some(_) => {
+                let shared = self.shared[side.node].as_mut().expect("it has a shared queue");
+                shared.posted -= 1;
+                shared.slots.push(offset);
+            }
+            None => {
+                let (wr_id, _) = side.receives.pop_front().expect("a receive that completes was posted");
+                assert_eq!(wr_id, completion.wr_id, "receives complete in order");
+                side.slots.push(offset);
+            }
+        }
+        let opcode = if expected.immediate_write {
+            CompletionOpcode::ReceiveWriteImmediate
+        } else {
+            let bytes = self.world.nodes[side.node].memory.read(offset, expected.length);
+            assert!(bytes == pattern(expected.tag, expected.length), "message {:#x} is intact", expected.tag);
+            CompletionOpcode::Receive
+        };
+        assert_eq!(completion.opcode, opcode, "the right kind of message arrived");
+        assert_eq!(completion.byte_len as usize, expected.length, "message {:#x} is whole", expected.tag);
+        assert_eq!(completion.attachment, expected.attachment, "message {:#x} has its attachment", expected.tag);
+        assert_eq!(completion.solicited, expected.solicited, "message {:#x} is solicited or not", expected.tag);
+    }
+
+    /// When a node has vanished: whoever still wanted something of it knows, and has everything back.
+    pub fn check_failures(&mut self) {
+        for (index, side) in self.sides.iter().enumerate() {
+            if !self.world.nodes[side.node].alive || !side.failed {
+                continue;
+            }
+            assert_eq!(self.world.state_of(side.node, side.qpn), QpState::Error, "side {index} is in error");
+            assert!(side.posted.is_empty(), "every send of side {index} ended");
+            assert!(side.receives.is_empty(), "every receive of side {index} came back");
+        }
+    }
+
+    /// What memory must hold when all work succeeded.
+    pub fn check_memory(&mut self) {
+        for (index, side) in self.sides.iter_mut().enumerate() {
+            let node = &self.world.nodes[side.node];
+            for posted in side.posted.drain(..) {
+                assert!(!posted.signaled, "every signalled send of side {index} made its completion");
+                match posted.check {
+                    Check::Nothing => {}
+                    Check::Read { offset, expected } => {
+                        assert_eq!(
+                            node.memory.read(offset, expected.len()),
+                            expected,
+                            "READ {} of side {index}",
+                            posted.wr_id
+                        );
+                    }
+                    Check::CompareSwap { offset, old } => {
+                        assert_eq!(node.memory.word(offset), old, "the CAS {} of side {index}", posted.wr_id);
+                    }
+                    Check::FetchAdd { offset } => self.counts[side.peer_node].push(node.memory.word(offset)),
+                }
+            }
+            let peer = &self.world.nodes[side.peer_node].memory;
+            assert!(
+                peer.read(side.write_area, AREA_BYTES) == side.write_model,
+                "the WRITEs of side {index} are all there, in order"
+            );
+            assert_eq!(peer.word(side.cas_offset), side.cas_value, "each CAS of side {index} was carried out once");
+        }
+        for (node, counts) in self.counts.iter_mut().enumerate() {
+            counts.sort_unstable();
+            assert!(
+                counts.iter().copied().eq(0..counts.len() as u64),
+                "node {node} was added to once each: {counts:?}"
+            );
+            let total = self.world.nodes[node].memory.word(self.counters[node]);
+            assert_eq!(total, counts.len() as u64, "node {node} counts every fetch-and-add");
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! When acknowledgements leave, and what a program sees before (IBTA Vol 1, 9.7.5).
+
+use super::common::script::{OWN, PEER_PSN, Script};
+use super::common::{Acks, End};
+use doorbell_rnic::{ACK_HOLD_NS, QpKind, QpState, SendFlags, SendOperation, Status};
+use doorbell_wire::{Opcode, PathMtu, Psn, RKey};
+
+#[test]
+fn one_acknowledgement_covers_a_run() {
+    let mut script = Script::new();
+    for psn in 0..40 {
+        script.receive(psn * 8, 8);
+        script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(PEER_PSN.add(psn as u32)));
+    }
+    assert_eq!(script.shapes(), [(Opcode::RC_ACKNOWLEDGE, PEER_PSN.add(39))]);
+    assert_eq!(script.counters().tx_ack_packets, 1);
+}
+
+#[test]
+fn an_acknowledgement_is_held_back_for_its_bound_and_no_longer() {
+    let mut script = Script::new();
+    script.world.acks = Acks::Held;
+    let psn = script.answer_often();
+    script.receive(0, 8);
+    let start_ns = script.world.now_ns;
+    script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(psn));
+    assert!(script.rnic().held_ack_since_ns().is_some());
+    assert_eq!(script.rnic().poll_timeout(), Some(start_ns + ACK_HOLD_NS));
+    script.pass(ACK_HOLD_NS - 1);
+    assert_eq!(script.shapes(), []);
+    script.pass(1);
+    assert_eq!(script.shapes(), [(Opcode::RC_ACKNOWLEDGE, psn)]);
+    assert_eq!(script.rnic().held_ack_since_ns(), None);
+    let next_ns = script.world.now_ns + ACK_HOLD_NS;
+    assert!(script.rnic().poll_timeout().is_none_or(|at_ns| at_ns > next_ns), "nothing is held any more");
+}
+
+#[test]
+fn an_acknowledgement_that_is_due_again_is_not_held_longer_than_its_bound() {
+    let mut script = Script::new();
+    let first = script.qpn;
+    let second = script.add_qp(QpKind::Rc, PathMtu::Mtu256, &End::default());
+    script.world.acks = Acks::Held;
+    let write = |script: &Script, psn| {
+        script.say(Opcode::RC_WRITE_ONLY).psn(psn).reth(script.base(), script.rkey(), 8).payload(&[1; 8])
+    };
+    script.hear(&write(&script, PEER_PSN));
+    script.pass(1_000);
+    // The response to a READ acknowledges the WRITE.
+    let read = script.say(Opcode::RC_READ_REQUEST).psn(PEER_PSN.add(1)).reth(script.base(), script.rkey(), 8);
+    script.hear(&read);
+    assert_eq!(script.shapes(), [(Opcode::RC_READ_RESPONSE_ONLY, PEER_PSN.add(1))]);
+    script.pass(9_000);
+    let due_ns = script.world.now_ns;
+    script.hear(&write(&script, PEER_PSN.add(2)));
+    script.pass(5_000);
+    script.qpn = second;
+    script.hear(&write(&script, PEER_PSN));
+    script.pass(ACK_HOLD_NS);
+    let sent = script.sent();
+    assert_eq!(sent[0].info.qpn, first, "the older acknowledgement leaves first");
+    assert!(sent[0].at_ns <= due_ns + ACK_HOLD_NS, "it left after {} ns", sent[0].at_ns - due_ns);
+}
+
+#[test]
+fn an_acknowledgement_rides_behind_the_reply() {
+    let mut script = Script::new();
+    script.world.acks = Acks::Held;
+    let psn = script.answer_often();
+    script.receive(0, 8);
+    script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(psn));
+    assert_eq!(script.shapes(), []);
+    script.post(SendOperation::Send, 8);
+    let shapes: Vec<_> = script.shapes().iter().map(|shape| shape.0).collect();
+    assert_eq!(shapes, [Opcode::RC_SEND_ONLY, Opcode::RC_ACKNOWLEDGE]);
+}
+
+/// Hears one more message, of which the program would see the completion now, and returns what was sent before
+/// that without anybody releasing acknowledgements.
+fn heard_alone(script: &mut Script, psn: Psn) -> Vec<(Opcode, Psn)> {
+    script.receive(0, 8);
+    script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(psn));
+    let seen = script.world.nodes[OWN].reap().len();
+    let shapes = script.shapes();
+    assert_eq!((seen, script.reap().len()), (0, 1), "it is seen once everything has been sent");
+    shapes
+}
+
+#[test]
+fn a_receive_is_seen_once_its_acknowledgement_has_left() {
+    let mut script = Script::new();
+    script.world.acks = Acks::Held;
+    for index in 0..20 {
+        let psn = PEER_PSN.add(index);
+        assert_eq!(heard_alone(&mut script, psn), [(Opcode::RC_ACKNOWLEDGE, psn)]);
+    }
+    // Whatever the peer asks for: the completion says that it is done.
+    script.receive(0, 8);
+    script.hear(
+        &script.say(Opcode::RC_WRITE_ONLY_IMM).psn(PEER_PSN.add(20)).reth(1, RKey::new(0), 0).immediate(4).quiet(),
+    );
+    assert_eq!(script.shapes(), [(Opcode::RC_ACKNOWLEDGE, PEER_PSN.add(20))]);
+}
+
+#[test]
+fn an_acknowledgement_waits_for_the_answer_of_a_program_that_has_answered_eight_times() {
+    let mut script = Script::new();
+    script.world.acks = Acks::Held;
+    let psn = script.answer_often();
+    script.receive(0, 8);
+    script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(psn));
+    assert_eq!(script.world.nodes[OWN].reap().len(), 1, "it is seen at once");
+    assert_eq!(script.shapes(), [], "and its acknowledgement waits");
+    // The program looks for more and finds nothing: it is not going to answer.
+    script.world.nodes[OWN].queue.note_empty_poll();
+    assert_eq!(heard_alone(&mut script, psn.next()), [(Opcode::RC_ACKNOWLEDGE, psn.next())]);
+
+    // Seven answers more are not enough, since they begin to count anew.
+    let mut psn = psn.add(2);
+    for _ in 0..7 {
+        assert_eq!(heard_alone(&mut script, psn), [(Opcode::RC_ACKNOWLEDGE, psn)]);
+        script.post_flagged(SendOperation::Send, 8, SendFlags::empty());
+        script.sent();
+        psn = psn.next();
+    }
+    assert_eq!(heard_alone(&mut script, psn), [(Opcode::RC_ACKNOWLEDGE, psn)]);
+}
+
+#[test]
+fn an_acknowledgement_does_not_wait_while_receives_before_it_are_unanswered() {
+    // As of a receiver that grants credits now and then.
+    let mut script = Script::new();
+    script.world.acks = Acks::Held;
+    let mut psn = script.answer_often();
+    for round in 0..40 {
+        script.receive(0, 8);
+        script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(psn));
+        let sent = script.shapes();
+        // The first finds all before it answered; from then on at least one is not.
+        assert_eq!(sent.contains(&(Opcode::RC_ACKNOWLEDGE, psn)), round > 0, "message {round}: {sent:?}");
+        if round % 4 == 3 {
+            script.post_flagged(SendOperation::Send, 8, SendFlags::empty());
+            script.sent();
+        }
+        psn = psn.next();
+    }
+}
+
+#[test]
+fn no_acknowledgement_waits_for_an_answer_where_none_may() {
+    let mut script = Script::new();
+    script.world.acks = Acks::Held;
+    script.rnic().let_acks_wait(false);
+    let psn = script.answer_often();
+    assert_eq!(heard_alone(&mut script, psn), [(Opcode::RC_ACKNOWLEDGE, psn)]);
+}
+
+#[test]
+fn an_acknowledgement_that_waits_outlives_its_queue_pair() {
+    let held = || {
+        let mut script = Script::new();
+        script.world.acks = Acks::Held;
+        let psn = script.answer_often();
+        script.receive(0, 8);
+        script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(psn));
+        assert_eq!(script.reap().len(), 1);
+        (script, [(Opcode::RC_ACKNOWLEDGE, psn)])
+    };
+    for to in [QpState::Reset, QpState::Error] {
+        let (mut script, expected) = held();
+        let qpn = script.qpn;
+        script.world.bring_to(OWN, qpn, to);
+        assert_eq!(script.shapes(), expected, "{to:?}");
+    }
+    let (mut script, expected) = held();
+    let qpn = script.qpn;
+    script.rnic().destroy_qp(qpn).expect("it exists");
+    assert!(script.rnic().wants_transmit());
+    assert_eq!(script.shapes(), expected);
+    assert_eq!(script.rnic().backlog().farewells, 0);
+    assert!(!script.rnic().wants_transmit());
+}
+
+#[test]
+fn what_a_reset_takes_away_is_not_seen_later() {
+    for destroys in [false, true] {
+        let mut script = Script::new();
+        script.receive(0, 8);
+        script.hear(&script.say(Opcode::RC_SEND_ONLY));
+        let qpn = script.qpn;
+        if destroys {
+            script.rnic().destroy_qp(qpn).expect("it exists");
+        } else {
+            script.world.bring_to(OWN, qpn, QpState::Reset);
+        }
+        assert_eq!(script.shapes(), [(Opcode::RC_ACKNOWLEDGE, PEER_PSN)], "the message was taken");
+        assert_eq!(script.reap(), [], "but nothing names the queue pair any more");
+    }
+}
+
+#[test]
+fn in_error_a_completed_receive_is_acknowledged_behind_the_answers_before_it() {
+    let mut script = Script::new();
+    script.receive(0, 8);
+    let read = |script: &Script| script.say(Opcode::RC_READ_REQUEST).reth(script.base() + 64, script.rkey(), 8);
+    script.hear(&read(&script));
+    script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(PEER_PSN.add(1)).payload(&[7; 8]));
+    // Its answer would acknowledge the SEND as well, but does not leave any more.
+    script.hear(&read(&script).psn(PEER_PSN.add(2)));
+    let qpn = script.qpn;
+    script.world.bring_to(OWN, qpn, QpState::Error);
+    let expected = [(Opcode::RC_READ_RESPONSE_ONLY, PEER_PSN), (Opcode::RC_ACKNOWLEDGE, PEER_PSN.add(2))];
+    assert_eq!(script.shapes(), expected);
+    assert_eq!(script.ends(), [(0, Status::Success)]);
+    assert_eq!(script.shapes(), []);
+}

@@ -1,0 +1,322 @@
+//! Channels, completion queues, shared receive queues and queue pairs of the software RNIC.
+
+use std::any::Any;
+use std::collections::HashSet;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+use doorbell_fabric::Port;
+use doorbell_rnic::{
+    Completion, CompletionQueue, CqId, ModifyError, Notifier, Notify, ObjectError, Overrun, PdId, PostError,
+    QpAttributes, QpInfo, QpInit, QpState, RecvRequest, SendRequest, SharedReceiveQueue, SrqId,
+};
+use doorbell_wire::Qpn;
+
+use super::no_eventfd;
+use crate::error::Error;
+use crate::raw::{self, sleep_until_readable};
+use crate::signal::Notices;
+
+/// After a program waited once, this many notifications more are expected to be waited for.
+const WAITER_FOR: usize = 16;
+
+pub(super) struct SoftChannel {
+    /// Completion queues whose notifications wait.
+    notices: Notices<Arc<Notified>>,
+    /// The queues that the engine has notify it, which would keep the engine.
+    port: Weak<Port>,
+    /// This many notifications more are expected to be waited for by [`raw::Channel::wait`]: programs keep to one way
+    /// of waiting.
+    lingers: AtomicUsize,
+}
+
+/// A completion queue as its channel knows it. Numbers are used again, this is not.
+#[derive(Debug, Default)]
+struct Notified {
+    /// Known once the queue exists.
+    id: OnceLock<CqId>,
+    /// The queue is being destroyed. Changes under the lock of the channel's notices.
+    closed: AtomicBool,
+}
+
+fn soft_channel(channel: Option<&Arc<dyn raw::Channel>>) -> Option<&SoftChannel> {
+    channel.and_then(|channel| channel.as_any().downcast_ref())
+}
+
+impl SoftChannel {
+    pub(super) fn new(port: &Arc<Port>) -> Result<Self, Error> {
+        let notices = Notices::new().map_err(no_eventfd)?;
+        Ok(Self { notices, port: Arc::downgrade(port), lingers: AtomicUsize::new(0) })
+    }
+
+    fn notify(&self, cq: &Arc<Notified>) {
+        let mut notices = self.notices.lock();
+        if !cq.closed.load(Ordering::Relaxed) {
+            notices.push(Arc::clone(cq));
+        }
+    }
+
+    /// From now on nothing tells of a queue that is being destroyed. Its number must not be free yet:
+    /// what waits of the queue that gets it next stays.
+    fn forget(&self, cq: &Arc<Notified>) {
+        let mut notices = self.notices.lock();
+        cq.closed.store(true, Ordering::Relaxed);
+        notices.remove(|other| Arc::ptr_eq(other, cq));
+    }
+
+    fn noted(&self, taken: Option<Arc<Notified>>) -> Option<CqId> {
+        let id = *taken?.id.get()?;
+        self.lingers.store(self.lingers.load(Ordering::Relaxed).saturating_sub(1), Ordering::Relaxed);
+        Some(id)
+    }
+}
+
+impl raw::Channel for SoftChannel {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.notices.fd()
+    }
+
+    fn next(&self) -> Option<CqId> {
+        let taken = self.notices.lock().pop();
+        self.noted(taken)
+    }
+
+    fn next_read(&self) -> Option<CqId> {
+        let taken = self.notices.lock().pop_read();
+        self.noted(taken)
+    }
+
+    fn linger(&self) -> bool {
+        self.lingers.store(WAITER_FOR, Ordering::Relaxed);
+        self.port.upgrade().is_some_and(|port| port.linger(|| !self.notices.lock().is_empty()))
+    }
+
+    fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
+        self.lingers.store(WAITER_FOR, Ordering::Relaxed);
+        if timeout.is_none_or(|timeout| !timeout.is_zero()) && self.linger() {
+            return Ok(true);
+        }
+        sleep_until_readable(self.fd(), timeout)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+pub(super) struct SoftCq {
+    port: Arc<Port>,
+    id: CqId,
+    queue: Arc<CompletionQueue>,
+    channel: Option<Arc<dyn raw::Channel>>,
+    notified: Arc<Notified>,
+}
+
+impl SoftCq {
+    pub(super) fn create(
+        port: &Arc<Port>,
+        depth: usize,
+        channel: Option<&Arc<dyn raw::Channel>>,
+    ) -> Result<Self, ObjectError> {
+        // The queue's number is only known once it exists, its notifier is needed before.
+        let notified = Arc::new(Notified::default());
+        let notifier: Notifier = {
+            let (armed, notified, channel) = (Arc::clone(port.armed()), Arc::clone(&notified), channel.cloned());
+            Arc::new(move || {
+                armed.fetch_sub(1, Ordering::SeqCst);
+                if let Some(channel) = soft_channel(channel.as_ref()) {
+                    channel.notify(&notified);
+                }
+            })
+        };
+        let (id, queue) = port.with(|rnic| rnic.create_cq(depth, Some(notifier)))?;
+        notified.id.get_or_init(|| id);
+        Ok(Self { port: Arc::clone(port), id, queue, channel: channel.cloned(), notified })
+    }
+}
+
+impl raw::Cq for SoftCq {
+    fn id(&self) -> CqId {
+        self.id
+    }
+
+    #[inline]
+    fn poll(&self, out: &mut [Completion]) -> Result<usize, Overrun> {
+        self.port.poll(&self.queue, out)
+    }
+
+    fn arm(&self, notify: Notify) {
+        // Counted first: once armed, the notification may fire at any moment.
+        self.port.armed().fetch_add(1, Ordering::SeqCst);
+        if self.queue.request_notification(notify) {
+            // If the program does otherwise this time, the thread finds out when its nap ends.
+            let lingers = |channel: &SoftChannel| channel.lingers.load(Ordering::Relaxed) > 0;
+            if !soft_channel(self.channel.as_ref()).is_some_and(lingers) {
+                self.port.rouse();
+            }
+        } else {
+            self.port.armed().fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    fn resize(&self, depth: usize) -> Result<(), Error> {
+        Ok(self.port.with(|rnic| rnic.resize_cq(self.id, depth))?)
+    }
+}
+
+impl Drop for SoftCq {
+    fn drop(&mut self) {
+        if let Some(channel) = soft_channel(self.channel.as_ref()) {
+            channel.forget(&self.notified); // first: then its number is given away again
+        }
+        // Handles keep it alive while a queue pair uses it, so it is not busy.
+        let _ = self.port.with(|rnic| rnic.destroy_cq(self.id));
+        if self.queue.is_armed() {
+            self.port.armed().fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+pub(super) struct SoftSrq {
+    port: Arc<Port>,
+    id: SrqId,
+    queue: Arc<SharedReceiveQueue>,
+}
+
+impl SoftSrq {
+    pub(super) fn create(port: &Arc<Port>, pd: PdId, depth: usize, max_sges: usize) -> Result<Self, ObjectError> {
+        let (id, queue) = port.with(|rnic| rnic.create_srq(pd, depth, max_sges))?;
+        Ok(Self { port: Arc::clone(port), id, queue })
+    }
+}
+
+impl raw::Srq for SoftSrq {
+    fn id(&self) -> SrqId {
+        self.id
+    }
+
+    fn arm_limit(&self, limit: usize) {
+        self.queue.arm_limit(limit);
+    }
+
+    fn limit(&self) -> usize {
+        self.queue.limit()
+    }
+
+    fn posted(&self) -> Option<usize> {
+        Some(self.queue.len())
+    }
+
+    unsafe fn post_recv(&self, list: &[RecvRequest<'_>]) -> Result<(), PostError> {
+        self.port.with(|rnic| rnic.post_srq_recv(self.id, list))
+    }
+}
+
+impl Drop for SoftSrq {
+    fn drop(&mut self) {
+        let _ = self.port.with(|rnic| rnic.destroy_srq(self.id));
+    }
+}
+
+/// Multicast groups that the link has joined, for whom.
+pub(super) type Groups = HashSet<(IpAddr, Qpn)>;
+
+pub(super) struct SoftQp {
+    port: Arc<Port>,
+    groups: Arc<Mutex<Groups>>,
+    qpn: Qpn,
+}
+
+impl SoftQp {
+    pub(super) fn create(port: &Arc<Port>, groups: &Arc<Mutex<Groups>>, init: QpInit) -> Result<Self, ObjectError> {
+        let qpn = port.with(|rnic| rnic.create_qp(init))?;
+        Ok(Self { port: Arc::clone(port), groups: Arc::clone(groups), qpn })
+    }
+
+    /// One at a time: what the link has joined is always what the RNIC has members of.
+    fn groups(&self) -> MutexGuard<'_, Groups> {
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn detach_from(&self, group: IpAddr) -> Result<(), ObjectError> {
+        if self.port.with(|rnic| rnic.detach(self.qpn, group))? {
+            self.port.leave(group);
+        }
+        Ok(())
+    }
+}
+
+impl raw::Qp for SoftQp {
+    fn qpn(&self) -> Qpn {
+        self.qpn
+    }
+
+    fn modify(&self, attributes: &QpAttributes) -> Result<(), ModifyError> {
+        // An acknowledgement that is due leaves now, since it cannot later: the peer did nothing wrong.
+        let ends = matches!(attributes.state, Some(QpState::Error | QpState::Reset));
+        self.port.post(|rnic, _| (rnic.modify_qp(self.qpn, attributes), if ends { usize::MAX } else { 0 }))
+    }
+
+    fn query(&self) -> QpInfo {
+        self.port.with(|rnic| rnic.query_qp(self.qpn)).expect("a queue pair exists until its handle drops")
+    }
+
+    fn attach(&self, group: IpAddr) -> Result<(), Error> {
+        let mut groups = self.groups();
+        if self.port.with(|rnic| rnic.attach(self.qpn, group))? {
+            self.port.join(group).map_err(|error| {
+                // The RNIC has it as its only member.
+                let _ = self.port.with(|rnic| rnic.detach(self.qpn, group));
+                Error::os("the multicast group could not be joined")(error)
+            })?;
+        }
+        groups.insert((group, self.qpn));
+        Ok(())
+    }
+
+    fn detach(&self, group: IpAddr) -> Result<(), Error> {
+        let mut groups = self.groups();
+        self.detach_from(group)?;
+        groups.remove(&(group, self.qpn));
+        Ok(())
+    }
+
+    #[inline]
+    unsafe fn post_send(&self, list: &[SendRequest<'_>]) -> Result<(), PostError> {
+        self.port.post(|rnic, now_ns| {
+            let result = rnic.post_send(now_ns, self.qpn, list);
+            (result, rnic.pending_work(self.qpn))
+        })
+    }
+
+    #[inline]
+    unsafe fn post_all_sends(&self, list: &[SendRequest<'_>]) -> Result<(), PostError> {
+        self.port.post(|rnic, now_ns| {
+            let result = rnic.post_all_sends(now_ns, self.qpn, list);
+            (result, rnic.pending_work(self.qpn))
+        })
+    }
+
+    #[inline]
+    unsafe fn post_recv(&self, list: &[RecvRequest<'_>]) -> Result<(), PostError> {
+        self.port.with(|rnic| rnic.post_recv(self.qpn, list))
+    }
+}
+
+impl Drop for SoftQp {
+    fn drop(&mut self) {
+        self.groups().retain(|&(group, qpn)| {
+            if qpn != self.qpn {
+                return true;
+            }
+            let _ = self.detach_from(group);
+            false
+        });
+        // Others may have waited for the room that it took: they go on. An acknowledgement that is due leaves.
+        self.port.post(|rnic, _| (rnic.destroy_qp(self.qpn), usize::MAX)).ok();
+    }
+}
