@@ -34,4 +34,4 @@ pub use observe::Observer;
 pub use pcap::Pcap;
 pub use progress::{Port, flush_before_exit};
 pub use seal::{CheckCounters, Checker, Sealer};
-pub use udp::{BindError, BindRequest, UdpCounters, UdpLink, active_mtu, bind};
+pub use udp::{BindError, BindRequest, UdpCounters, UdpLink, active_mtu, bind, signal};

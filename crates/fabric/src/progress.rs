@@ -48,6 +48,7 @@ use nix::sys::time::TimeSpec;
 use crate::driver::{Acks, Driver};
 use crate::link::{Link, LinkCounters};
 use crate::observe::Observer;
+use crate::udp::signal;
 pub use exit::flush_before_exit;
 use habits::{Lingering, Naps};
 use wake::{NEVER, Wakeups};
@@ -373,8 +374,7 @@ impl Shared {
     }
 
     fn kick(&self) {
-        // It can only fail when the counter is full, and then it is kicked already.
-        let _ = self.kick.write(1);
+        signal(self.kick.as_fd());
     }
 
     fn report(&self, result: io::Result<impl Sized>) {

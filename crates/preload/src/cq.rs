@@ -18,7 +18,7 @@ use crate::event::{Element, Source};
 use crate::handle::{Kind, Object, Users, object};
 use crate::outcome::{Outcome, Refused, pointer, set_errno, status};
 use crate::wait::{
-    NUMBER, STATUS, Step, Turn, Unacknowledged, Uncancelled, as_if_asleep, cancellation_point, in_steps, is_blocking,
+    NUMBER, STATUS, Step, Turn, Unacknowledged, as_if_asleep, cancellation_point, in_steps, is_blocking,
 };
 
 /// A completion channel.
@@ -298,7 +298,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut c::ibv_cq, room: c_int, places:
         set_errno(libc::EINVAL);
         return -1;
     }
-    let _uncancelled = Uncancelled::new();
+    let _uncancelled = own.device.uncancelled();
     let mut done = 0;
     let room = room as usize;
     while done < room {

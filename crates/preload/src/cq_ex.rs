@@ -9,7 +9,6 @@ use doorbell_verbs::Completion;
 
 use crate::cq::{self, Cq};
 use crate::outcome::{Refused, pointer};
-use crate::wait::Uncancelled;
 
 /// Fields that can be read.
 const FIELDS: u64 = (c::IBV_WC_STANDARD_FLAGS
@@ -82,7 +81,7 @@ unsafe fn current<'a>(cq: *mut c::ibv_cq_ex) -> &'a Completion {
 
 /// Reaps one completion. Who calls has the queue for itself.
 fn advance(own: &Cq) -> c_int {
-    let _uncancelled = Uncancelled::new();
+    let _uncancelled = own.device.uncancelled();
     // SAFETY: whoever polls has these for itself.
     let (current, table) = unsafe { (&mut *own.current.get(), own.c.get()) };
     match own.raw.poll(std::slice::from_mut(current)) {

@@ -16,6 +16,7 @@ use doorbell_verbs::{AsyncEvent, CqId, Qpn, SrqId};
 use crate::event::Source;
 use crate::fork::Inside;
 use crate::outcome::{Outcome, Refused};
+use crate::wait::Uncancelled;
 use crate::{config, fork, stats, tree};
 
 /// What programs call the device.
@@ -71,6 +72,8 @@ pub(crate) struct Device {
     /// The numbers that it shows for vendor and part.
     pub(crate) vendor: (u32, u32),
     generation: u32,
+    /// It writes what it sends and receives to a file.
+    captures: bool,
     sources: Mutex<Sources>,
 }
 
@@ -94,6 +97,13 @@ impl Device {
             return Ok(());
         }
         Err(Refused::new(libc::EIO, "the device was opened by another process, before it forked: open it anew"))
+    }
+
+    /// For posting and polling, which reach no point where the thread could be cancelled unless a capture is written:
+    /// the software RNIC makes the system calls of these so that they are none.
+    #[inline]
+    pub(crate) fn uncancelled(&self) -> Option<Uncancelled> {
+        self.captures.then(Uncancelled::new)
     }
 
     pub(crate) fn sources(&self) -> MutexGuard<'_, Sources> {
@@ -225,6 +235,7 @@ pub(crate) fn open() -> Outcome<Arc<Device>> {
         attributes,
         vendor,
         generation: process.generation,
+        captures: options.pcap.is_some(),
         sources: Mutex::default(),
     });
     let listener = Arc::downgrade(&device);

@@ -8,7 +8,7 @@ use std::ptr;
 
 use doorbell_verbs::{Error, ModifyError, ObjectError, PostErrorKind};
 
-use crate::explain::explain;
+use crate::explain::{explain, is_wanted};
 use crate::fork::Inside;
 use crate::wait::Uncancelled;
 
@@ -36,7 +36,10 @@ impl Refused {
 
     /// Says it to who asked for it with `--explain`.
     pub(crate) fn tell(&self, call: &str) {
-        explain(&call, &self.why);
+        if is_wanted() {
+            let _uncancelled = Uncancelled::new();
+            explain(&call, &self.why);
+        }
     }
 }
 

@@ -18,7 +18,6 @@ use crate::mw;
 use crate::outcome::{Outcome, Refused, errno_of_post, set_errno};
 use crate::qp::Qp;
 use crate::srq::Srq;
-use crate::wait::Uncancelled;
 
 /// Work requests that are posted at a time.
 const GROUP: usize = 16;
@@ -235,7 +234,7 @@ pub(crate) unsafe extern "C" fn post_send(
 ) -> c_int {
     // SAFETY: the C contract: a queue pair that exists.
     let own = unsafe { &*qp.cast::<Qp>() };
-    let _uncancelled = Uncancelled::new();
+    let _uncancelled = own.device.uncancelled();
     let gathered = RefCell::new(Vec::new());
     let convert = |wr: &c::ibv_send_wr| {
         if !own.device.is_own() {
@@ -255,7 +254,7 @@ pub(crate) unsafe extern "C" fn post_recv(
 ) -> c_int {
     // SAFETY: the C contract: a queue pair that exists.
     let own = unsafe { &*qp.cast::<Qp>() };
-    let _uncancelled = Uncancelled::new();
+    let _uncancelled = own.device.uncancelled();
     let is_own = own.device.is_own();
     // SAFETY: the C contract; memory stays registered until the completion is reaped.
     unsafe { in_groups("ibv_post_recv", list, bad, |wr| recv_request(wr, is_own), |group| own.raw.post_recv(group)) }
@@ -268,7 +267,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
 ) -> c_int {
     // SAFETY: the C contract: a queue that exists.
     let own = unsafe { &*srq.cast::<Srq>() };
-    let _uncancelled = Uncancelled::new();
+    let _uncancelled = own.device.uncancelled();
     let is_own = own.device.is_own();
     // SAFETY: the C contract; memory stays registered until the completion is reaped.
     unsafe {

@@ -49,7 +49,7 @@ const CANCEL_DISABLE: c_int = 1;
 const INTERRUPTED: &str = "waiting for an event was interrupted";
 
 /// While it lives, the thread is not cancelled: most calls of the C library that reach the kernel are
-/// points where it would be.
+/// points where it would be. Posting and polling have none ([`uncancelled`](crate::device::Device::uncancelled)).
 pub(crate) struct Uncancelled(c_int);
 
 impl Uncancelled {
@@ -151,7 +151,6 @@ fn taken(call: &str, step: &impl Fn(Turn) -> Outcome<Step>, turn: Turn) -> Resul
 /// UCX does all the time, and no refusal.
 #[inline(never)]
 fn interrupted(call: &str, errno: c_int) -> c_int {
-    let _uncancelled = Uncancelled::new();
     if errno != libc::EAGAIN {
         Refused::new(errno, INTERRUPTED).tell(call);
     }

@@ -14,7 +14,6 @@ use crate::mw::bind_operation;
 use crate::outcome::{Outcome, Refused, errno_of_post};
 use crate::post::{destination, elements, send_flags};
 use crate::qp::Qp;
-use crate::wait::Uncancelled;
 
 /// Operations that are offered.
 const OFFERED: c::ibv_qp_create_send_ops_flags = c::IBV_QP_EX_WITH_RDMA_WRITE
@@ -185,7 +184,7 @@ unsafe extern "C" fn wr_abort(qp: *mut c::ibv_qp_ex) {
 unsafe extern "C" fn wr_complete(qp: *mut c::ibv_qp_ex) -> c_int {
     // SAFETY: the C contract.
     let ((own, builder), building) = unsafe { (parts(qp), building(qp)) };
-    let _uncancelled = Uncancelled::new();
+    let _uncancelled = own.device.uncancelled();
     let posted = building.refused.take().map_or_else(|| own.device.expect_own(), Err).and_then(|()| {
         let list: SmallVec<[SendRequest<'_>; 16]> = building
             .requests

@@ -1,4 +1,5 @@
-//! Descriptors that are readable while something waits.
+//! Descriptors that are readable while something waits. They are read and written by `syscall`, since that is no point
+//! where a thread is cancelled, as `doorbell_fabric::udp` says.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -6,7 +7,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use doorbell_rnic::{AsyncEvent, EventQueue};
 use nix::libc;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 /// A semaphore: each notification is taken by one read, so none is lost or seen twice.
@@ -15,20 +15,19 @@ pub(crate) fn event_fd() -> nix::Result<EventFd> {
 }
 
 pub(crate) fn signal(fd: &EventFd) {
-    // It can only fail when 2^64 - 2 notifications wait, and then it is readable.
-    let _ = fd.write(1);
+    doorbell_fabric::signal(fd.as_fd());
 }
 
 /// The oldest event of a queue for each of which the descriptor was signalled.
 pub(crate) fn next_event(queue: &EventQueue, fd: &EventFd) -> Option<AsyncEvent> {
     if let Some(event) = queue.pop() {
         // One read for one event: the descriptor stays readable while more wait.
-        let _ = fd.read();
+        take(fd);
         return Some(event);
     }
     // An event may have been taken before its signal came, or have gone with its queue pair:
     // the descriptor must not stay readable for it. One that comes just now is seen here.
-    while fd.read().is_ok() {}
+    while take(fd) {}
     let event = queue.pop();
     if event.is_some() {
         signal(fd); // it came perhaps not alone
@@ -41,16 +40,25 @@ pub(crate) fn next_event(queue: &EventQueue, fd: &EventFd) -> Option<AsyncEvent>
 fn take(fd: &EventFd) -> bool {
     let mut count = [0_u8; 8];
     let place = libc::iovec { iov_base: count.as_mut_ptr().cast(), iov_len: count.len() };
-    // SAFETY: the descriptor is open, and the one place has room for its bytes.
-    let read = unsafe { libc::preadv2(fd.as_fd().as_raw_fd(), &raw const place, 1, -1, libc::RWF_NOWAIT) };
+    let raw = fd.as_fd().as_raw_fd();
+    // SAFETY: the descriptor is open, and the one place has room for its bytes. The position is -1, in two halves.
+    let read = unsafe {
+        libc::syscall(libc::SYS_preadv2, raw, &raw const place, 1_usize, -1_isize, -1_isize, libc::RWF_NOWAIT)
+    };
     if read >= 0 {
         return read > 0;
     }
     match nix::Error::last() {
         // Kernels before 5.8 cannot do this with an eventfd.
         nix::Error::EOPNOTSUPP | nix::Error::ENOSYS => {
-            let mut readable = [PollFd::new(fd.as_fd(), PollFlags::POLLIN)];
-            poll(&mut readable, PollTimeout::ZERO) == Ok(1) && fd.read().is_ok()
+            let mut readable = libc::pollfd { fd: raw, events: libc::POLLIN, revents: 0 };
+            let no_time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            let no_mask = std::ptr::null::<libc::sigset_t>();
+            // SAFETY: one entry and one time, both live; the descriptor is read into a place with room for a count.
+            unsafe {
+                libc::syscall(libc::SYS_ppoll, &raw mut readable, 1_usize, &raw const no_time, no_mask, 0_usize) == 1
+                    && libc::syscall(libc::SYS_read, raw, count.as_mut_ptr(), count.len()) > 0
+            }
         }
         _ => false,
     }
@@ -146,6 +154,7 @@ mod tests {
     use std::time::Duration;
 
     use nix::fcntl::{FcntlArg, OFlag, fcntl};
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
     use super::*;
 

@@ -21,6 +21,7 @@ use doorbell_wire::Outer;
 
 pub use address::{BindError, BindRequest, DEFAULT_RECEIVE_BUFFER_BYTES, bind};
 pub use interface::{active_mtu, interface_mtu, largest_path_mtu};
+pub use sys::signal;
 
 use crate::link::{Link, LinkCounters, LinkProperties, ReceivedRun, Sink};
 use crate::seal::Sealer;

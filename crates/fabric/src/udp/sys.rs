@@ -3,6 +3,10 @@
 //! All unsafe code of the crate is here. Everything that a call needs lies on the stack of that
 //! call, so no raw pointer outlives it, and the headers that the kernel writes to are made anew
 //! each time.
+//!
+//! What is called per packet or message goes through `syscall`: the C library's own functions for it are points where
+//! a thread that `pthread_cancel` named is unwound (pthreads(7)), which frames of Rust do not survive. To switch that
+//! off and on again around each post and poll costs C programs more than the calls themselves.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
@@ -149,9 +153,10 @@ pub(super) fn send<'a>(socket: BorrowedFd<'_>, messages: impl Iterator<Item = Ou
             // SAFETY: the first header was written above; what it points to lives in this
             // function's arrays and in the caller's bytes, all of which outlive the call.
             let sent = unsafe {
-                libc::sendmsg(
+                libc::syscall(
+                    libc::SYS_sendmsg,
                     socket.as_raw_fd(),
-                    &headers[0].assume_init_ref().msg_hdr,
+                    &raw const headers[0].assume_init_ref().msg_hdr,
                     libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
                 )
             };
@@ -160,11 +165,12 @@ pub(super) fn send<'a>(socket: BorrowedFd<'_>, messages: impl Iterator<Item = Ou
         // SAFETY: the first `count` headers were written above; what they point to lives in this
         // function's arrays and in the caller's bytes, all of which outlive the call.
         _ => unsafe {
-            libc::sendmmsg(
+            libc::syscall(
+                libc::SYS_sendmmsg,
                 socket.as_raw_fd(),
-                headers.as_mut_ptr().cast(),
+                headers.as_mut_ptr(),
                 count as libc::c_uint,
-                (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) as _,
+                libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
             )
         },
     };
@@ -209,7 +215,8 @@ pub(super) fn receive(
             // points to lives in this function's arrays and in `buffers`.
             unsafe {
                 let header = headers[0].assume_init_mut();
-                let len = libc::recvmsg(socket.as_raw_fd(), &mut header.msg_hdr, libc::MSG_DONTWAIT);
+                let place = &raw mut header.msg_hdr;
+                let len = libc::syscall(libc::SYS_recvmsg, socket.as_raw_fd(), place, libc::MSG_DONTWAIT);
                 header.msg_len = len.max(0) as libc::c_uint;
                 if len < 0 { -1 } else { 1 }
             }
@@ -217,12 +224,13 @@ pub(super) fn receive(
         // SAFETY: the first `count` headers were written above, nothing else refers to them, and
         // what they point to lives in this function's arrays and in `buffers`.
         _ => unsafe {
-            libc::recvmmsg(
+            libc::syscall(
+                libc::SYS_recvmmsg,
                 socket.as_raw_fd(),
-                headers.as_mut_ptr().cast(),
+                headers.as_mut_ptr(),
                 count as libc::c_uint,
-                libc::MSG_DONTWAIT as _,
-                std::ptr::null_mut(),
+                libc::MSG_DONTWAIT,
+                std::ptr::null_mut::<libc::timespec>(),
             )
         },
     };
@@ -246,6 +254,13 @@ pub(super) fn receive(
         });
     }
     Ok(received)
+}
+
+/// Counts an eventfd up by one. That only fails where it is full, and then it is readable already.
+pub fn signal(eventfd: BorrowedFd<'_>) {
+    let one = 1_u64;
+    // SAFETY: the kernel reads as many bytes as the number has.
+    unsafe { libc::syscall(libc::SYS_write, eventfd.as_raw_fd(), &raw const one, mem::size_of_val(&one)) };
 }
 
 /// Sets an integer option.

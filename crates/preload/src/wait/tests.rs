@@ -332,6 +332,94 @@ fn a_call_that_does_not_wait_is_not_cancelled_in_the_middle() {
     assert_eq!(Caller::start(&everything, true).join().map(|(result, _)| result), Some(0));
 }
 
+/// Brings a queue pair to where it can send to another of the same device.
+///
+/// # Safety
+///
+/// The queue pairs exist, and this one was just created.
+unsafe fn connect(own: &Opened, qp: *mut c::ibv_qp, peer: *mut c::ibv_qp) {
+    let mut attr = c::ibv_qp_attr {
+        port_num: 1,
+        path_mtu: c::IBV_MTU_1024,
+        max_dest_rd_atomic: 1,
+        max_rd_atomic: 1,
+        min_rnr_timer: 12,
+        timeout: 18,
+        retry_cnt: 7,
+        rnr_retry: 7,
+        ..c::ibv_qp_attr::default()
+    };
+    (attr.ah_attr.is_global, attr.ah_attr.port_num, attr.ah_attr.grh.hop_limit) = (1, 1, 1);
+    let init = c::IBV_QP_PKEY_INDEX | c::IBV_QP_PORT | c::IBV_QP_ACCESS_FLAGS;
+    let path = c::IBV_QP_AV | c::IBV_QP_PATH_MTU | c::IBV_QP_DEST_QPN | c::IBV_QP_RQ_PSN;
+    let to_receive = path | c::IBV_QP_MAX_DEST_RD_ATOMIC | c::IBV_QP_MIN_RNR_TIMER;
+    let retries = c::IBV_QP_TIMEOUT | c::IBV_QP_RETRY_CNT | c::IBV_QP_RNR_RETRY;
+    let to_send = c::IBV_QP_SQ_PSN | retries | c::IBV_QP_MAX_QP_RD_ATOMIC;
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let context = context::Context::of(own.context.get()).unwrap();
+        attr.ah_attr.grh.dgid.raw = context.device.attributes.gid.octets();
+        attr.dest_qp_num = (*peer).qp_num;
+        for (state, mask) in [(c::IBV_QPS_INIT, init), (c::IBV_QPS_RTR, to_receive), (c::IBV_QPS_RTS, to_send)] {
+            attr.qp_state = state;
+            assert_eq!(ibv_modify_qp(qp, &raw mut attr, (c::IBV_QP_STATE | mask) as c_int), 0);
+        }
+    }
+}
+
+/// Sends a message from one queue pair to another, and sees both completions. The second makes a notification.
+///
+/// # Safety
+///
+/// `a` and `b` are connected, and complete into the queue.
+unsafe fn exchange(own: &Opened, a: *mut c::ibv_qp, b: *mut c::ibv_qp) {
+    let (mut receive, mut bad_receive) = (c::ibv_recv_wr::default(), ptr::null_mut());
+    let (mut send, mut bad_send) = (c::ibv_send_wr::default(), ptr::null_mut());
+    (send.opcode, send.send_flags) = (c::IBV_WR_SEND, c::IBV_SEND_SIGNALED | c::IBV_SEND_SOLICITED);
+    // SAFETY: by the caller's promise; neither request has elements.
+    unsafe {
+        assert_eq!(cq::req_notify_cq(own.cq.get(), 1), 0);
+        assert_eq!(post::post_recv(b, &raw mut receive, &raw mut bad_receive), 0);
+        assert_eq!(post::post_send(a, &raw mut send, &raw mut bad_send), 0);
+        // One too many is refused, and explained to whoever asks for that.
+        send.opcode = 77;
+        assert_eq!(post::post_send(a, &raw mut send, &raw mut bad_send), libc::EINVAL);
+        let mut completions = [c::ibv_wc::default(); 2];
+        let (mut found, until) = (0, Instant::now() + PATIENCE);
+        while found < 2 && Instant::now() < until {
+            found += cq::poll_cq(own.cq.get(), 1, &raw mut completions[found as usize]);
+        }
+        assert_eq!(found, 2);
+        assert!(completions.iter().all(|completion| completion.status == c::IBV_WC_SUCCESS));
+    }
+}
+
+/// To post and to poll costs no change of the thread's cancellation state, so nothing below may be a point where it
+/// is cancelled.
+#[test]
+fn posting_and_polling_are_not_cancelled_in_the_middle() {
+    let own = Opened::new();
+    let [a, b] = [0, 1].map(|_| Shared::new(own.qp()));
+    // SAFETY: the queue pairs exist until they are destroyed.
+    unsafe {
+        connect(&own, a.get(), b.get());
+        connect(&own, b.get(), a.get());
+        let messages = || {
+            for _ in 0..50 {
+                exchange(&own, a.get(), b.get());
+            }
+            0
+        };
+        assert_eq!(Caller::start(&messages, true).join().map(|(result, _)| result), Some(0));
+        for _ in 0..50 {
+            assert_eq!(own.get_cq_event(), 0, "each message made a notification");
+        }
+        ibv_ack_cq_events(own.cq.get(), 50);
+        assert_eq!((ibv_destroy_qp(a.get()), ibv_destroy_qp(b.get())), (0, 0));
+    }
+    own.close();
+}
+
 #[test]
 fn threads_that_wait_for_connections_can_be_cancelled() {
     let channel = Shared::new(cm::rdma_create_event_channel());
