@@ -8,13 +8,11 @@
 //! - [`Pcap`], [`Faults`] and [`Counted`] wrap any link, and each other.
 //!
 //! [`Sealer`] and [`Checker`] make and check the ICRC between the RNIC and a sealed link.
-//! [`limit`] measures what this machine's kernel gives without an RNIC.
 #![deny(unsafe_code)]
 
 mod counted;
 mod driver;
 mod faults;
-pub mod limit;
 mod link;
 mod memory;
 mod observe;

@@ -2,16 +2,15 @@
 //!
 //! [`workload`] holds the workloads as `async fn` over connections, written once, and
 //! [`one_sided`] those over verbs alone; [`executor`] runs them on a thread that polls. [`session`]
-//! coordinates two processes over TCP, point by point; [`record`] is what comes out. [`explain`]
-//! says what counters tell of an application, and [`decode`] what a capture holds.
-//! [`measure`] times the parameters of the performance model, one call at a time.
+//! coordinates two processes over TCP, point by point; [`record`] is what comes out.
+//! [`measure`] times the parameters of the performance model, one call at a time, and [`limit`] what
+//! this machine's kernel gives without an RNIC.
 #![forbid(unsafe_code)]
 
-pub mod decode;
 pub mod environment;
 pub mod executor;
 pub mod experiment;
-pub mod explain;
+pub mod limit;
 pub mod measure;
 pub mod one_sided;
 pub mod parameters;

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
+pub use doorbell_analyze::explain::Rates;
+use doorbell_analyze::explain::{Explanation, Hints, Pattern, Range, Side, Span, explain, words};
 use doorbell_verbs::{Counters, LinkCounters};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::environment::Environment;
-pub use crate::explain::Rates;
-use crate::explain::{Explanation, Hints, Pattern, Range, Side, Span, explain, words};
 use crate::parameters::{Fitted, Parameters, Timed};
 pub use crate::prediction::Predicted;
 

@@ -1,6 +1,5 @@
 //! Runs the fuzz bodies over a corpus and for a bounded time of mutation, see `rnic/tests/fuzz.rs`.
 
-mod bodies;
 mod common;
 #[path = "../../rnic/tests/common/fuzz/runner.rs"]
 mod runner;
@@ -16,9 +15,4 @@ fn lines() {
 #[test]
 fn records() {
     run("records", fuzz_records);
-}
-
-#[test]
-fn captures() {
-    run("captures", bodies::fuzz_captures);
 }

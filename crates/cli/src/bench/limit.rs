@@ -4,7 +4,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use clap::Args;
-use doorbell_fabric::limit::{LimitOptions, child_main, measure};
+use doorbell_study::limit::{LimitOptions, child_main, measure};
 use doorbell_wire::ROCE_UDP_PORT;
 use serde_json::json;
 

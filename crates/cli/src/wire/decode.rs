@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use doorbell_study::decode::{Conversation, Direction, Options, Summary, Times, decode};
-use doorbell_study::explain::words::rate;
+use doorbell_analyze::decode::{Conversation, Direction, Options, Summary, Times, decode};
+use doorbell_analyze::explain::words::rate;
 use doorbell_wire::ROCE_UDP_PORT;
 
 use crate::output::{line, us};

@@ -6,10 +6,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use doorbell_analyze::decode::{self, HostTotals, Summary};
+use doorbell_analyze::explain::words::rate;
+use doorbell_analyze::explain::{Answer, Explanation, Hints, Rates, explain};
 use doorbell_counters::{Monitor, SYSFS};
-use doorbell_study::decode::{self, HostTotals, Summary};
-use doorbell_study::explain::words::rate;
-use doorbell_study::explain::{Answer, Explanation, Hints, Rates, explain};
 use doorbell_wire::{PathMtu, ROCE_UDP_PORT};
 
 use super::decode::read;

@@ -15,17 +15,17 @@
 //! | `quit` | ends | none |
 //!
 //! A stop is a datagram of one byte, sent until it is answered, since it may be lost.
+#![expect(clippy::disallowed_methods, reason = "no device is measured here: the kernel's sockets have its clock alone")]
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::IpAddr;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use doorbell_fabric::udp::{DEFAULT_HOP_LIMIT, DEFAULT_TRAFFIC_CLASS};
+use doorbell_fabric::{BindRequest, Link, ReceivedRun, UdpLink, bind};
 use doorbell_rnic::{EngineId, MAX_RUN_BYTES, MAX_RUN_PACKETS, Path, TransmitBatch, TransmitInfo};
 use doorbell_wire::{ETHERNET_LEN, IPV4_LEN, IPV6_LEN, Opcode, Qpn, ROCE_UDP_PORT, UDP_LEN};
-
-use crate::link::{Link, ReceivedRun};
-use crate::udp::{BindRequest, DEFAULT_HOP_LIMIT, DEFAULT_TRAFFIC_CLASS, UdpLink, bind};
 
 /// Bytes of the datagram that ends a measurement.
 const STOP_BYTES: usize = 1;

@@ -4,7 +4,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-use doorbell_fabric::limit::{LimitOptions, child_main, measure};
+use doorbell_study::limit::{LimitOptions, child_main, measure};
 
 const CHILD: &str = "--limit-child";
 

@@ -11,7 +11,7 @@
 //! read at one moment; which payload comes *nearest* is said besides.
 //!
 //! ```
-//! use doorbell_study::explain::{Hints, Rates, Side, explain};
+//! use doorbell_analyze::explain::{Hints, Rates, Side, explain};
 //! use doorbell_wire::MessageKind;
 //!
 //! // 481 k frames of 78 bytes per second in, as many of 62 bytes out.
@@ -21,7 +21,7 @@
 //! let best = &answer.explanations[0];
 //! assert_eq!(best.operations, [MessageKind::Write]);
 //! assert_eq!((best.requester, best.payload_bytes.min, best.payload_bytes.max), (Side::Peer, 1, 4));
-//! # Ok::<(), doorbell_study::explain::ExplainError>(())
+//! # Ok::<(), doorbell_analyze::explain::ExplainError>(())
 //! ```
 
 mod carriers;

@@ -1,7 +1,7 @@
 //! Writes a capture of WRITEs and their ACKs, to measure how fast captures are read:
 //!
 //! ```console
-//! $ cargo run --release -p doorbell-study --example make_capture -- /tmp/writes.pcap 2000000 64
+//! $ cargo run --release -p doorbell-analyze --example make_capture -- /tmp/writes.pcap 2000000 64
 //! $ time cargo run --release -- wire decode /tmp/writes.pcap
 //! ```
 

@@ -1,6 +1,6 @@
 //! Fuzz bodies: what is given to them comes from outside.
 
-use doorbell_study::decode::{Options, decode};
+use doorbell_analyze::decode::{Options, decode};
 
 /// A capture, of either format.
 pub(crate) fn fuzz_captures(data: &[u8]) {

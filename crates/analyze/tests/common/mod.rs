@@ -1,0 +1,7 @@
+//! What the runner of fuzz bodies needs.
+#![allow(dead_code, unused_imports, unreachable_pub, reason = "the runner uses its part")]
+
+#[path = "../../../rnic/tests/common/rng.rs"]
+pub mod rng;
+
+pub use rng::Rng;
