@@ -105,6 +105,7 @@ macro_rules! before_the_real_function {
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $name() {
                 extern "C" fn prepare(frame: *const usize) -> *mut libc::c_void {
+                    #[allow(unused_imports, reason = "some rows name no program")]
                     use {Effect::*, Environment::*, Program::*};
                     // SAFETY: the frame pointer of the function below, and its caller's arguments.
                     unsafe { ($effect).prepare(frame) };
