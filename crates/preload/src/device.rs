@@ -15,6 +15,7 @@ use doorbell_verbs::{AsyncEvent, CqId, Qpn, SrqId};
 
 use crate::event::Source;
 use crate::fork::Inside;
+use crate::lasting::Lasting;
 use crate::outcome::{Outcome, Refused};
 use crate::wait::Uncancelled;
 use crate::{config, fork, stats, tree};
@@ -34,9 +35,8 @@ struct Listed {
 
 /// The one device of the list. It is never freed, so pointers to it are always good.
 pub(crate) fn listed() -> *mut c::ibv_device {
-    static LISTED: Mutex<usize> = Mutex::new(0);
-    let mut place = LISTED.lock().unwrap_or_else(PoisonError::into_inner);
-    if *place == 0 {
+    static LISTED: Lasting<Listed> = Lasting::new();
+    let make = || {
         // SAFETY: zeros are a value of each of its fields.
         let mut listed: Box<Listed> = Box::new(unsafe { mem::zeroed() });
         let device = &mut listed.device;
@@ -48,9 +48,9 @@ pub(crate) fn listed() -> *mut c::ibv_device {
         let path = [b"/sys/class/infiniband_verbs/", tree::dev_name().to_bytes_with_nul()].concat();
         fill(&mut device.dev_path, CStr::from_bytes_until_nul(&path).unwrap_or_default());
         fill(&mut device.ibdev_path, c"/sys/class/infiniband/doorbell0");
-        *place = Box::into_raw(listed) as usize;
-    }
-    *place as *mut c::ibv_device
+        listed
+    };
+    LISTED.get_or_make(make).cast()
 }
 
 /// Copies a text into a field that is longer.

@@ -32,6 +32,7 @@ mod exit;
 mod explain;
 mod fork;
 mod handle;
+mod lasting;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod last;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]

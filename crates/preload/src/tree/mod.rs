@@ -77,7 +77,7 @@ fn led<R>(
                         // SAFETY: a C string, as above.
                         place::tell(
                             unsafe { CStr::from_ptr(path) }.to_bytes(),
-                            "there is no such file of the software RNIC",
+                            &"there is no such file of the software RNIC",
                         );
                     }
                     Way::Refused(errno)
@@ -134,8 +134,8 @@ impl Unprepared {
             // As of any file.
             Self::Errno(errno @ (libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => errno,
             Self::Errno(errno) => {
-                let why = std::io::Error::from_raw_os_error(errno);
-                place::tell(&node.path, &why.to_string());
+                let why = nix::errno::Errno::from_raw(errno);
+                place::tell(&node.path, &why);
                 libc::ENOENT
             }
             Self::Nowhere(why) => {

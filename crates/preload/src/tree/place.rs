@@ -3,6 +3,7 @@
 //! Nothing here takes a lock, since a signal handler may come here in the midst of it: whatever is made may be there
 //! already, made by another thread or by the code that the handler interrupted.
 
+use std::fmt::Display;
 use std::os::unix::ffi::OsStrExt as _;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
@@ -12,7 +13,7 @@ use doorbell_counters::process_folder;
 use super::plan::{Content, Kind, Node, plan, text};
 use super::route::Buffer;
 use super::sys;
-use crate::fork;
+use crate::explain;
 
 /// The name of the folder in which each process has one. Nothing else is called so.
 const TREES: &str = "doorbell-trees";
@@ -301,9 +302,9 @@ fn remove(is_wanted: impl FnOnce(&Place) -> bool) {
     }
 }
 
-/// Says why a path leads to nothing, to who asked for it with `DOORBELL_LOG`.
-pub(super) fn tell(path: &[u8], why: &str) {
-    if plan().explains {
-        fork::say(&format!("doorbell: {}: {why}", String::from_utf8_lossy(path)));
+/// Says why a path leads to nothing, to who asked for it with `--explain`.
+pub(super) fn tell(path: &[u8], why: &dyn Display) {
+    if explain::is_wanted() {
+        explain::explain(&path.escape_ascii(), why);
     }
 }

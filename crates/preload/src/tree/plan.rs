@@ -6,10 +6,9 @@
 use std::ffi::CString;
 use std::fmt::{self, Write as _};
 use std::net::{IpAddr, Ipv6Addr};
-use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::sys;
+use crate::lasting::Lasting;
 use crate::{ah, config, device, query, stats};
 
 /// The folders whose entries are ours: these and all below them, and nothing else.
@@ -116,30 +115,13 @@ pub(super) struct Plan {
     nodes: Vec<Node>,
     /// What the device is called as a character device.
     pub(super) dev_name: CString,
-    /// Does somebody want to know what is not there?
-    pub(super) explains: bool,
 }
 
 /// The plan, which is the same for as long as the process lives.
 pub(super) fn plan() -> &'static Plan {
-    static PLAN: AtomicPtr<Plan> = AtomicPtr::new(ptr::null_mut());
-    let known = PLAN.load(Ordering::Acquire);
-    let made = if known.is_null() {
-        // Not a lock: a signal handler may come here in the midst of it.
-        let made = Box::into_raw(Box::new(Plan::new()));
-        match PLAN.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => made,
-            Err(other) => {
-                // SAFETY: it was just made, and nobody else has it.
-                drop(unsafe { Box::from_raw(made) });
-                other
-            }
-        }
-    } else {
-        known
-    };
-    // SAFETY: it is never freed.
-    unsafe { &*made }
+    static PLAN: Lasting<Plan> = Lasting::new();
+    // SAFETY: it is never freed, and nobody changes it.
+    unsafe { &*PLAN.get_or_make(|| Box::new(Plan::new())) }
 }
 
 impl Node {
@@ -163,11 +145,7 @@ impl Plan {
         plan.uverbs(number);
         let mut nodes = plan.0;
         nodes.sort_unstable_by(|a, b| a.path.cmp(&b.path));
-        Self {
-            nodes,
-            dev_name: CString::new(format!("uverbs{number}")).unwrap_or_default(),
-            explains: config::explains(),
-        }
+        Self { nodes, dev_name: CString::new(format!("uverbs{number}")).unwrap_or_default() }
     }
 
     pub(super) fn find(&self, path: &[u8]) -> Option<&Node> {
