@@ -32,9 +32,9 @@ mod exit;
 mod explain;
 mod fork;
 mod handle;
-mod lasting;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod last;
+mod lasting;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod launch;
 mod mr;
