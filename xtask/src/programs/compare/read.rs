@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{Quantity, Source};
-use crate::programs::page::read::{perftest_row, pingpong};
+use crate::programs::page::read::{perftest_row, pingpong, ucx as ucx_figure};
 
 /// perftest and UCX call 2^20 bytes one MB.
 const MIB: f64 = 1_048_576.0;
@@ -70,17 +70,13 @@ fn libfabric(quantity: Quantity, text: &str) -> Option<f64> {
     })
 }
 
-/// With `-f -v`: headings and one row, with commas between.
 fn ucx(quantity: Quantity, text: &str) -> Option<f64> {
     let (wanted, factor) = match quantity {
         Quantity::Latency | Quantity::LatencyAsleep => ("50.0_percentile_lat", 1.0),
         Quantity::Rate => ("overall_mr", 1e-6),
         Quantity::Bandwidth | Quantity::BandwidthOfLong => ("overall_bw", MIB / 1e9),
     };
-    let mut lines = text.lines().skip_while(|line| !line.starts_with("iterations,"));
-    let column = lines.next()?.split(',').position(|heading| heading.trim() == wanted)?;
-    let figure: f64 = lines.next()?.split(',').nth(column)?.trim().parse().ok()?;
-    Some(figure * factor)
+    Some(ucx_figure(text, wanted)? * factor)
 }
 
 #[cfg(test)]

@@ -86,6 +86,8 @@ pub(crate) enum Unit {
     Microseconds,
     Milliseconds,
     GigabytesPerSecond,
+    /// Of messages.
+    MillionsPerSecond,
 }
 
 impl Unit {
@@ -94,6 +96,7 @@ impl Unit {
             Self::Microseconds => "us",
             Self::Milliseconds => "ms",
             Self::GigabytesPerSecond => "GB/s",
+            Self::MillionsPerSecond => "M/s",
         }
     }
 }
@@ -174,6 +177,7 @@ impl Figure {
             Unit::Microseconds => si * 1e6,
             Unit::Milliseconds => si * 1e3,
             Unit::GigabytesPerSecond => si / 1e9,
+            Unit::MillionsPerSecond => si / 1e6,
         })
     }
 }

@@ -14,6 +14,10 @@ pub(crate) enum Read {
     /// perftest's typical latency, and its average bandwidth.
     PerftestTime,
     PerftestRate,
+    /// `ucx_perftest` with `-f -v`: half a round trip, messages, and bytes.
+    UcxTime,
+    UcxMessages,
+    UcxRate,
     /// QEMU: what its monitor says behind these words, in milliseconds.
     Milliseconds(&'static str),
     /// The same in Mbit/s.
@@ -22,7 +26,7 @@ pub(crate) enum Read {
     Line(&'static str),
 }
 
-/// perftest calls 2^20 bytes one MB.
+/// perftest and UCX call 2^20 bytes one MB.
 const MIB: f64 = 1_048_576.0;
 
 impl Read {
@@ -35,6 +39,9 @@ impl Read {
             Self::Fio(direction) => fio(text, direction),
             Self::PerftestTime => Some(perftest(text, "t_typical[usec]", 4)? * 1e-6),
             Self::PerftestRate => Some(perftest(text, "BW average[MB/sec]", 3)? * MIB),
+            Self::UcxTime => Some(ucx(text, "50.0_percentile_lat")? * 1e-6),
+            Self::UcxMessages => ucx(text, "overall_mr"),
+            Self::UcxRate => Some(ucx(text, "overall_bw")? * MIB),
             Self::Milliseconds(words) => Some(number_after(text, words)? * 1e-3),
             Self::MegabitsPerSecond(words) => Some(number_after(text, words)? * 1e6 / 8.0),
             Self::Line(words) => {
@@ -73,6 +80,13 @@ pub(in crate::programs) fn perftest_row<'a>(text: &'a str, heading: &str) -> Opt
     let mut lines =
         text.lines().skip_while(|line| !(line.trim_start().starts_with("#bytes") && line.contains(heading)));
     Some(lines.nth(1)?.split_whitespace().collect())
+}
+
+/// What `ucx_perftest` prints with `-f -v`: headings and one row, with commas between.
+pub(in crate::programs) fn ucx(text: &str, heading: &str) -> Option<f64> {
+    let mut lines = text.lines().skip_while(|line| !line.starts_with("iterations,"));
+    let column = lines.next()?.split(',').position(|other| other.trim() == heading)?;
+    lines.next()?.split(',').nth(column)?.trim().parse().ok()
 }
 
 fn perftest(text: &str, heading: &str, column: usize) -> Option<f64> {

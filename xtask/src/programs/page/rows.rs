@@ -2,6 +2,7 @@
 
 use super::Read::{
     Fio, Line, MegabitsPerSecond, Milliseconds, PerftestRate, PerftestTime, PingpongRate, PingpongTime, Qperf,
+    UcxMessages, UcxRate, UcxTime,
 };
 use super::{Commands, Drive, Figure, Read, Row, Unit, mpi};
 use crate::programs::qemu;
@@ -38,6 +39,10 @@ const fn time(of: &'static str, read: Read, tcp: Option<Read>) -> Figure {
 
 const fn rate(of: &'static str, read: Read, tcp: Option<Read>) -> Figure {
     Figure { of, unit: Unit::GigabytesPerSecond, read, tcp }
+}
+
+const fn messages(of: &'static str, read: Read, tcp: Option<Read>) -> Figure {
+    Figure { of, unit: Unit::MillionsPerSecond, read, tcp }
 }
 
 const fn took(of: &'static str, read: Read) -> Figure {
@@ -183,7 +188,65 @@ const fn example(
     row("librdmacm's examples", what, Commands::pair(server, client, port)).checks(checked, words)
 }
 
+/// `ucx_perftest` over verbs, beside UCX's own TCP; the server is told by its client what is measured.
+macro_rules! ucx {
+    ($what:literal, $transport:literal, $test:literal, $figures:expr) => {
+        row(
+            "UCX",
+            $what,
+            Commands::pair(
+                concat!("env UCX_TLS=", $transport, " doorbell run -- ucx_perftest -p 13400"),
+                concat!(
+                    "env UCX_TLS=",
+                    $transport,
+                    " doorbell run -- ucx_perftest -p 13400 127.0.0.1 -f -v ",
+                    $test
+                ),
+                13400,
+            ),
+        )
+        .beside(Commands::pair(
+            "env UCX_TLS=tcp UCX_NET_DEVICES=lo ucx_perftest -p 13401",
+            concat!("env UCX_TLS=tcp UCX_NET_DEVICES=lo ucx_perftest -p 13401 127.0.0.1 -f -v ", $test),
+            13401,
+        ))
+        .checks(
+            "that all operations complete; a program of ours compares each byte of tag, stream, active messages, put, get and \
+             atomics (`xtask/programs/ucx.c`)",
+            &[],
+        )
+        .figures($figures)
+    };
+}
+
+const UCX_TIME: &[Figure] = &[time("one way", UcxTime, Some(UcxTime))];
+const UCX_MESSAGES: &[Figure] = &[messages("messages", UcxMessages, Some(UcxMessages))];
+const UCX_RATE: &[Figure] = &[rate("throughput", UcxRate, Some(UcxRate))];
+
 pub(super) const ROWS: &[Row] = &[
+    ucx!("tagged messages over `rc_verbs`, 16 B, one at a time", "rc_v", "-t tag_lat -s 16 -n 20000 -w 1000", UCX_TIME),
+    ucx!("tagged messages over `rc_verbs`, 16 B", "rc_v", "-t tag_bw -s 16 -n 200000 -w 1000", UCX_MESSAGES),
+    ucx!("tagged messages over `rc_verbs`, 1 MiB", "rc_v", "-t tag_bw -s 1048576 -n 1000 -w 50", UCX_RATE),
+    ucx!("put over `rc_verbs`, 64 KiB", "rc_v", "-t ucp_put_bw -s 65536 -n 5000 -w 100", UCX_RATE),
+    ucx!("tagged messages over `ud_verbs`, 16 B, one at a time", "ud_verbs", "-t tag_lat -s 16 -n 5000 -w 1000", UCX_TIME),
+    row(
+        "Open MPI over UCX",
+        "two ranks",
+        Commands::alone(
+            "env UCX_TLS=rc_v doorbell run -- mpirun -n 2 --allow-run-as-root --oversubscribe --mca pml ucx \\\n    \
+             --mca btl ^openib,vader,uct ./mpi_speed",
+        ),
+    )
+    .beside(Commands::alone(
+        "env UCX_TLS=tcp,self UCX_NET_DEVICES=lo mpirun -n 2 --allow-run-as-root --oversubscribe --mca pml ucx \\\n    \
+         --mca btl ^openib,vader,uct ./mpi_speed",
+    ))
+    .driven(mpi)
+    .checks("messages that come back, byte by byte (`xtask/programs/mpi_speed.c`)", &[])
+    .figures(&[
+        time("one way, 8 B", Line("one way, 8 B: "), Some(Line("one way, 8 B: "))),
+        rate("ping-pong, 1 MiB", Line("ping-pong, 1 MiB: "), Some(Line("ping-pong, 1 MiB: "))),
+    ]),
     pingpong!("connected endpoints, 64 B", "verbs", "tcp", "msg", "64", "2000", PINGPONG_64),
     pingpong!("connected endpoints, 1 MiB", "verbs", "tcp", "msg", "1048576", "100", PINGPONG_1M),
     pingpong!("reliable datagrams over datagrams, 64 B", "verbs;ofi_rxd", "udp;ofi_rxd", "rdm", "64", "500", PINGPONG_64),
