@@ -16,10 +16,6 @@ const BATCH_BYTES: usize = 128 << 10;
 /// leave behind; more of them are worth an acknowledgement of their own.
 const HOLD_ACKS_BELOW_PACKETS: usize = 8;
 
-/// How long a link may take nothing of what is to be sent. Then it is dropped, as by a network that loses it:
-/// requests time out only where they could be sent.
-const STALLED_NS: u64 = 1_000_000_000;
-
 /// What becomes of acknowledgements that are due when a pump ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acks {
@@ -38,8 +34,6 @@ pub struct Driver<L> {
     batch: TransmitBatch,
     /// Runs of the batch before this one have left.
     next_run: usize,
-    /// Since when the link has taken nothing of what is left of the batch.
-    full_since_ns: Option<u64>,
     encapsulation: Option<(Sealer, Checker)>,
     observation: Option<Observation>,
     /// When what a caller left to be sent is sent at the latest.
@@ -69,7 +63,6 @@ impl<L: Link> Driver<L> {
         Self {
             batch: TransmitBatch::new(BATCH_BYTES, if sealed { ICRC_LEN } else { 0 }),
             next_run: 0,
-            full_since_ns: None,
             encapsulation: sealed.then(|| (Sealer::new(address, port), Checker::new(address, port))),
             observation: None,
             deferred_until_ns: None,
@@ -191,20 +184,13 @@ impl<L: Link> Driver<L> {
                     observation.note(now_ns);
                 }
             }
-            let before = self.next_run;
             if let Err(error) = self.link.transmit(now_ns, &self.batch, &mut self.next_run) {
                 // The link is broken, so no acknowledgement will leave: the program sees the completions all the same.
                 self.drop_batch();
                 return Err(error);
             }
-            if self.next_run > before {
-                self.full_since_ns = None;
-            }
             if self.is_link_full() {
-                if now_ns < self.full_since_ns.get_or_insert(now_ns).saturating_add(STALLED_NS) {
-                    return Ok(());
-                }
-                self.drop_batch();
+                return Ok(());
             }
         }
     }
@@ -213,7 +199,6 @@ impl<L: Link> Driver<L> {
     /// send nothing again while the batch waits.
     fn drop_batch(&mut self) {
         self.next_run = self.batch.runs().len();
-        self.full_since_ns = None;
         self.rnic.transmitted();
     }
 
@@ -225,9 +210,7 @@ impl<L: Link> Driver<L> {
     /// When [`pump`](Self::pump) is to be called at the latest.
     pub fn poll_timeout(&self) -> Option<u64> {
         let observation = self.observation.as_ref().and_then(Observation::poll_timeout);
-        let stalled = self.full_since_ns.map(|since_ns| since_ns.saturating_add(STALLED_NS));
-        let deadlines =
-            [self.rnic.poll_timeout(), self.link.poll_timeout(), observation, self.deferred_until_ns, stalled];
+        let deadlines = [self.rnic.poll_timeout(), self.link.poll_timeout(), observation, self.deferred_until_ns];
         deadlines.into_iter().flatten().min()
     }
 }
