@@ -91,19 +91,20 @@ pub(super) fn cut(data: &Data, fixed: u64, once: u64, mtu: PathMtu, packets: Spa
     })
 }
 
-/// If the counters are exact: the power of two whose packets have just this length, because they
-/// all are full and one carries `once` bytes more.
+/// If the counters are exact: the power of two whose packets have this length, because they all are full
+/// and one carries `once` bytes more. Counters that are read in the midst of a message are off by a little,
+/// so of all powers of two the nearest counts, as long as it explains the mean.
 pub(super) fn exact_power_of_two(data: &Data, fixed: u64, once: u64, mtu: PathMtu) -> Option<Class> {
     let mtu = mtu.bytes() as u64;
     let more = data.counted - (fixed + mtu) as f64;
     if once == 0 || more <= data.counted * EXACT {
         return None;
     }
-    let packets = (once as f64 / more).round() as u64;
-    let payload = packets.checked_mul(mtu)?;
-    let mean = (fixed + mtu) as f64 + once as f64 / packets.max(1) as f64;
+    let packets = 1_u64 << (once as f64 / more).log2().round().clamp(1.0, 31.0) as u32;
+    let payload = packets * mtu;
+    let mean = (fixed + mtu) as f64 + once as f64 / packets as f64;
     let misfit = (data.counted / mean - 1.0).abs();
-    if packets < 2 || payload > MAX_MESSAGE_BYTES || !payload.is_power_of_two() || misfit > EXACT {
+    if payload > MAX_MESSAGE_BYTES || misfit > EXACT {
         return None;
     }
     let span = Span { min: payload, max: payload };

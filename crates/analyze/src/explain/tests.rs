@@ -32,8 +32,16 @@ fn listed(answer: &Answer) -> String {
     answer.explanations.iter().map(line).collect::<String>() + &answer.verdict
 }
 
+/// The figures that were published, from `published/t2.toml`.
 mod published {
+    use doorbell_published::row;
+
     use super::*;
+
+    /// A published number: per second, or bytes.
+    fn of(id: &str) -> f64 {
+        row(id).unwrap_or_else(|| panic!("{id} is a row")).value.in_base()
+    }
 
     fn best(rates: &Rates) -> Explanation {
         explain(rates, &Hints::default()).unwrap().explanations.remove(0)
@@ -41,8 +49,8 @@ mod published {
 
     #[test]
     fn zero_length_writes() {
-        // 4.40 M packets/s in, 4.19 M out.
-        let rates = incoming((4.40e6, 4.19e6), (74.0, 62.0));
+        let (packets_in, packets_out) = (of("one-sided/write-0-packets-in"), of("one-sided/write-0-packets-out"));
+        let rates = incoming((packets_in, packets_out), (of("wire/write-0-frame"), of("wire/ack-frame")));
         let answer = explain(&rates, &Hints::default()).unwrap();
         let place = rank(&answer, MessageKind::Write, &[Pattern::OneWay], Side::Peer, 0, 4.40e6);
         assert!(place.is_some_and(|place| place < 2), "{}", listed(&answer));
@@ -54,29 +62,48 @@ mod published {
 
     #[test]
     fn writes_of_one_to_four_and_five_to_eight_bytes() {
-        for (frame, least, most) in [(78.0, 1, 4), (82.0, 5, 8)] {
-            let it = best(&incoming((481e3, 481e3), (frame, 62.0)));
+        for (frame, least, most) in [(of("wire/write-1-frame"), 1, 4), (of("wire/write-5-frame"), 5, 8)] {
+            let packets = (of("one-sided/write-1-packets-in"), of("one-sided/write-1-packets-out"));
+            let it = best(&incoming(packets, (frame, of("wire/ack-frame"))));
             assert_eq!(it.operations, [MessageKind::Write]);
             assert_eq!(it.payload_bytes, Span { min: least, max: most });
             assert_eq!((it.requester, it.pattern), (Side::Peer, Pattern::OneWay));
-            assert!(it.operations_per_s.contains(478e3));
+            assert!(it.operations_per_s.contains(of("one-sided/write-1-operations")));
             assert!(it.acks_per_packet.unwrap().contains(1.0));
         }
     }
 
     #[test]
     fn writes_of_one_byte_with_eight_outstanding() {
-        let it = best(&incoming((3.13e6, 3.08e6), (78.0, 62.0)));
+        let packets = (of("one-sided/write-1-eight-packets-in"), of("one-sided/write-1-eight-packets-out"));
+        let it = best(&incoming(packets, (of("wire/write-1-frame"), of("wire/ack-frame"))));
         assert_eq!(it.operations, [MessageKind::Write]);
         assert_eq!(it.payload_bytes, Span { min: 1, max: 4 });
-        assert!(it.operations_per_s.contains(3.1e6));
+        assert!(it.operations_per_s.contains(of("one-sided/write-1-eight-operations")));
         assert!(it.acks_per_packet.unwrap().contains(3.08 / 3.13));
     }
 
-    /// 463 k packets/s each way are 231 k requests and their responses.
+    /// What came in at one point: 64.00 bytes per packet, which no packet of 1 B has. A message of 1 B with immediate data
+    /// has 66 and an ACK 62, so half of the packets are ACKs.
+    #[test]
+    fn request_response_as_counted() {
+        let (packets, bytes) = (of("request-response/counted-packets-in"), of("request-response/counted-bytes-in"));
+        assert_eq!(bytes / packets, of("request-response/counted-bytes-per-packet"));
+        let rates = Rates { rx_packets: packets, rx_bytes: bytes, tx_packets: packets, tx_bytes: bytes };
+        let answer = explain(&rates, &Hints::default()).unwrap();
+        let place =
+            rank(&answer, MessageKind::SendImm, &[Pattern::RequestResponse], Side::Both, 1, packets / 2.0).unwrap();
+        assert!(place < answer.named, "{}", listed(&answer));
+        assert!(answer.explanations[0].pattern == Pattern::RequestResponse, "{}", listed(&answer));
+        // SENDs of 5 to 8 B have 66 bytes as well.
+        assert!(rank(&answer, MessageKind::Send, &[Pattern::RequestResponse], Side::Both, 8, packets / 2.0).is_some());
+    }
+
+    /// 463 k packets/s each way are 231 k requests and their responses. SENDs without immediate data would have 62 bytes.
     #[test]
     fn request_response_of_one_byte() {
-        let answer = explain(&incoming((463e3, 463e3), (62.0, 62.0)), &Hints::default()).unwrap();
+        let packets = (of("request-response/packets-in"), of("request-response/packets-out"));
+        let answer = explain(&incoming(packets, (62.0, 62.0)), &Hints::default()).unwrap();
         let place = rank(&answer, MessageKind::Send, &[Pattern::RequestResponse], Side::Both, 1, 231.5e3);
         assert!(place.is_some_and(|place| place < 3), "{}", listed(&answer));
         // The same bytes are SENDs one way with an ACK each, whichever side sends.
@@ -89,11 +116,22 @@ mod published {
         }
     }
 
-    /// 4154.0625 bytes per packet: 256 packets per message, one of which has a RETH.
+    /// 4154.0625 bytes per packet: 256 packets per message, one of which has a RETH. Counted were 4154.0639, since
+    /// counters are read in the midst of messages.
     #[test]
     fn writes_of_one_mib() {
-        let rates = incoming((3.005e6, 0.105e6), (4154.0625, 62.0));
-        let it = best(&rates);
+        let packets = (of("one-sided/write-1mib-packets-in"), of("one-sided/write-1mib-packets-out"));
+        for mean in ["wire/write-1mib-bytes-per-packet", "wire/write-1mib-counted-bytes-per-packet"] {
+            is_a_write_of_one_mib(&incoming(packets, (of(mean), of("wire/ack-frame"))));
+        }
+        // Counted less precisely, long messages are all that can be said.
+        let rough = explain(&incoming((3.005e6, 0.105e6), (4154.0, 62.0)), &Hints::default()).unwrap();
+        let place = rank(&rough, MessageKind::Write, &[Pattern::OneWay], Side::Peer, 1 << 20, 3.005e6 / 256.0);
+        assert!(place.is_some_and(|place| place < 2), "{}", listed(&rough));
+    }
+
+    fn is_a_write_of_one_mib(rates: &Rates) {
+        let it = best(rates);
         assert_eq!(it.operations, [MessageKind::Write]);
         assert_eq!(it.payload_bytes, Span { min: 1 << 20, max: 1 << 20 });
         assert_eq!(it.path_mtu, Some(4096));
@@ -103,10 +141,6 @@ mod published {
         // About 9 ACKs per message.
         let acks_per_message = it.acks_per_packet.unwrap().min * 256.0..=it.acks_per_packet.unwrap().max * 256.0;
         assert!(acks_per_message.contains(&8.95), "{acks_per_message:?}");
-        // Counted less precisely, long messages are all that can be said.
-        let rough = explain(&incoming((3.005e6, 0.105e6), (4154.0, 62.0)), &Hints::default()).unwrap();
-        let place = rank(&rough, MessageKind::Write, &[Pattern::OneWay], Side::Peer, 1 << 20, 3.005e6 / 256.0);
-        assert!(place.is_some_and(|place| place < 2), "{}", listed(&rough));
     }
 
     #[test]
@@ -127,7 +161,7 @@ mod published {
     /// 4166 bytes: 4162, and probably a VLAN tag.
     #[test]
     fn datagrams_with_a_vlan_tag() {
-        let rates = incoming((1e6, 0.0), (4166.0, 0.0));
+        let rates = incoming((1e6, 0.0), (of("wire/ud-4096-frame"), 0.0));
         let answer = explain(&rates, &Hints::default()).unwrap();
         let tagged = answer.explanations.iter().find(|it| it.vlan && it.transports == [Transport::Ud]).unwrap();
         assert_eq!((tagged.nearest_payload_bytes, tagged.misfit), (Some(Span { min: 4093, max: 4096 }), 0.0));
