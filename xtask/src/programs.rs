@@ -143,7 +143,7 @@ pub(crate) fn show() -> Result<(), String> {
 
 /// Programs that read sysfs, and what they say there is.
 fn sysfs() -> Result<(), String> {
-    let device = "/sys/class/infiniband/doorbell0";
+    let ports = "/sys/class/infiniband/doorbell0/ports";
     let python = "import os, stat; print(os.listdir('/sys/class/infiniband'), os.path.realpath('/sys/class/infiniband/\
         doorbell0'), stat.S_ISCHR(os.stat('/dev/infiniband/uverbs0').st_mode), len(list(os.fwalk('/sys/class/infiniband/\
         doorbell0/'))), open('/sys/class/infiniband/doorbell0/ports/1/state').read())";
@@ -156,7 +156,7 @@ fn sysfs() -> Result<(), String> {
         ),
         (&["ls", "-l", "/dev/infiniband"], &["crw-rw-rw-", "231, 192", "uverbs0", "rdma_cm"]),
         (&["cat", "/sys/class/infiniband_verbs/uverbs0/ibdev"], &["doorbell0\n"]),
-        (&["find", device, "-follow", "-name", "port_rcv_data"], &["doorbell0/ports/1/counters/port_rcv_data\n"]),
+        (&["find", ports, "-name", "port_rcv_data"], &["doorbell0/ports/1/counters/port_rcv_data\n"]),
         (
             &["grep", "-r", ".", "/sys/class/infiniband/doorbell0/ports/1/gid_attrs"],
             &["types/0:RoCE v2\n", "ndevs/0:lo\n"],
@@ -167,10 +167,7 @@ fn sysfs() -> Result<(), String> {
             &["['doorbell0'] /sys/devices/platform/doorbell.0/infiniband/doorbell0 True 10 4: ACTIVE"],
         ),
     ] {
-        // What `find` says of links that lead back up is an error of its own.
-        let mut command = on_doorbell(&[], program);
-        let output = command.stderr(Stdio::inherit()).output().map_err(|error| format!("{program:?}: {error}"))?;
-        let text = String::from_utf8_lossy(&output.stdout);
+        let text = output_of(on_doorbell(&[], program))?;
         if let Some(missing) = words.iter().find(|words| !text.contains(**words)) {
             return Err(format!("{program:?} does not say {missing:?}, but:\n{text}"));
         }
