@@ -99,9 +99,9 @@ pub(crate) fn programs(only: &[String]) -> ExitCode {
     let pages = programs::page::names();
     let (page, own): (Vec<&String>, Vec<&String>) = only.iter().partition(|name| pages.contains(&name.as_str()));
     let page: Vec<&str> = page.into_iter().map(String::as_str).collect();
-    let (ucx, own): (Vec<String>, Vec<String>) = own.into_iter().cloned().partition(|name| name == "ucx");
+    let own: Vec<String> = own.into_iter().filter(|name| *name != "ucx").cloned().collect();
     report.step("verbs programs, build", || programs::build().into());
-    if !ucx.is_empty() {
+    if only.iter().any(|name| name.eq_ignore_ascii_case("ucx")) {
         report.step("verbs programs, UCX", || network::apart(|| programs::ucx().into()));
     }
     if !own.is_empty() {
