@@ -51,6 +51,9 @@ pub struct SoftOptions {
     /// [`Access::ON_DEMAND`], so that memory which was unmapped while it was registered ends a work
     /// request instead of the process. It costs a system call each.
     pub check_memory: bool,
+    /// The same of memory that a datagram is received into, without an error where that cannot be asked (before Linux
+    /// 5.14): for programs that free the buffers of posted receives before they destroy the queue pair.
+    pub check_datagrams: bool,
     /// When acknowledgements of messages leave; `None` takes what [`ACK_VARIABLE`] says, or the default.
     pub ack: Option<AckPolicy>,
     /// Seeds keys and numbers; `None` takes the operating system's randomness.
@@ -67,6 +70,7 @@ impl Default for SoftOptions {
             receive_buffer_bytes: None,
             check_elements_late: false,
             check_memory: false,
+            check_datagrams: false,
             ack: None,
             seed: None,
         }
@@ -172,6 +176,9 @@ fn start(end: LinkEnd, options: &SoftOptions) -> Result<Soft, Error> {
     }
     if can_bring_in() {
         rnic.page_with(Arc::new(OwnMemory));
+        if options.check_datagrams {
+            rnic.expect_datagrams_with(Arc::new(OwnMemory));
+        }
     }
     let queue = Arc::clone(rnic.events());
     let port = Port::start(rnic, link, readable, udp_port).map_err(Error::os("the progress thread could not start"))?;

@@ -14,7 +14,9 @@ const DIFFERENCES: &[(&str, &str)] = &[
     ("device/device", "the parent, as adapters have one (their PCI device); rxe is a virtual device without"),
     ("verbs/device", "the same"),
     ("device/hca_type", "adapters have it, and ibstat shows it"),
-    ("device/hw_rev", "the same"),
+    ("device/fw_ver", "rxe leaves it empty; adapters have it, and ibv_devinfo shows it"),
+    ("device/ports/1/cm_*", "what the kernel's connection manager counts, which has no part in ours"),
+    ("device/hw_rev", "adapters have it, and ibstat shows it"),
     ("device/board_id", "the same, for ibv_devinfo"),
 ];
 

@@ -130,6 +130,13 @@ impl Rnic {
         self.regions.page_with(pager);
     }
 
+    /// Who is asked, from now on, whether the memory is there that a datagram is to be received into. Programs may
+    /// unmap the buffers of posted receives while these are registered: an RNIC holds the pages itself, and nobody
+    /// notices. Connections end before their memory does, but anybody may send a datagram.
+    pub fn expect_datagrams_with(&mut self, pager: Arc<dyn Pager>) {
+        self.core.memory.datagram_pager = Some(pager);
+    }
+
     /// Deregisters memory. When this returns, the RNIC does not touch it any more. Refused while
     /// memory windows are bound to it.
     pub fn deregister(&mut self, region: &Region) -> Result<(), ObjectError> {

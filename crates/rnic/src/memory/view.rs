@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use doorbell_wire::RKey;
 
-use super::{Access, LKey, MemoryError, PdId, Region, RegionDirectory, Sge, Through, WindowBinding};
+use super::{Access, LKey, MemoryError, Pager, PdId, Region, RegionDirectory, Sge, Through, WindowBinding};
 
 /// How many keys an engine remembers, so that the data path takes no lock.
 const CACHE_SLOTS: usize = 256;
@@ -16,12 +16,14 @@ pub(crate) struct Memory {
     directory: Arc<dyn RegionDirectory>,
     /// Elements of work requests are checked when they are used, not when they are posted.
     pub(crate) checks_late: bool,
+    /// Who is asked whether the memory is there that a datagram is to go to.
+    pub(crate) datagram_pager: Option<Arc<dyn Pager>>,
     cache: Box<[Option<Arc<Region>>; CACHE_SLOTS]>,
 }
 
 impl Memory {
     pub(crate) fn new(directory: Arc<dyn RegionDirectory>) -> Self {
-        Self { directory, checks_late: false, cache: Box::new([const { None }; CACHE_SLOTS]) }
+        Self { directory, checks_late: false, datagram_pager: None, cache: Box::new([const { None }; CACHE_SLOTS]) }
     }
 
     /// Drops what is gone from the cache: when this returns, this engine neither touches it nor keeps it
@@ -96,6 +98,26 @@ impl Memory {
             skip = 0;
         }
         debug_assert_eq!(done, out.len(), "the elements hold what the packet was sized for");
+        Ok(())
+    }
+
+    /// Brings in the memory that a datagram of `length` bytes is to go to, if that is wanted.
+    #[inline]
+    pub(crate) fn expect_datagram(&mut self, pd: PdId, sges: &[Sge], mut length: u64) -> Result<(), MemoryError> {
+        let Some(pager) = self.datagram_pager.clone() else { return Ok(()) };
+        for sge in sges {
+            let take = length.min(sge.length.into());
+            if take == 0 {
+                continue;
+            }
+            let region = self.local_region(sge.lkey)?;
+            let offset = region.check(pd, sge.address, take, Access::LOCAL_WRITE)?;
+            let is_asked_anyway = region.is_null || region.pager.is_some();
+            if !is_asked_anyway && !pager.bring_in(region.base.wrapping_add(offset), take as usize, true) {
+                return Err(MemoryError::NotThere { key: region.key, address: sge.address, length: take });
+            }
+            length -= take;
+        }
         Ok(())
     }
 
