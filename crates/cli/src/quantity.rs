@@ -59,12 +59,12 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     })
 }
 
-/// The same, of memory here.
+/// Parses a size in bytes of memory that this process is to have.
 pub(crate) fn memory_bytes(text: &str) -> Result<usize, String> {
     usize::try_from(bytes(text)?).map_err(|_| "it is more than this machine can address".to_owned())
 }
 
-/// Parses an amount of memory; a number without a unit is of MiB.
+/// Parses an amount of memory and returns it in MiB; a number without a unit is a number of MiB.
 pub(crate) fn mebibytes(text: &str) -> Result<usize, String> {
     let given = if split(text).1.is_empty() { format!("{text}M") } else { text.to_owned() };
     let mib = whole(&given, &BINARY).filter(|bytes| bytes % (1 << 20) == 0).map(|bytes| bytes >> 20);
@@ -77,7 +77,7 @@ pub(crate) fn count<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
     let number = whole(text, &DECIMAL).ok_or_else(|| {
         "it is a whole number; an exponent, or k, M or G for thousands, may follow, as in 1e6".to_owned()
     })?;
-    // All of these types have a power of two of values.
+    // The largest value of each unsigned type is a power of two less one.
     let most = (1..64).map(|bits| (1_u64 << bits) - 1).take_while(|&most| T::try_from(most).is_ok()).last();
     T::try_from(number).map_err(|_| format!("it is at most {}", most.unwrap_or(0)))
 }
@@ -92,7 +92,7 @@ pub(crate) fn seconds(text: &str) -> Result<f64, String> {
     let (number, unit) = split(text);
     let factor = SECONDS.iter().find(|(name, _)| *name == unit).map(|(_, factor)| factor);
     let value = factor.zip(number.parse::<f64>().ok()).map(|(factor, number)| factor * number);
-    // A `Duration` has to hold it: whoever means this long means for ever.
+    // Callers make a `Duration` of it, which cannot be negative, infinite or longer than 2^64 s.
     value
         .filter(|value| Duration::try_from_secs_f64(*value).is_ok())
         .ok_or_else(|| "it is a number of seconds, or of ns, us, ms, s, min or h, as in 500ms".to_owned())

@@ -52,7 +52,7 @@ pub(crate) fn completions(arguments: &Completions, mut command: Command) -> Resu
 
 #[derive(Args)]
 pub(crate) struct Man {
-    /// The command whose page is printed, as in bench bw; none is doorbell itself
+    /// Prints the page of this command, such as bench bw; without one, that of doorbell itself
     #[arg(value_name = "COMMAND")]
     path: Vec<String>,
     /// Write the pages of all commands to this folder, as doorbell-bench-bw.1

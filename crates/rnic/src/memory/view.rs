@@ -16,7 +16,7 @@ pub(crate) struct Memory {
     directory: Arc<dyn RegionDirectory>,
     /// Elements of work requests are checked when they are used, not when they are posted.
     pub(crate) checks_late: bool,
-    /// Who is asked whether the memory is there that a datagram is to go to.
+    /// Knows whether the memory of a datagram's receive is there; `None` where nobody wants that asked.
     pub(crate) datagram_pager: Option<Arc<dyn Pager>>,
     cache: Box<[Option<Arc<Region>>; CACHE_SLOTS]>,
 }

@@ -234,7 +234,7 @@ impl Run<'_> {
     }
 }
 
-/// Compiles our own program for MPI into the folder of the run.
+/// Compiles `mpi_speed.c` into the folder of the run, and runs the row's command, which starts it.
 fn mpi(run: &Run<'_>) -> Result<String, String> {
     let program = run.folder.join("mpi_speed").to_string_lossy().into_owned();
     let source = root().join("xtask/programs/mpi_speed.c").to_string_lossy().into_owned();
