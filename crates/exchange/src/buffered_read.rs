@@ -21,18 +21,19 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use doorbell_protocols::Protocol;
 use doorbell_verbs::{Access, MemoryKind, Payload, Pd, PostError, Qp, Region, SendFlags, SendOperation, SendRequest};
 use smallvec::SmallVec;
 
 use crate::buffered_write::{HEAD, PeerRing, WORDS};
 use crate::config::Config;
-use crate::connection::{Backpressure, MessageId, Properties, Side, ZeroCopy};
-use crate::duplex::{self, Design, INCOMING_TAG, Incoming, Outgoing};
+use crate::connection::{Backpressure, MessageId};
+use crate::duplex::{self, Halves, INCOMING_TAG, Incoming, Outgoing};
 use crate::error::{ConnectError, ConnectionError};
 use crate::line::Queues;
 use crate::outbox::{Source, Word};
 use crate::ring::{Ring, RingMessage, WORD, ring_bytes, space};
-use crate::setup::{EndpointDescription, ProtocolId, RemoteRegion};
+use crate::setup::{EndpointDescription, RemoteRegion};
 
 pub use crate::ring::RingMessage as Message;
 
@@ -64,25 +65,13 @@ pub struct Memory {
     words: Region,
 }
 
-impl Design for BufferedRead {
+impl Halves for BufferedRead {
     type Memory = Memory;
     type Out = Passive;
     type In = Puller;
 
-    fn properties(&self) -> Properties {
-        Properties {
-            zero_copy: ZeroCopy::No,
-            variable_size: true,
-            passive: Some(Side::Sender),
-            receiver_sleeps: false,
-            sender_sleeps: false,
-            slow_message_blocks: true,
-            shared_buffers: false,
-        }
-    }
-
-    fn id(&self) -> ProtocolId {
-        ProtocolId::BufferedRead
+    fn id(&self) -> Protocol {
+        Protocol::BufferedRead
     }
 
     fn memory(&self, pd: &Pd, config: &Config) -> Result<Memory, ConnectError> {

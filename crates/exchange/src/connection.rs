@@ -3,7 +3,7 @@
 //! ```no_run
 //! # fn example(pd: &doorbell_verbs::Pd, peer: &doorbell_exchange::setup::EndpointDescription)
 //! #     -> Result<(), Box<dyn std::error::Error>> {
-//! use doorbell_exchange::{Config, MessageConnection, Protocol, SendReceive};
+//! use doorbell_exchange::{Config, MessageConnection, Connector, SendReceive};
 //!
 //! let protocol = SendReceive; // or another: nothing else changes
 //! let endpoint = protocol.endpoint(pd, &Config::default(), None)?;
@@ -13,10 +13,13 @@
 //! # }
 //! ```
 
+use doorbell_protocols::Protocol;
 use doorbell_verbs::{Access, Channel, Pd, Qp, Region};
 
 use crate::config::Config;
+use crate::direct_read::Replication;
 use crate::error::{ConnectError, ConnectionError};
+use crate::send_receive::SharedReceives;
 use crate::setup::EndpointDescription;
 
 /// Names a message of a connection. Ids rise by one.
@@ -105,8 +108,8 @@ pub trait MessageConnection {
 
     /// Sends a message from memory of the program, without copying. The memory must not change
     /// until the message is done; if it does, the peer may see either. What access the region
-    /// needs, and whether bytes behind the message are used, [`Protocol::source_access`] and
-    /// [`Protocol::bytes_behind`] say.
+    /// needs, and whether bytes behind the message are used, [`Connector::source_access`] and
+    /// [`Connector::bytes_behind`] say.
     ///
     /// # Errors
     ///
@@ -202,58 +205,39 @@ pub trait MessageConnection {
     /// Messages that asked whether the peer lives: WRITEs of no bytes.
     fn keepalives(&self) -> u64;
 
+    /// Messages sent that carried no data, if those of no bytes look the same to counters; else 0.
+    fn control_sends(&self) -> u64 {
+        0
+    }
+
     /// The queue pair, for queries.
     fn qp(&self) -> &Qp;
 }
 
-/// Where a received message lies without having been copied there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ZeroCopy {
-    /// In buffers of the connection: a program that wants it elsewhere copies it.
-    No,
-    /// In buffers that the program may provide, without choosing one for each message.
-    Partly,
-    /// Where the program wants each message.
-    Yes,
+/// Several ends of one process.
+#[derive(Clone, Copy, Debug)]
+pub struct Group<'a> {
+    /// Where they are made.
+    pub pd: &'a Pd,
+    /// Where they notify.
+    pub channel: Option<&'a Channel>,
+    /// How many.
+    pub count: usize,
+    /// Receives that they share. Only Send-Receive uses them.
+    pub shared: Option<&'a SharedReceives>,
+    /// One thread receives from all of them, so that they may share a ring.
+    pub one_thread: bool,
 }
 
-/// One side of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
-    /// The one that sends.
-    Sender,
-    /// The one that receives.
-    Receiver,
-}
-
-/// What a protocol can do and what not, by which programs choose.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Properties {
-    /// Does a message arrive where the program wants it?
-    pub zero_copy: ZeroCopy,
-    /// Do short messages take no more memory than they need?
-    pub variable_size: bool,
-    /// The side that posts nothing but the goodbye, if there is one.
-    pub passive: Option<Side>,
-    /// Can a receiver sleep until a message comes?
-    pub receiver_sleeps: bool,
-    /// Can a sender sleep until its message is done?
-    pub sender_sleeps: bool,
-    /// Does a message that is held for long block those behind it, once buffers are full?
-    pub slow_message_blocks: bool,
-    /// Can connections share their receive buffers?
-    pub shared_buffers: bool,
-}
-
-/// A protocol, with the variant of it that is meant: how connections are made.
-pub trait Protocol {
+/// Makes connections of one protocol, in one of its variants.
+pub trait Connector {
     /// One end of a connection to be.
     type Endpoint;
     /// A connection.
     type Connection: MessageConnection;
 
-    /// What it can do and what not.
-    fn properties(&self) -> Properties;
+    /// Which protocol and variant: its name and what it can do.
+    fn protocol(&self) -> Protocol;
 
     /// What a region has to be registered for that messages are sent from
     /// ([`MessageConnection::send_from`]).
@@ -270,9 +254,27 @@ pub trait Protocol {
     /// Makes an end. With a channel, [`MessageConnection::arm`] notifies there.
     fn endpoint(&self, pd: &Pd, config: &Config, channel: Option<&Channel>) -> Result<Self::Endpoint, ConnectError>;
 
+    /// Makes several ends.
+    ///
+    /// # Errors
+    ///
+    /// One of them cannot be made.
+    fn endpoints(&self, group: &Group<'_>, config: &Config) -> Result<Vec<Self::Endpoint>, ConnectError> {
+        (0..group.count).map(|_| self.endpoint(group.pd, config, group.channel)).collect()
+    }
+
     /// What the peer needs to know.
     fn describe(&self, endpoint: &Self::Endpoint) -> EndpointDescription;
 
     /// Connects with the peer whose description this is. From then on it can be sent to.
     fn connect(&self, endpoint: Self::Endpoint, peer: &EndpointDescription) -> Result<Self::Connection, ConnectError>;
+
+    /// One source for the readers at the other ends of these connections, if the protocol has that.
+    ///
+    /// # Errors
+    ///
+    /// A connection cannot be part of it.
+    fn replicate(_connections: Vec<Self::Connection>) -> Result<Option<Replication>, ConnectError> {
+        Ok(None)
+    }
 }

@@ -20,19 +20,20 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use doorbell_protocols::Protocol;
 use doorbell_verbs::{
     Access, MemoryKind, Payload, Pd, PostError, Qp, RKey, Region, SendFlags, SendOperation, SendRequest, Sge,
 };
 use smallvec::SmallVec;
 
 use crate::config::Config;
-use crate::connection::{Backpressure, MessageId, Properties, Received, ZeroCopy};
-use crate::duplex::{self, Design, INCOMING_TAG, Incoming, Outgoing};
+use crate::connection::{Backpressure, MessageId, Received};
+use crate::duplex::{self, Halves, INCOMING_TAG, Incoming, Outgoing};
 use crate::error::{ConnectError, ConnectionError};
 use crate::line::Queues;
 use crate::outbox::{Outbox, Source, Staged, Word};
 use crate::ring::WORD;
-use crate::setup::{EndpointDescription, ProtocolId, RemoteRegion};
+use crate::setup::{EndpointDescription, RemoteRegion};
 use crate::slots::Slots;
 
 /// The protocol Direct-Write.
@@ -73,25 +74,13 @@ pub struct Memory {
     buffers: Region,
 }
 
-impl Design for DirectWrite {
+impl Halves for DirectWrite {
     type Memory = Memory;
     type Out = Granted;
     type In = Buffers;
 
-    fn properties(&self) -> Properties {
-        Properties {
-            zero_copy: ZeroCopy::Partly,
-            variable_size: false,
-            passive: None,
-            receiver_sleeps: false,
-            sender_sleeps: true,
-            slow_message_blocks: false,
-            shared_buffers: false,
-        }
-    }
-
-    fn id(&self) -> ProtocolId {
-        ProtocolId::DirectWrite
+    fn id(&self) -> Protocol {
+        Protocol::DirectWrite
     }
 
     fn memory(&self, pd: &Pd, config: &Config) -> Result<Memory, ConnectError> {

@@ -3,17 +3,18 @@
 //! The protocols that write into the peer's memory or read from it are made so. What they have in
 //! common stands here: completions, receives without buffers, the end.
 
+use doorbell_protocols::Protocol;
 use doorbell_verbs::{
     Access, Attachment, Channel, Completion, CompletionOpcode, Pd, PostError, Qp, RecvRequest, Status,
 };
 
 use crate::config::{Config, LONGEST_TRANSFER};
-use crate::connection::{Backpressure, MessageConnection, MessageId, Properties, Protocol, Received, Submit};
+use crate::connection::{Backpressure, Connector, Group, MessageConnection, MessageId, Received, Submit};
 use crate::error::{ConnectError, ConnectionError, Misuse};
 use crate::line::{CONTROL_TAG, Closing, Line, LineEnd, Queues, RECEIVE_TAG};
 use crate::outbox::Source;
 use crate::ring::WORD;
-use crate::setup::{EndpointDescription, ProtocolId, RemoteRegion};
+use crate::setup::{EndpointDescription, RemoteRegion};
 
 /// Completions taken at a time.
 const POLL_LIST: usize = 32;
@@ -94,7 +95,7 @@ pub trait Incoming {
 }
 
 /// A protocol of two halves.
-pub trait Design: Clone {
+pub trait Halves: Clone {
     /// What is allocated before the peer is known.
     type Memory: std::fmt::Debug;
     /// The half that sends.
@@ -102,12 +103,14 @@ pub trait Design: Clone {
     /// The half that receives.
     type In: Incoming;
 
-    /// What it can do.
-    fn properties(&self) -> Properties;
     /// Which protocol and variant.
-    fn id(&self) -> ProtocolId;
+    fn id(&self) -> Protocol;
     /// Allocates.
     fn memory(&self, pd: &Pd, config: &Config) -> Result<Self::Memory, ConnectError>;
+    /// Makes several ends.
+    fn ends(&self, group: &Group<'_>, config: &Config) -> Result<Vec<Endpoint<Self>>, ConnectError> {
+        (0..group.count).map(|_| self.endpoint(group.pd, config, group.channel)).collect()
+    }
     /// What the peer is told of it.
     fn regions(memory: &Self::Memory) -> [RemoteRegion; 2];
     /// What the peer may do.
@@ -126,43 +129,43 @@ pub trait Design: Clone {
 
 /// One end of a connection to be: made, but not connected.
 #[derive(Debug)]
-pub struct Endpoint<D: Design> {
-    design: D,
+pub struct Endpoint<H: Halves> {
+    halves: H,
     config: Config,
     end: LineEnd,
-    memory: D::Memory,
+    memory: H::Memory,
 }
 
-impl<D: Design> Endpoint<D> {
+impl<H: Halves> Endpoint<H> {
     pub(crate) fn with_memory(
-        design: &D,
+        halves: &H,
         pd: &Pd,
         config: &Config,
         channel: Option<&Channel>,
-        memory: D::Memory,
+        memory: H::Memory,
     ) -> Result<Self, ConnectError> {
-        let queues = Self::queues(design, config);
+        let queues = Self::queues(halves, config);
         let cq = LineEnd::completion_queue(pd, queues, channel)?;
-        let end = LineEnd::new(pd, queues, None, cq, design.id())?;
-        Ok(Self { design: design.clone(), config: config.clone(), end, memory })
+        let end = LineEnd::new(pd, queues, None, cq, halves.id())?;
+        Ok(Self { halves: halves.clone(), config: config.clone(), end, memory })
     }
 
-    fn queues(design: &D, config: &Config) -> Queues {
-        let queues = design.queues(config);
+    fn queues(halves: &H, config: &Config) -> Queues {
+        let queues = halves.queues(config);
         Queues { receives: queues.receives + WORD_RECEIVES, ..queues }
     }
 
     /// What the peer needs to know.
     pub fn description(&self) -> EndpointDescription {
-        EndpointDescription { regions: D::regions(&self.memory), ..self.end.description(&self.config) }
+        EndpointDescription { regions: H::regions(&self.memory), ..self.end.description(&self.config) }
     }
 
     /// Connects with the peer whose description this is. Receives are posted before it can send.
-    pub fn connect(self, peer: &EndpointDescription) -> Result<Connection<D>, ConnectError> {
-        let Self { design, config, end, memory } = self;
-        end.prepare(&config, peer, design.access())?;
-        let (outgoing, incoming) = design.halves(&end.pd, &config, memory, peer)?;
-        post_receives(&end.qp, Self::queues(&design, &config).receives)?;
+    pub fn connect(self, peer: &EndpointDescription) -> Result<Connection<H>, ConnectError> {
+        let Self { halves, config, end, memory } = self;
+        end.prepare(&config, peer, halves.access())?;
+        let (outgoing, incoming) = halves.halves(&end.pd, &config, memory, peer)?;
+        post_receives(&end.qp, Self::queues(&halves, &config).receives)?;
         Ok(Connection { line: end.connect(&config, peer)?, outgoing, incoming })
     }
 }
@@ -178,36 +181,40 @@ fn post_receives(qp: &Qp, count: usize) -> Result<(), PostError> {
     Ok(())
 }
 
-impl<D: Design> Protocol for D {
-    type Endpoint = Endpoint<D>;
-    type Connection = Connection<D>;
+impl<H: Halves> Connector for H {
+    type Endpoint = Endpoint<H>;
+    type Connection = Connection<H>;
 
-    fn properties(&self) -> Properties {
-        Design::properties(self)
+    fn protocol(&self) -> Protocol {
+        self.id()
     }
 
-    fn endpoint(&self, pd: &Pd, config: &Config, channel: Option<&Channel>) -> Result<Endpoint<D>, ConnectError> {
+    fn endpoint(&self, pd: &Pd, config: &Config, channel: Option<&Channel>) -> Result<Endpoint<H>, ConnectError> {
         config.check()?;
         Endpoint::with_memory(self, pd, config, channel, self.memory(pd, config)?)
     }
 
-    fn describe(&self, endpoint: &Endpoint<D>) -> EndpointDescription {
+    fn endpoints(&self, group: &Group<'_>, config: &Config) -> Result<Vec<Endpoint<H>>, ConnectError> {
+        self.ends(group, config)
+    }
+
+    fn describe(&self, endpoint: &Endpoint<H>) -> EndpointDescription {
         endpoint.description()
     }
 
-    fn connect(&self, endpoint: Endpoint<D>, peer: &EndpointDescription) -> Result<Connection<D>, ConnectError> {
+    fn connect(&self, endpoint: Endpoint<H>, peer: &EndpointDescription) -> Result<Connection<H>, ConnectError> {
         endpoint.connect(peer)
     }
 }
 
 /// A connection: a non-blocking state machine, see [`MessageConnection`].
-pub struct Connection<D: Design> {
+pub struct Connection<H: Halves> {
     line: Line,
-    outgoing: D::Out,
-    incoming: D::In,
+    outgoing: H::Out,
+    incoming: H::In,
 }
 
-impl<D: Design> std::fmt::Debug for Connection<D> {
+impl<H: Halves> std::fmt::Debug for Connection<H> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Connection")
             .field("qpn", &self.line.qp.qpn())
@@ -218,7 +225,7 @@ impl<D: Design> std::fmt::Debug for Connection<D> {
     }
 }
 
-impl<D: Design> Drop for Connection<D> {
+impl<H: Halves> Drop for Connection<H> {
     fn drop(&mut self) {
         // The peer reaches nothing any more from here on.
         self.line.fail();
@@ -226,7 +233,7 @@ impl<D: Design> Drop for Connection<D> {
     }
 }
 
-impl<D: Design> Connection<D> {
+impl<H: Halves> Connection<H> {
     /// Takes completions, one list. Returns how many are news.
     #[inline]
     fn reap(&mut self) -> Result<usize, ConnectionError> {
@@ -342,8 +349,8 @@ impl<D: Design> Connection<D> {
     }
 }
 
-impl<D: Design> MessageConnection for Connection<D> {
-    type Message = <D::In as Incoming>::Message;
+impl<H: Halves> MessageConnection for Connection<H> {
+    type Message = <H::In as Incoming>::Message;
 
     #[inline]
     fn send(&mut self, message: &[u8]) -> Result<Submit, ConnectionError> {

@@ -136,9 +136,9 @@ pub enum ConnectError {
     #[error("this end speaks {own}, the peer {peer}")]
     Protocol {
         /// Here.
-        own: crate::setup::ProtocolId,
+        own: doorbell_protocols::WireId,
         /// There.
-        peer: crate::setup::ProtocolId,
+        peer: doorbell_protocols::WireId,
     },
     /// A setting is out of range.
     #[error("{what} is {given}, allowed is {allowed}")]

@@ -32,11 +32,89 @@ mod slots;
 pub use buffered_read::BufferedRead;
 pub use buffered_write::BufferedWrite;
 pub use config::{Config, MAX_BATCH, MAX_POLL_LIST, MAX_REPOST_LIST, MAX_WINDOW};
-pub use connection::{
-    Backpressure, MessageConnection, MessageId, Outcome, Properties, Protocol, Received, Side, Submit, ZeroCopy,
-};
+pub use connection::{Backpressure, Connector, Group, MessageConnection, MessageId, Outcome, Received, Submit};
 pub use direct_read::DirectRead;
 pub use direct_write::DirectWrite;
 pub use error::{ConnectError, ConnectionError, Misuse};
 pub use send_receive::SendReceive;
 pub use shared_write::SharedWrite;
+
+pub use doorbell_protocols as protocols;
+use doorbell_protocols::Protocol;
+
+/// What makes connections of a protocol that is chosen at run time. [`with_connector!`] does something with what is in
+/// it, by code of that protocol alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // each is the protocol of this name
+pub enum AnyConnector {
+    SendReceive(SendReceive),
+    DirectRead(DirectRead),
+    DirectWrite(DirectWrite),
+    BufferedWrite(BufferedWrite),
+    SharedWrite(SharedWrite),
+    BufferedRead(BufferedRead),
+}
+
+impl From<Protocol> for AnyConnector {
+    fn from(protocol: Protocol) -> Self {
+        use buffered_write::Acknowledge::{Read, Send};
+        use buffered_write::Notification::{Immediate, Reverse, TailOffset};
+        use direct_read::Acknowledge as Reported;
+        let read = |fenced, acknowledge| Self::DirectRead(DirectRead { fenced, acknowledge, ..DirectRead::default() });
+        let written = |notification, acknowledge| Self::BufferedWrite(BufferedWrite { notification, acknowledge });
+        match protocol {
+            Protocol::SendReceive => Self::SendReceive(SendReceive),
+            Protocol::DirectRead => read(false, Reported::SignalByte),
+            Protocol::DirectReadFenced => read(true, Reported::SignalByte),
+            Protocol::DirectReadSend => read(false, Reported::Send),
+            Protocol::DirectReadFencedSend => read(true, Reported::Send),
+            Protocol::DirectWrite => Self::DirectWrite(DirectWrite),
+            Protocol::BufferedWriteImmediateSend => written(Immediate, Send),
+            Protocol::BufferedWriteImmediateRead => written(Immediate, Read),
+            Protocol::BufferedWriteTailSend => written(TailOffset, Send),
+            Protocol::BufferedWriteTailRead => written(TailOffset, Read),
+            Protocol::BufferedWriteReverseSend => written(Reverse, Send),
+            Protocol::BufferedWriteReverseRead => written(Reverse, Read),
+            Protocol::SharedWrite => Self::SharedWrite(SharedWrite),
+            Protocol::BufferedRead => Self::BufferedRead(BufferedRead),
+        }
+    }
+}
+
+/// Does something that is generic over [`Connector`]s with the one of a [`Protocol`]: once, so that the code of each
+/// protocol is as if there were no other.
+///
+/// ```
+/// use doorbell_exchange::protocols::Protocol;
+/// use doorbell_exchange::{Connector, with_connector};
+///
+/// fn bytes_behind(protocol: Protocol) -> usize {
+///     with_connector!(protocol, connector => connector.bytes_behind())
+/// }
+/// assert_eq!(bytes_behind(Protocol::DirectRead), 1);
+/// ```
+#[macro_export]
+macro_rules! with_connector {
+    ($protocol:expr, $connector:ident => $body:expr) => {
+        match $crate::AnyConnector::from($protocol) {
+            $crate::AnyConnector::SendReceive($connector) => $body,
+            $crate::AnyConnector::DirectRead($connector) => $body,
+            $crate::AnyConnector::DirectWrite($connector) => $body,
+            $crate::AnyConnector::BufferedWrite($connector) => $body,
+            $crate::AnyConnector::SharedWrite($connector) => $body,
+            $crate::AnyConnector::BufferedRead($connector) => $body,
+        }
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_protocol_has_a_connector_of_its_own() {
+        for protocol in Protocol::ALL {
+            assert_eq!(with_connector!(protocol, connector => connector.protocol()), protocol);
+        }
+    }
+}

@@ -1,6 +1,7 @@
 //! What the connections of all protocols have in common: a queue pair of the reliable kind, how it
 //! is brought up, how the peer's death is noticed, and how both sides part.
 
+use doorbell_protocols::Protocol;
 use doorbell_verbs::{
     Access, Attachment, Channel, Completion, CompletionOpcode, Cq, Notify, Payload, Pd, PostError, Psn, Qp,
     QpAttributes, QpCapacities, QpKind, QpOptions, QpState, RKey, SendFlags, SendOperation, SendRequest, Srq, Status,
@@ -9,7 +10,7 @@ use doorbell_verbs::{
 use crate::config::{Config, MAX_WINDOW};
 use crate::error::{ConnectError, ConnectionError};
 use crate::rc::{self, RcSettings};
-use crate::setup::{EndpointDescription, ProtocolId};
+use crate::setup::EndpointDescription;
 
 /// Marks the work requests of receives.
 pub(crate) const RECEIVE_TAG: u64 = 1 << 63;
@@ -51,7 +52,7 @@ pub(crate) struct LineEnd {
     pub(crate) qp: Qp,
     cq: Cq,
     psn: Psn,
-    protocol: ProtocolId,
+    protocol: Protocol,
 }
 
 impl LineEnd {
@@ -68,7 +69,7 @@ impl LineEnd {
         queues: Queues,
         srq: Option<&Srq>,
         cq: Cq,
-        protocol: ProtocolId,
+        protocol: Protocol,
     ) -> Result<Self, ConnectError> {
         let device = pd.device();
         let qp = pd.create_qp(QpOptions {
@@ -91,7 +92,7 @@ impl LineEnd {
     pub(crate) fn description(&self, config: &Config) -> EndpointDescription {
         let attributes = self.pd.device().attributes();
         EndpointDescription {
-            protocol: self.protocol,
+            protocol: self.protocol.wire_id(),
             gid: attributes.gid,
             qpn: self.qp.qpn(),
             psn: self.psn,

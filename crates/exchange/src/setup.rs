@@ -8,6 +8,7 @@ use std::io::{self, Read, Write};
 use std::net::{Ipv6Addr, TcpStream};
 use std::time::{Duration, Instant};
 
+use doorbell_protocols::WireId;
 use doorbell_verbs::{PathMtu, Psn, Qpn, RKey, Region};
 
 /// The version of the hello and of what is spoken afterwards.
@@ -20,76 +21,6 @@ const DESCRIPTION_BYTES: usize = 1 + 16 + 4 + 4 + 1 + 2 + 4 + 8 + 1 + 2 * Remote
 
 /// The most connections that are set up at once.
 pub const MAX_ENDPOINTS: usize = 4096;
-
-/// Which protocol an end speaks, variants included where the ends must agree on them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum ProtocolId {
-    /// Send-Receive.
-    SendReceive = 1,
-    /// One-sided operations without messages.
-    OneSided = 2,
-    /// Direct-Read, acknowledged by a signal byte.
-    DirectRead = 3,
-    /// Direct-Read, acknowledged by a SEND.
-    DirectReadSend = 4,
-    /// Direct-Write.
-    DirectWrite = 5,
-    /// Buffered-Write, announced by immediate data, space told by SEND.
-    BufferedWriteImmediateSend = 6,
-    /// Buffered-Write, announced by immediate data, space asked for by READ.
-    BufferedWriteImmediateRead = 7,
-    /// Buffered-Write, announced by the tail's offset, space told by SEND.
-    BufferedWriteTailSend = 8,
-    /// Buffered-Write, announced by the tail's offset, space asked for by READ.
-    BufferedWriteTailRead = 9,
-    /// Buffered-Write from the end of the ring to its start, space told by SEND.
-    BufferedWriteReverseSend = 10,
-    /// Buffered-Write from the end of the ring to its start, space asked for by READ.
-    BufferedWriteReverseRead = 11,
-    /// Shared-Write.
-    SharedWrite = 12,
-    /// Buffered-Read.
-    BufferedRead = 13,
-}
-
-impl ProtocolId {
-    const ALL: [Self; 13] = [
-        Self::SendReceive,
-        Self::OneSided,
-        Self::DirectRead,
-        Self::DirectReadSend,
-        Self::DirectWrite,
-        Self::BufferedWriteImmediateSend,
-        Self::BufferedWriteImmediateRead,
-        Self::BufferedWriteTailSend,
-        Self::BufferedWriteTailRead,
-        Self::BufferedWriteReverseSend,
-        Self::BufferedWriteReverseRead,
-        Self::SharedWrite,
-        Self::BufferedRead,
-    ];
-}
-
-impl std::fmt::Display for ProtocolId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::SendReceive => "Send-Receive",
-            Self::OneSided => "one-sided operations",
-            Self::DirectRead => "Direct-Read with signal bytes",
-            Self::DirectReadSend => "Direct-Read acknowledged by SEND",
-            Self::DirectWrite => "Direct-Write",
-            Self::BufferedWriteImmediateSend => "Buffered-Write with immediate data, acknowledged by SEND",
-            Self::BufferedWriteImmediateRead => "Buffered-Write with immediate data, acknowledged by READ",
-            Self::BufferedWriteTailSend => "Buffered-Write with tail offset, acknowledged by SEND",
-            Self::BufferedWriteTailRead => "Buffered-Write with tail offset, acknowledged by READ",
-            Self::BufferedWriteReverseSend => "Buffered-Write in reverse, acknowledged by SEND",
-            Self::BufferedWriteReverseRead => "Buffered-Write in reverse, acknowledged by READ",
-            Self::SharedWrite => "Shared-Write",
-            Self::BufferedRead => "Buffered-Read",
-        })
-    }
-}
 
 /// Memory that a peer may reach.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -123,7 +54,7 @@ impl RemoteRegion {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndpointDescription {
     /// What it speaks.
-    pub protocol: ProtocolId,
+    pub protocol: WireId,
     /// The device.
     pub gid: Ipv6Addr,
     /// The queue pair.
@@ -210,7 +141,7 @@ pub enum SetupError {
 impl EndpointDescription {
     /// Appends what the peer is sent of it.
     pub fn encode(&self, out: &mut Vec<u8>) {
-        out.push(self.protocol as u8);
+        out.push(self.protocol.get());
         out.extend(self.gid.octets());
         out.extend(self.qpn.get().to_be_bytes());
         out.extend(self.psn.get().to_be_bytes());
@@ -244,9 +175,8 @@ impl EndpointDescription {
         }
         let bytes = &mut bytes;
         let [number] = take(bytes)?;
-        let protocol = ProtocolId::ALL.into_iter().find(|known| *known as u8 == number);
         let description = Self {
-            protocol: protocol.ok_or("a protocol that is not known")?,
+            protocol: WireId::known(number).ok_or("a protocol that is not known")?,
             gid: Ipv6Addr::from(take::<16>(bytes)?),
             qpn: Qpn::new(u32::from_be_bytes(take(bytes)?)),
             psn: Psn::new(u32::from_be_bytes(take(bytes)?)),
@@ -394,12 +324,15 @@ fn exchange_within(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::net::TcpListener;
+
+    use doorbell_protocols::Protocol;
+
+    use super::*;
 
     fn description() -> EndpointDescription {
         EndpointDescription {
-            protocol: ProtocolId::SendReceive,
+            protocol: Protocol::SendReceive.wire_id(),
             gid: "::ffff:127.0.0.1".parse().unwrap(),
             qpn: Qpn::new(0x12345),
             psn: Psn::new(0xabcdef),

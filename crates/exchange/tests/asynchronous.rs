@@ -13,10 +13,10 @@ use std::time::Duration;
 use common::bare::config;
 use common::wire;
 use doorbell_exchange::asynchronous::{Async, Waiter};
-use doorbell_exchange::{Config, ConnectionError, Protocol, SendReceive, Submit};
+use doorbell_exchange::{Config, ConnectionError, Connector, SendReceive, Submit};
 use doorbell_verbs::{Channel, Device};
 
-type Connection = <SendReceive as Protocol>::Connection;
+type Connection = <SendReceive as Connector>::Connection;
 
 /// A connection on a channel, and its peer.
 fn pair(devices: &[Device; 2], channel: &Channel, config: &Config) -> (Connection, Connection) {

@@ -17,7 +17,7 @@ use doorbell_exchange::direct_read::{Acknowledge, DirectRead};
 use doorbell_exchange::send_receive::{Endpoint, Hub, Reposting, SharedOptions, SharedReceives};
 use doorbell_exchange::setup::{self, SetupError};
 use doorbell_exchange::{
-    BufferedRead, Config, ConnectionError, DirectWrite, MessageConnection, Protocol, Received, SendReceive, Submit,
+    BufferedRead, Config, ConnectionError, Connector, DirectWrite, MessageConnection, Received, SendReceive, Submit,
 };
 use doorbell_verbs::{Access, MemoryKind, SendOperation};
 
@@ -59,7 +59,7 @@ fn a_write_with_immediate_is_no_message_where_messages_are_sends() {
 /// Where words are SENDs without bytes, too.
 #[test]
 fn a_write_with_immediate_is_no_word() {
-    fn check<P: Protocol>(stage: &mut Stage, protocol: P, goodbye: u32) {
+    fn check<P: Connector>(stage: &mut Stage, protocol: P, goodbye: u32) {
         for word in [0, 1, goodbye] {
             let (mut bare, connection) = Bare::meet(&protocol, &stage.pd, &stage.other, &config(), |_| {});
             let mut connection = connection.unwrap();

@@ -9,7 +9,7 @@ use doorbell_exchange::buffered_write::{self, BufferedWrite, Notification};
 use doorbell_exchange::direct_read::{Acknowledge, DirectRead, Placement, Replication};
 use doorbell_exchange::send_receive::{Endpoint, Hub};
 use doorbell_exchange::{
-    BufferedRead, Config, ConnectError, ConnectionError, DirectWrite, MessageConnection, Misuse, Protocol, Received,
+    BufferedRead, Config, ConnectError, ConnectionError, Connector, DirectWrite, MessageConnection, Misuse, Received,
     SendReceive, SharedWrite, Submit,
 };
 use doorbell_verbs::{Access, Device, MemoryKind, Pd};
@@ -64,7 +64,7 @@ fn deliver<C: MessageConnection>(a: &mut C, b: &mut C, message: &[u8]) {
 struct TooLong;
 
 impl TooLong {
-    fn of<P: Protocol>(&self, protocol: P) {
+    fn of<P: Connector>(&self, protocol: P) {
         let (_devices, pds) = pds();
         let (mut a, mut b) = pair(&protocol, [&pds[0], &pds[1]], &config());
         refused(a.send(&[1; 401]), "a message of 401 B does not fit: 400 B are allowed here");
@@ -89,7 +89,7 @@ fn a_message_that_does_not_fit_is_refused_and_the_connection_goes_on() {
 struct NothingTaken;
 
 impl NothingTaken {
-    fn of<P: Protocol>(&self, protocol: P) {
+    fn of<P: Connector>(&self, protocol: P) {
         let (_devices, pds) = pds();
         let deaf = Config { max_message: 0, ..config() };
         let a = protocol.endpoint(&pds[0], &config(), None).unwrap();
@@ -188,7 +188,7 @@ fn connections_that_do_not_belong_there_are_not_added() {
 fn a_message_is_copied_as_far_as_there_is_room_for_it() {
     struct Copies;
     impl Copies {
-        fn of<P: Protocol>(&self, protocol: P) {
+        fn of<P: Connector>(&self, protocol: P) {
             let (_devices, pds) = pds();
             let (mut a, mut b) = pair(&protocol, [&pds[0], &pds[1]], &config());
             a.send(b"0123456789").unwrap();
@@ -212,7 +212,7 @@ fn a_message_is_copied_as_far_as_there_is_room_for_it() {
 struct Extremes;
 
 impl Extremes {
-    fn of<P: Protocol>(&self, protocol: P) {
+    fn of<P: Connector>(&self, protocol: P) {
         let (_devices, pds) = pds();
         let base = config();
         for (change, words) in [
@@ -236,7 +236,7 @@ impl Extremes {
         let inline = Config { inline: usize::MAX, ..base.clone() };
         let (mut a, mut b) = pair(&protocol, [&pds[0], &pds[1]], &inline);
         deliver(&mut a, &mut b, &[3; 400]);
-        if protocol.properties().slow_message_blocks {
+        if protocol.protocol().properties().slow_message_blocks {
             let long = Config { depth: 16384, max_message: 1 << 20, ..base };
             let error = protocol.endpoint(&pds[0], &long, None).map(drop).unwrap_err().to_string();
             let expected = "the length of the ring that the depth and the longest message need is 19634438144, \
@@ -256,8 +256,8 @@ fn configurations_that_cannot_be_are_refused_with_what_is_allowed() {
 fn a_peer_with_a_ring_that_is_too_long_is_refused() {
     struct TooLongRing;
     impl TooLongRing {
-        fn of<P: Protocol>(&self, protocol: P) {
-            if !protocol.properties().slow_message_blocks {
+        fn of<P: Connector>(&self, protocol: P) {
+            if !protocol.protocol().properties().slow_message_blocks {
                 return;
             }
             let ([device, other], [pd, _]) = pds();

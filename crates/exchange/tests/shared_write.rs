@@ -1,7 +1,7 @@
 //! Many senders, one ring: what Shared-Write does when they come, go and die.
 
 use doorbell_exchange::shared_write::{Connection, SharedRing, SharedWrite};
-use doorbell_exchange::{Config, ConnectionError, MessageConnection, Protocol, Received, Submit};
+use doorbell_exchange::{Config, ConnectionError, Connector, MessageConnection, Received, Submit};
 use doorbell_verbs::Device;
 use doorbell_verbs::soft::{self, SoftOptions};
 

@@ -17,7 +17,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use doorbell_exchange::ConnectError;
 use doorbell_exchange::rc::{self, RcSettings};
-use doorbell_exchange::setup::{EndpointDescription, ProtocolId};
+use doorbell_exchange::setup::EndpointDescription;
+use doorbell_protocols::WireId;
 use doorbell_verbs::{
     Access, Completion, Cq, Device, MemoryKind, Payload, PostError, Psn, Qp, QpCapacities, QpKind, QpOptions,
     RecvRequest, Region, SendFlags, SendOperation, SendRequest, Sge, Status,
@@ -276,7 +277,7 @@ impl End {
     fn description(&self) -> EndpointDescription {
         let attributes = self.device.attributes();
         EndpointDescription {
-            protocol: ProtocolId::OneSided, // none of the message protocols
+            protocol: WireId::ONE_SIDED, // none of the message protocols
             gid: attributes.gid,
             qpn: self.qp.qpn(),
             psn: self.psn,

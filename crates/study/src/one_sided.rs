@@ -54,7 +54,7 @@ pub struct End {
 
 /// Which end of a connection.
 #[derive(Clone, Copy, Debug)]
-pub enum Side<'a> {
+pub enum Role<'a> {
     /// The end that asks. With a channel, it can sleep there.
     Initiator(Option<&'a Channel>),
     /// The end whose memory is used.
@@ -68,12 +68,12 @@ impl End {
         parameters: &Parameters,
         bytes: usize,
         fitted: &Fitted,
-        side: Side<'_>,
+        role: Role<'_>,
     ) -> Result<Self, ConnectError> {
         let device = pd.device();
-        let (max_send_wr, max_inline, access, channel) = match side {
-            Side::Initiator(channel) => (fitted.window, max_inline(pd, parameters), Access::LOCAL_WRITE, channel),
-            Side::Target => (1, 0, target_access(parameters.operation), None),
+        let (max_send_wr, max_inline, access, channel) = match role {
+            Role::Initiator(channel) => (fitted.window, max_inline(pd, parameters), Access::LOCAL_WRITE, channel),
+            Role::Target => (1, 0, target_access(parameters.operation), None),
         };
         let cq = match channel {
             Some(channel) => device.create_cq_on(max_send_wr, channel)?,
@@ -88,7 +88,7 @@ impl End {
             signal_all: false,
         })?;
         let region = pd.allocate(fitted.send_buffers * stride(bytes), access, MemoryKind::Plain)?;
-        if matches!(side, Side::Target) && parameters.operation == Operation::Read && parameters.verify {
+        if matches!(role, Role::Target) && parameters.operation == Operation::Read && parameters.verify {
             let mut scratch = vec![0; bytes];
             for slot in 0..fitted.send_buffers {
                 payload::fill(slot as u64, &mut scratch);
@@ -110,7 +110,7 @@ impl End {
     pub fn description(&self) -> EndpointDescription {
         let attributes = self.device().attributes();
         EndpointDescription {
-            protocol: doorbell_exchange::setup::ProtocolId::OneSided,
+            protocol: doorbell_protocols::WireId::ONE_SIDED,
             gid: attributes.gid,
             qpn: self.qp.qpn(),
             psn: self.psn,

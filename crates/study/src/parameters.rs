@@ -2,11 +2,12 @@
 
 use doorbell_exchange::setup::MAX_ENDPOINTS;
 use doorbell_exchange::{Config, MAX_BATCH, MAX_WINDOW};
+use doorbell_protocols::Protocol;
 use doorbell_verbs::PathMtu;
 use doorbell_wire::cost::ATOMIC_BYTES;
 use serde::{Deserialize, Serialize};
 
-use crate::protocol::Protocol;
+use crate::memory::{bytes_behind, receiving_bytes};
 use crate::serving::Serving;
 
 /// What is measured.
@@ -371,7 +372,7 @@ impl Parameters {
             let allowed = "send-receive for one-sided operations, which are no messages of any protocol";
             return refuse(Setting::Protocol, protocol.name(), allowed.to_owned());
         }
-        if !self.credits && protocol != Protocol::SendReceive {
+        if !self.credits && !protocol.is_possible_without_credits() {
             return refuse(Setting::Credits, "off", format!("on for {protocol}, which is nothing without"));
         }
         if self.events && !protocol.properties().receiver_sleeps && !self.operation.is_one_sided() {
@@ -404,7 +405,7 @@ impl Parameters {
         let one_sided = self.operation.is_one_sided();
         let (fixed, each) = match one_sided {
             true => (0, 0),
-            false => self.protocol.receiving_bytes(size, self.window),
+            false => receiving_bytes(self.protocol, size, self.window),
         };
         // Inline data lies in the queues, for which as much is allowed again: a queue has up to
         // twice as many places as the window, each with room for it.
@@ -447,7 +448,7 @@ impl Parameters {
         let mut send_buffers = window;
         if send_buffers > for_sending {
             // What tells that a message was read, no other may use meanwhile.
-            if self.verify || self.protocol.bytes_behind() > 0 {
+            if self.verify || bytes_behind(self.protocol) > 0 {
                 notes.push(format!("window cut from {window} to {for_sending} by the memory cap"));
                 window = for_sending;
             } else {
@@ -460,7 +461,7 @@ impl Parameters {
 
     /// Bytes from one send buffer to the next.
     pub(crate) fn stride(&self, size: usize) -> usize {
-        stride(size + self.protocol.bytes_behind())
+        stride(size + bytes_behind(self.protocol))
     }
 
     /// The path MTU to ask for.
@@ -570,8 +571,8 @@ mod tests {
         let threads = Serving { threads: 2, ..Serving::default() };
         let single = Serving { single_receiver: true, ..Serving::default() };
         let shared = Serving { shared_receives: Some(SharedBy::Lock), ..Serving::default() };
-        use crate::protocol::Protocol;
         use Setting::*;
+        use doorbell_protocols::Protocol;
         for (wrong, setting) in [
             (Parameters { sizes: vec![], ..good() }, Sizes),
             (Parameters { sizes: vec![1; 2000], ..good() }, Sizes),

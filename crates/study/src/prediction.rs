@@ -1,10 +1,10 @@
 //! What the arithmetic of packets says of a point, from the operations that a message takes.
 
+use doorbell_protocols::{End, Posts, Protocol, Run, Size, Step};
 use doorbell_wire::{MessageKind, OuterKind, PathMtu, Response, Transport, message_cost};
 use serde::{Deserialize, Serialize};
 
 use crate::parameters::Operation;
-use crate::protocol::Protocol;
 
 /// What one end must have sent, by the arithmetic of packets.
 ///
@@ -76,92 +76,30 @@ pub struct Path {
     pub ipv6: bool,
 }
 
-/// Operations of one kind that an end posts.
-#[derive(Clone, Copy, Debug)]
-struct Posts {
-    kind: MessageKind,
-    bytes: u64,
-    least: u64,
-    /// `None` if nobody knows beforehand.
-    most: Option<u64>,
-}
-
-impl Posts {
-    fn exactly(count: u64, kind: MessageKind, bytes: u64) -> Self {
-        Self { kind, bytes, least: count, most: Some(count) }
-    }
-
-    fn range(least: u64, most: u64, kind: MessageKind, bytes: u64) -> Self {
-        Self { kind, bytes, least: least.min(most), most: Some(most) }
-    }
-
-    /// READs of an offset, as often as an end likes that has `sent` so many.
-    fn asking(sent: u64) -> Self {
-        Self { kind: MessageKind::Read, bytes: WORD, least: 0, most: if sent == 0 { Some(0) } else { None } }
-    }
-}
-
-/// Bytes of a read request.
-const REQUEST: u64 = 16;
-/// Bytes of a grant.
-const GRANT: u64 = 16;
-/// Bytes of an offset, and of what tells of a message beside it.
-const WORD: u64 = 8;
-
 impl Path {
     /// What an end posts that sends and receives so many messages, beside SENDs without bytes.
     fn posts(&self, sent: u64, received: u64) -> Vec<Posts> {
-        use MessageKind::{CompareSwap, FetchAdd, Read, Send, SendImm, Write, WriteImm};
         let bytes = self.bytes as u64;
-        let data = |kind, more| Posts::exactly(sent, kind, bytes + more);
+        let one_sided = |operation| vec![Posts { operation, bytes, all_bytes: None, least: sent, most: Some(sent) }];
         match self.operation {
-            Operation::Write => return vec![data(Write, 0)],
-            Operation::Read => return vec![data(Read, 0)],
-            Operation::CompareSwap => return vec![data(CompareSwap, 0)],
-            Operation::FetchAdd => return vec![data(FetchAdd, 0)],
+            Operation::Write => return one_sided(MessageKind::Write),
+            Operation::Read => return one_sided(MessageKind::Read),
+            Operation::CompareSwap => return one_sided(MessageKind::CompareSwap),
+            Operation::FetchAdd => return one_sided(MessageKind::FetchAdd),
             Operation::Send | Operation::RequestResponse => {}
         }
-        match self.protocol {
-            Protocol::SendReceive => vec![data(if self.credits { SendImm } else { Send }, 0)],
-            Protocol::DirectRead | Protocol::DirectReadFenced => vec![
-                Posts::exactly(sent, Send, REQUEST),
-                Posts::exactly(received, Read, bytes),
-                Posts::exactly(received, Write, 1),
-            ],
-            Protocol::DirectReadSend | Protocol::DirectReadFencedSend => {
-                vec![Posts::exactly(sent, Send, REQUEST), Posts::exactly(received, Read, bytes)]
-            }
-            Protocol::DirectWrite => {
-                // Each buffer that is free again may be granted by itself, and those beyond what is
-                // granted at first.
-                let grants = if received == 0 { 0 } else { received + self.depth as u64 };
-                vec![data(Write, WORD), Posts::range(0, grants, Write, GRANT), Posts::range(0, grants, Write, WORD)]
-            }
-            Protocol::BufferedWriteImmediateSend => vec![data(WriteImm, 0)],
-            Protocol::BufferedWriteImmediateRead => vec![data(WriteImm, 0), Posts::asking(sent)],
-            // One offset behind all that is posted together.
-            Protocol::BufferedWriteTailSend => vec![data(Write, WORD), self.offsets(sent)],
-            Protocol::BufferedWriteTailRead => vec![data(Write, WORD), self.offsets(sent), Posts::asking(sent)],
-            Protocol::BufferedWriteReverseSend => vec![data(Write, WORD)],
-            Protocol::BufferedWriteReverseRead => vec![data(Write, WORD), Posts::asking(sent)],
-            // Space is reserved for what waits, which is a window at most.
-            Protocol::SharedWrite => {
-                let reservations = sent.div_ceil(self.window.max(1) as u64);
-                vec![data(WriteImm, 0), Posts::range(reservations, sent, FetchAdd, WORD), Posts::asking(sent)]
-            }
-            // The tail, what is new, and now and then the head.
-            // One READ of the tail tells of a window at most, and one READ of messages brings no more.
-            Protocol::BufferedRead => {
-                let least = received.div_ceil(self.window.max(1) as u64);
-                // Also by an end that nobody sends to.
-                let reads = Posts { kind: Read, bytes: WORD, least, most: None };
-                vec![reads, reads, Posts::range(u64::from(received > 0), 2 * received, Write, WORD)]
-            }
-        }
-    }
-
-    fn offsets(&self, sent: u64) -> Posts {
-        Posts::range(sent.div_ceil(self.batch.max(1) as u64), sent, MessageKind::Write, WORD)
+        let run = Run {
+            bytes,
+            window: self.window as u64,
+            batch: self.batch as u64,
+            depth: self.depth as u64,
+            credits: self.credits,
+            ..Run::default()
+        };
+        let steps = self.protocol.steps().iter().filter(|step| step.is_part(self.credits));
+        let posts =
+            |step: &Step| step.posts(&Run { messages: if step.by == End::Sender { sent } else { received }, ..run });
+        steps.filter(|step| step.size != Size::Fixed(0)).map(posts).collect()
     }
 
     /// What an end must have sent that has sent `sent` messages (or posted as many one-sided
@@ -169,7 +107,7 @@ impl Path {
     /// packets for what it asked.
     pub fn predict(&self, sent: u64, received: u64, requests: u64) -> Predicted {
         let outer = if self.ipv6 { OuterKind::IPV6 } else { OuterKind::IPV4 };
-        let cost = |posts: &Posts| message_cost(posts.kind, Transport::Rc, posts.bytes, self.mtu, outer).ok();
+        let cost = |posts: &Posts| message_cost(posts.operation, Transport::Rc, posts.bytes, self.mtu, outer).ok();
         let mut predicted = Predicted::default();
         for posts in &self.posts(sent, received) {
             let Some(cost) = cost(posts) else { continue };
@@ -199,16 +137,14 @@ impl Path {
                     predicted.response_packets_max += most * response.packets;
                     predicted.response_bytes += posts.least * response.frame_bytes;
                     predicted.response_bytes_max += most * response.frame_bytes;
+                    // However few READs bring all of them.
+                    let more = posts.all_bytes.map_or(0, |all| all.saturating_sub(posts.least * posts.bytes));
+                    predicted.response_bytes += more;
                 }
             }
         }
         if predicted.response_packets_max > 0 {
             predicted.response_bytes_max += 2 * AETH_BYTES * requests.saturating_sub(whole);
-        }
-        if self.protocol == Protocol::BufferedRead && !self.operation.is_one_sided() {
-            // What the READs of messages bring, all told: each with the word before it, in places of 16 B.
-            let places = sent * (self.bytes as u64 + WORD).next_multiple_of(16);
-            predicted.response_bytes += places.saturating_sub(sent.div_ceil(self.window.max(1) as u64) * WORD);
         }
         predicted
     }

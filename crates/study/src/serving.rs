@@ -2,10 +2,10 @@
 
 use doorbell_exchange::send_receive::Reposting;
 use doorbell_exchange::{MAX_POLL_LIST, MAX_REPOST_LIST, MAX_WINDOW};
+use doorbell_protocols::Protocol;
 use serde::{Deserialize, Serialize};
 
 use crate::parameters::{Kind, Operation, Parameters, ParametersError, Setting, within};
-use crate::protocol::Protocol;
 
 /// The most threads on each side.
 const MAX_THREADS: usize = 64;

@@ -9,7 +9,6 @@ use hdrhistogram::Histogram;
 
 use crate::parameters::Extent;
 use crate::payload;
-use crate::protocol::Conversation;
 use crate::record::Buckets;
 
 /// What one side of one connection sends.
@@ -63,7 +62,7 @@ pub struct Tally {
 
 impl Tally {
     /// Takes over what a connection has counted itself, at its end.
-    fn close(&mut self, connection: &impl Conversation) {
+    fn close(&mut self, connection: &impl MessageConnection) {
         self.keepalives = connection.keepalives();
         self.control_sends = connection.control_sends();
     }
@@ -250,7 +249,7 @@ impl<'a> Ear<'a> {
 }
 
 /// Sends by a plan (if there is one) and receives what comes, until both sides have closed.
-pub async fn stream<C: Conversation, W: Waiter>(
+pub async fn stream<C: MessageConnection, W: Waiter>(
     connection: C,
     waiter: W,
     device: Device,
@@ -313,7 +312,7 @@ pub async fn gather<W: Waiter>(
 }
 
 /// Closes this side, and receives until the peer has closed its own.
-async fn close<C: Conversation, W: Waiter>(
+async fn close<C: MessageConnection, W: Waiter>(
     connection: &mut Async<W, C>,
     ear: &mut Ear<'_>,
     tally: &mut Tally,
@@ -331,7 +330,7 @@ async fn close<C: Conversation, W: Waiter>(
     Ok(())
 }
 
-async fn send_all<C: Conversation, W: Waiter>(
+async fn send_all<C: MessageConnection, W: Waiter>(
     connection: &mut Async<W, C>,
     device: &Device,
     plan: Plan,
@@ -372,7 +371,7 @@ async fn send_all<C: Conversation, W: Waiter>(
 }
 
 /// The side that asks: keeps a window of requests without answer, by a plan.
-pub async fn request<C: Conversation, W: Waiter>(
+pub async fn request<C: MessageConnection, W: Waiter>(
     connection: C,
     waiter: W,
     device: Device,
@@ -414,7 +413,7 @@ pub async fn request<C: Conversation, W: Waiter>(
 }
 
 /// The side that answers each message with one of the same size.
-pub async fn respond<C: Conversation, W: Waiter>(
+pub async fn respond<C: MessageConnection, W: Waiter>(
     connection: C,
     waiter: W,
     device: Device,
@@ -564,7 +563,7 @@ impl Rounds {
 }
 
 /// The side of a ping-pong that measures: each round trip by `divisor`. [`respond`] is the other.
-pub async fn ping<C: Conversation, W: Waiter>(
+pub async fn ping<C: MessageConnection, W: Waiter>(
     connection: C,
     waiter: W,
     device: Device,

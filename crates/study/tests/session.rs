@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use common::{MEMORY_BYTES, parameters};
 use doorbell_exchange::setup;
+use doorbell_protocols::Protocol;
 use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
-use doorbell_study::protocol::Protocol;
 use doorbell_study::serving::{Serving, SharedBy};
 use doorbell_study::session::{self, Client, SessionError};
 use doorbell_verbs::Device;

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use doorbell_exchange::send_receive::Config;
 use doorbell_fabric::FaultPlan;
+use doorbell_protocols::Protocol;
 use doorbell_study::parameters::{Extent, Kind, Operation, Parameters, ParametersError, Setting, most_queued};
-use doorbell_study::protocol::Protocol;
 use doorbell_study::serving::Serving;
 use doorbell_verbs::soft::{AckPolicy, SoftOptions};
 use doorbell_wire::cost::ATOMIC_BYTES;
@@ -151,9 +151,7 @@ struct Load {
     /// memory), or request-response (a send that is answered with one of the same size)
     #[arg(long, value_name = "NAME", value_enum, default_value = "send", hide_possible_values = true)]
     op: OperationName,
-    /// How messages travel: send-receive, direct-read (or -fenced, -send), direct-write,
-    /// buffered-write-immediate-send (or -tail-, -reverse-; or -read), shared-write, buffered-read
-    #[arg(long, value_name = "NAME", default_value = "send-receive", value_parser = parse_protocol)]
+    #[arg(long, value_name = "NAME", default_value_t, help = protocol_help())]
     protocol: Protocol,
     /// One source for the readers of all connections: each message goes to all of them (bw
     /// --protocol direct-read-send and direct-read-fenced-send)
@@ -364,9 +362,9 @@ impl Exchange {
     }
 }
 
-fn parse_protocol(name: &str) -> Result<Protocol, String> {
-    Protocol::by_name(name)
-        .ok_or_else(|| format!("a protocol is one of {}", Protocol::ALL.map(Protocol::name).join(", ")))
+/// What `--protocol` is.
+pub(crate) fn protocol_help() -> String {
+    format!("How messages travel: {}", Protocol::NAMES.join(", "))
 }
 
 /// The error with the option that the setting is given by.

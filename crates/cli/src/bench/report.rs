@@ -4,9 +4,9 @@ use std::io;
 use std::ops::RangeInclusive;
 
 use doorbell_fabric::FaultPlan;
+use doorbell_protocols::Protocol;
 use doorbell_study::environment::Environment;
 use doorbell_study::parameters::{Kind, Operation, Parameters, Timed};
-use doorbell_study::protocol::Protocol;
 use doorbell_study::record::{BothEnds, Counted, PointResult};
 
 use crate::output::{line, note, us};

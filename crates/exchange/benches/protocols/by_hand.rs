@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 
 use doorbell_exchange::Config;
 use doorbell_exchange::rc::{self, RcSettings};
-use doorbell_exchange::setup::{EndpointDescription, ProtocolId, RemoteRegion};
+use doorbell_exchange::setup::{EndpointDescription, RemoteRegion};
+use doorbell_protocols::WireId;
 use doorbell_verbs::{
     Access, Attachment, Completion, CompletionOpcode, Cq, Device, MemoryKind, Payload, Psn, Qp, QpCapacities, QpKind,
     QpOptions, RecvRequest, Region, SendFlags, SendOperation, SendRequest, Status,
@@ -57,7 +58,7 @@ impl End {
             let attributes = devices[index].attributes();
             let memory = RemoteRegion { address: region.address(), length: MEMORY as u64, rkey: region.rkey() };
             EndpointDescription {
-                protocol: ProtocolId::OneSided,
+                protocol: WireId::ONE_SIDED,
                 gid: attributes.gid,
                 qpn: qp.qpn(),
                 psn: Psn::new(0),

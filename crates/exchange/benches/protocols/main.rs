@@ -14,7 +14,7 @@ use criterion::measurement::{Measurement, ValueFormatter, WallTime};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use doorbell_exchange::buffered_write::Notification;
 use doorbell_exchange::{
-    BufferedRead, BufferedWrite, Config, DirectRead, DirectWrite, MessageConnection, Protocol, SendReceive,
+    BufferedRead, BufferedWrite, Config, Connector, DirectRead, DirectWrite, MessageConnection, SendReceive,
     SharedWrite, Submit, buffered_write,
 };
 use doorbell_verbs::Device;
@@ -35,7 +35,7 @@ trait Pair {
 }
 
 /// The protocol as `exchange` has it.
-struct Exchanged<P: Protocol> {
+struct Exchanged<P: Connector> {
     sender: P::Connection,
     receiver: P::Connection,
     devices: [Device; 2],
@@ -43,7 +43,7 @@ struct Exchanged<P: Protocol> {
     received: u64,
 }
 
-impl<P: Protocol> Exchanged<P> {
+impl<P: Connector> Exchanged<P> {
     fn new(protocol: &P, config: &Config) -> Self {
         let devices = wire::devices();
         let [a, b] = [0, 1].map(|index: usize| {
@@ -61,7 +61,7 @@ impl<P: Protocol> Exchanged<P> {
     }
 }
 
-impl<P: Protocol> Pair for Exchanged<P> {
+impl<P: Connector> Pair for Exchanged<P> {
     fn run(&mut self, messages: u64) {
         let target = self.sent + messages;
         while self.sender.last_done() < target || self.received < target {
@@ -161,7 +161,7 @@ fn compare_in_turns(name: &str, pairs: &mut [Box<dyn Pair>; 2]) {
     }
 }
 
-fn compare<P: Protocol + Copy + 'static>(
+fn compare<P: Connector + Copy + 'static>(
     c: &mut Criterion<CpuTime>,
     name: &str,
     protocol: P,

@@ -28,16 +28,16 @@ mod outgoing;
 
 use std::sync::Arc;
 
+use doorbell_protocols::Protocol;
 use doorbell_verbs::{Access, MemoryKind, Pd, Region};
 
 use crate::config::Config;
-use crate::connection::{Properties, Side, ZeroCopy};
-use crate::duplex::{self, Design};
+use crate::duplex::{self, Halves};
 use crate::error::ConnectError;
 use crate::line::Queues;
 use crate::outbox::Outbox;
 use crate::ring::{LONGEST_RING, Ring, UNIT, WORD, ring_bytes};
-use crate::setup::{EndpointDescription, ProtocolId, RemoteRegion};
+use crate::setup::{EndpointDescription, RemoteRegion};
 use incoming::Written;
 use outgoing::Writes;
 pub(crate) use outgoing::{FARTHEST, Head};
@@ -103,34 +103,20 @@ pub struct Memory {
     words: Region,
 }
 
-impl Design for BufferedWrite {
+impl Halves for BufferedWrite {
     type Memory = Memory;
     type Out = Writes;
     type In = Written;
 
-    fn properties(&self) -> Properties {
-        let is_announced = self.notification == Notification::Immediate;
-        let is_passive = !is_announced && self.acknowledge == Acknowledge::Read;
-        Properties {
-            zero_copy: ZeroCopy::No,
-            variable_size: true,
-            passive: is_passive.then_some(Side::Receiver),
-            receiver_sleeps: is_announced,
-            sender_sleeps: true,
-            slow_message_blocks: true,
-            shared_buffers: false,
-        }
-    }
-
-    fn id(&self) -> ProtocolId {
+    fn id(&self) -> Protocol {
         use Notification::{Immediate, Reverse, TailOffset};
         match (self.notification, self.acknowledge) {
-            (Immediate, Acknowledge::Send) => ProtocolId::BufferedWriteImmediateSend,
-            (Immediate, Acknowledge::Read) => ProtocolId::BufferedWriteImmediateRead,
-            (TailOffset, Acknowledge::Send) => ProtocolId::BufferedWriteTailSend,
-            (TailOffset, Acknowledge::Read) => ProtocolId::BufferedWriteTailRead,
-            (Reverse, Acknowledge::Send) => ProtocolId::BufferedWriteReverseSend,
-            (Reverse, Acknowledge::Read) => ProtocolId::BufferedWriteReverseRead,
+            (Immediate, Acknowledge::Send) => Protocol::BufferedWriteImmediateSend,
+            (Immediate, Acknowledge::Read) => Protocol::BufferedWriteImmediateRead,
+            (TailOffset, Acknowledge::Send) => Protocol::BufferedWriteTailSend,
+            (TailOffset, Acknowledge::Read) => Protocol::BufferedWriteTailRead,
+            (Reverse, Acknowledge::Send) => Protocol::BufferedWriteReverseSend,
+            (Reverse, Acknowledge::Read) => Protocol::BufferedWriteReverseRead,
         }
     }
 

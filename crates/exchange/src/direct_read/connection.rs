@@ -13,7 +13,7 @@ use super::message::Message;
 use super::request::{MAX_APPLICATION_BYTES, MAX_REQUEST_BYTES, RemotePlace, Request};
 use super::{Acknowledge, DirectRead};
 use crate::config::{Config, LONGEST_TRANSFER, MAX_BATCH};
-use crate::connection::{Backpressure, MessageConnection, MessageId, Protocol, Submit};
+use crate::connection::{Backpressure, Connector, MessageConnection, MessageId, Submit};
 use crate::error::{ConnectionError, Misuse};
 use crate::line::{CONTROL_TAG, Closing, Line, RECEIVE_TAG};
 use crate::slots::Slots;

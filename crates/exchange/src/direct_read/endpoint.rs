@@ -8,10 +8,10 @@ use super::connection::{Connection, READS_IN_FLIGHT, REQUEST_STRIDE, Receives};
 use super::request::MAX_REQUEST_BYTES;
 use super::{Acknowledge, DirectRead, Placement};
 use crate::config::Config;
-use crate::connection::Protocol;
+use crate::connection::Connector;
 use crate::error::ConnectError;
 use crate::line::{LineEnd, Queues, RECEIVE_TAG};
-use crate::setup::{EndpointDescription, ProtocolId};
+use crate::setup::EndpointDescription;
 use crate::slots::Slots;
 
 /// Receives beside those for read requests: for the goodbye.
@@ -34,13 +34,9 @@ impl Endpoint {
             let what = "the device's inline limit, which a read request has to fit,";
             return Err(ConnectError::Setting { what, given: given as u64, allowed: "at least 80 B" });
         }
-        let id = match protocol.acknowledge {
-            Acknowledge::SignalByte => ProtocolId::DirectRead,
-            Acknowledge::Send => ProtocolId::DirectReadSend,
-        };
         let queues = queues(protocol, &config);
         let cq = LineEnd::completion_queue(pd, queues, channel)?;
-        let end = LineEnd::new(pd, queues, None, cq, id)?;
+        let end = LineEnd::new(pd, queues, None, cq, protocol.protocol())?;
         Ok(Self { protocol, config, end })
     }
 

@@ -31,6 +31,7 @@ mod message;
 mod replication;
 mod request;
 
+use doorbell_protocols::Protocol;
 use doorbell_verbs::{Access, Channel, Pd};
 
 pub use connection::{Connection, ReadId};
@@ -40,7 +41,7 @@ pub use replication::Replication;
 pub use request::{MAX_APPLICATION_BYTES, Request};
 
 use crate::config::{Config, LONGEST_TRANSFER};
-use crate::connection::{Properties, Protocol, ZeroCopy};
+use crate::connection::Connector;
 use crate::error::ConnectError;
 use crate::setup::EndpointDescription;
 
@@ -86,19 +87,16 @@ impl DirectRead {
     }
 }
 
-impl Protocol for DirectRead {
+impl Connector for DirectRead {
     type Endpoint = Endpoint;
     type Connection = Connection;
 
-    fn properties(&self) -> Properties {
-        Properties {
-            zero_copy: ZeroCopy::Yes,
-            variable_size: true,
-            passive: None,
-            receiver_sleeps: true,
-            sender_sleeps: self.acknowledge == Acknowledge::Send,
-            slow_message_blocks: false,
-            shared_buffers: true,
+    fn protocol(&self) -> Protocol {
+        match (self.acknowledge, self.fenced) {
+            (Acknowledge::SignalByte, false) => Protocol::DirectRead,
+            (Acknowledge::SignalByte, true) => Protocol::DirectReadFenced,
+            (Acknowledge::Send, false) => Protocol::DirectReadSend,
+            (Acknowledge::Send, true) => Protocol::DirectReadFencedSend,
         }
     }
 
@@ -124,5 +122,13 @@ impl Protocol for DirectRead {
 
     fn connect(&self, endpoint: Endpoint, peer: &EndpointDescription) -> Result<Connection, ConnectError> {
         endpoint.connect(peer)
+    }
+
+    fn replicate(connections: Vec<Connection>) -> Result<Option<Replication>, ConnectError> {
+        let mut replication = Replication::new();
+        for connection in connections {
+            replication.add(connection)?;
+        }
+        Ok(Some(replication))
     }
 }

@@ -449,6 +449,10 @@ impl MessageConnection for Connection {
         Connection::keepalives(self)
     }
 
+    fn control_sends(&self) -> u64 {
+        Connection::control_sends(self)
+    }
+
     fn qp(&self) -> &Qp {
         self.qp()
     }

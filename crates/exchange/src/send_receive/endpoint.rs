@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use doorbell_protocols::Protocol;
 use doorbell_verbs::{Access, Channel, Cq, MemoryKind, Pd};
 
 use super::connection::Connection;
@@ -12,7 +13,7 @@ use super::shared::SharedReceives;
 use crate::config::Config;
 use crate::error::ConnectError;
 use crate::line::{LineEnd, Queues};
-use crate::setup::{EndpointDescription, ProtocolId};
+use crate::setup::EndpointDescription;
 
 /// How long the queues of a connection of this configuration are.
 pub(super) fn queues(config: &Config) -> Queues {
@@ -68,7 +69,7 @@ impl Endpoint {
             return Err(ConnectError::TooLongForShared { longest: config.max_message, shared: shared.max_message() });
         }
         let srq = shared.map(SharedReceives::srq);
-        let end = LineEnd::new(pd, queues(&config), srq, cq, ProtocolId::SendReceive)?;
+        let end = LineEnd::new(pd, queues(&config), srq, cq, Protocol::SendReceive)?;
         Ok(Self { config, end, shared: shared.cloned(), claim })
     }
 

@@ -29,11 +29,12 @@ pub use hub::{Hub, Key};
 pub use pool::{Message, Reposting};
 pub use shared::{SharedOptions, SharedReceives};
 
+use doorbell_protocols::Protocol;
 use doorbell_verbs::{Channel, Pd};
 
 pub use crate::config::{Config, MAX_BATCH, MAX_WINDOW};
 pub use crate::connection::{Backpressure, MessageId, Outcome, Submit};
-use crate::connection::{Properties, Protocol, ZeroCopy};
+use crate::connection::{Connector, Group};
 use crate::error::ConnectError;
 use crate::setup::EndpointDescription;
 
@@ -41,24 +42,24 @@ use crate::setup::EndpointDescription;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendReceive;
 
-impl Protocol for SendReceive {
+impl Connector for SendReceive {
     type Endpoint = Endpoint;
     type Connection = Connection;
 
-    fn properties(&self) -> Properties {
-        Properties {
-            zero_copy: ZeroCopy::No,
-            variable_size: false,
-            passive: None,
-            receiver_sleeps: true,
-            sender_sleeps: true,
-            slow_message_blocks: false,
-            shared_buffers: true,
-        }
+    fn protocol(&self) -> Protocol {
+        Protocol::SendReceive
     }
 
     fn endpoint(&self, pd: &Pd, config: &Config, channel: Option<&Channel>) -> Result<Endpoint, ConnectError> {
         Endpoint::new(pd, config.clone(), channel)
+    }
+
+    fn endpoints(&self, group: &Group<'_>, config: &Config) -> Result<Vec<Endpoint>, ConnectError> {
+        let end = |_| match group.shared {
+            Some(shared) => Endpoint::sharing(shared, config.clone(), group.channel),
+            None => self.endpoint(group.pd, config, group.channel),
+        };
+        (0..group.count).map(end).collect()
     }
 
     fn describe(&self, endpoint: &Endpoint) -> EndpointDescription {

@@ -30,17 +30,18 @@ mod recovery;
 
 use std::sync::Arc;
 
+use doorbell_protocols::Protocol;
 use doorbell_verbs::{Access, Channel, MemoryKind, Pd, Region};
 
 use crate::buffered_write::{HEAD, PeerRing, WORDS, notices};
-use crate::config::Config;
-use crate::connection::{Properties, ZeroCopy};
-use crate::duplex::{self, Design};
+use crate::config::{Config, MAX_WINDOW};
+use crate::connection::{Connector, Group};
+use crate::duplex::{self, Halves};
 use crate::error::ConnectError;
 use crate::line::Queues;
 use crate::outbox::Outbox;
 use crate::ring::{Ring, ring_bytes};
-use crate::setup::{EndpointDescription, ProtocolId, RemoteRegion};
+use crate::setup::{EndpointDescription, RemoteRegion};
 use incoming::Shared;
 use outgoing::Reserved;
 use recovery::Recovery;
@@ -118,29 +119,27 @@ impl SharedRing {
     }
 }
 
-impl Design for SharedWrite {
+impl Halves for SharedWrite {
     type Memory = Arc<Common>;
     type Out = Reserved;
     type In = Shared;
 
-    fn properties(&self) -> Properties {
-        Properties {
-            zero_copy: ZeroCopy::No,
-            variable_size: true,
-            passive: None,
-            receiver_sleeps: true,
-            sender_sleeps: true,
-            slow_message_blocks: true,
-            shared_buffers: true,
-        }
-    }
-
-    fn id(&self) -> ProtocolId {
-        ProtocolId::SharedWrite
+    fn id(&self) -> Protocol {
+        Protocol::SharedWrite
     }
 
     fn memory(&self, pd: &Pd, config: &Config) -> Result<Arc<Common>, ConnectError> {
         Common::new(pd, config)
+    }
+
+    /// Whoever receives from all has one ring for all.
+    fn ends(&self, group: &Group<'_>, config: &Config) -> Result<Vec<Endpoint>, ConnectError> {
+        if !group.one_thread {
+            return (0..group.count).map(|_| self.endpoint(group.pd, config, group.channel)).collect();
+        }
+        let depth = (config.depth * group.count).min(MAX_WINDOW);
+        let ring = SharedRing::new(group.pd, &Config { depth, ..config.clone() })?;
+        (0..group.count).map(|_| ring.endpoint(config, group.channel)).collect()
     }
 
     fn regions(memory: &Arc<Common>) -> [RemoteRegion; 2] {

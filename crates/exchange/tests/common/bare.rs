@@ -2,7 +2,7 @@
 
 use doorbell_exchange::rc::{self, RcSettings};
 use doorbell_exchange::setup::{EndpointDescription, RemoteRegion};
-use doorbell_exchange::{Config, MessageConnection, Protocol, Received, SendReceive, Submit};
+use doorbell_exchange::{Config, Connector, MessageConnection, Received, SendReceive, Submit};
 use doorbell_verbs::{
     Access, Completion, Cq, Device, MemoryKind, Payload, Pd, Psn, Qp, QpCapacities, QpKind, QpOptions, RecvRequest,
     Region, SendFlags, SendOperation, SendRequest, Status,
@@ -42,7 +42,7 @@ pub struct Stage {
     pub other: Device,
     /// Where connections with bare peers are made.
     pub pd: Pd,
-    healthy: [<SendReceive as Protocol>::Connection; 2],
+    healthy: [<SendReceive as Connector>::Connection; 2],
     exchanged: u64,
 }
 
@@ -84,7 +84,7 @@ impl Stage {
 }
 
 /// Two ends of a protocol that are connected.
-pub fn pair<P: Protocol>(protocol: &P, pds: [&Pd; 2], config: &Config) -> (P::Connection, P::Connection) {
+pub fn pair<P: Connector>(protocol: &P, pds: [&Pd; 2], config: &Config) -> (P::Connection, P::Connection) {
     let [a, b] = pds.map(|pd| protocol.endpoint(pd, config, None).expect("an endpoint"));
     let (of_a, of_b) = (protocol.describe(&a), protocol.describe(&b));
     (protocol.connect(a, &of_b).expect("a connection"), protocol.connect(b, &of_a).expect("a connection"))
@@ -111,7 +111,7 @@ pub struct Bare {
 
 impl Bare {
     /// Makes an end with `connect`'s endpoint as its peer. `change` makes the description hostile.
-    pub fn meet<P: Protocol>(
+    pub fn meet<P: Connector>(
         protocol: &P,
         pd: &Pd,
         other: &Device,

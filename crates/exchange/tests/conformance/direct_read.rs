@@ -4,7 +4,7 @@ use std::io::Write;
 
 use super::{Config, MessageConnection, Submit, device, join, memory, pair, payload};
 use doorbell_exchange::direct_read::{Acknowledge, Connection, DirectRead, Placement, ReadId, Replication};
-use doorbell_exchange::{ConnectError, ConnectionError, Protocol, SendReceive};
+use doorbell_exchange::{ConnectError, ConnectionError, Connector, SendReceive};
 use doorbell_verbs::{Access, MemoryKind, Status};
 
 fn by_hand() -> DirectRead {

@@ -1,7 +1,7 @@
 //! What only Direct-Write has: buffers that the peer grants.
 
 use doorbell_exchange::setup::EndpointDescription;
-use doorbell_exchange::{Config, ConnectError, DirectWrite, Protocol};
+use doorbell_exchange::{Config, ConnectError, Connector, DirectWrite};
 use doorbell_verbs::Device;
 
 use super::device;

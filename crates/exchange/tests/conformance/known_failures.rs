@@ -1,10 +1,10 @@
 //! What others got wrong, by name.
 
-use super::{Config, MessageConnection, Protocol, Received, Submit, pair, payload};
+use super::{Config, Connector, MessageConnection, Received, Submit, pair, payload};
 
 /// Credits counted in messages let a sender overwrite a message that is held, once newer ones were
 /// freed before it.
-pub(crate) fn a_held_message_is_not_overwritten_after_newer_ones_are_freed<P: Protocol>(protocol: P) {
+pub(crate) fn a_held_message_is_not_overwritten_after_newer_ones_are_freed<P: Connector>(protocol: P) {
     let config = Config { window: 8, send_buffers: 8, depth: 8, max_message: 500, ..Config::default() };
     let (mut a, mut b) = pair(&protocol, &config);
     let (mut sent, mut received, mut idle) = (0, 0, 0);
@@ -23,7 +23,7 @@ pub(crate) fn a_held_message_is_not_overwritten_after_newer_ones_are_freed<P: Pr
             idle = 0;
         }
     }
-    assert_eq!(received < 400, protocol.properties().slow_message_blocks, "{received} were received");
+    assert_eq!(received < 400, protocol.protocol().properties().slow_message_blocks, "{received} were received");
     let held = held.expect("messages came");
     assert!(held.to_vec() == payload(0, 400), "the message that is held is as it was");
     drop(held);
@@ -41,7 +41,7 @@ pub(crate) fn a_held_message_is_not_overwritten_after_newer_ones_are_freed<P: Pr
 
 /// A send queue that is sized from the slots of a ring overflows when messages are smaller, or
 /// take two requests each.
-pub(crate) fn a_send_queue_takes_all_that_a_window_allows<P: Protocol>(protocol: P) {
+pub(crate) fn a_send_queue_takes_all_that_a_window_allows<P: Connector>(protocol: P) {
     for (window, batch, depth) in [(1, 1, 512), (64, 1, 1024), (64, 7, 16), (256, 64, 1024)] {
         let config = Config { window, batch, send_buffers: window, depth, max_message: 64, ..Config::default() };
         let (mut a, mut b) = pair(&protocol, &config);
@@ -71,7 +71,7 @@ pub(crate) fn a_send_queue_takes_all_that_a_window_allows<P: Protocol>(protocol:
 }
 
 /// Two peers that both send until they are out of credit, and wait for each other.
-pub(crate) fn two_peers_out_of_credit_free_each_other<P: Protocol>(protocol: P) {
+pub(crate) fn two_peers_out_of_credit_free_each_other<P: Connector>(protocol: P) {
     let config = Config { window: 64, send_buffers: 64, depth: 4, max_message: 900, ..Config::default() };
     let (mut a, mut b) = pair(&protocol, &config);
     let (mut sent, mut received) = ([0_u64; 2], [0_u64; 2]);
@@ -102,7 +102,7 @@ pub(crate) fn two_peers_out_of_credit_free_each_other<P: Protocol>(protocol: P) 
 }
 
 /// A sender that hardly ever polls.
-pub(crate) fn a_slow_sender_delays_and_loses_nothing<P: Protocol>(protocol: P) {
+pub(crate) fn a_slow_sender_delays_and_loses_nothing<P: Connector>(protocol: P) {
     let config = Config { window: 8, send_buffers: 8, depth: 8, max_message: 64, ..Config::default() };
     let (mut a, mut b) = pair(&protocol, &config);
     let (mut sent, mut received) = (0, 0);

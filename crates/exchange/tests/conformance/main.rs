@@ -13,14 +13,15 @@ use std::any::Any;
 use doorbell_exchange::buffered_write::{self, Notification};
 use doorbell_exchange::direct_read::{Acknowledge, DirectRead};
 use doorbell_exchange::{
-    Backpressure, BufferedRead, BufferedWrite, Config, ConnectionError, DirectWrite, MessageConnection, Outcome,
-    Protocol, Received, SendReceive, SharedWrite, Side, Submit,
+    Backpressure, BufferedRead, BufferedWrite, Config, ConnectionError, Connector, DirectWrite, MessageConnection,
+    Outcome, Received, SendReceive, SharedWrite, Submit,
 };
+use doorbell_protocols::End;
 use doorbell_verbs::soft::{self, SoftOptions};
 use doorbell_verbs::system::{self, SystemOptions};
 use doorbell_verbs::{Access, Channel, Device, MemoryKind, Pd, Region};
 
-type Pair<P> = (<P as Protocol>::Connection, <P as Protocol>::Connection);
+type Pair<P> = (<P as Connector>::Connection, <P as Connector>::Connection);
 
 fn device() -> Device {
     system_device("DOORBELL_TEST_DEVICE")
@@ -50,7 +51,12 @@ fn faulty(faults: &str) -> Device {
     soft::open(&SoftOptions { faults, ..SoftOptions::default() }).expect("a software RNIC opens")
 }
 
-fn join<P: Protocol>(protocol: &P, devices: [&Device; 2], configs: [&Config; 2], channel: Option<&Channel>) -> Pair<P> {
+fn join<P: Connector>(
+    protocol: &P,
+    devices: [&Device; 2],
+    configs: [&Config; 2],
+    channel: Option<&Channel>,
+) -> Pair<P> {
     let end =
         |device: &Device, config, channel| protocol.endpoint(&device.create_pd().unwrap(), config, channel).unwrap();
     let (a, b) = (end(devices[0], configs[0], None), end(devices[1], configs[1], channel));
@@ -58,7 +64,7 @@ fn join<P: Protocol>(protocol: &P, devices: [&Device; 2], configs: [&Config; 2],
     (protocol.connect(a, &of_b).unwrap(), protocol.connect(b, &of_a).unwrap())
 }
 
-fn pair<P: Protocol>(protocol: &P, config: &Config) -> Pair<P> {
+fn pair<P: Connector>(protocol: &P, config: &Config) -> Pair<P> {
     join(protocol, [&device(), &device()], [config, config], None)
 }
 
@@ -120,20 +126,20 @@ impl<M: Received> Direction<M> {
     }
 }
 
-fn converse<P: Protocol>(protocol: &P, pair: &mut Pair<P>, messages: [u64; 2], hold: usize, lengths: &[usize]) {
+fn converse<P: Connector>(protocol: &P, pair: &mut Pair<P>, messages: [u64; 2], hold: usize, lengths: &[usize]) {
     let stood = converse_until_it_stands(protocol, pair, messages, hold, lengths);
     assert_eq!(stood, None, "nothing moves any more");
 }
 
 /// Exchanges messages both ways, or tells how many came each way before nothing moved any more.
-fn converse_until_it_stands<P: Protocol>(
+fn converse_until_it_stands<P: Connector>(
     protocol: &P,
     (a, b): &mut Pair<P>,
     messages: [u64; 2],
     hold: usize,
     lengths: &[usize],
 ) -> Option<[u64; 2]> {
-    let blocks = protocol.properties().slow_message_blocks;
+    let blocks = protocol.protocol().properties().slow_message_blocks;
     let (mut there, mut back) = (Direction::new(1, blocks), Direction::new(2, blocks));
     let (clock, mut still) = (a.qp().pd().device().clone(), Still::default());
     while there.received < messages[0] || back.received < messages[1] {
@@ -176,7 +182,7 @@ impl Still {
     }
 }
 
-fn no_rnr<P: Protocol>((a, b): &Pair<P>) {
+fn no_rnr<P: Connector>((a, b): &Pair<P>) {
     for connection in [a, b] {
         // Of a device of the machine the kernel counts, for all tests together.
         if let Some(counters) = connection.qp().pd().device().counters() {
@@ -185,7 +191,7 @@ fn no_rnr<P: Protocol>((a, b): &Pair<P>) {
     }
 }
 
-fn every_length_arrives_in_order_and_intact<P: Protocol>(protocol: P) {
+fn every_length_arrives_in_order_and_intact<P: Connector>(protocol: P) {
     for config in [Config::sequential(), Config::unbatched(), Config::batched()] {
         let config = Config { max_message: 10_000, ..config };
         let mut pair = pair(&protocol, &config);
@@ -194,7 +200,7 @@ fn every_length_arrives_in_order_and_intact<P: Protocol>(protocol: P) {
     }
 }
 
-fn both_directions_at_once<P: Protocol>(protocol: P) {
+fn both_directions_at_once<P: Connector>(protocol: P) {
     // As many messages held as there are buffers, less one: both sides are short of credit often.
     for depth in [1, 2, 5, 16] {
         let config = Config { window: 8, batch: 2, send_buffers: 8, depth, max_message: 300, ..Config::default() };
@@ -204,7 +210,7 @@ fn both_directions_at_once<P: Protocol>(protocol: P) {
     }
 }
 
-fn uneven_ends<P: Protocol>(protocol: P) {
+fn uneven_ends<P: Connector>(protocol: P) {
     let wide = Config { window: 256, batch: 8, send_buffers: 256, depth: 3, max_message: 100, ..Config::default() };
     let narrow = Config { window: 2, send_buffers: 2, depth: 512, max_message: 5000, ..Config::default() };
     let mut pair = join(&protocol, [&device(), &device()], [&wide, &narrow], None);
@@ -213,14 +219,14 @@ fn uneven_ends<P: Protocol>(protocol: P) {
     no_rnr::<P>(&pair);
 }
 
-fn a_long_stream_wraps_every_index<P: Protocol>(protocol: P) {
+fn a_long_stream_wraps_every_index<P: Connector>(protocol: P) {
     let config = Config { window: 64, batch: 8, send_buffers: 64, depth: 100, max_message: 64, ..Config::default() };
     let mut pair = pair(&protocol, &config);
     converse(&protocol, &mut pair, [long(), 0], 7, &[16, 0, 1, 64, 33]);
     no_rnr::<P>(&pair);
 }
 
-fn loss_is_not_seen<P: Protocol + 'static>(protocol: P) {
+fn loss_is_not_seen<P: Connector + 'static>(protocol: P) {
     let devices = lossy();
     let config = Config { max_message: 10_000, ..Config::default() };
     let mut pair = join(&protocol, [&devices[0], &devices[1]], [&config, &config], None);
@@ -233,7 +239,7 @@ fn loss_is_not_seen<P: Protocol + 'static>(protocol: P) {
     println!("rdma_rxe of Linux {}: with fences, nothing moves any more after {received:?} messages", kernel.trim());
 }
 
-fn a_receiver_that_stops_is_back_pressure<P: Protocol>(protocol: P) {
+fn a_receiver_that_stops_is_back_pressure<P: Connector>(protocol: P) {
     let config = Config { window: 32, send_buffers: 32, depth: 16, max_message: 64, ..Config::default() };
     let (mut a, mut b) = pair(&protocol, &config);
     let mut accepted = 0_u64;
@@ -261,7 +267,7 @@ fn a_receiver_that_stops_is_back_pressure<P: Protocol>(protocol: P) {
 }
 
 /// Who waits until a poll says that something happened, and then tries again, is never left waiting.
-fn a_poll_tells_that_back_pressure_is_over<P: Protocol>(protocol: P) {
+fn a_poll_tells_that_back_pressure_is_over<P: Connector>(protocol: P) {
     // So long that a wait without an end is seen as one; nothing but messages moves this connection.
     const PATIENCE: u64 = 3_000_000;
     let config = Config { window: 32, send_buffers: 32, depth: 4, max_message: 64, ..Config::default() };
@@ -280,7 +286,7 @@ fn a_poll_tells_that_back_pressure_is_over<P: Protocol>(protocol: P) {
     assert!(received > 1000);
 }
 
-fn memory_of_the_program_is_sent_without_copying<P: Protocol>(protocol: P) {
+fn memory_of_the_program_is_sent_without_copying<P: Connector>(protocol: P) {
     let config = Config { window: 4, send_buffers: 0, depth: 8, max_message: 9000, ..Config::default() };
     let (mut a, mut b) = pair(&protocol, &config);
     let region = memory(a.qp().pd(), 9001);
@@ -316,7 +322,7 @@ fn memory(pd: &Pd, length: usize) -> Region {
     pd.allocate(length, Access::REMOTE_READ | Access::REMOTE_WRITE | Access::LOCAL_WRITE, MemoryKind::Plain).unwrap()
 }
 
-fn goodbye_is_told_from_death<P: Protocol>(protocol: P) {
+fn goodbye_is_told_from_death<P: Connector>(protocol: P) {
     let config = Config { timeout: 14, retry_count: 2, keepalive_ns: 20_000_000, ..Config::default() };
     let (mut a, mut b) = pair(&protocol, &config);
     assert!(matches!(a.send(b"last words").unwrap(), Submit::Accepted(_)));
@@ -369,13 +375,13 @@ fn goodbye_is_told_from_death<P: Protocol>(protocol: P) {
 }
 
 /// Peers that have nothing to say ask each other whether they live, and go on.
-fn a_quiet_connection_lives<P: Protocol>(protocol: P) {
+fn a_quiet_connection_lives<P: Connector>(protocol: P) {
     let config = Config { keepalive_ns: 5_000_000, max_message: 64, ..Config::default() };
     let (mut a, mut b) = pair(&protocol, &config);
     let clock = a.qp().pd().device().clone();
     let start_ns = clock.now_ns();
     // Who asks for messages all the time hears of its peer anyway.
-    let asks_anyway = protocol.properties().passive == Some(Side::Sender);
+    let asks_anyway = protocol.protocol().properties().passive == Some(End::Sender);
     while if asks_anyway { clock.now_ns() < start_ns + 50_000_000 } else { a.keepalives().min(b.keepalives()) < 3 } {
         a.poll().unwrap();
         b.poll().unwrap();
@@ -384,7 +390,7 @@ fn a_quiet_connection_lives<P: Protocol>(protocol: P) {
 }
 
 /// A goodbye is said though the peer never stops sending.
-fn goodbye_is_said_in_the_midst_of_messages<P: Protocol>(protocol: P) {
+fn goodbye_is_said_in_the_midst_of_messages<P: Connector>(protocol: P) {
     let config = Config { max_message: 64, ..Config::default() };
     let (mut a, mut b) = pair(&protocol, &config);
     assert_eq!(a.send(b"last words").unwrap(), Submit::Accepted(1));
@@ -406,7 +412,7 @@ fn goodbye_is_said_in_the_midst_of_messages<P: Protocol>(protocol: P) {
 }
 
 /// Who has heard the last goodbye goes at once, and its RNIC still acknowledges it: no retry would be answered.
-fn the_last_goodbye_is_acknowledged<P: Protocol>(protocol: P) {
+fn the_last_goodbye_is_acknowledged<P: Connector>(protocol: P) {
     for round in 0..20 {
         let config = Config { timeout: 19, retry_count: 0, max_message: 64, ..Config::default() };
         let (mut a, mut b) = pair(&protocol, &config);
@@ -433,7 +439,7 @@ fn the_last_goodbye_is_acknowledged<P: Protocol>(protocol: P) {
 
 /// What can sleep, as its properties say, is woken: a receiver that sleeps is woken for each message, also with an
 /// edge-triggered epoll, which tells of a channel once only.
-fn a_sleeping_receiver_is_woken_for_each_message<P: Protocol>(protocol: P)
+fn a_sleeping_receiver_is_woken_for_each_message<P: Connector>(protocol: P)
 where
     P::Connection: Send,
 {
@@ -442,7 +448,7 @@ where
     let channel = devices[1].create_channel().unwrap();
     let config = Config { window: 4, send_buffers: 4, depth: 4, max_message: 64, ..Config::default() };
     let (mut a, mut b) = join(&protocol, [&devices[0], &devices[1]], [&config, &config], Some(&channel));
-    assert_eq!(b.notifies(), protocol.properties().receiver_sleeps);
+    assert_eq!(b.notifies(), protocol.protocol().properties().receiver_sleeps);
     if !b.notifies() {
         return;
     }

@@ -1,10 +1,11 @@
 //! The table of experiments.
 
+use doorbell_protocols::Protocol;
+
 use super::claims;
 use super::quantity::Quantity::{self, Fairness, MedianLatency, MessageRate, RnrNaks, TailLatency, Throughput};
 use super::sweep::{Effort, Experiment, Point};
 use crate::parameters::{Kind, Operation, Parameters};
-use crate::protocol::Protocol;
 use crate::serving::{Serving, SharedBy};
 
 /// Sizes at which protocols are compared, in bytes.
@@ -19,8 +20,8 @@ const REFUSED: &[Quantity] = &[MessageRate, RnrNaks];
 /// A protocol, as far as experiments are the same for all.
 struct Family {
     name: &'static str,
-    /// How its curves are called, and what is measured. The first is measured in every experiment.
-    variants: &'static [(&'static str, Protocol)],
+    /// What is measured. The first is measured in every experiment.
+    variants: &'static [Protocol],
     /// So many of them are part of a quick study.
     quick: usize,
     claims: Claims,
@@ -39,7 +40,7 @@ const NOT_PUBLISHED: Claims = Claims { latency: &[], bandwidth: &[], threads: &[
 const FAMILIES: [Family; 6] = [
     Family {
         name: "send-receive",
-        variants: &[("", Protocol::SendReceive)],
+        variants: &[Protocol::SendReceive],
         quick: 1,
         claims: Claims {
             latency: claims::LATENCY,
@@ -51,10 +52,10 @@ const FAMILIES: [Family; 6] = [
     Family {
         name: "direct-read",
         variants: &[
-            ("unfenced", Protocol::DirectRead),
-            ("fenced", Protocol::DirectReadFenced),
-            ("unfenced, SEND", Protocol::DirectReadSend),
-            ("fenced, SEND", Protocol::DirectReadFencedSend),
+            Protocol::DirectRead,
+            Protocol::DirectReadFenced,
+            Protocol::DirectReadSend,
+            Protocol::DirectReadFencedSend,
         ],
         quick: 3,
         claims: Claims {
@@ -64,37 +65,22 @@ const FAMILIES: [Family; 6] = [
             n_to_1: claims::DIRECT_READ_N_TO_1,
         },
     },
-    Family {
-        name: "direct-write",
-        variants: &[("direct-write", Protocol::DirectWrite)],
-        quick: 1,
-        claims: NOT_PUBLISHED,
-    },
+    Family { name: "direct-write", variants: &[Protocol::DirectWrite], quick: 1, claims: NOT_PUBLISHED },
     Family {
         name: "buffered-write",
         variants: &[
-            ("immediate, SEND", Protocol::BufferedWriteImmediateSend),
-            ("tail, SEND", Protocol::BufferedWriteTailSend),
-            ("reverse, READ", Protocol::BufferedWriteReverseRead),
-            ("immediate, READ", Protocol::BufferedWriteImmediateRead),
-            ("tail, READ", Protocol::BufferedWriteTailRead),
-            ("reverse, SEND", Protocol::BufferedWriteReverseSend),
+            Protocol::BufferedWriteImmediateSend,
+            Protocol::BufferedWriteTailSend,
+            Protocol::BufferedWriteReverseRead,
+            Protocol::BufferedWriteImmediateRead,
+            Protocol::BufferedWriteTailRead,
+            Protocol::BufferedWriteReverseSend,
         ],
         quick: 3,
         claims: NOT_PUBLISHED,
     },
-    Family {
-        name: "shared-write",
-        variants: &[("shared-write", Protocol::SharedWrite)],
-        quick: 1,
-        claims: NOT_PUBLISHED,
-    },
-    Family {
-        name: "buffered-read",
-        variants: &[("buffered-read", Protocol::BufferedRead)],
-        quick: 1,
-        claims: NOT_PUBLISHED,
-    },
+    Family { name: "shared-write", variants: &[Protocol::SharedWrite], quick: 1, claims: NOT_PUBLISHED },
+    Family { name: "buffered-read", variants: &[Protocol::BufferedRead], quick: 1, claims: NOT_PUBLISHED },
 ];
 
 /// All experiments, with their points for this effort.
@@ -142,10 +128,10 @@ fn point(series: impl Into<String>, x: usize, parameters: Parameters) -> Point {
 impl Family {
     /// The one that everything is measured of.
     fn is_send_receive(&self) -> bool {
-        self.variants[0].1 == Protocol::SendReceive
+        self.variants[0] == Protocol::SendReceive
     }
 
-    fn variants(&self, effort: Effort) -> &'static [(&'static str, Protocol)] {
+    fn variants(&self, effort: Effort) -> &'static [Protocol] {
         &self.variants[..effort.pick(self.quick, self.variants.len(), self.variants.len())]
     }
 
@@ -163,8 +149,8 @@ impl Family {
     fn latency(&self, effort: Effort) -> Experiment {
         let mut points = Vec::new();
         for bytes in self.sizes(effort, 1) {
-            for &(variant, protocol) in self.variants(effort) {
-                let series = if variant.is_empty() { "ping-pong" } else { variant };
+            for &protocol in self.variants(effort) {
+                let series = if self.is_send_receive() { "ping-pong" } else { protocol.variant() };
                 points.push(point(series, bytes, Self::parameters(effort, Kind::Latency, protocol, bytes)));
             }
         }
@@ -183,7 +169,7 @@ impl Family {
         let mut points = Vec::new();
         let configurations = [("sequential", 1, 1), ("unbatched", 64, 1), ("batched", 256, 8)];
         for bytes in self.sizes(effort, 16) {
-            for (index, &(variant, protocol)) in self.variants(effort).iter().enumerate() {
+            for (index, &protocol) in self.variants(effort).iter().enumerate() {
                 let configurations = match effort {
                     _ if self.is_send_receive() => &configurations[..],
                     Effort::Full => &configurations[..],
@@ -191,9 +177,9 @@ impl Family {
                     _ => &configurations[1..2],
                 };
                 for &(configuration, window, batch) in configurations {
-                    let series = match variant {
-                        "" => configuration.to_owned(),
-                        _ => format!("{variant}, {configuration}"),
+                    let series = match self.is_send_receive() {
+                        true => configuration.to_owned(),
+                        false => format!("{}, {configuration}", protocol.variant()),
                     };
                     let base = Self::parameters(effort, Kind::Bandwidth, protocol, bytes);
                     points.push(point(
@@ -228,8 +214,8 @@ impl Family {
     /// of a curve: every variant where time does not matter, else the first.
     fn swept(&self, effort: Effort) -> Vec<(String, Protocol)> {
         let count = effort.pick(1, 1, self.variants.len());
-        let named = |(index, &(variant, protocol)): (usize, &(&str, Protocol))| {
-            (if index == 0 { String::new() } else { format!(", {variant}") }, protocol)
+        let named = |(index, &protocol): (usize, &Protocol)| {
+            (if index == 0 { String::new() } else { format!(", {}", protocol.variant()) }, protocol)
         };
         self.variants[..count].iter().enumerate().map(named).collect()
     }
@@ -309,7 +295,7 @@ fn direct_read_window(effort: Effort) -> Experiment {
         let base = Family::parameters(effort, Kind::Bandwidth, Protocol::DirectRead, 16);
         let parameters =
             Parameters { window, batch: 1, depth: (2 * window).max(64), depths_are_defaults: false, ..base };
-        point("unfenced", window, parameters)
+        point(Protocol::DirectRead.variant(), window, parameters)
     };
     Experiment {
         name: "direct-read/window".to_owned(),

@@ -33,7 +33,7 @@ fn damage(operation: Operation, tamper: impl Fn(&Region)) -> (u64, u64, u64) {
         let device = soft::open(&SoftOptions::default()).unwrap();
         End::new(&device.create_pd().unwrap(), &parameters, bytes, &fitted, side).unwrap()
     };
-    let (initiator, target) = (end(Side::Initiator(None)), end(Side::Target));
+    let (initiator, target) = (end(Role::Initiator(None)), end(Role::Target));
     initiator.connect(&target.description()).unwrap();
     target.connect(&initiator.description()).unwrap();
     tamper(&target.region);
@@ -91,7 +91,7 @@ fn a_target_allows_only_its_operation() {
         End::new(&device.create_pd().unwrap(), parameters, BYTES, &fitted, side).unwrap()
     };
     let asked = parameters(Operation::Write);
-    let (initiator, target) = (end(&asked, Side::Initiator(None)), end(&given, Side::Target));
+    let (initiator, target) = (end(&asked, Role::Initiator(None)), end(&given, Role::Target));
     initiator.connect(&target.description()).unwrap();
     target.connect(&initiator.description()).unwrap();
     let plan = Plan {

@@ -3,7 +3,8 @@
 use std::net::TcpStream;
 use std::time::Duration;
 
-use doorbell_exchange::{ConnectionError, setup};
+use doorbell_exchange::{ConnectionError, Connector, setup, with_connector};
+use doorbell_protocols::Protocol;
 use doorbell_verbs::{Device, Pd};
 use hdrhistogram::Histogram;
 
@@ -14,7 +15,6 @@ use crate::executor::{self, Idle};
 use crate::one_sided::{self, RemoteMemory};
 use crate::parameters::{Kind, Operation, Parameters, Timed, stride};
 use crate::prediction::Path;
-use crate::protocol::{Measured, Protocol, with_design};
 use crate::record::{BothEnds, Buckets, Conclusion, Counted, Latency, PointResult, Rates};
 use crate::workload::{self, Reception, Tally};
 
@@ -44,7 +44,8 @@ impl Client {
 
     /// Measures one size. `progress` hears how many messages of one connection are done.
     pub fn measure(&mut self, bytes: usize, progress: impl Fn(u64)) -> Result<PointResult, SessionError> {
-        let result = with_design!(self.parameters.protocol, design => self.measure_over(design, bytes, progress));
+        let result =
+            with_connector!(self.parameters.protocol, connector => self.measure_over(connector, bytes, progress));
         // If the peer failed too, its reason is the better one.
         if let Err(SessionError::Connection { .. } | SessionError::Setup(_)) = &result
             && let Ok(FromServer::Failed(reason)) = self.control.receive(Some(Duration::from_secs(2)))
@@ -57,7 +58,7 @@ impl Client {
         result
     }
 
-    fn measure_over<P: Measured>(
+    fn measure_over<P: Connector<Connection: Send>>(
         &mut self,
         protocol: P,
         bytes: usize,
@@ -154,7 +155,7 @@ impl Client {
     }
 
     /// Runs the workload of a point on all its connections.
-    fn run<P: Measured>(
+    fn run<P: Connector<Connection: Send>>(
         &self,
         point: Point<P>,
         memory: &[RemoteMemory],

@@ -5,13 +5,13 @@ use std::net::TcpStream;
 use doorbell_exchange::direct_read::Replication;
 use doorbell_exchange::send_receive::{Endpoint, Hub, SharedOptions, SharedReceives};
 use doorbell_exchange::setup::{self, EndpointDescription};
+use doorbell_exchange::{Connector, Group};
 use doorbell_verbs::{Counters, LinkCounters, MemoryKind, PathMtu, Pd};
 
 use super::{ANSWER_DEADLINE, SessionError};
 use crate::executor::Idle;
 use crate::one_sided;
 use crate::parameters::{Fitted, Parameters};
-use crate::protocol::{self, Measured};
 use crate::workload::{Plan, SendMemory};
 
 /// Which end of a session.
@@ -29,7 +29,7 @@ pub(super) struct Before {
 }
 
 /// The ends that one process has.
-pub(super) enum Ends<P: Measured> {
+pub(super) enum Ends<P: Connector> {
     Messages(Vec<(P::Connection, SendMemory)>),
     /// One source for the readers at the other ends, and how many they are.
     Replicated(Replication, usize, SendMemory),
@@ -39,7 +39,7 @@ pub(super) enum Ends<P: Measured> {
 }
 
 /// One point, connected.
-pub(super) struct Point<P: Measured> {
+pub(super) struct Point<P: Connector> {
     pub(super) ends: Ends<P>,
     pub(super) fitted: Fitted,
     pub(super) plan: Plan,
@@ -49,14 +49,14 @@ pub(super) struct Point<P: Measured> {
     pub(super) shared: Option<SharedReceives>,
 }
 
-enum Unconnected<P: Measured> {
+enum Unconnected<P: Connector> {
     Messages(Vec<(P::Endpoint, SendMemory)>),
     Gathered(Box<Hub>, Vec<Endpoint>),
     OneSided(Vec<one_sided::End>),
 }
 
 /// What one end has made of a point before it knows the other.
-pub(super) struct Prepared<P: Measured> {
+pub(super) struct Prepared<P: Connector> {
     protocol: P,
     ends: Unconnected<P>,
     replicates: bool,
@@ -67,7 +67,7 @@ pub(super) struct Prepared<P: Measured> {
     shared: Option<SharedReceives>,
 }
 
-impl<P: Measured> Prepared<P> {
+impl<P: Connector> Prepared<P> {
     pub(super) fn new(
         protocol: P,
         pd: &Pd,
@@ -100,8 +100,8 @@ impl<P: Measured> Prepared<P> {
         };
         let ends = if parameters.operation.is_one_sided() {
             let side = match side {
-                Side::Client => one_sided::Side::Initiator(idle.channel()),
-                Side::Server => one_sided::Side::Target,
+                Side::Client => one_sided::Role::Initiator(idle.channel()),
+                Side::Server => one_sided::Role::Target,
             };
             let ends: Result<_, SessionError> =
                 each.map(|_| Ok(one_sided::End::new(pd, parameters, bytes, &fitted, side)?)).collect();
@@ -113,19 +113,19 @@ impl<P: Measured> Prepared<P> {
             Unconnected::Gathered(Box::new(hub), ends?)
         } else {
             let stride = parameters.stride(bytes);
-            let ends = protocol::Side {
+            let group = Group {
                 pd,
                 channel: idle.channel(),
-                connections: parameters.connections,
+                count: parameters.connections,
                 shared: shared.as_ref(),
-                gathers: side == Side::Server && serving.threads == 1,
+                one_thread: side == Side::Server && serving.threads == 1,
             };
             let with_memory = |endpoint| {
                 let length = fitted.send_buffers * stride;
                 let region = pd.allocate(length, protocol.source_access(), MemoryKind::Plain)?;
                 Ok((endpoint, SendMemory { region, stride }))
             };
-            let ends = protocol.ends(ends, &parameters.config(bytes, &fitted))?;
+            let ends = protocol.endpoints(&group, &parameters.config(bytes, &fitted))?;
             let ends: Result<_, SessionError> = ends.into_iter().map(with_memory).collect();
             Unconnected::Messages(ends?)
         };
@@ -172,10 +172,10 @@ impl<P: Measured> Prepared<P> {
 }
 
 /// One source for what all these connections send, from the memory of the first.
-fn replicated<P: Measured>(ends: Vec<(P::Connection, SendMemory)>) -> Result<Ends<P>, SessionError> {
+fn replicated<P: Connector>(ends: Vec<(P::Connection, SendMemory)>) -> Result<Ends<P>, SessionError> {
     let (connections, mut memory): (Vec<_>, Vec<_>) = ends.into_iter().unzip();
     let count = connections.len();
-    match (P::replication(connections)?, memory.drain(..).next()) {
+    match (P::replicate(connections)?, memory.drain(..).next()) {
         (Some(replication), Some(memory)) => Ok(Ends::Replicated(replication, count, memory)),
         _ => Err(SessionError::Unexpected("one source for many readers, of a protocol that has none".to_owned())),
     }

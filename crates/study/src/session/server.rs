@@ -4,7 +4,7 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use doorbell_exchange::send_receive::SharedReceives;
-use doorbell_exchange::setup;
+use doorbell_exchange::{Connector, setup, with_connector};
 use doorbell_verbs::{Device, Pd};
 
 use super::control::{Control, FromServer, Report, ToServer, Watch};
@@ -13,7 +13,6 @@ use super::{ANSWER_DEADLINE, SessionError};
 use crate::executor::{self, Idle};
 use crate::one_sided;
 use crate::parameters::{Kind, Operation, Parameters};
-use crate::protocol::{Measured, with_design};
 use crate::serving::SharedBy;
 use crate::workload::{self, Reception, Tally};
 
@@ -49,8 +48,7 @@ fn serve_points(device: &Device, control: &mut Control, memory_bytes: usize) -> 
     loop {
         match control.receive(None)? {
             ToServer::Point { bytes } if parameters.sizes.contains(&bytes) => {
-                let report =
-                    with_design!(parameters.protocol, design => serve_point(design, &pd, control, &parameters, bytes)?);
+                let report = with_connector!(parameters.protocol, connector => serve_point(connector, &pd, control, &parameters, bytes)?);
                 control.send(&FromServer::Report(Box::new(report)))?;
             }
             ToServer::Point { bytes } => return Err(SessionError::UnknownSize(bytes)),
@@ -61,7 +59,7 @@ fn serve_points(device: &Device, control: &mut Control, memory_bytes: usize) -> 
     }
 }
 
-fn serve_point<P: Measured>(
+fn serve_point<P: Connector<Connection: Send>>(
     protocol: P,
     pd: &Pd,
     control: &mut Control,

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use doorbell_exchange::buffered_write::{self, BufferedWrite, Notification};
 use doorbell_exchange::direct_read::{Acknowledge, DirectRead};
 use doorbell_exchange::setup::{EndpointDescription, RemoteRegion};
-use doorbell_exchange::{BufferedRead, DirectWrite, MessageConnection, Protocol, SendReceive, SharedWrite};
+use doorbell_exchange::{BufferedRead, Connector, DirectWrite, MessageConnection, SendReceive, SharedWrite};
 use doorbell_verbs::{PathMtu, Psn, Qpn, RKey};
 
 use super::super::bare::{Bare, Stage, config};
@@ -44,7 +44,7 @@ pub fn fuzz_descriptions(data: &[u8]) {
     });
 }
 
-fn meet<P: Protocol>(stage: &mut Stage, choices: &mut Choices<'_>, protocol: P) {
+fn meet<P: Connector>(stage: &mut Stage, choices: &mut Choices<'_>, protocol: P) {
     let change = |own: &mut EndpointDescription| {
         for _ in 0..choices.below(6) {
             change(own, choices);

@@ -6,10 +6,10 @@ use std::collections::VecDeque;
 use doorbell_exchange::buffered_write::{self, BufferedWrite, Notification};
 use doorbell_exchange::direct_read::{self, Acknowledge, DirectRead, Placement};
 use doorbell_exchange::send_receive::{Endpoint, Hub, Reposting, SharedOptions, SharedReceives};
-use doorbell_exchange::setup::ProtocolId;
 use doorbell_exchange::{
-    BufferedRead, Config, DirectWrite, MessageConnection, Protocol, Received, SendReceive, SharedWrite,
+    BufferedRead, Config, Connector, DirectWrite, MessageConnection, Received, SendReceive, SharedWrite,
 };
+use doorbell_protocols::Protocol;
 use doorbell_verbs::{Access, MemoryKind, RKey, Region, SendOperation as Op};
 
 use super::super::bare::{Bare, OPEN_BYTES, Stage, config};
@@ -156,7 +156,7 @@ fn converse_about(stage: &mut Stage, variant: usize, choices: &mut Choices<'_>) 
     }
 }
 
-fn plain<P: Protocol>(stage: &mut Stage, variant: usize, choices: &mut Choices<'_>, protocol: P) -> Ending {
+fn plain<P: Connector>(stage: &mut Stage, variant: usize, choices: &mut Choices<'_>, protocol: P) -> Ending {
     let (bare, connection) = Bare::meet(&protocol, &stage.pd, &stage.other, &config(), |_| {});
     Talk::new(variant, bare, connection.expect("a connection")).run(choices, |_, _| {})
 }
@@ -246,11 +246,11 @@ struct Talk<C: MessageConnection> {
 impl<C: MessageConnection> Talk<C> {
     fn new(variant: usize, bare: Bare, connection: C) -> Self {
         let pattern: Vec<u8> = (0..OPEN_BYTES / 2).map(pattern).collect();
-        let is_read = matches!(bare.peer.protocol, ProtocolId::DirectRead | ProtocolId::DirectReadSend);
+        let is_read = matches!(bare.peer.protocol.protocol(), Some(Protocol::DirectRead | Protocol::DirectReadSend));
         if is_read {
             bare.open.copy_in(0, &pattern);
         }
-        let expected = (is_read || bare.peer.protocol == ProtocolId::SendReceive).then(VecDeque::new);
+        let expected = (is_read || bare.peer.protocol == Protocol::SendReceive.wire_id()).then(VecDeque::new);
         let ending = Ending { variant, steps: [0; STEPS.len()], received: 0, sent: 0, over: None };
         Self {
             bare,
@@ -363,7 +363,7 @@ impl<C: MessageConnection> Talk<C> {
                 }
             }
             11 => {
-                let is_words = self.bare.peer.protocol == ProtocolId::SendReceive;
+                let is_words = self.bare.peer.protocol == Protocol::SendReceive.wire_id();
                 let word = if is_words { 3 << 30 | u32::from(choices.byte() % 8) } else { 1 << 31 };
                 self.say(Op::SendImmediate(word), Vec::new());
             }
@@ -391,8 +391,8 @@ impl<C: MessageConnection> Talk<C> {
             if let Some(expected) = &mut self.expected
                 && matches!(operation, Op::Send | Op::SendImmediate(_))
             {
-                expected.push_back(match self.bare.peer.protocol {
-                    ProtocolId::SendReceive => bytes.clone(),
+                expected.push_back(match self.bare.peer.protocol.protocol() {
+                    Some(Protocol::SendReceive) => bytes.clone(),
                     _ => self.bare.named(&bytes),
                 });
             }
@@ -414,10 +414,11 @@ impl<C: MessageConnection> Talk<C> {
         let at = |position: u64| first.address.wrapping_add(position % ring.max(1));
         let rkey = first.rkey;
         self.messages += 1;
-        match self.bare.peer.protocol {
-            ProtocolId::SendReceive if self.bare.peer.credits => self.say(Op::SendImmediate(4), message),
-            ProtocolId::SendReceive => self.say(Op::Send, message),
-            ProtocolId::DirectRead | ProtocolId::DirectReadSend => {
+        let Some(protocol) = self.bare.peer.protocol.protocol() else { return };
+        match protocol {
+            Protocol::SendReceive if self.bare.peer.credits => self.say(Op::SendImmediate(4), message),
+            Protocol::SendReceive => self.say(Op::Send, message),
+            Protocol::DirectRead | Protocol::DirectReadSend => {
                 let offset = choices.below(OPEN_BYTES / 2 - 500) as u64;
                 let mut request = (self.bare.open.address() + offset).to_be_bytes().to_vec();
                 request.extend(self.bare.open.rkey().get().to_be_bytes());
@@ -425,44 +426,44 @@ impl<C: MessageConnection> Talk<C> {
                 request.extend(&message[..length.min(choices.below(70))]);
                 self.say(Op::Send, request);
             }
-            ProtocolId::DirectWrite => {
+            Protocol::DirectWrite => {
                 let stride = 448;
                 let slot = (self.messages - 1) % 4;
                 let end = second.address.wrapping_add((slot + 1) * stride);
                 let remote_address = end.wrapping_sub(length as u64 + 8);
                 self.say(Op::Write { remote_address, rkey: second.rkey }, [&message[..], &word].concat());
             }
-            ProtocolId::BufferedWriteImmediateSend | ProtocolId::BufferedWriteImmediateRead => {
+            Protocol::BufferedWriteImmediateSend | Protocol::BufferedWriteImmediateRead => {
                 self.say(Op::WriteImmediate { remote_address: at(self.tail), rkey, immediate: 0 }, message);
                 self.tail += space(length);
             }
-            ProtocolId::BufferedWriteTailSend | ProtocolId::BufferedWriteTailRead => {
+            Protocol::BufferedWriteTailSend | Protocol::BufferedWriteTailRead => {
                 self.say(Op::Write { remote_address: at(self.tail), rkey }, [&word, &message[..]].concat());
                 self.tail += space(length + 8);
                 let tail = self.tail.to_le_bytes().to_vec();
                 self.say(Op::Write { remote_address: second.address, rkey: second.rkey }, tail);
             }
-            ProtocolId::BufferedWriteReverseSend | ProtocolId::BufferedWriteReverseRead => {
+            Protocol::BufferedWriteReverseSend | Protocol::BufferedWriteReverseRead => {
                 let end = first.address.wrapping_add(2 * ring - self.tail % ring);
                 let remote_address = end.wrapping_sub(length as u64 + 8);
                 self.say(Op::Write { remote_address, rkey }, [&message[..], &word].concat());
                 self.tail += space(length + 8);
             }
-            ProtocolId::SharedWrite => {
+            Protocol::SharedWrite => {
                 let (remote_address, words) = (second.address, second.rkey);
                 self.say(Op::FetchAdd { remote_address, rkey: words, add: space(length) }, vec![0; 8]);
                 let immediate = (self.tail % ring / 16) as u32;
                 self.say(Op::WriteImmediate { remote_address: at(self.tail), rkey, immediate }, message);
                 self.tail += space(length);
             }
-            ProtocolId::BufferedRead => {
+            Protocol::BufferedRead => {
                 let offset = (self.tail % (OPEN_BYTES as u64 / 4)) as usize;
                 self.bare.open.copy_in(offset, &word);
                 self.bare.open.copy_in(offset + 8, &message);
                 self.tail += space(length + 8);
                 self.bare.open.store_release_u64(OPEN_BYTES / 2, self.tail.to_le());
             }
-            ProtocolId::OneSided => {}
+            other => unreachable!("{other} is none of the variants of this test"),
         }
     }
 

@@ -1,0 +1,331 @@
+//! The table of protocols.
+
+use doorbell_wire::MessageKind::{FetchAdd, Read, Send, SendImm, Write, WriteImm};
+
+use crate::protocol::{WireId, ZeroCopy};
+use crate::step::End::{Receiver, Sender};
+use crate::step::Joined::{Chained, Fenced};
+use crate::step::{Credits, Size, Step, When};
+
+/// A protocol of message exchange, in one of its variants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Protocol {
+    /// SENDs into receives.
+    #[default]
+    SendReceive,
+    /// The receiver READs each message, then WRITEs its signal byte.
+    DirectRead,
+    /// READ and signal byte are posted together, the latter with a fence.
+    DirectReadFenced,
+    /// The receiver READs each message, then reports it by SEND.
+    DirectReadSend,
+    /// READ and SEND are posted together, the latter with a fence.
+    DirectReadFencedSend,
+    /// WRITEs into buffers that the receiver grants.
+    DirectWrite,
+    /// WRITEs into a ring, announced by immediate data, space reported by SEND.
+    BufferedWriteImmediateSend,
+    /// WRITEs into a ring, announced by immediate data, space asked for by READ.
+    BufferedWriteImmediateRead,
+    /// WRITEs into a ring, announced by the tail's offset, space reported by SEND.
+    BufferedWriteTailSend,
+    /// WRITEs into a ring, announced by the tail's offset, space asked for by READ.
+    BufferedWriteTailRead,
+    /// WRITEs into a ring from its end to its start, space reported by SEND.
+    BufferedWriteReverseSend,
+    /// WRITEs into a ring from its end to its start, space asked for by READ.
+    BufferedWriteReverseRead,
+    /// Many senders WRITE into one ring, in which FETCH_ADD reserves space.
+    SharedWrite,
+    /// The receiver READs all that is new from a ring at the sender.
+    BufferedRead,
+}
+
+/// Memory in which messages lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Store {
+    /// Buffers, each as long as the longest message.
+    Slots,
+    /// A ring, in which messages follow each other.
+    Ring,
+    /// Wherever the program places each message; the connection stores only what announces it.
+    Announcements,
+}
+
+/// What there is to know of a protocol without running it.
+#[derive(Clone, Copy, Debug)]
+pub struct Description {
+    /// Which one.
+    pub protocol: Protocol,
+    /// Its name on the command line, in JSON and in experiments.
+    pub name: &'static str,
+    /// Its name in sentences.
+    pub title: &'static str,
+    /// The name of its variant, where the protocol is known.
+    pub variant: &'static str,
+    /// The id that set-up sends.
+    pub wire_id: WireId,
+    /// Where received messages lie without having been copied there.
+    pub zero_copy: ZeroCopy,
+    /// Can connections share their receive buffers?
+    pub shared_buffers: bool,
+    /// Where sent messages wait until they are done.
+    pub sent_from: Store,
+    /// Where received messages lie until the program frees them.
+    pub received_into: Store,
+    /// Its operations, in the order in which a message causes them.
+    pub steps: &'static [Step],
+}
+
+/// The message alone.
+const MESSAGE: Size = Size::Message { beside: 0 };
+/// The message, and a word with its length and a signal byte.
+const MESSAGE_AND_WORD: Size = Size::Message { beside: 8 };
+/// Nothing: the immediate data says all.
+const EMPTY: Size = Size::Fixed(0);
+/// An offset or a number.
+const WORD: Size = Size::Fixed(8);
+/// Address, key and length of a message.
+const READ_REQUEST: Size = Size::Fixed(16);
+const SIGNAL_BYTE: Size = Size::Fixed(1);
+
+/// In the order of [`Protocol`].
+pub(crate) const DESCRIPTIONS: [Description; 14] = [
+    Description {
+        protocol: Protocol::SendReceive,
+        name: "send-receive",
+        title: "Send-Receive",
+        variant: "send-receive",
+        wire_id: WireId::new(1),
+        zero_copy: ZeroCopy::No,
+        shared_buffers: true, // with a shared receive queue
+        sent_from: Store::Slots,
+        received_into: Store::Slots,
+        steps: &[
+            Step::new(Sender, SendImm, MESSAGE, When::Message).credits(Credits::With),
+            Step::new(Sender, Send, MESSAGE, When::Message).credits(Credits::Without),
+            Step::new(Receiver, SendImm, EMPTY, When::Freed { parts: 4, most: u32::MAX })
+                .release()
+                .credits(Credits::With),
+        ],
+    },
+    Description {
+        steps: &[
+            Step::new(Sender, Send, READ_REQUEST, When::Message),
+            Step::new(Receiver, Read, MESSAGE, When::Message),
+            Step::new(Receiver, Write, SIGNAL_BYTE, When::Message).release().seen_in_memory(),
+        ],
+        ..direct_read(Protocol::DirectRead, "direct-read", "Direct-Read with signal bytes", "unfenced", WireId::new(3))
+    },
+    Description {
+        steps: &[
+            Step::new(Sender, Send, READ_REQUEST, When::Message),
+            Step::new(Receiver, Read, MESSAGE, When::Message),
+            Step::new(Receiver, Write, SIGNAL_BYTE, When::Message).joined(Fenced).release().seen_in_memory(),
+        ],
+        ..direct_read(
+            Protocol::DirectReadFenced,
+            "direct-read-fenced",
+            "Direct-Read with fenced signal bytes",
+            "fenced",
+            WireId::new(3),
+        )
+    },
+    Description {
+        steps: &[
+            Step::new(Sender, Send, READ_REQUEST, When::Message),
+            Step::new(Receiver, Read, MESSAGE, When::Message),
+            // One SEND reports all messages that were read.
+            Step::new(Receiver, SendImm, EMPTY, When::Reap).release(),
+        ],
+        ..direct_read(
+            Protocol::DirectReadSend,
+            "direct-read-send",
+            "Direct-Read acknowledged by SEND",
+            "unfenced, SEND",
+            WireId::new(4),
+        )
+    },
+    Description {
+        steps: &[
+            Step::new(Sender, Send, READ_REQUEST, When::Message),
+            Step::new(Receiver, Read, MESSAGE, When::Message),
+            Step::new(Receiver, SendImm, EMPTY, When::Message).joined(Fenced).release(),
+        ],
+        ..direct_read(
+            Protocol::DirectReadFencedSend,
+            "direct-read-fenced-send",
+            "Direct-Read acknowledged by fenced SEND",
+            "fenced, SEND",
+            WireId::new(4),
+        )
+    },
+    Description {
+        protocol: Protocol::DirectWrite,
+        name: "direct-write",
+        title: "Direct-Write",
+        variant: "direct-write",
+        wire_id: WireId::new(5),
+        zero_copy: ZeroCopy::Partly,
+        shared_buffers: false,
+        sent_from: Store::Slots,
+        received_into: Store::Slots,
+        steps: &[
+            Step::new(Sender, Write, MESSAGE_AND_WORD, When::Message).seen_in_memory(),
+            // Address and key of each buffer that is free, then how many were granted so far.
+            Step::new(Receiver, Write, Size::Entries(16), When::Freed { parts: 4, most: 16 }).release(),
+            Step::new(Receiver, Write, WORD, When::Freed { parts: 4, most: 16 })
+                .joined(Chained)
+                .release()
+                .seen_in_memory(),
+        ],
+    },
+    Description {
+        steps: &[WRITE_IMMEDIATE, REPORT_BY_SEND],
+        ..buffered_write(
+            Protocol::BufferedWriteImmediateSend,
+            "buffered-write-immediate-send",
+            "Buffered-Write with immediate data, acknowledged by SEND",
+            "immediate, SEND",
+            WireId::new(6),
+        )
+    },
+    Description {
+        steps: &[WRITE_IMMEDIATE, ASK_AHEAD],
+        ..buffered_write(
+            Protocol::BufferedWriteImmediateRead,
+            "buffered-write-immediate-read",
+            "Buffered-Write with immediate data, acknowledged by READ",
+            "immediate, READ",
+            WireId::new(7),
+        )
+    },
+    Description {
+        steps: &[WRITE, WRITE_TAIL, REPORT_BY_SEND],
+        ..buffered_write(
+            Protocol::BufferedWriteTailSend,
+            "buffered-write-tail-send",
+            "Buffered-Write with tail offset, acknowledged by SEND",
+            "tail, SEND",
+            WireId::new(8),
+        )
+    },
+    Description {
+        steps: &[WRITE, WRITE_TAIL, ASK_AHEAD],
+        ..buffered_write(
+            Protocol::BufferedWriteTailRead,
+            "buffered-write-tail-read",
+            "Buffered-Write with tail offset, acknowledged by READ",
+            "tail, READ",
+            WireId::new(9),
+        )
+    },
+    Description {
+        steps: &[WRITE.seen_in_memory(), REPORT_BY_SEND],
+        ..buffered_write(
+            Protocol::BufferedWriteReverseSend,
+            "buffered-write-reverse-send",
+            "Buffered-Write in reverse, acknowledged by SEND",
+            "reverse, SEND",
+            WireId::new(10),
+        )
+    },
+    Description {
+        steps: &[WRITE.seen_in_memory(), ASK_AHEAD],
+        ..buffered_write(
+            Protocol::BufferedWriteReverseRead,
+            "buffered-write-reverse-read",
+            "Buffered-Write in reverse, acknowledged by READ",
+            "reverse, READ",
+            WireId::new(11),
+        )
+    },
+    // When a sender dies, the receiver and the other senders exchange SENDs of 0 B besides.
+    Description {
+        protocol: Protocol::SharedWrite,
+        name: "shared-write",
+        title: "Shared-Write",
+        variant: "shared-write",
+        wire_id: WireId::new(12),
+        zero_copy: ZeroCopy::No,
+        shared_buffers: true,
+        sent_from: Store::Slots,
+        received_into: Store::Ring,
+        steps: &[
+            Step::new(Sender, FetchAdd, WORD, When::Waiting),
+            WRITE_IMMEDIATE,
+            Step::new(Sender, Read, WORD, When::Short { parts: 1 }).release(),
+        ],
+    },
+    Description {
+        protocol: Protocol::BufferedRead,
+        name: "buffered-read",
+        title: "Buffered-Read",
+        variant: "buffered-read",
+        wire_id: WireId::new(13),
+        zero_copy: ZeroCopy::No,
+        shared_buffers: false,
+        sent_from: Store::Ring,
+        received_into: Store::Ring,
+        steps: &[
+            // The tail, all messages up to it, and the head.
+            Step::new(Receiver, Read, WORD, When::Polled),
+            Step::new(Receiver, Read, Size::AllNew { beside: 8, unit: 16 }, When::Pulled),
+            Step::new(Receiver, Write, WORD, When::Pulled).release().seen_in_memory(),
+        ],
+    },
+];
+
+/// The message takes a receive.
+const WRITE_IMMEDIATE: Step = Step::new(Sender, WriteImm, MESSAGE, When::Message);
+const WRITE: Step = Step::new(Sender, Write, MESSAGE_AND_WORD, When::Message);
+/// Behind all messages of a post: where the last of them ends.
+const WRITE_TAIL: Step = Step::new(Sender, Write, WORD, When::Post).joined(Chained).seen_in_memory();
+/// The receiver reports the head in the immediate data.
+const REPORT_BY_SEND: Step = Step::new(Receiver, SendImm, EMPTY, When::Freed { parts: 8, most: u32::MAX }).release();
+/// The sender reads the head.
+const ASK_AHEAD: Step = Step::new(Sender, Read, WORD, When::Short { parts: 2 }).release();
+
+/// What variants of Direct-Read have in common.
+const fn direct_read(
+    protocol: Protocol,
+    name: &'static str,
+    title: &'static str,
+    variant: &'static str,
+    wire_id: WireId,
+) -> Description {
+    Description {
+        protocol,
+        name,
+        title,
+        variant,
+        wire_id,
+        zero_copy: ZeroCopy::Yes,
+        shared_buffers: true,
+        sent_from: Store::Slots,
+        received_into: Store::Announcements,
+        steps: &[],
+    }
+}
+
+/// What variants of Buffered-Write have in common.
+const fn buffered_write(
+    protocol: Protocol,
+    name: &'static str,
+    title: &'static str,
+    variant: &'static str,
+    wire_id: WireId,
+) -> Description {
+    Description {
+        protocol,
+        name,
+        title,
+        variant,
+        wire_id,
+        zero_copy: ZeroCopy::No,
+        shared_buffers: false,
+        sent_from: Store::Slots,
+        received_into: Store::Ring,
+        steps: &[],
+    }
+}

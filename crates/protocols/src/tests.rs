@@ -1,0 +1,175 @@
+use std::collections::BTreeSet;
+
+use doorbell_wire::MessageKind;
+
+use crate::*;
+
+#[test]
+fn names_are_unique_and_found_again() {
+    for protocol in Protocol::ALL {
+        assert_eq!(Protocol::by_name(protocol.name()), Some(protocol));
+        assert_eq!(protocol.to_string(), protocol.name());
+        assert!(protocol.name().bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-'), "{protocol}");
+    }
+    assert_eq!(Protocol::by_name("telepathy"), None);
+    let titles: BTreeSet<_> = Protocol::ALL.map(|protocol| protocol.description().title).into();
+    assert_eq!(titles.len(), Protocol::ALL.len());
+}
+
+/// What is on the wire may never change: releases talk to each other.
+#[test]
+fn wire_ids_stay_as_they_are() {
+    let ids = Protocol::ALL.map(|protocol| protocol.wire_id().get());
+    assert_eq!(ids, [1, 3, 3, 4, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]);
+    assert_eq!(WireId::known(2), Some(WireId::ONE_SIDED));
+    assert_eq!(WireId::ONE_SIDED.to_string(), "one-sided operations");
+    assert_eq!(WireId::known(3).map(|id| id.to_string()).as_deref(), Some("Direct-Read with signal bytes"));
+    for unknown in [0, 14, 255] {
+        assert_eq!(WireId::known(unknown), None);
+    }
+}
+
+/// Ends that name each other by one id post the same operations of the same size, whatever the fences.
+#[test]
+fn variants_of_one_wire_id_differ_in_nothing_that_the_peer_sees() {
+    for a in Protocol::ALL {
+        for b in Protocol::ALL.into_iter().filter(|b| b.wire_id() == a.wire_id()) {
+            let seen = |step: &Step| (step.by, step.operation, step.size, step.noticed);
+            let steps = |protocol: Protocol| protocol.steps().iter().map(seen).collect::<Vec<_>>();
+            assert_eq!(steps(a), steps(b), "{a} and {b}");
+        }
+    }
+}
+
+#[test]
+fn every_step_can_be_posted_and_noticed_as_it_says() {
+    for protocol in Protocol::ALL {
+        for (index, step) in protocol.steps().iter().enumerate() {
+            let takes_receive =
+                matches!(step.operation, MessageKind::Send | MessageKind::SendImm | MessageKind::WriteImm);
+            assert_eq!(step.noticed == Noticed::Completion, takes_receive, "{protocol}: {step:?}");
+            if step.noticed == Noticed::Memory {
+                assert_eq!(step.operation, MessageKind::Write, "{protocol}: only a WRITE changes memory and says so");
+            }
+            let before = index.checked_sub(1).map(|before| &protocol.steps()[before]);
+            if step.joined != Joined::Alone {
+                assert!(before.is_some_and(|before| before.by == step.by), "{protocol}: {step:?} follows nothing");
+            }
+            if step.joined == Joined::Fenced {
+                assert!(before.is_some_and(Step::is_two_way), "{protocol}: a fence waits for READs and atomics");
+            }
+            if let When::Freed { parts, most } = step.when {
+                assert!(parts > 0 && most > 0 && step.role == Role::Release, "{protocol}: {step:?}");
+            }
+            if let When::Short { parts } = step.when {
+                assert!(parts > 0 && step.role == Role::Release && step.is_two_way(), "{protocol}: {step:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_protocol_delivers_each_message_once_and_reports_space() {
+    for protocol in Protocol::ALL {
+        for credits in [true, false] {
+            let steps = || protocol.steps().iter().filter(|step| step.is_part(credits));
+            assert_eq!(steps().filter(|step| step.size.carries_messages()).count(), 1, "{protocol}");
+            assert!(steps().all(|step| !step.size.carries_messages() || step.role == Role::Delivery), "{protocol}");
+            let reports = steps().filter(|step| step.role == Role::Release).count() > 0;
+            assert!(reports || !credits, "{protocol}: no step tells the sender of space");
+        }
+        let description = protocol.description();
+        let pulls = protocol.release() == Release::Receiver;
+        assert!(description.zero_copy != ZeroCopy::Yes || pulls, "{protocol}: only a receiver that reads can choose");
+        let all_new = description.steps.iter().any(|step| matches!(step.size, Size::AllNew { .. }));
+        assert_eq!(description.sent_from == Store::Ring, all_new, "{protocol}: one READ takes what lies in a ring");
+    }
+}
+
+/// The truths that programs rely on, which the steps have to imply.
+#[test]
+fn properties_follow_from_the_steps() {
+    let names = |is: fn(Properties) -> bool| {
+        let protocols = Protocol::ALL.into_iter().filter(|protocol| is(protocol.properties()));
+        protocols.map(Protocol::name).collect::<Vec<_>>()
+    };
+    // With immediate data the receiver posts receives again, and with SEND it reports space.
+    assert_eq!(
+        names(|properties| properties.passive == Some(End::Receiver)),
+        ["buffered-write-tail-read", "buffered-write-reverse-read"]
+    );
+    assert_eq!(names(|properties| properties.passive == Some(End::Sender)), ["buffered-read"]);
+    assert_eq!(names(|properties| properties.zero_copy == ZeroCopy::Partly), ["direct-write"]);
+    assert_eq!(
+        names(|properties| !properties.receiver_sleeps),
+        [
+            "direct-write",
+            "buffered-write-tail-send",
+            "buffered-write-tail-read",
+            "buffered-write-reverse-send",
+            "buffered-write-reverse-read",
+            "buffered-read"
+        ]
+    );
+    assert_eq!(names(|properties| !properties.sender_sleeps), ["direct-read", "direct-read-fenced", "buffered-read"]);
+    assert_eq!(
+        names(|properties| !properties.slow_message_blocks),
+        [
+            "send-receive",
+            "direct-read",
+            "direct-read-fenced",
+            "direct-read-send",
+            "direct-read-fenced-send",
+            "direct-write"
+        ]
+    );
+    assert_eq!(names(|properties| !properties.variable_size), ["send-receive", "direct-write"]);
+    let fenced: Vec<_> = Protocol::ALL.into_iter().filter(|protocol| protocol.is_fenced()).collect();
+    assert_eq!(fenced, [Protocol::DirectReadFenced, Protocol::DirectReadFencedSend]);
+}
+
+#[test]
+fn one_at_a_time_into_room_for_one_every_step_is_posted_once_per_message() {
+    let run = Run { messages: 10, bytes: 100, space: Some(1), polls: Some(30), ..Run::default() };
+    for protocol in Protocol::ALL {
+        for step in protocol.steps().iter().filter(|step| step.is_part(true)) {
+            let posts = step.posts(&run);
+            let least = match step.when {
+                When::Polled => 30,
+                // The first message finds room.
+                When::Freed { .. } | When::Short { .. } => 9,
+                _ => 10,
+            };
+            assert_eq!(posts.least, least, "{protocol}: {step:?}");
+            assert!(posts.most.is_some_and(|most| most >= least), "{protocol}: {step:?}");
+            let per_message = step.when.per_message(1, 1);
+            assert!((per_message - 1.0).abs() < 1e-9, "{protocol}: {step:?}");
+        }
+    }
+}
+
+#[test]
+fn no_messages_cost_nothing_but_questions() {
+    for protocol in Protocol::ALL {
+        for step in protocol.steps() {
+            let posts = step.posts(&Run { depth: 64, window: 64, ..Run::default() });
+            assert_eq!(posts.least, 0);
+            assert_eq!(posts.most, if step.when == When::Polled { None } else { Some(0) }, "{protocol}: {step:?}");
+        }
+    }
+}
+
+#[test]
+fn reports_are_as_rare_as_there_is_space() {
+    let quarter = When::Freed { parts: 4, most: 16 };
+    let at_once = [1, 8, 64, 1024].map(|depth| quarter.freed_at_once(depth));
+    assert_eq!(at_once, [Some(1), Some(2), Some(16), Some(16)]);
+    assert_eq!(When::Short { parts: 2 }.freed_at_once(64), None);
+    assert!((When::Short { parts: 2 }.per_message(8, 64) - 2.0 / 64.0).abs() < 1e-9);
+    assert!((When::Post.per_message(8, 64) - 0.125).abs() < 1e-9);
+    // Credits ride on messages of the other direction.
+    let run = Run { messages: 100, space: Some(10), depth: 10, ..Run::default() };
+    let report = &Protocol::SendReceive.steps()[2];
+    assert_eq!(report.posts(&run).least, 9);
+    assert_eq!(report.posts(&Run { is_answered: true, ..run }).least, 0);
+}
