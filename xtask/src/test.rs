@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use crate::shell::{cargo, run, succeeds};
+use crate::shell::{cargo, output_of, run, succeeds};
 use crate::{bindings, browser, dist, end_to_end, fuzz, network, packets, peers, place, programs, regressions, vm};
 
 /// How a step ended.
@@ -143,6 +143,7 @@ pub(crate) fn everything(fast: bool) -> ExitCode {
         let arguments = ["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"];
         component("clippy", "clippy", || run(cargo(&arguments)).into())
     });
+    report.step("verbs without the software RNIC", || hardware_alone().into());
     report.step("fuzz targets, build", fuzz::build);
     report.step("regressions apply", || regressions::check().into());
     report.step("release build", || programs::build().into());
@@ -173,6 +174,22 @@ pub(crate) fn everything(fast: bool) -> ExitCode {
         report.step("layouts, to the C compiler", || bindings::check_layout().into());
     }
     summarize(&report, in_ci)
+}
+
+/// Builds `verbs` with the provider for the machine's own devices alone, which needs nothing of the software RNIC.
+fn hardware_alone() -> Result<(), String> {
+    let package = ["--package", "doorbell-verbs", "--no-default-features"];
+    let tree = output_of(cargo(&[&["tree", "--edges", "normal", "--prefix", "none"], &package[..]].concat()))?;
+    let own: Vec<&str> = tree.lines().filter_map(|line| line.split(' ').next()).collect();
+    for needed in ["doorbell-verbs-core", "doorbell-ibverbs-sys"] {
+        if !own.contains(&needed) {
+            return Err(format!("verbs without the software RNIC does not depend on {needed}: was this asked wrongly?"));
+        }
+    }
+    if let Some(surplus) = ["doorbell-rnic", "doorbell-fabric"].into_iter().find(|name| own.contains(name)) {
+        return Err(format!("verbs without the software RNIC depends on {surplus}"));
+    }
+    run(cargo(&[&["check", "--quiet", "--lib"], &package[..]].concat()))
 }
 
 /// All unit, integration and documentation tests. Those that capture packets do so for the peers,

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use doorbell_verbs::system::{self, SystemDevice, SystemError, SystemOptions, SystemPort};
-use doorbell_verbs::{limits, soft};
+use doorbell_verbs::{Limits, soft};
 use serde_json::{Value, json};
 
 use crate::output::{line, note};
@@ -131,16 +131,8 @@ pub(crate) fn run(arguments: &Devices) -> Result<ExitCode, Failure> {
     for device in &machine {
         let firmware = if device.firmware.is_empty() { "" } else { ", firmware " };
         line(format_args!("{}: RNIC of this machine{firmware}{}", device.name, device.firmware))?;
-        line(format_args!(
-            "  at most {} queue pairs, {} work requests and {} elements each, {} completions per queue, {} READs and \
-             atomics at once{}",
-            device.max_qps,
-            device.max_queue_depth,
-            device.max_sges,
-            device.max_cq_depth,
-            device.max_rd_atomic,
-            if device.atomics { "" } else { ", no atomics" },
-        ))?;
+        let no_atomics = if device.atomics { "" } else { ", no atomics" };
+        line(format_args!("  {}{no_atomics}", sentence(&device.limits)))?;
         for port in &device.ports {
             line(format_args!(
                 "  port {}: {}, {}, path MTU {}",
@@ -157,15 +149,7 @@ pub(crate) fn run(arguments: &Devices) -> Result<ExitCode, Failure> {
         }
     }
     line(format_args!("{}: the embedded software RNIC, RoCE v2 in UDP datagrams of a socket", soft::NAME))?;
-    line(format_args!(
-        "  at most {} queue pairs, {} work requests and {} elements each, {} completions per queue, {} READs and atomics \
-         at once",
-        limits::MAX_QPS,
-        limits::MAX_QUEUE_DEPTH,
-        limits::MAX_SGES,
-        limits::MAX_CQ_DEPTH,
-        limits::MAX_RD_ATOMIC,
-    ))?;
+    line(format_args!("  {}", sentence(&soft::LIMITS)))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -185,29 +169,39 @@ fn as_json(device: &SystemDevice) -> Value {
             "default_gid_index": port.default_gid().map(|gid| gid.index),
         })
     };
-    json!({
-        "name": device.name,
-        "provider": "system",
-        "firmware": device.firmware,
-        "max_qps": device.max_qps,
-        "max_queue_depth": device.max_queue_depth,
-        "max_sges": device.max_sges,
-        "max_cq_depth": device.max_cq_depth,
-        "max_rd_atomic": device.max_rd_atomic,
-        "atomics": device.atomics,
-        "ports": device.ports.iter().map(port).collect::<Vec<_>>(),
-    })
+    with_limits(
+        &device.limits,
+        json!({
+            "name": device.name,
+            "provider": "system",
+            "firmware": device.firmware,
+            "atomics": device.atomics,
+            "ports": device.ports.iter().map(port).collect::<Vec<_>>(),
+        }),
+    )
 }
 
 fn embedded_as_json() -> Value {
-    json!({
-        "name": soft::NAME,
-        "provider": "soft",
-        "max_qps": limits::MAX_QPS,
-        "max_queue_depth": limits::MAX_QUEUE_DEPTH,
-        "max_sges": limits::MAX_SGES,
-        "max_cq_depth": limits::MAX_CQ_DEPTH,
-        "max_rd_atomic": limits::MAX_RD_ATOMIC,
-        "atomics": true,
-    })
+    with_limits(&soft::LIMITS, json!({ "name": soft::NAME, "provider": soft::PROVIDER, "atomics": true }))
+}
+
+fn sentence(limits: &Limits) -> String {
+    let Limits { max_qps, max_queue_depth, max_sges, max_cq_depth, max_rd_atomic, .. } = limits;
+    format!(
+        "at most {max_qps} queue pairs, {max_queue_depth} work requests and {max_sges} elements each, {max_cq_depth} \
+         completions per queue, {max_rd_atomic} READs and atomics at once"
+    )
+}
+
+fn with_limits(limits: &Limits, mut device: Value) -> Value {
+    for (name, most) in [
+        ("max_qps", limits.max_qps),
+        ("max_queue_depth", limits.max_queue_depth),
+        ("max_sges", limits.max_sges),
+        ("max_cq_depth", limits.max_cq_depth),
+        ("max_rd_atomic", limits.max_rd_atomic),
+    ] {
+        device[name] = most.into();
+    }
+    device
 }

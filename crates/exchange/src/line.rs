@@ -82,7 +82,7 @@ impl LineEnd {
                 max_recv_wr: queues.receives,
                 max_send_sge: queues.sges,
                 max_recv_sge: 1,
-                max_inline: queues.inline.min(device.attributes().max_inline),
+                max_inline: queues.inline.min(device.attributes().limits.max_inline),
             },
             signal_all: false,
         })?;

@@ -104,7 +104,7 @@ impl Outbox {
             0 => None,
             count => Some(allocate(count * stride)?),
         };
-        let inline = config.inline.min(pd.device().attributes().max_inline.saturating_sub(WORD));
+        let inline = config.inline.min(pd.device().attributes().limits.max_inline.saturating_sub(WORD));
         let own = if buffers.is_some() { config.max_message.max(inline) } else { inline };
         Ok(Self {
             window: config.window as u64,

@@ -46,7 +46,7 @@ pub fn connect(
         let (own, peer) = (own.udp_port.into(), peer.udp_port.into());
         return Err(ConnectError::Mismatch { what: "the UDP port", own, peer });
     }
-    let rd_atomic = u8::try_from(qp.pd().device().attributes().max_rd_atomic).unwrap_or(u8::MAX);
+    let rd_atomic = u8::try_from(qp.pd().device().attributes().limits.max_rd_atomic).unwrap_or(u8::MAX);
     qp.modify(&QpAttributes {
         state: Some(QpState::ReadyToReceive),
         address: Some(AddressVector::to(peer.gid.to_canonical())),

@@ -6,9 +6,10 @@ use std::ops::{Index, Sub};
 use std::os::fd::OwnedFd;
 
 use doorbell_rnic::TransmitBatch;
+use doorbell_verbs_core::LinkCounters;
 use doorbell_wire::{Opcode, Operation};
 
-use crate::link::{Link, LinkCounters, LinkProperties, ReceivedRun, Sink};
+use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
 
 /// What a packet is for, as far as its opcode tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

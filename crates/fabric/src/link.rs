@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 
 use doorbell_rnic::TransmitBatch;
+use doorbell_verbs_core::LinkCounters;
 use doorbell_wire::Outer;
 
 /// What a link promises, so that the layers above need not check or repair what cannot happen.
@@ -18,32 +19,6 @@ pub struct LinkProperties {
     pub ordered: bool,
     /// Packets that were sent arrive.
     pub lossless: bool,
-}
-
-/// What a link lost or could not carry: packets that the RNIC never sees, or takes for sent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LinkCounters {
-    /// Messages dropped because the receive buffer was full. A run that the kernel held together
-    /// counts as one, and what was dropped is known only once something is received afterwards.
-    pub rx_overflow: u64,
-    /// Messages dropped because they were longer than any packet.
-    pub rx_truncated: u64,
-    /// Packets not sent because they exceed the MTU of the interface or path.
-    pub tx_oversize: u64,
-    /// Packets not sent because no way leads to their destination, or it is forbidden.
-    pub tx_unreachable: u64,
-    /// Packets that a peer's host reported to have refused, such as for a closed port.
-    pub tx_refused: u64,
-}
-
-impl LinkCounters {
-    /// Names, in the order of [`values`](Self::values).
-    pub const NAMES: [&str; 5] = ["rx_overflow", "rx_truncated", "tx_oversize", "tx_unreachable", "tx_refused"];
-
-    /// Values, in the order of [`NAMES`](Self::NAMES).
-    pub fn values(&self) -> [u64; 5] {
-        [self.rx_overflow, self.rx_truncated, self.tx_oversize, self.tx_unreachable, self.tx_refused]
-    }
 }
 
 /// Packets that arrived together from one sender: equal-sized, the last may be shorter.

@@ -11,11 +11,12 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use doorbell_rnic::{MAX_RUN_BYTES, MAX_RUN_PACKETS, Run, TransmitBatch};
+use doorbell_verbs_core::LinkCounters;
 use doorbell_wire::{Outer, ROCE_UDP_PORT};
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 
-use crate::link::{Link, LinkCounters, LinkProperties, ReceivedRun, Sink};
+use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
 
 /// Bytes of its memory that the kernel counts for a small datagram beside its payload.
 const DATAGRAM_OVERHEAD_BYTES: usize = 832;

@@ -1,6 +1,6 @@
 //! Showing counters to someone, seldom enough to cost nothing.
 
-use doorbell_rnic::Counters;
+use doorbell_verbs_core::Counters;
 
 /// Is shown counters.
 pub type Observer = Box<dyn FnMut(&Counters) + Send>;

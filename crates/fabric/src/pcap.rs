@@ -7,11 +7,12 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use doorbell_rnic::{MAX_RUN_BYTES, TransmitBatch};
+use doorbell_verbs_core::LinkCounters;
 use doorbell_wire::{Check, Encapsulation, Outer};
 use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
 use pcap_file::{DataLink, PcapError, TsResolution};
 
-use crate::link::{Link, LinkCounters, LinkProperties, ReceivedRun, Sink};
+use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
 use crate::seal::{Checker, Sealer};
 
 /// Bytes that are gathered before they go to the file.

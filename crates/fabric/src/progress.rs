@@ -39,16 +39,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use doorbell_rnic::{Completion, CompletionQueue, Counters, MAX_RUN_PACKETS, Overrun, Rnic};
+use doorbell_rnic::{CompletionQueue, MAX_RUN_PACKETS, Rnic};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::{SigSet, SigmaskHow};
 use nix::sys::time::TimeSpec;
 
 use crate::driver::{Acks, Driver};
-use crate::link::{Link, LinkCounters};
+use crate::link::Link;
 use crate::observe::Observer;
 use crate::udp::signal;
+use doorbell_verbs_core::{Completion, Counters, LinkCounters, Overrun};
 pub use exit::flush_before_exit;
 use habits::{Lingering, Naps};
 use wake::{NEVER, Wakeups};

@@ -9,6 +9,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use doorbell_ibverbs_sys as c;
+use doorbell_verbs::raw::Provider;
 use doorbell_verbs::{Attachment, Completion, CompletionOpcode, CqId, Notify, Status, raw};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 

@@ -6,6 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use doorbell_ibverbs_sys as c;
 use doorbell_verbs::Completion;
+use doorbell_verbs::raw::Provider;
 
 use crate::cq::{self, Cq};
 use crate::outcome::{Refused, pointer};

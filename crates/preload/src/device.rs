@@ -10,7 +10,7 @@ use std::{mem, ptr};
 use doorbell_fabric::BindRequest;
 use doorbell_ibverbs_sys as c;
 use doorbell_verbs::raw::{DeviceAttributes, Provider};
-use doorbell_verbs::soft::{self, SoftOptions};
+use doorbell_verbs::soft::{self, Soft, SoftOptions};
 use doorbell_verbs::{AsyncEvent, CqId, Qpn, SrqId};
 
 use crate::event::Source;
@@ -67,7 +67,7 @@ pub(crate) fn guid() -> u64 {
 
 /// An RNIC and who gets its events.
 pub(crate) struct Device {
-    pub(crate) provider: Arc<dyn Provider>,
+    pub(crate) provider: Arc<Soft>,
     pub(crate) attributes: DeviceAttributes,
     /// The numbers that it shows for vendor and part.
     pub(crate) vendor: (u32, u32),
@@ -231,7 +231,7 @@ pub(crate) fn open() -> Outcome<Arc<Device>> {
     let attributes = soft.attributes();
     process.address = Some(attributes.address);
     let device = Arc::new(Device {
-        provider: Arc::clone(&soft) as Arc<dyn Provider>,
+        provider: Arc::clone(&soft),
         attributes,
         vendor,
         generation: process.generation,

@@ -4,7 +4,8 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
 
 use doorbell_ibverbs_sys as c;
-use doorbell_verbs::raw::{Keys, bring_in, can_bring_in};
+use doorbell_verbs::raw::{Keys, Provider};
+use doorbell_verbs::soft::{bring_in, can_bring_in};
 use doorbell_verbs::{Access, MemoryError};
 
 use crate::dm::Dm;

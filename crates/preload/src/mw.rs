@@ -4,6 +4,7 @@ use std::cell::UnsafeCell;
 use std::ffi::c_int;
 
 use doorbell_ibverbs_sys as c;
+use doorbell_verbs::raw::Provider;
 use doorbell_verbs::{LKey, Payload, RKey, SendOperation, SendRequest, WindowBinding, WindowKind};
 
 use crate::handle::{Kind, Object, object};

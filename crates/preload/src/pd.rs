@@ -5,6 +5,7 @@ use std::ptr;
 
 use doorbell_ibverbs_sys as c;
 use doorbell_verbs::PdId;
+use doorbell_verbs::raw::Provider;
 
 use crate::context::Context;
 use crate::handle::{Kind, Object, Users, object};

@@ -7,6 +7,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use doorbell_ibverbs_sys as c;
+use doorbell_verbs::raw::Provider;
 use doorbell_verbs::{QpCapacities, QpInit, QpKind, raw};
 
 use crate::context::Context;

@@ -5,8 +5,8 @@ use std::mem::offset_of;
 use std::ptr;
 
 use doorbell_ibverbs_sys as c;
-use doorbell_verbs::raw::DeviceAttributes;
-use doorbell_verbs::{MAX_MESSAGE_BYTES, limits};
+use doorbell_verbs::MAX_MESSAGE_BYTES;
+use doorbell_verbs::raw::{DeviceAttributes, Provider};
 
 use crate::context::Context;
 use crate::outcome::{Outcome, Refused, number, status};
@@ -53,44 +53,45 @@ fn count(number: usize) -> c_int {
 
 fn device_attributes(context: &Context) -> c::ibv_device_attr {
     let own = &context.device.attributes;
+    let limits = &own.limits;
     // The link joins groups of IPv4 only.
-    let groups = if own.address.is_ipv4() { limits::MAX_GROUPS } else { 0 };
+    let groups = if own.address.is_ipv4() { limits.max_groups } else { 0 };
     let version = CString::new(env!("CARGO_PKG_VERSION")).unwrap_or_default();
     let mut attributes = c::ibv_device_attr {
         node_guid: device::guid(),
         sys_image_guid: device::guid(),
-        max_mr_size: limits::MAX_REGION_BYTES,
+        max_mr_size: limits.max_region_bytes,
         page_size_cap: !0xfff,
         vendor_id: context.device.vendor.0,
         vendor_part_id: context.device.vendor.1,
-        max_qp: count(limits::MAX_QPS),
-        max_qp_wr: count(own.max_queue_depth),
+        max_qp: count(limits.max_qps),
+        max_qp_wr: count(limits.max_queue_depth),
         device_cap_flags: c::IBV_DEVICE_RC_RNR_NAK_GEN
             | c::IBV_DEVICE_SYS_IMAGE_GUID
             | c::IBV_DEVICE_CURR_QP_STATE_MOD
             | c::IBV_DEVICE_MEM_WINDOW
             | c::IBV_DEVICE_MEM_WINDOW_TYPE_2B,
-        max_sge: count(own.max_sges),
-        max_sge_rd: count(own.max_sges),
-        max_cq: count(limits::MAX_CQS),
-        max_cqe: count(own.max_cq_depth),
-        max_mr: count(limits::MAX_REGIONS),
-        max_mw: count(limits::MAX_WINDOWS),
-        max_pd: count(limits::MAX_QPS),
-        max_qp_rd_atom: count(own.max_rd_atomic),
-        max_res_rd_atom: count(own.max_rd_atomic * limits::MAX_QPS),
-        max_qp_init_rd_atom: count(own.max_rd_atomic),
+        max_sge: count(limits.max_sges),
+        max_sge_rd: count(limits.max_sges),
+        max_cq: count(limits.max_cqs),
+        max_cqe: count(limits.max_cq_depth),
+        max_mr: count(limits.max_regions),
+        max_mw: count(limits.max_windows),
+        max_pd: count(limits.max_qps),
+        max_qp_rd_atom: count(limits.max_rd_atomic),
+        max_res_rd_atom: count(limits.max_rd_atomic * limits.max_qps),
+        max_qp_init_rd_atom: count(limits.max_rd_atomic),
         // As adapters say it. The atomics of peers are the processor's, so local code sees them whole too, but programs
         // (UCX) look for exactly this, and those that need more would meet no adapter that has it.
         atomic_cap: c::IBV_ATOMIC_HCA,
-        max_ah: count(limits::MAX_QPS),
-        max_srq: count(limits::MAX_SRQS),
-        max_srq_wr: count(own.max_queue_depth),
-        max_srq_sge: count(own.max_sges),
+        max_ah: count(limits.max_qps),
+        max_srq: count(limits.max_srqs),
+        max_srq_wr: count(limits.max_queue_depth),
+        max_srq_sge: count(limits.max_sges),
         max_pkeys: 1,
         max_mcast_grp: count(groups),
-        max_mcast_qp_attach: count(limits::MAX_QPS),
-        max_total_mcast_qp_attach: count(groups.saturating_mul(limits::MAX_QPS)),
+        max_mcast_qp_attach: count(limits.max_qps),
+        max_total_mcast_qp_attach: count(groups.saturating_mul(limits.max_qps)),
         phys_port_cnt: PORT,
         ..c::ibv_device_attr::default()
     };

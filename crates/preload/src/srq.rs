@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use doorbell_ibverbs_sys as c;
 use doorbell_verbs::raw;
+use doorbell_verbs::raw::Provider;
 
 use crate::device::Device;
 use crate::event::{Element, Source};

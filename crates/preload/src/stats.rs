@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, Once, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
+use doorbell_verbs::raw::Provider;
 use doorbell_verbs::{Counters, LinkCounters};
 
 use crate::config;
@@ -30,7 +31,7 @@ const PATIENCE: Duration = Duration::from_millis(20);
 
 /// What is counted.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
-    Counters::NAMES.iter().copied().chain(LinkCounters::NAMES)
+    Counters::NAMES.iter().chain(LinkCounters::NAMES).copied()
 }
 
 /// What all devices of this process counted, as far as it can be known without waiting for ever: a signal handler may

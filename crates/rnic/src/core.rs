@@ -5,15 +5,14 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use doorbell_verbs_core::{Completion, Counters, EventQueue, Overrun, QpCounters};
 use doorbell_wire::{ICRC_LEN, Qpn, outer};
 use slab::Slab;
 
-use crate::completion::{Completion, CompletionSink, Overrun};
+use crate::completion::CompletionSink;
 use crate::congestion::{Destination, Window};
-use crate::counters::Counters;
-use crate::event::EventQueue;
 use crate::memory::Memory;
-use crate::qp::{Acknowledgement, QpCounters};
+use crate::qp::Acknowledgement;
 use crate::transmit::Path;
 
 /// Bytes of a frame that are not in the packet: Ethernet, IP and UDP headers, and the ICRC.
@@ -52,8 +51,8 @@ pub(crate) struct Farewell {
 pub(crate) enum Sent {
     /// A request packet, for the first time.
     Request,
-    /// One that carries nothing but immediate data: how credits travel alone.
-    Credit,
+    /// One that carries nothing but immediate data.
+    ImmediateAlone,
     /// A request packet that was sent before.
     Again,
     /// An ACK or NAK.
@@ -194,8 +193,8 @@ impl Core {
         own.tx_vport_rdma_unicast_packets += 1;
         own.tx_vport_rdma_unicast_bytes += frame_bytes;
         let (packets, bytes, of_qp) = match sent {
-            Sent::Request | Sent::Credit => {
-                if sent == Sent::Credit {
+            Sent::Request | Sent::ImmediateAlone => {
+                if sent == Sent::ImmediateAlone {
                     own.tx_credit_packets += 1;
                     own.tx_credit_bytes += frame_bytes;
                 }

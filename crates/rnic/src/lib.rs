@@ -10,35 +10,15 @@
 mod completion;
 mod congestion;
 mod core;
-mod counters;
 mod engine;
-mod event;
 mod memory;
 mod qp;
 mod shared;
 mod transmit;
 mod work;
 
-pub use completion::{
-    Attachment, Completion, CompletionOpcode, CompletionQueue, CompletionSink, MAX_CQ_DEPTH, Notifier, Notify, Overrun,
-    Status,
-};
-pub use counters::Counters;
-pub use engine::{
-    ACK_HOLD_NS, Backlog, Config, CqId, EngineId, MAX_CQS, MAX_GROUPS, MAX_INLINE_BYTES, MAX_QPS, MAX_QUEUE_DEPTH,
-    MAX_SGES, MAX_SRQS, ObjectError, Objects, QpInfo, QpInit, Rnic, SrqId,
-};
-pub use event::{AsyncEvent, EventQueue, EventSource};
-pub use memory::{
-    Access, LKey, MAX_REGION_BYTES, MAX_REGIONS, MAX_WINDOWS, MemoryError, Pager, PdId, Region, RegionDirectory,
-    RegionTable, Sge, Through, WindowBinding, WindowKind,
-};
-pub use qp::{
-    AttributeMask, MAX_MESSAGE_BYTES, MAX_RD_ATOMIC, ModifyError, QpAttributes, QpCapacities, QpCounters, QpKind,
-    QpState, Transition, check_transition, transition,
-};
+pub use completion::{CompletionQueue, CompletionSink};
+pub use engine::{ACK_HOLD_NS, Backlog, Config, EngineId, LIMITS, Objects, Rnic};
+pub use memory::{Pager, Region, RegionDirectory, RegionTable, Through};
 pub use shared::{ReceiveSource, SharedReceiveQueue};
 pub use transmit::{Budget, Filter, MAX_RUN_BYTES, MAX_RUN_PACKETS, Path, Run, TransmitBatch, TransmitInfo};
-pub use work::{
-    AddressVector, Payload, PostError, PostErrorKind, RecvRequest, SendFlags, SendOperation, SendRequest, UdDestination,
-};

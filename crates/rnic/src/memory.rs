@@ -12,36 +12,13 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use doorbell_verbs_core::{Access, LKey, MemoryError, ObjectError, PdId, WindowBinding};
 use doorbell_wire::{Qpn, RKey};
 use rustc_hash::FxHashMap;
 
 pub(crate) use self::view::Memory;
 use self::window::{Bound, Window};
-pub use self::window::{MAX_WINDOWS, WindowBinding, WindowKind};
-use crate::engine::ObjectError;
-
-bitflags::bitflags! {
-    /// What a region may be used for. Reading it locally is always allowed.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-    pub struct Access: u32 {
-        /// The RNIC may write it for local work requests (receives, READ responses).
-        const LOCAL_WRITE = 1;
-        /// A peer may WRITE it.
-        const REMOTE_WRITE = 2;
-        /// A peer may READ it.
-        const REMOTE_READ = 4;
-        /// A peer may use atomics on it.
-        const REMOTE_ATOMIC = 8;
-        /// Memory windows may be bound to it.
-        const WINDOW_BIND = 16;
-        /// Its memory may come and go: each access asks the [`Pager`] first, if there is one.
-        const ON_DEMAND = 64;
-    }
-}
-
-/// Names a protection domain of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PdId(pub u32);
+use crate::engine::LIMITS;
 
 /// The queue pair through which memory is reached, and its protection domain.
 #[derive(Clone, Copy, Debug)]
@@ -50,91 +27,6 @@ pub struct Through {
     pub pd: PdId,
     /// The queue pair.
     pub qpn: Qpn,
-}
-
-/// The local key of a region, which scatter-gather elements carry.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(transparent)]
-pub struct LKey(pub u32);
-
-/// A scatter-gather element: a piece of a registered region. It is laid out as in verbs' C API.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-pub struct Sge {
-    /// Where it starts, as the region was registered.
-    pub address: u64,
-    /// Bytes.
-    pub length: u32,
-    /// The region.
-    pub lkey: LKey,
-}
-
-/// Why an access to registered memory was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum MemoryError {
-    /// No region has the key.
-    #[error("no memory region has the key {key:#010x}: it was never registered, or is deregistered")]
-    UnknownKey {
-        /// The key.
-        key: u32,
-    },
-    /// The region belongs to another protection domain.
-    #[error("the memory region {key:#010x} belongs to another protection domain than the queue pair")]
-    ForeignPd {
-        /// The key.
-        key: u32,
-    },
-    /// The range is not inside the region.
-    #[error(
-        "{length} bytes at {address:#x} are not inside the memory region {key:#010x}, \
-         which has {region_length} bytes at {region_address:#x}"
-    )]
-    OutOfBounds {
-        /// The key.
-        key: u32,
-        /// Start of the access.
-        address: u64,
-        /// Bytes of the access.
-        length: u64,
-        /// Start of the region.
-        region_address: u64,
-        /// Bytes of the region.
-        region_length: u64,
-    },
-    /// The region was registered without the right.
-    #[error("the memory region {key:#010x} was registered with {granted:?}, the access needs {needed:?}")]
-    Forbidden {
-        /// The key.
-        key: u32,
-        /// What the access needs.
-        needed: Access,
-        /// What the region grants.
-        granted: Access,
-    },
-    /// The region is paged on demand, and there is no memory, or none that may be used so.
-    #[error("the memory region {key:#010x} is paged on demand, and {length} bytes at {address:#x} are not there")]
-    NotThere {
-        /// The key.
-        key: u32,
-        /// Start of the access.
-        address: u64,
-        /// Bytes of the access.
-        length: u64,
-    },
-    /// An atomic operation on an address that is not a multiple of 8.
-    #[error("an atomic operation needs an address that is a multiple of 8, got {address:#x}")]
-    Misaligned {
-        /// The address.
-        address: u64,
-    },
-    /// A memory window is not what the request takes it for.
-    #[error("the memory window {key:#010x} cannot be bound or invalidated so: {why}")]
-    Window {
-        /// The key.
-        key: u32,
-        /// Why.
-        why: &'static str,
-    },
 }
 
 /// Knows which memory is there.
@@ -397,14 +289,8 @@ impl Keys {
     }
 }
 
-/// The most regions of a device.
-pub const MAX_REGIONS: usize = 1 << 20;
-
-/// The longest region in bytes, unless it is paged on demand.
-pub const MAX_REGION_BYTES: u64 = 1 << 46;
-
 fn is_possible(address: u64, length: usize, access: Access) -> bool {
-    (access.contains(Access::ON_DEMAND) || length as u64 <= MAX_REGION_BYTES)
+    (access.contains(Access::ON_DEMAND) || length as u64 <= LIMITS.max_region_bytes)
         && address.checked_add(length as u64).is_some()
 }
 
@@ -461,7 +347,7 @@ impl RegionTable {
 
     fn enter(&self, random: impl FnMut() -> u32, region: impl FnOnce(u32) -> Region) -> Option<Arc<Region>> {
         let mut keys = self.write();
-        if keys.regions.len() >= MAX_REGIONS {
+        if keys.regions.len() >= LIMITS.max_regions {
             return None;
         }
         let key = keys.unused(random);

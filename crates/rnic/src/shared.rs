@@ -6,9 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam_queue::ArrayQueue;
 
-use crate::event::{AsyncEvent, EventQueue};
-use crate::memory::PdId;
-use crate::work::{PostErrorKind, RecvWqe};
+use crate::work::RecvWqe;
+use doorbell_verbs_core::{AsyncEvent, EventQueue, PdId, PostErrorKind};
 
 /// Where queue pairs that share receives take them from.
 pub trait ReceiveSource: Send + Sync {

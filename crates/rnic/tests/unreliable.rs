@@ -4,7 +4,7 @@ mod common;
 
 use common::workload::pattern;
 use common::{End, Link, QKEY, Rng, World};
-use doorbell_rnic::{
+use doorbell_verbs_core::{
     AddressVector, Attachment, CompletionOpcode, Payload, QpKind, RecvRequest, SendFlags, SendOperation, SendRequest,
     Status, UdDestination,
 };

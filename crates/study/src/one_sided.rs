@@ -166,7 +166,7 @@ impl End {
 /// Longest message that goes inline.
 fn max_inline(pd: &Pd, parameters: &Parameters) -> usize {
     match parameters.operation {
-        Operation::Write => parameters.inline.min(pd.device().attributes().max_inline),
+        Operation::Write => parameters.inline.min(pd.device().attributes().limits.max_inline),
         _ => 0, // the others bring bytes
     }
 }

@@ -1,16 +1,16 @@
 use std::io;
 
 use crate::system::SystemError;
-use doorbell_fabric::BindError;
-use doorbell_rnic::{ModifyError, ObjectError, Overrun, PostError};
+use doorbell_verbs_core::{ModifyError, ObjectError, Overrun, PostError};
 
 /// What can go wrong in a verbs call.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The device could not be opened.
+    /// The software RNIC could not be opened.
+    #[cfg(feature = "soft")]
     #[error(transparent)]
-    Bind(#[from] BindError),
+    Bind(#[from] doorbell_fabric::BindError),
     /// A device of the machine cannot be used so.
     #[error(transparent)]
     System(#[from] SystemError),

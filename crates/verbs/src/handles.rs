@@ -5,10 +5,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use doorbell_fabric::LinkCounters;
-use doorbell_rnic::{
-    Access, AsyncEvent, Completion, Counters, CqId, ModifyError, Notify, Overrun, PdId, PostError, QpAttributes,
-    QpCapacities, QpInfo, QpInit, QpKind, RecvRequest, SendRequest, SrqId,
+use doorbell_verbs_core::{
+    Access, AsyncEvent, Completion, Counters, CqId, LinkCounters, ModifyError, Notify, Overrun, PdId, PostError,
+    QpAttributes, QpCapacities, QpInfo, QpInit, QpKind, RecvRequest, SendRequest, SrqId,
 };
 use doorbell_wire::{Psn, Qpn};
 

@@ -5,23 +5,19 @@
 //! builds on this.
 
 use std::any::Any;
-use std::ffi::c_void;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
-use doorbell_fabric::LinkCounters;
-use doorbell_rnic::{
-    Access, AsyncEvent, Completion, Counters, CqId, LKey, MemoryError, ModifyError, Notify, Overrun, PdId, PostError,
-    QpAttributes, QpInfo, QpInit, RecvRequest, SendRequest, Sge, SrqId, WindowKind,
+use doorbell_verbs_core::{
+    Access, AsyncEvent, Completion, Counters, CqId, LKey, Limits, LinkCounters, ModifyError, Notify, Overrun, PdId,
+    PostError, QpAttributes, QpInfo, QpInit, RecvRequest, SendRequest, SrqId, WindowKind,
 };
 use doorbell_wire::{PathMtu, Psn, Qpn, RKey};
-use nix::libc;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
-use nix::unistd::{SysconfVar, sysconf};
 
 use crate::error::Error;
 pub use crate::signal::{LockedNotices, Notices};
@@ -43,16 +39,8 @@ pub struct DeviceAttributes {
     pub active_mtu: PathMtu,
     /// Receive buffer behind the device, in the kernel's bytes; 0 if there is none.
     pub receive_buffer_bytes: usize,
-    /// Most work requests of a queue.
-    pub max_queue_depth: usize,
-    /// Most scatter-gather elements of a work request.
-    pub max_sges: usize,
-    /// Most inline data of a work request.
-    pub max_inline: usize,
-    /// Most entries of a completion queue.
-    pub max_cq_depth: usize,
-    /// Most READs and atomics outstanding per queue pair and direction.
-    pub max_rd_atomic: usize,
+    /// How many objects it has, and how large they are.
+    pub limits: Limits,
     /// Does [`Access::ON_DEMAND`] mean that memory may come and go?
     pub on_demand: bool,
 }
@@ -103,12 +91,6 @@ pub trait Provider: Send + Sync {
         owner: Option<Arc<dyn Any + Send + Sync>>,
     ) -> Result<Keys, Error>;
 
-    /// Registers a region without memory, for local use: it reads as zeros, and what is written to it
-    /// is lost. It takes every address.
-    fn register_null(&self, _pd: PdId) -> Result<Keys, Error> {
-        lacking("memory regions without memory")
-    }
-
     /// Registers a region anew, with other memory, rights or protection domain; its keys stay good.
     /// If it is refused, the region stays as it was.
     ///
@@ -124,12 +106,6 @@ pub trait Provider: Send + Sync {
         address: u64,
         access: Access,
     ) -> Result<(), Error>;
-
-    /// Brings in memory for a local access to come, where it is registered with
-    /// [`Access::ON_DEMAND`], and checks that access in any case.
-    fn prefetch(&self, _pd: PdId, _sge: &Sge, _needed: Access) -> Result<(), MemoryError> {
-        Ok(()) // nothing to do without paging on demand
-    }
 
     /// Deregisters memory. When this returns, the device does not touch it any more. Refused while
     /// memory windows are bound to it.
@@ -166,12 +142,8 @@ pub trait Provider: Send + Sync {
     fn counters(&self) -> Option<Counters>;
 
     /// What was lost below the device, on this side, where the provider drives what lies there.
-    fn link_counters(&self) -> LinkCounters;
-
-    /// Both, for a caller that must not wait, such as a signal handler, which may have interrupted a call on the
-    /// device; `None` while another call is in the device.
-    fn try_counters(&self) -> Option<(Counters, LinkCounters)> {
-        Some((self.counters()?, self.link_counters()))
+    fn link_counters(&self) -> LinkCounters {
+        LinkCounters::default()
     }
 
     /// The oldest asynchronous event.
@@ -181,32 +153,7 @@ pub trait Provider: Send + Sync {
     fn event_fd(&self) -> BorrowedFd<'_>;
 
     /// Moves packets, where the device is driven by its callers.
-    fn drive(&self);
-}
-
-/// Brings pages of this process's memory in, so that they can be read, or also written. Fails
-/// where there is no such memory, and always on kernels before 5.14.
-pub fn bring_in(base: *mut u8, length: usize, written: bool) -> io::Result<()> {
-    if length == 0 {
-        return Ok(());
-    }
-    let page = sysconf(SysconfVar::PAGE_SIZE).ok().flatten().unwrap_or(4096) as usize;
-    let start = base as usize / page * page;
-    let end = (base as usize).checked_add(length).and_then(|end| end.checked_next_multiple_of(page));
-    let end = end.ok_or_else(|| io::Error::from_raw_os_error(libc::EFAULT))?;
-    let advice = if written { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
-    // SAFETY: it changes nothing but which pages are in memory, wherever the range lies.
-    match unsafe { libc::madvise(start as *mut c_void, end - start, advice) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// Does the kernel know how to [`bring_in`]?
-pub fn can_bring_in() -> bool {
-    static CAN: OnceLock<bool> = OnceLock::new();
-    // Of a byte that is there for sure.
-    *CAN.get_or_init(|| bring_in((&raw const CAN).cast_mut().cast(), 1, false).is_ok())
+    fn drive(&self) {}
 }
 
 /// Sleeps until a descriptor is readable, or the time is over: false then.
@@ -324,30 +271,4 @@ pub trait Qp: Send + Sync {
     ///
     /// The memory must stay registered and unreferenced until its completion is reaped.
     unsafe fn post_recv(&self, list: &[RecvRequest<'_>]) -> Result<(), PostError>;
-}
-
-#[cfg(test)]
-mod tests {
-    use std::ptr;
-
-    use super::*;
-
-    #[test]
-    fn memory_that_is_there_is_brought_in_and_other_is_not() {
-        static CONSTANT: [u8; 8] = [1; 8];
-        if !can_bring_in() {
-            eprintln!("left out: this kernel is older than 5.14");
-            return;
-        }
-        let mut own = vec![0_u8; 100_000];
-        let constant = CONSTANT.as_ptr().cast_mut();
-        let nowhere = ptr::without_provenance_mut(0x1000);
-        let end = ptr::without_provenance_mut(usize::MAX - 1);
-        assert!(bring_in(own.as_mut_ptr(), own.len(), true).is_ok());
-        assert!(bring_in(constant, 8, false).is_ok());
-        assert!(bring_in(constant, 8, true).is_err(), "it cannot be written");
-        assert!(bring_in(nowhere, 1, false).is_err(), "nothing is there");
-        assert!(bring_in(end, 2, false).is_err(), "nor beyond the end");
-        assert!(bring_in(nowhere, 0, true).is_ok(), "no bytes need no memory");
-    }
 }

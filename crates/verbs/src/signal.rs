@@ -1,11 +1,11 @@
 //! Descriptors that are readable while something waits. They are read and written by `syscall`, since that is no point
-//! where a thread is cancelled, as `doorbell_fabric::udp` says.
+//! where a thread is cancelled (POSIX makes `write` one).
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use doorbell_rnic::{AsyncEvent, EventQueue};
+use doorbell_verbs_core::{AsyncEvent, EventQueue};
 use nix::libc;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
@@ -15,7 +15,10 @@ pub(crate) fn event_fd() -> nix::Result<EventFd> {
 }
 
 pub(crate) fn signal(fd: &EventFd) {
-    doorbell_fabric::signal(fd.as_fd());
+    let one = 1_u64;
+    // SAFETY: the kernel reads as many bytes as the number has. That it fails where it is full does no harm: it is
+    // readable already.
+    unsafe { libc::syscall(libc::SYS_write, fd.as_fd().as_raw_fd(), &raw const one, size_of_val(&one)) };
 }
 
 /// The oldest event of a queue for each of which the descriptor was signalled.

@@ -1,5 +1,6 @@
 //! The embedded software RNIC as a provider: real RoCE v2 over UDP, in this process. `queues.rs` has what its queues do.
 
+mod paging;
 mod queues;
 
 use std::any::Any;
@@ -13,10 +14,12 @@ use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use doorbell_counters::{PUBLISH_WITHIN_NS, Published, Publisher};
-use doorbell_fabric::{BindRequest, FaultPlan, Faults, Link, LinkCounters, Pcap, Port, active_mtu, bind};
-use doorbell_rnic::{
-    Access, AsyncEvent, Config, Counters, EventQueue, LKey, MAX_CQ_DEPTH, MAX_INLINE_BYTES, MAX_QUEUE_DEPTH,
-    MAX_RD_ATOMIC, MAX_SGES, MemoryError, Notifier, ObjectError, Pager, PdId, QpInit, Region, Rnic, Sge, WindowKind,
+use doorbell_fabric::{BindRequest, FaultPlan, Faults, Link, Pcap, Port, active_mtu, bind};
+pub use doorbell_rnic::LIMITS;
+use doorbell_rnic::{Config, Region, Rnic};
+use doorbell_verbs_core::{
+    Access, AsyncEvent, Counters, EventQueue, LKey, LinkCounters, MemoryError, Notifier, ObjectError, PdId, QpInit,
+    Sge, WindowKind,
 };
 use doorbell_wire::{PathMtu, Psn, RKey, ROCE_UDP_PORT};
 use nix::sys::eventfd::EventFd;
@@ -25,8 +28,10 @@ pub use crate::ack::{ACK_VARIABLE, AckPolicy};
 use crate::error::Error;
 use crate::exit;
 use crate::handles::Device;
-use crate::raw::{self, DeviceAttributes, Keys, Provider, bring_in, can_bring_in};
+use crate::raw::{self, DeviceAttributes, Keys, Provider};
 use crate::signal::{event_fd, next_event, signal};
+use paging::OwnMemory;
+pub use paging::{bring_in, can_bring_in};
 use queues::{Groups, SoftChannel, SoftCq, SoftQp, SoftSrq};
 
 /// How the software RNIC is opened.
@@ -272,20 +277,34 @@ pub struct Soft {
     events: Arc<EventQueue>,
 }
 
-/// The memory of this process.
-struct OwnMemory;
-
-impl Pager for OwnMemory {
-    fn bring_in(&self, base: *mut u8, length: usize, written: bool) -> bool {
-        bring_in(base, length, written).is_ok()
-    }
-}
-
 impl Soft {
     /// Calls `notifier` for each asynchronous event, instead of making [`event_fd`](Provider::event_fd) readable. Of
     /// the device it may call nothing but [`poll_event`](Provider::poll_event). Only the first call has an effect.
     pub fn on_event(&self, notifier: Notifier) {
         let _ = self.listener.set(notifier);
+    }
+
+    /// Registers a region without memory, for local use: it reads as zeros, and what is written to it
+    /// is lost. It takes every address.
+    pub fn register_null(&self, pd: PdId) -> Result<Keys, Error> {
+        let region = self.port.with(|rnic| rnic.register_null(pd))?;
+        Ok(self.enter(region))
+    }
+
+    /// Brings in memory for a local access to come, where it is registered with
+    /// [`Access::ON_DEMAND`], and checks that access in any case.
+    pub fn prefetch(&self, pd: PdId, sge: &Sge, needed: Access) -> Result<(), MemoryError> {
+        let regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
+        let region = regions.get(&sge.lkey).cloned();
+        drop(regions); // bringing it in may take its time
+        let region = region.ok_or(MemoryError::UnknownKey { key: sge.lkey.0 })?;
+        region.prefetch(pd, sge.address, sge.length.into(), needed)
+    }
+
+    /// What the device and its link counted, for a caller that must not wait, such as a signal handler, which may have
+    /// interrupted a call on the device; `None` while another call is in the device.
+    pub fn try_counters(&self) -> Option<(Counters, LinkCounters)> {
+        self.port.try_counters()
     }
 
     fn enter(&self, region: Arc<Region>) -> Keys {
@@ -314,11 +333,7 @@ impl Provider for Soft {
             udp_port: self.udp_port,
             active_mtu: self.config.active_mtu,
             receive_buffer_bytes: self.config.receive_buffer_bytes as usize,
-            max_queue_depth: MAX_QUEUE_DEPTH,
-            max_sges: MAX_SGES,
-            max_inline: MAX_INLINE_BYTES,
-            max_cq_depth: MAX_CQ_DEPTH,
-            max_rd_atomic: MAX_RD_ATOMIC as usize,
+            limits: LIMITS,
             on_demand: can_bring_in(),
         }
     }
@@ -352,11 +367,6 @@ impl Provider for Soft {
         Ok(self.enter(region))
     }
 
-    fn register_null(&self, pd: PdId) -> Result<Keys, Error> {
-        let region = self.port.with(|rnic| rnic.register_null(pd))?;
-        Ok(self.enter(region))
-    }
-
     unsafe fn reregister(
         &self,
         lkey: LKey,
@@ -373,14 +383,6 @@ impl Provider for Soft {
             unsafe { rnic.reregister(region, pd, base, length, address, self.effective(access)) }
         })?;
         Ok(())
-    }
-
-    fn prefetch(&self, pd: PdId, sge: &Sge, needed: Access) -> Result<(), MemoryError> {
-        let regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
-        let region = regions.get(&sge.lkey).cloned();
-        drop(regions); // bringing it in may take its time
-        let region = region.ok_or(MemoryError::UnknownKey { key: sge.lkey.0 })?;
-        region.prefetch(pd, sge.address, sge.length.into(), needed)
     }
 
     fn deregister(&self, lkey: LKey) -> Result<(), Error> {
@@ -425,10 +427,6 @@ impl Provider for Soft {
 
     fn link_counters(&self) -> LinkCounters {
         self.port.link_counters()
-    }
-
-    fn try_counters(&self) -> Option<(Counters, LinkCounters)> {
-        self.port.try_counters()
     }
 
     fn poll_event(&self) -> Option<AsyncEvent> {

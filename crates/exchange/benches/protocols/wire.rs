@@ -7,8 +7,9 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use doorbell_fabric::{Link, LinkCounters, LinkProperties, ReceivedRun, Sink};
+use doorbell_fabric::{Link, LinkProperties, ReceivedRun, Sink};
 use doorbell_rnic::TransmitBatch;
+use doorbell_verbs::LinkCounters;
 use doorbell_verbs::soft::{self, LinkEnd, SoftOptions};
 use doorbell_verbs::{Device, PathMtu};
 use doorbell_wire::{Outer, ROCE_UDP_PORT};

@@ -29,7 +29,7 @@ impl Endpoint {
     /// Makes an end. With a channel, [`arm`](crate::MessageConnection::arm) notifies there.
     pub fn new(protocol: DirectRead, pd: &Pd, config: Config, channel: Option<&Channel>) -> Result<Self, ConnectError> {
         config.check()?;
-        let given = pd.device().attributes().max_inline;
+        let given = pd.device().attributes().limits.max_inline;
         if given < MAX_REQUEST_BYTES {
             let what = "the device's inline limit, which a read request has to fit,";
             return Err(ConnectError::Setting { what, given: given as u64, allowed: "at least 80 B" });

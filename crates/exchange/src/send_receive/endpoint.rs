@@ -62,7 +62,7 @@ impl Endpoint {
     ) -> Result<Self, ConnectError> {
         config.check()?;
         // More than the device takes inline goes from memory.
-        let config = Config { inline: config.inline.min(pd.device().attributes().max_inline), ..config };
+        let config = Config { inline: config.inline.min(pd.device().attributes().limits.max_inline), ..config };
         if let Some(shared) = shared
             && config.max_message > shared.max_message()
         {

@@ -48,7 +48,7 @@ impl std::fmt::Debug for SharedReceives {
 impl SharedReceives {
     /// Allocates the buffers and posts them.
     pub fn new(pd: &Pd, options: SharedOptions) -> Result<Self, ConnectError> {
-        let most = pd.device().attributes().max_queue_depth;
+        let most = pd.device().attributes().limits.max_queue_depth;
         let slots = options.connections.saturating_mul(CREDIT_RECEIVES).saturating_add(options.depth);
         let setting = |what, given: usize, allowed| ConnectError::Setting { what, given: given as u64, allowed };
         if !(1..=MAX_WINDOW).contains(&options.depth) {

@@ -1,11 +1,12 @@
-use doorbell_rnic::{
-    Access, AddressVector, Completion, CompletionQueue, Config, Payload, QpAttributes, QpCapacities, QpInit, QpKind,
-    QpState, SendFlags, SendOperation, SendRequest, Status,
+use doorbell_rnic::{CompletionQueue, Config};
+use doorbell_verbs_core::{
+    Access, AddressVector, Completion, LinkCounters, Payload, QpAttributes, QpCapacities, QpInit, QpKind, QpState,
+    SendFlags, SendOperation, SendRequest, Status,
 };
 use doorbell_wire::{PathMtu, Psn, Qpn};
 
 use super::*;
-use crate::link::{LinkCounters, LinkProperties, Sink};
+use crate::link::{LinkProperties, Sink};
 
 /// A link whose socket is gone.
 #[derive(Clone, Copy, Debug)]

@@ -10,13 +10,14 @@ use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 
 use doorbell_rnic::TransmitBatch;
+use doorbell_verbs_core::LinkCounters;
 use doorbell_wire::Outer;
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 
 pub use plan::{FaultPlan, FaultPlanError};
 
-use crate::link::{Link, LinkCounters, LinkProperties, ReceivedRun, Sink};
+use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
 
 /// A reordered packet lets between one and so many others pass, beside those that are held back
 /// themselves.

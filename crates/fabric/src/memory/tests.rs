@@ -1,5 +1,6 @@
 use super::*;
 use crate::testing::{batch_of, packet, packets_of, receive_all, receive_once, transmit_all};
+use doorbell_verbs_core::LinkCounters;
 
 fn address(host: u8) -> IpAddr {
     [10, 0, 0, host].into()

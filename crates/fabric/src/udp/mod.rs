@@ -17,13 +17,14 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use doorbell_rnic::{Run, TransmitBatch};
+use doorbell_verbs_core::LinkCounters;
 use doorbell_wire::Outer;
 
 pub use address::{BindError, BindRequest, DEFAULT_RECEIVE_BUFFER_BYTES, bind};
 pub use interface::{active_mtu, interface_mtu, largest_path_mtu};
 pub use sys::signal;
 
-use crate::link::{Link, LinkCounters, LinkProperties, ReceivedRun, Sink};
+use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
 use crate::seal::Sealer;
 use group::Group;
 use sys::{Incoming, Outgoing};

@@ -7,6 +7,7 @@ use super::*;
 use crate::seal::Checker;
 use crate::testing::{OwnedRun, batch_of, info, packet, packets_of, path, receive_once, transmit_all};
 use crate::{Counted, Faults, Pcap};
+use doorbell_verbs_core::LinkCounters;
 
 /// A port for tests, so that they run beside anything that uses RoCE's.
 const PORT: u16 = 24_791;

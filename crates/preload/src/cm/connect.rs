@@ -49,7 +49,7 @@ fn depth(wanted: u8, most: u8, otherwise: u8) -> Outcome<u8> {
 }
 
 fn most_reads(device: &DeviceAttributes) -> u8 {
-    u8::try_from(device.max_rd_atomic).unwrap_or(u8::MAX)
+    u8::try_from(device.limits.max_rd_atomic).unwrap_or(u8::MAX)
 }
 
 /// What a program says of its end, and the number of the queue pair that it created on the id.

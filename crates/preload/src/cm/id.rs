@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use doorbell_ibverbs_sys as c;
+use doorbell_verbs::raw::Provider;
 use doorbell_verbs::{AddressVector, QpKind};
 
 use super::channel::{self, Channel, Place, Queue};

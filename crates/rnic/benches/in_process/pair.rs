@@ -5,9 +5,10 @@ use std::hint::black_box;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use doorbell_rnic::{
-    Access, AddressVector, Budget, Completion, CompletionQueue, Config, Filter, Payload, QpAttributes, QpCapacities,
-    QpInit, QpKind, QpState, RecvRequest, Rnic, SendFlags, SendOperation, SendRequest, Sge, TransmitBatch,
+use doorbell_rnic::{Budget, CompletionQueue, Config, Filter, Rnic, TransmitBatch};
+use doorbell_verbs_core::{
+    Access, AddressVector, Completion, Payload, QpAttributes, QpCapacities, QpInit, QpKind, QpState, RecvRequest,
+    SendFlags, SendOperation, SendRequest, Sge,
 };
 use doorbell_wire::{Check, Flow, ICRC_LEN, Outer, PathMtu, Psn, Qpn, ROCE_UDP_PORT};
 

@@ -9,22 +9,19 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use doorbell_verbs_core::{AsyncEvent, Counters, EventQueue, Limits, Notifier};
 use doorbell_wire::{PathMtu, Qpn};
 use rand_chacha::ChaCha12Rng;
 use rand_core::SeedableRng;
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
-use crate::completion::{CompletionQueue, Notifier};
+use crate::completion::CompletionQueue;
 use crate::congestion::Window;
 use crate::core::Core;
-use crate::counters::Counters;
-use crate::event::{AsyncEvent, EventQueue};
-use crate::memory::{Memory, PdId, RegionTable};
-use crate::qp::{Qp, QpAttributes, QpCapacities, QpCounters, QpKind, QpState};
+use crate::memory::{Memory, RegionTable};
+use crate::qp::Qp;
 use crate::shared::SharedReceiveQueue;
-
-pub use self::multicast::MAX_GROUPS;
 
 /// Names one engine of a device: the upper four bits of its QPNs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -33,18 +30,22 @@ pub struct EngineId(pub u8);
 /// How long a due acknowledgement may be held back.
 pub const ACK_HOLD_NS: u64 = 20_000;
 
-/// The most work requests of a queue.
-pub const MAX_QUEUE_DEPTH: usize = 1 << 15;
-/// The most scatter-gather elements of a work request.
-pub const MAX_SGES: usize = 32;
-/// The most inline data of a work request.
-pub const MAX_INLINE_BYTES: usize = 1024;
-/// The most queue pairs of a device.
-pub const MAX_QPS: usize = 1 << 16;
-/// The most completion queues of a device.
-pub const MAX_CQS: usize = 1 << 16;
-/// The most shared receive queues of a device.
-pub const MAX_SRQS: usize = 1 << 16;
+/// What every device is limited to.
+pub const LIMITS: Limits = Limits {
+    max_qps: 1 << 16,
+    max_queue_depth: 1 << 15,
+    max_sges: 32,
+    max_inline: 1024,
+    max_cqs: 1 << 16,
+    max_cq_depth: 1 << 22,
+    max_srqs: 1 << 16,
+    max_rd_atomic: 16,
+    max_regions: 1 << 20,
+    // Unless it is paged on demand.
+    max_region_bytes: 1 << 46,
+    max_windows: 1 << 20,
+    max_groups: 64,
+};
 
 /// The most that is in flight to one destination, however large the receive buffers: enough for
 /// any loopback round trip, and little enough to stay in a cache.
@@ -59,7 +60,7 @@ const TIMERS_PER_QP: usize = 8;
 
 // Queue pair numbers 0 and 1 are special, and an engine has 20 bits for its own.
 const ENGINE_SHIFT: u32 = 20;
-const _: () = assert!(MAX_QPS * 4 < 1 << ENGINE_SHIFT, "random numbers must be easy to find");
+const _: () = assert!(LIMITS.max_qps * 4 < 1 << ENGINE_SHIFT, "random numbers must be easy to find");
 
 /// What a device is made with.
 #[derive(Clone, Copy, Debug)]
@@ -74,103 +75,6 @@ pub struct Config {
     /// Seeds keys, queue pair numbers and sequence numbers: separate streams of one generator.
     /// On a network it must come from the operating system's randomness.
     pub seed: [u8; 32],
-}
-
-/// Why an object was not created or destroyed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ObjectError {
-    /// A number is out of range.
-    #[error("{what} is {given}, allowed is {least} to {most}")]
-    Range {
-        /// Which number.
-        what: &'static str,
-        /// What was given.
-        given: usize,
-        /// The least allowed.
-        least: usize,
-        /// The most allowed.
-        most: usize,
-    },
-    /// The device has no more of them.
-    #[error("the device has no more {0}")]
-    Exhausted(&'static str),
-    /// No such object.
-    #[error("there is no such {0}")]
-    Unknown(&'static str),
-    /// Others still use it.
-    #[error("the {what} is still used by {users}")]
-    Busy {
-        /// What was to be destroyed.
-        what: &'static str,
-        /// By what.
-        users: &'static str,
-    },
-    /// The region's range is impossible, or the device is full.
-    #[error("a memory region of {length} B at {address:#x} is not possible on this device")]
-    Region {
-        /// Its address.
-        address: u64,
-        /// Its length.
-        length: usize,
-    },
-    /// A queue pair cannot be attached to the group, or detached from it.
-    #[error("the multicast group {group}: {why}")]
-    Group {
-        /// The group.
-        group: IpAddr,
-        /// Why.
-        why: &'static str,
-    },
-    /// The pieces belong to different protection domains.
-    #[error("the {0} belongs to another protection domain")]
-    ForeignPd(&'static str),
-}
-
-/// Names a completion queue of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct CqId(pub u32);
-
-/// Names a shared receive queue of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SrqId(pub u32);
-
-/// What a queue pair is created with.
-#[derive(Clone, Copy, Debug)]
-pub struct QpInit {
-    /// Transport.
-    pub kind: QpKind,
-    /// Protection domain.
-    pub pd: PdId,
-    /// Completion queue of its sends.
-    pub send_cq: CqId,
-    /// Completion queue of its receives.
-    pub recv_cq: CqId,
-    /// Where its receives come from, if not from a queue of its own.
-    pub srq: Option<SrqId>,
-    /// Depths.
-    pub capacities: QpCapacities,
-    /// Every send makes a completion.
-    pub signal_all: bool,
-}
-
-/// What is known of a queue pair.
-#[derive(Clone, Copy, Debug)]
-pub struct QpInfo {
-    /// Transport.
-    pub kind: QpKind,
-    /// State.
-    pub state: QpState,
-    /// Attributes as they are set, each of them named.
-    pub attributes: QpAttributes,
-    /// Depths.
-    pub capacities: QpCapacities,
-    /// Every send makes a completion.
-    pub signal_all: bool,
-    /// What it counted.
-    pub counters: QpCounters,
-    /// Send work requests that are not done.
-    pub outstanding_sends: usize,
 }
 
 /// How long the lists are that a device keeps for itself. None grows with traffic: each is
@@ -285,10 +189,6 @@ impl std::fmt::Debug for Rnic {
     }
 }
 
-fn range(what: &'static str, given: usize, least: usize, most: usize) -> Result<(), ObjectError> {
-    if (least..=most).contains(&given) { Ok(()) } else { Err(ObjectError::Range { what, given, least, most }) }
-}
-
 /// One of the streams of the device's generator.
 fn stream_of(config: &Config, number: u64) -> ChaCha12Rng {
     let mut rng = ChaCha12Rng::from_seed(config.seed);
@@ -373,7 +273,7 @@ impl Rnic {
             addresses: self.by_address.len(),
             groups: self.groups.len(),
             stale_keys: self.core.memory.stale_keys(),
-            events: self.core.events.len(),
+            events: self.core.events.waiting(),
         }
     }
 

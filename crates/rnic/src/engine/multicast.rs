@@ -2,16 +2,14 @@
 
 use std::net::IpAddr;
 
+use doorbell_verbs_core::{ObjectError, QpKind};
 use doorbell_wire::{BthRepr, Outer, Qpn};
 
-use super::{ObjectError, Rnic};
-use crate::qp::QpKind;
+use super::LIMITS;
+use super::Rnic;
 
 /// Datagrams to a group name this queue pair (IBTA Vol 1, 9.2.6).
 pub(super) const MULTICAST_QPN: Qpn = Qpn::new(0xff_ffff);
-
-/// The most multicast groups of a device.
-pub const MAX_GROUPS: usize = 64;
 
 impl Rnic {
     /// Attaches a UD queue pair to a multicast group, once however often it is asked for. True if
@@ -25,7 +23,7 @@ impl Rnic {
             return Err(ObjectError::Group { group, why: "it is no multicast address of the device's family" });
         }
         let is_first = !self.groups.contains_key(&group);
-        if is_first && self.groups.len() >= MAX_GROUPS {
+        if is_first && self.groups.len() >= LIMITS.max_groups {
             return Err(ObjectError::Exhausted("multicast groups"));
         }
         let attached = self.groups.entry(group).or_default();

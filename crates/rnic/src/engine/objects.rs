@@ -4,25 +4,23 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use doorbell_verbs_core::{
+    Access, AddressVector, Completion, CqId, EventSource, ModifyError, Notifier, ObjectError, Overrun, PdId,
+    QpAttributes, QpCounters, QpInfo, QpInit, QpKind, QpState, SrqId, WindowKind, check_range, check_transition,
+};
 use doorbell_wire::{Psn, QKey, Qpn, RKey};
 use rand_core::Rng;
 
-use super::{
-    Cq, CqId, ENGINE_SHIFT, EngineId, MAX_CQS, MAX_INLINE_BYTES, MAX_QPS, MAX_QUEUE_DEPTH, MAX_SGES, MAX_SRQS,
-    MAX_WINDOW_BYTES, ObjectError, QpInfo, QpInit, Rnic, Srq, SrqId, range,
-};
-use crate::completion::{Completion, CompletionQueue, CompletionSink, MAX_CQ_DEPTH, Notifier, Overrun};
+use super::{Cq, ENGINE_SHIFT, EngineId, MAX_WINDOW_BYTES, Rnic, Srq};
+use crate::completion::{CompletionQueue, CompletionSink};
 use crate::congestion::{Destination, Window};
 use crate::core::frame_overhead;
-use crate::event::EventSource;
-use crate::memory::{Access, Pager, PdId, Region, WindowKind};
-use crate::qp::{
-    ModifyError, Qp, QpAttributes, QpCounters, QpKind, QpState, ReceiveQueue, Requester, Responder, Settings,
-    check_transition,
-};
+use crate::engine::LIMITS;
+use crate::memory::{Pager, Region};
+use crate::qp::{Qp, ReceiveQueue, Requester, Responder, Settings};
 use crate::shared::{ReceiveSource, SharedReceiveQueue};
 use crate::transmit::Path;
-use crate::work::{AddressVector, SendQueue};
+use crate::work::SendQueue;
 
 /// Objects.
 impl Rnic {
@@ -166,8 +164,8 @@ impl Rnic {
         depth: usize,
         notifier: Option<Notifier>,
     ) -> Result<(CqId, Arc<CompletionQueue>), ObjectError> {
-        range("the completion queue's depth", depth, 1, MAX_CQ_DEPTH)?;
-        if self.cqs.len() >= MAX_CQS {
+        check_range("the completion queue's depth", depth, 1, LIMITS.max_cq_depth)?;
+        if self.cqs.len() >= LIMITS.max_cqs {
             return Err(ObjectError::Exhausted("completion queues"));
         }
         let queue = Arc::new(CompletionQueue::new(depth, notifier));
@@ -186,7 +184,7 @@ impl Rnic {
     /// Changes how many entries a completion queue holds at most.
     pub fn resize_cq(&mut self, cq: CqId, depth: usize) -> Result<(), ObjectError> {
         let queue = self.completion_queue(cq).ok_or(ObjectError::Unknown("completion queue"))?;
-        range("the completion queue's depth", depth, 1, MAX_CQ_DEPTH)?;
+        check_range("the completion queue's depth", depth, 1, LIMITS.max_cq_depth)?;
         if queue.resize(depth) {
             return Ok(());
         }
@@ -194,7 +192,7 @@ impl Rnic {
             what: "the completion queue's depth",
             given: depth,
             least: queue.len(),
-            most: MAX_CQ_DEPTH,
+            most: LIMITS.max_cq_depth,
         })
     }
 
@@ -223,9 +221,9 @@ impl Rnic {
         max_sges: usize,
     ) -> Result<(SrqId, Arc<SharedReceiveQueue>), ObjectError> {
         self.check_pd(pd)?;
-        range("the shared receive queue's depth", depth, 1, MAX_QUEUE_DEPTH)?;
-        range("the scatter-gather elements of a receive", max_sges, 1, MAX_SGES)?;
-        if self.srqs.len() >= MAX_SRQS {
+        check_range("the shared receive queue's depth", depth, 1, LIMITS.max_queue_depth)?;
+        check_range("the scatter-gather elements of a receive", max_sges, 1, LIMITS.max_sges)?;
+        if self.srqs.len() >= LIMITS.max_srqs {
             return Err(ObjectError::Exhausted("shared receive queues"));
         }
         let entry = self.srqs.vacant_entry();
@@ -250,12 +248,12 @@ impl Rnic {
     pub fn create_qp(&mut self, init: QpInit) -> Result<Qpn, ObjectError> {
         let c = init.capacities;
         self.check_pd(init.pd)?;
-        range("max_send_wr", c.max_send_wr, 0, MAX_QUEUE_DEPTH)?;
-        range("max_recv_wr", c.max_recv_wr, 0, MAX_QUEUE_DEPTH)?;
-        range("max_send_sge", c.max_send_sge, 0, MAX_SGES)?;
-        range("max_recv_sge", c.max_recv_sge, 0, MAX_SGES)?;
-        range("max_inline", c.max_inline, 0, MAX_INLINE_BYTES)?;
-        if self.qps.len() >= MAX_QPS {
+        check_range("max_send_wr", c.max_send_wr, 0, LIMITS.max_queue_depth)?;
+        check_range("max_recv_wr", c.max_recv_wr, 0, LIMITS.max_queue_depth)?;
+        check_range("max_send_sge", c.max_send_sge, 0, LIMITS.max_sges)?;
+        check_range("max_recv_sge", c.max_recv_sge, 0, LIMITS.max_sges)?;
+        check_range("max_inline", c.max_inline, 0, LIMITS.max_inline)?;
+        if self.qps.len() >= LIMITS.max_qps {
             return Err(ObjectError::Exhausted("queue pairs"));
         }
         let unknown = ObjectError::Unknown("completion queue");
@@ -399,7 +397,7 @@ impl Rnic {
     pub fn modify_qp(&mut self, qpn: Qpn, attributes: &QpAttributes) -> Result<(), ModifyError> {
         let slot = *self.by_number.get(&qpn.get()).ok_or(ModifyError::UnknownQp(qpn))?;
         let qp = &self.qps[slot as usize];
-        let to = check_transition(qp.kind, qp.state, attributes)?;
+        let to = check_transition(qp.kind, qp.state, attributes, &LIMITS)?;
         if let Some(mtu) = attributes.path_mtu
             && mtu > self.config.active_mtu
         {

@@ -2,14 +2,15 @@
 
 use std::cmp::Reverse;
 
+use doorbell_verbs_core::{PostError, PostErrorKind, QpCounters, QpKind, QpState, RecvRequest, SendRequest, SrqId};
 use doorbell_wire::{BTH_LEN, BthRepr, Outer, PartitionKey, Qpn, Transport};
 
-use super::{ACK_HOLD_NS, Rnic, SrqId};
+use super::{ACK_HOLD_NS, Rnic};
 use crate::congestion::in_flight_cost;
 use crate::core::{Sent, frame_overhead};
-use crate::qp::{Acknowledgement, QpCounters, QpKind, QpState, Stop, check_receive};
+use crate::qp::{Acknowledgement, Stop, check_receive};
 use crate::transmit::{Budget, Filter, MAX_RUN_PACKETS, TransmitBatch};
-use crate::work::{PostError, PostErrorKind, RecvRequest, RecvWqe, SendRequest};
+use crate::work::RecvWqe;
 
 /// Work, packets and time.
 impl Rnic {

@@ -4,9 +4,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use doorbell_verbs_core::{Access, LKey, MemoryError, PdId, Sge, WindowBinding};
 use doorbell_wire::RKey;
 
-use super::{Access, LKey, MemoryError, Pager, PdId, Region, RegionDirectory, Sge, Through, WindowBinding};
+use super::{Pager, Region, RegionDirectory, Through};
 
 /// How many keys an engine remembers, so that the data path takes no lock.
 const CACHE_SLOTS: usize = 256;

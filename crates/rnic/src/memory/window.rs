@@ -4,41 +4,11 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use doorbell_verbs_core::{Access, MemoryError, ObjectError, PdId, WindowBinding, WindowKind};
 use doorbell_wire::{Qpn, RKey};
 
-use super::{Access, Keys, LKey, MemoryError, PdId, Region, RegionTable, Through};
-use crate::engine::ObjectError;
-
-/// How a memory window is bound, and through which queue pairs peers reach it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum WindowKind {
-    /// Bound anew at any time, through any queue pair of its protection domain, and reached
-    /// through all of them. Binding no bytes takes the key back.
-    Type1,
-    /// Bound only while it is not; reached through the queue pair that bound it (type 2B). Its
-    /// owner or the peer takes the key back.
-    Type2,
-}
-
-/// What a memory window is to stand for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WindowBinding {
-    /// Its new key: the upper 24 bits are those of the window, the rest is the program's choice.
-    pub rkey: RKey,
-    /// The region, which must allow it ([`Access::WINDOW_BIND`]).
-    pub lkey: LKey,
-    /// Where the window starts, in the region's addresses.
-    pub address: u64,
-    /// Bytes.
-    pub length: u64,
-    /// What peers may do. The rights of the region to peers do not count.
-    pub access: Access,
-    /// Peers name bytes by their offset in the window.
-    pub zero_based: bool,
-}
-
-/// The most memory windows of a device.
-pub const MAX_WINDOWS: usize = 1 << 20;
+use super::{Keys, Region, RegionTable, Through};
+use crate::engine::LIMITS;
 
 /// A window of the device.
 #[derive(Debug)]
@@ -78,7 +48,7 @@ impl RegionTable {
     /// Creates a window, which is not bound. The key that it has so far serves only to name it.
     pub fn insert_window(&self, pd: PdId, kind: WindowKind, random: impl FnMut() -> u32) -> Option<RKey> {
         let mut keys = self.write();
-        if keys.windows.len() >= MAX_WINDOWS {
+        if keys.windows.len() >= LIMITS.max_windows {
             return None;
         }
         let key = keys.unused(random);

@@ -6,70 +6,25 @@
 mod post;
 mod requester;
 mod responder;
-mod state;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use doorbell_verbs_core::{
+    Access, AddressVector, AsyncEvent, Completion, CompletionOpcode, PdId, QpAttributes, QpCounters, QpInit, QpKind,
+    QpState, SendFlags, SendOperation, Status,
+};
 use doorbell_wire::{PathMtu, Psn, QKey, Qpn};
 
-use crate::completion::{Completion, CompletionOpcode, Status};
 use crate::core::Core;
-use crate::engine::QpInit;
-use crate::event::AsyncEvent;
-use crate::memory::{Access, PdId, Through};
+use crate::memory::Through;
 use crate::shared::ReceiveSource;
 use crate::transmit::Path;
-use crate::work::{AddressVector, RecvWqe, SendOperation, SendQueue, SendWqe};
+use crate::work::{RecvWqe, SendQueue, SendWqe};
 
 pub(crate) use post::check_receive;
 pub(crate) use requester::{Requester, Stop};
 pub(crate) use responder::{Acknowledgement, Responder};
-pub use state::{
-    AttributeMask, MAX_RD_ATOMIC, ModifyError, QpAttributes, QpKind, QpState, Transition, check as check_transition,
-    transition,
-};
-
-/// The longest message of RC and UC (IBTA Vol 1, 9.4.1).
-pub const MAX_MESSAGE_BYTES: u64 = 1 << 31;
-
-/// What a queue pair is created for. Each number is enforced as given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QpCapacities {
-    /// Send work requests outstanding at most.
-    pub max_send_wr: usize,
-    /// Receive work requests outstanding at most.
-    pub max_recv_wr: usize,
-    /// Scatter-gather elements of a send work request at most.
-    pub max_send_sge: usize,
-    /// Scatter-gather elements of a receive work request at most.
-    pub max_recv_sge: usize,
-    /// Bytes of inline data at most.
-    pub max_inline: usize,
-}
-
-/// What a queue pair counted. Packets are counted once per transmission.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct QpCounters {
-    /// Request packets sent the first time.
-    pub tx_data_packets: u64,
-    /// Request packets sent again.
-    pub tx_retransmitted_packets: u64,
-    /// ACK and NAK packets sent.
-    pub tx_ack_packets: u64,
-    /// READ and atomic responses sent.
-    pub tx_response_packets: u64,
-    /// Packets received.
-    pub rx_packets: u64,
-    /// RNR NAKs received.
-    pub rnr_nak_received: u64,
-    /// RNR NAKs sent.
-    pub rnr_nak_sent: u64,
-    /// Duplicate requests received.
-    pub duplicate_request: u64,
-    /// Requests that arrived ahead of the expected sequence number.
-    pub out_of_sequence: u64,
-}
 
 /// Where receives come from.
 pub(crate) enum ReceiveQueue {
@@ -193,7 +148,7 @@ impl Qp {
 
     /// Completes a send work request.
     pub(crate) fn complete_send(&mut self, core: &mut Core, wqe: &SendWqe, status: Status) {
-        if status != Status::Success || self.signal_all || wqe.flags.contains(crate::SendFlags::SIGNALED) {
+        if status != Status::Success || self.signal_all || wqe.flags.contains(SendFlags::SIGNALED) {
             let completion = Completion {
                 wr_id: wqe.wr_id,
                 status,

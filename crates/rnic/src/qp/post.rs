@@ -1,11 +1,13 @@
 //! Taking work from programs: every limit is checked here, before anything is queued.
 
+use doorbell_verbs_core::{
+    Access, Payload, PdId, PostErrorKind, QpState, RecvRequest, SendOperation, SendRequest, SendRules, Sge, check_sges,
+};
 use doorbell_wire::Psn;
 
-use super::{MAX_MESSAGE_BYTES, Qp, QpKind, QpState, ReceiveQueue};
+use super::{Qp, ReceiveQueue};
 use crate::core::Core;
-use crate::memory::{Access, PdId, Sge};
-use crate::work::{Payload, PostErrorKind, RecvRequest, RecvWqe, SendOperation, SendRequest, SendWqe};
+use crate::work::{RecvWqe, SendWqe};
 
 /// Checks the elements of a receive.
 pub(crate) fn check_receive(
@@ -14,17 +16,8 @@ pub(crate) fn check_receive(
     max_sges: usize,
     request: &RecvRequest<'_>,
 ) -> Result<(), PostErrorKind> {
-    check_sges(core, pd, max_sges, request.sges, Access::LOCAL_WRITE)
-}
-
-fn check_sges(core: &mut Core, pd: PdId, allowed: usize, sges: &[Sge], needed: Access) -> Result<(), PostErrorKind> {
-    if sges.len() > allowed {
-        return Err(PostErrorKind::TooManySges { given: sges.len(), allowed });
-    }
-    for (index, sge) in sges.iter().enumerate() {
-        core.memory.check_local(pd, sge, needed).map_err(|error| PostErrorKind::Memory { index, error })?;
-    }
-    Ok(())
+    let memory = |sge: &Sge, needed| core.memory.check_local(pd, sge, needed);
+    check_sges(request.sges, max_sges, Access::LOCAL_WRITE, memory).map(drop)
 }
 
 impl Qp {
@@ -43,71 +36,24 @@ impl Qp {
         if self.sq.is_full() {
             return Err(PostErrorKind::QueueFull { queue: "send queue", depth: self.sq.depth() });
         }
-        let is_local = matches!(operation, Op::BindWindow(_) | Op::LocalInvalidate(_));
-        let supported = match self.kind {
-            QpKind::Rc => true,
-            QpKind::Uc => {
-                is_local
-                    || matches!(
-                        operation,
-                        Op::Send | Op::SendImmediate(_) | Op::Write { .. } | Op::WriteImmediate { .. }
-                    )
-            }
-            QpKind::Ud => matches!(operation, Op::Send | Op::SendImmediate(_)),
+        let rules = SendRules {
+            kind: self.kind,
+            max_sges: self.sq.max_sges,
+            max_inline: self.sq.max_inline,
+            max_rd_atomic: self.settings.max_rd_atomic.into(),
+            mtu: self.settings.path_mtu,
+            is_ipv4: self.path.destination.is_ipv4(),
         };
-        if !supported {
-            return Err(PostErrorKind::UnsupportedOperation {
-                transport: self.kind.name(),
-                operation: operation.name(),
-            });
-        }
-        match (self.kind, &request.destination) {
-            (QpKind::Ud, None) => return Err(PostErrorKind::Destination("a UD work request needs a destination")),
-            (QpKind::Ud, Some(to)) if to.address.destination.is_ipv4() != self.path.destination.is_ipv4() => {
-                return Err(PostErrorKind::Destination(
-                    "the destination's address is of another family than this device's",
-                ));
-            }
-            (QpKind::Ud, Some(_)) | (_, None) => {}
-            (_, Some(_)) => {
-                return Err(PostErrorKind::Destination("a connected queue pair has its destination already"));
-            }
-        }
-        let is_read = matches!(operation, Op::Read { .. } | Op::CompareSwap { .. } | Op::FetchAdd { .. });
-        let (length, sges, inline) = match request.payload {
-            Payload::Sges(sges) => {
-                let needed = if is_read { Access::LOCAL_WRITE } else { Access::empty() };
-                check_sges(core, self.pd, self.sq.max_sges, sges, needed)?;
-                (sges.iter().map(|sge| u64::from(sge.length)).sum::<u64>(), sges.len(), false)
-            }
-            Payload::Inline(bytes) => {
-                if is_read {
-                    return Err(PostErrorKind::InlineRead(operation.name()));
-                }
-                if bytes.len() > self.sq.max_inline {
-                    return Err(PostErrorKind::InlineTooLong { given: bytes.len(), allowed: self.sq.max_inline });
-                }
-                (bytes.len() as u64, 0, true)
-            }
-        };
-        if is_local && length > 0 {
-            return Err(PostErrorKind::NoPayload(operation.name()));
-        }
-        let mtu = self.mtu() as u64;
-        let allowed = if self.kind == QpKind::Ud { mtu } else { MAX_MESSAGE_BYTES };
-        if length > allowed {
-            return Err(PostErrorKind::MessageTooLong { given: length, allowed });
-        }
-        if is_read && self.settings.max_rd_atomic == 0 {
-            return Err(PostErrorKind::NoReadResources);
-        }
+        let pd = self.pd;
+        let length = rules.check(request, |sge, needed| core.memory.check_local(pd, sge, needed))?;
         let packets = match operation {
-            Op::CompareSwap { .. } | Op::FetchAdd { .. } if length != 8 => {
-                return Err(PostErrorKind::AtomicLength(length));
-            }
             Op::CompareSwap { .. } | Op::FetchAdd { .. } => 1,
-            Op::BindWindow(_) | Op::LocalInvalidate(_) => 0,
-            _ => length.div_ceil(mtu).max(1),
+            _ if operation.is_local() => 0,
+            _ => length.div_ceil(self.mtu() as u64).max(1),
+        };
+        let (sges, inline) = match request.payload {
+            Payload::Sges(sges) => (sges.len(), false),
+            Payload::Inline(_) => (0, true),
         };
         let wqe = SendWqe {
             wr_id: request.wr_id,

@@ -1,6 +1,8 @@
 //! Making queue pairs and bringing them up.
 
-use doorbell_rnic::{Access, AddressVector, CqId, QpAttributes, QpCapacities, QpInit, QpKind, QpState, SrqId};
+use doorbell_verbs_core::{
+    Access, AddressVector, CqId, QpAttributes, QpCapacities, QpInit, QpKind, QpState, SrqId, transition,
+};
 use doorbell_wire::{PathMtu, Psn, QKey, Qpn};
 
 use super::world::World;

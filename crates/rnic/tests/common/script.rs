@@ -1,6 +1,6 @@
 //! One RNIC against a peer that is played by hand, packet by packet.
 
-use doorbell_rnic::{
+use doorbell_verbs_core::{
     Access, AddressVector, AsyncEvent, Completion, Counters, Payload, PostError, QpKind, QpState, RecvRequest,
     SendFlags, SendOperation, SendRequest, Status,
 };

@@ -1,6 +1,6 @@
 //! What happened in runs, and how often: a simulation in which something never happens does not test it.
 
-use doorbell_rnic::{AsyncEvent, Counters, Status};
+use doorbell_verbs_core::{Access, AsyncEvent, Counters, Status};
 
 macro_rules! hits {
     ($($name:ident = $text:literal,)*) => {

@@ -11,7 +11,8 @@ mod post;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use doorbell_rnic::{Attachment, Budget, CompletionOpcode, QpCapacities, QpKind, Region, SrqId};
+use doorbell_rnic::{Budget, Region};
+use doorbell_verbs_core::{Attachment, CompletionOpcode, QpCapacities, QpKind, SrqId};
 use doorbell_wire::{PathMtu, Psn, Qpn};
 
 use super::{Acks, End, Link, Rng, World};

@@ -6,9 +6,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use doorbell_rnic::{
-    Access, Budget, Completion, CompletionQueue, Config, CqId, Filter, MAX_RUN_BYTES, MAX_RUN_PACKETS, PdId, Region,
-    Rnic, Sge, TransmitBatch, TransmitInfo,
+    Budget, CompletionQueue, Config, Filter, MAX_RUN_BYTES, MAX_RUN_PACKETS, Region, Rnic, TransmitBatch, TransmitInfo,
 };
+use doorbell_verbs_core::{Access, Completion, CqId, PdId, Sge};
 use doorbell_wire::{BthPacket, ICRC_LEN, Opcode, Outer, PathMtu, Psn, Qpn};
 
 use super::memory::Block;
@@ -507,7 +507,7 @@ impl World {
         self.log.iter().filter(move |sent| sent.from == from && sent.to == to)
     }
 
-    pub fn state_of(&self, node: usize, qpn: Qpn) -> doorbell_rnic::QpState {
+    pub fn state_of(&self, node: usize, qpn: Qpn) -> doorbell_verbs_core::QpState {
         self.nodes[node].rnic.query_qp(qpn).expect("the queue pair exists").state
     }
 }

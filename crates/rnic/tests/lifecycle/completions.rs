@@ -1,6 +1,6 @@
 //! What completions and events must be.
 
-use doorbell_rnic::{AsyncEvent, Attachment, Completion, CompletionOpcode, QpKind, QpState, Status};
+use doorbell_verbs_core::{AsyncEvent, Attachment, Completion, CompletionOpcode, QpKind, QpState, Status};
 use doorbell_wire::{Opcode, Psn};
 
 use super::life::Life;

@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use doorbell_rnic::{QpKind, QpState, Status};
-
 use super::life::{Life, Options};
 use super::model::Fate;
 use crate::common::fuzz::check_bounds;
 use crate::common::tally::{Hit, Tally};
+use doorbell_verbs_core::{QpKind, QpState, Status};
 
 /// Beyond so many steps no work is begun any more.
 const STEPS: usize = 3_000;

@@ -3,7 +3,8 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
-use doorbell_rnic::{Access, Backlog, Objects, QpAttributes, QpCapacities, QpKind, QpState};
+use doorbell_rnic::{Backlog, Objects};
+use doorbell_verbs_core::{Access, QpAttributes, QpCapacities, QpKind, QpState};
 use doorbell_wire::{PathMtu, Psn, Qpn, RKey};
 
 use super::model::Qp;
@@ -388,7 +389,7 @@ impl Life {
         self.note_key(node, rkey);
         let window = self.rng.chance(400).then(|| {
             let at = &mut self.world.nodes[node];
-            at.rnic.create_window(at.pd, doorbell_rnic::WindowKind::Type2).expect("room for a window")
+            at.rnic.create_window(at.pd, doorbell_verbs_core::WindowKind::Type2).expect("room for a window")
         });
         if let Some(name) = window {
             self.note_key(node, name);

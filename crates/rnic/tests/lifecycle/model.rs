@@ -3,9 +3,8 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use doorbell_rnic::{
-    Attachment, CompletionOpcode, CompletionQueue, CqId, QpKind, Region, SharedReceiveQueue, SrqId, Status,
-};
+use doorbell_rnic::{CompletionQueue, Region, SharedReceiveQueue};
+use doorbell_verbs_core::{Attachment, CompletionOpcode, CqId, QpKind, SrqId, Status};
 use doorbell_wire::{PathMtu, Qpn, RKey};
 
 use crate::common::End;

@@ -1,11 +1,10 @@
 //! What happens to objects at random times.
 
-use doorbell_rnic::{ObjectError, QpAttributes, QpKind, QpState};
-
 use super::life::Life;
 use super::model::{Fate, Program, Qp};
 use crate::common::tally::Hit;
 use crate::common::trace::trace;
+use doorbell_verbs_core::{ObjectError, QpAttributes, QpKind, QpState};
 
 impl Life {
     /// The programs do something, at random; if `eager`, all that they can. In the end nothing is

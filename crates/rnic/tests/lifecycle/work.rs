@@ -1,6 +1,6 @@
 //! What programs post.
 
-use doorbell_rnic::{
+use doorbell_verbs_core::{
     Access, AddressVector, Attachment, CompletionOpcode, Payload, PostError, PostErrorKind, QpKind, QpState,
     RecvRequest, SendFlags, SendOperation, SendRequest, Sge, UdDestination, WindowBinding,
 };

@@ -2,7 +2,8 @@
 
 use super::common::script::{OWN, PEER_PSN, Script};
 use super::common::{Acks, End};
-use doorbell_rnic::{ACK_HOLD_NS, QpKind, QpState, SendFlags, SendOperation, Status};
+use doorbell_rnic::ACK_HOLD_NS;
+use doorbell_verbs_core::{QpKind, QpState, SendFlags, SendOperation, Status};
 use doorbell_wire::{Opcode, PathMtu, Psn, RKey};
 
 #[test]

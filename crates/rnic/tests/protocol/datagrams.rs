@@ -2,7 +2,7 @@
 
 use super::common::script::{OWN, PEER_QPN, Script};
 use super::common::{End, QKEY};
-use doorbell_rnic::{
+use doorbell_verbs_core::{
     Payload, QpAttributes, QpKind, QpState, RecvRequest, SendFlags, SendOperation, SendRequest, UdDestination,
 };
 use doorbell_wire::{BTH_LEN, DethPacket, PathMtu, QKey, Qpn};

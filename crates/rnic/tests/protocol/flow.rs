@@ -3,10 +3,8 @@
 use super::common::script::{OWN, OWN_PSN, PEER, PEER_PSN, PEER_QPN, Script};
 use super::common::tally::Hit;
 use super::common::{Acks, End, Link, World};
-use doorbell_rnic::{
-    Budget, EngineId, Filter, MAX_RUN_BYTES, Payload, QpKind, QpState, SendFlags, SendOperation as Op, SendRequest,
-    TransmitBatch,
-};
+use doorbell_rnic::{Budget, EngineId, Filter, MAX_RUN_BYTES, TransmitBatch};
+use doorbell_verbs_core::{Payload, QpKind, QpState, SendFlags, SendOperation as Op, SendRequest};
 use doorbell_wire::{Opcode, PathMtu, Psn, Qpn};
 
 /// What a packet without much payload counts for.
@@ -209,7 +207,7 @@ fn a_queue_pair_that_is_reset_while_it_waits_to_read_reads_again() {
     let read = script.post_read(256);
     assert_eq!(script.shapes(), [(Opcode::RC_READ_REQUEST, psn(0))]);
     script.respond(Opcode::RC_READ_RESPONSE_ONLY, psn(0), &[1; 256]);
-    assert_eq!(script.ends(), [(read, doorbell_rnic::Status::Success)]);
+    assert_eq!(script.ends(), [(read, doorbell_verbs_core::Status::Success)]);
 }
 
 #[test]
@@ -398,7 +396,7 @@ fn kinds_of_packets_are_told_apart() {
     world.acks = Acks::Released;
     for _ in 0..8 {
         let sge = [world.nodes[1].sge(0, 1024)];
-        world.nodes[1].rnic.post_recv(b, &[doorbell_rnic::RecvRequest { wr_id: 0, sges: &sge }]).expect("room");
+        world.nodes[1].rnic.post_recv(b, &[doorbell_verbs_core::RecvRequest { wr_id: 0, sges: &sge }]).expect("room");
     }
     let (remote_address, rkey) = (world.nodes[1].memory.address(), world.nodes[1].region.rkey());
     let operations = [
@@ -443,7 +441,7 @@ fn kinds_of_packets_are_told_apart() {
         let bytes = one.tx_data_bytes + one.tx_retransmitted_bytes + one.tx_ack_bytes + one.tx_response_bytes;
         assert_eq!(one.tx_vport_rdma_unicast_bytes, bytes);
     }
-    let names = doorbell_rnic::Counters::NAMES;
+    let names = doorbell_verbs_core::Counters::NAMES;
     assert_eq!(names.len(), tx.values().len());
     assert_eq!(tx.since(&Default::default()).plus(&Default::default()), tx);
 }

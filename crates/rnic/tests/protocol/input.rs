@@ -2,7 +2,7 @@
 
 use super::common::script::{OWN, PEER, PEER_PSN, PEER_QPN, Script};
 use super::common::{End, QKEY};
-use doorbell_rnic::{Counters, QpKind, QpState};
+use doorbell_verbs_core::{Counters, QpKind, QpState};
 use doorbell_wire::{Opcode, PartitionKey, PathMtu, Psn, QKey, Qpn};
 
 /// What changed beside the count of all packets.
@@ -55,7 +55,7 @@ fn a_foreign_source_is_dropped_whatever_it_says() {
     for opcode in [Opcode::RC_SEND_ONLY, Opcode::RC_ACKNOWLEDGE, Opcode::RC_READ_REQUEST] {
         let mut script = Script::new();
         script.receive(0, 64);
-        script.post(doorbell_rnic::SendOperation::Send, 8);
+        script.post(doorbell_verbs_core::SendOperation::Send, 8);
         script.sent();
         let bytes = script.say(opcode).psn(PEER_PSN).bytes();
         let before = script.counters();
@@ -134,7 +134,7 @@ fn answers_to_nothing_are_counted() {
         said.extension = vec![0; extension];
         dropped(&mut script, &said.bytes(), "rx_unexpected_response");
     }
-    script.post(doorbell_rnic::SendOperation::Send, 8);
+    script.post(doorbell_verbs_core::SendOperation::Send, 8);
     script.sent();
     let mut unknown = script.say(Opcode::RC_ACKNOWLEDGE).psn(Psn::new(100));
     unknown.extension = vec![0xff, 0, 0, 0];
@@ -182,10 +182,11 @@ fn datagrams_over_ipv6_come_with_the_whole_header() {
     let pd = rnic.create_pd();
     let block = super::common::Block::new(4096);
     // SAFETY: the block outlives the device's use of it.
-    let region = unsafe { rnic.register(pd, block.base(), 4096, block.address(), doorbell_rnic::Access::all(), None) };
+    let region =
+        unsafe { rnic.register(pd, block.base(), 4096, block.address(), doorbell_verbs_core::Access::all(), None) };
     let region = region.expect("room for a region");
     let (cq, queue) = rnic.create_cq(4, None).expect("room for a queue");
-    let init = doorbell_rnic::QpInit {
+    let init = doorbell_verbs_core::QpInit {
         kind: QpKind::Ud,
         pd,
         send_cq: cq,
@@ -195,13 +196,13 @@ fn datagrams_over_ipv6_come_with_the_whole_header() {
         signal_all: true,
     };
     let qpn = rnic.create_qp(init).expect("room for a queue pair");
-    let to = |state| doorbell_rnic::QpAttributes { state: Some(state), ..Default::default() };
+    let to = |state| doorbell_verbs_core::QpAttributes { state: Some(state), ..Default::default() };
     let init =
-        doorbell_rnic::QpAttributes { pkey_index: Some(0), port: Some(1), qkey: Some(QKEY), ..to(QpState::Init) };
+        doorbell_verbs_core::QpAttributes { pkey_index: Some(0), port: Some(1), qkey: Some(QKEY), ..to(QpState::Init) };
     rnic.modify_qp(qpn, &init).expect("in the table");
     rnic.modify_qp(qpn, &to(QpState::ReadyToReceive)).expect("in the table");
-    let sges = [doorbell_rnic::Sge { address: block.address(), length: 100, lkey: region.lkey() }];
-    rnic.post_recv(qpn, &[doorbell_rnic::RecvRequest { wr_id: 1, sges: &sges }]).expect("room");
+    let sges = [doorbell_verbs_core::Sge { address: block.address(), length: 100, lkey: region.lkey() }];
+    rnic.post_recv(qpn, &[doorbell_verbs_core::RecvRequest { wr_id: 1, sges: &sges }]).expect("room");
     let mut said = Script::silent(PathMtu::Mtu1024).say(Opcode::UD_SEND_ONLY).deth(QKEY, Qpn::new(9)).payload(&[7; 5]);
     said.bth.dest_qpn = qpn;
     let outer = doorbell_wire::Outer {
@@ -213,7 +214,7 @@ fn datagrams_over_ipv6_come_with_the_whole_header() {
         dont_fragment: None,
     };
     rnic.handle_packet(1, &outer, &said.bytes());
-    let mut out = [doorbell_rnic::Completion::default(); 2];
+    let mut out = [doorbell_verbs_core::Completion::default(); 2];
     assert_eq!(queue.poll(&mut out), Ok(1));
     assert_eq!((out[0].byte_len, out[0].has_grh), (45, true));
     let header = block.read(0, 40);
@@ -260,5 +261,5 @@ fn uc_drops_what_it_cannot_place_without_a_word() {
     script.hear(&script.say(Opcode::UC_SEND_FIRST).psn(Psn::new(30)).payload(&[1; 256]));
     let qpn = script.qpn;
     script.world.bring_to(OWN, qpn, QpState::Error);
-    assert_eq!(script.ends(), [(300, doorbell_rnic::Status::WorkRequestFlushed)]);
+    assert_eq!(script.ends(), [(300, doorbell_verbs_core::Status::WorkRequestFlushed)]);
 }

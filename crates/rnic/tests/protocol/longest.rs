@@ -2,7 +2,7 @@
 
 use super::common::End;
 use super::common::script::{OWN, PEER, PEER_PSN, Script, nak_of};
-use doorbell_rnic::{
+use doorbell_verbs_core::{
     MAX_MESSAGE_BYTES, Payload, PostErrorKind, QpKind, QpState, RecvRequest, SendFlags, SendOperation as Op,
     SendRequest, Sge, Status,
 };

@@ -4,7 +4,8 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use super::common::script::{OWN, PEER, PEER_QPN, Script};
 use super::common::{End, QKEY};
-use doorbell_rnic::{MAX_GROUPS, ObjectError, QpKind, RecvRequest};
+use doorbell_rnic::LIMITS;
+use doorbell_verbs_core::{ObjectError, QpKind, RecvRequest};
 use doorbell_wire::{Opcode, Outer, PathMtu, QKey, Qpn};
 
 const MULTICAST_QPN: Qpn = Qpn::new(0xff_ffff);
@@ -108,10 +109,10 @@ fn what_cannot_be_attached_or_detached_is_refused() {
     assert!(refused(rnic.attach(first, "ff02::1".parse().unwrap())), "of the other family");
     assert!(refused(rnic.detach(first, group(1))), "not attached");
     assert_eq!(rnic.attach(Qpn::new(2), group(1)), Err(ObjectError::Unknown("queue pair")));
-    for number in 0..MAX_GROUPS as u8 {
+    for number in 0..LIMITS.max_groups as u8 {
         assert_eq!(rnic.attach(first, group(number)), Ok(true));
     }
-    assert_eq!(rnic.attach(first, group(MAX_GROUPS as u8)), Err(ObjectError::Exhausted("multicast groups")));
+    assert_eq!(rnic.attach(first, group(LIMITS.max_groups as u8)), Err(ObjectError::Exhausted("multicast groups")));
     rnic.destroy_qp(first).expect("it exists");
-    assert_eq!(two.attach(1, MAX_GROUPS as u8), Ok(true), "its groups went with it");
+    assert_eq!(two.attach(1, LIMITS.max_groups as u8), Ok(true), "its groups went with it");
 }

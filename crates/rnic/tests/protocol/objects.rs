@@ -2,10 +2,11 @@
 
 use super::common::script::{OWN, PEER, PEER_PSN, PEER_QPN, Script};
 use super::common::{Block, End, QKEY, World, address_of};
-use doorbell_rnic::{
-    Access, AddressVector, CqId, LKey, MAX_CQ_DEPTH, MAX_INLINE_BYTES, MAX_QUEUE_DEPTH, MAX_SGES, MemoryError,
-    ModifyError, ObjectError, Payload, PdId, PostErrorKind, QpAttributes, QpCapacities, QpInit, QpKind, QpState,
-    RecvRequest, SendFlags, SendOperation as Op, SendRequest, Sge, SrqId, Status, UdDestination,
+use doorbell_rnic::LIMITS;
+use doorbell_verbs_core::{
+    Access, AddressVector, CqId, LKey, MemoryError, ModifyError, ObjectError, Payload, PdId, PostErrorKind,
+    QpAttributes, QpCapacities, QpInit, QpKind, QpState, RecvRequest, SendFlags, SendOperation as Op, SendRequest, Sge,
+    SrqId, Status, UdDestination,
 };
 use doorbell_wire::{Opcode, PathMtu, Psn, Qpn, RKey};
 
@@ -276,10 +277,10 @@ fn objects_have_limits_and_owners() {
     let (rnic, pd, cq) = (&mut node.rnic, node.pd, node.cq);
     let out_of_range = |error| matches!(error, ObjectError::Range { .. });
     assert!(out_of_range(rnic.create_cq(0, None).expect_err("none")));
-    assert!(out_of_range(rnic.create_cq(MAX_CQ_DEPTH + 1, None).expect_err("too deep")));
+    assert!(out_of_range(rnic.create_cq(LIMITS.max_cq_depth + 1, None).expect_err("too deep")));
     assert!(out_of_range(rnic.create_srq(pd, 0, 1).expect_err("none")));
-    assert!(out_of_range(rnic.create_srq(pd, MAX_QUEUE_DEPTH + 1, 1).expect_err("too deep")));
-    assert!(out_of_range(rnic.create_srq(pd, 1, MAX_SGES + 1).expect_err("too many elements")));
+    assert!(out_of_range(rnic.create_srq(pd, LIMITS.max_queue_depth + 1, 1).expect_err("too deep")));
+    assert!(out_of_range(rnic.create_srq(pd, 1, LIMITS.max_sges + 1).expect_err("too many elements")));
     let init = QpInit {
         kind: QpKind::Rc,
         pd,
@@ -291,11 +292,11 @@ fn objects_have_limits_and_owners() {
     };
     let c = init.capacities;
     for capacities in [
-        QpCapacities { max_send_wr: MAX_QUEUE_DEPTH + 1, ..c },
-        QpCapacities { max_recv_wr: MAX_QUEUE_DEPTH + 1, ..c },
-        QpCapacities { max_send_sge: MAX_SGES + 1, ..c },
-        QpCapacities { max_recv_sge: MAX_SGES + 1, ..c },
-        QpCapacities { max_inline: MAX_INLINE_BYTES + 1, ..c },
+        QpCapacities { max_send_wr: LIMITS.max_queue_depth + 1, ..c },
+        QpCapacities { max_recv_wr: LIMITS.max_queue_depth + 1, ..c },
+        QpCapacities { max_send_sge: LIMITS.max_sges + 1, ..c },
+        QpCapacities { max_recv_sge: LIMITS.max_sges + 1, ..c },
+        QpCapacities { max_inline: LIMITS.max_inline + 1, ..c },
     ] {
         let error = rnic.create_qp(QpInit { capacities, ..init }).expect_err("beyond the device");
         assert!(out_of_range(error), "{error}");

@@ -4,8 +4,9 @@ use std::sync::{Arc, Mutex};
 
 use super::common::script::{OWN, PEER_PSN, PEER_QPN, Script, nak_of};
 use super::common::{End, QKEY};
-use doorbell_rnic::{
-    Access, Pager, Payload, QpKind, RecvRequest, SendFlags, SendOperation as Op, SendRequest, Sge, Status,
+use doorbell_rnic::Pager;
+use doorbell_verbs_core::{
+    Access, Payload, QpKind, RecvRequest, SendFlags, SendOperation as Op, SendRequest, Sge, Status,
 };
 use doorbell_wire::{NakCode, Opcode, PathMtu};
 

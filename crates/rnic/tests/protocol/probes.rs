@@ -2,7 +2,7 @@
 
 use super::common::End;
 use super::common::script::{OWN_PSN, Script};
-use doorbell_rnic::{SendOperation as Op, Status};
+use doorbell_verbs_core::{SendOperation as Op, Status};
 use doorbell_wire::{NakCode, Opcode, Psn};
 
 const EARLIEST_NS: u64 = 500_000;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::common::End;
 use super::common::script::{OWN, PEER_PSN, Script};
-use doorbell_rnic::{
+use doorbell_verbs_core::{
     AsyncEvent, Completion, Notifier, Notify, Overrun, PostErrorKind, QpCapacities, QpKind, QpState, RecvRequest,
     SendOperation as Op, Status,
 };
@@ -209,7 +209,7 @@ fn completions_of_a_full_send_queue_come_in_order() {
     let (mut next, mut done) = (100, 0);
     for round in 0..40 {
         for _ in 0..5 - (next - 100 - done) {
-            script.post_flagged(Op::Send, round % 9, doorbell_rnic::SendFlags::empty());
+            script.post_flagged(Op::Send, round % 9, doorbell_verbs_core::SendFlags::empty());
             next += 1;
         }
         script.sent();

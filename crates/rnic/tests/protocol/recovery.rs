@@ -2,7 +2,7 @@
 
 use super::common::End;
 use super::common::script::{OWN, OWN_PSN, Script};
-use doorbell_rnic::{QpState, SendOperation as Op, Status};
+use doorbell_verbs_core::{QpState, SendOperation as Op, Status};
 use doorbell_wire::{NakCode, Opcode, Psn, RKey, ack_timeout_ns, rnr_timer_ns};
 
 const NONE: [(u64, Status); 0] = [];
@@ -211,7 +211,7 @@ fn waiting_for_a_window_does_not_count_against_the_peer() {
     let mut script = Script::rc(&End { timeout: 8, retry_count: 0, ..End::default() });
     let patient = script.qpn;
     let end = End { timeout: 0, ..End::default() };
-    let busy = [(); 2].map(|()| script.add_qp(doorbell_rnic::QpKind::Rc, doorbell_wire::PathMtu::Mtu4096, &end));
+    let busy = [(); 2].map(|()| script.add_qp(doorbell_verbs_core::QpKind::Rc, doorbell_wire::PathMtu::Mtu4096, &end));
     script.post(Op::Send, 8);
     script.sent();
     script.pass(300_000);
@@ -241,7 +241,7 @@ fn waiting_for_a_window_does_not_count_against_the_peer() {
 
 #[test]
 fn unreliable_sends_are_done_when_they_leave() {
-    let mut script = Script::with(doorbell_rnic::QpKind::Uc, doorbell_wire::PathMtu::Mtu256, &End::default());
+    let mut script = Script::with(doorbell_verbs_core::QpKind::Uc, doorbell_wire::PathMtu::Mtu256, &End::default());
     script.post(Op::Send, 600);
     script.post(Op::Write { remote_address: 0, rkey: RKey::new(1) }, 8);
     assert_eq!(script.shapes().len(), 4);

@@ -2,7 +2,7 @@
 
 use super::common::End;
 use super::common::script::{OWN, PEER_PSN, Say, Script, nak_of};
-use doorbell_rnic::{Access, AsyncEvent, Attachment, QpState, RecvRequest, Sge, Status};
+use doorbell_verbs_core::{Access, AsyncEvent, Attachment, QpState, RecvRequest, Sge, Status};
 use doorbell_wire::{NakCode, Opcode, Psn, RKey};
 
 /// Plays packets to a fresh queue pair with one receive of 300 B, and returns the NAK.

@@ -2,7 +2,7 @@
 
 use super::common::End;
 use super::common::script::{OWN, OWN_PSN, Script};
-use doorbell_rnic::{
+use doorbell_verbs_core::{
     AsyncEvent, CompletionOpcode, QpAttributes, QpKind, QpState, SendFlags, SendOperation as Op, Status,
 };
 use doorbell_wire::{BTH_LEN, NakCode, Opcode, PathMtu, Psn, RKey, RethPacket};
@@ -259,17 +259,17 @@ fn a_long_read_is_asked_for_in_pieces_and_repeated_within_them() {
     let link = super::common::Link { buffer_bytes: 64_000, ..Default::default() };
     let mut world = super::common::World::new(1, 2, 1 << 20, 64, link);
     let end = End { max_rd_atomic: 2, ..End::default() };
-    let (a, _) = world.connect(doorbell_rnic::QpKind::Rc, PathMtu::Mtu256, (0, &end), (1, &end));
+    let (a, _) = world.connect(doorbell_verbs_core::QpKind::Rc, PathMtu::Mtu256, (0, &end), (1, &end));
     world.recording = true;
     let pattern = super::common::workload::pattern(3, 4000);
     world.nodes[1].memory.write(0, &pattern);
     let sge = [world.nodes[0].sge(0, 4000)];
     let (remote_address, rkey) = (world.nodes[1].memory.address(), world.nodes[1].region.rkey());
-    let request = doorbell_rnic::SendRequest {
+    let request = doorbell_verbs_core::SendRequest {
         wr_id: 1,
         operation: Op::Read { remote_address, rkey },
         flags: SendFlags::SIGNALED,
-        payload: doorbell_rnic::Payload::Sges(&sge),
+        payload: doorbell_verbs_core::Payload::Sges(&sge),
         destination: None,
     };
     world.nodes[0].rnic.post_send(1, a, &[request]).expect("room");
@@ -338,11 +338,11 @@ fn inline_data_is_copied_when_it_is_posted() {
     let mut script = Script::new();
     let (qpn, now_ns) = (script.qpn, script.world.now_ns);
     let bytes = vec![7; 64];
-    let request = doorbell_rnic::SendRequest {
+    let request = doorbell_verbs_core::SendRequest {
         wr_id: 0,
         operation: Op::Send,
         flags: SendFlags::empty(),
-        payload: doorbell_rnic::Payload::Inline(&bytes),
+        payload: doorbell_verbs_core::Payload::Inline(&bytes),
         destination: None,
     };
     script.rnic().post_send(now_ns, qpn, &[request]).expect("room");
@@ -356,16 +356,16 @@ fn inline_data_is_copied_when_it_is_posted() {
 /// away. They have the numbers 7 and 8.
 fn send_from_nowhere(script: &mut Script) {
     let length = 64;
-    let region = script.region(0, length, doorbell_rnic::Access::empty());
+    let region = script.region(0, length, doorbell_verbs_core::Access::empty());
     let whole = script.world.nodes[OWN].sge(0, 256);
-    let gone = doorbell_rnic::Sge { address: region.address(), length: length as u32, lkey: region.lkey() };
+    let gone = doorbell_verbs_core::Sge { address: region.address(), length: length as u32, lkey: region.lkey() };
     let elements = [whole, gone];
     let (qpn, now_ns) = (script.qpn, script.world.now_ns);
-    let request = |wr_id, sges| doorbell_rnic::SendRequest {
+    let request = |wr_id, sges| doorbell_verbs_core::SendRequest {
         wr_id,
         operation: Op::Send,
         flags: SendFlags::empty(),
-        payload: doorbell_rnic::Payload::Sges(sges),
+        payload: doorbell_verbs_core::Payload::Sges(sges),
         destination: None,
     };
     let list = [request(7, &elements[..]), request(8, &elements[..1])];
@@ -458,7 +458,7 @@ fn a_new_address_while_drained_moves_what_is_left() {
     let qpn = script.qpn;
     script.world.bring_to(OWN, qpn, QpState::SqDrain);
     let elsewhere = super::common::address_of(9);
-    let address = doorbell_rnic::AddressVector::to(elsewhere);
+    let address = doorbell_verbs_core::AddressVector::to(elsewhere);
     script.world.modify(OWN, qpn, QpAttributes { address: Some(address), ..QpAttributes::default() });
     assert_eq!(script.rnic().in_flight_packets(), 0, "nothing is in flight to the old address");
     let mut batch = doorbell_rnic::TransmitBatch::new(4096, 4);
@@ -487,10 +487,10 @@ fn reset_makes_what_was_posted_vanish_and_the_queue_pair_new() {
     assert_eq!(script.rnic().in_flight_packets(), 0);
     script.ack(psn(0));
     assert_eq!(script.counters().rx_foreign_source + script.counters().rx_wrong_state, 1);
-    script.world.bring_to_init(OWN, qpn, doorbell_rnic::QpKind::Rc, &end);
+    script.world.bring_to_init(OWN, qpn, doorbell_verbs_core::QpKind::Rc, &end);
     let peer = (super::common::script::PEER, super::common::script::PEER_QPN, super::common::script::PEER_PSN);
-    script.world.bring_to_rtr(OWN, qpn, doorbell_rnic::QpKind::Rc, PathMtu::Mtu256, &end, peer);
-    script.world.bring_to_rts(OWN, qpn, doorbell_rnic::QpKind::Rc, &end);
+    script.world.bring_to_rtr(OWN, qpn, doorbell_verbs_core::QpKind::Rc, PathMtu::Mtu256, &end, peer);
+    script.world.bring_to_rts(OWN, qpn, doorbell_verbs_core::QpKind::Rc, &end);
     script.post(Op::Send, 8);
     assert_eq!(script.shapes(), [(Opcode::RC_SEND_ONLY, psn(0))]);
     script.ack(psn(0));

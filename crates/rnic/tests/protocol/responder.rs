@@ -2,7 +2,7 @@
 
 use super::common::End;
 use super::common::script::{OWN, PEER_PSN, Script, nak_of, syndrome_of};
-use doorbell_rnic::{Access, AsyncEvent, Attachment, CompletionOpcode, QpKind, QpState, Status};
+use doorbell_verbs_core::{Access, AsyncEvent, Attachment, CompletionOpcode, QpKind, QpState, Status};
 use doorbell_wire::{BTH_LEN, NakCode, Opcode, PathMtu, RKey, SyndromeKind};
 
 const NONE: [(u64, Status); 0] = [];

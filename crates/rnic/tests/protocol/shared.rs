@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use super::common::script::{OWN, PEER_PSN, PEER_QPN, Script};
 use super::common::{End, QKEY};
-use doorbell_rnic::{Access, AsyncEvent, Completion, QpKind, QpState, RecvRequest, SharedReceiveQueue, SrqId, Status};
+use doorbell_rnic::SharedReceiveQueue;
+use doorbell_verbs_core::{Access, AsyncEvent, Completion, QpKind, QpState, RecvRequest, SrqId, Status};
 use doorbell_wire::{Opcode, PathMtu, Qpn};
 
 /// Several queue pairs of one kind that share a receive queue. Receive number `n` has `LENGTH` bytes at
@@ -186,7 +187,7 @@ fn a_receive_whose_memory_is_gone_completes_with_an_error_and_does_not_starve_th
     for (kind, only) in [(QpKind::Ud, Opcode::UD_SEND_ONLY), (QpKind::Uc, Opcode::UC_SEND_ONLY)] {
         let mut shared = Shared::new(kind, 2);
         let region = shared.script.region(8192, LENGTH, Access::LOCAL_WRITE);
-        let sges = [doorbell_rnic::Sge { address: region.address(), length: LENGTH as u32, lkey: region.lkey() }];
+        let sges = [doorbell_verbs_core::Sge { address: region.address(), length: LENGTH as u32, lkey: region.lkey() }];
         let id = shared.id;
         shared.script.rnic().post_srq_recv(id, &[RecvRequest { wr_id: 77, sges: &sges }]).expect("room");
         shared.script.rnic().deregister(&region).expect("it was registered");

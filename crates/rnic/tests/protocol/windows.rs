@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use super::common::script::{OWN, PEER_PSN, Script, nak_of};
 use super::common::{End, Link, World};
-use doorbell_rnic::{
-    Access, Attachment, CompletionOpcode, LKey, ObjectError, Payload, PostErrorKind, QpKind, QpState, Region,
-    SendFlags, SendOperation as Op, SendRequest, Sge, Status, WindowBinding, WindowKind,
+use doorbell_rnic::Region;
+use doorbell_verbs_core::{
+    Access, Attachment, CompletionOpcode, LKey, ObjectError, Payload, PostErrorKind, QpKind, QpState, SendFlags,
+    SendOperation as Op, SendRequest, Sge, Status, WindowBinding, WindowKind,
 };
 use doorbell_wire::{NakCode, Opcode, PathMtu, RKey};
 

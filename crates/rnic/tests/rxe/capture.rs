@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use doorbell_rnic::QpKind;
+use doorbell_verbs_core::QpKind;
 use doorbell_wire::{
     AETH_LEN, ATOMIC_ETH_LEN, AtomicEthRepr, BTH_LEN, BthRepr, Check, DETH_LEN, DethRepr, Flow, ICRC_LEN, IETH_LEN,
     IMM_DT_LEN, ImmDtRepr, Operation, Outer, PathMtu, Psn, Qpn, RETH_LEN, RKey, RethRepr, Transport, parse_frame,

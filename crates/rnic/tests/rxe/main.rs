@@ -8,7 +8,7 @@ mod capture;
 mod replay;
 
 use capture::{Connection, Message, connections, read};
-use doorbell_rnic::QpKind;
+use doorbell_verbs_core::QpKind;
 use doorbell_wire::{Operation, Psn};
 use replay::Replay;
 

@@ -9,10 +9,10 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use doorbell_rnic::{
-    Access, AddressVector, Attachment, Budget, Completion, CompletionQueue, Config, Filter, Payload, PdId,
-    QpAttributes, QpCapacities, QpInit, QpKind, QpState, RecvRequest, Region, Rnic, SendFlags, SendOperation,
-    SendRequest, Sge, Status, TransmitBatch, UdDestination,
+use doorbell_rnic::{Budget, CompletionQueue, Config, Filter, Region, Rnic, TransmitBatch};
+use doorbell_verbs_core::{
+    Access, AddressVector, Attachment, Completion, Payload, PdId, QpAttributes, QpCapacities, QpInit, QpKind, QpState,
+    RecvRequest, SendFlags, SendOperation, SendRequest, Sge, Status, UdDestination,
 };
 use doorbell_wire::{
     AETH_LEN, AethPacket, AtomicEthPacket, BTH_LEN, BthPacket, BthRepr, DethPacket, ICRC_LEN, NakCode, Opcode,
@@ -408,7 +408,7 @@ impl<'a> Replay<'a> {
         let mut completions = [Completion::default(); QUEUE_DEPTH];
         let count = self.queue.poll(&mut completions).expect("the queue is deep enough");
         let is_receive = |completion: &&Completion| {
-            use doorbell_rnic::CompletionOpcode::{Receive, ReceiveWriteImmediate};
+            use doorbell_verbs_core::CompletionOpcode::{Receive, ReceiveWriteImmediate};
             matches!(completion.opcode, Receive | ReceiveWriteImmediate)
         };
         for completion in &completions[..count] {

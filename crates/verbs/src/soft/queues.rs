@@ -10,9 +10,10 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use doorbell_fabric::Port;
-use doorbell_rnic::{
-    Completion, CompletionQueue, CqId, ModifyError, Notifier, Notify, ObjectError, Overrun, PdId, PostError,
-    QpAttributes, QpInfo, QpInit, QpState, RecvRequest, SendRequest, SharedReceiveQueue, SrqId,
+use doorbell_rnic::{CompletionQueue, SharedReceiveQueue};
+use doorbell_verbs_core::{
+    Completion, CqId, ModifyError, Notifier, Notify, ObjectError, Overrun, PdId, PostError, QpAttributes, QpInfo,
+    QpInit, QpState, RecvRequest, SendRequest, SrqId,
 };
 use doorbell_wire::Qpn;
 

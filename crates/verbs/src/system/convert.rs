@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_uint};
 
 use doorbell_ibverbs_sys::*;
-use doorbell_rnic::{Access, Attachment, Completion, CompletionOpcode, QpKind, QpState, Sge, Status};
+use doorbell_verbs_core::{Access, Attachment, Completion, CompletionOpcode, QpKind, QpState, Sge, Status};
 use doorbell_wire::{PathMtu, Qpn, RKey};
 
 // Elements are handed over as they are.

@@ -6,6 +6,7 @@ use std::net::Ipv6Addr;
 use std::ptr::NonNull;
 
 use doorbell_ibverbs_sys::*;
+use doorbell_verbs_core::Limits;
 use doorbell_wire::PathMtu;
 
 use super::library::Library;
@@ -21,16 +22,8 @@ pub struct SystemDevice {
     pub name: String,
     /// Version of its firmware; empty if it has none.
     pub firmware: String,
-    /// Most work requests of a queue.
-    pub max_queue_depth: usize,
-    /// Most scatter-gather elements of a work request.
-    pub max_sges: usize,
-    /// Most entries of a completion queue.
-    pub max_cq_depth: usize,
-    /// Most READs and atomics outstanding per queue pair.
-    pub max_rd_atomic: usize,
-    /// Most queue pairs.
-    pub max_qps: usize,
+    /// How many objects it has, and how large they are.
+    pub limits: Limits,
     /// Does it do atomics?
     pub atomics: bool,
     /// Its ports, from 1 on.
@@ -185,11 +178,20 @@ fn describe(name: String, handle: &Handle) -> Result<SystemDevice, SystemError> 
     Ok(SystemDevice {
         name,
         firmware,
-        max_queue_depth: number(device.max_qp_wr),
-        max_sges: number(device.max_sge),
-        max_cq_depth: number(device.max_cqe),
-        max_rd_atomic: number(device.max_qp_rd_atom).min(number(device.max_qp_init_rd_atom)),
-        max_qps: number(device.max_qp),
+        limits: Limits {
+            max_qps: number(device.max_qp),
+            max_queue_depth: number(device.max_qp_wr),
+            max_sges: number(device.max_sge),
+            max_inline: 0, // found out once the device is open
+            max_cqs: number(device.max_cq),
+            max_cq_depth: number(device.max_cqe),
+            max_srqs: number(device.max_srq),
+            max_rd_atomic: number(device.max_qp_rd_atom).min(number(device.max_qp_init_rd_atom)),
+            max_regions: number(device.max_mr),
+            max_region_bytes: device.max_mr_size,
+            max_windows: number(device.max_mw),
+            max_groups: number(device.max_mcast_grp),
+        },
         atomics: device.atomic_cap != IBV_ATOMIC_NONE,
         ports,
     })

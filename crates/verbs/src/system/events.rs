@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
 
 use doorbell_ibverbs_sys::*;
-use doorbell_rnic::{AsyncEvent, CqId, EventQueue, EventSource};
+use doorbell_verbs_core::{AsyncEvent, CqId, EventQueue, EventSource};
 use doorbell_wire::Qpn;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};

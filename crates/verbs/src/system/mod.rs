@@ -23,11 +23,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
-use doorbell_fabric::LinkCounters;
 use doorbell_ibverbs_sys::*;
-use doorbell_rnic::{
-    Access, AddressVector, AsyncEvent, Counters, CqId, LKey, MAX_INLINE_BYTES, MAX_RD_ATOMIC, ObjectError, PdId,
-    QpInit, SrqId,
+use doorbell_verbs_core::{
+    Access, AddressVector, AsyncEvent, Counters, CqId, LKey, Limits, ObjectError, PdId, QpInit, SrqId, check_range,
 };
 use doorbell_wire::{Psn, RKey, ROCE_UDP_PORT};
 
@@ -71,8 +69,12 @@ pub fn open(options: &SystemOptions) -> Result<Device, Error> {
     Ok(Device::new(Arc::new(System::open(options)?)))
 }
 
+/// READs and atomics outstanding per queue pair at most: as many as the software RNIC answers, so that either can be at
+/// the other end.
+const MOST_RD_ATOMIC: usize = 16;
+
 /// Sizes of inline data to try for, since no call tells the most.
-const INLINE_BYTES: [usize; 7] = [MAX_INLINE_BYTES, 512, 400, 256, 128, 64, 28];
+const INLINE_BYTES: [usize; 7] = [1024, 512, 400, 256, 128, 64, 28];
 
 /// An open port: what all objects are made from.
 struct Context {
@@ -190,11 +192,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// A depth as C has it.
 fn in_range(what: &'static str, given: usize, most: usize) -> Result<u32, ObjectError> {
-    match u32::try_from(given) {
-        Ok(number) if (1..=most).contains(&given) => Ok(number),
-        _ => Err(ObjectError::Range { what, given, least: 1, most }),
-    }
+    let most = most.min(u32::MAX as usize);
+    check_range(what, given, 1, most).map(|()| given as u32)
 }
 
 impl System {
@@ -209,12 +210,7 @@ impl System {
             udp_port: ROCE_UDP_PORT,
             active_mtu: port.active_mtu,
             receive_buffer_bytes: 0,
-            max_queue_depth: device.max_queue_depth,
-            max_sges: device.max_sges,
-            max_inline: 0,
-            max_cq_depth: device.max_cq_depth,
-            // No more than our own RNIC answers, so that either can be at the other end.
-            max_rd_atomic: device.max_rd_atomic.min(MAX_RD_ATOMIC as usize),
+            limits: Limits { max_rd_atomic: device.limits.max_rd_atomic.min(MOST_RD_ATOMIC), ..device.limits },
             on_demand: false,
         };
         // An address vector has a byte for it (struct ibv_global_route).
@@ -225,7 +221,7 @@ impl System {
         let max_inline = most_inline(&context)?;
         let mut context = context;
         if let Some(context) = Arc::get_mut(&mut context) {
-            context.attributes.max_inline = max_inline;
+            context.attributes.limits.max_inline = max_inline;
         }
         Ok(Self {
             events: Events::of(Arc::clone(&context))?,
@@ -289,7 +285,7 @@ fn most_inline(context: &Arc<Context>) -> Result<usize, SystemError> {
         };
         qp::most_inline(&domain, &queue, capacities)
     });
-    Ok(made.unwrap_or(0).min(MAX_INLINE_BYTES))
+    Ok(made.unwrap_or(0).min(INLINE_BYTES[0]))
 }
 
 impl Provider for System {
@@ -385,7 +381,7 @@ impl Provider for System {
     }
 
     fn create_cq(&self, depth: usize, channel: Option<&Arc<dyn raw::Channel>>) -> Result<Box<dyn raw::Cq>, Error> {
-        let most = self.context.attributes.max_cq_depth;
+        let most = self.context.attributes.limits.max_cq_depth;
         let depth = in_range("the completion queue's depth", depth, most)?;
         let channel = channel.and_then(|channel| channel.as_any().downcast_ref::<SystemChannel>());
         let id = CqId(self.new_id());
@@ -397,7 +393,7 @@ impl Provider for System {
 
     fn create_srq(&self, pd: PdId, depth: usize, max_sges: usize) -> Result<Box<dyn raw::Srq>, Error> {
         let attributes = &self.context.attributes;
-        let depth = in_range("the shared receive queue's depth", depth, attributes.max_queue_depth)?;
+        let depth = in_range("the shared receive queue's depth", depth, attributes.limits.max_queue_depth)?;
         let id = SrqId(self.new_id());
         let events = Arc::downgrade(&self.events);
         let queue = Arc::new(queues::Shared::new(self.domain(pd)?, events, pd, id, depth, max_sges)?);
@@ -434,10 +430,6 @@ impl Provider for System {
         None
     }
 
-    fn link_counters(&self) -> LinkCounters {
-        LinkCounters::default()
-    }
-
     fn poll_event(&self) -> Option<AsyncEvent> {
         self.events.poll()
     }
@@ -445,8 +437,6 @@ impl Provider for System {
     fn event_fd(&self) -> BorrowedFd<'_> {
         self.events.fd()
     }
-
-    fn drive(&self) {}
 }
 
 /// Does an address belong to the family that this GID stands for?

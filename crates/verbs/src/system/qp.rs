@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use doorbell_ibverbs_sys::*;
-use doorbell_rnic::{
-    AddressVector, EventSource, MAX_MESSAGE_BYTES, ModifyError, Payload, PostError, PostErrorKind, QpAttributes,
-    QpCapacities, QpCounters, QpInfo, QpInit, QpKind, QpState, RecvRequest, SendFlags, SendOperation, SendRequest,
+use doorbell_verbs_core::{
+    AddressVector, EventSource, ModifyError, Payload, PostError, PostErrorKind, QpAttributes, QpCapacities, QpCounters,
+    QpInfo, QpInit, QpKind, QpState, RecvRequest, SendFlags, SendOperation, SendRequest, SendRules, check_range,
     check_transition,
 };
 use doorbell_wire::{Psn, QKey, Qpn};
@@ -88,7 +88,7 @@ impl SystemQp {
             return Err(SystemError::refused("work requests to be posted", unsupported()).into());
         };
         let given = init.capacities;
-        let limits = &context.attributes;
+        let limits = &context.attributes.limits;
         for (what, given, most) in [
             ("max_send_wr", given.max_send_wr, limits.max_queue_depth),
             ("max_recv_wr", given.max_recv_wr, limits.max_queue_depth),
@@ -96,9 +96,7 @@ impl SystemQp {
             ("max_recv_sge", given.max_recv_sge, limits.max_sges),
             ("max_inline", given.max_inline, limits.max_inline),
         ] {
-            if given > most {
-                return Err(doorbell_rnic::ObjectError::Range { what, given, least: 0, most }.into());
-            }
+            check_range(what, given, 0, most)?;
         }
         let mut attributes = ibv_qp_init_attr {
             send_cq: send_cq.raw,
@@ -152,68 +150,19 @@ impl SystemQp {
         }
     }
 
-    /// Checks what the device would not, or not before the request is in its queue.
+    /// Checks what the device would not, or not before the request is in its queue. Of memory the device knows.
     #[inline]
     fn check_send(&self, request: &SendRequest<'_>) -> Result<(), PostErrorKind> {
-        use SendOperation as Op;
-        let operation = request.operation;
-        let is_read = matches!(operation, Op::Read { .. } | Op::CompareSwap { .. } | Op::FetchAdd { .. });
-        let supported = match self.kind {
-            QpKind::Rc => true,
-            QpKind::Uc => !is_read && !matches!(operation, Op::SendInvalidate(_)),
-            QpKind::Ud => matches!(operation, Op::Send | Op::SendImmediate(_)),
+        let device = &self.domain.context.attributes;
+        let rules = SendRules {
+            kind: self.kind,
+            max_sges: self.capacities.max_send_sge,
+            max_inline: self.capacities.max_inline,
+            max_rd_atomic: self.max_rd_atomic.load(Ordering::Relaxed) as usize,
+            mtu: device.active_mtu,
+            is_ipv4: device.address.is_ipv4(),
         };
-        if !supported {
-            return Err(PostErrorKind::UnsupportedOperation {
-                transport: self.kind.name(),
-                operation: operation.name(),
-            });
-        }
-        match (self.kind, &request.destination) {
-            (QpKind::Ud, None) => return Err(PostErrorKind::Destination("a UD work request needs a destination")),
-            (QpKind::Ud, Some(to)) if !same_family(self.domain.context.attributes.gid, to.address.destination) => {
-                return Err(PostErrorKind::Destination(
-                    "the destination's address is of another family than this device's",
-                ));
-            }
-            (QpKind::Ud, Some(_)) | (_, None) => {}
-            (_, Some(_)) => {
-                return Err(PostErrorKind::Destination("a connected queue pair has its destination already"));
-            }
-        }
-        let length = match request.payload {
-            Payload::Sges(sges) => {
-                let allowed = self.capacities.max_send_sge;
-                if sges.len() > allowed {
-                    return Err(PostErrorKind::TooManySges { given: sges.len(), allowed });
-                }
-                sges.iter().map(|sge| u64::from(sge.length)).sum::<u64>()
-            }
-            Payload::Inline(bytes) => {
-                if is_read {
-                    return Err(PostErrorKind::InlineRead(operation.name()));
-                }
-                let allowed = self.capacities.max_inline;
-                if bytes.len() > allowed {
-                    return Err(PostErrorKind::InlineTooLong { given: bytes.len(), allowed });
-                }
-                bytes.len() as u64
-            }
-        };
-        let allowed = match self.kind {
-            QpKind::Ud => self.domain.context.attributes.active_mtu.bytes() as u64,
-            _ => MAX_MESSAGE_BYTES,
-        };
-        if length > allowed {
-            return Err(PostErrorKind::MessageTooLong { given: length, allowed });
-        }
-        if is_read && self.max_rd_atomic.load(Ordering::Relaxed) == 0 {
-            return Err(PostErrorKind::NoReadResources);
-        }
-        if matches!(operation, Op::CompareSwap { .. } | Op::FetchAdd { .. }) && length != 8 {
-            return Err(PostErrorKind::AtomicLength(length));
-        }
-        Ok(())
+        rules.check(request, |_, _| Ok(())).map(drop)
     }
 
     /// A work request in C. What it points to must stay until it is posted.
@@ -392,7 +341,7 @@ impl raw::Qp for SystemQp {
         let device = |error: &io::Error| ModifyError::Refused { errno: error.raw_os_error().unwrap_or(0) };
         let context = &self.domain.context;
         let from = convert::state_from(self.attributes().map_err(|error| device(&error))?.qp_state);
-        let to = check_transition(self.kind, from, given)?;
+        let to = check_transition(self.kind, from, given, &context.attributes.limits)?;
         if let Some(mtu) = given.path_mtu
             && mtu > context.attributes.active_mtu
         {

@@ -8,15 +8,15 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
 use doorbell_ibverbs_sys::*;
-use doorbell_rnic::{
-    Completion, CqId, EventSource, Notify, Overrun, PdId, PostError, PostErrorKind, RecvRequest, SrqId,
-};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use super::events::Events;
 use super::{Context, Domain, SystemError, convert, qp};
 use crate::error::Error;
 use crate::raw;
+use doorbell_verbs_core::{
+    Completion, CqId, EventSource, Notify, Overrun, PdId, PostError, PostErrorKind, RecvRequest, SrqId,
+};
 
 /// Completions that are taken from the RNIC at once.
 const LIST: usize = 32;
@@ -208,7 +208,8 @@ impl raw::Cq for SystemCq {
     }
 
     fn resize(&self, depth: usize) -> Result<(), Error> {
-        let depth = super::in_range("the completion queue's depth", depth, self.0.context.attributes.max_cq_depth)?;
+        let depth =
+            super::in_range("the completion queue's depth", depth, self.0.context.attributes.limits.max_cq_depth)?;
         // SAFETY: the queue lives.
         let result = unsafe { (self.0.context.library().resize_cq)(self.0.raw, depth as c_int) };
         Ok(SystemError::check("a completion queue to be resized", result)?)

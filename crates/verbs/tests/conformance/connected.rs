@@ -192,7 +192,7 @@ pub(crate) fn atomics_of_many_are_atomic(open: Open<'_>) {
 
 pub(crate) fn inline_data_is_copied(open: Open<'_>) {
     let devices = open();
-    let most = devices.0.attributes().max_inline;
+    let most = devices.0.attributes().limits.max_inline;
     let (a, b) = Plan { inline: most, ..Plan::rc() }.connect(&devices);
     let to = b.memory(most);
     for size in [0, 1, 5, 64, most - 1, most] {
@@ -212,7 +212,7 @@ pub(crate) fn inline_data_is_copied(open: Open<'_>) {
 
 pub(crate) fn scatter_gather_lists(open: Open<'_>) {
     let devices = open();
-    let most = devices.0.attributes().max_sges;
+    let most = devices.0.attributes().limits.max_sges;
     let (a, b) = Plan { sges: most, depth: 8, ..Plan::rc() }.connect(&devices);
     let (from, to) = (a.patterned(8192, 9), b.memory(8192));
     let source = pattern(8192, 9);

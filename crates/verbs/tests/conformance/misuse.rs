@@ -287,7 +287,7 @@ pub(crate) fn operations_that_a_transport_does_not_have(open: Open<'_>) {
 
 pub(crate) fn numbers_out_of_range(open: Open<'_>) {
     let device = open().0;
-    let limits = device.attributes();
+    let limits = device.attributes().limits;
     let pd = device.create_pd().unwrap();
     for depth in [0, limits.max_cq_depth + 1] {
         let error = device.create_cq(depth).unwrap_err();
@@ -336,7 +336,7 @@ pub(crate) fn numbers_out_of_range(open: Open<'_>) {
         &side.qp.modify(&QpAttributes { max_dest_rd_atomic: Some(17), ..rtr }).unwrap_err(),
         &["max_dest_rd_atomic", "17"],
     );
-    if limits.active_mtu < PathMtu::Mtu4096 {
+    if device.attributes().active_mtu < PathMtu::Mtu4096 {
         let error = side.qp.modify(&QpAttributes { path_mtu: Some(PathMtu::Mtu4096), ..rtr }).unwrap_err();
         says(&error, &["4096", "active MTU"]);
     }

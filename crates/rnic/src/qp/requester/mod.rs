@@ -6,13 +6,12 @@ mod transmit;
 
 use std::collections::VecDeque;
 
+use doorbell_verbs_core::{QpKind, QpState, SendOperation, Status};
 use doorbell_wire::{Psn, ack_timeout_ns};
 
-use super::{Qp, QpKind, QpState};
-use crate::completion::Status;
+use super::Qp;
 use crate::congestion::in_flight_cost;
 use crate::core::Core;
-use crate::work::SendOperation;
 
 /// The earliest that anything is sent again without being asked for.
 const EARLY_TIMEOUT_NS: u64 = 500_000;

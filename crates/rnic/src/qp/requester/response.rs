@@ -1,15 +1,15 @@
 //! What the requester makes of answers (IBTA Vol 1, 9.7.5).
 
+use doorbell_verbs_core::{SendOperation, Status};
 use doorbell_wire::{
     AETH_LEN, ATOMIC_ACK_ETH_LEN, AethRepr, AtomicAckEthRepr, BthRepr, NakCode, Operation, Psn, SyndromeKind,
     rnr_timer_ns,
 };
 
 use super::{cost_of, is_answered, payload_of};
-use crate::completion::Status;
 use crate::core::Core;
 use crate::qp::Qp;
-use crate::work::{SendOperation, SendWqe};
+use crate::work::SendWqe;
 
 impl Qp {
     /// Takes a response.

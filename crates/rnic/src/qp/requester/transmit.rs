@@ -1,17 +1,17 @@
 //! What the requester sends (IBTA Vol 1, 9.7.2, 9.7.3).
 
+use doorbell_verbs_core::{QpKind, SendFlags, SendOperation, Status};
 use doorbell_wire::{
     ATOMIC_ETH_LEN, AtomicEthRepr, BTH_LEN, BthRepr, DETH_LEN, DethRepr, IETH_LEN, IMM_DT_LEN, IethRepr, ImmDtRepr,
     Opcode, PartitionKey, Psn, RETH_LEN, RethRepr,
 };
 
 use super::{ACK_REQUEST_PACKETS, MAX_OUTSTANDING_PSNS, Probe, Stop, cost_of, is_answered, payload_of};
-use crate::completion::Status;
 use crate::congestion::in_flight_cost;
 use crate::core::{Core, Sent};
-use crate::qp::{Qp, QpKind};
+use crate::qp::Qp;
 use crate::transmit::{TransmitBatch, TransmitInfo};
-use crate::work::{SendFlags, SendOperation, SendWqe};
+use crate::work::SendWqe;
 
 /// The opcode of one packet of a SEND or WRITE.
 #[inline]
@@ -351,7 +351,7 @@ impl Qp {
         }
         let sent = match wqe.operation {
             _ if retransmission => Sent::Again,
-            Op::SendImmediate(_) if wqe.length == 0 => Sent::Credit,
+            Op::SendImmediate(_) if wqe.length == 0 => Sent::ImmediateAlone,
             _ => Sent::Request,
         };
         core.count_sent(&mut self.counters, sent, len as u64 + self.frame_overhead);

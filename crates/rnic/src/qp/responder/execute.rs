@@ -2,13 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
+use doorbell_verbs_core::{Access, Attachment, Completion, CompletionOpcode, MAX_MESSAGE_BYTES, Status};
 use doorbell_wire::{NakCode, Operation};
 
 use super::{Answer, Current, Refusal, Request};
-use crate::completion::{Attachment, Completion, CompletionOpcode, Status};
 use crate::core::Core;
-use crate::memory::Access;
-use crate::qp::{MAX_MESSAGE_BYTES, Qp};
+use crate::qp::Qp;
 use crate::work::RecvWqe;
 
 impl Qp {

@@ -7,16 +7,14 @@ mod unreliable;
 
 use std::collections::VecDeque;
 
+use doorbell_verbs_core::{Access, AsyncEvent, Attachment, Completion, QpKind};
 use doorbell_wire::{
     ATOMIC_ETH_LEN, AtomicEthRepr, BthRepr, IETH_LEN, IMM_DT_LEN, IethRepr, ImmDtRepr, Msn, NakCode, Operation, Psn,
     RETH_LEN, RKey, RethRepr, Syndrome,
 };
 
-use super::{Qp, QpKind};
-use crate::completion::{Attachment, Completion};
+use super::Qp;
 use crate::core::{Core, Farewell};
-use crate::event::AsyncEvent;
-use crate::memory::Access;
 use crate::work::RecvWqe;
 
 pub(crate) use answer::Acknowledgement;

@@ -2,13 +2,12 @@
 
 use std::net::IpAddr;
 
+use doorbell_verbs_core::{AsyncEvent, Attachment, Completion, CompletionOpcode, MAX_MESSAGE_BYTES, Status};
 use doorbell_wire::{BTH_LEN, BthRepr, DETH_LEN, DethRepr, ICRC_LEN, Operation, Outer, UDP_LEN};
 
 use super::{Current, GRH_BYTES, Request, split};
-use crate::completion::{Attachment, Completion, CompletionOpcode, Status};
 use crate::core::Core;
-use crate::event::AsyncEvent;
-use crate::qp::{MAX_MESSAGE_BYTES, Qp};
+use crate::qp::Qp;
 use crate::work::RecvWqe;
 
 impl Qp {

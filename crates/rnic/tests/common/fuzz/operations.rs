@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 
-use doorbell_rnic::{
-    Access, AddressVector, Budget, Completion, CompletionOpcode, CqId, Filter, Payload, QpAttributes, QpCapacities,
-    QpInit, QpKind, QpState, RecvRequest, Region, Rnic, SendFlags, SendOperation as Op, SendRequest, Sge, SrqId,
-    TransmitBatch, UdDestination,
+use doorbell_rnic::{Budget, Filter, Region, Rnic, TransmitBatch};
+use doorbell_verbs_core::{
+    Access, AddressVector, Completion, CompletionOpcode, CqId, Payload, QpAttributes, QpCapacities, QpInit, QpKind,
+    QpState, RecvRequest, SendFlags, SendOperation as Op, SendRequest, Sge, SrqId, UdDestination,
 };
 use doorbell_wire::{PathMtu, Psn, QKey, Qpn, RKey};
 

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use doorbell_rnic::{Access, Payload, QpKind, RecvRequest, SendFlags, SendOperation as Op, SendRequest};
+use doorbell_verbs_core::{Access, Payload, QpKind, RecvRequest, SendFlags, SendOperation as Op, SendRequest};
 use doorbell_wire::{BthPacket, PathMtu, RKey};
 
 use super::super::world::Acks;

@@ -1,8 +1,7 @@
 //! Completions and memory, held against the model.
 
-use doorbell_rnic::{Completion, CompletionOpcode, QpState, Status};
-
 use super::{AREA_BYTES, Check, Workload, pattern};
+use doorbell_verbs_core::{Completion, CompletionOpcode, QpState, Status};
 
 impl Workload {
     pub(super) fn completed(&mut self, node: usize, completion: &Completion) {

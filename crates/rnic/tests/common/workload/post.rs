@@ -1,6 +1,6 @@
 //! What the programs post, and what the model expects of it.
 
-use doorbell_rnic::{
+use doorbell_verbs_core::{
     Access, Attachment, CompletionOpcode, Payload, RecvRequest, SendFlags, SendOperation, SendRequest, Sge,
 };
 use doorbell_wire::RKey;

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use doorbell_wire::Qpn;
 
 use crate::completion::Notifier;
-use crate::engine::{CqId, SrqId};
+use crate::object::{CqId, SrqId};
 
 /// Something that happened apart from any work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -85,7 +85,7 @@ impl EventQueue {
     }
 
     /// Events that wait to be taken.
-    pub(crate) fn len(&self) -> usize {
+    pub fn waiting(&self) -> usize {
         self.events.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 

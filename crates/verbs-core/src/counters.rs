@@ -119,3 +119,43 @@ counters! {
         rx_atomic_requests,
     }
 }
+
+counters! {
+    /// What a link lost or could not carry: packets that the RNIC never sees, or takes for sent.
+    LinkCounters {
+        /// Messages dropped because the receive buffer was full. A run that the kernel held together
+        /// counts as one, and what was dropped is known only once something is received afterwards.
+        rx_overflow,
+        /// Messages dropped because they were longer than any packet.
+        rx_truncated,
+        /// Packets not sent because they exceed the MTU of the interface or path.
+        tx_oversize,
+        /// Packets not sent because no way leads to their destination, or it is forbidden.
+        tx_unreachable,
+        /// Packets that a peer's host reported to have refused, such as for a closed port.
+        tx_refused,
+    }
+}
+
+/// What a queue pair counted. Packets are counted once per transmission.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QpCounters {
+    /// Request packets sent the first time.
+    pub tx_data_packets: u64,
+    /// Request packets sent again.
+    pub tx_retransmitted_packets: u64,
+    /// ACK and NAK packets sent.
+    pub tx_ack_packets: u64,
+    /// READ and atomic responses sent.
+    pub tx_response_packets: u64,
+    /// Packets received.
+    pub rx_packets: u64,
+    /// RNR NAKs received.
+    pub rnr_nak_received: u64,
+    /// RNR NAKs sent.
+    pub rnr_nak_sent: u64,
+    /// Duplicate requests received.
+    pub duplicate_request: u64,
+    /// Requests that arrived ahead of the expected sequence number.
+    pub out_of_sequence: u64,
+}

@@ -5,7 +5,9 @@ use std::net::IpAddr;
 
 use doorbell_wire::{PathMtu, Psn, QKey, Qpn};
 
-use crate::memory::Access;
+use crate::counters::QpCounters;
+use crate::memory::{Access, PdId};
+use crate::object::{CqId, Limits, SrqId};
 use crate::work::{AddressVector, refusal};
 
 /// Transport of a queue pair.
@@ -206,14 +208,16 @@ pub enum ModifyError {
         surplus: AttributeMask,
     },
     /// An attribute has a value that it cannot have.
-    #[error("{attribute} is {given}, allowed is {allowed}")]
+    #[error("{attribute} is {given}, allowed is {}", span(*least, *most))]
     Value {
         /// Which.
         attribute: &'static str,
         /// What was given.
-        given: u64,
-        /// What it may be.
-        allowed: &'static str,
+        given: usize,
+        /// The least allowed.
+        least: usize,
+        /// The most allowed.
+        most: usize,
     },
     /// The path MTU is larger than the port carries.
     #[error("path MTU {given} is larger than this port's active MTU {active}, which its interface's MTU sets")]
@@ -237,6 +241,63 @@ pub enum ModifyError {
         /// The device's.
         own: IpAddr,
     },
+}
+
+fn span(least: usize, most: usize) -> String {
+    if least == most { least.to_string() } else { format!("{least} to {most}") }
+}
+
+/// What a queue pair is created for. Each number is enforced as given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpCapacities {
+    /// Send work requests outstanding at most.
+    pub max_send_wr: usize,
+    /// Receive work requests outstanding at most.
+    pub max_recv_wr: usize,
+    /// Scatter-gather elements of a send work request at most.
+    pub max_send_sge: usize,
+    /// Scatter-gather elements of a receive work request at most.
+    pub max_recv_sge: usize,
+    /// Bytes of inline data at most.
+    pub max_inline: usize,
+}
+
+/// What a queue pair is created with.
+#[derive(Clone, Copy, Debug)]
+pub struct QpInit {
+    /// Transport.
+    pub kind: QpKind,
+    /// Protection domain.
+    pub pd: PdId,
+    /// Completion queue of its sends.
+    pub send_cq: CqId,
+    /// Completion queue of its receives.
+    pub recv_cq: CqId,
+    /// Where its receives come from, if not from a queue of its own.
+    pub srq: Option<SrqId>,
+    /// Depths.
+    pub capacities: QpCapacities,
+    /// Every send makes a completion.
+    pub signal_all: bool,
+}
+
+/// What is known of a queue pair.
+#[derive(Clone, Copy, Debug)]
+pub struct QpInfo {
+    /// Transport.
+    pub kind: QpKind,
+    /// State.
+    pub state: QpState,
+    /// Attributes as they are set, each of them named.
+    pub attributes: QpAttributes,
+    /// Depths.
+    pub capacities: QpCapacities,
+    /// Every send makes a completion.
+    pub signal_all: bool,
+    /// What it counted.
+    pub counters: QpCounters,
+    /// Send work requests that are not done.
+    pub outstanding_sends: usize,
 }
 
 /// What one transition needs and takes.
@@ -298,7 +359,12 @@ pub fn transition(kind: QpKind, from: QpState, to: QpState) -> Option<Transition
 }
 
 /// Checks a modification against the table and the attributes' ranges, and says where it leads.
-pub fn check(kind: QpKind, from: QpState, attributes: &QpAttributes) -> Result<QpState, ModifyError> {
+pub fn check_transition(
+    kind: QpKind,
+    from: QpState,
+    attributes: &QpAttributes,
+    limits: &Limits,
+) -> Result<QpState, ModifyError> {
     let to = attributes.state.unwrap_or(from);
     if let Some(believed) = attributes.current_state
         && believed != from
@@ -312,36 +378,26 @@ pub fn check(kind: QpKind, from: QpState, attributes: &QpAttributes) -> Result<Q
     if !missing.is_empty() || !surplus.is_empty() {
         return Err(ModifyError::Attributes { kind, from, to, missing, surplus });
     }
-    let limits: [(&'static str, Option<u64>, u64, &'static str); 6] = [
-        ("the acknowledgement timeout", attributes.timeout.map(u64::from), 31, "0 to 31"),
-        ("the retry count", attributes.retry_count.map(u64::from), 7, "0 to 7"),
-        ("the RNR retry count", attributes.rnr_retry.map(u64::from), 7, "0 to 7"),
-        ("the RNR NAK timer", attributes.min_rnr_timer.map(u64::from), 31, "0 to 31"),
-        ("the partition key index", attributes.pkey_index.map(u64::from), 0, "0"),
-        ("max_rd_atomic", attributes.max_rd_atomic.map(u64::from), MAX_RD_ATOMIC, "0 to 16"),
+    // The fields of three and five bits that carry them; one port, one partition key.
+    let ranges = [
+        ("the acknowledgement timeout", attributes.timeout.map(usize::from), 0, 31),
+        ("the retry count", attributes.retry_count.map(usize::from), 0, 7),
+        ("the RNR retry count", attributes.rnr_retry.map(usize::from), 0, 7),
+        ("the RNR NAK timer", attributes.min_rnr_timer.map(usize::from), 0, 31),
+        ("the partition key index", attributes.pkey_index.map(usize::from), 0, 0),
+        ("the port", attributes.port.map(usize::from), 1, 1),
+        ("max_rd_atomic", attributes.max_rd_atomic.map(usize::from), 0, limits.max_rd_atomic),
+        ("max_dest_rd_atomic", attributes.max_dest_rd_atomic.map(usize::from), 0, limits.max_rd_atomic),
     ];
-    for (attribute, given, most, allowed) in limits {
+    for (attribute, given, least, most) in ranges {
         if let Some(given) = given
-            && given > most
+            && !(least..=most).contains(&given)
         {
-            return Err(ModifyError::Value { attribute, given, allowed });
+            return Err(ModifyError::Value { attribute, given, least, most });
         }
-    }
-    if let Some(given) = attributes.max_dest_rd_atomic.map(u64::from)
-        && given > MAX_RD_ATOMIC
-    {
-        return Err(ModifyError::Value { attribute: "max_dest_rd_atomic", given, allowed: "0 to 16" });
-    }
-    if let Some(port) = attributes.port
-        && port != 1
-    {
-        return Err(ModifyError::Value { attribute: "the port", given: port.into(), allowed: "1" });
     }
     Ok(to)
 }
-
-/// The most READs and atomics a queue pair may have outstanding in either direction.
-pub const MAX_RD_ATOMIC: u64 = 16;
 
 #[cfg(test)]
 mod tests {
@@ -372,7 +428,7 @@ mod tests {
     fn a_refusal_says_what_is_missing_and_what_is_too_much() {
         let attributes =
             QpAttributes { state: Some(QpState::Init), port: Some(1), timeout: Some(14), ..QpAttributes::default() };
-        let error = check(QpKind::Rc, QpState::Reset, &attributes).unwrap_err();
+        let error = check_transition(QpKind::Rc, QpState::Reset, &attributes, &Limits::default()).unwrap_err();
         assert_eq!(
             error,
             ModifyError::Attributes {
@@ -383,5 +439,35 @@ mod tests {
                 surplus: AttributeMask::TIMEOUT,
             }
         );
+    }
+
+    #[test]
+    fn values_are_held_to_the_range_that_the_device_reports() {
+        let limits = Limits { max_rd_atomic: 16, ..Limits::default() };
+        let init = QpAttributes {
+            state: Some(QpState::Init),
+            pkey_index: Some(0),
+            port: Some(1),
+            access: Some(Access::empty()),
+            ..QpAttributes::default()
+        };
+        let check = |from, attributes: &QpAttributes| check_transition(QpKind::Rc, from, attributes, &limits);
+        assert_eq!(check(QpState::Reset, &init), Ok(QpState::Init));
+        for port in [0, 2] {
+            let refused = check(QpState::Reset, &QpAttributes { port: Some(port), ..init }).unwrap_err();
+            assert_eq!(refused.to_string(), format!("the port is {port}, allowed is 1"));
+        }
+        let ready = QpAttributes {
+            state: Some(QpState::ReadyToSend),
+            send_psn: Some(Psn::new(0)),
+            timeout: Some(14),
+            retry_count: Some(7),
+            rnr_retry: Some(7),
+            max_rd_atomic: Some(16),
+            ..QpAttributes::default()
+        };
+        assert_eq!(check(QpState::ReadyToReceive, &ready), Ok(QpState::ReadyToSend));
+        let refused = check(QpState::ReadyToReceive, &QpAttributes { max_rd_atomic: Some(17), ..ready }).unwrap_err();
+        assert_eq!(refused.to_string(), "max_rd_atomic is 17, allowed is 0 to 16");
     }
 }

@@ -1,0 +1,69 @@
+//! Memory that may come and go: whether it is there is asked of the kernel.
+
+use std::ffi::c_void;
+use std::io;
+use std::sync::OnceLock;
+
+use doorbell_rnic::Pager;
+use nix::libc;
+use nix::unistd::{SysconfVar, sysconf};
+
+/// The memory of this process.
+pub(super) struct OwnMemory;
+
+impl Pager for OwnMemory {
+    fn bring_in(&self, base: *mut u8, length: usize, written: bool) -> bool {
+        bring_in(base, length, written).is_ok()
+    }
+}
+
+/// Brings pages of this process's memory in, so that they can be read, or also written. Fails
+/// where there is no such memory, and always on kernels before 5.14.
+pub fn bring_in(base: *mut u8, length: usize, written: bool) -> io::Result<()> {
+    if length == 0 {
+        return Ok(());
+    }
+    let page = sysconf(SysconfVar::PAGE_SIZE).ok().flatten().unwrap_or(4096) as usize;
+    let start = base as usize / page * page;
+    let end = (base as usize).checked_add(length).and_then(|end| end.checked_next_multiple_of(page));
+    let end = end.ok_or_else(|| io::Error::from_raw_os_error(libc::EFAULT))?;
+    let advice = if written { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    // SAFETY: it changes nothing but which pages are in memory, wherever the range lies.
+    match unsafe { libc::madvise(start as *mut c_void, end - start, advice) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Does the kernel know how to [`bring_in`]?
+pub fn can_bring_in() -> bool {
+    static CAN: OnceLock<bool> = OnceLock::new();
+    // Of a byte that is there for sure.
+    *CAN.get_or_init(|| bring_in((&raw const CAN).cast_mut().cast(), 1, false).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+
+    use super::*;
+
+    #[test]
+    fn memory_that_is_there_is_brought_in_and_other_is_not() {
+        static CONSTANT: [u8; 8] = [1; 8];
+        if !can_bring_in() {
+            eprintln!("left out: this kernel is older than 5.14");
+            return;
+        }
+        let mut own = vec![0_u8; 100_000];
+        let constant = CONSTANT.as_ptr().cast_mut();
+        let nowhere = ptr::without_provenance_mut(0x1000);
+        let end = ptr::without_provenance_mut(usize::MAX - 1);
+        assert!(bring_in(own.as_mut_ptr(), own.len(), true).is_ok());
+        assert!(bring_in(constant, 8, false).is_ok());
+        assert!(bring_in(constant, 8, true).is_err(), "it cannot be written");
+        assert!(bring_in(nowhere, 1, false).is_err(), "nothing is there");
+        assert!(bring_in(end, 2, false).is_err(), "nor beyond the end");
+        assert!(bring_in(nowhere, 0, true).is_ok(), "no bytes need no memory");
+    }
+}
