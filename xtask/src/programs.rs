@@ -94,9 +94,12 @@ const PAIRS: &[&str] = &[
 /// What all of them need.
 pub(crate) const BUILT: [&str; 2] = ["doorbell", "libdoorbell_ibverbs.so"];
 
+/// What builds the command and the library that it preloads.
+pub(crate) const BUILD: &[&str] = &["build", "--release", "--package", "doorbell-cli", "--package", "doorbell-preload"];
+
 /// Builds the command and the library. This run keeps what was built, whatever others build meanwhile.
 pub(crate) fn build() -> Result<(), String> {
-    run(cargo(&["build", "--release", "--package", "doorbell-cli", "--package", "doorbell-preload"]))?;
+    run(cargo(BUILD))?;
     let folder = built();
     fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     BUILT.iter().try_for_each(|name| place::link(&target().join("release").join(name), &folder.join(name)))

@@ -183,7 +183,9 @@ fn hardware_alone() -> Result<(), String> {
     let own: Vec<&str> = tree.lines().filter_map(|line| line.split(' ').next()).collect();
     for needed in ["doorbell-verbs-core", "doorbell-ibverbs-sys"] {
         if !own.contains(&needed) {
-            return Err(format!("verbs without the software RNIC does not depend on {needed}: was this asked wrongly?"));
+            return Err(format!(
+                "verbs without the software RNIC does not depend on {needed}: was this asked wrongly?"
+            ));
         }
     }
     if let Some(surplus) = ["doorbell-rnic", "doorbell-fabric"].into_iter().find(|name| own.contains(name)) {

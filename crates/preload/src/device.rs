@@ -250,7 +250,7 @@ pub(crate) fn open() -> Outcome<Arc<Device>> {
 
 /// Lists the devices: this one.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut c::ibv_device {
+pub(crate) unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut c::ibv_device {
     let _inside = Inside::new();
     let list = Box::new([listed(), ptr::null_mut()]);
     if !count.is_null() {
@@ -261,7 +261,7 @@ unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut c::ibv_
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_free_device_list(list: *mut *mut c::ibv_device) {
+pub(crate) unsafe extern "C" fn ibv_free_device_list(list: *mut *mut c::ibv_device) {
     if !list.is_null() {
         // SAFETY: not null, so a list from `ibv_get_device_list`.
         drop(unsafe { Box::from_raw(list.cast::<[*mut c::ibv_device; 2]>()) });

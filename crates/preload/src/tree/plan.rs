@@ -9,6 +9,7 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use super::sys;
 use crate::lasting::Lasting;
+use crate::wait::Uncancelled;
 use crate::{ah, config, device, query, stats};
 
 /// The folders whose entries are ours: these and all below them, and nothing else.
@@ -120,8 +121,13 @@ pub(super) struct Plan {
 /// The plan, which is the same for as long as the process lives.
 pub(super) fn plan() -> &'static Plan {
     static PLAN: Lasting<Plan> = Lasting::new();
+    let make = || {
+        // It reads files, and a thread that is cancelled there would take the process with it.
+        let _uncancelled = Uncancelled::new();
+        Box::new(Plan::new())
+    };
     // SAFETY: it is never freed, and nobody changes it.
-    unsafe { &*PLAN.get_or_make(|| Box::new(Plan::new())) }
+    unsafe { &*PLAN.get_or_make(make) }
 }
 
 impl Node {

@@ -15,12 +15,13 @@ use crate::cm::testing as cm;
 use crate::context::{ibv_close_device, ibv_open_device};
 use crate::cq::{self, Cq, ibv_create_comp_channel, ibv_create_cq, ibv_destroy_comp_channel, ibv_destroy_cq};
 use crate::cq::{ibv_ack_cq_events, ibv_get_cq_event};
+use crate::device::{ibv_free_device_list, ibv_get_device_list};
 use crate::event::{Element, Source, ibv_ack_async_event, ibv_get_async_event};
 use crate::handle::object;
 use crate::pd::{ibv_alloc_pd, ibv_dealloc_pd};
 use crate::qp::{Qp, ibv_create_qp, ibv_destroy_qp, ibv_modify_qp};
 use crate::srq::{Srq, ibv_create_srq, ibv_destroy_srq};
-use crate::{context, device, post};
+use crate::{context, post};
 
 unsafe extern "C-unwind" {
     fn pthread_create(
@@ -169,7 +170,9 @@ impl Opened {
     fn new() -> Self {
         // SAFETY: each was just made.
         unsafe {
-            let context = Shared::new(ibv_open_device(device::listed()));
+            let list = ibv_get_device_list(ptr::null_mut());
+            let context = Shared::new(ibv_open_device(*list));
+            ibv_free_device_list(list);
             let pd = Shared::new(ibv_alloc_pd(context.get()));
             let channel = Shared::new(ibv_create_comp_channel(context.get()));
             let cq = Shared::new(ibv_create_cq(context.get(), 8, ptr::null_mut(), channel.get(), 0));
