@@ -135,7 +135,7 @@ impl<W: Waiter, C: MessageConnection> Async<W, C> {
     async fn sleep(&mut self, channel: &Channel) -> Result<bool, ConnectionError> {
         let sleeper = Sleeper::new(channel, &self.connection);
         self.connection.arm();
-        // What came before the notification was armed raises none.
+        // What came before the notification was armed may raise none.
         if self.connection.poll()? {
             return Ok(true);
         }

@@ -104,7 +104,7 @@ impl<C: MessageConnection> Blocking<C> {
                 continue;
             };
             self.connection.arm();
-            // What came before the notification was armed raises none.
+            // What came before the notification was armed may raise none.
             if happened(&mut self.connection)? {
                 return Ok(());
             }

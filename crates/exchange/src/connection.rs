@@ -187,7 +187,7 @@ pub trait MessageConnection {
     fn over(&self) -> Option<ConnectionError>;
 
     /// Arms one notification on the channel that the end was made with. Poll once more before
-    /// waiting: what is there already raises none.
+    /// waiting: what is there already may raise none.
     fn arm(&self);
 
     /// The channel, if there is one.

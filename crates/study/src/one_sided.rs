@@ -336,7 +336,7 @@ impl<'a, W: Waiter> Initiator<'a, W> {
         while self.reap()? == 0 {
             if self.waiter.wants_notification() {
                 self.end.cq.arm(Notify::Next);
-                // What came before the notification was armed raises none.
+                // What came before the notification was armed may raise none.
                 if self.reap()? > 0 {
                     break;
                 }

@@ -128,6 +128,14 @@ pub enum Notify {
     Solicited,
 }
 
+impl Notify {
+    /// Does this completion raise it?
+    #[inline]
+    pub fn asks_for(self, completion: &Completion) -> bool {
+        self == Self::Next || completion.solicited || completion.status != Status::Success
+    }
+}
+
 /// Called when a notification is due. It must not call back into the RNIC.
 pub type Notifier = Arc<dyn Fn() + Send + Sync>;
 

@@ -273,8 +273,9 @@ impl Cq {
         self.inner.raw.poll(out)
     }
 
-    /// Arms one notification on the channel. Completions that are in the queue already do not
-    /// raise it: poll once more after arming, before waiting.
+    /// Arms one notification on the channel. Not every device raises it for completions that are in the queue already
+    /// (the software RNIC does for those that came after the last notification, `rdma_rxe` for none): poll once more
+    /// after arming, before waiting, and expect notifications of completions that were reaped meanwhile.
     pub fn arm(&self, notify: Notify) {
         self.inner.raw.arm(notify);
     }

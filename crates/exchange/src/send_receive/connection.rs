@@ -332,7 +332,7 @@ impl Connection {
     }
 
     /// Arms one notification on the channel that the endpoint was made with. Poll once more
-    /// before waiting: what is there already raises none.
+    /// before waiting: what is there already may raise none.
     pub fn arm(&self) {
         self.line.arm();
     }

@@ -128,14 +128,15 @@ pub(crate) fn the_next_completion_notifies(open: Open<'_>) {
         b.reap(3);
     }
     assert!(!channel.wait(Some(Duration::from_millis(1))).unwrap());
-    // Completions that were there before do not notify; the program polls once more after arming.
+    // Of completions that came since the last notification the software RNIC tells at once; other devices need not.
     a.post(7, SendOperation::Send, &[]);
     a.expect(7);
     eventually_counted("it is there", &b.device, |counted| counted.rx_send_requests >= 8);
     b.cq.arm(Notify::Next);
+    let told = channel.next();
+    assert!(told == Some(b.cq.id()) || told.is_none() && !is_exact(&b.device));
     b.expect(7);
-    assert_eq!(channel.next(), None);
-    // Nor does arming anew lose the arming.
+    b.cq.arm(Notify::Next);
     a.post(8, SendOperation::Send, &[]);
     assert!(channel.wait(Some(PATIENCE)).unwrap());
     assert_eq!(channel.next(), Some(b.cq.id()));
