@@ -24,7 +24,11 @@ struct Packets {
 /// One direction.
 type Direction = Arc<Mutex<Packets>>;
 
+/// Sees each packet that a device sends, from its BTH on.
+pub(crate) type Tap = Box<dyn FnMut(&[u8]) + Send>;
+
 struct Wire {
+    tap: Option<Tap>,
     outward: Direction,
     inward: Direction,
     /// What is being handed over.
@@ -47,6 +51,9 @@ impl Link for Wire {
         for run in &batch.runs()[*next..] {
             let from = packets.bytes.len();
             for segment in run.segments() {
+                if let Some(tap) = &mut self.tap {
+                    tap(&batch.bytes()[segment.clone()]);
+                }
                 packets.bytes.extend_from_slice(&batch.bytes()[segment]);
             }
             let to = packets.bytes.len();
@@ -76,6 +83,12 @@ impl Link for Wire {
 
 /// Two devices that are joined by a wire.
 pub(crate) fn devices() -> [Device; 2] {
+    tapped_devices([None, None])
+}
+
+/// The same, each with somebody who sees its packets.
+pub(crate) fn tapped_devices(taps: [Option<Tap>; 2]) -> [Device; 2] {
+    let mut taps = taps.into_iter();
     let wires: [Direction; 2] = Default::default();
     let address = |index: usize| IpAddr::from(Ipv4Addr::new(10, 0, 0, index as u8 + 1));
     [0, 1].map(|index| {
@@ -88,7 +101,7 @@ pub(crate) fn devices() -> [Device; 2] {
             dont_fragment: None,
         };
         let (outward, inward) = (Arc::clone(&wires[index]), Arc::clone(&wires[1 - index]));
-        let link = Box::new(Wire { outward, inward, taken: Packets::default(), outer });
+        let link = Box::new(Wire { tap: taps.next().flatten(), outward, inward, taken: Packets::default(), outer });
         // Nobody sleeps here, so nobody needs to be woken.
         let readable = OwnedFd::from(EventFd::new().expect("a file descriptor"));
         let end = LinkEnd {
