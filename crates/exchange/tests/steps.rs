@@ -29,6 +29,9 @@ struct Seen {
     /// Packets that were seen already: a busy machine may send some again.
     packets: BTreeSet<(u32, u32)>,
     total: u64,
+    /// Sequence numbers of the last request that this device sent, and of the last that it answered.
+    requested: Option<u32>,
+    answered: Option<u32>,
 }
 
 impl Seen {
@@ -37,6 +40,12 @@ impl Seen {
         self.total += 1;
         let bth = BthPacket::new_checked(packet).expect("a packet of RoCE");
         let opcode = bth.opcode();
+        // One queue pair and one packet per message: what is last is highest, but for what is sent again.
+        let last = if opcode.is_request() { &mut self.requested } else { &mut self.answered };
+        let psn = bth.psn().get();
+        if last.is_none_or(|last| is_at_least(psn, last)) {
+            *last = Some(psn);
+        }
         let Some((kind, is_new)) = kind(opcode) else { return };
         assert!(opcode.is_only() || kind == MessageKind::Read, "messages of this test have one packet: {opcode:?}");
         if !is_new || !self.packets.insert((bth.dest_qpn().get(), bth.psn().get())) {
@@ -50,6 +59,11 @@ impl Seen {
         };
         *self.counts.entry((number(kind), bytes)).or_default() += 1;
     }
+}
+
+/// Compares sequence numbers, which wrap.
+fn is_at_least(psn: u32, other: u32) -> bool {
+    psn.wrapping_sub(other) & 0xff_ffff < 1 << 23
 }
 
 /// The operation that a request packet belongs to, and whether it is the first of it.
@@ -98,23 +112,30 @@ impl Stage {
         [connector.connect(a, &of_b).expect("a connection"), connector.connect(b, &of_a).expect("a connection")]
     }
 
-    fn packets(&self) -> u64 {
-        self.seen.iter().map(|seen| seen.lock().unwrap_or_else(PoisonError::into_inner).total).sum()
+    /// Packets so far, and whether all requests among them were answered.
+    fn packets(&self) -> (u64, bool) {
+        let [a, b] = [0, 1].map(|index: usize| {
+            let Seen { total, requested, answered, .. } =
+                *self.seen[index].lock().unwrap_or_else(PoisonError::into_inner);
+            (total, requested, answered)
+        });
+        let is_answered = |requested: Option<u32>, answered: Option<u32>| {
+            requested.is_none_or(|requested| answered.is_some_and(|answered| is_at_least(answered, requested)))
+        };
+        (a.0 + b.0, is_answered(a.1, b.2) && is_answered(b.1, a.2))
     }
 
-    /// Lets both devices work until no packet has left for a while: all that was posted is complete then, and
-    /// acknowledgements that were held back have left.
+    /// Lets both devices work until all that was posted is answered, and the answers have been taken.
     fn settle(&self) {
-        const QUIET_NS: u64 = 60_000;
-        let now_ns = || self.devices[0].now_ns();
-        let (mut packets, mut since_ns) = (self.packets(), now_ns());
-        while now_ns() < since_ns + QUIET_NS {
+        const POLLS: u32 = 50;
+        let (mut quiet, mut before) = (0, 0);
+        while quiet < POLLS {
             for cq in &self.idle {
                 cq.poll(&mut [Completion::default()]).expect("an empty queue");
             }
-            if self.packets() != packets {
-                (packets, since_ns) = (self.packets(), now_ns());
-            }
+            let (packets, is_answered) = self.packets();
+            quiet = if is_answered && packets == before { quiet + 1 } else { 0 };
+            before = packets;
         }
     }
 
@@ -130,9 +151,21 @@ struct Done {
     posted: Counts,
 }
 
+/// An operation by its number, and its length if that is one for all.
+type Class = (usize, Option<u64>);
+
+/// How often operations of a class may be posted.
+#[derive(Clone, Copy)]
+struct Allowed {
+    least: u64,
+    most: Option<u64>,
+    /// Their length is a multiple of this.
+    unit: u64,
+}
+
 /// Holds what an end posted against steps. All operations of one kind and length belong together.
 fn check(steps: &[Step], done: &Done) -> Result<(), String> {
-    let mut classes: BTreeMap<(usize, Option<u64>), (u64, Option<u64>, u64)> = BTreeMap::new();
+    let mut classes: BTreeMap<Class, Allowed> = BTreeMap::new();
     for step in steps.iter().filter(|step| step.is_part(done.sent.credits)) {
         let posts = step.posts(if step.by == End::Sender { &done.sent } else { &done.received });
         // One operation may be for several messages or buffers: then it is as long as all of these.
@@ -141,19 +174,19 @@ fn check(steps: &[Step], done: &Done) -> Result<(), String> {
             Size::Entries(entry) => (None, entry),
             Size::Message { .. } | Size::Fixed(_) => (Some(posts.bytes), 1),
         };
-        let class = classes.entry((number(step.operation), bytes)).or_insert((0, Some(0), unit));
-        class.0 += posts.least;
-        class.1 = class.1.zip(posts.most).map(|(all, most)| all + most);
+        let class = classes.entry((number(step.operation), bytes)).or_insert(Allowed { least: 0, most: Some(0), unit });
+        class.least += posts.least;
+        class.most = class.most.zip(posts.most).map(|(all, most)| all + most);
     }
-    let mut counts: BTreeMap<(usize, Option<u64>), u64> = classes.keys().map(|&class| (class, 0)).collect();
+    let mut counts: BTreeMap<Class, u64> = classes.keys().map(|&class| (class, 0)).collect();
     for (&(kind, bytes), count) in &done.posted {
-        let whole = |class: &(usize, Option<u64>)| classes.get(class).is_some_and(|(.., unit)| bytes % unit == 0);
+        let whole = |class: &Class| classes.get(class).is_some_and(|allowed| bytes.is_multiple_of(allowed.unit));
         let class = [(kind, Some(bytes)), (kind, None)].into_iter().find(|class| whole(class));
         let class = class.ok_or_else(|| format!("no step posts {:?} of {bytes} B", MessageKind::ALL[kind]))?;
         *counts.entry(class).or_default() += count;
     }
     for (class, count) in counts {
-        let (least, most, _) = classes[&class];
+        let Allowed { least, most, .. } = classes[&class];
         if count < least || most.is_some_and(|most| count > most) {
             let (kind, bytes) = (MessageKind::ALL[class.0], class.1);
             return Err(format!("{kind:?} of {bytes:?} B was posted {count} times, not {least} to {most:?} times"));

@@ -5,11 +5,11 @@
 //! no prediction is better than that; then what takes less memory decides. What the model has no
 //! parameter for, copies above all, is not in it.
 
+use doorbell_protocols::{End, Protocol, Store, ZeroCopy};
 use doorbell_wire::{OuterKind, PathMtu};
 
 use crate::parameters::Parameters;
 use crate::predict::{BoundKind, predict_mix};
-use crate::protocol::{DirectReadAck, End, Protocol};
 use crate::workload::{Peers, Workload, WorkloadError};
 
 /// What comes first.
@@ -202,12 +202,17 @@ fn suits(protocol: Protocol, need: &Need) -> bool {
     let properties = protocol.properties();
     let several = need.peers.connections > need.peers.receivers;
     // Reading to a place of the receiver's choice is of use to those who have one.
-    (!properties.zero_copy || need.receiver_places)
-        && (!need.receiver_sleeps || properties.receiver_can_sleep)
-        && (!need.receiver_holds || properties.slow_message_blocks_nothing)
+    (!places(protocol) || need.receiver_places)
+        && (!need.receiver_sleeps || properties.receiver_sleeps)
+        && (!need.receiver_holds || !properties.slow_message_blocks)
         && (protocol != Protocol::SharedWrite || several)
-        // A fence helps nobody; it is there to be compared. Pulling is a thought experiment.
-        && !matches!(protocol, Protocol::DirectRead(DirectReadAck::Fenced | DirectReadAck::Pull))
+        // A fence helps nobody; it is there to be compared.
+        && !protocol.is_fenced()
+}
+
+/// Does a message lie where the receiver wants it?
+fn places(protocol: Protocol) -> bool {
+    protocol.properties().zero_copy == ZeroCopy::Yes
 }
 
 /// Windows, batches, and whether connections share what messages are received into.
@@ -258,7 +263,7 @@ fn candidate(
     let mix: Vec<(f64, Workload)> = need.sizes.iter().map(|&(bytes, share)| (share, workload(bytes))).collect();
     let prediction = predict_mix(parameters, &mix)?;
     let per_thread = |threads: u32| u64::from(connections.div_ceil(threads.max(1)));
-    let [sending, receiving] = memory(protocol, need, window.into(), batch.into(), pool.into());
+    let [sending, receiving] = memory(protocol, need, window.into(), pool.into());
     let sending = sending.saturating_mul(per_thread(senders));
     let receiving = receiving.saturating_mul(if shares { 1 } else { per_thread(receivers) });
     let (sender_bytes, receiver_bytes) = if need.bidirectional {
@@ -282,19 +287,20 @@ fn candidate(
 }
 
 /// Message memory of a connection at its sender and at its receiver.
-fn memory(protocol: Protocol, need: &Need, window: u64, batch: u64, depth: u64) -> [u64; 2] {
+fn memory(protocol: Protocol, need: &Need, window: u64, depth: u64) -> [u64; 2] {
     let longest = need.sizes.iter().map(|(bytes, _)| *bytes).max().unwrap_or(0);
     let slot = longest.next_multiple_of(REQUEST_SLOT_BYTES).max(REQUEST_SLOT_BYTES);
     let shares: f64 = need.sizes.iter().map(|(_, share)| share).sum();
     let mean = need.sizes.iter().map(|(bytes, share)| *bytes as f64 * share).sum::<f64>() / shares;
     // A ring takes as many messages of mean length, and two of the longest in any case.
     let ring = (depth.saturating_mul(mean.ceil() as u64 + 16)).max(2 * slot).next_multiple_of(PAGE_BYTES);
-    match protocol {
-        Protocol::SendReceive | Protocol::DirectWrite => [window * slot, depth * slot],
-        Protocol::DirectRead(_) => [window * slot, depth * REQUEST_SLOT_BYTES],
-        Protocol::BufferedWrite(..) | Protocol::SharedWrite => [window * slot, ring],
-        Protocol::BufferedRead => [ring, batch * slot],
-    }
+    let of = |store, slots| match store {
+        Store::Slots => slots * slot,
+        Store::Announcements => slots * REQUEST_SLOT_BYTES,
+        Store::Ring => ring,
+    };
+    let description = protocol.description();
+    [of(description.sent_from, window), of(description.received_into, depth)]
 }
 
 /// What is best of each, which all else is held against.
@@ -321,9 +327,9 @@ impl Yardstick {
         let slow = steps(advice.latency_ns / self.latency_ns).max(0);
         let little = steps(self.messages_per_s / useful(need, advice));
         let fails = need.messages_per_s.is_some_and(|rate| advice.messages_per_s < rate);
-        let copies = need.receiver_places && !advice.protocol.properties().zero_copy;
+        let copies = need.receiver_places && !places(advice.protocol);
         // Whoever fills a batch waits for its messages; a READ takes what is there.
-        let waits = if advice.protocol == Protocol::BufferedRead { 1 } else { advice.batch };
+        let waits = if advice.protocol.description().sent_from == Store::Ring { 1 } else { advice.batch };
         let order = match need.goal {
             Goal::Latency => (slow, i64::from(waits), i64::from(copies), little),
             Goal::Throughput => (little, i64::from(copies), slow, 0),
@@ -368,7 +374,7 @@ fn reason(need: &Need, advice: &Advice, first: &Advice) -> String {
         parts.push(times("throughput", advice.messages_per_s, first.messages_per_s));
     }
     if need.receiver_places {
-        let copies = !advice.protocol.properties().zero_copy;
+        let copies = !places(advice.protocol);
         parts.push(if copies { "and a copy at the receiver" } else { "lands where it belongs" }.to_owned());
     }
     if advice.srq || advice.protocol == Protocol::SharedWrite {
@@ -398,13 +404,13 @@ mod tests {
     #[test]
     fn small_messages_go_by_send_receive_or_rings_and_large_ones_where_they_belong() {
         let small = on_t1(&Need { receiver_places: true, ..Need::new(16, Goal::Latency) });
-        assert!(!small[0].protocol.properties().zero_copy, "{small:#?}");
+        assert!(!places(small[0].protocol), "{small:#?}");
         let direct = small.iter().find(|advice| advice.protocol.name() == "direct-read").unwrap();
         assert!(direct.latency_ns > 2.0 * small[0].latency_ns);
         assert!(direct.reason.contains("times the latency of the first"), "{}", direct.reason);
 
         let large = on_t1(&Need { receiver_places: true, ..Need::new(1 << 20, Goal::Throughput) });
-        assert!(large[0].protocol.properties().zero_copy, "{:?}", names(&large));
+        assert!(places(large[0].protocol), "{:?}", names(&large));
         assert_eq!(large[0].binding, BoundKind::Link);
         assert!(large[0].reason.contains("lands where it belongs"), "{}", large[0].reason);
         assert!(large[0].receiver_bytes < 1 << 20, "requests only");
@@ -484,7 +490,7 @@ mod tests {
     fn among_equals_what_needs_no_copy_is_first() {
         for goal in [Goal::Latency, Goal::Throughput] {
             let all = on_t1(&Need { receiver_places: true, ..Need::new(1 << 20, goal) });
-            let copies: Vec<bool> = all.iter().map(|advice| !advice.protocol.properties().zero_copy).collect();
+            let copies: Vec<bool> = all.iter().map(|advice| !places(advice.protocol)).collect();
             assert!(copies.is_sorted() && !copies[0], "{:?}", names(&all));
             assert!(all[0].window <= 4, "what one READ of 1 MiB after the other fills needs no window: {:?}", all[0]);
         }

@@ -157,13 +157,12 @@ fn changes(parameters: &Parameters, workload: &Workload, bottleneck: &Bottleneck
             larger(&mut offer);
         }
         BoundKind::Fence => {
-            use crate::protocol::{DirectReadAck, Protocol};
-            let protocol = Protocol::DirectRead(DirectReadAck::Unfenced);
+            // The variant without a fence, which looks the same to the peer.
+            let protocol = workload.protocol.wire_id().protocol().unwrap_or_default();
             offer("acknowledging without a fence".to_owned(), Workload { protocol, ..*workload });
         }
         BoundKind::Atomics => {
-            use crate::protocol::{Notification, Protocol, SpaceReport};
-            let protocol = Protocol::BufferedWrite(Notification::Immediate, SpaceReport::Message);
+            let protocol = doorbell_protocols::Protocol::BufferedWriteImmediateSend;
             offer("a ring for each sender".to_owned(), Workload { protocol, ..*workload });
         }
         BoundKind::RoundTrip | BoundKind::ReceiverSpace => {}

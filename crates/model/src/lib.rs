@@ -24,7 +24,7 @@
 //! padding, preamble, FCS and gap, from [`doorbell_wire::message_cost`]. A READ or an atomic
 //! operation crosses twice, `2 (o_nsnd + L + o_nrcv)` with the bytes of request and response, and
 //! ends with polling its completion. A protocol's latency is the sum over those of its
-//! [steps](protocol::Protocol::steps) that deliver a message.
+//! [steps](doorbell_protocols::Protocol::steps) that deliver a message.
 //!
 //! # Throughput
 //!
@@ -92,8 +92,8 @@ pub mod fit;
 pub mod observation;
 pub mod parameters;
 pub mod predict;
-pub mod protocol;
 pub mod record;
+mod steps;
 pub mod workload;
 
 #[cfg(test)]

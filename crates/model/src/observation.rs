@@ -1,8 +1,9 @@
 //! What was measured, and how far a prediction is from it.
 
+use doorbell_protocols::Protocol;
+
 use crate::parameters::Parameters;
 use crate::predict::predict;
-use crate::protocol::{DirectReadAck, Protocol};
 use crate::workload::{Peers, Workload, WorkloadError};
 
 /// A measurement of a workload.
@@ -91,7 +92,7 @@ pub fn t1() -> Vec<Observation> {
         messages_per_s: Some(messages_per_s),
         weight: 1.0,
     };
-    let direct_read = |ack| Workload { protocol: Protocol::DirectRead(ack), ..Workload::sequential(16) };
+    let direct_read = |protocol| Workload { protocol, ..Workload::sequential(16) };
     // Plotted figures are Gibit/s.
     let of_gibit = |gibit_per_s: f64, bytes: f64| gibit_per_s * (1_u64 << 30) as f64 / 8.0 / bytes;
     let pairs = Peers::pairs(64);
@@ -110,8 +111,8 @@ pub fn t1() -> Vec<Observation> {
             Workload { peers: pairs, srq: true, ..Workload::unbatched(512) },
             2e6,
         ),
-        latency("Direct-Read, nearly 6 us", direct_read(DirectReadAck::Unfenced), 5900.0),
-        latency("Direct-Read fenced, nearly 3 us slower", direct_read(DirectReadAck::Fenced), 8800.0),
+        latency("Direct-Read, nearly 6 us", direct_read(Protocol::DirectRead), 5900.0),
+        latency("Direct-Read fenced, nearly 3 us slower", direct_read(Protocol::DirectReadFenced), 8800.0),
     ]
 }
 

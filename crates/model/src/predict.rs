@@ -1,10 +1,11 @@
 //! From parameters and a workload to latency, throughput and what binds.
 
+use doorbell_protocols::{End, Noticed, Protocol, Release, Role, Size, Step, When};
 use doorbell_wire::{Direction, PathMtu, Response, Transport, message_cost};
 
 use crate::cost::{Cost, Term};
 use crate::parameters::{Limits, Parameters, RnicKind};
-use crate::protocol::{End, Noticed, Often, Protocol, Release, Role, Size, Step};
+use crate::steps::{Charged, charged, is_pulled};
 use crate::workload::{Workload, WorkloadError};
 
 /// What can limit throughput.
@@ -240,12 +241,8 @@ pub fn predict_mix(parameters: &Parameters, mix: &[(f64, Workload)]) -> Result<P
 pub(crate) fn forms(setting: &Setting, workload: &Workload) -> Result<Forms, WorkloadError> {
     workload.check()?;
     let mut tally = Tally::default();
-    for step in workload.protocol.steps(workload.credits) {
-        // Where both ends send, credits ride on messages.
-        let rides = workload.protocol == Protocol::SendReceive && workload.bidirectional;
-        if !(rides && step.role == Role::Release) {
-            tally.add(&step, setting, workload)?;
-        }
+    for step in charged(workload) {
+        tally.add(&step, setting, workload)?;
     }
     Ok(Forms { latency: tally.delivery, bounds: tally.bounds(setting, workload) })
 }
@@ -284,21 +281,20 @@ const LONGEST_RUN: f64 = 64.0;
 /// packets of one length, so what is posted behind each batch with another length ends it.
 ///
 /// `share` is how often the operation is posted per message.
-fn runs(step: &Step, packets: f64, share: f64, workload: &Workload) -> f64 {
-    let ends_runs = |other: &Step| other.by == step.by && other.size != step.size && (other.chained || step.chained);
-    let is_broken = workload.protocol.steps(workload.credits).iter().any(ends_runs);
+fn runs(charge: &Charged, packets: f64, share: f64, workload: &Workload) -> f64 {
+    let (by, size) = (charge.step.by, charge.step.size);
+    let ends_runs =
+        |other: &Charged| other.step.by == by && other.step.size != size && (other.chained || charge.chained);
+    let is_broken = charged(workload).iter().any(ends_runs);
     let messages = if is_broken { workload.batch } else { workload.window };
-    let in_flight = match workload.protocol {
-        // One of each kind at a time.
-        Protocol::BufferedRead => 1.0,
-        _ => f64::from(messages) * share,
-    };
+    // A receiver that fetches messages has one operation of each kind in flight.
+    let in_flight = if is_pulled(workload) { 1.0 } else { f64::from(messages) * share };
     packets / (packets * in_flight).clamp(1.0, LONGEST_RUN)
 }
 
 fn traffic(step: &Step, bytes: u64, setting: &Setting, workload: &Workload) -> Result<Traffic, WorkloadError> {
     let mtu = workload.path_mtu.unwrap_or(setting.path_mtu);
-    let cost = message_cost(step.verb, Transport::Rc, bytes, mtu, workload.outer).map_err(|_| {
+    let cost = message_cost(step.operation, Transport::Rc, bytes, mtu, workload.outer).map_err(|_| {
         let most = crate::workload::MAX_BYTES;
         WorkloadError { what: "an operation of the protocol", given: bytes, least: 0, most }
     })?;
@@ -313,44 +309,33 @@ fn traffic(step: &Step, bytes: u64, setting: &Setting, workload: &Workload) -> R
 }
 
 impl Tally {
-    fn add(&mut self, step: &Step, setting: &Setting, workload: &Workload) -> Result<(), WorkloadError> {
-        let share = match step.often {
-            Often::Each => 1.0,
-            Often::Batch => 1.0 / f64::from(workload.batch),
-            Often::Filling(times) => (f64::from(times) / f64::from(workload.depth)).min(1.0),
-        };
-        if step.role == Role::Release {
+    fn add(&mut self, charge: &Charged, setting: &Setting, workload: &Workload) -> Result<(), WorkloadError> {
+        let Charged { step, per_message: share, .. } = charge;
+        if charge.role == Role::Release {
             self.is_reported = true;
-            if let Often::Filling(times) = step.often {
-                self.unreported = self.unreported.max(1.0 / f64::from(times));
-            }
+            self.unreported = self.unreported.max(charge.unreported);
         }
-        let payload = |batch: u64| match step.size {
-            Size::Message(extra) => workload.bytes + extra,
-            Size::Batch(extra) => batch * (workload.bytes + extra),
-            Size::Fixed(bytes) => bytes,
-        };
 
-        let alone = traffic(step, payload(1), setting, workload)?;
-        let latency = latency_of(step, payload(1), &alone, workload).scaled(step.waits);
-        match step.role {
+        let alone = traffic(step, charge.payload(workload, 1), setting, workload)?;
+        let latency = latency_of(charge, charge.payload(workload, 1), &alone, workload).scaled(charge.waits);
+        match charge.role {
             Role::Delivery => self.delivery = self.delivery.plus(&latency),
             Role::Release => self.release = self.release.plus(&latency),
         }
-        if step.is_two_way() && step.size == Size::Message(0) {
+        if step.is_two_way() && matches!(step.size, Size::Message { .. }) {
             self.read = crossing(&alone).with(Term::SendPost, -1.0).with(Term::SendEach, -1.0);
         }
 
-        let traffic = traffic(step, payload(workload.batch.into()), setting, workload)?;
+        let traffic = traffic(step, charge.payload(workload, workload.batch), setting, workload)?;
         let (by, to) = (step.by as usize, step.by.other() as usize);
-        let add = |to: &mut Cost, cost: Cost| *to = to.plus(&cost.scaled(share));
-        add(&mut self.cpu[by], posting(step, setting, workload));
-        if step.awaited {
+        let add = |to: &mut Cost, cost: Cost| *to = to.plus(&cost.scaled(*share));
+        add(&mut self.cpu[by], posting(charge, setting, workload));
+        if charge.awaited {
             add(&mut self.cpu[by], polling(setting, workload));
         }
         add(&mut self.cpu[to], noticing(step, setting, workload));
         let crossed = |term: Term, line: f64, packets: f64| {
-            let runs = if setting.rnic == RnicKind::Software { runs(step, packets, share, workload) } else { 0.0 };
+            let runs = if setting.rnic == RnicKind::Software { runs(charge, packets, *share, workload) } else { 0.0 };
             Cost::ZERO.with(term, 1.0).with(Term::Run, runs).with(Term::BandwidthPerByte, line - 1.0)
         };
         let (there, back) = ((traffic.there, traffic.packets_there), (traffic.back, traffic.packets_back));
@@ -360,8 +345,8 @@ impl Tally {
             add(&mut self.nic_out[to], crossed(Term::NicSend, back.0, back.1));
             add(&mut self.nic_in[by], crossed(Term::NicReceive, back.0, back.1));
         }
-        self.line_bytes[by] += share * traffic.there;
-        self.line_bytes[to] += share * traffic.back;
+        self.line_bytes[by] += *share * traffic.there;
+        self.line_bytes[to] += *share * traffic.back;
         Ok(())
     }
 
@@ -440,7 +425,7 @@ fn limits(setting: &Setting, workload: &Workload, push: &mut impl FnMut(BoundKin
     {
         push(BoundKind::Srq, Cost::constant(1e9 / rate));
     }
-    if workload.protocol == Protocol::SharedWrite {
+    if workload.protocol.steps().iter().any(Step::is_atomic) {
         let per_qp = setting.limits.atomics_per_s_per_qp.map(|rate| rate * f64::from(peers.connections));
         let per_address = setting.limits.atomics_per_s_per_address.map(|rate| rate * f64::from(peers.receivers));
         if let Some(rate) = [per_qp, per_address].into_iter().flatten().reduce(f64::min) {
@@ -460,8 +445,8 @@ fn posting_of(chained: bool, batch: u32, setting: &Setting) -> Cost {
     Cost::ZERO.with(Term::SendPost, once).with(Term::SendEach, 1.0)
 }
 
-fn posting(step: &Step, setting: &Setting, workload: &Workload) -> Cost {
-    posting_of(step.chained, if step.often == Often::Each { workload.batch } else { 1 }, setting)
+fn posting(charge: &Charged, setting: &Setting, workload: &Workload) -> Cost {
+    posting_of(charge.chained, if charge.step.when == When::Message { workload.batch } else { 1 }, setting)
 }
 
 /// CPU time of finding one completion.
@@ -472,9 +457,9 @@ fn polling(setting: &Setting, workload: &Workload) -> Cost {
 /// CPU time of the end that an operation is aimed at.
 fn noticing(step: &Step, setting: &Setting, workload: &Workload) -> Cost {
     match step.noticed {
-        Noticed::Passive => Cost::ZERO,
+        Noticed::Nothing => Cost::ZERO,
         Noticed::Memory => polling(setting, workload),
-        Noticed::Receive => {
+        Noticed::Completion => {
             let once = once_in(workload.receive_batch, setting);
             polling(setting, workload).with(Term::RepostList, once).with(Term::RepostEach, 1.0)
         }
@@ -493,9 +478,9 @@ fn crossing(traffic: &Traffic) -> Cost {
 }
 
 /// What an operation, alone, adds to latency.
-fn latency_of(step: &Step, payload: u64, traffic: &Traffic, workload: &Workload) -> Cost {
+fn latency_of(charge: &Charged, payload: u64, traffic: &Traffic, workload: &Workload) -> Cost {
     let found = |cost: Cost| cost.with(Term::ReceivePoll, 1.0).with(Term::ReceiveEach, 1.0);
-    let cost = match (step.is_two_way(), step.chained, step.awaited) {
+    let cost = match (charge.step.is_two_way(), charge.chained, charge.awaited) {
         (true, _, awaited) => {
             let cost = crossing(traffic);
             return if awaited { found(cost) } else { cost };
@@ -515,5 +500,5 @@ fn latency_of(step: &Step, payload: u64, traffic: &Traffic, workload: &Workload)
         .with(Term::NicSend, 1.0)
         .with(Term::DmaRead, if fetched { 1.0 } else { 0.0 })
         .with(Term::LatencyPerByte, traffic.there - 1.0);
-    if step.noticed == Noticed::Passive { cost } else { found(cost) }
+    if charge.step.noticed == Noticed::Nothing { cost } else { found(cost) }
 }

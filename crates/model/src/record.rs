@@ -3,12 +3,12 @@
 //! Only the fields that the model needs are read; others, also ones of later releases, are left
 //! alone.
 
+use doorbell_protocols::Protocol;
 use doorbell_wire::PathMtu;
 use serde::Deserialize;
 
 use crate::observation::Observation;
 use crate::parameters::RnicKind;
-use crate::protocol::Protocol;
 use crate::workload::{Peers, Workload};
 
 /// Schemas of records that can be read.

@@ -1,5 +1,6 @@
 //! The rows of testbed T1 that the model speaks of, and what else must hold of predictions.
 
+use doorbell_protocols::Protocol;
 use doorbell_wire::{OuterKind, PathMtu};
 use proptest::prelude::*;
 
@@ -7,7 +8,6 @@ use crate::explain::explain;
 use crate::observation::{Quantity, Residual, residuals, srq_slow_sizes, t1};
 use crate::parameters::{Parameters, RnicKind};
 use crate::predict::{Bound, BoundKind, Prediction, predict};
-use crate::protocol::{DirectReadAck, Notification, Protocol, SpaceReport};
 use crate::workload::{MAX_BYTES, Peers, Workload};
 
 /// As T1's connections were: without credits.
@@ -140,13 +140,13 @@ fn many_to_one_is_bound_by_the_receiving_cpu_or_the_link() {
     assert_eq!(many(8192).bottleneck().binding.kind, BoundKind::Link);
 }
 
-fn direct_read(ack: DirectReadAck, bytes: u64, window: u32) -> Prediction {
-    on_t1(Workload { protocol: Protocol::DirectRead(ack), ..Workload::new(bytes, window, 1) })
+fn direct_read(protocol: Protocol, bytes: u64, window: u32) -> Prediction {
+    on_t1(Workload { protocol, ..Workload::new(bytes, window, 1) })
 }
 
 #[test]
 fn direct_read_pays_three_crossings_and_a_fence_serialises_it() {
-    use DirectReadAck::{Fenced, Unfenced};
+    use Protocol::{DirectRead as Unfenced, DirectReadFenced as Fenced};
     let small = direct_read(Unfenced, 16, 1);
     assert!((5900.0..6300.0).contains(&small.latency_ns), "{}", small.latency_ns);
     assert!(direct_read(Unfenced, 1024, 1).latency_ns < small.latency_ns * 1.05, "about flat up to 1 KiB");
@@ -164,20 +164,35 @@ fn direct_read_pays_three_crossings_and_a_fence_serialises_it() {
     assert_eq!(large.bottleneck().binding.kind, BoundKind::Link);
     assert!(large.bytes_per_s * 8.0 > 97e9);
     // Many senders do not help small messages.
-    let protocol = Protocol::DirectRead(Unfenced);
+    let protocol = Unfenced;
     let many = on_t1(Workload { protocol, peers: Peers::many_to_one(8), ..Workload::unbatched(16) });
     assert_eq!(many.bottleneck().binding.kind, BoundKind::ReceivingCpu);
+}
+
+/// A fence serialises READs, whatever reports them; and space is needed until the sender has heard of more.
+#[test]
+fn variants_are_charged_for_their_own_steps() {
+    let report = direct_read(Protocol::DirectReadFencedSend, 4096, 32);
+    assert_eq!(report.bottleneck().binding.kind, BoundKind::Fence);
+    assert_near(report.messages_per_s, direct_read(Protocol::DirectReadFenced, 4096, 32).messages_per_s, 1e-9);
+
+    let space = |protocol| {
+        let prediction = on_t1(Workload { protocol, depth: 64, ..Workload::unbatched(256) });
+        prediction.bound(BoundKind::ReceiverSpace).map(|bound| bound.ns_per_message)
+    };
+    let (ahead, late) = (space(Protocol::BufferedWriteReverseRead), space(Protocol::SharedWrite));
+    assert!(ahead.is_some() && late.is_some());
+    assert_eq!(space(Protocol::BufferedRead), None, "the sender's window is its ring");
 }
 
 #[test]
 fn protocols_differ_as_their_operations_do() {
     let of = |protocol| on_t1(Workload { protocol, ..Workload::unbatched(256) });
-    let buffered = |notification| of(Protocol::BufferedWrite(notification, SpaceReport::Message));
-    let immediate = buffered(Notification::Immediate);
+    let immediate = of(Protocol::BufferedWriteImmediateSend);
     // One way each, and the second WRITE follows close behind.
     assert_near(immediate.latency_ns, of(Protocol::SendReceive).latency_ns, 0.02);
-    let tail = buffered(Notification::Tail);
-    assert!(tail.latency_ns > buffered(Notification::Backward).latency_ns);
+    let tail = of(Protocol::BufferedWriteTailSend);
+    assert!(tail.latency_ns > of(Protocol::BufferedWriteReverseSend).latency_ns);
     assert!(tail.latency_ns < immediate.latency_ns * 1.1);
     // Reserving space takes a round trip, and atomics are slow.
     let shared = of(Protocol::SharedWrite);

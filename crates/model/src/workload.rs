@@ -1,8 +1,7 @@
 //! What is to be predicted.
 
+use doorbell_protocols::{Protocol, Store};
 use doorbell_wire::{OuterKind, PathMtu};
-
-use crate::protocol::Protocol;
 
 /// Who talks to whom.
 ///
@@ -131,7 +130,7 @@ impl Workload {
         within("the number of receivers", self.peers.receivers.into(), 1, MAX_COUNT)?;
         let ends = self.peers.senders.max(self.peers.receivers).into();
         within("the number of connections", self.peers.connections.into(), ends, MAX_COUNT)?;
-        if self.protocol == Protocol::BufferedRead {
+        if self.protocol.description().sent_from == Store::Ring {
             let most = (MAX_BYTES / (self.bytes + 64)).max(1);
             within("the batch that one READ fetches", self.batch.into(), 1, most)?;
         }

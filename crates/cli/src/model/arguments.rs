@@ -6,8 +6,8 @@ use std::path::Path;
 
 use clap::Args;
 use doorbell_model::parameters::Parameters;
-use doorbell_model::protocol::Protocol;
 use doorbell_model::workload::{Peers, Workload, WorkloadError};
+use doorbell_protocols::Protocol;
 use doorbell_wire::{OuterKind, PathMtu};
 
 use crate::wire::parse_mtu;
@@ -58,9 +58,7 @@ pub(crate) fn read_text(path: &Path, most: u64) -> Result<String, Failure> {
 #[derive(Args)]
 #[command(next_help_heading = "Workload")]
 pub(crate) struct Load {
-    /// How messages travel: send-receive, direct-read, direct-write, buffered-write-immediate-send,
-    /// shared-write, buffered-read, or one of their variants, which a wrong name lists
-    #[arg(long, value_name = "NAME", default_value = "send-receive", value_parser = parse_protocol)]
+    #[arg(long, value_name = "NAME", default_value_t, help = crate::bench::arguments::protocol_help())]
     protocol: Protocol,
     /// Message sizes, as in 16,64K,1M, with commas between [default: 16,512,4096,65536,1048576]
     #[arg(short, long, value_name = "BYTES", value_delimiter = ',', value_parser = quantity::bytes)]
@@ -168,13 +166,6 @@ pub(crate) fn wrong(error: &WorkloadError) -> Usage {
     };
     let WorkloadError { what, given, least, most } = error;
     Usage(format!("{what} ({option}) is {given}, allowed is {least} to {most}"))
-}
-
-fn parse_protocol(text: &str) -> Result<Protocol, String> {
-    Protocol::by_name(text).ok_or_else(|| {
-        let names: Vec<&str> = Protocol::ALL.iter().map(|protocol| protocol.name()).collect();
-        format!("a protocol is one of {}", names.join(", "))
-    })
 }
 
 /// Parses SENDERS:RECEIVERS.

@@ -1,0 +1,69 @@
+//! What a protocol's steps are charged for.
+
+use doorbell_protocols::{End, Joined, Role, Step, When};
+
+use crate::workload::Workload;
+
+/// A step, and what it means for a workload.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Charged {
+    pub(crate) step: Step,
+    /// What it is there for. A fenced operation delivers: only its completion says that the READ before it is
+    /// complete. That is how fences were measured and published.
+    pub(crate) role: Role,
+    /// The end that posts it waits for its completion.
+    pub(crate) awaited: bool,
+    /// It is posted along with the step before and arrives right behind it.
+    pub(crate) chained: bool,
+    /// How often its latency is paid: half a poll is missed on average.
+    pub(crate) waits: f64,
+    /// How often it is posted per message.
+    pub(crate) per_message: f64,
+    /// The share of the receiver's space that is free without the sender's knowing.
+    pub(crate) unreported: f64,
+}
+
+impl Charged {
+    fn new(step: Step, next: Option<&Step>, workload: &Workload) -> Self {
+        let is_fenced = step.joined == Joined::Fenced;
+        let depth = workload.depth.max(1);
+        Self {
+            role: if is_fenced { Role::Delivery } else { step.role },
+            awaited: is_fenced || step.is_two_way() && next.is_none_or(|next| next.joined != Joined::Fenced),
+            chained: step.joined != Joined::Alone,
+            waits: if step.when == When::Polled { 1.5 } else { 1.0 },
+            per_message: step.when.per_message(workload.batch, workload.depth),
+            unreported: match (step.when, step.when.freed_at_once(depth)) {
+                // Who asks once half of the space is used has the other half meanwhile.
+                (When::Short { parts }, _) => 1.0 - 1.0 / f64::from(parts.max(1)),
+                (_, Some(freed)) => f64::from(freed) / f64::from(depth),
+                (_, None) => 0.0,
+            },
+            step,
+        }
+    }
+
+    /// Bytes of payload of an operation, where this many messages go together.
+    pub(crate) fn payload(&self, workload: &Workload, together: u32) -> u64 {
+        let told = self.step.when.freed_at_once(workload.depth).unwrap_or(together);
+        self.step.size.bytes(workload.bytes, told.into())
+    }
+}
+
+/// The steps of a workload's protocol.
+pub(crate) fn charged(workload: &Workload) -> Vec<Charged> {
+    let steps: Vec<Step> = workload
+        .protocol
+        .steps()
+        .iter()
+        // Where both ends send, credits ride on messages.
+        .filter(|step| step.is_part(workload.credits) && !(workload.bidirectional && step.rides()))
+        .copied()
+        .collect();
+    steps.iter().enumerate().map(|(index, &step)| Charged::new(step, steps.get(index + 1), workload)).collect()
+}
+
+/// Does the receiver fetch all that waits, whatever the sender posts?
+pub(crate) fn is_pulled(workload: &Workload) -> bool {
+    workload.protocol.properties().passive == Some(End::Sender)
+}
