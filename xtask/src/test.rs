@@ -49,7 +49,7 @@ impl Report {
         self.step("verbs programs, our own", || network::apart(|| programs::own(&[]).into()));
         self.step("verbs programs, pairs", || network::apart(|| programs::pairs().into()));
         self.step("verbs programs, rdma_cm", || network::apart(programs::rdma_cm));
-        self.step("verbs programs, UCX", || network::apart(|| programs::ucx(false).into()));
+        self.step("verbs programs, UCX", || network::apart(|| programs::ucx().into()));
         self.step("verbs programs, their page", || network::apart_with_interface(|| programs::page::check(&[]).into()));
         self.step("rdma-core's tests", || network::apart(|| programs::pyverbs().into()));
     }
@@ -102,7 +102,7 @@ pub(crate) fn programs(only: &[String]) -> ExitCode {
     let own: Vec<String> = own.into_iter().filter(|name| *name != "ucx").cloned().collect();
     report.step("verbs programs, build", || programs::build().into());
     if only.iter().any(|name| name.eq_ignore_ascii_case("ucx")) {
-        report.step("verbs programs, UCX", || network::apart(|| programs::ucx(true).into()));
+        report.step("verbs programs, UCX", || network::apart(|| programs::ucx().into()));
     }
     if !own.is_empty() {
         report.step("verbs programs, our own", || network::apart(|| programs::own(&own).into()));
