@@ -29,6 +29,7 @@
 
 mod exit;
 mod habits;
+mod policy;
 mod wake;
 
 use std::io;
@@ -39,7 +40,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use doorbell_rnic::{CompletionQueue, MAX_RUN_PACKETS, Rnic};
+use doorbell_rnic::{CompletionQueue, Rnic};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::{SigSet, SigmaskHow};
@@ -51,42 +52,14 @@ use crate::observe::Observer;
 use crate::udp::signal;
 use doorbell_verbs_core::{Completion, Counters, LinkCounters, Overrun};
 pub use exit::flush_before_exit;
-use habits::{Lingering, Naps};
+use habits::{HABITS, Lingering};
+use policy::{Action, Event, Glance, Policy};
 use wake::{NEVER, Wakeups};
 
 /// What the model checker replaces.
 mod sync {
     pub(super) use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
 }
-
-/// How long the thread leaves the packets to a caller that polls.
-const NAP_NS: u64 = 100_000;
-
-/// Naps grow up to this while polls keep coming, which is less than peers wait for an
-/// acknowledgement. The thread sleeps no longer on the socket either while callers are active, so
-/// that they need not wake it for the deadlines that they leave.
-const BRIEF_NS: u64 = 300_000;
-
-/// Naps grow up to this while callers poll all the time: on some machines to be woken by a timer
-/// costs as much as many messages.
-const LONGEST_NAP_NS: u64 = 3_000_000;
-
-/// Who polls all the time polls this often at least.
-const POLLS_ALL_THE_TIME_NS: u64 = 100_000;
-
-/// So many polls that received something hold no acknowledgement beyond a brief sleep of the thread
-/// after one that was held for long.
-const WARY_POLLS: usize = 64;
-
-/// How long to linger: what a processor that idles takes to wake up, on virtual machines.
-const LINGER_NS: u64 = 100_000;
-
-/// So many requests that wait are sent where less than two whole runs are in flight: the peer might be idle
-/// before a whole run is posted.
-const SHORT_RUN_PACKETS: usize = MAX_RUN_PACKETS / 2;
-
-/// How long a post may wait at most for the caller's next poll or an inbound packet.
-const LONGEST_DEFERRAL_NS: u64 = 1_000_000;
 
 /// How long closing a device waits for a link that is full.
 const FINISH_WITHIN_NS: u64 = 100_000_000;
@@ -124,13 +97,6 @@ struct Shared {
 struct Joined {
     group: IpAddr,
     readable: OwnedFd,
-}
-
-/// What callers did so far.
-#[derive(Clone, Copy, Debug, Default)]
-struct Activity {
-    polls: u64,
-    posts: u64,
 }
 
 /// An RNIC on a link, driven by its callers and by a thread of its own.
@@ -201,15 +167,14 @@ impl Port {
         self.shared.posts.store(self.shared.posts.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         let in_flight = driver.rnic().in_flight_packets();
         let (result, waiting) = operation(driver.rnic_mut(), now_ns);
-        let run = if in_flight < 2 * MAX_RUN_PACKETS { SHORT_RUN_PACKETS } else { MAX_RUN_PACKETS };
         // An acknowledgement that waits for an answer leaves with what was posted, whenever that is.
         driver.rnic_mut().release_acks();
-        if in_flight == 0 || waiting >= run {
+        if HABITS.sends_at_once(in_flight, waiting) {
             let sent = driver.transmit(now_ns);
             self.shared.report(sent);
         } else {
             // What is in flight brings a packet only if its peer lives.
-            driver.defer_transmit(now_ns + LONGEST_DEFERRAL_NS);
+            driver.defer_transmit(now_ns + HABITS.longest_deferral_ns);
         }
         self.shared.leave(driver);
         result
@@ -260,7 +225,7 @@ impl Port {
             let begun_ns = shared.now_ns();
             let mut elapsed_ns = 0;
             shared.wakeups.begin_lingering();
-            while !found && elapsed_ns < LINGER_NS {
+            while !found && elapsed_ns < HABITS.linger_ns {
                 self.drive();
                 self.note_poll(true);
                 found = notified();
@@ -271,7 +236,7 @@ impl Port {
                 elapsed_ns = shared.now_ns() - begun_ns;
             }
             shared.wakeups.end_lingering();
-            lingering().ended(!found || elapsed_ns > 2 * LINGER_NS);
+            lingering().ended(!found || elapsed_ns > 2 * HABITS.linger_ns);
         }
         if !found {
             self.rouse();
@@ -427,8 +392,8 @@ impl Shared {
     /// A caller is here again: it is not trusted if an acknowledgement has waited for it for long.
     #[inline]
     fn note_held_acks(&self, rnic: &Rnic, now_ns: u64) {
-        if rnic.held_ack_since_ns().is_some_and(|since_ns| now_ns.saturating_sub(since_ns) > BRIEF_NS) {
-            self.wary_polls.store(WARY_POLLS, Ordering::Relaxed);
+        if rnic.held_ack_since_ns().is_some_and(|since_ns| now_ns.saturating_sub(since_ns) > HABITS.brief_ns) {
+            self.wary_polls.store(HABITS.wary_polls, Ordering::Relaxed);
         }
     }
 
@@ -453,74 +418,37 @@ impl Shared {
 
     /// The thread.
     fn run(&self, readable: &OwnedFd) {
-        let mut nap_ns = 0;
-        let mut naps = Naps::default();
-        let mut lingering = Lingering::default();
-        let mut seen = Activity::default();
-        let mut posted_ns = 0;
+        let mut policy = Policy::new();
+        let mut event = Event::Started;
         while !self.stop.load(Ordering::SeqCst) {
             if self.flushes_asked.load(Ordering::Acquire) != self.flushes_done.load(Ordering::Relaxed) {
                 self.pump(Acks::Now);
             }
-            let before = std::mem::replace(&mut seen, self.activity());
-            let (polled, posted) = (seen.polls != before.polls, seen.posts != before.posts);
-            if nap_ns > 0 {
-                let wakes_ns = self.now_ns() + nap_ns;
-                self.nap(nap_ns);
-                let kicked = self.now_ns() < wakes_ns;
-                let polls = self.polls_since(seen);
-                // Who drives just now began to poll before.
-                let is_used = polls > 0 || self.driver.try_lock().is_err();
-                if is_used {
-                    naps.was_right();
-                } else {
-                    self.wakeups.nobody_polls();
+            event = match policy.on(event, &self.glance(event), self.now_ns()) {
+                Action::Pump(acks) => Event::Pumped { packets: self.pump(acks) },
+                Action::Nap { until_ns, briefly } => {
+                    self.nap(until_ns, briefly);
+                    Event::Napped { kicked: self.now_ns() < until_ns }
                 }
-                if polls > 0 && self.wakeups.is_caller_coming_back(true) {
-                    // Callers drive; but what is overdue is overdue.
-                    if self.wakeups.deadline_ns() <= self.now_ns() {
-                        self.pump(Acks::Now);
-                    }
-                    let all_the_time = polls.saturating_mul(POLLS_ALL_THE_TIME_NS) >= nap_ns;
-                    nap_ns = (2 * nap_ns).min(if all_the_time { LONGEST_NAP_NS } else { BRIEF_NS });
-                    continue;
+                Action::Watch { until_ns, briefly } => {
+                    Event::Watched { ready: self.watch(readable, until_ns, briefly) }
                 }
-                nap_ns = 0;
-                if self.pump(Acks::Now) > 0 && !is_used && !kicked {
-                    naps.was_wrong(self.now_ns());
-                }
-                continue; // the kick that ended the nap may have been the one to stop
-            }
-            let (deadline_ns, now_ns) = (self.wakeups.deadline_ns(), self.now_ns());
-            // A program that looks at memory alone answers by posting: an acknowledgement goes along.
-            if posted {
-                posted_ns = now_ns;
-            }
-            let answers = now_ns - posted_ns < BRIEF_NS && !naps.are_allowed(now_ns);
-            let acks = if answers { Acks::Wait } else { Acks::Now };
-            if deadline_ns <= now_ns {
-                self.pump(acks);
-                continue;
-            }
-            let soon_ns = (polled || posted).then_some(now_ns + BRIEF_NS);
-            if !self.watch(readable, deadline_ns, soon_ns) {
-                self.pump(acks);
-                continue;
-            }
-            if self.wakeups.is_caller_coming_back(self.polls_since(seen) > 0) && naps.are_allowed(self.now_ns()) {
-                nap_ns = NAP_NS;
-                continue;
-            }
-            self.pump(acks);
-            while !answers && self.polls_since(seen) == 0 && lingering.begins() {
-                let in_vain = !self.linger(seen);
-                lingering.ended(in_vain);
-                if in_vain {
-                    break;
-                }
-            }
+                Action::Linger { until_ns, polls } => Event::Lingered { in_vain: !self.linger(until_ns, polls) },
+            };
         }
         self.finish(readable);
+    }
+
+    fn glance(&self, event: Event) -> Glance {
+        Glance {
+            polls: self.polls.load(Ordering::Relaxed),
+            posts: self.posts.load(Ordering::Relaxed),
+            deadline_ns: self.wakeups.deadline_ns(),
+            // It matters after a nap alone, and a caller that finds the lock taken leaves its packets to the holder.
+            is_driven: matches!(event, Event::Napped { .. }) && self.driver.try_lock().is_err(),
+            found_nothing: self.wakeups.found_nothing(),
+            is_awaited: self.wakeups.is_awaited(),
+        }
     }
 
     /// Sends what the queue pairs left behind, now that the device is closed. Gives up if the link stays full for
@@ -542,36 +470,26 @@ impl Shared {
         }
     }
 
-    /// Looks for packets for a moment, unless a caller does. True if there were any.
-    fn linger(&self, seen: Activity) -> bool {
-        let until_ns = self.now_ns() + LINGER_NS;
+    /// Looks for packets, unless a caller does. True if there were any, or a caller polled.
+    fn linger(&self, until_ns: u64, polls: u64) -> bool {
         while self.now_ns() < until_ns && !self.stop.load(Ordering::Relaxed) {
-            if self.polls_since(seen) > 0 || self.pump(Acks::Now) > 0 {
+            if self.polls.load(Ordering::Relaxed) != polls || self.pump(Acks::Now) > 0 {
                 return true;
             }
         }
         false
     }
 
-    fn polls_since(&self, seen: Activity) -> u64 {
-        self.polls.load(Ordering::Relaxed).wrapping_sub(seen.polls)
-    }
-
-    fn activity(&self) -> Activity {
-        Activity { polls: self.polls.load(Ordering::Relaxed), posts: self.posts.load(Ordering::Relaxed) }
-    }
-
     /// Sleeps until kicked, or until the time is over.
-    fn nap(&self, nap_ns: u64) {
-        self.wakeups.start_napping(nap_ns <= BRIEF_NS);
-        self.sleep_on(None, self.now_ns() + nap_ns);
+    fn nap(&self, until_ns: u64, briefly: bool) {
+        self.wakeups.start_napping(briefly);
+        self.sleep_on(None, until_ns);
         self.wakeups.wake_up();
     }
 
-    /// Sleeps until kicked, until `until_ns` or `soon_ns`, or until the socket is ready: true if that.
-    fn watch(&self, readable: &OwnedFd, until_ns: u64, soon_ns: Option<u64>) -> bool {
-        let until_ns = soon_ns.map_or(until_ns, |soon_ns| until_ns.min(soon_ns));
-        let woken = match self.wakeups.start_watching(until_ns, soon_ns.is_some()) {
+    /// Sleeps until kicked, until the time is over, or until the socket is ready: true if that.
+    fn watch(&self, readable: &OwnedFd, until_ns: u64, briefly: bool) -> bool {
+        let woken = match self.wakeups.start_watching(until_ns, briefly) {
             Some(room) => {
                 let events = if room { PollFlags::POLLIN | PollFlags::POLLOUT } else { PollFlags::POLLIN };
                 self.sleep_on(Some(PollFd::new(readable.as_fd(), events)), until_ns)

@@ -1,13 +1,66 @@
-//! What is learned from what came of it: whether naps and lingering are worth it here.
+//! How long the thread naps, watches and lingers, how long things may wait for callers, and what is learned from what
+//! came of it.
 
-/// No nap for so long once one was a mistake.
-const FIRST_PENALTY_NS: u64 = 10_000_000;
+use doorbell_rnic::MAX_RUN_PACKETS;
 
-/// Penalties grow up to this while naps stay mistakes.
-const LONGEST_PENALTY_NS: u64 = 100_000_000;
+/// The numbers of a policy.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Habits {
+    /// How long the thread leaves the packets to a caller that polls.
+    pub(super) nap_ns: u64,
+    /// Naps grow up to this while polls keep coming. The thread sleeps no longer on the socket either while callers are
+    /// active.
+    pub(super) brief_ns: u64,
+    /// Naps grow up to this while callers poll all the time.
+    pub(super) longest_nap_ns: u64,
+    /// Who polls all the time polls this often at least.
+    pub(super) polls_all_the_time_ns: u64,
+    /// How long to linger.
+    pub(super) linger_ns: u64,
+    /// How long a post may wait at most for the caller's next poll or an inbound packet.
+    pub(super) longest_deferral_ns: u64,
+    /// So many requests that wait are sent where little is in flight.
+    pub(super) short_run_packets: usize,
+    /// So many polls that received something hold no acknowledgement beyond a brief sleep of the thread after one that
+    /// was held for long.
+    pub(super) wary_polls: usize,
+    /// No nap for so long once one was a mistake.
+    pub(super) first_penalty_ns: u64,
+    /// Penalties grow up to this while naps stay mistakes.
+    pub(super) longest_penalty_ns: u64,
+    /// Vain lingering is followed by up to 2 to this power, less one, opportunities that are let pass.
+    pub(super) most_doublings: u32,
+}
 
-/// Vain attempts are followed by up to 2 to this power, less one, opportunities that are let pass.
-const MOST_DOUBLINGS: u32 = 8;
+/// For a link through the kernel, where to wake a thread costs several microseconds, and on virtual machines as much as
+/// many messages. A link that needs no system call will want others.
+pub(super) const HABITS: Habits = Habits {
+    nap_ns: 100_000,
+    // Less than peers wait for an acknowledgement, and soon enough for the deadlines that callers leave, so that they
+    // need not wake the thread.
+    brief_ns: 300_000,
+    // On some machines to be woken by a timer costs as much as many messages.
+    longest_nap_ns: 3_000_000,
+    polls_all_the_time_ns: 100_000,
+    // What a processor that idles takes to wake up, on virtual machines.
+    linger_ns: 100_000,
+    longest_deferral_ns: 1_000_000,
+    // The peer might be idle before a whole run is posted.
+    short_run_packets: MAX_RUN_PACKETS / 2,
+    wary_polls: 64,
+    first_penalty_ns: 10_000_000,
+    longest_penalty_ns: 100_000_000,
+    most_doublings: 8,
+};
+
+impl Habits {
+    /// Is what was just posted sent at once (rule (a))?
+    #[inline]
+    pub(super) fn sends_at_once(&self, in_flight: usize, waiting: usize) -> bool {
+        let run = if in_flight < 2 * MAX_RUN_PACKETS { self.short_run_packets } else { MAX_RUN_PACKETS };
+        in_flight == 0 || waiting >= run
+    }
+}
 
 /// Whether the thread may leave the packets to callers.
 ///
@@ -38,7 +91,8 @@ impl Naps {
             return;
         }
         let again = self.penalty_ns > 0 && now_ns < self.forbidden_until_ns + self.penalty_ns;
-        self.penalty_ns = if again { (2 * self.penalty_ns).min(LONGEST_PENALTY_NS) } else { FIRST_PENALTY_NS };
+        self.penalty_ns =
+            if again { (2 * self.penalty_ns).min(HABITS.longest_penalty_ns) } else { HABITS.first_penalty_ns };
         self.forbidden_until_ns = now_ns + self.penalty_ns;
     }
 }
@@ -62,7 +116,7 @@ impl Lingering {
     }
 
     pub(super) fn ended(&mut self, in_vain: bool) {
-        self.doublings = if in_vain { (self.doublings + 1).min(MOST_DOUBLINGS) } else { 0 };
+        self.doublings = if in_vain { (self.doublings + 1).min(HABITS.most_doublings) } else { 0 };
         self.to_let_pass = (1 << self.doublings) - 1;
     }
 }
@@ -90,10 +144,10 @@ mod tests {
             naps.was_wrong(now_ns);
             now_ns = naps.forbidden_until_ns;
         }
-        assert_eq!(naps.penalty_ns, LONGEST_PENALTY_NS);
+        assert_eq!(naps.penalty_ns, HABITS.longest_penalty_ns);
         // A mistake long after the last is the first of its kind.
-        naps.was_wrong(now_ns + 2 * LONGEST_PENALTY_NS);
-        assert_eq!(naps.penalty_ns, FIRST_PENALTY_NS);
+        naps.was_wrong(now_ns + 2 * HABITS.longest_penalty_ns);
+        assert_eq!(naps.penalty_ns, HABITS.first_penalty_ns);
     }
 
     #[test]

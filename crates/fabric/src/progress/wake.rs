@@ -138,12 +138,14 @@ impl Wakeups {
         fence(Ordering::SeqCst);
     }
 
-    /// Did the last poll find nothing, with nobody asleep until notified? A packet wakes the thread
-    /// just when a caller's poll finds it; so one that `polled` lately is coming back as well.
-    pub(super) fn is_caller_coming_back(&self, polled: bool) -> bool {
-        (polled || self.last_poll_found_nothing.load(Ordering::Relaxed))
-            // One that lingers wakes the thread before it sleeps.
-            && (self.armed.load(Ordering::Relaxed) == 0 || self.lingering.load(Ordering::Relaxed) > 0)
+    /// Did the last poll find nothing?
+    pub(super) fn found_nothing(&self) -> bool {
+        self.last_poll_found_nothing.load(Ordering::Relaxed)
+    }
+
+    /// Is somebody asleep until notified? One that lingers wakes the thread before it sleeps.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.armed.load(Ordering::Relaxed) > 0 && self.lingering.load(Ordering::Relaxed) == 0
     }
 
     /// A caller drives until it is notified, or tired of it.
@@ -161,11 +163,6 @@ impl Wakeups {
     #[inline]
     pub(super) fn note_poll(&self, found_nothing: bool) {
         self.last_poll_found_nothing.store(found_nothing, Ordering::Relaxed);
-    }
-
-    /// Nobody has polled for long: whatever the last poll found, nobody is coming back.
-    pub(super) fn nobody_polls(&self) {
-        self.last_poll_found_nothing.store(false, Ordering::Relaxed);
     }
 
     /// Counts the notifications that are armed.

@@ -1,0 +1,232 @@
+//! What the thread does next: rules (d) to (f) as a state machine without a thread, a socket or a clock.
+//!
+//! The thread carries out an [`Action`], tells the [`Policy`] what came of it as an [`Event`], and is given the next.
+//! What callers did meanwhile the policy sees at a [`Glance`].
+
+use std::mem;
+
+use super::habits::{HABITS, Lingering, Naps};
+use crate::driver::Acks;
+
+/// What came of the last action.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Event {
+    /// There was none yet.
+    Started,
+    /// The engine was driven until everything that had arrived was handled.
+    Pumped {
+        /// How many packets that were.
+        packets: usize,
+    },
+    /// A nap is over.
+    Napped {
+        /// Somebody ended it.
+        kicked: bool,
+    },
+    /// The socket was watched.
+    Watched {
+        /// Something arrived, or a full link has room again.
+        ready: bool,
+    },
+    /// The thread lingered.
+    Lingered {
+        /// Nothing arrived, and nobody polled.
+        in_vain: bool,
+    },
+}
+
+/// What to do now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    /// Drive the engine until everything that has arrived is handled.
+    Pump(Acks),
+    /// Sleep without watching the socket: callers drive.
+    Nap {
+        /// Until then, or until kicked.
+        until_ns: u64,
+        /// So short that callers need not end it for a deadline.
+        briefly: bool,
+    },
+    /// Sleep until something arrives.
+    Watch {
+        /// Until then at most, or until kicked.
+        until_ns: u64,
+        /// So short that callers need not end it for a deadline.
+        briefly: bool,
+    },
+    /// Look for packets again and again, unless a caller does.
+    Linger {
+        /// Until then at most.
+        until_ns: u64,
+        /// What [`Glance::polls`] was: a caller that polls changes it.
+        polls: u64,
+    },
+}
+
+/// What the thread sees of callers and engine when it decides.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Glance {
+    /// Counts polls, and packets that polls received.
+    pub(super) polls: u64,
+    /// Counts posts.
+    pub(super) posts: u64,
+    /// When the engine wants to be driven at the latest.
+    pub(super) deadline_ns: u64,
+    /// Somebody drives the engine just now.
+    pub(super) is_driven: bool,
+    /// The last poll found nothing.
+    pub(super) found_nothing: bool,
+    /// Somebody sleeps until notified.
+    pub(super) is_awaited: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// What was done leads to nothing in particular: everything is looked at anew.
+    Open,
+    /// It naps for so long.
+    Napping {
+        nap_ns: u64,
+    },
+    /// It does what is overdue, and naps again for so long.
+    Overdue {
+        nap_ns: u64,
+    },
+    /// It sees whether packets lay there for a whole nap.
+    Judging,
+    Watching {
+        answers: bool,
+    },
+    /// It handles what it has watched for, and may linger.
+    Serving {
+        answers: bool,
+    },
+    Lingering {
+        answers: bool,
+    },
+}
+
+/// Decides what the thread does.
+#[derive(Debug)]
+pub(super) struct Policy {
+    phase: Phase,
+    naps: Naps,
+    lingering: Lingering,
+    /// What callers had done when everything was looked at last.
+    polls: u64,
+    posts: u64,
+    /// When somebody posted last.
+    posted_ns: u64,
+    /// As many polls there had been when nobody came back: what the last of them found means nothing.
+    deserted_at: Option<u64>,
+}
+
+impl Policy {
+    pub(super) fn new() -> Self {
+        Self {
+            phase: Phase::Open,
+            naps: Naps::default(),
+            lingering: Lingering::default(),
+            polls: 0,
+            posts: 0,
+            posted_ns: 0,
+            deserted_at: None,
+        }
+    }
+
+    /// The next action.
+    pub(super) fn on(&mut self, event: Event, seen: &Glance, now_ns: u64) -> Action {
+        match (mem::replace(&mut self.phase, Phase::Open), event) {
+            (Phase::Napping { nap_ns }, Event::Napped { kicked }) => self.after_nap(nap_ns, kicked, seen, now_ns),
+            (Phase::Overdue { nap_ns }, _) => self.nap(nap_ns, seen, now_ns),
+            (Phase::Judging, Event::Pumped { packets: 1.. }) => {
+                self.naps.was_wrong(now_ns);
+                self.look_around(seen, now_ns)
+            }
+            (Phase::Watching { answers }, Event::Watched { ready: true }) => {
+                if self.is_coming_back(seen) && self.naps.are_allowed(now_ns) {
+                    return self.nap(HABITS.nap_ns, seen, now_ns);
+                }
+                self.phase = Phase::Serving { answers };
+                Action::Pump(Self::acks(answers))
+            }
+            (Phase::Watching { answers }, _) => Action::Pump(Self::acks(answers)),
+            (Phase::Serving { answers }, _) => self.linger(answers, seen, now_ns),
+            (Phase::Lingering { answers }, Event::Lingered { in_vain }) => {
+                self.lingering.ended(in_vain);
+                if in_vain { self.look_around(seen, now_ns) } else { self.linger(answers, seen, now_ns) }
+            }
+            _ => self.look_around(seen, now_ns),
+        }
+    }
+
+    /// Did somebody poll, or find nothing when he polled last, with nobody asleep until notified? A packet wakes the
+    /// thread just when a caller's poll finds it; so one that polled lately is coming back as well.
+    fn is_coming_back(&self, seen: &Glance) -> bool {
+        let found_nothing = seen.found_nothing && self.deserted_at != Some(seen.polls);
+        (seen.polls != self.polls || found_nothing) && !seen.is_awaited
+    }
+
+    /// A program that looks at memory alone answers by posting: then an acknowledgement goes along.
+    fn acks(answers: bool) -> Acks {
+        if answers { Acks::Wait } else { Acks::Now }
+    }
+
+    fn nap(&mut self, nap_ns: u64, seen: &Glance, now_ns: u64) -> Action {
+        (self.polls, self.posts) = (seen.polls, seen.posts);
+        self.phase = Phase::Napping { nap_ns };
+        Action::Nap { until_ns: now_ns + nap_ns, briefly: nap_ns <= HABITS.brief_ns }
+    }
+
+    fn after_nap(&mut self, nap_ns: u64, kicked: bool, seen: &Glance, now_ns: u64) -> Action {
+        let polls = seen.polls.wrapping_sub(self.polls);
+        // Who drives just now began to poll before.
+        let is_used = polls > 0 || seen.is_driven;
+        if is_used {
+            self.naps.was_right();
+        } else {
+            self.deserted_at = Some(seen.polls);
+        }
+        if polls > 0 && self.is_coming_back(seen) {
+            let all_the_time = polls.saturating_mul(HABITS.polls_all_the_time_ns) >= nap_ns;
+            let longest_ns = if all_the_time { HABITS.longest_nap_ns } else { HABITS.brief_ns };
+            let nap_ns = (2 * nap_ns).min(longest_ns);
+            // Callers drive; but what is overdue is overdue.
+            if seen.deadline_ns <= now_ns {
+                self.phase = Phase::Overdue { nap_ns };
+                return Action::Pump(Acks::Now);
+            }
+            return self.nap(nap_ns, seen, now_ns);
+        }
+        self.phase = if is_used || kicked { Phase::Open } else { Phase::Judging };
+        Action::Pump(Acks::Now)
+    }
+
+    /// Looks at everything anew, and watches the socket unless something is overdue.
+    fn look_around(&mut self, seen: &Glance, now_ns: u64) -> Action {
+        let (polled, posted) = (seen.polls != self.polls, seen.posts != self.posts);
+        (self.polls, self.posts) = (seen.polls, seen.posts);
+        if posted {
+            self.posted_ns = now_ns;
+        }
+        let answers = now_ns - self.posted_ns < HABITS.brief_ns && !self.naps.are_allowed(now_ns);
+        if seen.deadline_ns <= now_ns {
+            return Action::Pump(Self::acks(answers));
+        }
+        self.phase = Phase::Watching { answers };
+        let briefly = polled || posted;
+        let soon_ns = if briefly { now_ns + HABITS.brief_ns } else { u64::MAX };
+        Action::Watch { until_ns: seen.deadline_ns.min(soon_ns), briefly }
+    }
+
+    fn linger(&mut self, answers: bool, seen: &Glance, now_ns: u64) -> Action {
+        if answers || seen.polls != self.polls || !self.lingering.begins() {
+            return self.look_around(seen, now_ns);
+        }
+        self.phase = Phase::Lingering { answers };
+        Action::Linger { until_ns: now_ns + HABITS.linger_ns, polls: self.polls }
+    }
+}
+
+#[cfg(test)]
+mod tests;

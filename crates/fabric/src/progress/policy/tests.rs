@@ -1,0 +1,250 @@
+//! Programs made up of what they do each microsecond, and a thread that does what the policy says, on a virtual clock.
+
+use std::collections::VecDeque;
+
+use super::*;
+
+const TICK_NS: u64 = 1_000;
+const MS: u64 = 1_000_000;
+const NEVER: u64 = u64::MAX;
+
+/// What a program may do, and what becomes of packets.
+#[derive(Debug)]
+struct World {
+    now_ns: u64,
+    seen: Glance,
+    /// When packets arrived that nobody has taken.
+    waiting: VecDeque<u64>,
+    kicked: bool,
+    /// The thread sleeps past deadlines that are left now.
+    must_be_kicked_before: u64,
+    /// How long packets waited, for whoever took them.
+    waits_of_callers_ns: Vec<u64>,
+    waits_of_thread_ns: Vec<u64>,
+    /// Acknowledgements that packets taken by the thread left with.
+    acks: Vec<Acks>,
+    /// When the engine was driven after its deadline, and how late.
+    lateness_ns: Vec<u64>,
+    /// How often the thread woke up.
+    wake_ups: u64,
+}
+
+impl World {
+    fn take_all(&mut self) -> Vec<u64> {
+        if self.seen.deadline_ns <= self.now_ns {
+            self.lateness_ns.push(self.now_ns - self.seen.deadline_ns);
+            self.seen.deadline_ns = NEVER;
+        }
+        let now_ns = self.now_ns;
+        self.waiting.drain(..).map(|arrived_ns| now_ns - arrived_ns).collect()
+    }
+
+    /// A caller polls a completion queue. True if it found something.
+    fn poll(&mut self) -> bool {
+        let waits = self.take_all();
+        self.seen.polls += 1 + waits.len() as u64;
+        self.seen.found_nothing = waits.is_empty();
+        self.waits_of_callers_ns.extend(&waits);
+        !waits.is_empty()
+    }
+
+    /// A caller posts, and what it posted is to leave after a deferral at the latest.
+    fn post(&mut self) {
+        self.seen.posts += 1;
+        self.seen.deadline_ns = self.seen.deadline_ns.min(self.now_ns + HABITS.longest_deferral_ns);
+        self.kicked |= self.seen.deadline_ns < self.must_be_kicked_before;
+    }
+
+    /// A caller arms a notification and goes to sleep.
+    fn sleep_until_notified(&mut self) {
+        self.seen.is_awaited = true;
+        self.kicked = true;
+    }
+}
+
+/// Lets a program and the thread run for so long; packets arrive this often.
+fn run(for_ns: u64, packet_every_ns: u64, mut program: impl FnMut(&mut World)) -> World {
+    let mut world = World {
+        now_ns: 0,
+        seen: Glance { deadline_ns: NEVER, ..Glance::default() },
+        waiting: VecDeque::new(),
+        kicked: false,
+        must_be_kicked_before: 0,
+        waits_of_callers_ns: Vec::new(),
+        waits_of_thread_ns: Vec::new(),
+        acks: Vec::new(),
+        lateness_ns: Vec::new(),
+        wake_ups: 0,
+    };
+    let mut policy = Policy::new();
+    let mut action = policy.on(Event::Started, &world.seen, 0);
+    while world.now_ns < for_ns {
+        if world.now_ns.is_multiple_of(packet_every_ns) {
+            world.waiting.push_back(world.now_ns);
+        }
+        program(&mut world);
+        // What ends now leads to the next action at once; pumps take no time.
+        for step in 0.. {
+            assert!(step < 10, "the thread goes round and round at {} ns: {action:?} {policy:?}", world.now_ns);
+            let event = match action {
+                Action::Pump(acks) => {
+                    let waits = world.take_all();
+                    world.acks.extend(waits.iter().map(|_| acks));
+                    world.waits_of_thread_ns.extend(&waits);
+                    Event::Pumped { packets: waits.len() }
+                }
+                Action::Nap { until_ns, .. } if world.now_ns >= until_ns || world.kicked => {
+                    Event::Napped { kicked: world.now_ns < until_ns }
+                }
+                Action::Watch { until_ns, .. }
+                    if world.now_ns >= until_ns || world.kicked || !world.waiting.is_empty() =>
+                {
+                    Event::Watched { ready: !world.waiting.is_empty() }
+                }
+                Action::Linger { polls, .. } if world.seen.polls != polls => Event::Lingered { in_vain: false },
+                Action::Linger { .. } if !world.waiting.is_empty() => {
+                    let waits = world.take_all();
+                    world.acks.extend(waits.iter().map(|_| Acks::Now));
+                    world.waits_of_thread_ns.extend(&waits);
+                    Event::Lingered { in_vain: false }
+                }
+                Action::Linger { until_ns, .. } if world.now_ns >= until_ns => Event::Lingered { in_vain: true },
+                _ => break,
+            };
+            if matches!(action, Action::Nap { .. } | Action::Watch { .. }) {
+                world.wake_ups += 1;
+                world.kicked = false;
+            }
+            action = policy.on(event, &world.seen, world.now_ns);
+            world.must_be_kicked_before = match action {
+                Action::Watch { until_ns, briefly: false } => until_ns,
+                _ => 0,
+            };
+            // It looks at the deadline once more before it sleeps.
+            if let Action::Watch { until_ns, .. } = action
+                && world.seen.deadline_ns < until_ns
+            {
+                world.kicked = true;
+            }
+        }
+        world.now_ns += TICK_NS;
+    }
+    world
+}
+
+fn longest(waits: &[u64]) -> u64 {
+    waits.iter().copied().max().unwrap_or(0)
+}
+
+#[test]
+fn a_program_that_spins_on_memory_gets_each_packet_at_once_from_the_thread() {
+    let world = run(100 * MS, 10_000, |_| {});
+    assert_eq!(world.waits_of_thread_ns.len(), 10_000);
+    assert_eq!(longest(&world.waits_of_thread_ns), 0);
+    assert!(world.acks.iter().all(|&acks| acks == Acks::Now), "nobody answers them");
+}
+
+#[test]
+fn a_program_that_polls_all_the_time_takes_the_packets_itself_and_the_thread_hardly_wakes() {
+    let world = run(100 * MS, 10_000, |world| {
+        world.poll();
+    });
+    assert!(world.waits_of_thread_ns.len() <= 1, "{} packets", world.waits_of_thread_ns.len());
+    assert!(world.wake_ups < 100 * MS / HABITS.longest_nap_ns + 20, "{} times", world.wake_ups);
+}
+
+#[test]
+fn a_program_that_polled_and_then_spins_on_memory_waits_for_few_naps() {
+    // A WRITE ping-pong: it polls for its sends, and then looks at memory.
+    let world = run(1000 * MS, 10_000, |world| {
+        if world.now_ns < 10 * MS {
+            world.poll();
+        }
+    });
+    assert!(longest(&world.waits_of_thread_ns) <= HABITS.longest_nap_ns);
+    let late = world.waits_of_thread_ns.iter().filter(|&&wait_ns| wait_ns > 0).count();
+    assert!(late > 0, "the thread cannot know at first");
+    assert!(late as u64 <= HABITS.longest_nap_ns / 10_000, "{late} packets waited");
+}
+
+#[test]
+fn a_program_that_mixes_polls_and_memory_loses_few_packets_to_naps() {
+    // Each millisecond it polls for a while, and then looks at memory alone: naps are mistakes, which become rare.
+    let world = run(1000 * MS, 10_000, |world| {
+        if world.now_ns % MS < 50_000 {
+            world.poll();
+        }
+    });
+    let waits = &world.waits_of_thread_ns;
+    let late = waits.iter().filter(|&&wait_ns| wait_ns > 0).count();
+    assert!(late * 3 < waits.len(), "{late} of {} packets waited for the end of a nap", waits.len());
+}
+
+#[test]
+fn a_program_that_sleeps_until_notified_is_woken_at_once() {
+    // Its turn begins when a packet was taken, by its own poll or by the thread, which notifies it.
+    let mut taken = 0;
+    let world = run(100 * MS, MS, |world| {
+        let by_thread = world.waits_of_thread_ns.len();
+        if !world.seen.is_awaited || by_thread > taken {
+            taken = by_thread;
+            world.seen.is_awaited = false;
+            while world.poll() {}
+            world.sleep_until_notified();
+        }
+    });
+    assert_eq!(longest(&world.waits_of_thread_ns), 0);
+    assert_eq!(longest(&world.waits_of_callers_ns), 0);
+    assert!(world.waits_of_thread_ns.len() >= 99);
+}
+
+#[test]
+fn what_was_posted_by_a_program_that_never_comes_back_leaves_in_time() {
+    for every_ns in [3 * MS, 7 * MS, 500 * MS] {
+        let mut posts = 0;
+        let world = run(2000 * MS, NEVER - 1, |world| {
+            if world.now_ns % every_ns == 500_000 {
+                posts += 1;
+                world.post();
+            }
+        });
+        assert_eq!(world.lateness_ns.len(), posts, "every {every_ns} ns");
+        assert_eq!(longest(&world.lateness_ns), 0, "every {every_ns} ns");
+    }
+}
+
+#[test]
+fn a_program_that_answers_what_it_sees_in_memory_takes_acknowledgements_along() {
+    // It polls at times, so the thread has learned not to nap, and posts an answer 5 us after each packet.
+    let world = run(1000 * MS, 20_000, |world| {
+        if world.now_ns % MS < 40_000 {
+            world.poll();
+        }
+        if world.now_ns % 20_000 == 5_000 {
+            world.post();
+        }
+    });
+    let waited = world.acks.iter().filter(|&&acks| acks == Acks::Wait).count();
+    assert!(waited > 0, "none of {} acknowledgements could leave with an answer", world.acks.len());
+}
+
+#[test]
+fn two_programs_that_share_a_processor_are_served_in_their_turns() {
+    // Each has the processor for 2 ms, polls while it has it, and both share the device. Then neither for 2 ms.
+    let world = run(1000 * MS, 5_000, |world| {
+        if world.now_ns % (4 * MS) < 2 * MS {
+            world.poll();
+        }
+    });
+    let longest_ns = longest(&world.waits_of_thread_ns).max(longest(&world.waits_of_callers_ns));
+    assert!(longest_ns <= HABITS.longest_nap_ns, "a packet waited {longest_ns} ns");
+    let of_callers = world.waits_of_callers_ns.len();
+    let all = of_callers + world.waits_of_thread_ns.len();
+    assert!(of_callers * 3 > all, "{of_callers} of {all} packets were taken by those who polled for them");
+}
+
+#[test]
+fn a_device_that_nobody_uses_costs_nothing() {
+    let world = run(10_000 * MS, NEVER - 1, |_| {});
+    assert!(world.wake_ups <= 1, "the thread woke up {} times", world.wake_ups);
+}
