@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use doorbell_report::{Fitted, Run};
-use doorbell_study::experiment::{Outcome, RunDirectory};
+use doorbell_study::experiment::{Finding, RunDirectory};
 use serde_json::{Value, json};
 
 use crate::output::{line, note};
@@ -47,7 +47,7 @@ pub(crate) struct Written {
     pub(crate) path: PathBuf,
     /// What it says of each published shape.
     pub(crate) verdicts: Vec<Value>,
-    counts: Vec<(Outcome, usize)>,
+    counts: Vec<(Finding, usize)>,
 }
 
 impl Written {
@@ -86,7 +86,7 @@ pub(crate) fn write_report(directories: &[PathBuf], out: &Path) -> Result<Writte
     };
     write().map_err(|error| format!("{}: {error}", out.display()))?;
     let count = |outcome| (outcome, verdicts.iter().filter(|verdict| verdict.verdict.outcome == outcome).count());
-    let all = [Outcome::Holds, Outcome::DoesNotHold, Outcome::CannotShow, Outcome::NotMeasured];
+    let all = [Finding::Holds, Finding::DoesNotHold, Finding::CannotShow, Finding::NotMeasured];
     let counts = all.into_iter().map(count).filter(|(_, count)| *count > 0).collect();
     let verdicts = verdicts
         .into_iter()

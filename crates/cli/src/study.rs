@@ -186,7 +186,7 @@ fn list(study: &Study, experiments: &[Experiment]) -> Result<(), Failure> {
 }
 
 /// What came of a study.
-struct Outcome {
+struct Studied {
     points: usize,
     /// Repetitions that were measured now.
     measured: usize,
@@ -197,7 +197,7 @@ struct Outcome {
 
 /// Measures every point as often as it is to be, in rounds: what changes on the machine meanwhile
 /// then shows in the spread of each point, instead of as a step between two.
-fn measure_all(study: &Study, directory: &RunDirectory, experiments: &[Experiment]) -> Result<Outcome, Failure> {
+fn measure_all(study: &Study, directory: &RunDirectory, experiments: &[Experiment]) -> Result<Studied, Failure> {
     let repetitions = study.effort().repetitions();
     let points: Vec<(&Experiment, &Point)> = experiments
         .iter()
@@ -212,7 +212,7 @@ fn measure_all(study: &Study, directory: &RunDirectory, experiments: &[Experimen
     }
     let already: usize = done.iter().map(|&count| count.min(repetitions)).sum();
     let bar = progress_bar(points.len() * repetitions, already);
-    let mut outcome = Outcome { points: points.len(), measured: 0, failures: Vec::new(), missing: 0 };
+    let mut outcome = Studied { points: points.len(), measured: 0, failures: Vec::new(), missing: 0 };
     let mut failed_in_a_row = 0;
     // One round more: what failed once on a busy machine is tried again.
     for round in 1..=repetitions + 1 {

@@ -3,7 +3,7 @@
 //! The protocols that write into the peer's memory or read from it are made so. What they have in
 //! common stands here: completions, receives without buffers, the end.
 
-use doorbell_protocols::Protocol;
+use doorbell_protocols::{POLL_LIST, Protocol};
 use doorbell_verbs::{
     Access, Attachment, Channel, Completion, CompletionOpcode, Pd, PostError, Qp, RecvRequest, Status,
 };
@@ -15,9 +15,6 @@ use crate::line::{CONTROL_TAG, Closing, Line, LineEnd, Queues, RECEIVE_TAG};
 use crate::outbox::Source;
 use crate::ring::WORD;
 use crate::setup::{EndpointDescription, RemoteRegion};
-
-/// Completions taken at a time.
-const POLL_LIST: usize = 32;
 
 /// Marks the work requests of the half that receives.
 pub(crate) const INCOMING_TAG: u64 = 1 << 61;

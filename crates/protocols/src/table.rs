@@ -61,6 +61,8 @@ pub struct Description {
     pub name: &'static str,
     /// Its name in sentences.
     pub title: &'static str,
+    /// The name that all its variants have in common.
+    pub family: &'static str,
     /// The name of its variant, where the protocol is known.
     pub variant: &'static str,
     /// The id that set-up sends.
@@ -95,6 +97,7 @@ pub(crate) const DESCRIPTIONS: [Description; 14] = [
         protocol: Protocol::SendReceive,
         name: "send-receive",
         title: "Send-Receive",
+        family: "send-receive",
         variant: "send-receive",
         wire_id: WireId::new(1),
         zero_copy: ZeroCopy::No,
@@ -164,6 +167,7 @@ pub(crate) const DESCRIPTIONS: [Description; 14] = [
         protocol: Protocol::DirectWrite,
         name: "direct-write",
         title: "Direct-Write",
+        family: "direct-write",
         variant: "direct-write",
         wire_id: WireId::new(5),
         zero_copy: ZeroCopy::Partly,
@@ -245,6 +249,7 @@ pub(crate) const DESCRIPTIONS: [Description; 14] = [
         protocol: Protocol::SharedWrite,
         name: "shared-write",
         title: "Shared-Write",
+        family: "shared-write",
         variant: "shared-write",
         wire_id: WireId::new(12),
         zero_copy: ZeroCopy::No,
@@ -261,6 +266,7 @@ pub(crate) const DESCRIPTIONS: [Description; 14] = [
         protocol: Protocol::BufferedRead,
         name: "buffered-read",
         title: "Buffered-Read",
+        family: "buffered-read",
         variant: "buffered-read",
         wire_id: WireId::new(13),
         zero_copy: ZeroCopy::No,
@@ -298,6 +304,7 @@ const fn direct_read(
         protocol,
         name,
         title,
+        family: "direct-read",
         variant,
         wire_id,
         zero_copy: ZeroCopy::Yes,
@@ -320,6 +327,7 @@ const fn buffered_write(
         protocol,
         name,
         title,
+        family: "buffered-write",
         variant,
         wire_id,
         zero_copy: ZeroCopy::No,

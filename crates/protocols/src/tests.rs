@@ -12,6 +12,9 @@ fn names_are_unique_and_found_again() {
         assert!(protocol.name().bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-'), "{protocol}");
     }
     assert_eq!(Protocol::by_name("telepathy"), None);
+    for protocol in Protocol::ALL {
+        assert!(protocol.name().starts_with(protocol.description().family), "{protocol}");
+    }
     let titles: BTreeSet<_> = Protocol::ALL.map(|protocol| protocol.description().title).into();
     assert_eq!(titles.len(), Protocol::ALL.len());
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use doorbell_study::experiment::{Experiment, Outcome};
+use doorbell_study::experiment::{Experiment, Finding};
 
 use crate::escape::{Escaped, json};
 use crate::format::date;
@@ -75,7 +75,7 @@ fn header(out: &mut String, runs: &[Run], found: &[Found]) {
     let points: usize = runs.iter().map(|run| run.records.len()).sum();
     let times: usize = runs.iter().flat_map(|run| &run.records).map(|record| record.repetitions.len()).sum();
     let _ = write!(out, "<ul class=\"tiles\"><li><b>{points}</b> points, measured {times} times</li>");
-    for outcome in [Outcome::Holds, Outcome::DoesNotHold, Outcome::CannotShow, Outcome::NotMeasured] {
+    for outcome in [Finding::Holds, Finding::DoesNotHold, Finding::CannotShow, Finding::NotMeasured] {
         let count = found.iter().filter(|found| found.verdict.outcome == outcome).count();
         if count > 0 {
             let _ = write!(out, "<li class=\"{}\"><b>{count}</b> {}</li>", class(outcome), tile(outcome));
@@ -84,35 +84,35 @@ fn header(out: &mut String, runs: &[Run], found: &[Found]) {
     out.push_str("</ul></header>");
 }
 
-fn class(outcome: Outcome) -> &'static str {
+fn class(outcome: Finding) -> &'static str {
     match outcome {
-        Outcome::Holds => "holds",
-        Outcome::DoesNotHold => "differs",
-        Outcome::CannotShow => "cannot",
-        Outcome::NotMeasured => "missing",
+        Finding::Holds => "holds",
+        Finding::DoesNotHold => "differs",
+        Finding::CannotShow => "cannot",
+        Finding::NotMeasured => "missing",
     }
 }
 
 /// Not by colour alone.
-fn mark(outcome: Outcome) -> &'static str {
+fn mark(outcome: Finding) -> &'static str {
     match outcome {
-        Outcome::Holds => "\u{2713}",
-        Outcome::DoesNotHold => "\u{2717}",
-        Outcome::CannotShow => "\u{2205}",
-        Outcome::NotMeasured => "\u{2026}",
+        Finding::Holds => "\u{2713}",
+        Finding::DoesNotHold => "\u{2717}",
+        Finding::CannotShow => "\u{2205}",
+        Finding::NotMeasured => "\u{2026}",
     }
 }
 
-fn tile(outcome: Outcome) -> &'static str {
+fn tile(outcome: Finding) -> &'static str {
     match outcome {
-        Outcome::Holds => "published shapes hold",
-        Outcome::DoesNotHold => "do not hold here",
-        Outcome::CannotShow => "cannot show on this provider",
-        Outcome::NotMeasured => "not measured",
+        Finding::Holds => "published shapes hold",
+        Finding::DoesNotHold => "do not hold here",
+        Finding::CannotShow => "cannot show on this provider",
+        Finding::NotMeasured => "not measured",
     }
 }
 
-fn badge(out: &mut String, outcome: Outcome) {
+fn badge(out: &mut String, outcome: Finding) {
     let _ = write!(out, "<span class=\"badge {}\">{} {}</span>", class(outcome), mark(outcome), outcome.name());
 }
 

@@ -5,7 +5,7 @@ use doorbell_model::predict::predict;
 use doorbell_model::record::observations;
 use doorbell_report::{Account, Fitted, Model, Prediction, Run, html, verdicts};
 use doorbell_study::environment::Environment;
-use doorbell_study::experiment::{Effort, Experiment, Outcome, PointRecord, Quantity, all};
+use doorbell_study::experiment::{Effort, Experiment, Finding, PointRecord, Quantity, all};
 use doorbell_study::parameters::Kind;
 use doorbell_study::record::{Latency, PointResult};
 use serde_json::Value;
@@ -222,5 +222,5 @@ fn only_what_was_measured_is_judged() {
     run.records.retain(|record| record.experiment == "send-receive/window");
     let found = verdicts(&[run]);
     let outcomes: Vec<_> = found.iter().map(|found| found.verdict.outcome).collect();
-    assert_eq!(outcomes, [Outcome::DoesNotHold, Outcome::Holds], "{found:?}");
+    assert_eq!(outcomes, [Finding::DoesNotHold, Finding::Holds], "{found:?}");
 }

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use doorbell_protocols::POLL_LIST;
 use doorbell_verbs::{
     Access, Attachment, Channel, Completion, Payload, PostError, Qp, RecvRequest, Region, SendFlags, SendOperation,
     SendRequest, Sge, Status,
@@ -17,9 +18,6 @@ use crate::connection::{Backpressure, Connector, MessageConnection, MessageId, S
 use crate::error::{ConnectionError, Misuse};
 use crate::line::{CONTROL_TAG, Closing, Line, RECEIVE_TAG};
 use crate::slots::Slots;
-
-/// Completions taken at a time.
-const POLL_LIST: usize = 32;
 
 /// READs in flight at most (facts of the published evaluation: nothing is gained above).
 pub(super) const READS_IN_FLIGHT: usize = 32;

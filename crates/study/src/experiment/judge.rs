@@ -5,7 +5,7 @@ use super::view::View;
 
 /// What the data say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Outcome {
+pub enum Finding {
     /// The shape is there.
     Holds,
     /// Another shape is there.
@@ -16,7 +16,7 @@ pub enum Outcome {
     NotMeasured,
 }
 
-impl Outcome {
+impl Finding {
     /// In words.
     pub fn name(self) -> &'static str {
         match self {
@@ -29,7 +29,7 @@ impl Outcome {
 }
 
 /// What was concluded, and from which numbers: a sentence.
-pub(super) type Judgement = (Outcome, String);
+pub(super) type Judgement = (Finding, String);
 
 /// Something that was published of an experiment.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +46,7 @@ pub struct Verdict {
     /// The shape.
     pub published: &'static str,
     /// What the data say.
-    pub outcome: Outcome,
+    pub outcome: Finding,
     /// Why, with numbers.
     pub because: String,
 }
@@ -57,7 +57,7 @@ const RESTLESS: f64 = 0.5;
 impl Claim {
     /// Judges a run, as to this experiment.
     pub fn judge(&self, view: View<'_>, experiment: &Experiment) -> Verdict {
-        let missing = || (Outcome::NotMeasured, "the points that it takes are not among the records".to_owned());
+        let missing = || (Finding::NotMeasured, "the points that it takes are not among the records".to_owned());
         let (outcome, mut because) = (self.judge)(view).unwrap_or_else(missing);
         if let Some(span) = experiment.quantities.first().and_then(|quantity| view.span(&experiment.name, *quantity))
             && span > RESTLESS
@@ -70,11 +70,11 @@ impl Claim {
 
 /// Holds, or does not.
 pub(super) fn holds_if(holds: bool, because: String) -> Option<Judgement> {
-    Some((if holds { Outcome::Holds } else { Outcome::DoesNotHold }, because))
+    Some((if holds { Finding::Holds } else { Finding::DoesNotHold }, because))
 }
 
 pub(super) fn cannot(because: String) -> Option<Judgement> {
-    Some((Outcome::CannotShow, because))
+    Some((Finding::CannotShow, because))
 }
 
 /// The place where a curve first reaches a share of its greatest value, and that value.

@@ -17,7 +17,7 @@ mod tests;
 mod view;
 
 pub use directory::{DirectoryError, RunDirectory};
-pub use judge::{Claim, Outcome, Verdict};
+pub use judge::{Claim, Finding, Verdict};
 pub use quantity::{Quantity, Spread};
 pub use record::{FORMAT, PointRecord, RecordError, SCHEMA};
 pub use sweep::{Effort, Experiment, Point};

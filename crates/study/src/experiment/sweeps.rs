@@ -19,7 +19,6 @@ const REFUSED: &[Quantity] = &[MessageRate, RnrNaks];
 
 /// A protocol, as far as experiments are the same for all.
 struct Family {
-    name: &'static str,
     /// What is measured. The first is measured in every experiment.
     variants: &'static [Protocol],
     /// So many of them are part of a quick study.
@@ -39,7 +38,6 @@ const NOT_PUBLISHED: Claims = Claims { latency: &[], bandwidth: &[], threads: &[
 
 const FAMILIES: [Family; 6] = [
     Family {
-        name: "send-receive",
         variants: &[Protocol::SendReceive],
         quick: 1,
         claims: Claims {
@@ -50,7 +48,6 @@ const FAMILIES: [Family; 6] = [
         },
     },
     Family {
-        name: "direct-read",
         variants: &[
             Protocol::DirectRead,
             Protocol::DirectReadFenced,
@@ -65,9 +62,8 @@ const FAMILIES: [Family; 6] = [
             n_to_1: claims::DIRECT_READ_N_TO_1,
         },
     },
-    Family { name: "direct-write", variants: &[Protocol::DirectWrite], quick: 1, claims: NOT_PUBLISHED },
+    Family { variants: &[Protocol::DirectWrite], quick: 1, claims: NOT_PUBLISHED },
     Family {
-        name: "buffered-write",
         variants: &[
             Protocol::BufferedWriteImmediateSend,
             Protocol::BufferedWriteTailSend,
@@ -79,8 +75,8 @@ const FAMILIES: [Family; 6] = [
         quick: 3,
         claims: NOT_PUBLISHED,
     },
-    Family { name: "shared-write", variants: &[Protocol::SharedWrite], quick: 1, claims: NOT_PUBLISHED },
-    Family { name: "buffered-read", variants: &[Protocol::BufferedRead], quick: 1, claims: NOT_PUBLISHED },
+    Family { variants: &[Protocol::SharedWrite], quick: 1, claims: NOT_PUBLISHED },
+    Family { variants: &[Protocol::BufferedRead], quick: 1, claims: NOT_PUBLISHED },
 ];
 
 /// All experiments, with their points for this effort.
@@ -94,7 +90,7 @@ pub fn all(effort: Effort) -> Vec<Experiment> {
                 family.threads(effort),
                 family.n_to_1(effort),
             ]);
-            if family.name == "direct-read" {
+            if family.family() == "direct-read" {
                 table.extend([direct_read_window(effort), one_to_n(effort)]);
             }
             continue;
@@ -131,6 +127,10 @@ impl Family {
         self.variants[0] == Protocol::SendReceive
     }
 
+    fn family(&self) -> &'static str {
+        self.variants[0].description().family
+    }
+
     fn variants(&self, effort: Effort) -> &'static [Protocol] {
         &self.variants[..effort.pick(self.quick, self.variants.len(), self.variants.len())]
     }
@@ -155,7 +155,7 @@ impl Family {
             }
         }
         Experiment {
-            name: format!("{}/latency", self.name),
+            name: format!("{}/latency", self.family()),
             question: "How long does one message take, by its size?",
             setting: "one connection, one message at a time; half a round trip of a ping-pong, both sides polling",
             sweep: "message size, B",
@@ -191,7 +191,7 @@ impl Family {
             }
         }
         Experiment {
-            name: format!("{}/bandwidth", self.name),
+            name: format!("{}/bandwidth", self.family()),
             question: "How much goes through, by message size and configuration?",
             setting: "one connection; sequential: 1 message unacknowledged, unbatched: 64, batched: 256 and eight per \
                       post; for large messages window and depth shrink to what a cache holds",
@@ -233,7 +233,7 @@ impl Family {
             }
         }
         Experiment {
-            name: format!("{}/threads", self.name),
+            name: format!("{}/threads", self.family()),
             question: "Do more threads send more?",
             setting: "so many threads on each side, one connection each, 64 messages unacknowledged, one per post; all \
                       threads of a side share one RNIC",
@@ -262,7 +262,7 @@ impl Family {
                 }
             }
         }
-        let setting = match self.name {
+        let setting = match self.family() {
             "send-receive" => {
                 "so many connections, 64 messages unacknowledged each, all receives in one thread; the senders take \
                  turns in one thread of the other process. In turn: each connection has a completion queue; single \
@@ -278,7 +278,7 @@ impl Family {
             }
         };
         Experiment {
-            name: format!("{}/n-to-1", self.name),
+            name: format!("{}/n-to-1", self.family()),
             question: "Many senders, one receiver: what does it take in, and is it fair?",
             setting,
             sweep: "senders",

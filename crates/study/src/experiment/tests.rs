@@ -174,8 +174,8 @@ fn every_published_shape_holds_where_it_is_in_the_data() {
         let exempt = verdict.published == "8192 B: line rate" // is not known
             // The two are published of different programs.
             || verdict.published.starts_with("1:1 the receiver is never");
-        assert!(exempt || verdict.outcome == Outcome::Holds, "{experiment}: {verdict:?}");
-        holds += usize::from(verdict.outcome == Outcome::Holds);
+        assert!(exempt || verdict.outcome == Finding::Holds, "{experiment}: {verdict:?}");
+        holds += usize::from(verdict.outcome == Finding::Holds);
     }
     assert!(holds > 20, "{holds}");
 }
@@ -190,7 +190,7 @@ fn no_shape_holds_where_everything_is_the_same() {
     let records = records(&environment("system", 64), flat);
     let holding: Vec<&str> = verdicts(&records)
         .iter()
-        .filter(|(_, verdict)| verdict.outcome == Outcome::Holds)
+        .filter(|(_, verdict)| verdict.outcome == Finding::Holds)
         .map(|(_, verdict)| verdict.published)
         .collect();
     let expected = [
@@ -210,7 +210,7 @@ fn no_shape_holds_where_everything_is_the_same() {
 #[test]
 fn without_points_nothing_is_judged_and_a_restless_machine_is_named() {
     for (experiment, verdict) in verdicts(&[]) {
-        assert_eq!(verdict.outcome, Outcome::NotMeasured, "{experiment}");
+        assert_eq!(verdict.outcome, Finding::NotMeasured, "{experiment}");
     }
     let mut records = records(&environment("soft", 2), as_published);
     for record in &mut records {
