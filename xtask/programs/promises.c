@@ -354,6 +354,15 @@ static void notifications(void)
 	tear_down(own);
 }
 
+/* What UCX asks a device before it uses its atomics. */
+static void atomics_of_adapters(void)
+{
+	struct ibv_device_attr device;
+
+	CHECK(ibv_query_device(context, &device) == 0);
+	CHECK(device.atomic_cap == IBV_ATOMIC_HCA);
+}
+
 /* Requests that were put together call by call are taken all, or none of them is. */
 static void all_or_none(void)
 {
@@ -621,6 +630,7 @@ int main(void)
 	shared_receives();
 	events();
 	notifications();
+	atomics_of_adapters();
 	all_or_none();
 	on_demand();
 	no_memory();

@@ -206,4 +206,38 @@ mod tests {
         assert_eq!(DEPTH.get(), 0);
         assert!(INSIDE.take().is_none());
     }
+    #[test]
+    fn a_signal_handler_that_interrupts_entering_and_leaving_leaves_the_gate_free() {
+        static HANDLED: AtomicU32 = AtomicU32::new(0);
+        const SIGNALS: u32 = 20_000;
+        extern "C" fn handle(_: libc::c_int) {
+            drop(Inside::try_new());
+            HANDLED.fetch_add(1, Ordering::Relaxed);
+        }
+        // SAFETY: the handler takes no lock that it would wait for, and allocates nothing.
+        unsafe { libc::signal(libc::SIGUSR2, handle as extern "C" fn(_) as libc::sighandler_t) };
+        // SAFETY: it names the thread that asks.
+        let own = unsafe { libc::pthread_self() };
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for sent in 0..SIGNALS {
+                    // SAFETY: that thread lives until the scope ends.
+                    assert_eq!(unsafe { libc::pthread_kill(own, libc::SIGUSR2) }, 0);
+                    // Two that wait to be handled are one.
+                    while HANDLED.load(Ordering::Relaxed) <= sent {
+                        std::hint::spin_loop();
+                    }
+                }
+            });
+            while HANDLED.load(Ordering::Relaxed) < SIGNALS {
+                drop(Inside::try_new());
+            }
+        });
+        // Other tests are inside now and then.
+        let patience = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while gate().try_write().is_err() {
+            assert!(std::time::Instant::now() < patience, "the gate stays held, though nobody is inside");
+            std::thread::yield_now();
+        }
+    }
 }

@@ -29,3 +29,46 @@ impl<T> Lasting<T> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    #[test]
+    fn a_child_does_not_wait_for_a_thread_that_was_making_the_value_when_it_was_forked() {
+        static VALUE: Lasting<u32> = Lasting::new();
+        let (made_by_thread, made_by_child) = (1, 2);
+        let (begun, forked) = (Barrier::new(2), Barrier::new(2));
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                VALUE.get_or_make(|| {
+                    begun.wait();
+                    forked.wait();
+                    Box::new(made_by_thread)
+                }) as usize
+            });
+            begun.wait();
+            // SAFETY: the child runs only this, and ends.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // SAFETY: one that is stuck ends by the signal. The value was just made, and stays.
+                unsafe {
+                    libc::signal(libc::SIGALRM, libc::SIG_DFL);
+                    libc::alarm(20);
+                    let value = *VALUE.get_or_make(|| Box::new(made_by_child));
+                    libc::_exit(if value == made_by_child { 0 } else { 2 });
+                }
+            }
+            let mut status = 0;
+            // SAFETY: it was just forked, or there is none.
+            let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+            forked.wait();
+            assert_eq!((waited, status), (child, 0), "the child ended with {status:#x}");
+            let value = thread.join().unwrap() as *mut u32;
+            // SAFETY: it is never freed.
+            assert_eq!(unsafe { *value }, made_by_thread);
+        });
+    }
+}
