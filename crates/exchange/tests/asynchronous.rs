@@ -56,7 +56,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
 fn a_task_that_sleeps_notices_that_its_peer_died() {
     let devices = wire::devices();
     let channel = devices[0].create_channel().unwrap();
-    let config = Config { timeout: 8, retry_count: 1, keepalive_ns: 20_000_000, ..config() };
+    let config = config().timeout_exponent(8).retry_count(1).keepalive(Duration::from_millis(20));
     let (a, b) = pair(&devices, &channel, &config);
     drop(b);
     let mut a = Async::new(a, Asleep);
@@ -68,7 +68,7 @@ fn a_task_that_sleeps_notices_that_its_peer_died() {
 fn closing_a_connection_whose_peer_died_says_so() {
     let devices = wire::devices();
     let channel = devices[0].create_channel().unwrap();
-    let hasty = Config { timeout: 8, retry_count: 1, keepalive_ns: 20_000_000, ..config() };
+    let hasty = config().timeout_exponent(8).retry_count(1).keepalive(Duration::from_millis(20));
     let (a, b) = pair(&devices, &channel, &hasty);
     drop(b);
     let mut a = Async::new(a, Asleep);

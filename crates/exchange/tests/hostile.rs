@@ -17,7 +17,7 @@ use doorbell_exchange::direct_read::{Acknowledge, DirectRead};
 use doorbell_exchange::send_receive::{Endpoint, Hub, Reposting, SharedOptions, SharedReceives};
 use doorbell_exchange::setup::{self, SetupError};
 use doorbell_exchange::{
-    BufferedRead, Config, ConnectionError, Connector, DirectWrite, MessageConnection, Received, SendReceive, Submit,
+    BufferedRead, ConnectionError, Connector, DirectWrite, MessageConnection, Received, SendReceive, Submit,
 };
 use doorbell_verbs::{Access, MemoryKind, SendOperation};
 
@@ -42,7 +42,7 @@ fn a_write_with_immediate_is_no_message_where_messages_are_sends() {
         stage.pd.allocate(1 << 16, Access::LOCAL_WRITE | Access::REMOTE_WRITE, MemoryKind::Plain).expect("memory");
     for credits in [true, false] {
         for length in [0, 10, 400, 60_000] {
-            let config = Config { credits, ..config() };
+            let config = config().credits(credits);
             let (mut bare, connection) = Bare::meet(&SendReceive, &stage.pd, &stage.other, &config, |_| {});
             let mut connection = connection.unwrap();
             let (remote_address, rkey) = (writable.address(), writable.rkey());

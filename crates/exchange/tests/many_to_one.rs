@@ -2,6 +2,7 @@
 //! shared.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use doorbell_exchange::send_receive::{
     CREDIT_RECEIVES, Config, Connection, Endpoint, Hub, Key, Message, Reposting, SharedOptions, SharedReceives, Submit,
@@ -17,7 +18,7 @@ fn device() -> Device {
 const SENDERS: usize = 4;
 
 fn config() -> Config {
-    Config { window: 32, send_buffers: 32, depth: 16, max_message: 5000, ..Config::default() }
+    Config::default().window(32).depth(16).max_message(5000)
 }
 
 fn shared(pd: &Pd, depth: usize, reposting: Reposting) -> SharedReceives {
@@ -119,7 +120,7 @@ fn shared_buffers_serve_all_and_credits_keep_them_from_running_out() {
 fn without_credits_more_may_share_than_there_is_for_and_rnr_naks_are_the_price() {
     let device = device();
     let pd = device.create_pd().unwrap();
-    let config = Config { credits: false, min_rnr_timer: 1, ..config() };
+    let config = config().credits(false).min_rnr_timer_code(1);
     let mut hub = Hub::for_connections(&pd, &config, SENDERS, None).unwrap();
     let shared = shared(&pd, 12, Reposting::Locked);
     let mut senders: Vec<_> = (0..SENDERS).map(|_| join(&mut hub, config.clone(), Some(&shared)).unwrap()).collect();
@@ -147,14 +148,14 @@ fn what_is_granted_is_never_more_than_what_is_posted() {
     assert!(hub.remove(name), "one leaves");
     let third = join(&mut hub, config(), Some(&shared)).unwrap();
     deliver(&mut hub, &mut [first, third], 100);
-    let longer = Config { max_message: 5001, ..config() };
+    let longer = config().max_message(5001);
     assert!(matches!(hub.endpoint(longer, Some(&shared)), Err(ConnectError::TooLongForShared { .. })));
 }
 
 #[test]
 fn a_sender_that_dies_is_told_of_once_and_its_buffers_go_to_the_others() {
     let pd = device().create_pd().unwrap();
-    let config = Config { timeout: 14, retry_count: 3, keepalive_ns: 20_000_000, ..config() };
+    let config = config().timeout_exponent(14).retry_count(3).keepalive(Duration::from_millis(20));
     let mut hub = Hub::for_connections(&pd, &config, SENDERS, None).unwrap();
     let shared = shared(&pd, 16 * SENDERS, Reposting::Locked);
     let mut senders: Vec<_> = (0..SENDERS).map(|_| join(&mut hub, config.clone(), Some(&shared)).unwrap()).collect();

@@ -9,7 +9,7 @@ use doorbell_exchange::buffered_write::{self, BufferedWrite, Notification};
 use doorbell_exchange::direct_read::{Acknowledge, DirectRead, Placement, Replication};
 use doorbell_exchange::send_receive::{Endpoint, Hub};
 use doorbell_exchange::{
-    BufferedRead, Config, ConnectError, ConnectionError, Connector, DirectWrite, MessageConnection, Misuse, Received,
+    BufferedRead, ConnectError, ConnectionError, Connector, DirectWrite, MessageConnection, Misuse, Received,
     SendReceive, SharedWrite, Submit,
 };
 use doorbell_verbs::{Access, Device, MemoryKind, Pd};
@@ -91,7 +91,7 @@ struct NothingTaken;
 impl NothingTaken {
     fn of<P: Connector>(&self, protocol: P) {
         let (_devices, pds) = pds();
-        let deaf = Config { max_message: 0, ..config() };
+        let deaf = config().max_message(0);
         let a = protocol.endpoint(&pds[0], &config(), None).unwrap();
         let b = protocol.endpoint(&pds[1], &deaf, None).unwrap();
         let (of_a, of_b) = (protocol.describe(&a), protocol.describe(&b));
@@ -111,7 +111,7 @@ fn a_peer_that_takes_no_byte_is_sent_none() {
 fn direct_read_without_send_buffers_copies_nothing_but_messages_of_no_bytes() {
     for acknowledge in [Acknowledge::SignalByte, Acknowledge::Send] {
         let (_devices, pds) = pds();
-        let config = Config { send_buffers: 0, ..config() };
+        let config = config().send_buffers(0);
         let (mut a, mut b) = pair(&DirectRead { acknowledge, ..DirectRead::default() }, [&pds[0], &pds[1]], &config);
         assert_eq!(a.max_send(), 0);
         refused(a.send(&[1]), "a message of 1 B does not fit: 0 B are allowed here");
@@ -216,28 +216,28 @@ impl Extremes {
         let (_devices, pds) = pds();
         let base = config();
         for (change, words) in [
-            (Config { window: 0, ..base.clone() }, "the window is 0, allowed is 1 to 16384"),
-            (Config { window: usize::MAX, ..base.clone() }, "the window is 18446744073709551615"),
-            (Config { batch: 0, ..base.clone() }, "the batch is 0"),
-            (Config { batch: 5, ..base.clone() }, "the batch is 5"),
-            (Config { depth: 0, ..base.clone() }, "the receive depth is 0"),
-            (Config { depth: usize::MAX, ..base.clone() }, "the receive depth is 18446744073709551615"),
-            (Config { poll_list: 0, ..base.clone() }, "the completions of one poll is 0"),
-            (Config { repost_list: 65, ..base.clone() }, "the receives of one post is 65"),
-            (Config { max_message: usize::MAX, ..base.clone() }, "the longest message is 18446744073709551615"),
-            (Config { send_buffers: 3, ..base.clone() }, "the number of send buffers is 3"),
-            (Config { send_buffers: usize::MAX, ..base.clone() }, "the number of send buffers is 18446744073709551615"),
+            (base.clone().window(0), "the window is 0, allowed is 1 to 16384"),
+            (base.clone().window(usize::MAX), "the window is 18446744073709551615"),
+            (base.clone().batch(0), "the batch is 0"),
+            (base.clone().batch(5), "the batch is 5"),
+            (base.clone().depth(0), "the receive depth is 0"),
+            (base.clone().depth(usize::MAX), "the receive depth is 18446744073709551615"),
+            (base.clone().poll_list(0), "the completions of one poll is 0"),
+            (base.clone().repost_list(65), "the receives of one post is 65"),
+            (base.clone().max_message(usize::MAX), "the longest message is 18446744073709551615"),
+            (base.clone().send_buffers(3), "the number of send buffers is 3"),
+            (base.clone().send_buffers(usize::MAX), "the number of send buffers is 18446744073709551615"),
         ] {
             let error = protocol.endpoint(&pds[0], &change, None).map(drop).unwrap_err().to_string();
             assert!(error.starts_with(words), "{error}");
             assert!(change.memory_bytes() > 0);
         }
         // More inline than the device takes goes from memory.
-        let inline = Config { inline: usize::MAX, ..base.clone() };
+        let inline = base.clone().inline(usize::MAX);
         let (mut a, mut b) = pair(&protocol, [&pds[0], &pds[1]], &inline);
         deliver(&mut a, &mut b, &[3; 400]);
         if protocol.protocol().properties().slow_message_blocks {
-            let long = Config { depth: 16384, max_message: 1 << 20, ..base };
+            let long = base.depth(16384).max_message(1 << 20);
             let error = protocol.endpoint(&pds[0], &long, None).map(drop).unwrap_err().to_string();
             let expected = "the length of the ring that the depth and the longest message need is 19634438144, \
                             allowed is up to 2147483648 B";

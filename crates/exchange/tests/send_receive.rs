@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use doorbell_exchange::ConnectionError;
 use doorbell_exchange::blocking::Blocking;
@@ -29,7 +30,7 @@ fn payload(id: u64, length: usize) -> Vec<u8> {
 #[test]
 fn messages_arrive_once_in_order_and_intact() {
     for config in [Config::sequential(), Config::unbatched(), Config::batched()] {
-        let config = Config { max_message: 10_000, ..config };
+        let config = config.max_message(10_000);
         let (mut a, mut b) = pair(config.clone(), config);
         let lengths = [0, 1, 4, 64, 65, 4095, 4096, 4097, 10_000];
         let (mut sent, mut received) = (0_u64, 0_u64);
@@ -64,7 +65,7 @@ fn messages_arrive_once_in_order_and_intact() {
 
 #[test]
 fn a_receiver_that_stops_reading_is_back_pressure_and_nothing_else() {
-    let config = Config { window: 32, send_buffers: 32, depth: 16, ..Config::default() };
+    let config = Config::default().window(32).depth(16);
     let (mut a, mut b) = pair(config.clone(), config);
     let mut accepted = 0;
     let mut refused = None;
@@ -102,7 +103,7 @@ fn a_goodbye_is_told_from_a_death() {
     let a = closer.join().unwrap();
     assert_eq!(a.get().outcome(id), Outcome::Done);
 
-    let config = Config { timeout: 8, retry_count: 1, keepalive_ns: 50_000_000, ..Config::default() };
+    let config = Config::default().timeout_exponent(8).retry_count(1).keepalive(Duration::from_millis(50));
     let (mut a, b) = pair(config.clone(), config);
     drop(b);
     let Submit::Accepted(id) = a.send(b"anyone?").unwrap() else { panic!("the window is open") };
@@ -117,7 +118,7 @@ fn a_goodbye_is_told_from_a_death() {
 
 #[test]
 fn a_goodbye_is_heard_without_credits_too() {
-    let config = Config { credits: false, ..Config::default() };
+    let config = Config::default().credits(false);
     let (a, b) = pair(config.clone(), config);
     let (mut a, mut b) = (Blocking::new(a), Blocking::new(b));
     a.send(b"last words").unwrap();
@@ -136,7 +137,7 @@ fn both_sides_close_in_peace_when_the_last_acknowledgement_is_lost() {
             soft::open(&SoftOptions { faults: Some(plan), ..SoftOptions::default() }).unwrap()
         };
         // Short timeouts: the side that waits in vain is to find out soon, but not before a busy peer has answered.
-        let config = Config { timeout: 12, ..Config::default() };
+        let config = Config::default().timeout_exponent(12);
         let (a, b) = (lossy(), lossy());
         let a = Endpoint::new(&a.create_pd().unwrap(), config.clone(), None).unwrap();
         let b = Endpoint::new(&b.create_pd().unwrap(), config, None).unwrap();
@@ -159,7 +160,7 @@ fn both_sides_close_in_peace_when_the_last_acknowledgement_is_lost() {
 
 #[test]
 fn a_silent_peer_that_dies_is_noticed() {
-    let config = Config { timeout: 8, retry_count: 1, keepalive_ns: 20_000_000, ..Config::default() };
+    let config = Config::default().timeout_exponent(8).retry_count(1).keepalive(Duration::from_millis(20));
     let (a, b) = pair(config.clone(), config);
     drop(b);
     let error = Blocking::new(a).receive().unwrap_err();
@@ -173,7 +174,7 @@ fn a_connection_that_stands_still_is_told_once() {
     let told = Told::default();
     let subscriber = tracing_subscriber::fmt().with_writer(told.clone()).with_ansi(false).finish();
     tracing::subscriber::with_default(subscriber, || {
-        let config = Config { window: 64, credits: false, depth: 4, keepalive_ns: 2_000_000, ..Config::default() };
+        let config = Config::default().window(64).credits(false).depth(4).keepalive(Duration::from_millis(2));
         let (mut a, mut b) = pair(config.clone(), config);
         let device = a.qp().pd().device().clone();
         const MESSAGES: u64 = 64; // as many as the window lets out, and more than the peer has receives

@@ -1,5 +1,7 @@
 //! Many senders, one ring: what Shared-Write does when they come, go and die.
 
+use std::time::Duration;
+
 use doorbell_exchange::shared_write::{Connection, SharedRing, SharedWrite};
 use doorbell_exchange::{Config, ConnectionError, Connector, MessageConnection, Received, Submit};
 use doorbell_verbs::Device;
@@ -10,16 +12,13 @@ fn device() -> Device {
 }
 
 fn config() -> Config {
-    Config {
-        window: 16,
-        send_buffers: 16,
-        depth: 8,
-        max_message: 1000,
-        timeout: 14,
-        retry_count: 2,
-        keepalive_ns: 20_000_000,
-        ..Config::default()
-    }
+    Config::default()
+        .window(16)
+        .depth(8)
+        .max_message(1000)
+        .timeout_exponent(14)
+        .retry_count(2)
+        .keepalive(Duration::from_millis(20))
 }
 
 fn payload(sender: usize, number: u64) -> Vec<u8> {
@@ -101,7 +100,7 @@ fn many_senders_share_one_ring() {
 #[test]
 fn a_message_longer_than_the_ring_is_refused_when_it_is_made() {
     let ring = SharedRing::new(&device().create_pd().unwrap(), &config()).unwrap();
-    let long = Config { max_message: 1 << 20, ..config() };
+    let long = config().max_message(1 << 20);
     let error = ring.endpoint(&long, None).unwrap_err();
     assert_eq!(error.to_string(), "the longest message is 1048576, allowed is what the shared ring has room for");
 }

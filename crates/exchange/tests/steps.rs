@@ -9,6 +9,7 @@ mod wire;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use doorbell_exchange::{Config, Connector, MessageConnection, Submit, with_connector};
 use doorbell_protocols::{End, Protocol, Run, Size, Step, Store};
@@ -201,16 +202,13 @@ const ALONE_BYTES: usize = 3500;
 /// One message at a time, into room for one, each end polled only once all is complete: then every step is posted for
 /// every message, and it is known how often an end asks. Returns what the sender did and what the receiver did.
 fn one_by_one<P: Connector>(connector: &P, credits: bool, messages: u64) -> [Done; 2] {
-    let config = Config {
-        window: 1,
-        depth: 1,
-        send_buffers: 1,
-        max_message: ALONE_BYTES,
-        credits,
-        timeout: 18,
-        keepalive_ns: 0,
-        ..Config::default()
-    };
+    let config = Config::default()
+        .window(1)
+        .depth(1)
+        .max_message(ALONE_BYTES)
+        .credits(credits)
+        .timeout_exponent(18)
+        .keepalive(Duration::ZERO);
     let stage = Stage::new();
     let [mut a, mut b] = stage.pair(connector, &config);
     let mut polls = [0_u64; 2];
@@ -267,17 +265,14 @@ fn one_by_one<P: Connector>(connector: &P, credits: bool, messages: u64) -> [Don
 
 /// Many messages unacknowledged, in batches, each way as many as asked for, some held for a while.
 fn many_at_once<P: Connector>(connector: &P, credits: bool, messages: [u64; 2], bytes: usize) -> [Done; 2] {
-    let config = Config {
-        window: 32,
-        batch: 4,
-        depth: 40,
-        send_buffers: 32,
-        max_message: 2000,
-        credits,
-        timeout: 18,
-        keepalive_ns: 0,
-        ..Config::default()
-    };
+    let config = Config::default()
+        .window(32)
+        .batch(4)
+        .depth(40)
+        .max_message(2000)
+        .credits(credits)
+        .timeout_exponent(18)
+        .keepalive(Duration::ZERO);
     let stage = Stage::new();
     let mut ends = stage.pair(connector, &config);
     let (mut sent, mut received) = ([0; 2], [0; 2]);

@@ -33,7 +33,7 @@ struct Ends {
 }
 
 fn connected() -> Ends {
-    let config = Config { window: 64, depth: 128, max_message: BYTES, send_buffers: 0, ..Config::default() };
+    let config = Config::default().window(64).depth(128).max_message(BYTES).send_buffers(0);
     let end = || {
         let device = soft::open(&SoftOptions::default()).expect("a software RNIC opens");
         let pd = device.create_pd().expect("a protection domain");

@@ -27,7 +27,7 @@ fn connect(one: Endpoint, other: Endpoint) -> (Connection, Connection) {
 
 /// Messages per second that arrive from `senders` devices at one, and what had to be repeated.
 fn n_to_one(senders: usize) -> (f64, u64, u64) {
-    let config = Config { window: 64, depth: 128, max_message: BYTES, send_buffers: 0, ..Config::default() };
+    let config = Config::default().window(64).depth(128).max_message(BYTES).send_buffers(0);
     let receiver = device(Some(RECEIVE_BUFFER_BYTES));
     let receiver_pd = receiver.create_pd().expect("a protection domain");
     let stop = Arc::new(AtomicBool::new(false));
@@ -91,7 +91,7 @@ fn resident_bytes() -> usize {
 }
 
 fn many_connections(count: usize) {
-    let config = Config { max_message: 64, send_buffers: 0, ..Config::default() };
+    let config = Config::default().max_message(64).send_buffers(0);
     let (one, other) = (device(None), device(None));
     let (one_pd, other_pd) = (one.create_pd().expect("a domain"), other.create_pd().expect("a domain"));
     let before = resident_bytes();

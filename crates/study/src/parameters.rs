@@ -471,22 +471,20 @@ impl Parameters {
 
     /// The configuration of the connections of one point.
     pub fn config(&self, size: usize, fitted: &Fitted) -> Config {
-        Config {
-            window: fitted.window,
-            batch: fitted.batch,
-            depth: fitted.depth,
-            poll_list: self.serving.poll_list,
-            repost_list: self.serving.repost_list,
-            inline: self.inline,
-            max_message: size,
-            send_buffers: 0, // workloads send from memory of their own
-            credits: self.credits,
-            path_mtu: self.path_mtu(),
-            timeout: self.timeout,
-            retry_count: self.retry_count,
-            rnr_retry: self.rnr_retry,
-            ..Config::default()
-        }
+        Config::default()
+            .window(fitted.window)
+            .batch(fitted.batch)
+            .depth(fitted.depth)
+            .poll_list(self.serving.poll_list)
+            .repost_list(self.serving.repost_list)
+            .inline(self.inline)
+            .max_message(size)
+            .send_buffers(0) // workloads send from memory of their own
+            .credits(self.credits)
+            .path_mtu(self.path_mtu())
+            .timeout_exponent(self.timeout)
+            .retry_count(self.retry_count)
+            .rnr_retry(self.rnr_retry)
     }
 }
 

@@ -168,7 +168,7 @@ fn compare<P: Connector + Copy + 'static>(
     by_hand: fn(&Config) -> Box<dyn Pair>,
 ) {
     for batch in [1, 8] {
-        let config = Config { batch, max_message: BYTES, ..Config::default() };
+        let config = Config::default().batch(batch).max_message(BYTES);
         let name = format!("{name}/batch {batch}");
         let mut pairs: [Box<dyn Pair>; 2] = [Box::new(Exchanged::new(&protocol, &config)), by_hand(&config)];
         let mut group = c.benchmark_group(&name);

@@ -1,5 +1,7 @@
 //! A bare queue pair as the peer of a connection: it speaks verbs, and whatever the test wants it to say.
 
+use std::time::Duration;
+
 use doorbell_exchange::rc::{self, RcSettings};
 use doorbell_exchange::setup::{EndpointDescription, RemoteRegion};
 use doorbell_exchange::{Config, Connector, MessageConnection, Received, SendReceive, Submit};
@@ -21,19 +23,16 @@ const SENDS: usize = 64;
 
 /// What connections with bare peers are made with: small, so that every bound is near.
 pub fn config() -> Config {
-    Config {
-        window: 4,
-        batch: 1,
-        depth: 4,
-        inline: 32,
-        max_message: 400,
-        send_buffers: 4,
-        timeout: 10,
-        retry_count: 2,
-        min_rnr_timer: 1,
-        keepalive_ns: 0,
-        ..Config::default()
-    }
+    Config::default()
+        .window(4)
+        .batch(1)
+        .depth(4)
+        .inline(32)
+        .max_message(400)
+        .timeout_exponent(10)
+        .retry_count(2)
+        .min_rnr_timer_code(1)
+        .keepalive(Duration::ZERO)
 }
 
 /// Two devices, and a healthy connection between them, which nothing that a hostile peer does may disturb.
@@ -57,7 +56,7 @@ impl Stage {
         let [victim, other] = wire::devices();
         let pd = victim.create_pd().expect("a protection domain");
         // It has to live however busy the machine is.
-        let patient = Config { timeout: 18, retry_count: 7, ..config() };
+        let patient = config().timeout_exponent(18).retry_count(7);
         let (a, b) = pair(&SendReceive, [&pd, &other.create_pd().expect("a protection domain")], &patient);
         Self { victim, other, pd, healthy: [a, b], exchanged: 0 }
     }

@@ -1,6 +1,7 @@
 //! What only Direct-Read can: the receiver chooses the place.
 
 use std::io::Write;
+use std::time::Duration;
 
 use super::{Config, MessageConnection, Submit, device, join, memory, pair, payload};
 use doorbell_exchange::direct_read::{Acknowledge, Connection, DirectRead, Placement, ReadId, Replication};
@@ -12,7 +13,7 @@ fn by_hand() -> DirectRead {
 }
 
 fn small() -> Config {
-    Config { window: 8, send_buffers: 8, depth: 8, max_message: 5000, ..Config::default() }
+    Config::default().window(8).depth(8).max_message(5000)
 }
 
 fn wait_for_request(a: &mut Connection, b: &mut Connection) {
@@ -103,7 +104,7 @@ fn many_readers_pull_the_same_memory() {
     let source = device();
     let pd = source.create_pd().unwrap();
     let mut replication = Replication::new();
-    let config = Config { send_buffers: 0, timeout: 14, retry_count: 2, keepalive_ns: 20_000_000, ..small() };
+    let config = small().send_buffers(0).timeout_exponent(14).retry_count(2).keepalive(Duration::from_millis(20));
     let mut readers: Vec<_> = (0..3)
         .map(|_| {
             let own = protocol.endpoint(&pd, &config, None).unwrap();
@@ -189,7 +190,7 @@ fn ends_of_different_protocols_do_not_connect() {
 #[test]
 fn a_fenced_read_holds_up_those_behind_it_and_loses_nothing() {
     let protocol = DirectRead { fenced: true, ..DirectRead::default() };
-    let config = Config { window: 32, send_buffers: 32, depth: 32, max_message: 20_000, ..Config::default() };
+    let config = Config::default().window(32).depth(32).max_message(20_000);
     let (mut a, mut b) = join(&protocol, [&device(), &device()], [&config, &config], None);
     let mut sent = 0;
     let mut received = 0;

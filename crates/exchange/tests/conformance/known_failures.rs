@@ -5,7 +5,7 @@ use super::{Config, Connector, MessageConnection, Received, Submit, pair, payloa
 /// Credits counted in messages let a sender overwrite a message that is held, once newer ones were
 /// freed before it.
 pub(crate) fn a_held_message_is_not_overwritten_after_newer_ones_are_freed<P: Connector>(protocol: P) {
-    let config = Config { window: 8, send_buffers: 8, depth: 8, max_message: 500, ..Config::default() };
+    let config = Config::default().window(8).depth(8).max_message(500);
     let (mut a, mut b) = pair(&protocol, &config);
     let (mut sent, mut received, mut idle) = (0, 0, 0);
     let mut held = None;
@@ -43,7 +43,7 @@ pub(crate) fn a_held_message_is_not_overwritten_after_newer_ones_are_freed<P: Co
 /// take two requests each.
 pub(crate) fn a_send_queue_takes_all_that_a_window_allows<P: Connector>(protocol: P) {
     for (window, batch, depth) in [(1, 1, 512), (64, 1, 1024), (64, 7, 16), (256, 64, 1024)] {
-        let config = Config { window, batch, send_buffers: window, depth, max_message: 64, ..Config::default() };
+        let config = Config::default().window(window).batch(batch).depth(depth).max_message(64);
         let (mut a, mut b) = pair(&protocol, &config);
         let (mut sent, mut received) = (0, 0);
         while sent < 20 * window as u64 {
@@ -72,7 +72,7 @@ pub(crate) fn a_send_queue_takes_all_that_a_window_allows<P: Connector>(protocol
 
 /// Two peers that both send until they are out of credit, and wait for each other.
 pub(crate) fn two_peers_out_of_credit_free_each_other<P: Connector>(protocol: P) {
-    let config = Config { window: 64, send_buffers: 64, depth: 4, max_message: 900, ..Config::default() };
+    let config = Config::default().window(64).depth(4).max_message(900);
     let (mut a, mut b) = pair(&protocol, &config);
     let (mut sent, mut received) = ([0_u64; 2], [0_u64; 2]);
     for round in 0..200 {
@@ -103,7 +103,7 @@ pub(crate) fn two_peers_out_of_credit_free_each_other<P: Connector>(protocol: P)
 
 /// A sender that hardly ever polls.
 pub(crate) fn a_slow_sender_delays_and_loses_nothing<P: Connector>(protocol: P) {
-    let config = Config { window: 8, send_buffers: 8, depth: 8, max_message: 64, ..Config::default() };
+    let config = Config::default().window(8).depth(8).max_message(64);
     let (mut a, mut b) = pair(&protocol, &config);
     let (mut sent, mut received) = (0, 0);
     while received < 200 {

@@ -9,6 +9,7 @@ mod grants;
 mod known_failures;
 
 use std::any::Any;
+use std::time::Duration;
 
 use doorbell_exchange::buffered_write::{self, Notification};
 use doorbell_exchange::direct_read::{Acknowledge, DirectRead};
@@ -193,7 +194,7 @@ fn no_rnr<P: Connector>((a, b): &Pair<P>) {
 
 fn every_length_arrives_in_order_and_intact<P: Connector>(protocol: P) {
     for config in [Config::sequential(), Config::unbatched(), Config::batched()] {
-        let config = Config { max_message: 10_000, ..config };
+        let config = config.max_message(10_000);
         let mut pair = pair(&protocol, &config);
         converse(&protocol, &mut pair, [10 * LENGTHS.len() as u64, 0], 20, &LENGTHS);
         no_rnr::<P>(&pair);
@@ -203,7 +204,7 @@ fn every_length_arrives_in_order_and_intact<P: Connector>(protocol: P) {
 fn both_directions_at_once<P: Connector>(protocol: P) {
     // As many messages held as there are buffers, less one: both sides are short of credit often.
     for depth in [1, 2, 5, 16] {
-        let config = Config { window: 8, batch: 2, send_buffers: 8, depth, max_message: 300, ..Config::default() };
+        let config = Config::default().window(8).batch(2).depth(depth).max_message(300);
         let mut pair = pair(&protocol, &config);
         converse(&protocol, &mut pair, [3000, 2000], depth - 1, &[0, 1, 64, 65, 300]);
         no_rnr::<P>(&pair);
@@ -211,8 +212,8 @@ fn both_directions_at_once<P: Connector>(protocol: P) {
 }
 
 fn uneven_ends<P: Connector>(protocol: P) {
-    let wide = Config { window: 256, batch: 8, send_buffers: 256, depth: 3, max_message: 100, ..Config::default() };
-    let narrow = Config { window: 2, send_buffers: 2, depth: 512, max_message: 5000, ..Config::default() };
+    let wide = Config::default().window(256).batch(8).depth(3).max_message(100);
+    let narrow = Config::default().window(2).depth(512).max_message(5000);
     let mut pair = join(&protocol, [&device(), &device()], [&wide, &narrow], None);
     assert_eq!((pair.0.max_send(), pair.1.max_send()), (100, 100), "as long as both ends can");
     converse(&protocol, &mut pair, [2000, 2000], 2, &[0, 33, 100]);
@@ -220,7 +221,7 @@ fn uneven_ends<P: Connector>(protocol: P) {
 }
 
 fn a_long_stream_wraps_every_index<P: Connector>(protocol: P) {
-    let config = Config { window: 64, batch: 8, send_buffers: 64, depth: 100, max_message: 64, ..Config::default() };
+    let config = Config::default().window(64).batch(8).depth(100).max_message(64);
     let mut pair = pair(&protocol, &config);
     converse(&protocol, &mut pair, [long(), 0], 7, &[16, 0, 1, 64, 33]);
     no_rnr::<P>(&pair);
@@ -228,7 +229,7 @@ fn a_long_stream_wraps_every_index<P: Connector>(protocol: P) {
 
 fn loss_is_not_seen<P: Connector + 'static>(protocol: P) {
     let devices = lossy();
-    let config = Config { max_message: 10_000, ..Config::default() };
+    let config = Config::default().max_message(10_000);
     let mut pair = join(&protocol, [&devices[0], &devices[1]], [&config, &config], None);
     let stood = converse_until_it_stands(&protocol, &mut pair, [long() / 2; 2], 10, &LENGTHS);
     let Some(received) = stood else { return };
@@ -240,7 +241,7 @@ fn loss_is_not_seen<P: Connector + 'static>(protocol: P) {
 }
 
 fn a_receiver_that_stops_is_back_pressure<P: Connector>(protocol: P) {
-    let config = Config { window: 32, send_buffers: 32, depth: 16, max_message: 64, ..Config::default() };
+    let config = Config::default().window(32).depth(16).max_message(64);
     let (mut a, mut b) = pair(&protocol, &config);
     let mut accepted = 0_u64;
     let mut refused = None;
@@ -270,8 +271,8 @@ fn a_receiver_that_stops_is_back_pressure<P: Connector>(protocol: P) {
 fn a_poll_tells_that_back_pressure_is_over<P: Connector>(protocol: P) {
     // So long that a wait without an end is seen as one; nothing but messages moves this connection.
     const PATIENCE: u64 = 3_000_000;
-    let config = Config { window: 32, send_buffers: 32, depth: 4, max_message: 64, ..Config::default() };
-    let config = Config { keepalive_ns: 0, ..config };
+    let config = Config::default().window(32).depth(4).max_message(64);
+    let config = config.keepalive(Duration::ZERO);
     let (mut a, mut b) = pair(&protocol, &config);
     let (mut sent, mut received, mut waited) = (0, 0, 0);
     while sent < 2000 {
@@ -287,7 +288,7 @@ fn a_poll_tells_that_back_pressure_is_over<P: Connector>(protocol: P) {
 }
 
 fn memory_of_the_program_is_sent_without_copying<P: Connector>(protocol: P) {
-    let config = Config { window: 4, send_buffers: 0, depth: 8, max_message: 9000, ..Config::default() };
+    let config = Config::default().window(4).send_buffers(0).depth(8).max_message(9000);
     let (mut a, mut b) = pair(&protocol, &config);
     let region = memory(a.qp().pd(), 9001);
     for number in 0..20 {
@@ -323,7 +324,7 @@ fn memory(pd: &Pd, length: usize) -> Region {
 }
 
 fn goodbye_is_told_from_death<P: Connector>(protocol: P) {
-    let config = Config { timeout: 14, retry_count: 2, keepalive_ns: 20_000_000, ..Config::default() };
+    let config = Config::default().timeout_exponent(14).retry_count(2).keepalive(Duration::from_millis(20));
     let (mut a, mut b) = pair(&protocol, &config);
     assert!(matches!(a.send(b"last words").unwrap(), Submit::Accepted(_)));
     a.close();
@@ -376,7 +377,7 @@ fn goodbye_is_told_from_death<P: Connector>(protocol: P) {
 
 /// Peers that have nothing to say ask each other whether they live, and go on.
 fn a_quiet_connection_lives<P: Connector>(protocol: P) {
-    let config = Config { keepalive_ns: 5_000_000, max_message: 64, ..Config::default() };
+    let config = Config::default().keepalive(Duration::from_millis(5)).max_message(64);
     let (mut a, mut b) = pair(&protocol, &config);
     let clock = a.qp().pd().device().clone();
     let start_ns = clock.now_ns();
@@ -391,7 +392,7 @@ fn a_quiet_connection_lives<P: Connector>(protocol: P) {
 
 /// A goodbye is said though the peer never stops sending.
 fn goodbye_is_said_in_the_midst_of_messages<P: Connector>(protocol: P) {
-    let config = Config { max_message: 64, ..Config::default() };
+    let config = Config::default().max_message(64);
     let (mut a, mut b) = pair(&protocol, &config);
     assert_eq!(a.send(b"last words").unwrap(), Submit::Accepted(1));
     a.close();
@@ -414,7 +415,7 @@ fn goodbye_is_said_in_the_midst_of_messages<P: Connector>(protocol: P) {
 /// Who has heard the last goodbye goes at once, and its RNIC still acknowledges it: no retry would be answered.
 fn the_last_goodbye_is_acknowledged<P: Connector>(protocol: P) {
     for round in 0..20 {
-        let config = Config { timeout: 19, retry_count: 0, max_message: 64, ..Config::default() };
+        let config = Config::default().timeout_exponent(19).retry_count(0).max_message(64);
         let (mut a, mut b) = pair(&protocol, &config);
         b.close();
         while !(b.is_closed() && a.is_peer_closed()) {
@@ -446,7 +447,7 @@ where
     use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
     let devices = [device(), device()];
     let channel = devices[1].create_channel().unwrap();
-    let config = Config { window: 4, send_buffers: 4, depth: 4, max_message: 64, ..Config::default() };
+    let config = Config::default().window(4).depth(4).max_message(64);
     let (mut a, mut b) = join(&protocol, [&devices[0], &devices[1]], [&config, &config], Some(&channel));
     assert_eq!(b.notifies(), protocol.protocol().properties().receiver_sleeps);
     if !b.notifies() {

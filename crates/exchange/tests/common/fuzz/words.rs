@@ -111,7 +111,7 @@ fn converse_about(stage: &mut Stage, variant: usize, choices: &mut Choices<'_>) 
     match variant {
         0 => plain(stage, variant, choices, SendReceive),
         1 => {
-            let config = Config { credits: false, ..config() };
+            let config = config().credits(false);
             let (bare, connection) = Bare::meet(&SendReceive, &stage.pd, &stage.other, &config, |_| {});
             Talk::new(variant, bare, connection.expect("a connection")).run(choices, |_, _| {})
         }
