@@ -9,16 +9,16 @@ use crate::peers::chromium;
 use crate::place;
 use crate::programs::doorbell;
 use crate::shell::{Running, command, run};
-use crate::test::Outcome;
+use crate::test::StepEnd;
 
 /// What a record may say, and what must stay text.
 const HOSTILE: &str = "</script><script>window.owned=1</script><img src=x onerror=owned=1> & 'quoted'";
 
 /// A few experiments are measured, their report is opened at the width of a desk and of a phone, and a
 /// script presses every button.
-pub(crate) fn report() -> Outcome {
+pub(crate) fn report() -> StepEnd {
     let Some(browser) = chromium() else {
-        return Outcome::LeftOut("there is no chromium".to_owned());
+        return StepEnd::LeftOut("there is no chromium".to_owned());
     };
     let directory = place::own().join("report");
     measure(&directory)

@@ -1,10 +1,10 @@
 //! Checks of the `doorbell` command as a whole: it is run as a user would run it.
 
-use crate::test::Outcome;
+use crate::test::StepEnd;
 use crate::two_machines;
 
 /// A step's name and body.
-type Check = (&'static str, fn() -> Outcome);
+type Check = (&'static str, fn() -> StepEnd);
 
 const CHECKS: &[Check] = &[
     ("two machines", two_machines::exchange),
@@ -13,7 +13,7 @@ const CHECKS: &[Check] = &[
 ];
 
 /// Runs them, each as a step of its own.
-pub(crate) fn run(step: &mut dyn FnMut(&'static str, fn() -> Outcome)) {
+pub(crate) fn run(step: &mut dyn FnMut(&'static str, fn() -> StepEnd)) {
     for &(name, check) in CHECKS {
         step(name, check);
     }

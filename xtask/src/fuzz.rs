@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use crate::peers;
 use crate::place::Lock;
 use crate::shell::{cargo, command, output_of, root, run, target};
-use crate::test::Outcome;
+use crate::test::StepEnd;
 
 /// What makes rustc count edges, and tells crates that they are being fuzzed.
 const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
@@ -80,9 +80,9 @@ fn folder(path: &Path) -> Result<Vec<PathBuf>, String> {
 }
 
 /// Checks that all targets compile, without what counts coverage.
-pub(crate) fn build() -> Outcome {
+pub(crate) fn build() -> StepEnd {
     if let Err(why) = peers::install_for_fuzzing() {
-        return Outcome::LeftOut(why);
+        return StepEnd::LeftOut(why);
     }
     let check_all = || -> Result<(), String> {
         let mut homes: Vec<PathBuf> = all()?.into_iter().map(|target| target.home).collect();

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 use crate::peers;
 use crate::shell::{command, output_of, root, run};
-use crate::test::Outcome;
+use crate::test::StepEnd;
 
 /// Fields that are compared: their names in `.expected` files, and tshark's.
 const FIELDS: [(&str, &str); 15] = [
@@ -54,9 +54,9 @@ const ACKNOWLEDGE: &str = "17";
 const FIRST_NAK: u64 = 0x20;
 
 /// Has tshark dissect every capture.
-pub(crate) fn dissect(captures: &Path) -> Outcome {
+pub(crate) fn dissect(captures: &Path) -> StepEnd {
     if !peers::has_tshark() {
-        return Outcome::LeftOut("there is no tshark; Debian's package is tshark".to_owned());
+        return StepEnd::LeftOut("there is no tshark; Debian's package is tshark".to_owned());
     }
     each_capture(captures, |capture| {
         let packets = dissect_one(capture)?;
@@ -69,9 +69,9 @@ pub(crate) fn dissect(captures: &Path) -> Outcome {
 }
 
 /// Has scapy compute every ICRC anew.
-pub(crate) fn recompute_icrc(captures: &Path) -> Outcome {
+pub(crate) fn recompute_icrc(captures: &Path) -> StepEnd {
     let Some(python) = peers::python_with_scapy() else {
-        return Outcome::LeftOut("no Python here knows scapy; Debian's package is python3-scapy".to_owned());
+        return StepEnd::LeftOut("no Python here knows scapy; Debian's package is python3-scapy".to_owned());
     };
     let script = root().join("xtask").join("tests").join("icrc.py");
     let mut check = command(python, &["-B"]);

@@ -9,14 +9,14 @@ use crate::shell::{cargo, output_of, run, succeeds};
 use crate::{bindings, browser, dist, end_to_end, fuzz, network, packets, peers, place, programs, regressions, vm};
 
 /// How a step ended.
-pub(crate) enum Outcome {
+pub(crate) enum StepEnd {
     Passed,
     Failed(String),
     /// Could not be run here.
     LeftOut(String),
 }
 
-impl From<Result<(), String>> for Outcome {
+impl From<Result<(), String>> for StepEnd {
     fn from(result: Result<(), String>) -> Self {
         match result {
             Ok(()) => Self::Passed,
@@ -26,18 +26,18 @@ impl From<Result<(), String>> for Outcome {
 }
 
 struct Report {
-    steps: Vec<(&'static str, Duration, Outcome)>,
+    steps: Vec<(&'static str, Duration, StepEnd)>,
 }
 
 impl Report {
-    fn step(&mut self, name: &'static str, body: impl FnOnce() -> Outcome) {
+    fn step(&mut self, name: &'static str, body: impl FnOnce() -> StepEnd) {
         eprintln!("\n== {name}");
         let start = Instant::now();
         let outcome = body();
         match &outcome {
-            Outcome::Passed => {}
-            Outcome::Failed(why) => eprintln!("FAILED: {why}"),
-            Outcome::LeftOut(why) => eprintln!("LEFT OUT: {why}"),
+            StepEnd::Passed => {}
+            StepEnd::Failed(why) => eprintln!("FAILED: {why}"),
+            StepEnd::LeftOut(why) => eprintln!("LEFT OUT: {why}"),
         }
         self.steps.push((name, start.elapsed(), outcome));
     }
@@ -161,10 +161,10 @@ pub(crate) fn everything(fast: bool) -> ExitCode {
     report.step("tests", || network::apart(|| tests(&captures, &left_out).into()));
     if let Ok(what) = std::fs::read_to_string(&left_out) {
         let what = what.lines().collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join("; ");
-        report.step("tests of root", || Outcome::LeftOut(what));
+        report.step("tests of root", || StepEnd::LeftOut(what));
     }
     if fast {
-        report.step("real peers", || Outcome::LeftOut("--fast was given".to_owned()));
+        report.step("real peers", || StepEnd::LeftOut("--fast was given".to_owned()));
     } else {
         report.packets(&captures);
         end_to_end::run(&mut |name, body| report.step(name, body));
@@ -210,11 +210,11 @@ fn tests(captures: &Path, left_out: &Path) -> Result<(), String> {
 }
 
 /// Runs something that needs a component of the toolchain, if that is installed.
-fn component(subcommand: &str, name: &str, body: impl FnOnce() -> Outcome) -> Outcome {
+fn component(subcommand: &str, name: &str, body: impl FnOnce() -> StepEnd) -> StepEnd {
     if succeeds(cargo(&[subcommand, "--version"])) {
         body()
     } else {
-        Outcome::LeftOut(format!("the toolchain has no {name}: `rustup component add {name}` adds it"))
+        StepEnd::LeftOut(format!("the toolchain has no {name}: `rustup component add {name}` adds it"))
     }
 }
 
@@ -223,15 +223,15 @@ fn summarize(report: &Report, in_ci: bool) -> ExitCode {
     let (mut passed, mut failed, mut left_out) = (0, 0, 0);
     for (name, took, outcome) in &report.steps {
         let text = match outcome {
-            Outcome::Passed => {
+            StepEnd::Passed => {
                 passed += 1;
                 "passed".to_owned()
             }
-            Outcome::Failed(why) => {
+            StepEnd::Failed(why) => {
                 failed += 1;
                 format!("FAILED: {}", why.lines().next().unwrap_or_default())
             }
-            Outcome::LeftOut(why) => {
+            StepEnd::LeftOut(why) => {
                 left_out += 1;
                 format!("LEFT OUT: {why}")
             }

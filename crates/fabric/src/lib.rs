@@ -30,6 +30,6 @@ pub use link::{Link, LinkProperties, ReceivedRun, Sink};
 pub use memory::{MemoryCounters, MemoryLink, MemoryNetwork, MemoryOptions};
 pub use observe::Observer;
 pub use pcap::Pcap;
-pub use progress::{Port, flush_before_exit};
+pub use progress::{DrivenRnic, flush_before_exit};
 pub use seal::{CheckCounters, Checker, Sealer};
 pub use udp::{BindError, BindRequest, UdpCounters, UdpLink, active_mtu, bind, signal};

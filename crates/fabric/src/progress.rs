@@ -100,18 +100,18 @@ struct Joined {
 }
 
 /// An RNIC on a link, driven by its callers and by a thread of its own.
-pub struct Port {
+pub struct DrivenRnic {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl std::fmt::Debug for Port {
+impl std::fmt::Debug for DrivenRnic {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Port").finish_non_exhaustive()
+        f.debug_struct("DrivenRnic").finish_non_exhaustive()
     }
 }
 
-impl Port {
+impl DrivenRnic {
     /// Starts driving `rnic` over `link`. `readable` becomes readable when the link has received
     /// something: the socket. `port` is the UDP port of both ends.
     pub fn start(rnic: Rnic, link: Box<dyn Link>, readable: OwnedFd, port: u16) -> io::Result<Self> {
@@ -288,7 +288,7 @@ impl Port {
     }
 }
 
-impl Drop for Port {
+impl Drop for DrivenRnic {
     fn drop(&mut self) {
         exit::remove(&self.shared);
         self.shared.stop.store(true, Ordering::SeqCst);

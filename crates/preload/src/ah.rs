@@ -6,10 +6,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use doorbell_ibverbs_sys as c;
 use doorbell_verbs::AddressVector;
 
+use crate::answer::{Answer, Refused, number, pointer, status};
 use crate::context::Context;
 use crate::device::Device;
 use crate::handle::{Kind, Object, object};
-use crate::outcome::{Outcome, Refused, number, pointer, status};
 use crate::pd::Pd;
 use crate::query::{PORT, expect_gid_index, expect_port};
 
@@ -30,7 +30,7 @@ unsafe impl Object for Ah {
 pub(crate) const DEFAULT_HOP_LIMIT: u8 = 64;
 
 /// What a program means by its address attributes.
-pub(crate) fn address_vector(attr: &c::ibv_ah_attr, device: &Device) -> Outcome<AddressVector> {
+pub(crate) fn address_vector(attr: &c::ibv_ah_attr, device: &Device) -> Answer<AddressVector> {
     expect_port(attr.port_num.into())?;
     if attr.is_global == 0 {
         return Err(Refused::invalid(
@@ -72,7 +72,7 @@ pub(crate) fn gid(address: IpAddr) -> c::ibv_gid {
     c::ibv_gid { raw }
 }
 
-fn create(pd: *mut c::ibv_pd, attr: &c::ibv_ah_attr) -> Outcome<*mut c::ibv_ah> {
+fn create(pd: *mut c::ibv_pd, attr: &c::ibv_ah_attr) -> Answer<*mut c::ibv_ah> {
     // SAFETY: the C contract.
     let own = unsafe { object::<Pd>(pd) }?;
     let context = own.context()?;
@@ -91,7 +91,7 @@ unsafe extern "C" fn ibv_create_ah(pd: *mut c::ibv_pd, attr: *mut c::ibv_ah_attr
 
 /// The address that a datagram came from: of an IPv6 header, or of the IPv4 header in the last 20
 /// of the 40 bytes (RoCE v2 annex A17, A17.4.5.2).
-fn source_of(wc: &c::ibv_wc, header: &[u8; 40]) -> Outcome<AddressVector> {
+fn source_of(wc: &c::ibv_wc, header: &[u8; 40]) -> Answer<AddressVector> {
     if wc.wc_flags & c::IBV_WC_GRH == 0 {
         return Err(Refused::invalid("the completion has no routing header, so its sender is not known"));
     }
@@ -111,7 +111,7 @@ fn source_of(wc: &c::ibv_wc, header: &[u8; 40]) -> Outcome<AddressVector> {
 /// # Safety
 ///
 /// The C contract of `ibv_init_ah_from_wc`.
-unsafe fn attributes_from(port: u8, wc: *mut c::ibv_wc, header: *mut c::ibv_grh) -> Outcome<c::ibv_ah_attr> {
+unsafe fn attributes_from(port: u8, wc: *mut c::ibv_wc, header: *mut c::ibv_grh) -> Answer<c::ibv_ah_attr> {
     expect_port(port.into())?;
     // SAFETY: the C contract.
     let (wc, header) = unsafe { (wc.as_ref(), header.cast::<[u8; 40]>().as_ref()) };

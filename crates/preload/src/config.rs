@@ -6,21 +6,21 @@ use std::path::PathBuf;
 use doorbell_fabric::FaultPlan;
 use doorbell_verbs::soft::SoftOptions;
 
+use crate::answer::{Answer, Refused};
 use crate::next::is_loaded;
-use crate::outcome::{Outcome, Refused};
 
 fn variable(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
-fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(name: &str) -> Outcome<Option<T>> {
+fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(name: &str) -> Answer<Option<T>> {
     let Some(value) = variable(name) else { return Ok(None) };
     let text = value.to_string_lossy();
     text.parse().map(Some).map_err(|error| Refused::invalid(format!("{name} is {text:?}: {error}")))
 }
 
 /// How the RNIC is opened.
-pub(crate) fn options() -> Outcome<SoftOptions> {
+pub(crate) fn options() -> Answer<SoftOptions> {
     let mut options = SoftOptions {
         address: parsed("DOORBELL_BIND")?,
         pcap: variable("DOORBELL_PCAP").map(per_process),
@@ -55,7 +55,7 @@ const OWN_VENDOR: (u32, u32) = (0x02_646f, 1);
 
 /// The vendor's and the part's number that the device shows. Some programs decide by them what to
 /// make use of.
-pub(crate) fn vendor() -> Outcome<(u32, u32)> {
+pub(crate) fn vendor() -> Answer<(u32, u32)> {
     let Some(value) = variable("DOORBELL_VENDOR_ID") else { return Ok(OWN_VENDOR) };
     let text = value.to_string_lossy();
     let number = |text: &str| match text.strip_prefix("0x") {

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use doorbell_ibverbs_sys as c;
 
+use crate::answer::{Answer, Refused, pointer, status};
 use crate::device::{self, Device};
 use crate::event::Events;
 use crate::fork::say;
 use crate::handle::{Handles, Kind, object};
-use crate::outcome::{Outcome, Refused, pointer, status};
 use crate::{ah, cq, cq_ex, dm, mr, mw, pd, post, qp, query, refused, srq};
 
 /// A context. C sees the `ibv_context` within its first field.
@@ -32,7 +32,7 @@ impl Context {
     /// # Safety
     ///
     /// If it is not null, `pointer` came from `ibv_open_device` and was not closed.
-    pub(crate) unsafe fn of<'a>(pointer: *mut c::ibv_context) -> Outcome<&'a Self> {
+    pub(crate) unsafe fn of<'a>(pointer: *mut c::ibv_context) -> Answer<&'a Self> {
         if pointer.is_null() {
             return Err(Refused::invalid("the context is null"));
         }

@@ -13,11 +13,11 @@ use doorbell_verbs::raw::Provider;
 use doorbell_verbs::{Attachment, Completion, CompletionOpcode, CqId, Notify, Status, raw};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
+use crate::answer::{Answer, Refused, pointer, set_errno, status};
 use crate::context::Context;
 use crate::device::Device;
 use crate::event::{Element, Source};
 use crate::handle::{Kind, Object, Users, object};
-use crate::outcome::{Outcome, Refused, pointer, set_errno, status};
 use crate::wait::{
     NUMBER, STATUS, Step, Turn, Unacknowledged, as_if_asleep, cancellation_point, in_steps, is_blocking,
 };
@@ -184,7 +184,7 @@ pub(crate) unsafe fn create(
     cq_context: *mut c_void,
     channel: *mut c::ibv_comp_channel,
     vector: c_uint,
-) -> Outcome<*mut c::ibv_cq> {
+) -> Answer<*mut c::ibv_cq> {
     // SAFETY: the C contract.
     let own = unsafe { Context::of(context) }?;
     own.device.expect_own()?;
@@ -256,7 +256,7 @@ unsafe extern "C" fn ibv_resize_cq(cq: *mut c::ibv_cq, depth: c_int) -> c_int {
 /// # Safety
 ///
 /// The C contract of `ibv_destroy_cq`.
-pub(crate) unsafe fn destroy(cq: *mut c::ibv_cq) -> Outcome<Step> {
+pub(crate) unsafe fn destroy(cq: *mut c::ibv_cq) -> Answer<Step> {
     // SAFETY: the C contract.
     let own = unsafe { object::<Cq>(cq) }?;
     own.device.expect_own()?;

@@ -8,8 +8,8 @@ use doorbell_ibverbs_sys as c;
 use doorbell_verbs::Completion;
 use doorbell_verbs::raw::Provider;
 
+use crate::answer::{Refused, pointer};
 use crate::cq::{self, Cq};
-use crate::outcome::{Refused, pointer};
 
 /// Fields that can be read.
 const FIELDS: u64 = (c::IBV_WC_STANDARD_FLAGS

@@ -13,10 +13,10 @@ use doorbell_verbs::raw::{DeviceAttributes, Provider};
 use doorbell_verbs::soft::{self, Soft, SoftOptions};
 use doorbell_verbs::{AsyncEvent, CqId, Qpn, SrqId};
 
+use crate::answer::{Answer, Refused};
 use crate::event::Source;
 use crate::fork::Inside;
 use crate::lasting::Lasting;
-use crate::outcome::{Outcome, Refused};
 use crate::wait::Uncancelled;
 use crate::{config, fork, stats, tree};
 
@@ -92,7 +92,7 @@ impl Device {
         self.generation == fork::generation()
     }
 
-    pub(crate) fn expect_own(&self) -> Outcome<()> {
+    pub(crate) fn expect_own(&self) -> Answer<()> {
         if self.is_own() {
             return Ok(());
         }
@@ -209,7 +209,7 @@ impl Drop for Device {
 }
 
 /// The RNIC of this process, opened if it is not.
-pub(crate) fn open() -> Outcome<Arc<Device>> {
+pub(crate) fn open() -> Answer<Arc<Device>> {
     stats::print_at_exit();
     let mut process = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
     process.renew();

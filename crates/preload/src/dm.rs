@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use doorbell_ibverbs_sys as c;
 
+use crate::answer::{Answer, Refused, pointer, status};
 use crate::context::Context;
 use crate::handle::{Kind, Object, Users, object};
 use crate::mr;
-use crate::outcome::{Outcome, Refused, pointer, status};
 
 /// How much of it a device has.
 pub(crate) const MAX_BYTES: usize = 1 << 20;
@@ -49,7 +49,7 @@ static IN_USE: AtomicUsize = AtomicUsize::new(0);
 
 impl Dm {
     /// Where `length` bytes at `offset` are.
-    pub(crate) fn place(&self, offset: u64, length: usize) -> Outcome<*mut u8> {
+    pub(crate) fn place(&self, offset: u64, length: usize) -> Answer<*mut u8> {
         let size = self.layout.size() as u64;
         if offset > size || length as u64 > size - offset {
             let why = format!("{length} B at {offset} are not inside the {size} B of device memory");
@@ -59,7 +59,7 @@ impl Dm {
         Ok(unsafe { self.base.add(offset as usize) })
     }
 
-    fn word_place(&self, offset: u64, length: usize) -> Outcome<*mut u8> {
+    fn word_place(&self, offset: u64, length: usize) -> Answer<*mut u8> {
         if !offset.is_multiple_of(WORD) || !(length as u64).is_multiple_of(WORD) {
             return Err(Refused::invalid(format!("device memory is copied in words of {WORD} B")));
         }

@@ -8,11 +8,11 @@ use doorbell_ibverbs_sys as c;
 use doorbell_verbs::raw::Notices;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use crate::answer::{Answer, Refused};
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::device::Device;
 use crate::handle::object;
-use crate::outcome::{Outcome, Refused};
 use crate::qp::Qp;
 use crate::srq::Srq;
 use crate::wait::{NUMBER, Step, Turn, Unacknowledged, cancellation_point, in_steps};
@@ -33,7 +33,7 @@ unsafe impl Send for Element {}
 pub(crate) struct Events(Notices<(Element, c::ibv_event_type)>);
 
 impl Events {
-    pub(crate) fn new() -> Outcome<Self> {
+    pub(crate) fn new() -> Answer<Self> {
         Ok(Self(blocking_notices()?))
     }
 
@@ -55,7 +55,7 @@ impl Events {
 }
 
 /// An empty list whose descriptor's reads wait, unless the program changes that, as verbs have it.
-pub(crate) fn blocking_notices<T>() -> Outcome<Notices<T>> {
+pub(crate) fn blocking_notices<T>() -> Answer<Notices<T>> {
     let fd = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE)
         .map_err(|error| Refused::new(error as c_int, "an eventfd could not be created"))?;
     Ok(Notices::on(fd))
@@ -63,14 +63,14 @@ pub(crate) fn blocking_notices<T>() -> Outcome<Notices<T>> {
 
 /// The object, if it is this process's own: of one that was inherited, any lock may be held by a thread
 /// that does not exist.
-fn expect_own<T>(own: &T, device: impl FnOnce(&T) -> &Device) -> Outcome<&T> {
+fn expect_own<T>(own: &T, device: impl FnOnce(&T) -> &Device) -> Answer<&T> {
     device(own).expect_own().map(|()| own)
 }
 
 /// # Safety
 ///
 /// The object exists.
-unsafe fn unacknowledged<'a>(element: Element) -> Outcome<&'a Unacknowledged> {
+unsafe fn unacknowledged<'a>(element: Element) -> Answer<&'a Unacknowledged> {
     // SAFETY: passed on to our caller.
     unsafe {
         Ok(match element {

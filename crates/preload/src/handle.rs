@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::outcome::{Outcome, Refused};
+use crate::answer::{Answer, Refused};
 
 /// A structure that begins with its C counterpart.
 ///
@@ -62,7 +62,7 @@ impl Kind {
 /// # Safety
 ///
 /// If it is not null, `pointer` came from [`Handles::give`] for a `T` and was not taken back.
-pub(crate) unsafe fn object<'a, T: Object>(pointer: *mut T::C) -> Outcome<&'a T> {
+pub(crate) unsafe fn object<'a, T: Object>(pointer: *mut T::C) -> Answer<&'a T> {
     // SAFETY: by the caller's promise it points to a `T`, of which only shared references exist.
     unsafe { pointer.cast::<T>().as_ref() }.ok_or_else(|| Refused::invalid(format!("the {} is null", T::KIND.name())))
 }
@@ -125,7 +125,7 @@ impl Users {
     }
 
     /// Refuses to destroy what is in use.
-    pub(crate) fn expect_none(&self, what: &str) -> Outcome<()> {
+    pub(crate) fn expect_none(&self, what: &str) -> Answer<()> {
         if self.none() {
             return Ok(());
         }

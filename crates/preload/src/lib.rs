@@ -20,6 +20,7 @@
 //! structure of the documented type. What can be checked is checked.
 
 mod ah;
+mod answer;
 mod cm;
 mod config;
 mod context;
@@ -40,7 +41,6 @@ mod launch;
 mod mr;
 mod mw;
 mod next;
-mod outcome;
 mod pd;
 mod post;
 mod qp;

@@ -8,9 +8,9 @@ use doorbell_verbs::raw::{Keys, Provider};
 use doorbell_verbs::soft::{bring_in, can_bring_in};
 use doorbell_verbs::{Access, MemoryError};
 
+use crate::answer::{Answer, Refused, pointer, status};
 use crate::dm::Dm;
 use crate::handle::{Kind, Object, object};
-use crate::outcome::{Outcome, Refused, pointer, status};
 use crate::pd::Pd;
 use crate::post::elements;
 
@@ -44,7 +44,7 @@ const NO_DM: *mut c::ibv_dm = ptr::null_mut();
 /// Access flags that a program may set without asking whether they are supported.
 const OPTIONAL: c_uint = 0x3ff << 20;
 
-pub(crate) fn access(flags: c_uint) -> Outcome<Access> {
+pub(crate) fn access(flags: c_uint) -> Answer<Access> {
     let known = [
         (c::IBV_ACCESS_LOCAL_WRITE, Access::LOCAL_WRITE),
         (c::IBV_ACCESS_REMOTE_WRITE, Access::REMOTE_WRITE),
@@ -63,7 +63,7 @@ pub(crate) fn access(flags: c_uint) -> Outcome<Access> {
 }
 
 /// What is checked of a registration before the RNIC sees it.
-fn checked(memory: *mut c_void, length: usize, flags: c_uint) -> Outcome<Access> {
+fn checked(memory: *mut c_void, length: usize, flags: c_uint) -> Answer<Access> {
     let access = access(flags)?;
     if access.contains(Access::ON_DEMAND) && !can_bring_in() {
         return Err(Refused::unsupported("paging on demand needs Linux 5.14"));
@@ -82,7 +82,7 @@ fn checked(memory: *mut c_void, length: usize, flags: c_uint) -> Outcome<Access>
 
 /// Is the memory there, and writable if it is to be written? Like registering for hardware, this
 /// brings in its pages. Old kernels do not tell.
-fn expect_mapped(memory: *mut c_void, length: usize, written: bool) -> Outcome<()> {
+fn expect_mapped(memory: *mut c_void, length: usize, written: bool) -> Answer<()> {
     if (memory as usize).checked_add(length).is_none() {
         return Err(Refused::invalid("the memory does not end within the address space"));
     }
@@ -93,7 +93,7 @@ fn expect_mapped(memory: *mut c_void, length: usize, written: bool) -> Outcome<(
     Err(Refused::new(libc::EFAULT, format!("{length} B at {memory:p} are not all {what}")))
 }
 
-fn register(pd: &Pd, memory: *mut c_void, length: usize, address: u64, access: Access) -> Outcome<Keys> {
+fn register(pd: &Pd, memory: *mut c_void, length: usize, address: u64, access: Access) -> Answer<Keys> {
     let provider = &pd.context()?.device.provider;
     // SAFETY: the program keeps the memory mapped until it deregisters it, which is the contract
     // of verbs, and no Rust code has references to it.
@@ -110,7 +110,7 @@ pub(crate) unsafe fn reg_mr(
     address: u64,
     flags: c_uint,
     dm: *mut c::ibv_dm,
-) -> Outcome<*mut c::ibv_mr> {
+) -> Answer<*mut c::ibv_mr> {
     // SAFETY: the C contract.
     let own = unsafe { object::<Pd>(pd) }?;
     let context = own.context()?;

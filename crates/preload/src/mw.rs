@@ -7,9 +7,9 @@ use doorbell_ibverbs_sys as c;
 use doorbell_verbs::raw::Provider;
 use doorbell_verbs::{LKey, Payload, RKey, SendOperation, SendRequest, WindowBinding, WindowKind};
 
+use crate::answer::{Answer, Refused, errno_of_post, pointer, status};
 use crate::handle::{Kind, Object, object};
 use crate::mr::{self, Mr};
-use crate::outcome::{Outcome, Refused, errno_of_post, pointer, status};
 use crate::pd::Pd;
 use crate::post::send_flags;
 use crate::qp::Qp;
@@ -83,7 +83,7 @@ fn next_key(rkey: u32) -> u32 {
 /// # Safety
 ///
 /// The region is null or exists.
-unsafe fn binding(rkey: u32, info: &c::ibv_mw_bind_info) -> Outcome<WindowBinding> {
+unsafe fn binding(rkey: u32, info: &c::ibv_mw_bind_info) -> Answer<WindowBinding> {
     // SAFETY: passed on to our caller; null where nothing is bound.
     let lkey = unsafe { object::<Mr>(info.mr) }.map_or(0, Mr::lkey);
     if info.mr.is_null() && info.length > 0 {
@@ -136,7 +136,7 @@ pub(crate) unsafe fn bind_operation(
     mw: *mut c::ibv_mw,
     rkey: u32,
     info: &c::ibv_mw_bind_info,
-) -> Outcome<SendOperation> {
+) -> Answer<SendOperation> {
     // SAFETY: passed on to our caller.
     let own = unsafe { object::<Mw>(mw) }?;
     if own.kind != WindowKind::Type2 {

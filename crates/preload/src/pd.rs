@@ -7,9 +7,9 @@ use doorbell_ibverbs_sys as c;
 use doorbell_verbs::PdId;
 use doorbell_verbs::raw::Provider;
 
+use crate::answer::{Answer, Refused, pointer, status};
 use crate::context::Context;
 use crate::handle::{Kind, Object, Users, object};
-use crate::outcome::{Outcome, Refused, pointer, status};
 
 /// A protection domain, or a parent domain that stands for one.
 #[repr(C)]
@@ -29,7 +29,7 @@ unsafe impl Object for Pd {
 
 impl Pd {
     /// The context it was made from.
-    pub(crate) fn context<'a>(&self) -> Outcome<&'a Context> {
+    pub(crate) fn context<'a>(&self) -> Answer<&'a Context> {
         // SAFETY: a context stays while objects that were made from it exist.
         let context = unsafe { Context::of(self.c.context) }?;
         context.device.expect_own()?;

@@ -13,9 +13,9 @@ use doorbell_verbs::{
 use smallvec::SmallVec;
 
 use crate::ah::Ah;
+use crate::answer::{Answer, Refused, errno_of_post, set_errno};
 use crate::handle::object;
 use crate::mw;
-use crate::outcome::{Outcome, Refused, errno_of_post, set_errno};
 use crate::qp::Qp;
 use crate::srq::Srq;
 
@@ -67,7 +67,7 @@ unsafe fn in_groups<W: Linked, R>(
     call: &str,
     list: *mut W,
     bad: *mut *mut W,
-    convert: impl Fn(&W) -> Outcome<R>,
+    convert: impl Fn(&W) -> Answer<R>,
     mut post: impl FnMut(&[R]) -> Result<(), PostError>,
 ) -> c_int {
     let mut next = list;
@@ -125,7 +125,7 @@ pub(crate) fn send_flags(flags: u32) -> SendFlags {
 /// # Safety
 ///
 /// The C contract of `ibv_post_send`.
-unsafe fn operation(wr: &c::ibv_send_wr) -> Outcome<SendOperation> {
+unsafe fn operation(wr: &c::ibv_send_wr) -> Answer<SendOperation> {
     // SAFETY: which part of a union counts is what the opcode says; all are plain numbers and pointers.
     let (immediate, invalidated, rdma, atomic, bind) = unsafe {
         let beside = &wr.__bindgen_anon_1;
@@ -161,13 +161,13 @@ unsafe fn operation(wr: &c::ibv_send_wr) -> Outcome<SendOperation> {
 /// # Safety
 ///
 /// `ah` is null or an address handle.
-pub(crate) unsafe fn destination(ah: *mut c::ibv_ah, qpn: u32, qkey: u32) -> Outcome<UdDestination> {
+pub(crate) unsafe fn destination(ah: *mut c::ibv_ah, qpn: u32, qkey: u32) -> Answer<UdDestination> {
     // SAFETY: passed on to our caller.
     let address = unsafe { object::<Ah>(ah) }?.address;
     Ok(UdDestination { address, qpn: Qpn::new(qpn), qkey: QKey::new(qkey) })
 }
 
-fn count(number: c_int) -> Outcome<usize> {
+fn count(number: c_int) -> Answer<usize> {
     usize::try_from(number).map_err(|_| Refused::invalid(format!("{number} scatter-gather elements are negative")))
 }
 
@@ -181,7 +181,7 @@ unsafe fn send_request<'a>(
     kind: QpKind,
     wr: &c::ibv_send_wr,
     gathered: &RefCell<Vec<Box<[u8]>>>,
-) -> Outcome<SendRequest<'a>> {
+) -> Answer<SendRequest<'a>> {
     let sges: &[Sge] = match wr.opcode {
         c::IBV_WR_BIND_MW | c::IBV_WR_LOCAL_INV => &[], // it moves no bytes
         // SAFETY: the C contract.
@@ -278,7 +278,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
 /// # Safety
 ///
 /// The C contract of `ibv_post_recv`.
-unsafe fn recv_request<'a>(wr: &c::ibv_recv_wr, is_own: bool) -> Outcome<RecvRequest<'a>> {
+unsafe fn recv_request<'a>(wr: &c::ibv_recv_wr, is_own: bool) -> Answer<RecvRequest<'a>> {
     if !is_own {
         return Err(gone());
     }

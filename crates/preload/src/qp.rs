@@ -10,12 +10,12 @@ use doorbell_ibverbs_sys as c;
 use doorbell_verbs::raw::Provider;
 use doorbell_verbs::{QpCapacities, QpInit, QpKind, raw};
 
+use crate::answer::{Answer, Refused, pointer, status};
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::device::Device;
 use crate::event::{Element, Source};
 use crate::handle::{Kind, Object, object};
-use crate::outcome::{Outcome, Refused, pointer, status};
 use crate::pd::Pd;
 use crate::qp_attr;
 use crate::srq::Srq;
@@ -42,7 +42,7 @@ unsafe impl Object for Qp {
     const KIND: Kind = Kind::Qp;
 }
 
-pub(crate) fn kind(number: c::ibv_qp_type) -> Outcome<QpKind> {
+pub(crate) fn kind(number: c::ibv_qp_type) -> Answer<QpKind> {
     match number {
         c::IBV_QPT_RC => Ok(QpKind::Rc),
         c::IBV_QPT_UC => Ok(QpKind::Uc),
@@ -67,7 +67,7 @@ pub(crate) fn kind_number(kind: QpKind) -> c::ibv_qp_type {
 /// # Safety
 ///
 /// The C contract of `ibv_create_qp`.
-unsafe fn create(pd: *mut c::ibv_pd, init: &c::ibv_qp_init_attr, operations: Option<u64>) -> Outcome<*mut c::ibv_qp> {
+unsafe fn create(pd: *mut c::ibv_pd, init: &c::ibv_qp_init_attr, operations: Option<u64>) -> Answer<*mut c::ibv_qp> {
     // SAFETY: the C contract.
     let own = unsafe { object::<Pd>(pd) }?;
     let context = own.context()?;
@@ -238,7 +238,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
 /// # Safety
 ///
 /// The C contract of `ibv_destroy_qp`.
-pub(crate) unsafe fn destroy(qp: *mut c::ibv_qp) -> Outcome<Step> {
+pub(crate) unsafe fn destroy(qp: *mut c::ibv_qp) -> Answer<Step> {
     // SAFETY: the C contract.
     let own = unsafe { object::<Qp>(qp) }?;
     own.device.expect_own()?;
@@ -279,7 +279,7 @@ pub(crate) unsafe extern "C-unwind" fn ibv_destroy_qp(qp: *mut c::ibv_qp) -> c_i
 /// # Safety
 ///
 /// `gid` is null or a GID.
-unsafe fn group(gid: *const c::ibv_gid) -> Outcome<IpAddr> {
+unsafe fn group(gid: *const c::ibv_gid) -> Answer<IpAddr> {
     // SAFETY: by the caller's promise; both views of a GID are plain bytes.
     let raw = unsafe { gid.as_ref().map(|gid| gid.raw) };
     let raw = raw.ok_or_else(|| Refused::invalid("the GID is null"))?;

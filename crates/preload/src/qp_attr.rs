@@ -4,12 +4,12 @@ use doorbell_ibverbs_sys as c;
 use doorbell_verbs::{AttributeMask, PathMtu, Psn, QKey, QpAttributes, QpInfo, QpState, Qpn};
 
 use crate::ah::{address_vector, ah_attributes};
+use crate::answer::{Answer, Refused};
 use crate::device::Device;
 use crate::mr;
-use crate::outcome::{Outcome, Refused};
 use crate::query::PORT;
 
-fn state(number: c::ibv_qp_state) -> Outcome<QpState> {
+fn state(number: c::ibv_qp_state) -> Answer<QpState> {
     Ok(match number {
         c::IBV_QPS_RESET => QpState::Reset,
         c::IBV_QPS_INIT => QpState::Init,
@@ -35,7 +35,7 @@ fn state_number(state: QpState) -> c::ibv_qp_state {
 }
 
 /// What a modification names.
-pub(crate) fn from_c(attr: &c::ibv_qp_attr, mask: u32, device: &Device) -> Outcome<QpAttributes> {
+pub(crate) fn from_c(attr: &c::ibv_qp_attr, mask: u32, device: &Device) -> Answer<QpAttributes> {
     use AttributeMask as A;
     // The bits are those of C; the state itself is bit 0.
     let named = A::from_bits(mask & !c::IBV_QP_STATE).ok_or_else(|| {

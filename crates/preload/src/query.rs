@@ -8,8 +8,8 @@ use doorbell_ibverbs_sys as c;
 use doorbell_verbs::MAX_MESSAGE_BYTES;
 use doorbell_verbs::raw::{DeviceAttributes, Provider};
 
+use crate::answer::{Answer, Refused, number, status};
 use crate::context::Context;
-use crate::outcome::{Outcome, Refused, number, status};
 use crate::{device, dm};
 
 /// Its only port.
@@ -33,14 +33,14 @@ pub(crate) const DEFAULT_PKEY: u16 = 0xffff;
 /// How `ibv_query_gid_type` names RoCE v2, unlike the GID table.
 const SYSFS_ROCE_V2: c_uint = 1;
 
-pub(crate) fn expect_port(port: u32) -> Outcome<()> {
+pub(crate) fn expect_port(port: u32) -> Answer<()> {
     if port == u32::from(PORT) {
         return Ok(());
     }
     Err(Refused::invalid(format!("port {port} does not exist: the device has port {PORT}")))
 }
 
-pub(crate) fn expect_gid_index(index: u32) -> Outcome<()> {
+pub(crate) fn expect_gid_index(index: u32) -> Answer<()> {
     if index == 0 {
         return Ok(());
     }
@@ -247,7 +247,7 @@ fn gid_entry(context: &Context) -> c::ibv_gid_entry {
     }
 }
 
-fn expect_entry(flags: u32, size: usize) -> Outcome<()> {
+fn expect_entry(flags: u32, size: usize) -> Answer<()> {
     if flags != 0 {
         return Err(Refused::unsupported(format!("flags {flags:#x} of a GID query are not known")));
     }

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use doorbell_ibverbs_sys as c;
 
-use crate::outcome::{Refused, pointer, status};
+use crate::answer::{Refused, pointer, status};
 
 macro_rules! refused {
     ($($why:literal: $name:ident($($type:ty),*) -> $end:ident $result:ty;)*) => {

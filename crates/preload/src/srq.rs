@@ -7,10 +7,10 @@ use doorbell_ibverbs_sys as c;
 use doorbell_verbs::raw;
 use doorbell_verbs::raw::Provider;
 
+use crate::answer::{Answer, Refused, pointer, status};
 use crate::device::Device;
 use crate::event::{Element, Source};
 use crate::handle::{Kind, Object, Users, object};
-use crate::outcome::{Outcome, Refused, pointer, status};
 use crate::pd::Pd;
 use crate::wait::{STATUS, Step, Unacknowledged, in_steps};
 
@@ -82,7 +82,7 @@ pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut c::ibv_srq, place: *mut u3
     })
 }
 
-fn expect_limit(limit: u32, most: u32) -> Outcome<()> {
+fn expect_limit(limit: u32, most: u32) -> Answer<()> {
     if limit <= most {
         return Ok(());
     }
@@ -128,7 +128,7 @@ unsafe extern "C" fn ibv_query_srq(srq: *mut c::ibv_srq, attr: *mut c::ibv_srq_a
 /// # Safety
 ///
 /// The C contract of `ibv_destroy_srq`.
-pub(crate) unsafe fn destroy(srq: *mut c::ibv_srq) -> Outcome<Step> {
+pub(crate) unsafe fn destroy(srq: *mut c::ibv_srq) -> Answer<Step> {
     // SAFETY: the C contract.
     let own = unsafe { object::<Srq>(srq) }?;
     own.users.expect_none("shared receive queue")?;

@@ -20,7 +20,7 @@ use std::os::fd::{BorrowedFd, RawFd};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 
-use crate::outcome::{Outcome, Refused, guarded, set_errno};
+use crate::answer::{Answer, Refused, guarded, set_errno};
 
 /// What `pthread_cleanup_push` of the C library keeps on the stack.
 #[repr(C)]
@@ -115,7 +115,7 @@ pub(crate) fn cancellation_point() {
 /// frame up to the program's has anything to drop.
 pub(crate) fn in_steps<S>(call: &'static str, failure: Failure, step: S) -> c_int
 where
-    S: Fn(Turn) -> Outcome<Step> + Copy, // which has nothing to drop
+    S: Fn(Turn) -> Answer<Step> + Copy, // which has nothing to drop
 {
     let mut turn = Turn::First;
     loop {
@@ -137,7 +137,7 @@ where
 
 /// One step; the error is the errno, which was set and told.
 #[inline(never)]
-fn taken(call: &str, step: &impl Fn(Turn) -> Outcome<Step>, turn: Turn) -> Result<Step, c_int> {
+fn taken(call: &str, step: &impl Fn(Turn) -> Answer<Step>, turn: Turn) -> Result<Step, c_int> {
     let refused = match guarded(|| step(turn)) {
         Ok(step) => return Ok(step),
         Err(refused) => refused,
@@ -198,7 +198,7 @@ pub(crate) fn is_blocking(fd: BorrowedFd<'_>) -> bool {
 
 /// Does something that takes the place of the beginning of a sleep, and says whether there is an end to
 /// that already. If there is none, a signal that came meanwhile interrupts the call as it would a sleep.
-pub(crate) fn as_if_asleep(body: impl FnOnce() -> bool) -> Outcome<bool> {
+pub(crate) fn as_if_asleep(body: impl FnOnce() -> bool) -> Answer<bool> {
     let mut held = SigSet::all();
     for fault in [Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGFPE, Signal::SIGILL, Signal::SIGTRAP, Signal::SIGSYS] {
         held.remove(fault); // blocked, they end the process

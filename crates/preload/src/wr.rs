@@ -10,8 +10,8 @@ use doorbell_ibverbs_sys as c;
 use doorbell_verbs::{LKey, Payload, QpKind, RKey, SendFlags, SendOperation, SendRequest, Sge, UdDestination};
 use smallvec::SmallVec;
 
+use crate::answer::{Answer, Refused, errno_of_post};
 use crate::mw::bind_operation;
-use crate::outcome::{Outcome, Refused, errno_of_post};
 use crate::post::{destination, elements, send_flags};
 use crate::qp::Qp;
 
@@ -41,7 +41,7 @@ fn of_transport(kind: QpKind) -> u32 {
 
 /// The table of a queue pair that is created for `operations`. A program calls what it asked for
 /// without looking, so what is not there is refused now.
-pub(crate) fn table(kind: QpKind, operations: u64) -> Outcome<c::ibv_qp_ex> {
+pub(crate) fn table(kind: QpKind, operations: u64) -> Answer<c::ibv_qp_ex> {
     let missing = operations & !u64::from(of_transport(kind));
     if missing != 0 {
         let name = kind.name();
@@ -150,10 +150,7 @@ unsafe fn begin(qp: *mut c::ibv_qp_ex, operation: SendOperation) {
 /// # Safety
 ///
 /// As [`building`].
-unsafe fn with_last(
-    qp: *mut c::ibv_qp_ex,
-    body: impl FnOnce(&mut Request, &mut Vec<Sge>, &mut Vec<u8>) -> Outcome<()>,
-) {
+unsafe fn with_last(qp: *mut c::ibv_qp_ex, body: impl FnOnce(&mut Request, &mut Vec<Sge>, &mut Vec<u8>) -> Answer<()>) {
     // SAFETY: by the caller's promise.
     let Building { requests, sges, inline, refused } = unsafe { building(qp) };
     let outcome = match requests.last_mut() {

@@ -7,9 +7,9 @@
 //! Limits are those asked for at creation and are enforced exactly. Bytes from the network cause
 //! NAKs, error completions or silent drops, each counted; never a panic, never growth.
 
+mod commons;
 mod completion;
 mod congestion;
-mod core;
 mod engine;
 mod memory;
 mod qp;

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use doorbell_counters::{PUBLISH_WITHIN_NS, Published, Publisher};
-use doorbell_fabric::{BindRequest, FaultPlan, Faults, Link, Pcap, Port, active_mtu, bind};
+use doorbell_fabric::{BindRequest, DrivenRnic, FaultPlan, Faults, Link, Pcap, active_mtu, bind};
 pub use doorbell_rnic::LIMITS;
 use doorbell_rnic::{Config, Region, Rnic};
 use doorbell_verbs_core::{
@@ -112,7 +112,7 @@ pub fn open_provider(options: &SoftOptions) -> Result<Arc<Soft>, Error> {
     };
     let (address, port) = (end.address, end.port);
     let soft = start(end, options)?;
-    publish(&soft.port, address, port);
+    publish(&soft.rnic, address, port);
     Ok(Arc::new(soft))
 }
 
@@ -186,9 +186,10 @@ fn start(end: LinkEnd, options: &SoftOptions) -> Result<Soft, Error> {
         }
     }
     let queue = Arc::clone(rnic.events());
-    let port = Port::start(rnic, link, readable, udp_port).map_err(Error::os("the progress thread could not start"))?;
+    let driven =
+        DrivenRnic::start(rnic, link, readable, udp_port).map_err(Error::os("the progress thread could not start"))?;
     Ok(Soft {
-        port: Arc::new(port),
+        rnic: Arc::new(driven),
         config,
         udp_port,
         check_memory: options.check_memory,
@@ -201,7 +202,7 @@ fn start(end: LinkEnd, options: &SoftOptions) -> Result<Soft, Error> {
 }
 
 /// Publishes what the device counts. It is as good without.
-fn publish(engine: &Port, address: IpAddr, udp_port: u16) {
+fn publish(engine: &DrivenRnic, address: IpAddr, udp_port: u16) {
     static SAID: Once = Once::new();
     if !doorbell_counters::is_wanted() {
         return;
@@ -265,7 +266,7 @@ fn no_eventfd(error: nix::Error) -> Error {
 
 /// A software RNIC, for what builds on the layer [`raw`].
 pub struct Soft {
-    port: Arc<Port>,
+    rnic: Arc<DrivenRnic>,
     config: Config,
     udp_port: u16,
     check_memory: bool,
@@ -287,7 +288,7 @@ impl Soft {
     /// Registers a region without memory, for local use: it reads as zeros, and what is written to it
     /// is lost. It takes every address.
     pub fn register_null(&self, pd: PdId) -> Result<Keys, Error> {
-        let region = self.port.with(|rnic| rnic.register_null(pd))?;
+        let region = self.rnic.with(|rnic| rnic.register_null(pd))?;
         Ok(self.enter(region))
     }
 
@@ -304,7 +305,7 @@ impl Soft {
     /// What the device and its link counted, for a caller that must not wait, such as a signal handler, which may have
     /// interrupted a call on the device; `None` while another call is in the device.
     pub fn try_counters(&self) -> Option<(Counters, LinkCounters)> {
-        self.port.try_counters()
+        self.rnic.try_counters()
     }
 
     fn enter(&self, region: Arc<Region>) -> Keys {
@@ -340,15 +341,15 @@ impl Provider for Soft {
 
     #[inline]
     fn now_ns(&self) -> u64 {
-        self.port.now_ns()
+        self.rnic.now_ns()
     }
 
     fn create_pd(&self) -> Result<PdId, Error> {
-        Ok(self.port.with(Rnic::create_pd))
+        Ok(self.rnic.with(Rnic::create_pd))
     }
 
     fn destroy_pd(&self, pd: PdId) -> Result<(), Error> {
-        Ok(self.port.with(|rnic| rnic.destroy_pd(pd))?)
+        Ok(self.rnic.with(|rnic| rnic.destroy_pd(pd))?)
     }
 
     unsafe fn register(
@@ -360,7 +361,7 @@ impl Provider for Soft {
         access: Access,
         owner: Option<Arc<dyn Any + Send + Sync>>,
     ) -> Result<Keys, Error> {
-        let region = self.port.with(|rnic| {
+        let region = self.rnic.with(|rnic| {
             // SAFETY: passed on to our caller.
             unsafe { rnic.register(pd, base, length, address, self.effective(access), owner) }
         })?;
@@ -378,7 +379,7 @@ impl Provider for Soft {
     ) -> Result<(), Error> {
         let mut regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
         let region = regions.get_mut(&lkey).ok_or(ObjectError::Unknown("memory region"))?;
-        *region = self.port.with(|rnic| {
+        *region = self.rnic.with(|rnic| {
             // SAFETY: passed on to our caller.
             unsafe { rnic.reregister(region, pd, base, length, address, self.effective(access)) }
         })?;
@@ -388,45 +389,45 @@ impl Provider for Soft {
     fn deregister(&self, lkey: LKey) -> Result<(), Error> {
         let mut regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
         let region = regions.get(&lkey).ok_or(ObjectError::Unknown("memory region"))?;
-        self.port.with(|rnic| rnic.deregister(region))?;
+        self.rnic.with(|rnic| rnic.deregister(region))?;
         regions.remove(&lkey);
         Ok(())
     }
 
     fn create_window(&self, pd: PdId, kind: WindowKind) -> Result<RKey, Error> {
-        Ok(self.port.with(|rnic| rnic.create_window(pd, kind))?)
+        Ok(self.rnic.with(|rnic| rnic.create_window(pd, kind))?)
     }
 
     fn destroy_window(&self, rkey: RKey) -> Result<(), Error> {
-        Ok(self.port.with(|rnic| rnic.destroy_window(rkey))?)
+        Ok(self.rnic.with(|rnic| rnic.destroy_window(rkey))?)
     }
 
     fn create_channel(&self) -> Result<Arc<dyn raw::Channel>, Error> {
-        Ok(Arc::new(SoftChannel::new(&self.port)?))
+        Ok(Arc::new(SoftChannel::new(&self.rnic)?))
     }
 
     fn create_cq(&self, depth: usize, channel: Option<&Arc<dyn raw::Channel>>) -> Result<Box<dyn raw::Cq>, Error> {
-        Ok(Box::new(SoftCq::create(&self.port, depth, channel)?))
+        Ok(Box::new(SoftCq::create(&self.rnic, depth, channel)?))
     }
 
     fn create_srq(&self, pd: PdId, depth: usize, max_sges: usize) -> Result<Box<dyn raw::Srq>, Error> {
-        Ok(Box::new(SoftSrq::create(&self.port, pd, depth, max_sges)?))
+        Ok(Box::new(SoftSrq::create(&self.rnic, pd, depth, max_sges)?))
     }
 
     fn create_qp(&self, init: QpInit) -> Result<Box<dyn raw::Qp>, Error> {
-        Ok(Box::new(SoftQp::create(&self.port, &self.groups, init)?))
+        Ok(Box::new(SoftQp::create(&self.rnic, &self.groups, init)?))
     }
 
     fn random_psn(&self) -> Psn {
-        self.port.with(Rnic::random_psn)
+        self.rnic.with(Rnic::random_psn)
     }
 
     fn counters(&self) -> Option<Counters> {
-        Some(self.port.with(|rnic| *rnic.counters()))
+        Some(self.rnic.with(|rnic| *rnic.counters()))
     }
 
     fn link_counters(&self) -> LinkCounters {
-        self.port.link_counters()
+        self.rnic.link_counters()
     }
 
     fn poll_event(&self) -> Option<AsyncEvent> {
@@ -438,6 +439,6 @@ impl Provider for Soft {
     }
 
     fn drive(&self) {
-        self.port.drive();
+        self.rnic.drive();
     }
 }

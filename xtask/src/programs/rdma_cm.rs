@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::ports::{Deaf, PORT_PATIENCE, is_taken, on_free_port, wait_until_listening};
 use super::{PATIENCE, Started, on_doorbell, pairs_of, start};
-use crate::test::Outcome;
+use crate::test::StepEnd;
 
 /// perftest, with queue pairs of ids.
 const PERFTEST: &[&str] = &[
@@ -141,14 +141,14 @@ fn timed(port: &str) -> Result<(), String> {
 }
 
 /// Runs them all.
-pub(crate) fn all() -> Outcome {
+pub(crate) fn all() -> StepEnd {
     match everything() {
-        Ok(0) => Outcome::Passed,
-        Ok(left_out) => Outcome::LeftOut(format!(
+        Ok(0) => StepEnd::Passed,
+        Ok(left_out) => StepEnd::LeftOut(format!(
             "{left_out} lines of udaddy: another program has TCP port {UDADDY_PORT}, and udaddy can take no other; all \
              others passed"
         )),
-        Err(why) => Outcome::Failed(why),
+        Err(why) => StepEnd::Failed(why),
     }
 }
 

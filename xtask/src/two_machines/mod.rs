@@ -15,7 +15,7 @@ use crate::peers;
 use crate::place;
 use crate::programs::doorbell;
 use crate::shell::{Running, command, output_of, root, run, succeeds};
-use crate::test::Outcome;
+use crate::test::StepEnd;
 use network::INTERFACE;
 pub(crate) use network::{Family, TwoMachines};
 use record::Expected;
@@ -35,7 +35,7 @@ const SIZES: &[u64] = &[0, 1, 16, 1024, 5001, 65_536];
 
 /// Bench between two machines, over IPv4 and IPv6, small frames and jumbo frames: all messages
 /// arrive intact, and as many packets and bytes are sent as they must take.
-pub(crate) fn exchange() -> Outcome {
+pub(crate) fn exchange() -> StepEnd {
     if let Some(left_out) = TwoMachines::are_impossible() {
         return left_out;
     }
@@ -64,7 +64,7 @@ fn exchange_everywhere() -> Result<(), String> {
 }
 
 /// The same where the network loses packets: everything still arrives.
-pub(crate) fn with_loss() -> Outcome {
+pub(crate) fn with_loss() -> StepEnd {
     if let Some(left_out) = TwoMachines::are_impossible() {
         return left_out;
     }
@@ -148,7 +148,7 @@ impl Loss {
 
 /// Real frames, captured on the cable by another program: the ICRC of each fits its IP header as
 /// the kernel made it, also where the kernel cut a segmented send up, and tshark and scapy agree.
-pub(crate) fn frames() -> Outcome {
+pub(crate) fn frames() -> StepEnd {
     let missing = [
         (!succeeds(command("dumpcap", &["--version"])) || !peers::has_tshark(), "tshark"),
         (peers::python_with_scapy().is_none(), "python3-scapy"),
@@ -157,7 +157,7 @@ pub(crate) fn frames() -> Outcome {
         return left_out;
     }
     if let Some((_, package)) = missing.iter().find(|(is_missing, _)| *is_missing) {
-        return Outcome::LeftOut(format!("this needs Debian's package {package}"));
+        return StepEnd::LeftOut(format!("this needs Debian's package {package}"));
     }
     check_frames().into()
 }

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::peers;
 use crate::shell::{command, output_of};
-use crate::test::Outcome;
+use crate::test::StepEnd;
 
 /// Both ends of the cable.
 pub(super) const INTERFACE: &str = "veth0";
@@ -55,9 +55,9 @@ pub(crate) struct TwoMachines {
 
 impl TwoMachines {
     /// Why there can be none here, if so.
-    pub(crate) fn are_impossible() -> Option<Outcome> {
+    pub(crate) fn are_impossible() -> Option<StepEnd> {
         if !peers::is_root() {
-            return Some(Outcome::LeftOut("only root can make network namespaces".to_owned()));
+            return Some(StepEnd::LeftOut("only root can make network namespaces".to_owned()));
         }
         let programs = [("ip", "-V", "iproute2"), ("ethtool", "--version", "ethtool"), ("nsenter", "-V", "util-linux")];
         let missing: Vec<_> = programs
@@ -65,7 +65,7 @@ impl TwoMachines {
             .filter(|(program, version, _)| !crate::shell::succeeds(command(program, &[version])))
             .map(|(program, _, package)| format!("there is no {program}; Debian's package is {package}"))
             .collect();
-        (!missing.is_empty()).then(|| Outcome::LeftOut(missing.join("; ")))
+        (!missing.is_empty()).then(|| StepEnd::LeftOut(missing.join("; ")))
     }
 
     /// Makes them, with interfaces of this MTU in bytes.

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::{Guest, missing, sysfs};
 use crate::shell::{cargo, output_of, root};
-use crate::test::Outcome;
+use crate::test::StepEnd;
 
 /// Longer than any of these takes on two processors that three runs share.
 const LIMIT: Duration = Duration::from_secs(2700);
@@ -22,7 +22,7 @@ const CAPTURE: &str = script!("cable", "capture");
 const CAPTURE_BOTH: &str = script!("two_rxe", "capture_both");
 
 /// A step's name and body.
-type Step = (&'static str, fn() -> Outcome);
+type Step = (&'static str, fn() -> StepEnd);
 
 /// In the order in which they run, each in a guest of its own.
 pub(crate) const STEPS: &[Step] = &[
@@ -47,37 +47,37 @@ pub(crate) fn capture() -> Result<(), String> {
 }
 
 /// The conformance suite of verbs on the provider `system`.
-fn verbs() -> Outcome {
+fn verbs() -> StepEnd {
     suite("doorbell-verbs", "--ignored system::")
 }
 
 /// The command on rxe, and what sysfs shows of both.
-fn commands() -> Outcome {
+fn commands() -> StepEnd {
     if let Some(why) = missing() {
-        return Outcome::LeftOut(why);
+        return StepEnd::LeftOut(why);
     }
     let compared = Guest::new(LIMIT)
         .run(COMMANDS)
         .and_then(|ended| sysfs::compare(&ended.text("rxe.txt")?, &ended.text("own.txt")?).map(|()| ended.status));
     match compared {
-        Ok(0) => Outcome::Passed,
-        Ok(status) => Outcome::Failed(format!("the command in the guest ended with status {status}")),
-        Err(why) => Outcome::Failed(why),
+        Ok(0) => StepEnd::Passed,
+        Ok(status) => StepEnd::Failed(format!("the command in the guest ended with status {status}")),
+        Err(why) => StepEnd::Failed(why),
     }
 }
 
 /// That of the protocols. rxe's own loopback loses nothing: [`loss`] has a network for that.
-fn exchange() -> Outcome {
+fn exchange() -> StepEnd {
     suite("doorbell-exchange", "--skip loss_is_not_seen")
 }
 
 /// Both suites over a network that loses packets.
-fn loss() -> Outcome {
+fn loss() -> StepEnd {
     let script = format!("messages={MESSAGES}\n{LOSS}");
     with_test_programs(&[("verbs", "doorbell-verbs"), ("exchange", "doorbell-exchange")], &script)
 }
 
-fn suite(package: &str, arguments: &str) -> Outcome {
+fn suite(package: &str, arguments: &str) -> StepEnd {
     // Tests in parallel would share two emulated processors with the kernel's side of each.
     let script = format!(
         "DOORBELL_TEST_DEVICE=rxe0 DOORBELL_MESSAGES={MESSAGES} conformance --test-threads=1 --show-output {arguments}"
@@ -86,10 +86,10 @@ fn suite(package: &str, arguments: &str) -> Outcome {
 }
 
 /// A script that calls suites by these names.
-fn with_test_programs(suites: &[(&str, &str)], script: &str) -> Outcome {
+fn with_test_programs(suites: &[(&str, &str)], script: &str) -> StepEnd {
     match guest_with(suites) {
         Ok(guest) => in_guest(guest, script),
-        Err(why) => Outcome::Failed(why),
+        Err(why) => StepEnd::Failed(why),
     }
 }
 
@@ -102,14 +102,14 @@ fn guest_with(suites: &[(&str, &str)]) -> Result<Guest, String> {
     Ok(guest)
 }
 
-fn in_guest(guest: Guest, script: &str) -> Outcome {
+fn in_guest(guest: Guest, script: &str) -> StepEnd {
     if let Some(why) = missing() {
-        return Outcome::LeftOut(why);
+        return StepEnd::LeftOut(why);
     }
     match guest.run(script) {
-        Ok(ended) if ended.status == 0 => Outcome::Passed,
-        Ok(ended) => Outcome::Failed(format!("the command in the guest ended with status {}", ended.status)),
-        Err(why) => Outcome::Failed(why),
+        Ok(ended) if ended.status == 0 => StepEnd::Passed,
+        Ok(ended) => StepEnd::Failed(format!("the command in the guest ended with status {}", ended.status)),
+        Err(why) => StepEnd::Failed(why),
     }
 }
 

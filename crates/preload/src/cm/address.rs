@@ -7,14 +7,14 @@ use std::ptr;
 use libc::{sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
 use socket2::SockAddr;
 
-use crate::outcome::{Outcome, Refused};
+use crate::answer::{Answer, Refused};
 
 /// Reads an address. None is a null pointer, or one that names no family.
 ///
 /// # Safety
 ///
 /// `address` is null or points to an address as long as its family has it.
-pub(super) unsafe fn read(address: *const sockaddr) -> Outcome<Option<SocketAddr>> {
+pub(super) unsafe fn read(address: *const sockaddr) -> Answer<Option<SocketAddr>> {
     // SAFETY: by the caller's promise; whatever alignment C programs gave it.
     let Some(family) = (!address.is_null()).then(|| unsafe { (&raw const (*address).sa_family).read_unaligned() })
     else {

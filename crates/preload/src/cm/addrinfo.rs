@@ -9,8 +9,8 @@ use doorbell_ibverbs_sys as c;
 use libc::{addrinfo, sockaddr, sockaddr_storage};
 
 use super::address;
+use crate::answer::{Answer, Refused, number};
 use crate::fork::outside;
-use crate::outcome::{Outcome, Refused, number};
 
 /// One result, and the addresses that it points to.
 #[repr(C)]
@@ -33,7 +33,7 @@ struct Wanted {
 /// # Safety
 ///
 /// The C contract of `rdma_getaddrinfo`.
-unsafe fn wanted(hints: Option<&c::rdma_addrinfo>) -> Outcome<Wanted> {
+unsafe fn wanted(hints: Option<&c::rdma_addrinfo>) -> Answer<Wanted> {
     let none = c::rdma_addrinfo::default();
     let hints = hints.unwrap_or(&none);
     let (mut port_space, mut qp_type) = (hints.ai_port_space, hints.ai_qp_type);
@@ -55,7 +55,7 @@ unsafe fn wanted(hints: Option<&c::rdma_addrinfo>) -> Outcome<Wanted> {
 /// # Safety
 ///
 /// The C contract of `getaddrinfo`.
-unsafe fn look_up(node: *const c_char, service: *const c_char, wanted: &Wanted) -> Outcome<Vec<SocketAddr>> {
+unsafe fn look_up(node: *const c_char, service: *const c_char, wanted: &Wanted) -> Answer<Vec<SocketAddr>> {
     // SAFETY: zeros are a value of each of its fields.
     let mut hints: addrinfo = unsafe { mem::zeroed() };
     hints.ai_family = wanted.family;
@@ -133,7 +133,7 @@ unsafe fn resolve(
     node: *const c_char,
     service: *const c_char,
     hints: Option<&c::rdma_addrinfo>,
-) -> Outcome<*mut c::rdma_addrinfo> {
+) -> Answer<*mut c::rdma_addrinfo> {
     // SAFETY: the C contract.
     let wanted = unsafe { wanted(hints) }?;
     let mut results: Vec<Box<Found>> = if node.is_null() && service.is_null() {

@@ -19,10 +19,10 @@ use super::line::Line;
 use super::message::{self, Endpoint};
 use super::object::{Object, give, object, take};
 use super::{connect, id};
+use crate::answer::{Answer, Refused, number, pointer};
 use crate::event::blocking_notices;
 use crate::fork;
 use crate::handle::Users;
-use crate::outcome::{Outcome, Refused, number, pointer};
 use crate::wait::{Found, NUMBER, Step, Turn, cancellation_point, in_steps};
 
 /// Where an id is that C sees.
@@ -98,7 +98,7 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    pub(super) fn new() -> Outcome<Arc<Self>> {
+    pub(super) fn new() -> Answer<Arc<Self>> {
         Ok(Self::with(blocking_notices()?))
     }
 
@@ -165,7 +165,7 @@ pub(super) struct Channel {
 impl Channel {
     /// Its queue in this process. What a forked child inherits is the parent's to take: on the first use
     /// the child gets its own, of ids that it creates.
-    pub(super) fn queue(&self) -> Outcome<Arc<Queue>> {
+    pub(super) fn queue(&self) -> Answer<Arc<Queue>> {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         if queue.generation != fork::generation() {
             // SAFETY: inherited ids refuse all calls, and it is forgotten, not dropped.
@@ -185,7 +185,7 @@ unsafe impl Object for Channel {
     const NAME: &'static str = "event channel";
 }
 
-pub(super) fn create() -> Outcome<*mut c::rdma_event_channel> {
+pub(super) fn create() -> Answer<*mut c::rdma_event_channel> {
     let queue = Queue::new()?;
     let c = c::rdma_event_channel { fd: queue.waiting.fd().as_raw_fd() };
     Ok(give(Channel { c, queue: Mutex::new(queue) }))
@@ -196,7 +196,7 @@ pub(super) fn create() -> Outcome<*mut c::rdma_event_channel> {
 /// # Safety
 ///
 /// The C contract of `rdma_destroy_event_channel`.
-pub(super) unsafe fn destroy(channel: *mut c::rdma_event_channel) -> Outcome<()> {
+pub(super) unsafe fn destroy(channel: *mut c::rdma_event_channel) -> Answer<()> {
     // SAFETY: the C contract.
     let own = unsafe { object::<Channel>(channel) }?;
     own.queue()?.users.expect_none(Channel::NAME)?;
@@ -337,10 +337,7 @@ fn event_of(news: News) -> Option<Event> {
 /// # Safety
 ///
 /// The channel exists.
-pub(super) unsafe fn next(
-    channel: *mut c::rdma_event_channel,
-    mut turn: Turn,
-) -> Outcome<Found<*mut c::rdma_cm_event>> {
+pub(super) unsafe fn next(channel: *mut c::rdma_event_channel, mut turn: Turn) -> Answer<Found<*mut c::rdma_cm_event>> {
     // SAFETY: by the caller's promise.
     let queue = unsafe { object::<Channel>(channel) }?.queue()?;
     while let Some(news) = queue.take(turn) {
@@ -364,7 +361,7 @@ fn acknowledge(id: Place) {
 /// # Safety
 ///
 /// An event that was retrieved and not acknowledged.
-pub(super) unsafe fn acknowledge_event(event: *mut c::rdma_cm_event) -> Outcome<()> {
+pub(super) unsafe fn acknowledge_event(event: *mut c::rdma_cm_event) -> Answer<()> {
     // SAFETY: by the caller's promise; null is an error.
     let owner = unsafe { object::<Event>(event) }?.owner;
     // SAFETY: by the caller's promise.

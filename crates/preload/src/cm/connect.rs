@@ -14,7 +14,7 @@ use super::line::{DEFAULT_BACKLOG, Phase};
 use super::message::{self, Endpoint, Message, lookup, reason};
 use super::object::object;
 use super::{device, qp, resolve};
-use crate::outcome::{Outcome, Refused, number};
+use crate::answer::{Answer, Refused, number};
 use crate::wait::{Found, NUMBER, Step, Turn, cancellation_point, in_steps};
 
 /// Retries have three bits.
@@ -25,7 +25,7 @@ const MOST_RETRIES: u8 = 7;
 /// # Safety
 ///
 /// `data` points to `length` bytes.
-unsafe fn private_data(data: *const c_void, length: u8, most: usize) -> Outcome<Vec<u8>> {
+unsafe fn private_data(data: *const c_void, length: u8, most: usize) -> Answer<Vec<u8>> {
     let length = usize::from(length);
     if length > most {
         return Err(Refused::invalid(format!("{length} bytes of private data do not fit: at most {most} do")));
@@ -38,7 +38,7 @@ unsafe fn private_data(data: *const c_void, length: u8, most: usize) -> Outcome<
 }
 
 /// How many READs and atomics a program means.
-fn depth(wanted: u8, most: u8, otherwise: u8) -> Outcome<u8> {
+fn depth(wanted: u8, most: u8, otherwise: u8) -> Answer<u8> {
     match wanted {
         wanted if u32::from(wanted) == c::RDMA_MAX_RESP_RES => Ok(otherwise),
         wanted if wanted <= most => Ok(wanted),
@@ -53,7 +53,7 @@ fn most_reads(device: &DeviceAttributes) -> u8 {
 }
 
 /// What a program says of its end, and the number of the queue pair that it created on the id.
-fn endpoint(own: &Id, param: Option<&c::rdma_conn_param>) -> Outcome<Endpoint> {
+fn endpoint(own: &Id, param: Option<&c::rdma_conn_param>) -> Answer<Endpoint> {
     let device = &device::context_of(own)?.device.attributes;
     let queue_pair = own.qp();
     let qpn = match (queue_pair.is_null(), param) {
@@ -88,7 +88,7 @@ fn endpoint(own: &Id, param: Option<&c::rdma_conn_param>) -> Outcome<Endpoint> {
 /// # Safety
 ///
 /// The C contract of `rdma_connect`.
-unsafe fn connect(id: *mut c::rdma_cm_id, param: *const c::rdma_conn_param) -> Outcome<()> {
+unsafe fn connect(id: *mut c::rdma_cm_id, param: *const c::rdma_conn_param) -> Answer<()> {
     // SAFETY: the C contract.
     let (own, param) = unsafe { (id::own(id)?, param.as_ref()) };
     if own.line.state().phase != Phase::RouteResolved {
@@ -124,7 +124,7 @@ unsafe fn connect(id: *mut c::rdma_cm_id, param: *const c::rdma_conn_param) -> O
 /// # Safety
 ///
 /// The C contract of `rdma_accept`.
-unsafe fn accept(id: *mut c::rdma_cm_id, param: *const c::rdma_conn_param) -> Outcome<c_int> {
+unsafe fn accept(id: *mut c::rdma_cm_id, param: *const c::rdma_conn_param) -> Answer<c_int> {
     // SAFETY: the C contract.
     let (own, param) = unsafe { (id::own(id)?, param.as_ref()) };
     let (kind, phase, offered) = {
@@ -203,7 +203,7 @@ pub(super) fn give_up(id: Place) {
 /// # Safety
 ///
 /// The C contract of `rdma_reject`.
-unsafe fn reject(id: *mut c::rdma_cm_id, why: u16, data: *const c_void, length: u8) -> Outcome<()> {
+unsafe fn reject(id: *mut c::rdma_cm_id, why: u16, data: *const c_void, length: u8) -> Answer<()> {
     // SAFETY: the C contract.
     let own = unsafe { id::own(id) }?;
     let (kind, phase) = {
@@ -314,7 +314,7 @@ pub(super) unsafe extern "C-unwind" fn rdma_disconnect(id: *mut c::rdma_cm_id) -
 /// # Safety
 ///
 /// The C contract of `rdma_get_request`.
-unsafe fn get_request(listener: *mut c::rdma_cm_id, turn: Turn) -> Outcome<Found<*mut c::rdma_cm_id>> {
+unsafe fn get_request(listener: *mut c::rdma_cm_id, turn: Turn) -> Answer<Found<*mut c::rdma_cm_id>> {
     // SAFETY: the C contract.
     let own = unsafe { id::own(listener) }?;
     if !own.is_sync() {

@@ -8,9 +8,9 @@ use doorbell_ibverbs_sys as c;
 
 use super::id::Id;
 use super::verbs;
+use crate::answer::{Answer, pointer};
 use crate::context::Context;
 use crate::fork;
-use crate::outcome::{Outcome, pointer};
 
 /// The context and the protection domain that ids share. They stay open, as with librdmacm: a program
 /// may use them for as long as it runs.
@@ -24,7 +24,7 @@ pub(super) struct Shared {
 unsafe impl Send for Shared {}
 
 /// The device of this process, opened if it is not.
-pub(super) fn open() -> Outcome<Shared> {
+pub(super) fn open() -> Answer<Shared> {
     static SHARED: Mutex<Option<(u32, Shared)>> = Mutex::new(None);
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((generation, shared)) = *shared
@@ -41,7 +41,7 @@ pub(super) fn open() -> Outcome<Shared> {
 }
 
 /// The context behind an id that is bound to the device.
-pub(super) fn context_of<'a>(id: &Id) -> Outcome<&'a Context> {
+pub(super) fn context_of<'a>(id: &Id) -> Answer<&'a Context> {
     // SAFETY: an id's context is the shared one, which stays; null is an error.
     let context = unsafe { Context::of((*id.c.get()).verbs) }?;
     context.device.expect_own()?;

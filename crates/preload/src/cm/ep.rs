@@ -7,7 +7,7 @@ use doorbell_ibverbs_sys as c;
 
 use super::id::{self, Id};
 use super::{qp, resolve};
-use crate::outcome::{Outcome, Refused, number};
+use crate::answer::{Answer, Refused, number};
 use crate::wait::{STATUS, cancellation_point, in_steps};
 
 /// # Safety
@@ -17,7 +17,7 @@ unsafe fn create(
     result: &c::rdma_addrinfo,
     pd: *mut c::ibv_pd,
     init: Option<&mut c::ibv_qp_init_attr>,
-) -> Outcome<*mut c::rdma_cm_id> {
+) -> Answer<*mut c::rdma_cm_id> {
     let kind = match result.ai_qp_type {
         0 => id::kind_of(result.ai_port_space as c::rdma_port_space)?,
         kind => crate::qp::kind(kind as c::ibv_qp_type)?,
@@ -47,7 +47,7 @@ unsafe fn fill(
     result: &c::rdma_addrinfo,
     pd: *mut c::ibv_pd,
     init: Option<&mut c::ibv_qp_init_attr>,
-) -> Outcome<()> {
+) -> Answer<()> {
     let passive = result.ai_flags as u32 & c::RAI_PASSIVE != 0;
     // SAFETY: the C contract.
     unsafe {

@@ -17,7 +17,7 @@ use super::multicast::{self, Group};
 use super::object::{Object, give, object, take};
 use super::{address, device};
 use crate::ah;
-use crate::outcome::{Outcome, Refused, number};
+use crate::answer::{Answer, Refused, number};
 use crate::qp::kind_number;
 use crate::query::{DEFAULT_PKEY, PORT};
 use crate::wait::{Found, NUMBER, Step, Turn, Unacknowledged, cancellation_point, in_steps};
@@ -53,7 +53,7 @@ unsafe impl Object for Id {
 }
 
 /// What carries an id's messages in a port space.
-pub(super) fn kind_of(port_space: c::rdma_port_space) -> Outcome<QpKind> {
+pub(super) fn kind_of(port_space: c::rdma_port_space) -> Answer<QpKind> {
     match port_space {
         c::RDMA_PS_TCP => Ok(QpKind::Rc),
         c::RDMA_PS_UDP | c::RDMA_PS_IPOIB => Ok(QpKind::Ud),
@@ -69,7 +69,7 @@ pub(super) fn kind_of(port_space: c::rdma_port_space) -> Outcome<QpKind> {
 /// # Safety
 ///
 /// If it is not null, `pointer` is an id that was not destroyed.
-pub(super) unsafe fn own<'a>(pointer: *mut c::rdma_cm_id) -> Outcome<&'a Id> {
+pub(super) unsafe fn own<'a>(pointer: *mut c::rdma_cm_id) -> Answer<&'a Id> {
     // SAFETY: by the caller's promise.
     let own = unsafe { object::<Id>(pointer) }?;
     own.line.expect_own()?;
@@ -85,8 +85,8 @@ unsafe fn make(
     channel: *mut c::rdma_event_channel,
     context: *mut c_void,
     port_space: c::rdma_port_space,
-    line: impl FnOnce(&Arc<Queue>) -> Outcome<Arc<Line>>,
-) -> Outcome<*mut c::rdma_cm_id> {
+    line: impl FnOnce(&Arc<Queue>) -> Answer<Arc<Line>>,
+) -> Answer<*mut c::rdma_cm_id> {
     let sync = channel.is_null();
     let channel = if sync { channel::create()? } else { channel };
     // SAFETY: by the caller's promise, or just created.
@@ -126,7 +126,7 @@ pub(super) unsafe fn create(
     context: *mut c_void,
     port_space: c::rdma_port_space,
     kind: QpKind,
-) -> Outcome<*mut c::rdma_cm_id> {
+) -> Answer<*mut c::rdma_cm_id> {
     // SAFETY: the C contract.
     let id = unsafe { make(channel, context, port_space, |queue| Line::new(queue, kind)) }?;
     // SAFETY: it was just made.
@@ -135,7 +135,7 @@ pub(super) unsafe fn create(
 }
 
 /// Makes an id of a request to a listener.
-pub(super) fn of_request(listener: Place, line: &Arc<Line>) -> Outcome<*mut c::rdma_cm_id> {
+pub(super) fn of_request(listener: Place, line: &Arc<Line>) -> Answer<*mut c::rdma_cm_id> {
     // SAFETY: a listener exists until its events are acknowledged.
     let listening = unsafe { object::<Id>(listener.0) }?;
     // SAFETY: its fields are set by calls on it, which do not run at the same time as this.
@@ -199,7 +199,7 @@ impl Id {
     }
 
     /// Binds it to the device.
-    pub(super) fn bind_device(&self) -> Outcome<()> {
+    pub(super) fn bind_device(&self) -> Answer<()> {
         if !self.verbs().is_null() {
             return Ok(());
         }
@@ -230,7 +230,7 @@ impl Id {
     }
 
     /// Shows the path as far as it is known: which GID the other's RNIC has is not, until it answers.
-    pub(super) fn show_route(&self) -> Outcome<()> {
+    pub(super) fn show_route(&self) -> Answer<()> {
         let device = &device::context_of(self)?.device.attributes;
         let remote = self.line.state().remote.map_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED), |remote| remote.ip());
         let (sgid, dgid) = (c::ibv_gid { raw: device.gid.octets() }, ah::gid(remote));
@@ -266,7 +266,7 @@ impl Id {
     }
 
     /// Takes the event of a call, if the id is a synchronous one, and leaves it in `event`.
-    fn complete(&self, turn: Turn) -> Outcome<Step> {
+    fn complete(&self, turn: Turn) -> Answer<Step> {
         if !self.is_sync() {
             return Ok(Step::Done(0));
         }
@@ -288,7 +288,7 @@ impl Id {
     }
 
     /// As [`complete`](Self::complete), of an event that the call itself has made.
-    pub(super) fn complete_at_once(&self) -> Outcome<()> {
+    pub(super) fn complete_at_once(&self) -> Answer<()> {
         match self.complete(Turn::First)? {
             Step::Done(_) => Ok(()),
             step => Err(Refused::new(libc::EIO, format!("an event is missing: {step:?}"))),
@@ -296,7 +296,7 @@ impl Id {
     }
 
     /// The next event of a synchronous id, which stays in `event`.
-    pub(super) fn next_event(&self, turn: Turn) -> Outcome<Found<*mut c::rdma_cm_event>> {
+    pub(super) fn next_event(&self, turn: Turn) -> Answer<Found<*mut c::rdma_cm_event>> {
         self.forget_event();
         // SAFETY: the channel of an id exists; as above.
         unsafe {
@@ -320,7 +320,7 @@ pub(super) const BEGUN: c_int = 1;
 /// The C contract of the call.
 pub(super) unsafe fn synchronously<B>(call: &'static str, id: *mut c::rdma_cm_id, begin: B) -> c_int
 where
-    B: Fn() -> Outcome<c_int> + Copy, // which has nothing to drop
+    B: Fn() -> Answer<c_int> + Copy, // which has nothing to drop
 {
     cancellation_point();
     match number(call, begin) {
@@ -335,7 +335,7 @@ where
 /// # Safety
 ///
 /// The C contract of `rdma_destroy_id`.
-pub(super) unsafe fn destroy(id: *mut c::rdma_cm_id) -> Outcome<Step> {
+pub(super) unsafe fn destroy(id: *mut c::rdma_cm_id) -> Answer<Step> {
     // SAFETY: the C contract.
     let gone = unsafe { own(id) }?;
     gone.line.close();
@@ -354,7 +354,7 @@ pub(super) unsafe fn destroy(id: *mut c::rdma_cm_id) -> Outcome<Step> {
 /// # Safety
 ///
 /// An id reported to `channel` so far, which was its own if it was a synchronous one, and does not any more.
-unsafe fn leave(channel: *mut c::rdma_event_channel, sync: bool) -> Outcome<()> {
+unsafe fn leave(channel: *mut c::rdma_event_channel, sync: bool) -> Answer<()> {
     // SAFETY: the channel of an id exists.
     unsafe { object::<Channel>(channel) }?.queue()?.users.remove();
     if sync {
@@ -369,7 +369,7 @@ unsafe fn leave(channel: *mut c::rdma_event_channel, sync: bool) -> Outcome<()> 
 /// # Safety
 ///
 /// The C contract of `rdma_migrate_id`.
-unsafe fn migrate(id: *mut c::rdma_cm_id, channel: *mut c::rdma_event_channel) -> Outcome<()> {
+unsafe fn migrate(id: *mut c::rdma_cm_id, channel: *mut c::rdma_event_channel) -> Answer<()> {
     // SAFETY: the C contract.
     let own = unsafe { own(id) }?;
     let sync = channel.is_null();

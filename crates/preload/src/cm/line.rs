@@ -23,8 +23,8 @@ use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
 use super::channel::{Detail, News, Place, Queue};
 use super::message::{Endpoint, MAX_BYTES, Message, lookup, reason};
 use super::service::{self, Number, Service};
+use crate::answer::{Answer, Refused};
 use crate::fork;
-use crate::outcome::{Outcome, Refused};
 
 #[cfg(test)]
 pub(super) use hear::ARRIVAL;
@@ -154,7 +154,7 @@ fn soon(wait: Duration) -> Option<Instant> {
 }
 
 impl Line {
-    pub(super) fn new(queue: &Arc<Queue>, kind: QpKind) -> Outcome<Arc<Self>> {
+    pub(super) fn new(queue: &Arc<Queue>, kind: QpKind) -> Answer<Arc<Self>> {
         let service = service::get()?;
         Ok(Arc::new(Self::with(service, queue, kind)))
     }
@@ -193,7 +193,7 @@ impl Line {
     }
 
     /// Refuses ids that were inherited by a fork: their connections are the parent's.
-    pub(super) fn expect_own(&self) -> Outcome<()> {
+    pub(super) fn expect_own(&self) -> Answer<()> {
         if self.generation == fork::generation() {
             return Ok(());
         }
@@ -211,7 +211,7 @@ impl Line {
     }
 
     /// Takes an address and a TCP port for the id.
-    pub(super) fn bind(&self, address: SocketAddr) -> Outcome<SocketAddr> {
+    pub(super) fn bind(&self, address: SocketAddr) -> Answer<SocketAddr> {
         let mut state = self.state();
         if state.phase != Phase::Idle || state.socket.is_some() {
             return Err(Refused::invalid("the id has an address already"));
@@ -239,7 +239,7 @@ impl Line {
         self.state().socket.is_some()
     }
 
-    pub(super) fn listen(self: &Arc<Self>, backlog: usize) -> Outcome<()> {
+    pub(super) fn listen(self: &Arc<Self>, backlog: usize) -> Answer<()> {
         let mut state = self.state();
         if state.phase != Phase::Idle {
             return Err(Refused::invalid("only an id that is bound and nothing else can listen"));
@@ -254,7 +254,7 @@ impl Line {
     }
 
     /// Connects to where the id is resolved to, and says `request` there.
-    pub(super) fn connect(self: &Arc<Self>, request: Message) -> Outcome<()> {
+    pub(super) fn connect(self: &Arc<Self>, request: Message) -> Answer<()> {
         let mut state = self.state();
         if state.phase != Phase::RouteResolved {
             return Err(Refused::invalid("an id needs a resolved route before it connects, and connects once"));
@@ -267,7 +267,7 @@ impl Line {
     }
 
     /// Connects, or connects again.
-    fn reach_out(self: &Arc<Self>, state: &mut State) -> Outcome<()> {
+    fn reach_out(self: &Arc<Self>, state: &mut State) -> Answer<()> {
         let remote = state.remote.ok_or_else(|| Refused::invalid("the id has no destination"))?;
         let Some(socket) = &state.socket else { return Ok(()) };
         let connect = || socket.connect(&SockAddr::from(remote));
@@ -304,7 +304,7 @@ impl Line {
 
     /// Says the program's answer to a request, or that it knows of the reply. `next` says what becomes
     /// of the line.
-    pub(super) fn answer(&self, expected: Phase, message: &Message, next: Phase) -> Outcome<()> {
+    pub(super) fn answer(&self, expected: Phase, message: &Message, next: Phase) -> Answer<()> {
         let mut state = self.state();
         if state.phase != expected {
             return Err(Refused::new(libc::ENOTCONN, "the other end has given up"));
@@ -322,7 +322,7 @@ impl Line {
     }
 
     /// Data has come, so the other end must know of the reply, whether it said so or not.
-    pub(super) fn note_established(&self) -> Outcome<()> {
+    pub(super) fn note_established(&self) -> Answer<()> {
         let mut state = self.state();
         match state.phase {
             Phase::Accepted => {
@@ -346,7 +346,7 @@ impl Line {
         state.phase == Phase::Disconnecting || state.queue.has_news_of(state.id)
     }
 
-    pub(super) fn disconnect(&self) -> Outcome<()> {
+    pub(super) fn disconnect(&self) -> Answer<()> {
         let mut state = self.state();
         match state.phase {
             Phase::Established | Phase::Accepted | Phase::Answered => {}

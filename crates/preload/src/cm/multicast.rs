@@ -11,7 +11,7 @@ use super::address;
 use super::channel::{Detail, Opaque};
 use super::id::{self, BEGUN, Id};
 use crate::ah;
-use crate::outcome::{Outcome, Refused, number};
+use crate::answer::{Answer, Refused, number};
 use crate::qp::{ibv_attach_mcast, ibv_detach_mcast};
 
 /// A group that an id has joined.
@@ -29,7 +29,7 @@ unsafe fn join(
     group: Option<SocketAddr>,
     receives: bool,
     context: *mut c_void,
-) -> Outcome<c_int> {
+) -> Answer<c_int> {
     // SAFETY: the C contract.
     let own = unsafe { id::own(id) }?;
     let group = group.ok_or_else(|| Refused::invalid("there is no address of a group"))?.ip().to_canonical();

@@ -4,7 +4,7 @@
 //! Each is a `#[repr(C)]` structure that begins with the C one, so that a pointer to either is a pointer
 //! to both.
 
-use crate::outcome::{Outcome, Refused};
+use crate::answer::{Answer, Refused};
 
 /// A structure that begins with its C counterpart.
 ///
@@ -23,7 +23,7 @@ pub(super) unsafe trait Object: Sized {
 /// # Safety
 ///
 /// If it is not null, `pointer` came from [`give`] for a `T` and was not taken back.
-pub(super) unsafe fn object<'a, T: Object>(pointer: *mut T::C) -> Outcome<&'a T> {
+pub(super) unsafe fn object<'a, T: Object>(pointer: *mut T::C) -> Answer<&'a T> {
     // SAFETY: by the caller's promise it points to a `T`, of which only shared references exist.
     unsafe { pointer.cast::<T>().as_ref() }.ok_or_else(|| Refused::invalid(format!("the {} is null", T::NAME)))
 }

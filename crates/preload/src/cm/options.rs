@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use doorbell_ibverbs_sys as c;
 
 use super::id;
-use crate::outcome::{Outcome, Refused, number};
+use crate::answer::{Answer, Refused, number};
 
 /// The largest exponent of an acknowledgement timeout: it has five bits (IBTA Vol 1, 9.9.2.1.1).
 const MAX_ACK_TIMEOUT: u8 = 31;
@@ -13,7 +13,7 @@ const MAX_ACK_TIMEOUT: u8 = 31;
 /// # Safety
 ///
 /// `value` points to `length` bytes.
-unsafe fn value_of<T: Copy>(value: *const c_void, length: usize) -> Outcome<T> {
+unsafe fn value_of<T: Copy>(value: *const c_void, length: usize) -> Answer<T> {
     if value.is_null() || length != size_of::<T>() {
         return Err(Refused::invalid(format!("the option's value has {length} bytes, {} are needed", size_of::<T>())));
     }

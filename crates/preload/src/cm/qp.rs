@@ -9,7 +9,7 @@ use doorbell_verbs::{AddressVector, QpKind};
 use super::id::{self, Id};
 use super::line::Terms;
 use super::{device, multicast, verbs};
-use crate::outcome::{Outcome, Refused, number};
+use crate::answer::{Answer, Refused, number};
 use crate::query::PORT;
 use crate::wait::{Found, STATUS, Step, in_steps};
 use crate::{ah, cq, srq};
@@ -23,7 +23,7 @@ const ACK_TIMEOUT: u8 = 14;
 const MIN_RNR_TIMER: u8 = 20;
 
 /// Attributes that bring a queue pair of the id into `state`, and which they are.
-fn attributes(own: &Id, state: c::ibv_qp_state) -> Outcome<(c::ibv_qp_attr, u32)> {
+fn attributes(own: &Id, state: c::ibv_qp_state) -> Answer<(c::ibv_qp_attr, u32)> {
     let device = &device::context_of(own)?.device.attributes;
     let (kind, terms, options) = {
         let state = own.line.state();
@@ -87,7 +87,7 @@ fn access(terms: &Terms) -> u32 {
 }
 
 /// Brings the queue pair of an id through states, one after the other.
-fn go_through(own: &Id, states: &[c::ibv_qp_state]) -> Outcome<()> {
+fn go_through(own: &Id, states: &[c::ibv_qp_state]) -> Answer<()> {
     for &state in states {
         let (mut attr, mask) = attributes(own, state)?;
         // SAFETY: the queue pair of an id exists.
@@ -97,7 +97,7 @@ fn go_through(own: &Id, states: &[c::ibv_qp_state]) -> Outcome<()> {
 }
 
 /// Makes the queue pair ready for what the two ends agreed on; what INIT said of rights was a guess.
-pub(super) fn make_ready(own: &Id) -> Outcome<()> {
+pub(super) fn make_ready(own: &Id) -> Answer<()> {
     go_through(own, &[c::IBV_QPS_INIT, c::IBV_QPS_RTR, c::IBV_QPS_RTS])
 }
 
@@ -112,7 +112,7 @@ pub(super) fn stop(own: &Id) {
 }
 
 /// Creates the completion queues that a program leaves to the id, each with a channel.
-fn create_cqs(own: &Id, init: &mut c::ibv_qp_init_attr) -> Outcome<()> {
+fn create_cqs(own: &Id, init: &mut c::ibv_qp_init_attr) -> Answer<()> {
     // A program may post nothing, but a queue pair needs its queues.
     let depth = |most: u32| c_int::try_from(most.max(1)).unwrap_or(c_int::MAX);
     // SAFETY: the id is bound to the device.
@@ -149,7 +149,7 @@ fn destroy_cqs(own: &Id) -> Found<()> {
 
 /// Destroys an object that an id has, and takes it from the id, if all its events are acknowledged. One that
 /// is still in use stays where it is, and is not the id's any more.
-fn destroy_part<T>(place: &mut *mut T, destroy: impl FnOnce(*mut T) -> Outcome<Step>) -> Found<()> {
+fn destroy_part<T>(place: &mut *mut T, destroy: impl FnOnce(*mut T) -> Answer<Step>) -> Found<()> {
     if place.is_null() {
         return Ok(());
     }
@@ -166,8 +166,8 @@ fn destroy_part<T>(place: &mut *mut T, destroy: impl FnOnce(*mut T) -> Outcome<S
 fn create_with(
     own: &Id,
     init: &mut c::ibv_qp_init_attr,
-    make: impl FnOnce(&mut c::ibv_qp_init_attr) -> Outcome<*mut c::ibv_qp>,
-) -> Outcome<()> {
+    make: impl FnOnce(&mut c::ibv_qp_init_attr) -> Answer<*mut c::ibv_qp>,
+) -> Answer<()> {
     device::context_of(own)?.device.expect_own()?;
     if !own.qp().is_null() {
         return Err(Refused::invalid("the id has a queue pair already"));
@@ -211,7 +211,7 @@ fn create_with(
 /// # Safety
 ///
 /// The C contract of `rdma_create_qp`.
-pub(super) unsafe fn create(own: &Id, pd: *mut c::ibv_pd, init: &mut c::ibv_qp_init_attr) -> Outcome<()> {
+pub(super) unsafe fn create(own: &Id, pd: *mut c::ibv_pd, init: &mut c::ibv_qp_init_attr) -> Answer<()> {
     // SAFETY: as above.
     let pd = if pd.is_null() { unsafe { (*own.c.get()).pd } } else { pd };
     // SAFETY: the C contract; null is an error.
@@ -225,7 +225,7 @@ pub(super) unsafe fn create(own: &Id, pd: *mut c::ibv_pd, init: &mut c::ibv_qp_i
 /// # Safety
 ///
 /// The C contract of `rdma_create_qp_ex`.
-unsafe fn create_ex(own: &Id, init: &mut c::ibv_qp_init_attr_ex) -> Outcome<()> {
+unsafe fn create_ex(own: &Id, init: &mut c::ibv_qp_init_attr_ex) -> Answer<()> {
     if init.comp_mask & c::IBV_QP_INIT_ATTR_PD == 0 {
         // SAFETY: as above.
         init.pd = unsafe { (*own.c.get()).pd };
@@ -264,7 +264,7 @@ pub(super) fn destroy(own: &Id) -> Found<()> {
 /// # Safety
 ///
 /// The C contract of `rdma_create_srq`.
-unsafe fn create_srq(own: &Id, pd: *mut c::ibv_pd, init: &mut c::ibv_srq_init_attr) -> Outcome<()> {
+unsafe fn create_srq(own: &Id, pd: *mut c::ibv_pd, init: &mut c::ibv_srq_init_attr) -> Answer<()> {
     device::context_of(own)?;
     // SAFETY: as above.
     let c = unsafe { &mut *own.c.get() };

@@ -10,11 +10,11 @@ use super::channel::Detail;
 use super::id::{self, BEGUN, Id};
 use super::line::Phase;
 use super::{address, device};
+use crate::answer::{Answer, Refused, number};
 use crate::fork::say;
-use crate::outcome::{Outcome, Refused, number};
 
 /// Takes an address and a port for an id. Without an address it is not bound to the device yet.
-pub(super) fn bind(own: &Id, wanted: SocketAddr) -> Outcome<()> {
+pub(super) fn bind(own: &Id, wanted: SocketAddr) -> Answer<()> {
     let bound = own.line.bind(wanted)?;
     own.show_addresses(Some(bound), None);
     if bound.ip().is_unspecified() { Ok(()) } else { own.bind_device() }
@@ -30,7 +30,7 @@ fn placed(address: SocketAddr, mut from: SocketAddr) -> SocketAddr {
 }
 
 /// The sides of a way, as far as it is possible.
-fn way(own: &Id, source: Option<SocketAddr>, destination: SocketAddr) -> Outcome<()> {
+fn way(own: &Id, source: Option<SocketAddr>, destination: SocketAddr) -> Answer<()> {
     let failed = |error: std::io::Error| {
         let errno = error.raw_os_error().unwrap_or(libc::ENETUNREACH);
         Refused::new(errno, format!("there is no way to {}: {error}", destination.ip()))
@@ -69,7 +69,7 @@ pub(super) unsafe fn resolve_address(
     id: *mut c::rdma_cm_id,
     source: *const sockaddr,
     destination: *const sockaddr,
-) -> Outcome<()> {
+) -> Answer<()> {
     // SAFETY: the C contract.
     let (own, source, destination) = unsafe { (id::own(id)?, address::read(source)?, address::read(destination)?) };
     let destination = destination.ok_or_else(|| Refused::invalid("there is no destination address"))?;
@@ -103,7 +103,7 @@ pub(super) unsafe fn resolve_address(
 /// # Safety
 ///
 /// The C contract of `rdma_resolve_route`.
-pub(super) unsafe fn resolve_route(id: *mut c::rdma_cm_id) -> Outcome<()> {
+pub(super) unsafe fn resolve_route(id: *mut c::rdma_cm_id) -> Answer<()> {
     // SAFETY: the C contract.
     let own = unsafe { id::own(id) }?;
     {

@@ -17,8 +17,8 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::{SigSet, SigmaskHow};
 
 use super::line::Line;
+use crate::answer::{Answer, Refused};
 use crate::fork::{self, say};
-use crate::outcome::{Outcome, Refused};
 
 /// Names a line to the thread; no number is used twice.
 pub(super) type Number = u64;
@@ -50,7 +50,7 @@ fn failed(error: nix::Error) -> Refused {
 }
 
 /// The service of this process, started if it is not.
-pub(super) fn get() -> Outcome<Arc<Service>> {
+pub(super) fn get() -> Answer<Arc<Service>> {
     static SERVICE: Mutex<Option<(u32, Arc<Service>)>> = Mutex::new(None);
     let mut service = SERVICE.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((generation, service)) = &*service
@@ -65,7 +65,7 @@ pub(super) fn get() -> Outcome<Arc<Service>> {
 }
 
 impl Service {
-    fn start() -> Outcome<Arc<Self>> {
+    fn start() -> Answer<Arc<Self>> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed)?;
         let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map_err(failed)?;
         epoll.add(&wake, EpollEvent::new(EpollFlags::EPOLLIN, WAKE)).map_err(failed)?;
@@ -109,7 +109,7 @@ impl Service {
         socket: impl AsFd,
         interest: EpollFlags,
         deadline: Option<Instant>,
-    ) -> Outcome<()> {
+    ) -> Answer<()> {
         self.keep(line, deadline);
         self.epoll.add(socket, EpollEvent::new(interest, line.number)).map_err(|error| {
             self.table().lines.remove(&line.number);

@@ -5,11 +5,11 @@ use std::io;
 
 use doorbell_ibverbs_sys as c;
 
-use crate::outcome::{Outcome, Refused};
+use crate::answer::{Answer, Refused};
 use crate::{context, cq, device, pd, qp, srq};
 
 /// What a call made; it has said why where it made nothing.
-fn made<T>(what: &str, object: *mut T) -> Outcome<*mut T> {
+fn made<T>(what: &str, object: *mut T) -> Answer<*mut T> {
     if !object.is_null() {
         return Ok(object);
     }
@@ -17,7 +17,7 @@ fn made<T>(what: &str, object: *mut T) -> Outcome<*mut T> {
     Err(Refused::new(errno, format!("the {what} could not be created")))
 }
 
-pub(super) fn open_device() -> Outcome<*mut c::ibv_context> {
+pub(super) fn open_device() -> Answer<*mut c::ibv_context> {
     // SAFETY: the device of the list is always there.
     made("context", unsafe { context::ibv_open_device(device::listed()) })
 }
@@ -25,7 +25,7 @@ pub(super) fn open_device() -> Outcome<*mut c::ibv_context> {
 /// # Safety
 ///
 /// The C contract of `ibv_alloc_pd`.
-pub(super) unsafe fn alloc_pd(context: *mut c::ibv_context) -> Outcome<*mut c::ibv_pd> {
+pub(super) unsafe fn alloc_pd(context: *mut c::ibv_context) -> Answer<*mut c::ibv_pd> {
     // SAFETY: by the caller's promise.
     made("protection domain", unsafe { pd::ibv_alloc_pd(context) })
 }
@@ -39,7 +39,7 @@ pub(super) unsafe fn create_cq(
     context: *mut c::ibv_context,
     depth: c_int,
     cq_context: *mut c_void,
-) -> Outcome<(*mut c::ibv_comp_channel, *mut c::ibv_cq)> {
+) -> Answer<(*mut c::ibv_comp_channel, *mut c::ibv_cq)> {
     // SAFETY: by the caller's promise.
     unsafe {
         let channel = made("completion channel", cq::ibv_create_comp_channel(context))?;
@@ -64,7 +64,7 @@ pub(super) unsafe fn destroy_channel(channel: *mut c::ibv_comp_channel) {
 /// # Safety
 ///
 /// The C contract of `ibv_create_srq`.
-pub(super) unsafe fn create_srq(pd: *mut c::ibv_pd, init: &mut c::ibv_srq_init_attr) -> Outcome<*mut c::ibv_srq> {
+pub(super) unsafe fn create_srq(pd: *mut c::ibv_pd, init: &mut c::ibv_srq_init_attr) -> Answer<*mut c::ibv_srq> {
     // SAFETY: by the caller's promise.
     made("shared receive queue", unsafe { srq::ibv_create_srq(pd, init) })
 }
@@ -72,7 +72,7 @@ pub(super) unsafe fn create_srq(pd: *mut c::ibv_pd, init: &mut c::ibv_srq_init_a
 /// # Safety
 ///
 /// The C contract of `ibv_create_qp`.
-pub(super) unsafe fn create_qp(pd: *mut c::ibv_pd, init: &mut c::ibv_qp_init_attr) -> Outcome<*mut c::ibv_qp> {
+pub(super) unsafe fn create_qp(pd: *mut c::ibv_pd, init: &mut c::ibv_qp_init_attr) -> Answer<*mut c::ibv_qp> {
     // SAFETY: by the caller's promise.
     made("queue pair", unsafe { qp::ibv_create_qp(pd, init) })
 }
@@ -83,7 +83,7 @@ pub(super) unsafe fn create_qp(pd: *mut c::ibv_pd, init: &mut c::ibv_qp_init_att
 pub(super) unsafe fn create_qp_ex(
     context: *mut c::ibv_context,
     init: &mut c::ibv_qp_init_attr_ex,
-) -> Outcome<*mut c::ibv_qp> {
+) -> Answer<*mut c::ibv_qp> {
     // SAFETY: by the caller's promise.
     made("queue pair", unsafe { qp::create_qp_ex(context, init) })
 }
@@ -91,7 +91,7 @@ pub(super) unsafe fn create_qp_ex(
 /// # Safety
 ///
 /// The C contract of `ibv_modify_qp`.
-pub(super) unsafe fn modify_qp(qp: *mut c::ibv_qp, attr: &mut c::ibv_qp_attr, mask: u32) -> Outcome<()> {
+pub(super) unsafe fn modify_qp(qp: *mut c::ibv_qp, attr: &mut c::ibv_qp_attr, mask: u32) -> Answer<()> {
     // SAFETY: by the caller's promise.
     match unsafe { qp::ibv_modify_qp(qp, attr, mask as c_int) } {
         0 => Ok(()),

@@ -33,7 +33,7 @@ pub(crate) use place::{before_exec, end};
 use plan::{Node, plan};
 use route::{Buffer, End, Lead, may_concern};
 
-use crate::outcome::set_errno;
+use crate::answer::set_errno;
 use crate::wait::Uncancelled;
 
 /// What the character device is called.

@@ -3,8 +3,8 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr;
 
+use crate::answer::set_errno;
 use crate::next::Next;
-use crate::outcome::set_errno;
 
 type Stat = *mut libc::stat;
 type Chars = *const c_char;

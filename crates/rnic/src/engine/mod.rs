@@ -16,9 +16,9 @@ use rand_core::SeedableRng;
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
+use crate::commons::Commons;
 use crate::completion::CompletionQueue;
 use crate::congestion::Window;
-use crate::core::Core;
 use crate::memory::{Memory, RegionTable};
 use crate::qp::Qp;
 use crate::shared::SharedReceiveQueue;
@@ -165,7 +165,7 @@ struct Srq {
 /// [`poll_event`](Self::poll_event) yields asynchronous events.
 pub struct Rnic {
     config: Config,
-    core: Core,
+    core: Commons,
     qps: Slab<Qp>,
     by_number: FxHashMap<u32, u32>,
     regions: Arc<RegionTable>,
@@ -205,7 +205,7 @@ impl Rnic {
         let events = Arc::new(EventQueue::new(notifier));
         Self {
             config,
-            core: Core::new(Memory::new(regions.clone()), events, inbound, read_piece_cost),
+            core: Commons::new(Memory::new(regions.clone()), events, inbound, read_piece_cost),
             qps: Slab::new(),
             by_number: FxHashMap::default(),
             regions,

@@ -12,9 +12,9 @@ use doorbell_wire::{Psn, QKey, Qpn, RKey};
 use rand_core::Rng;
 
 use super::{Cq, ENGINE_SHIFT, EngineId, MAX_WINDOW_BYTES, Rnic, Srq};
+use crate::commons::frame_overhead;
 use crate::completion::{CompletionQueue, CompletionSink};
 use crate::congestion::{Destination, Window};
-use crate::core::frame_overhead;
 use crate::engine::LIMITS;
 use crate::memory::{Pager, Region};
 use crate::qp::{Qp, ReceiveQueue, Requester, Responder, Settings};

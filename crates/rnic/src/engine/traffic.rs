@@ -6,8 +6,8 @@ use doorbell_verbs_core::{PostError, PostErrorKind, QpCounters, QpKind, QpState,
 use doorbell_wire::{BTH_LEN, BthRepr, Outer, PartitionKey, Qpn, Transport};
 
 use super::{ACK_HOLD_NS, Rnic};
+use crate::commons::{Sent, frame_overhead};
 use crate::congestion::in_flight_cost;
-use crate::core::{Sent, frame_overhead};
 use crate::qp::{Acknowledgement, Stop, check_receive};
 use crate::transmit::{Budget, Filter, MAX_RUN_PACKETS, TransmitBatch};
 use crate::work::RecvWqe;

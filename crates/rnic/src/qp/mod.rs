@@ -16,7 +16,7 @@ use doorbell_verbs_core::{
 };
 use doorbell_wire::{PathMtu, Psn, QKey, Qpn};
 
-use crate::core::Core;
+use crate::commons::Commons;
 use crate::memory::Through;
 use crate::shared::ReceiveSource;
 use crate::transmit::Path;
@@ -147,7 +147,7 @@ impl Qp {
     }
 
     /// Completes a send work request.
-    pub(crate) fn complete_send(&mut self, core: &mut Core, wqe: &SendWqe, status: Status) {
+    pub(crate) fn complete_send(&mut self, core: &mut Commons, wqe: &SendWqe, status: Status) {
         if status != Status::Success || self.signal_all || wqe.flags.contains(SendFlags::SIGNALED) {
             let completion = Completion {
                 wr_id: wqe.wr_id,
@@ -161,11 +161,11 @@ impl Qp {
         }
     }
 
-    pub(crate) fn complete_receive(&mut self, core: &mut Core, completion: Completion) {
+    pub(crate) fn complete_receive(&mut self, core: &mut Commons, completion: Completion) {
         core.complete(self.recv_cq, Completion { qpn: self.qpn, ..completion });
     }
 
-    fn flush_receive(&mut self, core: &mut Core, wqe: &RecvWqe) {
+    fn flush_receive(&mut self, core: &mut Commons, wqe: &RecvWqe) {
         let completion = Completion {
             wr_id: wqe.wr_id,
             status: Status::WorkRequestFlushed,
@@ -176,7 +176,7 @@ impl Qp {
     }
 
     /// Goes to the error state: everything posted is flushed, in order.
-    pub(crate) fn enter_error(&mut self, core: &mut Core) {
+    pub(crate) fn enter_error(&mut self, core: &mut Commons) {
         if self.state == QpState::Error {
             return;
         }
@@ -193,7 +193,7 @@ impl Qp {
         }
     }
 
-    pub(crate) fn flush_sends(&mut self, core: &mut Core) {
+    pub(crate) fn flush_sends(&mut self, core: &mut Commons) {
         while self.sq.head < self.sq.tail {
             let wqe = self.sq.pop();
             self.complete_send(core, &wqe, Status::WorkRequestFlushed);
@@ -201,7 +201,7 @@ impl Qp {
         self.req.reset_cursor(self.sq.head);
     }
 
-    pub(crate) fn flush_receives(&mut self, core: &mut Core) {
+    pub(crate) fn flush_receives(&mut self, core: &mut Commons) {
         while let ReceiveQueue::Own { wqes, .. } = &mut self.rq
             && let Some(wqe) = wqes.pop_front()
         {
@@ -210,7 +210,7 @@ impl Qp {
     }
 
     /// Back to where it was created: what is posted vanishes without completions.
-    pub(crate) fn reset(&mut self, core: &mut Core) {
+    pub(crate) fn reset(&mut self, core: &mut Commons) {
         self.release_in_flight(core);
         self.say_farewell(core);
         self.state = QpState::Reset;
@@ -227,7 +227,7 @@ impl Qp {
     }
 
     /// Applies a modification that was checked.
-    pub(crate) fn apply(&mut self, core: &mut Core, to: QpState, attributes: &QpAttributes) {
+    pub(crate) fn apply(&mut self, core: &mut Commons, to: QpState, attributes: &QpAttributes) {
         let from = self.state;
         let s = &mut self.settings;
         let set = attributes;
@@ -250,7 +250,7 @@ impl Qp {
             self.path.destination = s.peer.destination;
             self.path.traffic_class = s.peer.traffic_class;
             self.path.hop_limit = s.peer.hop_limit;
-            self.frame_overhead = crate::core::frame_overhead(s.peer.destination);
+            self.frame_overhead = crate::commons::frame_overhead(s.peer.destination);
         }
         if let Some(psn) = set.receive_psn {
             self.resp.start(psn);
@@ -271,7 +271,7 @@ impl Qp {
     }
 
     /// Raises the drained event once nothing that was started is left (IBTA Vol 1, 10.3.1.5).
-    pub(crate) fn report_drained(&mut self, core: &mut Core) {
+    pub(crate) fn report_drained(&mut self, core: &mut Commons) {
         if self.state == QpState::SqDrain
             && self.settings.sqd_notify
             && !self.req.drain_reported

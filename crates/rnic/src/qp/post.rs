@@ -6,12 +6,12 @@ use doorbell_verbs_core::{
 use doorbell_wire::Psn;
 
 use super::{Qp, ReceiveQueue};
-use crate::core::Core;
+use crate::commons::Commons;
 use crate::work::{RecvWqe, SendWqe};
 
 /// Checks the elements of a receive.
 pub(crate) fn check_receive(
-    core: &mut Core,
+    core: &mut Commons,
     pd: PdId,
     max_sges: usize,
     request: &RecvRequest<'_>,
@@ -23,7 +23,7 @@ pub(crate) fn check_receive(
 impl Qp {
     /// Accepts one send work request, or says why not.
     #[inline]
-    pub(crate) fn post_send(&mut self, core: &mut Core, request: &SendRequest<'_>) -> Result<(), PostErrorKind> {
+    pub(crate) fn post_send(&mut self, core: &mut Commons, request: &SendRequest<'_>) -> Result<(), PostErrorKind> {
         use SendOperation as Op;
         let operation = request.operation;
         match self.state {
@@ -72,7 +72,7 @@ impl Qp {
 
     /// Accepts one receive work request, or says why not.
     #[inline]
-    pub(crate) fn post_recv(&mut self, core: &mut Core, request: &RecvRequest<'_>) -> Result<(), PostErrorKind> {
+    pub(crate) fn post_recv(&mut self, core: &mut Commons, request: &RecvRequest<'_>) -> Result<(), PostErrorKind> {
         if self.state == QpState::Reset {
             let what = "receive work requests";
             return Err(PostErrorKind::WrongState { state: self.state, what, allowed: "any state but reset" });

@@ -9,7 +9,7 @@ use doorbell_verbs::{Device, Pd};
 use hdrhistogram::Histogram;
 
 use super::control::{Control, FromServer, Report, ToServer, Watch};
-use super::point::{Ends, Point, Prepared, Side};
+use super::point::{Ends, Point, Prepared, SessionEnd};
 use super::{ANSWER_DEADLINE, SessionError};
 use crate::executor::{self, Idle};
 use crate::one_sided::{self, RemoteMemory};
@@ -65,7 +65,7 @@ impl Client {
         progress: impl Fn(u64),
     ) -> Result<PointResult, SessionError> {
         self.control.send(&ToServer::Point { bytes })?;
-        let prepared = Prepared::new(protocol, &self.pd, &self.parameters, bytes, Side::Client)?;
+        let prepared = Prepared::new(protocol, &self.pd, &self.parameters, bytes, SessionEnd::Client)?;
         self.control.expect_accepted()?;
         let point = prepared.connect(&self.control.stream)?;
         let memory = match self.control.receive(Some(ANSWER_DEADLINE))? {
@@ -163,7 +163,7 @@ impl Client {
     ) -> Result<(Vec<Tally>, Option<Histogram<u64>>), SessionError> {
         let Point { ends, fitted, plan, idle, .. } = point;
         let (parameters, device, control) = (&self.parameters, &self.device, &self.control);
-        let watch = Watch { device, side: Side::Client, rounds_are_long: parameters.slow_receiver_us > 0 };
+        let watch = Watch { device, side: SessionEnd::Client, rounds_are_long: parameters.slow_receiver_us > 0 };
         let failed = |error| SessionError::Connection { bytes: plan.bytes, error };
         match (ends, parameters.kind) {
             (Ends::Messages(ends), Kind::Latency) => {

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use socket2::{SockRef, TcpKeepalive};
 
-use super::point::{Before, Side};
+use super::point::{Before, SessionEnd};
 use super::{ANSWER_DEADLINE, SessionError};
 use crate::executor::{self, Idle};
 use crate::one_sided::RemoteMemory;
@@ -129,7 +129,7 @@ pub fn judge_line(line: &[u8]) {
 /// How the stream is watched while connections work.
 pub(super) struct Watch<'a> {
     pub(super) device: &'a Device,
-    pub(super) side: Side,
+    pub(super) side: SessionEnd,
     /// A round lasts as long as a receiver pauses.
     pub(super) rounds_are_long: bool,
 }
@@ -184,7 +184,7 @@ impl Control {
                     Err(SessionError::Control(hung_up))
                 }
                 // Behind what it said, its end would not be seen.
-                Ok(_) if by.side == Side::Server => {
+                Ok(_) if by.side == SessionEnd::Server => {
                     Err(SessionError::Unexpected("something while a point ran".to_owned()))
                 }
                 Ok(_) => Ok(()),

@@ -16,7 +16,7 @@ use crate::workload::{Plan, SendMemory};
 
 /// Which end of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
+pub(super) enum SessionEnd {
     Client,
     Server,
 }
@@ -73,7 +73,7 @@ impl<P: Connector> Prepared<P> {
         pd: &Pd,
         parameters: &Parameters,
         bytes: usize,
-        side: Side,
+        side: SessionEnd,
     ) -> Result<Self, SessionError> {
         let device = pd.device();
         let fitted = parameters.fit(bytes)?;
@@ -90,7 +90,7 @@ impl<P: Connector> Prepared<P> {
         let each = 0..parameters.connections;
         let serving = &parameters.serving;
         let shared = match serving.shared_receives {
-            Some(by) if side == Side::Server => {
+            Some(by) if side == SessionEnd::Server => {
                 let connections = parameters.connections;
                 let depth = fitted.depth * connections;
                 let options = SharedOptions { depth, connections, max_message: bytes, reposting: by.into() };
@@ -100,13 +100,13 @@ impl<P: Connector> Prepared<P> {
         };
         let ends = if parameters.operation.is_one_sided() {
             let side = match side {
-                Side::Client => one_sided::Role::Initiator(idle.channel()),
-                Side::Server => one_sided::Role::Target,
+                SessionEnd::Client => one_sided::Role::Initiator(idle.channel()),
+                SessionEnd::Server => one_sided::Role::Target,
             };
             let ends: Result<_, SessionError> =
                 each.map(|_| Ok(one_sided::End::new(pd, parameters, bytes, &fitted, side)?)).collect();
             Unconnected::OneSided(ends?)
-        } else if serving.single_receiver && side == Side::Server {
+        } else if serving.single_receiver && side == SessionEnd::Server {
             let config = parameters.config(bytes, &fitted);
             let mut hub = Hub::for_connections(pd, &config, parameters.connections, None)?;
             let ends: Result<_, _> = each.map(|_| hub.endpoint(config.clone(), shared.as_ref())).collect();
@@ -118,7 +118,7 @@ impl<P: Connector> Prepared<P> {
                 channel: idle.channel(),
                 count: parameters.connections,
                 shared: shared.as_ref(),
-                one_thread: side == Side::Server && serving.threads == 1,
+                one_thread: side == SessionEnd::Server && serving.threads == 1,
             };
             let with_memory = |endpoint| {
                 let length = fitted.send_buffers * stride;
@@ -129,7 +129,7 @@ impl<P: Connector> Prepared<P> {
             let ends: Result<_, SessionError> = ends.into_iter().map(with_memory).collect();
             Unconnected::Messages(ends?)
         };
-        let replicates = parameters.replicate && side == Side::Client;
+        let replicates = parameters.replicate && side == SessionEnd::Client;
         Ok(Self { protocol, ends, replicates, fitted, plan, idle, before, shared })
     }
 

@@ -8,7 +8,7 @@ use doorbell_exchange::{Connector, setup, with_connector};
 use doorbell_verbs::{Device, Pd};
 
 use super::control::{Control, FromServer, Report, ToServer, Watch};
-use super::point::{Ends, Point, Prepared, Side};
+use super::point::{Ends, Point, Prepared, SessionEnd};
 use super::{ANSWER_DEADLINE, SessionError};
 use crate::executor::{self, Idle};
 use crate::one_sided;
@@ -67,10 +67,10 @@ fn serve_point<P: Connector<Connection: Send>>(
     bytes: usize,
 ) -> Result<Report, SessionError> {
     let device = pd.device();
-    let prepared = Prepared::new(protocol, pd, parameters, bytes, Side::Server)?;
+    let prepared = Prepared::new(protocol, pd, parameters, bytes, SessionEnd::Server)?;
     control.send(&FromServer::Accepted)?;
     let Point { ends, plan, idle, before, shared, .. } = prepared.connect(&control.stream)?;
-    let watch = Watch { device, side: Side::Server, rounds_are_long: parameters.slow_receiver_us > 0 };
+    let watch = Watch { device, side: SessionEnd::Server, rounds_are_long: parameters.slow_receiver_us > 0 };
     let tallies = match ends {
         Ends::OneSided(ends) => {
             control.send(&FromServer::Ready { memory: ends.iter().map(one_sided::End::memory).collect() })?;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-use doorbell_fabric::Port;
+use doorbell_fabric::DrivenRnic;
 use doorbell_rnic::{CompletionQueue, SharedReceiveQueue};
 use doorbell_verbs_core::{
     Completion, CqId, ModifyError, Notifier, Notify, ObjectError, Overrun, PdId, PostError, QpAttributes, QpInfo,
@@ -29,7 +29,7 @@ pub(super) struct SoftChannel {
     /// Completion queues whose notifications wait.
     notices: Notices<Arc<Notified>>,
     /// The queues that the engine has notify it, which would keep the engine.
-    port: Weak<Port>,
+    rnic: Weak<DrivenRnic>,
     /// This many notifications more are expected to be waited for by [`raw::Channel::wait`]: programs keep to one way
     /// of waiting.
     lingers: AtomicUsize,
@@ -49,9 +49,9 @@ fn soft_channel(channel: Option<&Arc<dyn raw::Channel>>) -> Option<&SoftChannel>
 }
 
 impl SoftChannel {
-    pub(super) fn new(port: &Arc<Port>) -> Result<Self, Error> {
+    pub(super) fn new(rnic: &Arc<DrivenRnic>) -> Result<Self, Error> {
         let notices = Notices::new().map_err(no_eventfd)?;
-        Ok(Self { notices, port: Arc::downgrade(port), lingers: AtomicUsize::new(0) })
+        Ok(Self { notices, rnic: Arc::downgrade(rnic), lingers: AtomicUsize::new(0) })
     }
 
     fn notify(&self, cq: &Arc<Notified>) {
@@ -93,7 +93,7 @@ impl raw::Channel for SoftChannel {
 
     fn linger(&self) -> bool {
         self.lingers.store(WAITER_FOR, Ordering::Relaxed);
-        self.port.upgrade().is_some_and(|port| port.linger(|| !self.notices.lock().is_empty()))
+        self.rnic.upgrade().is_some_and(|rnic| rnic.linger(|| !self.notices.lock().is_empty()))
     }
 
     fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
@@ -110,7 +110,7 @@ impl raw::Channel for SoftChannel {
 }
 
 pub(super) struct SoftCq {
-    port: Arc<Port>,
+    rnic: Arc<DrivenRnic>,
     id: CqId,
     queue: Arc<CompletionQueue>,
     channel: Option<Arc<dyn raw::Channel>>,
@@ -119,14 +119,14 @@ pub(super) struct SoftCq {
 
 impl SoftCq {
     pub(super) fn create(
-        port: &Arc<Port>,
+        rnic: &Arc<DrivenRnic>,
         depth: usize,
         channel: Option<&Arc<dyn raw::Channel>>,
     ) -> Result<Self, ObjectError> {
         // The queue's number is only known once it exists, its notifier is needed before.
         let notified = Arc::new(Notified::default());
         let notifier: Notifier = {
-            let (armed, notified, channel) = (Arc::clone(port.armed()), Arc::clone(&notified), channel.cloned());
+            let (armed, notified, channel) = (Arc::clone(rnic.armed()), Arc::clone(&notified), channel.cloned());
             Arc::new(move || {
                 armed.fetch_sub(1, Ordering::SeqCst);
                 if let Some(channel) = soft_channel(channel.as_ref()) {
@@ -134,9 +134,9 @@ impl SoftCq {
                 }
             })
         };
-        let (id, queue) = port.with(|rnic| rnic.create_cq(depth, Some(notifier)))?;
+        let (id, queue) = rnic.with(|rnic| rnic.create_cq(depth, Some(notifier)))?;
         notified.id.get_or_init(|| id);
-        Ok(Self { port: Arc::clone(port), id, queue, channel: channel.cloned(), notified })
+        Ok(Self { rnic: Arc::clone(rnic), id, queue, channel: channel.cloned(), notified })
     }
 }
 
@@ -147,25 +147,25 @@ impl raw::Cq for SoftCq {
 
     #[inline]
     fn poll(&self, out: &mut [Completion]) -> Result<usize, Overrun> {
-        self.port.poll(&self.queue, out)
+        self.rnic.poll(&self.queue, out)
     }
 
     fn arm(&self, notify: Notify) {
         // Counted first: once armed, the notification may fire at any moment.
-        self.port.armed().fetch_add(1, Ordering::SeqCst);
+        self.rnic.armed().fetch_add(1, Ordering::SeqCst);
         if self.queue.request_notification(notify) {
             // If the program does otherwise this time, the thread finds out when its nap ends.
             let lingers = |channel: &SoftChannel| channel.lingers.load(Ordering::Relaxed) > 0;
             if !soft_channel(self.channel.as_ref()).is_some_and(lingers) {
-                self.port.rouse();
+                self.rnic.rouse();
             }
         } else {
-            self.port.armed().fetch_sub(1, Ordering::SeqCst);
+            self.rnic.armed().fetch_sub(1, Ordering::SeqCst);
         }
     }
 
     fn resize(&self, depth: usize) -> Result<(), Error> {
-        Ok(self.port.with(|rnic| rnic.resize_cq(self.id, depth))?)
+        Ok(self.rnic.with(|rnic| rnic.resize_cq(self.id, depth))?)
     }
 }
 
@@ -175,23 +175,23 @@ impl Drop for SoftCq {
             channel.forget(&self.notified); // first: then its number is given away again
         }
         // Handles keep it alive while a queue pair uses it, so it is not busy.
-        let _ = self.port.with(|rnic| rnic.destroy_cq(self.id));
+        let _ = self.rnic.with(|rnic| rnic.destroy_cq(self.id));
         if self.queue.is_armed() {
-            self.port.armed().fetch_sub(1, Ordering::SeqCst);
+            self.rnic.armed().fetch_sub(1, Ordering::SeqCst);
         }
     }
 }
 
 pub(super) struct SoftSrq {
-    port: Arc<Port>,
+    rnic: Arc<DrivenRnic>,
     id: SrqId,
     queue: Arc<SharedReceiveQueue>,
 }
 
 impl SoftSrq {
-    pub(super) fn create(port: &Arc<Port>, pd: PdId, depth: usize, max_sges: usize) -> Result<Self, ObjectError> {
-        let (id, queue) = port.with(|rnic| rnic.create_srq(pd, depth, max_sges))?;
-        Ok(Self { port: Arc::clone(port), id, queue })
+    pub(super) fn create(rnic: &Arc<DrivenRnic>, pd: PdId, depth: usize, max_sges: usize) -> Result<Self, ObjectError> {
+        let (id, queue) = rnic.with(|rnic| rnic.create_srq(pd, depth, max_sges))?;
+        Ok(Self { rnic: Arc::clone(rnic), id, queue })
     }
 }
 
@@ -213,13 +213,13 @@ impl raw::Srq for SoftSrq {
     }
 
     unsafe fn post_recv(&self, list: &[RecvRequest<'_>]) -> Result<(), PostError> {
-        self.port.with(|rnic| rnic.post_srq_recv(self.id, list))
+        self.rnic.with(|rnic| rnic.post_srq_recv(self.id, list))
     }
 }
 
 impl Drop for SoftSrq {
     fn drop(&mut self) {
-        let _ = self.port.with(|rnic| rnic.destroy_srq(self.id));
+        let _ = self.rnic.with(|rnic| rnic.destroy_srq(self.id));
     }
 }
 
@@ -227,15 +227,19 @@ impl Drop for SoftSrq {
 pub(super) type Groups = HashSet<(IpAddr, Qpn)>;
 
 pub(super) struct SoftQp {
-    port: Arc<Port>,
+    rnic: Arc<DrivenRnic>,
     groups: Arc<Mutex<Groups>>,
     qpn: Qpn,
 }
 
 impl SoftQp {
-    pub(super) fn create(port: &Arc<Port>, groups: &Arc<Mutex<Groups>>, init: QpInit) -> Result<Self, ObjectError> {
-        let qpn = port.with(|rnic| rnic.create_qp(init))?;
-        Ok(Self { port: Arc::clone(port), groups: Arc::clone(groups), qpn })
+    pub(super) fn create(
+        rnic: &Arc<DrivenRnic>,
+        groups: &Arc<Mutex<Groups>>,
+        init: QpInit,
+    ) -> Result<Self, ObjectError> {
+        let qpn = rnic.with(|rnic| rnic.create_qp(init))?;
+        Ok(Self { rnic: Arc::clone(rnic), groups: Arc::clone(groups), qpn })
     }
 
     /// One at a time: what the link has joined is always what the RNIC has members of.
@@ -244,8 +248,8 @@ impl SoftQp {
     }
 
     fn detach_from(&self, group: IpAddr) -> Result<(), ObjectError> {
-        if self.port.with(|rnic| rnic.detach(self.qpn, group))? {
-            self.port.leave(group);
+        if self.rnic.with(|rnic| rnic.detach(self.qpn, group))? {
+            self.rnic.leave(group);
         }
         Ok(())
     }
@@ -259,19 +263,19 @@ impl raw::Qp for SoftQp {
     fn modify(&self, attributes: &QpAttributes) -> Result<(), ModifyError> {
         // An acknowledgement that is due leaves now, since it cannot later: the peer did nothing wrong.
         let ends = matches!(attributes.state, Some(QpState::Error | QpState::Reset));
-        self.port.post(|rnic, _| (rnic.modify_qp(self.qpn, attributes), if ends { usize::MAX } else { 0 }))
+        self.rnic.post(|rnic, _| (rnic.modify_qp(self.qpn, attributes), if ends { usize::MAX } else { 0 }))
     }
 
     fn query(&self) -> QpInfo {
-        self.port.with(|rnic| rnic.query_qp(self.qpn)).expect("a queue pair exists until its handle drops")
+        self.rnic.with(|rnic| rnic.query_qp(self.qpn)).expect("a queue pair exists until its handle drops")
     }
 
     fn attach(&self, group: IpAddr) -> Result<(), Error> {
         let mut groups = self.groups();
-        if self.port.with(|rnic| rnic.attach(self.qpn, group))? {
-            self.port.join(group).map_err(|error| {
+        if self.rnic.with(|rnic| rnic.attach(self.qpn, group))? {
+            self.rnic.join(group).map_err(|error| {
                 // The RNIC has it as its only member.
-                let _ = self.port.with(|rnic| rnic.detach(self.qpn, group));
+                let _ = self.rnic.with(|rnic| rnic.detach(self.qpn, group));
                 Error::os("the multicast group could not be joined")(error)
             })?;
         }
@@ -288,7 +292,7 @@ impl raw::Qp for SoftQp {
 
     #[inline]
     unsafe fn post_send(&self, list: &[SendRequest<'_>]) -> Result<(), PostError> {
-        self.port.post(|rnic, now_ns| {
+        self.rnic.post(|rnic, now_ns| {
             let result = rnic.post_send(now_ns, self.qpn, list);
             (result, rnic.pending_work(self.qpn))
         })
@@ -296,7 +300,7 @@ impl raw::Qp for SoftQp {
 
     #[inline]
     unsafe fn post_all_sends(&self, list: &[SendRequest<'_>]) -> Result<(), PostError> {
-        self.port.post(|rnic, now_ns| {
+        self.rnic.post(|rnic, now_ns| {
             let result = rnic.post_all_sends(now_ns, self.qpn, list);
             (result, rnic.pending_work(self.qpn))
         })
@@ -304,7 +308,7 @@ impl raw::Qp for SoftQp {
 
     #[inline]
     unsafe fn post_recv(&self, list: &[RecvRequest<'_>]) -> Result<(), PostError> {
-        self.port.with(|rnic| rnic.post_recv(self.qpn, list))
+        self.rnic.with(|rnic| rnic.post_recv(self.qpn, list))
     }
 }
 
@@ -318,6 +322,6 @@ impl Drop for SoftQp {
             false
         });
         // Others may have waited for the room that it took: they go on. An acknowledgement that is due leaves.
-        self.port.post(|rnic, _| (rnic.destroy_qp(self.qpn), usize::MAX)).ok();
+        self.rnic.post(|rnic, _| (rnic.destroy_qp(self.qpn), usize::MAX)).ok();
     }
 }

@@ -11,11 +11,11 @@ use nix::sys::epoll::EpollFlags;
 use socket2::Socket;
 
 use super::{Line, Phase, READ, State, prepare, refused, soon};
+use crate::answer::{Answer, Refused};
 use crate::cm::address::canonical;
 use crate::cm::channel::Detail;
 use crate::cm::message::{Endpoint, Message, lookup, reason};
 use crate::cm::service::Number;
-use crate::outcome::{Outcome, Refused};
 
 /// How long whoever connected may take for its request.
 pub(in crate::cm) const ARRIVAL: Duration = Duration::from_secs(10);
@@ -93,7 +93,7 @@ impl Line {
         }
     }
 
-    fn arrive(self: &Arc<Self>, state: &State, socket: Socket) -> Outcome<Number> {
+    fn arrive(self: &Arc<Self>, state: &State, socket: Socket) -> Answer<Number> {
         let failed = |error: io::Error| refused("a connection could not be taken", &error);
         socket.set_nonblocking(true).map_err(failed)?;
         prepare(&socket);

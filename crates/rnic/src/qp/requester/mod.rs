@@ -10,8 +10,8 @@ use doorbell_verbs_core::{QpKind, QpState, SendOperation, Status};
 use doorbell_wire::{Psn, ack_timeout_ns};
 
 use super::Qp;
+use crate::commons::Commons;
 use crate::congestion::in_flight_cost;
-use crate::core::Core;
 
 /// The earliest that anything is sent again without being asked for.
 const EARLY_TIMEOUT_NS: u64 = 500_000;
@@ -242,7 +242,7 @@ impl Qp {
 
     /// The peer answered: retries start afresh, and the round trip is measured.
     #[inline]
-    fn progress(&mut self, core: &mut Core) {
+    fn progress(&mut self, core: &mut Commons) {
         let (retries, rnr_retries) = (self.settings.retry_count, self.settings.rnr_retry);
         let req = &mut self.req;
         req.retry_left = retries;
@@ -265,7 +265,7 @@ impl Qp {
         req.early_timeout_ns = req.base_early_timeout_ns();
     }
 
-    fn lost(&mut self, core: &mut Core) {
+    fn lost(&mut self, core: &mut Commons) {
         if let Some(destination) = self.destination {
             let round_trip_ns = self.req.round_trip_ns;
             core.destinations[destination].window.lost(core.now_ns, round_trip_ns);
@@ -273,7 +273,7 @@ impl Qp {
     }
 
     /// Go-back-N: everything from the oldest unacknowledged packet on is sent again.
-    pub(crate) fn rewind(&mut self, core: &mut Core) {
+    pub(crate) fn rewind(&mut self, core: &mut Commons) {
         self.release_in_flight(core);
         let head = self.sq.head;
         let req = &mut self.req;
@@ -288,7 +288,7 @@ impl Qp {
     }
 
     /// Takes back what this queue pair has in flight.
-    pub(crate) fn release_in_flight(&mut self, core: &mut Core) {
+    pub(crate) fn release_in_flight(&mut self, core: &mut Commons) {
         if let Some(destination) = self.destination {
             core.refund(destination, std::mem::take(&mut self.req.in_flight));
         }
@@ -297,7 +297,7 @@ impl Qp {
 
     /// The oldest request failed: those before it succeeded, it fails, everything behind is flushed
     /// (IBTA Vol 1, 10.3.1.7; UC and UD go to SQE instead).
-    fn fail_oldest(&mut self, core: &mut Core, status: Status) {
+    fn fail_oldest(&mut self, core: &mut Commons, status: Status) {
         if self.sq.head == self.sq.tail {
             return self.enter_error(core);
         }
@@ -335,7 +335,7 @@ impl Qp {
     }
 
     /// A deadline passed.
-    pub(crate) fn handle_requester_timeout(&mut self, core: &mut Core) {
+    pub(crate) fn handle_requester_timeout(&mut self, core: &mut Commons) {
         if let Some(until) = self.req.rnr_until_ns {
             if until <= core.now_ns {
                 self.req.rnr_until_ns = None;

@@ -7,14 +7,14 @@ use doorbell_wire::{
 };
 
 use super::{cost_of, is_answered, payload_of};
-use crate::core::Core;
+use crate::commons::Commons;
 use crate::qp::Qp;
 use crate::work::SendWqe;
 
 impl Qp {
     /// Takes a response.
     #[inline]
-    pub(crate) fn handle_response(&mut self, core: &mut Core, bth: &BthRepr, operation: Operation, rest: &[u8]) {
+    pub(crate) fn handle_response(&mut self, core: &mut Commons, bth: &BthRepr, operation: Operation, rest: &[u8]) {
         let mut rest = rest;
         let mut aeth = None;
         if bth.opcode.has_aeth() {
@@ -43,7 +43,7 @@ impl Qp {
 
     /// Does an answer with this number answer something?
     #[inline]
-    fn is_outstanding(&mut self, core: &mut Core, psn: Psn) -> bool {
+    fn is_outstanding(&mut self, core: &mut Commons, psn: Psn) -> bool {
         let outstanding = self.req.high_psn.distance_from(self.req.una);
         if psn.distance_from(self.req.una) < outstanding {
             return true;
@@ -56,7 +56,7 @@ impl Qp {
     }
 
     /// Takes an ACK or NAK.
-    fn handle_acknowledge(&mut self, core: &mut Core, bth: &BthRepr, aeth: AethRepr) {
+    fn handle_acknowledge(&mut self, core: &mut Commons, bth: &BthRepr, aeth: AethRepr) {
         if !self.is_outstanding(core, bth.psn) {
             return;
         }
@@ -113,7 +113,7 @@ impl Qp {
     }
 
     /// Takes a READ response packet.
-    fn handle_read_response(&mut self, core: &mut Core, bth: &BthRepr, payload: &[u8]) {
+    fn handle_read_response(&mut self, core: &mut Commons, bth: &BthRepr, payload: &[u8]) {
         if !self.is_outstanding(core, bth.psn) {
             return;
         }
@@ -144,7 +144,7 @@ impl Qp {
     }
 
     /// Takes an atomic response.
-    fn handle_atomic_response(&mut self, core: &mut Core, bth: &BthRepr, response: AtomicAckEthRepr) {
+    fn handle_atomic_response(&mut self, core: &mut Commons, bth: &BthRepr, response: AtomicAckEthRepr) {
         if !self.is_outstanding(core, bth.psn) {
             return;
         }
@@ -168,7 +168,7 @@ impl Qp {
     }
 
     /// Books one response packet of the request at the head of the queue.
-    fn answered(&mut self, core: &mut Core, wqe: &SendWqe, cost: u64) {
+    fn answered(&mut self, core: &mut Commons, wqe: &SendWqe, cost: u64) {
         let cost = cost.min(self.req.inbound_in_flight);
         core.delivered_inbound(cost);
         self.req.inbound_in_flight -= cost;
@@ -189,7 +189,7 @@ impl Qp {
     /// Everything before `to` is acknowledged. True if a READ or atomic before it was answered,
     /// but the answer has not arrived: it is lost (the implied NAK of IBTA Vol 1, 9.7.5.2.8).
     #[inline]
-    fn advance(&mut self, core: &mut Core, to: Psn) -> bool {
+    fn advance(&mut self, core: &mut Commons, to: Psn) -> bool {
         let before = self.req.una;
         let mtu = self.mtu();
         let mut delivered = 0;
@@ -247,7 +247,7 @@ impl Qp {
     }
 
     /// A response is missing: asks for it again, once until something moves.
-    fn ask_again(&mut self, core: &mut Core) {
+    fn ask_again(&mut self, core: &mut Commons) {
         if self.req.implied_nak == Some(self.req.una) {
             return;
         }

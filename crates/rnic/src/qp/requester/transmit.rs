@@ -7,8 +7,8 @@ use doorbell_wire::{
 };
 
 use super::{ACK_REQUEST_PACKETS, MAX_OUTSTANDING_PSNS, Probe, Stop, cost_of, is_answered, payload_of};
+use crate::commons::{Commons, Sent};
 use crate::congestion::in_flight_cost;
-use crate::core::{Core, Sent};
 use crate::qp::Qp;
 use crate::transmit::{TransmitBatch, TransmitInfo};
 use crate::work::SendWqe;
@@ -67,7 +67,12 @@ struct Place {
 
 impl Qp {
     /// Sends requests until the budget, the windows or the work is exhausted.
-    pub(crate) fn transmit_requests(&mut self, core: &mut Core, budget: &mut usize, batch: &mut TransmitBatch) -> Stop {
+    pub(crate) fn transmit_requests(
+        &mut self,
+        core: &mut Commons,
+        budget: &mut usize,
+        batch: &mut TransmitBatch,
+    ) -> Stop {
         while self.has_request_to_send() {
             if *budget == 0 {
                 return Stop::Budget;
@@ -121,7 +126,7 @@ impl Qp {
 
     /// Binds or invalidates a window, once everything before it is done: what was sent through the
     /// window may have to be sent again, and nothing behind it begins earlier (IBTA Vol 1, 10.8.3.3).
-    fn manage_window(&mut self, core: &mut Core, index: u64) -> Result<(), Stop> {
+    fn manage_window(&mut self, core: &mut Commons, index: u64) -> Result<(), Stop> {
         if index != self.sq.head {
             return Err(Stop::Idle);
         }
@@ -144,7 +149,7 @@ impl Qp {
 
     /// Starts the clocks when something becomes outstanding.
     #[inline]
-    fn sent(&mut self, core: &mut Core, was_outstanding: bool, psn: Psn, retransmission: bool) {
+    fn sent(&mut self, core: &mut Commons, was_outstanding: bool, psn: Psn, retransmission: bool) {
         let req = &mut self.req;
         if !was_outstanding {
             // Time spent waiting for a window does not count against the peer.
@@ -161,7 +166,7 @@ impl Qp {
     }
 
     /// Sends a request packet again, to see whether something was lost.
-    fn transmit_probe(&mut self, core: &mut Core, probe: Probe, batch: &mut TransmitBatch) -> Result<(), Stop> {
+    fn transmit_probe(&mut self, core: &mut Commons, probe: Probe, batch: &mut TransmitBatch) -> Result<(), Stop> {
         let req = &self.req;
         let index = match probe {
             Probe::Oldest => self.sq.head,
@@ -194,7 +199,7 @@ impl Qp {
     #[inline]
     fn transmit_packet(
         &mut self,
-        core: &mut Core,
+        core: &mut Commons,
         index: u64,
         wqe: &SendWqe,
         batch: &mut TransmitBatch,
@@ -261,7 +266,7 @@ impl Qp {
     #[inline]
     fn write_packet(
         &mut self,
-        core: &mut Core,
+        core: &mut Commons,
         wqe: &SendWqe,
         place: Place,
         batch: &mut TransmitBatch,
@@ -361,7 +366,7 @@ impl Qp {
     /// A READ request (or a piece of one), or an atomic request.
     fn transmit_read_or_atomic(
         &mut self,
-        core: &mut Core,
+        core: &mut Commons,
         wqe: &SendWqe,
         batch: &mut TransmitBatch,
     ) -> Result<(), Stop> {
@@ -402,14 +407,14 @@ impl Qp {
 
     /// READs are asked for in pieces of so many packets. The answer flows into our own receive
     /// buffer, so it is our window that bounds it.
-    fn packets_per_piece(&self, core: &Core) -> u32 {
+    fn packets_per_piece(&self, core: &Commons) -> u32 {
         (core.read_piece_cost / in_flight_cost(1, self.mtu() as u64)).max(1).min(u32::MAX.into()) as u32
     }
 
     /// Packets that are asked for together, from this one on. Pieces end where they ended the
     /// first time: what is asked for again must be part of one request that the responder knows
     /// (IBTA Vol 1, 9.7.4.4).
-    fn piece_from(&self, core: &Core, wqe: &SendWqe, packet: u32) -> u32 {
+    fn piece_from(&self, core: &Commons, wqe: &SendWqe, packet: u32) -> u32 {
         let most = self.packets_per_piece(core);
         (wqe.packets - packet).min(most - packet % most)
     }
@@ -417,7 +422,7 @@ impl Qp {
     /// Writes a READ request (or a piece of one), or an atomic request.
     fn write_read_or_atomic(
         &mut self,
-        core: &mut Core,
+        core: &mut Commons,
         wqe: &SendWqe,
         place: Place,
         batch: &mut TransmitBatch,

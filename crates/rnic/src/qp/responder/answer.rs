@@ -6,14 +6,19 @@ use doorbell_wire::{
 };
 
 use super::Answer;
-use crate::core::{Core, Sent};
+use crate::commons::{Commons, Sent};
 use crate::qp::Qp;
 use crate::transmit::{Path, TransmitBatch, TransmitInfo};
 
 impl Qp {
     /// Sends answers, then the acknowledgement that is due. True if more is left than the budget
     /// allowed.
-    pub(crate) fn transmit_answers(&mut self, core: &mut Core, budget: &mut usize, batch: &mut TransmitBatch) -> bool {
+    pub(crate) fn transmit_answers(
+        &mut self,
+        core: &mut Commons,
+        budget: &mut usize,
+        batch: &mut TransmitBatch,
+    ) -> bool {
         let through = self.through();
         while let Some(answer) = self.resp.answers.front_mut() {
             if *budget == 0 {
@@ -111,7 +116,7 @@ impl Qp {
 
     /// The acknowledgement that is due, which covers everything received so far.
     #[inline]
-    pub(crate) fn transmit_ack(&mut self, core: &mut Core, budget: &mut usize, batch: &mut TransmitBatch) -> bool {
+    pub(crate) fn transmit_ack(&mut self, core: &mut Commons, budget: &mut usize, batch: &mut TransmitBatch) -> bool {
         if self.resp.ack_due_ns.is_none() {
             self.resp.ack_urgent = false;
             return false;

@@ -6,14 +6,14 @@ use doorbell_verbs_core::{Access, Attachment, Completion, CompletionOpcode, MAX_
 use doorbell_wire::{NakCode, Operation};
 
 use super::{Answer, Current, Refusal, Request};
-use crate::core::Core;
+use crate::commons::Commons;
 use crate::qp::Qp;
 use crate::work::RecvWqe;
 
 impl Qp {
     /// Carries out the expected request.
     #[inline]
-    pub(super) fn execute(&mut self, core: &mut Core, request: &Request<'_>) -> Result<(), Refusal> {
+    pub(super) fn execute(&mut self, core: &mut Commons, request: &Request<'_>) -> Result<(), Refusal> {
         let opcode = request.bth.opcode;
         let invalid = Refusal(NakCode::INVALID_REQUEST);
         // IBTA Vol 1, 9.7.4.1.3: what may follow what.
@@ -37,14 +37,14 @@ impl Qp {
     }
 
     /// A receive failed on our side: it completes with an error, and so does the peer's request.
-    fn fail_receive(&mut self, core: &mut Core, wqe: &RecvWqe, status: Status, code: NakCode) -> Refusal {
+    fn fail_receive(&mut self, core: &mut Commons, wqe: &RecvWqe, status: Status, code: NakCode) -> Refusal {
         let opcode = CompletionOpcode::Receive;
         self.complete_receive(core, Completion { wr_id: wqe.wr_id, status, opcode, ..Completion::default() });
         Refusal(code)
     }
 
     #[inline]
-    fn execute_send(&mut self, core: &mut Core, request: &Request<'_>) -> Result<(), Refusal> {
+    fn execute_send(&mut self, core: &mut Commons, request: &Request<'_>) -> Result<(), Refusal> {
         let (wqe, done) = match std::mem::take(&mut self.resp.current) {
             Current::Send { wqe, done } => (wqe, done),
             _ => match self.need_receive(core, request.bth.psn) {
@@ -87,7 +87,7 @@ impl Qp {
     }
 
     #[inline]
-    fn execute_write(&mut self, core: &mut Core, request: &Request<'_>) -> Result<(), Refusal> {
+    fn execute_write(&mut self, core: &mut Commons, request: &Request<'_>) -> Result<(), Refusal> {
         let opcode = request.bth.opcode;
         let (address, rkey, length, done) = match (&self.resp.current, request.reth) {
             (&Current::Write { address, rkey, length, done }, _) => (address, rkey, length, done),
@@ -144,7 +144,7 @@ impl Qp {
         Ok(())
     }
 
-    fn execute_read(&mut self, core: &mut Core, request: &Request<'_>) -> Result<(), Refusal> {
+    fn execute_read(&mut self, core: &mut Commons, request: &Request<'_>) -> Result<(), Refusal> {
         let (Some(reth), true) = (request.reth, request.payload.is_empty()) else {
             return Err(Refusal(NakCode::INVALID_REQUEST));
         };
@@ -177,7 +177,7 @@ impl Qp {
         Ok(())
     }
 
-    fn execute_atomic(&mut self, core: &mut Core, request: &Request<'_>) -> Result<(), Refusal> {
+    fn execute_atomic(&mut self, core: &mut Commons, request: &Request<'_>) -> Result<(), Refusal> {
         let (Some(atomic), true) = (request.atomic, request.payload.is_empty()) else {
             return Err(Refusal(NakCode::INVALID_REQUEST));
         };

@@ -14,7 +14,7 @@ use doorbell_wire::{
 };
 
 use super::Qp;
-use crate::core::{Core, Farewell};
+use crate::commons::{Commons, Farewell};
 use crate::work::RecvWqe;
 
 pub(crate) use answer::Acknowledgement;
@@ -276,7 +276,7 @@ impl Qp {
     /// program does next can lose it. Only if the program has answered what it received lately, the
     /// acknowledgement waits for the next answer.
     #[inline]
-    fn complete_reliable(&mut self, core: &mut Core, completion: Completion) {
+    fn complete_reliable(&mut self, core: &mut Commons, completion: Completion) {
         let may_wait = self.resp.answers_of.receive(|| core.empty_polls(self.recv_cq)) && core.acks_may_wait;
         self.resp.want_ack(core.now_ns);
         self.resp.unacknowledged_receive = Some(self.resp.expected);
@@ -288,7 +288,7 @@ impl Qp {
     }
 
     /// Leaves the acknowledgement that is due to the engine, since this queue pair is about to forget it.
-    pub(crate) fn say_farewell(&mut self, core: &mut Core) {
+    pub(crate) fn say_farewell(&mut self, core: &mut Commons) {
         let is_due = self.resp.ack_due_ns.take().is_some();
         if self.resp.unacknowledged_receive.take().is_some() || is_due {
             core.say_farewell(Farewell {
@@ -302,7 +302,7 @@ impl Qp {
 
     /// Takes a request on a connected queue pair.
     #[inline]
-    pub(crate) fn handle_request(&mut self, core: &mut Core, bth: BthRepr, operation: Operation, rest: &[u8]) {
+    pub(crate) fn handle_request(&mut self, core: &mut Commons, bth: BthRepr, operation: Operation, rest: &[u8]) {
         let Some(request) = Request::parse(bth, operation, rest) else {
             core.counters.rx_malformed += 1;
             return;
@@ -329,7 +329,7 @@ impl Qp {
     }
 
     /// Tells the peer, and goes to the error state.
-    fn refuse(&mut self, core: &mut Core, psn: Psn, code: NakCode) {
+    fn refuse(&mut self, core: &mut Commons, psn: Psn, code: NakCode) {
         let event = match code {
             NakCode::INVALID_REQUEST => {
                 core.counters.resp_invalid_request += 1;
@@ -351,7 +351,7 @@ impl Qp {
     }
 
     /// A request that is not the expected one: lost before it, or a duplicate.
-    fn handle_out_of_order(&mut self, core: &mut Core, request: &Request<'_>) {
+    fn handle_out_of_order(&mut self, core: &mut Commons, request: &Request<'_>) {
         let psn = request.bth.psn;
         if !psn.is_before(self.resp.expected) {
             core.counters.out_of_sequence += 1;
@@ -422,7 +422,7 @@ impl Qp {
     /// A READ is asked for again, and what it names is not open any more. Its first answer may have been lost,
     /// so the peer is told: otherwise it asks until its retries are spent. But the packet may as well be a late
     /// copy, long after the answer arrived. Then the peer ignores the NAK, and so this queue pair goes on.
-    fn refuse_repetition(&mut self, core: &mut Core, psn: Psn) {
+    fn refuse_repetition(&mut self, core: &mut Commons, psn: Psn) {
         // A NAK that waits already tells the peer enough to ask again.
         if self.resp.answers.iter().any(|answer| matches!(answer, Answer::Nak { .. })) {
             return;
@@ -434,7 +434,7 @@ impl Qp {
 
     /// Takes the receive that a message needs, or answers RNR.
     #[inline]
-    fn need_receive(&mut self, core: &mut Core, psn: Psn) -> Option<RecvWqe> {
+    fn need_receive(&mut self, core: &mut Commons, psn: Psn) -> Option<RecvWqe> {
         let wqe = self.take_receive();
         if wqe.is_none() {
             core.counters.rnr_nak_sent += 1;
@@ -449,7 +449,7 @@ impl Qp {
 
     /// One request packet was carried out.
     #[inline]
-    fn accepted(&mut self, core: &mut Core, request: &Request<'_>) {
+    fn accepted(&mut self, core: &mut Commons, request: &Request<'_>) {
         self.resp.expected = self.resp.expected.next();
         if request.bth.opcode.is_last() {
             self.resp.msn = self.resp.msn.next();
@@ -462,7 +462,7 @@ impl Qp {
     /// May the peer WRITE all that it announces? No bytes need no key (IBTA Vol 1, 9.7.4.1.4), but the
     /// queue pair's leave.
     #[inline]
-    fn may_write(&self, core: &mut Core, reth: &RethRepr) -> bool {
+    fn may_write(&self, core: &mut Commons, reth: &RethRepr) -> bool {
         let length = u64::from(reth.dma_length);
         let needed = Access::REMOTE_WRITE;
         self.settings.access.contains(needed)

@@ -6,13 +6,13 @@ use doorbell_verbs_core::{AsyncEvent, Attachment, Completion, CompletionOpcode, 
 use doorbell_wire::{BTH_LEN, BthRepr, DETH_LEN, DethRepr, ICRC_LEN, Operation, Outer, UDP_LEN};
 
 use super::{Current, GRH_BYTES, Request, split};
-use crate::core::Core;
+use crate::commons::Commons;
 use crate::qp::Qp;
 use crate::work::RecvWqe;
 
 impl Qp {
     /// UC: nothing is answered, and a message with a gap is dropped whole (IBTA Vol 1, 9.8.2.2).
-    pub(super) fn handle_unreliable(&mut self, core: &mut Core, request: &Request<'_>) {
+    pub(super) fn handle_unreliable(&mut self, core: &mut Commons, request: &Request<'_>) {
         let opcode = request.bth.opcode;
         let in_order = request.bth.psn == self.resp.expected;
         let continues = match (&self.resp.current, request.operation) {
@@ -39,7 +39,7 @@ impl Qp {
     }
 
     /// Gives up the UC message that is arriving, and counts it once.
-    fn drop_unreliable(&mut self, core: &mut Core) {
+    fn drop_unreliable(&mut self, core: &mut Commons) {
         if !std::mem::replace(&mut self.resp.dropping, true) {
             core.counters.rx_dropped_messages += 1;
         }
@@ -49,7 +49,7 @@ impl Qp {
     /// The memory of a receive is not there any more, or is not the queue pair's: the receive completes with an
     /// error, and so ends the queue pair (IBTA Vol 1, 9.9.3, class A). If it went back, it would drop every
     /// message that is to come.
-    fn fail_local_receive(&mut self, core: &mut Core, wqe: &RecvWqe) {
+    fn fail_local_receive(&mut self, core: &mut Commons, wqe: &RecvWqe) {
         let (status, opcode) = (Status::LocalProtection, CompletionOpcode::Receive);
         self.complete_receive(core, Completion { wr_id: wqe.wr_id, status, opcode, ..Completion::default() });
         core.events.push(AsyncEvent::QpFatal(self.qpn));
@@ -57,7 +57,7 @@ impl Qp {
     }
 
     /// False if the message cannot be placed and is to be dropped.
-    fn place_unreliable(&mut self, core: &mut Core, request: &Request<'_>) -> bool {
+    fn place_unreliable(&mut self, core: &mut Commons, request: &Request<'_>) -> bool {
         let (opcode, payload) = (request.bth.opcode, request.payload);
         let completion = |wqe: &RecvWqe, opcode, byte_len| Completion {
             wr_id: wqe.wr_id,
@@ -124,7 +124,7 @@ impl Qp {
     }
 
     /// Takes a UD datagram.
-    pub(crate) fn handle_datagram(&mut self, core: &mut Core, outer: &Outer, bth: BthRepr, mut rest: &[u8]) {
+    pub(crate) fn handle_datagram(&mut self, core: &mut Commons, outer: &Outer, bth: BthRepr, mut rest: &[u8]) {
         let packet_bytes = BTH_LEN + rest.len();
         let Some(deth) = split::<DETH_LEN>(&mut rest).map(DethRepr::read) else {
             core.counters.rx_malformed += 1;

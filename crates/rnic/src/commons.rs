@@ -61,7 +61,7 @@ pub(crate) enum Sent {
     Response,
 }
 
-pub(crate) struct Core {
+pub(crate) struct Commons {
     pub(crate) now_ns: u64,
     pub(crate) memory: Memory,
     pub(crate) counters: Counters,
@@ -85,7 +85,7 @@ pub(crate) struct Core {
     in_flight: u64,
 }
 
-impl Core {
+impl Commons {
     pub(crate) fn new(memory: Memory, events: Arc<EventQueue>, inbound: Window, read_piece_cost: u64) -> Self {
         Self {
             now_ns: 0,

@@ -19,7 +19,7 @@ pub(crate) struct Refused {
     why: Cow<'static, str>,
 }
 
-pub(crate) type Outcome<T> = Result<T, Refused>;
+pub(crate) type Answer<T> = Result<T, Refused>;
 
 impl Refused {
     pub(crate) fn new(errno: c_int, why: impl Into<Cow<'static, str>>) -> Self {
@@ -99,14 +99,14 @@ pub(crate) fn set_errno(errno: c_int) {
 
 /// Nothing unwinds into C: a defect of this library is an error of the call. And nothing unwinds it: the
 /// thread is not cancelled meanwhile. And no other thread forks: the child would find locks held.
-pub(crate) fn guarded<T>(body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+pub(crate) fn guarded<T>(body: impl FnOnce() -> Answer<T>) -> Answer<T> {
     let _uncancelled = Uncancelled::new();
     let _inside = Inside::new();
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| Err(Refused::new(libc::EIO, "a defect of this library")))
 }
 
 /// For calls that return 0 or the errno.
-pub(crate) fn status(call: &str, body: impl FnOnce() -> Outcome<()>) -> c_int {
+pub(crate) fn status(call: &str, body: impl FnOnce() -> Answer<()>) -> c_int {
     match guarded(body) {
         Ok(()) => 0,
         Err(refused) => {
@@ -118,7 +118,7 @@ pub(crate) fn status(call: &str, body: impl FnOnce() -> Outcome<()>) -> c_int {
 }
 
 /// For calls that return a number, or -1 with errno set.
-pub(crate) fn number(call: &str, body: impl FnOnce() -> Outcome<c_int>) -> c_int {
+pub(crate) fn number(call: &str, body: impl FnOnce() -> Answer<c_int>) -> c_int {
     guarded(body).unwrap_or_else(|refused| {
         refused.tell(call);
         set_errno(refused.errno);
@@ -127,7 +127,7 @@ pub(crate) fn number(call: &str, body: impl FnOnce() -> Outcome<c_int>) -> c_int
 }
 
 /// For calls that return an object, or null with errno set.
-pub(crate) fn pointer<T>(call: &str, body: impl FnOnce() -> Outcome<*mut T>) -> *mut T {
+pub(crate) fn pointer<T>(call: &str, body: impl FnOnce() -> Answer<*mut T>) -> *mut T {
     guarded(body).unwrap_or_else(|refused| {
         refused.tell(call);
         set_errno(refused.errno);
