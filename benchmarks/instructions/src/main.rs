@@ -10,7 +10,7 @@ mod wire;
 
 use std::process::ExitCode;
 
-use doorbell_exchange::{Config, Protocol, SendReceive, Submit, send_receive};
+use doorbell_exchange::{Config, Submit, send_receive};
 use doorbell_study::executor::{self, Idle};
 use doorbell_study::parameters::Extent;
 use doorbell_study::workload::{Plan, Reception, SendMemory, ping, respond, stream};
@@ -62,14 +62,14 @@ fn connected(config: &Config) -> [End; 2] {
     let devices = wire::devices();
     let made = devices.map(|device| {
         let pd = device.create_pd().expect("room");
-        let endpoint = SendReceive.endpoint(&pd, config, None).expect("an end");
+        let endpoint = send_receive::Endpoint::new(&pd, config.clone(), None).expect("an end");
         (device, pd, endpoint)
     });
-    let described = made.each_ref().map(|(_, _, endpoint)| SendReceive.describe(endpoint));
+    let described = made.each_ref().map(|(_, _, endpoint)| endpoint.description());
     let mut peers = described.into_iter().rev();
     made.map(|(device, pd, endpoint)| {
         let peer = peers.next().expect("there are two");
-        End { connection: SendReceive.connect(endpoint, &peer).expect("the ends fit"), device, pd }
+        End { connection: endpoint.connect(&peer).expect("the ends fit"), device, pd }
     })
 }
 
