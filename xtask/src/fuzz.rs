@@ -79,6 +79,11 @@ fn folder(path: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(paths)
 }
 
+/// Where programs are checked that are no members of the workspace.
+pub(crate) fn check_target() -> PathBuf {
+    target().join("xtask").join("fuzz-check")
+}
+
 /// Checks that all targets compile, without what counts coverage.
 pub(crate) fn build() -> StepEnd {
     if let Err(why) = peers::install_for_fuzzing() {
@@ -89,7 +94,7 @@ pub(crate) fn build() -> StepEnd {
         homes.dedup();
         homes.iter().try_for_each(|home| {
             let mut check = cargo(&["check", "--quiet"]);
-            check.current_dir(home.join("fuzz")).env("CARGO_TARGET_DIR", target().join("xtask").join("fuzz-check"));
+            check.current_dir(home.join("fuzz")).env("CARGO_TARGET_DIR", check_target());
             run(check)
         })
     };

@@ -6,7 +6,9 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use crate::shell::{cargo, output_of, run, succeeds};
-use crate::{bindings, browser, dist, end_to_end, fuzz, network, packets, peers, place, programs, regressions, vm};
+use crate::{
+    bindings, browser, dist, end_to_end, fuzz, network, packets, peers, place, programs, regressions, versus, vm,
+};
 
 /// How a step ended.
 pub(crate) enum StepEnd {
@@ -145,6 +147,7 @@ pub(crate) fn everything(fast: bool) -> ExitCode {
     });
     report.step("verbs without the software RNIC", || hardware_alone().into());
     report.step("fuzz targets, build", fuzz::build);
+    report.step("instruction counter, check", || versus::check().into());
     report.step("regressions apply", || regressions::check().into());
     report.step("release build", || programs::build().into());
     report.step("documentation", || {

@@ -15,7 +15,7 @@ use crate::place;
 use crate::programs;
 use crate::regressions::{check_out, git};
 use crate::shell::{Running, cargo, command, output_of, root, run, target};
-use crate::{figures, peers};
+use crate::{figures, fuzz, peers};
 
 /// Fewer rounds say nothing about a few per cent.
 pub(crate) const LEAST_ROUNDS: u32 = 15;
@@ -247,13 +247,25 @@ fn copy_sources(tree: &Path) -> Result<(), String> {
     Ok(())
 }
 
+/// The versions of the program's dependencies are those of the revision.
+fn take_versions(tree: &Path) -> Result<(), String> {
+    let lock = tree.join("benchmarks").join("instructions").join("Cargo.lock");
+    fs::copy(tree.join("Cargo.lock"), &lock).map(drop).map_err(|error| format!("{}: {error}", lock.display()))
+}
+
+/// Checks that the program that is counted compiles with the crates as they are.
+pub(crate) fn check() -> Result<(), String> {
+    take_versions(&root())?;
+    let mut check = cargo(&["check", "--quiet"]);
+    check.current_dir(root().join("benchmarks").join("instructions")).env("CARGO_TARGET_DIR", fuzz::check_target());
+    run(check)
+}
+
 /// Builds the program that is counted, and returns where it lies.
 fn counting_program(home: &Path, tree: &Path, name: &str) -> Result<PathBuf, String> {
     let folder = tree.join("benchmarks").join("instructions");
     let cannot = |what: &Path, error: std::io::Error| format!("{}: {error}", what.display());
-    // The versions of dependencies are those of the revision.
-    let lock = folder.join("Cargo.lock");
-    fs::copy(tree.join("Cargo.lock"), &lock).map_err(|error| cannot(&lock, error))?;
+    take_versions(tree)?;
     let built = home.join("instructions");
     let mut build = cargo(&["build", "--release"]);
     build.current_dir(&folder).env("CARGO_TARGET_DIR", &built);

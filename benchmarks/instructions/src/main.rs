@@ -7,6 +7,10 @@
 mod pair;
 #[path = "../../../crates/exchange/benches/protocols/wire.rs"]
 mod wire;
+/// Older revisions have them in another crate.
+mod words {
+    pub(crate) use doorbell_verbs::*;
+}
 
 use std::process::ExitCode;
 

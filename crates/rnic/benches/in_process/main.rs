@@ -2,6 +2,9 @@
 //! completions. Every packet's ICRC is made and checked; nothing else of a link is there.
 
 mod pair;
+mod words {
+    pub(crate) use doorbell_verbs_core::*;
+}
 
 use std::time::Duration;
 

@@ -6,11 +6,13 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use doorbell_rnic::{Budget, CompletionQueue, Config, Filter, Rnic, TransmitBatch};
-use doorbell_verbs_core::{
+use doorbell_wire::{Check, Flow, ICRC_LEN, Outer, PathMtu, Psn, Qpn, ROCE_UDP_PORT};
+
+// Where these are depends on who builds this.
+use super::words::{
     Access, AddressVector, Completion, Payload, QpAttributes, QpCapacities, QpInit, QpKind, QpState, RecvRequest,
     SendFlags, SendOperation, SendRequest, Sge,
 };
-use doorbell_wire::{Check, Flow, ICRC_LEN, Outer, PathMtu, Psn, Qpn, ROCE_UDP_PORT};
 
 const WINDOW: usize = 64;
 /// Messages that the receiver takes at a time; it acknowledges them once.
