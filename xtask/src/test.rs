@@ -146,6 +146,7 @@ pub(crate) fn everything(fast: bool) -> ExitCode {
         component("clippy", "clippy", || run(cargo(&arguments)).into())
     });
     report.step("verbs without the software RNIC", || hardware_alone().into());
+    report.step("packages", || packages().into());
     report.step("fuzz targets, build", fuzz::build);
     report.step("instruction counter, check", || versus::check().into());
     report.step("regressions apply", || regressions::check().into());
@@ -177,6 +178,21 @@ pub(crate) fn everything(fast: bool) -> ExitCode {
         report.step("layouts, to the C compiler", || bindings::check_layout().into());
     }
     summarize(&report, in_ci)
+}
+
+/// Checks that each crate can be packaged, with its licences and a page of its own.
+fn packages() -> Result<(), String> {
+    let tree = output_of(cargo(&["tree", "--workspace", "--depth", "0", "--prefix", "none"]))?;
+    let names = tree.lines().filter_map(|line| line.split(' ').next()).filter(|name| name.starts_with("doorbell"));
+    for name in names {
+        let files = output_of(cargo(&["package", "--list", "--quiet", "--allow-dirty", "--package", name]))?;
+        for needed in ["README.md", "LICENSE-MIT", "LICENSE-APACHE"] {
+            if !files.lines().any(|file| file == needed) {
+                return Err(format!("the package of {name} lacks {needed}"));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Builds `verbs` with the provider for the machine's own devices alone, which needs nothing of the software RNIC.

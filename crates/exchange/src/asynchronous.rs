@@ -14,6 +14,7 @@ use doorbell_verbs::Channel;
 use crate::connection::{MessageConnection, MessageId, Outcome, Submit};
 use crate::error::ConnectionError;
 use crate::sleep::{Sleeper, longest_sleep, take_notifications};
+pub use crate::split::{ReceiveHalf, SendHalf};
 
 /// How a task waits when a connection has nothing to do.
 pub trait Waiter {
@@ -57,6 +58,9 @@ pub fn yield_now() -> impl Future<Output = ()> {
 }
 
 /// A connection whose calls are futures.
+///
+/// All of them are safe to cancel, in `select!` or by a timeout: a future that is dropped before it is complete has
+/// sent no message and has lost none. Only a goodbye, once begun by [`close`](Self::close), is not taken back.
 #[derive(Debug)]
 pub struct Async<W, C = crate::send_receive::Connection> {
     connection: C,
@@ -69,7 +73,8 @@ impl<W: Waiter, C: MessageConnection> Async<W, C> {
         Self { connection, waiter }
     }
 
-    /// Sends a message, waiting until it is taken.
+    /// Sends a message, waiting until it is taken. A message whose future was dropped before it was complete is not
+    /// sent.
     pub async fn send(&mut self, message: &[u8]) -> Result<MessageId, ConnectionError> {
         loop {
             if let Submit::Accepted(id) = self.connection.send(message)? {
@@ -149,6 +154,23 @@ impl<W: Waiter, C: MessageConnection> Async<W, C> {
         Ok(false)
     }
 
+    /// Closes both sides: says goodbye, and waits for the peer's. Messages that come before it are dropped. Then
+    /// either side may drop its connection without harm to the other.
+    ///
+    /// # Errors
+    ///
+    /// The connection ended before both goodbyes were said.
+    pub async fn finish(mut self) -> Result<(), ConnectionError> {
+        self.close().await?;
+        loop {
+            match self.receive().await {
+                Ok(_) => {}
+                Err(ConnectionError::PeerClosed) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
     /// The connection.
     pub fn get(&self) -> &C {
         &self.connection
@@ -162,5 +184,9 @@ impl<W: Waiter, C: MessageConnection> Async<W, C> {
     /// Gives the connection back.
     pub fn into_inner(self) -> C {
         self.connection
+    }
+
+    pub(crate) fn into_parts(self) -> (C, W) {
+        (self.connection, self.waiter)
     }
 }

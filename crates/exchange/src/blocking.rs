@@ -1,8 +1,19 @@
 //! Waiting by busy-polling for a while, then sleeping on the completion channel.
 
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::Duration;
+
+use doorbell_verbs::Channel;
+
+use crate::asynchronous::Waiter;
 use crate::connection::{MessageConnection, MessageId, Outcome, Submit};
 use crate::error::ConnectionError;
 use crate::sleep::{longest_sleep, take_notifications};
+use crate::split;
 
 /// Polls that find nothing before the thread goes to sleep, if it may: some hundred microseconds.
 const SPINS: u32 = 500;
@@ -72,6 +83,23 @@ impl<C: MessageConnection> Blocking<C> {
         self.connection.over().map_or(Ok(()), Err)
     }
 
+    /// Closes both sides: says goodbye, and waits for the peer's. Messages that come before it are dropped. Then
+    /// either side may drop its connection without harm to the other.
+    ///
+    /// # Errors
+    ///
+    /// The connection ended before both goodbyes were said.
+    pub fn finish(mut self) -> Result<(), ConnectionError> {
+        self.close()?;
+        loop {
+            match self.receive() {
+                Ok(_) => {}
+                Err(ConnectionError::PeerClosed) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
     /// The connection.
     pub fn get(&self) -> &C {
         &self.connection
@@ -85,6 +113,13 @@ impl<C: MessageConnection> Blocking<C> {
     /// Gives the connection back.
     pub fn into_inner(self) -> C {
         self.connection
+    }
+
+    /// Splits the connection into a half that sends and one that receives, for two threads. From here on each call
+    /// takes a lock, which nobody holds while waiting.
+    pub fn split(self) -> (SendHalf<C>, ReceiveHalf<C>) {
+        let (send, receive) = split::split(self.connection, Block, self.spins.max(1));
+        (SendHalf(send), ReceiveHalf(receive))
     }
 
     /// Polls until something happened, and sleeps in between once polling has become pointless.
@@ -112,5 +147,97 @@ impl<C: MessageConnection> Blocking<C> {
             let _ = channel.wait(Some(longest_sleep(&self.connection)));
             take_notifications(&channel);
         }
+    }
+}
+
+/// Blocks the thread that polls.
+#[derive(Clone, Copy, Debug)]
+struct Block;
+
+impl Waiter for Block {
+    async fn wait(&self, channel: Option<&Channel>, timeout: Option<Duration>) {
+        // An interrupted or failed wait is no harm: polling tells.
+        let _ = channel.map(|channel| channel.wait(timeout));
+    }
+
+    fn wants_notification(&self) -> bool {
+        true
+    }
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+thread_local! {
+    static UNPARK: Waker = Waker::from(Arc::new(Unpark(thread::current())));
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let mut future = pin!(future);
+    UNPARK.with(|waker| {
+        let mut context = Context::from_waker(waker);
+        loop {
+            if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
+                return value;
+            }
+            // The peer may wait for this very CPU.
+            thread::yield_now();
+            thread::park();
+        }
+    })
+}
+
+/// The half of a connection that sends. Dropping it closes this side; the peer is told as long as the other half is
+/// waited on.
+#[derive(Debug)]
+pub struct SendHalf<C: MessageConnection = crate::send_receive::Connection>(split::SendHalf<Block, C>);
+
+/// The half of a connection that receives. Once it is dropped nothing more is received, and the peer can send until its
+/// window or its credits are used up.
+#[derive(Debug)]
+pub struct ReceiveHalf<C: MessageConnection = crate::send_receive::Connection>(split::ReceiveHalf<Block, C>);
+
+impl<C: MessageConnection> SendHalf<C> {
+    /// Sends a message, waiting until it is taken.
+    ///
+    /// # Errors
+    ///
+    /// The connection is over; or the message is too long ([`ConnectionError::Misuse`]), and the connection goes on.
+    pub fn send(&mut self, message: &[u8]) -> Result<MessageId, ConnectionError> {
+        block_on(self.0.send(message))
+    }
+
+    /// Waits until a message is done.
+    ///
+    /// # Errors
+    ///
+    /// The connection ended before the message was known to have arrived.
+    pub fn wait(&mut self, id: MessageId) -> Result<(), ConnectionError> {
+        block_on(self.0.wait(id))
+    }
+
+    /// Says goodbye, after everything is delivered; the other half can still receive.
+    ///
+    /// # Errors
+    ///
+    /// The connection ended before the peer had the goodbye.
+    pub fn close(self) -> Result<(), ConnectionError> {
+        block_on(self.0.close())
+    }
+}
+
+impl<C: MessageConnection> ReceiveHalf<C> {
+    /// Waits for the next message.
+    ///
+    /// # Errors
+    ///
+    /// The connection is over; or the peer has closed its side and no more can come ([`ConnectionError::PeerClosed`]).
+    pub fn receive(&mut self) -> Result<C::Message, ConnectionError> {
+        block_on(self.0.receive())
     }
 }

@@ -28,6 +28,10 @@ pub mod setup;
 pub mod shared_write;
 mod sleep;
 mod slots;
+mod split;
+#[cfg(feature = "tokio")]
+#[allow(unsafe_code)]
+mod tokio;
 
 pub use buffered_read::BufferedRead;
 pub use buffered_write::BufferedWrite;
@@ -38,6 +42,8 @@ pub use direct_write::DirectWrite;
 pub use error::{ConnectError, ConnectionError, Misuse};
 pub use send_receive::SendReceive;
 pub use shared_write::SharedWrite;
+#[cfg(feature = "tokio")]
+pub use tokio::TokioWaiter;
 
 pub use doorbell_protocols as protocols;
 use doorbell_protocols::Protocol;

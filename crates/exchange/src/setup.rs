@@ -39,7 +39,8 @@ impl RemoteRegion {
     /// No memory.
     pub const NONE: Self = Self { address: 0, length: 0, rkey: RKey::new(0) };
 
-    pub(crate) fn of(region: &Region) -> Self {
+    /// All of a region.
+    pub fn of(region: &Region) -> Self {
         Self { address: region.address(), length: region.len() as u64, rkey: region.rkey() }
     }
 
@@ -136,6 +137,19 @@ pub enum SetupError {
         /// Why.
         error: io::Error,
     },
+}
+
+impl SetupError {
+    /// What an error of the stream to a peer means, which had so much time.
+    pub fn broke(peer: &str, error: io::Error, deadline: Duration) -> Self {
+        let peer = peer.to_owned();
+        match error.kind() {
+            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
+                Self::Deadline { peer, seconds: deadline.as_secs_f64() }
+            }
+            _ => Self::Io { peer, error },
+        }
+    }
 }
 
 impl EndpointDescription {
@@ -274,52 +288,78 @@ pub fn exchange(
     }
 }
 
-fn exchange_within(
-    timed: &mut Timed<'_>,
-    peer: &str,
-    own: &[EndpointDescription],
-    deadline: Duration,
-) -> Result<Vec<EndpointDescription>, SetupError> {
-    let broke = |error: io::Error| match error.kind() {
-        io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
-            SetupError::Deadline { peer: peer.to_owned(), seconds: deadline.as_secs_f64() }
-        }
-        _ => SetupError::Io { peer: peer.to_owned(), error },
-    };
+/// What is sent to the peer, whose hello [`parse`] reads.
+pub fn hello(own: &[EndpointDescription]) -> Vec<u8> {
     let mut hello = MAGIC.to_vec();
     hello.extend(VERSION.to_be_bytes());
     hello.extend((own.len() as u32).to_be_bytes());
     for description in own {
         description.encode(&mut hello);
     }
-    timed.write_all(&hello).map_err(broke)?;
+    hello
+}
 
-    let mut magic = [0; 8];
-    timed.read_exact(&mut magic).map_err(broke)?;
-    if magic != MAGIC {
-        return Err(SetupError::NotDoorbell { peer: peer.to_owned(), got: magic });
+/// What the beginning of a peer's hello tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Parsed {
+    /// So many bytes have to follow, at least one, before it tells more.
+    Incomplete(usize),
+    /// These are the peer's descriptions.
+    Complete(Vec<EndpointDescription>),
+}
+
+/// Reads what came so far of a peer's hello, which is to hold `ours` descriptions. For those who carry it by other
+/// means than [`exchange`].
+///
+/// # Errors
+///
+/// The peer is named as `peer` in what is wrong with its hello.
+pub fn parse(peer: &str, bytes: &[u8], ours: usize) -> Result<Parsed, SetupError> {
+    let Some((magic, rest)) = bytes.split_first_chunk::<8>() else {
+        return Ok(Parsed::Incomplete(MAGIC.len() - bytes.len()));
+    };
+    if *magic != MAGIC {
+        return Err(SetupError::NotDoorbell { peer: peer.to_owned(), got: *magic });
     }
-    let mut version = [0; 2];
-    timed.read_exact(&mut version).map_err(broke)?;
-    let theirs = u16::from_be_bytes(version);
+    let Some((version, rest)) = rest.split_first_chunk::<2>() else { return Ok(Parsed::Incomplete(2 - rest.len())) };
+    let theirs = u16::from_be_bytes(*version);
     if theirs != VERSION {
         return Err(SetupError::Version { peer: peer.to_owned(), theirs });
     }
-    let mut count = [0; 4];
-    timed.read_exact(&mut count).map_err(broke)?;
-    let theirs = u32::from_be_bytes(count) as usize;
-    if theirs != own.len() {
-        return Err(SetupError::Count { peer: peer.to_owned(), theirs, ours: own.len() });
+    let Some((count, rest)) = rest.split_first_chunk::<4>() else { return Ok(Parsed::Incomplete(4 - rest.len())) };
+    let theirs = u32::from_be_bytes(*count) as usize;
+    if theirs != ours {
+        return Err(SetupError::Count { peer: peer.to_owned(), theirs, ours });
     }
-    let mut descriptions = Vec::with_capacity(theirs);
-    for _ in 0..theirs {
-        let mut bytes = [0; DESCRIPTION_BYTES];
-        timed.read_exact(&mut bytes).map_err(broke)?;
-        let description = EndpointDescription::decode(&bytes)
-            .map_err(|what| SetupError::Description { peer: peer.to_owned(), what })?;
-        descriptions.push(description);
+    let expected = ours.saturating_mul(DESCRIPTION_BYTES);
+    if rest.len() < expected {
+        return Ok(Parsed::Incomplete(expected - rest.len()));
     }
-    Ok(descriptions)
+    let description = |bytes| {
+        EndpointDescription::decode(bytes).map_err(|what| SetupError::Description { peer: peer.to_owned(), what })
+    };
+    Ok(Parsed::Complete(rest[..expected].chunks_exact(DESCRIPTION_BYTES).map(description).collect::<Result<_, _>>()?))
+}
+
+fn exchange_within(
+    timed: &mut Timed<'_>,
+    peer: &str,
+    own: &[EndpointDescription],
+    deadline: Duration,
+) -> Result<Vec<EndpointDescription>, SetupError> {
+    let broke = |error| SetupError::broke(peer, error, deadline);
+    timed.write_all(&hello(own)).map_err(broke)?;
+    let mut bytes = Vec::new();
+    loop {
+        match parse(peer, &bytes, own.len())? {
+            Parsed::Complete(descriptions) => return Ok(descriptions),
+            Parsed::Incomplete(more) => {
+                let known = bytes.len();
+                bytes.resize(known + more, 0);
+                timed.read_exact(&mut bytes[known..]).map_err(broke)?;
+            }
+        }
+    }
 }
 
 #[cfg(test)]

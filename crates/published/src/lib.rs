@@ -128,9 +128,9 @@ impl Shape {
 
 /// The files, as they are built into the program.
 const FILES: [(&str, &str); 3] = [
-    ("published/t1.toml", include_str!("../../../published/t1.toml")),
-    ("published/t2.toml", include_str!("../../../published/t2.toml")),
-    ("published/t3.toml", include_str!("../../../published/t3.toml")),
+    ("published/t1.toml", include_str!("../data/t1.toml")),
+    ("published/t2.toml", include_str!("../data/t2.toml")),
+    ("published/t3.toml", include_str!("../data/t3.toml")),
 ];
 
 static ALL: LazyLock<Vec<Testbed>> = LazyLock::new(|| {

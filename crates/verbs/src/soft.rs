@@ -14,7 +14,8 @@ use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use doorbell_counters::{PUBLISH_WITHIN_NS, Published, Publisher};
-use doorbell_fabric::{BindRequest, DrivenRnic, FaultPlan, Faults, Link, Pcap, active_mtu, bind};
+use doorbell_fabric::{BindRequest, DrivenRnic, Faults, Link, Pcap, active_mtu, bind};
+pub use doorbell_fabric::{FaultPlan, FaultPlanError};
 pub use doorbell_rnic::LIMITS;
 use doorbell_rnic::{Config, Region, Rnic};
 use doorbell_verbs_core::{
@@ -61,6 +62,9 @@ pub struct SoftOptions {
     pub check_datagrams: bool,
     /// When acknowledgements of messages leave; `None` takes what [`ACK_VARIABLE`] says, or the default.
     pub ack: Option<AckPolicy>,
+    /// What the device counts is published for other processes of this user, where that is possible, unless
+    /// [`DOORBELL_PUBLISH`](doorbell_counters::SWITCH_VARIABLE) is 0.
+    pub publish: bool,
     /// Seeds keys and numbers; `None` takes the operating system's randomness.
     pub seed: Option<[u8; 32]>,
 }
@@ -77,6 +81,7 @@ impl Default for SoftOptions {
             check_memory: false,
             check_datagrams: false,
             ack: None,
+            publish: true,
             seed: None,
         }
     }
@@ -88,8 +93,7 @@ pub const NAME: &str = "doorbell0";
 /// What its attributes name as the provider.
 pub const PROVIDER: &str = "soft";
 
-/// Opens a software RNIC. What it counts is published for other processes of this user, where
-/// that is possible, unless [`DOORBELL_PUBLISH`](doorbell_counters::SWITCH_VARIABLE) is 0.
+/// Opens a software RNIC.
 pub fn open(options: &SoftOptions) -> Result<Device, Error> {
     Ok(Device::new(open_provider(options)?))
 }
@@ -112,7 +116,9 @@ pub fn open_provider(options: &SoftOptions) -> Result<Arc<Soft>, Error> {
     };
     let (address, port) = (end.address, end.port);
     let soft = start(end, options)?;
-    publish(&soft.rnic, address, port);
+    if options.publish {
+        publish(&soft.rnic, address, port);
+    }
     Ok(Arc::new(soft))
 }
 

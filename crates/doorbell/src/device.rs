@@ -1,0 +1,200 @@
+//! Opening an RNIC.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use doorbell_verbs::soft::{self, FaultPlan, SoftOptions};
+use doorbell_verbs::system::{self, SystemOptions};
+use doorbell_verbs::{self as verbs, Access, MemoryKind, Pd, Region};
+
+/// An RNIC that connections are made on. Clones are the same device, which is closed when the last of them and of what
+/// was made on it is dropped.
+#[derive(Clone, Debug)]
+pub struct Device {
+    pd: Pd,
+}
+
+/// Why a device was not opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// An option that only the software RNIC has.
+    #[error("{option} applies only to the software RNIC: drop it, or the name of the hardware device")]
+    SoftwareOnly {
+        /// Which.
+        option: &'static str,
+    },
+    /// The device could not be opened.
+    #[error("the device could not be opened: {0}")]
+    Device(#[from] verbs::Error),
+}
+
+impl Device {
+    /// Opens a software RNIC on the next free loopback address, for peers on this machine.
+    ///
+    /// # Errors
+    ///
+    /// No address is free, or the process may not open more files.
+    pub fn open() -> Result<Self, OpenError> {
+        Self::builder().open()
+    }
+
+    /// Opens another one: of the machine, on another address, with faults.
+    pub fn builder() -> DeviceBuilder {
+        DeviceBuilder::default()
+    }
+
+    /// Uses a device that was opened by [`verbs`].
+    ///
+    /// # Errors
+    ///
+    /// The device has no protection domain left.
+    pub fn of(device: &verbs::Device) -> Result<Self, OpenError> {
+        Ok(Self { pd: device.create_pd()? })
+    }
+
+    /// Its address, by which peers reach it.
+    pub fn address(&self) -> IpAddr {
+        self.verbs().attributes().address
+    }
+
+    /// The device, for what [`verbs`] can do with it.
+    pub fn verbs(&self) -> &verbs::Device {
+        self.pd.device()
+    }
+
+    /// The protection domain of all connections and regions that are made through this handle.
+    pub fn pd(&self) -> &Pd {
+        &self.pd
+    }
+
+    /// Allocates memory that messages can be sent from without a copy, or that peers can reach.
+    ///
+    /// # Errors
+    ///
+    /// There is not so much memory, or the device registers no more.
+    pub fn allocate(&self, bytes: usize, access: Access) -> Result<Region, verbs::Error> {
+        self.pd.allocate(bytes, access, MemoryKind::Plain)
+    }
+}
+
+/// How a [`Device`] is opened. Without any call it is a software RNIC.
+#[derive(Clone, Debug, Default)]
+#[must_use]
+pub struct DeviceBuilder {
+    hardware: Option<SystemOptions>,
+    address: Option<IpAddr>,
+    udp_port: Option<u16>,
+    publish: bool,
+    faults: Option<FaultPlan>,
+    seed: Option<[u8; 32]>,
+    capture: Option<PathBuf>,
+}
+
+impl DeviceBuilder {
+    /// Takes a device of the machine by its name, such as `mlx5_0`, instead of the software RNIC.
+    pub fn hardware(mut self, name: impl Into<String>) -> Self {
+        self.hardware = Some(SystemOptions { device: Some(name.into()), ..SystemOptions::default() });
+        self
+    }
+
+    /// Takes the device of the machine that these options name.
+    pub fn system(mut self, options: SystemOptions) -> Self {
+        self.hardware = Some(options);
+        self
+    }
+
+    /// The software RNIC's address: one of this machine's, by which peers reach it. Without it the next free loopback
+    /// address is taken, which only peers on this machine reach.
+    pub fn address(mut self, address: impl Into<IpAddr>) -> Self {
+        self.address = Some(address.into());
+        self
+    }
+
+    /// The software RNIC's UDP port, which must be the same at both ends. Anything but 4791 is not RoCE's.
+    pub fn udp_port(mut self, port: u16) -> Self {
+        self.udp_port = Some(port);
+        self
+    }
+
+    /// Publishes what the software RNIC counts for `doorbell counters`: off unless switched on. The environment
+    /// variable `DOORBELL_PUBLISH=0` switches it off in any case.
+    pub fn publish_counters(mut self, on: bool) -> Self {
+        self.publish = on;
+        self
+    }
+
+    /// Loses, repeats, reorders, delays or damages packets that arrive at the software RNIC, as the plan's seed decides.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let device = doorbell::Device::builder().faults("drop=0.01,delay=50us,seed=7".parse()?).open()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn faults(mut self, plan: FaultPlan) -> Self {
+        self.faults = Some(plan);
+        self
+    }
+
+    /// Seeds the software RNIC's keys and numbers, which come from the operating system's randomness otherwise. Only
+    /// for tests: peers could guess them.
+    pub fn seed(mut self, seed: [u8; 32]) -> Self {
+        self.seed = Some(seed);
+        self
+    }
+
+    /// Writes every packet of the software RNIC to this pcap file.
+    pub fn capture(mut self, path: impl Into<PathBuf>) -> Self {
+        self.capture = Some(path.into());
+        self
+    }
+
+    /// Opens the device.
+    ///
+    /// # Errors
+    ///
+    /// There is no such device, its address or port is taken or not this machine's, or an option does not apply to it.
+    pub fn open(self) -> Result<Device, OpenError> {
+        let device = match &self.hardware {
+            Some(options) => {
+                let given = [
+                    (self.address.is_some(), "an address"),
+                    (self.udp_port.is_some(), "a UDP port"),
+                    (self.publish, "the publication of counters"),
+                    (self.faults.is_some(), "a plan of faults"),
+                    (self.seed.is_some(), "a seed"),
+                    (self.capture.is_some(), "a capture"),
+                ];
+                if let Some((_, option)) = given.into_iter().find(|(is_given, _)| *is_given) {
+                    return Err(OpenError::SoftwareOnly { option });
+                }
+                system::open(options)?
+            }
+            None => {
+                let default = SoftOptions::default();
+                soft::open(&SoftOptions {
+                    address: self.address,
+                    port: self.udp_port.unwrap_or(default.port),
+                    pcap: self.capture,
+                    faults: self.faults,
+                    publish: self.publish,
+                    seed: self.seed,
+                    ..default
+                })?
+            }
+        };
+        Device::of(&device)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_of_the_software_rnic_are_refused_for_hardware() {
+        let error = Device::builder().hardware("mlx5_0").udp_port(4792).open().unwrap_err().to_string();
+        assert_eq!(error, "a UDP port applies only to the software RNIC: drop it, or the name of the hardware device");
+    }
+}

@@ -1,0 +1,42 @@
+//! Messages over RDMA, with a software RNIC where there is no hardware.
+//!
+#![doc = include_str!("../README.md")]
+//!
+//! # Where things are
+//!
+//! | to | use |
+//! |---|---|
+//! | open an RNIC | [`Device::open`], [`Device::builder`] |
+//! | wait for peers, and connect to them | [`Device::listen`], [`Device::connect`] |
+//! | choose a protocol and its parameters | [`Options`], [`Config`] |
+//! | send and receive in a thread, or in two | [`Blocking`], [`Blocking::split`] |
+//! | send and receive in tasks of tokio | `Device::on_tokio`, with the feature `tokio` |
+//! | poll by oneself | [`Blocking::into_inner`], [`MessageConnection`] |
+//! | post work requests by oneself | [`Device::queue_pair`], [`verbs`] |
+//!
+//! [`exchange`] has the protocols themselves, shared receive buffers, and many senders to one receiver.
+#![forbid(unsafe_code)]
+
+mod device;
+mod listener;
+#[cfg(feature = "tokio")]
+mod on_tokio;
+mod queue_pair;
+mod setup;
+
+pub use doorbell_exchange as exchange;
+pub use doorbell_verbs as verbs;
+
+pub use device::{Device, DeviceBuilder, OpenError};
+pub use exchange::asynchronous::Async;
+pub use exchange::blocking::Blocking;
+pub use exchange::{
+    BufferedRead, BufferedWrite, Config, ConnectionError, Connector, DirectRead, DirectWrite, MessageConnection,
+    MessageId, Received, SendReceive, SharedWrite,
+};
+pub use listener::{AcceptError, ConnectError, ListenError, Listener};
+#[cfg(feature = "tokio")]
+pub use on_tokio::{Tokio, TokioError, TokioListener};
+pub use queue_pair::{OperationError, QueuePair, QueuePairError};
+pub use setup::{EstablishError, Options};
+pub use verbs::soft::{FaultPlan, FaultPlanError};

@@ -1,0 +1,211 @@
+//! Connections for tasks of tokio's runtime.
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use doorbell_exchange::asynchronous::Async;
+use doorbell_exchange::setup::{self, EndpointDescription, Parsed, SetupError};
+use doorbell_exchange::{Connector, SendReceive, TokioWaiter};
+use doorbell_verbs::Channel;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, ToSocketAddrs, lookup_host};
+use tokio::time::{Instant, timeout_at};
+
+use crate::device::Device;
+use crate::listener::{AcceptError, CLIENT_DEADLINE, ConnectError, ListenError};
+use crate::setup::{EstablishError, Options, READY};
+
+/// A device whose connections are waited for in tokio's runtime: all of them by one descriptor, which is registered
+/// once. Clones are the same.
+#[derive(Clone, Debug)]
+pub struct Tokio {
+    device: Device,
+    channel: Channel,
+    waiter: TokioWaiter,
+}
+
+/// Why a device was not brought into the runtime.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TokioError {
+    /// The device has no completion channel left.
+    #[error("the device has no completion channel: {0}")]
+    Device(#[from] doorbell_verbs::Error),
+    /// The runtime does not take it.
+    #[error("the runtime does not take the completion channel: {0}")]
+    Runtime(#[from] io::Error),
+}
+
+impl Device {
+    /// Has connections of this device waited for in the runtime that this is called in.
+    ///
+    /// # Errors
+    ///
+    /// Too many files are open, or the runtime was built without IO.
+    ///
+    /// # Panics
+    ///
+    /// Outside a runtime of tokio.
+    pub fn on_tokio(&self) -> Result<Tokio, TokioError> {
+        let channel = self.verbs().create_channel()?;
+        let waiter = TokioWaiter::new(&channel)?;
+        Ok(Tokio { device: self.clone(), channel, waiter })
+    }
+}
+
+/// A connection of a task.
+type Connection<P> = Async<TokioWaiter, <P as Connector>::Connection>;
+
+impl Tokio {
+    /// Listens on a TCP address, over which connections are set up. Port 0 takes a free one.
+    ///
+    /// # Errors
+    ///
+    /// The address is no address of this machine, or is taken.
+    pub async fn listen<P: Connector>(
+        &self,
+        address: impl ToSocketAddrs,
+        options: Options<P>,
+    ) -> Result<TokioListener<P>, ListenError> {
+        match TcpListener::bind(address).await {
+            Ok(tcp) => Ok(TokioListener { device: self.clone(), tcp, options, client_deadline: CLIENT_DEADLINE }),
+            Err(error) => Err(ListenError { address: "the address given".to_owned(), error }),
+        }
+    }
+
+    /// Connects to a listener, within the deadline.
+    ///
+    /// Safe to cancel: the listener notices that its client went.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Device::connect`].
+    pub async fn connect<P: Connector>(
+        &self,
+        address: impl ToSocketAddrs,
+        options: Options<P>,
+        deadline: Duration,
+    ) -> Result<Connection<P>, ConnectError> {
+        let until = Until::new(deadline);
+        let mut last = ConnectError::Address(io::ErrorKind::InvalidInput.into());
+        let servers = until.wait(lookup_host(address)).await.map_err(ConnectError::Address)?;
+        for server in servers {
+            match until.wait(TcpStream::connect(server)).await {
+                Ok(stream) => return Ok(self.establish(&options, stream, server, until).await?),
+                Err(error) => last = ConnectError::Unreachable { server, error },
+            }
+        }
+        Err(last)
+    }
+
+    async fn establish<P: Connector>(
+        &self,
+        options: &Options<P>,
+        mut stream: TcpStream,
+        peer: SocketAddr,
+        until: Until,
+    ) -> Result<Connection<P>, EstablishError> {
+        let peer = peer.to_string();
+        let _ = stream.set_nodelay(true); // it would only be slower
+        let endpoint = options.protocol.endpoint(self.device.pd(), &options.config, Some(&self.channel))?;
+        let own = options.protocol.describe(&endpoint);
+        let theirs = describe(&mut stream, &peer, own, until).await?;
+        let connection = options.protocol.connect(endpoint, &theirs)?;
+        let unready = |error| EstablishError::unready(&peer, error, until.given);
+        until.wait(stream.write_all(&[READY])).await.map_err(unready)?;
+        let said = until.wait(stream.read_u8()).await.map_err(unready)?;
+        EstablishError::check_ready(&peer, said)?;
+        Ok(Async::new(connection, self.waiter.clone()))
+    }
+}
+
+/// Sends our description and receives the peer's.
+async fn describe(
+    stream: &mut TcpStream,
+    peer: &str,
+    own: EndpointDescription,
+    until: Until,
+) -> Result<EndpointDescription, SetupError> {
+    let broke = |error| SetupError::broke(peer, error, until.given);
+    until.wait(stream.write_all(&setup::hello(&[own]))).await.map_err(broke)?;
+    let mut bytes = Vec::new();
+    loop {
+        match setup::parse(peer, &bytes, 1)? {
+            Parsed::Complete(descriptions) => return Ok(descriptions[0]),
+            Parsed::Incomplete(more) => {
+                let known = bytes.len();
+                bytes.resize(known + more, 0);
+                until.wait(stream.read_exact(&mut bytes[known..])).await.map_err(broke)?;
+            }
+        }
+    }
+}
+
+/// A deadline.
+#[derive(Clone, Copy)]
+struct Until {
+    /// `None` is beyond what the clock can tell.
+    at: Option<Instant>,
+    given: Duration,
+}
+
+impl Until {
+    fn new(given: Duration) -> Self {
+        Self { at: Instant::now().checked_add(given), given }
+    }
+
+    async fn wait<T>(&self, future: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+        match self.at {
+            Some(at) => timeout_at(at, future).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())),
+            None => future.await,
+        }
+    }
+}
+
+/// Waits for clients in tokio's runtime. Several tasks may call [`accept`](Self::accept) at once, so that one slow
+/// client does not hold up the others.
+#[derive(Debug)]
+pub struct TokioListener<P = SendReceive> {
+    device: Tokio,
+    tcp: TcpListener,
+    options: Options<P>,
+    client_deadline: Duration,
+}
+
+impl<P: Connector> TokioListener<P> {
+    /// The address that clients connect to.
+    ///
+    /// # Errors
+    ///
+    /// The operating system does not tell.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.tcp.local_addr()
+    }
+
+    /// Gives a client that has come this much time to set up its connection, instead of five seconds.
+    pub fn set_client_deadline(&mut self, deadline: Duration) {
+        self.client_deadline = deadline;
+    }
+
+    /// Waits for the next client until the deadline.
+    ///
+    /// Safe to cancel while nobody has come. Later, the client that has come is told that this side gave up.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Listener::accept`](crate::Listener::accept).
+    pub async fn accept(&self, deadline: Duration) -> Result<Connection<P>, AcceptError> {
+        let until = Until::new(deadline);
+        let (stream, peer) = match until.wait(self.tcp.accept()).await {
+            Ok(client) => client,
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(AcceptError::Deadline(deadline)),
+            Err(error) => return Err(error.into()),
+        };
+        let left = until.at.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
+        let client = Until::new(self.client_deadline.min(left));
+        let established = self.device.establish(&self.options, stream, peer, client).await;
+        established.map_err(|error| AcceptError::Client { peer, error })
+    }
+}

@@ -1,0 +1,184 @@
+//! A queue pair for those who post work requests themselves.
+
+use std::net::TcpStream;
+use std::time::Duration;
+
+use doorbell_exchange::protocols::Protocol;
+use doorbell_exchange::rc::{self, RcSettings};
+use doorbell_exchange::setup::{EndpointDescription, RemoteRegion};
+use doorbell_exchange::{self as exchange, Config};
+use doorbell_verbs::{
+    self as verbs, Access, Completion, Cq, ModifyError, Overrun, Payload, PostError, Qp, QpCapacities, QpKind,
+    QpOptions, Region, SendFlags, SendOperation, SendRequest, Sge, Status,
+};
+
+use crate::device::Device;
+use crate::setup::{EstablishError, meet};
+
+/// A reliable connected queue pair, ready to send and to receive.
+#[derive(Clone, Debug)]
+pub struct QueuePair {
+    /// The queue pair.
+    pub qp: Qp,
+    /// Where sends and receives complete.
+    pub cq: Cq,
+    /// The memory that the peer shares; of no length if it shares none.
+    pub peer: RemoteRegion,
+}
+
+/// Why a queue pair was not brought up.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum QueuePairError {
+    /// The two sides did not come together.
+    #[error(transparent)]
+    Peer(#[from] EstablishError),
+    /// The peer wants a connection of messages.
+    #[error("the peer set up a connection of messages, this side a queue pair: make the same call at both")]
+    Messages,
+    /// The device made no queue pair of these capacities.
+    #[error("the queue pair could not be created: {0}")]
+    Create(#[from] verbs::Error),
+    /// A step to the connected state was refused.
+    #[error("the queue pair could not be initialised: {0}")]
+    Initialise(#[from] ModifyError),
+    /// A step to the connected state was refused.
+    #[error("the queue pair could not be connected: {0}")]
+    Connect(#[from] exchange::ConnectError),
+}
+
+impl Device {
+    /// Brings up a queue pair with the peer at the other end of a TCP stream, which makes the same call.
+    ///
+    /// The peer may reach the region `shared` as far as its [`Access`] allows; the peer's is
+    /// [`QueuePair::peer`] here. Receives that the peer's first message needs are posted by the program: the sides have to
+    /// agree on who sends first.
+    ///
+    /// ```
+    /// use std::net::{TcpListener, TcpStream};
+    /// use std::time::Duration;
+    ///
+    /// use doorbell::Device;
+    /// use doorbell::verbs::{Access, Payload, QpCapacities, SendFlags, SendOperation, SendRequest};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let soon = Duration::from_secs(10);
+    /// let capacities = QpCapacities { max_send_wr: 16, max_recv_wr: 16, max_send_sge: 1, max_recv_sge: 1, max_inline: 64 };
+    /// let tcp = TcpListener::bind("127.0.0.1:0")?;
+    /// let address = tcp.local_addr()?;
+    /// let target = std::thread::spawn(move || {
+    ///     let device = Device::open().expect("a device");
+    ///     let memory = device.allocate(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE).expect("memory");
+    ///     let (stream, _) = tcp.accept().expect("a client");
+    ///     let pair = device.queue_pair(&stream, Some(&memory), capacities, soon).expect("a queue pair");
+    ///     while memory.load_acquire_u8(4) == 0 {
+    ///         pair.qp.pd().device().drive();
+    ///     }
+    ///     let mut written = [0; 5];
+    ///     memory.copy_out(0, &mut written);
+    ///     written
+    /// });
+    ///
+    /// let pair = Device::open()?.queue_pair(&TcpStream::connect(address)?, None, capacities, soon)?;
+    /// pair.qp.post_send(&[SendRequest {
+    ///     wr_id: 1,
+    ///     operation: SendOperation::Write { remote_address: pair.peer.address, rkey: pair.peer.rkey },
+    ///     flags: SendFlags::SIGNALED,
+    ///     payload: Payload::Inline(b"hello"),
+    ///     destination: None,
+    /// }])?;
+    /// assert_eq!(pair.next_completion()?.wr_id, 1);
+    /// assert_eq!(&target.join().expect("a target"), b"hello");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The device has no such queue pair, the peer does not make the same call within the deadline, or the two devices
+    /// do not fit.
+    pub fn queue_pair(
+        &self,
+        stream: &TcpStream,
+        shared: Option<&Region>,
+        capacities: QpCapacities,
+        deadline: Duration,
+    ) -> Result<QueuePair, QueuePairError> {
+        let (device, pd) = (self.verbs(), self.pd());
+        let cq = device.create_cq(capacities.max_send_wr + capacities.max_recv_wr)?;
+        let kind = QpKind::Rc;
+        let qp =
+            pd.create_qp(QpOptions { kind, send_cq: &cq, recv_cq: &cq, srq: None, capacities, signal_all: false })?;
+        rc::initialise(&qp, Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)?;
+        let attributes = device.attributes();
+        let own = EndpointDescription {
+            protocol: Protocol::SendReceive.wire_id(),
+            gid: attributes.gid,
+            qpn: qp.qpn(),
+            psn: device.random_psn(),
+            path_mtu: attributes.active_mtu,
+            udp_port: attributes.udp_port,
+            depth: 0, // which no connection of messages has
+            max_message: 0,
+            credits: false,
+            regions: [shared.map_or(RemoteRegion::NONE, RemoteRegion::of), RemoteRegion::NONE],
+        };
+        let Config { timeout, retry_count, rnr_retry, min_rnr_timer, .. } = Config::default();
+        let settings = RcSettings { timeout, retry_count, rnr_retry, min_rnr_timer };
+        let peer = meet(stream, own, deadline, |peer| {
+            if peer.depth != 0 {
+                return Err(QueuePairError::Messages);
+            }
+            rc::connect(&qp, &own, peer, &settings)?;
+            Ok(peer.regions[0])
+        })?;
+        Ok(QueuePair { qp, cq, peer })
+    }
+}
+
+/// Why an operation on a queue pair did not come to pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OperationError {
+    /// It was not accepted.
+    #[error(transparent)]
+    Post(#[from] PostError),
+    /// More was outstanding than the capacities say.
+    #[error(transparent)]
+    Overrun(#[from] Overrun),
+    /// It was tried, and failed. The queue pair is in error now.
+    #[error("the operation failed: {}", .0.describe())]
+    Failed(Status),
+}
+
+impl QueuePair {
+    /// Posts one operation on this memory and waits until it is complete. Nothing else that makes a completion may be
+    /// outstanding: its completion would be taken for this one's.
+    ///
+    /// # Errors
+    ///
+    /// The operation was not accepted, or the peer refused it or did not answer.
+    pub fn perform(&self, operation: SendOperation, memory: Sge) -> Result<(), OperationError> {
+        let (flags, payload) = (SendFlags::SIGNALED, &[memory]);
+        let payload = Payload::Sges(payload);
+        self.qp.post_send(&[SendRequest { wr_id: 0, operation, flags, payload, destination: None }])?;
+        match self.next_completion()?.status {
+            Status::Success => Ok(()),
+            failed => Err(OperationError::Failed(failed)),
+        }
+    }
+
+    /// Polls until there is a completion. The caller has posted what will complete: otherwise this never returns.
+    ///
+    /// # Errors
+    ///
+    /// Completions were lost, since more were outstanding than the capacities say.
+    pub fn next_completion(&self) -> Result<Completion, Overrun> {
+        let mut out = [Completion::default()];
+        while self.cq.poll(&mut out)? == 0 {
+            std::thread::yield_now(); // the peer may wait for this very CPU
+        }
+        let [completion] = out;
+        Ok(completion)
+    }
+}

@@ -1,0 +1,134 @@
+//! Both ends of a connection, from a TCP stream to the peer.
+//!
+//! Each side sends its description, connects with the peer's, and says so by one byte: so neither begins before the
+//! other can receive, and each learns that the other could not connect.
+
+use std::io;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use doorbell_exchange::setup::{self, EndpointDescription, SetupError, Timed};
+use doorbell_exchange::{self as exchange, Config, Connector, SendReceive};
+use doorbell_verbs::Channel;
+
+use crate::device::Device;
+
+/// How connections are made: by which protocol, with which configuration. Both ends must agree on the protocol and on
+/// flow control; windows, depths and lengths of messages may differ.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Options<P = SendReceive> {
+    pub(crate) protocol: P,
+    pub(crate) config: Config,
+    pub(crate) sleeps: bool,
+}
+
+impl Default for Options {
+    /// Send-Receive, as [`Config::default`] has it.
+    fn default() -> Self {
+        Self::of(SendReceive)
+    }
+}
+
+impl<P: Connector> Options<P> {
+    /// The options of a protocol, with the default configuration.
+    pub fn of(protocol: P) -> Self {
+        Self { protocol, config: Config::default(), sleeps: true }
+    }
+
+    /// Sets the configuration. Wrong values are an error of [`connect`](Device::connect) or
+    /// [`accept`](crate::Listener::accept), which says what is allowed.
+    pub fn config(mut self, config: Config) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// Polls without ever sleeping: some microseconds less latency, for a processor that does nothing else. It
+    /// concerns blocking connections alone.
+    pub fn busy_poll(mut self) -> Self {
+        self.sleeps = false;
+        self
+    }
+
+    pub(crate) fn channel(&self, device: &Device) -> Result<Option<Channel>, EstablishError> {
+        Ok(if self.sleeps { Some(device.verbs().create_channel()?) } else { None })
+    }
+}
+
+/// Why two sides that reached each other did not become connected.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EstablishError {
+    /// The peer speaks something else, is of another release, or is too slow.
+    #[error(transparent)]
+    Setup(#[from] SetupError),
+    /// This side's options are wrong, or do not fit the peer's.
+    #[error("the connection cannot be made: {0}")]
+    Unfit(#[from] exchange::ConnectError),
+    /// The device has no room for a connection.
+    #[error("the device has no room for a connection: {0}")]
+    Device(#[from] doorbell_verbs::Error),
+    /// The peer ended the set-up, since it cannot connect with this side.
+    #[error("{peer} gave up: it cannot connect with this side's options, or its program ended")]
+    GaveUp {
+        /// Who.
+        peer: String,
+    },
+}
+
+/// What is said of this end once it is connected.
+pub(crate) const READY: u8 = 1;
+
+impl EstablishError {
+    /// What an error means while the peer is expected to say that it is connected.
+    pub(crate) fn unready(peer: &str, error: io::Error, deadline: Duration) -> Self {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+                Self::GaveUp { peer: peer.to_owned() }
+            }
+            _ => SetupError::broke(peer, error, deadline).into(),
+        }
+    }
+
+    /// Is the peer connected, having said this?
+    pub(crate) fn check_ready(peer: &str, said: u8) -> Result<(), Self> {
+        let what = "anything but that it is connected";
+        if said == READY { Ok(()) } else { Err(SetupError::Description { peer: peer.to_owned(), what }.into()) }
+    }
+}
+
+pub(crate) fn name_of(stream: &TcpStream) -> String {
+    stream.peer_addr().map_or_else(|_| "the peer".to_owned(), |address| address.to_string())
+}
+
+/// Exchanges descriptions, has `connect` do something with the peer's, and waits until the peer has done so too.
+pub(crate) fn meet<T, E: From<EstablishError>>(
+    stream: &TcpStream,
+    own: EndpointDescription,
+    deadline: Duration,
+    connect: impl FnOnce(&EndpointDescription) -> Result<T, E>,
+) -> Result<T, E> {
+    let begun = Instant::now();
+    let peer = name_of(stream);
+    let theirs = setup::exchange(stream, &[own], deadline).map_err(EstablishError::from)?;
+    let connected = connect(&theirs[0])?;
+    let mut timed = Timed::new(stream, deadline.saturating_sub(begun.elapsed()));
+    let mut said = [0];
+    let result = timed.write_all(&[READY]).and_then(|()| timed.read_exact(&mut said));
+    result.map_err(|error| EstablishError::unready(&peer, error, deadline))?;
+    EstablishError::check_ready(&peer, said[0])?;
+    Ok(connected)
+}
+
+/// Makes a connection with the peer at the other end of a stream.
+pub(crate) fn establish<P: Connector>(
+    device: &Device,
+    options: &Options<P>,
+    stream: &TcpStream,
+    deadline: Duration,
+) -> Result<P::Connection, EstablishError> {
+    let channel = options.channel(device)?;
+    let endpoint = options.protocol.endpoint(device.pd(), &options.config, channel.as_ref())?;
+    let own = options.protocol.describe(&endpoint);
+    meet(stream, own, deadline, |peer| Ok(options.protocol.connect(endpoint, peer)?))
+}

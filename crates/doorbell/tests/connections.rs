@@ -1,0 +1,262 @@
+//! Listening and connecting: what goes wrong, every protocol, and connections in two halves.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use doorbell::exchange::direct_read::Acknowledge;
+use doorbell::exchange::protocols::Protocol;
+use doorbell::exchange::setup::SetupError;
+use doorbell::exchange::{self, with_connector};
+use doorbell::verbs::QpCapacities;
+use doorbell::{
+    AcceptError, Blocking, Config, ConnectError, ConnectionError, Connector, Device, DirectRead, EstablishError,
+    MessageConnection, Options, QueuePairError, Received, SendReceive,
+};
+
+/// Longer than anything here takes, however slow the machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// What is to pass.
+const SHORT: Duration = Duration::from_millis(50);
+
+type Connection = exchange::send_receive::Connection;
+
+fn device() -> Device {
+    Device::open().unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Both ends of a connection: the server's and the client's.
+fn pair<P>(options: Options<P>) -> (Blocking<P::Connection>, Blocking<P::Connection>)
+where
+    P: Connector + Clone + Send + 'static,
+    P::Connection: Send,
+{
+    let listener = device().listen("127.0.0.1:0", options.clone()).unwrap();
+    let address = listener.local_addr().unwrap();
+    let client = thread::spawn(move || device().connect(address, options, PATIENCE).unwrap());
+    (listener.accept(PATIENCE).unwrap(), client.join().unwrap())
+}
+
+/// A peer's death is noticed soon.
+fn hasty() -> Options {
+    let config = Config::default().timeout(Duration::from_millis(1)).retry_count(1);
+    Options::default().config(config.keepalive(Duration::from_millis(20)))
+}
+
+#[test]
+fn every_protocol_listens_and_connects() {
+    for protocol in Protocol::ALL {
+        with_connector!(protocol, connector => {
+            for options in [Options::of(connector), Options::of(connector).busy_poll()] {
+                let (mut server, mut client) = pair(options.config(Config::default().window(4).depth(4)));
+                let server = thread::spawn(move || {
+                    let question = server.receive().unwrap().to_vec();
+                    server.send(&question).unwrap();
+                    server.finish()
+                });
+                client.send(b"a question").unwrap();
+                assert_eq!(client.receive().unwrap().to_vec(), b"a question", "{protocol}");
+                client.finish().unwrap();
+                server.join().unwrap().unwrap();
+            }
+        });
+    }
+}
+
+#[test]
+fn nobody_listens() {
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap(); // closed again
+    let error = device().connect(address, Options::default(), PATIENCE).unwrap_err();
+    let ConnectError::Unreachable { server, error } = error else { panic!("{error}") };
+    assert_eq!((server, error.kind()), (address, std::io::ErrorKind::ConnectionRefused));
+    let error = device().connect("nowhere", Options::default(), PATIENCE).unwrap_err();
+    assert!(matches!(error, ConnectError::Address(_)), "{error}");
+}
+
+#[test]
+fn an_address_is_listened_on_once() {
+    let listener = device().listen("127.0.0.1:0", Options::default()).unwrap();
+    let address = listener.local_addr().unwrap();
+    let error = device().listen(address, Options::default()).unwrap_err().to_string();
+    assert!(error.starts_with(&format!("cannot listen on {address}: ")), "{error}");
+}
+
+#[test]
+fn a_listener_whom_nobody_visits_says_so() {
+    let listener = device().listen("127.0.0.1:0", Options::default()).unwrap();
+    let error = listener.accept(SHORT).unwrap_err();
+    assert!(matches!(error, AcceptError::Deadline(SHORT)), "{error}");
+    assert_eq!(error.to_string(), "no client came within 0.05 s");
+}
+
+#[test]
+fn a_server_that_says_nothing_is_given_up() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let error = device().connect(silent.local_addr().unwrap(), Options::default(), SHORT).unwrap_err();
+    assert!(matches!(error, ConnectError::Server(EstablishError::Setup(SetupError::Deadline { .. }))), "{error}");
+}
+
+#[test]
+fn clients_that_are_none_leave_the_listener_as_it_was() {
+    let mut listener = device().listen("127.0.0.1:0", Options::default()).unwrap();
+    listener.set_client_deadline(SHORT);
+    let address = listener.local_addr().unwrap();
+
+    let mut garbage = TcpStream::connect(address).unwrap();
+    garbage.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    let silent = TcpStream::connect(address).unwrap();
+    drop(TcpStream::connect(address).unwrap());
+    let mut expected = Vec::new();
+    for _ in 0..3 {
+        let AcceptError::Client { peer, error: EstablishError::Setup(error) } = listener.accept(PATIENCE).unwrap_err()
+        else {
+            panic!("not a client's error");
+        };
+        expected.push((peer, error));
+    }
+    assert!(matches!(&expected[0], (peer, SetupError::NotDoorbell { .. }) if *peer == garbage.local_addr().unwrap()));
+    assert!(matches!(&expected[1], (peer, SetupError::Deadline { .. }) if *peer == silent.local_addr().unwrap()));
+    assert!(matches!(&expected[2].1, SetupError::Io { .. }), "{}", expected[2].1);
+
+    listener.set_client_deadline(PATIENCE);
+    let client = thread::spawn(move || device().connect(address, Options::default(), PATIENCE).unwrap());
+    let mut server = listener.accept(PATIENCE).unwrap();
+    let mut client = client.join().unwrap();
+    client.send(b"a client at last").unwrap();
+    assert_eq!(&*server.receive().unwrap(), b"a client at last");
+}
+
+#[test]
+fn both_sides_learn_that_they_do_not_fit() {
+    let listener = device().listen("127.0.0.1:0", Options::of(DirectRead::default())).unwrap();
+    let address = listener.local_addr().unwrap();
+    let client = thread::spawn(move || device().connect(address, Options::of(SendReceive), PATIENCE).unwrap_err());
+    let error = listener.accept(PATIENCE).unwrap_err();
+    assert!(
+        error.to_string().contains("this end speaks Direct-Read with signal bytes, the peer Send-Receive"),
+        "{error}"
+    );
+    let error = client.join().unwrap();
+    assert!(
+        error.to_string().contains("this end speaks Send-Receive, the peer Direct-Read with signal bytes"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_side_that_gives_up_is_told_of() {
+    // Only the client sees what is wrong: its peer wants messages that it cannot send.
+    let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = tcp.local_addr().unwrap();
+    let capacities = QpCapacities { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
+    let server = thread::spawn(move || {
+        let (stream, _) = tcp.accept().unwrap();
+        device().queue_pair(&stream, None, capacities, PATIENCE).unwrap_err()
+    });
+    let error = device().connect(address, Options::default(), PATIENCE).unwrap_err();
+    assert!(matches!(error, ConnectError::Server(EstablishError::Unfit(_) | EstablishError::GaveUp { .. })), "{error}");
+    let error = server.join().unwrap();
+    assert!(matches!(error, QueuePairError::Messages), "{error}");
+}
+
+#[test]
+fn wrong_values_say_what_is_allowed() {
+    let listener = device().listen("127.0.0.1:0", Options::default()).unwrap();
+    let options = Options::default().config(Config::default().window(0));
+    let error = device().connect(listener.local_addr().unwrap(), options, PATIENCE).unwrap_err().to_string();
+    assert_eq!(error, "the connection cannot be made: the window is 0, allowed is 1 to 16384");
+}
+
+#[test]
+fn a_peer_that_dies_is_noticed() {
+    let (mut server, client) = pair(hasty());
+    drop(client);
+    let error = server.receive().unwrap_err();
+    assert!(matches!(error, ConnectionError::PeerUnreachable(_)), "{error}");
+}
+
+/// Sends and receives at the same time, each in a thread of its own.
+fn both_ways<C: MessageConnection + Send + 'static>(connection: Blocking<C>, messages: u64) {
+    let (mut send, mut receive) = connection.split();
+    let sender = thread::spawn(move || {
+        for number in 0..messages {
+            send.send(&number.to_be_bytes()).unwrap();
+        }
+        send.close().unwrap();
+    });
+    for number in 0..messages {
+        assert_eq!(receive.receive().unwrap().to_vec(), number.to_be_bytes());
+    }
+    assert_eq!(receive.receive().map(drop), Err(ConnectionError::PeerClosed));
+    sender.join().unwrap();
+}
+
+#[test]
+fn halves_in_two_threads_go_both_ways() {
+    fn go<P: Connector<Connection: Send + 'static> + Clone + Send + 'static>(options: Options<P>) {
+        let (server, client) = pair(options.config(Config::default().window(8).depth(8).max_message(64)));
+        let server = thread::spawn(move || both_ways(server, 2000));
+        both_ways(client, 2000);
+        server.join().unwrap();
+    }
+    go(Options::default());
+    go(Options::default().busy_poll());
+    go(Options::of(DirectRead { acknowledge: Acknowledge::Send, ..DirectRead::default() }));
+}
+
+#[test]
+fn a_sending_half_that_is_dropped_closes_its_side() {
+    let (server, mut client) = pair(Options::default());
+    let (send, mut receive) = server.split();
+    drop(send);
+    assert_eq!(client.receive().map(drop), Err(ConnectionError::PeerClosed));
+    client.send(b"still heard").unwrap();
+    assert_eq!(&*receive.receive().unwrap(), b"still heard");
+}
+
+#[test]
+fn a_receiving_half_that_is_dropped_leaves_the_other() {
+    let (server, mut client) = pair(Options::default());
+    let (mut send, receive) = server.split();
+    drop(receive);
+    for number in 0..1000_u64 {
+        send.send(&number.to_be_bytes()).unwrap();
+        assert_eq!(*client.receive().unwrap(), number.to_be_bytes());
+    }
+    send.close().unwrap();
+}
+
+#[test]
+fn both_halves_notice_that_the_peer_died() {
+    let (server, client): (Blocking<Connection>, _) = pair(hasty());
+    let (mut send, mut receive) = server.split();
+    let receiver = thread::spawn(move || receive.receive().map(drop).unwrap_err());
+    drop(client);
+    let error = loop {
+        if let Err(error) = send.send(b"is anybody there?") {
+            break error;
+        }
+    };
+    assert!(matches!(error, ConnectionError::PeerUnreachable(_)), "{error}");
+    assert_eq!(receiver.join().unwrap(), error);
+}
+
+#[test]
+fn a_listener_hears_out_clients_in_several_threads() {
+    let listener = device().listen("127.0.0.1:0", Options::default()).unwrap();
+    let address = listener.local_addr().unwrap();
+    // It never sends anything, and yet the next client is served.
+    let mut silent = TcpStream::connect(address).unwrap();
+    thread::scope(|scope| {
+        let accepts = [(); 2].map(|()| scope.spawn(|| listener.accept(PATIENCE)));
+        let mut client = device().connect(address, Options::default(), PATIENCE).unwrap();
+        client.send(b"served").unwrap();
+        silent.shutdown(std::net::Shutdown::Write).unwrap();
+        let _ = silent.read_to_end(&mut Vec::new());
+        let accepted = accepts.map(|accept| accept.join().unwrap());
+        assert_eq!(accepted.iter().filter(|accepted| accepted.is_ok()).count(), 1);
+        let mut server = accepted.into_iter().find_map(Result::ok).unwrap();
+        assert_eq!(&*server.receive().unwrap(), b"served");
+    });
+}

@@ -1,0 +1,280 @@
+//! One connection in two halves, for two tasks or two threads.
+//!
+//! The halves share the connection under a lock, which nobody holds while waiting. Of two halves that wait, one *drives*:
+//! it sleeps until the connection is notified and moves it along. The other *follows*: it is woken whenever
+//! the driver has moved the connection, and takes over when the driver has what it waited for, or goes.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+
+use doorbell_verbs::Channel;
+
+use crate::asynchronous::{Async, Waiter, yield_now};
+use crate::connection::{MessageConnection, MessageId, Outcome, Submit};
+use crate::error::ConnectionError;
+use crate::sleep::{Sleeper, longest_sleep, take_notifications};
+
+/// What both halves share.
+#[derive(Debug)]
+struct Shared<W, C> {
+    state: Mutex<State<C>>,
+    waiter: W,
+    /// Polls that find nothing before a half waits.
+    spins: u32,
+}
+
+#[derive(Debug)]
+struct State<C> {
+    connection: C,
+    /// One half waits for notifications.
+    is_driven: bool,
+    /// Rises whenever a half that follows has a reason to look again.
+    turns: u64,
+    follower: Option<Waker>,
+}
+
+impl<C> State<C> {
+    fn wake_follower(&mut self) {
+        self.turns += 1;
+        if let Some(waker) = self.follower.take() {
+            waker.wake();
+        }
+    }
+}
+
+/// What a half that does not have what it wants is to do.
+enum Turn<T> {
+    Ready(T),
+    /// Wait for notifications, for both halves.
+    Drive,
+    /// Wait until the turns are no longer so many.
+    Follow(u64),
+}
+
+/// How the half that drives waits.
+enum Wait {
+    /// Not at all: something happened.
+    No,
+    /// As the waiter does without a notification.
+    Waiter,
+    /// For other tasks to have had their turn: the connection does not notify.
+    Others,
+    Notification(Channel, Sleeper, std::time::Duration),
+}
+
+impl<W: Waiter, C: MessageConnection> Shared<W, C> {
+    fn lock(&self) -> MutexGuard<'_, State<C>> {
+        // A panic in a call of the connection leaves it as any other error in the middle would.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Moves the connection along until `attempt` brings something.
+    async fn until<T>(
+        &self,
+        mut attempt: impl FnMut(&mut C) -> Result<Option<T>, ConnectionError>,
+    ) -> Result<T, ConnectionError> {
+        loop {
+            match self.turn(&mut attempt)? {
+                Turn::Ready(value) => return Ok(value),
+                Turn::Drive => self.drive().await?,
+                Turn::Follow(turns) => self.follow(turns).await,
+            }
+        }
+    }
+
+    fn turn<T>(
+        &self,
+        attempt: &mut impl FnMut(&mut C) -> Result<Option<T>, ConnectionError>,
+    ) -> Result<Turn<T>, ConnectionError> {
+        let mut spins = 0;
+        loop {
+            // The lock is let go of between polls, so that the other half can post.
+            let mut state = self.lock();
+            if let Some(value) = attempt(&mut state.connection)? {
+                return Ok(Turn::Ready(value));
+            }
+            let moved = state.connection.poll();
+            if !matches!(moved, Ok(false)) {
+                state.wake_follower();
+            }
+            if moved? {
+                continue;
+            }
+            spins += 1;
+            if spins < self.spins {
+                continue;
+            }
+            if state.is_driven {
+                return Ok(Turn::Follow(state.turns));
+            }
+            state.is_driven = true;
+            return Ok(Turn::Drive);
+        }
+    }
+
+    async fn follow(&self, turns: u64) {
+        poll_fn(|context| {
+            let mut state = self.lock();
+            if state.turns != turns {
+                return Poll::Ready(());
+            }
+            state.follower = Some(context.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Waits for notifications. Whoever drops this future hands over to the other half.
+    async fn drive(&self) -> Result<(), ConnectionError> {
+        let _hand_over = HandOver(self);
+        match self.prepare()? {
+            Wait::No => {}
+            Wait::Waiter => self.waiter.wait(None, None).await,
+            Wait::Others => yield_now().await,
+            Wait::Notification(channel, sleeper, timeout) => {
+                {
+                    let mut waiting = pin!(self.waiter.wait(Some(&channel), Some(timeout)));
+                    poll_fn(|context| match sleeper.is_notified(context.waker()) {
+                        true => Poll::Ready(()),
+                        false => waiting.as_mut().poll(context),
+                    })
+                    .await;
+                }
+                take_notifications(&channel);
+            }
+        }
+        Ok(())
+    }
+
+    fn prepare(&self) -> Result<Wait, ConnectionError> {
+        if !self.waiter.wants_notification() {
+            return Ok(Wait::Waiter);
+        }
+        let mut state = self.lock();
+        let connection = &mut state.connection;
+        let Some(channel) = connection.channel().filter(|_| connection.notifies()).cloned() else {
+            return Ok(Wait::Others);
+        };
+        let sleeper = Sleeper::new(&channel, connection);
+        connection.arm();
+        // What came before the notification was armed raises none.
+        if connection.poll()? {
+            return Ok(Wait::No);
+        }
+        let timeout = longest_sleep(connection);
+        Ok(Wait::Notification(channel, sleeper, timeout))
+    }
+}
+
+/// Lets the other half drive.
+struct HandOver<'a, W: Waiter, C: MessageConnection>(&'a Shared<W, C>);
+
+impl<W: Waiter, C: MessageConnection> Drop for HandOver<'_, W, C> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.is_driven = false;
+        state.wake_follower();
+    }
+}
+
+/// The half that sends. Dropping it closes this side of the connection; the peer is told as long as the other half
+/// is waited on.
+#[derive(Debug)]
+pub struct SendHalf<W: Waiter, C: MessageConnection>(Arc<Shared<W, C>>);
+
+/// The half that receives. Once it is dropped nothing more is received, and the peer can send until its window or its
+/// credits are used up.
+#[derive(Debug)]
+pub struct ReceiveHalf<W: Waiter, C: MessageConnection>(Arc<Shared<W, C>>);
+
+pub(crate) fn split<W: Waiter, C: MessageConnection>(
+    connection: C,
+    waiter: W,
+    spins: u32,
+) -> (SendHalf<W, C>, ReceiveHalf<W, C>) {
+    let state = State { connection, is_driven: false, turns: 0, follower: None };
+    let shared = Arc::new(Shared { state: Mutex::new(state), waiter, spins });
+    (SendHalf(Arc::clone(&shared)), ReceiveHalf(shared))
+}
+
+impl<W: Waiter, C: MessageConnection> Async<W, C> {
+    /// Splits the connection into a half that sends and one that receives, for two tasks. From here on each call takes
+    /// an uncontended lock.
+    pub fn split(self) -> (SendHalf<W, C>, ReceiveHalf<W, C>) {
+        let (connection, waiter) = self.into_parts();
+        split(connection, waiter, 1)
+    }
+}
+
+impl<W: Waiter, C: MessageConnection> SendHalf<W, C> {
+    /// Sends a message, waiting until it is taken.
+    ///
+    /// Safe to cancel: a message whose future was dropped before it was complete is not sent.
+    ///
+    /// # Errors
+    ///
+    /// The connection is over; or the message is too long ([`ConnectionError::Misuse`]), and the connection goes on.
+    pub async fn send(&mut self, message: &[u8]) -> Result<MessageId, ConnectionError> {
+        let attempt = |connection: &mut C| match connection.send(message)? {
+            Submit::Accepted(id) => Ok(Some(id)),
+            Submit::Full(_) => Ok(None),
+        };
+        self.0.until(attempt).await
+    }
+
+    /// Waits until a message is done. Safe to cancel.
+    ///
+    /// # Errors
+    ///
+    /// The connection ended before the message was known to have arrived.
+    pub async fn wait(&mut self, id: MessageId) -> Result<(), ConnectionError> {
+        let attempt = |connection: &mut C| match connection.outcome(id) {
+            Outcome::Done => Ok(Some(())),
+            Outcome::Failed(error) => Err(error),
+            Outcome::Pending => Ok(None),
+        };
+        self.0.until(attempt).await
+    }
+
+    /// Says goodbye, after everything is delivered; the other half can still receive. Safe to cancel, but the goodbye
+    /// is not taken back.
+    ///
+    /// # Errors
+    ///
+    /// The connection ended before the peer had the goodbye.
+    pub async fn close(self) -> Result<(), ConnectionError> {
+        self.0.lock().connection.close();
+        let attempt = |connection: &mut C| match connection.is_closed() {
+            true => connection.over().map_or(Ok(Some(())), Err),
+            false => Ok(None),
+        };
+        self.0.until(attempt).await
+    }
+}
+
+impl<W: Waiter, C: MessageConnection> Drop for SendHalf<W, C> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.connection.close();
+        // The goodbye may need a poll to leave.
+        let _ = state.connection.poll();
+        state.wake_follower();
+    }
+}
+
+impl<W: Waiter, C: MessageConnection> ReceiveHalf<W, C> {
+    /// Waits for the next message. Safe to cancel: no message is lost.
+    ///
+    /// # Errors
+    ///
+    /// The connection is over; or the peer has closed its side and no more can come ([`ConnectionError::PeerClosed`]).
+    pub async fn receive(&mut self) -> Result<C::Message, ConnectionError> {
+        let attempt = |connection: &mut C| match connection.take() {
+            None if connection.is_peer_closed() => Err(ConnectionError::PeerClosed),
+            message => Ok(message),
+        };
+        self.0.until(attempt).await
+    }
+}

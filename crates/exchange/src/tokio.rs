@@ -1,0 +1,75 @@
+//! Waiting in tokio's runtime.
+
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use doorbell_verbs::Channel;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::task::JoinHandle;
+
+use crate::asynchronous::Waiter;
+use crate::sleep::take_notifications;
+
+/// Waits for the notifications of one completion channel in tokio's runtime, for all connections that notify there.
+///
+/// The channel's descriptor is registered with the runtime once. A task of its own takes the notifications and wakes
+/// only the tasks whose connections were notified, so a thousand connections on one channel cost each other nothing.
+/// That task ends when the last clone of the waiter is dropped.
+#[derive(Clone, Debug)]
+pub struct TokioWaiter {
+    /// Ends the task with the last clone.
+    _task: Arc<AbortOnDrop>,
+    descriptor: RawFd,
+}
+
+#[derive(Debug)]
+struct AbortOnDrop(JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl TokioWaiter {
+    /// Registers the channel with the runtime that this is called in.
+    ///
+    /// # Errors
+    ///
+    /// The runtime does not take the descriptor: too many are open, or the runtime was built without IO.
+    ///
+    /// # Panics
+    ///
+    /// Outside a runtime of tokio, as [`tokio::spawn`] does.
+    pub fn new(channel: &Channel) -> io::Result<Self> {
+        let descriptor = channel.as_raw_fd();
+        // SAFETY: a channel has one descriptor for all its life, and the registration holds a handle on the channel.
+        let registered = unsafe { AsyncFd::register_with_interest(channel.clone(), Interest::READABLE)? };
+        let task = tokio::spawn(async move {
+            // An error means that the runtime shuts down.
+            while let Ok(mut ready) = registered.readable().await {
+                take_notifications(registered.get_ref());
+                ready.clear_ready();
+            }
+        });
+        Ok(Self { _task: Arc::new(AbortOnDrop(task)), descriptor })
+    }
+}
+
+impl Waiter for TokioWaiter {
+    async fn wait(&self, channel: Option<&Channel>, timeout: Option<Duration>) {
+        debug_assert!(channel.is_none_or(|channel| channel.as_raw_fd() == self.descriptor), "another channel");
+        // Whoever waits is woken by the task that takes the notifications.
+        match timeout {
+            Some(timeout) => tokio::time::sleep(timeout).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    fn wants_notification(&self) -> bool {
+        true
+    }
+}
