@@ -182,7 +182,7 @@ async fn a_half_that_is_cancelled_hands_over() {
     for _ in 0..20 {
         client.receive().await.unwrap();
     }
-    drop(sending.await.unwrap());
+    sending.await.unwrap().close().await.unwrap();
     assert_eq!(client.receive().await.map(drop), Err(ConnectionError::PeerClosed));
 }
 

@@ -1,5 +1,33 @@
 //! Message connections over RDMA verbs.
 //!
+//! ```
+//! use doorbell_exchange::{Config, Connector, MessageConnection, SendReceive};
+//! use doorbell_verbs::soft::{self, SoftOptions};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let protocol = SendReceive; // or another: nothing else changes
+//! let config = Config::default().window(16).max_message(1024);
+//! let end = || -> Result<_, Box<dyn std::error::Error>> {
+//!     let pd = soft::open(&SoftOptions::default())?.create_pd()?;
+//!     Ok(protocol.endpoint(&pd, &config, None)?)
+//! };
+//! let (one, other) = (end()?, end()?);
+//! // Between two machines the descriptions go over TCP: see `setup`.
+//! let (of_one, of_other) = (protocol.describe(&one), protocol.describe(&other));
+//! let (mut one, mut other) = (protocol.connect(one, &of_other)?, protocol.connect(other, &of_one)?);
+//!
+//! one.send(b"hello")?;
+//! let message = loop {
+//!     one.poll()?;
+//!     if let Some(message) = other.receive()? {
+//!         break message;
+//!     }
+//! };
+//! assert_eq!(&*message, b"hello");
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! Every connection is a non-blocking state machine: a [`MessageConnection`] sends with
 //! `send`, which returns an id at once, and hands out messages with `receive`; `poll` moves it
 //! along. [`blocking`] and [`asynchronous`] are thin adapters for those who want to wait.

@@ -1,5 +1,31 @@
 //! RDMA verbs, safe, over interchangeable providers.
 //!
+#![cfg_attr(feature = "soft", doc = "```")]
+#![cfg_attr(not(feature = "soft"), doc = "```ignore")]
+//! use doorbell_verbs::soft::{self, SoftOptions};
+//! use doorbell_verbs::{Access, MemoryKind, QpCapacities, QpKind, QpOptions, QpState};
+//!
+//! # fn main() -> Result<(), doorbell_verbs::Error> {
+//! let device = soft::open(&SoftOptions::default())?; // or `system::open`, for an RNIC of the machine
+//! let pd = device.create_pd()?;
+//! let cq = device.create_cq(64)?;
+//! let memory = pd.allocate(4096, Access::LOCAL_WRITE | Access::REMOTE_READ, MemoryKind::Plain)?;
+//! memory.copy_in(0, b"what a peer may read");
+//! let qp = pd.create_qp(QpOptions {
+//!     kind: QpKind::Rc,
+//!     send_cq: &cq,
+//!     recv_cq: &cq,
+//!     srq: None,
+//!     capacities: QpCapacities { max_send_wr: 16, max_recv_wr: 16, max_send_sge: 1, max_recv_sge: 1, max_inline: 64 },
+//!     signal_all: true,
+//! })?;
+//! assert_eq!(qp.query().state, QpState::Reset);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The crate `doorbell` brings such a queue pair up with a peer by one call.
+//!
 //! [`Device`] is an RNIC; `soft` opens the embedded one, which needs no hardware, no kernel
 //! module and no privileges (it is a feature of this crate, and on unless it is switched off), and [`system`] those of
 //! the machine. Handles own what they came from: a [`Qp`] keeps its [`Pd`] and its

@@ -1,5 +1,16 @@
 //! RoCE v2 on the wire: header formats, the invariant CRC, and what a message costs.
 //!
+//! ```
+//! use doorbell_wire::{MessageKind, OuterKind, PathMtu, Transport, message_cost};
+//!
+//! # fn main() -> Result<(), doorbell_wire::CostError> {
+//! // A NIC's counters grow by 78 B for a byte that is written.
+//! let cost = message_cost(MessageKind::Write, Transport::Rc, 1, PathMtu::Mtu4096, OuterKind::IPV4)?;
+//! assert_eq!((cost.request.packets, cost.request.frame_bytes), (1, 78));
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! A RoCE v2 packet is an InfiniBand transport packet in a UDP datagram to port 4791:
 //!
 //! ```text
