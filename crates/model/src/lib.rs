@@ -66,6 +66,10 @@
 //! [`fit`](fit::fit) finds parameters in measurements and says which of them, or which of their sums, the
 //! data determines. [`advise`](advise::advise) ranks protocols with their windows and batches for a need.
 //!
+//! # Held to published figures
+//!
+//! [`check`](check::check) compares each published number of a testbed with what the testbed's parameters predict.
+//!
 //! # What has no parameter
 //!
 //! Loss and retransmission; caches, so that a receiver of many senders does not slow down as they
@@ -86,6 +90,7 @@
 #![forbid(unsafe_code)]
 
 pub mod advise;
+pub mod check;
 pub mod cost;
 pub mod explain;
 pub mod fit;

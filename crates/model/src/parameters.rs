@@ -180,6 +180,11 @@ impl Parameters {
         Self::from_toml("t1", T1).unwrap_or_else(|error| unreachable!("the file is part of the crate: {error}"))
     }
 
+    /// The parameters of a published testbed, by its name, in capitals or not. Only T1 has some.
+    pub fn of_testbed(name: &str) -> Option<Self> {
+        name.eq_ignore_ascii_case("t1").then(Self::t1)
+    }
+
     /// Numbers of plausible size for an RNIC of a kind, to start a fit from. They predict nothing.
     pub fn starting_point(rnic: RnicKind) -> Self {
         let t1 = Self::t1();

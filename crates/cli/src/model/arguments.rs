@@ -35,8 +35,8 @@ impl ParametersArgument {
 
 /// The parameters of this name or file.
 pub(crate) fn parameters(name: &str) -> Result<Parameters, Failure> {
-    if name.eq_ignore_ascii_case("t1") {
-        return Ok(Parameters::t1());
+    if let Some(parameters) = Parameters::of_testbed(name) {
+        return Ok(parameters);
     }
     Ok(Parameters::from_toml(name, &read_text(Path::new(name), MOST_PARAMETERS_BYTES)?)?)
 }

@@ -1,6 +1,7 @@
 //! `doorbell model`: what is predicted, why, and from which parameters.
 
 mod arguments;
+mod check;
 mod fit;
 mod measure;
 
@@ -25,6 +26,14 @@ pub(crate) enum Model {
     Predict(Predict),
     /// Say what binds, what comes next, and what would help
     Explain(Predict),
+    /// Compare the model with published numbers, row by row
+    ///
+    /// A row is `within` if the prediction is at most 15 % off for a latency and 20 % for a throughput, or a number
+    /// that follows from throughputs; otherwise it is `beyond`. The deviation of a published bound that the prediction
+    /// keeps is `kept`. A row is `no model` if the model lacks something that it needs, and a sentence says what.
+    ///
+    /// Each row is compared as published: without credits and in lists of one where the source does not batch.
+    Check(check::Check),
     /// Fit parameters to records of `doorbell bench --json` and of `doorbell study`
     Fit(fit::Fit),
     /// Time the parameters call by call, on two software RNICs of this process
@@ -46,6 +55,7 @@ pub(crate) fn run(model: Model) -> Result<ExitCode, Failure> {
     match model {
         Model::Predict(arguments) => predict(&arguments, "doorbell-model-predict/1", table)?,
         Model::Explain(arguments) => predict(&arguments, "doorbell-model-explain/1", sentences)?,
+        Model::Check(arguments) => check::run(&arguments)?,
         Model::Fit(fit) => fit::run(&fit)?,
         Model::Measure(measure) => measure::run(&measure)?,
     }

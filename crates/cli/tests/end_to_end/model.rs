@@ -52,6 +52,38 @@ fn a_window_of_one_on_t1_is_explained_in_a_sentence() {
 }
 
 #[test]
+fn published_rows_are_compared_with_predictions() {
+    let finished = run("model check --testbed t1").expect_status(0);
+    let text = &finished.stdout;
+    assert!(finished.stderr.starts_with("Parameters of T1: "), "{}", finished.stderr);
+    let json = run("model check --testbed t1 --json").expect_status(0).json();
+    assert_eq!(json["schema"], "doorbell-model-check/1");
+    let report = &json["testbeds"][0];
+    assert_eq!((&report["testbed"], &report["parameters"]["name"]), (&Value::from("T1"), &Value::from("T1")));
+    let rows = report["rows"].as_array().expect("rows");
+    let with = |status: &str| rows.iter().filter(|row| row["status"] == status).count();
+    let summary = ["within", "beyond", "no model"].map(|status| format!("{} {status}", with(status))).join(", ");
+    assert!(text.contains(&format!("T1: {summary} (")), "{summary:?} is missing in: {text}");
+    for row in rows {
+        let id = row["id"].as_str().expect("an id");
+        assert!(text.lines().any(|line| line.split_whitespace().next() == Some(id)), "{id} is missing in: {text}");
+        assert_eq!(row["status"] == "no model", row["predicted"].is_null(), "{row}");
+        assert_eq!(row["predicted"].is_null(), row["reason"].is_string(), "{row}");
+    }
+}
+
+#[test]
+fn a_testbed_without_parameters_says_so_and_an_unknown_one_is_refused() {
+    let text = run("model check --testbed T2").expect_status(0).stdout;
+    assert!(text.contains("The model has no parameters of T2, so it predicts none of these rows."), "{text}");
+    assert!(text.contains("\nT2: 0 within, 0 beyond, "), "{text}");
+    let all = run("model check --json").expect_status(0).json();
+    assert_eq!(all["testbeds"].as_array().map(Vec::len), Some(3));
+    let refused = run("model check --testbed t9").expect_status(2).stderr;
+    assert!(refused.contains("there is no such testbed, allowed is T1, T2, T3"), "{refused}");
+}
+
+#[test]
 fn predictions_are_tables_and_json_of_the_same_numbers() {
     let arguments = "model predict --params t1 -s 16,512 -t 64 -l 8 --peers 64:64";
     let table = run(arguments).expect_status(0).stdout;

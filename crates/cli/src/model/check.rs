@@ -1,0 +1,161 @@
+//! `doorbell model check`: published numbers beside the model's predictions.
+
+use std::io;
+
+use clap::Args;
+use doorbell_model::check::{Checked, Compared, LATENCY_TOLERANCE, Lack, Status, THROUGHPUT_TOLERANCE, check};
+use doorbell_model::parameters::Parameters;
+use doorbell_model::predict::BoundKind;
+use doorbell_published::{Relation, Testbed, Value as Published};
+use serde_json::{Value, json};
+
+use super::about;
+use super::arguments::digits;
+use crate::Failure;
+use crate::output::line;
+
+#[derive(Args)]
+pub(crate) struct Check {
+    /// Only this published testbed: t1, t2 or t3; may be given several times [default: all]
+    #[arg(long, value_name = "NAME", value_parser = testbed)]
+    testbed: Vec<&'static Testbed>,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+/// A testbed, its parameters, and each of its rows beside the prediction.
+struct Report {
+    testbed: &'static Testbed,
+    parameters: Option<Parameters>,
+    rows: Vec<Checked<'static>>,
+}
+
+pub(super) fn run(arguments: &Check) -> Result<(), Failure> {
+    let all: Vec<&Testbed> = doorbell_published::all().iter().collect();
+    let testbeds = if arguments.testbed.is_empty() { &all } else { &arguments.testbed };
+    let reports: Vec<Report> = testbeds
+        .iter()
+        .map(|testbed| {
+            let parameters = Parameters::of_testbed(&testbed.name);
+            Report { testbed, rows: check(testbed, parameters.as_ref()), parameters }
+        })
+        .collect();
+    if arguments.json {
+        let reports: Vec<Value> = reports.iter().map(Report::json).collect();
+        line(json!({ "schema": "doorbell-model-check/1", "testbeds": reports }))?;
+        return Ok(());
+    }
+    for (index, report) in reports.iter().enumerate() {
+        if index > 0 {
+            line("")?;
+        }
+        report.print()?;
+    }
+    Ok(())
+}
+
+fn testbed(name: &str) -> Result<&'static Testbed, String> {
+    doorbell_published::testbed(name).ok_or_else(|| {
+        let names: Vec<&str> = doorbell_published::all().iter().map(|testbed| testbed.name.as_str()).collect();
+        format!("there is no such testbed, allowed is {}", names.join(", "))
+    })
+}
+
+/// A row's number as published.
+fn published(checked: &Checked<'_>) -> String {
+    format!("{}{}", checked.row.relation.words(), checked.row.value)
+}
+
+impl Report {
+    fn count(&self, status: Status) -> usize {
+        self.rows.iter().filter(|checked| checked.status() == status).count()
+    }
+
+    fn print(&self) -> io::Result<()> {
+        let Testbed { name, about: subject, hardware, .. } = self.testbed;
+        line(format_args!("{name}: {subject}; {hardware}"))?;
+        match &self.parameters {
+            Some(parameters) => about(parameters),
+            None => line(format_args!("The model has no parameters of {name}, so it predicts none of these rows."))?,
+        }
+        if self.parameters.is_some() {
+            line(format_args!(
+                "{:<36} {:<26} {:<14} {:>9}   {:<20} status",
+                "row", "published", "model", "deviation", "binds"
+            ))?;
+        }
+        for checked in &self.rows {
+            let Ok(Compared { predicted, deviation, binding, .. }) = &checked.outcome else { continue };
+            line(format_args!(
+                "{:<36} {:<26} {:<14} {:>9}   {:<20} {}",
+                checked.row.id,
+                published(checked),
+                format_args!("{} {}", digits(predicted.number), predicted.unit).to_string(),
+                match checked.row.relation {
+                    Relation::AtLeast | Relation::AtMost if *deviation == 0.0 => "kept".to_owned(),
+                    _ => format!("{:+.1} %", deviation * 100.0),
+                },
+                binding.map_or("-", BoundKind::name),
+                checked.status(),
+            ))?;
+        }
+        self.print_lacks()?;
+        let counts: Vec<String> =
+            Status::ALL.iter().map(|status| format!("{} {status}", self.count(*status))).collect();
+        line(format_args!(
+            "{name}: {} (within is at most {:.0} % off for latencies, {:.0} % for the rest).",
+            counts.join(", "),
+            LATENCY_TOLERANCE * 100.0,
+            THROUGHPUT_TOLERANCE * 100.0
+        ))
+    }
+
+    /// The rows without a prediction, under the sentence that says what is missing.
+    fn print_lacks(&self) -> io::Result<()> {
+        let mut reasons: Vec<&Lack> = Vec::new();
+        for lack in self.rows.iter().filter_map(|checked| checked.outcome.as_ref().err()) {
+            if !reasons.contains(&lack) {
+                reasons.push(lack);
+            }
+        }
+        for reason in reasons {
+            line(format_args!("no model: {reason}"))?;
+            for checked in self.rows.iter().filter(|checked| checked.outcome.as_ref().err() == Some(reason)) {
+                line(format_args!("  {:<42} {}", checked.row.id, published(checked)))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn json(&self) -> Value {
+        let number = |value: &Published| json!({ "number": value.number, "unit": value.unit.name() });
+        let row = |checked: &Checked<'_>| {
+            let compared = checked.outcome.as_ref().ok();
+            json!({
+                "id": checked.row.id,
+                "says": checked.row.says,
+                "experiment": checked.row.experiment,
+                "subject": checked.row.subject.name(),
+                "relation": checked.row.relation.words().trim_end(),
+                "published": number(&checked.row.value),
+                "predicted": compared.map(|compared| number(&compared.predicted)),
+                "deviation_percent": compared.map(|compared| compared.deviation * 100.0),
+                "bottleneck": compared.and_then(|compared| compared.binding).map(BoundKind::name),
+                "status": checked.status().name(),
+                "reason": checked.outcome.as_ref().err().map(ToString::to_string),
+            })
+        };
+        json!({
+            "testbed": self.testbed.name,
+            "about": self.testbed.about,
+            "parameters": self.parameters,
+            "rows": self.rows.iter().map(row).collect::<Vec<_>>(),
+            "summary": {
+                "within": self.count(Status::Within),
+                "beyond": self.count(Status::Beyond),
+                "no_model": self.count(Status::NoModel),
+            },
+        })
+    }
+}

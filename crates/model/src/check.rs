@@ -1,0 +1,329 @@
+//! The model held to what was published: each number of a testbed beside what the testbed's parameters predict.
+//!
+//! A row is compared in its configuration as published. A row that needs something the model does not have is
+//! not compared, and a [`Lack`] says what is missing.
+//!
+//! ```
+//! use doorbell_model::check::{Status, check};
+//! use doorbell_model::parameters::Parameters;
+//!
+//! let testbed = doorbell_published::testbed("t1").ok_or("a testbed")?;
+//! let checked = check(testbed, Parameters::of_testbed(&testbed.name).as_ref());
+//! let latency = checked.iter().find(|checked| checked.row.id == "send-receive/base-latency").ok_or("a row")?;
+//! assert_eq!(latency.status(), Status::Within);
+//! # Ok::<(), &str>(())
+//! ```
+
+use doorbell_protocols::Protocol;
+use doorbell_published::{
+    Amount, Configuration, Dimension, Fence, PathMtuSaid, Quantity, Receivers, Repost, Row, Subject, Testbed, Value,
+};
+
+use crate::observation::srq_slow_sizes;
+use crate::parameters::Parameters;
+use crate::predict::{BoundKind, Prediction, predict};
+use crate::workload::{Peers, Workload, WorkloadError};
+
+/// A latency is within, if it deviates by this share at most.
+pub const LATENCY_TOLERANCE: f64 = 0.15;
+/// A throughput, or a number that follows from throughputs, is within, if it deviates by this share at most.
+pub const THROUGHPUT_TOLERANCE: f64 = 0.20;
+/// A rate of this share of the highest counts as the highest: in a sweep, the first one ends it.
+const HIGHEST: f64 = 0.99;
+
+/// A published number beside what the model says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Checked<'a> {
+    /// What was published.
+    pub row: &'a Row,
+    /// What the model says, or what it lacks to say something.
+    pub outcome: Result<Compared, Lack>,
+}
+
+/// A prediction beside the published number.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Compared {
+    /// What the model predicts, in the unit of the row.
+    pub predicted: Value,
+    /// How far it is off: 0.1 is a tenth too high. 0 where the row is a bound that the prediction keeps.
+    pub deviation: f64,
+    /// What binds the throughput. A latency has no such bound.
+    pub binding: Option<BoundKind>,
+    /// The row's tolerance holds.
+    pub is_within: bool,
+}
+
+/// How a row compares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Status {
+    /// The prediction is within the tolerance.
+    Within,
+    /// It is not.
+    Beyond,
+    /// There is no prediction.
+    NoModel,
+}
+
+impl Status {
+    /// All, in the order in which summaries have them.
+    pub const ALL: [Self; 3] = [Self::Within, Self::Beyond, Self::NoModel];
+
+    /// As tables and JSON have it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Within => "within",
+            Self::Beyond => "beyond",
+            Self::NoModel => "no model",
+        }
+    }
+}
+
+impl std::fmt::Display for Status {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// What is missing for a prediction.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Lack {
+    /// The row is not about messages of a protocol.
+    #[error("the model predicts messages of protocols, not {0}")]
+    Subject(&'static str),
+    /// The row is about a protocol that Doorbell does not have.
+    #[error("the model has no protocol {0}")]
+    Protocol(String),
+    /// The row's number is none of latency or throughput.
+    #[error("the model has no {0}")]
+    Quantity(&'static str),
+    /// There is no parameter set.
+    #[error("the model has no parameters of the testbed")]
+    Parameters,
+    /// A field of the row's configuration has no number.
+    #[error("the publication does not state `{0}`, which the model needs")]
+    Unstated(&'static str),
+    /// A field has a range where the model needs one number.
+    #[error("`{field}` is {amount}, and the model needs one number")]
+    Range {
+        /// Which field.
+        field: &'static str,
+        /// The range.
+        amount: Amount,
+    },
+    /// A field has one number, and the row's quantity needs a range.
+    #[error("`{field}` is {amount}, and the quantity needs a range")]
+    NoRange {
+        /// Which field.
+        field: &'static str,
+        /// The number.
+        amount: Amount,
+    },
+    /// The configuration has a feature that the model does not have.
+    #[error("{0}")]
+    Feature(&'static str),
+    /// The parameter set has no number for something that the row is about.
+    #[error("the parameters have no {0}")]
+    Parameter(&'static str),
+    /// The configuration cannot be.
+    #[error(transparent)]
+    Workload(#[from] WorkloadError),
+}
+
+impl Checked<'_> {
+    /// How the row compares.
+    pub fn status(&self) -> Status {
+        match &self.outcome {
+            Ok(compared) if compared.is_within => Status::Within,
+            Ok(_) => Status::Beyond,
+            Err(_) => Status::NoModel,
+        }
+    }
+}
+
+/// All numbers of a testbed beside what its parameters predict.
+pub fn check<'a>(testbed: &'a Testbed, parameters: Option<&Parameters>) -> Vec<Checked<'a>> {
+    testbed.rows.iter().map(|row| Checked { row, outcome: check_row(row, parameters) }).collect()
+}
+
+/// One number beside what the parameters predict.
+///
+/// # Errors
+///
+/// The model lacks something that the row needs.
+pub fn check_row(row: &Row, parameters: Option<&Parameters>) -> Result<Compared, Lack> {
+    let protocol = match &row.subject {
+        Subject::Protocol(name) => Protocol::by_name(name).ok_or_else(|| Lack::Protocol(name.clone()))?,
+        Subject::Operation(_) => return Err(Lack::Subject("single operations")),
+        Subject::Store(_) => return Err(Lack::Subject("stores on passive memory")),
+    };
+    if row.quantity == Quantity::InlineReceiveSize {
+        return Err(Lack::Quantity("receives whose payload the NIC puts into the completion"));
+    }
+    let workload = workload(protocol, &row.configuration, Swept::by(row.quantity))?;
+    let parameters = parameters.ok_or(Lack::Parameters)?;
+    let (found, binding) = found(row, parameters, &workload)?;
+    let deviation = row.relation.deviation(row.value.in_base(), found);
+    let tolerance = match row.quantity.dimension() {
+        Dimension::Time | Dimension::TimePerSize => LATENCY_TOLERANCE,
+        _ => THROUGHPUT_TOLERANCE,
+    };
+    let predicted = Value { number: row.value.unit.from_base(found), unit: row.value.unit };
+    Ok(Compared { predicted, deviation, binding, is_within: deviation.abs() <= tolerance })
+}
+
+/// What a quantity is found by varying.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Swept {
+    Bytes,
+    Window,
+    Batch,
+}
+
+impl Swept {
+    const fn by(quantity: Quantity) -> Option<Self> {
+        match quantity {
+            Quantity::LatencyPerSize | Quantity::LineFillingSize => Some(Self::Bytes),
+            Quantity::SaturatingWindow | Quantity::GainOfWindow => Some(Self::Window),
+            Quantity::SaturatingBatch => Some(Self::Batch),
+            _ => None,
+        }
+    }
+
+    /// The first and the last value.
+    fn range(self, configuration: &Configuration) -> Result<(u64, u64), Lack> {
+        let (field, amount) = match self {
+            Self::Bytes => ("bytes", configuration.bytes),
+            Self::Window => ("window", configuration.window),
+            Self::Batch => ("batch", configuration.batch),
+        };
+        match amount {
+            Some(Amount::Span(least, most)) => Ok((least as u64, most as u64)),
+            Some(amount @ Amount::Is(_)) => Err(Lack::NoRange { field, amount }),
+            Some(Amount::Unknown) | None => Err(Lack::Unstated(field)),
+        }
+    }
+}
+
+/// The workload of a configuration as published. Of what is swept it has the largest value.
+fn workload(protocol: Protocol, configuration: &Configuration, swept: Option<Swept>) -> Result<Workload, Lack> {
+    let needed = |field, amount: Option<Amount>, this: Option<Swept>| match (amount, swept) {
+        (_, Some(swept)) if this == Some(swept) => swept.range(configuration).map(|(_, most)| most),
+        (Some(Amount::Is(number)), _) => Ok(number as u64),
+        (Some(amount @ Amount::Span(..)), _) => Err(Lack::Range { field, amount }),
+        (Some(Amount::Unknown) | None, _) => Err(Lack::Unstated(field)),
+    };
+    // Fields are 2^30 at most.
+    let count = |field, amount, this| needed(field, amount, this).map(|number| number as u32);
+    let Configuration { bytes, window, batch, poll_list, repost_list, threads, connections, .. } = *configuration;
+
+    let receive_batch = count("poll_list", poll_list, None)?;
+    if count("repost_list", repost_list, None)? != receive_batch {
+        let differ =
+            "the model polls and reposts in lists of one length, and here `poll_list` and `repost_list` differ";
+        return Err(Lack::Feature(differ));
+    }
+    if configuration.repost_by == Some(Repost::Thread) {
+        return Err(Lack::Feature("the model has no thread that reposts shared receives"));
+    }
+    if configuration.fence_waits_for == Some(Fence::ReadCompletion) {
+        return Err(Lack::Feature(
+            "the model's fenced receiver waits for the completion of the WRITE, not of the READ",
+        ));
+    }
+    let threads = count("threads", threads, None)?;
+    let peers = Peers {
+        senders: threads,
+        receivers: match configuration.receivers.ok_or(Lack::Unstated("receivers"))? {
+            Receivers::Own => threads,
+            Receivers::Single => 1,
+        },
+        connections: count("connections", connections, None)?,
+    };
+    // A pace needs nothing here: the model's rate is the highest that all of its bounds sustain, so also the highest
+    // at which receives do not run out.
+    let window = count("window", window, Some(Swept::Window))?;
+    let workload = Workload {
+        protocol,
+        receive_batch,
+        credits: configuration.credits.ok_or(Lack::Unstated("credits"))?,
+        srq: configuration.shared_receives.ok_or(Lack::Unstated("shared_receives"))?,
+        path_mtu: match configuration.path_mtu {
+            Some(PathMtuSaid::Is(path_mtu)) => Some(path_mtu),
+            Some(PathMtuSaid::Unknown) | None => None,
+        },
+        peers,
+        ..Workload::new(needed("bytes", bytes, Some(Swept::Bytes))?, window, count("batch", batch, Some(Swept::Batch))?)
+    };
+    workload.check()?;
+    Ok(workload)
+}
+
+/// What the model says of a row, in the unit that its dimension names, and what binds there.
+fn found(row: &Row, parameters: &Parameters, workload: &Workload) -> Result<(f64, Option<BoundKind>), Lack> {
+    let prediction = predict(parameters, workload)?;
+    let rate = |workload: &Workload| predict(parameters, workload).map(|prediction| prediction.messages_per_s);
+    let over = |other: Workload| Ok::<f64, Lack>(prediction.messages_per_s / rate(&other)?);
+    let range = || Swept::by(row.quantity).ok_or(Lack::Quantity("such number"))?.range(&row.configuration);
+    let with_window = |window: u64| Workload { window: window as u32, ..*workload };
+    let with_batch = |batch: u64| Workload { batch: batch as u32, ..*workload };
+
+    let found = match row.quantity {
+        Quantity::Latency => return Ok((prediction.latency_ns, None)),
+        Quantity::LatencyOverUnfenced => {
+            let protocol = match workload.protocol {
+                Protocol::DirectReadFenced => Protocol::DirectRead,
+                _ => return Err(Lack::Quantity("form of the protocol without a fence")),
+            };
+            let unfenced = predict(parameters, &Workload { protocol, ..*workload })?;
+            return Ok((prediction.latency_ns - unfenced.latency_ns, None));
+        }
+        Quantity::LatencyPerSize => {
+            let (bytes, most) = range()?;
+            let least = predict(parameters, &Workload { bytes, ..*workload })?;
+            return Ok(((prediction.latency_ns - least.latency_ns) / (most - bytes) as f64, None));
+        }
+        Quantity::MessageRate => prediction.messages_per_s,
+        Quantity::Throughput => prediction.bytes_per_s,
+        Quantity::LineShare => {
+            prediction.messages_per_s / bound(&prediction, BoundKind::Link, "link")?.messages_per_s()
+        }
+        Quantity::GapOverSend => {
+            let gap = bound(&prediction, BoundKind::RoundTrip, "round trip")?.ns_per_message;
+            gap / bound(&prediction, BoundKind::SendingCpu, "CPU time of a send")?.ns_per_message
+        }
+        Quantity::GainOfWindow => over(with_window(1))?,
+        Quantity::GainOfBatch => over(with_batch(1))?,
+        Quantity::GainOfPollList => over(Workload { receive_batch: 1, ..*workload })?,
+        Quantity::RateOver512 => over(Workload { bytes: 512, ..*workload })?,
+        Quantity::SharedOverOwn => over(Workload { srq: false, ..*workload })?,
+        Quantity::SaturatingWindow => saturating(range()?, |window| rate(&with_window(window)))?,
+        Quantity::SaturatingBatch => saturating(range()?, |batch| rate(&with_batch(batch)))?,
+        Quantity::LineFillingSize => {
+            let mtu_bytes = workload.path_mtu.unwrap_or(parameters.path_mtu()).bytes() as u64;
+            let (_, fills) =
+                srq_slow_sizes(&Parameters { mtu_bytes, ..parameters.clone() })
+                    .filter(|_| workload.srq)
+                    .ok_or(Lack::Parameter("limit that holds messages of this configuration below the line"))?;
+            fills as f64
+        }
+        _ => return Err(Lack::Quantity("such number")),
+    };
+    Ok((found, Some(prediction.bottleneck().binding.kind)))
+}
+
+fn bound(prediction: &Prediction, kind: BoundKind, name: &'static str) -> Result<crate::predict::Bound, Lack> {
+    prediction.bound(kind).ok_or(Lack::Parameter(name))
+}
+
+/// The least value that reaches the highest rate, of values that double, as in the published sweeps.
+fn saturating(
+    (least, most): (u64, u64),
+    rate: impl Fn(u64) -> Result<f64, WorkloadError>,
+) -> Result<f64, WorkloadError> {
+    let values =
+        std::iter::successors(Some(least.max(1)), |value| value.checked_mul(2)).take_while(|value| *value <= most);
+    let rates = values.map(|value| Ok((value, rate(value)?))).collect::<Result<Vec<_>, WorkloadError>>()?;
+    let highest = rates.iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
+    let first = rates.iter().find(|(_, rate)| *rate >= highest * HIGHEST);
+    Ok(first.map_or(most, |(value, _)| *value) as f64)
+}

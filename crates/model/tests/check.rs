@@ -1,0 +1,235 @@
+//! Published rows beside the model's predictions, and the table of how each compares today.
+//!
+//! `DOORBELL_UPDATE_CHECK=1 cargo test -p doorbell-model --test check` writes the table anew.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use doorbell_model::check::{Checked, Compared, Lack, Status, check, check_row};
+use doorbell_model::parameters::Parameters;
+use doorbell_model::predict::BoundKind;
+use doorbell_published::{Amount, Receivers, Relation, Repost, Row, Unit, Value};
+use serde::Deserialize;
+
+/// A deviation may grow by this many percentage points before a row counts as worse.
+const SLACK_PERCENT: f64 = 1.0;
+
+/// How a row compared when the table was written.
+#[derive(Debug, Deserialize)]
+struct Kept {
+    status: String,
+    deviation_percent: Option<f64>,
+}
+
+fn all() -> Vec<Checked<'static>> {
+    doorbell_published::all()
+        .iter()
+        .flat_map(|testbed| check(testbed, Parameters::of_testbed(&testbed.name).as_ref()))
+        .collect()
+}
+
+fn table(rows: &[Checked<'_>]) -> String {
+    let mut text = "# How each published row compares with the model's prediction. tests/check.rs fails if one gets \
+                    worse;\n# DOORBELL_UPDATE_CHECK=1 cargo test -p doorbell-model --test check writes this file anew.\n"
+        .to_owned();
+    for checked in rows {
+        let (id, status) = (&checked.row.id, checked.status());
+        let deviation = checked.outcome.as_ref().map_or_else(
+            |_| String::new(),
+            |compared| format!(", deviation_percent = {:.1}", compared.deviation * 100.0 + 0.0),
+        );
+        let _ = writeln!(text, "\"{id}\" = {{ status = \"{status}\"{deviation} }}");
+    }
+    text
+}
+
+/// What is worse than the table says, in a sentence.
+fn worse(kept: &Kept, now: &Checked<'_>) -> Option<String> {
+    let id = &now.row.id;
+    match (kept.deviation_percent, &now.outcome) {
+        (Some(_), Err(lack)) => Some(format!("{id} was predicted and no longer is: {lack}")),
+        (Some(before), Ok(compared)) => {
+            let deviation = compared.deviation * 100.0;
+            let was_within = kept.status == Status::Within.name();
+            (was_within && !compared.is_within || deviation.abs() > before.abs() + SLACK_PERCENT).then(|| {
+                format!("{id} was {}, {before:+.1} %, and is {}, {deviation:+.1} %", kept.status, now.status())
+            })
+        }
+        (None, _) => None,
+    }
+}
+
+#[test]
+fn no_row_compares_worse_than_the_table_says() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/check.toml");
+    let rows = all();
+    if std::env::var_os("DOORBELL_UPDATE_CHECK").is_some() {
+        std::fs::write(&path, table(&rows)).unwrap();
+    }
+    let kept: BTreeMap<String, Kept> = toml::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    let worse: Vec<String> = rows
+        .iter()
+        .filter_map(|now| match kept.get(&now.row.id) {
+            Some(kept) => worse(kept, now),
+            None => Some(format!("{} is not in the table", now.row.id)),
+        })
+        .chain(kept.keys().filter(|id| doorbell_published::row(id).is_none()).map(|id| format!("{id} is no row")))
+        .collect();
+    assert!(
+        worse.is_empty(),
+        "{}\n{}: DOORBELL_UPDATE_CHECK=1 writes the table anew",
+        worse.join("\n"),
+        path.display()
+    );
+}
+
+#[test]
+fn what_is_worse_is_told_from_what_is_not() {
+    let row = doorbell_published::row("send-receive/base-latency").unwrap();
+    let now = |deviation: f64| {
+        let predicted = Value { number: 1.0, unit: Unit::Us };
+        let outcome = Ok(Compared { predicted, deviation, binding: None, is_within: deviation.abs() <= 0.15 });
+        Checked { row, outcome }
+    };
+    let within = |percent| Kept { status: "within".to_owned(), deviation_percent: Some(percent) };
+    let beyond = |percent| Kept { status: "beyond".to_owned(), deviation_percent: Some(percent) };
+    assert_eq!(worse(&within(5.0), &now(0.055)), None);
+    assert_eq!(worse(&within(5.0), &now(-0.02)), None);
+    assert!(
+        worse(&within(5.0), &now(0.07)).is_some_and(|text| text.contains("was within, +5.0 %, and is within, +7.0 %"))
+    );
+    assert!(worse(&within(14.9), &now(0.151)).is_some_and(|text| text.contains("and is beyond")));
+    assert!(worse(&beyond(-40.0), &now(-0.5)).is_some());
+    assert_eq!(worse(&beyond(-40.0), &now(0.1)), None);
+    let unpredicted = Checked { row, outcome: Err(Lack::Parameters) };
+    assert!(worse(&within(5.0), &unpredicted).is_some_and(|text| text.contains("no longer is")));
+    let not_predicted = Kept { status: "no model".to_owned(), deviation_percent: None };
+    assert_eq!(worse(&not_predicted, &unpredicted), None);
+    assert_eq!(worse(&not_predicted, &now(0.9)), None);
+}
+
+fn row(id: &str) -> Row {
+    doorbell_published::row(id).unwrap_or_else(|| panic!("a row {id}")).clone()
+}
+
+#[track_caller]
+fn compared(row: &Row) -> Compared {
+    check_row(row, Some(&Parameters::t1())).unwrap_or_else(|lack| panic!("{}: {lack}", row.id))
+}
+
+#[track_caller]
+fn assert_near(found: f64, expected: f64) {
+    assert!((found - expected).abs() <= 1e-9 * expected.abs().max(1.0), "{found} is not {expected}");
+}
+
+#[test]
+fn twice_what_is_predicted_deviates_by_minus_50_percent() {
+    let mut made_up = row("send-receive/batch-ceiling");
+    assert_eq!(made_up.value.unit, Unit::Gibit);
+    made_up.value = compared(&made_up).predicted;
+    assert_eq!((compared(&made_up).deviation, compared(&made_up).is_within), (0.0, true));
+    made_up.value.number *= 2.0;
+    assert_near(compared(&made_up).deviation, -0.5);
+    assert!(!compared(&made_up).is_within);
+    // A bound is missed only on its wrong side.
+    made_up.relation = Relation::AtMost;
+    assert_eq!((compared(&made_up).deviation, compared(&made_up).is_within), (0.0, true));
+    made_up.value.number /= 4.0;
+    assert_near(compared(&made_up).deviation, 1.0);
+}
+
+#[test]
+fn tolerances_are_15_percent_of_a_latency_and_20_of_a_throughput() {
+    for (id, tolerance) in [("send-receive/base-latency", 0.15), ("send-receive/batch-ceiling", 0.20)] {
+        let mut made_up = row(id);
+        let predicted = compared(&made_up).predicted;
+        for (off, is_within) in [(tolerance - 0.001, true), (tolerance + 0.001, false)] {
+            made_up.value.number = predicted.number / (1.0 + off);
+            assert_eq!(compared(&made_up).is_within, is_within, "{id} off by {off}");
+        }
+    }
+}
+
+#[test]
+fn predictions_are_in_the_unit_of_the_row() {
+    let bits = compared(&row("send-receive/batch-ceiling")).predicted;
+    let messages = compared(&row("send-receive/batch-ceiling-messages")).predicted;
+    assert_eq!((bits.unit, messages.unit), (Unit::Gibit, Unit::Millions));
+    assert_near(bits.in_base(), messages.in_base() * 16.0);
+    let latency = compared(&row("send-receive/base-latency"));
+    assert_eq!((latency.predicted.unit, latency.binding), (Unit::Us, None));
+    assert!((2.0..2.3).contains(&latency.predicted.number), "{latency:?}");
+    assert_near(compared(&row("direct-read/threads-8192")).predicted.number, 100.0);
+}
+
+/// No credits and lists of one: each of them changes what binds.
+#[test]
+fn rows_are_compared_as_published() {
+    let batched = compared(&row("send-receive/batch-ceiling-messages"));
+    assert_eq!(batched.binding, Some(BoundKind::ReceivingCpu));
+    assert_near(batched.predicted.number, 1e3 / (52.0 + 16.0));
+    let shared = compared(&row("send-receive/srq-limit"));
+    assert_eq!(shared.binding, Some(BoundKind::Srq));
+    // 16 threads that share their NIC, to one receiver.
+    let mut many = row("send-receive/n-to-1-8192");
+    assert_eq!(compared(&many).binding, Some(BoundKind::Link));
+    many.configuration.bytes = Some(Amount::Is(16.0));
+    assert_eq!(compared(&many).binding, Some(BoundKind::ReceivingCpu));
+    many.configuration.receivers = Some(Receivers::Own);
+    assert_eq!(compared(&many).binding, Some(BoundKind::Link));
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    let t1 = Parameters::t1();
+    let base = row("send-receive/srq-limit");
+    let reason = |change: &dyn Fn(&mut Row)| {
+        let mut changed = base.clone();
+        change(&mut changed);
+        check_row(&changed, Some(&t1)).expect_err("something is missing").to_string()
+    };
+    assert_eq!(
+        reason(&|row| row.configuration.window = Some(Amount::Unknown)),
+        "the publication does not state `window`, which the model needs"
+    );
+    assert_eq!(
+        reason(&|row| row.configuration.credits = None),
+        "the publication does not state `credits`, which the model needs"
+    );
+    assert_eq!(
+        reason(&|row| row.configuration.threads = Some(Amount::Span(1.0, 32.0))),
+        "`threads` is 1 to 32, and the model needs one number"
+    );
+    assert_eq!(
+        reason(&|row| row.quantity = doorbell_published::Quantity::SaturatingWindow),
+        "`window` is 64, and the quantity needs a range"
+    );
+    assert!(reason(&|row| row.configuration.poll_list = Some(Amount::Is(32.0))).contains("`repost_list` differ"));
+    assert!(reason(&|row| row.configuration.repost_by = Some(Repost::Thread)).contains("no thread that reposts"));
+    assert_eq!(
+        reason(&|row| row.configuration.batch = Some(Amount::Is(100.0))),
+        "the batch is 100, allowed is 1 to 64"
+    );
+    assert_eq!(check_row(&base, None), Err(Lack::Parameters));
+    let without = Parameters { limits: doorbell_model::parameters::Limits::default(), ..t1.clone() };
+    let fills = check_row(&row("send-receive/srq-fills-line"), Some(&without)).expect_err("there is no limit");
+    assert!(fills.to_string().contains("the parameters have no limit"), "{fills}");
+    let inline = check_row(&row("send-receive/inline-receive-size"), Some(&t1)).expect_err("there is no such thing");
+    assert!(matches!(inline, Lack::Quantity(_)), "{inline}");
+    let operation = check_row(&row("one-sided/write-1-operations"), Some(&t1)).expect_err("it is no message");
+    assert_eq!(operation.to_string(), "the model predicts messages of protocols, not single operations");
+}
+
+#[test]
+fn every_row_has_an_outcome() {
+    let rows = all();
+    let published: usize = doorbell_published::all().iter().map(|testbed| testbed.rows.len()).sum();
+    assert_eq!(rows.len(), published);
+    for checked in &rows {
+        if let Ok(compared) = &checked.outcome {
+            assert!(compared.deviation.is_finite() && compared.predicted.number > 0.0, "{checked:?}");
+        }
+    }
+    assert!(Status::ALL.iter().all(|status| rows.iter().any(|checked| checked.status() == *status)));
+}
