@@ -15,8 +15,8 @@
 //!   certain to come, or the thread's deadline.
 //! - (d) If the last poll found nothing, the caller is coming back: a thread that is woken then
 //!   leaves the packets, and looks again after a nap in which it does not watch the socket. If
-//!   the last poll returned something, or a notification is armed, the thread stays armed: the
-//!   program may spin on memory next. If it does that after polling often, packets lie there for
+//!   the last poll returned something, or a notification is armed and its program does not go on polling, the
+//!   thread stays armed: the program may spin on memory next. If it does that after polling often, packets lie there for
 //!   a whole nap; then the thread takes none for some time.
 //! - (e) Whoever would go to sleep with nobody polling, the thread after packets or a caller that
 //!   waits for a notification, lingers first, for about as long as a wake-up takes: in an exchange
@@ -76,6 +76,8 @@ struct Shared {
     wakeups: Wakeups,
     /// Counts polls, and packets that polls received, to tell whether anyone polls, and how often.
     polls: AtomicU64,
+    /// How many polls there had been when a notification was armed last.
+    armed_at: AtomicU64,
     /// Counts posts, to tell whether anyone posts.
     posts: AtomicU64,
     stop: AtomicBool,
@@ -122,6 +124,7 @@ impl DrivenRnic {
             kick: EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?,
             wakeups: Wakeups::new(),
             polls: AtomicU64::new(0),
+            armed_at: AtomicU64::new(0),
             posts: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             holds_ack: AtomicBool::new(false),
@@ -252,6 +255,8 @@ impl DrivenRnic {
 
     /// Ends a nap of the thread: somebody is going to sleep until it notifies.
     pub fn rouse(&self) {
+        // Before the thread is woken, so that it sees that.
+        self.shared.armed_at.store(self.shared.polls.load(Ordering::Relaxed), Ordering::Release);
         if self.shared.wakeups.must_kick_for_notification() {
             self.shared.kick();
         }
@@ -447,7 +452,8 @@ impl Shared {
             // It matters after a nap alone, and a caller that finds the lock taken leaves its packets to the holder.
             is_driven: matches!(event, Event::Napped { .. }) && self.driver.try_lock().is_err(),
             found_nothing: self.wakeups.found_nothing(),
-            is_awaited: self.wakeups.is_awaited(),
+            is_armed: self.wakeups.is_armed(),
+            armed_at: self.armed_at.load(Ordering::Relaxed),
         }
     }
 

@@ -157,13 +157,13 @@ fn sleeps_until_notified(goes_to_sleep: impl Fn(&World) + Send + Sync + Copy + '
         loop {
             let _ = world.wakeups.start_watching(NEVER, false);
             world.wakeups.wake_up();
-            if !world.wakeups.found_nothing() || world.wakeups.is_awaited() {
+            if !world.wakeups.found_nothing() || world.wakeups.is_armed() {
                 break; // it is handled now
             }
             world.wakeups.start_napping(true);
             world.sleep();
             world.wakeups.wake_up();
-            if !world.wakeups.found_nothing() || world.wakeups.is_awaited() {
+            if !world.wakeups.found_nothing() || world.wakeups.is_armed() {
                 break;
             }
         }

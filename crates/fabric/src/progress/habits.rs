@@ -15,6 +15,8 @@ pub(super) struct Habits {
     pub(super) longest_nap_ns: u64,
     /// Who polls all the time polls this often at least.
     pub(super) polls_all_the_time_ns: u64,
+    /// Who has armed a notification polls less often than this before it sleeps.
+    pub(super) polls_before_sleep: u64,
     /// How long to linger.
     pub(super) linger_ns: u64,
     /// How long a post may wait at most for the caller's next poll or an inbound packet.
@@ -42,6 +44,8 @@ pub(super) const HABITS: Habits = Habits {
     // On some machines to be woken by a timer costs as much as many messages.
     longest_nap_ns: 3_000_000,
     polls_all_the_time_ns: 100_000,
+    // Programs look once more at each of their queues, and at what came meanwhile.
+    polls_before_sleep: 64,
     // What a processor that idles takes to wake up, on virtual machines.
     linger_ns: 100_000,
     longest_deferral_ns: 1_000_000,

@@ -76,8 +76,18 @@ pub(super) struct Glance {
     pub(super) is_driven: bool,
     /// The last poll found nothing.
     pub(super) found_nothing: bool,
-    /// Somebody sleeps until notified.
-    pub(super) is_awaited: bool,
+    /// A notification is armed, and nobody drives until it comes.
+    pub(super) is_armed: bool,
+    /// What [`polls`](Self::polls) was when one was armed last.
+    pub(super) armed_at: u64,
+}
+
+impl Glance {
+    /// Is somebody asleep until notified, or about to be? Who goes on polling after it has armed a notification, such
+    /// as UCX, which arms the queue of its datagrams and polls that of its connections, drives, and is notified by that.
+    fn is_awaited(&self) -> bool {
+        self.is_armed && self.polls.wrapping_sub(self.armed_at) < HABITS.polls_before_sleep
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,7 +174,7 @@ impl Policy {
     /// thread just when a caller's poll finds it; so one that polled lately is coming back as well.
     fn is_coming_back(&self, seen: &Glance) -> bool {
         let found_nothing = seen.found_nothing && self.deserted_at != Some(seen.polls);
-        (seen.polls != self.polls || found_nothing) && !seen.is_awaited
+        (seen.polls != self.polls || found_nothing) && !seen.is_awaited()
     }
 
     /// A program that looks at memory alone answers by posting: then an acknowledgement goes along.

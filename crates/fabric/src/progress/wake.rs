@@ -143,8 +143,8 @@ impl Wakeups {
         self.last_poll_found_nothing.load(Ordering::Relaxed)
     }
 
-    /// Is somebody asleep until notified? One that lingers wakes the thread before it sleeps.
-    pub(super) fn is_awaited(&self) -> bool {
+    /// Is a notification armed for which nobody lingers? One that lingers wakes the thread before it sleeps.
+    pub(super) fn is_armed(&self) -> bool {
         self.armed.load(Ordering::Relaxed) > 0 && self.lingering.load(Ordering::Relaxed) == 0
     }
 

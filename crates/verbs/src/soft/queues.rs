@@ -153,14 +153,13 @@ impl raw::Cq for SoftCq {
     fn arm(&self, notify: Notify) {
         // Counted first: once armed, the notification may fire at any moment.
         self.rnic.armed().fetch_add(1, Ordering::SeqCst);
-        if self.queue.request_notification(notify) {
-            // If the program does otherwise this time, the thread finds out when its nap ends.
-            let lingers = |channel: &SoftChannel| channel.lingers.load(Ordering::Relaxed) > 0;
-            if !soft_channel(self.channel.as_ref()).is_some_and(lingers) {
-                self.rnic.rouse();
-            }
-        } else {
+        if !self.queue.request_notification(notify) {
             self.rnic.armed().fetch_sub(1, Ordering::SeqCst);
+        }
+        // If the program does otherwise this time, the thread finds out when its nap ends.
+        let lingers = |channel: &SoftChannel| channel.lingers.load(Ordering::Relaxed) > 0;
+        if !soft_channel(self.channel.as_ref()).is_some_and(lingers) {
+            self.rnic.rouse();
         }
     }
 
