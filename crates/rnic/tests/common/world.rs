@@ -192,6 +192,8 @@ pub struct Watch {
     /// Responses that the network lost, or that overtook others, by the node and the queue pair that they
     /// were for.
     pub lost_responses: HashMap<(usize, Qpn), Vec<(Psn, Opcode)>>,
+    /// The same of requests: a copy that others overtook may arrive after all.
+    pub late_requests: HashMap<(usize, Qpn), Vec<Psn>>,
 }
 
 /// Every access a region can grant.
@@ -395,10 +397,12 @@ impl World {
         let Ok(bth) = BthPacket::new_checked(bytes) else { return };
         let (at, psn) = (self.now_ns, bth.psn().get());
         trace(|| format!("{at:>10} lost, or out of order, on its way to node {to}: psn {psn:#x}"));
-        if let Some(watch) = &mut self.watch
-            && bth.opcode().is_response()
-        {
-            watch.lost_responses.entry((to, bth.dest_qpn())).or_default().push((bth.psn(), bth.opcode()));
+        if let Some(watch) = &mut self.watch {
+            let at = (to, bth.dest_qpn());
+            match bth.opcode().is_response() {
+                true => watch.lost_responses.entry(at).or_default().push((bth.psn(), bth.opcode())),
+                false => watch.late_requests.entry(at).or_default().push(bth.psn()),
+            }
         }
     }
 

@@ -188,7 +188,8 @@ impl Life {
     ///
     /// Outside of that is what ends the requester's queue pair before the ACK arrives: its own program, which also
     /// may take the memory of outstanding sends away, or a request of the peer that it refuses. So is a device that dies suddenly while it may let acknowledgements
-    /// wait; and a READ or atomic that was carried out in order and of which the answer then finds no memory, at
+    /// wait; a request of which the network kept a copy back until the requester had given up for want of a receive;
+    /// and a READ or atomic that was carried out in order and of which the answer then finds no memory, at
     /// either end, so that it takes with it what was carried out behind it.
     fn check_promise(&mut self, wr: u64) {
         let work = &self.wrs[wr as usize];
@@ -215,8 +216,14 @@ impl Life {
         // An ACK counts only once the READs and atomics before it are answered.
         let matters = |&(psn, opcode): &(Psn, Opcode)| opcode != Opcode::RC_ACKNOWLEDGE || !psn.is_before(needed);
         let is_known = lost.is_some_and(|lost| lost.iter().any(matters));
+        // Each copy of the request that arrived in time found no receive, and the requester gave up; a copy that
+        // others overtook came later, and found one.
+        let peer = &self.qps[c.ends[1 - end]];
+        let is_late = |psns: &Vec<Psn>| psns.contains(&needed);
+        let came_late = work.fate == Fate::Done(Status::RnrRetryExceeded)
+            && watch.late_requests.get(&(peer.node, peer.qpn)).is_some_and(is_late);
         assert!(
-            is_known,
+            is_known || came_late,
             "work request {wr} ended with {:?}, though its receive completed and no response was lost",
             work.fate
         );
