@@ -72,7 +72,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// There is not so much memory, or the device registers no more.
+    /// The operating system has too little memory left, or the device has as many regions as it can have.
     pub fn allocate(&self, bytes: usize, access: Access) -> Result<Region, verbs::Error> {
         self.pd.allocate(bytes, access, MemoryKind::Plain)
     }
@@ -154,7 +154,8 @@ impl DeviceBuilder {
     ///
     /// # Errors
     ///
-    /// There is no such device, its address or port is taken or not this machine's, or an option does not apply to it.
+    /// The machine has no device of this name; or another program has the address and port; or the address is not one of
+    /// this machine; or an option does not apply to this kind of device.
     pub fn open(self) -> Result<Device, OpenError> {
         let device = match &self.hardware {
             Some(options) => {

@@ -22,7 +22,7 @@ pub struct QueuePair {
     pub qp: Qp,
     /// Where sends and receives complete.
     pub cq: Cq,
-    /// The memory that the peer shares; of no length if it shares none.
+    /// The memory that the peer lets this side reach; its length is 0 if the peer lets it reach none.
     pub peer: RemoteRegion,
 }
 

@@ -68,8 +68,8 @@ pub struct Config {
     pub rnr_retry: u8,
     /// Code of the least time that the peer is to wait after an RNR NAK (IBTA Vol 1, 9.7.5.2.8): 0 to 31.
     pub min_rnr_timer: u8,
-    /// Nanoseconds after which a peer from which nothing was heard is asked whether it lives; 0 is never. If neither an
-    /// answer comes nor an error, a warning says so after ten times as long.
+    /// When this side has heard nothing from the peer for so many nanoseconds, it asks whether the peer lives; 0: it never
+    /// asks. If neither an answer nor an error has come after ten times as long, the log has a warning.
     pub keepalive_ns: u64,
 }
 

@@ -255,7 +255,7 @@ impl DrivenRnic {
 
     /// Ends a nap of the thread: somebody is going to sleep until it notifies.
     pub fn rouse(&self) {
-        // Before the thread is woken, so that it sees that.
+        // Noted before the thread is woken, so that the thread finds it.
         self.shared.armed_at.store(self.shared.polls.load(Ordering::Relaxed), Ordering::Release);
         if self.shared.wakeups.must_kick_for_notification() {
             self.shared.kick();
@@ -449,7 +449,7 @@ impl Shared {
             polls: self.polls.load(Ordering::Relaxed),
             posts: self.posts.load(Ordering::Relaxed),
             deadline_ns: self.wakeups.deadline_ns(),
-            // It matters after a nap alone, and a caller that finds the lock taken leaves its packets to the holder.
+            // The policy asks after naps alone, and a caller that finds the lock taken leaves its packets to the holder.
             is_driven: matches!(event, Event::Napped { .. }) && self.driver.try_lock().is_err(),
             found_nothing: self.wakeups.found_nothing(),
             is_armed: self.wakeups.is_armed(),

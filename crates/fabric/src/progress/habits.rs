@@ -1,5 +1,5 @@
-//! How long the thread naps, watches and lingers, how long things may wait for callers, and what is learned from what
-//! came of it.
+//! How long the thread naps, watches and lingers, how long posts and acknowledgements may wait for callers, and what the
+//! thread learns from naps and lingering that were in vain.
 
 use doorbell_rnic::MAX_RUN_PACKETS;
 
@@ -13,20 +13,20 @@ pub(super) struct Habits {
     pub(super) brief_ns: u64,
     /// Naps grow up to this while callers poll all the time.
     pub(super) longest_nap_ns: u64,
-    /// Who polls all the time polls this often at least.
+    /// A caller that polls at least once in this time counts as one that polls all the time.
     pub(super) polls_all_the_time_ns: u64,
-    /// Who has armed a notification polls less often than this before it sleeps.
+    /// A program that has armed a notification, and is going to sleep, polls fewer times than this before it does.
     pub(super) polls_before_sleep: u64,
-    /// How long to linger.
+    /// How long the thread, or a caller that waits for a notification, looks for packets before it sleeps.
     pub(super) linger_ns: u64,
     /// How long a post may wait at most for the caller's next poll or an inbound packet.
     pub(super) longest_deferral_ns: u64,
-    /// So many requests that wait are sent where little is in flight.
+    /// A post sends at once if at least this many requests wait, where fewer packets are in flight than two runs have.
     pub(super) short_run_packets: usize,
-    /// So many polls that received something hold no acknowledgement beyond a brief sleep of the thread after one that
-    /// was held for long.
+    /// After an acknowledgement was held back for too long, this many polls that receive something hold none back
+    /// beyond a brief sleep of the thread.
     pub(super) wary_polls: usize,
-    /// No nap for so long once one was a mistake.
+    /// How long the thread takes no nap after a second nap in a row was a mistake.
     pub(super) first_penalty_ns: u64,
     /// Penalties grow up to this while naps stay mistakes.
     pub(super) longest_penalty_ns: u64,

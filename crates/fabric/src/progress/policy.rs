@@ -1,7 +1,7 @@
 //! What the thread does next: rules (d) to (f) as a state machine without a thread, a socket or a clock.
 //!
 //! The thread carries out an [`Action`], tells the [`Policy`] what came of it as an [`Event`], and is given the next.
-//! What callers did meanwhile the policy sees at a [`Glance`].
+//! A [`Glance`] shows the policy what callers did meanwhile.
 
 use std::mem;
 
@@ -83,8 +83,9 @@ pub(super) struct Glance {
 }
 
 impl Glance {
-    /// Is somebody asleep until notified, or about to be? Who goes on polling after it has armed a notification, such
-    /// as UCX, which arms the queue of its datagrams and polls that of its connections, drives, and is notified by that.
+    /// Is a program asleep until notified, or about to be? A program that goes on polling after it has armed a
+    /// notification is neither: its polls drive the engine, and that raises the notification. UCX does so: it arms the
+    /// queue of its datagrams, and polls the queue of its connections.
     fn is_awaited(&self) -> bool {
         self.is_armed && self.polls.wrapping_sub(self.armed_at) < HABITS.polls_before_sleep
     }
@@ -94,20 +95,20 @@ impl Glance {
 enum Phase {
     /// What was done leads to nothing in particular: everything is looked at anew.
     Open,
-    /// It naps for so long.
+    /// The thread naps for this time.
     Napping {
         nap_ns: u64,
     },
-    /// It does what is overdue, and naps again for so long.
+    /// The thread does what is overdue, and then naps for this time.
     Overdue {
         nap_ns: u64,
     },
-    /// It sees whether packets lay there for a whole nap.
+    /// The thread sees whether packets lay in the socket for a whole nap.
     Judging,
     Watching {
         answers: bool,
     },
-    /// It handles what it has watched for, and may linger.
+    /// The thread handles the packets that it has watched for, and may linger then.
     Serving {
         answers: bool,
     },
@@ -127,7 +128,8 @@ pub(super) struct Policy {
     posts: u64,
     /// When somebody posted last.
     posted_ns: u64,
-    /// As many polls there had been when nobody came back: what the last of them found means nothing.
+    /// The count of polls at the end of a nap in which nobody polled. While it stays the same, that the last poll found
+    /// nothing does not mean that its caller is coming back.
     deserted_at: Option<u64>,
 }
 
@@ -170,8 +172,9 @@ impl Policy {
         }
     }
 
-    /// Did somebody poll, or find nothing when he polled last, with nobody asleep until notified? A packet wakes the
-    /// thread just when a caller's poll finds it; so one that polled lately is coming back as well.
+    /// Is a caller going to poll again soon? One is if the last poll found nothing, and also if one polled since the thread
+    /// looked last, since a packet wakes the thread just when a caller's poll finds that packet. None is while a program
+    /// sleeps until notified.
     fn is_coming_back(&self, seen: &Glance) -> bool {
         let found_nothing = seen.found_nothing && self.deserted_at != Some(seen.polls);
         (seen.polls != self.polls || found_nothing) && !seen.is_awaited()
@@ -190,7 +193,7 @@ impl Policy {
 
     fn after_nap(&mut self, nap_ns: u64, kicked: bool, seen: &Glance, now_ns: u64) -> Action {
         let polls = seen.polls.wrapping_sub(self.polls);
-        // Who drives just now began to poll before.
+        // A caller that drives the engine just now has begun a poll that is not counted yet.
         let is_used = polls > 0 || seen.is_driven;
         if is_used {
             self.naps.was_right();
