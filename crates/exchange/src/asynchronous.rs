@@ -7,28 +7,38 @@
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::task::Poll;
-use std::time::Duration;
 
 use doorbell_verbs::Channel;
 
 use crate::connection::{MessageConnection, MessageId, Outcome, Submit};
 use crate::error::ConnectionError;
-use crate::sleep::{Sleeper, longest_sleep, take_notifications};
+use crate::sleep::{Sleeper, sleep_deadline_ns, take_notifications};
 pub use crate::split::{ReceiveHalf, SendHalf};
 
 /// How a task waits when a connection has nothing to do.
 pub trait Waiter {
-    /// Waits until it is worth polling again. With `channel`, a notification was armed on it, and
-    /// the connection was polled once more since: it is worth it once the channel's descriptor is readable, and
-    /// after `timeout`, when the connection has something to do by itself, such as asking whether the peer lives.
-    /// A waiter that sleeps longer lets a dead peer go unnoticed.
+    /// Waits until the connection is worth polling again.
     ///
-    /// It leaves the notifications on the channel, which may be those of other connections; the future may be
-    /// dropped before it is complete.
-    fn wait(&self, channel: Option<&Channel>, timeout: Option<Duration>) -> impl Future<Output = ()>;
+    /// With `channel`, the caller has armed a notification on it and has polled the connection once more since: the
+    /// waiter returns once the channel's descriptor is readable, and at the deadline at the latest. It leaves the
+    /// notifications on the channel, since they may be those of other connections. Without `channel`, no notification
+    /// will come, and the waiter returns as soon as other tasks have had their turn.
+    ///
+    /// The deadline is a time on the device's clock ([`Device::now_ns`](doorbell_verbs::Device::now_ns)), in
+    /// nanoseconds: then the connection has something to do by itself, such as asking whether the peer lives. A
+    /// waiter that sleeps longer lets a dead peer go unnoticed. `None` means that nothing is due by itself.
+    ///
+    /// The caller may drop the future before it is complete.
+    fn wait(&self, channel: Option<&Channel>, deadline_ns: Option<u64>) -> impl Future<Output = ()>;
 
     /// Does it want notifications armed?
     fn wants_notification(&self) -> bool;
+
+    /// Workloads await this after each message. The future is ready at once, except under a simulator, which lets the
+    /// time pass that the message has cost, so that no task runs for ever within one moment of virtual time.
+    fn breathe(&self) -> impl Future<Output = ()> {
+        std::future::ready(())
+    }
 }
 
 /// Comes back at once, after every other task had its turn.
@@ -36,7 +46,7 @@ pub trait Waiter {
 pub struct Spin;
 
 impl Waiter for Spin {
-    async fn wait(&self, _: Option<&Channel>, _: Option<Duration>) {
+    async fn wait(&self, _: Option<&Channel>, _: Option<u64>) {
         yield_now().await;
     }
 
@@ -124,14 +134,14 @@ impl<W: Waiter, C: MessageConnection> Async<W, C> {
             if self.connection.poll()? {
                 return Ok(());
             }
-            if !self.waiter.wants_notification() {
-                self.waiter.wait(None, None).await;
-            } else if let Some(channel) = self.connection.channel().filter(|_| self.connection.notifies()).cloned() {
-                if self.sleep(&channel).await? {
-                    return Ok(());
+            let wants_notification = self.waiter.wants_notification() && self.connection.notifies();
+            match self.connection.channel().filter(|_| wants_notification).cloned() {
+                Some(channel) => {
+                    if self.sleep(&channel).await? {
+                        return Ok(());
+                    }
                 }
-            } else {
-                yield_now().await;
+                None => self.waiter.wait(None, self.connection.poll_timeout_ns()).await,
             }
         }
     }
@@ -144,7 +154,7 @@ impl<W: Waiter, C: MessageConnection> Async<W, C> {
         if self.connection.poll()? {
             return Ok(true);
         }
-        let mut waiting = pin!(self.waiter.wait(Some(channel), Some(longest_sleep(&self.connection))));
+        let mut waiting = pin!(self.waiter.wait(Some(channel), Some(sleep_deadline_ns(&self.connection))));
         poll_fn(|context| match sleeper.is_notified(context.waker()) {
             true => Poll::Ready(()),
             false => waiting.as_mut().poll(context),

@@ -5,14 +5,13 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
-use std::time::Duration;
 
 use doorbell_verbs::Channel;
 
 use crate::asynchronous::Waiter;
 use crate::connection::{MessageConnection, MessageId, Outcome, Submit};
 use crate::error::ConnectionError;
-use crate::sleep::{longest_sleep, take_notifications};
+use crate::sleep::{sleep_deadline_ns, take_notifications};
 use crate::split;
 
 /// Polls that find nothing before the thread goes to sleep, if it may: some hundred microseconds.
@@ -144,7 +143,7 @@ impl<C: MessageConnection> Blocking<C> {
                 return Ok(());
             }
             // An interrupted or failed wait is no harm: polling tells.
-            let _ = channel.wait(Some(longest_sleep(&self.connection)));
+            let _ = channel.wait(Some(channel.device().time_until(sleep_deadline_ns(&self.connection))));
             take_notifications(&channel);
         }
     }
@@ -155,9 +154,15 @@ impl<C: MessageConnection> Blocking<C> {
 struct Block;
 
 impl Waiter for Block {
-    async fn wait(&self, channel: Option<&Channel>, timeout: Option<Duration>) {
-        // An interrupted or failed wait is no harm: polling tells.
-        let _ = channel.map(|channel| channel.wait(timeout));
+    async fn wait(&self, channel: Option<&Channel>, deadline_ns: Option<u64>) {
+        match channel {
+            // An interrupted or failed wait is no harm: polling tells.
+            Some(channel) => {
+                drop(channel.wait(deadline_ns.map(|deadline_ns| channel.device().time_until(deadline_ns))))
+            }
+            // The peer may wait for this very CPU.
+            None => thread::yield_now(),
+        }
     }
 
     fn wants_notification(&self) -> bool {

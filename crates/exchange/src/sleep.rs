@@ -3,7 +3,6 @@
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
-use std::time::Duration;
 
 use doorbell_verbs::{Channel, CqId};
 use rustc_hash::FxHashMap;
@@ -12,13 +11,12 @@ use crate::connection::MessageConnection;
 
 /// The longest sleep, even if the connection has no deadline of its own: messages that other
 /// threads drop are reposted and reported by polling.
-const LONGEST_SLEEP: Duration = Duration::from_millis(200);
+const LONGEST_SLEEP_NS: u64 = 200_000_000;
 
-/// How long a connection may be left alone: until its deadline, on its device's clock, if that is soon.
-pub(crate) fn longest_sleep(connection: &impl MessageConnection) -> Duration {
-    let now_ns = connection.qp().pd().device().now_ns();
-    let deadline_ns = connection.poll_timeout_ns().unwrap_or(u64::MAX);
-    LONGEST_SLEEP.min(Duration::from_nanos(deadline_ns.saturating_sub(now_ns)))
+/// Until when a connection may be left alone, on its device's clock: until its deadline, if that is soon.
+pub(crate) fn sleep_deadline_ns(connection: &impl MessageConnection) -> u64 {
+    let longest_ns = connection.qp().pd().device().now_ns() + LONGEST_SLEEP_NS;
+    connection.poll_timeout_ns().map_or(longest_ns, |deadline_ns| deadline_ns.min(longest_ns))
 }
 
 /// Names a queue that notifies on a channel: no two channels have one descriptor.

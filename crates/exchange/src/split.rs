@@ -11,10 +11,10 @@ use std::task::{Poll, Waker};
 
 use doorbell_verbs::Channel;
 
-use crate::asynchronous::{Async, Waiter, yield_now};
+use crate::asynchronous::{Async, Waiter};
 use crate::connection::{MessageConnection, MessageId, Outcome, Submit};
 use crate::error::ConnectionError;
-use crate::sleep::{Sleeper, longest_sleep, take_notifications};
+use crate::sleep::{Sleeper, sleep_deadline_ns, take_notifications};
 
 /// What both halves share.
 #[derive(Debug)]
@@ -57,11 +57,10 @@ enum Turn<T> {
 enum Wait {
     /// Not at all: something happened.
     No,
-    /// As the waiter does without a notification.
-    Waiter,
-    /// For other tasks to have had their turn: the connection does not notify.
-    Others,
-    Notification(Channel, Sleeper, std::time::Duration),
+    /// For other tasks to have had their turn: no notification comes. The deadline goes with it.
+    Turn(Option<u64>),
+    /// For a notification, until the deadline.
+    Notification(Channel, Sleeper, u64),
 }
 
 impl<W: Waiter, C: MessageConnection> Shared<W, C> {
@@ -131,11 +130,10 @@ impl<W: Waiter, C: MessageConnection> Shared<W, C> {
         let _hand_over = HandOver(self);
         match self.prepare()? {
             Wait::No => {}
-            Wait::Waiter => self.waiter.wait(None, None).await,
-            Wait::Others => yield_now().await,
-            Wait::Notification(channel, sleeper, timeout) => {
+            Wait::Turn(deadline_ns) => self.waiter.wait(None, deadline_ns).await,
+            Wait::Notification(channel, sleeper, deadline_ns) => {
                 {
-                    let mut waiting = pin!(self.waiter.wait(Some(&channel), Some(timeout)));
+                    let mut waiting = pin!(self.waiter.wait(Some(&channel), Some(deadline_ns)));
                     poll_fn(|context| match sleeper.is_notified(context.waker()) {
                         true => Poll::Ready(()),
                         false => waiting.as_mut().poll(context),
@@ -149,13 +147,11 @@ impl<W: Waiter, C: MessageConnection> Shared<W, C> {
     }
 
     fn prepare(&self) -> Result<Wait, ConnectionError> {
-        if !self.waiter.wants_notification() {
-            return Ok(Wait::Waiter);
-        }
         let mut state = self.lock();
         let connection = &mut state.connection;
-        let Some(channel) = connection.channel().filter(|_| connection.notifies()).cloned() else {
-            return Ok(Wait::Others);
+        let wants_notification = self.waiter.wants_notification() && connection.notifies();
+        let Some(channel) = connection.channel().filter(|_| wants_notification).cloned() else {
+            return Ok(Wait::Turn(connection.poll_timeout_ns()));
         };
         let sleeper = Sleeper::new(&channel, connection);
         connection.arm();
@@ -163,8 +159,8 @@ impl<W: Waiter, C: MessageConnection> Shared<W, C> {
         if connection.poll()? {
             return Ok(Wait::No);
         }
-        let timeout = longest_sleep(connection);
-        Ok(Wait::Notification(channel, sleeper, timeout))
+        let deadline_ns = sleep_deadline_ns(connection);
+        Ok(Wait::Notification(channel, sleeper, deadline_ns))
     }
 }
 

@@ -3,9 +3,8 @@
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
-use std::time::Duration;
 
-use doorbell_verbs::Channel;
+use doorbell_verbs::{Channel, Device};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::task::JoinHandle;
@@ -23,6 +22,8 @@ pub struct TokioWaiter {
     /// Ends the task with the last clone.
     _task: Arc<AbortOnDrop>,
     descriptor: RawFd,
+    /// Whose clock deadlines are on.
+    device: Device,
 }
 
 #[derive(Debug)]
@@ -45,7 +46,7 @@ impl TokioWaiter {
     ///
     /// Outside a runtime of tokio, as [`tokio::spawn`] does.
     pub fn new(channel: &Channel) -> io::Result<Self> {
-        let descriptor = channel.as_raw_fd();
+        let (descriptor, device) = (channel.as_raw_fd(), channel.device().clone());
         // SAFETY: a channel has one descriptor for all its life, and the registration holds a handle on the channel.
         let registered = unsafe { AsyncFd::register_with_interest(channel.clone(), Interest::READABLE)? };
         let task = tokio::spawn(async move {
@@ -55,17 +56,18 @@ impl TokioWaiter {
                 ready.clear_ready();
             }
         });
-        Ok(Self { _task: Arc::new(AbortOnDrop(task)), descriptor })
+        Ok(Self { _task: Arc::new(AbortOnDrop(task)), descriptor, device })
     }
 }
 
 impl Waiter for TokioWaiter {
-    async fn wait(&self, channel: Option<&Channel>, timeout: Option<Duration>) {
+    async fn wait(&self, channel: Option<&Channel>, deadline_ns: Option<u64>) {
         debug_assert!(channel.is_none_or(|channel| channel.as_raw_fd() == self.descriptor), "another channel");
-        // Whoever waits is woken by the task that takes the notifications.
-        match timeout {
-            Some(timeout) => tokio::time::sleep(timeout).await,
-            None => std::future::pending().await,
+        // Whoever waits for a notification is woken by the task that takes the notifications.
+        match (channel, deadline_ns) {
+            (None, _) => tokio::task::yield_now().await,
+            (Some(_), Some(deadline_ns)) => tokio::time::sleep(self.device.time_until(deadline_ns)).await,
+            (Some(_), None) => std::future::pending().await,
         }
     }
 

@@ -28,13 +28,14 @@ fn pair(devices: &[Device; 2], channel: &Channel, config: &Config) -> (Connectio
     (a.connect(&of_b).unwrap(), b.connect(&of_a).unwrap())
 }
 
-/// Blocks the thread on the channel until a notification arrives or the given timeout passes.
+/// Blocks the thread on the channel until a notification arrives or the deadline passes.
 struct Asleep;
 
 impl Waiter for Asleep {
-    async fn wait(&self, channel: Option<&Channel>, timeout: Option<Duration>) {
-        let timeout = timeout.expect("whoever sleeps is told for how long");
-        channel.expect("the connection has a channel").wait(Some(timeout)).unwrap();
+    async fn wait(&self, channel: Option<&Channel>, deadline_ns: Option<u64>) {
+        let deadline_ns = deadline_ns.expect("whoever sleeps is told until when");
+        let channel = channel.expect("the connection has a channel");
+        channel.wait(Some(channel.device().time_until(deadline_ns))).unwrap();
     }
 
     fn wants_notification(&self) -> bool {
@@ -91,7 +92,7 @@ struct Asked<'a> {
 }
 
 impl Waiter for Asked<'_> {
-    async fn wait(&self, channel: Option<&Channel>, _: Option<Duration>) {
+    async fn wait(&self, channel: Option<&Channel>, _: Option<u64>) {
         poll_fn(|_| {
             match self.looks.get() && channel.is_some_and(|channel| channel.wait(Some(Duration::ZERO)).unwrap()) {
                 true => Poll::Ready(()),

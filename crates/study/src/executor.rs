@@ -24,14 +24,14 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 pub struct Idle {
     channel: Option<Channel>,
     waiting: Rc<Cell<usize>>,
-    /// How long the thread may sleep, as the tasks say.
-    longest: Rc<Cell<Duration>>,
+    /// The first deadline of the tasks that wait, on the device's clock.
+    deadline_ns: Rc<Cell<u64>>,
 }
 
 impl Idle {
     /// Tasks spin.
     pub fn spin() -> Self {
-        Self { channel: None, waiting: Rc::default(), longest: Rc::new(Cell::new(LONGEST_SLEEP)) }
+        Self { channel: None, waiting: Rc::default(), deadline_ns: Rc::new(Cell::new(u64::MAX)) }
     }
 
     /// The thread sleeps on `channel` when all tasks wait.
@@ -62,9 +62,10 @@ impl Drop for Waits<'_> {
 }
 
 impl Waiter for Idle {
-    async fn wait(&self, _: Option<&Channel>, timeout: Option<Duration>) {
-        self.longest.set(timeout.unwrap_or(LONGEST_SLEEP).min(self.longest.get()));
-        let _waits = Waits::new(&self.waiting);
+    async fn wait(&self, channel: Option<&Channel>, deadline_ns: Option<u64>) {
+        // A task that no notification will wake keeps the thread from sleeping.
+        let _waits = (channel.is_some() || self.channel.is_none()).then(|| Waits::new(&self.waiting));
+        self.deadline_ns.set(deadline_ns.unwrap_or(u64::MAX).min(self.deadline_ns.get()));
         yield_now().await;
     }
 
@@ -116,7 +117,8 @@ pub fn run_while<T, E>(
         };
         // All tasks have armed their notifications and found nothing since. A failed wait
         // does no harm: the tasks look for themselves.
-        let _ = channel.wait(Some(idle.longest.replace(LONGEST_SLEEP)));
+        let longest = LONGEST_SLEEP.min(channel.device().time_until(idle.deadline_ns.replace(u64::MAX)));
+        let _ = channel.wait(Some(longest));
     }
     Ok(results.into_iter().flatten().collect())
 }

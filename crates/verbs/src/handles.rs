@@ -44,6 +44,11 @@ impl Device {
         self.provider.now_ns()
     }
 
+    /// How long it is until a deadline on the device's clock: nothing once it has passed.
+    pub fn time_until(&self, deadline_ns: u64) -> Duration {
+        Duration::from_nanos(deadline_ns.saturating_sub(self.now_ns()))
+    }
+
     /// Creates a protection domain.
     pub fn create_pd(&self) -> Result<Pd, Error> {
         let id = self.provider.create_pd()?;
@@ -217,6 +222,11 @@ impl std::fmt::Debug for Channel {
 }
 
 impl Channel {
+    /// The device whose completion queues notify here.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// Takes the oldest notification: the queue that it is for. Never blocks.
     pub fn next(&self) -> Option<CqId> {
         self.raw.next()
