@@ -1,11 +1,9 @@
 //! Protocols at a glance: what each reaches at the sizes that all are measured at.
 
-use std::fmt::Write;
-
 use doorbell_study::experiment::{COMPARED_SIZES, Experiment, PointRecord, Quantity, View};
+use maud::{Markup, html};
 
 use crate::Run;
-use crate::escape::Escaped;
 use crate::format::{NOTHING, bytes, number};
 use crate::table::{heading, text, value};
 
@@ -118,49 +116,49 @@ fn rows<'a>(runs: &'a [Run]) -> Vec<Row<'a>> {
 }
 
 /// The table of them. Nothing where neither latency nor bandwidth was measured at these sizes.
-pub(crate) fn table(out: &mut String, runs: &[Run]) {
+pub(crate) fn table(runs: &[Run]) -> Markup {
     let rows = rows(runs);
     if rows.is_empty() {
-        return;
+        return Markup::default();
     }
+    let are_several = runs.len() > 1;
     let most = rows.iter().filter_map(|row| row.best).map(|best| best.1).fold(0.0, f64::max);
-    out.push_str(
-        "<h2 id=\"glance\">Protocols at a glance</h2><p>Latency is that of one message at a time, of the \
-                  variant that is fastest then; throughput that of the variant that is fastest with 64 messages unacknowledged, one \
-                  per post.</p><div class=\"scroll\" tabindex=\"0\">\
-                  <table class=\"sortable\" id=\"comparison\"><thead><tr>",
-    );
-    heading(out, "size", true);
-    if runs.len() > 1 {
-        heading(out, "run", false);
-    }
-    heading(out, "protocol", false);
-    for name in ["median latency, us", "99 % latency, us", "M messages/s", "Gb/s"] {
-        heading(out, name, true);
-    }
-    heading(out, "fastest variant", false);
-    out.push_str("</tr></thead><tbody>");
-    for row in rows {
-        out.push_str("<tr>");
-        value(out, row.size as f64, bytes(row.size as f64));
-        if runs.len() > 1 {
-            text(out, &row.run.name);
+    let share = |throughput: f64| if most > 0.0 { throughput / most * 100.0 } else { 0.0 };
+    html! {
+        h2 #glance { "Protocols at a glance" }
+        p {
+            "Latency is that of one message at a time, of the variant that is fastest then; throughput that of the "
+            "variant that is fastest with 64 messages unacknowledged, one per post."
         }
-        text(out, row.family);
-        for latency in [row.latency.map(|latency| latency.0), row.latency.map(|latency| latency.1)] {
-            let latency = latency.unwrap_or(f64::NAN);
-            value(out, latency, number(latency));
-        }
-        let (rate, throughput, series) = row.best.unwrap_or((0.0, 0.0, NOTHING));
-        value(out, rate, number(rate));
-        let share = if most > 0.0 { throughput / most * 100.0 } else { 0.0 };
-        let _ = write!(
-            out,
-            "<td class=\"number bar\" data-value=\"{throughput}\"><span style=\"--share:{share:.1}%\">{}</span></td>",
-            Escaped(number(throughput))
-        );
-        text(out, series);
-        out.push_str("</tr>");
+        div.scroll tabindex="0" { table.sortable #comparison {
+            thead { tr {
+                (heading("size", true))
+                @if are_several { (heading("run", false)) }
+                (heading("protocol", false))
+                @for name in ["median latency, us", "99 % latency, us", "M messages/s", "Gb/s"] {
+                    (heading(name, true))
+                }
+                (heading("fastest variant", false))
+            } }
+            tbody {
+                @for row in rows {
+                    @let (rate, throughput, series) = row.best.unwrap_or((0.0, 0.0, NOTHING));
+                    tr {
+                        (value(row.size as f64, bytes(row.size as f64)))
+                        @if are_several { (text(&row.run.name)) }
+                        (text(row.family))
+                        @for latency in [row.latency.map(|latency| latency.0), row.latency.map(|latency| latency.1)] {
+                            @let latency = latency.unwrap_or(f64::NAN);
+                            (value(latency, number(latency)))
+                        }
+                        (value(rate, number(rate)))
+                        td.number.bar data-value=(throughput) {
+                            span style=(format_args!("--share:{:.1}%", share(throughput))) { (number(throughput)) }
+                        }
+                        (text(series))
+                    }
+                }
+            }
+        } }
     }
-    out.push_str("</tbody></table></div>");
 }

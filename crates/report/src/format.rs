@@ -1,5 +1,7 @@
 //! Numbers for people.
 
+use time::UtcDateTime;
+
 /// Stands where there is no number.
 pub(crate) const NOTHING: &str = "\u{2013}";
 
@@ -46,16 +48,8 @@ pub(crate) fn is_in_bytes(sweep: &str) -> bool {
 
 /// A day of the calendar (proleptic Gregorian, UTC).
 pub(crate) fn date(unix_time_s: u64) -> String {
-    // Days to civil: years begin in March, so that a leap day is the last.
-    let days = (unix_time_s / 86_400).min(4_000_000) as i64 + 719_468;
-    let era = days / 146_097;
-    let of_era = days % 146_097;
-    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * month + 2) / 5 + 1;
-    let (month, early) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
-    format!("{:04}-{month:02}-{day:02}", year_of_era + era * 400 + early)
+    let moment = i64::try_from(unix_time_s).ok().and_then(|seconds| UtcDateTime::from_unix_timestamp(seconds).ok());
+    moment.map_or(NOTHING.to_owned(), |moment| moment.date().to_string())
 }
 
 #[cfg(test)]
@@ -88,6 +82,6 @@ mod tests {
         {
             assert_eq!(date(seconds), day);
         }
-        date(u64::MAX);
+        assert_eq!(date(u64::MAX), NOTHING);
     }
 }

@@ -5,7 +5,6 @@
 #![forbid(unsafe_code)]
 
 mod comparison;
-mod escape;
 mod fitted;
 mod format;
 mod model;

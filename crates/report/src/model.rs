@@ -2,30 +2,29 @@
 
 use std::fmt::Write;
 
-use crate::escape::Escaped;
+use maud::{Markup, html};
+
 use crate::format::number;
 use crate::table::{heading, text, value};
-use crate::{Account, Errors, Model, Run};
+use crate::{Account, Errors, Model, Parameter, Run};
 
 /// The section on the model.
-pub(crate) fn section(out: &mut String, runs: &[Run], model: &dyn Model) {
-    out.push_str(
-        "<h2 id=\"model\">The model</h2><p>Dotted curves are the model, whose parameters were fitted to every fourth \
-         workload of a run; of the others they are predictions. Of points that it cannot tell apart, the fastest \
-         counts.</p>",
-    );
-    for run in runs {
-        if runs.len() > 1 {
-            let _ = write!(out, "<h3>{}</h3>", Escaped(&run.name));
+pub(crate) fn section(runs: &[Run], model: &dyn Model) -> Markup {
+    html! {
+        h2 #model { "The model" }
+        p {
+            "Dotted curves are the model, whose parameters were fitted to every fourth workload of a run; of the "
+            "others they are predictions. Of points that it cannot tell apart, the fastest counts."
         }
-        match model.account(run) {
-            Ok(account) => {
-                let _ = write!(out, "<p class=\"summary\">{}</p>", Escaped(summary(account)));
-                parameters(out, account);
-                interventions(out, account);
-            }
-            Err(why) => {
-                let _ = write!(out, "<p class=\"summary\">There is none of this run: {}.</p>", Escaped(why));
+        @for run in runs {
+            @if runs.len() > 1 { h3 { (run.name) } }
+            @match model.account(run) {
+                Ok(account) => {
+                    p.summary { (summary(account)) }
+                    (parameters(account))
+                    (interventions(account))
+                }
+                Err(why) => { p.summary { "There is none of this run: " (why) "." } }
             }
         }
     }
@@ -57,51 +56,60 @@ fn summary(account: &Account) -> String {
     text
 }
 
-fn parameters(out: &mut String, account: &Account) {
-    out.push_str("<div class=\"scroll\" tabindex=\"0\"><table class=\"sortable\" id=\"parameters\"><thead><tr>");
-    heading(out, "parameter, or sum of some", false);
-    heading(out, "value", true);
-    heading(out, "unit", false);
-    heading(out, "95 % lie within", false);
-    out.push_str("</tr></thead><tbody>");
-    for parameter in &account.parameters {
-        out.push_str("<tr>");
-        text(out, &parameter.name);
-        value(out, parameter.value, number(parameter.value));
-        text(out, parameter.unit);
-        match parameter.interval {
-            Some((low, high)) => text(out, format!("{} \u{2013} {}", number(low), number(high))),
-            None => text(out, "not separated by the data"),
-        }
-        out.push_str("</tr>");
+fn parameters(account: &Account) -> Markup {
+    let interval = |parameter: &Parameter| match parameter.interval {
+        Some((low, high)) => format!("{} \u{2013} {}", number(low), number(high)),
+        None => "not separated by the data".to_owned(),
+    };
+    html! {
+        div.scroll tabindex="0" { table.sortable #parameters {
+            thead { tr {
+                (heading("parameter, or sum of some", false))
+                (heading("value", true))
+                (heading("unit", false))
+                (heading("95 % lie within", false))
+            } }
+            tbody {
+                @for parameter in &account.parameters {
+                    tr {
+                        (text(&parameter.name))
+                        (value(parameter.value, number(parameter.value)))
+                        (text(parameter.unit))
+                        (text(interval(parameter)))
+                    }
+                }
+            }
+        } }
     }
-    out.push_str("</tbody></table></div>");
 }
 
-fn interventions(out: &mut String, account: &Account) {
+fn interventions(account: &Account) -> Markup {
     if account.interventions.is_empty() {
-        return;
+        return Markup::default();
     }
-    out.push_str(
-        "<p>Does a change help exactly where the model says that it does? Each row doubles one thing; the gain is \
-         that of messages per second.</p><div class=\"scroll\" tabindex=\"0\"><table class=\"sortable\" \
-         id=\"interventions\"><thead><tr>",
-    );
-    heading(out, "doubled", false);
-    heading(out, "bottleneck before", false);
-    heading(out, "gain measured", true);
-    heading(out, "gain predicted", true);
-    heading(out, "agree", false);
-    out.push_str("</tr></thead><tbody>");
-    for one in &account.interventions {
-        out.push_str("<tr>");
-        text(out, &one.what);
-        text(out, &one.bottleneck);
-        for gain in [one.measured, one.predicted] {
-            value(out, gain, format!("{gain:.2}"));
+    html! {
+        p {
+            "Does a change help exactly where the model says that it does? Each row doubles one thing; the gain is "
+            "that of messages per second."
         }
-        text(out, if one.agrees { "\u{2713} yes" } else { "\u{2717} no" });
-        out.push_str("</tr>");
+        div.scroll tabindex="0" { table.sortable #interventions {
+            thead { tr {
+                (heading("doubled", false))
+                (heading("bottleneck before", false))
+                (heading("gain measured", true))
+                (heading("gain predicted", true))
+                (heading("agree", false))
+            } }
+            tbody {
+                @for one in &account.interventions {
+                    tr {
+                        (text(&one.what))
+                        (text(&one.bottleneck))
+                        @for gain in [one.measured, one.predicted] { (value(gain, format_args!("{gain:.2}"))) }
+                        (text(if one.agrees { "\u{2713} yes" } else { "\u{2717} no" }))
+                    }
+                }
+            }
+        } }
     }
-    out.push_str("</tbody></table></div>");
 }

@@ -1,87 +1,94 @@
 //! The document.
 
-use std::fmt::Write;
-
 use doorbell_study::experiment::{Experiment, Finding};
+use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use crate::escape::{Escaped, json};
 use crate::format::date;
 use crate::{Found, Model, Run, comparison, experiments, model, plot, sentence, table, verdicts_of};
 
 const STYLE: &str = include_str!("../assets/style.css");
 const SCRIPT: &str = include_str!("../assets/script.js");
 
+/// The policy is a second fence behind escaping: nothing is loaded, whatever the records say.
+const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; \
+                      form-action 'none'";
+
 pub(crate) fn page(runs: &[Run], model: Option<&dyn Model>) -> String {
     let experiments = experiments(runs);
     let found: Vec<Found> =
         experiments.iter().flat_map(|experiment| runs.iter().flat_map(|run| verdicts_of(run, experiment))).collect();
-    let mut out = String::new();
-    // The policy is a second fence behind escaping: nothing is loaded, whatever the records say.
-    let _ = write!(
-        out,
-        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; \
-         script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'\">\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
-         <meta name=\"color-scheme\" content=\"light dark\"><title>Doorbell study: {}</title>\
-         <style>{STYLE}</style></head><body>",
-        Escaped(names(runs))
-    );
-    header(&mut out, runs, &found);
-    out.push_str("<main>");
-    comparison::table(&mut out, runs);
-    shapes(&mut out, runs, &found);
     let compared = comparison::runs(runs);
     let comparisons: Vec<Experiment> = comparison::experiments()
         .into_iter()
         .filter(|experiment| compared.iter().flat_map(|run| &run.records).any(|it| it.experiment == experiment.name))
         .collect();
-    contents(&mut out, comparisons.iter().chain(&experiments));
-    for experiment in &comparisons {
-        section(&mut out, &compared, experiment, model);
-    }
-    for experiment in &experiments {
-        section(&mut out, runs, experiment, model);
-    }
-    if let Some(model) = model {
-        model::section(&mut out, runs, model);
-    }
-    out.push_str("<h2 id=\"environment\">Environment</h2>");
-    table::environments(&mut out, runs);
-    out.push_str(READING);
-    let _ = writeln!(out, "</main><script>{SCRIPT}</script></body></html>");
-    out
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta http-equiv="Content-Security-Policy" content=(POLICY);
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                title { "Doorbell study: " (names(runs)) }
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                (header(runs, &found))
+                main {
+                    (comparison::table(runs))
+                    (shapes(runs, &found))
+                    (contents(comparisons.iter().chain(&experiments)))
+                    @for experiment in &comparisons { (section(&compared, experiment, model)) }
+                    @for experiment in &experiments { (section(runs, experiment, model)) }
+                    @if let Some(model) = model { (model::section(runs, model)) }
+                    h2 #environment { "Environment" }
+                    (table::environments(runs))
+                    (reading())
+                }
+                script { (PreEscaped(SCRIPT)) }
+            }
+        }
+        "\n"
+    };
+    // HTML allows no other control characters, and records may hold any.
+    page.into_string().replace(|c: char| c.is_control() && c != '\n', "\u{fffd}")
 }
 
 fn names(runs: &[Run]) -> String {
     runs.iter().map(|run| run.name.as_str()).collect::<Vec<_>>().join(", ")
 }
 
-fn header(out: &mut String, runs: &[Run], found: &[Found]) {
-    out.push_str("<header><p class=\"kicker\">Doorbell study</p><h1>Which protocol, with which parameters?</h1>");
-    for run in runs {
-        let name = if runs.len() > 1 { format!("{}: ", run.name) } else { String::new() };
-        let _ = write!(
-            out,
-            "<p class=\"where\">{}{} on {} CPUs, Linux {}, provider {}, {}</p>",
-            Escaped(name),
-            Escaped(table::of(run, |e| e.cpu.clone())),
-            Escaped(table::of(run, |e| e.cpus.to_string())),
-            Escaped(table::of(run, |e| e.kernel.clone())),
-            Escaped(table::of(run, |e| e.provider.clone())),
-            Escaped(table::of(run, |e| date(e.unix_time_s))),
-        );
-    }
+/// The name of a run, where several are shown together.
+fn prefix(runs: &[Run], name: &str) -> String {
+    if runs.len() > 1 { format!("{name}: ") } else { String::new() }
+}
+
+fn header(runs: &[Run], found: &[Found]) -> Markup {
     let points: usize = runs.iter().map(|run| run.records.len()).sum();
     let times: usize = runs.iter().flat_map(|run| &run.records).map(|record| record.repetitions.len()).sum();
-    let _ = write!(out, "<ul class=\"tiles\"><li><b>{points}</b> points, measured {times} times</li>");
-    for outcome in [Finding::Holds, Finding::DoesNotHold, Finding::CannotShow, Finding::NotMeasured] {
-        let count = found.iter().filter(|found| found.verdict.outcome == outcome).count();
-        if count > 0 {
-            let _ = write!(out, "<li class=\"{}\"><b>{count}</b> {}</li>", class(outcome), tile(outcome));
+    let count = |outcome| found.iter().filter(|found| found.verdict.outcome == outcome).count();
+    let outcomes = [Finding::Holds, Finding::DoesNotHold, Finding::CannotShow, Finding::NotMeasured];
+    html! {
+        header {
+            p.kicker { "Doorbell study" }
+            h1 { "Which protocol, with which parameters?" }
+            @for run in runs {
+                p.where {
+                    (prefix(runs, &run.name)) (table::of(run, |e| e.cpu.clone())) " on "
+                    (table::of(run, |e| e.cpus.to_string())) " CPUs, Linux " (table::of(run, |e| e.kernel.clone()))
+                    ", provider " (table::of(run, |e| e.provider.clone())) ", "
+                    (table::of(run, |e| date(e.unix_time_s)))
+                }
+            }
+            ul.tiles {
+                li { b { (points) } " points, measured " (times) " times" }
+                @for outcome in outcomes.into_iter().filter(|&outcome| count(outcome) > 0) {
+                    li class=(class(outcome)) { b { (count(outcome)) } " " (tile(outcome)) }
+                }
+            }
         }
     }
-    out.push_str("</ul></header>");
 }
 
 fn class(outcome: Finding) -> &'static str {
@@ -112,43 +119,40 @@ fn tile(outcome: Finding) -> &'static str {
     }
 }
 
-fn badge(out: &mut String, outcome: Finding) {
-    let _ = write!(out, "<span class=\"badge {}\">{} {}</span>", class(outcome), mark(outcome), outcome.name());
+fn badge(outcome: Finding) -> Markup {
+    html! { span class={ "badge " (class(outcome)) } { (mark(outcome)) " " (outcome.name()) } }
 }
 
 /// All verdicts in one table.
-fn shapes(out: &mut String, runs: &[Run], found: &[Found]) {
+fn shapes(runs: &[Run], found: &[Found]) -> Markup {
     if found.is_empty() {
-        return;
+        return Markup::default();
     }
-    out.push_str(
-        "<h2 id=\"verdicts\">Published shapes, and what the data say</h2><p>Shapes of an evaluation on \
-                  ConnectX-5 RNICs over 100 Gb/s Ethernet; each verdict is computed from the best repetition of each \
-                  point, since other programs only ever slow one down.</p>\
-                  <div class=\"scroll cards\" tabindex=\"0\"><table class=\"sortable\"><thead><tr>",
-    );
-    if runs.len() > 1 {
-        table::heading(out, "run", false);
-    }
-    for name in ["experiment", "published", "verdict", "because"] {
-        table::heading(out, name, false);
-    }
-    out.push_str("</tr></thead><tbody>");
-    for found in found {
-        out.push_str("<tr>");
-        if runs.len() > 1 {
-            table::text(out, &found.run);
+    let are_several = runs.len() > 1;
+    html! {
+        h2 #verdicts { "Published shapes, and what the data say" }
+        p {
+            "Shapes of an evaluation on ConnectX-5 RNICs over 100 Gb/s Ethernet; each verdict is computed from the "
+            "best repetition of each point, since other programs only ever slow one down."
         }
-        let name = Escaped(&found.experiment);
-        let _ = write!(out, "<td><a href=\"#{}\">{name}</a></td>", anchor(&found.experiment));
-        table::text(out, found.verdict.published);
-        out.push_str("<td>");
-        badge(out, found.verdict.outcome);
-        out.push_str("</td>");
-        table::text(out, &found.verdict.because);
-        out.push_str("</tr>");
+        div.scroll.cards tabindex="0" { table.sortable {
+            thead { tr {
+                @if are_several { (table::heading("run", false)) }
+                @for name in ["experiment", "published", "verdict", "because"] { (table::heading(name, false)) }
+            } }
+            tbody {
+                @for found in found {
+                    tr {
+                        @if are_several { (table::text(&found.run)) }
+                        td { a href={ "#" (anchor(&found.experiment)) } { (found.experiment) } }
+                        (table::text(found.verdict.published))
+                        td { (badge(found.verdict.outcome)) }
+                        (table::text(&found.verdict.because))
+                    }
+                }
+            }
+        } }
     }
-    out.push_str("</tbody></table></div>");
 }
 
 /// A name as part of an address: letters, digits and dashes.
@@ -157,62 +161,85 @@ fn anchor(name: &str) -> String {
     std::iter::once('x').chain(std::iter::once('-')).chain(plain).collect()
 }
 
-fn contents<'a>(out: &mut String, experiments: impl Iterator<Item = &'a Experiment>) {
-    out.push_str("<h2 id=\"experiments\">Experiments</h2><nav><ol>");
-    for experiment in experiments {
-        let (anchor, name) = (anchor(&experiment.name), Escaped(&experiment.name));
-        let _ = write!(out, "<li><a href=\"#{anchor}\">{name}</a> {}</li>", Escaped(experiment.question));
+fn contents<'a>(experiments: impl Iterator<Item = &'a Experiment>) -> Markup {
+    html! {
+        h2 #experiments { "Experiments" }
+        nav { ol {
+            @for experiment in experiments {
+                li { a href={ "#" (anchor(&experiment.name)) } { (experiment.name) } " " (experiment.question) }
+            }
+        } }
     }
-    out.push_str("</ol></nav>");
 }
 
-fn section(out: &mut String, runs: &[Run], experiment: &Experiment, model: Option<&dyn Model>) {
-    let _ = write!(
-        out,
-        "<section id=\"{}\"><h3>{}</h3><p class=\"question\">{}</p><p class=\"setting\">{}</p>",
-        anchor(&experiment.name),
-        Escaped(&experiment.name),
-        Escaped(experiment.question),
-        Escaped(experiment.setting)
-    );
-    for run in runs {
-        if let Some(summary) = sentence::summary(run, experiment) {
-            let name = if runs.len() > 1 { format!("{}: ", run.name) } else { String::new() };
-            let _ = write!(out, "<p class=\"summary\"><b>{}</b>{}</p>", Escaped(name), Escaped(summary));
-        }
-    }
-    let _ = write!(
-        out,
-        "<figure class=\"plot\"><script type=\"application/json\">{}</script><noscript>The plot takes JavaScript; the \
-         table below has all its numbers.</noscript></figure>",
-        json(&plot::data(runs, experiment, model))
-    );
+fn section(runs: &[Run], experiment: &Experiment, model: Option<&dyn Model>) -> Markup {
     let verdicts: Vec<Found> = runs.iter().flat_map(|run| verdicts_of(run, experiment)).collect();
-    if !verdicts.is_empty() {
-        out.push_str("<ul class=\"verdicts\">");
-        for found in verdicts {
-            let run = if runs.len() > 1 { format!("{}: ", found.run) } else { String::new() };
-            out.push_str("<li>");
-            badge(out, found.verdict.outcome);
-            let _ = write!(
-                out,
-                " <b>{}</b> <span>{}{}</span></li>",
-                Escaped(found.verdict.published),
-                Escaped(run),
-                Escaped(found.verdict.because)
-            );
+    html! {
+        section id=(anchor(&experiment.name)) {
+            h3 { (experiment.name) }
+            p.question { (experiment.question) }
+            p.setting { (experiment.setting) }
+            @for run in runs {
+                @if let Some(summary) = sentence::summary(run, experiment) {
+                    p.summary { b { (prefix(runs, &run.name)) } (summary) }
+                }
+            }
+            figure.plot {
+                script type="application/json" { (in_script(&plot::data(runs, experiment, model))) }
+                noscript { "The plot takes JavaScript; the table below has all its numbers." }
+            }
+            @if !verdicts.is_empty() {
+                ul.verdicts {
+                    @for found in verdicts {
+                        li {
+                            (badge(found.verdict.outcome)) " " b { (found.verdict.published) } " "
+                            span { (prefix(runs, &found.run)) (found.verdict.because) }
+                        }
+                    }
+                }
+            }
+            (table::points(runs, experiment, model))
         }
-        out.push_str("</ul>");
     }
-    table::points(out, runs, experiment, model);
-    out.push_str("</section>");
 }
 
-const READING: &str = "<h2 id=\"reading\">How to read this</h2><ul class=\"reading\">\
-<li>A point is measured several times, with every other point between. Curves go through the medians, bars reach from \
-the least to the most, and faint dots are the single measurements.</li>\
-<li>Latency is half a round trip of a ping-pong. Gb/s are 10<sup>9</sup> bits of payload per second.</li>\
-<li>Data packets are counted by the RNICs of both ends and predicted by the arithmetic of packets; \u{2260} marks where \
-they differ. <i>Repeated</i> are packets sent again, of all repetitions.</li>\
-<li>Jain\u{2019}s index is 1 where all connections sent as much, and 1/N where one sent everything.</li>\
-<li>Everything here, text and pictures, is in this file; it loads nothing.</li></ul>";
+/// JSON as the text of a `script` element, where nothing is escaped: it can neither end the element nor begin a
+/// comment.
+fn in_script(value: &serde_json::Value) -> PreEscaped<String> {
+    let text = value.to_string();
+    PreEscaped(text.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026"))
+}
+
+fn reading() -> Markup {
+    html! {
+        h2 #reading { "How to read this" }
+        ul.reading {
+            li {
+                "A point is measured several times, with every other point between. Curves go through the medians, "
+                "bars reach from the least to the most, and faint dots are the single measurements."
+            }
+            li { "Latency is half a round trip of a ping-pong. Gb/s are 10" sup { "9" } " bits of payload per second." }
+            li {
+                "Data packets are counted by the RNICs of both ends and predicted by the arithmetic of packets; "
+                "\u{2260} marks where they differ. " i { "Repeated" } " are packets sent again, of all repetitions."
+            }
+            li {
+                "Jain\u{2019}s index is 1 where all connections sent as much, and 1/N where one sent everything."
+            }
+            li { "Everything here, text and pictures, is in this file; it loads nothing." }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_ends_no_element() {
+        let value = serde_json::json!({ "name": "</script><!-- & -->" });
+        let PreEscaped(text) = in_script(&value);
+        assert!(!text.contains(['<', '>', '&']), "{text}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
+    }
+}

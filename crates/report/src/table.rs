@@ -1,69 +1,77 @@
 //! The table under a plot, and the environment of runs.
 
-use std::fmt::Write;
+use std::fmt::Display;
 
 use doorbell_study::experiment::{Experiment, PointRecord, Quantity, View};
 use doorbell_study::record::PointResult;
+use maud::{Markup, display, html};
 
-use crate::escape::Escaped;
 use crate::format::{NOTHING, date, number, place};
 use crate::{Model, Run};
 
 /// One heading of a table that sorts.
-pub(crate) fn heading(out: &mut String, text: &str, is_number: bool) {
-    let class = if is_number { " class=\"number\"" } else { "" };
-    let _ = write!(out, "<th scope=\"col\"{class}><button type=\"button\">{}</button></th>", Escaped(text));
+pub(crate) fn heading(text: &str, is_number: bool) -> Markup {
+    html! { th scope="col" class=[is_number.then_some("number")] { button type="button" { (text) } } }
 }
 
 /// A cell that sorts by its text.
-pub(crate) fn text(out: &mut String, text: impl std::fmt::Display) {
-    let _ = write!(out, "<td>{}</td>", Escaped(text));
+pub(crate) fn text(text: impl Display) -> Markup {
+    html! { td { (display(text)) } }
 }
 
 /// A cell that sorts by a number; behind all others if it is none.
-pub(crate) fn value(out: &mut String, value: f64, text: impl std::fmt::Display) {
-    let key = if value.is_finite() { value.to_string() } else { String::new() };
-    let _ = write!(out, "<td class=\"number\" data-value=\"{key}\">{}</td>", Escaped(text));
+pub(crate) fn value(value: f64, text: impl Display) -> Markup {
+    html! { td.number data-value=(key(value)) { (display(text)) } }
 }
 
-fn nothing(out: &mut String) {
-    value(out, f64::NAN, NOTHING);
+/// What the script sorts a cell by: nothing where there is no number.
+pub(crate) fn key(value: f64) -> String {
+    if value.is_finite() { value.to_string() } else { String::new() }
+}
+
+fn nothing() -> Markup {
+    value(f64::NAN, NOTHING)
 }
 
 /// All points of an experiment.
-pub(crate) fn points(out: &mut String, runs: &[Run], experiment: &Experiment, model: Option<&dyn Model>) {
-    out.push_str("<div class=\"scroll\" tabindex=\"0\"><table class=\"sortable\"><thead><tr>");
-    if runs.len() > 1 {
-        heading(out, "run", false);
-    }
-    heading(out, "configuration", false);
-    heading(out, experiment.sweep, true);
-    for quantity in experiment.quantities {
-        heading(out, &label(*quantity), true);
-        heading(out, "least \u{2013} most", true);
-    }
-    if model.is_some() {
-        heading(out, "model", true);
-        heading(out, "bottleneck", false);
-    }
-    for name in ["times", "data packets", "predicted", "repeated", "RNR NAKs"] {
-        heading(out, name, true);
-    }
-    out.push_str("</tr></thead><tbody>");
-    for run in runs {
-        let mut records: Vec<&PointRecord> = View::new(&run.records).of(&experiment.name).collect();
-        let order = |record: &PointRecord| experiment.points.iter().position(|point| point.series == record.series);
-        records.sort_by(|a, b| (order(a), &a.series).cmp(&(order(b), &b.series)).then(a.x.total_cmp(&b.x)));
-        for record in records {
-            out.push_str("<tr>");
-            if runs.len() > 1 {
-                text(out, &run.name);
+pub(crate) fn points(runs: &[Run], experiment: &Experiment, model: Option<&dyn Model>) -> Markup {
+    let are_several = runs.len() > 1;
+    html! {
+        div.scroll tabindex="0" { table.sortable {
+            thead { tr {
+                @if are_several { (heading("run", false)) }
+                (heading("configuration", false))
+                (heading(experiment.sweep, true))
+                @for quantity in experiment.quantities {
+                    (heading(&label(*quantity), true))
+                    (heading("least \u{2013} most", true))
+                }
+                @if model.is_some() {
+                    (heading("model", true))
+                    (heading("bottleneck", false))
+                }
+                @for name in ["times", "data packets", "predicted", "repeated", "RNR NAKs"] { (heading(name, true)) }
+            } }
+            tbody {
+                @for run in runs {
+                    @for record in ordered(run, experiment) {
+                        tr {
+                            @if are_several { (text(&run.name)) }
+                            (row(run, record, experiment, model))
+                        }
+                    }
+                }
             }
-            row(out, run, record, experiment, model);
-            out.push_str("</tr>");
-        }
+        } }
     }
-    out.push_str("</tbody></table></div>");
+}
+
+/// A run's points of an experiment, curve by curve, in the order of the experiment's table.
+fn ordered<'a>(run: &'a Run, experiment: &Experiment) -> Vec<&'a PointRecord> {
+    let mut records: Vec<&PointRecord> = View::new(&run.records).of(&experiment.name).collect();
+    let order = |record: &PointRecord| experiment.points.iter().position(|point| point.series == record.series);
+    records.sort_by(|a, b| (order(a), &a.series).cmp(&(order(b), &b.series)).then(a.x.total_cmp(&b.x)));
+    records
 }
 
 fn label(quantity: Quantity) -> String {
@@ -73,30 +81,8 @@ fn label(quantity: Quantity) -> String {
     }
 }
 
-fn row(out: &mut String, run: &Run, record: &PointRecord, experiment: &Experiment, model: Option<&dyn Model>) {
-    text(out, &record.series);
-    value(out, record.x, place(experiment.sweep, record.x));
-    for quantity in experiment.quantities {
-        match record.spread(*quantity) {
-            Some(spread) => {
-                value(out, spread.median, number(spread.median));
-                let range = format!("{} \u{2013} {}", number(spread.least), number(spread.most));
-                value(out, spread.most - spread.least, range);
-            }
-            None => (0..2).for_each(|_| nothing(out)),
-        }
-    }
-    if let Some(model) = model {
-        match experiment.quantities.first().and_then(|quantity| model.predict(run, record, *quantity)) {
-            Some(prediction) => {
-                value(out, prediction.value, number(prediction.value));
-                text(out, prediction.bottleneck);
-            }
-            None => (0..2).for_each(|_| nothing(out)),
-        }
-    }
+fn row(run: &Run, record: &PointRecord, experiment: &Experiment, model: Option<&dyn Model>) -> Markup {
     let sum = |of: fn(&PointResult) -> u64| -> u64 { record.repetitions.iter().map(of).fold(0, u64::saturating_add) };
-    value(out, record.repetitions.len() as f64, record.repetitions.len());
     let counted = sum(|r| r.counted.client.data_packets.saturating_add(r.counted.server.data_packets));
     let least = sum(|r| r.predicted.client.data_packets.saturating_add(r.predicted.server.data_packets));
     // One end may ask the other by READ, as often as it likes.
@@ -104,27 +90,45 @@ fn row(out: &mut String, run: &Run, record: &PointRecord, experiment: &Experimen
     let most = sum(|r| r.predicted.client.data_packets_max.saturating_add(r.predicted.server.data_packets_max));
     let most = if asks { u64::MAX } else { most };
     let differs = if (least..=most).contains(&counted) { "" } else { " \u{2260}" };
-    value(out, counted as f64, format!("{counted}{differs}"));
     let predicted = match most {
         u64::MAX => format!("{least} or more"),
         most if most == least => least.to_string(),
         most => format!("{least} \u{2013} {most}"),
     };
-    value(out, least as f64, predicted);
     let repeated =
         sum(|r| r.counted.client.retransmitted_packets.saturating_add(r.counted.server.retransmitted_packets));
-    value(out, repeated as f64, repeated);
     let naks = sum(|r| r.counted.client.rnr_naks.saturating_add(r.counted.server.rnr_naks));
-    value(out, naks as f64, naks);
+    html! {
+        (text(&record.series))
+        (value(record.x, place(experiment.sweep, record.x)))
+        @for quantity in experiment.quantities {
+            @if let Some(spread) = record.spread(*quantity) {
+                (value(spread.median, number(spread.median)))
+                (value(spread.most - spread.least,
+                    format_args!("{} \u{2013} {}", number(spread.least), number(spread.most))))
+            } @else {
+                (nothing()) (nothing())
+            }
+        }
+        @if let Some(model) = model {
+            @if let Some(prediction) =
+                experiment.quantities.first().and_then(|quantity| model.predict(run, record, *quantity)) {
+                (value(prediction.value, number(prediction.value)))
+                (text(prediction.bottleneck))
+            } @else {
+                (nothing()) (nothing())
+            }
+        }
+        (value(record.repetitions.len() as f64, record.repetitions.len()))
+        (value(counted as f64, format_args!("{counted}{differs}")))
+        (value(least as f64, predicted))
+        (value(repeated as f64, repeated))
+        (value(naks as f64, naks))
+    }
 }
 
 /// Where each run was measured.
-pub(crate) fn environments(out: &mut String, runs: &[Run]) {
-    out.push_str("<div class=\"scroll\" tabindex=\"0\"><table><thead><tr><th scope=\"col\">run</th>");
-    for run in runs {
-        let _ = write!(out, "<th scope=\"col\">{}</th>", Escaped(&run.name));
-    }
-    out.push_str("</tr></thead><tbody>");
+pub(crate) fn environments(runs: &[Run]) -> Markup {
     type Line = (&'static str, fn(&Run) -> String);
     let lines: [Line; 11] = [
         ("processor", |run| of(run, |e| e.cpu.clone())),
@@ -142,14 +146,22 @@ pub(crate) fn environments(out: &mut String, runs: &[Run]) {
             format!("{:.0}", results.map(|result| result.seconds).sum::<f64>())
         }),
     ];
-    for (name, line) in lines {
-        let _ = write!(out, "<tr><th scope=\"row\">{name}</th>");
-        for run in runs {
-            text(out, line(run));
-        }
-        out.push_str("</tr>");
+    html! {
+        div.scroll tabindex="0" { table {
+            thead { tr {
+                th scope="col" { "run" }
+                @for run in runs { th scope="col" { (run.name) } }
+            } }
+            tbody {
+                @for (name, line) in lines {
+                    tr {
+                        th scope="row" { (name) }
+                        @for run in runs { (text(line(run))) }
+                    }
+                }
+            }
+        } }
     }
-    out.push_str("</tbody></table></div>");
 }
 
 /// What the records of a run say of their environment, each different answer once.

@@ -1,4 +1,7 @@
 //! An exporter: `GET /metrics` in the OpenMetrics text format, which Prometheus reads.
+//!
+//! `httparse` reads the requests. Their few answers are served here, since servers for threads keep no deadline per client
+//! (`tiny_http`), and others bring an async runtime (`hyper`).
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -22,6 +25,8 @@ use crate::{Failure, Usage};
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// Longest head of a request.
 const MAX_REQUEST_BYTES: usize = 8 << 10;
+/// Most lines of that head.
+const MAX_HEADERS: usize = 64;
 /// A client that takes longer to ask, or to take the answer, is left alone.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Most clients that are served at the same time.
@@ -155,7 +160,7 @@ impl Exporter {
     fn serve(self: &Arc<Self>, mut stream: TcpStream) {
         if self.clients.fetch_add(1, Ordering::Relaxed) >= MAX_CLIENTS {
             self.clients.fetch_sub(1, Ordering::Relaxed);
-            let busy = Answer::plain("503 Service Unavailable", "so many clients are not served at a time");
+            let busy = Answer::plain("503 Service Unavailable", &format!("too many clients (maximum {MAX_CLIENTS})"));
             let _ = stream.set_nonblocking(true);
             let _ = respond(&mut stream, &busy, false);
             return;
@@ -174,18 +179,26 @@ impl Exporter {
     fn converse(&self, mut stream: TcpStream) -> io::Result<()> {
         stream.set_write_timeout(Some(PATIENCE))?;
         let Some(head) = read_head(&mut stream)? else {
-            let long = Answer::plain("431 Request Header Fields Too Large", "so long a request is not read");
+            let long = Answer::plain(
+                "431 Request Header Fields Too Large",
+                &format!("the head of a request has at most {MAX_REQUEST_BYTES} bytes"),
+            );
             return respond(&mut stream, &long, false);
         };
-        let mut words = head.lines().next().unwrap_or_default().split(' ');
-        let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-        let is_http = words.next().is_some_and(|version| version.starts_with("HTTP/1.")) && words.next().is_none();
+        let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
+        let mut request = httparse::Request::new(&mut headers);
+        let (method, target) = match request.parse(&head) {
+            Ok(_) => (request.method.unwrap_or_default(), request.path.unwrap_or_default()),
+            Err(error) => {
+                let bad = Answer::plain("400 Bad Request", &format!("the request is not HTTP/1: {error}"));
+                return respond(&mut stream, &bad, false);
+            }
+        };
         let path = target.split('?').next().unwrap_or_default();
-        let answer = match (is_http, method, path) {
-            (false, ..) => Answer::plain("400 Bad Request", "this is no request of HTTP/1"),
-            (true, "GET" | "HEAD", "/metrics") => self.metrics(),
-            (true, "GET" | "HEAD", "/") => Answer::plain("200 OK", "RDMA counters are at /metrics"),
-            (true, "GET" | "HEAD", _) => Answer::plain("404 Not Found", "there is only /metrics"),
+        let answer = match (method, path) {
+            ("GET" | "HEAD", "/metrics") => self.metrics(),
+            ("GET" | "HEAD", "/") => Answer::plain("200 OK", "RDMA counters are at /metrics"),
+            ("GET" | "HEAD", _) => Answer::plain("404 Not Found", "there is only /metrics"),
             _ => Answer::plain("405 Method Not Allowed", "there is only GET"),
         };
         respond(&mut stream, &answer, method == "HEAD")
@@ -204,8 +217,8 @@ impl Exporter {
     }
 }
 
-/// Reads up to the empty line; `None` if there is none within the bound.
-fn read_head(stream: &mut TcpStream) -> io::Result<Option<String>> {
+/// Reads up to the empty line, which ends what is returned; `None` if there is none within the bound.
+fn read_head(stream: &mut TcpStream) -> io::Result<Option<Vec<u8>>> {
     let until = Instant::now() + PATIENCE;
     let mut head = Vec::new();
     let mut piece = [0; 1024];
@@ -220,7 +233,8 @@ fn read_head(stream: &mut TcpStream) -> io::Result<Option<String>> {
             bytes => head.extend_from_slice(&piece[..bytes]),
         }
         if let Some(end) = head.windows(4).position(|bytes| bytes == b"\r\n\r\n") {
-            return Ok(Some(String::from_utf8_lossy(&head[..end]).into_owned()));
+            head.truncate(end + 4);
+            return Ok(Some(head));
         }
         if head.len() > MAX_REQUEST_BYTES {
             return Ok(None);
