@@ -21,8 +21,8 @@
 //! - (e) Whoever would go to sleep with nobody polling, the thread after packets or a caller that
 //!   waits for a notification, lingers first, for about as long as a wake-up takes: in an exchange
 //!   the answer comes within that. Where it does not, lingering becomes rare.
-//! - (f) While callers are active the thread never sleeps for long, so that they need not wake it
-//!   for the deadlines that their posts leave.
+//! - (f) While callers are active the thread never watches the socket for long, so that they need not wake it
+//!   for the deadlines that their posts leave. While it naps, they drive.
 //!
 //! A wake-up costs whoever sends the packet several microseconds, which is why the thread does
 //! not watch the socket while someone polls.
