@@ -1,8 +1,9 @@
 //! Registered memory: regions, their keys, and every access an RNIC makes to them.
 //!
 //! Beside the registration in `engine/objects.rs`, which passes its caller's promise on, this is the only
-//! module of the crate with `unsafe` code. The program and its peers reach a region at any time, so no Rust reference to its bytes is ever made here: bytes are copied in
-//! and out through raw pointers, and what programs wait for is stored with release ordering.
+//! module of the crate with `unsafe` code. The program and its peers reach a region at any time, so no Rust
+//! reference to its bytes is ever made here: bytes are copied in and out through raw pointers, and what
+//! programs wait for is stored with release ordering.
 
 mod view;
 mod window;
