@@ -12,6 +12,7 @@ use slab::Slab;
 use crate::completion::CompletionSink;
 use crate::congestion::{Destination, Window};
 use crate::memory::Memory;
+use crate::policy::Policy;
 use crate::qp::Acknowledgement;
 use crate::transmit::Path;
 
@@ -63,6 +64,7 @@ pub(crate) enum Sent {
 
 pub(crate) struct Commons {
     pub(crate) now_ns: u64,
+    pub(crate) policy: Policy,
     pub(crate) memory: Memory,
     pub(crate) counters: Counters,
     pub(crate) events: Arc<EventQueue>,
@@ -86,9 +88,16 @@ pub(crate) struct Commons {
 }
 
 impl Commons {
-    pub(crate) fn new(memory: Memory, events: Arc<EventQueue>, inbound: Window, read_piece_cost: u64) -> Self {
+    pub(crate) fn new(
+        policy: Policy,
+        memory: Memory,
+        events: Arc<EventQueue>,
+        inbound: Window,
+        read_piece_cost: u64,
+    ) -> Self {
         Self {
             now_ns: 0,
+            policy,
             memory,
             counters: Counters::default(),
             events,

@@ -24,6 +24,8 @@ pub struct CompletionQueue {
     empty_polls: AtomicU64,
     inner: Mutex<Inner>,
     notifier: Option<Notifier>,
+    /// Called whenever completions came, whether a notification is armed or not.
+    observer: Option<Notifier>,
 }
 
 struct Inner {
@@ -52,7 +54,13 @@ impl CompletionQueue {
             empty_polls: AtomicU64::new(0),
             inner: Mutex::new(Inner { depth, entries: VecDeque::new(), armed: None, announced: 0 }),
             notifier,
+            observer: None,
         }
+    }
+
+    /// The same, with an `observer` that is called whenever completions came: for a driver that knows who polls.
+    pub fn observed(depth: usize, notifier: Option<Notifier>, observer: Notifier) -> Self {
+        Self { observer: Some(observer), ..Self::new(depth, notifier) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -173,6 +181,11 @@ impl CompletionSink for CompletionQueue {
         }
         if due || (overrun && inner.armed.is_some()) {
             self.fire(inner);
+        } else {
+            drop(inner);
+        }
+        if let Some(observer) = &self.observer {
+            observer();
         }
         if overrun { Err(Overrun) } else { Ok(()) }
     }

@@ -36,8 +36,20 @@ pub(crate) struct Window {
 const LEAST_BYTES: u64 = 4096 + DATAGRAM_OVERHEAD_BYTES + HEADERS_BYTES;
 
 impl Window {
-    /// A window into a receive buffer of `buffer_bytes`.
+    /// A window into a receive buffer of `buffer_bytes`, which never grows beyond `largest_bytes`; without bound if that
+    /// is [`u64::MAX`].
     pub(crate) fn new(buffer_bytes: u64, largest_bytes: u64) -> Self {
+        if largest_bytes == u64::MAX {
+            let all = u64::MAX;
+            return Self {
+                in_flight: 0,
+                limit: all,
+                threshold: all,
+                most: all,
+                recover_until_ns: 0,
+                waiting: VecDeque::new(),
+            };
+        }
         let most = buffer_bytes.min(largest_bytes).max(LEAST_BYTES);
         let limit = (buffer_bytes / 4).clamp(LEAST_BYTES, most);
         Self { in_flight: 0, limit, threshold: most, most, recover_until_ns: 0, waiting: VecDeque::new() }
@@ -56,6 +68,12 @@ impl Window {
     pub(crate) fn exceeds_share(&self, own: u64, cost: u64) -> bool {
         let kept_back = if self.limit >= WIDE_BYTES { self.limit / 4 } else { 0 };
         own > 0 && own + cost > self.limit - kept_back
+    }
+
+    /// Would a packet of this cost leave no room for another like it?
+    #[inline]
+    pub(crate) fn is_nearly_full(&self, cost: u64) -> bool {
+        self.in_flight + 2 * cost > self.limit
     }
 
     #[inline]
@@ -81,7 +99,7 @@ impl Window {
 
     /// Something was lost. Losses within one round trip are one event.
     pub(crate) fn lost(&mut self, now_ns: u64, round_trip_ns: u64) {
-        if now_ns < self.recover_until_ns {
+        if now_ns < self.recover_until_ns || self.most == u64::MAX {
             return;
         }
         self.recover_until_ns = now_ns + round_trip_ns;

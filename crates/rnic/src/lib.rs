@@ -12,13 +12,16 @@ mod completion;
 mod congestion;
 mod engine;
 mod memory;
+mod policy;
 mod qp;
 mod shared;
 mod transmit;
 mod work;
 
 pub use completion::{CompletionQueue, CompletionSink};
-pub use engine::{ACK_HOLD_NS, Backlog, Config, EngineId, LIMITS, Objects, Rnic};
+pub use engine::{Backlog, Config, EngineId, LIMITS, Objects, Rnic};
+pub use engine::{Part, Pulled, Ready};
 pub use memory::{Pager, Region, RegionDirectory, RegionTable, Through};
+pub use policy::{ACK_HOLD_NS, Policy};
 pub use shared::{ReceiveSource, SharedReceiveQueue};
 pub use transmit::{Budget, Filter, MAX_RUN_BYTES, MAX_RUN_PACKETS, Path, Run, TransmitBatch, TransmitInfo};

@@ -30,7 +30,7 @@ pub struct Through {
     pub qpn: Qpn,
 }
 
-/// Knows which memory is there.
+/// Knows which memory is there. It is asked before each access, so it also hears of all of them.
 pub trait Pager: Send + Sync {
     /// Brings memory in, so that it can be read, or also written. False if that is not possible.
     fn bring_in(&self, base: *mut u8, length: usize, written: bool) -> bool;
@@ -325,13 +325,14 @@ impl RegionTable {
         address: u64,
         access: Access,
         owner: Option<Arc<dyn Any + Send + Sync>>,
+        pager: Option<Arc<dyn Pager>>,
         random: impl FnMut() -> u32,
     ) -> Option<Arc<Region>> {
         if !is_possible(address, length, access) {
             return None;
         }
         self.enter(random, |key| Region {
-            pager: self.pager_for(access),
+            pager: pager.or_else(|| self.pager_for(access)),
             _owner: owner,
             ..Region::new(pd, key, address, base, length, access)
         })

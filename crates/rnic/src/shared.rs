@@ -27,6 +27,8 @@ pub struct SharedReceiveQueue {
     pd: PdId,
     max_sges: usize,
     posted: ArrayQueue<RecvWqe>,
+    /// This many of the newest are posted, but the device has not been told of them.
+    unrung: AtomicUsize,
     /// Receives that came back from messages which were dropped, and go before those that were posted. One
     /// for each queue pair at most; the lock is only taken where there are some.
     returned: Mutex<VecDeque<RecvWqe>>,
@@ -51,6 +53,7 @@ impl SharedReceiveQueue {
             pd,
             max_sges,
             posted: ArrayQueue::new(depth),
+            unrung: AtomicUsize::new(0),
             returned: Mutex::default(),
             returned_len: AtomicUsize::new(0),
             limit: AtomicUsize::new(0),
@@ -102,12 +105,21 @@ impl SharedReceiveQueue {
     }
 
     /// Posts receives; memory was checked by the caller.
-    pub(crate) fn push(&self, wqe: RecvWqe) -> Result<(), PostErrorKind> {
+    pub(crate) fn push(&self, wqe: RecvWqe, unrung: bool) -> Result<(), PostErrorKind> {
         let full = PostErrorKind::QueueFull { queue: "shared receive queue", depth: self.depth() };
         if self.len() >= self.depth() {
             return Err(full);
         }
+        if unrung {
+            self.unrung.fetch_add(1, Ordering::Relaxed);
+        }
         self.posted.push(wqe).map_err(|_| full)
+    }
+
+    /// The device is told of so many more of the receives that were posted.
+    pub(crate) fn ring(&self, receives: usize) {
+        let rung = |unrung: usize| Some(unrung.saturating_sub(receives));
+        let _ = self.unrung.fetch_update(Ordering::Relaxed, Ordering::Relaxed, rung);
     }
 
     pub(crate) fn retire(&self) {
@@ -134,6 +146,10 @@ impl ReceiveSource for SharedReceiveQueue {
                 self.returned_len.store(returned.len(), Ordering::Release);
                 return Some(wqe);
             }
+        }
+        let unrung = self.unrung.load(Ordering::Relaxed);
+        if unrung > 0 && self.posted.len() <= unrung {
+            return None;
         }
         self.posted.pop()
     }

@@ -39,6 +39,8 @@ pub(crate) struct SendQueue {
     pub(crate) head: u64,
     /// Where the next request goes.
     pub(crate) tail: u64,
+    /// The doorbell index: the device knows of the requests below.
+    pub(crate) rung: u64,
 }
 
 impl SendQueue {
@@ -55,6 +57,7 @@ impl SendQueue {
             destinations: vec![None; if ud { slots } else { 0 }].into(),
             head: 0,
             tail: 0,
+            rung: 0,
         }
     }
 

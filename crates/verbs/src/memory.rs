@@ -14,7 +14,7 @@ use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, mmap_anonym
 
 use crate::error::Error;
 use crate::handles::Pd;
-use crate::raw::Keys;
+use crate::raw::{Keys, MemoryAccess, MemoryObserver, Placement};
 
 /// What kind of memory is asked for.
 #[derive(Clone, Copy, Debug)]
@@ -110,6 +110,8 @@ impl Mapping {
 struct Inner {
     keys: Keys,
     length: usize,
+    address: u64,
+    observer: Option<Arc<dyn MemoryObserver>>,
     access: Access,
     mapping: Arc<Mapping>,
     pd: Pd,
@@ -163,10 +165,11 @@ impl Region {
         let length = if mirrored { 2 * length } else { length };
         let base = mapping.base.as_ptr();
         let owner = Arc::clone(&mapping) as Arc<dyn std::any::Any + Send + Sync>;
+        let Placement { address, observer } = pd.provider().place(base, length);
         // SAFETY: the mapping lives as long as `owner` does, and this module makes references to
         // its bytes only in `slice` and `slice_mut`, whose callers answer for them.
-        let keys = unsafe { pd.provider().register(pd.id(), base, length, base as u64, access, Some(owner)) }?;
-        Ok(Self { inner: Arc::new(Inner { keys, length, access, mapping, pd: pd.clone() }) })
+        let keys = unsafe { pd.provider().register(pd.id(), base, length, address, access, Some(owner)) }?;
+        Ok(Self { inner: Arc::new(Inner { keys, length, address, observer, access, mapping, pd: pd.clone() }) })
     }
 
     /// Bytes.
@@ -186,7 +189,7 @@ impl Region {
 
     /// Address of the first byte, as peers name it.
     pub fn address(&self) -> u64 {
-        self.inner.mapping.base.as_ptr() as u64
+        self.inner.address
     }
 
     /// The key that scatter-gather elements carry.
@@ -220,6 +223,14 @@ impl Region {
         unsafe { self.inner.mapping.base.as_ptr().add(offset) }
     }
 
+    /// Tells whoever wants to hear of accesses.
+    #[inline]
+    fn heard(&self, access: MemoryAccess, offset: usize, length: usize) {
+        if let Some(observer) = &self.inner.observer {
+            observer.accessed(access, offset, length);
+        }
+    }
+
     /// Copies out of the region. Bytes that a peer writes meanwhile may be old or new, each.
     #[inline]
     pub fn copy_out(&self, offset: usize, out: &mut [u8]) {
@@ -227,6 +238,7 @@ impl Region {
         // SAFETY: `from` has that many bytes; `out` is exclusive, so they do not overlap unless
         // somebody broke the contract of `slice_mut`.
         unsafe { ptr::copy(from, out.as_mut_ptr(), out.len()) }
+        self.heard(MemoryAccess::CopyOut, offset, out.len());
     }
 
     /// Copies into the region.
@@ -235,6 +247,7 @@ impl Region {
         let to = self.place(offset, data.len());
         // SAFETY: `to` has that many bytes, see `copy_out`.
         unsafe { ptr::copy(data.as_ptr(), to, data.len()) }
+        self.heard(MemoryAccess::CopyIn, offset, data.len());
     }
 
     /// Sets a piece of the region to one value.
@@ -242,6 +255,7 @@ impl Region {
         let to = self.place(offset, length);
         // SAFETY: `to` has that many bytes.
         unsafe { ptr::write_bytes(to, value, length) }
+        self.heard(MemoryAccess::CopyIn, offset, length);
     }
 
     #[inline]
@@ -262,25 +276,31 @@ impl Region {
     /// Reads a byte; what was written before it by a peer's message is visible afterwards.
     #[inline]
     pub fn load_acquire_u8(&self, offset: usize) -> u8 {
-        self.byte(offset).load(Ordering::Acquire)
+        let value = self.byte(offset).load(Ordering::Acquire);
+        self.heard(MemoryAccess::Load, offset, 1);
+        value
     }
 
     /// Reads an aligned u64 in host order, as atomics of peers write it.
     #[inline]
     pub fn load_acquire_u64(&self, offset: usize) -> u64 {
-        self.word(offset).load(Ordering::Acquire)
+        let value = self.word(offset).load(Ordering::Acquire);
+        self.heard(MemoryAccess::Load, offset, 8);
+        value
     }
 
     /// Writes a byte after everything that was written before.
     #[inline]
     pub fn store_release_u8(&self, offset: usize, value: u8) {
         self.byte(offset).store(value, Ordering::Release);
+        self.heard(MemoryAccess::Store, offset, 1);
     }
 
     /// Writes an aligned u64 in host order after everything that was written before.
     #[inline]
     pub fn store_release_u64(&self, offset: usize, value: u64) {
         self.word(offset).store(value, Ordering::Release);
+        self.heard(MemoryAccess::Store, offset, 8);
     }
 
     /// A piece of the region as a slice.

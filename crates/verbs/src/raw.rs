@@ -54,6 +54,34 @@ pub struct Keys {
     pub rkey: RKey,
 }
 
+/// An access of the program to memory of the safe API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryAccess {
+    /// Bytes are copied out.
+    CopyOut,
+    /// Bytes are copied in, or set.
+    CopyIn,
+    /// A byte or word is read, as a program does that polls it.
+    Load,
+    /// A byte or word is written.
+    Store,
+}
+
+/// Hears of the accesses of the program to one region, after reads and stores. A slice of a region is not heard of.
+pub trait MemoryObserver: Send + Sync {
+    /// The program accessed `length` bytes, `offset` bytes from the start of the region.
+    fn accessed(&self, access: MemoryAccess, offset: usize, length: usize);
+}
+
+/// Where memory of the safe API lies for the device and its peers, and who hears of accesses to it.
+pub struct Placement {
+    /// The address of the first byte, as work requests and peers name it. It has the same low twelve bits as the
+    /// address in the process.
+    pub address: u64,
+    /// Hears of accesses, if somebody wants to. A region without an observer pays one branch for each access.
+    pub observer: Option<Arc<dyn MemoryObserver>>,
+}
+
 /// What a provider says of something that it does not offer.
 fn lacking<T>(what: &'static str) -> Result<T, Error> {
     Err(Error::os(what)(io::Error::new(io::ErrorKind::Unsupported, "this provider does not offer them")))
@@ -72,6 +100,13 @@ pub trait Provider: Send + Sync {
 
     /// Destroys a protection domain that nothing uses.
     fn destroy_pd(&self, pd: PdId) -> Result<(), Error>;
+
+    /// Decides where memory of the safe API lies, before it is registered under that address: `length` bytes at `base`
+    /// in the process. A virtual device chooses addresses of its own, so that they are the same in every run.
+    fn place(&self, base: *mut u8, length: usize) -> Placement {
+        let _ = length;
+        Placement { address: base as u64, observer: None }
+    }
 
     /// Registers memory under the address `address`.
     ///

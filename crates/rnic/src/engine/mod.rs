@@ -2,6 +2,7 @@
 
 mod multicast;
 mod objects;
+mod pull;
 mod traffic;
 
 use std::cmp::Reverse;
@@ -20,15 +21,15 @@ use crate::commons::Commons;
 use crate::completion::CompletionQueue;
 use crate::congestion::Window;
 use crate::memory::{Memory, RegionTable};
+use crate::policy::Policy;
 use crate::qp::Qp;
 use crate::shared::SharedReceiveQueue;
+
+pub use pull::{Part, Pulled, Ready};
 
 /// Names one engine of a device: the upper four bits of its QPNs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct EngineId(pub u8);
-
-/// How long a due acknowledgement may be held back.
-pub const ACK_HOLD_NS: u64 = 20_000;
 
 /// What every device is limited to.
 pub const LIMITS: Limits = Limits {
@@ -46,13 +47,6 @@ pub const LIMITS: Limits = Limits {
     max_windows: 1 << 20,
     max_groups: 64,
 };
-
-/// The most that is in flight to one destination, however large the receive buffers: enough for
-/// any loopback round trip, and little enough to stay in a cache.
-const MAX_WINDOW_BYTES: u64 = 1 << 20;
-
-/// READs are asked for in pieces of this part of the receive window.
-const READ_PIECES_PER_WINDOW: u64 = 4;
 
 /// Entries of the timer list per queue pair, on average: more than one is left behind when a
 /// deadline moves forward, and beyond this they are cleared away.
@@ -153,7 +147,7 @@ struct Srq {
 ///    has passed, and the programs' `post_*`.
 /// 2. **Output**: [`poll_transmit`](Self::poll_transmit) until it adds nothing more, each time
 ///    sending the batch, and then [`transmitted`](Self::transmitted). Acknowledgements that are due wait
-///    for company up to [`ACK_HOLD_NS`]; a driver that has nothing else to do calls
+///    for company up to [`Policy::ack_hold_ns`]; a driver that has nothing else to do calls
 ///    [`release_acks`](Self::release_acks) first.
 /// 3. **Waiting**: until something arrives or [`poll_timeout`](Self::poll_timeout) passes, which
 ///    must be asked again after every input and output.
@@ -199,13 +193,21 @@ fn stream_of(config: &Config, number: u64) -> ChaCha12Rng {
 impl Rnic {
     /// A device without any objects. `notifier` is called for each asynchronous event.
     pub fn new(config: Config, notifier: Option<Notifier>) -> Self {
+        Self::with_policy(config, Policy::default(), notifier)
+    }
+
+    /// The same, where the choices that IBTA leaves to a device are others than the default.
+    pub fn with_policy(config: Config, policy: Policy, notifier: Option<Notifier>) -> Self {
         let regions = Arc::new(RegionTable::default());
-        let inbound = Window::new(config.receive_buffer_bytes, MAX_WINDOW_BYTES);
-        let read_piece_cost = inbound.limit() / READ_PIECES_PER_WINDOW;
+        let inbound = Window::new(config.receive_buffer_bytes, policy.max_window_bytes);
+        let read_piece_cost = match policy.read_pieces_per_window {
+            0 => u64::MAX,
+            pieces => inbound.limit() / pieces,
+        };
         let events = Arc::new(EventQueue::new(notifier));
         Self {
             config,
-            core: Commons::new(Memory::new(regions.clone()), events, inbound, read_piece_cost),
+            core: Commons::new(policy, Memory::new(regions.clone()), events, inbound, read_piece_cost),
             qps: Slab::new(),
             by_number: FxHashMap::default(),
             regions,
@@ -225,6 +227,11 @@ impl Rnic {
     /// What it was made with.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// What it chooses where IBTA leaves it the choice.
+    pub fn policy(&self) -> &Policy {
+        &self.core.policy
     }
 
     /// The oldest asynchronous event.
@@ -294,6 +301,9 @@ impl Rnic {
     #[inline]
     fn settle(&mut self, slot: u32) {
         let qp = &mut self.qps[slot as usize];
+        if self.core.policy.ack_hold_ns == 0 {
+            qp.resp.release_ack();
+        }
         let ready = qp.resp.has_answers() || qp.has_request_to_send();
         if ready && !qp.queued {
             qp.queued = true;

@@ -11,7 +11,7 @@ use doorbell_verbs_core::{
 use doorbell_wire::{Psn, QKey, Qpn, RKey};
 use rand_core::Rng;
 
-use super::{Cq, ENGINE_SHIFT, EngineId, MAX_WINDOW_BYTES, Rnic, Srq};
+use super::{Cq, ENGINE_SHIFT, EngineId, Rnic, Srq};
 use crate::commons::frame_overhead;
 use crate::completion::{CompletionQueue, CompletionSink};
 use crate::congestion::{Destination, Window};
@@ -71,10 +71,30 @@ impl Rnic {
         access: Access,
         owner: Option<Arc<dyn std::any::Any + Send + Sync>>,
     ) -> Result<Arc<Region>, ObjectError> {
+        // SAFETY: passed on to our caller.
+        unsafe { self.register_paged(pd, base, length, address, access, owner, None) }
+    }
+
+    /// Registers memory, with somebody of its own who is asked before each access to it.
+    ///
+    /// # Safety
+    ///
+    /// As for [`register`](Self::register).
+    #[allow(clippy::too_many_arguments, reason = "the parameters of a registration, and who hears of accesses")]
+    pub unsafe fn register_paged(
+        &mut self,
+        pd: PdId,
+        base: *mut u8,
+        length: usize,
+        address: u64,
+        access: Access,
+        owner: Option<Arc<dyn std::any::Any + Send + Sync>>,
+        pager: Option<Arc<dyn Pager>>,
+    ) -> Result<Arc<Region>, ObjectError> {
         self.check_pd(pd)?;
         let rng = &mut self.key_rng;
         // SAFETY: passed on to our caller.
-        unsafe { self.regions.insert(pd, base, length, address, access, owner, || rng.next_u32()) }
+        unsafe { self.regions.insert(pd, base, length, address, access, owner, pager, || rng.next_u32()) }
             .ok_or(ObjectError::Region { address, length })
     }
 
@@ -164,11 +184,29 @@ impl Rnic {
         depth: usize,
         notifier: Option<Notifier>,
     ) -> Result<(CqId, Arc<CompletionQueue>), ObjectError> {
+        self.enter_cq(depth, |depth| CompletionQueue::new(depth, notifier))
+    }
+
+    /// The same, with an `observer` that is called whenever completions came.
+    pub fn create_observed_cq(
+        &mut self,
+        depth: usize,
+        notifier: Option<Notifier>,
+        observer: Notifier,
+    ) -> Result<(CqId, Arc<CompletionQueue>), ObjectError> {
+        self.enter_cq(depth, |depth| CompletionQueue::observed(depth, notifier, observer))
+    }
+
+    fn enter_cq(
+        &mut self,
+        depth: usize,
+        make: impl FnOnce(usize) -> CompletionQueue,
+    ) -> Result<(CqId, Arc<CompletionQueue>), ObjectError> {
         check_range("the completion queue's depth", depth, 1, LIMITS.max_cq_depth)?;
         if self.cqs.len() >= LIMITS.max_cqs {
             return Err(ObjectError::Exhausted("completion queues"));
         }
-        let queue = Arc::new(CompletionQueue::new(depth, notifier));
+        let queue = Arc::new(make(depth));
         let entry = self.cqs.vacant_entry();
         let id = entry.key() as u32;
         let port = self.core.add_cq(id, Arc::clone(&queue) as Arc<dyn CompletionSink>);
@@ -268,7 +306,10 @@ impl Rnic {
                 srq.users += 1;
                 ReceiveQueue::Shared(Arc::clone(&srq.queue) as Arc<dyn ReceiveSource>)
             }
-            None => ReceiveQueue::Own { wqes: VecDeque::new(), depth: c.max_recv_wr, max_sges: c.max_recv_sge },
+            None => {
+                let (depth, max_sges) = (c.max_recv_wr, c.max_recv_sge);
+                ReceiveQueue::Own { wqes: VecDeque::new(), depth, max_sges, unrung: 0 }
+            }
         };
         self.cqs[init.send_cq.0 as usize].users += 1;
         self.cqs[init.recv_cq.0 as usize].users += 1;
@@ -306,7 +347,7 @@ impl Rnic {
             recv_cq: recv_port,
             sq,
             rq,
-            req: Requester::new(0),
+            req: Requester::new(0, &self.core.policy),
             resp: Responder::default(),
             counters: QpCounters::default(),
             destination: None,
@@ -384,9 +425,9 @@ impl Rnic {
     }
 
     fn join_destination(&mut self, address: IpAddr) -> usize {
-        let (destinations, config) = (&mut self.core.destinations, &self.config);
+        let (destinations, config, policy) = (&mut self.core.destinations, &self.config, &self.core.policy);
         let index = *self.by_address.entry(address).or_insert_with(|| {
-            let window = Window::new(config.receive_buffer_bytes, MAX_WINDOW_BYTES);
+            let window = Window::new(config.receive_buffer_bytes, policy.max_window_bytes);
             destinations.insert(Destination { address, users: 0, window })
         });
         self.core.destinations[index].users += 1;

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use doorbell_verbs_core::{PostError, PostErrorKind, QpCounters, QpKind, QpState, RecvRequest, SendRequest, SrqId};
 use doorbell_wire::{BTH_LEN, BthRepr, Outer, PartitionKey, Qpn, Transport};
 
-use super::{ACK_HOLD_NS, Rnic};
+use super::Rnic;
 use crate::commons::{Sent, frame_overhead};
 use crate::congestion::in_flight_cost;
 use crate::qp::{Acknowledgement, Stop, check_receive};
@@ -46,6 +46,9 @@ impl Rnic {
                 break;
             }
         }
+        if !self.core.policy.waits_for_doorbells {
+            qp.sq.rung = qp.sq.tail;
+        }
         if matches!(qp.state, QpState::SqError | QpState::Error) {
             qp.flush_sends(&mut self.core);
         }
@@ -77,8 +80,9 @@ impl Rnic {
         };
         let queue = &srq.queue;
         for (index, request) in list.iter().enumerate() {
+            let hidden = self.core.policy.waits_for_doorbells;
             check_receive(&mut self.core, queue.pd(), queue.max_sges(), request)
-                .and_then(|()| queue.push(RecvWqe::new(queue.pd(), request)))
+                .and_then(|()| queue.push(RecvWqe::new(queue.pd(), request), hidden))
                 .map_err(|kind| PostError { index, kind })?;
         }
         Ok(())
@@ -212,7 +216,7 @@ impl Rnic {
             }
             self.settle(slot);
         }
-        self.release_held_acks(now_ns.saturating_sub(ACK_HOLD_NS));
+        self.release_held_acks(now_ns.saturating_sub(self.core.policy.ack_hold_ns));
         self.publish();
     }
 
@@ -220,7 +224,7 @@ impl Rnic {
     /// [`poll_transmit`](Self::poll_transmit)) is to be called at the latest.
     pub fn poll_timeout(&self) -> Option<u64> {
         let timer = self.timers.peek().map(|&Reverse((at, ..))| at);
-        let ack = self.held_ack_since_ns().map(|since| since + ACK_HOLD_NS);
+        let ack = self.held_ack_since_ns().map(|since| since + self.core.policy.ack_hold_ns);
         [timer, ack].into_iter().flatten().min()
     }
 
@@ -252,7 +256,7 @@ impl Rnic {
     /// `budget`. Returns how many.
     pub fn poll_transmit(&mut self, now_ns: u64, budget: Budget, filter: Filter, batch: &mut TransmitBatch) -> usize {
         self.core.now_ns = now_ns;
-        self.release_held_acks(now_ns.saturating_sub(ACK_HOLD_NS));
+        self.release_held_acks(now_ns.saturating_sub(self.core.policy.ack_hold_ns));
         batch.limit_growth(budget.bytes);
         let before = batch.infos().len();
         let mut left = budget.packets;
@@ -284,19 +288,7 @@ impl Rnic {
             let mut answers = quantum - (share - requests);
             let more_answers = qp.transmit_answers(core, &mut answers, batch);
             left -= quantum - answers;
-            match stop {
-                Stop::Window { cost } => {
-                    if let Some(destination) = qp.destination {
-                        qp.blocked = true;
-                        core.destinations[destination].window.waiting.push_back((slot, cost));
-                    }
-                }
-                Stop::Inbound { cost } => {
-                    qp.blocked = true;
-                    core.inbound.waiting.push_back((slot, cost));
-                }
-                Stop::Idle | Stop::Budget => {}
-            }
+            qp.note_stop(core, slot, stop);
             if stop == Stop::Budget || more_answers {
                 qp.queued = true;
                 core.ready.push_back(slot);
@@ -313,7 +305,7 @@ impl Rnic {
     }
 
     /// Sends the acknowledgements of queue pairs that are gone.
-    fn transmit_farewells(&mut self, filter: Filter, left: &mut usize, batch: &mut TransmitBatch) {
+    pub(super) fn transmit_farewells(&mut self, filter: Filter, left: &mut usize, batch: &mut TransmitBatch) {
         let core = &mut self.core;
         let mut passed_over = 0;
         while passed_over < core.farewells.len() && *left > 0 && batch.has_room(Acknowledgement::LEN) {

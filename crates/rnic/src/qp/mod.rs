@@ -28,7 +28,13 @@ pub(crate) use responder::{Acknowledgement, Responder};
 
 /// Where receives come from.
 pub(crate) enum ReceiveQueue {
-    Own { wqes: VecDeque<RecvWqe>, depth: usize, max_sges: usize },
+    Own {
+        wqes: VecDeque<RecvWqe>,
+        depth: usize,
+        max_sges: usize,
+        /// This many of the newest are posted, but the device has not been told of them.
+        unrung: usize,
+    },
     Shared(Arc<dyn ReceiveSource>),
 }
 
@@ -87,6 +93,24 @@ pub(crate) struct Qp {
 }
 
 impl Qp {
+    /// Books why the requester stopped sending.
+    #[inline]
+    pub(crate) fn note_stop(&mut self, core: &mut Commons, slot: u32, stop: Stop) {
+        match stop {
+            Stop::Window { cost } => {
+                if let Some(destination) = self.destination {
+                    self.blocked = true;
+                    core.destinations[destination].window.waiting.push_back((slot, cost));
+                }
+            }
+            Stop::Inbound { cost } => {
+                self.blocked = true;
+                core.inbound.waiting.push_back((slot, cost));
+            }
+            Stop::Idle | Stop::Budget => {}
+        }
+    }
+
     /// Takes the oldest receive, for a message that uses it if its packets arrive.
     pub(crate) fn take_receive(&mut self) -> Option<RecvWqe> {
         let wqe = self.try_receive()?;
@@ -97,7 +121,7 @@ impl Qp {
     /// Takes the oldest receive, for a message of which is not known yet whether it fits.
     pub(crate) fn try_receive(&mut self) -> Option<RecvWqe> {
         match &mut self.rq {
-            ReceiveQueue::Own { wqes, .. } => wqes.pop_front(),
+            ReceiveQueue::Own { wqes, unrung, .. } => (wqes.len() > *unrung).then(|| wqes.pop_front()).flatten(),
             ReceiveQueue::Shared(source) => source.take(),
         }
     }
@@ -198,13 +222,15 @@ impl Qp {
             let wqe = self.sq.pop();
             self.complete_send(core, &wqe, Status::WorkRequestFlushed);
         }
+        self.sq.rung = self.sq.tail;
         self.req.reset_cursor(self.sq.head);
     }
 
     pub(crate) fn flush_receives(&mut self, core: &mut Commons) {
-        while let ReceiveQueue::Own { wqes, .. } = &mut self.rq
+        while let ReceiveQueue::Own { wqes, unrung, .. } = &mut self.rq
             && let Some(wqe) = wqes.pop_front()
         {
+            *unrung = 0;
             self.flush_receive(core, &wqe);
         }
     }
@@ -218,10 +244,12 @@ impl Qp {
             self.sq.pop();
         }
         self.return_receive();
-        if let ReceiveQueue::Own { wqes, .. } = &mut self.rq {
+        self.sq.rung = self.sq.tail;
+        if let ReceiveQueue::Own { wqes, unrung, .. } = &mut self.rq {
             wqes.clear();
+            *unrung = 0;
         }
-        self.req = Requester::new(self.sq.head);
+        self.req = Requester::new(self.sq.head, &core.policy);
         self.resp = Responder::default();
         self.established = false;
     }

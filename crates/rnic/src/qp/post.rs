@@ -77,7 +77,7 @@ impl Qp {
             let what = "receive work requests";
             return Err(PostErrorKind::WrongState { state: self.state, what, allowed: "any state but reset" });
         }
-        let ReceiveQueue::Own { wqes, depth, max_sges } = &mut self.rq else {
+        let ReceiveQueue::Own { wqes, depth, max_sges, unrung } = &mut self.rq else {
             return Err(PostErrorKind::UsesSharedReceiveQueue);
         };
         if wqes.len() >= *depth {
@@ -85,6 +85,7 @@ impl Qp {
         }
         check_receive(core, self.pd, *max_sges, request)?;
         wqes.push_back(RecvWqe::new(self.pd, request));
+        *unrung += usize::from(core.policy.waits_for_doorbells);
         if self.state == QpState::Error {
             self.flush_receives(core);
         }

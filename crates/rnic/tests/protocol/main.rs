@@ -11,6 +11,7 @@ mod longest;
 mod multicast;
 mod objects;
 mod paging;
+mod policies;
 mod probes;
 mod queues;
 mod recovery;

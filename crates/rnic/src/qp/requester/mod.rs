@@ -12,9 +12,7 @@ use doorbell_wire::{Psn, ack_timeout_ns};
 use super::Qp;
 use crate::commons::Commons;
 use crate::congestion::in_flight_cost;
-
-/// The earliest that anything is sent again without being asked for.
-const EARLY_TIMEOUT_NS: u64 = 500_000;
+use crate::policy::Policy;
 
 /// How long early retransmissions back off to where the configured timeout is infinite.
 const LONGEST_EARLY_TIMEOUT_NS: u64 = 1_000_000_000;
@@ -26,10 +24,6 @@ const EARLY_TIMEOUT_ROUND_TRIPS: u64 = 4;
 /// for what takes longer now and then; but a window is acknowledged thousands of times a second
 /// here, and a variance forgets within ten samples that a peer's process had lost its CPU.
 const LONGEST_ROUND_TRIP_MEMORY_NS: u64 = 100_000_000;
-
-/// An acknowledgement is asked for at least every so many packets, so that the window moves
-/// within long messages.
-const ACK_REQUEST_PACKETS: u32 = 16;
 
 /// Sequence numbers outstanding at most: half the number space less some slack, so that old and
 /// new never look alike (IBTA Vol 1, 9.7.1).
@@ -112,7 +106,7 @@ pub(crate) struct Requester {
 }
 
 impl Requester {
-    pub(crate) fn new(head: u64) -> Self {
+    pub(crate) fn new(head: u64, policy: &Policy) -> Self {
         let zero = Psn::new(0);
         Self {
             next_psn: zero,
@@ -130,7 +124,7 @@ impl Requester {
             rnr_until_ns: None,
             progress_ns: 0,
             sent_ns: 0,
-            early_timeout_ns: EARLY_TIMEOUT_NS,
+            early_timeout_ns: policy.least_early_timeout_ns.unwrap_or(u64::MAX),
             round_trip_ns: 0,
             longest_round_trip_ns: 0,
             longest_seen_ns: 0,
@@ -180,8 +174,11 @@ impl Requester {
         self.una != self.cursor_psn
     }
 
-    fn base_early_timeout_ns(&self) -> u64 {
-        (EARLY_TIMEOUT_ROUND_TRIPS * self.round_trip_ns).max(2 * self.longest_round_trip_ns).max(EARLY_TIMEOUT_NS)
+    /// [`u64::MAX`] where nothing is sent again early.
+    #[inline]
+    fn base_early_timeout_ns(&self, policy: &Policy) -> u64 {
+        let Some(least_ns) = policy.least_early_timeout_ns else { return u64::MAX };
+        (EARLY_TIMEOUT_ROUND_TRIPS * self.round_trip_ns).max(2 * self.longest_round_trip_ns).max(least_ns)
     }
 
     fn take_round_trip(&mut self, now_ns: u64, sample_ns: u64) {
@@ -228,11 +225,16 @@ impl Qp {
         if req.probe.is_some() {
             return true;
         }
-        if self.blocked || req.cursor == self.sq.tail {
+        if self.blocked || req.cursor == self.sq.rung {
             return false;
         }
         // In SQD, messages that were begun are finished and nothing new is begun.
         self.state == QpState::ReadyToSend || req.cursor < req.assigned
+    }
+
+    /// The work request that is sent from next, and the packet within it.
+    pub(crate) fn send_cursor(&self) -> (u64, u32) {
+        (self.req.cursor, self.req.cursor_packet)
     }
 
     /// Work requests that are posted and not yet sent, or not wholly.
@@ -262,7 +264,7 @@ impl Qp {
         }
         req.probe = None;
         req.probes = 0;
-        req.early_timeout_ns = req.base_early_timeout_ns();
+        req.early_timeout_ns = req.base_early_timeout_ns(&core.policy);
     }
 
     fn lost(&mut self, core: &mut Commons) {
@@ -321,7 +323,7 @@ impl Qp {
         if self.kind != QpKind::Rc || !self.requests() || !req.has_outstanding() {
             return None;
         }
-        let early = req.sent_ns + req.early_timeout_ns;
+        let early = req.sent_ns.saturating_add(req.early_timeout_ns);
         let configured = self.counted_timeout_ns().map_or(u64::MAX, |ns| req.progress_ns + ns);
         Some(early.min(configured))
     }
@@ -357,9 +359,11 @@ impl Qp {
         } else {
             core.counters.early_retransmit += 1;
         }
-        let longest = ack_timeout_ns(self.settings.timeout).unwrap_or(LONGEST_EARLY_TIMEOUT_NS).max(EARLY_TIMEOUT_NS);
         let req = &mut self.req;
-        req.early_timeout_ns = (2 * req.early_timeout_ns).min(longest);
+        if let Some(least_ns) = core.policy.least_early_timeout_ns {
+            let longest_ns = ack_timeout_ns(self.settings.timeout).unwrap_or(LONGEST_EARLY_TIMEOUT_NS).max(least_ns);
+            req.early_timeout_ns = (2 * req.early_timeout_ns).min(longest_ns);
+        }
         req.implied_nak = None;
         if req.probes == MAX_PROBES {
             self.lost(core);

@@ -6,7 +6,7 @@ use doorbell_wire::{
     Opcode, PartitionKey, Psn, RETH_LEN, RethRepr,
 };
 
-use super::{ACK_REQUEST_PACKETS, MAX_OUTSTANDING_PSNS, Probe, Stop, cost_of, is_answered, payload_of};
+use super::{MAX_OUTSTANDING_PSNS, Probe, Stop, cost_of, is_answered, payload_of};
 use crate::commons::{Commons, Sent};
 use crate::congestion::in_flight_cost;
 use crate::qp::Qp;
@@ -224,11 +224,10 @@ impl Qp {
         let since_ack_request = self.req.since_ack_request + 1;
         let ack_request = rc
             && (last
-                || since_ack_request >= ACK_REQUEST_PACKETS
+                || since_ack_request >= core.policy.ack_request_packets
                 || self.destination.is_some_and(|destination| {
                     let window = &core.destinations[destination].window;
-                    window.in_flight + 2 * cost > window.limit()
-                        || window.exceeds_share(self.req.in_flight + cost, cost)
+                    window.is_nearly_full(cost) || window.exceeds_share(self.req.in_flight + cost, cost)
                 }));
         let psn = self.req.cursor_psn;
         let retransmission = rc && psn.is_before(self.req.high_psn);

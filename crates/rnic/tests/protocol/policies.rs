@@ -1,0 +1,250 @@
+//! What a driver may choose where the specification leaves it the choice: doorbells, pulls of one part of one queue
+//! pair, and a device without the policies that were made for UDP.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use doorbell_rnic::{Budget, CompletionQueue, Part, Policy, Ready, Region, Rnic, TransmitBatch};
+use doorbell_verbs_core::{
+    Access, AddressVector, Completion, Payload, QpAttributes, QpCapacities, QpInit, QpKind, QpState, RecvRequest,
+    SendFlags, SendOperation, SendRequest, Status,
+};
+use doorbell_wire::{Opcode, Outer, PathMtu, Psn, Qpn};
+
+use super::common::Block;
+
+const LENGTH: usize = 1 << 20;
+
+/// A device with one queue pair, and a driver that decides when everything happens.
+struct End {
+    rnic: Rnic,
+    qpn: Qpn,
+    queue: Arc<CompletionQueue>,
+    region: Arc<Region>,
+    _memory: Block,
+}
+
+fn address(number: u8) -> IpAddr {
+    Ipv4Addr::new(10, 0, 0, number).into()
+}
+
+impl End {
+    fn new(number: u8, policy: Policy) -> Self {
+        let config = doorbell_rnic::Config {
+            address: address(number),
+            active_mtu: PathMtu::Mtu4096,
+            receive_buffer_bytes: 1 << 16,
+            seed: [number; 32],
+        };
+        let mut rnic = Rnic::with_policy(config, policy, None);
+        let pd = rnic.create_pd();
+        let memory = Block::new(LENGTH);
+        // SAFETY: the block lives as long as the device, and no reference to its bytes is made.
+        let region = unsafe { rnic.register(pd, memory.base(), LENGTH, memory.address(), Access::all(), None) };
+        let region = region.expect("a new device has room for a region");
+        let (cq, queue) = rnic.create_cq(64, None).expect("a new device has room for a queue");
+        let capacities =
+            QpCapacities { max_send_wr: 32, max_recv_wr: 32, max_send_sge: 1, max_recv_sge: 1, max_inline: 64 };
+        let init = QpInit { kind: QpKind::Rc, pd, send_cq: cq, recv_cq: cq, srq: None, capacities, signal_all: true };
+        let qpn = rnic.create_qp(init).expect("a new device has room for a queue pair");
+        Self { rnic, qpn, queue, region, _memory: memory }
+    }
+
+    fn connect(&mut self, number: u8, peer: Qpn) {
+        let steps = [
+            QpAttributes {
+                state: Some(QpState::Init),
+                pkey_index: Some(0),
+                port: Some(1),
+                access: Some(Access::all()),
+                ..QpAttributes::default()
+            },
+            QpAttributes {
+                state: Some(QpState::ReadyToReceive),
+                address: Some(AddressVector::to(address(number))),
+                path_mtu: Some(PathMtu::Mtu4096),
+                dest_qpn: Some(peer),
+                receive_psn: Some(Psn::new(7)),
+                max_dest_rd_atomic: Some(4),
+                min_rnr_timer: Some(1),
+                ..QpAttributes::default()
+            },
+            QpAttributes {
+                state: Some(QpState::ReadyToSend),
+                send_psn: Some(Psn::new(7)),
+                timeout: Some(10),
+                retry_count: Some(3),
+                rnr_retry: Some(7),
+                max_rd_atomic: Some(4),
+                ..QpAttributes::default()
+            },
+        ];
+        steps.iter().for_each(|step| self.rnic.modify_qp(self.qpn, step).expect("a valid transition"));
+    }
+
+    fn post(&mut self, operation: SendOperation, length: u32) {
+        let sges = [doorbell_verbs_core::Sge { address: self.region.address(), length, lkey: self.region.lkey() }];
+        let request = SendRequest {
+            wr_id: 1,
+            operation,
+            payload: Payload::Sges(&sges),
+            flags: SendFlags::SIGNALED,
+            destination: None,
+        };
+        self.rnic.post_send(0, self.qpn, &[request]).expect("the queue has room");
+    }
+
+    fn post_receive(&mut self) {
+        let sges = [doorbell_verbs_core::Sge { address: self.region.address(), length: 64, lkey: self.region.lkey() }];
+        self.rnic.post_recv(self.qpn, &[RecvRequest { wr_id: 2, sges: &sges }]).expect("the queue has room");
+    }
+
+    fn pull(&mut self, part: Part, packets: usize) -> (Vec<(Opcode, Vec<u8>)>, bool) {
+        let mut batch = TransmitBatch::new(1 << 21, 0);
+        let budget = Budget { packets, ..Budget::UNLIMITED };
+        let pulled = self.rnic.pull(0, self.qpn, part, budget, &mut batch);
+        let bytes = batch.runs().iter().flat_map(|run| run.segments()).map(|range| batch.bytes()[range].to_vec());
+        let packets: Vec<_> = batch.infos().iter().map(|info| info.opcode).zip(bytes).collect();
+        assert_eq!(packets.len(), pulled.packets);
+        (packets, pulled.more)
+    }
+
+    fn hear(&mut self, from: u8, packets: &[(Opcode, Vec<u8>)]) {
+        let outer = Outer {
+            src: address(from),
+            dst: self.rnic.config().address,
+            traffic_class: 0,
+            hop_limit: 64,
+            identification: None,
+            dont_fragment: None,
+        };
+        packets.iter().for_each(|(_, packet)| self.rnic.handle_packet(0, &outer, packet));
+    }
+
+    fn reap(&mut self) -> Vec<(u64, Status)> {
+        let mut out = [Completion::default(); 8];
+        let count = self.queue.poll(&mut out).expect("the queue does not overrun");
+        out[..count].iter().map(|completion| (completion.wr_id, completion.status)).collect()
+    }
+}
+
+fn pair(policy: Policy) -> (End, End) {
+    let (mut a, mut b) = (End::new(1, policy), End::new(2, policy));
+    let (of_a, of_b) = (a.qpn, b.qpn);
+    a.connect(2, of_b);
+    b.connect(1, of_a);
+    (a, b)
+}
+
+const RUNG: Policy = Policy { waits_for_doorbells: true, ..Policy::UNBOUNDED };
+
+#[test]
+fn a_post_is_unseen_until_its_doorbell_is_rung() {
+    let (mut a, _) = pair(RUNG);
+    (0..3).for_each(|_| a.post(SendOperation::Send, 16));
+    assert_eq!((a.rnic.take_ready(), a.rnic.posted_sends(a.qpn)), (None, 3));
+    a.rnic.ring_sends(0, a.qpn, 2);
+    let ready = Ready { qpn: a.qpn, requests: true, answers: false };
+    assert_eq!((a.rnic.take_ready(), a.rnic.take_ready()), (Some(ready), None));
+    let (packets, more) = a.pull(Part::Requests, 8);
+    assert_eq!((packets.len(), more), (2, false), "two were rung");
+    a.rnic.ring_sends(0, a.qpn, 1);
+    assert_eq!(a.pull(Part::Requests, 8).0.len(), 0, "an older index rings nothing");
+    a.rnic.ring_sends(0, a.qpn, 9);
+    assert_eq!((a.pull(Part::Requests, 8).0.len(), a.rnic.next_send(a.qpn)), (1, Some((3, 0))));
+}
+
+#[test]
+fn a_receive_is_unseen_until_its_doorbell_is_rung() {
+    let (mut a, mut b) = pair(RUNG);
+    b.post_receive();
+    a.post(SendOperation::Send, 16);
+    a.rnic.ring_sends(0, a.qpn, 1);
+    let packets = a.pull(Part::Requests, 8).0;
+    b.hear(1, &packets);
+    assert_eq!(b.rnic.counters().rnr_nak_sent, 1, "the device did not know of the receive");
+    b.rnic.ring_receives(b.qpn, 1);
+    b.hear(1, &packets);
+    b.rnic.transmitted();
+    assert_eq!(b.reap(), [(2, Status::Success)]);
+}
+
+#[test]
+fn requests_and_answers_are_pulled_apart() {
+    let (mut a, mut b) = pair(Policy::UNBOUNDED);
+    b.post_receive();
+    a.post(SendOperation::Send, 16);
+    b.post(SendOperation::Send, 16);
+    let packets = a.pull(Part::Requests, 8).0;
+    b.hear(1, &packets);
+    let ready = Ready { qpn: b.qpn, requests: true, answers: true };
+    assert_eq!(b.rnic.take_ready(), Some(ready));
+    let answers = b.pull(Part::Answers, 8);
+    assert_eq!((answers.0[0].0, answers.0.len(), answers.1), (Opcode::RC_ACKNOWLEDGE, 1, false));
+    a.hear(2, &answers.0);
+    assert_eq!(a.reap(), [(1, Status::Success)]);
+    assert_eq!(b.pull(Part::Requests, 8).0[0].0, Opcode::RC_SEND_ONLY);
+}
+
+#[test]
+fn a_budget_of_one_takes_one_packet_and_says_whether_there_are_more() {
+    let (mut a, _) = pair(Policy::UNBOUNDED);
+    a.post(SendOperation::Send, 3 * 4096);
+    let mut opcodes = Vec::new();
+    loop {
+        let (packets, more) = a.pull(Part::Requests, 1);
+        opcodes.push(packets[0].0);
+        if !more {
+            break;
+        }
+    }
+    assert_eq!(opcodes[..3], [Opcode::RC_SEND_FIRST, Opcode::RC_SEND_MIDDLE, Opcode::RC_SEND_LAST]);
+    assert_eq!(a.pull(Part::Requests, 1).0.len(), 0);
+}
+
+#[test]
+fn without_bounds_a_long_read_is_one_request_and_nothing_waits_for_a_window() {
+    let remote = |b: &End| (b.region.address(), b.region.rkey());
+    for (policy, requests) in [(Policy::DATAGRAMS, None), (Policy::UNBOUNDED, Some(1))] {
+        let (mut a, b) = pair(policy);
+        let (remote_address, rkey) = remote(&b);
+        a.post(SendOperation::Read { remote_address, rkey }, LENGTH as u32);
+        let packets = a.pull(Part::Requests, 1000).0.len();
+        assert!(requests.is_none_or(|requests| packets == requests), "{packets} requests");
+        assert!(requests.is_some() || a.rnic.pending_work(a.qpn) > 0, "the window for responses bounds the READ");
+    }
+    let (mut a, b) = pair(Policy::UNBOUNDED);
+    let (remote_address, rkey) = remote(&b);
+    a.post(SendOperation::Write { remote_address, rkey }, LENGTH as u32);
+    let (packets, more) = a.pull(Part::Requests, 1000);
+    assert_eq!((packets.len(), more), (LENGTH / 4096, false));
+    assert_eq!(packets.iter().filter(|(_, packet)| packet[8] & 0x80 != 0).count(), 1, "only the last asks for an ACK");
+}
+
+#[test]
+fn without_early_retransmission_only_the_configured_timeout_counts() {
+    for (policy, least_ns) in [(Policy::DATAGRAMS, 500_000), (Policy::UNBOUNDED, 4_096 << 10)] {
+        let (mut a, _) = pair(policy);
+        a.post(SendOperation::Send, 16);
+        assert_eq!(a.pull(Part::Requests, 1).0.len(), 1);
+        assert_eq!(a.rnic.poll_timeout(), Some(least_ns));
+        a.rnic.handle_timeout(least_ns);
+        let counters = *a.rnic.counters();
+        let expected = if policy == Policy::DATAGRAMS { (1, 0) } else { (0, 1) };
+        assert_eq!((counters.early_retransmit, counters.local_ack_timeout_err), expected);
+        assert_eq!(a.pull(Part::Requests, 8).0.len(), 1, "it is sent again");
+    }
+}
+
+#[test]
+fn an_acknowledgement_of_a_write_is_not_held_where_the_policy_says_so() {
+    for (policy, held) in [(Policy::DATAGRAMS, true), (Policy::UNBOUNDED, false)] {
+        let (mut a, mut b) = pair(policy);
+        let (remote_address, rkey) = (b.region.address(), b.region.rkey());
+        a.post(SendOperation::Write { remote_address, rkey }, 16);
+        let packets = a.pull(Part::Requests, 1).0;
+        b.hear(1, &packets);
+        assert_eq!(b.rnic.take_ready().is_none(), held);
+        assert_eq!(b.rnic.held_ack_since_ns().is_some(), held);
+    }
+}
