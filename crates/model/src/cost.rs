@@ -37,10 +37,92 @@ pub enum Term {
     LatencyPerByte,
     /// `G` of bandwidth, per byte on the line.
     BandwidthPerByte,
+    /// For how long a message occupies the processing unit of a NIC that serves its queue pair.
+    NicUnit,
+    /// NIC time per message that no number of processing units shares.
+    NicWhole,
+    /// CPU time of taking a short message out of the completion, where the NIC has put it.
+    InlineReceive,
+    /// CPU time that each doubling of a receiver's queue pairs adds to a message.
+    ManyPairs,
+    /// For how long a message holds a receive queue that queue pairs share.
+    SharedQueue,
+    /// CPU time of the one thread that reposts the receives of a shared queue.
+    RepostThread,
+    /// For how long an atomic operation occupies its queue pair.
+    AtomicPair,
+    /// For how long an atomic operation holds its address.
+    AtomicAddress,
+}
+
+impl Term {
+    /// All, in their order.
+    pub const ALL: [Term; TERMS] = [
+        Term::SendPost,
+        Term::SendEach,
+        Term::ReceivePoll,
+        Term::ReceiveEach,
+        Term::RepostList,
+        Term::RepostEach,
+        Term::NicSend,
+        Term::NicReceive,
+        Term::DmaRead,
+        Term::Run,
+        Term::Latency,
+        Term::GapFixed,
+        Term::GapPerByte,
+        Term::LatencyPerByte,
+        Term::BandwidthPerByte,
+        Term::NicUnit,
+        Term::NicWhole,
+        Term::InlineReceive,
+        Term::ManyPairs,
+        Term::SharedQueue,
+        Term::RepostThread,
+        Term::AtomicPair,
+        Term::AtomicAddress,
+    ];
+
+    /// The parameter that it belongs to, as files call it, and what that is in words.
+    pub const fn parameter(self) -> (&'static str, &'static str) {
+        match self {
+            Term::SendPost | Term::SendEach => ("o_snd", "CPU, sending"),
+            Term::ReceivePoll | Term::ReceiveEach => ("o_rcv", "CPU, finding what has arrived"),
+            Term::RepostList | Term::RepostEach => ("o_post", "CPU, preparing receive buffers"),
+            Term::NicSend => ("o_nsnd", "NIC, sending"),
+            Term::NicReceive => ("o_nrcv", "NIC, receiving"),
+            Term::DmaRead => ("dma_read", "NIC, fetching the payload"),
+            Term::Run => ("o_run", "system calls of a software RNIC"),
+            Term::Latency => ("L", "NIC to NIC, PCIe and switch included"),
+            Term::GapFixed => ("g_fix", "until an acknowledgement is back"),
+            Term::GapPerByte => ("g_var", "the same, per byte"),
+            Term::LatencyPerByte => ("G", "bytes on the line, as latency grows with them"),
+            Term::BandwidthPerByte => ("G of bandwidth", "bytes on the line"),
+            Term::NicUnit => ("o_unit", "a processing unit of the NIC"),
+            Term::NicWhole => ("o_nic", "the whole NIC"),
+            Term::InlineReceive => ("o_inline", "CPU, taking short payloads out of completions"),
+            Term::ManyPairs => ("o_pairs", "CPU, changing between queue pairs"),
+            Term::SharedQueue => ("o_srq", "the shared receive queue"),
+            Term::RepostThread => ("o_repost_thread", "the thread that reposts shared receives"),
+            Term::AtomicPair => ("o_atomic", "atomics of a queue pair"),
+            Term::AtomicAddress => ("o_atomic_address", "atomics on one address"),
+        }
+    }
+}
+
+/// What one parameter adds to a cost.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Part {
+    /// The parameter, as files and formulas call it; empty for what no parameter changes.
+    pub name: &'static str,
+    /// What it is, in words.
+    pub meaning: &'static str,
+    /// Nanoseconds.
+    pub ns: f64,
 }
 
 /// Number of [`Term`]s.
-pub const TERMS: usize = 15;
+pub const TERMS: usize = 23;
 
 /// The value of each [`Term`], in its order: nanoseconds, or nanoseconds per byte.
 pub type Values = [f64; TERMS];
@@ -95,6 +177,21 @@ impl Cost {
     pub fn ns(&self, values: &Values) -> f64 {
         self.constant_ns + self.coefficients.iter().zip(values).map(|(times, value)| times * value).sum::<f64>()
     }
+
+    /// What each parameter adds, in the order of [`Term`]; they add up to [`ns`](Self::ns).
+    pub fn parts(&self, values: &Values) -> Vec<Part> {
+        let mut parts: Vec<Part> = Vec::new();
+        let mut add = |(name, meaning), ns: f64| match parts.iter_mut().find(|part| part.name == name) {
+            _ if ns == 0.0 => {}
+            Some(part) => part.ns += ns,
+            None => parts.push(Part { name, meaning, ns }),
+        };
+        for (index, term) in Term::ALL.into_iter().enumerate() {
+            add(term.parameter(), self.coefficients[index] * values[index]);
+        }
+        add(("", "what no parameter changes"), self.constant_ns);
+        parts
+    }
 }
 
 #[cfg(test)]
@@ -102,8 +199,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_term_is_the_last() {
-        assert_eq!(Term::BandwidthPerByte as usize, TERMS - 1);
+    fn terms_are_listed_in_their_order() {
+        assert!(Term::ALL.into_iter().enumerate().all(|(index, term)| term as usize == index));
+    }
+
+    #[test]
+    fn parts_add_up_to_the_whole() {
+        let values: Values = std::array::from_fn(|index| 1.0 + index as f64);
+        let cost = Cost { coefficients: std::array::from_fn(|index| 0.5 * index as f64), constant_ns: 3.0 };
+        let parts = cost.parts(&values);
+        assert!((parts.iter().map(|part| part.ns).sum::<f64>() - cost.ns(&values)).abs() < 1e-9);
+        // The part of `o_snd` per post and the one per message are one.
+        assert_eq!(parts.iter().filter(|part| part.name == "o_snd").count(), 1);
+        assert_eq!(Cost::constant(2.0).parts(&values).len(), 1);
     }
 
     #[test]

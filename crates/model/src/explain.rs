@@ -118,9 +118,9 @@ fn changes(parameters: &Parameters, workload: &Workload, bottleneck: &Bottleneck
                 let depth = workload.depth.max(Workload::default_depth(window));
                 offer(format!("{batch} messages per post"), Workload { batch, window, depth, ..*workload });
             }
-            if workload.receive_batch < batch {
+            if workload.receive_batch.min(workload.repost_batch) < batch {
                 let what = format!("polling and reposting {batch} at a time");
-                offer(what, Workload { receive_batch: batch, ..*workload });
+                offer(what, Workload { receive_batch: batch, repost_batch: batch, ..*workload });
             }
             larger(&mut offer);
             let mut more = peers;
@@ -140,7 +140,10 @@ fn changes(parameters: &Parameters, workload: &Workload, bottleneck: &Bottleneck
         BoundKind::SendingNic
         | BoundKind::SendingNicInbound
         | BoundKind::ReceivingNic
-        | BoundKind::ReceivingNicOutbound => {
+        | BoundKind::ReceivingNicOutbound
+        | BoundKind::SendingUnits
+        | BoundKind::ReceivingUnits
+        | BoundKind::ReadsInFlight => {
             larger(&mut offer);
             let more = crate::workload::Peers { connections: peers.connections.saturating_mul(2), ..peers };
             offer(format!("{} connections", more.connections), Workload { peers: more, ..*workload });
@@ -152,6 +155,13 @@ fn changes(parameters: &Parameters, workload: &Workload, bottleneck: &Bottleneck
                 offer("a path MTU of 4096".to_owned(), Workload { path_mtu: Some(largest), ..*workload });
             }
         }
+        // All connections of a NIC are below it, so only fewer messages help.
+        BoundKind::SendingCeiling | BoundKind::ReceivingCeiling => larger(&mut offer),
+        BoundKind::RepostThread => {
+            let what = "whoever frees a shared receive reposting it".to_owned();
+            offer(what, Workload { repost_thread: false, ..*workload });
+            offer("a receive queue for each connection".to_owned(), Workload { srq: false, ..*workload });
+        }
         BoundKind::Srq => {
             offer("a receive queue for each connection".to_owned(), Workload { srq: false, ..*workload });
             larger(&mut offer);
@@ -161,7 +171,7 @@ fn changes(parameters: &Parameters, workload: &Workload, bottleneck: &Bottleneck
             let protocol = workload.protocol.wire_id().protocol().unwrap_or_default();
             offer("acknowledging without a fence".to_owned(), Workload { protocol, ..*workload });
         }
-        BoundKind::Atomics => {
+        BoundKind::Atomics | BoundKind::AtomicsOnAddress => {
             let protocol = doorbell_protocols::Protocol::BufferedWriteImmediateSend;
             offer("a ring for each sender".to_owned(), Workload { protocol, ..*workload });
         }

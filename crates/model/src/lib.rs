@@ -13,6 +13,13 @@
 //! | `L` | latency from NIC to NIC, PCIe and switch included |
 //! | `g = g_fix + k g_var` | time until the sender can reuse what a message of k bytes holds |
 //! | `G` | time per byte on the line, one for latency and one for bandwidth |
+//! | `o_unit` | for how long a message occupies the processing unit of a NIC that serves its queue pair |
+//! | `o_nic` | NIC time per message that all units together cannot fall below: the NIC's ceiling |
+//! | `o_inline` | CPU time of taking a short payload out of the completion, where the NIC has put it |
+//! | `o_pairs` | CPU time that each doubling of a receiving thread's queue pairs adds to a message |
+//! | `o_srq` | for how long a message holds a receive queue that two queue pairs or more share |
+//! | `o_repost_thread` | CPU time of one thread that reposts shared receives for all |
+//! | `o_atomic`, `o_atomic_address` | for how long an atomic operation occupies its queue pair, its address |
 //!
 //! # Latency
 //!
@@ -29,7 +36,8 @@
 //! # Throughput
 //!
 //! The **smallest** of these bounds, whose name is the bottleneck; k stands for one message, n for
-//! connections, W for their window:
+//! connections, W for their window, u for the smaller of n and the NIC's units, m for what an end's NIC
+//! sends and receives per message, acknowledgements aside, and q for the queue pairs of a receiving thread:
 //!
 //! ```text
 //! round trip      n W / (o_snd + g)          the sender's buffer is free once the RNIC has the ACK
@@ -37,14 +45,19 @@
 //! receiver space  n depth / (t + t_release)
 //! fence           n / (one READ)             READs behind a fenced operation wait for each other
 //! sending CPU     senders / (sum of o_snd, and of o_rcv for what comes back)
-//! sending NIC     n / (o_nsnd + (line - 1) G)
+//! READs in flight n R / (one READ)           a queue pair has R READs in flight at most
+//! sending NIC     u / (o_nsnd + (line - 1) G)
+//! receiving NIC   u / (o_nrcv + (line - 1) G)
+//! NIC's units     u / (m o_unit)             at each end
+//! NIC's ceiling   1 / (m o_nic)              at each end, however many connections
 //! link            1 / (line G)               each direction, acknowledgements included
-//! receiving NIC   n / (o_nrcv + (line - 1) G)
-//! receiving CPU   receivers / (sum of o_rcv and o_post)
+//! receiving CPU   receivers / (sum of o_rcv and o_post, o_inline of short messages, o_pairs log2 q)
+//! shared queue    1 / o_srq                  of two queue pairs or more, above the size that is spared
+//! repost thread   1 / o_repost_thread
+//! atomics         n / o_atomic, and receivers / o_atomic_address
 //! ```
 //!
-//! Beside stand [limits](parameters::Limits) that were seen and that no time per message explains:
-//! shared receive queues and atomic operations. Of a [software
+//! All of them are linear in the parameters. Of a [software
 //! RNIC](parameters::RnicKind::Software) the NIC's work is added to the CPU's, and there is no link; its
 //! packets travel in runs of one length, the longer the more of them are in flight, and each run costs
 //! both CPUs `o_run`. Of other RNICs that is 0.
@@ -56,7 +69,9 @@
 //!   window of W. The receiver's `o_rcv + g_rcv` is `o_rcv + o_post`, the cost of reposting.
 //! - Bytes in the terms of NIC and link are line bytes, not payload. That, and no property of a
 //!   NIC, explains why 100 Gb/s carry 21.0 M messages/s of 512 B: each is 594 bytes on the line.
-//! - NIC and link are bounds apart: a NIC serves several connections at once, which share the link.
+//! - NIC and link are bounds apart: the units of a NIC serve several connections at once, which share the link.
+//! - A single `o_nsnd` of 20 ns, 50 M messages/s, does not explain that one connection stays below 14 M: that is
+//!   what one unit does, and 50 M what the NIC does.
 //! - READs are two crossings, not one.
 //! - The published `G` of bandwidth has headers in it; see the
 //!   [open points](parameters::Parameters::open_points) of [T1](parameters::Parameters::t1).
@@ -72,9 +87,8 @@
 //!
 //! # What has no parameter
 //!
-//! Loss and retransmission; caches, so that a receiver of many senders does not slow down as they
-//! become more; copies between a ring and where a message belongs; what inline messages cost the
-//! CPU; sleeping and waking up. One acknowledgement per message is taken to come back, and polling
+//! Loss and retransmission; copies between a ring and where a message belongs; what inline messages cost the
+//! sender's CPU; sleeping and waking up. One acknowledgement per message is taken to come back, and polling
 //! memory to cost as much as polling a completion.
 //!
 //! ```

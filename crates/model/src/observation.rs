@@ -1,10 +1,8 @@
 //! What was measured, and how far a prediction is from it.
 
-use doorbell_protocols::Protocol;
-
 use crate::parameters::Parameters;
 use crate::predict::predict;
-use crate::workload::{Peers, Workload, WorkloadError};
+use crate::workload::{Workload, WorkloadError};
 
 /// A measurement of a workload.
 #[derive(Clone, Debug, PartialEq)]
@@ -74,52 +72,10 @@ pub fn residuals(parameters: &Parameters, observations: &[Observation]) -> Resul
     Ok(residuals)
 }
 
-/// What was measured on testbed T1, as far as the model speaks of it. Where the source has words
-/// ("a little over", "nearly"), the figure is our reading of them. Its connections had no credits.
-pub fn t1() -> Vec<Observation> {
-    let plain = |workload: Workload| Workload { credits: false, ..workload };
-    let latency = |name: &str, workload, latency_ns| Observation {
-        name: name.to_owned(),
-        workload: plain(workload),
-        latency_ns: Some(latency_ns),
-        messages_per_s: None,
-        weight: 1.0,
-    };
-    let rate = |name: &str, workload, messages_per_s| Observation {
-        name: name.to_owned(),
-        workload: plain(workload),
-        latency_ns: None,
-        messages_per_s: Some(messages_per_s),
-        weight: 1.0,
-    };
-    let direct_read = |protocol| Workload { protocol, ..Workload::sequential(16) };
-    // Plotted figures are Gibit/s.
-    let of_gibit = |gibit_per_s: f64, bytes: f64| gibit_per_s * (1_u64 << 30) as f64 / 8.0 / bytes;
-    let pairs = Peers::pairs(64);
-    let line_rate_8192 = 1e11 / 8.0 / (8192.0 + 2.0 * 82.0);
-    vec![
-        latency("base latency, a little over 2 us", Workload::sequential(16), 2100.0),
-        latency("1 KiB: 0.2 us per KB more", Workload::sequential(1024), 2300.0),
-        rate("16 B, batches of 8, window 256: a little over 1.7 Gibit/s", Workload::batched(16), of_gibit(1.7, 16.0)),
-        rate(
-            "8192 B, 64 threads, a connection each: line rate",
-            Workload { peers: pairs, ..Workload::unbatched(8192) },
-            line_rate_8192,
-        ),
-        rate(
-            "512 B, 64 threads, sharing a receive queue: about 2 Mop/s",
-            Workload { peers: pairs, srq: true, ..Workload::unbatched(512) },
-            2e6,
-        ),
-        latency("Direct-Read, nearly 6 us", direct_read(Protocol::DirectRead), 5900.0),
-        latency("Direct-Read fenced, nearly 3 us slower", direct_read(Protocol::DirectReadFenced), 8800.0),
-    ]
-}
-
 /// The message sizes for which a shared receive queue is slower than the link, if the parameters
 /// know of a limit: above the first, below the second, in bytes.
 pub fn srq_slow_sizes(parameters: &Parameters) -> Option<(u64, u64)> {
-    let rate = parameters.limits.srq_messages_per_s?;
+    let rate = Some(1e9 / parameters.o_srq_ns).filter(|rate| rate.is_finite())?;
     let from = parameters.limits.srq_unlimited_up_to_bytes;
     let fills = |bytes: u64| {
         let prediction = predict(parameters, &Workload { credits: false, ..Workload::unbatched(bytes) });

@@ -17,8 +17,8 @@ const MAX_NS: f64 = 1e9;
 const MAX_NS_PER_BYTE: f64 = 1e6;
 /// The least of what must not be zero, in nanoseconds or nanoseconds per byte.
 const LEAST: f64 = 1e-6;
-/// The highest rate that a limit may be.
-const MAX_PER_S: f64 = 1e12;
+/// The most units of a NIC, or READs in flight.
+const MAX_COUNT: u32 = 1 << 16;
 /// The largest batch at which batched values may hold.
 const MAX_BATCH: u32 = 1024;
 
@@ -65,24 +65,37 @@ impl Batchable {
     }
 }
 
-/// Limits that no time per message explains, as they were seen.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// Sizes and numbers at which costs change.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
-    /// Messages per second through one shared receive queue, where several queue pairs share it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub srq_messages_per_s: Option<f64>,
-    /// Messages of up to so many bytes are spared that limit.
+    /// Processing units of a NIC. A queue pair is served by one of them, so more connections than units share them.
+    pub nic_units: u32,
+    /// Messages of up to so many bytes arrive in the completion: the NIC spares a write, the CPU copies.
+    pub inline_receive_up_to_bytes: u64,
+    /// Messages of up to so many bytes do not hold a shared receive queue.
     pub srq_unlimited_up_to_bytes: u64,
-    /// What senders had to be held to lest a shared receive queue ran empty, without credits.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub srq_without_rnr_messages_per_s: Option<f64>,
-    /// Atomic operations per second of one queue pair.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub atomics_per_s_per_qp: Option<f64>,
-    /// Atomic operations per second on one address.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub atomics_per_s_per_address: Option<f64>,
+    /// READs and atomics that one queue pair has in flight at most.
+    pub reads_in_flight: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { nic_units: 1, inline_receive_up_to_bytes: 0, srq_unlimited_up_to_bytes: 0, reads_in_flight: 16 }
+    }
+}
+
+/// Where values of a parameter set come from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Origin {
+    /// Which parameters, by their names in files.
+    pub parameters: Vec<String>,
+    /// Where their values stand, or how they follow from others.
+    pub says: String,
+    /// Published numbers and shapes that they were fitted to, by id. What is compared with these is no test of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fitted_to: Vec<String>,
 }
 
 /// A set of parameters: what a testbed's CPUs, NICs and link need.
@@ -132,9 +145,38 @@ pub struct Parameters {
     pub o_rcv_ns: Batchable,
     /// `o_post`, also `o_free`: CPU time to prepare a receive buffer.
     pub o_post_ns: Batchable,
-    /// Limits that were seen beside.
+    /// For how long a message occupies the processing unit that serves its queue pair. 0 is no bound.
+    #[serde(default)]
+    pub o_unit_ns: f64,
+    /// NIC time per message that all processing units together cannot fall below. 0 is no bound.
+    #[serde(default)]
+    pub o_nic_ns: f64,
+    /// CPU time of taking a payload out of the completion, up to
+    /// [`inline_receive_up_to_bytes`](Limits::inline_receive_up_to_bytes).
+    #[serde(default)]
+    pub o_inline_ns: f64,
+    /// CPU time that each doubling of the queue pairs of a receiving thread adds to a message.
+    #[serde(default)]
+    pub o_pairs_ns: f64,
+    /// For how long a message holds a receive queue that two queue pairs or more share, above
+    /// [`srq_unlimited_up_to_bytes`](Limits::srq_unlimited_up_to_bytes). 0 is no bound.
+    #[serde(default)]
+    pub o_srq_ns: f64,
+    /// CPU time per message of one thread that reposts shared receives for all. 0 is no bound.
+    #[serde(default)]
+    pub o_repost_thread_ns: f64,
+    /// For how long an atomic operation occupies its queue pair. 0 is no bound.
+    #[serde(default)]
+    pub o_atomic_ns: f64,
+    /// For how long an atomic operation holds its address. 0 is no bound.
+    #[serde(default)]
+    pub o_atomic_address_ns: f64,
+    /// Sizes and numbers at which these change.
     #[serde(default)]
     pub limits: Limits,
+    /// Where the values come from.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub origins: Vec<Origin>,
 }
 
 /// Why a parameter file is not acceptable.
@@ -189,7 +231,8 @@ impl Parameters {
     pub fn starting_point(rnic: RnicKind) -> Self {
         let t1 = Self::t1();
         let (name, source) = ("starting point", "a starting point for fits, measured nowhere");
-        let start = Self { name: name.to_owned(), source: source.to_owned(), open_points: Vec::new(), rnic, ..t1 };
+        let (open_points, origins) = (Vec::new(), Vec::new());
+        let start = Self { name: name.to_owned(), source: source.to_owned(), open_points, origins, rnic, ..t1 };
         match rnic {
             RnicKind::Hardware => start,
             RnicKind::Software => Self {
@@ -201,6 +244,14 @@ impl Parameters {
                 g_var_ns_per_byte: 0.5,
                 gap_latency_ns_per_byte: 0.5,
                 gap_bandwidth_ns_per_byte: 0.2,
+                o_unit_ns: 0.0,
+                o_nic_ns: 0.0,
+                o_inline_ns: 0.0,
+                o_pairs_ns: 0.0,
+                o_srq_ns: 0.0,
+                o_repost_thread_ns: 0.0,
+                o_atomic_ns: 0.0,
+                o_atomic_address_ns: 0.0,
                 limits: Limits::default(),
                 ..start
             },
@@ -261,6 +312,14 @@ impl Parameters {
             ("g_var_ns_per_byte", self.g_var_ns_per_byte, 0.0, MAX_NS_PER_BYTE),
             ("gap_latency_ns_per_byte", self.gap_latency_ns_per_byte, 0.0, MAX_NS_PER_BYTE),
             ("gap_bandwidth_ns_per_byte", self.gap_bandwidth_ns_per_byte, LEAST, MAX_NS_PER_BYTE),
+            ("o_unit_ns", self.o_unit_ns, 0.0, MAX_NS),
+            ("o_nic_ns", self.o_nic_ns, 0.0, MAX_NS),
+            ("o_inline_ns", self.o_inline_ns, 0.0, MAX_NS),
+            ("o_pairs_ns", self.o_pairs_ns, 0.0, MAX_NS),
+            ("o_srq_ns", self.o_srq_ns, 0.0, MAX_NS),
+            ("o_repost_thread_ns", self.o_repost_thread_ns, 0.0, MAX_NS),
+            ("o_atomic_ns", self.o_atomic_ns, 0.0, MAX_NS),
+            ("o_atomic_address_ns", self.o_atomic_address_ns, 0.0, MAX_NS),
         ];
         for (field, given, least, most) in numbers {
             if !(least..=most).contains(&given) {
@@ -285,17 +344,11 @@ impl Parameters {
                 );
             }
         }
-        let Limits { srq_messages_per_s, srq_without_rnr_messages_per_s, .. } = self.limits;
-        let limits = [
-            ("limits.srq_messages_per_s", srq_messages_per_s),
-            ("limits.srq_without_rnr_messages_per_s", srq_without_rnr_messages_per_s),
-            ("limits.atomics_per_s_per_qp", self.limits.atomics_per_s_per_qp),
-            ("limits.atomics_per_s_per_address", self.limits.atomics_per_s_per_address),
-        ];
-        for (field, given) in limits {
-            let Some(given) = given else { continue };
-            if !(1.0..=MAX_PER_S).contains(&given) {
-                return refuse(field, given.to_string(), format!("1 to {MAX_PER_S}"));
+        for (field, given) in
+            [("limits.nic_units", self.limits.nic_units), ("limits.reads_in_flight", self.limits.reads_in_flight)]
+        {
+            if !(1..=MAX_COUNT).contains(&given) {
+                return refuse(field, given.to_string(), format!("1 to {MAX_COUNT}"));
             }
         }
         Ok(())
@@ -328,6 +381,14 @@ impl Parameters {
         set(Term::GapPerByte, self.g_var_ns_per_byte);
         set(Term::LatencyPerByte, self.gap_latency_ns_per_byte);
         set(Term::BandwidthPerByte, self.gap_bandwidth_ns_per_byte);
+        set(Term::NicUnit, self.o_unit_ns);
+        set(Term::NicWhole, self.o_nic_ns);
+        set(Term::InlineReceive, self.o_inline_ns);
+        set(Term::ManyPairs, self.o_pairs_ns);
+        set(Term::SharedQueue, self.o_srq_ns);
+        set(Term::RepostThread, self.o_repost_thread_ns);
+        set(Term::AtomicPair, self.o_atomic_ns);
+        set(Term::AtomicAddress, self.o_atomic_address_ns);
         values
     }
 
@@ -349,6 +410,14 @@ impl Parameters {
             g_var_ns_per_byte: get(Term::GapPerByte),
             gap_latency_ns_per_byte: get(Term::LatencyPerByte),
             gap_bandwidth_ns_per_byte: get(Term::BandwidthPerByte),
+            o_unit_ns: get(Term::NicUnit),
+            o_nic_ns: get(Term::NicWhole),
+            o_inline_ns: get(Term::InlineReceive),
+            o_pairs_ns: get(Term::ManyPairs),
+            o_srq_ns: get(Term::SharedQueue),
+            o_repost_thread_ns: get(Term::RepostThread),
+            o_atomic_ns: get(Term::AtomicPair),
+            o_atomic_address_ns: get(Term::AtomicAddress),
             ..self.clone()
         }
     }
@@ -365,6 +434,25 @@ mod tests {
         assert_eq!((t1.l_ns, t1.g_fix_ns, t1.o_nsnd_ns), (1900.0, 3400.0, 20.0));
         assert_eq!(Parameters::from_toml("written", &t1.to_toml()), Ok(t1.clone()));
         assert!(t1.open_points.iter().any(|point| point.contains("MTU is not stated")));
+    }
+
+    /// Every number of a testbed's file says where it comes from; what was fitted names published rows and shapes.
+    #[test]
+    fn every_parameter_of_a_testbed_has_one_origin() {
+        for set in [Parameters::t1()] {
+            let table: toml::Table = set.to_toml().parse().unwrap();
+            let limits = table["limits"].as_table().unwrap().keys().map(|name| format!("limits.{name}"));
+            let is_used = |name: &str| name.contains("_ns") && table[name].as_float() != Some(0.0);
+            let times = table.keys().filter(|name| is_used(name)).cloned();
+            for name in ["mtu_bytes", "batch"].into_iter().map(str::to_owned).chain(times).chain(limits) {
+                let count = set.origins.iter().filter(|origin| origin.parameters.contains(&name)).count();
+                assert_eq!(count, 1, "{}: {name}", set.name);
+            }
+            for id in set.origins.iter().flat_map(|origin| &origin.fitted_to) {
+                let is_there = doorbell_published::row(id).is_some() || doorbell_published::shape(id).is_some();
+                assert!(is_there, "{}: {id} is neither row nor shape", set.name);
+            }
+        }
     }
 
     #[test]
@@ -406,7 +494,8 @@ mod tests {
             ("batched = 16.0", "batched = nan", &["o_snd_ns.batched is NaN"]),
             ("mtu_bytes = 4096", "mtu_bytes = 1500", &["mtu_bytes is 1500, allowed is 256, 512, 1024, 2048 or 4096"]),
             ("batch = 8", "batch = 0", &["batch is 0, allowed is 1 to 1024"]),
-            ("srq_messages_per_s = 2e6", "srq_messages_per_s = 0.0", &["limits.srq_messages_per_s is 0"]),
+            ("o_unit_ns = 71.0", "o_unit_ns = -1.0", &["o_unit_ns is -1, allowed is 0 to 1000000000"]),
+            ("nic_units = 4", "nic_units = 0", &["limits.nic_units is 0, allowed is 1 to 65536"]),
             ("rnic = \"hardware\"", "rnic = \"magic\"", &["my.toml: rnic: ", "magic"]),
             (
                 "parameters/1",

@@ -1,12 +1,12 @@
 //! From parameters and a workload to latency, throughput and what binds.
 
 use doorbell_protocols::{End, Noticed, Protocol, Release, Role, Size, Step, When};
-use doorbell_wire::{Direction, PathMtu, Response, Transport, message_cost};
+use doorbell_wire::{Direction, MessageKind, PathMtu, Response, Transport, message_cost};
 
-use crate::cost::{Cost, Term};
+use crate::cost::{Cost, Part, Term};
 use crate::parameters::{Limits, Parameters, RnicKind};
 use crate::steps::{Charged, charged, is_pulled};
-use crate::workload::{Workload, WorkloadError};
+use crate::workload::{Peers, Workload, WorkloadError};
 
 /// What can limit throughput.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -33,10 +33,24 @@ pub enum BoundKind {
     ReceivingNicOutbound,
     /// The CPU time of receiving.
     ReceivingCpu,
+    /// The processing units of the sender's NIC that serve its connections.
+    SendingUnits,
+    /// The processing units of the receiver's NIC that serve its connections.
+    ReceivingUnits,
+    /// The sender's whole NIC, however many connections.
+    SendingCeiling,
+    /// The receiver's whole NIC, however many connections.
+    ReceivingCeiling,
+    /// READs that a queue pair has in flight.
+    ReadsInFlight,
     /// A receive queue that queue pairs share.
     Srq,
-    /// Atomic operations.
+    /// The thread that reposts the receives of a shared queue.
+    RepostThread,
+    /// Atomic operations of a queue pair.
     Atomics,
+    /// Atomic operations on one address.
+    AtomicsOnAddress,
 }
 
 impl BoundKind {
@@ -54,8 +68,15 @@ impl BoundKind {
             BoundKind::ReceivingNic => "receiving NIC",
             BoundKind::ReceivingNicOutbound => "receiving NIC, outbound",
             BoundKind::ReceivingCpu => "receiving CPU",
+            BoundKind::SendingUnits => "sending NIC's units",
+            BoundKind::ReceivingUnits => "receiving NIC's units",
+            BoundKind::SendingCeiling => "sending NIC's ceiling",
+            BoundKind::ReceivingCeiling => "receiving NIC's ceiling",
+            BoundKind::ReadsInFlight => "READs in flight",
             BoundKind::Srq => "shared receive queue",
+            BoundKind::RepostThread => "reposting thread",
             BoundKind::Atomics => "atomics",
+            BoundKind::AtomicsOnAddress => "atomics on one address",
         }
     }
 
@@ -63,6 +84,7 @@ impl BoundKind {
         matches!(self, BoundKind::Link | BoundKind::LinkBackward)
     }
 
+    /// Is it a NIC's transmitting or receiving, which has the link's bytes in it?
     const fn is_nic(self) -> bool {
         matches!(
             self,
@@ -137,6 +159,8 @@ impl Bound {
 pub struct Prediction {
     /// From the start of sending one message alone until the receiver has it.
     pub latency_ns: f64,
+    /// What the latency is made of: one part per parameter, which add up to it.
+    pub latency_parts: Vec<Part>,
     /// Messages per second, all connections and both directions together.
     pub messages_per_s: f64,
     /// Payload bytes per second.
@@ -165,13 +189,13 @@ impl Prediction {
             .map(|form| Bound { kind: form.kind, ns_per_message: form.cost.ns(&values) })
             .filter(|bound| bound.ns_per_message > 0.0)
             .collect();
-        Self::of_bounds(forms.latency.ns(&values), bounds, bytes)
+        Self::of_bounds(forms.latency.ns(&values), forms.latency.parts(&values), bounds, bytes)
     }
 
-    fn of_bounds(latency_ns: f64, mut bounds: Vec<Bound>, bytes: f64) -> Self {
+    fn of_bounds(latency_ns: f64, latency_parts: Vec<Part>, mut bounds: Vec<Bound>, bytes: f64) -> Self {
         bounds.sort_by(|a, b| b.ns_per_message.total_cmp(&a.ns_per_message));
         let messages_per_s = bounds.first().map_or(f64::INFINITY, Bound::messages_per_s);
-        Self { latency_ns, messages_per_s, bytes_per_s: messages_per_s * bytes, bounds }
+        Self { latency_ns, latency_parts, messages_per_s, bytes_per_s: messages_per_s * bytes, bounds }
     }
 
     /// What binds: the smallest bound. A NIC's bound is named after the link where that is less
@@ -220,12 +244,20 @@ pub fn predict(parameters: &Parameters, workload: &Workload) -> Result<Predictio
 pub fn predict_mix(parameters: &Parameters, mix: &[(f64, Workload)]) -> Result<Prediction, WorkloadError> {
     let all: f64 = mix.iter().map(|(share, _)| share).sum();
     let mut bounds: Vec<Bound> = Vec::new();
+    let mut parts: Vec<Part> = Vec::new();
     let (mut latency_ns, mut bytes) = (0.0, 0.0);
     for (share, workload) in mix {
         let share = share / all;
         let prediction = predict(parameters, workload)?;
         latency_ns += share * prediction.latency_ns;
         bytes += share * workload.bytes as f64;
+        for part in prediction.latency_parts {
+            let ns = share * part.ns;
+            match parts.iter_mut().find(|other| other.name == part.name) {
+                Some(other) => other.ns += ns,
+                None => parts.push(Part { ns, ..part }),
+            }
+        }
         for Bound { kind, ns_per_message } in prediction.bounds {
             let ns_per_message = share * ns_per_message;
             match bounds.iter_mut().find(|bound| bound.kind == kind) {
@@ -234,7 +266,7 @@ pub fn predict_mix(parameters: &Parameters, mix: &[(f64, Workload)]) -> Result<P
             }
         }
     }
-    Ok(Prediction::of_bounds(latency_ns, bounds, bytes))
+    Ok(Prediction::of_bounds(latency_ns, parts, bounds, bytes))
 }
 
 /// Latency and bounds as forms.
@@ -317,7 +349,7 @@ impl Tally {
         }
 
         let alone = traffic(step, charge.payload(workload, 1), setting, workload)?;
-        let latency = latency_of(charge, charge.payload(workload, 1), &alone, workload).scaled(charge.waits);
+        let latency = latency_of(charge, charge.payload(workload, 1), &alone, setting, workload).scaled(charge.waits);
         match charge.role {
             Role::Delivery => self.delivery = self.delivery.plus(&latency),
             Role::Release => self.release = self.release.plus(&latency),
@@ -333,7 +365,7 @@ impl Tally {
         if charge.awaited {
             add(&mut self.cpu[by], polling(setting, workload));
         }
-        add(&mut self.cpu[to], noticing(step, setting, workload));
+        add(&mut self.cpu[to], noticing(charge, charge.payload(workload, workload.batch), setting, workload));
         let crossed = |term: Term, line: f64, packets: f64| {
             let runs = if setting.rnic == RnicKind::Software { runs(charge, packets, *share, workload) } else { 0.0 };
             Cost::ZERO.with(term, 1.0).with(Term::Run, runs).with(Term::BandwidthPerByte, line - 1.0)
@@ -373,13 +405,15 @@ impl Tally {
         if workload.protocol.is_fenced() {
             push(BoundKind::Fence, self.read.scaled(1.0 / cycles));
         }
+        push(BoundKind::ReadsInFlight, self.read.scaled(1.0 / (cycles * f64::from(setting.limits.reads_in_flight))));
 
         // Where both ends send, each has half of each role per message.
         let at = |costs: &[Cost; 2], end: End| {
             let (own, other) = (&costs[end as usize], &costs[end.other() as usize]);
             if workload.bidirectional { own.plus(other).scaled(0.5) } else { *own }
         };
-        let cpu = |end: End| at(&self.cpu, end).scaled(1.0 / threads[end as usize]);
+        let pairs = many_pairs(workload);
+        let cpu = |end: End| at(&self.cpu, end).plus(&at(&pairs, end)).scaled(1.0 / threads[end as usize]);
         let nic = |costs: &[Cost; 2], end: End| at(costs, end);
         let (sender, receiver) = (End::Sender, End::Receiver);
         match setting.rnic {
@@ -393,14 +427,25 @@ impl Tally {
             RnicKind::Hardware => {
                 push(BoundKind::SendingCpu, cpu(sender));
                 push(BoundKind::ReceivingCpu, cpu(receiver));
-                // Connections spread over the units of a NIC, which share the link.
+                // Connections spread over the units of a NIC, and no further; the units share the link.
+                let units = f64::from(workload.peers.connections.min(setting.limits.nic_units));
                 for (kind, costs, end) in [
                     (BoundKind::SendingNic, &self.nic_out, sender),
                     (BoundKind::SendingNicInbound, &self.nic_in, sender),
                     (BoundKind::ReceivingNic, &self.nic_in, receiver),
                     (BoundKind::ReceivingNicOutbound, &self.nic_out, receiver),
                 ] {
-                    push(kind, nic(costs, end).scaled(1.0 / connections));
+                    push(kind, nic(costs, end).scaled(1.0 / units));
+                }
+                for (own, whole, end) in [
+                    (BoundKind::SendingUnits, BoundKind::SendingCeiling, sender),
+                    (BoundKind::ReceivingUnits, BoundKind::ReceivingCeiling, receiver),
+                ] {
+                    // A unit works for what its connections send and receive, acknowledgements aside.
+                    let works =
+                        nic(&self.nic_out, end).times(Term::NicSend) + nic(&self.nic_in, end).times(Term::NicReceive);
+                    push(own, Cost::ZERO.with(Term::NicUnit, works / units));
+                    push(whole, Cost::ZERO.with(Term::NicWhole, works));
                 }
                 for (kind, end) in [(BoundKind::Link, sender), (BoundKind::LinkBackward, receiver)] {
                     let (own, other) = (self.line_bytes[end as usize], self.line_bytes[end.other() as usize]);
@@ -409,29 +454,36 @@ impl Tally {
                 }
             }
         }
-        limits(setting, workload, &mut push);
+        shared(setting, workload, &mut push);
         bounds
     }
 }
 
-/// Limits that were seen, as constant times per message.
-fn limits(setting: &Setting, workload: &Workload, push: &mut impl FnMut(BoundKind, Cost)) {
-    let Limits { srq_messages_per_s, srq_unlimited_up_to_bytes, .. } = setting.limits;
+/// What a thread pays for changing between its queue pairs, sender first: each doubling costs as much. Receives of a
+/// shared queue are the same few, whichever queue pair takes them.
+fn many_pairs(workload: &Workload) -> [Cost; 2] {
+    let Peers { senders, receivers, connections } = workload.peers;
+    let of = |receivers: u32| match workload.srq {
+        true => Cost::ZERO,
+        false => Cost::ZERO.with(Term::ManyPairs, (f64::from(connections) / f64::from(receivers)).log2()),
+    };
+    [if workload.bidirectional { of(senders) } else { Cost::ZERO }, of(receivers)]
+}
+
+/// What connections wait for each other at: receive queues, and memory that atomics change.
+fn shared(setting: &Setting, workload: &Workload, push: &mut impl FnMut(BoundKind, Cost)) {
     let peers = workload.peers;
     let shares = workload.srq && workload.protocol == Protocol::SendReceive && peers.connections > 1;
-    if let Some(rate) = srq_messages_per_s
-        && shares
-        && workload.bytes > srq_unlimited_up_to_bytes
-    {
-        push(BoundKind::Srq, Cost::constant(1e9 / rate));
+    if shares && workload.bytes > setting.limits.srq_unlimited_up_to_bytes {
+        push(BoundKind::Srq, Cost::ZERO.with(Term::SharedQueue, 1.0));
     }
-    if workload.protocol.steps().iter().any(Step::is_atomic) {
-        let per_qp = setting.limits.atomics_per_s_per_qp.map(|rate| rate * f64::from(peers.connections));
-        let per_address = setting.limits.atomics_per_s_per_address.map(|rate| rate * f64::from(peers.receivers));
-        if let Some(rate) = [per_qp, per_address].into_iter().flatten().reduce(f64::min) {
-            push(BoundKind::Atomics, Cost::constant(1e9 / rate));
-        }
+    if shares && workload.repost_thread {
+        push(BoundKind::RepostThread, Cost::ZERO.with(Term::RepostThread, 1.0));
     }
+    let atomics: f64 =
+        charged(workload).iter().filter(|charge| charge.step.is_atomic()).map(|charge| charge.per_message).sum();
+    push(BoundKind::Atomics, Cost::ZERO.with(Term::AtomicPair, atomics / f64::from(peers.connections)));
+    push(BoundKind::AtomicsOnAddress, Cost::ZERO.with(Term::AtomicAddress, atomics / f64::from(peers.receivers)));
 }
 
 /// How much of what is paid once per batch a message of a batch bears.
@@ -455,15 +507,22 @@ fn polling(setting: &Setting, workload: &Workload) -> Cost {
 }
 
 /// CPU time of the end that an operation is aimed at.
-fn noticing(step: &Step, setting: &Setting, workload: &Workload) -> Cost {
-    match step.noticed {
+fn noticing(charge: &Charged, payload: u64, setting: &Setting, workload: &Workload) -> Cost {
+    match charge.step.noticed {
         Noticed::Nothing => Cost::ZERO,
         Noticed::Memory => polling(setting, workload),
-        Noticed::Completion => {
-            let once = once_in(workload.receive_batch, setting);
-            polling(setting, workload).with(Term::RepostList, once).with(Term::RepostEach, 1.0)
-        }
+        Noticed::Completion => polling(setting, workload)
+            .with(Term::RepostList, once_in(workload.repost_batch, setting))
+            .with(Term::RepostEach, 1.0)
+            .plus(&out_of_completion(charge.step, payload, setting)),
     }
+}
+
+/// CPU time of taking a payload out of its completion, if the NIC has put it there.
+fn out_of_completion(step: Step, payload: u64, setting: &Setting) -> Cost {
+    let is_send = matches!(step.operation, MessageKind::Send | MessageKind::SendImm | MessageKind::SendInv);
+    let is_there = is_send && (1..=setting.limits.inline_receive_up_to_bytes).contains(&payload);
+    Cost::ZERO.with(Term::InlineReceive, if is_there { 1.0 } else { 0.0 })
 }
 
 /// A READ or atomic alone: there and back, without finding its completion.
@@ -478,7 +537,7 @@ fn crossing(traffic: &Traffic) -> Cost {
 }
 
 /// What an operation, alone, adds to latency.
-fn latency_of(charge: &Charged, payload: u64, traffic: &Traffic, workload: &Workload) -> Cost {
+fn latency_of(charge: &Charged, payload: u64, traffic: &Traffic, setting: &Setting, workload: &Workload) -> Cost {
     let found = |cost: Cost| cost.with(Term::ReceivePoll, 1.0).with(Term::ReceiveEach, 1.0);
     let cost = match (charge.step.is_two_way(), charge.chained, charge.awaited) {
         (true, _, awaited) => {
@@ -500,5 +559,9 @@ fn latency_of(charge: &Charged, payload: u64, traffic: &Traffic, workload: &Work
         .with(Term::NicSend, 1.0)
         .with(Term::DmaRead, if fetched { 1.0 } else { 0.0 })
         .with(Term::LatencyPerByte, traffic.there - 1.0);
-    if charge.step.noticed == Noticed::Nothing { cost } else { found(cost) }
+    match charge.step.noticed {
+        Noticed::Nothing => cost,
+        Noticed::Memory => found(cost),
+        Noticed::Completion => found(cost).plus(&out_of_completion(charge.step, payload, setting)),
+    }
 }

@@ -94,7 +94,7 @@ struct Environment {
 struct Serving {
     threads: u32,
     single_receiver: bool,
-    shared_receives: Option<serde::de::IgnoredAny>,
+    shared_receives: Option<String>,
     poll_list: Option<u32>,
     repost_list: Option<u32>,
 }
@@ -244,13 +244,15 @@ fn observation(
     let workload = Workload {
         protocol,
         bytes: result.bytes,
-        receive_batch: list(serving.poll_list).min(list(serving.repost_list)).min(32),
+        receive_batch: list(serving.poll_list).min(32),
+        repost_batch: list(serving.repost_list).min(32),
         window: result.fitted.window,
         batch: result.fitted.batch,
         depth: result.fitted.depth,
         inline_bytes: asked.inline,
         credits: asked.credits,
         srq: asked.srq || serving.shared_receives.is_some(),
+        repost_thread: serving.shared_receives.as_deref() == Some("thread"),
         bidirectional: asked.bidirectional,
         path_mtu: Some(path_mtu),
         peers: Peers {
@@ -371,7 +373,10 @@ mod tests {
             );
         let observed = observations("a.json", &study).unwrap();
         let workload = observed.observations[0].workload;
-        assert_eq!((workload.receive_batch, workload.srq, workload.peers), (4, true, Peers::connections(2)));
+        assert_eq!((workload.receive_batch, workload.repost_batch), (4, 16));
+        assert_eq!((workload.srq, workload.repost_thread, workload.peers), (true, false, Peers::connections(2)));
+        let thread = observations("a.json", &study.replace("\"lock\"", "\"thread\"")).unwrap();
+        assert!(thread.observations[0].workload.repost_thread);
         let crowded = study.replace("\"threads\": 1", "\"threads\": 4");
         let observed = observations("a.json", &crowded).unwrap();
         assert!(observed.left_out[0].ends_with("8 threads share 2 processors"), "{:?}", observed.left_out);

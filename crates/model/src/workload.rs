@@ -53,9 +53,11 @@ pub struct Workload {
     pub window: u32,
     /// Messages per post.
     pub batch: u32,
-    /// Completions that a poll finds, and receives that are posted in one list. A receiver that is
-    /// busy finds as many as it asks for; Doorbell's connections ask for 32.
+    /// Completions that a poll finds. A receiver that is busy finds as many as it asks for; Doorbell's connections
+    /// ask for 32.
     pub receive_batch: u32,
+    /// Receives that are posted in one list.
+    pub repost_batch: u32,
     /// Messages for which the receiver has space, per connection: posted receives, granted
     /// buffers, or the room of a ring.
     pub depth: u32,
@@ -65,6 +67,8 @@ pub struct Workload {
     pub credits: bool,
     /// The receiver's connections share a receive queue (Send-Receive only).
     pub srq: bool,
+    /// One thread reposts the receives of the shared queue for all who free one.
+    pub repost_thread: bool,
     /// Both ends send; rates count both directions.
     pub bidirectional: bool,
     /// Path MTU; `None` takes that of the parameters.
@@ -84,10 +88,12 @@ impl Workload {
             window,
             batch,
             receive_batch: 32,
+            repost_batch: 32,
             depth: Self::default_depth(window),
             inline_bytes: 64,
             credits: true,
             srq: false,
+            repost_thread: false,
             bidirectional: false,
             path_mtu: None,
             outer: OuterKind::IPV4,
@@ -125,6 +131,7 @@ impl Workload {
         within("the window", self.window.into(), 1, MAX_COUNT)?;
         within("the batch", self.batch.into(), 1, MAX_COUNT.min(self.window.into()))?;
         within("the receive batch", self.receive_batch.into(), 1, MAX_COUNT)?;
+        within("the list of receives", self.repost_batch.into(), 1, MAX_COUNT)?;
         within("the receive depth", self.depth.into(), 1, MAX_COUNT)?;
         within("the number of senders", self.peers.senders.into(), 1, MAX_COUNT)?;
         within("the number of receivers", self.peers.receivers.into(), 1, MAX_COUNT)?;

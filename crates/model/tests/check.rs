@@ -9,7 +9,7 @@ use std::path::Path;
 use doorbell_model::check::{Checked, Compared, Lack, Status, check, check_row};
 use doorbell_model::parameters::Parameters;
 use doorbell_model::predict::BoundKind;
-use doorbell_published::{Amount, Receivers, Relation, Repost, Row, Unit, Value};
+use doorbell_published::{Amount, Receivers, Relation, Row, Unit, Value};
 use serde::Deserialize;
 
 /// A deviation may grow by this many percentage points before a row counts as worse.
@@ -167,8 +167,10 @@ fn predictions_are_in_the_unit_of_the_row() {
 #[test]
 fn rows_are_compared_as_published() {
     let batched = compared(&row("send-receive/batch-ceiling-messages"));
-    assert_eq!(batched.binding, Some(BoundKind::ReceivingCpu));
-    assert_near(batched.predicted.number, 1e3 / (52.0 + 16.0));
+    assert_eq!(batched.binding, Some(BoundKind::SendingUnits));
+    assert_near(batched.predicted.number, 1e3 / 71.0);
+    let thread = compared(&row("send-receive/srq-without-rnr"));
+    assert_eq!(thread.binding, Some(BoundKind::RepostThread));
     let shared = compared(&row("send-receive/srq-limit"));
     assert_eq!(shared.binding, Some(BoundKind::Srq));
     // 16 threads that share their NIC, to one receiver.
@@ -177,7 +179,7 @@ fn rows_are_compared_as_published() {
     many.configuration.bytes = Some(Amount::Is(16.0));
     assert_eq!(compared(&many).binding, Some(BoundKind::ReceivingCpu));
     many.configuration.receivers = Some(Receivers::Own);
-    assert_eq!(compared(&many).binding, Some(BoundKind::Link));
+    assert_eq!(compared(&many).binding, Some(BoundKind::SendingCeiling));
 }
 
 #[test]
@@ -205,18 +207,17 @@ fn what_is_missing_is_named() {
         reason(&|row| row.quantity = doorbell_published::Quantity::SaturatingWindow),
         "`window` is 64, and the quantity needs a range"
     );
-    assert!(reason(&|row| row.configuration.poll_list = Some(Amount::Is(32.0))).contains("`repost_list` differ"));
-    assert!(reason(&|row| row.configuration.repost_by = Some(Repost::Thread)).contains("no thread that reposts"));
     assert_eq!(
         reason(&|row| row.configuration.batch = Some(Amount::Is(100.0))),
         "the batch is 100, allowed is 1 to 64"
     );
     assert_eq!(check_row(&base, None), Err(Lack::Parameters));
-    let without = Parameters { limits: doorbell_model::parameters::Limits::default(), ..t1.clone() };
+    let without = Parameters { o_srq_ns: 0.0, limits: doorbell_model::parameters::Limits::default(), ..t1.clone() };
     let fills = check_row(&row("send-receive/srq-fills-line"), Some(&without)).expect_err("there is no limit");
     assert!(fills.to_string().contains("the parameters have no limit"), "{fills}");
-    let inline = check_row(&row("send-receive/inline-receive-size"), Some(&t1)).expect_err("there is no such thing");
-    assert!(matches!(inline, Lack::Quantity(_)), "{inline}");
+    let inline =
+        check_row(&row("send-receive/inline-receive-size"), Some(&without)).expect_err("there is no such thing");
+    assert!(matches!(inline, Lack::Parameter(_)), "{inline}");
     let operation = check_row(&row("one-sided/write-1-operations"), Some(&t1)).expect_err("it is no message");
     assert_eq!(operation.to_string(), "the model predicts messages of protocols, not single operations");
 }

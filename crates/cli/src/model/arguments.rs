@@ -97,6 +97,9 @@ pub(crate) struct Load {
     /// Receive queues are shared by the connections of a receiver (send-receive only)
     #[arg(long)]
     use_srq: bool,
+    /// As --use-srq, and one thread reposts the shared receives for all
+    #[arg(long)]
+    srq_thread: bool,
     /// No flow control by credits (send-receive only)
     #[arg(long)]
     no_credits: bool,
@@ -124,7 +127,8 @@ impl Load {
             _ => Workload::unbatched(0),
         };
         let is_send_receive = self.protocol == Protocol::SendReceive;
-        for (option, is_given) in [("--use-srq", self.use_srq), ("--no-credits", self.no_credits)] {
+        let given = [("--use-srq", self.use_srq), ("--srq-thread", self.srq_thread), ("--no-credits", self.no_credits)];
+        for (option, is_given) in given {
             if is_given && !is_send_receive {
                 let message = format!("{option} is about the receives of send-receive, not of {}", self.protocol);
                 return Err(Usage(message));
@@ -135,10 +139,12 @@ impl Load {
         let workload = Workload {
             protocol: self.protocol,
             receive_batch: self.receive_batch,
+            repost_batch: self.receive_batch,
             depth: self.depth.unwrap_or(Workload::default_depth(window)),
             inline_bytes: self.inline,
             credits: !self.no_credits,
-            srq: self.use_srq,
+            srq: self.use_srq || self.srq_thread,
+            repost_thread: self.srq_thread,
             bidirectional: self.bidirectional,
             path_mtu: self.mtu,
             outer: if self.vlan { outer.with_vlan() } else { outer },

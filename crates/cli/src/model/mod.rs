@@ -9,6 +9,7 @@ use std::io;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use doorbell_model::cost::Part;
 use doorbell_model::explain::{Explanation, explain};
 use doorbell_model::parameters::Parameters;
 use doorbell_model::predict::{Bound, Prediction};
@@ -24,7 +25,7 @@ pub(crate) use arguments::{ParametersArgument, parse_peers};
 pub(crate) enum Model {
     /// Predict latency and throughput
     Predict(Predict),
-    /// Say what binds, what comes next, and what would help
+    /// Say what a latency is made of, what binds throughput, what comes next, and what would help
     Explain(Predict),
     /// Compare the model with published numbers, row by row
     ///
@@ -121,6 +122,10 @@ fn sentences(explained: &[Explained]) -> io::Result<()> {
             line("")?;
         }
         line(&explanation.sentence)?;
+        line(format_args!("{:>16} us latency of a message alone, of which", us(explanation.prediction.latency_ns)))?;
+        for Part { name, meaning, ns } in &explanation.prediction.latency_parts {
+            line(format_args!("{:>16.3} us  {name:<10} {meaning}", ns / 1e3))?;
+        }
         for bound in &explanation.prediction.bounds {
             line(format_args!("{:>16.0} messages/s  {}", bound.messages_per_s(), bound.kind))?;
         }
@@ -133,6 +138,7 @@ fn sentences(explained: &[Explained]) -> io::Result<()> {
 }
 
 fn result(workload: &Workload, explanation: &Explanation) -> Value {
+    let part = |part: &Part| json!({ "name": part.name, "meaning": part.meaning, "ns": part.ns });
     let bound = |bound: &Bound| {
         json!({
             "name": bound.kind.name(),
@@ -161,6 +167,7 @@ fn result(workload: &Workload, explanation: &Explanation) -> Value {
         "receivers": workload.peers.receivers,
         "connections": workload.peers.connections,
         "latency_ns": prediction.latency_ns,
+        "latency_parts": prediction.latency_parts.iter().map(part).collect::<Vec<_>>(),
         "messages_per_s": prediction.messages_per_s,
         "bytes_per_s": prediction.bytes_per_s,
         "bottleneck": bottleneck.binding.kind.name(),

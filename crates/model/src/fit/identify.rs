@@ -182,6 +182,14 @@ fn quantities(parameters: &Parameters) -> Vec<Quantity> {
         ("g_var_ns_per_byte", Unit::NsPerByte, Term::GapPerByte),
         ("gap_latency_ns_per_byte", Unit::NsPerByte, Term::LatencyPerByte),
         ("gap_bandwidth_ns_per_byte", Unit::NsPerByte, Term::BandwidthPerByte),
+        ("o_unit_ns", Unit::Ns, Term::NicUnit),
+        ("o_nic_ns", Unit::Ns, Term::NicWhole),
+        ("o_inline_ns", Unit::Ns, Term::InlineReceive),
+        ("o_pairs_ns", Unit::Ns, Term::ManyPairs),
+        ("o_srq_ns", Unit::Ns, Term::SharedQueue),
+        ("o_repost_thread_ns", Unit::Ns, Term::RepostThread),
+        ("o_atomic_ns", Unit::Ns, Term::AtomicPair),
+        ("o_atomic_address_ns", Unit::Ns, Term::AtomicAddress),
     ] {
         all.push(Quantity { name, unit, cost: Cost::ZERO.with(term, 1.0) });
     }

@@ -138,7 +138,8 @@ fn latencies_alone_determine_their_sum_and_the_gap() {
     let observations: Vec<Observation> =
         sizes.iter().map(|&bytes| observe(&truth, Workload::sequential(bytes), true, 0.01 * noise.next())).collect();
     let fit = fit(&Parameters::starting_point(RnicKind::Hardware), &observations).unwrap();
-    assert_eq!(fit.rank, 2);
+    // What the shortest messages cost in completions is too little to be known.
+    assert_eq!(fit.rank, 3);
     let known: Vec<&str> = fit
         .estimates
         .iter()
