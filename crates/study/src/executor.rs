@@ -74,6 +74,12 @@ impl Waiter for Idle {
     }
 }
 
+/// Runs one task until it is done.
+pub fn block_on<T>(task: impl Future<Output = T>) -> T {
+    let mut results = run(&Idle::spin(), [task]);
+    results.pop().unwrap_or_else(|| unreachable!("a task that is done has a result"))
+}
+
 /// Runs tasks until all are done, and returns what they return, in order.
 pub fn run<T>(idle: &Idle, tasks: impl IntoIterator<Item = impl Future<Output = T>>) -> Vec<T> {
     let Ok(results) = run_while(idle, tasks, || Ok::<(), Infallible>(()));
@@ -89,17 +95,9 @@ pub fn run_while<T, E>(
     let mut tasks: Vec<Pin<Box<_>>> = tasks.into_iter().map(Box::pin).collect();
     let mut results: Vec<Option<T>> = tasks.iter().map(|_| None).collect();
     let mut context = Context::from_waker(Waker::noop());
-    let mut left = tasks.len();
     let mut idle_rounds = 0_u32;
-    while left > 0 {
-        for (task, result) in tasks.iter_mut().zip(&mut results) {
-            if result.is_none()
-                && let Poll::Ready(value) = task.as_mut().poll(&mut context)
-            {
-                *result = Some(value);
-                left -= 1;
-            }
-        }
+    loop {
+        let left = round(&mut tasks, &mut results, &mut context);
         if left == 0 {
             break;
         }
@@ -121,6 +119,24 @@ pub fn run_while<T, E>(
         let _ = channel.wait(Some(longest));
     }
     Ok(results.into_iter().flatten().collect())
+}
+
+/// Polls each task that has no result yet. Returns how many have none afterwards.
+pub(crate) fn round<T, F: Future<Output = T>>(
+    tasks: &mut [Pin<Box<F>>],
+    results: &mut [Option<T>],
+    context: &mut Context<'_>,
+) -> usize {
+    let mut left = 0;
+    for (task, result) in tasks.iter_mut().zip(results) {
+        if result.is_none() {
+            match task.as_mut().poll(context) {
+                Poll::Ready(value) => *result = Some(value),
+                Poll::Pending => left += 1,
+            }
+        }
+    }
+    left
 }
 
 /// Deals out `ends` to so many threads, each of which runs its own; all results together.

@@ -18,6 +18,8 @@ pub mod parameters;
 pub mod payload;
 pub mod prediction;
 pub mod record;
+pub mod roles;
 pub mod serving;
 pub mod session;
+pub mod threads;
 pub mod workload;

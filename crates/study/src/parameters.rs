@@ -1,14 +1,19 @@
 //! What is to be measured, and what of it fits.
 
-use doorbell_exchange::setup::MAX_ENDPOINTS;
-use doorbell_exchange::{Config, MAX_BATCH, MAX_WINDOW};
+mod check;
+mod fit;
+mod setting;
+
+use doorbell_exchange::{Config, MAX_WINDOW};
 use doorbell_protocols::Protocol;
 use doorbell_verbs::PathMtu;
-use doorbell_wire::cost::ATOMIC_BYTES;
 use serde::{Deserialize, Serialize};
 
-use crate::memory::{bytes_behind, receiving_bytes};
+use crate::memory::bytes_behind;
 use crate::serving::Serving;
+
+pub(crate) use setting::within;
+pub use setting::{ParametersError, Setting};
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -141,11 +146,6 @@ pub struct Parameters {
     pub serving: Serving,
 }
 
-/// Message memory of a process that default windows and depths stay within, for large messages.
-const CACHED_BYTES: usize = 16 << 20;
-/// The window that large messages get by default at least, if it is not less anyway.
-const LEAST_DEFAULT_WINDOW: usize = 4;
-
 /// What one point uses, after everything was made to fit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fitted {
@@ -162,117 +162,9 @@ pub struct Fitted {
     pub notes: Vec<String>,
 }
 
-/// The most sizes of one run.
-const MAX_SIZES: usize = 1024;
-/// Bytes of the longest message.
-const MAX_MESSAGE: usize = 1 << 30;
-/// The most messages per connection.
-const MAX_MESSAGES: u64 = 1_000_000_000_000_000;
 /// Windows of all connections together, and likewise their receive buffers: each takes a place in a
 /// queue, however small the messages.
 const MAX_QUEUED: usize = 1 << 20;
-
-/// A parameter, as messages name it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Setting {
-    /// [`Parameters::protocol`].
-    Protocol,
-    /// [`Parameters::replicate`].
-    Replicate,
-    /// [`Parameters::credits`].
-    Credits,
-    /// [`Parameters::events`].
-    Events,
-    /// [`Parameters::sizes`].
-    Sizes,
-    /// One of the sizes.
-    Size,
-    /// [`Extent::Messages`].
-    Messages,
-    /// [`Extent::Seconds`].
-    Seconds,
-    /// [`Parameters::window`].
-    Window,
-    /// [`Parameters::depth`].
-    Depth,
-    /// [`Parameters::batch`].
-    Batch,
-    /// [`Parameters::inline`].
-    Inline,
-    /// [`Parameters::connections`].
-    Connections,
-    /// [`Parameters::bidirectional`].
-    Bidirectional,
-    /// [`Parameters::mtu`].
-    Mtu,
-    /// [`Parameters::rate`].
-    Rate,
-    /// [`Parameters::slow_receiver_us`].
-    SlowReceiver,
-    /// [`Parameters::timeout`].
-    Timeout,
-    /// [`Parameters::retry_count`].
-    RetryCount,
-    /// [`Parameters::rnr_retry`].
-    RnrRetry,
-    /// [`Parameters::memory_bytes`].
-    Memory,
-    /// [`Serving::threads`].
-    Threads,
-    /// [`Serving::single_receiver`].
-    SingleReceiver,
-    /// [`Serving::shared_receives`].
-    SharedReceives,
-    /// [`Serving::poll_list`].
-    PollList,
-    /// [`Serving::repost_list`].
-    RepostList,
-}
-
-impl std::fmt::Display for Setting {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Protocol => "the protocol",
-            Self::Replicate => "one source for all connections",
-            Self::Credits => "flow control by credits",
-            Self::Events => "sleeping on events",
-            Self::Sizes => "the number of message sizes",
-            Self::Size => "the message size",
-            Self::Messages => "the number of messages",
-            Self::Seconds => "the duration",
-            Self::Window => "the window",
-            Self::Depth => "the receive depth",
-            Self::Batch => "the batch",
-            Self::Inline => "inline",
-            Self::Connections => "the number of connections",
-            Self::Bidirectional => "sending both ways",
-            Self::Mtu => "the path MTU",
-            Self::Rate => "the rate",
-            Self::SlowReceiver => "the receiver's pause",
-            Self::Timeout => "the timeout",
-            Self::RetryCount => "the retry count",
-            Self::RnrRetry => "the RNR retry count",
-            Self::Memory => "the message memory",
-            Self::Threads => "the number of threads",
-            Self::SingleReceiver => "a single receiver",
-            Self::SharedReceives => "sharing receive buffers",
-            Self::PollList => "the completions of one poll",
-            Self::RepostList => "the receives of one post",
-        })
-    }
-}
-
-/// A parameter is not allowed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{setting} is {given}, allowed is {allowed}")]
-pub struct ParametersError {
-    /// Which.
-    pub setting: Setting,
-    /// What was given, with its unit.
-    pub given: String,
-    /// What is allowed, with its unit.
-    pub allowed: String,
-}
 
 impl Parameters {
     /// One connection of Send-Receive without anything special, for a second and messages of one size. Whoever
@@ -304,159 +196,6 @@ impl Parameters {
             memory_bytes: 256 << 20,
             serving: Serving::default(),
         }
-    }
-
-    /// Whether this can be measured, and within the memory that it allows itself: all sizes
-    /// [`fit`](Self::fit). Either side checks it, since parameters come from the other.
-    pub fn check(&self) -> Result<(), ParametersError> {
-        within(Setting::Sizes, self.sizes.len(), 1, MAX_SIZES, "")?;
-        within(Setting::Connections, self.connections, 1, MAX_ENDPOINTS, "")?;
-        let most_queued = most_queued(self.connections);
-        within(Setting::Window, self.window, 1, most_queued, "")?;
-        within(Setting::Depth, self.depth, 1, most_queued, "")?;
-        within(Setting::Batch, self.batch, 1, MAX_BATCH.min(self.window), "")?;
-        within(Setting::Inline, self.inline, 0, 1024, " B")?;
-        within(Setting::Timeout, self.timeout, 0, 31, "")?;
-        within(Setting::RetryCount, self.retry_count, 0, 7, "")?;
-        within(Setting::RnrRetry, self.rnr_retry, 0, 7, "")?;
-        within(Setting::SlowReceiver, self.slow_receiver_us, 0, 1_000_000, " us")?;
-        within(Setting::Memory, self.memory_bytes, 1 << 20, 1 << 40, " B")?;
-        match self.extent {
-            Extent::Messages(messages) => within(Setting::Messages, messages, 1, MAX_MESSAGES, "")?,
-            Extent::Seconds(seconds) => within(Setting::Seconds, seconds, 0.01, 86_400.0, " s")?,
-        }
-        if let Some(rate) = self.rate {
-            within(Setting::Rate, rate, 0.001, 1e9, " messages/s")?;
-        }
-        if let Some(mtu) = self.mtu
-            && PathMtu::from_bytes(mtu).is_none()
-        {
-            let (given, allowed) = (format!("{mtu} B"), "256, 512, 1024, 2048 or 4096 B".to_owned());
-            return Err(ParametersError { setting: Setting::Mtu, given, allowed });
-        }
-        if self.bidirectional
-            && let Some(allowed) = match (self.kind, self.operation) {
-                (Kind::Latency, Operation::Send) => Some("off for a ping-pong, which goes both ways already"),
-                (_, Operation::RequestResponse) => Some("off for requests, which are answered already"),
-                (_, operation) if operation.is_one_sided() => Some("off for one-sided operations"),
-                _ => None,
-            }
-        {
-            let (given, allowed) = ("on".to_owned(), allowed.to_owned());
-            return Err(ParametersError { setting: Setting::Bidirectional, given, allowed });
-        }
-        if self.operation.is_one_sided() && self.slow_receiver_us > 0 {
-            let given = format!("{} us", self.slow_receiver_us);
-            let allowed = "0 us for one-sided operations, which nobody receives".to_owned();
-            return Err(ParametersError { setting: Setting::SlowReceiver, given, allowed });
-        }
-        self.check_protocol()?;
-        self.serving.check(self)?;
-        for &size in &self.sizes {
-            within(Setting::Size, size, 0, MAX_MESSAGE, " B")?;
-            if self.operation.is_atomic() && size as u64 != ATOMIC_BYTES {
-                let (given, allowed) = (format!("{size} B"), format!("{ATOMIC_BYTES} B for atomic operations"));
-                return Err(ParametersError { setting: Setting::Size, given, allowed });
-            }
-            self.fit(size)?;
-        }
-        Ok(())
-    }
-
-    /// What not every protocol has.
-    fn check_protocol(&self) -> Result<(), ParametersError> {
-        let refuse =
-            |setting, given: &str, allowed: String| Err(ParametersError { setting, given: given.to_owned(), allowed });
-        let protocol = self.protocol;
-        if self.operation.is_one_sided() && protocol != Protocol::default() {
-            let allowed = "send-receive for one-sided operations, which are no messages of any protocol";
-            return refuse(Setting::Protocol, protocol.name(), allowed.to_owned());
-        }
-        if !self.credits && !protocol.is_possible_without_credits() {
-            return refuse(Setting::Credits, "off", format!("on for {protocol}, which is nothing without"));
-        }
-        if self.events && !protocol.properties().receiver_sleeps && !self.operation.is_one_sided() {
-            let allowed = format!("off for {protocol}, whose receiver looks at memory and is not woken");
-            return refuse(Setting::Events, "on", allowed);
-        }
-        if self.replicate {
-            if protocol != Protocol::DirectReadSend && protocol != Protocol::DirectReadFencedSend {
-                let allowed = "off but for direct-read-send and direct-read-fenced-send: the message stays where it \
-                               is, and each reader tells that it has read it";
-                return refuse(Setting::Replicate, "on", allowed.to_owned());
-            }
-            let is_stream = self.kind == Kind::Bandwidth && self.operation == Operation::Send;
-            if !is_stream || self.bidirectional || self.events || self.serving.threads > 1 {
-                let allowed = "off unless one thread sends one way and polls".to_owned();
-                return refuse(Setting::Replicate, "on", allowed);
-            }
-        }
-        Ok(())
-    }
-
-    /// What a point of this size uses, so that the memory cap holds.
-    ///
-    /// # Errors
-    ///
-    /// Not even the smallest connections have room.
-    pub fn fit(&self, size: usize) -> Result<Fitted, ParametersError> {
-        let stride = self.stride(size);
-        let connections = self.connections.max(1);
-        let one_sided = self.operation.is_one_sided();
-        let (fixed, each) = match one_sided {
-            true => (0, 0),
-            false => receiving_bytes(self.protocol, size, self.window),
-        };
-        // Inline data lies in the queues, for which as much is allowed again: a queue has up to
-        // twice as many places as the window, each with room for it.
-        let needed = connections * (stride + fixed + each).max(2 * self.window * self.inline);
-        if needed > self.memory_bytes {
-            return Err(ParametersError {
-                setting: Setting::Memory,
-                given: format!("{} B", self.memory_bytes),
-                allowed: format!("{needed} B and more for messages of {size} B (connections: {connections})"),
-            });
-        }
-        let (mut window, mut depth) = (self.window, self.depth);
-        if self.serving.shared_receives.is_some() {
-            depth = (depth / connections).max(1);
-        }
-        let mut notes = Vec::new();
-        if self.depths_are_defaults {
-            // More in flight than a cache holds only makes every copy slower.
-            window = window.min((CACHED_BYTES / 4 / stride).max(LEAST_DEFAULT_WINDOW));
-            depth = depth.min(2 * window.max(CACHED_BYTES / 4 / stride));
-        }
-        // Bidirectional or ping-pong, each side has both kinds of buffers; otherwise this is
-        // generous by one kind.
-        let share = self.memory_bytes / connections;
-        let for_sending = match one_sided {
-            true => share / stride,
-            // A quarter, if that leaves room to receive.
-            false => (share / 4 / stride).min((share - fixed - each) / stride).max(1),
-        };
-        if one_sided {
-            depth = 0;
-        } else {
-            let left = share.saturating_sub(for_sending.min(window) * stride + fixed);
-            let for_receiving = (left / each).max(1);
-            if depth > for_receiving {
-                notes.push(format!("receive depth cut from {depth} to {for_receiving} by the memory cap"));
-                depth = for_receiving;
-            }
-        }
-        let mut send_buffers = window;
-        if send_buffers > for_sending {
-            // What tells that a message was read, no other may use meanwhile.
-            if self.verify || bytes_behind(self.protocol) > 0 {
-                notes.push(format!("window cut from {window} to {for_sending} by the memory cap"));
-                window = for_sending;
-            } else {
-                notes.push(format!("{window} window slots share {for_sending} send buffers by the memory cap"));
-            }
-            send_buffers = for_sending;
-        }
-        Ok(Fitted { window, batch: self.batch.min(window), depth, send_buffers, notes })
     }
 
     /// Bytes from one send buffer to the next.
@@ -498,134 +237,5 @@ pub fn most_queued(connections: usize) -> usize {
     MAX_WINDOW.min(MAX_QUEUED / connections.max(1))
 }
 
-pub(crate) fn within<T: PartialOrd + std::fmt::Display>(
-    setting: Setting,
-    given: T,
-    least: T,
-    most: T,
-    unit: &str,
-) -> Result<(), ParametersError> {
-    if given >= least && given <= most {
-        return Ok(()); // which no NaN is
-    }
-    Err(ParametersError { setting, given: format!("{given}{unit}"), allowed: format!("{least} to {most}{unit}") })
-}
-
 #[cfg(test)]
-mod tests {
-    use doorbell_exchange::send_receive::CREDIT_RECEIVES;
-
-    use super::*;
-    use crate::serving::SharedBy;
-
-    fn parameters() -> Parameters {
-        Parameters { batch: 8, depths_are_defaults: false, ..Parameters::plain(Kind::Bandwidth, Operation::Send, 16) }
-    }
-
-    #[test]
-    fn what_fits_is_left_alone_and_what_does_not_is_said() {
-        let fitted = parameters().fit(16).unwrap();
-        assert_eq!((fitted.window, fitted.depth, fitted.send_buffers, fitted.notes.len()), (64, 128, 64, 0));
-        for verify in [false, true] {
-            let parameters = Parameters { verify, ..parameters() };
-            let fitted = parameters.fit(8 << 20).unwrap();
-            assert!((fitted.depth + CREDIT_RECEIVES + fitted.send_buffers) << 23 <= parameters.memory_bytes);
-            assert_eq!(fitted.notes.len(), 2);
-            assert_eq!(fitted.window < 64, verify, "only checked payloads need a buffer each");
-        }
-        // A quarter of the memory is there to send from.
-        let fitted = Parameters { verify: true, ..parameters() }.fit(1 << 20).unwrap();
-        assert_eq!((fitted.window, fitted.send_buffers), (64, 64));
-    }
-
-    #[test]
-    fn the_memory_cap_holds_or_it_is_said_that_it_cannot() {
-        let mut fits = 0;
-        for connections in [1, 2, 16, 4096] {
-            for size in [0, 1, 4096, 1 << 20, 1 << 30] {
-                for (window, inline) in [(1, 0), (64, 64), (256, 1024)] {
-                    let given = Parameters { connections, window, inline, batch: 1, sizes: vec![size], ..parameters() };
-                    let Ok(fitted) = given.fit(size) else {
-                        assert_eq!(given.check().unwrap_err().setting, Setting::Memory);
-                        continue;
-                    };
-                    fits += 1;
-                    assert!(fitted.depth >= 1 && fitted.send_buffers >= 1 && fitted.window >= 1);
-                    let buffers = fitted.depth + CREDIT_RECEIVES + fitted.send_buffers;
-                    for bytes in [buffers * stride(size), 2 * window * inline] {
-                        assert!(connections * bytes <= given.memory_bytes, "{connections} {size} {window} {inline}");
-                    }
-                }
-            }
-        }
-        assert!(fits > 20, "{fits}");
-    }
-
-    #[test]
-    fn each_setting_has_bounds() {
-        let good = parameters;
-        good().check().unwrap();
-        let served = |serving| Parameters { serving, ..good() };
-        let threads = Serving { threads: 2, ..Serving::default() };
-        let single = Serving { single_receiver: true, ..Serving::default() };
-        let shared = Serving { shared_receives: Some(SharedBy::Lock), ..Serving::default() };
-        use Setting::*;
-        use doorbell_protocols::Protocol;
-        for (wrong, setting) in [
-            (Parameters { sizes: vec![], ..good() }, Sizes),
-            (Parameters { sizes: vec![1; 2000], ..good() }, Sizes),
-            (Parameters { sizes: vec![16, usize::MAX], ..good() }, Size),
-            (Parameters { extent: Extent::Messages(0), ..good() }, Messages),
-            (Parameters { extent: Extent::Messages(u64::MAX), ..good() }, Messages),
-            (Parameters { extent: Extent::Seconds(-1.0), ..good() }, Seconds),
-            (Parameters { extent: Extent::Seconds(f64::NAN), ..good() }, Seconds),
-            (Parameters { extent: Extent::Seconds(1e300), ..good() }, Seconds),
-            (Parameters { window: 0, ..good() }, Window),
-            (Parameters { window: usize::MAX, ..good() }, Window),
-            (Parameters { depth: 0, ..good() }, Depth),
-            (Parameters { depth: 16_384, connections: 100, ..good() }, Depth),
-            (Parameters { batch: 0, ..good() }, Batch),
-            (Parameters { batch: 8, window: 4, ..good() }, Batch),
-            (Parameters { inline: usize::MAX, ..good() }, Inline),
-            (Parameters { connections: 0, ..good() }, Connections),
-            (Parameters { connections: usize::MAX, ..good() }, Connections),
-            (Parameters { bidirectional: true, kind: Kind::Latency, ..good() }, Bidirectional),
-            (Parameters { bidirectional: true, operation: Operation::Read, ..good() }, Bidirectional),
-            (Parameters { bidirectional: true, operation: Operation::RequestResponse, ..good() }, Bidirectional),
-            (Parameters { operation: Operation::FetchAdd, ..good() }, Size),
-            (Parameters { operation: Operation::Write, slow_receiver_us: 1, ..good() }, SlowReceiver),
-            (Parameters { protocol: Protocol::DirectRead, operation: Operation::Write, ..good() }, Setting::Protocol),
-            (Parameters { protocol: Protocol::SharedWrite, credits: false, ..good() }, Credits),
-            (Parameters { protocol: Protocol::DirectWrite, events: true, ..good() }, Events),
-            (Parameters { protocol: Protocol::DirectWrite, ..served(single) }, SingleReceiver),
-            (Parameters { protocol: Protocol::DirectRead, ..served(shared) }, SharedReceives),
-            (Parameters { protocol: Protocol::DirectRead, replicate: true, ..good() }, Replicate),
-            (Parameters { replicate: true, ..good() }, Replicate),
-            (
-                Parameters { protocol: Protocol::DirectReadSend, replicate: true, kind: Kind::Latency, ..good() },
-                Replicate,
-            ),
-            (Parameters { mtu: Some(1500), ..good() }, Mtu),
-            (Parameters { rate: Some(0.0), ..good() }, Rate),
-            (Parameters { rate: Some(f64::INFINITY), ..good() }, Rate),
-            (Parameters { slow_receiver_us: u64::MAX, ..good() }, SlowReceiver),
-            (Parameters { timeout: 32, ..good() }, Timeout),
-            (Parameters { retry_count: 8, ..good() }, RetryCount),
-            (Parameters { rnr_retry: 8, ..good() }, RnrRetry),
-            (Parameters { memory_bytes: 0, ..good() }, Memory),
-            (Parameters { memory_bytes: usize::MAX, ..good() }, Memory),
-            (Parameters { sizes: vec![1 << 30], ..good() }, Memory),
-            (served(Serving { threads: 0, ..Serving::default() }), Threads),
-            (served(Serving { threads: 2, ..Serving::default() }), Threads),
-            (Parameters { bidirectional: true, connections: 2, ..served(threads) }, Threads),
-            (Parameters { events: true, ..served(single) }, SingleReceiver),
-            (Parameters { operation: Operation::Write, ..served(shared) }, SharedReceives),
-            (Parameters { connections: 200, ..served(shared) }, Depth),
-            (served(Serving { poll_list: 33, ..Serving::default() }), PollList),
-            (served(Serving { repost_list: 0, ..Serving::default() }), RepostList),
-        ] {
-            let error = wrong.check().expect_err("it is out of range");
-            assert_eq!(error.setting, setting, "{error}");
-        }
-    }
-}
+mod tests;

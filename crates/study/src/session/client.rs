@@ -1,31 +1,24 @@
 //! The end that asks.
 
 use std::net::TcpStream;
-use std::time::Duration;
 
-use doorbell_exchange::{ConnectionError, Connector, setup, with_connector};
-use doorbell_protocols::Protocol;
+use doorbell_exchange::{Connector, with_connector};
 use doorbell_verbs::{Device, Pd};
-use hdrhistogram::Histogram;
 
-use super::control::{Control, FromServer, Report, ToServer, Watch};
-use super::point::{Ends, Point, Prepared, SessionEnd};
-use super::{ANSWER_DEADLINE, SessionError};
-use crate::executor::{self, Idle};
-use crate::one_sided::{self, RemoteMemory};
-use crate::parameters::{Kind, Operation, Parameters, Timed, stride};
-use crate::prediction::Path;
-use crate::record::{BothEnds, Buckets, Conclusion, Counted, Latency, PointResult, Rates};
-use crate::workload::{self, Reception, Tally};
+use super::part::Performance;
+use super::peer::{FromServer, Patience, Peer, ToServer, Watch};
+use super::point::Prepared;
+use super::report::Report;
+use super::result::Seen;
+use super::{SessionError, TcpPeer};
+use crate::executor::block_on;
+use crate::parameters::Parameters;
+use crate::record::PointResult;
+use crate::threads::{OsThreads, Threads};
 
-/// The end that asks.
+/// The end that asks, of a session with another process.
 #[derive(Debug)]
-pub struct Client {
-    device: Device,
-    pd: Pd,
-    control: Control,
-    parameters: Parameters,
-}
+pub struct Client(Asking<TcpPeer<ToServer, FromServer>, OsThreads>);
 
 impl Client {
     /// Greets the server and tells it what is to be measured.
@@ -35,20 +28,81 @@ impl Client {
     /// The parameters are not allowed, here or there.
     pub fn new(device: &Device, stream: TcpStream, parameters: Parameters) -> Result<Self, SessionError> {
         parameters.check()?;
-        setup::exchange(&stream, &[], ANSWER_DEADLINE)?;
-        let mut control = Control::new(stream)?;
-        control.send(&ToServer::Parameters(Box::new(parameters.clone())))?;
-        control.expect_accepted()?;
-        Ok(Self { pd: device.create_pd()?, device: device.clone(), control, parameters })
+        block_on(Asking::new(device, TcpPeer::new(stream)?, OsThreads, parameters)).map(Self)
     }
 
     /// Measures one size. `progress` hears how many messages of one connection are done.
     pub fn measure(&mut self, bytes: usize, progress: impl Fn(u64)) -> Result<PointResult, SessionError> {
-        let result =
-            with_connector!(self.parameters.protocol, connector => self.measure_over(connector, bytes, progress));
+        block_on(self.0.measure(bytes, progress))
+    }
+
+    /// Says that that was all.
+    pub fn finish(self) -> Result<(), SessionError> {
+        block_on(self.0.finish())
+    }
+}
+
+/// The end that asks, whatever joins it to the other and whatever runs its tasks.
+///
+/// ```
+/// use doorbell_exchange::asynchronous::Spin;
+/// use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
+/// use doorbell_study::session::{Asking, SessionError, answer, local_pair};
+/// use doorbell_study::threads::OneThread;
+/// use doorbell_study::{executor, session};
+/// use doorbell_verbs::soft::{self, SoftOptions};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // Both ends are tasks of this thread.
+/// let [one, other] = [soft::open(&SoftOptions::default())?, soft::open(&SoftOptions::default())?];
+/// let (server, client) = local_pair();
+/// let stream = Parameters::plain(Kind::Bandwidth, Operation::Send, 16);
+/// let parameters = Parameters { extent: Extent::Messages(1000), ..stream };
+/// let memory_bytes = parameters.memory_bytes;
+/// let asking = async {
+///     let mut asking = Asking::new(&one, server, OneThread(Spin), parameters).await?;
+///     let result = asking.measure(16, |_| {}).await?;
+///     asking.finish().await?;
+///     Ok(Some(result))
+/// };
+/// let answering = async { answer(&other, client, &OneThread(Spin), memory_bytes).await.map(|()| None) };
+/// type Task<'a> = std::pin::Pin<Box<dyn Future<Output = Result<Option<doorbell_study::record::PointResult>, SessionError>> + 'a>>;
+/// let tasks: [Task<'_>; 2] = [Box::pin(asking), Box::pin(answering)];
+/// let ended: Result<Vec<_>, _> = executor::run(&executor::Idle::spin(), tasks).into_iter().collect();
+/// assert_eq!(ended?[0].as_ref().map(|result| result.messages), Some(1000));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Asking<P, X> {
+    device: Device,
+    pd: Pd,
+    peer: P,
+    threads: X,
+    parameters: Parameters,
+}
+
+impl<P: Peer<Says = ToServer, Hears = FromServer>, X: Threads> Asking<P, X> {
+    /// Greets the peer and tells it what is to be measured.
+    ///
+    /// # Errors
+    ///
+    /// The parameters are not allowed, here or there.
+    pub async fn new(device: &Device, mut peer: P, threads: X, parameters: Parameters) -> Result<Self, SessionError> {
+        parameters.check()?;
+        peer.exchange(&[]).await?;
+        peer.send(ToServer::Parameters(Box::new(parameters.clone()))).await?;
+        expect_accepted(&mut peer).await?;
+        Ok(Self { pd: device.create_pd()?, device: device.clone(), peer, threads, parameters })
+    }
+
+    /// Measures one size. `progress` hears how many messages of one connection are done.
+    pub async fn measure(&mut self, bytes: usize, progress: impl Fn(u64)) -> Result<PointResult, SessionError> {
+        let protocol = self.parameters.protocol;
+        let result = with_connector!(protocol, connector => self.measure_over(connector, bytes, progress).await);
         // If the peer failed too, its reason is the better one.
         if let Err(SessionError::Connection { .. } | SessionError::Setup(_)) = &result
-            && let Ok(FromServer::Failed(reason)) = self.control.receive(Some(Duration::from_secs(2)))
+            && let Ok(FromServer::Failed(reason)) = self.peer.receive(Patience::Reason).await
         {
             return Err(SessionError::Both {
                 own: result.map_or_else(|e| e.to_string(), |_| String::new()),
@@ -58,193 +112,52 @@ impl Client {
         result
     }
 
-    fn measure_over<P: Connector<Connection: Send>>(
+    async fn measure_over<C: Connector<Connection: Send>>(
         &mut self,
-        protocol: P,
+        protocol: C,
         bytes: usize,
         progress: impl Fn(u64),
     ) -> Result<PointResult, SessionError> {
-        self.control.send(&ToServer::Point { bytes })?;
-        let prepared = Prepared::new(protocol, &self.pd, &self.parameters, bytes, SessionEnd::Client)?;
-        self.control.expect_accepted()?;
-        let point = prepared.connect(&self.control.stream)?;
-        let memory = match self.control.receive(Some(ANSWER_DEADLINE))? {
+        let (parameters, part) = (&self.parameters, self.parameters.cast().asking);
+        self.peer.send(ToServer::Point { bytes }).await?;
+        let prepared = Prepared::new(protocol, &self.pd, parameters, bytes, &part)?;
+        expect_accepted(&mut self.peer).await?;
+        let point = prepared.connect(&mut self.peer).await?;
+        let memory = match self.peer.receive(Patience::Answer).await? {
             FromServer::Ready { memory } => memory,
             other => return Err(other.instead_of("ready")),
         };
         let (fitted, before, mtu) = (point.fitted.clone(), point.before, point.mtu);
-        let (tallies, histogram) = self.control.watched(|| self.run(point, &memory, &progress))?;
-        if self.parameters.operation.is_one_sided() {
-            self.control.send(&ToServer::Done { messages: tallies.iter().map(|tally| tally.sent).collect() })?;
+        let watch = Watch {
+            peer: &self.peer,
+            device: &self.device,
+            is_to_be_silent: false,
+            rounds_are_long: parameters.slow_receiver_us > 0,
+        };
+        let performance = Performance { parameters, part: &part, threads: &self.threads, watch };
+        let (tallies, histogram) = self.peer.watched(performance.of(point, &memory, &progress)).await?;
+        if parameters.operation.is_one_sided() {
+            self.peer.send(ToServer::Done { messages: tallies.iter().map(|tally| tally.sent).collect() }).await?;
         }
         let own = Report::new(&tallies, &self.device, &before);
-        let report = match self.control.receive::<FromServer>(Some(ANSWER_DEADLINE))? {
+        let report = match self.peer.receive(Patience::Answer).await? {
             FromServer::Report(report) => *report,
             other => return Err(other.instead_of("a report")),
         };
-
-        let parameters = &self.parameters;
-        let ended_ns = tallies.iter().map(|tally| tally.ended_ns).max().unwrap_or(0);
-        let seconds_since = |began_ns: fn(&Tally) -> u64| {
-            let began_ns = tallies.iter().map(began_ns).min().unwrap_or(0);
-            ended_ns.saturating_sub(began_ns).max(1) as f64 / 1e9
-        };
-        let seconds = seconds_since(|tally| tally.began_ns);
-        // Counters know no warm-up.
-        let counted_seconds = seconds_since(|tally| tally.first_ns);
-        let messages = match parameters.kind {
-            Kind::Latency => own.sent - workload::WARM_UP_ROUNDS * parameters.connections as u64,
-            Kind::Bandwidth if parameters.bidirectional => own.sent + report.sent,
-            Kind::Bandwidth => own.sent,
-        };
         let ipv6 = self.device.attributes().address.is_ipv6();
-        // SENDs without bytes are words, unless messages without bytes look the same.
-        let control_sends = |end: &Report| {
-            let is_alike = bytes == 0 && parameters.protocol == Protocol::SendReceive;
-            is_alike.then_some(end.control_sends)
-        };
-        let counted = |end: &Report| Counted::of(&end.counters, end.keepalives, control_sends(end), ipv6);
-        let counted = BothEnds { client: counted(&own), server: counted(&report) };
-        let path = Path {
-            operation: parameters.operation,
-            protocol: parameters.protocol,
-            bytes,
-            mtu,
-            credits: parameters.credits,
-            window: fitted.window,
-            batch: fitted.batch,
-            depth: fitted.depth * parameters.connections,
-            ipv6,
-        };
-        let mut predicted = BothEnds {
-            client: path.predict(own.sent, own.received, counted.server.data_packets),
-            server: path.predict(report.sent, report.received, counted.client.data_packets),
-        };
-        // Each control message may be acknowledged as well, and each packet that is sent again.
-        let more = |counted: &Counted| counted.control_packets + counted.retransmitted_packets;
-        predicted.client.ack_packets_max += more(&counted.server);
-        predicted.server.ack_packets_max += more(&counted.client);
-        let rates = BothEnds {
-            client: Rates::of(&own.counters, counted_seconds),
-            server: Rates::of(&report.counters, counted_seconds),
-        };
-        Ok(PointResult {
-            bytes,
-            messages,
-            seconds,
-            messages_per_s: messages as f64 / seconds,
-            bytes_per_s: messages as f64 * bytes as f64 / seconds,
-            latency_ns: histogram.as_ref().map(Latency::of),
-            timed: parameters.operation.timed(),
-            histogram_ns: histogram.as_ref().map(Buckets::of),
-            fitted,
-            mtu: mtu.bytes(),
-            explained: BothEnds {
-                client: Conclusion::of(&rates.client, ipv6),
-                server: Conclusion::of(&rates.server, ipv6),
-            },
-            rates,
-            counted,
-            predicted,
-            damaged: own.damaged + report.damaged,
-            stalled_on_credits: own.stalled_on_credits + report.stalled_on_credits,
-            sent_by_connection: tallies.iter().map(|tally| tally.sent).collect(),
-            counters: BothEnds { client: own.counters, server: report.counters },
-            link: BothEnds { client: own.link, server: report.link },
-        })
-    }
-
-    /// Runs the workload of a point on all its connections.
-    fn run<P: Connector<Connection: Send>>(
-        &self,
-        point: Point<P>,
-        memory: &[RemoteMemory],
-        progress: &impl Fn(u64),
-    ) -> Result<(Vec<Tally>, Option<Histogram<u64>>), SessionError> {
-        let Point { ends, fitted, plan, idle, .. } = point;
-        let (parameters, device, control) = (&self.parameters, &self.device, &self.control);
-        let watch = Watch { device, side: SessionEnd::Client, rounds_are_long: parameters.slow_receiver_us > 0 };
-        let failed = |error| SessionError::Connection { bytes: plan.bytes, error };
-        match (ends, parameters.kind) {
-            (Ends::Messages(ends), Kind::Latency) => {
-                let divisor = if parameters.operation.timed() == Timed::HalfRoundTrip { 2 } else { 1 };
-                let tasks = ends.into_iter().map(|(connection, memory)| {
-                    workload::ping(connection, idle.clone(), device.clone(), plan, memory, divisor, progress)
-                });
-                together(control.run(&watch, &idle, tasks)?).map_err(failed)
-            }
-            (Ends::Messages(ends), Kind::Bandwidth) if parameters.operation == Operation::RequestResponse => {
-                let tasks = ends.into_iter().map(|(connection, memory)| {
-                    workload::request(connection, idle.clone(), device.clone(), plan, memory, progress)
-                });
-                let tallies: Result<_, _> = control.run(&watch, &idle, tasks)?.into_iter().collect();
-                Ok((tallies.map_err(failed)?, None))
-            }
-            (Ends::Messages(ends), Kind::Bandwidth) => {
-                let reception = Reception { verify: parameters.verify, pause_ns: 0 };
-                if parameters.serving.threads > 1 {
-                    let hands = executor::deal(parameters.serving.threads, ends, |ends| {
-                        let idle = Idle::spin();
-                        let tasks = ends.into_iter().map(|(connection, memory)| {
-                            let plan = Some((plan, memory));
-                            workload::stream(connection, idle.clone(), device.clone(), plan, reception, |_| {})
-                        });
-                        vec![control.run(&watch, &idle, tasks)]
-                    });
-                    let hands: Result<Vec<_>, _> = hands.into_iter().collect();
-                    let tallies: Result<_, _> = hands?.into_iter().flatten().collect();
-                    return Ok((tallies.map_err(failed)?, None));
-                }
-                let tasks = ends.into_iter().map(|(connection, memory)| {
-                    let plan = Some((plan, memory));
-                    workload::stream(connection, idle.clone(), device.clone(), plan, reception, progress)
-                });
-                let tallies: Result<_, _> = control.run(&watch, &idle, tasks)?.into_iter().collect();
-                Ok((tallies.map_err(failed)?, None))
-            }
-            (Ends::Replicated(readers, count, memory), _) => {
-                let source = (plan, memory);
-                let task = workload::publish(readers, count, idle.clone(), device.clone(), source, progress);
-                let tallies: Result<Vec<_>, _> = control.run(&watch, &idle, [task])?.into_iter().collect();
-                Ok((tallies.map_err(failed)?.concat(), None))
-            }
-            (Ends::Gathered(_), _) => unreachable!("only the other end gathers"),
-            (Ends::OneSided(ends), kind) => {
-                let needed = (fitted.send_buffers * stride(plan.bytes)) as u64;
-                if memory.len() != ends.len() || memory.iter().any(|memory| memory.bytes < needed) {
-                    let what = format!("no {} regions of {needed} B, but {memory:?}", ends.len());
-                    return Err(SessionError::Unexpected(what));
-                }
-                let ends = ends.iter().zip(memory);
-                if kind == Kind::Latency {
-                    let tasks = ends
-                        .map(|(end, &memory)| one_sided::time(end, memory, parameters, plan, idle.clone(), progress));
-                    return together(control.run(&watch, &idle, tasks)?).map_err(failed);
-                }
-                let tasks = ends.map(|(end, &memory)| {
-                    one_sided::stream(end, memory, parameters, &fitted, plan, idle.clone(), progress)
-                });
-                let tallies: Result<_, _> = control.run(&watch, &idle, tasks)?.into_iter().collect();
-                Ok((tallies.map_err(failed)?, None))
-            }
-        }
+        Ok(Seen { parameters, bytes, fitted, mtu, ipv6, tallies: &tallies, histogram, own, report }.result())
     }
 
     /// Says that that was all.
-    pub fn finish(mut self) -> Result<(), SessionError> {
-        self.control.send(&ToServer::End)
+    pub async fn finish(mut self) -> Result<(), SessionError> {
+        self.peer.send(ToServer::End).await
     }
 }
 
-type Timings = Vec<Result<(Tally, Histogram<u64>), ConnectionError>>;
-
-/// What all connections have seen, in one histogram.
-fn together(results: Timings) -> Result<(Vec<Tally>, Option<Histogram<u64>>), ConnectionError> {
-    let (mut tallies, mut all) = (Vec::new(), Buckets::empty_histogram());
-    for result in results {
-        let (tally, histogram) = result?;
-        tallies.push(tally);
-        all.add(&histogram).unwrap_or_else(|_| unreachable!("both resize by themselves"));
+/// The peer takes what it was told last.
+async fn expect_accepted(peer: &mut impl Peer<Hears = FromServer>) -> Result<(), SessionError> {
+    match peer.receive(Patience::Answer).await? {
+        FromServer::Accepted => Ok(()),
+        other => Err(other.instead_of("accepted")),
     }
-    Ok((tallies, Some(all)))
 }

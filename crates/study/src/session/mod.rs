@@ -1,17 +1,24 @@
-//! Two processes that measure together, coordinated over TCP.
+//! Two ends that measure together.
 //!
 //! The client says what is to be measured; then, point by point, both make fresh connections,
-//! exchange their descriptions, run the workload, and the server tells what it saw. Everything is
-//! a line of JSON, bounded in length and time. The server trusts nothing that it is told: it
-//! accepts the parameters and each point, or says why not and ends.
+//! exchange their descriptions, perform their parts, and the server tells what it saw. The server trusts nothing
+//! that it is told: it accepts the parameters and each point, or says why not and ends.
+//!
+//! What joins the ends is a [`Peer`], and what runs their connections' tasks is [`Threads`](crate::threads::Threads).
+//! [`Client`] and [`serve`] are for processes joined by TCP, where everything is a line of JSON, bounded in length
+//! and time. [`Asking`] and [`answer`] are for ends of any kind: those of a [`local_pair`] may be tasks of one thread.
 
 mod client;
-mod control;
+mod local;
+mod part;
+mod peer;
 mod point;
+mod report;
+mod result;
 mod server;
+mod tcp;
 
 use std::io;
-use std::time::Duration;
 
 use doorbell_exchange::setup::SetupError;
 use doorbell_exchange::{ConnectError, ConnectionError};
@@ -19,13 +26,14 @@ use doorbell_verbs::PostError;
 
 use crate::parameters::ParametersError;
 
-pub use client::Client;
+pub use client::{Asking, Client};
+pub use local::{LocalPeer, local_pair};
+pub use peer::{FromServer, Patience, Peer, Presence, ToServer};
+pub use report::Report;
+pub use server::{answer, serve};
+pub use tcp::TcpPeer;
 #[doc(hidden)]
-pub use control::judge_line;
-pub use server::serve;
-
-/// How long one side waits for the other to answer.
-const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
+pub use tcp::judge_line;
 
 /// Why a session ended early.
 #[derive(Debug, thiserror::Error)]
@@ -82,4 +90,10 @@ pub enum SessionError {
         /// The other.
         peer: String,
     },
+}
+
+impl SessionError {
+    fn hung_up() -> Self {
+        Self::Control(io::Error::new(io::ErrorKind::UnexpectedEof, "it hung up while a point ran"))
+    }
 }

@@ -1,34 +1,19 @@
 //! The connections and the memory of one point, on either end.
 
-use std::net::TcpStream;
-
 use doorbell_exchange::direct_read::Replication;
 use doorbell_exchange::send_receive::{Endpoint, Hub, SharedOptions, SharedReceives};
-use doorbell_exchange::setup::{self, EndpointDescription};
+use doorbell_exchange::setup::EndpointDescription;
 use doorbell_exchange::{Connector, Group};
-use doorbell_verbs::{Counters, LinkCounters, MemoryKind, PathMtu, Pd};
+use doorbell_verbs::{Channel, MemoryKind, PathMtu, Pd};
 
-use super::{ANSWER_DEADLINE, SessionError};
-use crate::executor::Idle;
+use super::report::Before;
+use super::{Peer, SessionError};
 use crate::one_sided;
 use crate::parameters::{Fitted, Parameters};
+use crate::roles::{Part, Role};
 use crate::workload::{Plan, SendMemory};
 
-/// Which end of a session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SessionEnd {
-    Client,
-    Server,
-}
-
-/// What a device had counted before a point.
-#[derive(Clone, Copy)]
-pub(super) struct Before {
-    pub(super) counters: Option<Counters>,
-    pub(super) link: LinkCounters,
-}
-
-/// The ends that one process has.
+/// The connections that one end has.
 pub(super) enum Ends<P: Connector> {
     Messages(Vec<(P::Connection, SendMemory)>),
     /// One source for the readers at the other ends, and how many they are.
@@ -43,7 +28,7 @@ pub(super) struct Point<P: Connector> {
     pub(super) ends: Ends<P>,
     pub(super) fitted: Fitted,
     pub(super) plan: Plan,
-    pub(super) idle: Idle,
+    pub(super) channel: Option<Channel>,
     pub(super) before: Before,
     pub(super) mtu: PathMtu,
     pub(super) shared: Option<SharedReceives>,
@@ -62,7 +47,7 @@ pub(super) struct Prepared<P: Connector> {
     replicates: bool,
     fitted: Fitted,
     plan: Plan,
-    idle: Idle,
+    channel: Option<Channel>,
     before: Before,
     shared: Option<SharedReceives>,
 }
@@ -73,7 +58,7 @@ impl<P: Connector> Prepared<P> {
         pd: &Pd,
         parameters: &Parameters,
         bytes: usize,
-        side: SessionEnd,
+        part: &Part,
     ) -> Result<Self, SessionError> {
         let device = pd.device();
         let fitted = parameters.fit(bytes)?;
@@ -85,40 +70,39 @@ impl<P: Connector> Prepared<P> {
             verify: parameters.verify,
             buffers: fitted.send_buffers,
         };
-        let idle = if parameters.events { Idle::sleep_on(device.create_channel()?) } else { Idle::spin() };
-        let before = Before { counters: device.counters(), link: device.link_counters() };
-        let each = 0..parameters.connections;
-        let serving = &parameters.serving;
-        let shared = match serving.shared_receives {
-            Some(by) if side == SessionEnd::Server => {
-                let connections = parameters.connections;
+        let channel = if parameters.events { Some(device.create_channel()?) } else { None };
+        let before = Before::now(device);
+        let connections = part.connections;
+        let each = 0..connections;
+        let shared = match part.shared_receives {
+            Some(by) => {
                 let depth = fitted.depth * connections;
                 let options = SharedOptions { depth, connections, max_message: bytes, reposting: by.into() };
                 Some(SharedReceives::new(pd, options)?)
             }
-            _ => None,
+            None => None,
         };
-        let ends = if parameters.operation.is_one_sided() {
-            let side = match side {
-                SessionEnd::Client => one_sided::Role::Initiator(idle.channel()),
-                SessionEnd::Server => one_sided::Role::Target,
-            };
-            let ends: Result<_, SessionError> =
-                each.map(|_| Ok(one_sided::End::new(pd, parameters, bytes, &fitted, side)?)).collect();
-            Unconnected::OneSided(ends?)
-        } else if serving.single_receiver && side == SessionEnd::Server {
+        let one_sided = |role| -> Result<_, SessionError> {
+            let end = |_| Ok(one_sided::End::new(pd, parameters, bytes, &fitted, role)?);
+            Ok(Unconnected::OneSided(each.clone().map(end).collect::<Result<_, SessionError>>()?))
+        };
+        let ends = if part.role == Role::Initiator {
+            one_sided(one_sided::Role::Initiator(channel.as_ref()))?
+        } else if part.role == Role::Target {
+            one_sided(one_sided::Role::Target)?
+        } else if part.single_receiver {
             let config = parameters.config(bytes, &fitted);
-            let mut hub = Hub::for_connections(pd, &config, parameters.connections, None)?;
+            let mut hub = Hub::for_connections(pd, &config, connections, None)?;
             let ends: Result<_, _> = each.map(|_| hub.endpoint(config.clone(), shared.as_ref())).collect();
             Unconnected::Gathered(Box::new(hub), ends?)
         } else {
             let stride = parameters.stride(bytes);
             let group = Group {
                 pd,
-                channel: idle.channel(),
-                count: parameters.connections,
+                channel: channel.as_ref(),
+                count: connections,
                 shared: shared.as_ref(),
-                one_thread: side == SessionEnd::Server && serving.threads == 1,
+                one_thread: part.answers && part.threads == 1,
             };
             let with_memory = |endpoint| {
                 let length = fitted.send_buffers * stride;
@@ -129,8 +113,8 @@ impl<P: Connector> Prepared<P> {
             let ends: Result<_, SessionError> = ends.into_iter().map(with_memory).collect();
             Unconnected::Messages(ends?)
         };
-        let replicates = parameters.replicate && side == SessionEnd::Client;
-        Ok(Self { protocol, ends, replicates, fitted, plan, idle, before, shared })
+        let replicates = part.role == Role::Source;
+        Ok(Self { protocol, ends, replicates, fitted, plan, channel, before, shared })
     }
 
     fn descriptions(&self) -> Vec<EndpointDescription> {
@@ -142,9 +126,9 @@ impl<P: Connector> Prepared<P> {
     }
 
     /// Exchanges descriptions with the peer and connects.
-    pub(super) fn connect(self, stream: &TcpStream) -> Result<Point<P>, SessionError> {
+    pub(super) async fn connect(self, peer: &mut impl Peer) -> Result<Point<P>, SessionError> {
         let own = self.descriptions();
-        let peers = setup::exchange(stream, &own, ANSWER_DEADLINE)?;
+        let peers = peer.exchange(&own).await?;
         // The same for all connections of two devices.
         let mtu = own.iter().zip(&peers).map(|(own, peer)| own.path_mtu.min(peer.path_mtu)).min();
         let ends = match self.ends {
@@ -166,8 +150,8 @@ impl<P: Connector> Prepared<P> {
                 Ends::OneSided(ends)
             }
         };
-        let Self { fitted, plan, idle, before, shared, .. } = self;
-        Ok(Point { ends, fitted, plan, idle, before, mtu: mtu.unwrap_or(PathMtu::Mtu4096), shared })
+        let Self { fitted, plan, channel, before, shared, .. } = self;
+        Ok(Point { ends, fitted, plan, channel, before, mtu: mtu.unwrap_or(PathMtu::Mtu4096), shared })
     }
 }
 

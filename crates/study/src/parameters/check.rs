@@ -1,0 +1,106 @@
+//! What may be measured.
+
+use doorbell_exchange::MAX_BATCH;
+use doorbell_exchange::setup::MAX_ENDPOINTS;
+use doorbell_protocols::Protocol;
+use doorbell_verbs::PathMtu;
+use doorbell_wire::cost::ATOMIC_BYTES;
+
+use super::{Extent, Kind, Operation, Parameters, ParametersError, Setting, most_queued, within};
+
+/// The most sizes of one run.
+const MAX_SIZES: usize = 1024;
+/// Bytes of the longest message.
+const MAX_MESSAGE: usize = 1 << 30;
+/// The most messages per connection.
+const MAX_MESSAGES: u64 = 1_000_000_000_000_000;
+
+impl Parameters {
+    /// Whether this can be measured, and within the memory that it allows itself: all sizes
+    /// [`fit`](Self::fit). Either side checks it, since parameters come from the other.
+    pub fn check(&self) -> Result<(), ParametersError> {
+        within(Setting::Sizes, self.sizes.len(), 1, MAX_SIZES, "")?;
+        within(Setting::Connections, self.connections, 1, MAX_ENDPOINTS, "")?;
+        let most_queued = most_queued(self.connections);
+        within(Setting::Window, self.window, 1, most_queued, "")?;
+        within(Setting::Depth, self.depth, 1, most_queued, "")?;
+        within(Setting::Batch, self.batch, 1, MAX_BATCH.min(self.window), "")?;
+        within(Setting::Inline, self.inline, 0, 1024, " B")?;
+        within(Setting::Timeout, self.timeout, 0, 31, "")?;
+        within(Setting::RetryCount, self.retry_count, 0, 7, "")?;
+        within(Setting::RnrRetry, self.rnr_retry, 0, 7, "")?;
+        within(Setting::SlowReceiver, self.slow_receiver_us, 0, 1_000_000, " us")?;
+        within(Setting::Memory, self.memory_bytes, 1 << 20, 1 << 40, " B")?;
+        match self.extent {
+            Extent::Messages(messages) => within(Setting::Messages, messages, 1, MAX_MESSAGES, "")?,
+            Extent::Seconds(seconds) => within(Setting::Seconds, seconds, 0.01, 86_400.0, " s")?,
+        }
+        if let Some(rate) = self.rate {
+            within(Setting::Rate, rate, 0.001, 1e9, " messages/s")?;
+        }
+        if let Some(mtu) = self.mtu
+            && PathMtu::from_bytes(mtu).is_none()
+        {
+            let (given, allowed) = (format!("{mtu} B"), "256, 512, 1024, 2048 or 4096 B".to_owned());
+            return Err(ParametersError { setting: Setting::Mtu, given, allowed });
+        }
+        if self.bidirectional
+            && let Some(allowed) = match (self.kind, self.operation) {
+                (Kind::Latency, Operation::Send) => Some("off for a ping-pong, which goes both ways already"),
+                (_, Operation::RequestResponse) => Some("off for requests, which are answered already"),
+                (_, operation) if operation.is_one_sided() => Some("off for one-sided operations"),
+                _ => None,
+            }
+        {
+            let (given, allowed) = ("on".to_owned(), allowed.to_owned());
+            return Err(ParametersError { setting: Setting::Bidirectional, given, allowed });
+        }
+        if self.operation.is_one_sided() && self.slow_receiver_us > 0 {
+            let given = format!("{} us", self.slow_receiver_us);
+            let allowed = "0 us for one-sided operations, which nobody receives".to_owned();
+            return Err(ParametersError { setting: Setting::SlowReceiver, given, allowed });
+        }
+        self.check_protocol()?;
+        self.serving.check(self)?;
+        for &size in &self.sizes {
+            within(Setting::Size, size, 0, MAX_MESSAGE, " B")?;
+            if self.operation.is_atomic() && size as u64 != ATOMIC_BYTES {
+                let (given, allowed) = (format!("{size} B"), format!("{ATOMIC_BYTES} B for atomic operations"));
+                return Err(ParametersError { setting: Setting::Size, given, allowed });
+            }
+            self.fit(size)?;
+        }
+        Ok(())
+    }
+
+    /// What not every protocol has.
+    fn check_protocol(&self) -> Result<(), ParametersError> {
+        let refuse =
+            |setting, given: &str, allowed: String| Err(ParametersError { setting, given: given.to_owned(), allowed });
+        let protocol = self.protocol;
+        if self.operation.is_one_sided() && protocol != Protocol::default() {
+            let allowed = "send-receive for one-sided operations, which are no messages of any protocol";
+            return refuse(Setting::Protocol, protocol.name(), allowed.to_owned());
+        }
+        if !self.credits && !protocol.is_possible_without_credits() {
+            return refuse(Setting::Credits, "off", format!("on for {protocol}, which is nothing without"));
+        }
+        if self.events && !protocol.properties().receiver_sleeps && !self.operation.is_one_sided() {
+            let allowed = format!("off for {protocol}, whose receiver looks at memory and is not woken");
+            return refuse(Setting::Events, "on", allowed);
+        }
+        if self.replicate {
+            if protocol != Protocol::DirectReadSend && protocol != Protocol::DirectReadFencedSend {
+                let allowed = "off but for direct-read-send and direct-read-fenced-send: the message stays where it \
+                               is, and each reader tells that it has read it";
+                return refuse(Setting::Replicate, "on", allowed.to_owned());
+            }
+            let is_stream = self.kind == Kind::Bandwidth && self.operation == Operation::Send;
+            if !is_stream || self.bidirectional || self.events || self.serving.threads > 1 {
+                let allowed = "off unless one thread sends one way and polls".to_owned();
+                return refuse(Setting::Replicate, "on", allowed);
+            }
+        }
+        Ok(())
+    }
+}

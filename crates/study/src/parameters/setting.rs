@@ -1,0 +1,121 @@
+//! What errors about parameters name.
+
+#[cfg(doc)]
+use super::{Extent, Parameters};
+#[cfg(doc)]
+use crate::serving::Serving;
+
+/// A parameter, as messages name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Setting {
+    /// [`Parameters::protocol`].
+    Protocol,
+    /// [`Parameters::replicate`].
+    Replicate,
+    /// [`Parameters::credits`].
+    Credits,
+    /// [`Parameters::events`].
+    Events,
+    /// [`Parameters::sizes`].
+    Sizes,
+    /// One of the sizes.
+    Size,
+    /// [`Extent::Messages`].
+    Messages,
+    /// [`Extent::Seconds`].
+    Seconds,
+    /// [`Parameters::window`].
+    Window,
+    /// [`Parameters::depth`].
+    Depth,
+    /// [`Parameters::batch`].
+    Batch,
+    /// [`Parameters::inline`].
+    Inline,
+    /// [`Parameters::connections`].
+    Connections,
+    /// [`Parameters::bidirectional`].
+    Bidirectional,
+    /// [`Parameters::mtu`].
+    Mtu,
+    /// [`Parameters::rate`].
+    Rate,
+    /// [`Parameters::slow_receiver_us`].
+    SlowReceiver,
+    /// [`Parameters::timeout`].
+    Timeout,
+    /// [`Parameters::retry_count`].
+    RetryCount,
+    /// [`Parameters::rnr_retry`].
+    RnrRetry,
+    /// [`Parameters::memory_bytes`].
+    Memory,
+    /// [`Serving::threads`].
+    Threads,
+    /// [`Serving::single_receiver`].
+    SingleReceiver,
+    /// [`Serving::shared_receives`].
+    SharedReceives,
+    /// [`Serving::poll_list`].
+    PollList,
+    /// [`Serving::repost_list`].
+    RepostList,
+}
+
+impl std::fmt::Display for Setting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Protocol => "the protocol",
+            Self::Replicate => "one source for all connections",
+            Self::Credits => "flow control by credits",
+            Self::Events => "sleeping on events",
+            Self::Sizes => "the number of message sizes",
+            Self::Size => "the message size",
+            Self::Messages => "the number of messages",
+            Self::Seconds => "the duration",
+            Self::Window => "the window",
+            Self::Depth => "the receive depth",
+            Self::Batch => "the batch",
+            Self::Inline => "inline",
+            Self::Connections => "the number of connections",
+            Self::Bidirectional => "sending both ways",
+            Self::Mtu => "the path MTU",
+            Self::Rate => "the rate",
+            Self::SlowReceiver => "the receiver's pause",
+            Self::Timeout => "the timeout",
+            Self::RetryCount => "the retry count",
+            Self::RnrRetry => "the RNR retry count",
+            Self::Memory => "the message memory",
+            Self::Threads => "the number of threads",
+            Self::SingleReceiver => "a single receiver",
+            Self::SharedReceives => "sharing receive buffers",
+            Self::PollList => "the completions of one poll",
+            Self::RepostList => "the receives of one post",
+        })
+    }
+}
+
+/// A parameter is not allowed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{setting} is {given}, allowed is {allowed}")]
+pub struct ParametersError {
+    /// Which.
+    pub setting: Setting,
+    /// What was given, with its unit.
+    pub given: String,
+    /// What is allowed, with its unit.
+    pub allowed: String,
+}
+
+pub(crate) fn within<T: PartialOrd + std::fmt::Display>(
+    setting: Setting,
+    given: T,
+    least: T,
+    most: T,
+    unit: &str,
+) -> Result<(), ParametersError> {
+    if given >= least && given <= most {
+        return Ok(()); // which no NaN is
+    }
+    Err(ParametersError { setting, given: format!("{given}{unit}"), allowed: format!("{least} to {most}{unit}") })
+}

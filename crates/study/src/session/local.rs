@@ -1,0 +1,193 @@
+//! Ends in one process: two threads, or two tasks of one thread.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Poll, Waker};
+
+use doorbell_exchange::asynchronous::yield_now;
+use doorbell_exchange::setup::{EndpointDescription, SetupError};
+
+use super::SessionError;
+use super::peer::{FromServer, Patience, Peer, Presence, ToServer};
+
+/// What one end has said and the other has not heard yet.
+#[derive(Debug)]
+struct Inbox<T> {
+    waiting: VecDeque<Said<T>>,
+    is_over: bool,
+    waker: Option<Waker>,
+}
+
+#[derive(Debug)]
+enum Said<T> {
+    Message(T),
+    Descriptions(Vec<EndpointDescription>),
+}
+
+type Shared<T> = Arc<Mutex<Inbox<T>>>;
+
+fn inbox<T>() -> Shared<T> {
+    Arc::new(Mutex::new(Inbox { waiting: VecDeque::new(), is_over: false, waker: None }))
+}
+
+/// What it holds is whole after every call, whoever panicked.
+fn with<T, R>(shared: &Shared<T>, body: impl FnOnce(&mut Inbox<T>) -> R) -> R {
+    body(&mut shared.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// The other end, in the same process. It says `S` and hears `H`.
+///
+/// Its futures give way to other tasks until the peer has said something, and fail once the peer was dropped. There
+/// are no deadlines, since a peer in the same process answers or is dropped.
+#[derive(Debug)]
+pub struct LocalPeer<S, H> {
+    to: Shared<S>,
+    from: Shared<H>,
+}
+
+/// Two ends of a session in one process: that of the end that asks, and that of the other.
+pub fn local_pair() -> (LocalPeer<ToServer, FromServer>, LocalPeer<FromServer, ToServer>) {
+    let (to_server, from_server) = (inbox(), inbox());
+    let client = LocalPeer { to: to_server.clone(), from: from_server.clone() };
+    (client, LocalPeer { to: from_server, from: to_server })
+}
+
+impl<S, H> LocalPeer<S, H> {
+    fn say(&self, said: Said<S>) -> Result<(), SessionError> {
+        if with(&self.from, |inbox| inbox.is_over) {
+            return Err(gone());
+        }
+        let waker = with(&self.to, |inbox| {
+            inbox.waiting.push_back(said);
+            inbox.waker.take()
+        });
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        Ok(())
+    }
+
+    async fn hear(&self) -> Result<Said<H>, SessionError> {
+        poll_fn(|context| {
+            with(&self.from, |inbox| match inbox.waiting.pop_front() {
+                Some(said) => Poll::Ready(Ok(said)),
+                None if inbox.is_over => Poll::Ready(Err(gone())),
+                None => {
+                    inbox.waker = Some(context.waker().clone());
+                    Poll::Pending
+                }
+            })
+        })
+        .await
+    }
+}
+
+fn gone() -> SessionError {
+    SessionError::Control(io::ErrorKind::UnexpectedEof.into())
+}
+
+/// The name of the peer in errors.
+const NAME: &str = "the other end of this process";
+
+impl<S: Send, H: Send> Peer for LocalPeer<S, H> {
+    type Says = S;
+    type Hears = H;
+
+    async fn exchange(&mut self, own: &[EndpointDescription]) -> Result<Vec<EndpointDescription>, SetupError> {
+        let broke = |error: io::Error| SetupError::Io { peer: NAME.to_owned(), error };
+        let is_gone = |_| broke(io::ErrorKind::UnexpectedEof.into());
+        self.say(Said::Descriptions(own.to_vec())).map_err(is_gone)?;
+        match self.hear().await.map_err(is_gone)? {
+            Said::Descriptions(theirs) if theirs.len() == own.len() => Ok(theirs),
+            Said::Descriptions(theirs) => {
+                Err(SetupError::Count { peer: NAME.to_owned(), theirs: theirs.len(), ours: own.len() })
+            }
+            Said::Message(_) => Err(broke(io::Error::new(io::ErrorKind::InvalidData, "a message came too early"))),
+        }
+    }
+
+    async fn send(&mut self, message: S) -> Result<(), SessionError> {
+        self.say(Said::Message(message))
+    }
+
+    async fn receive(&mut self, _: Patience) -> Result<H, SessionError> {
+        match self.hear().await? {
+            Said::Message(message) => Ok(message),
+            Said::Descriptions(_) => Err(SessionError::Unexpected("descriptions of connections".to_owned())),
+        }
+    }
+
+    async fn until_heard(&mut self, mut busy: impl FnMut()) -> Result<(), SessionError> {
+        while with(&self.from, |inbox| inbox.waiting.is_empty() && !inbox.is_over) {
+            busy();
+            yield_now().await;
+        }
+        Ok(())
+    }
+
+    async fn watched<T>(&self, body: impl Future<Output = Result<T, SessionError>>) -> Result<T, SessionError> {
+        body.await
+    }
+
+    fn look(&self) -> Result<Presence, SessionError> {
+        with(&self.from, |inbox| match (inbox.waiting.is_empty(), inbox.is_over) {
+            (false, _) => Ok(Presence::Spoke),
+            (true, false) => Ok(Presence::Silent),
+            (true, true) => Err(SessionError::hung_up()),
+        })
+    }
+}
+
+impl<S, H> Drop for LocalPeer<S, H> {
+    fn drop(&mut self) {
+        let waker = with(&self.to, |inbox| {
+            inbox.is_over = true;
+            inbox.waker.take()
+        });
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::executor::{self, block_on};
+
+    #[test]
+    fn what_is_said_is_heard_in_order_and_then_the_end() {
+        let (mut client, mut server) = local_pair();
+        block_on(async {
+            client.send(ToServer::Point { bytes: 1 }).await.unwrap();
+            client.send(ToServer::End).await.unwrap();
+            assert_eq!(server.look().unwrap(), Presence::Spoke);
+            let first = server.receive(Patience::Endless).await.unwrap();
+            assert!(matches!(first, ToServer::Point { bytes: 1 }), "{first:?}");
+            drop(client);
+            assert!(matches!(server.receive(Patience::Endless).await, Ok(ToServer::End)));
+            assert!(matches!(server.receive(Patience::Endless).await, Err(SessionError::Control(_))));
+            let said = server.look().unwrap_err().to_string();
+            assert_eq!(said, "the peer is gone: it hung up while a point ran");
+            assert!(matches!(server.send(FromServer::Accepted).await, Err(SessionError::Control(_))));
+        });
+    }
+
+    #[test]
+    fn ends_that_differ_in_their_number_of_connections_are_told_so() {
+        let (mut client, mut server) = local_pair();
+        type Task<'a> = std::pin::Pin<Box<dyn Future<Output = Result<usize, SetupError>> + 'a>>;
+        let asking: Task<'_> = Box::pin(async { client.exchange(&[]).await.map(|peers| peers.len()) });
+        let answering: Task<'_> = Box::pin(async { server.exchange(&[]).await.map(|peers| peers.len()) });
+        let ended = executor::run(&executor::Idle::spin(), [asking, answering]);
+        assert!(ended.iter().all(|count| matches!(count, Ok(0))), "{ended:?}");
+        block_on(async {
+            server.send(FromServer::Accepted).await.unwrap();
+            assert!(matches!(client.exchange(&[]).await, Err(SetupError::Io { .. })), "a message is no description");
+            let heard = server.receive(Patience::Answer).await;
+            assert!(matches!(heard, Err(SessionError::Unexpected(_))), "{heard:?}");
+        });
+    }
+}

@@ -1,0 +1,156 @@
+//! The other end of a session, as one end reaches it.
+
+use doorbell_exchange::setup::{EndpointDescription, SetupError};
+use doorbell_verbs::Device;
+use serde::{Deserialize, Serialize};
+
+use super::SessionError;
+use super::report::Report;
+use crate::one_sided::RemoteMemory;
+use crate::parameters::Parameters;
+
+/// What the end that asks says.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ToServer {
+    /// What is to be measured.
+    Parameters(Box<Parameters>),
+    /// Make the connections of the next point.
+    Point {
+        /// Of messages of this size.
+        bytes: usize,
+    },
+    /// One-sided operations are complete.
+    Done {
+        /// How many of each connection.
+        messages: Vec<u64>,
+    },
+    /// That was all.
+    End,
+}
+
+/// What the other end says.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FromServer {
+    /// The parameters, or the point, are acceptable.
+    Accepted,
+    /// Receives are posted, or memory is there for one-sided operations: go.
+    Ready {
+        /// Of one-sided operations one region for each connection.
+        memory: Vec<RemoteMemory>,
+    },
+    /// The point is over.
+    Report(Box<Report>),
+    /// It failed.
+    Failed(String),
+}
+
+impl FromServer {
+    /// What came instead of what was expected, as an error.
+    pub(super) fn instead_of(self, expected: &str) -> SessionError {
+        match self {
+            Self::Failed(reason) => SessionError::Peer(reason),
+            other => SessionError::Unexpected(format!("{other:?} instead of {expected}")),
+        }
+    }
+}
+
+/// How long a message of control may take. What that is in seconds, whoever joins the ends knows; where nobody can be
+/// kept waiting by an absent peer, it is no time at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// The peer answers at once.
+    Answer,
+    /// If the peer knows a better reason for a failure, it has said so already.
+    Reason,
+    /// The peer has something to do before.
+    Endless,
+}
+
+/// What one look at a peer shows, while connections work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// It is there, and says nothing.
+    Silent,
+    /// It has said something that was not received yet. Behind that, its end may not be seen.
+    Spoke,
+}
+
+/// The other end of a session: what joins the two.
+///
+/// The ends may be processes, threads, or tasks of one thread. So nothing here takes real time: a future that blocks
+/// its thread ([`TcpPeer`](super::TcpPeer)'s do) runs where each end has a thread, one that gives way to other tasks
+/// ([`LocalPeer`](super::LocalPeer)'s) runs anywhere. Several threads of one end may look at the peer at once.
+pub trait Peer: Sync {
+    /// What this end says.
+    type Says;
+    /// What this end hears.
+    type Hears;
+
+    /// Sends descriptions of this end's connections, and returns the peer's, as many.
+    fn exchange(
+        &mut self,
+        own: &[EndpointDescription],
+    ) -> impl Future<Output = Result<Vec<EndpointDescription>, SetupError>>;
+
+    /// Says something.
+    fn send(&mut self, message: Self::Says) -> impl Future<Output = Result<(), SessionError>>;
+
+    /// Hears what is said next.
+    fn receive(&mut self, patience: Patience) -> impl Future<Output = Result<Self::Hears, SessionError>>;
+
+    /// Does something again and again until there is something to hear, or the peer is gone.
+    fn until_heard(&mut self, busy: impl FnMut()) -> impl Future<Output = Result<(), SessionError>>;
+
+    /// Does something while nothing is said or heard, and the peer is [looked](Self::look) at.
+    fn watched<T>(
+        &self,
+        body: impl Future<Output = Result<T, SessionError>>,
+    ) -> impl Future<Output = Result<T, SessionError>>;
+
+    /// Is the peer still there? Only while it is [watched](Self::watched). An error if it is gone.
+    fn look(&self) -> Result<Presence, SessionError>;
+}
+
+/// How often connections that work are polled between two looks at the clock, while the peer is watched.
+const ROUNDS_BETWEEN: u32 = 15;
+
+/// How often a peer that is watched is looked at, which may be a system call.
+const LOOK_NS: u64 = 100_000_000;
+
+/// How a peer is watched while connections work.
+pub(super) struct Watch<'a, P> {
+    pub(super) peer: &'a P,
+    pub(super) device: &'a Device,
+    /// The peer has nothing to say before this end has performed its part.
+    pub(super) is_to_be_silent: bool,
+    /// A round lasts as long as a receiver pauses.
+    pub(super) rounds_are_long: bool,
+}
+
+impl<P: Peer> Watch<'_, P> {
+    /// What a thread asks in each round: it fails when the peer has gone. A peer alone says when its RNIC gives up,
+    /// which may be hours from now.
+    pub(super) fn check(&self) -> impl FnMut() -> Result<(), SessionError> {
+        let (mut countdown, mut next_ns) = (0, 0);
+        move || {
+            if countdown > 0 {
+                countdown -= 1;
+                return Ok(());
+            }
+            countdown = if self.rounds_are_long { 0 } else { ROUNDS_BETWEEN };
+            let now_ns = self.device.now_ns();
+            if now_ns < next_ns {
+                return Ok(());
+            }
+            next_ns = now_ns + LOOK_NS;
+            match self.peer.look()? {
+                Presence::Spoke if self.is_to_be_silent => {
+                    Err(SessionError::Unexpected("something while a point ran".to_owned()))
+                }
+                Presence::Spoke | Presence::Silent => Ok(()),
+            }
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! What one end saw of a point.
+
+use std::collections::BTreeMap;
+
+use doorbell_verbs::{Counters, Device, LinkCounters};
+use serde::{Deserialize, Serialize};
+
+use crate::record;
+use crate::workload::Tally;
+
+/// What a device had counted before a point.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Before {
+    counters: Option<Counters>,
+    link: LinkCounters,
+}
+
+impl Before {
+    pub(super) fn now(device: &Device) -> Self {
+        Self { counters: device.counters(), link: device.link_counters() }
+    }
+}
+
+/// What one end saw of a point.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Report {
+    pub(super) sent: u64,
+    pub(super) received: u64,
+    pub(super) damaged: u64,
+    pub(super) stalled_on_credits: u64,
+    pub(super) keepalives: u64,
+    pub(super) control_sends: u64,
+    pub(super) counters: BTreeMap<String, u64>,
+    pub(super) link: BTreeMap<String, u64>,
+}
+
+impl Report {
+    /// `before` is what the device had counted before the point.
+    pub(super) fn new(tallies: &[Tally], device: &Device, before: &Before) -> Self {
+        let sum = |field: fn(&Tally) -> u64| tallies.iter().map(field).sum();
+        Self {
+            sent: sum(|t| t.sent),
+            received: sum(|t| t.received),
+            damaged: sum(|t| t.damaged),
+            stalled_on_credits: sum(|t| t.stalled_on_credits),
+            keepalives: sum(|t| t.keepalives),
+            control_sends: sum(|t| t.control_sends),
+            counters: device
+                .counters()
+                .zip(before.counters)
+                .map(|(now, before)| record::by_name(&now.since(&before)))
+                .unwrap_or_default(),
+            link: record::link_by_name(&device.link_counters(), &before.link),
+        }
+    }
+}

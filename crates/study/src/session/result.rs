@@ -1,0 +1,100 @@
+//! The result of a point, from what both ends saw.
+
+use doorbell_protocols::Protocol;
+use doorbell_verbs::PathMtu;
+use hdrhistogram::Histogram;
+
+use super::report::Report;
+use crate::parameters::{Fitted, Kind, Parameters};
+use crate::prediction::Path;
+use crate::record::{BothEnds, Buckets, Conclusion, Counted, Latency, PointResult, Rates};
+use crate::workload::{self, Tally};
+
+/// What a point was, and what both ends saw of it.
+pub(super) struct Seen<'a> {
+    pub(super) parameters: &'a Parameters,
+    pub(super) bytes: usize,
+    pub(super) fitted: Fitted,
+    pub(super) mtu: PathMtu,
+    pub(super) ipv6: bool,
+    /// Of the end that asked, one for each connection.
+    pub(super) tallies: &'a [Tally],
+    pub(super) histogram: Option<Histogram<u64>>,
+    /// Of the end that asked.
+    pub(super) own: Report,
+    /// Of the other.
+    pub(super) report: Report,
+}
+
+impl Seen<'_> {
+    pub(super) fn result(self) -> PointResult {
+        let Self { parameters, bytes, fitted, mtu, ipv6, tallies, histogram, own, report } = self;
+        let ended_ns = tallies.iter().map(|tally| tally.ended_ns).max().unwrap_or(0);
+        let seconds_since = |began_ns: fn(&Tally) -> u64| {
+            let began_ns = tallies.iter().map(began_ns).min().unwrap_or(0);
+            ended_ns.saturating_sub(began_ns).max(1) as f64 / 1e9
+        };
+        let seconds = seconds_since(|tally| tally.began_ns);
+        // Counters know no warm-up.
+        let counted_seconds = seconds_since(|tally| tally.first_ns);
+        let messages = match parameters.kind {
+            Kind::Latency => own.sent - workload::WARM_UP_ROUNDS * parameters.connections as u64,
+            Kind::Bandwidth if parameters.bidirectional => own.sent + report.sent,
+            Kind::Bandwidth => own.sent,
+        };
+        // SENDs without bytes are words, unless messages without bytes look the same.
+        let control_sends = |end: &Report| {
+            let is_alike = bytes == 0 && parameters.protocol == Protocol::SendReceive;
+            is_alike.then_some(end.control_sends)
+        };
+        let counted = |end: &Report| Counted::of(&end.counters, end.keepalives, control_sends(end), ipv6);
+        let counted = BothEnds { client: counted(&own), server: counted(&report) };
+        let path = Path {
+            operation: parameters.operation,
+            protocol: parameters.protocol,
+            bytes,
+            mtu,
+            credits: parameters.credits,
+            window: fitted.window,
+            batch: fitted.batch,
+            depth: fitted.depth * parameters.connections,
+            ipv6,
+        };
+        let mut predicted = BothEnds {
+            client: path.predict(own.sent, own.received, counted.server.data_packets),
+            server: path.predict(report.sent, report.received, counted.client.data_packets),
+        };
+        // Each control message may be acknowledged as well, and each packet that is sent again.
+        let more = |counted: &Counted| counted.control_packets + counted.retransmitted_packets;
+        predicted.client.ack_packets_max += more(&counted.server);
+        predicted.server.ack_packets_max += more(&counted.client);
+        let rates = BothEnds {
+            client: Rates::of(&own.counters, counted_seconds),
+            server: Rates::of(&report.counters, counted_seconds),
+        };
+        PointResult {
+            bytes,
+            messages,
+            seconds,
+            messages_per_s: messages as f64 / seconds,
+            bytes_per_s: messages as f64 * bytes as f64 / seconds,
+            latency_ns: histogram.as_ref().map(Latency::of),
+            timed: parameters.operation.timed(),
+            histogram_ns: histogram.as_ref().map(Buckets::of),
+            fitted,
+            mtu: mtu.bytes(),
+            explained: BothEnds {
+                client: Conclusion::of(&rates.client, ipv6),
+                server: Conclusion::of(&rates.server, ipv6),
+            },
+            rates,
+            counted,
+            predicted,
+            damaged: own.damaged + report.damaged,
+            stalled_on_credits: own.stalled_on_credits + report.stalled_on_credits,
+            sent_by_connection: tallies.iter().map(|tally| tally.sent).collect(),
+            counters: BothEnds { client: own.counters, server: report.counters },
+            link: BothEnds { client: own.link, server: report.link },
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! Ends that are processes, joined by TCP: one line of JSON at a time.
+
+use std::io;
+use std::marker::PhantomData;
+use std::net::TcpStream;
+use std::time::Duration;
+
+use doorbell_exchange::setup::{self, EndpointDescription, SetupError, Timed};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use socket2::{SockRef, TcpKeepalive};
+
+use super::SessionError;
+use super::peer::{FromServer, Patience, Peer, Presence, ToServer};
+
+/// How long one side waits for the other to answer.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
+
+/// How long one side that failed waits for the other's reason.
+const REASON_DEADLINE: Duration = Duration::from_secs(2);
+
+/// A line longer than this is not one of ours.
+const LONGEST_LINE: usize = 1 << 20;
+
+/// A peer's machine of which nothing is heard is asked after so long, and again at this interval.
+const KEEPALIVE: Duration = Duration::from_secs(5);
+
+/// A peer's machine that has not answered for so long is gone.
+const MACHINE_DEADLINE: Duration = Duration::from_secs(30);
+
+/// How often something else is done between two looks at the stream, which are system calls.
+const LOOKS_BETWEEN: u32 = 256;
+
+/// What a line says; if it is none of ours, its beginning.
+fn parse<T: DeserializeOwned>(line: &[u8]) -> Result<T, String> {
+    serde_json::from_slice(line).map_err(|_| String::from_utf8_lossy(&line[..line.len().min(200)]).into_owned())
+}
+
+/// Reads a line as either end would, and checks its parameters if it has some: for tests of what peers may say.
+pub fn judge_line(line: &[u8]) {
+    if let Ok(ToServer::Parameters(parameters)) = parse(line)
+        && parameters.check().is_ok()
+    {
+        // What was checked can be used.
+        parameters.sizes.iter().for_each(|&size| drop(parameters.fit(size)));
+    }
+    drop(parse::<FromServer>(line).map(|answer| answer.instead_of("anything")));
+}
+
+/// The other end, over TCP. It says `S` and hears `H`.
+///
+/// Its futures block the thread that polls them: each end has a thread of its own, or a process.
+#[derive(Debug)]
+pub struct TcpPeer<S, H> {
+    stream: TcpStream,
+    words: PhantomData<fn(S) -> H>,
+}
+
+impl<S: Serialize, H: DeserializeOwned> TcpPeer<S, H> {
+    /// The peer at the other end of a stream.
+    pub fn new(stream: TcpStream) -> Result<Self, SessionError> {
+        stream.set_nodelay(true).map_err(SessionError::Control)?;
+        let socket = SockRef::from(&stream);
+        let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
+        let kept = socket.set_tcp_keepalive(&keepalive);
+        kept.and_then(|()| socket.set_tcp_user_timeout(Some(MACHINE_DEADLINE))).map_err(SessionError::Control)?;
+        Ok(Self { stream, words: PhantomData })
+    }
+
+    /// The next line, which is there within the deadline as a whole. Without one it may begin at any time, but then it
+    /// is to be whole as soon as an answer.
+    fn next(&mut self, deadline: Option<Duration>) -> Result<H, SessionError> {
+        if deadline.is_none() {
+            self.await_line()?;
+        }
+        let line = self.read_line(deadline.unwrap_or(ANSWER_DEADLINE))?;
+        parse(&line).map_err(SessionError::Unexpected)
+    }
+
+    /// Waits for a line to begin, or the end.
+    fn await_line(&mut self) -> Result<(), SessionError> {
+        self.stream.set_read_timeout(None).map_err(SessionError::Control)?;
+        loop {
+            match self.stream.peek(&mut [0]) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => return result.map(drop).map_err(SessionError::Control),
+            }
+        }
+    }
+
+    /// Reads no further than the line: what follows may be of another protocol.
+    fn read_line(&mut self, deadline: Duration) -> Result<Vec<u8>, SessionError> {
+        let failed = |error: io::Error| match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                SessionError::Control(io::Error::new(io::ErrorKind::TimedOut, "it does not answer"))
+            }
+            _ => SessionError::Control(error),
+        };
+        let mut timed = Timed::new(&self.stream, deadline);
+        let mut line = Vec::new();
+        let mut piece = [0; 4096];
+        loop {
+            let there = timed.peek(&mut piece).map_err(failed)?;
+            if there == 0 {
+                return Err(failed(io::ErrorKind::UnexpectedEof.into()));
+            }
+            let end = piece[..there].iter().position(|&byte| byte == b'\n');
+            let piece = &mut piece[..end.map_or(there, |end| end + 1)];
+            timed.read_exact(piece).map_err(failed)?;
+            line.extend_from_slice(&piece[..end.unwrap_or(there)]);
+            if line.len() > LONGEST_LINE {
+                return Err(SessionError::Unexpected(format!("a line longer than {LONGEST_LINE} B")));
+            }
+            if end.is_some() {
+                return Ok(line);
+            }
+        }
+    }
+}
+
+impl<S: Serialize, H: DeserializeOwned> Peer for TcpPeer<S, H> {
+    type Says = S;
+    type Hears = H;
+
+    async fn exchange(&mut self, own: &[EndpointDescription]) -> Result<Vec<EndpointDescription>, SetupError> {
+        setup::exchange(&self.stream, own, ANSWER_DEADLINE)
+    }
+
+    async fn send(&mut self, message: S) -> Result<(), SessionError> {
+        let mut line = serde_json::to_vec(&message).map_err(|error| SessionError::Control(error.into()))?;
+        line.push(b'\n');
+        Timed::new(&self.stream, ANSWER_DEADLINE).write_all(&line).map_err(SessionError::Control)
+    }
+
+    async fn receive(&mut self, patience: Patience) -> Result<H, SessionError> {
+        self.next(match patience {
+            Patience::Answer => Some(ANSWER_DEADLINE),
+            Patience::Reason => Some(REASON_DEADLINE),
+            Patience::Endless => None,
+        })
+    }
+
+    async fn until_heard(&mut self, mut busy: impl FnMut()) -> Result<(), SessionError> {
+        self.stream.set_nonblocking(true).map_err(SessionError::Control)?;
+        let readable = loop {
+            (0..LOOKS_BETWEEN).for_each(|_| busy());
+            match self.stream.peek(&mut [0]) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                other => break other,
+            }
+        };
+        self.stream.set_nonblocking(false).map_err(SessionError::Control)?;
+        readable.map(|_| ()).map_err(SessionError::Control)
+    }
+
+    async fn watched<T>(&self, body: impl Future<Output = Result<T, SessionError>>) -> Result<T, SessionError> {
+        self.stream.set_nonblocking(true).map_err(SessionError::Control)?;
+        let result = body.await;
+        self.stream.set_nonblocking(false).map_err(SessionError::Control)?;
+        result
+    }
+
+    fn look(&self) -> Result<Presence, SessionError> {
+        match self.stream.peek(&mut [0]) {
+            Ok(0) => Err(SessionError::hung_up()),
+            Ok(_) => Ok(Presence::Spoke),
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                Ok(Presence::Silent)
+            }
+            Err(error) => Err(SessionError::Control(error)),
+        }
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "a peer over TCP drips by the clock, which no device has")]
+mod tests {
+    use std::io::Write;
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// However soon each byte comes after the one before.
+    #[test]
+    fn a_line_that_drips_has_no_longer_than_the_deadline() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut peer, _) = listener.accept().unwrap();
+        let dripping = std::thread::spawn(move || {
+            let mut line = vec![b' '; 200];
+            line.extend(b"\"accepted\"\n");
+            for byte in line {
+                std::thread::sleep(Duration::from_millis(30));
+                if peer.write_all(&[byte]).is_err() {
+                    return; // the other end has hung up
+                }
+            }
+        });
+        let mut control = TcpPeer::<ToServer, FromServer>::new(stream).unwrap();
+        let result = control.next(Some(Duration::from_millis(300)));
+        assert!(
+            matches!(&result, Err(SessionError::Control(error)) if error.kind() == io::ErrorKind::TimedOut),
+            "{result:?}"
+        );
+        drop(control);
+        dripping.join().unwrap();
+    }
+
+    #[test]
+    fn nothing_behind_a_line_is_read_and_a_line_without_end_is_refused() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut peer, _) = listener.accept().unwrap();
+        let mut control = TcpPeer::<ToServer, FromServer>::new(stream).unwrap();
+        peer.write_all(b"\"accepted\"\n\"accepted\"\nDOORBELL").unwrap();
+        for deadline in [None, Some(ANSWER_DEADLINE)] {
+            assert!(matches!(control.next(deadline).unwrap(), FromServer::Accepted));
+        }
+        let mut behind = [0; 8];
+        Timed::new(&control.stream, ANSWER_DEADLINE).read_exact(&mut behind).unwrap();
+        assert_eq!(&behind, b"DOORBELL");
+        let endless = std::thread::spawn(move || while peer.write_all(&[b'1'; 4096]).is_ok() {});
+        let error = control.next(None).unwrap_err();
+        assert!(error.to_string().ends_with("a line longer than 1048576 B"), "{error}");
+        drop(control);
+        endless.join().unwrap();
+    }
+}

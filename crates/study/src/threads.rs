@@ -1,0 +1,263 @@
+//! What runs the tasks of one end: the threads that its connections are dealt out to.
+
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+
+use doorbell_exchange::asynchronous::{Waiter, yield_now};
+use doorbell_verbs::Channel;
+
+use crate::executor::{self, Idle};
+
+/// What runs the tasks of one end.
+///
+/// Nothing here takes real time or threads of the operating system: [`OsThreads`] has them, [`OneThread`] runs
+/// everything on the thread that polls it, and a simulation may give each hand a clock of its own.
+///
+/// In all methods `check` is asked in each round of a thread's tasks; when it fails, they are dropped, and its error
+/// is the result.
+pub trait Threads {
+    /// How tasks wait.
+    type Waiter: Waiter + Clone;
+
+    /// How tasks of the present thread wait: by spinning, or on a channel that their connections are made on.
+    fn waiter(&self, channel: Option<Channel>) -> Self::Waiter;
+
+    /// Runs tasks of the present thread, which wait by `waiter`, until all are done. What they return, in order.
+    fn run<T, E>(
+        &self,
+        waiter: &Self::Waiter,
+        tasks: impl IntoIterator<Item = impl Future<Output = T>>,
+        check: impl FnMut() -> Result<(), E>,
+    ) -> impl Future<Output = Result<Vec<T>, E>>;
+
+    /// Deals out `items` to so many threads, each of which runs one task for each of its own. What they return, in
+    /// the order of threads.
+    fn deal<I: Send, T: Send, E: Send, F: Future<Output = T>, C: FnMut() -> Result<(), E>>(
+        &self,
+        threads: usize,
+        items: Vec<I>,
+        task: impl Fn(I, Self::Waiter) -> F + Sync,
+        check: impl Fn() -> C + Sync,
+    ) -> impl Future<Output = Result<Vec<T>, E>>;
+
+    /// Runs `body` while a thread of its own does `again` over and over. That returns how much it has done; with
+    /// nothing to do it lets others run.
+    ///
+    /// # Errors
+    ///
+    /// That of `again`, once `body` is done.
+    fn beside<T, E: Send>(
+        &self,
+        again: impl FnMut() -> Result<usize, E> + Send,
+        body: impl Future<Output = T>,
+    ) -> impl Future<Output = Result<T, E>>;
+}
+
+/// Threads of the operating system that poll. All futures block the thread that polls them until they are done.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OsThreads;
+
+impl Threads for OsThreads {
+    type Waiter = Idle;
+
+    fn waiter(&self, channel: Option<Channel>) -> Idle {
+        channel.map_or_else(Idle::spin, Idle::sleep_on)
+    }
+
+    async fn run<T, E>(
+        &self,
+        waiter: &Idle,
+        tasks: impl IntoIterator<Item = impl Future<Output = T>>,
+        check: impl FnMut() -> Result<(), E>,
+    ) -> Result<Vec<T>, E> {
+        executor::run_while(waiter, tasks, check)
+    }
+
+    async fn deal<I: Send, T: Send, E: Send, F: Future<Output = T>, C: FnMut() -> Result<(), E>>(
+        &self,
+        threads: usize,
+        items: Vec<I>,
+        task: impl Fn(I, Idle) -> F + Sync,
+        check: impl Fn() -> C + Sync,
+    ) -> Result<Vec<T>, E> {
+        let hands = executor::deal(threads, items, |hand| {
+            let idle = Idle::spin();
+            let tasks = hand.into_iter().map(|item| task(item, idle.clone()));
+            vec![executor::run_while(&idle, tasks, check())]
+        });
+        let hands: Result<Vec<_>, E> = hands.into_iter().collect();
+        Ok(hands?.into_iter().flatten().collect())
+    }
+
+    async fn beside<T, E: Send>(
+        &self,
+        mut again: impl FnMut() -> Result<usize, E> + Send,
+        body: impl Future<Output = T>,
+    ) -> Result<T, E> {
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                let mut result = Ok(0);
+                while !is_over.load(Ordering::Relaxed) && result.is_ok() {
+                    result = again();
+                    if matches!(result, Ok(0)) {
+                        std::thread::yield_now();
+                    }
+                }
+                result
+            });
+            let value = executor::block_on(body);
+            is_over.store(true, Ordering::Relaxed);
+            match thread.join() {
+                Ok(result) => result.map(|_| value),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        })
+    }
+}
+
+/// No thread but the one that polls: everything takes turns on it, the tasks of other ends among it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OneThread<W>(
+    /// How tasks wait.
+    pub W,
+);
+
+impl<W: Waiter + Clone> Threads for OneThread<W> {
+    type Waiter = W;
+
+    fn waiter(&self, _: Option<Channel>) -> W {
+        self.0.clone()
+    }
+
+    async fn run<T, E>(
+        &self,
+        _: &W,
+        tasks: impl IntoIterator<Item = impl Future<Output = T>>,
+        mut check: impl FnMut() -> Result<(), E>,
+    ) -> Result<Vec<T>, E> {
+        let mut tasks: Vec<Pin<Box<_>>> = tasks.into_iter().map(Box::pin).collect();
+        let mut results: Vec<Option<T>> = tasks.iter().map(|_| None).collect();
+        poll_fn(|context| {
+            if executor::round(&mut tasks, &mut results, context) == 0 {
+                return Poll::Ready(Ok(()));
+            }
+            match check() {
+                Ok(()) => Poll::Pending,
+                Err(error) => Poll::Ready(Err(error)),
+            }
+        })
+        .await?;
+        Ok(results.into_iter().flatten().collect())
+    }
+
+    async fn deal<I: Send, T: Send, E: Send, F: Future<Output = T>, C: FnMut() -> Result<(), E>>(
+        &self,
+        _: usize,
+        items: Vec<I>,
+        task: impl Fn(I, W) -> F + Sync,
+        check: impl Fn() -> C + Sync,
+    ) -> Result<Vec<T>, E> {
+        let tasks: Vec<F> = items.into_iter().map(|item| task(item, self.0.clone())).collect();
+        self.run(&self.0, tasks, check()).await
+    }
+
+    async fn beside<T, E: Send>(
+        &self,
+        mut again: impl FnMut() -> Result<usize, E> + Send,
+        body: impl Future<Output = T>,
+    ) -> Result<T, E> {
+        let over_and_over = async {
+            loop {
+                match again() {
+                    Ok(0) => self.0.wait(None, None).await,
+                    Ok(_) => yield_now().await,
+                    Err(error) => return error,
+                }
+            }
+        };
+        let (mut body, mut over_and_over) = (pin!(body), pin!(over_and_over));
+        let mut failed = None;
+        let value = poll_fn(|context: &mut Context<'_>| {
+            if failed.is_none()
+                && let Poll::Ready(error) = over_and_over.as_mut().poll(context)
+            {
+                failed = Some(error);
+            }
+            body.as_mut().poll(context)
+        })
+        .await;
+        failed.map_or(Ok(value), Err)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::sync::atomic::AtomicUsize;
+
+    use doorbell_exchange::asynchronous::Spin;
+
+    use super::*;
+
+    /// What every implementation does.
+    fn conforms(threads: &impl Threads) {
+        executor::block_on(async {
+            let waiter = threads.waiter(None);
+            let task = |turns: u32, waiter| async move {
+                for _ in 0..turns {
+                    Waiter::wait(&waiter, None, None).await;
+                }
+                turns
+            };
+            let tasks = [3, 1, 2].map(|turns| task(turns, waiter.clone()));
+            assert_eq!(threads.run(&waiter, tasks, || Ok::<_, ()>(())).await, Ok(vec![3, 1, 2]));
+            let mut done = threads.deal(2, vec![3, 1, 2, 5], task, || || Ok::<_, ()>(())).await.unwrap();
+            done.sort_unstable();
+            assert_eq!(done, [1, 2, 3, 5]);
+
+            // A check that fails ends tasks that would not end.
+            let rounds = Cell::new(0);
+            let failing = || {
+                rounds.set(rounds.get() + 1);
+                if rounds.get() == 5 { Err("gone") } else { Ok(()) }
+            };
+            assert_eq!(threads.run(&waiter, [task(u32::MAX, waiter.clone())], failing).await, Err("gone"));
+            assert_eq!(threads.deal(2, vec![u32::MAX; 3], task, || || Err("gone")).await, Err("gone"));
+
+            // The thread beside goes on while the body runs, and ends with it.
+            let calls = AtomicUsize::new(0);
+            let count = || Ok::<_, ()>(calls.fetch_add(1, Ordering::Relaxed) % 2);
+            let body = async {
+                while calls.load(Ordering::Relaxed) < 10 {
+                    yield_now().await;
+                }
+                "done"
+            };
+            assert_eq!(threads.beside(count, body).await, Ok("done"));
+            calls.store(0, Ordering::Relaxed);
+            let fail = || {
+                calls.fetch_add(1, Ordering::Relaxed);
+                Err("no queue")
+            };
+            let body = async {
+                while calls.load(Ordering::Relaxed) == 0 {
+                    yield_now().await;
+                }
+            };
+            assert_eq!(threads.beside(fail, body).await, Err("no queue"));
+        });
+    }
+
+    #[test]
+    fn threads_of_the_operating_system_conform() {
+        conforms(&OsThreads);
+    }
+
+    #[test]
+    fn tasks_of_one_thread_conform() {
+        conforms(&OneThread(Spin));
+    }
+}

@@ -1,0 +1,132 @@
+//! Where messages come from and where they go.
+
+use doorbell_exchange::asynchronous::yield_now;
+use doorbell_exchange::{Backpressure, ConnectionError, MessageConnection, Received, Submit};
+use doorbell_verbs::Device;
+
+use super::{Plan, Reception, SendMemory, Tally};
+use crate::payload;
+
+/// Messages of a plan, one after the other.
+pub(super) struct Source {
+    pub(super) plan: Plan,
+    pub(super) memory: SendMemory,
+    slot: usize,
+    is_filled: bool,
+    pub(super) sent: u64,
+    stalled_on_credits: u64,
+    scratch: Vec<u8>,
+}
+
+impl Source {
+    pub(super) fn new(plan: Plan, memory: SendMemory) -> Self {
+        let scratch = vec![0; if plan.verify { plan.bytes } else { 0 }];
+        Self { plan, memory, slot: 0, is_filled: false, sent: 0, stalled_on_credits: 0, scratch }
+    }
+
+    pub(super) fn offset(&self) -> usize {
+        self.slot * self.memory.stride
+    }
+
+    /// Writes the payload of the next message, if it is to be checked and its buffer is free.
+    pub(super) fn fill(&mut self, connection: &impl MessageConnection) {
+        // There is one buffer for each message of the window.
+        if connection.unacknowledged() < self.plan.window as u64 {
+            self.write();
+        }
+    }
+
+    /// The same, where its buffer is known to be free.
+    pub(super) fn write(&mut self) {
+        if self.plan.verify && !self.is_filled {
+            payload::fill(self.sent, &mut self.scratch);
+            self.memory.region.copy_in(self.offset(), &self.scratch);
+            self.is_filled = true;
+        }
+    }
+
+    /// Sends the next message, if the connection takes it.
+    pub(super) fn offer(&mut self, connection: &mut impl MessageConnection) -> Result<bool, ConnectionError> {
+        self.fill(connection);
+        let submit = connection.send_from(&self.memory.region, self.offset(), self.plan.bytes)?;
+        Ok(self.note(submit))
+    }
+
+    /// Was the message taken? Then the next one is next.
+    pub(super) fn note(&mut self, submit: Submit) -> bool {
+        if let Submit::Full(why) = submit {
+            self.stalled_on_credits += u64::from(why == Backpressure::Credits);
+            return false;
+        }
+        self.is_filled = false;
+        self.sent += 1;
+        self.slot = if self.slot + 1 == self.plan.buffers { 0 } else { self.slot + 1 };
+        true
+    }
+
+    /// Tells what was sent.
+    pub(super) fn close(&self, tally: &mut Tally) {
+        tally.sent = self.sent;
+        tally.stalled_on_credits = self.stalled_on_credits;
+    }
+}
+
+/// The side that receives, at work.
+pub(super) struct Ear<'a> {
+    device: &'a Device,
+    reception: Reception,
+    scratch: Vec<u8>,
+}
+
+impl<'a> Ear<'a> {
+    pub(super) fn new(device: &'a Device, reception: Reception) -> Self {
+        Self { device, reception, scratch: Vec::new() }
+    }
+
+    /// It pauses, so that all messages that have arrived would take long.
+    pub(super) fn is_slow(&self) -> bool {
+        self.reception.pause_ns > 0
+    }
+
+    /// Takes the messages that have arrived, or one of them if that takes long.
+    pub(super) fn take_all(&mut self, connection: &mut impl MessageConnection, tally: &mut Tally) -> usize {
+        let mut count = 0;
+        while let Some(message) = connection.take() {
+            self.hear(message, tally);
+            count += 1;
+            if self.is_slow() {
+                break;
+            }
+        }
+        count
+    }
+
+    /// Takes the messages that have arrived. Others have their turn after each that takes long, and then.
+    pub(super) async fn take_in_turns(&mut self, connection: &mut impl MessageConnection, tally: &mut Tally) -> usize {
+        let mut count = 0;
+        loop {
+            let taken = self.take_all(connection, tally);
+            count += taken;
+            yield_now().await;
+            if taken == 0 || !self.is_slow() {
+                return count;
+            }
+        }
+    }
+
+    /// Does with a message what a receiver does.
+    pub(super) fn hear(&mut self, message: impl Received, tally: &mut Tally) {
+        if self.reception.verify {
+            self.scratch.resize(message.len(), 0);
+            message.copy_to(&mut self.scratch);
+            tally.damaged += u64::from(!payload::is_intact(tally.received, &self.scratch));
+        }
+        if self.reception.pause_ns > 0 {
+            let until_ns = self.device.now_ns() + self.reception.pause_ns;
+            while self.device.now_ns() < until_ns {
+                std::hint::spin_loop();
+            }
+        }
+        tally.received += 1;
+    }
+}

@@ -1,0 +1,190 @@
+//! Messages that are answered.
+
+use doorbell_exchange::asynchronous::{Async, Waiter, yield_now};
+use doorbell_exchange::{ConnectionError, MessageConnection};
+use doorbell_verbs::Device;
+use hdrhistogram::Histogram;
+
+use super::buffers::{Ear, Source};
+use super::streams::close;
+use super::{Pace, Plan, Reception, SendMemory, Tally};
+use crate::parameters::Extent;
+use crate::record::Buckets;
+
+/// The side that asks: keeps a window of requests without answer, by a plan.
+pub async fn request<C: MessageConnection, W: Waiter>(
+    connection: C,
+    waiter: W,
+    device: Device,
+    plan: Plan,
+    memory: SendMemory,
+    progress: impl Fn(u64),
+) -> Result<Tally, ConnectionError> {
+    let mut connection = Async::new(connection, waiter);
+    let mut ear = Ear::new(&device, Reception { verify: plan.verify, pause_ns: 0 });
+    let window = plan.window as u64;
+    let mut pace = Pace::start(&device, &plan);
+    let mut source = Source::new(plan, memory);
+    let mut tally = Tally { first_ns: pace.began_ns(), began_ns: pace.began_ns(), ..Tally::default() };
+    loop {
+        let left = pace.left(source.sent);
+        let unanswered = source.sent - tally.received;
+        if left == 0 && unanswered == 0 {
+            break;
+        }
+        let is_early = pace.is_early(source.sent);
+        if left > 0 && unanswered < window && !is_early && source.offer(connection.get_mut())? {
+            continue;
+        }
+        let moved = connection.get_mut().poll()?;
+        let taken = ear.take_all(connection.get_mut(), &mut tally);
+        if moved || taken > 0 {
+            progress(tally.received);
+            yield_now().await;
+        } else if is_early && left > 0 {
+            yield_now().await;
+        } else {
+            connection.progress().await?;
+        }
+    }
+    tally.ended_ns = device.now_ns();
+    source.close(&mut tally);
+    close(&mut connection, &mut ear, &mut tally, &progress).await?;
+    Ok(tally)
+}
+
+/// The side that answers each message with one of the same size.
+pub async fn respond<C: MessageConnection, W: Waiter>(
+    connection: C,
+    waiter: W,
+    device: Device,
+    plan: Plan,
+    memory: SendMemory,
+    reception: Reception,
+) -> Result<Tally, ConnectionError> {
+    let mut connection = Async::new(connection, waiter);
+    let mut source = Source::new(plan, memory);
+    let mut ear = Ear::new(&device, reception);
+    let mut tally = Tally::default();
+    loop {
+        let message = match connection.get_mut().take() {
+            Some(message) => message,
+            None => {
+                connection.get_mut().flush()?;
+                yield_now().await; // however much comes in here, other connections have their turn
+                match connection.receive().await {
+                    Ok(message) => message,
+                    Err(ConnectionError::PeerClosed) => break,
+                    Err(error) => return Err(error),
+                }
+            }
+        };
+        ear.hear(message, &mut tally);
+        if ear.is_slow() {
+            yield_now().await;
+        }
+        while !source.offer(connection.get_mut())? {
+            connection.progress().await?;
+        }
+    }
+    source.close(&mut tally);
+    connection.close().await?;
+    tally.close(connection.get());
+    Ok(tally)
+}
+
+/// Rounds that are not measured.
+pub const WARM_UP_ROUNDS: u64 = 200;
+
+/// Rounds of which each is measured, after some that are not.
+pub(crate) struct Rounds {
+    device: Device,
+    plan: Plan,
+    divisor: u64,
+    /// All so far.
+    count: u64,
+    ends_ns: u64,
+    pub(crate) tally: Tally,
+    pub(crate) histogram: Histogram<u64>,
+}
+
+impl Rounds {
+    /// What is recorded is the time of each round by `divisor`.
+    pub(crate) fn new(device: &Device, plan: Plan, divisor: u64) -> Self {
+        let histogram = Buckets::empty_histogram();
+        Self { device: device.clone(), plan, divisor, count: 0, ends_ns: u64::MAX, tally: Tally::default(), histogram }
+    }
+
+    /// A round begins now.
+    pub(crate) fn begin(&mut self) -> u64 {
+        let now_ns = self.device.now_ns();
+        if self.count == 0 {
+            self.tally.first_ns = now_ns;
+        }
+        if self.count == WARM_UP_ROUNDS {
+            self.tally.began_ns = now_ns;
+            if let Extent::Seconds(seconds) = self.plan.extent {
+                self.ends_ns = now_ns.saturating_add((seconds * 1e9) as u64);
+            }
+        }
+        now_ns
+    }
+
+    /// The round is over. True if it was the last.
+    pub(crate) fn end(&mut self, began_ns: u64, progress: &impl Fn(u64)) -> bool {
+        let now_ns = self.device.now_ns();
+        self.count += 1;
+        self.tally.sent = self.count;
+        let Some(measured @ 1..) = self.count.checked_sub(WARM_UP_ROUNDS) else { return false };
+        // It grows by itself, so there is nothing that it cannot record.
+        let _ = self.histogram.record((now_ns - began_ns) / self.divisor);
+        if measured.is_multiple_of(1024) {
+            progress(measured);
+        }
+        self.tally.ended_ns = now_ns;
+        now_ns >= self.ends_ns || matches!(self.plan.extent, Extent::Messages(messages) if measured >= messages)
+    }
+
+    /// Is it too early for the round after the one that began then?
+    pub(crate) fn is_early(&self, began_ns: u64) -> bool {
+        self.plan.rate.is_some_and(|rate| self.device.now_ns() < began_ns.saturating_add((1e9 / rate) as u64))
+    }
+}
+
+/// The side of a ping-pong that measures: each round trip by `divisor`. [`respond`] is the other.
+pub async fn ping<C: MessageConnection, W: Waiter>(
+    connection: C,
+    waiter: W,
+    device: Device,
+    plan: Plan,
+    memory: SendMemory,
+    divisor: u64,
+    progress: impl Fn(u64),
+) -> Result<(Tally, Histogram<u64>), ConnectionError> {
+    let mut connection = Async::new(connection, waiter);
+    let mut ear = Ear::new(&device, Reception { verify: plan.verify, pause_ns: 0 });
+    let mut rounds = Rounds::new(&device, plan, divisor);
+    let mut source = Source::new(plan, memory);
+    loop {
+        source.fill(connection.get()); // which is not part of the round
+        let began_ns = rounds.begin();
+        while !source.offer(connection.get_mut())? {
+            connection.progress().await?;
+        }
+        connection.get_mut().flush()?;
+        let answer = connection.receive().await?;
+        let is_last = rounds.end(began_ns, &progress);
+        ear.hear(answer, &mut rounds.tally);
+        if is_last {
+            break;
+        }
+        while rounds.is_early(began_ns) {
+            connection.get_mut().poll()?;
+            yield_now().await;
+        }
+    }
+    let Rounds { mut tally, histogram, .. } = rounds;
+    source.close(&mut tally);
+    close(&mut connection, &mut ear, &mut tally, &progress).await?;
+    Ok((tally, histogram))
+}

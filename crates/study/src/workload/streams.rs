@@ -1,0 +1,184 @@
+//! Messages one way, or both ways without waiting for each other.
+
+use doorbell_exchange::asynchronous::{Async, Waiter, yield_now};
+use doorbell_exchange::direct_read::Replication;
+use doorbell_exchange::send_receive::{self, Hub, Key};
+use doorbell_exchange::{ConnectionError, MessageConnection};
+use doorbell_verbs::Device;
+
+use super::buffers::{Ear, Source};
+use super::{Pace, Plan, Reception, SendMemory, Tally};
+
+/// Sends by a plan (if there is one) and receives what comes, until both sides have closed.
+pub async fn stream<C: MessageConnection, W: Waiter>(
+    connection: C,
+    waiter: W,
+    device: Device,
+    plan: Option<(Plan, SendMemory)>,
+    reception: Reception,
+    progress: impl Fn(u64),
+) -> Result<Tally, ConnectionError> {
+    let mut connection = Async::new(connection, waiter);
+    let mut tally = Tally { began_ns: device.now_ns(), ..Tally::default() };
+    let mut ear = Ear::new(&device, reception);
+    if let Some((plan, memory)) = plan {
+        send_all(&mut connection, &device, plan, memory, &mut ear, &mut tally, &progress).await?;
+    }
+    close(&mut connection, &mut ear, &mut tally, &progress).await?;
+    Ok(tally)
+}
+
+/// Receives what comes on all connections of a hub, until every peer has closed: one tally each.
+pub async fn gather<W: Waiter>(
+    mut hub: Hub,
+    waiter: W,
+    device: Device,
+    reception: Reception,
+) -> Result<Vec<Tally>, ConnectionError> {
+    let mut keys: Vec<Key> = hub.keys().collect();
+    keys.sort_unstable();
+    let mut tallies = vec![Tally::default(); keys.len()];
+    keys.iter().filter_map(|&key| hub.get_mut(key).map(send_receive::Connection::close)).count();
+    let mut ear = Ear::new(&device, reception);
+    loop {
+        let mut moved = hub.poll().map_err(ConnectionError::Overrun)?;
+        while let Some((key, message)) = hub.take() {
+            if let Ok(index) = keys.binary_search(&key) {
+                ear.hear(message, &mut tallies[index]);
+            }
+            if ear.is_slow() {
+                moved = true;
+                break;
+            }
+        }
+        if let Some((_, error)) = hub.next_ended() {
+            return Err(error);
+        }
+        if moved {
+            yield_now().await;
+            continue;
+        }
+        let is_over = |connection: &send_receive::Connection| connection.is_peer_closed() && connection.is_closed();
+        if keys.iter().all(|&key| hub.get(key).is_none_or(is_over)) {
+            break;
+        }
+        waiter.wait(None, None).await;
+    }
+    for (key, tally) in keys.into_iter().zip(&mut tallies) {
+        if let Some(connection) = hub.get(key) {
+            tally.close(connection);
+        }
+    }
+    Ok(tallies)
+}
+
+/// Closes this side, and receives until the peer has closed its own.
+pub(super) async fn close<C: MessageConnection, W: Waiter>(
+    connection: &mut Async<W, C>,
+    ear: &mut Ear<'_>,
+    tally: &mut Tally,
+    progress: &impl Fn(u64),
+) -> Result<(), ConnectionError> {
+    connection.get_mut().close();
+    while !(connection.get().is_peer_closed() && connection.get().is_closed()) {
+        connection.progress().await?;
+        if ear.take_in_turns(connection.get_mut(), tally).await > 0 {
+            progress(tally.received);
+        }
+    }
+    while ear.take_in_turns(connection.get_mut(), tally).await > 0 {}
+    tally.close(connection.get());
+    Ok(())
+}
+
+async fn send_all<C: MessageConnection, W: Waiter>(
+    connection: &mut Async<W, C>,
+    device: &Device,
+    plan: Plan,
+    memory: SendMemory,
+    ear: &mut Ear<'_>,
+    tally: &mut Tally,
+    progress: &impl Fn(u64),
+) -> Result<(), ConnectionError> {
+    let mut pace = Pace::start(device, &plan);
+    let mut source = Source::new(plan, memory);
+    (tally.first_ns, tally.began_ns) = (pace.began_ns(), pace.began_ns());
+    while pace.left(source.sent) > 0 {
+        let is_early = pace.is_early(source.sent);
+        if is_early {
+            connection.get_mut().flush()?; // what waits for its time is posted
+        } else if source.offer(connection.get_mut())? {
+            continue;
+        }
+        let moved = connection.get_mut().poll()?;
+        let taken = ear.take_all(connection.get_mut(), tally);
+        if moved || taken > 0 {
+            progress(source.sent);
+            yield_now().await;
+        } else if is_early {
+            yield_now().await;
+        } else {
+            connection.progress().await?;
+        }
+    }
+    connection.get_mut().flush()?;
+    while connection.get().last_done() < source.sent {
+        connection.progress().await?;
+        ear.take_in_turns(connection.get_mut(), tally).await;
+    }
+    tally.ended_ns = device.now_ns();
+    source.close(tally);
+    Ok(())
+}
+
+/// One source for many readers: publishes by a plan to all of them, from one memory. One tally each.
+pub async fn publish<W: Waiter>(
+    mut readers: Replication,
+    count: usize,
+    waiter: W,
+    device: Device,
+    (plan, memory): (Plan, SendMemory),
+    progress: impl Fn(u64),
+) -> Result<Vec<Tally>, ConnectionError> {
+    let mut pace = Pace::start(&device, &plan);
+    let mut source = Source::new(plan, memory);
+    let mut waits_for_last = false;
+    while !waits_for_last || readers.last_done() < source.sent {
+        waits_for_last = pace.left(source.sent) == 0;
+        if !waits_for_last && !pace.is_early(source.sent) {
+            // There is one buffer for each message of the window.
+            if source.sent - readers.last_done() < plan.window as u64 {
+                source.write();
+                let submit = readers.publish(&source.memory.region, source.offset(), plan.bytes)?;
+                if source.note(submit) {
+                    continue;
+                }
+            }
+        }
+        let moved = readers.poll();
+        if let Some((_, error, _)) = readers.next_ended() {
+            return Err(error);
+        }
+        if moved {
+            progress(source.sent);
+            yield_now().await;
+        } else {
+            waiter.wait(None, None).await;
+        }
+    }
+    let mut tally = Tally { first_ns: pace.began_ns(), began_ns: pace.began_ns(), ..Tally::default() };
+    tally.ended_ns = device.now_ns();
+    source.close(&mut tally);
+    let mut tallies = vec![tally; count];
+    for (number, tally) in tallies.iter_mut().enumerate() {
+        let Some(connection) = readers.connection_mut(number) else { continue };
+        connection.close();
+        while !(connection.is_closed() && connection.is_peer_closed()) {
+            if !connection.poll()? {
+                waiter.wait(None, None).await;
+            }
+        }
+        tally.close(connection);
+    }
+    Ok(tallies)
+}

@@ -1,0 +1,199 @@
+//! Both ends of a session in one process, without TCP: as tasks of one thread, and as two threads.
+
+mod common;
+
+use std::net::{TcpListener, TcpStream};
+use std::pin::Pin;
+
+use common::{MEMORY_BYTES, parameters};
+use doorbell_exchange::asynchronous::Spin;
+use doorbell_protocols::Protocol;
+use doorbell_study::executor::{self, Idle, block_on};
+use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
+use doorbell_study::record::PointResult;
+use doorbell_study::serving::{Serving, SharedBy};
+use doorbell_study::session::{self, Asking, Client, SessionError, answer, local_pair};
+use doorbell_study::threads::{OneThread, OsThreads, Threads};
+use doorbell_verbs::Device;
+use doorbell_verbs::soft::{self, SoftOptions};
+use serde_json::Value;
+
+fn device() -> Device {
+    soft::open(&SoftOptions::default()).unwrap()
+}
+
+async fn ask(
+    device: &Device,
+    peer: impl session::Peer<Says = session::ToServer, Hears = session::FromServer>,
+    threads: impl Threads,
+    parameters: &Parameters,
+) -> Result<Vec<PointResult>, SessionError> {
+    let mut asking = Asking::new(device, peer, threads, parameters.clone()).await?;
+    let mut results = Vec::new();
+    for &bytes in &parameters.sizes {
+        results.push(asking.measure(bytes, |_| {}).await?);
+    }
+    asking.finish().await?;
+    Ok(results)
+}
+
+/// Two tasks take turns on this thread, and so do all tasks of theirs.
+fn on_one_thread(parameters: &Parameters) -> Result<Vec<PointResult>, SessionError> {
+    let (one, other) = (device(), device());
+    let (server, client) = local_pair();
+    type Task<'a> = Pin<Box<dyn Future<Output = Result<Vec<PointResult>, SessionError>> + 'a>>;
+    let asking: Task<'_> = Box::pin(ask(&one, server, OneThread(Spin), parameters));
+    let answering: Task<'_> =
+        Box::pin(async { answer(&other, client, &OneThread(Spin), MEMORY_BYTES).await.map(|()| Vec::new()) });
+    let mut ended = executor::run(&Idle::spin(), [asking, answering]);
+    let (answered, asked) = (ended.pop().unwrap(), ended.pop().unwrap());
+    let results = asked?;
+    answered?;
+    Ok(results)
+}
+
+/// Two threads, each of which deals its connections to threads of its own.
+fn on_two_threads(parameters: &Parameters) -> Result<Vec<PointResult>, SessionError> {
+    let (server, client) = local_pair();
+    std::thread::scope(|scope| {
+        let answering = scope.spawn(|| block_on(answer(&device(), client, &OsThreads, MEMORY_BYTES)));
+        let results = block_on(ask(&device(), server, OsThreads, parameters))?;
+        answering.join().unwrap()?;
+        Ok(results)
+    })
+}
+
+/// Two threads joined by TCP, as two processes are.
+fn over_tcp(parameters: &Parameters) -> Result<Vec<PointResult>, SessionError> {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (accepted, _) = listener.accept().unwrap();
+    let answering = std::thread::spawn(move || session::serve(&device(), accepted, MEMORY_BYTES));
+    let mut client = Client::new(&device(), stream, parameters.clone())?;
+    let results = parameters.sizes.iter().map(|&bytes| client.measure(bytes, |_| {})).collect::<Result<_, _>>()?;
+    client.finish()?;
+    answering.join().unwrap()?;
+    Ok(results)
+}
+
+/// The names of all fields, however deep.
+fn fields(value: &Value, path: &str, names: &mut Vec<String>) {
+    match value {
+        Value::Object(map) => map.iter().for_each(|(name, value)| fields(value, &format!("{path}.{name}"), names)),
+        _ => names.push(path.to_owned()),
+    }
+}
+
+fn shape(result: &PointResult) -> Vec<String> {
+    let mut names = Vec::new();
+    fields(&serde_json::to_value(result).unwrap(), "", &mut names);
+    names
+}
+
+/// Everything that follows from the parameters and not from the clock.
+fn check(parameters: &Parameters, results: &[PointResult], how: &str) {
+    assert_eq!(results.len(), parameters.sizes.len());
+    for result in results {
+        let what = format!("{how}, {} B: {parameters:?}", result.bytes);
+        let both_ways = if parameters.bidirectional { 2 } else { 1 };
+        let expected = 100 * parameters.connections as u64 * both_ways;
+        assert_eq!((result.messages, result.damaged), (expected, 0), "{what}");
+        assert_eq!(result.histogram_ns.is_some(), parameters.kind == Kind::Latency, "{what}");
+        for (counted, predicted) in
+            [(&result.counted.client, &result.predicted.client), (&result.counted.server, &result.predicted.server)]
+        {
+            assert!(counted.data_packets >= predicted.data_packets, "{what}: {counted:?} {predicted:?}");
+            let bounded = predicted.asks || counted.data_packets <= predicted.data_packets_max;
+            assert!(bounded, "{what}: {counted:?} {predicted:?}");
+        }
+    }
+}
+
+#[test]
+fn a_point_measured_in_one_process_has_the_record_of_one_measured_between_two() {
+    for kind in [Kind::Bandwidth, Kind::Latency] {
+        let parameters = Parameters { kind, ..parameters() };
+        let runs = [
+            ("tcp", over_tcp(&parameters)),
+            ("task", on_one_thread(&parameters)),
+            ("thread", { on_two_threads(&parameters) }),
+        ];
+        let runs = runs.map(|(how, results)| {
+            let results = results.unwrap_or_else(|error| panic!("{how}: {error}"));
+            check(&parameters, &results, how);
+            results
+        });
+        let [tcp, local, threads] = runs;
+        for ((tcp, local), threads) in tcp.iter().zip(&local).zip(&threads) {
+            assert_eq!(shape(tcp), shape(local));
+            assert_eq!(shape(tcp), shape(threads));
+            // What follows from the parameters alone is the same.
+            let fixed = |result: &PointResult| (result.fitted.clone(), result.mtu, result.sent_by_connection.clone());
+            assert_eq!(fixed(tcp), fixed(local));
+            assert_eq!(fixed(tcp), fixed(threads));
+        }
+    }
+}
+
+/// Each protocol and each role, without a thread beside the test's own and the devices'.
+#[test]
+fn every_role_is_performed_by_tasks_of_one_thread() {
+    let stream = parameters();
+    let one_size = |bytes| Parameters { sizes: vec![bytes], ..parameters() };
+    for protocol in Protocol::ALL {
+        for kind in [Kind::Bandwidth, Kind::Latency] {
+            let parameters = Parameters { protocol, kind, ..stream.clone() };
+            check(&parameters, &on_one_thread(&parameters).unwrap(), "tasks");
+        }
+    }
+    let serve = |serving| Parameters { serving, connections: 5, ..stream.clone() };
+    let (threads, single) =
+        (Serving { threads: 2, ..Serving::default() }, Serving { single_receiver: true, ..Serving::default() });
+    for parameters in [
+        Parameters { operation: Operation::RequestResponse, ..stream.clone() },
+        Parameters { operation: Operation::RequestResponse, kind: Kind::Latency, ..stream.clone() },
+        Parameters { bidirectional: true, ..stream.clone() },
+        Parameters { events: true, ..stream.clone() },
+        Parameters { operation: Operation::Write, ..one_size(5000) },
+        Parameters { operation: Operation::Read, kind: Kind::Latency, ..one_size(5000) },
+        Parameters { operation: Operation::FetchAdd, ..one_size(8) },
+        Parameters { protocol: Protocol::DirectReadSend, replicate: true, ..one_size(5000) },
+        serve(threads),
+        serve(Serving { shared_receives: Some(SharedBy::Thread), ..threads }),
+        serve(Serving { shared_receives: Some(SharedBy::Lock), ..threads }),
+        serve(Serving { shared_receives: Some(SharedBy::Thread), ..single }),
+        serve(single),
+    ] {
+        let results = on_one_thread(&parameters).unwrap_or_else(|error| panic!("{error}: {parameters:?}"));
+        check(&parameters, &results, "tasks");
+    }
+}
+
+#[test]
+fn what_a_peer_refuses_and_a_peer_that_goes_are_told_in_one_process_too() {
+    let greedy = Parameters { memory_bytes: MEMORY_BYTES + 1, ..parameters() };
+    let error = on_one_thread(&greedy).unwrap_err();
+    assert!(matches!(&error, SessionError::Peer(reason) if reason.contains("message memory")), "{error}");
+
+    // The end that asks is dropped while its point runs.
+    let (one, other) = (device(), device());
+    let (server, client) = local_pair();
+    let endless = Parameters { extent: Extent::Seconds(86_400.0), sizes: vec![16], ..parameters() };
+    let progressed = std::cell::Cell::new(false);
+    let asking = async {
+        let mut asking = Asking::new(&one, server, OneThread(Spin), endless).await?;
+        asking.measure(16, |_| progressed.set(true)).await.map(drop)
+    };
+    let until = || if progressed.get() { Err(()) } else { Ok(()) };
+    let answering = answer(&other, client, &OneThread(Spin), MEMORY_BYTES);
+    let dropped = async {
+        let ended = OneThread(Spin).run(&Spin, [asking], until).await;
+        assert!(ended.is_err(), "it has begun: {ended:?}");
+        Ok(())
+    };
+    type Task<'a> = Pin<Box<dyn Future<Output = Result<(), SessionError>> + 'a>>;
+    let tasks: [Task<'_>; 2] = [Box::pin(dropped), Box::pin(answering)];
+    let ended = executor::run(&Idle::spin(), tasks);
+    let said = ended[1].as_ref().expect_err("nobody asks any more").to_string();
+    assert_eq!(said, "the peer is gone: it hung up while a point ran");
+}
