@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use clap::Args;
 use doorbell_verbs::system::{self, SystemDevice, SystemError, SystemOptions, SystemPort};
 use doorbell_verbs::{Limits, soft};
+use doorbell_wire::ROCE_UDP_PORT;
 use serde_json::{Value, json};
 
 use crate::output::{line, note};
@@ -23,6 +24,36 @@ pub(crate) struct DeviceChoice {
     /// Index of the GID that peers reach an RNIC of the machine by [default: RoCE v2 over IPv4]
     #[arg(short = 'x', long, value_name = "INDEX", requires = "name", value_parser = quantity::count::<u32>)]
     pub(crate) gid_index: Option<u32>,
+}
+
+/// Where the software RNICs of a command send and receive packets.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct UdpPort {
+    /// UDP port of both ends; anything but 4791 is not RoCE's
+    #[arg(
+        long = "udp-port",
+        id = "udp_port",
+        value_name = "PORT",
+        env = "DOORBELL_PORT",
+        hide_env_values = true,
+        default_value_t = ROCE_UDP_PORT,
+        value_parser = quantity::port
+    )]
+    pub(crate) port: u16,
+}
+
+impl UdpPort {
+    /// Is it the one that every device and dissector knows?
+    pub(crate) fn is_roce(self) -> bool {
+        self.port == ROCE_UDP_PORT
+    }
+
+    /// Says what another port means.
+    pub(crate) fn note_if_other(self) {
+        if !self.is_roce() {
+            note!("UDP port {}: not RoCE's 4791, so other devices and dissectors do not know it", self.port);
+        }
+    }
 }
 
 /// Which it is.

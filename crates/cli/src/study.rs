@@ -12,16 +12,15 @@ use doorbell_study::record::PointResult;
 use doorbell_study::session::Client;
 use doorbell_verbs::soft::{self, AckPolicy, SoftOptions};
 use doorbell_verbs::{Device, system};
-use doorbell_wire::ROCE_UDP_PORT;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 
 use crate::bench::arguments::DeviceArguments;
 use crate::bench::peer;
-use crate::device::{Chosen, DeviceChoice};
+use crate::device::{Chosen, DeviceChoice, UdpPort};
 use crate::output::{line, note};
 use crate::report::write_report;
-use crate::{Failure, Usage, quantity};
+use crate::{Failure, Usage};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -55,16 +54,8 @@ pub(crate) struct Study {
     /// Only list the experiments, and how many points they have
     #[arg(long)]
     list: bool,
-    /// UDP port of both ends; anything but 4791 is not RoCE's
-    #[arg(
-        long,
-        value_name = "PORT",
-        env = "DOORBELL_PORT",
-        hide_env_values = true,
-        default_value_t = ROCE_UDP_PORT,
-        value_parser = quantity::port
-    )]
-    udp_port: u16,
+    #[command(flatten)]
+    udp: UdpPort,
     /// When both ends acknowledge a message: before the program sees it unless the program has answered the
     /// last eight (`answer`), or always before (`strict`) [default: what DOORBELL_ACK says, else answer]
     #[arg(long, value_name = "POLICY")]
@@ -121,9 +112,7 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
     if study.list {
         return list(study, &experiments).map(|()| ExitCode::SUCCESS);
     }
-    if study.udp_port != ROCE_UDP_PORT {
-        note!("UDP port {}: not RoCE's 4791, so other devices and dissectors do not know it", study.udp_port);
-    }
+    study.udp.note_if_other();
     let path = study.directory();
     let directory = RunDirectory::create(&path)?;
     // What the report could not be written of is better known before minutes of measuring.
@@ -203,7 +192,7 @@ fn measure_all(study: &Study, directory: &RunDirectory, experiments: &[Experimen
         .iter()
         .flat_map(|experiment| experiment.points.iter().map(move |point| (experiment, point)))
         .collect();
-    let own = [("--udp-port", study.udp_port != ROCE_UDP_PORT), ("--ack", study.ack.is_some())];
+    let own = [("--udp-port", !study.udp.is_roce()), ("--ack", study.ack.is_some())];
     let chosen = study.device.choose(own.into_iter().find_map(|(name, is_given)| is_given.then_some(name)))?;
     let environment = Environment::of(&open(study, &chosen)?.attributes());
     let mut done = Vec::new();
@@ -254,7 +243,7 @@ fn measure_all(study: &Study, directory: &RunDirectory, experiments: &[Experimen
 fn open(study: &Study, chosen: &Chosen) -> Result<Device, Failure> {
     Ok(match chosen {
         Chosen::System(options) => system::open(options)?,
-        Chosen::Soft => soft::open(&SoftOptions { port: study.udp_port, ack: study.ack, ..SoftOptions::default() })?,
+        Chosen::Soft => soft::open(&SoftOptions { port: study.udp.port, ack: study.ack, ..SoftOptions::default() })?,
     })
 }
 
@@ -267,7 +256,7 @@ fn measure(study: &Study, chosen: &Chosen, point: &Point) -> Result<PointResult,
     let arguments = DeviceArguments {
         choice: study.device.clone(),
         bind: None,
-        udp_port: study.udp_port,
+        udp: study.udp,
         receive_buffer: None,
         pcap: None,
         fault: None,

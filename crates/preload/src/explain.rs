@@ -119,12 +119,12 @@ impl fmt::Write for Hash {
 }
 
 /// A line, as long as one write keeps in one piece.
-struct Line {
+struct Sentence {
     bytes: [u8; 1024],
     length: usize,
 }
 
-impl fmt::Write for Line {
+impl fmt::Write for Sentence {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         // The last byte is the line's end.
         let room = self.bytes.len() - 1 - self.length;
@@ -136,7 +136,7 @@ impl fmt::Write for Line {
 }
 
 fn line(text: fmt::Arguments<'_>) {
-    let mut line = Line { bytes: [0; 1024], length: 0 };
+    let mut line = Sentence { bytes: [0; 1024], length: 0 };
     // SAFETY: it has no arguments, and does not fail.
     let process = unsafe { libc::getpid() };
     // What does not fit is cut off.
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_line_that_is_too_long_is_cut() {
-        let mut line = Line { bytes: [0; 1024], length: 0 };
+        let mut line = Sentence { bytes: [0; 1024], length: 0 };
         write!(line, "{}", "x".repeat(5000)).unwrap();
         assert_eq!(line.length, 1023);
         write!(line, "more").unwrap();

@@ -129,8 +129,8 @@ fn row(run: &Run, record: &PointRecord, experiment: &Experiment, model: Option<&
 
 /// Where each run was measured.
 pub(crate) fn environments(runs: &[Run]) -> Markup {
-    type Line = (&'static str, fn(&Run) -> String);
-    let lines: [Line; 11] = [
+    type Row = (&'static str, fn(&Run) -> String);
+    let lines: [Row; 11] = [
         ("processor", |run| of(run, |e| e.cpu.clone())),
         ("CPUs", |run| of(run, |e| e.cpus.to_string())),
         ("Linux", |run| of(run, |e| e.kernel.clone())),

@@ -373,6 +373,7 @@ pub async fn stream<W: Waiter>(
         if !is_early && initiator.outstanding() + count <= window {
             initiator.prepare(count as usize);
             initiator.post(count as usize)?;
+            initiator.waiter.breathe().await;
         } else if initiator.reap()? > 0 {
             progress(initiator.completed);
             yield_now().await;
@@ -412,6 +413,7 @@ pub async fn time<W: Waiter>(
         if rounds.end(began_ns, &progress) {
             break;
         }
+        initiator.waiter.breathe().await;
         while rounds.is_early(began_ns) {
             yield_now().await;
         }

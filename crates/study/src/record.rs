@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 pub use doorbell_analyze::explain::Rates;
-use doorbell_analyze::explain::{Explanation, Hints, Pattern, Range, Side, Span, explain, words};
+use doorbell_analyze::explain::{Explanation, Hints, Pattern, Range, Requester, Span, explain, words};
 use doorbell_verbs::{Counters, LinkCounters};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
@@ -169,7 +169,7 @@ pub struct Named {
     /// How they flow.
     pub pattern: Pattern,
     /// Who posts them.
-    pub requester: Side,
+    pub requester: Requester,
     /// Payload bytes per message.
     pub payload_bytes: Span,
     /// Of request-response: those of messages that arrive.

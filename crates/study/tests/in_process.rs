@@ -2,11 +2,13 @@
 
 mod common;
 
+use std::cell::Cell;
 use std::net::{TcpListener, TcpStream};
 use std::pin::Pin;
+use std::rc::Rc;
 
 use common::{MEMORY_BYTES, parameters};
-use doorbell_exchange::asynchronous::Spin;
+use doorbell_exchange::asynchronous::{Spin, Waiter, yield_now};
 use doorbell_protocols::Protocol;
 use doorbell_study::executor::{self, Idle, block_on};
 use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
@@ -14,8 +16,8 @@ use doorbell_study::record::PointResult;
 use doorbell_study::serving::{Serving, SharedBy};
 use doorbell_study::session::{self, Asking, Client, SessionError, answer, local_pair};
 use doorbell_study::threads::{OneThread, OsThreads, Threads};
-use doorbell_verbs::Device;
 use doorbell_verbs::soft::{self, SoftOptions};
+use doorbell_verbs::{Channel, Device};
 use serde_json::Value;
 
 fn device() -> Device {
@@ -39,12 +41,18 @@ async fn ask(
 
 /// Two tasks take turns on this thread, and so do all tasks of theirs.
 fn on_one_thread(parameters: &Parameters) -> Result<Vec<PointResult>, SessionError> {
+    waiting_by(Default::default(), parameters)
+}
+
+/// The same. The tasks of the end that asks wait by the first waiter, those of the other by the second.
+fn waiting_by(waiters: [Breaths; 2], parameters: &Parameters) -> Result<Vec<PointResult>, SessionError> {
     let (one, other) = (device(), device());
     let (server, client) = local_pair();
     type Task<'a> = Pin<Box<dyn Future<Output = Result<Vec<PointResult>, SessionError>> + 'a>>;
-    let asking: Task<'_> = Box::pin(ask(&one, server, OneThread(Spin), parameters));
+    let [asks, answers] = waiters.map(OneThread);
+    let asking: Task<'_> = Box::pin(ask(&one, server, asks, parameters));
     let answering: Task<'_> =
-        Box::pin(async { answer(&other, client, &OneThread(Spin), MEMORY_BYTES).await.map(|()| Vec::new()) });
+        Box::pin(async { answer(&other, client, &answers, MEMORY_BYTES).await.map(|()| Vec::new()) });
     let mut ended = executor::run(&Idle::spin(), [asking, answering]);
     let (answered, asked) = (ended.pop().unwrap(), ended.pop().unwrap());
     let results = asked?;
@@ -169,6 +177,47 @@ fn every_role_is_performed_by_tasks_of_one_thread() {
     }
 }
 
+/// Counts how often tasks breathe.
+#[derive(Clone, Default)]
+struct Breaths(Rc<Cell<u64>>);
+
+impl Waiter for Breaths {
+    async fn wait(&self, _: Option<&Channel>, _: Option<u64>) {
+        yield_now().await;
+    }
+
+    fn wants_notification(&self) -> bool {
+        false
+    }
+
+    async fn breathe(&self) {
+        self.0.set(self.0.get() + 1);
+    }
+}
+
+/// On virtual time nothing else lets time pass for a task that always finds something to do.
+#[test]
+fn every_workload_breathes_after_each_message() {
+    let plain = Parameters { sizes: vec![8], ..parameters() };
+    let single = Serving { single_receiver: true, ..Serving::default() };
+    // How often each end breathes at least, of 100 messages for each of two connections.
+    for (parameters, least) in [
+        (plain.clone(), [200, 200]),
+        (Parameters { bidirectional: true, ..plain.clone() }, [400, 400]),
+        (Parameters { serving: single, ..plain.clone() }, [200, 200]),
+        (Parameters { kind: Kind::Latency, ..plain.clone() }, [200, 200]),
+        (Parameters { operation: Operation::RequestResponse, ..plain.clone() }, [400, 200]),
+        (Parameters { operation: Operation::Write, ..plain.clone() }, [200, 0]),
+        (Parameters { operation: Operation::Read, kind: Kind::Latency, ..plain.clone() }, [200, 0]),
+        (Parameters { protocol: Protocol::DirectReadSend, replicate: true, ..plain.clone() }, [100, 200]),
+    ] {
+        let waiters = [Breaths::default(), Breaths::default()];
+        waiting_by(waiters.clone(), &parameters).unwrap();
+        let breaths = waiters.map(|waiter| waiter.0.get());
+        assert!(breaths[0] >= least[0] && breaths[1] >= least[1], "{breaths:?} of {least:?}: {parameters:?}");
+    }
+}
+
 #[test]
 fn what_a_peer_refuses_and_a_peer_that_goes_are_told_in_one_process_too() {
     let greedy = Parameters { memory_bytes: MEMORY_BYTES + 1, ..parameters() };
@@ -179,7 +228,7 @@ fn what_a_peer_refuses_and_a_peer_that_goes_are_told_in_one_process_too() {
     let (one, other) = (device(), device());
     let (server, client) = local_pair();
     let endless = Parameters { extent: Extent::Seconds(86_400.0), sizes: vec![16], ..parameters() };
-    let progressed = std::cell::Cell::new(false);
+    let progressed = Cell::new(false);
     let asking = async {
         let mut asking = Asking::new(&one, server, OneThread(Spin), endless).await?;
         asking.measure(16, |_| progressed.set(true)).await.map(drop)

@@ -11,7 +11,7 @@
 //! read at one moment; which payload comes *nearest* is said besides.
 //!
 //! ```
-//! use doorbell_analyze::explain::{Hints, Rates, Side, explain};
+//! use doorbell_analyze::explain::{Hints, Rates, Requester, explain};
 //! use doorbell_wire::MessageKind;
 //!
 //! // 481 k frames of 78 bytes per second in, as many of 62 bytes out.
@@ -20,7 +20,7 @@
 //! let answer = explain(&rates, &Hints::default())?;
 //! let best = &answer.explanations[0];
 //! assert_eq!(best.operations, [MessageKind::Write]);
-//! assert_eq!((best.requester, best.payload_bytes.min, best.payload_bytes.max), (Side::Peer, 1, 4));
+//! assert_eq!((best.requester, best.payload_bytes.min, best.payload_bytes.max), (Requester::Peer, 1, 4));
 //! # Ok::<(), doorbell_analyze::explain::ExplainError>(())
 //! ```
 
@@ -127,7 +127,7 @@ impl Hints {
 /// Which end of the traffic.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Side {
+pub enum Requester {
     /// The host whose counters these are.
     ThisHost,
     /// Its peers.
@@ -201,7 +201,7 @@ pub struct Explanation {
     /// How messages flow.
     pub pattern: Pattern,
     /// Who posts the requests. Of request-response either side may have begun.
-    pub requester: Side,
+    pub requester: Requester,
     /// Payload bytes per message, within the tolerance; of request-response, of those that this
     /// host sends.
     pub payload_bytes: Span,
@@ -313,8 +313,10 @@ fn link_use(answer: &Answer, link_bits_per_s: f64) -> LinkUse {
     let (rx, tx) = (used(rates.rx_bytes, rates.rx_packets), used(rates.tx_bytes, rates.tx_packets));
     let goodput_share_of_used = answer.explanations.first().map(|best| {
         let carrier = match (best.requester, best.pattern) {
-            (Side::ThisHost, Pattern::Fetch) | (Side::Peer, Pattern::OneWay | Pattern::OneWayWithCredits) => rx,
-            (Side::Both, _) => rx.max(tx),
+            (Requester::ThisHost, Pattern::Fetch) | (Requester::Peer, Pattern::OneWay | Pattern::OneWayWithCredits) => {
+                rx
+            }
+            (Requester::Both, _) => rx.max(tx),
             _ => tx,
         };
         let share = |goodput: f64| (goodput * 8.0 / carrier).min(1.0);

@@ -8,7 +8,7 @@ use doorbell_wire::{
 
 use super::carriers::{CARRIERS, DATAGRAMS, WITH_CREDITS, merge};
 use super::classes::{self, Class, Data, holds_round_size};
-use super::{Explanation, Hints, Pattern, Range, Rates, SKEW, Side, Span};
+use super::{Explanation, Hints, Pattern, Range, Rates, Requester, SKEW, Span};
 use super::{weight, words};
 
 /// What goes one way.
@@ -33,7 +33,7 @@ pub(super) fn all(rates: &Rates, hints: &Hints) -> Vec<Explanation> {
     for outer in hints.outers() {
         let around = (outer.header_len() + BTH_LEN + ICRC_LEN) as u64;
         let mut shapes = Shapes { hints, outer, around, ack: (around + AETH_LEN as u64) as f64, found: &mut found };
-        for (requester, forth, back) in [(Side::ThisHost, tx, rx), (Side::Peer, rx, tx)] {
+        for (requester, forth, back) in [(Requester::ThisHost, tx, rx), (Requester::Peer, rx, tx)] {
             if forth.packets > 0.0 {
                 shapes.one_way(requester, forth, back);
                 shapes.with_credits(requester, forth, back);
@@ -94,7 +94,13 @@ impl Shapes<'_> {
         Data { packets: data, mean, counted: flow.mean().clamp(mean.min, mean.max) }
     }
 
-    fn start(&self, kinds: &[MessageKind], transports: &[Transport], pattern: Pattern, requester: Side) -> Explanation {
+    fn start(
+        &self,
+        kinds: &[MessageKind],
+        transports: &[Transport],
+        pattern: Pattern,
+        requester: Requester,
+    ) -> Explanation {
         let mut implausibility = 0.0;
         if self.outer.vlan && !self.hints.vlan {
             implausibility += weight::VLAN;
@@ -182,7 +188,7 @@ impl Shapes<'_> {
     }
 
     /// SENDs or WRITEs one way; the other direction holds acknowledgements and nothing else.
-    fn one_way(&mut self, requester: Side, forth: Flow, back: Flow) {
+    fn one_way(&mut self, requester: Requester, forth: Flow, back: Flow) {
         let answered = back.packets > 0.0;
         // Each request packet is acknowledged once at most, as long as nothing is lost.
         if answered && (!self.is(back.mean(), self.ack) || back.packets > forth.packets * (1.0 + SKEW)) {
@@ -260,7 +266,7 @@ impl Shapes<'_> {
 
     /// SENDs one way, for which the receiver grants credits by SENDs with immediate data and no
     /// payload. These are as long as ACKs, and so are the ACKs that they get.
-    fn with_credits(&mut self, requester: Side, forth: Flow, back: Flow) {
+    fn with_credits(&mut self, requester: Requester, forth: Flow, back: Flow) {
         // At most one credit message follows each message.
         let credits = back.packets.min(forth.packets / 2.0);
         if !self.is(back.mean(), self.ack)
@@ -298,7 +304,7 @@ impl Shapes<'_> {
     }
 
     /// READ requests one way, their responses the other.
-    fn reads(&mut self, requester: Side, forth: Flow, back: Flow) {
+    fn reads(&mut self, requester: Requester, forth: Flow, back: Flow) {
         let request = (self.around + RETH_LEN as u64) as f64;
         let ratio = back.packets / forth.packets;
         if !self.is(forth.mean(), request) || ratio < 1.0 - SKEW {
@@ -346,7 +352,7 @@ impl Shapes<'_> {
     }
 
     /// Atomic operations: operands one way, original values the other.
-    fn atomics(&mut self, requester: Side, forth: Flow, back: Flow) {
+    fn atomics(&mut self, requester: Requester, forth: Flow, back: Flow) {
         let request = (self.around + ATOMIC_ETH_LEN as u64) as f64;
         let response = (self.around + (AETH_LEN + ATOMIC_ACK_ETH_LEN) as u64) as f64;
         let ratio = back.packets / forth.packets;
@@ -424,7 +430,7 @@ impl Shapes<'_> {
         packets: Range,
         (tx_class, rx_class): (Class, Class),
     ) {
-        let mut it = self.start(kinds, &[Transport::Rc], Pattern::RequestResponse, Side::Both);
+        let mut it = self.start(kinds, &[Transport::Rc], Pattern::RequestResponse, Requester::Both);
         // Among ACKs no payload is the nearest: every number of ACKs has its own.
         let open = |class: Class| Class { nearest: None, misfit: 0.0, ..class };
         self.judge(&mut it, &open(tx_class), mtu, self.data_among_acks(tx, packets).mean.max);
@@ -449,7 +455,7 @@ impl Shapes<'_> {
     }
 
     /// Short requests answered by long responses, or the reverse, by SENDs or WRITEs.
-    fn short_for_long(&mut self, requester: Side, forth: Flow, back: Flow) {
+    fn short_for_long(&mut self, requester: Requester, forth: Flow, back: Flow) {
         let tolerance = self.hints.tolerance;
         // Where the short ones look like ACKs, that is traffic one way.
         if forth.mean() <= self.ack * (1.0 + 2.0 * tolerance) || back.packets < 2.0 * forth.packets * (1.0 - SKEW) {
@@ -479,10 +485,10 @@ impl Shapes<'_> {
                 Some((carrier, classes::cut(&long, self.around, carrier.once, mtu, per_message)?))
             });
             let Some((kinds, class, once)) = merge(each) else { continue };
-            let mut it = self.start(&kinds, &[Transport::Rc], Pattern::RequestResponse, Side::Both);
+            let mut it = self.start(&kinds, &[Transport::Rc], Pattern::RequestResponse, Requester::Both);
             self.judge(&mut it, &class, Some(mtu), long.counted);
             it.implausibility += weight::BOTH_WAYS + weight::UNLIKE_SIZES;
-            let (sent, received) = if requester == Side::ThisHost {
+            let (sent, received) = if requester == Requester::ThisHost {
                 (asked.payload, class.payload)
             } else {
                 (class.payload, asked.payload)
@@ -496,7 +502,7 @@ impl Shapes<'_> {
             }
             it.acks_per_packet = Some(Range { min: 0.0, max: 1.0 });
             it.goodput_bytes_per_s = self.goodput(back, packets, it.operations_per_s, Span { min: 0, max: once });
-            let (tx, rx) = if requester == Side::ThisHost { (forth, back) } else { (back, forth) };
+            let (tx, rx) = if requester == Requester::ThisHost { (forth, back) } else { (back, forth) };
             self.finish(it, tx, rx);
         }
     }
@@ -512,7 +518,7 @@ impl Shapes<'_> {
         for carrier in &DATAGRAMS {
             let class = |data: &Data| classes::single(data, self.around + carrier.once, longest);
             let (Some(tx_class), Some(rx_class)) = (class(&sent), class(&received)) else { continue };
-            let mut it = self.start(carrier.kinds, &[Transport::Ud], Pattern::RequestResponse, Side::Both);
+            let mut it = self.start(carrier.kinds, &[Transport::Ud], Pattern::RequestResponse, Requester::Both);
             self.judge(&mut it, &tx_class, None, sent.counted);
             it.implausibility += carrier.unusual + weight::DATAGRAMS_BOTH_WAYS;
             if !rx_class.nearest.is_some_and(holds_round_size) {

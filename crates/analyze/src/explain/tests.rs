@@ -13,7 +13,7 @@ fn rank(
     answer: &Answer,
     kind: MessageKind,
     patterns: &[Pattern],
-    requester: Side,
+    requester: Requester,
     bytes: u64,
     rate: f64,
 ) -> Option<usize> {
@@ -52,12 +52,12 @@ mod published {
         let (packets_in, packets_out) = (of("one-sided/write-0-packets-in"), of("one-sided/write-0-packets-out"));
         let rates = incoming((packets_in, packets_out), (of("wire/write-0-frame"), of("wire/ack-frame")));
         let answer = explain(&rates, &Hints::default()).unwrap();
-        let place = rank(&answer, MessageKind::Write, &[Pattern::OneWay], Side::Peer, 0, 4.40e6);
+        let place = rank(&answer, MessageKind::Write, &[Pattern::OneWay], Requester::Peer, 0, 4.40e6);
         assert!(place.is_some_and(|place| place < 2), "{}", listed(&answer));
         // As long: a SEND of 16 bytes. And at just the same rates: a READ without payload.
-        assert!(rank(&answer, MessageKind::Send, &[Pattern::OneWay], Side::Peer, 16, 4.40e6).is_some());
+        assert!(rank(&answer, MessageKind::Send, &[Pattern::OneWay], Requester::Peer, 16, 4.40e6).is_some());
         let same = explain(&incoming((4.40e6, 4.40e6), (74.0, 62.0)), &Hints::default()).unwrap();
-        assert!(rank(&same, MessageKind::Read, &[Pattern::Fetch], Side::Peer, 0, 4.40e6).is_some());
+        assert!(rank(&same, MessageKind::Read, &[Pattern::Fetch], Requester::Peer, 0, 4.40e6).is_some());
     }
 
     #[test]
@@ -67,7 +67,7 @@ mod published {
             let it = best(&incoming(packets, (frame, of("wire/ack-frame"))));
             assert_eq!(it.operations, [MessageKind::Write]);
             assert_eq!(it.payload_bytes, Span { min: least, max: most });
-            assert_eq!((it.requester, it.pattern), (Side::Peer, Pattern::OneWay));
+            assert_eq!((it.requester, it.pattern), (Requester::Peer, Pattern::OneWay));
             assert!(it.operations_per_s.contains(of("one-sided/write-1-operations")));
             assert!(it.acks_per_packet.unwrap().contains(1.0));
         }
@@ -91,12 +91,14 @@ mod published {
         assert_eq!(bytes / packets, of("request-response/counted-bytes-per-packet"));
         let rates = Rates { rx_packets: packets, rx_bytes: bytes, tx_packets: packets, tx_bytes: bytes };
         let answer = explain(&rates, &Hints::default()).unwrap();
-        let place =
-            rank(&answer, MessageKind::SendImm, &[Pattern::RequestResponse], Side::Both, 1, packets / 2.0).unwrap();
+        let place = rank(&answer, MessageKind::SendImm, &[Pattern::RequestResponse], Requester::Both, 1, packets / 2.0)
+            .unwrap();
         assert!(place < answer.named, "{}", listed(&answer));
         assert!(answer.explanations[0].pattern == Pattern::RequestResponse, "{}", listed(&answer));
         // SENDs of 5 to 8 B have 66 bytes as well.
-        assert!(rank(&answer, MessageKind::Send, &[Pattern::RequestResponse], Side::Both, 8, packets / 2.0).is_some());
+        assert!(
+            rank(&answer, MessageKind::Send, &[Pattern::RequestResponse], Requester::Both, 8, packets / 2.0).is_some()
+        );
     }
 
     /// 463 k packets/s each way are 231 k requests and their responses. SENDs without immediate data would have 62 bytes.
@@ -104,10 +106,10 @@ mod published {
     fn request_response_of_one_byte() {
         let packets = (of("request-response/packets-in"), of("request-response/packets-out"));
         let answer = explain(&incoming(packets, (62.0, 62.0)), &Hints::default()).unwrap();
-        let place = rank(&answer, MessageKind::Send, &[Pattern::RequestResponse], Side::Both, 1, 231.5e3);
+        let place = rank(&answer, MessageKind::Send, &[Pattern::RequestResponse], Requester::Both, 1, 231.5e3);
         assert!(place.is_some_and(|place| place < 3), "{}", listed(&answer));
         // The same bytes are SENDs one way with an ACK each, whichever side sends.
-        for side in [Side::ThisHost, Side::Peer] {
+        for side in [Requester::ThisHost, Requester::Peer] {
             assert!(
                 rank(&answer, MessageKind::Send, &[Pattern::OneWay], side, 1, 463e3).is_some(),
                 "{}",
@@ -126,7 +128,7 @@ mod published {
         }
         // Counted less precisely, long messages are all that can be said.
         let rough = explain(&incoming((3.005e6, 0.105e6), (4154.0, 62.0)), &Hints::default()).unwrap();
-        let place = rank(&rough, MessageKind::Write, &[Pattern::OneWay], Side::Peer, 1 << 20, 3.005e6 / 256.0);
+        let place = rank(&rough, MessageKind::Write, &[Pattern::OneWay], Requester::Peer, 1 << 20, 3.005e6 / 256.0);
         assert!(place.is_some_and(|place| place < 2), "{}", listed(&rough));
     }
 
@@ -155,7 +157,7 @@ mod published {
             listed(&answer)
         );
         assert!(first.payload_bytes.contains(4096));
-        assert!(rank(&answer, MessageKind::Send, &[Pattern::OneWay], Side::Peer, 1 << 20, 1e6 / 256.0).is_some());
+        assert!(rank(&answer, MessageKind::Send, &[Pattern::OneWay], Requester::Peer, 1 << 20, 1e6 / 256.0).is_some());
     }
 
     /// 4166 bytes: 4162, and probably a VLAN tag.
@@ -202,7 +204,7 @@ struct Workload {
     acks: f64,
     /// Credit messages per message.
     credits: f64,
-    requester: Side,
+    requester: Requester,
     per_s: f64,
 }
 
@@ -215,8 +217,8 @@ impl Workload {
         }
     }
 
-    fn side(&self) -> Side {
-        if self.both_ways { Side::Both } else { self.requester }
+    fn side(&self) -> Requester {
+        if self.both_ways { Requester::Both } else { self.requester }
     }
 
     fn rates(&self) -> Rates {
@@ -240,7 +242,7 @@ impl Workload {
             // Credit messages are as long as ACKs.
             _ => (plus(data, ack(self.credits * self.acks)), ack(data.0 * self.acks + self.credits)),
         };
-        let (rx, tx) = if self.requester == Side::ThisHost { (back, forth) } else { (forth, back) };
+        let (rx, tx) = if self.requester == Requester::ThisHost { (back, forth) } else { (forth, back) };
         Rates {
             rx_packets: rx.0 * self.per_s,
             rx_bytes: rx.1 * self.per_s,
@@ -264,7 +266,7 @@ fn workloads() -> Vec<Workload> {
             let packets = bytes.div_ceil(mtu.bytes() as u64).max(1) as f64;
             // 1, 8 and 64 outstanding: an ACK for each message, for each eighth ... ; and each packet.
             for acks in [0.0, 1.0 / 64.0 / packets, 1.0 / 8.0 / packets, 0.5 / packets, 1.0 / packets, 1.0] {
-                for requester in [Side::ThisHost, Side::Peer] {
+                for requester in [Requester::ThisHost, Requester::Peer] {
                     let base = Workload {
                         kind: MessageKind::Send,
                         both_ways: false,
@@ -354,7 +356,7 @@ fn what_is_as_long_stands_beside_the_most_plausible() {
 fn reads_in_pieces_may_be_longer_than_what_each_request_asks_for() {
     let rates = incoming((4e3, 256e3), (74.0, 4154.0 + 8.0 / 64.0));
     let answer = explain(&rates, &Hints::default()).unwrap();
-    assert_eq!(rank(&answer, MessageKind::Read, &[Pattern::Fetch], Side::Peer, 1 << 20, 1e3), Some(0));
+    assert_eq!(rank(&answer, MessageKind::Read, &[Pattern::Fetch], Requester::Peer, 1 << 20, 1e3), Some(0));
     let piece = answer.explanations[0].nearest_payload_bytes.unwrap();
     assert!(piece.contains(256 << 10) && piece.max < 300 << 10, "{piece:?}");
     assert!(
@@ -374,13 +376,16 @@ fn what_only_one_operation_shows_is_named_first() {
         outer: OuterKind::IPV4,
         acks: 1.0,
         credits: 0.0,
-        requester: Side::ThisHost,
+        requester: Requester::ThisHost,
         per_s: 2e6,
     };
     for bytes in [1, 8, 64, 512, 4096, 1 << 20] {
-        for (requester, outer) in [(Side::ThisHost, OuterKind::IPV4), (Side::Peer, OuterKind::IPV6.with_vlan())] {
+        for (requester, outer) in
+            [(Requester::ThisHost, OuterKind::IPV4), (Requester::Peer, OuterKind::IPV6.with_vlan())]
+        {
             let workload = Workload { bytes, requester, outer, ..base };
-            let hints = Hints { ipv6: requester == Side::Peer, vlan: requester == Side::Peer, ..Hints::default() };
+            let hints =
+                Hints { ipv6: requester == Requester::Peer, vlan: requester == Requester::Peer, ..Hints::default() };
             let answer = explain(&workload.rates(), &hints).unwrap();
             assert_eq!(workload.rank(&answer), Some(0), "{workload:?}\n{}", listed(&answer));
         }
@@ -404,14 +409,14 @@ fn alternatives_are_named() {
     let answer = explain(&incoming((1e6, 0.5e6), (78.0, 62.0)), &Hints::default()).unwrap();
     for (kind, bytes) in [(MessageKind::Write, 4), (MessageKind::Send, 20), (MessageKind::SendImm, 16)] {
         assert!(
-            rank(&answer, kind, &[Pattern::OneWay], Side::Peer, bytes, 1e6).is_some(),
+            rank(&answer, kind, &[Pattern::OneWay], Requester::Peer, bytes, 1e6).is_some(),
             "{kind}\n{}",
             listed(&answer)
         );
     }
     // Lengths of READs, and of SENDs both ways.
     let answer = explain(&incoming((1e6, 1e6), (74.0, 126.0)), &Hints::default()).unwrap();
-    assert_eq!(rank(&answer, MessageKind::Read, &[Pattern::Fetch], Side::Peer, 64, 1e6), Some(0));
+    assert_eq!(rank(&answer, MessageKind::Read, &[Pattern::Fetch], Requester::Peer, 64, 1e6), Some(0));
     let both = answer.explanations.iter().find(|it| it.pattern == Pattern::RequestResponse).unwrap();
     assert!(both.payload_bytes.contains(68) && both.received_payload_bytes.unwrap().contains(16));
 }

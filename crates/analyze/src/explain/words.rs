@@ -3,7 +3,7 @@
 use doorbell_wire::cost::MAX_MESSAGE_BYTES;
 use doorbell_wire::{MessageKind, Transport};
 
-use super::{Answer, Explanation, Hints, Pattern, Range, Side, Span};
+use super::{Answer, Explanation, Hints, Pattern, Range, Requester, Span};
 
 /// A rate that people can read: `481 k`, `3.13 M`.
 pub fn rate(value: f64) -> String {
@@ -240,9 +240,9 @@ fn round_sizes(span: Span) -> String {
 fn how(it: &Explanation, operations_per_s: Range) -> String {
     let rate = rate_range(operations_per_s);
     let who = match it.requester {
-        Side::ThisHost => "by this host",
-        Side::Peer => "by the peer",
-        Side::Both => "request and response",
+        Requester::ThisHost => "by this host",
+        Requester::Peer => "by the peer",
+        Requester::Both => "request and response",
     };
     let unit = if it.pattern == Pattern::RequestResponse { "round trips/s" } else { "operations/s" };
     let transport = it.transports.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ");
@@ -334,7 +334,7 @@ pub(super) fn notes(answer: &Answer, hints: &Hints) -> Vec<String> {
         let is = |it: &&Explanation| it.pattern == Pattern::OneWay && it.requester == side;
         answer.explanations.iter().find(is)
     };
-    if let (Some(_), Some(_)) = (one_way(Side::ThisHost), one_way(Side::Peer)) {
+    if let (Some(_), Some(_)) = (one_way(Requester::ThisHost), one_way(Requester::Peer)) {
         notes.push(
             "Both directions show the length of an ACK, which is that of a SEND of 1 to 4 bytes too: bytes cannot tell which \
              direction carries messages, or whether both do."

@@ -10,10 +10,10 @@ use doorbell_protocols::Protocol;
 use doorbell_study::parameters::{Extent, Kind, Operation, Parameters, ParametersError, Setting, most_queued};
 use doorbell_study::serving::Serving;
 use doorbell_verbs::soft::{AckPolicy, SoftOptions};
+use doorbell_wire::PathMtu;
 use doorbell_wire::cost::ATOMIC_BYTES;
-use doorbell_wire::{PathMtu, ROCE_UDP_PORT};
 
-use crate::device::{Chosen, DeviceChoice};
+use crate::device::{Chosen, DeviceChoice, UdpPort};
 use crate::wire::parse_mtu;
 use crate::{Failure, Usage, quantity};
 
@@ -33,16 +33,8 @@ pub(crate) struct DeviceArguments {
     /// the TCP connection has here]
     #[arg(long, value_name = "ADDRESS", env = "DOORBELL_BIND", hide_env_values = true)]
     pub(crate) bind: Option<IpAddr>,
-    /// UDP port of both ends; anything but 4791 is not RoCE's
-    #[arg(
-        long,
-        value_name = "PORT",
-        env = "DOORBELL_PORT",
-        hide_env_values = true,
-        default_value_t = ROCE_UDP_PORT,
-        value_parser = quantity::port
-    )]
-    pub(crate) udp_port: u16,
+    #[command(flatten)]
+    pub(crate) udp: UdpPort,
     /// Receive buffer to ask the kernel for, in bytes as it accounts them
     #[arg(long, value_name = "BYTES", value_parser = quantity::memory_bytes)]
     pub(crate) receive_buffer: Option<usize>,
@@ -65,7 +57,7 @@ impl DeviceArguments {
     pub(crate) fn chosen(&self) -> Result<Chosen, Failure> {
         let own = [
             ("--bind", self.bind.is_some()),
-            ("--udp-port", self.udp_port != ROCE_UDP_PORT),
+            ("--udp-port", !self.udp.is_roce()),
             ("--receive-buffer", self.receive_buffer.is_some()),
             ("--pcap", self.pcap.is_some()),
             ("--fault", self.fault.is_some()),
@@ -80,7 +72,7 @@ impl DeviceArguments {
             // The second process of this machine takes an address of its own, and one capture
             // shows both directions already.
             address: if is_second { None } else { self.bind.or(toward) },
-            port: self.udp_port,
+            port: self.udp.port,
             pcap: if is_second { None } else { self.pcap.clone() },
             faults: self.fault,
             receive_buffer_bytes: self.receive_buffer,

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use clap::Args;
 use doorbell_study::limit::{LimitOptions, child_main, measure};
-use doorbell_wire::ROCE_UDP_PORT;
 use serde_json::json;
 
+use crate::device::UdpPort;
 use crate::output::{line, us};
 use crate::{Failure, Usage, quantity};
 
@@ -21,16 +21,8 @@ pub(crate) struct Limit {
     /// Seconds per repetition; also as in 500ms
     #[arg(short = 'D', long, value_name = "SECONDS", default_value = "0.3", value_parser = quantity::seconds)]
     duration: f64,
-    /// UDP port of both ends
-    #[arg(
-        long,
-        value_name = "PORT",
-        env = "DOORBELL_PORT",
-        hide_env_values = true,
-        default_value_t = ROCE_UDP_PORT,
-        value_parser = quantity::port
-    )]
-    udp_port: u16,
+    #[command(flatten)]
+    udp: UdpPort,
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
@@ -57,11 +49,11 @@ pub(crate) fn run(limit: &Limit) -> Result<ExitCode, Failure> {
         return Err(Usage(format!("the duration (-D) is {} s, allowed is 0.01 to 60", limit.duration)).into());
     }
     let mut command = Command::new(std::env::current_exe()?);
-    command.args(["bench", "limit", "--child", &limit.udp_port.to_string()]);
+    command.args(["bench", "limit", "--child", &limit.udp.port.to_string()]);
     let report = measure(
         command,
         &LimitOptions {
-            port: limit.udp_port,
+            port: limit.udp.port,
             repetitions: limit.repetitions,
             repetition: Duration::from_secs_f64(limit.duration),
             ..LimitOptions::default()

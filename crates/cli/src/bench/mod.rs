@@ -20,7 +20,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::Failure;
 use crate::device::Chosen;
-use crate::output::{line, note};
+use crate::output::line;
 use arguments::{Exchange, Role};
 
 const LAT_EXAMPLES: &str = "\
@@ -82,9 +82,9 @@ fn open(exchange: &Exchange, chosen: &Chosen, toward: Option<IpAddr>) -> Result<
 }
 
 fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
-    let (role, port) = (exchange.role(), exchange.device.udp_port);
-    if port != doorbell_wire::ROCE_UDP_PORT && !matches!(role, Role::ServeBack(_)) {
-        note!("UDP port {port}: not RoCE's 4791, so other devices and dissectors do not know it");
+    let role = exchange.role();
+    if !matches!(role, Role::ServeBack(_)) {
+        exchange.device.udp.note_if_other();
     }
     // Checked before anything is bothered for nothing.
     if matches!(role, Role::Connect(_) | Role::Both) {

@@ -100,7 +100,7 @@ pub(crate) fn spawn(
     command.arg("--serve-back").arg(listener.local_addr()?.to_string());
     command.args(chosen.arguments());
     if chosen.is_soft() {
-        command.arg("--udp-port").arg(device.udp_port.to_string());
+        command.arg("--udp-port").arg(device.udp.port.to_string());
     }
     command.arg("--memory").arg(memory_mib.to_string());
     if let Some(plan) = &device.fault {

@@ -6,9 +6,9 @@ use std::net::IpAddr;
 use clap::Args;
 use doorbell_study::measure::{MeasureError, Measurement, Quantity, SCHEMA, measure};
 use doorbell_verbs::soft::{SoftOptions, open};
-use doorbell_wire::ROCE_UDP_PORT;
 
 use super::arguments::digits;
+use crate::device::UdpPort;
 use crate::output::{line, note};
 use crate::{Failure, Usage, quantity};
 
@@ -21,23 +21,15 @@ pub(crate) struct Measure {
     /// takes the next free one of loopback
     #[arg(long, value_name = "ADDRESS", env = "DOORBELL_BIND", hide_env_values = true)]
     bind: Option<IpAddr>,
-    /// UDP port of both devices
-    #[arg(
-        long,
-        value_name = "PORT",
-        env = "DOORBELL_PORT",
-        hide_env_values = true,
-        default_value_t = ROCE_UDP_PORT,
-        value_parser = quantity::port
-    )]
-    udp_port: u16,
+    #[command(flatten)]
+    udp: UdpPort,
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
 }
 
 pub(super) fn run(arguments: &Measure) -> Result<(), Failure> {
-    let port = arguments.udp_port;
+    let port = arguments.udp.port;
     let sender = open(&SoftOptions { address: arguments.bind, port, ..SoftOptions::default() })?;
     let receiver = open(&SoftOptions { port, ..SoftOptions::default() })?;
     let measurement = measure(&sender, &receiver, arguments.rounds).map_err(|error| match error {

@@ -1,6 +1,6 @@
 //! Where messages come from and where they go.
 
-use doorbell_exchange::asynchronous::yield_now;
+use doorbell_exchange::asynchronous::{Waiter, yield_now};
 use doorbell_exchange::{Backpressure, ConnectionError, MessageConnection, Received, Submit};
 use doorbell_verbs::Device;
 
@@ -89,10 +89,16 @@ impl<'a> Ear<'a> {
     }
 
     /// Takes the messages that have arrived, or one of them if that takes long.
-    pub(super) fn take_all(&mut self, connection: &mut impl MessageConnection, tally: &mut Tally) -> usize {
+    pub(super) async fn take_all(
+        &mut self,
+        connection: &mut impl MessageConnection,
+        waiter: &impl Waiter,
+        tally: &mut Tally,
+    ) -> usize {
         let mut count = 0;
         while let Some(message) = connection.take() {
             self.hear(message, tally);
+            waiter.breathe().await;
             count += 1;
             if self.is_slow() {
                 break;
@@ -102,10 +108,15 @@ impl<'a> Ear<'a> {
     }
 
     /// Takes the messages that have arrived. Others have their turn after each that takes long, and then.
-    pub(super) async fn take_in_turns(&mut self, connection: &mut impl MessageConnection, tally: &mut Tally) -> usize {
+    pub(super) async fn take_in_turns(
+        &mut self,
+        connection: &mut impl MessageConnection,
+        waiter: &impl Waiter,
+        tally: &mut Tally,
+    ) -> usize {
         let mut count = 0;
         loop {
-            let taken = self.take_all(connection, tally);
+            let taken = self.take_all(connection, waiter, tally).await;
             count += taken;
             yield_now().await;
             if taken == 0 || !self.is_slow() {

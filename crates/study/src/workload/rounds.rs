@@ -12,7 +12,7 @@ use crate::parameters::Extent;
 use crate::record::Buckets;
 
 /// The side that asks: keeps a window of requests without answer, by a plan.
-pub async fn request<C: MessageConnection, W: Waiter>(
+pub async fn request<C: MessageConnection, W: Waiter + Clone>(
     connection: C,
     waiter: W,
     device: Device,
@@ -20,7 +20,7 @@ pub async fn request<C: MessageConnection, W: Waiter>(
     memory: SendMemory,
     progress: impl Fn(u64),
 ) -> Result<Tally, ConnectionError> {
-    let mut connection = Async::new(connection, waiter);
+    let mut connection = Async::new(connection, waiter.clone());
     let mut ear = Ear::new(&device, Reception { verify: plan.verify, pause_ns: 0 });
     let window = plan.window as u64;
     let mut pace = Pace::start(&device, &plan);
@@ -34,10 +34,11 @@ pub async fn request<C: MessageConnection, W: Waiter>(
         }
         let is_early = pace.is_early(source.sent);
         if left > 0 && unanswered < window && !is_early && source.offer(connection.get_mut())? {
+            waiter.breathe().await;
             continue;
         }
         let moved = connection.get_mut().poll()?;
-        let taken = ear.take_all(connection.get_mut(), &mut tally);
+        let taken = ear.take_all(connection.get_mut(), &waiter, &mut tally).await;
         if moved || taken > 0 {
             progress(tally.received);
             yield_now().await;
@@ -49,12 +50,12 @@ pub async fn request<C: MessageConnection, W: Waiter>(
     }
     tally.ended_ns = device.now_ns();
     source.close(&mut tally);
-    close(&mut connection, &mut ear, &mut tally, &progress).await?;
+    close(&mut connection, &waiter, &mut ear, &mut tally, &progress).await?;
     Ok(tally)
 }
 
 /// The side that answers each message with one of the same size.
-pub async fn respond<C: MessageConnection, W: Waiter>(
+pub async fn respond<C: MessageConnection, W: Waiter + Clone>(
     connection: C,
     waiter: W,
     device: Device,
@@ -62,7 +63,7 @@ pub async fn respond<C: MessageConnection, W: Waiter>(
     memory: SendMemory,
     reception: Reception,
 ) -> Result<Tally, ConnectionError> {
-    let mut connection = Async::new(connection, waiter);
+    let mut connection = Async::new(connection, waiter.clone());
     let mut source = Source::new(plan, memory);
     let mut ear = Ear::new(&device, reception);
     let mut tally = Tally::default();
@@ -86,6 +87,7 @@ pub async fn respond<C: MessageConnection, W: Waiter>(
         while !source.offer(connection.get_mut())? {
             connection.progress().await?;
         }
+        waiter.breathe().await;
     }
     source.close(&mut tally);
     connection.close().await?;
@@ -152,7 +154,7 @@ impl Rounds {
 }
 
 /// The side of a ping-pong that measures: each round trip by `divisor`. [`respond`] is the other.
-pub async fn ping<C: MessageConnection, W: Waiter>(
+pub async fn ping<C: MessageConnection, W: Waiter + Clone>(
     connection: C,
     waiter: W,
     device: Device,
@@ -161,7 +163,7 @@ pub async fn ping<C: MessageConnection, W: Waiter>(
     divisor: u64,
     progress: impl Fn(u64),
 ) -> Result<(Tally, Histogram<u64>), ConnectionError> {
-    let mut connection = Async::new(connection, waiter);
+    let mut connection = Async::new(connection, waiter.clone());
     let mut ear = Ear::new(&device, Reception { verify: plan.verify, pause_ns: 0 });
     let mut rounds = Rounds::new(&device, plan, divisor);
     let mut source = Source::new(plan, memory);
@@ -175,6 +177,7 @@ pub async fn ping<C: MessageConnection, W: Waiter>(
         let answer = connection.receive().await?;
         let is_last = rounds.end(began_ns, &progress);
         ear.hear(answer, &mut rounds.tally);
+        waiter.breathe().await;
         if is_last {
             break;
         }
@@ -185,6 +188,6 @@ pub async fn ping<C: MessageConnection, W: Waiter>(
     }
     let Rounds { mut tally, histogram, .. } = rounds;
     source.close(&mut tally);
-    close(&mut connection, &mut ear, &mut tally, &progress).await?;
+    close(&mut connection, &waiter, &mut ear, &mut tally, &progress).await?;
     Ok((tally, histogram))
 }

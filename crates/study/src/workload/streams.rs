@@ -10,7 +10,7 @@ use super::buffers::{Ear, Source};
 use super::{Pace, Plan, Reception, SendMemory, Tally};
 
 /// Sends by a plan (if there is one) and receives what comes, until both sides have closed.
-pub async fn stream<C: MessageConnection, W: Waiter>(
+pub async fn stream<C: MessageConnection, W: Waiter + Clone>(
     connection: C,
     waiter: W,
     device: Device,
@@ -18,13 +18,13 @@ pub async fn stream<C: MessageConnection, W: Waiter>(
     reception: Reception,
     progress: impl Fn(u64),
 ) -> Result<Tally, ConnectionError> {
-    let mut connection = Async::new(connection, waiter);
+    let mut connection = Async::new(connection, waiter.clone());
     let mut tally = Tally { began_ns: device.now_ns(), ..Tally::default() };
     let mut ear = Ear::new(&device, reception);
-    if let Some((plan, memory)) = plan {
-        send_all(&mut connection, &device, plan, memory, &mut ear, &mut tally, &progress).await?;
+    if let Some(source) = plan {
+        send_all(&mut connection, &waiter, &device, source, &mut ear, &mut tally, &progress).await?;
     }
-    close(&mut connection, &mut ear, &mut tally, &progress).await?;
+    close(&mut connection, &waiter, &mut ear, &mut tally, &progress).await?;
     Ok(tally)
 }
 
@@ -46,6 +46,7 @@ pub async fn gather<W: Waiter>(
             if let Ok(index) = keys.binary_search(&key) {
                 ear.hear(message, &mut tallies[index]);
             }
+            waiter.breathe().await;
             if ear.is_slow() {
                 moved = true;
                 break;
@@ -75,6 +76,7 @@ pub async fn gather<W: Waiter>(
 /// Closes this side, and receives until the peer has closed its own.
 pub(super) async fn close<C: MessageConnection, W: Waiter>(
     connection: &mut Async<W, C>,
+    waiter: &W,
     ear: &mut Ear<'_>,
     tally: &mut Tally,
     progress: &impl Fn(u64),
@@ -82,20 +84,20 @@ pub(super) async fn close<C: MessageConnection, W: Waiter>(
     connection.get_mut().close();
     while !(connection.get().is_peer_closed() && connection.get().is_closed()) {
         connection.progress().await?;
-        if ear.take_in_turns(connection.get_mut(), tally).await > 0 {
+        if ear.take_in_turns(connection.get_mut(), waiter, tally).await > 0 {
             progress(tally.received);
         }
     }
-    while ear.take_in_turns(connection.get_mut(), tally).await > 0 {}
+    while ear.take_in_turns(connection.get_mut(), waiter, tally).await > 0 {}
     tally.close(connection.get());
     Ok(())
 }
 
 async fn send_all<C: MessageConnection, W: Waiter>(
     connection: &mut Async<W, C>,
+    waiter: &W,
     device: &Device,
-    plan: Plan,
-    memory: SendMemory,
+    (plan, memory): (Plan, SendMemory),
     ear: &mut Ear<'_>,
     tally: &mut Tally,
     progress: &impl Fn(u64),
@@ -108,10 +110,11 @@ async fn send_all<C: MessageConnection, W: Waiter>(
         if is_early {
             connection.get_mut().flush()?; // what waits for its time is posted
         } else if source.offer(connection.get_mut())? {
+            waiter.breathe().await;
             continue;
         }
         let moved = connection.get_mut().poll()?;
-        let taken = ear.take_all(connection.get_mut(), tally);
+        let taken = ear.take_all(connection.get_mut(), waiter, tally).await;
         if moved || taken > 0 {
             progress(source.sent);
             yield_now().await;
@@ -124,7 +127,7 @@ async fn send_all<C: MessageConnection, W: Waiter>(
     connection.get_mut().flush()?;
     while connection.get().last_done() < source.sent {
         connection.progress().await?;
-        ear.take_in_turns(connection.get_mut(), tally).await;
+        ear.take_in_turns(connection.get_mut(), waiter, tally).await;
     }
     tally.ended_ns = device.now_ns();
     source.close(tally);
@@ -151,6 +154,7 @@ pub async fn publish<W: Waiter>(
                 source.write();
                 let submit = readers.publish(&source.memory.region, source.offset(), plan.bytes)?;
                 if source.note(submit) {
+                    waiter.breathe().await;
                     continue;
                 }
             }
