@@ -83,6 +83,7 @@ impl Device {
 #[must_use]
 pub struct DeviceBuilder {
     hardware: Option<SystemOptions>,
+    name: Option<String>,
     address: Option<IpAddr>,
     udp_port: Option<u16>,
     publish: bool,
@@ -101,6 +102,13 @@ impl DeviceBuilder {
     /// Takes the device of the machine that these options name.
     pub fn system(mut self, options: SystemOptions) -> Self {
         self.hardware = Some(options);
+        self
+    }
+
+    /// The software RNIC's name, which `doorbell counters` shows: 1 to 63 letters, digits, dashes, dots and underscores of
+    /// ASCII. Without it the name is `doorbell0`. A device of the machine is named with [`hardware`](Self::hardware).
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
         self
     }
 
@@ -155,11 +163,13 @@ impl DeviceBuilder {
     /// # Errors
     ///
     /// The machine has no device of this name; or another program has the address and port; or the address is not one of
-    /// this machine; or an option does not apply to this kind of device.
+    /// this machine; or an option does not apply to this kind of device; or the
+    /// name has other characters than those allowed.
     pub fn open(self) -> Result<Device, OpenError> {
         let device = match &self.hardware {
             Some(options) => {
                 let given = [
+                    (self.name.is_some(), "a name of your own"),
                     (self.address.is_some(), "an address"),
                     (self.udp_port.is_some(), "a UDP port"),
                     (self.publish, "the publication of counters"),
@@ -175,6 +185,7 @@ impl DeviceBuilder {
             None => {
                 let default = SoftOptions::default();
                 soft::open(&SoftOptions {
+                    name: self.name,
                     address: self.address,
                     port: self.udp_port.unwrap_or(default.port),
                     pcap: self.capture,
@@ -192,6 +203,17 @@ impl DeviceBuilder {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_software_rnic_has_the_name_that_it_is_given() {
+        let device = Device::builder().name("storage-3.test_1").open().unwrap();
+        assert_eq!(device.verbs().attributes().name, "storage-3.test_1");
+        assert_eq!(Device::open().unwrap().verbs().attributes().name, "doorbell0");
+        for bad in ["", "a b", "a/b", "n\u{e4}me", &"x".repeat(64)] {
+            let error = Device::builder().name(bad).open().unwrap_err().to_string();
+            assert!(error.contains(&format!("{bad:?}")) && error.contains("1 to 63 letters"), "{error}");
+        }
+    }
 
     #[test]
     fn options_of_the_software_rnic_are_refused_for_hardware() {

@@ -11,6 +11,12 @@ pub enum Error {
     #[cfg(feature = "soft")]
     #[error(transparent)]
     Bind(#[from] doorbell_fabric::BindError),
+    /// The software RNIC cannot have this name.
+    #[cfg(feature = "soft")]
+    #[error(
+        "{0:?} is not a name for a device: 1 to 63 letters, digits, dashes, dots and underscores of ASCII are allowed"
+    )]
+    Name(String),
     /// A device of the machine cannot be used so.
     #[error(transparent)]
     System(#[from] SystemError),

@@ -38,6 +38,9 @@ use queues::{Groups, SoftChannel, SoftCq, SoftQp, SoftSrq};
 /// How the software RNIC is opened.
 #[derive(Clone, Debug)]
 pub struct SoftOptions {
+    /// Its name, of which `doorbell counters` shows it too: 1 to 63 letters, digits, dashes, dots and underscores of
+    /// ASCII. `None` is [`NAME`].
+    pub name: Option<String>,
     /// Its address; `None` takes the next free loopback address.
     pub address: Option<IpAddr>,
     /// The UDP port of both ends.
@@ -72,6 +75,7 @@ pub struct SoftOptions {
 impl Default for SoftOptions {
     fn default() -> Self {
         Self {
+            name: None,
             address: None,
             port: ROCE_UDP_PORT,
             pcap: None,
@@ -92,6 +96,9 @@ pub const NAME: &str = "doorbell0";
 
 /// What its attributes name as the provider.
 pub const PROVIDER: &str = "soft";
+
+/// The longest name of a verbs device, without the zero byte that ends it (`IBV_SYSFS_NAME_MAX`).
+const MAX_NAME_BYTES: usize = 63;
 
 /// Opens a software RNIC.
 pub fn open(options: &SoftOptions) -> Result<Device, Error> {
@@ -117,7 +124,7 @@ pub fn open_provider(options: &SoftOptions) -> Result<Arc<Soft>, Error> {
     let (address, port) = (end.address, end.port);
     let soft = start(end, options)?;
     if options.publish {
-        publish(&soft.rnic, address, port);
+        publish(&soft, address, port);
     }
     Ok(Arc::new(soft))
 }
@@ -152,6 +159,11 @@ pub fn open_on(end: LinkEnd, options: &SoftOptions) -> Result<Device, Error> {
 
 fn start(end: LinkEnd, options: &SoftOptions) -> Result<Soft, Error> {
     let LinkEnd { link, readable, address, port: udp_port, active_mtu, receive_buffer_bytes } = end;
+    let name = options.name.clone().unwrap_or_else(|| NAME.to_owned());
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    if !(1..=MAX_NAME_BYTES).contains(&name.len()) || !name.bytes().all(is_plain) {
+        return Err(Error::Name(name));
+    }
     let seed = match options.seed {
         Some(seed) => seed,
         None => {
@@ -196,6 +208,7 @@ fn start(end: LinkEnd, options: &SoftOptions) -> Result<Soft, Error> {
         DrivenRnic::start(rnic, link, readable, udp_port).map_err(Error::os("the progress thread could not start"))?;
     Ok(Soft {
         rnic: Arc::new(driven),
+        name,
         config,
         udp_port,
         check_memory: options.check_memory,
@@ -208,15 +221,15 @@ fn start(end: LinkEnd, options: &SoftOptions) -> Result<Soft, Error> {
 }
 
 /// Publishes what the device counts. It is as good without.
-fn publish(engine: &DrivenRnic, address: IpAddr, udp_port: u16) {
+fn publish(soft: &Soft, address: IpAddr, udp_port: u16) {
     static SAID: Once = Once::new();
     if !doorbell_counters::is_wanted() {
         return;
     }
-    match Publisher::new(&Published { name: NAME, address, udp_port, counters: Counters::NAMES }) {
+    match Publisher::new(&Published { name: &soft.name, address, udp_port, counters: Counters::NAMES }) {
         Ok(mut publisher) => {
             let observer = move |counters: &Counters| publisher.publish(&counters.values());
-            engine.observe(Box::new(observer), PUBLISH_WITHIN_NS);
+            soft.rnic.observe(Box::new(observer), PUBLISH_WITHIN_NS);
         }
         Err(error) => SAID.call_once(|| tracing::debug!(%error, "counters are not published")),
     }
@@ -273,6 +286,7 @@ fn no_eventfd(error: nix::Error) -> Error {
 /// A software RNIC, for what builds on the layer [`raw`].
 pub struct Soft {
     rnic: Arc<DrivenRnic>,
+    name: String,
     config: Config,
     udp_port: u16,
     check_memory: bool,
@@ -333,7 +347,7 @@ impl Provider for Soft {
             IpAddr::V6(address) => address,
         };
         DeviceAttributes {
-            name: NAME.to_owned(),
+            name: self.name.clone(),
             provider: PROVIDER,
             address: self.config.address,
             gid,
