@@ -204,8 +204,8 @@ impl Commons {
         let (packets, bytes, of_qp) = match sent {
             Sent::Request | Sent::ImmediateAlone => {
                 if sent == Sent::ImmediateAlone {
-                    own.tx_credit_packets += 1;
-                    own.tx_credit_bytes += frame_bytes;
+                    own.tx_word_packets += 1;
+                    own.tx_word_bytes += frame_bytes;
                 }
                 (&mut own.tx_data_packets, &mut own.tx_data_bytes, &mut qp.tx_data_packets)
             }

@@ -225,7 +225,7 @@ pub struct Counted {
 const KEEPALIVE_FRAME_BYTES: u64 = 74;
 
 impl Counted {
-    /// Tells apart what a device counted. Where messages have no bytes, SENDs of credits look like
+    /// Tells apart what a device counted. Where messages have no bytes, SENDs of words look like
     /// them, and the connections' own count of `control_sends` is taken.
     pub fn of(counters: &BTreeMap<String, u64>, keepalives: u64, control_sends: Option<u64>, ipv6: bool) -> Self {
         let get = |name: &str| counters.get(name).copied().unwrap_or(0);
@@ -233,7 +233,7 @@ impl Counted {
         // A SEND of no bytes with immediate is a control message, unless data has no bytes too.
         let (control, control_bytes) = match control_sends {
             Some(sends) => (sends, sends * (14 + 20 + 8 + 12 + 4 + 4 + if ipv6 { 20 } else { 0 })),
-            None => (get("tx_credit_packets"), get("tx_credit_bytes")),
+            None => (get("tx_word_packets"), get("tx_word_bytes")),
         };
         Self {
             data_packets: get("tx_data_packets").saturating_sub(control + keepalives),

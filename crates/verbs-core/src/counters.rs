@@ -45,10 +45,10 @@ counters! {
         tx_data_packets,
         /// Their bytes.
         tx_data_bytes,
-        /// Zero-length SENDs with immediate among them: what carries credits alone.
-        tx_credit_packets,
+        /// Zero-length SENDs with immediate data among them: words that carry no message, such as credits of connections.
+        tx_word_packets,
         /// Their bytes.
-        tx_credit_bytes,
+        tx_word_bytes,
         /// ACK and NAK packets sent.
         tx_ack_packets,
         /// Their bytes.

@@ -271,7 +271,7 @@ fn the_record_has_the_fields_that_are_promised() {
                 "rx_icrc_encapsulated",
                 "tx_data_packets",
                 "tx_ack_packets",
-                "tx_credit_packets",
+                "tx_word_packets",
                 "tx_retransmitted_packets",
             ] {
                 number(result, &format!("/counters/{end}/{counter}"));

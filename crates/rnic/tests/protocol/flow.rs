@@ -421,7 +421,7 @@ fn kinds_of_packets_are_told_apart() {
     }
     world.settle();
     let (tx, rx) = (*world.nodes[0].rnic.counters(), *world.nodes[1].rnic.counters());
-    assert_eq!((tx.tx_credit_packets, tx.tx_credit_bytes), (1, 62), "a zero-length SEND with immediate");
+    assert_eq!((tx.tx_word_packets, tx.tx_word_bytes), (1, 62), "a zero-length SEND with immediate");
     assert_eq!(tx.tx_data_packets, 5);
     // 62 for the credit, 58 + 16 for the SEND, 74 for the WRITE and the READ request, 86 for the atomic.
     assert_eq!(tx.tx_data_bytes, 62 + 74 + 74 + 74 + 86);
