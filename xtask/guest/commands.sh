@@ -34,7 +34,7 @@ prints "rxe0" doorbell counters rxe0 --lines -n 1
 refuses 1 "there is no RDMA device mlx5_9; there are: rxe0" doorbell bench bw -d mlx5_9 -n 10
 refuses 1 "has no port 2, but ports 1 to 1" doorbell bench bw -d rxe0 -i 2 -n 10
 refuses 1 "has no GID 7 for RoCE v2; it has: 0 " doorbell bench bw -d rxe0 -x 7 -n 10
-refuses 2 "is of doorbell0, the embedded software RNIC, not of rxe0" doorbell bench bw -d rxe0 --fault drop=0.1
+refuses 2 "applies only to doorbell0, the embedded software RNIC" doorbell bench bw -d rxe0 --fault drop=0.1
 refuses 1 "4791" doorbell bench bw -d doorbell0 -n 10
 mtu=$(cat /sys/class/net/dummy0/mtu)
 ip link set dummy0 mtu 1500

@@ -1,4 +1,5 @@
 //! Developer chores: `cargo xtask test` runs all tests with everything they need.
+#![forbid(unsafe_code)]
 
 mod bindings;
 mod browser;

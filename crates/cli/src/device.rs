@@ -96,16 +96,18 @@ impl DeviceChoice {
             (Some(name), _) if name == soft::NAME => {
                 let surplus = [("-i", self.ib_port.is_some()), ("-x", self.gid_index.is_some())];
                 match surplus.into_iter().find(|(_, is_given)| *is_given) {
-                    Some((option, _)) => {
-                        Err(Usage(format!("{option} is of RNICs of the machine: {name} has one port and one GID"))
-                            .into())
-                    }
+                    Some((option, _)) => Err(Usage(format!(
+                        "{option} applies only to hardware devices: {name} has one port and one GID"
+                    ))
+                    .into()),
                     None => Ok(Chosen::Soft),
                 }
             }
-            (Some(name), Some(own)) => {
-                Err(Usage(format!("{own} is of {}, the embedded software RNIC, not of {name}", soft::NAME)).into())
-            }
+            (Some(name), Some(own)) => Err(Usage(format!(
+                "{own} applies only to {}, the embedded software RNIC: drop it, or -d {name}",
+                soft::NAME
+            ))
+            .into()),
             (Some(name), None) => Ok(Chosen::System(options(name.clone()))),
             (None, Some(_)) => Ok(Chosen::Soft),
             (None, None) => Ok(match first_active() {

@@ -8,17 +8,11 @@ use doorbell_rnic::TransmitBatch;
 use doorbell_verbs_core::LinkCounters;
 use doorbell_wire::Outer;
 
-/// What a link promises, so that the layers above need not check or repair what cannot happen.
+/// How a link carries packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkProperties {
     /// Packets carry an ICRC, which is made on the way out and checked on the way in.
     pub sealed: bool,
-    /// Packets come only from peers of this process: nothing is malformed by malice.
-    pub trusted: bool,
-    /// Packets arrive in the order in which they were sent.
-    pub ordered: bool,
-    /// Packets that were sent arrive.
-    pub lossless: bool,
 }
 
 /// Packets that arrived together from one sender: equal-sized, the last may be shorter.

@@ -122,8 +122,7 @@ impl MemoryLink {
 
 impl Link for MemoryLink {
     fn properties(&self) -> LinkProperties {
-        let options = lock(&self.shared).options;
-        LinkProperties { sealed: options.sealed, trusted: true, ordered: true, lossless: options.queue_bytes.is_none() }
+        LinkProperties { sealed: lock(&self.shared).options.sealed }
     }
 
     fn transmit(&mut self, now_ns: u64, batch: &TransmitBatch, next: &mut usize) -> io::Result<()> {

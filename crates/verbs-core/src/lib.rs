@@ -11,6 +11,7 @@
 //! assert!(rule.required.contains(doorbell_verbs_core::AttributeMask::QKEY));
 //! assert!(transition(QpKind::Ud, QpState::Reset, QpState::ReadyToSend).is_none());
 //! ```
+#![forbid(unsafe_code)]
 
 mod completion;
 mod counters;

@@ -6,6 +6,7 @@ use doorbell_wire::cost::{ATOMIC_BYTES, MAX_MESSAGE_BYTES};
 use doorbell_wire::{PathMtu, QKey, Qpn, RKey};
 
 use crate::memory::{Access, MemoryError, Sge, WindowBinding};
+use crate::object::SrqId;
 use crate::qp::{QpKind, QpState};
 
 /// What a send work request does.
@@ -189,6 +190,9 @@ pub enum PostErrorKind {
     /// No such queue pair.
     #[error("there is no queue pair {0}")]
     UnknownQp(Qpn),
+    /// No such shared receive queue.
+    #[error("there is no shared receive queue {}", .0.0)]
+    UnknownSrq(SrqId),
     /// The state does not allow posting.
     #[error("a queue pair in state {state:?} does not take {what}: it needs {allowed}")]
     WrongState {

@@ -237,7 +237,7 @@ struct ConnectionArguments {
         value_parser = quantity::count::<u8>
     )]
     timeout: u8,
-    /// How often in a row that timeout may expire, 0 to 7, which rdma_rxe takes as without end
+    /// How often in a row that timeout may expire, 0 to 7; rdma_rxe treats 7 as unlimited
     #[arg(long, value_name = "N", default_value = "7", value_parser = quantity::count::<u8>)]
     retry: u8,
     /// How often in a row an RNR NAK may come, 0 to 6; 7 is without end

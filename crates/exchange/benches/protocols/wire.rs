@@ -43,7 +43,7 @@ fn lock(direction: &Direction) -> MutexGuard<'_, Packets> {
 impl Link for Wire {
     fn properties(&self) -> LinkProperties {
         // Sealed, as every packet of RoCE is: the ICRC is part of what verbs cost here.
-        LinkProperties { sealed: true, trusted: true, ordered: true, lossless: true }
+        LinkProperties { sealed: true }
     }
 
     fn transmit(&mut self, _now_ns: u64, batch: &TransmitBatch, next: &mut usize) -> io::Result<()> {

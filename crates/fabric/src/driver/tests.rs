@@ -14,7 +14,7 @@ struct Broken;
 
 impl Link for Broken {
     fn properties(&self) -> LinkProperties {
-        LinkProperties { sealed: false, trusted: false, ordered: false, lossless: false }
+        LinkProperties { sealed: false }
     }
 
     fn transmit(&mut self, _now_ns: u64, _batch: &TransmitBatch, _next: &mut usize) -> io::Result<()> {

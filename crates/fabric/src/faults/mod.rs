@@ -89,14 +89,7 @@ impl<L: Link> Faults<L> {
 
 impl<L: Link> Link for Faults<L> {
     fn properties(&self) -> LinkProperties {
-        let inner = self.inner.properties();
-        let plan = &self.state.plan;
-        LinkProperties {
-            sealed: inner.sealed,
-            trusted: inner.trusted && plan.corrupt == 0.0,
-            ordered: inner.ordered && plan.reorder == 0.0 && plan.duplicate == 0.0,
-            lossless: inner.lossless && plan.drop == 0.0 && plan.corrupt == 0.0,
-        }
+        self.inner.properties()
     }
 
     fn transmit(&mut self, now_ns: u64, batch: &TransmitBatch, next: &mut usize) -> io::Result<()> {

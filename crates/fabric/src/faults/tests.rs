@@ -191,13 +191,3 @@ fn a_fault_strikes_the_same_packets_whatever_the_others_do() {
     };
     assert_eq!(missing("drop=0.1,seed=6"), missing("drop=0.1,reorder=0.2,duplicate=0.3,seed=6"));
 }
-
-#[test]
-fn the_properties_say_what_may_happen() {
-    let properties = |plan: &str| pair(plan, true).1.properties();
-    let all = LinkProperties { sealed: true, trusted: true, ordered: true, lossless: true };
-    assert_eq!(properties("delay=1ms"), all);
-    assert_eq!(properties("drop=0.1"), LinkProperties { lossless: false, ..all });
-    assert_eq!(properties("reorder=0.1"), LinkProperties { ordered: false, ..all });
-    assert_eq!(properties("corrupt=0.1"), LinkProperties { trusted: false, lossless: false, ..all });
-}

@@ -371,7 +371,7 @@ fn take(
 
 impl Link for UdpLink {
     fn properties(&self) -> LinkProperties {
-        LinkProperties { sealed: true, trusted: false, ordered: false, lossless: false }
+        LinkProperties { sealed: true }
     }
 
     fn transmit(&mut self, _now_ns: u64, batch: &TransmitBatch, next: &mut usize) -> io::Result<()> {

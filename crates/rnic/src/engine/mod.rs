@@ -1,6 +1,7 @@
 //! The device: shared objects, one engine, and the order in which a driver calls it.
 
 mod multicast;
+#[allow(unsafe_code)]
 mod objects;
 mod pull;
 mod traffic;

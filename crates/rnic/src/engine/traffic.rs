@@ -75,8 +75,7 @@ impl Rnic {
     /// Posts a list of receives to a shared receive queue.
     pub fn post_srq_recv(&mut self, srq: SrqId, list: &[RecvRequest<'_>]) -> Result<(), PostError> {
         let Some(srq) = self.srqs.get(srq.0 as usize) else {
-            let kind = PostErrorKind::QueueFull { queue: "shared receive queue that does not exist", depth: 0 };
-            return Err(PostError { index: 0, kind });
+            return Err(PostError { index: 0, kind: PostErrorKind::UnknownSrq(srq) });
         };
         let queue = &srq.queue;
         for (index, request) in list.iter().enumerate() {
