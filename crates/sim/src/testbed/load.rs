@@ -1,0 +1,275 @@
+//! From a file's text to checked values. Errors name file, line, field and what is allowed.
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::fields::{Dimension, FIELDS, Field, Groups};
+use super::unit::{self, NoNumber, Unit};
+use super::{Entry, Testbed};
+
+/// Names the layout of a file.
+pub const SCHEMA: &str = "doorbell-testbed/1";
+
+/// The longest file that is read: a hundred times what the fields need.
+const LONGEST: usize = 1 << 20;
+
+/// Why a testbed's file, or a value given in its place, is not acceptable.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{place}: {field}: {problem}")]
+pub struct TestbedError {
+    /// File and line, or how the value was given.
+    pub place: String,
+    /// Which field.
+    pub field: String,
+    /// What is wrong with it, and what is allowed.
+    pub problem: String,
+}
+
+/// Fields outside the groups.
+const TEXTS: [&str; 4] = ["schema", "name", "about", "hardware"];
+const LISTS: [&str; 1] = ["open_points"];
+const OPTIONAL: [&str; 1] = ["published"];
+const ENTRY: [&str; 4] = ["value", "unit", "source", "fitted"];
+
+pub(super) fn testbed(file: &str, text: &str) -> Result<Testbed, TestbedError> {
+    let reader = Reader { file, text };
+    if text.len() > LONGEST {
+        return Err(reader.refuse(0, "the file", format!("it has {} bytes, allowed is {LONGEST}", text.len())));
+    }
+    let parsed = DeTable::parse(text).map_err(|error| {
+        let at = error.span().map_or(0, |span| span.start);
+        reader.refuse(at, "the file", format!("it is no TOML: {}", error.message()))
+    })?;
+    let table = parsed.get_ref();
+    let schema = reader.text(table, "schema")?;
+    if schema != SCHEMA {
+        let at = table.get("schema").map_or(0, |value| value.span().start);
+        return Err(reader.refuse(at, "schema", format!("it is \"{schema}\", allowed is \"{SCHEMA}\"")));
+    }
+    let mut groups: Vec<&str> = FIELDS.iter().map(|field| field.group).collect();
+    groups.dedup();
+    let known = [&TEXTS[..], &LISTS, &OPTIONAL, &groups].concat();
+    reader.only(table, "", &known)?;
+
+    for group in &groups {
+        let names: Vec<&str> = FIELDS.iter().filter(|it| it.group == *group).map(|it| it.name).collect();
+        let (_, of_group) = reader.table(table, group)?;
+        reader.only(of_group, &format!("{group}."), &names)?;
+    }
+    let entries = FIELDS.iter().map(|field| reader.entry(table, field)).collect::<Result<Vec<_>, _>>()?;
+    let at = |index: usize| reader.at_field(table, &FIELDS[index]);
+    let groups =
+        build(&entries).map_err(|(index, problem)| reader.refuse(at(index), &FIELDS[index].path(), problem))?;
+    let published = match table.get("published") {
+        Some(_) => Some(reader.text(table, "published")?),
+        None => None,
+    };
+    let open_points = reader.texts(table, "open_points")?;
+    let (name, about, hardware) =
+        (reader.text(table, "name")?, reader.text(table, "about")?, reader.text(table, "hardware")?);
+    Ok(Testbed::new(name, about, hardware, published, open_points, entries, groups))
+}
+
+/// The groups of these values, or which value does not go together with the others and why.
+pub(super) fn build(entries: &[Entry]) -> Result<Groups, (usize, String)> {
+    let raw: Vec<u64> = entries.iter().map(|entry| entry.raw).collect();
+    let groups = Groups::from_raw(&raw).map_err(|index| (index, format!("allowed is {}", allowed(&FIELDS[index]))))?;
+    let index_of = |group: &str, name: &str| {
+        FIELDS.iter().position(|field| field.group == group && field.name == name).unwrap_or_default()
+    };
+    let switch = &groups.switch;
+    if switch.pause_at > switch.queue {
+        let problem = format!("it is {} B, allowed is at most switch.queue, {} B", switch.pause_at, switch.queue);
+        return Err((index_of("switch", "pause_at"), problem));
+    }
+    if switch.resume_at > switch.pause_at {
+        let problem =
+            format!("it is {} B, allowed is at most switch.pause_at, {} B", switch.resume_at, switch.pause_at);
+        return Err((index_of("switch", "resume_at"), problem));
+    }
+    Ok(groups)
+}
+
+/// What a field may be, in words.
+pub(super) fn allowed(field: &Field) -> String {
+    if !field.words.is_empty() {
+        return match field.dimension {
+            Dimension::Choice => format!("one of \"{}\"", field.words.join("\", \"")),
+            _ => format!("one of {} B", field.words.join(", ")),
+        };
+    }
+    let words = |base| unit::words(field.dimension, base);
+    format!("{} to {}", words(field.least), words(field.most))
+}
+
+/// A number of a field as written, in base units, or what is wrong with it.
+pub(super) fn number(field: &Field, written: &str, unit: Unit) -> Result<u64, String> {
+    let shown = if field.dimension == Dimension::Count { String::new() } else { format!(" {}", unit.name) };
+    let range = allowed(field);
+    let raw = unit.base_of(written).map_err(|why| match why {
+        NoNumber::NotANumber => format!("{written} is no decimal number, allowed is {range}"),
+        NoNumber::Negative => format!("it is {written}{shown}, which is negative; allowed is {range}"),
+        NoNumber::TooLarge => format!("it is {written}{shown}, allowed is {range}"),
+        NoNumber::TooFine => {
+            let finest = unit::units_of(field.dimension).next().map_or("one", |unit| unit.name);
+            format!("it is {written}{shown}, allowed are whole numbers of {finest}, {range}")
+        }
+    })?;
+    let is_word = field.words.is_empty() || field.words.iter().any(|word| *word == raw.to_string());
+    if !(field.least..=field.most).contains(&raw) || !is_word {
+        return Err(format!("it is {written}{shown}, allowed is {range}"));
+    }
+    Ok(raw)
+}
+
+/// A word of a choice, as its number.
+pub(super) fn word(field: &Field, written: &str) -> Result<u64, String> {
+    let found = field.words.iter().position(|word| *word == written);
+    let index = found.ok_or_else(|| format!("it is \"{written}\", allowed is {}", allowed(field)))?;
+    u64::try_from(index).map_err(|_| format!("allowed is {}", allowed(field)))
+}
+
+/// What is said of a name that nothing has.
+pub(super) fn unknown<'a>(name: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {
+    let distance = |other: &&str| strsim::damerau_levenshtein(name, other);
+    // A name that shares less than half of its letters is none that somebody meant.
+    let nearest = known.clone().min_by_key(distance).filter(|other| 2 * distance(other) <= name.len().max(other.len()));
+    match nearest {
+        Some(nearest) => format!("there is no such field; the nearest is {nearest}"),
+        None => format!("there is no such field; allowed is {}", known.collect::<Vec<_>>().join(", ")),
+    }
+}
+
+struct Reader<'a> {
+    file: &'a str,
+    text: &'a str,
+}
+
+type Value<'a> = Spanned<DeValue<'a>>;
+
+impl Reader<'_> {
+    fn refuse(&self, at: usize, field: &str, problem: String) -> TestbedError {
+        let before = self.text.as_bytes().get(..at).unwrap_or(self.text.as_bytes());
+        let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
+        TestbedError { place: format!("{}:{line}", self.file), field: field.to_owned(), problem }
+    }
+
+    fn wrong_type(&self, value: &Value<'_>, field: &str, expected: &str) -> TestbedError {
+        let problem = format!("it is {}, allowed is {expected}", a(value.get_ref().type_str()));
+        self.refuse(value.span().start, field, problem)
+    }
+
+    fn only(&self, table: &DeTable<'_>, within: &str, known: &[&str]) -> Result<(), TestbedError> {
+        let is_unknown = |key: &str| !known.contains(&key);
+        // The first in the file, whatever order the table has.
+        let strange = table.keys().filter(|key| is_unknown(key.get_ref())).min_by_key(|key| key.span().start);
+        strange.map_or(Ok(()), |key| {
+            let field = format!("{within}{}", key.get_ref());
+            Err(self.refuse(key.span().start, &field, unknown(key.get_ref(), known.iter().copied())))
+        })
+    }
+
+    fn needed<'t, 'v>(
+        &self,
+        table: &'t DeTable<'v>,
+        at: usize,
+        path: &str,
+        name: &str,
+        expected: &str,
+    ) -> Result<&'t Value<'v>, TestbedError> {
+        table.get(name).ok_or_else(|| self.refuse(at, path, format!("it is missing, allowed is {expected}")))
+    }
+
+    fn text(&self, table: &DeTable<'_>, name: &str) -> Result<String, TestbedError> {
+        let value = self.needed(table, 0, name, name, "a text")?;
+        let text = value.get_ref().as_str().ok_or_else(|| self.wrong_type(value, name, "a text"))?;
+        if text.trim().is_empty() {
+            return Err(self.refuse(value.span().start, name, "it is empty, allowed is a text".to_owned()));
+        }
+        Ok(text.to_owned())
+    }
+
+    fn texts(&self, table: &DeTable<'_>, name: &str) -> Result<Vec<String>, TestbedError> {
+        let expected = "a list of texts";
+        let value = self.needed(table, 0, name, name, expected)?;
+        let list = value.get_ref().as_array().ok_or_else(|| self.wrong_type(value, name, expected))?;
+        let text = |value: &Value<'_>| {
+            value.get_ref().as_str().map(str::to_owned).ok_or_else(|| self.wrong_type(value, name, "a text"))
+        };
+        list.iter().map(text).collect()
+    }
+
+    fn table<'t, 'v>(&self, table: &'t DeTable<'v>, name: &str) -> Result<(usize, &'t DeTable<'v>), TestbedError> {
+        let value = self.needed(table, 0, name, name, "a table of values")?;
+        let inner = value.get_ref().as_table().ok_or_else(|| self.wrong_type(value, name, "a table of values"))?;
+        Ok((value.span().start, inner))
+    }
+
+    /// Where a field stands, or its group if it is not there.
+    fn at_field(&self, table: &DeTable<'_>, field: &Field) -> usize {
+        let Ok((start, group)) = self.table(table, field.group) else { return 0 };
+        group.get(field.name).map_or(start, |value| value.span().start)
+    }
+
+    fn entry(&self, table: &DeTable<'_>, field: &Field) -> Result<Entry, TestbedError> {
+        let path = field.path();
+        let (start, group) = self.table(table, field.group)?;
+        let expected = match field.dimension {
+            Dimension::Choice => format!("{{ value = {}, source = \"...\" }}", allowed(field)),
+            dimension => {
+                let units = unit::names_of(dimension);
+                format!("{{ value = {}, unit = one of {units}, source = \"...\" }}", allowed(field))
+            }
+        };
+        let value = self.needed(group, start, &path, field.name, &expected)?;
+        let at = value.span().start;
+        let inner = value.get_ref().as_table().ok_or_else(|| self.wrong_type(value, &path, &expected))?;
+        self.only(inner, &format!("{path}."), &ENTRY)?;
+
+        let source_path = format!("{path}.source");
+        let source = self.needed(inner, at, &source_path, "source", "a sentence that says where the value is from")?;
+        let source = match source.get_ref().as_str() {
+            Some(text) if !text.trim().is_empty() => text.to_owned(),
+            _ => return Err(self.wrong_type(source, &source_path, "a sentence that says where the value is from")),
+        };
+        let fitted = match inner.get("fitted") {
+            None => false,
+            Some(value) => value
+                .get_ref()
+                .as_bool()
+                .ok_or_else(|| self.wrong_type(value, &format!("{path}.fitted"), "true or false"))?,
+        };
+        let given = self.needed(inner, at, &format!("{path}.value"), "value", &allowed(field))?;
+        let refuse = |problem| self.refuse(given.span().start, &path, problem);
+        let unit_path = format!("{path}.unit");
+        if field.dimension == Dimension::Choice {
+            if let Some(unit) = inner.get("unit") {
+                let problem = "a choice has no unit, so none is allowed here".to_owned();
+                return Err(self.refuse(unit.span().start, &unit_path, problem));
+            }
+            let written = given.get_ref().as_str().ok_or_else(|| self.wrong_type(given, &path, &allowed(field)))?;
+            let raw = word(field, written).map_err(refuse)?;
+            return Ok(Entry { raw, unit: None, source, fitted });
+        }
+        let units = unit::names_of(field.dimension);
+        let unit = self.needed(inner, at, &unit_path, "unit", &units)?;
+        let named = unit.get_ref().as_str().ok_or_else(|| self.wrong_type(unit, &unit_path, &units))?;
+        let unit = unit::by_name(named, field.dimension).ok_or_else(|| {
+            let measures = format!("it is \"{named}\", allowed is one of {units}");
+            self.refuse(unit.span().start, &unit_path, measures)
+        })?;
+        let written = match given.get_ref() {
+            DeValue::Integer(integer) if integer.radix() == 10 => integer.as_str(),
+            DeValue::Float(float) => float.as_str(),
+            _ => return Err(self.wrong_type(given, &path, &format!("a decimal number, {}", allowed(field)))),
+        };
+        let raw = number(field, written, unit).map_err(refuse)?;
+        Ok(Entry { raw, unit: Some(unit), source, fitted })
+    }
+}
+
+/// A type's name with its article.
+fn a(name: &str) -> String {
+    let article = if name.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" };
+    format!("{article} {name}")
+}

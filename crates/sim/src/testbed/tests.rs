@@ -1,0 +1,198 @@
+use doorbell_wire::PathMtu;
+use proptest::prelude::*;
+
+use super::*;
+use crate::time::{PerByte, Ps};
+
+const T1: &str = include_str!("../../data/connectx5-100g.toml");
+
+fn t1() -> &'static Testbed {
+    by_name("connectx5-100g").unwrap()
+}
+
+#[test]
+fn every_file_is_read_and_has_a_source_for_each_value() {
+    for testbed in all() {
+        assert_eq!(testbed.parameters().count(), FIELDS.len());
+        for parameter in testbed.parameters() {
+            assert!(parameter.source.len() > 8, "{} of {}", parameter.path, testbed.name);
+        }
+        assert_eq!(by_name(&testbed.name), Some(testbed));
+    }
+    assert_eq!(by_name("connectx9"), None);
+}
+
+#[test]
+fn t1_has_eight_fitted_values_at_most() {
+    let fitted: Vec<String> = t1().parameters().filter(|it| it.is_fitted).map(|it| it.path).collect();
+    assert!(fitted.len() <= 8, "{fitted:?}");
+    assert!(fitted.contains(&"nic.unit_request".to_owned()));
+}
+
+#[test]
+fn values_are_in_base_units() {
+    let t1 = t1();
+    assert_eq!(t1.cpu.post_list + t1.cpu.post_wr, Ps::from_ns(120));
+    assert_eq!(t1.cpu.copy_per_byte, PerByte(100_000));
+    assert_eq!(t1.pcie.rate.bits_per_s(), 126_030_769_230);
+    assert_eq!(t1.link.path_mtu, PathMtu::Mtu4096);
+    assert_eq!(t1.switch.queue, 16 << 20);
+    assert_eq!((t1.nic.atomic_lock, t1.switch.when_full), (LockScope::QueuePair, WhenFull::Pause));
+}
+
+#[test]
+fn what_is_wrong_in_a_file_is_named_with_line_field_and_what_is_allowed() {
+    let line_of = |needle: &str| 1 + T1.lines().position(|line| line.contains(needle)).unwrap();
+    for (old, new, words) in [
+        (
+            "post_wr = { value = 1.143",
+            "post_wr = { value = -1.143",
+            &["cpu.post_wr", "-1.143 ns, which is negative", "0 ps to 10000 ms"][..],
+        ),
+        ("post_wr = { value = 1.143", "post_wr = { value = 0.00001", &["cpu.post_wr", "whole numbers of ps"]),
+        ("post_wr = { value = 1.143", "post_wr = { value = nan", &["cpu.post_wr", "nan is no decimal number"]),
+        ("post_wr = { value = 1.143", "post_wr = { value = 0x10", &["cpu.post_wr", "allowed is a decimal number"]),
+        (
+            "post_wr = { value = 1.143",
+            "post_wr = { value = \"fast\"",
+            &["cpu.post_wr", "it is a string, allowed is a decimal number"],
+        ),
+        ("post_wr = { value = 1.143", "post_wr = { value = 1e40", &["cpu.post_wr", "it is 1e40 ns, allowed is"]),
+        (
+            "post_wr = { value = 1.143, unit = \"ns\"",
+            "post_wr = { value = 1.143, unit = \"B\"",
+            &["cpu.post_wr.unit", "it is \"B\", allowed is one of \"ps\", \"ns\", \"us\", \"ms\""],
+        ),
+        (
+            "post_wr = { value = 1.143, unit = \"ns\"",
+            "post_wr = { value = 1.143",
+            &["cpu.post_wr.unit", "it is missing, allowed is \"ps\""],
+        ),
+        (
+            "post_wr = { value = 1.143, unit",
+            "post_wr = { valeu = 1.143, unit",
+            &["cpu.post_wr.valeu", "the nearest is value"],
+        ),
+        ("post_wr = ", "post_wrs = ", &["cpu.post_wrs", "there is no such field; the nearest is post_wr"]),
+        ("[cpu]", "[cqu]", &["cqu", "the nearest is cpu"]),
+        (
+            "cached_queue_pairs = { value = 1024, unit = \"count\"",
+            "cached_queue_pairs = { value = 0, unit = \"count\"",
+            &["nic.cached_queue_pairs", "it is 0, allowed is 1 to"],
+        ),
+        (
+            "path_mtu = { value = 4096",
+            "path_mtu = { value = 1500",
+            &["link.path_mtu", "it is 1500 B, allowed is one of 256, 512, 1024, 2048, 4096 B"],
+        ),
+        (
+            "forwarding = { value = \"cut-through\"",
+            "forwarding = { value = \"fast\"",
+            &["switch.forwarding", "allowed is one of \"cut-through\", \"store-and-forward\""],
+        ),
+        (
+            "forwarding = { value = \"cut-through\"",
+            "forwarding = { unit = \"ns\", value = \"cut-through\"",
+            &["switch.forwarding.unit", "a choice has no unit"],
+        ),
+        (
+            "pause_at = { value = 1,",
+            "pause_at = { value = 32,",
+            &["switch.pause_at", "allowed is at most switch.queue"],
+        ),
+        (
+            "resume_at = { value = 512",
+            "resume_at = { value = 2048",
+            &["switch.resume_at", "allowed is at most switch.pause_at"],
+        ),
+        ("doorbell-testbed/1", "doorbell-testbed/2", &["schema", "allowed is \"doorbell-testbed/1\""]),
+        ("name = \"connectx5-100g\"", "name = \"\"", &["name", "it is empty"]),
+        ("[link]", "[link", &["the file", "it is no TOML"]),
+    ] {
+        let at = line_of(old);
+        let error = Testbed::from_toml("my.toml", &T1.replacen(old, new, 1)).expect_err(new).to_string();
+        assert!(error.starts_with(&format!("my.toml:{at}: ")), "line {at} is missing in: {error}");
+        for word in words {
+            assert!(error.contains(word), "{word:?} is missing in: {error}");
+        }
+    }
+}
+
+#[test]
+fn what_is_missing_is_named_with_the_line_of_its_group() {
+    let without: String =
+        T1.lines().filter(|line| !line.starts_with("post_wr ")).map(|line| format!("{line}\n")).collect();
+    let at = 1 + T1.lines().position(|line| line == "[cpu]").unwrap();
+    let error = Testbed::from_toml("my.toml", &without).unwrap_err();
+    assert_eq!((error.place.as_str(), error.field.as_str()), (format!("my.toml:{at}").as_str(), "cpu.post_wr"));
+    assert!(error.problem.contains("it is missing") && error.problem.contains("\"ns\""), "{}", error.problem);
+    let error = Testbed::from_toml(
+        "my.toml",
+        &T1.replacen(
+            ", source = \"Assumed: far below the pool, far above what a burst of one connection needs.\"",
+            "",
+            1,
+        ),
+    )
+    .unwrap_err();
+    assert!(error.to_string().contains("switch.pause_at.source: it is missing"), "{error}");
+}
+
+#[test]
+fn a_value_can_be_replaced_with_or_without_a_unit() {
+    let t1 = t1();
+    for (path, value) in [
+        ("link.rate", "25 Gb/s"),
+        ("link.rate", "25Gb/s"),
+        ("link.rate_gbps", "25"),
+        ("link.rate", "25"),
+        ("link.rate_mbps", "25e3"),
+    ] {
+        assert_eq!(t1.with(path, value).expect(path).link.rate.bits_per_s(), 25_000_000_000, "{path} {value}");
+    }
+    assert_eq!(t1.with("switch.when_full", "drop").unwrap().switch.when_full, WhenFull::Drop);
+    assert_eq!(t1.with("cpu.cache", "1MiB").unwrap().cpu.cache, 1 << 20);
+    let replaced = t1.with("nic.unit_request", "50").unwrap();
+    let parameter = replaced.parameters().find(|it| it.path == "nic.unit_request").unwrap();
+    assert_eq!((parameter.value.as_str(), parameter.unit, parameter.is_fitted), ("50", "ns", false));
+
+    for (path, value, words) in [
+        ("link.rat", "1", "the nearest is link.rate"),
+        ("link.rate_ns", "1", "there is no such field"),
+        ("link.rate_gbps", "1 Gb/s", "give one of them"),
+        ("link.rate", "0", "it is 0 Gb/s, allowed is 1 Mb/s to"),
+        ("link.rate", "1 ns", "the unit \"ns\", allowed is one of \"b/s\""),
+        ("link.rate", "", "is no decimal number"),
+        ("switch.when_full", "explode", "allowed is one of \"drop\", \"pause\""),
+        ("switch.queue", "1 B", "allowed is at most switch.queue"),
+        ("nothing", "1", "there is no such field; allowed is cpu.post_list"),
+    ] {
+        let error = t1.with(path, value).expect_err(path).to_string();
+        assert!(error.contains(words), "{words:?} is missing in: {error}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_text_panics(text in "\\PC{0,200}") {
+        prop_assert!(Testbed::from_toml("my.toml", &text).is_err());
+    }
+
+    /// A file with some bytes replaced is read, or refused with a line that it has.
+    #[test]
+    fn damaged_files_are_refused_with_a_line(at in 0..T1.len(), with in "[ -~]{0,6}") {
+        let mut text = T1.to_owned();
+        let end = (at + 3).min(text.len());
+        text.replace_range(at..end, &with);
+        if let Err(error) = Testbed::from_toml("my.toml", &text) {
+            let line: usize = error.place.strip_prefix("my.toml:").and_then(|line| line.parse().ok()).unwrap();
+            prop_assert!((1..=text.lines().count() + 1).contains(&line), "{}", error);
+        }
+    }
+
+    #[test]
+    fn no_override_panics(path in "[a-z._]{0,20}", value in "\\PC{0,20}") {
+        let _ = t1().with(&path, &value);
+        let _ = t1().with("link.rate", &value);
+    }
+}

@@ -1,0 +1,146 @@
+//! Time, rates and times per byte, in whole numbers.
+
+use std::fmt;
+use std::ops::{Add, AddAssign, Sub};
+
+/// Picoseconds: a point in virtual time, or how long something takes.
+///
+/// 2^64 of them are 213 days. Arithmetic that would leave that range stops there, so a duration of
+/// [`Ps::MAX`] means never.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ps(pub u64);
+
+impl Ps {
+    /// Nothing, or the beginning of time.
+    pub const ZERO: Self = Self(0);
+    /// Never.
+    pub const MAX: Self = Self(u64::MAX);
+
+    /// Whole nanoseconds, rounded down.
+    pub const fn as_ns(self) -> u64 {
+        self.0 / 1000
+    }
+
+    /// This many nanoseconds.
+    pub const fn from_ns(ns: u64) -> Self {
+        Self(ns.saturating_mul(1000))
+    }
+
+    /// This many times as long.
+    #[must_use]
+    pub const fn times(self, times: u64) -> Self {
+        Self(self.0.saturating_mul(times))
+    }
+
+    /// How long after `earlier` this is; zero if it is not after it.
+    #[must_use]
+    pub const fn since(self, earlier: Self) -> Self {
+        Self(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl Add for Ps {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
+}
+
+impl AddAssign for Ps {
+    fn add_assign(&mut self, other: Self) {
+        *self = *self + other;
+    }
+}
+
+impl Sub for Ps {
+    type Output = Self;
+
+    /// As [`Ps::since`].
+    fn sub(self, other: Self) -> Self {
+        self.since(other)
+    }
+}
+
+impl std::iter::Sum for Ps {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::ZERO, Add::add)
+    }
+}
+
+/// In nanoseconds, without trailing zeros: 7840 ps are `7.84 ns`.
+impl fmt::Display for Ps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (ns, ps) = (self.0 / 1000, self.0 % 1000);
+        if ps == 0 {
+            return f.pad(&format!("{ns} ns"));
+        }
+        let decimals = format!("{ps:03}");
+        f.pad(&format!("{ns}.{} ns", decimals.trim_end_matches('0')))
+    }
+}
+
+/// Bits per second, of a link or a bus. Never zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Rate(std::num::NonZeroU64);
+
+impl Rate {
+    /// This many bits per second; `None` for zero.
+    pub const fn from_bits_per_s(bits: u64) -> Option<Self> {
+        match std::num::NonZeroU64::new(bits) {
+            Some(bits) => Some(Self(bits)),
+            None => None,
+        }
+    }
+
+    /// Bits per second.
+    pub const fn bits_per_s(self) -> u64 {
+        self.0.get()
+    }
+
+    /// How long it takes to carry `bytes`, rounded up to a picosecond.
+    pub fn time_of(self, bytes: u64) -> Ps {
+        let ps = (u128::from(bytes) * 8 * 1_000_000_000_000).div_ceil(u128::from(self.0.get()));
+        Ps(u64::try_from(ps).unwrap_or(u64::MAX))
+    }
+}
+
+/// Femtoseconds per byte: what copying costs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PerByte(pub u64);
+
+impl PerByte {
+    /// What `bytes` cost, rounded up to a picosecond.
+    pub fn time_of(self, bytes: u64) -> Ps {
+        Ps(u64::try_from((u128::from(bytes) * u128::from(self.0)).div_ceil(1000)).unwrap_or(u64::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use doorbell_wire::{MessageKind, OuterKind, PathMtu, Transport, message_cost};
+
+    use super::*;
+
+    #[test]
+    fn a_send_of_16_bytes_takes_7_84_ns_of_100_gb() {
+        let cost = message_cost(MessageKind::Send, Transport::Rc, 16, PathMtu::Mtu4096, OuterKind::IPV4).unwrap();
+        let rate = Rate::from_bits_per_s(100_000_000_000).unwrap();
+        assert_eq!(rate.time_of(cost.request.line_bytes), Ps(7840));
+        assert_eq!(rate.time_of(cost.request.line_bytes).to_string(), "7.84 ns");
+    }
+
+    #[test]
+    fn times_are_rounded_up_and_do_not_wrap() {
+        let rate = Rate::from_bits_per_s(3).unwrap();
+        assert_eq!(rate.time_of(0), Ps::ZERO);
+        assert_eq!(rate.time_of(1), Ps(2_666_666_666_667));
+        assert_eq!(rate.time_of(u64::MAX), Ps::MAX);
+        assert_eq!(Rate::from_bits_per_s(0), None);
+        assert_eq!(PerByte(62).time_of(16), Ps(1));
+        assert_eq!(PerByte(0).time_of(u64::MAX), Ps::ZERO);
+        assert_eq!(Ps::MAX + Ps(1), Ps::MAX);
+        assert_eq!(Ps(1) - Ps(2), Ps::ZERO);
+        assert_eq!(Ps(2000).to_string(), "2 ns");
+    }
+}
