@@ -11,7 +11,7 @@ mod wire;
 use std::time::Duration;
 
 use criterion::measurement::{Measurement, ValueFormatter, WallTime};
-use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group};
 use doorbell_exchange::buffered_write::Notification;
 use doorbell_exchange::{
     BufferedRead, BufferedWrite, Config, Connector, DirectRead, DirectWrite, MessageConnection, SendReceive,
@@ -153,7 +153,7 @@ fn compare_in_turns(name: &str, pairs: &mut [Box<dyn Pair>; 2]) {
         quantile(0.25, ratio),
         quantile(0.75, ratio)
     );
-    for ((pair, before), who) in pairs.iter().zip(before).zip(["exchange", "by hand"]) {
+    for ((pair, before), who) in pairs.iter().zip(before).zip(WHO) {
         let after = packets(&**pair);
         let per_message = |index: usize| (after[index] - before[index]) as f64 / (TURNS as f64 * 4.0 * ROUND as f64);
         let (sender, receiver) = (per_message(0), per_message(1));
@@ -161,42 +161,104 @@ fn compare_in_turns(name: &str, pairs: &mut [Box<dyn Pair>; 2]) {
     }
 }
 
-fn compare<P: Connector + Copy + 'static>(
-    c: &mut Criterion<CpuTime>,
-    name: &str,
-    protocol: P,
+/// A protocol and the loop by hand that does the same, each made where it is needed.
+struct Contest {
+    name: &'static str,
+    exchange: fn(&Config) -> Box<dyn Pair>,
     by_hand: fn(&Config) -> Box<dyn Pair>,
-) {
-    for batch in [1, 8] {
-        let config = Config::default().batch(batch).max_message(BYTES);
-        let name = format!("{name}/batch {batch}");
-        let mut pairs: [Box<dyn Pair>; 2] = [Box::new(Exchanged::new(&protocol, &config)), by_hand(&config)];
-        let mut group = c.benchmark_group(&name);
-        group.throughput(Throughput::Elements(ROUND));
-        for (pair, who) in pairs.iter_mut().zip(["exchange", "by hand"]) {
-            group.bench_function(BenchmarkId::from_parameter(who), |bencher| bencher.iter(|| pair.run(ROUND)));
-        }
-        group.finish();
-        compare_in_turns(&name, &mut pairs);
-    }
+}
+
+/// A pair of ends of a protocol in one of its variants, named by an expression without state.
+macro_rules! exchanged {
+    ($protocol:expr) => {
+        |config| Box::new(Exchanged::new(&$protocol, config))
+    };
+}
+
+const fn written(notification: Notification) -> BufferedWrite {
+    BufferedWrite { notification, acknowledge: buffered_write::Acknowledge::Send }
+}
+
+const CONTESTS: &[Contest] = &[
+    Contest {
+        name: "send-receive",
+        exchange: exchanged!(SendReceive),
+        by_hand: |config| Box::new(by_hand::SendReceive::new(config)),
+    },
+    Contest {
+        name: "direct-read",
+        exchange: exchanged!(DirectRead::default()),
+        by_hand: |config| Box::new(by_hand::DirectRead::new(config)),
+    },
+    Contest {
+        name: "direct-write",
+        exchange: exchanged!(DirectWrite),
+        by_hand: |config| Box::new(by_hand::DirectWrite::new(config)),
+    },
+    Contest {
+        name: "buffered-write-immediate",
+        exchange: exchanged!(written(Notification::Immediate)),
+        by_hand: |config| Box::new(by_hand::BufferedWrite::immediate(config)),
+    },
+    Contest {
+        name: "buffered-write-tail",
+        exchange: exchanged!(written(Notification::TailOffset)),
+        by_hand: |config| Box::new(by_hand::BufferedWrite::tail_offset(config)),
+    },
+    Contest {
+        name: "buffered-write-reverse",
+        exchange: exchanged!(written(Notification::Reverse)),
+        by_hand: |config| Box::new(by_hand::BufferedWrite::reverse(config)),
+    },
+    Contest {
+        name: "shared-write",
+        exchange: exchanged!(SharedWrite),
+        by_hand: |config| Box::new(by_hand::SharedWrite::new(config)),
+    },
+    Contest {
+        name: "buffered-read",
+        exchange: exchanged!(BufferedRead),
+        by_hand: |config| Box::new(by_hand::BufferedRead::new(config)),
+    },
+];
+
+fn config(batch: usize) -> Config {
+    Config::default().batch(batch).max_message(BYTES)
 }
 
 fn protocols(c: &mut Criterion<CpuTime>) {
-    compare(c, "send-receive", SendReceive, |config| Box::new(by_hand::SendReceive::new(config)));
-    compare(c, "direct-read", DirectRead::default(), |config| Box::new(by_hand::DirectRead::new(config)));
-    compare(c, "direct-write", DirectWrite, |config| Box::new(by_hand::DirectWrite::new(config)));
-    let variant = |notification| BufferedWrite { notification, acknowledge: buffered_write::Acknowledge::Send };
-    compare(c, "buffered-write-immediate", variant(Notification::Immediate), |config| {
-        Box::new(by_hand::BufferedWrite::immediate(config))
-    });
-    compare(c, "buffered-write-tail", variant(Notification::TailOffset), |config| {
-        Box::new(by_hand::BufferedWrite::tail_offset(config))
-    });
-    compare(c, "buffered-write-reverse", variant(Notification::Reverse), |config| {
-        Box::new(by_hand::BufferedWrite::reverse(config))
-    });
-    compare(c, "shared-write", SharedWrite, |config| Box::new(by_hand::SharedWrite::new(config)));
-    compare(c, "buffered-read", BufferedRead, |config| Box::new(by_hand::BufferedRead::new(config)));
+    for Contest { name, exchange, by_hand } in CONTESTS {
+        for batch in [1, 8] {
+            let name = format!("{name}/batch {batch}");
+            let mut pairs = [exchange(&config(batch)), by_hand(&config(batch))];
+            let mut group = c.benchmark_group(&name);
+            group.throughput(Throughput::Elements(ROUND));
+            for (pair, who) in pairs.iter_mut().zip(WHO) {
+                group.bench_function(BenchmarkId::from_parameter(who), |bencher| bencher.iter(|| pair.run(ROUND)));
+            }
+            group.finish();
+            compare_in_turns(&name, &mut pairs);
+        }
+    }
+}
+
+/// The two sides of a contest.
+const WHO: [&str; 2] = ["exchange", "by hand"];
+
+/// `count PROTOCOL exchange|by-hand BATCH MESSAGES`: nothing but messages, for an instruction counter.
+fn count(arguments: &[String]) -> Result<(), String> {
+    let [name, who, batch, messages] = arguments else {
+        return Err("usage: count PROTOCOL exchange|by-hand BATCH MESSAGES".to_owned());
+    };
+    let contest = CONTESTS.iter().find(|contest| contest.name == name).ok_or("there is no such protocol")?;
+    let batch = batch.parse().map_err(|error| format!("the batch: {error}"))?;
+    let messages: u64 = messages.parse().map_err(|error| format!("the messages: {error}"))?;
+    let mut pair =
+        if who == "exchange" { (contest.exchange)(&config(batch)) } else { (contest.by_hand)(&config(batch)) };
+    for _ in 0..messages / ROUND {
+        pair.run(ROUND);
+    }
+    Ok(())
 }
 
 criterion_group! {
@@ -204,4 +266,12 @@ criterion_group! {
     config = Criterion::default().with_measurement(CpuTime(WallTime));
     targets = protocols
 }
-criterion_main!(benches);
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if arguments.first().is_some_and(|first| first == "count") {
+        return count(&arguments[1..]).unwrap_or_else(|error| panic!("{error}"));
+    }
+    benches();
+    Criterion::default().configure_from_args().final_summary();
+}
