@@ -28,12 +28,13 @@ use smallvec::SmallVec;
 use crate::buffered_write::{HEAD, PeerRing, WORDS};
 use crate::config::Config;
 use crate::connection::{Backpressure, MessageId};
-use crate::duplex::{self, Halves, INCOMING_TAG, Incoming, Outgoing};
+use crate::duplex::{Duplex, INCOMING_TAG, Incoming, Outgoing, WORD_RECEIVES};
+use crate::engine::{self, Recipe};
 use crate::error::{ConnectError, ConnectionError};
-use crate::line::Queues;
 use crate::outbox::{Source, Word};
 use crate::ring::{Ring, RingMessage, WORD, ring_bytes, space};
 use crate::setup::{EndpointDescription, RemoteRegion};
+use crate::transport::{Queues, Unconnected};
 
 pub use crate::ring::RingMessage as Message;
 
@@ -42,9 +43,9 @@ pub use crate::ring::RingMessage as Message;
 pub struct BufferedRead;
 
 /// One end of a connection to be.
-pub type Endpoint = duplex::Endpoint<BufferedRead>;
+pub type Endpoint = engine::Endpoint<BufferedRead>;
 /// A connection.
-pub type Connection = duplex::Connection<BufferedRead>;
+pub type Connection = engine::Connection<BufferedRead>;
 
 /// In the memory beside the ring: the tail, which the receiver reads.
 const TAIL: usize = 0;
@@ -65,10 +66,9 @@ pub struct Memory {
     words: Region,
 }
 
-impl Halves for BufferedRead {
+impl Recipe for BufferedRead {
     type Memory = Memory;
-    type Out = Passive;
-    type In = Puller;
+    type Machine = Duplex<Passive, Puller>;
 
     fn id(&self) -> Protocol {
         Protocol::BufferedRead
@@ -91,16 +91,17 @@ impl Halves for BufferedRead {
     }
 
     fn queues(&self, _config: &Config) -> Queues {
-        Queues { sends: REQUESTS, receives: 0, inline: WORD, sges: 1 }
+        Queues { sends: REQUESTS, receives: WORD_RECEIVES, inline: WORD, sges: 1 }
     }
 
-    fn halves(
+    fn machine(
         &self,
-        pd: &Pd,
+        transport: &Unconnected,
         config: &Config,
         memory: Memory,
         peer: &EndpointDescription,
-    ) -> Result<(Passive, Puller), ConnectError> {
+    ) -> Result<Duplex<Passive, Puller>, ConnectError> {
+        let pd = &transport.pd;
         let Memory { ring, words } = memory;
         let most = usize::try_from(peer.max_message).unwrap_or(usize::MAX);
         let bytes = ring.len() / 2;
@@ -132,7 +133,7 @@ impl Halves for BufferedRead {
             heads_out: 0,
             inbox: VecDeque::with_capacity(config.depth),
         };
-        Ok((out, incoming))
+        Ok(Duplex::new(transport, self.queues(config).receives, out, incoming)?)
     }
 }
 

@@ -28,22 +28,23 @@ use smallvec::SmallVec;
 
 use crate::config::Config;
 use crate::connection::{Backpressure, MessageId, Received};
-use crate::duplex::{self, Halves, INCOMING_TAG, Incoming, Outgoing};
+use crate::duplex::{Duplex, INCOMING_TAG, Incoming, Outgoing, WORD_RECEIVES};
+use crate::engine::{self, Recipe};
 use crate::error::{ConnectError, ConnectionError};
-use crate::line::Queues;
 use crate::outbox::{Outbox, Source, Staged, Word};
 use crate::ring::WORD;
 use crate::setup::{EndpointDescription, RemoteRegion};
 use crate::slots::Slots;
+use crate::transport::{Queues, Unconnected};
 
 /// The protocol Direct-Write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DirectWrite;
 
 /// One end of a connection to be.
-pub type Endpoint = duplex::Endpoint<DirectWrite>;
+pub type Endpoint = engine::Endpoint<DirectWrite>;
 /// A connection.
-pub type Connection = duplex::Connection<DirectWrite>;
+pub type Connection = engine::Connection<DirectWrite>;
 
 /// Bytes of a grant: the address, the key.
 const GRANT: usize = 16;
@@ -74,10 +75,9 @@ pub struct Memory {
     buffers: Region,
 }
 
-impl Halves for DirectWrite {
+impl Recipe for DirectWrite {
     type Memory = Memory;
-    type Out = Granted;
-    type In = Buffers;
+    type Machine = Duplex<Granted, Buffers>;
 
     fn id(&self) -> Protocol {
         Protocol::DirectWrite
@@ -100,16 +100,22 @@ impl Halves for DirectWrite {
     }
 
     fn queues(&self, config: &Config) -> Queues {
-        Queues { sends: config.window + GRANT_REQUESTS, receives: 0, inline: Outbox::inline_bytes(config), sges: 2 }
+        Queues {
+            sends: config.window + GRANT_REQUESTS,
+            receives: WORD_RECEIVES,
+            inline: Outbox::inline_bytes(config),
+            sges: 2,
+        }
     }
 
-    fn halves(
+    fn machine(
         &self,
-        pd: &Pd,
+        transport: &Unconnected,
         config: &Config,
         memory: Memory,
         peer: &EndpointDescription,
-    ) -> Result<(Granted, Buffers), ConnectError> {
+    ) -> Result<Duplex<Granted, Buffers>, ConnectError> {
+        let pd = &transport.pd;
         let Memory { grants, buffers } = memory;
         let [peer_grants, peer_buffers] = peer.regions;
         let given = |what, given, allowed| Err(ConnectError::Setting { what, given, allowed });
@@ -156,7 +162,7 @@ impl Halves for DirectWrite {
             is_granting: false,
             regrant_at: (config.depth / 4).clamp(1, 16),
         };
-        Ok((out, incoming))
+        Ok(Duplex::new(transport, self.queues(config).receives, out, incoming)?)
     }
 }
 

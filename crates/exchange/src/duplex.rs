@@ -1,29 +1,26 @@
-//! A connection of two halves that know nothing of each other: one that sends, one that receives.
+//! A machine of two halves that know nothing of each other: one that sends, one that receives.
 //!
-//! The protocols that write into the peer's memory or read from it are made so. What they have in
-//! common stands here: completions, receives without buffers, the end.
+//! The protocols that write into the peer's ring or buffers, or read from its ring, are made so. What they have in
+//! common stands here: receives without buffers, and words between the halves of both ends.
 
-use doorbell_protocols::{POLL_LIST, Protocol};
-use doorbell_verbs::{
-    Access, Attachment, Channel, Completion, CompletionOpcode, Pd, PostError, Qp, RecvRequest, Status,
-};
+use doorbell_protocols::POLL_LIST;
+use doorbell_verbs::{Attachment, Completion, CompletionOpcode, PostError, Qp, RecvRequest};
 
-use crate::config::{Config, LONGEST_TRANSFER};
-use crate::connection::{Backpressure, Connector, Group, MessageConnection, MessageId, Received, Submit};
-use crate::error::{ConnectError, ConnectionError, Misuse};
-use crate::line::{CONTROL_TAG, Closing, Line, LineEnd, Queues, RECEIVE_TAG};
+use crate::config::LONGEST_TRANSFER;
+use crate::connection::{Backpressure, MessageId, Received};
+use crate::engine::{GOODBYE, Machine};
+use crate::error::ConnectionError;
 use crate::outbox::Source;
 use crate::ring::WORD;
-use crate::setup::{EndpointDescription, RemoteRegion};
+use crate::transport::{RECEIVE_TAG, Transport, Unconnected};
 
 /// Marks the work requests of the half that receives.
 pub(crate) const INCOMING_TAG: u64 = 1 << 61;
 /// Marks what the half that sends posts beside messages.
 pub(crate) const OUTGOING_TAG: u64 = 1 << 60;
 
-/// Words (the immediate data of SENDs without bytes): the goodbye.
-const GOODBYE: u32 = 1 << 31;
-/// A word for the half that receives; others are for the half that sends.
+/// A word (the immediate data of a SEND without bytes) for the half that receives; others, but the goodbye, are for the
+/// half that sends.
 pub(crate) const TO_RECEIVER: u32 = 1 << 30;
 
 /// What a half says of a word that its protocol does not have.
@@ -91,79 +88,19 @@ pub trait Incoming {
     fn notifies(&self) -> bool;
 }
 
-/// A protocol of two halves.
-pub trait Halves: Clone {
-    /// What is allocated before the peer is known.
-    type Memory: std::fmt::Debug;
-    /// The half that sends.
-    type Out: Outgoing;
-    /// The half that receives.
-    type In: Incoming;
-
-    /// Which protocol and variant.
-    fn id(&self) -> Protocol;
-    /// Allocates.
-    fn memory(&self, pd: &Pd, config: &Config) -> Result<Self::Memory, ConnectError>;
-    /// Makes several ends.
-    fn ends(&self, group: &Group<'_>, config: &Config) -> Result<Vec<Endpoint<Self>>, ConnectError> {
-        (0..group.count).map(|_| self.endpoint(group.pd, config, group.channel)).collect()
-    }
-    /// What the peer is told of it.
-    fn regions(memory: &Self::Memory) -> [RemoteRegion; 2];
-    /// What the peer may do.
-    fn access(&self) -> Access;
-    /// How long queues must be; receives beside [`WORD_RECEIVES`].
-    fn queues(&self, config: &Config) -> Queues;
-    /// Makes the halves.
-    fn halves(
-        &self,
-        pd: &Pd,
-        config: &Config,
-        memory: Self::Memory,
-        peer: &EndpointDescription,
-    ) -> Result<(Self::Out, Self::In), ConnectError>;
+/// Both halves of a connection.
+pub struct Duplex<O, I> {
+    outgoing: O,
+    incoming: I,
+    /// Receives of the list of completions at hand, which are posted again at its end.
+    taken: usize,
 }
 
-/// One end of a connection to be: made, but not connected.
-#[derive(Debug)]
-pub struct Endpoint<H: Halves> {
-    halves: H,
-    config: Config,
-    end: LineEnd,
-    memory: H::Memory,
-}
-
-impl<H: Halves> Endpoint<H> {
-    pub(crate) fn with_memory(
-        halves: &H,
-        pd: &Pd,
-        config: &Config,
-        channel: Option<&Channel>,
-        memory: H::Memory,
-    ) -> Result<Self, ConnectError> {
-        let queues = Self::queues(halves, config);
-        let cq = LineEnd::completion_queue(pd, queues, channel)?;
-        let end = LineEnd::new(pd, queues, None, cq, halves.id())?;
-        Ok(Self { halves: halves.clone(), config: config.clone(), end, memory })
-    }
-
-    fn queues(halves: &H, config: &Config) -> Queues {
-        let queues = halves.queues(config);
-        Queues { receives: queues.receives + WORD_RECEIVES, ..queues }
-    }
-
-    /// What the peer needs to know.
-    pub fn description(&self) -> EndpointDescription {
-        EndpointDescription { regions: H::regions(&self.memory), ..self.end.description(&self.config) }
-    }
-
-    /// Connects with the peer whose description this is. Receives are posted before it can send.
-    pub fn connect(self, peer: &EndpointDescription) -> Result<Connection<H>, ConnectError> {
-        let Self { halves, config, end, memory } = self;
-        end.prepare(&config, peer, halves.access())?;
-        let (outgoing, incoming) = halves.halves(&end.pd, &config, memory, peer)?;
-        post_receives(&end.qp, Self::queues(&halves, &config).receives)?;
-        Ok(Connection { line: end.connect(&config, peer)?, outgoing, incoming })
+impl<O: Outgoing, I: Incoming> Duplex<O, I> {
+    /// Joins the halves, and posts so many receives.
+    pub(crate) fn new(transport: &Unconnected, receives: usize, outgoing: O, incoming: I) -> Result<Self, PostError> {
+        post_receives(&transport.qp, receives)?;
+        Ok(Self { outgoing, incoming, taken: 0 })
     }
 }
 
@@ -178,110 +115,39 @@ fn post_receives(qp: &Qp, count: usize) -> Result<(), PostError> {
     Ok(())
 }
 
-impl<H: Halves> Connector for H {
-    type Endpoint = Endpoint<H>;
-    type Connection = Connection<H>;
+impl<O: Outgoing, I: Incoming> Machine for Duplex<O, I> {
+    type Message = I::Message;
 
-    fn protocol(&self) -> Protocol {
-        self.id()
+    fn max_send(&self) -> usize {
+        self.outgoing.max_send()
     }
 
-    fn endpoint(&self, pd: &Pd, config: &Config, channel: Option<&Channel>) -> Result<Endpoint<H>, ConnectError> {
-        config.check()?;
-        Endpoint::with_memory(self, pd, config, channel, self.memory(pd, config)?)
-    }
-
-    fn endpoints(&self, group: &Group<'_>, config: &Config) -> Result<Vec<Endpoint<H>>, ConnectError> {
-        self.ends(group, config)
-    }
-
-    fn describe(&self, endpoint: &Endpoint<H>) -> EndpointDescription {
-        endpoint.description()
-    }
-
-    fn connect(&self, endpoint: Endpoint<H>, peer: &EndpointDescription) -> Result<Connection<H>, ConnectError> {
-        endpoint.connect(peer)
-    }
-}
-
-/// A connection: a non-blocking state machine, see [`MessageConnection`].
-pub struct Connection<H: Halves> {
-    line: Line,
-    outgoing: H::Out,
-    incoming: H::In,
-}
-
-impl<H: Halves> std::fmt::Debug for Connection<H> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Connection")
-            .field("qpn", &self.line.qp.qpn())
-            .field("last_accepted", &self.outgoing.last_accepted())
-            .field("last_done", &self.outgoing.last_done())
-            .field("over", &self.line.over)
-            .finish_non_exhaustive()
-    }
-}
-
-impl<H: Halves> Drop for Connection<H> {
-    fn drop(&mut self) {
-        // The peer reaches nothing any more from here on.
-        self.line.fail();
-        self.incoming.end(self.line.peer_closed);
-    }
-}
-
-impl<H: Halves> Connection<H> {
-    /// Takes completions, one list. Returns how many are news.
-    #[inline]
-    fn reap(&mut self) -> Result<usize, ConnectionError> {
-        let mut list = [Completion::default(); POLL_LIST];
-        let count = match self.line.cq.poll(&mut list) {
-            Ok(count) => count,
-            Err(error) => return Err(self.end(ConnectionError::Overrun(error))),
-        };
-        if count == 0 {
-            return Ok(0);
-        }
-        self.line.heard();
-        let mut receives = 0;
-        let mut news = 0;
-        let mut failed = None;
-        for completion in &list[..count] {
-            receives += usize::from(completion.wr_id & RECEIVE_TAG != 0 && completion.status == Status::Success);
-            match self.take_completion(completion) {
-                Ok(is_news) => news += usize::from(is_news),
-                // The first error is the reason; flushed requests behind it are consequences.
-                Err(error) => {
-                    failed.get_or_insert(error);
-                }
-            }
-        }
-        if let Some(error) = failed {
-            return Err(self.end(error));
-        }
-        // Before the peer learns that there is room for more.
-        match post_receives(&self.line.qp, receives) {
-            Ok(()) => Ok(news),
-            Err(error) => Err(self.end(ConnectionError::Post(error))),
-        }
+    fn max_send_from(&self) -> usize {
+        self.outgoing.max_received().min(LONGEST_TRANSFER - WORD)
     }
 
     #[inline]
-    fn take_completion(&mut self, completion: &Completion) -> Result<bool, ConnectionError> {
-        let wr_id = completion.wr_id;
-        if wr_id & RECEIVE_TAG != 0 {
-            return self.take_receive(completion).map(|()| true);
-        }
-        if wr_id & CONTROL_TAG != 0 {
-            return self.line.take_control(completion).map(|()| true);
-        }
-        if completion.status != Status::Success {
-            return match self.line.has_said_goodbye() && wr_id & INCOMING_TAG != 0 {
-                // A peer that has heard the goodbye may be gone: it needs nothing any more.
-                true => Ok(true),
-                false => Err(ConnectionError::from_send(completion.status)),
-            };
-        }
+    fn refusal(&mut self, length: usize) -> Option<Backpressure> {
+        self.outgoing.refusal(length)
+    }
+
+    #[inline]
+    fn send(&mut self, qp: &Qp, source: Source<'_>) -> Result<MessageId, PostError> {
+        self.outgoing.send(qp, source)
+    }
+
+    #[inline]
+    fn flush(&mut self, qp: &Qp) -> Result<(), PostError> {
+        self.outgoing.flush(qp)
+    }
+
+    #[inline]
+    fn serves_the_peer(wr_id: u64) -> bool {
+        wr_id & INCOMING_TAG != 0
+    }
+
+    #[inline]
+    fn take_completion(&mut self, wr_id: u64) -> Result<bool, ConnectionError> {
         if wr_id & INCOMING_TAG != 0 {
             self.incoming.take_completion(wr_id & !INCOMING_TAG)
         } else {
@@ -290,122 +156,46 @@ impl<H: Halves> Connection<H> {
     }
 
     #[inline]
-    fn take_receive(&mut self, completion: &Completion) -> Result<(), ConnectionError> {
-        if completion.status != Status::Success {
-            return self.line.receive_failed(completion.status);
-        }
+    fn take_receive(&mut self, transport: &mut Transport, completion: &Completion) -> Result<(), ConnectionError> {
+        self.taken += 1;
         let Attachment::Immediate(word) = completion.attachment else {
             return Err(ConnectionError::Protocol("a SEND without the word that it has to carry"));
         };
         if completion.opcode == CompletionOpcode::ReceiveWriteImmediate {
-            self.line.check_may_send()?;
+            transport.check_may_send()?;
             return self.incoming.take_notice(word, completion.byte_len as usize);
         }
-        Line::check_is_send(completion)?;
+        Transport::check_is_send(completion)?;
         match word {
-            GOODBYE => self.line.take_goodbye(),
+            GOODBYE => transport.take_goodbye(),
             word if word & GOODBYE != 0 => Err(UNEXPECTED_WORD),
             word if word & TO_RECEIVER != 0 => self.incoming.take_word(word & !TO_RECEIVER),
             word => self.outgoing.take_word(word),
         }
     }
 
-    fn posted<T>(&mut self, result: Result<T, PostError>) -> Result<T, ConnectionError> {
-        result.or_else(|error| {
-            // The queue pair may have failed meanwhile; then its completions say why.
-            self.reap()?;
-            Err(self.end(ConnectionError::Post(error)))
-        })
+    /// Posts the receives before the peer learns that there is room for more.
+    #[inline]
+    fn end_of_list(&mut self, qp: &Qp) -> Result<(), PostError> {
+        post_receives(qp, std::mem::take(&mut self.taken))
     }
 
-    fn submit(&mut self, source: Source<'_>) -> Result<Submit, ConnectionError> {
-        self.line.check_open()?;
-        if let Some(full) = self.outgoing.refusal(source.len()) {
-            return Ok(Submit::Full(full));
-        }
-        let result = self.outgoing.send(&self.line.qp, source);
-        self.posted(result).map(Submit::Accepted)
-    }
-
-    fn end(&mut self, reason: ConnectionError) -> ConnectionError {
-        let reason = self.line.end(reason);
-        self.incoming.end(self.line.peer_closed);
-        reason
-    }
-
-    /// Posts what waits, takes completions, lets both halves move along.
-    fn advance(&mut self) -> Result<bool, ConnectionError> {
-        self.flush()?;
-        let mut moved = self.reap()?;
-        moved += self.outgoing.poll(&self.line.qp)?;
+    #[inline]
+    fn advance(&mut self, transport: &Transport, news: usize) -> Result<usize, ConnectionError> {
+        let mut moved = self.outgoing.poll(&transport.qp)?;
         moved += self.incoming.look()?;
-        if !self.line.peer_closed {
-            moved += self.incoming.tell(&self.line.qp, moved == 0)?;
-        }
-        Ok(moved > 0)
-    }
-}
-
-impl<H: Halves> MessageConnection for Connection<H> {
-    type Message = <H::In as Incoming>::Message;
-
-    #[inline]
-    fn send(&mut self, message: &[u8]) -> Result<Submit, ConnectionError> {
-        Misuse::check_length(message.len(), self.max_send())?;
-        self.submit(Source::Bytes(message))
-    }
-
-    #[inline]
-    fn send_from(
-        &mut self,
-        region: &doorbell_verbs::Region,
-        offset: usize,
-        length: usize,
-    ) -> Result<Submit, ConnectionError> {
-        Misuse::check_length(length, self.outgoing.max_received().min(LONGEST_TRANSFER - WORD))?;
-        Misuse::check_inside(region, offset, length)?;
-        self.submit(Source::Memory { region, offset, length })
-    }
-
-    #[inline]
-    fn flush(&mut self) -> Result<(), ConnectionError> {
-        let result = self.outgoing.flush(&self.line.qp);
-        self.posted(result)
-    }
-
-    fn max_send(&self) -> usize {
-        self.outgoing.max_send()
-    }
-
-    #[inline]
-    fn poll(&mut self) -> Result<bool, ConnectionError> {
-        if let Some(error) = self.line.over {
-            return Err(error);
-        }
-        let moved = match self.advance() {
-            Ok(moved) => moved,
-            Err(error) => {
-                if let ConnectionError::Post(_) = error {
-                    // The queue pair may have failed meanwhile; then its completions say why.
-                    self.reap()?;
-                }
-                return Err(self.end(error));
-            }
-        };
-        // Not only when nothing else is to be done: the peer may never stop sending.
-        if self.line.closing == Closing::Wanted && self.unacknowledged() == 0 {
-            let said = self.line.say_goodbye(GOODBYE);
-            self.posted(said)?;
-        }
-        if !moved {
-            let asked = self.line.keep_alive();
-            self.posted(asked)?;
+        if !transport.peer_closed {
+            moved += self.incoming.tell(&transport.qp, news + moved == 0)?;
         }
         Ok(moved)
     }
 
+    fn end(&mut self, in_peace: bool) {
+        self.incoming.end(in_peace);
+    }
+
     #[inline]
-    fn take(&mut self) -> Option<Self::Message> {
+    fn take(&mut self) -> Option<I::Message> {
         self.incoming.take()
     }
 
@@ -415,47 +205,11 @@ impl<H: Halves> MessageConnection for Connection<H> {
     }
 
     #[inline]
-    fn unacknowledged(&self) -> u64 {
-        self.outgoing.last_accepted() - self.outgoing.last_done()
-    }
-
-    fn close(&mut self) {
-        self.line.close();
-    }
-
-    fn is_closed(&self) -> bool {
-        self.line.is_closed()
-    }
-
-    fn is_peer_closed(&self) -> bool {
-        self.line.peer_closed
-    }
-
-    fn over(&self) -> Option<ConnectionError> {
-        self.line.over
-    }
-
-    fn arm(&self) {
-        self.line.arm();
-    }
-
-    fn channel(&self) -> Option<&Channel> {
-        self.line.cq.channel()
+    fn last_accepted(&self) -> MessageId {
+        self.outgoing.last_accepted()
     }
 
     fn notifies(&self) -> bool {
         self.outgoing.notifies() && self.incoming.notifies()
-    }
-
-    fn poll_timeout_ns(&self) -> Option<u64> {
-        self.line.poll_timeout_ns()
-    }
-
-    fn keepalives(&self) -> u64 {
-        self.line.keepalives
-    }
-
-    fn qp(&self) -> &Qp {
-        &self.line.qp
     }
 }

@@ -46,8 +46,8 @@ mod connection;
 pub mod direct_read;
 pub mod direct_write;
 mod duplex;
+mod engine;
 mod error;
-mod line;
 mod outbox;
 pub mod rc;
 mod ring;
@@ -60,6 +60,7 @@ mod split;
 #[cfg(feature = "tokio")]
 #[allow(unsafe_code)]
 mod tokio;
+mod transport;
 
 pub use buffered_read::BufferedRead;
 pub use buffered_write::BufferedWrite;

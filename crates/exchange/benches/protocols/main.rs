@@ -255,9 +255,7 @@ fn count(arguments: &[String]) -> Result<(), String> {
     let messages: u64 = messages.parse().map_err(|error| format!("the messages: {error}"))?;
     let mut pair =
         if who == "exchange" { (contest.exchange)(&config(batch)) } else { (contest.by_hand)(&config(batch)) };
-    for _ in 0..messages / ROUND {
-        pair.run(ROUND);
-    }
+    pair.run(messages);
     Ok(())
 }
 

@@ -32,12 +32,13 @@ use doorbell_protocols::Protocol;
 use doorbell_verbs::{Access, MemoryKind, Pd, Region};
 
 use crate::config::Config;
-use crate::duplex::{self, Halves};
+use crate::duplex::{Duplex, WORD_RECEIVES};
+use crate::engine::{self, Recipe};
 use crate::error::ConnectError;
-use crate::line::Queues;
 use crate::outbox::Outbox;
 use crate::ring::{LONGEST_RING, Ring, UNIT, WORD, ring_bytes};
 use crate::setup::{EndpointDescription, RemoteRegion};
+use crate::transport::{Queues, Unconnected};
 use incoming::Written;
 use outgoing::Writes;
 pub(crate) use outgoing::{FARTHEST, Head};
@@ -76,9 +77,9 @@ pub struct BufferedWrite {
 }
 
 /// One end of a connection to be.
-pub type Endpoint = duplex::Endpoint<BufferedWrite>;
+pub type Endpoint = engine::Endpoint<BufferedWrite>;
 /// A connection.
-pub type Connection = duplex::Connection<BufferedWrite>;
+pub type Connection = engine::Connection<BufferedWrite>;
 
 /// In the memory beside the ring: the tail, which the sender writes.
 const TAIL: usize = 0;
@@ -103,10 +104,9 @@ pub struct Memory {
     words: Region,
 }
 
-impl Halves for BufferedWrite {
+impl Recipe for BufferedWrite {
     type Memory = Memory;
-    type Out = Writes;
-    type In = Written;
+    type Machine = Duplex<Writes, Written>;
 
     fn id(&self) -> Protocol {
         use Notification::{Immediate, Reverse, TailOffset};
@@ -144,21 +144,23 @@ impl Halves for BufferedWrite {
         Queues {
             // Each message, with a tail's offset behind it; a READ of the head.
             sends: 2 * config.window + 1 + WORDS_OUT,
-            receives: notices,
+            receives: notices + WORD_RECEIVES,
             inline: Outbox::inline_bytes(config),
             sges: 2,
         }
     }
 
-    fn halves(
+    fn machine(
         &self,
-        pd: &Pd,
+        transport: &Unconnected,
         config: &Config,
         memory: Memory,
         peer: &EndpointDescription,
-    ) -> Result<(Writes, Written), ConnectError> {
+    ) -> Result<Duplex<Writes, Written>, ConnectError> {
+        let pd = &transport.pd;
         let Memory { ring, words } = memory;
-        Ok((Writes::new(*self, pd, config, peer)?, Written::new(*self, config, ring, words)))
+        let (out, incoming) = (Writes::new(*self, pd, config, peer)?, Written::new(*self, config, ring, words));
+        Ok(Duplex::new(transport, self.queues(config).receives, out, incoming)?)
     }
 }
 

@@ -25,25 +25,38 @@
 //! requests). That saves a turn of the receiver, and costs READs their overlap: a fenced request
 //! holds up those behind it.
 
-mod connection;
-mod endpoint;
+mod machine;
 mod message;
+mod receiving;
 mod replication;
 mod request;
+mod sending;
 
 use doorbell_protocols::Protocol;
-use doorbell_verbs::{Access, Channel, Pd};
+use doorbell_verbs::{Access, Pd};
 
-pub use connection::{Connection, ReadId};
-pub use endpoint::Endpoint;
+pub use machine::Direct;
 pub use message::Message;
+pub use receiving::ReadId;
 pub use replication::Replication;
 pub use request::{MAX_APPLICATION_BYTES, Request};
 
 use crate::config::{Config, LONGEST_TRANSFER};
-use crate::connection::Connector;
+use crate::engine::{self, Recipe};
 use crate::error::ConnectError;
 use crate::setup::EndpointDescription;
+use crate::transport::{Queues, Unconnected};
+use receiving::{READS_IN_FLIGHT, Receiving};
+use request::MAX_REQUEST_BYTES;
+use sending::Sending;
+
+/// One end of a connection to be.
+pub type Endpoint = engine::Endpoint<DirectRead>;
+/// A connection.
+pub type Connection = engine::Connection<DirectRead>;
+
+/// Receives beside those for read requests: for the goodbye.
+const CONTROL_RECEIVES: usize = 1;
 
 /// How the sender learns that a message was read. Both ends must agree on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -87,11 +100,11 @@ impl DirectRead {
     }
 }
 
-impl Connector for DirectRead {
-    type Endpoint = Endpoint;
-    type Connection = Connection;
+impl Recipe for DirectRead {
+    type Memory = ();
+    type Machine = Direct;
 
-    fn protocol(&self) -> Protocol {
+    fn id(&self) -> Protocol {
         match (self.acknowledge, self.fenced) {
             (Acknowledge::SignalByte, false) => Protocol::DirectRead,
             (Acknowledge::SignalByte, true) => Protocol::DirectReadFenced,
@@ -100,31 +113,65 @@ impl Connector for DirectRead {
         }
     }
 
-    fn source_access(&self) -> Access {
+    fn memory(&self, pd: &Pd, _config: &Config) -> Result<(), ConnectError> {
+        let given = pd.device().attributes().limits.max_inline;
+        if given < MAX_REQUEST_BYTES {
+            let what = "the device's inline limit, which a read request has to fit,";
+            return Err(ConnectError::Setting { what, given: given as u64, allowed: "at least 80 B" });
+        }
+        Ok(())
+    }
+
+    fn max_received(&self, config: &Config) -> usize {
+        self.longest_received(config)
+    }
+
+    /// A peer that was given a key may read, and with signal bytes write, what it was given.
+    fn access(&self) -> Access {
+        self.access_of_sources()
+    }
+
+    fn queues(&self, config: &Config) -> Queues {
+        let acknowledgements = match self.acknowledge {
+            Acknowledge::SignalByte => 0,
+            // Each is word of a message more, so there are never more than messages.
+            Acknowledge::Send => config.window,
+        };
+        Queues {
+            // An acknowledgement leaves the queue when a READ behind it completes, or another
+            // acknowledgement does: there may be twice as many as READs.
+            sends: config.window + 3 * READS_IN_FLIGHT,
+            receives: config.depth + CONTROL_RECEIVES + acknowledgements,
+            inline: MAX_REQUEST_BYTES,
+            sges: 1,
+        }
+    }
+
+    fn machine(
+        &self,
+        transport: &Unconnected,
+        config: &Config,
+        _memory: (),
+        peer: &EndpointDescription,
+    ) -> Result<Direct, ConnectError> {
+        let sending = Sending::new(*self, &transport.pd, config, peer)?;
+        let receiving = Receiving::new(*self, transport, config, self.queues(config).receives)?;
+        Ok(Direct { sending, receiving })
+    }
+
+    fn access_of_sources(&self) -> Access {
         match self.acknowledge {
-            // Who lets others write must be able to itself (IBTA Vol 1, 10.6.3.1).
+            // Who lets others write must be able to itself (IBTA Vol 1, 10.6.3.1; ibv_reg_mr(3)).
             Acknowledge::SignalByte => Access::REMOTE_READ | Access::REMOTE_WRITE | Access::LOCAL_WRITE,
             Acknowledge::Send => Access::REMOTE_READ,
         }
     }
 
-    fn bytes_behind(&self) -> usize {
+    fn bytes_behind_messages(&self) -> usize {
         usize::from(self.acknowledge == Acknowledge::SignalByte)
     }
 
-    fn endpoint(&self, pd: &Pd, config: &Config, channel: Option<&Channel>) -> Result<Endpoint, ConnectError> {
-        Endpoint::new(*self, pd, config.clone(), channel)
-    }
-
-    fn describe(&self, endpoint: &Endpoint) -> EndpointDescription {
-        endpoint.description()
-    }
-
-    fn connect(&self, endpoint: Endpoint, peer: &EndpointDescription) -> Result<Connection, ConnectError> {
-        endpoint.connect(peer)
-    }
-
-    fn replicate(connections: Vec<Connection>) -> Result<Option<Replication>, ConnectError> {
+    fn replication(connections: Vec<Connection>) -> Result<Option<Replication>, ConnectError> {
         let mut replication = Replication::new();
         for connection in connections {
             replication.add(connection)?;

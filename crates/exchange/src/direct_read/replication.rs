@@ -2,9 +2,9 @@
 
 use doorbell_verbs::Region;
 
-use super::Acknowledge;
-use super::connection::Connection;
+use super::{Acknowledge, Connection};
 use crate::connection::{MessageConnection, MessageId, Submit};
+use crate::engine::Machine;
 use crate::error::{ConnectError, ConnectionError, Misuse};
 
 /// Publishes messages to many readers. What it costs the source is one small SEND per reader,
@@ -39,10 +39,10 @@ impl Replication {
     ///
     /// Its messages are not acknowledged by SEND, or some were sent already.
     pub fn add(&mut self, connection: Connection) -> Result<usize, ConnectError> {
-        if connection.protocol.acknowledge != Acknowledge::Send {
+        if connection.machine.sending.acknowledge != Acknowledge::Send {
             return Err(ConnectError::Unfit("a message has one signal byte only, so its readers have to send word"));
         }
-        if connection.next_id != 1 {
+        if connection.machine.last_accepted() != 0 {
             return Err(ConnectError::Unfit("a reader takes part from its first message on, and this one had some"));
         }
         self.readers.push(Reader { connection, before: self.published, is_ended: false });
@@ -57,10 +57,10 @@ impl Replication {
     /// One of the readers does not take such a message, or the region does not allow it: nobody was sent it.
     pub fn publish(&mut self, region: &Region, offset: usize, length: usize) -> Result<Submit, Misuse> {
         for reader in self.living() {
-            reader.connection.check_source(region, offset, length)?;
+            reader.connection.machine.check_source(region, offset, length)?;
         }
         for reader in self.living() {
-            if let Ok(Some(full)) = reader.connection.refusal() {
+            if let Ok(Some(full)) = reader.connection.refusal(length) {
                 return Ok(Submit::Full(full));
             }
         }

@@ -12,7 +12,7 @@ use super::sending::Pending;
 use crate::config::{Config, MAX_POLL_LIST};
 use crate::connection::{MessageConnection, MessageId, Submit};
 use crate::error::ConnectionError;
-use crate::line::{CONTROL_TAG, Closing, Line, RECEIVE_TAG};
+use crate::transport::{CONTROL_TAG, Closing, RECEIVE_TAG, Transport};
 
 /// Receives are reposted in lists of at least this many while messages flow.
 pub(super) const REPOST_BATCH: usize = 16;
@@ -32,7 +32,7 @@ enum Arrival {
 /// says why, and [`outcome`](Self::outcome) tells of each message whether it arrived.
 pub struct Connection {
     pub(super) config: Config,
-    pub(super) line: Line,
+    pub(super) line: Transport,
     pub(super) pool: Arc<Pool>,
     pub(super) send_region: Option<Region>,
     pub(super) stride: usize,
@@ -56,12 +56,12 @@ pub struct Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
+        self.line.fail();
         if !self.pool.is_shared() {
             return; // buffers and queue pair go together
         }
         // Shared buffers go back to the others: those that hold messages nobody took, and one that
         // the queue pair may hold itself.
-        self.line.fail();
         self.line.over.get_or_insert(ConnectionError::Closed);
         let mut list = [Completion::default(); MAX_POLL_LIST];
         while self.claim.is_none()
@@ -241,7 +241,7 @@ impl Connection {
     /// What a receive that succeeded has brought, if the peer may send that.
     #[inline]
     fn judge(&mut self, completion: &Completion) -> Result<Arrival, ConnectionError> {
-        Line::check_is_send(completion)?;
+        Transport::check_is_send(completion)?;
         let length = completion.byte_len as usize;
         let word = match completion.attachment {
             Attachment::Immediate(immediate) => Some(Word::decode(immediate)),

@@ -12,8 +12,8 @@ use super::pool::{Layout, Pool};
 use super::shared::SharedReceives;
 use crate::config::Config;
 use crate::error::ConnectError;
-use crate::line::{LineEnd, Queues};
 use crate::setup::EndpointDescription;
+use crate::transport::{Queues, Unconnected};
 
 /// How long the queues of a connection of this configuration are.
 pub(super) fn queues(config: &Config) -> Queues {
@@ -24,7 +24,7 @@ pub(super) fn queues(config: &Config) -> Queues {
 #[derive(Debug)]
 pub struct Endpoint {
     config: Config,
-    end: LineEnd,
+    end: Unconnected,
     shared: Option<SharedReceives>,
     claim: Option<Claim>,
 }
@@ -48,7 +48,7 @@ impl Endpoint {
         channel: Option<&Channel>,
     ) -> Result<Self, ConnectError> {
         config.check()?;
-        let cq = LineEnd::completion_queue(pd, queues(&config), channel)?;
+        let cq = Unconnected::completion_queue(pd, queues(&config), channel)?;
         Self::on(pd, config, shared, cq, None)
     }
 
@@ -69,7 +69,7 @@ impl Endpoint {
             return Err(ConnectError::TooLongForShared { longest: config.max_message, shared: shared.max_message() });
         }
         let srq = shared.map(SharedReceives::srq);
-        let end = LineEnd::new(pd, queues(&config), srq, cq, Protocol::SendReceive)?;
+        let end = Unconnected::new(pd, queues(&config), srq, cq, Protocol::SendReceive)?;
         Ok(Self { config, end, shared: shared.cloned(), claim })
     }
 

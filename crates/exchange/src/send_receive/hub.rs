@@ -15,7 +15,7 @@ use super::pool::Message;
 use super::shared::SharedReceives;
 use crate::config::{Config, MAX_POLL_LIST};
 use crate::error::{ConnectError, ConnectionError};
-use crate::line::RECEIVE_TAG;
+use crate::transport::RECEIVE_TAG;
 
 /// Connections that are looked after in each poll that brings nothing, in turn.
 const LOOKED_AFTER: usize = 8;

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use super::credits::{ReceiveCredits, Word};
 use crate::config::MAX_REPOST_LIST;
-use crate::line::{CONTROL_TAG, RECEIVE_TAG};
+use crate::transport::{CONTROL_TAG, RECEIVE_TAG};
 
 /// Marks the work requests of credit messages.
 pub(crate) const CREDIT_TAG: u64 = CONTROL_TAG;

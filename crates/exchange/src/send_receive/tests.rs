@@ -4,7 +4,7 @@ use doorbell_verbs::{Attachment, Completion, CompletionOpcode, RKey, Status};
 use super::pool::CREDIT_TAG;
 use super::*;
 use crate::error::ConnectionError;
-use crate::line::{Closing, GOODBYE_TAG, KEEPALIVE_TAG, RECEIVE_TAG};
+use crate::transport::{Closing, GOODBYE_TAG, KEEPALIVE_TAG, RECEIVE_TAG};
 
 fn pair() -> (Connection, Connection) {
     let endpoint = || {

@@ -36,12 +36,13 @@ use doorbell_verbs::{Access, Channel, MemoryKind, Pd, Region};
 use crate::buffered_write::{HEAD, PeerRing, WORDS, notices};
 use crate::config::{Config, MAX_WINDOW};
 use crate::connection::{Connector, Group};
-use crate::duplex::{self, Halves};
+use crate::duplex::{Duplex, WORD_RECEIVES};
+use crate::engine::{self, Recipe};
 use crate::error::ConnectError;
-use crate::line::Queues;
 use crate::outbox::Outbox;
 use crate::ring::{Ring, ring_bytes};
 use crate::setup::{EndpointDescription, RemoteRegion};
+use crate::transport::{Queues, Unconnected};
 use incoming::Shared;
 use outgoing::Reserved;
 use recovery::Recovery;
@@ -53,9 +54,9 @@ pub use crate::ring::RingMessage as Message;
 pub struct SharedWrite;
 
 /// One end of a connection to be.
-pub type Endpoint = duplex::Endpoint<SharedWrite>;
+pub type Endpoint = engine::Endpoint<SharedWrite>;
 /// A connection.
-pub type Connection = duplex::Connection<SharedWrite>;
+pub type Connection = engine::Connection<SharedWrite>;
 
 /// In the memory beside the ring: the tail, which senders add to. Both offsets count bytes.
 const TAIL: usize = 0;
@@ -110,7 +111,7 @@ impl SharedRing {
             let allowed = "what the shared ring has room for";
             return Err(ConnectError::Setting { what, given: config.max_message as u64, allowed });
         }
-        Endpoint::with_memory(&SharedWrite, &self.pd, config, channel, Arc::clone(&self.shared))
+        Endpoint::with_memory(&SharedWrite, &self.pd, config, channel, None, Arc::clone(&self.shared))
     }
 
     /// Senders that died while they had space reserved or may have, and were dealt with.
@@ -119,10 +120,9 @@ impl SharedRing {
     }
 }
 
-impl Halves for SharedWrite {
+impl Recipe for SharedWrite {
     type Memory = Arc<Common>;
-    type Out = Reserved;
-    type In = Shared;
+    type Machine = Duplex<Reserved, Shared>;
 
     fn id(&self) -> Protocol {
         Protocol::SharedWrite
@@ -154,20 +154,21 @@ impl Halves for SharedWrite {
         Queues {
             // Each message; reservations, a READ of the head, questions and answers.
             sends: config.window + RESERVATIONS + 3,
-            receives: notices(config.depth),
+            receives: notices(config.depth) + WORD_RECEIVES,
             inline: Outbox::inline_bytes(config),
             sges: 2,
         }
     }
 
-    fn halves(
+    fn machine(
         &self,
-        pd: &Pd,
+        transport: &Unconnected,
         config: &Config,
         memory: Arc<Common>,
         peer: &EndpointDescription,
-    ) -> Result<(Reserved, Shared), ConnectError> {
+    ) -> Result<Duplex<Reserved, Shared>, ConnectError> {
+        let pd = &transport.pd;
         let out = Reserved::new(pd, config, peer, PeerRing::of(peer)?)?;
-        Ok((out, Shared::new(config, memory)))
+        Ok(Duplex::new(transport, self.queues(config).receives, out, Shared::new(config, memory))?)
     }
 }

@@ -1,5 +1,5 @@
-//! What the connections of all protocols have in common: a queue pair of the reliable kind, how it
-//! is brought up, how the peer's death is noticed, and how both sides part.
+//! What carries the messages of every protocol: a queue pair of the reliable kind and its completion
+//! queue, how they are brought up, how the peer's death is noticed, and how both sides part.
 
 use doorbell_protocols::Protocol;
 use doorbell_verbs::{
@@ -45,9 +45,9 @@ impl Queues {
     }
 }
 
-/// A line to be: made, but not connected.
+/// A transport that is made, but not connected.
 #[derive(Debug)]
-pub(crate) struct LineEnd {
+pub struct Unconnected {
     pub(crate) pd: Pd,
     pub(crate) qp: Qp,
     cq: Cq,
@@ -55,8 +55,8 @@ pub(crate) struct LineEnd {
     protocol: Protocol,
 }
 
-impl LineEnd {
-    /// A completion queue for one line.
+impl Unconnected {
+    /// A completion queue for one transport.
     pub(crate) fn completion_queue(pd: &Pd, queues: Queues, channel: Option<&Channel>) -> Result<Cq, ConnectError> {
         Ok(match channel {
             Some(channel) => pd.device().create_cq_on(queues.completions(), channel)?,
@@ -131,7 +131,7 @@ impl LineEnd {
     }
 
     /// Connects, once receives are posted.
-    pub(crate) fn connect(self, config: &Config, peer: &EndpointDescription) -> Result<Line, ConnectError> {
+    pub(crate) fn connect(self, config: &Config, peer: &EndpointDescription) -> Result<Transport, ConnectError> {
         let own = self.description(config);
         let Self { pd, qp, cq, .. } = self;
         let settings = RcSettings {
@@ -142,7 +142,7 @@ impl LineEnd {
         };
         rc::connect(&qp, &own, peer, &settings)?;
         let heard_ns = pd.device().now_ns();
-        Ok(Line {
+        Ok(Transport {
             pd,
             qp,
             cq,
@@ -170,9 +170,9 @@ pub(crate) enum Closing {
     Done,
 }
 
-/// A connected queue pair, and what is known of the peer's life.
+/// A connected queue pair with its completion queue, and what is known of the peer's life.
 #[derive(Debug)]
-pub(crate) struct Line {
+pub struct Transport {
     pub(crate) pd: Pd,
     pub(crate) qp: Qp,
     pub(crate) cq: Cq,
@@ -189,15 +189,7 @@ pub(crate) struct Line {
     pub(crate) keepalives: u64,
 }
 
-impl Drop for Line {
-    /// Messages that the program still holds keep the queue pair: to the peer it is dead from now
-    /// on, whatever becomes of its memory.
-    fn drop(&mut self) {
-        self.fail();
-    }
-}
-
-impl Line {
+impl Transport {
     /// What is still on its way in or out is given up.
     pub(crate) fn fail(&self) {
         let error = QpAttributes { state: Some(QpState::Error), ..QpAttributes::default() };

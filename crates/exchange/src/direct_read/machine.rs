@@ -1,0 +1,201 @@
+//! Both halves as one machine, and what its connections can do beside what all can.
+
+use doorbell_verbs::{Access, Attachment, Completion, PostError, Qp, Region};
+use smallvec::smallvec;
+
+use super::Connection;
+use super::message::Message;
+use super::receiving::{Place, READ_TAG, ReadId, Receiving};
+use super::request::{MAX_APPLICATION_BYTES, Request};
+use super::sending::Sending;
+use crate::connection::{Backpressure, MessageConnection, MessageId, Submit};
+use crate::engine::{GOODBYE, Machine};
+use crate::error::{ConnectionError, Misuse};
+use crate::outbox::Source;
+use crate::transport::Transport;
+
+/// What is particular to connections of the protocol Direct-Read.
+pub struct Direct {
+    pub(super) sending: Sending,
+    pub(super) receiving: Receiving,
+}
+
+impl Machine for Direct {
+    type Message = Message;
+
+    fn max_send(&self) -> usize {
+        self.sending.longest_copied()
+    }
+
+    fn max_send_from(&self) -> usize {
+        self.sending.longest()
+    }
+
+    fn check_source(&self, region: &Region, offset: usize, length: usize) -> Result<(), Misuse> {
+        self.sending.check_source(region, offset, length)
+    }
+
+    #[inline]
+    fn refusal(&mut self, _length: usize) -> Option<Backpressure> {
+        self.sending.refusal()
+    }
+
+    #[inline]
+    fn send(&mut self, qp: &Qp, source: Source<'_>) -> Result<MessageId, PostError> {
+        self.sending.send(qp, source, &[])
+    }
+
+    #[inline]
+    fn flush(&mut self, qp: &Qp) -> Result<(), PostError> {
+        self.sending.flush(qp)
+    }
+
+    #[inline]
+    fn take_completion(&mut self, wr_id: u64) -> Result<bool, ConnectionError> {
+        if wr_id & READ_TAG == 0 {
+            self.sending.announced(wr_id);
+        } else {
+            self.receiving.read(wr_id & !READ_TAG);
+        }
+        Ok(true)
+    }
+
+    #[inline]
+    fn take_receive(&mut self, transport: &mut Transport, completion: &Completion) -> Result<(), ConnectionError> {
+        let slot = completion.wr_id as u32;
+        self.receiving.taken(slot);
+        Transport::check_is_send(completion)?;
+        let Attachment::Immediate(word) = completion.attachment else {
+            transport.check_may_send()?;
+            return self.receiving.take_request(slot, completion.byte_len as usize);
+        };
+        if completion.byte_len > 0 {
+            return Err(ConnectionError::Protocol("a word with a message behind it"));
+        }
+        match word {
+            GOODBYE => transport.take_goodbye(),
+            word => self.sending.take_word(word),
+        }
+    }
+
+    /// First the receives, then the acknowledgements, which let the peer send again.
+    #[inline]
+    fn end_of_list(&mut self, qp: &Qp) -> Result<(), PostError> {
+        self.receiving.repost(qp)?;
+        self.receiving.acknowledge(qp)
+    }
+
+    #[inline]
+    fn advance(&mut self, transport: &Transport, _news: usize) -> Result<usize, ConnectionError> {
+        self.receiving.begin_into_pool(&transport.qp)?;
+        Ok(self.sending.look_at_signals())
+    }
+
+    fn end(&mut self, _in_peace: bool) {
+        self.sending.end();
+    }
+
+    #[inline]
+    fn take(&mut self) -> Option<Message> {
+        self.receiving.take()
+    }
+
+    #[inline]
+    fn last_done(&self) -> MessageId {
+        self.sending.completed
+    }
+
+    #[inline]
+    fn last_accepted(&self) -> MessageId {
+        self.sending.next_id - 1
+    }
+
+    fn notifies(&self) -> bool {
+        self.sending.notifies()
+    }
+}
+
+impl Connection {
+    /// Sends a message, which is copied, with up to [`MAX_APPLICATION_BYTES`] in its read request.
+    ///
+    /// # Errors
+    ///
+    /// The connection is over. Or the message or what goes with it is too long ([`ConnectionError::Misuse`]): then the
+    /// connection goes on.
+    pub fn send_with(&mut self, message: &[u8], application: &[u8]) -> Result<Submit, ConnectionError> {
+        Misuse::check_length(message.len(), self.max_send())?;
+        check_application(application)?;
+        self.submit(message.len(), |machine, qp| machine.sending.send(qp, Source::Bytes(message), application))
+    }
+
+    /// Sends a message from memory of the program, with up to [`MAX_APPLICATION_BYTES`] in its read
+    /// request. The region must be registered for remote reading; with signal bytes also for remote
+    /// writing, and the byte behind the message is the signal byte.
+    ///
+    /// # Errors
+    ///
+    /// The connection is over. Or the region does not allow that, or has no byte behind the message, or the message or
+    /// what goes with it is too long ([`ConnectionError::Misuse`]): then the connection goes on.
+    pub fn send_from_with(
+        &mut self,
+        region: &Region,
+        offset: usize,
+        length: usize,
+        application: &[u8],
+    ) -> Result<Submit, ConnectionError> {
+        self.machine.check_source(region, offset, length)?;
+        check_application(application)?;
+        let source = Source::Memory { region, offset, length };
+        self.submit(length, |machine, qp| machine.sending.send(qp, source, application))
+    }
+
+    /// The oldest message that waits to be read, where the program places messages by hand.
+    pub fn request(&self) -> Option<&Request> {
+        let receiving = &self.machine.receiving;
+        if receiving.pool.is_some() { None } else { receiving.requests.front() }
+    }
+
+    /// Begins to read the oldest message that waits into memory of the program, which must be
+    /// registered for local writes. Does not wait. `None` if no message waits, or as many are
+    /// being read as may be: poll and try again.
+    ///
+    /// # Errors
+    ///
+    /// The connection is over. Or the region has no room for the message there, or may not be written
+    /// ([`ConnectionError::Misuse`]): then the connection goes on.
+    pub fn read_into(&mut self, region: &Region, offset: usize) -> Result<Option<ReadId>, ConnectionError> {
+        if let Some(error) = self.transport.over {
+            return Err(error);
+        }
+        let receiving = &mut self.machine.receiving;
+        if receiving.pool.is_some() || receiving.is_full() {
+            return Ok(None);
+        }
+        let Some(request) = receiving.requests.front() else { return Ok(None) };
+        let length = request.len();
+        Misuse::check_inside(region, offset, length)?;
+        if length > 0 {
+            Misuse::check_access(region, Access::LOCAL_WRITE)?;
+        }
+        let place = (region.sge(offset, length), Place::Region { _held: region.clone() });
+        let begun = receiving.begin(&self.transport.qp, &mut smallvec![place]);
+        self.explained(begun)?;
+        Ok(Some(self.machine.receiving.reads_begun))
+    }
+
+    /// Is this message read?
+    pub fn is_read(&self, id: ReadId) -> bool {
+        id <= self.machine.receiving.reads_done
+    }
+
+    /// Acknowledgements that were sent: WRITEs of a signal byte, or SENDs.
+    pub fn acknowledgements(&self) -> u64 {
+        self.machine.receiving.acknowledgements
+    }
+}
+
+/// Checks the length of what is to go with a message.
+fn check_application(application: &[u8]) -> Result<(), Misuse> {
+    let (given, allowed) = (application.len(), MAX_APPLICATION_BYTES);
+    if given > allowed { Err(Misuse::Application { given, allowed }) } else { Ok(()) }
+}

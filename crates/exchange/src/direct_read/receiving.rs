@@ -1,0 +1,259 @@
+//! The half that receives: it reads the messages that were announced, and says which it has read.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use doorbell_protocols::POLL_LIST;
+use doorbell_verbs::{
+    Access, MemoryKind, Payload, PostError, Qp, RecvRequest, Region, SendFlags, SendOperation, SendRequest, Sge,
+};
+use smallvec::SmallVec;
+
+use super::message::Message;
+use super::request::{MAX_REQUEST_BYTES, RemotePlace, Request};
+use super::{Acknowledge, DirectRead, Placement};
+use crate::config::Config;
+use crate::engine::GOODBYE;
+use crate::error::{ConnectError, ConnectionError};
+use crate::slots::Slots;
+use crate::transport::{CONTROL_TAG, RECEIVE_TAG, Unconnected};
+
+/// READs in flight at most (facts of the published evaluation: nothing is gained above).
+pub(super) const READS_IN_FLIGHT: usize = 32;
+
+/// From one buffer for a read request to the next.
+const REQUEST_STRIDE: usize = MAX_REQUEST_BYTES.next_multiple_of(64);
+
+/// Marks the work requests of READs.
+pub(super) const READ_TAG: u64 = 1 << 61;
+/// Marks the work requests of acknowledgements.
+const ACKNOWLEDGE_TAG: u64 = CONTROL_TAG | 3;
+
+/// What a signal byte becomes when its message was read.
+pub(super) const READ: u8 = 1;
+
+/// Names a READ of a connection. Ids rise by one.
+pub type ReadId = u64;
+
+/// A message that is being read.
+struct Reading {
+    remote: RemotePlace,
+    place: Place,
+}
+
+/// Where a message is read to.
+pub(super) enum Place {
+    /// A buffer of the pool.
+    Slot(u32),
+    /// Memory of the program, which lives as long.
+    Region { _held: Region },
+}
+
+/// Places that messages are to be read to, oldest message first.
+pub(super) type Places = SmallVec<[(Sge, Place); READS_IN_FLIGHT]>;
+
+/// The half that receives.
+pub(super) struct Receiving {
+    protocol: DirectRead,
+    depth: usize,
+    /// Bytes of the longest message that is taken.
+    longest: usize,
+    /// Buffers for read requests.
+    receives: Region,
+    pub(super) pool: Option<Arc<Slots>>,
+    /// Messages of the peer that wait to be read.
+    pub(super) requests: VecDeque<Request>,
+    reads: VecDeque<Reading>,
+    pub(super) reads_begun: ReadId,
+    pub(super) reads_done: ReadId,
+    inbox: VecDeque<(u32, usize)>,
+    pub(super) acknowledgements: u64,
+    /// What the list of completions at hand has brought: receives to be posted again, and messages that were read.
+    taken: Vec<u32>,
+    read: Vec<RemotePlace>,
+}
+
+impl Receiving {
+    /// Allocates buffers, and posts `count` receives.
+    pub(super) fn new(
+        protocol: DirectRead,
+        transport: &Unconnected,
+        config: &Config,
+        count: usize,
+    ) -> Result<Self, ConnectError> {
+        let pd = &transport.pd;
+        let receives = pd.allocate(count * REQUEST_STRIDE, Access::LOCAL_WRITE, MemoryKind::Plain)?;
+        let pool = match protocol.placement {
+            Placement::ByHand => None,
+            Placement::Pool => {
+                let stride = config.stride();
+                let region = pd.allocate(config.depth * stride, Access::LOCAL_WRITE, MemoryKind::Plain)?;
+                Some(Slots::new(region, stride, config.depth, 0..config.depth as u32))
+            }
+        };
+        let mut receiving = Self {
+            protocol,
+            depth: config.depth,
+            longest: protocol.longest_received(config),
+            receives,
+            pool,
+            requests: VecDeque::with_capacity(config.depth),
+            reads: VecDeque::with_capacity(READS_IN_FLIGHT),
+            reads_begun: 0,
+            reads_done: 0,
+            inbox: VecDeque::with_capacity(config.depth),
+            acknowledgements: 0,
+            taken: Vec::with_capacity(POLL_LIST),
+            read: Vec::with_capacity(POLL_LIST),
+        };
+        for slot in 0..count as u32 {
+            receiving.taken.push(slot);
+            if receiving.taken.len() == POLL_LIST {
+                receiving.repost(&transport.qp)?;
+            }
+        }
+        receiving.repost(&transport.qp)?;
+        Ok(receiving)
+    }
+
+    /// The receive with this buffer has taken something. It is posted again at the end of the list.
+    #[inline]
+    pub(super) fn taken(&mut self, slot: u32) {
+        self.taken.push(slot);
+    }
+
+    /// Takes a read request.
+    #[inline]
+    pub(super) fn take_request(&mut self, slot: u32, length: usize) -> Result<(), ConnectionError> {
+        let mut bytes = [0; MAX_REQUEST_BYTES];
+        // No receive is longer.
+        let bytes = &mut bytes[..length.min(MAX_REQUEST_BYTES)];
+        self.receives.copy_out(slot as usize * REQUEST_STRIDE, bytes);
+        let request = Request::decode(bytes).ok_or(ConnectionError::Protocol("a read request that is none"))?;
+        if request.len() > self.longest {
+            return Err(ConnectionError::TooLong { length: request.len(), most: self.longest });
+        }
+        if self.requests.len() + self.reads.len() >= self.depth {
+            return Err(ConnectionError::Protocol("more messages than its window allows"));
+        }
+        self.requests.push_back(request);
+        Ok(())
+    }
+
+    /// Another READ would be one too many.
+    pub(super) fn is_full(&self) -> bool {
+        self.reads.len() >= READS_IN_FLIGHT
+    }
+
+    /// Begins as many READs as there are buffers for.
+    #[inline]
+    pub(super) fn begin_into_pool(&mut self, qp: &Qp) -> Result<(), PostError> {
+        let Some(pool) = &self.pool else { return Ok(()) };
+        let mut places = Places::new();
+        for request in self.requests.iter().take(READS_IN_FLIGHT - self.reads.len()) {
+            let Some(slot) = pool.get() else { break };
+            places.push((pool.region().sge(pool.offset(slot), request.len()), Place::Slot(slot)));
+        }
+        if places.is_empty() { Ok(()) } else { self.begin(qp, &mut places) }
+    }
+
+    /// Begins READs of the oldest requests, one for each place, in one post.
+    pub(super) fn begin(&mut self, qp: &Qp, places: &mut Places) -> Result<(), PostError> {
+        let mut list: SmallVec<[SendRequest<'_>; 2 * READS_IN_FLIGHT]> = SmallVec::new();
+        for ((sge, _), (request, id)) in places.iter().zip(self.requests.iter().zip(self.reads_begun + 1..)) {
+            list.push(SendRequest {
+                wr_id: READ_TAG | id,
+                operation: SendOperation::Read { remote_address: request.place.address, rkey: request.place.rkey },
+                flags: SendFlags::SIGNALED,
+                payload: Payload::Sges(if sge.length == 0 { &[] } else { std::slice::from_ref(sge) }),
+                destination: None,
+            });
+            if self.protocol.fenced {
+                list.push(acknowledgement(self.protocol.acknowledge, &request.place, id, SendFlags::FENCE));
+            }
+        }
+        let result = qp.post_send(&list);
+        drop(list);
+        result?;
+        for (_, place) in places.drain(..) {
+            let Some(request) = self.requests.pop_front() else { break };
+            self.reads.push_back(Reading { remote: request.place, place });
+            self.reads_begun += 1;
+        }
+        Ok(())
+    }
+
+    /// The oldest READ is complete.
+    #[inline]
+    pub(super) fn read(&mut self, id: ReadId) {
+        let Some(Reading { remote, place }) = self.reads.pop_front() else { return };
+        self.reads_done = id;
+        if let Place::Slot(slot) = place {
+            self.inbox.push_back((slot, remote.length as usize));
+        }
+        self.read.push(remote);
+    }
+
+    /// Posts the receives again that the list of completions at hand has brought.
+    #[inline]
+    pub(super) fn repost(&mut self, qp: &Qp) -> Result<(), PostError> {
+        if self.taken.is_empty() {
+            return Ok(());
+        }
+        let mut sges: SmallVec<[Sge; POLL_LIST]> = SmallVec::new();
+        for &slot in &self.taken {
+            sges.push(self.receives.sge(slot as usize * REQUEST_STRIDE, MAX_REQUEST_BYTES));
+        }
+        let mut list: SmallVec<[RecvRequest<'_>; POLL_LIST]> = SmallVec::new();
+        for (&slot, sge) in self.taken.iter().zip(&sges) {
+            list.push(RecvRequest { wr_id: RECEIVE_TAG | u64::from(slot), sges: std::slice::from_ref(sge) });
+        }
+        self.taken.clear();
+        qp.post_recv(&list)
+    }
+
+    /// Tells the peer what was read, unless that was posted with the READs.
+    #[inline]
+    pub(super) fn acknowledge(&mut self, qp: &Qp) -> Result<(), PostError> {
+        let Some(last) = self.read.last() else { return Ok(()) };
+        let mut list: SmallVec<[SendRequest<'_>; POLL_LIST]> = SmallVec::new();
+        match self.protocol {
+            DirectRead { fenced: true, .. } => {
+                self.acknowledgements += self.read.len() as u64;
+                self.read.clear();
+                return Ok(());
+            }
+            // One tells of all.
+            DirectRead { acknowledge: Acknowledge::Send, .. } => {
+                list.push(acknowledgement(Acknowledge::Send, last, self.reads_done, SendFlags::empty()));
+            }
+            DirectRead { acknowledge, .. } => {
+                for place in &self.read {
+                    list.push(acknowledgement(acknowledge, place, 0, SendFlags::empty()));
+                }
+            }
+        }
+        self.acknowledgements += list.len() as u64;
+        self.read.clear();
+        qp.post_send(&list)
+    }
+
+    #[inline]
+    pub(super) fn take(&mut self) -> Option<Message> {
+        let (slot, length) = self.inbox.pop_front()?;
+        self.pool.as_ref().map(|pool| Message::new(pool, slot, length))
+    }
+}
+
+/// Tells the peer that a message, and with SENDs all up to this id, was read. Not signaled: it has
+/// left the queue when anything behind it has.
+fn acknowledgement(kind: Acknowledge, place: &RemotePlace, id: ReadId, flags: SendFlags) -> SendRequest<'static> {
+    let (operation, payload): (_, &'static [u8]) = match kind {
+        Acknowledge::SignalByte => {
+            let remote_address = place.address.wrapping_add(place.length.into());
+            (SendOperation::Write { remote_address, rkey: place.rkey }, &[READ])
+        }
+        Acknowledge::Send => (SendOperation::SendImmediate(id as u32 & !GOODBYE), &[]),
+    };
+    SendRequest { wr_id: ACKNOWLEDGE_TAG, operation, flags, payload: Payload::Inline(payload), destination: None }
+}

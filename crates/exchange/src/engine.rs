@@ -1,0 +1,492 @@
+//! The engine of every connection: it takes completions, posts what waits, tells why a post failed, ends the
+//! connection, says goodbye, and asks whether the peer lives.
+//!
+//! What is particular to a protocol is a [`Machine`], which the engine calls. The four protocols whose sending and
+//! receiving halves know nothing of each other share one machine, [`Duplex`](crate::duplex::Duplex). All calls are
+//! static, so each protocol's connection is compiled as if there were no other.
+
+use doorbell_protocols::Protocol;
+use doorbell_verbs::{Access, Channel, Completion, Cq, Pd, PostError, Qp, Region, Srq, Status};
+
+use crate::config::{Config, MAX_POLL_LIST};
+use crate::connection::{Backpressure, Connector, Group, MessageConnection, MessageId, Received, Submit};
+use crate::direct_read::Replication;
+use crate::error::{ConnectError, ConnectionError, Misuse};
+use crate::outbox::Source;
+use crate::setup::{EndpointDescription, RemoteRegion};
+use crate::transport::{CONTROL_TAG, Closing, Queues, RECEIVE_TAG, Transport, Unconnected};
+
+/// The goodbye of protocols whose other words leave the top bit alone.
+pub(crate) const GOODBYE: u32 = 1 << 31;
+
+/// What is particular to a protocol, of one connection: its sending and its receiving half.
+///
+/// A call that posts returns the error of the post. The engine then looks for the reason in the completions, and ends
+/// the connection; a machine never does that itself.
+pub trait Machine {
+    /// What it hands out.
+    type Message: Received;
+
+    /// Bytes of the longest message that is copied.
+    fn max_send(&self) -> usize;
+    /// Bytes of the longest message that may be sent from the program's memory.
+    fn max_send_from(&self) -> usize;
+    /// Checks that a message can be sent from there.
+    #[inline]
+    fn check_source(&self, region: &Region, offset: usize, length: usize) -> Result<(), Misuse> {
+        Misuse::check_length(length, self.max_send_from())?;
+        Misuse::check_inside(region, offset, length)
+    }
+    /// Why a message of this length is not taken now.
+    fn refusal(&mut self, length: usize) -> Option<Backpressure>;
+    /// Takes a message, which was not refused.
+    fn send(&mut self, qp: &Qp, source: Source<'_>) -> Result<MessageId, PostError>;
+    /// Posts what waits for its batch to be full.
+    fn flush(&mut self, qp: &Qp) -> Result<(), PostError>;
+
+    /// How many completions are taken at a time.
+    #[inline]
+    fn list_length(&self) -> usize {
+        MAX_POLL_LIST
+    }
+    /// Does the connection take its completions itself? If not, somebody hands them in.
+    #[inline]
+    fn takes_completions(&self) -> bool {
+        true
+    }
+    /// Does this work request only tell the peer what it needs? Then it is no harm if it fails after the goodbye.
+    #[inline]
+    fn serves_the_peer(_wr_id: u64) -> bool {
+        false
+    }
+    /// Something was sent or read. Returns whether that is news: a question that is asked again and
+    /// again may be answered as before.
+    fn take_completion(&mut self, wr_id: u64) -> Result<bool, ConnectionError>;
+    /// A receive has brought something, be it the peer's goodbye.
+    fn take_receive(&mut self, transport: &mut Transport, completion: &Completion) -> Result<(), ConnectionError>;
+    /// A receive was flushed: its buffer holds nothing.
+    #[inline]
+    fn take_flushed(&mut self, _wr_id: u64) -> Result<(), PostError> {
+        Ok(())
+    }
+    /// A list of completions was taken, none of which was an error: what is to be posted for all of them together.
+    #[inline]
+    fn end_of_list(&mut self, _qp: &Qp) -> Result<(), PostError> {
+        Ok(())
+    }
+    /// Moves along, after so many completions that were news. Returns what happened beside those.
+    fn advance(&mut self, transport: &Transport, news: usize) -> Result<usize, ConnectionError>;
+
+    /// The word of this side's goodbye, which is said next.
+    #[inline]
+    fn goodbye(&mut self) -> u32 {
+        GOODBYE
+    }
+    /// The connection is over; the peer has said goodbye, or not. May be called twice.
+    fn end(&mut self, in_peace: bool);
+
+    /// The next message.
+    fn take(&mut self) -> Option<Self::Message>;
+    /// The last message that is done.
+    fn last_done(&self) -> MessageId;
+    /// The last message that was accepted.
+    fn last_accepted(&self) -> MessageId;
+    /// Does what it waits for raise a notification?
+    fn notifies(&self) -> bool;
+    /// Messages sent that carried no data, if those of no bytes look the same to counters; else 0.
+    fn control_sends(&self, _transport: &Transport) -> u64 {
+        0
+    }
+}
+
+/// How the ends of a protocol are made.
+pub trait Recipe: Clone {
+    /// What is allocated before the peer is known.
+    type Memory: std::fmt::Debug;
+    /// What is particular to its connections.
+    type Machine: Machine;
+
+    /// Which protocol and variant.
+    fn id(&self) -> Protocol;
+    /// Allocates, and checks what the device must be able to do.
+    fn memory(&self, pd: &Pd, config: &Config) -> Result<Self::Memory, ConnectError>;
+    /// Makes several ends.
+    fn ends(&self, group: &Group<'_>, config: &Config) -> Result<Vec<Endpoint<Self>>, ConnectError> {
+        (0..group.count).map(|_| self.endpoint(group.pd, config, group.channel)).collect()
+    }
+    /// Regions that the peer is told of.
+    fn regions(_memory: &Self::Memory) -> [RemoteRegion; 2] {
+        [RemoteRegion::NONE; 2]
+    }
+    /// Bytes of the longest message that an end of this configuration takes.
+    fn max_received(&self, config: &Config) -> usize {
+        config.max_message
+    }
+    /// What the peer may do.
+    fn access(&self) -> Access;
+    /// How long queues must be.
+    fn queues(&self, config: &Config) -> Queues;
+    /// Makes the machine, and posts its receives: the peer cannot send yet.
+    fn machine(
+        &self,
+        transport: &Unconnected,
+        config: &Config,
+        memory: Self::Memory,
+        peer: &EndpointDescription,
+    ) -> Result<Self::Machine, ConnectError>;
+    /// As [`Connector::source_access`].
+    fn access_of_sources(&self) -> Access {
+        Access::empty()
+    }
+    /// As [`Connector::bytes_behind`].
+    fn bytes_behind_messages(&self) -> usize {
+        0
+    }
+    /// As [`Connector::replicate`].
+    fn replication(_connections: Vec<Connection<Self>>) -> Result<Option<Replication>, ConnectError> {
+        Ok(None)
+    }
+}
+
+/// One end of a connection to be: made, but not connected.
+#[derive(Debug)]
+pub struct Endpoint<R: Recipe> {
+    recipe: R,
+    config: Config,
+    transport: Unconnected,
+    memory: R::Memory,
+}
+
+impl<R: Recipe> Endpoint<R> {
+    /// Makes an end with a completion queue of its own.
+    pub(crate) fn with_memory(
+        recipe: &R,
+        pd: &Pd,
+        config: &Config,
+        channel: Option<&Channel>,
+        srq: Option<&Srq>,
+        memory: R::Memory,
+    ) -> Result<Self, ConnectError> {
+        let cq = Unconnected::completion_queue(pd, recipe.queues(config), channel)?;
+        Self::on(recipe, pd, config, cq, srq, memory)
+    }
+
+    /// Makes an end whose completions go to this queue.
+    pub(crate) fn on(
+        recipe: &R,
+        pd: &Pd,
+        config: &Config,
+        cq: Cq,
+        srq: Option<&Srq>,
+        memory: R::Memory,
+    ) -> Result<Self, ConnectError> {
+        let transport = Unconnected::new(pd, recipe.queues(config), srq, cq, recipe.id())?;
+        Ok(Self { recipe: recipe.clone(), config: config.clone(), transport, memory })
+    }
+
+    /// What the peer needs to know.
+    pub fn description(&self) -> EndpointDescription {
+        let max_message = self.recipe.max_received(&self.config) as u64;
+        let regions = R::regions(&self.memory);
+        EndpointDescription { max_message, regions, ..self.transport.description(&self.config) }
+    }
+
+    /// Connects with the peer whose description this is. Receives are posted before it can send.
+    pub fn connect(self, peer: &EndpointDescription) -> Result<Connection<R>, ConnectError> {
+        let Self { recipe, config, transport, memory } = self;
+        transport.prepare(&config, peer, recipe.access())?;
+        let machine = recipe.machine(&transport, &config, memory, peer)?;
+        Ok(Connection { transport: transport.connect(&config, peer)?, machine })
+    }
+}
+
+impl<R: Recipe> Connector for R {
+    type Endpoint = Endpoint<R>;
+    type Connection = Connection<R>;
+
+    fn protocol(&self) -> Protocol {
+        self.id()
+    }
+
+    fn source_access(&self) -> Access {
+        self.access_of_sources()
+    }
+
+    fn bytes_behind(&self) -> usize {
+        self.bytes_behind_messages()
+    }
+
+    fn endpoint(&self, pd: &Pd, config: &Config, channel: Option<&Channel>) -> Result<Endpoint<R>, ConnectError> {
+        config.check()?;
+        Endpoint::with_memory(self, pd, config, channel, None, self.memory(pd, config)?)
+    }
+
+    fn endpoints(&self, group: &Group<'_>, config: &Config) -> Result<Vec<Endpoint<R>>, ConnectError> {
+        self.ends(group, config)
+    }
+
+    fn describe(&self, endpoint: &Endpoint<R>) -> EndpointDescription {
+        endpoint.description()
+    }
+
+    fn connect(&self, endpoint: Endpoint<R>, peer: &EndpointDescription) -> Result<Connection<R>, ConnectError> {
+        endpoint.connect(peer)
+    }
+
+    fn replicate(connections: Vec<Connection<R>>) -> Result<Option<Replication>, ConnectError> {
+        R::replication(connections)
+    }
+}
+
+/// A connection: a non-blocking state machine, see [`MessageConnection`].
+pub struct Connection<R: Recipe> {
+    pub(crate) transport: Transport,
+    pub(crate) machine: R::Machine,
+}
+
+impl<R: Recipe> std::fmt::Debug for Connection<R> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connection")
+            .field("qpn", &self.transport.qp.qpn())
+            .field("last_accepted", &self.machine.last_accepted())
+            .field("last_done", &self.machine.last_done())
+            .field("over", &self.transport.over)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<R: Recipe> Drop for Connection<R> {
+    fn drop(&mut self) {
+        // Messages that the program still holds keep the queue pair: to the peer it is dead from now on, whatever
+        // becomes of its memory.
+        self.transport.fail();
+        self.machine.end(self.transport.peer_closed);
+    }
+}
+
+impl<R: Recipe> Connection<R> {
+    /// Takes completions, one list, and does what is to be done for all of them. Returns how many are news.
+    #[inline]
+    fn reap(&mut self) -> Result<usize, ConnectionError> {
+        let Some(news) = self.reap_list()? else { return Ok(0) };
+        let posted = self.machine.end_of_list(&self.transport.qp);
+        self.explained(posted)?;
+        Ok(news)
+    }
+
+    /// Takes completions, one list. Returns how many are news, if there were any.
+    #[inline]
+    fn reap_list(&mut self) -> Result<Option<usize>, ConnectionError> {
+        if !self.machine.takes_completions() {
+            return Ok(None);
+        }
+        let mut list = [Completion::default(); MAX_POLL_LIST];
+        let count = match self.transport.cq.poll(&mut list[..self.machine.list_length()]) {
+            Ok(count) => count,
+            Err(error) => return Err(self.end(ConnectionError::Overrun(error))),
+        };
+        if count == 0 {
+            return Ok(None);
+        }
+        self.transport.heard();
+        let mut news = 0;
+        let mut failed = None;
+        for completion in &list[..count] {
+            match self.take_completion(completion) {
+                Ok(is_news) => news += usize::from(is_news),
+                // The first error is the reason; flushed requests behind it are consequences.
+                Err(error) => {
+                    failed.get_or_insert(error);
+                }
+            }
+        }
+        match failed {
+            None => Ok(Some(news)),
+            Some(error) => Err(self.end(error)),
+        }
+    }
+
+    /// Takes one completion. Returns whether it is news.
+    #[inline]
+    pub(crate) fn take_completion(&mut self, completion: &Completion) -> Result<bool, ConnectionError> {
+        let Self { transport, machine } = self;
+        let wr_id = completion.wr_id;
+        if wr_id & RECEIVE_TAG != 0 {
+            if completion.status != Status::Success {
+                machine.take_flushed(wr_id)?;
+                return transport.receive_failed(completion.status).map(|()| true);
+            }
+            return machine.take_receive(transport, completion).map(|()| true);
+        }
+        if wr_id & CONTROL_TAG != 0 {
+            return transport.take_control(completion).map(|()| true);
+        }
+        if completion.status != Status::Success {
+            return match transport.has_said_goodbye() && R::Machine::serves_the_peer(wr_id) {
+                // A peer that has heard the goodbye may be gone: it needs nothing any more.
+                true => Ok(true),
+                false => Err(ConnectionError::from_send(completion.status)),
+            };
+        }
+        machine.take_completion(wr_id)
+    }
+
+    /// Lets the machine move along after so many completions that were news, says goodbye if it is time to, and asks
+    /// whether the peer lives if nothing happened. Returns whether anything happened.
+    #[inline]
+    pub(crate) fn settle(&mut self, news: usize) -> Result<bool, ConnectionError> {
+        let moved = match self.machine.advance(&self.transport, news) {
+            Ok(more) => news + more > 0,
+            Err(ConnectionError::Post(error)) => return Err(self.unposted(error)),
+            Err(error) => return Err(self.end(error)),
+        };
+        // Not only when nothing else is to be done: the peer may never stop sending.
+        if self.transport.closing == Closing::Wanted && self.unacknowledged() == 0 {
+            let said = self.transport.say_goodbye(self.machine.goodbye());
+            self.explained(said)?;
+        }
+        if !moved {
+            let asked = self.transport.keep_alive();
+            self.explained(asked)?;
+        }
+        Ok(moved)
+    }
+
+    #[inline]
+    pub(crate) fn explained<T>(&mut self, result: Result<T, PostError>) -> Result<T, ConnectionError> {
+        result.map_err(|error| self.unposted(error))
+    }
+
+    /// Ends the connection, since a post failed. The queue pair may have failed before; then its completions say why.
+    #[cold]
+    fn unposted(&mut self, error: PostError) -> ConnectionError {
+        match self.reap_list() {
+            Ok(_) => self.end(ConnectionError::Post(error)),
+            Err(reason) => reason,
+        }
+    }
+
+    /// Ends the connection: the first reason stays.
+    pub(crate) fn end(&mut self, reason: ConnectionError) -> ConnectionError {
+        let reason = self.transport.end(reason);
+        self.machine.end(self.transport.peer_closed);
+        reason
+    }
+
+    /// Why a message of this length is not taken now.
+    #[inline]
+    pub(crate) fn refusal(&mut self, length: usize) -> Result<Option<Backpressure>, ConnectionError> {
+        self.transport.check_open()?;
+        Ok(self.machine.refusal(length))
+    }
+
+    /// Has the machine take a message of this length, unless something is in the way.
+    #[inline]
+    pub(crate) fn submit(
+        &mut self,
+        length: usize,
+        send: impl FnOnce(&mut R::Machine, &Qp) -> Result<MessageId, PostError>,
+    ) -> Result<Submit, ConnectionError> {
+        if let Some(full) = self.refusal(length)? {
+            return Ok(Submit::Full(full));
+        }
+        let result = send(&mut self.machine, &self.transport.qp);
+        self.explained(result).map(Submit::Accepted)
+    }
+}
+
+impl<R: Recipe> MessageConnection for Connection<R> {
+    type Message = <R::Machine as Machine>::Message;
+
+    #[inline]
+    fn send(&mut self, message: &[u8]) -> Result<Submit, ConnectionError> {
+        Misuse::check_length(message.len(), self.machine.max_send())?;
+        self.submit(message.len(), |machine, qp| machine.send(qp, Source::Bytes(message)))
+    }
+
+    #[inline]
+    fn send_from(&mut self, region: &Region, offset: usize, length: usize) -> Result<Submit, ConnectionError> {
+        self.machine.check_source(region, offset, length)?;
+        self.submit(length, |machine, qp| machine.send(qp, Source::Memory { region, offset, length }))
+    }
+
+    #[inline]
+    fn flush(&mut self) -> Result<(), ConnectionError> {
+        let flushed = self.machine.flush(&self.transport.qp);
+        self.explained(flushed)
+    }
+
+    fn max_send(&self) -> usize {
+        self.machine.max_send()
+    }
+
+    #[inline]
+    fn poll(&mut self) -> Result<bool, ConnectionError> {
+        if let Some(error) = self.transport.over {
+            return Err(error);
+        }
+        self.flush()?;
+        let news = self.reap()?;
+        self.settle(news)
+    }
+
+    #[inline]
+    fn take(&mut self) -> Option<Self::Message> {
+        self.machine.take()
+    }
+
+    #[inline]
+    fn last_done(&self) -> MessageId {
+        self.machine.last_done()
+    }
+
+    #[inline]
+    fn unacknowledged(&self) -> u64 {
+        self.machine.last_accepted() - self.machine.last_done()
+    }
+
+    fn close(&mut self) {
+        self.transport.close();
+    }
+
+    fn is_closed(&self) -> bool {
+        self.transport.is_closed()
+    }
+
+    #[inline]
+    fn is_peer_closed(&self) -> bool {
+        self.transport.peer_closed
+    }
+
+    fn over(&self) -> Option<ConnectionError> {
+        self.transport.over
+    }
+
+    fn arm(&self) {
+        self.transport.arm();
+    }
+
+    fn channel(&self) -> Option<&Channel> {
+        self.transport.cq.channel()
+    }
+
+    fn notifies(&self) -> bool {
+        self.machine.notifies()
+    }
+
+    fn poll_timeout_ns(&self) -> Option<u64> {
+        self.transport.poll_timeout_ns()
+    }
+
+    fn keepalives(&self) -> u64 {
+        self.transport.keepalives
+    }
+
+    fn control_sends(&self) -> u64 {
+        self.machine.control_sends(&self.transport)
+    }
+
+    fn qp(&self) -> &Qp {
+        &self.transport.qp
+    }
+}
