@@ -1,5 +1,17 @@
 //! Counters of RDMA devices, and the rates that they make.
 //!
+//! ```
+//! use std::path::Path;
+//!
+//! use doorbell_counters::{Monitor, SYSFS};
+//!
+//! let mut monitor = Monitor::new(Path::new(SYSFS));
+//! monitor.look(); // rates need two looks
+//! for device in monitor.look().devices {
+//!     println!("{}: {:?}", device.sample.identity.label, device.rates);
+//! }
+//! ```
+//!
 //! - [`Publisher`] publishes what a software RNIC counts, for other processes of the same user.
 //! - A [`Source`] reads devices: [`PublishedSource`] the software RNICs, [`SysfsSource`] the
 //!   kernel's devices, with the statistics of their network interfaces ([`ethtool`]).

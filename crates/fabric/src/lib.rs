@@ -1,5 +1,26 @@
 //! What carries RoCE v2 packets.
 //!
+//! An RNIC on a network in memory, whose link loses every hundredth packet that arrives:
+//!
+//! ```
+//! use std::net::IpAddr;
+//!
+//! use doorbell_fabric::{Acks, Driver, Faults, MemoryNetwork, MemoryOptions};
+//! use doorbell_rnic::{Config, Rnic};
+//! use doorbell_wire::{PathMtu, ROCE_UDP_PORT};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let network = MemoryNetwork::new(MemoryOptions { latency_ns: 2_000, ..MemoryOptions::default() });
+//! let address: IpAddr = [10, 0, 0, 1].into();
+//! let config = Config { address, active_mtu: PathMtu::Mtu4096, receive_buffer_bytes: 1 << 20, seed: [7; 32] };
+//! let link = Faults::new(network.attach(address), "drop=0.01,seed=3".parse()?);
+//! let mut driver = Driver::new(Rnic::new(config, None), link, ROCE_UDP_PORT);
+//! let now_ns = 0; // the caller's clock; queue pairs are made on driver.rnic_mut()
+//! assert_eq!(driver.pump(now_ns, Acks::Now)?, 0, "no packet has arrived");
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! A [`Link`] moves *runs* of packets, each the UDP payload of one datagram, between a driver and
 //! the world:
 //!

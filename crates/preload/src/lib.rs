@@ -1,6 +1,11 @@
 //! `libdoorbell_ibverbs.so`: libibverbs' C ABI on the embedded software RNIC.
 //!
-//! Preloaded (`doorbell run -- PROGRAM`) into a dynamically linked program, it stands before
+//! ```console
+//! $ doorbell run -- ib_send_bw -d doorbell0              # in one terminal
+//! $ doorbell run -- ib_send_bw -d doorbell0 127.0.0.1    # in another
+//! ```
+//!
+//! Preloaded into a dynamically linked program, it stands before
 //! libibverbs: the program finds one device, `doorbell0`, and everything that takes an object of
 //! that device comes here. What is offered works; everything else is refused with the error that
 //! verbs have for it, and never reaches the real library, which knows nothing of these objects.

@@ -1,6 +1,15 @@
 //! Whether a library can be preloaded into a program: the dynamic linker does that (`ld.so(8)`), so not into a
 //! program without one, and not into one that runs with more rights than whoever starts it.
 //!
+//! ```
+//! use std::path::Path;
+//!
+//! match doorbell_reach::barrier(Path::new("/usr/bin/ib_send_bw")) {
+//!     Some(barrier) => println!("the library cannot be preloaded: {barrier}"),
+//!     None => println!("nothing speaks against it"),
+//! }
+//! ```
+//!
 //! The command asks this of the program that it becomes, and the preloaded library of those that a program starts,
 //! between fork and exec: nothing here takes a lock, and memory is only allocated for paths longer than 384 bytes.
 #![deny(unsafe_code)]

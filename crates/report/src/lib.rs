@@ -1,5 +1,13 @@
 //! From the records of studies to one HTML file that needs nothing else: plots, tables, verdicts.
 //!
+//! ```
+//! use doorbell_report::{Fitted, Run, html};
+//!
+//! let runs = [Run { name: "this machine".to_owned(), records: Vec::new() }]; // those of `doorbell study`
+//! let page = html(&runs, Some(&Fitted::new(&runs)));
+//! assert!(page.starts_with("<!DOCTYPE html>"));
+//! ```
+//!
 //! [`html`] is a pure function of records, which are outside input: every text in them is escaped,
 //! and the page forbids itself to load anything.
 #![forbid(unsafe_code)]
