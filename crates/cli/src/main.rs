@@ -14,6 +14,7 @@ mod quantity;
 mod report;
 mod run;
 mod shell;
+mod sim;
 mod study;
 mod wire;
 
@@ -44,6 +45,9 @@ enum Command {
     /// Predict what message exchange costs, say what binds, and fit the model's parameters
     #[command(subcommand)]
     Model(Box<model::Model>),
+    /// Testbeds in virtual time: what each part of them needs
+    #[command(subcommand)]
+    Sim(Box<sim::Sim>),
     /// Measure the whole evaluation on this machine, and write the report of it
     Study(study::Study),
     /// Write a report, one HTML file, from the records of studies
@@ -113,6 +117,7 @@ fn main() -> ExitCode {
         Command::Counters(counters) => counters::run(&counters),
         Command::Advise(advise) => advise::run(&advise),
         Command::Model(model) => model::run(*model),
+        Command::Sim(sim) => sim::run(*sim),
         Command::Study(study) => study::run(&study),
         Command::Report(report) => report::run(&report),
         Command::Run(arguments) => run::run(&arguments),

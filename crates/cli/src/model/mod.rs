@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use crate::Failure;
 use crate::output::{line, note, us};
 use arguments::wrong;
-pub(crate) use arguments::{ParametersArgument, parse_peers};
+pub(crate) use arguments::{ParametersArgument, parse_peers, read_text};
 
 #[derive(Subcommand)]
 pub(crate) enum Model {

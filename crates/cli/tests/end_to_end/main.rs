@@ -12,6 +12,7 @@ mod failures;
 mod model;
 mod operations;
 mod run;
+mod sim;
 mod study;
 mod terminal;
 mod two_sides;

@@ -14,6 +14,8 @@ fn every_command_explains_itself() {
         "counters",
         "run",
         "env",
+        "sim",
+        "sim testbeds",
         "study",
         "report",
         "wire",
