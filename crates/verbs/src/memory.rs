@@ -165,7 +165,7 @@ impl Region {
         let length = if mirrored { 2 * length } else { length };
         let base = mapping.base.as_ptr();
         let owner = Arc::clone(&mapping) as Arc<dyn std::any::Any + Send + Sync>;
-        let Placement { address, observer } = pd.provider().place(base, length);
+        let Placement { address, observer } = pd.provider().place(base, length, mirrored);
         // SAFETY: the mapping lives as long as `owner` does, and this module makes references to
         // its bytes only in `slice` and `slice_mut`, whose callers answer for them.
         let keys = unsafe { pd.provider().register(pd.id(), base, length, address, access, Some(owner)) }?;

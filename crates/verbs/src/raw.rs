@@ -102,9 +102,10 @@ pub trait Provider: Send + Sync {
     fn destroy_pd(&self, pd: PdId) -> Result<(), Error>;
 
     /// Decides where memory of the safe API lies, before it is registered under that address: `length` bytes at `base`
-    /// in the process. A virtual device chooses addresses of its own, so that they are the same in every run.
-    fn place(&self, base: *mut u8, length: usize) -> Placement {
-        let _ = length;
+    /// in the process, whose second half is the same bytes as the first if it is mirrored. A virtual device chooses
+    /// addresses of its own, so that they are the same in every run.
+    fn place(&self, base: *mut u8, length: usize, mirrored: bool) -> Placement {
+        let _ = (length, mirrored);
         Placement { address: base as u64, observer: None }
     }
 
