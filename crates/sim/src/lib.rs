@@ -18,10 +18,55 @@
 //! assert_eq!(faster.link.rate.time_of(98), Ps(1960));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-#![forbid(unsafe_code)]
+//!
+//! A [`Simulation`] runs programs over verbs on nodes of such a testbed. Their code is that of any program: connections
+//! of the crate `doorbell-exchange`, on the same RNIC as the software device's. Only how threads wait is virtual.
+//!
+//! ```
+//! use doorbell_exchange::asynchronous::Async;
+//! use doorbell_exchange::{Config, Connector, SendReceive};
+//! use doorbell_sim::{Ps, Simulation, Topology, testbed};
+//!
+//! let t1 = testbed::by_name("connectx5-100g").ok_or("a testbed of the program")?;
+//! let mut simulation = Simulation::new(t1, Topology::Pair, 1)?;
+//! let end = |node: usize| SendReceive.endpoint(&simulation.device(node).create_pd()?, &Config::default(), None);
+//! let (a, b) = (end(0)?, end(1)?);
+//! let (of_a, of_b) = (SendReceive.describe(&a), SendReceive.describe(&b));
+//! let mut a = Async::new(SendReceive.connect(a, &of_b)?, simulation.polling());
+//! let mut b = Async::new(SendReceive.connect(b, &of_a)?, simulation.polling());
+//!
+//! let clock = simulation.polling();
+//! simulation.spawn(0, "sender", async move {
+//!     a.send(b"hello").await?;
+//!     a.finish().await
+//! });
+//! let arrived = simulation.spawn(1, "receiver", async move {
+//!     let message = b.receive().await?;
+//!     let at = clock.now();
+//!     assert_eq!(&*message, b"hello");
+//!     drop(message);
+//!     b.finish().await?;
+//!     Ok::<_, doorbell_exchange::ConnectionError>(at)
+//! });
+//! let summary = simulation.run()?;
+//! let at = arrived.take().ok_or("the thread has ended")??;
+//! assert!(at > Ps::from_ns(500) && at < Ps::from_ns(5000), "{at}");
+//! assert!(summary.ended > at);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![deny(unsafe_code)]
 
+mod kernel;
+#[allow(unsafe_code)]
+mod provider;
+mod simulation;
 pub mod testbed;
 mod time;
+mod topology;
 
+pub use kernel::Counts;
+pub use provider::PROVIDER;
+pub use simulation::{NodeTimes, Returned, Simulation, SimulationError, Summary, ThreadTimes, VirtualWaiter};
 pub use testbed::Testbed;
 pub use time::{PerByte, Ps, Rate};
+pub use topology::{MAX_NODES, Topology};

@@ -105,6 +105,14 @@ impl Rate {
     }
 }
 
+impl Rate {
+    /// How many whole bytes it carries in a time.
+    pub fn bytes_in(self, time: Ps) -> u64 {
+        let bytes = u128::from(time.0) * u128::from(self.0.get()) / 8_000_000_000_000;
+        u64::try_from(bytes).unwrap_or(u64::MAX)
+    }
+}
+
 /// Femtoseconds per byte: what copying costs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PerByte(pub u64);

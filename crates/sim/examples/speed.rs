@@ -1,0 +1,84 @@
+//! How many messages of Send-Receive a core simulates in a second, both ends' code and RNICs included:
+//! `cargo run --release -p doorbell-sim --example speed`.
+
+use std::time::{Duration, Instant};
+
+use doorbell_exchange::asynchronous::{Async, Waiter};
+use doorbell_exchange::{Config, Connector, SendReceive, Submit};
+use doorbell_sim::{Simulation, Topology, VirtualWaiter, testbed};
+
+type Connection = <SendReceive as Connector>::Connection;
+
+async fn send(mut connection: Connection, waiter: VirtualWaiter, messages: u64) {
+    let mut sent = 0;
+    while sent < messages {
+        while sent < messages
+            && let Submit::Accepted(_) = connection.send(&[7; 16]).expect("sent")
+        {
+            sent += 1;
+            waiter.breathe().await;
+        }
+        if !connection.poll().expect("alive") {
+            waiter.wait(None, None).await;
+        }
+    }
+    Async::new(connection, waiter).finish().await.expect("both sides part");
+}
+
+async fn receive(mut connection: Connection, waiter: VirtualWaiter, messages: u64) {
+    let mut received = 0;
+    while received < messages {
+        if !connection.poll().expect("alive") {
+            waiter.wait(None, None).await;
+        }
+        while let Some(message) = connection.take() {
+            drop(message);
+            received += 1;
+            waiter.breathe().await;
+        }
+    }
+    Async::new(connection, waiter).finish().await.expect("both sides part");
+}
+
+fn run(name: &str, topology: Topology, config: &Config, messages: u64) {
+    let t1 = testbed::by_name("connectx5-100g").expect("a testbed of the program");
+    let mut simulation = Simulation::new(t1, topology, 1).expect("a simulation");
+    let waiter = simulation.polling();
+    let senders = topology.nodes() - 1;
+    let each = messages / senders as u64;
+    let config = config.clone().keepalive(Duration::ZERO).max_message(64);
+    for node in 1..topology.nodes() {
+        let end = |node: usize| {
+            let pd = simulation.device(node).create_pd().expect("room");
+            SendReceive.endpoint(&pd, &config, None).expect("room")
+        };
+        let (a, b) = (end(node), end(0));
+        let (of_a, of_b) = (SendReceive.describe(&a), SendReceive.describe(&b));
+        let a = SendReceive.connect(a, &of_b).expect("connected");
+        let b = SendReceive.connect(b, &of_a).expect("connected");
+        simulation.spawn(node, format!("sender {node}"), send(a, waiter.clone(), each));
+        simulation.spawn(0, format!("receiver {node}"), receive(b, waiter.clone(), each));
+    }
+    let began = Instant::now();
+    let summary = simulation.run().expect("it ends");
+    let seconds = began.elapsed().as_secs_f64();
+    let messages = each * senders as u64;
+    let counts = summary.counts;
+    println!(
+        "{name}: {:.3} M messages/s simulated in {seconds:.3} s; {:.2} events, {:.2} packets, {:.2} turns per message; \
+         {} long turns; virtual {:.2} M messages/s, digest {:016x}",
+        messages as f64 / seconds / 1e6,
+        counts.events as f64 / messages as f64,
+        counts.packets as f64 / messages as f64,
+        counts.turns as f64 / messages as f64,
+        counts.long_turns,
+        messages as f64 / (summary.ended.0 as f64 / 1e12) / 1e6,
+        summary.digest,
+    );
+}
+
+fn main() {
+    run("batched 1:1", Topology::Pair, &Config::batched(), 1_000_000);
+    run("unbatched 1:1", Topology::Pair, &Config::unbatched(), 1_000_000);
+    run("incast of 256 nodes", Topology::Star { nodes: 257 }, &Config::unbatched(), 1_000_000);
+}

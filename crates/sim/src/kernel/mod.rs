@@ -1,0 +1,512 @@
+//! The virtual-time kernel: events in order of time, hardware as arithmetic on stations, and threads whose turns run in
+//! the order of their clocks.
+
+mod node;
+mod stations;
+mod threads;
+pub(crate) mod watch;
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use doorbell_rnic::{Budget, Part, TransmitBatch, TransmitInfo};
+use doorbell_wire::{Outer, Qpn};
+use slab::Slab;
+
+use node::{Frame, dest_qpn, line_bytes, node_of};
+pub(crate) use node::{Node, address_of};
+use stations::Line;
+pub(crate) use threads::{Suspension, Thread, ThreadState};
+use watch::{Change, Changes, ThreadId};
+
+use crate::testbed::{Forwarding, Testbed, WhenFull};
+use crate::time::Ps;
+use crate::topology::Topology;
+
+/// What happens at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    /// A doorbell arrives at a NIC.
+    Doorbell { node: u32, qpn: Qpn, upto: u64, fetch: u32 },
+    /// A processing unit takes the next packet.
+    Transmit { node: u32, unit: u32 },
+    /// A NIC answers more of a READ.
+    Answer { node: u32, qpn: Qpn },
+    /// A frame's last bit is at a switch.
+    Switch { frame: u32 },
+    /// A packet is where it goes to.
+    Delivery { frame: u32 },
+    /// A timer of an RNIC.
+    Timeout { node: u32 },
+    /// A thread's turn, unless it has had another one since.
+    Turn { thread: u32, turn: u64 },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Event {
+    at: Ps,
+    /// Of two events at one time the one that was made first is first.
+    number: u64,
+    what: What,
+}
+
+impl Ord for Event {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.number).cmp(&(other.at, other.number))
+    }
+}
+
+impl PartialOrd for Event {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// What the kernel counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Events: doorbells, packets taken by units, arrivals at switches, deliveries, timers and turns.
+    pub events: u64,
+    /// Packets that were delivered.
+    pub packets: u64,
+    /// Turns of threads.
+    pub turns: u64,
+    /// Turns that took longer than the least latency between two threads: what they did may have come too late for
+    /// another thread's turn.
+    pub long_turns: u64,
+    /// The longest turn, in picoseconds.
+    pub longest_turn_ps: u64,
+    /// Frames that a switch dropped.
+    pub dropped: u64,
+    /// Frames that waited for a port longer than the switch's threshold of marking.
+    pub marked: u64,
+    /// Times that a switch had its senders pause.
+    pub pauses: u64,
+    /// Most bytes that waited for one port.
+    pub longest_queue_bytes: u64,
+}
+
+/// How many answers of a READ are sent before others have their turn.
+const ANSWERS_AT_ONCE: usize = 8;
+
+/// Room for the packets of one pull.
+const BATCH_BYTES: usize = 64 << 10;
+
+/// What an empty poll from outside any simulated thread lets pass at most: so that one caller that plays two hosts can
+/// act for both before a timer runs out.
+const OUTSIDE_STEP: Ps = Ps(1_000_000);
+
+/// What the next step is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// An event of the hardware has happened.
+    Done,
+    /// The turn of a thread has come.
+    Turn(ThreadId),
+    /// Nothing can happen any more.
+    Idle,
+}
+
+/// Everything that is simulated, but the futures of the threads.
+pub(crate) struct World {
+    pub(crate) testbed: Testbed,
+    topology: Topology,
+    now: Ps,
+    events: BinaryHeap<Reverse<Event>>,
+    number: u64,
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) threads: Vec<Thread>,
+    /// The thread whose turn it is.
+    pub(crate) current: Option<ThreadId>,
+    pub(crate) changes: Arc<Changes>,
+    taken: Vec<Change>,
+    frames: Slab<Frame>,
+    spare: Vec<Frame>,
+    batch: TransmitBatch,
+    /// The switch's port to each node.
+    ports: Vec<Line>,
+    pub(crate) counts: Counts,
+    digest: u64,
+    least_latency: Ps,
+    /// When a packet was delivered last.
+    pub(crate) moved_at: Ps,
+}
+
+impl World {
+    pub(crate) fn new(testbed: Testbed, topology: Topology, seed: [u8; 32]) -> Self {
+        let nodes: Vec<_> = (0..topology.nodes()).map(|index| Node::new(index, &testbed, seed)).collect();
+        let (pcie, nic, link) = (&testbed.pcie, &testbed.nic, &testbed.link);
+        let least_latency = pcie.doorbell + nic.transmit + link.propagation + nic.receive + pcie.write;
+        Self {
+            ports: nodes.iter().map(|_| Line::new(link.rate)).collect(),
+            least_latency,
+            topology,
+            now: Ps::ZERO,
+            events: BinaryHeap::new(),
+            number: 0,
+            nodes,
+            threads: Vec::new(),
+            current: None,
+            changes: Arc::default(),
+            taken: Vec::new(),
+            frames: Slab::new(),
+            spare: Vec::new(),
+            batch: TransmitBatch::new(BATCH_BYTES, 0),
+            counts: Counts::default(),
+            digest: 0xcbf2_9ce4_8422_2325,
+            moved_at: Ps::ZERO,
+            testbed,
+        }
+    }
+
+    /// The clock of the thread whose turn it is, or that of the hardware.
+    pub(crate) fn clock(&self) -> Ps {
+        self.current.map_or(self.now, |thread| self.threads[thread].clock)
+    }
+
+    /// The time of the hardware.
+    pub(crate) fn now(&self) -> Ps {
+        self.now
+    }
+
+    /// A number that differs wherever anything happened otherwise: at another time, in another order, or to others.
+    pub(crate) fn digest(&self) -> u64 {
+        self.digest
+    }
+
+    fn mix(&mut self, value: u64) {
+        self.digest = (self.digest.rotate_left(5) ^ value).wrapping_mul(0x517c_c1b7_2722_0a95);
+    }
+
+    fn push(&mut self, at: Ps, what: What) {
+        self.number += 1;
+        self.events.push(Reverse(Event { at: at.max(self.now), number: self.number, what }));
+    }
+
+    /// A doorbell is rung at the clock of the call, for all sends that are posted.
+    pub(crate) fn ring(&mut self, node: usize, qpn: Qpn, fetch: u32) {
+        let at = self.clock() + self.testbed.pcie.doorbell;
+        let upto = self.nodes[node].rnic.posted_sends(qpn);
+        self.push(at, What::Doorbell { node: node as u32, qpn, upto, fetch });
+    }
+
+    /// The next event.
+    pub(crate) fn step(&mut self) -> Step {
+        let Some(Reverse(event)) = self.events.pop() else { return Step::Idle };
+        self.happen(event)
+    }
+
+    fn happen(&mut self, event: Event) -> Step {
+        self.now = event.at;
+        match event.what {
+            What::Turn { thread, turn } => {
+                let thread = thread as usize;
+                let awaited = &self.threads[thread];
+                if awaited.turn != turn || awaited.state == ThreadState::Over {
+                    return Step::Done;
+                }
+                self.counts.events += 1;
+                self.begin_turn(thread);
+                return Step::Turn(thread);
+            }
+            What::Doorbell { node, qpn, upto, fetch } => self.doorbell(node as usize, qpn, upto, fetch.into()),
+            What::Transmit { node, unit } => {
+                self.nodes[node as usize].units[unit as usize].is_scheduled = false;
+                self.transmit(node as usize, unit as usize);
+            }
+            What::Answer { node, qpn } => {
+                if let Some(slot) = self.nodes[node as usize].slot(qpn) {
+                    self.nodes[node as usize].queue_pairs[slot].answers_at = None;
+                    self.answer(node as usize, qpn, self.now);
+                }
+            }
+            What::Switch { frame } => self.forward(frame as usize),
+            What::Delivery { frame } => self.deliver(frame as usize),
+            What::Timeout { node } => self.time_out(node as usize),
+        }
+        self.counts.events += 1;
+        self.wake();
+        Step::Done
+    }
+
+    /// A caller that is no simulated thread found nothing: the hardware goes on.
+    pub(crate) fn step_from_outside(&mut self) {
+        let latest = self.now + OUTSIDE_STEP;
+        match self.events.peek() {
+            Some(Reverse(event)) if event.at <= latest && !matches!(event.what, What::Turn { .. }) => {
+                self.step();
+            }
+            // A turn of a simulated thread does not come as long as others call.
+            Some(Reverse(event)) if event.at <= latest => {}
+            _ => self.now = latest,
+        }
+    }
+
+    /// The running thread lets the time pass that it has used. True if it may go on at once, since no other thread's
+    /// turn comes first.
+    pub(crate) fn breathe(&mut self) -> bool {
+        let Some(thread) = self.current else { return true };
+        let clock = self.threads[thread].clock;
+        while let Some(&Reverse(event)) = self.events.peek()
+            && event.at <= clock
+        {
+            if let What::Turn { thread: other, turn } = event.what {
+                if self.threads[other as usize].turn == turn {
+                    return false;
+                }
+                self.events.pop();
+                continue;
+            }
+            self.events.pop();
+            self.happen(event);
+        }
+        self.end_of_turn_length(thread);
+        self.now = clock;
+        self.begin_turn(thread);
+        true
+    }
+
+    fn doorbell(&mut self, node: usize, qpn: Qpn, upto: u64, fetch: u64) {
+        let now = self.now;
+        let host = &mut self.nodes[node];
+        let Some(slot) = host.slot(qpn) else { return };
+        host.doorbell(now, slot, upto, fetch);
+        host.rnic.ring_sends(now.as_ns(), qpn, upto);
+        self.pump(node, now);
+    }
+
+    /// Takes from an RNIC what it has to send. Answers leave `answer_at` some time, which may have passed.
+    pub(crate) fn pump(&mut self, node: usize, answer_at: Ps) {
+        while let Some(ready) = self.nodes[node].rnic.take_ready() {
+            if ready.answers {
+                self.answer(node, ready.qpn, answer_at);
+            }
+            if ready.requests
+                && let Some(slot) = self.nodes[node].slot(ready.qpn)
+                && !self.nodes[node].queue_pairs[slot].is_queued
+            {
+                let host = &mut self.nodes[node];
+                host.queue_pairs[slot].is_queued = true;
+                let unit = host.queue_pairs[slot].unit;
+                host.units[unit].waiting.push_back(slot);
+                if !host.units[unit].is_scheduled {
+                    self.transmit(node, unit);
+                }
+            }
+        }
+        let host = &mut self.nodes[node];
+        host.rnic.transmitted();
+        if let Some(at_ns) = host.rnic.poll_timeout() {
+            let at = Ps::from_ns(at_ns);
+            if at < host.timeout_at {
+                host.timeout_at = at;
+                self.push(at, What::Timeout { node: node as u32 });
+            }
+        }
+    }
+
+    /// Sends what queue pairs that were destroyed or reset have left.
+    pub(crate) fn say_farewells(&mut self, node: usize) {
+        self.batch.clear();
+        if self.nodes[node].rnic.pull_farewells(&mut self.batch) > 0 {
+            self.send_batch(node, self.now, |host, testbed, info, bytes, at| {
+                host.send_answer(at, testbed, None, info, bytes)
+            });
+        }
+    }
+
+    /// A unit takes packets, for as long as it is free.
+    fn transmit(&mut self, node: usize, unit: usize) {
+        loop {
+            let host = &mut self.nodes[node];
+            // The first that waits and whose work request the NIC has.
+            let mut earliest = Ps::MAX;
+            let mut next = None;
+            for place in 0..host.units[unit].waiting.len() {
+                let slot = host.units[unit].waiting[place];
+                let has_at = host.has_next_at(slot);
+                if has_at <= self.now {
+                    next = Some((place, slot));
+                    break;
+                }
+                earliest = earliest.min(has_at);
+            }
+            let Some((place, slot)) = next else {
+                if earliest < Ps::MAX {
+                    self.schedule(node, unit, earliest);
+                }
+                return;
+            };
+            let free = host.unit_free(unit);
+            if free > self.now {
+                return self.schedule(node, unit, free);
+            }
+            host.units[unit].waiting.remove(place);
+            let qpn = host.queue_pairs[slot].qpn;
+            self.batch.clear();
+            let budget = Budget { packets: 1, ..Budget::UNLIMITED };
+            let pulled = host.rnic.pull(self.now.as_ns(), qpn, Part::Requests, budget, &mut self.batch);
+            if pulled.more {
+                host.units[unit].waiting.push_back(slot);
+            } else {
+                host.queue_pairs[slot].is_queued = false;
+            }
+            if pulled.packets > 0 {
+                self.send_batch(node, self.now, |host, testbed, info, bytes, at| {
+                    host.send_request(at, testbed, slot, info, bytes)
+                });
+            }
+        }
+    }
+
+    fn schedule(&mut self, node: usize, unit: usize, at: Ps) {
+        let place = &mut self.nodes[node].units[unit];
+        if !place.is_scheduled {
+            place.is_scheduled = true;
+            self.push(at, What::Transmit { node: node as u32, unit: unit as u32 });
+        }
+    }
+
+    fn answer(&mut self, node: usize, qpn: Qpn, at: Ps) {
+        let slot = self.nodes[node].slot(qpn);
+        if slot.is_some_and(|slot| self.nodes[node].queue_pairs[slot].answers_at.is_some()) {
+            return; // behind what is being answered
+        }
+        self.batch.clear();
+        let budget = Budget { packets: ANSWERS_AT_ONCE, ..Budget::UNLIMITED };
+        let pulled = self.nodes[node].rnic.pull(self.now.as_ns(), qpn, Part::Answers, budget, &mut self.batch);
+        if pulled.packets > 0 {
+            self.send_batch(node, at, |host, testbed, info, bytes, at| {
+                host.send_answer(at, testbed, slot, info, bytes)
+            });
+        }
+        if pulled.more
+            && let Some(slot) = slot
+        {
+            let free = self.nodes[node].port.free().max(self.now);
+            self.nodes[node].queue_pairs[slot].answers_at = Some(free);
+            self.push(free, What::Answer { node: node as u32, qpn });
+        }
+    }
+
+    /// Puts the packets of the batch on the line, `send` says when the last bit of each is there.
+    fn send_batch(
+        &mut self,
+        from: usize,
+        at: Ps,
+        mut send: impl FnMut(&mut Node, &Testbed, &TransmitInfo, usize, Ps) -> Ps,
+    ) {
+        let batch = std::mem::replace(&mut self.batch, TransmitBatch::new(0, 0));
+        for run in batch.runs() {
+            let infos = &batch.infos()[run.first_packet..];
+            for (range, info) in run.segments().zip(infos) {
+                let bytes = &batch.bytes()[range];
+                let leaves = send(&mut self.nodes[from], &self.testbed, info, bytes.len(), at);
+                let to = node_of(run.path.destination).filter(|&to| to < self.nodes.len());
+                let Some(to) = to else { continue }; // nobody is there: it is lost, as on any network
+                let mut frame = self.spare.pop().unwrap_or_default();
+                frame.bytes.clear();
+                frame.bytes.extend_from_slice(bytes);
+                (frame.from, frame.to, frame.opcode) = (from, to, info.opcode);
+                (frame.payload, frame.traffic_class) = (info.payload_bytes.into(), run.path.traffic_class);
+                self.launch(frame, leaves);
+            }
+        }
+        self.batch = batch;
+    }
+
+    /// A frame's last bit is on the line: it goes to a switch, or straight to the other end.
+    fn launch(&mut self, frame: Frame, leaves: Ps) {
+        let at = leaves + self.testbed.link.propagation;
+        if self.topology.has_switch() && frame.from != frame.to {
+            let number = self.frames.insert(frame) as u32;
+            self.push(at, What::Switch { frame: number });
+        } else {
+            self.arrive(frame, at);
+        }
+    }
+
+    /// The switch sends a frame on to its port.
+    fn forward(&mut self, number: usize) {
+        let switch = &self.testbed.switch;
+        let frame = &self.frames[number];
+        let bytes = line_bytes(frame.bytes.len());
+        let port = &mut self.ports[frame.to];
+        let service = port.time_of(bytes);
+        let header = match switch.forwarding {
+            // It was known where to when the first bits were there.
+            Forwarding::CutThrough => service,
+            Forwarding::StoreAndForward => Ps::ZERO,
+        };
+        let at = (self.now + switch.latency).since(header);
+        let waits = port.free().since(at);
+        // What waits for a port is what it will carry until it is free.
+        let waiting = self.testbed.link.rate.bytes_in(waits);
+        self.counts.longest_queue_bytes = self.counts.longest_queue_bytes.max(waiting);
+        if switch.mark_at > 0 && waiting >= switch.mark_at {
+            self.counts.marked += 1;
+        }
+        if waiting + bytes > switch.queue && switch.when_full == WhenFull::Drop {
+            self.counts.dropped += 1;
+            let frame = self.frames.remove(number);
+            self.spare.push(frame);
+            return;
+        }
+        if waiting >= switch.pause_at && switch.when_full == WhenFull::Pause {
+            self.counts.pauses += 1;
+            // Its sender's port takes nothing more until enough has gone.
+            let resumes = port.free().since(self.testbed.link.rate.time_of(switch.resume_at));
+            let from = frame.from;
+            self.nodes[from].port.pause_until(resumes);
+        }
+        let leaves = self.ports[self.frames[number].to].carry(at, bytes);
+        let frame = self.frames.remove(number);
+        self.arrive(frame, leaves + self.testbed.link.propagation);
+    }
+
+    /// A frame's last bit comes off the line: from here to memory it is arithmetic.
+    fn arrive(&mut self, mut frame: Frame, at: Ps) {
+        let seen = self.nodes[frame.to].receive(at, &self.testbed, &mut frame);
+        let number = self.frames.insert(frame) as u32;
+        self.push(seen, What::Delivery { frame: number });
+    }
+
+    fn deliver(&mut self, number: usize) {
+        let frame = self.frames.remove(number);
+        let now = self.now;
+        self.counts.packets += 1;
+        self.moved_at = now;
+        let outer = Outer {
+            src: address_of(frame.from),
+            dst: address_of(frame.to),
+            traffic_class: frame.traffic_class,
+            hop_limit: 64,
+            identification: None,
+            dont_fragment: None,
+        };
+        let qpn = dest_qpn(&frame.bytes).map_or(0, Qpn::get);
+        self.mix(now.0);
+        self.mix((frame.bytes.len() as u64) << 32 | u64::from(qpn));
+        let host = &mut self.nodes[frame.to];
+        host.ring_receives(now);
+        host.rnic.handle_packet(now.as_ns(), &outer, &frame.bytes);
+        self.pump(frame.to, frame.answer_at);
+        self.spare.push(frame);
+    }
+
+    fn time_out(&mut self, node: usize) {
+        let now = self.now;
+        let host = &mut self.nodes[node];
+        host.timeout_at = Ps::MAX;
+        host.ring_receives(now);
+        host.rnic.handle_timeout(now.as_ns());
+        self.pump(node, now);
+    }
+
+    /// The address of a node.
+    pub(crate) fn address(&self, node: usize) -> IpAddr {
+        address_of(node)
+    }
+}

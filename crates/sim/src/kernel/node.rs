@@ -1,0 +1,379 @@
+//! One host: its RNIC as a state machine, and the stations that decide when each thing happens to it.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv4Addr};
+
+use doorbell_rnic::{Config, Policy, Rnic, TransmitInfo};
+use doorbell_verbs_core::SrqId;
+use doorbell_wire::{Opcode, Operation, PathMtu, Qpn, outer};
+use rustc_hash::FxHashMap;
+use slab::Slab;
+
+use super::stations::{ContextCache, Line, PcieBus, Server};
+use crate::testbed::{LockScope, Testbed};
+use crate::time::Ps;
+
+/// Addresses of nodes: 10.0.0.1 and up.
+const FIRST_ADDRESS: u32 = 0x0a00_0001;
+
+/// Where the memory of the first region lies, as work requests name it.
+const FIRST_REGION: u64 = 1 << 44;
+
+/// Between two regions lies at least one page that nothing is registered on.
+const PAGE: u64 = 4096;
+
+/// What a frame has on the line beside the packet: preamble, Ethernet, IPv4 and UDP headers, ICRC, FCS and gap.
+const LINE_OVERHEAD: u64 = (outer::PREAMBLE_LEN
+    + outer::ETHERNET_LEN
+    + outer::IPV4_LEN
+    + outer::UDP_LEN
+    + doorbell_wire::ICRC_LEN
+    + outer::FCS_LEN
+    + outer::GAP_LEN) as u64;
+
+/// Bytes on the line of a packet of so many bytes, which is never shorter than the shortest frame.
+pub(crate) fn line_bytes(packet: usize) -> u64 {
+    let shortest = (outer::MIN_FRAME_LEN + outer::PREAMBLE_LEN + outer::FCS_LEN + outer::GAP_LEN) as u64;
+    (packet as u64 + LINE_OVERHEAD).max(shortest)
+}
+
+/// The address of a node.
+pub(crate) fn address_of(node: usize) -> IpAddr {
+    Ipv4Addr::from_bits(FIRST_ADDRESS + node as u32).into()
+}
+
+/// The node of an address, if there may be one.
+pub(crate) fn node_of(address: IpAddr) -> Option<usize> {
+    match address {
+        IpAddr::V4(address) => address.to_bits().checked_sub(FIRST_ADDRESS).map(|node| node as usize),
+        IpAddr::V6(_) => None,
+    }
+}
+
+/// Sends that were posted together, and since when the NIC has them.
+#[derive(Clone, Copy, Debug)]
+struct Fetched {
+    upto: u64,
+    at: Ps,
+}
+
+/// What the NIC's stations know of a queue pair.
+#[derive(Debug)]
+pub(crate) struct QueuePair {
+    pub(crate) qpn: Qpn,
+    pub(crate) unit: usize,
+    srq: Option<SrqId>,
+    /// It stands in its unit's queue.
+    pub(crate) is_queued: bool,
+    fetched: VecDeque<Fetched>,
+    /// What arrives for one queue pair is handled in order.
+    last_delivery: Ps,
+    /// The NIC answers more of a READ at this time.
+    pub(crate) answers_at: Option<Ps>,
+    lock: Server,
+}
+
+/// A processing unit.
+#[derive(Debug, Default)]
+pub(crate) struct Unit {
+    server: Server,
+    pub(crate) waiting: VecDeque<usize>,
+    pub(crate) is_scheduled: bool,
+}
+
+/// Receives of which the NIC learns at a time.
+#[derive(Clone, Copy, Debug)]
+enum Posted {
+    Own(Qpn),
+    Shared(SrqId),
+}
+
+/// A packet on its way.
+#[derive(Debug, Default)]
+pub(crate) struct Frame {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+    pub(crate) opcode: Opcode,
+    pub(crate) payload: u64,
+    pub(crate) traffic_class: u8,
+    /// When its answer may leave: as soon as it has arrived, before it is written to memory.
+    pub(crate) answer_at: Ps,
+}
+
+/// A host.
+pub(crate) struct Node {
+    pub(crate) rnic: Rnic,
+    pub(crate) queue_pairs: Slab<QueuePair>,
+    pub(crate) by_number: FxHashMap<u32, usize>,
+    pub(crate) units: Vec<Unit>,
+    next_unit: usize,
+    send: Server,
+    pub(crate) port: Line,
+    receive: Server,
+    bus: PcieBus,
+    reads: Vec<Server>,
+    next_read: usize,
+    atomics: Server,
+    contexts: ContextCache,
+    last_of_shared: FxHashMap<u32, usize>,
+    posted: VecDeque<(Ps, Posted, usize)>,
+    /// The kernel has an event for the RNIC's timers at this time.
+    pub(crate) timeout_at: Ps,
+    next_region: u64,
+    pub(crate) region_bytes: u64,
+}
+
+impl Node {
+    pub(crate) fn new(index: usize, testbed: &Testbed, seed: [u8; 32]) -> Self {
+        let config = Config {
+            address: address_of(index),
+            active_mtu: PathMtu::Mtu4096,
+            receive_buffer_bytes: 0,
+            seed: seed_of(index, seed),
+        };
+        let ack_request_packets = u32::try_from(testbed.nic.ack_every).unwrap_or(u32::MAX);
+        let policy = Policy { ack_request_packets, waits_for_doorbells: true, ..Policy::UNBOUNDED };
+        let count = |number: u64| usize::try_from(number).unwrap_or(usize::MAX).clamp(1, 1 << 16);
+        Self {
+            rnic: Rnic::with_policy(config, policy, None),
+            queue_pairs: Slab::new(),
+            by_number: FxHashMap::default(),
+            units: (0..count(testbed.nic.units)).map(|_| Unit::default()).collect(),
+            next_unit: 0,
+            send: Server::default(),
+            port: Line::new(testbed.link.rate),
+            receive: Server::default(),
+            bus: PcieBus::new(&testbed.pcie),
+            reads: vec![Server::default(); count(testbed.nic.read_units)],
+            next_read: 0,
+            atomics: Server::default(),
+            contexts: ContextCache::new(&testbed.nic),
+            last_of_shared: FxHashMap::default(),
+            posted: VecDeque::new(),
+            timeout_at: Ps::MAX,
+            next_region: FIRST_REGION,
+            region_bytes: 0,
+        }
+    }
+
+    /// An address for a region of so many bytes. Addresses are not given twice.
+    pub(crate) fn place(&mut self, length: usize) -> u64 {
+        let address = self.next_region;
+        let pages = (length as u64).div_ceil(PAGE).max(1) + 1;
+        self.next_region += pages * PAGE;
+        address
+    }
+
+    pub(crate) fn add_queue_pair(&mut self, qpn: Qpn, srq: Option<SrqId>) {
+        let unit = self.next_unit;
+        self.next_unit = (unit + 1) % self.units.len();
+        let slot = self.queue_pairs.insert(QueuePair {
+            qpn,
+            unit,
+            srq,
+            is_queued: false,
+            fetched: VecDeque::new(),
+            last_delivery: Ps::ZERO,
+            answers_at: None,
+            lock: Server::default(),
+        });
+        self.by_number.insert(qpn.get(), slot);
+    }
+
+    pub(crate) fn remove_queue_pair(&mut self, qpn: Qpn) {
+        if let Some(slot) = self.by_number.remove(&qpn.get()) {
+            let unit = self.queue_pairs.remove(slot).unit;
+            self.units[unit].waiting.retain(|&waiting| waiting != slot);
+        }
+        self.posted.retain(|(_, posted, _)| !matches!(posted, Posted::Own(other) if *other == qpn));
+    }
+
+    pub(crate) fn slot(&self, qpn: Qpn) -> Option<usize> {
+        self.by_number.get(&qpn.get()).copied()
+    }
+
+    /// Receives are posted: the NIC knows of them from `at` on.
+    pub(crate) fn post_receives(&mut self, at: Ps, qpn: Qpn, count: usize) {
+        self.note_posted(at, Posted::Own(qpn), count);
+    }
+
+    /// The same, of a shared receive queue.
+    pub(crate) fn post_shared_receives(&mut self, at: Ps, srq: SrqId, count: usize) {
+        self.note_posted(at, Posted::Shared(srq), count);
+    }
+
+    fn note_posted(&mut self, at: Ps, posted: Posted, count: usize) {
+        // Nearly always the latest: threads of one host post in turn.
+        let place = self.posted.iter().rposition(|(other, ..)| *other <= at).map_or(0, |last| last + 1);
+        self.posted.insert(place, (at, posted, count));
+    }
+
+    /// Tells the RNIC of the receives that were posted by now.
+    #[inline]
+    pub(crate) fn ring_receives(&mut self, now: Ps) {
+        while let Some(&(at, posted, count)) = self.posted.front()
+            && at <= now
+        {
+            self.posted.pop_front();
+            match posted {
+                Posted::Own(qpn) => self.rnic.ring_receives(qpn, count),
+                Posted::Shared(srq) => self.rnic.ring_shared_receives(srq, count),
+            }
+        }
+    }
+
+    /// A doorbell arrives for the sends up to `upto`, of which the NIC must fetch so many bytes.
+    pub(crate) fn doorbell(&mut self, now: Ps, slot: usize, upto: u64, fetch: u64) {
+        let at = if fetch > 0 { self.bus.read(now, fetch) } else { now };
+        let qp = &mut self.queue_pairs[slot];
+        // Work requests of one queue pair are handled in order.
+        let at = qp.fetched.back().map_or(at, |before| at.max(before.at));
+        qp.fetched.push_back(Fetched { upto, at });
+    }
+
+    /// When the NIC has the work request that a queue pair sends from next.
+    pub(crate) fn has_next_at(&mut self, slot: usize) -> Ps {
+        let qp = &mut self.queue_pairs[slot];
+        let Some((next, _)) = self.rnic.next_send(qp.qpn) else { return Ps::ZERO };
+        while qp.fetched.front().is_some_and(|fetched| fetched.upto <= next) {
+            qp.fetched.pop_front();
+        }
+        qp.fetched.front().map_or(Ps::ZERO, |fetched| fetched.at)
+    }
+
+    /// When a unit can take the next packet.
+    pub(crate) fn unit_free(&self, unit: usize) -> Ps {
+        self.units[unit].server.free()
+    }
+
+    /// A request packet goes through its unit: when its last bit is on the line.
+    pub(crate) fn send_request(
+        &mut self,
+        now: Ps,
+        testbed: &Testbed,
+        slot: usize,
+        info: &TransmitInfo,
+        bytes: usize,
+    ) -> Ps {
+        let nic = &testbed.nic;
+        let mut service = if info.first { nic.unit_request } else { nic.unit_packet };
+        let mut miss = Ps::ZERO;
+        if self.contexts.misses(slot as u32, self.queue_pairs.len()) {
+            miss = nic.context_miss;
+            service += miss;
+        }
+        let unit = self.queue_pairs[slot].unit;
+        let mut at = self.units[unit].server.serve(now, service) + miss;
+        at = self.send.serve(at, nic.send_packet);
+        if info.payload_bytes > 0 && !info.inline {
+            at = self.bus.read(at, info.payload_bytes.into());
+        }
+        self.port.carry(at + nic.transmit, line_bytes(bytes))
+    }
+
+    /// An answer to what arrived leaves: when its last bit is on the line.
+    pub(crate) fn send_answer(
+        &mut self,
+        at: Ps,
+        testbed: &Testbed,
+        slot: Option<usize>,
+        info: &TransmitInfo,
+        bytes: usize,
+    ) -> Ps {
+        let nic = &testbed.nic;
+        let mut at = at;
+        match info.opcode.operation() {
+            Some(Operation::ReadResponse) => {
+                if info.first {
+                    let unit = self.next_read;
+                    self.next_read = (unit + 1) % self.reads.len();
+                    at = self.reads[unit].serve(at, nic.read) + nic.read;
+                }
+                if info.payload_bytes > 0 {
+                    at = self.bus.read(at, info.payload_bytes.into());
+                }
+            }
+            Some(Operation::AtomicAcknowledge) => {
+                let lock = match (nic.atomic_lock, slot) {
+                    (LockScope::QueuePair, Some(slot)) => &mut self.queue_pairs[slot].lock,
+                    _ => &mut self.atomics,
+                };
+                at = lock.serve(at, nic.atomic) + nic.atomic;
+            }
+            _ => {}
+        }
+        at = self.send.serve(at, nic.send_packet);
+        self.port.carry(at, line_bytes(bytes))
+    }
+
+    /// A packet has come off the line: when it is handled, which for what goes to memory is when a polling CPU sees it
+    /// there. Sets when its answer may leave.
+    pub(crate) fn receive(&mut self, arrived: Ps, testbed: &Testbed, frame: &mut Frame) -> Ps {
+        let nic = &testbed.nic;
+        let slot = dest_qpn(&frame.bytes).and_then(|qpn| self.slot(qpn));
+        let opcode = frame.opcode;
+        let operation = opcode.operation();
+        let sends = matches!(operation, Some(Operation::Send));
+        let takes_receive = opcode.is_last() && opcode.is_request() && (sends || opcode.has_imm());
+        let into_completion = sends && opcode.is_only() && frame.payload <= nic.inline_receive;
+        let mut service = nic.receive_packet;
+        if takes_receive {
+            service += nic.take_receive;
+            if let Some(slot) = slot
+                && let Some(srq) = self.queue_pairs[slot].srq
+            {
+                let last = self.last_of_shared.insert(srq.0, slot);
+                if last.is_some_and(|last| last != slot) && !into_completion {
+                    service += nic.shared_receive;
+                }
+            }
+        }
+        let mut miss = Ps::ZERO;
+        if let Some(slot) = slot
+            && self.contexts.misses(slot as u32, self.queue_pairs.len())
+        {
+            miss = nic.context_miss;
+            service += miss;
+        }
+        let begins = self.receive.serve(arrived, service) + miss;
+        let handled = match operation {
+            Some(Operation::Acknowledge | Operation::AtomicAcknowledge) => begins + nic.receive_ack,
+            _ => begins + nic.receive,
+        };
+        frame.answer_at = handled;
+        let mut seen = handled;
+        if frame.payload > 0 && !into_completion {
+            seen = self.bus.write(handled, frame.payload);
+        }
+        let completes = takes_receive || (opcode.is_response() && opcode.is_last());
+        if completes {
+            seen = seen.max(self.bus.write(handled, nic.completion));
+        }
+        if let Some(slot) = slot {
+            let qp = &mut self.queue_pairs[slot];
+            seen = seen.max(qp.last_delivery);
+            qp.last_delivery = seen;
+        }
+        seen
+    }
+
+    /// How long its port, its receiving side and the busiest of its units were busy.
+    pub(crate) fn busy(&self) -> (Ps, Ps, Ps) {
+        let units = self.units.iter().map(|unit| unit.server.busy()).max().unwrap_or_default();
+        (self.port.busy(), self.receive.busy(), units)
+    }
+}
+
+/// The queue pair that a packet is for.
+pub(crate) fn dest_qpn(packet: &[u8]) -> Option<Qpn> {
+    packet.first_chunk().map(|header| doorbell_wire::BthRepr::read(header).dest_qpn)
+}
+
+/// A node's own randomness: the run's, with its number.
+fn seed_of(index: usize, mut seed: [u8; 32]) -> [u8; 32] {
+    for (place, byte) in seed.iter_mut().zip((index as u64 + 1).to_le_bytes()) {
+        *place ^= byte;
+    }
+    seed
+}

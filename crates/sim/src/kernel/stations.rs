@@ -1,0 +1,188 @@
+//! What serves one thing after the other: pure arithmetic on the time when it is next free.
+
+use std::collections::VecDeque;
+
+use crate::testbed::{Nic, Pcie};
+use crate::time::{Ps, Rate};
+
+/// Serves one request at a time, in the order in which it is asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Server {
+    free: Ps,
+    busy: Ps,
+}
+
+impl Server {
+    /// Serves a request that comes `at` some time for `service`: when it begins.
+    #[inline]
+    pub(crate) fn serve(&mut self, at: Ps, service: Ps) -> Ps {
+        let begins = at.max(self.free);
+        self.free = begins + service;
+        self.busy += service;
+        begins
+    }
+
+    /// When it is next free.
+    pub(crate) fn free(&self) -> Ps {
+        self.free
+    }
+
+    /// How long it has served.
+    pub(crate) fn busy(&self) -> Ps {
+        self.busy
+    }
+}
+
+/// A wire or bus in one direction.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Line {
+    rate: Rate,
+    server: Server,
+    /// The last two lengths and what they take: traffic has few, and the division is slow.
+    memo: [(u64, Ps); 2],
+}
+
+impl Line {
+    pub(crate) fn new(rate: Rate) -> Self {
+        Self { rate, server: Server::default(), memo: [(0, Ps::ZERO); 2] }
+    }
+
+    /// How long `bytes` take.
+    #[inline]
+    pub(crate) fn time_of(&mut self, bytes: u64) -> Ps {
+        if self.memo[0].0 == bytes {
+            return self.memo[0].1;
+        }
+        self.memo.swap(0, 1);
+        if self.memo[0].0 != bytes {
+            self.memo[0] = (bytes, self.rate.time_of(bytes));
+        }
+        self.memo[0].1
+    }
+
+    /// Carries `bytes` that are there `at` some time: when the last of them is through.
+    #[inline]
+    pub(crate) fn carry(&mut self, at: Ps, bytes: u64) -> Ps {
+        let service = self.time_of(bytes);
+        self.server.serve(at, service) + service
+    }
+
+    /// When it has carried all that it was given.
+    pub(crate) fn free(&self) -> Ps {
+        self.server.free()
+    }
+
+    /// How long it has carried something.
+    pub(crate) fn busy(&self) -> Ps {
+        self.server.busy()
+    }
+
+    /// Carries nothing before this time.
+    pub(crate) fn pause_until(&mut self, at: Ps) {
+        self.server.free = self.server.free.max(at);
+    }
+}
+
+/// What lies between a host's memory and its NIC.
+#[derive(Clone, Debug)]
+pub(crate) struct PcieBus {
+    costs: Pcie,
+    /// Towards the NIC: completions of its reads.
+    down: Line,
+    /// Towards memory: its writes.
+    up: Line,
+    /// When the reads under way end.
+    reads: VecDeque<Ps>,
+}
+
+impl PcieBus {
+    pub(crate) fn new(costs: &Pcie) -> Self {
+        Self { costs: costs.clone(), down: Line::new(costs.rate), up: Line::new(costs.rate), reads: VecDeque::new() }
+    }
+
+    /// The NIC reads `bytes`, beginning `at` some time at the earliest: when it has the last of them.
+    pub(crate) fn read(&mut self, at: Ps, bytes: u64) -> Ps {
+        let (mut left, mut done) = (bytes, at);
+        while left > 0 {
+            let part = left.min(self.costs.max_read_request);
+            left -= part;
+            let mut begins = at;
+            while self.reads.len() as u64 >= self.costs.reads_in_flight {
+                begins = begins.max(self.reads.pop_front().unwrap_or_default());
+            }
+            while self.reads.front().is_some_and(|&end| end <= begins) {
+                self.reads.pop_front();
+            }
+            let packets = part.div_ceil(self.costs.max_payload);
+            done = self.down.carry(begins + self.costs.read, part + packets * self.costs.completion_header);
+            self.reads.push_back(done);
+        }
+        done
+    }
+
+    /// The NIC writes `bytes` that it has `at` some time: when a polling CPU sees the last of them.
+    pub(crate) fn write(&mut self, at: Ps, bytes: u64) -> Ps {
+        let packets = bytes.div_ceil(self.costs.max_payload).max(1);
+        self.up.carry(at, bytes + packets * self.costs.write_header) + self.costs.write
+    }
+}
+
+/// The queue pairs whose context the NIC keeps: those used last.
+#[derive(Clone, Debug)]
+pub(crate) struct ContextCache {
+    room: usize,
+    /// The oldest first. As long as all fit nothing is looked up.
+    recent: VecDeque<u32>,
+}
+
+impl ContextCache {
+    pub(crate) fn new(costs: &Nic) -> Self {
+        Self { room: usize::try_from(costs.cached_queue_pairs).unwrap_or(usize::MAX), recent: VecDeque::new() }
+    }
+
+    /// A packet of a queue pair is handled, of `queue_pairs` that there are: must its context be fetched?
+    pub(crate) fn misses(&mut self, queue_pair: u32, queue_pairs: usize) -> bool {
+        if queue_pairs <= self.room {
+            return false;
+        }
+        if let Some(place) = self.recent.iter().rposition(|&kept| kept == queue_pair) {
+            self.recent.remove(place);
+            self.recent.push_back(queue_pair);
+            return false;
+        }
+        if self.recent.len() >= self.room {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(queue_pair);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rate() -> Rate {
+        Rate::from_bits_per_s(100_000_000_000).expect("a rate")
+    }
+
+    #[test]
+    fn a_server_serves_one_after_the_other() {
+        let mut server = Server::default();
+        assert_eq!(server.serve(Ps(10), Ps(5)), Ps(10));
+        assert_eq!(server.serve(Ps(11), Ps(5)), Ps(15));
+        assert_eq!(server.serve(Ps(40), Ps(5)), Ps(40));
+        assert_eq!((server.free(), server.busy()), (Ps(45), Ps(15)));
+    }
+
+    #[test]
+    fn a_line_remembers_two_lengths_and_none_wrongly() {
+        let mut line = Line::new(rate());
+        for bytes in [98, 98, 62, 98, 1000, 62, 98, 0, 1000, 0] {
+            assert_eq!(line.time_of(bytes), rate().time_of(bytes), "{bytes} B");
+        }
+        assert_eq!(line.carry(Ps(0), 98), Ps(7840));
+        assert_eq!(line.carry(Ps(1), 98), Ps(15_680));
+        assert_eq!(line.free(), Ps(15_680));
+    }
+}

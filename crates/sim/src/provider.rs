@@ -1,0 +1,562 @@
+//! The third provider of verbs: a simulated host's RNIC. A call adds what it costs to the clock of the thread whose turn
+//! it is, and posts become doorbells at that clock.
+//!
+//! This is the only module of the crate with `unsafe` code: the trait asks for it, and passing the caller's promise on to
+//! the RNIC is all that is done here.
+
+use std::any::Any;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use doorbell_rnic::{CompletionQueue, LIMITS, Pager, Region, Rnic, SharedReceiveQueue};
+use doorbell_verbs::raw::{self, DeviceAttributes, Keys, MemoryAccess, MemoryObserver, Notices, Placement, Provider};
+use doorbell_verbs::{
+    Access, AsyncEvent, Completion, CompletionOpcode, Counters, CqId, Error, LKey, Limits, ModifyError, Notifier,
+    Notify, ObjectError, Overrun, PathMtu, Payload, PdId, PostError, PostErrorKind, Psn, QpAttributes, QpInfo, QpInit,
+    QpState, Qpn, RKey, RecvRequest, SendRequest, SrqId, WindowKind,
+};
+use rustc_hash::FxHashMap;
+
+use crate::kernel::World;
+use crate::kernel::watch::{Watch, lock};
+use crate::time::Ps;
+
+/// What the attributes of a simulated device name as the provider.
+pub const PROVIDER: &str = "sim";
+
+/// What all that belongs to one simulation shares.
+pub(crate) struct Shared {
+    pub(crate) world: Mutex<World>,
+    /// Never readable: asynchronous events of simulated devices are asked for.
+    no_events: Notices<()>,
+}
+
+impl Shared {
+    pub(crate) fn new(world: World) -> Result<Self, Error> {
+        Ok(Self { world: Mutex::new(world), no_events: Notices::new().map_err(no_eventfd)? })
+    }
+}
+
+fn no_eventfd(error: impl Into<io::Error>) -> Error {
+    Error::Os { what: "an eventfd could not be created", error: error.into() }
+}
+
+/// Memory of a simulated host: who looks at it, and what reading and writing it costs.
+struct Memory {
+    shared: Arc<Shared>,
+    watch: Watch,
+    base: usize,
+    /// After so many bytes the same bytes come again, in mirrored memory; else its length.
+    period: usize,
+}
+
+impl Memory {
+    fn fold(&self, offset: usize, length: usize) -> (usize, usize) {
+        let from = if offset < self.period { offset } else { offset - self.period };
+        (from, from + length)
+    }
+
+    fn changed(&self, offset: usize, length: usize) {
+        let (from, to) = self.fold(offset, length);
+        self.watch.changed(from, to);
+        if to > self.period {
+            self.watch.changed(0, to - self.period);
+        }
+    }
+}
+
+impl Pager for Memory {
+    #[inline]
+    fn bring_in(&self, base: *mut u8, length: usize, written: bool) -> bool {
+        if written {
+            // How far from the start of its own region, which no address of the process decides.
+            self.changed((base as usize).wrapping_sub(self.base), length);
+        }
+        true
+    }
+}
+
+/// Copies of so few bytes are looks, too.
+const WORD: usize = 8;
+
+impl MemoryObserver for Memory {
+    fn accessed(&self, access: MemoryAccess, offset: usize, length: usize) {
+        let mut world = lock(&self.shared.world);
+        let cpu = &world.testbed.cpu;
+        let (word, copy) = (cpu.memory_access, cpu.copy_per_byte);
+        match access {
+            MemoryAccess::Load => world.charge_load(word),
+            MemoryAccess::Store => world.charge(word),
+            MemoryAccess::CopyIn | MemoryAccess::CopyOut => world.charge(copy.time_of(length as u64)),
+        }
+        match access {
+            MemoryAccess::Load | MemoryAccess::CopyOut => {
+                if length <= WORD
+                    && let Some((thread, turn)) = world.looker()
+                {
+                    let (from, to) = self.fold(offset, length);
+                    self.watch.look(thread, turn, from, to);
+                } else if world.current.is_none() && access == MemoryAccess::Load {
+                    world.step_from_outside();
+                }
+            }
+            MemoryAccess::Store | MemoryAccess::CopyIn => {
+                self.changed(offset, length);
+                world.wake();
+            }
+        }
+    }
+}
+
+/// A simulated host's RNIC.
+pub(crate) struct SimDevice {
+    shared: Arc<Shared>,
+    node: usize,
+    regions: Mutex<FxHashMap<LKey, Arc<Region>>>,
+    /// Memory that was given an address and is about to be registered under it.
+    placed: Mutex<FxHashMap<u64, Arc<Memory>>>,
+}
+
+impl SimDevice {
+    pub(crate) fn new(shared: &Arc<Shared>, node: usize) -> Self {
+        Self { shared: Arc::clone(shared), node, regions: Mutex::default(), placed: Mutex::default() }
+    }
+
+    fn with<R>(&self, run: impl FnOnce(&mut Rnic) -> R) -> R {
+        run(&mut lock(&self.shared.world).nodes[self.node].rnic)
+    }
+}
+
+impl Provider for SimDevice {
+    fn attributes(&self) -> DeviceAttributes {
+        let world = lock(&self.shared.world);
+        let address = world.address(self.node);
+        let gid = match address {
+            std::net::IpAddr::V4(address) => address.to_ipv6_mapped(),
+            std::net::IpAddr::V6(address) => address,
+        };
+        let max_rd_atomic = usize::try_from(world.testbed.nic.max_rd_atomic).unwrap_or(usize::MAX);
+        DeviceAttributes {
+            name: format!("sim{}", self.node),
+            provider: PROVIDER,
+            address,
+            gid,
+            udp_port: doorbell_wire::ROCE_UDP_PORT,
+            active_mtu: world.testbed.link.path_mtu.max(PathMtu::Mtu256),
+            receive_buffer_bytes: 0,
+            limits: Limits { max_rd_atomic: max_rd_atomic.min(LIMITS.max_rd_atomic), ..LIMITS },
+            on_demand: false,
+        }
+    }
+
+    fn now_ns(&self) -> u64 {
+        lock(&self.shared.world).clock().as_ns()
+    }
+
+    fn create_pd(&self) -> Result<PdId, Error> {
+        Ok(self.with(Rnic::create_pd))
+    }
+
+    fn destroy_pd(&self, pd: PdId) -> Result<(), Error> {
+        Ok(self.with(|rnic| rnic.destroy_pd(pd))?)
+    }
+
+    fn place(&self, base: *mut u8, length: usize, mirrored: bool) -> Placement {
+        let mut world = lock(&self.shared.world);
+        let address = world.nodes[self.node].place(length);
+        let memory = Arc::new(Memory {
+            shared: Arc::clone(&self.shared),
+            watch: Watch::new(&world.changes, false),
+            base: base as usize,
+            period: if mirrored { length / 2 } else { length },
+        });
+        lock(&self.placed).insert(address, Arc::clone(&memory));
+        Placement { address, observer: Some(memory) }
+    }
+
+    unsafe fn register(
+        &self,
+        pd: PdId,
+        base: *mut u8,
+        length: usize,
+        address: u64,
+        access: Access,
+        owner: Option<Arc<dyn Any + Send + Sync>>,
+    ) -> Result<Keys, Error> {
+        let pager = lock(&self.placed).remove(&address).map(|memory| memory as Arc<dyn Pager>);
+        let region = {
+            let mut world = lock(&self.shared.world);
+            let node = &mut world.nodes[self.node];
+            node.region_bytes += length as u64;
+            // SAFETY: passed on to our caller.
+            unsafe { node.rnic.register_paged(pd, base, length, address, access, owner, pager) }?
+        };
+        let keys = Keys { lkey: region.lkey(), rkey: region.rkey() };
+        lock(&self.regions).insert(keys.lkey, region);
+        Ok(keys)
+    }
+
+    unsafe fn reregister(
+        &self,
+        lkey: LKey,
+        pd: PdId,
+        base: *mut u8,
+        length: usize,
+        address: u64,
+        access: Access,
+    ) -> Result<(), Error> {
+        let mut regions = lock(&self.regions);
+        let region = regions.get_mut(&lkey).ok_or(ObjectError::Unknown("memory region"))?;
+        // SAFETY: passed on to our caller.
+        *region = self.with(|rnic| unsafe { rnic.reregister(region, pd, base, length, address, access) })?;
+        Ok(())
+    }
+
+    fn deregister(&self, lkey: LKey) -> Result<(), Error> {
+        let mut regions = lock(&self.regions);
+        let region = regions.get(&lkey).ok_or(ObjectError::Unknown("memory region"))?;
+        self.with(|rnic| rnic.deregister(region))?;
+        regions.remove(&lkey);
+        Ok(())
+    }
+
+    fn create_window(&self, pd: PdId, kind: WindowKind) -> Result<RKey, Error> {
+        Ok(self.with(|rnic| rnic.create_window(pd, kind))?)
+    }
+
+    fn destroy_window(&self, rkey: RKey) -> Result<(), Error> {
+        Ok(self.with(|rnic| rnic.destroy_window(rkey))?)
+    }
+
+    fn create_channel(&self) -> Result<Arc<dyn raw::Channel>, Error> {
+        let changes = Arc::clone(&lock(&self.shared.world).changes);
+        Ok(Arc::new(SimChannel {
+            shared: Arc::clone(&self.shared),
+            inner: Arc::new(Notified {
+                notices: Notices::new().map_err(no_eventfd)?,
+                watch: Watch::new(&changes, true),
+            }),
+        }))
+    }
+
+    fn create_cq(&self, depth: usize, channel: Option<&Arc<dyn raw::Channel>>) -> Result<Box<dyn raw::Cq>, Error> {
+        let mut world = lock(&self.shared.world);
+        let watch = Arc::new(Watch::new(&world.changes, false));
+        let channel = channel.and_then(|channel| channel.as_any().downcast_ref::<SimChannel>());
+        let notified = channel.map(|channel| Arc::clone(&channel.inner));
+        let number = Arc::new(std::sync::OnceLock::new());
+        let notifier = notified.clone().map(|notified| {
+            let number = Arc::clone(&number);
+            let notifier: Notifier = Arc::new(move || {
+                if let Some(&id) = number.get() {
+                    notified.notices.lock().push(id);
+                    notified.watch.changed(0, 1);
+                }
+            });
+            notifier
+        });
+        let observer: Notifier = {
+            let watch = Arc::clone(&watch);
+            Arc::new(move || watch.changed(0, 1))
+        };
+        let (id, queue) = world.nodes[self.node].rnic.create_observed_cq(depth, notifier, observer)?;
+        number.get_or_init(|| id);
+        drop(world);
+        Ok(Box::new(SimCq { shared: Arc::clone(&self.shared), node: self.node, id, queue, watch, notified }))
+    }
+
+    fn create_srq(&self, pd: PdId, depth: usize, max_sges: usize) -> Result<Box<dyn raw::Srq>, Error> {
+        let (id, queue) = self.with(|rnic| rnic.create_srq(pd, depth, max_sges))?;
+        Ok(Box::new(SimSrq { shared: Arc::clone(&self.shared), node: self.node, id, queue }))
+    }
+
+    fn create_qp(&self, init: QpInit) -> Result<Box<dyn raw::Qp>, Error> {
+        let mut world = lock(&self.shared.world);
+        let node = &mut world.nodes[self.node];
+        let qpn = node.rnic.create_qp(init)?;
+        node.add_queue_pair(qpn, init.srq);
+        drop(world);
+        Ok(Box::new(SimQp { shared: Arc::clone(&self.shared), node: self.node, qpn }))
+    }
+
+    fn random_psn(&self) -> Psn {
+        self.with(Rnic::random_psn)
+    }
+
+    fn counters(&self) -> Option<Counters> {
+        Some(self.with(|rnic| *rnic.counters()))
+    }
+
+    fn poll_event(&self) -> Option<AsyncEvent> {
+        self.with(Rnic::poll_event)
+    }
+
+    fn event_fd(&self) -> BorrowedFd<'_> {
+        self.shared.no_events.fd()
+    }
+
+    fn drive(&self) {
+        let mut world = lock(&self.shared.world);
+        if world.current.is_none() {
+            world.step_from_outside();
+        }
+    }
+}
+
+/// What a channel and the queues that notify on it share.
+struct Notified {
+    notices: Notices<CqId>,
+    watch: Watch,
+}
+
+pub(crate) struct SimChannel {
+    shared: Arc<Shared>,
+    inner: Arc<Notified>,
+}
+
+impl raw::Channel for SimChannel {
+    fn fd(&self) -> BorrowedFd<'_> {
+        // A thread that is about to sleep names its channel so.
+        if let Some((thread, turn)) = lock(&self.shared.world).looker() {
+            self.inner.watch.look(thread, turn, 0, 1);
+        }
+        self.inner.notices.fd()
+    }
+
+    fn next(&self) -> Option<CqId> {
+        self.inner.notices.lock().pop()
+    }
+
+    fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
+        let mut world = lock(&self.shared.world);
+        let deadline =
+            timeout.map(|timeout| world.clock() + Ps::from_ns(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX)));
+        loop {
+            if !self.inner.notices.lock().is_empty() {
+                return Ok(true);
+            }
+            // Within a turn time stands still, and only a waiter lets it pass.
+            if world.current.is_some() || deadline.is_some_and(|deadline| world.now() >= deadline) {
+                return Ok(false);
+            }
+            world.step_from_outside();
+        }
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+struct SimCq {
+    shared: Arc<Shared>,
+    node: usize,
+    id: CqId,
+    queue: Arc<CompletionQueue>,
+    watch: Arc<Watch>,
+    notified: Option<Arc<Notified>>,
+}
+
+impl raw::Cq for SimCq {
+    fn id(&self) -> CqId {
+        self.id
+    }
+
+    fn poll(&self, out: &mut [Completion]) -> Result<usize, Overrun> {
+        let mut world = lock(&self.shared.world);
+        let Some((thread, turn)) = world.looker() else {
+            let count = self.queue.poll(out)?;
+            if count == 0 {
+                world.step_from_outside();
+                return self.queue.poll(out);
+            }
+            return Ok(count);
+        };
+        let count = self.queue.poll(out)?;
+        if count < out.len() {
+            self.watch.look(thread, turn, 0, 1);
+        }
+        let cpu = &world.testbed.cpu;
+        if count == 0 {
+            let cost = cpu.poll_call;
+            world.charge_in_vain(cost);
+            return Ok(0);
+        }
+        let mut cost = cpu.poll_call + cpu.poll_completion.times(count as u64);
+        let inline = out[..count].iter().filter(|completion| {
+            completion.opcode == CompletionOpcode::Receive
+                && u64::from(completion.byte_len) <= world.testbed.nic.inline_receive
+        });
+        cost += cpu.inline_receive.times(inline.count() as u64);
+        world.charge(cost);
+        Ok(count)
+    }
+
+    fn arm(&self, notify: Notify) {
+        let mut world = lock(&self.shared.world);
+        let cost = world.testbed.cpu.memory_access;
+        world.charge(cost);
+        self.queue.request_notification(notify);
+    }
+
+    fn resize(&self, depth: usize) -> Result<(), Error> {
+        Ok(lock(&self.shared.world).nodes[self.node].rnic.resize_cq(self.id, depth)?)
+    }
+}
+
+impl Drop for SimCq {
+    fn drop(&mut self) {
+        if let Some(notified) = &self.notified {
+            notified.notices.lock().remove(|&id| id == self.id);
+        }
+        // Handles keep it alive while a queue pair uses it, so it is not busy.
+        let _ = lock(&self.shared.world).nodes[self.node].rnic.destroy_cq(self.id);
+    }
+}
+
+struct SimSrq {
+    shared: Arc<Shared>,
+    node: usize,
+    id: SrqId,
+    queue: Arc<SharedReceiveQueue>,
+}
+
+impl raw::Srq for SimSrq {
+    fn id(&self) -> SrqId {
+        self.id
+    }
+
+    fn arm_limit(&self, limit: usize) {
+        self.queue.arm_limit(limit);
+    }
+
+    fn limit(&self) -> usize {
+        self.queue.limit()
+    }
+
+    fn posted(&self) -> Option<usize> {
+        Some(self.queue.len())
+    }
+
+    unsafe fn post_recv(&self, list: &[RecvRequest<'_>]) -> Result<(), PostError> {
+        let mut world = lock(&self.shared.world);
+        charge_receives(&mut world, list.len());
+        let clock = world.clock();
+        let node = &mut world.nodes[self.node];
+        let result = node.rnic.post_srq_recv(self.id, list);
+        node.post_shared_receives(clock, self.id, accepted(&result, list.len()));
+        result
+    }
+}
+
+impl Drop for SimSrq {
+    fn drop(&mut self) {
+        let _ = lock(&self.shared.world).nodes[self.node].rnic.destroy_srq(self.id);
+    }
+}
+
+fn accepted(result: &Result<(), PostError>, of: usize) -> usize {
+    result.as_ref().map_or_else(|error| error.index, |()| of)
+}
+
+fn charge_receives(world: &mut World, count: usize) {
+    let cpu = &world.testbed.cpu;
+    let cost = cpu.repost_list + cpu.repost_wr.times(count as u64);
+    world.charge(cost);
+}
+
+struct SimQp {
+    shared: Arc<Shared>,
+    node: usize,
+    qpn: Qpn,
+}
+
+impl SimQp {
+    fn post(
+        &self,
+        list: &[SendRequest<'_>],
+        post: impl FnOnce(&mut Rnic, u64) -> Result<(), PostError>,
+    ) -> Result<(), PostError> {
+        let mut world = lock(&self.shared.world);
+        let inline = list.iter().map(|request| match request.payload {
+            Payload::Inline(bytes) => bytes.len() as u64,
+            Payload::Sges(_) => 0,
+        });
+        let inline: u64 = inline.sum();
+        let (cpu, nic) = (&world.testbed.cpu, &world.testbed.nic);
+        let cost = cpu.post_list + cpu.post_wr.times(list.len() as u64) + cpu.inline_per_byte.time_of(inline);
+        let request_bytes = nic.request * list.len() as u64 + inline;
+        let is_stored = list.len() == 1 && request_bytes <= nic.stored_request;
+        let fetch = if is_stored { 0 } else { u32::try_from(request_bytes).unwrap_or(u32::MAX) };
+        world.charge(cost);
+        let now = world.now();
+        let result = post(&mut world.nodes[self.node].rnic, now.as_ns());
+        if accepted(&result, list.len()) > 0 {
+            world.ring(self.node, self.qpn, fetch);
+        }
+        // A queue pair in error completes at once what is posted.
+        world.wake();
+        result
+    }
+}
+
+impl raw::Qp for SimQp {
+    fn qpn(&self) -> Qpn {
+        self.qpn
+    }
+
+    fn modify(&self, attributes: &QpAttributes) -> Result<(), ModifyError> {
+        let mut world = lock(&self.shared.world);
+        let node = &mut world.nodes[self.node];
+        // What was posted before is not to be lost by being unseen.
+        if matches!(attributes.state, Some(QpState::Error | QpState::Reset)) {
+            node.rnic.release_acks();
+        }
+        let result = node.rnic.modify_qp(self.qpn, attributes);
+        let now = world.now();
+        world.pump(self.node, now);
+        world.say_farewells(self.node);
+        world.wake();
+        result
+    }
+
+    fn query(&self) -> QpInfo {
+        let info = lock(&self.shared.world).nodes[self.node].rnic.query_qp(self.qpn);
+        info.expect("a queue pair exists until its handle drops")
+    }
+
+    unsafe fn post_send(&self, list: &[SendRequest<'_>]) -> Result<(), PostError> {
+        self.post(list, |rnic, now_ns| rnic.post_send(now_ns, self.qpn, list))
+    }
+
+    unsafe fn post_all_sends(&self, list: &[SendRequest<'_>]) -> Result<(), PostError> {
+        let result = self.post(list, |rnic, now_ns| rnic.post_all_sends(now_ns, self.qpn, list));
+        debug_assert!(
+            result.as_ref().is_ok() || !matches!(result, Err(PostError { kind: PostErrorKind::UnknownQp(_), .. }))
+        );
+        result
+    }
+
+    unsafe fn post_recv(&self, list: &[RecvRequest<'_>]) -> Result<(), PostError> {
+        let mut world = lock(&self.shared.world);
+        charge_receives(&mut world, list.len());
+        let clock = world.clock();
+        let node = &mut world.nodes[self.node];
+        let result = node.rnic.post_recv(self.qpn, list);
+        node.post_receives(clock, self.qpn, accepted(&result, list.len()));
+        world.wake();
+        result
+    }
+}
+
+impl Drop for SimQp {
+    fn drop(&mut self) {
+        let mut world = lock(&self.shared.world);
+        let node = &mut world.nodes[self.node];
+        let _ = node.rnic.destroy_qp(self.qpn);
+        node.remove_queue_pair(self.qpn);
+        world.say_farewells(self.node);
+    }
+}

@@ -1,0 +1,351 @@
+//! A simulation: nodes, threads whose code is that of any program over verbs, and virtual time.
+
+use std::cell::RefCell;
+use std::future::{Future, poll_fn};
+use std::os::fd::AsFd;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+
+use doorbell_exchange::asynchronous::Waiter;
+use doorbell_verbs::{Channel, Device, Error};
+
+use crate::kernel::watch::{Change, Changes, ThreadId, lock};
+use crate::kernel::{Counts, Step, Suspension, ThreadState, World};
+use crate::provider::{Shared, SimDevice};
+use crate::testbed::Testbed;
+use crate::time::Ps;
+use crate::topology::{MAX_NODES, Topology};
+
+/// Why a simulation did not come to its end.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SimulationError {
+    /// Threads wait, and nothing can happen any more.
+    #[error("nothing can happen any more at {at}, and {waiting} of {threads} threads wait\n{report}")]
+    Deadlock {
+        /// When.
+        at: Ps,
+        /// Threads that wait.
+        waiting: usize,
+        /// All threads.
+        threads: usize,
+        /// What each thread does and each queue pair has outstanding.
+        report: String,
+    },
+    /// Nothing but timers has happened for long.
+    #[error("no packet has arrived for {silence}, until {at}, and {waiting} of {threads} threads wait\n{report}")]
+    Silence {
+        /// When.
+        at: Ps,
+        /// Since the last packet.
+        silence: Ps,
+        /// Threads that wait.
+        waiting: usize,
+        /// All threads.
+        threads: usize,
+        /// What each thread does and each queue pair has outstanding.
+        report: String,
+    },
+    /// The topology has too few nodes or too many.
+    #[error("the topology has {nodes} nodes, allowed are 2 to {MAX_NODES}")]
+    Nodes {
+        /// How many.
+        nodes: usize,
+    },
+    /// The machine that simulates lacks something.
+    #[error(transparent)]
+    Verbs(#[from] Error),
+}
+
+/// After so long without a packet a simulation is given up: longer than any retry takes.
+const SILENCE: Ps = Ps(60_000_000_000_000);
+
+/// Wakes a simulated thread.
+struct Poke {
+    thread: ThreadId,
+    changes: Arc<Changes>,
+}
+
+impl Wake for Poke {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.changes.push(Change { thread: self.thread, turn: Change::ANY_TURN, notifies: true });
+    }
+}
+
+struct Task<'a> {
+    future: Option<Pin<Box<dyn Future<Output = ()> + 'a>>>,
+    waker: Waker,
+}
+
+/// What a thread spent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ThreadTimes {
+    /// Its name.
+    pub name: String,
+    /// The node that it ran on.
+    pub node: usize,
+    /// On posting, copying, taking completions: all that was not in vain.
+    pub worked: Ps,
+    /// On looking for something that was not there.
+    pub polled: Ps,
+    /// Asleep on a completion channel.
+    pub slept: Ps,
+}
+
+/// What the stations of a node did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeTimes {
+    /// How long its port sent.
+    pub port: Ps,
+    /// How long its NIC was busy with packets that arrived.
+    pub receive: Ps,
+    /// How long the busiest of its processing units was busy.
+    pub unit: Ps,
+}
+
+/// How a run went.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Summary {
+    /// When the last thread had ended.
+    pub ended: Ps,
+    /// The same for the same testbed, topology, seed and programs, on every machine; another one wherever any packet or
+    /// turn was at another time.
+    pub digest: u64,
+    /// What was counted.
+    pub counts: Counts,
+    /// What each thread spent, in the order of their making.
+    pub threads: Vec<ThreadTimes>,
+    /// What the stations of each node did, in the order of nodes. A station that was busy all the time is what binds.
+    pub nodes: Vec<NodeTimes>,
+}
+
+/// What a thread returns once it has ended.
+#[derive(Debug)]
+pub struct Returned<T>(Rc<RefCell<Option<T>>>);
+
+impl<T> Returned<T> {
+    /// Takes it; `None` before the thread has ended, and after it was taken.
+    pub fn take(&self) -> Option<T> {
+        self.0.borrow_mut().take()
+    }
+}
+
+/// Nodes, threads, and the time that is theirs alone.
+///
+/// Make devices and connections first, which takes no virtual time; [`spawn`](Self::spawn) threads that use them; then
+/// [`run`](Self::run).
+pub struct Simulation<'a> {
+    shared: Arc<Shared>,
+    devices: Vec<Device>,
+    tasks: Vec<Task<'a>>,
+}
+
+impl std::fmt::Debug for Simulation<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Simulation").field("threads", &self.tasks.len()).finish_non_exhaustive()
+    }
+}
+
+impl<'a> Simulation<'a> {
+    /// Nodes of a testbed. All that is random comes from `seed`: keys, numbers of queue pairs and packets.
+    ///
+    /// # Errors
+    ///
+    /// The topology has too few nodes or too many, or this machine gives no event descriptor.
+    pub fn new(testbed: &Testbed, topology: Topology, seed: u64) -> Result<Self, SimulationError> {
+        let nodes = topology.nodes();
+        if !(2..=MAX_NODES).contains(&nodes) {
+            return Err(SimulationError::Nodes { nodes });
+        }
+        let mut seeds = [0; 32];
+        seeds[8..16].copy_from_slice(&seed.to_le_bytes());
+        let world = World::new(testbed.clone(), topology, seeds);
+        let shared = Arc::new(Shared::new(world)?);
+        let devices = (0..nodes).map(|node| Device::new(Arc::new(SimDevice::new(&shared, node)))).collect();
+        Ok(Self { shared, devices, tasks: Vec::new() })
+    }
+
+    /// The RNIC of a node.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such node.
+    pub fn device(&self, node: usize) -> &Device {
+        assert!(node < self.devices.len(), "there is no node {node}");
+        &self.devices[node]
+    }
+
+    /// How threads wait: by polling.
+    pub fn polling(&self) -> VirtualWaiter {
+        VirtualWaiter { shared: Arc::clone(&self.shared), sleeps: false }
+    }
+
+    /// How threads wait: asleep, on completion channels.
+    pub fn sleeping(&self) -> VirtualWaiter {
+        VirtualWaiter { shared: Arc::clone(&self.shared), sleeps: true }
+    }
+
+    /// A thread on a node. Its first turn is when [`run`](Self::run) is called.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such node.
+    pub fn spawn<T: 'a>(
+        &mut self,
+        node: usize,
+        name: impl Into<String>,
+        future: impl Future<Output = T> + 'a,
+    ) -> Returned<T> {
+        let mut world = lock(&self.shared.world);
+        assert!(node < world.nodes.len(), "there is no node {node}");
+        let thread = world.add_thread(node, name.into());
+        let returned = Rc::new(RefCell::new(None));
+        let place = Rc::clone(&returned);
+        let future = Box::pin(async move {
+            let value = future.await;
+            *place.borrow_mut() = Some(value);
+        });
+        let waker = Waker::from(Arc::new(Poke { thread, changes: Arc::clone(&world.changes) }));
+        self.tasks.push(Task { future: Some(future), waker });
+        Returned(returned)
+    }
+
+    /// Runs until all threads have ended.
+    ///
+    /// # Errors
+    ///
+    /// Threads wait and nothing can happen any more, or nothing but timers has happened for a minute of virtual time.
+    pub fn run(&mut self) -> Result<Summary, SimulationError> {
+        let mut left = self.tasks.iter().filter(|task| task.future.is_some()).count();
+        let mut ended = lock(&self.shared.world).now();
+        while left > 0 {
+            let thread = self.next_turn()?;
+            let task = &mut self.tasks[thread];
+            let Some(future) = &mut task.future else { continue };
+            let is_over = future.as_mut().poll(&mut Context::from_waker(&task.waker)).is_ready();
+            if is_over {
+                task.future = None;
+                left -= 1;
+            }
+            let mut world = lock(&self.shared.world);
+            ended = ended.max(world.threads[thread].clock);
+            world.end_turn(thread, is_over);
+        }
+        let world = lock(&self.shared.world);
+        let times = world.threads.iter().map(|thread| ThreadTimes {
+            name: thread.name.clone(),
+            node: thread.node,
+            worked: thread.worked,
+            polled: thread.polled,
+            slept: thread.slept,
+        });
+        let nodes = world.nodes.iter().map(|node| {
+            let (port, receive, unit) = node.busy();
+            NodeTimes { port, receive, unit }
+        });
+        Ok(Summary {
+            ended,
+            digest: world.digest(),
+            counts: world.counts,
+            threads: times.collect(),
+            nodes: nodes.collect(),
+        })
+    }
+
+    /// Lets the hardware act until the turn of a thread comes.
+    fn next_turn(&self) -> Result<ThreadId, SimulationError> {
+        let mut world = lock(&self.shared.world);
+        loop {
+            match world.step() {
+                Step::Done => {}
+                Step::Turn(thread) => {
+                    let silence = world.now().since(world.moved_at);
+                    if silence > SILENCE {
+                        world.current = None;
+                        let (waiting, threads) = waiting(&world);
+                        let (at, report) = (world.now(), world.report());
+                        return Err(SimulationError::Silence { at, silence, waiting, threads, report });
+                    }
+                    world.poll_begins(thread);
+                    return Ok(thread);
+                }
+                Step::Idle => {
+                    let (waiting, threads) = waiting(&world);
+                    let (at, report) = (world.now(), world.report());
+                    return Err(SimulationError::Deadlock { at, waiting, threads, report });
+                }
+            }
+        }
+    }
+}
+
+fn waiting(world: &World) -> (usize, usize) {
+    let over = world.threads.iter().filter(|thread| thread.state == ThreadState::Over).count();
+    (world.threads.len() - over, world.threads.len())
+}
+
+/// Waits in virtual time.
+#[derive(Clone)]
+pub struct VirtualWaiter {
+    shared: Arc<Shared>,
+    sleeps: bool,
+}
+
+impl std::fmt::Debug for VirtualWaiter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("VirtualWaiter").field("sleeps", &self.sleeps).finish_non_exhaustive()
+    }
+}
+
+impl VirtualWaiter {
+    /// The clock of the thread whose turn it is.
+    pub fn now(&self) -> Ps {
+        lock(&self.shared.world).clock()
+    }
+}
+
+impl Waiter for VirtualWaiter {
+    async fn wait(&self, channel: Option<&Channel>, deadline_ns: Option<u64>) {
+        let mut has_waited = false;
+        poll_fn(|_| {
+            if std::mem::replace(&mut has_waited, true) {
+                return Poll::Ready(());
+            }
+            // To name its descriptor is to look at a channel.
+            let sleeps = channel.is_some_and(|channel| {
+                channel.as_fd();
+                true
+            });
+            if channel.is_some_and(|channel| channel.wait(Some(std::time::Duration::ZERO)).unwrap_or(false)) {
+                return Poll::Ready(());
+            }
+            let deadline = deadline_ns.map(Ps::from_ns);
+            lock(&self.shared.world).suspend(Suspension { deadline, sleeps });
+            Poll::Pending
+        })
+        .await;
+    }
+
+    fn wants_notification(&self) -> bool {
+        self.sleeps
+    }
+
+    async fn breathe(&self) {
+        let mut has_yielded = false;
+        poll_fn(|context| {
+            if has_yielded || lock(&self.shared.world).breathe() {
+                return Poll::Ready(());
+            }
+            has_yielded = true;
+            context.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
+    }
+}

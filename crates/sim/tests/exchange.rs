@@ -1,0 +1,138 @@
+//! The code of every protocol, as it is, on simulated hosts.
+
+use std::time::Duration;
+
+use doorbell_exchange::asynchronous::{Async, Waiter};
+use doorbell_exchange::{Config, Connector, MessageConnection, Received, SendReceive, with_connector};
+use doorbell_protocols::Protocol;
+use doorbell_sim::{Ps, Simulation, SimulationError, Summary, Testbed, Topology, VirtualWaiter, testbed};
+
+fn t1() -> Testbed {
+    testbed::by_name("connectx5-100g").expect("a testbed of the program").clone()
+}
+
+type Pair<P> = (<P as Connector>::Connection, <P as Connector>::Connection);
+
+fn join<P: Connector>(simulation: &Simulation<'_>, protocol: &P, nodes: [usize; 2], config: &Config) -> Pair<P> {
+    let end = |node| {
+        let pd = simulation.device(node).create_pd().expect("a device has room for a domain");
+        protocol.endpoint(&pd, config, None).expect("a device has room for a connection")
+    };
+    let (a, b) = (end(nodes[0]), end(nodes[1]));
+    let (of_a, of_b) = (protocol.describe(&a), protocol.describe(&b));
+    (protocol.connect(a, &of_b).expect("connected"), protocol.connect(b, &of_a).expect("connected"))
+}
+
+fn quiet(config: Config) -> Config {
+    config.keepalive(Duration::ZERO).max_message(10_000)
+}
+
+fn payload(number: u64, length: usize) -> Vec<u8> {
+    (0..length).map(|at| (number as usize * 131 + at * 7 + (at >> 8)) as u8).collect()
+}
+
+async fn send_all<C: MessageConnection>(connection: C, waiter: VirtualWaiter, messages: u64, length: usize) {
+    let mut connection = Async::new(connection, waiter.clone());
+    let mut last = 0;
+    for number in 0..messages {
+        last = connection.send(&payload(number, length)).await.expect("sent");
+        waiter.breathe().await;
+    }
+    connection.get_mut().flush().expect("posted");
+    connection.wait(last).await.expect("it arrives");
+    connection.finish().await.expect("both sides part");
+}
+
+async fn receive_all<C: MessageConnection>(connection: C, waiter: VirtualWaiter, length: usize) -> u64 {
+    let mut connection = Async::new(connection, waiter.clone());
+    let mut received = 0;
+    while let Ok(message) = connection.receive().await {
+        assert!(message.to_vec() == payload(received, length), "message {received} of {length} B");
+        received += 1;
+        drop(message);
+        waiter.breathe().await;
+    }
+    connection.finish().await.expect("both sides part");
+    received
+}
+
+/// One connection, or many to one node.
+fn streams<P: Connector>(protocol: &P, topology: Topology, config: &Config, messages: u64, length: usize) -> Summary {
+    let mut simulation = Simulation::new(&t1(), topology, 1).expect("a simulation");
+    let waiter = simulation.polling();
+    let receivers: Vec<_> = (1..topology.nodes())
+        .map(|node| {
+            let (a, b) = join(&simulation, protocol, [node, 0], config);
+            simulation.spawn(node, format!("sender {node}"), send_all(a, waiter.clone(), messages, length));
+            simulation.spawn(0, format!("receiver {node}"), receive_all(b, waiter.clone(), length))
+        })
+        .collect();
+    let summary = simulation.run().unwrap_or_else(|error| panic!("{}: {error}", protocol.protocol().name()));
+    assert!(receivers.iter().all(|receiver| receiver.take() == Some(messages)), "{}", protocol.protocol().name());
+    summary
+}
+
+#[test]
+fn every_protocol_carries_messages_of_every_length_intact() {
+    for protocol in Protocol::ALL {
+        for config in [Config::sequential(), Config::unbatched(), Config::batched()] {
+            for length in [0, 1, 16, 64, 65, 4096, 10_000] {
+                let config = quiet(config.clone());
+                with_connector!(protocol, connector => streams(&connector, Topology::Pair, &config, 60, length));
+            }
+        }
+    }
+}
+
+#[test]
+fn many_senders_reach_one_node_through_a_switch() {
+    for protocol in Protocol::ALL {
+        let (topology, config) = (Topology::Star { nodes: 5 }, quiet(Config::unbatched()));
+        let summary = with_connector!(protocol, connector => streams(&connector, topology, &config, 300, 512));
+        assert!(summary.counts.packets > 0 && summary.counts.dropped == 0, "{}", protocol.name());
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_result() {
+    let run = || streams(&SendReceive, Topology::Star { nodes: 4 }, &quiet(Config::batched()), 500, 16);
+    let (one, other) = (run(), run());
+    assert_eq!(one, other);
+}
+
+#[test]
+fn threads_that_sleep_are_woken_by_notifications() {
+    let mut simulation = Simulation::new(&t1(), Topology::Pair, 1).expect("a simulation");
+    let config = quiet(Config::unbatched());
+    let end = |node: usize| {
+        let pd = simulation.device(node).create_pd().expect("room");
+        let channel = simulation.device(node).create_channel().expect("room");
+        SendReceive.endpoint(&pd, &config, Some(&channel)).expect("room")
+    };
+    let (a, b) = (end(0), end(1));
+    let (of_a, of_b) = (SendReceive.describe(&a), SendReceive.describe(&b));
+    let (a, b) = (SendReceive.connect(a, &of_b).expect("connected"), SendReceive.connect(b, &of_a).expect("connected"));
+    let waiter = simulation.sleeping();
+    simulation.spawn(0, "sender", send_all(a, waiter.clone(), 500, 16));
+    let received = simulation.spawn(1, "receiver", receive_all(b, waiter, 16));
+    let summary = simulation.run().expect("it ends");
+    assert_eq!(received.take(), Some(500));
+    assert!(summary.threads.iter().all(|thread| thread.slept > Ps::ZERO), "{:?}", summary.threads);
+}
+
+#[test]
+fn a_deadlock_is_reported_with_each_thread_and_queue_pair() {
+    let mut simulation = Simulation::new(&t1(), Topology::Pair, 1).expect("a simulation");
+    let (a, b) = join(&simulation, &SendReceive, [0, 1], &quiet(Config::sequential()));
+    let waiter = simulation.polling();
+    // Both wait for a message that nobody sends.
+    simulation.spawn(0, "one", receive_all(a, waiter.clone(), 1));
+    simulation.spawn(1, "other", receive_all(b, waiter, 1));
+    let Err(error) = simulation.run() else { panic!("nobody sends") };
+    assert!(matches!(error, SimulationError::Deadlock { waiting: 2, threads: 2, .. }), "{error}");
+    let text = error.to_string();
+    for needed in ["thread one on node 0", "thread other on node 1", "of node 0: ReadyToSend", "of node 1: ReadyToSend"]
+    {
+        assert!(text.contains(needed), "{needed} is missing:\n{text}");
+    }
+}
