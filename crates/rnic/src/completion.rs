@@ -10,6 +10,10 @@ use doorbell_wire::Qpn;
 /// Where engines put completions.
 pub trait CompletionSink: Send + Sync {
     /// Adds completions in order.
+    ///
+    /// # Errors
+    ///
+    /// The queue has no room for all of them. Those that fit are in the queue; the others are lost.
     fn push_all(&self, completions: &[Completion]) -> Result<(), Overrun>;
 
     /// How often the program has looked and found nothing; only changes of it mean something.
@@ -93,8 +97,11 @@ impl CompletionQueue {
         self.len() == 0
     }
 
-    /// Reaps up to `out.len()` completions. What was in the queue before it overran can still be
-    /// reaped; after that the overrun is reported.
+    /// Reaps up to `out.len()` completions. What was in the queue before it overran can still be reaped.
+    ///
+    /// # Errors
+    ///
+    /// The queue overran, and is empty now.
     #[inline]
     pub fn poll(&self, out: &mut [Completion]) -> Result<usize, Overrun> {
         if self.is_empty() {

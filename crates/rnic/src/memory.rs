@@ -180,6 +180,11 @@ impl Region {
     }
 
     /// Brings in the memory of a local access to come.
+    ///
+    /// # Errors
+    ///
+    /// The region belongs to another protection domain, does not allow the access or does not reach that far, or no
+    /// memory is there.
     pub fn prefetch(&self, pd: PdId, address: u64, length: u64, needed: Access) -> Result<(), MemoryError> {
         self.reach(pd, address, length, needed).map(drop)
     }
@@ -251,9 +256,19 @@ pub trait RegionDirectory: Send + Sync {
     fn find(&self, key: u32) -> Option<Arc<Region>>;
 
     /// Binds a memory window (IBTA Vol 1, 10.6.7.2).
+    ///
+    /// # Errors
+    ///
+    /// There is no such memory window or region, one of them belongs to another protection domain, the region is too
+    /// short or its rights do not allow the binding, or windows of this type are not bound so.
     fn bind(&self, through: Through, binding: &WindowBinding) -> Result<(), MemoryError>;
 
     /// Takes the key of a bound memory window of type 2 back.
+    ///
+    /// # Errors
+    ///
+    /// No bound memory window has this key, or the window belongs to another protection domain, is of type 1, or was
+    /// bound through another queue pair.
     fn invalidate(&self, through: Through, rkey: RKey) -> Result<(), MemoryError>;
 }
 
@@ -358,8 +373,13 @@ impl RegionTable {
         Some(region)
     }
 
-    /// Puts other memory under the key of a region: the keys stay good. Engines that cached the
-    /// old one refuse it from now on. Refused while memory windows are bound to it.
+    /// Puts other memory under the key of a region: the keys stay good. Engines that cached the old one refuse it from
+    /// now on.
+    ///
+    /// # Errors
+    ///
+    /// The range is impossible or too long, no region has this key, or a memory window is bound to the region. Then the
+    /// region stays as it was.
     ///
     /// # Safety
     ///
@@ -387,8 +407,11 @@ impl RegionTable {
         Ok(region)
     }
 
-    /// Takes a region out. Engines that cached it refuse it from now on. Refused while memory
-    /// windows are bound to it (IBTA Vol 1, 10.6.7.2.4).
+    /// Takes a region out. Engines that cached it refuse it from now on.
+    ///
+    /// # Errors
+    ///
+    /// No region has this key, or a memory window is bound to the region (IBTA Vol 1, 10.6.7.2.4).
     pub fn remove(&self, key: u32) -> Result<Arc<Region>, ObjectError> {
         let mut keys = self.write();
         let place = keys.regions.get(&(key >> 8)).filter(|region| region.key == key);

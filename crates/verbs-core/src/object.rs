@@ -91,6 +91,10 @@ pub struct Limits {
 }
 
 /// Checks that a number that something is created with is in its range.
+///
+/// # Errors
+///
+/// The number is outside its range ([`ObjectError::Range`]).
 pub fn check_range(what: &'static str, given: usize, least: usize, most: usize) -> Result<(), ObjectError> {
     if (least..=most).contains(&given) { Ok(()) } else { Err(ObjectError::Range { what, given, least, most }) }
 }

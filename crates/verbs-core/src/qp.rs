@@ -359,6 +359,11 @@ pub fn transition(kind: QpKind, from: QpState, to: QpState) -> Option<Transition
 }
 
 /// Checks a modification against the table and the attributes' ranges, and says where it leads.
+///
+/// # Errors
+///
+/// The program is wrong about the current state, there is no such transition, attributes that it needs are missing, it
+/// does not take some of those that are named, or a value is out of range. [`ModifyError`] says which.
 pub fn check_transition(
     kind: QpKind,
     from: QpState,

@@ -320,6 +320,13 @@ pub struct SendRules {
 impl SendRules {
     /// Checks a request, and says how many bytes it moves. `memory` checks an element for what the request needs of
     /// it.
+    ///
+    /// # Errors
+    ///
+    /// The transport does not offer the operation; a UD request has no destination, or one of another address family; a
+    /// request of a connected queue pair has one; the payload has too many elements, is too long for the queue pair or
+    /// the transport, or does not suit the operation; READs and atomics are not allowed on this queue pair; or `memory`
+    /// refuses an element.
     #[inline]
     pub fn check(
         &self,
@@ -376,6 +383,10 @@ impl SendRules {
 }
 
 /// Checks the scatter-gather elements of a work request, and says how many bytes they have together.
+///
+/// # Errors
+///
+/// There are more elements than `allowed`, or `memory` refuses one ([`PostErrorKind::Memory`], which says which one).
 #[inline]
 pub fn check_sges(
     sges: &[Sge],

@@ -210,7 +210,11 @@ pub struct Repr {
 }
 
 impl Repr {
-    /// Reads the header; fails if the buffer is too short or the header's version is unknown.
+    /// Reads the header.
+    ///
+    /// # Errors
+    ///
+    /// The buffer is too short ([`Error::Truncated`]), or the header's version is unknown ([`Error::HeaderVersion`]).
     #[inline]
     pub fn parse<T: AsRef<[u8]> + ?Sized>(packet: &Packet<&T>) -> Result<Repr, Error> {
         packet.check_len()?;
@@ -219,7 +223,11 @@ impl Repr {
         Ok(repr)
     }
 
-    /// Fails if the header's version is not 0, the only one that IBTA defines.
+    /// Checks that the header's version is 0, the only one that IBTA defines.
+    ///
+    /// # Errors
+    ///
+    /// The version is another number ([`Error::HeaderVersion`]).
     #[inline]
     pub const fn check_version(&self) -> Result<(), Error> {
         match self.version {

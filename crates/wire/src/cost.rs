@@ -290,6 +290,11 @@ pub enum CostError {
 ///
 /// The request direction is exact; so is the response of READs and atomic operations. What
 /// acknowledges other operations is a range.
+///
+/// # Errors
+///
+/// The transport does not offer the operation, the message is longer than the transport allows, or it is an atomic
+/// operation that is not about 8 bytes.
 pub fn message_cost(
     kind: MessageKind,
     transport: Transport,

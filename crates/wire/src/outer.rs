@@ -144,6 +144,11 @@ pub struct Datagram<'a> {
 ///
 /// Neither the IPv4 header checksum nor the UDP checksum is checked: capture files often hold
 /// frames from before the NIC filled them in.
+///
+/// # Errors
+///
+/// The frame carries neither IPv4 nor IPv6, or ends before its IP packet does; or its headers are refused as by
+/// [`parse_datagram`].
 pub fn parse_frame(frame: &[u8]) -> Result<Frame<'_>, Error> {
     let mut rest = Reader { bytes: frame, taken: 0 };
     let dst_mac = rest.take()?;
@@ -170,6 +175,11 @@ pub fn parse_frame(frame: &[u8]) -> Result<Frame<'_>, Error> {
 /// UDP header; what lies behind the packet is left out.
 ///
 /// Checksums are not checked, as in [`parse_frame`].
+///
+/// # Errors
+///
+/// The packet ends before the UDP header does, is malformed, is an IP fragment, or carries something other than UDP;
+/// extension headers of IPv6 count as that.
 pub fn parse_datagram(packet: &[u8]) -> Result<Datagram<'_>, Error> {
     let version = match packet.first().map(|first| first >> 4) {
         Some(4) => IpVersion::V4,

@@ -21,6 +21,10 @@ macro_rules! header_view {
             }
 
             /// A view of `buffer`, which must be at least as long as the header.
+            ///
+            /// # Errors
+            ///
+            /// The buffer is shorter ([`Error::Truncated`]).
             #[inline]
             pub fn new_checked(buffer: T) -> Result<Packet<T>, Error> {
                 let packet = Packet::new_unchecked(buffer);
@@ -28,7 +32,11 @@ macro_rules! header_view {
                 Ok(packet)
             }
 
-            /// Whether the buffer is as long as the header; if so, no accessor panics.
+            /// Checks that the buffer is at least as long as the header, so that no accessor panics.
+            ///
+            /// # Errors
+            ///
+            /// The buffer is shorter than the header ([`Error::Truncated`]): then accessors may panic.
             #[inline]
             pub fn check_len(&self) -> Result<(), Error> {
                 let found = self.buffer.as_ref().len();
@@ -92,7 +100,11 @@ macro_rules! header_view {
 macro_rules! parse_any_bits {
     () => {
         impl Repr {
-            /// Reads the header; fails only if the buffer is too short.
+            /// Reads the header.
+            ///
+            /// # Errors
+            ///
+            /// The buffer is shorter than the header ([`Error::Truncated`]). Every bit pattern is valid.
             #[inline]
             pub fn parse<T: AsRef<[u8]> + ?Sized>(packet: &Packet<&T>) -> Result<Repr, Error> {
                 packet.check_len()?;

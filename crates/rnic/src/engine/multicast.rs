@@ -14,6 +14,11 @@ pub(super) const MULTICAST_QPN: Qpn = Qpn::new(0xff_ffff);
 impl Rnic {
     /// Attaches a UD queue pair to a multicast group, once however often it is asked for. True if
     /// it is the first: then the link must join the group.
+    ///
+    /// # Errors
+    ///
+    /// There is no such queue pair, it is not UD, `group` is no multicast address of the device's address family, or
+    /// the device has no more groups.
     pub fn attach(&mut self, qpn: Qpn, group: IpAddr) -> Result<bool, ObjectError> {
         let slot = self.slot(qpn).ok_or(ObjectError::Unknown("queue pair"))?;
         if self.qps[slot as usize].kind != QpKind::Ud {
@@ -34,6 +39,10 @@ impl Rnic {
     }
 
     /// Detaches a queue pair from a group. True if it was the last: then the link may leave the group.
+    ///
+    /// # Errors
+    ///
+    /// There is no such queue pair, or it is not attached to the group.
     pub fn detach(&mut self, qpn: Qpn, group: IpAddr) -> Result<bool, ObjectError> {
         let slot = self.slot(qpn).ok_or(ObjectError::Unknown("queue pair"))?;
         let unknown = ObjectError::Group { group, why: "the queue pair is not attached to it" };

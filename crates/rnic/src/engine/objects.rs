@@ -30,6 +30,11 @@ impl Rnic {
     }
 
     /// Destroys a protection domain that nothing uses.
+    ///
+    /// # Errors
+    ///
+    /// There is no such protection domain, or it is still used by a queue pair, a shared receive queue, a memory region
+    /// or a memory window.
     pub fn destroy_pd(&mut self, pd: PdId) -> Result<(), ObjectError> {
         self.check_pd(pd)?;
         let users = if self.qps.iter().any(|(_, qp)| qp.pd == pd) {
@@ -56,6 +61,11 @@ impl Rnic {
 
     /// Registers memory.
     ///
+    /// # Errors
+    ///
+    /// There is no such protection domain, the region is longer than the device allows or goes beyond the last address,
+    /// or the device has no more regions.
+    ///
     /// # Safety
     ///
     /// The memory must stay mapped, and writable if `access` allows writing, until
@@ -76,6 +86,10 @@ impl Rnic {
     }
 
     /// Registers memory, with somebody of its own who is asked before each access to it.
+    ///
+    /// # Errors
+    ///
+    /// As [`register`](Self::register).
     ///
     /// # Safety
     ///
@@ -100,6 +114,10 @@ impl Rnic {
 
     /// Registers a region without memory, for local use: it reads as zeros, and what is written to it
     /// is lost. It takes every address.
+    ///
+    /// # Errors
+    ///
+    /// There is no such protection domain, or the device has no more regions.
     pub fn register_null(&mut self, pd: PdId) -> Result<Arc<Region>, ObjectError> {
         self.check_pd(pd)?;
         let rng = &mut self.key_rng;
@@ -108,6 +126,11 @@ impl Rnic {
 
     /// Registers a region anew, with other memory, rights or protection domain. Its keys stay good
     /// (IBTA Vol 1, 11.2.8.5 leaves that open; programs expect it).
+    ///
+    /// # Errors
+    ///
+    /// There is no such protection domain or region, the new region is longer than the device allows or goes beyond the
+    /// last address, or a memory window is bound to the region. Then the region stays as it was.
     ///
     /// # Safety
     ///
@@ -155,8 +178,11 @@ impl Rnic {
         self.core.memory.datagram_pager = Some(pager);
     }
 
-    /// Deregisters memory. When this returns, the RNIC does not touch it any more. Refused while
-    /// memory windows are bound to it.
+    /// Deregisters memory. When this returns, the RNIC does not touch it any more.
+    ///
+    /// # Errors
+    ///
+    /// The region is not registered, or a memory window is bound to it.
     pub fn deregister(&mut self, region: &Region) -> Result<(), ObjectError> {
         self.regions.remove(region.lkey().0)?;
         self.core.memory.forget_gone();
@@ -164,6 +190,10 @@ impl Rnic {
     }
 
     /// Creates a memory window that is not bound. Its key names it.
+    ///
+    /// # Errors
+    ///
+    /// There is no such protection domain, or the device has no more memory windows.
     pub fn create_window(&mut self, pd: PdId, kind: WindowKind) -> Result<RKey, ObjectError> {
         self.check_pd(pd)?;
         let rng = &mut self.key_rng;
@@ -172,6 +202,10 @@ impl Rnic {
 
     /// Destroys a memory window, by any key that it had. When this returns, no peer reaches memory
     /// through it.
+    ///
+    /// # Errors
+    ///
+    /// No memory window has such a key.
     pub fn destroy_window(&mut self, rkey: RKey) -> Result<(), ObjectError> {
         self.regions.remove_window(rkey)?;
         self.core.memory.forget_gone();
@@ -179,6 +213,10 @@ impl Rnic {
     }
 
     /// Creates a completion queue of exactly `depth` entries.
+    ///
+    /// # Errors
+    ///
+    /// `depth` is 0 or more than [`LIMITS`] allow, or the device has no more completion queues.
     pub fn create_cq(
         &mut self,
         depth: usize,
@@ -188,6 +226,10 @@ impl Rnic {
     }
 
     /// The same, with an `observer` that is called whenever completions came.
+    ///
+    /// # Errors
+    ///
+    /// As [`create_cq`](Self::create_cq).
     pub fn create_observed_cq(
         &mut self,
         depth: usize,
@@ -220,6 +262,11 @@ impl Rnic {
     }
 
     /// Changes how many entries a completion queue holds at most.
+    ///
+    /// # Errors
+    ///
+    /// There is no such completion queue, `depth` is 0 or more than [`LIMITS`] allow, or more completions than that
+    /// wait to be reaped. Then nothing has changed.
     pub fn resize_cq(&mut self, cq: CqId, depth: usize) -> Result<(), ObjectError> {
         let queue = self.completion_queue(cq).ok_or(ObjectError::Unknown("completion queue"))?;
         check_range("the completion queue's depth", depth, 1, LIMITS.max_cq_depth)?;
@@ -234,7 +281,11 @@ impl Rnic {
         })
     }
 
-    /// Destroys a completion queue that no queue pair uses.
+    /// Destroys a completion queue.
+    ///
+    /// # Errors
+    ///
+    /// There is no such completion queue, or a queue pair uses it.
     pub fn destroy_cq(&mut self, cq: CqId) -> Result<(), ObjectError> {
         let entry = self.cqs.get(cq.0 as usize).ok_or(ObjectError::Unknown("completion queue"))?;
         if entry.users > 0 {
@@ -247,11 +298,20 @@ impl Rnic {
     }
 
     /// Reaps completions. The same as [`CompletionQueue::poll`].
+    ///
+    /// # Errors
+    ///
+    /// As [`CompletionQueue::poll`]. A queue that does not exist is no error: nothing is reaped.
     pub fn poll_cq(&self, cq: CqId, out: &mut [Completion]) -> Result<usize, Overrun> {
         self.cqs.get(cq.0 as usize).map_or(Ok(0), |cq| cq.queue.poll(out))
     }
 
     /// Creates a shared receive queue.
+    ///
+    /// # Errors
+    ///
+    /// There is no such protection domain; `depth` or `max_sges` is 0 or more than [`LIMITS`] allow; or the device has
+    /// no more shared receive queues.
     pub fn create_srq(
         &mut self,
         pd: PdId,
@@ -271,7 +331,11 @@ impl Rnic {
         Ok((SrqId(id), queue))
     }
 
-    /// Destroys a shared receive queue that no queue pair uses.
+    /// Destroys a shared receive queue.
+    ///
+    /// # Errors
+    ///
+    /// There is no such shared receive queue, or a queue pair uses it.
     pub fn destroy_srq(&mut self, srq: SrqId) -> Result<(), ObjectError> {
         let entry = self.srqs.get(srq.0 as usize).ok_or(ObjectError::Unknown("shared receive queue"))?;
         if entry.users > 0 {
@@ -283,6 +347,11 @@ impl Rnic {
     }
 
     /// Creates a queue pair, in the reset state.
+    ///
+    /// # Errors
+    ///
+    /// There is no such protection domain, completion queue or shared receive queue; the shared receive queue belongs
+    /// to another protection domain; a capacity is more than [`LIMITS`] allow; or the device has no more queue pairs.
     pub fn create_qp(&mut self, init: QpInit) -> Result<Qpn, ObjectError> {
         let c = init.capacities;
         self.check_pd(init.pd)?;
@@ -371,6 +440,10 @@ impl Rnic {
     }
 
     /// Destroys a queue pair. Completions that were not reaped are gone with it.
+    ///
+    /// # Errors
+    ///
+    /// There is no such queue pair.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), ObjectError> {
         let slot = self.by_number.remove(&qpn.get()).ok_or(ObjectError::Unknown("queue pair"))?;
         let mut qp = self.qps.remove(slot as usize);
@@ -435,6 +508,11 @@ impl Rnic {
     }
 
     /// Modifies a queue pair, as the table of transitions allows.
+    ///
+    /// # Errors
+    ///
+    /// There is no such queue pair; [`check_transition`] refuses the modification; the path MTU is larger than the
+    /// device's active MTU; or the peer's address is of another family than the device's. Then nothing has changed.
     pub fn modify_qp(&mut self, qpn: Qpn, attributes: &QpAttributes) -> Result<(), ModifyError> {
         let slot = *self.by_number.get(&qpn.get()).ok_or(ModifyError::UnknownQp(qpn))?;
         let qp = &self.qps[slot as usize];

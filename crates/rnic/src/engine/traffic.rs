@@ -15,11 +15,23 @@ use crate::work::RecvWqe;
 /// Work, packets and time.
 impl Rnic {
     /// Posts a list of send work requests, up to the first that is not acceptable.
+    ///
+    /// # Errors
+    ///
+    /// There is no such queue pair, its state does not allow the request, its send queue is full,
+    /// [`SendRules::check`](doorbell_verbs_core::SendRules::check) refuses the request, or a scatter-gather element is
+    /// not in memory that the queue pair may use so (checked now unless
+    /// [`check_elements_late`](Self::check_elements_late) was called). The error says which request it was; those
+    /// before it were accepted.
     pub fn post_send(&mut self, now_ns: u64, qpn: Qpn, list: &[SendRequest<'_>]) -> Result<(), PostError> {
         self.post_sends(now_ns, qpn, list, false)
     }
 
     /// Posts a list of send work requests, or none of them.
+    ///
+    /// # Errors
+    ///
+    /// As [`post_send`](Self::post_send), but no request of the list was accepted.
     pub fn post_all_sends(&mut self, now_ns: u64, qpn: Qpn, list: &[SendRequest<'_>]) -> Result<(), PostError> {
         self.post_sends(now_ns, qpn, list, true)
     }
@@ -58,6 +70,12 @@ impl Rnic {
     }
 
     /// Posts a list of receive work requests, up to the first that is not acceptable.
+    ///
+    /// # Errors
+    ///
+    /// There is no such queue pair, it is in the reset state or takes its receives from a shared receive queue, its
+    /// receive queue is full, or a request has too many scatter-gather elements or one that is not in memory that may
+    /// be written. The error says which request it was; those before it were accepted.
     pub fn post_recv(&mut self, qpn: Qpn, list: &[RecvRequest<'_>]) -> Result<(), PostError> {
         let slot = self.slot(qpn).ok_or(PostError { index: 0, kind: PostErrorKind::UnknownQp(qpn) })?;
         let qp = &mut self.qps[slot as usize];
@@ -73,6 +91,11 @@ impl Rnic {
     }
 
     /// Posts a list of receives to a shared receive queue.
+    ///
+    /// # Errors
+    ///
+    /// There is no such shared receive queue, it is full, or a request has too many scatter-gather elements or one that
+    /// is not in memory that may be written. The error says which request it was; those before it were accepted.
     pub fn post_srq_recv(&mut self, srq: SrqId, list: &[RecvRequest<'_>]) -> Result<(), PostError> {
         let Some(srq) = self.srqs.get(srq.0 as usize) else {
             return Err(PostError { index: 0, kind: PostErrorKind::UnknownSrq(srq) });

@@ -57,6 +57,10 @@ impl RegionTable {
     }
 
     /// Takes a window out, bound or not, by any of its keys.
+    ///
+    /// # Errors
+    ///
+    /// No window has such a key.
     pub fn remove_window(&self, rkey: RKey) -> Result<(), ObjectError> {
         let window = self.write().windows.remove(&(rkey.get() >> 8));
         window.ok_or(ObjectError::Unknown("memory window"))?.unbind();
