@@ -37,7 +37,7 @@
 //!
 //! The **smallest** of these bounds, whose name is the bottleneck; k stands for one message, n for
 //! connections, W for their window, u for the smaller of n and the NIC's units, m for what an end's NIC
-//! sends and receives per message, acknowledgements aside, and q for the queue pairs of a receiving thread:
+//! sends or receives per message, whichever is more, acknowledgements aside, and q for the queue pairs of a receiving thread:
 //!
 //! ```text
 //! round trip      n W / (o_snd + g)          the sender's buffer is free once the RNIC has the ACK
@@ -61,6 +61,10 @@
 //! RNIC](parameters::RnicKind::Software) the NIC's work is added to the CPU's, and there is no link; its
 //! packets travel in runs of one length, the longer the more of them are in flight, and each run costs
 //! both CPUs `o_run`. Of other RNICs that is 0.
+//!
+//! # Single operations
+//!
+//! [`operation`] predicts WRITEs, READs, atomics, SENDs and request-response of bare queue pairs, from the same forms.
 //!
 //! # Corrections to the published model
 //!
@@ -88,7 +92,8 @@
 //! # What has no parameter
 //!
 //! Loss and retransmission; copies between a ring and where a message belongs; what inline messages cost the
-//! sender's CPU; sleeping and waking up. One acknowledgement per message is taken to come back, and polling
+//! sender's CPU; sleeping and waking up. One acknowledgement per message is taken to come back, unless
+//! parameters say otherwise, and polling
 //! memory to cost as much as polling a completion.
 //!
 //! ```
@@ -109,6 +114,7 @@ pub mod cost;
 pub mod explain;
 pub mod fit;
 pub mod observation;
+pub mod operation;
 pub mod parameters;
 pub mod predict;
 pub mod record;

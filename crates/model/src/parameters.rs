@@ -8,8 +8,12 @@ use crate::cost::{TERMS, Term, Values};
 /// Names the layout of a parameter file.
 pub const SCHEMA: &str = "doorbell-parameters/1";
 
-/// The file of testbed T1.
-const T1: &str = include_str!("../data/t1.toml");
+/// The files of testbeds, by their names.
+const TESTBEDS: [(&str, &str); 3] = [
+    ("t1", include_str!("../data/t1.toml")),
+    ("t2", include_str!("../data/t2.toml")),
+    ("t3", include_str!("../data/t3.toml")),
+];
 
 /// The longest time that a parameter may be: a second.
 const MAX_NS: f64 = 1e9;
@@ -77,11 +81,23 @@ pub struct Limits {
     pub srq_unlimited_up_to_bytes: u64,
     /// READs and atomics that one queue pair has in flight at most.
     pub reads_in_flight: u32,
+    /// Packets of a long message for which one acknowledgement comes back; 0 is one for the whole message.
+    pub packets_per_ack: u32,
+}
+
+impl Limits {
+    /// Acknowledgements of a message with so many packets.
+    pub fn acknowledgements(&self, packets: u64) -> f64 {
+        match self.packets_per_ack {
+            0 => 1.0,
+            each => (packets as f64 / f64::from(each)).max(1.0),
+        }
+    }
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { nic_units: 1, inline_receive_up_to_bytes: 0, srq_unlimited_up_to_bytes: 0, reads_in_flight: 16 }
+        Self { nic_units: 1, inline_receive_up_to_bytes: 0, srq_unlimited_up_to_bytes: 0, reads_in_flight: 16, packets_per_ack: 0 }
     }
 }
 
@@ -219,12 +235,14 @@ impl Parameters {
     /// Testbed T1: two nodes with ConnectX-5 at 100 Gb/s. Its [`open_points`](Self::open_points)
     /// say what is assumed.
     pub fn t1() -> Self {
-        Self::from_toml("t1", T1).unwrap_or_else(|error| unreachable!("the file is part of the crate: {error}"))
+        Self::of_testbed("t1").unwrap_or_else(|| unreachable!("it is one of the testbeds"))
     }
 
-    /// The parameters of a published testbed, by its name, in capitals or not. Only T1 has some.
+    /// The parameters of a published testbed, by its name, in capitals or not.
     pub fn of_testbed(name: &str) -> Option<Self> {
-        name.eq_ignore_ascii_case("t1").then(Self::t1)
+        let (file, text) = TESTBEDS.into_iter().find(|(testbed, _)| name.eq_ignore_ascii_case(testbed))?;
+        let parameters = Self::from_toml(file, text);
+        Some(parameters.unwrap_or_else(|error| unreachable!("the file is part of the crate: {error}")))
     }
 
     /// Numbers of plausible size for an RNIC of a kind, to start a fit from. They predict nothing.
@@ -439,7 +457,7 @@ mod tests {
     /// Every number of a testbed's file says where it comes from; what was fitted names published rows and shapes.
     #[test]
     fn every_parameter_of_a_testbed_has_one_origin() {
-        for set in [Parameters::t1()] {
+        for set in TESTBEDS.map(|(name, _)| Parameters::of_testbed(name).unwrap()) {
             let table: toml::Table = set.to_toml().parse().unwrap();
             let limits = table["limits"].as_table().unwrap().keys().map(|name| format!("limits.{name}"));
             let is_used = |name: &str| name.contains("_ns") && table[name].as_float() != Some(0.0);
@@ -479,7 +497,7 @@ mod tests {
 
     #[test]
     fn what_is_out_of_range_names_file_field_and_range() {
-        let t1 = T1;
+        let t1 = TESTBEDS[0].1;
         for (line, wrong, words) in [
             ("l_ns = 1900.0", "l_ns = -1.0", &["my.toml: l_ns is -1, allowed is 0.000001 to 1000000000"][..]),
             ("l_ns = 1900.0", "l_ns = nan", &["l_ns is NaN"]),

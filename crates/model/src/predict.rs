@@ -281,16 +281,18 @@ pub(crate) fn forms(setting: &Setting, workload: &Workload) -> Result<Forms, Wor
 
 /// What both ends have of it, sender first.
 #[derive(Default)]
-struct Tally {
+pub(crate) struct Tally {
+    /// How operations travel, if not over RC.
+    transport: Option<Transport>,
     /// Until the receiver has a message.
-    delivery: Cost,
+    pub(crate) delivery: Cost,
     /// From then until the sender hears of it.
     release: Cost,
     is_reported: bool,
     /// The largest share of the receiver's space that waits to be reported.
     unreported: f64,
     /// One READ, alone.
-    read: Cost,
+    pub(crate) read: Cost,
     cpu: [Cost; 2],
     nic_out: [Cost; 2],
     nic_in: [Cost; 2],
@@ -324,31 +326,45 @@ fn runs(charge: &Charged, packets: f64, share: f64, workload: &Workload) -> f64 
     packets / (packets * in_flight).clamp(1.0, LONGEST_RUN)
 }
 
-fn traffic(step: &Step, bytes: u64, setting: &Setting, workload: &Workload) -> Result<Traffic, WorkloadError> {
+fn traffic(
+    step: &Step,
+    transport: Option<Transport>,
+    bytes: u64,
+    setting: &Setting,
+    workload: &Workload,
+) -> Result<Traffic, WorkloadError> {
     let mtu = workload.path_mtu.unwrap_or(setting.path_mtu);
-    let cost = message_cost(step.operation, Transport::Rc, bytes, mtu, workload.outer).map_err(|_| {
+    let transport = transport.unwrap_or(Transport::Rc);
+    let cost = message_cost(step.operation, transport, bytes, mtu, workload.outer).map_err(|_| {
         let most = crate::workload::MAX_BYTES;
         WorkloadError { what: "an operation of the protocol", given: bytes, least: 0, most }
     })?;
     let line = |direction: Direction| direction.line_bytes as f64;
     let (back, packets_back) = match cost.response {
         Response::Exact(direction) => (line(direction), direction.packets as f64),
-        // One acknowledgement per message: more than coalescing leaves, less than one per packet.
-        Response::Range { max, .. } => (line(max) / max.packets.max(1) as f64, 1.0),
+        // Between all that coalescing leaves and one per packet.
+        Response::Range { max, .. } => {
+            let acknowledgements = setting.limits.acknowledgements(cost.request.packets);
+            (acknowledgements * line(max) / max.packets.max(1) as f64, acknowledgements)
+        }
         Response::None => (0.0, 0.0),
     };
     Ok(Traffic { there: line(cost.request), back, packets_there: cost.request.packets as f64, packets_back })
 }
 
 impl Tally {
-    fn add(&mut self, charge: &Charged, setting: &Setting, workload: &Workload) -> Result<(), WorkloadError> {
+    pub(crate) fn over(transport: Transport) -> Self {
+        Self { transport: Some(transport), ..Self::default() }
+    }
+
+    pub(crate) fn add(&mut self, charge: &Charged, setting: &Setting, workload: &Workload) -> Result<(), WorkloadError> {
         let Charged { step, per_message: share, .. } = charge;
         if charge.role == Role::Release {
             self.is_reported = true;
             self.unreported = self.unreported.max(charge.unreported);
         }
 
-        let alone = traffic(step, charge.payload(workload, 1), setting, workload)?;
+        let alone = traffic(step, self.transport, charge.payload(workload, 1), setting, workload)?;
         let latency = latency_of(charge, charge.payload(workload, 1), &alone, setting, workload).scaled(charge.waits);
         match charge.role {
             Role::Delivery => self.delivery = self.delivery.plus(&latency),
@@ -358,7 +374,7 @@ impl Tally {
             self.read = crossing(&alone).with(Term::SendPost, -1.0).with(Term::SendEach, -1.0);
         }
 
-        let traffic = traffic(step, charge.payload(workload, workload.batch), setting, workload)?;
+        let traffic = traffic(step, self.transport, charge.payload(workload, workload.batch), setting, workload)?;
         let (by, to) = (step.by as usize, step.by.other() as usize);
         let add = |to: &mut Cost, cost: Cost| *to = to.plus(&cost.scaled(*share));
         add(&mut self.cpu[by], posting(charge, setting, workload));
@@ -384,7 +400,6 @@ impl Tally {
 
     fn bounds(&self, setting: &Setting, workload: &Workload) -> Vec<Form> {
         let connections = f64::from(workload.peers.connections);
-        let threads = [f64::from(workload.peers.senders), f64::from(workload.peers.receivers)];
         let mut bounds = Vec::with_capacity(10);
         let mut push = |kind, cost: Cost| bounds.push(Form { kind, cost });
         // Both directions have connections' windows and fences of their own.
@@ -407,6 +422,14 @@ impl Tally {
         }
         push(BoundKind::ReadsInFlight, self.read.scaled(1.0 / (cycles * f64::from(setting.limits.reads_in_flight))));
 
+        self.resources(setting, workload, &mut push);
+        shared(setting, workload, &mut push);
+        bounds
+    }
+
+    /// What CPUs, NICs and the link allow.
+    pub(crate) fn resources(&self, setting: &Setting, workload: &Workload, push: &mut impl FnMut(BoundKind, Cost)) {
+        let threads = [f64::from(workload.peers.senders), f64::from(workload.peers.receivers)];
         // Where both ends send, each has half of each role per message.
         let at = |costs: &[Cost; 2], end: End| {
             let (own, other) = (&costs[end as usize], &costs[end.other() as usize]);
@@ -441,9 +464,9 @@ impl Tally {
                     (BoundKind::SendingUnits, BoundKind::SendingCeiling, sender),
                     (BoundKind::ReceivingUnits, BoundKind::ReceivingCeiling, receiver),
                 ] {
-                    // A unit works for what its connections send and receive, acknowledgements aside.
-                    let works =
-                        nic(&self.nic_out, end).times(Term::NicSend) + nic(&self.nic_in, end).times(Term::NicReceive);
+                    // It sends and receives at the same time, acknowledgements aside.
+                    let sends = nic(&self.nic_out, end).times(Term::NicSend);
+                    let works = sends.max(nic(&self.nic_in, end).times(Term::NicReceive));
                     push(own, Cost::ZERO.with(Term::NicUnit, works / units));
                     push(whole, Cost::ZERO.with(Term::NicWhole, works));
                 }
@@ -454,8 +477,6 @@ impl Tally {
                 }
             }
         }
-        shared(setting, workload, &mut push);
-        bounds
     }
 }
 

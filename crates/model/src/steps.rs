@@ -43,6 +43,11 @@ impl Charged {
         }
     }
 
+    /// An operation of a bare queue pair, whose requester polls for its completion or not.
+    pub(crate) fn of_operation(step: Step, awaited: bool) -> Self {
+        Self { role: step.role, awaited, chained: false, waits: 1.0, per_message: 1.0, unreported: 0.0, step }
+    }
+
     /// Bytes of payload of an operation, where this many messages go together.
     pub(crate) fn payload(&self, workload: &Workload, together: u32) -> u64 {
         let told = self.step.when.freed_at_once(workload.depth).unwrap_or(together);

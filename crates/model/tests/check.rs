@@ -218,8 +218,11 @@ fn what_is_missing_is_named() {
     let inline =
         check_row(&row("send-receive/inline-receive-size"), Some(&without)).expect_err("there is no such thing");
     assert!(matches!(inline, Lack::Parameter(_)), "{inline}");
-    let operation = check_row(&row("one-sided/write-1-operations"), Some(&t1)).expect_err("it is no message");
-    assert_eq!(operation.to_string(), "the model predicts messages of protocols, not single operations");
+    let store = check_row(&row("far-memory/bytes-50"), Some(&t1)).expect_err("it is a store");
+    assert_eq!(
+        store.to_string(),
+        "the model predicts messages of protocols and single operations, not stores on passive memory"
+    );
 }
 
 #[test]

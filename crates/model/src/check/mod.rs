@@ -14,6 +14,8 @@
 //! # Ok::<(), &str>(())
 //! ```
 
+mod operations;
+
 use doorbell_protocols::Protocol;
 use doorbell_published::{
     Amount, Configuration, Dimension, Fence, PathMtuSaid, Quantity, Receivers, Relation, Repost, Row, Subject, Testbed,
@@ -88,8 +90,8 @@ impl std::fmt::Display for Status {
 /// What is missing for a prediction.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Lack {
-    /// The row is not about messages of a protocol.
-    #[error("the model predicts messages of protocols, not {0}")]
+    /// The row is neither about messages of a protocol nor about single operations.
+    #[error("the model predicts messages of protocols and single operations, not {0}")]
     Subject(&'static str),
     /// The row is about a protocol that Doorbell does not have.
     #[error("the model has no protocol {0}")]
@@ -152,18 +154,18 @@ pub fn check<'a>(testbed: &'a Testbed, parameters: Option<&Parameters>) -> Vec<C
 ///
 /// The model lacks something that the row needs.
 pub fn check_row(row: &Row, parameters: Option<&Parameters>) -> Result<Compared, Lack> {
-    let protocol = match &row.subject {
-        Subject::Protocol(name) => Protocol::by_name(name).ok_or_else(|| Lack::Protocol(name.clone()))?,
-        Subject::Operation(_) => return Err(Lack::Subject("single operations")),
-        Subject::Store(_) => return Err(Lack::Subject("stores on passive memory")),
-    };
     let parameters = parameters.ok_or(Lack::Parameters)?;
-    let (found, binding) = match row.quantity {
-        Quantity::InlineReceiveSize => match parameters.limits.inline_receive_up_to_bytes {
+    let (found, binding) = match (&row.subject, row.quantity) {
+        (Subject::Store(_), _) => return Err(Lack::Subject("stores on passive memory")),
+        (Subject::Operation(operation), _) => operations::found(row, *operation, parameters)?,
+        (Subject::Protocol(_), Quantity::InlineReceiveSize) => match parameters.limits.inline_receive_up_to_bytes {
             0 => return Err(Lack::Parameter("size up to which messages arrive in the completion")),
             bytes => (bytes as f64, None),
         },
-        _ => found(row, parameters, &workload(protocol, &row.configuration, Swept::by(row.quantity))?)?,
+        (Subject::Protocol(name), _) => {
+            let protocol = Protocol::by_name(name).ok_or_else(|| Lack::Protocol(name.clone()))?;
+            found(row, parameters, &workload(protocol, &row.configuration, Swept::by(row.quantity))?)?
+        }
     };
     let deviation = row.relation.deviation(row.value.in_base(), found);
     let tolerance = match row.quantity.dimension() {
@@ -227,16 +229,28 @@ impl Swept {
     }
 }
 
+/// The one number of a field.
+fn amount(field: &'static str, given: Option<Amount>) -> Result<u64, Lack> {
+    match given {
+        Some(Amount::Is(number)) => Ok(number as u64),
+        Some(amount @ Amount::Span(..)) => Err(Lack::Range { field, amount }),
+        Some(Amount::Unknown) | None => Err(Lack::Unstated(field)),
+    }
+}
+
+/// The same of a field that counts, which is 2^30 at most.
+fn count(field: &'static str, given: Option<Amount>) -> Result<u32, Lack> {
+    amount(field, given).map(|number| number as u32)
+}
+
 /// The workload of a configuration as published. Of what is swept it has the largest value.
 fn workload(protocol: Protocol, configuration: &Configuration, swept: Option<Swept>) -> Result<Workload, Lack> {
-    let needed = |field, amount: Option<Amount>, this: Option<Swept>| match (amount, swept) {
+    let needed = |field, given: Option<Amount>, this: Option<Swept>| match (given, swept) {
         (_, Some(swept)) if this == Some(swept) => swept.range(configuration).map(|(_, most)| most),
-        (Some(Amount::Is(number)), _) => Ok(number as u64),
-        (Some(amount @ Amount::Span(..)), _) => Err(Lack::Range { field, amount }),
-        (Some(Amount::Unknown) | None, _) => Err(Lack::Unstated(field)),
+        (other, _) => amount(field, other),
     };
     // Fields are 2^30 at most.
-    let count = |field, amount, this| needed(field, amount, this).map(|number| number as u32);
+    let count = |field, given, this| needed(field, given, this).map(|number| number as u32);
     let Configuration { bytes, window, batch, poll_list, repost_list, threads, connections, .. } = *configuration;
 
     if configuration.fence_waits_for == Some(Fence::ReadCompletion) {

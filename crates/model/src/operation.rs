@@ -1,0 +1,318 @@
+//! Operations of bare queue pairs: WRITEs, READs and atomics, whose target's CPU takes no part, SENDs, and requests
+//! that are answered by a SEND.
+//!
+//! The same forms as those of [protocols](crate::predict): an operation is a step whose completion its requester polls
+//! for. Its latency is the time from posting until that completion is found; of request-response, until the answer is.
+
+use doorbell_protocols::{End, Joined, Noticed, Role, Size, Step, When};
+use doorbell_wire::cost::ATOMIC_BYTES;
+use doorbell_wire::{MessageKind, OuterKind, PathMtu, Transport};
+
+use crate::cost::{Cost, Term};
+use crate::parameters::Parameters;
+use crate::predict::{BoundKind, Form, Forms, Prediction, Setting, Tally};
+use crate::steps::Charged;
+use crate::workload::{MAX_COUNT, Peers, Workload, WorkloadError};
+
+/// What is posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operation {
+    /// SEND, into a receive that the other end posts again.
+    Send,
+    /// SEND of an unreliable datagram.
+    UdSend,
+    /// RDMA WRITE.
+    Write,
+    /// RDMA READ.
+    Read,
+    /// Compare and swap.
+    CompareSwap,
+    /// Fetch and add.
+    FetchAdd,
+    /// A SEND, answered by a SEND of the same length.
+    RequestResponse,
+}
+
+impl Operation {
+    /// All.
+    pub const ALL: [Self; 7] = [
+        Self::Send,
+        Self::UdSend,
+        Self::Write,
+        Self::Read,
+        Self::CompareSwap,
+        Self::FetchAdd,
+        Self::RequestResponse,
+    ];
+
+    /// As command lines and records have it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Send => "send",
+            Self::UdSend => "ud-send",
+            Self::Write => "write",
+            Self::Read => "read",
+            Self::CompareSwap => "compare-swap",
+            Self::FetchAdd => "fetch-add",
+            Self::RequestResponse => "request-response",
+        }
+    }
+
+    /// The operation of this name.
+    pub fn by_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|operation| operation.name() == name)
+    }
+
+    /// It changes one word of eight bytes.
+    pub const fn is_atomic(self) -> bool {
+        matches!(self, Self::CompareSwap | Self::FetchAdd)
+    }
+
+    /// What it is on the wire; with immediate data, if it can have some.
+    pub const fn kind(self, immediate: bool) -> MessageKind {
+        match (self, immediate) {
+            (Self::Send | Self::UdSend | Self::RequestResponse, false) => MessageKind::Send,
+            (Self::Send | Self::UdSend | Self::RequestResponse, true) => MessageKind::SendImm,
+            (Self::Write, false) => MessageKind::Write,
+            (Self::Write, true) => MessageKind::WriteImm,
+            (Self::Read, _) => MessageKind::Read,
+            (Self::CompareSwap, _) => MessageKind::CompareSwap,
+            (Self::FetchAdd, _) => MessageKind::FetchAdd,
+        }
+    }
+
+    /// How it travels.
+    pub const fn transport(self) -> Transport {
+        match self {
+            Self::UdSend => Transport::Ud,
+            _ => Transport::Rc,
+        }
+    }
+}
+
+/// What is to be predicted: operations of one size from one host to another.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Posted {
+    /// What is posted.
+    pub operation: Operation,
+    /// Bytes of payload; atomics have eight whatever this says.
+    pub bytes: u64,
+    /// Operations outstanding at most, per queue pair.
+    pub window: u32,
+    /// Operations per post.
+    pub batch: u32,
+    /// Completions that a poll finds.
+    pub poll_list: u32,
+    /// Queue pairs.
+    pub connections: u32,
+    /// Threads that post, with as many queue pairs each.
+    pub threads: u32,
+    /// Different addresses that atomics go to.
+    pub addresses: u32,
+    /// Messages carry immediate data.
+    pub immediate: bool,
+    /// Payloads of up to so many bytes go inline.
+    pub inline_bytes: u64,
+    /// Path MTU; `None` takes that of the parameters.
+    pub path_mtu: Option<PathMtu>,
+    /// Headers around packets.
+    pub outer: OuterKind,
+}
+
+impl Posted {
+    /// One queue pair, one operation per post and per poll.
+    pub fn new(operation: Operation, bytes: u64, window: u32) -> Self {
+        Self {
+            operation,
+            bytes: if operation.is_atomic() { ATOMIC_BYTES } else { bytes },
+            window,
+            batch: 1,
+            poll_list: 1,
+            connections: 1,
+            threads: 1,
+            addresses: 1,
+            immediate: false,
+            inline_bytes: 64,
+            path_mtu: None,
+            outer: OuterKind::IPV4,
+        }
+    }
+
+    /// Whether it can be.
+    pub fn check(&self) -> Result<(), WorkloadError> {
+        let given = self.addresses.into();
+        if !(1..=MAX_COUNT).contains(&given) {
+            return Err(WorkloadError { what: "the number of addresses", given, least: 1, most: MAX_COUNT });
+        }
+        self.workload().check()
+    }
+
+    /// The same as the forms of protocols need it. The target has a thread for each queue pair, so that nothing there
+    /// is shared but the NIC.
+    pub(crate) fn workload(&self) -> Workload {
+        let peers = Peers { senders: self.threads, receivers: self.connections, connections: self.connections };
+        let bytes = if self.operation.is_atomic() { ATOMIC_BYTES } else { self.bytes };
+        Workload {
+            receive_batch: self.poll_list,
+            repost_batch: self.poll_list,
+            inline_bytes: self.inline_bytes,
+            credits: false,
+            path_mtu: self.path_mtu,
+            outer: self.outer,
+            peers,
+            ..Workload::new(bytes, self.window, self.batch)
+        }
+    }
+
+    /// What each end posts.
+    fn steps(&self) -> Vec<Charged> {
+        let kind = self.operation.kind(self.immediate);
+        let takes_receive = matches!(kind, MessageKind::Send | MessageKind::SendImm | MessageKind::WriteImm);
+        let step = |by| Step {
+            by,
+            operation: kind,
+            size: Size::Message { beside: 0 },
+            when: When::Message,
+            joined: Joined::Alone,
+            noticed: if takes_receive { Noticed::Completion } else { Noticed::Nothing },
+            role: Role::Delivery,
+            credits: doorbell_protocols::Credits::Any,
+        };
+        // The answer tells that the request has arrived.
+        let is_answered = self.operation == Operation::RequestResponse;
+        let request = Charged::of_operation(step(End::Sender), !is_answered);
+        if is_answered { vec![request, Charged::of_operation(step(End::Receiver), false)] } else { vec![request] }
+    }
+}
+
+/// Time from post to completion, and operations per second, of bare queue pairs.
+///
+/// # Errors
+///
+/// It cannot be: see [`Posted::check`].
+pub fn predict_operation(parameters: &Parameters, posted: &Posted) -> Result<Prediction, WorkloadError> {
+    let forms = operation_forms(&Setting::of(parameters), posted)?;
+    Ok(Prediction::of(&forms, parameters, posted.workload().bytes as f64))
+}
+
+/// Latency and bounds as forms.
+pub(crate) fn operation_forms(setting: &Setting, posted: &Posted) -> Result<Forms, WorkloadError> {
+    posted.check()?;
+    let workload = posted.workload();
+    let mut tally = Tally::over(posted.operation.transport());
+    for step in posted.steps() {
+        tally.add(&step, setting, &workload)?;
+    }
+    let latency = match posted.operation {
+        // READs and atomics bring their own answer, and the answer to a request is a message.
+        Operation::Read | Operation::CompareSwap | Operation::FetchAdd | Operation::RequestResponse => tally.delivery,
+        _ => {
+            let posting = Cost::ZERO.with(Term::SendPost, 1.0).with(Term::SendEach, 1.0);
+            let fetched = if workload.bytes > posted.inline_bytes { 1.0 } else { 0.0 };
+            let completed = match posted.operation {
+                // No acknowledgement comes back: the NIC is done once it has sent the datagram.
+                Operation::UdSend => Cost::ZERO.with(Term::NicSend, 1.0),
+                _ => Cost::ZERO.with(Term::GapFixed, 1.0).with(Term::GapPerByte, workload.bytes as f64),
+            };
+            posting
+                .with(Term::DmaRead, fetched)
+                .plus(&completed)
+                .with(Term::ReceivePoll, 1.0)
+                .with(Term::ReceiveEach, 1.0)
+        }
+    };
+    let connections = f64::from(posted.connections);
+    let mut bounds = Vec::with_capacity(16);
+    let mut push = |kind, cost| bounds.push(Form { kind, cost });
+    push(BoundKind::RoundTrip, latency.scaled(1.0 / (connections * f64::from(posted.window))));
+    let in_flight = connections * f64::from(setting.limits.reads_in_flight);
+    push(BoundKind::ReadsInFlight, tally.read.scaled(1.0 / in_flight));
+    tally.resources(setting, &workload, &mut push);
+    if posted.operation.is_atomic() {
+        push(BoundKind::Atomics, Cost::ZERO.with(Term::AtomicPair, 1.0 / connections));
+        push(BoundKind::AtomicsOnAddress, Cost::ZERO.with(Term::AtomicAddress, 1.0 / f64::from(posted.addresses)));
+    }
+    Ok(Forms { latency, bounds })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::Part;
+    use crate::parameters::RnicKind;
+    use crate::predict::predict;
+
+    fn on_t1(posted: Posted) -> Prediction {
+        predict_operation(&Parameters::t1(), &posted).unwrap()
+    }
+
+    #[track_caller]
+    fn assert_near(found: f64, expected: f64) {
+        assert!((found / expected - 1.0).abs() < 1e-9, "{found} is not {expected}");
+    }
+
+    #[test]
+    fn latency_parts_of_every_operation_add_up() {
+        for parameters in [Parameters::t1(), Parameters::starting_point(RnicKind::Software)] {
+            for operation in Operation::ALL {
+                for bytes in [0, 16, 65_536] {
+                    let Ok(prediction) = predict_operation(&parameters, &Posted::new(operation, bytes, 8)) else {
+                        // A datagram is one packet.
+                        assert_eq!((operation, bytes), (Operation::UdSend, 65_536));
+                        continue;
+                    };
+                    let sum: f64 = prediction.latency_parts.iter().map(|part| part.ns).sum();
+                    assert_near(sum, prediction.latency_ns);
+                    assert!(prediction.messages_per_s.is_finite() && prediction.messages_per_s > 0.0);
+                }
+                assert_eq!(Operation::by_name(operation.name()), Some(operation));
+            }
+        }
+    }
+
+    #[test]
+    fn a_read_crosses_twice_and_a_write_waits_for_its_acknowledgement() {
+        let read = on_t1(Posted::new(Operation::Read, 16, 1));
+        let part = |name: &str| read.latency_parts.iter().find(|part: &&Part| part.name == name).unwrap().ns;
+        assert_near(part("L"), 2.0 * 1900.0);
+        assert_near(part("o_nsnd") + part("o_nrcv"), 4.0 * 20.0);
+        let write = on_t1(Posted::new(Operation::Write, 16, 1));
+        assert_near(write.latency_ns, 120.0 + 3400.0 + 16.0 * 0.195_312_5 + 52.0);
+        assert_eq!(write.bottleneck().binding.kind, BoundKind::RoundTrip);
+        // No CPU of the target takes part.
+        for operation in [Operation::Write, Operation::Read, Operation::CompareSwap] {
+            assert_eq!(on_t1(Posted::new(operation, 16, 64)).bound(BoundKind::ReceivingCpu), None, "{operation:?}");
+        }
+        assert!(on_t1(Posted::new(Operation::Send, 16, 64)).bound(BoundKind::ReceivingCpu).is_some());
+        // There and back are two messages of Send-Receive.
+        let there = predict(&Parameters::t1(), &Workload { credits: false, ..Workload::sequential(16) }).unwrap();
+        assert_near(on_t1(Posted::new(Operation::RequestResponse, 16, 1)).latency_ns, 2.0 * there.latency_ns);
+    }
+
+    #[test]
+    fn reads_in_flight_and_atomics_have_bounds() {
+        let pairs = |operation, connections, addresses| {
+            on_t1(Posted { connections, threads: connections, addresses, ..Posted::new(operation, 8, 64) })
+        };
+        let read = pairs(Operation::Read, 1, 1);
+        assert_eq!(read.bottleneck().binding.kind, BoundKind::ReadsInFlight);
+        // Without finding the completion and posting, 16 of them overlap.
+        let alone = on_t1(Posted::new(Operation::Read, 8, 1)).latency_ns - 120.0 - 52.0;
+        assert_near(read.messages_per_s, 16e9 / alone);
+        assert_eq!(pairs(Operation::CompareSwap, 1, 1).bottleneck().binding.kind, BoundKind::Atomics);
+        assert_near(pairs(Operation::CompareSwap, 1, 1).messages_per_s, 1e9 / 370.0);
+        let hot = pairs(Operation::FetchAdd, 20, 1);
+        assert_eq!(hot.bottleneck().binding.kind, BoundKind::AtomicsOnAddress);
+        assert_near(hot.messages_per_s, 1e9 / 345.0);
+        assert_eq!(pairs(Operation::CompareSwap, 20, 20).bottleneck().binding.kind, BoundKind::SendingCeiling);
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let refused = |posted| predict_operation(&Parameters::t1(), &posted).expect_err("it cannot be").to_string();
+        let write = Posted::new(Operation::Write, 16, 1);
+        assert_eq!(refused(Posted { addresses: 0, ..write }), "the number of addresses is 0, allowed is 1 to 1048576");
+        assert_eq!(refused(Posted { window: 0, ..write }), "the window is 0, allowed is 1 to 1048576");
+        assert!(refused(Posted::new(Operation::UdSend, 8192, 1)).starts_with("an operation of the protocol is 8192"));
+    }
+}
