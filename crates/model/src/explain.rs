@@ -1,5 +1,6 @@
 //! A prediction in sentences: what binds, and what would help.
 
+use crate::operation::{Posted, predict_operation};
 use crate::parameters::Parameters;
 use crate::predict::{Bottleneck, Bound, BoundKind, Prediction, predict};
 use crate::workload::{MAX_COUNT, Workload, WorkloadError};
@@ -45,6 +46,28 @@ pub fn explain(parameters: &Parameters, workload: &Workload) -> Result<Explanati
     }
     let sentence = sentence(workload, &prediction, &bottleneck, &remedies);
     Ok(Explanation { prediction, bottleneck, sentence, remedies })
+}
+
+/// Predicts operations of bare queue pairs and says what binds them. The model knows remedies for messages only.
+///
+/// # Errors
+///
+/// It cannot be: see [`Posted::check`].
+pub fn explain_operation(parameters: &Parameters, posted: &Posted) -> Result<Explanation, WorkloadError> {
+    let prediction = predict_operation(parameters, posted)?;
+    let bottleneck = prediction.bottleneck();
+    let Bottleneck { binding, next, factor } = &bottleneck;
+    let (name, rate) = (posted.operation.name(), millions(prediction.messages_per_s));
+    let mut sentence = format!(
+        "{name} of {} B, {} outstanding: {} ({rate} M operations/s)",
+        posted.workload().bytes,
+        posted.window,
+        binding.kind
+    );
+    if let Some(Bound { kind, .. }) = next {
+        sentence += &format!("; next is the {kind}, at {factor:.2} times as much");
+    }
+    Ok(Explanation { prediction, bottleneck, sentence, remedies: Vec::new() })
 }
 
 fn sentence(workload: &Workload, prediction: &Prediction, bottleneck: &Bottleneck, remedies: &[Remedy]) -> String {

@@ -35,15 +35,8 @@ pub enum Operation {
 
 impl Operation {
     /// All.
-    pub const ALL: [Self; 7] = [
-        Self::Send,
-        Self::UdSend,
-        Self::Write,
-        Self::Read,
-        Self::CompareSwap,
-        Self::FetchAdd,
-        Self::RequestResponse,
-    ];
+    pub const ALL: [Self; 7] =
+        [Self::Send, Self::UdSend, Self::Write, Self::Read, Self::CompareSwap, Self::FetchAdd, Self::RequestResponse];
 
     /// As command lines and records have it.
     pub const fn name(self) -> &'static str {

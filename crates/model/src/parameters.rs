@@ -97,7 +97,13 @@ impl Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { nic_units: 1, inline_receive_up_to_bytes: 0, srq_unlimited_up_to_bytes: 0, reads_in_flight: 16, packets_per_ack: 0 }
+        Self {
+            nic_units: 1,
+            inline_receive_up_to_bytes: 0,
+            srq_unlimited_up_to_bytes: 0,
+            reads_in_flight: 16,
+            packets_per_ack: 0,
+        }
     }
 }
 

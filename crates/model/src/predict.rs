@@ -357,7 +357,12 @@ impl Tally {
         Self { transport: Some(transport), ..Self::default() }
     }
 
-    pub(crate) fn add(&mut self, charge: &Charged, setting: &Setting, workload: &Workload) -> Result<(), WorkloadError> {
+    pub(crate) fn add(
+        &mut self,
+        charge: &Charged,
+        setting: &Setting,
+        workload: &Workload,
+    ) -> Result<(), WorkloadError> {
         let Charged { step, per_message: share, .. } = charge;
         if charge.role == Role::Release {
             self.is_reported = true;

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use doorbell_model::check::{Checked, Compared, Lack, Status, check, check_row};
+use doorbell_model::check::{Checked, CheckedShape, Compared, Lack, Status, check, check_row, check_shapes, lack_of};
 use doorbell_model::parameters::Parameters;
 use doorbell_model::predict::BoundKind;
 use doorbell_published::{Amount, Receivers, Relation, Row, Unit, Value};
@@ -29,6 +29,18 @@ fn all() -> Vec<Checked<'static>> {
         .collect()
 }
 
+fn all_shapes() -> Vec<CheckedShape<'static>> {
+    doorbell_published::all()
+        .iter()
+        .flat_map(|testbed| check_shapes(testbed, Parameters::of_testbed(&testbed.name).as_ref()))
+        .collect()
+}
+
+/// Whether the model has a shape, in a word.
+fn verdict(shape: &CheckedShape<'_>) -> &'static str {
+    shape.outcome.as_ref().map_or("no model", |judged| if judged.is_had { "has it" } else { "has it not" })
+}
+
 fn table(rows: &[Checked<'_>]) -> String {
     let mut text = "# How each published row compares with the model's prediction. tests/check.rs fails if one gets \
                     worse;\n# DOORBELL_UPDATE_CHECK=1 cargo test -p doorbell-model --test check writes this file anew.\n"
@@ -40,6 +52,10 @@ fn table(rows: &[Checked<'_>]) -> String {
             |compared| format!(", deviation_percent = {:.1}", compared.deviation * 100.0 + 0.0),
         );
         let _ = writeln!(text, "\"{id}\" = {{ status = \"{status}\"{deviation} }}");
+    }
+    text += "\n# Published shapes: whether the predictions have them.\n";
+    for shape in all_shapes() {
+        let _ = writeln!(text, "\"{}\" = {{ status = \"{}\" }}", shape.shape.id, verdict(&shape));
     }
     text
 }
@@ -60,6 +76,10 @@ fn worse(kept: &Kept, now: &Checked<'_>) -> Option<String> {
     }
 }
 
+fn is_published(id: &str) -> bool {
+    doorbell_published::row(id).is_some() || doorbell_published::shape(id).is_some()
+}
+
 #[test]
 fn no_row_compares_worse_than_the_table_says() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/check.toml");
@@ -74,7 +94,14 @@ fn no_row_compares_worse_than_the_table_says() {
             Some(kept) => worse(kept, now),
             None => Some(format!("{} is not in the table", now.row.id)),
         })
-        .chain(kept.keys().filter(|id| doorbell_published::row(id).is_none()).map(|id| format!("{id} is no row")))
+        .chain(all_shapes().iter().filter_map(|now| match kept.get(&now.shape.id) {
+            Some(kept) if kept.status == "has it" && verdict(now) != "has it" => {
+                Some(format!("{}: the model had the shape: {:?}", now.shape.id, now.outcome))
+            }
+            Some(_) => None,
+            None => Some(format!("{} is not in the table", now.shape.id)),
+        }))
+        .chain(kept.keys().filter(|id| !is_published(id)).map(|id| format!("{id} is neither row nor shape")))
         .collect();
     assert!(
         worse.is_empty(),
@@ -89,7 +116,8 @@ fn what_is_worse_is_told_from_what_is_not() {
     let row = doorbell_published::row("send-receive/base-latency").unwrap();
     let now = |deviation: f64| {
         let predicted = Value { number: 1.0, unit: Unit::Us };
-        let outcome = Ok(Compared { predicted, deviation, binding: None, is_within: deviation.abs() <= 0.15 });
+        let outcome =
+            Ok(Compared { predicted, deviation, binding: None, is_within: deviation.abs() <= 0.15, is_fitted: false });
         Checked { row, outcome }
     };
     let within = |percent| Kept { status: "within".to_owned(), deviation_percent: Some(percent) };
@@ -223,6 +251,68 @@ fn what_is_missing_is_named() {
         store.to_string(),
         "the model predicts messages of protocols and single operations, not stores on passive memory"
     );
+}
+
+/// A row that the model misses says in a sentence what is lacking, and no other does.
+#[test]
+fn rows_that_are_missed_say_what_is_lacking() {
+    for checked in all() {
+        let sentence = lack_of(&checked.row.id);
+        assert_eq!(checked.status() == Status::Beyond, sentence.is_some(), "{}", checked.row.id);
+        assert!(sentence.is_none_or(|text| text.ends_with('.') && text.matches(". ").count() == 0), "{sentence:?}");
+    }
+}
+
+/// At most a handful of T1's parameters were fitted, and to Send-Receive alone.
+#[test]
+fn little_of_t1_is_fitted() {
+    let t1 = Parameters::t1();
+    let fitted: Vec<_> = t1.origins.iter().filter(|origin| !origin.fitted_to.is_empty()).collect();
+    assert!(fitted.len() <= 6, "{fitted:?}");
+    assert!(fitted.iter().flat_map(|origin| &origin.fitted_to).all(|id| id.starts_with("send-receive/")));
+    let rows = all();
+    let count = |is_fitted| {
+        rows.iter().filter(|row| row.outcome.as_ref().is_ok_and(|found| found.is_fitted == is_fitted)).count()
+    };
+    assert!(count(false) > 3 * count(true), "{} rows are fitted to", count(true));
+}
+
+/// No sentence goes without a judge, and no judge says nothing.
+#[test]
+fn every_shape_is_judged() {
+    for shape in all_shapes() {
+        match shape.outcome {
+            Ok(judged) => assert!(judged.because.chars().any(|c| c.is_ascii_digit() || c == ','), "{judged:?}"),
+            Err(lack) => assert!(!lack.to_string().contains("nobody has written"), "{}", shape.shape.id),
+        }
+    }
+}
+
+/// What a shape says is judged on what parameters predict: others do not have it.
+#[test]
+fn other_parameters_have_other_shapes() {
+    use doorbell_model::check::check_shape;
+    let t1 = Parameters::t1();
+    let has = |parameters: &Parameters, id: &str| {
+        let shape = doorbell_published::shape(id).unwrap_or_else(|| panic!("a shape {id}"));
+        check_shape(shape, Some(parameters)).unwrap_or_else(|lack| panic!("{id}: {lack}")).is_had
+    };
+    for (id, other) in [
+        ("send-receive/single-connection-ceiling", Parameters { o_unit_ns: 200.0, ..t1.clone() }),
+        ("send-receive/n-to-1-falls", Parameters { o_pairs_ns: 0.0, ..t1.clone() }),
+        ("send-receive/n-to-1-16-slower-than-512", Parameters { o_inline_ns: 0.0, ..t1.clone() }),
+        ("send-receive/receiver-never-binds", Parameters { o_inline_ns: 40.0, ..t1.clone() }),
+        ("send-receive/srq-limits", Parameters { o_srq_ns: 0.0, ..t1.clone() }),
+        ("send-receive/srq-thread-hurts", Parameters { o_repost_thread_ns: 0.0, ..t1.clone() }),
+        ("send-receive/threads-small-beat-512", Parameters { o_nic_ns: 40.0, ..t1.clone() }),
+        ("send-receive/latency-is-a-line", Parameters { l_ns: 4000.0, ..t1.clone() }),
+        ("send-receive/window-linear-then-flat", Parameters { g_fix_ns: 40_000.0, ..t1.clone() }),
+        ("direct-read/latency-is-flat", Parameters { gap_latency_ns_per_byte: 5.0, ..t1.clone() }),
+        ("direct-read/fence-is-slower", Parameters { g_fix_ns: 400.0, ..t1.clone() }),
+    ] {
+        assert!(has(&t1, id), "{id}");
+        assert!(!has(&other, id), "{id}");
+    }
 }
 
 #[test]

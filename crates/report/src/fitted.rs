@@ -11,7 +11,7 @@ use doorbell_model::fit::{Fit, fit};
 use doorbell_model::observation::{Observation, median_and_p90, residuals};
 use doorbell_model::parameters::{Parameters, RnicKind};
 use doorbell_model::predict::predict;
-use doorbell_model::record::observations;
+use doorbell_model::record::{Observed, RecordError, observations};
 use doorbell_model::workload::Workload;
 use doorbell_study::experiment::{PointRecord, Quantity};
 
@@ -99,7 +99,7 @@ impl OfRun {
         let mut best: Vec<Observation> = Vec::new();
         let mut left_out: BTreeMap<String, usize> = BTreeMap::new();
         for record in &run.records {
-            let (kind, one) = match observed(record) {
+            let (kind, one) = match best_observed(record) {
                 Ok(observed) => observed,
                 Err(why) => {
                     *left_out.entry(why).or_default() += 1;
@@ -143,10 +143,23 @@ impl OfRun {
     }
 }
 
+/// What each repetition of a point says to the model. `name` is how observations and reasons call the record.
+///
+/// # Errors
+///
+/// The record holds something that no measurement gives.
+pub fn observed(name: &str, record: &PointRecord) -> Result<Observed, RecordError> {
+    let malformed = |error: serde_json::Error| RecordError::Malformed {
+        file: name.to_owned(),
+        field: "the record".to_owned(),
+        problem: error.to_string(),
+    };
+    observations(name, &serde_json::to_string(record).map_err(malformed)?)
+}
+
 /// What the best repetition of a point says to the model, or why none does.
-fn observed(record: &PointRecord) -> Result<(RnicKind, Observation), String> {
-    let text = serde_json::to_string(record).map_err(|error| error.to_string())?;
-    let observed = observations("", &text).map_err(|error| error.to_string())?;
+fn best_observed(record: &PointRecord) -> Result<(RnicKind, Observation), String> {
+    let observed = observed("", record).map_err(|error| error.to_string())?;
     let reason = observed.left_out.first().and_then(|why| why.split_once("left out: ")).map(|(_, why)| why);
     let best = observed.observations.into_iter().min_by(|a, b| time_ns(a).total_cmp(&time_ns(b)));
     match best {

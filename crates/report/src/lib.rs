@@ -21,7 +21,7 @@ mod plot;
 mod sentence;
 mod table;
 
-pub use fitted::Fitted;
+pub use fitted::{Fitted, observed};
 
 use std::collections::BTreeMap;
 

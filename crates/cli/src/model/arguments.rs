@@ -5,6 +5,7 @@ use std::io::Read;
 use std::path::Path;
 
 use clap::Args;
+use doorbell_model::operation::{Operation, Posted};
 use doorbell_model::parameters::Parameters;
 use doorbell_model::workload::{Peers, Workload, WorkloadError};
 use doorbell_protocols::Protocol;
@@ -21,9 +22,9 @@ const DEFAULT_SIZES: [u64; 5] = [16, 512, 4096, 65_536, 1 << 20];
 /// Where parameters come from.
 #[derive(Args)]
 pub(crate) struct ParametersArgument {
-    /// A parameter file, as `model fit --out` writes it, or t1: testbed T1
-    /// with ConnectX-5 NICs at 100 Gb/s
-    #[arg(long = "params", value_name = "t1|FILE", default_value = "t1")]
+    /// A parameter file, as `model fit --out` writes it, or a published testbed: t1 (messages over ConnectX-5 NICs at
+    /// 100 Gb/s), t2 or t3 (single operations)
+    #[arg(long = "params", value_name = "t1|t2|t3|FILE", default_value = "t1")]
     name: String,
 }
 
@@ -60,6 +61,11 @@ pub(crate) fn read_text(path: &Path, most: u64) -> Result<String, Failure> {
 pub(crate) struct Load {
     #[arg(long, value_name = "NAME", default_value_t, help = crate::bench::arguments::protocol_help())]
     protocol: Protocol,
+    /// Operations of bare queue pairs instead of a protocol's messages: send, ud-send, write, read, compare-swap,
+    /// fetch-add or request-response, with a thread for each of the -q queue pairs and one completion per poll unless
+    /// --receive-batch says otherwise. Their latency is the time until the completion is found.
+    #[arg(long, value_name = "NAME", value_parser = parse_operation, conflicts_with_all = NOT_OF_OPERATIONS)]
+    op: Option<Operation>,
     /// Message sizes, as in 16,64K,1M, with commas between [default: 16,512,4096,65536,1048576]
     #[arg(short, long, value_name = "BYTES", value_delimiter = ',', value_parser = quantity::bytes)]
     size: Vec<u64>,
@@ -82,9 +88,9 @@ pub(crate) struct Load {
     /// least 64]
     #[arg(short = 'r', long, value_name = "N", value_parser = quantity::count::<u32>)]
     depth: Option<u32>,
-    /// Completions per poll, and receives posted in one list
-    #[arg(long, value_name = "N", default_value = "32", value_parser = quantity::count::<u32>)]
-    receive_batch: u32,
+    /// Completions per poll, and receives posted in one list [default: 32]
+    #[arg(long, value_name = "N", value_parser = quantity::count::<u32>)]
+    receive_batch: Option<u32>,
     /// Messages of up to this many bytes go inline
     #[arg(short = 'I', long, value_name = "BYTES", default_value = "64", value_parser = quantity::bytes)]
     inline: u64,
@@ -117,7 +123,53 @@ pub(crate) struct Load {
     vlan: bool,
 }
 
+/// Options of messages that operations do not have.
+const NOT_OF_OPERATIONS: [&str; 8] =
+    ["protocol", "depth", "peers", "use_srq", "srq_thread", "no_credits", "bidirectional", "config"];
+
+fn parse_operation(name: &str) -> Result<Operation, String> {
+    Operation::by_name(name).ok_or_else(|| {
+        let names: Vec<&str> = Operation::ALL.into_iter().map(Operation::name).collect();
+        format!("an operation is one of {}", names.join(", "))
+    })
+}
+
 impl Load {
+    /// Operations of bare queue pairs, one per size, if they are what is asked for.
+    pub(crate) fn operations(&self) -> Option<Vec<Posted>> {
+        let operation = self.op?;
+        let connections = self.connections.unwrap_or(1);
+        let window = self.window.unwrap_or(64);
+        let posted = |bytes| {
+            let plain = Posted::new(operation, bytes, window);
+            Posted {
+                batch: self.batch.unwrap_or(1),
+                poll_list: self.receive_batch.unwrap_or(1),
+                connections,
+                threads: connections,
+                addresses: connections,
+                inline_bytes: self.inline,
+                path_mtu: self.mtu,
+                outer: self.outer(),
+                ..plain
+            }
+        };
+        let sizes = if self.size.is_empty() { &DEFAULT_SIZES[..] } else { &self.size };
+        Some(match operation {
+            _ if operation.is_atomic() => vec![posted(0)],
+            // A datagram is one packet.
+            Operation::UdSend if self.size.is_empty() => {
+                DEFAULT_SIZES[..3].iter().map(|&bytes| posted(bytes)).collect()
+            }
+            _ => sizes.iter().map(|&bytes| posted(bytes)).collect(),
+        })
+    }
+
+    fn outer(&self) -> OuterKind {
+        let outer = if self.ipv6 { OuterKind::IPV6 } else { OuterKind::IPV4 };
+        if self.vlan { outer.with_vlan() } else { outer }
+    }
+
     /// One workload per size.
     pub(crate) fn workloads(&self) -> Result<Vec<Workload>, Usage> {
         let sizes = if self.size.is_empty() { &DEFAULT_SIZES[..] } else { &self.size };
@@ -135,11 +187,10 @@ impl Load {
             }
         }
         let window = self.window.unwrap_or(named.window);
-        let outer = if self.ipv6 { OuterKind::IPV6 } else { OuterKind::IPV4 };
         let workload = Workload {
             protocol: self.protocol,
-            receive_batch: self.receive_batch,
-            repost_batch: self.receive_batch,
+            receive_batch: self.receive_batch.unwrap_or(32),
+            repost_batch: self.receive_batch.unwrap_or(32),
             depth: self.depth.unwrap_or(Workload::default_depth(window)),
             inline_bytes: self.inline,
             credits: !self.no_credits,
@@ -147,7 +198,7 @@ impl Load {
             repost_thread: self.srq_thread,
             bidirectional: self.bidirectional,
             path_mtu: self.mtu,
-            outer: if self.vlan { outer.with_vlan() } else { outer },
+            outer: self.outer(),
             peers: Peers { connections: self.connections.unwrap_or(self.peers.connections), ..self.peers },
             // A named batch does not outgrow a window that was given.
             ..Workload::new(0, window, self.batch.unwrap_or(named.batch.min(window)))
@@ -164,7 +215,7 @@ pub(crate) fn wrong(error: &WorkloadError) -> Usage {
         "the message size" | "an operation of the protocol" => "-s",
         "the window" => "-t",
         "the batch" | "the batch that one READ fetches" => "-l",
-        "the receive batch" => "--receive-batch",
+        "the receive batch" | "the list of receives" => "--receive-batch",
         "the receive depth" => "-r",
         "the number of senders" | "the number of receivers" => "--peers",
         "the number of connections" => "-q",

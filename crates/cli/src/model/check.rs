@@ -3,7 +3,10 @@
 use std::io;
 
 use clap::Args;
-use doorbell_model::check::{Checked, Compared, LATENCY_TOLERANCE, Lack, Status, THROUGHPUT_TOLERANCE, check};
+use doorbell_model::check::{
+    Checked, CheckedShape, Compared, Judged, LATENCY_TOLERANCE, Lack, Status, THROUGHPUT_TOLERANCE, check,
+    check_shapes, lack_of,
+};
 use doorbell_model::parameters::Parameters;
 use doorbell_model::predict::BoundKind;
 use doorbell_published::{Relation, Testbed, Value as Published};
@@ -29,6 +32,7 @@ struct Report {
     testbed: &'static Testbed,
     parameters: Option<Parameters>,
     rows: Vec<Checked<'static>>,
+    shapes: Vec<CheckedShape<'static>>,
 }
 
 pub(super) fn run(arguments: &Check) -> Result<(), Failure> {
@@ -38,7 +42,8 @@ pub(super) fn run(arguments: &Check) -> Result<(), Failure> {
         .iter()
         .map(|testbed| {
             let parameters = Parameters::of_testbed(&testbed.name);
-            Report { testbed, rows: check(testbed, parameters.as_ref()), parameters }
+            let rows = check(testbed, parameters.as_ref());
+            Report { testbed, rows, shapes: check_shapes(testbed, parameters.as_ref()), parameters }
         })
         .collect();
     if arguments.json {
@@ -67,6 +72,17 @@ fn published(checked: &Checked<'_>) -> String {
     format!("{}{}", checked.row.relation.words(), checked.row.value)
 }
 
+/// What the model may say of a published sentence.
+const SHAPES: [&str; 3] = ["yes", "no", "no model"];
+
+fn verdict(outcome: &Result<Judged, Lack>) -> (&'static str, String) {
+    match outcome {
+        Ok(Judged { is_had: true, because }) => (SHAPES[0], because.clone()),
+        Ok(Judged { is_had: false, because }) => (SHAPES[1], because.clone()),
+        Err(lack) => (SHAPES[2], lack.to_string()),
+    }
+}
+
 impl Report {
     fn count(&self, status: Status) -> usize {
         self.rows.iter().filter(|checked| checked.status() == status).count()
@@ -81,14 +97,14 @@ impl Report {
         }
         if self.parameters.is_some() {
             line(format_args!(
-                "{:<36} {:<26} {:<14} {:>9}   {:<20} status",
+                "{:<40} {:<26} {:<14} {:>9}   {:<22} status",
                 "row", "published", "model", "deviation", "binds"
             ))?;
         }
         for checked in &self.rows {
-            let Ok(Compared { predicted, deviation, binding, .. }) = &checked.outcome else { continue };
+            let Ok(Compared { predicted, deviation, binding, is_fitted, .. }) = &checked.outcome else { continue };
             line(format_args!(
-                "{:<36} {:<26} {:<14} {:>9}   {:<20} {}",
+                "{:<40} {:<26} {:<14} {:>9}   {:<22} {}{}",
                 checked.row.id,
                 published(checked),
                 format_args!("{} {}", digits(predicted.number), predicted.unit).to_string(),
@@ -98,9 +114,14 @@ impl Report {
                 },
                 binding.map_or("-", BoundKind::name),
                 checked.status(),
+                if *is_fitted { ", fitted to" } else { "" },
             ))?;
+            if let (Status::Beyond, Some(lack)) = (checked.status(), lack_of(&checked.row.id)) {
+                line(format_args!("  {lack}"))?;
+            }
         }
         self.print_lacks()?;
+        self.print_shapes()?;
         let counts: Vec<String> =
             Status::ALL.iter().map(|status| format!("{} {status}", self.count(*status))).collect();
         line(format_args!(
@@ -128,6 +149,21 @@ impl Report {
         Ok(())
     }
 
+    /// The published sentences, each with what the model says.
+    fn print_shapes(&self) -> io::Result<()> {
+        if self.parameters.is_none() {
+            return Ok(());
+        }
+        line("\npublished shapes")?;
+        for CheckedShape { shape, outcome } in &self.shapes {
+            let (verdict, because) = verdict(outcome);
+            line(format_args!("{:<42} {verdict:<10} {because}", shape.id))?;
+        }
+        let count = |wanted: &str| self.shapes.iter().filter(|shape| verdict(&shape.outcome).0 == wanted).count();
+        let counts = SHAPES.map(|wanted| format!("{} {wanted}", count(wanted)));
+        line(format_args!("{}: the model has of the published shapes: {}.", self.testbed.name, counts.join(", ")))
+    }
+
     fn json(&self) -> Value {
         let number = |value: &Published| json!({ "number": value.number, "unit": value.unit.name() });
         let row = |checked: &Checked<'_>| {
@@ -143,7 +179,22 @@ impl Report {
                 "deviation_percent": compared.map(|compared| compared.deviation * 100.0),
                 "bottleneck": compared.and_then(|compared| compared.binding).map(BoundKind::name),
                 "status": checked.status().name(),
-                "reason": checked.outcome.as_ref().err().map(ToString::to_string),
+                "fitted_to": compared.map(|compared| compared.is_fitted),
+                "reason": match checked.status() {
+                    Status::Beyond => lack_of(&checked.row.id).map(str::to_owned),
+                    _ => checked.outcome.as_ref().err().map(ToString::to_string),
+                },
+            })
+        };
+        let shape = |CheckedShape { shape, outcome }: &CheckedShape<'_>| {
+            let (verdict, because) = verdict(outcome);
+            json!({
+                "id": shape.id,
+                "says": shape.says,
+                "experiment": shape.experiment,
+                "subject": shape.subject.name(),
+                "model_has_it": verdict,
+                "because": because,
             })
         };
         json!({
@@ -151,6 +202,7 @@ impl Report {
             "about": self.testbed.about,
             "parameters": self.parameters,
             "rows": self.rows.iter().map(row).collect::<Vec<_>>(),
+            "shapes": self.shapes.iter().map(shape).collect::<Vec<_>>(),
             "summary": {
                 "within": self.count(Status::Within),
                 "beyond": self.count(Status::Beyond),

@@ -1,5 +1,6 @@
 //! `doorbell model fit`.
 
+use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -8,7 +9,8 @@ use clap::Args;
 use doorbell_model::fit::{Estimate, Fit as Fitted, fit};
 use doorbell_model::observation::{Observation, Quantity, Residual, median_and_p90, residuals};
 use doorbell_model::parameters::{Parameters, RnicKind};
-use doorbell_model::record::observations;
+use doorbell_model::record::{Observed, observations};
+use doorbell_study::experiment::RunDirectory;
 use doorbell_study::measure::Quantity as Measured;
 use serde_json::{Value, json};
 
@@ -22,8 +24,8 @@ const MOST_RECORD_BYTES: u64 = 256 << 20;
 
 #[derive(Args)]
 pub(crate) struct Fit {
-    /// Records, as `doorbell bench --json` and `doorbell study` write them
-    #[arg(required = true, value_name = "RECORD")]
+    /// Records, as `doorbell bench --json` and `doorbell study` write them, and directories that `doorbell study` wrote
+    #[arg(required = true, value_name = "RECORD|DIR")]
     records: Vec<PathBuf>,
     /// Parameters to start from, whose limits, path MTU and batch are taken over: t1 or a file
     /// [default: numbers of plausible size for the provider of the records]
@@ -49,7 +51,11 @@ pub(super) fn run(arguments: &Fit) -> Result<(), Failure> {
     let mut rnic = None;
     for path in &arguments.records {
         let name = path.display().to_string();
-        let observed = observations(&name, &read_text(path, MOST_RECORD_BYTES)?)?;
+        let observed = if path.is_dir() {
+            of_directory(path)?
+        } else {
+            observations(&name, &read_text(path, MOST_RECORD_BYTES)?)?
+        };
         if *rnic.get_or_insert(observed.rnic) != observed.rnic {
             let message = format!("{name} is of another kind of RNIC than {}", arguments.records[0].display());
             return Err(Usage(message).into());
@@ -90,6 +96,36 @@ pub(super) fn run(arguments: &Fit) -> Result<(), Failure> {
         tables(&fitted, &others, &measured)?;
     }
     Ok(())
+}
+
+/// The records of a study, as `doorbell report` takes them. Reasons for leaving out results are counted: there may be
+/// many of a kind.
+fn of_directory(path: &Path) -> Result<Observed, Failure> {
+    let directory = path.display();
+    let mut all: Option<Observed> = None;
+    let mut reasons: BTreeMap<String, usize> = BTreeMap::new();
+    for record in RunDirectory::read(path)? {
+        let name = format!("{directory}: {}, {}, {}", record.experiment, record.series, record.x);
+        let mut observed = doorbell_report::observed(&name, &record)?;
+        for why in std::mem::take(&mut observed.left_out) {
+            let reason = why.split_once("left out: ").map_or(why.as_str(), |(_, reason)| reason);
+            *reasons.entry(reason.to_owned()).or_default() += 1;
+        }
+        match &mut all {
+            None => all = Some(observed),
+            Some(all) if all.rnic == observed.rnic => all.observations.append(&mut observed.observations),
+            Some(_) => return Err(Usage(format!("{name} is of another kind of RNIC than the records before")).into()),
+        }
+    }
+    let mut all = all.ok_or_else(|| Usage(format!("{directory} has no record")))?;
+    all.left_out = reasons
+        .into_iter()
+        .map(|(reason, count)| {
+            let results = if count == 1 { "result" } else { "results" };
+            format!("{directory}: {count} {results} left out: {reason}")
+        })
+        .collect();
+    Ok(all)
 }
 
 /// Writes parameters to a file that must not exist yet.

@@ -10,10 +10,11 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use doorbell_model::cost::Part;
-use doorbell_model::explain::{Explanation, explain};
+use doorbell_model::explain::{Explanation, explain, explain_operation};
+use doorbell_model::operation::Posted;
 use doorbell_model::parameters::Parameters;
 use doorbell_model::predict::{Bound, Prediction};
-use doorbell_model::workload::Workload;
+use doorbell_model::workload::{Workload, WorkloadError};
 use serde_json::{Value, json};
 
 use crate::Failure;
@@ -23,7 +24,7 @@ pub(crate) use arguments::{ParametersArgument, parse_peers, read_text};
 
 #[derive(Subcommand)]
 pub(crate) enum Model {
-    /// Predict latency and throughput
+    /// Predict latency and throughput of messages, or of operations of bare queue pairs (--op)
     Predict(Predict),
     /// Say what a latency is made of, what binds throughput, what comes next, and what would help
     Explain(Predict),
@@ -31,11 +32,14 @@ pub(crate) enum Model {
     ///
     /// A row is `within` if the prediction is at most 15 % off for a latency and 20 % for a throughput, or a number
     /// that follows from throughputs; otherwise it is `beyond`. The deviation of a published bound that the prediction
-    /// keeps is `kept`. A row is `no model` if the model lacks something that it needs, and a sentence says what.
+    /// keeps is `kept`. A row is `no model` if the model lacks something that it needs. A sentence says what the model
+    /// lacks for each row that is beyond or has no model.
     ///
-    /// Each row is compared as published: without credits and in lists of one where the source does not batch.
+    /// Each row is compared as published: without credits and in lists of one where the source does not batch. A row
+    /// that a parameter was `fitted to` is no test. Published sentences are judged too: whether predictions have that
+    /// shape.
     Check(check::Check),
-    /// Fit parameters to records of `doorbell bench --json` and of `doorbell study`
+    /// Fit parameters to records of `doorbell bench --json`, and to directories and records of `doorbell study`
     Fit(fit::Fit),
     /// Time the parameters call by call, on two software RNICs of this process
     Measure(measure::Measure),
@@ -63,20 +67,41 @@ pub(crate) fn run(model: Model) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// What was asked for: messages of a protocol, or operations.
+enum Subject {
+    Messages(Workload),
+    Operations(Posted),
+}
+
+impl Subject {
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Messages(workload) => workload.bytes,
+            Self::Operations(posted) => posted.bytes,
+        }
+    }
+}
+
 /// A workload with all that the model says of it.
-type Explained = (Workload, Explanation);
+type Explained = (Subject, Explanation);
 
 fn predict(arguments: &Predict, schema: &str, print: fn(&[Explained]) -> io::Result<()>) -> Result<(), Failure> {
     let parameters = arguments.parameters.read()?;
-    let workloads = arguments.load.workloads()?;
-    let explained: Vec<Explained> = workloads
-        .into_iter()
-        .map(|workload| Ok((workload, explain(&parameters, &workload)?)))
-        .collect::<Result<_, _>>()
-        .map_err(|error| wrong(&error))?;
+    let explained: Result<Vec<Explained>, WorkloadError> = match arguments.load.operations() {
+        Some(operations) => operations
+            .into_iter()
+            .map(|posted| Ok((Subject::Operations(posted), explain_operation(&parameters, &posted)?)))
+            .collect(),
+        None => arguments
+            .load
+            .workloads()?
+            .into_iter()
+            .map(|workload| Ok((Subject::Messages(workload), explain(&parameters, &workload)?)))
+            .collect(),
+    };
+    let explained = explained.map_err(|error| wrong(&error))?;
     if arguments.json {
-        let results: Vec<Value> =
-            explained.iter().map(|(workload, explanation)| result(workload, explanation)).collect();
+        let results: Vec<Value> = explained.iter().map(|(subject, explanation)| result(subject, explanation)).collect();
         line(json!({ "schema": schema, "parameters": parameters, "results": results }))?;
         return Ok(());
     }
@@ -100,12 +125,12 @@ fn table(explained: &[Explained]) -> io::Result<()> {
         "{:>10} {:>11} {:>14} {:>11} {:>9}   {:<24} next, times as much",
         "bytes", "latency, us", "messages/s", "MiB/s", "Gb/s", "bottleneck"
     ))?;
-    for (workload, Explanation { prediction, bottleneck, .. }) in explained {
+    for (subject, Explanation { prediction, bottleneck, .. }) in explained {
         let Prediction { latency_ns, messages_per_s, bytes_per_s, .. } = prediction;
         let next = bottleneck.next.map_or_else(String::new, |next| format!("{} {:.2}", next.kind, bottleneck.factor));
         line(format_args!(
             "{:>10} {:>11} {:>14.0} {:>11.2} {:>9.3}   {:<24} {next}",
-            workload.bytes,
+            subject.bytes(),
             us(*latency_ns),
             messages_per_s,
             bytes_per_s / (1 << 20) as f64,
@@ -137,7 +162,7 @@ fn sentences(explained: &[Explained]) -> io::Result<()> {
     Ok(())
 }
 
-fn result(workload: &Workload, explanation: &Explanation) -> Value {
+fn result(subject: &Subject, explanation: &Explanation) -> Value {
     let part = |part: &Part| json!({ "name": part.name, "meaning": part.meaning, "ns": part.ns });
     let bound = |bound: &Bound| {
         json!({
@@ -157,15 +182,7 @@ fn result(workload: &Workload, explanation: &Explanation) -> Value {
             })
         })
         .collect();
-    json!({
-        "protocol": workload.protocol.name(),
-        "bytes": workload.bytes,
-        "window": workload.window,
-        "batch": workload.batch,
-        "depth": workload.depth,
-        "senders": workload.peers.senders,
-        "receivers": workload.peers.receivers,
-        "connections": workload.peers.connections,
+    let mut result = json!({
         "latency_ns": prediction.latency_ns,
         "latency_parts": prediction.latency_parts.iter().map(part).collect::<Vec<_>>(),
         "messages_per_s": prediction.messages_per_s,
@@ -176,5 +193,28 @@ fn result(workload: &Workload, explanation: &Explanation) -> Value {
         "bounds": prediction.bounds.iter().map(bound).collect::<Vec<_>>(),
         "sentence": sentence,
         "remedies": remedies,
-    })
+    });
+    let asked = match subject {
+        Subject::Messages(workload) => json!({
+            "protocol": workload.protocol.name(),
+            "bytes": workload.bytes,
+            "window": workload.window,
+            "batch": workload.batch,
+            "depth": workload.depth,
+            "senders": workload.peers.senders,
+            "receivers": workload.peers.receivers,
+            "connections": workload.peers.connections,
+        }),
+        Subject::Operations(posted) => json!({
+            "operation": posted.operation.name(),
+            "bytes": posted.bytes,
+            "window": posted.window,
+            "batch": posted.batch,
+            "connections": posted.connections,
+        }),
+    };
+    if let (Some(result), Value::Object(asked)) = (result.as_object_mut(), asked) {
+        result.extend(asked);
+    }
+    result
 }

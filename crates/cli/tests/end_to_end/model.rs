@@ -68,19 +68,42 @@ fn published_rows_are_compared_with_predictions() {
         let id = row["id"].as_str().expect("an id");
         assert!(text.lines().any(|line| line.split_whitespace().next() == Some(id)), "{id} is missing in: {text}");
         assert_eq!(row["status"] == "no model", row["predicted"].is_null(), "{row}");
-        assert_eq!(row["predicted"].is_null(), row["reason"].is_string(), "{row}");
+        assert_eq!(row["status"] == "within", row["reason"].is_null(), "{row}");
     }
+    let shapes = report["shapes"].as_array().expect("shapes");
+    for verdict in ["yes", "no", "no model"] {
+        let count = shapes.iter().filter(|shape| shape["model_has_it"] == verdict).count();
+        assert!(count > 0 && text.contains(&format!("{count} {verdict}")), "{count} {verdict} is missing in: {text}");
+    }
+    assert!(text.contains("2.000 M/s") && text.contains("within, fitted to"), "{text}");
 }
 
 #[test]
-fn a_testbed_without_parameters_says_so_and_an_unknown_one_is_refused() {
-    let text = run("model check --testbed T2").expect_status(0).stdout;
-    assert!(text.contains("The model has no parameters of T2, so it predicts none of these rows."), "{text}");
-    assert!(text.contains("\nT2: 0 within, 0 beyond, "), "{text}");
+fn all_testbeds_are_compared_and_an_unknown_one_is_refused() {
     let all = run("model check --json").expect_status(0).json();
-    assert_eq!(all["testbeds"].as_array().map(Vec::len), Some(3));
+    let testbeds = all["testbeds"].as_array().expect("testbeds");
+    assert_eq!(testbeds.len(), 3);
+    assert!(testbeds.iter().all(|testbed| testbed["parameters"].is_object() && testbed["summary"]["within"] != 0));
     let refused = run("model check --testbed t9").expect_status(2).stderr;
     assert!(refused.contains("there is no such testbed, allowed is T1, T2, T3"), "{refused}");
+}
+
+#[test]
+fn latencies_are_split_for_messages_and_for_operations() {
+    for arguments in ["-s 16", "-s 16 --protocol direct-read", "-s 16 --op read", "--op fetch-add -q 20"] {
+        let json = run(&format!("model explain {arguments} --json")).expect_status(0).json();
+        let parts = json.pointer("/results/0/latency_parts").and_then(Value::as_array).expect("parts").clone();
+        let sum: f64 = parts.iter().map(|part| part["ns"].as_f64().expect("a time")).sum();
+        assert!((sum / positive(&json, "/results/0/latency_ns") - 1.0).abs() < 1e-9, "{json}");
+        let text = run(&format!("model explain {arguments}")).expect_status(0).stdout;
+        for part in &parts {
+            let meaning = part["meaning"].as_str().expect("a meaning");
+            assert!(text.contains(meaning), "{meaning} is missing in: {text}");
+        }
+    }
+    let json = run("model predict --op compare-swap -q 20 --params t3 --json").expect_status(0).json();
+    assert_eq!(json["results"][0]["operation"], "compare-swap");
+    assert_eq!((&json["results"][0]["bytes"], json["results"].as_array().map(Vec::len)), (&Value::from(8), Some(1)));
 }
 
 #[test]
@@ -135,6 +158,9 @@ fn impossible_workloads_are_wrong_usage() {
         ("model predict --protocol buffered-read -s 1073741824 -l 2", &["(-l) is 2, allowed is 1 to 1"]),
         ("model explain -m 1500", &["256, 512, 1024, 2048 or 4096"]),
         ("model fit", &["RECORD"]),
+        ("model predict --op telepathy", &["an operation is one of send, ud-send, write, read,"]),
+        ("model predict --op read --bidirectional", &["cannot be used with"]),
+        ("model predict --op ud-send -s 8192", &["(-s) is 8192, allowed is"]),
         ("model measure -n 5", &["-n: the number of rounds is 5, allowed is 10 to 1000000"]),
         ("model fit --every 0 x", &["0 is not in 1..=1000"]),
     ] {
@@ -167,7 +193,11 @@ fn damaged_files_are_named_with_field_and_range_and_nothing_is_overwritten() {
     let none = folder.with("none.json", none);
     with_paths("model fit", &[&none]).expect_complaint(1, &["0 measured figures", "needs 4 to"]);
     with_paths("model fit --params t1", &[&none]).expect_complaint(2, &["of a hardware RNIC", "a software one"]);
-    with_paths("model fit", &[&folder.0]).expect_complaint(1, &["cannot be read"]);
+    let nothing = folder.0.join("nothing");
+    std::fs::create_dir(&nothing).expect("a folder");
+    with_paths("model fit", &[&nothing]).expect_complaint(1, &["there is no record (*.json) in it"]);
+    with_paths("model fit", &[&folder.0]).expect_complaint(1, &["empty.json: "]);
+    with_paths("model fit", &[&folder.0.join("missing")]).expect_complaint(1, &["cannot be read"]);
 }
 
 #[test]
@@ -218,6 +248,15 @@ fn what_was_measured_here_is_fitted_and_predicts() {
     let (last, wrong) = (both.len() - 1, folder.with("wrong.json", r#"{"schema": "doorbell-measure/9"}"#));
     both[last] = &wrong;
     with_paths("model fit", &both).expect_complaint(1, &["wrong.json: schema is \"doorbell-measure/9\", allowed is"]);
+
+    // A directory of a study is taken as `report` takes it, and beside other records.
+    let study = folder.0.join("study");
+    with_paths("study --quick send-receive/window --out", &[&study]).expect_status(0);
+    let json = with_paths("model fit --json", &[&study, paths[1]]).expect_status(0).json();
+    let names = json["residuals"].to_string();
+    assert!(names.contains("study: send-receive/window, "), "{names}");
+    let of_both = format!("{names}{}", json["left_out"]);
+    assert!(of_both.contains("window.json: "), "{of_both}");
 
     let out = folder.0.join("here.toml");
     let mut all: Vec<&Path> = paths.clone();

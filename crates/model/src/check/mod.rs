@@ -15,6 +15,10 @@
 //! ```
 
 mod operations;
+mod shapes;
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 use doorbell_protocols::Protocol;
 use doorbell_published::{
@@ -26,6 +30,11 @@ use crate::observation::{Observation, srq_slow_sizes};
 use crate::parameters::Parameters;
 use crate::predict::{BoundKind, Prediction, predict};
 use crate::workload::{Peers, Workload, WorkloadError};
+
+pub use shapes::{CheckedShape, Judged, check_shape};
+
+/// What the model lacks for rows that it misses, by id: a sentence each.
+const LACKS: &str = include_str!("../../data/lacks.toml");
 
 /// A latency is within, if it deviates by this share at most.
 pub const LATENCY_TOLERANCE: f64 = 0.15;
@@ -54,6 +63,8 @@ pub struct Compared {
     pub binding: Option<BoundKind>,
     /// The row's tolerance holds.
     pub is_within: bool,
+    /// A parameter was fitted to this row, so that the comparison is no test of the model.
+    pub is_fitted: bool,
 }
 
 /// How a row compares.
@@ -173,7 +184,21 @@ pub fn check_row(row: &Row, parameters: Option<&Parameters>) -> Result<Compared,
         _ => THROUGHPUT_TOLERANCE,
     };
     let predicted = Value { number: row.value.unit.from_base(found), unit: row.value.unit };
-    Ok(Compared { predicted, deviation, binding, is_within: deviation.abs() <= tolerance })
+    let is_fitted = parameters.origins.iter().any(|origin| origin.fitted_to.contains(&row.id));
+    Ok(Compared { predicted, deviation, binding, is_within: deviation.abs() <= tolerance, is_fitted })
+}
+
+/// What the model lacks, in a sentence, for a row that it misses.
+pub fn lack_of(id: &str) -> Option<&'static str> {
+    static ALL: LazyLock<BTreeMap<String, String>> = LazyLock::new(|| {
+        toml::from_str(LACKS).unwrap_or_else(|error| unreachable!("the file is part of the crate: {error}"))
+    });
+    ALL.get(id).map(String::as_str)
+}
+
+/// All sentences of a testbed beside what its parameters predict.
+pub fn check_shapes<'a>(testbed: &'a Testbed, parameters: Option<&Parameters>) -> Vec<CheckedShape<'a>> {
+    testbed.shapes.iter().map(|shape| CheckedShape { shape, outcome: check_shape(shape, parameters) }).collect()
 }
 
 /// The latencies and rates of a testbed as measurements, as far as the model has a workload for them. Published bounds

@@ -35,8 +35,8 @@ pub(super) fn found(row: &Row, said: Said, parameters: &Parameters) -> Result<(f
     let posted = posted(operation, configuration)?;
     let wire = Wire::of(&posted, parameters)?;
     match row.quantity {
-        Quantity::RequestBytesPerPacket => return Ok((wire.request.frame_bytes / wire.request.packets, None)),
-        Quantity::ResponseBytesPerPacket => return Ok((wire.response.frame_bytes / wire.response.packets, None)),
+        Quantity::RequestBytesPerPacket => return Ok((frames(&posted, parameters)?.0, None)),
+        Quantity::ResponseBytesPerPacket => return Ok((frames(&posted, parameters)?.1, None)),
         Quantity::RequestPacketsPerOperation => return Ok((wire.request.packets, None)),
         Quantity::ResponsePacketsPerOperation => return Ok((wire.response.packets, None)),
         Quantity::MiddlePacketBytes => return Ok((wire.middle(&posted, parameters)?.0, None)),
@@ -94,6 +94,17 @@ pub(super) fn posted(operation: Operation, configuration: &Configuration) -> Res
         outer: if configuration.vlan == Some(true) { plain.outer.with_vlan() } else { plain.outer },
         ..plain
     })
+}
+
+/// Packets of an operation that come in and go out at the target.
+pub(super) fn packets(posted: &Posted, parameters: &Parameters) -> Result<(f64, f64), Lack> {
+    Wire::of(posted, parameters).map(|wire| (wire.request.packets, wire.response.packets))
+}
+
+/// Frame bytes of a packet that comes in and of one that goes out.
+pub(super) fn frames(posted: &Posted, parameters: &Parameters) -> Result<(f64, f64), Lack> {
+    let of = |frames: Frames| frames.frame_bytes / frames.packets;
+    Wire::of(posted, parameters).map(|wire| (of(wire.request), of(wire.response)))
 }
 
 /// More operations outstanding than any queue pair of a publication had.
