@@ -50,24 +50,40 @@ impl Device {
     }
 
     /// Creates a protection domain.
+    ///
+    /// # Errors
+    ///
+    /// The device refuses: [`Provider::create_pd`].
     pub fn create_pd(&self) -> Result<Pd, Error> {
         let id = self.provider.create_pd()?;
         Ok(Pd { inner: Arc::new(PdInner { id, device: self.clone() }) })
     }
 
     /// Creates a completion channel.
+    ///
+    /// # Errors
+    ///
+    /// The operating system or the device refuses: [`Provider::create_channel`].
     pub fn create_channel(&self) -> Result<Channel, Error> {
         Ok(Channel { raw: self.provider.create_channel()?, device: self.clone() })
     }
 
     /// Creates a completion queue of `depth` entries that never notifies. The software RNIC holds
     /// exactly that many; those of the machine may round up, as for all depths.
+    ///
+    /// # Errors
+    ///
+    /// `depth` is 0 or more than the device allows, or the device refuses: [`Provider::create_cq`].
     pub fn create_cq(&self, depth: usize) -> Result<Cq, Error> {
         let raw = self.provider.create_cq(depth, None)?;
         Ok(Cq { inner: Arc::new(CqInner { raw, device: self.clone(), channel: None }) })
     }
 
     /// Creates a completion queue of `depth` entries that notifies on `channel`.
+    ///
+    /// # Errors
+    ///
+    /// As [`create_cq`](Self::create_cq), or the channel belongs to another device.
     pub fn create_cq_on(&self, depth: usize, channel: &Channel) -> Result<Cq, Error> {
         self.same(&channel.device, "completion channel")?;
         let raw = self.provider.create_cq(depth, Some(&channel.raw))?;
@@ -166,17 +182,32 @@ impl Pd {
     }
 
     /// Allocates and registers memory. The provider decides where it lies.
+    ///
+    /// # Errors
+    ///
+    /// The operating system gives no memory, a file is too short or cannot be mapped, the length of
+    /// [`MemoryKind::Mirrored`] is no multiple of the page size, or the device does not register the memory:
+    /// [`Provider::register`].
     pub fn allocate(&self, length: usize, access: Access, kind: MemoryKind<'_>) -> Result<Region, Error> {
         Region::allocate(self, length, access, kind)
     }
 
     /// Creates a shared receive queue.
+    ///
+    /// # Errors
+    ///
+    /// A number is 0 or more than the device allows, or the device refuses: [`Provider::create_srq`].
     pub fn create_srq(&self, depth: usize, max_sges: usize) -> Result<Srq, Error> {
         let raw = self.provider().create_srq(self.id(), depth, max_sges)?;
         Ok(Srq { inner: Arc::new(SrqInner { raw, pd: self.clone() }) })
     }
 
     /// Creates a queue pair, in the reset state.
+    ///
+    /// # Errors
+    ///
+    /// One of the queues belongs to another device, the shared receive queue to another protection domain, a capacity
+    /// is more than the device allows, or the device refuses: [`Provider::create_qp`].
     pub fn create_qp(&self, options: QpOptions<'_>) -> Result<Qp, Error> {
         let device = self.device();
         device.same(&options.send_cq.inner.device, "send completion queue")?;
@@ -233,6 +264,10 @@ impl Channel {
     }
 
     /// Waits until a notification can be taken, or the time is over: false then.
+    ///
+    /// # Errors
+    ///
+    /// The operating system cannot wait for the descriptor. A signal is no error: it ends the wait as the timeout does.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
         match self.raw.wait(timeout) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(false),
@@ -278,6 +313,10 @@ impl Cq {
     }
 
     /// Reaps up to `out.len()` completions. Never blocks.
+    ///
+    /// # Errors
+    ///
+    /// The queue overran: completions were lost. Those that are still in the queue are reaped first.
     #[inline]
     pub fn poll(&self, out: &mut [Completion]) -> Result<usize, Overrun> {
         self.inner.raw.poll(out)
@@ -335,6 +374,11 @@ impl Srq {
     }
 
     /// Posts a list of receives.
+    ///
+    /// # Errors
+    ///
+    /// The queue is full, a request has too many scatter-gather elements, or the device refuses one. The error says
+    /// which request it was; those before it were accepted.
     #[inline]
     #[allow(unsafe_code)]
     pub fn post_recv(&self, list: &[RecvRequest<'_>]) -> Result<(), PostError> {
@@ -386,6 +430,11 @@ impl Qp {
     }
 
     /// Modifies it, as the [table of transitions](crate::transition) allows.
+    ///
+    /// # Errors
+    ///
+    /// There is no such transition, it needs other attributes, a value is out of range, the path MTU or the peer's
+    /// address does not suit the device, or the driver refuses: [`ModifyError`] says which.
     pub fn modify(&self, attributes: &QpAttributes) -> Result<(), ModifyError> {
         self.inner.raw.modify(attributes)
     }
@@ -396,6 +445,12 @@ impl Qp {
     }
 
     /// Posts a list of send work requests, up to the first that is not acceptable.
+    ///
+    /// # Errors
+    ///
+    /// The queue is full, or a request is not allowed: in this state, on this transport, or with this payload,
+    /// destination or memory ([`PostErrorKind`](crate::PostErrorKind)). The error says which request it was; those
+    /// before it were accepted.
     #[inline]
     #[allow(unsafe_code)]
     pub fn post_send(&self, list: &[SendRequest<'_>]) -> Result<(), PostError> {
@@ -407,6 +462,11 @@ impl Qp {
     }
 
     /// Posts a list of receive work requests, up to the first that is not acceptable.
+    ///
+    /// # Errors
+    ///
+    /// As [`Srq::post_recv`]; or the queue pair is in the reset state, or takes its receives from a shared receive
+    /// queue.
     #[inline]
     #[allow(unsafe_code)]
     pub fn post_recv(&self, list: &[RecvRequest<'_>]) -> Result<(), PostError> {

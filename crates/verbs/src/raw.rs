@@ -96,9 +96,17 @@ pub trait Provider: Send + Sync {
     fn now_ns(&self) -> u64;
 
     /// Creates a protection domain.
+    ///
+    /// # Errors
+    ///
+    /// The device has no more of them, or the driver refuses.
     fn create_pd(&self) -> Result<PdId, Error>;
 
-    /// Destroys a protection domain that nothing uses.
+    /// Destroys a protection domain.
+    ///
+    /// # Errors
+    ///
+    /// There is no such protection domain, or something that was made from it still exists.
     fn destroy_pd(&self, pd: PdId) -> Result<(), Error>;
 
     /// Decides where memory of the safe API lies, before it is registered under that address: `length` bytes at `base`
@@ -110,6 +118,12 @@ pub trait Provider: Send + Sync {
     }
 
     /// Registers memory under the address `address`.
+    ///
+    /// # Errors
+    ///
+    /// There is no such protection domain, the range or its length is impossible, or the device has no more regions.
+    /// RNICs lock memory, so the limit on locked memory may be too small
+    /// ([`SystemError::LockedMemory`](crate::system::SystemError::LockedMemory)).
     ///
     /// # Safety
     ///
@@ -130,6 +144,11 @@ pub trait Provider: Send + Sync {
     /// Registers a region anew, with other memory, rights or protection domain; its keys stay good.
     /// If it is refused, the region stays as it was.
     ///
+    /// # Errors
+    ///
+    /// As [`register`](Self::register); or there is no such region, a memory window is bound to it, or the driver has
+    /// no place for an address other than that in the process.
+    ///
     /// # Safety
     ///
     /// As for [`register`](Self::register) without an owner.
@@ -143,31 +162,61 @@ pub trait Provider: Send + Sync {
         access: Access,
     ) -> Result<(), Error>;
 
-    /// Deregisters memory. When this returns, the device does not touch it any more. Refused while
-    /// memory windows are bound to it.
+    /// Deregisters memory. When this returns, the device does not touch it any more.
+    ///
+    /// # Errors
+    ///
+    /// There is no such region, or a memory window is bound to it.
     fn deregister(&self, lkey: LKey) -> Result<(), Error>;
 
     /// Creates a memory window, which work requests bind. Its key names it.
+    ///
+    /// # Errors
+    ///
+    /// There is no such protection domain, the device has no more memory windows, or the provider does not offer them.
     fn create_window(&self, _pd: PdId, _kind: WindowKind) -> Result<RKey, Error> {
         lacking("memory windows")
     }
 
     /// Destroys a memory window, by any key that it had.
+    ///
+    /// # Errors
+    ///
+    /// There is no such memory window, or the provider does not offer them.
     fn destroy_window(&self, _rkey: RKey) -> Result<(), Error> {
         lacking("memory windows")
     }
 
     /// Creates a completion channel.
+    ///
+    /// # Errors
+    ///
+    /// The operating system gives no descriptor, or the driver refuses.
     fn create_channel(&self) -> Result<Arc<dyn Channel>, Error>;
 
     /// Creates a completion queue of `depth` entries, which notifies on `channel`. The machine's
     /// RNICs may round that up.
+    ///
+    /// # Errors
+    ///
+    /// `depth` is out of range, the device has no more completion queues, or the driver refuses.
     fn create_cq(&self, depth: usize, channel: Option<&Arc<dyn Channel>>) -> Result<Box<dyn Cq>, Error>;
 
     /// Creates a shared receive queue.
+    ///
+    /// # Errors
+    ///
+    /// There is no such protection domain, a number is out of range, the device has no more shared receive queues, or
+    /// the driver refuses.
     fn create_srq(&self, pd: PdId, depth: usize, max_sges: usize) -> Result<Box<dyn Srq>, Error>;
 
     /// Creates a queue pair.
+    ///
+    /// # Errors
+    ///
+    /// There is no such protection domain, completion queue or shared receive queue, the shared receive queue belongs
+    /// to another protection domain, a capacity is out of range, the device has no more queue pairs, or the driver
+    /// refuses.
     fn create_qp(&self, init: QpInit) -> Result<Box<dyn Qp>, Error>;
 
     /// A random first sequence number.
@@ -219,6 +268,10 @@ pub trait Channel: Any + Send + Sync {
     }
 
     /// Waits until a notification can be taken, or the time is over: false then.
+    ///
+    /// # Errors
+    ///
+    /// The operating system cannot wait, or a signal ended the wait ([`io::ErrorKind::Interrupted`]).
     fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
         sleep_until_readable(self.fd(), timeout)
     }
@@ -233,12 +286,21 @@ pub trait Cq: Send + Sync {
     fn id(&self) -> CqId;
 
     /// Reaps completions.
+    ///
+    /// # Errors
+    ///
+    /// The queue overran: completions were lost.
     fn poll(&self, out: &mut [Completion]) -> Result<usize, Overrun>;
 
     /// Arms one notification.
     fn arm(&self, notify: Notify);
 
     /// Changes how many entries it holds at most.
+    ///
+    /// # Errors
+    ///
+    /// `depth` is out of range, more completions than that wait to be reaped, or the driver refuses. Then nothing has
+    /// changed.
     fn resize(&self, depth: usize) -> Result<(), Error>;
 }
 
@@ -258,6 +320,10 @@ pub trait Srq: Send + Sync {
 
     /// Posts receives.
     ///
+    /// # Errors
+    ///
+    /// As [`crate::Srq::post_recv`].
+    ///
     /// # Safety
     ///
     /// The memory must stay registered and unreferenced until its completion is reaped.
@@ -270,23 +336,39 @@ pub trait Qp: Send + Sync {
     fn qpn(&self) -> Qpn;
 
     /// Modifies it.
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::Qp::modify`].
     fn modify(&self, attributes: &QpAttributes) -> Result<(), ModifyError>;
 
     /// What is known of it. RNICs of the machine count per port, so what they counted is zero here.
     fn query(&self) -> QpInfo;
 
-    /// Attaches it to a multicast group: from now on it receives what is sent there, its own
-    /// datagrams included. Only UD queue pairs can be.
+    /// Attaches it to a multicast group: from now on it receives what is sent there, its own datagrams included.
+    ///
+    /// # Errors
+    ///
+    /// The queue pair is not UD, `group` is no multicast address of the device's address family, the device has no more
+    /// groups, the operating system cannot join it, or the provider does not offer groups.
     fn attach(&self, _group: IpAddr) -> Result<(), Error> {
         lacking("multicast groups")
     }
 
     /// Detaches it from a multicast group.
+    ///
+    /// # Errors
+    ///
+    /// The queue pair is not attached to it, or the provider does not offer groups.
     fn detach(&self, _group: IpAddr) -> Result<(), Error> {
         lacking("multicast groups")
     }
 
     /// Posts a list of send work requests.
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::Qp::post_send`].
     ///
     /// # Safety
     ///
@@ -296,12 +378,21 @@ pub trait Qp: Send + Sync {
 
     /// Posts a list of send work requests, or none of them.
     ///
+    /// # Errors
+    ///
+    /// As [`crate::Qp::post_send`], but no request of the list was accepted. A provider that cannot take requests back
+    /// refuses every list of more than one.
+    ///
     /// # Safety
     ///
     /// As for [`post_send`](Self::post_send).
     unsafe fn post_all_sends(&self, list: &[SendRequest<'_>]) -> Result<(), PostError>;
 
     /// Posts a list of receive work requests.
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::Qp::post_recv`].
     ///
     /// # Safety
     ///

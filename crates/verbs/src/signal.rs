@@ -78,6 +78,10 @@ pub struct Notices<T> {
 
 impl<T> Notices<T> {
     /// An empty list. Reading its descriptor does not block unless somebody makes it to.
+    ///
+    /// # Errors
+    ///
+    /// The operating system gives no eventfd.
     pub fn new() -> nix::Result<Self> {
         Ok(Self::on(event_fd()?))
     }

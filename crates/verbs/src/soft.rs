@@ -101,11 +101,20 @@ pub const PROVIDER: &str = "soft";
 const MAX_NAME_BYTES: usize = 63;
 
 /// Opens a software RNIC.
+///
+/// # Errors
+///
+/// The address or port cannot be bound ([`Error::Bind`]), the MTU of its interface is too small for RoCE v2, the
+/// capture cannot be created, or [`open_on`] fails.
 pub fn open(options: &SoftOptions) -> Result<Device, Error> {
     Ok(Device::new(open_provider(options)?))
 }
 
 /// Opens a software RNIC for what builds on the layer [`raw`].
+///
+/// # Errors
+///
+/// As [`open`].
 pub fn open_provider(options: &SoftOptions) -> Result<Arc<Soft>, Error> {
     let udp = bind(BindRequest {
         address: options.address,
@@ -153,6 +162,11 @@ impl std::fmt::Debug for LinkEnd {
 
 /// Opens a software RNIC on a link of the program's own, instead of a UDP socket. Of the options,
 /// those that choose a socket have no effect.
+///
+/// # Errors
+///
+/// The name is not allowed ([`Error::Name`]), [`ACK_VARIABLE`] has an unknown value, `check_memory` is asked for on a
+/// kernel before Linux 5.14, or the operating system refuses randomness, a descriptor, a thread or the capture file.
 pub fn open_on(end: LinkEnd, options: &SoftOptions) -> Result<Device, Error> {
     Ok(Device::new(Arc::new(start(end, options)?)))
 }
@@ -307,6 +321,10 @@ impl Soft {
 
     /// Registers a region without memory, for local use: it reads as zeros, and what is written to it
     /// is lost. It takes every address.
+    ///
+    /// # Errors
+    ///
+    /// There is no such protection domain, or the device has no more regions.
     pub fn register_null(&self, pd: PdId) -> Result<Keys, Error> {
         let region = self.rnic.with(|rnic| rnic.register_null(pd))?;
         Ok(self.enter(region))
@@ -314,6 +332,11 @@ impl Soft {
 
     /// Brings in memory for a local access to come, where it is registered with
     /// [`Access::ON_DEMAND`], and checks that access in any case.
+    ///
+    /// # Errors
+    ///
+    /// There is no such region, it belongs to another protection domain, does not allow the access or does not reach
+    /// that far, or no memory is there.
     pub fn prefetch(&self, pd: PdId, sge: &Sge, needed: Access) -> Result<(), MemoryError> {
         let regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
         let region = regions.get(&sge.lkey).cloned();

@@ -17,8 +17,11 @@ impl Pager for OwnMemory {
     }
 }
 
-/// Brings pages of this process's memory in, so that they can be read, or also written. Fails
-/// where there is no such memory, and always on kernels before 5.14.
+/// Brings pages of this process's memory in, so that they can be read, or also written.
+///
+/// # Errors
+///
+/// The process has no such memory, may not access it so, or runs on a kernel before 5.14.
 pub fn bring_in(base: *mut u8, length: usize, written: bool) -> io::Result<()> {
     if length == 0 {
         return Ok(());

@@ -60,11 +60,20 @@ impl SystemOptions {
 }
 
 /// The devices of the machine. Of `options` only the library counts.
+///
+/// # Errors
+///
+/// libibverbs cannot be loaded or is too old, it gives no list of devices, or none of the devices opens.
 pub fn list(options: &SystemOptions) -> Result<Vec<SystemDevice>, SystemError> {
     device::list(options.library()?)
 }
 
 /// Opens a device of the machine.
+///
+/// # Errors
+///
+/// As [`list`]; or `options` name a device, port or GID that does not exist or cannot be used; or the driver refuses. A
+/// port must be active Ethernet and have a GID for RoCE v2. [`SystemError`] says what is wrong and what helps.
 pub fn open(options: &SystemOptions) -> Result<Device, Error> {
     Ok(Device::new(Arc::new(System::open(options)?)))
 }
