@@ -78,6 +78,10 @@ impl Monitor {
 
     /// Follows only the devices that `selector` means ([`Identity::is_meant_by`]), of which there
     /// must be one now. Later they may go and come again.
+    ///
+    /// # Errors
+    ///
+    /// There is no such device now. The error names those that there are; devices are followed as before.
     pub fn select(&mut self, selector: &str) -> Result<(), UnknownDevice> {
         let Reading { samples, .. } = self.read();
         if !samples.iter().any(|sample| sample.identity.is_meant_by(selector)) {
@@ -180,6 +184,10 @@ pub enum TrafficError {
 }
 
 /// Looks at one device for as long as `during`.
+///
+/// # Errors
+///
+/// There is no such device, several devices have the name, or the device went away while it was looked at.
 pub fn traffic(mut monitor: Monitor, device: &str, during: Duration) -> Result<Traffic, TrafficError> {
     monitor.select(device)?;
     let devices: Vec<String> = monitor.look().devices.into_iter().map(|found| found.sample.identity.label).collect();

@@ -98,6 +98,11 @@ impl<L: Link> Driver<L> {
     }
 
     /// Receives, does what is due and sends. Returns the number of packets received.
+    ///
+    /// # Errors
+    ///
+    /// The link is broken: [`Link::receive`] or [`Link::transmit`] failed. What was due was done all the same, so work
+    /// requests go on timing out.
     pub fn pump(&mut self, now_ns: u64, acks: Acks) -> io::Result<usize> {
         // A link that fails must not keep work requests from timing out.
         let received = self.receive(now_ns);
@@ -157,6 +162,10 @@ impl<L: Link> Driver<L> {
     }
 
     /// Lets acknowledgements leave that are held back, and sends what is ready.
+    ///
+    /// # Errors
+    ///
+    /// As [`transmit`](Self::transmit).
     pub fn flush(&mut self, now_ns: u64) -> io::Result<()> {
         self.rnic.release_acks();
         self.transmit(now_ns)
@@ -164,6 +173,10 @@ impl<L: Link> Driver<L> {
 
     /// Sends what is ready, until nothing is left or the link is full. Receives that completed are seen by
     /// the program once nothing is left.
+    ///
+    /// # Errors
+    ///
+    /// The link is broken: [`Link::transmit`] failed. What was to be sent is lost, as packets are in a network.
     pub fn transmit(&mut self, now_ns: u64) -> io::Result<()> {
         self.deferred_until_ns = None;
         loop {

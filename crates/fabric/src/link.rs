@@ -56,9 +56,18 @@ pub trait Link: Send {
 
     /// Sends the runs of a (sealed) batch from `*next` on and advances `*next` past those that
     /// the link took. `*next` short of the batch's runs means that the link is full for now.
+    ///
+    /// # Errors
+    ///
+    /// The link cannot be used any more. A full link is no error, nor is a packet that cannot reach its destination:
+    /// the link drops and counts it.
     fn transmit(&mut self, now_ns: u64, batch: &TransmitBatch, next: &mut usize) -> io::Result<()>;
 
     /// Hands what has arrived to the sink, a bounded amount, and says how many packets it was.
+    ///
+    /// # Errors
+    ///
+    /// The link cannot be used any more. When nothing has arrived, that is no error.
     fn receive(&mut self, now_ns: u64, sink: &mut dyn Sink) -> io::Result<usize>;
 
     /// When the link itself wants to be called again: a fault that delays packets does.
@@ -67,6 +76,10 @@ pub trait Link: Send {
     }
 
     /// Receives what is sent to a multicast group, from now on. Returns what becomes readable then.
+    ///
+    /// # Errors
+    ///
+    /// The link has no multicast groups, or the operating system cannot join this one.
     fn join(&mut self, group: IpAddr) -> io::Result<OwnedFd> {
         Err(io::Error::new(io::ErrorKind::Unsupported, format!("this link has no multicast groups such as {group}")))
     }

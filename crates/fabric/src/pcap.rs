@@ -45,6 +45,10 @@ impl<L: Link> Pcap<L> {
     /// `clock` tells the time since 1970. It is asked for each run that arrives and each time that runs leave,
     /// since much happens within one call of a driver, which has one `now_ns` for all of it; it is given that
     /// number.
+    ///
+    /// # Errors
+    ///
+    /// The file's header cannot be written.
     pub fn new(
         inner: L,
         local: IpAddr,

@@ -116,6 +116,10 @@ impl std::fmt::Debug for DrivenRnic {
 impl DrivenRnic {
     /// Starts driving `rnic` over `link`. `readable` becomes readable when the link has received
     /// something: the socket. `port` is the UDP port of both ends.
+    ///
+    /// # Errors
+    ///
+    /// The operating system gives no eventfd or no thread, or cannot block the signals of the new thread.
     pub fn start(rnic: Rnic, link: Box<dyn Link>, readable: OwnedFd, port: u16) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             driver: Mutex::new(Driver::new(rnic, link, port)),
@@ -184,6 +188,10 @@ impl DrivenRnic {
     }
 
     /// Reaps completions; drives the engine if there are none.
+    ///
+    /// # Errors
+    ///
+    /// As [`CompletionQueue::poll`].
     #[inline]
     pub fn poll(&self, queue: &CompletionQueue, out: &mut [Completion]) -> Result<usize, Overrun> {
         let mut count = queue.poll(out)?;
@@ -263,6 +271,10 @@ impl DrivenRnic {
     }
 
     /// Receives what is sent to a multicast group, from now on.
+    ///
+    /// # Errors
+    ///
+    /// As [`Link::join`].
     pub fn join(&self, group: IpAddr) -> io::Result<()> {
         let readable = self.shared.lock().link_mut().join(group)?;
         self.shared.groups().push(Arc::new(Joined { group, readable }));

@@ -51,6 +51,10 @@ pub trait Model {
     fn predict(&self, run: &Run, record: &PointRecord, quantity: Quantity) -> Option<Prediction>;
 
     /// What it is worth for this run, or why there is none.
+    ///
+    /// # Errors
+    ///
+    /// The model was not made of this run, or could not be; the text says why.
     fn account(&self, run: &Run) -> Result<&Account, &str>;
 }
 

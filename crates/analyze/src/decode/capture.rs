@@ -172,6 +172,11 @@ const ENHANCED_PACKET: u32 = 6;
 
 impl<R: Read> CaptureReader<R> {
     /// Reads the file's header.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, is empty, is no pcap or pcapng file, ends within its header, or is a pcap file whose
+    /// link type is not known.
     pub fn new(from: R) -> Result<Self, CaptureError> {
         let mut input = Input { from, buffer: vec![0; BUFFER_BYTES], start: 0, end: 0, taken: 0 };
         if !input.fill(4)? {
@@ -222,6 +227,11 @@ impl<R: Read> CaptureReader<R> {
     }
 
     /// The next frame, or `None` at the end. After an error there is none.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, ends within a packet or block, or is damaged; [`CaptureError`] says how many bytes from
+    /// the start.
     #[allow(clippy::should_implement_trait, reason = "the frame borrows the reader")]
     pub fn next(&mut self) -> Result<Option<CapturedFrame<'_>>, CaptureError> {
         match self.format {

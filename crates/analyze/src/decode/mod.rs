@@ -43,8 +43,11 @@ impl Default for Options {
     }
 }
 
-/// Reads a capture to its end. What stops it before is in [`Summary::stopped`]; it fails only if
-/// the file is none that can be read.
+/// Reads a capture to its end. What stops it before is no error, but is in [`Summary::stopped`].
+///
+/// # Errors
+///
+/// As [`CaptureReader::new`]; or no frame could be read, since none of the link types is known.
 pub fn decode(from: impl Read, options: &Options) -> Result<Summary, CaptureError> {
     let mut reader = CaptureReader::new(from)?;
     let mut tracker = tracker::Tracker::new(options);

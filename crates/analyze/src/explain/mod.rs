@@ -271,7 +271,13 @@ pub struct Answer {
     pub notes: Vec<String>,
 }
 
-/// Explains what was counted. Fails if no RoCE v2 traffic at all can be counted so.
+/// Explains what was counted.
+///
+/// # Errors
+///
+/// No RoCE v2 traffic at all can be counted so: a rate is not a number from 0 on, there are bytes without packets or
+/// packets without bytes, or packets are shorter or longer than those of RoCE v2. Or the link's rate or the tolerance
+/// among the hints is out of range.
 pub fn explain(rates: &Rates, hints: &Hints) -> Result<Answer, ExplainError> {
     check::check(rates, hints)?;
     let mut explanations = shapes::all(rates, hints);

@@ -120,6 +120,11 @@ pub enum BindError {
 ///
 /// Neither SO_REUSEADDR nor SO_REUSEPORT is set: two devices with one address would take packets
 /// from each other.
+///
+/// # Errors
+///
+/// The port is 0 or held by another socket, the address is not a unicast address of this machine, no loopback address
+/// is free, or the operating system refuses the socket or one of its options.
 pub fn bind(request: BindRequest) -> Result<UdpLink, BindError> {
     let port = request.port;
     if port == 0 {

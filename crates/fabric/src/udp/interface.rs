@@ -30,6 +30,10 @@ pub fn largest_path_mtu(interface_mtu: usize, ipv6: bool) -> Option<PathMtu> {
 }
 
 /// The active MTU of a port with this address: the largest IB MTU that its interface carries.
+///
+/// # Errors
+///
+/// As [`interface_mtu`]; or the interface's MTU is too small for a path MTU of 256 bytes and all headers.
 pub fn active_mtu(address: IpAddr) -> io::Result<PathMtu> {
     let (interface, mtu) = interface_mtu(address)?;
     largest_path_mtu(mtu, address.is_ipv6()).ok_or_else(|| {
@@ -42,6 +46,11 @@ pub fn active_mtu(address: IpAddr) -> io::Result<PathMtu> {
 }
 
 /// The interface that has this address, and its MTU in bytes.
+///
+/// # Errors
+///
+/// No interface has the address ([`io::ErrorKind::AddrNotAvailable`]), or the operating system does not tell its
+/// interfaces or the MTU.
 pub fn interface_mtu(address: IpAddr) -> io::Result<(String, usize)> {
     let addresses = sys::interface_addresses()?;
     let interface = interface_of(address, &addresses).ok_or_else(|| {

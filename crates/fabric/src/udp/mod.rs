@@ -163,6 +163,10 @@ impl UdpLink {
     }
 
     /// Waits until something can be received, or the timeout expires, and says which.
+    ///
+    /// # Errors
+    ///
+    /// The operating system cannot wait for the socket. A signal is no error: it ends the wait as the timeout does.
     pub fn wait_readable(&self, timeout: Duration) -> io::Result<bool> {
         sys::wait_readable(self.socket.as_fd(), timeout)
     }

@@ -14,6 +14,10 @@ const MAX_RECORD_BYTES: u64 = 4 << 20;
 /// Gives the statistics of network interfaces.
 pub trait Ethtool: Send {
     /// Names and values of an interface; none if its driver has none.
+    ///
+    /// # Errors
+    ///
+    /// There is no such interface, or its statistics cannot be read. A driver without statistics is no error.
     fn statistics(&self, netdev: &str) -> io::Result<Vec<(String, u64)>>;
 }
 
