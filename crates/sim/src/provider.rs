@@ -489,7 +489,7 @@ impl SimQp {
         let cost = cpu.post_list + cpu.post_wr.times(list.len() as u64) + cpu.inline_per_byte.time_of(inline);
         let request_bytes = nic.request * list.len() as u64 + inline;
         let is_stored = list.len() == 1 && request_bytes <= nic.stored_request;
-        let fetch = if is_stored { 0 } else { u32::try_from(request_bytes).unwrap_or(u32::MAX) };
+        let fetch = if is_stored { 0 } else { request_bytes };
         world.charge(cost);
         let now = world.now();
         let result = post(&mut world.nodes[self.node].rnic, now.as_ns());

@@ -25,11 +25,20 @@ use crate::testbed::{Forwarding, Testbed, WhenFull};
 use crate::time::Ps;
 use crate::topology::Topology;
 
-/// What happens at a time.
+/// A doorbell on its way to a NIC: the sends up to `upto`, of which the NIC must fetch so many bytes.
+#[derive(Clone, Copy, Debug)]
+struct Doorbell {
+    node: usize,
+    qpn: Qpn,
+    upto: u64,
+    fetch: u64,
+}
+
+/// What happens at a time. It is small, since events are moved about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum What {
     /// A doorbell arrives at a NIC.
-    Doorbell { node: u32, qpn: Qpn, upto: u64, fetch: u32 },
+    Doorbell { doorbell: u32 },
     /// A processing unit takes the next packet.
     Transmit { node: u32, unit: u32 },
     /// A NIC answers more of a READ.
@@ -41,8 +50,10 @@ enum What {
     /// A timer of an RNIC.
     Timeout { node: u32 },
     /// A thread's turn, unless it has had another one since.
-    Turn { thread: u32, turn: u64 },
+    Turn { thread: u32, turn: u32 },
 }
+
+const _: () = assert!(size_of::<Event>() <= 32);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Event {
@@ -52,15 +63,45 @@ struct Event {
     what: What,
 }
 
+impl Event {
+    /// What orders events, as one number: they are compared more often than anything else is done.
+    #[inline]
+    fn key(&self) -> u128 {
+        u128::from(self.at.0) << 64 | u128::from(self.number)
+    }
+}
+
 impl Ord for Event {
+    #[inline]
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.number).cmp(&(other.at, other.number))
+        self.key().cmp(&other.key())
     }
 }
 
 impl PartialOrd for Event {
+    #[inline]
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
+    }
+
+    #[inline]
+    fn lt(&self, other: &Self) -> bool {
+        self.key() < other.key()
+    }
+
+    #[inline]
+    fn le(&self, other: &Self) -> bool {
+        self.key() <= other.key()
+    }
+
+    #[inline]
+    fn gt(&self, other: &Self) -> bool {
+        self.key() > other.key()
+    }
+
+    #[inline]
+    fn ge(&self, other: &Self) -> bool {
+        self.key() >= other.key()
     }
 }
 
@@ -87,6 +128,10 @@ pub struct Counts {
     /// Most bytes that waited for one port.
     pub longest_queue_bytes: u64,
 }
+
+/// How many packets a unit takes at once where nobody else waits for it. Another queue pair that comes meanwhile waits for
+/// these.
+const REQUESTS_AT_ONCE: usize = 4;
 
 /// How many answers of a READ are sent before others have their turn.
 const ANSWERS_AT_ONCE: usize = 8;
@@ -122,9 +167,11 @@ pub(crate) struct World {
     pub(crate) current: Option<ThreadId>,
     pub(crate) changes: Arc<Changes>,
     taken: Vec<Change>,
+    doorbells: Slab<Doorbell>,
     frames: Slab<Frame>,
     spare: Vec<Frame>,
-    batch: TransmitBatch,
+    /// Taken while its packets are put on the line.
+    batch: Option<TransmitBatch>,
     /// The switch's port to each node.
     ports: Vec<Line>,
     pub(crate) counts: Counts,
@@ -151,9 +198,10 @@ impl World {
             current: None,
             changes: Arc::default(),
             taken: Vec::new(),
+            doorbells: Slab::new(),
             frames: Slab::new(),
             spare: Vec::new(),
-            batch: TransmitBatch::new(BATCH_BYTES, 0),
+            batch: None,
             counts: Counts::default(),
             digest: 0xcbf2_9ce4_8422_2325,
             moved_at: Ps::ZERO,
@@ -186,10 +234,11 @@ impl World {
     }
 
     /// A doorbell is rung at the clock of the call, for all sends that are posted.
-    pub(crate) fn ring(&mut self, node: usize, qpn: Qpn, fetch: u32) {
+    pub(crate) fn ring(&mut self, node: usize, qpn: Qpn, fetch: u64) {
         let at = self.clock() + self.testbed.pcie.doorbell;
         let upto = self.nodes[node].rnic.posted_sends(qpn);
-        self.push(at, What::Doorbell { node: node as u32, qpn, upto, fetch });
+        let doorbell = self.doorbells.insert(Doorbell { node, qpn, upto, fetch }) as u32;
+        self.push(at, What::Doorbell { doorbell });
     }
 
     /// The next event.
@@ -204,14 +253,14 @@ impl World {
             What::Turn { thread, turn } => {
                 let thread = thread as usize;
                 let awaited = &self.threads[thread];
-                if awaited.turn != turn || awaited.state == ThreadState::Over {
+                if awaited.turn as u32 != turn || awaited.state == ThreadState::Over {
                     return Step::Done;
                 }
                 self.counts.events += 1;
                 self.begin_turn(thread);
                 return Step::Turn(thread);
             }
-            What::Doorbell { node, qpn, upto, fetch } => self.doorbell(node as usize, qpn, upto, fetch.into()),
+            What::Doorbell { doorbell } => self.doorbell(doorbell as usize),
             What::Transmit { node, unit } => {
                 self.nodes[node as usize].units[unit as usize].is_scheduled = false;
                 self.transmit(node as usize, unit as usize);
@@ -253,7 +302,7 @@ impl World {
             && event.at <= clock
         {
             if let What::Turn { thread: other, turn } = event.what {
-                if self.threads[other as usize].turn == turn {
+                if self.threads[other as usize].turn as u32 == turn {
                     return false;
                 }
                 self.events.pop();
@@ -268,7 +317,8 @@ impl World {
         true
     }
 
-    fn doorbell(&mut self, node: usize, qpn: Qpn, upto: u64, fetch: u64) {
+    fn doorbell(&mut self, number: usize) {
+        let Doorbell { node, qpn, upto, fetch } = self.doorbells.remove(number);
         let now = self.now;
         let host = &mut self.nodes[node];
         let Some(slot) = host.slot(qpn) else { return };
@@ -309,12 +359,19 @@ impl World {
 
     /// Sends what queue pairs that were destroyed or reset have left.
     pub(crate) fn say_farewells(&mut self, node: usize) {
-        self.batch.clear();
-        if self.nodes[node].rnic.pull_farewells(&mut self.batch) > 0 {
-            self.send_batch(node, self.now, |host, testbed, info, bytes, at| {
+        let mut batch = self.take_batch();
+        if self.nodes[node].rnic.pull_farewells(&mut batch) > 0 {
+            self.send_batch(&batch, node, self.now, |host, testbed, info, bytes, at| {
                 host.send_answer(at, testbed, None, info, bytes)
             });
         }
+        self.batch = Some(batch);
+    }
+
+    fn take_batch(&mut self) -> TransmitBatch {
+        let mut batch = self.batch.take().unwrap_or_else(|| TransmitBatch::new(BATCH_BYTES, 0));
+        batch.clear();
+        batch
     }
 
     /// A unit takes packets, for as long as it is free.
@@ -345,19 +402,24 @@ impl World {
             }
             host.units[unit].waiting.remove(place);
             let qpn = host.queue_pairs[slot].qpn;
-            self.batch.clear();
-            let budget = Budget { packets: 1, ..Budget::UNLIMITED };
-            let pulled = host.rnic.pull(self.now.as_ns(), qpn, Part::Requests, budget, &mut self.batch);
+            // One by one where queue pairs take turns.
+            let is_alone = host.units[unit].waiting.is_empty();
+            let packets = if is_alone { host.fetched_sends(self.now, slot).clamp(1, REQUESTS_AT_ONCE) } else { 1 };
+            let budget = Budget { packets, ..Budget::UNLIMITED };
+            let mut batch = self.batch.take().unwrap_or_else(|| TransmitBatch::new(BATCH_BYTES, 0));
+            batch.clear();
+            let pulled = host.rnic.pull(self.now.as_ns(), qpn, Part::Requests, budget, &mut batch);
             if pulled.more {
                 host.units[unit].waiting.push_back(slot);
             } else {
                 host.queue_pairs[slot].is_queued = false;
             }
             if pulled.packets > 0 {
-                self.send_batch(node, self.now, |host, testbed, info, bytes, at| {
+                self.send_batch(&batch, node, self.now, |host, testbed, info, bytes, at| {
                     host.send_request(at, testbed, slot, info, bytes)
                 });
             }
+            self.batch = Some(batch);
         }
     }
 
@@ -374,14 +436,15 @@ impl World {
         if slot.is_some_and(|slot| self.nodes[node].queue_pairs[slot].answers_at.is_some()) {
             return; // behind what is being answered
         }
-        self.batch.clear();
+        let mut batch = self.take_batch();
         let budget = Budget { packets: ANSWERS_AT_ONCE, ..Budget::UNLIMITED };
-        let pulled = self.nodes[node].rnic.pull(self.now.as_ns(), qpn, Part::Answers, budget, &mut self.batch);
+        let pulled = self.nodes[node].rnic.pull(self.now.as_ns(), qpn, Part::Answers, budget, &mut batch);
         if pulled.packets > 0 {
-            self.send_batch(node, at, |host, testbed, info, bytes, at| {
+            self.send_batch(&batch, node, at, |host, testbed, info, bytes, at| {
                 host.send_answer(at, testbed, slot, info, bytes)
             });
         }
+        self.batch = Some(batch);
         if pulled.more
             && let Some(slot) = slot
         {
@@ -391,14 +454,14 @@ impl World {
         }
     }
 
-    /// Puts the packets of the batch on the line, `send` says when the last bit of each is there.
+    /// Puts the packets of a batch on the line; `send` says when the last bit of each is there.
     fn send_batch(
         &mut self,
+        batch: &TransmitBatch,
         from: usize,
         at: Ps,
         mut send: impl FnMut(&mut Node, &Testbed, &TransmitInfo, usize, Ps) -> Ps,
     ) {
-        let batch = std::mem::replace(&mut self.batch, TransmitBatch::new(0, 0));
         for run in batch.runs() {
             let infos = &batch.infos()[run.first_packet..];
             for (range, info) in run.segments().zip(infos) {
@@ -414,7 +477,6 @@ impl World {
                 self.launch(frame, leaves);
             }
         }
-        self.batch = batch;
     }
 
     /// A frame's last bit is on the line: it goes to a switch, or straight to the other end.

@@ -242,6 +242,15 @@ impl Node {
         qp.fetched.front().map_or(Ps::ZERO, |fetched| fetched.at)
     }
 
+    /// How many work requests of a queue pair the NIC has by now and has not sent.
+    pub(crate) fn fetched_sends(&self, now: Ps, slot: usize) -> usize {
+        let qp = &self.queue_pairs[slot];
+        let Some((next, _)) = self.rnic.next_send(qp.qpn) else { return 0 };
+        // Two lists are more than is taken at once.
+        let has = qp.fetched.iter().take(2).take_while(|fetched| fetched.at <= now).last();
+        has.map_or(0, |fetched| fetched.upto.saturating_sub(next) as usize)
+    }
+
     /// When a unit can take the next packet.
     pub(crate) fn unit_free(&self, unit: usize) -> Ps {
         self.units[unit].server.free()

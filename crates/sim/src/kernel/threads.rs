@@ -175,7 +175,7 @@ impl World {
         self.current = None;
         let wake = self.testbed.cpu.wake;
         let own = &mut self.threads[thread];
-        let turn = What::Turn { thread: thread as u32, turn: own.turn };
+        let turn = What::Turn { thread: thread as u32, turn: own.turn as u32 };
         let clock = own.clock;
         if is_over {
             own.state = ThreadState::Over;
@@ -241,7 +241,7 @@ impl World {
             return;
         }
         let at = if *sleeps { at.max(own.clock) + wake } else { round_up(own.clock, *period, at) };
-        let turn = What::Turn { thread: change.thread as u32, turn: own.turn };
+        let turn = What::Turn { thread: change.thread as u32, turn: own.turn as u32 };
         self.push(at, turn);
     }
 

@@ -42,7 +42,8 @@ impl Changes {
 
     /// Moves all changes to `out`.
     pub(crate) fn take(&self, out: &mut Vec<Change>) {
-        if self.any.swap(false, Ordering::Relaxed) {
+        if self.any.load(Ordering::Relaxed) {
+            self.any.store(false, Ordering::Relaxed);
             out.append(&mut lock(&self.list));
         }
     }
