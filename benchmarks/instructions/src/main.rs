@@ -14,8 +14,9 @@ mod words {
 
 use std::process::ExitCode;
 
-// No trait and no list of a configuration's values: both changed their form between revisions.
-use doorbell_exchange::{Config, Submit, send_receive};
+// No `Connector` and no list of a configuration's values: both changed their form between revisions. In older ones the
+// calls are methods of Send-Receive's connection itself, and the import of the trait is unused.
+use doorbell_exchange::{Config, MessageConnection, Submit, send_receive};
 use doorbell_study::executor::{self, Idle};
 use doorbell_study::parameters::Extent;
 use doorbell_study::workload::{Plan, Reception, SendMemory, ping, respond, stream};

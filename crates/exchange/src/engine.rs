@@ -49,7 +49,8 @@ pub trait Machine {
     fn list_length(&self) -> usize {
         MAX_POLL_LIST
     }
-    /// Does the connection take its completions itself? If not, somebody hands them in.
+    /// Does the connection take its completions itself? If not, somebody hands them in
+    /// ([`Connection::hand_in`]).
     #[inline]
     fn takes_completions(&self) -> bool {
         true
@@ -329,6 +330,15 @@ impl<R: Recipe> Connection<R> {
             };
         }
         machine.take_completion(wr_id)
+    }
+
+    /// Takes a completion that somebody else took out of the queue, at this time. Nobody calls the machine's
+    /// [`end_of_list`](Machine::end_of_list) then.
+    #[inline]
+    pub(crate) fn hand_in(&mut self, completion: &Completion, now_ns: u64) -> Result<(), ConnectionError> {
+        let result = self.take_completion(completion);
+        self.transport.heard_at(now_ns);
+        result.map(drop)
     }
 
     /// Lets the machine move along after so many completions that were news, says goodbye if it is time to, and asks

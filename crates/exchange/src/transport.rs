@@ -50,7 +50,7 @@ impl Queues {
 pub struct Unconnected {
     pub(crate) pd: Pd,
     pub(crate) qp: Qp,
-    cq: Cq,
+    pub(crate) cq: Cq,
     psn: Psn,
     protocol: Protocol,
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use common::bare::config;
 use common::wire;
 use doorbell_exchange::asynchronous::{Async, Waiter};
-use doorbell_exchange::{Config, ConnectionError, Connector, SendReceive, Submit};
+use doorbell_exchange::{Config, ConnectionError, Connector, MessageConnection, SendReceive, Submit};
 use doorbell_verbs::{Channel, Device};
 
 type Connection = <SendReceive as Connector>::Connection;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use doorbell_exchange::send_receive::{
     CREDIT_RECEIVES, Config, Connection, Endpoint, Hub, Key, Message, Reposting, SharedOptions, SharedReceives, Submit,
 };
-use doorbell_exchange::{ConnectError, ConnectionError};
+use doorbell_exchange::{ConnectError, ConnectionError, MessageConnection};
 use doorbell_verbs::soft::{self, SoftOptions};
 use doorbell_verbs::{Device, Pd};
 

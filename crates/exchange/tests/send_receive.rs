@@ -4,9 +4,9 @@ use std::io::Write;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use doorbell_exchange::ConnectionError;
 use doorbell_exchange::blocking::Blocking;
 use doorbell_exchange::send_receive::{Backpressure, Config, Connection, Endpoint, Message, Outcome, Submit};
+use doorbell_exchange::{ConnectionError, MessageConnection};
 use doorbell_verbs::Device;
 use doorbell_verbs::soft::{self, SoftOptions};
 use tracing_subscriber::fmt::MakeWriter;

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use doorbell_exchange::asynchronous::{Async, Waiter};
-use doorbell_exchange::{Config, Connector, SendReceive, Submit};
+use doorbell_exchange::{Config, Connector, MessageConnection, SendReceive, Submit};
 use doorbell_sim::{Simulation, Topology, VirtualWaiter, testbed};
 
 type Connection = <SendReceive as Connector>::Connection;

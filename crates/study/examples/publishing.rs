@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use doorbell_counters::{PublishedSource, Reading, Source};
+use doorbell_exchange::MessageConnection;
 use doorbell_exchange::send_receive::{Config, Connection, Endpoint, Submit};
 use doorbell_verbs::soft::{self, SoftOptions};
 use doorbell_verbs::{Access, MemoryKind, Region};

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use doorbell_exchange::MessageConnection;
 use doorbell_exchange::send_receive::{Config, Connection, Endpoint, Submit};
 use doorbell_verbs::soft::{self, SoftOptions};
 use doorbell_verbs::{Access, Device, MemoryKind};

@@ -9,11 +9,13 @@ use doorbell_verbs::{Channel, Completion, Cq, Notify, Overrun, Pd, Qpn};
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
-use super::connection::{Connection, REPOST_BATCH};
-use super::endpoint::{Endpoint, queues};
+use super::machine::REPOST_BATCH;
 use super::pool::Message;
 use super::shared::SharedReceives;
+use super::{Connection, Endpoint, SendReceive};
 use crate::config::{Config, MAX_POLL_LIST};
+use crate::connection::MessageConnection;
+use crate::engine::Recipe;
 use crate::error::{ConnectError, ConnectionError};
 use crate::transport::RECEIVE_TAG;
 
@@ -91,20 +93,20 @@ impl Hub {
         channel: Option<&Channel>,
     ) -> Result<Self, ConnectError> {
         config.check()?;
-        Self::new(pd, queues(config).completions().saturating_mul(connections), channel)
+        Self::new(pd, SendReceive.queues(config).completions().saturating_mul(connections), channel)
     }
 
     /// Makes an end whose connection will be polled here: [`add`](Self::add) it once it is
     /// connected, before anything else.
     pub fn endpoint(&mut self, config: Config, shared: Option<&SharedReceives>) -> Result<Endpoint, ConnectError> {
         config.check()?;
-        let completions = queues(&config).completions();
+        let completions = SendReceive.queues(&config).completions();
         if self.claimed.load(Ordering::Relaxed) + completions > self.depth {
             return Err(ConnectError::Crowded("completion queue"));
         }
         self.claimed.fetch_add(completions, Ordering::Relaxed);
         let claim = Claim { claimed: Arc::clone(&self.claimed), completions };
-        Endpoint::on(&self.pd, config, shared, self.cq.clone(), Some(claim))
+        Endpoint::of_hub(&self.pd, &config, shared, self.cq.clone(), claim)
     }
 
     /// Takes a connection in, whose end was made here.
@@ -113,11 +115,11 @@ impl Hub {
     ///
     /// Its end was made elsewhere: its completions would never be seen.
     pub fn add(&mut self, connection: Connection) -> Result<Key, ConnectError> {
-        let is_ours = connection.claim.as_ref().is_some_and(|claim| Arc::ptr_eq(&claim.claimed, &self.claimed));
+        let is_ours = connection.machine.claim.as_ref().is_some_and(|claim| Arc::ptr_eq(&claim.claimed, &self.claimed));
         if !is_ours {
             return Err(ConnectError::Unfit("its end was made by another hub, or by none"));
         }
-        let number = connection.qpn();
+        let number = connection.qp().qpn();
         let key = self.connections.insert(Member { connection, is_ended: false });
         self.by_number.insert(number, key);
         Ok(Key(key))
@@ -147,15 +149,15 @@ impl Hub {
         for completion in &list[..count] {
             let Some(&key) = self.by_number.get(&completion.qpn) else { continue }; // it was removed
             let connection = &mut self.connections[key].connection;
-            let before = connection.inbox.len();
-            let result = connection.take_completion(completion);
-            connection.line.heard_at(now_ns);
-            if connection.inbox.len() > before {
+            let before = connection.machine.inbox.len();
+            let result = connection.hand_in(completion, now_ns);
+            if connection.machine.inbox.len() > before {
                 self.arrived.push_back(key);
             }
             let result = match result {
-                Ok(()) if completion.wr_id & RECEIVE_TAG != 0 && connection.pool.returned() >= REPOST_BATCH => {
-                    connection.repost()
+                Ok(()) if completion.wr_id & RECEIVE_TAG != 0 && connection.machine.pool.returned() >= REPOST_BATCH => {
+                    let reposted = connection.machine.repost();
+                    connection.explained(reposted)
                 }
                 Ok(()) => connection.flush(),
                 Err(error) => Err(error),
@@ -176,7 +178,7 @@ impl Hub {
             self.next_idle = key + 1;
             let connection = &mut self.connections[key].connection;
             if connection.over().is_none() {
-                let result = connection.flush().and_then(|()| connection.poll_idle());
+                let result = connection.flush().and_then(|()| connection.settle(0).map(drop));
                 self.note(key, result);
             }
         }
@@ -259,7 +261,7 @@ impl Hub {
             left = left.saturating_sub(count);
         }
         let connection = self.connections.remove(key.0).connection;
-        self.by_number.remove(&connection.qpn());
+        self.by_number.remove(&connection.qp().qpn());
         self.arrived.retain(|&other| other != key.0);
         self.ended.retain(|&other| other != key.0);
         true

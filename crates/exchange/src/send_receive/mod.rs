@@ -12,49 +12,112 @@
 //! completed id, answers every wait. The window of unacknowledged messages decides throughput;
 //! several messages in one post (*doorbell batching*) save CPU on the sending side.
 
-mod connection;
 mod credits;
-mod endpoint;
 mod hub;
+mod machine;
 mod pool;
 mod sending;
 mod shared;
 #[cfg(test)]
 mod tests;
 
-pub use connection::Connection;
 pub use credits::CREDIT_RECEIVES;
-pub use endpoint::Endpoint;
 pub use hub::{Hub, Key};
+pub use machine::Pooled;
 pub use pool::{Message, Reposting};
 pub use shared::{SharedOptions, SharedReceives};
 
+use std::collections::VecDeque;
+
 use doorbell_protocols::Protocol;
-use doorbell_verbs::{Channel, Pd};
+use doorbell_verbs::{Access, Channel, Cq, MemoryKind, Pd};
 
 pub use crate::config::{Config, MAX_BATCH, MAX_WINDOW};
 pub use crate::connection::{Backpressure, MessageId, Outcome, Submit};
 use crate::connection::{Connector, Group};
+use crate::engine::{self, Recipe};
 use crate::error::ConnectError;
 use crate::setup::EndpointDescription;
+use crate::transport::{Queues, Unconnected};
+use hub::Claim;
+use pool::{Layout, Pool};
+use sending::Sending;
 
 /// The protocol Send-Receive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendReceive;
 
-impl Connector for SendReceive {
-    type Endpoint = Endpoint;
-    type Connection = Connection;
+/// One end of a connection to be.
+pub type Endpoint = engine::Endpoint<SendReceive>;
+/// A connection.
+pub type Connection = engine::Connection<SendReceive>;
 
-    fn protocol(&self) -> Protocol {
+/// What an end has before its peer is known.
+#[derive(Debug, Default)]
+pub struct Sharing {
+    /// Receives that it shares with others, if it has none of its own.
+    receives: Option<SharedReceives>,
+    /// Its place in a completion queue that it shares with others.
+    claim: Option<Claim>,
+}
+
+impl Endpoint {
+    /// Makes an end. With a channel, [`arm`](crate::MessageConnection::arm) notifies there.
+    pub fn new(pd: &Pd, config: Config, channel: Option<&Channel>) -> Result<Self, ConnectError> {
+        SendReceive.endpoint(pd, &config, channel)
+    }
+
+    /// Makes an end that receives into buffers which it shares with others. Of `config`, the depth
+    /// is the part of them that is granted to the peer, where there are credits.
+    pub fn sharing(shared: &SharedReceives, config: Config, channel: Option<&Channel>) -> Result<Self, ConnectError> {
+        config.check()?;
+        shared.check_takes(&config)?;
+        let memory = Sharing { receives: Some(shared.clone()), claim: None };
+        Self::with_memory(&SendReceive, shared.pd(), &config, channel, Some(shared.srq()), memory)
+    }
+
+    /// Makes an end whose completions go to the queue of a hub.
+    fn of_hub(
+        pd: &Pd,
+        config: &Config,
+        shared: Option<&SharedReceives>,
+        cq: Cq,
+        claim: Claim,
+    ) -> Result<Self, ConnectError> {
+        config.check()?;
+        if let Some(shared) = shared {
+            shared.check_takes(config)?;
+        }
+        let memory = Sharing { receives: shared.cloned(), claim: Some(claim) };
+        Self::on(&SendReceive, pd, config, cq, shared.map(SharedReceives::srq), memory)
+    }
+}
+
+impl Connection {
+    /// What the connection was made with.
+    pub fn config(&self) -> &Config {
+        &self.machine.config
+    }
+
+    /// Times that a message was not taken for lack of credits.
+    pub fn stalled_on_credits(&self) -> u64 {
+        self.machine.sending.stalled_on_credits
+    }
+}
+
+impl Recipe for SendReceive {
+    type Memory = Sharing;
+    type Machine = Pooled;
+
+    fn id(&self) -> Protocol {
         Protocol::SendReceive
     }
 
-    fn endpoint(&self, pd: &Pd, config: &Config, channel: Option<&Channel>) -> Result<Endpoint, ConnectError> {
-        Endpoint::new(pd, config.clone(), channel)
+    fn memory(&self, _pd: &Pd, _config: &Config) -> Result<Sharing, ConnectError> {
+        Ok(Sharing::default())
     }
 
-    fn endpoints(&self, group: &Group<'_>, config: &Config) -> Result<Vec<Endpoint>, ConnectError> {
+    fn ends(&self, group: &Group<'_>, config: &Config) -> Result<Vec<Endpoint>, ConnectError> {
         let end = |_| match group.shared {
             Some(shared) => Endpoint::sharing(shared, config.clone(), group.channel),
             None => self.endpoint(group.pd, config, group.channel),
@@ -62,11 +125,49 @@ impl Connector for SendReceive {
         (0..group.count).map(end).collect()
     }
 
-    fn describe(&self, endpoint: &Endpoint) -> EndpointDescription {
-        endpoint.description()
+    fn access(&self) -> Access {
+        Access::empty()
     }
 
-    fn connect(&self, endpoint: Endpoint, peer: &EndpointDescription) -> Result<Connection, ConnectError> {
-        endpoint.connect(peer)
+    fn queues(&self, config: &Config) -> Queues {
+        Queues { sends: config.window, receives: config.depth + CREDIT_RECEIVES, inline: config.inline, sges: 1 }
+    }
+
+    fn machine(
+        &self,
+        transport: &Unconnected,
+        config: &Config,
+        memory: Sharing,
+        peer: &EndpointDescription,
+    ) -> Result<Pooled, ConnectError> {
+        let (pd, qp) = (&transport.pd, transport.qp.clone());
+        // More than the device takes inline goes from memory.
+        let inline = config.inline.min(pd.device().attributes().limits.max_inline);
+        let config = Config { inline, ..config.clone() };
+        let (stride, repost_list) = (config.stride(), config.repost_list);
+        let copies = match config.send_buffers {
+            0 => None,
+            buffers => Some(pd.allocate(buffers * stride, Access::empty(), MemoryKind::Plain)?),
+        };
+        let Sharing { receives, claim } = memory;
+        let pool = match &receives {
+            Some(shared) => shared.admit(qp, &config)?,
+            None => {
+                let slots = config.depth + CREDIT_RECEIVES;
+                let region = pd.allocate(slots * stride, Access::LOCAL_WRITE, MemoryKind::Plain)?;
+                let layout = Layout { slot_bytes: config.max_message, stride, repost_list };
+                Pool::new(qp, region, layout, config.depth, CREDIT_RECEIVES, config.credits)?
+            }
+        };
+        Ok(Pooled {
+            sending: Sending::new(&config, copies, peer),
+            left_behind: (receives.is_some() && claim.is_none()).then(|| transport.cq.clone()),
+            pool,
+            peer_depth: peer.depth.into(),
+            inbox: VecDeque::with_capacity(config.depth),
+            credit_words: 0,
+            claim,
+            config,
+        })
     }
 }

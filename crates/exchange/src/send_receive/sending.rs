@@ -1,126 +1,134 @@
-//! Sending: windows, batches, inline messages.
+//! The half that sends: windows, batches, inline messages, and credits.
 
-use doorbell_verbs::{Payload, Region, SendFlags, SendOperation, SendRequest, Sge};
+use doorbell_verbs::{Payload, PostError, Qp, Region, SendFlags, SendOperation, SendRequest, Sge};
 use smallvec::SmallVec;
 
-use super::connection::Connection;
-use super::credits::Word;
-use crate::config::{LONGEST_TRANSFER, MAX_BATCH};
-use crate::connection::{Backpressure, MessageId, Outcome, Submit};
-use crate::error::{ConnectionError, Misuse};
+use super::credits::{SendCredits, Word};
+use super::pool::Pool;
+use crate::config::{Config, LONGEST_TRANSFER, MAX_BATCH};
+use crate::connection::{Backpressure, MessageId};
+use crate::outbox::Source;
+use crate::setup::EndpointDescription;
 
 /// A message that waits for its batch to be full.
-pub(super) struct Pending {
-    pub(super) id: MessageId,
+struct Pending {
+    id: MessageId,
     /// Memory, or how many bytes of the inline store.
-    pub(super) place: Result<Sge, usize>,
+    place: Result<Sge, usize>,
 }
 
-/// Sending.
-impl Connection {
-    /// Sends a message, which is copied (or goes inline).
-    ///
-    /// # Errors
-    ///
-    /// The connection is over. Or the message is longer than [`max_send`](Self::max_send)
-    /// ([`ConnectionError::Misuse`]): then the connection goes on.
-    #[inline]
-    pub fn send(&mut self, message: &[u8]) -> Result<Submit, ConnectionError> {
-        Misuse::check_length(message.len(), self.max_send())?;
-        if let Some(full) = self.refusal()? {
-            return Ok(Submit::Full(full));
+/// The half that sends.
+pub(super) struct Sending {
+    window: u64,
+    batch: usize,
+    /// Messages up to this go inline.
+    inline: usize,
+    inline_store: Box<[u8]>,
+    /// Buffers for messages that are copied, if there are any, and how many.
+    region: Option<Region>,
+    buffers: u64,
+    stride: usize,
+    /// Bytes of the longest message that the peer takes, and of the longest that is copied.
+    longest: usize,
+    longest_copied: usize,
+    pub(super) next_id: MessageId,
+    /// Last id that is done.
+    pub(super) completed: MessageId,
+    pending: Vec<Pending>,
+    /// `None` without flow control.
+    pub(super) credits: Option<SendCredits>,
+    pub(super) stalled_on_credits: u64,
+}
+
+impl Sending {
+    /// With `region` for messages that are copied.
+    pub(super) fn new(config: &Config, region: Option<Region>, peer: &EndpointDescription) -> Self {
+        let longest = usize::try_from(peer.max_message).unwrap_or(usize::MAX).min(LONGEST_TRANSFER);
+        let copied = if region.is_some() { config.max_message.max(config.inline) } else { config.inline };
+        Self {
+            window: config.window as u64,
+            batch: config.batch,
+            inline: config.inline,
+            inline_store: vec![0; config.batch * config.inline].into(),
+            region,
+            buffers: config.send_buffers as u64,
+            stride: config.stride(),
+            longest,
+            longest_copied: copied.min(longest),
+            next_id: 1,
+            completed: 0,
+            pending: Vec::with_capacity(config.batch),
+            credits: config.credits.then(|| SendCredits::new(peer.depth.into())),
+            stalled_on_credits: 0,
         }
-        let place = if message.len() <= self.config.inline {
-            let at = self.pending.len() * self.config.inline;
-            self.inline_store[at..at + message.len()].copy_from_slice(message);
-            Err(message.len())
-        } else {
-            // `max_send` is no more than the inline size without send buffers.
-            let Some(region) = &self.send_region else { unreachable!("there are send buffers") };
-            let slot = (self.next_id % self.config.send_buffers as u64) as usize;
-            region.copy_in(slot * self.stride, message);
-            Ok(region.sge(slot * self.stride, message.len()))
-        };
-        self.submit(place)
     }
 
-    /// Sends a message from memory of the program, without copying. The memory must not change
-    /// until the message is done; if it does, the peer may see either.
-    ///
-    /// # Errors
-    ///
-    /// The connection is over. Or the message is longer than the peer takes, or not inside the region
-    /// ([`ConnectionError::Misuse`]): then the connection goes on.
     #[inline]
-    pub fn send_from(&mut self, region: &Region, offset: usize, length: usize) -> Result<Submit, ConnectionError> {
-        Misuse::check_length(length, self.max_received())?;
-        Misuse::check_inside(region, offset, length)?;
-        if let Some(full) = self.refusal()? {
-            return Ok(Submit::Full(full));
-        }
-        let place = if length <= self.config.inline {
-            let at = self.pending.len() * self.config.inline;
-            region.copy_out(offset, &mut self.inline_store[at..at + length]);
-            Err(length)
-        } else {
-            Ok(region.sge(offset, length))
-        };
-        self.submit(place)
+    pub(super) fn longest(&self) -> usize {
+        self.longest
     }
 
-    /// Bytes of the longest message that [`send`](Self::send) takes.
-    pub fn max_send(&self) -> usize {
-        let own = if self.send_region.is_some() {
-            self.config.max_message.max(self.config.inline)
-        } else {
-            self.config.inline
-        };
-        own.min(self.max_received())
-    }
-
-    /// Bytes of the longest message that the peer takes.
-    fn max_received(&self) -> usize {
-        usize::try_from(self.peer_max_message).unwrap_or(usize::MAX).min(LONGEST_TRANSFER)
+    #[inline]
+    pub(super) fn longest_copied(&self) -> usize {
+        self.longest_copied
     }
 
     /// Why a message cannot be taken now.
     #[inline]
-    fn refusal(&mut self) -> Result<Option<Backpressure>, ConnectionError> {
-        self.line.check_open()?;
-        if self.next_id - 1 - self.completed >= self.config.window as u64 {
-            return Ok(Some(Backpressure::Window));
+    pub(super) fn refusal(&mut self) -> Option<Backpressure> {
+        if self.next_id - 1 - self.completed >= self.window {
+            return Some(Backpressure::Window);
         }
-        if let Some(credits) = &self.send_credits
+        if let Some(credits) = &self.credits
             && !credits.has_credit()
         {
             self.stalled_on_credits += 1;
-            return Ok(Some(Backpressure::Credits));
+            return Some(Backpressure::Credits);
         }
-        Ok(None)
+        None
     }
 
+    /// Takes a message. The grants of `pool` ride on what is posted.
     #[inline]
-    fn submit(&mut self, place: Result<Sge, usize>) -> Result<Submit, ConnectionError> {
+    pub(super) fn send(&mut self, qp: &Qp, source: Source<'_>, pool: &Pool) -> Result<MessageId, PostError> {
         let id = self.next_id;
+        let length = source.len();
+        let place = if length <= self.inline {
+            let at = self.pending.len() * self.inline;
+            source.copy_to(&mut self.inline_store[at..at + length]);
+            Err(length)
+        } else {
+            match source {
+                Source::Bytes(message) => {
+                    // `longest_copied` is no more than the inline size without send buffers.
+                    let Some(region) = &self.region else { unreachable!("there are send buffers") };
+                    let at = (id % self.buffers) as usize * self.stride;
+                    region.copy_in(at, message);
+                    Ok(region.sge(at, length))
+                }
+                Source::Memory { region, offset, length } => Ok(region.sge(offset, length)),
+            }
+        };
         self.next_id += 1;
-        if let Some(credits) = &mut self.send_credits {
+        if let Some(credits) = &mut self.credits {
             credits.sent();
         }
         self.pending.push(Pending { id, place });
-        if self.pending.len() >= self.config.batch {
-            self.flush()?;
+        if self.pending.len() >= self.batch {
+            self.flush(qp, pool)?;
         }
-        Ok(Submit::Accepted(id))
+        Ok(id)
     }
 
     /// Posts messages that wait for their batch to be full.
     #[inline]
-    pub fn flush(&mut self) -> Result<(), ConnectionError> {
-        let Some(last) = self.pending.last() else { return Ok(()) };
-        let last = last.id;
-        let granted = self.pool.granted();
-        let operation = match self.pool.credits() {
+    pub(super) fn flush(&mut self, qp: &Qp, pool: &Pool) -> Result<(), PostError> {
+        if self.pending.is_empty() {
+            return Ok(());
+        }
+        let operation = match pool.credits() {
             Some(credits) => {
+                let granted = pool.granted();
                 credits.rides(granted);
                 SendOperation::SendImmediate(Word::new(false, granted).encode())
             }
@@ -137,57 +145,27 @@ impl Connection {
         let payload = |index: usize, pending| -> Payload<'_> {
             match pending {
                 &Pending { place: Err(length), .. } => {
-                    let at = index * self.config.inline;
+                    let at = index * self.inline;
                     Payload::Inline(&self.inline_store[at..at + length])
                 }
                 Pending { place: Ok(sge), .. } => Payload::Sges(std::slice::from_ref(sge)),
             }
         };
         let result = if let [one] = &self.pending[..] {
-            self.line.qp.post_send(&[request(0, one, payload(0, one))])
+            qp.post_send(&[request(0, one, payload(0, one))])
         } else {
             // Filled where it is: a list that is collected is moved, and it is long.
             let mut list: SmallVec<[SendRequest<'_>; MAX_BATCH]> = SmallVec::new();
             for (index, pending) in self.pending.iter().enumerate() {
                 list.push(request(index, pending, payload(index, pending)));
             }
-            self.line.qp.post_send(&list)
+            qp.post_send(&list)
         };
         self.pending.clear();
-        self.explained(result)?;
-        self.posted = last;
-        Ok(())
+        result
     }
 
-    /// Is this message acknowledged by the peer's RNIC?
-    #[inline]
-    pub fn is_done(&self, id: MessageId) -> bool {
-        id <= self.completed
-    }
-
-    /// What became of a message.
-    pub fn outcome(&self, id: MessageId) -> Outcome {
-        match self.line.over {
-            _ if self.is_done(id) => Outcome::Done,
-            Some(error) => Outcome::Failed(error),
-            None => Outcome::Pending,
-        }
-    }
-
-    /// The last id that is done. All before it are done as well.
-    #[inline]
-    pub fn last_done(&self) -> MessageId {
-        self.completed
-    }
-
-    /// Messages that are accepted and not done.
-    #[inline]
-    pub fn unacknowledged(&self) -> u64 {
-        self.next_id - 1 - self.completed
-    }
-
-    /// Times that a message was not taken for lack of credits.
-    pub fn stalled_on_credits(&self) -> u64 {
-        self.stalled_on_credits
+    pub(super) fn end(&mut self) {
+        self.pending.clear();
     }
 }

@@ -92,8 +92,10 @@ impl SharedReceives {
         &self.pd
     }
 
-    pub(super) fn max_message(&self) -> usize {
-        self.options.max_message
+    /// Checks that the messages of a connection of this configuration fit the buffers.
+    pub(super) fn check_takes(&self, config: &Config) -> Result<(), ConnectError> {
+        let (longest, shared) = (config.max_message, self.options.max_message);
+        if longest > shared { Err(ConnectError::TooLongForShared { longest, shared }) } else { Ok(()) }
     }
 
     /// Gives a connection its part.

@@ -3,6 +3,7 @@ use doorbell_verbs::{Attachment, Completion, CompletionOpcode, RKey, Status};
 
 use super::pool::CREDIT_TAG;
 use super::*;
+use crate::connection::MessageConnection;
 use crate::error::ConnectionError;
 use crate::transport::{Closing, GOODBYE_TAG, KEEPALIVE_TAG, RECEIVE_TAG};
 
@@ -21,7 +22,7 @@ fn said_goodbye() -> (Connection, Connection) {
     let (mut a, b) = pair();
     a.close();
     a.poll().unwrap();
-    assert_eq!(a.line.closing, Closing::Said);
+    assert_eq!(a.transport.closing, Closing::Said);
     (a, b)
 }
 
@@ -47,11 +48,11 @@ fn only_the_goodbye_itself_tells_that_the_goodbye_arrived() {
     let (mut a, _b) = said_goodbye();
     a.take_completion(&completion(CREDIT_TAG, Status::Success)).unwrap();
     a.take_completion(&completion(KEEPALIVE_TAG, Status::Success)).unwrap();
-    assert_eq!(a.line.closing, Closing::Said);
+    assert_eq!(a.transport.closing, Closing::Said);
     while !a.is_closed() {
         a.poll().unwrap();
     }
-    assert_eq!((a.line.closing, a.line.over), (Closing::Done, None));
+    assert_eq!((a.transport.closing, a.transport.over), (Closing::Done, None));
 }
 
 /// What was out when the queue pair failed is flushed, one by one, and none of it is an error.
@@ -60,7 +61,7 @@ fn a_credit_that_fails_before_the_goodbye_lets_it_close_in_peace() {
     let (mut a, _b) = said_goodbye();
     a.take_completion(&completion(CREDIT_TAG, Status::RetryExceeded)).unwrap();
     a.take_completion(&completion(GOODBYE_TAG, Status::WorkRequestFlushed)).unwrap();
-    assert_eq!(a.line.closing, Closing::Done);
+    assert_eq!(a.transport.closing, Closing::Done);
 }
 
 #[test]
@@ -115,17 +116,17 @@ fn a_side_that_said_goodbye_goes_on_granting() {
     fill(&mut a);
     take(&mut b, &mut held, 8);
     drop(held.pop()); // a grant of 9 is sent,
-    b.poll_idle().unwrap();
+    b.settle(0).unwrap();
     held.truncate(4);
     b.close(); // and before it is answered the goodbye grants 12
-    b.poll_idle().unwrap();
+    b.settle(0).unwrap();
     while !a.is_peer_closed() {
         a.poll().unwrap();
     }
     fill(&mut a);
     assert_eq!(a.unacknowledged() + a.last_done(), 12);
     take(&mut b, &mut held, 8);
-    b.poll_idle().unwrap(); // there is nothing to tell
+    b.settle(0).unwrap(); // there is nothing to tell
     held.clear();
     for _ in 0..1_000_000 {
         b.poll().unwrap();

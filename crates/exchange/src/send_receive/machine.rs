@@ -1,0 +1,250 @@
+//! Both halves as one machine. They share the pool of receives: its grants ride on what is sent, and what arrives
+//! brings those of the peer.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use doorbell_verbs::{Attachment, Completion, Cq, PostError, Qp};
+
+use super::credits::Word;
+use super::hub::Claim;
+use super::pool::{Message, Pool};
+use super::sending::Sending;
+use crate::config::{Config, MAX_POLL_LIST};
+use crate::connection::{Backpressure, MessageId};
+use crate::engine::Machine;
+use crate::error::ConnectionError;
+use crate::outbox::Source;
+use crate::transport::{RECEIVE_TAG, Transport};
+
+/// Receives are reposted in lists of at least this many while messages flow.
+pub(super) const REPOST_BATCH: usize = 16;
+
+/// What a receive has brought.
+enum Arrival {
+    /// A message.
+    Data,
+    /// Nothing but the word in its immediate data.
+    Word,
+}
+
+/// What is particular to connections of the protocol Send-Receive.
+pub struct Pooled {
+    pub(super) config: Config,
+    pub(super) sending: Sending,
+    pub(super) pool: Arc<Pool>,
+    /// The peer's receives for data.
+    pub(super) peer_depth: u64,
+    pub(super) inbox: VecDeque<(u32, u32)>,
+    /// Messages of the peer that carried nothing but credits.
+    pub(super) credit_words: u64,
+    /// Its place in the completion queue of a [`Hub`](super::Hub), which takes its completions.
+    pub(super) claim: Option<Claim>,
+    /// Where completions of receives that others share are left in the end, unless a hub takes them.
+    pub(super) left_behind: Option<Cq>,
+}
+
+impl Drop for Pooled {
+    fn drop(&mut self) {
+        if !self.pool.is_shared() {
+            return; // buffers and queue pair go together
+        }
+        // Shared buffers go back to the others: those of receives that nobody looked at, among them one that the queue
+        // pair may have held itself, and those of messages that nobody took.
+        let mut list = [Completion::default(); MAX_POLL_LIST];
+        while let Some(cq) = &self.left_behind
+            && let Ok(count @ 1..) = cq.poll(&mut list)
+        {
+            for completion in list[..count].iter().filter(|completion| completion.wr_id & RECEIVE_TAG != 0) {
+                let _ = self.pool.post(completion.wr_id as u32);
+            }
+        }
+        while let Some((slot, _)) = self.inbox.pop_front() {
+            self.pool.give_back(slot);
+        }
+        let _ = self.pool.repost();
+        self.pool.dismiss();
+    }
+}
+
+impl Pooled {
+    /// Posts what was given back, and tells the peer of it if it is time to.
+    #[inline]
+    pub(super) fn repost(&self) -> Result<(), PostError> {
+        self.pool.repost()?;
+        self.pool.report();
+        Ok(())
+    }
+
+    /// What a receive that succeeded has brought, if the peer may send that.
+    #[inline]
+    fn judge(&mut self, transport: &mut Transport, completion: &Completion) -> Result<Arrival, ConnectionError> {
+        Transport::check_is_send(completion)?;
+        let length = completion.byte_len as usize;
+        let word = match completion.attachment {
+            Attachment::Immediate(immediate) => Some(Word::decode(immediate)),
+            _ => None,
+        };
+        if let Some(word) = word
+            && let Some(send_credits) = &mut self.sending.credits
+            && !send_credits.grant(word, self.peer_depth)
+        {
+            return Err(ConnectionError::Protocol("more credits than it has receives"));
+        }
+        if let Some(word) = word
+            && word.alone
+        {
+            return self.judge_word(transport, word, length);
+        }
+        transport.check_may_send()?;
+        // Shared buffers may be longer than what this connection takes.
+        if length > self.config.max_message {
+            return Err(ConnectionError::TooLong { length, most: self.config.max_message });
+        }
+        match (self.pool.credits(), word) {
+            (None, None) => {}
+            (Some(_), None) => return Err(ConnectionError::Protocol("a message without credits")),
+            (None, Some(_)) => return Err(ConnectionError::Protocol("credits that were not agreed on")),
+            (Some(credits), Some(_)) => {
+                if credits.received() > self.pool.granted() {
+                    return Err(ConnectionError::Protocol("more messages than it was granted receives"));
+                }
+            }
+        }
+        Ok(Arrival::Data)
+    }
+
+    /// The same of a message that carries nothing but a word.
+    fn judge_word(&mut self, transport: &mut Transport, word: Word, length: usize) -> Result<Arrival, ConnectionError> {
+        if length > 0 {
+            return Err(ConnectionError::Protocol("a word with a message behind it"));
+        }
+        if word.goodbye {
+            transport.take_goodbye()?;
+            return Ok(Arrival::Word);
+        }
+        if self.pool.credits().is_none() {
+            return Err(ConnectionError::Protocol("credits that were not agreed on"));
+        }
+        // The peer leaves one at most unanswered, and only a message of this side answers it: see `ReceiveCredits`.
+        self.credit_words += 1;
+        if self.credit_words > self.sending.next_id {
+            return Err(ConnectionError::Protocol("credits again and again, without an answer to the last"));
+        }
+        Ok(Arrival::Word)
+    }
+}
+
+impl Machine for Pooled {
+    type Message = Message;
+
+    #[inline]
+    fn max_send(&self) -> usize {
+        self.sending.longest_copied()
+    }
+
+    #[inline]
+    fn max_send_from(&self) -> usize {
+        self.sending.longest()
+    }
+
+    #[inline]
+    fn refusal(&mut self, _length: usize) -> Option<Backpressure> {
+        self.sending.refusal()
+    }
+
+    #[inline]
+    fn send(&mut self, qp: &Qp, source: Source<'_>) -> Result<MessageId, PostError> {
+        self.sending.send(qp, source, &self.pool)
+    }
+
+    #[inline]
+    fn flush(&mut self, qp: &Qp) -> Result<(), PostError> {
+        self.sending.flush(qp, &self.pool)
+    }
+
+    #[inline]
+    fn list_length(&self) -> usize {
+        self.config.poll_list
+    }
+
+    #[inline]
+    fn takes_completions(&self) -> bool {
+        self.claim.is_none()
+    }
+
+    #[inline]
+    fn take_completion(&mut self, wr_id: u64) -> Result<bool, ConnectionError> {
+        self.sending.completed = wr_id;
+        Ok(true)
+    }
+
+    #[inline]
+    fn take_receive(&mut self, transport: &mut Transport, completion: &Completion) -> Result<(), ConnectionError> {
+        let slot = completion.wr_id as u32;
+        let arrival = self.judge(transport, completion);
+        match arrival {
+            Ok(Arrival::Data) => {
+                self.pool.taken();
+                self.inbox.push_back((slot, completion.byte_len));
+            }
+            // It was not a receive for data: nothing is granted.
+            Ok(Arrival::Word) => self.pool.post(slot)?,
+            Err(_) if self.pool.is_shared() => self.pool.post(slot)?, // the buffer is others' as well
+            Err(_) => {}
+        }
+        arrival.map(drop)
+    }
+
+    fn take_flushed(&mut self, wr_id: u64) -> Result<(), PostError> {
+        // A shared buffer is others' as well.
+        if self.pool.is_shared() { self.pool.post(wr_id as u32) } else { Ok(()) }
+    }
+
+    #[inline]
+    fn advance(&mut self, _transport: &Transport, news: usize) -> Result<usize, ConnectionError> {
+        // What can wait, waits until nothing else is to be done.
+        if news == 0 || self.pool.returned() >= REPOST_BATCH.min(self.config.repost_list) {
+            self.repost()?;
+        }
+        Ok(0)
+    }
+
+    /// The goodbye grants as well.
+    fn goodbye(&mut self) -> u32 {
+        let granted = self.pool.granted();
+        if let Some(credits) = self.pool.credits() {
+            credits.rides(granted);
+        }
+        Word::goodbye(granted).encode()
+    }
+
+    fn end(&mut self, _in_peace: bool) {
+        self.sending.end();
+    }
+
+    #[inline]
+    fn take(&mut self) -> Option<Message> {
+        let (slot, length) = self.inbox.pop_front()?;
+        Some(Message::new(&self.pool, slot, length as usize))
+    }
+
+    #[inline]
+    fn last_done(&self) -> MessageId {
+        self.sending.completed
+    }
+
+    #[inline]
+    fn last_accepted(&self) -> MessageId {
+        self.sending.next_id - 1
+    }
+
+    fn notifies(&self) -> bool {
+        true
+    }
+
+    /// Credits and the goodbye.
+    fn control_sends(&self, transport: &Transport) -> u64 {
+        self.pool.reports() + u64::from(transport.has_said_goodbye())
+    }
+}
