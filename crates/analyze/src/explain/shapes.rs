@@ -233,9 +233,22 @@ impl Shapes<'_> {
                 let Some(class) = classes::single(&data, self.around + carrier.once, longest) else { continue };
                 let mut it = self.start(carrier.kinds, &[Transport::Ud], Pattern::OneWay, requester);
                 it.implausibility += carrier.unusual;
+                if carrier.kinds == [MessageKind::Send] && self.fills_packets(&class) {
+                    it.implausibility += weight::FULL_DATAGRAM;
+                    if it.vlan && !self.hints.vlan {
+                        it.implausibility += weight::VLAN_OF_FULL_DATAGRAM - weight::VLAN;
+                    }
+                }
                 self.fill_one_way(it, &class, None, carrier.exactly(), (forth, back), data, None);
             }
         }
+    }
+
+    /// Whether packets have to the byte the length that a usual path MTU's payload gives. A datagram cannot be longer
+    /// than a packet, so programs that send much in datagrams fill them.
+    fn fills_packets(&self, class: &Class) -> bool {
+        let is_usual = |bytes: u64| [PathMtu::Mtu1024, PathMtu::Mtu4096].iter().any(|mtu| mtu.bytes() as u64 == bytes);
+        class.misfit <= classes::EXACT && class.nearest.is_some_and(|nearest| is_usual(nearest.max))
     }
 
     #[allow(clippy::too_many_arguments, reason = "one call per kind of explanation, and each differs in these")]

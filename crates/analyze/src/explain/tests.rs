@@ -165,7 +165,21 @@ mod published {
     fn datagrams_with_a_vlan_tag() {
         let rates = incoming((1e6, 0.0), (of("wire/ud-4096-frame"), 0.0));
         let answer = explain(&rates, &Hints::default()).unwrap();
-        let tagged = answer.explanations.iter().find(|it| it.vlan && it.transports == [Transport::Ud]).unwrap();
+        let tagged = &answer.explanations[0];
+        assert!(tagged.vlan && tagged.transports == [Transport::Ud], "{}", listed(&answer));
+        assert_eq!(tagged.operations, [MessageKind::Send]);
+        // As long: immediate data instead of the tag.
+        let immediate = |it: &Explanation| it.operations == [MessageKind::SendImm] && !it.vlan && it.misfit == 0.0;
+        assert!(answer.named().iter().any(immediate), "{}", listed(&answer));
+        // Without it they are 4162 bytes long, and then nothing speaks for a tag; nor a byte beside.
+        let plain = explain(&incoming((1e6, 0.0), (4162.0, 0.0)), &Hints::default()).unwrap();
+        assert!(
+            !plain.explanations[0].vlan && plain.explanations[0].transports == [Transport::Ud],
+            "{}",
+            listed(&plain)
+        );
+        let near = explain(&incoming((1e6, 0.0), (4165.0, 0.0)), &Hints::default()).unwrap();
+        assert!(!near.explanations[0].vlan, "{}", listed(&near));
         assert_eq!((tagged.nearest_payload_bytes, tagged.misfit), (Some(Span { min: 4093, max: 4096 }), 0.0));
         let told = explain(&rates, &Hints { vlan: true, ..Hints::default() }).unwrap();
         assert!(told.explanations.iter().all(|it| it.vlan));

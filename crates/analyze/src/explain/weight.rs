@@ -6,6 +6,10 @@ pub(super) const AS_PLAUSIBLE: f64 = 1.25;
 
 pub(super) const VLAN: f64 = 1.5;
 pub(super) const IPV6: f64 = 1.5;
+/// Datagrams that fill a path MTU to the byte: no other datagram has that length.
+pub(super) const FULL_DATAGRAM: f64 = -1.0;
+/// A VLAN tag, if with it and not without it the datagrams fill a path MTU to the byte.
+pub(super) const VLAN_OF_FULL_DATAGRAM: f64 = 0.3;
 /// No power of two among the payloads, or only within the tolerance.
 pub(super) const ODD_SIZE: f64 = 1.0;
 pub(super) const ROUND_WITHIN_TOLERANCE: f64 = 0.5;

@@ -142,12 +142,16 @@ fn table(explained: &[Explained]) -> io::Result<()> {
 }
 
 fn sentences(explained: &[Explained]) -> io::Result<()> {
-    for (index, (_, explanation)) in explained.iter().enumerate() {
+    for (index, (subject, explanation)) in explained.iter().enumerate() {
         if index > 0 {
             line("")?;
         }
         line(&explanation.sentence)?;
-        line(format_args!("{:>16} us latency of a message alone, of which", us(explanation.prediction.latency_ns)))?;
+        let what = match subject {
+            Subject::Messages(_) => "a message",
+            Subject::Operations(_) => "an operation",
+        };
+        line(format_args!("{:>16} us latency of {what} alone, of which", us(explanation.prediction.latency_ns)))?;
         for Part { name, meaning, ns } in &explanation.prediction.latency_parts {
             line(format_args!("{:>16.3} us  {name:<10} {meaning}", ns / 1e3))?;
         }

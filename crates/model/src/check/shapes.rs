@@ -305,7 +305,10 @@ impl Messages<'_> {
                     let rates = self.rates(&THREADS, |count| self.threads(Workload { bytes, ..base }, count))?;
                     // From where one sender no longer binds.
                     is_had &= rates[1..].is_sorted_by(|before, after| before > after);
-                    because.push(format!("{bytes} B, 1 to 32 senders: {}", list(&rates)));
+                    let many = self.threads(Workload { bytes, ..base }, 32);
+                    let binding = self.predict(many)?.bottleneck().binding.kind;
+                    is_had &= binding == BoundKind::ReceivingCpu;
+                    because.push(format!("{bytes} B, 1 to 32 senders: {}; {binding} binds", list(&rates)));
                 }
                 Ok(judged(is_had, because.join("; ")))
             }
@@ -427,6 +430,15 @@ fn operation(shape: &Shape, said: Said, parameters: &Parameters) -> Result<Judge
                 format!("{one} packets per operation however many are outstanding: no acknowledgement covers two");
             Ok(judged(false, because))
         }
+        ("far-memory/one-address-is-slow", _) => {
+            let mut rates = Vec::new();
+            for connections in [4, number("connections")? as u32] {
+                let posted = Posted { connections, threads: connections, ..Posted::new(Operation::CompareSwap, 8, 64) };
+                rates.push(predict_operation(parameters, &posted)?.messages_per_s);
+            }
+            let is_had = rates.iter().all(|rate| is_about(*rate, 1e6 * shape.number("rate_m_per_s").unwrap_or(0.0)));
+            Ok(judged(is_had, format!("4 and 20 queue pairs: {}", list(&rates))))
+        }
         ("wire/send-looks-like-ack", _) => {
             let (send, ack) = operations::frames(&Posted::new(Operation::Send, 1, 1), parameters)?;
             let is_had = send == ack && send == number("bytes")?;
@@ -448,7 +460,7 @@ fn operation(shape: &Shape, said: Said, parameters: &Parameters) -> Result<Judge
             );
             Ok(judged(cas.messages_per_s * FLAT < read.messages_per_s, because))
         }
-        ("far-memory/order-within-a-pair", _) => {
+        ("far-memory/order-within-a-pair" | "far-memory/unreliable-have-no-order", _) => {
             Err(Lack::Quantity("order in which requests of different queue pairs arrive"))
         }
         ("far-memory/long-reads-tear", _) => Err(Lack::Quantity("contents of memory")),

@@ -176,6 +176,91 @@ fn the_bounds_of_a_software_rnic_determine_sums_of_cpu_and_nic() {
     assert!((estimate(&fit, "o_snd_ns.batched + o_nsnd_ns").value / 390.0 - 1.0).abs() < 0.01);
 }
 
+/// A NIC whose units, ceiling, shared queue and receivers bind somewhere, each apart from T1's.
+fn nic() -> Parameters {
+    Parameters {
+        o_unit_ns: 95.0,
+        o_nic_ns: 31.0,
+        o_pairs_ns: 40.0,
+        o_srq_ns: 380.0,
+        o_repost_thread_ns: 900.0,
+        ..Parameters::t1()
+    }
+}
+
+/// What shows them: batches over threads, many senders to one receiver, and shared queues.
+fn shared(truth: &Parameters, relative_noise: f64, seed: u64) -> Vec<Observation> {
+    let mut noise = Noise(seed);
+    let mut observations = bench(truth, relative_noise, seed);
+    let mut add = |workload: Workload| {
+        let workload = Workload { credits: false, ..workload };
+        observations.push(observe(truth, workload, false, relative_noise * noise.next()));
+    };
+    for bytes in [16, 64, 100] {
+        for threads in [1, 2, 3, 8, 16, 64] {
+            add(Workload { peers: Peers::pairs(threads), ..Workload::batched(bytes) });
+        }
+        for senders in [2, 4, 8, 16, 64] {
+            let peers = Peers::many_to_one(senders);
+            add(Workload { peers, receive_batch: 1, repost_batch: 1, ..Workload::batched(bytes) });
+        }
+    }
+    for bytes in [100, 512, 1024] {
+        for senders in [4, 16] {
+            let peers = Peers::many_to_one(senders);
+            add(Workload { peers, srq: true, ..Workload::unbatched(bytes) });
+            add(Workload { peers, srq: true, repost_thread: true, ..Workload::unbatched(bytes) });
+        }
+    }
+    observations
+}
+
+#[test]
+fn units_ceiling_and_shared_queues_are_recovered() {
+    let truth = nic();
+    let exact = quantities_of(&truth);
+    let (mut inside, mut known, mut all) = (0, 0, 0);
+    for seed in 1..=4 {
+        let fit = fit(&Parameters::starting_point(RnicKind::Hardware), &shared(&truth, 0.01, seed)).unwrap();
+        assert!(fit.median_error <= 0.03, "seed {seed}: {}", fit.median_error);
+        for name in ["o_unit_ns", "o_nic_ns", "o_pairs_ns", "o_srq_ns", "o_repost_thread_ns"] {
+            let Estimate { value, interval, .. } = estimate(&fit, name);
+            all += 1;
+            // Now and then the noise has a second explanation, and then a fit says so.
+            let Some((low, high)) = *interval else { continue };
+            let expected = exact(name);
+            assert!((value / expected - 1.0).abs() < 0.15, "seed {seed}: {name} is {value}, not {expected}");
+            known += 1;
+            inside += usize::from((low..=high).contains(&expected));
+        }
+        // Nothing here is atomic.
+        assert_eq!(estimate(&fit, "o_atomic_ns").interval, None, "seed {seed}");
+    }
+    assert!(known * 4 >= all * 3, "{known} of {all} are known");
+    assert!(inside * 100 >= known * 80, "{inside} of {known} lie within their intervals");
+}
+
+/// Many threads alone do not tell the ceiling of a NIC from what its units do together.
+#[test]
+fn what_many_threads_do_not_separate_has_no_interval() {
+    let truth = nic();
+    let observations: Vec<Observation> = [8, 16, 32, 64]
+        .into_iter()
+        .flat_map(|threads| [16, 32, 64].map(|bytes| (threads, bytes)))
+        .map(|(threads, bytes)| {
+            let workload = Workload { peers: Peers::pairs(threads), credits: false, ..Workload::batched(bytes) };
+            observe(&truth, workload, false, 0.0)
+        })
+        .collect();
+    let fit = fit(&Parameters::starting_point(RnicKind::Hardware), &observations).unwrap();
+    assert!(fit.p90_error < 0.02, "{}", fit.p90_error);
+    for name in ["o_unit_ns", "o_nic_ns", "o_srq_ns", "o_pairs_ns"] {
+        assert_eq!(estimate(&fit, name).interval, None, "{name} cannot be known");
+    }
+    let open = &fit.parameters.open_points[0];
+    assert!(open.contains("o_unit_ns") && open.contains("o_nic_ns"), "{open}");
+}
+
 #[test]
 fn the_jacobian_is_the_derivative() {
     let truth = software();
