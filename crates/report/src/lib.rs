@@ -167,9 +167,9 @@ fn experiments(runs: &[Run]) -> Vec<Experiment> {
         question: "This release does not know this experiment.",
         setting: "its records are shown as they are",
         sweep: "x",
-        quantities: &[Quantity::MessageRate, Quantity::Throughput, Quantity::MedianLatency],
+        quantities: vec![Quantity::MessageRate, Quantity::Throughput, Quantity::MedianLatency],
         points: Vec::new(),
-        claims: &[],
+        claims: Vec::new(),
     };
     let others: Vec<_> = others.into_iter().map(unknown).collect();
     all.retain(|experiment| is_there(&experiment.name));

@@ -42,7 +42,7 @@ pub(crate) fn points(runs: &[Run], experiment: &Experiment, model: Option<&dyn M
                 @if are_several { (heading("run", false)) }
                 (heading("configuration", false))
                 (heading(experiment.sweep, true))
-                @for quantity in experiment.quantities {
+                @for quantity in &experiment.quantities {
                     (heading(&label(*quantity), true))
                     (heading("least \u{2013} most", true))
                 }
@@ -101,7 +101,7 @@ fn row(run: &Run, record: &PointRecord, experiment: &Experiment, model: Option<&
     html! {
         (text(&record.series))
         (value(record.x, place(experiment.sweep, record.x)))
-        @for quantity in experiment.quantities {
+        @for quantity in &experiment.quantities {
             @if let Some(spread) = record.spread(*quantity) {
                 (value(spread.median, number(spread.median)))
                 (value(spread.most - spread.least,

@@ -146,7 +146,7 @@ fn a_model_is_drawn_over_the_measurements_and_named_in_the_table() {
         .map(|point| point["y"][0]["model"].clone())
         .filter(|model| !model.is_null())
         .collect();
-    assert_eq!(predicted, vec![Value::from(4.25); 8]);
+    assert_eq!(predicted, vec![Value::from(4.25); 6]);
     assert!(!html(&run, None).contains("bottleneck</button>"));
 }
 

@@ -1,6 +1,6 @@
 //! A busy-polling executor: one thread, a handful of tasks, no wake-ups.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use doorbell_exchange::asynchronous::{Waiter, yield_now};
 use doorbell_verbs::Channel;
+
+use crate::cpu::EmptyRounds;
 
 /// Rounds in which every task only waited, before the thread offers its CPU to others: some tens of
 /// microseconds. Where there are more spinning threads than CPUs, the one that is waited for gets
@@ -24,6 +26,7 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 pub struct Idle {
     channel: Option<Channel>,
     waiting: Rc<Cell<usize>>,
+    empty: Rc<RefCell<EmptyRounds>>,
     /// The first deadline of the tasks that wait, on the device's clock.
     deadline_ns: Rc<Cell<u64>>,
 }
@@ -31,12 +34,17 @@ pub struct Idle {
 impl Idle {
     /// Tasks spin.
     pub fn spin() -> Self {
-        Self { channel: None, waiting: Rc::default(), deadline_ns: Rc::new(Cell::new(u64::MAX)) }
+        Self { channel: None, waiting: Rc::default(), empty: Rc::default(), deadline_ns: Rc::new(Cell::new(u64::MAX)) }
     }
 
     /// The thread sleeps on `channel` when all tasks wait.
     pub fn sleep_on(channel: Channel) -> Self {
         Self { channel: Some(channel), ..Self::spin() }
+    }
+
+    /// CPU time of the rounds in which no task found anything.
+    pub(crate) fn empty_ns(&self) -> u64 {
+        self.empty.borrow().ns()
     }
 
     /// The channel that connections have to be made on.
@@ -104,8 +112,10 @@ pub fn run_while<T, E>(
         check()?;
         if idle.waiting.get() < left {
             idle_rounds = 0;
+            idle.empty.borrow_mut().busy();
             continue;
         }
+        idle.empty.borrow_mut().empty();
         let Some(channel) = &idle.channel else {
             idle_rounds = idle_rounds.saturating_add(1);
             if idle_rounds > PATIENT_ROUNDS {

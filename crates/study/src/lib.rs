@@ -7,6 +7,7 @@
 //! this machine's kernel gives without an RNIC.
 #![forbid(unsafe_code)]
 
+pub mod cpu;
 pub mod environment;
 pub mod executor;
 pub mod experiment;

@@ -8,6 +8,7 @@ use doorbell_verbs::{Counters, LinkCounters};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
+use crate::cpu::CpuTime;
 use crate::environment::Environment;
 use crate::parameters::{Fitted, Parameters, Timed};
 pub use crate::prediction::Predicted;
@@ -73,6 +74,9 @@ pub struct PointResult {
     pub counted: BothEnds<Counted>,
     /// What the arithmetic of packets says of it.
     pub predicted: BothEnds<Predicted>,
+    /// CPU time of both ends.
+    #[serde(default)]
+    pub cpu: BothEnds<CpuTime>,
     /// Messages found damaged, where payloads were checked.
     pub damaged: u64,
     /// Times that a sender found no credit.

@@ -2,12 +2,14 @@
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
 use doorbell_exchange::asynchronous::{Waiter, yield_now};
 use doorbell_verbs::Channel;
 
+use crate::cpu::{self, CpuTime};
 use crate::executor::{self, Idle};
 
 /// What runs the tasks of one end.
@@ -20,6 +22,11 @@ use crate::executor::{self, Idle};
 pub trait Threads {
     /// How tasks wait.
     type Waiter: Waiter + Clone;
+
+    /// CPU time that the threads of this end have used so far, where that is known.
+    fn cpu_time(&self) -> CpuTime {
+        CpuTime::default()
+    }
 
     /// How tasks of the present thread wait: by spinning, or on a channel that their connections are made on.
     fn waiter(&self, channel: Option<Channel>) -> Self::Waiter;
@@ -56,11 +63,33 @@ pub trait Threads {
 }
 
 /// Threads of the operating system that poll. All futures block the thread that polls them until they are done.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct OsThreads;
+///
+/// Its CPU time is that of the process: where both ends are in one, each has that of both.
+#[derive(Clone, Debug, Default)]
+pub struct OsThreads {
+    empty_ns: Arc<AtomicU64>,
+}
+
+impl OsThreads {
+    fn run_here<T, E>(
+        &self,
+        idle: &Idle,
+        tasks: impl IntoIterator<Item = impl Future<Output = T>>,
+        check: impl FnMut() -> Result<(), E>,
+    ) -> Result<Vec<T>, E> {
+        let before_ns = idle.empty_ns();
+        let result = executor::run_while(idle, tasks, check);
+        self.empty_ns.fetch_add(idle.empty_ns().saturating_sub(before_ns), Ordering::Relaxed);
+        result
+    }
+}
 
 impl Threads for OsThreads {
     type Waiter = Idle;
+
+    fn cpu_time(&self) -> CpuTime {
+        CpuTime { all_ns: cpu::of_process(), empty_ns: Some(self.empty_ns.load(Ordering::Relaxed)) }
+    }
 
     fn waiter(&self, channel: Option<Channel>) -> Idle {
         channel.map_or_else(Idle::spin, Idle::sleep_on)
@@ -72,7 +101,7 @@ impl Threads for OsThreads {
         tasks: impl IntoIterator<Item = impl Future<Output = T>>,
         check: impl FnMut() -> Result<(), E>,
     ) -> Result<Vec<T>, E> {
-        executor::run_while(waiter, tasks, check)
+        self.run_here(waiter, tasks, check)
     }
 
     async fn deal<I: Send, T: Send, E: Send, F: Future<Output = T>, C: FnMut() -> Result<(), E>>(
@@ -85,7 +114,7 @@ impl Threads for OsThreads {
         let hands = executor::deal(threads, items, |hand| {
             let idle = Idle::spin();
             let tasks = hand.into_iter().map(|item| task(item, idle.clone()));
-            vec![executor::run_while(&idle, tasks, check())]
+            vec![self.run_here(&idle, tasks, check())]
         });
         let hands: Result<Vec<_>, E> = hands.into_iter().collect();
         Ok(hands?.into_iter().flatten().collect())
@@ -253,7 +282,7 @@ mod tests {
 
     #[test]
     fn threads_of_the_operating_system_conform() {
-        conforms(&OsThreads);
+        conforms(&OsThreads::default());
     }
 
     #[test]

@@ -64,8 +64,8 @@ fn waiting_by(waiters: [Breaths; 2], parameters: &Parameters) -> Result<Vec<Poin
 fn on_two_threads(parameters: &Parameters) -> Result<Vec<PointResult>, SessionError> {
     let (server, client) = local_pair();
     std::thread::scope(|scope| {
-        let answering = scope.spawn(|| block_on(answer(&device(), client, &OsThreads, MEMORY_BYTES)));
-        let results = block_on(ask(&device(), server, OsThreads, parameters))?;
+        let answering = scope.spawn(|| block_on(answer(&device(), client, &OsThreads::default(), MEMORY_BYTES)));
+        let results = block_on(ask(&device(), server, OsThreads::default(), parameters))?;
         answering.join().unwrap()?;
         Ok(results)
     })

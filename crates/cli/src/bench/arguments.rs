@@ -8,7 +8,7 @@ use doorbell_exchange::send_receive::Config;
 use doorbell_fabric::FaultPlan;
 use doorbell_protocols::Protocol;
 use doorbell_study::parameters::{Extent, Kind, Operation, Parameters, ParametersError, Setting, most_queued};
-use doorbell_study::serving::Serving;
+use doorbell_study::serving::{Serving, SharedBy};
 use doorbell_verbs::soft::{AckPolicy, SoftOptions};
 use doorbell_wire::PathMtu;
 use doorbell_wire::cost::ATOMIC_BYTES;
@@ -199,9 +199,20 @@ impl Load {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Connections")]
 struct ConnectionArguments {
-    /// Connections, all in one thread on each side
-    #[arg(short = 'q', long, value_name = "N", default_value = "1", value_parser = quantity::count::<usize>)]
-    connections: usize,
+    /// Connections [default: as many as threads]
+    #[arg(short = 'q', long, value_name = "N", value_parser = quantity::count::<usize>)]
+    connections: Option<usize>,
+    /// Threads on each side, to which the connections are dealt out (bw --op send)
+    #[arg(long, value_name = "N", default_value = "1", value_parser = quantity::count::<usize>)]
+    threads: usize,
+    /// Connections of the receiving side share their receive buffers, posted again by whoever gives one back,
+    /// under a lock, or (=thread) by one thread that does nothing else (bw --op send, send-receive)
+    #[arg(long, value_name = "BY", num_args = 0..=1, require_equals = true, default_missing_value = "lock",
+          hide_possible_values = true, value_parser = ["lock", "thread"])]
+    use_srq: Option<String>,
+    /// One thread with one completion queue receives from all connections (bw --op send, send-receive)
+    #[arg(long)]
+    single_receiver: bool,
     /// Window and batch by name: sequential (1 unacknowledged), unbatched (64, posted one by
     /// one), batched (256, eight per post)
     #[arg(long, value_name = "NAME", hide_possible_values = true, value_parser = Config::NAMES)]
@@ -213,7 +224,8 @@ struct ConnectionArguments {
     /// Messages per post (doorbell batching) [default: 1]
     #[arg(short = 'l', long, value_name = "N", value_parser = quantity::count::<usize>)]
     batch: Option<usize>,
-    /// Receive buffers per connection [default: twice the window, at least 64]
+    /// Receive buffers per connection, with --use-srq those of all together [default: twice the window, at least
+    /// 64; with --use-srq as many for each connection]
     #[arg(short = 'r', long, value_name = "N", value_parser = quantity::count::<usize>)]
     depth: Option<usize>,
     /// Messages of up to this many bytes go inline
@@ -290,8 +302,10 @@ impl Exchange {
             (None, None, Kind::Bandwidth) => 64,
         };
         let batch = connection.batch.or(named.map(|config| config.batch)).unwrap_or(1);
-        let depth = (2 * window).clamp(64, most_queued(connection.connections).max(64));
-        let depth = connection.depth.unwrap_or(depth);
+        let connections = connection.connections.unwrap_or(connection.threads);
+        let each = (2 * window).clamp(64, most_queued(connections).max(64));
+        let all_together = each.saturating_mul(connections.max(1)).min(most_queued(1));
+        let depth = connection.depth.unwrap_or(if connection.use_srq.is_some() { all_together } else { each });
         let operation = Operation::from(load.op);
         if operation.is_one_sided() {
             for (option, is_given) in [("-r", connection.depth.is_some()), ("--no-credits", connection.no_credits)] {
@@ -325,7 +339,7 @@ impl Exchange {
             depths_are_defaults: connection.window.is_none() && connection.depth.is_none(),
             batch,
             inline: connection.inline,
-            connections: connection.connections,
+            connections,
             bidirectional: load.bidirectional,
             events: connection.events,
             credits: !connection.no_credits,
@@ -337,7 +351,15 @@ impl Exchange {
             rnr_retry: connection.rnr_retry,
             verify: load.verify,
             memory_bytes: self.memory_bytes(),
-            serving: Serving::default(),
+            serving: Serving {
+                threads: connection.threads,
+                single_receiver: connection.single_receiver,
+                shared_receives: connection.use_srq.as_deref().map(|by| match by {
+                    "thread" => SharedBy::Thread,
+                    _ => SharedBy::Lock,
+                }),
+                ..Serving::default()
+            },
         };
         parameters.check().map_err(|error| Usage(in_options(&error)))?;
         Ok(parameters)
@@ -383,12 +405,11 @@ fn in_options(error: &ParametersError) -> String {
         Setting::RetryCount => "--retry",
         Setting::RnrRetry => "--rnr-retry",
         Setting::Memory => "--memory",
+        Setting::Threads => "--threads",
+        Setting::SingleReceiver => "--single-receiver",
+        Setting::SharedReceives => "--use-srq",
         // These have no option: what a bench does not set is as it should be.
-        Setting::Threads
-        | Setting::SingleReceiver
-        | Setting::SharedReceives
-        | Setting::PollList
-        | Setting::RepostList => return format!("{setting} is {given}, allowed is {allowed}"),
+        Setting::PollList | Setting::RepostList => return format!("{setting} is {given}, allowed is {allowed}"),
     };
     format!("{setting} ({option}) is {given}, allowed is {allowed}")
 }

@@ -8,6 +8,7 @@ use doorbell_protocols::Protocol;
 use doorbell_study::environment::Environment;
 use doorbell_study::parameters::{Kind, Operation, Parameters, Timed};
 use doorbell_study::record::{BothEnds, Counted, PointResult};
+use doorbell_study::serving::{Serving, SharedBy};
 
 use crate::output::{line, note, us};
 
@@ -16,7 +17,7 @@ pub(crate) fn header(kind: Kind, environment: &Environment, parameters: &Paramet
         if parameters.operation.is_one_sided() { String::new() } else { format!(", depth {}", parameters.depth) };
     note!(
         "{} over {} ({} provider), MTU {}, window {}, batch {}{depth}, inline up to {} B, \
-         {} connection{}{}{}; {} on {} CPUs, Linux {}",
+         {} connection{}{}{}{}; {} on {} CPUs, Linux {}",
         name(parameters),
         environment.device,
         environment.provider,
@@ -26,6 +27,7 @@ pub(crate) fn header(kind: Kind, environment: &Environment, parameters: &Paramet
         parameters.inline,
         parameters.connections,
         if parameters.connections == 1 { "" } else { "s" },
+        served(&parameters.serving),
         if parameters.credits { "" } else { ", no credits" },
         if parameters.events { ", sleeping on events" } else { "" },
         environment.cpu,
@@ -53,6 +55,21 @@ pub(crate) fn header(kind: Kind, environment: &Environment, parameters: &Paramet
             line(format_args!("{:>9} {:>12} {:>14} {:>12} {:>10}", "bytes", "messages", "messages/s", "MiB/s", "Gb/s"))
         }
     }
+}
+
+/// Who serves connections, where it is not one thread that looks at each of them.
+fn served(serving: &Serving) -> String {
+    let threads = match serving.threads {
+        1 => String::new(),
+        threads => format!(" on {threads} threads"),
+    };
+    let receiver = if serving.single_receiver { ", a single receiver" } else { "" };
+    let shared = match serving.shared_receives {
+        None => "",
+        Some(SharedBy::Lock) => ", receive buffers shared under a lock",
+        Some(SharedBy::Thread) => ", receive buffers shared and posted again by a thread",
+    };
+    format!("{threads}{receiver}{shared}")
 }
 
 fn name(parameters: &Parameters) -> String {

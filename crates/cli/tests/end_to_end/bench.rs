@@ -125,6 +125,34 @@ fn several_connections_share_the_work() {
 }
 
 #[test]
+fn threads_shared_receives_and_a_single_receiver_can_be_asked_for() {
+    for (options, connections, serving) in [
+        ("--threads 2", 2, r#""threads":2"#),
+        ("--threads 2 -q 4 --use-srq", 4, r#""shared_receives":"lock""#),
+        ("-q 3 --use-srq=thread", 3, r#""shared_receives":"thread""#),
+        ("-q 3 --single-receiver", 3, r#""single_receiver":true"#),
+    ] {
+        let record = record(&format!("bw -s 16,5000 -n 500 --verify {options}"));
+        assert_eq!(number(&record, "/parameters/connections"), connections, "{options}");
+        assert!(record["parameters"]["serving"].to_string().contains(serving), "{options}: {record:#}");
+        for result in list(&record, "/results") {
+            assert_eq!(number(result, "/messages"), 500 * connections, "{options}");
+            for end in ENDS {
+                assert!(number(result, &format!("/cpu/{end}/all_ns")) > 0, "both ends poll: {options}");
+                number(result, &format!("/cpu/{end}/empty_ns"));
+            }
+        }
+    }
+    for (options, said) in [
+        ("bw --threads 2 -q 1", "the number of threads (--threads) is 2, allowed is 1 to 1"),
+        ("lat --single-receiver", "a single receiver (--single-receiver) is on"),
+        ("bw --protocol direct-write --use-srq", "sharing receive buffers (--use-srq) is on, allowed is off but for"),
+    ] {
+        run(&format!("bench {options}")).expect_complaint(2, &[said]);
+    }
+}
+
+#[test]
 fn sleeping_on_events_loses_nothing() {
     for kind in ["bw", "lat", "bw -q 4 -b"] {
         let record = record(&format!("{kind} -e -n 300 -s 0,16,65536 --verify"));

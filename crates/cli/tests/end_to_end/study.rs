@@ -89,7 +89,7 @@ fn an_interrupted_study_goes_on_where_it_was() {
     run(&format!("report {} --out {}", scratch.path(), scratch.0.join("part.html").display())).expect_status(0);
     run(&study).expect_status(0);
     let files = records(&scratch.0);
-    assert_eq!((files.len(), files.iter().map(|file| repetitions(file)).collect::<Vec<_>>()), (8, vec![3; 8]));
+    assert_eq!((files.len(), files.iter().map(|file| repetitions(file)).collect::<Vec<_>>()), (4, vec![3; 4]));
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn experiments_are_listed_and_others_are_wrong_usage() {
     }
     let json: serde_json::Value =
         serde_json::from_str(&run("study --list --json --quick send-receive/window").expect_status(0).stdout).unwrap();
-    assert_eq!((json[0]["experiment"].as_str(), json[0]["points"].as_u64()), (Some("send-receive/window"), Some(8)));
+    assert_eq!((json[0]["experiment"].as_str(), json[0]["points"].as_u64()), (Some("send-receive/window"), Some(6)));
     run("study send-receive/win").expect_complaint(2, &["no experiment send-receive/win", "send-receive/window"]);
     run("study --quick --full").expect_complaint(2, &["cannot be used with"]);
 }

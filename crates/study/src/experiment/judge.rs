@@ -1,5 +1,7 @@
 //! A published shape, and what the data say of it.
 
+use doorbell_published::{Row, Shape};
+
 use super::sweep::Experiment;
 use super::view::View;
 
@@ -34,10 +36,18 @@ pub(super) type Judgement = (Finding, String);
 /// Something that was published of an experiment.
 #[derive(Clone, Copy, Debug)]
 pub struct Claim {
-    /// The shape, in a sentence.
+    /// Names it among what was published.
+    pub id: &'static str,
+    /// The shape or the number, in a sentence.
     pub published: &'static str,
-    /// `None` if points are missing.
-    pub(super) judge: fn(View<'_>) -> Option<Judgement>,
+    source: Source,
+}
+
+/// `None` if points are missing.
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    Shape(&'static Shape, fn(View<'_>, &Shape) -> Option<Judgement>),
+    Row(&'static Row, fn(View<'_>, &Row) -> Option<Judgement>),
 }
 
 /// What came of a claim.
@@ -55,10 +65,22 @@ pub struct Verdict {
 const RESTLESS: f64 = 0.5;
 
 impl Claim {
+    pub(super) fn of_shape(shape: &'static Shape, judge: fn(View<'_>, &Shape) -> Option<Judgement>) -> Self {
+        Self { id: &shape.id, published: &shape.says, source: Source::Shape(shape, judge) }
+    }
+
+    pub(super) fn of_row(row: &'static Row, judge: fn(View<'_>, &Row) -> Option<Judgement>) -> Self {
+        Self { id: &row.id, published: &row.says, source: Source::Row(row, judge) }
+    }
+
     /// Judges a run, as to this experiment.
     pub fn judge(&self, view: View<'_>, experiment: &Experiment) -> Verdict {
         let missing = || (Finding::NotMeasured, "the points that it takes are not among the records".to_owned());
-        let (outcome, mut because) = (self.judge)(view).unwrap_or_else(missing);
+        let judgement = match self.source {
+            Source::Shape(shape, judge) => judge(view, shape),
+            Source::Row(row, judge) => judge(view, row),
+        };
+        let (outcome, mut because) = judgement.unwrap_or_else(missing);
         if let Some(span) = experiment.quantities.first().and_then(|quantity| view.span(&experiment.name, *quantity))
             && span > RESTLESS
         {

@@ -7,6 +7,7 @@
 mod claims;
 mod directory;
 mod judge;
+mod operations;
 mod quantity;
 mod record;
 mod sweep;

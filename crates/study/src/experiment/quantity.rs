@@ -1,6 +1,6 @@
 //! What is read off a point.
 
-use crate::record::PointResult;
+use crate::record::{Counted, PointResult};
 
 /// Something that a point measured, in one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +15,22 @@ pub enum Quantity {
     Throughput,
     /// RNR NAKs per second.
     RnrNaks,
+    /// Packets per operation, from the end that asks to the other: messages and acknowledgements.
+    RequestPackets,
+    /// Packets per operation, from the other end to the one that asks.
+    ResponsePackets,
+    /// Bytes per packet, from the end that asks to the other: frames without FCS.
+    RequestFrame,
+    /// Bytes per packet, from the other end to the one that asks.
+    ResponseFrame,
+    /// CPU time of the end that asks per message, in microseconds.
+    AskingCpu,
+    /// CPU time of the other end per message, in microseconds.
+    AnsweringCpu,
+    /// CPU time of the end that asks per message without polls that find nothing, in microseconds.
+    AskingWork,
+    /// CPU time of the other end per message without polls that find nothing, in microseconds.
+    AnsweringWork,
     /// Jain's fairness index of the connections: 1 is equal shares, 1/N is everything to one.
     Fairness,
 }
@@ -30,6 +46,14 @@ impl Quantity {
             Self::RnrNaks => {
                 result.counted.client.rnr_naks.saturating_add(result.counted.server.rnr_naks) as f64 / result.seconds
             }
+            Self::RequestPackets => per_operation(result, &result.counted.client, &result.counted.server)?,
+            Self::ResponsePackets => per_operation(result, &result.counted.server, &result.counted.client)?,
+            Self::RequestFrame => result.rates.client.tx_bytes / result.rates.client.tx_packets,
+            Self::ResponseFrame => result.rates.server.tx_bytes / result.rates.server.tx_packets,
+            Self::AskingCpu => per_message(result, result.cpu.client.all_ns)?,
+            Self::AnsweringCpu => per_message(result, result.cpu.server.all_ns)?,
+            Self::AskingWork => per_message(result, result.cpu.client.useful_ns())?,
+            Self::AnsweringWork => per_message(result, result.cpu.server.useful_ns())?,
             Self::Fairness => jain(&result.sent_by_connection)?,
         };
         value.is_finite().then_some(value)
@@ -43,6 +67,14 @@ impl Quantity {
             Self::MessageRate => "message rate",
             Self::Throughput => "throughput",
             Self::RnrNaks => "RNR NAKs",
+            Self::RequestPackets => "request packets",
+            Self::ResponsePackets => "response packets",
+            Self::RequestFrame => "request frame",
+            Self::ResponseFrame => "response frame",
+            Self::AskingCpu => "CPU, asking end",
+            Self::AnsweringCpu => "CPU, other end",
+            Self::AskingWork => "CPU without empty polls, asking end",
+            Self::AnsweringWork => "CPU without empty polls, other end",
             Self::Fairness => "fairness (Jain)",
         }
     }
@@ -54,19 +86,47 @@ impl Quantity {
             Self::MessageRate => "M messages/s",
             Self::Throughput => "Gb/s",
             Self::RnrNaks => "per second",
+            Self::RequestPackets | Self::ResponsePackets => "packets/operation",
+            Self::RequestFrame | Self::ResponseFrame => "B/packet",
+            Self::AskingCpu | Self::AnsweringCpu | Self::AskingWork | Self::AnsweringWork => "us/message",
             Self::Fairness => "",
         }
     }
 
     /// Does it spread over orders of magnitude, and is never nothing?
     pub fn is_logarithmic(self) -> bool {
-        !matches!(self, Self::RnrNaks | Self::Fairness)
+        matches!(
+            self,
+            Self::MedianLatency
+                | Self::TailLatency
+                | Self::MessageRate
+                | Self::Throughput
+                | Self::AskingCpu
+                | Self::AnsweringCpu
+        )
     }
 
     /// Is less of it better?
     pub fn less_is_better(self) -> bool {
-        matches!(self, Self::MedianLatency | Self::TailLatency | Self::RnrNaks)
+        !matches!(self, Self::MessageRate | Self::Throughput | Self::Fairness)
     }
+}
+
+/// Microseconds per message that the ends have sent, those to warm up included.
+fn per_message(result: &PointResult, ns: Option<u64>) -> Option<f64> {
+    // Both ways, both ends have sent as many; then this is per message and the one that came back.
+    let messages: u64 = result.sent_by_connection.iter().sum();
+    (messages > 0).then_some(ns? as f64 / 1e3 / messages as f64)
+}
+
+/// First transmissions of an end, and what answers the first transmissions of its peer, by the operations of the end that
+/// asked. A device without counters has counted none.
+fn per_operation(result: &PointResult, counted: &Counted, peer: &Counted) -> Option<f64> {
+    let operations: u64 = result.sent_by_connection.iter().sum();
+    // Each packet that is sent again is answered once more, where the machine is busy.
+    let answers = counted.ack_packets.saturating_add(counted.response_packets);
+    let packets = counted.data_packets.saturating_add(answers.saturating_sub(peer.retransmitted_packets));
+    (operations > 0 && packets > 0).then(|| packets as f64 / operations as f64)
 }
 
 /// Jain's fairness index: the square of the sum over N times the sum of squares.
@@ -114,6 +174,26 @@ mod tests {
         assert_eq!(jain(&[9, 0, 0]), Some(1.0 / 3.0));
         assert_eq!(jain(&[0, 0]), None);
         assert_eq!(jain(&[]), None);
+    }
+
+    #[test]
+    fn what_answers_packets_that_were_sent_again_is_no_part_of_an_operation() {
+        let mut result = PointResult { sent_by_connection: vec![6, 4], ..PointResult::default() };
+        assert_eq!(Quantity::RequestPackets.of(&result), None, "a device without counters");
+        (result.counted.client.data_packets, result.counted.client.retransmitted_packets) = (10, 5);
+        result.counted.server.ack_packets = 15;
+        assert_eq!(Quantity::RequestPackets.of(&result), Some(1.0));
+        assert_eq!(Quantity::ResponsePackets.of(&result), Some(1.0));
+    }
+
+    #[test]
+    fn cpu_time_is_per_message_and_unknown_where_nobody_measured_it() {
+        let mut result = PointResult { sent_by_connection: vec![6, 4], ..PointResult::default() };
+        let all = [Quantity::AskingCpu, Quantity::AnsweringCpu, Quantity::AskingWork, Quantity::AnsweringWork];
+        assert_eq!(all.map(|quantity| quantity.of(&result)), [None; 4]);
+        (result.cpu.client.all_ns, result.cpu.client.empty_ns) = (Some(50_000), Some(20_000));
+        result.cpu.server.all_ns = Some(10_000);
+        assert_eq!(all.map(|quantity| quantity.of(&result)), [Some(5.0), Some(1.0), Some(3.0), None]);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What an experiment is made of.
 
+use super::claims;
 use super::judge::Claim;
 use super::quantity::Quantity;
 use crate::parameters::{Extent, Kind, Operation, Parameters};
@@ -48,11 +49,31 @@ pub struct Experiment {
     /// What is swept: the axis, with its unit.
     pub sweep: &'static str,
     /// What is measured: the first is what a plot shows at first.
-    pub quantities: &'static [Quantity],
+    pub quantities: Vec<Quantity>,
     /// What there is to measure.
     pub points: Vec<Point>,
     /// What is published of it.
-    pub claims: &'static [Claim],
+    pub claims: Vec<Claim>,
+}
+
+/// Stands behind what an experiment is about: lists, inline data and interrupts are claims about CPU time.
+const CPU: [Quantity; 4] = [Quantity::AskingCpu, Quantity::AnsweringCpu, Quantity::AskingWork, Quantity::AnsweringWork];
+
+impl Experiment {
+    /// An experiment with everything that is published of it.
+    pub(super) fn new(
+        name: impl Into<String>,
+        question: &'static str,
+        setting: &'static str,
+        sweep: &'static str,
+        quantities: &'static [Quantity],
+        points: Vec<Point>,
+    ) -> Self {
+        let name = name.into();
+        let claims = claims::of(&name);
+        let quantities = quantities.iter().chain(&CPU).copied().collect();
+        Self { name, question, setting, sweep, quantities, points, claims }
+    }
 }
 
 /// One point of a sweep.

@@ -2,7 +2,7 @@
 
 use doorbell_protocols::Protocol;
 
-use super::claims;
+use super::operations;
 use super::quantity::Quantity::{self, Fairness, MedianLatency, MessageRate, RnrNaks, TailLatency, Throughput};
 use super::sweep::{Effort, Experiment, Point};
 use crate::parameters::{Kind, Operation, Parameters};
@@ -10,6 +10,9 @@ use crate::serving::{Serving, SharedBy};
 
 /// Sizes at which protocols are compared, in bytes.
 pub const COMPARED_SIZES: [usize; 4] = [16, 512, 8192, 1 << 20];
+
+/// The longest messages that shared receives are published to cost nothing, in bytes.
+const MOST_FREE_SHARED: usize = 32;
 
 const LATENCY: &[Quantity] = &[MedianLatency, TailLatency];
 const RATE: &[Quantity] = &[MessageRate, Throughput];
@@ -23,30 +26,10 @@ struct Family {
     variants: &'static [Protocol],
     /// So many of them are part of a quick study.
     quick: usize,
-    claims: Claims,
 }
-
-/// What is published of a protocol, by experiment.
-struct Claims {
-    latency: &'static [claims::Claim],
-    bandwidth: &'static [claims::Claim],
-    threads: &'static [claims::Claim],
-    n_to_1: &'static [claims::Claim],
-}
-
-const NOT_PUBLISHED: Claims = Claims { latency: &[], bandwidth: &[], threads: &[], n_to_1: &[] };
 
 const FAMILIES: [Family; 6] = [
-    Family {
-        variants: &[Protocol::SendReceive],
-        quick: 1,
-        claims: Claims {
-            latency: claims::LATENCY,
-            bandwidth: claims::BANDWIDTHS,
-            threads: claims::THREADS_CLAIMS,
-            n_to_1: claims::N_TO_1,
-        },
-    },
+    Family { variants: &[Protocol::SendReceive], quick: 1 },
     Family {
         variants: &[
             Protocol::DirectRead,
@@ -55,14 +38,8 @@ const FAMILIES: [Family; 6] = [
             Protocol::DirectReadFencedSend,
         ],
         quick: 3,
-        claims: Claims {
-            latency: claims::DIRECT_READ_LATENCY,
-            bandwidth: claims::DIRECT_READ_BANDWIDTH,
-            threads: claims::DIRECT_READ_THREADS,
-            n_to_1: claims::DIRECT_READ_N_TO_1,
-        },
     },
-    Family { variants: &[Protocol::DirectWrite], quick: 1, claims: NOT_PUBLISHED },
+    Family { variants: &[Protocol::DirectWrite], quick: 1 },
     Family {
         variants: &[
             Protocol::BufferedWriteImmediateSend,
@@ -73,10 +50,9 @@ const FAMILIES: [Family; 6] = [
             Protocol::BufferedWriteReverseSend,
         ],
         quick: 3,
-        claims: NOT_PUBLISHED,
     },
-    Family { variants: &[Protocol::SharedWrite], quick: 1, claims: NOT_PUBLISHED },
-    Family { variants: &[Protocol::BufferedRead], quick: 1, claims: NOT_PUBLISHED },
+    Family { variants: &[Protocol::SharedWrite], quick: 1 },
+    Family { variants: &[Protocol::BufferedRead], quick: 1 },
 ];
 
 /// All experiments, with their points for this effort.
@@ -100,13 +76,14 @@ pub fn all(effort: Effort) -> Vec<Experiment> {
         table.extend([family.threads(effort), threads_srq(effort)]);
         table.extend([family.n_to_1(effort), n_to_1_srq(effort), rnr(effort)]);
     }
+    table.extend(operations::experiments(effort));
     table
 }
 
 /// Sizes of a sweep over sizes: those that protocols are compared at, and some between.
 fn sizes(effort: Effort, least: usize) -> Vec<usize> {
     let mut sizes: Vec<usize> = match effort {
-        Effort::Quick => vec![1, 64, 2048, 65_536],
+        Effort::Quick => vec![1, 64, 65_536],
         Effort::Usual => vec![1, 64, 256, 1024, 2048, 4096, 16_384, 65_536, 262_144],
         Effort::Full => (0..=20).map(|exponent| 1 << exponent).collect(),
     };
@@ -117,7 +94,7 @@ fn sizes(effort: Effort, least: usize) -> Vec<usize> {
     sizes
 }
 
-fn point(series: impl Into<String>, x: usize, parameters: Parameters) -> Point {
+pub(super) fn point(series: impl Into<String>, x: usize, parameters: Parameters) -> Point {
     Point { series: series.into(), x: x as f64, parameters }
 }
 
@@ -135,6 +112,25 @@ impl Family {
         &self.variants[..effort.pick(self.quick, self.variants.len(), self.variants.len())]
     }
 
+    fn is_direct_read(&self) -> bool {
+        self.variants[0] == Protocol::DirectRead
+    }
+
+    /// Messages unacknowledged where the window is not swept: more than 32 gain Direct-Read nothing, as is published.
+    fn window(&self) -> usize {
+        if self.is_direct_read() { 32 } else { 64 }
+    }
+
+    /// With the longest messages that are published to take Direct-Read no longer than the shortest.
+    fn latency_sizes(&self, effort: Effort) -> Vec<usize> {
+        let mut sizes = self.sizes(effort, 1);
+        if self.is_direct_read() && !sizes.contains(&1024) {
+            sizes.push(1024);
+            sizes.sort_unstable();
+        }
+        sizes
+    }
+
     fn sizes(&self, effort: Effort, least: usize) -> Vec<usize> {
         match effort {
             Effort::Quick | Effort::Usual if !self.is_send_receive() => COMPARED_SIZES.to_vec(),
@@ -148,26 +144,25 @@ impl Family {
 
     fn latency(&self, effort: Effort) -> Experiment {
         let mut points = Vec::new();
-        for bytes in self.sizes(effort, 1) {
+        for bytes in self.latency_sizes(effort) {
             for &protocol in self.variants(effort) {
                 let series = if self.is_send_receive() { "ping-pong" } else { protocol.variant() };
                 points.push(point(series, bytes, Self::parameters(effort, Kind::Latency, protocol, bytes)));
             }
         }
-        Experiment {
-            name: format!("{}/latency", self.family()),
-            question: "How long does one message take, by its size?",
-            setting: "one connection, one message at a time; half a round trip of a ping-pong, both sides polling",
-            sweep: "message size, B",
-            quantities: LATENCY,
+        Experiment::new(
+            format!("{}/latency", self.family()),
+            "How long does one message take, by its size?",
+            "one connection, one message at a time; half a round trip of a ping-pong, both sides polling",
+            "message size, B",
+            LATENCY,
             points,
-            claims: self.claims.latency,
-        }
+        )
     }
 
     fn bandwidth(&self, effort: Effort) -> Experiment {
         let mut points = Vec::new();
-        let configurations = [("sequential", 1, 1), ("unbatched", 64, 1), ("batched", 256, 8)];
+        let configurations = [("sequential", 1, 1), ("unbatched", self.window(), 1), ("batched", 256, 8)];
         for bytes in self.sizes(effort, 16) {
             for (index, &protocol) in self.variants(effort).iter().enumerate() {
                 let configurations = match effort {
@@ -190,22 +185,30 @@ impl Family {
                 }
             }
         }
-        Experiment {
-            name: format!("{}/bandwidth", self.family()),
-            question: "How much goes through, by message size and configuration?",
-            setting: "one connection; sequential: 1 message unacknowledged, unbatched: 64, batched: 256 and eight per \
-                      post; for large messages window and depth shrink to what a cache holds",
-            sweep: "message size, B",
-            quantities: THROUGHPUT,
+        Experiment::new(
+            format!("{}/bandwidth", self.family()),
+            "How much goes through, by message size and configuration?",
+            match self.is_direct_read() {
+                true => {
+                    "one connection; sequential: 1 message unacknowledged, unbatched: 32, batched: 256 and eight per \
+                     post; for large messages window and depth shrink to what a cache holds"
+                }
+                false => {
+                    "one connection; sequential: 1 message unacknowledged, unbatched: 64, batched: 256 and eight per \
+                     post; for large messages window and depth shrink to what a cache holds"
+                }
+            },
+            "message size, B",
+            THROUGHPUT,
             points,
-            claims: self.claims.bandwidth,
-        }
+        )
     }
 
     /// Sizes where the number of threads or senders is swept.
     fn few_sizes(&self, effort: Effort) -> Vec<usize> {
         match self.is_send_receive() {
             true => vec![16, 512, 8192],
+            false if self.is_direct_read() => effort.pick(vec![16], vec![16, 512, 8192], vec![16, 512, 8192]),
             false => effort.pick(vec![16], vec![16, 8192], vec![16, 512, 8192]),
         }
     }
@@ -227,21 +230,28 @@ impl Family {
                 for threads in thread_counts(effort) {
                     let serving = Serving { threads, ..Serving::default() };
                     let base = Self::parameters(effort, Kind::Bandwidth, protocol, bytes);
-                    let parameters = Parameters { connections: threads, serving, ..base };
+                    let parameters = Parameters { connections: threads, window: self.window(), serving, ..base };
                     points.push(point(format!("{bytes} B{variant}"), threads, parameters));
                 }
             }
         }
-        Experiment {
-            name: format!("{}/threads", self.family()),
-            question: "Do more threads send more?",
-            setting: "so many threads on each side, one connection each, 64 messages unacknowledged, one per post; all \
-                      threads of a side share one RNIC",
-            sweep: "threads on each side",
-            quantities: RATE,
+        Experiment::new(
+            format!("{}/threads", self.family()),
+            "Do more threads send more?",
+            match self.is_direct_read() {
+                true => {
+                    "so many threads on each side, one connection each, 32 messages unacknowledged, one per post; all \
+                     threads of a side share one RNIC"
+                }
+                false => {
+                    "so many threads on each side, one connection each, 64 messages unacknowledged, one per post; all \
+                     threads of a side share one RNIC"
+                }
+            },
+            "threads on each side",
+            RATE,
             points,
-            claims: self.claims.threads,
-        }
+        )
     }
 
     fn n_to_1(&self, effort: Effort) -> Experiment {
@@ -250,13 +260,19 @@ impl Family {
             true => &[(", in turn", false), (", single receiver", true)],
             false => &[("", false)],
         };
-        for bytes in self.few_sizes(effort) {
+        let mut sizes = self.few_sizes(effort);
+        if self.is_send_receive() {
+            sizes.insert(1, MOST_FREE_SHARED);
+        }
+        for bytes in sizes {
+            // Only to compare shared receives with.
+            let ways = if bytes == MOST_FREE_SHARED { &ways[1..] } else { ways };
             for (variant, protocol) in self.swept(effort) {
                 for &(how, single_receiver) in ways {
-                    for senders in sender_counts(effort) {
+                    for senders in sender_counts(effort, bytes) {
                         let serving = Serving { single_receiver, ..Serving::default() };
                         let base = Self::parameters(effort, Kind::Bandwidth, protocol, bytes);
-                        let parameters = Parameters { connections: senders, serving, ..base };
+                        let parameters = Parameters { connections: senders, window: self.window(), serving, ..base };
                         points.push(point(format!("{bytes} B{variant}{how}"), senders, parameters));
                     }
                 }
@@ -272,20 +288,23 @@ impl Family {
                 "so many connections, 64 messages unacknowledged each, into one ring that one thread receives from; \
                  the senders take turns in one thread of the other process"
             }
+            "direct-read" => {
+                "so many connections, 32 messages unacknowledged each, all receives in one thread, which looks at \
+                 them in turn; the senders take turns in one thread of the other process"
+            }
             _ => {
                 "so many connections, 64 messages unacknowledged each, all receives in one thread, which looks at \
                  them in turn; the senders take turns in one thread of the other process"
             }
         };
-        Experiment {
-            name: format!("{}/n-to-1", self.family()),
-            question: "Many senders, one receiver: what does it take in, and is it fair?",
+        Experiment::new(
+            format!("{}/n-to-1", self.family()),
+            "Many senders, one receiver: what does it take in, and is it fair?",
             setting,
-            sweep: "senders",
-            quantities: GATHERED,
+            "senders",
+            GATHERED,
             points,
-            claims: self.claims.n_to_1,
-        }
+        )
     }
 }
 
@@ -297,15 +316,14 @@ fn direct_read_window(effort: Effort) -> Experiment {
             Parameters { window, batch: 1, depth: (2 * window).max(64), depths_are_defaults: false, ..base };
         point(Protocol::DirectRead.variant(), window, parameters)
     };
-    Experiment {
-        name: "direct-read/window".to_owned(),
-        question: "How many messages should be unacknowledged?",
-        setting: "16 B, one connection, one message per post; 32 READs are in flight at most",
-        sweep: "messages unacknowledged at most",
-        quantities: RATE,
-        points: windows.into_iter().map(point_of).collect(),
-        claims: claims::DIRECT_READ_WINDOW,
-    }
+    Experiment::new(
+        "direct-read/window",
+        "How many messages should be unacknowledged?",
+        "16 B, one connection, one message per post; 32 READs are in flight at most",
+        "messages unacknowledged at most",
+        RATE,
+        windows.into_iter().map(point_of).collect(),
+    )
 }
 
 fn one_to_n(effort: Effort) -> Experiment {
@@ -316,31 +334,33 @@ fn one_to_n(effort: Effort) -> Experiment {
     ];
     for bytes in effort.pick(vec![65_536], vec![512, 65_536], vec![16, 512, 8192, 65_536, 1 << 20]) {
         for (way, protocol, replicate) in ways {
-            for readers in effort.pick(vec![1, 4, 16], vec![1, 2, 4, 8, 16], vec![1, 2, 4, 8, 16, 32]) {
+            for readers in effort.pick(vec![1, 16], vec![1, 2, 4, 8, 16], vec![1, 2, 4, 8, 16, 32]) {
                 let base = Family::parameters(effort, Kind::Bandwidth, protocol, bytes);
                 let parameters = Parameters { connections: readers, replicate, ..base };
                 points.push(point(format!("{bytes} B, {way}"), readers, parameters));
             }
         }
     }
-    Experiment {
-        name: "direct-read/one-to-n".to_owned(),
-        question: "One source, many readers: what do all of them together take in?",
-        setting: "every message goes to so many connections, which are served in turn by one thread on each side: by \
+    Experiment::new(
+        "direct-read/one-to-n",
+        "One source, many readers: what do all of them together take in?",
+        "every message goes to so many connections, which are served in turn by one thread on each side: by \
                   Direct-Read, acknowledged by SEND, from the same memory at the pace of the slowest reader; or, to \
                   compare, by Send-Receive to each. Every copy counts as a message",
-        sweep: "readers",
-        quantities: THROUGHPUT,
+        "readers",
+        THROUGHPUT,
         points,
-        claims: &[],
-    }
+    )
 }
 
 fn thread_counts(effort: Effort) -> Vec<usize> {
     effort.pick(vec![1, 2, 4], vec![1, 2, 3, 4], vec![1, 2, 3, 4, 6, 8, 16])
 }
 
-fn sender_counts(effort: Effort) -> Vec<usize> {
+fn sender_counts(effort: Effort, bytes: usize) -> Vec<usize> {
+    if bytes == MOST_FREE_SHARED && effort != Effort::Full {
+        return vec![16];
+    }
     effort.pick(vec![1, 4, 16], vec![1, 2, 4, 8, 16], vec![1, 2, 4, 8, 16, 32, 64])
 }
 
@@ -351,20 +371,19 @@ fn small(effort: Effort, window: usize, batch: usize) -> Parameters {
 }
 
 fn window(effort: Effort) -> Experiment {
-    let windows = effort.pick(vec![1, 2, 4, 8, 16, 32, 64, 256], doubling(256), doubling(1024));
-    Experiment {
-        name: "send-receive/window".to_owned(),
-        question: "How many messages should be unacknowledged?",
-        setting: "16 B, one connection, one message per post",
-        sweep: "messages unacknowledged at most",
-        quantities: RATE,
-        points: windows.into_iter().map(|window| point("one per post", window, small(effort, window, 1))).collect(),
-        claims: claims::WINDOWS,
-    }
+    let windows = effort.pick(vec![1, 4, 16, 32, 64, 256], doubling(256), doubling(1024));
+    Experiment::new(
+        "send-receive/window",
+        "How many messages should be unacknowledged?",
+        "16 B, one connection, one message per post",
+        "messages unacknowledged at most",
+        RATE,
+        windows.into_iter().map(|window| point("one per post", window, small(effort, window, 1))).collect(),
+    )
 }
 
 fn batch(effort: Effort) -> Experiment {
-    let batches = effort.pick(vec![1, 4, 8, 16, 64], doubling(64), doubling(64));
+    let batches = effort.pick(vec![1, 4, 8, 64], doubling(64), doubling(64));
     let windows = effort.pick(vec![64, 256], vec![64, 256], vec![64, 256, 1024]);
     let mut points = Vec::new();
     for window in windows {
@@ -372,15 +391,17 @@ fn batch(effort: Effort) -> Experiment {
             points.push(point(format!("window {window}"), batch, small(effort, window, batch)));
         }
     }
-    Experiment {
-        name: "send-receive/batch".to_owned(),
-        question: "How many messages should go in one post?",
-        setting: "16 B, one connection (doorbell batching)",
-        sweep: "messages per post",
-        quantities: RATE,
-        points,
-        claims: claims::BATCHES,
+    for batch in effort.pick(vec![1, 8], doubling(8), doubling(8)) {
+        points.push(point("4 posts in flight", batch, small(effort, 4 * batch, batch)));
     }
+    Experiment::new(
+        "send-receive/batch",
+        "How many messages should go in one post?",
+        "16 B, one connection (doorbell batching): so many messages unacknowledged, or as many as four posts have",
+        "messages per post",
+        RATE,
+        points,
+    )
 }
 
 fn large_or_batch(effort: Effort) -> Experiment {
@@ -396,15 +417,14 @@ fn large_or_batch(effort: Effort) -> Experiment {
         points.push(point("one message", bytes, stream(bytes, 32, 1)));
         points.push(point("list of 8", bytes, stream(bytes / 8, 256, 8)));
     }
-    Experiment {
-        name: "send-receive/large-or-batch".to_owned(),
-        question: "One large message, or the same bytes as eight in one post?",
-        setting: "one connection; per post as many bytes either way, and as many unacknowledged",
-        sweep: "payload per post, B",
-        quantities: &[Throughput],
+    Experiment::new(
+        "send-receive/large-or-batch",
+        "One large message, or the same bytes as eight in one post?",
+        "one connection; per post as many bytes either way, and as many unacknowledged",
+        "payload per post, B",
+        &[Throughput],
         points,
-        claims: claims::LARGE_OR_BATCH,
-    }
+    )
 }
 
 fn receive_batching(effort: Effort) -> Experiment {
@@ -415,34 +435,32 @@ fn receive_batching(effort: Effort) -> Experiment {
             points.push(point(series, poll_list, Parameters { serving, ..small(effort, 256, 8) }));
         }
     }
-    Experiment {
-        name: "send-receive/receive-batching".to_owned(),
-        question: "What do lists bring on the receiving side?",
-        setting: "16 B, 256 unacknowledged, eight per post, so that the sender is not what is waited for",
-        sweep: "completions per poll at most",
-        quantities: RATE,
+    Experiment::new(
+        "send-receive/receive-batching",
+        "What do lists bring on the receiving side?",
+        "16 B, 256 unacknowledged, eight per post, so that the sender is not what is waited for",
+        "completions per poll at most",
+        RATE,
         points,
-        claims: claims::RECEIVE_BATCHING,
-    }
+    )
 }
 
 fn inline(effort: Effort) -> Experiment {
     let mut points = Vec::new();
-    for bytes in effort.pick(vec![1, 16, 64, 256], vec![1, 16, 64, 128, 256, 512], doubling(512)) {
+    for bytes in effort.pick(vec![16, 256], vec![1, 16, 64, 128, 256, 512], doubling(512)) {
         for (series, inline) in [("inline", 512), ("not inline", 0)] {
             let base = Point::parameters(effort, Kind::Latency, Operation::Send, bytes);
             points.push(point(series, bytes, Parameters { inline, ..base }));
         }
     }
-    Experiment {
-        name: "send-receive/inline".to_owned(),
-        question: "Do inline data shorten latency?",
-        setting: "one connection, ping-pong; the payload is copied into the work request, or read from memory",
-        sweep: "message size, B",
-        quantities: LATENCY,
+    Experiment::new(
+        "send-receive/inline",
+        "Do inline data shorten latency?",
+        "one connection, ping-pong; the payload is copied into the work request, or read from memory",
+        "message size, B",
+        LATENCY,
         points,
-        claims: claims::INLINE,
-    }
+    )
 }
 
 fn threads_srq(effort: Effort) -> Experiment {
@@ -457,22 +475,21 @@ fn threads_srq(effort: Effort) -> Experiment {
             }
         }
     }
-    Experiment {
-        name: "send-receive/threads-srq".to_owned(),
-        question: "What do shared receive buffers cost, and who should post them again?",
-        setting: "as threads, with 512 receive buffers that all connections share: posted again under a lock by whoever \
+    Experiment::new(
+        "send-receive/threads-srq",
+        "What do shared receive buffers cost, and who should post them again?",
+        "as threads, with 512 receive buffers that all connections share: posted again under a lock by whoever \
                   gives one back, or by one thread that does nothing else",
-        sweep: "threads on each side",
-        quantities: &[MessageRate, Throughput, RnrNaks],
+        "threads on each side",
+        &[MessageRate, Throughput, RnrNaks],
         points,
-        claims: claims::THREADS_SRQ,
-    }
+    )
 }
 
 fn n_to_1_srq(effort: Effort) -> Experiment {
     let mut points = Vec::new();
-    for bytes in [16, 512, 8192] {
-        for senders in sender_counts(effort) {
+    for bytes in [16, MOST_FREE_SHARED, 512, 8192] {
+        for senders in sender_counts(effort, bytes) {
             let shared_receives = Some(SharedBy::Lock);
             let serving = Serving { single_receiver: true, shared_receives, ..Serving::default() };
             let base = Point::parameters(effort, Kind::Bandwidth, Operation::Send, bytes);
@@ -480,21 +497,20 @@ fn n_to_1_srq(effort: Effort) -> Experiment {
             points.push(point(format!("{bytes} B, shared"), senders, parameters));
         }
     }
-    Experiment {
-        name: "send-receive/n-to-1-srq".to_owned(),
-        question: "Many senders into shared receive buffers: what does the constant memory cost?",
-        setting: "as n-to-1 with a single receiver, and 512 receive buffers for all senders together",
-        sweep: "senders",
-        quantities: GATHERED,
+    Experiment::new(
+        "send-receive/n-to-1-srq",
+        "Many senders into shared receive buffers: what does the constant memory cost?",
+        "as n-to-1 with a single receiver, and 512 receive buffers for all senders together",
+        "senders",
+        GATHERED,
         points,
-        claims: claims::N_TO_1_SRQ,
-    }
+    )
 }
 
 fn rnr(effort: Effort) -> Experiment {
     let mut points = Vec::new();
     let rates = effort.pick(
-        vec![25_000, 100_000, 400_000],
+        vec![25_000, 400_000],
         vec![25_000, 50_000, 100_000, 200_000, 400_000],
         vec![12_500, 25_000, 50_000, 75_000, 100_000, 150_000, 200_000, 400_000, 800_000],
     );
@@ -516,19 +532,18 @@ fn rnr(effort: Effort) -> Experiment {
             }
         }
     }
-    Experiment {
-        name: "send-receive/rnr".to_owned(),
-        question: "What happens when senders are faster than the receiver?",
-        setting: "16 B to one receiver that takes 10 us for each message, so about 100,000 per second; 16 receive \
+    Experiment::new(
+        "send-receive/rnr",
+        "What happens when senders are faster than the receiver?",
+        "16 B to one receiver that takes 10 us for each message, so about 100,000 per second; 16 receive \
                   buffers per sender; with flow control by credits, and with none",
-        sweep: "thousand messages/s offered",
-        quantities: REFUSED,
+        "thousand messages/s offered",
+        REFUSED,
         points,
-        claims: claims::RNR_CLAIMS,
-    }
+    )
 }
 
 /// 1, 2, 4, ... up to this.
-fn doubling(most: usize) -> Vec<usize> {
+pub(super) fn doubling(most: usize) -> Vec<usize> {
     std::iter::successors(Some(1), |count| Some(2 * count)).take_while(|&count| count <= most).collect()
 }

@@ -42,6 +42,12 @@ impl<'a> View<'a> {
         best(self.of(experiment).find(|record| record.series == series && record.x == x)?, quantity)
     }
 
+    /// The median of one point.
+    pub(super) fn median_at(self, experiment: &str, series: &str, quantity: Quantity, x: f64) -> Option<f64> {
+        let record = self.of(experiment).find(|record| record.series == series && record.x == x)?;
+        Some(record.spread(quantity)?.median)
+    }
+
     /// The share of its median that the repetitions of a point typically span.
     pub fn span(self, experiment: &str, quantity: Quantity) -> Option<f64> {
         let spreads = self.of(experiment).filter(|record| record.repetitions.len() > 1);

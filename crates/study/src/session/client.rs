@@ -28,7 +28,7 @@ impl Client {
     /// The parameters are not allowed, here or there.
     pub fn new(device: &Device, stream: TcpStream, parameters: Parameters) -> Result<Self, SessionError> {
         parameters.check()?;
-        block_on(Asking::new(device, TcpPeer::new(stream)?, OsThreads, parameters)).map(Self)
+        block_on(Asking::new(device, TcpPeer::new(stream)?, OsThreads::default(), parameters)).map(Self)
     }
 
     /// Measures one size. `progress` hears how many messages of one connection are done.
@@ -135,11 +135,13 @@ impl<P: Peer<Says = ToServer, Hears = FromServer>, X: Threads> Asking<P, X> {
             rounds_are_long: parameters.slow_receiver_us > 0,
         };
         let performance = Performance { parameters, part: &part, threads: &self.threads, watch };
+        let cpu_before = self.threads.cpu_time();
         let (tallies, histogram) = self.peer.watched(performance.of(point, &memory, &progress)).await?;
+        let cpu = self.threads.cpu_time().since(cpu_before);
         if parameters.operation.is_one_sided() {
             self.peer.send(ToServer::Done { messages: tallies.iter().map(|tally| tally.sent).collect() }).await?;
         }
-        let own = Report::new(&tallies, &self.device, &before);
+        let own = Report { cpu, ..Report::new(&tallies, &self.device, &before) };
         let report = match self.peer.receive(Patience::Answer).await? {
             FromServer::Report(report) => *report,
             other => return Err(other.instead_of("a report")),

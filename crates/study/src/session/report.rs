@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use doorbell_verbs::{Counters, Device, LinkCounters};
 use serde::{Deserialize, Serialize};
 
+use crate::cpu::CpuTime;
 use crate::record;
 use crate::workload::Tally;
 
@@ -32,6 +33,8 @@ pub struct Report {
     pub(super) control_sends: u64,
     pub(super) counters: BTreeMap<String, u64>,
     pub(super) link: BTreeMap<String, u64>,
+    #[serde(default)]
+    pub(super) cpu: CpuTime,
 }
 
 impl Report {
@@ -51,6 +54,7 @@ impl Report {
                 .map(|(now, before)| record::by_name(&now.since(&before)))
                 .unwrap_or_default(),
             link: record::link_by_name(&device.link_counters(), &before.link),
+            cpu: CpuTime::default(),
         }
     }
 }

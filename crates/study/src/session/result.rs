@@ -93,6 +93,7 @@ impl Seen<'_> {
             damaged: own.damaged + report.damaged,
             stalled_on_credits: own.stalled_on_credits + report.stalled_on_credits,
             sent_by_connection: tallies.iter().map(|tally| tally.sent).collect(),
+            cpu: BothEnds { client: own.cpu, server: report.cpu },
             counters: BothEnds { client: own.counters, server: report.counters },
             link: BothEnds { client: own.link, server: report.link },
         }

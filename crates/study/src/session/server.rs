@@ -10,6 +10,7 @@ use super::peer::{FromServer, Patience, Peer, ToServer, Watch};
 use super::point::{Ends, Prepared};
 use super::report::Report;
 use super::{SessionError, TcpPeer};
+use crate::cpu::CpuTime;
 use crate::executor::block_on;
 use crate::one_sided;
 use crate::parameters::Parameters;
@@ -24,7 +25,7 @@ use crate::workload::{Plan, Tally};
 /// The client wants what is not allowed, or a point failed: the client was told why. Or the client
 /// is gone.
 pub fn serve(device: &Device, stream: TcpStream, memory_bytes: usize) -> Result<(), SessionError> {
-    block_on(answer(device, TcpPeer::new(stream)?, &OsThreads, memory_bytes))
+    block_on(answer(device, TcpPeer::new(stream)?, &OsThreads::default(), memory_bytes))
 }
 
 /// The same, whatever joins it to the end that asks and whatever runs its tasks: see [`Asking`](super::Asking).
@@ -91,17 +92,20 @@ async fn answer_point<C: Connector<Connection: Send>, P: Peer<Says = FromServer,
     let prepared = Prepared::new(protocol, pd, parameters, bytes, &part)?;
     peer.send(FromServer::Accepted).await?;
     let point = prepared.connect(peer).await?;
-    let (before, plan) = (point.before, point.plan);
+    let (before, plan, cpu_before) = (point.before, point.plan, threads.cpu_time());
     if let Ends::OneSided(ends) = &point.ends {
         let tallies = be_target(ends, device, peer, parameters, &plan).await?;
-        return Ok(Report::new(&tallies, device, &before));
+        // A target has nothing to find: what it polls for is the RNIC's work.
+        let cpu = CpuTime { empty_ns: None, ..threads.cpu_time().since(cpu_before) };
+        return Ok(Report { cpu, ..Report::new(&tallies, device, &before) });
     }
     peer.send(FromServer::Ready { memory: Vec::new() }).await?;
     let peer = &*peer;
     let watch = Watch { peer, device, is_to_be_silent: true, rounds_are_long: parameters.slow_receiver_us > 0 };
     let performance = Performance { parameters, part: &part, threads, watch };
     let (tallies, _) = peer.watched(performance.of(point, &[], &|_| {})).await?;
-    Ok(Report::new(&tallies, device, &before))
+    let cpu = threads.cpu_time().since(cpu_before);
+    Ok(Report { cpu, ..Report::new(&tallies, device, &before) })
 }
 
 /// Has memory that the peer uses, until it says that it is done.

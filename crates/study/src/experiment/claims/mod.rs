@@ -1,0 +1,135 @@
+//! What is published of each experiment, and how the data are held against it.
+//!
+//! Sentences and numbers come from `published/*.toml`; a function here says when data have a shape. The figures of T1
+//! are of ConnectX-5 RNICs over 100 Gb/s Ethernet. Where line rate is meant, the highest throughput of any
+//! configuration stands for it: loopback has no rate of its own. Rates and latencies are the best of each point's
+//! repetitions, since other programs only ever slow one down.
+
+mod direct_read;
+mod operations;
+mod send_receive;
+mod shared;
+
+use doorbell_published::Shape;
+
+pub(super) use super::judge::Claim;
+use super::judge::{Judgement, cannot, holds_if, knee, line};
+use super::quantity::Quantity::{self, MedianLatency};
+use super::view::View;
+
+/// Ratios closer to 1 than this are no difference: runs vary by as much.
+const NOISE: f64 = 1.1;
+
+/// A shape by its id, and the function that judges it.
+type Judges = &'static [(&'static str, fn(View<'_>, &Shape) -> Option<Judgement>)];
+
+/// What is published of an experiment.
+pub(super) fn of(experiment: &str) -> Vec<Claim> {
+    let shapes = [send_receive::SHAPES, shared::SHAPES, direct_read::SHAPES, operations::SHAPES].concat();
+    let shapes = shapes.into_iter().map(|(id, judge)| {
+        let shape = doorbell_published::shape(id).unwrap_or_else(|| unreachable!("{id} is published"));
+        (shape.experiment.as_str(), Claim::of_shape(shape, judge))
+    });
+    let rows = operations::ROWS.iter().map(|id| {
+        let row = doorbell_published::row(id).unwrap_or_else(|| unreachable!("{id} is published"));
+        (row.experiment.as_str(), Claim::of_row(row, operations::judge_row))
+    });
+    shapes.chain(rows).filter(|(of, _)| *of == experiment).map(|(_, claim)| claim).collect()
+}
+
+/// What makes the shape is missing in a software RNIC; otherwise it holds or not.
+fn unless_soft(view: View<'_>, holds: bool, because: String, missing: &str) -> Option<Judgement> {
+    match holds {
+        false if view.is_soft() => cannot(format!("{because}; {missing}")),
+        holds => holds_if(holds, because),
+    }
+}
+
+/// A straight line through the points up to a size.
+fn straight(view: View<'_>, experiment: &str, series: &str, to_bytes: f64) -> Option<Judgement> {
+    let mut curve = view.best_curve(experiment, series, MedianLatency);
+    curve.retain(|point| point.0 <= to_bytes);
+    let (base, slope, worst) = line(&curve)?;
+    let because = format!(
+        "a line of {base:.1} us + {:.2} us/KiB fits all {} sizes up to {to_bytes:.0} B within {:.0} %",
+        slope * 1024.0,
+        curve.len(),
+        worst * 100.0
+    );
+    holds_if(worst <= 0.35 && slope > 0.0, because)
+}
+
+/// A curve that rises in proportion until it is flat, in words; and whether it is one.
+fn linear_then_flat(curve: &[(f64, f64)], of: &str) -> Option<(bool, String)> {
+    let ((first, one), (last, _)) = (*curve.first()?, *curve.last()?);
+    let most = knee(curve, 1.0)?.1;
+    if last <= first {
+        return None;
+    }
+    let is_on = |&(x, y): &(f64, f64)| y >= 0.6 * one * x / first || y * 1.2 >= most;
+    let because = format!("up to {last:.0} {of} give {:.2} times the rate of {first:.0}", most / one);
+    Some((curve.iter().all(is_on) && most >= 1.4 * one, because))
+}
+
+/// How one curve compares with another at a place: the other is 1.
+fn ratio(view: View<'_>, experiment: &str, series: [&str; 2], quantity: Quantity, x: f64) -> Option<f64> {
+    let [one, other] = series.map(|series| view.best_at(experiment, series, quantity, x));
+    Some(one? / other?)
+}
+
+/// The value of a curve at a place that was measured.
+fn at(curve: &[(f64, f64)], x: f64) -> Option<f64> {
+    curve.iter().find(|point| point.0 == x).map(|point| point.1)
+}
+
+/// The first and the last point of a curve that has two.
+fn ends(curve: &[(f64, f64)]) -> Option<((f64, f64), (f64, f64))> {
+    let (first, last) = (*curve.first()?, *curve.last()?);
+    (last.0 > first.0).then_some((first, last))
+}
+
+/// Twice as many threads take twice as many processors on each side. `None` if they are there.
+fn too_few_cpus(view: View<'_>, first: f64, because: &str) -> Option<Judgement> {
+    let cpus = view.cpus();
+    if cpus as f64 >= 4.0 * first {
+        return None;
+    }
+    cannot(format!(
+        "{because}; twice as many threads take {:.0} CPUs, since both sides poll, and here are {cpus}",
+        4.0 * first
+    ))
+}
+
+/// The rate grows with threads, in proportion, up to a ceiling: of all these curves.
+fn grows_with_threads(view: View<'_>, experiment: &str, series: &[&str]) -> Option<Judgement> {
+    let (mut all, mut sentences, mut first) = (true, Vec::new(), 1.0);
+    for &series in series {
+        let curve = view.best_curve(experiment, series, Quantity::MessageRate);
+        let (is_linear, because) = linear_then_flat(&curve, "threads")?;
+        (all, first) = (all && is_linear, curve.first()?.0);
+        sentences.push(format!("{series}: {because}"));
+    }
+    let because = sentences.join("; ");
+    if let Some(judgement) = too_few_cpus(view, first, &because) {
+        return Some(judgement);
+    }
+    holds_if(all, because)
+}
+
+/// A curve comes near the highest throughput of any configuration, which stands for line rate.
+fn line_rate(view: View<'_>, experiment: &str, series: &str, ceiling: Option<f64>) -> Option<Judgement> {
+    let most = knee(&view.best_curve(experiment, series, Quantity::Throughput), 1.0)?.1;
+    if view.is_soft() {
+        return cannot(format!("{most:.1} Gb/s at best; loopback has no line rate, and the CPUs copy every byte"));
+    }
+    let share = most / ceiling?;
+    let because =
+        format!("{most:.1} Gb/s at best, {:.0} % of the highest throughput of any configuration", share * 100.0);
+    holds_if(share >= 0.9, because)
+}
+
+/// The highest throughput of all points of some experiments.
+fn highest(view: View<'_>, experiments: &[&str]) -> Option<f64> {
+    let records = experiments.iter().flat_map(|experiment| view.of(experiment));
+    records.filter_map(|record| super::view::best(record, Quantity::Throughput)).reduce(f64::max)
+}
