@@ -5,15 +5,14 @@
 //! sleeps on the completion channel's file descriptor is a few lines with any runtime.
 
 use std::future::{Future, poll_fn};
-use std::pin::pin;
 use std::task::Poll;
 
 use doorbell_verbs::Channel;
 
-use crate::connection::{MessageConnection, MessageId, Outcome, Submit};
+use crate::connection::{MessageConnection, MessageId};
 use crate::error::ConnectionError;
-use crate::sleep::{Sleeper, sleep_deadline_ns, take_notifications};
 pub use crate::split::{ReceiveHalf, SendHalf};
+use crate::waiting;
 
 /// How a task waits when a connection has nothing to do.
 pub trait Waiter {
@@ -86,82 +85,33 @@ impl<W: Waiter, C: MessageConnection> Async<W, C> {
     /// Sends a message, waiting until it is taken. A message whose future was dropped before it was complete is not
     /// sent.
     pub async fn send(&mut self, message: &[u8]) -> Result<MessageId, ConnectionError> {
-        loop {
-            if let Submit::Accepted(id) = self.connection.send(message)? {
-                return Ok(id);
-            }
-            self.progress().await?;
-        }
+        self.until(waiting::accepted(message)).await
     }
 
     /// Waits for the next message. [`ConnectionError::PeerClosed`] if the peer has closed its
     /// side and no more can come.
     pub async fn receive(&mut self) -> Result<C::Message, ConnectionError> {
-        loop {
-            if let Some(message) = self.connection.take() {
-                return Ok(message);
-            }
-            if self.connection.is_peer_closed() {
-                return Err(ConnectionError::PeerClosed);
-            }
-            self.progress().await?;
-        }
+        self.until(waiting::arrived).await
     }
 
     /// Waits until a message is done.
     pub async fn wait(&mut self, id: MessageId) -> Result<(), ConnectionError> {
-        loop {
-            match self.connection.outcome(id) {
-                Outcome::Done => return Ok(()),
-                Outcome::Failed(error) => return Err(error),
-                Outcome::Pending => self.progress().await?,
-            }
-        }
+        self.until(waiting::done(id)).await
     }
 
     /// Says goodbye, after everything is delivered.
     pub async fn close(&mut self) -> Result<(), ConnectionError> {
         self.connection.close();
-        while !self.connection.is_closed() {
-            self.progress().await?;
-        }
-        self.connection.over().map_or(Ok(()), Err)
+        self.until(waiting::closed).await
     }
 
     /// Moves the connection along until something happened.
     pub async fn progress(&mut self) -> Result<(), ConnectionError> {
-        loop {
-            if self.connection.poll()? {
-                return Ok(());
-            }
-            let wants_notification = self.waiter.wants_notification() && self.connection.notifies();
-            match self.connection.channel().filter(|_| wants_notification).cloned() {
-                Some(channel) => {
-                    if self.sleep(&channel).await? {
-                        return Ok(());
-                    }
-                }
-                None => self.waiter.wait(None, self.connection.poll_timeout_ns()).await,
-            }
-        }
+        waiting::progress(&mut self.connection, &self.waiter, 1).await
     }
 
-    /// Sleeps until the connection is notified, or wants to be polled. True if something happened instead.
-    async fn sleep(&mut self, channel: &Channel) -> Result<bool, ConnectionError> {
-        let sleeper = Sleeper::new(channel, &self.connection);
-        self.connection.arm();
-        // What came before the notification was armed may raise none.
-        if self.connection.poll()? {
-            return Ok(true);
-        }
-        let mut waiting = pin!(self.waiter.wait(Some(channel), Some(sleep_deadline_ns(&self.connection))));
-        poll_fn(|context| match sleeper.is_notified(context.waker()) {
-            true => Poll::Ready(()),
-            false => waiting.as_mut().poll(context),
-        })
-        .await;
-        take_notifications(channel);
-        Ok(false)
+    async fn until<T>(&mut self, attempt: impl FnMut(&mut C) -> waiting::Attempt<T>) -> Result<T, ConnectionError> {
+        waiting::until(&mut self.connection, &self.waiter, 1, attempt).await
     }
 
     /// Closes both sides: says goodbye, and waits for the peer's. Messages that come before it are dropped. Then
@@ -172,13 +122,7 @@ impl<W: Waiter, C: MessageConnection> Async<W, C> {
     /// The connection ended before both goodbyes were said.
     pub async fn finish(mut self) -> Result<(), ConnectionError> {
         self.close().await?;
-        loop {
-            match self.receive().await {
-                Ok(_) => {}
-                Err(ConnectionError::PeerClosed) => return Ok(()),
-                Err(error) => return Err(error),
-            }
-        }
+        self.until(waiting::drained).await
     }
 
     /// The connection.

@@ -9,10 +9,10 @@ use std::thread::{self, Thread};
 use doorbell_verbs::Channel;
 
 use crate::asynchronous::Waiter;
-use crate::connection::{MessageConnection, MessageId, Outcome, Submit};
+use crate::connection::{MessageConnection, MessageId};
 use crate::error::ConnectionError;
-use crate::sleep::{sleep_deadline_ns, take_notifications};
 use crate::split;
+use crate::waiting;
 
 /// Polls that find nothing before the thread goes to sleep, if it may: some hundred microseconds.
 const SPINS: u32 = 500;
@@ -40,46 +40,24 @@ impl<C: MessageConnection> Blocking<C> {
 
     /// Sends a message, waiting until it is taken.
     pub fn send(&mut self, message: &[u8]) -> Result<MessageId, ConnectionError> {
-        loop {
-            if let Submit::Accepted(id) = self.connection.send(message)? {
-                return Ok(id);
-            }
-            self.wait_until(|connection| connection.poll())?;
-        }
+        self.until(waiting::accepted(message))
     }
 
     /// Waits for the next message. [`ConnectionError::PeerClosed`] if the peer has closed its
     /// side and no more can come.
     pub fn receive(&mut self) -> Result<C::Message, ConnectionError> {
-        loop {
-            if let Some(message) = self.connection.take() {
-                return Ok(message);
-            }
-            if self.connection.is_peer_closed() {
-                return Err(ConnectionError::PeerClosed);
-            }
-            self.wait_until(|connection| connection.poll())?;
-        }
+        self.until(waiting::arrived)
     }
 
     /// Waits until a message is done.
     pub fn wait(&mut self, id: MessageId) -> Result<(), ConnectionError> {
-        loop {
-            match self.connection.outcome(id) {
-                Outcome::Done => return Ok(()),
-                Outcome::Failed(error) => return Err(error),
-                Outcome::Pending => self.wait_until(|connection| connection.poll())?,
-            }
-        }
+        self.until(waiting::done(id))
     }
 
     /// Says goodbye, after everything is delivered.
     pub fn close(&mut self) -> Result<(), ConnectionError> {
         self.connection.close();
-        while !self.connection.is_closed() {
-            self.wait_until(|connection| Ok(connection.poll()? || connection.is_closed()))?;
-        }
-        self.connection.over().map_or(Ok(()), Err)
+        self.until(waiting::closed)
     }
 
     /// Closes both sides: says goodbye, and waits for the peer's. Messages that come before it are dropped. Then
@@ -90,13 +68,7 @@ impl<C: MessageConnection> Blocking<C> {
     /// The connection ended before both goodbyes were said.
     pub fn finish(mut self) -> Result<(), ConnectionError> {
         self.close()?;
-        loop {
-            match self.receive() {
-                Ok(_) => {}
-                Err(ConnectionError::PeerClosed) => return Ok(()),
-                Err(error) => return Err(error),
-            }
-        }
+        self.until(waiting::drained)
     }
 
     /// The connection.
@@ -121,31 +93,12 @@ impl<C: MessageConnection> Blocking<C> {
         (SendHalf(send), ReceiveHalf(receive))
     }
 
-    /// Polls until something happened, and sleeps in between once polling has become pointless.
-    fn wait_until(
-        &mut self,
-        mut happened: impl FnMut(&mut C) -> Result<bool, ConnectionError>,
-    ) -> Result<(), ConnectionError> {
-        loop {
-            for _ in 0..self.spins.max(1) {
-                if happened(&mut self.connection)? {
-                    return Ok(());
-                }
-            }
-            let Some(channel) = self.connection.channel().filter(|_| self.connection.notifies()).cloned() else {
-                // The peer may wait for this very CPU.
-                std::thread::yield_now();
-                continue;
-            };
-            self.connection.arm();
-            // What came before the notification was armed may raise none.
-            if happened(&mut self.connection)? {
-                return Ok(());
-            }
-            // An interrupted or failed wait is no harm: polling tells.
-            let _ = channel.wait(Some(channel.device().time_until(sleep_deadline_ns(&self.connection))));
-            take_notifications(&channel);
+    /// Polls until an attempt brings something, and sleeps in between once polling has become pointless.
+    fn until<T>(&mut self, mut attempt: impl FnMut(&mut C) -> waiting::Attempt<T>) -> Result<T, ConnectionError> {
+        if let Some(value) = attempt(&mut self.connection)? {
+            return Ok(value);
         }
+        block_on(waiting::until(&mut self.connection, &Block, self.spins.max(1), attempt))
     }
 }
 

@@ -54,13 +54,13 @@ mod ring;
 pub mod send_receive;
 pub mod setup;
 pub mod shared_write;
-mod sleep;
 mod slots;
 mod split;
 #[cfg(feature = "tokio")]
 #[allow(unsafe_code)]
 mod tokio;
 mod transport;
+mod waiting;
 
 pub use buffered_read::BufferedRead;
 pub use buffered_write::BufferedWrite;

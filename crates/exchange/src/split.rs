@@ -5,16 +5,13 @@
 //! the driver has moved the connection, and takes over when the driver has what it waited for, or goes.
 
 use std::future::poll_fn;
-use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
-use doorbell_verbs::Channel;
-
 use crate::asynchronous::{Async, Waiter};
-use crate::connection::{MessageConnection, MessageId, Outcome, Submit};
+use crate::connection::{MessageConnection, MessageId};
 use crate::error::ConnectionError;
-use crate::sleep::{Sleeper, sleep_deadline_ns, take_notifications};
+use crate::waiting::{self, Wait};
 
 /// What both halves share.
 #[derive(Debug)]
@@ -53,16 +50,6 @@ enum Turn<T> {
     Follow(u64),
 }
 
-/// How the half that drives waits.
-enum Wait {
-    /// Not at all: something happened.
-    No,
-    /// For other tasks to have had their turn: no notification comes. The deadline goes with it.
-    Turn(Option<u64>),
-    /// For a notification, until the deadline.
-    Notification(Channel, Sleeper, u64),
-}
-
 impl<W: Waiter, C: MessageConnection> Shared<W, C> {
     fn lock(&self) -> MutexGuard<'_, State<C>> {
         // A panic in a call of the connection leaves it as any other error in the middle would.
@@ -70,10 +57,7 @@ impl<W: Waiter, C: MessageConnection> Shared<W, C> {
     }
 
     /// Moves the connection along until `attempt` brings something.
-    async fn until<T>(
-        &self,
-        mut attempt: impl FnMut(&mut C) -> Result<Option<T>, ConnectionError>,
-    ) -> Result<T, ConnectionError> {
+    async fn until<T>(&self, mut attempt: impl FnMut(&mut C) -> waiting::Attempt<T>) -> Result<T, ConnectionError> {
         loop {
             match self.turn(&mut attempt)? {
                 Turn::Ready(value) => return Ok(value),
@@ -83,10 +67,7 @@ impl<W: Waiter, C: MessageConnection> Shared<W, C> {
         }
     }
 
-    fn turn<T>(
-        &self,
-        attempt: &mut impl FnMut(&mut C) -> Result<Option<T>, ConnectionError>,
-    ) -> Result<Turn<T>, ConnectionError> {
+    fn turn<T>(&self, attempt: &mut impl FnMut(&mut C) -> waiting::Attempt<T>) -> Result<Turn<T>, ConnectionError> {
         let mut spins = 0;
         loop {
             // The lock is let go of between polls, so that the other half can post.
@@ -128,39 +109,10 @@ impl<W: Waiter, C: MessageConnection> Shared<W, C> {
     /// Waits for notifications. Whoever drops this future hands over to the other half.
     async fn drive(&self) -> Result<(), ConnectionError> {
         let _hand_over = HandOver(self);
-        match self.prepare()? {
-            Wait::No => {}
-            Wait::Turn(deadline_ns) => self.waiter.wait(None, deadline_ns).await,
-            Wait::Notification(channel, sleeper, deadline_ns) => {
-                {
-                    let mut waiting = pin!(self.waiter.wait(Some(&channel), Some(deadline_ns)));
-                    poll_fn(|context| match sleeper.is_notified(context.waker()) {
-                        true => Poll::Ready(()),
-                        false => waiting.as_mut().poll(context),
-                    })
-                    .await;
-                }
-                take_notifications(&channel);
-            }
-        }
+        // The lock is let go of before the other half is handed over to, and before the wait.
+        let prepared = Wait::prepare(&mut self.lock().connection, &self.waiter);
+        prepared?.pass(&self.waiter).await;
         Ok(())
-    }
-
-    fn prepare(&self) -> Result<Wait, ConnectionError> {
-        let mut state = self.lock();
-        let connection = &mut state.connection;
-        let wants_notification = self.waiter.wants_notification() && connection.notifies();
-        let Some(channel) = connection.channel().filter(|_| wants_notification).cloned() else {
-            return Ok(Wait::Turn(connection.poll_timeout_ns()));
-        };
-        let sleeper = Sleeper::new(&channel, connection);
-        connection.arm();
-        // What came before the notification was armed raises none.
-        if connection.poll()? {
-            return Ok(Wait::No);
-        }
-        let deadline_ns = sleep_deadline_ns(connection);
-        Ok(Wait::Notification(channel, sleeper, deadline_ns))
     }
 }
 
@@ -213,11 +165,7 @@ impl<W: Waiter, C: MessageConnection> SendHalf<W, C> {
     ///
     /// The connection is over; or the message is too long ([`ConnectionError::Misuse`]), and the connection goes on.
     pub async fn send(&mut self, message: &[u8]) -> Result<MessageId, ConnectionError> {
-        let attempt = |connection: &mut C| match connection.send(message)? {
-            Submit::Accepted(id) => Ok(Some(id)),
-            Submit::Full(_) => Ok(None),
-        };
-        self.0.until(attempt).await
+        self.0.until(waiting::accepted(message)).await
     }
 
     /// Waits until a message is done. Safe to cancel.
@@ -226,12 +174,7 @@ impl<W: Waiter, C: MessageConnection> SendHalf<W, C> {
     ///
     /// The connection ended before the message was known to have arrived.
     pub async fn wait(&mut self, id: MessageId) -> Result<(), ConnectionError> {
-        let attempt = |connection: &mut C| match connection.outcome(id) {
-            Outcome::Done => Ok(Some(())),
-            Outcome::Failed(error) => Err(error),
-            Outcome::Pending => Ok(None),
-        };
-        self.0.until(attempt).await
+        self.0.until(waiting::done(id)).await
     }
 
     /// Says goodbye, after everything is delivered; the other half can still receive. Safe to cancel, but the goodbye
@@ -242,11 +185,7 @@ impl<W: Waiter, C: MessageConnection> SendHalf<W, C> {
     /// The connection ended before the peer had the goodbye.
     pub async fn close(self) -> Result<(), ConnectionError> {
         self.0.lock().connection.close();
-        let attempt = |connection: &mut C| match connection.is_closed() {
-            true => connection.over().map_or(Ok(Some(())), Err),
-            false => Ok(None),
-        };
-        self.0.until(attempt).await
+        self.0.until(waiting::closed).await
     }
 }
 
@@ -267,10 +206,6 @@ impl<W: Waiter, C: MessageConnection> ReceiveHalf<W, C> {
     ///
     /// The connection is over; or the peer has closed its side and no more can come ([`ConnectionError::PeerClosed`]).
     pub async fn receive(&mut self) -> Result<C::Message, ConnectionError> {
-        let attempt = |connection: &mut C| match connection.take() {
-            None if connection.is_peer_closed() => Err(ConnectionError::PeerClosed),
-            message => Ok(message),
-        };
-        self.0.until(attempt).await
+        self.0.until(waiting::arrived).await
     }
 }

@@ -10,7 +10,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::task::JoinHandle;
 
 use crate::asynchronous::Waiter;
-use crate::sleep::take_notifications;
+use crate::waiting::take_notifications;
 
 /// Waits for the notifications of one completion channel in tokio's runtime, for all connections that notify there.
 ///

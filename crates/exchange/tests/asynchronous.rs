@@ -152,3 +152,54 @@ fn whoever_takes_the_notification_of_another_wakes_it() {
     let Submit::Accepted(_) = of_b.send(b"again").unwrap() else { panic!("nothing is in the way") };
     assert_eq!(woken[1].0.load(Ordering::Relaxed), 1);
 }
+
+/// Of two halves that wait one drives. When its future is dropped, the other is woken and drives.
+#[test]
+fn a_half_whose_wait_is_dropped_hands_over_to_the_other_and_loses_no_message() {
+    let devices = wire::devices();
+    let channel = devices[0].create_channel().unwrap();
+    let (a, mut of_a) = pair(&devices, &channel, &config());
+    let looks = Cell::new(true);
+    let (mut send, mut receive) = Async::new(a, Asked { looks: &looks }).split();
+    let woken = [Arc::<Woken>::default(), Arc::default()];
+    let wakers = [Waker::from(Arc::clone(&woken[0])), Waker::from(Arc::clone(&woken[1]))];
+    let id = block_on(send.send(b"question")).unwrap();
+    {
+        let mut done = pin!(send.wait(id));
+        {
+            let mut arrived = pin!(receive.receive());
+            assert!(arrived.as_mut().poll(&mut Context::from_waker(&wakers[0])).is_pending());
+            assert!(done.as_mut().poll(&mut Context::from_waker(&wakers[1])).is_pending());
+            while of_a.take().is_none() {
+                of_a.poll().unwrap();
+                devices[0].drive();
+            }
+            let Submit::Accepted(answer) = of_a.send(b"answer").unwrap() else { panic!("nothing is in the way") };
+            while !of_a.is_done(answer) {
+                of_a.poll().unwrap();
+                devices[0].drive();
+            }
+        }
+        assert_eq!(woken[1].0.load(Ordering::Relaxed), 1, "whoever followed is woken to drive");
+        let Poll::Ready(result) = done.as_mut().poll(&mut Context::from_waker(&wakers[1])) else {
+            panic!("the acknowledgement is here")
+        };
+        result.unwrap();
+    }
+    let message = block_on(receive.receive()).unwrap();
+    assert_eq!(&*message, b"answer", "what came while nobody waited for it is still there");
+}
+
+#[test]
+fn a_half_notices_that_the_peer_died_and_the_other_hears_the_same() {
+    let devices = wire::devices();
+    let channel = devices[0].create_channel().unwrap();
+    let hasty = config().timeout_exponent(8).retry_count(1).keepalive(Duration::from_millis(20));
+    let (a, b) = pair(&devices, &channel, &hasty);
+    drop(b);
+    let (mut send, mut receive) = Async::new(a, Asleep).split();
+    let died = block_on(receive.receive()).unwrap_err();
+    assert!(matches!(died, ConnectionError::PeerUnreachable(_)), "{died}");
+    assert_eq!(block_on(send.send(b"hello")), Err(died));
+    assert_eq!(block_on(send.close()), Err(died));
+}
