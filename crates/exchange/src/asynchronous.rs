@@ -84,28 +84,48 @@ impl<W: Waiter, C: MessageConnection> Async<W, C> {
 
     /// Sends a message, waiting until it is taken. A message whose future was dropped before it was complete is not
     /// sent.
+    ///
+    /// # Errors
+    ///
+    /// As [`MessageConnection::send`].
     pub async fn send(&mut self, message: &[u8]) -> Result<MessageId, ConnectionError> {
         self.until(waiting::accepted(message)).await
     }
 
-    /// Waits for the next message. [`ConnectionError::PeerClosed`] if the peer has closed its
-    /// side and no more can come.
+    /// Waits for the next message.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectionError::PeerClosed`] if the peer has closed its side and no more messages can come. Otherwise the
+    /// connection is over; messages that had arrived were returned before.
     pub async fn receive(&mut self) -> Result<C::Message, ConnectionError> {
         self.until(waiting::arrived).await
     }
 
     /// Waits until a message is done.
+    ///
+    /// # Errors
+    ///
+    /// The connection ended before the message was known to have arrived.
     pub async fn wait(&mut self, id: MessageId) -> Result<(), ConnectionError> {
         self.until(waiting::done(id)).await
     }
 
     /// Says goodbye, after everything is delivered.
+    ///
+    /// # Errors
+    ///
+    /// The connection ended before everything was delivered and the goodbye was said.
     pub async fn close(&mut self) -> Result<(), ConnectionError> {
         self.connection.close();
         self.until(waiting::closed).await
     }
 
     /// Moves the connection along until something happened.
+    ///
+    /// # Errors
+    ///
+    /// The connection is over. Messages that arrived before can still be taken.
     pub async fn progress(&mut self) -> Result<(), ConnectionError> {
         waiting::progress(&mut self.connection, &self.waiter, 1).await
     }

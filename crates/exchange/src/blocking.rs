@@ -39,22 +39,38 @@ impl<C: MessageConnection> Blocking<C> {
     }
 
     /// Sends a message, waiting until it is taken.
+    ///
+    /// # Errors
+    ///
+    /// As [`MessageConnection::send`].
     pub fn send(&mut self, message: &[u8]) -> Result<MessageId, ConnectionError> {
         self.until(waiting::accepted(message))
     }
 
-    /// Waits for the next message. [`ConnectionError::PeerClosed`] if the peer has closed its
-    /// side and no more can come.
+    /// Waits for the next message.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectionError::PeerClosed`] if the peer has closed its side and no more messages can come. Otherwise the
+    /// connection is over; messages that had arrived were returned before.
     pub fn receive(&mut self) -> Result<C::Message, ConnectionError> {
         self.until(waiting::arrived)
     }
 
     /// Waits until a message is done.
+    ///
+    /// # Errors
+    ///
+    /// The connection ended before the message was known to have arrived.
     pub fn wait(&mut self, id: MessageId) -> Result<(), ConnectionError> {
         self.until(waiting::done(id))
     }
 
     /// Says goodbye, after everything is delivered.
+    ///
+    /// # Errors
+    ///
+    /// The connection ended before everything was delivered and the goodbye was said.
     pub fn close(&mut self) -> Result<(), ConnectionError> {
         self.connection.close();
         self.until(waiting::closed)

@@ -118,6 +118,11 @@ pub trait MessageConnection {
     fn send_from(&mut self, region: &Region, offset: usize, length: usize) -> Result<Submit, ConnectionError>;
 
     /// Posts messages that wait for their batch to be full.
+    ///
+    /// # Errors
+    ///
+    /// The device refuses a work request: then the connection is over. A call that finds nothing to post succeeds, also
+    /// on a connection that is over.
     fn flush(&mut self) -> Result<(), ConnectionError>;
 
     /// Bytes of the longest message that [`send`](Self::send) takes.
@@ -252,6 +257,11 @@ pub trait Connector {
     }
 
     /// Makes an end. With a channel, [`MessageConnection::arm`] notifies there.
+    ///
+    /// # Errors
+    ///
+    /// The configuration is not allowed ([`ConnectError::Setting`]), or a queue, the queue pair or memory cannot be
+    /// made.
     fn endpoint(&self, pd: &Pd, config: &Config, channel: Option<&Channel>) -> Result<Self::Endpoint, ConnectError>;
 
     /// Makes several ends.
@@ -267,6 +277,12 @@ pub trait Connector {
     fn describe(&self, endpoint: &Self::Endpoint) -> EndpointDescription;
 
     /// Connects with the peer whose description this is. From then on it can be sent to.
+    ///
+    /// # Errors
+    ///
+    /// The two ends do not fit together (protocol, credits, UDP port or description); shared receives have no part left
+    /// for the connection ([`ConnectError::Crowded`], [`ConnectError::NoShare`]); or memory, the queue pair's
+    /// transitions or the first receives are refused.
     fn connect(&self, endpoint: Self::Endpoint, peer: &EndpointDescription) -> Result<Self::Connection, ConnectError>;
 
     /// One source for the readers at the other ends of these connections, if the protocol has that.

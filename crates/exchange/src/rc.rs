@@ -20,6 +20,10 @@ pub struct RcSettings {
 
 /// Takes a queue pair from reset to the initial state, in which receives can be posted. `access`
 /// is what the peer may do to regions that allow it too.
+///
+/// # Errors
+///
+/// The queue pair is not in the reset state, or the device refuses.
 pub fn initialise(qp: &Qp, access: Access) -> Result<(), ModifyError> {
     qp.modify(&QpAttributes {
         state: Some(QpState::Init),

@@ -230,6 +230,10 @@ impl<'a> Timed<'a> {
     }
 
     /// Looks at bytes that wait to be read, once there are any. Returns how many, 0 if there will be none.
+    ///
+    /// # Errors
+    ///
+    /// The deadline has passed ([`io::ErrorKind::TimedOut`] or [`io::ErrorKind::WouldBlock`]), or the stream is broken.
     pub fn peek(&mut self, out: &mut [u8]) -> io::Result<usize> {
         loop {
             self.stream.set_read_timeout(self.left()?)?;
@@ -241,6 +245,11 @@ impl<'a> Timed<'a> {
     }
 
     /// Fills `out`.
+    ///
+    /// # Errors
+    ///
+    /// The deadline has passed, as in [`peek`](Self::peek); the peer ends the stream before that
+    /// ([`io::ErrorKind::UnexpectedEof`]); or the stream is broken.
     pub fn read_exact(&mut self, mut out: &mut [u8]) -> io::Result<()> {
         while !out.is_empty() {
             self.stream.set_read_timeout(self.left()?)?;
@@ -255,6 +264,10 @@ impl<'a> Timed<'a> {
     }
 
     /// Writes all these bytes.
+    ///
+    /// # Errors
+    ///
+    /// The deadline has passed, as in [`peek`](Self::peek), or the stream is broken.
     pub fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             self.stream.set_write_timeout(self.left()?)?;
@@ -270,6 +283,11 @@ impl<'a> Timed<'a> {
 }
 
 /// Sends our descriptions and receives the peer's, as many, within `deadline`.
+///
+/// # Errors
+///
+/// There are more than [`MAX_ENDPOINTS`] descriptions, the peer does not answer within `deadline`, the stream is
+/// broken, or [`parse`] refuses what the peer sent.
 pub fn exchange(
     stream: &TcpStream,
     own: &[EndpointDescription],

@@ -30,6 +30,10 @@ pub struct Remedy {
 }
 
 /// Predicts a workload and says what binds it. Each remedy was predicted too.
+///
+/// # Errors
+///
+/// The workload is not possible: [`Workload::check`].
 pub fn explain(parameters: &Parameters, workload: &Workload) -> Result<Explanation, WorkloadError> {
     let prediction = predict(parameters, workload)?;
     let bottleneck = prediction.bottleneck();

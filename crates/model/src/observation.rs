@@ -58,6 +58,10 @@ pub fn median_and_p90(residuals: &[Residual]) -> Option<(f64, f64)> {
 }
 
 /// Measurements beside what a parameter set predicts.
+///
+/// # Errors
+///
+/// The workload of an observation is not possible: [`Workload::check`].
 pub fn residuals(parameters: &Parameters, observations: &[Observation]) -> Result<Vec<Residual>, WorkloadError> {
     let mut residuals = Vec::new();
     for observation in observations {

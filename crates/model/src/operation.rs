@@ -131,7 +131,11 @@ impl Posted {
         }
     }
 
-    /// Whether it can be.
+    /// Checks that all its numbers are in their ranges.
+    ///
+    /// # Errors
+    ///
+    /// The number of addresses is out of its range, or as [`Workload::check`].
     pub fn check(&self) -> Result<(), WorkloadError> {
         let given = self.addresses.into();
         if !(1..=MAX_COUNT).contains(&given) {

@@ -283,6 +283,11 @@ impl Parameters {
     }
 
     /// Reads a file's text. `file` is how errors call it.
+    ///
+    /// # Errors
+    ///
+    /// The text is not TOML, its schema is missing or unknown, or a field is missing, unknown, of the wrong type or out
+    /// of range ([`check`](Self::check)). The error names the file, the field or line, and what is allowed.
     pub fn from_toml(file: &str, text: &str) -> Result<Self, ParametersError> {
         let malformed = |field: &str, problem: String| ParametersError::Malformed {
             file: file.to_owned(),
@@ -312,7 +317,11 @@ impl Parameters {
         toml::to_string(self).unwrap_or_else(|error| unreachable!("all of it can be written: {error}"))
     }
 
-    /// Whether all values are within their ranges. `file` is how errors call the set.
+    /// Checks that all values are within their ranges. `file` is how errors call the set.
+    ///
+    /// # Errors
+    ///
+    /// A value is out of its range ([`ParametersError::Range`], which names the first).
     pub fn check(&self, file: &str) -> Result<(), ParametersError> {
         let refuse = |field, given: String, allowed: String| {
             Err(ParametersError::Range { file: file.to_owned(), field, given, allowed })

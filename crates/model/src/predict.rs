@@ -229,7 +229,7 @@ impl Prediction {
 ///
 /// # Errors
 ///
-/// The workload cannot be: see [`Workload::check`].
+/// The workload is not possible: [`Workload::check`].
 pub fn predict(parameters: &Parameters, workload: &Workload) -> Result<Prediction, WorkloadError> {
     let forms = forms(&Setting::of(parameters), workload)?;
     Ok(Prediction::of(&forms, parameters, workload.bytes as f64))
@@ -240,7 +240,7 @@ pub fn predict(parameters: &Parameters, workload: &Workload) -> Result<Predictio
 ///
 /// # Errors
 ///
-/// One of them cannot be.
+/// One of the workloads is not possible: [`Workload::check`].
 pub fn predict_mix(parameters: &Parameters, mix: &[(f64, Workload)]) -> Result<Prediction, WorkloadError> {
     let all: f64 = mix.iter().map(|(share, _)| share).sum();
     let mut bounds: Vec<Bound> = Vec::new();

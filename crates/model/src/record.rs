@@ -175,6 +175,11 @@ struct Counted {
 }
 
 /// Reads a record's text. `file` is how errors and observations call it.
+///
+/// # Errors
+///
+/// The text is not JSON, its schema is none of those that are known here, or a field is missing or makes no sense.
+/// Results that the model cannot predict are no error: they are in [`Observed::left_out`].
 pub fn observations(file: &str, text: &str) -> Result<Observed, RecordError> {
     let given = read::<Schema>(file, text)?.name();
     if !SCHEMAS.contains(&given.as_str()) {

@@ -122,7 +122,12 @@ impl Workload {
         Self::new(bytes, 256, 8)
     }
 
-    /// Whether it can be.
+    /// Checks that all its numbers are in their ranges, and fit each other.
+    ///
+    /// # Errors
+    ///
+    /// A number is out of its range: the message size, a batch larger than its window, fewer connections than senders
+    /// or receivers, or a count that is 0 or more than [`MAX_COUNT`]. The error names the first.
     pub fn check(&self) -> Result<(), WorkloadError> {
         let within = |what, given: u64, least: u64, most: u64| {
             if (least..=most).contains(&given) { Ok(()) } else { Err(WorkloadError { what, given, least, most }) }

@@ -95,6 +95,10 @@ pub fn run<T>(idle: &Idle, tasks: impl IntoIterator<Item = impl Future<Output = 
 }
 
 /// The same, until `check` fails, which is called in each round: the tasks are dropped then.
+///
+/// # Errors
+///
+/// The error of `check`.
 pub fn run_while<T, E>(
     idle: &Idle,
     tasks: impl IntoIterator<Item = impl Future<Output = T>>,

@@ -101,6 +101,11 @@ pub struct RateResult {
 ///
 /// `child_command` gets its standard input and output taken over. The process is ended before
 /// this returns.
+///
+/// # Errors
+///
+/// The port cannot be bound, or the second process cannot be started, answers something unexpected, or is silent for
+/// too long.
 pub fn measure(child_command: Command, options: &LimitOptions) -> io::Result<LimitReport> {
     let mut link = open(options.port)?;
     let mut peer = Peer::start(child_command)?;
@@ -120,6 +125,11 @@ pub fn measure(child_command: Command, options: &LimitOptions) -> io::Result<Lim
 }
 
 /// The second process. `mode` is the UDP port in decimal, or empty for RoCE's.
+///
+/// # Errors
+///
+/// `mode` is no UDP port, the port cannot be bound, a command is unknown, or the first process is gone or silent during
+/// a measurement.
 pub fn child_main(mode: &str) -> io::Result<()> {
     let port = match mode {
         "" => ROCE_UDP_PORT,
@@ -175,6 +185,10 @@ pub struct Served {
 }
 
 /// Counts datagrams of this size until a stop comes.
+///
+/// # Errors
+///
+/// The link is broken, or neither datagrams nor a stop arrive for some time ([`io::ErrorKind::TimedOut`]).
 pub fn serve_rate(link: &mut UdpLink, payload_bytes: usize) -> io::Result<Served> {
     let mut datagrams = 0;
     let mut counted = 0;
@@ -207,6 +221,10 @@ pub fn serve_rate(link: &mut UdpLink, payload_bytes: usize) -> io::Result<Served
 
 /// Sends full runs of datagrams of this size for a while, as fast as the kernel takes them, and
 /// says how many it took.
+///
+/// # Errors
+///
+/// The link is broken.
 pub fn run_rate(link: &mut UdpLink, peer: IpAddr, payload_bytes: usize, duration: Duration) -> io::Result<u64> {
     let batch = run_of(peer, payload_bytes, segments_of(payload_bytes));
     let before = link.counters().datagrams_sent;
@@ -220,6 +238,10 @@ pub fn run_rate(link: &mut UdpLink, peer: IpAddr, payload_bytes: usize, duration
 }
 
 /// Sends each datagram back until a stop comes.
+///
+/// # Errors
+///
+/// As [`serve_rate`].
 pub fn serve_echo(link: &mut UdpLink, wait: Wait) -> io::Result<()> {
     let mut reply: Option<TransmitBatch> = None;
     let mut heard = Instant::now();
@@ -246,6 +268,10 @@ pub fn serve_echo(link: &mut UdpLink, wait: Wait) -> io::Result<()> {
 
 /// Sends one datagram there and back so many times, and returns half of each round trip in
 /// nanoseconds, sorted.
+///
+/// # Errors
+///
+/// The link is broken, or a datagram does not come back in time ([`io::ErrorKind::TimedOut`]).
 pub fn run_ping_pong(
     link: &mut UdpLink,
     peer: IpAddr,

@@ -63,6 +63,10 @@ pub enum Role<'a> {
 
 impl End {
     /// Makes an end, not connected yet.
+    ///
+    /// # Errors
+    ///
+    /// A queue, the queue pair or the memory cannot be made: more is asked for than the device has.
     pub fn new(
         pd: &Pd,
         parameters: &Parameters,
@@ -124,6 +128,10 @@ impl End {
     }
 
     /// Connects with the peer.
+    ///
+    /// # Errors
+    ///
+    /// As [`rc::connect`].
     pub fn connect(&self, peer: &EndpointDescription) -> Result<(), ConnectError> {
         rc::connect(&self.qp, &self.description(), peer, &self.settings)
     }
@@ -351,6 +359,10 @@ impl<'a, W: Waiter> Initiator<'a, W> {
 }
 
 /// Keeps a window of operations outstanding, by a plan.
+///
+/// # Errors
+///
+/// A work request is refused or fails, as when the peer is gone: the connection is over.
 pub async fn stream<W: Waiter>(
     end: &End,
     remote: RemoteMemory,
@@ -393,6 +405,10 @@ pub async fn stream<W: Waiter>(
 }
 
 /// One operation at a time, and how long each takes from its post to its completion.
+///
+/// # Errors
+///
+/// As [`stream`].
 pub async fn time<W: Waiter>(
     end: &End,
     remote: RemoteMemory,

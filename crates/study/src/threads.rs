@@ -32,6 +32,10 @@ pub trait Threads {
     fn waiter(&self, channel: Option<Channel>) -> Self::Waiter;
 
     /// Runs tasks of the present thread, which wait by `waiter`, until all are done. What they return, in order.
+    ///
+    /// # Errors
+    ///
+    /// The error of `check`: the tasks are dropped then.
     fn run<T, E>(
         &self,
         waiter: &Self::Waiter,
@@ -41,6 +45,10 @@ pub trait Threads {
 
     /// Deals out `items` to so many threads, each of which runs one task for each of its own. What they return, in
     /// the order of threads.
+    ///
+    /// # Errors
+    ///
+    /// The error of `check` in the first thread where it fails: the tasks of that thread are dropped then.
     fn deal<I: Send, T: Send, E: Send, F: Future<Output = T>, C: FnMut() -> Result<(), E>>(
         &self,
         threads: usize,

@@ -74,7 +74,7 @@ pub enum Placement {
     /// Into buffers of the connection, in order, as soon as they are announced.
     #[default]
     Pool,
-    /// Where the program says, when it says so ([`Connection::read_into`]).
+    /// Where the program says, when it says so (`read_into` of a [`Connection`]).
     ByHand,
 }
 

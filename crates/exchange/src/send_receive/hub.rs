@@ -66,6 +66,10 @@ pub struct Hub {
 impl Hub {
     /// A hub for connections of so many completions together: each needs its window, its depth and
     /// some eleven more.
+    ///
+    /// # Errors
+    ///
+    /// The channel belongs to another device, `depth` is out of range, or the device refuses the completion queue.
     pub fn new(pd: &Pd, depth: usize, channel: Option<&Channel>) -> Result<Self, ConnectError> {
         let device = pd.device();
         let cq = match channel {
@@ -86,6 +90,10 @@ impl Hub {
     }
 
     /// A hub that has room for `connections` of this configuration.
+    ///
+    /// # Errors
+    ///
+    /// The configuration is not allowed ([`ConnectError::Setting`]), or as [`new`](Self::new).
     pub fn for_connections(
         pd: &Pd,
         config: &Config,
@@ -98,6 +106,11 @@ impl Hub {
 
     /// Makes an end whose connection will be polled here: [`add`](Self::add) it once it is
     /// connected, before anything else.
+    ///
+    /// # Errors
+    ///
+    /// The hub has no room for the completions of another connection ([`ConnectError::Crowded`]), the longest message
+    /// does not fit the shared buffers, or as [`Connector::endpoint`](crate::Connector::endpoint).
     pub fn endpoint(&mut self, config: Config, shared: Option<&SharedReceives>) -> Result<Endpoint, ConnectError> {
         config.check()?;
         let completions = SendReceive.queues(&config).completions();
@@ -195,6 +208,10 @@ impl Hub {
     }
 
     /// The next message of any connection, in the order of arrival. Polls if none has arrived.
+    ///
+    /// # Errors
+    ///
+    /// As [`poll`](Self::poll).
     pub fn receive(&mut self) -> Result<Option<(Key, Message)>, Overrun> {
         if self.arrived.is_empty() {
             self.poll()?;

@@ -63,12 +63,20 @@ pub struct Sharing {
 
 impl Endpoint {
     /// Makes an end. With a channel, [`arm`](crate::MessageConnection::arm) notifies there.
+    ///
+    /// # Errors
+    ///
+    /// As [`Connector::endpoint`].
     pub fn new(pd: &Pd, config: Config, channel: Option<&Channel>) -> Result<Self, ConnectError> {
         SendReceive.endpoint(pd, &config, channel)
     }
 
     /// Makes an end that receives into buffers which it shares with others. Of `config`, the depth
     /// is the part of them that is granted to the peer, where there are credits.
+    ///
+    /// # Errors
+    ///
+    /// The longest message does not fit the shared buffers, or as [`Connector::endpoint`].
     pub fn sharing(shared: &SharedReceives, config: Config, channel: Option<&Channel>) -> Result<Self, ConnectError> {
         config.check()?;
         shared.check_takes(&config)?;

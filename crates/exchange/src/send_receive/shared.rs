@@ -47,6 +47,10 @@ impl std::fmt::Debug for SharedReceives {
 
 impl SharedReceives {
     /// Allocates the buffers and posts them.
+    ///
+    /// # Errors
+    ///
+    /// An option is out of range, the queue or the memory cannot be made, or the receives cannot be posted.
     pub fn new(pd: &Pd, options: SharedOptions) -> Result<Self, ConnectError> {
         let most = pd.device().attributes().limits.max_queue_depth;
         let slots = options.connections.saturating_mul(CREDIT_RECEIVES).saturating_add(options.depth);
@@ -74,6 +78,10 @@ impl SharedReceives {
     /// Posts again what was given back, and tells the senders whose grants it renews. With
     /// [`Reposting::Thread`] nobody else does: call it again and again, from one thread. Returns
     /// how many.
+    ///
+    /// # Errors
+    ///
+    /// The device refuses a receive.
     pub fn repost(&self) -> Result<usize, PostError> {
         self.store.repost(None)
     }

@@ -96,6 +96,11 @@ impl Common {
 
 impl SharedRing {
     /// Makes a ring for so many messages of the longest kind as the configuration is deep.
+    ///
+    /// # Errors
+    ///
+    /// The configuration is not allowed ([`ConnectError::Setting`]), the ring would be longer than any may be, or its
+    /// memory cannot be allocated.
     pub fn new(pd: &Pd, config: &Config) -> Result<Self, ConnectError> {
         config.check()?;
         Ok(Self { shared: Common::new(pd, config)?, pd: pd.clone() })
@@ -103,6 +108,10 @@ impl SharedRing {
 
     /// Makes an end whose peer writes into the ring. Its messages are handed out by its own
     /// connection; each connection may be polled by another thread.
+    ///
+    /// # Errors
+    ///
+    /// As [`Connector::endpoint`], or the longest message does not fit the ring.
     pub fn endpoint(&self, config: &Config, channel: Option<&Channel>) -> Result<Endpoint, ConnectError> {
         config.check()?;
         let needed = ring_bytes(&Config { depth: 1, ..config.clone() })?;

@@ -60,6 +60,10 @@ pub enum DirectoryError {
 
 impl RunDirectory {
     /// Takes a directory to write to, and makes it if it is not there.
+    ///
+    /// # Errors
+    ///
+    /// The directory cannot be made.
     pub fn create(path: &Path) -> Result<Self, DirectoryError> {
         fs::create_dir_all(path).map_err(|error| DirectoryError::Io { path: path.to_owned(), error })?;
         Ok(Self { path: path.to_owned() })
@@ -131,6 +135,10 @@ impl RunDirectory {
 
     /// Adds one repetition to a point's record, which is there as it was or as it is to be, but never
     /// half.
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Self::get), or the file cannot be written: then the record is as it was.
     pub fn add(
         &self,
         experiment: &Experiment,

@@ -69,6 +69,11 @@ impl PointRecord {
     }
 
     /// Reads a record, and trusts nothing in it.
+    ///
+    /// # Errors
+    ///
+    /// The text is not JSON, is not the record of a point, was written by a later release, or has a field that is
+    /// missing, unknown or out of range.
     pub fn parse(json: &[u8]) -> Result<Self, RecordError> {
         let damaged = |what: String| Err(RecordError::Damaged(what));
         let value: Value = match serde_json::from_slice(json) {

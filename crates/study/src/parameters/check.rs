@@ -16,8 +16,13 @@ const MAX_MESSAGE: usize = 1 << 30;
 const MAX_MESSAGES: u64 = 1_000_000_000_000_000;
 
 impl Parameters {
-    /// Whether this can be measured, and within the memory that it allows itself: all sizes
-    /// [`fit`](Self::fit). Either side checks it, since parameters come from the other.
+    /// Checks that this can be measured, and within the memory that it allows itself: all sizes [`fit`](Self::fit).
+    /// Either side checks it, since parameters come from the other.
+    ///
+    /// # Errors
+    ///
+    /// A setting is out of range, does not go with another, or needs more memory than
+    /// [`memory_bytes`](Self::memory_bytes). The error names the setting, what was given and what is allowed.
     pub fn check(&self) -> Result<(), ParametersError> {
         within(Setting::Sizes, self.sizes.len(), 1, MAX_SIZES, "")?;
         within(Setting::Connections, self.connections, 1, MAX_ENDPOINTS, "")?;

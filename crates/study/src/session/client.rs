@@ -32,11 +32,19 @@ impl Client {
     }
 
     /// Measures one size. `progress` hears how many messages of one connection are done.
+    ///
+    /// # Errors
+    ///
+    /// As [`Asking::measure`].
     pub fn measure(&mut self, bytes: usize, progress: impl Fn(u64)) -> Result<PointResult, SessionError> {
         block_on(self.0.measure(bytes, progress))
     }
 
     /// Says that that was all.
+    ///
+    /// # Errors
+    ///
+    /// As [`Asking::finish`].
     pub fn finish(self) -> Result<(), SessionError> {
         block_on(self.0.finish())
     }
@@ -97,6 +105,11 @@ impl<P: Peer<Says = ToServer, Hears = FromServer>, X: Threads> Asking<P, X> {
     }
 
     /// Measures one size. `progress` hears how many messages of one connection are done.
+    ///
+    /// # Errors
+    ///
+    /// The peer refuses or fails (then the error has its reason); a queue, memory or connection cannot be made; or a
+    /// connection or the control connection breaks.
     pub async fn measure(&mut self, bytes: usize, progress: impl Fn(u64)) -> Result<PointResult, SessionError> {
         let protocol = self.parameters.protocol;
         let result = with_connector!(protocol, connector => self.measure_over(connector, bytes, progress).await);
@@ -151,6 +164,10 @@ impl<P: Peer<Says = ToServer, Hears = FromServer>, X: Threads> Asking<P, X> {
     }
 
     /// Says that that was all.
+    ///
+    /// # Errors
+    ///
+    /// The control connection is broken.
     pub async fn finish(mut self) -> Result<(), SessionError> {
         self.peer.send(ToServer::End).await
     }

@@ -89,27 +89,53 @@ pub trait Peer: Sync {
     type Hears;
 
     /// Sends descriptions of this end's connections, and returns the peer's, as many.
+    ///
+    /// # Errors
+    ///
+    /// The peer is gone, does not answer in time, or sends something other than as many descriptions.
     fn exchange(
         &mut self,
         own: &[EndpointDescription],
     ) -> impl Future<Output = Result<Vec<EndpointDescription>, SetupError>>;
 
     /// Says something.
+    ///
+    /// # Errors
+    ///
+    /// The peer is gone, or does not take it in time ([`SessionError::Control`]).
     fn send(&mut self, message: Self::Says) -> impl Future<Output = Result<(), SessionError>>;
 
     /// Hears what is said next.
+    ///
+    /// # Errors
+    ///
+    /// The peer is gone or does not answer in time ([`SessionError::Control`]), or says what cannot be understood
+    /// ([`SessionError::Unexpected`]).
     fn receive(&mut self, patience: Patience) -> impl Future<Output = Result<Self::Hears, SessionError>>;
 
     /// Does something again and again until there is something to hear, or the peer is gone.
+    ///
+    /// # Errors
+    ///
+    /// What joins the ends is broken ([`SessionError::Control`]). A peer that has hung up is no error here, but the
+    /// next [`receive`](Self::receive) says so.
     fn until_heard(&mut self, busy: impl FnMut()) -> impl Future<Output = Result<(), SessionError>>;
 
     /// Does something while nothing is said or heard, and the peer is [looked](Self::look) at.
+    ///
+    /// # Errors
+    ///
+    /// The error of `body`, or what joins the ends is broken ([`SessionError::Control`]).
     fn watched<T>(
         &self,
         body: impl Future<Output = Result<T, SessionError>>,
     ) -> impl Future<Output = Result<T, SessionError>>;
 
-    /// Is the peer still there? Only while it is [watched](Self::watched). An error if it is gone.
+    /// Is the peer still there? Only while it is [watched](Self::watched).
+    ///
+    /// # Errors
+    ///
+    /// The peer is gone ([`SessionError::Control`]).
     fn look(&self) -> Result<Presence, SessionError>;
 }
 

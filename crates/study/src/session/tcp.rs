@@ -58,6 +58,10 @@ pub struct TcpPeer<S, H> {
 
 impl<S: Serialize, H: DeserializeOwned> TcpPeer<S, H> {
     /// The peer at the other end of a stream.
+    ///
+    /// # Errors
+    ///
+    /// The operating system refuses an option of the stream.
     pub fn new(stream: TcpStream) -> Result<Self, SessionError> {
         stream.set_nodelay(true).map_err(SessionError::Control)?;
         let socket = SockRef::from(&stream);

@@ -12,6 +12,10 @@ use crate::parameters::Extent;
 use crate::record::Buckets;
 
 /// The side that asks: keeps a window of requests without answer, by a plan.
+///
+/// # Errors
+///
+/// The connection ended before every request was answered and both sides had closed.
 pub async fn request<C: MessageConnection, W: Waiter + Clone>(
     connection: C,
     waiter: W,
@@ -55,6 +59,10 @@ pub async fn request<C: MessageConnection, W: Waiter + Clone>(
 }
 
 /// The side that answers each message with one of the same size.
+///
+/// # Errors
+///
+/// The connection ended before both sides had closed.
 pub async fn respond<C: MessageConnection, W: Waiter + Clone>(
     connection: C,
     waiter: W,
@@ -154,6 +162,10 @@ impl Rounds {
 }
 
 /// The side of a ping-pong that measures: each round trip by `divisor`. [`respond`] is the other.
+///
+/// # Errors
+///
+/// The connection ended before the last round and both goodbyes.
 pub async fn ping<C: MessageConnection, W: Waiter + Clone>(
     connection: C,
     waiter: W,

@@ -10,6 +10,10 @@ use super::buffers::{Ear, Source};
 use super::{Pace, Plan, Reception, SendMemory, Tally};
 
 /// Sends by a plan (if there is one) and receives what comes, until both sides have closed.
+///
+/// # Errors
+///
+/// The connection ended before every message was delivered and both sides had closed.
 pub async fn stream<C: MessageConnection, W: Waiter + Clone>(
     connection: C,
     waiter: W,
@@ -29,6 +33,10 @@ pub async fn stream<C: MessageConnection, W: Waiter + Clone>(
 }
 
 /// Receives what comes on all connections of a hub, until every peer has closed: one tally each.
+///
+/// # Errors
+///
+/// One of the connections ended before its peer had closed, or completions were lost.
 pub async fn gather<W: Waiter>(
     mut hub: Hub,
     waiter: W,
@@ -135,6 +143,11 @@ async fn send_all<C: MessageConnection, W: Waiter>(
 }
 
 /// One source for many readers: publishes by a plan to all of them, from one memory. One tally each.
+///
+/// # Errors
+///
+/// A connection ended before it was known to have every message, or a message is not allowed
+/// ([`Replication::publish`]).
 pub async fn publish<W: Waiter>(
     mut readers: Replication,
     count: usize,
