@@ -54,6 +54,8 @@ pub(super) struct View<'a> {
     free: &'a [usize],
     /// The optimum.
     values: Values,
+    /// Whether any figure depends on it, of each free term.
+    is_seen: Vec<bool>,
     /// Right singular vectors, as rows, and their singular values.
     directions: DMatrix<f64>,
     strengths: DVector<f64>,
@@ -76,7 +78,14 @@ impl<'a> View<'a> {
         let rank = strengths.iter().filter(|&&strength| strength > least_strength).count();
         let spare = errors.len().saturating_sub(rank);
         let noise = (spare > 0).then(|| (errors.norm_squared() / spare as f64).sqrt().max(FINEST));
-        Self { free, values, directions, strengths, least_strength, rank, noise, quantile: student_95(spare) }
+        let is_seen = jacobian.column_iter().map(|column| column.iter().any(|slope| *slope != 0.0)).collect();
+        let quantile = student_95(spare);
+        Self { free, values, is_seen, directions, strengths, least_strength, rank, noise, quantile }
+    }
+
+    /// Whether any figure depends on a cost.
+    fn sees(&self, cost: &Cost) -> bool {
+        self.free.iter().zip(&self.is_seen).any(|(&term, is_seen)| *is_seen && cost.coefficients[term] != 0.0)
     }
 
     pub(super) fn rank(&self) -> usize {
@@ -219,6 +228,8 @@ pub(super) fn sums(knowledge: &Knowledge<'_>, parameters: &Parameters, estimates
         .into_iter()
         .zip(estimates)
         .filter(|(quantity, estimate)| quantity.unit == Unit::Ns && estimate.interval.is_none())
+        // What no figure depends on is in no sum that figures determine.
+        .filter(|(quantity, _)| knowledge.0.first().is_some_and(|best| best.sees(&quantity.cost)))
         .map(|(quantity, _)| quantity)
         .collect();
     let stem = |name: &'static str| name.split('.').next().unwrap_or(name);
