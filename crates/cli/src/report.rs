@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
+use doorbell_published::Testbed;
 use doorbell_report::{Fitted, Run};
 use doorbell_study::experiment::{Finding, RunDirectory};
 use serde_json::{Value, json};
@@ -19,6 +20,9 @@ pub(crate) struct Report {
     /// Directories with records of `doorbell study`, one run each; several are shown together
     #[arg(value_name = "DIR", required = true)]
     directories: Vec<PathBuf>,
+    /// Draw what was published of this testbed beside them: T1, T2 or T3
+    #[arg(long, value_name = "TESTBED", value_parser = testbed)]
+    published: Option<&'static Testbed>,
     /// The file to write
     #[arg(long, value_name = "FILE", default_value = "report.html")]
     out: PathBuf,
@@ -28,7 +32,7 @@ pub(crate) struct Report {
 }
 
 pub(crate) fn run(report: &Report) -> Result<ExitCode, Failure> {
-    let written = write_report(&report.directories, &report.out)?;
+    let written = write_report(&report.directories, report.published, &report.out)?;
     if report.json {
         line(serde_json::to_string_pretty(&json!({
             "schema": "doorbell-report/1",
@@ -39,6 +43,14 @@ pub(crate) fn run(report: &Report) -> Result<ExitCode, Failure> {
         written.print()?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A testbed by its name.
+fn testbed(name: &str) -> Result<&'static Testbed, String> {
+    doorbell_published::testbed(name).ok_or_else(|| {
+        let names: Vec<&str> = doorbell_published::all().iter().map(|testbed| testbed.name.as_str()).collect();
+        format!("nothing is published of it here; there are {}", names.join(", "))
+    })
 }
 
 /// A report that was written.
@@ -60,7 +72,11 @@ impl Written {
 }
 
 /// Writes the report of these runs.
-pub(crate) fn write_report(directories: &[PathBuf], out: &Path) -> Result<Written, Failure> {
+pub(crate) fn write_report(
+    directories: &[PathBuf],
+    published: Option<&Testbed>,
+    out: &Path,
+) -> Result<Written, Failure> {
     let mut runs = Vec::new();
     for path in directories {
         if !path.is_dir() {
@@ -77,7 +93,7 @@ pub(crate) fn write_report(directories: &[PathBuf], out: &Path) -> Result<Writte
         runs.push(Run { name, records: RunDirectory::read(path)? });
     }
     let verdicts = doorbell_report::verdicts(&runs);
-    let html = doorbell_report::html(&runs, Some(&Fitted::new(&runs)));
+    let html = doorbell_report::html(&runs, Some(&Fitted::new(&runs)), published);
     // Whole or not at all, as what is there may be wanted until then.
     let temporary = out.with_extension("html.tmp");
     let write = || -> std::io::Result<()> {

@@ -121,7 +121,7 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
         Err(error) => return Err(error.into()),
     }
     let outcome = measure_all(study, &directory, &experiments)?;
-    let written = write_report(std::slice::from_ref(&path), &path.join("report.html"))?;
+    let written = write_report(std::slice::from_ref(&path), None, &path.join("report.html"))?;
     if study.json {
         line(serde_json::to_string_pretty(&json!({
             "schema": "doorbell-study/1",

@@ -18,6 +18,7 @@ mod format;
 mod model;
 mod page;
 mod plot;
+mod published;
 mod sentence;
 mod table;
 
@@ -25,6 +26,7 @@ pub use fitted::{Fitted, observed};
 
 use std::collections::BTreeMap;
 
+use doorbell_published::Testbed;
 use doorbell_study::experiment::{self, Effort, Experiment, PointRecord, Quantity, Verdict, View};
 
 /// What a study left behind.
@@ -145,8 +147,11 @@ fn verdicts_of<'a>(run: &'a Run, experiment: &'a Experiment) -> impl Iterator<It
 }
 
 /// The report of these runs, as one HTML document.
-pub fn html(runs: &[Run], model: Option<&dyn Model>) -> String {
-    page::page(runs, model)
+///
+/// With a testbed, what was published of it stands beside them: its numbers as points of the plots where they are points
+/// of a plot, and all its numbers and sentences under each experiment.
+pub fn html(runs: &[Run], model: Option<&dyn Model>, published: Option<&Testbed>) -> String {
+    page::page(runs, model, published)
 }
 
 /// The experiments that the runs have points of: those that are known in the order of the table, then

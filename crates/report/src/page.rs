@@ -1,10 +1,11 @@
 //! The document.
 
+use doorbell_published::Testbed;
 use doorbell_study::experiment::{Experiment, Finding};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use crate::format::date;
-use crate::{Found, Model, Run, comparison, experiments, model, plot, sentence, table, verdicts_of};
+use crate::{Found, Model, Run, comparison, experiments, model, plot, published, sentence, table, verdicts_of};
 
 const STYLE: &str = include_str!("../assets/style.css");
 const SCRIPT: &str = include_str!("../assets/script.js");
@@ -13,7 +14,7 @@ const SCRIPT: &str = include_str!("../assets/script.js");
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; \
                       form-action 'none'";
 
-pub(crate) fn page(runs: &[Run], model: Option<&dyn Model>) -> String {
+pub(crate) fn page(runs: &[Run], model: Option<&dyn Model>, published: Option<&Testbed>) -> String {
     let experiments = experiments(runs);
     let found: Vec<Found> =
         experiments.iter().flat_map(|experiment| runs.iter().flat_map(|run| verdicts_of(run, experiment))).collect();
@@ -39,8 +40,8 @@ pub(crate) fn page(runs: &[Run], model: Option<&dyn Model>) -> String {
                     (comparison::table(runs))
                     (shapes(runs, &found))
                     (contents(comparisons.iter().chain(&experiments)))
-                    @for experiment in &comparisons { (section(&compared, experiment, model)) }
-                    @for experiment in &experiments { (section(runs, experiment, model)) }
+                    @for experiment in &comparisons { (section(&compared, experiment, model, None)) }
+                    @for experiment in &experiments { (section(runs, experiment, model, published)) }
                     @if let Some(model) = model { (model::section(runs, model)) }
                     h2 #environment { "Environment" }
                     (table::environments(runs))
@@ -172,7 +173,7 @@ fn contents<'a>(experiments: impl Iterator<Item = &'a Experiment>) -> Markup {
     }
 }
 
-fn section(runs: &[Run], experiment: &Experiment, model: Option<&dyn Model>) -> Markup {
+fn section(runs: &[Run], experiment: &Experiment, model: Option<&dyn Model>, published: Option<&Testbed>) -> Markup {
     let verdicts: Vec<Found> = runs.iter().flat_map(|run| verdicts_of(run, experiment)).collect();
     html! {
         section id=(anchor(&experiment.name)) {
@@ -185,7 +186,7 @@ fn section(runs: &[Run], experiment: &Experiment, model: Option<&dyn Model>) -> 
                 }
             }
             figure.plot {
-                script type="application/json" { (in_script(&plot::data(runs, experiment, model))) }
+                script type="application/json" { (in_script(&plot::data(runs, experiment, model, published))) }
                 noscript { "The plot takes JavaScript; the table below has all its numbers." }
             }
             @if !verdicts.is_empty() {
@@ -199,6 +200,7 @@ fn section(runs: &[Run], experiment: &Experiment, model: Option<&dyn Model>) -> 
                 }
             }
             (table::points(runs, experiment, model))
+            @if let Some(testbed) = published { (published::section(testbed, experiment)) }
         }
     }
 }

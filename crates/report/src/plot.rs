@@ -1,21 +1,35 @@
 //! What the page's script draws, as data.
 
+use doorbell_published::Testbed;
 use doorbell_study::experiment::{Experiment, PointRecord, Quantity, View};
 use serde_json::{Value, json};
 
 use crate::format::is_in_bytes;
-use crate::{Model, Run};
+use crate::{Model, Run, published};
 
 /// The data of one experiment's plot.
-pub(crate) fn data(runs: &[Run], experiment: &Experiment, model: Option<&dyn Model>) -> Value {
+pub(crate) fn data(
+    runs: &[Run],
+    experiment: &Experiment,
+    model: Option<&dyn Model>,
+    published: Option<&Testbed>,
+) -> Value {
     let mut series = Vec::new();
     for (index, run) in runs.iter().enumerate() {
         let records: Vec<&PointRecord> = View::new(&run.records).of(&experiment.name).collect();
-        for name in names(experiment, &records) {
+        for name in curves(experiment, &records) {
             let mut of_it: Vec<&PointRecord> = records.iter().copied().filter(|record| record.series == name).collect();
             of_it.sort_by(|a, b| a.x.total_cmp(&b.x));
             let points: Vec<Value> = of_it.iter().map(|record| point(run, record, experiment, model)).collect();
             series.push(json!({ "name": name, "run": index, "points": points }));
+        }
+    }
+    let mut names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
+    if let Some(testbed) = published {
+        let points = published::series(testbed, experiment, runs.len());
+        if !points.is_empty() {
+            series.extend(points);
+            names.push(published::name(testbed));
         }
     }
     let quantities: Vec<Value> = experiment
@@ -27,13 +41,13 @@ pub(crate) fn data(runs: &[Run], experiment: &Experiment, model: Option<&dyn Mod
         "sweep": experiment.sweep,
         "bytes": is_in_bytes(experiment.sweep),
         "quantities": quantities,
-        "runs": runs.iter().map(|run| run.name.as_str()).collect::<Vec<_>>(),
+        "runs": names,
         "series": series,
     })
 }
 
 /// The names of an experiment's curves, in the order of its table; others follow by name.
-fn names<'a>(experiment: &Experiment, records: &[&'a PointRecord]) -> Vec<&'a str> {
+fn curves<'a>(experiment: &Experiment, records: &[&'a PointRecord]) -> Vec<&'a str> {
     let place = |name: &str| experiment.points.iter().position(|point| point.series == name).unwrap_or(usize::MAX);
     let mut names: Vec<&str> = records.iter().map(|record| record.series.as_str()).collect();
     names.sort_unstable_by_key(|name| (place(name), *name));

@@ -61,7 +61,7 @@ fn plots(page: &str) -> Vec<Value> {
 #[test]
 fn every_point_is_in_a_plot_and_in_a_table() {
     let runs = [run("here"), run("there")];
-    let page = html(&runs, None);
+    let page = html(&runs, None, None);
     let plots = plots(&page);
     let (compared, plots) = plots.split_at(2);
     assert_eq!(plots.len(), all(Effort::Quick).len());
@@ -91,8 +91,36 @@ fn every_point_is_in_a_plot_and_in_a_table() {
 }
 
 #[test]
+fn published_figures_stand_beside_the_measurements() {
+    let testbed = doorbell_published::testbed("T1").unwrap();
+    let page = html(&[run("here")], None, Some(testbed));
+    let plots = plots(&page);
+    let drawn: Vec<&Value> = plots
+        .iter()
+        .flat_map(|plot| plot["series"].as_array().unwrap())
+        .filter(|series| testbed.row(series["name"].as_str().unwrap()).is_some())
+        .collect();
+    assert!(drawn.len() >= 6, "{drawn:?}");
+    let ceiling = drawn.iter().find(|series| series["name"] == "send-receive/batch-ceiling-messages").unwrap();
+    let [point] = ceiling["points"].as_array().unwrap().as_slice() else { panic!("{ceiling}") };
+    // 14 M messages/s with eight per post, drawn as the last run.
+    assert_eq!((&point["x"], &point["y"][0]["median"], &ceiling["run"]), (&8.0.into(), &14.0.into(), &1.into()));
+    assert!(point["y"].as_array().unwrap()[1..].iter().all(Value::is_null), "{point}");
+    for plot in &plots {
+        let several = plot["series"].as_array().unwrap().iter().any(|series| series["run"] == 1);
+        assert_eq!(plot["runs"].as_array().unwrap().len(), if several { 2 } else { 1 });
+    }
+    for shape in &testbed.shapes {
+        assert!(page.contains(&shape.says), "{}", shape.id);
+    }
+    assert!(page.contains("a little over 1.7"), "numbers are as published");
+    let without = html(&[run("here")], None, None);
+    assert!(!without.contains("(published)") && !without.contains("a little over 1.7"));
+}
+
+#[test]
 fn the_page_needs_nothing_from_elsewhere() {
-    let page = html(&[run("here")], None);
+    let page = html(&[run("here")], None, None);
     for load in ["src=", "@import", "url(", "fetch(", "XMLHttpRequest", "<link", "<iframe"] {
         assert!(!page.contains(load), "{load}");
     }
@@ -112,7 +140,7 @@ fn text_of_records_stays_text() {
     for record in run.records.iter_mut().step_by(2) {
         record.experiment = hostile.to_owned();
     }
-    let page = html(&[run.clone(), run], None);
+    let page = html(&[run.clone(), run], None, None);
     assert!(!page.contains("<img") && !page.contains("<script>alert"));
     let plots = plots(&page);
     assert!(plots.iter().any(|plot| plot["series"][0]["name"] == hostile));
@@ -136,7 +164,7 @@ impl Model for Fixed {
 #[test]
 fn a_model_is_drawn_over_the_measurements_and_named_in_the_table() {
     let run = [run("here")];
-    let page = html(&run, Some(&Fixed));
+    let page = html(&run, Some(&Fixed), None);
     assert!(page.contains("There is none of this run: it is &lt;made up&gt;."));
     assert!(page.contains("sending &lt;CPU&gt;") && page.contains(">bottleneck</button>"));
     let predicted: Vec<_> = plots(&page)
@@ -147,7 +175,7 @@ fn a_model_is_drawn_over_the_measurements_and_named_in_the_table() {
         .filter(|model| !model.is_null())
         .collect();
     assert_eq!(predicted, vec![Value::from(4.25); 6]);
-    assert!(!html(&run, None).contains("bottleneck</button>"));
+    assert!(!html(&run, None, None).contains("bottleneck</button>"));
 }
 
 /// A run that the model could have measured.
@@ -186,7 +214,7 @@ fn a_quarter_of_what_a_model_made_predicts_the_rest() {
     assert!(account.interventions.len() > 5 && 10 * agree >= 9 * account.interventions.len());
     assert!(account.left_out.contains_key("its rate was given"), "{:?}", account.left_out);
     assert!(fitted.account(&runs[1]).is_err(), "its records lack the path MTU");
-    let page = html(&runs, Some(&fitted));
+    let page = html(&runs, Some(&fitted), None);
     for text in ["id=\"parameters\"", "id=\"interventions\"", "its rate was given", "There is none of this run: "] {
         assert!(page.contains(text), "{text}");
     }
@@ -208,12 +236,12 @@ fn odd_numbers_draw_nothing_that_is_none() {
             record.repetitions.truncate(1);
         }
     }
-    let page = html(&[run], None);
+    let page = html(&[run], None, None);
     assert!(plots(&page).len() > 5);
     let tables = page.split("<script>").next().unwrap();
     assert!(!tables.contains("NaN") && !tables.contains("inf "));
-    html(&[Run { name: String::new(), records: Vec::new() }], None);
-    html(&[], None);
+    html(&[Run { name: String::new(), records: Vec::new() }], None, None);
+    html(&[], None, None);
 }
 
 #[test]

@@ -1,0 +1,117 @@
+//! Published figures beside one's own.
+
+use doorbell_published::{Amount, Configuration, Quantity as Published, Row, Shape, Testbed, Unit};
+use doorbell_study::experiment::{Experiment, Quantity};
+use maud::{Markup, html};
+use serde_json::{Value, json};
+
+use crate::table::{heading, text, value};
+
+/// How a testbed is called where runs have names.
+pub(crate) fn name(testbed: &Testbed) -> String {
+    format!("{} (published)", testbed.name)
+}
+
+/// What a published number is in a plot, if it is a point of one: the quantity, and its value in that quantity's unit.
+fn drawn(row: &Row) -> Option<(Quantity, f64)> {
+    let (quantity, unit) = match row.quantity {
+        Published::Latency => (Quantity::MedianLatency, Unit::Us),
+        Published::MessageRate | Published::OperationRate => (Quantity::MessageRate, Unit::Millions),
+        Published::Throughput => (Quantity::Throughput, Unit::Gb),
+        Published::RequestPacketsPerOperation => (Quantity::RequestPackets, Unit::PacketsPerOperation),
+        Published::ResponsePacketsPerOperation => (Quantity::ResponsePackets, Unit::PacketsPerOperation),
+        Published::RequestBytesPerPacket => (Quantity::RequestFrame, Unit::Bytes),
+        Published::ResponseBytesPerPacket => (Quantity::ResponseFrame, Unit::Bytes),
+        _ => return None,
+    };
+    Some((quantity, row.value.in_unit(unit)?))
+}
+
+/// Where a published configuration lies on an experiment's axis: what is swept, by the axis' words.
+fn place(experiment: &Experiment, configuration: &Configuration) -> Option<f64> {
+    let one = |amount: Option<Amount>| match amount {
+        Some(Amount::Is(number)) => Some(number),
+        _ => None,
+    };
+    match experiment.sweep {
+        "message size, B" | "payload per post, B" => one(configuration.bytes),
+        // Frames are padded: the longest payload of a range stands for it.
+        "payload, B" => configuration.bytes?.most(),
+        "messages per post" => one(configuration.batch),
+        "completions per poll at most" => one(configuration.poll_list),
+        "threads on each side" => one(configuration.threads),
+        "senders" | "queue pairs" => one(configuration.connections),
+        sweep
+            if sweep.contains("unacknowledged")
+                || sweep.contains("outstanding")
+                || sweep.contains("without answer") =>
+        {
+            one(configuration.window)
+        }
+        _ => None,
+    }
+}
+
+fn rows<'a>(testbed: &'a Testbed, experiment: &'a Experiment) -> impl Iterator<Item = &'a Row> {
+    testbed.rows.iter().filter(|row| row.experiment == experiment.name)
+}
+
+fn shapes<'a>(testbed: &'a Testbed, experiment: &'a Experiment) -> impl Iterator<Item = &'a Shape> {
+    testbed.shapes.iter().filter(|shape| shape.experiment == experiment.name)
+}
+
+/// Curves of one point each, for the plot of an experiment, as run number `run`.
+pub(crate) fn series(testbed: &Testbed, experiment: &Experiment, run: usize) -> Vec<Value> {
+    let point = |row: &Row| {
+        let ((quantity, value), x) = (drawn(row)?, place(experiment, &row.configuration)?);
+        let of = |of: &Quantity| match *of == quantity {
+            true => json!({ "least": value, "median": value, "most": value, "values": [value], "model": null }),
+            false => Value::Null,
+        };
+        let y: Vec<Value> = experiment.quantities.iter().map(of).collect();
+        if y.iter().all(Value::is_null) {
+            return None;
+        }
+        Some(json!({ "name": row.id, "run": run, "points": [{ "x": x, "y": y }] }))
+    };
+    rows(testbed, experiment).filter_map(point).collect()
+}
+
+/// What was published of an experiment: numbers and sentences, with what is uncertain about them.
+pub(crate) fn section(testbed: &Testbed, experiment: &Experiment) -> Markup {
+    let shapes: Vec<&Shape> = shapes(testbed, experiment).collect();
+    let rows: Vec<&Row> = rows(testbed, experiment).collect();
+    if shapes.is_empty() && rows.is_empty() {
+        return Markup::default();
+    }
+    html! {
+        h4 { "Published: " (testbed.name) ", " (testbed.hardware) }
+        @if !rows.is_empty() {
+            div.scroll tabindex="0" { table.sortable {
+                thead { tr {
+                    (heading("published number", false)) (heading("value", true)) (heading("unit", false))
+                    (heading("drawn", false)) (heading("source", false)) (heading("uncertain", false))
+                } }
+                tbody {
+                    @for row in rows {
+                        tr {
+                            (text(&row.says))
+                            (value(row.value.number, format_args!("{}{}", row.relation.words(), row.value.number)))
+                            (text(row.value.unit))
+                            (text(if drawn(row).and(place(experiment, &row.configuration)).is_some() { "yes" } else { "no" }))
+                            (text(testbed.sources.get(&row.source).map_or("", String::as_str)))
+                            (text(row.uncertain.join(" ")))
+                        }
+                    }
+                }
+            } }
+        }
+        @if !shapes.is_empty() {
+            ul.reading {
+                @for shape in shapes {
+                    li { (shape.says) @for doubt in &shape.uncertain { " " i { (doubt) } } }
+                }
+            }
+        }
+    }
+}
