@@ -57,8 +57,10 @@
 #![deny(unsafe_code)]
 
 mod kernel;
+pub mod measure;
 #[allow(unsafe_code)]
 mod provider;
+pub mod reproduce;
 mod simulation;
 pub mod testbed;
 mod time;

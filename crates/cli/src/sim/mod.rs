@@ -1,6 +1,7 @@
 //! `doorbell sim`: testbeds in virtual time.
 
 mod arguments;
+mod reproduce;
 mod testbeds;
 
 use std::process::ExitCode;
@@ -13,11 +14,17 @@ use crate::Failure;
 pub(crate) enum Sim {
     /// List the testbeds, or print what each part of one needs, and where each value is from
     Testbeds(testbeds::Testbeds),
+    /// Simulate what was published, row by row, in the configuration as published
+    ///
+    /// A row is `within` if the simulation is at most 15 % off, 10 % for rates of operations and packets; otherwise it
+    /// is `beyond`. Rows that values of the testbed were fitted on are `fitted`, all others `predicted`.
+    Reproduce(reproduce::Reproduce),
 }
 
 pub(crate) fn run(sim: Sim) -> Result<ExitCode, Failure> {
     match sim {
         Sim::Testbeds(arguments) => testbeds::run(&arguments)?,
+        Sim::Reproduce(arguments) => reproduce::run(&arguments)?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -56,3 +56,21 @@ fn a_file_that_is_wrong_is_named_with_the_line() {
     let finished = run("sim testbeds /nothing/here.toml").expect_status(1);
     assert!(finished.stderr.contains("/nothing/here.toml cannot be read"), "{}", finished.stderr);
 }
+
+#[test]
+fn published_rows_are_simulated_and_compared() {
+    let arguments = "sim reproduce --testbed connectx5-memory --quick";
+    let text = run(arguments).expect_status(0).stdout;
+    let json = run(&format!("{arguments} --json")).expect_status(0).json();
+    assert_eq!(json["schema"], "doorbell-sim-reproduce/1");
+    let report = &json["testbeds"][0];
+    assert_eq!((&report["testbed"], &report["published"]), (&Value::from("connectx5-memory"), &Value::from("T3")));
+    for row in report["rows"].as_array().expect("rows") {
+        let id = row["id"].as_str().expect("an id");
+        assert!(text.contains(id), "{id} is missing in: {text}");
+        assert_eq!(row["simulated"].is_null(), row["reason"].is_string(), "{row}");
+        assert_eq!(row["status"] == "not simulated", row["simulated"].is_null(), "{row}");
+    }
+    let wrong = run("sim reproduce --testbed connectx5-memory --set nic.atomic=fast").expect_status(2);
+    assert!(wrong.stderr.contains("nic.atomic: fast is no decimal number"), "{}", wrong.stderr);
+}

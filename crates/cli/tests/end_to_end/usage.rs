@@ -16,6 +16,7 @@ fn every_command_explains_itself() {
         "env",
         "sim",
         "sim testbeds",
+        "sim reproduce",
         "study",
         "report",
         "wire",

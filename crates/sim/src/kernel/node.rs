@@ -327,15 +327,13 @@ impl Node {
         let takes_receive = opcode.is_last() && opcode.is_request() && (sends || opcode.has_imm());
         let into_completion = sends && opcode.is_only() && frame.payload <= nic.inline_receive;
         let mut service = nic.receive_packet;
-        if takes_receive {
-            service += nic.take_receive;
-            if let Some(slot) = slot
-                && let Some(srq) = self.queue_pairs[slot].srq
-            {
-                let last = self.last_of_shared.insert(srq.0, slot);
-                if last.is_some_and(|last| last != slot) && !into_completion {
-                    service += nic.shared_receive;
-                }
+        if takes_receive
+            && let Some(slot) = slot
+            && let Some(srq) = self.queue_pairs[slot].srq
+        {
+            let last = self.last_of_shared.insert(srq.0, slot);
+            if last.is_some_and(|last| last != slot) && !into_completion {
+                service += nic.shared_receive;
             }
         }
         let mut miss = Ps::ZERO;
@@ -351,13 +349,15 @@ impl Node {
             _ => begins + nic.receive,
         };
         frame.answer_at = handled;
-        let mut seen = handled;
+        // The answer leaves before the receive is taken.
+        let placed = if takes_receive { handled + nic.take_receive } else { handled };
+        let mut seen = placed;
         if frame.payload > 0 && !into_completion {
-            seen = self.bus.write(handled, frame.payload);
+            seen = self.bus.write(placed, frame.payload);
         }
         let completes = takes_receive || (opcode.is_response() && opcode.is_last());
         if completes {
-            seen = seen.max(self.bus.write(handled, nic.completion));
+            seen = seen.max(self.bus.write(placed, nic.completion));
         }
         if let Some(slot) = slot {
             let qp = &mut self.queue_pairs[slot];

@@ -275,7 +275,7 @@ groups! {
         request: u64 [Size 1, SMALL],
         /// a completion
         completion: u64 [Size 1, SMALL],
-        /// a message that takes a receive, over one that takes none
+        /// what a message that takes a receive is later than one that takes none
         take_receive: Ps [Time 0, LONG],
         /// a message too long for the completion that takes a receive of a shared queue which another queue pair took from last
         shared_receive: Ps [Time 0, LONG],

@@ -1,0 +1,410 @@
+//! A workload on a simulated testbed: what came out.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use doorbell_exchange::send_receive::{Endpoint, Hub, SharedOptions, SharedReceives};
+use doorbell_exchange::{ConnectError, ConnectionError, asynchronous::Waiter};
+use doorbell_exchange::{Connector, Group, with_connector};
+use doorbell_study::one_sided;
+use doorbell_study::parameters::{Fitted, Kind, Parameters, ParametersError, Timed, stride};
+use doorbell_study::roles::{Part, Role};
+use doorbell_study::serving::SharedBy;
+use doorbell_study::threads::{OneThread, Threads};
+use doorbell_study::workload::{self, Plan, Reception, SendMemory, Tally};
+use doorbell_verbs::{Counters, MemoryKind, Pd};
+
+use crate::simulation::{Returned, Simulation, SimulationError, Summary, VirtualWaiter};
+use crate::testbed::Testbed;
+use crate::time::Ps;
+use crate::topology::Topology;
+
+/// What is measured.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Load {
+    /// How.
+    pub parameters: Parameters,
+    /// Bytes of each message.
+    pub bytes: usize,
+    /// Threads of the host that answers, if not as many as of the one that asks.
+    pub receiver_threads: Option<usize>,
+}
+
+impl Load {
+    /// The same with messages of another size.
+    pub fn resize(&mut self, bytes: usize) {
+        self.bytes = bytes;
+        self.parameters.sizes = vec![bytes];
+    }
+}
+
+/// Why there is no result.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MeasureError {
+    /// What is to be measured cannot be.
+    #[error(transparent)]
+    Parameters(#[from] ParametersError),
+    /// A verbs object could not be made.
+    #[error(transparent)]
+    Verbs(#[from] doorbell_verbs::Error),
+    /// The ends do not connect.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// A connection broke.
+    #[error("a connection broke: {0}")]
+    Connection(#[from] ConnectionError),
+    /// The simulation did not come to its end.
+    #[error(transparent)]
+    Simulation(#[from] SimulationError),
+    /// The workload has a part that simulations of two hosts do not have.
+    #[error("{0}")]
+    Feature(&'static str),
+    /// A thread ended without a result.
+    #[error("a simulated thread has not ended")]
+    Unfinished,
+}
+
+/// What came out.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    /// Messages or operations per second, of all connections.
+    pub messages_per_s: f64,
+    /// Of a latency: its median in nanoseconds, by what [`Timed`] says.
+    pub latency_ns: Option<u64>,
+    /// RNR NAKs that the target sent.
+    pub rnr_naks: u64,
+    /// What both devices counted.
+    pub counted: [Option<Counters>; 2],
+    /// Virtual time in which messages were sent.
+    pub lasted: Ps,
+    /// Messages, those of warming up not counted.
+    pub messages: u64,
+    /// How the run went.
+    pub summary: Summary,
+}
+
+/// The host that asks, and the one that answers.
+const ASKING: usize = 0;
+const ANSWERING: usize = 1;
+
+/// The two hosts of a published testbed, and the switch between them.
+const HOSTS: Topology = Topology::Star { nodes: 2 };
+
+type Tallies = Returned<Result<Vec<Tally>, ConnectionError>>;
+
+/// Measures messages of one size between two hosts, `parameters.serving.threads` threads on each.
+///
+/// # Errors
+///
+/// The parameters do not fit together, or a connection breaks.
+pub fn measure(testbed: &Testbed, load: &Load, seed: u64) -> Result<Measured, MeasureError> {
+    let Load { parameters, bytes, receiver_threads } = load;
+    let bytes = *bytes;
+    parameters.check()?;
+    if parameters.operation.is_one_sided() {
+        return one_sided_operations(testbed, parameters, bytes, seed);
+    }
+    with_connector!(parameters.protocol, connector => messages(testbed, &connector, parameters, bytes, *receiver_threads, seed))
+}
+
+struct Bench<'a> {
+    simulation: Simulation<'static>,
+    parameters: &'a Parameters,
+    fitted: Fitted,
+    plan: Plan,
+    before: [Option<Counters>; 2],
+}
+
+impl<'a> Bench<'a> {
+    fn new(testbed: &Testbed, parameters: &'a Parameters, bytes: usize, seed: u64) -> Result<Self, MeasureError> {
+        let fitted = parameters.fit(bytes)?;
+        let plan = Plan {
+            bytes,
+            window: fitted.window,
+            extent: parameters.extent,
+            rate: parameters.rate.map(|rate| rate / parameters.connections as f64),
+            verify: parameters.verify,
+            buffers: fitted.send_buffers,
+        };
+        let simulation = Simulation::new(testbed, HOSTS, seed)?;
+        let before = [ASKING, ANSWERING].map(|node| simulation.device(node).counters());
+        Ok(Self { simulation, parameters, fitted, plan, before })
+    }
+
+    fn finish(mut self, asked: Vec<Tallies>) -> Result<Measured, MeasureError> {
+        let summary = self.simulation.run()?;
+        let mut tallies = Vec::new();
+        for returned in asked {
+            tallies.extend(returned.take().ok_or(MeasureError::Unfinished)??);
+        }
+        let began_ns = tallies.iter().map(|tally| tally.began_ns).min().unwrap_or(0);
+        let ended_ns = tallies.iter().map(|tally| tally.ended_ns).max().unwrap_or(0);
+        let messages: u64 = tallies.iter().map(|tally| tally.sent).sum();
+        let lasted_ns = ended_ns.saturating_sub(began_ns).max(1);
+        let counted = [ASKING, ANSWERING].map(|node| {
+            let now = self.simulation.device(node).counters()?;
+            Some(self.before[node].map_or(now, |before| now.since(&before)))
+        });
+        Ok(Measured {
+            messages_per_s: messages as f64 * 1e9 / lasted_ns as f64,
+            latency_ns: None,
+            rnr_naks: counted[ANSWERING].as_ref().map_or(0, |counters| counters.rnr_nak_sent),
+            counted,
+            lasted: Ps::from_ns(lasted_ns),
+            messages,
+            summary,
+        })
+    }
+}
+
+/// Deals items to threads in turn.
+fn deal<T>(items: Vec<T>, threads: usize) -> Vec<Vec<T>> {
+    let mut hands: Vec<Vec<T>> = (0..threads.max(1)).map(|_| Vec::new()).collect();
+    for (index, item) in items.into_iter().enumerate() {
+        hands[index % threads.max(1)].push(item);
+    }
+    hands
+}
+
+/// Runs tasks of one simulated thread in turns.
+async fn in_turns<T, F: Future<Output = Result<T, ConnectionError>>>(
+    waiter: VirtualWaiter,
+    tasks: Vec<F>,
+) -> Result<Vec<T>, ConnectionError> {
+    let threads = OneThread(waiter.clone());
+    let results = threads.run(&waiter, tasks, || Ok::<(), ConnectionError>(())).await?;
+    results.into_iter().collect()
+}
+
+type WithMemory<C> = (<C as Connector>::Connection, SendMemory);
+
+fn messages<C: Connector + 'static>(
+    testbed: &Testbed,
+    protocol: &C,
+    parameters: &Parameters,
+    bytes: usize,
+    receiver_threads: Option<usize>,
+    seed: u64,
+) -> Result<Measured, MeasureError>
+where
+    C::Connection: 'static,
+{
+    let mut bench = Bench::new(testbed, parameters, bytes, seed)?;
+    let mut cast = parameters.cast();
+    cast.answering.threads = receiver_threads.unwrap_or(cast.answering.threads);
+    if parameters.replicate || parameters.bidirectional || parameters.events {
+        return Err(MeasureError::Feature("one source for many readers, both ways and events are not simulated here"));
+    }
+    let config = parameters.config(bytes, &bench.fitted).keepalive(std::time::Duration::ZERO);
+    let pds = [ASKING, ANSWERING].map(|node| bench.simulation.device(node).create_pd());
+    let [asking_pd, answering_pd] = pds;
+    let (asking_pd, answering_pd) = (asking_pd?, answering_pd?);
+    let shared = shared_receives(&answering_pd, &cast.answering, &bench, bytes)?;
+    let group = |pd, part: &Part, shared| Group {
+        pd,
+        channel: None,
+        count: part.connections,
+        shared,
+        one_thread: part.answers && part.threads == 1,
+    };
+    let asking = protocol.endpoints(&group(&asking_pd, &cast.asking, None), &config)?;
+    let of_asking: Vec<_> = asking.iter().map(|end| protocol.describe(end)).collect();
+    let with_memory = |pd: &Pd, connection| -> Result<WithMemory<C>, MeasureError> {
+        let stride = stride(bytes + 64);
+        let region = pd.allocate(bench.fitted.send_buffers * stride, protocol.source_access(), MemoryKind::Plain)?;
+        Ok((connection, SendMemory { region, stride }))
+    };
+
+    let (of_answering, answering) = if cast.answering.single_receiver {
+        let mut hub = Hub::for_connections(&answering_pd, &config, cast.answering.connections, None)?;
+        let ends: Vec<Endpoint> = (0..cast.answering.connections)
+            .map(|_| hub.endpoint(config.clone(), shared.as_ref()))
+            .collect::<Result<_, _>>()?;
+        let descriptions: Vec<_> = ends.iter().map(Endpoint::description).collect();
+        for (end, peer) in ends.into_iter().zip(&of_asking) {
+            hub.add(end.connect(peer)?)?;
+        }
+        (descriptions, Answering::<C>::Gathered(Box::new(hub)))
+    } else {
+        let ends = protocol.endpoints(&group(&answering_pd, &cast.answering, shared.as_ref()), &config)?;
+        let descriptions: Vec<_> = ends.iter().map(|end| protocol.describe(end)).collect();
+        let connected = ends
+            .into_iter()
+            .zip(&of_asking)
+            .map(|(end, peer)| with_memory(&answering_pd, protocol.connect(end, peer)?))
+            .collect::<Result<Vec<_>, _>>()?;
+        (descriptions, Answering::Each(connected))
+    };
+    let asking = asking
+        .into_iter()
+        .zip(&of_answering)
+        .map(|(end, peer)| with_memory(&asking_pd, protocol.connect(end, peer)?))
+        .collect::<Result<Vec<_>, _>>()?;
+
+    answer(&mut bench, answering, &cast.answering, shared);
+    ask(bench, asking, &cast.asking)
+}
+
+enum Answering<C: Connector> {
+    Each(Vec<WithMemory<C>>),
+    Gathered(Box<Hub>),
+}
+
+fn shared_receives(
+    pd: &Pd,
+    part: &Part,
+    bench: &Bench<'_>,
+    bytes: usize,
+) -> Result<Option<SharedReceives>, MeasureError> {
+    let Some(by) = part.shared_receives else { return Ok(None) };
+    let depth = bench.fitted.depth * part.connections;
+    let options = SharedOptions { depth, connections: part.connections, max_message: bytes, reposting: by.into() };
+    Ok(Some(SharedReceives::new(pd, options)?))
+}
+
+/// Spawns the threads of the end that answers.
+fn answer<C: Connector + 'static>(
+    bench: &mut Bench<'_>,
+    answering: Answering<C>,
+    part: &Part,
+    shared: Option<SharedReceives>,
+) where
+    C::Connection: 'static,
+{
+    let waiter = bench.simulation.polling();
+    let device = bench.simulation.device(ANSWERING).clone();
+    let reception = Reception { verify: bench.parameters.verify, pause_ns: part.pause_ns };
+    let plan = bench.plan;
+    let left = Rc::new(Cell::new(0));
+    let ends = |left: &Rc<Cell<usize>>| {
+        left.set(left.get() + 1);
+        Rc::clone(left)
+    };
+    match answering {
+        Answering::Gathered(hub) => {
+            let ended = ends(&left);
+            let gathered = workload::gather(*hub, waiter.clone(), device, reception);
+            let _ = bench.simulation.spawn(ANSWERING, "receiver", async move {
+                let result = gathered.await;
+                ended.set(ended.get() - 1);
+                result
+            });
+        }
+        Answering::Each(connections) => {
+            let role = part.role;
+            for (number, hand) in deal(connections, part.threads).into_iter().enumerate() {
+                let (waiter, device, ended) = (waiter.clone(), device.clone(), ends(&left));
+                let _ = bench.simulation.spawn(ANSWERING, format!("{role} {number}"), async move {
+                    let result = if role == Role::Responder {
+                        let tasks = hand.into_iter().map(|(connection, memory)| {
+                            workload::respond(connection, waiter.clone(), device.clone(), plan, memory, reception)
+                        });
+                        in_turns(waiter.clone(), tasks.collect()).await
+                    } else {
+                        let tasks = hand.into_iter().map(|(connection, _)| {
+                            workload::stream(connection, waiter.clone(), device.clone(), None, reception, |_| {})
+                        });
+                        in_turns(waiter.clone(), tasks.collect()).await
+                    };
+                    ended.set(ended.get() - 1);
+                    result
+                });
+            }
+        }
+    }
+    if let (Some(shared), Some(SharedBy::Thread)) = (shared, part.shared_receives) {
+        let _ = bench.simulation.spawn(ANSWERING, "reposting", async move {
+            while left.get() > 0 {
+                match shared.repost() {
+                    Ok(0) => waiter.wait(None, Some(waiter.now().as_ns() + IDLE_NS)).await,
+                    Ok(_) => waiter.breathe().await,
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(())
+        });
+    }
+}
+
+/// How long a reposting thread with nothing to do lets pass.
+const IDLE_NS: u64 = 100;
+
+/// Spawns the threads of the end that asks, and runs the simulation.
+fn ask<C>(mut bench: Bench<'_>, connections: Vec<(C, SendMemory)>, part: &Part) -> Result<Measured, MeasureError>
+where
+    C: doorbell_exchange::MessageConnection + 'static,
+{
+    let waiter = bench.simulation.polling();
+    let device = bench.simulation.device(ASKING).clone();
+    let plan = bench.plan;
+    let simulation = &mut bench.simulation;
+    if bench.parameters.kind == Kind::Latency {
+        let divisor = if bench.parameters.operation.timed() == Timed::HalfRoundTrip { 2 } else { 1 };
+        let Some((connection, memory)) = connections.into_iter().next() else {
+            return Err(MeasureError::Feature("a latency is that of one connection"));
+        };
+        let place = Rc::new(Cell::new(None));
+        let found = Rc::clone(&place);
+        let tallies = simulation.spawn(ASKING, "requester", async move {
+            let pinged = workload::ping(connection, waiter, device, plan, memory, divisor, |_| {}).await?;
+            found.set(Some(pinged.1.value_at_quantile(0.5)));
+            Ok(vec![pinged.0])
+        });
+        let mut measured = bench.finish(vec![tallies])?;
+        measured.latency_ns = place.get();
+        return Ok(measured);
+    }
+    let role = part.role;
+    let mut asked = Vec::new();
+    for (number, hand) in deal(connections, part.threads).into_iter().enumerate() {
+        let (waiter, device) = (waiter.clone(), device.clone());
+        asked.push(simulation.spawn(ASKING, format!("{role} {number}"), async move {
+            if role == Role::Requester {
+                let tasks = hand.into_iter().map(|(connection, memory)| {
+                    workload::request(connection, waiter.clone(), device.clone(), plan, memory, |_| {})
+                });
+                in_turns(waiter.clone(), tasks.collect()).await
+            } else {
+                let none = Reception::default();
+                let tasks = hand.into_iter().map(|(connection, memory)| {
+                    let sends = Some((plan, memory));
+                    workload::stream(connection, waiter.clone(), device.clone(), sends, none, |_| {})
+                });
+                in_turns(waiter.clone(), tasks.collect()).await
+            }
+        }));
+    }
+    bench.finish(asked)
+}
+
+fn one_sided_operations(
+    testbed: &Testbed,
+    parameters: &Parameters,
+    bytes: usize,
+    seed: u64,
+) -> Result<Measured, MeasureError> {
+    let mut bench = Bench::new(testbed, parameters, bytes, seed)?;
+    let waiter = bench.simulation.polling();
+    let pds = [ASKING, ANSWERING].map(|node| bench.simulation.device(node).create_pd());
+    let [asking_pd, answering_pd] = pds;
+    let (asking_pd, answering_pd) = (asking_pd?, answering_pd?);
+    let (mut asked, mut targets) = (Vec::new(), Vec::new());
+    for number in 0..parameters.connections {
+        let end = |pd: &Pd, role| one_sided::End::new(pd, parameters, bytes, &bench.fitted, role);
+        let initiator = end(&asking_pd, one_sided::Role::Initiator(None))?;
+        let target = end(&answering_pd, one_sided::Role::Target)?;
+        initiator.connect(&target.description())?;
+        target.connect(&initiator.description())?;
+        let memory = target.memory();
+        targets.push(target);
+        let (own, fitted, plan, waiter) = (parameters.clone(), bench.fitted.clone(), bench.plan, waiter.clone());
+        asked.push(bench.simulation.spawn(ASKING, format!("initiator {number}"), async move {
+            let tally = one_sided::stream(&initiator, memory, &own, &fitted, plan, waiter, |_| {}).await?;
+            Ok(vec![tally])
+        }));
+    }
+    let measured = bench.finish(asked);
+    drop(targets);
+    measured
+}
