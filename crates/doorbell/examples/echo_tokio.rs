@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Runs the example, which prints to `out`.
-pub fn run(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let echoed = runtime.block_on(serve_and_ask())?;
     writeln!(out, "{echoed} connections, each message came back")?;

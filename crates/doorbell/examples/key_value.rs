@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Runs the example, which prints to `out`.
-pub fn run(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
     let tcp = TcpListener::bind("127.0.0.1:0")?;
     let address = tcp.local_addr()?;
     let server = std::thread::spawn(move || {

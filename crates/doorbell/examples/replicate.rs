@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Runs the example, which prints to `out`.
-pub fn run(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
     let content: Vec<u8> = (0..FILE_BYTES).map(|at| (at / 7 % 251) as u8).collect();
     let mut file = tempfile::tempfile()?;
     file.write_all(&content)?;

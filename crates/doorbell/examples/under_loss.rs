@@ -15,7 +15,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Runs the example, which prints to `out`.
-pub fn run(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
     for seed in 1..=3 {
         let faults = format!("drop=0.02,duplicate=0.01,reorder=0.02,seed={seed}").parse()?;
         let device = Device::builder().faults(faults).open()?;
