@@ -1,8 +1,41 @@
 //! Workloads, measurement, and the records of what was measured.
 //!
+//! ```
+//! use doorbell_study::executor::block_on;
+//! use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
+//! use doorbell_study::session::{Asking, answer, local_pair};
+//! use doorbell_study::threads::OsThreads;
+//! use doorbell_verbs::soft::{self, SoftOptions};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // Both ends in this process, each on a software RNIC of its own; `Client` and `serve` do the same over TCP.
+//! let memory_bytes = 64 << 20;
+//! let parameters = Parameters {
+//!     memory_bytes,
+//!     extent: Extent::Messages(1000),
+//!     ..Parameters::plain(Kind::Bandwidth, Operation::Send, 64)
+//! };
+//! let (server, client) = local_pair();
+//! let result = std::thread::scope(|scope| {
+//!     let device = soft::open(&SoftOptions::default())?;
+//!     scope.spawn(move || block_on(answer(&device, client, &OsThreads::default(), memory_bytes)));
+//!     let device = soft::open(&SoftOptions::default())?;
+//!     block_on(async {
+//!         let mut asking = Asking::new(&device, server, OsThreads::default(), parameters).await?;
+//!         let result = asking.measure(64, |_| {}).await?;
+//!         asking.finish().await?;
+//!         Ok::<_, Box<dyn std::error::Error>>(result)
+//!     })
+//! })?;
+//! assert_eq!(result.messages, 1000);
+//! println!("{:.0} messages/s, {} data packets", result.messages_per_s, result.counted.client.data_packets);
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! [`workload`] holds the workloads as `async fn` over connections, written once, and
 //! [`one_sided`] those over verbs alone; [`executor`] runs them on a thread that polls. [`session`]
-//! coordinates two processes over TCP, point by point; [`record`] is what comes out.
+//! coordinates two ends, point by point: processes joined by TCP, or both in one process; [`record`] is what comes out.
 //! [`measure`] times the parameters of the performance model, one call at a time, and [`limit`] what
 //! this machine's kernel gives without an RNIC.
 #![forbid(unsafe_code)]
