@@ -26,6 +26,7 @@ use doorbell_verbs::{Access, MemoryKind, Payload, Pd, PostError, Qp, Region, Sen
 use smallvec::SmallVec;
 
 use crate::buffered_write::{HEAD, PeerRing, WORDS};
+use crate::carrier::{Queues, Unconnected};
 use crate::config::Config;
 use crate::connection::{Backpressure, MessageId};
 use crate::duplex::{Duplex, INCOMING_TAG, Incoming, Outgoing, WORD_RECEIVES};
@@ -34,7 +35,6 @@ use crate::error::{ConnectError, ConnectionError};
 use crate::outbox::{Source, Word};
 use crate::ring::{Ring, RingMessage, WORD, ring_bytes, space};
 use crate::setup::{EndpointDescription, RemoteRegion};
-use crate::transport::{Queues, Unconnected};
 
 pub use crate::ring::RingMessage as Message;
 
@@ -96,12 +96,12 @@ impl Recipe for BufferedRead {
 
     fn machine(
         &self,
-        transport: &Unconnected,
+        carrier: &Unconnected,
         config: &Config,
         memory: Memory,
         peer: &EndpointDescription,
     ) -> Result<Duplex<Passive, Puller>, ConnectError> {
-        let pd = &transport.pd;
+        let pd = &carrier.pd;
         let Memory { ring, words } = memory;
         let most = usize::try_from(peer.max_message).unwrap_or(usize::MAX);
         let bytes = ring.len() / 2;
@@ -133,7 +133,7 @@ impl Recipe for BufferedRead {
             heads_out: 0,
             inbox: VecDeque::with_capacity(config.depth),
         };
-        Ok(Duplex::new(transport, self.queues(config).receives, out, incoming)?)
+        Ok(Duplex::new(carrier, self.queues(config).receives, out, incoming)?)
     }
 }
 

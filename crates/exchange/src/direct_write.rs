@@ -26,6 +26,7 @@ use doorbell_verbs::{
 };
 use smallvec::SmallVec;
 
+use crate::carrier::{Queues, Unconnected};
 use crate::config::Config;
 use crate::connection::{Backpressure, MessageId, Received};
 use crate::duplex::{Duplex, INCOMING_TAG, Incoming, Outgoing, WORD_RECEIVES};
@@ -35,7 +36,6 @@ use crate::outbox::{Outbox, Source, Staged, Word};
 use crate::ring::WORD;
 use crate::setup::{EndpointDescription, RemoteRegion};
 use crate::slots::Slots;
-use crate::transport::{Queues, Unconnected};
 
 /// The protocol Direct-Write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -110,12 +110,12 @@ impl Recipe for DirectWrite {
 
     fn machine(
         &self,
-        transport: &Unconnected,
+        carrier: &Unconnected,
         config: &Config,
         memory: Memory,
         peer: &EndpointDescription,
     ) -> Result<Duplex<Granted, Buffers>, ConnectError> {
-        let pd = &transport.pd;
+        let pd = &carrier.pd;
         let Memory { grants, buffers } = memory;
         let [peer_grants, peer_buffers] = peer.regions;
         let given = |what, given, allowed| Err(ConnectError::Setting { what, given, allowed });
@@ -162,7 +162,7 @@ impl Recipe for DirectWrite {
             is_granting: false,
             regrant_at: (config.depth / 4).clamp(1, 16),
         };
-        Ok(Duplex::new(transport, self.queues(config).receives, out, incoming)?)
+        Ok(Duplex::new(carrier, self.queues(config).receives, out, incoming)?)
     }
 }
 

@@ -6,13 +6,13 @@
 use doorbell_protocols::POLL_LIST;
 use doorbell_verbs::{Attachment, Completion, CompletionOpcode, PostError, Qp, RecvRequest};
 
+use crate::carrier::{Carrier, RECEIVE_TAG, Unconnected};
 use crate::config::LONGEST_TRANSFER;
 use crate::connection::{Backpressure, MessageId, Received};
 use crate::engine::{GOODBYE, Machine};
 use crate::error::ConnectionError;
 use crate::outbox::Source;
 use crate::ring::WORD;
-use crate::transport::{RECEIVE_TAG, Transport, Unconnected};
 
 /// Marks the work requests of the half that receives.
 pub(crate) const INCOMING_TAG: u64 = 1 << 61;
@@ -98,8 +98,8 @@ pub struct Duplex<O, I> {
 
 impl<O: Outgoing, I: Incoming> Duplex<O, I> {
     /// Joins the halves, and posts so many receives.
-    pub(crate) fn new(transport: &Unconnected, receives: usize, outgoing: O, incoming: I) -> Result<Self, PostError> {
-        post_receives(&transport.qp, receives)?;
+    pub(crate) fn new(carrier: &Unconnected, receives: usize, outgoing: O, incoming: I) -> Result<Self, PostError> {
+        post_receives(&carrier.qp, receives)?;
         Ok(Self { outgoing, incoming, taken: 0 })
     }
 }
@@ -156,18 +156,18 @@ impl<O: Outgoing, I: Incoming> Machine for Duplex<O, I> {
     }
 
     #[inline]
-    fn take_receive(&mut self, transport: &mut Transport, completion: &Completion) -> Result<(), ConnectionError> {
+    fn take_receive(&mut self, carrier: &mut Carrier, completion: &Completion) -> Result<(), ConnectionError> {
         self.taken += 1;
         let Attachment::Immediate(word) = completion.attachment else {
             return Err(ConnectionError::Protocol("a SEND without the word that it has to carry"));
         };
         if completion.opcode == CompletionOpcode::ReceiveWriteImmediate {
-            transport.check_may_send()?;
+            carrier.check_may_send()?;
             return self.incoming.take_notice(word, completion.byte_len as usize);
         }
-        Transport::check_is_send(completion)?;
+        Carrier::check_is_send(completion)?;
         match word {
-            GOODBYE => transport.take_goodbye(),
+            GOODBYE => carrier.take_goodbye(),
             word if word & GOODBYE != 0 => Err(UNEXPECTED_WORD),
             word if word & TO_RECEIVER != 0 => self.incoming.take_word(word & !TO_RECEIVER),
             word => self.outgoing.take_word(word),
@@ -181,11 +181,11 @@ impl<O: Outgoing, I: Incoming> Machine for Duplex<O, I> {
     }
 
     #[inline]
-    fn advance(&mut self, transport: &Transport, news: usize) -> Result<usize, ConnectionError> {
-        let mut moved = self.outgoing.poll(&transport.qp)?;
+    fn advance(&mut self, carrier: &Carrier, news: usize) -> Result<usize, ConnectionError> {
+        let mut moved = self.outgoing.poll(&carrier.qp)?;
         moved += self.incoming.look()?;
-        if !transport.peer_closed {
-            moved += self.incoming.tell(&transport.qp, news + moved == 0)?;
+        if !carrier.peer_closed {
+            moved += self.incoming.tell(&carrier.qp, news + moved == 0)?;
         }
         Ok(moved)
     }

@@ -8,13 +8,13 @@
 use doorbell_protocols::Protocol;
 use doorbell_verbs::{Access, Channel, Completion, Cq, Pd, PostError, Qp, Region, Srq, Status};
 
+use crate::carrier::{CONTROL_TAG, Carrier, Closing, Queues, RECEIVE_TAG, Unconnected};
 use crate::config::{Config, MAX_POLL_LIST};
 use crate::connection::{Backpressure, Connector, Group, MessageConnection, MessageId, Received, Submit};
 use crate::direct_read::Replication;
 use crate::error::{ConnectError, ConnectionError, Misuse};
 use crate::outbox::Source;
 use crate::setup::{EndpointDescription, RemoteRegion};
-use crate::transport::{CONTROL_TAG, Closing, Queues, RECEIVE_TAG, Transport, Unconnected};
 
 /// The goodbye of protocols whose other words leave the top bit alone.
 pub(crate) const GOODBYE: u32 = 1 << 31;
@@ -64,7 +64,7 @@ pub trait Machine {
     /// again may be answered as before.
     fn take_completion(&mut self, wr_id: u64) -> Result<bool, ConnectionError>;
     /// A receive has brought something, be it the peer's goodbye.
-    fn take_receive(&mut self, transport: &mut Transport, completion: &Completion) -> Result<(), ConnectionError>;
+    fn take_receive(&mut self, carrier: &mut Carrier, completion: &Completion) -> Result<(), ConnectionError>;
     /// A receive was flushed: its buffer holds nothing.
     #[inline]
     fn take_flushed(&mut self, _wr_id: u64) -> Result<(), PostError> {
@@ -76,7 +76,7 @@ pub trait Machine {
         Ok(())
     }
     /// Moves along, after so many completions that were news. Returns what happened beside those.
-    fn advance(&mut self, transport: &Transport, news: usize) -> Result<usize, ConnectionError>;
+    fn advance(&mut self, carrier: &Carrier, news: usize) -> Result<usize, ConnectionError>;
 
     /// The word of this side's goodbye, which is said next.
     #[inline]
@@ -95,7 +95,7 @@ pub trait Machine {
     /// Does what it waits for raise a notification?
     fn notifies(&self) -> bool;
     /// Messages sent that carried no data, if those of no bytes look the same to counters; else 0.
-    fn control_sends(&self, _transport: &Transport) -> u64 {
+    fn control_sends(&self, _transport: &Carrier) -> u64 {
         0
     }
 }
@@ -130,7 +130,7 @@ pub trait Recipe: Clone {
     /// Makes the machine, and posts its receives: the peer cannot send yet.
     fn machine(
         &self,
-        transport: &Unconnected,
+        carrier: &Unconnected,
         config: &Config,
         memory: Self::Memory,
         peer: &EndpointDescription,
@@ -154,7 +154,7 @@ pub trait Recipe: Clone {
 pub struct Endpoint<R: Recipe> {
     recipe: R,
     config: Config,
-    transport: Unconnected,
+    carrier: Unconnected,
     memory: R::Memory,
 }
 
@@ -181,23 +181,23 @@ impl<R: Recipe> Endpoint<R> {
         srq: Option<&Srq>,
         memory: R::Memory,
     ) -> Result<Self, ConnectError> {
-        let transport = Unconnected::new(pd, recipe.queues(config), srq, cq, recipe.id())?;
-        Ok(Self { recipe: recipe.clone(), config: config.clone(), transport, memory })
+        let carrier = Unconnected::new(pd, recipe.queues(config), srq, cq, recipe.id())?;
+        Ok(Self { recipe: recipe.clone(), config: config.clone(), carrier, memory })
     }
 
     /// What the peer needs to know.
     pub fn description(&self) -> EndpointDescription {
         let max_message = self.recipe.max_received(&self.config) as u64;
         let regions = R::regions(&self.memory);
-        EndpointDescription { max_message, regions, ..self.transport.description(&self.config) }
+        EndpointDescription { max_message, regions, ..self.carrier.description(&self.config) }
     }
 
     /// Connects with the peer whose description this is. Receives are posted before it can send.
     pub fn connect(self, peer: &EndpointDescription) -> Result<Connection<R>, ConnectError> {
-        let Self { recipe, config, transport, memory } = self;
-        transport.prepare(&config, peer, recipe.access())?;
-        let machine = recipe.machine(&transport, &config, memory, peer)?;
-        Ok(Connection { transport: transport.connect(&config, peer)?, machine })
+        let Self { recipe, config, carrier, memory } = self;
+        carrier.prepare(&config, peer, recipe.access())?;
+        let machine = recipe.machine(&carrier, &config, memory, peer)?;
+        Ok(Connection { carrier: carrier.connect(&config, peer)?, machine })
     }
 }
 
@@ -241,17 +241,17 @@ impl<R: Recipe> Connector for R {
 
 /// A connection: a non-blocking state machine, see [`MessageConnection`].
 pub struct Connection<R: Recipe> {
-    pub(crate) transport: Transport,
+    pub(crate) carrier: Carrier,
     pub(crate) machine: R::Machine,
 }
 
 impl<R: Recipe> std::fmt::Debug for Connection<R> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Connection")
-            .field("qpn", &self.transport.qp.qpn())
+            .field("qpn", &self.carrier.qp.qpn())
             .field("last_accepted", &self.machine.last_accepted())
             .field("last_done", &self.machine.last_done())
-            .field("over", &self.transport.over)
+            .field("over", &self.carrier.over)
             .finish_non_exhaustive()
     }
 }
@@ -260,8 +260,8 @@ impl<R: Recipe> Drop for Connection<R> {
     fn drop(&mut self) {
         // Messages that the program still holds keep the queue pair: to the peer it is dead from now on, whatever
         // becomes of its memory.
-        self.transport.fail();
-        self.machine.end(self.transport.peer_closed);
+        self.carrier.fail();
+        self.machine.end(self.carrier.peer_closed);
     }
 }
 
@@ -270,7 +270,7 @@ impl<R: Recipe> Connection<R> {
     #[inline]
     fn reap(&mut self) -> Result<usize, ConnectionError> {
         let Some(news) = self.reap_list()? else { return Ok(0) };
-        let posted = self.machine.end_of_list(&self.transport.qp);
+        let posted = self.machine.end_of_list(&self.carrier.qp);
         self.explained(posted)?;
         Ok(news)
     }
@@ -282,14 +282,14 @@ impl<R: Recipe> Connection<R> {
             return Ok(None);
         }
         let mut list = [Completion::default(); MAX_POLL_LIST];
-        let count = match self.transport.cq.poll(&mut list[..self.machine.list_length()]) {
+        let count = match self.carrier.cq.poll(&mut list[..self.machine.list_length()]) {
             Ok(count) => count,
             Err(error) => return Err(self.end(ConnectionError::Overrun(error))),
         };
         if count == 0 {
             return Ok(None);
         }
-        self.transport.heard();
+        self.carrier.heard();
         let mut news = 0;
         let mut failed = None;
         for completion in &list[..count] {
@@ -310,20 +310,20 @@ impl<R: Recipe> Connection<R> {
     /// Takes one completion. Returns whether it is news.
     #[inline]
     pub(crate) fn take_completion(&mut self, completion: &Completion) -> Result<bool, ConnectionError> {
-        let Self { transport, machine } = self;
+        let Self { carrier, machine } = self;
         let wr_id = completion.wr_id;
         if wr_id & RECEIVE_TAG != 0 {
             if completion.status != Status::Success {
                 machine.take_flushed(wr_id)?;
-                return transport.receive_failed(completion.status).map(|()| true);
+                return carrier.receive_failed(completion.status).map(|()| true);
             }
-            return machine.take_receive(transport, completion).map(|()| true);
+            return machine.take_receive(carrier, completion).map(|()| true);
         }
         if wr_id & CONTROL_TAG != 0 {
-            return transport.take_control(completion).map(|()| true);
+            return carrier.take_control(completion).map(|()| true);
         }
         if completion.status != Status::Success {
-            return match transport.has_said_goodbye() && R::Machine::serves_the_peer(wr_id) {
+            return match carrier.has_said_goodbye() && R::Machine::serves_the_peer(wr_id) {
                 // A peer that has heard the goodbye may be gone: it needs nothing any more.
                 true => Ok(true),
                 false => Err(ConnectionError::from_send(completion.status)),
@@ -337,7 +337,7 @@ impl<R: Recipe> Connection<R> {
     #[inline]
     pub(crate) fn hand_in(&mut self, completion: &Completion, now_ns: u64) -> Result<(), ConnectionError> {
         let result = self.take_completion(completion);
-        self.transport.heard_at(now_ns);
+        self.carrier.heard_at(now_ns);
         result.map(drop)
     }
 
@@ -345,18 +345,18 @@ impl<R: Recipe> Connection<R> {
     /// whether the peer lives if nothing happened. Returns whether anything happened.
     #[inline]
     pub(crate) fn settle(&mut self, news: usize) -> Result<bool, ConnectionError> {
-        let moved = match self.machine.advance(&self.transport, news) {
+        let moved = match self.machine.advance(&self.carrier, news) {
             Ok(more) => news + more > 0,
             Err(ConnectionError::Post(error)) => return Err(self.unposted(error)),
             Err(error) => return Err(self.end(error)),
         };
         // Not only when nothing else is to be done: the peer may never stop sending.
-        if self.transport.closing == Closing::Wanted && self.unacknowledged() == 0 {
-            let said = self.transport.say_goodbye(self.machine.goodbye());
+        if self.carrier.closing == Closing::Wanted && self.unacknowledged() == 0 {
+            let said = self.carrier.say_goodbye(self.machine.goodbye());
             self.explained(said)?;
         }
         if !moved {
-            let asked = self.transport.keep_alive();
+            let asked = self.carrier.keep_alive();
             self.explained(asked)?;
         }
         Ok(moved)
@@ -378,15 +378,15 @@ impl<R: Recipe> Connection<R> {
 
     /// Ends the connection: the first reason stays.
     pub(crate) fn end(&mut self, reason: ConnectionError) -> ConnectionError {
-        let reason = self.transport.end(reason);
-        self.machine.end(self.transport.peer_closed);
+        let reason = self.carrier.end(reason);
+        self.machine.end(self.carrier.peer_closed);
         reason
     }
 
     /// Why a message of this length is not taken now.
     #[inline]
     pub(crate) fn refusal(&mut self, length: usize) -> Result<Option<Backpressure>, ConnectionError> {
-        self.transport.check_open()?;
+        self.carrier.check_open()?;
         Ok(self.machine.refusal(length))
     }
 
@@ -400,7 +400,7 @@ impl<R: Recipe> Connection<R> {
         if let Some(full) = self.refusal(length)? {
             return Ok(Submit::Full(full));
         }
-        let result = send(&mut self.machine, &self.transport.qp);
+        let result = send(&mut self.machine, &self.carrier.qp);
         self.explained(result).map(Submit::Accepted)
     }
 }
@@ -422,7 +422,7 @@ impl<R: Recipe> MessageConnection for Connection<R> {
 
     #[inline]
     fn flush(&mut self) -> Result<(), ConnectionError> {
-        let flushed = self.machine.flush(&self.transport.qp);
+        let flushed = self.machine.flush(&self.carrier.qp);
         self.explained(flushed)
     }
 
@@ -432,7 +432,7 @@ impl<R: Recipe> MessageConnection for Connection<R> {
 
     #[inline]
     fn poll(&mut self) -> Result<bool, ConnectionError> {
-        if let Some(error) = self.transport.over {
+        if let Some(error) = self.carrier.over {
             return Err(error);
         }
         self.flush()?;
@@ -456,28 +456,28 @@ impl<R: Recipe> MessageConnection for Connection<R> {
     }
 
     fn close(&mut self) {
-        self.transport.close();
+        self.carrier.close();
     }
 
     fn is_closed(&self) -> bool {
-        self.transport.is_closed()
+        self.carrier.is_closed()
     }
 
     #[inline]
     fn is_peer_closed(&self) -> bool {
-        self.transport.peer_closed
+        self.carrier.peer_closed
     }
 
     fn over(&self) -> Option<ConnectionError> {
-        self.transport.over
+        self.carrier.over
     }
 
     fn arm(&self) {
-        self.transport.arm();
+        self.carrier.arm();
     }
 
     fn channel(&self) -> Option<&Channel> {
-        self.transport.cq.channel()
+        self.carrier.cq.channel()
     }
 
     fn notifies(&self) -> bool {
@@ -485,18 +485,18 @@ impl<R: Recipe> MessageConnection for Connection<R> {
     }
 
     fn poll_timeout_ns(&self) -> Option<u64> {
-        self.transport.poll_timeout_ns()
+        self.carrier.poll_timeout_ns()
     }
 
     fn keepalives(&self) -> u64 {
-        self.transport.keepalives
+        self.carrier.keepalives
     }
 
     fn control_sends(&self) -> u64 {
-        self.machine.control_sends(&self.transport)
+        self.machine.control_sends(&self.carrier)
     }
 
     fn qp(&self) -> &Qp {
-        &self.transport.qp
+        &self.carrier.qp
     }
 }

@@ -41,6 +41,7 @@ pub mod asynchronous;
 pub mod blocking;
 pub mod buffered_read;
 pub mod buffered_write;
+mod carrier;
 mod config;
 mod connection;
 pub mod direct_read;
@@ -59,7 +60,6 @@ mod split;
 #[cfg(feature = "tokio")]
 #[allow(unsafe_code)]
 mod tokio;
-mod transport;
 mod waiting;
 
 pub use buffered_read::BufferedRead;

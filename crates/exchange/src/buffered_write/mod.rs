@@ -31,6 +31,7 @@ use std::sync::Arc;
 use doorbell_protocols::Protocol;
 use doorbell_verbs::{Access, MemoryKind, Pd, Region};
 
+use crate::carrier::{Queues, Unconnected};
 use crate::config::Config;
 use crate::duplex::{Duplex, WORD_RECEIVES};
 use crate::engine::{self, Recipe};
@@ -38,7 +39,6 @@ use crate::error::ConnectError;
 use crate::outbox::Outbox;
 use crate::ring::{LONGEST_RING, Ring, UNIT, WORD, ring_bytes};
 use crate::setup::{EndpointDescription, RemoteRegion};
-use crate::transport::{Queues, Unconnected};
 use incoming::Written;
 use outgoing::Writes;
 pub(crate) use outgoing::{FARTHEST, Head};
@@ -152,15 +152,15 @@ impl Recipe for BufferedWrite {
 
     fn machine(
         &self,
-        transport: &Unconnected,
+        carrier: &Unconnected,
         config: &Config,
         memory: Memory,
         peer: &EndpointDescription,
     ) -> Result<Duplex<Writes, Written>, ConnectError> {
-        let pd = &transport.pd;
+        let pd = &carrier.pd;
         let Memory { ring, words } = memory;
         let (out, incoming) = (Writes::new(*self, pd, config, peer)?, Written::new(*self, config, ring, words));
-        Ok(Duplex::new(transport, self.queues(config).receives, out, incoming)?)
+        Ok(Duplex::new(carrier, self.queues(config).receives, out, incoming)?)
     }
 }
 

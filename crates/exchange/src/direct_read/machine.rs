@@ -8,11 +8,11 @@ use super::message::Message;
 use super::receiving::{Place, READ_TAG, ReadId, Receiving};
 use super::request::{MAX_APPLICATION_BYTES, Request};
 use super::sending::Sending;
+use crate::carrier::Carrier;
 use crate::connection::{Backpressure, MessageConnection, MessageId, Submit};
 use crate::engine::{GOODBYE, Machine};
 use crate::error::{ConnectionError, Misuse};
 use crate::outbox::Source;
-use crate::transport::Transport;
 
 /// What is particular to connections of the protocol Direct-Read.
 pub struct Direct {
@@ -61,19 +61,19 @@ impl Machine for Direct {
     }
 
     #[inline]
-    fn take_receive(&mut self, transport: &mut Transport, completion: &Completion) -> Result<(), ConnectionError> {
+    fn take_receive(&mut self, carrier: &mut Carrier, completion: &Completion) -> Result<(), ConnectionError> {
         let slot = completion.wr_id as u32;
         self.receiving.taken(slot);
-        Transport::check_is_send(completion)?;
+        Carrier::check_is_send(completion)?;
         let Attachment::Immediate(word) = completion.attachment else {
-            transport.check_may_send()?;
+            carrier.check_may_send()?;
             return self.receiving.take_request(slot, completion.byte_len as usize);
         };
         if completion.byte_len > 0 {
             return Err(ConnectionError::Protocol("a word with a message behind it"));
         }
         match word {
-            GOODBYE => transport.take_goodbye(),
+            GOODBYE => carrier.take_goodbye(),
             word => self.sending.take_word(word),
         }
     }
@@ -86,8 +86,8 @@ impl Machine for Direct {
     }
 
     #[inline]
-    fn advance(&mut self, transport: &Transport, _news: usize) -> Result<usize, ConnectionError> {
-        self.receiving.begin_into_pool(&transport.qp)?;
+    fn advance(&mut self, carrier: &Carrier, _news: usize) -> Result<usize, ConnectionError> {
+        self.receiving.begin_into_pool(&carrier.qp)?;
         Ok(self.sending.look_at_signals())
     }
 
@@ -164,7 +164,7 @@ impl Connection {
     /// The connection is over. Or the region has no room for the message there, or may not be written
     /// ([`ConnectionError::Misuse`]): then the connection goes on.
     pub fn read_into(&mut self, region: &Region, offset: usize) -> Result<Option<ReadId>, ConnectionError> {
-        if let Some(error) = self.transport.over {
+        if let Some(error) = self.carrier.over {
             return Err(error);
         }
         let receiving = &mut self.machine.receiving;
@@ -178,7 +178,7 @@ impl Connection {
             Misuse::check_access(region, Access::LOCAL_WRITE)?;
         }
         let place = (region.sge(offset, length), Place::Region { _held: region.clone() });
-        let begun = receiving.begin(&self.transport.qp, &mut smallvec![place]);
+        let begun = receiving.begin(&self.carrier.qp, &mut smallvec![place]);
         self.explained(begun)?;
         Ok(Some(self.machine.receiving.reads_begun))
     }

@@ -41,11 +41,11 @@ pub use receiving::ReadId;
 pub use replication::Replication;
 pub use request::{MAX_APPLICATION_BYTES, Request};
 
+use crate::carrier::{Queues, Unconnected};
 use crate::config::{Config, LONGEST_TRANSFER};
 use crate::engine::{self, Recipe};
 use crate::error::ConnectError;
 use crate::setup::EndpointDescription;
-use crate::transport::{Queues, Unconnected};
 use receiving::{READS_IN_FLIGHT, Receiving};
 use request::MAX_REQUEST_BYTES;
 use sending::Sending;
@@ -149,13 +149,13 @@ impl Recipe for DirectRead {
 
     fn machine(
         &self,
-        transport: &Unconnected,
+        carrier: &Unconnected,
         config: &Config,
         _memory: (),
         peer: &EndpointDescription,
     ) -> Result<Direct, ConnectError> {
-        let sending = Sending::new(*self, &transport.pd, config, peer)?;
-        let receiving = Receiving::new(*self, transport, config, self.queues(config).receives)?;
+        let sending = Sending::new(*self, &carrier.pd, config, peer)?;
+        let receiving = Receiving::new(*self, carrier, config, self.queues(config).receives)?;
         Ok(Direct { sending, receiving })
     }
 

@@ -12,11 +12,11 @@ use smallvec::SmallVec;
 use super::message::Message;
 use super::request::{MAX_REQUEST_BYTES, RemotePlace, Request};
 use super::{Acknowledge, DirectRead, Placement};
+use crate::carrier::{CONTROL_TAG, RECEIVE_TAG, Unconnected};
 use crate::config::Config;
 use crate::engine::GOODBYE;
 use crate::error::{ConnectError, ConnectionError};
 use crate::slots::Slots;
-use crate::transport::{CONTROL_TAG, RECEIVE_TAG, Unconnected};
 
 /// READs in flight at most (facts of the published evaluation: nothing is gained above).
 pub(super) const READS_IN_FLIGHT: usize = 32;
@@ -77,11 +77,11 @@ impl Receiving {
     /// Allocates buffers, and posts `count` receives.
     pub(super) fn new(
         protocol: DirectRead,
-        transport: &Unconnected,
+        carrier: &Unconnected,
         config: &Config,
         count: usize,
     ) -> Result<Self, ConnectError> {
-        let pd = &transport.pd;
+        let pd = &carrier.pd;
         let receives = pd.allocate(count * REQUEST_STRIDE, Access::LOCAL_WRITE, MemoryKind::Plain)?;
         let pool = match protocol.placement {
             Placement::ByHand => None,
@@ -109,10 +109,10 @@ impl Receiving {
         for slot in 0..count as u32 {
             receiving.taken.push(slot);
             if receiving.taken.len() == POLL_LIST {
-                receiving.repost(&transport.qp)?;
+                receiving.repost(&carrier.qp)?;
             }
         }
-        receiving.repost(&transport.qp)?;
+        receiving.repost(&carrier.qp)?;
         Ok(receiving)
     }
 

@@ -13,11 +13,11 @@ use super::machine::REPOST_BATCH;
 use super::pool::Message;
 use super::shared::SharedReceives;
 use super::{Connection, Endpoint, SendReceive};
+use crate::carrier::RECEIVE_TAG;
 use crate::config::{Config, MAX_POLL_LIST};
 use crate::connection::MessageConnection;
 use crate::engine::Recipe;
 use crate::error::{ConnectError, ConnectionError};
-use crate::transport::RECEIVE_TAG;
 
 /// Connections that are looked after in each poll that brings nothing, in turn.
 const LOOKED_AFTER: usize = 8;

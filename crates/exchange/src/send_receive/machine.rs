@@ -10,12 +10,12 @@ use super::credits::Word;
 use super::hub::Claim;
 use super::pool::{Message, Pool};
 use super::sending::Sending;
+use crate::carrier::{Carrier, RECEIVE_TAG};
 use crate::config::{Config, MAX_POLL_LIST};
 use crate::connection::{Backpressure, MessageId};
 use crate::engine::Machine;
 use crate::error::ConnectionError;
 use crate::outbox::Source;
-use crate::transport::{RECEIVE_TAG, Transport};
 
 /// Receives are reposted in lists of at least this many while messages flow.
 pub(super) const REPOST_BATCH: usize = 16;
@@ -78,8 +78,8 @@ impl Pooled {
 
     /// What a receive that succeeded has brought, if the peer may send that.
     #[inline]
-    fn judge(&mut self, transport: &mut Transport, completion: &Completion) -> Result<Arrival, ConnectionError> {
-        Transport::check_is_send(completion)?;
+    fn judge(&mut self, carrier: &mut Carrier, completion: &Completion) -> Result<Arrival, ConnectionError> {
+        Carrier::check_is_send(completion)?;
         let length = completion.byte_len as usize;
         let word = match completion.attachment {
             Attachment::Immediate(immediate) => Some(Word::decode(immediate)),
@@ -94,9 +94,9 @@ impl Pooled {
         if let Some(word) = word
             && word.alone
         {
-            return self.judge_word(transport, word, length);
+            return self.judge_word(carrier, word, length);
         }
-        transport.check_may_send()?;
+        carrier.check_may_send()?;
         // Shared buffers may be longer than what this connection takes.
         if length > self.config.max_message {
             return Err(ConnectionError::TooLong { length, most: self.config.max_message });
@@ -115,12 +115,12 @@ impl Pooled {
     }
 
     /// The same of a message that carries nothing but a word.
-    fn judge_word(&mut self, transport: &mut Transport, word: Word, length: usize) -> Result<Arrival, ConnectionError> {
+    fn judge_word(&mut self, carrier: &mut Carrier, word: Word, length: usize) -> Result<Arrival, ConnectionError> {
         if length > 0 {
             return Err(ConnectionError::Protocol("a word with a message behind it"));
         }
         if word.goodbye {
-            transport.take_goodbye()?;
+            carrier.take_goodbye()?;
             return Ok(Arrival::Word);
         }
         if self.pool.credits().is_none() {
@@ -180,9 +180,9 @@ impl Machine for Pooled {
     }
 
     #[inline]
-    fn take_receive(&mut self, transport: &mut Transport, completion: &Completion) -> Result<(), ConnectionError> {
+    fn take_receive(&mut self, carrier: &mut Carrier, completion: &Completion) -> Result<(), ConnectionError> {
         let slot = completion.wr_id as u32;
-        let arrival = self.judge(transport, completion);
+        let arrival = self.judge(carrier, completion);
         match arrival {
             Ok(Arrival::Data) => {
                 self.pool.taken();
@@ -202,7 +202,7 @@ impl Machine for Pooled {
     }
 
     #[inline]
-    fn advance(&mut self, _transport: &Transport, news: usize) -> Result<usize, ConnectionError> {
+    fn advance(&mut self, _transport: &Carrier, news: usize) -> Result<usize, ConnectionError> {
         // What can wait, waits until nothing else is to be done.
         if news == 0 || self.pool.returned() >= REPOST_BATCH.min(self.config.repost_list) {
             self.repost()?;
@@ -244,7 +244,7 @@ impl Machine for Pooled {
     }
 
     /// Credits and the goodbye.
-    fn control_sends(&self, transport: &Transport) -> u64 {
-        self.pool.reports() + u64::from(transport.has_said_goodbye())
+    fn control_sends(&self, carrier: &Carrier) -> u64 {
+        self.pool.reports() + u64::from(carrier.has_said_goodbye())
     }
 }

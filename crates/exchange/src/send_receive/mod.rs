@@ -32,13 +32,13 @@ use std::collections::VecDeque;
 use doorbell_protocols::Protocol;
 use doorbell_verbs::{Access, Channel, Cq, MemoryKind, Pd};
 
+use crate::carrier::{Queues, Unconnected};
 pub use crate::config::{Config, MAX_BATCH, MAX_WINDOW};
 pub use crate::connection::{Backpressure, MessageId, Outcome, Submit};
 use crate::connection::{Connector, Group};
 use crate::engine::{self, Recipe};
 use crate::error::ConnectError;
 use crate::setup::EndpointDescription;
-use crate::transport::{Queues, Unconnected};
 use hub::Claim;
 use pool::{Layout, Pool};
 use sending::Sending;
@@ -143,12 +143,12 @@ impl Recipe for SendReceive {
 
     fn machine(
         &self,
-        transport: &Unconnected,
+        carrier: &Unconnected,
         config: &Config,
         memory: Sharing,
         peer: &EndpointDescription,
     ) -> Result<Pooled, ConnectError> {
-        let (pd, qp) = (&transport.pd, transport.qp.clone());
+        let (pd, qp) = (&carrier.pd, carrier.qp.clone());
         // More than the device takes inline goes from memory.
         let inline = config.inline.min(pd.device().attributes().limits.max_inline);
         let config = Config { inline, ..config.clone() };
@@ -169,7 +169,7 @@ impl Recipe for SendReceive {
         };
         Ok(Pooled {
             sending: Sending::new(&config, copies, peer),
-            left_behind: (receives.is_some() && claim.is_none()).then(|| transport.cq.clone()),
+            left_behind: (receives.is_some() && claim.is_none()).then(|| carrier.cq.clone()),
             pool,
             peer_depth: peer.depth.into(),
             inbox: VecDeque::with_capacity(config.depth),

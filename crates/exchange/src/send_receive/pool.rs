@@ -9,8 +9,8 @@ use doorbell_verbs::{Payload, PostError, Qp, RecvRequest, Region, SendFlags, Sen
 use smallvec::SmallVec;
 
 use super::credits::{ReceiveCredits, Word};
+use crate::carrier::{CONTROL_TAG, RECEIVE_TAG};
 use crate::config::MAX_REPOST_LIST;
-use crate::transport::{CONTROL_TAG, RECEIVE_TAG};
 
 /// Marks the work requests of credit messages.
 pub(crate) const CREDIT_TAG: u64 = CONTROL_TAG;

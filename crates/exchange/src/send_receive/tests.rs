@@ -3,9 +3,9 @@ use doorbell_verbs::{Attachment, Completion, CompletionOpcode, RKey, Status};
 
 use super::pool::CREDIT_TAG;
 use super::*;
+use crate::carrier::{Closing, GOODBYE_TAG, KEEPALIVE_TAG, RECEIVE_TAG};
 use crate::connection::MessageConnection;
 use crate::error::ConnectionError;
-use crate::transport::{Closing, GOODBYE_TAG, KEEPALIVE_TAG, RECEIVE_TAG};
 
 fn pair() -> (Connection, Connection) {
     let endpoint = || {
@@ -22,7 +22,7 @@ fn said_goodbye() -> (Connection, Connection) {
     let (mut a, b) = pair();
     a.close();
     a.poll().unwrap();
-    assert_eq!(a.transport.closing, Closing::Said);
+    assert_eq!(a.carrier.closing, Closing::Said);
     (a, b)
 }
 
@@ -48,11 +48,11 @@ fn only_the_goodbye_itself_tells_that_the_goodbye_arrived() {
     let (mut a, _b) = said_goodbye();
     a.take_completion(&completion(CREDIT_TAG, Status::Success)).unwrap();
     a.take_completion(&completion(KEEPALIVE_TAG, Status::Success)).unwrap();
-    assert_eq!(a.transport.closing, Closing::Said);
+    assert_eq!(a.carrier.closing, Closing::Said);
     while !a.is_closed() {
         a.poll().unwrap();
     }
-    assert_eq!((a.transport.closing, a.transport.over), (Closing::Done, None));
+    assert_eq!((a.carrier.closing, a.carrier.over), (Closing::Done, None));
 }
 
 /// What was out when the queue pair failed is flushed, one by one, and none of it is an error.
@@ -61,7 +61,7 @@ fn a_credit_that_fails_before_the_goodbye_lets_it_close_in_peace() {
     let (mut a, _b) = said_goodbye();
     a.take_completion(&completion(CREDIT_TAG, Status::RetryExceeded)).unwrap();
     a.take_completion(&completion(GOODBYE_TAG, Status::WorkRequestFlushed)).unwrap();
-    assert_eq!(a.transport.closing, Closing::Done);
+    assert_eq!(a.carrier.closing, Closing::Done);
 }
 
 #[test]

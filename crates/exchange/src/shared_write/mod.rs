@@ -34,6 +34,7 @@ use doorbell_protocols::Protocol;
 use doorbell_verbs::{Access, Channel, MemoryKind, Pd, Region};
 
 use crate::buffered_write::{HEAD, PeerRing, WORDS, notices};
+use crate::carrier::{Queues, Unconnected};
 use crate::config::{Config, MAX_WINDOW};
 use crate::connection::{Connector, Group};
 use crate::duplex::{Duplex, WORD_RECEIVES};
@@ -42,7 +43,6 @@ use crate::error::ConnectError;
 use crate::outbox::Outbox;
 use crate::ring::{Ring, ring_bytes};
 use crate::setup::{EndpointDescription, RemoteRegion};
-use crate::transport::{Queues, Unconnected};
 use incoming::Shared;
 use outgoing::Reserved;
 use recovery::Recovery;
@@ -171,13 +171,13 @@ impl Recipe for SharedWrite {
 
     fn machine(
         &self,
-        transport: &Unconnected,
+        carrier: &Unconnected,
         config: &Config,
         memory: Arc<Common>,
         peer: &EndpointDescription,
     ) -> Result<Duplex<Reserved, Shared>, ConnectError> {
-        let pd = &transport.pd;
+        let pd = &carrier.pd;
         let out = Reserved::new(pd, config, peer, PeerRing::of(peer)?)?;
-        Ok(Duplex::new(transport, self.queues(config).receives, out, Shared::new(config, memory))?)
+        Ok(Duplex::new(carrier, self.queues(config).receives, out, Shared::new(config, memory))?)
     }
 }

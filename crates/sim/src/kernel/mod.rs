@@ -17,7 +17,7 @@ use slab::Slab;
 
 use node::{Frame, dest_qpn, line_bytes, node_of};
 pub(crate) use node::{Node, address_of};
-use stations::Line;
+use stations::Lane;
 pub(crate) use threads::{Suspension, Thread, ThreadState};
 use watch::{Change, Changes, ThreadId};
 
@@ -173,7 +173,7 @@ pub(crate) struct World {
     /// Taken while its packets are put on the line.
     batch: Option<TransmitBatch>,
     /// The switch's port to each node.
-    ports: Vec<Line>,
+    ports: Vec<Lane>,
     pub(crate) counts: Counts,
     digest: u64,
     least_latency: Ps,
@@ -187,7 +187,7 @@ impl World {
         let (pcie, nic, link) = (&testbed.pcie, &testbed.nic, &testbed.link);
         let least_latency = pcie.doorbell + nic.transmit + link.propagation + nic.receive + pcie.write;
         Self {
-            ports: nodes.iter().map(|_| Line::new(link.rate)).collect(),
+            ports: nodes.iter().map(|_| Lane::new(link.rate)).collect(),
             least_latency,
             topology,
             now: Ps::ZERO,

@@ -9,7 +9,7 @@ use doorbell_wire::{Opcode, Operation, PathMtu, Qpn, outer};
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
-use super::stations::{ContextCache, Line, PcieBus, Server};
+use super::stations::{ContextCache, Lane, PcieBus, Server};
 use crate::testbed::{LockScope, Testbed};
 use crate::time::Ps;
 
@@ -109,7 +109,7 @@ pub(crate) struct Node {
     pub(crate) units: Vec<Unit>,
     next_unit: usize,
     send: Server,
-    pub(crate) port: Line,
+    pub(crate) port: Lane,
     receive: Server,
     bus: PcieBus,
     reads: Vec<Server>,
@@ -142,7 +142,7 @@ impl Node {
             units: (0..count(testbed.nic.units)).map(|_| Unit::default()).collect(),
             next_unit: 0,
             send: Server::default(),
-            port: Line::new(testbed.link.rate),
+            port: Lane::new(testbed.link.rate),
             receive: Server::default(),
             bus: PcieBus::new(&testbed.pcie),
             reads: vec![Server::default(); count(testbed.nic.read_units)],

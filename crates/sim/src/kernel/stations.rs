@@ -35,14 +35,14 @@ impl Server {
 
 /// A wire or bus in one direction.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Line {
+pub(crate) struct Lane {
     rate: Rate,
     server: Server,
     /// The last two lengths and what they take: traffic has few, and the division is slow.
     memo: [(u64, Ps); 2],
 }
 
-impl Line {
+impl Lane {
     pub(crate) fn new(rate: Rate) -> Self {
         Self { rate, server: Server::default(), memo: [(0, Ps::ZERO); 2] }
     }
@@ -88,16 +88,16 @@ impl Line {
 pub(crate) struct PcieBus {
     costs: Pcie,
     /// Towards the NIC: completions of its reads.
-    down: Line,
+    down: Lane,
     /// Towards memory: its writes.
-    up: Line,
+    up: Lane,
     /// When the reads under way end.
     reads: VecDeque<Ps>,
 }
 
 impl PcieBus {
     pub(crate) fn new(costs: &Pcie) -> Self {
-        Self { costs: costs.clone(), down: Line::new(costs.rate), up: Line::new(costs.rate), reads: VecDeque::new() }
+        Self { costs: costs.clone(), down: Lane::new(costs.rate), up: Lane::new(costs.rate), reads: VecDeque::new() }
     }
 
     /// The NIC reads `bytes`, beginning `at` some time at the earliest: when it has the last of them.
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_line_remembers_two_lengths_and_none_wrongly() {
-        let mut line = Line::new(rate());
+        let mut line = Lane::new(rate());
         for bytes in [98, 98, 62, 98, 1000, 62, 98, 0, 1000, 0] {
             assert_eq!(line.time_of(bytes), rate().time_of(bytes), "{bytes} B");
         }

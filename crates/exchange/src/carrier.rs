@@ -1,4 +1,4 @@
-//! What carries the messages of every protocol: a queue pair of the reliable kind and its completion
+//! The carrier of the messages of every protocol: a queue pair of the reliable kind and its completion
 //! queue, how they are brought up, how the peer's death is noticed, and how both sides part.
 
 use doorbell_protocols::Protocol;
@@ -45,7 +45,7 @@ impl Queues {
     }
 }
 
-/// A transport that is made, but not connected.
+/// A carrier that is made, but not connected.
 #[derive(Debug)]
 pub struct Unconnected {
     pub(crate) pd: Pd,
@@ -56,7 +56,7 @@ pub struct Unconnected {
 }
 
 impl Unconnected {
-    /// A completion queue for one transport.
+    /// A completion queue for one carrier.
     pub(crate) fn completion_queue(pd: &Pd, queues: Queues, channel: Option<&Channel>) -> Result<Cq, ConnectError> {
         Ok(match channel {
             Some(channel) => pd.device().create_cq_on(queues.completions(), channel)?,
@@ -131,7 +131,7 @@ impl Unconnected {
     }
 
     /// Connects, once receives are posted.
-    pub(crate) fn connect(self, config: &Config, peer: &EndpointDescription) -> Result<Transport, ConnectError> {
+    pub(crate) fn connect(self, config: &Config, peer: &EndpointDescription) -> Result<Carrier, ConnectError> {
         let own = self.description(config);
         let Self { pd, qp, cq, .. } = self;
         let settings = RcSettings {
@@ -142,7 +142,7 @@ impl Unconnected {
         };
         rc::connect(&qp, &own, peer, &settings)?;
         let heard_ns = pd.device().now_ns();
-        Ok(Transport {
+        Ok(Carrier {
             pd,
             qp,
             cq,
@@ -172,7 +172,7 @@ pub(crate) enum Closing {
 
 /// A connected queue pair with its completion queue, and what is known of the peer's life.
 #[derive(Debug)]
-pub struct Transport {
+pub struct Carrier {
     pub(crate) pd: Pd,
     pub(crate) qp: Qp,
     pub(crate) cq: Cq,
@@ -189,7 +189,7 @@ pub struct Transport {
     pub(crate) keepalives: u64,
 }
 
-impl Transport {
+impl Carrier {
     /// What is still on its way in or out is given up.
     pub(crate) fn fail(&self) {
         let error = QpAttributes { state: Some(QpState::Error), ..QpAttributes::default() };
