@@ -289,7 +289,7 @@ pub struct Buffers {
     places: u64,
     granted: u64,
     is_granting: bool,
-    /// While messages flow, so many buffers are granted at once.
+    /// This many free buffers are granted at once; fewer only where the peer has fewer grants left than this.
     regrant_at: usize,
 }
 
@@ -322,7 +322,10 @@ impl Incoming for Buffers {
     fn tell(&mut self, qp: &Qp, is_idle: bool) -> Result<usize, ConnectionError> {
         let room = (self.places as usize).saturating_sub(self.waiting.len());
         let count = self.pool.free().min(room);
-        if self.is_granting || count == 0 || !(is_idle || count >= self.regrant_at) {
+        // A receiver that is faster than its sender is idle after nearly every message. Few grants are worth a post only
+        // where the peer may soon have none left.
+        let is_due = count >= self.regrant_at || is_idle && self.waiting.len() < self.regrant_at;
+        if self.is_granting || count == 0 || !is_due {
             return Ok(0);
         }
         let first = self.granted;

@@ -365,3 +365,29 @@ fn a_step_too_few_or_too_many_is_noticed() {
         }
     }
 }
+
+/// A receiver that is faster than its sender frees one buffer at a time and is idle after each. It grants them in groups
+/// all the same: a grant costs two WRITEs.
+#[test]
+fn an_idle_receiver_does_not_grant_each_buffer_by_itself() {
+    const MESSAGES: u64 = 200;
+    let config = Config::default().window(32).depth(40).max_message(64).timeout_exponent(18).keepalive(Duration::ZERO);
+    let stage = Stage::new();
+    let [mut a, mut b] = stage.pair(&doorbell_exchange::DirectWrite, &config);
+    for number in 0..MESSAGES {
+        assert!(matches!(a.send(&[1; 64]).expect("a connection"), Submit::Accepted(_)), "message {number}");
+        stage.settle();
+        while b.take().is_none() {
+            b.poll().expect("a connection");
+        }
+        for _ in 0..5 {
+            b.poll().expect("a connection");
+            stage.settle();
+            a.poll().expect("a connection");
+        }
+    }
+    let [_, by_b] = stage.counts();
+    let (posted, groups) = (by_b.values().sum::<u64>(), MESSAGES / 10);
+    // Two WRITEs each, three where the ring of grants ends in between.
+    assert!((2 * groups - 2..=3 * groups).contains(&posted), "{posted} WRITEs for {MESSAGES} buffers");
+}
