@@ -4,7 +4,7 @@
 //! use doorbell_report::{Fitted, Run, html};
 //!
 //! let runs = [Run { name: "this machine".to_owned(), records: Vec::new() }]; // those of `doorbell study`
-//! let page = html(&runs, Some(&Fitted::new(&runs)));
+//! let page = html(&runs, Some(&Fitted::new(&runs)), None); // and nothing published beside them
 //! assert!(page.starts_with("<!DOCTYPE html>"));
 //! ```
 //!

@@ -152,7 +152,11 @@ impl Testbed {
             Some(of_file) => {
                 let is_of_number = |c: char| c.is_ascii_digit() || matches!(c, '.' | '-' | '+' | '_');
                 let end = value.find(|c: char| !is_of_number(c) && !matches!(c, 'e' | 'E')).unwrap_or(value.len());
-                let (number, named) = (value[..end].trim_end(), value[end..].trim());
+                // What does not begin as a number is none, whatever its letters would name.
+                let (number, named) = match end {
+                    0 => (value, ""),
+                    _ => (value[..end].trim_end(), value[end..].trim()),
+                };
                 let unit = match (named, suffix) {
                     ("", suffix) => suffix.unwrap_or(of_file),
                     (named, None) => unit::by_name(named, field.dimension).ok_or_else(|| {

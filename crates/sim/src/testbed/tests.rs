@@ -163,6 +163,7 @@ fn a_value_can_be_replaced_with_or_without_a_unit() {
         ("link.rate", "0", "it is 0 Gb/s, allowed is 1 Mb/s to"),
         ("link.rate", "1 ns", "the unit \"ns\", allowed is one of \"b/s\""),
         ("link.rate", "", "is no decimal number"),
+        ("link.rate", "fast", "fast is no decimal number, allowed is 1 Mb/s to"),
         ("switch.when_full", "explode", "allowed is one of \"drop\", \"pause\""),
         ("switch.queue", "1 B", "allowed is at most switch.queue"),
         ("nothing", "1", "there is no such field; allowed is cpu.post_list"),
