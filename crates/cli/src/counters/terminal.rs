@@ -1,6 +1,7 @@
 //! A live view where stdout is a terminal.
 
 use std::collections::VecDeque;
+use std::mem::ManuallyDrop;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -216,7 +217,9 @@ pub(super) fn run(mut monitor: Monitor, mut pace: Pace) -> Result<ExitCode, Fail
     let mut view = View::new(pace.step);
     view.update(monitor.look());
     // It takes care that a panic leaves the terminal as it was, too.
-    let mut terminal = ratatui::try_init()?;
+    // It is not dropped: that would show the cursor, which `screen` does, and where the terminal has gone complain on
+    // standard error, which has gone as well, so that the complaint would panic and the panic's own abort the process.
+    let mut terminal = ManuallyDrop::new(ratatui::try_init()?);
     let mut draw = |view: &View| -> std::io::Result<()> {
         let _drawing = screen.draw();
         terminal.draw(|frame| view.render(frame)).map(drop)
