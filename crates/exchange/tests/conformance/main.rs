@@ -456,9 +456,15 @@ where
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
     epoll.add(&channel, EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, 0)).unwrap();
     const MESSAGES: u64 = 300;
+    // On a busy machine messages may always be there before the receiver looks: the first comes when it is about to sleep.
+    let is_sleepy = std::sync::atomic::AtomicBool::new(false);
+    let is_sleepy = &is_sleepy;
     std::thread::scope(|scope| {
         scope.spawn(move || {
             let mut sent = 0;
+            while !is_sleepy.load(std::sync::atomic::Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
             while sent < MESSAGES || a.last_done() < MESSAGES {
                 if sent < MESSAGES && matches!(a.send(&sent.to_be_bytes()).unwrap(), Submit::Accepted(_)) {
                     sent += 1;
@@ -478,6 +484,7 @@ where
                 any = true;
             }
             if !any {
+                is_sleepy.store(true, std::sync::atomic::Ordering::Relaxed);
                 let ready = epoll.wait(&mut [EpollEvent::empty()], EpollTimeout::from(5000_u16)).unwrap();
                 assert_eq!(ready, 1, "a message came without a notification after {received}");
                 idle_waits += 1;
