@@ -94,15 +94,16 @@ impl From<Protocol> for AnyConnector {
     fn from(protocol: Protocol) -> Self {
         use buffered_write::Acknowledge::{Read, Send};
         use buffered_write::Notification::{Immediate, Reverse, TailOffset};
-        use direct_read::Acknowledge as Reported;
-        let read = |fenced, acknowledge| Self::DirectRead(DirectRead { fenced, acknowledge, ..DirectRead::default() });
+        use direct_read::{Acknowledge as Reported, Fence};
+        let read = |fence, acknowledge| Self::DirectRead(DirectRead { fence, acknowledge, ..DirectRead::default() });
         let written = |notification, acknowledge| Self::BufferedWrite(BufferedWrite { notification, acknowledge });
         match protocol {
             Protocol::SendReceive => Self::SendReceive(SendReceive),
-            Protocol::DirectRead => read(false, Reported::SignalByte),
-            Protocol::DirectReadFenced => read(true, Reported::SignalByte),
-            Protocol::DirectReadSend => read(false, Reported::Send),
-            Protocol::DirectReadFencedSend => read(true, Reported::Send),
+            Protocol::DirectRead => read(Fence::Nothing, Reported::SignalByte),
+            Protocol::DirectReadFenced => read(Fence::ReadCompletion, Reported::SignalByte),
+            Protocol::DirectReadFencedAwaited => read(Fence::AcknowledgementCompletion, Reported::SignalByte),
+            Protocol::DirectReadSend => read(Fence::Nothing, Reported::Send),
+            Protocol::DirectReadFencedSend => read(Fence::ReadCompletion, Reported::Send),
             Protocol::DirectWrite => Self::DirectWrite(DirectWrite),
             Protocol::BufferedWriteImmediateSend => written(Immediate, Send),
             Protocol::BufferedWriteImmediateRead => written(Immediate, Read),

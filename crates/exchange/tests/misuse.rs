@@ -6,7 +6,7 @@ mod common;
 use common::bare::{Bare, config, pair};
 use common::wire;
 use doorbell_exchange::buffered_write::{self, BufferedWrite, Notification};
-use doorbell_exchange::direct_read::{Acknowledge, DirectRead, Placement, Replication};
+use doorbell_exchange::direct_read::{Acknowledge, DirectRead, Fence, Placement, Replication};
 use doorbell_exchange::send_receive::{Endpoint, Hub};
 use doorbell_exchange::{
     BufferedRead, ConnectError, ConnectionError, Connector, DirectWrite, MessageConnection, Misuse, Received,
@@ -20,8 +20,8 @@ macro_rules! each_protocol {
         let check = $check;
         check.of(SendReceive);
         for acknowledge in [Acknowledge::SignalByte, Acknowledge::Send] {
-            for fenced in [false, true] {
-                check.of(DirectRead { fenced, acknowledge, ..DirectRead::default() });
+            for fence in [Fence::Nothing, Fence::ReadCompletion, Fence::AcknowledgementCompletion] {
+                check.of(DirectRead { fence, acknowledge, ..DirectRead::default() });
             }
         }
         check.of(DirectWrite);

@@ -1,6 +1,6 @@
 //! From parameters and a workload to latency, throughput and what binds.
 
-use doorbell_protocols::{End, Noticed, Protocol, Release, Role, Size, Step, When};
+use doorbell_protocols::{End, Joined, Noticed, Protocol, Release, Role, Size, Step, When};
 use doorbell_wire::{Direction, MessageKind, PathMtu, Response, Transport, message_cost};
 
 use crate::cost::{Cost, Part, Term};
@@ -565,7 +565,7 @@ fn crossing(traffic: &Traffic) -> Cost {
 /// What an operation, alone, adds to latency.
 fn latency_of(charge: &Charged, payload: u64, traffic: &Traffic, setting: &Setting, workload: &Workload) -> Cost {
     let found = |cost: Cost| cost.with(Term::ReceivePoll, 1.0).with(Term::ReceiveEach, 1.0);
-    let cost = match (charge.step.is_two_way(), charge.chained, charge.awaited) {
+    let cost = match (charge.step.is_two_way(), charge.step.joined, charge.awaited) {
         (true, _, awaited) => {
             let cost = crossing(traffic);
             return if awaited { found(cost) } else { cost };
@@ -573,8 +573,10 @@ fn latency_of(charge: &Charged, payload: u64, traffic: &Traffic, setting: &Setti
         // It starts when what it waits for is complete, and its own acknowledgement has to come back.
         (false, _, true) => return found(Cost::ZERO.with(Term::GapFixed, 1.0).with(Term::GapPerByte, payload as f64)),
         // It follows close behind.
-        (false, true, false) => Cost::ZERO.with(Term::SendEach, 1.0),
-        (false, false, false) => Cost::ZERO
+        (false, Joined::Chained, false) => Cost::ZERO.with(Term::SendEach, 1.0),
+        // It was posted long before it starts.
+        (false, Joined::Fenced { .. }, false) => Cost::ZERO.with(Term::NicReceive, 1.0).with(Term::Latency, 1.0),
+        (false, Joined::Alone, false) => Cost::ZERO
             .with(Term::SendPost, 1.0)
             .with(Term::SendEach, 1.0)
             .with(Term::NicReceive, 1.0)

@@ -8,8 +8,8 @@ use crate::workload::Workload;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Charged {
     pub(crate) step: Step,
-    /// What it is there for. A fenced operation delivers: only its completion says that the READ before it is
-    /// complete. That is how fences were measured and published.
+    /// What it is there for. A fenced operation that its end awaits delivers: only its completion says that the READ
+    /// before it is complete.
     pub(crate) role: Role,
     /// The end that posts it waits for its completion.
     pub(crate) awaited: bool,
@@ -25,11 +25,12 @@ pub(crate) struct Charged {
 
 impl Charged {
     fn new(step: Step, next: Option<&Step>, workload: &Workload) -> Self {
-        let is_fenced = step.joined == Joined::Fenced;
+        let awaits_fence = |step: &Step| step.joined == Joined::Fenced { awaited: true };
+        let is_awaited_fence = awaits_fence(&step);
         let depth = workload.depth.max(1);
         Self {
-            role: if is_fenced { Role::Delivery } else { step.role },
-            awaited: is_fenced || step.is_two_way() && next.is_none_or(|next| next.joined != Joined::Fenced),
+            role: if is_awaited_fence { Role::Delivery } else { step.role },
+            awaited: is_awaited_fence || step.is_two_way() && !next.is_some_and(awaits_fence),
             chained: step.joined != Joined::Alone,
             waits: if step.when == When::Polled { 1.5 } else { 1.0 },
             per_message: step.when.per_message(workload.batch, workload.depth),

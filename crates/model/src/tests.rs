@@ -247,12 +247,15 @@ fn direct_read(protocol: Protocol, bytes: u64, window: u32) -> Prediction {
 
 #[test]
 fn direct_read_pays_three_crossings_and_a_fence_serialises_it() {
-    use Protocol::{DirectRead as Unfenced, DirectReadFenced as Fenced};
+    use Protocol::{DirectRead as Unfenced, DirectReadFenced as Early, DirectReadFencedAwaited as Fenced};
     let small = direct_read(Unfenced, 16, 1);
     assert!((5900.0..6300.0).contains(&small.latency_ns), "{}", small.latency_ns);
     assert!(direct_read(Unfenced, 1024, 1).latency_ns < small.latency_ns * 1.05, "about flat up to 1 KiB");
     let slower = direct_read(Fenced, 16, 1).latency_ns - small.latency_ns;
     assert!((2500.0..4000.0).contains(&slower), "{slower}");
+    // Who waits for the READ has the message no later than without a fence; the READs wait for each other all the same.
+    assert_near(direct_read(Early, 16, 1).latency_ns, small.latency_ns, 1e-9);
+    assert_eq!(direct_read(Early, 4096, 32).bottleneck().binding.kind, BoundKind::Fence);
 
     let (one, other) = (direct_read(Unfenced, 4096, 32), direct_read(Fenced, 4096, 32));
     assert_eq!(other.bottleneck().binding.kind, BoundKind::Fence);

@@ -65,7 +65,7 @@ impl Protocol {
 
     /// Does an operation of it carry the fence flag?
     pub fn is_fenced(self) -> bool {
-        self.steps().iter().any(|step| step.joined == Joined::Fenced)
+        self.steps().iter().any(|step| matches!(step.joined, Joined::Fenced { .. }))
     }
 
     /// Is there a form of it without flow control by credits?

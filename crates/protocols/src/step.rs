@@ -118,7 +118,11 @@ pub enum Joined {
     /// In the same post, right behind it. RC keeps WRITEs and SENDs in order (IBTA Vol 1, 10.8.3.3).
     Chained,
     /// In the same post, with the fence flag: it begins once the READ or atomic before it is complete.
-    Fenced,
+    Fenced {
+        /// The end that posts both waits for the completion of this operation, which says that the one before is
+        /// complete too. Otherwise it waits for the one before.
+        awaited: bool,
+    },
 }
 
 /// How the other end notices an operation.

@@ -15,8 +15,11 @@ pub enum Protocol {
     SendReceive,
     /// The receiver READs each message, then WRITEs its signal byte.
     DirectRead,
-    /// READ and signal byte are posted together, the latter with a fence.
+    /// READ and signal byte are posted together, the latter with a fence. The receiver has the message when the READ
+    /// is complete.
     DirectReadFenced,
+    /// The same, but the receiver waits until the WRITE of the signal byte is complete.
+    DirectReadFencedAwaited,
     /// The receiver READs each message, then reports it by SEND.
     DirectReadSend,
     /// READ and SEND are posted together, the latter with a fence.
@@ -92,7 +95,7 @@ const READ_REQUEST: Size = Size::Fixed(16);
 const SIGNAL_BYTE: Size = Size::Fixed(1);
 
 /// In the order of [`Protocol`].
-pub(crate) const DESCRIPTIONS: [Description; 14] = [
+pub(crate) const DESCRIPTIONS: [Description; 15] = [
     Description {
         protocol: Protocol::SendReceive,
         name: "send-receive",
@@ -124,13 +127,27 @@ pub(crate) const DESCRIPTIONS: [Description; 14] = [
         steps: &[
             Step::new(Sender, Send, READ_REQUEST, When::Message),
             Step::new(Receiver, Read, MESSAGE, When::Message),
-            Step::new(Receiver, Write, SIGNAL_BYTE, When::Message).joined(Fenced).release().seen_in_memory(),
+            FENCED_SIGNAL.joined(Fenced { awaited: false }),
         ],
         ..direct_read(
             Protocol::DirectReadFenced,
             "direct-read-fenced",
             "Direct-Read with fenced signal bytes",
             "fenced",
+            WireId::new(3),
+        )
+    },
+    Description {
+        steps: &[
+            Step::new(Sender, Send, READ_REQUEST, When::Message),
+            Step::new(Receiver, Read, MESSAGE, When::Message),
+            FENCED_SIGNAL.joined(Fenced { awaited: true }),
+        ],
+        ..direct_read(
+            Protocol::DirectReadFencedAwaited,
+            "direct-read-fenced-awaited",
+            "Direct-Read with awaited fenced signal bytes",
+            "fenced, awaited",
             WireId::new(3),
         )
     },
@@ -153,7 +170,7 @@ pub(crate) const DESCRIPTIONS: [Description; 14] = [
         steps: &[
             Step::new(Sender, Send, READ_REQUEST, When::Message),
             Step::new(Receiver, Read, MESSAGE, When::Message),
-            Step::new(Receiver, SendImm, EMPTY, When::Message).joined(Fenced).release(),
+            Step::new(Receiver, SendImm, EMPTY, When::Message).joined(Fenced { awaited: false }).release(),
         ],
         ..direct_read(
             Protocol::DirectReadFencedSend,
@@ -282,6 +299,8 @@ pub(crate) const DESCRIPTIONS: [Description; 14] = [
     },
 ];
 
+/// Posted along with the READ.
+const FENCED_SIGNAL: Step = Step::new(Receiver, Write, SIGNAL_BYTE, When::Message).release().seen_in_memory();
 /// The message takes a receive.
 const WRITE_IMMEDIATE: Step = Step::new(Sender, WriteImm, MESSAGE, When::Message);
 const WRITE: Step = Step::new(Sender, Write, MESSAGE_AND_WORD, When::Message);

@@ -26,6 +26,7 @@ fn wire_ids_stay_as_they_are() {
         ("send-receive", 1),
         ("direct-read", 3),
         ("direct-read-fenced", 3),
+        ("direct-read-fenced-awaited", 3),
         ("direct-read-send", 4),
         ("direct-read-fenced-send", 4),
         ("direct-write", 5),
@@ -75,7 +76,7 @@ fn every_step_can_be_posted_and_noticed_as_it_says() {
             if step.joined != Joined::Alone {
                 assert!(before.is_some_and(|before| before.by == step.by), "{protocol}: {step:?} follows nothing");
             }
-            if step.joined == Joined::Fenced {
+            if matches!(step.joined, Joined::Fenced { .. }) {
                 assert!(before.is_some_and(Step::is_two_way), "{protocol}: a fence waits for READs and atomics");
             }
             if let When::Freed { parts, most } = step.when {
@@ -117,6 +118,7 @@ fn properties_follow_from_the_steps() {
         ("send-receive", of(None, true, true, false, false)),
         ("direct-read", of(None, true, false, false, true)),
         ("direct-read-fenced", of(None, true, false, false, true)),
+        ("direct-read-fenced-awaited", of(None, true, false, false, true)),
         ("direct-read-send", of(None, true, true, false, true)),
         ("direct-read-fenced-send", of(None, true, true, false, true)),
         ("direct-write", of(None, false, true, false, false)),

@@ -80,6 +80,19 @@ fn every_file_loads_and_every_row_is_complete() {
             assert_eq!(many, row.experiment.contains("n-to-1"), "{}", row.id);
             assert!(!many || it.pace == Some(Pace::HighestWithoutRnr), "{}", row.id);
         }
+        // The fence that a configuration speaks of is the one that its protocol has.
+        let rows = testbed.rows.iter().map(|row| (&row.id, &row.subject, &row.configuration));
+        let shapes = testbed.shapes.iter().map(|shape| (&shape.id, &shape.subject, &shape.configuration));
+        for (id, subject, configuration) in rows.chain(shapes) {
+            let Subject::Protocol(protocol) = subject else { continue };
+            let fence = match protocol.as_str() {
+                "direct-read" | "direct-read-send" => Some(Fence::Nothing),
+                "direct-read-fenced" | "direct-read-fenced-send" => Some(Fence::ReadCompletion),
+                "direct-read-fenced-awaited" => Some(Fence::WriteCompletion),
+                _ => None,
+            };
+            assert_eq!(configuration.fence_waits_for, fence, "{id}");
+        }
     }
     assert_eq!(all().iter().map(|testbed| testbed.name.as_str()).collect::<Vec<_>>(), ["T1", "T2", "T3"]);
     assert_eq!(testbed("t1").map(|it| it.name.as_str()), Some("T1"));

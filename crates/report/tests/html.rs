@@ -68,7 +68,7 @@ fn every_point_is_in_a_plot_and_in_a_table() {
     for plot in compared {
         let series = plot["series"].as_array().unwrap();
         assert!(series.iter().any(|series| series["name"] == "send-receive"));
-        assert!(series.iter().any(|series| series["name"] == "direct-read, fenced"));
+        assert!(series.iter().any(|series| series["name"] == "direct-read, fenced, awaited"));
         assert!(series.iter().all(|series| series["points"].as_array().unwrap().len() == 4), "{plot}");
     }
     let points: usize = plots

@@ -4,10 +4,10 @@
 
 use std::collections::BTreeMap;
 
-use doorbell_protocols::Protocol;
+use doorbell_protocols::{Protocol, Release};
 use doorbell_published::{
-    Amount, Configuration, Dimension, Fence, Operation as Published, PathMtuSaid, Quantity, Receivers, Relation,
-    Repost, Row, Subject, Value,
+    Amount, Configuration, Dimension, Operation as Published, PathMtuSaid, Quantity, Receivers, Relation, Repost, Row,
+    Subject, Value,
 };
 use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
 use doorbell_study::serving::SharedBy;
@@ -277,7 +277,7 @@ impl<'a> Runs<'a> {
     /// The rate, over that at which the line of the direction with the payload is full.
     fn line_share(&mut self, load: &Load, is_paced: bool) -> Result<f64, Lack> {
         let measured = self.run(load, is_paced)?;
-        let reads = matches!(load.parameters.protocol, Protocol::DirectRead | Protocol::DirectReadFenced);
+        let reads = load.parameters.protocol.release() == Release::Receiver;
         let kind = if reads { MessageKind::Read } else { MessageKind::Send };
         let mtu = load.parameters.path_mtu().unwrap_or(self.testbed.link.path_mtu);
         let cost = message_cost(kind, Transport::Rc, load.bytes as u64, mtu, OuterKind::IPV4)
@@ -429,11 +429,6 @@ fn messages(mut parameters: Parameters, bytes: usize, configuration: &Configurat
         } else {
             receiver_threads = Some(1);
         }
-    }
-    if configuration.fence_waits_for == Some(Fence::WriteCompletion) {
-        return Err(Lack::Feature(
-            "fenced receiver that waits for the WRITE: that of doorbell-exchange waits for the READ",
-        ));
     }
     Ok(Load { parameters, bytes, receiver_threads })
 }

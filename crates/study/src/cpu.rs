@@ -27,10 +27,26 @@ impl CpuTime {
         Self { all_ns, empty_ns }
     }
 
+    /// Per message of so many; nothing of none.
+    pub fn per_message(self, messages: u64) -> CpuPerMessage {
+        let us = |ns: u64| (messages > 0).then(|| ns as f64 / 1e3 / messages as f64);
+        CpuPerMessage { all_us: self.all_ns.and_then(us), useful_us: self.useful_ns().and_then(us) }
+    }
+
     /// Without the rounds in which nothing was found.
     pub fn useful_ns(self) -> Option<u64> {
         Some(self.all_ns?.saturating_sub(self.empty_ns?))
     }
+}
+
+/// [`CpuTime`] per message that the end that asks has sent, those to warm up included. Where each message is answered,
+/// this is for the message and the one that came back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CpuPerMessage {
+    /// All of it, in microseconds.
+    pub all_us: Option<f64>,
+    /// Without rounds of polling that found nothing, in microseconds.
+    pub useful_us: Option<f64>,
 }
 
 fn read(clock: ClockId) -> Option<u64> {

@@ -8,7 +8,7 @@ use doorbell_verbs::{Counters, LinkCounters};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-use crate::cpu::CpuTime;
+use crate::cpu::{CpuPerMessage, CpuTime};
 use crate::environment::Environment;
 use crate::parameters::{Fitted, Parameters, Timed};
 pub use crate::prediction::Predicted;
@@ -77,6 +77,9 @@ pub struct PointResult {
     /// CPU time of both ends.
     #[serde(default)]
     pub cpu: BothEnds<CpuTime>,
+    /// The same per message. Records that were written before it was there have none.
+    #[serde(default)]
+    pub cpu_per_message: BothEnds<CpuPerMessage>,
     /// Messages found damaged, where payloads were checked.
     pub damaged: u64,
     /// Times that a sender found no credit.
@@ -84,6 +87,15 @@ pub struct PointResult {
     /// Messages that each connection of the end that asked has sent.
     #[serde(default)]
     pub sent_by_connection: Vec<u64>,
+}
+
+impl PointResult {
+    /// The CPU time of both ends per message that the end that asked has sent, also of a record that holds only sums.
+    pub fn cpu_by_message(&self) -> BothEnds<CpuPerMessage> {
+        let messages = self.sent_by_connection.iter().sum();
+        let BothEnds { client, server } = &self.cpu;
+        BothEnds { client: client.per_message(messages), server: server.per_message(messages) }
+    }
 }
 
 /// The end that asked for the run, and the other.

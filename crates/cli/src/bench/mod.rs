@@ -154,6 +154,7 @@ fn measure(kind: Kind, exchange: &Exchange, device: &Device, stream: TcpStream) 
         let record = Record { schema: SCHEMA.to_owned(), environment, parameters, results };
         line(serde_json::to_string_pretty(&record)?)?;
     } else {
+        report::cpu(&parameters, &results)?;
         report::packets(&parameters, &results)?;
     }
     Ok(if sound { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -209,6 +209,27 @@ where
     })
 }
 
+/// What both ends have spent of their processors.
+pub(crate) fn cpu(parameters: &Parameters, results: &[PointResult]) -> io::Result<()> {
+    let is_answered = parameters.kind == Kind::Latency && parameters.operation == Operation::Send
+        || parameters.operation == Operation::RequestResponse;
+    line("")?;
+    line(format_args!(
+        "CPU time per {}, us: of all threads of a side, and without polls that found nothing",
+        if is_answered { "message and its answer" } else { "message" }
+    ))?;
+    line(format_args!("{:>9} {:<6} {:>12} {:>14}", "bytes", "side", "CPU", "without polls"))?;
+    let shown = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |us| format!("{us:.3}"));
+    for result in results {
+        let BothEnds { client, server } = &result.cpu_per_message;
+        for (name, spent) in [("this", client), ("other", server)] {
+            let (all, useful) = (shown(spent.all_us), shown(spent.useful_us));
+            line(format_args!("{:>9} {name:<6} {all:>12} {useful:>14}", result.bytes))?;
+        }
+    }
+    Ok(())
+}
+
 /// Packets counted beside packets predicted.
 pub(crate) fn packets(parameters: &Parameters, results: &[PointResult]) -> io::Result<()> {
     if results.iter().all(|result| result.counters.client.is_empty() && result.counters.server.is_empty()) {

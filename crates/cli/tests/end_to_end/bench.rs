@@ -288,6 +288,8 @@ fn the_record_has_the_fields_that_are_promised() {
             positive(result, &format!("/{what}"));
         }
         for end in ENDS {
+            // What a round that finds nothing takes is sampled, of a short run perhaps never.
+            positive(result, &format!("/cpu_per_message/{end}/all_us"));
             for counter in [
                 "tx_vport_rdma_unicast_packets",
                 "rx_vport_rdma_unicast_bytes",
@@ -384,9 +386,10 @@ fn a_capture_holds_every_packet_with_a_right_icrc() {
     assert!(packets >= counted && counted > 0, "{packets} packets captured, {counted} counted");
 }
 
-const PROTOCOLS: [&str; 13] = [
+const PROTOCOLS: [&str; 14] = [
     "direct-read",
     "direct-read-fenced",
+    "direct-read-fenced-awaited",
     "direct-read-send",
     "direct-read-fenced-send",
     "direct-write",
@@ -439,4 +442,11 @@ fn the_tables_say_where_nobody_knows_how_many_packets_there_are() {
     let _one_at_a_time = measuring();
     let finished = run("bench bw -n 500 -s 64 --protocol buffered-write-tail-read").expect_status(0);
     assert!(finished.stdout.contains("One end asks the other by READ how far it is"), "{}", finished.stdout);
+    let (_, spent) = finished.stdout.split_once("CPU time per message, us").expect("what processors were used for");
+    let rows: Vec<Vec<&str>> = spent.lines().skip(2).take(2).map(|row| row.split_whitespace().collect()).collect();
+    for (row, side) in rows.iter().zip(["this", "other"]) {
+        assert_eq!(row[..2], ["64", side], "{spent}");
+        let all: f64 = row[2].parse().expect("CPU time of this side is known");
+        assert!(all > 0.0 && row[3].parse().is_ok_and(|useful: f64| useful <= all), "{spent}");
+    }
 }

@@ -23,7 +23,8 @@
 //! together, the acknowledgement with the fence flag, since RC does not order a WRITE or SEND
 //! behind the completion of an earlier READ (IBTA Vol 1, 10.8.3.3, the ordering table of work
 //! requests). That saves a turn of the receiver, and costs READs their overlap: a fenced request
-//! holds up those behind it.
+//! holds up those behind it. A fenced receiver has a message when the READ is complete, or, as in the
+//! published evaluation, only when the acknowledgement is ([`Fence`]).
 
 mod machine;
 mod message;
@@ -68,6 +69,20 @@ pub enum Acknowledge {
     Send,
 }
 
+/// Whether READ and acknowledgement are posted together, the latter with the fence flag, and which completion the
+/// receiver waits for before it has the message. The peer need not know.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fence {
+    /// There is no fence: the acknowledgement is posted when the READ is complete.
+    #[default]
+    Nothing,
+    /// Both are posted together; the receiver waits for the READ.
+    ReadCompletion,
+    /// Both are posted together; the receiver waits for the acknowledgement, a round trip longer. So Direct-Read was
+    /// measured and published.
+    AcknowledgementCompletion,
+}
+
 /// Where messages are read to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Placement {
@@ -81,8 +96,8 @@ pub enum Placement {
 /// The protocol Direct-Read, in one of its variants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DirectRead {
-    /// READ and acknowledgement are posted together, the latter with a fence.
-    pub fenced: bool,
+    /// Whether READ and acknowledgement are posted together, at this end.
+    pub fence: Fence,
     /// How the sender learns that a message was read.
     pub acknowledge: Acknowledge,
     /// Where messages are read to at this end.
@@ -105,11 +120,13 @@ impl Recipe for DirectRead {
     type Machine = Direct;
 
     fn id(&self) -> Protocol {
-        match (self.acknowledge, self.fenced) {
-            (Acknowledge::SignalByte, false) => Protocol::DirectRead,
-            (Acknowledge::SignalByte, true) => Protocol::DirectReadFenced,
-            (Acknowledge::Send, false) => Protocol::DirectReadSend,
-            (Acknowledge::Send, true) => Protocol::DirectReadFencedSend,
+        match (self.acknowledge, self.fence) {
+            (Acknowledge::SignalByte, Fence::Nothing) => Protocol::DirectRead,
+            (Acknowledge::SignalByte, Fence::ReadCompletion) => Protocol::DirectReadFenced,
+            (Acknowledge::SignalByte, Fence::AcknowledgementCompletion) => Protocol::DirectReadFencedAwaited,
+            (Acknowledge::Send, Fence::Nothing) => Protocol::DirectReadSend,
+            // Which completion is awaited changes nothing that is posted.
+            (Acknowledge::Send, _) => Protocol::DirectReadFencedSend,
         }
     }
 

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use super::message::Message;
 use super::request::{MAX_REQUEST_BYTES, RemotePlace, Request};
-use super::{Acknowledge, DirectRead, Placement};
+use super::{Acknowledge, DirectRead, Fence, Placement};
 use crate::carrier::{CONTROL_TAG, RECEIVE_TAG, Unconnected};
 use crate::config::Config;
 use crate::engine::GOODBYE;
@@ -133,7 +133,13 @@ impl Receiving {
         if request.len() > self.longest {
             return Err(ConnectionError::TooLong { length: request.len(), most: self.longest });
         }
-        if self.requests.len() + self.reads.len() >= self.depth {
+        // Where acknowledgements are awaited, the peer may have seen those of all that are being read, and sent as many
+        // anew.
+        let unacknowledged = match self.protocol.fence {
+            Fence::AcknowledgementCompletion => 0,
+            Fence::Nothing | Fence::ReadCompletion => self.reads.len(),
+        };
+        if self.requests.len() + unacknowledged >= self.depth {
             return Err(ConnectionError::Protocol("more messages than its window allows"));
         }
         self.requests.push_back(request);
@@ -160,16 +166,25 @@ impl Receiving {
     /// Begins READs of the oldest requests, one for each place, in one post.
     pub(super) fn begin(&mut self, qp: &Qp, places: &mut Places) -> Result<(), PostError> {
         let mut list: SmallVec<[SendRequest<'_>; 2 * READS_IN_FLIGHT]> = SmallVec::new();
+        let DirectRead { fence, acknowledge, .. } = self.protocol;
+        // The completion that is awaited says that the message is here.
+        let (read_flags, fenced_flags, fenced_tag) = match fence {
+            Fence::AcknowledgementCompletion => {
+                (SendFlags::empty(), SendFlags::FENCE | SendFlags::SIGNALED, Some(READ_TAG))
+            }
+            Fence::Nothing | Fence::ReadCompletion => (SendFlags::SIGNALED, SendFlags::FENCE, None),
+        };
         for ((sge, _), (request, id)) in places.iter().zip(self.requests.iter().zip(self.reads_begun + 1..)) {
             list.push(SendRequest {
                 wr_id: READ_TAG | id,
                 operation: SendOperation::Read { remote_address: request.place.address, rkey: request.place.rkey },
-                flags: SendFlags::SIGNALED,
+                flags: read_flags,
                 payload: Payload::Sges(if sge.length == 0 { &[] } else { std::slice::from_ref(sge) }),
                 destination: None,
             });
-            if self.protocol.fenced {
-                list.push(acknowledgement(self.protocol.acknowledge, &request.place, id, SendFlags::FENCE));
+            if fence != Fence::Nothing {
+                let wr_id = fenced_tag.map_or(ACKNOWLEDGE_TAG, |tag| tag | id);
+                list.push(SendRequest { wr_id, ..acknowledgement(acknowledge, &request.place, id, fenced_flags) });
             }
         }
         let result = qp.post_send(&list);
@@ -183,7 +198,7 @@ impl Receiving {
         Ok(())
     }
 
-    /// The oldest READ is complete.
+    /// The oldest READ is complete, and so is its acknowledgement where that is awaited.
     #[inline]
     pub(super) fn read(&mut self, id: ReadId) {
         let Some(Reading { remote, place }) = self.reads.pop_front() else { return };
@@ -218,7 +233,7 @@ impl Receiving {
         let Some(last) = self.read.last() else { return Ok(()) };
         let mut list: SmallVec<[SendRequest<'_>; POLL_LIST]> = SmallVec::new();
         match self.protocol {
-            DirectRead { fenced: true, .. } => {
+            DirectRead { fence: Fence::ReadCompletion | Fence::AcknowledgementCompletion, .. } => {
                 self.acknowledgements += self.read.len() as u64;
                 self.read.clear();
                 return Ok(());
@@ -245,8 +260,8 @@ impl Receiving {
     }
 }
 
-/// Tells the peer that a message, and with SENDs all up to this id, was read. Not signaled: it has
-/// left the queue when anything behind it has.
+/// Tells the peer that a message, and with SENDs all up to this id, was read. Not signaled unless the flags say so: it
+/// has left the queue when anything behind it has.
 fn acknowledgement(kind: Acknowledge, place: &RemotePlace, id: ReadId, flags: SendFlags) -> SendRequest<'static> {
     let (operation, payload): (_, &'static [u8]) = match kind {
         Acknowledge::SignalByte => {

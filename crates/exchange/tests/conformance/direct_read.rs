@@ -4,7 +4,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use super::{Config, MessageConnection, Submit, device, join, memory, pair, payload};
-use doorbell_exchange::direct_read::{Acknowledge, Connection, DirectRead, Placement, ReadId, Replication};
+use doorbell_exchange::direct_read::{Acknowledge, Connection, DirectRead, Fence, Placement, ReadId, Replication};
 use doorbell_exchange::{ConnectError, ConnectionError, Connector, SendReceive};
 use doorbell_verbs::{Access, MemoryKind, Status};
 
@@ -189,7 +189,13 @@ fn ends_of_different_protocols_do_not_connect() {
 
 #[test]
 fn a_fenced_read_holds_up_those_behind_it_and_loses_nothing() {
-    let protocol = DirectRead { fenced: true, ..DirectRead::default() };
+    for fence in [Fence::ReadCompletion, Fence::AcknowledgementCompletion] {
+        hold_up_and_lose_nothing(fence);
+    }
+}
+
+fn hold_up_and_lose_nothing(fence: Fence) {
+    let protocol = DirectRead { fence, ..DirectRead::default() };
     let config = Config::default().window(32).depth(32).max_message(20_000);
     let (mut a, mut b) = join(&protocol, [&device(), &device()], [&config, &config], None);
     let mut sent = 0;

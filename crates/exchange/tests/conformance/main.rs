@@ -12,7 +12,7 @@ use std::any::Any;
 use std::time::Duration;
 
 use doorbell_exchange::buffered_write::{self, Notification};
-use doorbell_exchange::direct_read::{Acknowledge, DirectRead};
+use doorbell_exchange::direct_read::{Acknowledge, DirectRead, Fence};
 use doorbell_exchange::{
     Backpressure, BufferedRead, BufferedWrite, Config, ConnectionError, Connector, DirectWrite, MessageConnection,
     Outcome, Received, SendReceive, SharedWrite, Submit,
@@ -234,7 +234,9 @@ fn loss_is_not_seen<P: Connector + 'static>(protocol: P) {
     let stood = converse_until_it_stands(&protocol, &mut pair, [long() / 2; 2], 10, &LENGTHS);
     let Some(received) = stood else { return };
     // What verbs' own case of it shows: a fenced request that has to be sent again waits without end for READs after it.
-    let is_fenced = (&protocol as &dyn Any).downcast_ref::<DirectRead>().is_some_and(|direct_read| direct_read.fenced);
+    let is_fenced = (&protocol as &dyn Any)
+        .downcast_ref::<DirectRead>()
+        .is_some_and(|direct_read| direct_read.fence != Fence::Nothing);
     assert!(is_fenced && devices[0].attributes().name.starts_with("rxe"), "nothing moves any more: {received:?}");
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     println!("rdma_rxe of Linux {}: with fences, nothing moves any more after {received:?} messages", kernel.trim());
@@ -549,11 +551,13 @@ conformance! {
     send_receive: SendReceive;
     direct_read_unfenced: DirectRead::default();
     direct_read_fenced:
-        DirectRead { fenced: true, ..DirectRead::default() };
+        DirectRead { fence: Fence::ReadCompletion, ..DirectRead::default() };
+    direct_read_fenced_awaited:
+        DirectRead { fence: Fence::AcknowledgementCompletion, ..DirectRead::default() };
     direct_read_unfenced_send:
         DirectRead { acknowledge: Acknowledge::Send, ..DirectRead::default() };
     direct_read_fenced_send:
-        DirectRead { fenced: true, acknowledge: Acknowledge::Send, ..DirectRead::default() };
+        DirectRead { fence: Fence::ReadCompletion, acknowledge: Acknowledge::Send, ..DirectRead::default() };
     direct_write: DirectWrite;
     buffered_write_immediate_send:
         buffered_write(Notification::Immediate, buffered_write::Acknowledge::Send);

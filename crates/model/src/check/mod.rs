@@ -22,8 +22,7 @@ use std::sync::LazyLock;
 
 use doorbell_protocols::Protocol;
 use doorbell_published::{
-    Amount, Configuration, Dimension, Fence, PathMtuSaid, Quantity, Receivers, Relation, Repost, Row, Subject, Testbed,
-    Value,
+    Amount, Configuration, Dimension, PathMtuSaid, Quantity, Receivers, Relation, Repost, Row, Subject, Testbed, Value,
 };
 
 use crate::observation::{Observation, srq_slow_sizes};
@@ -278,11 +277,6 @@ fn workload(protocol: Protocol, configuration: &Configuration, swept: Option<Swe
     let count = |field, given, this| needed(field, given, this).map(|number| number as u32);
     let Configuration { bytes, window, batch, poll_list, repost_list, threads, connections, .. } = *configuration;
 
-    if configuration.fence_waits_for == Some(Fence::ReadCompletion) {
-        return Err(Lack::Feature(
-            "the model's fenced receiver waits for the completion of the WRITE, not of the READ",
-        ));
-    }
     let threads = count("threads", threads, None)?;
     let peers = Peers {
         senders: threads,
@@ -326,7 +320,7 @@ fn found(row: &Row, parameters: &Parameters, workload: &Workload) -> Result<(f64
         Quantity::Latency => return Ok((prediction.latency_ns, None)),
         Quantity::LatencyOverUnfenced => {
             let protocol = match workload.protocol {
-                Protocol::DirectReadFenced => Protocol::DirectRead,
+                Protocol::DirectReadFenced | Protocol::DirectReadFencedAwaited => Protocol::DirectRead,
                 _ => return Err(Lack::Quantity("form of the protocol without a fence")),
             };
             let unfenced = predict(parameters, &Workload { protocol, ..*workload })?;

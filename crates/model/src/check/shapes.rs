@@ -6,7 +6,7 @@
 use doorbell_protocols::Protocol;
 use doorbell_published::{Amount, Operation as Said, Receivers, Shape, Subject};
 
-use super::{Lack, operations, workload};
+use super::{Lack, bound, operations, workload};
 use crate::operation::{Operation, Posted, predict_operation};
 use crate::parameters::Parameters;
 use crate::predict::{BoundKind, Prediction, predict};
@@ -243,6 +243,18 @@ impl Messages<'_> {
                 );
                 Ok(judged(inline < fetched, because))
             }
+            "send-receive/batch-saves-cpu" => {
+                let (window, most) = (self.number("window")? as u32, self.number("batch")? as u32);
+                let cpu = |batch| {
+                    let prediction = self.predict(Workload { window, batch, ..base })?;
+                    Ok::<f64, Lack>(bound(&prediction, BoundKind::SendingCpu, "CPU time of a send")?.ns_per_message)
+                };
+                let (alone, listed) = (cpu(1)?, cpu(most)?);
+                let because = format!("{alone:.0} ns per message alone, {listed:.0} ns in lists of {most}");
+                Ok(judged(listed * FLAT < alone, because))
+            }
+            "send-receive/inline-costs-cpu" => Err(Lack::Feature("the model has no CPU time for copying inline data")),
+            "send-receive/events-save-cpu" => Err(Lack::Feature("the model's ends poll: it has no interrupts")),
             "send-receive/threads-are-linear" | "direct-read/threads-are-linear" => {
                 let mut because = Vec::new();
                 let mut is_had = true;

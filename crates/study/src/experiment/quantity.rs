@@ -50,10 +50,10 @@ impl Quantity {
             Self::ResponsePackets => per_operation(result, &result.counted.server, &result.counted.client)?,
             Self::RequestFrame => result.rates.client.tx_bytes / result.rates.client.tx_packets,
             Self::ResponseFrame => result.rates.server.tx_bytes / result.rates.server.tx_packets,
-            Self::AskingCpu => per_message(result, result.cpu.client.all_ns)?,
-            Self::AnsweringCpu => per_message(result, result.cpu.server.all_ns)?,
-            Self::AskingWork => per_message(result, result.cpu.client.useful_ns())?,
-            Self::AnsweringWork => per_message(result, result.cpu.server.useful_ns())?,
+            Self::AskingCpu => result.cpu_by_message().client.all_us?,
+            Self::AnsweringCpu => result.cpu_by_message().server.all_us?,
+            Self::AskingWork => result.cpu_by_message().client.useful_us?,
+            Self::AnsweringWork => result.cpu_by_message().server.useful_us?,
             Self::Fairness => jain(&result.sent_by_connection)?,
         };
         value.is_finite().then_some(value)
@@ -110,13 +110,6 @@ impl Quantity {
     pub fn less_is_better(self) -> bool {
         !matches!(self, Self::MessageRate | Self::Throughput | Self::Fairness)
     }
-}
-
-/// Microseconds per message that the ends have sent, those to warm up included.
-fn per_message(result: &PointResult, ns: Option<u64>) -> Option<f64> {
-    // Both ways, both ends have sent as many; then this is per message and the one that came back.
-    let messages: u64 = result.sent_by_connection.iter().sum();
-    (messages > 0).then_some(ns? as f64 / 1e3 / messages as f64)
 }
 
 /// First transmissions of an end, and what answers the first transmissions of its peer, by the operations of the end that

@@ -33,8 +33,9 @@ const FAMILIES: [Family; 6] = [
     Family {
         variants: &[
             Protocol::DirectRead,
-            Protocol::DirectReadFenced,
+            Protocol::DirectReadFencedAwaited,
             Protocol::DirectReadSend,
+            Protocol::DirectReadFenced,
             Protocol::DirectReadFencedSend,
         ],
         quick: 3,
@@ -72,7 +73,7 @@ pub fn all(effort: Effort) -> Vec<Experiment> {
             continue;
         }
         table.extend([family.latency(effort), window(effort), batch(effort), family.bandwidth(effort)]);
-        table.extend([large_or_batch(effort), receive_batching(effort), inline(effort)]);
+        table.extend([large_or_batch(effort), receive_batching(effort), inline(effort), events(effort)]);
         table.extend([family.threads(effort), threads_srq(effort)]);
         table.extend([family.n_to_1(effort), n_to_1_srq(effort), rnr(effort)]);
     }
@@ -459,6 +460,24 @@ fn inline(effort: Effort) -> Experiment {
         "one connection, ping-pong; the payload is copied into the work request, or read from memory",
         "message size, B",
         LATENCY,
+        points,
+    )
+}
+
+fn events(effort: Effort) -> Experiment {
+    let mut points = Vec::new();
+    for rate in effort.pick(vec![1000], vec![1000, 10_000, 50_000], vec![100, 1000, 10_000, 50_000, 100_000]) {
+        for (series, events) in [("polling", false), ("sleeping", true)] {
+            let parameters = Parameters { events, rate: Some(f64::from(rate)), ..small(effort, 64, 1) };
+            points.push(Point { series: series.to_owned(), x: f64::from(rate) / 1000.0, parameters });
+        }
+    }
+    Experiment::new(
+        "send-receive/events",
+        "What does a receiver that sleeps until a message comes save?",
+        "16 B, one connection, so many messages offered; both ends poll, or sleep until a completion event",
+        "thousand messages/s offered",
+        RATE,
         points,
     )
 }

@@ -72,7 +72,7 @@ impl Seen<'_> {
             client: Rates::of(&own.counters, counted_seconds),
             server: Rates::of(&report.counters, counted_seconds),
         };
-        PointResult {
+        let result = PointResult {
             bytes,
             messages,
             seconds,
@@ -96,6 +96,8 @@ impl Seen<'_> {
             cpu: BothEnds { client: own.cpu, server: report.cpu },
             counters: BothEnds { client: own.counters, server: report.counters },
             link: BothEnds { client: own.link, server: report.link },
-        }
+            cpu_per_message: BothEnds::default(),
+        };
+        PointResult { cpu_per_message: result.cpu_by_message(), ..result }
     }
 }

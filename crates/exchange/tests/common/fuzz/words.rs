@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 
 use doorbell_exchange::buffered_write::{self, BufferedWrite, Notification};
-use doorbell_exchange::direct_read::{self, Acknowledge, DirectRead, Placement};
+use doorbell_exchange::direct_read::{self, Acknowledge, DirectRead, Fence, Placement};
 use doorbell_exchange::send_receive::{Endpoint, Hub, Reposting, SharedOptions, SharedReceives};
 use doorbell_exchange::{
     BufferedRead, Config, Connector, DirectWrite, MessageConnection, Received, SendReceive, SharedWrite,
@@ -16,7 +16,7 @@ use super::super::bare::{Bare, OPEN_BYTES, Stage, config};
 use super::Choices;
 
 /// What a conversation can be about.
-pub const VARIANTS: [&str; 18] = [
+pub const VARIANTS: [&str; 19] = [
     "send-receive",
     "send-receive without credits",
     "send-receive, shared receives",
@@ -35,6 +35,7 @@ pub const VARIANTS: [&str; 18] = [
     "buffered-write reverse read",
     "buffered-read",
     "shared-write",
+    "direct-read, fenced, awaited",
 ];
 
 /// What a bare peer does, and what its victim does meanwhile.
@@ -105,7 +106,7 @@ pub fn converse(data: &[u8]) -> Ending {
 
 fn converse_about(stage: &mut Stage, variant: usize, choices: &mut Choices<'_>) -> Ending {
     let write = |notification, acknowledge| BufferedWrite { notification, acknowledge };
-    let read = |fenced, acknowledge| DirectRead { fenced, acknowledge, ..DirectRead::default() };
+    let read = |fence, acknowledge| DirectRead { fence, acknowledge, ..DirectRead::default() };
     use Notification::{Immediate, Reverse, TailOffset};
     use buffered_write::Acknowledge as Tell;
     match variant {
@@ -128,10 +129,10 @@ fn converse_about(stage: &mut Stage, variant: usize, choices: &mut Choices<'_>) 
             ending
         }
         3 => hub(stage, choices),
-        4 => plain(stage, variant, choices, read(false, Acknowledge::SignalByte)),
-        5 => plain(stage, variant, choices, read(true, Acknowledge::SignalByte)),
-        6 => plain(stage, variant, choices, read(false, Acknowledge::Send)),
-        7 => plain(stage, variant, choices, read(true, Acknowledge::Send)),
+        4 => plain(stage, variant, choices, read(Fence::Nothing, Acknowledge::SignalByte)),
+        5 => plain(stage, variant, choices, read(Fence::ReadCompletion, Acknowledge::SignalByte)),
+        6 => plain(stage, variant, choices, read(Fence::Nothing, Acknowledge::Send)),
+        7 => plain(stage, variant, choices, read(Fence::ReadCompletion, Acknowledge::Send)),
         8 => {
             let protocol = DirectRead { placement: Placement::ByHand, ..DirectRead::default() };
             let (bare, connection) = Bare::meet(&protocol, &stage.pd, &stage.other, &config(), |_| {});
@@ -152,7 +153,8 @@ fn converse_about(stage: &mut Stage, variant: usize, choices: &mut Choices<'_>) 
         14 => plain(stage, variant, choices, write(Reverse, Tell::Send)),
         15 => plain(stage, variant, choices, write(Reverse, Tell::Read)),
         16 => plain(stage, variant, choices, BufferedRead),
-        _ => plain(stage, variant, choices, SharedWrite),
+        17 => plain(stage, variant, choices, SharedWrite),
+        _ => plain(stage, variant, choices, read(Fence::AcknowledgementCompletion, Acknowledge::SignalByte)),
     }
 }
 

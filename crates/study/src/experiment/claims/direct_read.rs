@@ -26,14 +26,14 @@ pub(super) const SHAPES: Judges = &[
         holds_if(growth <= 1.2, format!("{to_bytes:.0} B take {growth:.2} times as long as 16 B"))
     }),
     ("direct-read/fence-is-slower", |view, shape| {
-        let longer = ratio(view, LATENCY, ["fenced", "unfenced"], MedianLatency, 16.0)?;
+        let longer = ratio(view, LATENCY, ["fenced, awaited", "unfenced"], MedianLatency, 16.0)?;
         let published = 1.0 + shape.number("longer_us")? / shape.number("without_us")?;
         // Half of what is published is more than noise.
         let least = 1.0 + (published - 1.0) / 2.0;
         holds_if(longer >= least, format!("16 B take {longer:.2} times as long ({published:.1} are published)"))
     }),
     ("direct-read/fence-serialises", |view, _| {
-        let series = ["fenced, unbatched", "unfenced, unbatched"];
+        let series = ["fenced, awaited, unbatched", "unfenced, unbatched"];
         let share = ratio(view, BANDWIDTH, series, MessageRate, 512.0)?;
         holds_if(share <= 0.6, format!("512 B reach {:.0} % of the rate without", share * 100.0))
     }),

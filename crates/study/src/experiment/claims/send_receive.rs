@@ -1,7 +1,7 @@
 //! Shapes of Send-Receive without shared receives.
 
 use super::super::judge::{cannot, holds_if, knee};
-use super::super::quantity::Quantity::{MedianLatency, MessageRate, RnrNaks, Throughput};
+use super::super::quantity::Quantity::{AnsweringCpu, AskingWork, MedianLatency, MessageRate, RnrNaks, Throughput};
 use super::super::view::View;
 use super::{Judges, NOISE, at, ends, grows_with_threads, highest, line_rate, ratio, straight, unless_soft};
 
@@ -12,6 +12,7 @@ const BANDWIDTH: &str = "send-receive/bandwidth";
 const LARGE: &str = "send-receive/large-or-batch";
 const RECEIVE: &str = "send-receive/receive-batching";
 const INLINE: &str = "send-receive/inline";
+const EVENTS: &str = "send-receive/events";
 const THREADS: &str = "send-receive/threads";
 pub(super) const GATHER: &str = "send-receive/n-to-1";
 const RNR: &str = "send-receive/rnr";
@@ -181,6 +182,30 @@ pub(super) const SHAPES: Judges = &[
         let gain = ratio(view, INLINE, ["not inline", "inline"], MedianLatency, bytes)?;
         let because = format!("{bytes:.0} B take {:.0} % longer without", (gain - 1.0) * 100.0);
         unless_soft(view, gain >= 1.03, because, "what inline data save, a read over PCIe, a software RNIC never does")
+    }),
+    ("send-receive/batch-saves-cpu", |view, shape| {
+        let (batch, window) = (shape.number("batch")?, shape.number("window")?);
+        let curve = view.best_curve(BATCH, &format!("window {window:.0}"), AskingWork);
+        let share = at(&curve, batch)? / at(&curve, 1.0)?;
+        let because =
+            format!("{batch:.0} per post take {:.0} % of the sender's CPU time of one per post", share * 100.0);
+        unless_soft(view, share * NOISE <= 1.0, because, SOFT_DOORBELL)
+    }),
+    ("send-receive/inline-costs-cpu", |view, shape| {
+        let bytes = shape.number("bytes")?;
+        let cost = ratio(view, INLINE, ["inline", "not inline"], AskingWork, bytes)?;
+        let because = format!("{bytes:.0} B inline take {cost:.2} times the CPU time of an end");
+        unless_soft(view, cost >= 1.03, because, "a software RNIC copies every payload by the CPU, inline or not")
+    }),
+    ("send-receive/events-save-cpu", |view, shape| {
+        let rate = shape.number("rate_k_per_s")?;
+        let share = ratio(view, EVENTS, ["sleeping", "polling"], AnsweringCpu, rate)?;
+        let because = format!(
+            "at {rate:.0} thousand messages/s the receiver takes {:.0} % of the CPU time of one that polls",
+            share * 100.0
+        );
+        // Less than half is more than noise, and more than a processor that two processes share.
+        holds_if(share <= 0.5, because)
     }),
     ("send-receive/threads-are-linear", |view, _| grows_with_threads(view, THREADS, &["16 B", "512 B"])),
     ("send-receive/threads-line-rate", |view, shape| {
