@@ -50,7 +50,7 @@ pub use faults::{FaultCounters, FaultPlan, FaultPlanError, Faults};
 pub use link::{Link, LinkProperties, ReceivedRun, Sink};
 pub use memory::{MemoryCounters, MemoryLink, MemoryNetwork, MemoryOptions};
 pub use observe::Observer;
-pub use pcap::Pcap;
+pub use pcap::{Pcap, PcapFile};
 pub use progress::{DrivenRnic, flush_before_exit};
 pub use seal::{CheckCounters, Checker, Sealer};
 pub use udp::{BindError, BindRequest, UdpCounters, UdpLink, active_mtu, bind, signal};

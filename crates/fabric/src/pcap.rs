@@ -58,13 +58,12 @@ impl<L: Link> Pcap<L> {
     ) -> io::Result<Self> {
         let sealed = inner.properties().sealed;
         let mut capture = Capture {
-            file: PcapFile::new(Box::new(to))?,
+            file: PcapFile::new(to)?,
             local,
             port,
             sealed,
             sealer: Sealer::new(local, port),
             checker: Checker::new(local, port),
-            frame: Vec::new(),
             clock: Box::new(clock),
             flush_at_ns: None,
             packets: 0,
@@ -149,7 +148,6 @@ struct Capture {
     sealed: bool,
     sealer: Sealer,
     checker: Checker,
-    frame: Vec<u8>,
     clock: Box<dyn Fn(u64) -> Duration + Send>,
     /// When what has been captured must go to the file.
     flush_at_ns: Option<u64>,
@@ -220,23 +218,11 @@ impl Capture {
 
     /// Writes one packet as a frame; `icrc` follows it where it has none.
     fn write(&mut self, at: Moment, outer: &Outer, src_port: u16, packet: &[u8], icrc: &[u8]) {
-        let payload_len = packet.len() + icrc.len();
         // Longer ones exist in memory only, and fit no frame.
-        if self.file.broken || payload_len > MAX_RUN_BYTES {
+        if self.file.broken || packet.len() + icrc.len() > MAX_RUN_BYTES {
             return;
         }
-        let encapsulation = Encapsulation {
-            src_mac: mac_of(outer.src),
-            dst_mac: mac_of(outer.dst),
-            vlan: None,
-            src_port,
-            dst_port: self.port,
-        };
-        self.frame.resize(encapsulation.header_len(outer), 0);
-        encapsulation.emit_frame_headers(outer, payload_len, &mut self.frame);
-        self.frame.extend_from_slice(packet);
-        self.frame.extend_from_slice(icrc);
-        match self.file.add(at.since_1970, &self.frame) {
+        match self.file.add(at.since_1970, outer, [src_port, self.port], packet, icrc) {
             Ok(()) => {
                 self.packets += 1;
                 self.flush_at_ns.get_or_insert(at.now_ns.saturating_add(FLUSH_INTERVAL_NS));
@@ -271,10 +257,14 @@ impl Capture {
     }
 }
 
-/// A pcap file with a buffer of its own: the crate's writer gives no access to what it writes to,
-/// so it writes to memory, which is moved to the file from time to time.
-struct PcapFile {
+/// A pcap file of RoCE v2 packets, as the Ethernet frames that they travel in. MAC addresses are made from the IP
+/// addresses, locally administered.
+///
+/// It has a buffer of its own: the crate's writer gives no access to what it writes to, so it writes to memory, which is
+/// moved to the file from time to time. What is not flushed at the end is lost.
+pub struct PcapFile {
     to: Box<dyn Write + Send>,
+    frame: Vec<u8>,
     /// Taken only while its buffer is emptied.
     writer: Option<PcapWriter<Vec<u8>>>,
     buffered: usize,
@@ -285,21 +275,55 @@ struct PcapFile {
 }
 
 impl PcapFile {
-    fn new(to: Box<dyn Write + Send>) -> io::Result<Self> {
+    /// Begins a file.
+    ///
+    /// # Errors
+    ///
+    /// Its header does not fit into memory.
+    pub fn new(to: impl Write + Send + 'static) -> io::Result<Self> {
         let writer = Some(start(Vec::new())?);
-        Ok(Self { to, writer, buffered: 0, skip: 0, broken: false })
+        Ok(Self { to: Box::new(to), frame: Vec::new(), writer, buffered: 0, skip: 0, broken: false })
     }
 
-    fn add(&mut self, timestamp: Duration, frame: &[u8]) -> io::Result<()> {
+    /// Adds a packet (from its BTH on) at a time since 1970. `ports` are the UDP source and destination port; `icrc`
+    /// follows the packet where it does not end in one.
+    ///
+    /// # Errors
+    ///
+    /// What was gathered cannot be written.
+    ///
+    /// # Panics
+    ///
+    /// If the packet fits no IP packet.
+    pub fn add(
+        &mut self,
+        since_1970: Duration,
+        outer: &Outer,
+        [src_port, dst_port]: [u16; 2],
+        packet: &[u8],
+        icrc: &[u8],
+    ) -> io::Result<()> {
         let Some(writer) = &mut self.writer else {
             return Ok(());
         };
-        let packet = PcapPacket::new(timestamp, frame.len() as u32, frame);
+        let (src_mac, dst_mac) = (mac_of(outer.src), mac_of(outer.dst));
+        let encapsulation = Encapsulation { src_mac, dst_mac, vlan: None, src_port, dst_port };
+        let frame = &mut self.frame;
+        frame.resize(encapsulation.header_len(outer), 0);
+        encapsulation.emit_frame_headers(outer, packet.len() + icrc.len(), frame);
+        frame.extend_from_slice(packet);
+        frame.extend_from_slice(icrc);
+        let packet = PcapPacket::new(since_1970, frame.len() as u32, &frame[..]);
         self.buffered += writer.write_packet(&packet).map_err(into_io)?;
         if self.buffered < BUFFER_BYTES { Ok(()) } else { self.flush() }
     }
 
-    fn flush(&mut self) -> io::Result<()> {
+    /// Writes what was gathered.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be written.
+    pub fn flush(&mut self) -> io::Result<()> {
         if self.broken {
             return Ok(());
         }
@@ -315,6 +339,12 @@ impl PcapFile {
         self.buffered = 0;
         self.writer = Some(writer);
         Ok(())
+    }
+}
+
+impl std::fmt::Debug for PcapFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PcapFile").field("buffered", &self.buffered).finish_non_exhaustive()
     }
 }
 

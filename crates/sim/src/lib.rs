@@ -56,6 +56,8 @@
 //! ```
 #![deny(unsafe_code)]
 
+mod bottleneck;
+mod estimate;
 mod kernel;
 pub mod measure;
 #[allow(unsafe_code)]
@@ -65,10 +67,12 @@ mod simulation;
 pub mod testbed;
 mod time;
 mod topology;
+pub mod traffic;
 
+pub use bottleneck::{Bottleneck, Station};
 pub use kernel::Counts;
 pub use provider::PROVIDER;
 pub use simulation::{NodeTimes, Returned, Simulation, SimulationError, Summary, ThreadTimes, VirtualWaiter};
 pub use testbed::Testbed;
 pub use time::{PerByte, Ps, Rate};
-pub use topology::{MAX_NODES, Topology};
+pub use topology::{MAX_NODES, Topology, TopologyError};

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
+use std::io;
 use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -11,12 +12,13 @@ use std::task::{Context, Poll, Wake, Waker};
 use doorbell_exchange::asynchronous::Waiter;
 use doorbell_verbs::{Channel, Device, Error};
 
+use crate::kernel::capture::Capture;
 use crate::kernel::watch::{Change, Changes, ThreadId, lock};
-use crate::kernel::{Counts, Step, Suspension, ThreadState, World};
+use crate::kernel::{Counts, Node, Step, Suspension, ThreadState, World};
 use crate::provider::{Shared, SimDevice};
 use crate::testbed::Testbed;
 use crate::time::Ps;
-use crate::topology::{MAX_NODES, Topology};
+use crate::topology::{Topology, TopologyError};
 
 /// Why a simulation did not come to its end.
 #[derive(Debug, thiserror::Error)]
@@ -48,12 +50,12 @@ pub enum SimulationError {
         /// What each thread does and each queue pair has outstanding.
         report: String,
     },
-    /// The topology has too few nodes or too many.
-    #[error("the topology has {nodes} nodes, allowed are 2 to {MAX_NODES}")]
-    Nodes {
-        /// How many.
-        nodes: usize,
-    },
+    /// There cannot be such a topology.
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
+    /// The capture of the wire cannot be written.
+    #[error("the capture cannot be written: {0}")]
+    Capture(#[source] io::Error),
     /// The machine that simulates lacks something.
     #[error(transparent)]
     Verbs(#[from] Error),
@@ -103,10 +105,16 @@ pub struct ThreadTimes {
 pub struct NodeTimes {
     /// How long its port sent.
     pub port: Ps,
+    /// How long its NIC was busy with packets to send, at what all its units share.
+    pub send: Ps,
     /// How long its NIC was busy with packets that arrived.
     pub receive: Ps,
     /// How long the busiest of its processing units was busy.
     pub unit: Ps,
+    /// How long PCIe carried what its NIC fetched from memory.
+    pub fetch: Ps,
+    /// How long PCIe carried what its NIC wrote to memory.
+    pub write: Ps,
 }
 
 /// How a run went.
@@ -123,6 +131,8 @@ pub struct Summary {
     pub threads: Vec<ThreadTimes>,
     /// What the stations of each node did, in the order of nodes. A station that was busy all the time is what binds.
     pub nodes: Vec<NodeTimes>,
+    /// How long the busiest port of all switches sent.
+    pub switch_port: Ps,
 }
 
 /// What a thread returns once it has ended.
@@ -157,18 +167,27 @@ impl<'a> Simulation<'a> {
     ///
     /// # Errors
     ///
-    /// The topology has too few nodes or too many, or this machine gives no event descriptor.
+    /// There cannot be such a topology, or this machine gives no event descriptor.
     pub fn new(testbed: &Testbed, topology: Topology, seed: u64) -> Result<Self, SimulationError> {
+        topology.check()?;
         let nodes = topology.nodes();
-        if !(2..=MAX_NODES).contains(&nodes) {
-            return Err(SimulationError::Nodes { nodes });
-        }
         let mut seeds = [0; 32];
         seeds[8..16].copy_from_slice(&seed.to_le_bytes());
         let world = World::new(testbed.clone(), topology, seeds);
         let shared = Arc::new(Shared::new(world)?);
         let devices = (0..nodes).map(|node| Device::new(Arc::new(SimDevice::new(&shared, node)))).collect();
         Ok(Self { shared, devices, tasks: Vec::new() })
+    }
+
+    /// Writes every packet that arrives at a node to a pcap file, with the virtual time, since 1970, at which its last
+    /// bit is there. Packets that a switch drops are not in it.
+    ///
+    /// # Errors
+    ///
+    /// The file's header cannot be written.
+    pub fn capture(&mut self, to: impl io::Write + Send + 'static) -> io::Result<()> {
+        lock(&self.shared.world).capture = Some(Capture::new(to)?);
+        Ok(())
     }
 
     /// The RNIC of a node.
@@ -220,7 +239,8 @@ impl<'a> Simulation<'a> {
     ///
     /// # Errors
     ///
-    /// Threads wait and nothing can happen any more, or nothing but timers has happened for a minute of virtual time.
+    /// Threads wait and nothing can happen any more, or nothing but timers has happened for a minute of virtual time; or
+    /// the capture cannot be written.
     pub fn run(&mut self) -> Result<Summary, SimulationError> {
         let mut left = self.tasks.iter().filter(|task| task.future.is_some()).count();
         let mut ended = lock(&self.shared.world).now();
@@ -237,7 +257,10 @@ impl<'a> Simulation<'a> {
             ended = ended.max(world.threads[thread].clock);
             world.end_turn(thread, is_over);
         }
-        let world = lock(&self.shared.world);
+        let mut world = lock(&self.shared.world);
+        if let Some(capture) = &mut world.capture {
+            capture.finish().map_err(SimulationError::Capture)?;
+        }
         let times = world.threads.iter().map(|thread| ThreadTimes {
             name: thread.name.clone(),
             node: thread.node,
@@ -245,16 +268,14 @@ impl<'a> Simulation<'a> {
             polled: thread.polled,
             slept: thread.slept,
         });
-        let nodes = world.nodes.iter().map(|node| {
-            let (port, receive, unit) = node.busy();
-            NodeTimes { port, receive, unit }
-        });
+        let nodes = world.nodes.iter().map(Node::times);
         Ok(Summary {
             ended,
             digest: world.digest(),
             counts: world.counts,
             threads: times.collect(),
             nodes: nodes.collect(),
+            switch_port: world.switch_port_busy(),
         })
     }
 

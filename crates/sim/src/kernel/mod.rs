@@ -1,6 +1,8 @@
 //! The virtual-time kernel: events in order of time, hardware as arithmetic on stations, and threads whose turns run in
 //! the order of their clocks.
 
+pub(crate) mod capture;
+mod network;
 mod node;
 mod stations;
 mod threads;
@@ -12,16 +14,17 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use doorbell_rnic::{Budget, Part, TransmitBatch, TransmitInfo};
-use doorbell_wire::{Outer, Qpn};
+use doorbell_wire::Qpn;
 use slab::Slab;
 
-use node::{Frame, dest_qpn, line_bytes, node_of};
+use capture::Capture;
+use network::{Check, Forwarded, Network, Paused};
+use node::{Frame, dest_qpn, line_bytes, node_of, source_port};
 pub(crate) use node::{Node, address_of};
-use stations::Lane;
 pub(crate) use threads::{Suspension, Thread, ThreadState};
 use watch::{Change, Changes, ThreadId};
 
-use crate::testbed::{Forwarding, Testbed, WhenFull};
+use crate::testbed::Testbed;
 use crate::time::Ps;
 use crate::topology::Topology;
 
@@ -45,6 +48,8 @@ enum What {
     Answer { node: u32, qpn: Qpn },
     /// A frame's last bit is at a switch.
     Switch { frame: u32 },
+    /// A port's pause is about to end.
+    Pause { check: Check },
     /// A packet is where it goes to.
     Delivery { frame: u32 },
     /// A timer of an RNIC.
@@ -125,6 +130,8 @@ pub struct Counts {
     pub marked: u64,
     /// Times that a switch had its senders pause.
     pub pauses: u64,
+    /// How long ports had to pause, all together, in picoseconds.
+    pub paused_ps: u64,
     /// Most bytes that waited for one port.
     pub longest_queue_bytes: u64,
 }
@@ -157,7 +164,6 @@ pub(crate) enum Step {
 /// Everything that is simulated, but the futures of the threads.
 pub(crate) struct World {
     pub(crate) testbed: Testbed,
-    topology: Topology,
     now: Ps,
     events: BinaryHeap<Reverse<Event>>,
     number: u64,
@@ -172,9 +178,9 @@ pub(crate) struct World {
     spare: Vec<Frame>,
     /// Taken while its packets are put on the line.
     batch: Option<TransmitBatch>,
-    /// The switch's port to each node.
-    ports: Vec<Lane>,
+    network: Network,
     pub(crate) counts: Counts,
+    pub(crate) capture: Option<Capture>,
     digest: u64,
     least_latency: Ps,
     /// When a packet was delivered last.
@@ -187,9 +193,8 @@ impl World {
         let (pcie, nic, link) = (&testbed.pcie, &testbed.nic, &testbed.link);
         let least_latency = pcie.doorbell + nic.transmit + link.propagation + nic.receive + pcie.write;
         Self {
-            ports: nodes.iter().map(|_| Lane::new(link.rate)).collect(),
+            network: Network::new(topology, link),
             least_latency,
-            topology,
             now: Ps::ZERO,
             events: BinaryHeap::new(),
             number: 0,
@@ -203,6 +208,7 @@ impl World {
             spare: Vec::new(),
             batch: None,
             counts: Counts::default(),
+            capture: None,
             digest: 0xcbf2_9ce4_8422_2325,
             moved_at: Ps::ZERO,
             testbed,
@@ -272,6 +278,10 @@ impl World {
                 }
             }
             What::Switch { frame } => self.forward(frame as usize),
+            What::Pause { check } => {
+                let paused = self.network.check(self.now, &self.testbed.switch, check, &mut self.counts);
+                self.pause(paused);
+            }
             What::Delivery { frame } => self.deliver(frame as usize),
             What::Timeout { node } => self.time_out(node as usize),
         }
@@ -474,15 +484,18 @@ impl World {
                 frame.bytes.extend_from_slice(bytes);
                 (frame.from, frame.to, frame.opcode) = (from, to, info.opcode);
                 (frame.payload, frame.traffic_class) = (info.payload_bytes.into(), run.path.traffic_class);
+                frame.source_port = dest_qpn(bytes).map_or(0, |peer| source_port(info.qpn, peer));
                 self.launch(frame, leaves);
             }
         }
     }
 
     /// A frame's last bit is on the line: it goes to a switch, or straight to the other end.
-    fn launch(&mut self, frame: Frame, leaves: Ps) {
+    fn launch(&mut self, mut frame: Frame, leaves: Ps) {
         let at = leaves + self.testbed.link.propagation;
-        if self.topology.has_switch() && frame.from != frame.to {
+        if self.network.has_switch() && frame.from != frame.to {
+            let service = self.nodes[frame.from].port.time_of(line_bytes(frame.bytes.len()));
+            self.network.enter(&mut frame, leaves.since(service));
             let number = self.frames.insert(frame) as u32;
             self.push(at, What::Switch { frame: number });
         } else {
@@ -490,46 +503,37 @@ impl World {
         }
     }
 
-    /// The switch sends a frame on to its port.
+    /// A switch sends a frame on.
     fn forward(&mut self, number: usize) {
-        let switch = &self.testbed.switch;
-        let frame = &self.frames[number];
-        let bytes = line_bytes(frame.bytes.len());
-        let port = &mut self.ports[frame.to];
-        let service = port.time_of(bytes);
-        let header = match switch.forwarding {
-            // It was known where to when the first bits were there.
-            Forwarding::CutThrough => service,
-            Forwarding::StoreAndForward => Ps::ZERO,
-        };
-        let at = (self.now + switch.latency).since(header);
-        let waits = port.free().since(at);
-        // What waits for a port is what it will carry until it is free.
-        let waiting = self.testbed.link.rate.bytes_in(waits);
-        self.counts.longest_queue_bytes = self.counts.longest_queue_bytes.max(waiting);
-        if switch.mark_at > 0 && waiting >= switch.mark_at {
-            self.counts.marked += 1;
+        let frame = &mut self.frames[number];
+        let (forwarded, paused) = self.network.forward(self.now, &self.testbed.switch, frame, &mut self.counts);
+        self.pause(paused);
+        match forwarded {
+            Forwarded::Later(at) | Forwarded::AtSwitch(at) => self.push(at, What::Switch { frame: number as u32 }),
+            Forwarded::AtNode(at) => {
+                let frame = self.frames.remove(number);
+                self.arrive(frame, at);
+            }
+            Forwarded::Dropped => {
+                let frame = self.frames.remove(number);
+                self.spare.push(frame);
+            }
         }
-        if waiting + bytes > switch.queue && switch.when_full == WhenFull::Drop {
-            self.counts.dropped += 1;
-            let frame = self.frames.remove(number);
-            self.spare.push(frame);
-            return;
+    }
+
+    fn pause(&mut self, paused: Option<Paused>) {
+        let Some(Paused { node, from, by, check, check_at }) = paused else { return };
+        if let Some(node) = node {
+            self.nodes[node].port.pause(from, by);
         }
-        if waiting >= switch.pause_at && switch.when_full == WhenFull::Pause {
-            self.counts.pauses += 1;
-            // Its sender's port takes nothing more until enough has gone.
-            let resumes = port.free().since(self.testbed.link.rate.time_of(switch.resume_at));
-            let from = frame.from;
-            self.nodes[from].port.pause_until(resumes);
-        }
-        let leaves = self.ports[self.frames[number].to].carry(at, bytes);
-        let frame = self.frames.remove(number);
-        self.arrive(frame, leaves + self.testbed.link.propagation);
+        self.push(check_at, What::Pause { check });
     }
 
     /// A frame's last bit comes off the line: from here to memory it is arithmetic.
     fn arrive(&mut self, mut frame: Frame, at: Ps) {
+        if let Some(capture) = &mut self.capture {
+            capture.arrived(self.now, at, &frame);
+        }
         let seen = self.nodes[frame.to].receive(at, &self.testbed, &mut frame);
         let number = self.frames.insert(frame) as u32;
         self.push(seen, What::Delivery { frame: number });
@@ -540,14 +544,7 @@ impl World {
         let now = self.now;
         self.counts.packets += 1;
         self.moved_at = now;
-        let outer = Outer {
-            src: address_of(frame.from),
-            dst: address_of(frame.to),
-            traffic_class: frame.traffic_class,
-            hop_limit: 64,
-            identification: None,
-            dont_fragment: None,
-        };
+        let outer = frame.outer();
         let qpn = dest_qpn(&frame.bytes).map_or(0, Qpn::get);
         self.mix(now.0);
         self.mix((frame.bytes.len() as u64) << 32 | u64::from(qpn));
@@ -565,6 +562,11 @@ impl World {
         host.ring_receives(now);
         host.rnic.handle_timeout(now.as_ns());
         self.pump(node, now);
+    }
+
+    /// How long the busiest port of a switch sent.
+    pub(crate) fn switch_port_busy(&self) -> Ps {
+        self.network.busy()
     }
 
     /// The address of a node.

@@ -5,11 +5,13 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use doorbell_rnic::{Config, Policy, Rnic, TransmitInfo};
 use doorbell_verbs_core::SrqId;
-use doorbell_wire::{Opcode, Operation, PathMtu, Qpn, outer};
+use doorbell_wire::{Opcode, Operation, Outer, PathMtu, Qpn, outer};
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
+use super::network::Hop;
 use super::stations::{ContextCache, Lane, PcieBus, Server};
+use crate::simulation::NodeTimes;
 use crate::testbed::{LockScope, Testbed};
 use crate::time::Ps;
 
@@ -97,8 +99,26 @@ pub(crate) struct Frame {
     pub(crate) opcode: Opcode,
     pub(crate) payload: u64,
     pub(crate) traffic_class: u8,
+    /// Its UDP source port, which is that of its queue pair.
+    pub(crate) source_port: u16,
+    /// The switch that it comes to, and how.
+    pub(crate) hop: Hop,
     /// When its answer may leave: as soon as it has arrived, before it is written to memory.
     pub(crate) answer_at: Ps,
+}
+
+impl Frame {
+    /// What stands around the packet.
+    pub(crate) fn outer(&self) -> Outer {
+        Outer {
+            src: address_of(self.from),
+            dst: address_of(self.to),
+            traffic_class: self.traffic_class,
+            hop_limit: 64,
+            identification: None,
+            dont_fragment: None,
+        }
+    }
 }
 
 /// A host.
@@ -367,16 +387,31 @@ impl Node {
         seen
     }
 
-    /// How long its port, its receiving side and the busiest of its units were busy.
-    pub(crate) fn busy(&self) -> (Ps, Ps, Ps) {
-        let units = self.units.iter().map(|unit| unit.server.busy()).max().unwrap_or_default();
-        (self.port.busy(), self.receive.busy(), units)
+    /// What its stations did.
+    pub(crate) fn times(&self) -> NodeTimes {
+        let (fetch, write) = self.bus.busy();
+        NodeTimes {
+            port: self.port.busy(),
+            send: self.send.busy(),
+            receive: self.receive.busy(),
+            unit: self.units.iter().map(|unit| unit.server.busy()).max().unwrap_or_default(),
+            fetch,
+            write,
+        }
     }
 }
 
 /// The queue pair that a packet is for.
 pub(crate) fn dest_qpn(packet: &[u8]) -> Option<Qpn> {
     packet.first_chunk().map(|header| doorbell_wire::BthRepr::read(header).dest_qpn)
+}
+
+/// The UDP source port of all packets between two queue pairs, as Linux computes it (`rdma_calc_flow_label` and
+/// `rdma_flow_label_to_udp_sport`): switches tell flows apart by it.
+pub(crate) fn source_port(own: Qpn, peer: Qpn) -> u16 {
+    let product = u64::from(own.get()) * u64::from(peer.get());
+    let label = (product ^ (product >> 20) ^ (product >> 40)) & 0xf_ffff;
+    ((label & 0x3fff) ^ ((label & 0xf_c000) >> 14)) as u16 | 0xc000
 }
 
 /// A node's own randomness: the run's, with its number.

@@ -77,9 +77,9 @@ impl Lane {
         self.server.busy()
     }
 
-    /// Carries nothing before this time.
-    pub(crate) fn pause_until(&mut self, at: Ps) {
-        self.server.free = self.server.free.max(at);
+    /// Carries nothing for so long from a time on; what it has promised for later moves.
+    pub(crate) fn pause(&mut self, from: Ps, by: Ps) {
+        self.server.free = self.server.free.max(from) + by;
     }
 }
 
@@ -118,6 +118,11 @@ impl PcieBus {
             self.reads.push_back(done);
         }
         done
+    }
+
+    /// How long it carried what the NIC fetched, and what it wrote.
+    pub(crate) fn busy(&self) -> (Ps, Ps) {
+        (self.down.busy(), self.up.busy())
     }
 
     /// The NIC writes `bytes` that it has `at` some time: when a polling CPU sees the last of them.

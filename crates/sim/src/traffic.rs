@@ -1,0 +1,289 @@
+//! Streams of messages between the nodes of any topology: who sends to whom, and what came out.
+
+use std::cell::Cell;
+use std::io::Write;
+use std::rc::Rc;
+
+use doorbell_exchange::{ConnectionError, Connector, with_connector};
+use doorbell_study::parameters::{Kind, Parameters, stride};
+use doorbell_study::workload::{self, Plan, Reception, SendMemory, Tally};
+use doorbell_verbs::MemoryKind;
+
+use crate::bottleneck::Bottleneck;
+use crate::estimate;
+use crate::measure::MeasureError;
+use crate::simulation::{Returned, Simulation, Summary};
+use crate::testbed::Testbed;
+use crate::time::Ps;
+use crate::topology::Topology;
+
+/// Who sends to whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pattern {
+    /// One node to another.
+    OneToOne,
+    /// N nodes to one.
+    ManyToOne,
+    /// One node to N.
+    OneToMany,
+    /// N nodes, each to another one of its own.
+    ManyToMany,
+}
+
+impl Pattern {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::OneToOne, Self::ManyToOne, Self::OneToMany, Self::ManyToMany];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::OneToOne => "1:1",
+            Self::ManyToOne => "N:1",
+            Self::OneToMany => "1:N",
+            Self::ManyToMany => "N:N",
+        }
+    }
+
+    /// The pattern of this name.
+    pub fn by_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|pattern| pattern.name().eq_ignore_ascii_case(name))
+    }
+
+    /// How many nodes it takes with this N.
+    pub fn nodes(self, n: usize) -> usize {
+        match self {
+            Self::OneToOne => 2,
+            Self::ManyToOne | Self::OneToMany => n + 1,
+            Self::ManyToMany => 2 * n,
+        }
+    }
+
+    /// The nodes of each connection: sender and receiver.
+    pub fn pairs(self, n: usize) -> Vec<(usize, usize)> {
+        match self {
+            Self::OneToOne => vec![(0, 1)],
+            Self::ManyToOne => (1..=n).map(|sender| (sender, 0)).collect(),
+            Self::OneToMany => (1..=n).map(|receiver| (0, receiver)).collect(),
+            Self::ManyToMany => (0..n).map(|sender| (sender, n + sender)).collect(),
+        }
+    }
+}
+
+/// Messages of one size over connections, each with a thread of its own at both ends.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Traffic {
+    /// Who sends to whom.
+    pub pattern: Pattern,
+    /// The N of the pattern.
+    pub n: usize,
+    /// Each connection: protocol, window, batch, how many messages. The numbers of connections and threads are those of
+    /// the pattern.
+    pub parameters: Parameters,
+    /// Bytes of each message.
+    pub bytes: usize,
+}
+
+/// Why there is no result.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TrafficError {
+    /// The run failed.
+    #[error(transparent)]
+    Measure(#[from] MeasureError),
+    /// The run would need more memory than it may.
+    #[error("the run would need about {needed_mib} MiB of memory, allowed are {allowed_mib} MiB")]
+    Memory {
+        /// How much, estimated.
+        needed_mib: u64,
+        /// How much it may need.
+        allowed_mib: u64,
+    },
+    /// The topology has fewer nodes than the pattern.
+    #[error("{pattern} with {n} nodes takes {needed} nodes, and the topology has {nodes}")]
+    Nodes {
+        /// The pattern's name.
+        pattern: &'static str,
+        /// Its N.
+        n: usize,
+        /// How many nodes it takes.
+        needed: usize,
+        /// How many there are.
+        nodes: usize,
+    },
+    /// Latencies are those of one connection.
+    #[error("a latency is that of one connection: the pattern is {0}, allowed is 1:1")]
+    Latency(&'static str),
+    /// The capture's file cannot be written.
+    #[error("the capture cannot be written: {0}")]
+    Capture(#[from] std::io::Error),
+}
+
+/// What a run is beside its traffic.
+pub struct Run<'a> {
+    /// What each part needs.
+    pub testbed: &'a Testbed,
+    /// Nodes and what lies between them.
+    pub topology: Topology,
+    /// Of all that is random.
+    pub seed: u64,
+    /// Bytes that the run may need, by [`estimate`].
+    pub memory: u64,
+    /// Where all packets go, as a pcap file.
+    pub capture: Option<Box<dyn Write + Send>>,
+    /// Called now and then with the messages that have arrived on all connections.
+    pub progress: Option<&'a dyn Fn(u64)>,
+}
+
+impl std::fmt::Debug for Run<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { topology, seed, memory, .. } = self;
+        f.debug_struct("Run").field("topology", topology).field("seed", seed).field("memory", memory).finish()
+    }
+}
+
+/// What came out.
+#[derive(Clone, Debug)]
+pub struct Carried {
+    /// Messages per second, of all connections.
+    pub messages_per_s: f64,
+    /// Of a latency: its median in nanoseconds, half a round trip.
+    pub latency_ns: Option<u64>,
+    /// RNR NAKs that receivers sent.
+    pub rnr_naks: u64,
+    /// Packets that were sent again.
+    pub retransmitted: u64,
+    /// Virtual time in which messages were sent.
+    pub lasted: Ps,
+    /// Messages sent.
+    pub messages: u64,
+    /// Messages that did not arrive as they were sent, if that was checked.
+    pub damaged: u64,
+    /// What was busy longest.
+    pub bottleneck: Bottleneck,
+    /// How the run went.
+    pub summary: Summary,
+}
+
+impl Traffic {
+    /// Runs it.
+    ///
+    /// # Errors
+    ///
+    /// The run would need more memory than it may, parameters or topology do not fit, or a connection breaks.
+    pub fn run(&self, run: Run<'_>) -> Result<Carried, TrafficError> {
+        let Self { pattern, n, parameters, .. } = self;
+        parameters.check().map_err(MeasureError::from)?;
+        let (needed, nodes) = (pattern.nodes(*n), run.topology.nodes());
+        run.topology.check().map_err(|error| MeasureError::from(crate::SimulationError::from(error)))?;
+        if *n == 0 || needed > nodes {
+            return Err(TrafficError::Nodes { pattern: pattern.name(), n: *n, needed, nodes });
+        }
+        if parameters.kind == Kind::Latency && pattern.pairs(*n).len() > 1 {
+            return Err(TrafficError::Latency(pattern.name()));
+        }
+        let needed = estimate::bytes(run.topology, self).map_err(MeasureError::from)?;
+        if needed > run.memory {
+            return Err(TrafficError::Memory { needed_mib: needed.div_ceil(1 << 20), allowed_mib: run.memory >> 20 });
+        }
+        with_connector!(parameters.protocol, connector => self.run_over(run, &connector))
+    }
+
+    fn run_over<C: Connector + 'static>(&self, run: Run<'_>, protocol: &C) -> Result<Carried, TrafficError>
+    where
+        C::Connection: 'static,
+    {
+        let mut simulation = Simulation::new(run.testbed, run.topology, run.seed).map_err(MeasureError::from)?;
+        if let Some(to) = run.capture {
+            simulation.capture(to)?;
+        }
+        Ok(self.carry(&mut simulation, protocol, run.progress)?)
+    }
+
+    fn carry<'a, C: Connector + 'static>(
+        &self,
+        simulation: &mut Simulation<'a>,
+        protocol: &C,
+        progress: Option<&'a dyn Fn(u64)>,
+    ) -> Result<Carried, MeasureError>
+    where
+        C::Connection: 'static,
+    {
+        let (parameters, bytes) = (&self.parameters, self.bytes);
+        let fitted = parameters.fit(bytes)?;
+        let plan = Plan {
+            bytes,
+            window: fitted.window,
+            extent: parameters.extent,
+            rate: parameters.rate,
+            verify: parameters.verify,
+            buffers: fitted.send_buffers,
+        };
+        let config = parameters.config(bytes, &fitted).keepalive(std::time::Duration::ZERO);
+        let waiter = simulation.polling();
+        let reception = Reception { verify: parameters.verify, pause_ns: 0 };
+        let is_latency = parameters.kind == Kind::Latency;
+        let median = Rc::new(Cell::new(None));
+        let arrived = Rc::new(Cell::new(0));
+        let (mut sent, mut received) = (Vec::new(), Vec::new());
+        for (from, to) in self.pattern.pairs(self.n) {
+            let end = |node: usize| -> Result<_, MeasureError> {
+                let pd = simulation.device(node).create_pd()?;
+                let stride = stride(bytes + 64);
+                let region = pd.allocate(fitted.send_buffers * stride, protocol.source_access(), MemoryKind::Plain)?;
+                Ok((protocol.endpoint(&pd, &config, None)?, SendMemory { region, stride }))
+            };
+            let ((a, memory), (b, of_b)) = (end(from)?, end(to)?);
+            let (told_a, told_b) = (protocol.describe(&a), protocol.describe(&b));
+            let (a, b) = (protocol.connect(a, &told_b)?, protocol.connect(b, &told_a)?);
+            let device = |node| simulation.device(node).clone();
+            let (sender, receiver) = (device(from), device(to));
+            let (own, its, place) = (waiter.clone(), waiter.clone(), Rc::clone(&median));
+            sent.push(simulation.spawn(from, format!("sender {from} to {to}"), async move {
+                if !is_latency {
+                    return workload::stream(a, own, sender, Some((plan, memory)), Reception::default(), |_| {}).await;
+                }
+                let (tally, times) = workload::ping(a, own, sender, plan, memory, 2, |_| {}).await?;
+                place.set(Some(times.value_at_quantile(0.5)));
+                Ok(tally)
+            }));
+            let (arrived, before) = (Rc::clone(&arrived), Cell::new(0));
+            let tell = move |received: u64| {
+                arrived.set(arrived.get() + received - before.replace(received));
+                if let Some(progress) = progress {
+                    progress(arrived.get());
+                }
+            };
+            received.push(simulation.spawn(to, format!("receiver {from} to {to}"), async move {
+                if is_latency {
+                    workload::respond(b, its, receiver, plan, of_b, reception).await
+                } else {
+                    workload::stream(b, its, receiver, None, reception, tell).await
+                }
+            }));
+        }
+        let summary = simulation.run()?;
+        let taken = |all: &[Returned<Result<Tally, ConnectionError>>]| -> Result<Vec<Tally>, MeasureError> {
+            all.iter().map(|returned| Ok(returned.take().ok_or(MeasureError::Unfinished)??)).collect()
+        };
+        let (tallies, received) = (taken(&sent)?, taken(&received)?);
+        let began_ns = tallies.iter().map(|tally| tally.began_ns).min().unwrap_or(0);
+        let ended_ns = tallies.iter().map(|tally| tally.ended_ns).max().unwrap_or(0);
+        let lasted_ns = ended_ns.saturating_sub(began_ns).max(1);
+        let messages = tallies.iter().map(|tally| tally.sent).sum();
+        let counters = (0..summary.nodes.len()).filter_map(|node| simulation.device(node).counters());
+        let (rnr_naks, retransmitted) = counters.fold((0, 0), |(naks, again), counters| {
+            (naks + counters.rnr_nak_sent, again + counters.tx_retransmitted_packets)
+        });
+        Ok(Carried {
+            messages_per_s: messages as f64 * 1e9 / lasted_ns as f64,
+            latency_ns: median.get(),
+            rnr_naks,
+            retransmitted,
+            lasted: Ps::from_ns(lasted_ns),
+            messages,
+            damaged: received.iter().map(|tally| tally.damaged).sum(),
+            bottleneck: Bottleneck::of(&summary),
+            summary,
+        })
+    }
+}

@@ -1,0 +1,237 @@
+//! Nodes behind switches: who waits for whom, what is dropped, what pauses, and which way frames go.
+
+use std::io::Write;
+use std::sync::{Arc, Mutex};
+
+use doorbell_protocols::Protocol;
+use doorbell_sim::traffic::{Carried, Pattern, Run, Traffic, TrafficError};
+use doorbell_sim::{Ps, Testbed, Topology, testbed};
+use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
+
+fn t1() -> Testbed {
+    testbed::by_name("connectx5-100g").expect("a testbed of the program").clone()
+}
+
+/// T1 with another switch.
+fn switch(values: &[(&str, &str)]) -> Testbed {
+    let replace = |testbed: Testbed, (name, value): &(&str, &str)| {
+        testbed.with(&format!("switch.{name}"), value).unwrap_or_else(|error| panic!("{error}"))
+    };
+    values.iter().fold(t1(), replace)
+}
+
+fn traffic(pattern: Pattern, n: usize, bytes: usize, messages: u64) -> Traffic {
+    let mut parameters = Parameters::plain(Kind::Bandwidth, Operation::Send, bytes);
+    parameters.extent = Extent::Messages(messages);
+    parameters.verify = true;
+    Traffic { pattern, n, parameters, bytes }
+}
+
+fn run(testbed: &Testbed, topology: Topology, traffic: &Traffic) -> Carried {
+    let run = Run { testbed, topology, seed: 1, memory: 1 << 30, capture: None, progress: None };
+    let carried = traffic.run(run).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(carried.damaged, 0);
+    carried
+}
+
+/// The rate of messages that fills a line with messages of 4096 B: 4096 + 82 B on it for each.
+fn line_rate(testbed: &Testbed) -> f64 {
+    testbed.link.rate.bits_per_s() as f64 / 8.0 / (4096.0 + 82.0)
+}
+
+#[test]
+fn queues_that_overflow_drop_and_connections_recover() {
+    let values = [("when_full", "drop"), ("resume_at", "0B"), ("pause_at", "64KiB"), ("queue", "64KiB")];
+    let testbed = switch(&values);
+    let carried = run(&testbed, Topology::Star { nodes: 5 }, &traffic(Pattern::ManyToOne, 4, 4096, 300));
+    let counts = carried.summary.counts;
+    assert!(counts.dropped > 0 && carried.retransmitted > 0, "{counts:?}");
+    assert!(counts.longest_queue_bytes <= 64 << 10, "{counts:?}");
+    assert_eq!((carried.messages, counts.pauses), (1200, 0));
+}
+
+#[test]
+fn pauses_hold_senders_up_and_nothing_is_dropped() {
+    let values = [("resume_at", "32KiB"), ("pause_at", "64KiB"), ("queue", "256KiB")];
+    let testbed = switch(&values);
+    let star = traffic(Pattern::ManyToOne, 8, 4096, 300);
+    let carried = run(&testbed, Topology::Star { nodes: 9 }, &star);
+    let counts = carried.summary.counts;
+    assert!(counts.pauses > 0 && counts.paused_ps > 0, "{counts:?}");
+    assert_eq!((counts.dropped, carried.retransmitted, carried.messages), (0, 0, 2400));
+    // Every sender has at most what is on its cable and in its switch when the queue is full.
+    assert!((64 << 10..256 << 10).contains(&counts.longest_queue_bytes), "{counts:?}");
+    // Nobody loses by it: the receiver's line is as full as without.
+    let share = carried.messages_per_s / line_rate(&testbed);
+    assert!((0.9..=1.0).contains(&share), "{share}");
+    // In a Clos network the queue at the receiver's leaf fills those of spines, then those of leaves, then nodes wait.
+    let clos = Topology::Clos { nodes: 24, hosts: 8, spines: 4 };
+    let carried = run(&testbed, clos, &traffic(Pattern::ManyToOne, 23, 4096, 200));
+    let counts = carried.summary.counts;
+    assert!(counts.pauses > 0, "{counts:?}");
+    assert_eq!((counts.dropped, carried.retransmitted, carried.messages), (0, 0, 4600));
+    assert!(counts.longest_queue_bytes <= 256 << 10, "{counts:?}");
+}
+
+#[test]
+fn frames_that_wait_behind_many_others_are_marked_and_counted() {
+    let incast = traffic(Pattern::ManyToOne, 4, 4096, 300);
+    let marked = |at: &str| {
+        let carried = run(&switch(&[("mark_at", at)]), Topology::Star { nodes: 5 }, &incast);
+        (carried.summary.counts.marked, carried.summary.counts.packets)
+    };
+    let ((few, packets), (many, _), (none, _)) = (marked("500KiB"), marked("20KiB"), marked("16MiB"));
+    assert!(few > 0 && few < many && many < packets, "{few} and {many} of {packets}");
+    assert_eq!(none, 0);
+    assert_eq!(marked("0B").0, 0, "zero is never");
+}
+
+/// The spines carry what they can, whatever the nodes send.
+#[test]
+fn oversubscribed_leaves_carry_their_share() {
+    let testbed = t1();
+    // All nodes of one leaf send to those of the other.
+    let across = traffic(Pattern::ManyToMany, 8, 4096, 400);
+    let rate = |oversubscription| {
+        let topology = Topology::clos(16, 8, oversubscription).expect("a network");
+        let carried = run(&testbed, topology, &across);
+        assert_eq!((carried.retransmitted, carried.summary.counts.dropped), (0, 0), "{oversubscription}");
+        carried.messages_per_s / line_rate(&testbed)
+    };
+    let (one_spine, two, eight) = (rate(8), rate(4), rate(1));
+    assert!((0.9..=1.0).contains(&one_spine), "one line: {one_spine}");
+    assert!(two > 1.2 * one_spine && two <= 2.0, "two lines: {two}");
+    assert!(eight > 1.5 * two && eight <= 8.0, "eight lines, not evenly used: {eight}");
+}
+
+#[test]
+fn every_protocol_crosses_a_clos_network() {
+    for protocol in Protocol::ALL {
+        let mut traffic = traffic(Pattern::ManyToMany, 6, 600, 100);
+        traffic.parameters.protocol = protocol;
+        let carried = run(&t1(), Topology::Clos { nodes: 12, hosts: 4, spines: 2 }, &traffic);
+        assert_eq!((carried.messages, carried.summary.counts.dropped), (600, 0), "{}", protocol.name());
+        assert_eq!(carried.retransmitted, 0, "{}: no connection's packets overtake each other", protocol.name());
+    }
+}
+
+#[test]
+fn a_message_between_leaves_is_later_by_two_switches_and_two_cables() {
+    let testbed = t1();
+    let mut ping = traffic(Pattern::OneToOne, 1, 16, 50);
+    (ping.parameters.kind, ping.parameters.window) = (Kind::Latency, 1);
+    let latency = |hosts| {
+        let topology = Topology::Clos { nodes: 4, hosts, spines: 1 };
+        run(&testbed, topology, &ping).latency_ns.expect("a latency")
+    };
+    let (within, between) = (latency(2), latency(1));
+    let expected = (testbed.switch.latency + testbed.link.propagation).times(2);
+    let found = Ps::from_ns(between - within);
+    // A thread that polls sees it at its next look.
+    let look = testbed.cpu.poll_call.times(2);
+    assert!(found + look > expected && found < expected + look, "{found}, expected {expected}");
+}
+
+#[test]
+fn a_thousand_nodes_exchange_messages() {
+    let topology = Topology::clos(1024, 32, 2).expect("a network");
+    let carried = run(&t1(), topology, &traffic(Pattern::ManyToMany, 512, 16, 10));
+    assert_eq!((carried.messages, carried.summary.nodes.len()), (5120, 1024));
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_it_starts() {
+    let testbed = t1();
+    let refused = |topology, traffic: &Traffic, memory| {
+        let run = Run { testbed: &testbed, topology, seed: 1, memory, capture: None, progress: None };
+        traffic.run(run).expect_err("refused").to_string()
+    };
+    let incast = traffic(Pattern::ManyToOne, 5, 16, 1);
+    let star = |nodes| Topology::Star { nodes };
+    assert_eq!(refused(star(5), &incast, 1 << 30), "N:1 with 5 nodes takes 6 nodes, and the topology has 5");
+    assert_eq!(refused(star(1025), &incast, 1 << 30), "the topology has 1025 nodes, allowed are 2 to 1024");
+    let words = refused(star(6), &incast, 1 << 20);
+    assert!(words.starts_with("the run would need about ") && words.ends_with("allowed are 1 MiB"), "{words}");
+    let mut ping = incast;
+    ping.parameters.kind = Kind::Latency;
+    ping.parameters.window = 1;
+    let allowed = "a latency is that of one connection: the pattern is N:1, allowed is 1:1";
+    assert_eq!(refused(star(6), &ping, 1 << 30), allowed);
+}
+
+/// A file that a test can read.
+#[derive(Clone, Default)]
+struct Shared(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Shared {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().expect("no panic").extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A disk that is full after so many bytes.
+struct Full(usize);
+
+impl Write for Full {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0 = self.0.checked_sub(bytes.len()).ok_or(std::io::ErrorKind::StorageFull)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_capture_that_cannot_be_written_fails_the_run() {
+    let testbed = t1();
+    let run = |room| {
+        let capture = Some(Box::new(Full(room)) as Box<dyn Write + Send>);
+        let run =
+            Run { testbed: &testbed, topology: Topology::Pair, seed: 1, memory: 1 << 30, capture, progress: None };
+        traffic(Pattern::OneToOne, 1, 4096, 100).run(run)
+    };
+    assert!(matches!(run(10), Err(TrafficError::Capture(_))), "not even the header");
+    let error = run(1000).expect_err("the packets do not fit");
+    assert!(error.to_string().starts_with("the capture cannot be written: "), "{error}");
+}
+
+/// The time of each packet of a pcap file with nanoseconds, and its bytes.
+fn packets(file: &[u8]) -> Vec<(u64, Vec<u8>)> {
+    let word = |at: usize| u64::from(u32::from_be_bytes(file[at..at + 4].try_into().expect("four bytes")));
+    assert_eq!(word(0), 0xa1b2_3c4d, "nanoseconds");
+    let (mut at, mut found) = (24, Vec::new());
+    while at < file.len() {
+        let length = word(at + 8) as usize;
+        found.push((word(at) * 1_000_000_000 + word(at + 4), file[at + 16..at + 16 + length].to_vec()));
+        at += 16 + length;
+    }
+    found
+}
+
+#[test]
+fn a_capture_holds_every_packet_once_in_the_order_of_time() {
+    let testbed = t1();
+    let file = Shared::default();
+    let capture = Some(Box::new(file.clone()) as Box<dyn Write + Send>);
+    let topology = Topology::Clos { nodes: 6, hosts: 2, spines: 2 };
+    let run = Run { testbed: &testbed, topology, seed: 1, memory: 1 << 30, capture, progress: None };
+    let carried = traffic(Pattern::ManyToOne, 5, 5000, 100).run(run).expect("it ends");
+    let found = packets(&file.0.lock().expect("no panic"));
+    assert_eq!(found.len() as u64, carried.summary.counts.packets);
+    assert!(found.is_sorted_by_key(|(at, _)| *at));
+    assert!(found.last().is_some_and(|(at, _)| *at <= carried.summary.ended.as_ns()));
+    for (at, bytes) in &found {
+        let frame = doorbell_wire::parse_frame(bytes).unwrap_or_else(|error| panic!("at {at} ns: {error}"));
+        assert!(frame.encapsulation.src_port >= 0xc000, "a port of RoCE v2 flows");
+        let flow = doorbell_wire::Flow::new(frame.outer.src, frame.outer.dst, frame.encapsulation.src_port, 4791);
+        let (packet, icrc) = frame.payload.split_at(frame.payload.len() - 4);
+        assert_eq!(flow.icrc(0, true, packet).to_le_bytes(), icrc, "at {at} ns");
+    }
+}
