@@ -1,19 +1,62 @@
 //! What was measured, and how far a prediction is from it.
 
+use crate::operation::{Posted, operation_forms, predict_operation};
 use crate::parameters::Parameters;
-use crate::predict::predict;
+use crate::predict::{Forms, Prediction, Setting, forms, predict};
 use crate::workload::{Workload, WorkloadError};
 
-/// A measurement of a workload.
+/// What an RNIC had to do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Load {
+    /// Messages of a protocol.
+    Messages(Workload),
+    /// Operations of bare queue pairs.
+    Operations(Posted),
+}
+
+impl Load {
+    /// What parameters say of it.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be: see [`Workload::check`] and [`Posted::check`].
+    pub fn predict(&self, parameters: &Parameters) -> Result<Prediction, WorkloadError> {
+        match self {
+            Self::Messages(workload) => predict(parameters, workload),
+            Self::Operations(posted) => predict_operation(parameters, posted),
+        }
+    }
+
+    pub(crate) fn forms(&self, setting: &Setting) -> Result<Forms, WorkloadError> {
+        match self {
+            Self::Messages(workload) => forms(setting, workload),
+            Self::Operations(posted) => operation_forms(setting, posted),
+        }
+    }
+
+    /// Checks that all its numbers are in their ranges.
+    ///
+    /// # Errors
+    ///
+    /// One is not: see [`Workload::check`] and [`Posted::check`].
+    pub fn check(&self) -> Result<(), WorkloadError> {
+        match self {
+            Self::Messages(workload) => workload.check(),
+            Self::Operations(posted) => posted.check(),
+        }
+    }
+}
+
+/// A measurement of a load.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Observation {
     /// What people call it.
     pub name: String,
     /// What was measured.
-    pub workload: Workload,
-    /// Half a round trip of a ping-pong.
+    pub load: Load,
+    /// Half a round trip of a ping-pong; of an operation, the time from its post to its completion.
     pub latency_ns: Option<f64>,
-    /// Messages per second, all connections and both directions together.
+    /// Messages or operations per second, all connections and both directions together.
     pub messages_per_s: Option<f64>,
     /// How much it counts beside others; 1 is usual.
     pub weight: f64,
@@ -22,7 +65,7 @@ pub struct Observation {
 /// What a [`Residual`] is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Quantity {
-    /// Nanoseconds of half a round trip.
+    /// Nanoseconds of half a round trip, or of an operation.
     LatencyNs,
     /// Messages per second.
     MessagesPerS,
@@ -65,7 +108,7 @@ pub fn median_and_p90(residuals: &[Residual]) -> Option<(f64, f64)> {
 pub fn residuals(parameters: &Parameters, observations: &[Observation]) -> Result<Vec<Residual>, WorkloadError> {
     let mut residuals = Vec::new();
     for observation in observations {
-        let prediction = predict(parameters, &observation.workload)?;
+        let prediction = observation.load.predict(parameters)?;
         let mut push = |quantity, measured: Option<f64>, predicted| {
             let name = observation.name.clone();
             residuals.extend(measured.map(|measured| Residual { name, quantity, measured, predicted }));

@@ -9,7 +9,7 @@ use doorbell_wire::cost::ATOMIC_BYTES;
 use doorbell_wire::{MessageKind, OuterKind, PathMtu, Transport};
 
 use crate::cost::{Cost, Term};
-use crate::parameters::Parameters;
+use crate::parameters::{Parameters, RnicKind};
 use crate::predict::{BoundKind, Form, Forms, Prediction, Setting, Tally};
 use crate::steps::Charged;
 use crate::workload::{MAX_COUNT, Peers, Workload, WorkloadError};
@@ -94,6 +94,8 @@ pub struct Posted {
     pub window: u32,
     /// Operations per post.
     pub batch: u32,
+    /// Only the last operation of each list tells that it is complete, and so that those before it are.
+    pub signals_last: bool,
     /// Completions that a poll finds.
     pub poll_list: u32,
     /// Queue pairs.
@@ -120,6 +122,7 @@ impl Posted {
             bytes: if operation.is_atomic() { ATOMIC_BYTES } else { bytes },
             window,
             batch: 1,
+            signals_last: false,
             poll_list: 1,
             connections: 1,
             threads: 1,
@@ -177,7 +180,8 @@ impl Posted {
         };
         // The answer tells that the request has arrived.
         let is_answered = self.operation == Operation::RequestResponse;
-        let request = Charged::of_operation(step(End::Sender), !is_answered);
+        let completions = if self.signals_last { 1.0 / f64::from(self.batch.max(1)) } else { 1.0 };
+        let request = Charged { completions, ..Charged::of_operation(step(End::Sender), !is_answered) };
         if is_answered { vec![request, Charged::of_operation(step(End::Receiver), false)] } else { vec![request] }
     }
 }
@@ -195,7 +199,11 @@ pub fn predict_operation(parameters: &Parameters, posted: &Posted) -> Result<Pre
 /// Latency and bounds as forms.
 pub(crate) fn operation_forms(setting: &Setting, posted: &Posted) -> Result<Forms, WorkloadError> {
     posted.check()?;
-    let workload = posted.workload();
+    let mut workload = posted.workload();
+    if setting.rnic == RnicKind::Software {
+        // The target has no RNIC of its own that would serve several queue pairs at once.
+        workload.peers.receivers = 1;
+    }
     let mut tally = Tally::over(posted.operation.transport());
     for step in posted.steps() {
         tally.add(&step, setting, &workload)?;
@@ -227,7 +235,11 @@ pub(crate) fn operation_forms(setting: &Setting, posted: &Posted) -> Result<Form
     tally.resources(setting, &workload, &mut push);
     if posted.operation.is_atomic() {
         push(BoundKind::Atomics, Cost::ZERO.with(Term::AtomicPair, 1.0 / connections));
-        push(BoundKind::AtomicsOnAddress, Cost::ZERO.with(Term::AtomicAddress, 1.0 / f64::from(posted.addresses)));
+        // An address that one queue pair has to itself is held no longer than the operation occupies the queue pair.
+        if posted.addresses < posted.connections {
+            let address = Cost::ZERO.with(Term::AtomicAddress, 1.0 / f64::from(posted.addresses));
+            push(BoundKind::AtomicsOnAddress, address);
+        }
     }
     Ok(Forms { latency, bounds })
 }
@@ -236,7 +248,6 @@ pub(crate) fn operation_forms(setting: &Setting, posted: &Posted) -> Result<Form
 mod tests {
     use super::*;
     use crate::cost::Part;
-    use crate::parameters::RnicKind;
     use crate::predict::predict;
 
     fn on_t1(posted: Posted) -> Prediction {

@@ -384,7 +384,7 @@ impl Tally {
         let add = |to: &mut Cost, cost: Cost| *to = to.plus(&cost.scaled(*share));
         add(&mut self.cpu[by], posting(charge, setting, workload));
         if charge.awaited {
-            add(&mut self.cpu[by], polling(setting, workload));
+            add(&mut self.cpu[by], polling(setting, workload).scaled(charge.completions));
         }
         add(&mut self.cpu[to], noticing(charge, charge.payload(workload, workload.batch), setting, workload));
         let crossed = |term: Term, line: f64, packets: f64| {

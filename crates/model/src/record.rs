@@ -7,7 +7,8 @@ use doorbell_protocols::Protocol;
 use doorbell_wire::PathMtu;
 use serde::Deserialize;
 
-use crate::observation::Observation;
+use crate::observation::{Load, Observation};
+use crate::operation::{Operation, Posted};
 use crate::parameters::RnicKind;
 use crate::workload::{Peers, Workload};
 
@@ -16,6 +17,9 @@ pub const SCHEMAS: [&str; 2] = ["doorbell-bench/1", STUDY];
 
 /// A point of a study names its format and numbers its schema.
 const STUDY: &str = "doorbell-study-point/1";
+
+/// Completions that an end takes at a time at most.
+const MOST_POLLED: u32 = 32;
 
 /// The share of packets sent again above which a result says more of the loss than of the costs.
 const MOST_REPEATED: f64 = 0.005;
@@ -224,14 +228,25 @@ fn observation(
     result: &PointResult,
 ) -> Result<Result<Observation, String>, RecordError> {
     let asked = &record.parameters;
-    let malformed = |field: &str, problem: String| RecordError::Malformed {
-        file: file.to_owned(),
-        field: format!("{place}.{field}"),
-        problem,
-    };
     // Of what is no message there is nothing to predict, whatever else the record says of it.
     if let Some(reason) = unfit(record, result) {
         return Ok(Err(reason));
+    }
+    if let Some(operation) = one_sided(asked) {
+        return Ok(Ok(measured(file, place, record, result, |path_mtu| {
+            let Fitted { window, batch, .. } = result.fitted;
+            Load::Operations(Posted {
+                batch,
+                signals_last: true,
+                poll_list: window.div_ceil(batch.max(1)).clamp(1, MOST_POLLED),
+                connections: asked.connections,
+                // Each queue pair has a word of its own.
+                addresses: asked.connections,
+                inline_bytes: asked.inline,
+                path_mtu: Some(path_mtu),
+                ..Posted::new(operation, result.bytes, window)
+            })
+        })?));
     }
     let protocol = match asked.protocol.as_deref().map(|name| name.replace('_', "-")) {
         None => Protocol::SendReceive,
@@ -240,17 +255,13 @@ fn observation(
             None => return Ok(Err(format!("the model has no protocol {name:?}"))),
         },
     };
-    let Some(path_mtu) = PathMtu::from_bytes(result.mtu as usize) else {
-        return Err(malformed("mtu", format!("it is {}, allowed is 256, 512, 1024, 2048 or 4096", result.mtu)));
-    };
-    let is_latency = asked.kind == "latency";
     let serving = &asked.serving;
-    let list = |given: Option<u32>| given.unwrap_or(u32::MAX);
-    let workload = Workload {
+    let list = |given: Option<u32>| given.unwrap_or(u32::MAX).min(MOST_POLLED);
+    let workload = |path_mtu| Workload {
         protocol,
         bytes: result.bytes,
-        receive_batch: list(serving.poll_list).min(32),
-        repost_batch: list(serving.repost_list).min(32),
+        receive_batch: list(serving.poll_list),
+        repost_batch: list(serving.repost_list),
         window: result.fitted.window,
         batch: result.fitted.batch,
         depth: result.fitted.depth,
@@ -267,9 +278,35 @@ fn observation(
         },
         ..Workload::sequential(result.bytes)
     };
-    if let Err(error) = workload.check() {
-        return Err(malformed("fitted", error.to_string()));
-    }
+    measured(file, place, record, result, |path_mtu| Load::Messages(workload(path_mtu))).map(Ok)
+}
+
+/// The one-sided operation that was measured, if it was one.
+fn one_sided(asked: &Asked) -> Option<Operation> {
+    let operation = Operation::by_name(&asked.operation.as_deref()?.replace('_', "-"))?;
+    let is_one_sided = operation == Operation::Write || operation == Operation::Read || operation.is_atomic();
+    is_one_sided.then_some(operation)
+}
+
+/// The figures of a result beside what the RNIC had to do for them.
+fn measured(
+    file: &str,
+    place: &str,
+    record: &Record,
+    result: &PointResult,
+    load: impl Fn(PathMtu) -> Load,
+) -> Result<Observation, RecordError> {
+    let malformed = |field: &str, problem: String| RecordError::Malformed {
+        file: file.to_owned(),
+        field: format!("{place}.{field}"),
+        problem,
+    };
+    let Some(path_mtu) = PathMtu::from_bytes(result.mtu as usize) else {
+        return Err(malformed("mtu", format!("it is {}, allowed is 256, 512, 1024, 2048 or 4096", result.mtu)));
+    };
+    let load = load(path_mtu);
+    load.check().map_err(|error| malformed("fitted", error.to_string()))?;
+    let is_latency = record.parameters.kind == "latency";
     let positive = |field, value: f64| {
         let is_positive = value > 0.0 && value.is_finite();
         is_positive.then_some(value).ok_or_else(|| malformed(field, format!("it is {value}, allowed is more than 0")))
@@ -280,8 +317,9 @@ fn observation(
         (_, false) => None,
     };
     let messages_per_s = if is_latency { None } else { Some(positive("messages_per_s", result.messages_per_s)?) };
-    let name = format!("{file}: {} B, window {}, batch {}", result.bytes, workload.window, workload.batch);
-    Ok(Ok(Observation { name, workload, latency_ns, messages_per_s, weight: 1.0 }))
+    let Fitted { window, batch, .. } = result.fitted;
+    let name = format!("{file}: {} B, window {window}, batch {batch}", result.bytes);
+    Ok(Observation { name, load, latency_ns, messages_per_s, weight: 1.0 })
 }
 
 /// Why the model has nothing to say of a result, if so.
@@ -292,8 +330,8 @@ fn unfit(record: &Record, result: &PointResult) -> Option<String> {
         "bandwidth" => false,
         other => return Some(format!("the model knows nothing of a measurement of {other:?}")),
     };
-    if let Some(operation) = asked.operation.as_deref().filter(|operation| *operation != "send") {
-        return Some(format!("{operation:?} is no message of a protocol"));
+    if let Some(operation) = asked.operation.as_deref().filter(|name| *name != "send" && one_sided(asked).is_none()) {
+        return Some(format!("{operation:?} is neither a message of one direction nor a one-sided operation"));
     }
     let repeated = result.counted.as_ref().map_or(0.0, |BothEnds { client, server }| {
         let sum = |of: fn(&Counted) -> u64| of(client) as f64 + of(server) as f64;
@@ -349,7 +387,7 @@ mod tests {
         let [observation] = &observed.observations[..] else { panic!("one result, one observation") };
         assert_eq!(observation.name, "a.json: 16 B, window 64, batch 8");
         assert_eq!((observation.messages_per_s, observation.latency_ns), (Some(2e6), None));
-        let workload = observation.workload;
+        let Load::Messages(workload) = observation.load else { panic!("messages") };
         assert_eq!((workload.bytes, workload.window, workload.batch, workload.depth), (16, 64, 8, 128));
         assert_eq!((workload.credits, workload.path_mtu), (false, Some(PathMtu::Mtu4096)));
         assert_eq!(workload.peers, Peers::connections(2));
@@ -377,11 +415,15 @@ mod tests {
                  \"repost_list\": 16, \"shared_receives\": \"lock\"}",
             );
         let observed = observations("a.json", &study).unwrap();
-        let workload = observed.observations[0].workload;
+        let of = |observed: &Observed| match observed.observations[0].load {
+            Load::Messages(workload) => workload,
+            Load::Operations(posted) => panic!("{posted:?} are no messages"),
+        };
+        let workload = of(&observed);
         assert_eq!((workload.receive_batch, workload.repost_batch), (4, 16));
         assert_eq!((workload.srq, workload.repost_thread, workload.peers), (true, false, Peers::connections(2)));
         let thread = observations("a.json", &study.replace("\"lock\"", "\"thread\"")).unwrap();
-        assert!(thread.observations[0].workload.repost_thread);
+        assert!(of(&thread).repost_thread);
         let crowded = study.replace("\"threads\": 1", "\"threads\": 4");
         let observed = observations("a.json", &crowded).unwrap();
         assert!(observed.left_out[0].ends_with("8 threads share 2 processors"), "{:?}", observed.left_out);
@@ -392,10 +434,33 @@ mod tests {
     }
 
     #[test]
+    fn a_record_of_one_sided_operations_becomes_observations_of_them() {
+        for operation in [Operation::Write, Operation::Read, Operation::CompareSwap, Operation::FetchAdd] {
+            let name = operation.name().replace('-', "_");
+            let observed = changed("\"send\"", &format!("{name:?}")).unwrap();
+            assert_eq!(observed.left_out, [""; 0]);
+            let expected = Posted {
+                batch: 8,
+                signals_last: true,
+                poll_list: 8,
+                connections: 2,
+                addresses: 2,
+                path_mtu: Some(PathMtu::Mtu4096),
+                ..Posted::new(operation, 16, 64)
+            };
+            assert_eq!(observed.observations[0].load, Load::Operations(expected));
+            assert_eq!(observed.observations[0].messages_per_s, Some(2e6));
+        }
+        let wrong = RECORD.replace("\"send\"", "\"read\"").replace("\"batch\": 8", "\"batch\": 0");
+        let error = observations("a.json", &wrong).unwrap_err().to_string();
+        assert!(error.starts_with("a.json: results[0].fitted: "), "{error}");
+    }
+
+    #[test]
     fn what_the_model_cannot_speak_of_is_left_out_with_the_reason() {
         for (from, to, reason) in [
-            ("\"send\"", "\"fetch_add\"", "\"fetch_add\" is no message of a protocol"),
-            ("\"send\"", "\"request_response\"", "is no message"),
+            ("\"send\"", "\"jump\"", "\"jump\" is neither a message of one direction nor a one-sided operation"),
+            ("\"send\"", "\"request_response\"", "is neither a message"),
             ("\"bandwidth\"", "\"jitter\"", "nothing of a measurement of \"jitter\""),
             ("\"events\": false", "\"events\": true", "it slept"),
             ("\"verify\": false", "\"verify\": true", "checked meanwhile"),
@@ -410,7 +475,8 @@ mod tests {
             assert!(observed.left_out[0].contains(reason), "{:?}", observed.left_out);
         }
         let other = changed("\"inline\": 64", "\"inline\": 64, \"protocol\": \"direct_read\"").unwrap();
-        assert_eq!(other.observations[0].workload.protocol.name(), "direct-read");
+        let Load::Messages(workload) = other.observations[0].load else { panic!("messages") };
+        assert_eq!(workload.protocol.name(), "direct-read");
     }
 
     #[test]
@@ -445,7 +511,7 @@ mod tests {
             let end = (at + lost).min(RECORD.len());
             let damaged = format!("{}{instead}{}", &RECORD[..at], &RECORD[end..]);
             match observations("a.json", &damaged) {
-                Ok(observed) => prop_assert!(observed.observations.iter().all(|one| one.workload.check().is_ok())),
+                Ok(observed) => prop_assert!(observed.observations.iter().all(|one| one.load.check().is_ok())),
                 Err(error) => prop_assert!(error.to_string().starts_with("a.json: ")),
             }
         }

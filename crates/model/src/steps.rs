@@ -13,6 +13,8 @@ pub(crate) struct Charged {
     pub(crate) role: Role,
     /// The end that posts it waits for its completion.
     pub(crate) awaited: bool,
+    /// How many of its completions are found, where they are awaited: one may tell of several operations.
+    pub(crate) completions: f64,
     /// It is posted along with the step before and arrives right behind it.
     pub(crate) chained: bool,
     /// How often its latency is paid: half a poll is missed on average.
@@ -31,6 +33,7 @@ impl Charged {
         Self {
             role: if is_awaited_fence { Role::Delivery } else { step.role },
             awaited: is_awaited_fence || step.is_two_way() && !next.is_some_and(awaits_fence),
+            completions: 1.0,
             chained: step.joined != Joined::Alone,
             waits: if step.when == When::Polled { 1.5 } else { 1.0 },
             per_message: step.when.per_message(workload.batch, workload.depth),
@@ -46,7 +49,16 @@ impl Charged {
 
     /// An operation of a bare queue pair, whose requester polls for its completion or not.
     pub(crate) fn of_operation(step: Step, awaited: bool) -> Self {
-        Self { role: step.role, awaited, chained: false, waits: 1.0, per_message: 1.0, unreported: 0.0, step }
+        Self {
+            role: step.role,
+            awaited,
+            completions: 1.0,
+            chained: false,
+            waits: 1.0,
+            per_message: 1.0,
+            unreported: 0.0,
+            step,
+        }
     }
 
     /// Bytes of payload of an operation, where this many messages go together.

@@ -2,13 +2,13 @@
 //!
 //! Parameters are fitted to every fourth point only, so that the line over the other three is a
 //! prediction, and its error says what the model is worth. Fits take the best repetition of a point:
-//! other programs only ever slow one down. Points that the model cannot tell apart are one workload,
+//! other programs only ever slow one down. Points that the model cannot tell apart are one load,
 //! of which the fastest counts.
 
 use std::collections::{BTreeMap, HashMap};
 
 use doorbell_model::fit::{Fit, fit};
-use doorbell_model::observation::{Observation, median_and_p90, residuals};
+use doorbell_model::observation::{Load, Observation, median_and_p90, residuals};
 use doorbell_model::parameters::{Parameters, RnicKind};
 use doorbell_model::predict::predict;
 use doorbell_model::record::{Observed, RecordError, observations};
@@ -34,7 +34,7 @@ pub struct Fitted {
 #[derive(Debug)]
 struct OfRun {
     parameters: Parameters,
-    workloads: HashMap<Place, Workload>,
+    loads: HashMap<Place, Load>,
     account: Account,
 }
 
@@ -56,8 +56,7 @@ impl Fitted {
 impl Model for Fitted {
     fn predict(&self, run: &Run, record: &PointRecord, quantity: Quantity) -> Option<Prediction> {
         let of_run = self.runs.get(&run.name)?.as_ref().ok()?;
-        let workload = of_run.workloads.get(&place(record))?;
-        let prediction = predict(&of_run.parameters, workload).ok()?;
+        let prediction = of_run.loads.get(&place(record))?.predict(&of_run.parameters).ok()?;
         let is_latency = matches!(record.parameters.kind, doorbell_study::parameters::Kind::Latency);
         let value = match (quantity, is_latency) {
             (Quantity::MedianLatency, true) => prediction.latency_ns / 1e3,
@@ -95,7 +94,7 @@ fn bottleneck(prediction: &doorbell_model::predict::Prediction) -> String {
 impl OfRun {
     fn new(run: &Run) -> Result<Self, String> {
         let mut rnic = None;
-        let mut workloads = HashMap::new();
+        let mut loads = HashMap::new();
         let mut best: Vec<Observation> = Vec::new();
         let mut left_out: BTreeMap<String, usize> = BTreeMap::new();
         for record in &run.records {
@@ -110,13 +109,13 @@ impl OfRun {
                 *left_out.entry("of another kind of RNIC than others".to_owned()).or_default() += 1;
                 continue;
             }
-            workloads.insert(place(record), one.workload);
+            loads.insert(place(record), one.load);
             // The same point stands under another name where protocols are compared.
             if let Some((experiment, series)) = comparison::name(record) {
-                workloads.insert((experiment, series, record.x.to_bits()), one.workload);
+                loads.insert((experiment, series, record.x.to_bits()), one.load);
             }
-            // The same workload may be a point of several experiments: it counts once.
-            match best.iter_mut().find(|other| other.workload == one.workload && is_same_kind(other, &one)) {
+            // The same load may be a point of several experiments: it counts once.
+            match best.iter_mut().find(|other| other.load == one.load && is_same_kind(other, &one)) {
                 Some(other) if time_ns(other) <= time_ns(&one) => {}
                 Some(other) => *other = one,
                 None => best.push(one),
@@ -139,7 +138,7 @@ impl OfRun {
             parameters: parameters(&fitted),
             interventions: interventions(&fitted.parameters, &best),
         };
-        Ok(Self { parameters: fitted.parameters, workloads, account })
+        Ok(Self { parameters: fitted.parameters, loads, account })
     }
 }
 
@@ -196,10 +195,12 @@ fn interventions(parameters: &Parameters, observations: &[Observation]) -> Vec<I
     // Receive buffers grow with the window: that is part of the change.
     let apart = |workload: &Workload| Workload { window: 1, batch: 1, depth: 1, ..*workload };
     let mut found = Vec::new();
-    for before in observations {
-        let of = &before.workload;
-        for after in observations.iter().filter(|other| apart(&other.workload) == apart(of)) {
-            let to = &after.workload;
+    let messages = |one: &Observation| match one.load {
+        Load::Messages(workload) => Some((workload, one.messages_per_s?)),
+        Load::Operations(_) => None,
+    };
+    for (of, slow) in observations.iter().filter_map(messages) {
+        for (to, fast) in observations.iter().filter_map(messages).filter(|(to, _)| apart(to) == apart(&of)) {
             let change = if to.window == 2 * of.window && to.batch == of.batch {
                 format!("batch {}, {} B: window {} to {}", of.batch, of.bytes, of.window, to.window)
             } else if to.batch == 2 * of.batch && to.window == of.window {
@@ -207,8 +208,7 @@ fn interventions(parameters: &Parameters, observations: &[Observation]) -> Vec<I
             } else {
                 continue;
             };
-            let (Some(slow), Some(fast)) = (before.messages_per_s, after.messages_per_s) else { continue };
-            let (Ok(first), Ok(second)) = (predict(parameters, of), predict(parameters, to)) else { continue };
+            let (Ok(first), Ok(second)) = (predict(parameters, &of), predict(parameters, &to)) else { continue };
             let (measured, predicted) = (fast / slow, second.messages_per_s / first.messages_per_s);
             let helps = |factor: f64| factor > 1.0 + CHANGES;
             found.push(Intervention {

@@ -1,7 +1,6 @@
 //! What a page makes of records, good ones and others.
 
 use doorbell_model::parameters::{Parameters, RnicKind};
-use doorbell_model::predict::predict;
 use doorbell_model::record::observations;
 use doorbell_report::{Account, Fitted, Model, Prediction, Run, html, verdicts};
 use doorbell_study::environment::Environment;
@@ -193,7 +192,7 @@ fn modelled() -> Run {
         }
         let observed = observations("", &serde_json::to_string(&record).unwrap()).unwrap();
         let Some(one) = observed.observations.first() else { continue };
-        let prediction = predict(&truth, &one.workload).unwrap();
+        let prediction = one.load.predict(&truth).unwrap();
         for result in &mut record.repetitions {
             (result.messages_per_s, result.bytes_per_s) = (prediction.messages_per_s, prediction.bytes_per_s);
             result.latency_ns =

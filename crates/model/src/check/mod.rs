@@ -25,7 +25,7 @@ use doorbell_published::{
     Amount, Configuration, Dimension, PathMtuSaid, Quantity, Receivers, Relation, Repost, Row, Subject, Testbed, Value,
 };
 
-use crate::observation::{Observation, srq_slow_sizes};
+use crate::observation::{Load, Observation, srq_slow_sizes};
 use crate::parameters::Parameters;
 use crate::predict::{BoundKind, Prediction, predict};
 use crate::workload::{Peers, Workload, WorkloadError};
@@ -214,7 +214,7 @@ pub fn observations(testbed: &Testbed) -> Vec<Observation> {
             _ => return None,
         };
         let name = format!("{}: {}", row.id, row.says);
-        Some(Observation { name, workload, latency_ns, messages_per_s, weight: 1.0 })
+        Some(Observation { name, load: Load::Messages(workload), latency_ns, messages_per_s, weight: 1.0 })
     };
     let is_bound = |row: &&Row| matches!(row.relation, Relation::AtLeast | Relation::AtMost);
     testbed.rows.iter().filter(|row| !is_bound(row)).filter_map(observation).collect()

@@ -19,7 +19,7 @@ use nalgebra::{DMatrix, DVector, Dyn};
 use crate::cost::{Cost, TERMS, Values};
 use crate::observation::{Observation, Residual, median_and_p90, residuals};
 use crate::parameters::{Parameters, ParametersError};
-use crate::predict::{Forms, Setting, forms};
+use crate::predict::{Forms, Setting};
 use crate::workload::WorkloadError;
 
 pub use identify::{Estimate, Unit};
@@ -266,7 +266,9 @@ impl Data {
                 }
             };
             let weight = within("the weight", observation.weight, WEIGHT)?.sqrt();
-            let Forms { latency, bounds } = forms(&setting, &observation.workload)
+            let Forms { latency, bounds } = observation
+                .load
+                .forms(&setting)
                 .map_err(|error| FitError::Workload { observation: observation.name.clone(), error })?;
             if let Some(given) = observation.latency_ns {
                 let measured_ns = within("latency_ns", given, LATENCY_NS)?;

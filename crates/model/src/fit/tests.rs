@@ -1,6 +1,8 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::observation::Load;
+use crate::operation::{Operation, Posted, predict_operation};
 use crate::parameters::{Batchable, RnicKind};
 use crate::predict::predict;
 use crate::workload::{Peers, Workload};
@@ -24,7 +26,7 @@ fn observe(truth: &Parameters, workload: Workload, latency: bool, noise: f64) ->
     let factor = noise.exp();
     Observation {
         name: format!("{} B, window {}, batch {}", workload.bytes, workload.window, workload.batch),
-        workload,
+        load: Load::Messages(workload),
         latency_ns: latency.then_some(prediction.latency_ns * factor),
         messages_per_s: (!latency).then_some(prediction.messages_per_s * factor),
         weight: 1.0,
@@ -261,6 +263,86 @@ fn what_many_threads_do_not_separate_has_no_interval() {
     assert!(open.contains("o_unit_ns") && open.contains("o_nic_ns"), "{open}");
 }
 
+/// The record that a bench of one-sided operations would write of an RNIC with these parameters.
+fn record_of(truth: &Parameters, posted: &Posted, is_latency: bool, noise: f64) -> String {
+    let (operation, window, batch) = (posted.operation.name().replace('-', "_"), posted.window, posted.batch);
+    let prediction = predict_operation(truth, posted).unwrap();
+    let kind = if is_latency { "latency" } else { "bandwidth" };
+    let latency =
+        if is_latency { format!(r#"{{"p50": {}}}"#, prediction.latency_ns * noise.exp()) } else { "null".into() };
+    format!(
+        r#"{{"schema": "doorbell-bench/1", "environment": {{"provider": "system"}},
+            "parameters": {{"kind": "{kind}", "operation": "{operation}", "connections": {}, "inline": {}}},
+            "results": [{{"bytes": {}, "messages_per_s": {}, "latency_ns": {latency}, "mtu": 4096,
+                "fitted": {{"window": {window}, "batch": {batch}, "depth": 0}}}}]}}"#,
+        posted.connections,
+        posted.inline_bytes,
+        posted.bytes,
+        prediction.messages_per_s * noise.exp(),
+    )
+}
+
+/// What `bench` over one-sided operations would show: alone, outstanding in lists or not, and on many queue pairs.
+fn operations(truth: &Parameters, relative_noise: f64, seed: u64) -> Vec<Observation> {
+    let mut noise = Noise(seed);
+    let mut observations = Vec::new();
+    let mut add = |posted: Posted, is_latency: bool| {
+        let Posted { window, batch, connections, .. } = posted;
+        let posted = Posted {
+            signals_last: true,
+            poll_list: window.div_ceil(batch).min(32),
+            addresses: connections,
+            path_mtu: Some(doorbell_wire::PathMtu::Mtu4096),
+            ..posted
+        };
+        let text = record_of(truth, &posted, is_latency, relative_noise * noise.next());
+        let observed = crate::record::observations("a.json", &text).unwrap();
+        assert_eq!((observed.left_out.len(), observed.observations[0].load), (0, Load::Operations(posted)));
+        observations.extend(observed.observations);
+    };
+    for operation in [Operation::Write, Operation::Read, Operation::CompareSwap, Operation::FetchAdd] {
+        let sizes: &[u64] = if operation.is_atomic() { &[8] } else { &[0, 8, 64, 512, 4096, 65_536] };
+        for &bytes in sizes {
+            add(Posted::new(operation, bytes, 1), true);
+            for window in [1, 4, 16, 64] {
+                add(Posted::new(operation, bytes, window), false);
+            }
+            add(Posted { batch: 8, ..Posted::new(operation, bytes, 256) }, false);
+        }
+        for connections in [2, 4, 8, 20] {
+            add(Posted { connections, ..Posted::new(operation, 8, 64) }, false);
+        }
+    }
+    observations
+}
+
+#[test]
+fn parameters_of_single_operations_come_back_within_their_intervals() {
+    let truth = Parameters { o_atomic_ns: 520.0, g_fix_ns: 2700.0, l_ns: 1400.0, ..nic() };
+    let exact = quantities_of(&truth);
+    let (mut inside, mut all) = (0, 0);
+    for seed in 1..=4 {
+        let fit = fit(&Parameters::starting_point(RnicKind::Hardware), &operations(&truth, 0.01, seed)).unwrap();
+        assert!(fit.median_error <= 0.03, "seed {seed}: {}", fit.median_error);
+        for (name, expected) in [("o_atomic_ns", 520.0), ("g_fix_ns", 2700.0)] {
+            let Estimate { value, interval, .. } = estimate(&fit, name);
+            assert!(interval.is_some(), "seed {seed}: {name} can be known");
+            assert!((value / expected - 1.0).abs() < 0.1, "seed {seed}: {name} is {value}, not {expected}");
+        }
+        // No receive is posted, and no queue is shared.
+        for name in ["o_post_ns.single", "o_srq_ns", "o_repost_thread_ns"] {
+            assert_eq!(estimate(&fit, name).interval, None, "seed {seed}: {name} cannot be known");
+        }
+        for estimate in fit.estimates.iter().chain(&fit.sums) {
+            let Some((low, high)) = estimate.interval else { continue };
+            let value: f64 = estimate.name.split(" + ").map(&exact).sum();
+            all += 1;
+            inside += usize::from((low..=high).contains(&value));
+        }
+    }
+    assert!(inside * 100 >= all * 85, "{inside} of {all} lie within their intervals");
+}
+
 #[test]
 fn the_jacobian_is_the_derivative() {
     let truth = software();
@@ -292,7 +374,8 @@ fn too_little_and_nonsense_is_refused() {
         assert!(with(&|observation| observation.latency_ns = Some(wrong)).contains("latency_ns is"));
         assert!(with(&|observation| observation.weight = wrong).contains("the weight is"));
     }
-    assert!(with(&|observation| observation.workload.window = 0).contains("the window is 0"));
+    let empty = Load::Messages(Workload { window: 0, ..Workload::sequential(16) });
+    assert!(with(&|observation| observation.load = empty).contains("the window is 0"));
     let broken = Parameters { l_ns: f64::NAN, ..t1.clone() };
     assert!(fit(&broken, &good).expect_err("no start").to_string().contains("l_ns is NaN"));
 }
@@ -321,7 +404,7 @@ proptest! {
             let figure = if wild { any } else { tame };
             Observation {
                 name: "any".to_owned(),
-                workload: Workload::new(bytes, window, 1 + window / 2),
+                load: Load::Messages(Workload::new(bytes, window, 1 + window / 2)),
                 latency_ns: latency.then_some(figure),
                 messages_per_s: (!latency).then_some(figure),
                 weight: 1.0,
