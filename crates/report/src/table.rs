@@ -130,11 +130,15 @@ fn row(run: &Run, record: &PointRecord, experiment: &Experiment, model: Option<&
 /// Where each run was measured.
 pub(crate) fn environments(runs: &[Run]) -> Markup {
     type Row = (&'static str, fn(&Run) -> String);
-    let lines: [Row; 11] = [
+    let lines: [Row; 15] = [
+        ("host", |run| of(run, |e| e.machine.host.clone())),
         ("processor", |run| of(run, |e| e.cpu.clone())),
         ("CPUs", |run| of(run, |e| e.cpus.to_string())),
+        ("frequency governor", |run| of(run, |e| e.machine.governors.join(", "))),
+        ("NUMA nodes", |run| of(run, |e| e.machine.nodes.len().to_string())),
         ("Linux", |run| of(run, |e| e.kernel.clone())),
         ("provider", |run| of(run, |e| e.provider.clone())),
+        ("RNIC", |run| of(run, |e| e.adapter.as_ref().map_or_else(String::new, ToString::to_string))),
         ("UDP port", |run| of(run, |e| e.udp_port.to_string())),
         ("largest path MTU", |run| of(run, |e| format!("{} B", e.active_mtu))),
         ("receive buffer granted", |run| of(run, |e| format!("{} B", e.receive_buffer_bytes))),

@@ -5,6 +5,7 @@ use doorbell_model::record::observations;
 use doorbell_report::{Account, Fitted, Model, Prediction, Run, html, verdicts};
 use doorbell_study::environment::Environment;
 use doorbell_study::experiment::{Effort, Experiment, Finding, PointRecord, Quantity, all};
+use doorbell_study::machine::Machine;
 use doorbell_study::parameters::Kind;
 use doorbell_study::record::{Latency, PointResult};
 use serde_json::Value;
@@ -21,6 +22,8 @@ fn environment() -> Environment {
         udp_port: 4791,
         active_mtu: 4096,
         receive_buffer_bytes: 0,
+        machine: Machine::default(),
+        adapter: None,
     }
 }
 

@@ -141,6 +141,7 @@ impl Provider for SimDevice {
         DeviceAttributes {
             name: format!("sim{}", self.node),
             provider: PROVIDER,
+            port: 1,
             address,
             gid,
             udp_port: doorbell_wire::ROCE_UDP_PORT,

@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use doorbell_verbs::DeviceAttributes;
 
+use crate::machine::{Adapter, Machine, Root};
+
 /// The machine and the device.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Environment {
@@ -27,20 +29,23 @@ pub struct Environment {
     pub active_mtu: usize,
     /// Receive buffer that the kernel granted, in its bytes.
     pub receive_buffer_bytes: usize,
+    /// The rest of what the machine says of itself. Records of earlier releases have none.
+    #[serde(default)]
+    pub machine: Machine,
+    /// The device's hardware, if it has some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<Adapter>,
 }
 
 impl Environment {
     /// This machine, now.
     pub fn of(device: &DeviceAttributes) -> Self {
-        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-        let cpu = read("/proc/cpuinfo")
-            .lines()
-            .find_map(|line| line.strip_prefix("model name"))
-            .map_or_else(|| "unknown".to_owned(), |rest| rest.trim_start_matches([' ', '\t', ':']).to_owned());
+        let root = Root::default();
+        let is_of_machine = device.provider != doorbell_verbs::soft::PROVIDER;
         Self {
             doorbell: env!("CARGO_PKG_VERSION").to_owned(),
-            kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
-            cpu,
+            kernel: root.text("proc/sys/kernel/osrelease").unwrap_or_default(),
+            cpu: root.cpu_field("model name").unwrap_or_else(|| "unknown".to_owned()),
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
             unix_time_s: Self::now_s(),
             device: device.name.clone(),
@@ -48,6 +53,8 @@ impl Environment {
             udp_port: device.udp_port,
             active_mtu: device.active_mtu.bytes(),
             receive_buffer_bytes: device.receive_buffer_bytes,
+            machine: Machine::of(&root),
+            adapter: is_of_machine.then(|| Adapter::of(&root, &device.name, device.port)).flatten(),
         }
     }
 

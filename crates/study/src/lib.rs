@@ -45,6 +45,7 @@ pub mod environment;
 pub mod executor;
 pub mod experiment;
 pub mod limit;
+pub mod machine;
 pub mod measure;
 mod memory;
 pub mod one_sided;

@@ -29,6 +29,8 @@ pub struct DeviceAttributes {
     pub name: String,
     /// Its provider: `soft` or `system`.
     pub provider: &'static str,
+    /// The port that is used; the only one of a software RNIC is 1.
+    pub port: u8,
     /// Its address.
     pub address: IpAddr,
     /// Its GID: the address, IPv4-mapped if need be (RoCE v2 annex A17).

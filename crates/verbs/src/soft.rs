@@ -372,6 +372,7 @@ impl Provider for Soft {
         DeviceAttributes {
             name: self.name.clone(),
             provider: PROVIDER,
+            port: 1,
             address: self.config.address,
             gid,
             udp_port: self.udp_port,

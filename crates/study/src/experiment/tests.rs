@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::environment::Environment;
+use crate::machine::Machine;
 use crate::record::{Latency, PointResult};
 
 fn environment(provider: &str, cpus: usize) -> Environment {
@@ -20,6 +21,8 @@ fn environment(provider: &str, cpus: usize) -> Environment {
         udp_port: 4791,
         active_mtu: 4096,
         receive_buffer_bytes: 0,
+        machine: Machine::default(),
+        adapter: None,
     }
 }
 

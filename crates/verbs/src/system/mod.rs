@@ -214,6 +214,7 @@ impl System {
         let attributes = DeviceAttributes {
             name: device.name.clone(),
             provider: "system",
+            port: port.number,
             address: gid.gid.to_canonical(),
             gid: gid.gid,
             udp_port: ROCE_UDP_PORT,

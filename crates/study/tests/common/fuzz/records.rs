@@ -75,6 +75,8 @@ fn honest() -> Value {
             udp_port: 4791,
             active_mtu: 4096,
             receive_buffer_bytes: 1 << 22,
+            machine: doorbell_study::machine::Machine::default(),
+            adapter: None,
         },
         parameters: Parameters { sizes: vec![16], ..parameters() },
         repetitions: vec![result],

@@ -1,0 +1,281 @@
+//! What a machine says of itself in `/proc` and `/sys`, as far as it matters for a measurement.
+//!
+//! Everything may be absent: a container shows little, and a virtual machine has no frequency to govern. What cannot
+//! be read is `None` or empty, and never an error.
+
+mod adapter;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+pub use adapter::{Adapter, PcieLink};
+
+/// Where `/proc` and `/sys` are found.
+#[derive(Clone, Debug)]
+pub struct Root(PathBuf);
+
+impl Default for Root {
+    fn default() -> Self {
+        Self("/".into())
+    }
+}
+
+impl Root {
+    /// Another directory that holds `proc` and `sys`, such as those of a test.
+    pub fn at(path: impl Into<PathBuf>) -> Self {
+        Self(path.into())
+    }
+
+    /// A path below it, given without a leading slash.
+    fn path(&self, path: impl AsRef<Path>) -> PathBuf {
+        self.0.join(path)
+    }
+
+    /// What a file says, without white space around it; `None` if it cannot be read or says nothing.
+    pub fn text(&self, path: impl AsRef<Path>) -> Option<String> {
+        let text = fs::read_to_string(self.path(path)).ok()?;
+        let text = text.trim();
+        (!text.is_empty()).then(|| text.to_owned())
+    }
+
+    /// The number that a file says.
+    pub fn number(&self, path: impl AsRef<Path>) -> Option<i64> {
+        self.text(path)?.parse().ok()
+    }
+
+    /// The names in a directory, sorted; none if there is no directory.
+    pub fn names(&self, path: impl AsRef<Path>) -> Vec<String> {
+        let entries = fs::read_dir(self.path(path)).into_iter().flatten().flatten();
+        let mut names: Vec<_> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        names.sort_unstable();
+        names
+    }
+
+    /// A field of the first processor in `/proc/cpuinfo`.
+    pub fn cpu_field(&self, name: &str) -> Option<String> {
+        let cpuinfo = self.text("proc/cpuinfo")?;
+        let mut fields = cpuinfo.lines().filter_map(|line| line.split_once(':'));
+        fields.find(|(key, _)| key.trim() == name).map(|(_, value)| value.trim().to_owned())
+    }
+
+    /// The last part of what a link points to.
+    fn link_name(&self, path: impl AsRef<Path>) -> Option<String> {
+        fs::read_link(self.path(path)).ok()?.file_name()?.to_str().map(str::to_owned)
+    }
+
+    /// The directory behind links, so that `..` leads where the kernel means.
+    fn canonical(&self, path: impl AsRef<Path>) -> Option<Self> {
+        fs::canonicalize(self.path(path)).ok().map(Self)
+    }
+}
+
+/// A machine.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Machine {
+    /// Its name.
+    pub host: String,
+    /// Processors that this process may use.
+    pub cpus: Vec<usize>,
+    /// Frequency governors of these, each once. `performance` keeps the frequency up.
+    pub governors: Vec<String>,
+    /// The deepest idle state that is not disabled.
+    pub idle: Option<IdleState>,
+    /// NUMA nodes, each with its processors.
+    pub nodes: Vec<Node>,
+    /// Bytes that this process may lock; `None` is no limit.
+    pub memlock_bytes: Option<u64>,
+    /// The largest receive buffer that a socket gets, in bytes (`net.core.rmem_max`).
+    pub receive_buffer_max_bytes: Option<u64>,
+    /// Processes that ran or wanted to run, on average over a minute.
+    pub load: Option<f64>,
+    /// It runs below a hypervisor.
+    pub is_virtual: bool,
+}
+
+/// A state that an idle processor may enter.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IdleState {
+    /// What the kernel calls it.
+    pub name: String,
+    /// Microseconds until a processor in it runs again.
+    pub latency_us: u64,
+}
+
+/// A NUMA node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Node {
+    /// Its number.
+    pub number: usize,
+    /// Its processors.
+    pub cpus: Vec<usize>,
+    /// How far each node is from it, in the order of [`Machine::nodes`]; 10 is itself.
+    pub distances: Vec<u32>,
+}
+
+impl Machine {
+    /// What a machine says of itself now.
+    pub fn of(root: &Root) -> Self {
+        let cpus = status(root, "Cpus_allowed_list").map(|list| cpu_list(&list)).unwrap_or_default();
+        let mut governors: Vec<_> = cpus
+            .iter()
+            .filter_map(|cpu| root.text(format!("sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_governor")))
+            .collect();
+        governors.sort_unstable();
+        governors.dedup();
+        let load = root.text("proc/loadavg").and_then(|text| text.split_whitespace().next()?.parse().ok());
+        Self {
+            host: root.text("proc/sys/kernel/hostname").unwrap_or_default(),
+            idle: cpus.first().and_then(|&cpu| deepest_idle(root, cpu)),
+            nodes: nodes(root),
+            memlock_bytes: memlock(root),
+            receive_buffer_max_bytes: root.number("proc/sys/net/core/rmem_max").and_then(|n| n.try_into().ok()),
+            is_virtual: root.cpu_field("flags").is_some_and(|flags| flags.split(' ').any(|flag| flag == "hypervisor")),
+            cpus,
+            governors,
+            load,
+        }
+    }
+
+    /// Processors that this process may use and that are in a node.
+    pub fn cpus_of(&self, node: usize) -> Vec<usize> {
+        let mut of_node = self.nodes.iter().filter(|known| known.number == node).flat_map(|node| &node.cpus);
+        let own = |cpu: &&usize| self.cpus.contains(cpu);
+        of_node.by_ref().filter(own).copied().collect()
+    }
+}
+
+/// A field of `/proc/self/status`.
+fn status(root: &Root, name: &str) -> Option<String> {
+    let status = root.text("proc/self/status")?;
+    let mut fields = status.lines().filter_map(|line| line.split_once(':'));
+    fields.find(|(key, _)| *key == name).map(|(_, value)| value.trim().to_owned())
+}
+
+/// The soft limit of locked memory, from `/proc/self/limits`, whose columns are name, soft, hard and unit.
+fn memlock(root: &Root) -> Option<u64> {
+    let limits = root.text("proc/self/limits")?;
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+/// Processors of a list as the kernel writes it, such as `0-3,8`. What is no list is none, and no list is longer than
+/// the kernel's largest.
+pub fn cpu_list(list: &str) -> Vec<usize> {
+    /// The most processors that Linux is built for.
+    const MOST: usize = 8192;
+    let range = |part: &str| -> Option<std::ops::RangeInclusive<usize>> {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+        (last < MOST).then_some(first..=last)
+    };
+    let mut cpus: Vec<usize> = list.split(',').filter_map(range).flatten().take(MOST).collect();
+    cpus.sort_unstable();
+    cpus.dedup();
+    cpus
+}
+
+fn deepest_idle(root: &Root, cpu: usize) -> Option<IdleState> {
+    let states = format!("sys/devices/system/cpu/cpu{cpu}/cpuidle");
+    let state = |name: String| {
+        let of = |field: &str| root.text(format!("{states}/{name}/{field}"));
+        let is_on = of("disable").is_none_or(|disabled| disabled == "0");
+        let latency_us = of("latency")?.parse().ok()?;
+        is_on.then_some(IdleState { name: of("name").unwrap_or(name.clone()), latency_us })
+    };
+    root.names(&states).into_iter().filter_map(state).max_by_key(|state| state.latency_us)
+}
+
+fn nodes(root: &Root) -> Vec<Node> {
+    let directory = "sys/devices/system/node";
+    let node = |name: String| {
+        let number = name.strip_prefix("node")?.parse().ok()?;
+        let of = |field: &str| root.text(format!("{directory}/{name}/{field}")).unwrap_or_default();
+        let distances = of("distance").split_whitespace().filter_map(|part| part.parse().ok()).collect();
+        Some(Node { number, cpus: cpu_list(&of("cpulist")), distances })
+    };
+    let mut nodes: Vec<Node> = root.names(directory).into_iter().filter_map(node).collect();
+    nodes.sort_unstable_by_key(|node| node.number);
+    nodes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A machine made of files.
+    pub(super) fn made_of(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
+        let directory = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = directory.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        let root = Root::at(directory.path());
+        (directory, root)
+    }
+
+    #[test]
+    fn a_machine_without_proc_and_sys_says_nothing() {
+        let (_directory, root) = made_of(&[]);
+        assert_eq!(Machine::of(&root), Machine::default());
+    }
+
+    #[test]
+    fn a_machine_says_what_matters() {
+        let (_directory, root) = made_of(&[
+            ("proc/cpuinfo", "processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nflags\t\t: fpu hypervisor sse\n"),
+            ("proc/sys/kernel/hostname", "node7\n"),
+            ("proc/self/status", "Name:\tx\nCpus_allowed_list:\t0-1,4\n"),
+            (
+                "proc/self/limits",
+                "Limit  Soft Limit  Hard Limit  Units\nMax locked memory         8388608   8388608   bytes\n",
+            ),
+            ("proc/sys/net/core/rmem_max", "212992\n"),
+            ("proc/loadavg", "1.50 0.2 0.1 1/100 7\n"),
+            ("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "powersave\n"),
+            ("sys/devices/system/cpu/cpu4/cpufreq/scaling_governor", "performance\n"),
+            ("sys/devices/system/cpu/cpu0/cpuidle/state0/name", "POLL\n"),
+            ("sys/devices/system/cpu/cpu0/cpuidle/state0/latency", "0\n"),
+            ("sys/devices/system/cpu/cpu0/cpuidle/state2/name", "C6\n"),
+            ("sys/devices/system/cpu/cpu0/cpuidle/state2/latency", "133\n"),
+            ("sys/devices/system/cpu/cpu0/cpuidle/state3/name", "C10\n"),
+            ("sys/devices/system/cpu/cpu0/cpuidle/state3/latency", "890\n"),
+            ("sys/devices/system/cpu/cpu0/cpuidle/state3/disable", "1\n"),
+            ("sys/devices/system/node/node0/cpulist", "0-3\n"),
+            ("sys/devices/system/node/node0/distance", "10 21\n"),
+            ("sys/devices/system/node/node1/cpulist", "4-7\n"),
+            ("sys/devices/system/node/node1/distance", "21 10\n"),
+        ]);
+        assert_eq!(root.cpu_field("model name").as_deref(), Some("Some CPU @ 2 GHz"));
+        let machine = Machine::of(&root);
+        assert_eq!(machine.host, "node7");
+        assert_eq!(machine.cpus, [0, 1, 4]);
+        assert_eq!(machine.governors, ["performance", "powersave"]);
+        assert_eq!(machine.idle, Some(IdleState { name: "C6".to_owned(), latency_us: 133 }));
+        assert_eq!(machine.memlock_bytes, Some(8 << 20));
+        assert_eq!(machine.receive_buffer_max_bytes, Some(212_992));
+        assert_eq!(machine.load, Some(1.5));
+        assert!(machine.is_virtual);
+        assert_eq!((machine.cpus_of(0), machine.cpus_of(1)), (vec![0, 1], vec![4]));
+        assert_eq!(machine.nodes[1].distances, [21, 10]);
+        let json = serde_json::to_string(&machine).unwrap();
+        assert_eq!(serde_json::from_str::<Machine>(&json).unwrap(), machine);
+    }
+
+    #[test]
+    fn this_machine_has_a_name_and_a_processor() {
+        let machine = Machine::of(&Root::default());
+        assert!(!machine.host.is_empty() && !machine.cpus.is_empty(), "{machine:?}");
+    }
+
+    #[test]
+    fn lists_of_processors_are_read_as_the_kernel_writes_them() {
+        assert_eq!(cpu_list("0-3,8\n"), [0, 1, 2, 3, 8]);
+        assert_eq!(cpu_list(""), [0_usize; 0]);
+        assert_eq!(cpu_list("3-1,x,7"), [7]);
+        assert_eq!(cpu_list("0-18446744073709551615"), [0_usize; 0]);
+    }
+}
