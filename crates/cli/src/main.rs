@@ -5,8 +5,10 @@
 
 mod advise;
 mod bench;
+mod control;
 mod counters;
 mod device;
+mod doctor;
 mod ending;
 mod model;
 mod output;
@@ -38,6 +40,9 @@ enum Command {
     Bench(Box<bench::Bench>),
     /// The RDMA devices of this machine, and the embedded one: ports, GIDs, limits
     Devices(device::Devices),
+    /// What would spoil a measurement here, or between this machine and others, and what to do about it
+    #[command(after_help = doctor::EXAMPLES)]
+    Doctor(doctor::Doctor),
     /// What RDMA devices do: packets, bytes, retransmissions, RNR, congestion, per second
     Counters(counters::Counters),
     /// Rank protocols, windows and batches for a need
@@ -76,6 +81,8 @@ impl Command {
             Command::Run(_) => Ok(()),
             Command::Bench(bench) if bench.is_second() => ending::with_input(),
             Command::Counters(counters) if counters.is_exporter() => ending::with_terminal(),
+            Command::Doctor(doctor) if doctor.listens() => ending::with_terminal(),
+            Command::Study(study) if study.listens() => ending::with_terminal(),
             // Its screen looks after itself.
             Command::Counters(counters) if counters.is_live() => Ok(()),
             _ => ending::with_output(),
@@ -114,6 +121,7 @@ fn main() -> ExitCode {
     let result = cli.command.watch().map_err(Failure::from).and_then(|()| match cli.command {
         Command::Bench(bench) => bench::run(*bench),
         Command::Devices(devices) => device::run(&devices),
+        Command::Doctor(doctor) => doctor::run(&doctor),
         Command::Counters(counters) => counters::run(&counters),
         Command::Advise(advise) => advise::run(&advise),
         Command::Model(model) => model::run(*model),

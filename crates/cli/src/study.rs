@@ -1,6 +1,7 @@
 //! `doorbell study`.
 
 use std::io::IsTerminal;
+use std::net::{IpAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -17,6 +18,7 @@ use serde_json::json;
 
 use crate::bench::arguments::DeviceArguments;
 use crate::bench::peer;
+use crate::control::{self, Meeting};
 use crate::device::{Chosen, DeviceChoice, UdpPort};
 use crate::output::{line, note};
 use crate::report::write_report;
@@ -28,20 +30,31 @@ Examples:
   doorbell study --quick                    everything, three minutes at most
   doorbell study send-receive/window        one experiment
   doorbell study --out DIR                  records and report in DIR; what is in DIR already is not
-                                            measured again, so an interrupted study goes on there";
+                                            measured again, so an interrupted study goes on there
+  DOORBELL_TOKEN=secret doorbell study --listen      be the other machine of a study, until interrupted
+  DOORBELL_TOKEN=secret doorbell study 192.0.2.7     ... and the study with that machine";
+
+/// How the other side is started on another machine.
+const THERE: &str = "doorbell study --listen";
+
+/// MiB of message memory that a side that listens gives: what every point of a study is content with.
+const MEMORY_MIB: usize = 4096;
 
 /// Measurements that may fail one after the other before the study ends.
 const MAX_FAILURES_IN_A_ROW: usize = 3;
 
-/// Measures message exchange between two processes on this machine: every experiment that was
-/// published of it, one record per point, and a report at the end.
+/// Measures message exchange between two processes on this machine, or between this machine and another: every
+/// experiment that was published of it, one record per point, and a report at the end.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Study {
     /// Experiments, or families of them such as send-receive; `all` compares the protocols by latency
-    /// and bandwidth [default: everything]
-    #[arg(value_name = "EXPERIMENT")]
-    experiments: Vec<String>,
+    /// and bandwidth [default: everything]. What is no experiment is the other machine, where
+    /// `doorbell study --listen` runs, as HOST or HOST:PORT [default: a second process on this machine]
+    #[arg(value_name = "EXPERIMENT|HOST", conflicts_with = "listen")]
+    names: Vec<String>,
+    #[command(flatten)]
+    meeting: Meeting,
     /// Fewer points, shorter: three minutes at most on two processors
     #[arg(long, conflicts_with = "full")]
     quick: bool,
@@ -76,6 +89,11 @@ impl Study {
         }
     }
 
+    fn choose(&self) -> Result<Chosen, Failure> {
+        let own = [("--udp-port", !self.udp.is_roce()), ("--ack", self.ack.is_some())];
+        self.device.choose(own.into_iter().find_map(|(name, is_given)| is_given.then_some(name)))
+    }
+
     fn directory(&self) -> PathBuf {
         let by_effort = match self.effort() {
             Effort::Quick => "doorbell-study-quick",
@@ -85,8 +103,12 @@ impl Study {
         self.out.clone().unwrap_or_else(|| by_effort.into())
     }
 
-    /// What was asked for, each by its name or that of its family.
-    fn chosen(&self) -> Result<Vec<Experiment>, Usage> {
+    pub(crate) fn listens(&self) -> bool {
+        self.meeting.listens()
+    }
+
+    /// What was asked for, each by its name or that of its family, and the other machine if there is one.
+    fn chosen(&self) -> Result<(Vec<Experiment>, Option<String>), Usage> {
         let mut all = experiment::all(self.effort());
         let is_meant = |name: &str, experiment: &Experiment| {
             // What protocols are compared by.
@@ -96,19 +118,37 @@ impl Study {
             let rest = experiment.name.strip_prefix(name);
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
-        if let Some(unknown) = self.experiments.iter().find(|name| !all.iter().any(|known| is_meant(name, known))) {
+        let (experiments, hosts): (Vec<&String>, Vec<&String>) =
+            self.names.iter().partition(|name| all.iter().any(|known| is_meant(name, known)));
+        if let Some(unknown) = hosts.iter().find(|name| !is_host(&self.meeting.at(name))) {
             let names: Vec<_> = all.iter().map(|experiment| experiment.name.as_str()).collect();
-            return Err(Usage(format!("there is no experiment {unknown}; there are {}", names.join(", "))));
+            return Err(Usage(format!(
+                "there is no experiment {unknown}, and no host of that name is found; experiments are {}",
+                names.join(", ")
+            )));
         }
-        if !self.experiments.is_empty() {
-            all.retain(|experiment| self.experiments.iter().any(|name| is_meant(name, experiment)));
+        if let [one, other, ..] = hosts[..] {
+            return Err(Usage(format!("a study has one other machine, and both {one} and {other} are given")));
         }
-        Ok(all)
+        if !experiments.is_empty() {
+            all.retain(|experiment| experiments.iter().any(|name| is_meant(name, experiment)));
+        }
+        Ok((all, hosts.first().map(|host| self.meeting.at(host))))
     }
 }
 
+/// Is it an address, or a name that the system finds an address for?
+fn is_host(address: &str) -> bool {
+    address.to_socket_addrs().is_ok()
+}
+
 pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
-    let experiments = study.chosen()?;
+    if study.listens() {
+        let chosen = study.choose()?;
+        study.udp.note_if_other();
+        match study.meeting.serve(MEMORY_MIB << 20, |toward| open(study, &chosen, toward))? {}
+    }
+    let (experiments, host) = study.chosen()?;
     if study.list {
         return list(study, &experiments).map(|()| ExitCode::SUCCESS);
     }
@@ -120,7 +160,8 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
         Ok(_) | Err(DirectoryError::Empty(_)) => {}
         Err(error) => return Err(error.into()),
     }
-    let outcome = measure_all(study, &directory, &experiments)?;
+    let ends = Ends::meet(study, study.choose()?, host)?;
+    let outcome = measure_all(study, &ends, &directory, &experiments)?;
     let written = write_report(std::slice::from_ref(&path), None, &path.join("report.html"))?;
     if study.json {
         line(serde_json::to_string_pretty(&json!({
@@ -186,18 +227,21 @@ struct Studied {
 
 /// Measures every point as often as it is to be, in rounds: what changes on the machine meanwhile
 /// then shows in the spread of each point, instead of as a step between two.
-fn measure_all(study: &Study, directory: &RunDirectory, experiments: &[Experiment]) -> Result<Studied, Failure> {
+fn measure_all(
+    study: &Study,
+    ends: &Ends,
+    directory: &RunDirectory,
+    experiments: &[Experiment],
+) -> Result<Studied, Failure> {
     let repetitions = study.effort().repetitions();
     let points: Vec<(&Experiment, &Point)> = experiments
         .iter()
         .flat_map(|experiment| experiment.points.iter().map(move |point| (experiment, point)))
         .collect();
-    let own = [("--udp-port", !study.udp.is_roce()), ("--ack", study.ack.is_some())];
-    let chosen = study.device.choose(own.into_iter().find_map(|(name, is_given)| is_given.then_some(name)))?;
-    let environment = Environment::of(&open(study, &chosen)?.attributes());
+    let environment = &ends.environment;
     let mut done = Vec::new();
     for &(experiment, point) in &points {
-        done.push(directory.get(experiment, point, &environment)?.map_or(0, |record| record.repetitions.len()));
+        done.push(directory.get(experiment, point, environment)?.map_or(0, |record| record.repetitions.len()));
     }
     let already: usize = done.iter().map(|&count| count.min(repetitions)).sum();
     let bar = progress_bar(points.len() * repetitions, already);
@@ -210,7 +254,7 @@ fn measure_all(study: &Study, directory: &RunDirectory, experiments: &[Experimen
                 continue;
             }
             bar.set_message(format!("{}, {}, {}", experiment.name, point.series, point.x));
-            match measure(study, &chosen, point) {
+            match ends.measure(study, point) {
                 Ok(result) => {
                     let environment = Environment { unix_time_s: Environment::now_s(), ..environment.clone() };
                     directory.add(experiment, point, &environment, result)?;
@@ -240,38 +284,80 @@ fn measure_all(study: &Study, directory: &RunDirectory, experiments: &[Experimen
     Ok(outcome)
 }
 
-fn open(study: &Study, chosen: &Chosen) -> Result<Device, Failure> {
+fn open(study: &Study, chosen: &Chosen, toward: Option<IpAddr>) -> Result<Device, Failure> {
     Ok(match chosen {
         Chosen::System(options) => system::open(options)?,
-        Chosen::Soft => soft::open(&SoftOptions { port: study.udp.port, ack: study.ack, ..SoftOptions::default() })?,
+        Chosen::Soft => soft::open(&SoftOptions {
+            address: toward,
+            port: study.udp.port,
+            ack: study.ack,
+            ..SoftOptions::default()
+        })?,
     })
 }
 
-/// Measures a point once, between two fresh devices in two processes.
-fn measure(study: &Study, chosen: &Chosen, point: &Point) -> Result<PointResult, Failure> {
-    let parameters = point.parameters.clone();
-    let memory_mib = parameters.memory_bytes >> 20;
-    let bytes = *parameters.sizes.first().ok_or("a point has one size")?;
-    let device = open(study, chosen)?;
-    let arguments = DeviceArguments {
-        choice: study.device.clone(),
-        bind: None,
-        udp: study.udp,
-        receive_buffer: None,
-        pcap: None,
-        fault: None,
-        ack: study.ack,
-    };
-    let (stream, second) = peer::spawn(parameters.kind, &arguments, chosen, memory_mib)?;
-    let measure = || -> Result<PointResult, Failure> {
-        let mut client = Client::new(&device, stream, parameters)?;
-        let result = client.measure(bytes, |_| {})?;
-        client.finish()?;
-        Ok(result)
-    };
-    let result = measure();
-    second.finish(result.is_ok())?;
-    result
+/// What a study measures between.
+struct Ends {
+    chosen: Chosen,
+    /// Where the other machine is met, if there is one.
+    host: Option<String>,
+    environment: Environment,
+}
+
+impl Ends {
+    /// Makes this end known to the other one, if that is another machine.
+    fn meet(study: &Study, chosen: Chosen, host: Option<String>) -> Result<Self, Failure> {
+        let Some(host) = host else {
+            let environment = Environment::of(&open(study, &chosen, None)?.attributes());
+            return Ok(Self { chosen, host, environment });
+        };
+        let stream = control::connect(&host, THERE)?;
+        let device = open(study, &chosen, control::address_toward(&stream))?;
+        let other = Client::meet(stream, study.meeting.introduction(false))?.environment;
+        let own = Environment::of(&device.attributes());
+        if own.udp_port != other.udp_port {
+            return Err(format!(
+                "the device here is at UDP port {}, that of {host} at {}: give both the same --udp-port",
+                own.udp_port, other.udp_port
+            )
+            .into());
+        }
+        let other = Environment { peer: None, ..other };
+        note!("with {} ({}), device {}", other.machine.host, other.cpu, other.device);
+        Ok(Self { chosen, host: Some(host), environment: Environment { peer: Some(Box::new(other)), ..own } })
+    }
+
+    /// Measures a point once, between two fresh devices in two processes.
+    fn measure(&self, study: &Study, point: &Point) -> Result<PointResult, Failure> {
+        let parameters = point.parameters.clone();
+        let bytes = *parameters.sizes.first().ok_or("a point has one size")?;
+        let measure = |mut client: Client| -> Result<PointResult, Failure> {
+            let result = client.measure(bytes, |_| {})?;
+            client.finish()?;
+            Ok(result)
+        };
+        if let Some(host) = &self.host {
+            let stream = control::connect(host, THERE)?;
+            let device = open(study, &self.chosen, control::address_toward(&stream))?;
+            let introduction = study.meeting.introduction(false);
+            return measure(Client::introduced(&device, stream, introduction, parameters)?.0);
+        }
+        let memory_mib = parameters.memory_bytes >> 20;
+        let device = open(study, &self.chosen, None)?;
+        let arguments = DeviceArguments {
+            choice: study.device.clone(),
+            bind: None,
+            udp: study.udp,
+            receive_buffer: None,
+            pcap: None,
+            fault: None,
+            ack: study.ack,
+        };
+        let (stream, second) = peer::spawn(parameters.kind, &arguments, &self.chosen, memory_mib)?;
+        let result = Client::new(&device, stream, parameters).map_err(Failure::from).and_then(measure);
+        second.finish(result.is_ok())?;
+        result
+    }
 }
 
 fn progress_bar(length: usize, already: usize) -> ProgressBar {

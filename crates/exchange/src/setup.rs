@@ -12,7 +12,7 @@ use doorbell_protocols::WireId;
 use doorbell_verbs::{PathMtu, Psn, Qpn, RKey, Region};
 
 /// The version of the hello and of what is spoken afterwards.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 
 /// What each hello starts with.
 const MAGIC: [u8; 8] = *b"DOORBELL";

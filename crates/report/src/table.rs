@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 
+use doorbell_study::environment::Environment;
 use doorbell_study::experiment::{Experiment, PointRecord, Quantity, View};
 use doorbell_study::record::PointResult;
 use maud::{Markup, display, html};
@@ -130,8 +131,9 @@ fn row(run: &Run, record: &PointRecord, experiment: &Experiment, model: Option<&
 /// Where each run was measured.
 pub(crate) fn environments(runs: &[Run]) -> Markup {
     type Row = (&'static str, fn(&Run) -> String);
-    let lines: [Row; 15] = [
+    let lines: [Row; 16] = [
         ("host", |run| of(run, |e| e.machine.host.clone())),
+        ("other host", |run| of(run, |e| e.peer.as_deref().map_or_else(String::new, about))),
         ("processor", |run| of(run, |e| e.cpu.clone())),
         ("CPUs", |run| of(run, |e| e.cpus.to_string())),
         ("frequency governor", |run| of(run, |e| e.machine.governors.join(", "))),
@@ -168,8 +170,14 @@ pub(crate) fn environments(runs: &[Run]) -> Markup {
     }
 }
 
+/// The other machine of a run, in a line.
+fn about(peer: &Environment) -> String {
+    let rnic = peer.adapter.as_ref().map_or_else(|| peer.device.clone(), ToString::to_string);
+    format!("{}: {}, {} CPUs, Linux {}, {rnic}", peer.machine.host, peer.cpu, peer.cpus, peer.kernel)
+}
+
 /// What the records of a run say of their environment, each different answer once.
-pub(crate) fn of(run: &Run, line: impl Fn(&doorbell_study::environment::Environment) -> String) -> String {
+pub(crate) fn of(run: &Run, line: impl Fn(&Environment) -> String) -> String {
     let mut all: Vec<String> = run.records.iter().map(|record| line(&record.environment)).collect();
     all.sort_unstable();
     all.dedup();

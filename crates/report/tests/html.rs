@@ -24,6 +24,7 @@ fn environment() -> Environment {
         receive_buffer_bytes: 0,
         machine: Machine::default(),
         adapter: None,
+        peer: None,
     }
 }
 

@@ -35,6 +35,9 @@ pub struct Environment {
     /// The device's hardware, if it has some.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adapter: Option<Adapter>,
+    /// The other end, if it is another machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer: Option<Box<Environment>>,
 }
 
 impl Environment {
@@ -55,6 +58,7 @@ impl Environment {
             receive_buffer_bytes: device.receive_buffer_bytes,
             machine: Machine::of(&root),
             adapter: is_of_machine.then(|| Adapter::of(&root, &device.name, device.port)).flatten(),
+            peer: None,
         }
     }
 

@@ -41,6 +41,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cpu;
+pub mod doctor;
 pub mod environment;
 pub mod executor;
 pub mod experiment;

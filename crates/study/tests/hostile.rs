@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::fuzz::{Choices, line};
 use common::{MEMORY_BYTES, Rng, parameters};
-use doorbell_study::session::{self, Client, SessionError};
+use doorbell_study::session::{self, Client, SessionError, Terms};
 use doorbell_verbs::Device;
 use doorbell_verbs::soft::{self, SoftOptions};
 
@@ -79,7 +79,7 @@ fn sockets_that_say_anything_end_their_own_session_only() {
             while !is_over.load(Ordering::Relaxed) || healthy.load(Ordering::Relaxed) == 0 {
                 let stream = TcpStream::connect(other.local_addr().unwrap()).unwrap();
                 let (accepted, _) = other.accept().unwrap();
-                let served = scope.spawn(|| session::serve(&device, accepted, MEMORY_BYTES));
+                let served = scope.spawn(|| session::serve(&device, accepted, &Terms::open(MEMORY_BYTES)));
                 let mut client = Client::new(&self::device(), stream, parameters()).unwrap();
                 let result = client.measure(5000, |_| {}).unwrap();
                 assert_eq!((result.messages, result.damaged), (200, 0));
@@ -91,7 +91,7 @@ fn sockets_that_say_anything_end_their_own_session_only() {
         for seed in 0..500 {
             let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let (accepted, _) = listener.accept().unwrap();
-            let served = scope.spawn(|| session::serve(&device, accepted, MEMORY_BYTES));
+            let served = scope.spawn(|| session::serve(&device, accepted, &Terms::open(MEMORY_BYTES)));
             // A server that has refused already may have hung up.
             let _ = peer.write_all(&script(seed));
             let _ = peer.shutdown(Shutdown::Write);

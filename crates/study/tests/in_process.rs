@@ -14,7 +14,7 @@ use doorbell_study::executor::{self, Idle, block_on};
 use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
 use doorbell_study::record::PointResult;
 use doorbell_study::serving::{Serving, SharedBy};
-use doorbell_study::session::{self, Asking, Client, SessionError, answer, local_pair};
+use doorbell_study::session::{self, Asking, Client, SessionError, Terms, answer, local_pair};
 use doorbell_study::threads::{OneThread, OsThreads, Threads};
 use doorbell_verbs::soft::{self, SoftOptions};
 use doorbell_verbs::{Channel, Device};
@@ -52,7 +52,7 @@ fn waiting_by(waiters: [Breaths; 2], parameters: &Parameters) -> Result<Vec<Poin
     let [asks, answers] = waiters.map(OneThread);
     let asking: Task<'_> = Box::pin(ask(&one, server, asks, parameters));
     let answering: Task<'_> =
-        Box::pin(async { answer(&other, client, &answers, MEMORY_BYTES).await.map(|()| Vec::new()) });
+        Box::pin(async { answer(&other, client, &answers, &Terms::open(MEMORY_BYTES)).await.map(|()| Vec::new()) });
     let mut ended = executor::run(&Idle::spin(), [asking, answering]);
     let (answered, asked) = (ended.pop().unwrap(), ended.pop().unwrap());
     let results = asked?;
@@ -64,7 +64,8 @@ fn waiting_by(waiters: [Breaths; 2], parameters: &Parameters) -> Result<Vec<Poin
 fn on_two_threads(parameters: &Parameters) -> Result<Vec<PointResult>, SessionError> {
     let (server, client) = local_pair();
     std::thread::scope(|scope| {
-        let answering = scope.spawn(|| block_on(answer(&device(), client, &OsThreads::default(), MEMORY_BYTES)));
+        let answering =
+            scope.spawn(|| block_on(answer(&device(), client, &OsThreads::default(), &Terms::open(MEMORY_BYTES))));
         let results = block_on(ask(&device(), server, OsThreads::default(), parameters))?;
         answering.join().unwrap()?;
         Ok(results)
@@ -76,7 +77,7 @@ fn over_tcp(parameters: &Parameters) -> Result<Vec<PointResult>, SessionError> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (accepted, _) = listener.accept().unwrap();
-    let answering = std::thread::spawn(move || session::serve(&device(), accepted, MEMORY_BYTES));
+    let answering = std::thread::spawn(move || session::serve(&device(), accepted, &Terms::open(MEMORY_BYTES)));
     let mut client = Client::new(&device(), stream, parameters.clone())?;
     let results = parameters.sizes.iter().map(|&bytes| client.measure(bytes, |_| {})).collect::<Result<_, _>>()?;
     client.finish()?;
@@ -234,7 +235,8 @@ fn what_a_peer_refuses_and_a_peer_that_goes_are_told_in_one_process_too() {
         asking.measure(16, |_| progressed.set(true)).await.map(drop)
     };
     let until = || if progressed.get() { Err(()) } else { Ok(()) };
-    let answering = answer(&other, client, &OneThread(Spin), MEMORY_BYTES);
+    let terms = Terms::open(MEMORY_BYTES);
+    let answering = answer(&other, client, &OneThread(Spin), &terms);
     let dropped = async {
         let ended = OneThread(Spin).run(&Spin, [asking], until).await;
         assert!(ended.is_err(), "it has begun: {ended:?}");

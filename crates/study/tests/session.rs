@@ -12,7 +12,7 @@ use doorbell_exchange::setup;
 use doorbell_protocols::Protocol;
 use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
 use doorbell_study::serving::{Serving, SharedBy};
-use doorbell_study::session::{self, Client, SessionError};
+use doorbell_study::session::{self, Client, SessionError, Terms};
 use doorbell_verbs::Device;
 use doorbell_verbs::soft::{self, SoftOptions};
 use serde_json::{Value, json};
@@ -26,7 +26,7 @@ fn serve() -> (TcpStream, JoinHandle<Result<(), SessionError>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (accepted, _) = listener.accept().unwrap();
-    (stream, std::thread::spawn(move || session::serve(&device(), accepted, MEMORY_BYTES)))
+    (stream, std::thread::spawn(move || session::serve(&device(), accepted, &Terms::open(MEMORY_BYTES))))
 }
 
 /// What the server answers to each of these lines, and how it ends.

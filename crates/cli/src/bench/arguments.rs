@@ -13,12 +13,10 @@ use doorbell_verbs::soft::{AckPolicy, SoftOptions};
 use doorbell_wire::PathMtu;
 use doorbell_wire::cost::ATOMIC_BYTES;
 
+use crate::control::{DEFAULT_TCP_PORT, with_port};
 use crate::device::{Chosen, DeviceChoice, UdpPort};
 use crate::wire::parse_mtu;
 use crate::{Failure, Usage, quantity};
-
-/// The TCP port on which both sides meet, as perftest has it.
-const DEFAULT_TCP_PORT: u16 = 18515;
 
 /// Sizes measured if none are given.
 const DEFAULT_SIZES: [usize; 5] = [16, 512, 4096, 65_536, 1 << 20];
@@ -267,11 +265,7 @@ pub(crate) enum Role {
 
 impl Exchange {
     pub(crate) fn role(&self) -> Role {
-        let with_port = |address: &str| match address.parse::<IpAddr>() {
-            Ok(IpAddr::V6(address)) => format!("[{address}]:{}", self.port),
-            Err(_) if address.contains(':') => address.to_owned(),
-            _ => format!("{address}:{}", self.port),
-        };
+        let with_port = |address: &str| with_port(address, self.port);
         match (&self.serve_back, &self.listen, &self.host) {
             (Some(address), ..) => Role::ServeBack(address.clone()),
             (_, Some(address), _) => Role::Listen(with_port(address)),

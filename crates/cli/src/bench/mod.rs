@@ -14,13 +14,13 @@ use clap::Subcommand;
 use doorbell_study::environment::Environment;
 use doorbell_study::parameters::{Extent, Kind};
 use doorbell_study::record::{Record, SCHEMA};
-use doorbell_study::session::{self, Client, SessionError};
+use doorbell_study::session::{self, Client, SessionError, Terms};
 use doorbell_verbs::{Device, soft, system};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::Failure;
 use crate::device::Chosen;
 use crate::output::line;
+use crate::{Failure, control};
 use arguments::{Exchange, Role};
 
 const LAT_EXAMPLES: &str = "\
@@ -96,17 +96,21 @@ fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
             // Opened before anybody comes, so that what is wrong is said at once.
             let mut device = open(exchange, &chosen, None)?;
             let stream = peer::accept(&address)?;
-            let toward = peer::address_toward(&stream);
+            let toward = control::address_toward(&stream);
             if chosen.is_soft() && exchange.device.bind.is_none() && toward.is_some() {
                 drop(device);
                 device = open(exchange, &chosen, toward)?;
             }
-            session::serve(&device, stream, exchange.memory_bytes())?;
+            session::serve(&device, stream, &Terms::open(exchange.memory_bytes()))?;
             Ok(ExitCode::SUCCESS)
         }
         Role::ServeBack(address) => {
             let device = open(exchange, &chosen, None)?;
-            match session::serve(&device, peer::connect(&address)?, exchange.memory_bytes()) {
+            match session::serve(
+                &device,
+                control::connect(&address, "doorbell bench ... --listen")?,
+                &Terms::open(exchange.memory_bytes()),
+            ) {
                 Ok(()) => Ok(ExitCode::SUCCESS),
                 // Whoever started this process has ended, and said why if there was a reason.
                 Err(SessionError::Control(_)) => Ok(ExitCode::FAILURE),
@@ -114,8 +118,8 @@ fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
             }
         }
         Role::Connect(address) => {
-            let stream = peer::connect(&address)?;
-            let device = open(exchange, &chosen, peer::address_toward(&stream))?;
+            let stream = control::connect(&address, "doorbell bench ... --listen")?;
+            let device = open(exchange, &chosen, control::address_toward(&stream))?;
             measure(kind, exchange, &device, stream)
         }
         Role::Both => {

@@ -1,19 +1,16 @@
 //! Finding the other side.
 
 use std::io;
-use std::net::{IpAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use doorbell_study::parameters::Kind;
 
 use super::arguments::DeviceArguments;
-use crate::Failure;
 use crate::device::Chosen;
 use crate::output::note;
-
-/// How long the other side may take to accept.
-const DEADLINE: Duration = Duration::from_secs(10);
+use crate::{Failure, control};
 
 /// How long the second process may take to call back, and to end. That it has ended is noticed at once, so this is for
 /// machines that are slow to start one: an emulated one, or one that is busy.
@@ -21,35 +18,9 @@ const SECOND_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Waits for one client.
 pub(crate) fn accept(address: &str) -> Result<TcpStream, Failure> {
-    let listener = TcpListener::bind(address).map_err(|error| format!("cannot listen on {address}: {error}"))?;
-    note!("waiting for a client on {}", listener.local_addr()?);
-    let (stream, peer) = listener.accept()?;
+    let (stream, peer) = control::listen(address)?.accept()?;
     note!("serving {peer}, and nobody else until it is done or gone");
     Ok(stream)
-}
-
-/// Connects to a server.
-pub(crate) fn connect(address: &str) -> Result<TcpStream, Failure> {
-    let addresses: Vec<_> = address
-        .to_socket_addrs()
-        .map_err(|error| format!("{address} is no host and port that can be found: {error}"))?
-        .collect();
-    let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
-    for address in addresses {
-        match TcpStream::connect_timeout(&address, DEADLINE) {
-            Ok(stream) => return Ok(stream),
-            Err(error) => last = error,
-        }
-    }
-    Err(format!("cannot connect to {address}: {last}; is `doorbell bench ... --listen` running there?").into())
-}
-
-/// The address that a peer on another machine reaches this one at; `None` if the peer is here,
-/// where each device needs an address of its own.
-pub(crate) fn address_toward(stream: &TcpStream) -> Option<IpAddr> {
-    let own = stream.local_addr().ok()?.ip().to_canonical();
-    let peer = stream.peer_addr().ok()?.ip().to_canonical();
-    (own != peer && !own.is_loopback()).then_some(own)
 }
 
 /// The second process of this machine. It ends with this handle.

@@ -127,8 +127,14 @@ impl RunDirectory {
             return differs("parameters", "another release, or another --quick, --full".to_owned());
         }
         let machine = |e: &Environment| (e.cpu.clone(), e.cpus, e.provider.clone(), e.udp_port, e.active_mtu);
-        if machine(&record.environment) != machine(environment) {
-            return differs("environment", format!("{}, {} CPUs", environment.cpu, environment.cpus));
+        let (then, now) = (&record.environment, environment);
+        if machine(then) != machine(now) {
+            return differs("environment", format!("{}, {} CPUs", now.cpu, now.cpus));
+        }
+        let other = |e: &Environment| e.peer.as_ref().map(|peer| (peer.machine.host.clone(), machine(peer)));
+        if other(then) != other(now) {
+            let name = |e: &Environment| e.peer.as_ref().map_or("none".to_owned(), |peer| peer.machine.host.clone());
+            return differs("environment.peer", format!("{} instead of {}", name(now), name(then)));
         }
         Ok(Some(record))
     }

@@ -23,6 +23,7 @@ fn environment(provider: &str, cpus: usize) -> Environment {
         receive_buffer_bytes: 0,
         machine: Machine::default(),
         adapter: None,
+        peer: None,
     }
 }
 

@@ -202,11 +202,11 @@ fn nodes(root: &Root) -> Vec<Node> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// A machine made of files.
-    pub(super) fn made_of(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
+    pub(crate) fn made_of(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
         let directory = tempfile::tempdir().unwrap();
         for (path, text) in files {
             let path = directory.path().join(path);

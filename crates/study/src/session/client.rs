@@ -5,6 +5,7 @@ use std::net::TcpStream;
 use doorbell_exchange::{Connector, with_connector};
 use doorbell_verbs::{Device, Pd};
 
+use super::introduction::{Introduced, Introduction};
 use super::part::Performance;
 use super::peer::{FromServer, Patience, Peer, ToServer, Watch};
 use super::point::Prepared;
@@ -31,6 +32,40 @@ impl Client {
         block_on(Asking::new(device, TcpPeer::new(stream)?, OsThreads::default(), parameters)).map(Self)
     }
 
+    /// The same, after each end has introduced itself to the other.
+    ///
+    /// # Errors
+    ///
+    /// The other end does not admit this one, or those of [`new`](Self::new).
+    pub fn introduced(
+        device: &Device,
+        stream: TcpStream,
+        introduction: Introduction,
+        parameters: Parameters,
+    ) -> Result<(Self, Introduced), SessionError> {
+        parameters.check()?;
+        block_on(async {
+            let mut peer = TcpPeer::new(stream)?;
+            let introduced = introduce(&mut peer, introduction).await?;
+            let asking = Asking::accepted(device, peer, OsThreads::default(), parameters).await?;
+            Ok((Self(asking), introduced))
+        })
+    }
+
+    /// Only makes the ends known to each other.
+    ///
+    /// # Errors
+    ///
+    /// The other end does not admit this one, or is gone.
+    pub fn meet(stream: TcpStream, introduction: Introduction) -> Result<Introduced, SessionError> {
+        block_on(async {
+            let mut peer = TcpPeer::new(stream)?;
+            let introduced = introduce(&mut peer, introduction).await?;
+            peer.send(ToServer::End).await?;
+            Ok(introduced)
+        })
+    }
+
     /// Measures one size. `progress` hears how many messages of one connection are done.
     ///
     /// # Errors
@@ -55,7 +90,7 @@ impl Client {
 /// ```
 /// use doorbell_exchange::asynchronous::Spin;
 /// use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
-/// use doorbell_study::session::{Asking, SessionError, answer, local_pair};
+/// use doorbell_study::session::{Asking, SessionError, Terms, answer, local_pair};
 /// use doorbell_study::threads::OneThread;
 /// use doorbell_study::{executor, session};
 /// use doorbell_verbs::soft::{self, SoftOptions};
@@ -66,14 +101,14 @@ impl Client {
 /// let (server, client) = local_pair();
 /// let stream = Parameters::plain(Kind::Bandwidth, Operation::Send, 16);
 /// let parameters = Parameters { extent: Extent::Messages(1000), ..stream };
-/// let memory_bytes = parameters.memory_bytes;
+/// let terms = Terms::open(parameters.memory_bytes);
 /// let asking = async {
 ///     let mut asking = Asking::new(&one, server, OneThread(Spin), parameters).await?;
 ///     let result = asking.measure(16, |_| {}).await?;
 ///     asking.finish().await?;
 ///     Ok(Some(result))
 /// };
-/// let answering = async { answer(&other, client, &OneThread(Spin), memory_bytes).await.map(|()| None) };
+/// let answering = async { answer(&other, client, &OneThread(Spin), &terms).await.map(|()| None) };
 /// type Task<'a> = std::pin::Pin<Box<dyn Future<Output = Result<Option<doorbell_study::record::PointResult>, SessionError>> + 'a>>;
 /// let tasks: [Task<'_>; 2] = [Box::pin(asking), Box::pin(answering)];
 /// let ended: Result<Vec<_>, _> = executor::run(&executor::Idle::spin(), tasks).into_iter().collect();
@@ -99,6 +134,11 @@ impl<P: Peer<Says = ToServer, Hears = FromServer>, X: Threads> Asking<P, X> {
     pub async fn new(device: &Device, mut peer: P, threads: X, parameters: Parameters) -> Result<Self, SessionError> {
         parameters.check()?;
         peer.exchange(&[]).await?;
+        Self::accepted(device, peer, threads, parameters).await
+    }
+
+    /// Tells a peer that was greeted what is to be measured.
+    async fn accepted(device: &Device, mut peer: P, threads: X, parameters: Parameters) -> Result<Self, SessionError> {
         peer.send(ToServer::Parameters(Box::new(parameters.clone()))).await?;
         expect_accepted(&mut peer).await?;
         Ok(Self { pd: device.create_pd()?, device: device.clone(), peer, threads, parameters })
@@ -170,6 +210,19 @@ impl<P: Peer<Says = ToServer, Hears = FromServer>, X: Threads> Asking<P, X> {
     /// The control connection is broken.
     pub async fn finish(mut self) -> Result<(), SessionError> {
         self.peer.send(ToServer::End).await
+    }
+}
+
+/// Greets the peer, and makes the ends known to each other.
+async fn introduce<P>(peer: &mut P, introduction: Introduction) -> Result<Introduced, SessionError>
+where
+    P: Peer<Says = ToServer, Hears = FromServer>,
+{
+    peer.exchange(&[]).await?;
+    peer.send(ToServer::Introduce(Box::new(introduction))).await?;
+    match peer.receive(Patience::Answer).await? {
+        FromServer::Introduced(introduced) => Ok(*introduced),
+        other => Err(other.instead_of("an introduction")),
     }
 }
 

@@ -9,6 +9,7 @@
 //! and time. [`Asking`] and [`answer`] are for ends of any kind: those of a [`local_pair`] may be tasks of one thread.
 
 mod client;
+mod introduction;
 mod local;
 mod part;
 mod peer;
@@ -27,10 +28,11 @@ use doorbell_verbs::PostError;
 use crate::parameters::ParametersError;
 
 pub use client::{Asking, Client};
+pub use introduction::{Introduced, Introduction, Terms, Token, TokenError};
 pub use local::{LocalPeer, local_pair};
 pub use peer::{FromServer, Patience, Peer, Presence, ToServer};
 pub use report::Report;
-pub use server::{answer, serve};
+pub use server::{answer, refuse, serve};
 pub use tcp::TcpPeer;
 #[doc(hidden)]
 pub use tcp::judge_line;
@@ -73,6 +75,9 @@ pub enum SessionError {
         /// What this side was started with.
         allowed: usize,
     },
+    /// The client may not measure here.
+    #[error("the client shows {0}")]
+    Token(&'static str),
     /// The client wants a point that it has not announced.
     #[error("messages of {0} B are not among the sizes that the client announced")]
     UnknownSize(usize),

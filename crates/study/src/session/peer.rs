@@ -5,6 +5,7 @@ use doorbell_verbs::Device;
 use serde::{Deserialize, Serialize};
 
 use super::SessionError;
+use super::introduction::{Introduced, Introduction};
 use super::report::Report;
 use crate::one_sided::RemoteMemory;
 use crate::parameters::Parameters;
@@ -13,6 +14,8 @@ use crate::parameters::Parameters;
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToServer {
+    /// Who asks. Whoever wants to know the other end, or has to show a token, says this first.
+    Introduce(Box<Introduction>),
     /// What is to be measured.
     Parameters(Box<Parameters>),
     /// Make the connections of the next point.
@@ -33,6 +36,8 @@ pub enum ToServer {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FromServer {
+    /// Who answers.
+    Introduced(Box<Introduced>),
     /// The parameters, or the point, are acceptable.
     Accepted,
     /// Receives are posted, or memory is there for one-sided operations: go.

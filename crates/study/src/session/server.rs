@@ -5,6 +5,7 @@ use std::net::TcpStream;
 use doorbell_exchange::{Connector, with_connector};
 use doorbell_verbs::{Device, Pd};
 
+use super::introduction::{Introduced, Terms};
 use super::part::Performance;
 use super::peer::{FromServer, Patience, Peer, ToServer, Watch};
 use super::point::{Ends, Prepared};
@@ -17,15 +18,29 @@ use crate::parameters::Parameters;
 use crate::threads::{OsThreads, Threads};
 use crate::workload::{Plan, Tally};
 
-/// The other end, of a session with another process: serves one client until it is done, with up to `memory_bytes`
-/// of message memory.
+/// The other end, of a session with another process: serves one client until it is done.
 ///
 /// # Errors
 ///
 /// The client wants what is not allowed, or a point failed: the client was told why. Or the client
 /// is gone.
-pub fn serve(device: &Device, stream: TcpStream, memory_bytes: usize) -> Result<(), SessionError> {
-    block_on(answer(device, TcpPeer::new(stream)?, &OsThreads::default(), memory_bytes))
+pub fn serve(device: &Device, stream: TcpStream, terms: &Terms) -> Result<(), SessionError> {
+    block_on(answer(device, TcpPeer::new(stream)?, &OsThreads::default(), terms))
+}
+
+/// Tells a client why it cannot be served.
+///
+/// # Errors
+///
+/// The client is gone.
+pub fn refuse(stream: TcpStream, reason: &str) -> Result<(), SessionError> {
+    let mut peer = TcpPeer::<FromServer, ToServer>::new(stream)?;
+    block_on(async {
+        peer.exchange(&[]).await?;
+        // What is told before it was read is lost when the stream closes.
+        let _ = peer.receive(Patience::Answer).await?;
+        peer.send(FromServer::Failed(reason.to_owned())).await
+    })
 }
 
 /// The same, whatever joins it to the end that asks and whatever runs its tasks: see [`Asking`](super::Asking).
@@ -37,10 +52,10 @@ pub async fn answer<P: Peer<Says = FromServer, Hears = ToServer>>(
     device: &Device,
     mut peer: P,
     threads: &impl Threads,
-    memory_bytes: usize,
+    terms: &Terms,
 ) -> Result<(), SessionError> {
     peer.exchange(&[]).await?;
-    let result = answer_points(device, &mut peer, threads, memory_bytes).await;
+    let result = answer_points(device, &mut peer, threads, terms).await;
     if let Err(error) = &result
         && !matches!(error, SessionError::Control(_))
     {
@@ -54,13 +69,24 @@ async fn answer_points<P: Peer<Says = FromServer, Hears = ToServer>>(
     device: &Device,
     peer: &mut P,
     threads: &impl Threads,
-    memory_bytes: usize,
+    terms: &Terms,
 ) -> Result<(), SessionError> {
-    let ToServer::Parameters(parameters) = peer.receive(Patience::Answer).await? else {
-        return Err(SessionError::Unexpected("no parameters".to_owned()));
+    let mut first = peer.receive(Patience::Answer).await?;
+    if let ToServer::Introduce(introduction) = first {
+        terms.admit(Some(&introduction))?;
+        let introduced = Introduced::now(&device.attributes(), terms, &introduction);
+        peer.send(FromServer::Introduced(Box::new(introduced))).await?;
+        first = peer.receive(Patience::Answer).await?;
+    } else {
+        terms.admit(None)?;
+    }
+    let parameters = match first {
+        ToServer::Parameters(parameters) => parameters,
+        ToServer::End => return Ok(()),
+        _ => return Err(SessionError::Unexpected("no parameters".to_owned())),
     };
-    if parameters.memory_bytes > memory_bytes {
-        return Err(SessionError::Memory { asked: parameters.memory_bytes, allowed: memory_bytes });
+    if parameters.memory_bytes > terms.memory_bytes {
+        return Err(SessionError::Memory { asked: parameters.memory_bytes, allowed: terms.memory_bytes });
     }
     parameters.check()?;
     let pd = device.create_pd()?;
@@ -74,6 +100,7 @@ async fn answer_points<P: Peer<Says = FromServer, Hears = ToServer>>(
             }
             ToServer::Point { bytes } => return Err(SessionError::UnknownSize(bytes)),
             ToServer::End => return Ok(()),
+            ToServer::Introduce(_) => return Err(SessionError::Unexpected("an introduction too late".to_owned())),
             ToServer::Parameters(_) => return Err(SessionError::Unexpected("parameters twice".to_owned())),
             ToServer::Done { .. } => return Err(SessionError::Unexpected("done before there was a point".to_owned())),
         }

@@ -77,6 +77,7 @@ fn honest() -> Value {
             receive_buffer_bytes: 1 << 22,
             machine: doorbell_study::machine::Machine::default(),
             adapter: None,
+            peer: None,
         },
         parameters: Parameters { sizes: vec![16], ..parameters() },
         repetitions: vec![result],

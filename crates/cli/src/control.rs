@@ -1,0 +1,161 @@
+//! Control connections: TCP, on which two commands agree what they do over RDMA.
+
+use std::collections::HashSet;
+use std::io;
+use std::net::{IpAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+use clap::Args;
+use doorbell_study::session::{self, Introduction, SessionError, Terms, Token};
+use doorbell_verbs::Device;
+
+use crate::output::note;
+use crate::{Failure, Usage, quantity};
+
+/// The TCP port on which both sides meet, as perftest has it.
+pub(crate) const DEFAULT_TCP_PORT: u16 = 18515;
+
+/// How long the other side may take to accept.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// How long a listener waits after it could not accept a connection, such as for lack of descriptors.
+const AFTER_FAILURE: Duration = Duration::from_millis(100);
+
+/// A host, or a host and a port, with the port that it has.
+pub(crate) fn with_port(address: &str, port: u16) -> String {
+    match address.parse::<IpAddr>() {
+        Ok(IpAddr::V6(address)) => format!("[{address}]:{port}"),
+        Err(_) if address.contains(':') => address.to_owned(),
+        _ => format!("{address}:{port}"),
+    }
+}
+
+/// Listens, and says where.
+pub(crate) fn listen(address: &str) -> Result<TcpListener, Failure> {
+    let listener = TcpListener::bind(address).map_err(|error| format!("cannot listen on {address}: {error}"))?;
+    note!("waiting for a client on {}", listener.local_addr()?);
+    Ok(listener)
+}
+
+/// Connects to a server, which `command` starts there.
+pub(crate) fn connect(address: &str, command: &str) -> Result<TcpStream, Failure> {
+    let addresses: Vec<_> = address
+        .to_socket_addrs()
+        .map_err(|error| format!("{address} is no host and port that can be found: {error}"))?
+        .collect();
+    let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    for address in addresses {
+        match TcpStream::connect_timeout(&address, DEADLINE) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(format!("cannot connect to {address}: {last}; is `{command}` running there?").into())
+}
+
+/// The address that a peer on another machine reaches this one at; `None` if the peer is here,
+/// where each device needs an address of its own.
+pub(crate) fn address_toward(stream: &TcpStream) -> Option<IpAddr> {
+    let own = stream.local_addr().ok()?.ip().to_canonical();
+    let peer = stream.peer_addr().ok()?.ip().to_canonical();
+    (own != peer && !own.is_loopback()).then_some(own)
+}
+
+/// How a command that uses other machines meets them.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Other machines")]
+pub(crate) struct Meeting {
+    /// Be the other machine, until interrupted: on ADDRESS, ADDRESS:PORT or, without value, on all addresses
+    /// if there is a token and on loopback if not
+    #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "")]
+    listen: Option<String>,
+    /// TCP port on which both sides meet
+    #[arg(short, long, default_value_t = DEFAULT_TCP_PORT, value_parser = quantity::port)]
+    port: u16,
+    /// Secret without which a side that listens serves nobody. On the command line other users of the machine
+    /// can see it: DOORBELL_TOKEN hides it
+    #[arg(long, env = "DOORBELL_TOKEN", hide_env_values = true)]
+    token: Option<Token>,
+    /// Serve anybody who can connect, without a token
+    #[arg(long, requires = "listen")]
+    anyone: bool,
+}
+
+impl Meeting {
+    pub(crate) fn listens(&self) -> bool {
+        self.listen.is_some()
+    }
+
+    /// Where the side that listens does so.
+    fn address(&self) -> Result<String, Usage> {
+        let given = self.listen.as_deref().unwrap_or_default();
+        let is_guarded = self.token.is_some() || self.anyone;
+        if given.is_empty() {
+            return Ok(with_port(if is_guarded { "0.0.0.0" } else { "127.0.0.1" }, self.port));
+        }
+        let address = with_port(given, self.port);
+        let mut found = address.to_socket_addrs().into_iter().flatten().peekable();
+        if !is_guarded && found.peek().is_some() && found.any(|address| !address.ip().to_canonical().is_loopback()) {
+            return Err(Usage(format!(
+                "--listen {given} would let everybody who can connect measure here: give both sides the same --token (or \
+                 DOORBELL_TOKEN), or say --anyone"
+            )));
+        }
+        Ok(address)
+    }
+
+    /// A host with its port.
+    pub(crate) fn at(&self, host: &str) -> String {
+        with_port(host, self.port)
+    }
+
+    /// What this side says of itself when it asks.
+    pub(crate) fn introduction(&self, examine: bool) -> Introduction {
+        Introduction { token: self.token.clone(), examine }
+    }
+
+    /// Serves one client after another, for ever. `open` opens the device for a client, with the address that the
+    /// client reaches this machine at if that is another one.
+    pub(crate) fn serve(
+        &self,
+        memory_bytes: usize,
+        open: impl Fn(Option<IpAddr>) -> Result<Device, Failure>,
+    ) -> Result<std::convert::Infallible, Failure> {
+        // Opened before anybody comes, so that what is wrong is said at once.
+        drop(open(None)?);
+        let address = self.address()?;
+        let listener = listen(&address)?;
+        if self.token.is_none() && !self.anyone {
+            note!("only clients of this machine are served: others need a --token that both sides have, or --anyone");
+        }
+        let terms = Terms { memory_bytes, token: self.token.clone() };
+        let mut known = HashSet::new();
+        loop {
+            let (stream, peer) = match listener.accept() {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    note!("a client could not be accepted: {error}");
+                    std::thread::sleep(AFTER_FAILURE);
+                    continue;
+                }
+            };
+            // A study makes a connection for each point, which is nothing to tell.
+            if known.len() < 1024 && known.insert(peer.ip()) {
+                note!("serving {}", peer.ip());
+            }
+            match open(address_toward(&stream)) {
+                Ok(device) => match session::serve(&device, stream, &terms) {
+                    Ok(()) => {}
+                    // It ends its measurement when it likes.
+                    Err(SessionError::Control(error)) => note!("{peer} went before its measurement ended: {error}"),
+                    Err(error) => note!("{peer}: {error}"),
+                },
+                Err(error) => {
+                    note!("{peer}: {error}");
+                    // If it cannot be told, it is gone.
+                    let _ = session::refuse(stream, &error.to_string());
+                }
+            }
+        }
+    }
+}

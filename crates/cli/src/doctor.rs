@@ -1,0 +1,200 @@
+//! `doorbell doctor`.
+
+use std::net::IpAddr;
+use std::process::ExitCode;
+
+use clap::Args;
+use doorbell_study::doctor::{self, Finding, Severity, path};
+use doorbell_study::environment::Environment;
+use doorbell_study::session::{Client, Introduced};
+use doorbell_verbs::soft::{self, SoftOptions};
+use doorbell_verbs::{Device, system};
+use serde_json::json;
+
+use crate::control::{self, Meeting};
+use crate::device::{Chosen, DeviceChoice, UdpPort};
+use crate::output::line;
+use crate::{Failure, quantity};
+
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  doorbell doctor                                     this machine
+  DOORBELL_TOKEN=secret doorbell doctor --listen      the other machine, until it is interrupted
+  DOORBELL_TOKEN=secret doorbell doctor 192.0.2.7     both machines, and what lies between them
+
+Exit status: 0 if nothing makes results wrong, 1 if something does, 2 on wrong usage.";
+
+/// How this side is started on another machine.
+const THERE: &str = "doorbell doctor --listen";
+
+/// Looks for what would spoil a measurement: on this machine, on others, and between them.
+#[derive(Args)]
+pub(crate) struct Doctor {
+    /// Machines on which `doorbell doctor --listen` or `doorbell study --listen` runs, as HOST or HOST:PORT
+    #[arg(value_name = "HOST", conflicts_with = "listen")]
+    hosts: Vec<String>,
+    #[command(flatten)]
+    meeting: Meeting,
+    #[command(flatten)]
+    device: DeviceChoice,
+    #[command(flatten)]
+    udp: UdpPort,
+    /// MiB of message memory that measurements are to have (or as in 4G)
+    #[arg(long, value_name = "MIB", default_value = "256", value_parser = quantity::mebibytes)]
+    memory: usize,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+impl Doctor {
+    pub(crate) fn listens(&self) -> bool {
+        self.meeting.listens()
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.memory.saturating_mul(1 << 20)
+    }
+
+    fn open(&self, chosen: &Chosen, toward: Option<IpAddr>) -> Result<Device, Failure> {
+        Ok(match chosen {
+            Chosen::System(options) => system::open(options)?,
+            Chosen::Soft => {
+                soft::open(&SoftOptions { address: toward, port: self.udp.port, ..SoftOptions::default() })?
+            }
+        })
+    }
+}
+
+/// What was found on one machine, or between it and this one.
+struct Examined {
+    /// The name that the user gave it.
+    name: String,
+    environment: Option<Environment>,
+    findings: Vec<Finding>,
+}
+
+impl Examined {
+    fn worst(&self) -> Severity {
+        self.findings.iter().map(|finding| finding.severity).max().unwrap_or(Severity::Fine)
+    }
+}
+
+pub(crate) fn run(doctor: &Doctor) -> Result<ExitCode, Failure> {
+    let own = (!doctor.udp.is_roce()).then_some("--udp-port");
+    let chosen = doctor.device.choose(own)?;
+    if doctor.listens() {
+        match doctor.meeting.serve(doctor.memory_bytes(), |toward| doctor.open(&chosen, toward))? {}
+    }
+    let mut examined = vec![this_machine(doctor, &chosen)];
+    for host in &doctor.hosts {
+        let seen = examined.iter().any(|other| &other.name == host);
+        let other =
+            if seen { Err(format!("{host} is named twice").into()) } else { other_machine(doctor, &chosen, host) };
+        examined.push(other.unwrap_or_else(|error| Examined {
+            name: host.clone(),
+            environment: None,
+            findings: vec![Finding {
+                subject: "control".to_owned(),
+                severity: Severity::Spoils,
+                what: error.to_string(),
+                remedy: format!("start `{THERE}` there with the same token, and open its TCP port"),
+            }],
+        }));
+    }
+    if doctor.json {
+        print_json(&examined)?;
+    } else {
+        print(&examined)?;
+    }
+    let spoils = examined.iter().any(|machine| machine.worst() == Severity::Spoils);
+    Ok(if spoils { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn this_machine(doctor: &Doctor, chosen: &Chosen) -> Examined {
+    let name = "this machine".to_owned();
+    match doctor.open(chosen, None) {
+        Ok(device) => {
+            let attributes = device.attributes();
+            let environment = Environment::of(&attributes);
+            Examined {
+                name,
+                environment: Some(environment),
+                findings: doctor::examine(&attributes, doctor.memory_bytes()),
+            }
+        }
+        Err(error) => {
+            let finding = Finding {
+                subject: "device".to_owned(),
+                severity: Severity::Spoils,
+                what: error.to_string(),
+                remedy: "`doorbell devices` lists what there is".to_owned(),
+            };
+            Examined { name, environment: None, findings: vec![finding] }
+        }
+    }
+}
+
+/// Another machine, and what lies between it and this one.
+fn other_machine(doctor: &Doctor, chosen: &Chosen, host: &str) -> Result<Examined, Failure> {
+    let address = doctor.meeting.at(host);
+    let connect = || control::connect(&address, THERE);
+    let introduction = doctor.meeting.introduction(true);
+    let stream = connect()?;
+    let toward = control::address_toward(&stream);
+    let Introduced { environment, mut findings } = Client::meet(stream, introduction.clone())?;
+    findings.push(versions(&environment));
+    let device = doctor.open(chosen, toward)?;
+    findings.push(path::probe(&device, &introduction, connect)?);
+    Ok(Examined { name: host.to_owned(), environment: Some(environment), findings })
+}
+
+fn versions(theirs: &Environment) -> Finding {
+    const OWN: &str = env!("CARGO_PKG_VERSION");
+    let is_same = theirs.doorbell == OWN;
+    Finding {
+        subject: "version".to_owned(),
+        severity: if is_same { Severity::Fine } else { Severity::Spoils },
+        what: if is_same { OWN.to_owned() } else { format!("{} there, {OWN} here", theirs.doorbell) },
+        remedy: if is_same { String::new() } else { "use the same release on both".to_owned() },
+    }
+}
+
+fn print(examined: &[Examined]) -> Result<(), Failure> {
+    for machine in examined {
+        match &machine.environment {
+            Some(environment) => line(format_args!(
+                "{}: {}, {}, {} CPUs, Linux {}, device {}",
+                machine.name,
+                environment.machine.host,
+                environment.cpu,
+                environment.cpus,
+                environment.kernel,
+                environment.device
+            ))?,
+            None => line(&machine.name)?,
+        }
+        for finding in &machine.findings {
+            line(format_args!("  {:<8}{:<20}{}", finding.severity, finding.subject, finding.what))?;
+            if !finding.remedy.is_empty() {
+                line(format_args!("{:>30}{}", "-> ", finding.remedy))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn print_json(examined: &[Examined]) -> Result<(), Failure> {
+    let machines: Vec<_> = examined
+        .iter()
+        .map(|machine| {
+            json!({
+                "name": machine.name,
+                "worst": machine.worst(),
+                "environment": machine.environment,
+                "findings": machine.findings,
+            })
+        })
+        .collect();
+    Ok(line(serde_json::to_string_pretty(&json!({ "schema": "doorbell-doctor/1", "machines": machines }))?)?)
+}

@@ -1,0 +1,191 @@
+//! Counters that should stand still while nothing is measured.
+
+use std::collections::BTreeMap;
+
+use super::{Finding, Severity};
+use crate::machine::Root;
+
+/// Names of counters of congestion and loss, by what they count. Drivers name theirs each in its own way.
+const WATCHED: [(&str, &[&str], &str); 4] = [
+    (
+        "ECN",
+        &["np_cnp_sent", "rp_cnp_handled", "np_ecn_marked_roce_packets", "InCEPkts"],
+        "packets are marked as having met congestion: somebody else fills the network",
+    ),
+    (
+        "PFC",
+        &["rx_prio", "tx_prio", "rx_global_pause", "tx_global_pause", "rx_pause_ctrl_phy", "tx_pause_ctrl_phy"],
+        "pause frames are sent or received: a queue along the way is full",
+    ),
+    (
+        "loss",
+        &["out_of_sequence", "packet_seq_err", "rx_discards_phy", "rx_out_of_buffer", "out_of_buffer", "RcvbufErrors"],
+        "packets are lost before they reach a program",
+    ),
+    (
+        "retransmission",
+        &["local_ack_timeout_err", "rnr_nak_retry_err", "implied_nak_seq_err"],
+        "an RNIC of this machine sends packets again",
+    ),
+];
+
+/// Counters of congestion and loss at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    counters: BTreeMap<String, u64>,
+    /// The interface whose driver's counters should be among them, but are not.
+    silent: Option<String>,
+}
+
+/// What is watched under a name, if it is.
+fn kind(name: &str) -> Option<usize> {
+    let is = |watched: &str| match watched {
+        // Those of a priority: rx_prio3_pause, but not rx_prio3_packets.
+        "rx_prio" | "tx_prio" => name.starts_with(watched) && name.ends_with("_pause"),
+        _ => name == watched,
+    };
+    WATCHED.iter().position(|(_, names, _)| names.iter().any(|watched| is(watched)))
+}
+
+/// Counters of `/proc/net/snmp` and `/proc/net/netstat`: a line of names, and one of values.
+fn of_kernel(text: &str) -> impl Iterator<Item = (&str, u64)> {
+    let lines: Vec<&str> = text.lines().collect();
+    let pairs: Vec<_> = lines
+        .chunks_exact(2)
+        .flat_map(|pair| pair[0].split_whitespace().skip(1).zip(pair[1].split_whitespace().skip(1)))
+        .collect();
+    pairs.into_iter().filter_map(|(name, value)| Some((name, value.parse().ok()?)))
+}
+
+impl Moved {
+    /// Counters now: of the kernel, of a device's port, and of an interface by what `ethtool` prints of it.
+    pub(super) fn now(
+        root: &Root,
+        device: Option<(&str, u8)>,
+        interface: Option<&str>,
+        ethtool: impl FnOnce(&str) -> Option<String>,
+    ) -> Self {
+        let mut all = Self::default();
+        for file in ["proc/net/snmp", "proc/net/netstat"] {
+            let text = root.text(file).unwrap_or_default();
+            for (name, value) in of_kernel(&text) {
+                all.add(name, value);
+            }
+        }
+        if let Some((device, port)) = device {
+            let directory = format!("sys/class/infiniband/{device}/ports/{port}/hw_counters");
+            for name in root.names(&directory) {
+                if let Some(value) = root.number(format!("{directory}/{name}")).and_then(|value| value.try_into().ok())
+                {
+                    all.add(&name, value);
+                }
+            }
+        }
+        if let Some(interface) = interface {
+            match ethtool(interface) {
+                None => all.silent = Some(interface.to_owned()),
+                Some(text) => {
+                    for (name, value) in text.lines().filter_map(|line| line.split_once(':')) {
+                        if let Ok(value) = value.trim().parse() {
+                            all.add(name.trim(), value);
+                        }
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    fn add(&mut self, name: &str, value: u64) {
+        if kind(name).is_some() {
+            *self.counters.entry(name.to_owned()).or_default() += value;
+        }
+    }
+
+    /// What moved since then.
+    pub(super) fn since(&self, before: &Self) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        for (index, (subject, _, meaning)) in WATCHED.iter().enumerate() {
+            let moved: Vec<String> = self
+                .counters
+                .iter()
+                .filter(|(name, _)| kind(name) == Some(index))
+                .filter_map(|(name, now)| {
+                    let grown = now.checked_sub(*before.counters.get(name)?)?;
+                    (grown > 0).then(|| format!("{name} by {grown}"))
+                })
+                .collect();
+            if !moved.is_empty() {
+                let what = format!("{meaning} ({})", moved.join(", "));
+                let remedy = "find out who sends, or measure when nobody does";
+                findings.push(Finding::new(subject, Severity::Shifts, what, remedy));
+            }
+        }
+        if findings.is_empty() {
+            let what = format!("none of {} counters of congestion and loss moves", self.counters.len());
+            findings.push(Finding::fine("congestion", what));
+        }
+        if let Some(interface) = &self.silent {
+            let what =
+                format!("pause frames of {interface} are not known, since `ethtool -S {interface}` does not tell");
+            findings.push(Finding::new("PFC", Severity::Unknown, what, "install ethtool"));
+        }
+        findings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::tests::made_of;
+
+    const SNMP: &str = "Ip: Forwarding InReceives\nIp: 2 9\nUdp: InDatagrams InErrors RcvbufErrors\nUdp: 7 0 ";
+    const NETSTAT: &str = "IpExt: InNoRoutes InCEPkts\nIpExt: 0 5\n";
+
+    fn at(lost: u64, marked: u64, paused: Option<u64>) -> Moved {
+        let snmp = format!("{SNMP}{lost}\n");
+        let marked = format!("{marked}\n");
+        let (_directory, root) = made_of(&[
+            ("proc/net/snmp", &snmp),
+            ("proc/net/netstat", NETSTAT),
+            ("sys/class/infiniband/mlx5_0/ports/1/hw_counters/np_ecn_marked_roce_packets", &marked),
+            ("sys/class/infiniband/mlx5_0/ports/1/hw_counters/lifespan", "10\n"),
+        ]);
+        let ethtool = |_: &str| {
+            paused.map(|paused| {
+                format!("NIC statistics:\n     rx_prio3_pause: {paused}\n     rx_prio3_packets: {}\n", paused * 9)
+            })
+        };
+        Moved::now(&root, Some(("mlx5_0", 1)), Some("ens1"), ethtool)
+    }
+
+    #[test]
+    fn counters_that_stand_still_are_fine() {
+        let still = at(3, 4, Some(5));
+        let found = still.since(&still);
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].severity, found[0].subject.as_str()), (Severity::Fine, "congestion"));
+        assert!(found[0].what.contains("none of 4 counters"), "{}", found[0].what);
+    }
+
+    #[test]
+    fn each_counter_that_moves_is_named() {
+        let found = at(4, 9, Some(7)).since(&at(3, 4, Some(5)));
+        let subjects: Vec<_> = found.iter().map(|finding| (finding.subject.as_str(), finding.severity)).collect();
+        assert_eq!(subjects, [("ECN", Severity::Shifts), ("PFC", Severity::Shifts), ("loss", Severity::Shifts)]);
+        assert!(found[0].what.contains("np_ecn_marked_roce_packets by 5"), "{}", found[0].what);
+        assert!(found[1].what.ends_with("(rx_prio3_pause by 2)"), "{}", found[1].what);
+    }
+
+    #[test]
+    fn a_driver_that_tells_nothing_is_said_to() {
+        let silent = at(3, 4, None);
+        let found = silent.since(&silent);
+        assert_eq!(found.last().map(|finding| finding.severity), Some(Severity::Unknown));
+    }
+
+    #[test]
+    fn a_counter_that_was_set_back_has_not_moved() {
+        assert_eq!(at(1, 1, Some(1)).since(&at(3, 4, Some(5))).len(), 1);
+    }
+}
