@@ -10,6 +10,7 @@ const CHECKS: &[Check] = &[
     ("two machines", two_machines::exchange),
     ("two machines, with loss", two_machines::with_loss),
     ("two machines, real frames", two_machines::frames),
+    ("two machines, study", two_machines::study),
 ];
 
 /// Runs them, each as a step of its own.

@@ -131,6 +131,11 @@ enum Command {
         /// Only the steps whose names contain this.
         only: Option<String>,
     },
+    /// Only runs what `test` runs between machines that are network namespaces.
+    Machines {
+        /// Only the steps whose names contain this.
+        only: Option<String>,
+    },
     /// Captures anew what rdma_rxe and our RNIC send each other, which the tests of `wire` and `rnic` read.
     CaptureRxe,
     /// Measures perftest on rdma_rxe and on the software RNIC, and our bench beside perftest, in that machine.
@@ -203,6 +208,7 @@ fn run(command: Command) -> ExitCode {
             ended(alone().and_then(|_alone| vm::ratios(rounds, &out)))
         }
         Command::Guest { only } => test::guest(only.as_deref()),
+        Command::Machines { only } => test::machines(only.as_deref()),
         Command::Vm { file, keep, limit_s, command } => vm(file, keep, limit_s, &command),
         Command::Fuzz { target, minutes } => ended(fuzz::fuzz(target.as_deref(), minutes)),
         Command::Regressions { names } => ended(regressions::judge(&names)),

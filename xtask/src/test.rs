@@ -134,6 +134,19 @@ pub(crate) fn guest(only: Option<&str>) -> ExitCode {
     summarize(&report, false)
 }
 
+/// Only runs what needs machines that are network namespaces.
+pub(crate) fn machines(only: Option<&str>) -> ExitCode {
+    let mut report = Report { steps: Vec::new() };
+    peers::install();
+    report.step("release build", || programs::build().into());
+    end_to_end::run(&mut |name, body| {
+        if only.is_none_or(|only| name.contains(only)) {
+            report.step(name, body);
+        }
+    });
+    summarize(&report, false)
+}
+
 /// Runs all steps, also after one failed, and says at the end how each went.
 pub(crate) fn everything(fast: bool) -> ExitCode {
     let in_ci = std::env::var("CI").is_ok_and(|ci| ci == "true");

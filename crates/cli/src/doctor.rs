@@ -34,8 +34,6 @@ pub(crate) struct Doctor {
     #[arg(value_name = "HOST", conflicts_with = "listen")]
     hosts: Vec<String>,
     #[command(flatten)]
-    meeting: Meeting,
-    #[command(flatten)]
     device: DeviceChoice,
     #[command(flatten)]
     udp: UdpPort,
@@ -45,6 +43,8 @@ pub(crate) struct Doctor {
     /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    meeting: Meeting,
 }
 
 impl Doctor {

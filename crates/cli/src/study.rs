@@ -53,8 +53,6 @@ pub(crate) struct Study {
     /// `doorbell study --listen` runs, as HOST or HOST:PORT [default: a second process on this machine]
     #[arg(value_name = "EXPERIMENT|HOST", conflicts_with = "listen")]
     names: Vec<String>,
-    #[command(flatten)]
-    meeting: Meeting,
     /// Fewer points, shorter: three minutes at most on two processors
     #[arg(long, conflicts_with = "full")]
     quick: bool,
@@ -78,6 +76,8 @@ pub(crate) struct Study {
     /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    meeting: Meeting,
 }
 
 impl Study {

@@ -4,6 +4,7 @@
 mod capture;
 mod network;
 mod record;
+mod study;
 
 use std::path::Path;
 use std::time::Duration;
@@ -19,6 +20,7 @@ use crate::test::StepEnd;
 use network::INTERFACE;
 pub(crate) use network::{Family, TwoMachines};
 use record::Expected;
+pub(crate) use study::study;
 
 /// Longer than anything here takes, however slow the machine: protection against hanging.
 const PATIENCE: Duration = Duration::from_secs(300);
