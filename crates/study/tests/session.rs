@@ -12,7 +12,7 @@ use doorbell_exchange::setup;
 use doorbell_protocols::Protocol;
 use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
 use doorbell_study::serving::{Serving, SharedBy};
-use doorbell_study::session::{self, Client, SessionError, Terms};
+use doorbell_study::session::{self, Client, Introduced, Introduction, SessionError, Terms};
 use doorbell_verbs::Device;
 use doorbell_verbs::soft::{self, SoftOptions};
 use serde_json::{Value, json};
@@ -23,10 +23,14 @@ fn device() -> Device {
 
 /// A server, and a stream to it.
 fn serve() -> (TcpStream, JoinHandle<Result<(), SessionError>>) {
+    serve_on(Terms::open(MEMORY_BYTES))
+}
+
+fn serve_on(terms: Terms) -> (TcpStream, JoinHandle<Result<(), SessionError>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (accepted, _) = listener.accept().unwrap();
-    (stream, std::thread::spawn(move || session::serve(&device(), accepted, &Terms::open(MEMORY_BYTES))))
+    (stream, std::thread::spawn(move || session::serve(&device(), accepted, &terms)))
 }
 
 /// What the server answers to each of these lines, and how it ends.
@@ -280,4 +284,64 @@ fn the_client_hears_why_it_was_refused() {
     let error = Client::new(&device(), stream, Parameters { window: 0, ..parameters() }).unwrap_err();
     assert!(matches!(error, SessionError::Parameters(_)), "{error}");
     assert!(server.join().unwrap().is_err(), "nobody came");
+}
+
+/// A server that wants a token, and what it says to whoever introduces himself so.
+fn admitted(introduction: Introduction) -> Result<Introduced, SessionError> {
+    let (stream, server) = serve_on(Terms { memory_bytes: MEMORY_BYTES, token: "secret".parse().ok() });
+    let told = Client::meet(stream, introduction);
+    assert_eq!(server.join().expect("the server does not panic").is_ok(), told.is_ok());
+    told
+}
+
+#[test]
+fn a_server_with_a_token_says_who_it_is_to_whoever_shows_it() {
+    let token = "secret".parse().ok();
+    let introduced = admitted(Introduction { token, examine: false }).unwrap();
+    assert_eq!((introduced.environment.provider.as_str(), introduced.findings.len()), ("soft", 0));
+    for token in [None, "another".parse().ok()] {
+        let refused = admitted(Introduction { token, examine: false }).unwrap_err();
+        assert!(refused.to_string().contains("token"), "{refused}");
+    }
+}
+
+#[test]
+fn a_server_with_a_token_measures_with_whoever_shows_it() {
+    let terms = || Terms { memory_bytes: MEMORY_BYTES, token: "secret".parse().ok() };
+    let (stream, server) = serve_on(terms());
+    let introduction = Introduction { token: "secret".parse().ok(), examine: false };
+    let own = device();
+    let (mut client, _) = Client::introduced(&own, stream, introduction, parameters()).unwrap();
+    let bytes = parameters().sizes[0];
+    assert!(client.measure(bytes, |_| {}).unwrap().messages > 0);
+    client.finish().unwrap();
+    server.join().unwrap().unwrap();
+    // Whoever does not introduce himself shows no token.
+    let (stream, server) = serve_on(terms());
+    let refused = Client::new(&own, stream, parameters()).unwrap_err();
+    assert!(refused.to_string().contains("no token"), "{refused}");
+    server.join().unwrap().unwrap_err();
+}
+
+#[test]
+fn an_introduction_comes_first_and_once() {
+    let introduction = json!({ "introduce": {} }).to_string();
+    let parameters = announcing(|_| {});
+    for lines in [vec![introduction.clone(); 2], vec![parameters, introduction]] {
+        let (answers, ended) = answers(&lines);
+        let reason = answers.last().unwrap()["failed"].as_str().unwrap().to_owned();
+        assert!(reason.contains("no parameters") || reason.contains("an introduction too late"), "{reason}");
+        ended.unwrap_err();
+    }
+}
+
+#[test]
+fn a_client_that_cannot_be_served_hears_why() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (accepted, _) = listener.accept().unwrap();
+    let refusing = std::thread::spawn(move || session::refuse(accepted, "there is no device"));
+    let heard = Client::new(&device(), stream, parameters()).unwrap_err();
+    assert!(heard.to_string().contains("there is no device"), "{heard}");
+    refusing.join().unwrap().unwrap();
 }

@@ -37,8 +37,10 @@ fn study_everything() -> Result<(), String> {
         there.env("DOORBELL_TOKEN", TOKEN);
         let mut server = Running::start(there)?;
         server.wait_for("waiting for a client", PATIENCE)?;
-        diagnose(&machines, family)?;
-        measure(&machines, family)?;
+        match family {
+            Family::V4 => diagnose(&machines, family)?,
+            Family::V6 => measure(&machines, family)?,
+        }
     }
     Ok(())
 }
