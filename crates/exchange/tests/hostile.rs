@@ -15,7 +15,7 @@ use common::{Bare, Rng, Stage};
 use doorbell_exchange::buffered_write::{self, BufferedWrite, Notification};
 use doorbell_exchange::direct_read::{Acknowledge, DirectRead};
 use doorbell_exchange::send_receive::{Endpoint, Hub, Reposting, SharedOptions, SharedReceives};
-use doorbell_exchange::setup::{self, SetupError};
+use doorbell_exchange::setup::{self, SetupError, VERSION};
 use doorbell_exchange::{
     BufferedRead, ConnectionError, Connector, DirectWrite, MessageConnection, Received, SendReceive, Submit,
 };
@@ -281,7 +281,7 @@ fn sockets_that_say_anything_fail_the_set_up_only() {
     let [device, _other] = common::wire::devices();
     let endpoint = SendReceive.endpoint(&device.create_pd().unwrap(), &config(), None).unwrap();
     let own = endpoint.description();
-    let mut hello = b"DOORBELL\0\x04\0\0\0\x01".to_vec();
+    let mut hello = [&b"DOORBELL"[..], &VERSION.to_be_bytes(), &[0, 0, 0, 1]].concat();
     own.encode(&mut hello);
     let mut outcomes: BTreeMap<String, u64> = BTreeMap::new();
     for seed in 0..300 {

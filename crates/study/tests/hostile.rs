@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::fuzz::{Choices, line};
 use common::{MEMORY_BYTES, Rng, parameters};
+use doorbell_exchange::setup::VERSION;
 use doorbell_study::session::{self, Client, SessionError, Terms};
 use doorbell_verbs::Device;
 use doorbell_verbs::soft::{self, SoftOptions};
@@ -20,7 +21,7 @@ fn device() -> Device {
 /// What a client says that is none: the greeting as it should be, mostly, and lines behind it.
 fn script(seed: u64) -> Vec<u8> {
     let mut rng = Rng::new(seed);
-    let mut bytes = b"DOORBELL\0\x04\0\0\0\0".to_vec();
+    let mut bytes = [&b"DOORBELL"[..], &VERSION.to_be_bytes(), &[0; 4]].concat();
     let noise: Vec<u8> = (0..600).map(|_| rng.next() as u8).collect();
     let mut choices = Choices(&noise);
     let mut lines = Vec::new();

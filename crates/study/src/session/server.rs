@@ -72,17 +72,20 @@ async fn answer_points<P: Peer<Says = FromServer, Hears = ToServer>>(
     terms: &Terms,
 ) -> Result<(), SessionError> {
     let mut first = peer.receive(Patience::Answer).await?;
+    let mut is_introduced = false;
     if let ToServer::Introduce(introduction) = first {
         terms.admit(Some(&introduction))?;
         let introduced = Introduced::now(&device.attributes(), terms, &introduction);
         peer.send(FromServer::Introduced(Box::new(introduced))).await?;
         first = peer.receive(Patience::Answer).await?;
+        is_introduced = true;
     } else {
         terms.admit(None)?;
     }
     let parameters = match first {
         ToServer::Parameters(parameters) => parameters,
-        ToServer::End => return Ok(()),
+        // Who only wanted to know who answers.
+        ToServer::End if is_introduced => return Ok(()),
         _ => return Err(SessionError::Unexpected("no parameters".to_owned())),
     };
     if parameters.memory_bytes > terms.memory_bytes {

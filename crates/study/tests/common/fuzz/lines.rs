@@ -20,7 +20,8 @@ pub fn fuzz_lines(data: &[u8]) {
 
 /// A line that an end might say, changed a little or not at all.
 pub fn line(choices: &mut Choices<'_>) -> Value {
-    let mut line = match choices.byte() % 10 {
+    let mut line = match choices.byte() % 11 {
+        10 => json!({ "introduce": { "token": "secret", "examine": false } }),
         0..4 => json!({ "parameters": parameters() }),
         4 => json!({ "point": { "bytes": *[16, 5000, 17].get(choices.below(3)).unwrap_or(&16) } }),
         5 => json!({ "done": { "messages": [100, choices.byte()] } }),
