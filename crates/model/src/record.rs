@@ -131,6 +131,8 @@ struct Asked {
     #[serde(default)]
     protocol: Option<String>,
     #[serde(default)]
+    transport: Option<String>,
+    #[serde(default)]
     replicate: bool,
     #[serde(default, alias = "use_srq")]
     srq: bool,
@@ -350,6 +352,10 @@ fn unfit(record: &Record, result: &PointResult) -> Option<String> {
         (asked.events, "it slept, and waking up has no parameter"),
         (asked.verify, "payloads were made and checked meanwhile"),
         (asked.rate.is_some(), "its rate was given"),
+        (
+            asked.transport.as_deref().is_some_and(|it| it != "rc"),
+            "nothing was acknowledged, and the model has RC alone",
+        ),
         (asked.replicate, "each message went to all connections"),
         (asked.slow_receiver_us > 0, "its receiver was slowed down"),
     ];
@@ -466,6 +472,7 @@ mod tests {
             ("\"verify\": false", "\"verify\": true", "checked meanwhile"),
             ("\"rate\": null", "\"rate\": 5.0", "its rate was given"),
             ("\"rate\": null", "\"rate\": null, \"replicate\": true", "went to all connections"),
+            ("\"rate\": null", "\"rate\": null, \"transport\": \"uc\"", "nothing was acknowledged"),
             ("\"slow_receiver_us\": 0", "\"slow_receiver_us\": 7", "slowed down"),
             ("\"retransmitted_packets\": 0", "\"retransmitted_packets\": 20", "2.0 % of the packets were sent again"),
             ("\"inline\": 64", "\"inline\": 64, \"protocol\": \"telepathy\"", "no protocol \"telepathy\""),

@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod comparison;
+mod curves;
 mod fitted;
 mod format;
 mod model;
@@ -149,7 +150,7 @@ fn verdicts_of<'a>(run: &'a Run, experiment: &'a Experiment) -> impl Iterator<It
 /// The report of these runs, as one HTML document.
 ///
 /// With a testbed, what was published of it stands beside them: its numbers as points of the plots where they are points
-/// of a plot, and all its numbers and sentences under each experiment.
+/// of a plot, its sentences as curves where they say where a curve goes, and all of both under each experiment.
 pub fn html(runs: &[Run], model: Option<&dyn Model>, published: Option<&Testbed>) -> String {
     page::page(runs, model, published)
 }

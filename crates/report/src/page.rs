@@ -200,7 +200,7 @@ fn section(runs: &[Run], experiment: &Experiment, model: Option<&dyn Model>, pub
                 }
             }
             (table::points(runs, experiment, model))
-            @if let Some(testbed) = published { (published::section(testbed, experiment)) }
+            @if let Some(testbed) = published { (published::section(testbed, experiment, runs)) }
         }
     }
 }

@@ -26,9 +26,9 @@ pub(crate) fn data(
     }
     let mut names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
     if let Some(testbed) = published {
-        let points = published::series(testbed, experiment, runs.len());
-        if !points.is_empty() {
-            series.extend(points);
+        let drawn = published::series(testbed, experiment, runs);
+        if !drawn.is_empty() {
+            series.extend(drawn);
             names.push(published::name(testbed));
         }
     }

@@ -5,6 +5,8 @@ use doorbell_study::experiment::{Experiment, Quantity};
 use maud::{Markup, html};
 use serde_json::{Value, json};
 
+use crate::Run;
+use crate::curves::{self, Curve};
 use crate::table::{heading, text, value};
 
 /// How a testbed is called where runs have names.
@@ -60,25 +62,35 @@ fn shapes<'a>(testbed: &'a Testbed, experiment: &'a Experiment) -> impl Iterator
     testbed.shapes.iter().filter(|shape| shape.experiment == experiment.name)
 }
 
-/// Curves of one point each, for the plot of an experiment, as run number `run`.
-pub(crate) fn series(testbed: &Testbed, experiment: &Experiment, run: usize) -> Vec<Value> {
-    let point = |row: &Row| {
-        let ((quantity, value), x) = (drawn(row)?, place(experiment, &row.configuration)?);
+/// For the plot of an experiment: numbers as curves of one point each, and sentences as curves, as the run behind `runs`.
+pub(crate) fn series(testbed: &Testbed, experiment: &Experiment, runs: &[Run]) -> Vec<Value> {
+    let point = |quantity: Quantity, (x, value): (f64, f64)| {
         let of = |of: &Quantity| match *of == quantity {
             true => json!({ "least": value, "median": value, "most": value, "values": [value], "model": null }),
             false => Value::Null,
         };
-        let y: Vec<Value> = experiment.quantities.iter().map(of).collect();
-        if y.iter().all(Value::is_null) {
-            return None;
-        }
-        Some(json!({ "name": row.id, "run": run, "points": [{ "x": x, "y": y }] }))
+        json!({ "x": x, "y": experiment.quantities.iter().map(of).collect::<Vec<_>>() })
     };
-    rows(testbed, experiment).filter_map(point).collect()
+    let of_row = |row: &Row| {
+        let ((quantity, value), x) = (drawn(row)?, place(experiment, &row.configuration)?);
+        Some((row.id.clone(), quantity, vec![(x, value)]))
+    };
+    let of_shape = |shape: &Shape| {
+        curves::curve(testbed, shape, runs).map(|Curve { name, quantity, points }| (name, quantity, points))
+    };
+    rows(testbed, experiment)
+        .filter_map(of_row)
+        .chain(shapes(testbed, experiment).filter_map(of_shape))
+        .filter(|(_, quantity, _)| experiment.quantities.contains(quantity))
+        .map(|(name, quantity, points)| {
+            let points: Vec<Value> = points.into_iter().map(|at| point(quantity, at)).collect();
+            json!({ "name": name, "run": runs.len(), "points": points })
+        })
+        .collect()
 }
 
 /// What was published of an experiment: numbers and sentences, with what is uncertain about them.
-pub(crate) fn section(testbed: &Testbed, experiment: &Experiment) -> Markup {
+pub(crate) fn section(testbed: &Testbed, experiment: &Experiment, runs: &[Run]) -> Markup {
     let shapes: Vec<&Shape> = shapes(testbed, experiment).collect();
     let rows: Vec<&Row> = rows(testbed, experiment).collect();
     if shapes.is_empty() && rows.is_empty() {
@@ -109,7 +121,11 @@ pub(crate) fn section(testbed: &Testbed, experiment: &Experiment) -> Markup {
         @if !shapes.is_empty() {
             ul.reading {
                 @for shape in shapes {
-                    li { (shape.says) @for doubt in &shape.uncertain { " " i { (doubt) } } }
+                    li {
+                        (shape.says)
+                        @if curves::curve(testbed, shape, runs).is_some() { " (drawn)" }
+                        @for doubt in &shape.uncertain { " " i { (doubt) } }
+                    }
                 }
             }
         }

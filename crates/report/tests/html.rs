@@ -116,6 +116,25 @@ fn published_figures_stand_beside_the_measurements() {
     for shape in &testbed.shapes {
         assert!(page.contains(&shape.says), "{}", shape.id);
     }
+    // Sentences are curves: where they were published, or through one's own first point.
+    let curve = |name: &str| -> Vec<(f64, f64)> {
+        let all = || plots.iter().flat_map(|plot| plot["series"].as_array().unwrap());
+        let of_it = all().find(|series| series["run"] == 1 && series["name"].as_str().unwrap().starts_with(name));
+        let points = of_it.unwrap_or_else(|| panic!("no curve {name}"))["points"].as_array().unwrap();
+        let value = |point: &Value| {
+            let values: Vec<f64> = point["y"].as_array().unwrap().iter().filter_map(|y| y["median"].as_f64()).collect();
+            assert_eq!(values.len(), 1, "{point}");
+            (point["x"].as_f64().unwrap(), values[0])
+        };
+        points.iter().map(value).collect()
+    };
+    let latency = curve("send-receive/latency-is-a-line (shape)");
+    assert_eq!((latency[0].0, latency[latency.len() - 1]), (16.0, (8192.0, 2.0 + 8.0 * 0.2)));
+    let window = curve("send-receive/window-linear-then-flat (shape, through the first point of one per post of here)");
+    let at = |x: f64| window.iter().find(|point| point.0 == x).unwrap().1;
+    // The second of three repetitions with a window of one had 3,000 messages/s.
+    assert_eq!((at(1.0), at(16.0), at(256.0)), (0.003, 0.048, 0.096));
+    assert!(curve("direct-read/latency-is-flat").iter().all(|point| point.1 == 6.0));
     assert!(page.contains("a little over 1.7"), "numbers are as published");
     let without = html(&[run("here")], None, None);
     assert!(!without.contains("(published)") && !without.contains("a little over 1.7"));

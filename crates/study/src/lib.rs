@@ -34,7 +34,7 @@
 //! ```
 //!
 //! [`workload`] holds the workloads as `async fn` over connections, written once, and
-//! [`one_sided`] those over verbs alone; [`executor`] runs them on a thread that polls. [`session`]
+//! [`one_sided`] and [`unacknowledged`] those over verbs alone; [`executor`] runs them on a thread that polls. [`session`]
 //! coordinates two ends, point by point: processes joined by TCP, or both in one process; [`record`] is what comes out.
 //! [`measure`] times the parameters of the performance model, one call at a time, and [`limit`] what
 //! this machine's kernel gives without an RNIC.
@@ -58,4 +58,5 @@ pub mod roles;
 pub mod serving;
 pub mod session;
 pub mod threads;
+pub mod unacknowledged;
 pub mod workload;

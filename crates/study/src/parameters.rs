@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::memory::bytes_behind;
 use crate::serving::Serving;
+use crate::unacknowledged::GRH_BYTES;
 
 pub(crate) use setting::within;
 pub use setting::{ParametersError, Setting};
@@ -65,6 +66,45 @@ impl Operation {
     }
 }
 
+/// The kind of queue pair that carries messages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Transport {
+    /// Reliable connection.
+    #[default]
+    Rc,
+    /// Unreliable connection: nothing is acknowledged, and what is lost stays lost.
+    Uc,
+    /// Unreliable datagram: the same, and a message is one packet.
+    Ud,
+}
+
+impl Transport {
+    /// As packets have it.
+    pub fn of_packets(self) -> doorbell_wire::Transport {
+        match self {
+            Self::Rc => doorbell_wire::Transport::Rc,
+            Self::Uc => doorbell_wire::Transport::Uc,
+            Self::Ud => doorbell_wire::Transport::Ud,
+        }
+    }
+
+    /// Bytes in front of a received message.
+    pub(crate) fn bytes_before(self) -> usize {
+        if self == Self::Ud { GRH_BYTES } else { 0 }
+    }
+}
+
+impl std::fmt::Display for Transport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Rc => "rc",
+            Self::Uc => "uc",
+            Self::Ud => "ud",
+        })
+    }
+}
+
 /// What a latency is the time of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -99,6 +139,9 @@ pub struct Parameters {
     /// How messages travel. One-sided operations are none.
     #[serde(default)]
     pub protocol: Protocol,
+    /// What carries messages. Protocols need the reliable kind: over others messages are bare SENDs.
+    #[serde(default)]
+    pub transport: Transport,
     /// Every message goes to all connections from one place: one source, many readers.
     #[serde(default)]
     pub replicate: bool,
@@ -174,6 +217,7 @@ impl Parameters {
             kind,
             operation,
             protocol: Protocol::default(),
+            transport: Transport::Rc,
             replicate: false,
             sizes: vec![bytes],
             extent: Extent::Seconds(1.0),
@@ -200,7 +244,7 @@ impl Parameters {
 
     /// Bytes from one send buffer to the next.
     pub(crate) fn stride(&self, size: usize) -> usize {
-        stride(size + bytes_behind(self.protocol))
+        stride(size + bytes_behind(self.protocol) + self.transport.bytes_before())
     }
 
     /// The path MTU to ask for.

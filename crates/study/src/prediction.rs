@@ -1,10 +1,10 @@
 //! What the arithmetic of packets says of a point, from the operations that a message takes.
 
 use doorbell_protocols::{End, Posts, Protocol, Run, Size, Step};
-use doorbell_wire::{MessageKind, OuterKind, PathMtu, Response, Transport, message_cost};
+use doorbell_wire::{MessageKind, OuterKind, PathMtu, Response, message_cost};
 use serde::{Deserialize, Serialize};
 
-use crate::parameters::Operation;
+use crate::parameters::{Operation, Transport};
 
 /// What one end must have sent, by the arithmetic of packets.
 ///
@@ -60,6 +60,8 @@ pub struct Path {
     pub operation: Operation,
     /// How it travels.
     pub protocol: Protocol,
+    /// Over what.
+    pub transport: Transport,
     /// Its bytes.
     pub bytes: usize,
     /// Path MTU.
@@ -82,6 +84,8 @@ impl Path {
         let bytes = self.bytes as u64;
         let one_sided = |operation| vec![Posts { operation, bytes, all_bytes: None, least: sent, most: Some(sent) }];
         match self.operation {
+            // Its number is immediate data.
+            Operation::Send if self.transport != Transport::Rc => return one_sided(MessageKind::SendImm),
             Operation::Write => return one_sided(MessageKind::Write),
             Operation::Read => return one_sided(MessageKind::Read),
             Operation::CompareSwap => return one_sided(MessageKind::CompareSwap),
@@ -107,7 +111,8 @@ impl Path {
     /// packets for what it asked.
     pub fn predict(&self, sent: u64, received: u64, requests: u64) -> Predicted {
         let outer = if self.ipv6 { OuterKind::IPV6 } else { OuterKind::IPV4 };
-        let cost = |posts: &Posts| message_cost(posts.operation, Transport::Rc, posts.bytes, self.mtu, outer).ok();
+        let transport = self.transport.of_packets();
+        let cost = |posts: &Posts| message_cost(posts.operation, transport, posts.bytes, self.mtu, outer).ok();
         let mut predicted = Predicted::default();
         for posts in &self.posts(sent, received) {
             let Some(cost) = cost(posts) else { continue };
@@ -156,7 +161,18 @@ mod tests {
 
     fn path(protocol: Protocol, bytes: usize) -> Path {
         let (operation, mtu) = (Operation::Send, PathMtu::Mtu4096);
-        Path { operation, protocol, bytes, mtu, credits: true, window: 8, batch: 8, depth: 0, ipv6: false }
+        Path {
+            operation,
+            protocol,
+            transport: Transport::Rc,
+            bytes,
+            mtu,
+            credits: true,
+            window: 8,
+            batch: 8,
+            depth: 0,
+            ipv6: false,
+        }
     }
 
     #[test]
@@ -179,6 +195,17 @@ mod tests {
         assert!(asking.predict(20, 0, 0).asks && asking.predict(0, 20, 0).is_asked);
         let pulled = path(Protocol::BufferedRead, 16).predict(20, 0, 0);
         assert_eq!((pulled.data_packets, pulled.ack_packets_max), (0, 40), "the sender posts nothing");
+    }
+
+    #[test]
+    fn what_nobody_acknowledges_is_packets_one_way() {
+        for (transport, headers) in [(Transport::Uc, 62), (Transport::Ud, 70)] {
+            let path = Path { transport, ..path(Protocol::SendReceive, 1000) };
+            let (sender, receiver) = (path.predict(7, 0, 0), path.predict(0, 7, 0));
+            assert_eq!((sender.data_packets, sender.data_packets_max), (7, 7));
+            assert_eq!(sender.data_bytes, 7 * (headers + 1000), "{transport}: Ethernet to BTH, DETH, immediate, ICRC");
+            assert_eq!((receiver.data_packets, receiver.ack_packets_max, receiver.response_packets), (0, 0, 0));
+        }
     }
 
     #[test]

@@ -80,6 +80,10 @@ pub struct PointResult {
     /// The same per message. Records that were written before it was there have none.
     #[serde(default)]
     pub cpu_per_message: BothEnds<CpuPerMessage>,
+    /// Messages that did not arrive, or, of ping-pongs, that nobody has answered, those to warm up included. Where
+    /// messages are acknowledged there are none.
+    #[serde(default)]
+    pub lost: u64,
     /// Messages found damaged, where payloads were checked.
     pub damaged: u64,
     /// Times that a sender found no credit.

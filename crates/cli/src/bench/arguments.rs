@@ -7,7 +7,9 @@ use clap::{Args, ValueEnum};
 use doorbell_exchange::send_receive::Config;
 use doorbell_fabric::FaultPlan;
 use doorbell_protocols::Protocol;
-use doorbell_study::parameters::{Extent, Kind, Operation, Parameters, ParametersError, Setting, most_queued};
+use doorbell_study::parameters::{
+    Extent, Kind, Operation, Parameters, ParametersError, Setting, Transport, most_queued,
+};
 use doorbell_study::serving::{Serving, SharedBy};
 use doorbell_verbs::soft::{AckPolicy, SoftOptions};
 use doorbell_wire::PathMtu;
@@ -20,6 +22,9 @@ use crate::{Failure, Usage, quantity};
 
 /// Sizes measured if none are given.
 const DEFAULT_SIZES: [usize; 5] = [16, 512, 4096, 65_536, 1 << 20];
+
+/// The same of datagrams, which are one packet each.
+const DATAGRAM_SIZES: [usize; 3] = [16, 512, 1024];
 
 /// What a device is opened with; all but the first is of the embedded software RNIC.
 #[derive(Args, Clone, Debug)]
@@ -143,12 +148,16 @@ struct Load {
     op: OperationName,
     #[arg(long, value_name = "NAME", default_value_t, help = protocol_help())]
     protocol: Protocol,
+    /// What carries messages: rc (acknowledged), uc or ud (not: bare SENDs, of which the lost are counted; over ud
+    /// no longer than the path MTU)
+    #[arg(long, value_name = "NAME", default_value = "rc", hide_possible_values = true, value_parser = ["rc", "uc", "ud"])]
+    transport: String,
     /// One source for the readers of all connections: each message goes to all of them (bw
     /// --protocol direct-read-send and direct-read-fenced-send)
     #[arg(long)]
     replicate: bool,
     /// Message sizes, as in 16,64K,1M, with commas between [default: 16,512,4096,65536,1048576; cas,
-    /// fetch-add: 8]
+    /// fetch-add: 8; over ud: 16,512,1024]
     #[arg(
         short,
         long,
@@ -158,7 +167,7 @@ struct Load {
         value_parser = quantity::memory_bytes
     )]
     size: Vec<usize>,
-    /// All powers of two from 2 B to 8 MiB
+    /// All powers of two from 2 B to 8 MiB; over ud to what -m says, or 1024 B
     #[arg(short, long)]
     all: bool,
     /// Messages (lat: round trips) per connection and size, as in 1e6, however long they take
@@ -308,10 +317,22 @@ impl Exchange {
                 }
             }
         }
+        let transport = match load.transport.as_str() {
+            "uc" => Transport::Uc,
+            "ud" => Transport::Ud,
+            _ => Transport::Rc,
+        };
+        // What every link carries, unless somebody knows better.
+        let most = match (transport, connection.mtu) {
+            (Transport::Ud, mtu) => mtu.map_or(1024, PathMtu::bytes),
+            _ => usize::MAX,
+        };
         let sizes = if load.all {
-            (1..=23).map(|exponent| 1 << exponent).collect()
+            (1..=23).map(|exponent| 1 << exponent).filter(|&bytes| bytes <= most).collect()
         } else if load.size.is_empty() && operation.is_atomic() {
             vec![ATOMIC_BYTES as usize]
+        } else if load.size.is_empty() && transport == Transport::Ud {
+            DATAGRAM_SIZES.into_iter().filter(|&bytes| bytes <= most).collect()
         } else if load.size.is_empty() {
             DEFAULT_SIZES.to_vec()
         } else {
@@ -325,6 +346,7 @@ impl Exchange {
             kind,
             operation,
             protocol: load.protocol,
+            transport,
             replicate: load.replicate,
             sizes,
             extent,
@@ -380,6 +402,7 @@ fn in_options(error: &ParametersError) -> String {
     let ParametersError { setting, given, allowed } = error;
     let option = match setting {
         Setting::Protocol => "--protocol",
+        Setting::Transport => "--transport",
         Setting::Replicate => "--replicate",
         Setting::Credits => "--no-credits",
         Setting::Events => "-e",

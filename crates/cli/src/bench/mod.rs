@@ -158,6 +158,7 @@ fn measure(kind: Kind, exchange: &Exchange, device: &Device, stream: TcpStream) 
         let record = Record { schema: SCHEMA.to_owned(), environment, parameters, results };
         line(serde_json::to_string_pretty(&record)?)?;
     } else {
+        report::lost_messages(&parameters, &results)?;
         report::cpu(&parameters, &results)?;
         report::packets(&parameters, &results)?;
     }

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use doorbell_fabric::FaultPlan;
 use doorbell_protocols::Protocol;
 use doorbell_study::environment::Environment;
-use doorbell_study::parameters::{Kind, Operation, Parameters, Timed};
+use doorbell_study::parameters::{Kind, Operation, Parameters, Timed, Transport};
 use doorbell_study::record::{BothEnds, Counted, PointResult};
 use doorbell_study::serving::{Serving, SharedBy};
 
@@ -76,7 +76,11 @@ fn name(parameters: &Parameters) -> String {
     let protocol = parameters.protocol;
     match parameters.operation {
         Operation::Send if parameters.replicate => format!("One source for many readers over {protocol}"),
-        Operation::Send => protocol.to_string(),
+        Operation::Send => match parameters.transport {
+            Transport::Rc => protocol.to_string(),
+            Transport::Uc => "SEND over UC".to_owned(),
+            Transport::Ud => "SEND over UD".to_owned(),
+        },
         Operation::Write => "RDMA WRITE".to_owned(),
         Operation::Read => "RDMA READ".to_owned(),
         Operation::CompareSwap => "Compare-and-swap".to_owned(),
@@ -207,6 +211,25 @@ where
             .filter(|(_, _, counters)| !counters.is_empty())
             .map(|(name, end, _)| (result.bytes, name, end))
     })
+}
+
+/// What was lost, where nothing is acknowledged or sent again.
+pub(crate) fn lost_messages(parameters: &Parameters, results: &[PointResult]) -> io::Result<()> {
+    if parameters.transport == Transport::Rc {
+        return Ok(());
+    }
+    line("")?;
+    line(match parameters.kind {
+        Kind::Latency => "Messages without an answer: nothing is sent again",
+        Kind::Bandwidth => "Messages that did not arrive: nothing is sent again, and nothing slows a sender down",
+    })?;
+    line(format_args!("{:>9} {:>12} {:>12} {:>8}", "bytes", "sent", "lost", "share"))?;
+    for result in results {
+        let sent: u64 = result.sent_by_connection.iter().sum();
+        let share = 100.0 * result.lost as f64 / sent.max(1) as f64;
+        line(format_args!("{:>9} {sent:>12} {:>12} {share:>6.2} %", result.bytes, result.lost))?;
+    }
+    Ok(())
 }
 
 /// What both ends have spent of their processors.

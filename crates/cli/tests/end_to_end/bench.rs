@@ -437,6 +437,63 @@ fn one_source_reaches_all_readers() {
     }
 }
 
+/// Nothing is acknowledged: what arrives, what is lost and what was sent add up, and packets are as predicted.
+#[test]
+fn messages_that_nobody_acknowledges_are_counted() {
+    for (arguments, sizes) in [("uc", "0,16,5000,100000"), ("ud", "0,16,1024"), ("ud -q 3 -l 4", "16,4096")] {
+        let lost_by = |fault: &str| -> u64 {
+            let record = record(&format!("bw --transport {arguments} -n 400 --rate 20000 -s {sizes} --verify {fault}"));
+            let results = list(&record, "/results");
+            assert_eq!(results.len(), sizes.split(',').count());
+            let lost = |result: &Value| {
+                let sent: u64 = list(result, "/sent_by_connection").iter().map(|sent| sent.as_u64().unwrap()).sum();
+                assert_eq!(sent, if arguments.contains("-q 3") { 1200 } else { 400 });
+                assert_eq!(number(result, "/messages") + number(result, "/lost"), sent);
+                for what in ["data_packets", "data_bytes"] {
+                    let [counted, predicted] =
+                        ["counted", "predicted"].map(|of| number(result, &format!("/{of}/client/{what}")));
+                    assert_eq!(counted, predicted, "{what} in {result:#}");
+                }
+                assert_eq!(number(result, "/counters/server/tx_vport_rdma_unicast_packets"), 0);
+                number(result, "/lost")
+            };
+            results.iter().map(lost).sum()
+        };
+        lost_by("");
+        assert!(lost_by("--fault drop=0.2,seed=3") > 100);
+        assert!(lost_by("--fault duplicate=0.2,reorder=0.1,seed=3") < 1000, "what comes twice counts once");
+    }
+}
+
+#[test]
+fn ping_pongs_that_nobody_acknowledges_come_to_an_end() {
+    for transport in ["uc", "ud"] {
+        let honest = record(&format!("lat --transport {transport} -n 300 -s 16,1000 --verify"));
+        for result in list(&honest, "/results") {
+            positive(result, "/latency_ns/p50");
+            assert!(number(result, "/messages") + number(result, "/lost") >= 300);
+            assert!(number(result, "/counted/client/data_packets") == 500, "200 of them to warm up");
+        }
+        let lossy = record(&format!("lat --transport {transport} -n 50 -s 16 --verify --fault drop=0.05,seed=3"));
+        let result = &list(&lossy, "/results")[0];
+        assert!((1..100).contains(&number(result, "/lost")), "{result:#}");
+        assert_eq!(number(result, "/counted/client/data_packets"), 250);
+    }
+    let _one_at_a_time = measuring();
+    let finished = run("bench bw -n 300 -s 16 --transport uc").expect_status(0);
+    assert!(finished.stdout.contains("Messages that did not arrive"), "{}", finished.stdout);
+    let wrong = [
+        ("bw --transport ud -s 8192", "the message size (-s) is 8192 B", "allowed is 0 to 4096 B"),
+        ("bw --transport ud -m 1024 -s 1025", "the message size (-s) is 1025 B", "allowed is 0 to 1024 B"),
+        ("bw --transport uc --op write", "the transport (--transport) is uc", "rc for operations other than send"),
+        ("bw --transport ud -e", "the transport (--transport) is ud", "rc for ends that sleep on events"),
+        ("lat --transport ud --protocol direct-read", "the transport (--transport) is ud", "rc for protocols"),
+    ];
+    for (arguments, given, allowed) in wrong {
+        run(&format!("bench {arguments}")).expect_complaint(2, &[given, allowed]);
+    }
+}
+
 #[test]
 fn the_tables_say_where_nobody_knows_how_many_packets_there_are() {
     let _one_at_a_time = measuring();

@@ -6,7 +6,7 @@ use doorbell_protocols::Protocol;
 use doorbell_verbs::PathMtu;
 use doorbell_wire::cost::ATOMIC_BYTES;
 
-use super::{Extent, Kind, Operation, Parameters, ParametersError, Setting, most_queued, within};
+use super::{Extent, Kind, Operation, Parameters, ParametersError, Setting, Transport, most_queued, within};
 
 /// The most sizes of one run.
 const MAX_SIZES: usize = 1024;
@@ -66,6 +66,7 @@ impl Parameters {
             return Err(ParametersError { setting: Setting::SlowReceiver, given, allowed });
         }
         self.check_protocol()?;
+        self.check_transport()?;
         self.serving.check(self)?;
         for &size in &self.sizes {
             within(Setting::Size, size, 0, MAX_MESSAGE, " B")?;
@@ -76,6 +77,32 @@ impl Parameters {
             self.fit(size)?;
         }
         Ok(())
+    }
+
+    /// What goes without acknowledgements: one way or ping-pongs of bare SENDs, by one thread that polls.
+    fn check_transport(&self) -> Result<(), ParametersError> {
+        if self.transport == Transport::Rc {
+            return Ok(());
+        }
+        let serving = &self.serving;
+        let others = [
+            (self.operation != Operation::Send, "operations other than send"),
+            (self.protocol != Protocol::default(), "protocols: its messages are bare SENDs"),
+            (self.bidirectional, "both ways at once"),
+            (self.events, "ends that sleep on events"),
+            (self.slow_receiver_us > 0, "a slow receiver"),
+            (serving.threads > 1, "several threads"),
+            (serving.single_receiver, "a single receiver"),
+            (serving.shared_receives.is_some(), "shared receive buffers"),
+        ];
+        if let Some((_, what)) = others.into_iter().find(|(is_wanted, _)| *is_wanted) {
+            let (given, allowed) = (self.transport.to_string(), format!("rc for {what}"));
+            return Err(ParametersError { setting: Setting::Transport, given, allowed });
+        }
+        // Ends know their path MTU only when they are made; no packet is longer than this.
+        let most =
+            if self.transport == Transport::Ud { self.mtu.unwrap_or(PathMtu::Mtu4096.bytes()) } else { MAX_MESSAGE };
+        self.sizes.iter().try_for_each(|&size| within(Setting::Size, size, 0, most, " B (over UD the path MTU)"))
     }
 
     /// What not every protocol has.

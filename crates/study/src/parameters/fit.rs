@@ -20,7 +20,7 @@ impl Parameters {
         let one_sided = self.operation.is_one_sided();
         let (fixed, each) = match one_sided {
             true => (0, 0),
-            false => receiving_bytes(self.protocol, size, self.window),
+            false => receiving_bytes(self.protocol, size + self.transport.bytes_before(), self.window),
         };
         // Inline data lies in the queues, for which as much is allowed again: a queue has up to
         // twice as many places as the window, each with room for it.

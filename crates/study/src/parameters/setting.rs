@@ -10,6 +10,8 @@ use crate::serving::Serving;
 pub enum Setting {
     /// [`Parameters::protocol`].
     Protocol,
+    /// [`Parameters::transport`].
+    Transport,
     /// [`Parameters::replicate`].
     Replicate,
     /// [`Parameters::credits`].
@@ -66,6 +68,7 @@ impl std::fmt::Display for Setting {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Protocol => "the protocol",
+            Self::Transport => "the transport",
             Self::Replicate => "one source for all connections",
             Self::Credits => "flow control by credits",
             Self::Events => "sleeping on events",

@@ -13,7 +13,7 @@ use super::report::Report;
 use super::result::Seen;
 use super::{SessionError, TcpPeer};
 use crate::executor::block_on;
-use crate::parameters::Parameters;
+use crate::parameters::{Parameters, Transport};
 use crate::record::PointResult;
 use crate::threads::{OsThreads, Threads};
 
@@ -191,7 +191,7 @@ impl<P: Peer<Says = ToServer, Hears = FromServer>, X: Threads> Asking<P, X> {
         let cpu_before = self.threads.cpu_time();
         let (tallies, histogram) = self.peer.watched(performance.of(point, &memory, &progress)).await?;
         let cpu = self.threads.cpu_time().since(cpu_before);
-        if parameters.operation.is_one_sided() {
+        if parameters.operation.is_one_sided() || parameters.transport != Transport::Rc {
             self.peer.send(ToServer::Done { messages: tallies.iter().map(|tally| tally.sent).collect() }).await?;
         }
         let own = Report { cpu, ..Report::new(&tallies, &self.device, &before) };

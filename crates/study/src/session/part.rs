@@ -13,6 +13,7 @@ use crate::record::Buckets;
 use crate::roles::{Part, Role};
 use crate::serving::SharedBy;
 use crate::threads::Threads;
+use crate::unacknowledged;
 use crate::workload::{self, Reception, Tally};
 
 /// What an end did: one tally for each connection, and how long rounds took where that is measured.
@@ -89,6 +90,15 @@ impl<P: Peer, X: Threads> Performance<'_, P, X> {
                 let gather = workload::gather(*hub, waiter.clone(), device.clone(), reception);
                 let gathered = threads.run(&waiter, [gather], watch.check());
                 several(self.reposting(shared.as_ref(), gathered).await?).map_err(failed)
+            }
+            Ends::Unacknowledged(ends) => {
+                if parameters.kind == Kind::Latency {
+                    let tasks = ends.iter().map(|end| unacknowledged::ping(end, plan, waiter.clone(), progress));
+                    return timed(threads.run(&waiter, tasks, watch.check()).await?).map_err(failed);
+                }
+                let tasks =
+                    ends.iter().map(|end| unacknowledged::stream(end, fitted.batch, plan, waiter.clone(), progress));
+                untimed(threads.run(&waiter, tasks, watch.check()).await?).map_err(failed)
             }
             Ends::OneSided(ends) => {
                 let needed = (fitted.send_buffers * stride(plan.bytes)) as u64;

@@ -23,7 +23,7 @@ pub enum ToServer {
         /// Of messages of this size.
         bytes: usize,
     },
-    /// One-sided operations are complete.
+    /// One-sided operations are complete, or all messages have left that nobody acknowledges.
     Done {
         /// How many of each connection.
         messages: Vec<u64>,

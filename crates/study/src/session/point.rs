@@ -9,8 +9,9 @@ use doorbell_verbs::{Channel, MemoryKind, PathMtu, Pd};
 use super::report::Before;
 use super::{Peer, SessionError};
 use crate::one_sided;
-use crate::parameters::{Fitted, Parameters};
+use crate::parameters::{Fitted, Parameters, Transport};
 use crate::roles::{Part, Role};
+use crate::unacknowledged;
 use crate::workload::{Plan, SendMemory};
 
 /// The connections that one end has.
@@ -21,6 +22,7 @@ pub(super) enum Ends<P: Connector> {
     /// Those of a single receiver.
     Gathered(Box<Hub>),
     OneSided(Vec<one_sided::End>),
+    Unacknowledged(Vec<unacknowledged::End>),
 }
 
 /// One point, connected.
@@ -38,6 +40,7 @@ enum Unconnected<P: Connector> {
     Messages(Vec<(P::Endpoint, SendMemory)>),
     Gathered(Box<Hub>, Vec<Endpoint>),
     OneSided(Vec<one_sided::End>),
+    Unacknowledged(Vec<unacknowledged::End>),
 }
 
 /// What one end has made of a point before it knows the other.
@@ -86,7 +89,10 @@ impl<P: Connector> Prepared<P> {
             let end = |_| Ok(one_sided::End::new(pd, parameters, bytes, &fitted, role)?);
             Ok(Unconnected::OneSided(each.clone().map(end).collect::<Result<_, SessionError>>()?))
         };
-        let ends = if part.role == Role::Initiator {
+        let ends = if parameters.transport != Transport::Rc {
+            let end = |_| Ok(unacknowledged::End::new(pd, parameters, bytes, &fitted)?);
+            Unconnected::Unacknowledged(each.map(end).collect::<Result<_, SessionError>>()?)
+        } else if part.role == Role::Initiator {
             one_sided(one_sided::Role::Initiator(channel.as_ref()))?
         } else if part.role == Role::Target {
             one_sided(one_sided::Role::Target)?
@@ -122,6 +128,7 @@ impl<P: Connector> Prepared<P> {
             Unconnected::Messages(ends) => ends.iter().map(|(endpoint, _)| self.protocol.describe(endpoint)).collect(),
             Unconnected::Gathered(_, ends) => ends.iter().map(Endpoint::description).collect(),
             Unconnected::OneSided(ends) => ends.iter().map(one_sided::End::description).collect(),
+            Unconnected::Unacknowledged(ends) => ends.iter().map(unacknowledged::End::description).collect(),
         }
     }
 
@@ -148,6 +155,10 @@ impl<P: Connector> Prepared<P> {
             Unconnected::OneSided(ends) => {
                 ends.iter().zip(&peers).try_for_each(|(end, peer)| end.connect(peer))?;
                 Ends::OneSided(ends)
+            }
+            Unconnected::Unacknowledged(mut ends) => {
+                ends.iter_mut().zip(&peers).try_for_each(|(end, peer)| end.connect(peer))?;
+                Ends::Unacknowledged(ends)
             }
         };
         let Self { fitted, plan, channel, before, shared, .. } = self;

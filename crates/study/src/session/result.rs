@@ -5,7 +5,7 @@ use doorbell_verbs::PathMtu;
 use hdrhistogram::Histogram;
 
 use super::report::Report;
-use crate::parameters::{Fitted, Kind, Parameters};
+use crate::parameters::{Fitted, Kind, Parameters, Transport};
 use crate::prediction::Path;
 use crate::record::{BothEnds, Buckets, Conclusion, Counted, Latency, PointResult, Rates};
 use crate::workload::{self, Tally};
@@ -37,7 +37,15 @@ impl Seen<'_> {
         let seconds = seconds_since(|tally| tally.began_ns);
         // Counters know no warm-up.
         let counted_seconds = seconds_since(|tally| tally.first_ns);
+        let is_acknowledged = parameters.transport == Transport::Rc;
+        let lost = match parameters.kind {
+            _ if is_acknowledged => 0,
+            Kind::Latency => own.sent.saturating_sub(own.received),
+            Kind::Bandwidth => own.sent.saturating_sub(report.received),
+        };
         let messages = match parameters.kind {
+            Kind::Latency if !is_acknowledged => histogram.as_ref().map_or(0, Histogram::len),
+            Kind::Bandwidth if !is_acknowledged => report.received,
             Kind::Latency => own.sent - workload::WARM_UP_ROUNDS * parameters.connections as u64,
             Kind::Bandwidth if parameters.bidirectional => own.sent + report.sent,
             Kind::Bandwidth => own.sent,
@@ -52,6 +60,7 @@ impl Seen<'_> {
         let path = Path {
             operation: parameters.operation,
             protocol: parameters.protocol,
+            transport: parameters.transport,
             bytes,
             mtu,
             credits: parameters.credits,
@@ -90,6 +99,7 @@ impl Seen<'_> {
             rates,
             counted,
             predicted,
+            lost,
             damaged: own.damaged + report.damaged,
             stalled_on_credits: own.stalled_on_credits + report.stalled_on_credits,
             sent_by_connection: tallies.iter().map(|tally| tally.sent).collect(),

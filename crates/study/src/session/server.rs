@@ -15,7 +15,9 @@ use crate::cpu::CpuTime;
 use crate::executor::block_on;
 use crate::one_sided;
 use crate::parameters::Parameters;
+use crate::roles::Role;
 use crate::threads::{OsThreads, Threads};
+use crate::unacknowledged::{self, Listener};
 use crate::workload::{Plan, Tally};
 
 /// The other end, of a session with another process: serves one client until it is done.
@@ -130,12 +132,46 @@ async fn answer_point<C: Connector<Connection: Send>, P: Peer<Says = FromServer,
         return Ok(Report { cpu, ..Report::new(&tallies, device, &before) });
     }
     peer.send(FromServer::Ready { memory: Vec::new() }).await?;
+    if let Ends::Unacknowledged(ends) = &point.ends {
+        let listeners = ends.iter().map(|end| Listener::new(end, &plan, part.role == Role::Responder)).collect();
+        let tallies = be_listener(listeners, device, peer, bytes).await?;
+        // It looks until it hears that nothing comes any more, without telling looks in vain from others.
+        let cpu = CpuTime { empty_ns: None, ..threads.cpu_time().since(cpu_before) };
+        return Ok(Report { cpu, ..Report::new(&tallies, device, &before) });
+    }
     let peer = &*peer;
     let watch = Watch { peer, device, is_to_be_silent: true, rounds_are_long: parameters.slow_receiver_us > 0 };
     let performance = Performance { parameters, part: &part, threads, watch };
     let (tallies, _) = peer.watched(performance.of(point, &[], &|_| {})).await?;
     let cpu = threads.cpu_time().since(cpu_before);
     Ok(Report { cpu, ..Report::new(&tallies, device, &before) })
+}
+
+/// Hears what comes, until the peer says that it has sent everything, and a little longer.
+async fn be_listener(
+    mut listeners: Vec<Listener<'_>>,
+    device: &Device,
+    peer: &mut impl Peer<Says = FromServer, Hears = ToServer>,
+    bytes: usize,
+) -> Result<Vec<Tally>, SessionError> {
+    let failed = |error| SessionError::Connection { bytes, error };
+    let mut result = Ok(0);
+    peer.until_heard(|| {
+        if result.is_ok() {
+            result = listeners.iter_mut().try_fold(0, |count, listener| Ok(count + listener.turn()?));
+        }
+    })
+    .await?;
+    result.map_err(failed)?;
+    let ToServer::Done { messages } = peer.receive(Patience::Endless).await? else {
+        return Err(SessionError::Unexpected("something else than done".to_owned()));
+    };
+    if messages.len() != listeners.len() {
+        let what = format!("{} connections done of {}", messages.len(), listeners.len());
+        return Err(SessionError::Unexpected(what));
+    }
+    unacknowledged::hear_out(&mut listeners, &messages, device).await.map_err(failed)?;
+    Ok(listeners.iter().map(Listener::tally).collect())
 }
 
 /// Has memory that the peer uses, until it says that it is done.

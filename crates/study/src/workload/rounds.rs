@@ -143,14 +143,27 @@ impl Rounds {
     /// The round is over. True if it was the last.
     pub(crate) fn end(&mut self, began_ns: u64, progress: &impl Fn(u64)) -> bool {
         let now_ns = self.device.now_ns();
+        let is_last = self.count_one(now_ns);
+        if let Some(measured @ 1..) = self.count.checked_sub(WARM_UP_ROUNDS) {
+            // It grows by itself, so there is nothing that it cannot record.
+            let _ = self.histogram.record((now_ns - began_ns) / self.divisor);
+            if measured.is_multiple_of(1024) {
+                progress(measured);
+            }
+        }
+        is_last
+    }
+
+    /// The round is over without an answer, so there is no time to record. True if it was the last.
+    pub(crate) fn lost(&mut self) -> bool {
+        let now_ns = self.device.now_ns();
+        self.count_one(now_ns)
+    }
+
+    fn count_one(&mut self, now_ns: u64) -> bool {
         self.count += 1;
         self.tally.sent = self.count;
         let Some(measured @ 1..) = self.count.checked_sub(WARM_UP_ROUNDS) else { return false };
-        // It grows by itself, so there is nothing that it cannot record.
-        let _ = self.histogram.record((now_ns - began_ns) / self.divisor);
-        if measured.is_multiple_of(1024) {
-            progress(measured);
-        }
         self.tally.ended_ns = now_ns;
         now_ns >= self.ends_ns || matches!(self.plan.extent, Extent::Messages(messages) if measured >= messages)
     }

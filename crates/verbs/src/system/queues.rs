@@ -180,7 +180,12 @@ impl raw::Cq for SystemCq {
             let wanted = LIST.min(out.len() - reaped);
             // SAFETY: the queue lives, and there is room for so many.
             let found = unsafe { (queue.poll)(queue.raw, wanted as c_int, wcs.as_mut_ptr().cast()) };
-            let Ok(found) = usize::try_from(found) else { return Err(Overrun) };
+            let found = match usize::try_from(found) {
+                Ok(found) => found,
+                // What earlier passes took is gone from the queue, so it is handed out; the next poll fails again.
+                Err(_) if reaped > 0 => break,
+                Err(_) => return Err(Overrun),
+            };
             for (place, wc) in out[reaped..].iter_mut().zip(&wcs[..found]) {
                 // SAFETY: the first `found` have been written.
                 *place = convert::completion(unsafe { wc.assume_init_ref() });

@@ -1,0 +1,120 @@
+//! Published sentences as curves.
+//!
+//! A sentence with an absolute number ("about 0.2 us per KB") is drawn where it was published. One that only compares
+//! ("the rate grows linearly up to 32, then it is flat") is drawn through the first point of one's own curve that it is
+//! about. A sentence that says neither is words only.
+
+use doorbell_published::{Shape, Testbed};
+use doorbell_study::experiment::{Quantity, View};
+
+use crate::Run;
+
+/// A sentence, drawn.
+pub(crate) struct Curve {
+    /// What the legend calls it.
+    pub(crate) name: String,
+    pub(crate) quantity: Quantity,
+    /// Place on the axis, and value in the quantity's unit.
+    pub(crate) points: Vec<(f64, f64)>,
+}
+
+/// What a sentence says of a curve.
+enum Form {
+    /// Values at places.
+    Absolute(Quantity, Vec<(f64, f64)>),
+    /// A function, of which one's own curve of this name has some multiple, from a place on.
+    Like(Quantity, &'static str, f64, Box<dyn Fn(f64) -> f64>),
+}
+
+/// The places of a sweep that doubles.
+fn doubling(least: f64, most: f64) -> impl Iterator<Item = f64> {
+    let double = move |place: &f64| (*place < most).then(|| (2.0 * place).min(most));
+    std::iter::successors(Some(least), double)
+}
+
+fn flat(quantity: Quantity, (least, most): (f64, f64), value: f64) -> Form {
+    Form::Absolute(quantity, doubling(least, most).map(|place| (place, value)).collect())
+}
+
+fn like(quantity: Quantity, series: &'static str, of: impl Fn(f64) -> f64 + 'static) -> Form {
+    Form::Like(quantity, series, 0.0, Box::new(of))
+}
+
+/// The sizes of the published sweeps, and their numbers of threads or senders.
+const SIZES: (f64, f64) = (16.0, 8192.0);
+const THREADS: (f64, f64) = (1.0, 32.0);
+
+fn form(testbed: &Testbed, shape: &Shape) -> Option<Form> {
+    use Quantity::{MedianLatency, MessageRate, RequestPackets, Throughput};
+    let number = |name: &str| shape.number(name);
+    Some(match shape.id.as_str() {
+        "send-receive/latency-is-a-line" => {
+            let (base, per_kib, most) = (number("base_us")?, number("us_per_kib")?, number("to_bytes")?);
+            let points = doubling(SIZES.0, most).map(|bytes| (bytes, base + per_kib * bytes / 1024.0));
+            Form::Absolute(MedianLatency, points.collect())
+        }
+        "send-receive/window-linear-then-flat" => {
+            let knee = number("knee_window")?;
+            like(MessageRate, "one per post", move |window| window.min(knee))
+        }
+        "send-receive/batch-gains" => {
+            let (knee, gain) = (number("knee_batch")?, number("gain")?);
+            like(MessageRate, "window 256", move |batch| 1.0 + (gain - 1.0) * (batch.min(knee) - 1.0) / (knee - 1.0))
+        }
+        "send-receive/batch-linear-where-posts-bind" => {
+            let knee = number("knee_batch")?;
+            like(MessageRate, "4 posts in flight", move |batch| batch.min(knee))
+        }
+        "send-receive/single-connection-ceiling" => {
+            flat(MessageRate, (number("batch")?, 64.0), number("ceiling_m_per_s")?)
+        }
+        "send-receive/sequential-is-slow" => {
+            flat(Throughput, (SIZES.0, number("to_bytes")?), number("most_share")? * testbed.link_gbps)
+        }
+        "send-receive/unbatched-is-linear" => like(Throughput, "unbatched", |bytes| bytes),
+        "send-receive/threads-are-linear" => like(MessageRate, "16 B", |threads| threads),
+        "direct-read/threads-are-linear" => like(MessageRate, "16 B", |threads| threads),
+        "send-receive/threads-line-rate" | "send-receive/n-to-1-line-rate" | "direct-read/threads-line-rate" => {
+            flat(Throughput, THREADS, testbed.link_gbps)
+        }
+        "send-receive/srq-needs-throttling" => flat(MessageRate, THREADS, number("rate_m_per_s")?),
+        "send-receive/srq-limits" => flat(MessageRate, (2.0, THREADS.1), number("rate_m_per_s")?),
+        "direct-read/latency-is-flat" => {
+            let row = testbed.rows.iter().find(|row| row.id == "direct-read/latency")?;
+            flat(MedianLatency, (SIZES.0, number("to_bytes")?), row.value.in_base() / 1e3)
+        }
+        "direct-read/fence-is-slower" => {
+            Form::Absolute(MedianLatency, vec![(SIZES.0, number("without_us")? + number("longer_us")?)])
+        }
+        "direct-read/window-of-32" => {
+            let form = Box::new(|_| 1.0);
+            Form::Like(MessageRate, "unfenced", number("knee_window")?, form)
+        }
+        "direct-read/n-to-1-small-flat" => like(MessageRate, "16 B", |_| 1.0),
+        "wire/acks-are-packets" => flat(RequestPackets, (1.0, 1.0), number("packets")?),
+        _ => return None,
+    })
+}
+
+/// A sentence as a curve of this experiment's plot, beside the runs.
+pub(crate) fn curve(testbed: &Testbed, shape: &Shape, runs: &[Run]) -> Option<Curve> {
+    let id = &shape.id;
+    match form(testbed, shape)? {
+        Form::Absolute(quantity, points) => Some(Curve { name: format!("{id} (shape)"), quantity, points }),
+        Form::Like(quantity, series, from, of) => {
+            let own = |run: &Run| {
+                let mut curve = View::new(&run.records).curve(&shape.experiment, series, quantity);
+                curve.retain(|point| point.0 >= from);
+                (!curve.is_empty()).then_some((run.name.clone(), curve))
+            };
+            let (run, own) = runs.iter().find_map(own)?;
+            let (first, value) = *own.first()?;
+            let points = own.iter().map(|&(place, _)| (place, value * of(place) / of(first))).collect();
+            Some(Curve {
+                name: format!("{id} (shape, through the first point of {series} of {run})"),
+                quantity,
+                points,
+            })
+        }
+    }
+}
