@@ -1,0 +1,52 @@
+//! What a box counts, and how it says so.
+
+macro_rules! counters {
+    ($($name:ident: $sentence:literal,)*) => {
+        /// What a box counted since it was made.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct Counters {
+            $(#[doc = concat!("Counts: ", $sentence, ".")] pub $name: u64,)*
+        }
+
+        impl Counters {
+            /// What happened at least once: the count and what it counts.
+            pub fn sentences(&self) -> impl Iterator<Item = (u64, &'static str)> + use<> {
+                [$((self.$name, $sentence)),*].into_iter().filter(|(count, _)| *count > 0)
+            }
+        }
+    };
+}
+
+counters! {
+    received: "packets received",
+    sent: "packets sent",
+    requests: "requests of clients that were accepted",
+    to_node: "packets of requests sent to the memory node for the first time",
+    to_node_again: "packets of requests sent to the memory node again",
+    acks_in: "acknowledgements of the memory node",
+    acks_out: "acknowledgements given to clients",
+    coalesced: "acknowledgements of the memory node that covered several clients",
+    duplicates: "requests that a client sent again",
+    reads_again: "READs carried out again because a client lost the response",
+    out_of_sequence: "requests that arrived ahead of a lost one",
+    naks_out: "NAKs for lost requests sent to clients",
+    node_naks: "NAKs for lost requests received from the memory node",
+    lost_responses: "responses of the memory node that were lost and asked for again",
+    node_timeouts: "times that the memory node did not answer in time",
+    refused_access: "requests refused for their key, bounds or rights",
+    refused_invalid: "requests refused because they are malformed or not offered by the box",
+    node_failures: "times that the shared queue pair failed, with all clients on it",
+    reads_steered: "READs steered to the newest node of their key",
+    cas_steered: "CASes steered to the newest node of their key",
+    cas_converted: "CASes sent to the memory node as WRITEs",
+    cas_held: "CASes held until another one to the same key was answered",
+    passed: "packets passed through unchanged",
+    unparsed: "packets that are no RoCE v2 packets the box can read",
+    unknown_qp: "packets for a queue pair that the box does not have",
+    foreign: "packets for a queue pair of another address",
+    unexpected: "responses that answer nothing the box asked",
+    full: "requests dropped because the client or the box holds as much as its limits allow",
+    incomplete: "clients given up because they left a message incomplete",
+    congestion: "congestion notifications passed on",
+    keys_replaced: "keys forgotten because another key took their place in the table",
+}

@@ -1,0 +1,568 @@
+//! The box: who is connected, what is at the node, and the order in which a driver calls it.
+
+mod passing;
+mod requests;
+mod responses;
+mod transform;
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+
+use doorbell_wire::{BTH_LEN, BthPacket, BthRepr, NakCode, Operation, Outer, Psn, Qpn, RKey, Transport};
+use rustc_hash::FxHashMap;
+
+use crate::client::{Client, Phase, Repetition};
+use crate::config::{ClientEnd, Config, NodeEnd, Region, SetupError};
+use crate::counters::Counters;
+use crate::message::Message;
+use crate::node::Node;
+use crate::output::{Output, Path};
+use crate::regions::Regions;
+use crate::steering::{Key, Layout, Steering};
+use crate::values::Values;
+
+/// Bits of a queue pair number that name the place in the table; those above tell apart whom the place belonged to.
+const SLOT_BITS: u32 = 16;
+
+/// The place of the queue pair with the node.
+const NODE_PLACE: u32 = 0xffff;
+
+/// Numbers 0 and 1 of queue pairs are special.
+const FIRST_PLACE: u32 = 2;
+
+const MOST_CLIENTS: usize = 1 << 15;
+const _: () = assert!(MOST_CLIENTS + (FIRST_PLACE as usize) < NODE_PLACE as usize, "the node has a place of its own");
+
+/// Buffers of messages that are kept to be used again.
+const SPARE_BUFFERS: usize = 256;
+
+/// Longer buffers are not kept.
+const SPARE_BYTES: usize = 16 << 10;
+
+/// What a box holds at a moment. All of it is bounded by [`Limits`](crate::Limits).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Clients that are connected.
+    pub clients: usize,
+    /// Requests that wait for their turn at the node.
+    pub waiting: usize,
+    /// Requests at the node.
+    pub in_flight: usize,
+    /// WRITEs of which packets are missing.
+    pub incomplete: usize,
+    /// What all of these count for against the limits, in bytes.
+    pub bytes: usize,
+}
+
+/// A box between clients and a memory node.
+///
+/// It holds no socket, reads no clock and starts no thread; time is a number of nanoseconds that never goes back. A
+/// driver calls it so:
+///
+/// 1. **Input**: [`handle_packet`](Self::handle_packet) for each packet that arrived, from BTH to padding, and
+///    [`handle_timeout`](Self::handle_timeout) once [`poll_timeout`](Self::poll_timeout) has passed.
+/// 2. **Output**: [`poll_transmit`](Self::poll_transmit), which hands out all packets that follow.
+/// 3. **Waiting**: until something arrives or `poll_timeout` passes, which must be asked again after every input.
+///
+/// Connections are made by a control plane: [`node_side`](Self::node_side) and [`attach`](Self::attach) for the memory
+/// node, [`connect`](Self::connect) for each client.
+#[derive(Debug)]
+pub struct Steer {
+    config: Config,
+    counters: Counters,
+    regions: Regions,
+    /// Boxed, since most of a large table is empty.
+    clients: Vec<Option<Box<Client>>>,
+    free: Vec<u32>,
+    by_peer: FxHashMap<(IpAddr, Qpn), u32>,
+    /// Connections between a client and the node that are passed on: sender and number to destination.
+    relays: FxHashMap<(IpAddr, Qpn), IpAddr>,
+    node: Option<Node>,
+    next_node_side: (Qpn, Psn),
+    /// Clients with a request for the node, in turn.
+    ready: VecDeque<u32>,
+    /// Clients whose next request waits until a READ or atomic of anybody is answered.
+    response_waiters: VecDeque<u32>,
+    touched: Vec<u32>,
+    steering: Option<Steering>,
+    values: Values,
+    held_bytes: usize,
+    spare: Vec<Vec<u8>>,
+    out: Output,
+    generation: u32,
+    random: u64,
+    sweep_ns: Option<u64>,
+}
+
+impl Steer {
+    /// A box without node, regions and clients.
+    pub fn new(config: Config) -> Self {
+        let mut steer = Self {
+            config,
+            counters: Counters::default(),
+            regions: Regions::default(),
+            clients: Vec::new(),
+            free: Vec::new(),
+            by_peer: FxHashMap::default(),
+            relays: FxHashMap::default(),
+            node: None,
+            next_node_side: Default::default(),
+            ready: VecDeque::new(),
+            response_waiters: VecDeque::new(),
+            touched: Vec::new(),
+            steering: None,
+            values: Values::new(config.limits.words),
+            held_bytes: 0,
+            spare: Vec::new(),
+            out: Output::default(),
+            generation: 0,
+            random: config.seed,
+            sweep_ns: None,
+        };
+        steer.generation = steer.random() as u32;
+        steer.new_node_side();
+        steer
+    }
+
+    /// The same, which steers requests to the newest nodes of a store with this layout.
+    pub fn with_layout(config: Config, layout: Box<dyn Layout>) -> Self {
+        Self { steering: Some(Steering::new(layout, config.limits.keys)), ..Self::new(config) }
+    }
+
+    /// What it was made with.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// What it counted.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// What it holds.
+    pub fn held(&self) -> Held {
+        let clients = self.clients.iter().flatten();
+        let mut held = Held { bytes: self.held_bytes, ..Held::default() };
+        for client in clients {
+            held.clients += 1;
+            held.waiting += client.waiting.len();
+            held.incomplete += usize::from(client.assembly.is_some());
+        }
+        held.in_flight = self.node.as_ref().map_or(0, |node| node.in_flight.len());
+        held
+    }
+
+    /// The box's end of the queue pair that the node is to make next: its number, and the PSN of its first request.
+    pub fn node_side(&self) -> (Qpn, Psn) {
+        self.next_node_side
+    }
+
+    /// Is there a queue pair with the node that works?
+    pub fn is_attached(&self) -> bool {
+        self.node.as_ref().is_some_and(|node| !node.failed)
+    }
+
+    /// Takes the node's end of the shared queue pair into use, for which the node was given
+    /// [`node_side`](Self::node_side). The queue pair before it is given up, with all clients on it.
+    ///
+    /// # Errors
+    ///
+    /// The node takes no READs and atomics ([`SetupError::NoReads`]).
+    pub fn attach(&mut self, end: NodeEnd) -> Result<(), SetupError> {
+        if end.max_rd_atomic == 0 {
+            return Err(SetupError::NoReads);
+        }
+        self.fail_node(None);
+        let (qpn, psn) = self.next_node_side;
+        self.node = Some(Node::new(end, qpn, psn));
+        self.new_node_side();
+        Ok(())
+    }
+
+    /// Lets clients reach a region of the node.
+    ///
+    /// # Errors
+    ///
+    /// The key is taken, the table is full, or the region ends beyond the address space.
+    pub fn add_region(&mut self, region: Region) -> Result<(), SetupError> {
+        self.regions.add(region, self.config.limits.regions)
+    }
+
+    /// Ends that for the region with this key. What is at the node already is carried out. False if there is none.
+    pub fn remove_region(&mut self, rkey: RKey) -> bool {
+        self.regions.remove(rkey)
+    }
+
+    /// Connects a client. It makes its queue pair for the number that this returns, at the box's address.
+    ///
+    /// # Errors
+    ///
+    /// There is no node, the table of clients is full, the client is connected, or its path MTU is not the node's.
+    pub fn connect(&mut self, peer: ClientEnd) -> Result<Qpn, SetupError> {
+        let Some(node) = self.node.as_ref().filter(|node| !node.failed) else { return Err(SetupError::NoNode) };
+        if peer.path_mtu != node.end.path_mtu {
+            return Err(SetupError::PathMtu { client: peer.path_mtu, node: node.end.path_mtu });
+        }
+        if self.by_peer.contains_key(&(peer.address, peer.qpn)) {
+            return Err(SetupError::ClientKnown(peer.qpn));
+        }
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None => {
+                let most = self.config.limits.clients.min(MOST_CLIENTS);
+                if self.clients.len() >= most {
+                    return Err(SetupError::TooManyClients(most));
+                }
+                self.clients.push(None);
+                (self.clients.len() - 1) as u32
+            }
+        };
+        let qpn = self.number(slot + FIRST_PLACE);
+        self.clients[slot as usize] = Some(Box::new(Client::new(qpn, peer)));
+        self.by_peer.insert((peer.address, peer.qpn), slot);
+        Ok(qpn)
+    }
+
+    /// Forgets a client. Requests of it that are complete and at the node are carried out; nothing else is.
+    /// False if no client has this number.
+    pub fn disconnect(&mut self, qpn: Qpn) -> bool {
+        let Some(slot) = self.client_of(qpn) else { return false };
+        self.drop_requests(slot);
+        if let Some(client) = self.clients[slot as usize].take() {
+            self.by_peer.remove(&(client.peer.address, client.peer.qpn));
+        }
+        for list in [&mut self.ready, &mut self.response_waiters] {
+            list.retain(|other| *other != slot);
+        }
+        if let Some(steering) = &mut self.steering {
+            steering.forget_client(slot);
+        }
+        self.free.push(slot);
+        true
+    }
+
+    /// Passes the packets of another connection between a client and the node on, both ways: those from the client for
+    /// `node_qpn`, and those from the node for `client_qpn`.
+    ///
+    /// # Errors
+    ///
+    /// There is no node, or as many connections are passed on as there may be clients.
+    pub fn relay(&mut self, client: IpAddr, client_qpn: Qpn, node_qpn: Qpn) -> Result<(), SetupError> {
+        let Some(node) = &self.node else { return Err(SetupError::NoNode) };
+        if self.relays.len() / 2 >= self.config.limits.clients {
+            return Err(SetupError::TooManyClients(self.config.limits.clients));
+        }
+        self.relays.insert((client, node_qpn), node.end.address);
+        self.relays.insert((node.end.address, client_qpn), client);
+        Ok(())
+    }
+
+    /// Takes a packet, from BTH to padding.
+    pub fn handle_packet(&mut self, now_ns: u64, outer: &Outer, packet: &[u8]) {
+        self.counters.received += 1;
+        let Ok(bth) = BthRepr::parse(&BthPacket::new_unchecked(packet)) else {
+            return self.pass_unparsed(outer, packet);
+        };
+        let headers = BTH_LEN + bth.opcode.extension_len();
+        let Some(operation) = bth.opcode.operation().filter(|_| packet.len() >= headers + usize::from(bth.pad_count))
+        else {
+            return self.pass_unparsed(outer, packet);
+        };
+        if let Some(node) = self.node.as_ref().filter(|node| node.own_qpn == bth.dest_qpn) {
+            if node.end.address != outer.src {
+                self.counters.foreign += 1;
+            } else if operation == Operation::Cnp {
+                self.tell_clients_of_congestion(packet);
+            } else if bth.opcode.is_response() && !node.failed {
+                self.handle_response(now_ns, outer, packet, &bth, operation);
+            } else {
+                self.counters.unexpected += 1;
+            }
+        } else if let Some(slot) = self.client_of(bth.dest_qpn) {
+            let is_from_client = self.client(slot).is_some_and(|client| client.peer.address == outer.src);
+            if !is_from_client {
+                self.counters.foreign += 1;
+            } else if operation == Operation::Cnp {
+                self.tell_node_of_congestion(packet);
+            } else if bth.opcode.is_request() && bth.opcode.transport() == Transport::Rc {
+                self.handle_request(now_ns, slot, outer, packet, &bth, operation);
+            } else {
+                self.counters.unexpected += 1;
+            }
+        } else if outer.dst != self.config.address || self.relays.contains_key(&(outer.src, bth.dest_qpn)) {
+            self.pass(outer, bth.dest_qpn, packet);
+        } else {
+            self.counters.unknown_qp += 1;
+        }
+        self.after_input(now_ns);
+    }
+
+    /// Does what is due.
+    pub fn handle_timeout(&mut self, now_ns: u64) {
+        if self.sweep_ns.is_some_and(|at_ns| at_ns <= now_ns) {
+            self.give_up_incomplete(now_ns);
+        }
+        if let Some(node) = self.node.as_mut().filter(|node| !node.failed)
+            && node.deadline_ns.is_some_and(|at_ns| at_ns <= now_ns)
+        {
+            self.counters.node_timeouts += 1;
+            if !node.timed_out(now_ns) {
+                self.fail_node(None);
+            }
+        }
+        self.after_input(now_ns);
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) is to be called.
+    pub fn poll_timeout(&self) -> Option<u64> {
+        let node = self.node.as_ref().filter(|node| !node.failed).and_then(|node| node.deadline_ns);
+        node.into_iter().chain(self.sweep_ns).min()
+    }
+
+    /// Hands out the packets that are to be sent, from BTH to padding, in order. Returns how many they were.
+    pub fn poll_transmit(&mut self, take: impl FnMut(&Path, &[u8])) -> usize {
+        let count = self.out.drain(take);
+        self.counters.sent += count as u64;
+        count
+    }
+
+    /// Answers clients that something happened to, and sends the node what it may be sent.
+    fn after_input(&mut self, now_ns: u64) {
+        let from = self.config.address;
+        let mut acks = 0;
+        while let Some(slot) = self.touched.pop() {
+            let Some(client) = self.clients[slot as usize].as_mut() else { continue };
+            client.touched = false;
+            self.counters.naks_out += u64::from(client.is_nak_due());
+            let has_acked = client.settle(from, &mut self.out);
+            acks += u64::from(has_acked);
+            if matches!(client.repetitions.front(), Some(Repetition::Read(_))) {
+                self.schedule(slot);
+            }
+        }
+        self.counters.acks_out += acks;
+        self.counters.coalesced += u64::from(acks > 1);
+        self.pump(now_ns);
+    }
+
+    /// Sends again what is to be sent again, then new requests, as far as the node takes them.
+    fn pump(&mut self, now_ns: u64) {
+        let from = self.config.address;
+        let Some(node) = self.node.as_mut().filter(|node| !node.failed) else { return };
+        node.resend(now_ns, from, &mut self.out, &mut self.counters);
+        while let Some(slot) = self.ready.pop_front() {
+            let (mut message, append) = match self.next_request(slot) {
+                Ok(Some(next)) => next,
+                Ok(None) => continue,
+                Err(Full) => return self.ready.push_front(slot),
+            };
+            self.transform(&mut message, append);
+            let is_last = self.ready.is_empty();
+            let Some(node) = &mut self.node else { return };
+            self.counters.to_node += u64::from(node.launch(now_ns, message, is_last, from, &mut self.out));
+        }
+    }
+
+    /// Takes the next request of a client, if the node takes it now.
+    fn next_request(&mut self, slot: u32) -> Result<Next, Full> {
+        let window_bytes = self.config.limits.window_bytes;
+        let (Some(client), Some(node)) = (self.clients[slot as usize].as_deref(), &self.node) else {
+            return Ok(None);
+        };
+        let repetition = match client.repetitions.front() {
+            Some(Repetition::Read(message)) => Some(message),
+            _ => None,
+        };
+        let is_repetition = repetition.is_some();
+        let Some(message) = repetition.or(client.waiting.front()) else {
+            if let Some(client) = self.client(slot) {
+                client.scheduled = false;
+            }
+            return Ok(None);
+        };
+        if message.has_response() && !node.takes_response(message, window_bytes) {
+            self.response_waiters.push_back(slot);
+            return Ok(None);
+        }
+        if !node.takes(message, window_bytes) {
+            return Err(Full);
+        }
+        let append = match self.lock_of(message) {
+            Some((key, true)) => {
+                self.counters.cas_held += 1;
+                if let Some(steering) = &mut self.steering {
+                    steering.wait(&key, slot);
+                }
+                return Ok(None);
+            }
+            other => other.map(|(key, _)| key),
+        };
+        let Some(client) = self.client(slot) else { return Ok(None) };
+        let message = if is_repetition {
+            match client.repetitions.front_mut().map(|front| std::mem::replace(front, Repetition::ReadInFlight)) {
+                Some(Repetition::Read(message)) => Some(message),
+                _ => None,
+            }
+        } else {
+            client.in_flight += 1;
+            client.waiting.pop_front()
+        };
+        client.scheduled = !client.waiting.is_empty();
+        if client.scheduled {
+            self.ready.push_back(slot);
+        }
+        Ok(message.map(|message| (message, append)))
+    }
+
+    /// The queue pair with the node does not work any more. The client whose request caused it hears of this code, all
+    /// others that the node cannot go on.
+    fn fail_node(&mut self, culprit: Option<(Qpn, NakCode)>) {
+        let Some(node) = self.node.as_mut().filter(|node| !node.failed) else { return };
+        node.failed = true;
+        self.counters.node_failures += 1;
+        while let Some(message) = node.retire() {
+            if let Some(client) = owner(&mut self.clients, &message) {
+                client.held_bytes -= message.held;
+            }
+            self.held_bytes -= message.held;
+        }
+        for slot in 0..self.clients.len() as u32 {
+            self.drop_requests(slot);
+            let Some(client) = self.clients[slot as usize].as_mut() else { continue };
+            let code = match culprit {
+                Some((qpn, code)) if qpn == client.own_qpn => code,
+                _ => NakCode::REMOTE_OPERATIONAL_ERROR,
+            };
+            if matches!(client.phase, Phase::Refused(..)) {
+                continue;
+            }
+            if client.expected == client.answered {
+                client.phase = Phase::Failing;
+            } else {
+                client.phase = Phase::Refused(client.answered, code);
+                client.send_nak(client.answered, code, self.config.address, &mut self.out);
+            }
+        }
+        self.ready.clear();
+        self.response_waiters.clear();
+        // Of what was on its way to the node, nobody knows what it did.
+        self.values.clear();
+        if let Some(steering) = &mut self.steering {
+            steering.clear();
+        }
+    }
+
+    /// Drops what a client has in the box; what is at the node stays there.
+    fn drop_requests(&mut self, slot: u32) {
+        let Some(client) = self.clients[slot as usize].as_mut() else { return };
+        client.scheduled = false;
+        client.in_flight = 0;
+        let repetitions = client.repetitions.drain(..).filter_map(|repetition| match repetition {
+            Repetition::Read(message) => Some(message),
+            _ => None,
+        });
+        let messages =
+            client.waiting.drain(..).chain(repetitions).chain(client.assembly.take().map(|(message, _)| message));
+        let bytes: usize = messages.map(|message| message.held).sum();
+        client.held_bytes -= bytes;
+        self.held_bytes -= bytes;
+    }
+
+    /// Clients that have left a message incomplete for too long lose their connection.
+    fn give_up_incomplete(&mut self, now_ns: u64) {
+        let patience_ns = self.config.limits.incomplete_ns;
+        let mut next_ns = None;
+        for slot in 0..self.clients.len() as u32 {
+            let Some(client) = self.clients[slot as usize].as_mut() else { continue };
+            if client.assembly.is_none() {
+                continue;
+            }
+            let due_ns = client.assembly_ns.saturating_add(patience_ns);
+            if due_ns > now_ns {
+                next_ns = Some(next_ns.map_or(due_ns, |at_ns: u64| at_ns.min(due_ns)));
+                continue;
+            }
+            self.counters.incomplete += 1;
+            let held = client.assembly.take().map_or(0, |(message, _)| message.held);
+            client.held_bytes -= held;
+            self.held_bytes -= held;
+            client.phase = Phase::Refusing(NakCode::REMOTE_OPERATIONAL_ERROR);
+            self.touch(slot);
+        }
+        self.sweep_ns = next_ns;
+    }
+
+    fn client(&mut self, slot: u32) -> Option<&mut Client> {
+        self.clients.get_mut(slot as usize)?.as_deref_mut()
+    }
+
+    fn client_of(&self, qpn: Qpn) -> Option<u32> {
+        let slot = (qpn.get() & ((1 << SLOT_BITS) - 1)).checked_sub(FIRST_PLACE)?;
+        let client = self.clients.get(slot as usize)?.as_ref()?;
+        (client.own_qpn == qpn).then_some(slot)
+    }
+
+    /// Something happened to a client: it may be due an answer.
+    fn touch(&mut self, slot: u32) {
+        if let Some(client) = self.clients[slot as usize].as_mut()
+            && !std::mem::replace(&mut client.touched, true)
+        {
+            self.touched.push(slot);
+        }
+    }
+
+    /// A client has a request for the node.
+    fn schedule(&mut self, slot: u32) {
+        if let Some(client) = self.clients[slot as usize].as_mut()
+            && !std::mem::replace(&mut client.scheduled, true)
+        {
+            self.ready.push_back(slot);
+        }
+    }
+
+    /// A queue pair number that this place did not have lately.
+    fn number(&mut self, place: u32) -> Qpn {
+        self.generation = self.generation.wrapping_add(1);
+        Qpn::new((self.generation % 255 + 1) << SLOT_BITS | place)
+    }
+
+    fn new_node_side(&mut self) {
+        self.next_node_side = (self.number(NODE_PLACE), Psn::new(self.random() as u32));
+    }
+
+    /// SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
+    fn random(&mut self) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.random ^ (self.random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn buffer(&mut self, bytes: &[u8]) -> Vec<u8> {
+        let mut buffer = self.spare.pop().unwrap_or_default();
+        buffer.extend_from_slice(bytes);
+        buffer
+    }
+
+    /// A message is answered, or given up.
+    fn release(&mut self, message: Message) {
+        self.held_bytes -= message.held;
+        let mut buffer = message.bytes;
+        if self.spare.len() < SPARE_BUFFERS && buffer.capacity() <= SPARE_BYTES {
+            buffer.clear();
+            self.spare.push(buffer);
+        }
+    }
+}
+
+/// The node takes no more now.
+struct Full;
+
+/// A client's request, and the key to whose chain it appends; none if it has nothing for the node, or waits for something.
+type Next = Option<(Message, Option<Key>)>;
+
+/// The client that a message is of, if it is still connected.
+fn owner<'a>(clients: &'a mut [Option<Box<Client>>], message: &Message) -> Option<&'a mut Client> {
+    let client = clients.get_mut(message.slot as usize)?.as_deref_mut()?;
+    (client.own_qpn == message.qpn).then_some(client)
+}

@@ -1,0 +1,204 @@
+//! The box as the memory node sees it: one requester, whose requests are carried out in order (IBTA Vol 1, 9.7.3).
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+
+use doorbell_wire::{BthPacket, Psn, Qpn};
+
+use crate::config::NodeEnd;
+use crate::counters::Counters;
+use crate::message::{Kind, Message};
+use crate::output::{Output, Path};
+
+/// An acknowledgement is asked for after this many packets at the latest.
+const ACK_EVERY: u32 = 16;
+
+/// The timeout doubles up to this many times its first value.
+const BACKOFF_MOST: u32 = 6;
+
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) end: NodeEnd,
+    pub(crate) own_qpn: Qpn,
+    pub(crate) failed: bool,
+    /// The PSN of the next request.
+    next: Psn,
+    /// Requests that were sent and are not answered, in order.
+    pub(crate) in_flight: VecDeque<Message>,
+    /// READs and atomics among them, and what all of them cost in buffers.
+    responses: usize,
+    cost: u64,
+    response_cost: u64,
+    /// All that is in flight is to be sent again.
+    rewind: bool,
+    /// The PSN whose response was asked for again: once, until something moves.
+    asked: Option<Psn>,
+    /// Packets since an acknowledgement was asked for.
+    unasked: u32,
+    tries: u32,
+    pub(crate) deadline_ns: Option<u64>,
+}
+
+impl Node {
+    pub(crate) fn new(end: NodeEnd, own_qpn: Qpn, first_psn: Psn) -> Self {
+        Self {
+            end,
+            own_qpn,
+            failed: false,
+            next: first_psn,
+            in_flight: VecDeque::new(),
+            responses: 0,
+            cost: 0,
+            response_cost: 0,
+            rewind: false,
+            asked: None,
+            unasked: 0,
+            tries: 0,
+            deadline_ns: None,
+        }
+    }
+
+    /// The PSN of the oldest packet that is not answered.
+    pub(crate) fn oldest(&self) -> Psn {
+        self.in_flight.front().map_or(self.next, |message| message.node_psn.add(message.done))
+    }
+
+    /// Does a response with this PSN answer something that was sent? A NAK may also name the next PSN.
+    pub(crate) fn is_outstanding(&self, psn: Psn) -> bool {
+        let oldest = self.oldest();
+        psn.distance_from(oldest) < self.next.distance_from(oldest)
+    }
+
+    pub(crate) fn next_psn(&self) -> Psn {
+        self.next
+    }
+
+    /// May another READ or atomic be sent?
+    pub(crate) fn takes_response(&self, message: &Message, window_bytes: u64) -> bool {
+        self.responses < usize::from(self.end.max_rd_atomic)
+            && (self.response_cost == 0 || self.response_cost + message.response_cost() <= window_bytes)
+    }
+
+    /// May more be in flight?
+    pub(crate) fn takes(&self, message: &Message, window_bytes: u64) -> bool {
+        // Half of the numbers must tell duplicates from what is new.
+        let psns = self.next.distance_from(self.oldest()) + message.packets;
+        (self.cost == 0 || self.cost + message.request_cost() <= window_bytes) && psns < 1 << 22
+    }
+
+    /// Sends a request for the first time.
+    pub(crate) fn launch(
+        &mut self,
+        now_ns: u64,
+        mut message: Message,
+        is_last: bool,
+        from: IpAddr,
+        out: &mut Output,
+    ) -> u32 {
+        message.node_psn = self.next;
+        self.next = self.next.add(message.packets);
+        self.cost += message.request_cost();
+        self.response_cost += message.response_cost();
+        self.responses += usize::from(message.has_response());
+        let sent = send(&message, &self.end, from, out, |last| {
+            self.unasked += 1;
+            last && (is_last || self.unasked >= ACK_EVERY)
+        });
+        if is_last || message.has_response() || self.unasked >= ACK_EVERY {
+            self.unasked = 0;
+        }
+        if self.in_flight.is_empty() {
+            self.arm(now_ns);
+        }
+        self.in_flight.push_back(message);
+        sent
+    }
+
+    /// The oldest request is answered: takes it out.
+    pub(crate) fn retire(&mut self) -> Option<Message> {
+        let message = self.in_flight.pop_front()?;
+        self.cost -= message.request_cost();
+        self.response_cost -= message.response_cost();
+        self.responses -= usize::from(message.has_response());
+        Some(message)
+    }
+
+    /// Something was answered.
+    pub(crate) fn progress(&mut self, now_ns: u64) {
+        self.tries = 0;
+        self.asked = None;
+        self.deadline_ns = None;
+        if !self.in_flight.is_empty() {
+            self.arm(now_ns);
+        }
+    }
+
+    fn arm(&mut self, now_ns: u64) {
+        let wait_ns = self.end.timeout_ns << self.tries.min(BACKOFF_MOST);
+        self.deadline_ns = Some(now_ns.saturating_add(wait_ns));
+    }
+
+    /// Everything is to be sent again, because the node asked for it.
+    pub(crate) fn ask_for_rewind(&mut self) {
+        self.rewind = true;
+    }
+
+    /// Everything is to be sent again behind this delay, in which the node is not ready.
+    pub(crate) fn pause(&mut self, now_ns: u64, delay_ns: u64) {
+        self.deadline_ns = Some(now_ns.saturating_add(delay_ns));
+    }
+
+    /// The response to the oldest request is missing: everything is to be sent again, once until something moves.
+    pub(crate) fn lost_response(&mut self) -> bool {
+        let oldest = self.oldest();
+        let is_news = self.asked.replace(oldest) != Some(oldest);
+        self.rewind |= is_news;
+        is_news
+    }
+
+    /// The node has not answered in time. False if that happened too often.
+    pub(crate) fn timed_out(&mut self, now_ns: u64) -> bool {
+        self.tries += 1;
+        self.rewind = true;
+        self.asked = None;
+        self.arm(now_ns);
+        self.tries <= u32::from(self.end.retries)
+    }
+
+    /// Sends again what is to be sent again, each request as it was sent the first time.
+    pub(crate) fn resend(&mut self, now_ns: u64, from: IpAddr, out: &mut Output, counters: &mut Counters) {
+        if !std::mem::take(&mut self.rewind) || self.in_flight.is_empty() {
+            return;
+        }
+        let newest = self.in_flight.len() - 1;
+        for (index, message) in self.in_flight.iter().enumerate() {
+            counters.to_node_again += u64::from(send(message, &self.end, from, out, |last| last && index == newest));
+        }
+        if self.deadline_ns.is_none() {
+            self.arm(now_ns);
+        }
+    }
+}
+
+/// Sends the packets of a request that the node has not acknowledged, with the numbers of the node's queue pair.
+fn send(message: &Message, end: &NodeEnd, from: IpAddr, out: &mut Output, mut asks: impl FnMut(bool) -> bool) -> u32 {
+    let path = Path { source: from, destination: end.address, traffic_class: message.traffic_class, hop_limit: 64 };
+    let mut packets = message.request_packets(end.path_mtu.bytes()).enumerate().peekable();
+    let mut sent = 0;
+    while let Some((index, range)) = packets.next() {
+        let is_last = packets.peek().is_none();
+        // Of a READ, one packet asks for all.
+        if message.kind == Kind::Write && (index as u32) < message.done {
+            continue;
+        }
+        let packet = out.push(path, &message.bytes[range]);
+        let mut bth = BthPacket::new_unchecked(packet);
+        bth.set_dest_qpn(end.qpn);
+        bth.set_psn(message.node_psn.add(index as u32));
+        if asks(is_last) {
+            bth.set_ack_request(true);
+        }
+        sent += 1;
+    }
+    sent
+}

@@ -1,0 +1,60 @@
+//! Which memory of the node clients may reach: checked before a request is forwarded, since an access NAK of the node
+//! would put the shared queue pair, and so every client, into error.
+
+use doorbell_verbs_core::Access;
+use doorbell_wire::{NakCode, RKey};
+use rustc_hash::FxHashMap;
+
+use crate::config::{Region, SetupError};
+
+#[derive(Debug, Default)]
+pub(crate) struct Regions {
+    by_key: FxHashMap<u32, Region>,
+}
+
+impl Regions {
+    pub(crate) fn add(&mut self, region: Region, most: usize) -> Result<(), SetupError> {
+        let Region { rkey, address, length, .. } = region;
+        if self.by_key.contains_key(&rkey.get()) {
+            return Err(SetupError::RegionKnown(rkey));
+        }
+        if self.by_key.len() >= most {
+            return Err(SetupError::TooManyRegions(most));
+        }
+        if address.checked_add(length).is_none() {
+            return Err(SetupError::RegionBounds { address, length });
+        }
+        self.by_key.insert(rkey.get(), region);
+        Ok(())
+    }
+
+    pub(crate) fn remove(&mut self, rkey: RKey) -> bool {
+        self.by_key.remove(&rkey.get()).is_some()
+    }
+
+    /// Does every access to the region with this key pass the box?
+    pub(crate) fn is_exclusive(&self, rkey: RKey) -> bool {
+        self.by_key.get(&rkey.get()).is_some_and(|region| region.exclusive)
+    }
+
+    /// The region behind a key, if `length` bytes at `address` lie inside it and the access is granted
+    /// (IBTA Vol 1, 10.6.7). The key of an access to no bytes is not looked at, as a responder does not.
+    pub(crate) fn check(
+        &self,
+        rkey: RKey,
+        address: u64,
+        length: u32,
+        access: Access,
+    ) -> Result<Option<&Region>, NakCode> {
+        if length == 0 {
+            return Ok(None);
+        }
+        let region = self.by_key.get(&rkey.get()).ok_or(NakCode::REMOTE_ACCESS_ERROR)?;
+        let offset = address.checked_sub(region.address).ok_or(NakCode::REMOTE_ACCESS_ERROR)?;
+        let fits = offset.checked_add(length.into()).is_some_and(|end| end <= region.length);
+        match fits && region.access.contains(access) {
+            true => Ok(Some(region)),
+            false => Err(NakCode::REMOTE_ACCESS_ERROR),
+        }
+    }
+}

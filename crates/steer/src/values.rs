@@ -1,0 +1,114 @@
+//! What words of memory hold, where every access passes the box: only then a CAS can become a WRITE.
+//!
+//! A table of a fixed size has one word for each line of 64 bytes. What it knows of a word is the value behind everything
+//! that was sent to the node so far, which the node carries out in this order.
+
+use crate::message::{Kind, Message};
+
+const LINE_SHIFT: u32 = 6;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Value {
+    Known(u64),
+    /// The request with this number tells, if nothing is sent to the word before it does.
+    Asked(u64),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Word {
+    address: u64,
+    value: Value,
+}
+
+#[derive(Debug)]
+pub(crate) struct Values {
+    words: Box<[Option<Word>]>,
+    next_question: u64,
+}
+
+impl Values {
+    pub(crate) fn new(words: usize) -> Self {
+        Self { words: vec![None; words.clamp(1, 1 << 24).next_power_of_two()].into(), next_question: 1 }
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.words.fill(None);
+    }
+
+    fn place(&self, address: u64) -> usize {
+        let line = address >> LINE_SHIFT;
+        (line.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize & (self.words.len() - 1)
+    }
+
+    /// What the word holds, if that is known.
+    pub(crate) fn get(&self, address: u64) -> Option<u64> {
+        match self.words[self.place(address)] {
+            Some(Word { address: known, value: Value::Known(value) }) if known == address => Some(value),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn set(&mut self, address: u64, value: u64) {
+        self.words[self.place(address)] = Some(Word { address, value: Value::Known(value) });
+    }
+
+    /// An atomic is sent whose outcome will tell what the word holds. Returns the number of the question.
+    pub(crate) fn ask(&mut self, address: u64) -> u64 {
+        let question = self.next_question;
+        self.next_question += 1;
+        self.words[self.place(address)] = Some(Word { address, value: Value::Asked(question) });
+        question
+    }
+
+    /// The answer to a question: what the word held behind that atomic.
+    pub(crate) fn answer(&mut self, address: u64, question: u64, value: u64) {
+        let place = self.place(address);
+        if let Some(word) = &mut self.words[place]
+            && word.address == address
+            && word.value == Value::Asked(question)
+        {
+            word.value = Value::Known(value);
+        }
+    }
+
+    /// A WRITE is sent: what it covers is not known any more, but where it is a word alone.
+    pub(crate) fn written(&mut self, message: &Message, mtu: usize) {
+        let (from, length) = (message.address, u64::from(message.length));
+        if length == 0 {
+            return;
+        }
+        let to = from.saturating_add(length - 1);
+        for line in from >> LINE_SHIFT..=to >> LINE_SHIFT {
+            let place = self.place(line << LINE_SHIFT);
+            if self.words[place].is_some_and(|word| word.address <= to && from <= word.address.saturating_add(7)) {
+                self.words[place] = None;
+            }
+        }
+        if from % 8 == 0
+            && length == 8
+            && let Some(word) = message.first_payload(mtu).first_chunk::<8>()
+        {
+            self.set(from, u64::from_le_bytes(*word));
+        }
+    }
+
+    /// An addition is sent.
+    pub(crate) fn added(&mut self, address: u64, add: u64) -> Option<u64> {
+        match self.get(address) {
+            Some(value) => {
+                self.set(address, value.wrapping_add(add));
+                None
+            }
+            None => Some(self.ask(address)),
+        }
+    }
+}
+
+/// What a word holds behind an atomic that found `original`.
+pub(crate) fn behind(kind: Kind, original: u64) -> u64 {
+    match kind {
+        Kind::CompareSwap { compare, swap } if compare == original => swap,
+        Kind::FetchAdd { add } => original.wrapping_add(add),
+        _ => original,
+    }
+}
