@@ -7,7 +7,7 @@ use doorbell_verbs::{
     QpAttributes, QpCapacities, QpKind, QpOptions, QpState, RKey, SendFlags, SendOperation, SendRequest, Srq, Status,
 };
 
-use crate::config::{Config, MAX_WINDOW};
+use crate::config::{Config, MAX_POLL_LIST, MAX_WINDOW};
 use crate::error::{ConnectError, ConnectionError};
 use crate::rc::{self, RcSettings};
 use crate::setup::EndpointDescription;
@@ -151,6 +151,7 @@ impl Unconnected {
             over: None,
             heard_ns,
             was_heard: false,
+            poll_list: config.poll_list.min(MAX_POLL_LIST),
             keepalive_ns: config.keepalive_ns,
             keepalive_out: false,
             stands_still: false,
@@ -182,6 +183,8 @@ pub struct Carrier {
     heard_ns: u64,
     /// Since then something was heard.
     was_heard: bool,
+    /// Completions taken by one poll at most.
+    pub(crate) poll_list: usize,
     keepalive_ns: u64,
     keepalive_out: bool,
     /// That the question stays without an answer was told.

@@ -48,6 +48,9 @@ pub struct Config {
     pub poll_list: usize,
     /// Receives that are posted again in one list at most: 1 to 64; 1 posts each by itself, as it is given back.
     pub repost_list: usize,
+    /// Every message posted has a completion of its own, as in published evaluations; otherwise the last of a list tells
+    /// of all before it. Of Send-Receive and Direct-Read alone.
+    pub signal_each: bool,
     /// Messages up to this many bytes go inline. More than the device takes is the same as the most that it takes.
     pub inline: usize,
     /// Bytes of the longest message that can be received, and of the longest sent by copying: 0 to 1 GiB.
@@ -81,6 +84,7 @@ impl Default for Config {
             depth: 128,
             poll_list: MAX_POLL_LIST,
             repost_list: MAX_REPOST_LIST,
+            signal_each: false,
             inline: 64,
             max_message: 4096,
             send_buffers: 64,
@@ -155,6 +159,12 @@ impl Config {
     /// Sets how many receives are posted again in one list at most: 1 to 64.
     pub fn repost_list(mut self, receives: usize) -> Self {
         self.repost_list = receives;
+        self
+    }
+
+    /// Sets whether every message posted has a completion of its own ([`signal_each`](Self#structfield.signal_each)).
+    pub fn signal_each(mut self, on: bool) -> Self {
+        self.signal_each = on;
         self
     }
 

@@ -44,11 +44,6 @@ pub trait Machine {
     /// Posts what waits for its batch to be full.
     fn flush(&mut self, qp: &Qp) -> Result<(), PostError>;
 
-    /// How many completions are taken at a time.
-    #[inline]
-    fn list_length(&self) -> usize {
-        MAX_POLL_LIST
-    }
     /// Does the connection take its completions itself? If not, somebody hands them in
     /// ([`Connection::hand_in`]).
     #[inline]
@@ -282,7 +277,7 @@ impl<R: Recipe> Connection<R> {
             return Ok(None);
         }
         let mut list = [Completion::default(); MAX_POLL_LIST];
-        let count = match self.carrier.cq.poll(&mut list[..self.machine.list_length()]) {
+        let count = match self.carrier.cq.poll(&mut list[..self.carrier.poll_list]) {
             Ok(count) => count,
             Err(error) => return Err(self.end(ConnectionError::Overrun(error))),
         };

@@ -190,3 +190,24 @@ fn a_sender_that_dies_is_told_of_once_and_its_buffers_go_to_the_others() {
     senders.push(join(&mut hub, config, Some(&shared)).unwrap());
     deliver(&mut hub, &mut senders, 100);
 }
+
+#[test]
+fn a_poll_takes_as_many_completions_as_the_configuration_says() {
+    let pd = device().create_pd().unwrap();
+    let config = config().credits(false).poll_list(1).repost_list(1);
+    let mut hub = Hub::for_connections(&pd, &config, 1, None).unwrap();
+    let (mut sender, _) = join(&mut hub, config, None).unwrap();
+    for number in 0..3 {
+        assert!(matches!(sender.send(&payload(0, number)).unwrap(), Submit::Accepted(_)));
+    }
+    while sender.last_done() < 3 {
+        sender.poll().unwrap();
+        pd.device().drive();
+    }
+    for number in 0..3 {
+        while !hub.poll().unwrap() {}
+        let (_, message) = hub.take().expect("one message for each poll");
+        assert_eq!(&*message, &payload(0, number)[..]);
+        assert!(hub.take().is_none(), "one completion, one message");
+    }
+}

@@ -28,6 +28,8 @@ pub struct Load {
     pub bytes: usize,
     /// Threads of the host that answers, if not as many as of the one that asks.
     pub receiver_threads: Option<usize>,
+    /// Different words that atomic operations go to, if not one for each connection.
+    pub addresses: Option<usize>,
 }
 
 impl Load {
@@ -99,11 +101,11 @@ type Tallies = Returned<Result<Vec<Tally>, ConnectionError>>;
 ///
 /// The parameters do not fit together, or a connection breaks.
 pub fn measure(testbed: &Testbed, load: &Load, seed: u64) -> Result<Measured, MeasureError> {
-    let Load { parameters, bytes, receiver_threads } = load;
+    let Load { parameters, bytes, receiver_threads, addresses } = load;
     let bytes = *bytes;
     parameters.check()?;
     if parameters.operation.is_one_sided() {
-        return one_sided_operations(testbed, parameters, bytes, seed);
+        return one_sided_operations(testbed, parameters, bytes, *addresses, seed);
     }
     with_connector!(parameters.protocol, connector => messages(testbed, &connector, parameters, bytes, *receiver_threads, seed))
 }
@@ -382,6 +384,7 @@ fn one_sided_operations(
     testbed: &Testbed,
     parameters: &Parameters,
     bytes: usize,
+    addresses: Option<usize>,
     seed: u64,
 ) -> Result<Measured, MeasureError> {
     let mut bench = Bench::new(testbed, parameters, bytes, seed)?;
@@ -396,8 +399,8 @@ fn one_sided_operations(
         let target = end(&answering_pd, one_sided::Role::Target)?;
         initiator.connect(&target.description())?;
         target.connect(&initiator.description())?;
-        let memory = target.memory();
         targets.push(target);
+        let memory = targets[number % addresses.unwrap_or(usize::MAX).max(1)].memory();
         let (own, fitted, plan, waiter) = (parameters.clone(), bench.fitted.clone(), bench.plan, waiter.clone());
         asked.push(bench.simulation.spawn(ASKING, format!("initiator {number}"), async move {
             let tally = one_sided::stream(&initiator, memory, &own, &fitted, plan, waiter, |_| {}).await?;

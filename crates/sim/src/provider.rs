@@ -391,6 +391,9 @@ impl raw::Cq for SimCq {
                 && u64::from(completion.byte_len) <= world.testbed.nic.inline_receive
         });
         cost += cpu.inline_receive.times(inline.count() as u64);
+        for completion in out[..count].iter().filter(|completion| completion.opcode == CompletionOpcode::Receive) {
+            cost += world.misses(self.node, completion.qpn);
+        }
         world.charge(cost);
         Ok(count)
     }

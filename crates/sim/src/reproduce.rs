@@ -27,6 +27,11 @@ const FULL: f64 = 0.98;
 /// Steps of the search for the highest rate without RNR NAKs, and for the shortest message that fills the line.
 const STEPS: u32 = 6;
 
+/// The most doublings of a rate that is sought.
+const DOUBLINGS: u32 = 24;
+/// An offered rate of which less than this share is sent is more than the senders can.
+const REACHED: f64 = 0.95;
+
 /// How long runs are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Effort {
@@ -99,13 +104,20 @@ impl From<MeasureError> for Lack {
 pub struct Runs<'a> {
     testbed: &'a Testbed,
     effort: Effort,
+    seed: u64,
     done: BTreeMap<String, Measured>,
 }
 
 impl<'a> Runs<'a> {
     /// No runs yet.
     pub fn new(testbed: &'a Testbed, effort: Effort) -> Self {
-        Self { testbed, effort, done: BTreeMap::new() }
+        Self { testbed, effort, seed: SEED, done: BTreeMap::new() }
+    }
+
+    /// The same with another seed, if one is given.
+    pub fn with_seed(mut self, seed: Option<u64>) -> Self {
+        self.seed = seed.unwrap_or(SEED);
+        self
     }
 
     /// Simulates what a row needs.
@@ -128,13 +140,13 @@ impl<'a> Runs<'a> {
     }
 
     /// A run of this load, made now or before. Its rate is the highest without RNR NAKs, if `is_paced`.
-    fn run(&mut self, load: &Load, is_paced: bool) -> Result<Measured, Lack> {
+    pub(crate) fn run(&mut self, load: &Load, is_paced: bool) -> Result<Measured, Lack> {
         let load = self.with_extent(load, is_paced);
         let key = format!("{load:?} {is_paced}");
         if let Some(measured) = self.done.get(&key) {
             return Ok(measured.clone());
         }
-        let mut measured = measure(self.testbed, &load, SEED)?;
+        let mut measured = measure(self.testbed, &load, self.seed)?;
         if is_paced && measured.rnr_naks > 0 {
             measured = self.highest_without_rnr(&load, measured.messages_per_s)?;
         }
@@ -156,25 +168,35 @@ impl<'a> Runs<'a> {
         load
     }
 
-    /// Halves the range of rates between none and one that is too high, which provoked RNR NAKs.
-    fn highest_without_rnr(&self, load: &Load, too_high: f64) -> Result<Measured, Lack> {
-        let unpaced = measure(self.testbed, load, SEED)?;
-        let (mut low, mut high, mut best) = (0.0, 2.0 * too_high.max(1.0), unpaced);
-        for _ in 0..STEPS {
-            let rate = (low + high) / 2.0;
+    /// Looks for the highest rate that provokes no RNR NAK: doubles one until it does, or until senders are no faster,
+    /// and halves the range between. `unpaced` senders provoked some, and were slowed down by that.
+    fn highest_without_rnr(&self, load: &Load, unpaced: f64) -> Result<Measured, Lack> {
+        let at = |rate: f64| {
             let mut paced = load.clone();
             paced.parameters.rate = Some(rate);
-            let measured = measure(self.testbed, &paced, SEED)?;
+            measure(self.testbed, &paced, self.seed)
+        };
+        let (mut low, mut high, mut best) = (0.0, unpaced.max(1.0), None);
+        for _ in 0..DOUBLINGS {
+            let measured = at(high)?;
+            if measured.rnr_naks > 0 {
+                break;
+            }
+            if measured.messages_per_s < REACHED * high {
+                return Ok(measured);
+            }
+            (low, high, best) = (high, 2.0 * high, Some(measured));
+        }
+        for _ in 0..STEPS {
+            let rate = f64::midpoint(low, high);
+            let measured = at(rate)?;
             if measured.rnr_naks == 0 {
-                (low, best) = (rate, measured);
+                (low, best) = (rate, Some(measured));
             } else {
                 high = rate;
             }
         }
-        if low == 0.0 {
-            return Err(Lack::Feature("rate that provokes no RNR NAK"));
-        }
-        Ok(best)
+        best.ok_or(Lack::Feature("rate that provokes no RNR NAK"))
     }
 
     fn found(&mut self, row: &Row) -> Result<f64, Lack> {
@@ -241,7 +263,7 @@ impl<'a> Runs<'a> {
         Ok(found)
     }
 
-    fn latency(&mut self, load: &Load) -> Result<f64, Lack> {
+    pub(crate) fn latency(&mut self, load: &Load) -> Result<f64, Lack> {
         let mut load = load.clone();
         load.parameters.kind = Kind::Latency;
         (load.parameters.window, load.parameters.batch) = (1, 1);
@@ -319,7 +341,7 @@ impl<'a> Runs<'a> {
     }
 }
 
-/// All runs have the same seed: results are those of everybody.
+/// Unless another one is given all runs have the same seed: results are those of everybody.
 const SEED: u64 = 1;
 /// Bytes that a run of long messages carries per connection at most, if that is no fewer than [`SHORTEST`] messages.
 const LONG_BYTES: u64 = 64 << 20;
@@ -430,7 +452,9 @@ fn messages(mut parameters: Parameters, bytes: usize, configuration: &Configurat
             receiver_threads = Some(1);
         }
     }
-    Ok(Load { parameters, bytes, receiver_threads })
+    // No source says that it leaves out completions.
+    parameters.signal_each = true;
+    Ok(Load { parameters, bytes, receiver_threads, addresses: None })
 }
 
 fn operations(
@@ -446,9 +470,13 @@ fn operations(
         Published::RequestResponse => Operation::RequestResponse,
         _ => return Err(Lack::Feature("such operation over verbs alone")),
     };
-    if configuration.addresses.is_some() || configuration.keys.is_some() {
-        return Err(Lack::Feature("operations on addresses that several queue pairs share"));
+    if configuration.keys.is_some() {
+        return Err(Lack::Feature("clients that choose keys by a distribution"));
     }
+    let addresses = match configuration.addresses {
+        Some(amount) => Some(number("addresses", Some(amount))? as usize),
+        None => None,
+    };
     parameters.connections = number("connections", configuration.connections)? as usize;
     parameters.window = match configuration.window {
         // Of READs and atomics as many as a queue pair may have in flight, of others as many as the source's most.
@@ -460,5 +488,5 @@ fn operations(
     // Messages of T2 have immediate data where the publication's bytes say so, and ours have it with credits.
     parameters.credits = configuration.immediate == Some(true);
     parameters.inline = 0;
-    Ok(Load { parameters, bytes, receiver_threads: None })
+    Ok(Load { parameters, bytes, receiver_threads: None, addresses })
 }

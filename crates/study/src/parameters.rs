@@ -184,6 +184,9 @@ pub struct Parameters {
     pub verify: bool,
     /// Bytes of message memory per process at most.
     pub memory_bytes: usize,
+    /// Every message has a completion of its own, as published evaluations have it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub signal_each: bool,
     /// Who serves the connections.
     #[serde(default)]
     pub serving: Serving,
@@ -238,6 +241,7 @@ impl Parameters {
             rnr_retry: 7,
             verify: false,
             memory_bytes: 256 << 20,
+            signal_each: false,
             serving: Serving::default(),
         }
     }
@@ -260,6 +264,7 @@ impl Parameters {
             .depth(fitted.depth)
             .poll_list(self.serving.poll_list)
             .repost_list(self.serving.repost_list)
+            .signal_each(self.signal_each)
             .inline(self.inline)
             .max_message(size)
             .send_buffers(0) // workloads send from memory of their own

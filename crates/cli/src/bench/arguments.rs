@@ -365,6 +365,7 @@ impl Exchange {
             timeout: connection.timeout,
             retry_count: connection.retry,
             rnr_retry: connection.rnr_retry,
+            signal_each: false,
             verify: load.verify,
             memory_bytes: self.memory_bytes(),
             serving: Serving {

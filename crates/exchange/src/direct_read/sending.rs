@@ -22,6 +22,7 @@ pub(super) struct Sending {
     access: Access,
     bytes_behind: usize,
     batch: usize,
+    signal_each: bool,
     /// Announcements that may be in the send queue.
     posted_most: u64,
     /// Messages that may be unread: no more than the peer has receives.
@@ -63,6 +64,7 @@ impl Sending {
             access: protocol.source_access(),
             bytes_behind: protocol.bytes_behind(),
             batch: config.batch,
+            signal_each: config.signal_each,
             posted_most: config.window as u64,
             window: config.window.min(peer.depth as usize) as u64,
             longest,
@@ -141,7 +143,7 @@ impl Sending {
             list.push(SendRequest {
                 wr_id: *id,
                 operation: SendOperation::Send,
-                flags: if index == last { SendFlags::SIGNALED } else { SendFlags::empty() },
+                flags: if self.signal_each || index == last { SendFlags::SIGNALED } else { SendFlags::empty() },
                 payload: Payload::Inline(bytes),
                 destination: None,
             });

@@ -9,7 +9,6 @@ use doorbell_verbs::{Channel, Completion, Cq, Notify, Overrun, Pd, Qpn};
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
-use super::machine::REPOST_BATCH;
 use super::pool::Message;
 use super::shared::SharedReceives;
 use super::{Connection, Endpoint, SendReceive};
@@ -54,6 +53,8 @@ pub struct Hub {
     /// Completions that the connections may leave in the queue, and what it holds.
     claimed: Arc<AtomicUsize>,
     depth: usize,
+    /// Completions taken by one poll at most.
+    poll_list: usize,
     connections: Slab<Member>,
     by_number: FxHashMap<Qpn, usize>,
     /// Whose messages have arrived, in order.
@@ -81,6 +82,7 @@ impl Hub {
             cq,
             claimed: Arc::default(),
             depth,
+            poll_list: MAX_POLL_LIST,
             connections: Slab::new(),
             by_number: FxHashMap::default(),
             arrived: VecDeque::new(),
@@ -89,7 +91,8 @@ impl Hub {
         })
     }
 
-    /// A hub that has room for `connections` of this configuration.
+    /// A hub that has room for `connections` of this configuration, and whose polls take as many completions as
+    /// `config.poll_list` says.
     ///
     /// # Errors
     ///
@@ -101,7 +104,8 @@ impl Hub {
         channel: Option<&Channel>,
     ) -> Result<Self, ConnectError> {
         config.check()?;
-        Self::new(pd, SendReceive.queues(config).completions().saturating_mul(connections), channel)
+        let hub = Self::new(pd, SendReceive.queues(config).completions().saturating_mul(connections), channel)?;
+        Ok(Self { poll_list: config.poll_list, ..hub })
     }
 
     /// Makes an end whose connection will be polled here: [`add`](Self::add) it once it is
@@ -157,7 +161,7 @@ impl Hub {
     #[inline]
     fn reap(&mut self) -> Result<usize, Overrun> {
         let mut list = [Completion::default(); MAX_POLL_LIST];
-        let count = self.cq.poll(&mut list)?;
+        let count = self.cq.poll(&mut list[..self.poll_list])?;
         let now_ns = self.pd.device().now_ns();
         for completion in &list[..count] {
             let Some(&key) = self.by_number.get(&completion.qpn) else { continue }; // it was removed
@@ -168,7 +172,7 @@ impl Hub {
                 self.arrived.push_back(key);
             }
             let result = match result {
-                Ok(()) if completion.wr_id & RECEIVE_TAG != 0 && connection.machine.pool.returned() >= REPOST_BATCH => {
+                Ok(()) if completion.wr_id & RECEIVE_TAG != 0 && connection.machine.has_list_to_repost() => {
                     let reposted = connection.machine.repost();
                     connection.explained(reposted)
                 }

@@ -18,7 +18,7 @@ use crate::error::ConnectionError;
 use crate::outbox::Source;
 
 /// Receives are reposted in lists of at least this many while messages flow.
-pub(super) const REPOST_BATCH: usize = 16;
+const REPOST_BATCH: usize = 16;
 
 /// What a receive has brought.
 enum Arrival {
@@ -68,6 +68,12 @@ impl Drop for Pooled {
 }
 
 impl Pooled {
+    /// Have as many buffers been given back as are posted in one list?
+    #[inline]
+    pub(super) fn has_list_to_repost(&self) -> bool {
+        self.pool.returned() >= REPOST_BATCH.min(self.config.repost_list)
+    }
+
     /// Posts what was given back, and tells the peer of it if it is time to.
     #[inline]
     pub(super) fn repost(&self) -> Result<(), PostError> {
@@ -164,11 +170,6 @@ impl Machine for Pooled {
     }
 
     #[inline]
-    fn list_length(&self) -> usize {
-        self.config.poll_list
-    }
-
-    #[inline]
     fn takes_completions(&self) -> bool {
         self.claim.is_none()
     }
@@ -204,7 +205,7 @@ impl Machine for Pooled {
     #[inline]
     fn advance(&mut self, _transport: &Carrier, news: usize) -> Result<usize, ConnectionError> {
         // What can wait, waits until nothing else is to be done.
-        if news == 0 || self.pool.returned() >= REPOST_BATCH.min(self.config.repost_list) {
+        if news == 0 || self.has_list_to_repost() {
             self.repost()?;
         }
         Ok(0)

@@ -21,6 +21,7 @@ struct Pending {
 pub(super) struct Sending {
     window: u64,
     batch: usize,
+    signal_each: bool,
     /// Messages up to this go inline.
     inline: usize,
     inline_store: Box<[u8]>,
@@ -48,6 +49,7 @@ impl Sending {
         Self {
             window: config.window as u64,
             batch: config.batch,
+            signal_each: config.signal_each,
             inline: config.inline,
             inline_store: vec![0; config.batch * config.inline].into(),
             region,
@@ -76,7 +78,10 @@ impl Sending {
     /// Why a message cannot be taken now.
     #[inline]
     pub(super) fn refusal(&mut self) -> Option<Backpressure> {
-        if self.next_id - 1 - self.completed >= self.window {
+        // Where each message completes by itself a list waits until all of it has room, or lists would become ever
+        // shorter.
+        let wanted = if self.signal_each && self.pending.is_empty() { self.batch as u64 } else { 1 };
+        if self.next_id - 1 - self.completed + wanted > self.window {
             return Some(Backpressure::Window);
         }
         if let Some(credits) = &self.credits
@@ -138,7 +143,11 @@ impl Sending {
             wr_id: pending.id,
             operation,
             // Messages complete in order: one completion tells of the whole list.
-            flags: if index + 1 == self.pending.len() { SendFlags::SIGNALED } else { SendFlags::empty() },
+            flags: if self.signal_each || index + 1 == self.pending.len() {
+                SendFlags::SIGNALED
+            } else {
+                SendFlags::empty()
+            },
             payload,
             destination: None,
         };

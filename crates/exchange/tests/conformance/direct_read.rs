@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{Config, MessageConnection, Submit, device, join, memory, pair, payload};
 use doorbell_exchange::direct_read::{Acknowledge, Connection, DirectRead, Fence, Placement, ReadId, Replication};
-use doorbell_exchange::{ConnectError, ConnectionError, Connector, SendReceive};
+use doorbell_exchange::{ConnectError, ConnectionError, Connector, Received, SendReceive};
 use doorbell_verbs::{Access, MemoryKind, Status};
 
 fn by_hand() -> DirectRead {
@@ -213,4 +213,35 @@ fn hold_up_and_lose_nothing(fence: Fence) {
         assert!(a.last_done() <= sent);
     }
     assert_eq!(b.acknowledgements(), 200);
+}
+
+/// Published evaluations take one completion at a time and leave none out.
+fn deliver_one_by_one<C: Connector>(protocol: &C) {
+    let config = Config::default().window(8).batch(4).depth(8).max_message(5000).signal_each(true).poll_list(1);
+    let (mut a, mut b) = pair(protocol, &config);
+    let (mut sent, mut received) = (0, 0);
+    while received < 50 || a.last_done() < 50 {
+        if sent < 50 && matches!(a.send(&payload(sent, 700)).unwrap(), Submit::Accepted(_)) {
+            sent += 1;
+        }
+        if sent == 50 {
+            a.flush().unwrap();
+        }
+        a.poll().unwrap();
+        b.poll().unwrap();
+        while let Some(message) = b.take() {
+            assert_eq!(message.to_vec(), payload(received, 700));
+            received += 1;
+        }
+    }
+}
+
+#[test]
+fn messages_arrive_where_each_completes_by_itself() {
+    deliver_one_by_one(&SendReceive);
+    for acknowledge in [Acknowledge::SignalByte, Acknowledge::Send] {
+        for fence in [Fence::Nothing, Fence::ReadCompletion, Fence::AcknowledgementCompletion] {
+            deliver_one_by_one(&DirectRead { acknowledge, fence, ..DirectRead::default() });
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! The virtual-time kernel: events in order of time, hardware as arithmetic on stations, and threads whose turns run in
 //! the order of their clocks.
 
+mod cache;
 pub(crate) mod capture;
 mod network;
 mod node;
@@ -17,6 +18,7 @@ use doorbell_rnic::{Budget, Part, TransmitBatch, TransmitInfo};
 use doorbell_wire::Qpn;
 use slab::Slab;
 
+use cache::Caches;
 use capture::Capture;
 use network::{Check, Forwarded, Network, Paused};
 use node::{Frame, dest_qpn, line_bytes, node_of, source_port};
@@ -172,6 +174,7 @@ pub(crate) struct World {
     /// The thread whose turn it is.
     pub(crate) current: Option<ThreadId>,
     pub(crate) changes: Arc<Changes>,
+    caches: Caches,
     taken: Vec<Change>,
     doorbells: Slab<Doorbell>,
     frames: Slab<Frame>,
@@ -202,6 +205,7 @@ impl World {
             threads: Vec::new(),
             current: None,
             changes: Arc::default(),
+            caches: Caches::default(),
             taken: Vec::new(),
             doorbells: Slab::new(),
             frames: Slab::new(),
@@ -372,7 +376,7 @@ impl World {
         let mut batch = self.take_batch();
         if self.nodes[node].rnic.pull_farewells(&mut batch) > 0 {
             self.send_batch(&batch, node, self.now, |host, testbed, info, bytes, at| {
-                host.send_answer(at, testbed, None, info, bytes)
+                host.send_answer(at, testbed, info, bytes)
             });
         }
         self.batch = Some(batch);
@@ -451,7 +455,7 @@ impl World {
         let pulled = self.nodes[node].rnic.pull(self.now.as_ns(), qpn, Part::Answers, budget, &mut batch);
         if pulled.packets > 0 {
             self.send_batch(&batch, node, at, |host, testbed, info, bytes, at| {
-                host.send_answer(at, testbed, slot, info, bytes)
+                host.send_answer(at, testbed, info, bytes)
             });
         }
         self.batch = Some(batch);

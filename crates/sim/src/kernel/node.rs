@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use doorbell_rnic::{Config, Policy, Rnic, TransmitInfo};
 use doorbell_verbs_core::SrqId;
-use doorbell_wire::{Opcode, Operation, Outer, PathMtu, Qpn, outer};
+use doorbell_wire::{ATOMIC_ETH_LEN, AtomicEthRepr, BTH_LEN, Opcode, Operation, Outer, PathMtu, Qpn, outer};
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
@@ -52,6 +52,9 @@ pub(crate) fn node_of(address: IpAddr) -> Option<usize> {
     }
 }
 
+/// Words whose locks are remembered at most. More than may be in flight, so what is forgotten was free long since.
+const MOST_WORDS: usize = 1 << 20;
+
 /// Sends that were posted together, and since when the NIC has them.
 #[derive(Clone, Copy, Debug)]
 struct Fetched {
@@ -64,15 +67,31 @@ struct Fetched {
 pub(crate) struct QueuePair {
     pub(crate) qpn: Qpn,
     pub(crate) unit: usize,
-    srq: Option<SrqId>,
+    pub(super) srq: Option<SrqId>,
     /// It stands in its unit's queue.
     pub(crate) is_queued: bool,
     fetched: VecDeque<Fetched>,
+    /// When the payloads of work requests that are being fetched are there.
+    payloads: VecDeque<Ps>,
     /// What arrives for one queue pair is handled in order.
     last_delivery: Ps,
     /// The NIC answers more of a READ at this time.
     pub(crate) answers_at: Option<Ps>,
     lock: Server,
+}
+
+impl QueuePair {
+    /// When the payload of another work request can be fetched, of so many at once.
+    fn may_fetch_payload(&mut self, at: Ps, most: u64) -> Ps {
+        let mut begins = at;
+        while self.payloads.len() as u64 >= most {
+            begins = begins.max(self.payloads.pop_front().unwrap_or_default());
+        }
+        while self.payloads.front().is_some_and(|&end| end <= begins) {
+            self.payloads.pop_front();
+        }
+        begins
+    }
 }
 
 /// A processing unit.
@@ -135,6 +154,8 @@ pub(crate) struct Node {
     reads: Vec<Server>,
     next_read: usize,
     atomics: Server,
+    /// The locks of words, by address.
+    words: FxHashMap<u64, Server>,
     contexts: ContextCache,
     last_of_shared: FxHashMap<u32, usize>,
     posted: VecDeque<(Ps, Posted, usize)>,
@@ -168,6 +189,7 @@ impl Node {
             reads: vec![Server::default(); count(testbed.nic.read_units)],
             next_read: 0,
             atomics: Server::default(),
+            words: FxHashMap::default(),
             contexts: ContextCache::new(&testbed.nic),
             last_of_shared: FxHashMap::default(),
             posted: VecDeque::new(),
@@ -194,6 +216,7 @@ impl Node {
             srq,
             is_queued: false,
             fetched: VecDeque::new(),
+            payloads: VecDeque::new(),
             last_delivery: Ps::ZERO,
             answers_at: None,
             lock: Server::default(),
@@ -296,20 +319,19 @@ impl Node {
         let mut at = self.units[unit].server.serve(now, service) + miss;
         at = self.send.serve(at, nic.send_packet);
         if info.payload_bytes > 0 && !info.inline {
+            if info.first {
+                at = self.queue_pairs[slot].may_fetch_payload(at, nic.payload_fetches);
+            }
             at = self.bus.read(at, info.payload_bytes.into());
+            if info.first {
+                self.queue_pairs[slot].payloads.push_back(at);
+            }
         }
         self.port.carry(at + nic.transmit, line_bytes(bytes))
     }
 
     /// An answer to what arrived leaves: when its last bit is on the line.
-    pub(crate) fn send_answer(
-        &mut self,
-        at: Ps,
-        testbed: &Testbed,
-        slot: Option<usize>,
-        info: &TransmitInfo,
-        bytes: usize,
-    ) -> Ps {
+    pub(crate) fn send_answer(&mut self, at: Ps, testbed: &Testbed, info: &TransmitInfo, bytes: usize) -> Ps {
         let nic = &testbed.nic;
         let mut at = at;
         match info.opcode.operation() {
@@ -322,13 +344,6 @@ impl Node {
                 if info.payload_bytes > 0 {
                     at = self.bus.read(at, info.payload_bytes.into());
                 }
-            }
-            Some(Operation::AtomicAcknowledge) => {
-                let lock = match (nic.atomic_lock, slot) {
-                    (LockScope::QueuePair, Some(slot)) => &mut self.queue_pairs[slot].lock,
-                    _ => &mut self.atomics,
-                };
-                at = lock.serve(at, nic.atomic) + nic.atomic;
             }
             _ => {}
         }
@@ -366,6 +381,9 @@ impl Node {
         let begins = self.receive.serve(arrived, service) + miss;
         let handled = match operation {
             Some(Operation::Acknowledge | Operation::AtomicAcknowledge) => begins + nic.receive_ack,
+            Some(Operation::CompareSwap | Operation::FetchAdd) => {
+                self.lock(testbed, slot, &frame.bytes).serve(begins + nic.receive, nic.atomic) + nic.atomic
+            }
             _ => begins + nic.receive,
         };
         frame.answer_at = handled;
@@ -385,6 +403,23 @@ impl Node {
             qp.last_delivery = seen;
         }
         seen
+    }
+
+    /// The lock that an atomic operation takes.
+    fn lock(&mut self, testbed: &Testbed, slot: Option<usize>, packet: &[u8]) -> &mut Server {
+        match (testbed.nic.atomic_lock, slot) {
+            (LockScope::QueuePair, Some(slot)) => &mut self.queue_pairs[slot].lock,
+            (LockScope::Address, _) => {
+                let header = packet.get(BTH_LEN..).and_then(<[u8]>::first_chunk::<ATOMIC_ETH_LEN>);
+                let address = header.map_or(0, |header| AtomicEthRepr::read(header).virtual_address);
+                // So many words that are not locked are never asked for again.
+                if self.words.len() >= MOST_WORDS && !self.words.contains_key(&address) {
+                    self.words.clear();
+                }
+                self.words.entry(address).or_default()
+            }
+            _ => &mut self.atomics,
+        }
     }
 
     /// What its stations did.

@@ -106,14 +106,6 @@ choices! {
         /// Those on the same address.
         Address = "address",
     }
-    /// In which order a NIC does the memory accesses of different queue pairs. Those of one queue pair are always in
-    /// order.
-    MemoryOrder {
-        /// As their packets arrived.
-        Arrival = "arrival",
-        /// Each processing unit by itself, so one that is busy falls behind.
-        Unit = "unit",
-    }
     /// When a switch begins to send a frame.
     Forwarding {
         /// Once it has the frame's header.
@@ -217,7 +209,7 @@ groups! {
         wake: Ps [Time 0, LONG],
         /// the cache that a core has for itself
         cache: u64 [Size 1, TIB],
-        /// what a core touches for each queue pair in turn, without buffers
+        /// what a core touches in turn for each receive queue that a thread takes messages from
         queue_pair: u64 [Size 0, TIB],
         /// cache lines that a message touches and that may have been pushed out
         lines_per_message: u64 [Count 0, SMALL],
@@ -269,6 +261,8 @@ groups! {
         ack_every: u64 [Count 1, MANY],
         /// the longest payload that the NIC puts into the completion instead of the receive's buffer
         inline_receive: u64 [Size 0, SMALL],
+        /// payloads of one queue pair's work requests that are fetched at once; the next waits for the first of them
+        payload_fetches: u64 [Count 1, SMALL],
         /// the longest work request that the CPU stores to the NIC with its doorbell; 0 if the NIC fetches all
         stored_request: u64 [Size 0, SMALL],
         /// a work request without inline data
@@ -293,8 +287,6 @@ groups! {
         cached_queue_pairs: u64 [Count 1, MANY],
         /// fetching the context of a queue pair that it does not keep
         context_miss: Ps [Time 0, LONG],
-        /// order of memory accesses between queue pairs
-        memory_order: MemoryOrder [Choice 0, 0],
     }
     /// Each cable.
     Link link {

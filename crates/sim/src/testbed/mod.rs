@@ -18,7 +18,7 @@ mod unit;
 
 use std::sync::LazyLock;
 
-pub use fields::{Cpu, Dimension, Forwarding, Link, LockScope, MemoryOrder, Nic, Pcie, Switch, WhenFull};
+pub use fields::{Cpu, Dimension, Forwarding, Link, LockScope, Nic, Pcie, Switch, WhenFull};
 use fields::{FIELDS, Field, Groups};
 pub use load::{SCHEMA, TestbedError};
 use unit::Unit;

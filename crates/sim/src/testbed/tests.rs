@@ -37,7 +37,7 @@ fn values_are_in_base_units() {
     assert_eq!(t1.pcie.rate.bits_per_s(), 126_030_769_230);
     assert_eq!(t1.link.path_mtu, PathMtu::Mtu4096);
     assert_eq!(t1.switch.queue, 16 << 20);
-    assert_eq!((t1.nic.atomic_lock, t1.switch.when_full), (LockScope::QueuePair, WhenFull::Pause));
+    assert_eq!((t1.nic.atomic_lock, t1.switch.when_full), (LockScope::Address, WhenFull::Pause));
 }
 
 #[test]
