@@ -3,6 +3,7 @@
 
 mod bindings;
 mod browser;
+mod digests;
 mod dist;
 mod end_to_end;
 mod figures;

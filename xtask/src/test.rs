@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use crate::shell::{cargo, output_of, run, succeeds};
 use crate::{
-    bindings, browser, dist, end_to_end, fuzz, network, packets, peers, place, programs, regressions, versus, vm,
+    bindings, browser, digests, dist, end_to_end, fuzz, network, packets, peers, place, programs, regressions, versus,
+    vm,
 };
 
 /// How a step ended.
@@ -180,6 +181,7 @@ pub(crate) fn everything(fast: bool) -> ExitCode {
         let what = what.lines().collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join("; ");
         report.step("tests of root", || StepEnd::LeftOut(what));
     }
+    report.step("simulations, in the release build", || digests::compare(&captures).into());
     if fast {
         report.step("real peers", || StepEnd::LeftOut("--fast was given".to_owned()));
     } else {

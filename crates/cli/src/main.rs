@@ -12,6 +12,7 @@ mod doctor;
 mod ending;
 mod model;
 mod output;
+mod progress;
 mod quantity;
 mod report;
 mod run;

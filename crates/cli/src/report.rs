@@ -71,6 +71,16 @@ impl Written {
     }
 }
 
+/// Writes a file whole or not at all, as what is there may be wanted until then.
+pub(crate) fn write_whole(out: &Path, text: &str) -> Result<(), Failure> {
+    let temporary = out.with_extension("html.tmp");
+    let write = || -> std::io::Result<()> {
+        fs::File::create(&temporary)?.write_all(text.as_bytes())?;
+        fs::rename(&temporary, out)
+    };
+    Ok(write().map_err(|error| format!("{}: {error}", out.display()))?)
+}
+
 /// Writes the report of these runs.
 pub(crate) fn write_report(
     directories: &[PathBuf],
@@ -94,13 +104,7 @@ pub(crate) fn write_report(
     }
     let verdicts = doorbell_report::verdicts(&runs);
     let html = doorbell_report::html(&runs, Some(&Fitted::new(&runs)), published);
-    // Whole or not at all, as what is there may be wanted until then.
-    let temporary = out.with_extension("html.tmp");
-    let write = || -> std::io::Result<()> {
-        fs::File::create(&temporary)?.write_all(html.as_bytes())?;
-        fs::rename(&temporary, out)
-    };
-    write().map_err(|error| format!("{}: {error}", out.display()))?;
+    write_whole(out, &html)?;
     let count = |outcome| (outcome, verdicts.iter().filter(|verdict| verdict.verdict.outcome == outcome).count());
     let all = [Finding::Holds, Finding::DoesNotHold, Finding::CannotShow, Finding::NotMeasured];
     let counts = all.into_iter().map(count).filter(|(_, count)| *count > 0).collect();

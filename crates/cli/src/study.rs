@@ -1,10 +1,8 @@
 //! `doorbell study`.
 
-use std::io::IsTerminal;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use clap::Args;
 use doorbell_study::environment::Environment;
@@ -13,7 +11,6 @@ use doorbell_study::record::PointResult;
 use doorbell_study::session::Client;
 use doorbell_verbs::soft::{self, AckPolicy, SoftOptions};
 use doorbell_verbs::{Device, system};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 
 use crate::bench::arguments::DeviceArguments;
@@ -22,7 +19,7 @@ use crate::control::{self, Meeting};
 use crate::device::{Chosen, DeviceChoice, UdpPort};
 use crate::output::{line, note};
 use crate::report::write_report;
-use crate::{Failure, Usage};
+use crate::{Failure, Usage, progress};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -244,7 +241,7 @@ fn measure_all(
         done.push(directory.get(experiment, point, environment)?.map_or(0, |record| record.repetitions.len()));
     }
     let already: usize = done.iter().map(|&count| count.min(repetitions)).sum();
-    let bar = progress_bar(points.len() * repetitions, already);
+    let bar = progress::bar((points.len() * repetitions) as u64, already as u64);
     let mut outcome = Studied { points: points.len(), measured: 0, failures: Vec::new(), missing: 0 };
     let mut failed_in_a_row = 0;
     // One round more: what failed once on a busy machine is tried again.
@@ -358,19 +355,4 @@ impl Ends {
         second.finish(result.is_ok())?;
         result
     }
-}
-
-fn progress_bar(length: usize, already: usize) -> ProgressBar {
-    let bar = if std::io::stderr().is_terminal() {
-        ProgressBar::with_draw_target(Some(length as u64), ProgressDrawTarget::stderr_with_hz(10))
-    } else {
-        ProgressBar::hidden()
-    };
-    let style = ProgressStyle::with_template("[{bar:30}] {percent:>3} %  {eta:>4} left  {wide_msg}")
-        .unwrap_or_else(|_| ProgressStyle::default_bar());
-    bar.set_style(style);
-    bar.set_position(already as u64);
-    bar.reset_eta();
-    bar.enable_steady_tick(Duration::from_millis(500));
-    bar
 }

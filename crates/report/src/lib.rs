@@ -21,9 +21,11 @@ mod page;
 mod plot;
 mod published;
 mod sentence;
+mod sweep;
 mod table;
 
 pub use fitted::{Fitted, observed};
+pub use sweep::{Sweep, SweepPoint, sweep_html};
 
 use std::collections::BTreeMap;
 

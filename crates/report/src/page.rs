@@ -7,11 +7,11 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use crate::format::date;
 use crate::{Found, Model, Run, comparison, experiments, model, plot, published, sentence, table, verdicts_of};
 
-const STYLE: &str = include_str!("../assets/style.css");
-const SCRIPT: &str = include_str!("../assets/script.js");
+pub(crate) const STYLE: &str = include_str!("../assets/style.css");
+pub(crate) const SCRIPT: &str = include_str!("../assets/script.js");
 
 /// The policy is a second fence behind escaping: nothing is loaded, whatever the records say.
-const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; \
+pub(crate) const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; \
                       form-action 'none'";
 
 pub(crate) fn page(runs: &[Run], model: Option<&dyn Model>, published: Option<&Testbed>) -> String {
@@ -207,7 +207,7 @@ fn section(runs: &[Run], experiment: &Experiment, model: Option<&dyn Model>, pub
 
 /// JSON as the text of a `script` element, where nothing is escaped: it can neither end the element nor begin a
 /// comment.
-fn in_script(value: &serde_json::Value) -> PreEscaped<String> {
+pub(crate) fn in_script(value: &serde_json::Value) -> PreEscaped<String> {
     let text = value.to_string();
     PreEscaped(text.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026"))
 }

@@ -6,7 +6,7 @@ use crate::topology::Topology;
 use crate::traffic::Traffic;
 
 /// The program itself, with its tables.
-const PROGRAM: u64 = 16 << 20;
+const PROGRAM: u64 = 4 << 20;
 /// A node: its RNIC, stations and tables.
 const NODE: u64 = 64 << 10;
 /// A connection at one end, without queues and buffers: connection, thread, queue pair.

@@ -64,6 +64,7 @@ pub mod measure;
 mod provider;
 pub mod reproduce;
 mod simulation;
+pub mod sweep;
 pub mod testbed;
 mod time;
 mod topology;

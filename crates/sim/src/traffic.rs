@@ -12,7 +12,7 @@ use doorbell_verbs::MemoryKind;
 use crate::bottleneck::Bottleneck;
 use crate::estimate;
 use crate::measure::MeasureError;
-use crate::simulation::{Returned, Simulation, Summary};
+use crate::simulation::{Returned, Simulation, SimulationError, Summary};
 use crate::testbed::Testbed;
 use crate::time::Ps;
 use crate::topology::Topology;
@@ -126,7 +126,7 @@ pub struct Run<'a> {
     pub topology: Topology,
     /// Of all that is random.
     pub seed: u64,
-    /// Bytes that the run may need, by [`estimate`].
+    /// Bytes of memory that the run may need, as [`Traffic::memory`] estimates it.
     pub memory: u64,
     /// Where all packets go, as a pcap file.
     pub capture: Option<Box<dyn Write + Send>>,
@@ -171,21 +171,40 @@ impl Traffic {
     ///
     /// The run would need more memory than it may, parameters or topology do not fit, or a connection breaks.
     pub fn run(&self, run: Run<'_>) -> Result<Carried, TrafficError> {
+        self.check(run.topology, run.memory)?;
+        with_connector!(self.parameters.protocol, connector => self.run_over(run, &connector))
+    }
+
+    /// Can it run on these nodes, within so many bytes of memory?
+    ///
+    /// # Errors
+    ///
+    /// The run would need more memory than it may, or parameters or topology do not fit.
+    pub fn check(&self, topology: Topology, memory: u64) -> Result<(), TrafficError> {
         let Self { pattern, n, parameters, .. } = self;
         parameters.check().map_err(MeasureError::from)?;
-        let (needed, nodes) = (pattern.nodes(*n), run.topology.nodes());
-        run.topology.check().map_err(|error| MeasureError::from(crate::SimulationError::from(error)))?;
+        topology.check().map_err(|error| MeasureError::from(SimulationError::from(error)))?;
+        let (needed, nodes) = (pattern.nodes(*n), topology.nodes());
         if *n == 0 || needed > nodes {
             return Err(TrafficError::Nodes { pattern: pattern.name(), n: *n, needed, nodes });
         }
         if parameters.kind == Kind::Latency && pattern.pairs(*n).len() > 1 {
             return Err(TrafficError::Latency(pattern.name()));
         }
-        let needed = estimate::bytes(run.topology, self).map_err(MeasureError::from)?;
-        if needed > run.memory {
-            return Err(TrafficError::Memory { needed_mib: needed.div_ceil(1 << 20), allowed_mib: run.memory >> 20 });
+        let needed = self.memory(topology)?;
+        if needed > memory {
+            return Err(TrafficError::Memory { needed_mib: needed.div_ceil(1 << 20), allowed_mib: memory >> 20 });
         }
-        with_connector!(parameters.protocol, connector => self.run_over(run, &connector))
+        Ok(())
+    }
+
+    /// Bytes of memory that a run needs, about: from nodes, ports, queue pairs, queues, buffers and packets in flight.
+    ///
+    /// # Errors
+    ///
+    /// The messages do not fit into the memory that the parameters allow each connection.
+    pub fn memory(&self, topology: Topology) -> Result<u64, TrafficError> {
+        Ok(estimate::bytes(topology, self).map_err(MeasureError::from)?)
     }
 
     fn run_over<C: Connector + 'static>(&self, run: Run<'_>, protocol: &C) -> Result<Carried, TrafficError>

@@ -1,5 +1,6 @@
 //! Nodes behind switches: who waits for whom, what is dropped, what pauses, and which way frames go.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::sync::{Arc, Mutex};
 
@@ -233,5 +234,44 @@ fn a_capture_holds_every_packet_once_in_the_order_of_time() {
         let flow = doorbell_wire::Flow::new(frame.outer.src, frame.outer.dst, frame.encapsulation.src_port, 4791);
         let (packet, icrc) = frame.payload.split_at(frame.payload.len() - 4);
         assert_eq!(flow.icrc(0, true, packet).to_le_bytes(), icrc, "at {at} ns");
+    }
+}
+
+/// `cargo xtask test` has tshark and scapy read this capture, where `DOORBELL_PCAP_DIR` names its directory; what they
+/// must find lies beside it.
+#[test]
+fn a_capture_is_laid_out_for_other_programs() {
+    let testbed = t1();
+    let file = Shared::default();
+    let capture = Some(Box::new(file.clone()) as Box<dyn Write + Send>);
+    let topology = Topology::Clos { nodes: 2, hosts: 1, spines: 1 };
+    let run = Run { testbed: &testbed, topology, seed: 1, memory: 1 << 30, capture, progress: None };
+    traffic(Pattern::OneToOne, 1, 5000, 40).run(run).expect("it ends");
+    let bytes = file.0.lock().expect("no panic").clone();
+    let (mut requests, mut responses, mut acks) = (Vec::new(), Vec::new(), BTreeSet::new());
+    for (at, bytes) in packets(&bytes) {
+        let frame = doorbell_wire::parse_frame(&bytes).unwrap_or_else(|error| panic!("at {at} ns: {error}"));
+        let bth = doorbell_wire::BthRepr::read(frame.payload.first_chunk().expect("a header"));
+        let (opcode, psn, dqpn) = (bth.opcode, bth.psn.get(), bth.dest_qpn.get());
+        let row = format!("opcode={} psn={psn} dqpn={dqpn}", opcode.0);
+        if opcode == doorbell_wire::Opcode::RC_ACKNOWLEDGE {
+            let msn_and_syndrome = &frame.payload[12..16];
+            assert!(msn_and_syndrome[0] < 0x20, "no NAK on a network without loss");
+            acks.insert((frame.outer.src, psn, msn_and_syndrome.to_vec()));
+        } else if frame.outer.src.to_string() == "10.0.0.1" {
+            requests.push(row);
+        } else {
+            responses.push(row);
+        }
+    }
+    // Two packets each, and what the connection says beside.
+    assert!(requests.len() >= 80 && !acks.is_empty(), "{} requests", requests.len());
+    if let Some(directory) = std::env::var_os("DOORBELL_PCAP_DIR") {
+        let capture = std::path::Path::new(&directory).join("simulated.pcap");
+        let lines = |sign: &str, rows: &[String]| rows.iter().map(|row| format!("{sign} {row}\n")).collect::<String>();
+        let (requests, responses, acks) = (lines(">", &requests), lines("<", &responses), acks.len());
+        let expected = format!("requester 10.0.0.1\n{requests}{responses}acks {acks} {acks}\n");
+        std::fs::write(capture.with_extension("expected"), expected).expect("the directory can be written");
+        std::fs::write(capture, bytes).expect("the directory can be written");
     }
 }

@@ -33,7 +33,7 @@ impl Replaced {
     }
 }
 
-fn assignment(text: &str) -> Result<(String, String), String> {
+pub(super) fn assignment(text: &str) -> Result<(String, String), String> {
     let (path, value) =
         text.split_once('=').ok_or("a parameter and its value are allowed, as in link.rate=25Gb/s".to_owned())?;
     Ok((path.trim().to_owned(), value.trim().to_owned()))

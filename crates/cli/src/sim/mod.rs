@@ -2,6 +2,7 @@
 
 mod arguments;
 mod reproduce;
+mod sweep;
 mod testbeds;
 
 use std::process::ExitCode;
@@ -19,12 +20,18 @@ pub(crate) enum Sim {
     /// A row is `within` if the simulation is at most 15 % off, 10 % for rates of operations and packets; otherwise it
     /// is `beyond`. Rows that values of the testbed were fitted on are `fitted`, all others `predicted`.
     Reproduce(reproduce::Reproduce),
+    /// Simulate the same traffic with other values of any parameter, with a table and plots
+    ///
+    /// Parameters are those of the testbed (link.rate, nic.units, switch.queue ...), of the traffic (pattern, senders,
+    /// size, window, batch, protocol ...) and of the network (network, leaf_nodes, oversubscription); --list lists them.
+    Sweep(sweep::Sweep),
 }
 
 pub(crate) fn run(sim: Sim) -> Result<ExitCode, Failure> {
     match sim {
         Sim::Testbeds(arguments) => testbeds::run(&arguments)?,
         Sim::Reproduce(arguments) => reproduce::run(&arguments)?,
+        Sim::Sweep(arguments) => sweep::run(&arguments)?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,6 +1,6 @@
 //! `doorbell sim reproduce`: published rows beside simulated ones.
 
-use std::io::{self, IsTerminal};
+use std::io;
 
 use clap::Args;
 use doorbell_published::{Relation, Row};
@@ -9,7 +9,8 @@ use doorbell_sim::{Testbed, testbed};
 use serde_json::{Value, json};
 
 use super::arguments::{Replaced, read_testbed};
-use crate::output::{line, note};
+use crate::output::line;
+use crate::progress::bar;
 use crate::{Failure, Usage};
 
 #[derive(Args)]
@@ -45,12 +46,13 @@ pub(super) fn run(arguments: &Reproduce) -> Result<(), Failure> {
         })?;
         let mut runs = Runs::new(&testbed, effort);
         let mut rows = Vec::new();
+        let bar = bar(published.rows.len() as u64, 0);
         for row in &published.rows {
-            if io::stderr().is_terminal() {
-                note!("{}: {}", testbed.name, row.id);
-            }
+            bar.set_message(format!("{}: {}", testbed.name, row.id));
             rows.push(runs.reproduce(row));
+            bar.inc(1);
         }
+        bar.finish_and_clear();
         drop(runs);
         if arguments.json {
             reports.push(report(&testbed, &rows));

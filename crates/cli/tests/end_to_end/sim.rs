@@ -74,3 +74,66 @@ fn published_rows_are_simulated_and_compared() {
     let wrong = run("sim reproduce --testbed connectx5-memory --set nic.atomic=fast").expect_status(2);
     assert!(wrong.stderr.contains("nic.atomic: fast is no decimal number"), "{}", wrong.stderr);
 }
+
+#[test]
+fn a_sweep_gives_a_table_json_plots_and_captures() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (page, pcap) = (directory.path().join("sweep.html"), directory.path().join("pcap"));
+    let sweep = "sim sweep --set messages=200 --vary link.rate_gbps=25,100 --vary size=16,4096";
+    let text = run(&format!("{sweep} --out {}", page.display())).expect_status(0).stdout;
+    assert!(text.starts_with("simulated on connectx5-100g"), "{text}");
+    assert_eq!(
+        text.lines().count(),
+        2 + 4 + 1,
+        "a line of what, one of headings, one for each point, the file: {text}"
+    );
+    let html = std::fs::read_to_string(&page).expect("a page");
+    assert!(html.contains("Doorbell, simulated") && html.contains("link.rate_gbps"), "it says that it is simulated");
+
+    let json = run(&format!("{sweep} --json --pcap {}", pcap.display())).expect_status(0).json();
+    assert_eq!((&json["schema"], &json["simulated"]), (&Value::from("doorbell-sim-sweep/1"), &Value::from(true)));
+    let points = json["points"].as_array().expect("points");
+    let rates: Vec<f64> = points.iter().map(|point| point["messages_per_s"].as_f64().expect("a rate")).collect();
+    assert!(rates[1] * 2.0 < rates[3], "4096 B at 25 and at 100 Gb/s: {rates:?}");
+    assert_eq!(points[3]["values"]["link.rate_gbps"], "100");
+    for point in points {
+        let capture = point["capture"].as_str().expect("a capture");
+        let decoded = run(&format!("wire decode --json {capture}")).expect_status(0).json();
+        // The last acknowledgements may be under way when the last thread ends.
+        assert!(decoded["packets"].as_u64() >= point["packets"].as_u64(), "{capture}");
+        assert_eq!(decoded["icrc"]["right"], decoded["packets"], "{capture}");
+    }
+    let again = run(&format!("{sweep} --json")).expect_status(0).json();
+    let digests = |json: &Value| {
+        json["points"].as_array().map(|all| all.iter().map(|it| it["digest"].clone()).collect::<Vec<_>>())
+    };
+    assert_eq!(digests(&again), digests(&json), "a capture changes nothing, and neither does another process");
+}
+
+#[test]
+fn what_a_sweep_cannot_vary_is_refused_before_it_starts() {
+    for (arguments, words) in [
+        ("--vary link.rat=1", "link.rat: there is no such field; the nearest is link.rate"),
+        ("--vary sise=1", "sise: there is no such parameter; the nearest is size"),
+        ("--vary window=0,1", "window: it is 0, allowed is 1 to 65536"),
+        ("--vary link.rate_gbps=0", "link.rate_gbps: it is 0 Gb/s, allowed is 1 Mb/s to 100000 Gb/s"),
+        ("--set network=clos --vary oversubscription=3", "at oversubscription=3: the oversubscription is 3"),
+        ("--vary size=16,1M", "size: it is 1M, allowed is 0 to 1073741824"),
+        ("--vary size=16,1000000 --memory 16", "of memory, allowed are 16 MiB"),
+    ] {
+        let finished = run(&format!("sim sweep {arguments}")).expect_status(2);
+        assert!(finished.stderr.contains(words), "{words:?} is missing in: {}", finished.stderr);
+        assert_eq!(finished.stdout, "");
+    }
+}
+
+#[test]
+fn what_can_be_varied_is_listed() {
+    let text = run("sim sweep --list").expect_status(0).stdout;
+    let json = run("sim sweep --list --json").expect_status(0).json();
+    let parameters = json["parameters"].as_array().expect("parameters");
+    for needed in ["size", "oversubscription", "link.rate", "switch.when_full"] {
+        assert!(parameters.iter().any(|parameter| parameter["name"] == needed), "{needed}");
+        assert!(text.lines().any(|line| line.split_whitespace().next() == Some(needed)), "{needed} in: {text}");
+    }
+}

@@ -131,12 +131,17 @@ pub(super) fn word(field: &Field, written: &str) -> Result<u64, String> {
 
 /// What is said of a name that nothing has.
 pub(super) fn unknown<'a>(name: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {
+    format!("there is no such field; {}", nearest(name, known))
+}
+
+/// The name that somebody may have meant, or all that there are.
+pub(crate) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {
     let distance = |other: &&str| strsim::damerau_levenshtein(name, other);
     // A name that shares less than half of its letters is none that somebody meant.
     let nearest = known.clone().min_by_key(distance).filter(|other| 2 * distance(other) <= name.len().max(other.len()));
     match nearest {
-        Some(nearest) => format!("there is no such field; the nearest is {nearest}"),
-        None => format!("there is no such field; allowed is {}", known.collect::<Vec<_>>().join(", ")),
+        Some(nearest) => format!("the nearest is {nearest}"),
+        None => format!("allowed is {}", known.collect::<Vec<_>>().join(", ")),
     }
 }
 

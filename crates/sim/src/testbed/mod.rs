@@ -20,6 +20,7 @@ use std::sync::LazyLock;
 
 pub use fields::{Cpu, Dimension, Forwarding, Link, LockScope, Nic, Pcie, Switch, WhenFull};
 use fields::{FIELDS, Field, Groups};
+pub(crate) use load::nearest;
 pub use load::{SCHEMA, TestbedError};
 use unit::Unit;
 

@@ -1,0 +1,280 @@
+//! `doorbell sim sweep`: the same traffic with other values of any parameter.
+
+use std::cell::Cell;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use doorbell_report::{SweepPoint, sweep_html};
+use doorbell_sim::sweep::{Axis, Base, Point, Sweep as Points, SweepError};
+use doorbell_sim::traffic::Carried;
+use serde_json::{Value, json};
+
+use super::arguments::{assignment, read_testbed};
+use crate::output::line;
+use crate::progress::bar;
+use crate::quantity::mebibytes;
+use crate::report::write_whole;
+use crate::{Failure, Usage};
+
+const EXAMPLES: &str = "\
+Examples:
+  doorbell sim sweep --vary link.rate_gbps=25,100,400 --vary size=64,4096
+  doorbell sim sweep --vary window=1,2,4,8,16,32,64 --vary protocol=send-receive,direct-read --out window.html
+  doorbell sim sweep --set pattern=N:1 --set size=4096 --vary senders=1,4,16,64
+  doorbell sim sweep --set network=clos --set pattern=N:N --set senders=32 --vary oversubscription=1,2,4";
+
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Sweep {
+    /// A parameter of the testbed, of the traffic or of the network, and the values that it takes; given several times,
+    /// every value meets every other
+    #[arg(long, value_name = "NAME=VALUE,...")]
+    vary: Vec<String>,
+    /// A parameter, and the value that it has at all points; may be given several times
+    #[arg(long, value_name = "NAME=VALUE", value_parser = assignment)]
+    set: Vec<(String, String)>,
+    /// The testbed: a name of `sim testbeds`, or a file
+    #[arg(long, value_name = "NAME|FILE", default_value = "connectx5-100g")]
+    testbed: String,
+    /// Only list what can be varied, with values and what is allowed
+    #[arg(long)]
+    list: bool,
+    /// Where keys and numbers of queue pairs and packets come from
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Memory that a point may need, by an estimate before it begins
+    #[arg(long, value_name = "MIB", value_parser = mebibytes, default_value = "4G")]
+    memory: usize,
+    /// Write the packets of each point to DIR/point-NUMBER.pcap, with virtual timestamps
+    #[arg(long, value_name = "DIR")]
+    pcap: Option<PathBuf>,
+    /// Write the plots and the table to this HTML file
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(sweep: &Sweep) -> Result<(), Failure> {
+    let refuse = |error: SweepError| Failure::from(Usage(error.to_string()));
+    let mut base = Base::new(&read_testbed(&sweep.testbed)?);
+    sweep.set.iter().try_for_each(|(name, value)| base.set(name, value)).map_err(refuse)?;
+    if sweep.list {
+        return Ok(list(&base, sweep.json)?);
+    }
+    let axes: Vec<Axis> = sweep.vary.iter().map(|axis| axis.parse()).collect::<Result<_, _>>().map_err(refuse)?;
+    let memory = (sweep.memory as u64) << 20;
+    let points = Points::new(&base, axes, memory).map_err(refuse)?;
+    if let Some(directory) = &sweep.pcap {
+        std::fs::create_dir_all(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+    }
+    let total: u64 = points.points().iter().map(Point::messages).sum();
+    let bar = bar(total, 0);
+    let before = Cell::new(0);
+    let mut found = Vec::new();
+    for (index, point) in points.points().iter().enumerate() {
+        let at = described(points.axes(), point);
+        bar.set_message(at.clone());
+        let capture = sweep.pcap.as_deref().map(|directory| capture(directory, index + 1)).transpose()?;
+        let progress = |arrived| bar.set_position(before.get() + arrived);
+        let carried = point.run(sweep.seed, memory, capture, Some(&progress));
+        found.push(
+            carried.map_err(|error| if at.is_empty() { error.to_string() } else { format!("at {at}: {error}") })?,
+        );
+        before.set(before.get() + point.messages());
+    }
+    bar.finish_and_clear();
+    if let Some(out) = &sweep.out {
+        write_whole(out, &sweep_html(&page(sweep, &base, &points, &found)))?;
+    }
+    if sweep.json {
+        line(report(sweep, &base, &points, &found))?;
+    } else {
+        print(&base, &points, &found)?;
+        if let Some(out) = &sweep.out {
+            line(format_args!("plots: {}", out.display()))?;
+        }
+    }
+    Ok(())
+}
+
+fn described(axes: &[Axis], point: &Point) -> String {
+    let named = axes.iter().zip(&point.values).map(|(axis, value)| format!("{}={value}", axis.name));
+    named.collect::<Vec<_>>().join(", ")
+}
+
+fn capture_path(directory: &Path, number: usize) -> PathBuf {
+    directory.join(format!("point-{number}.pcap"))
+}
+
+fn capture(directory: &Path, number: usize) -> Result<Box<dyn Write + Send>, Failure> {
+    let path = capture_path(directory, number);
+    Ok(Box::new(File::create(&path).map_err(|error| format!("{}: {error}", path.display()))?))
+}
+
+fn list(base: &Base, is_json: bool) -> io::Result<()> {
+    let settings = base.settings();
+    if is_json {
+        let of_traffic = settings.iter().map(|setting| {
+            json!({ "name": setting.name, "about": setting.about, "value": setting.value, "allowed": setting.allowed })
+        });
+        let of_testbed = base.testbed().parameters().map(|parameter| {
+            json!({
+                "name": parameter.path,
+                "about": parameter.about,
+                "value": parameter.value,
+                "unit": parameter.unit,
+                "allowed": parameter.allowed,
+            })
+        });
+        let parameters: Vec<Value> = of_traffic.chain(of_testbed).collect();
+        return line(json!({ "schema": "doorbell-sim-parameters/1", "parameters": parameters }));
+    }
+    for setting in settings {
+        line(format_args!("{:<28} {:>16}   {} ({})", setting.name, setting.value, setting.about, setting.allowed))?;
+    }
+    for parameter in base.testbed().parameters() {
+        let value = format!("{} {}", parameter.value, parameter.unit);
+        let (path, about, allowed) = (&parameter.path, parameter.about, &parameter.allowed);
+        line(format_args!("{path:<28} {:>16}   {about} ({allowed})", value.trim_end()))?;
+    }
+    Ok(())
+}
+
+/// What comes out of a point: names, units, and the numbers.
+const QUANTITIES: [(&str, &str); 9] = [
+    ("message rate", "M messages/s"),
+    ("throughput", "Gb/s"),
+    ("latency", "us"),
+    ("frames dropped", ""),
+    ("packets sent again", ""),
+    ("pauses", ""),
+    ("frames marked", ""),
+    ("longest queue", "KiB"),
+    ("RNR NAKs", ""),
+];
+
+fn results(point: &Point, carried: &Carried) -> [Option<f64>; QUANTITIES.len()] {
+    let counts = &carried.summary.counts;
+    [
+        Some(carried.messages_per_s / 1e6),
+        Some(carried.messages_per_s * point.bytes() as f64 * 8.0 / 1e9),
+        carried.latency_ns.map(|ns| ns as f64 / 1000.0),
+        Some(counts.dropped as f64),
+        Some(carried.retransmitted as f64),
+        Some(counts.pauses as f64),
+        Some(counts.marked as f64),
+        Some(counts.longest_queue_bytes as f64 / 1024.0),
+        Some(carried.rnr_naks as f64),
+    ]
+}
+
+fn print(base: &Base, points: &Points, found: &[Carried]) -> io::Result<()> {
+    line(format_args!("simulated on {}; seed and program give the same numbers anywhere", base.testbed().name))?;
+    let mut head: Vec<String> = points.axes().iter().map(|axis| axis.name.clone()).collect();
+    head.extend(
+        ["M messages/s", "Gb/s", "latency us", "dropped", "again", "pauses", "marked", "queue KiB", "RNR NAKs"]
+            .map(str::to_owned),
+    );
+    head.push("busy longest".to_owned());
+    let mut rows = vec![head];
+    for (point, carried) in points.points().iter().zip(found) {
+        let mut row = point.values.clone();
+        let decimals = [3, 3, 3, 0, 0, 0, 0, 1, 0];
+        let numbers = results(point, carried).into_iter().zip(decimals);
+        row.extend(
+            numbers.map(|(value, decimals)| value.map_or("-".to_owned(), |value| format!("{value:.decimals$}"))),
+        );
+        row.push(carried.bottleneck.to_string());
+        rows.push(row);
+    }
+    let columns = rows[0].len();
+    let widths: Vec<usize> =
+        (0..columns).map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0)).collect();
+    for row in rows {
+        let (last, numbers) = row.split_last().map_or(("", &[][..]), |(last, numbers)| (last, numbers));
+        let cells: Vec<String> = numbers.iter().zip(&widths).map(|(cell, width)| format!("{cell:>width$}")).collect();
+        line(format_args!("{}   {last}", cells.join("  ")))?;
+    }
+    Ok(())
+}
+
+fn report(sweep: &Sweep, base: &Base, points: &Points, found: &[Carried]) -> Value {
+    let one = |(index, (point, carried)): (usize, (&Point, &Carried))| {
+        let values: serde_json::Map<String, Value> =
+            points.axes().iter().zip(&point.values).map(|(axis, value)| (axis.name.clone(), json!(value))).collect();
+        let (counts, bottleneck) = (&carried.summary.counts, carried.bottleneck);
+        json!({
+            "values": values,
+            "topology": point.topology().to_string(),
+            "messages": carried.messages,
+            "messages_per_s": carried.messages_per_s,
+            "bytes_per_s": carried.messages_per_s * point.bytes() as f64,
+            "latency_ns": carried.latency_ns,
+            "lasted_ps": carried.lasted.0,
+            "bottleneck": {
+                "station": bottleneck.station.name(),
+                "share": bottleneck.share,
+                "binds": bottleneck.binds(),
+            },
+            "packets": counts.packets,
+            "dropped": counts.dropped,
+            "retransmitted": carried.retransmitted,
+            "pauses": counts.pauses,
+            "paused_ps": counts.paused_ps,
+            "marked": counts.marked,
+            "longest_queue_bytes": counts.longest_queue_bytes,
+            "rnr_naks": carried.rnr_naks,
+            "long_turns": counts.long_turns,
+            "digest": format!("{:016x}", carried.summary.digest),
+            "capture": sweep.pcap.as_deref().map(|directory| capture_path(directory, index + 1)),
+        })
+    };
+    let settings: serde_json::Map<String, Value> =
+        base.settings().into_iter().map(|setting| (setting.name.to_owned(), json!(setting.value))).collect();
+    json!({
+        "schema": "doorbell-sim-sweep/1",
+        "simulated": true,
+        "testbed": base.testbed().name,
+        "seed": sweep.seed,
+        "settings": settings,
+        "points": points.points().iter().zip(found).enumerate().map(one).collect::<Vec<_>>(),
+    })
+}
+
+fn page(sweep: &Sweep, base: &Base, points: &Points, found: &[Carried]) -> doorbell_report::Sweep {
+    let is_varied = |name: &str| points.axes().iter().any(|axis| axis.name == name);
+    let settings = base.settings();
+    let fixed = settings.iter().filter(|setting| !is_varied(setting.name));
+    let fixed: Vec<String> = fixed.map(|setting| format!("{} {}", setting.name, setting.value)).collect();
+    let mut setting = vec![format!("At all points: {}; seed {}.", fixed.join(", "), sweep.seed)];
+    let replaced: Vec<String> = sweep
+        .set
+        .iter()
+        .filter(|(name, _)| name.contains('.'))
+        .map(|(name, value)| format!("{name} {value}"))
+        .collect();
+    if !replaced.is_empty() {
+        setting.push(format!("Other than in the testbed's file: {}.", replaced.join(", ")));
+    }
+    doorbell_report::Sweep {
+        testbed: base.testbed().name.clone(),
+        setting,
+        axes: points.axes().iter().map(|axis| axis.name.clone()).collect(),
+        quantities: QUANTITIES.to_vec(),
+        points: points
+            .points()
+            .iter()
+            .zip(found)
+            .map(|(point, carried)| SweepPoint {
+                values: point.values.clone(),
+                numbers: point.numbers.clone(),
+                results: results(point, carried).to_vec(),
+                bottleneck: carried.bottleneck.to_string(),
+            })
+            .collect(),
+    }
+}

@@ -1,0 +1,220 @@
+//! The page of a simulated sweep.
+
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+use serde_json::{Value, json};
+
+use crate::format::{number, with_unit};
+use crate::page::{POLICY, SCRIPT, STYLE, in_script};
+use crate::table;
+
+/// What simulations of one testbed with varied parameters gave.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sweep {
+    /// The simulated testbed.
+    pub testbed: String,
+    /// What all points have in common: sentences.
+    pub setting: Vec<String>,
+    /// What is varied, by name.
+    pub axes: Vec<String>,
+    /// What came out of each point, by name and unit; empty for what has none.
+    pub quantities: Vec<(&'static str, &'static str)>,
+    /// The points.
+    pub points: Vec<SweepPoint>,
+}
+
+/// A point of a sweep.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SweepPoint {
+    /// Its value on each axis, as it was given.
+    pub values: Vec<String>,
+    /// The same as numbers, where they are numbers, with their units.
+    pub numbers: Vec<Option<(f64, &'static str)>>,
+    /// What came out, in the order of quantities; `None` where there is no number.
+    pub results: Vec<Option<f64>>,
+    /// What was busy longest.
+    pub bottleneck: String,
+}
+
+impl Sweep {
+    /// The axis that plots have along: the one with the most values that are all numbers of one unit.
+    fn along(&self) -> Option<(usize, &'static str)> {
+        let axis = |index: usize| {
+            let numbers: Option<Vec<_>> = self.points.iter().map(|point| *point.numbers.get(index)?).collect();
+            let numbers = numbers?;
+            let unit = numbers.first()?.1;
+            let mut values: Vec<u64> = numbers.iter().map(|(number, _)| number.to_bits()).collect();
+            values.sort_unstable();
+            values.dedup();
+            let is_axis = values.len() > 1 && numbers.iter().all(|(_, other)| *other == unit);
+            is_axis.then_some((values.len(), index, unit))
+        };
+        // Of axes with equally many values the first.
+        let best = (0..self.axes.len()).rev().filter_map(axis).max_by_key(|(values, ..)| *values);
+        best.map(|(_, index, unit)| (index, unit))
+    }
+
+    fn plot(&self) -> Option<Value> {
+        let (along, unit) = self.along()?;
+        let name_of = |point: &SweepPoint| {
+            let others = self.axes.iter().zip(&point.values).enumerate().filter(|(index, _)| *index != along);
+            let named: Vec<String> = others.map(|(_, (axis, value))| format!("{axis}={value}")).collect();
+            if named.is_empty() { self.testbed.clone() } else { named.join(", ") }
+        };
+        let mut names: Vec<String> = Vec::new();
+        for point in &self.points {
+            let name = name_of(point);
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        let series = names.iter().map(|name| {
+            let mut points: Vec<(f64, Vec<Value>)> = Vec::new();
+            for point in self.points.iter().filter(|point| name_of(point) == *name) {
+                let Some(Some((x, _))) = point.numbers.get(along) else { continue };
+                let one = |result: &Option<f64>| match result {
+                    Some(value) => json!({ "least": value, "median": value, "most": value, "values": [] }),
+                    None => Value::Null,
+                };
+                points.push((*x, point.results.iter().map(one).collect()));
+            }
+            points.sort_by(|a, b| a.0.total_cmp(&b.0));
+            let points: Vec<Value> = points.into_iter().map(|(x, y)| json!({ "x": x, "y": y })).collect();
+            json!({ "name": name, "run": 0, "points": points })
+        });
+        let quantity = |(name, unit): &(&str, &str)| json!({ "name": name, "unit": unit, "log": false });
+        let axis = &self.axes[along];
+        Some(json!({
+            "sweep": if unit.is_empty() { axis.clone() } else { format!("{axis}, {unit}") },
+            "bytes": unit == "B",
+            "quantities": self.quantities.iter().map(quantity).collect::<Vec<_>>(),
+            "runs": [self.testbed],
+            "series": series.collect::<Vec<_>>(),
+        }))
+    }
+
+    fn table(&self) -> Markup {
+        html! {
+            div.scroll tabindex="0" { table.sortable {
+                thead { tr {
+                    @for axis in &self.axes { (table::heading(axis, true)) }
+                    @for (name, unit) in &self.quantities {
+                        @let text = if unit.is_empty() { (*name).to_owned() } else { format!("{name}, {unit}") };
+                        (table::heading(&text, true))
+                    }
+                    (table::heading("busy longest", false))
+                } }
+                tbody {
+                    @for point in &self.points {
+                        tr {
+                            @for (text, number) in point.values.iter().zip(&point.numbers) {
+                                @if let Some((number, _)) = number { (table::value(*number, text)) }
+                                @else { (table::text(text)) }
+                            }
+                            @for result in &point.results {
+                                @match result {
+                                    Some(value) => (table::value(*value, number(*value))),
+                                    None => (table::text(crate::format::NOTHING)),
+                                }
+                            }
+                            (table::text(&point.bottleneck))
+                        }
+                    }
+                }
+            } }
+        }
+    }
+}
+
+/// A sweep as one HTML document that needs nothing else. It says of itself that it is simulated.
+pub fn sweep_html(sweep: &Sweep) -> String {
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta http-equiv="Content-Security-Policy" content=(POLICY);
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                title { "Doorbell: a simulated sweep on " (sweep.testbed) }
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                header {
+                    p.kicker { "Doorbell, simulated" }
+                    h1 { "What changes with " (sweep.axes.join(", ")) "?" }
+                    p.where { "Simulated in virtual time on the testbed " b { (sweep.testbed) } "; nothing here was measured." }
+                    ul.tiles { li { b { (with_unit(sweep.points.len() as f64, "")) } " points, simulated" } }
+                }
+                main {
+                    section #sweep {
+                        @for sentence in &sweep.setting { p.setting { (sentence) } }
+                        @if let Some(data) = sweep.plot() {
+                            figure.plot {
+                                script type="application/json" { (in_script(&data)) }
+                                noscript { "The plot takes JavaScript; the table below has all its numbers." }
+                            }
+                        }
+                        (sweep.table())
+                    }
+                }
+                script { (PreEscaped(SCRIPT)) }
+            }
+        }
+        "\n"
+    };
+    // HTML allows no other control characters, and names may hold any.
+    page.into_string().replace(|c: char| c.is_control() && c != '\n', "\u{fffd}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn point(values: [&str; 2], size: f64, rate: f64) -> SweepPoint {
+        SweepPoint {
+            values: values.map(str::to_owned).to_vec(),
+            numbers: vec![None, Some((size, "B"))],
+            results: vec![Some(rate), None],
+            bottleneck: "port <97 %>".to_owned(),
+        }
+    }
+
+    fn sweep() -> Sweep {
+        Sweep {
+            testbed: "mine & yours".to_owned(),
+            setting: vec!["Seed 1.".to_owned()],
+            axes: vec!["protocol".to_owned(), "size".to_owned()],
+            quantities: vec![("message rate", "M messages/s"), ("latency", "us")],
+            points: vec![
+                point(["send-receive", "4096"], 4096.0, 2.9),
+                point(["send-receive", "16"], 16.0, 8.0),
+                point(["direct-read", "16"], 16.0, 5.0),
+                point(["direct-read", "4096"], 4096.0, 2.8),
+            ],
+        }
+    }
+
+    #[test]
+    fn plots_go_along_the_axis_of_numbers_with_a_curve_for_each_of_the_others() {
+        let data = sweep().plot().expect("an axis of numbers");
+        assert_eq!((&data["sweep"], &data["bytes"]), (&json!("size, B"), &json!(true)));
+        let series = data["series"].as_array().expect("series");
+        let names: Vec<_> = series.iter().map(|series| &series["name"]).collect();
+        assert_eq!(names, ["protocol=send-receive", "protocol=direct-read"]);
+        let points = &series[0]["points"];
+        assert_eq!((&points[0]["x"], &points[0]["y"][0]["median"]), (&json!(16.0), &json!(8.0)));
+        assert_eq!(points[0]["y"][1], Value::Null);
+        let mut words = sweep();
+        words.points.iter_mut().for_each(|point| point.numbers = vec![None, None]);
+        assert_eq!(words.plot(), None);
+    }
+
+    #[test]
+    fn the_page_says_that_it_is_simulated_and_escapes_what_it_is_given() {
+        let page = sweep_html(&sweep());
+        for needed in ["Doorbell, simulated", "nothing here was measured", "mine &amp; yours", "port &lt;97 %&gt;"] {
+            assert!(page.contains(needed), "{needed} is missing");
+        }
+        assert!(!page.contains("<97 %>"));
+    }
+}

@@ -1,0 +1,50 @@
+//! The same seed gives the same result, bit for bit, whatever ran before and with any build: when every packet was
+//! delivered and every turn began.
+//!
+//! `cargo xtask test` names a directory in `DOORBELL_PCAP_DIR`, where this test leaves the digests that it found; the
+//! release build of the command must find the same.
+
+use doorbell_protocols::Protocol;
+use doorbell_sim::sweep::{Base, Sweep};
+use doorbell_sim::testbed;
+
+/// Beside all protocols: lists, latencies, pauses, drops, and a network of several switches.
+const RUNS: [&str; 5] = [
+    "batch=8 messages=2000",
+    "measure=latency window=1 size=4096 messages=200",
+    "pattern=N:1 senders=6 size=4096 messages=200 switch.resume_at=32KiB switch.pause_at=64KiB",
+    "pattern=N:1 senders=6 size=4096 messages=200 switch.when_full=drop switch.resume_at=0B switch.pause_at=64KiB \
+     switch.queue=64KiB",
+    "network=clos leaf_nodes=4 oversubscription=2 pattern=N:N senders=8 size=1000 messages=100",
+];
+
+/// A line of digest and settings.
+fn digest(settings: &str, seed: u64) -> String {
+    let mut base = Base::new(testbed::by_name("connectx5-100g").expect("a testbed of the program"));
+    for setting in settings.split_whitespace() {
+        let (name, value) = setting.split_once('=').expect("a setting");
+        base.set(name, value).unwrap_or_else(|error| panic!("{error}"));
+    }
+    let sweep = Sweep::new(&base, Vec::new(), 1 << 30).unwrap_or_else(|error| panic!("{settings}: {error}"));
+    let run = sweep.points()[0].run(seed, 1 << 30, None, None);
+    let carried = run.unwrap_or_else(|error| panic!("{settings}: {error}"));
+    format!("{:016x} {settings}\n", carried.summary.digest)
+}
+
+#[test]
+fn the_same_seed_gives_the_same_digest_and_another_seed_another() {
+    let mut runs: Vec<String> = Protocol::ALL.iter().map(|it| format!("protocol={} messages=300", it.name())).collect();
+    runs.extend(RUNS.map(str::to_owned));
+    let found: Vec<String> = runs.iter().map(|settings| digest(settings, 7)).collect();
+    // In another order, with other memory, at other addresses.
+    let held = vec![1_u8; 12_345];
+    let again: Vec<String> = runs.iter().rev().map(|settings| digest(settings, 7)).collect();
+    drop(held);
+    assert!(found.iter().eq(again.iter().rev()), "{found:#?}\n{again:#?}");
+    // Numbers of queue pairs come from the seed.
+    assert_ne!(digest(&runs[0], 8), found[0]);
+    if let Some(directory) = std::env::var_os("DOORBELL_PCAP_DIR") {
+        let file = std::path::Path::new(&directory).join("simulations.digests");
+        std::fs::write(file, found.concat()).expect("the directory can be written");
+    }
+}

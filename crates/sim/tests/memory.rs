@@ -1,0 +1,41 @@
+//! The estimate of a run's memory, against what the run takes. This file has one test, as memory is that of the process.
+
+use doorbell_sim::sweep::{Base, Sweep};
+use doorbell_sim::testbed;
+
+/// A line of `/proc/self/status` in bytes.
+fn status(name: &str) -> u64 {
+    let text = std::fs::read_to_string("/proc/self/status").expect("Linux");
+    let line = text.lines().find_map(|line| line.strip_prefix(name)).expect("a line");
+    let kib = line.split_whitespace().nth(1).and_then(|word| word.parse::<u64>().ok()).expect("a number");
+    kib << 10
+}
+
+#[test]
+fn runs_take_about_as_much_memory_as_estimated_and_hardly_ever_more() {
+    let mut wrong = Vec::new();
+    // Each takes more than the one before, since the most that the process has had is all that the kernel tells.
+    for settings in [
+        "messages=2000",
+        "pattern=N:1 senders=200 messages=20",
+        "network=clos pattern=N:N senders=512 messages=10",
+        "pattern=N:1 senders=100 size=4096 messages=200 window=64 depth=128",
+        "pattern=N:1 senders=16 size=65536 messages=100 window=64 depth=128",
+    ] {
+        let mut base = Base::new(testbed::by_name("connectx5-100g").expect("a testbed of the program"));
+        for setting in settings.split_whitespace() {
+            let (name, value) = setting.split_once('=').expect("a setting");
+            base.set(name, value).unwrap_or_else(|error| panic!("{error}"));
+        }
+        let sweep = Sweep::new(&base, Vec::new(), u64::MAX).unwrap_or_else(|error| panic!("{settings}: {error}"));
+        let estimated = sweep.points()[0].memory();
+        let run = sweep.points()[0].run(1, u64::MAX, None, None);
+        run.unwrap_or_else(|error| panic!("{settings}: {error}"));
+        let taken = status("VmHWM");
+        println!("{settings}: estimated {} MiB, taken {} MiB", estimated >> 20, taken >> 20);
+        if taken > estimated + estimated / 4 || estimated > 3 * taken {
+            wrong.push(format!("{settings}: {taken} B, estimated {estimated} B"));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}

@@ -1,0 +1,27 @@
+//! Simulations give the same result in every build.
+
+use std::path::Path;
+
+use crate::programs;
+use crate::shell::{command, output_of};
+
+/// Has the release build repeat the runs whose digests a test of `doorbell-sim` has left in a directory.
+pub(crate) fn compare(directory: &Path) -> Result<(), String> {
+    let file = directory.join("simulations.digests");
+    let text = std::fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
+    let mut runs = 0;
+    for line in text.lines() {
+        let (digest, settings) = line.split_once(' ').ok_or_else(|| format!("{}: {line}", file.display()))?;
+        let mut sweep = command(programs::doorbell(), &["sim", "sweep", "--json", "--seed", "7"]);
+        settings.split_whitespace().for_each(|setting| _ = sweep.args(["--set", setting]));
+        let output: serde_json::Value =
+            serde_json::from_str(&output_of(sweep)?).map_err(|error| format!("{settings}: {error}"))?;
+        let found = output.pointer("/points/0/digest").and_then(serde_json::Value::as_str).unwrap_or("nothing");
+        if found != digest {
+            return Err(format!("{settings}: the digest is {found}, in the test build it was {digest}"));
+        }
+        runs += 1;
+    }
+    eprintln!("{runs} simulations with the same digests");
+    if runs > 0 { Ok(()) } else { Err(format!("{} has no digests", file.display())) }
+}
