@@ -9,7 +9,7 @@ use doorbell_study::environment::Environment;
 use doorbell_study::experiment::{self, DirectoryError, Effort, Experiment, Point, RunDirectory};
 use doorbell_study::record::PointResult;
 use doorbell_study::session::Client;
-use doorbell_verbs::soft::{self, AckPolicy, SoftOptions};
+use doorbell_verbs::soft::{self, AckPolicy, LinkChoice, SoftOptions};
 use doorbell_verbs::{Device, system};
 use serde_json::json;
 
@@ -68,6 +68,10 @@ pub(crate) struct Study {
     /// last eight (`answer`), or always before (`strict`) [default: what DOORBELL_ACK says, else answer]
     #[arg(long, value_name = "POLICY")]
     ack: Option<AckPolicy>,
+    /// What carries packets between processes of this machine: `udp`, `shm` for memory that both share, or `auto` for
+    /// that where it can be had, else UDP [default: what DOORBELL_LINK says, else udp]
+    #[arg(long, value_name = "LINK")]
+    link: Option<LinkChoice>,
     #[command(flatten)]
     device: DeviceChoice,
     /// Print one JSON object instead of text
@@ -87,7 +91,7 @@ impl Study {
     }
 
     fn choose(&self) -> Result<Chosen, Failure> {
-        let own = [("--udp-port", !self.udp.is_roce()), ("--ack", self.ack.is_some())];
+        let own = [("--udp-port", !self.udp.is_roce()), ("--ack", self.ack.is_some()), ("--link", self.link.is_some())];
         self.device.choose(own.into_iter().find_map(|(name, is_given)| is_given.then_some(name)))
     }
 
@@ -288,6 +292,7 @@ fn open(study: &Study, chosen: &Chosen, toward: Option<IpAddr>) -> Result<Device
             address: toward,
             port: study.udp.port,
             ack: study.ack,
+            link: study.link,
             ..SoftOptions::default()
         })?,
     })
@@ -349,6 +354,7 @@ impl Ends {
             pcap: None,
             fault: None,
             ack: study.ack,
+            link: study.link,
         };
         let (stream, second) = peer::spawn(parameters.kind, &arguments, &self.chosen, memory_mib)?;
         let result = Client::new(&device, stream, parameters).map_err(Failure::from).and_then(measure);

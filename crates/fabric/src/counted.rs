@@ -195,6 +195,10 @@ impl<L: Link> Link for Counted<L> {
         })
     }
 
+    fn prepare_sleep(&mut self) -> bool {
+        self.inner.prepare_sleep()
+    }
+
     fn poll_timeout(&self) -> Option<u64> {
         self.inner.poll_timeout()
     }

@@ -5,7 +5,7 @@ use std::io;
 use doorbell_rnic::{Budget, Filter, Rnic, TransmitBatch};
 use doorbell_wire::ICRC_LEN;
 
-use crate::link::{Link, ReceivedRun};
+use crate::link::{Link, ReceivedRun, Sink};
 use crate::observe::{Observation, Observer};
 use crate::seal::{Checker, Sealer};
 
@@ -141,11 +141,7 @@ impl<L: Link> Driver<L> {
             }),
             Some((_, checker)) => {
                 let before = checker.counters();
-                let received = link.receive(now_ns, &mut |run: ReceivedRun<'_>| {
-                    let packets = run.segments().enumerate();
-                    let whole = packets.filter_map(|(index, packet)| checker.check(&run, index, packet));
-                    rnic.handle_packets(now_ns, &run.outer, whole);
-                });
+                let received = link.receive(now_ns, &mut Checked { rnic, checker, now_ns });
                 let after = checker.counters();
                 if after.failed != before.failed || after.short != before.short {
                     rnic.count_icrc_errors(after.failed - before.failed);
@@ -191,7 +187,7 @@ impl<L: Link> Driver<L> {
                     return Ok(());
                 }
                 if let Some((sealer, _)) = &mut self.encapsulation {
-                    sealer.seal(&mut self.batch);
+                    sealer.seal_to(&mut self.batch, |destination| self.link.seals(destination));
                 }
                 if let Some(observation) = &mut self.observation {
                     observation.note(now_ns);
@@ -225,6 +221,26 @@ impl<L: Link> Driver<L> {
         let observation = self.observation.as_ref().and_then(Observation::poll_timeout);
         let deadlines = [self.rnic.poll_timeout(), self.link.poll_timeout(), observation, self.deferred_until_ns];
         deadlines.into_iter().flatten().min()
+    }
+}
+
+/// Hands packets to the RNIC whose ICRC is right, or needs none.
+struct Checked<'a> {
+    rnic: &'a mut Rnic,
+    checker: &'a mut Checker,
+    now_ns: u64,
+}
+
+impl Sink for Checked<'_> {
+    fn receive(&mut self, run: ReceivedRun<'_>) {
+        let packets = run.segments().enumerate();
+        let whole = packets.filter_map(|(index, packet)| self.checker.check(&run, index, packet));
+        self.rnic.handle_packets(self.now_ns, &run.outer, whole);
+    }
+
+    fn receive_unsealed(&mut self, run: ReceivedRun<'_>) -> bool {
+        self.rnic.handle_packets(self.now_ns, &run.outer, run.segments());
+        true
     }
 }
 

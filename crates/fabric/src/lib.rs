@@ -24,8 +24,8 @@
 //! A [`Link`] moves *runs* of packets, each the UDP payload of one datagram, between a driver and
 //! the world:
 //!
-//! - [`UdpLink`] over a UDP socket ([`bind`] makes it), and [`MemoryLink`] within one process, with
-//!   the caller's clock.
+//! - [`UdpLink`] over a UDP socket ([`bind`] makes it), [`SharedMemoryLink`], which puts memory shared with the devices
+//!   of this machine beside it, and [`MemoryLink`] within one process, with the caller's clock.
 //! - [`Pcap`], [`Faults`] and [`Counted`] wrap any link, and each other.
 //!
 //! [`Sealer`] and [`Checker`] make and check the ICRC between the RNIC and a sealed link.
@@ -40,6 +40,7 @@ mod observe;
 mod pcap;
 mod progress;
 mod seal;
+mod shm;
 #[cfg(test)]
 mod testing;
 pub mod udp;
@@ -53,4 +54,5 @@ pub use observe::Observer;
 pub use pcap::{Pcap, PcapFile};
 pub use progress::{DrivenRnic, flush_before_exit};
 pub use seal::{CheckCounters, Checker, Sealer};
+pub use shm::{LinkChoice, SharedMemoryCounters, SharedMemoryLink};
 pub use udp::{BindError, BindRequest, UdpCounters, UdpLink, active_mtu, bind, signal};

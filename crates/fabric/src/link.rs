@@ -32,7 +32,7 @@ pub struct ReceivedRun<'a> {
 
 impl<'a> ReceivedRun<'a> {
     /// The packets, in order.
-    pub fn segments(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+    pub fn segments(&self) -> impl ExactSizeIterator<Item = &'a [u8]> + use<'a> {
         self.bytes.chunks(self.segment_bytes.max(1))
     }
 }
@@ -41,6 +41,12 @@ impl<'a> ReceivedRun<'a> {
 pub trait Sink {
     /// Takes one run.
     fn receive(&mut self, run: ReceivedRun<'_>);
+
+    /// Takes one run without ICRCs that arrived on a sealed link where none was needed. False if the sink takes sealed
+    /// runs alone: then the link seals this one and hands it to [`receive`](Self::receive).
+    fn receive_unsealed(&mut self, _run: ReceivedRun<'_>) -> bool {
+        false
+    }
 }
 
 impl<F: FnMut(ReceivedRun<'_>)> Sink for F {
@@ -53,6 +59,12 @@ impl<F: FnMut(ReceivedRun<'_>)> Sink for F {
 pub trait Link: Send {
     /// What the link promises.
     fn properties(&self) -> LinkProperties;
+
+    /// Do packets to this destination need their ICRC made? On a sealed link all do, unless they go through memory and
+    /// nothing above the link looks at them. What a sealed link sends has room for the ICRC in any case.
+    fn seals(&self, _destination: IpAddr) -> bool {
+        self.properties().sealed
+    }
 
     /// Sends the runs of a (sealed) batch from `*next` on and advances `*next` past those that
     /// the link took. `*next` short of the batch's runs means that the link is full for now.
@@ -69,6 +81,12 @@ pub trait Link: Send {
     ///
     /// The link cannot be used any more. When nothing has arrived, that is no error.
     fn receive(&mut self, now_ns: u64, sink: &mut dyn Sink) -> io::Result<usize>;
+
+    /// The driver is going to sleep until the link's descriptor is readable. False if it must not, because something
+    /// has arrived already that does not show there.
+    fn prepare_sleep(&mut self) -> bool {
+        true
+    }
 
     /// When the link itself wants to be called again: a fault that delays packets does.
     fn poll_timeout(&self) -> Option<u64> {
@@ -102,6 +120,14 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn receive(&mut self, now_ns: u64, sink: &mut dyn Sink) -> io::Result<usize> {
         (**self).receive(now_ns, sink)
+    }
+
+    fn seals(&self, destination: IpAddr) -> bool {
+        (**self).seals(destination)
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        (**self).prepare_sleep()
     }
 
     fn poll_timeout(&self) -> Option<u64> {

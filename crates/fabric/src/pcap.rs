@@ -110,6 +110,10 @@ impl<L: Link> Link for Pcap<L> {
         result
     }
 
+    fn prepare_sleep(&mut self) -> bool {
+        self.inner.prepare_sleep()
+    }
+
     fn poll_timeout(&self) -> Option<u64> {
         self.inner.poll_timeout().into_iter().chain(self.capture.flush_at_ns).min()
     }

@@ -508,6 +508,7 @@ impl Shared {
     /// Sleeps until kicked, until the time is over, or until the socket is ready: true if that.
     fn watch(&self, readable: &OwnedFd, until_ns: u64, briefly: bool) -> bool {
         let woken = match self.wakeups.start_watching(until_ns, briefly) {
+            Some(_) if !self.lock().link_mut().prepare_sleep() => true,
             Some(room) => {
                 let events = if room { PollFlags::POLLIN | PollFlags::POLLOUT } else { PollFlags::POLLIN };
                 self.sleep_on(Some(PollFd::new(readable.as_fd(), events)), until_ns)

@@ -35,9 +35,19 @@ impl Sealer {
     ///
     /// If the batch has no trailers of four bytes.
     pub fn seal(&mut self, batch: &mut TransmitBatch) {
+        self.seal_to(batch, |_| true);
+    }
+
+    /// Makes the ICRCs of the packets to those destinations that want them.
+    ///
+    /// # Panics
+    ///
+    /// If the batch has no trailers of four bytes.
+    #[inline]
+    pub fn seal_to(&mut self, batch: &mut TransmitBatch, wants: impl Fn(IpAddr) -> bool) {
         assert_eq!(batch.trailer_bytes(), ICRC_LEN, "an ICRC needs a trailer of its length");
         let (runs, bytes) = batch.runs_and_bytes_mut();
-        for run in runs {
+        for run in runs.iter().filter(|run| wants(run.path.destination)) {
             let flow = self.flow_to(run.path.destination);
             let packets = &mut bytes[run.start..run.start + run.total_bytes];
             for (index, packet) in packets.chunks_mut(run.segment_bytes).enumerate() {

@@ -121,7 +121,8 @@ counters! {
 }
 
 counters! {
-    /// What a link lost or could not carry: packets that the RNIC never sees, or takes for sent.
+    /// What a link lost or could not carry: packets that the RNIC never sees, or takes for sent. And which way packets
+    /// went that have two.
     LinkCounters {
         /// Messages dropped because the receive buffer was full. A run that the kernel held together
         /// counts as one, and what was dropped is known only once something is received afterwards.
@@ -134,6 +135,14 @@ counters! {
         tx_unreachable,
         /// Packets that a peer's host reported to have refused, such as for a closed port.
         tx_refused,
+        /// Packets dropped because the memory shared with their destination was full.
+        tx_ring_full,
+        /// Devices of this machine that were asked for shared memory and did not share it.
+        shared_memory_refused,
+        /// Packets sent through memory shared with their destination.
+        tx_shared_memory_packets,
+        /// Packets received through memory shared with their sender.
+        rx_shared_memory_packets,
     }
 }
 

@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use doorbell_counters::{PUBLISH_WITHIN_NS, Published, Publisher};
-use doorbell_fabric::{BindRequest, DrivenRnic, Faults, Link, Pcap, active_mtu, bind};
-pub use doorbell_fabric::{FaultPlan, FaultPlanError};
+use doorbell_fabric::{BindRequest, DrivenRnic, Faults, Link, Pcap, SharedMemoryLink, UdpLink, active_mtu, bind};
+pub use doorbell_fabric::{FaultPlan, FaultPlanError, LinkChoice};
 pub use doorbell_rnic::LIMITS;
 use doorbell_rnic::{Config, Region, Rnic};
 use doorbell_verbs_core::{
@@ -65,6 +65,8 @@ pub struct SoftOptions {
     pub check_datagrams: bool,
     /// When acknowledgements of messages leave; `None` takes what [`ACK_VARIABLE`] says, or the default.
     pub ack: Option<AckPolicy>,
+    /// What carries packets to devices of this machine; `None` takes what [`LINK_VARIABLE`] says, or UDP.
+    pub link: Option<LinkChoice>,
     /// What the device counts is published for other processes of this user, where that is possible, unless
     /// [`DOORBELL_PUBLISH`](doorbell_counters::SWITCH_VARIABLE) is 0.
     pub publish: bool,
@@ -85,6 +87,7 @@ impl Default for SoftOptions {
             check_memory: false,
             check_datagrams: false,
             ack: None,
+            link: None,
             publish: true,
             seed: None,
         }
@@ -100,12 +103,35 @@ pub const PROVIDER: &str = "soft";
 /// The longest name of a verbs device, without the zero byte that ends it (`IBV_SYSFS_NAME_MAX`).
 const MAX_NAME_BYTES: usize = 63;
 
+/// Names what carries packets to devices of this machine, for devices that are opened without a choice: `auto`, `udp`
+/// or `shm`.
+pub const LINK_VARIABLE: &str = "DOORBELL_LINK";
+
+/// What the environment says of the link.
+fn link_of_environment() -> Result<LinkChoice, Error> {
+    let Some(text) = std::env::var_os(LINK_VARIABLE).filter(|text| !text.is_empty()) else {
+        return Ok(LinkChoice::default());
+    };
+    let invalid = |why: String| io::Error::new(io::ErrorKind::InvalidInput, why);
+    text.to_string_lossy().parse().map_err(|why| Error::os(LINK_VARIABLE)(invalid(why)))
+}
+
+/// Puts shared memory beside a socket, if that is wanted.
+fn with_shared_memory(udp: UdpLink, choice: LinkChoice) -> Result<Box<dyn Link>, Error> {
+    if choice == LinkChoice::Udp {
+        return Ok(Box::new(udp));
+    }
+    let link = SharedMemoryLink::start(udp, choice).map_err(Error::os("memory cannot be shared with other devices"))?;
+    Ok(Box::new(link))
+}
+
 /// Opens a software RNIC.
 ///
 /// # Errors
 ///
 /// The address or port cannot be bound ([`Error::Bind`]), the MTU of its interface is too small for RoCE v2, the
-/// capture cannot be created, or [`open_on`] fails.
+/// capture cannot be created, [`LINK_VARIABLE`] has an unknown value, shared memory is wanted and the operating system
+/// refuses the name of the device, or [`open_on`] fails.
 pub fn open(options: &SoftOptions) -> Result<Device, Error> {
     Ok(Device::new(open_provider(options)?))
 }
@@ -128,7 +154,7 @@ pub fn open_provider(options: &SoftOptions) -> Result<Arc<Soft>, Error> {
         port: udp.port(),
         active_mtu: active_mtu(udp.local_address()).map_err(Error::os("the interface's MTU could not be read"))?,
         receive_buffer_bytes: udp.receive_buffer_bytes(),
-        link: Box::new(udp),
+        link: with_shared_memory(udp, options.link.map_or_else(link_of_environment, Ok)?)?,
     };
     let (address, port) = (end.address, end.port);
     let soft = start(end, options)?;

@@ -6,11 +6,14 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use common::*;
-use doorbell_verbs::soft::SoftOptions;
+use doorbell_verbs::soft::{LINK_VARIABLE, LinkChoice, SoftOptions};
 use doorbell_verbs::{AddressVector, Psn, QpAttributes, QpState, Qpn, RKey, SendOperation, Status};
 
-/// Set for the process that plays the peer.
+/// Set for the process that plays the peer, to the part that it plays.
 const CHILD: &str = "DOORBELL_TEST_PEER";
+
+/// Rounds of the test that kills peers, if not 25.
+const ROUNDS: &str = "DOORBELL_ROUNDS";
 
 const BYTES: usize = 100_000;
 
@@ -25,12 +28,11 @@ fn describe(side: &Side, psn: Psn, region: &doorbell_verbs::Region) -> String {
 }
 
 /// Connects to the end that a line describes: where its memory lies.
-fn connect(side: &Side, send_psn: Psn, line: &str) -> (u64, RKey) {
+fn connect(plan: Plan, side: &Side, send_psn: Psn, line: &str) -> (u64, RKey) {
     let mut words = line.trim().split(' ').skip(1);
     let mut next = || words.next().unwrap_or_else(|| panic!("{line:?} is no description"));
     let address = next().parse().unwrap();
     let (qpn, psn) = (Qpn::new(next().parse().unwrap()), Psn::new(next().parse().unwrap()));
-    let plan = plan();
     side.qp.modify(&plan.to_init()).unwrap();
     let rtr = QpAttributes { address: Some(AddressVector::to(address)), dest_qpn: Some(qpn), ..plan.to_rtr(side, psn) };
     side.qp.modify(&rtr).unwrap();
@@ -46,7 +48,7 @@ fn be_the_peer() {
     println!("{}", describe(&side, psn, &memory));
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
-    let (remote_address, rkey) = connect(&side, psn, &line);
+    let (remote_address, rkey) = connect(plan(), &side, psn, &line);
     side.post_recv(1, &[memory.sge(0, BYTES)]);
     println!("ready");
     side.expect(1);
@@ -68,9 +70,10 @@ struct Peer {
 }
 
 impl Peer {
-    fn start() -> Self {
+    fn start(part: &str, link: LinkChoice) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "two_processes_exchange_and_survive_each_other", "--nocapture"]).env(CHILD, "1");
+        command.args(["--exact", "two_processes_exchange_and_survive_each_other", "--nocapture"]);
+        command.env(CHILD, part).env(LINK_VARIABLE, link.name());
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let commands = child.stdin.take().unwrap();
         let answers = BufReader::new(child.stdout.take().unwrap());
@@ -99,16 +102,24 @@ impl Drop for Peer {
 
 #[test]
 fn two_processes_exchange_and_survive_each_other() {
-    if std::env::var_os(CHILD).is_some() {
-        return be_the_peer();
+    match std::env::var(CHILD).as_deref() {
+        Ok("stream") => return stream(),
+        Ok(_) => return be_the_peer(),
+        Err(_) => {}
     }
-    let side = plan().side(&open_soft(SoftOptions::default()));
+    for link in [LinkChoice::Udp, LinkChoice::Shm, LinkChoice::Auto] {
+        exchange_and_survive(link);
+    }
+}
+
+fn exchange_and_survive(link: LinkChoice) {
+    let side = plan().side(&open_soft(SoftOptions { link: Some(link), ..SoftOptions::default() }));
     let memory = side.patterned(BYTES, 1);
-    let mut peer = Peer::start();
+    let mut peer = Peer::start("peer", link);
     let line = peer.answer("peer ");
     let psn = side.device.random_psn();
     writeln!(peer.commands, "{}", describe(&side, psn, &memory)).unwrap();
-    connect(&side, psn, &line);
+    connect(plan(), &side, psn, &line);
     side.post_recv(1, &[]);
     peer.answer("ready");
     side.post(2, SendOperation::Send, &[memory.sge(0, BYTES)]);
@@ -124,9 +135,78 @@ fn two_processes_exchange_and_survive_each_other() {
     side.expect_failure(3, Status::RetryExceeded);
     assert_eq!(side.state(), QpState::Error);
     // The device is as good as before: the next peer finds it.
-    let (a, b) = plan().connect(&(side.device.clone(), open_soft(SoftOptions::default())));
+    let other = open_soft(SoftOptions { link: Some(link), ..SoftOptions::default() });
+    let (a, b) = plan().connect(&(side.device.clone(), other));
     b.post_recv(1, &[]);
     a.post(1, SendOperation::Send, &[]);
     a.expect(1);
     b.expect(1);
+}
+
+/// A process that takes a given address, and writes to its peer's memory until it is killed.
+fn stream() {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    let address = Some(line.trim().parse().unwrap());
+    let side = hasty().side(&open_soft(SoftOptions { address, ..SoftOptions::default() }));
+    let memory = side.patterned(BYTES, 1);
+    let psn = side.device.random_psn();
+    println!("{}", describe(&side, psn, &memory));
+    line.clear();
+    std::io::stdin().read_line(&mut line).unwrap();
+    let (remote_address, rkey) = connect(hasty(), &side, psn, &line);
+    println!("ready");
+    for length in (1..).map(|number| number * 37 % BYTES) {
+        side.post(1, SendOperation::Write { remote_address, rkey }, &[memory.sge(0, length)]);
+        side.expect(1);
+    }
+}
+
+/// So that the death of a peer is noticed within milliseconds.
+fn hasty() -> Plan {
+    Plan { timeout: 8, retry_count: 1, ..Plan::rc() }
+}
+
+#[test]
+fn a_peer_killed_at_any_moment_leaves_nothing_behind() {
+    let rounds = std::env::var(ROUNDS).ok().map_or(25, |text| text.parse().expect("a number of rounds"));
+    // One that no test takes without being asked.
+    let (own, theirs) = ("127.77.41.1", "127.77.41.2");
+    let device = open_soft(SoftOptions {
+        address: Some(own.parse().unwrap()),
+        link: Some(LinkChoice::Shm),
+        ..SoftOptions::default()
+    });
+    let other = open_soft(SoftOptions { link: Some(LinkChoice::Shm), ..SoftOptions::default() });
+    for round in 0..rounds {
+        let side = hasty().side(&device);
+        let memory = side.memory(BYTES);
+        let mut peer = Peer::start("stream", LinkChoice::Shm);
+        // Its address, and the name that goes with it, are free again in each round.
+        writeln!(peer.commands, "{theirs}").unwrap();
+        let line = peer.answer("peer ");
+        let psn = side.device.random_psn();
+        writeln!(peer.commands, "{}", describe(&side, psn, &memory)).unwrap();
+        connect(hasty(), &side, psn, &line);
+        peer.answer("ready");
+        // The first byte of what it writes arrives; then it dies somewhere in the middle.
+        let mut first = [0];
+        eventually("it writes", || {
+            assert!(side.reap(0).is_empty());
+            side.device.drive();
+            memory.copy_out(0, &mut first);
+            first == pattern(1, 1)[..]
+        });
+        std::thread::sleep(std::time::Duration::from_micros(round * 997 % 3001));
+        peer.child.kill().unwrap();
+        peer.child.wait().unwrap();
+        side.post(2, SendOperation::Write { remote_address: 8, rkey: RKey::new(1) }, &[memory.sge(0, 5000)]);
+        side.expect_failure(2, Status::RetryExceeded);
+        // Others notice nothing.
+        let (a, b) = plan().connect(&(device.clone(), other.clone()));
+        b.post_recv(1, &[]);
+        a.post(1, SendOperation::Send, &[]);
+        a.expect(1);
+        b.expect(1);
+    }
 }

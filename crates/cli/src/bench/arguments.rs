@@ -11,7 +11,7 @@ use doorbell_study::parameters::{
     Extent, Kind, Operation, Parameters, ParametersError, Setting, Transport, most_queued,
 };
 use doorbell_study::serving::{Serving, SharedBy};
-use doorbell_verbs::soft::{AckPolicy, SoftOptions};
+use doorbell_verbs::soft::{AckPolicy, LinkChoice, SoftOptions};
 use doorbell_wire::PathMtu;
 use doorbell_wire::cost::ATOMIC_BYTES;
 
@@ -53,6 +53,11 @@ pub(crate) struct DeviceArguments {
     /// DOORBELL_ACK says, else answer]
     #[arg(long, value_name = "POLICY")]
     pub(crate) ack: Option<AckPolicy>,
+    /// What carries packets between devices of this machine and user (of both sides, if both run here): `udp`, `shm`
+    /// for memory that both share, or `auto` for that where the other side has it, else UDP [default: what
+    /// DOORBELL_LINK says, else udp]
+    #[arg(long, value_name = "LINK")]
+    pub(crate) link: Option<LinkChoice>,
 }
 
 impl DeviceArguments {
@@ -65,6 +70,7 @@ impl DeviceArguments {
             ("--pcap", self.pcap.is_some()),
             ("--fault", self.fault.is_some()),
             ("--ack", self.ack.is_some()),
+            ("--link", self.link.is_some()),
         ];
         self.choice.choose(own.into_iter().find_map(|(name, is_given)| is_given.then_some(name)))
     }
@@ -80,6 +86,7 @@ impl DeviceArguments {
             faults: self.fault,
             receive_buffer_bytes: self.receive_buffer,
             ack: self.ack,
+            link: self.link,
             ..SoftOptions::default()
         }
     }

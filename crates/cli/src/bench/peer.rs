@@ -80,6 +80,9 @@ pub(crate) fn spawn(
     if let Some(ack) = device.ack {
         command.arg("--ack").arg(ack.to_string());
     }
+    if let Some(link) = device.link {
+        command.arg("--link").arg(link.name());
+    }
     if let Some(bytes) = device.receive_buffer {
         command.arg("--receive-buffer").arg(bytes.to_string());
     }

@@ -391,16 +391,23 @@ fn explained(results: &[PointResult]) -> io::Result<()> {
     Ok(())
 }
 
-/// What was lost below the RNICs, if anything was.
+/// What was lost below the RNICs, if anything was, and what did not go over UDP.
 fn lost(results: &[PointResult]) -> Vec<String> {
     let lost = ends(results, |result| &result.link)
         .flat_map(|(bytes, name, link)| link.iter().map(move |(what, &count)| (bytes, name, what, count)))
         .filter(|&(.., count)| count > 0);
-    let mut lines: Vec<_> =
-        lost.map(|(bytes, name, what, count)| format!("{bytes:>9} {name:<6} {count} {}", meaning(what))).collect();
-    if !lines.is_empty() {
-        let heading = "Lost between RNIC and network, which the counters above do not show";
-        lines.splice(..0, [String::new(), heading.to_owned()]);
+    let (carried, lost): (Vec<_>, Vec<_>) = lost.partition(|&(_, _, what, _)| what.contains("shared_memory_packets"));
+    let mut lines = Vec::new();
+    for (heading, counts) in [
+        ("Lost between RNIC and network, which the counters above do not show", lost),
+        ("Through shared memory; all other packets went over UDP", carried),
+    ] {
+        if !counts.is_empty() {
+            lines.extend([String::new(), heading.to_owned()]);
+        }
+        for (bytes, name, what, count) in counts {
+            lines.push(format!("{bytes:>9} {name:<6} {count} {}", meaning(what)));
+        }
     }
     lines
 }
@@ -413,6 +420,10 @@ fn meaning(counter: &str) -> &str {
         "tx_oversize" => "packets not sent, beyond the MTU of interface or path (tx_oversize)",
         "tx_unreachable" => "packets not sent, with no way to their destination (tx_unreachable)",
         "tx_refused" => "packets refused by the peer's host (tx_refused)",
+        "tx_ring_full" => "packets dropped, since the memory shared with the peer was full (tx_ring_full)",
+        "shared_memory_refused" => "devices of this machine that shared no memory (shared_memory_refused)",
+        "tx_shared_memory_packets" => "packets sent through shared memory (tx_shared_memory_packets)",
+        "rx_shared_memory_packets" => "packets received through shared memory (rx_shared_memory_packets)",
         other => other,
     }
 }
@@ -442,6 +453,13 @@ mod tests {
             "{lines:?}"
         );
         assert_eq!(lost(&[PointResult::default()]), [""; 0]);
+        let mut result = PointResult { bytes: 64, ..PointResult::default() };
+        result.counters.client.insert("rnr_nak_sent".to_owned(), 0);
+        let after = LinkCounters { tx_shared_memory_packets: 9, ..LinkCounters::default() };
+        result.link.client = link_by_name(&after, &LinkCounters::default());
+        let lines = lost(&[result]);
+        assert_eq!(lines.len(), 3, "{lines:?}");
+        assert!(lines[1].starts_with("Through shared memory") && lines[2].contains(" 9 packets sent"), "{lines:?}");
     }
 
     #[test]

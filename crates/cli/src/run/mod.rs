@@ -11,7 +11,7 @@ use std::process::{Command, ExitCode};
 
 use clap::Args;
 use doorbell_fabric::FaultPlan;
-use doorbell_verbs::soft::{ACK_VARIABLE, AckPolicy};
+use doorbell_verbs::soft::{ACK_VARIABLE, AckPolicy, LINK_VARIABLE, LinkChoice};
 
 use crate::output::{line, note};
 use crate::{Failure, Usage};
@@ -69,6 +69,10 @@ pub(crate) struct Settings {
     /// answered the last eight (`answer`), or always before (`strict`) [default: answer]
     #[arg(long, value_name = "POLICY")]
     ack: Option<AckPolicy>,
+    /// What carries packets between processes of this machine and user: `udp`, `shm` for memory that both share, or
+    /// `auto` for that where both have it, else UDP [default: udp]
+    #[arg(long, value_name = "LINK")]
+    link: Option<LinkChoice>,
 }
 
 /// Runs a program on the software RNIC.
@@ -79,7 +83,7 @@ pub(crate) struct Run {
     /// List the processes that have a device open (of this user; for root, of all users), with its addresses and
     /// what went through it
     #[arg(long, conflicts_with_all = ["program", "bind", "udp_port", "pcap", "fault", "stats", "vendor_id", "explain",
-        "check_memory", "ack"])]
+        "check_memory", "ack", "link"])]
     processes: bool,
     /// Print the list as one JSON object
     #[arg(long, requires = "processes", conflicts_with = "program")]
@@ -160,6 +164,7 @@ impl Settings {
         set("DOORBELL_LOG", self.explain.then(|| "debug".to_owned()));
         set("DOORBELL_CHECK_MEMORY", self.check_memory.then(|| "1".to_owned()));
         set(ACK_VARIABLE, self.ack.map(|policy| policy.to_string()));
+        set(LINK_VARIABLE, self.link.map(|link| link.to_string()));
         if let Some(pcap) = &self.pcap {
             // The program may change its directory before it opens the device.
             variables.push(("DOORBELL_PCAP", std::path::absolute(pcap)?.into_os_string()));

@@ -271,6 +271,32 @@ fn nothing_is_lost_or_damaged_whatever_happens_to_packets() {
 }
 
 #[test]
+fn each_link_carries_what_it_is_asked_to_and_the_record_says_so() {
+    for (link, expected) in [("udp", false), ("shm", true), ("auto", true)] {
+        let record = record(&format!("bw -n 2000 -s 16,70000 --verify --link {link}"));
+        for result in list(&record, "/results") {
+            for end in ENDS {
+                let through_memory = number(result, &format!("/link/{end}/tx_shared_memory_packets"));
+                let sent = number(result, &format!("/counters/{end}/tx_vport_rdma_unicast_packets"));
+                assert_eq!(through_memory > 0, expected, "{link}: {result:#}");
+                assert!(through_memory <= sent, "{link}: {result:#}");
+                assert_eq!(number(result, &format!("/link/{end}/tx_ring_full")), 0, "{link}");
+            }
+        }
+    }
+    // Faults strike there as well, and a flipped bit is found by the ICRC that packets get for that.
+    let record = record("bw -n 2000 -s 16 --verify --link shm --fault drop=0.01,corrupt=0.01,reorder=0.01,seed=7");
+    let result = &list(&record, "/results")[0];
+    let counted =
+        |counter: &str| ENDS.map(|end| number(result, &format!("/counters/{end}/{counter}"))).iter().sum::<u64>();
+    assert!(counted("rx_icrc_encapsulated") > 0 && counted("out_of_sequence") > 0, "{result:#}");
+
+    let _one_at_a_time = measuring();
+    let text = run("bench lat -n 100 -s 16 --link shm").expect_status(0).stdout;
+    assert!(text.contains("Through shared memory"), "{text}");
+}
+
+#[test]
 fn the_record_has_the_fields_that_are_promised() {
     for kind in ["bw", "lat"] {
         let record = record(&format!("{kind} -n 200 -s 16"));

@@ -111,6 +111,18 @@ fn lost_packets_and_their_repetition_are_seen() {
 }
 
 #[test]
+fn a_capture_of_shared_memory_has_the_packets_of_a_socket() {
+    let _one_at_a_time = measuring();
+    let scratch = Scratch::new("memory.pcap");
+    let file = scratch.path();
+    let record = run(&format!("bench bw -n 2000 -s 256 --link shm --json --pcap {file}")).expect_status(0).json();
+    assert!(number(&record, "/results/0/link/client/tx_shared_memory_packets") > 0, "{record:#}");
+    let found = run(&format!("wire decode --json {file}")).expect_status(0).json();
+    assert_eq!(sent(&found, 256).1, 2000);
+    assert_eq!(number(&found, "/icrc/right"), number(&found, "/packets"), "{found:#}");
+}
+
+#[test]
 fn what_is_no_capture_is_a_failure_that_says_so() {
     for (name, bytes, words) in [
         ("empty", &b""[..], &["is empty"][..]),

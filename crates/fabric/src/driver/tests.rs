@@ -6,7 +6,7 @@ use doorbell_verbs_core::{
 use doorbell_wire::{PathMtu, Psn, Qpn};
 
 use super::*;
-use crate::link::{LinkProperties, Sink};
+use crate::link::LinkProperties;
 
 /// A link whose socket is gone.
 #[derive(Clone, Copy, Debug)]

@@ -104,6 +104,10 @@ impl<L: Link> Link for Faults<L> {
         Ok(out.packets)
     }
 
+    fn prepare_sleep(&mut self) -> bool {
+        self.inner.prepare_sleep()
+    }
+
     fn poll_timeout(&self) -> Option<u64> {
         let own = self.state.next_due();
         own.into_iter().chain(self.inner.poll_timeout()).min()

@@ -162,6 +162,16 @@ impl UdpLink {
         self.segmentation
     }
 
+    /// The socket's own address.
+    pub(crate) fn local_socket_address(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// Sends a datagram that is no packet, if there is room for it.
+    pub(crate) fn send_alone(&self, destination: IpAddr, bytes: &[u8]) {
+        send_alone(self.socket.as_fd(), self.local, destination, bytes);
+    }
+
     /// Waits until something can be received, or the timeout expires, and says which.
     ///
     /// # Errors
@@ -169,6 +179,54 @@ impl UdpLink {
     /// The operating system cannot wait for the socket. A signal is no error: it ends the wait as the timeout does.
     pub fn wait_readable(&self, timeout: Duration) -> io::Result<bool> {
         sys::wait_readable(self.socket.as_fd(), timeout)
+    }
+
+    /// Sends runs of a batch up to `end`, as [`Link::transmit`] sends all.
+    pub(crate) fn transmit_until(&mut self, batch: &TransmitBatch, next: &mut usize, end: usize) -> io::Result<()> {
+        let all = batch.bytes();
+        let mut pending_errors = 0;
+        while let Some(run) = batch.runs()[..end].get(*next) {
+            let bytes = &all[run.start..run.start + run.total_bytes];
+            if !self.segmentation {
+                if !self.transmit_separately(run, bytes)? {
+                    return Ok(());
+                }
+                *next += 1;
+                continue;
+            }
+            self.counters.send_calls += 1;
+            let runs = &batch.runs()[*next..end];
+            let messages = runs.iter().map(|run| self.outgoing(run, &all[run.start..run.start + run.total_bytes]));
+            match sys::send(self.socket.as_fd(), messages) {
+                Ok(count) => {
+                    for run in &runs[..count] {
+                        self.count_sent(run.packets, run.total_bytes);
+                    }
+                    *next += count;
+                    pending_errors = 0;
+                }
+                Err(error) => {
+                    let why = error.to_string();
+                    match self.judge(error, run, run.packets, &mut pending_errors)? {
+                        Verdict::Again => {}
+                        Verdict::Full => return Ok(()),
+                        Verdict::Drop => *next += 1,
+                        Verdict::SendSeparately => {
+                            let oversize = self.counters.oversize;
+                            let took = self.transmit_separately(run, bytes)?;
+                            if self.counters.oversize == oversize {
+                                self.give_segmentation_up(run, &why);
+                            }
+                            if !took {
+                                return Ok(());
+                            }
+                            *next += 1;
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Sends one run as datagrams of their own. `Ok(false)` means that the link is full.
@@ -219,14 +277,7 @@ impl UdpLink {
     /// Describes a run as one message.
     #[inline]
     fn outgoing<'a>(&self, run: &Run, bytes: &'a [u8]) -> Outgoing<'a> {
-        let destination = match (run.path.destination, self.local) {
-            (IpAddr::V6(ip), SocketAddr::V6(local)) => {
-                // A link-local address means something only together with an interface.
-                let scope = if ip.is_unicast_link_local() { local.scope_id() } else { 0 };
-                SocketAddrV6::new(ip, local.port(), 0, scope).into()
-            }
-            (ip, local) => SocketAddr::new(ip, local.port()),
-        };
+        let destination = end_of(self.local, run.path.destination);
         let path = &run.path;
         Outgoing {
             bytes,
@@ -332,6 +383,27 @@ impl UdpLink {
     }
 }
 
+/// The socket of the device at `destination`, as one bound to `local` names it.
+#[inline]
+fn end_of(local: SocketAddr, destination: IpAddr) -> SocketAddr {
+    match (destination, local) {
+        (IpAddr::V6(ip), SocketAddr::V6(local)) => {
+            // A link-local address means something only together with an interface.
+            let scope = if ip.is_unicast_link_local() { local.scope_id() } else { 0 };
+            SocketAddrV6::new(ip, local.port(), 0, scope).into()
+        }
+        (ip, local) => SocketAddr::new(ip, local.port()),
+    }
+}
+
+/// Sends a datagram that is no packet from a socket bound to `local`. One that the kernel does not take is lost, as any
+/// datagram may be.
+pub(crate) fn send_alone(socket: BorrowedFd<'_>, local: SocketAddr, destination: IpAddr, bytes: &[u8]) {
+    let destination = end_of(local, destination);
+    let message = Outgoing { bytes, destination, segment_bytes: None, traffic_class: None, hop_limit: None };
+    let _ = sys::send(socket, std::iter::once(message));
+}
+
 /// Hands one message on, and says how many packets it has.
 #[inline]
 fn take(
@@ -379,50 +451,7 @@ impl Link for UdpLink {
     }
 
     fn transmit(&mut self, _now_ns: u64, batch: &TransmitBatch, next: &mut usize) -> io::Result<()> {
-        let all = batch.bytes();
-        let mut pending_errors = 0;
-        while let Some(run) = batch.runs().get(*next) {
-            let bytes = &all[run.start..run.start + run.total_bytes];
-            if !self.segmentation {
-                if !self.transmit_separately(run, bytes)? {
-                    return Ok(());
-                }
-                *next += 1;
-                continue;
-            }
-            self.counters.send_calls += 1;
-            let runs = &batch.runs()[*next..];
-            let messages = runs.iter().map(|run| self.outgoing(run, &all[run.start..run.start + run.total_bytes]));
-            match sys::send(self.socket.as_fd(), messages) {
-                Ok(count) => {
-                    for run in &runs[..count] {
-                        self.count_sent(run.packets, run.total_bytes);
-                    }
-                    *next += count;
-                    pending_errors = 0;
-                }
-                Err(error) => {
-                    let why = error.to_string();
-                    match self.judge(error, run, run.packets, &mut pending_errors)? {
-                        Verdict::Again => {}
-                        Verdict::Full => return Ok(()),
-                        Verdict::Drop => *next += 1,
-                        Verdict::SendSeparately => {
-                            let oversize = self.counters.oversize;
-                            let took = self.transmit_separately(run, bytes)?;
-                            if self.counters.oversize == oversize {
-                                self.give_segmentation_up(run, &why);
-                            }
-                            if !took {
-                                return Ok(());
-                            }
-                            *next += 1;
-                        }
-                    }
-                }
-            }
-        }
-        Ok(())
+        self.transmit_until(batch, next, batch.runs().len())
     }
 
     fn receive(&mut self, _now_ns: u64, sink: &mut dyn Sink) -> io::Result<usize> {
@@ -504,6 +533,7 @@ impl Link for UdpLink {
             tx_oversize: counters.oversize,
             tx_unreachable: counters.unreachable,
             tx_refused: counters.refused,
+            ..LinkCounters::default()
         }
     }
 }

@@ -5,7 +5,7 @@ pub mod namespace;
 
 use std::time::{Duration, Instant};
 
-use doorbell_verbs::soft::{self, SoftOptions};
+use doorbell_verbs::soft::{self, LinkChoice, SoftOptions};
 use doorbell_verbs::system::{self, SystemOptions};
 use doorbell_verbs::{
     Access, AddressVector, Completion, Counters, Cq, Device, MemoryKind, PathMtu, Payload, Pd, Psn, QKey, Qp,
@@ -30,6 +30,12 @@ pub fn open_soft(options: SoftOptions) -> Device {
 /// Two of them.
 pub fn soft_pair() -> (Device, Device) {
     (open_soft(SoftOptions::default()), open_soft(SoftOptions::default()))
+}
+
+/// Two of them that reach each other through shared memory alone.
+pub fn shm_pair() -> (Device, Device) {
+    let open = || open_soft(SoftOptions { link: Some(LinkChoice::Shm), ..SoftOptions::default() });
+    (open(), open())
 }
 
 /// The device of the machine that `DOORBELL_TEST_DEVICE` names, opened twice: what it sends to itself

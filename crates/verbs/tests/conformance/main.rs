@@ -85,6 +85,8 @@ macro_rules! provider {
 
 provider!(soft, crate::common::as_it_is, crate::common::soft_pair);
 provider!(@exact soft_exactly, crate::common::as_it_is, crate::common::soft_pair);
+provider!(shared_memory, crate::common::as_it_is, crate::common::shm_pair);
+provider!(@exact shared_memory_exactly, crate::common::as_it_is, crate::common::shm_pair);
 provider!(system, crate::common::as_it_is, crate::common::system_pair, #[ignore = "needs a device of the machine"]);
 provider!(soft_over_ipv6, crate::common::namespace::within, crate::common::namespace::soft_pair);
 provider!(@exact soft_over_ipv6_exactly, crate::common::namespace::within, crate::common::namespace::soft_pair);

@@ -1,0 +1,302 @@
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use doorbell_wire::Check;
+
+use super::*;
+use crate::seal::{Checker, Sealer};
+use crate::shm::ring::Memory;
+use crate::shm::sys::{Mapping, RING_BYTES};
+use crate::testing::{OwnedRun, batch_of, packet, packets_of, receive_once};
+use crate::{BindRequest, bind};
+
+/// A port for tests, so that they run beside anything that uses RoCE's.
+const PORT: u16 = 24_793;
+
+fn link_at(address: Option<IpAddr>, choice: LinkChoice) -> SharedMemoryLink {
+    let udp = bind(BindRequest { address, port: PORT, ..BindRequest::default() }).unwrap();
+    SharedMemoryLink::start(udp, choice).unwrap()
+}
+
+fn link() -> SharedMemoryLink {
+    link_at(None, LinkChoice::Auto)
+}
+
+/// A time that goes on, as a driver's.
+fn now_ns() -> u64 {
+    static BEGUN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+    BEGUN.get_or_init(Instant::now).elapsed().as_nanos() as u64
+}
+
+/// Protection against hanging.
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Takes unsealed runs as a driver does.
+#[derive(Default)]
+struct Plain(Vec<Vec<u8>>);
+
+impl Sink for Plain {
+    fn receive(&mut self, run: ReceivedRun<'_>) {
+        panic!("{} bytes came over UDP", run.bytes.len());
+    }
+
+    fn receive_unsealed(&mut self, run: ReceivedRun<'_>) -> bool {
+        self.0.extend(run.segments().map(<[u8]>::to_vec));
+        true
+    }
+}
+
+/// Sends all of a batch, while both sides are driven.
+fn send(from: &mut SharedMemoryLink, to: &mut SharedMemoryLink, lengths: &[usize]) {
+    let mut batch = batch_of(to.udp.local_address(), lengths);
+    Sealer::new(from.udp.local_address(), PORT).seal(&mut batch);
+    let mut next = 0;
+    eventually("the batch leaves", || {
+        let nothing = &mut |_: ReceivedRun<'_>| panic!("nothing is sent this way");
+        from.receive(now_ns(), nothing).unwrap();
+        from.transmit(now_ns(), &batch, &mut next).unwrap();
+        next == batch.runs().len()
+    });
+}
+
+/// Shared memory is there in both directions.
+fn acquainted() -> (SharedMemoryLink, SharedMemoryLink) {
+    let (mut a, mut b) = (link(), link());
+    send(&mut a, &mut b, &[12]);
+    let mut seen = Plain::default();
+    eventually("the first packet arrives", || b.receive(now_ns(), &mut seen).unwrap() > 0);
+    assert_eq!(seen.0, [packet(0, 12)]);
+    assert_eq!((a.counters().packets_sent, b.counters().packets_received), (1, 1));
+    (a, b)
+}
+
+#[test]
+fn packets_of_all_lengths_go_through_memory_without_an_icrc() {
+    let (mut a, mut b) = acquainted();
+    // More than the ring holds, in both directions.
+    for round in 0..200 {
+        let lengths: Vec<usize> = [vec![32; 64], vec![4108; 15], vec![12 + 4 * round]].concat();
+        for direction in 0..2 {
+            let (from, to) = if direction == 0 { (&mut a, &mut b) } else { (&mut b, &mut a) };
+            assert!(!from.seals(to.udp.local_address()));
+            send(from, to, &lengths);
+            let mut seen = Plain::default();
+            eventually("all arrive", || {
+                to.receive(now_ns(), &mut seen).unwrap();
+                seen.0.len() == lengths.len()
+            });
+            let expected: Vec<_> = lengths.iter().enumerate().map(|(number, &len)| packet(number, len)).collect();
+            assert_eq!(seen.0, expected);
+        }
+    }
+    assert_eq!((a.counters().full, b.counters().full), (0, 0));
+}
+
+#[test]
+fn a_sink_that_wants_icrcs_gets_those_of_a_socket() {
+    let (mut a, mut b) = acquainted();
+    let lengths = [64, 64, 64, 20];
+    send(&mut a, &mut b, &lengths);
+    let runs = receive_once(&mut b, now_ns());
+    assert_eq!(runs.len(), 1);
+    let expected: Vec<_> = lengths.iter().enumerate().map(|(number, &len)| packet(number, len)).collect();
+    assert_eq!(packets_of(&runs, ICRC_LEN), expected);
+    let OwnedRun { outer, source_port, packets } = &runs[0];
+    let bytes = packets.concat();
+    let run = ReceivedRun { outer: *outer, source_port: *source_port, bytes: &bytes, segment_bytes: 68 };
+    let mut checker = Checker::new(b.udp.local_address(), PORT);
+    for (index, packet) in run.segments().enumerate() {
+        let found = checker.find(&run, index, packet);
+        assert_eq!(found, Check::Valid { identification: index as u16, dont_fragment: true });
+    }
+}
+
+#[test]
+fn devices_without_shared_memory_are_reached_over_udp_and_only_if_that_is_allowed() {
+    let mut plain = bind(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
+    let destination = plain.local_address();
+    for (choice, arrives) in [(LinkChoice::Auto, true), (LinkChoice::Shm, false)] {
+        let mut a = link_at(None, choice);
+        let mut batch = batch_of(destination, &[32, 32]);
+        Sealer::new(a.udp.local_address(), PORT).seal(&mut batch);
+        let mut next = 0;
+        eventually("the batch leaves", || {
+            a.transmit(now_ns(), &batch, &mut next).unwrap();
+            next == batch.runs().len()
+        });
+        assert!(a.seals(destination));
+        let counted = a.link_counters();
+        assert_eq!(counted.tx_unreachable, if arrives { 0 } else { 2 });
+        assert_eq!((counted.tx_shared_memory_packets, counted.shared_memory_refused), (0, 0));
+        assert_eq!(plain.wait_readable(Duration::from_millis(if arrives { 10_000 } else { 50 })).unwrap(), arrives);
+        if arrives {
+            let runs = receive_once(&mut plain, 0);
+            assert_eq!(packets_of(&runs, ICRC_LEN), [packet(0, 32), packet(1, 32)]);
+        }
+    }
+}
+
+#[test]
+fn a_peer_that_reads_nothing_loses_its_own_packets_alone() {
+    let (mut a, mut b) = acquainted();
+    let mut c = link();
+    send(&mut a, &mut c, &[12]);
+    let lengths = [4108; 15];
+    let before = a.counters();
+    let rounds = RING_BYTES / (15 * 4108) + 5;
+    for _ in 0..rounds {
+        send(&mut a, &mut b, &lengths); // nobody receives there
+    }
+    let counted = a.counters();
+    assert!(counted.full > 0);
+    assert_eq!(counted.packets_sent - before.packets_sent + counted.full, (rounds * 15) as u64);
+    assert_eq!(a.link_counters().tx_ring_full, counted.full);
+    // The third is reached as before.
+    send(&mut a, &mut c, &[32]);
+    let mut seen = Plain::default();
+    eventually("both arrive", || {
+        c.receive(now_ns(), &mut seen).unwrap();
+        seen.0.len() == 2
+    });
+    // What fitted in is there, and then there is room again.
+    let mut seen = Plain::default();
+    eventually("the ring is emptied", || b.receive(now_ns(), &mut seen).unwrap() == 0);
+    assert_eq!(seen.0.len() as u64, counted.packets_sent - before.packets_sent);
+    send(&mut a, &mut b, &[32]);
+    assert_eq!(a.counters().full, counted.full);
+}
+
+#[test]
+fn a_device_that_closes_frees_its_name_and_is_found_again() {
+    let (mut a, mut b) = acquainted();
+    let address = b.udp.local_address();
+    for _ in 0..3 {
+        // What it sent last is read, though it is gone.
+        send(&mut b, &mut a, &[64]);
+        drop(b);
+        let mut seen = Plain::default();
+        eventually("it is known to be gone", || {
+            a.receive(now_ns(), &mut seen).unwrap();
+            a.seals(address)
+        });
+        eventually("its last packet is read", || {
+            a.receive(now_ns(), &mut seen).unwrap();
+            seen.0.len() == 1
+        });
+        b = link_at(Some(address), LinkChoice::Auto);
+        let before = a.counters().packets_sent;
+        send(&mut a, &mut b, &[32]);
+        assert_eq!(a.counters().packets_sent, before + 1);
+        let mut seen = Plain::default();
+        eventually("it arrives", || b.receive(now_ns(), &mut seen).unwrap() > 0);
+    }
+    assert!(a.peers.iter().flatten().count() <= 1, "those that are gone leave nothing");
+}
+
+#[test]
+fn a_sleeper_is_woken_once_and_not_while_it_is_awake() {
+    let (mut a, mut b) = acquainted();
+    send(&mut a, &mut b, &[12]);
+    assert!(!b.prepare_sleep(), "something has arrived already");
+    let mut seen = Plain::default();
+    b.receive(now_ns(), &mut seen).unwrap();
+    assert!(b.prepare_sleep());
+    for _ in 0..3 {
+        send(&mut a, &mut b, &[12]);
+    }
+    assert_eq!(a.counters().wakes, 1, "the first that is written wakes, not those behind it");
+    assert!(b.udp.wait_readable(Duration::from_secs(10)).unwrap(), "the socket on which it sleeps is readable");
+    eventually("all arrive", || {
+        b.receive(now_ns(), &mut seen).unwrap();
+        seen.0.len() == 4
+    });
+    assert_eq!(b.link_counters().tx_refused, 0);
+}
+
+#[test]
+fn a_device_sends_to_itself() {
+    let mut a = link();
+    let destination = a.udp.local_address();
+    let batch = batch_of(destination, &[32, 32]);
+    let mut next = 0;
+    let mut seen = Plain::default();
+    eventually("both arrive", || {
+        a.transmit(now_ns(), &batch, &mut next).unwrap();
+        a.receive(now_ns(), &mut seen).unwrap();
+        seen.0.len() == 2
+    });
+}
+
+/// The same rings in the hands of somebody who writes anything anywhere, all the time.
+#[test]
+fn a_hostile_peer_neither_stops_nor_crashes_the_other_side() {
+    let (mapping, file) = Mapping::create().unwrap();
+    let theirs = Ring::both(Mapping::adopt(std::os::fd::AsFd::as_fd(&file)).unwrap());
+    let [written, read] = Ring::both(mapping);
+    let (mut writer, mut reader) = (Writer::new(written), Reader::new(read.clone()));
+    let stop = AtomicBool::new(false);
+    let (mut popped, mut pushed, mut broken) = (0_u64, 0_u64, 0_u64);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+            let mut random = || {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                state
+            };
+            while !stop.load(Ordering::Relaxed) {
+                let (word, at) = (random(), random() as usize % (RING_BYTES / 8) * 8);
+                let ring = &theirs[(word & 1) as usize];
+                // Often a word that could be a record's, at the first lines.
+                let possible = 1 << 63 | (word % 4000) << 17 | (word % 60_000);
+                ring.store(if word & 2 == 0 { at } else { at % 4096 }, if word & 4 == 0 { word } else { possible });
+                if word & 0xf0 == 0 {
+                    ring.set_head(if word & 8 == 0 { word } else { word % (4 * RING_BYTES as u64) });
+                    ring.set_sleeps(word & 0x100 == 0);
+                }
+            }
+        });
+        let mut buffer = vec![0; MAX_RUN_BYTES];
+        let until = Instant::now() + Duration::from_millis(300);
+        while Instant::now() < until {
+            if let Some(record) = reader.pop() {
+                reader.copy_out(&record, &mut buffer);
+                reader.release();
+                popped += 1;
+            }
+            if reader.is_broken() {
+                broken += 1;
+                reader = Reader::new(read.clone());
+            }
+            let header = Header { total_bytes: 3000, segment_bytes: 1000, traffic_class: 0, hop_limit: 1 };
+            pushed += u64::from(writer.push(header, buffer[..3000].chunks(1000)));
+            let _ = (writer.must_wake(), reader.arm());
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(popped > 0 && pushed > 0 && broken > 0, "popped {popped}, pushed {pushed}, broken {broken}");
+}
+
+#[test]
+fn a_file_that_is_not_as_it_must_be_is_refused() {
+    let refused = |file: &std::fs::File| Mapping::adopt(std::os::fd::AsFd::as_fd(file)).unwrap_err().to_string();
+    // On disk, or without seals, or of another size.
+    let disk = std::fs::File::open("/proc/self/exe").unwrap();
+    assert!(refused(&disk).contains("not in memory"));
+    let name = c"doorbell-test";
+    let flags = nix::sys::memfd::MFdFlags::MFD_CLOEXEC;
+    let file = std::fs::File::from(nix::sys::memfd::memfd_create(name, flags).unwrap());
+    assert!(refused(&file).contains("another size"));
+    let (_, sealed) = Mapping::create().unwrap();
+    let sealed = std::fs::File::from(sealed);
+    assert!(sealed.set_len(1).is_err(), "the seals hold");
+    file.set_len(sealed.metadata().unwrap().len()).unwrap();
+    assert!(refused(&file).contains("not sealed"));
+}

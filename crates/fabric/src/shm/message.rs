@@ -1,0 +1,216 @@
+//! What two devices of one machine tell each other before they share memory.
+//!
+//! ```text
+//! inviter                                           host
+//!    | -- connects to the host's name --------------> |  both look at the other's user
+//!    | -- Hello: nonce A, the file of the rings ----> |
+//!    | <- Welcome: yes or no ------------------------ |
+//!    | <= Challenge in UDP: nonce A, nonce B ======== |  only who owns the host's address can send it
+//!    | -- Proof: nonce B ---------------------------> |  only who owns the inviter's address got it
+//! ```
+//!
+//! Then both use the rings for as long as the connection lasts.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+/// The version of these messages and of the rings; both sides must have the same.
+pub(super) const VERSION: u16 = 1;
+
+/// Random bytes that prove that somebody received a message.
+pub(super) type Nonce = [u8; 16];
+
+/// How each message begins, those in UDP as well: no RoCE packet does, since 0xff is no opcode.
+const MAGIC: [u8; 8] = *b"\xffdoorbel";
+
+/// Kinds of messages.
+const HELLO: u8 = 1;
+const WELCOME: u8 = 2;
+const PROOF: u8 = 3;
+const CHALLENGE: u8 = 4;
+const WAKE: u8 = 5;
+
+/// The longest message.
+pub(super) const MAX_BYTES: usize = 64;
+
+/// What goes over the Unix socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Message {
+    /// The inviter's address and UDP port, and what the host has to send there; the file of the rings goes with it.
+    Hello { version: u16, address: IpAddr, port: u16, nonce: Nonce },
+    /// Does the host want to share memory?
+    Welcome { version: u16, accepted: bool },
+    /// What arrived in UDP.
+    Proof { nonce: Nonce },
+}
+
+/// What goes in a datagram of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Datagram {
+    /// The inviter's nonce, which shows that the host sent it, and the host's, which the inviter sends back.
+    Challenge { invited: Nonce, asked: Nonce },
+    /// Something stands in a ring.
+    Wake,
+}
+
+/// Takes bytes off the front of a message.
+struct Parser<'a>(&'a [u8]);
+
+impl Parser<'_> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (taken, rest) = self.0.split_first_chunk::<N>()?;
+        self.0 = rest;
+        Some(*taken)
+    }
+
+    /// The message, if nothing is left.
+    fn end<T>(self, message: T) -> Option<T> {
+        self.0.is_empty().then_some(message)
+    }
+}
+
+fn begin(kind: u8) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(MAX_BYTES);
+    bytes.extend_from_slice(&MAGIC);
+    bytes.push(kind);
+    bytes
+}
+
+fn kind_of(bytes: &[u8]) -> Option<(u8, Parser<'_>)> {
+    let mut parser = Parser(bytes);
+    let is_ours = parser.take() == Some(MAGIC);
+    let [kind] = parser.take()?;
+    is_ours.then_some((kind, parser))
+}
+
+impl Message {
+    pub(super) fn to_bytes(self) -> Vec<u8> {
+        match self {
+            Self::Hello { version, address, port, nonce } => {
+                let mut bytes = begin(HELLO);
+                bytes.extend_from_slice(&version.to_le_bytes());
+                let address = match address {
+                    IpAddr::V4(address) => address.to_ipv6_mapped(),
+                    IpAddr::V6(address) => address,
+                };
+                bytes.extend_from_slice(&address.octets());
+                bytes.extend_from_slice(&port.to_le_bytes());
+                bytes.extend_from_slice(&nonce);
+                bytes
+            }
+            Self::Welcome { version, accepted } => {
+                let mut bytes = begin(WELCOME);
+                bytes.extend_from_slice(&version.to_le_bytes());
+                bytes.push(accepted.into());
+                bytes
+            }
+            Self::Proof { nonce } => {
+                let mut bytes = begin(PROOF);
+                bytes.extend_from_slice(&nonce);
+                bytes
+            }
+        }
+    }
+
+    /// `None` if the bytes are no message. Of another version it may be longer.
+    pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
+        let (kind, mut parser) = kind_of(bytes)?;
+        match kind {
+            HELLO => {
+                let version = u16::from_le_bytes(parser.take()?);
+                let address = Ipv6Addr::from(parser.take::<16>()?).to_canonical();
+                let port = u16::from_le_bytes(parser.take()?);
+                let message = Self::Hello { version, address, port, nonce: parser.take()? };
+                if version == VERSION { parser.end(message) } else { Some(message) }
+            }
+            WELCOME => {
+                let version = u16::from_le_bytes(parser.take()?);
+                let [accepted] = parser.take()?;
+                let message = Self::Welcome { version, accepted: accepted == 1 };
+                if version == VERSION { parser.end(message) } else { Some(message) }
+            }
+            PROOF => {
+                let nonce = parser.take()?;
+                parser.end(Self::Proof { nonce })
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Datagram {
+    pub(super) fn to_bytes(self) -> Vec<u8> {
+        match self {
+            Self::Challenge { invited, asked } => {
+                let mut bytes = begin(CHALLENGE);
+                bytes.extend_from_slice(&invited);
+                bytes.extend_from_slice(&asked);
+                bytes
+            }
+            Self::Wake => begin(WAKE),
+        }
+    }
+
+    /// `None` if it is a packet, or anything else.
+    #[inline]
+    pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
+        // Nearly all are packets.
+        if bytes.first() != Some(&MAGIC[0]) {
+            return None;
+        }
+        let (kind, mut parser) = kind_of(bytes)?;
+        match kind {
+            CHALLENGE => {
+                let message = Self::Challenge { invited: parser.take()?, asked: parser.take()? };
+                parser.end(message)
+            }
+            WAKE => parser.end(Self::Wake),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn what_is_written_reads_back_and_nothing_shorter_does() {
+        let nonce = [7; 16];
+        let messages = [
+            Message::Hello { version: VERSION, address: [127, 0, 0, 9].into(), port: 4791, nonce },
+            Message::Hello { version: VERSION + 1, address: Ipv6Addr::LOCALHOST.into(), port: 1, nonce },
+            Message::Welcome { version: VERSION, accepted: true },
+            Message::Welcome { version: VERSION, accepted: false },
+            Message::Proof { nonce },
+        ];
+        for message in messages {
+            let bytes = message.to_bytes();
+            assert!(bytes.len() <= MAX_BYTES);
+            assert_eq!(Message::parse(&bytes), Some(message));
+            assert!((0..bytes.len()).all(|cut| Message::parse(&bytes[..cut]).is_none()));
+        }
+        for datagram in [Datagram::Challenge { invited: nonce, asked: [8; 16] }, Datagram::Wake] {
+            let bytes = datagram.to_bytes();
+            assert_ne!(bytes.len() % 4, 0, "a RoCE packet could be as long");
+            assert_eq!(Datagram::parse(&bytes), Some(datagram));
+            assert!((0..bytes.len()).all(|cut| Datagram::parse(&bytes[..cut]).is_none()));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_that_arrives_is_misread(mut bytes in prop::collection::vec(any::<u8>(), 0..MAX_BYTES), ours: bool) {
+            if ours && bytes.len() >= MAGIC.len() {
+                bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
+            }
+            if let Some(message) = Message::parse(&bytes) {
+                prop_assert!(message.to_bytes().len() <= bytes.len());
+            }
+            if let Some(datagram) = Datagram::parse(&bytes) {
+                prop_assert_eq!(datagram.to_bytes(), bytes);
+            }
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! A ring of records in memory that two processes share: one process writes, the other reads.
+//!
+//! A record is a run of packets. It begins on a cache line with a word that holds its [`Header`], and the packets lie
+//! behind that word, so that a short message takes one line. A word of 0 says that nothing stands there yet. The
+//! writer clears the word behind a record before it publishes the record's own word, so a reader that goes from record
+//! to record finds either 0 or a word that the writer published. The reader's position, [`Memory::head`], tells the
+//! writer how much of the ring it may overwrite.
+//!
+//! Neither side trusts the other. A writer believes a position only if it lies between the last one and its own; a
+//! reader believes a header only if its lengths are possible, and a record that claims more than was written makes it
+//! read old bytes of the same ring. Whoever is killed at any step leaves the ring in a state that the other side can
+//! read: a record without its word was never written, a record that was not released is only never overwritten.
+//!
+//! The memory is behind a trait, so that a model checker can go through the order of accesses.
+
+use doorbell_rnic::{MAX_RUN_BYTES, MAX_RUN_PACKETS};
+
+/// Records begin at multiples of this.
+pub(crate) const LINE_BYTES: usize = 64;
+
+/// Bytes of the word before the packets of a record.
+pub(crate) const WORD_BYTES: usize = 8;
+
+/// What both sides reach. Offsets are bytes from the start of the ring, and each access lies within the ring, or runs
+/// over its end by less than its capacity and goes on at its start.
+pub(crate) trait Memory {
+    /// Bytes of the ring: a power of two.
+    fn capacity(&self) -> usize;
+    /// Loads the word at an offset, with acquire ordering.
+    fn load(&self, at: usize) -> u64;
+    /// Stores the word at an offset, with release ordering.
+    fn store(&self, at: usize, word: u64);
+    /// Copies bytes into the ring.
+    fn copy_in(&self, at: usize, bytes: &[u8]);
+    /// Copies bytes out of the ring.
+    fn copy_out(&self, at: usize, bytes: &mut [u8]);
+    /// The reader's position, with acquire ordering.
+    fn head(&self) -> u64;
+    /// Publishes the reader's position, with release ordering.
+    fn set_head(&self, head: u64);
+    /// Does the reader want to be woken?
+    fn sleeps(&self) -> bool;
+    /// Says so, or says that it is not necessary. True if it was wanted before.
+    fn set_sleeps(&self, sleeps: bool) -> bool;
+    /// A fence that all threads see in one order.
+    fn fence(&self);
+}
+
+/// What the word before a record says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    /// Bytes of all packets.
+    pub(crate) total_bytes: usize,
+    /// Bytes of each packet but the last, which may be shorter.
+    pub(crate) segment_bytes: usize,
+    /// Traffic class of the packets.
+    pub(crate) traffic_class: u8,
+    /// Hop limit of the packets.
+    pub(crate) hop_limit: u8,
+}
+
+/// Bits of a length in the word: enough for [`MAX_RUN_BYTES`].
+const LENGTH_BITS: u32 = 17;
+
+/// Set in each word, so that none is 0.
+const PRESENT: u64 = 1 << 63;
+
+impl Header {
+    fn encode(self) -> u64 {
+        PRESENT
+            | u64::from(self.traffic_class) << (2 * LENGTH_BITS + 8)
+            | u64::from(self.hop_limit) << (2 * LENGTH_BITS)
+            | (self.segment_bytes as u64) << LENGTH_BITS
+            | self.total_bytes as u64
+    }
+
+    /// `None` if no run has such lengths.
+    fn decode(word: u64) -> Option<Self> {
+        let length = |shift: u32| (word >> shift) as usize & ((1 << LENGTH_BITS) - 1);
+        let (total_bytes, segment_bytes) = (length(0), length(LENGTH_BITS));
+        let is_possible = word & PRESENT != 0
+            && (1..=MAX_RUN_BYTES).contains(&total_bytes)
+            && (1..=total_bytes).contains(&segment_bytes)
+            && total_bytes.div_ceil(segment_bytes) <= MAX_RUN_PACKETS;
+        is_possible.then_some(Self {
+            total_bytes,
+            segment_bytes,
+            traffic_class: (word >> (2 * LENGTH_BITS + 8)) as u8,
+            hop_limit: (word >> (2 * LENGTH_BITS)) as u8,
+        })
+    }
+
+    /// Bytes of the ring that the record takes.
+    fn record_bytes(self) -> u64 {
+        (WORD_BYTES + self.total_bytes).next_multiple_of(LINE_BYTES) as u64
+    }
+}
+
+/// The side that writes.
+#[derive(Debug)]
+pub(crate) struct Writer<M> {
+    memory: M,
+    /// Where the next record begins, counted on beyond the ring's capacity.
+    tail: u64,
+    /// The reader's position when it was looked at last.
+    head: u64,
+}
+
+impl<M: Memory> Writer<M> {
+    /// The writer of an empty ring that is all zeros.
+    pub(crate) fn new(memory: M) -> Self {
+        Self { memory, tail: 0, head: 0 }
+    }
+
+    /// Writes one run, whose packets are given in order; false if the ring has no room for it.
+    #[inline]
+    pub(crate) fn push<'a>(&mut self, header: Header, packets: impl Iterator<Item = &'a [u8]>) -> bool {
+        let record_bytes = header.record_bytes();
+        // The word behind the record is cleared, so that line has to be free as well.
+        if !self.has_room(record_bytes + LINE_BYTES as u64) {
+            return false;
+        }
+        let mask = self.memory.capacity() - 1;
+        let start = self.tail as usize & mask;
+        let (mut at, end) = (start + WORD_BYTES, start + WORD_BYTES + header.total_bytes);
+        for packet in packets {
+            debug_assert!(packet.len() <= end - at, "the packets are longer than the header says");
+            let packet = &packet[..packet.len().min(end - at)];
+            self.memory.copy_in(at, packet);
+            at += packet.len();
+        }
+        self.tail += record_bytes;
+        self.memory.store(self.tail as usize & mask, 0);
+        self.memory.store(start, header.encode());
+        true
+    }
+
+    /// After everything was written: must the reader be woken? At most one writer's call says so per sleep.
+    #[inline]
+    pub(crate) fn must_wake(&self) -> bool {
+        // With the reader's fence: of the two, at least one sees what the other has stored.
+        self.memory.fence();
+        self.memory.sleeps() && self.memory.set_sleeps(false)
+    }
+
+    #[inline]
+    fn has_room(&mut self, bytes: u64) -> bool {
+        let capacity = self.memory.capacity() as u64;
+        if capacity - (self.tail - self.head) >= bytes {
+            return true;
+        }
+        let head = self.memory.head();
+        if head.wrapping_sub(self.head) > self.tail - self.head {
+            return false; // no reader was ever there
+        }
+        self.head = head;
+        capacity - (self.tail - self.head) >= bytes
+    }
+}
+
+/// A run that the reader found, and has not released.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Record {
+    /// What its word says.
+    pub(crate) header: Header,
+    at: usize,
+}
+
+/// The side that reads.
+#[derive(Debug)]
+pub(crate) struct Reader<M> {
+    memory: M,
+    head: u64,
+    released: u64,
+    /// The writer wrote a header that no run has.
+    is_broken: bool,
+}
+
+impl<M: Memory> Reader<M> {
+    /// The reader of a ring from which nothing was read.
+    pub(crate) fn new(memory: M) -> Self {
+        Self { memory, head: 0, released: 0, is_broken: false }
+    }
+
+    /// The next record, if there is one. It must be copied out before [`release`](Self::release).
+    #[inline]
+    pub(crate) fn pop(&mut self) -> Option<Record> {
+        if self.is_broken {
+            return None;
+        }
+        let start = self.start();
+        let word = self.memory.load(start);
+        if word == 0 {
+            return None;
+        }
+        let Some(header) = Header::decode(word) else {
+            self.is_broken = true;
+            return None;
+        };
+        self.head = self.head.wrapping_add(header.record_bytes());
+        Some(Record { header, at: start + WORD_BYTES })
+    }
+
+    /// Copies the packets of a record.
+    #[inline]
+    pub(crate) fn copy_out(&self, record: &Record, packets: &mut [u8]) {
+        self.memory.copy_out(record.at, &mut packets[..record.header.total_bytes]);
+    }
+
+    /// Lets the writer overwrite all records that were popped.
+    #[inline]
+    pub(crate) fn release(&mut self) {
+        if self.released != self.head {
+            self.released = self.head;
+            self.memory.set_head(self.head);
+        }
+    }
+
+    /// Asks the writer to wake this side when it writes next. False if something has been written already.
+    pub(crate) fn arm(&self) -> bool {
+        if !self.memory.sleeps() {
+            self.memory.set_sleeps(true);
+        }
+        self.memory.fence();
+        self.is_broken || self.memory.load(self.start()) == 0
+    }
+
+    /// Did the writer write something that is no record? Nothing is read any more then.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.is_broken
+    }
+
+    fn start(&self) -> usize {
+        self.head as usize & (self.memory.capacity() - 1)
+    }
+}

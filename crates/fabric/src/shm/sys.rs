@@ -1,0 +1,298 @@
+//! Memory that two processes share, and descriptors that a forked child must not keep.
+//!
+//! The peer may write the memory at any time, so there is no reference to it here: words are atomics, packets are
+//! copied through raw pointers, and all offsets are checked against the mapping, whatever stands in the memory. The
+//! file behind it is sealed, so that it never shrinks under the mapping, and lies in memory, so that no page of it
+//! fails to come.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering, fence};
+
+use super::ring::Memory;
+
+/// Bytes of one ring. What is in flight to one device is bounded to 1 MiB of requests and as much of READ responses,
+/// each counted with more than it takes here.
+pub(super) const RING_BYTES: usize = 2 << 20;
+
+/// Bytes before the rings: for each ring the reader's position, and whether it sleeps, each on cache lines of its own.
+const CONTROL_BYTES: usize = 4096;
+
+/// Bytes of the file.
+const FILE_BYTES: usize = CONTROL_BYTES + 2 * RING_BYTES;
+
+/// Bytes of the mapping, where each ring lies twice, one behind the other, so that a record never ends at the end.
+const MAPPED_BYTES: usize = CONTROL_BYTES + 4 * RING_BYTES;
+
+/// Where a ring's words lie in the control page: two pairs of cache lines per ring.
+const CONTROL_STRIDE: usize = 256;
+const SLEEPS_OFFSET: usize = 128;
+
+/// The file system of a memfd with pages of the usual size (`TMPFS_MAGIC`).
+const TMPFS: i64 = 0x0102_1994;
+
+const SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+
+/// Both rings of a pair of devices, mapped.
+#[derive(Debug)]
+pub(super) struct Mapping {
+    base: *mut u8,
+}
+
+// SAFETY: the mapping belongs to the process, and is only reached through atomics and raw copies.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+fn checked(result: c_int) -> io::Result<c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+impl Mapping {
+    /// Makes the file of a new pair, empty and sealed, and maps it.
+    pub(super) fn create() -> io::Result<(Self, OwnedFd)> {
+        // Kernels before 6.3 do not know the last flag; some of those after want it.
+        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+        // SAFETY: the name is a C string that outlives both calls.
+        let fd = unsafe {
+            checked(libc::memfd_create(c"doorbell-link".as_ptr(), flags | libc::MFD_NOEXEC_SEAL))
+                .or_else(|_| checked(libc::memfd_create(c"doorbell-link".as_ptr(), flags)))?
+        };
+        // SAFETY: the call above made the descriptor, and nothing else knows it.
+        let file = unsafe { OwnedFd::from_raw_fd(fd) };
+        // SAFETY: both calls take numbers alone.
+        unsafe {
+            checked(libc::ftruncate(fd, FILE_BYTES as libc::off_t))?;
+            checked(libc::fcntl(fd, libc::F_ADD_SEALS, SEALS))?;
+        }
+        Ok((Self::map(file.as_fd())?, file))
+    }
+
+    /// Maps the file that a peer made, if it is what it has to be.
+    pub(super) fn adopt(file: BorrowedFd<'_>) -> io::Result<Self> {
+        let refused = |why| Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        let fd = file.as_raw_fd();
+        // SAFETY: a `stat` and a `statfs` consist of integers, for which zero is a value; the kernel fills them in.
+        let (stat, system) = unsafe {
+            let (mut stat, mut system): (libc::stat, libc::statfs) = (std::mem::zeroed(), std::mem::zeroed());
+            checked(libc::fstat(fd, &mut stat))?;
+            checked(libc::fstatfs(fd, &mut system))?;
+            (stat, system)
+        };
+        #[allow(clippy::unnecessary_cast, reason = "the C libraries differ in the type")]
+        if system.f_type as i64 != TMPFS {
+            return refused("the peer's file is not in memory");
+        }
+        if stat.st_size != FILE_BYTES as libc::off_t {
+            return refused("the peer's file has another size");
+        }
+        // SAFETY: the call takes numbers alone.
+        let seals = unsafe { checked(libc::fcntl(fd, libc::F_GET_SEALS))? };
+        if seals & SEALS != SEALS {
+            return refused("the peer's file is not sealed");
+        }
+        Self::map(file)
+    }
+
+    fn map(file: BorrowedFd<'_>) -> io::Result<Self> {
+        let place = |at: *mut u8, length: usize, flags: c_int, fd: RawFd, offset: usize| {
+            let protection = if fd < 0 { libc::PROT_NONE } else { libc::PROT_READ | libc::PROT_WRITE };
+            // SAFETY: either the kernel chooses the place, or it lies in the reservation that was made here before.
+            let mapped = unsafe { libc::mmap(at.cast(), length, protection, flags, fd, offset as libc::off_t) };
+            if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(mapped.cast::<u8>()) }
+        };
+        let reserve = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // From here on the reservation is unmapped when `mapping` is dropped.
+        let mapping = Self { base: place(ptr::null_mut(), MAPPED_BYTES, reserve, -1, 0)? };
+        let share = |at: usize, length: usize, offset: usize| {
+            let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+            place(mapping.base.wrapping_add(at), length, flags, file.as_raw_fd(), offset)
+        };
+        share(0, CONTROL_BYTES, 0)?;
+        for ring in 0..2 {
+            for copy in 0..2 {
+                share(ring_offset(ring) + copy * RING_BYTES, RING_BYTES, CONTROL_BYTES + ring * RING_BYTES)?;
+            }
+        }
+        Ok(mapping)
+    }
+
+    fn word(&self, at: usize) -> &AtomicU64 {
+        assert!(at.is_multiple_of(8) && at < MAPPED_BYTES);
+        // SAFETY: eight aligned bytes of the mapping, which lives as long as `self`; all processes reach them by
+        // atomic operations, or, where the peer does not, they are like any number that it could have stored.
+        unsafe { AtomicU64::from_ptr(self.base.add(at).cast()) }
+    }
+}
+
+/// Where a ring begins in the mapping.
+const fn ring_offset(ring: usize) -> usize {
+    CONTROL_BYTES + ring * 2 * RING_BYTES
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the reservation was made in `map`, and nothing refers to it any more.
+        unsafe { libc::munmap(self.base.cast(), MAPPED_BYTES) };
+    }
+}
+
+/// One ring of a mapping.
+#[derive(Clone, Debug)]
+pub(super) struct Ring {
+    mapping: Arc<Mapping>,
+    ring: usize,
+}
+
+impl Ring {
+    /// The rings of whoever made the mapping: the one to write, and the one to read. The other side has them the
+    /// other way around.
+    pub(super) fn both(mapping: Mapping) -> [Self; 2] {
+        let mapping = Arc::new(mapping);
+        [0, 1].map(|ring| Self { mapping: Arc::clone(&mapping), ring })
+    }
+
+    fn control(&self, offset: usize) -> &AtomicU64 {
+        self.mapping.word(self.ring * CONTROL_STRIDE + offset)
+    }
+
+    fn place(&self, at: usize, length: usize) -> *mut u8 {
+        // The second copy of the ring lies behind the first.
+        assert!(at <= 2 * RING_BYTES && length <= 2 * RING_BYTES - at);
+        self.mapping.base.wrapping_add(ring_offset(self.ring) + at)
+    }
+}
+
+impl Memory for Ring {
+    fn capacity(&self) -> usize {
+        RING_BYTES
+    }
+
+    #[inline]
+    fn load(&self, at: usize) -> u64 {
+        assert!(at < RING_BYTES);
+        self.mapping.word(ring_offset(self.ring) + at).load(Ordering::Acquire)
+    }
+
+    #[inline]
+    fn store(&self, at: usize, word: u64) {
+        assert!(at < RING_BYTES);
+        self.mapping.word(ring_offset(self.ring) + at).store(word, Ordering::Release);
+    }
+
+    #[inline]
+    fn copy_in(&self, at: usize, bytes: &[u8]) {
+        // SAFETY: `place` checks that the range lies in the ring and its copy, which are mapped for as long as `self`
+        // lives; `bytes` is private memory. What the peer makes of the range meanwhile is the peer's affair.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.place(at, bytes.len()), bytes.len()) }
+    }
+
+    #[inline]
+    fn copy_out(&self, at: usize, bytes: &mut [u8]) {
+        // SAFETY: as for `copy_in`; a peer that writes the range meanwhile tears the bytes, each of which is a value.
+        unsafe { ptr::copy_nonoverlapping(self.place(at, bytes.len()), bytes.as_mut_ptr(), bytes.len()) }
+    }
+
+    #[inline]
+    fn head(&self) -> u64 {
+        self.control(0).load(Ordering::Acquire)
+    }
+
+    #[inline]
+    fn set_head(&self, head: u64) {
+        self.control(0).store(head, Ordering::Release);
+    }
+
+    #[inline]
+    fn sleeps(&self) -> bool {
+        self.control(SLEEPS_OFFSET).load(Ordering::Relaxed) != 0
+    }
+
+    fn set_sleeps(&self, sleeps: bool) -> bool {
+        self.control(SLEEPS_OFFSET).swap(sleeps.into(), Ordering::AcqRel) != 0
+    }
+
+    #[inline]
+    fn fence(&self) {
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// Owns a descriptor that another process sent.
+pub(super) fn own_received(fd: RawFd) -> OwnedFd {
+    // SAFETY: `recvmsg` has just installed it for this process, and only our caller knows its number.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+/// How many descriptors a forked child closes. Those beyond stay open in children.
+const CLOSED_IN_CHILDREN_MAX: usize = 8192;
+
+/// Descriptors that a forked child closes, each as its number plus one; 0 is a free place.
+static CLOSED_IN_CHILDREN: [AtomicI32; CLOSED_IN_CHILDREN_MAX] = [const { AtomicI32::new(0) }; CLOSED_IN_CHILDREN_MAX];
+
+/// A descriptor whose end the peer takes for our death, so a forked child must not hold it open.
+///
+/// It belongs to a thread, which no forked child has: so nothing closes it there a second time.
+#[derive(Debug)]
+pub(super) struct OwnProcess {
+    fd: OwnedFd,
+    place: Option<usize>,
+}
+
+impl OwnProcess {
+    pub(super) fn new(fd: OwnedFd) -> Self {
+        watch_forks();
+        let entry = fd.as_raw_fd() + 1;
+        let place = CLOSED_IN_CHILDREN
+            .iter()
+            .position(|place| place.compare_exchange(0, entry, Ordering::AcqRel, Ordering::Relaxed).is_ok());
+        Self { fd, place }
+    }
+}
+
+impl AsFd for OwnProcess {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for OwnProcess {
+    fn drop(&mut self) {
+        if let Some(place) = self.place {
+            CLOSED_IN_CHILDREN[place].store(0, Ordering::Release);
+        }
+    }
+}
+
+unsafe extern "C" {
+    fn pthread_atfork(
+        prepare: Option<extern "C" fn()>,
+        parent: Option<extern "C" fn()>,
+        child: Option<extern "C" fn()>,
+    ) -> c_int;
+}
+
+/// Forked children close what they must, from now on.
+fn watch_forks() {
+    static DONE: AtomicBool = AtomicBool::new(false);
+    if !DONE.swap(true, Ordering::AcqRel) {
+        // SAFETY: the function lives as long as the code, and makes nothing but system calls, as a child of a process
+        // with threads may.
+        unsafe { pthread_atfork(None, None, Some(close_in_child)) };
+    }
+}
+
+extern "C" fn close_in_child() {
+    for place in &CLOSED_IN_CHILDREN {
+        // The child may have other descriptors with these numbers when it forks itself.
+        let fd = place.swap(0, Ordering::AcqRel) - 1;
+        if fd >= 0 {
+            // SAFETY: the descriptor's owner is a thread that this process does not have.
+            unsafe { libc::syscall(libc::SYS_close, fd) };
+        }
+    }
+}
