@@ -221,13 +221,13 @@ fn what_was_measured_here_is_fitted_and_predicts() {
         ("window.json", "bench bw -n 3000 -s 16,512,4096 -t 2 --json"),
         ("batched.json", "bench bw -n 20000 -s 16,512,4096 --config batched --json"),
         // One that the model must leave out.
-        ("read.json", "bench bw -n 1000 -s 16 --op read --json"),
+        ("answered.json", "bench bw -n 1000 -s 16 --op request-response --json"),
     ] {
         records.push(folder.with(name, &run(arguments).expect_status(0).stdout));
     }
     let paths: Vec<&Path> = records.iter().map(PathBuf::as_path).collect();
     let finished = with_paths("model fit --json", &paths).expect_status(0);
-    assert!(finished.stderr.contains("\"read\" is no message"), "{}", finished.stderr);
+    assert!(finished.stderr.contains("\"request_response\" is neither a message"), "{}", finished.stderr);
     let json = finished.json();
     let count = |field: &str| json[field].as_array().map_or(0, Vec::len);
     // A busy machine may have lost packets: then that is said.
