@@ -14,8 +14,9 @@ use doorbell_study::threads::{OneThread, Threads};
 use doorbell_study::workload::{self, Plan, Reception, SendMemory, Tally};
 use doorbell_verbs::{Counters, MemoryKind, Pd};
 
-use crate::simulation::{Returned, Simulation, SimulationError, Summary, VirtualWaiter};
+use crate::simulation::{Returned, Simulation, SimulationError, Summary};
 use crate::testbed::Testbed;
+use crate::threads::VirtualWaiter;
 use crate::time::Ps;
 use crate::topology::Topology;
 

@@ -20,6 +20,7 @@ use doorbell_verbs::{
 use rustc_hash::FxHashMap;
 
 use crate::kernel::World;
+use crate::kernel::locks::QueueLock;
 use crate::kernel::watch::{Watch, lock};
 use crate::time::Ps;
 
@@ -153,7 +154,7 @@ impl Provider for SimDevice {
     }
 
     fn now_ns(&self) -> u64 {
-        lock(&self.shared.world).clock().as_ns()
+        lock(&self.shared.world).read_clock().as_ns()
     }
 
     fn create_pd(&self) -> Result<PdId, Error> {
@@ -265,12 +266,14 @@ impl Provider for SimDevice {
         let (id, queue) = world.nodes[self.node].rnic.create_observed_cq(depth, notifier, observer)?;
         number.get_or_init(|| id);
         drop(world);
-        Ok(Box::new(SimCq { shared: Arc::clone(&self.shared), node: self.node, id, queue, watch, notified }))
+        let (shared, poll_lock) = (Arc::clone(&self.shared), QueueLock::default());
+        Ok(Box::new(SimCq { shared, node: self.node, id, queue, watch, notified, poll_lock }))
     }
 
     fn create_srq(&self, pd: PdId, depth: usize, max_sges: usize) -> Result<Box<dyn raw::Srq>, Error> {
         let (id, queue) = self.with(|rnic| rnic.create_srq(pd, depth, max_sges))?;
-        Ok(Box::new(SimSrq { shared: Arc::clone(&self.shared), node: self.node, id, queue }))
+        let (shared, post_lock) = (Arc::clone(&self.shared), QueueLock::default());
+        Ok(Box::new(SimSrq { shared, node: self.node, id, queue, post_lock }))
     }
 
     fn create_qp(&self, init: QpInit) -> Result<Box<dyn raw::Qp>, Error> {
@@ -279,7 +282,8 @@ impl Provider for SimDevice {
         let qpn = node.rnic.create_qp(init)?;
         node.add_queue_pair(qpn, init.srq);
         drop(world);
-        Ok(Box::new(SimQp { shared: Arc::clone(&self.shared), node: self.node, qpn }))
+        let (shared, [send_lock, receive_lock]) = (Arc::clone(&self.shared), Default::default());
+        Ok(Box::new(SimQp { shared, node: self.node, qpn, send_lock, receive_lock }))
     }
 
     fn random_psn(&self) -> Psn {
@@ -358,6 +362,7 @@ struct SimCq {
     queue: Arc<CompletionQueue>,
     watch: Arc<Watch>,
     notified: Option<Arc<Notified>>,
+    poll_lock: QueueLock,
 }
 
 impl raw::Cq for SimCq {
@@ -382,6 +387,7 @@ impl raw::Cq for SimCq {
         let cpu = &world.testbed.cpu;
         if count == 0 {
             let cost = cpu.poll_call;
+            world.wait_for(&self.poll_lock, cost);
             world.charge_in_vain(cost);
             return Ok(0);
         }
@@ -394,6 +400,7 @@ impl raw::Cq for SimCq {
         for completion in out[..count].iter().filter(|completion| completion.opcode == CompletionOpcode::Receive) {
             cost += world.misses(self.node, completion.qpn);
         }
+        world.wait_for(&self.poll_lock, cost);
         world.charge(cost);
         Ok(count)
     }
@@ -425,6 +432,7 @@ struct SimSrq {
     node: usize,
     id: SrqId,
     queue: Arc<SharedReceiveQueue>,
+    post_lock: QueueLock,
 }
 
 impl raw::Srq for SimSrq {
@@ -446,7 +454,7 @@ impl raw::Srq for SimSrq {
 
     unsafe fn post_recv(&self, list: &[RecvRequest<'_>]) -> Result<(), PostError> {
         let mut world = lock(&self.shared.world);
-        charge_receives(&mut world, list.len());
+        charge_receives(&mut world, &self.post_lock, list.len());
         let clock = world.clock();
         let node = &mut world.nodes[self.node];
         let result = node.rnic.post_srq_recv(self.id, list);
@@ -465,9 +473,10 @@ fn accepted(result: &Result<(), PostError>, of: usize) -> usize {
     result.as_ref().map_or_else(|error| error.index, |()| of)
 }
 
-fn charge_receives(world: &mut World, count: usize) {
+fn charge_receives(world: &mut World, queue: &QueueLock, count: usize) {
     let cpu = &world.testbed.cpu;
     let cost = cpu.repost_list + cpu.repost_wr.times(count as u64);
+    world.wait_for(queue, cost);
     world.charge(cost);
 }
 
@@ -475,6 +484,8 @@ struct SimQp {
     shared: Arc<Shared>,
     node: usize,
     qpn: Qpn,
+    send_lock: QueueLock,
+    receive_lock: QueueLock,
 }
 
 impl SimQp {
@@ -494,6 +505,7 @@ impl SimQp {
         let request_bytes = nic.request * list.len() as u64 + inline;
         let is_stored = list.len() == 1 && request_bytes <= nic.stored_request;
         let fetch = if is_stored { 0 } else { request_bytes };
+        world.wait_for(&self.send_lock, cost);
         world.charge(cost);
         let now = world.now();
         let result = post(&mut world.nodes[self.node].rnic, now.as_ns());
@@ -545,7 +557,7 @@ impl raw::Qp for SimQp {
 
     unsafe fn post_recv(&self, list: &[RecvRequest<'_>]) -> Result<(), PostError> {
         let mut world = lock(&self.shared.world);
-        charge_receives(&mut world, list.len());
+        charge_receives(&mut world, &self.receive_lock, list.len());
         let clock = world.clock();
         let node = &mut world.nodes[self.node];
         let result = node.rnic.post_recv(self.qpn, list);

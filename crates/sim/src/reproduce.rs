@@ -48,6 +48,18 @@ impl Effort {
     pub const USUAL: Self = Self { messages: 40_000, least_each: 1000, rounds: 500 };
     /// All rows within a minute.
     pub const QUICK: Self = Self { messages: 8000, least_each: 300, rounds: 100 };
+    /// For curves without the unevenness of short runs.
+    pub const FULL: Self = Self { messages: 200_000, least_each: 2000, rounds: 2000 };
+
+    /// How long a run of messages of this size is.
+    pub fn extent(self, parameters: &Parameters, bytes: usize) -> Extent {
+        let each = match parameters.kind {
+            Kind::Latency => self.rounds,
+            Kind::Bandwidth => (self.messages / parameters.connections.max(1) as u64).max(self.least_each),
+        };
+        // Long messages take as long as many short ones.
+        Extent::Messages(each.min((LONG_BYTES / bytes.max(1) as u64).max(SHORTEST)))
+    }
 }
 
 /// A published number beside the simulated one.
@@ -156,15 +168,12 @@ impl<'a> Runs<'a> {
 
     fn with_extent(&self, load: &Load, is_paced: bool) -> Load {
         let mut load = load.clone();
-        let connections = load.parameters.connections as u64;
-        let Effort { messages, least_each, rounds } = self.effort;
-        let each =
-            if load.parameters.kind == Kind::Latency { rounds } else { (messages / connections).max(least_each) };
-        // Long messages take as long as many short ones.
-        let each = each.min((LONG_BYTES / load.bytes.max(1) as u64).max(SHORTEST));
+        let extent = self.effort.extent(&load.parameters, load.bytes);
         // A receiver that is too slow shows only once it has no receives left.
-        let each = if is_paced { each.max(DEPTHS * load.parameters.depth as u64) } else { each };
-        load.parameters.extent = Extent::Messages(each);
+        load.parameters.extent = match extent {
+            Extent::Messages(each) if is_paced => Extent::Messages(each.max(DEPTHS * load.parameters.depth as u64)),
+            extent => extent,
+        };
         load
     }
 
@@ -342,7 +351,7 @@ impl<'a> Runs<'a> {
 }
 
 /// Unless another one is given all runs have the same seed: results are those of everybody.
-const SEED: u64 = 1;
+pub const SEED: u64 = 1;
 /// Bytes that a run of long messages carries per connection at most, if that is no fewer than [`SHORTEST`] messages.
 const LONG_BYTES: u64 = 64 << 20;
 const SHORTEST: u64 = 64;

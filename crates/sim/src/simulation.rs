@@ -1,22 +1,21 @@
 //! A simulation: nodes, threads whose code is that of any program over verbs, and virtual time.
 
 use std::cell::RefCell;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::io;
-use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Wake, Waker};
 
-use doorbell_exchange::asynchronous::Waiter;
-use doorbell_verbs::{Channel, Device, Error};
+use doorbell_verbs::{Device, Error};
 
 use crate::kernel::capture::Capture;
 use crate::kernel::watch::{Change, Changes, ThreadId, lock};
-use crate::kernel::{Counts, Node, Step, Suspension, ThreadState, World};
+use crate::kernel::{Counts, Node, Step, ThreadState, World};
 use crate::provider::{Shared, SimDevice};
 use crate::testbed::Testbed;
+use crate::threads::{VirtualThreads, VirtualWaiter};
 use crate::time::Ps;
 use crate::topology::{Topology, TopologyError};
 
@@ -80,9 +79,10 @@ impl Wake for Poke {
     }
 }
 
+/// The future of a thread that was spawned, with those of the threads that it makes in it.
 struct Task<'a> {
+    thread: ThreadId,
     future: Option<Pin<Box<dyn Future<Output = ()> + 'a>>>,
-    waker: Waker,
 }
 
 /// What a thread spent.
@@ -154,6 +154,8 @@ pub struct Simulation<'a> {
     shared: Arc<Shared>,
     devices: Vec<Device>,
     tasks: Vec<Task<'a>>,
+    /// One for each thread.
+    wakers: Vec<Waker>,
 }
 
 impl std::fmt::Debug for Simulation<'_> {
@@ -176,7 +178,7 @@ impl<'a> Simulation<'a> {
         let world = World::new(testbed.clone(), topology, seeds);
         let shared = Arc::new(Shared::new(world)?);
         let devices = (0..nodes).map(|node| Device::new(Arc::new(SimDevice::new(&shared, node)))).collect();
-        Ok(Self { shared, devices, tasks: Vec::new() })
+        Ok(Self { shared, devices, tasks: Vec::new(), wakers: Vec::new() })
     }
 
     /// Writes every packet that arrives at a node to a pcap file, with the virtual time, since 1970, at which its last
@@ -202,12 +204,22 @@ impl<'a> Simulation<'a> {
 
     /// How threads wait: by polling.
     pub fn polling(&self) -> VirtualWaiter {
-        VirtualWaiter { shared: Arc::clone(&self.shared), sleeps: false }
+        VirtualWaiter::new(&self.shared, false)
     }
 
     /// How threads wait: asleep, on completion channels.
     pub fn sleeping(&self) -> VirtualWaiter {
-        VirtualWaiter { shared: Arc::clone(&self.shared), sleeps: true }
+        VirtualWaiter::new(&self.shared, true)
+    }
+
+    /// What runs the tasks of programs of a node: threads that threads make.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such node.
+    pub fn threads(&self, node: usize) -> VirtualThreads {
+        assert!(node < self.devices.len(), "there is no node {node}");
+        VirtualThreads::new(&self.shared, node)
     }
 
     /// A thread on a node. Its first turn is when [`run`](Self::run) is called.
@@ -230,8 +242,8 @@ impl<'a> Simulation<'a> {
             let value = future.await;
             *place.borrow_mut() = Some(value);
         });
-        let waker = Waker::from(Arc::new(Poke { thread, changes: Arc::clone(&world.changes) }));
-        self.tasks.push(Task { future: Some(future), waker });
+        drop(world);
+        self.tasks.push(Task { thread, future: Some(future) });
         Returned(returned)
     }
 
@@ -245,10 +257,11 @@ impl<'a> Simulation<'a> {
         let mut left = self.tasks.iter().filter(|task| task.future.is_some()).count();
         let mut ended = lock(&self.shared.world).now();
         while left > 0 {
-            let thread = self.next_turn()?;
-            let task = &mut self.tasks[thread];
+            let (thread, root) = self.next_turn()?;
+            let Ok(task) = self.tasks.binary_search_by_key(&root, |task| task.thread) else { continue };
+            let task = &mut self.tasks[task];
             let Some(future) = &mut task.future else { continue };
-            let is_over = future.as_mut().poll(&mut Context::from_waker(&task.waker)).is_ready();
+            let is_over = future.as_mut().poll(&mut Context::from_waker(&self.wakers[thread])).is_ready();
             if is_over {
                 task.future = None;
                 left -= 1;
@@ -280,7 +293,8 @@ impl<'a> Simulation<'a> {
     }
 
     /// Lets the hardware act until the turn of a thread comes.
-    fn next_turn(&self) -> Result<ThreadId, SimulationError> {
+    /// Returns that thread, and the spawned one whose future has that of it in it.
+    fn next_turn(&mut self) -> Result<(ThreadId, ThreadId), SimulationError> {
         let mut world = lock(&self.shared.world);
         loop {
             match world.step() {
@@ -294,7 +308,11 @@ impl<'a> Simulation<'a> {
                         return Err(SimulationError::Silence { at, silence, waiting, threads, report });
                     }
                     world.poll_begins(thread);
-                    return Ok(thread);
+                    while self.wakers.len() <= thread {
+                        let poke = Poke { thread: self.wakers.len(), changes: Arc::clone(&world.changes) };
+                        self.wakers.push(Waker::from(Arc::new(poke)));
+                    }
+                    return Ok((thread, world.root_of(thread)));
                 }
                 Step::Idle => {
                     let (waiting, threads) = waiting(&world);
@@ -309,64 +327,4 @@ impl<'a> Simulation<'a> {
 fn waiting(world: &World) -> (usize, usize) {
     let over = world.threads.iter().filter(|thread| thread.state == ThreadState::Over).count();
     (world.threads.len() - over, world.threads.len())
-}
-
-/// Waits in virtual time.
-#[derive(Clone)]
-pub struct VirtualWaiter {
-    shared: Arc<Shared>,
-    sleeps: bool,
-}
-
-impl std::fmt::Debug for VirtualWaiter {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("VirtualWaiter").field("sleeps", &self.sleeps).finish_non_exhaustive()
-    }
-}
-
-impl VirtualWaiter {
-    /// The clock of the thread whose turn it is.
-    pub fn now(&self) -> Ps {
-        lock(&self.shared.world).clock()
-    }
-}
-
-impl Waiter for VirtualWaiter {
-    async fn wait(&self, channel: Option<&Channel>, deadline_ns: Option<u64>) {
-        let mut has_waited = false;
-        poll_fn(|_| {
-            if std::mem::replace(&mut has_waited, true) {
-                return Poll::Ready(());
-            }
-            // To name its descriptor is to look at a channel.
-            let sleeps = channel.is_some_and(|channel| {
-                channel.as_fd();
-                true
-            });
-            if channel.is_some_and(|channel| channel.wait(Some(std::time::Duration::ZERO)).unwrap_or(false)) {
-                return Poll::Ready(());
-            }
-            let deadline = deadline_ns.map(Ps::from_ns);
-            lock(&self.shared.world).suspend(Suspension { deadline, sleeps });
-            Poll::Pending
-        })
-        .await;
-    }
-
-    fn wants_notification(&self) -> bool {
-        self.sleeps
-    }
-
-    async fn breathe(&self) {
-        let mut has_yielded = false;
-        poll_fn(|context| {
-            if has_yielded || lock(&self.shared.world).breathe() {
-                return Poll::Ready(());
-            }
-            has_yielded = true;
-            context.waker().wake_by_ref();
-            Poll::Pending
-        })
-        .await;
-    }
 }

@@ -38,6 +38,19 @@ pub struct Environment {
     /// The other end, if it is another machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<Box<Environment>>,
+    /// The testbed whose parts were simulated, in virtual time. Then kernel, processor and processors are its own, and
+    /// nothing was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub testbed: Option<SimulatedTestbed>,
+}
+
+/// A testbed in virtual time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SimulatedTestbed {
+    /// Its name.
+    pub name: String,
+    /// A digest of all its values, which differs where one of them does.
+    pub values: String,
 }
 
 impl Environment {
@@ -59,6 +72,15 @@ impl Environment {
             machine: Machine::of(&root),
             adapter: is_of_machine.then(|| Adapter::of(&root, &device.name, device.port)).flatten(),
             peer: None,
+            testbed: None,
+        }
+    }
+
+    /// Was it measured, or where was it simulated: in words.
+    pub fn substrate(&self) -> String {
+        match &self.testbed {
+            None => format!("measured, provider {}", self.provider),
+            Some(testbed) => format!("simulated testbed {}, values {}", testbed.name, testbed.values),
         }
     }
 

@@ -153,11 +153,17 @@ pub(crate) fn round<T, F: Future<Output = T>>(
     left
 }
 
+/// Deals out `items` in turn to so many hands.
+pub fn hands<I>(count: usize, items: Vec<I>) -> Vec<Vec<I>> {
+    let mut hands: Vec<Vec<I>> = (0..count.max(1)).map(|_| Vec::new()).collect();
+    let count = hands.len();
+    items.into_iter().enumerate().for_each(|(index, item)| hands[index % count].push(item));
+    hands
+}
+
 /// Deals out `ends` to so many threads, each of which runs its own; all results together.
 pub fn deal<E: Send, T: Send>(threads: usize, ends: Vec<E>, run: impl Fn(Vec<E>) -> Vec<T> + Sync) -> Vec<T> {
-    let mut hands: Vec<Vec<E>> = (0..threads.max(1)).map(|_| Vec::new()).collect();
-    let count = hands.len();
-    ends.into_iter().enumerate().for_each(|(index, end)| hands[index % count].push(end));
+    let mut hands = hands(threads, ends);
     std::thread::scope(|scope| {
         let own = hands.pop().unwrap_or_default();
         let others: Vec<_> = hands.into_iter().map(|hand| scope.spawn(|| run(hand))).collect();

@@ -381,16 +381,16 @@ pub async fn stream<W: Waiter>(
         if count == 0 {
             break;
         }
-        let is_early = pace.is_early(initiator.posted);
-        if !is_early && initiator.outstanding() + count <= window {
+        let early_until_ns = pace.early_until_ns(initiator.posted);
+        if early_until_ns.is_none() && initiator.outstanding() + count <= window {
             initiator.prepare(count as usize);
             initiator.post(count as usize)?;
             initiator.waiter.breathe().await;
         } else if initiator.reap()? > 0 {
             progress(initiator.completed);
             yield_now().await;
-        } else if is_early {
-            yield_now().await;
+        } else if early_until_ns.is_some() {
+            initiator.waiter.wait(None, early_until_ns).await;
         } else {
             initiator.progress().await?;
         }
@@ -430,8 +430,8 @@ pub async fn time<W: Waiter>(
             break;
         }
         initiator.waiter.breathe().await;
-        while rounds.is_early(began_ns) {
-            yield_now().await;
+        while let Some(until_ns) = rounds.early_until_ns(began_ns) {
+            initiator.waiter.wait(None, Some(until_ns)).await;
         }
     }
     initiator.check();

@@ -120,8 +120,9 @@ impl Pace {
         self.most - sent
     }
 
-    /// Is the next message ahead of its time? An offered rate is not made up for by bursts.
-    pub(crate) fn is_early(&self, sent: u64) -> bool {
-        self.interval_ns.is_some_and(|interval| (self.device.now_ns() - self.began_ns) as f64 <= sent as f64 * interval)
+    /// Until when the next message is ahead of its time, if it is. An offered rate is not made up for by bursts.
+    pub(crate) fn early_until_ns(&self, sent: u64) -> Option<u64> {
+        let due_ns = self.began_ns.saturating_add((sent as f64 * self.interval_ns?) as u64);
+        (self.device.now_ns() <= due_ns).then_some(due_ns + 1)
     }
 }

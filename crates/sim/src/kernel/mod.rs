@@ -3,6 +3,7 @@
 
 mod cache;
 pub(crate) mod capture;
+pub(crate) mod locks;
 mod network;
 mod node;
 mod stations;
@@ -58,6 +59,8 @@ enum What {
     Timeout { node: u32 },
     /// A thread's turn, unless it has had another one since.
     Turn { thread: u32, turn: u32 },
+    /// A thread may have waited for as long as it wanted to.
+    Alarm { thread: u32 },
 }
 
 const _: () = assert!(size_of::<Event>() <= 32);
@@ -173,6 +176,8 @@ pub(crate) struct World {
     pub(crate) threads: Vec<Thread>,
     /// The thread whose turn it is.
     pub(crate) current: Option<ThreadId>,
+    /// Threads that wait for what others of their host do.
+    followers: Vec<ThreadId>,
     pub(crate) changes: Arc<Changes>,
     caches: Caches,
     taken: Vec<Change>,
@@ -204,6 +209,7 @@ impl World {
             nodes,
             threads: Vec::new(),
             current: None,
+            followers: Vec::new(),
             changes: Arc::default(),
             caches: Caches::default(),
             taken: Vec::new(),
@@ -259,16 +265,16 @@ impl World {
 
     fn happen(&mut self, event: Event) -> Step {
         self.now = event.at;
+        if let Some(thread) = self.turn_of(event) {
+            self.counts.events += 1;
+            self.begin_turn(thread);
+            return Step::Turn(thread);
+        }
         match event.what {
-            What::Turn { thread, turn } => {
-                let thread = thread as usize;
-                let awaited = &self.threads[thread];
-                if awaited.turn as u32 != turn || awaited.state == ThreadState::Over {
-                    return Step::Done;
-                }
-                self.counts.events += 1;
-                self.begin_turn(thread);
-                return Step::Turn(thread);
+            What::Turn { .. } => return Step::Done,
+            What::Alarm { thread } => {
+                self.set_alarm_again(thread as usize);
+                return Step::Done;
             }
             What::Doorbell { doorbell } => self.doorbell(doorbell as usize),
             What::Transmit { node, unit } => {
@@ -298,7 +304,7 @@ impl World {
     pub(crate) fn step_from_outside(&mut self) {
         let latest = self.now + OUTSIDE_STEP;
         match self.events.peek() {
-            Some(Reverse(event)) if event.at <= latest && !matches!(event.what, What::Turn { .. }) => {
+            Some(Reverse(event)) if event.at <= latest && self.turn_of(*event).is_none() => {
                 self.step();
             }
             // A turn of a simulated thread does not come as long as others call.
@@ -315,19 +321,19 @@ impl World {
         while let Some(&Reverse(event)) = self.events.peek()
             && event.at <= clock
         {
-            if let What::Turn { thread: other, turn } = event.what {
-                if self.threads[other as usize].turn as u32 == turn {
-                    return false;
-                }
-                self.events.pop();
-                continue;
+            if self.turn_of(event).is_some() {
+                return false;
             }
             self.events.pop();
             self.happen(event);
         }
-        self.end_of_turn_length(thread);
+        self.end_of_turn_length(thread, true);
         self.now = clock;
         self.begin_turn(thread);
+        if self.threads[thread].has_tasks {
+            // What its other tasks looked at may have changed meanwhile: they look again before it waits.
+            self.threads[thread].poke();
+        }
         true
     }
 

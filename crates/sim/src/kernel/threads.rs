@@ -1,19 +1,33 @@
 //! Simulated threads: their clocks, their turns, and what they wait for.
 
 use super::watch::{Change, ThreadId};
-use super::{What, World};
+use super::{Event, What, World};
 use crate::time::Ps;
 
 /// The least that a turn takes: a thread that does nothing but yield does not stop time.
 const LEAST_TURN: Ps = Ps(1_000);
 
+/// So often a thread may read its clock without doing anything between: then it waits for a time, and each reading takes
+/// some.
+const READINGS_AT_ONCE: u32 = 8;
+
+/// What reading the clock takes: a time-stamp counter's instruction, and the call around it.
+const READING: Ps = Ps(20_000);
+
 /// Why a thread's turn ended, as its tasks say.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Suspension {
     /// Until when it waits at the latest.
     pub(crate) deadline: Option<Ps>,
     /// It sleeps on a channel, instead of polling.
     pub(crate) sleeps: bool,
+    /// It polls for what other threads of its host leave in memory that is not registered.
+    pub(crate) follows: bool,
+}
+
+impl Suspension {
+    /// Nobody says until when: a waker ends it.
+    const ASLEEP: Self = Self { deadline: None, sleeps: true, follows: false };
 }
 
 /// What a thread does between turns.
@@ -25,8 +39,10 @@ pub(crate) enum ThreadState {
     Waiting {
         /// How long one look takes.
         period: Ps,
-        deadline: Option<Ps>,
+        /// When it has its turn at the latest.
+        until: Option<Ps>,
         sleeps: bool,
+        follows: bool,
         /// Its next turn is an event already, because something changed.
         is_woken: bool,
     },
@@ -39,6 +55,8 @@ pub(crate) enum ThreadState {
 pub(crate) struct Thread {
     pub(crate) name: String,
     pub(crate) node: usize,
+    /// The thread that made it, whose future has the future of this one in it.
+    pub(crate) parent: Option<ThreadId>,
     pub(crate) clock: Ps,
     pub(crate) turn: u64,
     pub(crate) state: ThreadState,
@@ -51,6 +69,15 @@ pub(crate) struct Thread {
     pub(crate) suspension: Option<Suspension>,
     /// Its waker was called since its future was polled.
     poked: bool,
+    /// It runs several tasks in turns.
+    pub(crate) has_tasks: bool,
+    /// Its future is done, which lies in that of its parent.
+    pub(crate) is_done: bool,
+    /// When it read its clock last, and how often it did so without doing anything between.
+    read_at: Ps,
+    readings: u32,
+    /// The earliest of its alarms.
+    alarm_at: Ps,
     /// Time that it spent on what it had to do.
     pub(crate) worked: Ps,
     /// Time that it spent looking for something that was not there.
@@ -59,10 +86,11 @@ pub(crate) struct Thread {
 }
 
 impl Thread {
-    pub(crate) fn new(name: String, node: usize, clock: Ps) -> Self {
+    pub(crate) fn new(name: String, node: usize, parent: Option<ThreadId>, clock: Ps) -> Self {
         Self {
             name,
             node,
+            parent,
             clock,
             turn: 0,
             state: ThreadState::Runnable,
@@ -71,10 +99,22 @@ impl Thread {
             loading: Ps::ZERO,
             suspension: None,
             poked: false,
+            has_tasks: false,
+            is_done: false,
+            read_at: Ps::MAX,
+            readings: 0,
+            alarm_at: Ps::MAX,
             worked: Ps::ZERO,
             polled: Ps::ZERO,
             slept: Ps::ZERO,
         }
+    }
+}
+
+impl Thread {
+    /// It is to have another turn before it waits.
+    pub(super) fn poke(&mut self) {
+        self.poked = true;
     }
 }
 
@@ -84,13 +124,66 @@ fn round_up(clock: Ps, period: Ps, at: Ps) -> Ps {
 }
 
 impl World {
-    /// Enters a thread, whose first turn is now.
+    /// Enters a thread. Its first turn is when it is made: at the clock of the running thread, if that makes it.
     pub(crate) fn add_thread(&mut self, node: usize, name: String) -> ThreadId {
         let thread = self.threads.len();
-        let now = self.now();
-        self.threads.push(Thread::new(name, node, now));
-        self.push(now, What::Turn { thread: thread as u32, turn: 0 });
+        let at = self.clock();
+        self.threads.push(Thread::new(name, node, self.current, at));
+        self.push(at, What::Turn { thread: thread as u32, turn: 0 });
         thread
+    }
+
+    /// The running thread runs so many tasks in turns from now on. Returns which it is, and whether it ran several before.
+    pub(crate) fn set_tasks(&mut self, tasks: usize) -> Option<(ThreadId, bool)> {
+        let thread = self.current?;
+        Some((thread, std::mem::replace(&mut self.threads[thread].has_tasks, tasks > 1)))
+    }
+
+    /// The thread at the root of those that made this one.
+    pub(crate) fn root_of(&self, thread: ThreadId) -> ThreadId {
+        std::iter::successors(Some(thread), |&thread| self.threads[thread].parent).last().unwrap_or(thread)
+    }
+
+    /// A thread that was made by another has nothing more to do.
+    pub(crate) fn end_thread(&mut self, thread: ThreadId) {
+        self.threads[thread].is_done = true;
+        if self.current != Some(thread) {
+            self.threads[thread].state = ThreadState::Over;
+        }
+    }
+
+    /// The thread whose turn it is reads its clock. To read it again and again is to wait.
+    pub(crate) fn read_clock(&mut self) -> Ps {
+        let Some(thread) = self.current else { return self.now() };
+        let own = &mut self.threads[thread];
+        if own.read_at != own.clock {
+            own.readings = 0;
+        }
+        own.readings += 1;
+        if own.readings > READINGS_AT_ONCE {
+            own.clock += READING;
+        }
+        own.read_at = own.clock;
+        own.clock
+    }
+
+    /// CPU time of a node's threads so far, and how much of it they spent looking for something that was not there.
+    pub(crate) fn cpu_time(&self, node: usize) -> (Ps, Ps) {
+        let mut sum = (Ps::ZERO, Ps::ZERO);
+        let clock = self.clock();
+        for (number, thread) in self.threads.iter().enumerate().filter(|(_, thread)| thread.node == node) {
+            let (mut worked, mut polled) = (thread.worked, thread.polled);
+            match thread.state {
+                ThreadState::Waiting { sleeps: false, .. } => polled += clock.since(thread.clock),
+                ThreadState::Runnable if self.current == Some(number) => {
+                    worked += thread.clock.since(thread.began).since(thread.in_vain);
+                    polled += thread.in_vain;
+                }
+                _ => {}
+            }
+            sum = (sum.0 + worked + polled, sum.1 + polled);
+        }
+        sum
     }
 
     /// The running thread spends time.
@@ -140,10 +233,16 @@ impl World {
             own.polled += passed;
         }
         own.turn += 1;
+        if own.alarm_at <= now {
+            own.alarm_at = Ps::MAX;
+        }
         own.clock = own.clock.max(now);
         own.began = own.clock;
         own.in_vain = Ps::ZERO;
         own.loading = Ps::ZERO;
+        if let ThreadState::Waiting { follows: true, .. } = own.state {
+            self.followers.retain(|&follower| follower != thread);
+        }
         own.state = ThreadState::Runnable;
         self.current = Some(thread);
     }
@@ -154,7 +253,8 @@ impl World {
         self.threads[thread].suspension = None;
     }
 
-    pub(super) fn end_of_turn_length(&mut self, thread: ThreadId) {
+    /// A turn is over. If it `did` something, threads of the host that poll for that see it.
+    pub(super) fn end_of_turn_length(&mut self, thread: ThreadId, did: bool) {
         let own = &mut self.threads[thread];
         let length = own.clock.since(own.began);
         own.worked += length.since(own.in_vain);
@@ -162,6 +262,21 @@ impl World {
         self.counts.longest_turn_ps = self.counts.longest_turn_ps.max(length.0);
         if length > self.least_latency {
             self.counts.long_turns += 1;
+        }
+        if did && !self.followers.is_empty() {
+            self.wake_followers(thread);
+        }
+    }
+
+    /// A thread has done something, of which others of its host that poll for that see the result.
+    fn wake_followers(&mut self, thread: ThreadId) {
+        let Thread { node, clock, .. } = self.threads[thread];
+        for place in 0..self.followers.len() {
+            let follower = self.followers[place];
+            let other = &self.threads[follower];
+            if other.node == node && follower != thread {
+                self.wake_one(Change { thread: follower, turn: other.turn, notifies: true }, clock);
+            }
         }
     }
 
@@ -171,21 +286,22 @@ impl World {
         if !is_over && self.threads[thread].clock == self.threads[thread].began {
             self.charge_in_vain(LEAST_TURN);
         }
-        self.end_of_turn_length(thread);
+        let own = &self.threads[thread];
+        let did = own.poked || own.clock.since(own.began) > own.in_vain;
+        self.end_of_turn_length(thread, did);
         self.current = None;
         let wake = self.testbed.cpu.wake;
         let own = &mut self.threads[thread];
         let turn = What::Turn { thread: thread as u32, turn: own.turn as u32 };
         let clock = own.clock;
-        if is_over {
+        if is_over || own.is_done {
             own.state = ThreadState::Over;
             return;
         }
         if own.poked {
             return self.push(clock, turn);
         }
-        let never = Suspension { deadline: None, sleeps: true };
-        let Suspension { deadline, sleeps } = own.suspension.unwrap_or(never);
+        let Suspension { deadline, sleeps, follows } = own.suspension.unwrap_or(Suspension::ASLEEP);
         own.worked = own.worked.since(own.loading);
         own.polled += own.loading;
         // What it does again and again while it waits is what it did in vain.
@@ -194,10 +310,52 @@ impl World {
             looks => looks,
         };
         let period = period.max(LEAST_TURN);
-        own.state = ThreadState::Waiting { period, deadline, sleeps, is_woken: false };
-        if let Some(deadline) = deadline {
-            let at = if sleeps { deadline.max(clock) + wake } else { round_up(clock, period, deadline) };
-            self.push(at, turn);
+        let until =
+            deadline.map(|at| if sleeps { at.max(clock) + wake } else { round_up(clock, period, at).max(clock) });
+        own.state = ThreadState::Waiting { period, until, sleeps, follows, is_woken: false };
+        if follows {
+            self.followers.push(thread);
+        }
+        if let Some(until) = until {
+            self.set_alarm(thread, until);
+        }
+    }
+
+    /// The thread has an event at this time or before. Those who wait again and again, until much later, have one in all.
+    fn set_alarm(&mut self, thread: ThreadId, at: Ps) {
+        if at < self.threads[thread].alarm_at {
+            self.threads[thread].alarm_at = at;
+            self.push(at, What::Alarm { thread: thread as u32 });
+        }
+    }
+
+    /// An alarm came too early, or too late.
+    pub(super) fn set_alarm_again(&mut self, thread: ThreadId) {
+        let now = self.now();
+        let own = &mut self.threads[thread];
+        if own.alarm_at != now {
+            return;
+        }
+        own.alarm_at = Ps::MAX;
+        if let ThreadState::Waiting { until: Some(until), .. } = own.state {
+            self.set_alarm(thread, until.max(now));
+        }
+    }
+
+    /// The thread whose turn an event is.
+    pub(super) fn turn_of(&self, event: Event) -> Option<ThreadId> {
+        match event.what {
+            What::Turn { thread, turn } => {
+                let thread = thread as usize;
+                let awaited = &self.threads[thread];
+                (awaited.turn as u32 == turn && awaited.state != ThreadState::Over).then_some(thread)
+            }
+            What::Alarm { thread } => {
+                let thread = thread as usize;
+                let is_due = matches!(self.threads[thread].state, ThreadState::Waiting { until: Some(until), .. } if until <= event.at);
+                is_due.then_some(thread)
+            }
+            _ => None,
         }
     }
 
@@ -214,6 +372,7 @@ impl World {
                 },
                 // A task that polls keeps the thread awake.
                 sleeps: other.sleeps && suspension.sleeps,
+                follows: other.follows || suspension.follows,
             },
         });
     }
@@ -253,10 +412,10 @@ impl World {
             let what = match thread.state {
                 ThreadState::Over => "has ended".to_owned(),
                 ThreadState::Runnable => "can run".to_owned(),
-                ThreadState::Waiting { deadline, sleeps, .. } => {
+                ThreadState::Waiting { until, sleeps, .. } => {
                     let how = if sleeps { "sleeps" } else { "polls and finds nothing" };
-                    match deadline {
-                        Some(deadline) => format!("{how}, until {deadline} at the latest"),
+                    match until {
+                        Some(until) => format!("{how}, until {until} at the latest"),
                         None => format!("{how}, without a deadline"),
                     }
                 }

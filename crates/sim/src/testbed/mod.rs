@@ -132,6 +132,18 @@ impl Testbed {
         })
     }
 
+    /// A number of 16 digits that differs where any value does: of two testbeds with one name, say.
+    pub fn digest(&self) -> String {
+        // FNV-1a, of what `parameters` prints.
+        let mut digest = 0xcbf2_9ce4_8422_2325_u64;
+        for parameter in self.parameters() {
+            for byte in format!("{} {} {}\n", parameter.path, parameter.value, parameter.unit).bytes() {
+                digest = (digest ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+            }
+        }
+        format!("{digest:016x}")
+    }
+
     /// The same testbed with another value, under the checks that files are under.
     ///
     /// `path` is PART.NAME, with or without a unit: `link.rate`, `link.rate_gbps`. `value` is a number, with or

@@ -126,6 +126,9 @@ impl RunDirectory {
         if record.parameters != point.parameters {
             return differs("parameters", "another release, or another --quick, --full".to_owned());
         }
+        if record.environment.testbed != environment.testbed {
+            return differs("environment.testbed", environment.substrate());
+        }
         let machine = |e: &Environment| (e.cpu.clone(), e.cpus, e.provider.clone(), e.udp_port, e.active_mtu);
         let (then, now) = (&record.environment, environment);
         if machine(then) != machine(now) {

@@ -24,6 +24,7 @@ fn environment(provider: &str, cpus: usize) -> Environment {
         machine: Machine::default(),
         adapter: None,
         peer: None,
+        testbed: None,
     }
 }
 

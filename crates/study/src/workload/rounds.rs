@@ -36,8 +36,8 @@ pub async fn request<C: MessageConnection, W: Waiter + Clone>(
         if left == 0 && unanswered == 0 {
             break;
         }
-        let is_early = pace.is_early(source.sent);
-        if left > 0 && unanswered < window && !is_early && source.offer(connection.get_mut())? {
+        let early_until_ns = pace.early_until_ns(source.sent).filter(|_| left > 0);
+        if left > 0 && unanswered < window && early_until_ns.is_none() && source.offer(connection.get_mut())? {
             waiter.breathe().await;
             continue;
         }
@@ -46,8 +46,8 @@ pub async fn request<C: MessageConnection, W: Waiter + Clone>(
         if moved || taken > 0 {
             progress(tally.received);
             yield_now().await;
-        } else if is_early && left > 0 {
-            yield_now().await;
+        } else if early_until_ns.is_some() {
+            waiter.wait(None, early_until_ns).await;
         } else {
             connection.progress().await?;
         }
@@ -168,9 +168,10 @@ impl Rounds {
         now_ns >= self.ends_ns || matches!(self.plan.extent, Extent::Messages(messages) if measured >= messages)
     }
 
-    /// Is it too early for the round after the one that began then?
-    pub(crate) fn is_early(&self, began_ns: u64) -> bool {
-        self.plan.rate.is_some_and(|rate| self.device.now_ns() < began_ns.saturating_add((1e9 / rate) as u64))
+    /// Until when it is too early for the round after the one that began then, if it is.
+    pub(crate) fn early_until_ns(&self, began_ns: u64) -> Option<u64> {
+        let due_ns = began_ns.saturating_add((1e9 / self.plan.rate?) as u64);
+        (self.device.now_ns() < due_ns).then_some(due_ns)
     }
 }
 
@@ -206,9 +207,9 @@ pub async fn ping<C: MessageConnection, W: Waiter + Clone>(
         if is_last {
             break;
         }
-        while rounds.is_early(began_ns) {
+        while let Some(until_ns) = rounds.early_until_ns(began_ns) {
             connection.get_mut().poll()?;
-            yield_now().await;
+            waiter.wait(None, Some(until_ns)).await;
         }
     }
     let Rounds { mut tally, histogram, .. } = rounds;

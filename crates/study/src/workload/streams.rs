@@ -114,8 +114,8 @@ async fn send_all<C: MessageConnection, W: Waiter>(
     let mut source = Source::new(plan, memory);
     (tally.first_ns, tally.began_ns) = (pace.began_ns(), pace.began_ns());
     while pace.left(source.sent) > 0 {
-        let is_early = pace.is_early(source.sent);
-        if is_early {
+        let early_until_ns = pace.early_until_ns(source.sent);
+        if early_until_ns.is_some() {
             connection.get_mut().flush()?; // what waits for its time is posted
         } else if source.offer(connection.get_mut())? {
             waiter.breathe().await;
@@ -126,8 +126,8 @@ async fn send_all<C: MessageConnection, W: Waiter>(
         if moved || taken > 0 {
             progress(source.sent);
             yield_now().await;
-        } else if is_early {
-            yield_now().await;
+        } else if early_until_ns.is_some() {
+            waiter.wait(None, early_until_ns).await;
         } else {
             connection.progress().await?;
         }
@@ -161,7 +161,8 @@ pub async fn publish<W: Waiter>(
     let mut waits_for_last = false;
     while !waits_for_last || readers.last_done() < source.sent {
         waits_for_last = pace.left(source.sent) == 0;
-        if !waits_for_last && !pace.is_early(source.sent) {
+        let early_until_ns = pace.early_until_ns(source.sent).filter(|_| !waits_for_last);
+        if !waits_for_last && early_until_ns.is_none() {
             // There is one buffer for each message of the window.
             if source.sent - readers.last_done() < plan.window as u64 {
                 source.write();
@@ -180,7 +181,7 @@ pub async fn publish<W: Waiter>(
             progress(source.sent);
             yield_now().await;
         } else {
-            waiter.wait(None, None).await;
+            waiter.wait(None, early_until_ns).await;
         }
     }
     let mut tally = Tally { first_ns: pace.began_ns(), began_ns: pace.began_ns(), ..Tally::default() };

@@ -1,0 +1,278 @@
+//! How simulated threads wait, and threads that simulated threads make.
+
+use std::future::{Future, poll_fn};
+use std::os::fd::AsFd;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use doorbell_exchange::asynchronous::Waiter;
+use doorbell_study::cpu::CpuTime;
+use doorbell_study::executor;
+use doorbell_study::threads::{OneThread, Threads};
+use doorbell_verbs::Channel;
+
+use crate::kernel::Suspension;
+use crate::kernel::watch::{Change, ThreadId, lock};
+use crate::provider::Shared;
+use crate::time::Ps;
+
+/// Waits in virtual time.
+#[derive(Clone)]
+pub struct VirtualWaiter {
+    shared: Arc<Shared>,
+    sleeps: bool,
+}
+
+impl std::fmt::Debug for VirtualWaiter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("VirtualWaiter").field("sleeps", &self.sleeps).finish_non_exhaustive()
+    }
+}
+
+impl VirtualWaiter {
+    pub(crate) fn new(shared: &Arc<Shared>, sleeps: bool) -> Self {
+        Self { shared: Arc::clone(shared), sleeps }
+    }
+
+    /// The clock of the thread whose turn it is.
+    pub fn now(&self) -> Ps {
+        lock(&self.shared.world).clock()
+    }
+
+    /// Waits until a thread of the same host has done something: what it looks for is left in memory that no device
+    /// knows, so that no more can be told of it.
+    async fn follow(&self) {
+        let mut has_waited = false;
+        poll_fn(|_| {
+            if std::mem::replace(&mut has_waited, true) {
+                return Poll::Ready(());
+            }
+            let mut world = lock(&self.shared.world);
+            let look = world.testbed.cpu.memory_access;
+            world.charge_in_vain(look);
+            world.suspend(Suspension { follows: true, ..Suspension::default() });
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+impl Waiter for VirtualWaiter {
+    async fn wait(&self, channel: Option<&Channel>, deadline_ns: Option<u64>) {
+        let mut has_waited = false;
+        poll_fn(|_| {
+            if std::mem::replace(&mut has_waited, true) {
+                return Poll::Ready(());
+            }
+            // To name its descriptor is to look at a channel.
+            let sleeps = channel.is_some_and(|channel| {
+                channel.as_fd();
+                true
+            });
+            if channel.is_some_and(|channel| channel.wait(Some(std::time::Duration::ZERO)).unwrap_or(false)) {
+                return Poll::Ready(());
+            }
+            let deadline = deadline_ns.map(Ps::from_ns);
+            lock(&self.shared.world).suspend(Suspension { deadline, sleeps, follows: false });
+            Poll::Pending
+        })
+        .await;
+    }
+
+    fn wants_notification(&self) -> bool {
+        self.sleeps
+    }
+
+    async fn breathe(&self) {
+        let mut has_yielded = false;
+        poll_fn(|context| {
+            if has_yielded || lock(&self.shared.world).breathe() {
+                return Poll::Ready(());
+            }
+            has_yielded = true;
+            context.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+/// What runs the tasks of a program on a node, in virtual time: [`deal`](Threads::deal) and [`beside`](Threads::beside) make
+/// threads with clocks of their own. Each has a processor.
+///
+/// Only simulated threads make threads, so its futures are to be polled by one that was
+/// [spawned](crate::Simulation::spawn).
+#[derive(Clone)]
+pub struct VirtualThreads {
+    shared: Arc<Shared>,
+    node: usize,
+}
+
+impl std::fmt::Debug for VirtualThreads {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("VirtualThreads").field("node", &self.node).finish_non_exhaustive()
+    }
+}
+
+impl VirtualThreads {
+    pub(crate) fn new(shared: &Arc<Shared>, node: usize) -> Self {
+        Self { shared: Arc::clone(shared), node }
+    }
+
+    /// Runs tasks of the running thread.
+    async fn run_here<T, E>(
+        &self,
+        waiter: &VirtualWaiter,
+        tasks: impl IntoIterator<Item = impl Future<Output = T>>,
+        check: impl FnMut() -> Result<(), E>,
+    ) -> Result<Vec<T>, E> {
+        let tasks: Vec<_> = tasks.into_iter().collect();
+        let thread = lock(&self.shared.world).set_tasks(tasks.len());
+        let results = OneThread(waiter.clone()).run(waiter, tasks, check).await;
+        if let Some((thread, before)) = thread {
+            lock(&self.shared.world).threads[thread].has_tasks = before;
+        }
+        results
+    }
+
+    /// Makes a thread beside the running one.
+    fn born<'a, T>(&self, what: &str, future: impl Future<Output = T> + 'a) -> Born<'a, T> {
+        let mut world = lock(&self.shared.world);
+        let parent = world.current.map_or("", |parent| world.threads[parent].name.as_str());
+        let name = format!("{parent}, {what}");
+        let thread = world.add_thread(self.node, name);
+        drop(world);
+        Born { shared: Arc::clone(&self.shared), thread, future: Some(Box::pin(future)) }
+    }
+}
+
+/// A thread that another has made. Its future lies in that of the thread that made it, and is polled when its own turn
+/// has come.
+struct Born<'a, T> {
+    shared: Arc<Shared>,
+    thread: ThreadId,
+    /// `None` once it has ended.
+    future: Option<Pin<Box<dyn Future<Output = T> + 'a>>>,
+}
+
+impl<T> Born<'_, T> {
+    /// Polls it, if the turn is its own, or that of a thread that it has made. What it returns once it ends: then the
+    /// thread that made it has a turn.
+    fn poll(&mut self, context: &mut Context<'_>) -> Option<T> {
+        let future = self.future.as_mut()?;
+        {
+            let world = lock(&self.shared.world);
+            let mut running = world.current;
+            while running != Some(self.thread) {
+                running = world.threads[running?].parent;
+            }
+        }
+        let Poll::Ready(value) = future.as_mut().poll(context) else { return None };
+        self.end();
+        Some(value)
+    }
+
+    fn end(&mut self) {
+        self.future = None;
+        let mut world = lock(&self.shared.world);
+        world.end_thread(self.thread);
+        if let Some(parent) = world.threads[self.thread].parent {
+            world.changes.push(Change { thread: parent, turn: Change::ANY_TURN, notifies: true });
+        }
+    }
+}
+
+impl<T> Drop for Born<'_, T> {
+    fn drop(&mut self) {
+        if self.future.is_some() {
+            self.end();
+        }
+    }
+}
+
+impl Threads for VirtualThreads {
+    type Waiter = VirtualWaiter;
+
+    /// That of all threads of the node.
+    fn cpu_time(&self) -> CpuTime {
+        let (all, empty) = lock(&self.shared.world).cpu_time(self.node);
+        CpuTime { all_ns: Some(all.as_ns()), empty_ns: Some(empty.as_ns()) }
+    }
+
+    fn waiter(&self, channel: Option<Channel>) -> VirtualWaiter {
+        VirtualWaiter::new(&self.shared, channel.is_some())
+    }
+
+    async fn run<T, E>(
+        &self,
+        waiter: &VirtualWaiter,
+        tasks: impl IntoIterator<Item = impl Future<Output = T>>,
+        check: impl FnMut() -> Result<(), E>,
+    ) -> Result<Vec<T>, E> {
+        self.run_here(waiter, tasks, check).await
+    }
+
+    async fn deal<I: Send, T: Send, E: Send, F: Future<Output = T>, C: FnMut() -> Result<(), E>>(
+        &self,
+        threads: usize,
+        items: Vec<I>,
+        task: impl Fn(I, VirtualWaiter) -> F + Sync,
+        check: impl Fn() -> C + Sync,
+    ) -> Result<Vec<T>, E> {
+        let (task, check) = (&task, &check);
+        let mut born = Vec::new();
+        for (number, hand) in executor::hands(threads, items).into_iter().enumerate() {
+            let waiter = self.waiter(None);
+            let played = async move {
+                let tasks = hand.into_iter().map(|item| task(item, waiter.clone()));
+                self.run_here(&waiter, tasks, check()).await
+            };
+            born.push(self.born(&format!("thread {number}"), played));
+        }
+        let mut results: Vec<Option<Result<Vec<T>, E>>> = born.iter().map(|_| None).collect();
+        poll_fn(|context| {
+            for (thread, result) in born.iter_mut().zip(&mut results) {
+                if let Some(value) = thread.poll(context) {
+                    *result = Some(value);
+                }
+            }
+            // Its own turn, once all have ended.
+            let is_own =
+                lock(&self.shared.world).current.is_none_or(|running| born.iter().all(|it| it.thread != running));
+            if is_own && results.iter().all(Option::is_some) { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        let hands: Result<Vec<_>, E> = results.into_iter().flatten().collect();
+        Ok(hands?.into_iter().flatten().collect())
+    }
+
+    async fn beside<T, E: Send>(
+        &self,
+        mut again: impl FnMut() -> Result<usize, E> + Send,
+        body: impl Future<Output = T>,
+    ) -> Result<T, E> {
+        let waiter = self.waiter(None);
+        let over_and_over = async {
+            loop {
+                match again() {
+                    Ok(0) => waiter.follow().await,
+                    Ok(_) => waiter.breathe().await,
+                    Err(error) => return error,
+                }
+            }
+        };
+        let mut helper = self.born("beside", over_and_over);
+        let (mut body, mut failed) = (pin!(body), None);
+        let value = poll_fn(|context: &mut Context<'_>| {
+            if lock(&self.shared.world).current == Some(helper.thread) {
+                failed = failed.take().or(helper.poll(context));
+                return Poll::Pending;
+            }
+            body.as_mut().poll(context)
+        })
+        .await;
+        drop(helper);
+        failed.map_or(Ok(value), Err)
+    }
+}

@@ -1,0 +1,221 @@
+//! Sessions of the study in virtual time: both ends in one simulation, with threads that make threads.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use doorbell_exchange::asynchronous::Waiter;
+use doorbell_sim::session::{Point, PointError, simulate};
+use doorbell_sim::{Ps, Simulation, SimulationError, Summary, Testbed, Topology, testbed};
+use doorbell_study::experiment::{Effort, all};
+use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
+use doorbell_study::record::PointResult;
+use doorbell_study::serving::{Serving, SharedBy};
+use doorbell_study::session::SessionError;
+use doorbell_study::threads::Threads;
+
+fn t1() -> &'static Testbed {
+    testbed::by_name("connectx5-100g").expect("a testbed of the program")
+}
+
+fn stream(bytes: usize, messages: u64) -> Parameters {
+    Parameters { extent: Extent::Messages(messages), ..Parameters::plain(Kind::Bandwidth, Operation::Send, bytes) }
+}
+
+fn point(parameters: &Parameters) -> Point {
+    let bytes = parameters.sizes[0];
+    simulate(t1(), parameters, bytes, 1).unwrap_or_else(|error| panic!("{error}\n{parameters:?}"))
+}
+
+#[test]
+fn threads_that_threads_make_have_clocks_of_their_own() {
+    let mut simulation = Simulation::new(t1(), Topology::Pair, 1).expect("a simulation");
+    let (threads, waiter) = (simulation.threads(0), simulation.polling());
+    let ended = simulation.spawn(0, "maker", async move {
+        // It waits for a microsecond, so that those that it makes do not begin at the beginning of time.
+        waiter.wait(None, Some(1000)).await;
+        let clock = &waiter;
+        let task = |ns: u64, waiter: doorbell_sim::VirtualWaiter| async move {
+            let began = clock.now();
+            // Whatever else its thread does wakes it too.
+            while clock.now() < began + Ps::from_ns(ns) {
+                waiter.wait(None, Some(began.as_ns() + ns)).await;
+            }
+            (began, clock.now())
+        };
+        let hands = threads.deal(2, vec![100, 5000, 3000], task, || || Ok::<(), ()>(())).await;
+        (hands, clock.now())
+    });
+    let summary = simulation.run().expect("it ends");
+    let (hands, after) = ended.take().expect("it has ended");
+    let hands = hands.expect("the check does not fail");
+    // In the order of threads: the first has the first and the third.
+    let waited: Vec<u64> = hands.iter().map(|(began, ended)| (*ended - *began).as_ns()).collect();
+    assert!(hands.iter().all(|(began, _)| *began >= Ps::from_ns(1000)), "{hands:?}");
+    assert!(matches!(waited[..], [100..150, 3000..3050, 5000..5050]), "{waited:?}");
+    assert!(after >= hands[2].1, "who made them waits until all have ended");
+    let names: Vec<&str> = summary.threads.iter().map(|thread| thread.name.as_str()).collect();
+    assert_eq!(names, ["maker", "maker, thread 0", "maker, thread 1"]);
+}
+
+#[test]
+fn a_check_that_fails_ends_threads_that_would_not_end() {
+    let mut simulation = Simulation::new(t1(), Topology::Pair, 1).expect("a simulation");
+    let (threads, waiter) = (simulation.threads(0), simulation.polling());
+    let ended = simulation.spawn(0, "maker", async move {
+        let endless = |(): (), waiter: doorbell_sim::VirtualWaiter| {
+            let clock = waiter.clone();
+            async move {
+                loop {
+                    waiter.wait(None, Some(clock.now().as_ns() + 100)).await;
+                }
+            }
+        };
+        let check = || {
+            let mut rounds = 0;
+            move || {
+                rounds += 1;
+                if rounds == 5 { Err("gone") } else { Ok(()) }
+            }
+        };
+        let dealt: Result<Vec<()>, _> = threads.deal(2, vec![(); 3], endless, check).await;
+        let run: Result<Vec<()>, _> = threads.run(&waiter, [endless((), waiter.clone())], check()).await;
+        (dealt, run)
+    });
+    simulation.run().expect("it ends");
+    assert_eq!(ended.take(), Some((Err("gone"), Err("gone"))));
+}
+
+#[test]
+fn the_thread_beside_works_when_another_of_its_host_has_done_something() {
+    let mut simulation = Simulation::new(t1(), Topology::Pair, 1).expect("a simulation");
+    let (threads, waiter) = (simulation.threads(0), simulation.polling());
+    let ended = simulation.spawn(0, "worker", async move {
+        let (left, taken) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let again = || {
+            let found = left.swap(0, Ordering::Relaxed);
+            taken.fetch_add(found, Ordering::Relaxed);
+            Ok::<_, &str>(found)
+        };
+        let body = async {
+            for _ in 0..10 {
+                waiter.wait(None, Some(waiter.now().as_ns() + 1000)).await;
+                left.fetch_add(1, Ordering::Relaxed);
+                waiter.breathe().await;
+            }
+            waiter.wait(None, Some(waiter.now().as_ns() + 1000)).await;
+            taken.load(Ordering::Relaxed)
+        };
+        let all = threads.beside(again, body).await;
+        let failed =
+            threads.beside(|| Err("no queue"), async { waiter.wait(None, Some(waiter.now().as_ns() + 9)).await }).await;
+        (all, failed)
+    });
+    let summary = simulation.run().expect("it ends");
+    assert_eq!(ended.take(), Some((Ok(10), Err("no queue"))));
+    // It does not look again and again while nothing happens.
+    assert!(summary.counts.turns < 200, "{:?}", summary.counts);
+}
+
+#[test]
+fn a_thread_beside_does_not_hide_a_deadlock() {
+    let mut simulation = Simulation::new(t1(), Topology::Pair, 1).expect("a simulation");
+    let threads = simulation.threads(0);
+    let _ = simulation
+        .spawn(0, "worker", async move { threads.beside(|| Ok::<_, ()>(0), std::future::pending::<()>()).await });
+    let error = simulation.run().expect_err("nothing wakes it");
+    assert!(matches!(error, SimulationError::Deadlock { waiting: 2, threads: 2, .. }), "{error}");
+    assert!(error.to_string().contains("thread worker, beside on node 0"), "{error}");
+}
+
+#[test]
+fn threads_that_are_dealt_connections_add_to_the_rate() {
+    let rate = |threads: usize| {
+        let serving = Serving { threads, ..Serving::default() };
+        let parameters =
+            Parameters { window: 256, depth: 512, batch: 8, connections: threads, serving, ..stream(16, 5000) };
+        let Point { result, summary } = point(&parameters);
+        assert_eq!(result.messages, 5000 * threads as u64);
+        // Those of both ends, and those that they made.
+        assert_eq!(summary.threads.len(), if threads == 1 { 2 } else { 2 + 2 * threads });
+        result.messages_per_s
+    };
+    let (one, four) = (rate(1), rate(4));
+    assert!(four > 3.0 * one, "{one} with one thread, {four} with four");
+}
+
+#[test]
+fn shared_receives_are_posted_under_a_lock_that_threads_wait_for_or_by_a_thread() {
+    let with = |shared_receives, threads| {
+        let serving = Serving { threads, shared_receives, repost_list: 1, ..Serving::default() };
+        let parameters = Parameters { depth: 1024, connections: 8, serving, credits: false, ..stream(16, 2000) };
+        let Point { result, summary } = point(&parameters);
+        assert_eq!(result.messages, 16_000);
+        (result, summary)
+    };
+    let (own, alone) = with(None, 8);
+    let (locked, _) = with(Some(SharedBy::Lock), 8);
+    let (_, summary) = with(Some(SharedBy::Thread), 8);
+    assert!(summary.threads.iter().any(|thread| thread.name == "answering, beside" && thread.worked > Ps::ZERO));
+    // Who waits for a lock spins: the work of the receiver's threads grows, or goes to the one beside them.
+    let work = |result: &PointResult| result.cpu.server.useful_ns().expect("virtual time is known");
+    assert!(work(&locked) > work(&own), "{} {}", work(&locked), work(&own));
+    let of_receivers = |summary: &Summary| -> Ps {
+        let receivers = summary.threads.iter().filter(|thread| thread.name.starts_with("answering, thread"));
+        receivers.map(|thread| thread.worked).sum()
+    };
+    assert!(of_receivers(&summary) < of_receivers(&alone), "{summary:?}");
+}
+
+#[test]
+fn a_receiver_that_pauses_spends_its_own_time() {
+    let paused = Parameters { slow_receiver_us: 10, ..stream(16, 500) };
+    let result = point(&paused).result;
+    let per_message_us = 1e6 / result.messages_per_s;
+    // As many as wait in the receive buffers are sent before they are received.
+    assert!((7.0..10.5).contains(&per_message_us), "{per_message_us}");
+    let cpu = result.cpu.server;
+    assert!(cpu.useful_ns().is_some_and(|ns| ns > 500 * 10_000), "{cpu:?}");
+}
+
+#[test]
+fn an_offered_rate_is_kept_without_a_turn_for_each_look() {
+    let paced = Parameters { rate: Some(1000.0), ..stream(16, 200) };
+    let Point { result, summary } = point(&paced);
+    assert!((990.0..1010.0).contains(&result.messages_per_s), "{}", result.messages_per_s);
+    assert!(summary.counts.turns < 20_000, "{:?}", summary.counts);
+}
+
+#[test]
+fn what_fails_at_either_end_is_said() {
+    let few = Parameters { rnr_retry: 0, credits: false, depth: 4, slow_receiver_us: 50, ..stream(16, 1000) };
+    let error = simulate(t1(), &few, 16, 1).expect_err("RNR NAKs are not retried");
+    assert!(
+        matches!(error, PointError::Session(SessionError::Both { .. } | SessionError::Connection { .. })),
+        "{error}"
+    );
+    let none = Parameters { connections: 0, ..stream(16, 1) };
+    let error = simulate(t1(), &none, 16, 1).expect_err("no connection");
+    assert!(error.to_string().starts_with("the number of connections is 0, allowed is "), "{error}");
+}
+
+#[test]
+fn every_experiment_of_the_study_is_simulated() {
+    for experiment in all(Effort::Quick) {
+        for point in experiment.points {
+            let parameters = Parameters { extent: Extent::Messages(60), ..point.parameters };
+            let result = simulate(t1(), &parameters, parameters.sizes[0], 1)
+                .unwrap_or_else(|error| panic!("{}, {}, {}: {error}", experiment.name, point.series, point.x))
+                .result;
+            let both_ways = if parameters.bidirectional { 2 } else { 1 };
+            assert_eq!(result.messages, 60 * both_ways * parameters.connections as u64, "{}", experiment.name);
+            assert_eq!((result.damaged, result.latency_ns.is_some()), (0, parameters.kind == Kind::Latency));
+            // Packet by packet as predicted.
+            for (counted, predicted) in
+                [(&result.counted.client, &result.predicted.client), (&result.counted.server, &result.predicted.server)]
+            {
+                let most = if predicted.asks { u64::MAX } else { predicted.data_packets_max };
+                let what = format!("{}, {}, {}: {counted:?} {predicted:?}", experiment.name, point.series, point.x);
+                assert!((predicted.data_packets..=most).contains(&counted.data_packets), "{what}");
+            }
+        }
+    }
+}
