@@ -22,6 +22,7 @@ fn environment() -> Environment {
         udp_port: 4791,
         active_mtu: 4096,
         receive_buffer_bytes: 0,
+        testbed: None,
         machine: Machine::default(),
         adapter: None,
         peer: None,

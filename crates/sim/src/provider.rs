@@ -291,11 +291,15 @@ impl Provider for SimDevice {
     }
 
     fn counters(&self) -> Option<Counters> {
-        Some(self.with(|rnic| *rnic.counters()))
+        let mut world = lock(&self.shared.world);
+        world.go_on_for_outside();
+        Some(*world.nodes[self.node].rnic.counters())
     }
 
     fn poll_event(&self) -> Option<AsyncEvent> {
-        self.with(Rnic::poll_event)
+        let mut world = lock(&self.shared.world);
+        world.go_on_for_outside();
+        world.nodes[self.node].rnic.poll_event()
     }
 
     fn event_fd(&self) -> BorrowedFd<'_> {
@@ -539,7 +543,9 @@ impl raw::Qp for SimQp {
     }
 
     fn query(&self) -> QpInfo {
-        let info = lock(&self.shared.world).nodes[self.node].rnic.query_qp(self.qpn);
+        let mut world = lock(&self.shared.world);
+        world.go_on_for_outside();
+        let info = world.nodes[self.node].rnic.query_qp(self.qpn);
         info.expect("a queue pair exists until its handle drops")
     }
 

@@ -8,7 +8,7 @@ use doorbell_study::machine::Machine;
 use doorbell_study::parameters::Parameters;
 use doorbell_study::record::PointResult;
 use doorbell_study::session::{
-    Asking, FromServer, LocalPeer, Patience, Peer, Presence, SessionError, ToServer, answer, local_pair,
+    Asking, FromServer, LocalPeer, Patience, Peer, Presence, SessionError, Terms, ToServer, answer, local_pair,
 };
 
 use crate::simulation::{Simulation, SimulationError, Summary};

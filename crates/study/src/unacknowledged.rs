@@ -384,8 +384,8 @@ pub async fn stream<W: Waiter>(
         if count == 0 {
             break;
         }
-        let is_early = pace.is_early(outbox.posted);
-        if !is_early && outbox.room() >= count {
+        let early_until_ns = pace.early_until_ns(outbox.posted);
+        if early_until_ns.is_none() && outbox.room() >= count {
             let numbers: SmallVec<[u32; 8]> = (0..count).map(|index| (outbox.posted + index) as u32).collect();
             outbox.prepare(&numbers);
             outbox.post(&numbers)?;
@@ -393,10 +393,8 @@ pub async fn stream<W: Waiter>(
         } else if outbox.reap()? > 0 {
             progress(outbox.completed);
             yield_now().await;
-        } else if is_early {
-            yield_now().await;
         } else {
-            waiter.wait(None, None).await;
+            waiter.wait(None, early_until_ns).await;
         }
     }
     while outbox.completed < outbox.posted {
@@ -454,8 +452,8 @@ pub async fn ping<W: Waiter>(
             break;
         }
         waiter.breathe().await;
-        while rounds.is_early(began_ns) {
-            yield_now().await;
+        while let Some(until_ns) = rounds.early_until_ns(began_ns) {
+            waiter.wait(None, Some(until_ns)).await;
         }
     }
     let Rounds { tally, histogram, .. } = rounds;

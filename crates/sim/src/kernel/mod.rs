@@ -313,6 +313,13 @@ impl World {
         }
     }
 
+    /// A caller looks at something that changes by itself: if it is no simulated thread, what is under way goes on.
+    pub(crate) fn go_on_for_outside(&mut self) {
+        if self.current.is_none() && !self.events.is_empty() {
+            self.step_from_outside();
+        }
+    }
+
     /// The running thread lets the time pass that it has used. True if it may go on at once, since no other thread's
     /// turn comes first.
     pub(crate) fn breathe(&mut self) -> bool {

@@ -1,0 +1,39 @@
+//! The devices of the suite: software RNICs of this process, or a device of the machine that `DOORBELL_TEST_DEVICE` names.
+//! There the case of loss needs a network that loses packets, and at its other end the device that
+//! `DOORBELL_TEST_PEER_DEVICE` names.
+
+use doorbell_verbs::Device;
+use doorbell_verbs::soft::{self, SoftOptions};
+use doorbell_verbs::system::{self, SystemOptions};
+
+/// Devices go on by themselves while all their callers sleep in the kernel.
+pub(crate) const WORKS_WHILE_CALLERS_SLEEP: bool = true;
+
+/// One that reaches the others.
+pub(crate) fn device() -> Device {
+    system_device("DOORBELL_TEST_DEVICE")
+        .unwrap_or_else(|| soft::open(&SoftOptions::default()).expect("a software RNIC opens"))
+}
+
+/// The device of the machine that a variable names.
+fn system_device(variable: &str) -> Option<Device> {
+    let name = std::env::var(variable).ok()?;
+    let options = SystemOptions { device: Some(name), ..SystemOptions::default() };
+    Some(system::open(&options).unwrap_or_else(|error| panic!("{error}")))
+}
+
+/// Two devices between which packets get lost, if there can be such.
+pub(crate) fn lossy() -> Option<[Device; 2]> {
+    Some(match system_device("DOORBELL_TEST_DEVICE") {
+        None => [faulty("drop=0.01,seed=5"), faulty("drop=0.01,duplicate=0.01,seed=6")],
+        Some(one) => {
+            let other = system_device("DOORBELL_TEST_PEER_DEVICE");
+            [one, other.expect("DOORBELL_TEST_PEER_DEVICE names a device across a network that loses packets")]
+        }
+    })
+}
+
+fn faulty(faults: &str) -> Device {
+    let faults = Some(faults.parse().expect("a fault plan"));
+    soft::open(&SoftOptions { faults, ..SoftOptions::default() }).expect("a software RNIC opens")
+}

@@ -1,0 +1,542 @@
+//! One suite for every protocol and variant, on the devices of `crate::provider`.
+//!
+//! `DOORBELL_MESSAGES` sets how many messages the long case and that of loss send (20,000 otherwise).
+
+mod direct_read;
+mod grants;
+mod known_failures;
+
+use std::any::Any;
+use std::time::Duration;
+
+use doorbell_exchange::buffered_write::{self, Notification};
+use doorbell_exchange::direct_read::{Acknowledge, DirectRead, Fence};
+use doorbell_exchange::{
+    Backpressure, BufferedRead, BufferedWrite, Config, ConnectionError, Connector, DirectWrite, MessageConnection,
+    Outcome, Received, SendReceive, SharedWrite, Submit,
+};
+use doorbell_protocols::End;
+use doorbell_verbs::{Access, Channel, Device, MemoryKind, Pd, Region};
+
+use crate::provider::{WORKS_WHILE_CALLERS_SLEEP, device, lossy};
+
+type Pair<P> = (<P as Connector>::Connection, <P as Connector>::Connection);
+
+fn join<P: Connector>(
+    protocol: &P,
+    devices: [&Device; 2],
+    configs: [&Config; 2],
+    channel: Option<&Channel>,
+) -> Pair<P> {
+    let end =
+        |device: &Device, config, channel| protocol.endpoint(&device.create_pd().unwrap(), config, channel).unwrap();
+    let (a, b) = (end(devices[0], configs[0], None), end(devices[1], configs[1], channel));
+    let (of_a, of_b) = (protocol.describe(&a), protocol.describe(&b));
+    (protocol.connect(a, &of_b).unwrap(), protocol.connect(b, &of_a).unwrap())
+}
+
+fn pair<P: Connector>(protocol: &P, config: &Config) -> Pair<P> {
+    join(protocol, [&device(), &device()], [config, config], None)
+}
+
+fn payload(id: u64, length: usize) -> Vec<u8> {
+    (0..length).map(|at| (id as usize * 131 + at * 7 + (at >> 8)) as u8).collect()
+}
+
+fn long() -> u64 {
+    std::env::var("DOORBELL_MESSAGES").ok().map_or(20_000, |text| text.parse().expect("a number of messages"))
+}
+
+/// Sizes around every boundary: padding, inline, path MTU, page, the longest.
+const LENGTHS: [usize; 21] =
+    [0, 1, 2, 3, 4, 5, 63, 64, 65, 255, 256, 257, 1023, 1024, 1025, 4095, 4096, 4097, 8192, 8193, 10_000];
+
+/// One direction of a conversation: what was sent, what arrived, and what the program holds.
+struct Direction<M> {
+    salt: u64,
+    sent: u64,
+    received: u64,
+    held: Vec<M>,
+    /// A message that is held for long blocks others: all are freed, in any order, once some are
+    /// held. Otherwise some are held for long, and others come and go.
+    blocks: bool,
+}
+
+impl<M: Received> Direction<M> {
+    fn new(salt: u64, blocks: bool) -> Self {
+        Self { salt, sent: 0, received: 0, held: Vec::new(), blocks }
+    }
+
+    fn length(&self, number: u64, lengths: &[usize]) -> usize {
+        lengths[(number.wrapping_mul(7).wrapping_add(self.salt) % lengths.len() as u64) as usize]
+    }
+
+    fn send<C: MessageConnection>(&mut self, connection: &mut C, messages: u64, lengths: &[usize]) {
+        if self.sent < messages {
+            let message = payload(self.sent + self.salt, self.length(self.sent, lengths));
+            if let Submit::Accepted(id) = connection.send(&message).unwrap() {
+                self.sent += 1;
+                assert_eq!(id, self.sent, "ids rise by one");
+            }
+        }
+        connection.poll().unwrap();
+    }
+
+    /// Messages are given back in any order, and some are held for long.
+    fn receive<C: MessageConnection<Message = M>>(&mut self, connection: &mut C, hold: usize, lengths: &[usize]) {
+        while let Some(message) = connection.receive().unwrap() {
+            let expected = payload(self.received + self.salt, self.length(self.received, lengths));
+            assert!(message.to_vec() == expected, "message {}", self.received);
+            self.received += 1;
+            self.held.push(message);
+            let keep = if self.blocks && self.held.len() > hold { 0 } else { hold };
+            while self.held.len() > keep {
+                self.held.swap_remove((self.received as usize * 13) % self.held.len());
+            }
+        }
+    }
+}
+
+fn converse<P: Connector>(protocol: &P, pair: &mut Pair<P>, messages: [u64; 2], hold: usize, lengths: &[usize]) {
+    let stood = converse_until_it_stands(protocol, pair, messages, hold, lengths);
+    assert_eq!(stood, None, "nothing moves any more");
+}
+
+/// Exchanges messages both ways, or tells how many came each way before nothing moved any more.
+fn converse_until_it_stands<P: Connector>(
+    protocol: &P,
+    (a, b): &mut Pair<P>,
+    messages: [u64; 2],
+    hold: usize,
+    lengths: &[usize],
+) -> Option<[u64; 2]> {
+    let blocks = protocol.protocol().properties().slow_message_blocks;
+    let (mut there, mut back) = (Direction::new(1, blocks), Direction::new(2, blocks));
+    let (clock, mut still) = (a.qp().pd().device().clone(), Still::default());
+    while there.received < messages[0] || back.received < messages[1] {
+        there.send(a, messages[0], lengths);
+        back.send(b, messages[1], lengths);
+        there.receive(b, hold, lengths);
+        back.receive(a, hold, lengths);
+        if still.for_long(clock.now_ns(), [there.sent, there.received, back.sent, back.received]) {
+            return Some([there.received, back.received]);
+        }
+    }
+    while a.last_done() < messages[0] || b.last_done() < messages[1] {
+        a.poll().unwrap();
+        b.poll().unwrap();
+        if still.for_long(clock.now_ns(), [a.last_done(), b.last_done(), 0, 0]) {
+            return Some([there.received, back.received]);
+        }
+    }
+    assert_eq!(a.outcome(messages[0]), Outcome::Done);
+    assert_eq!((a.unacknowledged(), b.unacknowledged()), (0, 0));
+    None
+}
+
+/// For how long the same was counted.
+#[derive(Default)]
+struct Still {
+    counts: [u64; 4],
+    looked_ns: u64,
+    still_ns: u64,
+}
+
+impl Still {
+    /// Much longer than any retries take. The time between two looks counts little: the processor may be others'.
+    fn for_long(&mut self, now_ns: u64, counts: [u64; 4]) -> bool {
+        let since_ns = (now_ns - self.looked_ns).min(10_000_000);
+        let moved = std::mem::replace(&mut self.counts, counts) != counts;
+        self.looked_ns = now_ns;
+        self.still_ns = if moved { 0 } else { self.still_ns + since_ns };
+        self.still_ns > 10_000_000_000
+    }
+}
+
+fn no_rnr<P: Connector>((a, b): &Pair<P>) {
+    for connection in [a, b] {
+        // Of a device of the machine the kernel counts, for all tests together.
+        if let Some(counters) = connection.qp().pd().device().counters() {
+            assert_eq!((counters.rnr_nak_sent, counters.rnr_nak_received), (0, 0));
+        }
+    }
+}
+
+fn every_length_arrives_in_order_and_intact<P: Connector>(protocol: P) {
+    for config in [Config::sequential(), Config::unbatched(), Config::batched()] {
+        let config = config.max_message(10_000);
+        let mut pair = pair(&protocol, &config);
+        converse(&protocol, &mut pair, [10 * LENGTHS.len() as u64, 0], 20, &LENGTHS);
+        no_rnr::<P>(&pair);
+    }
+}
+
+fn both_directions_at_once<P: Connector>(protocol: P) {
+    // As many messages held as there are buffers, less one: both sides are short of credit often.
+    for depth in [1, 2, 5, 16] {
+        let config = Config::default().window(8).batch(2).depth(depth).max_message(300);
+        let mut pair = pair(&protocol, &config);
+        converse(&protocol, &mut pair, [3000, 2000], depth - 1, &[0, 1, 64, 65, 300]);
+        no_rnr::<P>(&pair);
+    }
+}
+
+fn uneven_ends<P: Connector>(protocol: P) {
+    let wide = Config::default().window(256).batch(8).depth(3).max_message(100);
+    let narrow = Config::default().window(2).depth(512).max_message(5000);
+    let mut pair = join(&protocol, [&device(), &device()], [&wide, &narrow], None);
+    assert_eq!((pair.0.max_send(), pair.1.max_send()), (100, 100), "as long as both ends can");
+    converse(&protocol, &mut pair, [2000, 2000], 2, &[0, 33, 100]);
+    no_rnr::<P>(&pair);
+}
+
+fn a_long_stream_wraps_every_index<P: Connector>(protocol: P) {
+    let config = Config::default().window(64).batch(8).depth(100).max_message(64);
+    let mut pair = pair(&protocol, &config);
+    converse(&protocol, &mut pair, [long(), 0], 7, &[16, 0, 1, 64, 33]);
+    no_rnr::<P>(&pair);
+}
+
+fn loss_is_not_seen<P: Connector + 'static>(protocol: P) {
+    let Some(devices) = lossy() else { return };
+    let config = Config::default().max_message(10_000);
+    let mut pair = join(&protocol, [&devices[0], &devices[1]], [&config, &config], None);
+    let stood = converse_until_it_stands(&protocol, &mut pair, [long() / 2; 2], 10, &LENGTHS);
+    let Some(received) = stood else { return };
+    // What verbs' own case of it shows: a fenced request that has to be sent again waits without end for READs after it.
+    let is_fenced = (&protocol as &dyn Any)
+        .downcast_ref::<DirectRead>()
+        .is_some_and(|direct_read| direct_read.fence != Fence::Nothing);
+    assert!(is_fenced && devices[0].attributes().name.starts_with("rxe"), "nothing moves any more: {received:?}");
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    println!("rdma_rxe of Linux {}: with fences, nothing moves any more after {received:?} messages", kernel.trim());
+}
+
+fn a_receiver_that_stops_is_back_pressure<P: Connector>(protocol: P) {
+    let config = Config::default().window(32).depth(16).max_message(64);
+    let (mut a, mut b) = pair(&protocol, &config);
+    let mut accepted = 0_u64;
+    let mut refused = None;
+    for _ in 0..20_000 {
+        match a.send(b"hello").unwrap() {
+            Submit::Accepted(id) => accepted = id,
+            Submit::Full(why) => refused = Some(why),
+        }
+        a.poll().unwrap();
+    }
+    // A ring that is written into may take more than it has to.
+    assert!(accepted <= 4096 / 16 && refused.is_some(), "{accepted} were accepted, {refused:?}");
+    assert!(matches!(refused, Some(Backpressure::Window | Backpressure::Credits)));
+    let mut received = 0;
+    while received < accepted {
+        received += u64::from(b.receive().unwrap().is_some());
+        a.poll().unwrap();
+    }
+    while !matches!(a.send(b"again").unwrap(), Submit::Accepted(_)) {
+        a.poll().unwrap();
+        b.poll().unwrap();
+    }
+    no_rnr::<P>(&(a, b));
+}
+
+/// Who waits until a poll says that something happened, and then tries again, is never left waiting.
+fn a_poll_tells_that_back_pressure_is_over<P: Connector>(protocol: P) {
+    // So long that a wait without an end is seen as one; nothing but messages moves this connection.
+    const PATIENCE: u64 = 3_000_000;
+    let config = Config::default().window(32).depth(4).max_message(64);
+    let config = config.keepalive(Duration::ZERO);
+    let (mut a, mut b) = pair(&protocol, &config);
+    let (mut sent, mut received, mut waited) = (0, 0, 0);
+    while sent < 2000 {
+        if waited == 0 && matches!(a.send(&payload(sent, 40)).unwrap(), Submit::Accepted(_)) {
+            sent += 1;
+            continue;
+        }
+        waited = if a.poll().unwrap() { 0 } else { waited + 1 };
+        assert!(waited < PATIENCE, "nothing tells that there is room again after {sent} messages");
+        received += u64::from(b.receive().unwrap().is_some());
+    }
+    assert!(received > 1000);
+}
+
+fn memory_of_the_program_is_sent_without_copying<P: Connector>(protocol: P) {
+    let config = Config::default().window(4).send_buffers(0).depth(8).max_message(9000);
+    let (mut a, mut b) = pair(&protocol, &config);
+    let region = memory(a.qp().pd(), 9001);
+    for number in 0..20 {
+        let length = [9000, 0, 1, 4097][number as usize % 4];
+        region.copy_in(0, &payload(number, length));
+        let id = loop {
+            match a.send_from(&region, 0, length).unwrap() {
+                Submit::Accepted(id) => break id,
+                // That there is space again has to come to its ears first.
+                Submit::Full(_) => {
+                    a.poll().unwrap();
+                    b.poll().unwrap();
+                }
+            }
+        };
+        let message = loop {
+            a.poll().unwrap();
+            if let Some(message) = b.receive().unwrap() {
+                break message;
+            }
+        };
+        assert_eq!(message.to_vec(), payload(number, length));
+        drop(message);
+        while !a.is_done(id) {
+            a.poll().unwrap();
+            b.poll().unwrap();
+        }
+    }
+}
+
+fn memory(pd: &Pd, length: usize) -> Region {
+    pd.allocate(length, Access::REMOTE_READ | Access::REMOTE_WRITE | Access::LOCAL_WRITE, MemoryKind::Plain).unwrap()
+}
+
+fn goodbye_is_told_from_death<P: Connector>(protocol: P) {
+    let config = Config::default().timeout_exponent(14).retry_count(2).keepalive(Duration::from_millis(20));
+    let (mut a, mut b) = pair(&protocol, &config);
+    assert!(matches!(a.send(b"last words").unwrap(), Submit::Accepted(_)));
+    a.close();
+    assert_eq!(a.send(b"more"), Err(ConnectionError::Closed));
+    let mut heard = Vec::new();
+    let end = loop {
+        a.poll().unwrap();
+        match b.receive() {
+            Ok(message) => heard.extend(message.map(|message| message.to_vec())),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!((heard, end), (vec![b"last words".to_vec()], ConnectionError::PeerClosed));
+    // The other direction goes on.
+    assert!(matches!(b.send(b"reply").unwrap(), Submit::Accepted(_)));
+    b.close();
+    while !(a.is_closed() && b.is_closed() && a.is_peer_closed()) {
+        a.poll().unwrap();
+        b.poll().unwrap();
+    }
+    assert_eq!(a.take().map(|message| message.to_vec()).as_deref(), Some(&b"reply"[..]));
+
+    for is_holding in [false, true] {
+        let (mut a, mut b) = pair(&protocol, &config);
+        let mut held = None;
+        let mut sent = 0;
+        if is_holding {
+            assert!(matches!(a.send(b"held").unwrap(), Submit::Accepted(1)));
+            while a.last_done() == 0 || held.is_none() {
+                a.poll().unwrap();
+                b.poll().unwrap();
+                held = held.or_else(|| b.take());
+            }
+            sent = 1;
+        }
+        assert_eq!(a.send(b"hello").unwrap(), Submit::Accepted(sent + 1));
+        drop(b); // its device goes with it, unless the program holds a message
+        let reason = loop {
+            if let Err(error) = a.poll() {
+                break error;
+            }
+        };
+        assert!(matches!(reason, ConnectionError::PeerUnreachable(_)), "{reason:?}");
+        // It may have arrived in the last moment: every id is resolved one way or the other.
+        assert_ne!(a.outcome(sent + 1), Outcome::Pending);
+        assert_eq!(a.send(b"more"), Err(reason));
+        assert_eq!(held.map(|message| message.to_vec()).as_deref(), is_holding.then_some(&b"held"[..]));
+    }
+}
+
+/// Peers that have nothing to say ask each other whether they live, and go on.
+fn a_quiet_connection_lives<P: Connector>(protocol: P) {
+    let config = Config::default().keepalive(Duration::from_millis(5)).max_message(64);
+    let (mut a, mut b) = pair(&protocol, &config);
+    let clock = a.qp().pd().device().clone();
+    let start_ns = clock.now_ns();
+    // Who asks for messages all the time hears of its peer anyway.
+    let asks_anyway = protocol.protocol().properties().passive == Some(End::Sender);
+    while if asks_anyway { clock.now_ns() < start_ns + 50_000_000 } else { a.keepalives().min(b.keepalives()) < 3 } {
+        a.poll().unwrap();
+        b.poll().unwrap();
+    }
+    converse(&protocol, &mut (a, b), [10, 10], 0, &[40]);
+}
+
+/// A goodbye is said though the peer never stops sending.
+fn goodbye_is_said_in_the_midst_of_messages<P: Connector>(protocol: P) {
+    let config = Config::default().max_message(64);
+    let (mut a, mut b) = pair(&protocol, &config);
+    assert_eq!(a.send(b"last words").unwrap(), Submit::Accepted(1));
+    a.close();
+    let (mut sent, mut received) = (0, 0);
+    while !b.is_peer_closed() {
+        while let Submit::Accepted(_) = b.send(&payload(sent, 40)).unwrap() {
+            sent += 1;
+        }
+        a.poll().unwrap();
+        while let Some(message) = a.take() {
+            assert!(message.to_vec() == payload(received, 40), "message {received}");
+            received += 1;
+        }
+        b.poll().unwrap();
+        assert!(sent < 20_000, "no goodbye while {received} messages came");
+    }
+    assert_eq!(b.take().map(|message| message.to_vec()).as_deref(), Some(&b"last words"[..]));
+}
+
+/// Who has heard the last goodbye goes at once, and its RNIC still acknowledges it: no retry would be answered.
+fn the_last_goodbye_is_acknowledged<P: Connector>(protocol: P) {
+    for round in 0..20 {
+        let config = Config::default().timeout_exponent(19).retry_count(0).max_message(64);
+        let (mut a, mut b) = pair(&protocol, &config);
+        b.close();
+        while !(b.is_closed() && a.is_peer_closed()) {
+            a.poll().unwrap();
+            b.poll().unwrap();
+        }
+        a.close();
+        while !b.is_peer_closed() {
+            a.poll().unwrap();
+            b.poll().unwrap();
+        }
+        let device = a.qp().pd().device().clone();
+        drop(b);
+        while !a.is_closed() {
+            a.poll().unwrap();
+        }
+        if let Some(counters) = device.counters() {
+            assert_eq!(counters.local_ack_timeout_err, 0, "in round {round}");
+        }
+    }
+}
+
+/// What can sleep, as its properties say, is woken: a receiver that sleeps is woken for each message, also with an
+/// edge-triggered epoll, which tells of a channel once only.
+fn a_sleeping_receiver_is_woken_for_each_message<P: Connector>(protocol: P)
+where
+    P::Connection: Send,
+{
+    use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+    let devices = [device(), device()];
+    let channel = devices[1].create_channel().unwrap();
+    let config = Config::default().window(4).depth(4).max_message(64);
+    let (mut a, mut b) = join(&protocol, [&devices[0], &devices[1]], [&config, &config], Some(&channel));
+    assert_eq!(b.notifies(), protocol.protocol().properties().receiver_sleeps);
+    if !b.notifies() || !WORKS_WHILE_CALLERS_SLEEP {
+        return;
+    }
+    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
+    epoll.add(&channel, EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, 0)).unwrap();
+    const MESSAGES: u64 = 300;
+    // On a busy machine messages may always be there before the receiver looks: the first comes when it is about to sleep.
+    let is_sleepy = std::sync::atomic::AtomicBool::new(false);
+    let is_sleepy = &is_sleepy;
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut sent = 0;
+            while !is_sleepy.load(std::sync::atomic::Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+            while sent < MESSAGES || a.last_done() < MESSAGES {
+                if sent < MESSAGES && matches!(a.send(&sent.to_be_bytes()).unwrap(), Submit::Accepted(_)) {
+                    sent += 1;
+                }
+                if !a.poll().unwrap() {
+                    std::thread::yield_now();
+                }
+            }
+        });
+        let (mut received, mut idle_waits) = (0_u64, 0);
+        while received < MESSAGES {
+            b.arm();
+            let mut any = b.poll().unwrap();
+            while let Some(message) = b.take() {
+                assert_eq!(message.to_vec(), received.to_be_bytes());
+                received += 1;
+                any = true;
+            }
+            if !any {
+                is_sleepy.store(true, std::sync::atomic::Ordering::Relaxed);
+                let ready = epoll.wait(&mut [EpollEvent::empty()], EpollTimeout::from(5000_u16)).unwrap();
+                assert_eq!(ready, 1, "a message came without a notification after {received}");
+                idle_waits += 1;
+                while channel.next().is_some() {}
+            }
+        }
+        assert!(idle_waits > 0);
+        for _ in 0..100 {
+            b.poll().unwrap(); // what is to be told to the peer
+        }
+        while b.poll().unwrap() {}
+    });
+}
+
+macro_rules! conformance {
+    ($($name:ident: $protocol:expr;)*) => {$(
+        mod $name {
+            use super::*;
+            conformance!(@cases $protocol;
+                every_length_arrives_in_order_and_intact
+                both_directions_at_once
+                uneven_ends
+                a_long_stream_wraps_every_index
+                loss_is_not_seen
+                a_receiver_that_stops_is_back_pressure
+                a_poll_tells_that_back_pressure_is_over
+                memory_of_the_program_is_sent_without_copying
+                goodbye_is_told_from_death
+                goodbye_is_said_in_the_midst_of_messages
+                a_quiet_connection_lives
+                the_last_goodbye_is_acknowledged
+                a_sleeping_receiver_is_woken_for_each_message
+                known_failures::a_held_message_is_not_overwritten_after_newer_ones_are_freed
+                known_failures::a_send_queue_takes_all_that_a_window_allows
+                known_failures::two_peers_out_of_credit_free_each_other
+                known_failures::a_slow_sender_delays_and_loses_nothing
+            );
+        }
+    )*};
+    (@cases $protocol:expr;) => {};
+    (@cases $protocol:expr; known_failures::$case:ident $($rest:tt)*) => {
+        #[test]
+        fn $case() {
+            known_failures::$case($protocol);
+        }
+        conformance!(@cases $protocol; $($rest)*);
+    };
+    (@cases $protocol:expr; $case:ident $($rest:tt)*) => {
+        #[test]
+        fn $case() {
+            super::$case($protocol);
+        }
+        conformance!(@cases $protocol; $($rest)*);
+    };
+}
+
+fn buffered_write(notification: Notification, acknowledge: buffered_write::Acknowledge) -> BufferedWrite {
+    BufferedWrite { notification, acknowledge }
+}
+
+conformance! {
+    send_receive: SendReceive;
+    direct_read_unfenced: DirectRead::default();
+    direct_read_fenced:
+        DirectRead { fence: Fence::ReadCompletion, ..DirectRead::default() };
+    direct_read_fenced_awaited:
+        DirectRead { fence: Fence::AcknowledgementCompletion, ..DirectRead::default() };
+    direct_read_unfenced_send:
+        DirectRead { acknowledge: Acknowledge::Send, ..DirectRead::default() };
+    direct_read_fenced_send:
+        DirectRead { fence: Fence::ReadCompletion, acknowledge: Acknowledge::Send, ..DirectRead::default() };
+    direct_write: DirectWrite;
+    buffered_write_immediate_send:
+        buffered_write(Notification::Immediate, buffered_write::Acknowledge::Send);
+    buffered_write_immediate_read:
+        buffered_write(Notification::Immediate, buffered_write::Acknowledge::Read);
+    buffered_write_tail_send: buffered_write(Notification::TailOffset, buffered_write::Acknowledge::Send);
+    buffered_write_tail_read: buffered_write(Notification::TailOffset, buffered_write::Acknowledge::Read);
+    buffered_write_reverse_send: buffered_write(Notification::Reverse, buffered_write::Acknowledge::Send);
+    buffered_write_reverse_read: buffered_write(Notification::Reverse, buffered_write::Acknowledge::Read);
+    shared_write: SharedWrite;
+    buffered_read: BufferedRead;
+}
