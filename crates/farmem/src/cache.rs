@@ -1,0 +1,94 @@
+//! What the clients of one host know of where the newest nodes are.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustc_hash::{FxHashMap, FxHasher};
+use std::hash::Hasher;
+
+use crate::layout::Place;
+
+/// Where a key's newest node was when somebody saw it last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    /// The node.
+    pub(crate) place: Place,
+    /// The key's number, which says where its shortcut and its lock are.
+    pub(crate) number: u32,
+    /// The node says that the key is deleted.
+    pub(crate) is_tombstone: bool,
+    /// Bytes of the node, to know how much to read.
+    pub(crate) length: u32,
+}
+
+const SHARDS: usize = 64;
+
+/// The cache of tails that the clients of a host share. A stale entry costs hops, never a wrong result: nodes carry key
+/// and version.
+///
+/// It is bounded: when it is full, an entry that is not needed at the moment makes room.
+#[derive(Debug)]
+pub struct HostCache {
+    shards: Vec<Mutex<FxHashMap<Box<[u8]>, Entry>>>,
+    shard_entries: usize,
+}
+
+impl HostCache {
+    /// A cache of so many keys, rounded up to a multiple of 64.
+    pub fn new(keys: usize) -> Self {
+        let shard_entries = keys.div_ceil(SHARDS).max(1);
+        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), shard_entries }
+    }
+
+    fn shard(&self, key: &[u8]) -> MutexGuard<'_, FxHashMap<Box<[u8]>, Entry>> {
+        let mut hasher = FxHasher::default();
+        hasher.write(key);
+        // The upper bits, since the map of the shard uses the lower ones.
+        let shard = (hasher.finish() >> 58) as usize % SHARDS;
+        self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn get(&self, key: &[u8]) -> Option<Entry> {
+        self.shard(key).get(key).copied()
+    }
+
+    pub(crate) fn set(&self, key: &[u8], entry: Entry) {
+        let mut shard = self.shard(key);
+        if let Some(known) = shard.get_mut(key) {
+            *known = entry;
+            return;
+        }
+        if shard.len() >= self.shard_entries
+            && let Some(other) = shard.keys().next().cloned()
+        {
+            shard.remove(&other);
+        }
+        shard.insert(key.into(), entry);
+    }
+
+    /// Forgets what turned out to be wrong, unless somebody has learnt better meanwhile.
+    pub(crate) fn forget(&self, key: &[u8], place: Place) {
+        let mut shard = self.shard(key);
+        if shard.get(key).is_some_and(|entry| entry.place == place) {
+            shard.remove(key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_cache_makes_room_and_forgets_only_what_was_wrong() {
+        let cache = HostCache::new(64);
+        let entry = |index| Entry { place: Place::new(index, 1), number: 0, is_tombstone: false, length: 64 };
+        (0..1000_u32).for_each(|key| cache.set(&key.to_le_bytes(), entry(key)));
+        let known = (0..1000_u32).filter(|key| cache.get(&key.to_le_bytes()).is_some()).count();
+        assert!((1..=64).contains(&known), "{known}");
+        assert_eq!(cache.get(&999_u32.to_le_bytes()), Some(entry(999)));
+        cache.forget(&999_u32.to_le_bytes(), Place::new(999, 2));
+        assert!(cache.get(&999_u32.to_le_bytes()).is_some(), "another place was wrong");
+        cache.forget(&999_u32.to_le_bytes(), Place::new(999, 1));
+        assert_eq!(cache.get(&999_u32.to_le_bytes()), None);
+    }
+}

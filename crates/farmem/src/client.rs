@@ -1,0 +1,422 @@
+//! A client: it runs operations of the store, several at a time, and never blocks.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Waker};
+
+use doorbell_exchange::setup::EndpointDescription;
+use doorbell_exchange::{Config, Connector, SendReceive, send_receive};
+use doorbell_verbs::{Device, Pd};
+
+use crate::cache::HostCache;
+use crate::error::{OpenError, StoreError};
+use crate::lane::{Lane, LaneEnd, VerbCounts};
+use crate::layout::{Geometry, Place};
+use crate::memory::MemoryDescription;
+use crate::requests::Requests;
+use crate::rpc;
+use crate::strategy::{self, Strategy};
+use crate::worker::Worker;
+
+/// The most operations that a client runs at a time.
+pub const MAX_OUTSTANDING: usize = 64;
+
+/// What a client is made with.
+#[derive(Clone, Debug)]
+pub struct ClientOptions {
+    /// How conflicts are dealt with.
+    pub strategy: Strategy,
+    /// Operations that run at a time: 1 to 64.
+    pub outstanding: usize,
+    /// The connection with the metadata service. Its longest message is set by the store.
+    pub rpc: Config,
+    /// Seeds the jitter of waiting times.
+    pub seed: u64,
+    /// Strategy `lock`: a lock that has not moved for so long is broken, and its holder shut out.
+    pub lease_ns: u64,
+    /// The client stops for good after so many verbs, within an operation too, as if its process was killed there. For
+    /// tests of what the others see.
+    pub verbs_until_death: Option<u64>,
+}
+
+impl Default for ClientOptions {
+    fn default() -> Self {
+        Self {
+            strategy: Strategy::Optimistic,
+            outstanding: 1,
+            rpc: Config::default(),
+            seed: 1,
+            lease_ns: 100_000_000,
+            verbs_until_death: None,
+        }
+    }
+}
+
+/// What a connection with the metadata service is made with: both ends need room for its longest message.
+pub(crate) fn rpc_config(config: &Config) -> Config {
+    config.clone().max_message(rpc::MAX_MESSAGE)
+}
+
+/// An operation. Keys are byte strings; a number is a key by its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation<'a> {
+    /// Reads a key's value.
+    Get {
+        /// The key.
+        key: &'a [u8],
+    },
+    /// Gives a key that exists another value.
+    Put {
+        /// The key.
+        key: &'a [u8],
+        /// Its new value.
+        value: &'a [u8],
+    },
+    /// Makes a key that does not exist.
+    Insert {
+        /// The key.
+        key: &'a [u8],
+        /// Its value.
+        value: &'a [u8],
+    },
+    /// Removes a key.
+    Delete {
+        /// The key.
+        key: &'a [u8],
+    },
+}
+
+impl<'a> Operation<'a> {
+    fn parts(self) -> (Kind, &'a [u8], &'a [u8]) {
+        match self {
+            Self::Get { key } => (Kind::Get, key, &[]),
+            Self::Put { key, value } => (Kind::Put, key, value),
+            Self::Insert { key, value } => (Kind::Insert, key, value),
+            Self::Delete { key } => (Kind::Delete, key, &[]),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Get,
+    Put,
+    Insert,
+    Delete,
+}
+
+/// How an operation ended that did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// A get found the value; a put, insert or delete took effect.
+    Done,
+    /// There is no such key, so a get, put or delete had no effect.
+    Absent,
+    /// There is such a key, so an insert had no effect.
+    Exists,
+}
+
+/// Names an operation of a client. They rise by one.
+pub type Ticket = u64;
+
+/// What was tried to complete operations of one kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Attempts {
+    /// Operations that ended without an error.
+    pub operations: u64,
+    /// Attempts: of gets each READ of a node with its value, of the others each CAS.
+    pub attempts: u64,
+    /// Attempts that found the newest node.
+    pub successes: u64,
+    /// Operations whose first attempt found the newest node.
+    pub at_once: u64,
+}
+
+/// What a client counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClientCounts {
+    /// Gets.
+    pub gets: Attempts,
+    /// Puts, inserts and deletes.
+    pub writes: Attempts,
+    /// Nodes whose header was read while looking for the newest one.
+    pub hops: u64,
+    /// Questions to the metadata service.
+    pub questions: u64,
+    /// Nodes that turned out to be recycled, or damaged in the middle of being recycled.
+    pub recycled: u64,
+    /// CASes on locks.
+    pub lock_attempts: u64,
+    /// Clients that this one had shut out because a lock of theirs did not move.
+    pub suspects: u64,
+    /// Verbs on the memory node.
+    pub verbs: VerbCounts,
+}
+
+/// What a slot is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Idle,
+    /// Has an operation that its worker has not seen yet.
+    Given,
+    Running,
+    Over(Result<Outcome, StoreError>),
+}
+
+/// Room for one operation.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub(crate) state: Cell<State>,
+    pub(crate) kind: Cell<Kind>,
+    pub(crate) key: RefCell<Vec<u8>>,
+    /// The value that is given, or the one that was found.
+    pub(crate) value: RefCell<Vec<u8>>,
+    pub(crate) reply: RefCell<Option<rpc::Reply>>,
+    pub(crate) deadline_ns: Cell<Option<u64>>,
+    /// The operation may know nodes, which must not be recycled until it is over.
+    pub(crate) holds: Cell<bool>,
+    ticket: Cell<Ticket>,
+}
+
+/// What the workers of a client share.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) device: Device,
+    pub(crate) lane: Lane,
+    pub(crate) cache: Arc<HostCache>,
+    pub(crate) requests: RefCell<Requests>,
+    pub(crate) slots: Vec<Slot>,
+    pub(crate) counts: Cell<ClientCounts>,
+    pub(crate) random: Cell<u64>,
+    pub(crate) lease_ns: u64,
+    /// Locks that were taken.
+    pub(crate) locks: Cell<u64>,
+    /// The number under which the memory node and the metadata service know this client.
+    pub(crate) number: u32,
+}
+
+impl Core {
+    pub(crate) fn count(&self, change: impl FnOnce(&mut ClientCounts)) {
+        let mut counts = self.counts.get();
+        change(&mut counts);
+        self.counts.set(counts);
+    }
+}
+
+/// An end of a client that is not connected yet.
+#[derive(Debug)]
+pub struct ClientEnd {
+    device: Device,
+    lane: LaneEnd,
+    rpc: send_receive::Endpoint,
+    options: ClientOptions,
+}
+
+impl ClientEnd {
+    /// Makes the queue pairs of a client.
+    ///
+    /// # Errors
+    ///
+    /// More operations are to run at a time than a client may, or the device has no room.
+    pub fn new(pd: &Pd, options: ClientOptions) -> Result<Self, OpenError> {
+        if !(1..=MAX_OUTSTANDING).contains(&options.outstanding) {
+            let (what, given) = ("the number of operations that run at a time", options.outstanding);
+            return Err(OpenError::Geometry { what, given, least: 1, most: MAX_OUTSTANDING });
+        }
+        let rpc = SendReceive.endpoint(pd, &rpc_config(&options.rpc), None)?;
+        Ok(Self { device: pd.device().clone(), lane: LaneEnd::new(pd, options.outstanding)?, rpc, options })
+    }
+
+    /// What the memory node needs to know: [`MemoryNode::accept`](crate::MemoryNode::accept).
+    pub fn to_memory(&self) -> EndpointDescription {
+        self.lane.description()
+    }
+
+    /// What the metadata service needs to know: [`Metadata::accept`](crate::Metadata::accept).
+    pub fn to_metadata(&self) -> EndpointDescription {
+        SendReceive.describe(&self.rpc)
+    }
+
+    /// Connects the client. `number` is the one under which memory node and metadata service accepted it.
+    ///
+    /// # Errors
+    ///
+    /// A description cannot be connected to, or there is no memory for buffers.
+    pub fn connect(
+        self,
+        number: u32,
+        memory: &MemoryDescription,
+        metadata: &EndpointDescription,
+        cache: &Arc<HostCache>,
+    ) -> Result<Client, OpenError> {
+        let Self { device, lane, rpc, options } = self;
+        let lane = lane.connect(memory, options.verbs_until_death)?;
+        let requests = Requests::new(SendReceive.connect(rpc, metadata)?);
+        let geometry = memory.geometry;
+        let slot = |_| Slot {
+            state: Cell::new(State::Idle),
+            kind: Cell::new(Kind::Get),
+            key: RefCell::new(Vec::with_capacity(geometry.max_key)),
+            value: RefCell::new(Vec::with_capacity(geometry.max_value)),
+            reply: RefCell::default(),
+            deadline_ns: Cell::default(),
+            holds: Cell::default(),
+            ticket: Cell::default(),
+        };
+        let core = Rc::new(Core {
+            device,
+            lane,
+            cache: Arc::clone(cache),
+            requests: RefCell::new(requests),
+            slots: (0..options.outstanding).map(slot).collect(),
+            counts: Cell::default(),
+            random: Cell::new(options.seed),
+            lease_ns: options.lease_ns,
+            locks: Cell::new(0),
+            number,
+        });
+        let worker = |slot| strategy::start(options.strategy, Worker::new(Rc::clone(&core), slot));
+        let workers = (0..options.outstanding).map(worker).collect();
+        Ok(Client { over: VecDeque::with_capacity(options.outstanding), core, workers, tickets: 0, is_closing: false })
+    }
+}
+
+/// A client of a store: a non-blocking state machine.
+///
+/// Give it operations with [`submit`](Self::submit), call [`poll`](Self::poll) again and again, and take results with
+/// [`finished`](Self::finished). Results come in the order in which operations end. Two operations of one client that
+/// run at the same time are as concurrent as those of two clients.
+pub struct Client {
+    core: Rc<Core>,
+    workers: Vec<Pin<Box<dyn Future<Output = ()>>>>,
+    over: VecDeque<usize>,
+    tickets: Ticket,
+    is_closing: bool,
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").field("number", &self.core.number).finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    /// Gives it an operation, which is copied. `None` if as many run as the client was made for: poll, take results, and
+    /// try again.
+    ///
+    /// # Errors
+    ///
+    /// The key or the value is of no allowed length. Nothing was done.
+    pub fn submit(&mut self, operation: Operation<'_>) -> Result<Option<Ticket>, StoreError> {
+        let (kind, key, value) = operation.parts();
+        self.core.lane.geometry.check_sizes(key, value)?;
+        let Some(index) = self.core.slots.iter().position(|slot| slot.state.get() == State::Idle) else {
+            return Ok(None);
+        };
+        let slot = &self.core.slots[index];
+        for (place, bytes) in [(&slot.key, key), (&slot.value, value)] {
+            let mut place = place.borrow_mut();
+            place.clear();
+            place.extend_from_slice(bytes);
+        }
+        self.tickets += 1;
+        slot.ticket.set(self.tickets);
+        slot.kind.set(kind);
+        slot.state.set(State::Given);
+        self.work(index);
+        Ok(Some(self.tickets))
+    }
+
+    /// Lets the worker of a slot go on until it waits.
+    fn work(&mut self, index: usize) {
+        let mut context = Context::from_waker(Waker::noop());
+        // It never ends: it waits for the next operation.
+        let _ = self.workers[index].as_mut().poll(&mut context);
+        if matches!(self.core.slots[index].state.get(), State::Over(_)) && !self.over.contains(&index) {
+            self.core.requests.borrow_mut().ended(index);
+            self.over.push_back(index);
+        }
+    }
+
+    /// Moves operations along. Returns whether anything happened.
+    pub fn poll(&mut self) -> bool {
+        let mut happened = self.core.lane.poll();
+        happened |= self.core.requests.borrow_mut().poll(&self.core.slots);
+        let now =
+            self.core.slots.iter().any(|slot| slot.deadline_ns.get().is_some()).then(|| self.core.device.now_ns());
+        for index in 0..self.workers.len() {
+            let slot = &self.core.slots[index];
+            let is_due = slot.deadline_ns.get().zip(now).is_some_and(|(deadline, now)| now >= deadline);
+            if slot.state.get() == State::Running && (happened || is_due || self.core.lane.failed().is_some()) {
+                self.work(index);
+            }
+        }
+        if !happened {
+            self.core.requests.borrow_mut().idle();
+        }
+        happened
+    }
+
+    /// When the client has something to do by itself, on the device's clock: the end of a waiting time of an operation,
+    /// or the moment to ask whether the metadata service lives. `None` where it only waits for others.
+    pub fn deadline_ns(&self) -> Option<u64> {
+        let connection = self.core.requests.borrow().deadline_ns();
+        self.core.slots.iter().filter_map(|slot| slot.deadline_ns.get()).chain(connection).min()
+    }
+
+    /// Takes the result of an operation that is over. The value of a get replaces what is in `value`; after any other
+    /// operation `value` is as it was.
+    pub fn finished(&mut self, value: &mut Vec<u8>) -> Option<(Ticket, Result<Outcome, StoreError>)> {
+        let index = self.over.pop_front()?;
+        let slot = &self.core.slots[index];
+        let State::Over(result) = slot.state.replace(State::Idle) else { return None };
+        if slot.kind.get() == Kind::Get && result == Ok(Outcome::Done) {
+            value.clear();
+            value.extend_from_slice(&slot.value.borrow());
+        }
+        Some((slot.ticket.get(), result))
+    }
+
+    /// Operations that run.
+    pub fn running(&self) -> usize {
+        self.core.slots.iter().filter(|slot| slot.state.get() != State::Idle).count() - self.over.len()
+    }
+
+    /// Is the connection to the memory node over, so that every operation fails?
+    pub fn is_over(&self) -> bool {
+        self.core.lane.failed().is_some()
+    }
+
+    /// What it counted.
+    pub fn counts(&self) -> ClientCounts {
+        ClientCounts { verbs: self.core.lane.counts(), ..self.core.counts.get() }
+    }
+
+    /// Sizes of the store.
+    pub fn geometry(&self) -> Geometry {
+        self.core.lane.geometry
+    }
+
+    /// Gives back what it holds and says goodbye to the metadata service. To be called when nothing runs any more; then
+    /// poll until [`is_closed`](Self::is_closed). A client that is dropped instead looks like one that died: what it
+    /// holds is got back once the service notices.
+    pub fn close(&mut self) {
+        if !std::mem::replace(&mut self.is_closing, true) {
+            self.core.requests.borrow_mut().close();
+        }
+    }
+
+    /// Has everything been said that [`close`](Self::close) has to say?
+    pub fn is_closed(&self) -> bool {
+        self.core.requests.borrow().is_closed()
+    }
+
+    /// Nodes that it holds for values to come.
+    pub fn spare_nodes(&self) -> Vec<Place> {
+        self.core.requests.borrow().spare().to_vec()
+    }
+}

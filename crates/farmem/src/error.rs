@@ -1,0 +1,100 @@
+use doorbell_exchange::{ConnectError, ConnectionError};
+use doorbell_verbs::{ModifyError, PostError, Status};
+
+/// Why an operation of the store failed. An operation that failed on the way may have taken effect, unless the variant
+/// says otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// The key is empty or too long. Nothing was done.
+    #[error("a key of {given} B was given, this store takes keys of 1 to {allowed} B")]
+    KeyLength {
+        /// Its length.
+        given: usize,
+        /// Bytes of the longest key.
+        allowed: usize,
+    },
+    /// The value is too long. Nothing was done.
+    #[error("a value of {given} B was given, this store takes values of at most {allowed} B")]
+    ValueLength {
+        /// Its length.
+        given: usize,
+        /// Bytes of the longest value.
+        allowed: usize,
+    },
+    /// There is no node left for a new value. Nothing was done.
+    #[error(
+        "the memory node is full: none of its nodes is free, and every write, a delete too, needs one: make the store with more nodes"
+    )]
+    Full,
+    /// There is no room for another key. Nothing was done.
+    #[error("the store has as many keys as it was made for: delete keys, or make it for more")]
+    TooManyKeys,
+    /// The retry budget is spent. Nothing was done.
+    #[error("other clients were faster {attempts} times in a row, which is the retry budget: try again later")]
+    GaveUp {
+        /// Attempts that were made.
+        attempts: u32,
+    },
+    /// The metadata service is needed for this, and its connection is over. Nothing was done, unless it was an insert.
+    #[error(
+        "the metadata service does not answer ({0}): keys that this client knows can still be read and, while it has nodes left, written"
+    )]
+    MetadataGone(ConnectionError),
+    /// The metadata service answered what it may not.
+    #[error("the metadata service broke the protocol: it sent {0}")]
+    Protocol(&'static str),
+    /// A node is neither what its writer wrote nor being written.
+    #[error("node {index} of the memory node is corrupted: its CRC is wrong each time it is read")]
+    Corrupted {
+        /// Which node.
+        index: u32,
+    },
+    /// The queue pair to the memory node failed: the memory node refuses this client or does not answer.
+    #[error("the connection to the memory node is over ({})", .0.describe())]
+    Memory(Status),
+    /// The device refused a work request.
+    #[error(transparent)]
+    Post(#[from] PostError),
+    /// The client stopped on purpose ([`ClientOptions::verbs_until_death`](crate::ClientOptions::verbs_until_death)).
+    #[error("the client stopped after as many verbs as it was told")]
+    Dead,
+}
+
+/// Why a store, a client or a service could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// A size is out of its range.
+    #[error("{what} is {given}, allowed is {least} to {most}")]
+    Geometry {
+        /// Which size.
+        what: &'static str,
+        /// What was given.
+        given: usize,
+        /// The least.
+        least: usize,
+        /// The most.
+        most: usize,
+    },
+    /// The memory node's region is too short for the sizes that it names.
+    #[error("the memory node has {given} B, a store of these sizes needs {needed} B")]
+    Region {
+        /// Bytes of the region.
+        given: u64,
+        /// Bytes that are needed.
+        needed: u64,
+    },
+    /// There is a client of this number already.
+    #[error("client {0} is connected already")]
+    Duplicate(u32),
+    /// A verbs object could not be made.
+    #[error(transparent)]
+    Verbs(#[from] doorbell_verbs::Error),
+    /// A queue pair could not be connected.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// A queue pair could not be brought up.
+    #[error(transparent)]
+    Modify(#[from] ModifyError),
+}

@@ -1,0 +1,256 @@
+//! A queue pair to a memory node, shared by the slots of a client: each slot posts a list of verbs and hears once all of
+//! it is done.
+
+use std::cell::Cell;
+use std::task::Poll;
+
+use doorbell_exchange::setup::EndpointDescription;
+use doorbell_verbs::{
+    Access, Completion, MemoryKind, Payload, Pd, PostErrorKind, RKey, Region, SendFlags, SendOperation, SendRequest,
+    Status,
+};
+
+use crate::error::{OpenError, StoreError};
+use crate::layout::Geometry;
+use crate::memory::{MemoryDescription, MemoryQp};
+
+/// Verbs that a slot posts in one list at most.
+const MAX_LIST: usize = 4;
+/// Work requests that a slot may have in the send queue: a list, and one that nobody waits for.
+const SLOT_DEPTH: usize = 2 * MAX_LIST;
+/// Completions taken at a time.
+const POLL_LIST: usize = 32;
+
+/// A verb on the memory node. Offsets of `remote` count from the start of its region, those of `local` from the start
+/// of the slot's own memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Verb {
+    Read { remote: u64, local: usize, length: usize },
+    Write { remote: u64, local: usize, length: usize },
+    CompareSwap { remote: u64, local: usize, compare: u64, swap: u64 },
+}
+
+/// What a client posted, and how much of it crossed the wire as payload.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VerbCounts {
+    /// READs.
+    pub reads: u64,
+    /// Bytes that they brought.
+    pub read_bytes: u64,
+    /// WRITEs.
+    pub writes: u64,
+    /// Bytes that they carried.
+    pub written_bytes: u64,
+    /// CASes.
+    pub compare_swaps: u64,
+    /// Posts that an operation waited for: its round trips.
+    pub awaited_posts: u64,
+}
+
+/// An end of a lane that is not connected yet.
+#[derive(Debug)]
+pub(crate) struct LaneEnd {
+    qp: MemoryQp,
+    slots: usize,
+}
+
+impl LaneEnd {
+    pub(crate) fn new(pd: &Pd, slots: usize) -> Result<Self, OpenError> {
+        Ok(Self { qp: MemoryQp::new(pd, slots * SLOT_DEPTH, Access::empty())?, slots })
+    }
+
+    pub(crate) fn description(&self) -> EndpointDescription {
+        self.qp.description()
+    }
+
+    pub(crate) fn connect(self, memory: &MemoryDescription, death: Option<u64>) -> Result<Lane, OpenError> {
+        let geometry = memory.geometry;
+        geometry.check_region(&memory.region)?;
+        self.qp.connect(&memory.endpoint)?;
+        let area_bytes = 2 * geometry.node_bytes() + WORDS_BYTES;
+        let local = self.qp.qp.pd().allocate(self.slots * area_bytes, Access::LOCAL_WRITE, MemoryKind::Plain)?;
+        Ok(Lane {
+            qp: self.qp,
+            local,
+            area_bytes,
+            base: memory.region.address,
+            rkey: memory.region.rkey,
+            geometry,
+            slots: (0..self.slots).map(|_| Cell::new(Waiting::Nothing)).collect(),
+            failed: Cell::new(None),
+            counts: Cell::default(),
+            verbs_left: Cell::new(death),
+        })
+    }
+}
+
+/// Bytes for the words that READs and CASes of a slot bring.
+const WORDS_BYTES: usize = 64;
+/// Where in a slot's memory there is room for words.
+pub(crate) const WORDS: [usize; 5] = [0, 8, 16, 24, 32];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Waiting {
+    Nothing,
+    Posted,
+    Done,
+}
+
+#[derive(Debug)]
+pub(crate) struct Lane {
+    qp: MemoryQp,
+    local: Region,
+    area_bytes: usize,
+    base: u64,
+    rkey: RKey,
+    pub(crate) geometry: Geometry,
+    slots: Vec<Cell<Waiting>>,
+    failed: Cell<Option<StoreError>>,
+    counts: Cell<VerbCounts>,
+    verbs_left: Cell<Option<u64>>,
+}
+
+impl Lane {
+    /// Where a slot's node to be written lies, in the slot's memory.
+    pub(crate) fn outgoing(&self) -> usize {
+        WORDS_BYTES
+    }
+
+    /// Where a node that was read lies.
+    pub(crate) fn incoming(&self) -> usize {
+        WORDS_BYTES + self.geometry.node_bytes()
+    }
+
+    pub(crate) fn copy_in(&self, slot: usize, local: usize, bytes: &[u8]) {
+        self.local.copy_in(slot * self.area_bytes + local, bytes);
+    }
+
+    pub(crate) fn copy_out(&self, slot: usize, local: usize, out: &mut [u8]) {
+        self.local.copy_out(slot * self.area_bytes + local, out);
+    }
+
+    pub(crate) fn word(&self, slot: usize, local: usize) -> u64 {
+        self.local.load_acquire_u64(slot * self.area_bytes + local)
+    }
+
+    pub(crate) fn set_word(&self, slot: usize, local: usize, word: u64) {
+        self.local.store_release_u64(slot * self.area_bytes + local, word);
+    }
+
+    pub(crate) fn counts(&self) -> VerbCounts {
+        self.counts.get()
+    }
+
+    pub(crate) fn failed(&self) -> Option<StoreError> {
+        self.failed.get()
+    }
+
+    /// Posts a list of verbs, which are carried out in order. Of a list that is `awaited`,
+    /// [`take_done`](Self::take_done) tells when all of it is done; of others nobody hears.
+    pub(crate) fn post(&self, slot: usize, list: &[Verb], awaited: bool) -> Result<(), StoreError> {
+        if let Some(error) = self.failed.get() {
+            return Err(error);
+        }
+        let alive = match self.verbs_left.get() {
+            Some(left) => {
+                self.verbs_left.set(Some(left.saturating_sub(list.len() as u64)));
+                &list[..list.len().min(left as usize)]
+            }
+            None => list,
+        };
+        let mut sges = [doorbell_verbs::Sge::default(); MAX_LIST];
+        let nothing = SendRequest {
+            wr_id: slot as u64,
+            operation: SendOperation::Send,
+            flags: SendFlags::empty(),
+            payload: Payload::Sges(&[]),
+            destination: None,
+        };
+        let mut counts = self.counts.get();
+        let rkey = self.rkey;
+        let mut operations = [SendOperation::Send; MAX_LIST];
+        for (index, verb) in alive.iter().enumerate() {
+            let (operation, local, length) = match *verb {
+                Verb::Read { remote, local, length } => {
+                    counts.reads += 1;
+                    counts.read_bytes += length as u64;
+                    (SendOperation::Read { remote_address: self.base + remote, rkey }, local, length)
+                }
+                Verb::Write { remote, local, length } => {
+                    counts.writes += 1;
+                    counts.written_bytes += length as u64;
+                    (SendOperation::Write { remote_address: self.base + remote, rkey }, local, length)
+                }
+                Verb::CompareSwap { remote, local, compare, swap } => {
+                    counts.compare_swaps += 1;
+                    let remote_address = self.base + remote;
+                    (SendOperation::CompareSwap { remote_address, rkey, compare, swap }, local, 8)
+                }
+            };
+            operations[index] = operation;
+            sges[index] = self.local.sge(slot * self.area_bytes + local, length);
+        }
+        let mut requests = [nothing; MAX_LIST];
+        for (index, request) in requests[..alive.len()].iter_mut().enumerate() {
+            let is_last = index + 1 == list.len();
+            let flags = if awaited && is_last { SendFlags::SIGNALED } else { SendFlags::empty() };
+            let payload = Payload::Sges(std::slice::from_ref(&sges[index]));
+            *request = SendRequest { operation: operations[index], flags, payload, ..nothing };
+        }
+        self.qp.qp.post_send(&requests[..alive.len()]).map_err(|error| self.explain(error))?;
+        counts.awaited_posts += u64::from(awaited);
+        self.counts.set(counts);
+        if awaited {
+            self.slots[slot].set(Waiting::Posted);
+        }
+        if alive.len() < list.len() {
+            self.failed.set(Some(StoreError::Dead));
+        }
+        Ok(())
+    }
+
+    /// A post fails where the queue pair has failed; then its completions say why.
+    fn explain(&self, error: doorbell_verbs::PostError) -> StoreError {
+        if matches!(error.kind, PostErrorKind::WrongState { .. }) {
+            self.poll();
+        }
+        let error = self.failed.get().unwrap_or(StoreError::Post(error));
+        self.failed.set(Some(error));
+        error
+    }
+
+    /// Takes completions. Returns whether there were any.
+    pub(crate) fn poll(&self) -> bool {
+        let mut list = [Completion::default(); POLL_LIST];
+        let Ok(count) = self.qp.cq.poll(&mut list) else {
+            // Each slot has one completion at most, and each failed request one: the queue holds them all.
+            self.failed.set(Some(self.failed.get().unwrap_or(StoreError::Memory(Status::LocalQpOperation))));
+            return true;
+        };
+        for completion in &list[..count] {
+            match completion.status {
+                Status::Success => {
+                    if let Some(slot) = self.slots.get(completion.wr_id as usize) {
+                        slot.set(Waiting::Done);
+                    }
+                }
+                // The first error is the reason; flushed requests behind it are consequences.
+                status if self.failed.get().is_none() => self.failed.set(Some(StoreError::Memory(status))),
+                _ => {}
+            }
+        }
+        count > 0
+    }
+
+    /// Is the list that this slot posted done?
+    pub(crate) fn take_done(&self, slot: usize) -> Poll<Result<(), StoreError>> {
+        match (self.slots[slot].get(), self.failed.get()) {
+            (Waiting::Done, _) => {
+                self.slots[slot].set(Waiting::Nothing);
+                Poll::Ready(Ok(()))
+            }
+            (_, Some(error)) => Poll::Ready(Err(error)),
+            _ => Poll::Pending,
+        }
+    }
+}

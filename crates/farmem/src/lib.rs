@@ -1,0 +1,50 @@
+//! A key-value store on memory servers whose CPU takes no part.
+//!
+//! A [`MemoryNode`] is a region and its keys; nothing of it runs while clients work. A [`Client`] reads a key's value by
+//! one READ where it knows the newest node, and changes it by a WRITE of a new node and a CAS on the one before. A
+//! [`Metadata`] service hands out nodes, knows where keys begin, and recycles nodes; clients ask it in advance, so it
+//! is not on the path of gets and puts.
+//!
+//! All three are non-blocking state machines over verbs: the same code runs on the software RNIC, on the machine's
+//! RNICs and in the simulator. Descriptions that the ends need of each other go in and out as values, as with
+//! connections of `doorbell-exchange`; how they travel is up to the program.
+//!
+//! # Nodes
+//!
+//! A node is a word, its place and version, lengths, a CRC-32, the key and the value. Nodes are never changed once they
+//! are linked, but for the word: it says that nothing follows (with the node's own version), or which node of which
+//! version does. A place has another version each time it is used, which never wraps: a place that had all 2^34 is not
+//! used any more. So a CAS on a recycled node fails, and whoever reads one sees that it is another one: place, version
+//! and key are compared, and the CRC covers all of them and the value. A CRC of 32 bits misses one damaged node in
+//! 2^32.
+//!
+//! # What is promised
+//!
+//! Each key is a linearizable register that may be absent. A get takes effect where it reads the word of the newest
+//! node; a put, a delete, and an insert behind a tombstone, where their CAS succeeds; an insert of a new key where the
+//! metadata service enters it. A value is never torn. An operation that failed on the way may have taken effect;
+//! [`StoreError`] says for which errors it has not.
+#![forbid(unsafe_code)]
+
+mod cache;
+mod client;
+mod error;
+mod lane;
+mod layout;
+mod memory;
+mod metadata;
+mod requests;
+mod rpc;
+mod strategy;
+mod worker;
+
+pub use cache::HostCache;
+pub use client::{
+    Attempts, Client, ClientCounts, ClientEnd, ClientOptions, MAX_OUTSTANDING, Operation, Outcome, Ticket,
+};
+pub use error::{OpenError, StoreError};
+pub use lane::VerbCounts;
+pub use layout::{Geometry, MAX_KEY, MAX_NODES, MAX_VALUE, MAX_VERSION, Place, Word};
+pub use memory::{MemoryDescription, MemoryNode, NodeView};
+pub use metadata::{Metadata, MetadataEnd, MetadataOptions, NodeCounts};
+pub use strategy::Strategy;

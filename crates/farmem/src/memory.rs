@@ -1,0 +1,160 @@
+//! The memory node: a region, and queue pairs through which clients reach it. Nothing else is on the data path.
+
+use doorbell_exchange::rc::{self, RcSettings};
+use doorbell_exchange::setup::{EndpointDescription, RemoteRegion};
+use doorbell_protocols::WireId;
+use doorbell_verbs::{
+    Access, Cq, MemoryKind, ModifyError, Pd, Psn, Qp, QpAttributes, QpCapacities, QpKind, QpOptions, QpState, Region,
+};
+use rustc_hash::FxHashMap;
+
+use crate::error::OpenError;
+use crate::layout::{Geometry, Header, Place, Word};
+
+/// How queue pairs to memory are connected. Nothing here takes a receive, so no RNR NAK comes.
+const SETTINGS: RcSettings = RcSettings { timeout: 14, retry_count: 6, rnr_retry: 7, min_rnr_timer: 12 };
+
+/// What peers may do to a memory node's region.
+const REMOTE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
+
+/// What a client needs to know of a memory node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryDescription {
+    /// The queue pair that was made for this client.
+    pub endpoint: EndpointDescription,
+    /// The region.
+    pub region: RemoteRegion,
+    /// What lies where in it.
+    pub geometry: Geometry,
+}
+
+/// A queue pair to memory or to those who use it, not connected yet.
+#[derive(Debug)]
+pub(crate) struct MemoryQp {
+    pub(crate) qp: Qp,
+    pub(crate) cq: Cq,
+    psn: Psn,
+}
+
+impl MemoryQp {
+    pub(crate) fn new(pd: &Pd, sends: usize, access: Access) -> Result<Self, OpenError> {
+        let cq = pd.device().create_cq(sends.max(1))?;
+        let capacities =
+            QpCapacities { max_send_wr: sends.max(1), max_recv_wr: 0, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
+        let (send_cq, recv_cq) = (&cq, &cq);
+        let options = QpOptions { kind: QpKind::Rc, send_cq, recv_cq, srq: None, capacities, signal_all: false };
+        let qp = pd.create_qp(options)?;
+        rc::initialise(&qp, access)?;
+        Ok(Self { qp, psn: pd.device().random_psn(), cq })
+    }
+
+    pub(crate) fn description(&self) -> EndpointDescription {
+        let attributes = self.qp.pd().device().attributes();
+        EndpointDescription {
+            protocol: WireId::ONE_SIDED,
+            gid: attributes.gid,
+            qpn: self.qp.qpn(),
+            psn: self.psn,
+            path_mtu: attributes.active_mtu,
+            udp_port: attributes.udp_port,
+            depth: 0,
+            max_message: 0,
+            credits: false,
+            regions: [RemoteRegion::NONE; 2],
+        }
+    }
+
+    pub(crate) fn connect(&self, peer: &EndpointDescription) -> Result<(), OpenError> {
+        Ok(rc::connect(&self.qp, &self.description(), peer, &SETTINGS)?)
+    }
+}
+
+/// What a node of a store at rest holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeView {
+    /// Its word.
+    pub word: Word,
+    /// Its key; empty where the node is not intact.
+    pub key: Vec<u8>,
+    /// It says that its key is deleted.
+    pub is_tombstone: bool,
+    /// It is in the use that was asked for, and its CRC is right.
+    pub is_intact: bool,
+}
+
+/// A memory node.
+#[derive(Debug)]
+pub struct MemoryNode {
+    pd: Pd,
+    region: Region,
+    geometry: Geometry,
+    clients: FxHashMap<u32, MemoryQp>,
+}
+
+impl MemoryNode {
+    /// Allocates the memory of a store.
+    ///
+    /// # Errors
+    ///
+    /// A size is out of range, or there is not so much memory.
+    pub fn new(pd: &Pd, geometry: Geometry) -> Result<Self, OpenError> {
+        geometry.check()?;
+        let bytes = geometry.region_bytes() as usize;
+        let region = pd.allocate(bytes, REMOTE | Access::LOCAL_WRITE, MemoryKind::Plain)?;
+        Ok(Self { pd: pd.clone(), region, geometry, clients: FxHashMap::default() })
+    }
+
+    /// Makes a queue pair for a client and connects it. `client` is the number under which [`fence`](Self::fence) knows
+    /// it.
+    ///
+    /// # Errors
+    ///
+    /// There is a client of this number, the device has no room, or the description cannot be connected to.
+    pub fn accept(&mut self, client: u32, peer: &EndpointDescription) -> Result<MemoryDescription, OpenError> {
+        if self.clients.contains_key(&client) {
+            return Err(OpenError::Duplicate(client));
+        }
+        let qp = MemoryQp::new(&self.pd, 1, REMOTE)?;
+        qp.connect(peer)?;
+        let endpoint = qp.description();
+        self.clients.insert(client, qp);
+        Ok(MemoryDescription { endpoint, region: RemoteRegion::of(&self.region), geometry: self.geometry })
+    }
+
+    /// Shuts a client out: its queue pair goes to the error state (IBTA Vol 1, 10.3.1), so that nothing which the client
+    /// posted, and which has not been carried out yet, ever is. Once this returns, memory does not change by that
+    /// client's hand any more. Returns whether there was such a client.
+    ///
+    /// # Errors
+    ///
+    /// The device refuses the transition.
+    pub fn fence(&mut self, client: u32) -> Result<bool, ModifyError> {
+        let Some(end) = self.clients.remove(&client) else { return Ok(false) };
+        end.qp.modify(&QpAttributes { state: Some(QpState::Error), ..QpAttributes::default() })?;
+        Ok(true)
+    }
+
+    /// Its region.
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// What a node holds, for those who check a store at rest. `None` if there is no such node.
+    pub fn inspect(&self, place: Place) -> Option<NodeView> {
+        if !self.geometry.has(place) {
+            return None;
+        }
+        let mut bytes = vec![0; self.geometry.node_bytes()];
+        self.region.copy_out(self.geometry.node(place.index()) as usize, &mut bytes);
+        let header = Header::parse(&bytes);
+        let is_intact =
+            header.place == Some(place) && bytes.get(..header.length()).is_some_and(|node| header.is_intact(node));
+        let key = header.key(&bytes).filter(|_| is_intact).unwrap_or_default().to_vec();
+        Some(NodeView { word: header.word, key, is_tombstone: header.is_tombstone, is_intact })
+    }
+
+    /// What lies where.
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+}

@@ -1,0 +1,262 @@
+//! Which node is what, and where each key's chain begins. Pure state: nothing here knows a connection.
+
+use std::collections::VecDeque;
+
+use rustc_hash::FxHashMap;
+
+use super::NodeCounts;
+use crate::layout::{Geometry, MAX_VERSION, Place};
+use crate::rpc::Report;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    Free,
+    /// With a client.
+    Granted(u32),
+    /// The first node of a key's chain.
+    Head(u32),
+    Retired,
+    /// Has had every version.
+    Spent,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Node {
+    version: u64,
+    is: Use,
+}
+
+#[derive(Clone, Debug)]
+struct Key {
+    name: Box<[u8]>,
+    head: Place,
+    is_closing: bool,
+}
+
+/// What became of a key that was to be created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Created {
+    New(u32),
+    Exists(Place, u32),
+    /// The key is just being removed.
+    Closing,
+    NoRoom,
+    /// The node is not one of the client's.
+    Foreign,
+}
+
+#[derive(Debug)]
+pub(super) struct Directory {
+    nodes: Vec<Node>,
+    free: VecDeque<u32>,
+    /// Nodes that were replaced, each with the epoch in which that became known.
+    retired: VecDeque<(u64, u32)>,
+    epoch: u64,
+    numbers: FxHashMap<Box<[u8]>, u32>,
+    keys: Vec<Option<Key>>,
+    free_numbers: VecDeque<u32>,
+    /// Reports of which the old node is not the first of its chain yet.
+    links: FxHashMap<Place, (Place, bool)>,
+}
+
+impl Directory {
+    pub(super) fn new(geometry: Geometry) -> Self {
+        Self {
+            nodes: vec![Node { version: 0, is: Use::Free }; geometry.nodes as usize],
+            free: (0..geometry.nodes).collect(),
+            retired: VecDeque::new(),
+            epoch: 1,
+            numbers: FxHashMap::default(),
+            keys: vec![None; geometry.keys as usize],
+            free_numbers: (0..geometry.keys).collect(),
+            links: FxHashMap::default(),
+        }
+    }
+
+    /// What a place is, if it is in the use that it names.
+    fn is(&self, place: Place) -> Option<Use> {
+        let node = self.nodes.get(place.index() as usize)?;
+        (node.version == place.version()).then_some(node.is)
+    }
+
+    fn set(&mut self, place: Place, is: Use) {
+        self.nodes[place.index() as usize].is = is;
+    }
+
+    /// Hands out at most `most` nodes.
+    pub(super) fn grant(&mut self, client: u32, most: usize) -> Vec<Place> {
+        let mut places = Vec::with_capacity(most);
+        while places.len() < most
+            && let Some(index) = self.free.pop_front()
+        {
+            let node = &mut self.nodes[index as usize];
+            if node.version == MAX_VERSION {
+                node.is = Use::Spent;
+                continue;
+            }
+            *node = Node { version: node.version + 1, is: Use::Granted(client) };
+            places.push(Place::new(index, node.version));
+        }
+        places
+    }
+
+    /// Is there nothing to hand out?
+    pub(super) fn is_empty(&self) -> bool {
+        self.free.is_empty()
+    }
+
+    /// Takes a node back that was never linked. False if it is not one of the client's.
+    pub(super) fn give_back(&mut self, client: u32, place: Place) -> bool {
+        let is_own = self.is(place) == Some(Use::Granted(client));
+        if is_own {
+            self.set(place, Use::Free);
+            self.free.push_back(place.index());
+        }
+        is_own
+    }
+
+    /// The nodes that a client has.
+    pub(super) fn granted_to(&self, client: u32) -> Vec<Place> {
+        let is_own = |(_, node): &(usize, &Node)| node.is == Use::Granted(client);
+        self.nodes
+            .iter()
+            .enumerate()
+            .filter(is_own)
+            .map(|(index, node)| Place::new(index as u32, node.version))
+            .collect()
+    }
+
+    /// Where a key's chain begins, and the key's number.
+    pub(super) fn lookup(&self, key: &[u8]) -> Option<(Place, u32)> {
+        let &number = self.numbers.get(key)?;
+        Some((self.head(number)?, number))
+    }
+
+    /// Where the chain of a key begins.
+    pub(super) fn head(&self, number: u32) -> Option<Place> {
+        self.keys.get(number as usize)?.as_ref().map(|key| key.head)
+    }
+
+    /// Makes a key, unless there is one.
+    pub(super) fn create(&mut self, client: u32, key: &[u8], place: Place) -> Created {
+        if self.is(place) != Some(Use::Granted(client)) {
+            return Created::Foreign;
+        }
+        if let Some((head, number)) = self.lookup(key) {
+            let is_closing = self.keys[number as usize].as_ref().is_some_and(|key| key.is_closing);
+            return if is_closing { Created::Closing } else { Created::Exists(head, number) };
+        }
+        let Some(number) = self.free_numbers.pop_front() else { return Created::NoRoom };
+        self.keys[number as usize] = Some(Key { name: key.into(), head: place, is_closing: false });
+        self.numbers.insert(key.into(), number);
+        self.set(place, Use::Head(number));
+        Created::New(number)
+    }
+
+    /// A client says that a node took the place of another. Returns a key to be removed: its only node is a tombstone.
+    pub(super) fn report(&mut self, client: u32, report: Report) -> Result<Option<u32>, ()> {
+        match self.is(report.new) {
+            Some(Use::Granted(owner)) if owner == client => {}
+            // Somebody who tidied up has seen it already.
+            Some(Use::Head(_) | Use::Retired) => return Ok(None),
+            _ => return Err(()),
+        }
+        match self.is(report.old) {
+            Some(Use::Head(number)) => Ok(self.advance(number, report.new, report.is_tombstone)),
+            Some(Use::Granted(_)) => {
+                self.links.insert(report.old, (report.new, report.is_tombstone));
+                Ok(None)
+            }
+            _ => Err(()),
+        }
+    }
+
+    /// The first node of a chain has a successor: it is retired, and so are all after it of which that is known.
+    pub(super) fn advance(&mut self, number: u32, next: Place, is_tombstone: bool) -> Option<u32> {
+        let (mut next, mut is_tombstone) = (next, is_tombstone);
+        loop {
+            let head = self.keys.get(number as usize)?.as_ref()?.head;
+            self.links.remove(&head);
+            self.retire(head);
+            self.set(next, Use::Head(number));
+            let key = self.keys[number as usize].as_mut()?;
+            (key.head, key.is_closing) = (next, false);
+            match self.links.get(&next) {
+                Some(&(after, flag)) => (next, is_tombstone) = (after, flag),
+                None => return is_tombstone.then_some(number),
+            }
+        }
+    }
+
+    fn retire(&mut self, place: Place) {
+        self.set(place, Use::Retired);
+        self.retired.push_back((self.epoch, place.index()));
+    }
+
+    /// Is a node with a client still, as far as is known?
+    pub(super) fn is_granted(&self, place: Place) -> bool {
+        matches!(self.is(place), Some(Use::Granted(_)))
+    }
+
+    /// A key is about to be removed: nobody may create it until that is decided. Returns its only node.
+    pub(super) fn begin_closing(&mut self, number: u32) -> Option<Place> {
+        let key = self.keys.get_mut(number as usize)?.as_mut()?;
+        key.is_closing = true;
+        Some(key.head)
+    }
+
+    /// The chain of a key was closed behind `place`, or could not be.
+    pub(super) fn end_closing(&mut self, number: u32, place: Place, is_closed: bool) {
+        let Some(key) = self.keys.get_mut(number as usize).and_then(Option::as_mut) else { return };
+        key.is_closing = false;
+        if is_closed && key.head == place {
+            let name = std::mem::take(&mut key.name);
+            self.keys[number as usize] = None;
+            self.numbers.remove(&name);
+            self.free_numbers.push_back(number);
+            self.retire(place);
+        }
+    }
+
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    pub(super) fn begin_epoch(&mut self) -> u64 {
+        self.epoch += 1;
+        self.epoch
+    }
+
+    pub(super) fn has_retired(&self) -> bool {
+        !self.retired.is_empty()
+    }
+
+    /// Frees what was retired before the epoch that every client has reached.
+    pub(super) fn release(&mut self, quiet: u64) {
+        while let Some(&(epoch, index)) = self.retired.front()
+            && epoch < quiet
+        {
+            self.retired.pop_front();
+            self.nodes[index as usize].is = Use::Free;
+            self.free.push_back(index);
+        }
+    }
+
+    pub(super) fn counts(&self) -> NodeCounts {
+        let mut counts = NodeCounts::default();
+        for node in &self.nodes {
+            match node.is {
+                Use::Free => counts.free += 1,
+                Use::Granted(_) => counts.granted += 1,
+                Use::Head(_) => counts.heads += 1,
+                Use::Retired => counts.retired += 1,
+                Use::Spent => counts.spent += 1,
+            }
+        }
+        counts
+    }
+
+    pub(super) fn keys(&self) -> Vec<(Vec<u8>, Place)> {
+        self.keys.iter().flatten().map(|key| (key.name.to_vec(), key.head)).collect()
+    }
+}

@@ -1,0 +1,395 @@
+//! The metadata service: it hands out nodes, knows where each key's chain begins, and recycles. Gets and puts of keys
+//! that a client knows do without it.
+
+mod directory;
+mod tidy;
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Waker};
+
+use doorbell_exchange::setup::EndpointDescription;
+use doorbell_exchange::{Config, Connector, MessageConnection, Received, SendReceive, Submit, send_receive};
+use doorbell_verbs::{Device, Pd};
+
+use crate::client::rpc_config;
+use crate::error::OpenError;
+use crate::lane::LaneEnd;
+use crate::layout::Place;
+use crate::memory::MemoryDescription;
+use crate::rpc::{GRANT, Reply, Request};
+use directory::{Created, Directory};
+use tidy::{Chores, Tidy};
+
+/// Answers that may wait for a client before the service listens to it again.
+const MAX_WAITING: usize = 256;
+
+/// What a metadata service is made with.
+#[derive(Clone, Debug)]
+pub struct MetadataOptions {
+    /// Its connections with clients. Their longest message is set by the store.
+    pub rpc: Config,
+    /// A client that keeps others from nodes, because an operation of it has been running for so long, is shut out.
+    pub lease_ns: u64,
+}
+
+impl Default for MetadataOptions {
+    fn default() -> Self {
+        Self { rpc: Config::default(), lease_ns: 1_000_000_000 }
+    }
+}
+
+/// How many nodes are what. Nodes that are none of these are in a chain behind its first node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeCounts {
+    /// To be granted.
+    pub free: u64,
+    /// With a client, which has perhaps linked them already and not said so.
+    pub granted: u64,
+    /// First nodes of chains.
+    pub heads: u64,
+    /// Replaced, and waiting for operations to end that may still read them.
+    pub retired: u64,
+    /// Used as often as versions allow.
+    pub spent: u64,
+}
+
+/// A client, as the service sees it.
+struct Session {
+    connection: send_receive::Connection,
+    outbox: VecDeque<Reply>,
+    /// Everything that it did when this epoch began is over.
+    quiet: u64,
+    /// When it was told of the epoch.
+    told_ns: u64,
+    /// Nodes that it asked for and has not been given.
+    grants: usize,
+}
+
+/// An end of the service that is not connected with the memory node yet.
+#[derive(Debug)]
+pub struct MetadataEnd {
+    pd: Pd,
+    lane: LaneEnd,
+    options: MetadataOptions,
+}
+
+impl MetadataEnd {
+    /// Makes the queue pair with which the service reads and closes chains.
+    ///
+    /// # Errors
+    ///
+    /// The device has no room.
+    pub fn new(pd: &Pd, options: MetadataOptions) -> Result<Self, OpenError> {
+        Ok(Self { pd: pd.clone(), lane: LaneEnd::new(pd, 1)?, options })
+    }
+
+    /// What the memory node needs to know.
+    pub fn to_memory(&self) -> EndpointDescription {
+        self.lane.description()
+    }
+
+    /// Connects with the memory node, whose nodes are all taken to be free.
+    ///
+    /// # Errors
+    ///
+    /// The description cannot be connected to, or there is no memory for buffers.
+    pub fn connect(self, memory: &MemoryDescription) -> Result<Metadata, OpenError> {
+        let lane = Rc::new(self.lane.connect(memory, None)?);
+        let directory = Rc::new(RefCell::new(Directory::new(memory.geometry)));
+        let chores = Rc::new(RefCell::new(Chores::default()));
+        let tidy = Tidy { lane: Rc::clone(&lane), directory: Rc::clone(&directory), chores: Rc::clone(&chores) };
+        Ok(Metadata {
+            device: self.pd.device().clone(),
+            pd: self.pd,
+            options: self.options,
+            lane,
+            directory,
+            chores,
+            tidy: Box::pin(tidy.work()),
+            sessions: BTreeMap::new(),
+            to_fence: VecDeque::new(),
+            suspects: Vec::new(),
+            scratch: Vec::new(),
+        })
+    }
+}
+
+/// The metadata service: a non-blocking state machine. Call [`poll`](Self::poll) again and again, and carry out what
+/// [`next_fence`](Self::next_fence) asks for.
+pub struct Metadata {
+    device: Device,
+    pd: Pd,
+    options: MetadataOptions,
+    lane: Rc<crate::lane::Lane>,
+    directory: Rc<RefCell<Directory>>,
+    chores: Rc<RefCell<Chores>>,
+    tidy: Pin<Box<dyn Future<Output = ()>>>,
+    sessions: BTreeMap<u32, Session>,
+    to_fence: VecDeque<u32>,
+    /// Who waits for which client to be shut out: client, tag, suspect.
+    suspects: Vec<(u32, u32, u32)>,
+    scratch: Vec<u8>,
+}
+
+impl std::fmt::Debug for Metadata {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Metadata").field("clients", &self.sessions.len()).finish_non_exhaustive()
+    }
+}
+
+impl Metadata {
+    /// Connects a client under a number.
+    ///
+    /// # Errors
+    ///
+    /// There is a client of this number, the device has no room, or the description cannot be connected to.
+    pub fn accept(&mut self, client: u32, peer: &EndpointDescription) -> Result<EndpointDescription, OpenError> {
+        if self.sessions.contains_key(&client) || self.chores.borrow().concerns(client) {
+            return Err(OpenError::Duplicate(client));
+        }
+        let endpoint = SendReceive.endpoint(&self.pd, &rpc_config(&self.options.rpc), None)?;
+        let own = SendReceive.describe(&endpoint);
+        let connection = SendReceive.connect(endpoint, peer)?;
+        let session = Session {
+            connection,
+            outbox: VecDeque::new(),
+            quiet: self.directory.borrow().epoch(),
+            told_ns: self.device.now_ns(),
+            grants: 0,
+        };
+        self.sessions.insert(client, session);
+        Ok(own)
+    }
+
+    /// Moves everything along. Returns whether anything happened.
+    pub fn poll(&mut self) -> bool {
+        let mut happened = self.lane.poll();
+        let clients: Vec<u32> = self.sessions.keys().copied().collect();
+        for client in clients {
+            happened |= self.listen(client);
+        }
+        self.hand_out();
+        self.turn_epoch();
+        // It never ends: it waits for the next chore.
+        let _ = self.tidy.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        happened |= self.speak();
+        happened
+    }
+
+    /// Takes what a client said.
+    fn listen(&mut self, client: u32) -> bool {
+        let mut happened = false;
+        loop {
+            let Some(session) = self.sessions.get_mut(&client) else { return happened };
+            if session.outbox.len() >= MAX_WAITING {
+                return happened;
+            }
+            match session.connection.receive() {
+                Ok(Some(message)) => {
+                    happened = true;
+                    self.scratch.resize(message.len(), 0);
+                    message.copy_to(&mut self.scratch);
+                    drop(message);
+                    let is_valid = match Request::decode(&self.scratch) {
+                        Some(request) => self.serve(client, request),
+                        None => false,
+                    };
+                    if !is_valid {
+                        self.part(client); // it has lost its way, and others share its memory
+                    }
+                }
+                Ok(None) => return happened,
+                Err(_) => {
+                    self.part(client);
+                    return true;
+                }
+            }
+        }
+    }
+
+    /// Does what a client asks for. False if the client may not ask for it.
+    fn serve(&mut self, client: u32, request: Request) -> bool {
+        let mut directory = self.directory.borrow_mut();
+        let Some(session) = self.sessions.get_mut(&client) else { return false };
+        let reply = match request {
+            Request::Grant => {
+                session.grants += 1;
+                return session.grants <= MAX_WAITING;
+            }
+            Request::Lookup { tag, key } => match directory.lookup(&key) {
+                Some((place, number)) => Reply::Found { tag, place, number },
+                None => Reply::Absent { tag },
+            },
+            Request::Create { tag, key, place } => match directory.create(client, &key, place) {
+                Created::New(number) => Reply::Created { tag, number },
+                Created::Exists(place, number) => Reply::Found { tag, place, number },
+                Created::Closing => Reply::Again { tag },
+                Created::NoRoom => Reply::TooManyKeys { tag },
+                Created::Foreign => return false,
+            },
+            Request::Reports(reports) => {
+                let mut chores = self.chores.borrow_mut();
+                for report in reports {
+                    match directory.report(client, report) {
+                        Ok(None) => {}
+                        Ok(Some(number)) => chores.close(number),
+                        Err(()) => return false,
+                    }
+                }
+                return true;
+            }
+            Request::Return(places) => return places.into_iter().all(|place| directory.give_back(client, place)),
+            Request::Quiet { epoch } => {
+                session.quiet = session.quiet.max(epoch);
+                return epoch <= directory.epoch();
+            }
+            Request::Suspect { tag, client: suspect } => {
+                drop(directory);
+                if self.sessions.contains_key(&suspect) {
+                    self.suspects.push((client, tag, suspect));
+                    self.part(suspect);
+                    return true;
+                }
+                if self.to_fence.contains(&suspect) || self.chores.borrow().is_leaving(suspect) {
+                    self.suspects.push((client, tag, suspect));
+                    return true;
+                }
+                Reply::Fenced { tag } // it has been shut out before
+            }
+        };
+        if let Some(session) = self.sessions.get_mut(&client) {
+            session.outbox.push_back(reply);
+        }
+        true
+    }
+
+    /// A client is gone, or has to go.
+    fn part(&mut self, client: u32) {
+        if self.sessions.remove(&client).is_some() {
+            self.suspects.retain(|&(waiting, ..)| waiting != client);
+            self.chores.borrow_mut().leave(client);
+            self.to_fence.push_back(client);
+        }
+    }
+
+    /// The next client that the memory node is to shut out ([`MemoryNode::fence`](crate::MemoryNode::fence)). When that
+    /// is done, say so by [`fenced`](Self::fenced): only then what the client held is used again.
+    pub fn next_fence(&mut self) -> Option<u32> {
+        self.to_fence.pop_front()
+    }
+
+    /// The memory node has shut a client out.
+    pub fn fenced(&mut self, client: u32) {
+        self.chores.borrow_mut().fenced(client);
+        let sessions = &mut self.sessions;
+        self.suspects.retain(|&(waiting, tag, suspect)| {
+            if suspect == client
+                && let Some(session) = sessions.get_mut(&waiting)
+            {
+                session.outbox.push_back(Reply::Fenced { tag });
+            }
+            suspect != client
+        });
+    }
+
+    /// Gives nodes to those who asked, in turn.
+    fn hand_out(&mut self) {
+        let mut directory = self.directory.borrow_mut();
+        for (&client, session) in &mut self.sessions {
+            while session.grants > 0 {
+                let places = directory.grant(client, GRANT);
+                if places.is_empty() && (directory.has_retired() || self.chores.borrow().has_any()) {
+                    return; // some will be free soon
+                }
+                session.grants -= 1;
+                session.outbox.push_back(Reply::Granted(places));
+            }
+        }
+    }
+
+    /// Begins a new epoch once all clients have left the last one, and frees what no operation can read any more.
+    fn turn_epoch(&mut self) {
+        let mut directory = self.directory.borrow_mut();
+        let least = self.sessions.values().map(|session| session.quiet).min();
+        directory.release(least.unwrap_or(u64::MAX));
+        let epoch = directory.epoch();
+        if directory.has_retired() && least.is_none_or(|least| least == epoch) {
+            let (epoch, now) = (directory.begin_epoch(), self.device.now_ns());
+            for session in self.sessions.values_mut() {
+                session.outbox.push_back(Reply::Epoch { epoch });
+                session.told_ns = now;
+            }
+            return;
+        }
+        // Somebody waits for nodes, and these are the ones that keep them.
+        if self.sessions.values().any(|session| session.grants > 0) && directory.is_empty() {
+            let now = self.device.now_ns();
+            let is_late = |session: &Session| {
+                session.quiet < epoch && now.saturating_sub(session.told_ns) > self.options.lease_ns
+            };
+            let late: Vec<u32> =
+                self.sessions.iter().filter(|(_, session)| is_late(session)).map(|(&client, _)| client).collect();
+            drop(directory);
+            late.into_iter().for_each(|client| self.part(client));
+        }
+    }
+
+    /// Posts answers, as far as connections take them.
+    fn speak(&mut self) -> bool {
+        let mut happened = false;
+        let mut gone = Vec::new();
+        for (&client, session) in &mut self.sessions {
+            while let Some(reply) = session.outbox.front() {
+                reply.encode(&mut self.scratch);
+                match session.connection.send(&self.scratch) {
+                    Ok(Submit::Accepted(_)) => {
+                        session.outbox.pop_front();
+                        happened = true;
+                    }
+                    Ok(Submit::Full(_)) => break,
+                    Err(_) => {
+                        gone.push(client);
+                        break;
+                    }
+                }
+            }
+        }
+        gone.into_iter().for_each(|client| self.part(client));
+        happened
+    }
+
+    /// When it has something to do by itself, on the device's clock: to ask a client that has been silent whether it
+    /// lives, or to shut out one that keeps others from nodes.
+    pub fn deadline_ns(&self) -> Option<u64> {
+        let is_short = self.sessions.values().any(|session| session.grants > 0);
+        let late = |session: &Session| session.told_ns.saturating_add(self.options.lease_ns).saturating_add(1);
+        let now = self.device.now_ns();
+        let leases = self.sessions.values().map(late).filter(|&at| is_short && at > now);
+        let connections = self.sessions.values().filter_map(|session| session.connection.poll_timeout_ns());
+        leases.chain(connections).min()
+    }
+
+    /// Clients that are connected.
+    pub fn clients(&self) -> usize {
+        self.sessions.len()
+    }
+
+    /// Is there nothing left to tidy up: clients that left, and keys that were deleted?
+    pub fn is_tidy(&self) -> bool {
+        self.to_fence.is_empty() && !self.chores.borrow().has_any()
+    }
+
+    /// How many nodes are what.
+    pub fn nodes(&self) -> NodeCounts {
+        self.directory.borrow().counts()
+    }
+
+    /// Each key and the first node of its chain, in no order.
+    pub fn keys(&self) -> Vec<(Vec<u8>, Place)> {
+        self.directory.borrow().keys()
+    }
+}

@@ -1,0 +1,249 @@
+//! A client's side of the connection with the metadata service: questions and answers, nodes in advance, reports of
+//! what was replaced, and epochs. All of it is off the path of gets and puts.
+
+use std::collections::VecDeque;
+
+use doorbell_exchange::{ConnectionError, MessageConnection, Received, Submit, send_receive};
+
+use crate::client::Slot;
+use crate::error::StoreError;
+use crate::layout::Place;
+use crate::rpc::{GRANT, MAX_MESSAGE, MAX_REPORTS, Reply, Report, Request};
+
+/// Below so many spare nodes more are asked for.
+const LOW: usize = GRANT / 2;
+/// So many reports go out without waiting for a quiet moment.
+const FULL_REPORT: usize = 16;
+
+#[derive(Debug)]
+pub(crate) struct Requests {
+    connection: send_receive::Connection,
+    outbox: VecDeque<Request>,
+    reports: Vec<Report>,
+    spare: Vec<Place>,
+    /// Grants that were asked for and have not come.
+    grants: usize,
+    /// The last grant was empty; cleared by the next that is not.
+    is_full: bool,
+    over: Option<StoreError>,
+    /// An epoch that is to be acknowledged, and the slots whose operations are older than it.
+    epoch: Option<(u64, u64)>,
+    scratch: Vec<u8>,
+    is_closing: bool,
+}
+
+impl Requests {
+    pub(crate) fn new(connection: send_receive::Connection) -> Self {
+        let mut own = Self {
+            connection,
+            outbox: VecDeque::new(),
+            reports: Vec::with_capacity(MAX_REPORTS),
+            spare: Vec::with_capacity(2 * GRANT),
+            grants: 0,
+            is_full: false,
+            over: None,
+            epoch: None,
+            scratch: Vec::with_capacity(MAX_MESSAGE),
+            is_closing: false,
+        };
+        own.ask_for_nodes();
+        own
+    }
+
+    pub(crate) fn failed(&self) -> Option<StoreError> {
+        self.over
+    }
+
+    pub(crate) fn spare(&self) -> &[Place] {
+        &self.spare
+    }
+
+    fn ask_for_nodes(&mut self) {
+        self.flush_reports(); // nodes that were replaced are the next to be granted
+        self.grants += 1;
+        self.outbox.push_back(Request::Grant);
+    }
+
+    /// A node for a new value; an error where none will come, and `None` where one has been asked for.
+    pub(crate) fn take_node(&mut self) -> Result<Option<Place>, StoreError> {
+        let node = self.spare.pop();
+        if node.is_none() && self.grants == 0 && std::mem::take(&mut self.is_full) {
+            return Err(StoreError::Full);
+        }
+        if self.spare.len() < LOW && self.grants == 0 && self.over.is_none() {
+            self.ask_for_nodes();
+        }
+        match (node, self.over) {
+            (None, Some(error)) => Err(error),
+            (node, _) => Ok(node),
+        }
+    }
+
+    /// Keeps a node that was not used after all.
+    pub(crate) fn put_back(&mut self, place: Place) {
+        self.spare.push(place);
+    }
+
+    /// Sends a request.
+    pub(crate) fn send(&mut self, request: Request) -> Result<(), StoreError> {
+        match self.over {
+            Some(error) => Err(error),
+            None => {
+                self.flush_reports(); // the service is to know no less than this client
+                self.outbox.push_back(request);
+                self.flush();
+                Ok(())
+            }
+        }
+    }
+
+    /// A node was replaced.
+    pub(crate) fn report(&mut self, report: Report) {
+        if self.over.is_some() {
+            return; // nobody will recycle anything any more
+        }
+        self.reports.push(report);
+        if self.reports.len() >= FULL_REPORT {
+            self.flush_reports();
+        }
+    }
+
+    pub(crate) fn flush_reports(&mut self) {
+        if !self.reports.is_empty() {
+            let reports = std::mem::replace(&mut self.reports, Vec::with_capacity(MAX_REPORTS));
+            self.outbox.push_back(Request::Reports(reports));
+        }
+    }
+
+    /// Nothing else is to be done just now.
+    pub(crate) fn idle(&mut self) {
+        self.flush_reports();
+        self.flush();
+    }
+
+    /// The operation of a slot is over.
+    pub(crate) fn ended(&mut self, slot: usize) {
+        if let Some((epoch, old)) = &mut self.epoch {
+            *old &= !(1 << slot);
+            if *old == 0 {
+                let epoch = *epoch;
+                self.epoch = None;
+                self.flush_reports(); // what was replaced before is known before
+                self.outbox.push_back(Request::Quiet { epoch });
+            }
+        }
+    }
+
+    /// Posts what waits, as far as the connection takes it.
+    fn flush(&mut self) {
+        while let Some(request) = self.outbox.front() {
+            request.encode(&mut self.scratch);
+            match self.connection.send(&self.scratch) {
+                Ok(Submit::Accepted(_)) => drop(self.outbox.pop_front()),
+                Ok(Submit::Full(_)) => break,
+                Err(error) => return self.fail(StoreError::MetadataGone(error)),
+            }
+        }
+    }
+
+    fn fail(&mut self, error: StoreError) {
+        self.over.get_or_insert(error);
+        self.outbox.clear();
+        self.reports.clear();
+        self.epoch = None;
+    }
+
+    /// Moves the connection along, and hands answers to the slots that asked.
+    pub(crate) fn poll(&mut self, slots: &[Slot]) -> bool {
+        if self.over.is_some() {
+            return false;
+        }
+        self.flush();
+        let mut happened = false;
+        loop {
+            match self.connection.receive() {
+                Ok(Some(message)) => {
+                    happened = true;
+                    let reply = Reply::decode(&message.to_vec());
+                    drop(message);
+                    match reply {
+                        Some(reply) => self.take(reply, slots),
+                        None => self.fail(StoreError::Protocol("a message of no known form")),
+                    }
+                }
+                Ok(None) => break,
+                Err(ConnectionError::PeerClosed) if self.is_closing => break,
+                Err(error) => {
+                    self.fail(StoreError::MetadataGone(error));
+                    happened = true; // those who wait for an answer are to hear of it
+                    break;
+                }
+            }
+            if self.over.is_some() {
+                break;
+            }
+        }
+        self.finish_closing();
+        happened
+    }
+
+    fn take(&mut self, reply: Reply, slots: &[Slot]) {
+        let tag = reply.tag();
+        match reply {
+            Reply::Granted(places) => {
+                self.grants = self.grants.saturating_sub(1);
+                self.is_full = places.is_empty();
+                if self.is_closing {
+                    self.outbox.push_back(Request::Return(places));
+                } else if self.spare.len() + places.len() <= 4 * GRANT {
+                    self.spare.extend(places);
+                } else {
+                    self.fail(StoreError::Protocol("nodes that nobody asked for"));
+                }
+            }
+            Reply::Epoch { epoch } => {
+                let bits =
+                    slots.iter().enumerate().filter(|(_, slot)| slot.holds.get()).map(|(index, _)| 1_u64 << index);
+                match bits.sum::<u64>() {
+                    0 => {
+                        self.flush_reports();
+                        self.outbox.push_back(Request::Quiet { epoch });
+                    }
+                    old => self.epoch = Some((epoch, old)),
+                }
+                self.flush();
+            }
+            reply => match tag.and_then(|tag| slots.get(tag as usize)) {
+                Some(slot) => *slot.reply.borrow_mut() = Some(reply),
+                None => self.fail(StoreError::Protocol("an answer to nobody")),
+            },
+        }
+    }
+
+    /// Gives back what this client holds, and says goodbye.
+    pub(crate) fn close(&mut self) {
+        self.is_closing = true;
+        if self.over.is_none() {
+            self.flush_reports();
+            let spare = std::mem::take(&mut self.spare);
+            spare.chunks(MAX_REPORTS).for_each(|places| self.outbox.push_back(Request::Return(places.to_vec())));
+            self.flush();
+        }
+    }
+
+    /// When the connection has something to do by itself.
+    pub(crate) fn deadline_ns(&self) -> Option<u64> {
+        self.over.is_none().then(|| self.connection.poll_timeout_ns()).flatten()
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.over.is_some() || self.connection.is_closed()
+    }
+
+    /// Says goodbye once everything is out that goes before it.
+    fn finish_closing(&mut self) {
+        if self.is_closing && self.outbox.is_empty() && self.grants == 0 && self.over.is_none() {
+            self.connection.close();
+        }
+    }
+}

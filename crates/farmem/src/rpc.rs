@@ -1,0 +1,283 @@
+//! What clients and the metadata service say to each other, in messages over Send-Receive. Numbers are little endian.
+
+use crate::layout::{MAX_KEY, Place};
+
+/// Nodes that are handed out at a time.
+pub(crate) const GRANT: usize = 16;
+/// Replacements that are reported in one message at most.
+pub(crate) const MAX_REPORTS: usize = 32;
+/// Bytes of the longest message.
+pub(crate) const MAX_MESSAGE: usize = {
+    let with_key = 1 + 4 + 8 + 2 + MAX_KEY;
+    let reports = 1 + 2 + MAX_REPORTS * 17;
+    if with_key > reports { with_key } else { reports }
+};
+
+/// One node took the place of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Report {
+    pub(crate) old: Place,
+    pub(crate) new: Place,
+    /// The new one says that the key is deleted.
+    pub(crate) is_tombstone: bool,
+}
+
+/// What a client asks or says. `tag` comes back in the answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Request {
+    /// Give me nodes.
+    Grant,
+    /// Where does this key's chain begin?
+    Lookup { tag: u32, key: Vec<u8> },
+    /// This node is the first one of a key.
+    Create { tag: u32, key: Vec<u8>, place: Place },
+    /// These nodes took the places of others.
+    Reports(Vec<Report>),
+    /// I will not use these nodes.
+    Return(Vec<Place>),
+    /// All that I was doing when I heard of this epoch is over.
+    Quiet { epoch: u64 },
+    /// This client does not let go of a lock: shut it out.
+    Suspect { tag: u32, client: u32 },
+}
+
+/// What the metadata service answers or says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Reply {
+    /// Nodes; none where there are none left.
+    Granted(Vec<Place>),
+    /// The chain begins, or began a while ago, at this node; the key has this number.
+    Found { tag: u32, place: Place, number: u32 },
+    /// There is no such key.
+    Absent { tag: u32 },
+    /// The key was created and has this number.
+    Created { tag: u32, number: u32 },
+    /// The key is being removed: ask again.
+    Again { tag: u32 },
+    /// There is no room for another key.
+    TooManyKeys { tag: u32 },
+    /// The client is shut out.
+    Fenced { tag: u32 },
+    /// A new epoch began: say when all that you are doing now is over.
+    Epoch { epoch: u64 },
+}
+
+/// Reads numbers off a message.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (head, rest) = self.0.split_first_chunk::<N>()?;
+        self.0 = rest;
+        Some(*head)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.take().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.take().map(u64::from_le_bytes)
+    }
+
+    fn place(&mut self) -> Option<Place> {
+        self.u64().and_then(Place::from_bits)
+    }
+
+    fn rest(&mut self) -> &'a [u8] {
+        std::mem::take(&mut self.0)
+    }
+
+    /// Items until the end; `None` if one is none, or if there are too many.
+    fn list<T>(&mut self, most: usize, item: impl Fn(&mut Self) -> Option<T>) -> Option<Vec<T>> {
+        let mut list = Vec::new();
+        while !self.0.is_empty() {
+            if list.len() == most {
+                return None;
+            }
+            list.push(item(self)?);
+        }
+        Some(list)
+    }
+
+    fn end<T>(self, value: T) -> Option<T> {
+        self.0.is_empty().then_some(value)
+    }
+}
+
+fn key(reader: &mut Reader<'_>) -> Option<Vec<u8>> {
+    let key = reader.rest();
+    (1..=MAX_KEY).contains(&key.len()).then(|| key.to_vec())
+}
+
+impl Request {
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        out.clear();
+        match self {
+            Self::Grant => out.push(1),
+            Self::Lookup { tag, key } => {
+                out.push(2);
+                out.extend(tag.to_le_bytes());
+                out.extend(key);
+            }
+            Self::Create { tag, key, place } => {
+                out.push(3);
+                out.extend(tag.to_le_bytes());
+                out.extend(place.bits().to_le_bytes());
+                out.extend(key);
+            }
+            Self::Reports(reports) => {
+                out.push(4);
+                for report in reports {
+                    out.extend(report.old.bits().to_le_bytes());
+                    out.extend(report.new.bits().to_le_bytes());
+                    out.push(report.is_tombstone.into());
+                }
+            }
+            Self::Return(places) => {
+                out.push(5);
+                places.iter().for_each(|place| out.extend(place.bits().to_le_bytes()));
+            }
+            Self::Quiet { epoch } => {
+                out.push(6);
+                out.extend(epoch.to_le_bytes());
+            }
+            Self::Suspect { tag, client } => {
+                out.push(7);
+                out.extend(tag.to_le_bytes());
+                out.extend(client.to_le_bytes());
+            }
+        }
+    }
+
+    /// `None` where the bytes are no request.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut reader = Reader(bytes);
+        let [kind] = reader.take()?;
+        let request = match kind {
+            1 => Self::Grant,
+            2 => Self::Lookup { tag: reader.u32()?, key: key(&mut reader)? },
+            3 => Self::Create { tag: reader.u32()?, place: reader.place()?, key: key(&mut reader)? },
+            4 => Self::Reports(reader.list(MAX_REPORTS, |reader| {
+                let (old, new, [flag]) = (reader.place()?, reader.place()?, reader.take()?);
+                (flag <= 1).then_some(Report { old, new, is_tombstone: flag == 1 })
+            })?),
+            5 => Self::Return(reader.list(MAX_REPORTS, Reader::place)?),
+            6 => Self::Quiet { epoch: reader.u64()? },
+            7 => Self::Suspect { tag: reader.u32()?, client: reader.u32()? },
+            _ => return None,
+        };
+        reader.end(request)
+    }
+}
+
+impl Reply {
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        out.clear();
+        let mut head = |kind: u8, tag: u32| {
+            out.push(kind);
+            out.extend(tag.to_le_bytes());
+        };
+        match self {
+            Self::Granted(places) => {
+                out.push(1);
+                places.iter().for_each(|place| out.extend(place.bits().to_le_bytes()));
+            }
+            Self::Found { tag, place, number } => {
+                head(2, *tag);
+                out.extend(place.bits().to_le_bytes());
+                out.extend(number.to_le_bytes());
+            }
+            Self::Absent { tag } => head(3, *tag),
+            Self::Created { tag, number } => {
+                head(4, *tag);
+                out.extend(number.to_le_bytes());
+            }
+            Self::Again { tag } => head(5, *tag),
+            Self::TooManyKeys { tag } => head(6, *tag),
+            Self::Fenced { tag } => head(7, *tag),
+            Self::Epoch { epoch } => {
+                out.push(8);
+                out.extend(epoch.to_le_bytes());
+            }
+        }
+    }
+
+    /// `None` where the bytes are no reply.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut reader = Reader(bytes);
+        let [kind] = reader.take()?;
+        let reply = match kind {
+            1 => Self::Granted(reader.list(GRANT, Reader::place)?),
+            2 => Self::Found { tag: reader.u32()?, place: reader.place()?, number: reader.u32()? },
+            3 => Self::Absent { tag: reader.u32()? },
+            4 => Self::Created { tag: reader.u32()?, number: reader.u32()? },
+            5 => Self::Again { tag: reader.u32()? },
+            6 => Self::TooManyKeys { tag: reader.u32()? },
+            7 => Self::Fenced { tag: reader.u32()? },
+            8 => Self::Epoch { epoch: reader.u64()? },
+            _ => return None,
+        };
+        reader.end(reply)
+    }
+
+    /// Whose question it answers.
+    pub(crate) fn tag(&self) -> Option<u32> {
+        match self {
+            Self::Granted(_) | Self::Epoch { .. } => None,
+            Self::Found { tag, .. }
+            | Self::Absent { tag }
+            | Self::Created { tag, .. }
+            | Self::Again { tag }
+            | Self::TooManyKeys { tag }
+            | Self::Fenced { tag } => Some(*tag),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_what_they_were_and_what_is_cut_or_too_long_is_none() {
+        let place = Place::new(3, 7);
+        let report = Report { old: place, new: Place::new(4, 1), is_tombstone: true };
+        let requests = [
+            Request::Grant,
+            Request::Lookup { tag: 1, key: b"k".to_vec() },
+            Request::Create { tag: 2, key: vec![9; MAX_KEY], place },
+            Request::Reports(vec![report; MAX_REPORTS]),
+            Request::Return(vec![place; GRANT]),
+            Request::Quiet { epoch: 5 },
+            Request::Suspect { tag: 3, client: 4 },
+        ];
+        let mut bytes = Vec::new();
+        for request in requests {
+            request.encode(&mut bytes);
+            assert!(bytes.len() <= MAX_MESSAGE);
+            assert_eq!(Request::decode(&bytes).as_ref(), Some(&request));
+            bytes.push(0);
+            assert_ne!(Request::decode(&bytes).as_ref(), Some(&request));
+        }
+        let replies = [
+            Reply::Granted(vec![place; GRANT]),
+            Reply::Found { tag: 1, place, number: 2 },
+            Reply::Absent { tag: 1 },
+            Reply::Created { tag: 1, number: 2 },
+            Reply::Again { tag: 1 },
+            Reply::TooManyKeys { tag: 1 },
+            Reply::Fenced { tag: 1 },
+            Reply::Epoch { epoch: 9 },
+        ];
+        for reply in replies {
+            reply.encode(&mut bytes);
+            assert_eq!(Reply::decode(&bytes).as_ref(), Some(&reply));
+            bytes.pop();
+            assert_ne!(Reply::decode(&bytes).as_ref(), Some(&reply), "one byte short");
+        }
+        assert_eq!(Request::decode(&[]), None);
+        Request::Reports(vec![report; MAX_REPORTS + 1]).encode(&mut bytes);
+        assert_eq!(Request::decode(&bytes), None, "more reports than a message may have");
+    }
+}

@@ -1,0 +1,279 @@
+//! The versions of a key as a chain of nodes, of which the last is the key's value. A client believes to know the last
+//! one; if it is wrong, it follows the chain.
+
+use crate::cache::Entry;
+use crate::client::{Kind, Outcome};
+use crate::error::StoreError;
+use crate::layout::{Place, Word};
+use crate::rpc::{Reply, Request};
+use crate::strategy::Rules;
+use crate::worker::{Seen, Worker};
+
+/// How often a node may be damaged in a row before it is taken for corrupted. One that is being recycled is another
+/// one, or whole again, at one of the next READs.
+const MAX_DAMAGED: u32 = 16;
+/// How long to wait before a question is asked again that could not be answered yet; twice as long each time, up to
+/// 2^[`MAX_DOUBLINGS`] times as long.
+const AGAIN_NS: u64 = 20_000;
+const MAX_DOUBLINGS: u32 = 8;
+/// How often in one operation the service may name a node that is none of the key: more than a second of asking.
+const MAX_RESTARTS: u32 = 256;
+
+/// When to try again.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Pace {
+    AtOnce,
+    /// After a random time below a bound, which doubles with each attempt up to `most_ns`; `budget` attempts at most.
+    Random {
+        first_ns: u64,
+        most_ns: u64,
+        budget: u32,
+    },
+}
+
+impl Pace {
+    /// From about a round trip to about the time of a hundred.
+    pub(super) const BACKOFF: Self = Self::Random { first_ns: 4_000, most_ns: 512_000, budget: 64 };
+
+    async fn wait(self, worker: &Worker, attempts: u32) -> Result<(), StoreError> {
+        match self {
+            Self::AtOnce => Ok(()),
+            Self::Random { budget, .. } if attempts >= budget => Err(StoreError::GaveUp { attempts }),
+            Self::Random { first_ns, most_ns, .. } => {
+                let bound = first_ns.checked_shl(attempts.saturating_sub(1)).unwrap_or(most_ns).min(most_ns);
+                worker.sleep(worker.random_below(bound)).await
+            }
+        }
+    }
+}
+
+/// Follows the chain, and where a client cannot have its way, tries again.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Chain {
+    /// WRITE and CAS in one post.
+    pub(super) is_chained: bool,
+    pub(super) pace: Pace,
+}
+
+impl Rules for Chain {
+    async fn run(self, worker: &mut Worker) -> Result<Outcome, StoreError> {
+        match worker.kind() {
+            Kind::Get => get(worker).await,
+            _ => self.write(worker).await,
+        }
+    }
+}
+
+/// A walk from node to node of one key.
+struct Walk {
+    entry: Entry,
+    /// The shortcut that was taken last: to take it again would be to go in circles, since shortcuts lag.
+    taken: Option<Place>,
+    /// The entry says what somebody on this host has seen, and not only where the key's chain begins.
+    is_seen: bool,
+}
+
+impl Walk {
+    /// Goes on to the next node, or to where the shortcut points.
+    fn go_on(&mut self, next: Place, shortcut: Option<Place>) {
+        match shortcut {
+            Some(shortcut) if shortcut != self.entry.place && self.taken != Some(shortcut) => {
+                self.taken = Some(shortcut);
+                self.entry.place = shortcut;
+            }
+            _ => self.entry.place = next,
+        }
+    }
+}
+
+/// Begins a walk, or begins it anew where the node that it has come to is none of the key any more.
+async fn begin(worker: &Worker, gone: Option<Place>) -> Result<Option<Walk>, StoreError> {
+    if let Some(place) = gone {
+        worker.count(|counts| counts.recycled += 1);
+        worker.core.cache.forget(&worker.key(), place);
+    } else if let Some(entry) = worker.known() {
+        return Ok(Some(Walk { entry, taken: None, is_seen: true }));
+    }
+    Ok(worker.look_up().await?.map(|entry| Walk { entry, taken: None, is_seen: false }))
+}
+
+pub(super) async fn get(worker: &mut Worker) -> Result<Outcome, StoreError> {
+    let (mut attempts, mut damaged, mut gone) = (0, 0, 0);
+    let Some(mut walk) = begin(worker, None).await? else { return Ok(Outcome::Absent) };
+    loop {
+        let seen = worker.read(&walk.entry).await?;
+        if let Seen::Longer { length } = seen {
+            walk.entry.length = length;
+            continue; // the node was found, and is read again as a whole
+        }
+        let is_tail = matches!(seen, Seen::Tail { .. });
+        worker.attempt(attempts, is_tail);
+        attempts += 1;
+        match seen {
+            Seen::Tail { is_tombstone, length } => {
+                worker.core.cache.set(&worker.key(), Entry { is_tombstone, length, ..walk.entry });
+                return Ok(if is_tombstone { Outcome::Absent } else { Outcome::Done });
+            }
+            Seen::Followed { next, shortcut } => walk.go_on(next, shortcut),
+            Seen::Damaged if damaged >= MAX_DAMAGED => {
+                return Err(StoreError::Corrupted { index: walk.entry.place.index() });
+            }
+            Seen::Damaged => damaged += 1,
+            Seen::Gone | Seen::Longer { .. } => {
+                let Some(again) = restart(worker, &walk, &mut gone).await? else {
+                    return Ok(Outcome::Absent);
+                };
+                walk = again;
+            }
+        }
+    }
+}
+
+/// Begins anew; the second time in a row and later, after a moment, since the service may not know yet either.
+async fn restart(worker: &Worker, walk: &Walk, times: &mut u32) -> Result<Option<Walk>, StoreError> {
+    let place = walk.entry.place;
+    if *times >= MAX_RESTARTS {
+        return Err(StoreError::Corrupted { index: place.index() });
+    }
+    if *times > 0 {
+        worker.sleep(AGAIN_NS << (*times).min(MAX_DOUBLINGS)).await?;
+    }
+    *times += 1;
+    // Perhaps it was the shortcut that led astray.
+    Ok(begin(worker, Some(place)).await?.map(|again| Walk { taken: walk.taken, ..again }))
+}
+
+/// Where a write stands.
+enum Tail {
+    /// Behind this node the new one belongs.
+    Here(Entry),
+    /// The operation ends without effect.
+    Ends(Outcome),
+    /// There is no such key.
+    NoKey,
+}
+
+/// What an operation does where the tail is such a node.
+fn ending(kind: Kind, is_tombstone: bool) -> Option<Outcome> {
+    match kind {
+        Kind::Insert => (!is_tombstone).then_some(Outcome::Exists),
+        _ => is_tombstone.then_some(Outcome::Absent),
+    }
+}
+
+/// Follows the chain to its tail, by READs of headers.
+async fn find_tail(worker: &mut Worker, mut walk: Walk) -> Result<Tail, StoreError> {
+    let mut gone = 0;
+    loop {
+        match worker.look(&walk.entry).await? {
+            Seen::Tail { is_tombstone, length } => {
+                let entry = Entry { is_tombstone, length, ..walk.entry };
+                return Ok(match ending(worker.kind(), is_tombstone) {
+                    Some(outcome) => {
+                        worker.core.cache.set(&worker.key(), entry);
+                        Tail::Ends(outcome)
+                    }
+                    None => Tail::Here(entry),
+                });
+            }
+            Seen::Followed { next, shortcut } => walk.go_on(next, shortcut),
+            _ => match restart(worker, &walk, &mut gone).await? {
+                Some(again) => walk = again,
+                None => return Ok(Tail::NoKey),
+            },
+        }
+    }
+}
+
+impl Chain {
+    /// Puts, inserts and deletes.
+    pub(super) async fn write(self, worker: &mut Worker) -> Result<Outcome, StoreError> {
+        let new = worker.take_node().await?;
+        let result = self.write_node(worker, new).await;
+        // A node that was not linked is as good as new. After another error nobody knows whether it was.
+        if matches!(
+            result,
+            Ok(Outcome::Absent | Outcome::Exists) | Err(StoreError::GaveUp { .. } | StoreError::TooManyKeys)
+        ) {
+            worker.put_back(new);
+        }
+        result
+    }
+
+    async fn write_node(self, worker: &mut Worker, new: Place) -> Result<Outcome, StoreError> {
+        let kind = worker.kind();
+        let mut attempts = 0;
+        let mut is_written = false;
+        let mut tail = match begin(worker, None).await? {
+            None => Tail::NoKey,
+            // What the cache says is good enough to try; what it says against it has to be seen.
+            Some(walk) if walk.is_seen && ending(kind, walk.entry.is_tombstone).is_none() => Tail::Here(walk.entry),
+            Some(walk) => find_tail(worker, walk).await?,
+        };
+        loop {
+            let old = match tail {
+                Tail::Ends(outcome) => return Ok(outcome),
+                Tail::NoKey if kind != Kind::Insert => return Ok(Outcome::Absent),
+                Tail::NoKey => {
+                    if !std::mem::replace(&mut is_written, true) {
+                        worker.write(new, None).await?;
+                    }
+                    match create(worker, new).await? {
+                        None => return Ok(Outcome::Done),
+                        Some(entry) => {
+                            tail = find_tail(worker, Walk { entry, taken: None, is_seen: false }).await?;
+                            continue;
+                        }
+                    }
+                }
+                Tail::Here(entry) => entry,
+            };
+            let found = match (self.is_chained, is_written) {
+                (true, false) => worker.write(new, Some(&old)).await?.unwrap_or(Word::Unused),
+                (false, false) => {
+                    worker.write(new, None).await?;
+                    worker.link(&old, new).await?
+                }
+                (_, true) => worker.link(&old, new).await?,
+            };
+            is_written = true;
+            let is_linked = found == Word::Tail(old.place.version());
+            worker.attempt(attempts, is_linked);
+            attempts += 1;
+            if is_linked {
+                worker.publish(Some(old.place), new, old.number);
+                return Ok(Outcome::Done);
+            }
+            self.pace.wait(worker, attempts).await?;
+            // The word says what follows, if the place is still what it was: the walk sees that by the next node's key.
+            let walk = match found {
+                Word::Link(next) if worker.core.lane.geometry.has(next) => {
+                    Some(Walk { entry: Entry { place: next, ..old }, taken: None, is_seen: false })
+                }
+                _ => begin(worker, Some(old.place)).await?,
+            };
+            tail = match walk {
+                Some(walk) => find_tail(worker, walk).await?,
+                None => Tail::NoKey,
+            };
+        }
+    }
+}
+
+/// Makes a key whose first node is `place`. Returns where its chain begins if the key exists already.
+async fn create(worker: &Worker, place: Place) -> Result<Option<Entry>, StoreError> {
+    loop {
+        let key = worker.key().clone();
+        match worker.ask(|tag| Request::Create { tag, key, place }).await? {
+            Reply::Created { number, .. } => {
+                worker.first_entry(place, number)?;
+                worker.publish(None, place, number);
+                return Ok(None);
+            }
+            Reply::Found { place, number, .. } => return worker.first_entry(place, number).map(Some),
+            Reply::Again { .. } => worker.sleep(AGAIN_NS).await?,
+            Reply::TooManyKeys { .. } => return Err(StoreError::TooManyKeys),
+            _ => return Err(StoreError::Protocol("an answer to another question")),
+        }
+    }
+}

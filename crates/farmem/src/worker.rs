@@ -1,0 +1,317 @@
+//! What runs one operation after the other in a slot of a client: verbs, questions and waiting as futures, which the
+//! client's poll moves along. A worker is made once, so an operation allocates nothing.
+
+use std::cell::Ref;
+use std::future::{Future, poll_fn};
+use std::rc::Rc;
+use std::task::Poll;
+
+use crate::cache::Entry;
+use crate::client::{Attempts, ClientCounts, Core, Kind, Outcome, Slot, State};
+use crate::error::StoreError;
+use crate::lane::{Verb, WORDS};
+use crate::layout::{self, Header, Place, Word};
+use crate::rpc::{Reply, Report, Request};
+
+#[derive(Debug)]
+pub(crate) struct Worker {
+    pub(crate) core: Rc<Core>,
+    slot: usize,
+    /// A node, as it was read or as it is to be written.
+    scratch: Vec<u8>,
+}
+
+/// What a look at a node showed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Seen {
+    /// It is the newest of its key.
+    Tail { is_tombstone: bool, length: u32 },
+    /// Another one follows; and where the key's shortcut points.
+    Followed { next: Place, shortcut: Option<Place> },
+    /// The place is used for something else now, or the key was removed.
+    Gone,
+    /// The node is longer than what was read.
+    Longer { length: u32 },
+    /// The node is the one that was meant, but its CRC is wrong: somebody is writing it anew, or it is corrupted.
+    Damaged,
+}
+
+/// Where the words of a slot lie: what a CAS found, the shortcut that was read, the shortcut to be written, what a lock
+/// was before it was taken, and before it was released.
+const FOUND: usize = WORDS[0];
+const SHORTCUT: usize = WORDS[1];
+const NEW_SHORTCUT: usize = WORDS[2];
+const LOCK: usize = WORDS[3];
+const RELEASED: usize = WORDS[4];
+
+impl Worker {
+    pub(crate) fn new(core: Rc<Core>, slot: usize) -> Self {
+        let scratch = Vec::with_capacity(core.lane.geometry.node_bytes());
+        Self { core, slot, scratch }
+    }
+
+    fn own(&self) -> &Slot {
+        &self.core.slots[self.slot]
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        self.own().kind.get()
+    }
+
+    pub(crate) fn key(&self) -> Ref<'_, Vec<u8>> {
+        self.own().key.borrow()
+    }
+
+    /// Waits until there is an operation.
+    pub(crate) fn next(&self) -> impl Future<Output = ()> {
+        poll_fn(|_| match self.own().state.get() {
+            State::Given => {
+                self.own().state.set(State::Running);
+                self.own().holds.set(self.kind() == Kind::Get);
+                Poll::Ready(())
+            }
+            _ => Poll::Pending,
+        })
+    }
+
+    /// Says how the operation ended.
+    pub(crate) fn end(&self, result: Result<Outcome, StoreError>) {
+        if result.is_ok() {
+            self.attempted(|attempts| attempts.operations += 1);
+        }
+        self.own().deadline_ns.set(None);
+        self.own().holds.set(false);
+        self.own().state.set(State::Over(result));
+    }
+
+    pub(crate) fn count(&self, change: impl FnOnce(&mut ClientCounts)) {
+        self.core.count(change);
+    }
+
+    fn attempted(&self, change: impl FnOnce(&mut Attempts)) {
+        let is_get = self.kind() == Kind::Get;
+        self.count(|counts| change(if is_get { &mut counts.gets } else { &mut counts.writes }));
+    }
+
+    /// Counts an attempt to complete the operation, the `number`th from 0.
+    pub(crate) fn attempt(&self, number: u32, found_tail: bool) {
+        self.attempted(|attempts| {
+            attempts.attempts += 1;
+            attempts.successes += u64::from(found_tail);
+            attempts.at_once += u64::from(found_tail && number == 0);
+        });
+    }
+
+    /// Posts verbs and waits until all are done.
+    pub(crate) async fn verbs(&self, list: &[Verb]) -> Result<(), StoreError> {
+        self.core.lane.post(self.slot, list, true)?;
+        poll_fn(|_| self.core.lane.take_done(self.slot)).await
+    }
+
+    /// Asks the metadata service. `request` makes the question from the tag that is to come back.
+    pub(crate) async fn ask(&self, request: impl FnOnce(u32) -> Request) -> Result<Reply, StoreError> {
+        self.count(|counts| counts.questions += 1);
+        self.core.requests.borrow_mut().send(request(self.slot as u32))?;
+        poll_fn(|_| match (self.own().reply.borrow_mut().take(), self.core.requests.borrow().failed()) {
+            (Some(reply), _) => Poll::Ready(Ok(reply)),
+            (None, Some(error)) => Poll::Ready(Err(error)),
+            (None, None) => Poll::Pending,
+        })
+        .await
+    }
+
+    /// Waits until so many nanoseconds have passed.
+    pub(crate) async fn sleep(&self, ns: u64) -> Result<(), StoreError> {
+        let deadline = self.core.device.now_ns() + ns;
+        self.own().deadline_ns.set(Some(deadline));
+        let result = poll_fn(|_| match self.core.lane.failed() {
+            Some(error) => Poll::Ready(Err(error)),
+            None if self.core.device.now_ns() >= deadline => Poll::Ready(Ok(())),
+            None => Poll::Pending,
+        })
+        .await;
+        self.own().deadline_ns.set(None);
+        result
+    }
+
+    /// A random number below `end`, for waiting times (xorshift64*, Vigna 2014).
+    pub(crate) fn random_below(&self, end: u64) -> u64 {
+        let mut state = self.core.random.get().max(1);
+        state ^= state >> 12;
+        state ^= state << 25;
+        state ^= state >> 27;
+        self.core.random.set(state);
+        let number = state.wrapping_mul(0x2545_f491_4f6c_dd1d);
+        ((u128::from(number) * u128::from(end)) >> 64) as u64
+    }
+
+    /// A node for a new value. The operation may know no other node yet: one that waits here keeps nobody from
+    /// recycling.
+    pub(crate) async fn take_node(&self) -> Result<Place, StoreError> {
+        let result = poll_fn(|_| match (self.core.requests.borrow_mut().take_node(), self.core.lane.failed()) {
+            (Ok(Some(place)), _) if !self.core.lane.geometry.has(place) => {
+                Poll::Ready(Err(StoreError::Protocol("a node that the memory node does not have")))
+            }
+            (Ok(Some(place)), _) => Poll::Ready(Ok(place)),
+            (_, Some(error)) | (Err(error), None) => Poll::Ready(Err(error)),
+            (Ok(None), None) => Poll::Pending,
+        })
+        .await;
+        self.own().holds.set(true);
+        result
+    }
+
+    pub(crate) fn put_back(&self, place: Place) {
+        self.core.requests.borrow_mut().put_back(place);
+    }
+
+    /// Where the key's newest node was when a client of this host saw it last.
+    pub(crate) fn known(&self) -> Option<Entry> {
+        self.core.cache.get(&self.key())
+    }
+
+    /// Where the key's chain begins, as the metadata service knows it. `None` if there is no such key.
+    pub(crate) async fn look_up(&self) -> Result<Option<Entry>, StoreError> {
+        let key = self.key().clone();
+        match self.ask(|tag| Request::Lookup { tag, key }).await? {
+            Reply::Found { place, number, .. } => self.first_entry(place, number).map(Some),
+            Reply::Absent { .. } => Ok(None),
+            _ => Err(StoreError::Protocol("an answer to another question")),
+        }
+    }
+
+    /// What is known of a node of which only the place is known.
+    pub(crate) fn first_entry(&self, place: Place, number: u32) -> Result<Entry, StoreError> {
+        let geometry = self.core.lane.geometry;
+        if !geometry.has(place) || number >= geometry.keys {
+            return Err(StoreError::Protocol("a node or a key that the memory node does not have"));
+        }
+        let length = geometry.node_bytes() as u32;
+        Ok(Entry { place, number, is_tombstone: false, length })
+    }
+
+    /// READs the beginning of a node up to its key, and beside it the key's shortcut.
+    pub(crate) async fn look(&mut self, entry: &Entry) -> Result<Seen, StoreError> {
+        self.count(|counts| counts.hops += 1);
+        let length = layout::look_length(self.key().len());
+        let (_, seen) = self.fetch(entry, length).await?;
+        Ok(seen)
+    }
+
+    /// READs a whole node, and beside it the key's shortcut. If it is the newest and no tombstone, its value is the
+    /// operation's.
+    pub(crate) async fn read(&mut self, entry: &Entry) -> Result<Seen, StoreError> {
+        let length = (entry.length as usize).min(self.core.lane.geometry.node_bytes());
+        let (header, seen) = self.fetch(entry, length).await?;
+        if matches!(seen, Seen::Gone) {
+            return Ok(seen);
+        }
+        let whole = header.length();
+        if whole > length {
+            let is_possible = whole <= self.core.lane.geometry.node_bytes();
+            return Ok(if is_possible { Seen::Longer { length: whole as u32 } } else { Seen::Damaged });
+        }
+        let node = &self.scratch[..whole];
+        if !header.is_intact(node) {
+            return Ok(Seen::Damaged);
+        }
+        if matches!(seen, Seen::Tail { is_tombstone: false, .. }) {
+            let mut value = self.own().value.borrow_mut();
+            value.clear();
+            value.extend_from_slice(header.value(node));
+        }
+        Ok(seen)
+    }
+
+    async fn fetch(&mut self, entry: &Entry, length: usize) -> Result<(Header, Seen), StoreError> {
+        let (lane, slot) = (&self.core.lane, self.slot);
+        let geometry = lane.geometry;
+        let remote = geometry.node(entry.place.index());
+        self.verbs(&[
+            Verb::Read { remote, local: lane.incoming(), length },
+            Verb::Read { remote: geometry.shortcut(entry.number), local: SHORTCUT, length: 8 },
+        ])
+        .await?;
+        let shortcut = match Word::from_bits(lane.word(slot, SHORTCUT)) {
+            Word::Link(place) if geometry.has(place) => Some(place),
+            _ => None,
+        };
+        self.scratch.resize(length, 0);
+        lane.copy_out(slot, lane.incoming(), &mut self.scratch);
+        let header = Header::parse(&self.scratch);
+        let is_meant = header.is_of(entry.place, &self.own().key.borrow(), &self.scratch);
+        let seen = match header.word {
+            Word::Tail(version) if is_meant && version == entry.place.version() => {
+                Seen::Tail { is_tombstone: header.is_tombstone, length: header.length() as u32 }
+            }
+            Word::Link(next) if is_meant && geometry.has(next) => Seen::Followed { next, shortcut },
+            _ => Seen::Gone,
+        };
+        Ok((header, seen))
+    }
+
+    /// WRITEs a node with the operation's key and value; a delete writes a tombstone. Waits until it is there, unless
+    /// `swap` says what to compare and swap behind it, on the same queue pair and in the same post: returns what that
+    /// found.
+    pub(crate) async fn write(&mut self, place: Place, swap: Option<&Entry>) -> Result<Option<Word>, StoreError> {
+        {
+            let slot = &self.core.slots[self.slot];
+            let (key, value) = (slot.key.borrow(), slot.value.borrow());
+            let value = (slot.kind.get() != Kind::Delete).then_some(&value[..]);
+            layout::encode(place, &key, value, &mut self.scratch);
+        }
+        let lane = &self.core.lane;
+        lane.copy_in(self.slot, lane.outgoing(), &self.scratch);
+        let (remote, local, length) = (lane.geometry.node(place.index()), lane.outgoing(), self.scratch.len());
+        let write = Verb::Write { remote, local, length };
+        match swap {
+            None => self.verbs(&[write]).await.map(|()| None),
+            Some(old) => {
+                self.verbs(&[write, self.linking(old, place)]).await?;
+                Ok(Some(Word::from_bits(lane.word(self.slot, FOUND))))
+            }
+        }
+    }
+
+    fn linking(&self, old: &Entry, new: Place) -> Verb {
+        let (compare, swap) = (Word::Tail(old.place.version()).bits(), Word::Link(new).bits());
+        Verb::CompareSwap { remote: self.core.lane.geometry.node(old.place.index()), local: FOUND, compare, swap }
+    }
+
+    /// Makes `new` the successor of what is believed to be the newest node. Returns what the word was.
+    pub(crate) async fn link(&self, old: &Entry, new: Place) -> Result<Word, StoreError> {
+        self.verbs(&[self.linking(old, new)]).await?;
+        Ok(Word::from_bits(self.core.lane.word(self.slot, FOUND)))
+    }
+
+    /// Says that `new` is the newest node of the key now: to the cache, to the metadata service if it took the place of
+    /// another, and by the shortcut to the clients of other hosts, who will see it some time later.
+    pub(crate) fn publish(&self, old: Option<Place>, new: Place, number: u32) {
+        let is_tombstone = self.kind() == Kind::Delete;
+        let value = if is_tombstone { 0 } else { self.own().value.borrow().len() };
+        let length = layout::node_length(self.key().len(), value) as u32;
+        self.core.cache.set(&self.key(), Entry { place: new, number, is_tombstone, length });
+        if let Some(old) = old {
+            self.core.requests.borrow_mut().report(Report { old, new, is_tombstone });
+        }
+        let lane = &self.core.lane;
+        lane.set_word(self.slot, NEW_SHORTCUT, Word::Link(new).bits());
+        let verb = Verb::Write { remote: lane.geometry.shortcut(number), local: NEW_SHORTCUT, length: 8 };
+        // The operation has taken effect; if this fails, so does the next one.
+        let _ = lane.post(self.slot, &[verb], false);
+    }
+
+    /// Lets go of a key's lock, unless somebody has broken it. Nobody waits for that.
+    pub(crate) fn release_lock(&self, number: u32, own: u64) -> Result<(), StoreError> {
+        let remote = self.core.lane.geometry.lock(number);
+        let verb = Verb::CompareSwap { remote, local: RELEASED, compare: own, swap: 0 };
+        self.core.lane.post(self.slot, &[verb], false)
+    }
+
+    /// Compares and swaps the lock of a key. Returns what it was.
+    pub(crate) async fn swap_lock(&self, number: u32, compare: u64, swap: u64) -> Result<u64, StoreError> {
+        let remote = self.core.lane.geometry.lock(number);
+        self.verbs(&[Verb::CompareSwap { remote, local: LOCK, compare, swap }]).await?;
+        Ok(self.core.lane.word(self.slot, LOCK))
+    }
+}

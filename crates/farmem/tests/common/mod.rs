@@ -1,0 +1,167 @@
+//! A store on simulated hosts: memory node on node 0, metadata service on node 1, clients on the others.
+#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test uses its part")]
+
+#[path = "../../../rnic/tests/common/rng.rs"]
+pub mod rng;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use doorbell_exchange::Config;
+use doorbell_exchange::asynchronous::Waiter;
+use doorbell_farmem::{
+    Client, ClientEnd, ClientOptions, Geometry, HostCache, MemoryNode, Metadata, MetadataEnd, MetadataOptions,
+    NodeCounts, Operation, Outcome, Place, StoreError,
+};
+use doorbell_sim::{Simulation, Testbed, Topology, VirtualWaiter, testbed};
+
+/// Which node of the simulation is which.
+pub const MEMORY: usize = 0;
+pub const METADATA: usize = 1;
+pub const FIRST_HOST: usize = 2;
+
+pub fn t3() -> Testbed {
+    testbed::by_name("connectx5-memory").expect("a testbed of the program").clone()
+}
+
+/// Hasty, so that a death is noticed within milliseconds.
+pub fn rpc() -> Config {
+    Config::default().timeout_exponent(8).retry_count(3).keepalive(Duration::from_millis(2))
+}
+
+/// A store: simulation, memory node and metadata service, and how many clients are at work.
+pub struct Store<'a> {
+    pub simulation: Simulation<'a>,
+    pub memory: Rc<RefCell<MemoryNode>>,
+    /// Until it serves.
+    pub metadata: Option<Metadata>,
+    caches: Vec<Arc<HostCache>>,
+    numbers: u32,
+    pub working: Rc<Cell<usize>>,
+}
+
+impl Store<'_> {
+    pub fn new(testbed: &Testbed, hosts: usize, geometry: Geometry, seed: u64) -> Self {
+        let topology = Topology::Star { nodes: FIRST_HOST + hosts };
+        let simulation = Simulation::new(testbed, topology, seed).expect("a simulation");
+        let pd = |node: usize| simulation.device(node).create_pd().expect("a protection domain");
+        let mut memory = MemoryNode::new(&pd(MEMORY), geometry).expect("a memory node");
+        let options = MetadataOptions { rpc: rpc(), ..MetadataOptions::default() };
+        let end = MetadataEnd::new(&pd(METADATA), options).expect("an end");
+        let description = memory.accept(0, &end.to_memory()).expect("accepted");
+        let metadata = end.connect(&description).expect("connected");
+        Self {
+            simulation,
+            memory: Rc::new(RefCell::new(memory)),
+            metadata: Some(metadata),
+            caches: (0..hosts).map(|_| Arc::new(HostCache::new(1 << 12))).collect(),
+            numbers: 0,
+            working: Rc::default(),
+        }
+    }
+
+    /// A client on a host.
+    pub fn client(&mut self, host: usize, options: ClientOptions) -> Client {
+        self.numbers += 1;
+        let number = self.numbers;
+        let pd = self.simulation.device(FIRST_HOST + host).create_pd().expect("a protection domain");
+        let end = ClientEnd::new(&pd, ClientOptions { rpc: rpc(), ..options }).expect("an end");
+        let memory = self.memory.borrow_mut().accept(number, &end.to_memory()).expect("accepted");
+        let service = self.metadata.as_mut().expect("the service does not run yet");
+        let metadata = service.accept(number, &end.to_metadata()).expect("accepted");
+        self.working.set(self.working.get() + 1);
+        end.connect(number, &memory, &metadata, &self.caches[host]).expect("connected")
+    }
+
+    /// Runs the metadata service until all clients have gone and everything is tidy, and says what is left.
+    pub fn serve(&mut self) -> doorbell_sim::Returned<Rest> {
+        let mut metadata = self.metadata.take().expect("the service does not run yet");
+        let memory = Rc::clone(&self.memory);
+        let (working, waiter) = (Rc::clone(&self.working), self.simulation.polling());
+        self.simulation.spawn(METADATA, "metadata", async move {
+            loop {
+                let happened = serve_once(&mut metadata, &memory);
+                let nodes = metadata.nodes();
+                if working.get() == 0 && metadata.clients() == 0 && metadata.is_tidy() && nodes.retired == 0 {
+                    return Rest { nodes, keys: metadata.keys() };
+                }
+                if !happened {
+                    // Nothing wakes it when the last client has ended.
+                    let soon = waiter.now().as_ns() + 1_000_000;
+                    let deadline = metadata.deadline_ns().map_or(soon, |deadline| deadline.min(soon));
+                    waiter.wait(None, Some(deadline)).await;
+                } else {
+                    waiter.breathe().await;
+                }
+            }
+        })
+    }
+}
+
+/// What is left when all clients have gone.
+pub struct Rest {
+    pub nodes: NodeCounts,
+    pub keys: Vec<(Vec<u8>, Place)>,
+}
+
+impl Rest {
+    /// Every node is free or the only one of a key, and holds what it should.
+    pub fn check(&self, memory: &MemoryNode) {
+        let nodes = u64::from(memory.geometry().nodes);
+        let NodeCounts { free, granted, heads, retired, spent } = self.nodes;
+        assert_eq!((granted, retired, spent), (0, 0, 0), "nobody holds a node any more");
+        assert_eq!((heads, free), (self.keys.len() as u64, nodes - heads), "no node is lost");
+        for (key, place) in &self.keys {
+            let node = memory.inspect(*place).expect("a node");
+            assert_eq!(node.word, doorbell_farmem::Word::Tail(place.version()), "the only node of {key:?}");
+            assert!(node.is_intact && &node.key == key && !node.is_tombstone, "{key:?}: {node:?}");
+        }
+    }
+}
+
+pub fn serve_once(metadata: &mut Metadata, memory: &RefCell<MemoryNode>) -> bool {
+    let mut happened = metadata.poll();
+    while let Some(client) = metadata.next_fence() {
+        memory.borrow_mut().fence(client).expect("fenced");
+        metadata.fenced(client);
+        happened = true;
+    }
+    happened
+}
+
+/// Waits until something happens.
+pub async fn progress(client: &mut Client, waiter: &VirtualWaiter) {
+    if client.poll() {
+        waiter.breathe().await;
+    } else {
+        waiter.wait(None, client.deadline_ns()).await;
+    }
+}
+
+/// Runs one operation to its end.
+pub async fn run(
+    client: &mut Client,
+    waiter: &VirtualWaiter,
+    operation: Operation<'_>,
+    value: &mut Vec<u8>,
+) -> Result<Outcome, StoreError> {
+    let ticket = client.submit(operation)?.expect("nothing else runs");
+    loop {
+        if let Some((done, result)) = client.finished(value) {
+            assert_eq!(done, ticket);
+            return result;
+        }
+        progress(client, waiter).await;
+    }
+}
+
+/// Says goodbye.
+pub async fn close(mut client: Client, waiter: &VirtualWaiter, working: &Cell<usize>) {
+    client.close();
+    while !client.is_closed() {
+        progress(&mut client, waiter).await;
+    }
+    working.set(working.get() - 1);
+}

@@ -1,0 +1,284 @@
+//! Histories of every strategy on virtual time, with clients that die at any step and with lost packets, judged by the
+//! checker of the crate `todc-utils` (Wing and Gong's algorithm with Lowe's memory of states, as Horn and Kroening
+//! describe it). `FARMEM_SEED` runs one seed alone, `FARMEM_SEEDS` as many.
+
+mod common;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use common::rng::Rng;
+use common::{Store, close, progress, t3};
+use doorbell_farmem::{Client, ClientOptions, Geometry, Operation, Outcome, StoreError, Strategy, Ticket};
+use doorbell_sim::{Ps, Testbed, VirtualWaiter};
+use todc_utils::linearizability::WGLChecker;
+use todc_utils::linearizability::history::{Action, History};
+use todc_utils::specifications::Specification;
+
+/// An operation on one key and what came of it. Whether those without an answer took effect, nobody knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Event {
+    Get(Option<u32>),
+    Put(u32, bool),
+    Insert(u32, bool),
+    Delete(bool),
+    PerhapsPut(u32),
+    PerhapsInsert(u32),
+    PerhapsDelete,
+}
+
+/// A register that may be absent.
+struct Register;
+
+impl Specification for Register {
+    type State = Option<u32>;
+    type Operation = Event;
+
+    fn init() -> Option<u32> {
+        None
+    }
+
+    fn apply(event: &Event, state: &Option<u32>) -> (bool, Option<u32>) {
+        let is_there = state.is_some();
+        match *event {
+            Event::Get(value) => (value == *state, *state),
+            Event::Put(value, found) => (found == is_there, if found { Some(value) } else { *state }),
+            Event::Insert(value, made) => (made != is_there, if made { Some(value) } else { *state }),
+            Event::Delete(found) => (found == is_there, None),
+            Event::PerhapsPut(value) => (true, state.map(|_| value)),
+            Event::PerhapsInsert(value) => (true, state.or(Some(value))),
+            Event::PerhapsDelete => (true, None),
+        }
+    }
+}
+
+/// When an operation began and ended; one without an answer never ends.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    from: Ps,
+    to: Ps,
+    event: Event,
+}
+
+type Spans = BTreeMap<u32, Vec<Span>>;
+
+fn is_linearizable(spans: &[Span]) -> bool {
+    let mut actions = Vec::new();
+    for (process, span) in spans.iter().enumerate() {
+        // At one moment, calls come first: such operations are concurrent.
+        actions.push(((span.from, 0), (process, Action::Call(span.event))));
+        actions.push(((span.to, 1), (process, Action::Response(span.event))));
+    }
+    actions.sort_by_key(|&(at, (process, _))| (at, process));
+    let actions: Vec<_> = actions.into_iter().map(|(_, action)| action).collect();
+    actions.is_empty() || WGLChecker::<Register>::is_linearizable(History::from_actions(actions))
+}
+
+/// A value is its number, over and over, in a length that depends on the number.
+fn value(number: u32, most: usize) -> Vec<u8> {
+    let length = 4 + number as usize * 13 % (most - 3);
+    number.to_le_bytes().into_iter().cycle().take(length).collect()
+}
+
+fn number(value_read: &[u8], most: usize) -> u32 {
+    let number = value_read.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
+    assert_eq!(value_read, value(number, most), "a value is torn or none that was ever written");
+    number
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Load {
+    strategy: Strategy,
+    keys: u64,
+    operations: u32,
+    outstanding: usize,
+    /// A client dies after so many verbs.
+    death: Option<u64>,
+}
+
+const MOST: usize = 120;
+
+/// Key `index`, some of them longer than a number.
+fn key(index: u32) -> Vec<u8> {
+    match index % 2 {
+        0 => u64::from(index).to_le_bytes().to_vec(),
+        _ => format!("the key of number {index}").into_bytes(),
+    }
+}
+
+/// Which operation, on which key, with which value.
+fn operation<'a>(event: Event, key: &'a [u8], value: &'a [u8]) -> Operation<'a> {
+    match event {
+        Event::Put(..) => Operation::Put { key, value },
+        Event::Insert(..) => Operation::Insert { key, value },
+        Event::Delete(_) => Operation::Delete { key },
+        _ => Operation::Get { key },
+    }
+}
+
+async fn work(
+    mut client: Client,
+    load: Load,
+    mut rng: Rng,
+    first_value: u32,
+    waiter: VirtualWaiter,
+    spans: Rc<RefCell<Spans>>,
+) -> Client {
+    let mut running: BTreeMap<Ticket, (u32, Ps, Event)> = BTreeMap::new();
+    let (mut left, mut next_value, mut read) = (load.operations, first_value, Vec::new());
+    while left > 0 || !running.is_empty() {
+        while left > 0 && running.len() < load.outstanding {
+            let index = rng.below(load.keys) as u32;
+            let event = match rng.below(20) {
+                0..8 => Event::Get(None),
+                8..14 => Event::Put(next_value, false),
+                14..18 => Event::Insert(next_value, false),
+                _ => Event::Delete(false),
+            };
+            let (name, value) = (key(index), value(next_value, MOST));
+            let from = waiter.now();
+            let submitted = client.submit(operation(event, &name, &value)).expect("sizes are allowed");
+            running.insert(submitted.expect("there is room"), (index, from, event));
+            (left, next_value) = (left - 1, next_value + 1);
+        }
+        while let Some((ticket, result)) = client.finished(&mut read) {
+            let (index, from, event) = running.remove(&ticket).expect("it was running");
+            let (to, is_done) = (waiter.now(), result == Ok(Outcome::Done));
+            let event = match (event, result) {
+                (Event::Get(_), Ok(_)) => Event::Get(is_done.then(|| number(&read, MOST))),
+                (Event::Put(value, _), Ok(_)) => Event::Put(value, is_done),
+                (Event::Insert(value, _), Ok(_)) => Event::Insert(value, is_done),
+                (_, Ok(_)) => Event::Delete(is_done),
+                (_, Err(StoreError::GaveUp { .. })) => continue, // nothing was done
+                (event, Err(error)) => {
+                    let is_expected =
+                        matches!(error, StoreError::Dead | StoreError::Memory(_) | StoreError::MetadataGone(_));
+                    assert!(is_expected, "{event:?}: {error}");
+                    running.insert(ticket, (index, from, event));
+                    break;
+                }
+            };
+            spans.borrow_mut().entry(index).or_default().push(Span { from, to, event });
+        }
+        if client.is_over() {
+            break;
+        }
+        progress(&mut client, &waiter).await;
+    }
+    for (_, (index, from, event)) in running {
+        let event = match event {
+            Event::Put(value, _) => Event::PerhapsPut(value),
+            Event::Insert(value, _) => Event::PerhapsInsert(value),
+            Event::Delete(_) => Event::PerhapsDelete,
+            _ => continue,
+        };
+        spans.borrow_mut().entry(index).or_default().push(Span { from, to: Ps::MAX, event });
+    }
+    client
+}
+
+/// Two hosts with two clients each. Returns how many operations had no answer, and how many frames were dropped.
+fn run(testbed: &Testbed, load: Load, seed: u64) -> (usize, u64) {
+    let geometry = Geometry { nodes: 400, keys: 8, max_key: 32, max_value: MOST };
+    let mut store = Store::new(testbed, 2, geometry, seed);
+    let spans = Rc::new(RefCell::new(Spans::new()));
+    let mut rng = Rng::new(seed);
+    for index in 0..4_u32 {
+        let options = ClientOptions {
+            strategy: load.strategy,
+            outstanding: load.outstanding,
+            seed: rng.next(),
+            lease_ns: 2_000_000,
+            verbs_until_death: load.death.filter(|_| index == 0),
+            ..ClientOptions::default()
+        };
+        let host = index as usize % 2;
+        let client = store.client(host, options);
+        let (waiter, working) = (store.simulation.polling(), Rc::clone(&store.working));
+        let worker = work(client, load, Rng::new(rng.next()), index * 10_000 + 1, waiter.clone(), Rc::clone(&spans));
+        store.simulation.spawn(common::FIRST_HOST + host, format!("client {index}"), async move {
+            let client = worker.await;
+            if client.is_over() {
+                drop(client);
+                working.set(working.get() - 1);
+            } else {
+                close(client, &waiter, &working).await;
+            }
+        });
+    }
+    let rest = store.serve();
+    let summary = store.simulation.run().unwrap_or_else(|error| panic!("{load:?}, seed {seed}: {error}"));
+    let spans = spans.borrow();
+    for (index, spans) in spans.iter() {
+        assert!(is_linearizable(spans), "{load:?}, seed {seed}: key {index} is not linearizable:\n{spans:#?}");
+    }
+    rest.take().expect("the service has ended").check(&store.memory.borrow());
+    let unanswered = spans.values().flatten().filter(|span| span.to == Ps::MAX).count();
+    (unanswered, summary.counts.dropped)
+}
+
+fn seeds(default: u64) -> std::ops::Range<u64> {
+    let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    match number("FARMEM_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("FARMEM_SEEDS").unwrap_or(default),
+    }
+}
+
+#[test]
+fn every_strategy_is_linearizable_and_loses_no_node() {
+    for strategy in Strategy::ALL {
+        for seed in seeds(40) {
+            let outstanding = 1 + seed as usize % 3;
+            let load = Load { strategy, keys: 1 + seed % 4, operations: 40, outstanding, death: None };
+            let (unanswered, dropped) = run(&t3(), load, seed);
+            assert_eq!((unanswered, dropped), (0, 0), "{load:?}, seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn a_client_that_dies_at_any_verb_leaves_a_linearizable_store_and_no_node_lost() {
+    for strategy in Strategy::ALL {
+        for seed in seeds(60) {
+            let outstanding = 1 + seed as usize % 2;
+            let load = Load { strategy, keys: 1 + seed % 3, operations: 30, outstanding, death: Some(seed % 100) };
+            run(&t3(), load, seed);
+        }
+    }
+}
+
+#[test]
+fn lost_packets_change_nothing() {
+    // Slow links, and a queue of the switch that holds few frames: what two hosts send at once is dropped in part.
+    let replaced = [
+        ("link.rate", "1 Gb/s"),
+        ("switch.resume_at", "0 B"),
+        ("switch.pause_at", "600 B"),
+        ("switch.queue", "600 B"),
+        ("switch.when_full", "drop"),
+    ];
+    let with =
+        |testbed: Testbed, &(field, value): &(&str, &str)| testbed.with(field, value).expect("a value of the field");
+    let testbed = replaced.iter().fold(t3(), with);
+    let mut lost = 0;
+    for strategy in Strategy::ALL {
+        for seed in seeds(10) {
+            let load =
+                Load { strategy, keys: 2, operations: 30, outstanding: 4, death: (seed % 2 == 1).then_some(seed * 3) };
+            lost += run(&testbed, load, seed).1;
+        }
+    }
+    assert!(lost > 0, "packets are to be lost");
+}
+
+#[test]
+fn the_checker_notices_a_stale_read_and_a_lost_update() {
+    let span = |from, to, event| Span { from: Ps(from), to: Ps(to), event };
+    let written = [span(0, 1, Event::Insert(1, true)), span(2, 3, Event::Put(2, true))];
+    let judge = |event| is_linearizable(&[written[0], written[1], span(4, 5, event)]);
+    assert!(judge(Event::Get(Some(2))));
+    assert!(!judge(Event::Get(Some(1))) && !judge(Event::Get(None)) && !judge(Event::Insert(3, true)));
+    assert!(judge(Event::PerhapsPut(3)) && !judge(Event::Delete(false)));
+}

@@ -1,0 +1,320 @@
+//! What a store does with one or two clients: round trips, limits, deaths, and memory that is not as it should be.
+
+mod common;
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use common::{METADATA, Store, close, run, t3};
+use doorbell_exchange::asynchronous::Waiter;
+use doorbell_exchange::setup::RemoteRegion;
+use doorbell_farmem::{
+    Client, ClientEnd, ClientOptions, Geometry, HostCache, Operation, Outcome, StoreError, Strategy,
+};
+use doorbell_sim::{Ps, VirtualWaiter};
+use doorbell_verbs::{RKey, Status};
+
+const KEY: &[u8] = b"a key";
+
+fn geometry() -> Geometry {
+    Geometry { nodes: 256, keys: 64, max_key: 16, max_value: 100 }
+}
+
+fn with(strategy: Strategy) -> ClientOptions {
+    ClientOptions { strategy, lease_ns: 1_000_000, ..ClientOptions::default() }
+}
+
+async fn insert(client: &mut Client, waiter: &VirtualWaiter, key: &[u8], value: &[u8]) -> Result<Outcome, StoreError> {
+    run(client, waiter, Operation::Insert { key, value }, &mut Vec::new()).await
+}
+
+async fn put(client: &mut Client, waiter: &VirtualWaiter, key: &[u8], value: &[u8]) -> Result<Outcome, StoreError> {
+    run(client, waiter, Operation::Put { key, value }, &mut Vec::new()).await
+}
+
+async fn delete(client: &mut Client, waiter: &VirtualWaiter, key: &[u8]) -> Result<Outcome, StoreError> {
+    run(client, waiter, Operation::Delete { key }, &mut Vec::new()).await
+}
+
+async fn get(client: &mut Client, waiter: &VirtualWaiter, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
+    let mut value = Vec::new();
+    let outcome = run(client, waiter, Operation::Get { key }, &mut value).await?;
+    Ok((outcome == Outcome::Done).then_some(value))
+}
+
+/// Runs a test body as a thread of the first host.
+fn one(geometry: Geometry, options: ClientOptions, body: impl AsyncFnOnce(Client, VirtualWaiter) -> Client) {
+    let mut store = Store::new(&t3(), 2, geometry, 1);
+    let client = store.client(0, options);
+    let (waiter, working) = (store.simulation.polling(), Rc::clone(&store.working));
+    store.simulation.spawn(common::FIRST_HOST, "client", async move {
+        let client = body(client, waiter.clone()).await;
+        close(client, &waiter, &working).await;
+    });
+    let rest = store.serve();
+    store.simulation.run().expect("it ends");
+    rest.take().expect("the service has ended").check(&store.memory.borrow());
+}
+
+#[test]
+fn keys_come_and_go_and_have_values_of_any_length() {
+    for strategy in Strategy::ALL {
+        one(geometry(), with(strategy), async |mut client, waiter| {
+            let (own, waiter) = (&mut client, &waiter);
+            assert_eq!(get(own, waiter, KEY).await, Ok(None));
+            assert_eq!(put(own, waiter, KEY, b"1").await, Ok(Outcome::Absent));
+            assert_eq!(delete(own, waiter, KEY).await, Ok(Outcome::Absent));
+            for round in 0..3_u8 {
+                assert_eq!(insert(own, waiter, KEY, &[round]).await, Ok(Outcome::Done));
+                assert_eq!(insert(own, waiter, KEY, b"other").await, Ok(Outcome::Exists));
+                assert_eq!(get(own, waiter, KEY).await, Ok(Some(vec![round])));
+                for length in [0, 1, 100, 7] {
+                    assert_eq!(put(own, waiter, KEY, &vec![round; length]).await, Ok(Outcome::Done));
+                    assert_eq!(get(own, waiter, KEY).await, Ok(Some(vec![round; length])));
+                }
+                assert_eq!(delete(own, waiter, KEY).await, Ok(Outcome::Done));
+                assert_eq!(get(own, waiter, KEY).await, Ok(None));
+                assert_eq!(put(own, waiter, KEY, b"1").await, Ok(Outcome::Absent));
+            }
+            client
+        });
+    }
+}
+
+#[test]
+fn a_hit_takes_one_round_trip_and_a_write_two_or_one_post() {
+    for (strategy, posts) in [(Strategy::Optimistic, 2), (Strategy::Chained, 1)] {
+        one(geometry(), with(strategy), async move |mut client, waiter| {
+            insert(&mut client, &waiter, KEY, &[1; 50]).await.expect("inserted");
+            let before = client.counts().verbs;
+            get(&mut client, &waiter, KEY).await.expect("read");
+            let after = client.counts().verbs;
+            // The node as long as it is, and the shortcut beside it.
+            let read = (after.reads - before.reads, after.read_bytes - before.read_bytes);
+            assert_eq!(read, (2, 32 + 8 + 50 + 8));
+            assert_eq!((after.writes, after.compare_swaps), (before.writes, before.compare_swaps));
+            put(&mut client, &waiter, KEY, &[2; 50]).await.expect("written");
+            let counts = client.counts();
+            let written = (counts.verbs.writes - after.writes, counts.verbs.written_bytes - after.written_bytes);
+            assert_eq!(written, (2, 32 + 8 + 50 + 8), "the node, and the shortcut behind it");
+            assert_eq!(counts.verbs.compare_swaps - after.compare_swaps, 1);
+            assert_eq!((counts.verbs.reads, counts.hops), (after.reads, 0));
+            assert_eq!(counts.verbs.awaited_posts - after.awaited_posts, posts);
+            client
+        });
+    }
+}
+
+#[test]
+fn what_is_too_long_is_refused_with_the_limit() {
+    one(geometry(), ClientOptions::default(), async |mut client, waiter| {
+        let refused = insert(&mut client, &waiter, &[1; 17], b"").await.unwrap_err();
+        assert_eq!(refused.to_string(), "a key of 17 B was given, this store takes keys of 1 to 16 B");
+        assert!(matches!(get(&mut client, &waiter, b"").await, Err(StoreError::KeyLength { given: 0, .. })));
+        let refused = put(&mut client, &waiter, KEY, &[0; 101]).await.unwrap_err();
+        assert_eq!(refused.to_string(), "a value of 101 B was given, this store takes values of at most 100 B");
+        assert_eq!(insert(&mut client, &waiter, &[1; 16], &[0; 100]).await, Ok(Outcome::Done));
+        client
+    });
+}
+
+#[test]
+fn a_full_store_says_so_and_goes_on_with_what_it_has() {
+    let nodes = Geometry { nodes: 40, ..geometry() };
+    one(nodes, ClientOptions::default(), async |mut client, waiter| {
+        let mut made = 0_u8;
+        let error = loop {
+            match insert(&mut client, &waiter, &[made], &[made; 9]).await {
+                Ok(outcome) => assert_eq!(outcome, Outcome::Done),
+                Err(error) => break error,
+            }
+            made += 1;
+        };
+        assert_eq!((error, made), (StoreError::Full, 40));
+        for key in 0..made {
+            assert_eq!(get(&mut client, &waiter, &[key]).await, Ok(Some(vec![key; 9])));
+        }
+        client
+    });
+    let keys = Geometry { keys: 3, ..geometry() };
+    one(keys, ClientOptions::default(), async |mut client, waiter| {
+        for key in 0..3_u8 {
+            assert_eq!(insert(&mut client, &waiter, &[key], b"").await, Ok(Outcome::Done));
+        }
+        assert_eq!(insert(&mut client, &waiter, &[3], b"").await, Err(StoreError::TooManyKeys));
+        assert_eq!(put(&mut client, &waiter, &[2], b"more").await, Ok(Outcome::Done));
+        client
+    });
+}
+
+#[test]
+fn nodes_are_recycled_as_long_as_a_store_lives() {
+    let tight = Geometry { nodes: 40, keys: 4, ..geometry() };
+    one(tight, ClientOptions::default(), async |mut client, waiter| {
+        insert(&mut client, &waiter, KEY, b"0").await.expect("inserted");
+        for round in 0..2000_u32 {
+            assert_eq!(put(&mut client, &waiter, KEY, &round.to_le_bytes()).await, Ok(Outcome::Done));
+        }
+        assert_eq!(get(&mut client, &waiter, KEY).await, Ok(Some(1999_u32.to_le_bytes().to_vec())));
+        client
+    });
+}
+
+#[test]
+fn without_the_metadata_service_known_keys_go_on_until_nodes_run_out() {
+    let mut store = Store::new(&t3(), 1, geometry(), 1);
+    let mut client = store.client(0, ClientOptions::default());
+    let (waiter, is_served) = (store.simulation.polling(), Rc::new(Cell::new(true)));
+    let (mut metadata, memory) = (store.metadata.take().expect("a service"), Rc::clone(&store.memory));
+    let serves = Rc::clone(&is_served);
+    let clock = waiter.clone();
+    store.simulation.spawn(METADATA, "metadata", async move {
+        while serves.get() {
+            common::serve_once(&mut metadata, &memory);
+            clock.wait(None, Some(clock.now().as_ns() + 10_000)).await;
+        }
+    });
+    let ended = store.simulation.spawn(common::FIRST_HOST, "client", async move {
+        insert(&mut client, &waiter, KEY, b"1").await.expect("inserted");
+        is_served.set(false);
+        // Longer than the connection's retries.
+        let later = waiter.now().as_ns() + 100_000_000;
+        while waiter.now().as_ns() < later {
+            client.poll();
+            waiter.wait(None, Some(later)).await;
+        }
+        let nodes = client.spare_nodes().len() as u32;
+        assert!(nodes > 0);
+        for round in 0..nodes {
+            assert_eq!(put(&mut client, &waiter, KEY, &round.to_le_bytes()).await, Ok(Outcome::Done));
+            assert_eq!(get(&mut client, &waiter, KEY).await, Ok(Some(round.to_le_bytes().to_vec())));
+        }
+        let refused = put(&mut client, &waiter, KEY, b"more").await.unwrap_err();
+        assert!(matches!(refused, StoreError::MetadataGone(_)), "{refused}");
+        let refused = get(&mut client, &waiter, b"unknown").await.unwrap_err();
+        assert!(matches!(refused, StoreError::MetadataGone(_)), "{refused}");
+        assert_eq!(get(&mut client, &waiter, KEY).await, Ok(Some((nodes - 1).to_le_bytes().to_vec())));
+    });
+    store.simulation.run().expect("it ends");
+    assert!(ended.take().is_some());
+}
+
+#[test]
+fn a_guessed_key_opens_nothing_and_disturbs_nobody() {
+    let mut store = Store::new(&t3(), 1, geometry(), 1);
+    let mut client = store.client(0, ClientOptions::default());
+    let pd = store.simulation.device(common::FIRST_HOST).create_pd().expect("a protection domain");
+    let end = ClientEnd::new(&pd, ClientOptions { rpc: common::rpc(), ..ClientOptions::default() }).expect("an end");
+    let mut description = store.memory.borrow_mut().accept(99, &end.to_memory()).expect("accepted");
+    let service = store.metadata.as_mut().expect("a service").accept(99, &end.to_metadata()).expect("accepted");
+    let guess = RKey::new(description.region.rkey.get() ^ 0x0010_0000);
+    description.region = RemoteRegion { rkey: guess, ..description.region };
+    let mut foreign = end.connect(99, &description, &service, &HostCache::new(1).into()).expect("connected");
+    store.working.set(2);
+    let (waiter, working) = (store.simulation.polling(), Rc::clone(&store.working));
+    let ended = store.simulation.spawn(common::FIRST_HOST, "both", async move {
+        insert(&mut client, &waiter, KEY, b"1").await.expect("inserted");
+        let refused = get(&mut foreign, &waiter, KEY).await.unwrap_err();
+        assert_eq!(refused, StoreError::Memory(Status::RemoteAccess));
+        let again = get(&mut foreign, &waiter, KEY).await.unwrap_err();
+        assert_eq!(again, refused, "its queue pair is in error");
+        drop(foreign);
+        working.set(1);
+        assert_eq!(put(&mut client, &waiter, KEY, b"2").await, Ok(Outcome::Done));
+        close(client, &waiter, &working).await;
+    });
+    let rest = store.serve();
+    store.simulation.run().expect("it ends");
+    assert!(ended.take().is_some());
+    rest.take().expect("the service has ended").check(&store.memory.borrow());
+}
+
+#[test]
+fn a_corrupted_node_is_an_error_and_never_a_value() {
+    let mut store = Store::new(&t3(), 1, geometry(), 1);
+    let mut client = store.client(0, ClientOptions::default());
+    let (waiter, memory) = (store.simulation.polling(), Rc::clone(&store.memory));
+    let working = Rc::clone(&store.working);
+    let ended = store.simulation.spawn(common::FIRST_HOST, "client", async move {
+        insert(&mut client, &waiter, KEY, &[0xa5; 64]).await.expect("inserted");
+        let region = memory.borrow().region().clone();
+        let mut bytes = vec![0; region.len()];
+        region.copy_out(0, &mut bytes);
+        let at = bytes.windows(64).position(|window| window == [0xa5; 64]).expect("the value lies somewhere");
+        region.copy_in(at + 10, &[0xa4]);
+        let refused = get(&mut client, &waiter, KEY).await.unwrap_err();
+        assert!(matches!(refused, StoreError::Corrupted { .. }), "{refused}");
+        // Another value makes the key whole again.
+        assert_eq!(put(&mut client, &waiter, KEY, b"2").await, Ok(Outcome::Done));
+        assert_eq!(get(&mut client, &waiter, KEY).await, Ok(Some(b"2".to_vec())));
+        close(client, &waiter, &working).await;
+    });
+    let rest = store.serve();
+    store.simulation.run().expect("it ends");
+    assert!(ended.take().is_some());
+    rest.take().expect("the service has ended").check(&store.memory.borrow());
+}
+
+/// A client takes the lock of a key and then does nothing, or dies.
+#[test]
+fn a_lock_is_broken_after_its_lease_and_its_holder_is_shut_out_first() {
+    // An insert takes two verbs, the node and the shortcut; the third is the CAS on the lock.
+    for death in [None, Some(3)] {
+        let mut store = Store::new(&t3(), 2, geometry(), 1);
+        let mut holder = store.client(0, ClientOptions { verbs_until_death: death, ..with(Strategy::Lock) });
+        let mut other = store.client(1, with(Strategy::Lock));
+        let (waiter, working) = (store.simulation.polling(), Rc::clone(&store.working));
+        let (is_locked, is_broken) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
+        let (locked, broken) = (Rc::clone(&is_locked), Rc::clone(&is_broken));
+        let (clock, at_work) = (waiter.clone(), Rc::clone(&working));
+        let stopped = store.simulation.spawn(common::FIRST_HOST, "holder", async move {
+            insert(&mut holder, &clock, KEY, b"1").await.expect("inserted");
+            holder.submit(Operation::Put { key: KEY, value: b"2" }).expect("allowed").expect("room");
+            // The CAS on the lock is posted; it arrives while this thread sleeps, and nothing follows it.
+            let until = |ns| clock.now().as_ns() + ns;
+            clock.wait(None, Some(until(50_000))).await;
+            locked.set(true);
+            while !broken.get() {
+                clock.wait(None, Some(until(50_000))).await;
+            }
+            let mut value = Vec::new();
+            let result = loop {
+                if let Some((_, result)) = holder.finished(&mut value) {
+                    break result;
+                }
+                common::progress(&mut holder, &clock).await;
+            };
+            at_work.set(at_work.get() - 1);
+            result
+        });
+        let took = store.simulation.spawn(common::FIRST_HOST + 1, "other", async move {
+            while !is_locked.get() {
+                waiter.wait(None, Some(waiter.now().as_ns() + 10_000)).await;
+            }
+            let from = waiter.now();
+            assert_eq!(put(&mut other, &waiter, KEY, b"3").await, Ok(Outcome::Done));
+            let took = Ps(waiter.now().0 - from.0);
+            assert_eq!(get(&mut other, &waiter, KEY).await, Ok(Some(b"3".to_vec())));
+            assert_eq!(other.counts().suspects, 1);
+            is_broken.set(true);
+            close(other, &waiter, &working).await;
+            took
+        });
+        let rest = store.serve();
+        store.simulation.run().expect("it ends");
+        let result = stopped.take().expect("the holder has ended");
+        let is_shut_out = matches!(result, Err(StoreError::Memory(_) | StoreError::Dead));
+        assert!(is_shut_out, "a holder whose lock was broken cannot write any more: {result:?}");
+        let took = took.take().expect("the other has ended").as_ns();
+        assert!((1_000_000..1_500_000).contains(&took), "a lease of 1 ms, and {took} ns were waited");
+        rest.take().expect("the service has ended").check(&store.memory.borrow());
+    }
+}
+
+#[test]
+fn strategies_have_names() {
+    for strategy in Strategy::ALL {
+        assert_eq!(Strategy::by_name(strategy.name()), Some(strategy));
+    }
+    assert_eq!(Strategy::by_name("hope"), None);
+}
