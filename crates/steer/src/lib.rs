@@ -38,6 +38,7 @@
 mod client;
 mod config;
 mod counters;
+mod driver;
 mod engine;
 mod message;
 mod node;
@@ -48,6 +49,7 @@ mod values;
 
 pub use config::{ClientEnd, Config, Limits, NodeEnd, Region, SetupError};
 pub use counters::Counters;
+pub use driver::{Driver, DriverCounters};
 pub use engine::{Held, Steer};
 pub use output::Path;
 pub use steering::Layout;

@@ -1,0 +1,167 @@
+//! The driver: pumps packets between a box and one link, on which are clients and node alike.
+
+use std::io;
+
+use doorbell_fabric::{Checker, Link, ReceivedRun, Sealer};
+use doorbell_rnic::{EngineId, Path, TransmitBatch, TransmitInfo};
+use doorbell_wire::{BTH_LEN, BthPacket, ICRC_LEN, Opcode, Qpn};
+
+use crate::engine::Steer;
+
+/// Bytes of one batch. What a link hands over at one time makes at most about as much again leave, beside the window
+/// of the node.
+const BATCH_BYTES: usize = 4 << 20;
+
+/// What a driver counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DriverCounters {
+    /// Packets that arrived with a wrong ICRC, or too short for one.
+    pub damaged: u64,
+    /// Packets that were to leave from another address than the link's: a link is no switch.
+    pub foreign_source: u64,
+    /// Packets dropped because too many were to leave at one time.
+    pub dropped: u64,
+}
+
+/// A box, a link, and the encapsulation between them. The link's address is the box's.
+#[derive(Debug)]
+pub struct Driver<L> {
+    steer: Steer,
+    link: L,
+    batch: TransmitBatch,
+    /// Runs of the batch before this one have left.
+    next_run: usize,
+    encapsulation: Option<(Sealer, Checker)>,
+    counters: DriverCounters,
+}
+
+impl<L: Link> Driver<L> {
+    /// Drives a box over `link`. `port` is the UDP port of both ends, which the ICRC covers; it does not matter where the
+    /// link is not sealed.
+    pub fn new(steer: Steer, link: L, port: u16) -> Self {
+        let address = steer.config().address;
+        let sealed = link.properties().sealed;
+        Self {
+            steer,
+            batch: TransmitBatch::new(BATCH_BYTES, if sealed { ICRC_LEN } else { 0 }),
+            next_run: 0,
+            encapsulation: sealed.then(|| (Sealer::new(address, port), Checker::new(address, port))),
+            link,
+            counters: DriverCounters::default(),
+        }
+    }
+
+    /// The box.
+    pub fn steer(&self) -> &Steer {
+        &self.steer
+    }
+
+    /// The box, to connect clients.
+    pub fn steer_mut(&mut self) -> &mut Steer {
+        &mut self.steer
+    }
+
+    /// The link.
+    pub fn link(&self) -> &L {
+        &self.link
+    }
+
+    /// What was counted beside the box's own counters.
+    pub fn counters(&self) -> DriverCounters {
+        self.counters
+    }
+
+    /// Receives, does what is due and sends. Returns the number of packets received.
+    ///
+    /// # Errors
+    ///
+    /// The link is broken: [`Link::receive`] or [`Link::transmit`] failed.
+    pub fn pump(&mut self, now_ns: u64) -> io::Result<usize> {
+        // While the link is full nothing new is made that would have to wait for it.
+        self.transmit(now_ns)?;
+        if self.is_link_full() {
+            return Ok(0);
+        }
+        let received = self.receive(now_ns)?;
+        if self.steer.poll_timeout().is_some_and(|at_ns| at_ns <= now_ns) {
+            self.steer.handle_timeout(now_ns);
+        }
+        self.gather();
+        self.transmit(now_ns)?;
+        Ok(received)
+    }
+
+    fn receive(&mut self, now_ns: u64) -> io::Result<usize> {
+        let Self { steer, link, encapsulation, counters, .. } = self;
+        link.receive(now_ns, &mut |run: ReceivedRun<'_>| {
+            for (index, packet) in run.segments().enumerate() {
+                let packet = match encapsulation {
+                    None => Some(packet),
+                    Some((_, checker)) => checker.check(&run, index, packet),
+                };
+                match packet {
+                    Some(packet) => steer.handle_packet(now_ns, &run.outer, packet),
+                    None => counters.damaged += 1,
+                }
+            }
+        })
+    }
+
+    /// Takes what the box wants to send, as runs.
+    fn gather(&mut self) {
+        let Self { steer, batch, counters, encapsulation, .. } = self;
+        self.next_run = 0;
+        batch.clear();
+        let address = steer.config().address;
+        steer.poll_transmit(|path, packet| {
+            if path.source != address {
+                counters.foreign_source += 1;
+                return;
+            }
+            if !batch.has_room(packet.len()) {
+                counters.dropped += 1;
+                return;
+            }
+            let engine = EngineId::default();
+            let (destination, traffic_class, hop_limit) = (path.destination, path.traffic_class, path.hop_limit);
+            let path = Path { engine, destination, traffic_class, hop_limit };
+            batch.push(&path, packet.len(), info_of(packet)).copy_from_slice(packet);
+        });
+        if let Some((sealer, _)) = encapsulation {
+            sealer.seal(batch);
+        }
+    }
+
+    fn transmit(&mut self, now_ns: u64) -> io::Result<()> {
+        if !self.is_link_full() {
+            return Ok(());
+        }
+        self.link.transmit(now_ns, &self.batch, &mut self.next_run)
+    }
+
+    /// Is something waiting for the link to have room?
+    pub fn is_link_full(&self) -> bool {
+        self.next_run < self.batch.runs().len()
+    }
+
+    /// When [`pump`](Self::pump) is to be called at the latest.
+    pub fn poll_timeout(&self) -> Option<u64> {
+        self.steer.poll_timeout().into_iter().chain(self.link.poll_timeout()).min()
+    }
+}
+
+/// What is known of a packet beside its bytes; a packet that is passed on may be shorter than any header.
+fn info_of(packet: &[u8]) -> TransmitInfo {
+    let is_whole = packet.len() >= BTH_LEN;
+    let opcode = if is_whole { BthPacket::new_unchecked(packet).opcode() } else { Opcode::default() };
+    TransmitInfo {
+        qpn: Qpn::new(0),
+        opcode,
+        work_request: None,
+        first: opcode.is_first(),
+        last: opcode.is_last(),
+        inline: false,
+        retransmission: false,
+        payload_bytes: packet.len().saturating_sub(BTH_LEN + opcode.extension_len()) as u32,
+    }
+}
