@@ -87,7 +87,7 @@ pub(crate) fn write_report(
     published: Option<&Testbed>,
     out: &Path,
 ) -> Result<Written, Failure> {
-    let mut runs = Vec::new();
+    let (mut runs, mut names) = (Vec::new(), Vec::new());
     for path in directories {
         if !path.is_dir() {
             return Err(Usage(format!("{} is no directory", path.display())).into());
@@ -97,10 +97,11 @@ pub(crate) fn write_report(
             .file_name()
             .map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned());
         // Runs of several machines have the same name more often than not.
-        let is_taken = |name: &str| runs.iter().any(|run: &Run| run.name == name);
+        let is_taken = |name: &str| names.iter().any(|taken| taken == name);
         let name = if is_taken(&name) { path.display().to_string() } else { name };
-        let name = if is_taken(&name) { format!("{name} ({})", runs.len() + 1) } else { name };
-        runs.push(Run { name, records: RunDirectory::read(path)? });
+        let name = if is_taken(&name) { format!("{name} ({})", names.len() + 1) } else { name };
+        names.push(name.clone());
+        runs.extend(Run::of(&name, RunDirectory::read(path)?));
     }
     let verdicts = doorbell_report::verdicts(&runs);
     let html = doorbell_report::html(&runs, Some(&Fitted::new(&runs)), published);

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
+use doorbell_sim::reproduce::{Effort as SimulatedEffort, SEED};
+use doorbell_sim::{Testbed, session};
 use doorbell_study::environment::Environment;
 use doorbell_study::experiment::{self, DirectoryError, Effort, Experiment, Point, RunDirectory};
 use doorbell_study::record::PointResult;
@@ -19,6 +21,7 @@ use crate::control::{self, Meeting};
 use crate::device::{Chosen, DeviceChoice, UdpPort};
 use crate::output::{line, note};
 use crate::report::write_report;
+use crate::sim::arguments::Simulated;
 use crate::{Failure, Usage, progress};
 
 const EXAMPLES: &str = "\
@@ -28,6 +31,7 @@ Examples:
   doorbell study send-receive/window        one experiment
   doorbell study --out DIR                  records and report in DIR; what is in DIR already is not
                                             measured again, so an interrupted study goes on there
+  doorbell study --testbed connectx5-100g   everything, simulated: RNICs that this machine does not have
   DOORBELL_TOKEN=secret doorbell study --listen      be the other machine of a study, until interrupted
   DOORBELL_TOKEN=secret doorbell study 192.0.2.7     ... and the study with that machine";
 
@@ -40,8 +44,8 @@ const MEMORY_MIB: usize = 4096;
 /// Measurements that may fail one after the other before the study ends.
 const MAX_FAILURES_IN_A_ROW: usize = 3;
 
-/// Measures message exchange between two processes on this machine, or between this machine and another: every
-/// experiment that was published of it, one record per point, and a report at the end.
+/// Measures message exchange between two processes on this machine, or between this machine and another, or simulates it
+/// (--testbed): every experiment that was published of it, one record per point, and a report at the end.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Study {
@@ -56,7 +60,8 @@ pub(crate) struct Study {
     /// All points of every variant, longer: some four hours
     #[arg(long)]
     full: bool,
-    /// Directory of the records and of the report [default: doorbell-study, with -quick or -full]
+    /// Directory of the records and of the report [default: doorbell-study, with -quick or -full; with
+    /// --testbed the testbed's name behind it]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Only list the experiments, and how many points they have
@@ -74,6 +79,8 @@ pub(crate) struct Study {
     link: Option<LinkChoice>,
     #[command(flatten)]
     device: DeviceChoice,
+    #[command(flatten)]
+    simulated: Simulated,
     /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
@@ -95,13 +102,31 @@ impl Study {
         self.device.choose(own.into_iter().find_map(|(name, is_given)| is_given.then_some(name)))
     }
 
-    fn directory(&self) -> PathBuf {
+    fn directory(&self, testbed: Option<&Testbed>) -> PathBuf {
         let by_effort = match self.effort() {
             Effort::Quick => "doorbell-study-quick",
             Effort::Usual => "doorbell-study",
             Effort::Full => "doorbell-study-full",
         };
-        self.out.clone().unwrap_or_else(|| by_effort.into())
+        let default = || match testbed {
+            Some(testbed) => format!("{by_effort}-{}", testbed.name).into(),
+            None => by_effort.into(),
+        };
+        self.out.clone().unwrap_or_else(default)
+    }
+
+    /// How often each point is measured. To simulate it again gives the same.
+    fn repetitions(&self, testbed: Option<&Testbed>) -> usize {
+        if testbed.is_some() { 1 } else { self.effort().repetitions() }
+    }
+
+    /// How long simulated runs are.
+    fn simulated_effort(&self) -> SimulatedEffort {
+        match self.effort() {
+            Effort::Quick => SimulatedEffort::QUICK,
+            Effort::Usual => SimulatedEffort::USUAL,
+            Effort::Full => SimulatedEffort::FULL,
+        }
     }
 
     pub(crate) fn listens(&self) -> bool {
@@ -109,7 +134,7 @@ impl Study {
     }
 
     /// What was asked for, each by its name or that of its family, and the other machine if there is one.
-    fn chosen(&self) -> Result<(Vec<Experiment>, Option<String>), Usage> {
+    fn chosen(&self, testbed: Option<&Testbed>) -> Result<(Vec<Experiment>, Option<String>), Usage> {
         let mut all = experiment::all(self.effort());
         let is_meant = |name: &str, experiment: &Experiment| {
             // What protocols are compared by.
@@ -134,6 +159,13 @@ impl Study {
         if !experiments.is_empty() {
             all.retain(|experiment| experiments.iter().any(|name| is_meant(name, experiment)));
         }
+        if testbed.is_some() {
+            let effort = self.simulated_effort();
+            for parameters in all.iter_mut().flat_map(|it| &mut it.points).map(|point| &mut point.parameters) {
+                // A point has one size.
+                parameters.extent = effort.extent(parameters, parameters.sizes.first().copied().unwrap_or(0));
+            }
+        }
         Ok((all, hosts.first().map(|host| self.meeting.at(host))))
     }
 }
@@ -144,25 +176,42 @@ fn is_host(address: &str) -> bool {
 }
 
 pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
+    let others = [("-d", study.device.name.is_some()), ("--ack", study.ack.is_some()), ("--listen", study.listens())];
+    let testbed = study.simulated.read(&others)?;
     if study.listens() {
         let chosen = study.choose()?;
         study.udp.note_if_other();
         match study.meeting.serve(MEMORY_MIB << 20, |toward| open(study, &chosen, toward))? {}
     }
-    let (experiments, host) = study.chosen()?;
-    if study.list {
-        return list(study, &experiments).map(|()| ExitCode::SUCCESS);
+    let (experiments, host) = study.chosen(testbed.as_ref())?;
+    if let (Some(_), Some(host)) = (&testbed, &host) {
+        return Err(
+            Usage(format!("{host} does not go with --testbed, which simulates both ends in this process")).into()
+        );
     }
-    study.udp.note_if_other();
-    let path = study.directory();
+    if study.list {
+        return list(study, testbed.as_ref(), &experiments).map(|()| ExitCode::SUCCESS);
+    }
+    let path = study.directory(testbed.as_ref());
     let directory = RunDirectory::create(&path)?;
     // What the report could not be written of is better known before minutes of measuring.
-    match RunDirectory::read(&path) {
-        Ok(_) | Err(DirectoryError::Empty(_)) => {}
+    let there = match RunDirectory::read(&path) {
+        Ok(records) => records,
+        Err(DirectoryError::Empty(_)) => Vec::new(),
         Err(error) => return Err(error.into()),
+    };
+    let source = Source::new(study, testbed, host)?;
+    let environment = source.environment();
+    if let Some(other) = there.iter().find(|record| record.environment.testbed != environment.testbed) {
+        return Err(Usage(format!(
+            "{} has points of another kind ({}), these are to be of {}: choose another --out",
+            path.display(),
+            other.environment.substrate(),
+            environment.substrate()
+        ))
+        .into());
     }
-    let ends = Ends::meet(study, study.choose()?, host)?;
-    let outcome = measure_all(study, &ends, &directory, &experiments)?;
+    let outcome = measure_all(study, &source, &directory, &experiments)?;
     let written = write_report(std::slice::from_ref(&path), None, &path.join("report.html"))?;
     if study.json {
         line(serde_json::to_string_pretty(&json!({
@@ -190,7 +239,7 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
     Ok(if outcome.missing == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn list(study: &Study, experiments: &[Experiment]) -> Result<(), Failure> {
+fn list(study: &Study, testbed: Option<&Testbed>, experiments: &[Experiment]) -> Result<(), Failure> {
     if study.json {
         let list: Vec<_> = experiments
             .iter()
@@ -207,12 +256,17 @@ fn list(study: &Study, experiments: &[Experiment]) -> Result<(), Failure> {
             .collect();
         return Ok(line(serde_json::to_string_pretty(&list)?)?);
     }
-    let repetitions = study.effort().repetitions();
     for experiment in experiments {
         line(format_args!("{:<32} {:>3} points  {}", experiment.name, experiment.points.len(), experiment.question))?;
     }
     let points: usize = experiments.iter().map(|experiment| experiment.points.len()).sum();
-    line(format_args!("{points} points, each {repetitions} times {} s", study.effort().seconds()))?;
+    match testbed {
+        Some(testbed) => line(format_args!("{points} points, each once on {}, simulated", testbed.name))?,
+        None => {
+            let (repetitions, seconds) = (study.repetitions(None), study.effort().seconds());
+            line(format_args!("{points} points, each {repetitions} times {seconds} s"))?;
+        }
+    }
     Ok(())
 }
 
@@ -226,20 +280,69 @@ struct Studied {
     missing: usize,
 }
 
+/// Where points come from.
+enum Source {
+    /// Two ends with RNICs.
+    Measured(Ends),
+    /// A testbed in virtual time.
+    Simulated(Testbed, Environment),
+}
+
+impl Source {
+    fn new(study: &Study, testbed: Option<Testbed>, host: Option<String>) -> Result<Self, Failure> {
+        match testbed {
+            None => {
+                study.udp.note_if_other();
+                Ok(Self::Measured(Ends::meet(study, study.choose()?, host)?))
+            }
+            Some(testbed) => {
+                note!("simulating {}: {}", testbed.name, testbed.about);
+                let environment = session::environment(&testbed)?;
+                Ok(Self::Simulated(testbed, environment))
+            }
+        }
+    }
+
+    fn testbed(&self) -> Option<&Testbed> {
+        match self {
+            Self::Measured(_) => None,
+            Self::Simulated(testbed, _) => Some(testbed),
+        }
+    }
+
+    fn environment(&self) -> &Environment {
+        match self {
+            Self::Measured(ends) => &ends.environment,
+            Self::Simulated(_, environment) => environment,
+        }
+    }
+
+    /// Measures or simulates a point once.
+    fn measure(&self, study: &Study, point: &Point) -> Result<PointResult, Failure> {
+        match self {
+            Self::Measured(ends) => ends.measure(study, point),
+            Self::Simulated(testbed, _) => {
+                let bytes = *point.parameters.sizes.first().ok_or("a point has one size")?;
+                Ok(session::simulate(testbed, &point.parameters, bytes, SEED)?.result)
+            }
+        }
+    }
+}
+
 /// Measures every point as often as it is to be, in rounds: what changes on the machine meanwhile
 /// then shows in the spread of each point, instead of as a step between two.
 fn measure_all(
     study: &Study,
-    ends: &Ends,
+    source: &Source,
     directory: &RunDirectory,
     experiments: &[Experiment],
 ) -> Result<Studied, Failure> {
-    let repetitions = study.effort().repetitions();
+    let repetitions = study.repetitions(source.testbed());
     let points: Vec<(&Experiment, &Point)> = experiments
         .iter()
         .flat_map(|experiment| experiment.points.iter().map(move |point| (experiment, point)))
         .collect();
-    let environment = &ends.environment;
+    let environment = source.environment();
     let mut done = Vec::new();
     for &(experiment, point) in &points {
         done.push(directory.get(experiment, point, environment)?.map_or(0, |record| record.repetitions.len()));
@@ -255,7 +358,7 @@ fn measure_all(
                 continue;
             }
             bar.set_message(format!("{}, {}, {}", experiment.name, point.series, point.x));
-            match ends.measure(study, point) {
+            match source.measure(study, point) {
                 Ok(result) => {
                     let environment = Environment { unix_time_s: Environment::now_s(), ..environment.clone() };
                     directory.add(experiment, point, &environment, result)?;

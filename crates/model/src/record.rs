@@ -29,6 +29,8 @@ const MOST_REPEATED: f64 = 0.005;
 pub struct Observed {
     /// What did the RNIC's work.
     pub rnic: RnicKind,
+    /// The testbed that was simulated, if it was not measured.
+    pub testbed: Option<String>,
     /// What can be used.
     pub observations: Vec<Observation>,
     /// What cannot, with the reason: a sentence each.
@@ -90,6 +92,13 @@ struct Environment {
     provider: String,
     #[serde(default)]
     cpus: Option<u64>,
+    #[serde(default)]
+    testbed: Option<Simulated>,
+}
+
+#[derive(Deserialize)]
+struct Simulated {
+    name: String,
 }
 
 /// Who serves the connections; one thread on each side unless it says otherwise.
@@ -195,6 +204,7 @@ pub fn observations(file: &str, text: &str) -> Result<Observed, RecordError> {
     let record: Record = read(file, text)?;
     let mut observed = Observed {
         rnic: if record.environment.provider == "soft" { RnicKind::Software } else { RnicKind::Hardware },
+        testbed: record.environment.testbed.as_ref().map(|testbed| testbed.name.clone()),
         observations: Vec::new(),
         left_out: Vec::new(),
     };
@@ -389,7 +399,7 @@ mod tests {
     #[test]
     fn a_record_becomes_observations() {
         let observed = observations("a.json", RECORD).unwrap();
-        assert_eq!((observed.rnic, observed.left_out), (RnicKind::Software, vec![]));
+        assert_eq!((observed.rnic, observed.testbed, observed.left_out), (RnicKind::Software, None, vec![]));
         let [observation] = &observed.observations[..] else { panic!("one result, one observation") };
         assert_eq!(observation.name, "a.json: 16 B, window 64, batch 8");
         assert_eq!((observation.messages_per_s, observation.latency_ns), (Some(2e6), None));
@@ -398,6 +408,8 @@ mod tests {
         assert_eq!((workload.credits, workload.path_mtu), (false, Some(PathMtu::Mtu4096)));
         assert_eq!(workload.peers, Peers::connections(2));
         assert_eq!(changed("\"soft\"", "\"system\"").unwrap().rnic, RnicKind::Hardware);
+        let simulated = changed("\"soft\"", "\"sim\", \"testbed\": {\"name\": \"t\", \"values\": \"0\"}").unwrap();
+        assert_eq!((simulated.rnic, simulated.testbed.as_deref()), (RnicKind::Hardware, Some("t")));
         let slow = changed("\"bandwidth\"", "\"latency\"").unwrap();
         assert_eq!(slow.left_out, ["a.json: 16 B left out: ping-pongs of several connections share a CPU"]);
         let latency =

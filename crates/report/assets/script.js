@@ -78,7 +78,11 @@
         dash: DASHES[(series.run + Math.floor(index / 8)) % DASHES.length],
       };
     };
-    const label = (series) => (several ? `${series.name} (${data.runs[series.run]})` : series.name);
+    const simulated = (series) => data.simulated[series.run] === true;
+    const label = (series) => (several ? `${series.name} (${data.runs[series.run]})`
+      : simulated(series) ? `${series.name} (simulated)` : series.name);
+    // Markers of simulated points are hollow.
+    const ink = (series, color) => (simulated(series) ? { fill: "var(--card)", stroke: color, "stroke-width": 1.5 } : { fill: color });
     const shown = data.series.map(() => true);
     const usable = data.quantities.map((_, q) => data.series.some((s) => s.points.some((p) => p.y[q])));
     let quantity = Math.max(0, usable.indexOf(true));
@@ -105,7 +109,7 @@
       const { color, shape, dash } = style(series);
       const key = make("svg", { width: 30, height: 12, viewBox: "0 0 30 12", "aria-hidden": "true", style: "width:30px" },
         make("line", { x1: 0, x2: 30, y1: 6, y2: 6, stroke: color, "stroke-width": 2, "stroke-dasharray": dash }),
-        make("path", { d: marker(shape, 15, 6, 4), fill: color }));
+        make("path", { d: marker(shape, 15, 6, 4), ...ink(series, color) }));
       const button = make("button", { type: "button", "aria-pressed": "true" }, key, label(series));
       button.addEventListener("click", () => {
         shown[index] = !shown[index];
@@ -182,7 +186,7 @@
           for (const value of y.values) {
             group.append(make("circle", { cx: x, cy: py(value), r: 1.8, fill: "currentColor", opacity: 0.4 }));
           }
-          group.append(make("path", { class: "median", d: marker(shape, x, py(y.median), 4), fill: "currentColor" }));
+          group.append(make("path", { class: "median", d: marker(shape, x, py(y.median), 4), ...ink(series, "currentColor") }));
         }
         svg.append(group);
       }

@@ -41,6 +41,30 @@ pub struct Run {
     pub records: Vec<PointRecord>,
 }
 
+impl Run {
+    /// The run of a directory's records. What was measured and what was simulated never share a curve, a verdict or a fit:
+    /// where a directory has both, they are runs of their own, each simulated testbed too. A simulated run says so in its
+    /// name.
+    pub fn of(name: &str, records: Vec<PointRecord>) -> Vec<Self> {
+        let mut by_substrate: BTreeMap<Option<String>, Vec<PointRecord>> = BTreeMap::new();
+        for record in records {
+            let testbed = record.environment.testbed.as_ref().map(|testbed| testbed.name.clone());
+            by_substrate.entry(testbed).or_default().push(record);
+        }
+        let named = |testbed: Option<String>| match testbed {
+            None => name.to_owned(),
+            Some(testbed) => format!("{name} (simulated {testbed})"),
+        };
+        by_substrate.into_iter().map(|(testbed, records)| Self { name: named(testbed), records }).collect()
+    }
+
+    /// The testbed that was simulated, if it was not measured.
+    pub fn testbed(&self) -> Option<&str> {
+        let record = self.records.first()?;
+        record.environment.testbed.as_ref().map(|testbed| testbed.name.as_str())
+    }
+}
+
 /// What a model says of a point, in the unit of the quantity that it was asked for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prediction {

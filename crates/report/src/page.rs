@@ -1,7 +1,7 @@
 //! The document.
 
 use doorbell_published::Testbed;
-use doorbell_study::experiment::{Experiment, Finding};
+use doorbell_study::experiment::{Experiment, Finding, View};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use crate::format::date;
@@ -66,8 +66,10 @@ fn prefix(runs: &[Run], name: &str) -> String {
 }
 
 fn header(runs: &[Run], found: &[Found]) -> Markup {
-    let points: usize = runs.iter().map(|run| run.records.len()).sum();
-    let times: usize = runs.iter().flat_map(|run| &run.records).map(|record| record.repetitions.len()).sum();
+    let of = |is_simulated: bool| runs.iter().filter(move |run| run.testbed().is_some() == is_simulated);
+    let points: usize = of(false).map(|run| run.records.len()).sum();
+    let times: usize = of(false).flat_map(|run| &run.records).map(|record| record.repetitions.len()).sum();
+    let simulated: usize = of(true).map(|run| run.records.len()).sum();
     let count = |outcome| found.iter().filter(|found| found.verdict.outcome == outcome).count();
     let outcomes = [Finding::Holds, Finding::DoesNotHold, Finding::CannotShow, Finding::NotMeasured];
     html! {
@@ -75,15 +77,23 @@ fn header(runs: &[Run], found: &[Found]) -> Markup {
             p.kicker { "Doorbell study" }
             h1 { "Which protocol, with which parameters?" }
             @for run in runs {
-                p.where {
-                    (prefix(runs, &run.name)) (table::of(run, |e| e.cpu.clone())) " on "
-                    (table::of(run, |e| e.cpus.to_string())) " CPUs, Linux " (table::of(run, |e| e.kernel.clone()))
-                    ", provider " (table::of(run, |e| e.provider.clone())) ", "
-                    (table::of(run, |e| date(e.unix_time_s)))
+                @if let Some(testbed) = run.testbed() {
+                    p.where {
+                        (prefix(runs, &run.name)) b { "simulated, not measured" } ": testbed " (testbed) " in virtual time ("
+                        (table::of(run, |e| e.cpu.clone())) "), " (table::of(run, |e| date(e.unix_time_s)))
+                    }
+                } @else {
+                    p.where {
+                        (prefix(runs, &run.name)) (table::of(run, |e| e.cpu.clone())) " on "
+                        (table::of(run, |e| e.cpus.to_string())) " CPUs, Linux " (table::of(run, |e| e.kernel.clone()))
+                        ", provider " (table::of(run, |e| e.provider.clone())) ", "
+                        (table::of(run, |e| date(e.unix_time_s)))
+                    }
                 }
             }
             ul.tiles {
-                li { b { (points) } " points, measured " (times) " times" }
+                @if points > 0 || simulated == 0 { li { b { (points) } " points, measured " (times) " times" } }
+                @if simulated > 0 { li.simulated { b { (simulated) } " points, simulated" } }
                 @for outcome in outcomes.into_iter().filter(|&outcome| count(outcome) > 0) {
                     li class=(class(outcome)) { b { (count(outcome)) } " " (tile(outcome)) }
                 }
@@ -177,7 +187,10 @@ fn section(runs: &[Run], experiment: &Experiment, model: Option<&dyn Model>, pub
     let verdicts: Vec<Found> = runs.iter().flat_map(|run| verdicts_of(run, experiment)).collect();
     html! {
         section id=(anchor(&experiment.name)) {
-            h3 { (experiment.name) }
+            h3 {
+                (experiment.name)
+                @for testbed in simulated(runs, experiment) { " " span.badge.simulated { "simulated: " (testbed) } }
+            }
             p.question { (experiment.question) }
             p.setting { (experiment.setting) }
             @for run in runs {
@@ -205,6 +218,15 @@ fn section(runs: &[Run], experiment: &Experiment, model: Option<&dyn Model>, pub
     }
 }
 
+/// The testbeds that an experiment was simulated on.
+fn simulated<'a>(runs: &'a [Run], experiment: &Experiment) -> impl Iterator<Item = &'a str> {
+    let is_there = |run: &&Run| View::new(&run.records).of(&experiment.name).next().is_some();
+    let mut testbeds: Vec<&str> = runs.iter().filter(is_there).filter_map(Run::testbed).collect();
+    testbeds.sort_unstable();
+    testbeds.dedup();
+    testbeds.into_iter()
+}
+
 /// JSON as the text of a `script` element, where nothing is escaped: it can neither end the element nor begin a
 /// comment.
 pub(crate) fn in_script(value: &serde_json::Value) -> PreEscaped<String> {
@@ -219,6 +241,10 @@ fn reading() -> Markup {
             li {
                 "A point is measured several times, with every other point between. Curves go through the medians, "
                 "bars reach from the least to the most, and faint dots are the single measurements."
+            }
+            li {
+                "Points with hollow markers were simulated: in virtual time, once each, since the same seed gives the same "
+                "result. They have curves, verdicts and a model of their own, apart from what was measured."
             }
             li { "Latency is half a round trip of a ping-pong. Gb/s are 10" sup { "9" } " bits of payload per second." }
             li {

@@ -25,6 +25,7 @@ pub(crate) fn data(
         }
     }
     let mut names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
+    let simulated: Vec<bool> = runs.iter().map(|run| run.testbed().is_some()).collect();
     if let Some(testbed) = published {
         let drawn = published::series(testbed, experiment, runs);
         if !drawn.is_empty() {
@@ -42,6 +43,7 @@ pub(crate) fn data(
         "bytes": is_in_bytes(experiment.sweep),
         "quantities": quantities,
         "runs": names,
+        "simulated": simulated,
         "series": series,
     })
 }

@@ -131,7 +131,8 @@ fn row(run: &Run, record: &PointRecord, experiment: &Experiment, model: Option<&
 /// Where each run was measured.
 pub(crate) fn environments(runs: &[Run]) -> Markup {
     type Row = (&'static str, fn(&Run) -> String);
-    let lines: [Row; 16] = [
+    let lines: [Row; 17] = [
+        ("measured or simulated", |run| of(run, doorbell_study::environment::Environment::substrate)),
         ("host", |run| of(run, |e| e.machine.host.clone())),
         ("other host", |run| of(run, |e| e.peer.as_deref().map_or_else(String::new, about))),
         ("processor", |run| of(run, |e| e.cpu.clone())),

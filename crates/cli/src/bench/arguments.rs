@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use doorbell_exchange::send_receive::Config;
 use doorbell_fabric::FaultPlan;
 use doorbell_protocols::Protocol;
+use doorbell_sim::Testbed;
 use doorbell_study::parameters::{
     Extent, Kind, Operation, Parameters, ParametersError, Setting, Transport, most_queued,
 };
@@ -17,8 +18,12 @@ use doorbell_wire::cost::ATOMIC_BYTES;
 
 use crate::control::{DEFAULT_TCP_PORT, with_port};
 use crate::device::{Chosen, DeviceChoice, UdpPort};
+use crate::sim::arguments::Simulated;
 use crate::wire::parse_mtu;
 use crate::{Failure, Usage, quantity};
+
+/// Virtual seconds per size, if nothing is said: some ten thousand messages of 16 B.
+const SIMULATED_SECONDS: f64 = 0.002;
 
 /// Sizes measured if none are given.
 const DEFAULT_SIZES: [usize; 5] = [16, 512, 4096, 65_536, 1 << 20];
@@ -118,6 +123,8 @@ pub(crate) struct Exchange {
     connection: ConnectionArguments,
     #[command(flatten)]
     pub(crate) device: DeviceArguments,
+    #[command(flatten)]
+    simulated: Simulated,
 }
 
 // What the names mean stands in the help of --op: help of each value would make clap print all
@@ -180,9 +187,9 @@ struct Load {
     /// Messages (lat: round trips) per connection and size, as in 1e6, however long they take
     #[arg(short = 'n', long, value_name = "N", conflicts_with = "duration", value_parser = quantity::count::<u64>)]
     iterations: Option<u64>,
-    /// Seconds per size; also as in 500ms
-    #[arg(short = 'D', long, value_name = "SECONDS", default_value = "1", value_parser = quantity::seconds)]
-    duration: f64,
+    /// Seconds per size; also as in 500ms [default: 1; with --testbed 2ms, of virtual time]
+    #[arg(short = 'D', long, value_name = "SECONDS", value_parser = quantity::seconds)]
+    duration: Option<f64>,
     /// Both sides send (bw --op send only)
     #[arg(short, long)]
     bidirectional: bool,
@@ -290,6 +297,20 @@ impl Exchange {
         }
     }
 
+    /// The testbed to simulate, if one is.
+    pub(crate) fn testbed(&self) -> Result<Option<Testbed>, Failure> {
+        let device = &self.device;
+        self.simulated.read(&[
+            ("a HOST", self.host.is_some()),
+            ("--listen", self.listen.is_some()),
+            ("-d", device.choice.name.is_some()),
+            ("--receive-buffer", device.receive_buffer.is_some()),
+            ("--pcap", device.pcap.is_some()),
+            ("--fault", device.fault.is_some()),
+            ("--ack", device.ack.is_some()),
+        ])
+    }
+
     /// Checks what two processes of this machine cannot do.
     pub(crate) fn check_both_here(&self) -> Result<(), Usage> {
         match self.device.bind {
@@ -347,7 +368,8 @@ impl Exchange {
         };
         let extent = match load.iterations {
             Some(messages) => Extent::Messages(messages),
-            None => Extent::Seconds(load.duration),
+            None if self.simulated.is_given() => Extent::Seconds(load.duration.unwrap_or(SIMULATED_SECONDS)),
+            None => Extent::Seconds(load.duration.unwrap_or(1.0)),
         };
         let parameters = Parameters {
             kind,

@@ -11,9 +11,11 @@ use std::net::{IpAddr, TcpStream};
 use std::process::ExitCode;
 
 use clap::Subcommand;
+use doorbell_sim::reproduce::SEED;
+use doorbell_sim::{Testbed, session as sim};
 use doorbell_study::environment::Environment;
-use doorbell_study::parameters::{Extent, Kind};
-use doorbell_study::record::{Record, SCHEMA};
+use doorbell_study::parameters::{Extent, Kind, Parameters};
+use doorbell_study::record::{PointResult, Record, SCHEMA};
 use doorbell_study::session::{self, Client, SessionError, Terms};
 use doorbell_verbs::{Device, soft, system};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -28,6 +30,8 @@ Examples:
   doorbell bench lat                        both sides here, five sizes, a second each
   doorbell bench lat -s 64 -n 100000 -e     100000 round trips of 64 B, sleeping while waiting
   doorbell bench lat --op read -s 64        from the post of a READ to its completion
+  doorbell bench lat --testbed connectx5-100g
+                                            simulated, on RNICs that this machine does not have
   doorbell bench lat --listen               the other side, for a client on another machine
   doorbell bench lat 192.0.2.7              ... and that client";
 
@@ -40,6 +44,8 @@ Examples:
                                             is every message intact, though packets are lost?
   doorbell bench bw -s 4096 --no-credits --slow-receiver-us 20
                                             what happens without flow control?
+  doorbell bench bw --testbed connectx5-100g --set link.rate=400Gb/s
+                                            simulated, over a faster link
   doorbell bench bw --listen                the other side, for a client on another machine
   doorbell bench bw 192.0.2.7               ... and that client";
 
@@ -82,6 +88,9 @@ fn open(exchange: &Exchange, chosen: &Chosen, toward: Option<IpAddr>) -> Result<
 }
 
 fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
+    if let Some(testbed) = exchange.testbed()? {
+        return simulate(kind, exchange, &testbed);
+    }
     let role = exchange.role();
     if !matches!(role, Role::ServeBack(_)) {
         exchange.device.udp.note_if_other();
@@ -137,32 +146,74 @@ fn measure(kind: Kind, exchange: &Exchange, device: &Device, stream: TcpStream) 
     let parameters = exchange.parameters(kind)?;
     let environment = Environment::of(&device.attributes());
     let mut client = Client::new(device, stream, parameters.clone())?;
-    let mut results = Vec::new();
-    if !exchange.json {
-        report::header(kind, &environment, &parameters)?;
-    }
-    let mut sound = true;
-    for &bytes in &parameters.sizes {
-        let bar = progress_bar(bytes, &parameters.extent);
-        let result = client.measure(bytes, |done| bar.show(done));
-        bar.finish();
-        let result = result?;
-        sound &= report::is_sound(&parameters, &exchange.device.fault, &result);
-        if !exchange.json {
-            report::row(kind, &result)?;
-        }
-        results.push(result);
-    }
+    let measured = Sizes { kind, exchange, environment, parameters }
+        .measure(|bytes, bar| Ok(client.measure(bytes, |done| bar.show(done))?))?;
     client.finish()?;
-    if exchange.json {
-        let record = Record { schema: SCHEMA.to_owned(), environment, parameters, results };
-        line(serde_json::to_string_pretty(&record)?)?;
-    } else {
-        report::lost_messages(&parameters, &results)?;
-        report::cpu(&parameters, &results)?;
-        report::packets(&parameters, &results)?;
+    measured.print()
+}
+
+/// Both ends in this process, in virtual time.
+fn simulate(kind: Kind, exchange: &Exchange, testbed: &Testbed) -> Result<ExitCode, Failure> {
+    let parameters = exchange.parameters(kind)?;
+    let environment = sim::environment(testbed)?;
+    Sizes { kind, exchange, environment, parameters: parameters.clone() }
+        .measure(|bytes, _| Ok(sim::simulate(testbed, &parameters, bytes, SEED)?.result))?
+        .print()
+}
+
+/// What is to be measured.
+struct Sizes<'a> {
+    kind: Kind,
+    exchange: &'a Exchange,
+    environment: Environment,
+    parameters: Parameters,
+}
+
+/// What was measured, and whether packets and payloads are as they should be.
+struct Measured<'a> {
+    sizes: Sizes<'a>,
+    results: Vec<PointResult>,
+    sound: bool,
+}
+
+impl<'a> Sizes<'a> {
+    fn measure(
+        self,
+        mut measure: impl FnMut(usize, &Bar) -> Result<PointResult, Failure>,
+    ) -> Result<Measured<'a>, Failure> {
+        let Self { kind, exchange, environment, parameters } = &self;
+        if !exchange.json {
+            report::header(*kind, environment, parameters)?;
+        }
+        let (mut results, mut sound) = (Vec::new(), true);
+        for &bytes in &parameters.sizes {
+            let bar = progress_bar(bytes, &parameters.extent);
+            let result = measure(bytes, &bar);
+            bar.finish();
+            let result = result?;
+            sound &= report::is_sound(parameters, &exchange.device.fault, &result);
+            if !exchange.json {
+                report::row(*kind, &result)?;
+            }
+            results.push(result);
+        }
+        Ok(Measured { sizes: self, results, sound })
     }
-    Ok(if sound { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+impl Measured<'_> {
+    fn print(self) -> Result<ExitCode, Failure> {
+        let Self { sizes: Sizes { exchange, environment, parameters, .. }, results, sound } = self;
+        if exchange.json {
+            let record = Record { schema: SCHEMA.to_owned(), environment, parameters, results };
+            line(serde_json::to_string_pretty(&record)?)?;
+        } else {
+            report::lost_messages(&parameters, &results)?;
+            report::cpu(&parameters, &results)?;
+            report::packets(&parameters, &results)?;
+        }
+        Ok(if sound { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
 }
 
 /// A bar on stderr, where that is a terminal.

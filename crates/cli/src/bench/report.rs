@@ -15,9 +15,13 @@ use crate::output::{line, note, us};
 pub(crate) fn header(kind: Kind, environment: &Environment, parameters: &Parameters) -> io::Result<()> {
     let depth =
         if parameters.operation.is_one_sided() { String::new() } else { format!(", depth {}", parameters.depth) };
+    let place = match &environment.testbed {
+        Some(testbed) => format!("simulated, testbed {} in virtual time", testbed.name),
+        None => format!("{} on {} CPUs, Linux {}", environment.cpu, environment.cpus, environment.kernel),
+    };
     note!(
         "{} over {} ({} provider), MTU {}, window {}, batch {}{depth}, inline up to {} B, \
-         {} connection{}{}{}{}; {} on {} CPUs, Linux {}",
+         {} connection{}{}{}{}; {place}",
         name(parameters),
         environment.device,
         environment.provider,
@@ -30,9 +34,6 @@ pub(crate) fn header(kind: Kind, environment: &Environment, parameters: &Paramet
         served(&parameters.serving),
         if parameters.credits { "" } else { ", no credits" },
         if parameters.events { ", sleeping on events" } else { "" },
-        environment.cpu,
-        environment.cpus,
-        environment.kernel,
     );
     match kind {
         Kind::Latency => line(format_args!(

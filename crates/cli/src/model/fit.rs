@@ -48,7 +48,7 @@ pub(crate) struct Fit {
 pub(super) fn run(arguments: &Fit) -> Result<(), Failure> {
     let mut all: Vec<Observation> = Vec::new();
     let mut left_out = Vec::new();
-    let mut rnic = None;
+    let (mut rnic, mut testbed) = (None, None);
     for path in &arguments.records {
         let name = path.display().to_string();
         let observed = if path.is_dir() {
@@ -59,6 +59,10 @@ pub(super) fn run(arguments: &Fit) -> Result<(), Failure> {
         if *rnic.get_or_insert(observed.rnic) != observed.rnic {
             let message = format!("{name} is of another kind of RNIC than {}", arguments.records[0].display());
             return Err(Usage(message).into());
+        }
+        if testbed.get_or_insert_with(|| observed.testbed.clone()) != &observed.testbed {
+            let first = arguments.records[0].display();
+            return Err(Usage(format!("{name} is {}, and {first} is not", substrate(&observed))).into());
         }
         all.extend(observed.observations);
         left_out.extend(observed.left_out);
@@ -113,6 +117,9 @@ fn of_directory(path: &Path) -> Result<Observed, Failure> {
         }
         match &mut all {
             None => all = Some(observed),
+            Some(all) if all.testbed != observed.testbed => {
+                return Err(Usage(format!("{name} is {}, and the records before are not", substrate(&observed))).into());
+            }
             Some(all) if all.rnic == observed.rnic => all.observations.append(&mut observed.observations),
             Some(_) => return Err(Usage(format!("{name} is of another kind of RNIC than the records before")).into()),
         }
@@ -126,6 +133,11 @@ fn of_directory(path: &Path) -> Result<Observed, Failure> {
         })
         .collect();
     Ok(all)
+}
+
+/// Was it measured, or which testbed was simulated? What is fitted together is of one of them.
+fn substrate(observed: &Observed) -> String {
+    observed.testbed.as_ref().map_or("measured".to_owned(), |testbed| format!("simulated, of the testbed {testbed}"))
 }
 
 /// Writes parameters to a file that must not exist yet.

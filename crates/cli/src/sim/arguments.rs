@@ -11,8 +11,42 @@ use crate::{Failure, Usage};
 /// The longest file of a testbed.
 const MOST_BYTES: u64 = 1 << 20;
 
+/// Simulates instead of measuring.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "In virtual time")]
+pub(crate) struct Simulated {
+    /// Simulate this testbed, with both ends in this process, and measure nothing: a name of `doorbell sim testbeds`, or a
+    /// file
+    #[arg(long, value_name = "NAME|FILE")]
+    testbed: Option<String>,
+    #[command(flatten)]
+    replaced: Replaced,
+}
+
+impl Simulated {
+    /// Is a testbed simulated?
+    pub(crate) fn is_given(&self) -> bool {
+        self.testbed.is_some()
+    }
+
+    /// The testbed to simulate, if one is. `others` are options that simulations do not have, and whether they were given.
+    pub(crate) fn read(&self, others: &[(&str, bool)]) -> Result<Option<Testbed>, Failure> {
+        match &self.testbed {
+            Some(_) if let Some((option, _)) = others.iter().find(|(_, is_given)| *is_given) => {
+                let problem = format!(
+                    "{option} does not go with --testbed, which simulates both ends in this process: drop one of them"
+                );
+                Err(Usage(problem).into())
+            }
+            Some(name) => self.replaced.apply(&read_testbed(name)?).map(Some),
+            None if self.replaced.is_empty() => Ok(None),
+            None => Err(Usage("--set is about a testbed: name it with --testbed".to_owned()).into()),
+        }
+    }
+}
+
 /// Values given in place of those of a testbed's file.
-#[derive(Args)]
+#[derive(Args, Clone, Debug)]
 pub(crate) struct Replaced {
     /// Another value for one parameter, as in link.rate=25Gb/s; may be given several times
     #[arg(long, value_name = "PART.NAME=VALUE", value_parser = assignment)]

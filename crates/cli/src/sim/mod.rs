@@ -1,6 +1,6 @@
 //! `doorbell sim`: testbeds in virtual time.
 
-mod arguments;
+pub(crate) mod arguments;
 mod reproduce;
 mod sweep;
 mod testbeds;

@@ -137,3 +137,37 @@ fn what_can_be_varied_is_listed() {
         assert!(text.lines().any(|line| line.split_whitespace().next() == Some(needed)), "{needed} in: {text}");
     }
 }
+
+#[test]
+fn bench_simulates_a_testbed_and_says_so() {
+    let command = "bench bw --testbed connectx5-100g -s 16,4096 -n 300 --json";
+    let one = run(command).expect_status(0).json();
+    assert_eq!(one["environment"]["provider"], "sim");
+    assert_eq!(one["environment"]["testbed"]["name"], "connectx5-100g");
+    assert_eq!(one["results"], run(command).expect_status(0).json()["results"], "the same seed gives the same result");
+    let faster = run(&format!("{command} --set link.rate=400Gb/s")).expect_status(0).json();
+    assert_ne!(one["environment"]["testbed"]["values"], faster["environment"]["testbed"]["values"]);
+    for other in ["bench lat --op read -s 64", "bench lat -e -s 64", "bench bw --op cas", "bench bw --threads 2 -s 64"]
+    {
+        let finished = run(&format!("{other} -n 50 --testbed connectx5-100g")).expect_status(0);
+        assert!(finished.stderr.contains("simulated, testbed connectx5-100g in virtual time"), "{}", finished.stderr);
+        assert!(finished.stdout.lines().count() > 3, "{}", finished.stdout);
+    }
+}
+
+#[test]
+fn what_does_not_go_with_a_simulation_is_refused() {
+    for (arguments, words) in [
+        ("bench bw 192.0.2.7 --testbed connectx5-100g", "a HOST does not go with --testbed"),
+        ("bench bw --listen --testbed connectx5-100g", "--listen does not go with --testbed"),
+        ("bench lat -d doorbell0 --testbed connectx5-100g", "-d does not go with --testbed"),
+        ("bench lat --fault drop=0.1 --testbed connectx5-100g", "--fault does not go with --testbed"),
+        ("study --ack strict --testbed connectx5-100g", "--ack does not go with --testbed"),
+        ("bench bw --set link.rate=1Gb/s", "--set is about a testbed: name it with --testbed"),
+        ("bench bw --testbed connectx9", "there is no testbed connectx9; allowed is connectx5-100g"),
+        ("study --testbed connectx5-100g --set link.rate=-1", "link.rate: it is -1 Gb/s, which is negative"),
+    ] {
+        let finished = run(arguments).expect_status(2);
+        assert!(finished.stderr.contains(words), "{words:?} is missing in: {}", finished.stderr);
+    }
+}

@@ -130,3 +130,43 @@ fn a_report_of_what_is_no_study_says_what_is_wrong_and_writes_nothing() {
     }
     assert_eq!(fs::read_to_string(&out).unwrap(), "as it was");
 }
+
+#[test]
+fn a_simulated_study_stands_beside_a_measured_one_and_is_never_mixed_with_it() {
+    let (simulated, measured) = (Scratch::new("simulated"), Scratch::new("measured"));
+    let study = "study --quick send-receive/receive-batching";
+    let simulate = format!("{study} --testbed connectx5-100g --out {}", simulated.path());
+    run(&simulate).expect_status(0);
+    let files = records(&simulated.0);
+    assert_eq!(files.len(), 6);
+    assert!(files.iter().all(|file| repetitions(file) == 1), "to simulate a point again gives the same");
+    let page = fs::read_to_string(simulated.0.join("report.html")).unwrap();
+    assert!(page.contains("simulated, not measured") && page.contains("simulated: connectx5-100g"));
+
+    // Neither a measurement nor another testbed goes into the same directory.
+    for other in [study.to_owned(), format!("{study} --testbed counters-100g")] {
+        let refused = run(&format!("{other} --out {}", simulated.path())).expect_status(2);
+        assert!(refused.stderr.contains("has points of another kind (simulated testbed"), "{}", refused.stderr);
+    }
+    let changed = run(&format!("{simulate} --set link.rate=25Gb/s")).expect_status(2);
+    assert!(changed.stderr.contains("choose another --out"), "{}", changed.stderr);
+
+    {
+        let _one_at_a_time = measuring();
+        run(&format!("{study} --out {}", measured.path())).expect_status(0);
+    }
+    // Both in one directory, as somebody may copy them: the report takes them apart.
+    for file in records(&measured.0) {
+        let name = format!("measured-{}", file.file_name().unwrap().to_string_lossy());
+        fs::copy(&file, simulated.0.join(name)).unwrap();
+    }
+    let out = simulated.0.join("both.html");
+    let both = run(&format!("report {} --out {} --json", simulated.path(), out.display())).expect_status(0).json();
+    let runs: Vec<&str> = both["verdicts"].as_array().unwrap().iter().filter_map(|it| it["run"].as_str()).collect();
+    assert!(runs.iter().any(|run| run.ends_with("(simulated connectx5-100g)")), "{runs:?}");
+    assert!(runs.iter().any(|run| !run.contains("simulated connectx5")), "{runs:?}");
+    let page = fs::read_to_string(&out).unwrap();
+    assert!(page.contains("6</b> points, simulated") && page.contains("6</b> points, measured 18 times"));
+    let fit = run(&format!("model fit {}", simulated.path())).expect_status(2);
+    assert!(fit.stderr.contains("and the records before are not"), "{}", fit.stderr);
+}
