@@ -283,7 +283,7 @@ struct Studied {
 /// Where points come from.
 enum Source {
     /// Two ends with RNICs.
-    Measured(Ends),
+    Measured(Box<Ends>),
     /// A testbed in virtual time.
     Simulated(Testbed, Environment),
 }
@@ -293,7 +293,7 @@ impl Source {
         match testbed {
             None => {
                 study.udp.note_if_other();
-                Ok(Self::Measured(Ends::meet(study, study.choose()?, host)?))
+                Ok(Self::Measured(Box::new(Ends::meet(study, study.choose()?, host)?)))
             }
             Some(testbed) => {
                 note!("simulating {}: {}", testbed.name, testbed.about);

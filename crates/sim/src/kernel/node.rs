@@ -334,18 +334,15 @@ impl Node {
     pub(crate) fn send_answer(&mut self, at: Ps, testbed: &Testbed, info: &TransmitInfo, bytes: usize) -> Ps {
         let nic = &testbed.nic;
         let mut at = at;
-        match info.opcode.operation() {
-            Some(Operation::ReadResponse) => {
-                if info.first {
-                    let unit = self.next_read;
-                    self.next_read = (unit + 1) % self.reads.len();
-                    at = self.reads[unit].serve(at, nic.read) + nic.read;
-                }
-                if info.payload_bytes > 0 {
-                    at = self.bus.read(at, info.payload_bytes.into());
-                }
+        if let Some(Operation::ReadResponse) = info.opcode.operation() {
+            if info.first {
+                let unit = self.next_read;
+                self.next_read = (unit + 1) % self.reads.len();
+                at = self.reads[unit].serve(at, nic.read) + nic.read;
             }
-            _ => {}
+            if info.payload_bytes > 0 {
+                at = self.bus.read(at, info.payload_bytes.into());
+            }
         }
         at = self.send.serve(at, nic.send_packet);
         self.port.carry(at, line_bytes(bytes))
