@@ -285,7 +285,7 @@ enum Source {
     /// Two ends with RNICs.
     Measured(Box<Ends>),
     /// A testbed in virtual time.
-    Simulated(Testbed, Environment),
+    Simulated(Box<Testbed>, Box<Environment>),
 }
 
 impl Source {
@@ -298,7 +298,7 @@ impl Source {
             Some(testbed) => {
                 note!("simulating {}: {}", testbed.name, testbed.about);
                 let environment = session::environment(&testbed)?;
-                Ok(Self::Simulated(testbed, environment))
+                Ok(Self::Simulated(Box::new(testbed), Box::new(environment)))
             }
         }
     }
