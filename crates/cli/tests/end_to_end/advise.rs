@@ -47,6 +47,24 @@ fn the_table_ranks_what_the_json_ranks() {
 }
 
 #[test]
+fn advice_is_tried_on_a_testbed() {
+    let arguments = "-s 64 --first throughput --testbed connectx5-100g";
+    let json = run(&format!("advise --json {arguments}")).expect_status(0).json();
+    assert_eq!(json["testbed"], "connectx5-100g");
+    let ranked = json["ranked"].as_array().expect("a list");
+    assert!(ranked.len() >= 5, "{json:#}");
+    let rates: Vec<f64> = ranked.iter().map(|advice| positive(advice, "/simulated/messages_per_s")).collect();
+    assert!(rates.is_sorted_by(|one, other| one >= other), "{rates:?}");
+    assert!(ranked.iter().all(|advice| positive(advice, "/simulated/latency_ns") > 500.0), "{json:#}");
+    let table = run(&format!("advise {arguments}")).expect_status(0);
+    let first = table.stdout.lines().nth(1).and_then(|row| row.split_whitespace().next());
+    assert_eq!(first, ranked[0]["protocol"].as_str());
+    // The testbed decides, not the model.
+    let slow = run(&format!("advise --json {arguments} --set link.rate=100Mb/s")).expect_status(0).json();
+    assert!(positive(&slow["ranked"][0], "/simulated/messages_per_s") < rates[0] / 10.0, "{slow:#}");
+}
+
+#[test]
 fn needs_that_cannot_be_met_are_wrong_usage() {
     for (arguments, words) in [
         ("advise", &["--size"][..]),
@@ -57,6 +75,9 @@ fn needs_that_cannot_be_met_are_wrong_usage() {
         ("advise -s 16 --memory 0", &["--memory: the memory of a thread is 0 B, and the least"]),
         ("advise -s 16 --peers 0:3", &["--peers: the number of senders is 0"]),
         ("advise -s 16 --peers 4:1 -q 2", &["-q: the number of connections is 2, allowed is 4 to"]),
+        ("advise -s 16 --peers 4:1 --testbed connectx5-100g", &["--peers 4:1 does not go with --testbed"]),
+        ("advise -s 16 --ipv6 --testbed connectx5-100g", &["--ipv6 does not go with --testbed"]),
+        ("advise -s 16 --set link.rate=1Gb/s", &["name it with --testbed"]),
         ("advise -s 16 --first cost", &["latency, throughput"]),
     ] {
         run(arguments).expect_complaint(2, words);

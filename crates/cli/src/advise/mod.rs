@@ -1,15 +1,21 @@
 //! `doorbell advise`: which protocol, window, batch and receive queue suit a need.
 
+mod simulate;
+
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 use doorbell_model::advise::{Advice, AdviseError, Goal, Need, advise};
+use doorbell_model::parameters::Parameters;
 use doorbell_model::workload::{Peers, WorkloadError};
+use doorbell_sim::Testbed;
+use doorbell_sim::session::PointError;
 use doorbell_wire::{OuterKind, PathMtu};
 use serde_json::{Value, json};
 
 use crate::model::{ParametersArgument, about, parse_peers};
 use crate::output::{line, note, us};
+use crate::sim::arguments::Simulated;
 use crate::wire::parse_mtu;
 use crate::{Failure, Usage, quantity};
 
@@ -57,6 +63,8 @@ pub(crate) struct Advise {
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    simulated: Simulated,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -90,18 +98,31 @@ pub(crate) fn run(arguments: &Advise) -> Result<ExitCode, Failure> {
         outer: if arguments.ipv6 { OuterKind::IPV6 } else { OuterKind::IPV4 },
     };
     let all = advise(&parameters, &need).map_err(usage)?;
+    let Some(testbed) = arguments.simulated.read(&[("--ipv6", arguments.ipv6)])? else {
+        return print(arguments, &parameters, &all);
+    };
+    simulate::check(&need)?;
+    note!("simulating {} advices on {}: {}", all.len(), testbed.name, testbed.about);
+    let mut tried: Vec<_> =
+        all.into_iter().map(|advice| (simulate::simulate(&testbed, &need, &advice), advice)).collect();
+    tried.sort_by(|(one, _), (other, _)| simulate::compare(&need, one, other));
+    print_simulated(arguments, &testbed, &tried)
+}
+
+/// What the model says alone.
+fn print(arguments: &Advise, parameters: &Parameters, all: &[Advice]) -> Result<ExitCode, Failure> {
     if arguments.json {
         let ranked: Vec<Value> = all.iter().map(object).collect();
         line(json!({ "schema": "doorbell-advise/1", "parameters": parameters, "ranked": ranked }))?;
         return Ok(ExitCode::SUCCESS);
     }
-    about(&parameters);
+    about(parameters);
     note!("Not in these figures: copies between rings and where messages belong, waking up, loss.");
     line(format_args!(
         "{:<33} {:>6} {:>5} {:>5} {:>4} {:>11} {:>12} {:>11} {:>11}   reason",
         "protocol", "window", "batch", "depth", "SRQ", "latency, us", "messages/s", "sender KiB", "receiver KiB"
     ))?;
-    for advice in &all {
+    for advice in all {
         let kib = |bytes: u64| bytes.div_ceil(1024);
         line(format_args!(
             "{:<33} {:>6} {:>5} {:>5} {:>4} {:>11} {:>12.0} {:>11} {:>12}   {}",
@@ -115,6 +136,54 @@ pub(crate) fn run(arguments: &Advise) -> Result<ExitCode, Failure> {
             kib(advice.sender_bytes),
             kib(advice.receiver_bytes),
             advice.reason
+        ))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What the model says, and what came of it in virtual time.
+fn print_simulated(
+    arguments: &Advise,
+    testbed: &Testbed,
+    tried: &[(Result<simulate::Simulated, PointError>, Advice)],
+) -> Result<ExitCode, Failure> {
+    if arguments.json {
+        let with_result = |(simulated, advice): &(Result<simulate::Simulated, PointError>, Advice)| {
+            let mut object = object(advice);
+            object["simulated"] = match simulated {
+                Ok(simulated) => {
+                    json!({ "latency_ns": simulated.latency_ns, "messages_per_s": simulated.messages_per_s })
+                }
+                Err(error) => json!({ "failed": error.to_string() }),
+            };
+            object
+        };
+        let ranked: Vec<Value> = tried.iter().map(with_result).collect();
+        line(json!({ "schema": "doorbell-advise/1", "testbed": testbed.name, "ranked": ranked }))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    note!("Simulated figures are of {} in virtual time; the model's stand beside them.", testbed.name);
+    line(format_args!(
+        "{:<33} {:>6} {:>5} {:>5} {:>4} {:>13} {:>13} {:>13} {:>13}",
+        "protocol", "window", "batch", "depth", "SRQ", "simulated, us", "simulated/s", "model, us", "model/s"
+    ))?;
+    for (simulated, advice) in tried {
+        let (latency, rate) = match simulated {
+            Ok(simulated) => (us(simulated.latency_ns), format!("{:.0}", simulated.messages_per_s)),
+            Err(error) => {
+                note!("{} could not be simulated: {error}", advice.protocol);
+                ("-".to_owned(), "-".to_owned())
+            }
+        };
+        line(format_args!(
+            "{:<33} {:>6} {:>5} {:>5} {:>4} {latency:>13} {rate:>13} {:>13} {:>13.0}",
+            advice.protocol,
+            advice.window,
+            advice.batch,
+            advice.depth,
+            if advice.srq { "yes" } else { "-" },
+            us(advice.latency_ns),
+            advice.messages_per_s
         ))?;
     }
     Ok(ExitCode::SUCCESS)

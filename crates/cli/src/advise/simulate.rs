@@ -1,0 +1,135 @@
+//! Advice, tried on a simulated testbed.
+
+use std::cmp::Ordering;
+
+use doorbell_model::advise::{Advice, Goal, Need};
+use doorbell_sim::Testbed;
+use doorbell_sim::session::{self, PointError};
+use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
+use doorbell_study::serving::{Serving, SharedBy};
+
+use crate::Usage;
+use doorbell_sim::reproduce::SEED;
+
+/// Virtual time of a stream of messages: long beside any round trip.
+const STREAM_SECONDS: f64 = 0.002;
+
+/// Round trips of a ping-pong. In virtual time each takes as long as the one before, but for caches and timers.
+const ROUND_TRIPS: u64 = 200;
+
+/// A simulation that carries so much of the rate that is needed carries it: the stream has a beginning and an end.
+const CARRIES: f64 = 0.98;
+
+/// What a simulation says of an advice.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Simulated {
+    /// Mean latency of a message alone.
+    pub(super) latency_ns: f64,
+    /// Messages per second.
+    pub(super) messages_per_s: f64,
+}
+
+/// Can the need be simulated? The two hosts of a simulated session have the same threads.
+pub(super) fn check(need: &Need) -> Result<(), Usage> {
+    let peers = &need.peers;
+    if peers.senders == peers.receivers {
+        return Ok(());
+    }
+    Err(Usage(format!(
+        "--peers {}:{} does not go with --testbed, where as many threads receive as send: give N:N",
+        peers.senders, peers.receivers
+    )))
+}
+
+/// Simulates what an advice says, for each size of the need.
+pub(super) fn simulate(testbed: &Testbed, need: &Need, advice: &Advice) -> Result<Simulated, PointError> {
+    let shares: f64 = need.sizes.iter().map(|(_, share)| share).sum();
+    let (mut latency_ns, mut seconds) = (0.0, 0.0);
+    for &(bytes, share) in &need.sizes {
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let share = share / shares;
+        let alone = session::simulate(testbed, &alone(need, advice, bytes), bytes, SEED)?.result;
+        latency_ns += share * alone.latency_ns.ok_or(PointError::Unfinished)?.mean;
+        let stream = session::simulate(testbed, &stream(need, advice, bytes), bytes, SEED)?.result;
+        seconds += share / stream.messages_per_s;
+    }
+    Ok(Simulated { latency_ns, messages_per_s: 1.0 / seconds })
+}
+
+/// A message at a time, between one sender and one receiver.
+fn alone(need: &Need, advice: &Advice, bytes: usize) -> Parameters {
+    Parameters {
+        protocol: advice.protocol,
+        extent: Extent::Messages(ROUND_TRIPS),
+        events: need.receiver_sleeps,
+        mtu: need.path_mtu.map(doorbell_wire::PathMtu::bytes),
+        ..Parameters::plain(Kind::Latency, Operation::Send, bytes)
+    }
+}
+
+/// As many messages as go, or as there will be.
+fn stream(need: &Need, advice: &Advice, bytes: usize) -> Parameters {
+    Parameters {
+        extent: Extent::Seconds(STREAM_SECONDS),
+        window: advice.window as usize,
+        batch: advice.batch as usize,
+        depth: advice.depth as usize,
+        depths_are_defaults: false,
+        connections: need.peers.connections as usize,
+        bidirectional: need.bidirectional,
+        rate: need.messages_per_s,
+        serving: Serving {
+            threads: need.peers.senders as usize,
+            shared_receives: advice.srq.then_some(SharedBy::Lock),
+            ..Serving::default()
+        },
+        kind: Kind::Bandwidth,
+        ..alone(need, advice, bytes)
+    }
+}
+
+/// Which of two suits the need better. What could not be simulated comes last.
+pub(super) fn compare<E>(need: &Need, one: &Result<Simulated, E>, other: &Result<Simulated, E>) -> Ordering {
+    let (one, other) = match (one, other) {
+        (Ok(one), Ok(other)) => (one, other),
+        _ => return one.is_err().cmp(&other.is_err()),
+    };
+    let misses =
+        |simulated: &Simulated| need.messages_per_s.is_some_and(|wanted| simulated.messages_per_s < CARRIES * wanted);
+    let by_latency = one.latency_ns.total_cmp(&other.latency_ns);
+    let by_rate = other.messages_per_s.total_cmp(&one.messages_per_s);
+    misses(one).cmp(&misses(other)).then(match need.goal {
+        Goal::Latency => by_latency.then(by_rate),
+        Goal::Throughput => by_rate.then(by_latency),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn best(need: &Need, all: &[(f64, f64)]) -> usize {
+        let all = all.iter().map(|&(latency_ns, messages_per_s)| Ok(Simulated { latency_ns, messages_per_s }));
+        let mut all: Vec<(usize, Result<Simulated, ()>)> = all.chain([Err(())]).enumerate().collect();
+        all.sort_by(|(_, one), (_, other)| compare(need, one, other));
+        assert!(all.last().is_some_and(|(_, last)| last.is_err()), "what could not be simulated comes last");
+        all[0].0
+    }
+
+    #[test]
+    fn the_goal_decides_among_those_that_carry_the_rate() {
+        let all = [(5.0, 1e6), (2.0, 1e5), (9.0, 3e6)];
+        let latency = Need::new(16, Goal::Latency);
+        assert_eq!(best(&latency, &all), 1);
+        assert_eq!(best(&Need { messages_per_s: Some(1e6), ..latency }, &all), 0);
+        assert_eq!(best(&Need::new(16, Goal::Throughput), &all), 2);
+    }
+
+    #[test]
+    fn only_as_many_receivers_as_senders_are_simulated() {
+        let need = Need::new(16, Goal::Latency);
+        assert!(check(&need).is_ok());
+        let peers = doorbell_model::workload::Peers { senders: 4, receivers: 1, connections: 4 };
+        assert!(check(&Need { peers, ..need }).is_err());
+    }
+}
