@@ -407,12 +407,13 @@ mod tests {
     }
 
     /// A peer that sends `bytes` and nothing else, until it is hung up on.
-    fn against(bytes: &'static [u8], deadline: Duration) -> SetupError {
+    fn against(bytes: &[u8], deadline: Duration) -> SetupError {
+        let bytes = bytes.to_vec();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let peer = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
-            stream.write_all(bytes).unwrap();
+            stream.write_all(&bytes).unwrap();
             // The other end may reset the connection, since it has not read all of it.
             let _ = stream.read_to_end(&mut Vec::new());
         });
@@ -480,7 +481,8 @@ mod tests {
         let (got, wanted) = (r#"it sent "HTTP/1\r\n" where"#, r#""DOORBELL" is expected"#);
         assert!(error.to_string().contains(got) && error.to_string().ends_with(wanted), "{error}");
         assert!(matches!(said(b"DOORBELL\0\x63\0\0\0\x01"), SetupError::Version { theirs: 99, .. }));
-        assert!(matches!(said(b"DOORBELL\0\x04\0\0\0\x07"), SetupError::Count { theirs: 7, ours: 1, .. }));
+        let seven = [&MAGIC[..], &VERSION.to_be_bytes(), &7_u32.to_be_bytes()].concat();
+        assert!(matches!(said(&seven[..]), SetupError::Count { theirs: 7, ours: 1, .. }));
         let unsaid = |bytes| against(bytes, Duration::from_millis(100));
         assert!(matches!(unsaid(b""), SetupError::Deadline { .. }));
         assert!(matches!(unsaid(b"DOORBELL\0"), SetupError::Deadline { .. }));

@@ -3,7 +3,7 @@
 //! ```
 //! use doorbell_study::executor::block_on;
 //! use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
-//! use doorbell_study::session::{Asking, answer, local_pair};
+//! use doorbell_study::session::{Asking, Terms, answer, local_pair};
 //! use doorbell_study::threads::OsThreads;
 //! use doorbell_verbs::soft::{self, SoftOptions};
 //!
@@ -18,7 +18,7 @@
 //! let (server, client) = local_pair();
 //! let result = std::thread::scope(|scope| {
 //!     let device = soft::open(&SoftOptions::default())?;
-//!     scope.spawn(move || block_on(answer(&device, client, &OsThreads::default(), memory_bytes)));
+//!     scope.spawn(move || block_on(answer(&device, client, &OsThreads::default(), &Terms::open(memory_bytes))));
 //!     let device = soft::open(&SoftOptions::default())?;
 //!     block_on(async {
 //!         let mut asking = Asking::new(&device, server, OsThreads::default(), parameters).await?;
