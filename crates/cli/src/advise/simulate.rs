@@ -11,8 +11,12 @@ use doorbell_study::serving::{Serving, SharedBy};
 use crate::Usage;
 use doorbell_sim::reproduce::SEED;
 
-/// Virtual time of a stream of messages: long beside any round trip.
-const STREAM_SECONDS: f64 = 0.002;
+/// Messages and bytes of a stream, whichever are reached first: long beside any round trip.
+const STREAM_MESSAGES: u64 = 20_000;
+const STREAM_BYTES: u64 = 16 << 20;
+
+/// Windows that each connection fills at least, so that a stream shows more than its beginning.
+const LEAST_WINDOWS: u64 = 4;
 
 /// Round trips of a ping-pong. In virtual time each takes as long as the one before, but for caches and timers.
 const ROUND_TRIPS: u64 = 200;
@@ -69,8 +73,9 @@ fn alone(need: &Need, advice: &Advice, bytes: usize) -> Parameters {
 
 /// As many messages as go, or as there will be.
 fn stream(need: &Need, advice: &Advice, bytes: usize) -> Parameters {
+    let messages = (STREAM_BYTES / bytes.max(1) as u64).min(STREAM_MESSAGES) / u64::from(need.peers.connections).max(1);
     Parameters {
-        extent: Extent::Seconds(STREAM_SECONDS),
+        extent: Extent::Messages(messages.max(LEAST_WINDOWS * u64::from(advice.window))),
         window: advice.window as usize,
         batch: advice.batch as usize,
         depth: advice.depth as usize,

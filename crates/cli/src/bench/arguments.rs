@@ -23,7 +23,7 @@ use crate::wire::parse_mtu;
 use crate::{Failure, Usage, quantity};
 
 /// Virtual seconds per size, if nothing is said: some ten thousand messages of 16 B.
-const SIMULATED_SECONDS: f64 = 0.002;
+const SIMULATED_SECONDS: f64 = 0.01;
 
 /// Sizes measured if none are given.
 const DEFAULT_SIZES: [usize; 5] = [16, 512, 4096, 65_536, 1 << 20];
@@ -187,7 +187,7 @@ struct Load {
     /// Messages (lat: round trips) per connection and size, as in 1e6, however long they take
     #[arg(short = 'n', long, value_name = "N", conflicts_with = "duration", value_parser = quantity::count::<u64>)]
     iterations: Option<u64>,
-    /// Seconds per size; also as in 500ms [default: 1; with --testbed 2ms, of virtual time]
+    /// Seconds per size; also as in 500ms [default: 1; with --testbed 10ms, of virtual time]
     #[arg(short = 'D', long, value_name = "SECONDS", value_parser = quantity::seconds)]
     duration: Option<f64>,
     /// Both sides send (bw --op send only)

@@ -156,6 +156,12 @@ fn bench_simulates_a_testbed_and_says_so() {
 }
 
 #[test]
+fn how_long_is_simulated_may_be_left_to_the_command() {
+    let json = run("bench lat -s 64 --testbed connectx5-100g --json").expect_status(0).json();
+    assert!(json["results"][0]["messages"].as_u64().is_some_and(|messages| messages > 1000), "{json:#}");
+}
+
+#[test]
 fn what_does_not_go_with_a_simulation_is_refused() {
     for (arguments, words) in [
         ("bench bw 192.0.2.7 --testbed connectx5-100g", "a HOST does not go with --testbed"),
