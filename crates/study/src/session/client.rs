@@ -72,6 +72,12 @@ impl Client {
     ///
     /// As [`Asking::measure`].
     pub fn measure(&mut self, bytes: usize, progress: impl Fn(u64)) -> Result<PointResult, SessionError> {
+        self.measure_heard_by(bytes, &progress)
+    }
+
+    /// Not generic, so that the workloads of all protocols are compiled once, and not again for each `progress` of each
+    /// program.
+    fn measure_heard_by(&mut self, bytes: usize, progress: &dyn Fn(u64)) -> Result<PointResult, SessionError> {
         block_on(self.0.measure(bytes, progress))
     }
 
