@@ -132,7 +132,7 @@ enum Command {
         /// Only the steps whose names contain this.
         only: Option<String>,
     },
-    /// Only runs what `test` runs between machines that are network namespaces.
+    /// Runs only the checks of `test` between two machines, which are network namespaces.
     Machines {
         /// Only the steps whose names contain this.
         only: Option<String>,

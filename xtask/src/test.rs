@@ -135,7 +135,7 @@ pub(crate) fn guest(only: Option<&str>) -> ExitCode {
     summarize(&report, false)
 }
 
-/// Only runs what needs machines that are network namespaces.
+/// Runs only the checks between two machines, which are network namespaces.
 pub(crate) fn machines(only: Option<&str>) -> ExitCode {
     let mut report = Report { steps: Vec::new() };
     peers::install();

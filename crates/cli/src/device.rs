@@ -3,8 +3,9 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use doorbell_verbs::soft::SoftOptions;
 use doorbell_verbs::system::{self, SystemDevice, SystemError, SystemOptions, SystemPort};
-use doorbell_verbs::{Limits, soft};
+use doorbell_verbs::{Device, Limits, soft};
 use doorbell_wire::ROCE_UDP_PORT;
 use serde_json::{Value, json};
 
@@ -66,6 +67,14 @@ pub(crate) enum Chosen {
 impl Chosen {
     pub(crate) fn is_soft(&self) -> bool {
         matches!(self, Self::Soft)
+    }
+
+    /// Opens it; `soft_options` are those of the embedded one.
+    pub(crate) fn open(&self, soft_options: impl FnOnce() -> SoftOptions) -> Result<Device, Failure> {
+        Ok(match self {
+            Self::System(options) => system::open(options)?,
+            Self::Soft => soft::open(&soft_options())?,
+        })
     }
 
     /// The options that choose the same for another process.

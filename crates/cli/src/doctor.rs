@@ -7,8 +7,8 @@ use clap::Args;
 use doorbell_study::doctor::{self, Finding, Severity, path};
 use doorbell_study::environment::Environment;
 use doorbell_study::session::{Client, Introduced};
-use doorbell_verbs::soft::{self, SoftOptions};
-use doorbell_verbs::{Device, system};
+use doorbell_verbs::Device;
+use doorbell_verbs::soft::SoftOptions;
 use serde_json::json;
 
 use crate::control::{self, Meeting};
@@ -57,12 +57,7 @@ impl Doctor {
     }
 
     fn open(&self, chosen: &Chosen, toward: Option<IpAddr>) -> Result<Device, Failure> {
-        Ok(match chosen {
-            Chosen::System(options) => system::open(options)?,
-            Chosen::Soft => {
-                soft::open(&SoftOptions { address: toward, port: self.udp.port, ..SoftOptions::default() })?
-            }
-        })
+        chosen.open(|| SoftOptions { address: toward, port: self.udp.port, ..SoftOptions::default() })
     }
 }
 

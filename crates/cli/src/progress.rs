@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// A bar of this length, so much of which is done already; hidden where nobody looks at a terminal.
+/// A progress bar of `length` steps, of which `already` are done. Without a terminal on standard error it is hidden.
 pub(crate) fn bar(length: u64, already: u64) -> ProgressBar {
     let bar = if std::io::stderr().is_terminal() {
         ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stderr_with_hz(10))

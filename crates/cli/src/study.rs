@@ -11,8 +11,8 @@ use doorbell_study::environment::Environment;
 use doorbell_study::experiment::{self, DirectoryError, Effort, Experiment, Point, RunDirectory};
 use doorbell_study::record::PointResult;
 use doorbell_study::session::Client;
-use doorbell_verbs::soft::{self, AckPolicy, LinkChoice, SoftOptions};
-use doorbell_verbs::{Device, system};
+use doorbell_verbs::Device;
+use doorbell_verbs::soft::{AckPolicy, LinkChoice, SoftOptions};
 use serde_json::json;
 
 use crate::bench::arguments::DeviceArguments;
@@ -389,15 +389,12 @@ fn measure_all(
 }
 
 fn open(study: &Study, chosen: &Chosen, toward: Option<IpAddr>) -> Result<Device, Failure> {
-    Ok(match chosen {
-        Chosen::System(options) => system::open(options)?,
-        Chosen::Soft => soft::open(&SoftOptions {
-            address: toward,
-            port: study.udp.port,
-            ack: study.ack,
-            link: study.link,
-            ..SoftOptions::default()
-        })?,
+    chosen.open(|| SoftOptions {
+        address: toward,
+        port: study.udp.port,
+        ack: study.ack,
+        link: study.link,
+        ..SoftOptions::default()
     })
 }
 

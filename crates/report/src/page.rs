@@ -7,12 +7,26 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use crate::format::date;
 use crate::{Found, Model, Run, comparison, experiments, model, plot, published, sentence, table, verdicts_of};
 
-pub(crate) const STYLE: &str = include_str!("../assets/style.css");
+const STYLE: &str = include_str!("../assets/style.css");
 pub(crate) const SCRIPT: &str = include_str!("../assets/script.js");
 
 /// The policy is a second fence behind escaping: nothing is loaded, whatever the records say.
-pub(crate) const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; \
+const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; \
                       form-action 'none'";
+
+/// What stands at the head of every document.
+pub(crate) fn head(title: Markup) -> Markup {
+    html! {
+        head {
+            meta charset="utf-8";
+            meta http-equiv="Content-Security-Policy" content=(POLICY);
+            meta name="viewport" content="width=device-width, initial-scale=1";
+            meta name="color-scheme" content="light dark";
+            title { (title) }
+            style { (PreEscaped(STYLE)) }
+        }
+    }
+}
 
 pub(crate) fn page(runs: &[Run], model: Option<&dyn Model>, published: Option<&Testbed>) -> String {
     let experiments = experiments(runs);
@@ -26,14 +40,7 @@ pub(crate) fn page(runs: &[Run], model: Option<&dyn Model>, published: Option<&T
     let page = html! {
         (DOCTYPE)
         html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta http-equiv="Content-Security-Policy" content=(POLICY);
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                meta name="color-scheme" content="light dark";
-                title { "Doorbell study: " (names(runs)) }
-                style { (PreEscaped(STYLE)) }
-            }
+            (head(html! { "Doorbell study: " (names(runs)) }))
             body {
                 (header(runs, &found))
                 main {

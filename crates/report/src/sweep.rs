@@ -4,7 +4,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde_json::{Value, json};
 
 use crate::format::{number, with_unit};
-use crate::page::{POLICY, SCRIPT, STYLE, in_script};
+use crate::page::{SCRIPT, head, in_script};
 use crate::table;
 
 /// What simulations of one testbed with varied parameters gave.
@@ -130,14 +130,7 @@ pub fn sweep_html(sweep: &Sweep) -> String {
     let page = html! {
         (DOCTYPE)
         html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta http-equiv="Content-Security-Policy" content=(POLICY);
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                meta name="color-scheme" content="light dark";
-                title { "Doorbell: a simulated sweep on " (sweep.testbed) }
-                style { (PreEscaped(STYLE)) }
-            }
+            (head(html! { "Doorbell: a simulated sweep on " (sweep.testbed) }))
             body {
                 header {
                     p.kicker { "Doorbell, simulated" }

@@ -17,7 +17,7 @@ use doorbell_study::environment::Environment;
 use doorbell_study::parameters::{Extent, Kind, Parameters};
 use doorbell_study::record::{PointResult, Record, SCHEMA};
 use doorbell_study::session::{self, Client, SessionError, Terms};
-use doorbell_verbs::{Device, soft, system};
+use doorbell_verbs::Device;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::device::Chosen;
@@ -81,10 +81,7 @@ pub(crate) fn run(bench: Bench) -> Result<ExitCode, Failure> {
 
 fn open(exchange: &Exchange, chosen: &Chosen, toward: Option<IpAddr>) -> Result<Device, Failure> {
     let is_second = matches!(exchange.role(), Role::ServeBack(_));
-    match chosen {
-        Chosen::System(options) => Ok(system::open(options)?),
-        Chosen::Soft => Ok(soft::open(&exchange.device.soft_options(is_second, toward))?),
-    }
+    chosen.open(|| exchange.device.soft_options(is_second, toward))
 }
 
 fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {

@@ -410,7 +410,7 @@ fn the_last_goodbye_is_acknowledged<P: Connector>(protocol: P) {
     }
 }
 
-/// What can sleep, as its properties say, is woken: a receiver that sleeps is woken for each message, also with an
+/// A receiver that sleeps is woken for each message, if its protocol says that receivers may sleep: also by an
 /// edge-triggered epoll, which tells of a channel once only.
 fn a_sleeping_receiver_is_woken_for_each_message<P: Connector>(protocol: P)
 where

@@ -37,7 +37,7 @@ const BYTES_PER_RING: usize = 64 << 10;
 /// While packets come through memory and none over UDP, the socket is looked at this often.
 const UDP_EVERY_NS: u64 = 20_000;
 
-/// What came within this time is taken for traffic that goes on.
+/// A ring from which packets came within this time is taken to be still in use.
 const TRAFFIC_NS: u64 = 1_000_000;
 
 /// How packets to one destination go.

@@ -86,7 +86,7 @@ impl Walk {
     }
 }
 
-/// Begins a walk, or begins it anew where the node that it has come to is none of the key any more.
+/// Begins a walk along a key's chain. A walk that has come to a node which another key uses by now begins anew.
 async fn begin(worker: &Worker, gone: Option<Place>) -> Result<Option<Walk>, StoreError> {
     if let Some(place) = gone {
         worker.count(|counts| counts.recycled += 1);
