@@ -39,6 +39,11 @@ pub(crate) fn listen(address: &str) -> Result<TcpListener, Failure> {
 
 /// Connects to a server, which `command` starts there.
 pub(crate) fn connect(address: &str, command: &str) -> Result<TcpStream, Failure> {
+    reach(address, &format!("; is `{command}` running there?"))
+}
+
+/// Connects to a server. `hint` ends the sentence that says why it cannot be reached.
+pub(crate) fn reach(address: &str, hint: &str) -> Result<TcpStream, Failure> {
     let addresses: Vec<_> = address
         .to_socket_addrs()
         .map_err(|error| format!("{address} is no host and port that can be found: {error}"))?
@@ -50,7 +55,7 @@ pub(crate) fn connect(address: &str, command: &str) -> Result<TcpStream, Failure
             Err(error) => last = error,
         }
     }
-    Err(format!("cannot connect to {address}: {last}; is `{command}` running there?").into())
+    Err(format!("cannot connect to {address}: {last}{hint}").into())
 }
 
 /// The address that a peer on another machine reaches this one at; `None` if the peer is here,

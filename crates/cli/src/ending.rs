@@ -122,7 +122,7 @@ fn spawn(body: impl FnOnce() + Send + 'static) -> io::Result<()> {
 }
 
 /// Ends this process as the signal would, so that whoever waits for it learns why it ended.
-fn end_as_by(signal: i32) {
+pub(crate) fn end_as_by(signal: i32) {
     let _ = low_level::emulate_default_handler(signal);
     // That leaves only a signal that is blocked.
     low_level::exit(128 + signal);

@@ -18,6 +18,7 @@ mod report;
 mod run;
 mod shell;
 mod sim;
+mod steer;
 mod study;
 mod wire;
 
@@ -54,6 +55,9 @@ enum Command {
     /// Testbeds in virtual time: what each part of them needs
     #[command(subcommand)]
     Sim(Box<sim::Sim>),
+    /// Put a middlebox in front of a memory node whose CPU takes no part
+    #[command(after_help = steer::EXAMPLES)]
+    Steer(steer::Steer),
     /// Measure the whole evaluation on this machine, and write the report of it
     Study(study::Study),
     /// Write a report, one HTML file, from the records of studies
@@ -83,6 +87,7 @@ impl Command {
             Command::Bench(bench) if bench.is_second() => ending::with_input(),
             Command::Counters(counters) if counters.is_exporter() => ending::with_terminal(),
             Command::Doctor(doctor) if doctor.listens() => ending::with_terminal(),
+            Command::Steer(_) => ending::with_terminal(),
             Command::Study(study) if study.listens() => ending::with_terminal(),
             // Its screen looks after itself.
             Command::Counters(counters) if counters.is_live() => Ok(()),
@@ -127,6 +132,7 @@ fn main() -> ExitCode {
         Command::Advise(advise) => advise::run(&advise),
         Command::Model(model) => model::run(*model),
         Command::Sim(sim) => sim::run(*sim),
+        Command::Steer(steer) => steer::run(&steer),
         Command::Study(study) => study::run(&study),
         Command::Report(report) => report::run(&report),
         Command::Run(arguments) => run::run(&arguments),

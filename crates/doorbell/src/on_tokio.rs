@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use doorbell_exchange::asynchronous::Async;
-use doorbell_exchange::setup::{self, EndpointDescription, Parsed, SetupError};
+use doorbell_exchange::setup::{self, EndpointDescription, Parsed, READY, SetupError};
 use doorbell_exchange::{Connector, SendReceive, TokioWaiter};
 use doorbell_verbs::Channel;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::device::Device;
 use crate::listener::{AcceptError, CLIENT_DEADLINE, ConnectError, ListenError};
-use crate::setup::{EstablishError, Options, READY};
+use crate::setup::{EstablishError, Options};
 
 /// A device whose connections are waited for in tokio's runtime: all of them by one descriptor, which is registered
 /// once. Clones are the same.

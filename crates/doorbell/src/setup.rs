@@ -7,7 +7,7 @@ use std::io;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use doorbell_exchange::setup::{self, EndpointDescription, SetupError, Timed};
+use doorbell_exchange::setup::{self, EndpointDescription, READY, SetupError, Timed};
 use doorbell_exchange::{self as exchange, Config, Connector, SendReceive};
 use doorbell_verbs::Channel;
 
@@ -75,9 +75,6 @@ pub enum EstablishError {
         peer: String,
     },
 }
-
-/// What is said of this end once it is connected.
-pub(crate) const READY: u8 = 1;
 
 impl EstablishError {
     /// What an error means while the peer is expected to say that it is connected.

@@ -14,6 +14,9 @@ use doorbell_verbs::{PathMtu, Psn, Qpn, RKey, Region};
 /// The version of the hello and of what is spoken afterwards.
 pub const VERSION: u16 = 5;
 
+/// What each end says once it is connected with the other, behind the hellos.
+pub const READY: u8 = 1;
+
 /// What each hello starts with.
 const MAGIC: [u8; 8] = *b"DOORBELL";
 
@@ -365,16 +368,30 @@ fn exchange_within(
     own: &[EndpointDescription],
     deadline: Duration,
 ) -> Result<Vec<EndpointDescription>, SetupError> {
-    let broke = |error| SetupError::broke(peer, error, deadline);
-    timed.write_all(&hello(own)).map_err(broke)?;
+    timed.write_all(&hello(own)).map_err(|error| SetupError::broke(peer, error, deadline))?;
+    receive(timed, peer, own.len(), deadline)
+}
+
+/// Receives the peer's hello alone, which is to hold `ours` descriptions: for an end that decides what it sends by what it
+/// was sent. The stream's time began with `deadline`, which errors name.
+///
+/// # Errors
+///
+/// As [`exchange`].
+pub fn receive(
+    timed: &mut Timed<'_>,
+    peer: &str,
+    ours: usize,
+    deadline: Duration,
+) -> Result<Vec<EndpointDescription>, SetupError> {
     let mut bytes = Vec::new();
     loop {
-        match parse(peer, &bytes, own.len())? {
+        match parse(peer, &bytes, ours)? {
             Parsed::Complete(descriptions) => return Ok(descriptions),
             Parsed::Incomplete(more) => {
                 let known = bytes.len();
                 bytes.resize(known + more, 0);
-                timed.read_exact(&mut bytes[known..]).map_err(broke)?;
+                timed.read_exact(&mut bytes[known..]).map_err(|error| SetupError::broke(peer, error, deadline))?;
             }
         }
     }

@@ -35,6 +35,7 @@ mod memory;
 mod metadata;
 mod requests;
 mod rpc;
+mod steering;
 mod strategy;
 mod worker;
 
@@ -47,4 +48,5 @@ pub use lane::VerbCounts;
 pub use layout::{Geometry, MAX_KEY, MAX_NODES, MAX_VALUE, MAX_VERSION, Place, Word};
 pub use memory::{MemoryDescription, MemoryNode, NodeView};
 pub use metadata::{Metadata, MetadataEnd, MetadataOptions, NodeCounts};
+pub use steering::StoreLayout;
 pub use strategy::Strategy;

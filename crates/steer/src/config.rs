@@ -50,6 +50,11 @@ pub struct Limits {
     pub incomplete_ns: u64,
 }
 
+impl Limits {
+    /// The most clients that a box can have: their place in its table is a part of their queue pair numbers.
+    pub const MOST_CLIENTS: usize = 1 << 15;
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Self {

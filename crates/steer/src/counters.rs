@@ -13,6 +13,11 @@ macro_rules! counters {
             pub fn sentences(&self) -> impl Iterator<Item = (u64, &'static str)> + use<> {
                 [$((self.$name, $sentence)),*].into_iter().filter(|(count, _)| *count > 0)
             }
+
+            /// Everything by name, what never happened too.
+            pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+                [$((stringify!($name), self.$name)),*].into_iter()
+            }
         }
     };
 }

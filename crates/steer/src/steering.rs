@@ -296,6 +296,11 @@ impl Steering {
         self.locks.remove(key).unwrap_or_default()
     }
 
+    /// All clients that waited for anything.
+    pub(crate) fn unlock_all(&mut self) -> Vec<u32> {
+        self.locks.drain().flat_map(|(_, waiters)| waiters).collect()
+    }
+
     /// A client is gone.
     pub(crate) fn forget_client(&mut self, slot: u32) {
         self.locks.values_mut().for_each(|waiters| waiters.retain(|other| *other != slot));

@@ -14,6 +14,7 @@ use nix::unistd::Pid;
 
 use crate::command::{PATIENCE, Running};
 use crate::counters::World;
+use crate::steer::memory_node;
 use crate::terminal::{OnTerminal, Session, Terminal};
 
 /// Does a command print what it finds, or is its output not what it runs for?
@@ -66,6 +67,9 @@ fn long_commands(world: &World) -> Vec<Long> {
     let mut client = long("bench bw, client", &format!("bench bw {address} -D 3600"), prints, 0);
     client._peer = Some(listening);
     all.push(client);
+
+    let node = memory_node();
+    all.push(long("steer", &format!("steer {node} -p 0"), serves, 0));
 
     let library = world.root().join("library.so");
     fs::write(&library, "no library").expect("a file can be written");

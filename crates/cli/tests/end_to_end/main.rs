@@ -13,6 +13,7 @@ mod model;
 mod operations;
 mod run;
 mod sim;
+mod steer;
 mod study;
 mod terminal;
 mod two_sides;

@@ -12,7 +12,7 @@ use doorbell_wire::{BTH_LEN, BthPacket, BthRepr, NakCode, Operation, Outer, Psn,
 use rustc_hash::FxHashMap;
 
 use crate::client::{Client, Phase, Repetition};
-use crate::config::{ClientEnd, Config, NodeEnd, Region, SetupError};
+use crate::config::{ClientEnd, Config, Limits, NodeEnd, Region, SetupError};
 use crate::counters::Counters;
 use crate::message::Message;
 use crate::node::Node;
@@ -30,8 +30,8 @@ const NODE_PLACE: u32 = 0xffff;
 /// Numbers 0 and 1 of queue pairs are special.
 const FIRST_PLACE: u32 = 2;
 
-const MOST_CLIENTS: usize = 1 << 15;
-const _: () = assert!(MOST_CLIENTS + (FIRST_PLACE as usize) < NODE_PLACE as usize, "the node has a place of its own");
+const _: () =
+    assert!(Limits::MOST_CLIENTS + (FIRST_PLACE as usize) < NODE_PLACE as usize, "the node has a place of its own");
 
 /// Buffers of messages that are kept to be used again.
 const SPARE_BUFFERS: usize = 256;
@@ -95,7 +95,7 @@ pub struct Steer {
 }
 
 impl Steer {
-    /// A box without node, regions and clients.
+    /// A box without node, regions and clients, which steers nothing.
     pub fn new(config: Config) -> Self {
         let mut steer = Self {
             config,
@@ -179,6 +179,21 @@ impl Steer {
         Ok(())
     }
 
+    /// Gives the queue pair with the node up, with all clients on it: their next requests are answered by a NAK. There is
+    /// no node until [`attach`](Self::attach) is called again.
+    pub fn detach(&mut self) {
+        self.fail_node(None);
+    }
+
+    /// Steers requests of a store with this layout from now on, or none. What was known of another store is forgotten; so
+    /// the time for that is when no node is attached.
+    pub fn set_layout(&mut self, layout: Option<Box<dyn Layout>>) {
+        if let Some(mut steering) = self.steering.take() {
+            self.ready.extend(steering.unlock_all());
+        }
+        self.steering = layout.map(|layout| Steering::new(layout, self.config.limits.keys));
+    }
+
     /// Lets clients reach a region of the node.
     ///
     /// # Errors
@@ -209,7 +224,7 @@ impl Steer {
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None => {
-                let most = self.config.limits.clients.min(MOST_CLIENTS);
+                let most = self.config.limits.clients.min(Limits::MOST_CLIENTS);
                 if self.clients.len() >= most {
                     return Err(SetupError::TooManyClients(most));
                 }

@@ -1,0 +1,408 @@
+//! The box's control plane: queue pairs are set up over TCP, with the node and with each client, by the set-up that all
+//! programs of Doorbell have (`doorbell_exchange::setup`). To the node the box is a client; to clients it is the node.
+//!
+//! Threads of their own carry that out. They reach the box through a queue of jobs, which the thread that forwards
+//! packets works off, so no packet waits for a lock.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io::{self, Read};
+use std::net::{IpAddr, Ipv6Addr, Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use doorbell_exchange::setup::{self, EndpointDescription, READY, RemoteRegion, SetupError, Timed};
+use doorbell_farmem::{Geometry, StoreLayout};
+use doorbell_protocols::WireId;
+use doorbell_steer::{ClientEnd, Layout, NodeEnd, Region, Steer};
+use doorbell_verbs::Access;
+use doorbell_wire::{PathMtu, Psn, Qpn, RKey};
+use socket2::{SockRef, TcpKeepalive};
+
+use crate::Failure;
+use crate::control::reach;
+use crate::output::note;
+
+/// How long set-up with the node or a client may take.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// How long the box waits before it tries to reach a node again.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// How long it waits after it could not accept a connection, such as for lack of descriptors.
+const AFTER_FAILURE: Duration = Duration::from_millis(100);
+
+/// A machine that is gone without a word is noticed after about half a minute.
+const KEEPALIVE: TcpKeepalive =
+    TcpKeepalive::new().with_time(Duration::from_secs(10)).with_interval(Duration::from_secs(5)).with_retries(4);
+
+/// Connections that may be in set-up beside those of clients.
+const IN_SETUP: usize = 64;
+
+/// How long the node may take to acknowledge before the box sends again, and how often: some 9 s in all, since
+/// a machine that is busy must not look like one that is gone.
+const NODE_TIMEOUT_NS: u64 = 4_000_000;
+const NODE_RETRIES: u8 = 40;
+
+/// Something that is done to the box by the thread that has it.
+pub(super) type Job = Box<dyn FnOnce(&mut Steer) + Send>;
+
+/// What the box is, as far as set-up goes.
+#[derive(Clone, Debug)]
+pub(super) struct Own {
+    pub(super) address: IpAddr,
+    pub(super) udp_port: u16,
+    pub(super) path_mtu: PathMtu,
+    pub(super) exclusive: bool,
+    pub(super) store: Option<Geometry>,
+    pub(super) reads: u8,
+    pub(super) clients: usize,
+    /// HOST:PORT of the node.
+    pub(super) node: String,
+}
+
+/// The node, as clients are to see it.
+#[derive(Clone, Copy, Debug)]
+struct Reached {
+    address: IpAddr,
+    path_mtu: PathMtu,
+    region: RemoteRegion,
+}
+
+/// Why a queue pair is not set up.
+#[derive(Debug, thiserror::Error)]
+enum Refusal {
+    #[error(transparent)]
+    Setup(#[from] SetupError),
+    #[error("{peer} gave up: it cannot connect with the box, or its program ended")]
+    GaveUp { peer: String },
+    #[error("{peer} sets up a connection of messages; a box takes queue pairs for READ, WRITE and atomics")]
+    Messages { peer: String },
+    #[error("{peer} uses UDP port {theirs}, the box {own}: give both the same --udp-port")]
+    UdpPort { peer: String, theirs: u16, own: u16 },
+    #[error("{peer} names {gid} as the address of its RNIC, which is none that the box at {own} can send to")]
+    Address { peer: String, gid: Ipv6Addr, own: IpAddr },
+    #[error("{peer} opens no memory: a memory node shares a region with its clients")]
+    NoMemory { peer: String },
+    #[error("the region of {peer} has {given} bytes, a store of these sizes needs {needed}")]
+    TooSmall { peer: String, given: u64, needed: u64 },
+    #[error("the memory node is not there at the moment")]
+    NoNode,
+    #[error(transparent)]
+    Steer(#[from] doorbell_steer::SetupError),
+    #[error("the box is ending")]
+    Ending,
+}
+
+/// What was counted of clients.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    pub(super) served: AtomicU64,
+    pub(super) refused: AtomicU64,
+    /// Times that a queue pair with the node was made.
+    pub(super) attached: AtomicU64,
+}
+
+/// What the threads of the control plane share.
+#[derive(Debug)]
+pub(super) struct Plane {
+    jobs: Sender<Job>,
+    pub(super) own: Own,
+    node: Mutex<Option<Reached>>,
+    /// The connections of clients that are served, to end them with the node's.
+    streams: Mutex<HashMap<u64, TcpStream>>,
+    next_stream: AtomicU64,
+    /// Threads that talk with clients.
+    talking: AtomicUsize,
+    pub(super) counts: Counts,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    std::thread::Builder::new().name(name.to_owned()).stack_size(256 << 10).spawn(body).map(drop)
+}
+
+fn name_of(stream: &TcpStream) -> String {
+    stream.peer_addr().map_or_else(|_| "a peer that is gone".to_owned(), |address| address.to_string())
+}
+
+impl Plane {
+    pub(super) fn new(own: Own) -> (Arc<Self>, Receiver<Job>) {
+        let (jobs, queue) = channel();
+        let plane = Self {
+            jobs,
+            own,
+            node: Mutex::default(),
+            streams: Mutex::default(),
+            next_stream: AtomicU64::new(0),
+            talking: AtomicUsize::new(0),
+            counts: Counts::default(),
+        };
+        (Arc::new(plane), queue)
+    }
+
+    /// Listens for clients, and has threads set up queue pairs with the node at the other end of `stream` and with them.
+    /// If the first one fails, the error comes out of what this returns.
+    pub(super) fn start(self: &Arc<Self>, stream: TcpStream, listen: &str) -> Result<Receiver<Failure>, Failure> {
+        let listener = TcpListener::bind(listen).map_err(|error| format!("cannot listen on {listen}: {error}"))?;
+        let at = listener.local_addr()?;
+        let (failing, failed) = channel();
+        let plane = Arc::clone(self);
+        spawn("node", move || match plane.attach(&stream) {
+            Ok(()) => plane.keep_node(&stream, &at.to_string()),
+            Err(error) => drop(failing.send(error)), // unless the box has ended already
+        })?;
+        let plane = Arc::clone(self);
+        spawn("clients", move || plane.accept(&listener))?;
+        Ok(failed)
+    }
+
+    /// Has something done to the box.
+    fn with<R: Send + 'static>(&self, job: impl FnOnce(&mut Steer) -> R + Send + 'static) -> Result<R, Refusal> {
+        let (answer, answered) = sync_channel(1);
+        let job = Box::new(move |steer: &mut Steer| {
+            let _ = answer.send(job(steer)); // unless nobody waits for it
+        });
+        self.jobs.send(job).map_err(|_| Refusal::Ending)?;
+        answered.recv().map_err(|_| Refusal::Ending)
+    }
+
+    /// Keeps a queue pair with the node, for ever. The first one is set up.
+    fn keep_node(&self, first: &TcpStream, listen: &str) {
+        note!("serving clients at {listen} for the memory node {}", self.own.node);
+        wait_for_end(first);
+        let mut said = String::new();
+        let mut why = format!("the memory node {} has ended its connection", self.own.node);
+        loop {
+            self.detach();
+            if said != why {
+                note!("{why}; trying again until it is there");
+                said.clone_from(&why);
+            }
+            std::thread::sleep(AGAIN);
+            let again = reach(&self.own.node, "").and_then(|stream| self.attach(&stream).map(|()| stream));
+            match again {
+                Ok(stream) => {
+                    note!("the memory node {} is there again", self.own.node);
+                    said.clear();
+                    wait_for_end(&stream);
+                    why = format!("the memory node {} has ended its connection", self.own.node);
+                }
+                Err(error) => why = error.to_string(),
+            }
+        }
+    }
+
+    /// Sets up the queue pair with the node.
+    fn attach(&self, stream: &TcpStream) -> Result<(), Failure> {
+        let peer = name_of(stream);
+        let (qpn, psn) = self.with(|steer| steer.node_side())?;
+        let theirs =
+            setup::exchange(stream, &[self.describe(qpn, psn, self.own.path_mtu, RemoteRegion::NONE)], DEADLINE)?;
+        let reached = self.check_node(&peer, &theirs[0])?;
+        let end = NodeEnd {
+            qpn: theirs[0].qpn,
+            max_rd_atomic: self.own.reads,
+            timeout_ns: NODE_TIMEOUT_NS,
+            retries: NODE_RETRIES,
+            ..NodeEnd::at(reached.address, reached.path_mtu)
+        };
+        let region = Region {
+            rkey: reached.region.rkey,
+            node_rkey: theirs[0].regions[0].rkey,
+            address: reached.region.address,
+            length: reached.region.length,
+            access: Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC,
+            exclusive: self.own.exclusive,
+        };
+        let store = self.own.store;
+        self.with(move |steer| {
+            let layout = store.map(|sizes| Box::new(StoreLayout::new(sizes, region.address)) as Box<dyn Layout>);
+            steer.set_layout(layout);
+            steer.attach(end)?;
+            steer.add_region(region)
+        })??;
+        SockRef::from(stream).set_tcp_keepalive(&KEEPALIVE)?;
+        // From now on a client may come.
+        *lock(&self.node) = Some(reached);
+        self.say_ready(stream, &peer, &mut Timed::new(stream, DEADLINE))?;
+        self.counts.attached.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The node is gone, and with it all clients' queue pairs: they connect anew.
+    fn detach(&self) {
+        let region = lock(&self.node).take().map(|reached| reached.region.rkey);
+        let _ = self.with(move |steer| {
+            steer.detach();
+            region.map(|rkey| steer.remove_region(rkey))
+        });
+        for stream in lock(&self.streams).values() {
+            let _ = stream.shutdown(Shutdown::Both); // its thread tidies up
+        }
+    }
+
+    fn describe(&self, qpn: Qpn, psn: Psn, path_mtu: PathMtu, region: RemoteRegion) -> EndpointDescription {
+        EndpointDescription {
+            protocol: WireId::ONE_SIDED,
+            gid: to_gid(self.own.address),
+            qpn,
+            psn,
+            path_mtu,
+            udp_port: self.own.udp_port,
+            depth: 0, // which no connection of messages has
+            max_message: 0,
+            credits: false,
+            regions: [region, RemoteRegion::NONE],
+        }
+    }
+
+    /// Checks what node and clients have in common. Returns the address of the peer's RNIC.
+    fn check(&self, peer: &str, theirs: &EndpointDescription) -> Result<IpAddr, Refusal> {
+        let peer = peer.to_owned();
+        if theirs.depth != 0 {
+            return Err(Refusal::Messages { peer });
+        }
+        if theirs.udp_port != self.own.udp_port {
+            return Err(Refusal::UdpPort { peer, theirs: theirs.udp_port, own: self.own.udp_port });
+        }
+        let (address, own) = (theirs.gid.to_canonical(), self.own.address);
+        let is_usable = !address.is_unspecified() && !address.is_multicast() && address != own;
+        if !is_usable || address.is_ipv4() != own.is_ipv4() {
+            return Err(Refusal::Address { peer, gid: theirs.gid, own });
+        }
+        Ok(address)
+    }
+
+    fn check_node(&self, peer: &str, theirs: &EndpointDescription) -> Result<Reached, Failure> {
+        let address = self.check(peer, theirs)?;
+        let RemoteRegion { address: start, length, .. } = theirs.regions[0];
+        if length == 0 {
+            return Err(Refusal::NoMemory { peer: peer.to_owned() }.into());
+        }
+        if let Some(needed) = self.own.store.map(|sizes| sizes.region_bytes()).filter(|&needed| needed > length) {
+            return Err(Refusal::TooSmall { peer: peer.to_owned(), given: length, needed }.into());
+        }
+        // Clients never learn the node's own key.
+        let region = RemoteRegion { address: start, length, rkey: RKey::new(getrandom::u32()?) };
+        Ok(Reached { address, path_mtu: self.own.path_mtu.min(theirs.path_mtu), region })
+    }
+
+    fn say_ready(&self, stream: &TcpStream, peer: &str, timed: &mut Timed<'_>) -> Result<(), Refusal> {
+        let mut said = [0];
+        let result = timed.write_all(&[READY]).and_then(|()| timed.read_exact(&mut said));
+        let restored = stream.set_read_timeout(None);
+        result.and(restored).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+                Refusal::GaveUp { peer: peer.to_owned() }
+            }
+            _ => SetupError::broke(peer, error, DEADLINE).into(),
+        })?;
+        if said == [READY] { Ok(()) } else { Err(Refusal::GaveUp { peer: peer.to_owned() }) }
+    }
+
+    /// Serves clients, for ever.
+    fn accept(self: &Arc<Self>, listener: &TcpListener) {
+        loop {
+            let (stream, peer) = match listener.accept() {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    note!("a client could not be accepted: {error}");
+                    std::thread::sleep(AFTER_FAILURE);
+                    continue;
+                }
+            };
+            let most = self.own.clients + IN_SETUP;
+            if self.talking.fetch_add(1, Ordering::Relaxed) >= most {
+                self.talking.fetch_sub(1, Ordering::Relaxed);
+                self.refused(&format!(
+                    "{peer}: the box has {most} connections already (--clients {})",
+                    self.own.clients
+                ));
+                continue;
+            }
+            let plane = Arc::clone(self);
+            let spawned = spawn("client", move || {
+                if let Err(refusal) = plane.serve(&stream) {
+                    plane.refused(&format!("{peer}: {refusal}"));
+                }
+                plane.talking.fetch_sub(1, Ordering::Relaxed);
+            });
+            if let Err(error) = spawned {
+                self.talking.fetch_sub(1, Ordering::Relaxed);
+                self.refused(&format!("{peer}: no thread could be started: {error}"));
+            }
+        }
+    }
+
+    fn refused(&self, why: &dyn fmt::Display) {
+        self.counts.refused.fetch_add(1, Ordering::Relaxed);
+        note!("a client was not served: {why}");
+    }
+
+    /// Serves a client until its connection ends.
+    fn serve(&self, stream: &TcpStream) -> Result<(), Refusal> {
+        let peer = name_of(stream);
+        let mut timed = Timed::new(stream, DEADLINE);
+        let theirs = setup::receive(&mut timed, &peer, 1, DEADLINE)?[0];
+        let address = self.check(&peer, &theirs)?;
+        let Some(node) = *lock(&self.node) else { return Err(Refusal::NoNode) };
+        if address == node.address {
+            return Err(Refusal::Address { peer, gid: theirs.gid, own: self.own.address });
+        }
+        let path_mtu = theirs.path_mtu.min(node.path_mtu);
+        let client = ClientEnd { address, qpn: theirs.qpn, first_psn: theirs.psn, path_mtu };
+        let qpn = self.with(move |steer| steer.connect(client))??;
+        let result = self.serve_connected(stream, &peer, timed, qpn, &node);
+        let _ = self.with(move |steer| steer.disconnect(qpn));
+        result
+    }
+
+    fn serve_connected(
+        &self,
+        stream: &TcpStream,
+        peer: &str,
+        mut timed: Timed<'_>,
+        qpn: Qpn,
+        node: &Reached,
+    ) -> Result<(), Refusal> {
+        let broke = |error| SetupError::broke(peer, error, DEADLINE);
+        // The node sends no requests, so the first number does not matter.
+        let own = self.describe(qpn, Psn::new(0), node.path_mtu, node.region);
+        timed.write_all(&setup::hello(&[own])).map_err(broke)?;
+        self.say_ready(stream, peer, &mut timed)?;
+        SockRef::from(stream).set_tcp_keepalive(&KEEPALIVE).map_err(broke)?;
+        let number = self.next_stream.fetch_add(1, Ordering::Relaxed);
+        lock(&self.streams).insert(number, stream.try_clone().map_err(broke)?);
+        self.counts.served.fetch_add(1, Ordering::Relaxed);
+        wait_for_end(stream);
+        lock(&self.streams).remove(&number);
+        Ok(())
+    }
+}
+
+/// Waits until the peer ends its connection, or vanishes. What it says until then nobody hears.
+fn wait_for_end(mut stream: &TcpStream) {
+    let mut said = [0; 256];
+    loop {
+        match stream.read(&mut said) {
+            Ok(0) => return,
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return,
+        }
+    }
+}
+
+/// RoCE v2's GID of an address (IBTA Annex A17): IPv4 is mapped.
+fn to_gid(address: IpAddr) -> Ipv6Addr {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
+    }
+}

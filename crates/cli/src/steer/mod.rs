@@ -1,0 +1,259 @@
+//! `doorbell steer`: a middlebox in front of a memory node, on a UDP socket of its own.
+
+mod control;
+mod report;
+
+use std::fs::File;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use doorbell_fabric::{BindRequest, FaultPlan, Faults, Link, Pcap, active_mtu, bind};
+use doorbell_farmem::Geometry;
+use doorbell_steer::{Config, Driver, Limits};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::control::{DEFAULT_TCP_PORT, address_toward, reach, with_port};
+use crate::device::UdpPort;
+use crate::{Failure, Usage, ending, quantity};
+use control::{Job, Own, Plane};
+
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  doorbell steer 10.0.0.1                   in front of the memory node there; clients set up their queue
+                                            pairs with this machine as they would with the node
+  doorbell steer 10.0.0.1 --exclusive       nobody reaches the node's memory but through this box, so a
+                                            CAS may go there as a WRITE
+  doorbell steer 10.0.0.1 --store nodes=4096,keys=1024,max-key=8,max-value=128
+                                            steer requests of a store to the newest node of their key
+  doorbell steer 127.0.0.1:7000 --pcap both.pcap -D 10 --json
+
+Node and clients are programs that set up a queue pair as the crate doorbell does (Device::queue_pair), and keep
+the TCP connection open for as long as they use it. docs/middlebox.md says what the box believes.";
+
+/// How long the box looks for packets before it sleeps.
+const LINGER: Duration = Duration::from_micros(100);
+
+/// How long it sleeps at most, so that it notices a client that wants to connect, and signals.
+const NAP: Duration = Duration::from_millis(20);
+
+/// Put a middlebox in front of a memory node: the requests of all clients go there on one ordered queue pair.
+/// It runs until it is interrupted, and then prints what it counted
+#[derive(Args)]
+pub(crate) struct Steer {
+    /// The memory node: HOST or HOST:PORT, where it sets up queue pairs over TCP
+    #[arg(value_name = "NODE")]
+    node: String,
+    /// The box's address, to which clients and node send packets [default: the one that the TCP connection with the
+    /// node has here; the next free loopback address for a node of this machine]
+    #[arg(long, value_name = "ADDRESS", env = "DOORBELL_BIND", hide_env_values = true)]
+    bind: Option<IpAddr>,
+    #[command(flatten)]
+    udp: UdpPort,
+    /// Where clients set up their queue pairs over TCP: ADDRESS or ADDRESS:PORT [default: the box's address]
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<String>,
+    /// TCP port of the node and of the box, where none is given
+    #[arg(short, long, default_value_t = DEFAULT_TCP_PORT, value_parser = quantity::port)]
+    port: u16,
+    /// Every access to the node's memory passes this box, those of the node's own processor too. Then the box knows what
+    /// words hold, and a CAS may go to the node as a WRITE. If it is not so, results will be wrong
+    #[arg(long)]
+    exclusive: bool,
+    /// The memory is that of Doorbell's store, with these sizes: any of nodes=N, keys=N, max-key=BYTES, max-value=BYTES,
+    /// with commas between. READs and CASes of old nodes go to the newest node of the key
+    #[arg(long, value_name = "SIZES", value_parser = store)]
+    store: Option<Geometry>,
+    /// Clients at one time, at most 32768
+    #[arg(long, value_name = "N", default_value_t = Limits::default().clients, value_parser = quantity::count::<usize>)]
+    clients: usize,
+    /// READs and atomics that the node takes at one time on one queue pair, at most 255
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = quantity::count::<u8>)]
+    reads: u8,
+    /// Write every packet of both sides, clients' and node's, to a pcap file
+    #[arg(long, value_name = "FILE")]
+    pcap: Option<PathBuf>,
+    /// Do this to packets that arrive at the box: any of drop=P, duplicate=P, reorder=P, corrupt=P (a share, 0 to 1),
+    /// delay=T (such as 5us), seed=N, with commas between
+    #[arg(long, value_name = "PLAN")]
+    fault: Option<FaultPlan>,
+    /// End after so many seconds; also as in 500ms
+    #[arg(short = 'D', long, value_name = "SECONDS", value_parser = quantity::seconds)]
+    duration: Option<f64>,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+/// Parses the sizes of a store.
+fn store(text: &str) -> Result<Geometry, String> {
+    let mut geometry = Geometry::default();
+    for part in text.split(',') {
+        let allowed = || format!("{part:?} is none of nodes=N, keys=N, max-key=BYTES, max-value=BYTES");
+        let (name, value) = part.split_once('=').ok_or_else(allowed)?;
+        match name.trim() {
+            "nodes" => geometry.nodes = quantity::count(value)?,
+            "keys" => geometry.keys = quantity::count(value)?,
+            "max-key" => geometry.max_key = quantity::memory_bytes(value)?,
+            "max-value" => geometry.max_value = quantity::memory_bytes(value)?,
+            _ => return Err(allowed()),
+        }
+    }
+    geometry.check().map_err(|error| error.to_string())?;
+    Ok(geometry)
+}
+
+/// Signals that end the box once it has said what it counted.
+#[derive(Debug)]
+struct Signals(Arc<AtomicUsize>);
+
+impl Signals {
+    fn take() -> io::Result<Self> {
+        let signal = Arc::new(AtomicUsize::new(0));
+        for number in [SIGHUP, SIGINT, SIGTERM] {
+            signal_hook::flag::register_usize(number, Arc::clone(&signal), number as usize)?;
+        }
+        Ok(Self(signal))
+    }
+
+    fn came(&self) -> Option<i32> {
+        Some(self.0.load(Ordering::Relaxed) as i32).filter(|&number| number != 0)
+    }
+}
+
+pub(crate) fn run(arguments: &Steer) -> Result<ExitCode, Failure> {
+    let most = Limits::MOST_CLIENTS;
+    if !(1..=most).contains(&arguments.clients) {
+        return Err(Usage(format!("--clients is {}, allowed is 1 to {most}", arguments.clients)).into());
+    }
+    if arguments.reads == 0 {
+        return Err(Usage("--reads is 0, allowed is 1 to 255".to_owned()).into());
+    }
+    arguments.udp.note_if_other();
+    let signals = Signals::take()?;
+    let node = with_port(&arguments.node, arguments.port);
+    let stream = reach(&node, "; does a memory node set up queue pairs there?")?;
+    let udp = bind(BindRequest {
+        address: arguments.bind.or_else(|| address_toward(&stream)),
+        port: arguments.udp.port,
+        ..BindRequest::default()
+    })?;
+    let (address, readable) = (udp.local_address(), udp.as_fd().try_clone_to_owned()?);
+    let own = Own {
+        address,
+        udp_port: arguments.udp.port,
+        path_mtu: active_mtu(address)?,
+        exclusive: arguments.exclusive,
+        store: arguments.store,
+        reads: arguments.reads,
+        clients: arguments.clients,
+        node,
+    };
+    let mut limits = Limits { clients: arguments.clients, ..Limits::default() };
+    if let Some(geometry) = arguments.store {
+        limits.keys = geometry.keys as usize;
+    }
+    let config = Config { address, limits, seed: getrandom::u64()? };
+    let listen = arguments.listen.as_deref().map_or_else(|| address.to_string(), str::to_owned);
+    let (plane, jobs) = Plane::new(own);
+    let failed = plane.start(stream, &with_port(&listen, arguments.port))?;
+    let driver = Driver::new(doorbell_steer::Steer::new(config), stack(udp, arguments)?, arguments.udp.port);
+    let begun = Instant::now();
+    let until = arguments.duration.map(|seconds| begun + Duration::from_secs_f64(seconds));
+    let driver = forward(driver, &readable, &jobs, &failed, &signals, begun, until)?;
+    report::print(&driver, &plane, begun.elapsed(), arguments.json)?;
+    // Whoever keeps the capture reads it now.
+    drop(driver);
+    if let Some(number) = signals.came() {
+        ending::end_as_by(number);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Puts what was asked for around the link.
+fn stack(udp: doorbell_fabric::UdpLink, arguments: &Steer) -> Result<Box<dyn Link>, Failure> {
+    let (address, port) = (udp.local_address(), udp.port());
+    let mut link: Box<dyn Link> = Box::new(udp);
+    if let Some(path) = &arguments.pcap {
+        let unwritable = |error: io::Error| format!("{} cannot be written: {error}", path.display());
+        let file = File::create(path).map_err(unwritable)?;
+        let (begun, since_1970) = (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
+        let clock = move |_| since_1970 + begun.elapsed();
+        link = Box::new(Pcap::new(link, address, port, file, clock).map_err(unwritable)?);
+    }
+    if let Some(plan) = &arguments.fault {
+        link = Box::new(Faults::new(link, *plan));
+    }
+    Ok(link)
+}
+
+/// Forwards packets until a signal comes or the time is over, or set-up with the node fails at first.
+fn forward(
+    mut driver: Driver<Box<dyn Link>>,
+    readable: &OwnedFd,
+    jobs: &Receiver<Job>,
+    failed: &Receiver<Failure>,
+    signals: &Signals,
+    begun: Instant,
+    until: Option<Instant>,
+) -> Result<Driver<Box<dyn Link>>, Failure> {
+    let mut busy_at = begun;
+    loop {
+        // One at a time: packets of those who are connected already do not wait for many who connect.
+        if let Ok(job) = jobs.try_recv() {
+            job(driver.steer_mut());
+        }
+        if let Ok(failure) = failed.try_recv() {
+            return Err(failure);
+        }
+        let received = driver.pump((Instant::now() - begun).as_nanos() as u64);
+        let received = received.map_err(|error| format!("the box's socket does not work any more: {error}"))?;
+        let now = Instant::now();
+        if signals.came().is_some() || until.is_some_and(|until| now >= until) {
+            return Ok(driver);
+        }
+        if received > 0 {
+            busy_at = now;
+        } else if now - busy_at < LINGER || driver.is_link_full() {
+            std::thread::yield_now(); // a peer may wait for this very CPU
+        } else {
+            let timer = driver.poll_timeout().map(Duration::from_nanos);
+            let left = [timer.map(|at| at.saturating_sub(now - begun)), until.map(|until| until - now)];
+            let nap = left.into_iter().flatten().min().unwrap_or(NAP).min(NAP);
+            // A timer of less than a millisecond is not slept for.
+            let timeout = PollTimeout::try_from(nap).unwrap_or(PollTimeout::ZERO);
+            // A signal ends it as the time does.
+            let _ = poll(&mut [PollFd::new(readable.as_fd(), PollFlags::POLLIN)], timeout);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_of_a_store_are_what_the_store_allows() {
+        let geometry = store("nodes=10k, keys=100,max-value=1K").expect("these are sizes");
+        let expected = Geometry { nodes: 10_000, keys: 100, max_value: 1024, ..Geometry::default() };
+        assert_eq!(geometry, expected);
+        for (text, words) in [
+            ("", "is none of nodes=N"),
+            ("nodes", "is none of nodes=N"),
+            ("values=3", "is none of nodes=N"),
+            ("nodes=x", "whole number"),
+            ("max-key=0", "the longest key is 0, allowed is 1 to 1024"),
+        ] {
+            let error = store(text).expect_err(text);
+            assert!(error.contains(words), "{text}: {error}");
+        }
+    }
+}

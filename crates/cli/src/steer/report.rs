@@ -1,0 +1,64 @@
+//! What the box says at its end.
+
+use std::io;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use doorbell_fabric::Link;
+use doorbell_steer::Driver;
+use doorbell_study::record::link_by_name;
+use serde_json::{Map, Value, json};
+
+use super::control::Plane;
+use crate::output::line;
+
+pub(super) fn print<L: Link>(driver: &Driver<L>, plane: &Plane, elapsed: Duration, json: bool) -> io::Result<()> {
+    let counts = &plane.counts;
+    let [served, refused, attached] =
+        [&counts.served, &counts.refused, &counts.attached].map(|count| count.load(Ordering::Relaxed));
+    let counters = driver.steer().counters();
+    let own = driver.counters();
+    let link = link_by_name(&driver.link().link_counters(), &doorbell_verbs::LinkCounters::default());
+    if json {
+        let counters: Map<String, Value> =
+            counters.named().map(|(name, count)| (name.to_owned(), count.into())).collect();
+        return line(format_args!(
+            "{:#}",
+            json!({
+                "schema": "doorbell-steer/1",
+                "address": plane.own.address.to_string(),
+                "udp_port": plane.own.udp_port,
+                "node": plane.own.node,
+                "seconds": elapsed.as_secs_f64(),
+                "clients": { "served": served, "refused": refused, "connected": driver.steer().held().clients },
+                "attached": attached,
+                "counters": counters,
+                "driver": {
+                    "damaged": own.damaged,
+                    "foreign_source": own.foreign_source,
+                    "dropped": own.dropped,
+                },
+                "link": link,
+            })
+        ));
+    }
+    let seconds = elapsed.as_secs_f64();
+    line(format_args!(
+        "{} in front of {}: {served} clients served in {seconds:.1} s",
+        plane.own.address, plane.own.node
+    ))?;
+    let more = [
+        (refused, "clients refused"),
+        (attached.saturating_sub(1), "times that the memory node was connected anew"),
+        (own.damaged, "packets with a wrong ICRC, or too short for one"),
+        (own.foreign_source, "packets that were to leave from an address of somebody else"),
+        (own.dropped, "packets dropped because too many were to leave at one time"),
+    ];
+    for (count, what) in counters.sentences().chain(more).filter(|&(count, _)| count > 0) {
+        line(format_args!("{count:>12}  {what}"))?;
+    }
+    for (name, count) in link.iter().filter(|&(_, &count)| count > 0) {
+        line(format_args!("{count:>12}  {name}, on the box's link"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,309 @@
+//! `doorbell steer`: a memory node and clients are programs over the crate `doorbell`, in this process; the box between
+//! them is the command.
+
+use std::io::Read;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use doorbell::verbs::{Access, QpCapacities, Region, SendOperation};
+use doorbell::{Device, Options, QueuePair, SendReceive};
+use doorbell_wire::{Flow, ROCE_UDP_PORT};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use crate::captures::Scratch;
+use crate::command::{Finished, PATIENCE, Running, doorbell, number, run};
+
+const CAPACITIES: QpCapacities =
+    QpCapacities { max_send_wr: 16, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
+const SOON: Duration = Duration::from_secs(60);
+const BYTES: usize = 4096;
+
+/// Starts a memory node, which serves one box after another: it gives its queue pair up when the box's connection ends.
+pub(crate) fn memory_node() -> SocketAddr {
+    mortal_node().0
+}
+
+/// The same, and its connection with each box.
+fn mortal_node() -> (SocketAddr, Receiver<TcpStream>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = listener.local_addr().expect("it has an address");
+    let (serving, streams) = channel();
+    std::thread::spawn(move || {
+        let device = Device::open().expect("a device");
+        let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        let memory = device.allocate(BYTES, access).expect("memory");
+        while let Ok((mut stream, _)) = listener.accept() {
+            let pair = device.queue_pair(&stream, Some(&memory), CAPACITIES, SOON);
+            // Most tests do not listen.
+            let _ = serving.send(stream.try_clone().expect("another handle"));
+            let _ = stream.set_read_timeout(None);
+            while matches!(stream.read(&mut [0; 64]), Ok(1..)) {}
+            drop(pair);
+        }
+    });
+    (address, streams)
+}
+
+/// A client of a box, or of a memory node: one cannot tell.
+struct Client {
+    pair: QueuePair,
+    memory: Region,
+    _stream: TcpStream,
+}
+
+impl Client {
+    fn connect(address: &str) -> Result<Self, String> {
+        let device = Device::open().expect("a device");
+        let memory = device.allocate(BYTES, Access::LOCAL_WRITE).expect("memory");
+        let stream = TcpStream::connect(address).map_err(|error| error.to_string())?;
+        let pair = device.queue_pair(&stream, None, CAPACITIES, SOON).map_err(|error| error.to_string())?;
+        Ok(Self { pair, memory, _stream: stream })
+    }
+
+    fn remote(&self, offset: u64) -> (u64, doorbell::verbs::RKey) {
+        (self.pair.peer.address + offset, self.pair.peer.rkey)
+    }
+
+    /// Performs an operation on the first bytes of its own memory.
+    fn perform(&self, operation: SendOperation, bytes: usize) {
+        self.pair.perform(operation, self.memory.sge(0, bytes)).expect("it succeeds");
+    }
+
+    fn add(&self, offset: u64, add: u64) -> u64 {
+        let (remote_address, rkey) = self.remote(offset);
+        self.perform(SendOperation::FetchAdd { remote_address, rkey, add }, 8);
+        self.memory.load_acquire_u64(0)
+    }
+
+    fn swap(&self, offset: u64, compare: u64, swap: u64) -> u64 {
+        let (remote_address, rkey) = self.remote(offset);
+        self.perform(SendOperation::CompareSwap { remote_address, rkey, compare, swap }, 8);
+        self.memory.load_acquire_u64(0)
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) {
+        let (remote_address, rkey) = self.remote(offset);
+        self.memory.copy_in(0, bytes);
+        self.perform(SendOperation::Write { remote_address, rkey }, bytes.len());
+    }
+
+    fn read(&self, offset: u64, bytes: usize) -> Vec<u8> {
+        let (remote_address, rkey) = self.remote(offset);
+        self.perform(SendOperation::Read { remote_address, rkey }, bytes);
+        let mut out = vec![0; bytes];
+        self.memory.copy_out(0, &mut out);
+        out
+    }
+}
+
+/// A box, and where clients set up their queue pairs with it.
+fn start(node: SocketAddr, arguments: &str) -> (Running, String) {
+    let mut running = Running::start(doorbell(&format!("steer {node} -p 0 {arguments}")));
+    let address = running.told("serving clients at ");
+    (running, address)
+}
+
+/// Ends it as ^C does.
+fn interrupt(running: Running) -> Finished {
+    kill(Pid::from_raw(running.id() as i32), Signal::SIGINT).expect("it can be sent a signal");
+    let finished = running.finish();
+    assert_eq!(finished.status.signal(), Some(Signal::SIGINT as i32), "{finished:?}");
+    finished
+}
+
+fn counter(record: &Value, name: &str) -> u64 {
+    number(record, &format!("/counters/{name}"))
+}
+
+/// Where the capture goes: with those that other programs are to dissect, or to a file that goes with the test.
+fn capture(name: &str) -> (PathBuf, Option<Scratch>) {
+    match std::env::var_os("DOORBELL_PCAP_DIR") {
+        Some(directory) => {
+            std::fs::create_dir_all(&directory).expect("a writable directory");
+            (PathBuf::from(directory).join(name), None)
+        }
+        None => {
+            let scratch = Scratch::new(name);
+            (PathBuf::from(scratch.path()), Some(scratch))
+        }
+    }
+}
+
+#[test]
+fn a_client_uses_the_box_as_it_would_the_memory_node_and_the_capture_shows_both_sides() {
+    let node = memory_node();
+    let (path, scratch) = capture("steer-command.pcap");
+    let (running, address) = start(node, &format!("--exclusive --json --pcap {}", path.display()));
+    let client = Client::connect(&address).expect("the box serves it");
+    let text = b"written through the box, and read back";
+    client.write(64, text);
+    assert_eq!(client.read(64, text.len()), text);
+    // What the word holds is known from the first answer on.
+    assert_eq!([client.swap(0, 0, 70), client.swap(0, 70, 80), client.swap(0, 70, 90), client.add(0, 0)], [0, 70, 80, 80]);
+    let requester = client.pair.qp.pd().device().attributes().gid.to_canonical();
+    drop(client);
+    let record = interrupt(running).json();
+    assert_eq!(record["schema"], "doorbell-steer/1");
+    assert_eq!((number(&record, "/clients/served"), number(&record, "/clients/refused")), (1, 0), "{record:#}");
+    assert_eq!((counter(&record, "cas_converted"), counter(&record, "requests")), (2, 6), "{record:#}");
+    assert_eq!(number(&record, "/driver/damaged"), 0, "{record:#}");
+
+    let found = run(&format!("wire decode --json {}", path.display())).expect_status(0).json();
+    assert_eq!(number(&found, "/icrc/right"), number(&found, "/packets"), "{found:#}");
+    assert_eq!(number(&found, "/packets"), counter(&record, "received") + counter(&record, "sent"));
+    if scratch.is_none() {
+        // Requests of the client; then, in order, what the box sends to the node, the node to it, and it to the client.
+        let mut expected = format!("requester {requester}\n");
+        for opcode in [10, 12, 19, 19, 19, 20] {
+            expected += &format!("> opcode={opcode}\n");
+        }
+        for opcodes in [&[10][..], &[12, 16, 16], &[19, 18, 18], &[10, 18], &[10, 18], &[20, 18, 18]] {
+            opcodes.iter().for_each(|opcode| expected += &format!("< opcode={opcode}\n"));
+        }
+        // Of WRITEs, and of CASes that went as WRITEs.
+        expected += "acks 4 12\n";
+        std::fs::write(path.with_extension("expected"), expected).expect("a writable directory");
+    }
+}
+
+#[test]
+fn clients_share_words_and_one_that_vanishes_makes_room() {
+    let node = memory_node();
+    let (mut running, address) = start(node, "--clients 3");
+    let clients: Vec<_> = (0..3).map(|_| Client::connect(&address).expect("there is room")).collect();
+    for round in 0..30 {
+        for (index, client) in clients.iter().enumerate() {
+            assert_eq!(client.add(8, 1), round * 3 + index as u64, "one order for all");
+        }
+    }
+    Client::connect(&address).map(drop).expect_err("the table of clients is full");
+    running.wait_for("the box has no room for another client (maximum 3)");
+    let mut clients = clients.into_iter();
+    drop(clients.next());
+    // The box hears of it soon.
+    let until = Instant::now() + PATIENCE;
+    let another = loop {
+        match Client::connect(&address) {
+            Ok(client) => break client,
+            Err(error) => assert!(Instant::now() < until, "the box forgets a client that is gone: {error}"),
+        }
+        sleep(Duration::from_millis(5));
+    };
+    assert_eq!(another.add(8, 1), 90);
+    let finished = interrupt(running);
+    for words in [": 4 clients served in", "clients refused", "requests of clients that were accepted"] {
+        assert!(finished.stdout.contains(words), "{words:?} is missing in:\n{}", finished.stdout);
+    }
+}
+
+#[test]
+fn a_box_that_was_killed_is_followed_by_another_one_and_the_memory_is_as_it_was() {
+    let node = memory_node();
+    let (running, address) = start(node, "--exclusive");
+    let client = Client::connect(&address).expect("the box serves it");
+    assert_eq!(client.swap(0, 0, 5), 0);
+    running.kill();
+    let (running, address) = start(node, "--exclusive --json");
+    let client = Client::connect(&address).expect("the second box serves it");
+    assert_eq!([client.swap(0, 4, 6), client.swap(0, 5, 6), client.swap(0, 6, 7)], [5, 5, 6]);
+    let record = interrupt(running).json();
+    // It had to ask the node once.
+    assert_eq!(counter(&record, "cas_converted"), 2, "{record:#}");
+}
+
+#[test]
+fn a_memory_node_that_comes_back_is_used_again() {
+    let (node, streams) = mortal_node();
+    let (mut running, address) = start(node, "--json");
+    let first = streams.recv_timeout(PATIENCE).expect("the box has come");
+    let client = Client::connect(&address).expect("the box serves it");
+    client.write(0, b"before");
+    first.shutdown(std::net::Shutdown::Both).expect("it is open");
+    running.wait_for("has ended its connection; trying again");
+    // Its clients hear of it, and come again.
+    let (remote_address, rkey) = client.remote(0);
+    let result = client.pair.perform(SendOperation::Write { remote_address, rkey }, client.memory.sge(0, 8));
+    assert!(result.is_err(), "the queue pair with the node is gone");
+    running.wait_for("is there again");
+    Client::connect(&address).expect("the box serves it").write(0, b"after");
+    let record = interrupt(running).json();
+    assert_eq!(number(&record, "/attached"), 2, "{record:#}");
+    assert_eq!(counter(&record, "node_failures"), 1, "{record:#}");
+}
+
+#[test]
+fn packets_that_the_box_cannot_read_are_passed_through_and_counted() {
+    let node = memory_node();
+    let (running, address) = start(node, "--json");
+    let address: SocketAddr = address.parse().expect("an address and a port");
+    let socket = UdpSocket::bind("127.0.0.1:0").expect("a free port");
+    let own = socket.local_addr().expect("it has an address");
+    // No opcode of RoCE; an opcode whose headers are missing; and what is too short for a header and an ICRC.
+    for bytes in [&[0xff; 20][..], &[0x0a; 12], &[0x0a; 4]] {
+        let flow = Flow::new(own.ip(), address.ip(), own.port(), ROCE_UDP_PORT);
+        let mut packet = bytes.to_vec();
+        packet.extend(flow.icrc(0, true, bytes).to_le_bytes());
+        socket.send_to(&packet, (address.ip(), ROCE_UDP_PORT)).expect("sent");
+    }
+    socket.send_to(b"not even an ICRC", (address.ip(), ROCE_UDP_PORT)).expect("sent");
+    // Behind them on the same socket of the box.
+    let client = Client::connect(&address.to_string()).expect("the box serves it");
+    client.write(0, b"as ever");
+    let record = interrupt(running).json();
+    assert_eq!((counter(&record, "unparsed"), counter(&record, "passed")), (2, 2), "{record:#}");
+    assert_eq!(number(&record, "/driver/damaged"), 2, "{record:#}");
+}
+
+#[test]
+fn a_time_may_be_given_and_losses_on_both_sides_are_made_good() {
+    let node = memory_node();
+    let (running, address) = start(node, "--json -D 3 --fault drop=0.05,duplicate=0.05,seed=7");
+    let client = Client::connect(&address).expect("the box serves it");
+    for round in 0..100 {
+        assert_eq!(client.add(0, 1), round);
+    }
+    let finished = running.finish().expect_status(0);
+    let record = finished.json();
+    assert!(counter(&record, "to_node_again") + counter(&record, "duplicates") > 0, "{record:#}");
+}
+
+#[test]
+fn what_cannot_be_served_is_refused_with_a_sentence() {
+    run("steer").expect_complaint(2, &["<NODE>"]);
+    run("steer 127.0.0.1 --clients 0").expect_complaint(2, &["--clients is 0, allowed is 1 to 32768"]);
+    run("steer 127.0.0.1 --reads 0").expect_complaint(2, &["--reads is 0, allowed is 1 to 255"]);
+    run("steer 127.0.0.1 --store nodes").expect_complaint(2, &["nodes=N, keys=N"]);
+    let (deaf, _streams) = crate::command::deaf_address();
+    run(&format!("steer {deaf}")).expect_complaint(1, &["cannot connect to", "does a memory node set up queue pairs"]);
+    // Something else listens there.
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = listener.local_addr().expect("it has an address");
+    let other = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("the box comes");
+        std::io::Write::write_all(&mut stream, b"SSH-2.0-OpenSSH_9.2\r\n").expect("it is open");
+        let _ = stream.read(&mut [0; 256]);
+    });
+    run(&format!("steer {address}")).expect_complaint(1, &["does not speak Doorbell's set-up"]);
+    other.join().expect("it does not panic");
+    let node = memory_node();
+    run(&format!("steer {node} --store nodes=1M"))
+        .expect_complaint(1, &["has 4096 bytes, a store of these sizes needs"]);
+
+    let (mut running, address) = start(node, "");
+    let device = Device::open().expect("a device");
+    let address: SocketAddr = address.parse().expect("an address and a port");
+    device.connect(address, Options::of(SendReceive), SOON).map(drop).expect_err("it is no connection of messages");
+    running.wait_for("sets up a connection of messages; a box takes queue pairs for READ, WRITE and atomics");
+    // A box in front of a box is one too many only where they have the same address.
+    let own: IpAddr = address.ip();
+    let second = run(&format!("steer {address} --bind {own}"));
+    second.expect_complaint(1, &[&format!("UDP port 4791 of {own} is taken")]);
+    let finished = interrupt(running);
+    assert!(finished.stdout.contains("1  clients refused"), "{}", finished.stdout);
+}
