@@ -90,18 +90,14 @@ impl Unconnected {
     }
 
     pub(crate) fn description(&self, config: &Config) -> EndpointDescription {
-        let attributes = self.pd.device().attributes();
+        let own = EndpointDescription::bare(&self.qp, self.psn);
         EndpointDescription {
             protocol: self.protocol.wire_id(),
-            gid: attributes.gid,
-            qpn: self.qp.qpn(),
-            psn: self.psn,
-            path_mtu: config.path_mtu.unwrap_or(attributes.active_mtu),
-            udp_port: attributes.udp_port,
+            path_mtu: config.path_mtu.unwrap_or(own.path_mtu),
             depth: config.depth as u32,
             max_message: config.max_message as u64,
             credits: config.credits,
-            regions: Default::default(),
+            ..own
         }
     }
 

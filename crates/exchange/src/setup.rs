@@ -9,7 +9,7 @@ use std::net::{Ipv6Addr, TcpStream};
 use std::time::{Duration, Instant};
 
 use doorbell_protocols::WireId;
-use doorbell_verbs::{PathMtu, Psn, Qpn, RKey, Region};
+use doorbell_verbs::{PathMtu, Psn, Qp, Qpn, RKey, Region};
 
 /// The version of the hello and of what is spoken afterwards.
 pub const VERSION: u16 = 5;
@@ -77,6 +77,26 @@ pub struct EndpointDescription {
     pub credits: bool,
     /// Memory that its protocol lets the peer reach.
     pub regions: [RemoteRegion; 2],
+}
+
+impl EndpointDescription {
+    /// A queue pair that programs use through verbs alone, of which the peer knows no receives, no flow control and no
+    /// memory. It can use every path MTU of its device.
+    pub fn bare(qp: &Qp, psn: Psn) -> Self {
+        let attributes = qp.pd().device().attributes();
+        Self {
+            protocol: WireId::ONE_SIDED,
+            gid: attributes.gid,
+            qpn: qp.qpn(),
+            psn,
+            path_mtu: attributes.active_mtu,
+            udp_port: attributes.udp_port,
+            depth: 0,
+            max_message: 0,
+            credits: false,
+            regions: [RemoteRegion::NONE; 2],
+        }
+    }
 }
 
 /// Why set-up failed.

@@ -2,7 +2,6 @@
 
 use doorbell_exchange::rc::{self, RcSettings};
 use doorbell_exchange::setup::{EndpointDescription, RemoteRegion};
-use doorbell_protocols::WireId;
 use doorbell_verbs::{
     Access, Cq, MemoryKind, ModifyError, Pd, Psn, Qp, QpAttributes, QpCapacities, QpKind, QpOptions, QpState, Region,
 };
@@ -49,19 +48,7 @@ impl MemoryQp {
     }
 
     pub(crate) fn description(&self) -> EndpointDescription {
-        let attributes = self.qp.pd().device().attributes();
-        EndpointDescription {
-            protocol: WireId::ONE_SIDED,
-            gid: attributes.gid,
-            qpn: self.qp.qpn(),
-            psn: self.psn,
-            path_mtu: attributes.active_mtu,
-            udp_port: attributes.udp_port,
-            depth: 0,
-            max_message: 0,
-            credits: false,
-            regions: [RemoteRegion::NONE; 2],
-        }
+        EndpointDescription::bare(&self.qp, self.psn)
     }
 
     pub(crate) fn connect(&self, peer: &EndpointDescription) -> Result<(), OpenError> {

@@ -18,7 +18,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use doorbell_exchange::ConnectError;
 use doorbell_exchange::rc::{self, RcSettings};
 use doorbell_exchange::setup::EndpointDescription;
-use doorbell_protocols::WireId;
 use doorbell_verbs::{
     Access, Completion, Cq, Device, MemoryKind, Payload, PostError, Psn, Qp, QpCapacities, QpKind, QpOptions,
     RecvRequest, Region, SendFlags, SendOperation, SendRequest, Sge, Status,
@@ -275,19 +274,7 @@ impl End {
     }
 
     fn description(&self) -> EndpointDescription {
-        let attributes = self.device.attributes();
-        EndpointDescription {
-            protocol: WireId::ONE_SIDED, // none of the message protocols
-            gid: attributes.gid,
-            qpn: self.qp.qpn(),
-            psn: self.psn,
-            path_mtu: attributes.active_mtu,
-            udp_port: attributes.udp_port,
-            depth: 0,
-            max_message: 0,
-            credits: false,
-            regions: Default::default(),
-        }
+        EndpointDescription::bare(&self.qp, self.psn)
     }
 
     fn connect(&self, peer: &EndpointDescription) -> Result<(), ConnectError> {

@@ -109,22 +109,10 @@ impl End {
         Ok(Self { qp, cq, psn: device.random_psn(), region, path_mtu: parameters.path_mtu(), settings })
     }
 
-    /// What the peer needs to know of the queue pair. Receives and credits, which are not used
-    /// here, have values that stand for nothing.
+    /// What the peer needs to know of the queue pair.
     pub fn description(&self) -> EndpointDescription {
-        let attributes = self.device().attributes();
-        EndpointDescription {
-            protocol: doorbell_protocols::WireId::ONE_SIDED,
-            gid: attributes.gid,
-            qpn: self.qp.qpn(),
-            psn: self.psn,
-            path_mtu: self.path_mtu.unwrap_or(attributes.active_mtu),
-            udp_port: attributes.udp_port,
-            depth: 0,
-            max_message: 0,
-            credits: false,
-            regions: Default::default(),
-        }
+        let own = EndpointDescription::bare(&self.qp, self.psn);
+        EndpointDescription { path_mtu: self.path_mtu.unwrap_or(own.path_mtu), ..own }
     }
 
     /// Connects with the peer.

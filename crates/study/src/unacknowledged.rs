@@ -124,18 +124,11 @@ impl End {
 
     /// What the peer needs to know of the queue pair.
     pub fn description(&self) -> EndpointDescription {
-        let attributes = self.qp.pd().device().attributes();
         EndpointDescription {
-            protocol: doorbell_protocols::WireId::ONE_SIDED, // none of the message protocols
-            gid: attributes.gid,
-            qpn: self.qp.qpn(),
-            psn: self.psn,
             path_mtu: self.path_mtu,
-            udp_port: attributes.udp_port,
             depth: self.depth as u32,
             max_message: self.bytes as u64,
-            credits: false,
-            regions: Default::default(),
+            ..EndpointDescription::bare(&self.qp, self.psn)
         }
     }
 

@@ -6,7 +6,6 @@ use std::collections::VecDeque;
 use doorbell_exchange::Config;
 use doorbell_exchange::rc::{self, RcSettings};
 use doorbell_exchange::setup::{EndpointDescription, RemoteRegion};
-use doorbell_protocols::WireId;
 use doorbell_verbs::{
     Access, Attachment, Completion, CompletionOpcode, Cq, Device, MemoryKind, Payload, Psn, Qp, QpCapacities, QpKind,
     QpOptions, RecvRequest, Region, SendFlags, SendOperation, SendRequest, Status,
@@ -55,20 +54,9 @@ impl End {
         });
         let describe = |index: usize| {
             let (qp, _, region) = &made[index];
-            let attributes = devices[index].attributes();
             let memory = RemoteRegion { address: region.address(), length: MEMORY as u64, rkey: region.rkey() };
-            EndpointDescription {
-                protocol: WireId::ONE_SIDED,
-                gid: attributes.gid,
-                qpn: qp.qpn(),
-                psn: Psn::new(0),
-                path_mtu: attributes.active_mtu,
-                udp_port: attributes.udp_port,
-                depth: 1,
-                max_message: BYTES as u64,
-                credits: false,
-                regions: [memory, RemoteRegion::NONE],
-            }
+            let regions = [memory, RemoteRegion::NONE];
+            EndpointDescription { regions, ..EndpointDescription::bare(qp, Psn::new(0)) }
         };
         let described = [describe(0), describe(1)];
         let settings = RcSettings { timeout: 14, retry_count: 7, rnr_retry: 7, min_rnr_timer: 12 };
