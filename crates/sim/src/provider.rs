@@ -6,17 +6,20 @@
 
 use std::any::Any;
 use std::io;
-use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use doorbell_rnic::{CompletionQueue, LIMITS, Pager, Region, Rnic, SharedReceiveQueue};
-use doorbell_verbs::raw::{self, DeviceAttributes, Keys, MemoryAccess, MemoryObserver, Notices, Placement, Provider};
+use doorbell_verbs::raw::{
+    self, DeviceAttributes, EventSignal, Keys, MemoryAccess, MemoryObserver, Notices, Placement, Provider,
+};
 use doorbell_verbs::{
     Access, AsyncEvent, Completion, CompletionOpcode, Counters, CqId, Error, LKey, Limits, ModifyError, Notifier,
     Notify, ObjectError, Overrun, PathMtu, Payload, PdId, PostError, PostErrorKind, Psn, QpAttributes, QpInfo, QpInit,
     QpState, Qpn, RKey, RecvRequest, SendRequest, SrqId, WindowKind,
 };
+use doorbell_verbs_core::EventQueue;
 use rustc_hash::FxHashMap;
 
 use crate::kernel::World;
@@ -30,7 +33,7 @@ pub const PROVIDER: &str = "sim";
 /// What all that belongs to one simulation shares.
 pub(crate) struct Shared {
     pub(crate) world: Mutex<World>,
-    /// Never readable: asynchronous events of simulated devices are asked for.
+    /// Never readable: the descriptor of a device for which the machine gives none.
     no_events: Notices<()>,
 }
 
@@ -115,6 +118,8 @@ impl MemoryObserver for Memory {
 pub(crate) struct SimDevice {
     shared: Arc<Shared>,
     node: usize,
+    events: Arc<EventQueue>,
+    event_signal: Arc<OnceLock<EventSignal>>,
     regions: Mutex<FxHashMap<LKey, Arc<Region>>>,
     /// Memory that was given an address and is about to be registered under it.
     placed: Mutex<FxHashMap<u64, Arc<Memory>>>,
@@ -122,7 +127,12 @@ pub(crate) struct SimDevice {
 
 impl SimDevice {
     pub(crate) fn new(shared: &Arc<Shared>, node: usize) -> Self {
-        Self { shared: Arc::clone(shared), node, regions: Mutex::default(), placed: Mutex::default() }
+        let world = lock(&shared.world);
+        let (events, event_signal) =
+            (Arc::clone(world.nodes[node].rnic.events()), Arc::clone(&world.nodes[node].event_signal));
+        drop(world);
+        let shared = Arc::clone(shared);
+        Self { shared, node, events, event_signal, regions: Mutex::default(), placed: Mutex::default() }
     }
 
     fn with<R>(&self, run: impl FnOnce(&mut Rnic) -> R) -> R {
@@ -248,7 +258,7 @@ impl Provider for SimDevice {
         let watch = Arc::new(Watch::new(&world.changes, false));
         let channel = channel.and_then(|channel| channel.as_any().downcast_ref::<SimChannel>());
         let notified = channel.map(|channel| Arc::clone(&channel.inner));
-        let number = Arc::new(std::sync::OnceLock::new());
+        let number = Arc::new(OnceLock::new());
         let notifier = notified.clone().map(|notified| {
             let number = Arc::clone(&number);
             let notifier: Notifier = Arc::new(move || {
@@ -299,11 +309,22 @@ impl Provider for SimDevice {
     fn poll_event(&self) -> Option<AsyncEvent> {
         let mut world = lock(&self.shared.world);
         world.go_on_for_outside();
-        world.nodes[self.node].rnic.poll_event()
+        match self.event_signal.get() {
+            Some(signal) => signal.next(&self.events),
+            None => self.events.pop(),
+        }
     }
 
     fn event_fd(&self) -> BorrowedFd<'_> {
-        self.shared.no_events.fd()
+        let mut world = lock(&self.shared.world);
+        world.settle_for_outside(|| self.events.waiting() > 0);
+        if self.event_signal.get().is_none() {
+            let Ok(signal) = EventSignal::new() else { return self.shared.no_events.fd() };
+            (0..self.events.waiting()).for_each(|_| signal.signal());
+            // The world is locked, so no event comes in between.
+            self.event_signal.get_or_init(|| signal);
+        }
+        self.event_signal.get().map_or(self.shared.no_events.fd(), AsFd::as_fd)
     }
 
     fn drive(&self) {
@@ -328,8 +349,10 @@ pub(crate) struct SimChannel {
 impl raw::Channel for SimChannel {
     fn fd(&self) -> BorrowedFd<'_> {
         // A thread that is about to sleep names its channel so.
-        if let Some((thread, turn)) = lock(&self.shared.world).looker() {
-            self.inner.watch.look(thread, turn, 0, 1);
+        let mut world = lock(&self.shared.world);
+        match world.looker() {
+            Some((thread, turn)) => self.inner.watch.look(thread, turn, 0, 1),
+            None => world.settle_for_outside(|| !self.inner.notices.lock().is_empty()),
         }
         self.inner.notices.fd()
     }
@@ -423,11 +446,13 @@ impl raw::Cq for SimCq {
 
 impl Drop for SimCq {
     fn drop(&mut self) {
+        // While the world is locked nothing notifies of it any more, and its number is not given to another.
+        let mut world = lock(&self.shared.world);
         if let Some(notified) = &self.notified {
             notified.notices.lock().remove(|&id| id == self.id);
         }
         // Handles keep it alive while a queue pair uses it, so it is not busy.
-        let _ = lock(&self.shared.world).nodes[self.node].rnic.destroy_cq(self.id);
+        let _ = world.nodes[self.node].rnic.destroy_cq(self.id);
     }
 }
 

@@ -20,14 +20,14 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 
 use crate::error::Error;
-pub use crate::signal::{LockedNotices, Notices};
+pub use crate::signal::{EventSignal, LockedNotices, Notices};
 
 /// What a device can do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceAttributes {
     /// Its name.
     pub name: String,
-    /// Its provider: `soft` or `system`.
+    /// Its provider: `soft`, `system` or `sim`.
     pub provider: &'static str,
     /// The port that is used; the only one of a software RNIC is 1.
     pub port: u8,

@@ -10,32 +10,58 @@ use nix::libc;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 /// A semaphore: each notification is taken by one read, so none is lost or seen twice.
-pub(crate) fn event_fd() -> nix::Result<EventFd> {
+fn event_fd() -> nix::Result<EventFd> {
     EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE)
 }
 
-pub(crate) fn signal(fd: &EventFd) {
+fn signal(fd: &EventFd) {
     let one = 1_u64;
     // SAFETY: the kernel reads as many bytes as the number has. That it fails where it is full does no harm: it is
     // readable already.
     unsafe { libc::syscall(libc::SYS_write, fd.as_fd().as_raw_fd(), &raw const one, size_of_val(&one)) };
 }
 
-/// The oldest event of a queue for each of which the descriptor was signalled.
-pub(crate) fn next_event(queue: &EventQueue, fd: &EventFd) -> Option<AsyncEvent> {
-    if let Some(event) = queue.pop() {
-        // One read for one event: the descriptor stays readable while more wait.
-        take(fd);
-        return Some(event);
+/// A descriptor that is readable while asynchronous events wait in a device's queue: an eventfd that counts them.
+#[derive(Debug)]
+pub struct EventSignal(EventFd);
+
+impl EventSignal {
+    /// No event waits yet.
+    ///
+    /// # Errors
+    ///
+    /// The operating system gives no eventfd.
+    pub fn new() -> nix::Result<Self> {
+        Ok(Self(event_fd()?))
     }
-    // An event may have been taken before its signal came, or have gone with its queue pair:
-    // the descriptor must not stay readable for it. One that comes just now is seen here.
-    while take(fd) {}
-    let event = queue.pop();
-    if event.is_some() {
-        signal(fd); // it came perhaps not alone
+
+    /// An event was queued.
+    pub fn signal(&self) {
+        signal(&self.0);
     }
-    event
+
+    /// The oldest event of the queue, for each event of which the descriptor was signalled.
+    pub fn next(&self, queue: &EventQueue) -> Option<AsyncEvent> {
+        if let Some(event) = queue.pop() {
+            // One read for one event: the descriptor stays readable while more wait.
+            take(&self.0);
+            return Some(event);
+        }
+        // An event may have been taken before its signal came, or have gone with its queue pair:
+        // the descriptor must not stay readable for it. One that comes just now is seen here.
+        while take(&self.0) {}
+        let event = queue.pop();
+        if event.is_some() {
+            self.signal(); // it came perhaps not alone
+        }
+        event
+    }
+}
+
+impl AsFd for EventSignal {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
 }
 
 /// Takes one count from a semaphore, without waiting even where the program made the descriptor a

@@ -23,14 +23,13 @@ use doorbell_verbs_core::{
     Sge, WindowKind,
 };
 use doorbell_wire::{PathMtu, Psn, RKey, ROCE_UDP_PORT};
-use nix::sys::eventfd::EventFd;
 
 pub use crate::ack::{ACK_VARIABLE, AckPolicy};
 use crate::error::Error;
 use crate::exit;
 use crate::handles::Device;
 use crate::raw::{self, DeviceAttributes, Keys, Provider};
-use crate::signal::{event_fd, next_event, signal};
+use crate::signal::EventSignal;
 use paging::OwnMemory;
 pub use paging::{bring_in, can_bring_in};
 use queues::{Groups, SoftChannel, SoftCq, SoftQp, SoftSrq};
@@ -218,13 +217,13 @@ fn start(end: LinkEnd, options: &SoftOptions) -> Result<Soft, Error> {
     let ack = options.ack.map_or_else(AckPolicy::of_environment, Ok)?;
     let config = Config { address, active_mtu, receive_buffer_bytes: receive_buffer_bytes as u64, seed };
     let link = stack(link, address, udp_port, options)?;
-    let events = Arc::new(event_fd().map_err(no_eventfd)?);
+    let signal = Arc::new(EventSignal::new().map_err(no_eventfd)?);
     let listener = Arc::new(OnceLock::<Notifier>::new());
     let notifier: Notifier = {
-        let (events, listener) = (Arc::clone(&events), Arc::clone(&listener));
+        let (signal, listener) = (Arc::clone(&signal), Arc::clone(&listener));
         Arc::new(move || match listener.get() {
             Some(listener) => listener(),
-            None => signal(&events),
+            None => signal.signal(),
         })
     };
     let mut rnic = Rnic::new(config, Some(notifier));
@@ -254,7 +253,7 @@ fn start(end: LinkEnd, options: &SoftOptions) -> Result<Soft, Error> {
         check_memory: options.check_memory,
         regions: Mutex::default(),
         groups: Arc::default(),
-        event_fd: events,
+        signal,
         listener,
         events: queue,
     })
@@ -333,7 +332,7 @@ pub struct Soft {
     regions: Mutex<HashMap<LKey, Arc<Region>>>,
     /// Multicast groups that the link has joined, for whom.
     groups: Arc<Mutex<Groups>>,
-    event_fd: Arc<EventFd>,
+    signal: Arc<EventSignal>,
     listener: Arc<OnceLock<Notifier>>,
     events: Arc<EventQueue>,
 }
@@ -501,11 +500,11 @@ impl Provider for Soft {
     }
 
     fn poll_event(&self) -> Option<AsyncEvent> {
-        next_event(&self.events, &self.event_fd)
+        self.signal.next(&self.events)
     }
 
     fn event_fd(&self) -> BorrowedFd<'_> {
-        self.event_fd.as_fd()
+        self.signal.as_fd()
     }
 
     fn drive(&self) {

@@ -151,9 +151,12 @@ const ANSWERS_AT_ONCE: usize = 8;
 /// Room for the packets of one pull.
 const BATCH_BYTES: usize = 64 << 10;
 
-/// What an empty poll from outside any simulated thread lets pass at most: so that one caller that plays two hosts can
+/// What an empty poll from outside any simulated thread lets pass: so little that one caller that plays two hosts can
 /// act for both before a timer runs out.
 const OUTSIDE_STEP: Ps = Ps(1_000_000);
+
+/// What a caller from outside lets pass at most before it sleeps on a descriptor: longer than anything takes but timers.
+const OUTSIDE_SLEEP: Ps = Ps(1_000_000_000);
 
 /// What the next step is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -303,14 +306,32 @@ impl World {
     /// A caller that is no simulated thread found nothing: the hardware goes on.
     pub(crate) fn step_from_outside(&mut self) {
         let latest = self.now + OUTSIDE_STEP;
-        match self.events.peek() {
-            Some(Reverse(event)) if event.at <= latest && self.turn_of(*event).is_none() => {
-                self.step();
-            }
-            // A turn of a simulated thread does not come as long as others call.
-            Some(Reverse(event)) if event.at <= latest => {}
-            _ => self.now = latest,
+        if self.run_hardware(latest, || false) {
+            self.now = latest;
         }
+    }
+
+    /// A caller that is no simulated thread is about to sleep until a descriptor is readable. Nothing happens in virtual
+    /// time while it sleeps, so what it may be waiting for happens before.
+    pub(crate) fn settle_for_outside(&mut self, is_readable: impl Fn() -> bool) {
+        if self.current.is_none() {
+            self.run_hardware(self.now + OUTSIDE_SLEEP, is_readable);
+        }
+    }
+
+    /// Events of the hardware until a time, or until something holds. False if the turn of a simulated thread is first,
+    /// which does not come as long as others call.
+    fn run_hardware(&mut self, until: Ps, is_enough: impl Fn() -> bool) -> bool {
+        while let Some(&Reverse(event)) = self.events.peek()
+            && event.at <= until
+            && !is_enough()
+        {
+            if self.turn_of(event).is_some() {
+                return false;
+            }
+            self.step();
+        }
+        true
     }
 
     /// A caller looks at something that changes by itself: if it is no simulated thread, what is under way goes on.

@@ -2,9 +2,11 @@
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::{Arc, OnceLock};
 
 use doorbell_rnic::{Config, Policy, Rnic, TransmitInfo};
-use doorbell_verbs_core::SrqId;
+use doorbell_verbs::raw::EventSignal;
+use doorbell_verbs_core::{Notifier, SrqId};
 use doorbell_wire::{ATOMIC_ETH_LEN, AtomicEthRepr, BTH_LEN, Opcode, Operation, Outer, PathMtu, Qpn, outer};
 use rustc_hash::FxHashMap;
 use slab::Slab;
@@ -143,6 +145,9 @@ impl Frame {
 /// A host.
 pub(crate) struct Node {
     pub(crate) rnic: Rnic,
+    /// Signalled for each asynchronous event, once somebody has asked for the descriptor: a network may have more nodes
+    /// than a process may have descriptors.
+    pub(crate) event_signal: Arc<OnceLock<EventSignal>>,
     pub(crate) queue_pairs: Slab<QueuePair>,
     pub(crate) by_number: FxHashMap<u32, usize>,
     pub(crate) units: Vec<Unit>,
@@ -175,9 +180,19 @@ impl Node {
         };
         let ack_request_packets = u32::try_from(testbed.nic.ack_every).unwrap_or(u32::MAX);
         let policy = Policy { ack_request_packets, waits_for_doorbells: true, ..Policy::UNBOUNDED };
+        let event_signal = Arc::new(OnceLock::<EventSignal>::new());
+        let notifier: Notifier = {
+            let event_signal = Arc::clone(&event_signal);
+            Arc::new(move || {
+                if let Some(signal) = event_signal.get() {
+                    signal.signal();
+                }
+            })
+        };
         let count = |number: u64| usize::try_from(number).unwrap_or(usize::MAX).clamp(1, 1 << 16);
         Self {
-            rnic: Rnic::with_policy(config, policy, None),
+            rnic: Rnic::with_policy(config, policy, Some(notifier)),
+            event_signal,
             queue_pairs: Slab::new(),
             by_number: FxHashMap::default(),
             units: (0..count(testbed.nic.units)).map(|_| Unit::default()).collect(),

@@ -12,18 +12,17 @@ use doorbell_verbs_core::{AsyncEvent, CqId, EventQueue, EventSource};
 use doorbell_wire::Qpn;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
-use nix::sys::eventfd::EventFd;
 
 use super::queues::Completions;
 use super::{Context, SystemError, lock};
-use crate::signal::{event_fd, next_event, signal};
+use crate::signal::EventSignal;
 
 pub(super) struct Events {
     context: Arc<Context>,
     /// Taken from the kernel, and asked for by nobody yet.
     queue: EventQueue,
     /// Readable while the queue has events.
-    queued: EventFd,
+    queued: EventSignal,
     /// Readable while the queue or the kernel has events.
     either: Epoll,
     completions: Mutex<HashMap<CqId, Weak<Completions>>>,
@@ -32,7 +31,7 @@ pub(super) struct Events {
 impl Events {
     pub(super) fn of(context: Arc<Context>) -> Result<Arc<Self>, SystemError> {
         let failed = |error: nix::Error| SystemError::refused("asynchronous events to be waited for", error.into());
-        let queued = event_fd().map_err(failed)?;
+        let queued = EventSignal::new().map_err(failed)?;
         let either = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed)?;
         either.add(&queued, EpollEvent::new(EpollFlags::EPOLLIN, 0)).map_err(failed)?;
         // SAFETY: the context is open for as long as it is borrowed, and its descriptor with it.
@@ -57,7 +56,7 @@ impl Events {
     /// The oldest event.
     pub(super) fn poll(&self) -> Option<AsyncEvent> {
         self.take();
-        next_event(&self.queue, &self.queued)
+        self.queued.next(&self.queue)
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
@@ -117,7 +116,7 @@ impl Events {
         };
         if let Some(event) = known {
             self.queue.push(event);
-            signal(&self.queued);
+            self.queued.signal();
         }
         // SAFETY: the event from above, acknowledged once.
         unsafe { (context.library().ack_async_event)(&mut event) };

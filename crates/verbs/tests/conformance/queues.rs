@@ -23,7 +23,7 @@ fn wait_readable(fd: BorrowedFd<'_>) {
 
 /// Are queues as deep as was asked for? RNICs round up.
 fn is_exact(device: &doorbell_verbs::Device) -> bool {
-    device.attributes().provider == "soft"
+    device.attributes().provider != "system"
 }
 
 pub(crate) fn a_shared_receive_queue_serves_many(open: Open<'_>) {
