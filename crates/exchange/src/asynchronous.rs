@@ -33,11 +33,26 @@ pub trait Waiter {
     /// Does it want notifications armed?
     fn wants_notification(&self) -> bool;
 
+    /// Hears of the lock of a connection that is split in two halves. There is nobody, except under a simulator, in which
+    /// threads wait for one another's locks in virtual time.
+    fn observe_lock(&self) -> Option<Box<dyn LockObserver>> {
+        None
+    }
+
     /// Workloads await this after each message. The future is ready at once, except under a simulator, which lets the
     /// time pass that the message has cost, so that no task runs for ever within one moment of virtual time.
     fn breathe(&self) -> impl Future<Output = ()> {
         std::future::ready(())
     }
+}
+
+/// Hears when threads take a lock, and when they let go of it.
+pub trait LockObserver: std::fmt::Debug + Send + Sync {
+    /// The running thread has taken the lock.
+    fn taken(&self);
+
+    /// The running thread is about to let go of the lock.
+    fn released(&self);
 }
 
 /// Comes back at once, after every other task had its turn.

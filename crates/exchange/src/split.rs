@@ -5,10 +5,11 @@
 //! the driver has moved the connection, and takes over when the driver has what it waited for, or goes.
 
 use std::future::poll_fn;
+use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
-use crate::asynchronous::{Async, Waiter};
+use crate::asynchronous::{Async, LockObserver, Waiter};
 use crate::connection::{MessageConnection, MessageId};
 use crate::error::ConnectionError;
 use crate::waiting::{self, Wait};
@@ -18,6 +19,7 @@ use crate::waiting::{self, Wait};
 struct Shared<W, C> {
     state: Mutex<State<C>>,
     waiter: W,
+    observer: Option<Box<dyn LockObserver>>,
     /// Polls that find nothing before a half waits.
     spins: u32,
 }
@@ -41,6 +43,34 @@ impl<C> State<C> {
     }
 }
 
+/// The state, while its lock is held.
+struct Locked<'a, C> {
+    state: MutexGuard<'a, State<C>>,
+    observer: Option<&'a dyn LockObserver>,
+}
+
+impl<C> Deref for Locked<'_, C> {
+    type Target = State<C>;
+
+    fn deref(&self) -> &State<C> {
+        &self.state
+    }
+}
+
+impl<C> DerefMut for Locked<'_, C> {
+    fn deref_mut(&mut self) -> &mut State<C> {
+        &mut self.state
+    }
+}
+
+impl<C> Drop for Locked<'_, C> {
+    fn drop(&mut self) {
+        if let Some(observer) = self.observer {
+            observer.released();
+        }
+    }
+}
+
 /// What a half that does not have what it wants is to do.
 enum Turn<T> {
     Ready(T),
@@ -51,9 +81,14 @@ enum Turn<T> {
 }
 
 impl<W: Waiter, C: MessageConnection> Shared<W, C> {
-    fn lock(&self) -> MutexGuard<'_, State<C>> {
+    fn lock(&self) -> Locked<'_, C> {
         // A panic in a call of the connection leaves it as any other error in the middle would.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let observer = self.observer.as_deref();
+        if let Some(observer) = observer {
+            observer.taken();
+        }
+        Locked { state, observer }
     }
 
     /// Moves the connection along until `attempt` brings something.
@@ -143,7 +178,8 @@ pub(crate) fn split<W: Waiter, C: MessageConnection>(
     spins: u32,
 ) -> (SendHalf<W, C>, ReceiveHalf<W, C>) {
     let state = State { connection, is_driven: false, turns: 0, follower: None };
-    let shared = Arc::new(Shared { state: Mutex::new(state), waiter, spins });
+    let observer = waiter.observe_lock();
+    let shared = Arc::new(Shared { state: Mutex::new(state), waiter, observer, spins });
     (SendHalf(Arc::clone(&shared)), ReceiveHalf(shared))
 }
 

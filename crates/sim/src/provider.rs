@@ -23,7 +23,7 @@ use doorbell_verbs_core::EventQueue;
 use rustc_hash::FxHashMap;
 
 use crate::kernel::World;
-use crate::kernel::locks::QueueLock;
+use crate::kernel::locks::Lock;
 use crate::kernel::watch::{Watch, lock};
 use crate::time::Ps;
 
@@ -276,13 +276,13 @@ impl Provider for SimDevice {
         let (id, queue) = world.nodes[self.node].rnic.create_observed_cq(depth, notifier, observer)?;
         number.get_or_init(|| id);
         drop(world);
-        let (shared, poll_lock) = (Arc::clone(&self.shared), QueueLock::default());
+        let (shared, poll_lock) = (Arc::clone(&self.shared), Lock::default());
         Ok(Box::new(SimCq { shared, node: self.node, id, queue, watch, notified, poll_lock }))
     }
 
     fn create_srq(&self, pd: PdId, depth: usize, max_sges: usize) -> Result<Box<dyn raw::Srq>, Error> {
         let (id, queue) = self.with(|rnic| rnic.create_srq(pd, depth, max_sges))?;
-        let (shared, post_lock) = (Arc::clone(&self.shared), QueueLock::default());
+        let (shared, post_lock) = (Arc::clone(&self.shared), Lock::default());
         Ok(Box::new(SimSrq { shared, node: self.node, id, queue, post_lock }))
     }
 
@@ -389,7 +389,7 @@ struct SimCq {
     queue: Arc<CompletionQueue>,
     watch: Arc<Watch>,
     notified: Option<Arc<Notified>>,
-    poll_lock: QueueLock,
+    poll_lock: Lock,
 }
 
 impl raw::Cq for SimCq {
@@ -461,7 +461,7 @@ struct SimSrq {
     node: usize,
     id: SrqId,
     queue: Arc<SharedReceiveQueue>,
-    post_lock: QueueLock,
+    post_lock: Lock,
 }
 
 impl raw::Srq for SimSrq {
@@ -502,7 +502,7 @@ fn accepted(result: &Result<(), PostError>, of: usize) -> usize {
     result.as_ref().map_or_else(|error| error.index, |()| of)
 }
 
-fn charge_receives(world: &mut World, queue: &QueueLock, count: usize) {
+fn charge_receives(world: &mut World, queue: &Lock, count: usize) {
     let cpu = &world.testbed.cpu;
     let cost = cpu.repost_list + cpu.repost_wr.times(count as u64);
     world.wait_for(queue, cost);
@@ -513,8 +513,8 @@ struct SimQp {
     shared: Arc<Shared>,
     node: usize,
     qpn: Qpn,
-    send_lock: QueueLock,
-    receive_lock: QueueLock,
+    send_lock: Lock,
+    receive_lock: Lock,
 }
 
 impl SimQp {

@@ -6,13 +6,14 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use doorbell_exchange::asynchronous::Waiter;
+use doorbell_exchange::asynchronous::{LockObserver, Waiter};
 use doorbell_study::cpu::CpuTime;
 use doorbell_study::executor;
 use doorbell_study::threads::{OneThread, Threads};
 use doorbell_verbs::Channel;
 
 use crate::kernel::Suspension;
+use crate::kernel::locks::Lock;
 use crate::kernel::watch::{Change, ThreadId, lock};
 use crate::provider::Shared;
 use crate::time::Ps;
@@ -84,6 +85,10 @@ impl Waiter for VirtualWaiter {
         self.sleeps
     }
 
+    fn observe_lock(&self) -> Option<Box<dyn LockObserver>> {
+        Some(Box::new(SharedConnection { shared: Arc::clone(&self.shared), lock: Lock::default() }))
+    }
+
     async fn breathe(&self) {
         let mut has_yielded = false;
         poll_fn(|context| {
@@ -95,6 +100,28 @@ impl Waiter for VirtualWaiter {
             Poll::Pending
         })
         .await;
+    }
+}
+
+/// The lock of a connection in two halves, which threads with clocks of their own take.
+struct SharedConnection {
+    shared: Arc<Shared>,
+    lock: Lock,
+}
+
+impl std::fmt::Debug for SharedConnection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SharedConnection").field("lock", &self.lock).finish_non_exhaustive()
+    }
+}
+
+impl LockObserver for SharedConnection {
+    fn taken(&self) {
+        lock(&self.shared.world).hold(&self.lock);
+    }
+
+    fn released(&self) {
+        lock(&self.shared.world).release(&self.lock);
     }
 }
 
