@@ -270,8 +270,7 @@ impl Threads for VirtualThreads {
             if is_own && results.iter().all(Option::is_some) { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
-        let hands: Result<Vec<_>, E> = results.into_iter().flatten().collect();
-        Ok(hands?.into_iter().flatten().collect())
+        executor::gather(results.into_iter().flatten())
     }
 
     async fn beside<T, E: Send>(

@@ -161,6 +161,16 @@ pub fn hands<I>(count: usize, items: Vec<I>) -> Vec<Vec<I>> {
     hands
 }
 
+/// What all hands have returned, in their order, or the first error.
+///
+/// # Errors
+///
+/// That of a hand.
+pub fn gather<T, E>(hands: impl IntoIterator<Item = Result<Vec<T>, E>>) -> Result<Vec<T>, E> {
+    let hands: Result<Vec<_>, E> = hands.into_iter().collect();
+    Ok(hands?.into_iter().flatten().collect())
+}
+
 /// Deals out `ends` to so many threads, each of which runs its own; all results together.
 pub fn deal<E: Send, T: Send>(threads: usize, ends: Vec<E>, run: impl Fn(Vec<E>) -> Vec<T> + Sync) -> Vec<T> {
     let mut hands = hands(threads, ends);

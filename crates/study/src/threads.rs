@@ -119,13 +119,11 @@ impl Threads for OsThreads {
         task: impl Fn(I, Idle) -> F + Sync,
         check: impl Fn() -> C + Sync,
     ) -> Result<Vec<T>, E> {
-        let hands = executor::deal(threads, items, |hand| {
+        executor::gather(executor::deal(threads, items, |hand| {
             let idle = Idle::spin();
             let tasks = hand.into_iter().map(|item| task(item, idle.clone()));
             vec![self.run_here(&idle, tasks, check())]
-        });
-        let hands: Result<Vec<_>, E> = hands.into_iter().collect();
-        Ok(hands?.into_iter().flatten().collect())
+        }))
     }
 
     async fn beside<T, E: Send>(
