@@ -1,4 +1,14 @@
 # The suites over a network that loses one packet in a hundred, both ways (two_rxe.sh comes before).
+# Our bench between both, before the network loses anything: there are more receives than messages, so all arrive.
+for transport in uc ud; do
+    timeout 300 doorbell bench bw -d rxe2 -x $(gid_of 192.0.2.2) --listen 192.0.2.2 > /tmp/server 2>&1 & server=$!
+    wait_for_port 18515
+    timeout 300 doorbell bench bw -d rxe1 -x $(gid_of 192.0.2.1) -n 300 -s 16,1024 -r 2048 --transport $transport --verify \
+        --json 192.0.2.2 > /tmp/client 2>&1 || fail "bench over $transport, client: $(cat /tmp/client)"
+    wait $server || fail "bench over $transport, server: $(cat /tmp/server)"
+    lost=$(sed -n 's/.*"lost": \([0-9]*\).*/\1/p' /tmp/client | sort -u)
+    [ "$lost" = 0 ] || fail "bench over $transport lost messages, or says nothing of it: $(cat /tmp/client)"
+done
 for end in 0 1; do tc qdisc add dev veth$end root netem loss 1% || fail "no loss"; done
 export DOORBELL_TEST_DEVICE=rxe1 DOORBELL_TEST_PEER_DEVICE=rxe2 DOORBELL_MESSAGES=$messages
 # What passed, and in what the kernel departs, go to the test run's output.

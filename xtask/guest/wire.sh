@@ -67,6 +67,9 @@ bench -n 500 -s 16,5000 -b
 for op in write read; do bench -n 300 -s 16,65536 --op $op; done
 bench -n 300 --op fetch-add
 bench -n 300 --op cas
+# Without acknowledgements: what is lost is counted, and what arrives is whole. Over UD a message is one packet.
+bench -n 500 -s 16,5000 --transport uc
+bench -n 500 -s 16,1024 --transport ud
 # A peer with another MTU: the smaller one of both is used, and more than that is refused at both ends.
 ip link set veth0 mtu 1500
 bench -n 100 -s 5000
