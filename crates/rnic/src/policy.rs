@@ -26,6 +26,9 @@ pub struct Policy {
     /// [`ring_receives`](crate::Rnic::ring_receives) or [`ring_shared_receives`](crate::Rnic::ring_shared_receives):
     /// for a driver that decides when the device learns of a post.
     pub waits_for_doorbells: bool,
+    /// Sends of UC and UD complete with [`sends_departed`](crate::Rnic::sends_departed), not as soon as their packets are
+    /// taken: for a driver that decides when they have left.
+    pub waits_for_departures: bool,
 }
 
 impl Policy {
@@ -39,6 +42,7 @@ impl Policy {
         read_pieces_per_window: 4,
         least_early_timeout_ns: Some(500_000),
         waits_for_doorbells: false,
+        waits_for_departures: false,
     };
 
     /// Without windows, pieces of READs, early retransmission and held acknowledgements.
@@ -49,6 +53,7 @@ impl Policy {
         read_pieces_per_window: 0,
         least_early_timeout_ns: None,
         waits_for_doorbells: false,
+        waits_for_departures: false,
     };
 }
 

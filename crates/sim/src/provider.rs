@@ -290,7 +290,7 @@ impl Provider for SimDevice {
         let mut world = lock(&self.shared.world);
         let node = &mut world.nodes[self.node];
         let qpn = node.rnic.create_qp(init)?;
-        node.add_queue_pair(qpn, init.srq);
+        node.add_queue_pair(qpn, init.kind, init.srq);
         drop(world);
         let (shared, [send_lock, receive_lock]) = (Arc::clone(&self.shared), Default::default());
         Ok(Box::new(SimQp { shared, node: self.node, qpn, send_lock, receive_lock }))
@@ -531,7 +531,9 @@ impl SimQp {
         let inline: u64 = inline.sum();
         let (cpu, nic) = (&world.testbed.cpu, &world.testbed.nic);
         let cost = cpu.post_list + cpu.post_wr.times(list.len() as u64) + cpu.inline_per_byte.time_of(inline);
-        let request_bytes = nic.request * list.len() as u64 + inline;
+        // The address of a datagram takes a block of its own.
+        let blocks: u64 = list.iter().map(|request| 1 + u64::from(request.destination.is_some())).sum();
+        let request_bytes = nic.request * blocks + inline;
         let is_stored = list.len() == 1 && request_bytes <= nic.stored_request;
         let fetch = if is_stored { 0 } else { request_bytes };
         world.wait_for(&self.send_lock, cost);

@@ -127,12 +127,29 @@ pub struct Summary {
     pub digest: u64,
     /// What was counted.
     pub counts: Counts,
+    /// The least time in which what one thread does reaches another one over the network.
+    pub least_latency: Ps,
     /// What each thread spent, in the order of their making.
     pub threads: Vec<ThreadTimes>,
     /// What the stations of each node did, in the order of nodes. A station that was busy all the time is what binds.
     pub nodes: Vec<NodeTimes>,
     /// How long the busiest port of all switches sent.
     pub switch_port: Ps,
+}
+
+impl Summary {
+    /// A sentence about turns that took longer than the least latency, if any did.
+    pub fn long_turns(&self) -> Option<String> {
+        let Counts { long_turns, turns, longest_turn_ps, .. } = self.counts;
+        (long_turns > 0).then(|| {
+            format!(
+                "{long_turns} of {turns} turns of threads took longer than {}, the least latency between two threads, and \
+                 the longest took {}: another thread may have learnt too late of what was done in them",
+                self.least_latency,
+                Ps(longest_turn_ps)
+            )
+        })
+    }
 }
 
 /// What a thread returns once it has ended.
@@ -286,6 +303,7 @@ impl<'a> Simulation<'a> {
             ended,
             digest: world.digest(),
             counts: world.counts,
+            least_latency: world.least_latency,
             threads: times.collect(),
             nodes: nodes.collect(),
             switch_port: world.switch_port_busy(),

@@ -1,78 +1,13 @@
 //! What one message takes is the sum of what each station takes, to the picosecond.
 
-use doorbell_exchange::asynchronous::Waiter;
-use doorbell_sim::{Ps, Simulation, Testbed, Topology, VirtualWaiter, testbed};
-use doorbell_verbs::{
-    Access, AddressVector, Completion, Cq, Device, MemoryKind, PathMtu, Payload, Psn, Qp, QpAttributes, QpCapacities,
-    QpKind, QpOptions, QpState, RecvRequest, Region, SendFlags, SendOperation, SendRequest, Status,
-};
+mod common;
 
-struct End {
-    qp: Qp,
-    cq: Cq,
-    memory: Region,
-}
+use common::{completion, connect, destination, end, post, t1};
+use doorbell_sim::{Ps, Simulation, Testbed, Topology};
+use doorbell_verbs::{Payload, QpKind, RecvRequest, SendOperation};
 
-fn end(device: &Device) -> End {
-    let pd = device.create_pd().expect("room for a domain");
-    let cq = device.create_cq(16).expect("room for a queue");
-    let capacities = QpCapacities { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 1, max_recv_sge: 1, max_inline: 64 };
-    let options = QpOptions { kind: QpKind::Rc, send_cq: &cq, recv_cq: &cq, srq: None, capacities, signal_all: true };
-    let qp = pd.create_qp(options).expect("room for a queue pair");
-    let memory = pd.allocate(8192, Access::LOCAL_WRITE | Access::REMOTE_READ, MemoryKind::Plain).expect("memory");
-    End { qp, cq, memory }
-}
-
-fn connect(own: &End, peer: &End) {
-    let steps = [
-        QpAttributes {
-            state: Some(QpState::Init),
-            pkey_index: Some(0),
-            port: Some(1),
-            access: Some(Access::REMOTE_READ),
-            ..QpAttributes::default()
-        },
-        QpAttributes {
-            state: Some(QpState::ReadyToReceive),
-            address: Some(AddressVector::to(peer.qp.pd().device().attributes().address)),
-            path_mtu: Some(PathMtu::Mtu1024),
-            dest_qpn: Some(peer.qp.qpn()),
-            receive_psn: Some(Psn::new(1)),
-            max_dest_rd_atomic: Some(4),
-            min_rnr_timer: Some(1),
-            ..QpAttributes::default()
-        },
-        QpAttributes {
-            state: Some(QpState::ReadyToSend),
-            send_psn: Some(Psn::new(1)),
-            timeout: Some(14),
-            retry_count: Some(3),
-            rnr_retry: Some(7),
-            max_rd_atomic: Some(4),
-            ..QpAttributes::default()
-        },
-    ];
-    steps.iter().for_each(|step| own.qp.modify(step).expect("a valid transition"));
-}
-
-fn post(end: &End, operation: SendOperation, payload: Payload<'_>) {
-    let request = SendRequest { wr_id: 7, operation, payload, flags: SendFlags::SIGNALED, destination: None };
-    end.qp.post_send(&[request]).expect("the queue has room");
-}
-
-/// Polls until a completion is there: when the poll that found it had it.
-async fn completion(cq: Cq, waiter: VirtualWaiter) -> Ps {
-    let mut out = [Completion::default(); 1];
-    while cq.poll(&mut out).expect("no overrun") == 0 {
-        waiter.wait(None, None).await;
-    }
-    assert_eq!(out[0].status, Status::Success);
-    waiter.now()
-}
-
-fn t1() -> Testbed {
-    testbed::by_name("connectx5-100g").expect("a testbed of the program").clone()
-}
+/// Longer than anything here takes.
+const TIMEOUT: u8 = 14;
 
 /// When a thread that looks every `period` from 0 on sees what is there `at` some time, and has taken it.
 fn seen(testbed: &Testbed, at: Ps, inline: bool) -> Ps {
@@ -99,15 +34,15 @@ fn flight(t: &Testbed, line_bytes: u64) -> Ps {
 fn an_inline_send_of_16_bytes_takes_the_sum_of_its_stations() {
     let t = t1();
     let mut simulation = Simulation::new(&t, Topology::Pair, 1).expect("a simulation");
-    let (a, b) = (end(simulation.device(0)), end(simulation.device(1)));
-    connect(&a, &b);
-    connect(&b, &a);
+    let (a, b) = (end(simulation.device(0), QpKind::Rc), end(simulation.device(1), QpKind::Rc));
+    connect(&a, &b, TIMEOUT);
+    connect(&b, &a, TIMEOUT);
     let sges = [b.memory.sge(0, 64)];
     b.qp.post_recv(&[RecvRequest { wr_id: 1, sges: &sges }]).expect("room for a receive");
     let waiter = simulation.polling();
     let (own, receiving) = (waiter.clone(), b.cq.clone());
     let posted = simulation.spawn(0, "sender", async move {
-        post(&a, SendOperation::Send, Payload::Inline(&[5; 16]));
+        post(&a, SendOperation::Send, Payload::Inline(&[5; 16]), None);
         let posted = own.now();
         (posted, completion(a.cq.clone(), own).await)
     });
@@ -133,16 +68,16 @@ fn an_inline_send_of_16_bytes_takes_the_sum_of_its_stations() {
 fn a_send_from_memory_adds_the_fetch_of_its_payload_and_a_write_of_it() {
     let t = t1().with("nic.inline_receive", "0 B").expect("an allowed value");
     let mut simulation = Simulation::new(&t, Topology::Pair, 1).expect("a simulation");
-    let (a, b) = (end(simulation.device(0)), end(simulation.device(1)));
-    connect(&a, &b);
-    connect(&b, &a);
+    let (a, b) = (end(simulation.device(0), QpKind::Rc), end(simulation.device(1), QpKind::Rc));
+    connect(&a, &b, TIMEOUT);
+    connect(&b, &a, TIMEOUT);
     let sges = [b.memory.sge(0, 64)];
     b.qp.post_recv(&[RecvRequest { wr_id: 1, sges: &sges }]).expect("room for a receive");
     let waiter = simulation.polling();
     let (own, receiving) = (waiter.clone(), b.cq.clone());
     let posted = simulation.spawn(0, "sender", async move {
         let sges = [a.memory.sge(0, 16)];
-        post(&a, SendOperation::Send, Payload::Sges(&sges));
+        post(&a, SendOperation::Send, Payload::Sges(&sges), None);
         let posted = own.now();
         (posted, completion(a.cq.clone(), own).await)
     });
@@ -163,15 +98,15 @@ fn a_send_from_memory_adds_the_fetch_of_its_payload_and_a_write_of_it() {
 fn a_read_of_16_bytes_takes_the_sum_of_its_stations_and_no_cpu_at_the_target() {
     let t = t1();
     let mut simulation = Simulation::new(&t, Topology::Pair, 1).expect("a simulation");
-    let (a, b) = (end(simulation.device(0)), end(simulation.device(1)));
-    connect(&a, &b);
-    connect(&b, &a);
+    let (a, b) = (end(simulation.device(0), QpKind::Rc), end(simulation.device(1), QpKind::Rc));
+    connect(&a, &b, TIMEOUT);
+    connect(&b, &a, TIMEOUT);
     b.memory.copy_in(0, b"sixteen bytes ..");
     let (remote_address, rkey) = (b.memory.address(), b.memory.rkey());
     let waiter = simulation.polling();
     let done = simulation.spawn(0, "reader", async move {
         let sges = [a.memory.sge(0, 16)];
-        post(&a, SendOperation::Read { remote_address, rkey }, Payload::Sges(&sges));
+        post(&a, SendOperation::Read { remote_address, rkey }, Payload::Sges(&sges), None);
         let posted = waiter.now();
         let done = completion(a.cq.clone(), waiter).await;
         let mut bytes = [0; 16];
@@ -194,4 +129,51 @@ fn a_read_of_16_bytes_takes_the_sum_of_its_stations_and_no_cpu_at_the_target() {
     let period = t.cpu.poll_call;
     let look = posted + period.times((at - posted).0.div_ceil(period.0));
     assert_eq!(done, look + t.cpu.poll_call + t.cpu.poll_completion);
+}
+
+#[test]
+fn a_datagram_brings_a_header_and_its_send_completes_when_it_has_left() {
+    let t = t1();
+    let mut simulation = Simulation::new(&t, Topology::Pair, 1).expect("a simulation");
+    let (a, b) = (end(simulation.device(0), QpKind::Ud), end(simulation.device(1), QpKind::Ud));
+    connect(&a, &b, TIMEOUT);
+    connect(&b, &a, TIMEOUT);
+    let sges = [b.memory.sge(0, 64)];
+    b.qp.post_recv(&[RecvRequest { wr_id: 1, sges: &sges }]).expect("room for a receive");
+    let waiter = simulation.polling();
+    let (own, receiving, to) = (waiter.clone(), b.cq.clone(), destination(&b));
+    let posted = simulation.spawn(0, "sender", async move {
+        post(&a, SendOperation::Send, Payload::Inline(&[5; 16]), Some(to));
+        let posted = own.now();
+        (posted, completion(a.cq.clone(), own).await)
+    });
+    let received = simulation.spawn(1, "receiver", completion(receiving, waiter));
+    let summary = simulation.run().expect("it ends");
+    assert_eq!(summary.counts.packets, 1, "nobody acknowledges");
+
+    let (posted, completed) = posted.take().expect("it has ended");
+    // The address takes a block of its own.
+    let request = 2 * t.nic.request + 16;
+    let fetched = match request <= t.nic.stored_request {
+        true => Ps::ZERO,
+        false => t.pcie.read + bus(&t, request, t.pcie.completion_header),
+    };
+    // DETH is 8 B.
+    let left = posted + t.pcie.doorbell + fetched + t.nic.transmit + t.link.rate.time_of(LINE_BYTES + 8);
+    let completion = bus(&t, t.nic.completion, t.pcie.write_header) + t.pcie.write;
+    // Its first look is after the post.
+    let period = t.cpu.poll_call;
+    let look = posted + period.times((left + completion - posted).0.div_ceil(period.0));
+    assert_eq!(completed, look + t.cpu.poll_call + t.cpu.poll_completion);
+    // The routing header is 40 B, and no payload lies in the completion.
+    let payload = bus(&t, 40 + 16, t.pcie.write_header);
+    let at = left + t.link.propagation + t.nic.receive + payload + completion;
+    assert_eq!(received.take(), Some(seen(&t, at, false)));
+    let mut arrived = [0; 64];
+    b.memory.copy_out(0, &mut arrived);
+    assert_eq!(
+        (arrived[20], &arrived[40..]),
+        (0x45, &[[5; 16], [0; 16]].concat()[..24]),
+        "an IPv4 header, the payload"
+    );
 }

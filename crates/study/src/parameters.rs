@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::memory::bytes_behind;
 use crate::serving::Serving;
-use crate::unacknowledged::GRH_BYTES;
 
 pub(crate) use setting::within;
 pub use setting::{ParametersError, Setting};
@@ -91,7 +90,7 @@ impl Transport {
 
     /// Bytes in front of a received message.
     pub(crate) fn bytes_before(self) -> usize {
-        if self == Self::Ud { GRH_BYTES } else { 0 }
+        if self == Self::Ud { doorbell_wire::GRH_LEN } else { 0 }
     }
 }
 

@@ -24,8 +24,6 @@ use crate::workload::{Pace, Plan, Rounds, Tally};
 
 /// Completions taken at a time.
 const POLL_LIST: usize = 32;
-/// Bytes of the global routing header in front of a datagram (IBTA Vol 1, 11.4.1.2).
-pub(crate) const GRH_BYTES: usize = 40;
 /// Both ends have this Q_Key; its highest bit is clear, so no privilege is needed (IBTA Vol 1, 10.2.5).
 const QKEY: u32 = 0x1111_1111;
 /// A message that was not answered by then is lost.

@@ -199,6 +199,12 @@ fn print(base: &Base, points: &Points, found: &[Carried]) -> io::Result<()> {
         let cells: Vec<String> = numbers.iter().zip(&widths).map(|(cell, width)| format!("{cell:>width$}")).collect();
         line(format_args!("{}   {last}", cells.join("  ")))?;
     }
+    for (point, carried) in points.points().iter().zip(found) {
+        if let Some(long_turns) = carried.summary.long_turns() {
+            let at = described(points.axes(), point);
+            line(format_args!("{at}{}{long_turns}", if at.is_empty() { "" } else { ": " }))?;
+        }
+    }
     Ok(())
 }
 

@@ -60,6 +60,17 @@ impl Rnic {
         self.settle(slot);
     }
 
+    /// Tells the device that sends up to a [doorbell index](Self::posted_sends) have left, of those that were pulled. Those
+    /// of UC and UD complete if they wait for that
+    /// ([`Policy::waits_for_departures`](crate::Policy::waits_for_departures)). A queue pair that is gone is none.
+    pub fn sends_departed(&mut self, now_ns: u64, qpn: Qpn, index: u64) {
+        self.core.now_ns = now_ns;
+        let Some(slot) = self.slot(qpn) else { return };
+        self.qps[slot as usize].sends_departed(&mut self.core, index);
+        self.settle(slot);
+        self.publish();
+    }
+
     /// Tells the device of the oldest `receives` that it does not know of.
     pub fn ring_receives(&mut self, qpn: Qpn, receives: usize) {
         let Some(slot) = self.slot(qpn) else { return };

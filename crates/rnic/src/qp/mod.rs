@@ -218,6 +218,8 @@ impl Qp {
     }
 
     pub(crate) fn flush_sends(&mut self, core: &mut Commons) {
+        // What nobody acknowledges is done once it is sent, even if its driver has not said yet that it has left.
+        self.sends_departed(core, u64::MAX);
         while self.sq.head < self.sq.tail {
             let wqe = self.sq.pop();
             self.complete_send(core, &wqe, Status::WorkRequestFlushed);

@@ -29,7 +29,7 @@ fn address(number: u8) -> IpAddr {
 }
 
 impl End {
-    fn new(number: u8, policy: Policy) -> Self {
+    fn new(number: u8, kind: QpKind, policy: Policy) -> Self {
         let config = doorbell_rnic::Config {
             address: address(number),
             active_mtu: PathMtu::Mtu4096,
@@ -45,12 +45,14 @@ impl End {
         let (cq, queue) = rnic.create_cq(64, None).expect("a new device has room for a queue");
         let capacities =
             QpCapacities { max_send_wr: 32, max_recv_wr: 32, max_send_sge: 1, max_recv_sge: 1, max_inline: 64 };
-        let init = QpInit { kind: QpKind::Rc, pd, send_cq: cq, recv_cq: cq, srq: None, capacities, signal_all: true };
+        let init = QpInit { kind, pd, send_cq: cq, recv_cq: cq, srq: None, capacities, signal_all: true };
         let qpn = rnic.create_qp(init).expect("a new device has room for a queue pair");
         Self { rnic, qpn, queue, region, _memory: memory }
     }
 
     fn connect(&mut self, number: u8, peer: Qpn) {
+        let info = self.rnic.query_qp(self.qpn).expect("it exists");
+        let rc = info.kind == QpKind::Rc;
         let steps = [
             QpAttributes {
                 state: Some(QpState::Init),
@@ -65,17 +67,17 @@ impl End {
                 path_mtu: Some(PathMtu::Mtu4096),
                 dest_qpn: Some(peer),
                 receive_psn: Some(Psn::new(7)),
-                max_dest_rd_atomic: Some(4),
-                min_rnr_timer: Some(1),
+                max_dest_rd_atomic: rc.then_some(4),
+                min_rnr_timer: rc.then_some(1),
                 ..QpAttributes::default()
             },
             QpAttributes {
                 state: Some(QpState::ReadyToSend),
                 send_psn: Some(Psn::new(7)),
-                timeout: Some(10),
-                retry_count: Some(3),
-                rnr_retry: Some(7),
-                max_rd_atomic: Some(4),
+                timeout: rc.then_some(10),
+                retry_count: rc.then_some(3),
+                rnr_retry: rc.then_some(7),
+                max_rd_atomic: rc.then_some(4),
                 ..QpAttributes::default()
             },
         ];
@@ -129,7 +131,11 @@ impl End {
 }
 
 fn pair(policy: Policy) -> (End, End) {
-    let (mut a, mut b) = (End::new(1, policy), End::new(2, policy));
+    pair_of(QpKind::Rc, policy)
+}
+
+fn pair_of(kind: QpKind, policy: Policy) -> (End, End) {
+    let (mut a, mut b) = (End::new(1, kind, policy), End::new(2, kind, policy));
     let (of_a, of_b) = (a.qpn, b.qpn);
     a.connect(2, of_b);
     b.connect(1, of_a);
@@ -152,6 +158,37 @@ fn a_post_is_unseen_until_its_doorbell_is_rung() {
     assert_eq!(a.pull(Part::Requests, 8).0.len(), 0, "an older index rings nothing");
     a.rnic.ring_sends(0, a.qpn, 9);
     assert_eq!((a.pull(Part::Requests, 8).0.len(), a.rnic.next_send(a.qpn)), (1, Some((3, 0))));
+}
+
+#[test]
+fn sends_of_unreliable_connections_complete_when_they_have_left() {
+    let (mut a, _) = pair_of(QpKind::Uc, Policy { waits_for_departures: true, ..Policy::UNBOUNDED });
+    (0..3).for_each(|_| a.post(SendOperation::Send, 5000));
+    assert_eq!(a.pull(Part::Requests, 1).0.len(), 1, "of two packets of the first");
+    a.rnic.sends_departed(0, a.qpn, 1);
+    assert_eq!(a.reap(), [], "not all of it was taken");
+    assert_eq!(a.pull(Part::Requests, 3).0.len(), 3);
+    assert_eq!(a.reap(), [], "nothing has left");
+    a.rnic.sends_departed(0, a.qpn, 1);
+    assert_eq!(a.reap(), [(1, Status::Success)]);
+    a.rnic.sends_departed(0, a.qpn, 1);
+    assert_eq!(a.reap(), [], "once");
+    // What was taken is done, and only what was not is flushed.
+    a.rnic
+        .modify_qp(a.qpn, &QpAttributes { state: Some(QpState::Error), ..QpAttributes::default() })
+        .expect("a transition");
+    assert_eq!(a.reap(), [(1, Status::Success), (1, Status::WorkRequestFlushed)]);
+    // With acknowledgements nothing waits for that.
+    let (mut a, mut b) = pair(Policy { waits_for_departures: true, ..Policy::UNBOUNDED });
+    b.post_receive();
+    a.post(SendOperation::Send, 16);
+    let packets = a.pull(Part::Requests, 8).0;
+    a.rnic.sends_departed(0, a.qpn, 1);
+    assert_eq!(a.reap(), []);
+    b.hear(1, &packets);
+    let acknowledgement = b.pull(Part::Answers, 8).0;
+    a.hear(2, &acknowledgement);
+    assert_eq!(a.reap(), [(1, Status::Success)]);
 }
 
 #[test]

@@ -16,6 +16,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use doorbell_rnic::{Budget, Part, TransmitBatch, TransmitInfo};
+use doorbell_verbs_core::QpKind;
 use doorbell_wire::Qpn;
 use slab::Slab;
 
@@ -40,6 +41,14 @@ struct Doorbell {
     fetch: u64,
 }
 
+/// Sends up to `upto` have left, and nobody acknowledges them.
+#[derive(Clone, Copy, Debug)]
+struct Departure {
+    node: usize,
+    qpn: Qpn,
+    upto: u64,
+}
+
 /// What happens at a time. It is small, since events are moved about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum What {
@@ -47,6 +56,8 @@ enum What {
     Doorbell { doorbell: u32 },
     /// A processing unit takes the next packet.
     Transmit { node: u32, unit: u32 },
+    /// A CPU sees that a message which nobody acknowledges has left.
+    Departure { departure: u32 },
     /// A NIC answers more of a READ.
     Answer { node: u32, qpn: Qpn },
     /// A frame's last bit is at a switch.
@@ -118,7 +129,7 @@ impl PartialOrd for Event {
 /// What the kernel counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Events: doorbells, packets taken by units, arrivals at switches, deliveries, timers and turns.
+    /// Events: doorbells, packets taken by units, departures, arrivals at switches, deliveries, timers and turns.
     pub events: u64,
     /// Packets that were delivered.
     pub packets: u64,
@@ -185,6 +196,7 @@ pub(crate) struct World {
     caches: Caches,
     taken: Vec<Change>,
     doorbells: Slab<Doorbell>,
+    departures: Slab<Departure>,
     frames: Slab<Frame>,
     spare: Vec<Frame>,
     /// Taken while its packets are put on the line.
@@ -193,7 +205,8 @@ pub(crate) struct World {
     pub(crate) counts: Counts,
     pub(crate) capture: Option<Capture>,
     digest: u64,
-    least_latency: Ps,
+    /// The least latency between two threads.
+    pub(crate) least_latency: Ps,
     /// When a packet was delivered last.
     pub(crate) moved_at: Ps,
 }
@@ -217,6 +230,7 @@ impl World {
             caches: Caches::default(),
             taken: Vec::new(),
             doorbells: Slab::new(),
+            departures: Slab::new(),
             frames: Slab::new(),
             spare: Vec::new(),
             batch: None,
@@ -283,6 +297,11 @@ impl World {
             What::Transmit { node, unit } => {
                 self.nodes[node as usize].units[unit as usize].is_scheduled = false;
                 self.transmit(node as usize, unit as usize);
+            }
+            What::Departure { departure } => {
+                let Departure { node, qpn, upto } = self.departures.remove(departure as usize);
+                self.nodes[node].rnic.sends_departed(self.now.as_ns(), qpn, upto);
+                self.pump(node, self.now);
             }
             What::Answer { node, qpn } => {
                 if let Some(slot) = self.nodes[node as usize].slot(qpn) {
@@ -463,12 +482,27 @@ impl World {
                 host.queue_pairs[slot].is_queued = false;
             }
             if pulled.packets > 0 {
+                let (mut left, mut is_whole) = (Ps::ZERO, false);
                 self.send_batch(&batch, node, self.now, |host, testbed, info, bytes, at| {
-                    host.send_request(at, testbed, slot, info, bytes)
+                    is_whole |= info.last;
+                    left = host.send_request(at, testbed, slot, info, bytes);
+                    left
                 });
+                if is_whole && self.nodes[node].queue_pairs[slot].kind != QpKind::Rc {
+                    self.depart(node, qpn, left);
+                }
             }
             self.batch = Some(batch);
         }
+    }
+
+    /// The last packets that a queue pair has sent have left at this time: messages of theirs that nobody acknowledges
+    /// complete.
+    fn depart(&mut self, node: usize, qpn: Qpn, left: Ps) {
+        let Some((upto, _)) = self.nodes[node].rnic.next_send(qpn) else { return };
+        let seen = self.nodes[node].complete_departure(left, &self.testbed);
+        let departure = self.departures.insert(Departure { node, qpn, upto }) as u32;
+        self.push(seen, What::Departure { departure });
     }
 
     fn schedule(&mut self, node: usize, unit: usize, at: Ps) {

@@ -6,8 +6,8 @@ use std::sync::{Arc, OnceLock};
 
 use doorbell_rnic::{Config, Policy, Rnic, TransmitInfo};
 use doorbell_verbs::raw::EventSignal;
-use doorbell_verbs_core::{Notifier, SrqId};
-use doorbell_wire::{ATOMIC_ETH_LEN, AtomicEthRepr, BTH_LEN, Opcode, Operation, Outer, PathMtu, Qpn, outer};
+use doorbell_verbs_core::{Notifier, QpKind, SrqId};
+use doorbell_wire::{ATOMIC_ETH_LEN, AtomicEthRepr, BTH_LEN, Opcode, Operation, Outer, PathMtu, Qpn, Transport, outer};
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
@@ -68,6 +68,7 @@ struct Fetched {
 #[derive(Debug)]
 pub(crate) struct QueuePair {
     pub(crate) qpn: Qpn,
+    pub(crate) kind: QpKind,
     pub(crate) unit: usize,
     pub(super) srq: Option<SrqId>,
     /// It stands in its unit's queue.
@@ -179,7 +180,8 @@ impl Node {
             seed: seed_of(index, seed),
         };
         let ack_request_packets = u32::try_from(testbed.nic.ack_every).unwrap_or(u32::MAX);
-        let policy = Policy { ack_request_packets, waits_for_doorbells: true, ..Policy::UNBOUNDED };
+        let policy =
+            Policy { ack_request_packets, waits_for_doorbells: true, waits_for_departures: true, ..Policy::UNBOUNDED };
         let event_signal = Arc::new(OnceLock::<EventSignal>::new());
         let notifier: Notifier = {
             let event_signal = Arc::clone(&event_signal);
@@ -222,11 +224,12 @@ impl Node {
         address
     }
 
-    pub(crate) fn add_queue_pair(&mut self, qpn: Qpn, srq: Option<SrqId>) {
+    pub(crate) fn add_queue_pair(&mut self, qpn: Qpn, kind: QpKind, srq: Option<SrqId>) {
         let unit = self.next_unit;
         self.next_unit = (unit + 1) % self.units.len();
         let slot = self.queue_pairs.insert(QueuePair {
             qpn,
+            kind,
             unit,
             srq,
             is_queued: false,
@@ -345,6 +348,11 @@ impl Node {
         self.port.carry(at + nic.transmit, line_bytes(bytes))
     }
 
+    /// A message that nobody acknowledges has left: when a polling CPU sees its completion.
+    pub(crate) fn complete_departure(&mut self, left: Ps, testbed: &Testbed) -> Ps {
+        self.bus.write(left, testbed.nic.completion)
+    }
+
     /// An answer to what arrived leaves: when its last bit is on the line.
     pub(crate) fn send_answer(&mut self, at: Ps, testbed: &Testbed, info: &TransmitInfo, bytes: usize) -> Ps {
         let nic = &testbed.nic;
@@ -372,7 +380,10 @@ impl Node {
         let operation = opcode.operation();
         let sends = matches!(operation, Some(Operation::Send));
         let takes_receive = opcode.is_last() && opcode.is_request() && (sends || opcode.has_imm());
-        let into_completion = sends && opcode.is_only() && frame.payload <= nic.inline_receive;
+        // A datagram comes with a header, and both go to memory (mlx5 scatters into completions of connections alone).
+        let is_datagram = opcode.transport() == Transport::Ud;
+        let into_completion = sends && opcode.is_only() && !is_datagram && frame.payload <= nic.inline_receive;
+        let written = frame.payload + if is_datagram { outer::GRH_LEN as u64 } else { 0 };
         let mut service = nic.receive_packet;
         if takes_receive
             && let Some(slot) = slot
@@ -402,8 +413,8 @@ impl Node {
         // The answer leaves before the receive is taken.
         let placed = if takes_receive { handled + nic.take_receive } else { handled };
         let mut seen = placed;
-        if frame.payload > 0 && !into_completion {
-            seen = self.bus.write(placed, frame.payload);
+        if written > 0 && !into_completion {
+            seen = self.bus.write(placed, written);
         }
         let completes = takes_receive || (opcode.is_response() && opcode.is_last());
         if completes {

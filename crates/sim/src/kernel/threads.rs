@@ -429,14 +429,20 @@ impl World {
                 let (outstanding, unsent) = (info.outstanding_sends, node.rnic.pending_work(qp.qpn));
                 let _ = writeln!(
                     text,
-                    "queue pair {} of node {number}: {:?}, {outstanding} sends outstanding, {unsent} of them not sent, \
+                    "{} queue pair {} of node {number}: {:?}, {outstanding} sends outstanding, {unsent} of them not sent, \
                      next PSN {:?}, expects {:?}, {} RNR NAKs received",
+                    info.kind.name(),
                     qp.qpn.get(),
                     info.state,
                     info.attributes.send_psn.map(doorbell_wire::Psn::get),
                     info.attributes.receive_psn.map(doorbell_wire::Psn::get),
                     info.counters.rnr_nak_received,
                 );
+            }
+            let dropped = node.rnic.counters().rx_dropped_messages;
+            if dropped > 0 {
+                let _ =
+                    writeln!(text, "node {number} dropped {dropped} messages of UC and UD, which nobody sends again");
             }
         }
         text

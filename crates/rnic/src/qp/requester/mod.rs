@@ -313,6 +313,20 @@ impl Qp {
         }
     }
 
+    /// Sends before this index have left. Those that no peer acknowledges are done.
+    #[inline]
+    pub(crate) fn sends_departed(&mut self, core: &mut Commons, index: u64) {
+        if self.kind == QpKind::Rc {
+            return;
+        }
+        let departed = index.min(self.req.cursor);
+        while self.sq.head < departed {
+            let wqe = self.sq.pop();
+            self.complete_send(core, &wqe, Status::Success);
+        }
+        self.report_drained(core);
+    }
+
     /// When the requester wants to be called again.
     #[inline]
     pub(crate) fn requester_deadline_ns(&self) -> Option<u64> {

@@ -252,10 +252,8 @@ impl Qp {
             // Unreliable: sent is done.
             self.req.una = self.req.cursor_psn;
             self.req.high_psn = self.req.cursor_psn;
-            if last {
-                self.sq.pop();
-                self.complete_send(core, wqe, Status::Success);
-                self.report_drained(core);
+            if last && !core.policy.waits_for_departures {
+                self.sends_departed(core, self.req.cursor);
             }
         }
         Ok(())

@@ -19,9 +19,6 @@ use crate::work::RecvWqe;
 
 pub(crate) use answer::Acknowledgement;
 
-/// Bytes that a UD receive has in front of the payload (IBTA Vol 1, 11.4.1.2).
-pub(crate) const GRH_BYTES: usize = 40;
-
 /// The message that is being received.
 #[derive(Debug, Default)]
 enum Current {

@@ -3,9 +3,9 @@
 use std::net::IpAddr;
 
 use doorbell_verbs_core::{AsyncEvent, Attachment, Completion, CompletionOpcode, MAX_MESSAGE_BYTES, Status};
-use doorbell_wire::{BTH_LEN, BthRepr, DETH_LEN, DethRepr, ICRC_LEN, Operation, Outer, UDP_LEN};
+use doorbell_wire::{BTH_LEN, BthRepr, DETH_LEN, DethRepr, GRH_LEN, ICRC_LEN, Operation, Outer, UDP_LEN};
 
-use super::{Current, GRH_BYTES, Request, split};
+use super::{Current, Request, split};
 use crate::commons::Commons;
 use crate::qp::Qp;
 use crate::work::RecvWqe;
@@ -140,7 +140,7 @@ impl Qp {
         }
         // A datagram that finds no receive, or too short a one, is dropped without a word
         // (IBTA Vol 1, 9.8.3.2.2).
-        let total = (GRH_BYTES + request.payload.len()) as u64;
+        let total = (GRH_LEN + request.payload.len()) as u64;
         let wqe = if request.payload.len() <= self.mtu() { self.try_receive() } else { None };
         let wqe = match wqe {
             Some(wqe) if total <= wqe.length => wqe,
@@ -156,7 +156,7 @@ impl Qp {
         let grh = routing_header(outer, packet_bytes);
         if core.memory.expect_datagram(wqe.pd, &wqe.sges, total).is_err()
             || core.memory.scatter(wqe.pd, &wqe.sges, 0, &grh).is_err()
-            || core.memory.scatter(wqe.pd, &wqe.sges, GRH_BYTES as u64, request.payload).is_err()
+            || core.memory.scatter(wqe.pd, &wqe.sges, GRH_LEN as u64, request.payload).is_err()
         {
             core.counters.rx_dropped_messages += 1;
             return self.fail_local_receive(core, &wqe);
@@ -180,8 +180,8 @@ impl Qp {
 
 /// The 40 bytes before a UD payload: the IPv6 header, or 20 zeros and the IPv4 header, rebuilt
 /// from what is known of it (RoCE v2 annex A17, A17.4.5.2).
-fn routing_header(outer: &Outer, packet_bytes: usize) -> [u8; GRH_BYTES] {
-    let mut grh = [0; GRH_BYTES];
+fn routing_header(outer: &Outer, packet_bytes: usize) -> [u8; GRH_LEN] {
+    let mut grh = [0; GRH_LEN];
     // Behind the IP header: UDP, the packet from its BTH to its padding, ICRC.
     let payload = (UDP_LEN + packet_bytes + ICRC_LEN) as u16;
     match (outer.src, outer.dst) {

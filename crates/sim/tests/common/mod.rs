@@ -1,0 +1,93 @@
+//! What the tests of single work requests share: a queue pair with its memory, and a thread that polls.
+#![allow(dead_code, unreachable_pub)] // each test uses a part of it
+
+use doorbell_exchange::asynchronous::Waiter;
+use doorbell_sim::{Ps, Testbed, VirtualWaiter, testbed};
+use doorbell_verbs::{
+    Access, AddressVector, Completion, Cq, Device, MemoryKind, PathMtu, Payload, Psn, QKey, Qp, QpAttributes,
+    QpCapacities, QpKind, QpOptions, QpState, Region, SendFlags, SendOperation, SendRequest, Status, UdDestination,
+};
+
+/// That of all datagrams here.
+const QKEY: QKey = QKey::new(7);
+
+pub struct End {
+    pub qp: Qp,
+    pub cq: Cq,
+    pub memory: Region,
+    kind: QpKind,
+}
+
+/// A queue pair that is not connected yet.
+pub fn end(device: &Device, kind: QpKind) -> End {
+    let pd = device.create_pd().expect("room for a domain");
+    let cq = device.create_cq(16).expect("room for a queue");
+    let capacities = QpCapacities { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 1, max_recv_sge: 1, max_inline: 64 };
+    let options = QpOptions { kind, send_cq: &cq, recv_cq: &cq, srq: None, capacities, signal_all: true };
+    let qp = pd.create_qp(options).expect("room for a queue pair");
+    let memory = pd.allocate(8192, Access::LOCAL_WRITE | Access::REMOTE_READ, MemoryKind::Plain).expect("memory");
+    End { qp, cq, memory, kind }
+}
+
+/// Makes an end ready to send to its peer, with an acknowledgement timeout of this exponent.
+pub fn connect(own: &End, peer: &End, timeout: u8) {
+    let (rc, ud) = (own.kind == QpKind::Rc, own.kind == QpKind::Ud);
+    let steps = [
+        QpAttributes {
+            state: Some(QpState::Init),
+            pkey_index: Some(0),
+            port: Some(1),
+            qkey: ud.then_some(QKEY),
+            access: (!ud).then_some(Access::REMOTE_READ),
+            ..QpAttributes::default()
+        },
+        QpAttributes {
+            state: Some(QpState::ReadyToReceive),
+            address: (!ud).then(|| AddressVector::to(peer.qp.pd().device().attributes().address)),
+            path_mtu: (!ud).then_some(PathMtu::Mtu1024),
+            dest_qpn: (!ud).then_some(peer.qp.qpn()),
+            receive_psn: (!ud).then_some(Psn::new(1)),
+            max_dest_rd_atomic: rc.then_some(4),
+            min_rnr_timer: rc.then_some(1),
+            ..QpAttributes::default()
+        },
+        QpAttributes {
+            state: Some(QpState::ReadyToSend),
+            send_psn: Some(Psn::new(1)),
+            timeout: rc.then_some(timeout),
+            retry_count: rc.then_some(3),
+            rnr_retry: rc.then_some(7),
+            max_rd_atomic: rc.then_some(4),
+            ..QpAttributes::default()
+        },
+    ];
+    steps.iter().for_each(|step| own.qp.modify(step).expect("a valid transition"));
+}
+
+/// How datagrams reach an end.
+pub fn destination(end: &End) -> UdDestination {
+    UdDestination {
+        address: AddressVector::to(end.qp.pd().device().attributes().address),
+        qpn: end.qp.qpn(),
+        qkey: QKEY,
+    }
+}
+
+pub fn post(end: &End, operation: SendOperation, payload: Payload<'_>, destination: Option<UdDestination>) {
+    let request = SendRequest { wr_id: 7, operation, payload, flags: SendFlags::SIGNALED, destination };
+    end.qp.post_send(&[request]).expect("the queue has room");
+}
+
+/// Polls until a completion is there: when the poll that found it had it.
+pub async fn completion(cq: Cq, waiter: VirtualWaiter) -> Ps {
+    let mut out = [Completion::default(); 1];
+    while cq.poll(&mut out).expect("no overrun") == 0 {
+        waiter.wait(None, None).await;
+    }
+    assert_eq!(out[0].status, Status::Success);
+    waiter.now()
+}
+
+pub fn t1() -> Testbed {
+    testbed::by_name("connectx5-100g").expect("a testbed of the program").clone()
+}
