@@ -5,7 +5,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rustc_hash::{FxHashMap, FxHasher};
 use std::hash::Hasher;
 
-use crate::layout::Place;
+use crate::desk::Desk;
+use crate::layout::{self, Place};
+use crate::workload;
 
 /// Where a key's newest node was when somebody saw it last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,13 +32,20 @@ const SHARDS: usize = 64;
 pub struct HostCache {
     shards: Vec<Mutex<FxHashMap<Box<[u8]>, Entry>>>,
     shard_entries: usize,
+    desk: Desk,
 }
 
 impl HostCache {
-    /// A cache of so many keys, rounded up to a multiple of 64.
+    /// A cache of so many keys, rounded up to a multiple of 64. Each key belongs to one of 64 parts of equal size, so to keep
+    /// a set of keys for certain takes a cache of a few times as many.
     pub fn new(keys: usize) -> Self {
         let shard_entries = keys.div_ceil(SHARDS).max(1);
-        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), shard_entries }
+        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), shard_entries, desk: Desk::default() }
+    }
+
+    /// Where operations of this host's clients on one key meet.
+    pub(crate) fn desk(&self) -> &Desk {
+        &self.desk
     }
 
     fn shard(&self, key: &[u8]) -> MutexGuard<'_, FxHashMap<Box<[u8]>, Entry>> {
@@ -45,6 +54,15 @@ impl HostCache {
         // The upper bits, since the map of the shard uses the lower ones.
         let shard = (hasher.finish() >> 58) as usize % SHARDS;
         self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Learns where the nodes of a workload's keys are, as after looking each up.
+    pub fn fill(&self, keys: u64, value_bytes: usize) {
+        for rank in 0..keys {
+            let (key, place) = (workload::key(rank), workload::first_place(rank));
+            let length = layout::node_length(key.len(), value_bytes) as u32;
+            self.set(&key, Entry { place, number: rank as u32, is_tombstone: false, length });
+        }
     }
 
     pub(crate) fn get(&self, key: &[u8]) -> Option<Entry> {

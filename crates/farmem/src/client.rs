@@ -10,16 +10,20 @@ use std::task::{Context, Waker};
 
 use doorbell_exchange::setup::EndpointDescription;
 use doorbell_exchange::{Config, Connector, SendReceive, send_receive};
-use doorbell_verbs::{Device, Pd};
+use doorbell_verbs::{Access, Device, MemoryKind, Pd};
 
 use crate::cache::HostCache;
+use crate::calls::{self, Calls};
+use crate::counts::ClientCounts;
+use crate::desk::Bell;
 use crate::error::{OpenError, StoreError};
-use crate::lane::{Lane, LaneEnd, VerbCounts};
+use crate::lane::{Lane, LaneEnd};
 use crate::layout::{Geometry, Place};
-use crate::memory::MemoryDescription;
+use crate::mail::Mail;
+use crate::memory::{ClientDescription, MemoryDescription};
 use crate::requests::Requests;
 use crate::rpc;
-use crate::strategy::{self, Strategy};
+use crate::strategy::{self, Means, Strategy};
 use crate::worker::Worker;
 
 /// The most operations that a client runs at a time.
@@ -36,7 +40,8 @@ pub struct ClientOptions {
     pub rpc: Config,
     /// Seeds the jitter of waiting times.
     pub seed: u64,
-    /// Strategy `lock`: a lock that has not moved for so long is broken, and its holder shut out.
+    /// Strategies `lock` and `queue-lock`: a lock that has not moved for so long is broken, and its holder shut out.
+    /// Strategy `combine`: an operation waits for so long for another one of its host.
     pub lease_ns: u64,
     /// The client stops for good after so many verbs, within an operation too, as if its process was killed there. For
     /// tests of what the others see.
@@ -123,40 +128,6 @@ pub enum Outcome {
 /// Names an operation of a client. They rise by one.
 pub type Ticket = u64;
 
-/// What was tried to complete operations of one kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Attempts {
-    /// Operations that ended without an error.
-    pub operations: u64,
-    /// Attempts: of gets each READ of a node with its value, of the others each CAS.
-    pub attempts: u64,
-    /// Attempts that found the newest node.
-    pub successes: u64,
-    /// Operations whose first attempt found the newest node.
-    pub at_once: u64,
-}
-
-/// What a client counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ClientCounts {
-    /// Gets.
-    pub gets: Attempts,
-    /// Puts, inserts and deletes.
-    pub writes: Attempts,
-    /// Nodes whose header was read while looking for the newest one.
-    pub hops: u64,
-    /// Questions to the metadata service.
-    pub questions: u64,
-    /// Nodes that turned out to be recycled, or damaged in the middle of being recycled.
-    pub recycled: u64,
-    /// CASes on locks.
-    pub lock_attempts: u64,
-    /// Clients that this one had shut out because a lock of theirs did not move.
-    pub suspects: u64,
-    /// Verbs on the memory node.
-    pub verbs: VerbCounts,
-}
-
 /// What a slot is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
@@ -179,6 +150,8 @@ pub(crate) struct Slot {
     pub(crate) deadline_ns: Cell<Option<u64>>,
     /// The operation may know nodes, which must not be recycled until it is over.
     pub(crate) holds: Cell<bool>,
+    /// Something is to be done yet though the operation is over.
+    pub(crate) lingers: Cell<bool>,
     ticket: Cell<Ticket>,
 }
 
@@ -213,27 +186,39 @@ pub struct ClientEnd {
     device: Device,
     lane: LaneEnd,
     rpc: send_receive::Endpoint,
+    calls: Option<send_receive::Endpoint>,
+    pd: Pd,
     options: ClientOptions,
 }
 
 impl ClientEnd {
-    /// Makes the queue pairs of a client.
+    /// Makes the queue pairs of a client of a store of such sizes.
     ///
     /// # Errors
     ///
-    /// More operations are to run at a time than a client may, or the device has no room.
-    pub fn new(pd: &Pd, options: ClientOptions) -> Result<Self, OpenError> {
+    /// More operations are to run at a time than a client may, a size is out of range, or the device has no room.
+    pub fn new(pd: &Pd, geometry: Geometry, options: ClientOptions) -> Result<Self, OpenError> {
+        geometry.check()?;
         if !(1..=MAX_OUTSTANDING).contains(&options.outstanding) {
             let (what, given) = ("the number of operations that run at a time", options.outstanding);
             return Err(OpenError::Geometry { what, given, least: 1, most: MAX_OUTSTANDING });
         }
         let rpc = SendReceive.endpoint(pd, &rpc_config(&options.rpc), None)?;
-        Ok(Self { device: pd.device().clone(), lane: LaneEnd::new(pd, options.outstanding)?, rpc, options })
+        let calls = match options.strategy {
+            Strategy::Server => {
+                let config = calls::config(&options.rpc, &geometry).window(options.outstanding).batch(1);
+                Some(SendReceive.endpoint(pd, &config, None)?)
+            }
+            _ => None,
+        };
+        let lane = LaneEnd::new(pd, options.outstanding)?;
+        Ok(Self { device: pd.device().clone(), pd: pd.clone(), lane, rpc, calls, options })
     }
 
     /// What the memory node needs to know: [`MemoryNode::accept`](crate::MemoryNode::accept).
-    pub fn to_memory(&self) -> EndpointDescription {
-        self.lane.description()
+    pub fn to_memory(&self) -> ClientDescription {
+        let calls = self.calls.as_ref().map(|endpoint| SendReceive.describe(endpoint));
+        ClientDescription { lane: self.lane.description(), calls }
     }
 
     /// What the metadata service needs to know: [`Metadata::accept`](crate::Metadata::accept).
@@ -253,10 +238,27 @@ impl ClientEnd {
         metadata: &EndpointDescription,
         cache: &Arc<HostCache>,
     ) -> Result<Client, OpenError> {
-        let Self { device, lane, rpc, options } = self;
+        let Self { device, pd, lane, rpc, calls, options } = self;
         let lane = lane.connect(memory, options.verbs_until_death)?;
-        let requests = Requests::new(SendReceive.connect(rpc, metadata)?);
+        let mut requests = Requests::new(SendReceive.connect(rpc, metadata)?);
         let geometry = memory.geometry;
+        let means = match options.strategy {
+            Strategy::QueueLock => {
+                let mail = Mail::new(&pd, geometry, cache)?;
+                requests.hello(mail.address().gid, mail.address().qpn);
+                Means::Mail(Rc::new(RefCell::new(mail)))
+            }
+            Strategy::Combine => {
+                Means::Bell(Arc::new(Bell::new(pd.allocate(8, Access::LOCAL_WRITE, MemoryKind::Plain)?)))
+            }
+            Strategy::Server => {
+                let (Some(endpoint), Some(peer)) = (calls, &memory.calls) else { return Err(OpenError::NoCalls) };
+                let connection = SendReceive.connect(endpoint, peer)?;
+                let death = options.verbs_until_death;
+                Means::Calls(Rc::new(RefCell::new(Calls::new(connection, &geometry, options.outstanding, death))))
+            }
+            _ => Means::Nothing,
+        };
         let slot = |_| Slot {
             state: Cell::new(State::Idle),
             kind: Cell::new(Kind::Get),
@@ -265,6 +267,7 @@ impl ClientEnd {
             reply: RefCell::default(),
             deadline_ns: Cell::default(),
             holds: Cell::default(),
+            lingers: Cell::default(),
             ticket: Cell::default(),
         };
         let core = Rc::new(Core {
@@ -279,9 +282,10 @@ impl ClientEnd {
             locks: Cell::new(0),
             number,
         });
-        let worker = |slot| strategy::start(options.strategy, Worker::new(Rc::clone(&core), slot));
+        let worker = |slot| strategy::start(options.strategy, &means, Worker::new(Rc::clone(&core), slot));
         let workers = (0..options.outstanding).map(worker).collect();
-        Ok(Client { over: VecDeque::with_capacity(options.outstanding), core, workers, tickets: 0, is_closing: false })
+        let over = VecDeque::with_capacity(options.outstanding);
+        Ok(Client { over, core, means, rings: 0, workers, tickets: 0, is_closing: false })
     }
 }
 
@@ -292,6 +296,9 @@ impl ClientEnd {
 /// run at the same time are as concurrent as those of two clients.
 pub struct Client {
     core: Rc<Core>,
+    means: Means,
+    /// How often the bell had rung.
+    rings: u64,
     workers: Vec<Pin<Box<dyn Future<Output = ()>>>>,
     over: VecDeque<usize>,
     tickets: Ticket,
@@ -346,26 +353,51 @@ impl Client {
     pub fn poll(&mut self) -> bool {
         let mut happened = self.core.lane.poll();
         happened |= self.core.requests.borrow_mut().poll(&self.core.slots);
+        happened |= match &self.means {
+            Means::Nothing => false,
+            Means::Mail(mail) => mail.borrow_mut().poll(&self.core.device),
+            Means::Bell(bell) => {
+                let rings = bell.rings();
+                std::mem::replace(&mut self.rings, rings) != rings
+            }
+            Means::Calls(calls) => calls.borrow_mut().poll(),
+        };
         let now =
             self.core.slots.iter().any(|slot| slot.deadline_ns.get().is_some()).then(|| self.core.device.now_ns());
         for index in 0..self.workers.len() {
             let slot = &self.core.slots[index];
             let is_due = slot.deadline_ns.get().zip(now).is_some_and(|(deadline, now)| now >= deadline);
-            if slot.state.get() == State::Running && (happened || is_due || self.core.lane.failed().is_some()) {
+            let is_at_work = slot.state.get() == State::Running || slot.lingers.get();
+            if is_at_work && (happened || is_due || self.core.lane.failed().is_some()) {
                 self.work(index);
             }
         }
         if !happened {
             self.core.requests.borrow_mut().idle();
         }
-        happened
+        happened || self.has_news()
+    }
+
+    /// Has a connection failed in a call of this client's own, so that whoever waits for its answers is to hear of it in
+    /// the next poll?
+    fn has_news(&self) -> bool {
+        let calls = match &self.means {
+            Means::Calls(calls) => calls.borrow().has_news(),
+            _ => false,
+        };
+        calls || self.core.requests.borrow().has_news()
     }
 
     /// When the client has something to do by itself, on the device's clock: the end of a waiting time of an operation,
     /// or the moment to ask whether the metadata service lives. `None` where it only waits for others.
     pub fn deadline_ns(&self) -> Option<u64> {
         let connection = self.core.requests.borrow().deadline_ns();
-        self.core.slots.iter().filter_map(|slot| slot.deadline_ns.get()).chain(connection).min()
+        let means = match &self.means {
+            Means::Mail(mail) if self.is_closing => mail.borrow().deadline_ns(self.core.lease_ns),
+            Means::Calls(calls) => calls.borrow().deadline_ns(),
+            _ => None,
+        };
+        self.core.slots.iter().filter_map(|slot| slot.deadline_ns.get()).chain(connection).chain(means).min()
     }
 
     /// Takes the result of an operation that is over. The value of a get replaces what is in `value`; after any other
@@ -388,12 +420,21 @@ impl Client {
 
     /// Is the connection to the memory node over, so that every operation fails?
     pub fn is_over(&self) -> bool {
-        self.core.lane.failed().is_some()
+        let calls = match &self.means {
+            Means::Calls(calls) => calls.borrow().failed(),
+            _ => None,
+        };
+        self.core.lane.failed().or(calls).is_some()
     }
 
     /// What it counted.
     pub fn counts(&self) -> ClientCounts {
-        ClientCounts { verbs: self.core.lane.counts(), ..self.core.counts.get() }
+        let (messages, message_bytes) = match &self.means {
+            Means::Mail(mail) => mail.borrow().sent(),
+            Means::Calls(calls) => calls.borrow().exchanged(),
+            _ => (0, 0),
+        };
+        ClientCounts { verbs: self.core.lane.counts(), messages, message_bytes, ..self.core.counts.get() }
     }
 
     /// Sizes of the store.
@@ -407,12 +448,20 @@ impl Client {
     pub fn close(&mut self) {
         if !std::mem::replace(&mut self.is_closing, true) {
             self.core.requests.borrow_mut().close();
+            if let Means::Calls(calls) = &self.means {
+                calls.borrow_mut().close();
+            }
         }
     }
 
     /// Has everything been said that [`close`](Self::close) has to say?
     pub fn is_closed(&self) -> bool {
-        self.core.requests.borrow().is_closed()
+        let is_done = match &self.means {
+            Means::Mail(mail) => !mail.borrow().owes(self.core.device.now_ns(), self.core.lease_ns),
+            Means::Calls(calls) => calls.borrow().is_closed(),
+            _ => true,
+        };
+        is_done && !self.core.slots.iter().any(|slot| slot.lingers.get()) && self.core.requests.borrow().is_closed()
     }
 
     /// Nodes that it holds for values to come.

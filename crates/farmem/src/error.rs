@@ -41,8 +41,11 @@ pub enum StoreError {
         "the metadata service does not answer ({0}): keys that this client knows can still be read and, while it has nodes left, written"
     )]
     MetadataGone(ConnectionError),
-    /// The metadata service answered what it may not.
-    #[error("the metadata service broke the protocol: it sent {0}")]
+    /// The memory node's CPU, which carries operations out, does not answer any more.
+    #[error("the connection with the memory node's CPU is over ({0})")]
+    ServerGone(ConnectionError),
+    /// The metadata service, or the memory node's CPU, answered what it may not.
+    #[error("a service of the store broke the protocol: {0}")]
     Protocol(&'static str),
     /// A node is neither what its writer wrote nor being written.
     #[error("node {index} of the memory node is corrupted: its CRC is wrong each time it is read")]
@@ -88,6 +91,9 @@ pub enum OpenError {
     /// There is a client of this number already.
     #[error("client {0} is connected already")]
     Duplicate(u32),
+    /// The memory node did not open the connection on which a client of strategy `server` asks.
+    #[error("the memory node gives no connection for calls, which strategy server needs: use the same release on both")]
+    NoCalls,
     /// A verbs object could not be made.
     #[error(transparent)]
     Verbs(#[from] doorbell_verbs::Error),

@@ -185,6 +185,16 @@ impl Geometry {
         within("the region in bytes", bytes, 1, isize::MAX as usize)
     }
 
+    /// Checks that a store has room for the keys of a workload, and for one more node.
+    pub(crate) fn check_keys(&self, keys: u64) -> Result<(), OpenError> {
+        let most = u64::from(self.keys.min(self.nodes - 1));
+        if keys > most {
+            let (given, most) = (keys as usize, most as usize);
+            return Err(OpenError::Geometry { what: "the number of keys to begin with", given, least: 0, most });
+        }
+        Ok(())
+    }
+
     /// Checks that a region of a peer is as long as the store needs.
     pub(crate) fn check_region(&self, region: &RemoteRegion) -> Result<(), OpenError> {
         self.check()?;

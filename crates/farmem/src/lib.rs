@@ -27,26 +27,31 @@
 #![forbid(unsafe_code)]
 
 mod cache;
+mod calls;
 mod client;
+mod counts;
+mod desk;
 mod error;
 mod lane;
 mod layout;
+mod mail;
 mod memory;
 mod metadata;
 mod requests;
 mod rpc;
+mod server;
 mod steering;
 mod strategy;
 mod worker;
+pub mod workload;
 
 pub use cache::HostCache;
-pub use client::{
-    Attempts, Client, ClientCounts, ClientEnd, ClientOptions, MAX_OUTSTANDING, Operation, Outcome, Ticket,
-};
+pub use client::{Client, ClientEnd, ClientOptions, MAX_OUTSTANDING, Operation, Outcome, Ticket};
+pub use counts::{Attempts, ClientCounts};
 pub use error::{OpenError, StoreError};
 pub use lane::VerbCounts;
 pub use layout::{Geometry, MAX_KEY, MAX_NODES, MAX_VALUE, MAX_VERSION, Place, Word};
-pub use memory::{MemoryDescription, MemoryNode, NodeView};
+pub use memory::{ClientDescription, MemoryDescription, MemoryNode, NodeView};
 pub use metadata::{Metadata, MetadataEnd, MetadataOptions, NodeCounts};
 pub use steering::StoreLayout;
 pub use strategy::Strategy;

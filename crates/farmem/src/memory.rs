@@ -8,13 +8,25 @@ use doorbell_verbs::{
 use rustc_hash::FxHashMap;
 
 use crate::error::OpenError;
-use crate::layout::{Geometry, Header, Place, Word};
+use crate::layout::{self, Geometry, Header, Place, Word};
+use crate::server::Server;
+use crate::strategy::Strategy;
+use crate::workload;
 
 /// How queue pairs to memory are connected. Nothing here takes a receive, so no RNR NAK comes.
 const SETTINGS: RcSettings = RcSettings { timeout: 14, retry_count: 6, rnr_retry: 7, min_rnr_timer: 12 };
 
 /// What peers may do to a memory node's region.
 const REMOTE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
+
+/// What a memory node needs to know of a client, or of the metadata service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientDescription {
+    /// The queue pair for verbs.
+    pub lane: EndpointDescription,
+    /// The connection on which the client asks the memory node's CPU, if it does.
+    pub calls: Option<EndpointDescription>,
+}
 
 /// What a client needs to know of a memory node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +37,8 @@ pub struct MemoryDescription {
     pub region: RemoteRegion,
     /// What lies where in it.
     pub geometry: Geometry,
+    /// The connection on which its CPU answers, if the client has one.
+    pub calls: Option<EndpointDescription>,
 }
 
 /// A queue pair to memory or to those who use it, not connected yet.
@@ -76,6 +90,7 @@ pub struct MemoryNode {
     region: Region,
     geometry: Geometry,
     clients: FxHashMap<u32, MemoryQp>,
+    server: Server,
 }
 
 impl MemoryNode {
@@ -88,7 +103,7 @@ impl MemoryNode {
         geometry.check()?;
         let bytes = geometry.region_bytes() as usize;
         let region = pd.allocate(bytes, REMOTE | Access::LOCAL_WRITE, MemoryKind::Plain)?;
-        Ok(Self { pd: pd.clone(), region, geometry, clients: FxHashMap::default() })
+        Ok(Self { pd: pd.clone(), region, geometry, clients: FxHashMap::default(), server: Server::default() })
     }
 
     /// Makes a queue pair for a client and connects it. `client` is the number under which [`fence`](Self::fence) knows
@@ -97,15 +112,17 @@ impl MemoryNode {
     /// # Errors
     ///
     /// There is a client of this number, the device has no room, or the description cannot be connected to.
-    pub fn accept(&mut self, client: u32, peer: &EndpointDescription) -> Result<MemoryDescription, OpenError> {
+    pub fn accept(&mut self, client: u32, peer: &ClientDescription) -> Result<MemoryDescription, OpenError> {
         if self.clients.contains_key(&client) {
             return Err(OpenError::Duplicate(client));
         }
         let qp = MemoryQp::new(&self.pd, 1, REMOTE)?;
-        qp.connect(peer)?;
+        qp.connect(&peer.lane)?;
         let endpoint = qp.description();
+        let accept = |calls| self.server.accept(&self.pd, &self.geometry, client, calls);
+        let calls = peer.calls.as_ref().map(accept).transpose()?;
         self.clients.insert(client, qp);
-        Ok(MemoryDescription { endpoint, region: RemoteRegion::of(&self.region), geometry: self.geometry })
+        Ok(MemoryDescription { endpoint, region: RemoteRegion::of(&self.region), geometry: self.geometry, calls })
     }
 
     /// Shuts a client out: its queue pair goes to the error state (IBTA Vol 1, 10.3.1), so that nothing which the client
@@ -116,9 +133,56 @@ impl MemoryNode {
     ///
     /// The device refuses the transition.
     pub fn fence(&mut self, client: u32) -> Result<bool, ModifyError> {
+        self.server.part(client);
         let Some(end) = self.clients.remove(&client) else { return Ok(false) };
         end.qp.modify(&QpAttributes { state: Some(QpState::Error), ..QpAttributes::default() })?;
         Ok(true)
+    }
+
+    /// Writes the keys of a workload, which [`Metadata::fill`](crate::Metadata::fill) then takes for made, each with a
+    /// value of so many bytes. For clients of strategy `server` they go to the memory node's CPU instead. To be called
+    /// before any client is accepted.
+    ///
+    /// # Errors
+    ///
+    /// The store has no room for so many keys, or for such values.
+    pub fn fill(&mut self, strategy: Strategy, keys: u64, value_bytes: usize) -> Result<(), OpenError> {
+        self.geometry.check_keys(keys)?;
+        let most = self.geometry.max_value;
+        if value_bytes > most {
+            let what = "the bytes of a value to begin with";
+            return Err(OpenError::Geometry { what, given: value_bytes, least: 0, most });
+        }
+        let (mut value, mut node) = (Vec::new(), Vec::new());
+        for rank in 0..keys {
+            let (key, place) = (workload::key(rank), workload::first_place(rank));
+            workload::first_value(rank, &mut value, value_bytes);
+            if strategy == Strategy::Server {
+                self.server.fill(&self.region, &self.geometry, &key, &value);
+                continue;
+            }
+            layout::encode(place, &key, Some(&value), &mut node);
+            self.region.copy_in(self.geometry.node(place.index()) as usize, &node);
+        }
+        Ok(())
+    }
+
+    /// Carries out what clients of strategy `server` ask for. No other strategy needs it. Returns whether anything
+    /// happened.
+    pub fn poll(&mut self) -> bool {
+        self.server.poll(&self.region, &self.geometry)
+    }
+
+    /// When [`poll`](Self::poll) has something to do by itself, on the device's clock: to ask a client that has been
+    /// silent whether it lives.
+    pub fn deadline_ns(&self) -> Option<u64> {
+        self.server.deadline_ns()
+    }
+
+    /// Of what the memory node's CPU keeps: keys, and nodes that it has used and that are free again.
+    pub fn served(&self) -> (u64, u64, u64) {
+        let (keys, free, used) = self.server.counts();
+        (keys as u64, free as u64, used.into())
     }
 
     /// Its region.

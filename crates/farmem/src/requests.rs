@@ -26,6 +26,8 @@ pub(crate) struct Requests {
     /// The last grant was empty; cleared by the next that is not.
     is_full: bool,
     over: Option<StoreError>,
+    /// Those who wait for an answer have not heard yet that none will come.
+    is_news: bool,
     /// An epoch that is to be acknowledged, and the slots whose operations are older than it.
     epoch: Option<(u64, u64)>,
     scratch: Vec<u8>,
@@ -42,6 +44,7 @@ impl Requests {
             grants: 0,
             is_full: false,
             over: None,
+            is_news: false,
             epoch: None,
             scratch: Vec::with_capacity(MAX_MESSAGE),
             is_closing: false,
@@ -56,6 +59,12 @@ impl Requests {
 
     pub(crate) fn spare(&self) -> &[Place] {
         &self.spare
+    }
+
+    /// Says where this client takes datagrams.
+    pub(crate) fn hello(&mut self, gid: std::net::Ipv6Addr, qpn: doorbell_verbs::Qpn) {
+        self.outbox.push_front(Request::Hello { gid, qpn });
+        self.flush();
     }
 
     fn ask_for_nodes(&mut self) {
@@ -148,6 +157,7 @@ impl Requests {
 
     fn fail(&mut self, error: StoreError) {
         self.over.get_or_insert(error);
+        self.is_news = true;
         self.outbox.clear();
         self.reports.clear();
         self.epoch = None;
@@ -156,7 +166,7 @@ impl Requests {
     /// Moves the connection along, and hands answers to the slots that asked.
     pub(crate) fn poll(&mut self, slots: &[Slot]) -> bool {
         if self.over.is_some() {
-            return false;
+            return std::mem::take(&mut self.is_news);
         }
         self.flush();
         let mut happened = false;
@@ -168,14 +178,13 @@ impl Requests {
                     drop(message);
                     match reply {
                         Some(reply) => self.take(reply, slots),
-                        None => self.fail(StoreError::Protocol("a message of no known form")),
+                        None => self.fail(StoreError::Protocol("it sent a message of no known form")),
                     }
                 }
                 Ok(None) => break,
                 Err(ConnectionError::PeerClosed) if self.is_closing => break,
                 Err(error) => {
                     self.fail(StoreError::MetadataGone(error));
-                    happened = true; // those who wait for an answer are to hear of it
                     break;
                 }
             }
@@ -184,7 +193,12 @@ impl Requests {
             }
         }
         self.finish_closing();
-        happened
+        happened | std::mem::take(&mut self.is_news)
+    }
+
+    /// Is there something that the next [`poll`](Self::poll) tells those who wait?
+    pub(crate) fn has_news(&self) -> bool {
+        self.is_news
     }
 
     fn take(&mut self, reply: Reply, slots: &[Slot]) {
@@ -198,7 +212,7 @@ impl Requests {
                 } else if self.spare.len() + places.len() <= 4 * GRANT {
                     self.spare.extend(places);
                 } else {
-                    self.fail(StoreError::Protocol("nodes that nobody asked for"));
+                    self.fail(StoreError::Protocol("it sent nodes that nobody asked for"));
                 }
             }
             Reply::Epoch { epoch } => {
@@ -215,7 +229,7 @@ impl Requests {
             }
             reply => match tag.and_then(|tag| slots.get(tag as usize)) {
                 Some(slot) => *slot.reply.borrow_mut() = Some(reply),
-                None => self.fail(StoreError::Protocol("an answer to nobody")),
+                None => self.fail(StoreError::Protocol("it sent an answer to nobody")),
             },
         }
     }

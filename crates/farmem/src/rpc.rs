@@ -1,5 +1,9 @@
 //! What clients and the metadata service say to each other, in messages over Send-Receive. Numbers are little endian.
 
+use std::net::Ipv6Addr;
+
+use doorbell_verbs::Qpn;
+
 use crate::layout::{MAX_KEY, Place};
 
 /// Nodes that are handed out at a time.
@@ -39,6 +43,10 @@ pub(crate) enum Request {
     Quiet { epoch: u64 },
     /// This client does not let go of a lock: shut it out.
     Suspect { tag: u32, client: u32 },
+    /// Other clients reach me by datagrams at this queue pair.
+    Hello { gid: Ipv6Addr, qpn: Qpn },
+    /// Where does this client take datagrams?
+    Peer { tag: u32, client: u32 },
 }
 
 /// What the metadata service answers or says.
@@ -48,7 +56,7 @@ pub(crate) enum Reply {
     Granted(Vec<Place>),
     /// The chain begins, or began a while ago, at this node; the key has this number.
     Found { tag: u32, place: Place, number: u32 },
-    /// There is no such key.
+    /// There is no such key, or no such client.
     Absent { tag: u32 },
     /// The key was created and has this number.
     Created { tag: u32, number: u32 },
@@ -60,6 +68,8 @@ pub(crate) enum Reply {
     Fenced { tag: u32 },
     /// A new epoch began: say when all that you are doing now is over.
     Epoch { epoch: u64 },
+    /// The other client takes datagrams at this queue pair.
+    Peer { tag: u32, gid: Ipv6Addr, qpn: Qpn },
 }
 
 /// Reads numbers off a message.
@@ -78,6 +88,11 @@ impl<'a> Reader<'a> {
 
     fn u64(&mut self) -> Option<u64> {
         self.take().map(u64::from_le_bytes)
+    }
+
+    fn datagrams(&mut self) -> Option<(Ipv6Addr, Qpn)> {
+        let gid = Ipv6Addr::from(self.take::<16>()?);
+        self.u32().filter(|&qpn| qpn < 1 << 24).map(|qpn| (gid, Qpn::new(qpn)))
     }
 
     fn place(&mut self) -> Option<Place> {
@@ -147,6 +162,16 @@ impl Request {
                 out.extend(tag.to_le_bytes());
                 out.extend(client.to_le_bytes());
             }
+            Self::Hello { gid, qpn } => {
+                out.push(8);
+                out.extend(gid.octets());
+                out.extend(qpn.get().to_le_bytes());
+            }
+            Self::Peer { tag, client } => {
+                out.push(9);
+                out.extend(tag.to_le_bytes());
+                out.extend(client.to_le_bytes());
+            }
         }
     }
 
@@ -165,6 +190,8 @@ impl Request {
             5 => Self::Return(reader.list(MAX_REPORTS, Reader::place)?),
             6 => Self::Quiet { epoch: reader.u64()? },
             7 => Self::Suspect { tag: reader.u32()?, client: reader.u32()? },
+            8 => reader.datagrams().map(|(gid, qpn)| Self::Hello { gid, qpn })?,
+            9 => Self::Peer { tag: reader.u32()?, client: reader.u32()? },
             _ => return None,
         };
         reader.end(request)
@@ -200,6 +227,11 @@ impl Reply {
                 out.push(8);
                 out.extend(epoch.to_le_bytes());
             }
+            Self::Peer { tag, gid, qpn } => {
+                head(9, *tag);
+                out.extend(gid.octets());
+                out.extend(qpn.get().to_le_bytes());
+            }
         }
     }
 
@@ -216,6 +248,10 @@ impl Reply {
             6 => Self::TooManyKeys { tag: reader.u32()? },
             7 => Self::Fenced { tag: reader.u32()? },
             8 => Self::Epoch { epoch: reader.u64()? },
+            9 => {
+                let tag = reader.u32()?;
+                reader.datagrams().map(|(gid, qpn)| Self::Peer { tag, gid, qpn })?
+            }
             _ => return None,
         };
         reader.end(reply)
@@ -230,7 +266,8 @@ impl Reply {
             | Self::Created { tag, .. }
             | Self::Again { tag }
             | Self::TooManyKeys { tag }
-            | Self::Fenced { tag } => Some(*tag),
+            | Self::Fenced { tag }
+            | Self::Peer { tag, .. } => Some(*tag),
         }
     }
 }
@@ -251,6 +288,8 @@ mod tests {
             Request::Return(vec![place; GRANT]),
             Request::Quiet { epoch: 5 },
             Request::Suspect { tag: 3, client: 4 },
+            Request::Hello { gid: Ipv6Addr::LOCALHOST, qpn: Qpn::new(5) },
+            Request::Peer { tag: 6, client: 7 },
         ];
         let mut bytes = Vec::new();
         for request in requests {
@@ -269,6 +308,7 @@ mod tests {
             Reply::TooManyKeys { tag: 1 },
             Reply::Fenced { tag: 1 },
             Reply::Epoch { epoch: 9 },
+            Reply::Peer { tag: 2, gid: Ipv6Addr::LOCALHOST, qpn: Qpn::new(5) },
         ];
         for reply in replies {
             reply.encode(&mut bytes);

@@ -7,7 +7,10 @@ use std::rc::Rc;
 use std::task::Poll;
 
 use crate::cache::Entry;
-use crate::client::{Attempts, ClientCounts, Core, Kind, Outcome, Slot, State};
+use crate::calls::Calls;
+use crate::client::{Core, Kind, Outcome, Slot, State};
+use crate::counts::{Attempts, ClientCounts};
+use crate::desk::{Seat, Word as Said};
 use crate::error::StoreError;
 use crate::lane::{Verb, WORDS};
 use crate::layout::{self, Header, Place, Word};
@@ -16,7 +19,7 @@ use crate::rpc::{Reply, Report, Request};
 #[derive(Debug)]
 pub(crate) struct Worker {
     pub(crate) core: Rc<Core>,
-    slot: usize,
+    pub(crate) slot: usize,
     /// A node, as it was read or as it is to be written.
     scratch: Vec<u8>,
 }
@@ -60,6 +63,35 @@ impl Worker {
 
     pub(crate) fn key(&self) -> Ref<'_, Vec<u8>> {
         self.own().key.borrow()
+    }
+
+    pub(crate) fn value(&self) -> Ref<'_, Vec<u8>> {
+        self.own().value.borrow()
+    }
+
+    /// Takes what another client has said, and the value that goes with it.
+    pub(crate) fn hear(&self, seat: &Seat) -> Option<Said> {
+        seat.hear(&mut self.own().value.borrow_mut())
+    }
+
+    /// Takes what the memory node's CPU answered.
+    pub(crate) fn take_answer(&self, calls: &mut Calls) -> Option<Result<Outcome, StoreError>> {
+        calls.take(self.slot, self.kind(), &mut self.own().value.borrow_mut())
+    }
+
+    /// Whether the operation may know nodes, which must not be recycled then.
+    pub(crate) fn holds(&self, does: bool) {
+        self.own().holds.set(does);
+    }
+
+    /// When the operation has something to do by itself.
+    pub(crate) fn until(&self, deadline_ns: Option<u64>) {
+        self.own().deadline_ns.set(deadline_ns);
+    }
+
+    /// The operation is over, but its slot has something to do still.
+    pub(crate) fn lingers(&self, does: bool) {
+        self.own().lingers.set(does);
     }
 
     /// Waits until there is an operation.
@@ -150,7 +182,7 @@ impl Worker {
     pub(crate) async fn take_node(&self) -> Result<Place, StoreError> {
         let result = poll_fn(|_| match (self.core.requests.borrow_mut().take_node(), self.core.lane.failed()) {
             (Ok(Some(place)), _) if !self.core.lane.geometry.has(place) => {
-                Poll::Ready(Err(StoreError::Protocol("a node that the memory node does not have")))
+                Poll::Ready(Err(StoreError::Protocol("it sent a node that the memory node does not have")))
             }
             (Ok(Some(place)), _) => Poll::Ready(Ok(place)),
             (_, Some(error)) | (Err(error), None) => Poll::Ready(Err(error)),
@@ -176,7 +208,7 @@ impl Worker {
         match self.ask(|tag| Request::Lookup { tag, key }).await? {
             Reply::Found { place, number, .. } => self.first_entry(place, number).map(Some),
             Reply::Absent { .. } => Ok(None),
-            _ => Err(StoreError::Protocol("an answer to another question")),
+            _ => Err(StoreError::Protocol("it sent an answer to another question")),
         }
     }
 
@@ -184,7 +216,7 @@ impl Worker {
     pub(crate) fn first_entry(&self, place: Place, number: u32) -> Result<Entry, StoreError> {
         let geometry = self.core.lane.geometry;
         if !geometry.has(place) || number >= geometry.keys {
-            return Err(StoreError::Protocol("a node or a key that the memory node does not have"));
+            return Err(StoreError::Protocol("it sent a node or a key that the memory node does not have"));
         }
         let length = geometry.node_bytes() as u32;
         Ok(Entry { place, number, is_tombstone: false, length })
@@ -284,13 +316,20 @@ impl Worker {
         Ok(Word::from_bits(self.core.lane.word(self.slot, FOUND)))
     }
 
-    /// Says that `new` is the newest node of the key now: to the cache, to the metadata service if it took the place of
-    /// another, and by the shortcut to the clients of other hosts, who will see it some time later.
-    pub(crate) fn publish(&self, old: Option<Place>, new: Place, number: u32) {
+    /// A node that this operation has made the newest of its key.
+    pub(crate) fn entry(&self, place: Place, number: u32) -> Entry {
         let is_tombstone = self.kind() == Kind::Delete;
         let value = if is_tombstone { 0 } else { self.own().value.borrow().len() };
         let length = layout::node_length(self.key().len(), value) as u32;
-        self.core.cache.set(&self.key(), Entry { place: new, number, is_tombstone, length });
+        Entry { place, number, is_tombstone, length }
+    }
+
+    /// Says that `new` is the newest node of the key now: to the cache, to the metadata service if it took the place of
+    /// another, and by the shortcut to the clients of other hosts, who will see it some time later.
+    pub(crate) fn publish(&self, old: Option<Place>, new: Place, number: u32) {
+        let entry = self.entry(new, number);
+        let is_tombstone = entry.is_tombstone;
+        self.core.cache.set(&self.key(), entry);
         if let Some(old) = old {
             self.core.requests.borrow_mut().report(Report { old, new, is_tombstone });
         }

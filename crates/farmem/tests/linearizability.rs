@@ -1,6 +1,5 @@
-//! Histories of every strategy on virtual time, with clients that die at any step and with lost packets, judged by the
-//! checker of the crate `todc-utils` (Wing and Gong's algorithm with Lowe's memory of states, as Horn and Kroening
-//! describe it). `FARMEM_SEED` runs one seed alone, `FARMEM_SEEDS` as many.
+//! Histories of every strategy on virtual time, with clients that die at any step and with lost packets, and whether each
+//! key of them is linearizable. `FARMEM_SEED` runs one seed alone, `FARMEM_SEEDS` as many.
 
 mod common;
 
@@ -10,70 +9,11 @@ use std::rc::Rc;
 
 use common::rng::Rng;
 use common::{Store, close, progress, t3};
+use doorbell_farmem::workload::history::{Event, NEVER, Span, is_linearizable};
 use doorbell_farmem::{Client, ClientOptions, Geometry, Operation, Outcome, StoreError, Strategy, Ticket};
-use doorbell_sim::{Ps, Testbed, VirtualWaiter};
-use todc_utils::linearizability::WGLChecker;
-use todc_utils::linearizability::history::{Action, History};
-use todc_utils::specifications::Specification;
-
-/// An operation on one key and what came of it. Whether those without an answer took effect, nobody knows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Event {
-    Get(Option<u32>),
-    Put(u32, bool),
-    Insert(u32, bool),
-    Delete(bool),
-    PerhapsPut(u32),
-    PerhapsInsert(u32),
-    PerhapsDelete,
-}
-
-/// A register that may be absent.
-struct Register;
-
-impl Specification for Register {
-    type State = Option<u32>;
-    type Operation = Event;
-
-    fn init() -> Option<u32> {
-        None
-    }
-
-    fn apply(event: &Event, state: &Option<u32>) -> (bool, Option<u32>) {
-        let is_there = state.is_some();
-        match *event {
-            Event::Get(value) => (value == *state, *state),
-            Event::Put(value, found) => (found == is_there, if found { Some(value) } else { *state }),
-            Event::Insert(value, made) => (made != is_there, if made { Some(value) } else { *state }),
-            Event::Delete(found) => (found == is_there, None),
-            Event::PerhapsPut(value) => (true, state.map(|_| value)),
-            Event::PerhapsInsert(value) => (true, state.or(Some(value))),
-            Event::PerhapsDelete => (true, None),
-        }
-    }
-}
-
-/// When an operation began and ended; one without an answer never ends.
-#[derive(Clone, Copy, Debug)]
-struct Span {
-    from: Ps,
-    to: Ps,
-    event: Event,
-}
+use doorbell_sim::{Testbed, VirtualWaiter};
 
 type Spans = BTreeMap<u32, Vec<Span>>;
-
-fn is_linearizable(spans: &[Span]) -> bool {
-    let mut actions = Vec::new();
-    for (process, span) in spans.iter().enumerate() {
-        // At one moment, calls come first: such operations are concurrent.
-        actions.push(((span.from, 0), (process, Action::Call(span.event))));
-        actions.push(((span.to, 1), (process, Action::Response(span.event))));
-    }
-    actions.sort_by_key(|&(at, (process, _))| (at, process));
-    let actions: Vec<_> = actions.into_iter().map(|(_, action)| action).collect();
-    actions.is_empty() || WGLChecker::<Register>::is_linearizable(History::from_actions(actions))
-}
 
 /// A value is its number, over and over, in a length that depends on the number.
 fn value(number: u32, most: usize) -> Vec<u8> {
@@ -125,35 +65,40 @@ async fn work(
     waiter: VirtualWaiter,
     spans: Rc<RefCell<Spans>>,
 ) -> Client {
-    let mut running: BTreeMap<Ticket, (u32, Ps, Event)> = BTreeMap::new();
+    let mut running: BTreeMap<Ticket, (u32, u64, Event)> = BTreeMap::new();
     let (mut left, mut next_value, mut read) = (load.operations, first_value, Vec::new());
     while left > 0 || !running.is_empty() {
         while left > 0 && running.len() < load.outstanding {
             let index = rng.below(load.keys) as u32;
             let event = match rng.below(20) {
                 0..8 => Event::Get(None),
-                8..14 => Event::Put(next_value, false),
-                14..18 => Event::Insert(next_value, false),
+                8..14 => Event::Put(next_value.into(), false),
+                14..18 => Event::Insert(next_value.into(), false),
                 _ => Event::Delete(false),
             };
             let (name, value) = (key(index), value(next_value, MOST));
-            let from = waiter.now();
+            let from = waiter.now().0;
             let submitted = client.submit(operation(event, &name, &value)).expect("sizes are allowed");
             running.insert(submitted.expect("there is room"), (index, from, event));
             (left, next_value) = (left - 1, next_value + 1);
         }
         while let Some((ticket, result)) = client.finished(&mut read) {
             let (index, from, event) = running.remove(&ticket).expect("it was running");
-            let (to, is_done) = (waiter.now(), result == Ok(Outcome::Done));
+            let (to, is_done) = (waiter.now().0, result == Ok(Outcome::Done));
             let event = match (event, result) {
-                (Event::Get(_), Ok(_)) => Event::Get(is_done.then(|| number(&read, MOST))),
+                (Event::Get(_), Ok(_)) => Event::Get(is_done.then(|| number(&read, MOST).into())),
                 (Event::Put(value, _), Ok(_)) => Event::Put(value, is_done),
                 (Event::Insert(value, _), Ok(_)) => Event::Insert(value, is_done),
                 (_, Ok(_)) => Event::Delete(is_done),
                 (_, Err(StoreError::GaveUp { .. })) => continue, // nothing was done
                 (event, Err(error)) => {
-                    let is_expected =
-                        matches!(error, StoreError::Dead | StoreError::Memory(_) | StoreError::MetadataGone(_));
+                    let is_expected = matches!(
+                        error,
+                        StoreError::Dead
+                            | StoreError::Memory(_)
+                            | StoreError::MetadataGone(_)
+                            | StoreError::ServerGone(_)
+                    );
                     assert!(is_expected, "{event:?}: {error}");
                     running.insert(ticket, (index, from, event));
                     break;
@@ -173,7 +118,7 @@ async fn work(
             Event::Delete(_) => Event::PerhapsDelete,
             _ => continue,
         };
-        spans.borrow_mut().entry(index).or_default().push(Span { from, to: Ps::MAX, event });
+        spans.borrow_mut().entry(index).or_default().push(Span { from, to: NEVER, event });
     }
     client
 }
@@ -214,7 +159,7 @@ fn run(testbed: &Testbed, load: Load, seed: u64) -> (usize, u64) {
         assert!(is_linearizable(spans), "{load:?}, seed {seed}: key {index} is not linearizable:\n{spans:#?}");
     }
     rest.take().expect("the service has ended").check(&store.memory.borrow());
-    let unanswered = spans.values().flatten().filter(|span| span.to == Ps::MAX).count();
+    let unanswered = spans.values().flatten().filter(|span| span.to == NEVER).count();
     (unanswered, summary.counts.dropped)
 }
 
@@ -271,14 +216,4 @@ fn lost_packets_change_nothing() {
         }
     }
     assert!(lost > 0, "packets are to be lost");
-}
-
-#[test]
-fn the_checker_notices_a_stale_read_and_a_lost_update() {
-    let span = |from, to, event| Span { from: Ps(from), to: Ps(to), event };
-    let written = [span(0, 1, Event::Insert(1, true)), span(2, 3, Event::Put(2, true))];
-    let judge = |event| is_linearizable(&[written[0], written[1], span(4, 5, event)]);
-    assert!(judge(Event::Get(Some(2))));
-    assert!(!judge(Event::Get(Some(1))) && !judge(Event::Get(None)) && !judge(Event::Insert(3, true)));
-    assert!(judge(Event::PerhapsPut(3)) && !judge(Event::Delete(false)));
 }

@@ -9,7 +9,7 @@ use common::{METADATA, Store, close, run, t3};
 use doorbell_exchange::asynchronous::Waiter;
 use doorbell_exchange::setup::RemoteRegion;
 use doorbell_farmem::{
-    Client, ClientEnd, ClientOptions, Geometry, HostCache, Operation, Outcome, StoreError, Strategy,
+    Client, ClientCounts, ClientEnd, ClientOptions, Geometry, HostCache, Operation, Outcome, StoreError, Strategy,
 };
 use doorbell_sim::{Ps, VirtualWaiter};
 use doorbell_verbs::{RKey, Status};
@@ -204,7 +204,8 @@ fn a_guessed_key_opens_nothing_and_disturbs_nobody() {
     let mut store = Store::new(&t3(), 1, geometry(), 1);
     let mut client = store.client(0, ClientOptions::default());
     let pd = store.simulation.device(common::FIRST_HOST).create_pd().expect("a protection domain");
-    let end = ClientEnd::new(&pd, ClientOptions { rpc: common::rpc(), ..ClientOptions::default() }).expect("an end");
+    let end = ClientEnd::new(&pd, geometry(), ClientOptions { rpc: common::rpc(), ..ClientOptions::default() })
+        .expect("an end");
     let mut description = store.memory.borrow_mut().accept(99, &end.to_memory()).expect("accepted");
     let service = store.metadata.as_mut().expect("a service").accept(99, &end.to_metadata()).expect("accepted");
     let guess = RKey::new(description.region.rkey.get() ^ 0x0010_0000);
@@ -309,6 +310,65 @@ fn a_lock_is_broken_after_its_lease_and_its_holder_is_shut_out_first() {
         assert!((1_000_000..1_500_000).contains(&took), "a lease of 1 ms, and {took} ns were waited");
         rest.take().expect("the service has ended").check(&store.memory.borrow());
     }
+}
+
+/// Several clients, each a thread, put the same key again and again. Returns what all of them counted, and how long it
+/// took.
+fn crowd(strategy: Strategy, clients: usize, puts: u32) -> (ClientCounts, u64) {
+    let mut store = Store::new(&t3(), 2, geometry(), 1);
+    let total = Rc::new(Cell::new(ClientCounts::default()));
+    let ready = Rc::new(Cell::new(false));
+    let mut ended = Vec::new();
+    for index in 0..clients {
+        let options = ClientOptions { lease_ns: 10_000_000, ..with(strategy) };
+        let mut client = store.client(index % 2, options);
+        let (waiter, working) = (store.simulation.polling(), Rc::clone(&store.working));
+        let (total, ready) = (Rc::clone(&total), Rc::clone(&ready));
+        ended.push(store.simulation.spawn(common::FIRST_HOST + index % 2, "client", async move {
+            if index == 0 {
+                insert(&mut client, &waiter, KEY, b"first").await.expect("inserted");
+                ready.set(true);
+            }
+            while !ready.get() {
+                waiter.wait(None, Some(waiter.now().as_ns() + 1_000)).await;
+            }
+            for round in 0..puts {
+                let value = round.to_le_bytes();
+                assert_eq!(put(&mut client, &waiter, KEY, &value).await, Ok(Outcome::Done));
+                let value = get(&mut client, &waiter, KEY).await.expect("read");
+                assert!(value.is_some_and(|value| value.len() == 4), "what somebody put");
+            }
+            total.set(total.get().and(&client.counts()));
+            close(client, &waiter, &working).await;
+            waiter.now().as_ns()
+        }));
+    }
+    let rest = store.serve();
+    store.simulation.run().expect("it ends");
+    rest.take().expect("the service has ended").check(&store.memory.borrow());
+    (total.get(), ended.iter().filter_map(doorbell_sim::Returned::take).max().expect("all have ended"))
+}
+
+#[test]
+fn a_lock_that_is_handed_over_spares_the_memory_node_the_waiting() {
+    let (spun, _) = crowd(Strategy::Lock, 8, 50);
+    let (queued, _) = crowd(Strategy::QueueLock, 8, 50);
+    assert_eq!((spun.suspects, queued.suspects), (0, 0));
+    let writes = queued.writes.operations;
+    assert_eq!(writes, 8 * 50 + 1);
+    // To come behind the last one may take a few CASes, if others come too; to wait takes none.
+    assert!(queued.lock_attempts < 4 * writes, "{queued:?}");
+    assert!(queued.lock_attempts < spun.lock_attempts, "{queued:?}, {spun:?}");
+    assert!(queued.handovers > writes / 2 && queued.messages > writes / 2, "{queued:?}");
+    // Whoever gets the lock gets the place of the newest node with it.
+    assert!(queued.writes.attempts < writes + writes / 10, "{queued:?}");
+}
+
+#[test]
+fn operations_of_one_host_on_one_key_share_verbs() {
+    let (combined, _) = crowd(Strategy::Combine, 8, 50);
+    assert_eq!(combined.writes.operations, 8 * 50 + 1);
+    assert!(combined.shared > 200, "{combined:?}");
 }
 
 #[test]

@@ -73,6 +73,18 @@ impl Directory {
         }
     }
 
+    /// Keys that were there before any client: key `rank` has number `rank`, and its first node is the first use of node
+    /// `rank`.
+    pub(super) fn fill(&mut self, keys: impl IntoIterator<Item = (Box<[u8]>, Place)>) {
+        for (number, (name, place)) in keys.into_iter().enumerate() {
+            self.nodes[place.index() as usize] = Node { version: place.version(), is: Use::Head(number as u32) };
+            self.numbers.insert(name.clone(), number as u32);
+            self.keys[number] = Some(Key { name, head: place, is_closing: false });
+        }
+        self.free.retain(|&index| self.nodes[index as usize].version == 0);
+        self.free_numbers.retain(|&number| self.keys[number as usize].is_none());
+    }
+
     /// What a place is, if it is in the use that it names.
     fn is(&self, place: Place) -> Option<Use> {
         let node = self.nodes.get(place.index() as usize)?;

@@ -7,20 +7,22 @@ mod tidy;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
+use std::net::Ipv6Addr;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Waker};
 
 use doorbell_exchange::setup::EndpointDescription;
 use doorbell_exchange::{Config, Connector, MessageConnection, Received, SendReceive, Submit, send_receive};
-use doorbell_verbs::{Device, Pd};
+use doorbell_verbs::{Device, Pd, Qpn};
 
 use crate::client::rpc_config;
 use crate::error::OpenError;
 use crate::lane::LaneEnd;
 use crate::layout::Place;
-use crate::memory::MemoryDescription;
+use crate::memory::{ClientDescription, MemoryDescription};
 use crate::rpc::{GRANT, Reply, Request};
+use crate::workload;
 use directory::{Created, Directory};
 use tidy::{Chores, Tidy};
 
@@ -67,6 +69,8 @@ struct Session {
     told_ns: u64,
     /// Nodes that it asked for and has not been given.
     grants: usize,
+    /// Where it takes datagrams of other clients.
+    datagrams: Option<(Ipv6Addr, Qpn)>,
 }
 
 /// An end of the service that is not connected with the memory node yet.
@@ -88,8 +92,8 @@ impl MetadataEnd {
     }
 
     /// What the memory node needs to know.
-    pub fn to_memory(&self) -> EndpointDescription {
-        self.lane.description()
+    pub fn to_memory(&self) -> ClientDescription {
+        ClientDescription { lane: self.lane.description(), calls: None }
     }
 
     /// Connects with the memory node, whose nodes are all taken to be free.
@@ -160,9 +164,23 @@ impl Metadata {
             quiet: self.directory.borrow().epoch(),
             told_ns: self.device.now_ns(),
             grants: 0,
+            datagrams: None,
         };
         self.sessions.insert(client, session);
         Ok(own)
+    }
+
+    /// Takes the keys of a workload for made, which [`MemoryNode::fill`](crate::MemoryNode::fill) has written. To be
+    /// called before any client is accepted.
+    ///
+    /// # Errors
+    ///
+    /// The store has no room for so many keys.
+    pub fn fill(&mut self, keys: u64) -> Result<(), OpenError> {
+        self.lane.geometry.check_keys(keys)?;
+        let made = (0..keys).map(|rank| (Box::from(workload::key(rank)), workload::first_place(rank)));
+        self.directory.borrow_mut().fill(made);
+        Ok(())
     }
 
     /// Moves everything along. Returns whether anything happened.
@@ -259,6 +277,16 @@ impl Metadata {
                     return true;
                 }
                 Reply::Fenced { tag } // it has been shut out before
+            }
+            Request::Hello { gid, qpn } => {
+                session.datagrams = Some((gid, qpn));
+                return true;
+            }
+            Request::Peer { tag, client: peer } => {
+                match self.sessions.get(&peer).and_then(|session| session.datagrams) {
+                    Some((gid, qpn)) => Reply::Peer { tag, gid, qpn },
+                    None => Reply::Absent { tag },
+                }
             }
         };
         if let Some(session) = self.sessions.get_mut(&client) {

@@ -56,7 +56,7 @@ pub(super) struct Chain {
 }
 
 impl Rules for Chain {
-    async fn run(self, worker: &mut Worker) -> Result<Outcome, StoreError> {
+    async fn run(&self, worker: &mut Worker) -> Result<Outcome, StoreError> {
         match worker.kind() {
             Kind::Get => get(worker).await,
             _ => self.write(worker).await,
@@ -189,21 +189,20 @@ impl Chain {
     /// Puts, inserts and deletes.
     pub(super) async fn write(self, worker: &mut Worker) -> Result<Outcome, StoreError> {
         let new = worker.take_node().await?;
-        let result = self.write_node(worker, new).await;
-        // A node that was not linked is as good as new. After another error nobody knows whether it was.
-        if matches!(
-            result,
-            Ok(Outcome::Absent | Outcome::Exists) | Err(StoreError::GaveUp { .. } | StoreError::TooManyKeys)
-        ) {
-            worker.put_back(new);
-        }
-        result
+        let result = self.write_node(worker, new, false).await;
+        keep_unused(worker, new, result)
     }
 
-    async fn write_node(self, worker: &mut Worker, new: Place) -> Result<Outcome, StoreError> {
+    /// Links a node that is written, or writes and links it.
+    pub(super) async fn write_node(
+        self,
+        worker: &mut Worker,
+        new: Place,
+        is_written: bool,
+    ) -> Result<Outcome, StoreError> {
         let kind = worker.kind();
         let mut attempts = 0;
-        let mut is_written = false;
+        let mut is_written = is_written;
         let mut tail = match begin(worker, None).await? {
             None => Tail::NoKey,
             // What the cache says is good enough to try; what it says against it has to be seen.
@@ -260,6 +259,21 @@ impl Chain {
     }
 }
 
+/// A node that was not linked is as good as new. After another error nobody knows whether it was.
+pub(super) fn keep_unused(
+    worker: &Worker,
+    new: Place,
+    result: Result<Outcome, StoreError>,
+) -> Result<Outcome, StoreError> {
+    if matches!(
+        result,
+        Ok(Outcome::Absent | Outcome::Exists) | Err(StoreError::GaveUp { .. } | StoreError::TooManyKeys)
+    ) {
+        worker.put_back(new);
+    }
+    result
+}
+
 /// Makes a key whose first node is `place`. Returns where its chain begins if the key exists already.
 async fn create(worker: &Worker, place: Place) -> Result<Option<Entry>, StoreError> {
     loop {
@@ -273,7 +287,7 @@ async fn create(worker: &Worker, place: Place) -> Result<Option<Entry>, StoreErr
             Reply::Found { place, number, .. } => return worker.first_entry(place, number).map(Some),
             Reply::Again { .. } => worker.sleep(AGAIN_NS).await?,
             Reply::TooManyKeys { .. } => return Err(StoreError::TooManyKeys),
-            _ => return Err(StoreError::Protocol("an answer to another question")),
+            _ => return Err(StoreError::Protocol("it sent an answer to another question")),
         }
     }
 }

@@ -3,7 +3,8 @@
 //! Safety does not hang on it: below the lock a write is the same chain with the same CAS. The lock only spares clients
 //! the attempts that would fail. So a client that was thought dead and is not does no harm, even before it is shut out.
 
-use crate::client::{Kind, Outcome};
+use crate::cache::Entry;
+use crate::client::{Core, Kind, Outcome};
 use crate::error::StoreError;
 use crate::rpc::{Reply, Request};
 use crate::strategy::Rules;
@@ -18,17 +19,12 @@ const COUNT_BITS: u32 = 32;
 pub(super) struct Locked;
 
 impl Rules for Locked {
-    async fn run(self, worker: &mut Worker) -> Result<Outcome, StoreError> {
+    async fn run(&self, worker: &mut Worker) -> Result<Outcome, StoreError> {
         if worker.kind() == Kind::Get {
             return get(worker).await;
         }
         let chain = Chain { is_chained: false, pace: Pace::AtOnce };
-        let entry = match worker.known() {
-            Some(entry) => Some(entry),
-            None => worker.look_up().await?,
-        };
-        // A key that does not exist has no lock; the metadata service decides who creates it.
-        let Some(entry) = entry else { return chain.write(worker).await };
+        let Some(entry) = lockable(worker).await? else { return chain.write(worker).await };
         let own = acquire(worker, entry.number).await?;
         let result = chain.write(worker).await;
         worker.release_lock(entry.number, own)?;
@@ -36,11 +32,29 @@ impl Rules for Locked {
     }
 }
 
+/// The key, if there is one. A key that does not exist has no lock; the metadata service decides who creates it.
+pub(super) async fn lockable(worker: &Worker) -> Result<Option<Entry>, StoreError> {
+    match worker.known() {
+        Some(entry) => Ok(Some(entry)),
+        None => worker.look_up().await,
+    }
+}
+
+/// A word for a lock that no client has used before.
+pub(super) fn new_word(core: &Core) -> u64 {
+    core.locks.set(core.locks.get() + 1);
+    (u64::from(core.number) + 1) << COUNT_BITS | core.locks.get() & (u64::MAX >> COUNT_BITS)
+}
+
+/// Whose word it is. `None` of a word that no client makes.
+pub(super) fn owner(word: u64) -> Option<u32> {
+    ((word >> COUNT_BITS) as u32).checked_sub(1)
+}
+
 /// Takes the lock. Returns its word.
 async fn acquire(worker: &Worker, number: u32) -> Result<u64, StoreError> {
     let core = &worker.core;
-    core.locks.set(core.locks.get() + 1);
-    let own = (u64::from(core.number) + 1) << COUNT_BITS | core.locks.get() & (u64::MAX >> COUNT_BITS);
+    let own = new_word(core);
     let (mut expected, mut holder) = (0, 0);
     let mut since_ns = core.device.now_ns();
     loop {
@@ -54,8 +68,7 @@ async fn acquire(worker: &Worker, number: u32) -> Result<u64, StoreError> {
         if found != holder {
             (holder, since_ns) = (found, now);
         } else if found != 0 && now.saturating_sub(since_ns) > core.lease_ns {
-            let client = (holder >> COUNT_BITS) as u32 - 1;
-            if client != core.number {
+            if let Some(client) = owner(holder).filter(|&client| client != core.number) {
                 shut_out(worker, client).await?;
             }
             expected = holder; // of a client that cannot do anything any more
@@ -64,10 +77,10 @@ async fn acquire(worker: &Worker, number: u32) -> Result<u64, StoreError> {
 }
 
 /// Has the holder of a lock shut out of the memory node. Afterwards nothing that it posted is carried out any more.
-async fn shut_out(worker: &Worker, client: u32) -> Result<(), StoreError> {
+pub(super) async fn shut_out(worker: &Worker, client: u32) -> Result<(), StoreError> {
     worker.count(|counts| counts.suspects += 1);
     match worker.ask(|tag| Request::Suspect { tag, client }).await? {
         Reply::Fenced { .. } => Ok(()),
-        _ => Err(StoreError::Protocol("an answer to another question")),
+        _ => Err(StoreError::Protocol("it sent an answer to another question")),
     }
 }

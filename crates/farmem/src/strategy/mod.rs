@@ -1,16 +1,28 @@
 //! What clients do about each other. All strategies have the same operations, the same memory and the same checks.
 
 mod chain;
+mod combine;
 mod lock;
+mod queue_lock;
+mod server;
 
+use std::cell::RefCell;
 use std::future::Future;
 use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
 
+use crate::calls::Calls;
 use crate::client::Outcome;
+use crate::desk::Bell;
 use crate::error::StoreError;
+use crate::mail::Mail;
 use crate::worker::Worker;
 use chain::{Chain, Pace};
+use combine::Combined;
 use lock::Locked;
+use queue_lock::QueueLocked;
+use server::Served;
 
 /// How clients deal with conflicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,11 +39,21 @@ pub enum Strategy {
     /// A client takes a lock of the key before it writes, and spins for it. A lock that does not move for a lease is
     /// broken, after its holder was shut out of the memory node.
     Lock,
+    /// Clients queue for a key's lock, and each hands it over to the next one by a datagram, with the place of the newest
+    /// node. A client that hears nothing of the one ahead for a lease has it shut out, and goes on.
+    QueueLock,
+    /// Of several puts of one key by clients of one host one is carried out, and of several gets too; the others take
+    /// part in it. Inserts and deletes are those of `optimistic`.
+    Combine,
+    /// The memory node's CPU carries out what clients ask for in messages. It has a table of its own: no client of
+    /// another strategy sees what is in it.
+    Server,
 }
 
 impl Strategy {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Optimistic, Self::Chained, Self::Backoff, Self::Lock];
+    pub const ALL: [Self; 7] =
+        [Self::Optimistic, Self::Chained, Self::Backoff, Self::Lock, Self::QueueLock, Self::Combine, Self::Server];
 
     /// Its name.
     pub fn name(self) -> &'static str {
@@ -40,6 +62,9 @@ impl Strategy {
             Self::Chained => "chained",
             Self::Backoff => "backoff",
             Self::Lock => "lock",
+            Self::QueueLock => "queue-lock",
+            Self::Combine => "combine",
+            Self::Server => "server",
         }
     }
 
@@ -50,18 +75,38 @@ impl Strategy {
 }
 
 /// What a strategy does with an operation.
-pub(crate) trait Rules: Copy + 'static {
+pub(crate) trait Rules: 'static {
     /// Runs the operation that the worker was given.
-    fn run(self, worker: &mut Worker) -> impl Future<Output = Result<Outcome, StoreError>>;
+    fn run(&self, worker: &mut Worker) -> impl Future<Output = Result<Outcome, StoreError>>;
+
+    /// What is left to do once the operation is over.
+    fn after(&self, _worker: &mut Worker) -> impl Future<Output = ()> {
+        std::future::ready(())
+    }
+}
+
+/// What strategies have beside verbs on the memory node, one for all slots of a client.
+#[derive(Debug)]
+pub(crate) enum Means {
+    Nothing,
+    /// Letters to other clients.
+    Mail(Rc<RefCell<Mail>>),
+    /// Is rung by other clients of the host.
+    Bell(Arc<Bell>),
+    /// Questions to the memory node's CPU.
+    Calls(Rc<RefCell<Calls>>),
 }
 
 /// A worker that runs operations by a strategy, for ever.
-pub(crate) fn start(strategy: Strategy, worker: Worker) -> Pin<Box<dyn Future<Output = ()>>> {
-    match strategy {
-        Strategy::Optimistic => Box::pin(serve(Chain { is_chained: false, pace: Pace::AtOnce }, worker)),
-        Strategy::Chained => Box::pin(serve(Chain { is_chained: true, pace: Pace::AtOnce }, worker)),
-        Strategy::Backoff => Box::pin(serve(Chain { is_chained: false, pace: Pace::BACKOFF }, worker)),
-        Strategy::Lock => Box::pin(serve(Locked, worker)),
+pub(crate) fn start(strategy: Strategy, means: &Means, worker: Worker) -> Pin<Box<dyn Future<Output = ()>>> {
+    match (strategy, means) {
+        (_, Means::Mail(mail)) => Box::pin(serve(QueueLocked::new(mail), worker)),
+        (_, Means::Bell(bell)) => Box::pin(serve(Combined::new(bell), worker)),
+        (_, Means::Calls(calls)) => Box::pin(serve(Served::new(calls), worker)),
+        (Strategy::Chained, _) => Box::pin(serve(Chain { is_chained: true, pace: Pace::AtOnce }, worker)),
+        (Strategy::Backoff, _) => Box::pin(serve(Chain { is_chained: false, pace: Pace::BACKOFF }, worker)),
+        (Strategy::Lock, _) => Box::pin(serve(Locked, worker)),
+        _ => Box::pin(serve(Chain { is_chained: false, pace: Pace::AtOnce }, worker)),
     }
 }
 
@@ -70,5 +115,6 @@ async fn serve<R: Rules>(rules: R, mut worker: Worker) {
         worker.next().await;
         let result = rules.run(&mut worker).await;
         worker.end(result);
+        rules.after(&mut worker).await;
     }
 }

@@ -13,7 +13,7 @@ use doorbell_exchange::Config;
 use doorbell_exchange::asynchronous::Waiter;
 use doorbell_farmem::{
     Client, ClientEnd, ClientOptions, Geometry, HostCache, MemoryNode, Metadata, MetadataEnd, MetadataOptions,
-    NodeCounts, Operation, Outcome, Place, StoreError,
+    NodeCounts, Operation, Outcome, Place, StoreError, Strategy,
 };
 use doorbell_sim::{Simulation, Testbed, Topology, VirtualWaiter, testbed};
 
@@ -40,6 +40,8 @@ pub struct Store<'a> {
     caches: Vec<Arc<HostCache>>,
     numbers: u32,
     pub working: Rc<Cell<usize>>,
+    /// The memory node's CPU has something to do.
+    is_asked: bool,
 }
 
 impl Store<'_> {
@@ -59,6 +61,7 @@ impl Store<'_> {
             caches: (0..hosts).map(|_| Arc::new(HostCache::new(1 << 12))).collect(),
             numbers: 0,
             working: Rc::default(),
+            is_asked: false,
         }
     }
 
@@ -67,7 +70,9 @@ impl Store<'_> {
         self.numbers += 1;
         let number = self.numbers;
         let pd = self.simulation.device(FIRST_HOST + host).create_pd().expect("a protection domain");
-        let end = ClientEnd::new(&pd, ClientOptions { rpc: rpc(), ..options }).expect("an end");
+        self.is_asked |= options.strategy == Strategy::Server;
+        let geometry = self.memory.borrow().geometry();
+        let end = ClientEnd::new(&pd, geometry, ClientOptions { rpc: rpc(), ..options }).expect("an end");
         let memory = self.memory.borrow_mut().accept(number, &end.to_memory()).expect("accepted");
         let service = self.metadata.as_mut().expect("the service does not run yet");
         let metadata = service.accept(number, &end.to_metadata()).expect("accepted");
@@ -80,6 +85,24 @@ impl Store<'_> {
         let mut metadata = self.metadata.take().expect("the service does not run yet");
         let memory = Rc::clone(&self.memory);
         let (working, waiter) = (Rc::clone(&self.working), self.simulation.polling());
+        if self.is_asked {
+            let (memory, working, waiter) = (Rc::clone(&memory), Rc::clone(&working), waiter.clone());
+            self.simulation.spawn(MEMORY, "memory", async move {
+                while working.get() > 0 {
+                    let (happened, deadline) = {
+                        let mut memory = memory.borrow_mut();
+                        (memory.poll(), memory.deadline_ns())
+                    };
+                    match happened {
+                        true => waiter.breathe().await,
+                        false => {
+                            let soon = waiter.now().as_ns() + 1_000_000;
+                            waiter.wait(None, Some(deadline.map_or(soon, |deadline| deadline.min(soon)))).await;
+                        }
+                    }
+                }
+            });
+        }
         self.simulation.spawn(METADATA, "metadata", async move {
             loop {
                 let happened = serve_once(&mut metadata, &memory);
@@ -113,6 +136,8 @@ impl Rest {
         let NodeCounts { free, granted, heads, retired, spent } = self.nodes;
         assert_eq!((granted, retired, spent), (0, 0, 0), "nobody holds a node any more");
         assert_eq!((heads, free), (self.keys.len() as u64, nodes - heads), "no node is lost");
+        let (served, served_free, used) = memory.served();
+        assert_eq!(served + served_free, used, "no node of the memory node's CPU is lost");
         for (key, place) in &self.keys {
             let node = memory.inspect(*place).expect("a node");
             assert_eq!(node.word, doorbell_farmem::Word::Tail(place.version()), "the only node of {key:?}");

@@ -1,0 +1,261 @@
+//! Operations as messages to the memory node's CPU: a client's side, and what the messages are.
+
+use std::cell::Cell;
+
+use doorbell_exchange::{Config, ConnectionError, MessageConnection, Received, Submit, send_receive};
+use rustc_hash::FxHashMap;
+
+use crate::client::{Kind, Outcome};
+use crate::error::StoreError;
+use crate::layout::Geometry;
+
+/// Bytes of a request before key and value, and of an answer before the value.
+pub(crate) const HEAD_BYTES: usize = 8;
+
+/// What a connection for calls is made with: room for the longest operation, and for all that run at a time.
+pub(crate) fn config(config: &Config, geometry: &Geometry) -> Config {
+    config.clone().max_message(HEAD_BYTES + geometry.max_key + geometry.max_value)
+}
+
+const KINDS: [Kind; 4] = [Kind::Get, Kind::Put, Kind::Insert, Kind::Delete];
+
+/// A request, as it came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Call<'a> {
+    pub(crate) kind: Kind,
+    pub(crate) tag: u16,
+    pub(crate) key: &'a [u8],
+    pub(crate) value: &'a [u8],
+}
+
+impl<'a> Call<'a> {
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.clear();
+        out.extend([self.kind as u8, 0]);
+        out.extend(self.tag.to_le_bytes());
+        out.extend((self.key.len() as u32).to_le_bytes());
+        out.extend(self.key);
+        out.extend(self.value);
+    }
+
+    /// `None` where the bytes are no request.
+    pub(crate) fn decode(bytes: &'a [u8]) -> Option<Self> {
+        let (head, rest) = bytes.split_first_chunk::<HEAD_BYTES>()?;
+        let [kind, zero, tag0, tag1, length @ ..] = *head;
+        let (key, value) = rest.split_at_checked(u32::from_le_bytes(length) as usize)?;
+        let kind = KINDS.into_iter().find(|&known| known as u8 == kind && zero == 0)?;
+        let has_value = matches!(kind, Kind::Put | Kind::Insert);
+        (has_value || value.is_empty()).then_some(Self { kind, tag: u16::from_le_bytes([tag0, tag1]), key, value })
+    }
+}
+
+/// An answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    Outcome(Outcome),
+    TooManyKeys,
+    Full,
+}
+
+const ANSWERS: [Answer; 5] = [
+    Answer::Outcome(Outcome::Done),
+    Answer::Outcome(Outcome::Absent),
+    Answer::Outcome(Outcome::Exists),
+    Answer::TooManyKeys,
+    Answer::Full,
+];
+
+impl Answer {
+    /// The head of an answer, behind which the value of a get comes.
+    pub(crate) fn encode(self, tag: u16, out: &mut Vec<u8>) {
+        out.clear();
+        let number = ANSWERS.iter().position(|&answer| answer == self).unwrap_or_default();
+        out.extend((number as u32).to_le_bytes());
+        out.extend(u32::from(tag).to_le_bytes());
+    }
+
+    fn decode(bytes: &[u8]) -> Option<(Self, u16, &[u8])> {
+        let (head, value) = bytes.split_first_chunk::<HEAD_BYTES>()?;
+        let [n0, n1, n2, n3, t0, t1, 0, 0] = *head else { return None };
+        let answer = *ANSWERS.get(u32::from_le_bytes([n0, n1, n2, n3]) as usize)?;
+        Some((answer, u16::from_le_bytes([t0, t1]), value))
+    }
+
+    fn result(self) -> Result<Outcome, StoreError> {
+        match self {
+            Self::Outcome(outcome) => Ok(outcome),
+            Self::TooManyKeys => Err(StoreError::TooManyKeys),
+            Self::Full => Err(StoreError::Full),
+        }
+    }
+}
+
+/// The connection on which a client asks the memory node's CPU.
+pub(crate) struct Calls {
+    connection: send_receive::Connection,
+    /// What came for which slot.
+    answers: FxHashMap<u16, Result<Outcome, StoreError>>,
+    values: Vec<Vec<u8>>,
+    over: Option<StoreError>,
+    /// Those who wait for an answer have not heard yet that none will come.
+    is_news: bool,
+    scratch: Vec<u8>,
+    verbs_left: Cell<Option<u64>>,
+    exchanged: (u64, u64),
+}
+
+impl std::fmt::Debug for Calls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Calls").field("exchanged", &self.exchanged).finish_non_exhaustive()
+    }
+}
+
+impl Calls {
+    pub(crate) fn new(
+        connection: send_receive::Connection,
+        geometry: &Geometry,
+        slots: usize,
+        death: Option<u64>,
+    ) -> Self {
+        Self {
+            connection,
+            answers: FxHashMap::default(),
+            values: (0..slots).map(|_| Vec::with_capacity(geometry.max_value)).collect(),
+            over: None,
+            is_news: false,
+            scratch: Vec::with_capacity(HEAD_BYTES + geometry.max_key + geometry.max_value),
+            verbs_left: Cell::new(death),
+            exchanged: (0, 0),
+        }
+    }
+
+    /// Requests, and bytes of them and of answers.
+    pub(crate) fn exchanged(&self) -> (u64, u64) {
+        self.exchanged
+    }
+
+    pub(crate) fn failed(&self) -> Option<StoreError> {
+        self.over
+    }
+
+    fn fail(&mut self, error: StoreError) -> StoreError {
+        self.is_news = true;
+        *self.over.get_or_insert(error)
+    }
+
+    /// Asks. False if there is no room on the connection just now.
+    pub(crate) fn ask(&mut self, slot: usize, kind: Kind, key: &[u8], value: &[u8]) -> Result<bool, StoreError> {
+        if let Some(error) = self.over {
+            return Err(error);
+        }
+        if self.verbs_left.get() == Some(0) {
+            return Err(self.fail(StoreError::Dead));
+        }
+        let value = if matches!(kind, Kind::Put | Kind::Insert) { value } else { &[] };
+        Call { kind, tag: slot as u16, key, value }.encode(&mut self.scratch);
+        match self.connection.send(&self.scratch) {
+            Ok(Submit::Accepted(_)) => {
+                self.verbs_left.set(self.verbs_left.get().map(|left| left - 1));
+                self.exchanged = (self.exchanged.0 + 1, self.exchanged.1 + self.scratch.len() as u64);
+                Ok(true)
+            }
+            Ok(Submit::Full(_)) => Ok(false),
+            Err(error) => Err(self.fail(StoreError::ServerGone(error))),
+        }
+    }
+
+    /// The answer for a slot; what was read comes to `value`.
+    pub(crate) fn take(&mut self, slot: usize, kind: Kind, value: &mut Vec<u8>) -> Option<Result<Outcome, StoreError>> {
+        let answer = self.answers.remove(&(slot as u16));
+        match (answer, self.over) {
+            (Some(answer), _) => {
+                if kind == Kind::Get && answer == Ok(Outcome::Done) {
+                    std::mem::swap(value, &mut self.values[slot]);
+                }
+                Some(answer)
+            }
+            (None, Some(error)) => Some(Err(error)),
+            (None, None) => None,
+        }
+    }
+
+    /// Takes what has arrived. Returns whether anything happened.
+    pub(crate) fn poll(&mut self) -> bool {
+        if self.over.is_some() {
+            return std::mem::take(&mut self.is_news);
+        }
+        let mut happened = false;
+        loop {
+            match self.connection.receive() {
+                Ok(Some(message)) => {
+                    happened = true;
+                    self.scratch.resize(message.len(), 0);
+                    message.copy_to(&mut self.scratch);
+                    drop(message);
+                    self.exchanged.1 += self.scratch.len() as u64;
+                    let answer = Answer::decode(&self.scratch);
+                    match answer
+                        .and_then(|(answer, tag, value)| Some((answer, tag, value, self.values.get_mut(tag as usize)?)))
+                    {
+                        Some((answer, tag, value, place)) => {
+                            place.clear();
+                            place.extend_from_slice(value);
+                            self.answers.insert(tag, answer.result());
+                        }
+                        None => drop(self.fail(StoreError::Protocol("the memory node's CPU sent no answer"))),
+                    }
+                }
+                Ok(None) => return happened,
+                Err(ConnectionError::PeerClosed) if self.connection.is_closed() => return happened,
+                Err(error) => {
+                    self.fail(StoreError::ServerGone(error));
+                    return true;
+                }
+            }
+        }
+    }
+
+    /// Is there something that the next [`poll`](Self::poll) tells those who wait?
+    pub(crate) fn has_news(&self) -> bool {
+        self.is_news
+    }
+
+    pub(crate) fn close(&mut self) {
+        if self.over.is_none() {
+            self.connection.close();
+        }
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.over.is_some() || self.connection.is_closed()
+    }
+
+    pub(crate) fn deadline_ns(&self) -> Option<u64> {
+        self.over.is_none().then(|| self.connection.poll_timeout_ns()).flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_what_they_were_and_what_is_cut_is_none() {
+        let mut bytes = Vec::new();
+        for kind in KINDS {
+            let value: &[u8] = if matches!(kind, Kind::Put | Kind::Insert) { b"value" } else { b"" };
+            let call = Call { kind, tag: 300, key: b"key", value };
+            call.encode(&mut bytes);
+            assert_eq!(Call::decode(&bytes), Some(call));
+            assert_eq!(Call::decode(&bytes[..HEAD_BYTES + 2]), None, "the key is cut");
+        }
+        bytes.push(1);
+        assert_eq!(Call::decode(&bytes), None, "a delete has no value");
+        for answer in ANSWERS {
+            answer.encode(7, &mut bytes);
+            bytes.extend(b"value");
+            assert_eq!(Answer::decode(&bytes), Some((answer, 7, &b"value"[..])));
+            assert_eq!(Answer::decode(&bytes[..HEAD_BYTES - 1]), None);
+        }
+    }
+}

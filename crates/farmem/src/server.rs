@@ -1,0 +1,183 @@
+//! The memory node's CPU as a store of its own: what all strategies of passive memory are compared with.
+
+use std::collections::BTreeMap;
+
+use doorbell_exchange::setup::EndpointDescription;
+use doorbell_exchange::{Config, Connector, MessageConnection, Received, SendReceive, Submit, send_receive};
+use doorbell_verbs::{Pd, Region};
+use rustc_hash::FxHashMap;
+
+use crate::calls::{self, Answer, Call};
+use crate::client::{Kind, Outcome};
+use crate::error::OpenError;
+use crate::layout::Geometry;
+
+/// Requests that a client is served in a row.
+const TURN: usize = 16;
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    node: u32,
+    length: u32,
+}
+
+/// The table, and those who ask. One thread serves all.
+#[derive(Default)]
+pub(crate) struct Server {
+    table: FxHashMap<Box<[u8]>, Entry>,
+    /// Nodes that had a value and have none.
+    free: Vec<u32>,
+    /// Nodes that have had a value.
+    used: u32,
+    sessions: BTreeMap<u32, Session>,
+    request: Vec<u8>,
+}
+
+struct Session {
+    connection: send_receive::Connection,
+    /// An answer that the connection has no room for yet.
+    answer: Vec<u8>,
+    waits: bool,
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server").field("keys", &self.table.len()).finish_non_exhaustive()
+    }
+}
+
+impl Server {
+    pub(crate) fn accept(
+        &mut self,
+        pd: &Pd,
+        geometry: &Geometry,
+        client: u32,
+        peer: &EndpointDescription,
+    ) -> Result<EndpointDescription, OpenError> {
+        let config = calls::config(&Config::default().window(peer.depth.max(1) as usize), geometry);
+        let endpoint = SendReceive.endpoint(pd, &config, None)?;
+        let own = SendReceive.describe(&endpoint);
+        let connection = SendReceive.connect(endpoint, peer)?;
+        self.sessions.insert(client, Session { connection, answer: Vec::new(), waits: false });
+        Ok(own)
+    }
+
+    /// A key that is there before any client.
+    pub(crate) fn fill(&mut self, region: &Region, geometry: &Geometry, key: &[u8], value: &[u8]) {
+        let call = Call { kind: Kind::Insert, tag: 0, key, value };
+        let Self { table, free, used, request, .. } = self;
+        Shelf { table, free, used, region, geometry }.execute(&call, request);
+    }
+
+    pub(crate) fn part(&mut self, client: u32) {
+        self.sessions.remove(&client);
+    }
+
+    /// Keys and the nodes of their values; nodes that are free. All others have never been used.
+    pub(crate) fn counts(&self) -> (usize, usize, u32) {
+        (self.table.len(), self.free.len(), self.used)
+    }
+
+    pub(crate) fn deadline_ns(&self) -> Option<u64> {
+        self.sessions.values().filter_map(|session| session.connection.poll_timeout_ns()).min()
+    }
+
+    /// Serves everybody for a while. Returns whether anything happened.
+    pub(crate) fn poll(&mut self, region: &Region, geometry: &Geometry) -> bool {
+        let Self { table, free, used, sessions, request } = self;
+        let mut shelf = Shelf { table, free, used, region, geometry };
+        let mut happened = false;
+        sessions.retain(|_, session| match session.serve(&mut shelf, request) {
+            Some(did) => {
+                happened |= did;
+                true
+            }
+            None => false,
+        });
+        happened
+    }
+}
+
+impl Session {
+    /// `None` if the connection is over, or if the client has lost its way.
+    fn serve(&mut self, shelf: &mut Shelf<'_>, request: &mut Vec<u8>) -> Option<bool> {
+        let mut happened = false;
+        for _ in 0..TURN {
+            if self.waits {
+                match self.connection.send(&self.answer).ok()? {
+                    Submit::Accepted(_) => self.waits = false,
+                    Submit::Full(_) => {
+                        self.connection.poll().ok()?;
+                        return Some(happened);
+                    }
+                }
+            }
+            let Some(message) = self.connection.receive().ok()? else { break };
+            happened = true;
+            request.resize(message.len(), 0);
+            message.copy_to(request);
+            drop(message);
+            shelf.execute(&Call::decode(request)?, &mut self.answer);
+            self.waits = true;
+        }
+        self.connection.flush().ok()?;
+        Some(happened)
+    }
+}
+
+/// Where values lie.
+struct Shelf<'a> {
+    table: &'a mut FxHashMap<Box<[u8]>, Entry>,
+    free: &'a mut Vec<u32>,
+    used: &'a mut u32,
+    region: &'a Region,
+    geometry: &'a Geometry,
+}
+
+impl Shelf<'_> {
+    fn execute(&mut self, call: &Call<'_>, answer: &mut Vec<u8>) {
+        if self.geometry.check_sizes(call.key, call.value).is_err() {
+            return Answer::Outcome(Outcome::Absent).encode(call.tag, answer); // no client of ours asks for that
+        }
+        let known = self.table.get_mut(call.key);
+        let result = match (call.kind, known) {
+            (Kind::Get, Some(entry)) => {
+                Answer::Outcome(Outcome::Done).encode(call.tag, answer);
+                answer.resize(calls::HEAD_BYTES + entry.length as usize, 0);
+                let from = self.geometry.node(entry.node) as usize;
+                return self.region.copy_out(from, &mut answer[calls::HEAD_BYTES..]);
+            }
+            (Kind::Put, Some(entry)) => {
+                entry.length = call.value.len() as u32;
+                self.region.copy_in(self.geometry.node(entry.node) as usize, call.value);
+                Answer::Outcome(Outcome::Done)
+            }
+            (Kind::Insert, Some(_)) => Answer::Outcome(Outcome::Exists),
+            (Kind::Insert, None) => self.insert(call),
+            (Kind::Delete, Some(&mut Entry { node, .. })) => {
+                self.table.remove(call.key);
+                self.free.push(node);
+                Answer::Outcome(Outcome::Done)
+            }
+            (_, None) => Answer::Outcome(Outcome::Absent),
+        };
+        result.encode(call.tag, answer);
+    }
+
+    fn insert(&mut self, call: &Call<'_>) -> Answer {
+        if self.table.len() >= self.geometry.keys as usize {
+            return Answer::TooManyKeys;
+        }
+        let node = match self.free.pop() {
+            Some(node) => node,
+            None if *self.used < self.geometry.nodes => {
+                *self.used += 1;
+                *self.used - 1
+            }
+            None => return Answer::Full,
+        };
+        self.region.copy_in(self.geometry.node(node) as usize, call.value);
+        self.table.insert(call.key.into(), Entry { node, length: call.value.len() as u32 });
+        Answer::Outcome(Outcome::Done)
+    }
+}

@@ -1,0 +1,128 @@
+//! Clients of one host that want the same: of several puts of one key one is carried out, and of several gets too. The
+//! others take part in it.
+//!
+//! A put that takes part has no effect of its own: it is as if it took effect just before the one that was carried out,
+//! which began after it. A get that takes part came before the READ that answers it was posted. Inserts and deletes go
+//! their own way.
+
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Poll;
+
+use crate::client::{Core, Kind, Outcome};
+use crate::desk::{Batch, Bell, Seat, Word};
+use crate::error::StoreError;
+use crate::strategy::Rules;
+use crate::strategy::chain::{Chain, Pace, get};
+use crate::worker::Worker;
+
+const CHAIN: Chain = Chain { is_chained: false, pace: Pace::AtOnce };
+
+/// Merges operations within a host.
+#[derive(Clone, Debug)]
+pub(super) struct Combined {
+    seat: Arc<Seat>,
+}
+
+impl Combined {
+    pub(super) fn new(bell: &Arc<Bell>) -> Self {
+        Self { seat: Seat::new(bell) }
+    }
+}
+
+/// Answers its batch that it failed, unless it was told otherwise: whatever stops a leader, nobody waits for it.
+struct Leader {
+    core: Rc<Core>,
+    slot: usize,
+    batch: Option<Batch>,
+}
+
+impl Leader {
+    fn finish(&mut self, done: Option<(Outcome, &[u8])>) {
+        if let Some(batch) = self.batch.take() {
+            let (now_ns, slot) = (self.core.device.now_ns(), &self.core.slots[self.slot]);
+            self.core.cache.desk().finish(&slot.key.borrow(), slot.kind.get(), batch, done, now_ns);
+        }
+    }
+}
+
+impl Drop for Leader {
+    fn drop(&mut self) {
+        self.finish(None);
+    }
+}
+
+impl Rules for Combined {
+    async fn run(&self, worker: &mut Worker) -> Result<Outcome, StoreError> {
+        let kind = worker.kind();
+        if !matches!(kind, Kind::Get | Kind::Put) {
+            return CHAIN.write(worker).await;
+        }
+        let core = Rc::clone(&worker.core);
+        let from_ns = core.device.now_ns();
+        let joined = core.cache.desk().join(&worker.key(), kind, &self.seat, from_ns, core.lease_ns);
+        let batch = match joined {
+            Some(batch) => batch,
+            None => match self.wait(worker, from_ns).await? {
+                Word::Done(outcome) => {
+                    worker.count(|counts| counts.shared += 1);
+                    return Ok(outcome);
+                }
+                Word::Lead(batch) => batch,
+                Word::Again => return lead(worker).await,
+            },
+        };
+        let is_alone = batch.len() == 0;
+        let mut leader = Leader { core, slot: worker.slot, batch: Some(batch) };
+        let result = lead(worker).await;
+        if let Ok(outcome) = result {
+            let value = worker.value();
+            let value = if kind == Kind::Get && !is_alone { &value[..] } else { &[] };
+            leader.finish(Some((outcome, value)));
+        }
+        result
+    }
+}
+
+async fn lead(worker: &mut Worker) -> Result<Outcome, StoreError> {
+    match worker.kind() {
+        Kind::Get => {
+            worker.holds(true);
+            get(worker).await
+        }
+        _ => CHAIN.write(worker).await,
+    }
+}
+
+impl Combined {
+    /// Waits to be told, for a lease at most.
+    async fn wait(&self, worker: &Worker, from_ns: u64) -> Result<Word, StoreError> {
+        // It knows no node, so it keeps nobody from recycling.
+        worker.holds(false);
+        let deadline = from_ns + worker.core.lease_ns;
+        worker.until(Some(deadline));
+        let seat = &self.seat;
+        let word = poll_fn(|_| {
+            if let Some(word) = worker.hear(seat) {
+                return Poll::Ready(Ok(word));
+            }
+            match worker.core.lane.failed() {
+                Some(error) => Poll::Ready(Err(error)),
+                None if worker.core.device.now_ns() >= deadline => Poll::Ready(Ok(Word::Again)),
+                None => Poll::Pending,
+            }
+        })
+        .await;
+        worker.until(None);
+        // Whoever was about to be answered may have been made the leader instead, just now.
+        match (word, seat.leave()) {
+            (Ok(Word::Again), Some(word)) => Ok(word),
+            (Err(error), Some(Word::Lead(batch))) => {
+                drop(Leader { core: Rc::clone(&worker.core), slot: worker.slot, batch: Some(batch) });
+                Err(error)
+            }
+            (word, _) => word,
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Workloads of the store: which operations a client runs, when, and what came out. The same code runs wherever
+//! there are clients, and waits as its [`Waiter`] does.
+
+mod driver;
+pub mod history;
+mod report;
+mod zipf;
+
+pub use driver::{Tally, Witness, close, drive};
+pub use report::{Report, Side};
+pub use zipf::{Random, Zipf};
+
+use crate::layout::{self, Geometry, Place};
+
+/// What clients do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Load {
+    /// Keys of the store: all exist.
+    pub keys: u64,
+    /// How unlike they are: the exponent of Zipf's law, 0 for all alike.
+    pub zipf: f64,
+    /// Per cent of operations that are puts; the others are gets.
+    pub write_percent: f64,
+    /// Bytes of each value.
+    pub value_bytes: usize,
+    /// Operations that each client has running at a time.
+    pub outstanding: usize,
+    /// Operations per second that each client begins, whether the last ones have ended or not. `None`: the next one
+    /// begins when one has ended, after `client_ns`.
+    pub rate_per_client: Option<f64>,
+    /// What a client does between the end of an operation and the beginning of the next one, in nanoseconds.
+    pub client_ns: u64,
+    /// How long operations are not counted at first, in nanoseconds.
+    pub warm_up_ns: u64,
+    /// How long they are counted after that, in nanoseconds.
+    pub measure_ns: u64,
+}
+
+impl Default for Load {
+    fn default() -> Self {
+        Self {
+            keys: 1024,
+            zipf: 0.99,
+            write_percent: 50.0,
+            value_bytes: 128,
+            outstanding: 1,
+            rate_per_client: None,
+            client_ns: 0,
+            warm_up_ns: 1_000_000,
+            measure_ns: 10_000_000,
+        }
+    }
+}
+
+/// A mix of gets and puts that has a name.
+pub const MIXES: [(&str, f64, &str); 4] = [
+    ("a", 50.0, "YCSB A: half gets, half puts"),
+    ("b", 5.0, "YCSB B: 95 % gets, 5 % puts"),
+    ("c", 0.0, "YCSB C: gets alone"),
+    ("writes", 100.0, "puts alone"),
+];
+
+impl Load {
+    /// Sizes of a store for so many clients: nodes to spare, since each write needs one for a while.
+    pub fn geometry(&self, clients: usize) -> Geometry {
+        let spare = 64 * (clients as u64 + 1) * self.outstanding as u64 + 1024;
+        let nodes = (self.keys + spare).min(u64::from(layout::MAX_NODES)) as u32;
+        Geometry { nodes, keys: self.keys.min(u64::from(u32::MAX)) as u32, max_key: 8, max_value: self.value_bytes }
+    }
+
+    /// Bytes of a node.
+    pub fn node_bytes(&self) -> u64 {
+        layout::node_length(8, self.value_bytes) as u64
+    }
+}
+
+/// Key number `rank` of a workload.
+pub fn key(rank: u64) -> [u8; 8] {
+    rank.to_le_bytes()
+}
+
+/// Which number the value of key `rank` repeats before anybody writes it.
+pub fn first_number(rank: u64) -> u64 {
+    number_of(u64::MAX, rank)
+}
+
+/// A value says who wrote it in which operation, in each of its words.
+fn number_of(writer: u64, operation: u64) -> u64 {
+    writer.rotate_left(40) ^ operation
+}
+
+/// The value that key `rank` has before anybody writes it.
+pub(crate) fn first_value(rank: u64, out: &mut Vec<u8>, bytes: usize) {
+    value(u64::MAX, rank, out, bytes);
+}
+
+/// The value that a client writes in an operation.
+pub(crate) fn value(writer: u64, operation: u64, out: &mut Vec<u8>, bytes: usize) {
+    out.clear();
+    let word = number_of(writer, operation).to_le_bytes();
+    out.extend(word.iter().cycle().take(bytes));
+}
+
+/// Where the node of key `rank` lies in a store that was filled before its clients came.
+pub(crate) fn first_place(rank: u64) -> Place {
+    Place::new(rank as u32, 1)
+}

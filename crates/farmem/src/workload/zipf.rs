@@ -1,0 +1,119 @@
+//! Which key an operation goes to.
+
+/// Draws ranks by Zipf's law: rank `k` of `1..=n` with a probability proportional to `k^-s`. Rejection-inversion
+/// (Hörmann and Derflinger, ACM TOMACS 6(3), 1996) takes a few powers per draw and no table, however many keys there are.
+#[derive(Clone, Copy, Debug)]
+pub struct Zipf {
+    keys: f64,
+    exponent: f64,
+    /// The integral of the density from 1/2 up to `n + 1/2`.
+    from: f64,
+    to: f64,
+    shortcut: f64,
+}
+
+impl Zipf {
+    /// Of so many keys, at least 1, with an exponent of 0 (all alike) or more.
+    pub fn new(keys: u64, exponent: f64) -> Self {
+        let keys = keys.max(1) as f64;
+        let mut zipf = Self { keys, exponent, from: 0.0, to: 0.0, shortcut: 0.0 };
+        zipf.from = zipf.integral(1.5) - 1.0;
+        zipf.to = zipf.integral(keys + 0.5);
+        zipf.shortcut = 2.0 - zipf.inverse(zipf.integral(2.5) - zipf.density(2.0));
+        zipf
+    }
+
+    fn density(&self, x: f64) -> f64 {
+        x.powf(-self.exponent)
+    }
+
+    /// The integral of the density, up to a constant.
+    fn integral(&self, x: f64) -> f64 {
+        let log = x.ln();
+        let power = (1.0 - self.exponent) * log;
+        if power.abs() > 1e-8 { log * power.exp_m1() / power } else { log * (1.0 + power / 2.0) }
+    }
+
+    fn inverse(&self, x: f64) -> f64 {
+        let t = (x * (1.0 - self.exponent)).max(-1.0);
+        if t.abs() > 1e-8 { (x * t.ln_1p() / t).exp() } else { (x * (1.0 - t / 2.0)).exp() }
+    }
+
+    /// A rank from 0, the most frequent, to `n - 1`. `random` gives numbers from 0 to 1.
+    pub fn draw(&self, mut random: impl FnMut() -> f64) -> u64 {
+        loop {
+            let u = self.to + random() * (self.from - self.to);
+            let x = self.inverse(u);
+            let rank = (x + 0.5).floor().clamp(1.0, self.keys);
+            if rank - x <= self.shortcut || u >= self.integral(rank + 0.5) - self.density(rank) {
+                return rank as u64 - 1;
+            }
+        }
+    }
+
+    /// The share of all draws that a rank from 0 gets. It sums over all keys.
+    pub fn share(&self, rank: u64) -> f64 {
+        let sum: f64 = (1..=self.keys as u64).map(|k| self.density(k as f64)).sum();
+        self.density(rank as f64 + 1.0) / sum
+    }
+}
+
+/// Random numbers that a seed decides (xorshift64*, Vigna 2014).
+#[derive(Clone, Copy, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// From a seed, of which close ones give unlike numbers (splitmix64 in between).
+    pub fn new(seed: u64) -> Self {
+        let mut state = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        state = (state ^ (state >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        Self((state ^ (state >> 31)).max(1))
+    }
+
+    /// The next number.
+    pub fn next_u64(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// From 0 to just below `end`.
+    pub fn below(&mut self, end: u64) -> u64 {
+        ((u128::from(self.next_u64()) * u128::from(end)) >> 64) as u64
+    }
+
+    /// From 0 to just below 1.
+    pub fn unit(&mut self) -> f64 {
+        (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_come_as_often_as_the_law_says() {
+        for exponent in [0.0, 0.6, 0.9, 0.99, 1.0, 1.2, 1.5] {
+            let zipf = Zipf::new(1024, exponent);
+            let mut random = Random::new(7);
+            let draws = 400_000;
+            let mut counted = vec![0_u32; 1024];
+            for _ in 0..draws {
+                counted[zipf.draw(|| random.unit()) as usize] += 1;
+            }
+            for rank in [0, 1, 2, 10, 100, 1023] {
+                let expected = zipf.share(rank) * f64::from(draws);
+                let seen = f64::from(counted[rank as usize]);
+                // Five standard deviations of a binomial count.
+                let slack = 5.0 * expected.sqrt() + 1.0;
+                assert!((seen - expected).abs() < slack, "s = {exponent}, rank {rank}: {seen} of {expected}");
+            }
+        }
+        let mut random = Random::new(1);
+        assert!((0..10_000).all(|_| Zipf::new(10_000_000, 0.99).draw(|| random.unit()) < 10_000_000));
+        assert_eq!(Zipf::new(1, 0.99).draw(|| random.unit()), 0);
+    }
+}
