@@ -10,6 +10,7 @@ mod counters;
 mod device;
 mod doctor;
 mod ending;
+mod far;
 mod model;
 mod output;
 mod progress;
@@ -58,6 +59,9 @@ enum Command {
     /// Put a middlebox in front of a memory node whose CPU takes no part
     #[command(after_help = steer::EXAMPLES)]
     Steer(steer::Steer),
+    /// Workloads on a store in passive memory: what clients do about each other, and what it costs
+    #[command(subcommand)]
+    Far(Box<far::Far>),
     /// Measure the whole evaluation on this machine, and write the report of it
     Study(study::Study),
     /// Write a report, one HTML file, from the records of studies
@@ -133,6 +137,7 @@ fn main() -> ExitCode {
         Command::Model(model) => model::run(*model),
         Command::Sim(sim) => sim::run(*sim),
         Command::Steer(steer) => steer::run(&steer),
+        Command::Far(far) => far::run(*far),
         Command::Study(study) => study::run(&study),
         Command::Report(report) => report::run(&report),
         Command::Run(arguments) => run::run(&arguments),

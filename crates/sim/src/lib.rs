@@ -58,6 +58,7 @@
 
 mod bottleneck;
 mod estimate;
+pub mod far;
 mod kernel;
 pub mod measure;
 #[allow(unsafe_code)]

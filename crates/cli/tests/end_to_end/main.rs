@@ -9,6 +9,7 @@ mod counters;
 mod ending;
 mod explain;
 mod failures;
+mod far;
 mod model;
 mod operations;
 mod run;

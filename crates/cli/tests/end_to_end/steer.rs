@@ -145,7 +145,10 @@ fn a_client_uses_the_box_as_it_would_the_memory_node_and_the_capture_shows_both_
     client.write(64, text);
     assert_eq!(client.read(64, text.len()), text);
     // What the word holds is known from the first answer on.
-    assert_eq!([client.swap(0, 0, 70), client.swap(0, 70, 80), client.swap(0, 70, 90), client.add(0, 0)], [0, 70, 80, 80]);
+    assert_eq!(
+        [client.swap(0, 0, 70), client.swap(0, 70, 80), client.swap(0, 70, 90), client.add(0, 0)],
+        [0, 70, 80, 80]
+    );
     let requester = client.pair.qp.pd().device().attributes().gid.to_canonical();
     drop(client);
     let record = interrupt(running).json();

@@ -1,0 +1,152 @@
+//! What a workload of the store is.
+
+use std::time::Duration;
+
+use clap::Args;
+use doorbell_farmem::workload::{Load, MIXES};
+use doorbell_farmem::{ClientOptions, MAX_OUTSTANDING, MAX_VALUE, Strategy};
+
+use crate::{Failure, Usage, quantity};
+
+/// The most clients of a run.
+const MAX_CLIENTS: usize = 1024;
+/// How long operations are counted unless told otherwise: in virtual time, and here.
+const SIMULATED: Duration = Duration::from_millis(20);
+const MEASURED: Duration = Duration::from_secs(2);
+
+pub(super) fn strategy(text: &str) -> Result<Strategy, String> {
+    let names = || Strategy::ALL.map(Strategy::name).join(", ");
+    Strategy::by_name(text).ok_or_else(|| format!("{text:?} is no strategy: there are {}", names()))
+}
+
+pub(super) fn clients(text: &str) -> Result<usize, String> {
+    match quantity::count::<usize>(text)? {
+        clients @ 1..=MAX_CLIENTS => Ok(clients),
+        _ => Err(format!("it is 1 to {MAX_CLIENTS}")),
+    }
+}
+
+fn mix(text: &str) -> Result<f64, String> {
+    let named = MIXES.iter().find(|(name, ..)| *name == text).map(|(_, percent, _)| *percent);
+    named.ok_or_else(|| {
+        let all: Vec<String> = MIXES.iter().map(|(name, _, about)| format!("{name} ({about})")).collect();
+        format!("{text:?} is no mix: there are {}", all.join(", "))
+    })
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    let value = text.parse::<f64>().ok().filter(|value| (0.0..=100.0).contains(value));
+    value.ok_or_else(|| format!("{text:?} is no share: 0 to 100, in per cent"))
+}
+
+fn skew(text: &str) -> Result<f64, String> {
+    let value = text.parse::<f64>().ok().filter(|value| (0.0..=3.0).contains(value));
+    value.ok_or_else(|| format!("{text:?} is no exponent of Zipf's law that is taken: 0 (all keys alike) to 3"))
+}
+
+/// A workload.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Workload")]
+pub(crate) struct Workload {
+    /// Gets and puts: a (half puts), b (5 % puts), c (gets alone), as in YCSB, or writes (puts alone)
+    #[arg(long, value_name = "MIX", value_parser = mix, conflicts_with = "writes")]
+    mix: Option<f64>,
+    /// Per cent of operations that are puts [default: 50]
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    writes: Option<f64>,
+    /// How unlike keys are: the exponent of Zipf's law, 0 for all alike
+    #[arg(long, value_name = "EXPONENT", default_value = "0.99", value_parser = skew)]
+    zipf: f64,
+    /// Keys, all of which exist
+    #[arg(long, value_name = "N", default_value = "1024", value_parser = quantity::count::<u64>)]
+    pub(super) keys: u64,
+    /// Bytes of each value
+    #[arg(short = 's', long = "size", value_name = "BYTES", default_value = "128", value_parser = quantity::bytes)]
+    size: u64,
+    /// Hosts that clients are dealt out to; those of a host share a cache of where the newest nodes are
+    #[arg(long, value_name = "N", default_value = "2", value_parser = clients)]
+    pub(super) hosts: usize,
+    /// Operations that each client has running at a time
+    #[arg(short = 't', long, value_name = "N", default_value = "1", value_parser = quantity::count::<usize>)]
+    outstanding: usize,
+    /// Operations per second that all clients together begin, whether others have ended or not [default: each begins the
+    /// next one when one has ended]
+    #[arg(short = 'r', long, value_name = "PER_S", value_parser = quantity::rate)]
+    rate: Option<f64>,
+    /// What a client does between two operations
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = quantity::seconds)]
+    client_time: f64,
+    /// How long operations are counted [default: 20ms in virtual time, 2s here]
+    #[arg(short = 'D', long, value_name = "TIME", value_parser = quantity::seconds)]
+    duration: Option<f64>,
+    /// What decides which operations come, and in virtual time everything
+    #[arg(long, default_value_t = 1)]
+    pub(super) seed: u64,
+}
+
+impl Workload {
+    /// What each of so many clients does.
+    pub(super) fn load(&self, clients: usize, is_simulated: bool) -> Result<Load, Failure> {
+        let refuse = |text: String| Failure::from(Usage(text));
+        if !(1..=1 << 27).contains(&self.keys) {
+            return Err(refuse(format!("--keys is {}: it is 1 to 2^27", self.keys)));
+        }
+        if self.size > MAX_VALUE as u64 {
+            return Err(refuse(format!("-s is {} B: values have at most {MAX_VALUE} B", self.size)));
+        }
+        if !(1..=MAX_OUTSTANDING).contains(&self.outstanding) {
+            return Err(refuse(format!("-t is {}: a client runs 1 to {MAX_OUTSTANDING} at a time", self.outstanding)));
+        }
+        if self.rate.is_some_and(|rate| !(rate.is_finite() && rate > 0.0)) {
+            return Err(refuse("-r is a rate above 0".to_owned()));
+        }
+        let default = if is_simulated { SIMULATED } else { MEASURED };
+        let measure_s = self.duration.unwrap_or(default.as_secs_f64());
+        Ok(Load {
+            keys: self.keys,
+            zipf: self.zipf,
+            write_percent: self.mix.or(self.writes).unwrap_or(50.0),
+            value_bytes: self.size as usize,
+            outstanding: self.outstanding,
+            rate_per_client: self.rate.map(|rate| rate / clients as f64),
+            client_ns: (self.client_time * 1e9) as u64,
+            warm_up_ns: (measure_s * 1e8) as u64,
+            measure_ns: (measure_s * 1e9) as u64,
+        })
+    }
+
+    /// The options that choose the same for another process.
+    pub(super) fn arguments(&self) -> Vec<String> {
+        let given = [
+            ("--writes", self.mix.or(self.writes).map(|percent| percent.to_string())),
+            ("--zipf", Some(self.zipf.to_string())),
+            ("--keys", Some(self.keys.to_string())),
+            ("-s", Some(self.size.to_string())),
+            ("-t", Some(self.outstanding.to_string())),
+            ("-r", self.rate.map(|rate| rate.to_string())),
+            ("--client-time", Some(self.client_time.to_string())),
+            ("-D", self.duration.map(|seconds| seconds.to_string())),
+            ("--seed", Some(self.seed.to_string())),
+        ];
+        given.into_iter().filter_map(|(option, value)| Some([option.to_owned(), value?])).flatten().collect()
+    }
+
+    /// How clients are made.
+    pub(super) fn options(&self, strategy: Strategy, outstanding: usize) -> ClientOptions {
+        ClientOptions { strategy, outstanding, seed: self.seed, ..ClientOptions::default() }
+    }
+
+    /// The workload in words.
+    pub(super) fn sentence(&self, load: &Load) -> String {
+        let pace = match self.rate {
+            Some(rate) => format!("{rate:.0} operations begin per second"),
+            None => {
+                format!("each client has {} running, {:.1} us apart", load.outstanding, load.client_ns as f64 / 1e3)
+            }
+        };
+        format!(
+            "{} keys, Zipf {}, {} % puts, values of {} B, {} hosts; {pace}",
+            load.keys, load.zipf, load.write_percent, load.value_bytes, self.hosts
+        )
+    }
+}

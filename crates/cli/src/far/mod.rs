@@ -1,0 +1,181 @@
+//! `doorbell far`: workloads on a store in passive memory.
+
+mod arguments;
+mod client;
+mod service;
+mod table;
+mod verify;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::{Args, Subcommand};
+use doorbell_farmem::workload::{self, Report, Tally};
+use doorbell_farmem::{ClientEnd, HostCache, Strategy};
+use doorbell_sim::far::{Far as Simulated, run as simulate};
+use doorbell_study::executor::{Idle, block_on};
+use doorbell_verbs::soft::SoftOptions;
+
+use crate::device::{Chosen, DeviceChoice, UdpPort};
+use crate::output::{line, note};
+use crate::sim::arguments::Simulated as Testbed;
+use crate::{Failure, Usage};
+use arguments::Workload;
+use service::{Sides, Store};
+use table::Row;
+
+const EXAMPLES: &str = "\
+Examples:
+  doorbell far run --testbed connectx5-memory --clients 64,128
+  doorbell far run --testbed connectx5-memory --strategy optimistic,backoff,queue-lock,combine,server
+  doorbell far run --mix b --clients 4 -D 2s
+  doorbell far verify --strategy lock --clients 4";
+
+#[derive(Subcommand)]
+pub(crate) enum Far {
+    /// Run a workload, in virtual time or here, and print what each operation took
+    ///
+    /// An attempt is each CAS, and each READ of a value. It succeeds if it finds the newest node of the key.
+    #[command(after_help = EXAMPLES)]
+    Run(Run),
+    /// Run a workload with clients in processes of their own, one of which is killed, and judge the history: is each key
+    /// a linearizable register?
+    Verify(verify::Verify),
+    /// A client of another process's store, which speaks with that process over standard input and output
+    #[command(hide = true)]
+    Client(client::ClientProcess),
+}
+
+#[derive(Args)]
+pub(crate) struct Run {
+    /// What clients do about each other; several, separated by commas, are run one after the other
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_value = "optimistic",
+          value_parser = arguments::strategy)]
+    strategy: Vec<Strategy>,
+    /// Clients, each a thread; several numbers, separated by commas, are run one after the other
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "64", value_parser = arguments::clients)]
+    clients: Vec<usize>,
+    #[command(flatten)]
+    workload: Workload,
+    #[command(flatten)]
+    simulated: Testbed,
+    #[command(flatten)]
+    device: DeviceChoice,
+    #[command(flatten)]
+    udp: UdpPort,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(far: Far) -> Result<ExitCode, Failure> {
+    match far {
+        Far::Run(run) => run.run().map(|()| ExitCode::SUCCESS),
+        Far::Verify(verify) => verify.run(),
+        Far::Client(client) => client.run().map(|()| ExitCode::SUCCESS),
+    }
+}
+
+impl Run {
+    fn run(&self) -> Result<(), Failure> {
+        let testbed = self.simulated.read(&[("-d", self.device.name.is_some())])?;
+        let chosen = match testbed {
+            Some(_) => None,
+            None => Some(self.device.choose(None)?),
+        };
+        let mut rows = Vec::new();
+        for &clients in &self.clients {
+            let load = self.workload.load(clients, testbed.is_some())?;
+            if !self.json && rows.is_empty() {
+                let place = match &testbed {
+                    Some(testbed) => {
+                        format!("simulated on {}; seed and program give the same numbers anywhere", testbed.name)
+                    }
+                    None => "measured here, all parts of the store in this process".to_owned(),
+                };
+                line(format_args!("{place}\n{}", self.workload.sentence(&load)))?;
+            }
+            for &strategy in &self.strategy {
+                let row = match (&testbed, &chosen) {
+                    (Some(testbed), _) => {
+                        let far =
+                            Simulated { strategy, load, clients, hosts: self.workload.hosts, ..Simulated::default() };
+                        let run = simulate(testbed, &far, self.workload.seed)?;
+                        let cpu = Some([run.memory_cpu, run.client_cpu]);
+                        Row { strategy, clients, load, report: run.report, cpu, digest: Some(run.summary.digest) }
+                    }
+                    (None, Some(chosen)) => self.measure(chosen, strategy, clients)?,
+                    (None, None) => return Err(Usage("a testbed or a device is needed".to_owned()).into()),
+                };
+                if !self.json {
+                    if rows.is_empty() {
+                        table::print_head()?;
+                    }
+                    table::print_row(&row)?;
+                }
+                rows.push(row);
+            }
+        }
+        if self.json {
+            let name = testbed.as_ref().map(|testbed| testbed.name.as_str());
+            line(serde_json::to_string_pretty(&table::as_json(name, &self.workload, &rows))?)?;
+        }
+        Ok(())
+    }
+
+    /// Runs it on this machine: a thread for the memory node, one for the metadata service, and one for each client. The
+    /// clients of a host share a device and a cache.
+    fn measure(&self, chosen: &Chosen, strategy: Strategy, clients: usize) -> Result<Row, Failure> {
+        let load = self.workload.load(clients, false)?;
+        let open = || chosen.open(|| SoftOptions { port: self.udp.port, publish: false, ..SoftOptions::default() });
+        let store = Store::start([open()?, open()?], strategy, load, clients)?;
+        let hosts = self.workload.hosts.min(clients);
+        let devices: Vec<_> = (0..hosts).map(|_| open()).collect::<Result<_, _>>()?;
+        let caches: Vec<_> = (0..hosts).map(|_| Arc::new(HostCache::new(4 * load.keys as usize))).collect();
+        caches.iter().for_each(|cache| cache.fill(load.keys, load.value_bytes));
+        note!("{clients} clients, {}", strategy.name());
+        let path_mtu = devices[0].attributes().active_mtu;
+        let options = self.workload.options(strategy, load.outstanding);
+        let sides = store.sides();
+        let tallies: Vec<Result<Tally, String>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..clients)
+                .map(|index| {
+                    let (device, cache) = (&devices[index % hosts], &caches[index % hosts]);
+                    let (options, sides, seed) = (options.clone(), sides.clone(), self.workload.seed);
+                    scope.spawn(move || -> Result<Tally, String> {
+                        let sentence = |error: &dyn std::fmt::Display| error.to_string();
+                        let number = index as u32 + 1;
+                        let pd = device.create_pd().map_err(|error| sentence(&error))?;
+                        let end =
+                            ClientEnd::new(&pd, load.geometry(clients), options).map_err(|error| sentence(&error))?;
+                        let Sides { memory, metadata } = sides;
+                        let of_memory = memory.accept(number, end.to_memory())?;
+                        let of_metadata = metadata.accept(number, end.to_metadata())?;
+                        let mut client =
+                            end.connect(number, &of_memory, &of_metadata, cache).map_err(|error| sentence(&error))?;
+                        let idle = Idle::spin();
+                        let tally = block_on(async {
+                            let of = (number.into(), seed);
+                            let tally = workload::drive(&mut client, device, &load, of, &idle, &mut ()).await;
+                            workload::close(client, &idle).await;
+                            tally
+                        });
+                        tally.map_err(|error| sentence(&error))
+                    })
+                })
+                .collect();
+            let mut tallies = Vec::new();
+            for thread in threads {
+                tallies.push(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            }
+            tallies
+        });
+        let mut by_host: Vec<Vec<Tally>> = (0..hosts).map(|_| Vec::new()).collect();
+        for (index, tally) in tallies.into_iter().enumerate() {
+            by_host[index % hosts].push(tally.map_err(|why| format!("client {}: {why}", index + 1))?);
+        }
+        store.stop()?;
+        let report = Report::new(&load, path_mtu, strategy == Strategy::Server, &by_host);
+        Ok(Row { strategy, clients, load, report, cpu: None, digest: None })
+    }
+}

@@ -1,0 +1,66 @@
+//! `doorbell far`.
+
+use serde_json::Value;
+
+use crate::command::run;
+
+#[test]
+fn a_workload_is_simulated_with_several_strategies_and_clients() {
+    let arguments = "far run --testbed connectx5-memory --strategy optimistic,server --clients 2,4 -D 200us --mix b";
+    let text = run(arguments).expect_status(0).stdout;
+    assert!(text.contains("1024 keys, Zipf 0.99, 5 % puts, values of 128 B, 2 hosts"), "{text}");
+    let json = run(&format!("{arguments} --json")).expect_status(0).json();
+    assert_eq!((&json["schema"], &json["simulated"]), (&Value::from("doorbell-far/1"), &Value::from(true)));
+    let runs = json["runs"].as_array().expect("runs");
+    let named: Vec<_> = runs.iter().map(|run| (run["strategy"].as_str(), run["clients"].as_u64())).collect();
+    let (optimistic, server) = (Some("optimistic"), Some("server"));
+    assert_eq!(named, [(optimistic, Some(2)), (server, Some(2)), (optimistic, Some(4)), (server, Some(4))]);
+    for run in runs {
+        let puts = run["puts"]["operations"].as_u64().expect("puts");
+        let all = run["operations"].as_u64().expect("operations");
+        assert!(all > 20 && puts * 5 < all, "{run}");
+        assert!(text.contains(run["strategy"].as_str().expect("a name")), "{text}");
+        assert_eq!(run["absent"], 0, "{run}");
+    }
+}
+
+#[test]
+fn a_workload_runs_here_with_every_part_in_threads() {
+    let json = run("far run -d doorbell0 --clients 2 -D 100ms --keys 64 --json").expect_status(0).json();
+    let run = &json["runs"][0];
+    assert_eq!(json["simulated"], false);
+    assert!(run["gets"]["operations"].as_u64() > Some(10) && run["puts"]["operations"].as_u64() > Some(10), "{run}");
+    assert!(run["bytes_per_operation"].as_f64() > run["least_bytes_per_operation"].as_f64().map(|b| b * 0.9), "{run}");
+}
+
+/// Every client is a process, and the first one is killed.
+#[test]
+fn processes_of_which_one_is_killed_leave_a_linearizable_history() {
+    for strategy in ["optimistic", "queue-lock", "server"] {
+        let arguments = format!("far verify -d doorbell0 --strategy {strategy} --clients 3 --keys 32 -D 200ms --json");
+        let json = run(&arguments).expect_status(0).json();
+        assert_eq!(
+            (&json["linearizable"], &json["killed"]),
+            (&Value::from(true), &Value::from(1)),
+            "{strategy}: {json}"
+        );
+        assert!(json["operations"].as_u64() > Some(30), "{strategy}: {json}");
+    }
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_with_what_is_allowed() {
+    for (arguments, words) in [
+        ("far run --strategy hope", "\"hope\" is no strategy: there are optimistic, chained, backoff, lock"),
+        ("far run --mix d", "\"d\" is no mix: there are a (YCSB A"),
+        ("far run --zipf -1", "0 (all keys alike) to 3"),
+        ("far run --clients 0", "it is 1 to 1024"),
+        ("far run -d doorbell0 -t 65", "a client runs 1 to 64 at a time"),
+        ("far run -d doorbell0 --keys 0", "it is 1 to 2^27"),
+        ("far run --testbed connectx5-memory -d doorbell0", "-d does not go with --testbed"),
+        ("far verify -d doorbell0 -s 4", "values that are judged have at least 8 B"),
+    ] {
+        let finished = run(arguments).expect_status(2);
+        assert!(finished.stderr.contains(words), "{words:?} is missing in: {}", finished.stderr);
+    }
+}

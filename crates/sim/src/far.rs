@@ -1,0 +1,191 @@
+//! A store on passive memory and its workload, on a simulated testbed: memory node on node 0, metadata service on node 1,
+//! clients on the hosts behind them, each a thread with a processor of its own.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use doorbell_exchange::asynchronous::Waiter;
+use doorbell_farmem::workload::{self, Load, Report, Tally};
+use doorbell_farmem::{
+    ClientEnd, ClientOptions, HostCache, MemoryNode, Metadata, MetadataEnd, MetadataOptions, OpenError, StoreError,
+    Strategy,
+};
+
+use crate::simulation::{Returned, Simulation, SimulationError, Summary};
+use crate::testbed::Testbed;
+use crate::time::Ps;
+use crate::topology::Topology;
+
+const MEMORY: usize = 0;
+const METADATA: usize = 1;
+const FIRST_HOST: usize = 2;
+/// How often those look who would otherwise not notice that the clients have ended.
+const LOOK_NS: u64 = 1_000_000;
+
+/// What is run.
+#[derive(Clone, Debug)]
+pub struct Far {
+    /// What clients do about each other.
+    pub strategy: Strategy,
+    /// What each client does.
+    pub load: Load,
+    /// Clients: at least 1.
+    pub clients: usize,
+    /// Hosts that they are dealt out to, at least 1. The clients of a host share a cache.
+    pub hosts: usize,
+    /// After so long a lock is broken ([`ClientOptions::lease_ns`]).
+    pub lease_ns: u64,
+}
+
+impl Default for Far {
+    fn default() -> Self {
+        let lease_ns = ClientOptions::default().lease_ns;
+        Self { strategy: Strategy::Optimistic, load: Load::default(), clients: 64, hosts: 2, lease_ns }
+    }
+}
+
+/// Why there is no result.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FarError {
+    /// A part of the store cannot be made.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// A verbs object could not be made.
+    #[error(transparent)]
+    Verbs(#[from] doorbell_verbs::Error),
+    /// An operation failed.
+    #[error("an operation of a client failed: {0}")]
+    Store(#[from] StoreError),
+    /// The simulation did not come to its end.
+    #[error(transparent)]
+    Simulation(#[from] SimulationError),
+    /// A thread ended without a result.
+    #[error("a simulated client has not ended")]
+    Unfinished,
+}
+
+/// What came out.
+#[derive(Clone, Debug)]
+pub struct FarRun {
+    /// What clients did and saw.
+    pub report: Report,
+    /// The share of all the time in which the memory node's CPU was busy, looks in vain not counted: 1 is a core.
+    pub memory_cpu: f64,
+    /// The same of a client, on average.
+    pub client_cpu: f64,
+    /// How the run went.
+    pub summary: Summary,
+}
+
+type Tallies = Vec<Vec<Returned<Result<Tally, StoreError>>>>;
+
+/// Runs a workload.
+///
+/// # Errors
+///
+/// The store cannot be made, or an operation fails.
+pub fn run(testbed: &Testbed, far: &Far, seed: u64) -> Result<FarRun, FarError> {
+    let Far { strategy, load, clients, hosts, lease_ns } = far;
+    let mut simulation = Simulation::new(testbed, Topology::Star { nodes: FIRST_HOST + hosts }, seed)?;
+    let geometry = load.geometry(*clients);
+    let mut memory = MemoryNode::new(&simulation.device(MEMORY).create_pd()?, geometry)?;
+    memory.fill(*strategy, load.keys, load.value_bytes)?;
+    let end = MetadataEnd::new(&simulation.device(METADATA).create_pd()?, MetadataOptions::default())?;
+    let of_memory = memory.accept(0, &end.to_memory())?;
+    let mut metadata = end.connect(&of_memory)?;
+    if *strategy != Strategy::Server {
+        metadata.fill(load.keys)?;
+    }
+    let pds: Vec<_> =
+        (0..*hosts).map(|host| simulation.device(FIRST_HOST + host).create_pd()).collect::<Result<_, _>>()?;
+    let caches: Vec<_> = (0..*hosts).map(|_| Arc::new(HostCache::new(4 * load.keys as usize))).collect();
+    caches.iter().for_each(|cache| cache.fill(load.keys, load.value_bytes));
+    let working = Rc::new(Cell::new(*clients));
+    let mut tallies: Tallies = (0..*hosts).map(|_| Vec::new()).collect();
+    let path_mtu = simulation.device(MEMORY).attributes().active_mtu;
+    for index in 0..*clients {
+        let (host, number) = (index % hosts, index as u32 + 1);
+        let options = ClientOptions {
+            strategy: *strategy,
+            outstanding: load.outstanding,
+            seed: seed.wrapping_mul(1000).wrapping_add(u64::from(number)),
+            lease_ns: *lease_ns,
+            ..ClientOptions::default()
+        };
+        let end = ClientEnd::new(&pds[host], geometry, options)?;
+        let of_memory = memory.accept(number, &end.to_memory())?;
+        let of_metadata = metadata.accept(number, &end.to_metadata())?;
+        let mut client = end.connect(number, &of_memory, &of_metadata, &caches[host])?;
+        let (waiter, working, load) = (simulation.polling(), Rc::clone(&working), *load);
+        let device = simulation.device(FIRST_HOST + host).clone();
+        tallies[host].push(simulation.spawn(FIRST_HOST + host, format!("client {number}"), async move {
+            let tally = workload::drive(&mut client, &device, &load, (number.into(), seed), &waiter, &mut ()).await;
+            workload::close(client, &waiter).await;
+            working.set(working.get() - 1);
+            tally
+        }));
+    }
+    let memory = Rc::new(RefCell::new(memory));
+    if *strategy == Strategy::Server {
+        serve_memory(&mut simulation, &memory, &working);
+    }
+    serve_metadata(&mut simulation, metadata, &memory, &working);
+    let summary = simulation.run()?;
+    let mut by_host: Vec<Vec<Tally>> = Vec::new();
+    for host in tallies {
+        let host: Result<Vec<_>, FarError> =
+            host.iter().map(|returned| Ok(returned.take().ok_or(FarError::Unfinished)??)).collect();
+        by_host.push(host?);
+    }
+    let report = Report::new(load, path_mtu, *strategy == Strategy::Server, &by_host);
+    let share = |worked: Ps| worked.0 as f64 / summary.ended.0.max(1) as f64;
+    let of_node = |node| summary.threads.iter().filter(move |thread| thread.node == node);
+    let memory_cpu = of_node(MEMORY).map(|thread| share(thread.worked)).sum();
+    let of_clients = summary.threads.iter().filter(|thread| thread.node >= FIRST_HOST);
+    let client_cpu = of_clients.map(|thread| share(thread.worked)).sum::<f64>() / *clients as f64;
+    Ok(FarRun { report, memory_cpu, client_cpu, summary })
+}
+
+fn serve_memory(simulation: &mut Simulation<'_>, memory: &Rc<RefCell<MemoryNode>>, working: &Rc<Cell<usize>>) {
+    let (memory, working, waiter) = (Rc::clone(memory), Rc::clone(working), simulation.polling());
+    simulation.spawn(MEMORY, "memory", async move {
+        while working.get() > 0 {
+            let happened = memory.borrow_mut().poll();
+            if happened {
+                waiter.breathe().await;
+            } else {
+                let deadline = memory.borrow().deadline_ns();
+                let look = waiter.now().as_ns() + LOOK_NS;
+                waiter.wait(None, deadline.into_iter().chain([look]).min()).await;
+            }
+        }
+    });
+}
+
+fn serve_metadata(
+    simulation: &mut Simulation<'_>,
+    mut metadata: Metadata,
+    memory: &Rc<RefCell<MemoryNode>>,
+    working: &Rc<Cell<usize>>,
+) {
+    let (memory, working, waiter) = (Rc::clone(memory), Rc::clone(working), simulation.polling());
+    simulation.spawn(METADATA, "metadata", async move {
+        while working.get() > 0 || metadata.clients() > 0 {
+            let mut happened = metadata.poll();
+            while let Some(client) = metadata.next_fence() {
+                // The simulated device refuses no transition to the error state.
+                let _ = memory.borrow_mut().fence(client);
+                metadata.fenced(client);
+                happened = true;
+            }
+            if happened {
+                waiter.breathe().await;
+            } else {
+                let look = waiter.now().as_ns() + LOOK_NS;
+                waiter.wait(None, metadata.deadline_ns().into_iter().chain([look]).min()).await;
+            }
+        }
+    });
+}
