@@ -110,18 +110,11 @@ impl Device {
         let qp =
             pd.create_qp(QpOptions { kind, send_cq: &cq, recv_cq: &cq, srq: None, capacities, signal_all: false })?;
         rc::initialise(&qp, Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)?;
-        let attributes = device.attributes();
         let own = EndpointDescription {
             protocol: Protocol::SendReceive.wire_id(),
-            gid: attributes.gid,
-            qpn: qp.qpn(),
-            psn: device.random_psn(),
-            path_mtu: attributes.active_mtu,
-            udp_port: attributes.udp_port,
-            depth: 0, // which no connection of messages has
-            max_message: 0,
-            credits: false,
             regions: [shared.map_or(RemoteRegion::NONE, RemoteRegion::of), RemoteRegion::NONE],
+            // No connection of messages has its depth, which is 0.
+            ..EndpointDescription::bare(&qp, device.random_psn())
         };
         let Config { timeout, retry_count, rnr_retry, min_rnr_timer, .. } = Config::default();
         let settings = RcSettings { timeout, retry_count, rnr_retry, min_rnr_timer };

@@ -21,7 +21,7 @@ use doorbell_verbs::Device;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::device::Chosen;
-use crate::output::line;
+use crate::output::{line, note};
 use crate::{Failure, control};
 use arguments::{Exchange, Role};
 
@@ -154,7 +154,13 @@ fn simulate(kind: Kind, exchange: &Exchange, testbed: &Testbed) -> Result<ExitCo
     let parameters = exchange.parameters(kind)?;
     let environment = sim::environment(testbed)?;
     Sizes { kind, exchange, environment, parameters: parameters.clone() }
-        .measure(|bytes, _| Ok(sim::simulate(testbed, &parameters, bytes, SEED)?.result))?
+        .measure(|bytes, _| {
+            let point = sim::simulate(testbed, &parameters, bytes, SEED)?;
+            if let Some(long_turns) = point.summary.long_turns() {
+                note!("{bytes} B: {long_turns}");
+            }
+            Ok(point.result)
+        })?
         .print()
 }
 
