@@ -158,8 +158,8 @@ impl Mail {
             pd.create_qp(QpOptions { kind: QpKind::Ud, send_cq, recv_cq, srq: None, capacities, signal_all: true })?;
         let nothing = QpAttributes::default();
         let (state, qkey) = (Some(QpState::Init), Some(QKey::new(QKEY)));
-        qp.modify(&QpAttributes { state, qkey, pkey_index: Some(0), port: Some(1), ..nothing.clone() })?;
-        qp.modify(&QpAttributes { state: Some(QpState::ReadyToReceive), ..nothing.clone() })?;
+        qp.modify(&QpAttributes { state, qkey, pkey_index: Some(0), port: Some(1), ..nothing })?;
+        qp.modify(&QpAttributes { state: Some(QpState::ReadyToReceive), ..nothing })?;
         let send_psn = Some(pd.device().random_psn());
         qp.modify(&QpAttributes { state: Some(QpState::ReadyToSend), send_psn, ..nothing })?;
         let memory = pd.allocate((SENDS + RECEIVES) * STRIDE, Access::LOCAL_WRITE, MemoryKind::Plain)?;
