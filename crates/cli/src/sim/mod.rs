@@ -1,6 +1,7 @@
 //! `doorbell sim`: testbeds in virtual time.
 
 pub(crate) mod arguments;
+mod predict;
 mod reproduce;
 mod sweep;
 mod testbeds;
@@ -25,6 +26,8 @@ pub(crate) enum Sim {
     /// Parameters are those of the testbed (link.rate, nic.units, switch.queue ...), of the traffic (pattern, senders,
     /// size, window, batch, protocol ...) and of the network (network, leaf_nodes, oversubscription); --list lists them.
     Sweep(sweep::Sweep),
+    /// Predict what was measured elsewhere and is not known here, with intervals: the page docs/blind-predictions.md
+    Predict(predict::Predict),
 }
 
 pub(crate) fn run(sim: Sim) -> Result<ExitCode, Failure> {
@@ -32,6 +35,7 @@ pub(crate) fn run(sim: Sim) -> Result<ExitCode, Failure> {
         Sim::Testbeds(arguments) => testbeds::run(&arguments)?,
         Sim::Reproduce(arguments) => reproduce::run(&arguments)?,
         Sim::Sweep(arguments) => sweep::run(&arguments)?,
+        Sim::Predict(arguments) => predict::run(&arguments)?,
     }
     Ok(ExitCode::SUCCESS)
 }
