@@ -61,6 +61,7 @@ mod estimate;
 pub mod far;
 mod kernel;
 pub mod measure;
+mod paced;
 pub mod predict;
 #[allow(unsafe_code)]
 mod provider;

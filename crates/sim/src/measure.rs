@@ -96,19 +96,38 @@ const HOSTS: Topology = Topology::Star { nodes: 2 };
 
 type Tallies = Returned<Result<Vec<Tally>, ConnectionError>>;
 
+/// What ends a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// All messages are delivered.
+    AtEnd,
+    /// The target has sent an RNR NAK: then there is no result.
+    AtRnrNak,
+}
+
 /// Measures messages of one size between two hosts, `parameters.serving.threads` threads on each.
 ///
 /// # Errors
 ///
 /// The parameters do not fit together, or a connection breaks.
 pub fn measure(testbed: &Testbed, load: &Load, seed: u64) -> Result<Measured, MeasureError> {
+    measure_until(testbed, load, seed, Stop::AtEnd)?.ok_or(MeasureError::Unfinished)
+}
+
+/// As [`measure`]; `None` if the run was stopped before its end.
+pub(crate) fn measure_until(
+    testbed: &Testbed,
+    load: &Load,
+    seed: u64,
+    stop: Stop,
+) -> Result<Option<Measured>, MeasureError> {
     let Load { parameters, bytes, receiver_threads, addresses } = load;
     let bytes = *bytes;
     parameters.check()?;
     if parameters.operation.is_one_sided() {
-        return one_sided_operations(testbed, parameters, bytes, *addresses, seed);
+        return one_sided_operations(testbed, parameters, bytes, *addresses, (seed, stop));
     }
-    with_connector!(parameters.protocol, connector => messages(testbed, &connector, parameters, bytes, *receiver_threads, seed))
+    with_connector!(parameters.protocol, connector => messages(testbed, &connector, parameters, bytes, *receiver_threads, (seed, stop)))
 }
 
 struct Bench<'a> {
@@ -117,10 +136,16 @@ struct Bench<'a> {
     fitted: Fitted,
     plan: Plan,
     before: [Option<Counters>; 2],
+    stop: Stop,
 }
 
 impl<'a> Bench<'a> {
-    fn new(testbed: &Testbed, parameters: &'a Parameters, bytes: usize, seed: u64) -> Result<Self, MeasureError> {
+    fn new(
+        testbed: &Testbed,
+        parameters: &'a Parameters,
+        bytes: usize,
+        (seed, stop): (u64, Stop),
+    ) -> Result<Self, MeasureError> {
         let fitted = parameters.fit(bytes)?;
         let plan = Plan {
             bytes,
@@ -132,11 +157,17 @@ impl<'a> Bench<'a> {
         };
         let simulation = Simulation::new(testbed, HOSTS, seed)?;
         let before = [ASKING, ANSWERING].map(|node| simulation.device(node).counters());
-        Ok(Self { simulation, parameters, fitted, plan, before })
+        Ok(Self { simulation, parameters, fitted, plan, before, stop })
     }
 
-    fn finish(mut self, asked: Vec<Tallies>) -> Result<Measured, MeasureError> {
-        let summary = self.simulation.run()?;
+    fn finish(mut self, asked: Vec<Tallies>) -> Result<Option<Measured>, MeasureError> {
+        let summary = match self.stop {
+            Stop::AtEnd => self.simulation.run()?,
+            Stop::AtRnrNak => match self.simulation.run_until_rnr_nak(ANSWERING)? {
+                Some(summary) => summary,
+                None => return Ok(None),
+            },
+        };
         let mut tallies = Vec::new();
         for returned in asked {
             tallies.extend(returned.take().ok_or(MeasureError::Unfinished)??);
@@ -149,7 +180,7 @@ impl<'a> Bench<'a> {
             let now = self.simulation.device(node).counters()?;
             Some(self.before[node].map_or(now, |before| now.since(&before)))
         });
-        Ok(Measured {
+        Ok(Some(Measured {
             messages_per_s: messages as f64 * 1e9 / lasted_ns as f64,
             latency_ns: None,
             rnr_naks: counted[ANSWERING].as_ref().map_or(0, |counters| counters.rnr_nak_sent),
@@ -157,7 +188,7 @@ impl<'a> Bench<'a> {
             lasted: Ps::from_ns(lasted_ns),
             messages,
             summary,
-        })
+        }))
     }
 }
 
@@ -188,12 +219,12 @@ fn messages<C: Connector + 'static>(
     parameters: &Parameters,
     bytes: usize,
     receiver_threads: Option<usize>,
-    seed: u64,
-) -> Result<Measured, MeasureError>
+    run: (u64, Stop),
+) -> Result<Option<Measured>, MeasureError>
 where
     C::Connection: 'static,
 {
-    let mut bench = Bench::new(testbed, parameters, bytes, seed)?;
+    let mut bench = Bench::new(testbed, parameters, bytes, run)?;
     let mut cast = parameters.cast();
     cast.answering.threads = receiver_threads.unwrap_or(cast.answering.threads);
     if parameters.replicate || parameters.bidirectional || parameters.events {
@@ -334,7 +365,11 @@ fn answer<C: Connector + 'static>(
 const IDLE_NS: u64 = 100;
 
 /// Spawns the threads of the end that asks, and runs the simulation.
-fn ask<C>(mut bench: Bench<'_>, connections: Vec<(C, SendMemory)>, part: &Part) -> Result<Measured, MeasureError>
+fn ask<C>(
+    mut bench: Bench<'_>,
+    connections: Vec<(C, SendMemory)>,
+    part: &Part,
+) -> Result<Option<Measured>, MeasureError>
 where
     C: doorbell_exchange::MessageConnection + 'static,
 {
@@ -354,9 +389,8 @@ where
             found.set(Some(pinged.1.value_at_quantile(0.5)));
             Ok(vec![pinged.0])
         });
-        let mut measured = bench.finish(vec![tallies])?;
-        measured.latency_ns = place.get();
-        return Ok(measured);
+        let measured = bench.finish(vec![tallies])?;
+        return Ok(measured.map(|measured| Measured { latency_ns: place.get(), ..measured }));
     }
     let role = part.role;
     let mut asked = Vec::new();
@@ -386,9 +420,9 @@ fn one_sided_operations(
     parameters: &Parameters,
     bytes: usize,
     addresses: Option<usize>,
-    seed: u64,
-) -> Result<Measured, MeasureError> {
-    let mut bench = Bench::new(testbed, parameters, bytes, seed)?;
+    run: (u64, Stop),
+) -> Result<Option<Measured>, MeasureError> {
+    let mut bench = Bench::new(testbed, parameters, bytes, run)?;
     let waiter = bench.simulation.polling();
     let pds = [ASKING, ANSWERING].map(|node| bench.simulation.device(node).create_pd());
     let [asking_pd, answering_pd] = pds;

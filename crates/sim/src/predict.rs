@@ -5,6 +5,8 @@
 //! stay within their tolerance, assumed ones as far as anybody may assume. Another seed is one more such change. Changes
 //! to one side are added as independent ones are, by the root of the sum of their squares.
 
+mod page;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -14,6 +16,8 @@ use doorbell_study::parameters::{Kind, Operation, Parameters};
 use crate::measure::Load;
 use crate::reproduce::{Effort, Lack, Runs};
 use crate::testbed::{self, Testbed, TestbedError};
+
+pub use page::{cells, digits, heading, page, revision};
 
 /// What a blind row counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +66,15 @@ pub struct BlindRow {
 pub struct Predicted {
     /// The row.
     pub row: BlindRow,
+    /// What comes out, or what the simulation lacks to say something.
+    pub outcome: Result<Estimate, Lack>,
+    /// Changes of values with which the simulation lacks something: the interval does without them.
+    pub lacks: Vec<(String, Lack)>,
+}
+
+/// A number with its interval.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Estimate {
     /// What comes out with the testbed's values.
     pub value: f64,
     /// What may come out, from the least to the greatest.
@@ -140,6 +153,10 @@ pub fn doubts(testbed: &str) -> &'static [Doubt] {
     DOUBTS.iter().find(|(name, _)| *name == testbed).map_or(&[], |(_, doubts)| *doubts)
 }
 
+const N_TO_ONE: &str = "N:1";
+const N_TO_N: &str = "N:N";
+const BASE_LATENCY: &str = "base latency";
+
 /// Seeds beside that of all runs.
 const SEEDS: [u64; 2] = [2, 3];
 const SIZES: [usize; 3] = [16, 512, 8192];
@@ -193,7 +210,7 @@ fn operations(operation: Operation, bytes: usize, window: usize, inline: usize) 
 pub fn rows() -> Vec<BlindRow> {
     let mut rows = Vec::new();
     let plain = |parameters: Parameters, bytes| Load { parameters, bytes, receiver_threads: None, addresses: None };
-    for (experiment, is_single) in [("N:1", true), ("N:N", false)] {
+    for (experiment, is_single) in [(N_TO_ONE, true), (N_TO_N, false)] {
         for protocol in PROTOCOLS {
             for bytes in SIZES {
                 for count in COUNTS {
@@ -224,7 +241,7 @@ pub fn rows() -> Vec<BlindRow> {
             (load.parameters.window, load.parameters.batch) = (1, 1);
             rows.push(BlindRow {
                 testbed: T1,
-                experiment: "base latency",
+                experiment: BASE_LATENCY,
                 subject: protocol.name(),
                 bytes,
                 at: ("window", 1),
@@ -274,20 +291,33 @@ pub fn rows() -> Vec<BlindRow> {
 }
 
 impl BlindRow {
-    /// What comes out in these runs, in [`Self::unit`].
+    /// What comes out in these runs, in [`Self::unit`]. A rate that has to be looked for is likely to be near `guess`.
     ///
     /// # Errors
     ///
     /// The run fails.
-    pub fn simulate(&self, runs: &mut Runs<'_>) -> Result<f64, Lack> {
+    pub fn simulate(&self, runs: &mut Runs<'_>, guess: Option<f64>) -> Result<f64, Lack> {
         match self.unit {
             Unit::Microseconds => runs.latency(&self.load).map(|ns| ns / 1e3),
-            Unit::MillionsPerS => runs.run(&self.load, self.is_paced).map(|measured| measured.messages_per_s / 1e6),
+            Unit::MillionsPerS => {
+                let guess = guess.map(|millions| millions * 1e6);
+                runs.run_near(&self.load, self.is_paced, guess).map(|measured| measured.messages_per_s / 1e6)
+            }
             Unit::PacketsPerOperation => {
                 let measured = runs.run(&self.load, false)?;
                 let counted = measured.counted[1].ok_or(Lack::Feature("counters"))?;
                 Ok(counted.rx_vport_rdma_unicast_packets as f64 / measured.messages as f64)
             }
+        }
+    }
+
+    /// Is it one of those that are simulated where time is short? These are latencies of a small and of a large message,
+    /// and rates of few threads.
+    pub fn is_quick(&self) -> bool {
+        match self.experiment {
+            BASE_LATENCY => [16, 8192].contains(&self.bytes),
+            N_TO_ONE | N_TO_N => self.bytes == 512 && self.at.1 == 4,
+            _ => true,
         }
     }
 }
@@ -296,147 +326,120 @@ impl BlindRow {
 struct Variant {
     testbed: Testbed,
     seed: Option<u64>,
+    /// What is changed.
+    name: String,
     /// Of two variants that differ in one value the number of that value.
     doubt: usize,
 }
 
-/// Simulates these rows of one testbed, with all changes, on so many threads of this machine.
+/// A testbed as it is, then with each change.
+fn variants(testbed: &Testbed) -> Result<Vec<Variant>, TestbedError> {
+    let own = |seed: Option<u64>, name: String, doubt| Variant { testbed: testbed.clone(), seed, name, doubt };
+    let mut variants = vec![own(None, String::new(), 0)];
+    let doubts = doubts(&testbed.name);
+    for (number, doubt) in doubts.iter().enumerate() {
+        for value in [doubt.least, doubt.greatest] {
+            let name = format!("{} of {value}", doubt.path);
+            variants.push(Variant { testbed: testbed.with(doubt.path, value)?, seed: None, name, doubt: number });
+        }
+    }
+    variants.extend(SEEDS.map(|seed| own(Some(seed), format!("seed {seed}"), doubts.len())));
+    Ok(variants)
+}
+
+/// How many simulations [`predict`] makes of so many rows of a testbed.
+pub fn simulations(testbed: &Testbed, rows: usize) -> usize {
+    rows * (1 + 2 * doubts(&testbed.name).len() + SEEDS.len())
+}
+
+/// Simulates these rows of one testbed, with all changes, on so many threads of this machine. Their number and the order
+/// in which they come to the rows decide nothing. `done` hears of each simulation's end.
 ///
 /// # Errors
 ///
-/// A run fails, or the testbed's file has no value of this name.
+/// The testbed's file has no value of a name that is to be changed, or does not allow it to be changed so far.
 pub fn predict(
     rows: Vec<BlindRow>,
     testbed: &Testbed,
     effort: Effort,
     threads: usize,
-) -> Result<Vec<Predicted>, PredictError> {
-    let mut variants = vec![Variant { testbed: testbed.clone(), seed: None, doubt: 0 }];
-    for (number, doubt) in doubts(&testbed.name).iter().enumerate() {
-        for value in [doubt.least, doubt.greatest] {
-            variants.push(Variant { testbed: testbed.with(doubt.path, value)?, seed: None, doubt: number });
+    done: impl Fn() + Sync,
+) -> Result<Vec<Predicted>, TestbedError> {
+    let variants = variants(testbed)?;
+    let simulate = |row: &BlindRow, Variant { testbed, seed, .. }: &Variant, guess| {
+        let mut runs = Runs::new(testbed, effort).with_seed(*seed);
+        let found = row.simulate(&mut runs, guess);
+        done();
+        found
+    };
+    // The longest last would keep one thread busy while the others have nothing left: those with most threads come first.
+    let mut order: Vec<usize> = (0..rows.len()).collect();
+    order.sort_by_key(|&index| std::cmp::Reverse((rows[index].at.1, rows[index].bytes)));
+    let mut outcomes = in_parallel(threads, &order, |&index| (index, simulate(&rows[index], &variants[0], None)));
+    outcomes.sort_by_key(|(index, _)| *index);
+    let own: Vec<Result<f64, Lack>> = outcomes.into_iter().map(|(_, outcome)| outcome).collect();
+    let pairs: Vec<(usize, usize)> =
+        order.iter().flat_map(|&index| (1..variants.len()).map(move |variant| (index, variant))).collect();
+    let changed = in_parallel(threads, &pairs, |&(index, variant)| {
+        (index, variant, simulate(&rows[index], &variants[variant], own[index].as_ref().ok().copied()))
+    });
+    let mut of_rows: Vec<Vec<(usize, Result<f64, Lack>)>> = rows.iter().map(|_| Vec::new()).collect();
+    for (index, variant, outcome) in changed {
+        of_rows[index].push((variant, outcome));
+    }
+    let rows = rows.into_iter().zip(own).zip(of_rows);
+    Ok(rows.map(|((row, own), changed)| estimate(row, own, changed, &variants)).collect())
+}
+
+/// What comes of a row's value, and of those with changes, by the numbers of their variants.
+fn estimate(
+    row: BlindRow,
+    own: Result<f64, Lack>,
+    mut changed: Vec<(usize, Result<f64, Lack>)>,
+    variants: &[Variant],
+) -> Predicted {
+    changed.sort_by_key(|(variant, _)| *variant);
+    let value = match own {
+        Ok(value) => value,
+        Err(lack) => return Predicted { row, outcome: Err(lack), lacks: Vec::new() },
+    };
+    let doubts = variants.iter().map(|variant| variant.doubt).max().unwrap_or(0);
+    // How far each value moves the number down, and up.
+    let mut moves = vec![(0.0_f64, 0.0_f64); doubts + 1];
+    let mut lacks = Vec::new();
+    for (variant, outcome) in changed {
+        let Variant { name, doubt, .. } = &variants[variant];
+        match outcome {
+            Ok(other) => {
+                let (down, up) = &mut moves[*doubt];
+                (*down, *up) = (down.min(other - value), up.max(other - value));
+            }
+            Err(lack) => lacks.push((name.clone(), lack)),
         }
     }
-    let last = doubts(&testbed.name).len();
-    variants.extend(SEEDS.map(|seed| Variant { testbed: testbed.clone(), seed: Some(seed), doubt: last }));
+    let (down, up) =
+        moves.into_iter().fold((0.0, 0.0), |(down, up), (less, more)| (down + less * less, up + more * more));
+    let interval = ((value - f64::sqrt(down)).max(0.0), value + f64::sqrt(up));
+    Predicted { row, outcome: Ok(Estimate { value, interval }), lacks }
+}
 
-    let found: Vec<Mutex<Option<Result<Vec<f64>, Lack>>>> = variants.iter().map(|_| Mutex::new(None)).collect();
-    let next = AtomicUsize::new(0);
+/// What comes of each item, in any order, on so many threads.
+fn in_parallel<T: Sync, R: Send>(threads: usize, items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let (next, found) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(items.len())));
     std::thread::scope(|scope| {
         for _ in 0..threads.max(1) {
             scope.spawn(|| {
-                while let Some(number) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|it| *it < variants.len()) {
-                    let Variant { testbed, seed, .. } = &variants[number];
-                    let mut runs = Runs::new(testbed, effort).with_seed(*seed);
-                    let values = rows.iter().map(|row| row.simulate(&mut runs)).collect();
-                    *found[number].lock().unwrap_or_else(PoisonError::into_inner) = Some(values);
+                while let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let result = work(item);
+                    found.lock().unwrap_or_else(PoisonError::into_inner).push(result);
                 }
             });
         }
     });
-    let mut values = Vec::new();
-    for place in found {
-        let found = place.into_inner().unwrap_or_else(PoisonError::into_inner);
-        values.push(found.ok_or(PredictError::Unfinished)??);
-    }
-    let predicted = rows.into_iter().enumerate().map(|(index, row)| {
-        let value = values[0][index];
-        let of = |doubt| {
-            let changed = variants.iter().zip(&values).skip(1).filter(move |(variant, _)| variant.doubt == doubt);
-            changed
-                .map(|(_, values)| values[index] - value)
-                .fold((0.0_f64, 0.0_f64), |(down, up), off| (down.min(off), up.max(off)))
-        };
-        let (down, up) =
-            (0..=last).map(of).fold((0.0, 0.0), |(down, up), (less, more)| (down + less * less, up + more * more));
-        let interval = ((value - f64::sqrt(down)).max(0.0), value + f64::sqrt(up));
-        Predicted { row, value, interval }
-    });
-    Ok(predicted.collect())
-}
-
-/// Why there is no prediction.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PredictError {
-    /// A run failed.
-    #[error(transparent)]
-    Run(#[from] Lack),
-    /// A value cannot be changed.
-    #[error(transparent)]
-    Testbed(#[from] TestbedError),
-    /// A thread ended without a result.
-    #[error("a thread of this machine has not ended")]
-    Unfinished,
+    found.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The testbeds that blind rows are about.
 pub fn testbeds() -> impl Iterator<Item = &'static Testbed> {
     [T1, T2, T3].into_iter().filter_map(testbed::by_name)
-}
-
-/// How the page begins.
-const HEAD: &str = "\
-# Blind predictions
-
-What the simulator says of experiments of which nobody here knows the published number, in the configuration as published.
-The last column is empty: it is for what was published, to be filled in later, by somebody else.
-
-`doorbell sim predict > docs/blind-predictions.md` makes this page.
-
-An interval says how far a number moves when values of the testbed's file do. Each value below is set to the least and to
-the greatest that it may have, one at a time: fitted values as far as the rows that they were fitted on stay within their
-tolerance, assumed ones as far as anybody may assume. Two more seeds are one more such change. Changes to one side are
-added as independent ones are, by the root of the sum of their squares. What no value stands for, such as a mechanism that
-the simulator does not have, is not in the interval.
-
-As published means: lists of one work request, receive and completion; 64 messages unacknowledged, 32 of Direct-Read; no
-credits in Send-Receive, whose N:1 rates are the highest that provoke no RNR NAK; N:1 is N threads on one host that share
-its NIC, and one thread that receives; READs have 16 in flight for each queue pair.";
-
-/// The page of Markdown with all predictions.
-pub fn page(all: &[(&Testbed, Vec<Predicted>)]) -> String {
-    use std::fmt::Write;
-    let mut text = format!("{HEAD}\n");
-    // To write to a string does not fail.
-    for (testbed, predicted) in all {
-        let _ = writeln!(text, "\n## {}: {}\n", testbed.name, testbed.about);
-        text.push_str("| value | in the file | from | to | why |\n|---|---|---|---|---|\n");
-        for Doubt { path, least, greatest, why } in doubts(&testbed.name) {
-            let of_file = testbed.parameters().find(|parameter| parameter.path == *path);
-            let value = of_file.map_or_else(String::new, |it| format!("{} {}", it.value, it.unit));
-            let _ = writeln!(text, "| `{path}` | {} | {least} | {greatest} | {why} |", value.trim_end());
-        }
-        let mut experiment = "";
-        for one in predicted {
-            if std::mem::replace(&mut experiment, one.row.experiment) != one.row.experiment {
-                let (what, varied) = (one.row.experiment, one.row.at.0);
-                let _ = writeln!(text, "\n### {}: {what}\n", testbed.name);
-                let _ = writeln!(
-                    text,
-                    "| protocol or operation | bytes | {varied} | unit | predicted | interval | published |"
-                );
-                text.push_str("|---|---|---|---|---|---|---|\n");
-            }
-            let (value, least, greatest) = (digits(one.value), digits(one.interval.0), digits(one.interval.1));
-            let _ = writeln!(text, "{} {value} | {least} to {greatest} | |", cells(&one.row));
-        }
-    }
-    text
-}
-
-/// A row's cells in the document, without what was predicted: by these it is found again.
-pub fn cells(row: &BlindRow) -> String {
-    format!("| {} | {} | {} | {} |", row.subject, row.bytes, row.at.1, row.unit.name())
-}
-
-/// A number with three digits.
-pub fn digits(value: f64) -> String {
-    let decimals = match value {
-        100.0.. => 0,
-        10.0.. => 1,
-        1.0.. => 2,
-        _ => 3,
-    };
-    format!("{value:.decimals$}")
 }

@@ -408,8 +408,9 @@ impl raw::Cq for SimCq {
             return Ok(count);
         };
         let count = self.queue.poll(out)?;
-        if count < out.len() {
-            self.watch.look(thread, turn, 0, 1);
+        self.watch.look(thread, turn, 0, 1);
+        if count == out.len() && !self.queue.is_empty() {
+            world.threads[thread].left_completions_in(&self.queue);
         }
         let cpu = &world.testbed.cpu;
         if count == 0 {

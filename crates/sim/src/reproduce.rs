@@ -14,6 +14,7 @@ use doorbell_study::serving::SharedBy;
 use doorbell_wire::{MessageKind, OuterKind, Transport, message_cost};
 
 use crate::measure::{Load, MeasureError, Measured, measure};
+use crate::paced::highest_without_rnr;
 use crate::testbed::Testbed;
 
 /// A row of T1 is within, if it deviates by this share at most.
@@ -24,13 +25,8 @@ pub const RATE_TOLERANCE: f64 = 0.10;
 const HIGHEST: f64 = 0.99;
 /// The share of the line at which it counts as full.
 const FULL: f64 = 0.98;
-/// Steps of the search for the highest rate without RNR NAKs, and for the shortest message that fills the line.
-const STEPS: u32 = 6;
-
-/// The most doublings of a rate that is sought.
-const DOUBLINGS: u32 = 24;
-/// An offered rate of which less than this share is sent is more than the senders can.
-const REACHED: f64 = 0.95;
+/// Steps of the search for the shortest message that fills the line.
+const STEPS: u32 = 12;
 
 /// How long runs are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,15 +149,22 @@ impl<'a> Runs<'a> {
 
     /// A run of this load, made now or before. Its rate is the highest without RNR NAKs, if `is_paced`.
     pub(crate) fn run(&mut self, load: &Load, is_paced: bool) -> Result<Measured, Lack> {
+        self.run_near(load, is_paced, None)
+    }
+
+    /// As [`Self::run`]. A rate to be looked for is likely to be near `guess`.
+    pub(crate) fn run_near(&mut self, load: &Load, is_paced: bool, guess: Option<f64>) -> Result<Measured, Lack> {
         let load = self.with_extent(load, is_paced);
         let key = format!("{load:?} {is_paced}");
         if let Some(measured) = self.done.get(&key) {
             return Ok(measured.clone());
         }
-        let mut measured = measure(self.testbed, &load, self.seed)?;
-        if is_paced && measured.rnr_naks > 0 {
-            measured = self.highest_without_rnr(&load, measured.messages_per_s)?;
-        }
+        let measured = if is_paced {
+            let highest = highest_without_rnr(self.testbed, &load, self.seed, guess)?;
+            highest.ok_or(Lack::Feature("rate that provokes no RNR NAK"))?
+        } else {
+            measure(self.testbed, &load, self.seed)?
+        };
         self.done.insert(key, measured.clone());
         Ok(measured)
     }
@@ -175,37 +178,6 @@ impl<'a> Runs<'a> {
             extent => extent,
         };
         load
-    }
-
-    /// Looks for the highest rate that provokes no RNR NAK: doubles one until it does, or until senders are no faster,
-    /// and halves the range between. `unpaced` senders provoked some, and were slowed down by that.
-    fn highest_without_rnr(&self, load: &Load, unpaced: f64) -> Result<Measured, Lack> {
-        let at = |rate: f64| {
-            let mut paced = load.clone();
-            paced.parameters.rate = Some(rate);
-            measure(self.testbed, &paced, self.seed)
-        };
-        let (mut low, mut high, mut best) = (0.0, unpaced.max(1.0), None);
-        for _ in 0..DOUBLINGS {
-            let measured = at(high)?;
-            if measured.rnr_naks > 0 {
-                break;
-            }
-            if measured.messages_per_s < REACHED * high {
-                return Ok(measured);
-            }
-            (low, high, best) = (high, 2.0 * high, Some(measured));
-        }
-        for _ in 0..STEPS {
-            let rate = f64::midpoint(low, high);
-            let measured = at(rate)?;
-            if measured.rnr_naks == 0 {
-                (low, best) = (rate, Some(measured));
-            } else {
-                high = rate;
-            }
-        }
-        best.ok_or(Lack::Feature("rate that provokes no RNR NAK"))
     }
 
     fn found(&mut self, row: &Row) -> Result<f64, Lack> {
@@ -260,7 +232,7 @@ impl<'a> Runs<'a> {
             Quantity::SaturatingBatch => saturating(&self.sweep(&load, Swept::Batch, range()?, is_paced)?),
             Quantity::LineFillingSize => {
                 let (mut low, mut high) = range()?;
-                for _ in 0..2 * STEPS {
+                for _ in 0..STEPS {
                     let bytes = u64::midpoint(low, high);
                     let fills = self.line_share(&with(&|load| load.resize(bytes as usize)), is_paced)? >= FULL;
                     if fills { high = bytes } else { low = bytes }

@@ -271,6 +271,19 @@ impl<'a> Simulation<'a> {
     /// Threads wait and nothing can happen any more, or nothing but timers has happened for a minute of virtual time; or
     /// the capture cannot be written.
     pub fn run(&mut self) -> Result<Summary, SimulationError> {
+        let ended = self.turns(|_| false)?;
+        self.summary(ended)
+    }
+
+    /// As [`run`](Self::run), but gives up once a node has sent an RNR NAK. Then there is no summary.
+    pub(crate) fn run_until_rnr_nak(&mut self, node: usize) -> Result<Option<Summary>, SimulationError> {
+        let has_sent_one = |world: &World| world.nodes[node].rnic.counters().rnr_nak_sent > 0;
+        let ended = self.turns(has_sent_one)?;
+        if has_sent_one(&lock(&self.shared.world)) { Ok(None) } else { self.summary(ended).map(Some) }
+    }
+
+    /// Turns of threads, until all have ended or `is_enough` says so, and when that was.
+    fn turns(&mut self, is_enough: impl Fn(&World) -> bool) -> Result<Ps, SimulationError> {
         let mut left = self.tasks.iter().filter(|task| task.future.is_some()).count();
         let mut ended = lock(&self.shared.world).now();
         while left > 0 {
@@ -286,7 +299,14 @@ impl<'a> Simulation<'a> {
             let mut world = lock(&self.shared.world);
             ended = ended.max(world.threads[thread].clock);
             world.end_turn(thread, is_over);
+            if is_enough(&world) {
+                break;
+            }
         }
+        Ok(ended)
+    }
+
+    fn summary(&self, ended: Ps) -> Result<Summary, SimulationError> {
         let mut world = lock(&self.shared.world);
         if let Some(capture) = &mut world.capture {
             capture.finish().map_err(SimulationError::Capture)?;

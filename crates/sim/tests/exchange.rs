@@ -93,6 +93,19 @@ fn many_senders_reach_one_node_through_a_switch() {
     }
 }
 
+/// A thread may wait after a poll that took one completion, as many as it asked for: those that are there already, and those
+/// that come later, have to wake it.
+#[test]
+fn threads_that_take_completions_one_by_one_are_woken_for_the_next() {
+    for protocol in Protocol::ALL {
+        let config = quiet(Config::unbatched()).signal_each(true).poll_list(1);
+        for (nodes, length) in [(2, 16), (5, 512), (5, 8192)] {
+            let topology = Topology::Star { nodes };
+            with_connector!(protocol, connector => streams(&connector, topology, &config, 200, length));
+        }
+    }
+}
+
 #[test]
 fn the_same_seed_gives_the_same_result() {
     let run = || streams(&SendReceive, Topology::Star { nodes: 4 }, &quiet(Config::batched()), 500, 16);

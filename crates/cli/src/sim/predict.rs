@@ -1,50 +1,65 @@
-//! `doorbell sim predict`: blind rows as a page of Markdown.
+//! `doorbell sim predict`: blind rows, as a page of Markdown.
 
-use std::io::{self, IsTerminal};
+use std::path::PathBuf;
 
 use clap::Args;
-use doorbell_sim::predict::{Predicted, page, predict, rows, testbeds};
+use doorbell_sim::predict::{Predicted, page, predict, rows, simulations, testbeds};
 use doorbell_sim::reproduce::Effort;
 use serde_json::json;
 
 use crate::Failure;
-use crate::output::{line, note};
+use crate::output::line;
+use crate::progress::bar;
+use crate::report::write_whole;
 
 #[derive(Args)]
 pub(crate) struct Predict {
-    /// Longer runs
+    /// Only rows that are simulated within a minute
     #[arg(long)]
-    long: bool,
+    quick: bool,
+    /// Write the page to this file instead of printing it
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
     /// Print one JSON object instead of a page of Markdown
     #[arg(long)]
     json: bool,
 }
 
 pub(super) fn run(arguments: &Predict) -> Result<(), Failure> {
-    let effort = if arguments.long { Effort::USUAL } else { Effort::QUICK };
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let mut all = Vec::new();
     for testbed in testbeds() {
-        let rows: Vec<_> = rows().into_iter().filter(|row| row.testbed == testbed.name).collect();
-        if io::stderr().is_terminal() {
-            note!("{}: {} rows", testbed.name, rows.len());
-        }
-        let predicted =
-            predict(rows, testbed, effort, threads).map_err(|error| format!("{}: {error}", testbed.name))?;
+        let mut rows = rows();
+        rows.retain(|row| row.testbed == testbed.name && (!arguments.quick || row.is_quick()));
+        let bar = bar(simulations(testbed, rows.len()) as u64, 0);
+        bar.set_message(testbed.name.clone());
+        let predicted = predict(rows, testbed, Effort::QUICK, threads, || bar.inc(1))
+            .map_err(|error| format!("{}: {error}", testbed.name))?;
+        bar.finish_and_clear();
         all.push((testbed, predicted));
+    }
+    if let Some(out) = &arguments.out {
+        write_whole(out, &page(&all))?;
     }
     if arguments.json {
         let row = |predicted: &Predicted| {
-            let (row, (least, greatest)) = (&predicted.row, predicted.interval);
+            let (row, found) = (&predicted.row, predicted.outcome.as_ref().ok());
+            let lacks =
+                predicted.lacks.iter().map(|(change, lack)| json!({ "with": change, "reason": lack.to_string() }));
             json!({
                 "testbed": row.testbed, "experiment": row.experiment, "subject": row.subject, "bytes": row.bytes,
                 "varied": row.at.0, "at": row.at.1, "unit": row.unit.name(),
-                "predicted": predicted.value, "least": least, "greatest": greatest,
+                "predicted": found.map(|it| it.value),
+                "least": found.map(|it| it.interval.0),
+                "greatest": found.map(|it| it.interval.1),
+                "reason": predicted.outcome.as_ref().err().map(ToString::to_string),
+                "changes_without_result": lacks.collect::<Vec<_>>(),
             })
         };
         let rows: Vec<_> = all.iter().flat_map(|(_, predicted)| predicted.iter().map(row)).collect();
-        return Ok(line(json!({ "schema": "doorbell-sim-predict/1", "rows": rows }))?);
+        line(json!({ "schema": "doorbell-sim-predict/1", "rows": rows }))?;
+    } else if arguments.out.is_none() {
+        line(page(&all).trim_end())?;
     }
-    line(page(&all).trim_end())?;
     Ok(())
 }

@@ -1,5 +1,9 @@
 //! Simulated threads: their clocks, their turns, and what they wait for.
 
+use std::sync::Arc;
+
+use doorbell_rnic::CompletionQueue;
+
 use super::watch::{Change, ThreadId};
 use super::{Event, What, World};
 use crate::time::Ps;
@@ -69,6 +73,8 @@ pub(crate) struct Thread {
     pub(crate) suspension: Option<Suspension>,
     /// Its waker was called since its future was polled.
     poked: bool,
+    /// Queues that had more completions than it asked for in this turn.
+    unread: Vec<Arc<CompletionQueue>>,
     /// It runs several tasks in turns.
     pub(crate) has_tasks: bool,
     /// Its future is done, which lies in that of its parent.
@@ -99,6 +105,7 @@ impl Thread {
             loading: Ps::ZERO,
             suspension: None,
             poked: false,
+            unread: Vec::new(),
             has_tasks: false,
             is_done: false,
             read_at: Ps::MAX,
@@ -115,6 +122,21 @@ impl Thread {
     /// It is to have another turn before it waits.
     pub(super) fn poke(&mut self) {
         self.poked = true;
+    }
+
+    /// It has taken as many completions as it asked for, and there are more. If it polls then, it finds them at once:
+    /// nothing has to change first.
+    pub(crate) fn left_completions_in(&mut self, queue: &Arc<CompletionQueue>) {
+        if !self.unread.iter().any(|other| Arc::ptr_eq(other, queue)) {
+            self.unread.push(Arc::clone(queue));
+        }
+    }
+
+    /// Does one of those queues still have completions? They are forgotten.
+    fn take_unread(&mut self) -> bool {
+        let finds = self.unread.iter().any(|queue| !queue.is_empty());
+        self.unread.clear();
+        finds
     }
 }
 
@@ -298,10 +320,14 @@ impl World {
             own.state = ThreadState::Over;
             return;
         }
+        let finds = own.take_unread();
         if own.poked {
             return self.push(clock, turn);
         }
         let Suspension { deadline, sleeps, follows } = own.suspension.unwrap_or(Suspension::ASLEEP);
+        if finds && !sleeps {
+            return self.push(clock, turn);
+        }
         own.worked = own.worked.since(own.loading);
         own.polled += own.loading;
         // What it does again and again while it waits is what it did in vain.

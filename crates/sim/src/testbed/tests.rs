@@ -22,6 +22,27 @@ fn every_file_is_read_and_has_a_source_for_each_value() {
     assert_eq!(by_name("connectx9"), None);
 }
 
+/// A value that is taken from another testbed follows it when it is fitted anew.
+#[test]
+fn what_is_as_in_another_testbed_is_the_same_there() {
+    let mut count = 0;
+    for testbed in all() {
+        for own in testbed.parameters() {
+            let Some((name, _)) = own.source.strip_prefix("As in ").and_then(|rest| rest.split_once([':', ','])) else {
+                continue;
+            };
+            let other =
+                by_name(name).unwrap_or_else(|| panic!("{}: {} is of no testbed: {name}", testbed.name, own.path));
+            let same =
+                other.parameters().find(|parameter| parameter.path == own.path).expect("all have the same fields");
+            let place = format!("{}: {}", testbed.name, own.path);
+            assert_eq!((&own.value, own.unit), (&same.value, same.unit), "{place}");
+            count += 1;
+        }
+    }
+    assert!(count > 40, "{count}");
+}
+
 #[test]
 fn t1_has_eight_fitted_values_at_most() {
     let fitted: Vec<String> = t1().parameters().filter(|it| it.is_fitted).map(|it| it.path).collect();
