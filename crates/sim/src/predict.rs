@@ -1,7 +1,7 @@
 //! Predictions of experiments of which no number is known here, with intervals: *blind rows*.
 //!
 //! An interval says how far the number moves when values of the testbed's file do. Each value of [`doubts`] is set to the
-//! least and to the greatest that it may have, one at a time: fitted values as far as the rows that they were fitted on
+//! least and to the greatest that it may have, one at a time: fitted values no further than the rows that they were fitted on
 //! stay within their tolerance, assumed ones as far as anybody may assume. Another seed is one more such change. Changes
 //! to one side are added as independent ones are, by the root of the sum of their squares.
 

@@ -24,6 +24,8 @@ now says something else.
   here. 64 messages may be unacknowledged, with Direct-Read 32. Each message is signalled.
 - Credits are off in every protocol that can do without. Then the N:1 rate is the highest that provokes no RNR NAK. The
   search for it ends once a rate that is too high is at most 3 % above one that is not.
+- Of each protocol, the variants that post different operations for a message: of Direct-Read without a fence and with one
+  that waits for the completion of the fenced WRITE, of Buffered-Write one of each way to notify.
 - N:1 is N threads on one host, which share its NIC, and one thread on the other host, which receives from all of them.
   N:N is N threads on each host, one connection for each pair.
 - Latency is half a round trip, the median.
@@ -35,8 +37,8 @@ now says something else.
 
 An interval says how far the number moves when uncertain values of the testbed's file move. The tables below name these
 values. Each is set to its least and then to its greatest value, all others staying as they are, and the row is simulated
-again. Fitted values move as far as the rows on which they were fitted stay within their tolerance. Assumed values move over
-the range that specifications or measurements of similar hardware leave open. Two other seeds count as one more change.
+again. Fitted values move no further than the rows on which they were fitted stay within their tolerance. Assumed values move
+over the range that specifications or measurements of similar hardware leave open. Two other seeds count as one more change.
 The lower end of the interval is the prediction minus the root of the sum of the squares of all moves downward, as if
 the changes were independent of each other; the upper end likewise.
 
