@@ -78,7 +78,7 @@ pub mod traffic;
 pub use bottleneck::{Bottleneck, Station};
 pub use kernel::Counts;
 pub use provider::PROVIDER;
-pub use simulation::{NodeTimes, Returned, Simulation, SimulationError, Summary, ThreadTimes};
+pub use simulation::{NodeTimes, Returned, Simulation, SimulationError, Summary, SwitchBox, ThreadTimes};
 pub use testbed::Testbed;
 pub use threads::{VirtualThreads, VirtualWaiter};
 pub use time::{PerByte, Ps, Rate};

@@ -3,16 +3,18 @@
 use std::cell::RefCell;
 use std::future::Future;
 use std::io;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
 
+use doorbell_steer::Steer;
 use doorbell_verbs::{Device, Error};
 
 use crate::kernel::capture::Capture;
 use crate::kernel::watch::{Change, Changes, ThreadId, lock};
-use crate::kernel::{Counts, Node, Step, ThreadState, World};
+use crate::kernel::{Counts, Middlebox, Node, Step, ThreadState, World};
 use crate::provider::{Shared, SimDevice};
 use crate::testbed::Testbed;
 use crate::threads::{VirtualThreads, VirtualWaiter};
@@ -163,6 +165,42 @@ impl<T> Returned<T> {
     }
 }
 
+/// The control plane of a simulation's middlebox. It takes no virtual time.
+#[derive(Clone)]
+pub struct SwitchBox {
+    shared: Arc<Shared>,
+    address: IpAddr,
+}
+
+impl std::fmt::Debug for SwitchBox {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SwitchBox").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+impl SwitchBox {
+    /// The box's address: nodes send packets there.
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// Does something with the box: connects the node and clients, looks at its counters, or puts another one in its
+    /// place. What it has to send then leaves at once. `act` may use devices of the simulation, but nothing of it may
+    /// call this again.
+    ///
+    /// # Panics
+    ///
+    /// If `act` of a call calls this.
+    pub fn with<R>(&self, act: impl FnOnce(&mut Steer) -> R) -> R {
+        let mut middlebox = lock(&self.shared.world).middlebox.take().expect("nobody else has the box");
+        let result = act(&mut middlebox.steer);
+        let mut world = lock(&self.shared.world);
+        world.middlebox = Some(middlebox);
+        world.poke_box();
+        result
+    }
+}
+
 /// Nodes, threads, and the time that is theirs alone.
 ///
 /// Make devices and connections first, which takes no virtual time; [`spawn`](Self::spawn) threads that use them; then
@@ -207,6 +245,24 @@ impl<'a> Simulation<'a> {
     pub fn capture(&mut self, to: impl io::Write + Send + 'static) -> io::Result<()> {
         lock(&self.shared.world).capture = Some(Capture::new(to)?);
         Ok(())
+    }
+
+    /// Puts a middlebox into the switch, as a function of it: what is sent to its address takes the way through the box,
+    /// and each packet costs what the testbed's `switch.middlebox` and `switch.middlebox_packet` say. `make` is given
+    /// the address. A box that was there before is gone, with all that it knew.
+    ///
+    /// # Errors
+    ///
+    /// There is not exactly one switch.
+    pub fn put_middlebox(&mut self, make: impl FnOnce(IpAddr) -> Steer) -> Result<SwitchBox, TopologyError> {
+        let mut world = lock(&self.shared.world);
+        let switches = world.switches();
+        if switches != 1 {
+            return Err(TopologyError::Middlebox { switches });
+        }
+        let address = world.address(world.nodes.len());
+        world.middlebox = Some(Box::new(Middlebox::new(make(address))));
+        Ok(SwitchBox { shared: Arc::clone(&self.shared), address })
     }
 
     /// The RNIC of a node.

@@ -51,6 +51,12 @@ pub enum TopologyError {
         /// Nodes per leaf.
         hosts: usize,
     },
+    /// A middlebox is a function of one switch, through which everything goes.
+    #[error("the topology has {switches} switches; a middlebox needs exactly one")]
+    Middlebox {
+        /// How many.
+        switches: usize,
+    },
     /// An oversubscription that no whole number of spines gives.
     #[error("the oversubscription is {oversubscription}, allowed are divisors of {hosts}, the nodes per leaf")]
     Oversubscription {

@@ -4,6 +4,7 @@
 mod cache;
 pub(crate) mod capture;
 pub(crate) mod locks;
+mod middlebox;
 mod network;
 mod node;
 mod stations;
@@ -22,6 +23,7 @@ use slab::Slab;
 
 use cache::Caches;
 use capture::Capture;
+pub(crate) use middlebox::Middlebox;
 use network::{Check, Forwarded, Network, Paused};
 use node::{Frame, dest_qpn, line_bytes, node_of, source_port};
 pub(crate) use node::{Node, address_of};
@@ -64,6 +66,10 @@ enum What {
     Switch { frame: u32 },
     /// A port's pause is about to end.
     Pause { check: Check },
+    /// The middlebox takes a frame.
+    Steer { frame: u32 },
+    /// A timer of the middlebox.
+    SteerTimeout,
     /// A packet is where it goes to.
     Delivery { frame: u32 },
     /// A timer of an RNIC.
@@ -199,9 +205,12 @@ pub(crate) struct World {
     departures: Slab<Departure>,
     frames: Slab<Frame>,
     spare: Vec<Frame>,
+    /// Frames that leave the middlebox, while they are counted out.
+    from_box: Vec<Frame>,
     /// Taken while its packets are put on the line.
     batch: Option<TransmitBatch>,
     network: Network,
+    pub(crate) middlebox: Option<Box<Middlebox>>,
     pub(crate) counts: Counts,
     pub(crate) capture: Option<Capture>,
     digest: u64,
@@ -218,6 +227,7 @@ impl World {
         let least_latency = pcie.doorbell + nic.transmit + link.propagation + nic.receive + pcie.write;
         Self {
             network: Network::new(topology, link),
+            middlebox: None,
             least_latency,
             now: Ps::ZERO,
             events: BinaryHeap::new(),
@@ -233,6 +243,7 @@ impl World {
             departures: Slab::new(),
             frames: Slab::new(),
             spare: Vec::new(),
+            from_box: Vec::new(),
             batch: None,
             counts: Counts::default(),
             capture: None,
@@ -314,6 +325,8 @@ impl World {
                 let paused = self.network.check(self.now, &self.testbed.switch, check, &mut self.counts);
                 self.pause(paused);
             }
+            What::Steer { frame } => self.steer(frame as usize),
+            What::SteerTimeout => self.time_out_box(),
             What::Delivery { frame } => self.deliver(frame as usize),
             What::Timeout { node } => self.time_out(node as usize),
         }
@@ -549,7 +562,8 @@ impl World {
             for (range, info) in run.segments().zip(infos) {
                 let bytes = &batch.bytes()[range];
                 let leaves = send(&mut self.nodes[from], &self.testbed, info, bytes.len(), at);
-                let to = node_of(run.path.destination).filter(|&to| to < self.nodes.len());
+                let places = self.nodes.len() + usize::from(self.middlebox.is_some());
+                let to = node_of(run.path.destination).filter(|&to| to < places);
                 let Some(to) = to else { continue }; // nobody is there: it is lost, as on any network
                 let mut frame = self.spare.pop().unwrap_or_default();
                 frame.bytes.clear();
@@ -575,8 +589,11 @@ impl World {
         }
     }
 
-    /// A switch sends a frame on.
+    /// A switch sends a frame on, or gives it to its middlebox.
     fn forward(&mut self, number: usize) {
+        if self.frames[number].to == self.nodes.len() {
+            return self.enter_box(number);
+        }
         let frame = &mut self.frames[number];
         let (forwarded, paused) = self.network.forward(self.now, &self.testbed.switch, frame, &mut self.counts);
         self.pause(paused);
@@ -634,6 +651,11 @@ impl World {
         host.ring_receives(now);
         host.rnic.handle_timeout(now.as_ns());
         self.pump(node, now);
+    }
+
+    /// How many switches there are.
+    pub(crate) fn switches(&self) -> usize {
+        self.network.switches()
     }
 
     /// How long the busiest port of a switch sent.

@@ -109,6 +109,11 @@ impl Network {
         !self.ports.is_empty()
     }
 
+    /// How many switches there are.
+    pub(crate) fn switches(&self) -> usize {
+        self.topology.switches()
+    }
+
     /// How long the busiest port of a switch sent.
     pub(crate) fn busy(&self) -> Ps {
         self.ports.iter().map(Lane::busy).max().unwrap_or_default()
@@ -155,16 +160,42 @@ impl Network {
         if later > Ps::ZERO {
             return (Forwarded::Later(now + later), None);
         }
-        let (port, next) = self.route(frame.hop.switch as usize, frame);
-        let bytes = line_bytes(frame.bytes.len());
-        let lane = &mut self.ports[port];
-        let service = lane.time_of(bytes);
+        let (port, _) = self.route(frame.hop.switch as usize, frame);
         let header = match switch.forwarding {
             // It was known where to when the first bits were there.
-            Forwarding::CutThrough => service,
+            Forwarding::CutThrough => self.ports[port].time_of(line_bytes(frame.bytes.len())),
             Forwarding::StoreAndForward => Ps::ZERO,
         };
         let at = (now + switch.latency).since(header);
+        self.enter_port(now, at, switch, Some(frame.hop.port), frame, counts)
+    }
+
+    /// A frame on its way to the middlebox of its switch: how much later than promised it is there.
+    pub(crate) fn held_up_before_box(&mut self, frame: &mut Frame) -> Ps {
+        self.held_up(&mut frame.hop)
+    }
+
+    /// A frame leaves the middlebox of a switch `at` some time. Nobody has it pause: what a queue has no room for is
+    /// lost, and the box sends it again.
+    pub(crate) fn leave_box(&mut self, at: Ps, switch: &Switch, frame: &mut Frame, counts: &mut Counts) -> Forwarded {
+        frame.hop = Hop::default();
+        self.enter_port(at, at, switch, None, frame, counts).0
+    }
+
+    /// A frame comes to the port that it leaves its switch by. `from` is the port that it came over, which may have to
+    /// pause.
+    fn enter_port(
+        &mut self,
+        now: Ps,
+        at: Ps,
+        switch: &Switch,
+        from: Option<u32>,
+        frame: &mut Frame,
+        counts: &mut Counts,
+    ) -> (Forwarded, Option<Paused>) {
+        let (port, next) = self.route(frame.hop.switch as usize, frame);
+        let bytes = line_bytes(frame.bytes.len());
+        let service = self.ports[port].time_of(bytes);
         let waiting = self.waiting(at, port);
         counts.longest_queue_bytes = counts.longest_queue_bytes.max(waiting);
         if waiting + bytes > switch.queue {
@@ -175,8 +206,11 @@ impl Network {
             counts.marked += 1;
         }
         let mut paused = None;
-        if waiting >= switch.pause_at && switch.when_full == WhenFull::Pause {
-            paused = self.pause(now, switch, Check { port: frame.hop.port, queue: port as u32 }, counts);
+        if waiting >= switch.pause_at
+            && switch.when_full == WhenFull::Pause
+            && let Some(from) = from
+        {
+            paused = self.pause(now, switch, Check { port: from, queue: port as u32 }, counts);
         }
         let leaves = self.ports[port].carry(at, bytes);
         let arrives = leaves + self.propagation;

@@ -313,5 +313,9 @@ groups! {
         resume_at: u64 [Size 0, TIB],
         /// bytes that wait for a port when frames begin to be marked (RFC 3168)
         mark_at: u64 [Size 0, TIB],
+        /// a packet through the middlebox at the switch, if there is one, beside the switch's own latency
+        middlebox: Ps [Time 0, LONG],
+        /// from one packet of the middlebox to the next, for each that comes in and each that leaves
+        middlebox_packet: Ps [Time 0, LONG],
     }
 }

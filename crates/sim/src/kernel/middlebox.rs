@@ -1,0 +1,105 @@
+//! A middlebox as a function of the switch: its packets pass one after the other, each at a cost of its own.
+
+use doorbell_steer::Steer;
+use doorbell_wire::{BTH_LEN, BthPacket};
+
+use super::network::Forwarded;
+use super::node::{dest_qpn, node_of, source_port};
+use super::stations::Server;
+use super::{What, World};
+use crate::time::Ps;
+
+/// What is at the switch beside forwarding. Its address is the one behind those of the nodes.
+#[derive(Debug)]
+pub(crate) struct Middlebox {
+    pub(crate) steer: Steer,
+    server: Server,
+    /// The kernel has an event for its timer at this time.
+    timeout_at: Ps,
+}
+
+impl Middlebox {
+    pub(crate) fn new(steer: Steer) -> Self {
+        Self { steer, server: Server::default(), timeout_at: Ps::MAX }
+    }
+}
+
+impl World {
+    /// A frame for the middlebox is at its switch.
+    pub(super) fn enter_box(&mut self, number: usize) {
+        let later = self.network.held_up_before_box(&mut self.frames[number]);
+        let Some(middlebox) = &mut self.middlebox else { return };
+        if later > Ps::ZERO {
+            return self.push(self.now + later, What::Switch { frame: number as u32 });
+        }
+        let switch = &self.testbed.switch;
+        let begins = middlebox.server.serve(self.now + switch.latency, switch.middlebox_packet);
+        self.push(begins + switch.middlebox, What::Steer { frame: number as u32 });
+    }
+
+    /// The middlebox has a frame.
+    pub(super) fn steer(&mut self, number: usize) {
+        let frame = self.frames.remove(number);
+        let Some(mut middlebox) = self.middlebox.take() else { return };
+        if let Some(capture) = &mut self.capture {
+            capture.arrived(self.now, self.now, &frame);
+        }
+        self.moved_at = self.now;
+        self.mix(self.now.0 ^ (frame.bytes.len() as u64) << 48);
+        middlebox.steer.handle_packet(self.now.as_ns(), &frame.outer(), &frame.bytes);
+        self.spare.push(frame);
+        self.leave_box(middlebox);
+    }
+
+    /// Somebody has done something with the middlebox: it may have something to send.
+    pub(crate) fn poke_box(&mut self) {
+        self.push(self.clock(), What::SteerTimeout);
+    }
+
+    pub(super) fn time_out_box(&mut self) {
+        let Some(mut middlebox) = self.middlebox.take() else { return };
+        if middlebox.timeout_at <= self.now {
+            middlebox.timeout_at = Ps::MAX;
+        }
+        if middlebox.steer.poll_timeout().is_some_and(|at_ns| at_ns <= self.now.as_ns()) {
+            middlebox.steer.handle_timeout(self.now.as_ns());
+        }
+        self.leave_box(middlebox);
+    }
+
+    /// Sends what follows.
+    fn leave_box(&mut self, mut middlebox: Box<Middlebox>) {
+        let (nodes, own) = (self.nodes.len(), self.nodes.len());
+        let mut frames = std::mem::take(&mut self.from_box);
+        let Self { spare, .. } = self;
+        middlebox.steer.poll_transmit(|path, packet| {
+            let Some(to) = node_of(path.destination).filter(|&to| to < nodes) else { return };
+            let mut frame = spare.pop().unwrap_or_default();
+            frame.bytes.clear();
+            frame.bytes.extend_from_slice(packet);
+            frame.from = node_of(path.source).filter(|&from| from < nodes).unwrap_or(own);
+            (frame.to, frame.traffic_class) = (to, path.traffic_class);
+            let is_whole = packet.len() >= BTH_LEN;
+            frame.opcode = if is_whole { BthPacket::new_unchecked(packet).opcode() } else { Default::default() };
+            frame.payload = packet.len().saturating_sub(BTH_LEN + frame.opcode.extension_len()) as u64;
+            frame.source_port = dest_qpn(packet).map_or(0, |peer| source_port(peer, peer));
+            frames.push(frame);
+        });
+        for mut frame in frames.drain(..) {
+            let at = middlebox.server.serve(self.now, self.testbed.switch.middlebox_packet);
+            match self.network.leave_box(at, &self.testbed.switch, &mut frame, &mut self.counts) {
+                Forwarded::AtNode(at) => self.arrive(frame, at),
+                Forwarded::Later(_) | Forwarded::AtSwitch(_) | Forwarded::Dropped => self.spare.push(frame),
+            }
+        }
+        self.from_box = frames;
+        if let Some(at_ns) = middlebox.steer.poll_timeout() {
+            let at = Ps::from_ns(at_ns);
+            if at < middlebox.timeout_at {
+                middlebox.timeout_at = at;
+                self.push(at, What::SteerTimeout);
+            }
+        }
+        self.middlebox = Some(middlebox);
+    }
+}
