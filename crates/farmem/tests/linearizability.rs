@@ -67,6 +67,7 @@ async fn work(
 ) -> Client {
     let mut running: BTreeMap<Ticket, (u32, u64, Event)> = BTreeMap::new();
     let (mut left, mut next_value, mut read) = (load.operations, first_value, Vec::new());
+    let mut has_failed = false;
     while left > 0 || !running.is_empty() {
         while left > 0 && running.len() < load.outstanding {
             let index = rng.below(load.keys) as u32;
@@ -101,12 +102,14 @@ async fn work(
                     );
                     assert!(is_expected, "{event:?}: {error}");
                     running.insert(ticket, (index, from, event));
+                    has_failed = true;
                     break;
                 }
             };
             spans.borrow_mut().entry(index).or_default().push(Span { from, to, event });
         }
-        if client.is_over() {
+        // Without the metadata service a client could go on with what it knows. Here that means that it was shut out.
+        if client.is_over() || has_failed {
             break;
         }
         progress(&mut client, &waiter).await;

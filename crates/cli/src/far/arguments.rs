@@ -10,6 +10,8 @@ use crate::{Failure, Usage, quantity};
 
 /// The most clients of a run.
 const MAX_CLIENTS: usize = 1024;
+/// After so long the holder of a lock is taken for dead: longer than a busy machine keeps a thread from running.
+const LEASE_NS: u64 = 2_000_000_000;
 /// How long operations are counted unless told otherwise: in virtual time, and here.
 const SIMULATED: Duration = Duration::from_millis(20);
 const MEASURED: Duration = Duration::from_secs(2);
@@ -133,7 +135,7 @@ impl Workload {
 
     /// How clients are made.
     pub(super) fn options(&self, strategy: Strategy, outstanding: usize) -> ClientOptions {
-        ClientOptions { strategy, outstanding, seed: self.seed, ..ClientOptions::default() }
+        ClientOptions { strategy, outstanding, seed: self.seed, lease_ns: LEASE_NS, ..ClientOptions::default() }
     }
 
     /// The workload in words.

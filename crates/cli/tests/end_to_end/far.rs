@@ -53,7 +53,7 @@ fn what_makes_no_sense_is_refused_with_what_is_allowed() {
     for (arguments, words) in [
         ("far run --strategy hope", "\"hope\" is no strategy: there are optimistic, chained, backoff, lock"),
         ("far run --mix d", "\"d\" is no mix: there are a (YCSB A"),
-        ("far run --zipf -1", "0 (all keys alike) to 3"),
+        ("far run --zipf 4", "0 (all keys alike) to 3"),
         ("far run --clients 0", "it is 1 to 1024"),
         ("far run -d doorbell0 -t 65", "a client runs 1 to 64 at a time"),
         ("far run -d doorbell0 --keys 0", "it is 1 to 2^27"),
