@@ -264,16 +264,22 @@ fn packets_that_the_box_cannot_read_are_passed_through_and_counted() {
 }
 
 #[test]
-fn a_time_may_be_given_and_losses_on_both_sides_are_made_good() {
+fn losses_on_both_sides_are_made_good() {
     let node = memory_node();
-    let (running, address) = start(node, "--json -D 3 --fault drop=0.05,duplicate=0.05,seed=7");
+    let (running, address) = start(node, "--json --fault drop=0.05,duplicate=0.05,seed=7");
     let client = Client::connect(&address).expect("the box serves it");
     for round in 0..100 {
         assert_eq!(client.add(0, 1), round);
     }
-    let finished = running.finish().expect_status(0);
-    let record = finished.json();
+    let record = interrupt(running).json();
     assert!(counter(&record, "to_node_again") + counter(&record, "duplicates") > 0, "{record:#}");
+}
+
+#[test]
+fn a_box_may_end_by_itself() {
+    let (running, _) = start(memory_node(), "--json -D 0.1");
+    let record = running.finish().expect_status(0).json();
+    assert_eq!(number(&record, "/clients/served"), 0, "{record:#}");
 }
 
 #[test]
