@@ -154,6 +154,7 @@ fn qemu(image: &image::Image, folder: &Path, console: &Path) -> Command {
     // RNIC takes at every poll, is a system call and an access to an emulated HPET, behind qemu's one lock.
     let kernel = "console=ttyS0 quiet panic=-1 mitigations=off clocksource=tsc tsc=reliable";
     // Two processors, since one alone would hide every race; a process of the guest is slow enough.
+    // KVM is not asked for: machines that are guests themselves may offer one below which this kernel never boots.
     qemu.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "2048"])
         .args(["-display", "none", "-monitor", "none", "-no-reboot", "-nic", "none"])
         .arg("-kernel")
