@@ -166,6 +166,7 @@ pub(crate) struct Core {
     pub(crate) counts: Cell<ClientCounts>,
     pub(crate) random: Cell<u64>,
     pub(crate) lease_ns: u64,
+    pub(crate) strategy: Strategy,
     /// Locks that were taken.
     pub(crate) locks: Cell<u64>,
     /// The number under which the memory node and the metadata service know this client.
@@ -279,6 +280,7 @@ impl ClientEnd {
             counts: Cell::default(),
             random: Cell::new(options.seed),
             lease_ns: options.lease_ns,
+            strategy: options.strategy,
             locks: Cell::new(0),
             number,
         });

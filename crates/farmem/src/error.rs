@@ -94,6 +94,9 @@ pub enum OpenError {
     /// The memory node did not open the connection on which a client of strategy `server` asks.
     #[error("the memory node gives no connection for calls, which strategy server needs: use the same release on both")]
     NoCalls,
+    /// A middlebox before the memory node takes no further node, region or client.
+    #[error("the middlebox before the memory node refuses: {0}")]
+    Box(#[source] doorbell_steer::SetupError),
     /// A verbs object could not be made.
     #[error(transparent)]
     Verbs(#[from] doorbell_verbs::Error),

@@ -185,6 +185,11 @@ impl MemoryNode {
         (keys as u64, free as u64, used.into())
     }
 
+    /// What its queue pairs and its region belong to.
+    pub(crate) fn pd(&self) -> &Pd {
+        &self.pd
+    }
+
     /// Its region.
     pub fn region(&self) -> &Region {
         &self.region

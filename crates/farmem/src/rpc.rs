@@ -47,6 +47,8 @@ pub(crate) enum Request {
     Hello { gid: Ipv6Addr, qpn: Qpn },
     /// Where does this client take datagrams?
     Peer { tag: u32, client: u32 },
+    /// These nodes were appended to the chains of keys with these numbers, behind whichever node a middlebox chose.
+    Appended(Vec<(u32, Place)>),
 }
 
 /// What the metadata service answers or says.
@@ -172,6 +174,13 @@ impl Request {
                 out.extend(tag.to_le_bytes());
                 out.extend(client.to_le_bytes());
             }
+            Self::Appended(nodes) => {
+                out.push(10);
+                for (number, place) in nodes {
+                    out.extend(number.to_le_bytes());
+                    out.extend(place.bits().to_le_bytes());
+                }
+            }
         }
     }
 
@@ -192,6 +201,7 @@ impl Request {
             7 => Self::Suspect { tag: reader.u32()?, client: reader.u32()? },
             8 => reader.datagrams().map(|(gid, qpn)| Self::Hello { gid, qpn })?,
             9 => Self::Peer { tag: reader.u32()?, client: reader.u32()? },
+            10 => Self::Appended(reader.list(MAX_REPORTS, |reader| Some((reader.u32()?, reader.place()?)))?),
             _ => return None,
         };
         reader.end(request)
@@ -290,6 +300,7 @@ mod tests {
             Request::Suspect { tag: 3, client: 4 },
             Request::Hello { gid: Ipv6Addr::LOCALHOST, qpn: Qpn::new(5) },
             Request::Peer { tag: 6, client: 7 },
+            Request::Appended(vec![(8, place); MAX_REPORTS]),
         ];
         let mut bytes = Vec::new();
         for request in requests {

@@ -1,20 +1,35 @@
-//! What a middlebox has to know of the store's nodes to steer requests to the newest of them.
+//! The store behind a middlebox: what the box has to know of nodes to steer requests to the newest of them, and how
+//! clients get through it to the memory node.
 
-use doorbell_steer::Layout;
+use std::net::{IpAddr, Ipv6Addr};
 
+use doorbell_exchange::setup::{EndpointDescription, RemoteRegion};
+use doorbell_protocols::WireId;
+use doorbell_steer::{ClientEnd, Layout, NodeEnd, Region, SetupError, Steer};
+use doorbell_verbs::{Access, Psn, Qpn, RKey};
+use rustc_hash::FxHashMap;
+
+use crate::error::OpenError;
 use crate::layout::{self, Geometry, HEADER_BYTES, Header, Word};
+use crate::memory::{ClientDescription, MemoryDescription, MemoryNode};
 
 /// The nodes of a store in a memory node's region, for [`doorbell_steer::Steer`].
 #[derive(Clone, Copy, Debug)]
 pub struct StoreLayout {
     geometry: Geometry,
     base: u64,
+    steers_reads: bool,
 }
 
 impl StoreLayout {
-    /// Of a store of these sizes in a region that begins at this address.
+    /// Of a store of these sizes in a region that begins at this address. READs are steered too.
     pub fn new(geometry: Geometry, base: u64) -> Self {
-        Self { geometry, base }
+        Self { geometry, base, steers_reads: true }
+    }
+
+    /// The same, where READs go to the nodes that clients name.
+    pub fn writes_alone(self) -> Self {
+        Self { steers_reads: false, ..self }
     }
 }
 
@@ -45,6 +60,125 @@ impl Layout for StoreLayout {
             _ => None,
         }
     }
+
+    /// A put wants a value before it, an insert a tombstone.
+    fn class(&self, start: &[u8]) -> u8 {
+        start.get(..HEADER_BYTES).map_or(0, |header| Header::parse(header).is_tombstone.into())
+    }
+
+    fn steers_reads(&self) -> bool {
+        self.steers_reads
+    }
+}
+
+/// A memory node behind a middlebox: the box's control plane for a store. The box is the node's only client; the store's
+/// clients, the metadata service among them, are the box's.
+#[derive(Debug)]
+pub struct Behind {
+    node: MemoryDescription,
+    rkey: RKey,
+    clients: FxHashMap<u32, Qpn>,
+}
+
+/// The number under which the memory node knows the box.
+const BOX: u32 = u32::MAX;
+
+/// READs and atomics that a memory node takes at one time on one queue pair.
+const READS: u8 = 16;
+
+fn to_gid(address: IpAddr) -> Ipv6Addr {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
+    }
+}
+
+impl Behind {
+    /// Connects a box with a memory node. `rkey` is the key that clients are to show, of the box's choice. `is_exclusive`
+    /// says that nothing reaches the memory but through the box, so that it may turn CASes into WRITEs. With
+    /// `steers_reads` the box steers READs too.
+    ///
+    /// # Errors
+    ///
+    /// The node has no room for another queue pair, or the box has none for the region.
+    pub fn attach(
+        steer: &mut Steer,
+        memory: &mut MemoryNode,
+        rkey: RKey,
+        is_exclusive: bool,
+        steers_reads: bool,
+    ) -> Result<Self, OpenError> {
+        let (qpn, psn) = steer.node_side();
+        // A box that was there before is gone.
+        memory.fence(BOX)?;
+        let attributes = memory.pd().device().attributes();
+        let lane = EndpointDescription {
+            protocol: WireId::ONE_SIDED,
+            gid: to_gid(steer.config().address),
+            qpn,
+            psn,
+            path_mtu: attributes.active_mtu,
+            udp_port: attributes.udp_port,
+            depth: 0,
+            max_message: 0,
+            credits: false,
+            regions: [RemoteRegion::NONE; 2],
+        };
+        let node = memory.accept(BOX, &ClientDescription { lane, calls: None })?;
+        let layout = StoreLayout::new(node.geometry, node.region.address);
+        let layout = if steers_reads { layout } else { layout.writes_alone() };
+        steer.set_layout(Some(Box::new(layout)));
+        let RemoteRegion { address, length, rkey: node_rkey } = node.region;
+        let access = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        let end = NodeEnd {
+            qpn: node.endpoint.qpn,
+            max_rd_atomic: READS,
+            ..NodeEnd::at(node.endpoint.gid.to_canonical(), node.endpoint.path_mtu)
+        };
+        steer.attach(end).map_err(OpenError::Box)?;
+        let region = Region { rkey, node_rkey, address, length, access, exclusive: is_exclusive };
+        steer.add_region(region).map_err(OpenError::Box)?;
+        Ok(Self { node, rkey, clients: FxHashMap::default() })
+    }
+
+    /// Connects a client under a number, as [`MemoryNode::accept`] does without a box.
+    ///
+    /// # Errors
+    ///
+    /// There is a client of this number, or the box has no room for it.
+    pub fn accept(
+        &mut self,
+        steer: &mut Steer,
+        client: u32,
+        peer: &ClientDescription,
+    ) -> Result<MemoryDescription, OpenError> {
+        if self.clients.contains_key(&client) {
+            return Err(OpenError::Duplicate(client));
+        }
+        let EndpointDescription { gid, qpn, psn, path_mtu, .. } = peer.lane;
+        let path_mtu = path_mtu.min(self.node.endpoint.path_mtu);
+        let end = ClientEnd { address: gid.to_canonical(), qpn, first_psn: psn, path_mtu };
+        let own: Result<Qpn, SetupError> = steer.connect(end);
+        let qpn = own.map_err(OpenError::Box)?;
+        self.clients.insert(client, qpn);
+        let gid = to_gid(steer.config().address);
+        // The node sends no requests, so the first number does not matter.
+        let endpoint = EndpointDescription { gid, qpn, psn: Psn::new(0), ..self.node.endpoint };
+        let region = RemoteRegion { rkey: self.rkey, ..self.node.region };
+        Ok(MemoryDescription { endpoint, region, geometry: self.node.geometry, calls: None })
+    }
+
+    /// Shuts a client out, as [`MemoryNode::fence`] does without a box. False as long as requests of it are at the node:
+    /// then ask again.
+    pub fn fence(&mut self, steer: &mut Steer, client: u32) -> bool {
+        let Some(&qpn) = self.clients.get(&client) else { return true };
+        steer.disconnect(qpn);
+        let is_out = steer.at_node(qpn) == 0;
+        if is_out {
+            self.clients.remove(&client);
+        }
+        is_out
+    }
 }
 
 #[cfg(test)]
@@ -71,5 +205,6 @@ mod tests {
         assert_eq!(layout.next(Word::Link(Place::new(3, 7)).bits()), None);
         assert!(layout.is_tail(Word::Tail(7).bits()) && !layout.is_tail(link) && layout.next(0).is_none());
         assert_eq!(layout.least_read(3), 40);
+        assert!(layout.steers_reads() && !layout.writes_alone().steers_reads());
     }
 }

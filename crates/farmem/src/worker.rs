@@ -222,8 +222,9 @@ impl Worker {
         Ok(Entry { place, number, is_tombstone: false, length })
     }
 
-    /// READs the beginning of a node up to its key, and beside it the key's shortcut.
-    pub(crate) async fn look(&mut self, entry: &Entry) -> Result<Seen, StoreError> {
+    /// READs the beginning of a node up to its key, and beside it the key's shortcut. Where a middlebox has sent the READ
+    /// to a newer node, that is the entry's node from now on.
+    pub(crate) async fn look(&mut self, entry: &mut Entry) -> Result<Seen, StoreError> {
         self.count(|counts| counts.hops += 1);
         let length = layout::look_length(self.key().len());
         let (_, seen) = self.fetch(entry, length).await?;
@@ -231,8 +232,8 @@ impl Worker {
     }
 
     /// READs a whole node, and beside it the key's shortcut. If it is the newest and no tombstone, its value is the
-    /// operation's.
-    pub(crate) async fn read(&mut self, entry: &Entry) -> Result<Seen, StoreError> {
+    /// operation's. As with [`look`](Self::look), it may be another node than was asked for.
+    pub(crate) async fn read(&mut self, entry: &mut Entry) -> Result<Seen, StoreError> {
         let length = (entry.length as usize).min(self.core.lane.geometry.node_bytes());
         let (header, seen) = self.fetch(entry, length).await?;
         if matches!(seen, Seen::Gone) {
@@ -255,22 +256,33 @@ impl Worker {
         Ok(seen)
     }
 
-    async fn fetch(&mut self, entry: &Entry, length: usize) -> Result<(Header, Seen), StoreError> {
+    async fn fetch(&mut self, entry: &mut Entry, length: usize) -> Result<(Header, Seen), StoreError> {
         let (lane, slot) = (&self.core.lane, self.slot);
         let geometry = lane.geometry;
+        let is_steered = self.core.strategy.steers_reads();
         let remote = geometry.node(entry.place.index());
-        self.verbs(&[
+        let verbs = [
             Verb::Read { remote, local: lane.incoming(), length },
             Verb::Read { remote: geometry.shortcut(entry.number), local: SHORTCUT, length: 8 },
-        ])
-        .await?;
+        ];
+        // Nobody keeps shortcuts up to date where a box knows better.
+        self.verbs(if is_steered { &verbs[..1] } else { &verbs }).await?;
         let shortcut = match Word::from_bits(lane.word(slot, SHORTCUT)) {
-            Word::Link(place) if geometry.has(place) => Some(place),
+            Word::Link(place) if geometry.has(place) && !is_steered => Some(place),
             _ => None,
         };
         self.scratch.resize(length, 0);
         lane.copy_out(slot, lane.incoming(), &mut self.scratch);
         let header = Header::parse(&self.scratch);
+        // A node that lies elsewhere can come only from a box, which knows that it is in a chain. One in the place that
+        // was asked for must be in the same use: a later one may be written and not linked yet.
+        if let Some(place) = header.place
+            && is_steered
+            && place.index() != entry.place.index()
+            && geometry.has(place)
+        {
+            entry.place = place;
+        }
         let is_meant = header.is_of(entry.place, &self.own().key.borrow(), &self.scratch);
         let seen = match header.word {
             Word::Tail(version) if is_meant && version == entry.place.version() => {
@@ -331,7 +343,14 @@ impl Worker {
         let is_tombstone = entry.is_tombstone;
         self.core.cache.set(&self.key(), entry);
         if let Some(old) = old {
-            self.core.requests.borrow_mut().report(Report { old, new, is_tombstone });
+            let mut requests = self.core.requests.borrow_mut();
+            match self.core.strategy.is_steered() {
+                true => requests.appended(number, new),
+                false => requests.report(Report { old, new, is_tombstone }),
+            }
+        }
+        if self.core.strategy.steers_reads() {
+            return;
         }
         let lane = &self.core.lane;
         lane.set_word(self.slot, NEW_SHORTCUT, Word::Link(new).bits());

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use common::rng::Rng;
-use common::{Store, close, progress, t3};
+use common::{Boxed, Store, close, progress, t3};
 use doorbell_farmem::workload::history::{Event, NEVER, Span, is_linearizable};
 use doorbell_farmem::{Client, ClientOptions, Geometry, Operation, Outcome, StoreError, Strategy, Ticket};
 use doorbell_sim::{Testbed, VirtualWaiter};
@@ -35,6 +35,8 @@ struct Load {
     outstanding: usize,
     /// A client dies after so many verbs.
     death: Option<u64>,
+    /// A middlebox is between the memory node and everybody else.
+    boxed: Option<Boxed>,
 }
 
 const MOST: usize = 120;
@@ -128,8 +130,14 @@ async fn work(
 
 /// Two hosts with two clients each. Returns how many operations had no answer, and how many frames were dropped.
 fn run(testbed: &Testbed, load: Load, seed: u64) -> (usize, u64) {
+    let (unanswered, dropped, _) = run_counted(testbed, load, seed);
+    (unanswered, dropped)
+}
+
+/// The same, and how many READs and CASes a middlebox steered, and how many CASes it turned into WRITEs.
+fn run_counted(testbed: &Testbed, load: Load, seed: u64) -> (usize, u64, [u64; 3]) {
     let geometry = Geometry { nodes: 400, keys: 8, max_key: 32, max_value: MOST };
-    let mut store = Store::new(testbed, 2, geometry, seed);
+    let mut store = Store::behind(load.boxed, testbed, 2, geometry, seed);
     let spans = Rc::new(RefCell::new(Spans::new()));
     let mut rng = Rng::new(seed);
     for index in 0..4_u32 {
@@ -163,7 +171,9 @@ fn run(testbed: &Testbed, load: Load, seed: u64) -> (usize, u64) {
     }
     rest.take().expect("the service has ended").check(&store.memory.borrow());
     let unanswered = spans.values().flatten().filter(|span| span.to == NEVER).count();
-    (unanswered, summary.counts.dropped)
+    let counters = store.through.as_ref().map(|through| through.0.with(|steer| *steer.counters()));
+    let steered = counters.map(|counters| [counters.reads_steered, counters.cas_steered, counters.cas_converted]);
+    (unanswered, summary.counts.dropped, steered.unwrap_or_default())
 }
 
 fn seeds(default: u64) -> std::ops::Range<u64> {
@@ -179,7 +189,7 @@ fn every_strategy_is_linearizable_and_loses_no_node() {
     for strategy in Strategy::ALL {
         for seed in seeds(40) {
             let outstanding = 1 + seed as usize % 3;
-            let load = Load { strategy, keys: 1 + seed % 4, operations: 40, outstanding, death: None };
+            let load = Load { strategy, keys: 1 + seed % 4, operations: 40, outstanding, death: None, boxed: None };
             let (unanswered, dropped) = run(&t3(), load, seed);
             assert_eq!((unanswered, dropped), (0, 0), "{load:?}, seed {seed}");
         }
@@ -191,15 +201,46 @@ fn a_client_that_dies_at_any_verb_leaves_a_linearizable_store_and_no_node_lost()
     for strategy in Strategy::ALL {
         for seed in seeds(60) {
             let outstanding = 1 + seed as usize % 2;
-            let load = Load { strategy, keys: 1 + seed % 3, operations: 30, outstanding, death: Some(seed % 100) };
+            let load = Load {
+                strategy,
+                keys: 1 + seed % 3,
+                operations: 30,
+                outstanding,
+                death: Some(seed % 100),
+                boxed: None,
+            };
             run(&t3(), load, seed);
         }
     }
 }
 
+/// A box that steers, turns CASes into WRITEs or not, and remembers all keys or a single one.
 #[test]
-fn lost_packets_change_nothing() {
-    // Slow links, and a queue of the switch that holds few frames: what two hosts send at once is dropped in part.
+fn steered_strategies_are_linearizable_behind_a_middlebox_and_lose_no_node() {
+    let losing = losing();
+    let (mut lost, mut steered) = (0, [0; 3]);
+    for strategy in Strategy::ALL.into_iter().filter(|strategy| strategy.is_steered()) {
+        for seed in seeds(80) {
+            let (is_exclusive, keys) = (seed % 2 == 0, if seed % 3 == 0 { 1 } else { 64 });
+            let boxed = Some(Boxed { is_exclusive, steers_reads: strategy.steers_reads(), keys });
+            let outstanding = 1 + seed as usize % 3;
+            let death = (seed % 5 < 2).then_some(seed % 70);
+            let load = Load { strategy, keys: 1 + seed % 4, operations: 40, outstanding, death, boxed };
+            let testbed = if seed % 4 == 3 { &losing } else { &t3() };
+            let (unanswered, dropped, counters) = run_counted(testbed, load, seed);
+            assert!(unanswered == 0 || death.is_some() || dropped > 0, "{load:?}, seed {seed}");
+            lost += dropped;
+            for (sum, count) in steered.iter_mut().zip(counters) {
+                *sum += count;
+            }
+        }
+    }
+    let [reads, swaps, converted] = steered;
+    assert!(lost > 0 && reads > 100 && swaps > 100 && converted > 100, "{lost} frames lost, {steered:?} steered");
+}
+
+/// Slow links, and a queue of the switch that holds few frames: what two hosts send at once is dropped in part.
+fn losing() -> Testbed {
     let replaced = [
         ("link.rate", "1 Gb/s"),
         ("switch.resume_at", "0 B"),
@@ -209,12 +250,23 @@ fn lost_packets_change_nothing() {
     ];
     let with =
         |testbed: Testbed, &(field, value): &(&str, &str)| testbed.with(field, value).expect("a value of the field");
-    let testbed = replaced.iter().fold(t3(), with);
+    replaced.iter().fold(t3(), with)
+}
+
+#[test]
+fn lost_packets_change_nothing() {
+    let testbed = losing();
     let mut lost = 0;
     for strategy in Strategy::ALL {
         for seed in seeds(10) {
-            let load =
-                Load { strategy, keys: 2, operations: 30, outstanding: 4, death: (seed % 2 == 1).then_some(seed * 3) };
+            let load = Load {
+                strategy,
+                keys: 2,
+                operations: 30,
+                outstanding: 4,
+                death: (seed % 2 == 1).then_some(seed * 3),
+                boxed: None,
+            };
             lost += run(&testbed, load, seed).1;
         }
     }

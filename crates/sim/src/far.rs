@@ -8,11 +8,13 @@ use std::sync::Arc;
 use doorbell_exchange::asynchronous::Waiter;
 use doorbell_farmem::workload::{self, Load, Report, Tally};
 use doorbell_farmem::{
-    ClientEnd, ClientOptions, HostCache, MemoryNode, Metadata, MetadataEnd, MetadataOptions, OpenError, StoreError,
-    Strategy,
+    Behind, ClientDescription, ClientEnd, ClientOptions, HostCache, MemoryDescription, MemoryNode, Metadata,
+    MetadataEnd, MetadataOptions, OpenError, StoreError, Strategy,
 };
+use doorbell_steer::{Config, Limits, Steer};
+use doorbell_wire::RKey;
 
-use crate::simulation::{Returned, Simulation, SimulationError, Summary};
+use crate::simulation::{Returned, Simulation, SimulationError, Summary, SwitchBox};
 use crate::testbed::Testbed;
 use crate::time::Ps;
 use crate::topology::Topology;
@@ -22,6 +24,8 @@ const METADATA: usize = 1;
 const FIRST_HOST: usize = 2;
 /// How often those look who would otherwise not notice that the clients have ended.
 const LOOK_NS: u64 = 1_000_000;
+/// How often it is looked whether requests of a client that is shut out are answered.
+const FENCE_NS: u64 = 1_000;
 
 /// What is run.
 #[derive(Clone, Debug)]
@@ -79,6 +83,51 @@ pub struct FarRun {
     pub summary: Summary,
 }
 
+/// How clients reach the memory node.
+struct Way {
+    memory: MemoryNode,
+    /// Through a middlebox, for strategies that rely on one.
+    through: Option<(SwitchBox, Behind)>,
+}
+
+impl Way {
+    /// Everything passes the box, the metadata service's requests too, so it may turn CASes into WRITEs.
+    fn new(simulation: &mut Simulation<'_>, mut memory: MemoryNode, far: &Far, seed: u64) -> Result<Self, FarError> {
+        if !far.strategy.is_steered() {
+            return Ok(Self { memory, through: None });
+        }
+        // No socket has to hold what is on its way here.
+        let limits = Limits {
+            window_bytes: 1 << 40,
+            clients: far.clients + 1,
+            keys: usize::try_from(far.load.keys).unwrap_or(usize::MAX),
+            ..Limits::default()
+        };
+        let make = |address| Steer::new(Config { limits, seed, ..Config::at(address) });
+        let switch_box = simulation.put_middlebox(make).map_err(SimulationError::from)?;
+        let rkey = RKey::new(seed as u32);
+        let steers_reads = far.strategy.steers_reads();
+        let behind = switch_box.with(|steer| Behind::attach(steer, &mut memory, rkey, true, steers_reads))?;
+        Ok(Self { memory, through: Some((switch_box, behind)) })
+    }
+
+    fn accept(&mut self, client: u32, peer: &ClientDescription) -> Result<MemoryDescription, OpenError> {
+        match &mut self.through {
+            None => self.memory.accept(client, peer),
+            Some((switch_box, behind)) => switch_box.with(|steer| behind.accept(steer, client, peer)),
+        }
+    }
+
+    /// Shuts a client out. False if that is to be asked again.
+    fn fence(&mut self, client: u32) -> bool {
+        match &mut self.through {
+            // The simulated device refuses no transition to the error state.
+            None => self.memory.fence(client).is_ok(),
+            Some((switch_box, behind)) => switch_box.with(|steer| behind.fence(steer, client)),
+        }
+    }
+}
+
 type Tallies = Vec<Vec<Returned<Result<Tally, StoreError>>>>;
 
 /// Runs a workload.
@@ -93,7 +142,8 @@ pub fn run(testbed: &Testbed, far: &Far, seed: u64) -> Result<FarRun, FarError> 
     let mut memory = MemoryNode::new(&simulation.device(MEMORY).create_pd()?, geometry)?;
     memory.fill(*strategy, load.keys, load.value_bytes)?;
     let end = MetadataEnd::new(&simulation.device(METADATA).create_pd()?, MetadataOptions::default())?;
-    let of_memory = memory.accept(0, &end.to_memory())?;
+    let mut way = Way::new(&mut simulation, memory, far, seed)?;
+    let of_memory = way.accept(0, &end.to_memory())?;
     let mut metadata = end.connect(&of_memory)?;
     if *strategy != Strategy::Server {
         metadata.fill(load.keys)?;
@@ -115,7 +165,7 @@ pub fn run(testbed: &Testbed, far: &Far, seed: u64) -> Result<FarRun, FarError> 
             ..ClientOptions::default()
         };
         let end = ClientEnd::new(&pds[host], geometry, options)?;
-        let of_memory = memory.accept(number, &end.to_memory())?;
+        let of_memory = way.accept(number, &end.to_memory())?;
         let of_metadata = metadata.accept(number, &end.to_metadata())?;
         let mut client = end.connect(number, &of_memory, &of_metadata, &caches[host])?;
         let (waiter, working, load) = (simulation.polling(), Rc::clone(&working), *load);
@@ -127,11 +177,11 @@ pub fn run(testbed: &Testbed, far: &Far, seed: u64) -> Result<FarRun, FarError> 
             tally
         }));
     }
-    let memory = Rc::new(RefCell::new(memory));
+    let way = Rc::new(RefCell::new(way));
     if *strategy == Strategy::Server {
-        serve_memory(&mut simulation, &memory, &working);
+        serve_memory(&mut simulation, &way, &working);
     }
-    serve_metadata(&mut simulation, metadata, &memory, &working);
+    serve_metadata(&mut simulation, metadata, &way, &working);
     let summary = simulation.run()?;
     let mut by_host: Vec<Vec<Tally>> = Vec::new();
     for host in tallies {
@@ -148,15 +198,15 @@ pub fn run(testbed: &Testbed, far: &Far, seed: u64) -> Result<FarRun, FarError> 
     Ok(FarRun { report, memory_cpu, client_cpu, summary })
 }
 
-fn serve_memory(simulation: &mut Simulation<'_>, memory: &Rc<RefCell<MemoryNode>>, working: &Rc<Cell<usize>>) {
-    let (memory, working, waiter) = (Rc::clone(memory), Rc::clone(working), simulation.polling());
+fn serve_memory(simulation: &mut Simulation<'_>, way: &Rc<RefCell<Way>>, working: &Rc<Cell<usize>>) {
+    let (way, working, waiter) = (Rc::clone(way), Rc::clone(working), simulation.polling());
     simulation.spawn(MEMORY, "memory", async move {
         while working.get() > 0 {
-            let happened = memory.borrow_mut().poll();
+            let happened = way.borrow_mut().memory.poll();
             if happened {
                 waiter.breathe().await;
             } else {
-                let deadline = memory.borrow().deadline_ns();
+                let deadline = way.borrow().memory.deadline_ns();
                 let look = waiter.now().as_ns() + LOOK_NS;
                 waiter.wait(None, deadline.into_iter().chain([look]).min()).await;
             }
@@ -167,23 +217,29 @@ fn serve_memory(simulation: &mut Simulation<'_>, memory: &Rc<RefCell<MemoryNode>
 fn serve_metadata(
     simulation: &mut Simulation<'_>,
     mut metadata: Metadata,
-    memory: &Rc<RefCell<MemoryNode>>,
+    way: &Rc<RefCell<Way>>,
     working: &Rc<Cell<usize>>,
 ) {
-    let (memory, working, waiter) = (Rc::clone(memory), Rc::clone(working), simulation.polling());
+    let (way, working, waiter) = (Rc::clone(way), Rc::clone(working), simulation.polling());
     simulation.spawn(METADATA, "metadata", async move {
+        let mut fencing: Vec<u32> = Vec::new();
         while working.get() > 0 || metadata.clients() > 0 {
             let mut happened = metadata.poll();
             while let Some(client) = metadata.next_fence() {
-                // The simulated device refuses no transition to the error state.
-                let _ = memory.borrow_mut().fence(client);
-                metadata.fenced(client);
+                fencing.push(client);
                 happened = true;
             }
+            fencing.retain(|&client| {
+                let is_out = way.borrow_mut().fence(client);
+                if is_out {
+                    metadata.fenced(client);
+                }
+                !is_out
+            });
             if happened {
                 waiter.breathe().await;
             } else {
-                let look = waiter.now().as_ns() + LOOK_NS;
+                let look = waiter.now().as_ns() + if fencing.is_empty() { LOOK_NS } else { FENCE_NS };
                 waiter.wait(None, metadata.deadline_ns().into_iter().chain([look]).min()).await;
             }
         }

@@ -37,6 +37,17 @@ pub trait Layout: fmt::Debug + Send {
 
     /// Where the node begins that this word says follows.
     fn next(&self, word: u64) -> Option<u64>;
+
+    /// What a client may have looked at in a node before it appends another one, such as that the key is deleted. A CAS goes
+    /// from the node that the client names only to one of which the same is true.
+    fn class(&self, _start: &[u8]) -> u8 {
+        0
+    }
+
+    /// Are READs steered, and not only CASes?
+    fn steers_reads(&self) -> bool {
+        true
+    }
 }
 
 /// Bytes of the longest key that is steered. Nodes with longer ones are served as any memory is.
@@ -73,6 +84,7 @@ struct Node {
     key: Key,
     /// Its word as it was written: nothing follows.
     tail_word: u64,
+    class: u8,
     writer: Qpn,
     rkey: RKey,
     node_rkey: RKey,
@@ -201,6 +213,7 @@ impl Steering {
             address: message.address,
             key,
             tail_word,
+            class: self.layout.class(start),
             writer: message.qpn,
             rkey: message.rkey,
             node_rkey: message.node_rkey,
@@ -223,14 +236,15 @@ impl Steering {
 
     /// Where a CAS that appends to this key's chain goes instead.
     pub(crate) fn steer_append(&self, key: &Key, message: &Message) -> Option<Elsewhere> {
-        let newest = self.newest_node(key)?.elsewhere();
+        let at = self.node(message.address.checked_sub(self.layout.word_offset())?)?;
+        let newest = self.newest_node(key).filter(|newest| newest.class == at.class)?.elsewhere();
         let address = newest.address.checked_add(self.layout.word_offset())?;
         (address != message.address).then_some(Elsewhere { address, ..newest })
     }
 
     /// Where a READ goes instead.
     pub(crate) fn steer_read(&self, message: &Message) -> Option<Elsewhere> {
-        let node = self.node(message.address)?;
+        let node = self.node(message.address).filter(|_| self.layout.steers_reads())?;
         if message.length < self.layout.least_read(node.key.length.into()) {
             return None;
         }
@@ -238,8 +252,10 @@ impl Steering {
         (node.order? < newest.order?).then(|| newest.elsewhere())
     }
 
+    /// A place that was written anew since is in no chain yet, even if the key is the same: nobody may append to it, or
+    /// be sent there.
     fn newest_node(&self, key: &Key) -> Option<&Node> {
-        self.node(self.newest(key)?).filter(|newest| newest.key == *key)
+        self.node(self.newest(key)?).filter(|newest| newest.key == *key && newest.order.is_some())
     }
 }
 

@@ -21,6 +21,17 @@ pub(super) fn strategy(text: &str) -> Result<Strategy, String> {
     Strategy::by_name(text).ok_or_else(|| format!("{text:?} is no strategy: there are {}", names()))
 }
 
+/// Refuses strategies that have no advantage here: there is no middlebox but in virtual time.
+pub(super) fn check_here(strategy: Strategy) -> Result<(), Usage> {
+    let name = strategy.name();
+    match strategy.is_steered() {
+        true => {
+            Err(Usage(format!("strategy {name} relies on a middlebox, which is there in virtual time: add --testbed")))
+        }
+        false => Ok(()),
+    }
+}
+
 pub(super) fn clients(text: &str) -> Result<usize, String> {
     match quantity::count::<usize>(text)? {
         clients @ 1..=MAX_CLIENTS => Ok(clients),

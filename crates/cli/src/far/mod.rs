@@ -27,7 +27,7 @@ use table::Row;
 const EXAMPLES: &str = "\
 Examples:
   doorbell far run --testbed connectx5-memory --clients 64,128
-  doorbell far run --testbed connectx5-memory --strategy optimistic,backoff,queue-lock,combine,server
+  doorbell far run --testbed connectx5-memory --strategy optimistic,backoff,queue-lock,combine,server,steered
   doorbell far run --mix b --clients 4 -D 2s
   doorbell far verify --strategy lock --clients 4";
 
@@ -104,7 +104,10 @@ impl Run {
                         let cpu = Some([run.memory_cpu, run.client_cpu]);
                         Row { strategy, clients, load, report: run.report, cpu, digest: Some(run.summary.digest) }
                     }
-                    (None, Some(chosen)) => self.measure(chosen, strategy, clients)?,
+                    (None, Some(chosen)) => {
+                        arguments::check_here(strategy)?;
+                        self.measure(chosen, strategy, clients)?
+                    }
                     (None, None) => return Err(Usage("a testbed or a device is needed".to_owned()).into()),
                 };
                 if !self.json {

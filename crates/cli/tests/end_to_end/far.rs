@@ -55,6 +55,7 @@ fn what_makes_no_sense_is_refused_with_what_is_allowed() {
         ("far run --mix d", "\"d\" is no mix: there are a (YCSB A"),
         ("far run --zipf 4", "0 (all keys alike) to 3"),
         ("far run --clients 0", "it is 1 to 1024"),
+        ("far run -d doorbell0 --strategy steered", "strategy steered relies on a middlebox"),
         ("far run -d doorbell0 -t 65", "a client runs 1 to 64 at a time"),
         ("far run -d doorbell0 --keys 0", "it is 1 to 2^27"),
         ("far run --testbed connectx5-memory -d doorbell0", "-d does not go with --testbed"),

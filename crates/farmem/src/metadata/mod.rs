@@ -29,6 +29,9 @@ use tidy::{Chores, Tidy};
 /// Answers that may wait for a client before the service listens to it again.
 const MAX_WAITING: usize = 256;
 
+/// Chains that are followed at a time.
+const WALKERS: usize = 16;
+
 /// What a metadata service is made with.
 #[derive(Clone, Debug)]
 pub struct MetadataOptions {
@@ -88,7 +91,7 @@ impl MetadataEnd {
     ///
     /// The device has no room.
     pub fn new(pd: &Pd, options: MetadataOptions) -> Result<Self, OpenError> {
-        Ok(Self { pd: pd.clone(), lane: LaneEnd::new(pd, 1)?, options })
+        Ok(Self { pd: pd.clone(), lane: LaneEnd::new(pd, 1 + WALKERS)?, options })
     }
 
     /// What the memory node needs to know.
@@ -105,7 +108,12 @@ impl MetadataEnd {
         let lane = Rc::new(self.lane.connect(memory, None)?);
         let directory = Rc::new(RefCell::new(Directory::new(memory.geometry)));
         let chores = Rc::new(RefCell::new(Chores::default()));
-        let tidy = Tidy { lane: Rc::clone(&lane), directory: Rc::clone(&directory), chores: Rc::clone(&chores) };
+        let tidy = |slot| {
+            let (lane, directory, chores) = (Rc::clone(&lane), Rc::clone(&directory), Rc::clone(&chores));
+            Tidy { slot, lane, directory, chores }
+        };
+        let mut workers: Vec<Pin<Box<dyn Future<Output = ()>>>> = vec![Box::pin(tidy(0).work())];
+        workers.extend((1..=WALKERS).map(|slot| Box::pin(tidy(slot).follow()) as Pin<Box<dyn Future<Output = ()>>>));
         Ok(Metadata {
             device: self.pd.device().clone(),
             pd: self.pd,
@@ -113,7 +121,7 @@ impl MetadataEnd {
             lane,
             directory,
             chores,
-            tidy: Box::pin(tidy.work()),
+            tidy: workers,
             sessions: BTreeMap::new(),
             to_fence: VecDeque::new(),
             suspects: Vec::new(),
@@ -131,7 +139,8 @@ pub struct Metadata {
     lane: Rc<crate::lane::Lane>,
     directory: Rc<RefCell<Directory>>,
     chores: Rc<RefCell<Chores>>,
-    tidy: Pin<Box<dyn Future<Output = ()>>>,
+    /// One that closes chains and repairs what clients left, and others that follow chains.
+    tidy: Vec<Pin<Box<dyn Future<Output = ()>>>>,
     sessions: BTreeMap<u32, Session>,
     to_fence: VecDeque<u32>,
     /// Who waits for which client to be shut out: client, tag, suspect.
@@ -192,8 +201,10 @@ impl Metadata {
         }
         self.hand_out();
         self.turn_epoch();
-        // It never ends: it waits for the next chore.
-        let _ = self.tidy.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        // They never end: they wait for the next chore.
+        for worker in &mut self.tidy {
+            let _ = worker.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        }
         happened |= self.speak();
         happened
     }
@@ -257,6 +268,16 @@ impl Metadata {
                         Ok(Some(number)) => chores.close(number),
                         Err(()) => return false,
                     }
+                }
+                return true;
+            }
+            Request::Appended(nodes) => {
+                let mut chores = self.chores.borrow_mut();
+                for (number, place) in nodes {
+                    if !directory.may_append(client, place) {
+                        return false;
+                    }
+                    chores.walk(number);
                 }
                 return true;
             }

@@ -10,7 +10,7 @@ use std::task::Poll;
 use super::directory::Directory;
 use crate::error::StoreError;
 use crate::lane::{Lane, Verb, WORDS};
-use crate::layout::{self, Header, Place, Word};
+use crate::layout::{HEADER_BYTES, Header, Place, Word};
 
 /// What is to be done.
 #[derive(Debug, Default)]
@@ -20,13 +20,21 @@ pub(super) struct Chores {
     leaving: Vec<u32>,
     /// Clients that were shut out.
     gone: VecDeque<u32>,
-    /// Somebody is at it.
-    is_busy: bool,
+    /// Keys whose chains are to be followed: nodes were appended somewhere. None stands here twice.
+    walks: VecDeque<u32>,
+    /// So many are at it.
+    busy: usize,
 }
 
 impl Chores {
     pub(super) fn close(&mut self, number: u32) {
         self.closing.push_back(number);
+    }
+
+    pub(super) fn walk(&mut self, number: u32) {
+        if !self.walks.contains(&number) {
+            self.walks.push_back(number);
+        }
     }
 
     pub(super) fn leave(&mut self, client: u32) {
@@ -49,11 +57,14 @@ impl Chores {
     }
 
     pub(super) fn has_any(&self) -> bool {
-        self.is_busy || !(self.closing.is_empty() && self.leaving.is_empty() && self.gone.is_empty())
+        let is_idle = self.closing.is_empty() && self.leaving.is_empty() && self.gone.is_empty();
+        self.busy > 0 || !is_idle || !self.walks.is_empty()
     }
 }
 
 pub(super) struct Tidy {
+    /// Its slot of the lane.
+    pub(super) slot: usize,
     pub(super) lane: Rc<Lane>,
     pub(super) directory: Rc<RefCell<Directory>>,
     pub(super) chores: Rc<RefCell<Chores>>,
@@ -72,7 +83,7 @@ impl Tidy {
                 let close = chores.closing.pop_front().map(Chore::Close);
                 match close.or_else(|| chores.gone.front().copied().map(Chore::Repair)) {
                     Some(chore) => {
-                        chores.is_busy = true;
+                        chores.busy += 1;
                         Poll::Ready(chore)
                     }
                     None => Poll::Pending,
@@ -88,13 +99,33 @@ impl Tidy {
                     result
                 }
             };
-            self.chores.borrow_mut().is_busy = false;
+            self.chores.borrow_mut().busy -= 1;
         }
     }
 
-    async fn verb(&self, verb: Verb) -> Result<(), StoreError> {
-        self.lane.post(0, &[verb], true)?;
-        poll_fn(|_| self.lane.take_done(0)).await
+    /// Follows chains to which nodes were appended, and nothing else.
+    pub(super) async fn follow(self) {
+        loop {
+            let number = poll_fn(|_| {
+                let mut chores = self.chores.borrow_mut();
+                match chores.walks.pop_front() {
+                    Some(number) => {
+                        chores.busy += 1;
+                        Poll::Ready(number)
+                    }
+                    None => Poll::Pending,
+                }
+            })
+            .await;
+            // Without the memory node there is nothing to follow any more.
+            let _ = self.walk(number).await;
+            self.chores.borrow_mut().busy -= 1;
+        }
+    }
+
+    async fn verbs(&self, list: &[Verb]) -> Result<(), StoreError> {
+        self.lane.post(self.slot, list, true)?;
+        poll_fn(|_| self.lane.take_done(self.slot)).await
     }
 
     /// Closes the chain of a deleted key, so that no client can write behind its tombstone, and removes the key.
@@ -104,28 +135,38 @@ impl Tidy {
         let remote = self.lane.geometry.node(place.index());
         let (compare, swap) = (tail.bits(), closed.bits());
         // Until it is known to be a tombstone still, and the tail: the key may have been inserted again meanwhile.
-        let is_tombstone = self.header(place).await?.is_some_and(|(header, _)| header.is_tombstone);
+        let is_tombstone = self.header(place).await?.is_some_and(|header| header.is_tombstone);
         let is_closed = is_tombstone && {
-            self.verb(Verb::CompareSwap { remote, local: WORDS[0], compare, swap }).await?;
-            Word::from_bits(self.lane.word(0, WORDS[0])) == tail
+            self.verbs(&[Verb::CompareSwap { remote, local: WORDS[0], compare, swap }]).await?;
+            Word::from_bits(self.lane.word(self.slot, WORDS[0])) == tail
         };
         self.directory.borrow_mut().end_closing(number, place, is_closed);
         Ok(())
     }
 
-    /// The beginning of a node, if it is in the use that is meant, and its key.
-    async fn header(&self, place: Place) -> Result<Option<(Header, Vec<u8>)>, StoreError> {
-        let geometry = self.lane.geometry;
-        let length = layout::look_length(geometry.max_key).min(geometry.node_bytes());
-        let (remote, local) = (geometry.node(place.index()), self.lane.incoming());
-        self.verb(Verb::Read { remote, local, length }).await?;
-        let mut bytes = vec![0; length];
-        self.lane.copy_out(0, local, &mut bytes);
+    /// The beginning of a node, if it is in the use that is meant. It ends before the key, so no middlebox takes this READ
+    /// for one that may go to a newer node.
+    async fn header(&self, place: Place) -> Result<Option<Header>, StoreError> {
+        let (remote, local) = (self.lane.geometry.node(place.index()), self.lane.incoming());
+        self.verbs(&[Verb::Read { remote, local, length: HEADER_BYTES }]).await?;
+        let mut bytes = [0; HEADER_BYTES];
+        self.lane.copy_out(self.slot, local, &mut bytes);
         let header = Header::parse(&bytes);
-        if header.place != Some(place) {
+        Ok((header.place == Some(place)).then_some(header))
+    }
+
+    /// The key of a node, if it is in the use that is meant.
+    async fn key(&self, place: Place) -> Result<Option<Vec<u8>>, StoreError> {
+        let Some(header) = self.header(place).await? else { return Ok(None) };
+        let geometry = self.lane.geometry;
+        if !(1..=geometry.max_key).contains(&header.key_length) {
             return Ok(None);
         }
-        Ok(header.key(&bytes).map(|key| (header, key.to_vec())))
+        let (remote, local) = (geometry.node(place.index()) + HEADER_BYTES as u64, self.lane.incoming());
+        self.verbs(&[Verb::Read { remote, local, length: header.key_length }]).await?;
+        let mut key = vec![0; header.key_length];
+        self.lane.copy_out(self.slot, local, &mut key);
+        Ok(Some(key))
     }
 
     /// Gets back what a client had that was shut out: nodes that it linked become part of their chains, the others are
@@ -134,7 +175,7 @@ impl Tidy {
         let granted = self.directory.borrow().granted_to(client);
         let mut numbers = Vec::new();
         for &place in &granted {
-            if let Some((_, key)) = self.header(place).await?
+            if let Some(key) = self.key(place).await?
                 && let Some((_, number)) = self.directory.borrow().lookup(&key)
                 && !numbers.contains(&number)
             {
@@ -151,13 +192,20 @@ impl Tidy {
         Ok(())
     }
 
-    /// Brings what is known of a chain up to date with what it is.
+    /// Brings what is known of a chain up to date with what it is: one READ for each node, and one for the first.
     async fn walk(&self, number: u32) -> Result<(), StoreError> {
+        let mut known = None;
         loop {
             let Some(head) = self.directory.borrow().head(number) else { return Ok(()) };
-            let Some((header, _)) = self.header(head).await? else { return Ok(()) };
+            let header = match known {
+                Some((place, header)) if place == head => header,
+                _ => match self.header(head).await? {
+                    Some(header) => header,
+                    None => return Ok(()),
+                },
+            };
             let Word::Link(next) = header.word else { return Ok(()) };
-            let Some((after, _)) = self.header(next).await? else { return Ok(()) };
+            let Some(after) = self.header(next).await? else { return Ok(()) };
             let mut directory = self.directory.borrow_mut();
             if directory.head(number) != Some(head) {
                 continue; // a report came meanwhile
@@ -168,6 +216,7 @@ impl Tidy {
             if let Some(number) = directory.advance(number, next, after.is_tombstone) {
                 self.chores.borrow_mut().close(number);
             }
+            known = Some((next, after));
         }
     }
 }

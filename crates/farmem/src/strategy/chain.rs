@@ -101,7 +101,7 @@ pub(super) async fn get(worker: &mut Worker) -> Result<Outcome, StoreError> {
     let (mut attempts, mut damaged, mut gone) = (0, 0, 0);
     let Some(mut walk) = begin(worker, None).await? else { return Ok(Outcome::Absent) };
     loop {
-        let seen = worker.read(&walk.entry).await?;
+        let seen = worker.read(&mut walk.entry).await?;
         if let Seen::Longer { length } = seen {
             walk.entry.length = length;
             continue; // the node was found, and is read again as a whole
@@ -165,7 +165,7 @@ fn ending(kind: Kind, is_tombstone: bool) -> Option<Outcome> {
 async fn find_tail(worker: &mut Worker, mut walk: Walk) -> Result<Tail, StoreError> {
     let mut gone = 0;
     loop {
-        match worker.look(&walk.entry).await? {
+        match worker.look(&mut walk.entry).await? {
             Seen::Tail { is_tombstone, length } => {
                 let entry = Entry { is_tombstone, length, ..walk.entry };
                 return Ok(match ending(worker.kind(), is_tombstone) {

@@ -5,6 +5,7 @@ mod combine;
 mod lock;
 mod queue_lock;
 mod server;
+mod steered;
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -23,6 +24,7 @@ use combine::Combined;
 use lock::Locked;
 use queue_lock::QueueLocked;
 use server::Served;
+use steered::Steered;
 
 /// How clients deal with conflicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -48,12 +50,27 @@ pub enum Strategy {
     /// The memory node's CPU carries out what clients ask for in messages. It has a table of its own: no client of
     /// another strategy sees what is in it.
     Server,
+    /// A middlebox sends READs and CASes to the newest node of their key, whichever node a client names ([`Behind`]).
+    ///
+    /// [`Behind`]: crate::Behind
+    Steered,
+    /// The same of CASes alone; readers follow chains and shortcuts.
+    SteeredWrite,
 }
 
 impl Strategy {
     /// All of them.
-    pub const ALL: [Self; 7] =
-        [Self::Optimistic, Self::Chained, Self::Backoff, Self::Lock, Self::QueueLock, Self::Combine, Self::Server];
+    pub const ALL: [Self; 9] = [
+        Self::Optimistic,
+        Self::Chained,
+        Self::Backoff,
+        Self::Lock,
+        Self::QueueLock,
+        Self::Combine,
+        Self::Server,
+        Self::Steered,
+        Self::SteeredWrite,
+    ];
 
     /// Its name.
     pub fn name(self) -> &'static str {
@@ -65,7 +82,19 @@ impl Strategy {
             Self::QueueLock => "queue-lock",
             Self::Combine => "combine",
             Self::Server => "server",
+            Self::Steered => "steered",
+            Self::SteeredWrite => "steered-write",
         }
+    }
+
+    /// Does it rely on a middlebox to find newest nodes? It is right without one, but has no advantage.
+    pub fn is_steered(self) -> bool {
+        matches!(self, Self::Steered | Self::SteeredWrite)
+    }
+
+    /// Does the middlebox steer its READs?
+    pub fn steers_reads(self) -> bool {
+        self == Self::Steered
     }
 
     /// The strategy of this name.
@@ -106,6 +135,7 @@ pub(crate) fn start(strategy: Strategy, means: &Means, worker: Worker) -> Pin<Bo
         (Strategy::Chained, _) => Box::pin(serve(Chain { is_chained: true, pace: Pace::AtOnce }, worker)),
         (Strategy::Backoff, _) => Box::pin(serve(Chain { is_chained: false, pace: Pace::BACKOFF }, worker)),
         (Strategy::Lock, _) => Box::pin(serve(Locked, worker)),
+        (Strategy::Steered | Strategy::SteeredWrite, _) => Box::pin(serve(Steered, worker)),
         _ => Box::pin(serve(Chain { is_chained: false, pace: Pace::AtOnce }, worker)),
     }
 }

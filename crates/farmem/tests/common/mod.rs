@@ -12,10 +12,12 @@ use std::time::Duration;
 use doorbell_exchange::Config;
 use doorbell_exchange::asynchronous::Waiter;
 use doorbell_farmem::{
-    Client, ClientEnd, ClientOptions, Geometry, HostCache, MemoryNode, Metadata, MetadataEnd, MetadataOptions,
-    NodeCounts, Operation, Outcome, Place, StoreError, Strategy,
+    Behind, Client, ClientDescription, ClientEnd, ClientOptions, Geometry, HostCache, MemoryDescription, MemoryNode,
+    Metadata, MetadataEnd, MetadataOptions, NodeCounts, Operation, Outcome, Place, StoreError, Strategy,
 };
-use doorbell_sim::{Simulation, Testbed, Topology, VirtualWaiter, testbed};
+use doorbell_sim::{Simulation, SwitchBox, Testbed, Topology, VirtualWaiter, testbed};
+use doorbell_steer::{Config as SteerConfig, Limits, Steer};
+use doorbell_verbs::RKey;
 
 /// Which node of the simulation is which.
 pub const MEMORY: usize = 0;
@@ -31,12 +33,25 @@ pub fn rpc() -> Config {
     Config::default().timeout_exponent(8).retry_count(3).keepalive(Duration::from_millis(2))
 }
 
+/// A middlebox in the switch, between the memory node and everybody else.
+#[derive(Clone, Copy, Debug)]
+pub struct Boxed {
+    pub is_exclusive: bool,
+    pub steers_reads: bool,
+    /// Keys that it remembers.
+    pub keys: usize,
+}
+
+/// The box and its control plane.
+pub type Through = Rc<(SwitchBox, RefCell<Behind>)>;
+
 /// A store: simulation, memory node and metadata service, and how many clients are at work.
 pub struct Store<'a> {
     pub simulation: Simulation<'a>,
     pub memory: Rc<RefCell<MemoryNode>>,
     /// Until it serves.
     pub metadata: Option<Metadata>,
+    pub through: Option<Through>,
     caches: Vec<Arc<HostCache>>,
     numbers: u32,
     pub working: Rc<Cell<usize>>,
@@ -46,18 +61,37 @@ pub struct Store<'a> {
 
 impl Store<'_> {
     pub fn new(testbed: &Testbed, hosts: usize, geometry: Geometry, seed: u64) -> Self {
+        Self::behind(None, testbed, hosts, geometry, seed)
+    }
+
+    /// Perhaps behind a middlebox.
+    pub fn behind(boxed: Option<Boxed>, testbed: &Testbed, hosts: usize, geometry: Geometry, seed: u64) -> Self {
         let topology = Topology::Star { nodes: FIRST_HOST + hosts };
-        let simulation = Simulation::new(testbed, topology, seed).expect("a simulation");
+        let mut simulation = Simulation::new(testbed, topology, seed).expect("a simulation");
+        let switch_box = boxed.map(|boxed| {
+            let limits = Limits { window_bytes: 1 << 40, keys: boxed.keys, ..Limits::default() };
+            let make = |address| Steer::new(SteerConfig { limits, seed, ..SteerConfig::at(address) });
+            (simulation.put_middlebox(make).expect("there is one switch"), boxed)
+        });
         let pd = |node: usize| simulation.device(node).create_pd().expect("a protection domain");
         let mut memory = MemoryNode::new(&pd(MEMORY), geometry).expect("a memory node");
         let options = MetadataOptions { rpc: rpc(), ..MetadataOptions::default() };
         let end = MetadataEnd::new(&pd(METADATA), options).expect("an end");
-        let description = memory.accept(0, &end.to_memory()).expect("accepted");
+        let through = switch_box.map(|(switch_box, boxed)| {
+            let rkey = RKey::new(0x77);
+            let attach = |steer: &mut Steer| {
+                Behind::attach(steer, &mut memory, rkey, boxed.is_exclusive, boxed.steers_reads).expect("attached")
+            };
+            let behind = switch_box.with(attach);
+            Rc::new((switch_box, RefCell::new(behind)))
+        });
+        let description = accept(&mut memory, &through, 0, &end.to_memory());
         let metadata = end.connect(&description).expect("connected");
         Self {
             simulation,
             memory: Rc::new(RefCell::new(memory)),
             metadata: Some(metadata),
+            through,
             caches: (0..hosts).map(|_| Arc::new(HostCache::new(1 << 12))).collect(),
             numbers: 0,
             working: Rc::default(),
@@ -73,7 +107,7 @@ impl Store<'_> {
         self.is_asked |= options.strategy == Strategy::Server;
         let geometry = self.memory.borrow().geometry();
         let end = ClientEnd::new(&pd, geometry, ClientOptions { rpc: rpc(), ..options }).expect("an end");
-        let memory = self.memory.borrow_mut().accept(number, &end.to_memory()).expect("accepted");
+        let memory = accept(&mut self.memory.borrow_mut(), &self.through, number, &end.to_memory());
         let service = self.metadata.as_mut().expect("the service does not run yet");
         let metadata = service.accept(number, &end.to_metadata()).expect("accepted");
         self.working.set(self.working.get() + 1);
@@ -103,16 +137,21 @@ impl Store<'_> {
                 }
             });
         }
+        let through = self.through.clone();
         self.simulation.spawn(METADATA, "metadata", async move {
+            let mut fencing = Vec::new();
             loop {
-                let happened = serve_once(&mut metadata, &memory);
+                let happened = match &through {
+                    None => serve_once(&mut metadata, &memory),
+                    Some(through) => serve_behind(&mut metadata, through, &mut fencing),
+                };
                 let nodes = metadata.nodes();
                 if working.get() == 0 && metadata.clients() == 0 && metadata.is_tidy() && nodes.retired == 0 {
                     return Rest { nodes, keys: metadata.keys() };
                 }
                 if !happened {
                     // Nothing wakes it when the last client has ended.
-                    let soon = waiter.now().as_ns() + 1_000_000;
+                    let soon = waiter.now().as_ns() + if fencing.is_empty() { 1_000_000 } else { 1_000 };
                     let deadline = metadata.deadline_ns().map_or(soon, |deadline| deadline.min(soon));
                     waiter.wait(None, Some(deadline)).await;
                 } else {
@@ -121,6 +160,36 @@ impl Store<'_> {
             }
         })
     }
+}
+
+/// Connects a client with the memory, or with the box before it.
+fn accept(
+    memory: &mut MemoryNode,
+    through: &Option<Through>,
+    client: u32,
+    peer: &ClientDescription,
+) -> MemoryDescription {
+    match through {
+        None => memory.accept(client, peer).expect("accepted"),
+        Some(through) => through.0.with(|steer| through.1.borrow_mut().accept(steer, client, peer)).expect("accepted"),
+    }
+}
+
+/// As [`serve_once`], where the box shuts clients out.
+fn serve_behind(metadata: &mut Metadata, through: &Through, fencing: &mut Vec<u32>) -> bool {
+    let mut happened = metadata.poll();
+    while let Some(client) = metadata.next_fence() {
+        fencing.push(client);
+    }
+    fencing.retain(|&client| {
+        let is_out = through.0.with(|steer| through.1.borrow_mut().fence(steer, client));
+        if is_out {
+            metadata.fenced(client);
+            happened = true;
+        }
+        !is_out
+    });
+    happened
 }
 
 /// What is left when all clients have gone.

@@ -256,6 +256,14 @@ impl Steer {
         true
     }
 
+    /// How many requests of a client are at the node and not answered, also of one that was
+    /// [disconnected](Self::disconnect): once there are none, the node's memory does not change by that client's hand any
+    /// more.
+    pub fn at_node(&self, qpn: Qpn) -> usize {
+        let working = self.node.as_ref().filter(|node| !node.failed);
+        working.map_or(0, |node| node.in_flight.iter().filter(|message| message.qpn == qpn).count())
+    }
+
     /// Passes the packets of another connection between a client and the node on, both ways: those from the client for
     /// `node_qpn`, and those from the node for `client_qpn`.
     ///
