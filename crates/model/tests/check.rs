@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use doorbell_model::check::{Checked, CheckedShape, Compared, Lack, Status, check, check_row, check_shapes, lack_of};
+use doorbell_model::check::{
+    Analytic, Checked, CheckedShape, Compared, Judged, Lack, Status, check, check_shapes, lack_of,
+};
 use doorbell_model::parameters::Parameters;
 use doorbell_model::predict::BoundKind;
 use doorbell_published::{Amount, Receivers, Relation, Row, Unit, Value};
@@ -25,14 +27,14 @@ struct Kept {
 fn all() -> Vec<Checked<'static>> {
     doorbell_published::all()
         .iter()
-        .flat_map(|testbed| check(testbed, Parameters::of_testbed(&testbed.name).as_ref()))
+        .flat_map(|testbed| check(testbed, &mut Analytic::new(Parameters::of_testbed(&testbed.name).as_ref())))
         .collect()
 }
 
 fn all_shapes() -> Vec<CheckedShape<'static>> {
     doorbell_published::all()
         .iter()
-        .flat_map(|testbed| check_shapes(testbed, Parameters::of_testbed(&testbed.name).as_ref()))
+        .flat_map(|testbed| check_shapes(testbed, &mut Analytic::new(Parameters::of_testbed(&testbed.name).as_ref())))
         .collect()
 }
 
@@ -68,7 +70,7 @@ fn worse(kept: &Kept, now: &Checked<'_>) -> Option<String> {
         (Some(before), Ok(compared)) => {
             let deviation = compared.deviation * 100.0;
             let was_within = kept.status == Status::Within.name();
-            (was_within && !compared.is_within || deviation.abs() > before.abs() + SLACK_PERCENT).then(|| {
+            (was_within && !compared.is_within() || deviation.abs() > before.abs() + SLACK_PERCENT).then(|| {
                 format!("{id} was {}, {before:+.1} %, and is {}, {deviation:+.1} %", kept.status, now.status())
             })
         }
@@ -116,9 +118,8 @@ fn what_is_worse_is_told_from_what_is_not() {
     let row = doorbell_published::row("send-receive/base-latency").unwrap();
     let now = |deviation: f64| {
         let predicted = Value { number: 1.0, unit: Unit::Us };
-        let outcome =
-            Ok(Compared { predicted, deviation, binding: None, is_within: deviation.abs() <= 0.15, is_fitted: false });
-        Checked { row, outcome }
+        let outcome = Ok(Compared { predicted, deviation, tolerance: 0.15, binding: None });
+        Checked { row, is_fitted: false, outcome }
     };
     let within = |percent| Kept { status: "within".to_owned(), deviation_percent: Some(percent) };
     let beyond = |percent| Kept { status: "beyond".to_owned(), deviation_percent: Some(percent) };
@@ -130,7 +131,7 @@ fn what_is_worse_is_told_from_what_is_not() {
     assert!(worse(&within(14.9), &now(0.151)).is_some_and(|text| text.contains("and is beyond")));
     assert!(worse(&beyond(-40.0), &now(-0.5)).is_some());
     assert_eq!(worse(&beyond(-40.0), &now(0.1)), None);
-    let unpredicted = Checked { row, outcome: Err(Lack::Parameters) };
+    let unpredicted = Checked { row, is_fitted: false, outcome: Err(Lack::Parameters) };
     assert!(worse(&within(5.0), &unpredicted).is_some_and(|text| text.contains("no longer is")));
     let not_predicted = Kept { status: "no model".to_owned(), deviation_percent: None };
     assert_eq!(worse(&not_predicted, &unpredicted), None);
@@ -139,6 +140,10 @@ fn what_is_worse_is_told_from_what_is_not() {
 
 fn row(id: &str) -> Row {
     doorbell_published::row(id).unwrap_or_else(|| panic!("a row {id}")).clone()
+}
+
+fn check_row(row: &Row, parameters: Option<&Parameters>) -> Result<Compared, Lack> {
+    Checked::of(row, &mut Analytic::new(parameters)).outcome
 }
 
 #[track_caller]
@@ -156,13 +161,13 @@ fn twice_what_is_predicted_deviates_by_minus_50_percent() {
     let mut made_up = row("send-receive/batch-ceiling");
     assert_eq!(made_up.value.unit, Unit::Gibit);
     made_up.value = compared(&made_up).predicted;
-    assert_eq!((compared(&made_up).deviation, compared(&made_up).is_within), (0.0, true));
+    assert_eq!((compared(&made_up).deviation, compared(&made_up).is_within()), (0.0, true));
     made_up.value.number *= 2.0;
     assert_near(compared(&made_up).deviation, -0.5);
-    assert!(!compared(&made_up).is_within);
+    assert!(!compared(&made_up).is_within());
     // A bound is missed only on its wrong side.
     made_up.relation = Relation::AtMost;
-    assert_eq!((compared(&made_up).deviation, compared(&made_up).is_within), (0.0, true));
+    assert_eq!((compared(&made_up).deviation, compared(&made_up).is_within()), (0.0, true));
     made_up.value.number /= 4.0;
     assert_near(compared(&made_up).deviation, 1.0);
 }
@@ -174,7 +179,7 @@ fn tolerances_are_15_percent_of_a_latency_and_20_of_a_throughput() {
         let predicted = compared(&made_up).predicted;
         for (off, is_within) in [(tolerance - 0.001, true), (tolerance + 0.001, false)] {
             made_up.value.number = predicted.number / (1.0 + off);
-            assert_eq!(compared(&made_up).is_within, is_within, "{id} off by {off}");
+            assert_eq!(compared(&made_up).is_within(), is_within, "{id} off by {off}");
         }
     }
 }
@@ -195,19 +200,19 @@ fn predictions_are_in_the_unit_of_the_row() {
 #[test]
 fn rows_are_compared_as_published() {
     let batched = compared(&row("send-receive/batch-ceiling-messages"));
-    assert_eq!(batched.binding, Some(BoundKind::SendingUnits));
+    assert_eq!(batched.binding, Some(BoundKind::SendingUnits.into()));
     assert_near(batched.predicted.number, 1e3 / 71.0);
     let thread = compared(&row("send-receive/srq-without-rnr"));
-    assert_eq!(thread.binding, Some(BoundKind::RepostThread));
+    assert_eq!(thread.binding, Some(BoundKind::RepostThread.into()));
     let shared = compared(&row("send-receive/srq-limit"));
-    assert_eq!(shared.binding, Some(BoundKind::Srq));
+    assert_eq!(shared.binding, Some(BoundKind::Srq.into()));
     // 16 threads that share their NIC, to one receiver.
     let mut many = row("send-receive/n-to-1-8192");
-    assert_eq!(compared(&many).binding, Some(BoundKind::Link));
+    assert_eq!(compared(&many).binding, Some(BoundKind::Link.into()));
     many.configuration.bytes = Some(Amount::Is(16.0));
-    assert_eq!(compared(&many).binding, Some(BoundKind::ReceivingCpu));
+    assert_eq!(compared(&many).binding, Some(BoundKind::ReceivingCpu.into()));
     many.configuration.receivers = Some(Receivers::Own);
-    assert_eq!(compared(&many).binding, Some(BoundKind::SendingCeiling));
+    assert_eq!(compared(&many).binding, Some(BoundKind::SendingCeiling.into()));
 }
 
 #[test]
@@ -221,15 +226,15 @@ fn what_is_missing_is_named() {
     };
     assert_eq!(
         reason(&|row| row.configuration.window = Some(Amount::Unknown)),
-        "the publication does not state `window`, which the model needs"
+        "the publication does not state `window`, which a prediction needs"
     );
     assert_eq!(
         reason(&|row| row.configuration.credits = None),
-        "the publication does not state `credits`, which the model needs"
+        "the publication does not state `credits`, which a prediction needs"
     );
     assert_eq!(
         reason(&|row| row.configuration.threads = Some(Amount::Span(1.0, 32.0))),
-        "`threads` is 1 to 32, and the model needs one number"
+        "`threads` is 1 to 32, and a prediction needs one number"
     );
     assert_eq!(
         reason(&|row| row.quantity = doorbell_published::Quantity::SaturatingWindow),
@@ -249,7 +254,7 @@ fn what_is_missing_is_named() {
     let store = check_row(&row("far-memory/bytes-50"), Some(&t1)).expect_err("it is a store");
     assert_eq!(
         store.to_string(),
-        "the model predicts messages of protocols and single operations, not stores on passive memory"
+        "predictions are of messages of protocols and of single operations, not of stores on passive memory"
     );
 }
 
@@ -271,9 +276,7 @@ fn little_of_t1_is_fitted() {
     assert!(fitted.len() <= 6, "{fitted:?}");
     assert!(fitted.iter().flat_map(|origin| &origin.fitted_to).all(|id| id.starts_with("send-receive/")));
     let rows = all();
-    let count = |is_fitted| {
-        rows.iter().filter(|row| row.outcome.as_ref().is_ok_and(|found| found.is_fitted == is_fitted)).count()
-    };
+    let count = |is_fitted| rows.iter().filter(|row| row.outcome.is_ok() && row.is_fitted == is_fitted).count();
     assert!(count(false) > 3 * count(true), "{} rows are fitted to", count(true));
 }
 
@@ -291,11 +294,12 @@ fn every_shape_is_judged() {
 /// What a shape says is judged on what parameters predict: others do not have it.
 #[test]
 fn other_parameters_have_other_shapes() {
-    use doorbell_model::check::check_shape;
     let t1 = Parameters::t1();
     let has = |parameters: &Parameters, id: &str| {
         let shape = doorbell_published::shape(id).unwrap_or_else(|| panic!("a shape {id}"));
-        check_shape(shape, Some(parameters)).unwrap_or_else(|lack| panic!("{id}: {lack}")).is_had
+        let CheckedShape { outcome, .. } = CheckedShape::of(shape, &mut Analytic::new(Some(parameters)));
+        let Judged { is_had, .. } = outcome.unwrap_or_else(|lack| panic!("{id}: {lack}"));
+        is_had
     };
     for (id, other) in [
         ("send-receive/single-connection-ceiling", Parameters { o_unit_ns: 200.0, ..t1.clone() }),

@@ -50,6 +50,8 @@ impl Station {
 pub struct Bottleneck {
     /// Which.
     pub station: Station,
+    /// Whose; none is the switch's.
+    pub node: Option<usize>,
     /// Its share of the run, from 0 to 1.
     pub share: f64,
 }
@@ -60,9 +62,13 @@ const BINDS: f64 = 0.9;
 impl Bottleneck {
     /// That of a run.
     pub fn of(summary: &Summary) -> Self {
-        let most = |of: fn(&NodeTimes) -> Ps| summary.nodes.iter().map(of).max().unwrap_or_default();
+        let most = |of: fn(&NodeTimes) -> Ps| {
+            let busy = summary.nodes.iter().map(of).enumerate().map(|(node, busy)| (busy, Some(node)));
+            busy.max_by_key(|(busy, _)| *busy).unwrap_or_default()
+        };
+        let threads = summary.threads.iter().map(|thread| (thread.worked, Some(thread.node)));
         let stations = [
-            (Station::Thread, summary.threads.iter().map(|thread| thread.worked).max().unwrap_or_default()),
+            (Station::Thread, threads.max_by_key(|(worked, _)| *worked).unwrap_or_default()),
             (Station::Unit, most(|node| node.unit)),
             (Station::Send, most(|node| node.send)),
             (Station::Receive, most(|node| node.receive)),
@@ -70,11 +76,12 @@ impl Bottleneck {
             (Station::Write, most(|node| node.write)),
             // Of stations that were busy equally long the last is taken: a full line fills the ports on both sides of a
             // switch, and the node's is where messages wait.
-            (Station::SwitchPort, summary.switch_port),
+            (Station::SwitchPort, (summary.switch_port, None)),
             (Station::Port, most(|node| node.port)),
         ];
-        let (station, busy) = stations.into_iter().max_by_key(|(_, busy)| *busy).unwrap_or((Station::Thread, Ps::ZERO));
-        Self { station, share: busy.0 as f64 / summary.ended.0.max(1) as f64 }
+        let longest = stations.into_iter().max_by_key(|(_, (busy, _))| *busy);
+        let (station, (busy, node)) = longest.unwrap_or((Station::Thread, (Ps::ZERO, None)));
+        Self { station, node, share: busy.0 as f64 / summary.ended.0.max(1) as f64 }
     }
 
     /// Was it busy nearly all the time?

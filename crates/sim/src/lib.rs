@@ -76,6 +76,7 @@ mod topology;
 pub mod traffic;
 
 pub use bottleneck::{Bottleneck, Station};
+pub use estimate::MemoryError;
 pub use kernel::Counts;
 pub use provider::PROVIDER;
 pub use simulation::{NodeTimes, Returned, Simulation, SimulationError, Summary, SwitchBox, ThreadTimes};

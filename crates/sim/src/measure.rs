@@ -1,6 +1,7 @@
 //! A workload on a simulated testbed: what came out.
 
 use std::cell::Cell;
+use std::io::Write;
 use std::rc::Rc;
 
 use doorbell_exchange::send_receive::{Endpoint, Hub, SharedOptions, SharedReceives};
@@ -75,6 +76,8 @@ pub struct Measured {
     pub messages_per_s: f64,
     /// Of a latency: its median in nanoseconds, by what [`Timed`] says.
     pub latency_ns: Option<u64>,
+    /// Messages per second that were offered, if not as many as go.
+    pub offered: Option<f64>,
     /// RNR NAKs that the target sent.
     pub rnr_naks: u64,
     /// What both devices counted.
@@ -88,11 +91,11 @@ pub struct Measured {
 }
 
 /// The host that asks, and the one that answers.
-const ASKING: usize = 0;
-const ANSWERING: usize = 1;
+pub(crate) const ASKING: usize = 0;
+pub(crate) const ANSWERING: usize = 1;
 
 /// The two hosts of a published testbed, and the switch between them.
-const HOSTS: Topology = Topology::Star { nodes: 2 };
+pub(crate) const HOSTS: Topology = Topology::Star { nodes: 2 };
 
 type Tallies = Returned<Result<Vec<Tally>, ConnectionError>>;
 
@@ -121,13 +124,34 @@ pub(crate) fn measure_until(
     seed: u64,
     stop: Stop,
 ) -> Result<Option<Measured>, MeasureError> {
+    run(testbed, load, seed, stop, None)
+}
+
+/// As [`measure`], with all packets in a pcap file.
+pub(crate) fn measure_captured(
+    testbed: &Testbed,
+    load: &Load,
+    seed: u64,
+    to: Box<dyn Write + Send>,
+) -> Result<Measured, MeasureError> {
+    run(testbed, load, seed, Stop::AtEnd, Some(to))?.ok_or(MeasureError::Unfinished)
+}
+
+fn run(
+    testbed: &Testbed,
+    load: &Load,
+    seed: u64,
+    stop: Stop,
+    capture: Option<Box<dyn Write + Send>>,
+) -> Result<Option<Measured>, MeasureError> {
     let Load { parameters, bytes, receiver_threads, addresses } = load;
     let bytes = *bytes;
     parameters.check()?;
     if parameters.operation.is_one_sided() {
-        return one_sided_operations(testbed, parameters, bytes, *addresses, (seed, stop));
+        return one_sided_operations(Bench::new(testbed, parameters, bytes, seed, stop, capture)?, *addresses);
     }
-    with_connector!(parameters.protocol, connector => messages(testbed, &connector, parameters, bytes, *receiver_threads, (seed, stop)))
+    let bench = Bench::new(testbed, parameters, bytes, seed, stop, capture)?;
+    with_connector!(parameters.protocol, connector => messages(bench, &connector, *receiver_threads))
 }
 
 struct Bench<'a> {
@@ -144,7 +168,9 @@ impl<'a> Bench<'a> {
         testbed: &Testbed,
         parameters: &'a Parameters,
         bytes: usize,
-        (seed, stop): (u64, Stop),
+        seed: u64,
+        stop: Stop,
+        capture: Option<Box<dyn Write + Send>>,
     ) -> Result<Self, MeasureError> {
         let fitted = parameters.fit(bytes)?;
         let plan = Plan {
@@ -155,7 +181,10 @@ impl<'a> Bench<'a> {
             verify: parameters.verify,
             buffers: fitted.send_buffers,
         };
-        let simulation = Simulation::new(testbed, HOSTS, seed)?;
+        let mut simulation = Simulation::new(testbed, HOSTS, seed)?;
+        if let Some(to) = capture {
+            simulation.capture(to).map_err(SimulationError::Capture)?;
+        }
         let before = [ASKING, ANSWERING].map(|node| simulation.device(node).counters());
         Ok(Self { simulation, parameters, fitted, plan, before, stop })
     }
@@ -183,6 +212,7 @@ impl<'a> Bench<'a> {
         Ok(Some(Measured {
             messages_per_s: messages as f64 * 1e9 / lasted_ns as f64,
             latency_ns: None,
+            offered: self.parameters.rate,
             rnr_naks: counted[ANSWERING].as_ref().map_or(0, |counters| counters.rnr_nak_sent),
             counted,
             lasted: Ps::from_ns(lasted_ns),
@@ -214,17 +244,14 @@ async fn in_turns<T, F: Future<Output = Result<T, ConnectionError>>>(
 type WithMemory<C> = (<C as Connector>::Connection, SendMemory);
 
 fn messages<C: Connector + 'static>(
-    testbed: &Testbed,
+    mut bench: Bench<'_>,
     protocol: &C,
-    parameters: &Parameters,
-    bytes: usize,
     receiver_threads: Option<usize>,
-    run: (u64, Stop),
 ) -> Result<Option<Measured>, MeasureError>
 where
     C::Connection: 'static,
 {
-    let mut bench = Bench::new(testbed, parameters, bytes, run)?;
+    let (parameters, bytes) = (bench.parameters, bench.plan.bytes);
     let mut cast = parameters.cast();
     cast.answering.threads = receiver_threads.unwrap_or(cast.answering.threads);
     if parameters.replicate || parameters.bidirectional || parameters.events {
@@ -415,14 +442,8 @@ where
     bench.finish(asked)
 }
 
-fn one_sided_operations(
-    testbed: &Testbed,
-    parameters: &Parameters,
-    bytes: usize,
-    addresses: Option<usize>,
-    run: (u64, Stop),
-) -> Result<Option<Measured>, MeasureError> {
-    let mut bench = Bench::new(testbed, parameters, bytes, run)?;
+fn one_sided_operations(mut bench: Bench<'_>, addresses: Option<usize>) -> Result<Option<Measured>, MeasureError> {
+    let (parameters, bytes) = (bench.parameters, bench.plan.bytes);
     let waiter = bench.simulation.polling();
     let pds = [ASKING, ANSWERING].map(|node| bench.simulation.device(node).create_pd());
     let [asking_pd, answering_pd] = pds;

@@ -305,7 +305,7 @@ impl BlindRow {
             }
             Unit::PacketsPerOperation => {
                 let measured = runs.run(&self.load, false)?;
-                let counted = measured.counted[1].ok_or(Lack::Feature("counters"))?;
+                let counted = measured.counted[1].ok_or(Lack::Quantity("counters of this"))?;
                 Ok(counted.rx_vport_rdma_unicast_packets as f64 / measured.messages as f64)
             }
         }

@@ -1,19 +1,23 @@
-//! Published rows, each simulated in its configuration as published.
+//! What was published, simulated in its configuration as published.
 //!
-//! A row that needs something that simulations do not have is not compared, and a [`Lack`] says what is missing.
+//! [`Runs`] are a [`Predictor`], as the model is: `doorbell_model::check` reads the rows and judges the shapes of both.
 
 use std::collections::BTreeMap;
+use std::io::{self, Write};
 
+pub use doorbell_model::check::Lack;
+use doorbell_model::check::{Binding, Manner, Needed, Packets, Predictor, Rated};
+use doorbell_model::operation::{Operation as Asked, Posted};
+use doorbell_model::workload::Workload;
 use doorbell_protocols::{Protocol, Release};
-use doorbell_published::{
-    Amount, Configuration, Dimension, Operation as Published, PathMtuSaid, Quantity, Receivers, Relation, Repost, Row,
-    Subject, Value,
-};
+use doorbell_published::{Dimension, Relation, Row, Subject};
 use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
 use doorbell_study::serving::SharedBy;
 use doorbell_wire::{MessageKind, OuterKind, Transport, message_cost};
 
-use crate::measure::{Load, MeasureError, Measured, measure};
+use crate::bottleneck::{Bottleneck, Station};
+use crate::estimate::{self, MemoryError};
+use crate::measure::{ANSWERING, ASKING, HOSTS, Load, Measured, measure, measure_captured};
 use crate::paced::highest_without_rnr;
 use crate::testbed::Testbed;
 
@@ -21,12 +25,10 @@ use crate::testbed::Testbed;
 pub const TOLERANCE: f64 = 0.15;
 /// A rate of operations or packets of T2 or T3 is within, if it deviates by this share at most.
 pub const RATE_TOLERANCE: f64 = 0.10;
-/// A rate of this share of the highest counts as the highest: in a sweep, the first one ends it.
-const HIGHEST: f64 = 0.99;
-/// The share of the line at which it counts as full.
-const FULL: f64 = 0.98;
-/// Steps of the search for the shortest message that fills the line.
-const STEPS: u32 = 12;
+/// Bytes and packets that were counted exactly may differ by what counters round.
+const EXACT: f64 = 1e-4;
+/// Receives of a connection at least.
+const LEAST_DEPTH: usize = 128;
 
 /// How long runs are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,68 +60,38 @@ impl Effort {
     }
 }
 
-/// A published number beside the simulated one.
-#[derive(Clone, Debug)]
-pub struct Reproduced<'a> {
-    /// What was published.
-    pub row: &'a Row,
-    /// The testbed's file has values that were fitted on this row, so it is no prediction.
-    pub is_fitted: bool,
-    /// What the simulation says, or what it lacks to say something.
-    pub outcome: Result<Compared, Lack>,
-}
-
-/// A simulated number beside the published one.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Compared {
-    /// What was simulated, in the unit of the row.
-    pub simulated: Value,
-    /// How far it is off: 0.1 is a tenth too high. 0 where the row is a bound that the simulation keeps.
-    pub deviation: f64,
-    /// The tolerance.
-    pub tolerance: f64,
-}
-
-impl Compared {
-    /// Does the row's tolerance hold?
-    pub fn is_within(&self) -> bool {
-        self.deviation.abs() <= self.tolerance
-    }
-}
-
-/// What is missing for a simulated number.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Lack {
-    /// The row is about something that is not simulated.
-    #[error("simulations have no {0}")]
-    Feature(&'static str),
-    /// A field of the row's configuration has no number.
-    #[error("the publication does not state `{0}`, which a simulation needs")]
-    Unstated(&'static str),
-    /// A run failed.
-    #[error("the run failed: {0}")]
-    Failed(String),
-}
-
-impl From<MeasureError> for Lack {
-    fn from(error: MeasureError) -> Self {
-        Self::Failed(error.to_string())
-    }
-}
+/// Opens a place for the packets of a run.
+type Captures = Box<dyn FnMut() -> io::Result<Box<dyn Write + Send>>>;
 
 /// The runs of a testbed. A run that several rows need is made once.
-#[derive(Debug)]
 pub struct Runs<'a> {
     testbed: &'a Testbed,
     effort: Effort,
     seed: u64,
+    memory: u64,
+    captures: Option<Captures>,
     done: BTreeMap<String, Measured>,
+}
+
+impl std::fmt::Debug for Runs<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { testbed, effort, seed, memory, .. } = self;
+        let mut out = f.debug_struct("Runs");
+        out.field("testbed", &testbed.name).field("effort", effort).field("seed", seed).field("memory", memory);
+        out.finish_non_exhaustive()
+    }
+}
+
+/// Why a prediction has no number though nothing is missing in the simulator.
+fn failed(error: impl std::fmt::Display) -> Lack {
+    Lack::Failed(error.to_string())
 }
 
 impl<'a> Runs<'a> {
     /// No runs yet.
     pub fn new(testbed: &'a Testbed, effort: Effort) -> Self {
-        Self { testbed, effort, seed: SEED, done: BTreeMap::new() }
+        let (captures, done) = (None, BTreeMap::new());
+        Self { testbed, effort, seed: SEED, memory: u64::MAX, captures, done }
     }
 
     /// The same with another seed, if one is given.
@@ -128,23 +100,17 @@ impl<'a> Runs<'a> {
         self
     }
 
-    /// Simulates what a row needs.
-    pub fn reproduce<'r>(&mut self, row: &'r Row) -> Reproduced<'r> {
-        let is_fitted =
-            self.testbed.parameters().any(|parameter| parameter.is_fitted && names(parameter.source, &row.id));
-        Reproduced { row, is_fitted, outcome: self.compare(row) }
+    /// No run may need more bytes of memory, by an estimate before it begins.
+    pub fn with_memory(mut self, bytes: u64) -> Self {
+        self.memory = bytes;
+        self
     }
 
-    fn compare(&mut self, row: &Row) -> Result<Compared, Lack> {
-        let found = self.found(row)?;
-        let deviation = row.relation.deviation(row.value.in_base(), found);
-        let simulated = Value { number: row.value.unit.from_base(found), unit: row.value.unit };
-        let tolerance = match (&row.subject, row.quantity.dimension()) {
-            (Subject::Operation(_), Dimension::Size | Dimension::Packets) if row.relation == Relation::Is => 1e-4,
-            (Subject::Operation(_), Dimension::Rate | Dimension::DataRate) => RATE_TOLERANCE,
-            _ => TOLERANCE,
-        };
-        Ok(Compared { simulated, deviation, tolerance })
+    /// The packets of each run that a number comes from go to a pcap file, which `open` opens. Of
+    /// runs that look for the highest rate without RNR NAKs it is the one with that rate.
+    pub fn with_captures(mut self, open: impl FnMut() -> io::Result<Box<dyn Write + Send>> + 'static) -> Self {
+        self.captures = Some(Box::new(open));
+        self
     }
 
     /// A run of this load, made now or before. Its rate is the highest without RNR NAKs, if `is_paced`.
@@ -159,12 +125,21 @@ impl<'a> Runs<'a> {
         if let Some(measured) = self.done.get(&key) {
             return Ok(measured.clone());
         }
+        let connections = load.parameters.connections;
+        let needed = estimate::bytes(HOSTS, &load.parameters, load.bytes, connections).map_err(failed)?;
+        MemoryError::check(needed, self.memory).map_err(failed)?;
         let measured = if is_paced {
-            let highest = highest_without_rnr(self.testbed, &load, self.seed, guess)?;
-            highest.ok_or(Lack::Feature("rate that provokes no RNR NAK"))?
+            let highest = highest_without_rnr(self.testbed, &load, self.seed, guess).map_err(failed)?;
+            highest.ok_or(Lack::Feature("every rate provokes RNR NAKs"))?
         } else {
-            measure(self.testbed, &load, self.seed)?
+            measure(self.testbed, &load, self.seed).map_err(failed)?
         };
+        if let Some(open) = &mut self.captures {
+            let to = open().map_err(failed)?;
+            let mut again = load;
+            again.parameters.rate = measured.offered;
+            measure_captured(self.testbed, &again, self.seed, to).map_err(failed)?;
+        }
         self.done.insert(key, measured.clone());
         Ok(measured)
     }
@@ -180,146 +155,178 @@ impl<'a> Runs<'a> {
         load
     }
 
-    fn found(&mut self, row: &Row) -> Result<f64, Lack> {
-        if row.quantity == Quantity::InlineReceiveSize {
-            return Ok(self.testbed.nic.inline_receive as f64);
-        }
-        if row.quantity == Quantity::InFlight {
-            let connections = number("connections", row.configuration.connections)?;
-            return Ok((self.testbed.nic.max_rd_atomic * connections) as f64);
-        }
-        let swept = swept(row.quantity);
-        let load = load(row)?;
-        let is_paced = row.configuration.pace == Some(doorbell_published::Pace::HighestWithoutRnr);
-        let range = || range(row, swept);
-        let with = |change: &dyn Fn(&mut Load)| {
-            let mut other = load.clone();
-            change(&mut other);
-            other
-        };
-        let found = match row.quantity {
-            Quantity::Latency => self.latency(&load)?,
-            Quantity::LatencyOverUnfenced => {
-                self.latency(&load)? - self.latency(&with(&|load| load.parameters.protocol = Protocol::DirectRead))?
-            }
-            Quantity::LatencyPerSize => {
-                let (least, most) = range()?;
-                let at = |bytes: u64| with(&|load| load.resize(bytes as usize));
-                (self.latency(&at(most))? - self.latency(&at(least))?) / (most - least) as f64
-            }
-            Quantity::MessageRate | Quantity::OperationRate => self.run(&load, is_paced)?.messages_per_s,
-            Quantity::Throughput => self.run(&load, is_paced)?.messages_per_s * load.bytes as f64,
-            Quantity::LineShare => self.line_share(&load, is_paced)?,
-            Quantity::GapOverSend => {
-                let alone = self.run(&with(&|load| load.parameters.window = 1), false)?;
-                let cpu = self.testbed.cpu.post_list + self.testbed.cpu.post_wr;
-                1e12 / alone.messages_per_s / cpu.0.max(1) as f64
-            }
-            Quantity::GainOfWindow => {
-                let most = self.sweep(&load, Swept::Window, range()?, is_paced)?;
-                let highest = most.iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
-                highest / most.first().map_or(1.0, |(_, rate)| *rate)
-            }
-            Quantity::GainOfBatch => self.over(&load, &with(&|load| load.parameters.batch = 1), is_paced)?,
-            Quantity::GainOfPollList => {
-                self.over(&load, &with(&|load| load.parameters.serving.poll_list = 1), is_paced)?
-            }
-            Quantity::RateOver512 => self.over(&load, &with(&|load| load.resize(512)), is_paced)?,
-            Quantity::SharedOverOwn => {
-                self.over(&load, &with(&|load| load.parameters.serving.shared_receives = None), is_paced)?
-            }
-            Quantity::SaturatingWindow => saturating(&self.sweep(&load, Swept::Window, range()?, is_paced)?),
-            Quantity::SaturatingBatch => saturating(&self.sweep(&load, Swept::Batch, range()?, is_paced)?),
-            Quantity::LineFillingSize => {
-                let (mut low, mut high) = range()?;
-                for _ in 0..STEPS {
-                    let bytes = u64::midpoint(low, high);
-                    let fills = self.line_share(&with(&|load| load.resize(bytes as usize)), is_paced)? >= FULL;
-                    if fills { high = bytes } else { low = bytes }
-                }
-                high as f64
-            }
-            quantity => self.counted(&load, quantity)?,
-        };
-        Ok(found)
-    }
-
     pub(crate) fn latency(&mut self, load: &Load) -> Result<f64, Lack> {
         let mut load = load.clone();
         load.parameters.kind = Kind::Latency;
         (load.parameters.window, load.parameters.batch) = (1, 1);
         let measured = self.run(&load, false)?;
-        measured.latency_ns.map(|ns| ns as f64).ok_or(Lack::Feature("latency of this"))
+        measured.latency_ns.map(|ns| ns as f64).ok_or(Lack::Quantity("a latency of this"))
     }
 
-    fn over(&mut self, load: &Load, other: &Load, is_paced: bool) -> Result<f64, Lack> {
-        Ok(self.run(load, is_paced)?.messages_per_s / self.run(other, is_paced)?.messages_per_s)
-    }
-
-    fn sweep(
-        &mut self,
-        load: &Load,
-        swept: Swept,
-        (least, most): (u64, u64),
-        is_paced: bool,
-    ) -> Result<Vec<(u64, f64)>, Lack> {
-        let doubling = std::iter::successors(Some(least.max(1)), |value| value.checked_mul(2));
-        let mut rates = Vec::new();
-        for value in doubling.take_while(|value| *value <= most) {
-            let mut load = load.clone();
-            match swept {
-                Swept::Window => load.parameters.window = value as usize,
-                Swept::Batch => load.parameters.batch = value as usize,
-                Swept::Bytes => load.resize(value as usize),
-            }
-            rates.push((value, self.run(&load, is_paced)?.messages_per_s));
+    /// A workload as it is published: one completion for each message, one receive and one work request per list unless the
+    /// workload says otherwise.
+    fn load(&self, workload: &Workload, manner: Manner) -> Load {
+        let bytes = workload.bytes as usize;
+        let mut parameters = Parameters::plain(Kind::Bandwidth, Operation::Send, bytes);
+        parameters.depths_are_defaults = false;
+        parameters.protocol = workload.protocol;
+        parameters.window = workload.window as usize;
+        parameters.batch = workload.batch as usize;
+        // A receiver that never runs out of receives while its sender waits for acknowledgements.
+        parameters.depth = (2 * parameters.window).max(LEAST_DEPTH);
+        parameters.inline = workload.inline_bytes as usize;
+        parameters.credits = workload.credits || !workload.protocol.is_possible_without_credits();
+        parameters.connections = workload.peers.connections as usize;
+        parameters.mtu = workload.path_mtu.map(doorbell_wire::PathMtu::bytes);
+        // No source says that it leaves out completions.
+        parameters.signal_each = true;
+        let serving = &mut parameters.serving;
+        serving.threads = workload.peers.senders as usize;
+        serving.poll_list = workload.receive_batch as usize;
+        serving.repost_list = workload.repost_batch as usize;
+        if workload.srq {
+            serving.shared_receives = Some(if workload.repost_thread { SharedBy::Thread } else { SharedBy::Lock });
         }
-        Ok(rates)
+        serving.single_receiver = manner.one_queue && workload.protocol == Protocol::SendReceive;
+        let receivers = workload.peers.receivers;
+        let differ = receivers != workload.peers.senders && !serving.single_receiver;
+        Load { parameters, bytes, receiver_threads: differ.then_some(receivers as usize), addresses: None }
     }
 
-    /// The rate, over that at which the line of the direction with the payload is full.
-    fn line_share(&mut self, load: &Load, is_paced: bool) -> Result<f64, Lack> {
-        let measured = self.run(load, is_paced)?;
-        let reads = load.parameters.protocol.release() == Release::Receiver;
+    /// Operations of bare queue pairs.
+    fn posted(&self, posted: &Posted) -> Result<Load, Lack> {
+        let bytes = posted.bytes as usize;
+        let mut parameters = Parameters::plain(Kind::Bandwidth, Operation::Send, bytes);
+        parameters.depths_are_defaults = false;
+        parameters.operation = match posted.operation {
+            Asked::Send => Operation::Send,
+            Asked::Write => Operation::Write,
+            Asked::Read => Operation::Read,
+            Asked::CompareSwap => Operation::CompareSwap,
+            Asked::FetchAdd => Operation::FetchAdd,
+            Asked::RequestResponse => Operation::RequestResponse,
+            Asked::UdSend => return Err(Lack::Feature("the simulator has no unreliable datagrams")),
+        };
+        parameters.connections = posted.connections as usize;
+        parameters.window = posted.window as usize;
+        parameters.depth = (2 * parameters.window).max(LEAST_DEPTH);
+        parameters.mtu = posted.path_mtu.map(doorbell_wire::PathMtu::bytes);
+        // Messages of T2 have immediate data where the publication's bytes say so, and ours have it with credits.
+        parameters.credits = posted.immediate;
+        parameters.inline = 0;
+        let addresses = posted.operation.is_atomic().then_some(posted.addresses as usize);
+        Ok(Load { parameters, bytes, receiver_threads: None, addresses })
+    }
+
+    fn rated(measured: &Measured) -> Rated {
+        let binding = binding(measured);
+        Rated { messages_per_s: measured.messages_per_s, binding, rnr_naks: measured.rnr_naks }
+    }
+}
+
+impl Predictor for Runs<'_> {
+    fn tolerance(&self, row: &Row) -> f64 {
+        match (&row.subject, row.quantity.dimension()) {
+            (Subject::Operation(_), Dimension::Size | Dimension::Packets) if row.relation == Relation::Is => EXACT,
+            (Subject::Operation(_), Dimension::Rate | Dimension::DataRate) => RATE_TOLERANCE,
+            _ => TOLERANCE,
+        }
+    }
+
+    fn is_fitted(&self, id: &str) -> bool {
+        self.testbed.parameters().any(|parameter| parameter.is_fitted && names(parameter.source, id))
+    }
+
+    fn latency_ns(&mut self, workload: &Workload) -> Result<f64, Lack> {
+        self.latency(&self.load(workload, Manner::default()))
+    }
+
+    fn rate(&mut self, workload: &Workload, manner: Manner) -> Result<Rated, Lack> {
+        self.run(&self.load(workload, manner), manner.is_paced).map(|measured| Self::rated(&measured))
+    }
+
+    /// That of the direction with the payload.
+    fn line_rate(&mut self, workload: &Workload) -> Result<f64, Lack> {
+        let reads = workload.protocol.release() == Release::Receiver;
         let kind = if reads { MessageKind::Read } else { MessageKind::Send };
-        let mtu = load.parameters.path_mtu().unwrap_or(self.testbed.link.path_mtu);
-        let cost = message_cost(kind, Transport::Rc, load.bytes as u64, mtu, OuterKind::IPV4)
-            .map_err(|error| Lack::Failed(error.to_string()))?;
+        let mtu = workload.path_mtu.unwrap_or(self.testbed.link.path_mtu);
+        let cost = message_cost(kind, Transport::Rc, workload.bytes, mtu, OuterKind::IPV4).map_err(failed)?;
         let line_bytes = match cost.response {
             doorbell_wire::Response::Exact(response) => response.line_bytes,
             _ => cost.request.line_bytes,
         };
-        let full = self.testbed.link.rate.bits_per_s() as f64 / 8.0 / line_bytes as f64;
-        Ok(measured.messages_per_s / full)
+        Ok(self.testbed.link.rate.bits_per_s() as f64 / 8.0 / line_bytes as f64)
     }
 
-    /// A number of packets or bytes at the target.
-    fn counted(&mut self, load: &Load, quantity: Quantity) -> Result<f64, Lack> {
-        let measured = self.run(load, false)?;
-        let target = measured.counted[1].ok_or(Lack::Feature("counters"))?;
-        let seconds = measured.lasted.0 as f64 / 1e12;
-        let messages = measured.messages as f64;
-        let (packets_in, bytes_in) =
-            (target.rx_vport_rdma_unicast_packets as f64, target.rx_vport_rdma_unicast_bytes as f64);
-        let (packets_out, bytes_out) =
-            (target.tx_vport_rdma_unicast_packets as f64, target.tx_vport_rdma_unicast_bytes as f64);
-        Ok(match quantity {
-            Quantity::PacketsIn => packets_in / seconds,
-            Quantity::PacketsOut => packets_out / seconds,
-            Quantity::BytesIn => bytes_in / seconds,
-            Quantity::RequestBytesPerPacket => bytes_in / packets_in,
-            Quantity::ResponseBytesPerPacket => bytes_out / packets_out,
-            Quantity::RequestPacketsPerOperation => packets_in / messages,
-            Quantity::ResponsePacketsPerOperation => packets_out / messages,
-            Quantity::MiddlePacketBytes | Quantity::MiddlePacketEfficiency => {
-                return Err(Lack::Feature(
-                    "part in a packet's length, which follows from its headers: doorbell-wire computes it",
-                ));
-            }
-            Quantity::SaturatingConnections => return Err(Lack::Feature("sweep over queue pairs")),
-            _ => return Err(Lack::Feature("store on passive memory")),
+    fn posting_ns(&mut self, workload: &Workload) -> Result<f64, Lack> {
+        let cpu = &self.testbed.cpu;
+        Ok((cpu.post_list.0 as f64 / f64::from(workload.batch) + cpu.post_wr.0 as f64) / 1e3)
+    }
+
+    fn sending_cpu_ns(&mut self, workload: &Workload) -> Result<f64, Lack> {
+        let measured = self.run(&self.load(workload, Manner::default()), false)?;
+        let threads = measured.summary.threads.iter().filter(|thread| thread.node == ASKING);
+        let worked: u64 = threads.map(|thread| thread.worked.0).sum();
+        Ok(worked as f64 / 1e3 / measured.messages.max(1) as f64)
+    }
+
+    fn operations(&mut self, posted: &Posted) -> Result<Rated, Lack> {
+        self.run(&self.posted(posted)?, false).map(|measured| Self::rated(&measured))
+    }
+
+    fn packets(&mut self, posted: &Posted) -> Result<Packets, Lack> {
+        let measured = self.run(&self.posted(posted)?, false)?;
+        let target = measured.counted[ANSWERING].ok_or(Lack::Quantity("counters of this"))?;
+        let each = |count: u64| count as f64 / measured.messages.max(1) as f64;
+        Ok(Packets {
+            packets_in: each(target.rx_vport_rdma_unicast_packets),
+            packets_out: each(target.tx_vport_rdma_unicast_packets),
+            bytes_in: each(target.rx_vport_rdma_unicast_bytes),
+            bytes_out: each(target.tx_vport_rdma_unicast_bytes),
         })
     }
+
+    /// Of WRITEs as many as the source's most, of READs and atomics as many as a queue pair may have in flight.
+    fn unstated_window(&self, operation: Asked) -> Result<u32, Lack> {
+        Ok(if operation == Asked::Write { 8 } else { 16 })
+    }
+
+    fn reads_in_flight(&self) -> Result<u32, Lack> {
+        Ok(self.testbed.nic.max_rd_atomic as u32)
+    }
+
+    fn inline_receive_bytes(&self) -> Result<u64, Lack> {
+        Ok(self.testbed.nic.inline_receive)
+    }
+
+    fn has(&self, needed: Needed) -> Result<(), Lack> {
+        match needed {
+            Needed::Interrupts => Err(Lack::Feature(
+                "published rows are simulated with ends that poll, so nothing here says what interrupts cost",
+            )),
+            Needed::InlineCopies | Needed::CompletionQueues | Needed::RnrNaks => Ok(()),
+        }
+    }
+}
+
+/// What binds a run, in the words of the model where it has them.
+fn binding(measured: &Measured) -> Binding {
+    let bottleneck = Bottleneck::of(&measured.summary);
+    let answers = bottleneck.node == Some(ANSWERING);
+    let name = match bottleneck.station {
+        _ if !bottleneck.binds() => "latency",
+        Station::Thread if answers => "receiving CPU",
+        Station::Thread => "sending CPU",
+        Station::Unit if answers => "receiving NIC's units",
+        Station::Unit => "sending NIC's units",
+        Station::Send | Station::Receive if answers => "receiving NIC",
+        Station::Send | Station::Receive => "sending NIC",
+        Station::Fetch | Station::Write if answers => "receiver's PCIe",
+        Station::Fetch | Station::Write => "sender's PCIe",
+        Station::Port | Station::SwitchPort => "link",
+    };
+    let is_receiving_cpu = bottleneck.binds() && bottleneck.station == Station::Thread && answers;
+    Binding { name, is_receiving_cpu }
 }
 
 /// Unless another one is given all runs have the same seed: results are those of everybody.
@@ -338,136 +345,4 @@ fn names(sentence: &str, id: &str) -> bool {
             None => word == id,
         }
     })
-}
-
-/// The least value that reaches the highest rate.
-fn saturating(rates: &[(u64, f64)]) -> f64 {
-    let highest = rates.iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
-    rates.iter().find(|(_, rate)| *rate >= highest * HIGHEST).map_or(0.0, |(value, _)| *value as f64)
-}
-
-/// What a quantity is found by varying.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Swept {
-    Bytes,
-    Window,
-    Batch,
-}
-
-fn swept(quantity: Quantity) -> Option<Swept> {
-    match quantity {
-        Quantity::LatencyPerSize | Quantity::LineFillingSize => Some(Swept::Bytes),
-        Quantity::SaturatingWindow | Quantity::GainOfWindow => Some(Swept::Window),
-        Quantity::SaturatingBatch => Some(Swept::Batch),
-        _ => None,
-    }
-}
-
-fn range(row: &Row, swept: Option<Swept>) -> Result<(u64, u64), Lack> {
-    let configuration = &row.configuration;
-    let (field, amount) = match swept {
-        Some(Swept::Bytes) => ("bytes", configuration.bytes),
-        Some(Swept::Window) => ("window", configuration.window),
-        Some(Swept::Batch) => ("batch", configuration.batch),
-        None => return Err(Lack::Feature("sweep for this")),
-    };
-    match amount {
-        Some(Amount::Span(least, most)) => Ok((least as u64, most as u64)),
-        _ => Err(Lack::Unstated(field)),
-    }
-}
-
-/// The number of a field; of a range the greatest.
-fn number(field: &'static str, amount: Option<Amount>) -> Result<u64, Lack> {
-    match amount {
-        Some(Amount::Is(number) | Amount::Span(_, number)) => Ok(number as u64),
-        Some(Amount::Unknown) | None => Err(Lack::Unstated(field)),
-    }
-}
-
-/// A row's configuration as published.
-fn load(row: &Row) -> Result<Load, Lack> {
-    if matches!(row.subject, Subject::Store(_)) {
-        return Err(Lack::Feature("store on passive memory"));
-    }
-    let configuration = &row.configuration;
-    let bytes = number("bytes", configuration.bytes)? as usize;
-    let mut parameters = Parameters::plain(Kind::Bandwidth, Operation::Send, bytes);
-    parameters.depths_are_defaults = false;
-    let mut load = match &row.subject {
-        Subject::Protocol(name) => {
-            parameters.protocol = Protocol::by_name(name).ok_or(Lack::Feature("protocol of this name"))?;
-            messages(parameters, bytes, configuration)?
-        }
-        Subject::Operation(operation) => operations(parameters, bytes, *operation, configuration)?,
-        Subject::Store(_) => return Err(Lack::Feature("store on passive memory")),
-    };
-    if let Some(PathMtuSaid::Is(mtu)) = configuration.path_mtu {
-        load.parameters.mtu = Some(mtu.bytes());
-    }
-    load.parameters.batch = load.parameters.batch.min(load.parameters.window);
-    Ok(load)
-}
-
-fn messages(mut parameters: Parameters, bytes: usize, configuration: &Configuration) -> Result<Load, Lack> {
-    parameters.window = number("window", configuration.window)? as usize;
-    parameters.batch = number("batch", configuration.batch)? as usize;
-    // A receiver that never runs out of receives while its sender waits for acknowledgements.
-    parameters.depth = (2 * parameters.window).max(128);
-    let wants_credits = configuration.credits == Some(true);
-    parameters.credits = wants_credits || !parameters.protocol.is_possible_without_credits();
-    parameters.connections = number("connections", configuration.connections)? as usize;
-    let serving = &mut parameters.serving;
-    serving.threads = number("threads", configuration.threads)? as usize;
-    serving.poll_list = number("poll_list", configuration.poll_list)? as usize;
-    serving.repost_list = number("repost_list", configuration.repost_list)? as usize;
-    if configuration.shared_receives == Some(true) {
-        let by_thread = configuration.repost_by == Some(Repost::Thread);
-        serving.shared_receives = Some(if by_thread { SharedBy::Thread } else { SharedBy::Lock });
-    }
-    let mut receiver_threads = None;
-    if configuration.receivers == Some(Receivers::Single) {
-        if parameters.protocol == Protocol::SendReceive {
-            serving.single_receiver = true;
-        } else {
-            receiver_threads = Some(1);
-        }
-    }
-    // No source says that it leaves out completions.
-    parameters.signal_each = true;
-    Ok(Load { parameters, bytes, receiver_threads, addresses: None })
-}
-
-fn operations(
-    mut parameters: Parameters,
-    bytes: usize,
-    operation: Published,
-    configuration: &Configuration,
-) -> Result<Load, Lack> {
-    parameters.operation = match operation {
-        Published::Write => Operation::Write,
-        Published::Read => Operation::Read,
-        Published::Cas => Operation::CompareSwap,
-        Published::RequestResponse => Operation::RequestResponse,
-        _ => return Err(Lack::Feature("such operation over verbs alone")),
-    };
-    if configuration.keys.is_some() {
-        return Err(Lack::Feature("clients that choose keys by a distribution"));
-    }
-    let addresses = match configuration.addresses {
-        Some(amount) => Some(number("addresses", Some(amount))? as usize),
-        None => None,
-    };
-    parameters.connections = number("connections", configuration.connections)? as usize;
-    parameters.window = match configuration.window {
-        // Of READs and atomics as many as a queue pair may have in flight, of others as many as the source's most.
-        Some(Amount::Unknown) if operation == Published::Write => 8,
-        Some(Amount::Unknown) => 16,
-        amount => number("window", amount)? as usize,
-    };
-    parameters.depth = (2 * parameters.window).max(128);
-    // Messages of T2 have immediate data where the publication's bytes say so, and ours have it with credits.
-    parameters.credits = configuration.immediate == Some(true);
-    parameters.inline = 0;
-    Ok(Load { parameters, bytes, receiver_threads: None, addresses })
 }

@@ -10,7 +10,7 @@ use doorbell_study::workload::{self, Plan, Reception, SendMemory, Tally};
 use doorbell_verbs::MemoryKind;
 
 use crate::bottleneck::Bottleneck;
-use crate::estimate;
+use crate::estimate::{self, MemoryError};
 use crate::measure::MeasureError;
 use crate::simulation::{Returned, Simulation, SimulationError, Summary};
 use crate::testbed::Testbed;
@@ -91,13 +91,8 @@ pub enum TrafficError {
     #[error(transparent)]
     Measure(#[from] MeasureError),
     /// The run would need more memory than it may.
-    #[error("the run would need about {needed_mib} MiB of memory, allowed are {allowed_mib} MiB")]
-    Memory {
-        /// How much, estimated.
-        needed_mib: u64,
-        /// How much it may need.
-        allowed_mib: u64,
-    },
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
     /// The topology has fewer nodes than the pattern.
     #[error("{pattern} with {n} nodes takes {needed} nodes, and the topology has {nodes}")]
     Nodes {
@@ -191,11 +186,7 @@ impl Traffic {
         if parameters.kind == Kind::Latency && pattern.pairs(*n).len() > 1 {
             return Err(TrafficError::Latency(pattern.name()));
         }
-        let needed = self.memory(topology)?;
-        if needed > memory {
-            return Err(TrafficError::Memory { needed_mib: needed.div_ceil(1 << 20), allowed_mib: memory >> 20 });
-        }
-        Ok(())
+        Ok(MemoryError::check(self.memory(topology)?, memory)?)
     }
 
     /// Bytes of memory that a run needs, about: from nodes, ports, queue pairs, queues, buffers and packets in flight.
@@ -204,7 +195,9 @@ impl Traffic {
     ///
     /// The messages do not fit into the memory that the parameters allow each connection.
     pub fn memory(&self, topology: Topology) -> Result<u64, TrafficError> {
-        Ok(estimate::bytes(topology, self).map_err(MeasureError::from)?)
+        let connections = self.pattern.pairs(self.n).len();
+        let needed = estimate::bytes(topology, &self.parameters, self.bytes, connections);
+        Ok(needed.map_err(MeasureError::from)?)
     }
 
     fn run_over<C: Connector + 'static>(&self, run: Run<'_>, protocol: &C) -> Result<Carried, TrafficError>

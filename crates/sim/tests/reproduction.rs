@@ -1,33 +1,30 @@
 //! Published rows on simulated testbeds: what is reproduced stays reproduced.
 
+use doorbell_model::check::{Checked, CheckedShape, Status, Verdict};
 use doorbell_sim::reproduce::{Effort, Runs};
 use doorbell_sim::testbed;
 
-/// Rows that deviate by more than they may, which docs/reproduction.md explains.
+/// Rows that deviate by more than they may, and sentences that do not hold, which docs/reproduction.md explains.
 const BEYOND: &[&str] = &["send-receive/poll-gain", "send-receive/inline-receive-size"];
 
 #[test]
-fn rows_are_within_their_tolerance_but_for_those_that_are_known_not_to_be() {
+fn rows_are_within_their_tolerance_and_shapes_hold_but_for_those_that_are_known_not_to() {
     let mut beyond = Vec::new();
     for testbed in testbed::all() {
         let published = testbed.published.as_deref().and_then(doorbell_published::testbed).expect("published rows");
         let mut runs = Runs::new(testbed, Effort::QUICK);
         for row in &published.rows {
-            match runs.reproduce(row).outcome {
-                Ok(compared) => {
-                    println!(
-                        "{:<44} {}{} -> {:.4} ({:+.1} %)",
-                        row.id,
-                        row.relation.words(),
-                        row.value,
-                        compared.simulated.number,
-                        compared.deviation * 100.0
-                    );
-                    if !compared.is_within() {
-                        beyond.push(row.id.as_str());
-                    }
-                }
-                Err(lack) => println!("{:<44} not simulated: {lack}", row.id),
+            let checked = Checked::of(row, &mut runs);
+            println!("{:<44} {} -> {:?}", row.id, checked.published(), checked.outcome);
+            if checked.status() == Status::Beyond {
+                beyond.push(row.id.as_str());
+            }
+        }
+        for shape in &published.shapes {
+            let (verdict, because) = CheckedShape::of(shape, &mut runs).verdict();
+            println!("{:<44} {verdict:?}: {because}", shape.id);
+            if verdict == Verdict::No {
+                beyond.push(shape.id.as_str());
             }
         }
     }

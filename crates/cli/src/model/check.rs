@@ -4,12 +4,11 @@ use std::io;
 
 use clap::Args;
 use doorbell_model::check::{
-    Checked, CheckedShape, Compared, Judged, LATENCY_TOLERANCE, Lack, Status, THROUGHPUT_TOLERANCE, check,
-    check_shapes, lack_of,
+    Analytic, Binding, Checked, CheckedShape, Compared, LATENCY_TOLERANCE, Lack, Status, THROUGHPUT_TOLERANCE, Verdict,
+    check, check_shapes, lack_of,
 };
 use doorbell_model::parameters::Parameters;
-use doorbell_model::predict::BoundKind;
-use doorbell_published::{Relation, Testbed, Value as Published};
+use doorbell_published::{Testbed, Value as Published};
 use serde_json::{Value, json};
 
 use super::about;
@@ -42,8 +41,9 @@ pub(super) fn run(arguments: &Check) -> Result<(), Failure> {
         .iter()
         .map(|testbed| {
             let parameters = Parameters::of_testbed(&testbed.name);
-            let rows = check(testbed, parameters.as_ref());
-            Report { testbed, rows, shapes: check_shapes(testbed, parameters.as_ref()), parameters }
+            let mut model = Analytic::new(parameters.as_ref());
+            let (rows, shapes) = (check(testbed, &mut model), check_shapes(testbed, &mut model));
+            Report { testbed, rows, shapes, parameters }
         })
         .collect();
     if arguments.json {
@@ -67,19 +67,12 @@ fn testbed(name: &str) -> Result<&'static Testbed, String> {
     })
 }
 
-/// A row's number as published.
-fn published(checked: &Checked<'_>) -> String {
-    format!("{}{}", checked.row.relation.words(), checked.row.value)
-}
-
-/// What the model may say of a published sentence.
-const SHAPES: [&str; 3] = ["yes", "no", "no model"];
-
-fn verdict(outcome: &Result<Judged, Lack>) -> (&'static str, String) {
-    match outcome {
-        Ok(Judged { is_had: true, because }) => (SHAPES[0], because.clone()),
-        Ok(Judged { is_had: false, because }) => (SHAPES[1], because.clone()),
-        Err(lack) => (SHAPES[2], lack.to_string()),
+/// A verdict on a shape, as tables and JSON have it.
+const fn word(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Yes => "yes",
+        Verdict::No => "no",
+        Verdict::NoModel => "no model",
     }
 }
 
@@ -102,19 +95,17 @@ impl Report {
             ))?;
         }
         for checked in &self.rows {
-            let Ok(Compared { predicted, deviation, binding, is_fitted, .. }) = &checked.outcome else { continue };
+            let Ok(compared) = &checked.outcome else { continue };
+            let Compared { predicted, binding, .. } = compared;
             line(format_args!(
                 "{:<40} {:<26} {:<14} {:>9}   {:<22} {}{}",
                 checked.row.id,
-                published(checked),
+                checked.published(),
                 format_args!("{} {}", digits(predicted.number), predicted.unit).to_string(),
-                match checked.row.relation {
-                    Relation::AtLeast | Relation::AtMost if *deviation == 0.0 => "kept".to_owned(),
-                    _ => format!("{:+.1} %", deviation * 100.0),
-                },
-                binding.map_or("-", BoundKind::name),
+                compared.deviation_of(checked.row.relation),
+                binding.map_or("-", |binding| binding.name),
                 checked.status(),
-                if *is_fitted { ", fitted to" } else { "" },
+                if checked.is_fitted { ", fitted to" } else { "" },
             ))?;
             if let (Status::Beyond, Some(lack)) = (checked.status(), lack_of(&checked.row.id)) {
                 line(format_args!("  {lack}"))?;
@@ -143,7 +134,7 @@ impl Report {
         for reason in reasons {
             line(format_args!("no model: {reason}"))?;
             for checked in self.rows.iter().filter(|checked| checked.outcome.as_ref().err() == Some(reason)) {
-                line(format_args!("  {:<42} {}", checked.row.id, published(checked)))?;
+                line(format_args!("  {:<42} {}", checked.row.id, checked.published()))?;
             }
         }
         Ok(())
@@ -155,12 +146,12 @@ impl Report {
             return Ok(());
         }
         line("\npublished shapes")?;
-        for CheckedShape { shape, outcome } in &self.shapes {
-            let (verdict, because) = verdict(outcome);
-            line(format_args!("{:<42} {verdict:<10} {because}", shape.id))?;
+        for checked in &self.shapes {
+            let (verdict, because) = checked.verdict();
+            line(format_args!("{:<42} {:<10} {because}", checked.shape.id, word(verdict)))?;
         }
-        let count = |wanted: &str| self.shapes.iter().filter(|shape| verdict(&shape.outcome).0 == wanted).count();
-        let counts = SHAPES.map(|wanted| format!("{} {wanted}", count(wanted)));
+        let count = |wanted| self.shapes.iter().filter(|shape| shape.verdict().0 == wanted).count();
+        let counts = Verdict::ALL.map(|wanted| format!("{} {}", count(wanted), word(wanted)));
         line(format_args!("{}: the model has of the published shapes: {}.", self.testbed.name, counts.join(", ")))
     }
 
@@ -177,23 +168,23 @@ impl Report {
                 "published": number(&checked.row.value),
                 "predicted": compared.map(|compared| number(&compared.predicted)),
                 "deviation_percent": compared.map(|compared| compared.deviation * 100.0),
-                "bottleneck": compared.and_then(|compared| compared.binding).map(BoundKind::name),
+                "bottleneck": compared.and_then(|compared| compared.binding).map(|Binding { name, .. }| name),
                 "status": checked.status().name(),
-                "fitted_to": compared.map(|compared| compared.is_fitted),
+                "fitted_to": compared.map(|_| checked.is_fitted),
                 "reason": match checked.status() {
                     Status::Beyond => lack_of(&checked.row.id).map(str::to_owned),
                     _ => checked.outcome.as_ref().err().map(ToString::to_string),
                 },
             })
         };
-        let shape = |CheckedShape { shape, outcome }: &CheckedShape<'_>| {
-            let (verdict, because) = verdict(outcome);
+        let shape = |checked: &CheckedShape<'_>| {
+            let (shape, (verdict, because)) = (checked.shape, checked.verdict());
             json!({
                 "id": shape.id,
                 "says": shape.says,
                 "experiment": shape.experiment,
                 "subject": shape.subject.name(),
-                "model_has_it": verdict,
+                "model_has_it": word(verdict),
                 "because": because,
             })
         };

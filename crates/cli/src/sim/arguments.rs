@@ -1,11 +1,14 @@
 //! Which testbed a command simulates.
 
-use std::path::Path;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use doorbell_sim::{Testbed, testbed};
 
 use crate::model::read_text;
+use crate::quantity::mebibytes;
 use crate::{Failure, Usage};
 
 /// The longest file of a testbed.
@@ -64,6 +67,50 @@ impl Replaced {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.set.is_empty()
+    }
+}
+
+/// What points may need, and where their packets go.
+#[derive(Args, Clone, Debug)]
+pub(super) struct Bounds {
+    /// Memory that a point may need, by an estimate before it begins
+    #[arg(long, value_name = "MIB", value_parser = mebibytes, default_value = "4G")]
+    memory: usize,
+    /// Write the packets of each point to DIR/point-NUMBER.pcap, with virtual timestamps
+    #[arg(long, value_name = "DIR")]
+    pcap: Option<PathBuf>,
+}
+
+impl Bounds {
+    /// Bytes of memory that a point may need.
+    pub(super) fn memory(&self) -> u64 {
+        (self.memory as u64) << 20
+    }
+
+    /// Where packets go, if they are wanted: a directory that is there.
+    pub(super) fn captures(&self) -> Result<Option<Captures>, Failure> {
+        let Some(directory) = &self.pcap else { return Ok(None) };
+        std::fs::create_dir_all(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+        Ok(Some(Captures { directory: directory.clone() }))
+    }
+}
+
+/// A directory for the packets of points.
+#[derive(Clone, Debug)]
+pub(super) struct Captures {
+    directory: PathBuf,
+}
+
+impl Captures {
+    /// The file of a point, which are numbered from 1.
+    pub(super) fn path(&self, number: usize) -> PathBuf {
+        self.directory.join(format!("point-{number}.pcap"))
+    }
+
+    pub(super) fn open(&self, number: usize) -> io::Result<Box<dyn Write + Send>> {
+        let path = self.path(number);
+        let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+        Ok(Box::new(File::create(&path).map_err(named)?))
     }
 }
 

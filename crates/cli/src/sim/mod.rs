@@ -16,10 +16,10 @@ use crate::Failure;
 pub(crate) enum Sim {
     /// List the testbeds, or print what each part of one needs, and where each value is from
     Testbeds(testbeds::Testbeds),
-    /// Simulate what was published, row by row, in the configuration as published
+    /// Simulate what was published, number by number and sentence by sentence, in the configuration as published
     ///
     /// A row is `within` if the simulation is at most 15 % off, 10 % for rates of operations and packets; otherwise it
-    /// is `beyond`. Rows that values of the testbed were fitted on are `fitted`, all others `predicted`.
+    /// is `beyond`. A sentence, such as "linear up to 32", holds or does not. Rows that values of the testbed were fitted on are `fitted`, all others `predicted`.
     Reproduce(reproduce::Reproduce),
     /// Simulate the same traffic with other values of any parameter, with a table and plots
     ///

@@ -1,14 +1,18 @@
-//! `doorbell sim reproduce`: published rows beside simulated ones.
+//! `doorbell sim reproduce`: what was published beside what is simulated.
 
+use std::cell::Cell;
 use std::io;
+use std::path::PathBuf;
+use std::rc::Rc;
 
 use clap::Args;
-use doorbell_published::{Relation, Row};
-use doorbell_sim::reproduce::{Compared, Effort, RATE_TOLERANCE, Reproduced, Runs, TOLERANCE};
+use doorbell_model::check::{Checked, CheckedShape, Status, Verdict};
+use doorbell_published::Testbed as Published;
+use doorbell_sim::reproduce::{Effort, RATE_TOLERANCE, Runs, TOLERANCE};
 use doorbell_sim::{Testbed, testbed};
 use serde_json::{Value, json};
 
-use super::arguments::{Replaced, read_testbed};
+use super::arguments::{Bounds, Replaced, read_testbed};
 use crate::output::line;
 use crate::progress::bar;
 use crate::{Failure, Usage};
@@ -23,9 +27,24 @@ pub(crate) struct Reproduce {
     /// Shorter runs
     #[arg(long)]
     quick: bool,
+    #[command(flatten)]
+    bounds: Bounds,
     /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
+}
+
+/// What was published of a testbed beside what was simulated.
+struct Reproduced {
+    testbed: Testbed,
+    rows: Vec<Simulated<Checked<'static>>>,
+    shapes: Vec<Simulated<CheckedShape<'static>>>,
+}
+
+/// Something published, with the captures of the runs that were made for it first.
+struct Simulated<T> {
+    checked: T,
+    captures: Vec<PathBuf>,
 }
 
 pub(super) fn run(arguments: &Reproduce) -> Result<(), Failure> {
@@ -34,30 +53,25 @@ pub(super) fn run(arguments: &Reproduce) -> Result<(), Failure> {
     } else {
         arguments.testbed.iter().map(|name| read_testbed(name)).collect::<Result<_, _>>()?
     };
-    let effort = if arguments.quick { Effort::QUICK } else { Effort::USUAL };
-    let mut reports = Vec::new();
-    for testbed in testbeds {
-        let testbed = arguments.replaced.apply(&testbed)?;
-        let published = testbed.published.as_deref().and_then(doorbell_published::testbed).ok_or_else(|| {
-            Usage(format!(
-                "{}: published: it must name a published testbed whose rows are to be simulated",
-                testbed.name
-            ))
+    let simulated = |testbed: &Testbed| {
+        let testbed = arguments.replaced.apply(testbed)?;
+        let published = testbed.published.as_deref().and_then(doorbell_published::testbed);
+        let published = published.ok_or_else(|| {
+            let problem = "published: it must name a published testbed whose rows are to be simulated";
+            Usage(format!("{}: {problem}", testbed.name))
         })?;
-        let mut runs = Runs::new(&testbed, effort);
-        let mut rows = Vec::new();
-        let bar = bar(published.rows.len() as u64, 0);
-        for row in &published.rows {
-            bar.set_message(format!("{}: {}", testbed.name, row.id));
-            rows.push(runs.reproduce(row));
-            bar.inc(1);
-        }
-        bar.finish_and_clear();
-        drop(runs);
+        Ok((testbed, published))
+    };
+    let testbeds = testbeds.iter().map(simulated).collect::<Result<Vec<_>, Failure>>()?;
+    // Points are numbered over all testbeds.
+    let captured = Rc::new(Cell::new(0));
+    let mut reports = Vec::new();
+    for (testbed, published) in testbeds {
+        let reproduced = reproduce(arguments, testbed, published, &captured)?;
         if arguments.json {
-            reports.push(report(&testbed, &rows));
+            reports.push(reproduced.json());
         } else {
-            print(&testbed, &rows)?;
+            reproduced.print()?;
         }
     }
     if arguments.json {
@@ -66,92 +80,172 @@ pub(super) fn run(arguments: &Reproduce) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A row's number as published.
-fn published(row: &Row) -> String {
-    format!("{}{}", row.relation.words(), row.value)
-}
-
-fn status(reproduced: &Reproduced<'_>) -> &'static str {
-    match &reproduced.outcome {
-        Ok(compared) if compared.is_within() => "within",
-        Ok(_) => "beyond",
-        Err(_) => "not simulated",
+fn reproduce(
+    arguments: &Reproduce,
+    testbed: Testbed,
+    published: &'static Published,
+    captured: &Rc<Cell<usize>>,
+) -> Result<Reproduced, Failure> {
+    let effort = if arguments.quick { Effort::QUICK } else { Effort::USUAL };
+    let mut runs = Runs::new(&testbed, effort).with_memory(arguments.bounds.memory());
+    let captures = arguments.bounds.captures()?;
+    if let Some(captures) = captures.clone() {
+        let captured = Rc::clone(captured);
+        runs = runs.with_captures(move || {
+            captured.set(captured.get() + 1);
+            captures.open(captured.get())
+        });
     }
-}
-
-/// Was the row used for fitting?
-fn basis(reproduced: &Reproduced<'_>) -> &'static str {
-    if reproduced.is_fitted { "fitted" } else { "predicted" }
-}
-
-fn count(rows: &[Reproduced<'_>], wanted: &str) -> usize {
-    rows.iter().filter(|reproduced| status(reproduced) == wanted).count()
-}
-
-fn print(testbed: &Testbed, rows: &[Reproduced<'_>]) -> io::Result<()> {
-    line(format_args!("{}: {} (simulated)", testbed.name, testbed.about))?;
-    line(format_args!(
-        "{:<44} {:<26} {:<18} {:>9}  {:<10} status",
-        "row", "published", "simulated", "deviation", "basis"
-    ))?;
-    for reproduced in rows {
-        let Reproduced { row, outcome: Ok(Compared { simulated, deviation, .. }), .. } = reproduced else { continue };
-        line(format_args!(
-            "{:<44} {:<26} {:<18} {:>9}  {:<10} {}",
-            row.id,
-            published(row),
-            format!("{:.4} {}", simulated.number, simulated.unit),
-            match row.relation {
-                Relation::AtLeast | Relation::AtMost if *deviation == 0.0 => "kept".to_owned(),
-                _ => format!("{:+.1} %", deviation * 100.0),
-            },
-            basis(reproduced),
-            status(reproduced),
-        ))?;
-    }
-    for reproduced in rows {
-        if let Err(lack) = &reproduced.outcome {
-            line(format_args!("not simulated: {:<44} {}: {lack}", reproduced.row.id, published(reproduced.row)))?;
-        }
-    }
-    line(format_args!(
-        "{}: {} within, {} beyond, {} not simulated (within is at most {:.0} % off, {:.0} % for rates of operations and packets).",
-        testbed.name,
-        count(rows, "within"),
-        count(rows, "beyond"),
-        count(rows, "not simulated"),
-        TOLERANCE * 100.0,
-        RATE_TOLERANCE * 100.0,
-    ))
-}
-
-fn report(testbed: &Testbed, rows: &[Reproduced<'_>]) -> Value {
-    let number = |value: &doorbell_published::Value| json!({ "number": value.number, "unit": value.unit.name() });
-    let row = |reproduced: &Reproduced<'_>| {
-        let (row, compared) = (reproduced.row, reproduced.outcome.as_ref().ok());
-        json!({
-            "id": row.id,
-            "says": row.says,
-            "experiment": row.experiment,
-            "subject": row.subject.name(),
-            "relation": row.relation.words().trim_end(),
-            "published": number(&row.value),
-            "simulated": compared.map(|compared| number(&compared.simulated)),
-            "deviation_percent": compared.map(|compared| compared.deviation * 100.0),
-            "tolerance_percent": compared.map(|compared| compared.tolerance * 100.0),
-            "basis": basis(reproduced),
-            "status": status(reproduced),
-            "reason": reproduced.outcome.as_ref().err().map(ToString::to_string),
-        })
+    let since = |before: usize| {
+        let numbers = before + 1..=captured.get();
+        captures.iter().flat_map(|captures| numbers.clone().map(|number| captures.path(number))).collect()
     };
-    json!({
-        "testbed": testbed.name,
-        "published": testbed.published,
-        "rows": rows.iter().map(row).collect::<Vec<_>>(),
-        "summary": {
-            "within": count(rows, "within"),
-            "beyond": count(rows, "beyond"),
-            "not_simulated": count(rows, "not simulated"),
-        },
-    })
+    let bar = bar((published.rows.len() + published.shapes.len()) as u64, 0);
+    let at = |id: &str| {
+        bar.set_message(format!("{}: {id}", testbed.name));
+        bar.inc(1);
+        captured.get()
+    };
+    let (mut rows, mut shapes) = (Vec::new(), Vec::new());
+    for row in &published.rows {
+        let before = at(&row.id);
+        let checked = Checked::of(row, &mut runs);
+        rows.push(Simulated { checked, captures: since(before) });
+    }
+    for shape in &published.shapes {
+        let before = at(&shape.id);
+        let checked = CheckedShape::of(shape, &mut runs);
+        shapes.push(Simulated { checked, captures: since(before) });
+    }
+    bar.finish_and_clear();
+    drop(runs);
+    Ok(Reproduced { testbed, rows, shapes })
+}
+
+const MISSING: &str = "not simulated";
+
+const fn status(status: Status) -> &'static str {
+    match status {
+        Status::NoModel => MISSING,
+        status => status.name(),
+    }
+}
+
+const fn holds(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Yes => "holds",
+        Verdict::No => "does not",
+        Verdict::NoModel => MISSING,
+    }
+}
+
+/// Was it used for fitting?
+const fn basis(is_fitted: bool) -> &'static str {
+    if is_fitted { "fitted" } else { "predicted" }
+}
+
+impl Reproduced {
+    fn rows(&self, wanted: Status) -> usize {
+        self.rows.iter().filter(|row| row.checked.status() == wanted).count()
+    }
+
+    fn shapes(&self, wanted: Verdict) -> usize {
+        self.shapes.iter().filter(|shape| shape.checked.verdict().0 == wanted).count()
+    }
+
+    fn print(&self) -> io::Result<()> {
+        let Testbed { name, about, .. } = &self.testbed;
+        line(format_args!("{name}: {about} (simulated)"))?;
+        line(format_args!(
+            "{:<44} {:<26} {:<18} {:>9}  {:<10} status",
+            "row", "published", "simulated", "deviation", "basis"
+        ))?;
+        for Simulated { checked, .. } in &self.rows {
+            let Ok(compared) = &checked.outcome else { continue };
+            line(format_args!(
+                "{:<44} {:<26} {:<18} {:>9}  {:<10} {}",
+                checked.row.id,
+                checked.published(),
+                format!("{:.4} {}", compared.predicted.number, compared.predicted.unit),
+                compared.deviation_of(checked.row.relation),
+                basis(checked.is_fitted),
+                status(checked.status()),
+            ))?;
+        }
+        for Simulated { checked, .. } in &self.rows {
+            if let Err(lack) = &checked.outcome {
+                line(format_args!("{MISSING}: {:<44} {}: {lack}", checked.row.id, checked.published()))?;
+            }
+        }
+        line("\npublished shapes")?;
+        for Simulated { checked, .. } in &self.shapes {
+            let (verdict, because) = checked.verdict();
+            let basis = if checked.is_fitted { " (fitted)" } else { "" };
+            line(format_args!("{:<44} {:<13} {because}{basis}", checked.shape.id, holds(verdict)))?;
+        }
+        line(format_args!(
+            "{name}: {} within, {} beyond, {} not simulated (within is at most {:.0} % off, {:.0} % for rates of operations and packets).",
+            self.rows(Status::Within),
+            self.rows(Status::Beyond),
+            self.rows(Status::NoModel),
+            TOLERANCE * 100.0,
+            RATE_TOLERANCE * 100.0,
+        ))?;
+        line(format_args!(
+            "{name}: {} published shapes hold, {} do not, {} not simulated.",
+            self.shapes(Verdict::Yes),
+            self.shapes(Verdict::No),
+            self.shapes(Verdict::NoModel),
+        ))
+    }
+
+    fn json(&self) -> Value {
+        let number = |value: &doorbell_published::Value| json!({ "number": value.number, "unit": value.unit.name() });
+        let row = |Simulated { checked, captures }: &Simulated<Checked<'_>>| {
+            let (row, compared) = (checked.row, checked.outcome.as_ref().ok());
+            json!({
+                "id": row.id,
+                "says": row.says,
+                "experiment": row.experiment,
+                "subject": row.subject.name(),
+                "relation": row.relation.words().trim_end(),
+                "published": number(&row.value),
+                "simulated": compared.map(|compared| number(&compared.predicted)),
+                "deviation_percent": compared.map(|compared| compared.deviation * 100.0),
+                "tolerance_percent": compared.map(|compared| compared.tolerance * 100.0),
+                "binds": compared.and_then(|compared| compared.binding).map(|binding| binding.name),
+                "basis": basis(checked.is_fitted),
+                "status": status(checked.status()),
+                "reason": checked.outcome.as_ref().err().map(ToString::to_string),
+                "captures": captures,
+            })
+        };
+        let shape = |Simulated { checked, captures }: &Simulated<CheckedShape<'_>>| {
+            let (shape, (verdict, because)) = (checked.shape, checked.verdict());
+            json!({
+                "id": shape.id,
+                "says": shape.says,
+                "experiment": shape.experiment,
+                "subject": shape.subject.name(),
+                "basis": basis(checked.is_fitted),
+                "status": holds(verdict),
+                "because": because,
+                "captures": captures,
+            })
+        };
+        json!({
+            "testbed": self.testbed.name,
+            "published": self.testbed.published,
+            "rows": self.rows.iter().map(row).collect::<Vec<_>>(),
+            "shapes": self.shapes.iter().map(shape).collect::<Vec<_>>(),
+            "summary": {
+                "within": self.rows(Status::Within),
+                "beyond": self.rows(Status::Beyond),
+                "not_simulated": self.rows(Status::NoModel),
+                "shapes_hold": self.shapes(Verdict::Yes),
+                "shapes_do_not": self.shapes(Verdict::No),
+                "shapes_not_simulated": self.shapes(Verdict::NoModel),
+            },
+        })
+    }
 }

@@ -1,9 +1,8 @@
 //! `doorbell sim sweep`: the same traffic with other values of any parameter.
 
 use std::cell::Cell;
-use std::fs::File;
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::PathBuf;
 
 use clap::Args;
 use doorbell_report::{SweepPoint, sweep_html};
@@ -11,10 +10,9 @@ use doorbell_sim::sweep::{Axis, Base, Point, Sweep as Points, SweepError};
 use doorbell_sim::traffic::Carried;
 use serde_json::{Value, json};
 
-use super::arguments::{assignment, read_testbed};
+use super::arguments::{Bounds, Captures, assignment, read_testbed};
 use crate::output::line;
 use crate::progress::bar;
-use crate::quantity::mebibytes;
 use crate::report::write_whole;
 use crate::{Failure, Usage};
 
@@ -44,12 +42,8 @@ pub(crate) struct Sweep {
     /// Where keys and numbers of queue pairs and packets come from
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Memory that a point may need, by an estimate before it begins
-    #[arg(long, value_name = "MIB", value_parser = mebibytes, default_value = "4G")]
-    memory: usize,
-    /// Write the packets of each point to DIR/point-NUMBER.pcap, with virtual timestamps
-    #[arg(long, value_name = "DIR")]
-    pcap: Option<PathBuf>,
+    #[command(flatten)]
+    bounds: Bounds,
     /// Write the plots and the table to this HTML file
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -66,11 +60,9 @@ pub(super) fn run(sweep: &Sweep) -> Result<(), Failure> {
         return Ok(list(&base, sweep.json)?);
     }
     let axes: Vec<Axis> = sweep.vary.iter().map(|axis| axis.parse()).collect::<Result<_, _>>().map_err(refuse)?;
-    let memory = (sweep.memory as u64) << 20;
+    let memory = sweep.bounds.memory();
     let points = Points::new(&base, axes, memory).map_err(refuse)?;
-    if let Some(directory) = &sweep.pcap {
-        std::fs::create_dir_all(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
-    }
+    let captures = sweep.bounds.captures()?;
     let total: u64 = points.points().iter().map(Point::messages).sum();
     let bar = bar(total, 0);
     let before = Cell::new(0);
@@ -78,7 +70,7 @@ pub(super) fn run(sweep: &Sweep) -> Result<(), Failure> {
     for (index, point) in points.points().iter().enumerate() {
         let at = described(points.axes(), point);
         bar.set_message(at.clone());
-        let capture = sweep.pcap.as_deref().map(|directory| capture(directory, index + 1)).transpose()?;
+        let capture = captures.as_ref().map(|captures| captures.open(index + 1)).transpose()?;
         let progress = |arrived| bar.set_position(before.get() + arrived);
         let carried = point.run(sweep.seed, memory, capture, Some(&progress));
         found.push(
@@ -91,7 +83,7 @@ pub(super) fn run(sweep: &Sweep) -> Result<(), Failure> {
         write_whole(out, &sweep_html(&page(sweep, &base, &points, &found)))?;
     }
     if sweep.json {
-        line(report(sweep, &base, &points, &found))?;
+        line(report(&base, sweep.seed, captures.as_ref(), &points, &found))?;
     } else {
         print(&base, &points, &found)?;
         if let Some(out) = &sweep.out {
@@ -104,15 +96,6 @@ pub(super) fn run(sweep: &Sweep) -> Result<(), Failure> {
 fn described(axes: &[Axis], point: &Point) -> String {
     let named = axes.iter().zip(&point.values).map(|(axis, value)| format!("{}={value}", axis.name));
     named.collect::<Vec<_>>().join(", ")
-}
-
-fn capture_path(directory: &Path, number: usize) -> PathBuf {
-    directory.join(format!("point-{number}.pcap"))
-}
-
-fn capture(directory: &Path, number: usize) -> Result<Box<dyn Write + Send>, Failure> {
-    let path = capture_path(directory, number);
-    Ok(Box::new(File::create(&path).map_err(|error| format!("{}: {error}", path.display()))?))
 }
 
 fn list(base: &Base, is_json: bool) -> io::Result<()> {
@@ -208,7 +191,7 @@ fn print(base: &Base, points: &Points, found: &[Carried]) -> io::Result<()> {
     Ok(())
 }
 
-fn report(sweep: &Sweep, base: &Base, points: &Points, found: &[Carried]) -> Value {
+fn report(base: &Base, seed: u64, captures: Option<&Captures>, points: &Points, found: &[Carried]) -> Value {
     let one = |(index, (point, carried)): (usize, (&Point, &Carried))| {
         let values: serde_json::Map<String, Value> =
             points.axes().iter().zip(&point.values).map(|(axis, value)| (axis.name.clone(), json!(value))).collect();
@@ -236,7 +219,7 @@ fn report(sweep: &Sweep, base: &Base, points: &Points, found: &[Carried]) -> Val
             "rnr_naks": carried.rnr_naks,
             "long_turns": counts.long_turns,
             "digest": format!("{:016x}", carried.summary.digest),
-            "capture": sweep.pcap.as_deref().map(|directory| capture_path(directory, index + 1)),
+            "capture": captures.map(|captures| captures.path(index + 1)),
         })
     };
     let settings: serde_json::Map<String, Value> =
@@ -245,7 +228,7 @@ fn report(sweep: &Sweep, base: &Base, points: &Points, found: &[Carried]) -> Val
         "schema": "doorbell-sim-sweep/1",
         "simulated": true,
         "testbed": base.testbed().name,
-        "seed": sweep.seed,
+        "seed": seed,
         "settings": settings,
         "points": points.points().iter().zip(found).enumerate().map(one).collect::<Vec<_>>(),
     })

@@ -71,6 +71,23 @@ fn published_rows_are_simulated_and_compared() {
         assert_eq!(row["simulated"].is_null(), row["reason"].is_string(), "{row}");
         assert_eq!(row["status"] == "not simulated", row["simulated"].is_null(), "{row}");
     }
+    let shapes = report["shapes"].as_array().expect("shapes");
+    let status_of = |id: &str| shapes.iter().find(|shape| shape["id"] == id).map(|shape| &shape["status"]);
+    assert_eq!(status_of("far-memory/atomics-are-slow"), Some(&Value::from("holds")));
+    assert_eq!(status_of("far-memory/long-reads-tear"), Some(&Value::from("not simulated")));
+    assert!(text.contains("far-memory/atomics-are-slow                  holds         20 queue pairs: CAS"), "{text}");
+
+    let directory = tempfile::tempdir().expect("a directory");
+    let captured = format!("{arguments} --set nic.atomic=400ns --json --pcap {}", directory.path().display());
+    let json = run(&captured).expect_status(0).json();
+    let rows = json["testbeds"][0]["rows"].as_array().expect("rows");
+    let cas = rows.iter().find(|row| row["id"] == "far-memory/cas-one-pair").expect("a row");
+    let file = cas["captures"][0].as_str().expect("a capture");
+    let decoded = run(&format!("wire decode {file}")).expect_status(0).stdout;
+    assert!(decoded.contains("CmpSwap"), "{}", decoded.lines().take(5).collect::<Vec<_>>().join("\n"));
+    let refused = run(&format!("{arguments} --memory 4")).expect_status(0).stdout;
+    assert!(refused.contains("MiB of memory, allowed are 4 MiB"), "{refused}");
+
     let wrong = run("sim reproduce --testbed connectx5-memory --set nic.atomic=fast").expect_status(2);
     assert!(wrong.stderr.contains("nic.atomic: fast is no decimal number"), "{}", wrong.stderr);
 }

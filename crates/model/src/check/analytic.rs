@@ -1,0 +1,198 @@
+//! The model as a predictor.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use doorbell_published::{Dimension, Row};
+use doorbell_wire::{Direction, Response, message_cost};
+
+use super::{Lack, Manner, Needed, Packets, Predictor, Rated};
+use crate::observation::srq_slow_sizes;
+use crate::operation::{Operation, Posted, predict_operation};
+use crate::parameters::Parameters;
+use crate::predict::{Bound, BoundKind, Prediction, predict};
+use crate::workload::{Workload, WorkloadError};
+
+/// What the model lacks for rows that it misses, by id: a sentence each.
+const LACKS: &str = include_str!("../../data/lacks.toml");
+
+/// A latency is within, if it deviates by this share at most.
+pub const LATENCY_TOLERANCE: f64 = 0.15;
+/// A throughput, or a number that follows from throughputs, is within, if it deviates by this share at most.
+pub const THROUGHPUT_TOLERANCE: f64 = 0.20;
+
+/// More operations outstanding than any queue pair of a publication had.
+const FULL: u32 = 1024;
+
+/// What the model lacks, in a sentence, for a row that it misses.
+pub fn lack_of(id: &str) -> Option<&'static str> {
+    static ALL: LazyLock<BTreeMap<String, String>> = LazyLock::new(|| {
+        toml::from_str(LACKS).unwrap_or_else(|error| unreachable!("the file is part of the crate: {error}"))
+    });
+    ALL.get(id).map(String::as_str)
+}
+
+/// Predictions of the model from a set of parameters; without one it predicts nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct Analytic<'a> {
+    parameters: Option<&'a Parameters>,
+}
+
+impl<'a> Analytic<'a> {
+    /// From these parameters.
+    pub fn new(parameters: Option<&'a Parameters>) -> Self {
+        Self { parameters }
+    }
+
+    fn parameters(&self) -> Result<&'a Parameters, Lack> {
+        self.parameters.ok_or(Lack::Parameters)
+    }
+
+    fn predict(&self, workload: &Workload) -> Result<Prediction, Lack> {
+        Ok(predict(self.parameters()?, workload)?)
+    }
+
+    fn bound(&self, workload: &Workload, kind: BoundKind, name: &'static str) -> Result<Bound, Lack> {
+        self.predict(workload)?.bound(kind).ok_or(Lack::Parameter(name))
+    }
+}
+
+fn rated(prediction: &Prediction) -> Rated {
+    let binding = prediction.bottleneck().binding.kind.into();
+    Rated { messages_per_s: prediction.messages_per_s, binding, rnr_naks: 0 }
+}
+
+impl Predictor for Analytic<'_> {
+    fn tolerance(&self, row: &Row) -> f64 {
+        match row.quantity.dimension() {
+            Dimension::Time | Dimension::TimePerSize => LATENCY_TOLERANCE,
+            _ => THROUGHPUT_TOLERANCE,
+        }
+    }
+
+    fn is_fitted(&self, id: &str) -> bool {
+        let origins = self.parameters.map_or(&[][..], |parameters| &parameters.origins);
+        origins.iter().any(|origin| origin.fitted_to.iter().any(|fitted| fitted == id))
+    }
+
+    fn latency_ns(&mut self, workload: &Workload) -> Result<f64, Lack> {
+        Ok(self.predict(workload)?.latency_ns)
+    }
+
+    fn rate(&mut self, workload: &Workload, _: Manner) -> Result<Rated, Lack> {
+        self.predict(workload).map(|prediction| rated(&prediction))
+    }
+
+    fn line_rate(&mut self, workload: &Workload) -> Result<f64, Lack> {
+        self.bound(workload, BoundKind::Link, "link").map(|bound| bound.messages_per_s())
+    }
+
+    fn posting_ns(&mut self, workload: &Workload) -> Result<f64, Lack> {
+        self.sending_cpu_ns(workload)
+    }
+
+    fn sending_cpu_ns(&mut self, workload: &Workload) -> Result<f64, Lack> {
+        self.bound(workload, BoundKind::SendingCpu, "CPU time of a send").map(|bound| bound.ns_per_message)
+    }
+
+    fn operations(&mut self, posted: &Posted) -> Result<Rated, Lack> {
+        Ok(rated(&predict_operation(self.parameters()?, posted)?))
+    }
+
+    fn packets(&mut self, posted: &Posted) -> Result<Packets, Lack> {
+        let Wire { request, response } = Wire::of(posted, self.parameters()?)?;
+        Ok(Packets {
+            packets_in: request.packets,
+            packets_out: response.packets,
+            bytes_in: request.frame_bytes,
+            bytes_out: response.frame_bytes,
+        })
+    }
+
+    fn unstated_window(&self, operation: Operation) -> Result<u32, Lack> {
+        // A queue pair has so many READs and atomics in flight as it may. An unreliable datagram waits for nothing, so that
+        // its window does not matter.
+        let is_full = operation.is_atomic() || matches!(operation, Operation::Read | Operation::UdSend);
+        if is_full { Ok(FULL) } else { Err(Lack::Unstated("window")) }
+    }
+
+    fn reads_in_flight(&self) -> Result<u32, Lack> {
+        Ok(self.parameters()?.limits.reads_in_flight)
+    }
+
+    fn inline_receive_bytes(&self) -> Result<u64, Lack> {
+        match self.parameters()?.limits.inline_receive_up_to_bytes {
+            0 => Err(Lack::Parameter("size up to which messages arrive in the completion")),
+            bytes => Ok(bytes),
+        }
+    }
+
+    fn has(&self, needed: Needed) -> Result<(), Lack> {
+        Err(Lack::Feature(match needed {
+            Needed::InlineCopies => "the model has no CPU time for copying inline data",
+            Needed::Interrupts => "the model's ends poll: it has no interrupts",
+            Needed::CompletionQueues => "the model has one completion queue per thread",
+            Needed::RnrNaks => "the model has no RNR NAK and no back-off",
+        }))
+    }
+
+    fn line_filling_bytes(&mut self, workload: &Workload, _: Manner, _: (u64, u64)) -> Result<u64, Lack> {
+        let parameters = self.parameters()?;
+        let mtu_bytes = workload.path_mtu.unwrap_or(parameters.path_mtu()).bytes() as u64;
+        let (_, fills) = srq_slow_sizes(&Parameters { mtu_bytes, ..parameters.clone() })
+            .filter(|_| workload.srq)
+            .ok_or(Lack::Parameter("limit that holds messages of this configuration below the line"))?;
+        Ok(fills)
+    }
+}
+
+/// Frames of an operation with its acknowledgements, as the target counts them.
+struct Wire {
+    /// What comes in there.
+    request: Frames,
+    /// What goes out there.
+    response: Frames,
+}
+
+#[derive(Clone, Copy)]
+struct Frames {
+    packets: f64,
+    frame_bytes: f64,
+}
+
+impl Frames {
+    fn of(direction: Direction) -> Self {
+        Self { packets: direction.packets as f64, frame_bytes: direction.frame_bytes as f64 }
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self { packets: self.packets + other.packets, frame_bytes: self.frame_bytes + other.frame_bytes }
+    }
+}
+
+impl Wire {
+    fn of(posted: &Posted, parameters: &Parameters) -> Result<Self, Lack> {
+        let mtu = posted.path_mtu.unwrap_or(parameters.path_mtu());
+        let kind = posted.operation.kind(posted.immediate);
+        let bytes = posted.workload().bytes;
+        let cost = message_cost(kind, posted.operation.transport(), bytes, mtu, posted.outer).map_err(|_| {
+            let most = crate::workload::MAX_BYTES;
+            WorkloadError { what: "the message size", given: bytes, least: 0, most }
+        })?;
+        let request = Frames::of(cost.request);
+        let response = match cost.response {
+            Response::None => Frames { packets: 0.0, frame_bytes: 0.0 },
+            Response::Exact(direction) => Frames::of(direction),
+            Response::Range { max, .. } => {
+                let packets = parameters.limits.acknowledgements(cost.request.packets);
+                Frames { packets, frame_bytes: packets * max.frame_bytes as f64 / max.packets.max(1) as f64 }
+            }
+        };
+        // The answer is acknowledged as the request is: each way has a message and an acknowledgement.
+        if posted.operation == Operation::RequestResponse {
+            let both = request.plus(response);
+            return Ok(Self { request: both, response: both });
+        }
+        Ok(Self { request, response })
+    }
+}

@@ -1,0 +1,177 @@
+//! Configurations as published, read as what a predictor is asked for.
+
+use doorbell_protocols::Protocol;
+use doorbell_published::{
+    Amount, Configuration, Operation as Said, Pace, PathMtuSaid, Quantity, Receivers, Relation, Repost, Row, Subject,
+    Testbed,
+};
+use doorbell_wire::cost::ATOMIC_BYTES;
+
+use super::{Lack, Manner, Predictor};
+use crate::observation::{Load, Observation};
+use crate::operation::{Operation, Posted};
+use crate::workload::{Peers, Workload};
+
+/// The latencies and rates of a testbed as measurements, as far as the model has a workload for them. Published bounds
+/// ("at least") are no measurements.
+pub fn observations(testbed: &Testbed) -> Vec<Observation> {
+    let observation = |row: &Row| {
+        let Subject::Protocol(name) = &row.subject else { return None };
+        let workload = workload(Protocol::by_name(name)?, &row.configuration, None).ok()?;
+        let published = row.value.in_base();
+        let (latency_ns, messages_per_s) = match row.quantity {
+            Quantity::Latency => (Some(published), None),
+            Quantity::MessageRate => (None, Some(published)),
+            Quantity::Throughput => (None, Some(published / workload.bytes.max(1) as f64)),
+            _ => return None,
+        };
+        let name = format!("{}: {}", row.id, row.says);
+        Some(Observation { name, load: Load::Messages(workload), latency_ns, messages_per_s, weight: 1.0 })
+    };
+    let is_bound = |row: &&Row| matches!(row.relation, Relation::AtLeast | Relation::AtMost);
+    testbed.rows.iter().filter(|row| !is_bound(row)).filter_map(observation).collect()
+}
+
+/// What a quantity is found by varying.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Swept {
+    Bytes,
+    Window,
+    Batch,
+}
+
+impl Swept {
+    pub(super) const fn by(quantity: Quantity) -> Option<Self> {
+        match quantity {
+            Quantity::LatencyPerSize | Quantity::LineFillingSize => Some(Self::Bytes),
+            Quantity::SaturatingWindow | Quantity::GainOfWindow => Some(Self::Window),
+            Quantity::SaturatingBatch => Some(Self::Batch),
+            _ => None,
+        }
+    }
+
+    /// The first and the last value.
+    pub(super) fn range(self, configuration: &Configuration) -> Result<(u64, u64), Lack> {
+        let (field, amount) = match self {
+            Self::Bytes => ("bytes", configuration.bytes),
+            Self::Window => ("window", configuration.window),
+            Self::Batch => ("batch", configuration.batch),
+        };
+        match amount {
+            Some(Amount::Span(least, most)) => Ok((least as u64, most as u64)),
+            Some(amount @ Amount::Is(_)) => Err(Lack::NoRange { field, amount }),
+            Some(Amount::Unknown) | None => Err(Lack::Unstated(field)),
+        }
+    }
+}
+
+/// The one number of a field.
+fn amount(field: &'static str, given: Option<Amount>) -> Result<u64, Lack> {
+    match given {
+        Some(Amount::Is(number)) => Ok(number as u64),
+        Some(amount @ Amount::Span(..)) => Err(Lack::Range { field, amount }),
+        Some(Amount::Unknown) | None => Err(Lack::Unstated(field)),
+    }
+}
+
+/// The same of a field that counts, which is 2^30 at most.
+pub(super) fn count(field: &'static str, given: Option<Amount>) -> Result<u32, Lack> {
+    amount(field, given).map(|number| number as u32)
+}
+
+/// The workload of a configuration as published. Of what is swept it has the largest value.
+pub(super) fn workload(
+    protocol: Protocol,
+    configuration: &Configuration,
+    swept: Option<Swept>,
+) -> Result<Workload, Lack> {
+    let needed = |field, given: Option<Amount>, this: Option<Swept>| match (given, swept) {
+        (_, Some(swept)) if this == Some(swept) => swept.range(configuration).map(|(_, most)| most),
+        (other, _) => amount(field, other),
+    };
+    // Fields are 2^30 at most.
+    let count = |field, given, this| needed(field, given, this).map(|number| number as u32);
+    let Configuration { bytes, window, batch, poll_list, repost_list, threads, connections, .. } = *configuration;
+
+    let threads = count("threads", threads, None)?;
+    let peers = Peers {
+        senders: threads,
+        receivers: match configuration.receivers.ok_or(Lack::Unstated("receivers"))? {
+            Receivers::Own => threads,
+            Receivers::Single => 1,
+        },
+        connections: count("connections", connections, None)?,
+    };
+    let window = count("window", window, Some(Swept::Window))?;
+    let workload = Workload {
+        protocol,
+        receive_batch: count("poll_list", poll_list, None)?,
+        repost_batch: count("repost_list", repost_list, None)?,
+        credits: configuration.credits.ok_or(Lack::Unstated("credits"))?,
+        srq: configuration.shared_receives.ok_or(Lack::Unstated("shared_receives"))?,
+        repost_thread: configuration.repost_by == Some(Repost::Thread),
+        path_mtu: match configuration.path_mtu {
+            Some(PathMtuSaid::Is(path_mtu)) => Some(path_mtu),
+            Some(PathMtuSaid::Unknown) | None => None,
+        },
+        peers,
+        ..Workload::new(needed("bytes", bytes, Some(Swept::Bytes))?, window, count("batch", batch, Some(Swept::Batch))?)
+    };
+    workload.check()?;
+    Ok(workload)
+}
+
+/// What a workload does not say of its configuration.
+pub(super) fn manner(configuration: &Configuration) -> Manner {
+    Manner {
+        is_paced: configuration.pace == Some(Pace::HighestWithoutRnr),
+        one_queue: configuration.receivers == Some(Receivers::Single),
+    }
+}
+
+/// An operation as published.
+pub(super) fn operation(said: Said) -> Operation {
+    match said {
+        Said::Send => Operation::Send,
+        Said::UdSend => Operation::UdSend,
+        Said::Write => Operation::Write,
+        Said::Read => Operation::Read,
+        Said::Cas => Operation::CompareSwap,
+        Said::RequestResponse => Operation::RequestResponse,
+    }
+}
+
+/// The operations of a configuration as published; of a range of sizes it has the largest. Each queue pair has a thread of
+/// its own, as no publication says otherwise.
+pub(super) fn posted(operation: Operation, configuration: &Configuration, by: &dyn Predictor) -> Result<Posted, Lack> {
+    let bytes = match configuration.bytes {
+        _ if operation.is_atomic() => ATOMIC_BYTES,
+        Some(Amount::Is(bytes) | Amount::Span(_, bytes)) => bytes as u64,
+        Some(Amount::Unknown) | None => return Err(Lack::Unstated("bytes")),
+    };
+    let connections = count("connections", configuration.connections)?;
+    if configuration.keys.is_some() {
+        return Err(Lack::Feature("nothing predicts clients that choose keys by a distribution"));
+    }
+    let window = match configuration.window {
+        Some(Amount::Is(window)) => window as u32,
+        Some(span @ Amount::Span(..)) => return Err(Lack::Range { field: "window", amount: span }),
+        _ => by.unstated_window(operation)?,
+    };
+    let plain = Posted::new(operation, bytes, window);
+    Ok(Posted {
+        connections,
+        threads: connections,
+        addresses: match configuration.addresses {
+            Some(addresses) => amount("addresses", Some(addresses))? as u32,
+            None => connections,
+        },
+        immediate: configuration.immediate == Some(true),
+        path_mtu: match configuration.path_mtu {
+            Some(PathMtuSaid::Is(path_mtu)) => Some(path_mtu),
+            Some(PathMtuSaid::Unknown) | None => None,
+        },
+        outer: if configuration.vlan == Some(true) { plain.outer.with_vlan() } else { plain.outer },
+        ..plain
+    })
+}

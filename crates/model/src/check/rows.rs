@@ -1,0 +1,157 @@
+//! Published numbers: what each is in terms of latencies and rates.
+
+use doorbell_protocols::Protocol;
+use doorbell_published::{Quantity, Row, Subject, Value};
+
+use super::configured::{Swept, count, manner, operation, posted, workload};
+use super::{Binding, Compared, Lack, Manner, Predictor};
+use crate::operation::Posted;
+use crate::workload::Workload;
+
+/// A rate of this share of the highest counts as the highest: in a sweep, the first one ends it.
+const HIGHEST: f64 = 0.99;
+
+/// One number beside what is predicted.
+pub(super) fn compare(row: &Row, by: &mut dyn Predictor) -> Result<Compared, Lack> {
+    let (found, binding) = match &row.subject {
+        Subject::Store(_) => return Err(Lack::Subject("stores on passive memory")),
+        Subject::Operation(_) => of_operations(row, by)?,
+        Subject::Protocol(_) if row.quantity == Quantity::InlineReceiveSize => {
+            (by.inline_receive_bytes()? as f64, None)
+        }
+        Subject::Protocol(name) => {
+            let protocol = Protocol::by_name(name).ok_or_else(|| Lack::Protocol(name.clone()))?;
+            let workload = workload(protocol, &row.configuration, Swept::by(row.quantity))?;
+            Asked { row, by: &mut *by, manner: manner(&row.configuration) }.found(workload)?
+        }
+    };
+    Ok(Compared {
+        predicted: Value { number: row.value.unit.from_base(found), unit: row.value.unit },
+        deviation: row.relation.deviation(row.value.in_base(), found),
+        tolerance: by.tolerance(row),
+        binding,
+    })
+}
+
+struct Asked<'a> {
+    row: &'a Row,
+    by: &'a mut dyn Predictor,
+    manner: Manner,
+}
+
+impl Asked<'_> {
+    fn rate(&mut self, workload: &Workload) -> Result<f64, Lack> {
+        self.by.rate(workload, self.manner).map(|rated| rated.messages_per_s)
+    }
+
+    /// Rates over values that double, as in the published sweeps.
+    fn sweep(&mut self, with: impl Fn(u32) -> Workload) -> Result<Vec<(u64, f64)>, Lack> {
+        let (least, most) = self.range()?;
+        let doubling = std::iter::successors(Some(least.max(1)), |value| value.checked_mul(2));
+        let values = doubling.take_while(|value| *value <= most);
+        values.map(|value| Ok((value, self.rate(&with(value as u32))?))).collect()
+    }
+
+    fn range(&self) -> Result<(u64, u64), Lack> {
+        Swept::by(self.row.quantity).ok_or(Lack::Quantity("such a number"))?.range(&self.row.configuration)
+    }
+
+    /// What is predicted for the row, in the unit that its dimension names, and what binds there.
+    fn found(&mut self, workload: Workload) -> Result<(f64, Option<Binding>), Lack> {
+        let with_window = |window| Workload { window, ..workload };
+        let with_batch = |batch| Workload { batch, ..workload };
+        let over = |asked: &mut Self, other: Workload| Ok::<f64, Lack>(asked.rate(&workload)? / asked.rate(&other)?);
+        let found = match self.row.quantity {
+            Quantity::Latency => return Ok((self.by.latency_ns(&workload)?, None)),
+            Quantity::LatencyOverUnfenced => {
+                let protocol = match workload.protocol {
+                    Protocol::DirectReadFenced | Protocol::DirectReadFencedAwaited => Protocol::DirectRead,
+                    _ => return Err(Lack::Quantity("a form of the protocol without a fence")),
+                };
+                let unfenced = self.by.latency_ns(&Workload { protocol, ..workload })?;
+                return Ok((self.by.latency_ns(&workload)? - unfenced, None));
+            }
+            Quantity::LatencyPerSize => {
+                let (bytes, most) = self.range()?;
+                let least = self.by.latency_ns(&Workload { bytes, ..workload })?;
+                return Ok(((self.by.latency_ns(&workload)? - least) / (most - bytes) as f64, None));
+            }
+            Quantity::MessageRate => self.rate(&workload)?,
+            Quantity::Throughput => self.rate(&workload)? * workload.bytes as f64,
+            Quantity::LineShare => self.rate(&workload)? / self.by.line_rate(&workload)?,
+            Quantity::GapOverSend => 1e9 / self.rate(&with_window(1))? / self.by.posting_ns(&workload)?,
+            Quantity::GainOfWindow => {
+                let rates = self.sweep(with_window)?;
+                highest(&rates) / rates.first().map_or(1.0, |(_, rate)| *rate)
+            }
+            Quantity::GainOfBatch => over(self, with_batch(1))?,
+            Quantity::GainOfPollList => over(self, Workload { receive_batch: 1, ..workload })?,
+            Quantity::RateOver512 => over(self, Workload { bytes: 512, ..workload })?,
+            Quantity::SharedOverOwn => over(self, Workload { srq: false, ..workload })?,
+            Quantity::SaturatingWindow => saturating(&self.sweep(with_window)?),
+            Quantity::SaturatingBatch => saturating(&self.sweep(with_batch)?),
+            Quantity::LineFillingSize => {
+                let range = self.range()?;
+                self.by.line_filling_bytes(&workload, self.manner, range)? as f64
+            }
+            _ => return Err(Lack::Quantity("such a number")),
+        };
+        Ok((found, Some(self.by.rate(&workload, self.manner)?.binding)))
+    }
+}
+
+fn highest(rates: &[(u64, f64)]) -> f64 {
+    rates.iter().map(|(_, rate)| *rate).fold(0.0, f64::max)
+}
+
+/// The least value that reaches the highest rate.
+fn saturating(rates: &[(u64, f64)]) -> f64 {
+    let enough = highest(rates) * HIGHEST;
+    rates.iter().find(|(_, rate)| *rate >= enough).map_or(0.0, |(value, _)| *value as f64)
+}
+
+/// The same of single operations.
+fn of_operations(row: &Row, by: &mut dyn Predictor) -> Result<(f64, Option<Binding>), Lack> {
+    let Subject::Operation(said) = row.subject else { return Err(Lack::Subject("anything else")) };
+    let configuration = &row.configuration;
+    if row.quantity == Quantity::InFlight {
+        let connections = count("connections", configuration.connections)?;
+        let per_pair = configuration.window.and_then(|window| window.most()).unwrap_or(f64::INFINITY);
+        return Ok((f64::from(connections) * per_pair.min(f64::from(by.reads_in_flight()?)), None));
+    }
+    if let Quantity::InOrder | Quantity::OutOfOrder | Quantity::Displacement = row.quantity {
+        return Err(Lack::Quantity("the order in which requests of different queue pairs arrive"));
+    }
+    let posted = posted(operation(said), configuration, by)?;
+    let found = match row.quantity {
+        Quantity::RequestBytesPerPacket => by.packets(&posted)?.frames().0,
+        Quantity::ResponseBytesPerPacket => by.packets(&posted)?.frames().1,
+        Quantity::RequestPacketsPerOperation => by.packets(&posted)?.packets_in,
+        Quantity::ResponsePacketsPerOperation => by.packets(&posted)?.packets_out,
+        Quantity::MiddlePacketBytes => middle(&posted, by)?.0,
+        Quantity::MiddlePacketEfficiency => middle(&posted, by)?.1,
+        _ => {
+            let rated = by.operations(&posted)?;
+            let each = match row.quantity {
+                Quantity::OperationRate => 1.0,
+                Quantity::Throughput => posted.bytes as f64,
+                Quantity::PacketsIn => by.packets(&posted)?.packets_in,
+                Quantity::PacketsOut => by.packets(&posted)?.packets_out,
+                Quantity::BytesIn => by.packets(&posted)?.bytes_in,
+                _ => return Err(Lack::Quantity("such a number")),
+            };
+            return Ok((rated.messages_per_s * each, Some(rated.binding)));
+        }
+    };
+    Ok((found, None))
+}
+
+/// Frame bytes of a packet in the midst of a long message, and the payload's share of the line there: what one
+/// packet more adds.
+fn middle(posted: &Posted, by: &mut dyn Predictor) -> Result<(f64, f64), Lack> {
+    let mtu = posted.path_mtu.ok_or(Lack::Unstated("path_mtu"))?.bytes() as u64;
+    let longer = Posted { bytes: posted.bytes + mtu, ..*posted };
+    let frame = by.packets(&longer)?.bytes_in - by.packets(posted)?.bytes_in;
+    let beside = (doorbell_wire::PREAMBLE_LEN + doorbell_wire::FCS_LEN + doorbell_wire::GAP_LEN) as f64;
+    Ok((frame, mtu as f64 / (frame + beside)))
+}
