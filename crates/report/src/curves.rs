@@ -98,23 +98,30 @@ fn form(testbed: &Testbed, shape: &Shape) -> Option<Form> {
 
 /// A sentence as a curve of this experiment's plot, beside the runs.
 pub(crate) fn curve(testbed: &Testbed, shape: &Shape, runs: &[Run]) -> Option<Curve> {
+    curve_beside(testbed, shape, |series, quantity, from| {
+        let own = |run: &Run| {
+            let mut curve = View::new(&run.records).curve(&shape.experiment, series, quantity);
+            curve.retain(|point| point.0 >= from);
+            (!curve.is_empty()).then_some((format!("{series} of {}", run.name), curve))
+        };
+        runs.iter().find_map(own)
+    })
+}
+
+/// A sentence as a curve. `own` has the points, from a place on, of one's own curve of a name, and what legends call it.
+pub(crate) fn curve_beside(
+    testbed: &Testbed,
+    shape: &Shape,
+    own: impl Fn(&str, Quantity, f64) -> Option<(String, Vec<(f64, f64)>)>,
+) -> Option<Curve> {
     let id = &shape.id;
     match form(testbed, shape)? {
         Form::Absolute(quantity, points) => Some(Curve { name: format!("{id} (shape)"), quantity, points }),
         Form::Like(quantity, series, from, of) => {
-            let own = |run: &Run| {
-                let mut curve = View::new(&run.records).curve(&shape.experiment, series, quantity);
-                curve.retain(|point| point.0 >= from);
-                (!curve.is_empty()).then_some((run.name.clone(), curve))
-            };
-            let (run, own) = runs.iter().find_map(own)?;
+            let (called, own) = own(series, quantity, from)?;
             let (first, value) = *own.first()?;
             let points = own.iter().map(|&(place, _)| (place, value * of(place) / of(first))).collect();
-            Some(Curve {
-                name: format!("{id} (shape, through the first point of {series} of {run})"),
-                quantity,
-                points,
-            })
+            Some(Curve { name: format!("{id} (shape, through the first point of {called})"), quantity, points })
         }
     }
 }

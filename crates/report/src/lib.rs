@@ -20,11 +20,13 @@ mod model;
 mod page;
 mod plot;
 mod published;
+mod reproduction;
 mod sentence;
 mod sweep;
 mod table;
 
 pub use fitted::{Fitted, observed};
+pub use reproduction::{Reproduction, reproduction_html};
 pub use sweep::{Sweep, SweepPoint, sweep_html};
 
 use std::collections::BTreeMap;

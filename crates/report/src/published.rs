@@ -15,7 +15,7 @@ pub(crate) fn name(testbed: &Testbed) -> String {
 }
 
 /// What a published number is in a plot, if it is a point of one: the quantity, and its value in that quantity's unit.
-fn drawn(row: &Row) -> Option<(Quantity, f64)> {
+pub(crate) fn drawn(row: &Row) -> Option<(Quantity, f64)> {
     let (quantity, unit) = match row.quantity {
         Published::Latency => (Quantity::MedianLatency, Unit::Us),
         Published::MessageRate | Published::OperationRate => (Quantity::MessageRate, Unit::Millions),

@@ -35,9 +35,46 @@ pub struct SweepPoint {
     pub bottleneck: String,
 }
 
+/// A curve of a sweep.
+pub(crate) struct SweepCurve {
+    pub(crate) name: String,
+    /// Place on the axis, and what came out, in the order of quantities.
+    pub(crate) points: Vec<(f64, Vec<Option<f64>>)>,
+}
+
+impl SweepCurve {
+    /// As the script draws it, as a curve of this run.
+    pub(crate) fn series(&self, run: usize) -> Value {
+        let one = |result: &Option<f64>| match result {
+            Some(value) => json!({ "least": value, "median": value, "most": value, "values": [] }),
+            None => Value::Null,
+        };
+        let point = |(x, results): &(f64, Vec<Option<f64>>)| json!({ "x": x, "y": results.iter().map(one).collect::<Vec<_>>() });
+        json!({ "name": self.name, "run": run, "points": self.points.iter().map(point).collect::<Vec<_>>() })
+    }
+}
+
+/// A plot as the script draws it, over an axis with its unit. Of each run it says whether it was simulated.
+pub(crate) fn plot(
+    (axis, unit): (&str, &str),
+    quantities: &[(&str, &str)],
+    runs: &[(&str, bool)],
+    series: Vec<Value>,
+) -> Value {
+    let quantity = |(name, unit): &(&str, &str)| json!({ "name": name, "unit": unit, "log": false });
+    json!({
+        "sweep": if unit.is_empty() { axis.to_owned() } else { format!("{axis}, {unit}") },
+        "bytes": unit == "B",
+        "quantities": quantities.iter().map(quantity).collect::<Vec<_>>(),
+        "runs": runs.iter().map(|(name, _)| name).collect::<Vec<_>>(),
+        "simulated": runs.iter().map(|(_, is_simulated)| is_simulated).collect::<Vec<_>>(),
+        "series": series,
+    })
+}
+
 impl Sweep {
-    /// The axis that plots have along: the one with the most values that are all numbers of one unit.
-    fn along(&self) -> Option<(usize, &'static str)> {
+    /// The axis that plots have along: the preferred one, or the one with the most values that are all numbers of one unit.
+    fn along(&self, preferred: Option<&str>) -> Option<(usize, &'static str)> {
         let axis = |index: usize| {
             let numbers: Option<Vec<_>> = self.points.iter().map(|point| *point.numbers.get(index)?).collect();
             let numbers = numbers?;
@@ -48,13 +85,16 @@ impl Sweep {
             let is_axis = values.len() > 1 && numbers.iter().all(|(_, other)| *other == unit);
             is_axis.then_some((values.len(), index, unit))
         };
+        let is_preferred = |index: usize| Some(self.axes[index].as_str()) == preferred;
         // Of axes with equally many values the first.
-        let best = (0..self.axes.len()).rev().filter_map(axis).max_by_key(|(values, ..)| *values);
+        let axes = (0..self.axes.len()).rev().filter_map(axis);
+        let best = axes.max_by_key(|(values, index, _)| (is_preferred(*index), *values));
         best.map(|(_, index, unit)| (index, unit))
     }
 
-    fn plot(&self) -> Option<Value> {
-        let (along, unit) = self.along()?;
+    /// The axis of plots, its unit, and a curve by name for each combination of values on the others.
+    pub(crate) fn curves(&self, preferred: Option<&str>) -> Option<(&str, &'static str, Vec<SweepCurve>)> {
+        let (along, unit) = self.along(preferred)?;
         let name_of = |point: &SweepPoint| {
             let others = self.axes.iter().zip(&point.values).enumerate().filter(|(index, _)| *index != along);
             let named: Vec<String> = others.map(|(_, (axis, value))| format!("{axis}={value}")).collect();
@@ -67,32 +107,23 @@ impl Sweep {
                 names.push(name);
             }
         }
-        let series = names.iter().map(|name| {
-            let mut points: Vec<(f64, Vec<Value>)> = Vec::new();
-            for point in self.points.iter().filter(|point| name_of(point) == *name) {
-                let Some(Some((x, _))) = point.numbers.get(along) else { continue };
-                let one = |result: &Option<f64>| match result {
-                    Some(value) => json!({ "least": value, "median": value, "most": value, "values": [] }),
-                    None => Value::Null,
-                };
-                points.push((*x, point.results.iter().map(one).collect()));
-            }
+        let curve = |name: String| {
+            let own = self.points.iter().filter(|point| name_of(point) == name);
+            let place = |point: &SweepPoint| Some((point.numbers.get(along).copied()??.0, point.results.clone()));
+            let mut points: Vec<(f64, Vec<Option<f64>>)> = own.filter_map(place).collect();
             points.sort_by(|a, b| a.0.total_cmp(&b.0));
-            let points: Vec<Value> = points.into_iter().map(|(x, y)| json!({ "x": x, "y": y })).collect();
-            json!({ "name": name, "run": 0, "points": points })
-        });
-        let quantity = |(name, unit): &(&str, &str)| json!({ "name": name, "unit": unit, "log": false });
-        let axis = &self.axes[along];
-        Some(json!({
-            "sweep": if unit.is_empty() { axis.clone() } else { format!("{axis}, {unit}") },
-            "bytes": unit == "B",
-            "quantities": self.quantities.iter().map(quantity).collect::<Vec<_>>(),
-            "runs": [self.testbed],
-            "series": series.collect::<Vec<_>>(),
-        }))
+            SweepCurve { name, points }
+        };
+        Some((&self.axes[along], unit, names.into_iter().map(curve).collect()))
     }
 
-    fn table(&self) -> Markup {
+    fn plot(&self) -> Option<Value> {
+        let (axis, unit, curves) = self.curves(None)?;
+        let series = curves.iter().map(|curve| curve.series(0)).collect();
+        Some(plot((axis, unit), &self.quantities, &[(&self.testbed, true)], series))
+    }
+
+    pub(crate) fn table(&self) -> Markup {
         html! {
             div.scroll tabindex="0" { table.sortable {
                 thead { tr {
@@ -191,6 +222,7 @@ mod tests {
     fn plots_go_along_the_axis_of_numbers_with_a_curve_for_each_of_the_others() {
         let data = sweep().plot().expect("an axis of numbers");
         assert_eq!((&data["sweep"], &data["bytes"]), (&json!("size, B"), &json!(true)));
+        assert_eq!((&data["runs"], &data["simulated"]), (&json!(["mine & yours"]), &json!([true])));
         let series = data["series"].as_array().expect("series");
         let names: Vec<_> = series.iter().map(|series| &series["name"]).collect();
         assert_eq!(names, ["protocol=send-receive", "protocol=direct-read"]);

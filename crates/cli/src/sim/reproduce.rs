@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use clap::Args;
-use doorbell_model::check::{Checked, CheckedShape, Status, Verdict};
+use doorbell_model::check::{Answer, Checked, CheckedShape, Recorder, Status, Verdict};
 use doorbell_published::Testbed as Published;
+use doorbell_report::{Reproduction, reproduction_html};
 use doorbell_sim::reproduce::{Effort, RATE_TOLERANCE, Runs, TOLERANCE};
 use doorbell_sim::{Testbed, testbed};
 use serde_json::{Value, json};
@@ -15,6 +16,7 @@ use serde_json::{Value, json};
 use super::arguments::{Bounds, Replaced, read_testbed};
 use crate::output::line;
 use crate::progress::bar;
+use crate::report::write_whole;
 use crate::{Failure, Usage};
 
 #[derive(Args)]
@@ -29,6 +31,9 @@ pub(crate) struct Reproduce {
     quick: bool,
     #[command(flatten)]
     bounds: Bounds,
+    /// Write rows, shapes and plots to this HTML file
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
     /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
@@ -37,8 +42,11 @@ pub(crate) struct Reproduce {
 /// What was published of a testbed beside what was simulated.
 struct Reproduced {
     testbed: Testbed,
+    published: &'static Published,
     rows: Vec<Simulated<Checked<'static>>>,
     shapes: Vec<Simulated<CheckedShape<'static>>>,
+    /// What was simulated, with the experiment that it was needed for.
+    answers: Vec<(&'static str, Answer)>,
 }
 
 /// Something published, with the captures of the runs that were made for it first.
@@ -65,17 +73,23 @@ pub(super) fn run(arguments: &Reproduce) -> Result<(), Failure> {
     let testbeds = testbeds.iter().map(simulated).collect::<Result<Vec<_>, Failure>>()?;
     // Points are numbered over all testbeds.
     let captured = Rc::new(Cell::new(0));
-    let mut reports = Vec::new();
+    let mut all = Vec::new();
     for (testbed, published) in testbeds {
         let reproduced = reproduce(arguments, testbed, published, &captured)?;
-        if arguments.json {
-            reports.push(reproduced.json());
-        } else {
+        if !arguments.json {
             reproduced.print()?;
+        }
+        all.push(reproduced);
+    }
+    if let Some(out) = &arguments.out {
+        write_whole(out, &reproduction_html(&all.iter().map(Reproduced::page).collect::<Vec<_>>()))?;
+        if !arguments.json {
+            line(format_args!("page: {}", out.display()))?;
         }
     }
     if arguments.json {
-        line(json!({ "schema": "doorbell-sim-reproduce/1", "testbeds": reports }))?;
+        let all: Vec<Value> = all.iter().map(Reproduced::json).collect();
+        line(json!({ "schema": "doorbell-sim-reproduce/1", "testbeds": all }))?;
     }
     Ok(())
 }
@@ -106,20 +120,30 @@ fn reproduce(
         bar.inc(1);
         captured.get()
     };
-    let (mut rows, mut shapes) = (Vec::new(), Vec::new());
+    let (mut rows, mut shapes, mut answers) = (Vec::new(), Vec::new(), Vec::new());
+    let mut keep = |experiment: &'static str, recorder: &mut Recorder<'_>| {
+        for answer in recorder.take() {
+            if !answers.contains(&(experiment, answer.clone())) {
+                answers.push((experiment, answer));
+            }
+        }
+    };
+    let mut recorder = Recorder::new(&mut runs);
     for row in &published.rows {
         let before = at(&row.id);
-        let checked = Checked::of(row, &mut runs);
+        let checked = Checked::of(row, &mut recorder);
         rows.push(Simulated { checked, captures: since(before) });
+        keep(&row.experiment, &mut recorder);
     }
     for shape in &published.shapes {
         let before = at(&shape.id);
-        let checked = CheckedShape::of(shape, &mut runs);
+        let checked = CheckedShape::of(shape, &mut recorder);
         shapes.push(Simulated { checked, captures: since(before) });
+        keep(&shape.experiment, &mut recorder);
     }
     bar.finish_and_clear();
     drop(runs);
-    Ok(Reproduced { testbed, rows, shapes })
+    Ok(Reproduced { testbed, published, rows, shapes, answers })
 }
 
 const MISSING: &str = "not simulated";
@@ -145,6 +169,17 @@ const fn basis(is_fitted: bool) -> &'static str {
 }
 
 impl Reproduced {
+    fn page(&self) -> Reproduction<'_> {
+        Reproduction {
+            testbed: &self.testbed.name,
+            about: &self.testbed.about,
+            published: self.published,
+            rows: self.rows.iter().map(|row| &row.checked).collect(),
+            shapes: self.shapes.iter().map(|shape| &shape.checked).collect(),
+            answers: self.answers.clone(),
+        }
+    }
+
     fn rows(&self, wanted: Status) -> usize {
         self.rows.iter().filter(|row| row.checked.status() == wanted).count()
     }

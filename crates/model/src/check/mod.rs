@@ -19,6 +19,7 @@
 mod analytic;
 mod configured;
 mod predictor;
+mod recorder;
 mod rows;
 mod shapes;
 
@@ -29,6 +30,7 @@ use crate::workload::WorkloadError;
 pub use analytic::{Analytic, LATENCY_TOLERANCE, THROUGHPUT_TOLERANCE, lack_of};
 pub use configured::observations;
 pub use predictor::{Binding, Manner, Needed, Packets, Predictor, Rated};
+pub use recorder::{Answer, Field, Recorder, Said};
 pub use shapes::Judged;
 
 /// A published number beside a prediction.

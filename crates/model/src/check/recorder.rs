@@ -1,0 +1,168 @@
+//! What a predictor was asked for, and what it said: the points of plots.
+
+use doorbell_published::Row;
+
+use super::{Binding, Lack, Manner, Needed, Packets, Predictor, Rated};
+use crate::operation::{Operation, Posted};
+use crate::workload::Workload;
+
+/// An answer of a predictor.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answer {
+    /// What it was asked for, by name. Answers about messages have the same names, and those about operations.
+    pub fields: Vec<(&'static str, Field)>,
+    /// Bytes of each message.
+    pub bytes: u64,
+    /// What it said.
+    pub said: Said,
+}
+
+/// A value of what was asked for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Field {
+    /// A number with its unit.
+    Number(u64, &'static str),
+    /// A word.
+    Word(&'static str),
+}
+
+/// What a predictor said.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Said {
+    /// Half a round trip, in nanoseconds.
+    LatencyNs(f64),
+    /// Messages or operations per second, and what binds.
+    Rate(f64, Binding),
+}
+
+/// Another predictor, whose answers it keeps.
+pub struct Recorder<'a> {
+    by: &'a mut dyn Predictor,
+    answers: Vec<Answer>,
+}
+
+impl std::fmt::Debug for Recorder<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Recorder").field("answers", &self.answers).finish_non_exhaustive()
+    }
+}
+
+impl<'a> Recorder<'a> {
+    /// Keeps what this predictor says from now on.
+    pub fn new(by: &'a mut dyn Predictor) -> Self {
+        Self { by, answers: Vec::new() }
+    }
+
+    /// The answers since the last time, each once.
+    pub fn take(&mut self) -> Vec<Answer> {
+        std::mem::take(&mut self.answers)
+    }
+
+    fn keep(&mut self, fields: Vec<(&'static str, Field)>, bytes: u64, said: Said) {
+        let answer = Answer { fields, bytes, said };
+        if !self.answers.contains(&answer) {
+            self.answers.push(answer);
+        }
+    }
+}
+
+fn messages(workload: &Workload, manner: Manner) -> Vec<(&'static str, Field)> {
+    let peers = workload.peers;
+    let number = |number: u32| Field::Number(number.into(), "");
+    let word = |is_so: bool, so: &'static str, otherwise: &'static str| Field::Word(if is_so { so } else { otherwise });
+    let receives = match (workload.srq, workload.repost_thread) {
+        (false, _) => "own",
+        (true, false) => "shared",
+        (true, true) => "shared, reposted by a thread",
+    };
+    vec![
+        ("protocol", Field::Word(workload.protocol.name())),
+        ("size", Field::Number(workload.bytes, "B")),
+        ("window", number(workload.window)),
+        ("batch", number(workload.batch)),
+        ("completions per poll", number(workload.receive_batch)),
+        ("inline", Field::Number(workload.inline_bytes, "B")),
+        ("senders", number(peers.senders)),
+        ("receivers", word(peers.receivers < peers.senders, "one", "one each")),
+        ("completion queues", word(manner.one_queue, "one", "one each")),
+        ("receives", Field::Word(receives)),
+        ("credits", word(workload.credits, "yes", "no")),
+        ("pace", word(manner.is_paced, "highest without RNR NAK", "unlimited")),
+    ]
+}
+
+fn operations(posted: &Posted) -> Vec<(&'static str, Field)> {
+    let number = |number: u32| Field::Number(number.into(), "");
+    vec![
+        ("operation", Field::Word(posted.operation.name())),
+        ("size", Field::Number(posted.bytes, "B")),
+        ("outstanding", number(posted.window)),
+        ("queue pairs", number(posted.connections)),
+        ("addresses", number(posted.addresses)),
+        ("immediate data", Field::Word(if posted.immediate { "yes" } else { "no" })),
+    ]
+}
+
+impl Predictor for Recorder<'_> {
+    fn tolerance(&self, row: &Row) -> f64 {
+        self.by.tolerance(row)
+    }
+
+    fn is_fitted(&self, id: &str) -> bool {
+        self.by.is_fitted(id)
+    }
+
+    fn latency_ns(&mut self, workload: &Workload) -> Result<f64, Lack> {
+        let ns = self.by.latency_ns(workload)?;
+        self.keep(messages(workload, Manner::default()), workload.bytes, Said::LatencyNs(ns));
+        Ok(ns)
+    }
+
+    fn rate(&mut self, workload: &Workload, manner: Manner) -> Result<Rated, Lack> {
+        let rated = self.by.rate(workload, manner)?;
+        self.keep(messages(workload, manner), workload.bytes, Said::Rate(rated.messages_per_s, rated.binding));
+        Ok(rated)
+    }
+
+    fn line_rate(&mut self, workload: &Workload) -> Result<f64, Lack> {
+        self.by.line_rate(workload)
+    }
+
+    fn posting_ns(&mut self, workload: &Workload) -> Result<f64, Lack> {
+        self.by.posting_ns(workload)
+    }
+
+    fn sending_cpu_ns(&mut self, workload: &Workload) -> Result<f64, Lack> {
+        self.by.sending_cpu_ns(workload)
+    }
+
+    fn operations(&mut self, posted: &Posted) -> Result<Rated, Lack> {
+        let rated = self.by.operations(posted)?;
+        self.keep(operations(posted), posted.bytes, Said::Rate(rated.messages_per_s, rated.binding));
+        Ok(rated)
+    }
+
+    fn packets(&mut self, posted: &Posted) -> Result<Packets, Lack> {
+        self.by.packets(posted)
+    }
+
+    fn unstated_window(&self, operation: Operation) -> Result<u32, Lack> {
+        self.by.unstated_window(operation)
+    }
+
+    fn reads_in_flight(&self) -> Result<u32, Lack> {
+        self.by.reads_in_flight()
+    }
+
+    fn inline_receive_bytes(&self) -> Result<u64, Lack> {
+        self.by.inline_receive_bytes()
+    }
+
+    fn has(&self, needed: Needed) -> Result<(), Lack> {
+        self.by.has(needed)
+    }
+
+    fn line_filling_bytes(&mut self, workload: &Workload, manner: Manner, range: (u64, u64)) -> Result<u64, Lack> {
+        self.by.line_filling_bytes(workload, manner, range)
+    }
+}
