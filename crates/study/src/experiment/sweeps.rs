@@ -139,8 +139,18 @@ impl Family {
         }
     }
 
+    /// Direct-Read as it is published: READs, acknowledgements and receives are posted one by one, and each message has a
+    /// completion.
     fn parameters(effort: Effort, kind: Kind, protocol: Protocol, bytes: usize) -> Parameters {
-        Parameters { protocol, ..Point::parameters(effort, kind, Operation::Send, bytes) }
+        let base = Parameters { protocol, ..Point::parameters(effort, kind, Operation::Send, bytes) };
+        match protocol.description().family {
+            "direct-read" => Parameters {
+                signal_each: true,
+                serving: Serving { poll_list: 1, repost_list: 1, ..base.serving },
+                ..base
+            },
+            _ => base,
+        }
     }
 
     fn latency(&self, effort: Effort) -> Experiment {
@@ -192,7 +202,8 @@ impl Family {
             match self.is_direct_read() {
                 true => {
                     "one connection; sequential: 1 message unacknowledged, unbatched: 32, batched: 256 and eight per \
-                     post; for large messages window and depth shrink to what a cache holds"
+                     post; the receiver posts READs, acknowledgements and receives one by one; for large messages \
+                     window and depth shrink to what a cache holds"
                 }
                 false => {
                     "one connection; sequential: 1 message unacknowledged, unbatched: 64, batched: 256 and eight per \
@@ -229,8 +240,8 @@ impl Family {
         for bytes in self.few_sizes(effort) {
             for (variant, protocol) in self.swept(effort) {
                 for threads in thread_counts(effort) {
-                    let serving = Serving { threads, ..Serving::default() };
                     let base = Self::parameters(effort, Kind::Bandwidth, protocol, bytes);
+                    let serving = Serving { threads, ..base.serving };
                     let parameters = Parameters { connections: threads, window: self.window(), serving, ..base };
                     points.push(point(format!("{bytes} B{variant}"), threads, parameters));
                 }
@@ -241,8 +252,8 @@ impl Family {
             "Do more threads send more?",
             match self.is_direct_read() {
                 true => {
-                    "so many threads on each side, one connection each, 32 messages unacknowledged, one per post; all \
-                     threads of a side share one RNIC"
+                    "so many threads on each side, one connection each, 32 messages unacknowledged, everything posted \
+                     one by one; all threads of a side share one RNIC"
                 }
                 false => {
                     "so many threads on each side, one connection each, 64 messages unacknowledged, one per post; all \
@@ -271,8 +282,8 @@ impl Family {
             for (variant, protocol) in self.swept(effort) {
                 for &(how, single_receiver) in ways {
                     for senders in sender_counts(effort, bytes) {
-                        let serving = Serving { single_receiver, ..Serving::default() };
                         let base = Self::parameters(effort, Kind::Bandwidth, protocol, bytes);
+                        let serving = Serving { single_receiver, ..base.serving };
                         let parameters = Parameters { connections: senders, window: self.window(), serving, ..base };
                         points.push(point(format!("{bytes} B{variant}{how}"), senders, parameters));
                     }
@@ -291,7 +302,7 @@ impl Family {
             }
             "direct-read" => {
                 "so many connections, 32 messages unacknowledged each, all receives in one thread, which looks at \
-                 them in turn; the senders take turns in one thread of the other process"
+                 them in turn and posts everything one by one; the senders take turns in one thread of the other process"
             }
             _ => {
                 "so many connections, 64 messages unacknowledged each, all receives in one thread, which looks at \
@@ -320,7 +331,7 @@ fn direct_read_window(effort: Effort) -> Experiment {
     Experiment::new(
         "direct-read/window",
         "How many messages should be unacknowledged?",
-        "16 B, one connection, one message per post; 32 READs are in flight at most",
+        "16 B, one connection, everything posted one by one; 32 READs are in flight at most",
         "messages unacknowledged at most",
         RATE,
         windows.into_iter().map(point_of).collect(),
@@ -336,8 +347,9 @@ fn one_to_n(effort: Effort) -> Experiment {
     for bytes in effort.pick(vec![65_536], vec![512, 65_536], vec![16, 512, 8192, 65_536, 1 << 20]) {
         for (way, protocol, replicate) in ways {
             for readers in effort.pick(vec![1, 16], vec![1, 2, 4, 8, 16], vec![1, 2, 4, 8, 16, 32]) {
-                let base = Family::parameters(effort, Kind::Bandwidth, protocol, bytes);
-                let parameters = Parameters { connections: readers, replicate, ..base };
+                // Both ways with lists, as nothing is published of either.
+                let base = Point::parameters(effort, Kind::Bandwidth, Operation::Send, bytes);
+                let parameters = Parameters { protocol, connections: readers, replicate, ..base };
                 points.push(point(format!("{bytes} B, {way}"), readers, parameters));
             }
         }
