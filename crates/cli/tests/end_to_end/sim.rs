@@ -73,9 +73,12 @@ fn published_rows_are_simulated_and_compared() {
     }
     let shapes = report["shapes"].as_array().expect("shapes");
     let status_of = |id: &str| shapes.iter().find(|shape| shape["id"] == id).map(|shape| &shape["status"]);
-    assert_eq!(status_of("far-memory/atomics-are-slow"), Some(&Value::from("holds")));
+    assert_eq!(status_of("far-memory/one-address-is-slow"), Some(&Value::from("holds")));
     assert_eq!(status_of("far-memory/long-reads-tear"), Some(&Value::from("not simulated")));
-    assert!(text.contains("far-memory/atomics-are-slow                  holds         20 queue pairs: CAS"), "{text}");
+    assert!(
+        text.contains("far-memory/one-address-is-slow               holds         4 and 20 queue pairs: "),
+        "{text}"
+    );
 
     let directory = tempfile::tempdir().expect("a directory");
     let page = directory.path().join("page.html");
