@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use doorbell_exchange::setup::EndpointDescription;
-use doorbell_exchange::{Config, Connector, MessageConnection, Received, SendReceive, Submit, send_receive};
+use doorbell_exchange::{
+    Config, ConnectionError, Connector, MessageConnection, Received, SendReceive, Submit, send_receive,
+};
 use doorbell_verbs::{Pd, Region};
 use rustc_hash::FxHashMap;
 
@@ -112,7 +114,18 @@ impl Session {
                     }
                 }
             }
-            let Some(message) = self.connection.receive().ok()? else { break };
+            let message = match self.connection.receive() {
+                Ok(Some(message)) => message,
+                Ok(None) => break,
+                // The goodbye is answered before the queue pair goes, or the client would ask for its acknowledgement
+                // until its retries are spent.
+                Err(ConnectionError::PeerClosed) => {
+                    self.connection.close();
+                    self.connection.poll().ok()?;
+                    return (!self.connection.is_closed()).then_some(happened);
+                }
+                Err(_) => return None,
+            };
             happened = true;
             request.resize(message.len(), 0);
             message.copy_to(request);

@@ -75,7 +75,8 @@ pub enum FarError {
 pub struct FarRun {
     /// What clients did and saw.
     pub report: Report,
-    /// The share of all the time in which the memory node's CPU was busy, looks in vain not counted: 1 is a core.
+    /// The share of the time until the last client's workload ended in which the memory node's CPU was busy, looks in
+    /// vain not counted: 1 is a core.
     pub memory_cpu: f64,
     /// The same of a client, on average.
     pub client_cpu: f64,
@@ -153,6 +154,7 @@ pub fn run(testbed: &Testbed, far: &Far, seed: u64) -> Result<FarRun, FarError> 
     let caches: Vec<_> = (0..*hosts).map(|_| Arc::new(HostCache::new(4 * load.keys as usize))).collect();
     caches.iter().for_each(|cache| cache.fill(load.keys, load.value_bytes));
     let working = Rc::new(Cell::new(*clients));
+    let ended = Rc::new(Cell::new(Ps(0)));
     let mut tallies: Tallies = (0..*hosts).map(|_| Vec::new()).collect();
     let path_mtu = simulation.device(MEMORY).attributes().active_mtu;
     for index in 0..*clients {
@@ -169,9 +171,11 @@ pub fn run(testbed: &Testbed, far: &Far, seed: u64) -> Result<FarRun, FarError> 
         let of_metadata = metadata.accept(number, &end.to_metadata())?;
         let mut client = end.connect(number, &of_memory, &of_metadata, &caches[host])?;
         let (waiter, working, load) = (simulation.polling(), Rc::clone(&working), *load);
+        let ended = Rc::clone(&ended);
         let device = simulation.device(FIRST_HOST + host).clone();
         tallies[host].push(simulation.spawn(FIRST_HOST + host, format!("client {number}"), async move {
             let tally = workload::drive(&mut client, &device, &load, (number.into(), seed), &waiter, &mut ()).await;
+            ended.set(ended.get().max(waiter.now()));
             workload::close(client, &waiter).await;
             working.set(working.get() - 1);
             tally
@@ -190,7 +194,7 @@ pub fn run(testbed: &Testbed, far: &Far, seed: u64) -> Result<FarRun, FarError> 
         by_host.push(host?);
     }
     let report = Report::new(load, path_mtu, *strategy == Strategy::Server, &by_host);
-    let share = |worked: Ps| worked.0 as f64 / summary.ended.0.max(1) as f64;
+    let share = |worked: Ps| worked.0 as f64 / ended.get().0.max(1) as f64;
     let of_node = |node| summary.threads.iter().filter(move |thread| thread.node == node);
     let memory_cpu = of_node(MEMORY).map(|thread| share(thread.worked)).sum();
     let of_clients = summary.threads.iter().filter(|thread| thread.node >= FIRST_HOST);
