@@ -1,5 +1,5 @@
 //! Workloads of the store: which operations a client runs, when, and what came out. The same code runs wherever
-//! there are clients, and waits as its [`Waiter`] does.
+//! there are clients, and waits as its [`Waiter`](doorbell_exchange::asynchronous::Waiter) does.
 
 mod driver;
 pub mod history;

@@ -92,7 +92,7 @@ pub trait Predictor {
     /// There is not: a sentence says what this predictor lacks.
     fn has(&self, needed: Needed) -> Result<(), Lack>;
 
-    /// The shortest message of a range of sizes with which the line is full: its rate is [`FULL`] of what the line carries.
+    /// The shortest message of a range of sizes with which the line is full: its rate is `FULL` of what the line carries.
     ///
     /// # Errors
     ///
