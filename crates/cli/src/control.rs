@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::net::{IpAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
 use clap::Args;
@@ -35,6 +35,19 @@ pub(crate) fn listen(address: &str) -> Result<TcpListener, Failure> {
     let listener = TcpListener::bind(address).map_err(|error| format!("cannot listen on {address}: {error}"))?;
     note!("waiting for a client on {}", listener.local_addr()?);
     Ok(listener)
+}
+
+/// Accepts the next client, however often that fails before.
+pub(crate) fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
+    loop {
+        match listener.accept() {
+            Ok(accepted) => return accepted,
+            Err(error) => {
+                note!("a client could not be accepted: {error}");
+                std::thread::sleep(AFTER_FAILURE);
+            }
+        }
+    }
 }
 
 /// Connects to a server, which `command` starts there.
@@ -136,14 +149,7 @@ impl Meeting {
         let terms = Terms { memory_bytes, token: self.token.clone() };
         let mut known = HashSet::new();
         loop {
-            let (stream, peer) = match listener.accept() {
-                Ok(accepted) => accepted,
-                Err(error) => {
-                    note!("a client could not be accepted: {error}");
-                    std::thread::sleep(AFTER_FAILURE);
-                    continue;
-                }
-            };
+            let (stream, peer) = accept(&listener);
             // A study makes a connection for each point, which is nothing to tell.
             if known.len() < 1024 && known.insert(peer.ip()) {
                 note!("serving {}", peer.ip());

@@ -56,7 +56,7 @@ enum Command {
     /// Testbeds in virtual time: what each part of them needs
     #[command(subcommand)]
     Sim(Box<sim::Sim>),
-    /// Put a middlebox in front of a memory node whose CPU takes no part
+    /// Run a middlebox between clients and a memory node, whose CPU takes no part
     #[command(after_help = steer::EXAMPLES)]
     Steer(steer::Steer),
     /// Workloads on a store in passive memory: what clients do about each other, and what it costs

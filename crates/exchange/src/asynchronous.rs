@@ -33,7 +33,7 @@ pub trait Waiter {
     /// Does it want notifications armed?
     fn wants_notification(&self) -> bool;
 
-    /// Hears of the lock of a connection that is split in two halves. There is nobody, except under a simulator, in which
+    /// An observer for the lock that the two halves of a split connection share. Only a simulator returns one: there,
     /// threads wait for one another's locks in virtual time.
     fn observe_lock(&self) -> Option<Box<dyn LockObserver>> {
         None

@@ -84,14 +84,19 @@ impl EndpointDescription {
     /// memory. It can use every path MTU of its device.
     pub fn bare(qp: &Qp, psn: Psn) -> Self {
         let attributes = qp.pd().device().attributes();
+        Self::one_sided(attributes.gid, qp.qpn(), psn, attributes.active_mtu, attributes.udp_port)
+    }
+
+    /// The same of a queue pair that is no [`Qp`] of this process, such as that of a middlebox.
+    pub fn one_sided(gid: Ipv6Addr, qpn: Qpn, psn: Psn, path_mtu: PathMtu, udp_port: u16) -> Self {
         Self {
             protocol: WireId::ONE_SIDED,
-            gid: attributes.gid,
-            qpn: qp.qpn(),
+            gid,
+            qpn,
             psn,
-            path_mtu: attributes.active_mtu,
-            udp_port: attributes.udp_port,
-            depth: 0,
+            path_mtu,
+            udp_port,
+            depth: 0, // which no connection of messages has
             max_message: 0,
             credits: false,
             regions: [RemoteRegion::NONE; 2],

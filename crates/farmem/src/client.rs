@@ -150,7 +150,7 @@ pub(crate) struct Slot {
     pub(crate) deadline_ns: Cell<Option<u64>>,
     /// The operation may know nodes, which must not be recycled until it is over.
     pub(crate) holds: Cell<bool>,
-    /// Something is to be done yet though the operation is over.
+    /// The operation has its result, but the client has still to give up the lock that it took for it.
     pub(crate) lingers: Cell<bool>,
     ticket: Cell<Ticket>,
 }

@@ -14,8 +14,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A word of a client that others change when they have something for it. It lies in memory of the device, so that
-/// whoever waits in virtual time notices.
+/// A word of one client. Other clients change it when they leave something for that client. The word lies in memory of
+/// the device, so that the simulator sees the change and wakes the client.
 #[derive(Debug)]
 pub(crate) struct Bell {
     word: Region,

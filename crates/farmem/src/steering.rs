@@ -4,7 +4,6 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use doorbell_exchange::setup::{EndpointDescription, RemoteRegion};
-use doorbell_protocols::WireId;
 use doorbell_steer::{ClientEnd, Layout, NodeEnd, Region, SetupError, Steer};
 use doorbell_verbs::{Access, Psn, Qpn, RKey};
 use rustc_hash::FxHashMap;
@@ -112,18 +111,8 @@ impl Behind {
         // A box that was there before is gone.
         memory.fence(BOX)?;
         let attributes = memory.pd().device().attributes();
-        let lane = EndpointDescription {
-            protocol: WireId::ONE_SIDED,
-            gid: to_gid(steer.config().address),
-            qpn,
-            psn,
-            path_mtu: attributes.active_mtu,
-            udp_port: attributes.udp_port,
-            depth: 0,
-            max_message: 0,
-            credits: false,
-            regions: [RemoteRegion::NONE; 2],
-        };
+        let gid = to_gid(steer.config().address);
+        let lane = EndpointDescription::one_sided(gid, qpn, psn, attributes.active_mtu, attributes.udp_port);
         let node = memory.accept(BOX, &ClientDescription { lane, calls: None })?;
         let layout = StoreLayout::new(node.geometry, node.region.address);
         let layout = if steers_reads { layout } else { layout.writes_alone() };

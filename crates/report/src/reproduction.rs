@@ -28,7 +28,7 @@ pub struct Reproduction<'a> {
     pub rows: Vec<&'a Checked<'a>>,
     /// Its sentences.
     pub shapes: Vec<&'a CheckedShape<'a>>,
-    /// What was simulated for them, each with the experiment that it was needed for.
+    /// The simulated results by which rows and shapes were judged, each with the experiment that needed it.
     pub answers: Vec<(&'a str, Answer)>,
 }
 

@@ -34,7 +34,7 @@ impl Waiter for Unobserved {
     }
 }
 
-/// Messages both ways, each end in two halves, each half in a thread.
+/// Sends messages in both directions. Each end is split into its two halves, and each half has a thread of its own.
 fn both_ways<P: Connector, W: Waiter + Clone + 'static>(protocol: &P, waiter: impl Fn(VirtualWaiter) -> W) -> Summary
 where
     P::Connection: 'static,

@@ -6,8 +6,7 @@ use std::rc::Rc;
 
 use doorbell_exchange::asynchronous::Waiter;
 use doorbell_exchange::rc::{self, RcSettings};
-use doorbell_exchange::setup::{EndpointDescription, RemoteRegion};
-use doorbell_protocols::WireId;
+use doorbell_exchange::setup::EndpointDescription;
 use doorbell_sim::{Ps, Simulation, Summary, SwitchBox, Testbed, Topology, VirtualWaiter, testbed};
 use doorbell_steer::{ClientEnd, Config, Limits, NodeEnd, Region as Opened, Steer};
 use doorbell_verbs::{
@@ -55,20 +54,7 @@ impl End {
 
     fn describe(&self, gid: Ipv6Addr, qpn: Qpn, psn: Psn) -> EndpointDescription {
         let udp_port = self.qp.pd().device().attributes().udp_port;
-        let regions = [RemoteRegion::NONE; 2];
-        let (protocol, path_mtu) = (WireId::ONE_SIDED, MTU);
-        EndpointDescription {
-            protocol,
-            gid,
-            qpn,
-            psn,
-            path_mtu,
-            udp_port,
-            depth: 0,
-            max_message: 0,
-            credits: false,
-            regions,
-        }
+        EndpointDescription::one_sided(gid, qpn, psn, MTU, udp_port)
     }
 
     fn gid(&self) -> Ipv6Addr {

@@ -17,7 +17,8 @@ pub const IPV4_LEN: usize = 20;
 pub const IPV6_LEN: usize = 40;
 /// Bytes of a UDP header.
 pub const UDP_LEN: usize = 8;
-/// Bytes of the routing header that the receive of a datagram has in front of the payload (IBTA Vol 1, 11.4.1.2).
+/// Bytes of the global routing header, which stands before the payload in the buffer that received a datagram (IBTA
+/// Vol 1, 11.4.1.2).
 pub const GRH_LEN: usize = 40;
 /// Bytes of Ethernet's preamble and start delimiter: on the line, in no counter.
 pub const PREAMBLE_LEN: usize = 8;

@@ -52,7 +52,7 @@ pub(crate) struct Run {
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_value = "optimistic",
           value_parser = arguments::strategy)]
     strategy: Vec<Strategy>,
-    /// Clients, each a thread; several numbers, separated by commas, are run one after the other
+    /// How many clients there are, each a thread; of several numbers, separated by commas, each is run in turn
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "64", value_parser = arguments::clients)]
     clients: Vec<usize>,
     #[command(flatten)]
@@ -89,7 +89,7 @@ impl Run {
             if !self.json && rows.is_empty() {
                 let place = match &testbed {
                     Some(testbed) => {
-                        format!("simulated on {}; seed and program give the same numbers anywhere", testbed.name)
+                        format!("simulated on {}; seed and program give the same numbers on this machine", testbed.name)
                     }
                     None => "measured here, all parts of the store in this process".to_owned(),
                 };

@@ -39,7 +39,7 @@ pub(crate) struct Reproduce {
     json: bool,
 }
 
-/// What was published of a testbed beside what was simulated.
+/// The published rows and shapes of a testbed, each with its simulated result.
 struct Reproduced {
     testbed: Testbed,
     published: &'static Published,

@@ -15,14 +15,13 @@ use std::time::Duration;
 
 use doorbell_exchange::setup::{self, EndpointDescription, READY, RemoteRegion, SetupError, Timed};
 use doorbell_farmem::{Geometry, StoreLayout};
-use doorbell_protocols::WireId;
 use doorbell_steer::{ClientEnd, Layout, NodeEnd, Region, Steer};
 use doorbell_verbs::Access;
 use doorbell_wire::{PathMtu, Psn, Qpn, RKey};
 use socket2::{SockRef, TcpKeepalive};
 
 use crate::Failure;
-use crate::control::reach;
+use crate::control::{accept, reach};
 use crate::output::note;
 
 /// How long set-up with the node or a client may take.
@@ -31,9 +30,6 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// How long the box waits before it tries to reach a node again.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// How long it waits after it could not accept a connection, such as for lack of descriptors.
-const AFTER_FAILURE: Duration = Duration::from_millis(100);
-
 /// A machine that is gone without a word is noticed after about half a minute.
 const KEEPALIVE: TcpKeepalive =
     TcpKeepalive::new().with_time(Duration::from_secs(10)).with_interval(Duration::from_secs(5)).with_retries(4);
@@ -41,8 +37,8 @@ const KEEPALIVE: TcpKeepalive =
 /// Connections that may be in set-up beside those of clients.
 const IN_SETUP: usize = 64;
 
-/// How long the node may take to acknowledge before the box sends again, and how often: some 9 s in all, since
-/// a machine that is busy must not look like one that is gone.
+/// How long the node may take to acknowledge before the box sends again, and how often: some 9 s in all, so that
+/// the box does not take a busy node for one that is gone.
 const NODE_TIMEOUT_NS: u64 = 4_000_000;
 const NODE_RETRIES: u8 = 40;
 
@@ -248,18 +244,9 @@ impl Plane {
     }
 
     fn describe(&self, qpn: Qpn, psn: Psn, path_mtu: PathMtu, region: RemoteRegion) -> EndpointDescription {
-        EndpointDescription {
-            protocol: WireId::ONE_SIDED,
-            gid: to_gid(self.own.address),
-            qpn,
-            psn,
-            path_mtu,
-            udp_port: self.own.udp_port,
-            depth: 0, // which no connection of messages has
-            max_message: 0,
-            credits: false,
-            regions: [region, RemoteRegion::NONE],
-        }
+        let gid = to_gid(self.own.address);
+        let lane = EndpointDescription::one_sided(gid, qpn, psn, path_mtu, self.own.udp_port);
+        EndpointDescription { regions: [region, RemoteRegion::NONE], ..lane }
     }
 
     /// Checks what node and clients have in common. Returns the address of the peer's RNIC.
@@ -309,14 +296,7 @@ impl Plane {
     /// Serves clients, for ever.
     fn accept(self: &Arc<Self>, listener: &TcpListener) {
         loop {
-            let (stream, peer) = match listener.accept() {
-                Ok(accepted) => accepted,
-                Err(error) => {
-                    note!("a client could not be accepted: {error}");
-                    std::thread::sleep(AFTER_FAILURE);
-                    continue;
-                }
-            };
+            let (stream, peer) = accept(listener);
             let most = self.own.clients + IN_SETUP;
             if self.talking.fetch_add(1, Ordering::Relaxed) >= most {
                 self.talking.fetch_sub(1, Ordering::Relaxed);
