@@ -24,7 +24,7 @@ pub enum StoreError {
     },
     /// There is no node left for a new value. Nothing was done.
     #[error(
-        "the memory node is full: none of its nodes is free, and every write, a delete too, needs one: make the store with more nodes"
+        "the memory node is full: none of its nodes is free for a write: delete keys, or make the store with more nodes"
     )]
     Full,
     /// There is no room for another key. Nothing was done.
@@ -94,6 +94,9 @@ pub enum OpenError {
     /// The memory node did not open the connection on which a client of strategy `server` asks.
     #[error("the memory node gives no connection for calls, which strategy server needs: use the same release on both")]
     NoCalls,
+    /// A service was to go on with the memory of another store.
+    #[error("this memory node has a store of other sizes than the one that the metadata service knows")]
+    OtherStore,
     /// A middlebox before the memory node takes no further node, region or client.
     #[error("the middlebox before the memory node refuses: {0}")]
     Box(#[source] doorbell_steer::SetupError),

@@ -53,5 +53,5 @@ pub use lane::VerbCounts;
 pub use layout::{Geometry, MAX_KEY, MAX_NODES, MAX_VALUE, MAX_VERSION, Place, Word};
 pub use memory::{ClientDescription, MemoryDescription, MemoryNode, NodeView};
 pub use metadata::{Metadata, MetadataEnd, MetadataOptions, NodeCounts};
-pub use steering::{Behind, StoreLayout};
+pub use steering::{BOX, Behind, StoreLayout};
 pub use strategy::Strategy;

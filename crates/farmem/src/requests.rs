@@ -96,6 +96,12 @@ impl Requests {
         self.spare.push(place);
     }
 
+    /// Gives a node back that was not used after all.
+    pub(crate) fn give_back(&mut self, place: Place) {
+        // If the service is gone, nobody hands nodes out any more.
+        let _ = self.send(Request::Return(vec![place]));
+    }
+
     /// Sends a request.
     pub(crate) fn send(&mut self, request: Request) -> Result<(), StoreError> {
         match self.over {

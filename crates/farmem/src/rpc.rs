@@ -49,6 +49,8 @@ pub(crate) enum Request {
     Peer { tag: u32, client: u32 },
     /// These nodes were appended to the chains of keys with these numbers, behind whichever node a middlebox chose.
     Appended(Vec<(u32, Place)>),
+    /// The store is full: give me one of the nodes that are kept for deletes.
+    Reserve { tag: u32 },
 }
 
 /// What the metadata service answers or says.
@@ -72,6 +74,8 @@ pub(crate) enum Reply {
     Epoch { epoch: u64 },
     /// The other client takes datagrams at this queue pair.
     Peer { tag: u32, gid: Ipv6Addr, qpn: Qpn },
+    /// A node for a delete, if there is one.
+    Reserved { tag: u32, place: Option<Place> },
 }
 
 /// Reads numbers off a message.
@@ -181,6 +185,10 @@ impl Request {
                     out.extend(place.bits().to_le_bytes());
                 }
             }
+            Self::Reserve { tag } => {
+                out.push(11);
+                out.extend(tag.to_le_bytes());
+            }
         }
     }
 
@@ -202,6 +210,7 @@ impl Request {
             8 => reader.datagrams().map(|(gid, qpn)| Self::Hello { gid, qpn })?,
             9 => Self::Peer { tag: reader.u32()?, client: reader.u32()? },
             10 => Self::Appended(reader.list(MAX_REPORTS, |reader| Some((reader.u32()?, reader.place()?)))?),
+            11 => Self::Reserve { tag: reader.u32()? },
             _ => return None,
         };
         reader.end(request)
@@ -242,6 +251,10 @@ impl Reply {
                 out.extend(gid.octets());
                 out.extend(qpn.get().to_le_bytes());
             }
+            Self::Reserved { tag, place } => {
+                head(10, *tag);
+                out.extend(place.map_or(0, Place::bits).to_le_bytes());
+            }
         }
     }
 
@@ -262,6 +275,12 @@ impl Reply {
                 let tag = reader.u32()?;
                 reader.datagrams().map(|(gid, qpn)| Self::Peer { tag, gid, qpn })?
             }
+            10 => {
+                let (tag, bits) = (reader.u32()?, reader.u64()?);
+                // No place has the version 0.
+                let place = if bits == 0 { None } else { Some(Place::from_bits(bits)?) };
+                Self::Reserved { tag, place }
+            }
             _ => return None,
         };
         reader.end(reply)
@@ -277,6 +296,7 @@ impl Reply {
             | Self::Again { tag }
             | Self::TooManyKeys { tag }
             | Self::Fenced { tag }
+            | Self::Reserved { tag, .. }
             | Self::Peer { tag, .. } => Some(*tag),
         }
     }
@@ -301,6 +321,7 @@ mod tests {
             Request::Hello { gid: Ipv6Addr::LOCALHOST, qpn: Qpn::new(5) },
             Request::Peer { tag: 6, client: 7 },
             Request::Appended(vec![(8, place); MAX_REPORTS]),
+            Request::Reserve { tag: 9 },
         ];
         let mut bytes = Vec::new();
         for request in requests {
@@ -320,6 +341,8 @@ mod tests {
             Reply::Fenced { tag: 1 },
             Reply::Epoch { epoch: 9 },
             Reply::Peer { tag: 2, gid: Ipv6Addr::LOCALHOST, qpn: Qpn::new(5) },
+            Reply::Reserved { tag: 3, place: Some(place) },
+            Reply::Reserved { tag: 3, place: None },
         ];
         for reply in replies {
             reply.encode(&mut bytes);

@@ -79,8 +79,8 @@ pub struct Behind {
     clients: FxHashMap<u32, Qpn>,
 }
 
-/// The number under which the memory node knows the box.
-const BOX: u32 = u32::MAX;
+/// The number under which a memory node knows a middlebox.
+pub const BOX: u32 = u32::MAX;
 
 /// READs and atomics that a memory node takes at one time on one queue pair.
 const READS: u8 = 16;

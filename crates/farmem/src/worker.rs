@@ -1,7 +1,7 @@
 //! What runs one operation after the other in a slot of a client: verbs, questions and waiting as futures, which the
 //! client's poll moves along. A worker is made once, so an operation allocates nothing.
 
-use std::cell::Ref;
+use std::cell::{Cell, Ref};
 use std::future::{Future, poll_fn};
 use std::rc::Rc;
 use std::task::Poll;
@@ -22,6 +22,8 @@ pub(crate) struct Worker {
     pub(crate) slot: usize,
     /// A node, as it was read or as it is to be written.
     scratch: Vec<u8>,
+    /// The node of the reserve that it was given last.
+    reserved: Cell<Option<Place>>,
 }
 
 /// What a look at a node showed.
@@ -50,7 +52,7 @@ const RELEASED: usize = WORDS[4];
 impl Worker {
     pub(crate) fn new(core: Rc<Core>, slot: usize) -> Self {
         let scratch = Vec::with_capacity(core.lane.geometry.node_bytes());
-        Self { core, slot, scratch }
+        Self { core, slot, scratch, reserved: Cell::new(None) }
     }
 
     fn own(&self) -> &Slot {
@@ -189,12 +191,33 @@ impl Worker {
             (Ok(None), None) => Poll::Pending,
         })
         .await;
+        let result = match result {
+            Err(StoreError::Full) if self.kind() == Kind::Delete => self.take_reserved().await,
+            result => result,
+        };
         self.own().holds.set(true);
         result
     }
 
+    /// A node for a delete in a store that is full.
+    async fn take_reserved(&self) -> Result<Place, StoreError> {
+        match self.ask(|tag| Request::Reserve { tag }).await? {
+            Reply::Reserved { place: Some(place), .. } if self.core.lane.geometry.has(place) => {
+                self.reserved.set(Some(place));
+                Ok(place)
+            }
+            Reply::Reserved { place: None, .. } => Err(StoreError::Full),
+            _ => Err(StoreError::Protocol("it sent an answer to another question")),
+        }
+    }
+
+    /// Keeps a node that was not used, for another operation; but one of the reserve is for deletes alone.
     pub(crate) fn put_back(&self, place: Place) {
-        self.core.requests.borrow_mut().put_back(place);
+        let mut requests = self.core.requests.borrow_mut();
+        match self.reserved.get() == Some(place) {
+            true => requests.give_back(place),
+            false => requests.put_back(place),
+        }
     }
 
     /// Where the key's newest node was when a client of this host saw it last.

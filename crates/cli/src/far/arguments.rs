@@ -5,7 +5,9 @@ use std::time::Duration;
 use clap::Args;
 use doorbell_farmem::workload::{Load, MIXES};
 use doorbell_farmem::{ClientOptions, MAX_OUTSTANDING, MAX_VALUE, Strategy};
+use doorbell_verbs::soft;
 
+use crate::device::Chosen;
 use crate::{Failure, Usage, quantity};
 
 /// The most clients of a run.
@@ -21,13 +23,14 @@ pub(super) fn strategy(text: &str) -> Result<Strategy, String> {
     Strategy::by_name(text).ok_or_else(|| format!("{text:?} is no strategy: there are {}", names()))
 }
 
-/// Refuses strategies that have no advantage here: there is no middlebox but in virtual time.
-pub(super) fn check_here(strategy: Strategy) -> Result<(), Usage> {
-    let name = strategy.name();
-    match strategy.is_steered() {
-        true => {
-            Err(Usage(format!("strategy {name} relies on a middlebox, which is there in virtual time: add --testbed")))
-        }
+/// Refuses strategies whose middlebox would need the address of a device of the machine.
+pub(super) fn check_here(strategy: Strategy, chosen: &Chosen) -> Result<(), Usage> {
+    match strategy.is_steered() && !chosen.is_soft() {
+        true => Err(Usage(format!(
+            "strategy {} relies on a middlebox, which works between software RNICs of this machine: add -d {}, or --testbed",
+            strategy.name(),
+            soft::NAME
+        ))),
         false => Ok(()),
     }
 }

@@ -1,29 +1,34 @@
 //! A client of another process's store.
 //!
 //! It writes lines to standard output, each at once, so that what it had begun is known when it is killed:
-//! its descriptions, then `b NANOSECONDS OPERATION KEY [VALUE]` before and `e NANOSECONDS OPERATION OUTCOME [VALUE]` after each
-//! operation, `g OPERATION` for one that gave up, and `done`. Values are numbers, which every word of the value repeats.
+//! `connect` with its descriptions, then `b NANOSECONDS OPERATION KEY [VALUE]` before and `e NANOSECONDS OPERATION OUTCOME [VALUE]` after each
+//! operation, `g OPERATION` for one that gave up, `cut` when the middlebox ended and the client connects anew, and `done`. Values are
+//! numbers, which every word of the value repeats.
 
 use std::io::{self, BufRead, Write};
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use clap::Args;
-use doorbell_exchange::setup::{EndpointDescription, RemoteRegion};
-use doorbell_farmem::workload::{self, Witness};
-use doorbell_farmem::{ClientDescription, ClientEnd, HostCache, MemoryDescription, Outcome, Strategy};
-use doorbell_study::executor::{Idle, block_on};
+use doorbell_exchange::setup::EndpointDescription;
+use doorbell_farmem::workload::{self, Load, Witness};
+use doorbell_farmem::{Client, ClientDescription, ClientEnd, HostCache, MemoryDescription, Outcome, Strategy};
+use doorbell_study::executor::{Idle, run_while};
+use doorbell_verbs::Device;
 use doorbell_verbs::soft::SoftOptions;
 use nix::time::{ClockId, clock_gettime};
 
 use super::arguments::{self, Workload};
+use super::behind::Joined;
 use crate::Failure;
 use crate::device::{DeviceChoice, UdpPort};
 
 #[derive(Args)]
 pub(crate) struct ClientProcess {
-    /// Its number, from 1
-    #[arg(long)]
-    number: u32,
+    /// Where the middlebox is through which it reaches the memory
+    #[arg(long, value_name = "ADDRESS")]
+    through: Option<SocketAddr>,
     /// Clients of the store
     #[arg(long)]
     clients: usize,
@@ -36,6 +41,9 @@ pub(crate) struct ClientProcess {
     #[command(flatten)]
     udp: UdpPort,
 }
+
+/// The answer to a client that reached the memory through a box which is none any more.
+pub(super) const AGAIN: &str = "again";
 
 /// A clock that all processes of a machine share, in nanoseconds.
 pub(super) fn shared_ns() -> u64 {
@@ -113,32 +121,78 @@ impl ClientProcess {
     pub(super) fn run(&self) -> Result<(), Failure> {
         let chosen = self.device.choose(None)?;
         let device = chosen.open(|| SoftOptions { port: self.udp.port, publish: false, ..SoftOptions::default() })?;
-        let load = self.workload.load(self.clients, false)?;
-        let options = self.workload.options(self.strategy, load.outstanding);
-        let geometry = load.geometry(self.clients);
-        let end = ClientEnd::new(&device.create_pd()?, geometry, options)?;
-        let mut lines = Lines(io::stdout());
-        let ClientDescription { lane, calls } = end.to_memory();
-        lines.say(format_args!("{} {} {}", to_hex(&lane), optional(calls.as_ref()), to_hex(&end.to_metadata())));
-        let mut line = String::new();
-        io::stdin().lock().read_line(&mut line)?;
-        let [Some(endpoint), calls, Some(metadata)] = descriptions(&line)?[..] else {
-            return Err("the store's side sent no descriptions".into());
-        };
-        let region: RemoteRegion = endpoint.regions[0];
-        let memory = MemoryDescription { endpoint, region, geometry, calls };
+        let mut load = self.workload.load(self.clients, false)?;
         let cache = Arc::new(HostCache::new(4 * load.keys as usize));
-        let mut client = end.connect(self.number, &memory, &metadata, &cache)?;
-        line.clear();
-        io::stdin().lock().read_line(&mut line)?; // all are ready
-        let idle = Idle::spin();
-        block_on(async {
-            let of = (self.number.into(), self.workload.seed);
-            let tally = workload::drive(&mut client, &device, &load, of, &idle, &mut lines).await;
-            workload::close(client, &idle).await;
-            tally
-        })?;
+        let mut lines = Lines(io::stdout());
+        let (client, mut entered) = self.enter(&device, &load, &cache, &mut lines)?;
+        io::stdin().lock().read_line(&mut String::new())?; // all are ready
+        let mut next = Some(client);
+        while let Some((number, mut client)) = next.take() {
+            let has_ended = entered.as_ref().map(Joined::watch).transpose()?;
+            let check = || match &has_ended {
+                Some(ended) if ended.load(Ordering::Acquire) => Err(()),
+                _ => Ok(()),
+            };
+            let idle = Idle::spin();
+            let task = async {
+                let of = (number.into(), self.workload.seed);
+                let tally = workload::drive(&mut client, &device, &load, of, &idle, &mut lines).await;
+                if tally.is_ok() {
+                    workload::close(client, &idle).await;
+                }
+                tally.map(drop)
+            };
+            let result = run_while(&idle, [task], check).map(|results| results.into_iter().collect::<Result<(), _>>());
+            match result {
+                Ok(result) if check().is_ok() => result?,
+                // What was running when the box ended may have taken effect. There is a new one, which knows nothing.
+                Ok(_) | Err(()) => {
+                    lines.say(format_args!("cut"));
+                    load = Load { warm_up_ns: 0, measure_ns: load.measure_ns / 2, ..load };
+                    let again;
+                    (again, entered) = self.enter(&device, &load, &cache, &mut lines)?;
+                    next = Some(again);
+                }
+            }
+        }
         lines.say(format_args!("done"));
         Ok(())
+    }
+
+    /// Connects with the store, as often as it takes. Returns the client with its number, and its way through a box.
+    fn enter(
+        &self,
+        device: &Device,
+        load: &Load,
+        cache: &Arc<HostCache>,
+        lines: &mut Lines,
+    ) -> Result<((u32, Client), Option<Joined>), Failure> {
+        let geometry = load.geometry(self.clients);
+        let options = self.workload.options(self.strategy, load.outstanding);
+        loop {
+            let end = ClientEnd::new(&device.create_pd()?, geometry, options.clone())?;
+            let ClientDescription { lane, calls } = end.to_memory();
+            let joined = self.through.map(|address| Joined::patiently(address, &lane, geometry)).transpose()?;
+            // Behind a box, the store's side has to know the box's name for this client instead.
+            let lane = joined.as_ref().map_or(lane, |joined| joined.memory.endpoint);
+            let (lane, calls, metadata) = (to_hex(&lane), optional(calls.as_ref()), to_hex(&end.to_metadata()));
+            lines.say(format_args!("connect {lane} {calls} {metadata}"));
+            let mut line = String::new();
+            io::stdin().lock().read_line(&mut line)?;
+            if line.trim_end() == AGAIN {
+                continue;
+            }
+            let (number, rest) = line.split_once(' ').ok_or("the store's side has ended")?;
+            let number: u32 = number.parse().map_err(|_| format!("{number:?} is no number of a client"))?;
+            let [endpoint, calls, Some(metadata)] = descriptions(rest)?[..] else {
+                return Err("the store's side sent no descriptions".into());
+            };
+            let memory = match (&joined, endpoint) {
+                (Some(joined), _) => joined.memory,
+                (None, Some(endpoint)) => MemoryDescription { endpoint, region: endpoint.regions[0], geometry, calls },
+                (None, None) => return Err("the store's side sent no description of the memory".into()),
+            };
+            return Ok(((number, end.connect(number, &memory, &metadata, cache)?), joined));
+        }
     }
 }

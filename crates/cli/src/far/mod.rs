@@ -1,6 +1,7 @@
 //! `doorbell far`: workloads on a store in passive memory.
 
 mod arguments;
+mod behind;
 mod client;
 mod service;
 mod table;
@@ -10,8 +11,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{Args, Subcommand};
+use doorbell_exchange::setup::EndpointDescription;
 use doorbell_farmem::workload::{self, Report, Tally};
-use doorbell_farmem::{ClientEnd, HostCache, Strategy};
+use doorbell_farmem::{ClientEnd, Geometry, HostCache, MemoryDescription, Strategy};
 use doorbell_sim::far::{Far as Simulated, run as simulate};
 use doorbell_study::executor::{Idle, block_on};
 use doorbell_verbs::soft::SoftOptions;
@@ -21,6 +23,7 @@ use crate::output::{line, note};
 use crate::sim::arguments::Simulated as Testbed;
 use crate::{Failure, Usage};
 use arguments::Workload;
+use behind::Joined;
 use service::{Sides, Store};
 use table::Row;
 
@@ -29,7 +32,8 @@ Examples:
   doorbell far run --testbed connectx5-memory --clients 64,128
   doorbell far run --testbed connectx5-memory --strategy optimistic,backoff,queue-lock,combine,server,steered
   doorbell far run --mix b --clients 4 -D 2s
-  doorbell far verify --strategy lock --clients 4";
+  doorbell far verify --strategy lock --clients 4
+  doorbell far verify --strategy steered --kill-box --fault drop=0.01,seed=1";
 
 #[derive(Subcommand)]
 pub(crate) enum Far {
@@ -76,6 +80,39 @@ pub(crate) fn run(far: Far) -> Result<ExitCode, Failure> {
     }
 }
 
+/// A client's way to the memory: straight, or through a box for as long as a stream is open.
+enum Entered {
+    Straight(MemoryDescription),
+    Joined(Joined),
+}
+
+impl Entered {
+    fn description(&self) -> &MemoryDescription {
+        match self {
+            Self::Straight(memory) => memory,
+            Self::Joined(joined) => &joined.memory,
+        }
+    }
+}
+
+/// Connects a client with a store of this process.
+fn enter(
+    sides: &Sides,
+    number: u32,
+    end: &ClientEnd,
+    geometry: Geometry,
+) -> Result<(Entered, EndpointDescription), String> {
+    let (entered, via) = match sides.through {
+        None => (Entered::Straight(sides.memory.accept(number, end.to_memory())?), None),
+        Some(address) => {
+            let joined = Joined::new(address, &end.to_memory().lane, geometry).map_err(|error| error.to_string())?;
+            let via = behind::via(&joined.memory);
+            (Entered::Joined(joined), Some(via))
+        }
+    };
+    Ok((entered, sides.metadata.accept(number, via, end.to_metadata())?))
+}
+
 impl Run {
     fn run(&self) -> Result<(), Failure> {
         let testbed = self.simulated.read(&[("-d", self.device.name.is_some())])?;
@@ -105,7 +142,7 @@ impl Run {
                         Row { strategy, clients, load, report: run.report, cpu, digest: Some(run.summary.digest) }
                     }
                     (None, Some(chosen)) => {
-                        arguments::check_here(strategy)?;
+                        arguments::check_here(strategy, chosen)?;
                         self.measure(chosen, strategy, clients)?
                     }
                     (None, None) => return Err(Usage("a testbed or a device is needed".to_owned()).into()),
@@ -131,7 +168,7 @@ impl Run {
     fn measure(&self, chosen: &Chosen, strategy: Strategy, clients: usize) -> Result<Row, Failure> {
         let load = self.workload.load(clients, false)?;
         let open = || chosen.open(|| SoftOptions { port: self.udp.port, publish: false, ..SoftOptions::default() });
-        let store = Store::start([open()?, open()?], strategy, load, clients)?;
+        let store = Store::start([open()?, open()?], strategy, load, clients, None)?;
         let hosts = self.workload.hosts.min(clients);
         let devices: Vec<_> = (0..hosts).map(|_| open()).collect::<Result<_, _>>()?;
         let caches: Vec<_> = (0..hosts).map(|_| Arc::new(HostCache::new(4 * load.keys as usize))).collect();
@@ -151,11 +188,10 @@ impl Run {
                         let pd = device.create_pd().map_err(|error| sentence(&error))?;
                         let end =
                             ClientEnd::new(&pd, load.geometry(clients), options).map_err(|error| sentence(&error))?;
-                        let Sides { memory, metadata } = sides;
-                        let of_memory = memory.accept(number, end.to_memory())?;
-                        let of_metadata = metadata.accept(number, end.to_metadata())?;
+                        let (entered, of_metadata) = enter(&sides, number, &end, load.geometry(clients))?;
+                        let of_memory = entered.description();
                         let mut client =
-                            end.connect(number, &of_memory, &of_metadata, cache).map_err(|error| sentence(&error))?;
+                            end.connect(number, of_memory, &of_metadata, cache).map_err(|error| sentence(&error))?;
                         let idle = Idle::spin();
                         let tally = block_on(async {
                             let of = (number.into(), seed);

@@ -1,5 +1,7 @@
-//! The store's side of a run on this machine: the memory node and the metadata service, a thread each.
+//! The store's side of a run on this machine: the memory node and the metadata service, a thread each; and a middlebox in
+//! front of the memory node, a process of its own, for strategies that rely on one.
 
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -8,12 +10,15 @@ use std::time::Duration;
 
 use doorbell_exchange::Config;
 use doorbell_exchange::setup::EndpointDescription;
+use doorbell_fabric::FaultPlan;
 use doorbell_farmem::workload::Load;
 use doorbell_farmem::{
-    ClientDescription, MemoryDescription, MemoryNode, Metadata, MetadataEnd, MetadataOptions, NodeCounts, Strategy,
+    BOX, ClientDescription, MemoryDescription, MemoryNode, Metadata, MetadataEnd, MetadataOptions, NodeCounts, Strategy,
 };
 use doorbell_verbs::Device;
+use serde_json::Value;
 
+use super::behind::{BoxOptions, BoxProcess, ThroughBox, Via, serve_boxes};
 use crate::Failure;
 
 /// Looks in vain before a thread offers its CPU to others.
@@ -39,7 +44,10 @@ enum ToMemory {
     Fence(Asked<u32, ()>),
 }
 
-type ToMetadata = Asked<(u32, EndpointDescription), EndpointDescription>;
+/// A client's number, how it reached the memory through a box, and where it takes messages.
+type Entering = (u32, Option<Via>, EndpointDescription);
+
+type ToMetadata = Asked<Entering, EndpointDescription>;
 
 /// The memory node, for those who connect to it.
 #[derive(Clone)]
@@ -53,6 +61,16 @@ impl MemorySide {
     fn fence(&self, client: u32) -> Result<(), String> {
         ask(&self.0, client, ToMemory::Fence)
     }
+
+    /// Connects a middlebox. The one before it must have gone.
+    pub(super) fn accept_box(&self, lane: EndpointDescription) -> Result<MemoryDescription, String> {
+        self.accept(BOX, ClientDescription { lane, calls: None })
+    }
+
+    /// Gives up the queue pair with the middlebox, if there is one.
+    pub(super) fn part_with_box(&self) -> Result<(), String> {
+        self.fence(BOX)
+    }
 }
 
 /// The metadata service, for those who connect to it.
@@ -60,16 +78,55 @@ impl MemorySide {
 pub(super) struct MetadataSide(Sender<ToMetadata>);
 
 impl MetadataSide {
-    pub(super) fn accept(&self, number: u32, client: EndpointDescription) -> Result<EndpointDescription, String> {
-        ask(&self.0, (number, client), |asked| asked)
+    /// Behind a box it has to be said how the client reached it.
+    pub(super) fn accept(
+        &self,
+        number: u32,
+        via: Option<Via>,
+        client: EndpointDescription,
+    ) -> Result<EndpointDescription, String> {
+        ask(&self.0, (number, via, client), |asked| asked)
     }
 }
 
-/// Both.
+/// Both, and where the middlebox is through which clients reach the memory, if there is one.
 #[derive(Clone)]
 pub(super) struct Sides {
     pub(super) memory: MemorySide,
     pub(super) metadata: MetadataSide,
+    pub(super) through: Option<SocketAddr>,
+}
+
+/// The middlebox of a store, and the thread that lets boxes use the memory node.
+struct Gate {
+    process: BoxProcess,
+    options: BoxOptions,
+    /// Where the memory node lets boxes connect.
+    node: SocketAddr,
+    is_over: Arc<AtomicBool>,
+    boxes: JoinHandle<()>,
+}
+
+impl Gate {
+    fn open(memory: MemorySide, options: BoxOptions) -> Result<Self, Failure> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let node = listener.local_addr()?;
+        let is_over = Arc::new(AtomicBool::new(false));
+        let over = Arc::clone(&is_over);
+        let boxes = std::thread::Builder::new()
+            .name("boxes".to_owned())
+            .spawn(move || serve_boxes(&listener, &memory, &over))?;
+        Ok(Self { process: BoxProcess::start(node, None, &options)?, options, node, is_over, boxes })
+    }
+
+    /// Returns what the box counted.
+    fn close(self) -> Result<Value, Failure> {
+        let counted = self.process.stop();
+        self.is_over.store(true, Ordering::Release);
+        drop(TcpStream::connect(self.node)?); // wakes the thread
+        self.boxes.join().map_err(|_| "a thread of the store panicked")?;
+        counted
+    }
 }
 
 /// A store at work, filled with the keys of a workload.
@@ -78,6 +135,7 @@ pub(super) struct Store {
     /// No client comes any more; and nobody asks the memory node any more.
     is_over: Arc<AtomicBool>,
     is_unused: Arc<AtomicBool>,
+    gate: Option<Gate>,
     memory: JoinHandle<MemoryNode>,
     metadata: JoinHandle<Result<Rest, String>>,
 }
@@ -86,6 +144,8 @@ pub(super) struct Store {
 pub(super) struct Rest {
     pub(super) nodes: NodeCounts,
     keys: Vec<(Vec<u8>, doorbell_farmem::Place)>,
+    /// What the middlebox counted, the last one if there were several.
+    pub(super) box_counters: Option<Value>,
 }
 
 /// Lets others have the CPU now and then, and at once when there was nothing to do for a while.
@@ -102,14 +162,18 @@ impl Patience {
 }
 
 impl Store {
-    /// Starts it on two devices, for so many clients.
+    /// Starts it on two devices, for so many clients. With a strategy that relies on a middlebox, which damages packets
+    /// that arrive as `fault` says, both devices are software RNICs.
     pub(super) fn start(
         [of_memory, of_metadata]: [Device; 2],
         strategy: Strategy,
         load: Load,
         clients: usize,
+        fault: Option<FaultPlan>,
     ) -> Result<Self, Failure> {
-        let mut memory = MemoryNode::new(&of_memory.create_pd()?, load.geometry(clients))?;
+        let geometry = load.geometry(clients);
+        let udp_port = of_memory.attributes().udp_port;
+        let mut memory = MemoryNode::new(&of_memory.create_pd()?, geometry)?;
         memory.fill(strategy, load.keys, load.value_bytes)?;
         let is_over = Arc::new(AtomicBool::new(false));
         let (to_memory, for_memory) = channel();
@@ -120,25 +184,44 @@ impl Store {
         let memory = std::thread::Builder::new()
             .name("memory".to_owned())
             .spawn(move || serve_memory(memory, &for_memory, &unused))?;
+        let gate = || Gate::open(memory_side.clone(), BoxOptions { strategy, geometry, udp_port, fault });
+        let gate = strategy.is_steered().then(gate).transpose()?;
+        let through = gate.as_ref().map(|gate| gate.process.address);
         let (over, side) = (Arc::clone(&is_over), memory_side.clone());
         let metadata = std::thread::Builder::new().name("metadata".to_owned()).spawn(move || {
-            let open = || -> Result<Metadata, Failure> {
+            let open = || -> Result<(Option<ThroughBox>, Metadata), Failure> {
                 // So a client that is killed is noticed soon.
                 let rpc = Config::default().keepalive(KEEPALIVE);
                 let end =
                     MetadataEnd::new(&of_metadata.create_pd()?, MetadataOptions { rpc, ..MetadataOptions::default() })?;
-                let of_memory = side.accept(0, end.to_memory())?;
-                let mut metadata = end.connect(&of_memory)?;
+                let (through, mut metadata) = match through {
+                    None => {
+                        let of_memory = side.accept(0, end.to_memory())?;
+                        (None, end.connect(&of_memory)?)
+                    }
+                    Some(address) => {
+                        let (through, metadata) = ThroughBox::connect(address, end, geometry)?;
+                        (Some(through), metadata)
+                    }
+                };
                 if strategy != Strategy::Server {
                     metadata.fill(load.keys)?;
                 }
-                Ok(metadata)
+                Ok((through, metadata))
             };
-            let metadata = open().map_err(|error| error.to_string())?;
-            serve_metadata(metadata, &for_metadata, &side, &over)
+            let (through, metadata) = open().map_err(|error| error.to_string())?;
+            serve_metadata(metadata, through, &for_metadata, &side, &over)
         })?;
-        let sides = Sides { memory: memory_side, metadata: MetadataSide(to_metadata) };
-        Ok(Self { sides, is_over, is_unused, memory, metadata })
+        let sides = Sides { memory: memory_side, metadata: MetadataSide(to_metadata), through };
+        Ok(Self { sides, is_over, is_unused, gate, memory, metadata })
+    }
+
+    /// Kills the middlebox, and starts another one in its place.
+    pub(super) fn replace_box(&mut self) -> Result<(), Failure> {
+        match &mut self.gate {
+            Some(Gate { process, options, node, .. }) => process.replace(*node, options),
+            None => Ok(()),
+        }
     }
 
     /// How clients reach it.
@@ -151,7 +234,8 @@ impl Store {
     pub(super) fn stop(self) -> Result<Rest, Failure> {
         let panicked = |_| Failure::from("a thread of the store panicked");
         self.is_over.store(true, Ordering::Release);
-        let rest = self.metadata.join().map_err(panicked)??;
+        let mut rest = self.metadata.join().map_err(panicked)??;
+        rest.box_counters = self.gate.map(Gate::close).transpose()?;
         self.is_unused.store(true, Ordering::Release);
         let memory = self.memory.join().map_err(panicked)?;
         rest.check(&memory)?;
@@ -202,6 +286,7 @@ fn serve_memory(mut memory: MemoryNode, questions: &Receiver<ToMemory>, is_unuse
 
 fn serve_metadata(
     mut metadata: Metadata,
+    mut through: Option<ThroughBox>,
     questions: &Receiver<ToMetadata>,
     memory: &MemorySide,
     is_over: &AtomicBool,
@@ -209,9 +294,17 @@ fn serve_metadata(
     let mut patience = Patience::default();
     loop {
         let mut happened = metadata.poll();
-        if let Ok(Asked { question: (number, client), answer }) = questions.try_recv() {
+        if let Some(through) = &mut through {
+            happened |= through.look_after(&mut metadata).map_err(|error| error.to_string())?;
+        }
+        if let Ok(Asked { question: (number, via, client), answer }) = questions.try_recv() {
             happened = true;
-            let _ = answer.send(metadata.accept(number, &client).map_err(|error| error.to_string()));
+            let noted = match (&mut through, via) {
+                (Some(through), Some(via)) => through.note(number, via),
+                _ => Ok(()),
+            };
+            let accept = |()| metadata.accept(number, &client).map_err(|error| error.to_string());
+            let _ = answer.send(noted.and_then(accept));
         }
         while let Some(client) = metadata.next_fence() {
             memory.fence(client)?;
@@ -220,7 +313,7 @@ fn serve_metadata(
         if is_over.load(Ordering::Acquire) && metadata.clients() == 0 && metadata.is_tidy() {
             let nodes = metadata.nodes();
             if nodes.retired == 0 {
-                return Ok(Rest { nodes, keys: metadata.keys() });
+                return Ok(Rest { nodes, keys: metadata.keys(), box_counters: None });
             }
         }
         patience.after(happened);

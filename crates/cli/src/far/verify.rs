@@ -2,11 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Command, ExitCode, Stdio};
-use std::time::Duration;
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use clap::Args;
-use doorbell_exchange::setup::RemoteRegion;
+use doorbell_exchange::setup::{EndpointDescription, RemoteRegion};
+use doorbell_fabric::FaultPlan;
 use doorbell_farmem::workload::history::{Event, NEVER, Span, is_linearizable};
 use doorbell_farmem::workload::{self, Random};
 use doorbell_farmem::{ClientDescription, Strategy};
@@ -14,7 +18,7 @@ use doorbell_verbs::soft::SoftOptions;
 use serde_json::json;
 
 use super::arguments::{self, Workload};
-use super::client::{descriptions, optional, to_hex};
+use super::client::{AGAIN, descriptions, optional, to_hex};
 use super::service::{Sides, Store};
 use crate::device::{DeviceChoice, UdpPort};
 use crate::output::{line, note};
@@ -31,6 +35,13 @@ pub(crate) struct Verify {
     /// Kill no client
     #[arg(long)]
     no_kill: bool,
+    /// Strategies steered and steered-write: kill the middlebox in the middle of the run, and start another one in its
+    /// place, which knows nothing of what the first one knew
+    #[arg(long)]
+    kill_box: bool,
+    /// Strategies steered and steered-write: what happens to packets that arrive at the middlebox, as `doorbell steer` has it
+    #[arg(long, value_name = "PLAN")]
+    fault: Option<FaultPlan>,
     #[command(flatten)]
     workload: Workload,
     #[command(flatten)]
@@ -71,42 +82,67 @@ impl Verify {
         if load.value_bytes < 8 {
             return Err(Usage(format!("-s is {} B: values that are judged have at least 8 B", load.value_bytes)).into());
         }
+        let is_boxed = self.strategy.is_steered();
+        let of_box = [("--kill-box", self.kill_box), ("--fault", self.fault.is_some())];
+        if let Some((option, _)) = of_box.into_iter().find(|(_, is_given)| *is_given && !is_boxed) {
+            return Err(Usage(format!(
+                "{option} is about the middlebox, which strategy {} has not",
+                self.strategy.name()
+            ))
+            .into());
+        }
         let chosen = self.device.choose(None)?;
+        arguments::check_here(self.strategy, &chosen)?;
         let open = || chosen.open(|| SoftOptions { port: self.udp.port, publish: false, ..SoftOptions::default() });
-        let store = Store::start([open()?, open()?], self.strategy, load, self.clients)?;
+        let mut store = Store::start([open()?, open()?], self.strategy, load, self.clients, self.fault)?;
         let sides = store.sides();
         let mut processes = Vec::new();
         let mut readers = Vec::new();
-        for number in 1..=self.clients as u32 {
+        let numbers = Arc::new(AtomicU32::new(1));
+        let (attached, attaching) = channel();
+        for _ in 0..self.clients {
             let mut command = Command::new(std::env::current_exe()?);
-            command.args(["far", "client", "--number", &number.to_string(), "--clients", &self.clients.to_string()]);
+            command.args(["far", "client", "--clients", &self.clients.to_string()]);
             command.args(["--strategy", self.strategy.name(), "--udp-port", &self.udp.port.to_string()]);
             command.args(chosen.arguments()).args(self.workload.arguments());
-            let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-            let mut process = Process(child);
-            let mut output = BufReader::new(process.0.stdout.take().ok_or("a client without an output")?);
-            attach(&sides, number, &mut output, &mut process)?;
-            readers.push(output);
-            processes.push(process);
+            if let Some(address) = sides.through {
+                command.args(["--through", &address.to_string()]);
+            }
+            let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+            let output = BufReader::new(child.stdout.take().ok_or("a client without an output")?);
+            let input = Arc::new(Mutex::new(child.stdin.take().ok_or("a client without an input")?));
+            let (sides, numbers, attached, own) =
+                (sides.clone(), Arc::clone(&numbers), attached.clone(), Arc::clone(&input));
+            readers.push(std::thread::spawn(move || listen(output, &own, &sides, &numbers, &attached)));
+            processes.push((Process(child), input));
         }
-        for process in &mut processes {
-            writeln!(process.0.stdin.as_mut().ok_or("a client without an input")?)?;
+        drop(attached);
+        if attaching.iter().take(self.clients).any(|is_attached| !is_attached) {
+            return Err("a client did not come to its beginning".into());
+        }
+        for (_, input) in &processes {
+            say(input, "")?;
         }
         note!("{} clients, {}", self.clients, self.strategy.name());
-        let outputs: Vec<_> = readers
-            .into_iter()
-            .map(|reader| std::thread::spawn(move || reader.lines().map_while(Result::ok).collect::<Vec<String>>()))
-            .collect();
+        let begun = Instant::now();
+        let all_ns = load.warm_up_ns + load.measure_ns;
+        let mut random = Random::new(self.workload.seed);
+        let mut wait_until = |from_ns: u64, within_ns: u64| {
+            let at = Duration::from_nanos(from_ns + random.below(within_ns.max(1)));
+            std::thread::sleep(at.saturating_sub(begun.elapsed()));
+        };
         let killed = (!self.no_kill).then(|| {
-            let mut random = Random::new(self.workload.seed);
-            let all_ns = load.warm_up_ns + load.measure_ns;
-            std::thread::sleep(Duration::from_nanos(all_ns / 4 + random.below(all_ns / 4)));
+            wait_until(all_ns / 4, all_ns / 4);
             drop(processes.remove(0)); // SIGKILL
         });
+        if self.kill_box {
+            wait_until(all_ns / 2, all_ns / 4);
+            store.replace_box()?;
+        }
         let mut judged = Judged::default();
         let mut finished = 0;
-        for (index, output) in outputs.into_iter().enumerate() {
-            let lines = output.join().map_err(|_| "a thread that reads panicked")?;
+        for (index, reader) in readers.into_iter().enumerate() {
+            let lines = reader.join().map_err(|_| "a thread that reads panicked")?;
             finished += usize::from(lines.last().is_some_and(|line| line == "done"));
             judged.take(index as u64 + 1, &lines)?;
         }
@@ -139,6 +175,7 @@ impl Verify {
                 "torn": judged.torn,
                 "keys_not_linearizable": wrong,
                 "free_nodes": rest.nodes.free,
+                "box": rest.box_counters,
                 "linearizable": wrong.is_empty() && judged.torn == 0,
             }))?)?;
         } else {
@@ -160,25 +197,60 @@ impl Verify {
     }
 }
 
-/// Connects a client's process with the store.
-fn attach(
+fn say(input: &Mutex<ChildStdin>, line: &str) -> std::io::Result<()> {
+    writeln!(input.lock().unwrap_or_else(PoisonError::into_inner), "{line}")
+}
+
+/// Takes the lines of a client, and connects it with the store each time it asks for that. Returns the other lines.
+fn listen(
+    output: BufReader<ChildStdout>,
+    input: &Mutex<ChildStdin>,
     sides: &Sides,
-    number: u32,
-    output: &mut BufReader<std::process::ChildStdout>,
-    process: &mut Process,
-) -> Result<(), Failure> {
-    let mut first = String::new();
-    output.read_line(&mut first)?;
-    let [Some(lane), calls, Some(metadata)] = descriptions(&first)?[..] else {
-        return Err(format!("client {number} sent no descriptions").into());
+    numbers: &AtomicU32,
+    attached: &Sender<bool>,
+) -> Vec<String> {
+    let mut lines = Vec::new();
+    for line in output.lines().map_while(Result::ok) {
+        let Some(asked) = line.strip_prefix("connect ") else {
+            lines.push(line);
+            continue;
+        };
+        // Each time it is another client: what it held before, the service gets back.
+        let number = numbers.fetch_add(1, Ordering::Relaxed);
+        let answer = match attach(sides, number, asked) {
+            Ok(answer) => answer,
+            Err(_) if sides.through.is_some() => AGAIN.to_owned(),
+            Err(why) => {
+                note!("client {number}: {why}");
+                break; // it ends when it gets no answer
+            }
+        };
+        if say(input, &answer).is_err() {
+            continue; // it is gone, and its output ends
+        }
+        if answer != AGAIN {
+            let _ = attached.send(true); // only the first time somebody waits
+        }
+    }
+    let _ = attached.send(false);
+    lines
+}
+
+/// Connects a client's process with the store. Returns what is to be said to it.
+fn attach(sides: &Sides, number: u32, asked: &str) -> Result<String, String> {
+    let [Some(lane), calls, Some(metadata)] = descriptions(asked)?[..] else {
+        return Err("it sent no descriptions".to_owned());
     };
-    let memory = sides.memory.accept(number, ClientDescription { lane, calls })?;
-    let metadata = sides.metadata.accept(number, metadata)?;
-    let mut endpoint = memory.endpoint;
-    endpoint.regions = [memory.region, RemoteRegion::NONE];
-    let input = process.0.stdin.as_mut().ok_or("a client without an input")?;
-    writeln!(input, "{} {} {}", to_hex(&endpoint), optional(memory.calls.as_ref()), to_hex(&metadata))?;
-    Ok(())
+    let (memory, calls, via) = match sides.through {
+        Some(_) => (None, None, Some((lane.qpn, lane.regions[0].rkey))),
+        None => {
+            let memory = sides.memory.accept(number, ClientDescription { lane, calls })?;
+            let endpoint = EndpointDescription { regions: [memory.region, RemoteRegion::NONE], ..memory.endpoint };
+            (Some(endpoint), memory.calls, None)
+        }
+    };
+    let metadata = sides.metadata.accept(number, via, metadata)?;
+    Ok(format!("{number} {} {} {}", optional(memory.as_ref()), optional(calls.as_ref()), to_hex(&metadata)))
 }
 
 impl Judged {
@@ -211,18 +283,24 @@ impl Judged {
                 ("g", [Some(operation)]) => {
                     running.remove(operation);
                 }
+                ("cut", []) => self.unanswered(&mut running),
                 ("done", []) => {}
                 _ if text == lines.last().map_or("", String::as_str) => {}
                 _ => return Err(format!("client {client} wrote {text:?}, which is no event").into()),
             }
         }
-        for (from, key, written) in running.into_values() {
+        self.unanswered(&mut running);
+        Ok(())
+    }
+
+    /// What a client was doing never gets an answer.
+    fn unanswered(&mut self, running: &mut BTreeMap<u64, (u64, u64, Option<u64>)>) {
+        for (from, key, written) in std::mem::take(running).into_values() {
             if let Some(value) = written {
                 self.unanswered += 1;
                 self.push(key, Span { from, to: NEVER, event: Event::PerhapsPut(value) });
             }
         }
-        Ok(())
     }
 
     fn push(&mut self, key: u64, span: Span) {

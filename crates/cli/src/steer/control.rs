@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv6Addr, Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
@@ -20,6 +20,7 @@ use doorbell_verbs::Access;
 use doorbell_wire::{PathMtu, Psn, Qpn, RKey};
 use socket2::{SockRef, TcpKeepalive};
 
+use super::shut_out;
 use crate::Failure;
 use crate::control::{accept, reach};
 use crate::output::note;
@@ -37,6 +38,9 @@ const KEEPALIVE: TcpKeepalive =
 /// Connections that may be in set-up beside those of clients.
 const IN_SETUP: usize = 64;
 
+/// How long the box waits before it looks whether the node has answered all that a client had there.
+const LOOK_AGAIN: Duration = Duration::from_micros(500);
+
 /// How long the node may take to acknowledge before the box sends again, and how often: some 9 s in all, so that
 /// the box does not take a busy node for one that is gone.
 const NODE_TIMEOUT_NS: u64 = 4_000_000;
@@ -53,6 +57,7 @@ pub(super) struct Own {
     pub(super) path_mtu: PathMtu,
     pub(super) exclusive: bool,
     pub(super) store: Option<Geometry>,
+    pub(super) steers_reads: bool,
     pub(super) reads: u8,
     pub(super) clients: usize,
     /// HOST:PORT of the node.
@@ -107,8 +112,9 @@ pub(super) struct Plane {
     jobs: Sender<Job>,
     pub(super) own: Own,
     node: Mutex<Option<Reached>>,
-    /// The connections of clients that are served, to end them with the node's.
-    streams: Mutex<HashMap<u64, TcpStream>>,
+    /// The connections of clients that are served, each with the number that the client sends to: to end them with the
+    /// node's, or when the client is shut out.
+    streams: Mutex<HashMap<u64, (Qpn, TcpStream)>>,
     next_stream: AtomicU64,
     /// Threads that talk with clients.
     talking: AtomicUsize,
@@ -216,10 +222,13 @@ impl Plane {
             access: Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC,
             exclusive: self.own.exclusive,
         };
-        let store = self.own.store;
+        let (store, steers_reads) = (self.own.store, self.own.steers_reads);
         self.with(move |steer| {
-            let layout = store.map(|sizes| Box::new(StoreLayout::new(sizes, region.address)) as Box<dyn Layout>);
-            steer.set_layout(layout);
+            let layout = |sizes| {
+                let layout = StoreLayout::new(sizes, region.address);
+                Box::new(if steers_reads { layout } else { layout.writes_alone() }) as Box<dyn Layout>
+            };
+            steer.set_layout(store.map(layout));
             steer.attach(end)?;
             steer.add_region(region)
         })??;
@@ -238,7 +247,7 @@ impl Plane {
             steer.detach();
             region.map(|rkey| steer.remove_region(rkey))
         });
-        for stream in lock(&self.streams).values() {
+        for (_, stream) in lock(&self.streams).values() {
             let _ = stream.shutdown(Shutdown::Both); // its thread tidies up
         }
     }
@@ -358,10 +367,41 @@ impl Plane {
         self.say_ready(stream, peer, &mut timed)?;
         SockRef::from(stream).set_tcp_keepalive(&KEEPALIVE).map_err(broke)?;
         let number = self.next_stream.fetch_add(1, Ordering::Relaxed);
-        lock(&self.streams).insert(number, stream.try_clone().map_err(broke)?);
+        lock(&self.streams).insert(number, (qpn, stream.try_clone().map_err(broke)?));
         self.counts.served.fetch_add(1, Ordering::Relaxed);
-        wait_for_end(stream);
+        self.listen_to(stream);
         lock(&self.streams).remove(&number);
+        Ok(())
+    }
+
+    /// Answers questions to shut clients out until the peer ends its connection. If it says anything else, nobody listens
+    /// to it any more.
+    fn listen_to(&self, mut stream: &TcpStream) {
+        let mut said = [0; shut_out::BYTES];
+        while stream.read_exact(&mut said).is_ok() {
+            let Some(qpn) = shut_out::parse(said) else { return wait_for_end(stream) };
+            if self.shut_out(qpn).is_err() || stream.write_all(&said).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Shuts a client out, and waits until the node has answered all that the client had there.
+    fn shut_out(&self, qpn: Qpn) -> Result<(), Refusal> {
+        // Where the queue pair with the node failed, nobody knows what the node still does, until it has given that up for
+        // another one.
+        let is_out = move |steer: &mut Steer| steer.is_attached() && steer.at_node(qpn) == 0;
+        let mut is_over = self.with(move |steer| {
+            steer.disconnect(qpn);
+            is_out(steer)
+        })?;
+        for (_, stream) in lock(&self.streams).values().filter(|(own, _)| *own == qpn) {
+            let _ = stream.shutdown(Shutdown::Both); // its thread tidies up
+        }
+        while !is_over {
+            std::thread::sleep(LOOK_AGAIN);
+            is_over = self.with(is_out)?;
+        }
         Ok(())
     }
 }

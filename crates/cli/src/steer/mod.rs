@@ -2,6 +2,7 @@
 
 mod control;
 mod report;
+pub(crate) mod shut_out;
 
 use std::fs::File;
 use std::io;
@@ -72,6 +73,9 @@ pub(crate) struct Steer {
     /// with commas between. READs and CASes of old nodes go to the newest node of the key
     #[arg(long, value_name = "SIZES", value_parser = store)]
     store: Option<Geometry>,
+    /// With --store: READs go to the nodes that clients name, and CASes alone are steered
+    #[arg(long, requires = "store")]
+    writes_only: bool,
     /// Clients at one time, at most 32768
     #[arg(long, value_name = "N", default_value_t = Limits::default().clients, value_parser = quantity::count::<usize>)]
     clients: usize,
@@ -153,6 +157,7 @@ pub(crate) fn run(arguments: &Steer) -> Result<ExitCode, Failure> {
         path_mtu: active_mtu(address)?,
         exclusive: arguments.exclusive,
         store: arguments.store,
+        steers_reads: !arguments.writes_only,
         reads: arguments.reads,
         clients: arguments.clients,
         node,

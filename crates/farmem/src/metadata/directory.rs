@@ -6,7 +6,10 @@ use rustc_hash::FxHashMap;
 
 use super::NodeCounts;
 use crate::layout::{Geometry, MAX_VERSION, Place};
-use crate::rpc::Report;
+use crate::rpc::{GRANT, Report};
+
+/// Of so many nodes one is kept for deletes, up to as many as are granted at a time.
+const RESERVED: usize = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
@@ -49,6 +52,8 @@ pub(super) enum Created {
 pub(super) struct Directory {
     nodes: Vec<Node>,
     free: VecDeque<u32>,
+    /// So many free nodes are kept for deletes, which are the way out of a full store.
+    reserve: usize,
     /// Nodes that were replaced, each with the epoch in which that became known.
     retired: VecDeque<(u64, u32)>,
     epoch: u64,
@@ -64,6 +69,7 @@ impl Directory {
         Self {
             nodes: vec![Node { version: 0, is: Use::Free }; geometry.nodes as usize],
             free: (0..geometry.nodes).collect(),
+            reserve: (geometry.nodes as usize / RESERVED).min(GRANT),
             retired: VecDeque::new(),
             epoch: 1,
             numbers: FxHashMap::default(),
@@ -95,26 +101,34 @@ impl Directory {
         self.nodes[place.index() as usize].is = is;
     }
 
-    /// Hands out at most `most` nodes.
+    /// Hands out at most `most` nodes, and none of the reserve.
     pub(super) fn grant(&mut self, client: u32, most: usize) -> Vec<Place> {
         let mut places = Vec::with_capacity(most);
         while places.len() < most
-            && let Some(index) = self.free.pop_front()
+            && !self.is_empty()
+            && let Some(place) = self.grant_of_reserve(client)
         {
-            let node = &mut self.nodes[index as usize];
-            if node.version == MAX_VERSION {
-                node.is = Use::Spent;
-                continue;
-            }
-            *node = Node { version: node.version + 1, is: Use::Granted(client) };
-            places.push(Place::new(index, node.version));
+            places.push(place);
         }
         places
     }
 
-    /// Is there nothing to hand out?
+    /// Hands out a node, of the reserve if there is no other.
+    pub(super) fn grant_of_reserve(&mut self, client: u32) -> Option<Place> {
+        loop {
+            let index = self.free.pop_front()?;
+            let node = &mut self.nodes[index as usize];
+            if node.version < MAX_VERSION {
+                *node = Node { version: node.version + 1, is: Use::Granted(client) };
+                return Some(Place::new(index, node.version));
+            }
+            node.is = Use::Spent;
+        }
+    }
+
+    /// Is there nothing to hand out but the reserve?
     pub(super) fn is_empty(&self) -> bool {
-        self.free.is_empty()
+        self.free.len() <= self.reserve
     }
 
     /// Takes a node back that was never linked. False if it is not one of the client's.

@@ -24,7 +24,7 @@ use crate::memory::{ClientDescription, MemoryDescription};
 use crate::rpc::{GRANT, Reply, Request};
 use crate::workload;
 use directory::{Created, Directory};
-use tidy::{Chores, Tidy};
+use tidy::{Chores, Lanes, Tidy};
 
 /// Answers that may wait for a client before the service listens to it again.
 const MAX_WAITING: usize = 256;
@@ -72,8 +72,17 @@ struct Session {
     told_ns: u64,
     /// Nodes that it asked for and has not been given.
     grants: usize,
+    /// Deletes that want a node of the reserve, by their tags.
+    reserves: VecDeque<u32>,
     /// Where it takes datagrams of other clients.
     datagrams: Option<(Ipv6Addr, Qpn)>,
+}
+
+impl Session {
+    /// Does it wait for nodes?
+    fn is_short(&self) -> bool {
+        self.grants > 0 || !self.reserves.is_empty()
+    }
 }
 
 /// An end of the service that is not connected with the memory node yet.
@@ -105,12 +114,12 @@ impl MetadataEnd {
     ///
     /// The description cannot be connected to, or there is no memory for buffers.
     pub fn connect(self, memory: &MemoryDescription) -> Result<Metadata, OpenError> {
-        let lane = Rc::new(self.lane.connect(memory, None)?);
+        let lane = Lanes::new(self.lane.connect(memory, None)?);
         let directory = Rc::new(RefCell::new(Directory::new(memory.geometry)));
         let chores = Rc::new(RefCell::new(Chores::default()));
         let tidy = |slot| {
-            let (lane, directory, chores) = (Rc::clone(&lane), Rc::clone(&directory), Rc::clone(&chores));
-            Tidy { slot, lane, directory, chores }
+            let (lanes, directory, chores) = (lane.clone(), Rc::clone(&directory), Rc::clone(&chores));
+            Tidy { slot, lanes, directory, chores }
         };
         let mut workers: Vec<Pin<Box<dyn Future<Output = ()>>>> = vec![Box::pin(tidy(0).work())];
         workers.extend((1..=WALKERS).map(|slot| Box::pin(tidy(slot).follow()) as Pin<Box<dyn Future<Output = ()>>>));
@@ -118,7 +127,7 @@ impl MetadataEnd {
             device: self.pd.device().clone(),
             pd: self.pd,
             options: self.options,
-            lane,
+            lanes: lane,
             directory,
             chores,
             tidy: workers,
@@ -136,7 +145,7 @@ pub struct Metadata {
     device: Device,
     pd: Pd,
     options: MetadataOptions,
-    lane: Rc<crate::lane::Lane>,
+    lanes: Lanes,
     directory: Rc<RefCell<Directory>>,
     chores: Rc<RefCell<Chores>>,
     /// One that closes chains and repairs what clients left, and others that follow chains.
@@ -173,6 +182,7 @@ impl Metadata {
             quiet: self.directory.borrow().epoch(),
             told_ns: self.device.now_ns(),
             grants: 0,
+            reserves: VecDeque::new(),
             datagrams: None,
         };
         self.sessions.insert(client, session);
@@ -186,7 +196,7 @@ impl Metadata {
     ///
     /// The store has no room for so many keys.
     pub fn fill(&mut self, keys: u64) -> Result<(), OpenError> {
-        self.lane.geometry.check_keys(keys)?;
+        self.lanes.current().geometry.check_keys(keys)?;
         let made = (0..keys).map(|rank| (Box::from(workload::key(rank)), workload::first_place(rank)));
         self.directory.borrow_mut().fill(made);
         Ok(())
@@ -194,7 +204,7 @@ impl Metadata {
 
     /// Moves everything along. Returns whether anything happened.
     pub fn poll(&mut self) -> bool {
-        let mut happened = self.lane.poll();
+        let mut happened = self.lanes.current().poll();
         let clients: Vec<u32> = self.sessions.keys().copied().collect();
         for client in clients {
             happened |= self.listen(client);
@@ -248,6 +258,10 @@ impl Metadata {
             Request::Grant => {
                 session.grants += 1;
                 return session.grants <= MAX_WAITING;
+            }
+            Request::Reserve { tag } => {
+                session.reserves.push_back(tag);
+                return session.reserves.len() <= MAX_WAITING;
             }
             Request::Lookup { tag, key } => match directory.lookup(&key) {
                 Some((place, number)) => Reply::Found { tag, place, number },
@@ -352,10 +366,18 @@ impl Metadata {
             while session.grants > 0 {
                 let places = directory.grant(client, GRANT);
                 if places.is_empty() && (directory.has_retired() || self.chores.borrow().has_any()) {
-                    return; // some will be free soon
+                    break; // some will be free soon
                 }
                 session.grants -= 1;
                 session.outbox.push_back(Reply::Granted(places));
+            }
+            while let Some(&tag) = session.reserves.front() {
+                let place = directory.grant_of_reserve(client);
+                if place.is_none() && (directory.has_retired() || self.chores.borrow().has_any()) {
+                    break;
+                }
+                session.reserves.pop_front();
+                session.outbox.push_back(Reply::Reserved { tag, place });
             }
         }
     }
@@ -375,7 +397,7 @@ impl Metadata {
             return;
         }
         // Somebody waits for nodes, and these are the ones that keep them.
-        if self.sessions.values().any(|session| session.grants > 0) && directory.is_empty() {
+        if self.sessions.values().any(Session::is_short) && directory.is_empty() {
             let now = self.device.now_ns();
             let is_late = |session: &Session| {
                 session.quiet < epoch && now.saturating_sub(session.told_ns) > self.options.lease_ns
@@ -414,7 +436,7 @@ impl Metadata {
     /// When it has something to do by itself, on the device's clock: to ask a client that has been silent whether it
     /// lives, or to shut out one that keeps others from nodes.
     pub fn deadline_ns(&self) -> Option<u64> {
-        let is_short = self.sessions.values().any(|session| session.grants > 0);
+        let is_short = self.sessions.values().any(Session::is_short);
         let late = |session: &Session| session.told_ns.saturating_add(self.options.lease_ns).saturating_add(1);
         let now = self.device.now_ns();
         let leases = self.sessions.values().map(late).filter(|&at| is_short && at > now);
@@ -427,9 +449,40 @@ impl Metadata {
         self.sessions.len()
     }
 
-    /// Is there nothing left to tidy up: clients that left, and keys that were deleted?
+    /// Is there nothing left to tidy up, clients that left and keys that were deleted, or no way to the memory node on
+    /// which that would be done?
     pub fn is_tidy(&self) -> bool {
-        self.to_fence.is_empty() && !self.chores.borrow().has_any()
+        self.to_fence.is_empty() && (!self.chores.borrow().has_any() || self.is_cut_off())
+    }
+
+    /// Has its queue pair to the memory node failed? Clients are served nevertheless; what is to be done on the memory
+    /// node waits for [`reconnect`](Self::reconnect).
+    pub fn is_cut_off(&self) -> bool {
+        self.lanes.current().failed().is_some()
+    }
+
+    /// A new end towards the memory node, where the way there is another one: a middlebox between the two was restarted.
+    ///
+    /// # Errors
+    ///
+    /// The device has no room.
+    pub fn renew(&self) -> Result<MetadataEnd, OpenError> {
+        MetadataEnd::new(&self.pd, self.options.clone())
+    }
+
+    /// Goes on with the end that [`renew`](Self::renew) made. The memory node must have given up the queue pair before it,
+    /// so that nothing which is still on its way is carried out. What was begun and not answered is done again.
+    ///
+    /// # Errors
+    ///
+    /// The description cannot be connected to, or is of another store.
+    pub fn reconnect(&mut self, end: MetadataEnd, memory: &MemoryDescription) -> Result<(), OpenError> {
+        let lane = end.lane.connect(memory, None)?;
+        if lane.geometry != self.lanes.current().geometry {
+            return Err(OpenError::OtherStore);
+        }
+        self.lanes.replace(lane);
+        Ok(())
     }
 
     /// How many nodes are what.

@@ -7,6 +7,8 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::Poll;
 
+use doorbell_verbs::Status;
+
 use super::directory::Directory;
 use crate::error::StoreError;
 use crate::lane::{Lane, Verb, WORDS};
@@ -62,14 +64,33 @@ impl Chores {
     }
 }
 
+/// The lane to the memory node, which another one may replace.
+#[derive(Clone)]
+pub(super) struct Lanes(Rc<RefCell<Rc<Lane>>>);
+
+impl Lanes {
+    pub(super) fn new(lane: Lane) -> Self {
+        Self(Rc::new(RefCell::new(Rc::new(lane))))
+    }
+
+    pub(super) fn current(&self) -> Rc<Lane> {
+        Rc::clone(&self.0.borrow())
+    }
+
+    pub(super) fn replace(&self, lane: Lane) {
+        *self.0.borrow_mut() = Rc::new(lane);
+    }
+}
+
 pub(super) struct Tidy {
     /// Its slot of the lane.
     pub(super) slot: usize,
-    pub(super) lane: Rc<Lane>,
+    pub(super) lanes: Lanes,
     pub(super) directory: Rc<RefCell<Directory>>,
     pub(super) chores: Rc<RefCell<Chores>>,
 }
 
+#[derive(Clone, Copy)]
 enum Chore {
     Close(u32),
     Repair(u32),
@@ -80,6 +101,9 @@ impl Tidy {
         loop {
             let chore = poll_fn(|_| {
                 let mut chores = self.chores.borrow_mut();
+                if self.lanes.current().failed().is_some() {
+                    return Poll::Pending;
+                }
                 let close = chores.closing.pop_front().map(Chore::Close);
                 match close.or_else(|| chores.gone.front().copied().map(Chore::Repair)) {
                     Some(chore) => {
@@ -90,16 +114,18 @@ impl Tidy {
                 }
             })
             .await;
-            // Without the memory node there is nothing to tidy up any more.
-            let _ = match chore {
+            // What failed is done again once there is another way to the memory node.
+            let result = match chore {
                 Chore::Close(number) => self.close(number).await,
-                Chore::Repair(client) => {
-                    let result = self.repair(client).await;
-                    self.chores.borrow_mut().gone.retain(|&gone| gone != client);
-                    result
-                }
+                Chore::Repair(client) => self.repair(client).await,
             };
-            self.chores.borrow_mut().busy -= 1;
+            let mut chores = self.chores.borrow_mut();
+            match (chore, result) {
+                (Chore::Close(number), Err(_)) => chores.closing.push_front(number),
+                (Chore::Repair(client), Ok(())) => chores.gone.retain(|&gone| gone != client),
+                _ => {}
+            }
+            chores.busy -= 1;
         }
     }
 
@@ -108,6 +134,9 @@ impl Tidy {
         loop {
             let number = poll_fn(|_| {
                 let mut chores = self.chores.borrow_mut();
+                if self.lanes.current().failed().is_some() {
+                    return Poll::Pending;
+                }
                 match chores.walks.pop_front() {
                     Some(number) => {
                         chores.busy += 1;
@@ -117,28 +146,39 @@ impl Tidy {
                 }
             })
             .await;
-            // Without the memory node there is nothing to follow any more.
-            let _ = self.walk(number).await;
-            self.chores.borrow_mut().busy -= 1;
+            let result = self.walk(number).await;
+            let mut chores = self.chores.borrow_mut();
+            if result.is_err() {
+                chores.walk(number);
+            }
+            chores.busy -= 1;
         }
     }
 
-    async fn verbs(&self, list: &[Verb]) -> Result<(), StoreError> {
-        self.lane.post(self.slot, list, true)?;
-        poll_fn(|_| self.lane.take_done(self.slot)).await
+    /// Posts verbs and waits until all are done. Returns the lane that has what they brought.
+    async fn verbs(&self, list: &[Verb]) -> Result<Rc<Lane>, StoreError> {
+        let lane = self.lanes.current();
+        lane.post(self.slot, list, true)?;
+        // Another lane comes only when this one has failed, or is about to: then nothing comes of this any more.
+        let result = poll_fn(|_| match Rc::ptr_eq(&lane, &self.lanes.current()) {
+            true => lane.take_done(self.slot),
+            false => Poll::Ready(Err(StoreError::Memory(Status::WorkRequestFlushed))),
+        });
+        result.await.map(|()| lane)
     }
 
     /// Closes the chain of a deleted key, so that no client can write behind its tombstone, and removes the key.
     async fn close(&self, number: u32) -> Result<(), StoreError> {
         let Some(place) = self.directory.borrow_mut().begin_closing(number) else { return Ok(()) };
         let (tail, closed) = (Word::Tail(place.version()), Word::Closed(place.version()));
-        let remote = self.lane.geometry.node(place.index());
+        let remote = self.lanes.current().geometry.node(place.index());
         let (compare, swap) = (tail.bits(), closed.bits());
         // Until it is known to be a tombstone still, and the tail: the key may have been inserted again meanwhile.
         let is_tombstone = self.header(place).await?.is_some_and(|header| header.is_tombstone);
         let is_closed = is_tombstone && {
-            self.verbs(&[Verb::CompareSwap { remote, local: WORDS[0], compare, swap }]).await?;
-            Word::from_bits(self.lane.word(self.slot, WORDS[0])) == tail
+            let lane = self.verbs(&[Verb::CompareSwap { remote, local: WORDS[0], compare, swap }]).await?;
+            // It was closed before where the answer to that was lost.
+            [tail, closed].contains(&Word::from_bits(lane.word(self.slot, WORDS[0])))
         };
         self.directory.borrow_mut().end_closing(number, place, is_closed);
         Ok(())
@@ -147,25 +187,31 @@ impl Tidy {
     /// The beginning of a node, if it is in the use that is meant. It ends before the key, so no middlebox takes this READ
     /// for one that may go to a newer node.
     async fn header(&self, place: Place) -> Result<Option<Header>, StoreError> {
-        let (remote, local) = (self.lane.geometry.node(place.index()), self.lane.incoming());
-        self.verbs(&[Verb::Read { remote, local, length: HEADER_BYTES }]).await?;
+        let (remote, local) = self.at(place);
+        let lane = self.verbs(&[Verb::Read { remote, local, length: HEADER_BYTES }]).await?;
         let mut bytes = [0; HEADER_BYTES];
-        self.lane.copy_out(self.slot, local, &mut bytes);
+        lane.copy_out(self.slot, local, &mut bytes);
         let header = Header::parse(&bytes);
         Ok((header.place == Some(place)).then_some(header))
+    }
+
+    /// Where a node lies, and where it goes when it is read.
+    fn at(&self, place: Place) -> (u64, usize) {
+        let lane = self.lanes.current();
+        (lane.geometry.node(place.index()), lane.incoming())
     }
 
     /// The key of a node, if it is in the use that is meant.
     async fn key(&self, place: Place) -> Result<Option<Vec<u8>>, StoreError> {
         let Some(header) = self.header(place).await? else { return Ok(None) };
-        let geometry = self.lane.geometry;
-        if !(1..=geometry.max_key).contains(&header.key_length) {
+        if !(1..=self.lanes.current().geometry.max_key).contains(&header.key_length) {
             return Ok(None);
         }
-        let (remote, local) = (geometry.node(place.index()) + HEADER_BYTES as u64, self.lane.incoming());
-        self.verbs(&[Verb::Read { remote, local, length: header.key_length }]).await?;
+        let (remote, local) = self.at(place);
+        let remote = remote + HEADER_BYTES as u64;
+        let lane = self.verbs(&[Verb::Read { remote, local, length: header.key_length }]).await?;
         let mut key = vec![0; header.key_length];
-        self.lane.copy_out(self.slot, local, &mut key);
+        lane.copy_out(self.slot, local, &mut key);
         Ok(Some(key))
     }
 

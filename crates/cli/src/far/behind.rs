@@ -1,0 +1,311 @@
+//! The store behind a middlebox: the box is a process of its own (`doorbell steer`), the memory node lets boxes connect over
+//! TCP, and so do boxes with clients.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Read};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use doorbell_exchange::setup::{self, EndpointDescription, READY, RemoteRegion, SetupError, Timed};
+use doorbell_fabric::FaultPlan;
+use doorbell_farmem::{Geometry, MemoryDescription, Metadata, MetadataEnd, Strategy};
+use doorbell_wire::{Qpn, RKey};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use super::service::MemorySide;
+use crate::Failure;
+use crate::control::{accept, reach};
+use crate::output::note;
+use crate::steer::shut_out;
+
+/// How long set-up may take, and an answer of the box.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// How long one tries to reach a box that was restarted.
+const RESTART: Duration = Duration::from_secs(30);
+/// Between two tries.
+const AGAIN: Duration = Duration::from_millis(10);
+/// How often the metadata service looks whether the box is there.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// What a box is started with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BoxOptions {
+    pub(super) strategy: Strategy,
+    pub(super) geometry: Geometry,
+    pub(super) udp_port: u16,
+    pub(super) fault: Option<FaultPlan>,
+}
+
+/// A box at work, in a process of its own, which ends with this handle.
+#[derive(Debug)]
+pub(super) struct BoxProcess {
+    child: Child,
+    /// Where clients set up their queue pairs.
+    pub(super) address: SocketAddr,
+}
+
+impl BoxProcess {
+    /// Starts a box in front of the memory node that lets boxes connect at `node`; where another one was, if that is given.
+    pub(super) fn start(node: SocketAddr, at: Option<SocketAddr>, options: &BoxOptions) -> Result<Self, Failure> {
+        let Geometry { nodes, keys, max_key, max_value } = options.geometry;
+        let mut command = Command::new(std::env::current_exe()?);
+        let store = format!("nodes={nodes},keys={keys},max-key={max_key},max-value={max_value}");
+        command.args(["steer", &node.to_string(), "--exclusive", "--json", "--store", &store]);
+        command.args(["--udp-port", &options.udp_port.to_string()]);
+        if !options.strategy.steers_reads() {
+            command.arg("--writes-only");
+        }
+        if let Some(fault) = &options.fault {
+            command.args(["--fault", &fault.to_string()]);
+        }
+        match at {
+            Some(at) => command.args(["--bind", &at.ip().to_string(), "--listen", &at.to_string()]),
+            None => command.args(["-p", "0"]),
+        };
+        // It ends by itself when nobody reads its output any more.
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        let errors = child.stderr.take().ok_or("a box without an error output")?;
+        let mut own = Self { child, address: at.unwrap_or(node) };
+        let mut lines = BufReader::new(errors);
+        let mut said = String::new();
+        loop {
+            let mut line = String::new();
+            if lines.read_line(&mut line)? == 0 {
+                return Err(format!("the middlebox did not start: {}", said.trim_end()).into());
+            }
+            let address = line.strip_prefix("serving clients at ").and_then(|rest| rest.split(' ').next());
+            if let Some(address) = address.and_then(|address| address.parse().ok()) {
+                own.address = address;
+                break;
+            }
+            said.push_str(&line);
+        }
+        // Somebody has to read the rest, or the box stops at a full pipe.
+        std::thread::Builder::new()
+            .name("box".to_owned())
+            .spawn(move || lines.lines().map_while(Result::ok).for_each(|line| note!("box: {line}")))?;
+        Ok(own)
+    }
+
+    /// Kills it, and starts another one in its place, which knows nothing of what this one knew.
+    pub(super) fn replace(&mut self, node: SocketAddr, options: &BoxOptions) -> Result<(), Failure> {
+        let at = self.address;
+        self.end();
+        *self = Self::start(node, Some(at), options)?;
+        Ok(())
+    }
+
+    /// Ends it as ^C does. Returns what it counted.
+    pub(super) fn stop(mut self) -> Result<Value, Failure> {
+        kill(Pid::from_raw(self.child.id() as i32), Signal::SIGINT)?;
+        let mut text = String::new();
+        self.child.stdout.take().ok_or("a box without an output")?.read_to_string(&mut text)?;
+        let record: Value =
+            serde_json::from_str(&text).map_err(|error| format!("the middlebox ended with: {error}"))?;
+        Ok(record["counters"].clone())
+    }
+
+    fn end(&mut self) {
+        // It may have ended already, which is just as well.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for BoxProcess {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Lets one box after another use a memory node: its queue pair is given up when its connection ends, before the next one
+/// gets another. So nothing of an old box is still carried out.
+pub(super) fn serve_boxes(listener: &TcpListener, memory: &MemorySide, is_over: &AtomicBool) {
+    loop {
+        let (stream, peer) = accept(listener);
+        if is_over.load(Ordering::Acquire) {
+            return;
+        }
+        if let Err(error) = serve_box(&stream, memory) {
+            note!("the middlebox at {peer} was not served: {error}");
+        }
+        if memory.part_with_box().is_err() {
+            return; // the store has ended
+        }
+    }
+}
+
+fn serve_box(mut stream: &TcpStream, memory: &MemorySide) -> Result<(), Failure> {
+    let peer = "the middlebox";
+    let mut timed = Timed::new(stream, DEADLINE);
+    let lane = setup::receive(&mut timed, peer, 1, DEADLINE)?[0];
+    let own = memory.accept_box(lane)?;
+    let own = EndpointDescription { regions: [own.region, RemoteRegion::NONE], ..own.endpoint };
+    let broke = |error| SetupError::broke(peer, error, DEADLINE);
+    timed.write_all(&setup::hello(&[own])).map_err(broke)?;
+    say_ready(&mut timed).map_err(broke)?;
+    stream.set_read_timeout(None)?;
+    // It says nothing any more, and its end is all that is waited for.
+    while matches!(stream.read(&mut [0; 64]), Ok(1..)) {}
+    Ok(())
+}
+
+fn say_ready(timed: &mut Timed<'_>) -> std::io::Result<()> {
+    let mut said = [0];
+    timed.write_all(&[READY])?;
+    timed.read_exact(&mut said)?;
+    if said == [READY] { Ok(()) } else { Err(std::io::ErrorKind::InvalidData.into()) }
+}
+
+/// A queue pair with a box, for as long as the stream is open.
+#[derive(Debug)]
+pub(super) struct Joined {
+    pub(super) stream: TcpStream,
+    pub(super) memory: MemoryDescription,
+}
+
+impl Joined {
+    /// Sets up a queue pair with the box at this address, as with a memory node.
+    pub(super) fn new(address: SocketAddr, lane: &EndpointDescription, geometry: Geometry) -> Result<Self, Failure> {
+        let stream = reach(&address.to_string(), "; is there a middlebox?")?;
+        let endpoint = setup::exchange(&stream, &[*lane], DEADLINE)?[0];
+        // Nothing comes of the box that was not asked for, so the queue pair may be connected later.
+        say_ready(&mut Timed::new(&stream, DEADLINE))?;
+        stream.set_read_timeout(None)?;
+        Ok(Self { stream, memory: MemoryDescription { endpoint, region: endpoint.regions[0], geometry, calls: None } })
+    }
+
+    /// The same, of a box that may just be restarting.
+    pub(super) fn patiently(
+        address: SocketAddr,
+        lane: &EndpointDescription,
+        geometry: Geometry,
+    ) -> Result<Self, Failure> {
+        let until = Instant::now() + RESTART;
+        loop {
+            match Self::new(address, lane, geometry) {
+                Err(_) if Instant::now() < until => std::thread::sleep(AGAIN),
+                result => return result,
+            }
+        }
+    }
+
+    /// Notices the end of the box.
+    pub(super) fn watch(&self) -> std::io::Result<Arc<AtomicBool>> {
+        let has_ended = Arc::new(AtomicBool::new(false));
+        let (mut stream, ended) = (self.stream.try_clone()?, Arc::clone(&has_ended));
+        std::thread::Builder::new().name("box".to_owned()).spawn(move || {
+            while matches!(stream.read(&mut [0; 64]), Ok(1..)) {}
+            ended.store(true, Ordering::Release);
+        })?;
+        Ok(has_ended)
+    }
+}
+
+/// A client as the box knows it: the number to which it sends, and the key that the box gave out, which another box does not.
+pub(super) type Via = (Qpn, RKey);
+
+/// How a client reached the memory.
+pub(super) fn via(memory: &MemoryDescription) -> Via {
+    (memory.endpoint.qpn, memory.region.rkey)
+}
+
+/// The metadata service's way through a box.
+#[derive(Debug)]
+pub(super) struct ThroughBox {
+    address: SocketAddr,
+    joined: Joined,
+    /// No answer came, so it is gone.
+    is_broken: bool,
+    looked: Instant,
+    clients: HashMap<u32, Via>,
+    fencing: Vec<u32>,
+}
+
+impl ThroughBox {
+    /// Connects the service with the memory node behind the box at this address.
+    pub(super) fn connect(
+        address: SocketAddr,
+        end: MetadataEnd,
+        geometry: Geometry,
+    ) -> Result<(Self, Metadata), Failure> {
+        let joined = Joined::new(address, &end.to_memory().lane, geometry)?;
+        let metadata = end.connect(&joined.memory)?;
+        let (clients, fencing, looked) = (HashMap::new(), Vec::new(), Instant::now());
+        Ok((Self { address, joined, is_broken: false, looked, clients, fencing }, metadata))
+    }
+
+    /// Takes note of how a client reached the memory.
+    ///
+    /// # Errors
+    ///
+    /// It came through another box.
+    pub(super) fn note(&mut self, client: u32, via: Via) -> Result<(), String> {
+        if via.1 != self.joined.memory.region.rkey {
+            return Err("the middlebox was restarted: connect with it anew".to_owned());
+        }
+        self.clients.insert(client, via);
+        Ok(())
+    }
+
+    /// Goes through the box that is there now, if it is another one, and has it shut clients out. Returns whether anything
+    /// happened.
+    pub(super) fn look_after(&mut self, metadata: &mut Metadata) -> Result<bool, Failure> {
+        let mut happened = false;
+        if self.is_broken || metadata.is_cut_off() || self.has_ended()? {
+            let end = metadata.renew()?;
+            let geometry = self.joined.memory.geometry;
+            self.joined = Joined::patiently(self.address, &end.to_memory().lane, geometry)?;
+            metadata.reconnect(end, &self.joined.memory)?;
+            (self.is_broken, happened) = (false, true);
+        }
+        while let Some(client) = metadata.next_fence() {
+            self.fencing.push(client);
+        }
+        while !self.is_broken
+            && let Some(client) = self.fencing.pop()
+        {
+            happened = true;
+            match self.shut_out(client) {
+                true => metadata.fenced(client),
+                false => {
+                    self.fencing.push(client);
+                    self.is_broken = true;
+                }
+            }
+        }
+        Ok(happened)
+    }
+
+    /// False if the box does not answer.
+    fn shut_out(&mut self, client: u32) -> bool {
+        let Some(&(qpn, rkey)) = self.clients.get(&client) else { return true };
+        // The memory node has given up the queue pair of a box that was there before.
+        let is_here = rkey == self.joined.memory.region.rkey;
+        let is_out = !is_here || shut_out::ask(&self.joined.stream, qpn, DEADLINE).is_ok();
+        if is_out {
+            self.clients.remove(&client);
+        }
+        is_out
+    }
+
+    fn has_ended(&mut self) -> std::io::Result<bool> {
+        if self.looked.elapsed() < LOOK {
+            return Ok(false);
+        }
+        self.looked = Instant::now();
+        let stream = &self.joined.stream;
+        stream.set_nonblocking(true)?;
+        let looked = stream.peek(&mut [0]);
+        stream.set_nonblocking(false)?;
+        Ok(match looked {
+            Ok(count) => count == 0,
+            Err(error) => error.kind() != std::io::ErrorKind::WouldBlock,
+        })
+    }
+}

@@ -1,0 +1,55 @@
+//! How the metadata service of a store has a box shut a client out: by a question of eight bytes on a TCP connection with
+//! the box, behind the set-up. The box answers with the same bytes once the client's requests can no longer change the
+//! node's memory.
+
+use std::io;
+use std::net::TcpStream;
+use std::time::Duration;
+
+use doorbell_exchange::setup::Timed;
+use doorbell_wire::Qpn;
+
+/// What a question begins with.
+const MAGIC: [u8; 4] = *b"OUT?";
+
+/// Bytes of a question, and of its answer.
+pub(super) const BYTES: usize = 8;
+
+fn question(qpn: Qpn) -> [u8; BYTES] {
+    let [a, b, c, d] = MAGIC;
+    let [e, f, g, h] = qpn.get().to_be_bytes();
+    [a, b, c, d, e, f, g, h]
+}
+
+/// Which queue pair of a client a question names: the number to which that client sends. `None` if it is no question.
+pub(super) fn parse(bytes: [u8; BYTES]) -> Option<Qpn> {
+    let (magic, number) = bytes.split_first_chunk::<4>()?;
+    let number = u32::from_be_bytes(*number.first_chunk::<4>()?);
+    (*magic == MAGIC && number < 1 << 24).then(|| Qpn::new(number))
+}
+
+/// Has the box at the other end shut a client out, and waits until that is done.
+///
+/// # Errors
+///
+/// The box does not answer within the deadline, or has ended.
+pub(crate) fn ask(stream: &TcpStream, qpn: Qpn, deadline: Duration) -> io::Result<()> {
+    let (question, mut answer) = (question(qpn), [0; BYTES]);
+    let mut timed = Timed::new(stream, deadline);
+    timed.write_all(&question)?;
+    timed.read_exact(&mut answer)?;
+    if answer == question { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_question_names_a_queue_pair_and_nothing_else_is_one() {
+        let qpn = Qpn::new(0x12_3456);
+        assert_eq!(parse(question(qpn)), Some(qpn));
+        assert_eq!(parse(*b"OUT?\x01\0\0\0"), None, "queue pair numbers have 24 bits");
+        assert_eq!(parse(*b"OUT!\0\0\0\x05"), None);
+    }
+}
