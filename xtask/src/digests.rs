@@ -1,13 +1,14 @@
-//! Simulations give the same result in every build.
-
-use std::path::Path;
+//! Simulations give the same result in every build, and on any machine.
 
 use crate::programs;
-use crate::shell::{command, output_of};
+use crate::shell::{command, output_of, root};
 
-/// Has the release build repeat the runs whose digests a test of `doorbell-sim` has left in a directory.
-pub(crate) fn compare(directory: &Path) -> Result<(), String> {
-    let file = directory.join("simulations.digests");
+/// The digests that every build must find: a test of `doorbell-sim` holds the test build to them.
+const FILE: &str = "crates/sim/tests/digests.txt";
+
+/// Has the release build repeat the runs whose digests are kept.
+pub(crate) fn compare() -> Result<(), String> {
+    let file = root().join(FILE);
     let text = std::fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
     let mut runs = 0;
     for line in text.lines() {
@@ -18,10 +19,10 @@ pub(crate) fn compare(directory: &Path) -> Result<(), String> {
             serde_json::from_str(&output_of(sweep)?).map_err(|error| format!("{settings}: {error}"))?;
         let found = output.pointer("/points/0/digest").and_then(serde_json::Value::as_str).unwrap_or("nothing");
         if found != digest {
-            return Err(format!("{settings}: the digest is {found}, in the test build it was {digest}"));
+            return Err(format!("{settings}: the digest is {found}, {} has {digest}", file.display()));
         }
         runs += 1;
     }
-    eprintln!("{runs} simulations with the same digests");
+    eprintln!("{runs} simulations with the digests that are kept");
     if runs > 0 { Ok(()) } else { Err(format!("{} has no digests", file.display())) }
 }
