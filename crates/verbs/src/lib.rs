@@ -58,6 +58,7 @@ mod signal;
 pub mod soft;
 #[allow(unsafe_code)]
 pub mod system;
+mod window;
 
 pub use doorbell_verbs_core::{
     Access, AddressVector, AsyncEvent, Attachment, AttributeMask, Completion, CompletionOpcode, Counters, CqId, LKey,
@@ -71,3 +72,4 @@ pub use error::Error;
 pub use handles::{Channel, Cq, Device, Pd, Qp, QpOptions, Srq};
 pub use memory::{MemoryKind, Region};
 pub use raw::DeviceAttributes;
+pub use window::Window;

@@ -4,7 +4,9 @@ use std::fs::OpenOptions;
 use std::io::{Read, Seek};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use doorbell_verbs::{Error, MemoryKind, Region, SendOperation};
+use doorbell_verbs::{
+    Access, CompletionOpcode, Error, MemoryKind, RKey, Region, SendOperation, Status, Window, WindowBinding, WindowKind,
+};
 
 use crate::Open;
 use crate::common::*;
@@ -137,4 +139,102 @@ pub(crate) fn a_written_word_is_seen_when_spun_on(open: Open<'_>) {
         scope.spawn(|| bounce(&a, &ping, &pong, true));
         scope.spawn(|| bounce(&b, &pong, &ping, false));
     });
+}
+
+/// The bytes of a region that a window opens.
+const OPENED: std::ops::Range<u64> = 1024..3072;
+
+/// Binds a window to a part of a region that is open to no peer itself.
+fn bind(side: &Side, region: &Region, window: &Window, lowest: u8) -> RKey {
+    let binding = WindowBinding {
+        rkey: window.key(lowest),
+        lkey: region.lkey(),
+        address: region.address() + OPENED.start,
+        length: OPENED.end - OPENED.start,
+        access: Access::REMOTE_WRITE | Access::REMOTE_READ,
+        zero_based: false,
+    };
+    side.post(100, SendOperation::BindWindow(binding), &[]);
+    assert_eq!(side.expect(100).opcode, CompletionOpcode::BindWindow);
+    binding.rkey
+}
+
+/// Takes the key back.
+fn close(side: &Side, kind: WindowKind, key: RKey) {
+    let operation = match kind {
+        WindowKind::Type2 => SendOperation::LocalInvalidate(key),
+        // Bound to nothing.
+        WindowKind::Type1 => SendOperation::BindWindow(WindowBinding {
+            rkey: key,
+            lkey: doorbell_verbs::LKey(0),
+            address: 0,
+            length: 0,
+            access: Access::empty(),
+            zero_based: false,
+        }),
+    };
+    side.post(101, operation, &[]);
+    side.expect(101);
+}
+
+pub(crate) fn a_window_opens_a_part_of_a_region_and_can_be_closed(open: Open<'_>) {
+    for kind in [WindowKind::Type1, WindowKind::Type2] {
+        let devices = open();
+        let region_of =
+            |side: &Side| side.pd.allocate(PAGE, Access::LOCAL_WRITE | Access::WINDOW_BIND, MemoryKind::Plain).unwrap();
+        // A peer that is refused is in error: each refusal has a connection of its own.
+        let refused = |what: &str, act: &dyn Fn(&Side, &Region, &Window) -> (RKey, u64)| {
+            let (a, b) = Plan::with_an_end().connect(&devices);
+            let (region, mine) = (region_of(&b), a.patterned(64, 2));
+            let window = b.pd.create_window(kind).unwrap();
+            let (rkey, offset) = act(&b, &region, &window);
+            let remote_address = region.address() + offset;
+            a.post(1, SendOperation::Write { remote_address, rkey }, &[mine.sge(0, 64)]);
+            let ended = a.reap(1)[0];
+            assert_refusal(ended.status, Status::RemoteAccess, &format!("{what}, {kind:?}"));
+            assert_bytes(&region, 0, &[0; PAGE], what);
+        };
+        let (a, b) = Plan::with_an_end().connect(&devices);
+        let window = match b.pd.create_window(kind) {
+            Ok(window) => window,
+            Err(error) => {
+                assert_eq!(b.device.attributes().provider, "system", "{error}");
+                println!("{error}: windows are left out");
+                return;
+            }
+        };
+        let (region, mine) = (region_of(&b), a.patterned(2048, 1));
+        // Another key each time: bound, closed, and bound anew.
+        for round in 1..=3 {
+            let rkey = bind(&b, &region, &window, round);
+            region.fill(0, PAGE, 0);
+            let remote_address = region.address() + OPENED.start;
+            a.post(1, SendOperation::Write { remote_address, rkey }, &[mine.sge(0, 2048)]);
+            a.expect(1);
+            assert_bytes(&region, OPENED.start as usize, &pattern(2048, 1), "a WRITE through the window");
+            region.fill(OPENED.start as usize, 2048, round);
+            a.post(2, SendOperation::Read { remote_address, rkey }, &[mine.sge(0, 2048)]);
+            a.expect(2);
+            assert_bytes(&mine, 0, &[round; 2048], "a READ through the window");
+            mine.copy_in(0, &pattern(2048, 1));
+            close(&b, kind, rkey);
+        }
+        refused("the region's own key", &|_, region, _| (region.rkey(), OPENED.start));
+        refused("a window that is not bound", &|_, _, window| (window.rkey(), OPENED.start));
+        refused("one byte behind the window", &|b, region, window| (bind(b, region, window, 1), OPENED.end - 63));
+        refused("one byte before it", &|b, region, window| (bind(b, region, window, 1), OPENED.start - 1));
+        refused("another of its keys", &|b, region, window| {
+            bind(b, region, window, 1);
+            (window.key(2), OPENED.start)
+        });
+        refused("a key that was taken back", &|b, region, window| {
+            let rkey = bind(b, region, window, 1);
+            close(b, kind, rkey);
+            (rkey, OPENED.start)
+        });
+        refused("a window that is gone", &|b, region, _| {
+            let other = b.pd.create_window(kind).unwrap();
+            (bind(b, region, &other, 1), OPENED.start)
+        });
+    }
 }

@@ -32,7 +32,7 @@ macro_rules! provider {
                         numbers_out_of_range, receives_that_are_too_short;
                     memory: every_kind_of_memory_carries_messages, mirrored_memory_wraps,
                         files_are_written_through, kinds_that_cannot_be, accessors_refuse_what_is_outside,
-                        a_written_word_is_seen_when_spun_on;
+                        a_written_word_is_seen_when_spun_on, a_window_opens_a_part_of_a_region_and_can_be_closed;
                     lifetime: handles_keep_what_they_need, a_region_dropped_under_a_send,
                         a_region_dropped_under_a_receive, a_region_dropped_under_remote_access,
                         a_region_dropped_while_it_is_read, a_queue_pair_destroyed_under_traffic,
