@@ -364,7 +364,7 @@ fn answer<C: Connector + 'static>(
                         in_turns(waiter.clone(), tasks.collect()).await
                     } else {
                         let tasks = hand.into_iter().map(|(connection, _)| {
-                            workload::stream(connection, waiter.clone(), device.clone(), None, reception, |_| {})
+                            workload::stream(connection, waiter.clone(), device.clone(), None, reception, &|_| {})
                         });
                         in_turns(waiter.clone(), tasks.collect()).await
                     };
@@ -412,7 +412,7 @@ where
         let place = Rc::new(Cell::new(None));
         let found = Rc::clone(&place);
         let tallies = simulation.spawn(ASKING, "requester", async move {
-            let pinged = workload::ping(connection, waiter, device, plan, memory, divisor, |_| {}).await?;
+            let pinged = workload::ping(connection, waiter, device, plan, memory, divisor, &|_| {}).await?;
             found.set(Some(pinged.1.value_at_quantile(0.5)));
             Ok(vec![pinged.0])
         });
@@ -426,14 +426,14 @@ where
         asked.push(simulation.spawn(ASKING, format!("{role} {number}"), async move {
             if role == Role::Requester {
                 let tasks = hand.into_iter().map(|(connection, memory)| {
-                    workload::request(connection, waiter.clone(), device.clone(), plan, memory, |_| {})
+                    workload::request(connection, waiter.clone(), device.clone(), plan, memory, &|_| {})
                 });
                 in_turns(waiter.clone(), tasks.collect()).await
             } else {
                 let none = Reception::default();
                 let tasks = hand.into_iter().map(|(connection, memory)| {
                     let sends = Some((plan, memory));
-                    workload::stream(connection, waiter.clone(), device.clone(), sends, none, |_| {})
+                    workload::stream(connection, waiter.clone(), device.clone(), sends, none, &|_| {})
                 });
                 in_turns(waiter.clone(), tasks.collect()).await
             }
@@ -459,7 +459,7 @@ fn one_sided_operations(mut bench: Bench<'_>, addresses: Option<usize>) -> Resul
         let memory = targets[number % addresses.unwrap_or(usize::MAX).max(1)].memory();
         let (own, fitted, plan, waiter) = (parameters.clone(), bench.fitted.clone(), bench.plan, waiter.clone());
         asked.push(bench.simulation.spawn(ASKING, format!("initiator {number}"), async move {
-            let tally = one_sided::stream(&initiator, memory, &own, &fitted, plan, waiter, |_| {}).await?;
+            let tally = one_sided::stream(&initiator, memory, &own, &fitted, plan, waiter, &|_| {}).await?;
             Ok(vec![tally])
         }));
     }

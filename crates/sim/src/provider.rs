@@ -291,6 +291,7 @@ impl Provider for SimDevice {
         let node = &mut world.nodes[self.node];
         let qpn = node.rnic.create_qp(init)?;
         node.add_queue_pair(qpn, init.kind, init.srq);
+        world.forget_last_queue();
         drop(world);
         let (shared, [send_lock, receive_lock]) = (Arc::clone(&self.shared), Default::default());
         Ok(Box::new(SimQp { shared, node: self.node, qpn, send_lock, receive_lock }))

@@ -112,7 +112,7 @@ pub fn simulate(testbed: &Testbed, parameters: &Parameters, bytes: usize, seed: 
     let memory_bytes = asked.memory_bytes;
     let measured = simulation.spawn(ASKING, "asking", async move {
         let mut asking = Asking::new(&device, server, threads, asked).await?;
-        let result = asking.measure(bytes, |_| {}).await?;
+        let result = asking.measure(bytes, &|_| {}).await?;
         asking.finish().await?;
         Ok::<_, SessionError>(result)
     });

@@ -19,7 +19,7 @@ use std::io::Write;
 use std::str::FromStr;
 
 use doorbell_protocols::Protocol;
-use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
+use doorbell_study::parameters::{Extent, Kind, Operation, Parameters, Transport};
 
 use crate::testbed::{Testbed, TestbedError, nearest};
 use crate::topology::{MAX_NODES, Topology, TopologyError};
@@ -98,7 +98,9 @@ fn place<T: PartialEq>(all: &[T], one: &T) -> u64 {
 const BETWEEN: [Between; 3] = [Between::Cable, Between::Switch, Between::Clos];
 const KINDS: [Kind; 2] = [Kind::Bandwidth, Kind::Latency];
 
-const KNOBS: [Knob; 13] = [
+const TRANSPORTS: [Transport; 3] = [Transport::Rc, Transport::Uc, Transport::Ud];
+
+const KNOBS: [Knob; 14] = [
     Knob {
         name: "pattern",
         about: "who sends to whom, where N is `senders`",
@@ -126,6 +128,13 @@ const KNOBS: [Knob; 13] = [
         values: Values::Words(protocols),
         set: |base, value| base.traffic.parameters.protocol = Protocol::ALL[value as usize],
         get: |base| place(&Protocol::ALL, &base.traffic.parameters.protocol),
+    },
+    Knob {
+        name: "transport",
+        about: "what carries messages; over UC and UD nobody acknowledges them, and they are bare SENDs of no protocol",
+        values: Values::Words(|| vec!["rc", "uc", "ud"]),
+        set: |base, value| base.traffic.parameters.transport = TRANSPORTS[value as usize],
+        get: |base| place(&TRANSPORTS, &base.traffic.parameters.transport),
     },
     Knob {
         name: "size",
@@ -507,6 +516,9 @@ mod tests {
             (&["network=clos", "oversubscription=3"], "at network=clos, oversubscription=3: the oversubscription is 3"),
             (&["pattern=N:1", "senders=4", "network=cable"], "at pattern=N:1, senders=4, network=cable: N:1 with 4"),
             (&["batch=65"], "at batch=65: "),
+            (&["transport=tcp"], "transport: it is tcp, allowed is one of rc, uc, ud"),
+            (&["transport=ud", "size=5000"], "at transport=ud, size=5000: "),
+            (&["transport=uc", "protocol=direct-read"], "rc for protocols: its messages are bare SENDs"),
         ] {
             let found = refused(axes);
             assert!(found.contains(words), "{words:?} is missing in: {found}");

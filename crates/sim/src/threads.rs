@@ -41,6 +41,11 @@ impl VirtualWaiter {
         lock(&self.shared.world).clock()
     }
 
+    /// Is no packet on its way, between any nodes?
+    pub(crate) fn is_network_quiet(&self) -> bool {
+        lock(&self.shared.world).is_quiet()
+    }
+
     /// Waits until a thread of the same host has done something: what it looks for is left in memory that no device
     /// knows, so that no more can be told of it.
     async fn follow(&self) {

@@ -108,7 +108,11 @@ impl Rate {
 impl Rate {
     /// How many whole bytes it carries in a time.
     pub fn bytes_in(self, time: Ps) -> u64 {
-        let bytes = u128::from(time.0) * u128::from(self.0.get()) / 8_000_000_000_000;
+        const BIT_PS_PER_BYTE: u64 = 8_000_000_000_000;
+        if let Some(bits) = time.0.checked_mul(self.0.get()) {
+            return bits / BIT_PS_PER_BYTE; // nearly always, and a division of 128 bits takes long
+        }
+        let bytes = u128::from(time.0) * u128::from(self.0.get()) / u128::from(BIT_PS_PER_BYTE);
         u64::try_from(bytes).unwrap_or(u64::MAX)
     }
 }
@@ -120,7 +124,10 @@ pub struct PerByte(pub u64);
 impl PerByte {
     /// What `bytes` cost, rounded up to a picosecond.
     pub fn time_of(self, bytes: u64) -> Ps {
-        Ps(u64::try_from((u128::from(bytes) * u128::from(self.0)).div_ceil(1000)).unwrap_or(u64::MAX))
+        match bytes.checked_mul(self.0) {
+            Some(fs) => Ps(fs.div_ceil(1000)), // nearly always, and a division of 128 bits takes long
+            None => Ps(u64::try_from((u128::from(bytes) * u128::from(self.0)).div_ceil(1000)).unwrap_or(u64::MAX)),
+        }
     }
 }
 
@@ -147,6 +154,11 @@ mod tests {
         assert_eq!(Rate::from_bits_per_s(0), None);
         assert_eq!(PerByte(62).time_of(16), Ps(1));
         assert_eq!(PerByte(0).time_of(u64::MAX), Ps::ZERO);
+        assert_eq!(PerByte(1 << 32).time_of(1 << 33), Ps(36_893_488_147_419_104));
+        assert_eq!(PerByte(u64::MAX).time_of(u64::MAX), Ps::MAX);
+        let rate = Rate::from_bits_per_s(100_000_000_000).unwrap();
+        assert_eq!([7839, 7840, 1_000_000_000_000_000].map(|ps| rate.bytes_in(Ps(ps))), [97, 98, 12_500_000_000_000]);
+        assert_eq!(rate.bytes_in(Ps::MAX), 230_584_300_921_369_395);
         assert_eq!(Ps::MAX + Ps(1), Ps::MAX);
         assert_eq!(Ps(1) - Ps(2), Ps::ZERO);
         assert_eq!(Ps(2000).to_string(), "2 ns");

@@ -1,21 +1,20 @@
 //! Streams of messages between the nodes of any topology: who sends to whom, and what came out.
 
-use std::cell::Cell;
-use std::io::Write;
-use std::rc::Rc;
+mod streams;
 
-use doorbell_exchange::{ConnectionError, Connector, with_connector};
-use doorbell_study::parameters::{Kind, Parameters, stride};
-use doorbell_study::workload::{self, Plan, Reception, SendMemory, Tally};
-use doorbell_verbs::MemoryKind;
+use std::io::Write;
+
+use doorbell_exchange::{Connector, with_connector};
+use doorbell_study::parameters::{Kind, Parameters, Transport};
 
 use crate::bottleneck::Bottleneck;
 use crate::estimate::{self, MemoryError};
 use crate::measure::MeasureError;
-use crate::simulation::{Returned, Simulation, SimulationError, Summary};
+use crate::simulation::{Simulation, SimulationError, Summary};
 use crate::testbed::Testbed;
 use crate::time::Ps;
 use crate::topology::Topology;
+use streams::Streams;
 
 /// Who sends to whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,8 +75,8 @@ pub struct Traffic {
     pub pattern: Pattern,
     /// The N of the pattern.
     pub n: usize,
-    /// Each connection: protocol, window, batch, how many messages. The numbers of connections and threads are those of
-    /// the pattern.
+    /// Each connection: protocol or transport, window, batch, how many messages. The numbers of connections and threads
+    /// are those of the pattern.
     pub parameters: Parameters,
     /// Bytes of each message.
     pub bytes: usize,
@@ -149,8 +148,10 @@ pub struct Carried {
     pub retransmitted: u64,
     /// Virtual time in which messages were sent.
     pub lasted: Ps,
-    /// Messages sent.
+    /// Messages sent, or, over transports that acknowledge nothing, those that arrived.
     pub messages: u64,
+    /// Messages that did not arrive, over transports that acknowledge nothing. Of a latency: rounds without an answer.
+    pub lost: u64,
     /// Messages that did not arrive as they were sent, if that was checked.
     pub damaged: u64,
     /// What was busy longest.
@@ -167,6 +168,9 @@ impl Traffic {
     /// The run would need more memory than it may, parameters or topology do not fit, or a connection breaks.
     pub fn run(&self, run: Run<'_>) -> Result<Carried, TrafficError> {
         self.check(run.topology, run.memory)?;
+        if self.parameters.transport != Transport::Rc {
+            return self.run_unacknowledged(run);
+        }
         with_connector!(self.parameters.protocol, connector => self.run_over(run, &connector))
     }
 
@@ -200,102 +204,27 @@ impl Traffic {
         Ok(needed.map_err(MeasureError::from)?)
     }
 
-    fn run_over<C: Connector + 'static>(&self, run: Run<'_>, protocol: &C) -> Result<Carried, TrafficError>
-    where
-        C::Connection: 'static,
-    {
+    fn start<'a>(&self, run: Run<'a>) -> Result<(Simulation<'a>, Streams<'a>), TrafficError> {
         let mut simulation = Simulation::new(run.testbed, run.topology, run.seed).map_err(MeasureError::from)?;
         if let Some(to) = run.capture {
             simulation.capture(to)?;
         }
-        Ok(self.carry(&mut simulation, protocol, run.progress)?)
+        let streams = Streams::new(&simulation, self, run.progress)?;
+        Ok((simulation, streams))
     }
 
-    fn carry<'a, C: Connector + 'static>(
-        &self,
-        simulation: &mut Simulation<'a>,
-        protocol: &C,
-        progress: Option<&'a dyn Fn(u64)>,
-    ) -> Result<Carried, MeasureError>
+    fn run_over<C: Connector + 'static>(&self, run: Run<'_>, protocol: &C) -> Result<Carried, TrafficError>
     where
         C::Connection: 'static,
     {
-        let (parameters, bytes) = (&self.parameters, self.bytes);
-        let fitted = parameters.fit(bytes)?;
-        let plan = Plan {
-            bytes,
-            window: fitted.window,
-            extent: parameters.extent,
-            rate: parameters.rate,
-            verify: parameters.verify,
-            buffers: fitted.send_buffers,
-        };
-        let config = parameters.config(bytes, &fitted).keepalive(std::time::Duration::ZERO);
-        let waiter = simulation.polling();
-        let reception = Reception { verify: parameters.verify, pause_ns: 0 };
-        let is_latency = parameters.kind == Kind::Latency;
-        let median = Rc::new(Cell::new(None));
-        let arrived = Rc::new(Cell::new(0));
-        let (mut sent, mut received) = (Vec::new(), Vec::new());
-        for (from, to) in self.pattern.pairs(self.n) {
-            let end = |node: usize| -> Result<_, MeasureError> {
-                let pd = simulation.device(node).create_pd()?;
-                let stride = stride(bytes + 64);
-                let region = pd.allocate(fitted.send_buffers * stride, protocol.source_access(), MemoryKind::Plain)?;
-                Ok((protocol.endpoint(&pd, &config, None)?, SendMemory { region, stride }))
-            };
-            let ((a, memory), (b, of_b)) = (end(from)?, end(to)?);
-            let (told_a, told_b) = (protocol.describe(&a), protocol.describe(&b));
-            let (a, b) = (protocol.connect(a, &told_b)?, protocol.connect(b, &told_a)?);
-            let device = |node| simulation.device(node).clone();
-            let (sender, receiver) = (device(from), device(to));
-            let (own, its, place) = (waiter.clone(), waiter.clone(), Rc::clone(&median));
-            sent.push(simulation.spawn(from, format!("sender {from} to {to}"), async move {
-                if !is_latency {
-                    return workload::stream(a, own, sender, Some((plan, memory)), Reception::default(), |_| {}).await;
-                }
-                let (tally, times) = workload::ping(a, own, sender, plan, memory, 2, |_| {}).await?;
-                place.set(Some(times.value_at_quantile(0.5)));
-                Ok(tally)
-            }));
-            let (arrived, before) = (Rc::clone(&arrived), Cell::new(0));
-            let tell = move |received: u64| {
-                arrived.set(arrived.get() + received - before.replace(received));
-                if let Some(progress) = progress {
-                    progress(arrived.get());
-                }
-            };
-            received.push(simulation.spawn(to, format!("receiver {from} to {to}"), async move {
-                if is_latency {
-                    workload::respond(b, its, receiver, plan, of_b, reception).await
-                } else {
-                    workload::stream(b, its, receiver, None, reception, tell).await
-                }
-            }));
-        }
-        let summary = simulation.run()?;
-        let taken = |all: &[Returned<Result<Tally, ConnectionError>>]| -> Result<Vec<Tally>, MeasureError> {
-            all.iter().map(|returned| Ok(returned.take().ok_or(MeasureError::Unfinished)??)).collect()
-        };
-        let (tallies, received) = (taken(&sent)?, taken(&received)?);
-        let began_ns = tallies.iter().map(|tally| tally.began_ns).min().unwrap_or(0);
-        let ended_ns = tallies.iter().map(|tally| tally.ended_ns).max().unwrap_or(0);
-        let lasted_ns = ended_ns.saturating_sub(began_ns).max(1);
-        let messages = tallies.iter().map(|tally| tally.sent).sum();
-        let counters = (0..summary.nodes.len()).filter_map(|node| simulation.device(node).counters());
-        let (rnr_naks, retransmitted) = counters.fold((0, 0), |(naks, again), counters| {
-            (naks + counters.rnr_nak_sent, again + counters.tx_retransmitted_packets)
-        });
-        Ok(Carried {
-            messages_per_s: messages as f64 * 1e9 / lasted_ns as f64,
-            latency_ns: median.get(),
-            rnr_naks,
-            retransmitted,
-            lasted: Ps::from_ns(lasted_ns),
-            messages,
-            damaged: received.iter().map(|tally| tally.damaged).sum(),
-            bottleneck: Bottleneck::of(&summary),
-            summary,
-        })
+        let (mut simulation, mut streams) = self.start(run)?;
+        streams.connect(&mut simulation, self, protocol)?;
+        Ok(streams.run(&mut simulation)?)
+    }
+
+    fn run_unacknowledged(&self, run: Run<'_>) -> Result<Carried, TrafficError> {
+        let (mut simulation, mut streams) = self.start(run)?;
+        streams.connect_unacknowledged(&mut simulation, self)?;
+        Ok(streams.run(&mut simulation)?)
     }
 }

@@ -1,7 +1,9 @@
 //! UC and UD on simulated hosts, by the workloads that measure them on others.
 
 use doorbell_sim::session::{Point, simulate};
+use doorbell_sim::sweep::{Base, Sweep};
 use doorbell_sim::testbed;
+use doorbell_sim::traffic::Carried;
 use doorbell_study::parameters::{Extent, Kind, Operation, Parameters, Transport};
 
 const MESSAGES: u64 = 500;
@@ -39,5 +41,45 @@ fn a_round_trip_takes_about_as_long_with_and_without_acknowledgements() {
     for transport in [Transport::Uc, Transport::Ud] {
         let median = median_ns(transport);
         assert!(median.abs_diff(rc) * 5 < rc, "{median} ns over {transport}, {rc} ns over RC");
+    }
+}
+
+fn carried(settings: &[&str]) -> Carried {
+    let mut base = Base::new(testbed::by_name("connectx5-100g").expect("a testbed of the program"));
+    for setting in settings {
+        let (name, value) = setting.split_once('=').expect("a setting");
+        base.set(name, value).unwrap_or_else(|error| panic!("{error}"));
+    }
+    let sweep = Sweep::new(&base, Vec::new(), 1 << 30).unwrap_or_else(|error| panic!("{settings:?}: {error}"));
+    sweep.points()[0].run(1, 1 << 30, None, None).unwrap_or_else(|error| panic!("{settings:?}: {error}"))
+}
+
+#[test]
+fn traffic_goes_over_every_transport_and_what_a_switch_drops_is_lost() {
+    for transport in ["transport=uc", "transport=ud"] {
+        for pattern in ["pattern=1:1", "pattern=N:1", "pattern=1:N", "pattern=N:N"] {
+            let found = carried(&[transport, pattern, "senders=3", "size=1000", "messages=200"]);
+            let connections = if pattern == "pattern=1:1" { 1 } else { 3 };
+            let counts = found.summary.counts;
+            assert_eq!(
+                (found.messages, found.lost, found.damaged),
+                (200 * connections, 0, 0),
+                "{transport}, {pattern}"
+            );
+            // Nothing but the messages: nobody acknowledges.
+            assert_eq!((counts.packets, found.retransmitted), (found.messages, 0), "{transport}, {pattern}");
+            assert_eq!(found.summary.long_turns(), None, "{transport}, {pattern}");
+        }
+        // Each drop is one message of one packet, and the run ends when nothing is on its way any more.
+        let drops = ["switch.when_full=drop", "switch.resume_at=0B", "switch.pause_at=64KiB", "switch.queue=64KiB"];
+        let incast = [transport, "pattern=N:1", "senders=4", "size=4096", "messages=300"];
+        let found = carried(&[&drops[..], &incast[..]].concat());
+        let counts = found.summary.counts;
+        assert!(found.lost > 0 && counts.dropped > 0, "{transport}: {counts:?}");
+        assert_eq!((found.lost, found.messages + found.lost), (counts.dropped, 1200), "{transport}");
+        let latency =
+            |transport| carried(&[transport, "measure=latency", "messages=100"]).latency_ns.expect("a latency");
+        let (with, without) = (latency("transport=rc"), latency(transport));
+        assert!(without.abs_diff(with) * 5 < with, "{without} ns over {transport}, {with} ns over RC");
     }
 }

@@ -22,7 +22,7 @@
 //!     let device = soft::open(&SoftOptions::default())?;
 //!     block_on(async {
 //!         let mut asking = Asking::new(&device, server, OsThreads::default(), parameters).await?;
-//!         let result = asking.measure(64, |_| {}).await?;
+//!         let result = asking.measure(64, &|_| {}).await?;
 //!         asking.finish().await?;
 //!         Ok::<_, Box<dyn std::error::Error>>(result)
 //!     })

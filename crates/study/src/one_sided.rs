@@ -22,7 +22,7 @@ use smallvec::SmallVec;
 
 use crate::parameters::{Fitted, Operation, Parameters, stride};
 use crate::payload;
-use crate::workload::{Pace, Plan, Rounds, Tally};
+use crate::workload::{Pace, Plan, Progress, Rounds, Tally};
 
 /// Completions taken at a time.
 const POLL_LIST: usize = 32;
@@ -358,7 +358,7 @@ pub async fn stream<W: Waiter>(
     fitted: &Fitted,
     plan: Plan,
     waiter: W,
-    progress: impl Fn(u64),
+    progress: Progress<'_>,
 ) -> Result<Tally, ConnectionError> {
     let device = end.device();
     let mut initiator = Initiator::new(end, remote, parameters, fitted.batch, plan, waiter);
@@ -403,7 +403,7 @@ pub async fn time<W: Waiter>(
     parameters: &Parameters,
     plan: Plan,
     waiter: W,
-    progress: impl Fn(u64),
+    progress: Progress<'_>,
 ) -> Result<(Tally, Histogram<u64>), ConnectionError> {
     let mut initiator = Initiator::new(end, remote, parameters, 1, plan, waiter);
     let mut rounds = Rounds::new(end.device(), plan, 1);
@@ -414,7 +414,7 @@ pub async fn time<W: Waiter>(
         while initiator.outstanding() > 0 {
             initiator.progress().await?;
         }
-        if rounds.end(began_ns, &progress) {
+        if rounds.end(began_ns, progress) {
             break;
         }
         initiator.waiter.breathe().await;

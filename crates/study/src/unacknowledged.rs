@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 
 use crate::parameters::{Fitted, Parameters, Transport, stride};
 use crate::payload;
-use crate::workload::{Pace, Plan, Rounds, Tally};
+use crate::workload::{Pace, Plan, Progress, Rounds, Tally};
 
 /// Completions taken at a time.
 const POLL_LIST: usize = 32;
@@ -366,7 +366,7 @@ pub async fn stream<W: Waiter>(
     batch: usize,
     plan: Plan,
     waiter: W,
-    progress: impl Fn(u64),
+    progress: Progress<'_>,
 ) -> Result<Tally, ConnectionError> {
     let mut outbox = Outbox::new(end, plan, batch);
     let mut pace = Pace::start(end.device(), &plan);
@@ -407,7 +407,7 @@ pub async fn ping<W: Waiter>(
     end: &End,
     plan: Plan,
     waiter: W,
-    progress: impl Fn(u64),
+    progress: Progress<'_>,
 ) -> Result<(Tally, Histogram<u64>), ConnectionError> {
     let (device, mut outbox, mut inbox) = (end.device(), Outbox::new(end, plan, 1), Inbox::new(end, &plan));
     let mut rounds = Rounds::new(device, plan, 2);
@@ -439,7 +439,7 @@ pub async fn ping<W: Waiter>(
         if lost_in_a_row == MOST_LOST_IN_A_ROW {
             return Err(ConnectionError::PeerUnreachable(Status::RetryExceeded));
         }
-        if if is_answered { rounds.end(began_ns, &progress) } else { rounds.lost() } {
+        if if is_answered { rounds.end(began_ns, progress) } else { rounds.lost() } {
             break;
         }
         waiter.breathe().await;

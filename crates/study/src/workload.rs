@@ -13,6 +13,10 @@ pub(crate) use rounds::Rounds;
 pub use rounds::{WARM_UP_ROUNDS, ping, request, respond};
 pub use streams::{gather, publish, stream};
 
+/// Hears now and then how many messages of one connection are done. Not a type parameter: the workloads of all protocols
+/// would be compiled again for each program that listens.
+pub type Progress<'a> = &'a dyn Fn(u64);
+
 /// What one side of one connection sends.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {

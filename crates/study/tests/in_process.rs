@@ -33,7 +33,7 @@ async fn ask(
     let mut asking = Asking::new(device, peer, threads, parameters.clone()).await?;
     let mut results = Vec::new();
     for &bytes in &parameters.sizes {
-        results.push(asking.measure(bytes, |_| {}).await?);
+        results.push(asking.measure(bytes, &|_| {}).await?);
     }
     asking.finish().await?;
     Ok(results)
@@ -232,7 +232,7 @@ fn what_a_peer_refuses_and_a_peer_that_goes_are_told_in_one_process_too() {
     let progressed = Cell::new(false);
     let asking = async {
         let mut asking = Asking::new(&one, server, OneThread(Spin), endless).await?;
-        asking.measure(16, |_| progressed.set(true)).await.map(drop)
+        asking.measure(16, &|_| progressed.set(true)).await.map(drop)
     };
     let until = || if progressed.get() { Err(()) } else { Ok(()) };
     let terms = Terms::open(MEMORY_BYTES);

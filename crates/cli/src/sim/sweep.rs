@@ -128,7 +128,7 @@ fn list(base: &Base, is_json: bool) -> io::Result<()> {
 }
 
 /// What comes out of a point: names, units, and the numbers.
-const QUANTITIES: [(&str, &str); 9] = [
+const QUANTITIES: [(&str, &str); 10] = [
     ("message rate", "M messages/s"),
     ("throughput", "Gb/s"),
     ("latency", "us"),
@@ -138,6 +138,7 @@ const QUANTITIES: [(&str, &str); 9] = [
     ("frames marked", ""),
     ("longest queue", "KiB"),
     ("RNR NAKs", ""),
+    ("messages lost", ""),
 ];
 
 fn results(point: &Point, carried: &Carried) -> [Option<f64>; QUANTITIES.len()] {
@@ -152,6 +153,7 @@ fn results(point: &Point, carried: &Carried) -> [Option<f64>; QUANTITIES.len()] 
         Some(counts.marked as f64),
         Some(counts.longest_queue_bytes as f64 / 1024.0),
         Some(carried.rnr_naks as f64),
+        Some(carried.lost as f64),
     ]
 }
 
@@ -159,14 +161,14 @@ fn print(base: &Base, points: &Points, found: &[Carried]) -> io::Result<()> {
     line(format_args!("simulated on {}; seed and program give the same numbers anywhere", base.testbed().name))?;
     let mut head: Vec<String> = points.axes().iter().map(|axis| axis.name.clone()).collect();
     head.extend(
-        ["M messages/s", "Gb/s", "latency us", "dropped", "again", "pauses", "marked", "queue KiB", "RNR NAKs"]
+        ["M messages/s", "Gb/s", "latency us", "dropped", "again", "pauses", "marked", "queue KiB", "RNR NAKs", "lost"]
             .map(str::to_owned),
     );
     head.push("busy longest".to_owned());
     let mut rows = vec![head];
     for (point, carried) in points.points().iter().zip(found) {
         let mut row = point.values.clone();
-        let decimals = [3, 3, 3, 0, 0, 0, 0, 1, 0];
+        let decimals = [3, 3, 3, 0, 0, 0, 0, 1, 0, 0];
         let numbers = results(point, carried).into_iter().zip(decimals);
         row.extend(
             numbers.map(|(value, decimals)| value.map_or("-".to_owned(), |value| format!("{value:.decimals$}"))),
@@ -217,6 +219,7 @@ fn report(base: &Base, seed: u64, captures: Option<&Captures>, points: &Points, 
             "marked": counts.marked,
             "longest_queue_bytes": counts.longest_queue_bytes,
             "rnr_naks": carried.rnr_naks,
+            "messages_lost": carried.lost,
             "long_turns": counts.long_turns,
             "digest": format!("{:016x}", carried.summary.digest),
             "capture": captures.map(|captures| captures.path(index + 1)),

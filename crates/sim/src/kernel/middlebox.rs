@@ -28,7 +28,7 @@ impl World {
     /// A frame for the middlebox is at its switch.
     pub(super) fn enter_box(&mut self, number: usize) {
         let later = self.network.held_up_before_box(&mut self.frames[number]);
-        let Some(middlebox) = &mut self.middlebox else { return };
+        let Some(middlebox) = &mut self.middlebox else { return self.frames.give_back(number) };
         if later > Ps::ZERO {
             return self.push(self.now + later, What::Switch { frame: number as u32 });
         }
@@ -39,15 +39,16 @@ impl World {
 
     /// The middlebox has a frame.
     pub(super) fn steer(&mut self, number: usize) {
-        let frame = self.frames.remove(number);
-        let Some(mut middlebox) = self.middlebox.take() else { return };
+        let Some(mut middlebox) = self.middlebox.take() else { return self.frames.give_back(number) };
+        let frame = &self.frames[number];
         if let Some(capture) = &mut self.capture {
-            capture.arrived(self.now, self.now, &frame);
+            capture.arrived(self.now, self.now, frame);
         }
         self.moved_at = self.now;
-        self.mix(self.now.0 ^ (frame.bytes.len() as u64) << 48);
+        let what = self.now.0 ^ (frame.bytes.len() as u64) << 48;
         middlebox.steer.handle_packet(self.now.as_ns(), &frame.outer(), &frame.bytes);
-        self.spare.push(frame);
+        self.frames.give_back(number);
+        self.mix(what);
         self.leave_box(middlebox);
     }
 
@@ -70,29 +71,28 @@ impl World {
     /// Sends what follows.
     fn leave_box(&mut self, mut middlebox: Box<Middlebox>) {
         let (nodes, own) = (self.nodes.len(), self.nodes.len());
-        let mut frames = std::mem::take(&mut self.from_box);
-        let Self { spare, .. } = self;
+        let mut leaving = std::mem::take(&mut self.from_box);
+        let Self { frames, .. } = self;
         middlebox.steer.poll_transmit(|path, packet| {
             let Some(to) = node_of(path.destination).filter(|&to| to < nodes) else { return };
-            let mut frame = spare.pop().unwrap_or_default();
-            frame.bytes.clear();
-            frame.bytes.extend_from_slice(packet);
+            let number = frames.take(packet);
+            let frame = &mut frames[number];
             frame.from = node_of(path.source).filter(|&from| from < nodes).unwrap_or(own);
             (frame.to, frame.traffic_class) = (to, path.traffic_class);
             let is_whole = packet.len() >= BTH_LEN;
             frame.opcode = if is_whole { BthPacket::new_unchecked(packet).opcode() } else { Default::default() };
             frame.payload = packet.len().saturating_sub(BTH_LEN + frame.opcode.extension_len()) as u64;
             frame.source_port = dest_qpn(packet).map_or(0, |peer| source_port(peer, peer));
-            frames.push(frame);
+            leaving.push(number);
         });
-        for mut frame in frames.drain(..) {
+        for number in leaving.drain(..) {
             let at = middlebox.server.serve(self.now, self.testbed.switch.middlebox_packet);
-            match self.network.leave_box(at, &self.testbed.switch, &mut frame, &mut self.counts) {
-                Forwarded::AtNode(at) => self.arrive(frame, at),
-                Forwarded::Later(_) | Forwarded::AtSwitch(_) | Forwarded::Dropped => self.spare.push(frame),
+            match self.network.leave_box(at, &self.testbed.switch, &mut self.frames[number], &mut self.counts) {
+                Forwarded::AtNode(at) => self.arrive(number, at),
+                Forwarded::Later(_) | Forwarded::AtSwitch(_) | Forwarded::Dropped => self.frames.give_back(number),
             }
         }
-        self.from_box = frames;
+        self.from_box = leaving;
         if let Some(at_ns) = middlebox.steer.poll_timeout() {
             let at = Ps::from_ns(at_ns);
             if at < middlebox.timeout_at {

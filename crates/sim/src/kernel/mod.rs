@@ -3,6 +3,8 @@
 
 mod cache;
 pub(crate) mod capture;
+mod events;
+mod frames;
 pub(crate) mod locks;
 mod middlebox;
 mod network;
@@ -11,8 +13,6 @@ mod stations;
 mod threads;
 pub(crate) mod watch;
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -23,10 +23,12 @@ use slab::Slab;
 
 use cache::Caches;
 use capture::Capture;
+use events::{Event, Events, What};
+use frames::Frames;
 pub(crate) use middlebox::Middlebox;
-use network::{Check, Forwarded, Network, Paused};
-use node::{Frame, dest_qpn, line_bytes, node_of, source_port};
+use network::{Forwarded, Network, Paused};
 pub(crate) use node::{Node, address_of};
+use node::{dest_qpn, line_bytes, node_of, source_port};
 pub(crate) use threads::{Suspension, Thread, ThreadState};
 use watch::{Change, Changes, ThreadId};
 
@@ -49,87 +51,6 @@ struct Departure {
     node: usize,
     qpn: Qpn,
     upto: u64,
-}
-
-/// What happens at a time. It is small, since events are moved about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum What {
-    /// A doorbell arrives at a NIC.
-    Doorbell { doorbell: u32 },
-    /// A processing unit takes the next packet.
-    Transmit { node: u32, unit: u32 },
-    /// A CPU sees that a message which nobody acknowledges has left.
-    Departure { departure: u32 },
-    /// A NIC answers more of a READ.
-    Answer { node: u32, qpn: Qpn },
-    /// A frame's last bit is at a switch.
-    Switch { frame: u32 },
-    /// A port's pause is about to end.
-    Pause { check: Check },
-    /// The middlebox takes a frame.
-    Steer { frame: u32 },
-    /// A timer of the middlebox.
-    SteerTimeout,
-    /// A packet is where it goes to.
-    Delivery { frame: u32 },
-    /// A timer of an RNIC.
-    Timeout { node: u32 },
-    /// A thread's turn, unless it has had another one since.
-    Turn { thread: u32, turn: u32 },
-    /// A thread may have waited for as long as it wanted to.
-    Alarm { thread: u32 },
-}
-
-const _: () = assert!(size_of::<Event>() <= 32);
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Event {
-    at: Ps,
-    /// Of two events at one time the one that was made first is first.
-    number: u64,
-    what: What,
-}
-
-impl Event {
-    /// What orders events, as one number: they are compared more often than anything else is done.
-    #[inline]
-    fn key(&self) -> u128 {
-        u128::from(self.at.0) << 64 | u128::from(self.number)
-    }
-}
-
-impl Ord for Event {
-    #[inline]
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.key().cmp(&other.key())
-    }
-}
-
-impl PartialOrd for Event {
-    #[inline]
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-
-    #[inline]
-    fn lt(&self, other: &Self) -> bool {
-        self.key() < other.key()
-    }
-
-    #[inline]
-    fn le(&self, other: &Self) -> bool {
-        self.key() <= other.key()
-    }
-
-    #[inline]
-    fn gt(&self, other: &Self) -> bool {
-        self.key() > other.key()
-    }
-
-    #[inline]
-    fn ge(&self, other: &Self) -> bool {
-        self.key() >= other.key()
-    }
 }
 
 /// What the kernel counted.
@@ -190,8 +111,7 @@ pub(crate) enum Step {
 pub(crate) struct World {
     pub(crate) testbed: Testbed,
     now: Ps,
-    events: BinaryHeap<Reverse<Event>>,
-    number: u64,
+    events: Events,
     pub(crate) nodes: Vec<Node>,
     pub(crate) threads: Vec<Thread>,
     /// The thread whose turn it is.
@@ -203,10 +123,9 @@ pub(crate) struct World {
     taken: Vec<Change>,
     doorbells: Slab<Doorbell>,
     departures: Slab<Departure>,
-    frames: Slab<Frame>,
-    spare: Vec<Frame>,
+    frames: Frames,
     /// Frames that leave the middlebox, while they are counted out.
-    from_box: Vec<Frame>,
+    from_box: Vec<usize>,
     /// Taken while its packets are put on the line.
     batch: Option<TransmitBatch>,
     network: Network,
@@ -230,8 +149,7 @@ impl World {
             middlebox: None,
             least_latency,
             now: Ps::ZERO,
-            events: BinaryHeap::new(),
-            number: 0,
+            events: Events::default(),
             nodes,
             threads: Vec::new(),
             current: None,
@@ -241,8 +159,7 @@ impl World {
             taken: Vec::new(),
             doorbells: Slab::new(),
             departures: Slab::new(),
-            frames: Slab::new(),
-            spare: Vec::new(),
+            frames: Frames::default(),
             from_box: Vec::new(),
             batch: None,
             counts: Counts::default(),
@@ -263,6 +180,11 @@ impl World {
         self.now
     }
 
+    /// Is no packet on its way?
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.frames.is_empty()
+    }
+
     /// A number that differs wherever anything happened otherwise: at another time, in another order, or to others.
     pub(crate) fn digest(&self) -> u64 {
         self.digest
@@ -273,8 +195,7 @@ impl World {
     }
 
     fn push(&mut self, at: Ps, what: What) {
-        self.number += 1;
-        self.events.push(Reverse(Event { at: at.max(self.now), number: self.number, what }));
+        self.events.push(at.max(self.now), what);
     }
 
     /// A doorbell is rung at the clock of the call, for all sends that are posted.
@@ -287,7 +208,7 @@ impl World {
 
     /// The next event.
     pub(crate) fn step(&mut self) -> Step {
-        let Some(Reverse(event)) = self.events.pop() else { return Step::Idle };
+        let Some(event) = self.events.pop() else { return Step::Idle };
         self.happen(event)
     }
 
@@ -354,7 +275,7 @@ impl World {
     /// Events of the hardware until a time, or until something holds. False if the turn of a simulated thread is first,
     /// which does not come as long as others call.
     fn run_hardware(&mut self, until: Ps, is_enough: impl Fn() -> bool) -> bool {
-        while let Some(&Reverse(event)) = self.events.peek()
+        while let Some(event) = self.events.peek()
             && event.at <= until
             && !is_enough()
         {
@@ -378,7 +299,7 @@ impl World {
     pub(crate) fn breathe(&mut self) -> bool {
         let Some(thread) = self.current else { return true };
         let clock = self.threads[thread].clock;
-        while let Some(&Reverse(event)) = self.events.peek()
+        while let Some(event) = self.events.peek()
             && event.at <= clock
         {
             if self.turn_of(event).is_some() {
@@ -565,27 +486,26 @@ impl World {
                 let places = self.nodes.len() + usize::from(self.middlebox.is_some());
                 let to = node_of(run.path.destination).filter(|&to| to < places);
                 let Some(to) = to else { continue }; // nobody is there: it is lost, as on any network
-                let mut frame = self.spare.pop().unwrap_or_default();
-                frame.bytes.clear();
-                frame.bytes.extend_from_slice(bytes);
+                let number = self.frames.take(bytes);
+                let frame = &mut self.frames[number];
                 (frame.from, frame.to, frame.opcode) = (from, to, info.opcode);
                 (frame.payload, frame.traffic_class) = (info.payload_bytes.into(), run.path.traffic_class);
                 frame.source_port = dest_qpn(bytes).map_or(0, |peer| source_port(info.qpn, peer));
-                self.launch(frame, leaves);
+                self.launch(number, leaves);
             }
         }
     }
 
     /// A frame's last bit is on the line: it goes to a switch, or straight to the other end.
-    fn launch(&mut self, mut frame: Frame, leaves: Ps) {
+    fn launch(&mut self, number: usize, leaves: Ps) {
         let at = leaves + self.testbed.link.propagation;
+        let frame = &mut self.frames[number];
         if self.network.has_switch() && frame.from != frame.to {
             let service = self.nodes[frame.from].port.time_of(line_bytes(frame.bytes.len()));
-            self.network.enter(&mut frame, leaves.since(service));
-            let number = self.frames.insert(frame) as u32;
-            self.push(at, What::Switch { frame: number });
+            self.network.enter(frame, leaves.since(service));
+            self.push(at, What::Switch { frame: number as u32 });
         } else {
-            self.arrive(frame, at);
+            self.arrive(number, at);
         }
     }
 
@@ -599,14 +519,8 @@ impl World {
         self.pause(paused);
         match forwarded {
             Forwarded::Later(at) | Forwarded::AtSwitch(at) => self.push(at, What::Switch { frame: number as u32 }),
-            Forwarded::AtNode(at) => {
-                let frame = self.frames.remove(number);
-                self.arrive(frame, at);
-            }
-            Forwarded::Dropped => {
-                let frame = self.frames.remove(number);
-                self.spare.push(frame);
-            }
+            Forwarded::AtNode(at) => self.arrive(number, at),
+            Forwarded::Dropped => self.frames.give_back(number),
         }
     }
 
@@ -619,29 +533,30 @@ impl World {
     }
 
     /// A frame's last bit comes off the line: from here to memory it is arithmetic.
-    fn arrive(&mut self, mut frame: Frame, at: Ps) {
+    fn arrive(&mut self, number: usize, at: Ps) {
+        let frame = &mut self.frames[number];
         if let Some(capture) = &mut self.capture {
-            capture.arrived(self.now, at, &frame);
+            capture.arrived(self.now, at, frame);
         }
-        let seen = self.nodes[frame.to].receive(at, &self.testbed, &mut frame);
-        let number = self.frames.insert(frame) as u32;
-        self.push(seen, What::Delivery { frame: number });
+        let seen = self.nodes[frame.to].receive(at, &self.testbed, frame);
+        self.push(seen, What::Delivery { frame: number as u32 });
     }
 
     fn deliver(&mut self, number: usize) {
-        let frame = self.frames.remove(number);
         let now = self.now;
         self.counts.packets += 1;
         self.moved_at = now;
-        let outer = frame.outer();
+        let frame = &self.frames[number];
+        let (to, answer_at) = (frame.to, frame.answer_at);
         let qpn = dest_qpn(&frame.bytes).map_or(0, Qpn::get);
-        self.mix(now.0);
-        self.mix((frame.bytes.len() as u64) << 32 | u64::from(qpn));
-        let host = &mut self.nodes[frame.to];
+        let what = (frame.bytes.len() as u64) << 32 | u64::from(qpn);
+        let host = &mut self.nodes[to];
         host.ring_receives(now);
-        host.rnic.handle_packet(now.as_ns(), &outer, &frame.bytes);
-        self.pump(frame.to, frame.answer_at);
-        self.spare.push(frame);
+        host.rnic.handle_packet(now.as_ns(), &frame.outer(), &frame.bytes);
+        self.frames.give_back(number);
+        self.mix(now.0);
+        self.mix(what);
+        self.pump(to, answer_at);
     }
 
     fn time_out(&mut self, node: usize) {

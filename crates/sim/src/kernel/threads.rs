@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use doorbell_rnic::CompletionQueue;
 
+use super::World;
+use super::events::{Event, What};
 use super::watch::{Change, ThreadId};
-use super::{Event, What, World};
 use crate::time::Ps;
 
 /// The least that a turn takes: a thread that does nothing but yield does not stop time.

@@ -46,7 +46,7 @@ fn damage(operation: Operation, tamper: impl Fn(&Region)) -> (u64, u64, u64) {
         buffers: fitted.send_buffers,
     };
     let idle = Idle::spin();
-    let task = stream(&initiator, target.memory(), &parameters, &fitted, plan, idle.clone(), |_| {});
+    let task = stream(&initiator, target.memory(), &parameters, &fitted, plan, idle.clone(), &|_| {});
     let tally = executor::run(&idle, [task]).remove(0).unwrap();
     assert_eq!(tally.sent, 50);
     let at_target = || target.damaged(operation, bytes, fitted.send_buffers, tally.sent);
@@ -103,7 +103,7 @@ fn a_target_allows_only_its_operation() {
         buffers: fitted.send_buffers,
     };
     let idle = Idle::spin();
-    let task = stream(&initiator, target.memory(), &asked, &fitted, plan, idle.clone(), |_| {});
+    let task = stream(&initiator, target.memory(), &asked, &fitted, plan, idle.clone(), &|_| {});
     let error = executor::run(&idle, [task]).remove(0).unwrap_err();
     assert!(matches!(error, ConnectionError::PeerRefused(Status::RemoteAccess)), "{error}");
 }

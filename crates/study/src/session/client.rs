@@ -16,6 +16,7 @@ use crate::executor::block_on;
 use crate::parameters::{Parameters, Transport};
 use crate::record::PointResult;
 use crate::threads::{OsThreads, Threads};
+use crate::workload::Progress;
 
 /// The end that asks, of a session with another process.
 #[derive(Debug)]
@@ -77,7 +78,7 @@ impl Client {
 
     /// Not generic, so that the workloads of all protocols are compiled once, and not again for each `progress` of each
     /// program.
-    fn measure_heard_by(&mut self, bytes: usize, progress: &dyn Fn(u64)) -> Result<PointResult, SessionError> {
+    fn measure_heard_by(&mut self, bytes: usize, progress: Progress<'_>) -> Result<PointResult, SessionError> {
         block_on(self.0.measure(bytes, progress))
     }
 
@@ -110,7 +111,7 @@ impl Client {
 /// let terms = Terms::open(parameters.memory_bytes);
 /// let asking = async {
 ///     let mut asking = Asking::new(&one, server, OneThread(Spin), parameters).await?;
-///     let result = asking.measure(16, |_| {}).await?;
+///     let result = asking.measure(16, &|_| {}).await?;
 ///     asking.finish().await?;
 ///     Ok(Some(result))
 /// };
@@ -156,7 +157,7 @@ impl<P: Peer<Says = ToServer, Hears = FromServer>, X: Threads> Asking<P, X> {
     ///
     /// The peer refuses or fails (then the error has its reason); a queue, memory or connection cannot be made; or a
     /// connection or the control connection breaks.
-    pub async fn measure(&mut self, bytes: usize, progress: impl Fn(u64)) -> Result<PointResult, SessionError> {
+    pub async fn measure(&mut self, bytes: usize, progress: Progress<'_>) -> Result<PointResult, SessionError> {
         let protocol = self.parameters.protocol;
         let result = with_connector!(protocol, connector => self.measure_over(connector, bytes, progress).await);
         // If the peer failed too, its reason is the better one.
@@ -175,7 +176,7 @@ impl<P: Peer<Says = ToServer, Hears = FromServer>, X: Threads> Asking<P, X> {
         &mut self,
         protocol: C,
         bytes: usize,
-        progress: impl Fn(u64),
+        progress: Progress<'_>,
     ) -> Result<PointResult, SessionError> {
         let (parameters, part) = (&self.parameters, self.parameters.cast().asking);
         self.peer.send(ToServer::Point { bytes }).await?;
@@ -187,15 +188,13 @@ impl<P: Peer<Says = ToServer, Hears = FromServer>, X: Threads> Asking<P, X> {
             other => return Err(other.instead_of("ready")),
         };
         let (fitted, before, mtu) = (point.fitted.clone(), point.before, point.mtu);
-        let watch = Watch {
-            peer: &self.peer,
-            device: &self.device,
-            is_to_be_silent: false,
-            rounds_are_long: parameters.slow_receiver_us > 0,
-        };
+        let (peer, device) = (&self.peer, &self.device);
+        let look = || peer.look();
+        let watch =
+            Watch { look: &look, device, is_to_be_silent: false, rounds_are_long: parameters.slow_receiver_us > 0 };
         let performance = Performance { parameters, part: &part, threads: &self.threads, watch };
         let cpu_before = self.threads.cpu_time();
-        let (tallies, histogram) = self.peer.watched(performance.of(point, &memory, &progress)).await?;
+        let (tallies, histogram) = peer.watched(performance.of(point, &memory, progress)).await?;
         let cpu = self.threads.cpu_time().since(cpu_before);
         if parameters.operation.is_one_sided() || parameters.transport != Transport::Rc {
             self.peer.send(ToServer::Done { messages: tallies.iter().map(|tally| tally.sent).collect() }).await?;

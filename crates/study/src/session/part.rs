@@ -5,7 +5,7 @@ use doorbell_exchange::{ConnectionError, Connector};
 use hdrhistogram::Histogram;
 
 use super::SessionError;
-use super::peer::{Peer, Watch};
+use super::peer::Watch;
 use super::point::{Ends, Point};
 use crate::one_sided::{self, RemoteMemory};
 use crate::parameters::{Kind, Parameters, Timed, stride};
@@ -14,26 +14,26 @@ use crate::roles::{Part, Role};
 use crate::serving::SharedBy;
 use crate::threads::Threads;
 use crate::unacknowledged;
-use crate::workload::{self, Reception, Tally};
+use crate::workload::{self, Progress, Reception, Tally};
 
 /// What an end did: one tally for each connection, and how long rounds took where that is measured.
 pub(super) type Done = (Vec<Tally>, Option<Histogram<u64>>);
 
 /// An end, about to perform its part.
-pub(super) struct Performance<'a, P, X> {
+pub(super) struct Performance<'a, X> {
     pub(super) parameters: &'a Parameters,
     pub(super) part: &'a Part,
     pub(super) threads: &'a X,
-    pub(super) watch: Watch<'a, P>,
+    pub(super) watch: Watch<'a>,
 }
 
-impl<P: Peer, X: Threads> Performance<'_, P, X> {
+impl<X: Threads> Performance<'_, X> {
     /// Runs the workload of a point on all its connections. An initiator knows the peer's `memory`.
     pub(super) async fn of<C: Connector<Connection: Send>>(
         &self,
         point: Point<C>,
         memory: &[RemoteMemory],
-        progress: &impl Fn(u64),
+        progress: Progress<'_>,
     ) -> Result<Done, SessionError> {
         let Self { parameters, part, threads, watch } = self;
         let Point { ends, fitted, plan, channel, shared, .. } = point;
@@ -67,7 +67,7 @@ impl<P: Peer, X: Threads> Performance<'_, P, X> {
                     let tallies = if part.threads > 1 {
                         let task = |(connection, memory), waiter| {
                             let plan = sends.then_some((plan, memory));
-                            workload::stream(connection, waiter, device.clone(), plan, reception, |_| {})
+                            workload::stream(connection, waiter, device.clone(), plan, reception, &|_| {})
                         };
                         let dealt = threads.deal(part.threads, ends, task, || watch.check());
                         self.reposting(shared.as_ref(), dealt).await?

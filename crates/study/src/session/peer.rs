@@ -151,8 +151,9 @@ const ROUNDS_BETWEEN: u32 = 15;
 const LOOK_NS: u64 = 100_000_000;
 
 /// How a peer is watched while connections work.
-pub(super) struct Watch<'a, P> {
-    pub(super) peer: &'a P,
+pub(super) struct Watch<'a> {
+    /// One look at the peer ([`Peer::look`]). Not a type parameter: what both ends do would be compiled for each of them.
+    pub(super) look: &'a (dyn Fn() -> Result<Presence, SessionError> + Sync),
     pub(super) device: &'a Device,
     /// The peer has nothing to say before this end has performed its part.
     pub(super) is_to_be_silent: bool,
@@ -160,7 +161,7 @@ pub(super) struct Watch<'a, P> {
     pub(super) rounds_are_long: bool,
 }
 
-impl<P: Peer> Watch<'_, P> {
+impl Watch<'_> {
     /// What a thread asks in each round: it fails when the peer has gone. A peer alone says when its RNIC gives up,
     /// which may be hours from now.
     pub(super) fn check(&self) -> impl FnMut() -> Result<(), SessionError> {
@@ -176,7 +177,7 @@ impl<P: Peer> Watch<'_, P> {
                 return Ok(());
             }
             next_ns = now_ns + LOOK_NS;
-            match self.peer.look()? {
+            match (self.look)()? {
                 Presence::Spoke if self.is_to_be_silent => {
                     Err(SessionError::Unexpected("something while a point ran".to_owned()))
                 }

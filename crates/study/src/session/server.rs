@@ -140,7 +140,8 @@ async fn answer_point<C: Connector<Connection: Send>, P: Peer<Says = FromServer,
         return Ok(Report { cpu, ..Report::new(&tallies, device, &before) });
     }
     let peer = &*peer;
-    let watch = Watch { peer, device, is_to_be_silent: true, rounds_are_long: parameters.slow_receiver_us > 0 };
+    let look = || peer.look();
+    let watch = Watch { look: &look, device, is_to_be_silent: true, rounds_are_long: parameters.slow_receiver_us > 0 };
     let performance = Performance { parameters, part: &part, threads, watch };
     let (tallies, _) = peer.watched(performance.of(point, &[], &|_| {})).await?;
     let cpu = threads.cpu_time().since(cpu_before);

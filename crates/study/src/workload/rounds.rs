@@ -7,7 +7,7 @@ use hdrhistogram::Histogram;
 
 use super::buffers::{Ear, Source};
 use super::streams::close;
-use super::{Pace, Plan, Reception, SendMemory, Tally};
+use super::{Pace, Plan, Progress, Reception, SendMemory, Tally};
 use crate::parameters::Extent;
 use crate::record::Buckets;
 
@@ -22,7 +22,7 @@ pub async fn request<C: MessageConnection, W: Waiter + Clone>(
     device: Device,
     plan: Plan,
     memory: SendMemory,
-    progress: impl Fn(u64),
+    progress: Progress<'_>,
 ) -> Result<Tally, ConnectionError> {
     let mut connection = Async::new(connection, waiter.clone());
     let mut ear = Ear::new(&device, Reception { verify: plan.verify, pause_ns: 0 });
@@ -54,7 +54,7 @@ pub async fn request<C: MessageConnection, W: Waiter + Clone>(
     }
     tally.ended_ns = device.now_ns();
     source.close(&mut tally);
-    close(&mut connection, &waiter, &mut ear, &mut tally, &progress).await?;
+    close(&mut connection, &waiter, &mut ear, &mut tally, progress).await?;
     Ok(tally)
 }
 
@@ -141,7 +141,7 @@ impl Rounds {
     }
 
     /// The round is over. True if it was the last.
-    pub(crate) fn end(&mut self, began_ns: u64, progress: &impl Fn(u64)) -> bool {
+    pub(crate) fn end(&mut self, began_ns: u64, progress: Progress<'_>) -> bool {
         let now_ns = self.device.now_ns();
         let is_last = self.count_one(now_ns);
         if let Some(measured @ 1..) = self.count.checked_sub(WARM_UP_ROUNDS) {
@@ -187,7 +187,7 @@ pub async fn ping<C: MessageConnection, W: Waiter + Clone>(
     plan: Plan,
     memory: SendMemory,
     divisor: u64,
-    progress: impl Fn(u64),
+    progress: Progress<'_>,
 ) -> Result<(Tally, Histogram<u64>), ConnectionError> {
     let mut connection = Async::new(connection, waiter.clone());
     let mut ear = Ear::new(&device, Reception { verify: plan.verify, pause_ns: 0 });
@@ -201,7 +201,7 @@ pub async fn ping<C: MessageConnection, W: Waiter + Clone>(
         }
         connection.get_mut().flush()?;
         let answer = connection.receive().await?;
-        let is_last = rounds.end(began_ns, &progress);
+        let is_last = rounds.end(began_ns, progress);
         ear.hear(answer, &mut rounds.tally);
         waiter.breathe().await;
         if is_last {
@@ -214,6 +214,6 @@ pub async fn ping<C: MessageConnection, W: Waiter + Clone>(
     }
     let Rounds { mut tally, histogram, .. } = rounds;
     source.close(&mut tally);
-    close(&mut connection, &waiter, &mut ear, &mut tally, &progress).await?;
+    close(&mut connection, &waiter, &mut ear, &mut tally, progress).await?;
     Ok((tally, histogram))
 }

@@ -7,7 +7,7 @@ use doorbell_exchange::{ConnectionError, MessageConnection};
 use doorbell_verbs::Device;
 
 use super::buffers::{Ear, Source};
-use super::{Pace, Plan, Reception, SendMemory, Tally};
+use super::{Pace, Plan, Progress, Reception, SendMemory, Tally};
 
 /// Sends by a plan (if there is one) and receives what comes, until both sides have closed.
 ///
@@ -20,15 +20,15 @@ pub async fn stream<C: MessageConnection, W: Waiter + Clone>(
     device: Device,
     plan: Option<(Plan, SendMemory)>,
     reception: Reception,
-    progress: impl Fn(u64),
+    progress: Progress<'_>,
 ) -> Result<Tally, ConnectionError> {
     let mut connection = Async::new(connection, waiter.clone());
     let mut tally = Tally { began_ns: device.now_ns(), ..Tally::default() };
     let mut ear = Ear::new(&device, reception);
     if let Some(source) = plan {
-        send_all(&mut connection, &waiter, &device, source, &mut ear, &mut tally, &progress).await?;
+        send_all(&mut connection, &waiter, &device, source, &mut ear, &mut tally, progress).await?;
     }
-    close(&mut connection, &waiter, &mut ear, &mut tally, &progress).await?;
+    close(&mut connection, &waiter, &mut ear, &mut tally, progress).await?;
     Ok(tally)
 }
 
@@ -87,7 +87,7 @@ pub(super) async fn close<C: MessageConnection, W: Waiter>(
     waiter: &W,
     ear: &mut Ear<'_>,
     tally: &mut Tally,
-    progress: &impl Fn(u64),
+    progress: Progress<'_>,
 ) -> Result<(), ConnectionError> {
     connection.get_mut().close();
     while !(connection.get().is_peer_closed() && connection.get().is_closed()) {
@@ -108,7 +108,7 @@ async fn send_all<C: MessageConnection, W: Waiter>(
     (plan, memory): (Plan, SendMemory),
     ear: &mut Ear<'_>,
     tally: &mut Tally,
-    progress: &impl Fn(u64),
+    progress: Progress<'_>,
 ) -> Result<(), ConnectionError> {
     let mut pace = Pace::start(device, &plan);
     let mut source = Source::new(plan, memory);
@@ -154,7 +154,7 @@ pub async fn publish<W: Waiter>(
     waiter: W,
     device: Device,
     (plan, memory): (Plan, SendMemory),
-    progress: impl Fn(u64),
+    progress: Progress<'_>,
 ) -> Result<Vec<Tally>, ConnectionError> {
     let mut pace = Pace::start(&device, &plan);
     let mut source = Source::new(plan, memory);

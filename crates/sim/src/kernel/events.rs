@@ -1,0 +1,162 @@
+//! Events in the order of time.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use doorbell_wire::Qpn;
+
+use super::network::Check;
+use crate::time::Ps;
+
+/// What happens at a time. It is small, since events are moved about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum What {
+    /// A doorbell arrives at a NIC.
+    Doorbell { doorbell: u32 },
+    /// A processing unit takes the next packet.
+    Transmit { node: u32, unit: u32 },
+    /// A CPU sees that a message which nobody acknowledges has left.
+    Departure { departure: u32 },
+    /// A NIC answers more of a READ.
+    Answer { node: u32, qpn: Qpn },
+    /// A frame's last bit is at a switch.
+    Switch { frame: u32 },
+    /// A port's pause is about to end.
+    Pause { check: Check },
+    /// The middlebox takes a frame.
+    Steer { frame: u32 },
+    /// A timer of the middlebox.
+    SteerTimeout,
+    /// A packet is where it goes to.
+    Delivery { frame: u32 },
+    /// A timer of an RNIC.
+    Timeout { node: u32 },
+    /// A thread's turn, unless it has had another one since.
+    Turn { thread: u32, turn: u32 },
+    /// A thread may have waited for as long as it wanted to.
+    Alarm { thread: u32 },
+}
+
+const _: () = assert!(size_of::<Event>() <= 32);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Event {
+    pub(super) at: Ps,
+    /// Of two events at one time the one that was made first is first.
+    number: u64,
+    pub(super) what: What,
+}
+
+impl Event {
+    /// What orders events, as one number: they are compared more often than anything else is done.
+    #[inline]
+    fn key(&self) -> u128 {
+        u128::from(self.at.0) << 64 | u128::from(self.number)
+    }
+}
+
+impl Ord for Event {
+    #[inline]
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+impl PartialOrd for Event {
+    #[inline]
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+
+    #[inline]
+    fn lt(&self, other: &Self) -> bool {
+        self.key() < other.key()
+    }
+
+    #[inline]
+    fn le(&self, other: &Self) -> bool {
+        self.key() <= other.key()
+    }
+
+    #[inline]
+    fn gt(&self, other: &Self) -> bool {
+        self.key() > other.key()
+    }
+
+    #[inline]
+    fn ge(&self, other: &Self) -> bool {
+        self.key() >= other.key()
+    }
+}
+
+/// What is to happen: the earliest event comes first, and of two at one time the one that was made first.
+#[derive(Debug, Default)]
+pub(super) struct Events {
+    /// The earliest of all, if it was earlier than those in the heap when it was made. What an event causes often comes
+    /// next, and then neither goes through the heap.
+    next: Option<Event>,
+    heap: BinaryHeap<Reverse<Event>>,
+    number: u64,
+}
+
+impl Events {
+    /// Something happens at a time.
+    #[inline]
+    pub(super) fn push(&mut self, at: Ps, what: What) {
+        self.number += 1;
+        let event = Event { at, number: self.number, what };
+        match &mut self.next {
+            Some(next) if event < *next => self.heap.push(Reverse(std::mem::replace(next, event))),
+            Some(_) => self.heap.push(Reverse(event)),
+            None if self.heap.peek().is_none_or(|first| event < first.0) => self.next = Some(event),
+            None => self.heap.push(Reverse(event)),
+        }
+    }
+
+    /// The earliest event, which stays.
+    #[inline]
+    pub(super) fn peek(&self) -> Option<Event> {
+        self.next.or_else(|| self.heap.peek().map(|first| first.0))
+    }
+
+    /// Takes the earliest event.
+    #[inline]
+    pub(super) fn pop(&mut self) -> Option<Event> {
+        self.next.take().or_else(|| self.heap.pop().map(|first| first.0))
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.next.is_none() && self.heap.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Whatever is pushed and popped in between: what comes is what a sorted list would give.
+        #[test]
+        fn events_come_in_the_order_of_time_and_of_their_making(steps in prop::collection::vec(0..40_u64, 0..200)) {
+            let (mut events, mut sorted) = (Events::default(), BTreeSet::new());
+            let mut made = 0;
+            for step in steps {
+                if step < 25 {
+                    made += 1;
+                    events.push(Ps(step), What::SteerTimeout);
+                    sorted.insert((Ps(step), made));
+                } else {
+                    let first = sorted.pop_first();
+                    let of = |event: Option<Event>| event.map(|event| (event.at, event.number));
+                    prop_assert_eq!(of(events.peek()), first);
+                    prop_assert_eq!(of(events.pop()), first);
+                    prop_assert_eq!(events.is_empty(), sorted.is_empty());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! The threads of a run: a sender and a receiver for each connection.
+
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::task::{Poll, Waker};
+
+use doorbell_exchange::asynchronous::Waiter;
+use doorbell_exchange::{ConnectionError, Connector};
+use doorbell_study::parameters::{Fitted, Kind, Transport, stride};
+use doorbell_study::unacknowledged::{self, Listener};
+use doorbell_study::workload::{self, Plan, Reception, SendMemory, Tally};
+use doorbell_verbs::MemoryKind;
+
+use super::{Carried, Traffic};
+use crate::bottleneck::Bottleneck;
+use crate::measure::MeasureError;
+use crate::simulation::{Returned, Simulation};
+use crate::threads::VirtualWaiter;
+use crate::time::Ps;
+
+type Tallied = Returned<Result<Tally, ConnectionError>>;
+
+/// How often a receiver looks whether anything is still on its way, once its sender is done.
+const LOOK: Ps = Ps(1_000_000);
+
+pub(super) struct Streams<'a> {
+    waiter: VirtualWaiter,
+    fitted: Fitted,
+    plan: Plan,
+    transport: Transport,
+    is_latency: bool,
+    progress: Option<&'a dyn Fn(u64)>,
+    /// Messages that have arrived, on all connections.
+    arrived: Rc<Cell<u64>>,
+    /// Half a round trip in nanoseconds, and how many there were.
+    rounds: Rc<Cell<Option<(u64, u64)>>>,
+    sent: Vec<Tallied>,
+    received: Vec<Tallied>,
+}
+
+impl<'a> Streams<'a> {
+    pub(super) fn new(
+        simulation: &Simulation<'a>,
+        traffic: &Traffic,
+        progress: Option<&'a dyn Fn(u64)>,
+    ) -> Result<Self, MeasureError> {
+        let (parameters, bytes) = (&traffic.parameters, traffic.bytes);
+        let fitted = parameters.fit(bytes)?;
+        let plan = Plan {
+            bytes,
+            window: fitted.window,
+            extent: parameters.extent,
+            rate: parameters.rate,
+            verify: parameters.verify,
+            buffers: fitted.send_buffers,
+        };
+        Ok(Self {
+            waiter: simulation.polling(),
+            fitted,
+            plan,
+            transport: parameters.transport,
+            is_latency: parameters.kind == Kind::Latency,
+            progress,
+            arrived: Rc::default(),
+            rounds: Rc::default(),
+            sent: Vec::new(),
+            received: Vec::new(),
+        })
+    }
+
+    /// What hears how many messages have arrived on one connection.
+    fn teller(&self) -> impl Fn(u64) + use<'a> {
+        let (arrived, before, progress) = (Rc::clone(&self.arrived), Cell::new(0), self.progress);
+        move |received: u64| {
+            arrived.set(arrived.get() + received - before.replace(received));
+            if let Some(progress) = progress {
+                progress(arrived.get());
+            }
+        }
+    }
+
+    /// Connections of a protocol.
+    pub(super) fn connect<C: Connector + 'static>(
+        &mut self,
+        simulation: &mut Simulation<'a>,
+        traffic: &Traffic,
+        protocol: &C,
+    ) -> Result<(), MeasureError>
+    where
+        C::Connection: 'static,
+    {
+        let (plan, is_latency) = (self.plan, self.is_latency);
+        let config = traffic.parameters.config(plan.bytes, &self.fitted).keepalive(std::time::Duration::ZERO);
+        let reception = Reception { verify: plan.verify, pause_ns: 0 };
+        for (from, to) in traffic.pattern.pairs(traffic.n) {
+            let end = |node: usize| -> Result<_, MeasureError> {
+                let pd = simulation.device(node).create_pd()?;
+                let stride = stride(plan.bytes + 64);
+                let region = pd.allocate(plan.buffers * stride, protocol.source_access(), MemoryKind::Plain)?;
+                Ok((protocol.endpoint(&pd, &config, None)?, SendMemory { region, stride }))
+            };
+            let ((a, memory), (b, of_b)) = (end(from)?, end(to)?);
+            let (told_a, told_b) = (protocol.describe(&a), protocol.describe(&b));
+            let (a, b) = (protocol.connect(a, &told_b)?, protocol.connect(b, &told_a)?);
+            let device = |node| simulation.device(node).clone();
+            let (sender, receiver) = (device(from), device(to));
+            let (own, its, rounds) = (self.waiter.clone(), self.waiter.clone(), Rc::clone(&self.rounds));
+            self.sent.push(simulation.spawn(from, format!("sender {from} to {to}"), async move {
+                if !is_latency {
+                    return workload::stream(a, own, sender, Some((plan, memory)), Reception::default(), &|_| {}).await;
+                }
+                let (tally, times) = workload::ping(a, own, sender, plan, memory, 2, &|_| {}).await?;
+                rounds.set(Some((times.value_at_quantile(0.5), times.len())));
+                Ok(tally)
+            }));
+            let tell = self.teller();
+            self.received.push(simulation.spawn(to, format!("receiver {from} to {to}"), async move {
+                if is_latency {
+                    workload::respond(b, its, receiver, plan, of_b, reception).await
+                } else {
+                    workload::stream(b, its, receiver, None, reception, &tell).await
+                }
+            }));
+        }
+        Ok(())
+    }
+
+    /// Queue pairs that acknowledge nothing.
+    pub(super) fn connect_unacknowledged(
+        &mut self,
+        simulation: &mut Simulation<'a>,
+        traffic: &Traffic,
+    ) -> Result<(), MeasureError> {
+        let (plan, is_latency, batch) = (self.plan, self.is_latency, self.fitted.batch);
+        for (from, to) in traffic.pattern.pairs(traffic.n) {
+            let end = |node: usize| -> Result<_, MeasureError> {
+                let pd = simulation.device(node).create_pd()?;
+                Ok(unacknowledged::End::new(&pd, &traffic.parameters, plan.bytes, &self.fitted)?)
+            };
+            let (mut a, mut b) = (end(from)?, end(to)?);
+            let (of_a, of_b) = (a.description(), b.description());
+            a.connect(&of_b)?;
+            b.connect(&of_a)?;
+            let (own, its, rounds) = (self.waiter.clone(), self.waiter.clone(), Rc::clone(&self.rounds));
+            let sent = Rc::new(Sent::default());
+            let heard = Rc::clone(&sent);
+            self.sent.push(simulation.spawn(from, format!("sender {from} to {to}"), async move {
+                let result = if is_latency {
+                    unacknowledged::ping(&a, plan, own, &|_| {}).await.map(|(tally, times)| {
+                        rounds.set(Some((times.value_at_quantile(0.5), times.len())));
+                        tally
+                    })
+                } else {
+                    unacknowledged::stream(&a, batch, plan, own, &|_| {}).await
+                };
+                sent.tell(result.as_ref().map_or(0, |tally| tally.sent));
+                result
+            }));
+            let tell = self.teller();
+            self.received.push(simulation.spawn(to, format!("receiver {from} to {to}"), async move {
+                listen(Listener::new(&b, &plan, is_latency), &its, &heard, tell).await
+            }));
+        }
+        Ok(())
+    }
+
+    pub(super) fn run(self, simulation: &mut Simulation<'a>) -> Result<Carried, MeasureError> {
+        let summary = simulation.run()?;
+        let taken = |all: &[Tallied]| -> Result<Vec<Tally>, MeasureError> {
+            all.iter().map(|returned| Ok(returned.take().ok_or(MeasureError::Unfinished)??)).collect()
+        };
+        let (tallies, received) = (taken(&self.sent)?, taken(&self.received)?);
+        let began_ns = tallies.iter().map(|tally| tally.began_ns).min().unwrap_or(0);
+        let ended_ns = tallies.iter().map(|tally| tally.ended_ns).max().unwrap_or(0);
+        let lasted_ns = ended_ns.saturating_sub(began_ns).max(1);
+        let sent: u64 = tallies.iter().map(|tally| tally.sent).sum();
+        let arrived = |tallies: &[Tally]| -> u64 { tallies.iter().map(|tally| tally.received).sum() };
+        let (messages, lost) = match (self.transport, self.rounds.get()) {
+            (Transport::Rc, _) => (sent, 0),
+            (_, Some((_, rounds))) => (rounds, sent.saturating_sub(arrived(&tallies))),
+            (_, None) => (arrived(&received), sent.saturating_sub(arrived(&received))),
+        };
+        let counters = (0..summary.nodes.len()).filter_map(|node| simulation.device(node).counters());
+        let (rnr_naks, retransmitted) = counters.fold((0, 0), |(naks, again), counters| {
+            (naks + counters.rnr_nak_sent, again + counters.tx_retransmitted_packets)
+        });
+        Ok(Carried {
+            messages_per_s: messages as f64 * 1e9 / lasted_ns as f64,
+            latency_ns: self.rounds.get().map(|(median_ns, _)| median_ns),
+            rnr_naks,
+            retransmitted,
+            lasted: Ps::from_ns(lasted_ns),
+            messages,
+            lost,
+            damaged: tallies.iter().chain(&received).map(|tally| tally.damaged).sum(),
+            bottleneck: Bottleneck::of(&summary),
+            summary,
+        })
+    }
+}
+
+/// How many messages a sender has sent, once all have left; its receiver is woken then.
+#[derive(Default)]
+struct Sent {
+    messages: Cell<Option<u64>>,
+    receiver: RefCell<Option<Waker>>,
+}
+
+impl Sent {
+    fn tell(&self, messages: u64) {
+        self.messages.set(Some(messages));
+        if let Some(receiver) = self.receiver.take() {
+            receiver.wake();
+        }
+    }
+
+    /// The running thread is to be woken.
+    async fn subscribe(&self) {
+        poll_fn(|context| {
+            self.receiver.borrow_mut().get_or_insert_with(|| context.waker().clone());
+            Poll::Ready(())
+        })
+        .await;
+    }
+}
+
+/// Hears what comes, until its sender is done and nothing is on its way any more.
+async fn listen(
+    mut listener: Listener<'_>,
+    waiter: &VirtualWaiter,
+    sent: &Sent,
+    tell: impl Fn(u64),
+) -> Result<Tally, ConnectionError> {
+    sent.subscribe().await;
+    loop {
+        let is_quiet = waiter.is_network_quiet();
+        if listener.turn()? > 0 {
+            tell(listener.tally().received);
+            waiter.breathe().await;
+            continue;
+        }
+        match sent.messages.get() {
+            Some(sent) if is_quiet || listener.tally().received >= sent => return Ok(listener.tally()),
+            Some(_) => waiter.wait(None, Some((waiter.now() + LOOK).as_ns())).await,
+            None => waiter.wait(None, None).await,
+        }
+    }
+}
