@@ -5,7 +5,7 @@ use std::io;
 use doorbell_rnic::{Budget, Filter, Rnic, TransmitBatch};
 use doorbell_wire::ICRC_LEN;
 
-use crate::link::{Link, ReceivedRun, Sink};
+use crate::link::{Link, ReceivedRun, SharedRun, Sink};
 use crate::observe::{Observation, Observer};
 use crate::seal::{Checker, Sealer};
 
@@ -238,8 +238,8 @@ impl Sink for Checked<'_> {
         self.rnic.handle_packets(self.now_ns, &run.outer, whole);
     }
 
-    fn receive_unsealed(&mut self, run: ReceivedRun<'_>) -> bool {
-        self.rnic.handle_packets(self.now_ns, &run.outer, run.segments());
+    fn receive_shared(&mut self, run: &SharedRun<'_>) -> bool {
+        self.rnic.handle_packets(self.now_ns, &run.outer, run.packets());
         true
     }
 }

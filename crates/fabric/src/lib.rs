@@ -48,7 +48,7 @@ pub mod udp;
 pub use counted::{Counted, PacketClass, Traffic, TrafficByClass};
 pub use driver::{Acks, Driver};
 pub use faults::{FaultCounters, FaultPlan, FaultPlanError, Faults};
-pub use link::{Link, LinkProperties, ReceivedRun, Sink};
+pub use link::{Link, LinkProperties, ReceivedRun, SharedRun, Sink};
 pub use memory::{MemoryCounters, MemoryLink, MemoryNetwork, MemoryOptions};
 pub use observe::Observer;
 pub use pcap::{Pcap, PcapFile};

@@ -4,7 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 
-use doorbell_rnic::TransmitBatch;
+use doorbell_rnic::{HEADERS_BYTES_MAX, Packet, Payload, TransmitBatch};
 use doorbell_verbs_core::LinkCounters;
 use doorbell_wire::Outer;
 
@@ -37,14 +37,44 @@ impl<'a> ReceivedRun<'a> {
     }
 }
 
+/// Packets that arrived together from one sender through memory that both share: equal-sized, the last may be shorter,
+/// each from the BTH to the padding.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedRun<'a> {
+    /// The outer headers that the packets would have.
+    pub outer: Outer,
+    /// A private copy of the first bytes of each packet, as [`Packet::with_headers`] needs it.
+    pub headers: &'a [u8],
+    /// The packets, one behind the other.
+    pub bytes: Payload<'a>,
+    /// Bytes of each packet but the last.
+    pub segment_bytes: usize,
+}
+
+impl<'a> SharedRun<'a> {
+    /// The packets, in order.
+    #[inline]
+    pub fn packets(&self) -> impl Iterator<Item = Packet<'a>> + use<'a> {
+        let (mut headers, mut bytes) = (self.headers, self.bytes);
+        let segment_bytes = self.segment_bytes;
+        std::iter::from_fn(move || {
+            let (packet, rest) = bytes.split_at(bytes.len().min(segment_bytes));
+            let (copied, other) = headers.split_at_checked(packet.len().min(HEADERS_BYTES_MAX))?;
+            (headers, bytes) = (other, rest);
+            (!packet.is_empty()).then(|| Packet::with_headers(copied, packet))
+        })
+    }
+}
+
 /// Takes what a link received.
 pub trait Sink {
     /// Takes one run.
     fn receive(&mut self, run: ReceivedRun<'_>);
 
-    /// Takes one run without ICRCs that arrived on a sealed link where none was needed. False if the sink takes sealed
-    /// runs alone: then the link seals this one and hands it to [`receive`](Self::receive).
-    fn receive_unsealed(&mut self, _run: ReceivedRun<'_>) -> bool {
+    /// Takes one run that lies in memory which its sender may still write, without ICRCs, though the link is sealed.
+    /// False if the sink takes sealed runs alone: then the link copies and seals this one, and hands it to
+    /// [`receive`](Self::receive).
+    fn receive_shared(&mut self, _run: &SharedRun<'_>) -> bool {
         false
     }
 }

@@ -5,6 +5,7 @@
 //! reference to its bytes is ever made here: bytes are copied in and out through raw pointers, and what
 //! programs wait for is stored with release ordering.
 
+mod payload;
 mod view;
 mod window;
 
@@ -17,6 +18,7 @@ use doorbell_verbs_core::{Access, LKey, MemoryError, ObjectError, PdId, WindowBi
 use doorbell_wire::{Qpn, RKey};
 use rustc_hash::FxHashMap;
 
+pub use self::payload::{HEADERS_BYTES_MAX, Packet, Payload};
 pub(crate) use self::view::Memory;
 use self::window::{Bound, Window};
 use crate::engine::LIMITS;
@@ -212,24 +214,27 @@ impl Region {
     /// programs wait for a message by reading its last byte. An aligned u64 is stored at once, as
     /// RNICs do: programs keep counters in such words.
     #[inline]
-    fn copy_in(&self, offset: usize, data: &[u8]) {
+    fn copy_in(&self, offset: usize, data: Payload<'_>) {
         assert!(offset <= self.length && data.len() <= self.length - offset);
         if self.is_null {
             return;
         }
-        if let Ok(bytes) = <[u8; 8]>::try_from(data)
+        if data.len() == 8
             && let Some(word) = self.word(offset)
         {
-            word.store(u64::from_ne_bytes(bytes), Ordering::Release);
+            // SAFETY: the payload has eight bytes, which are mapped; a word is a value whatever they are.
+            word.store(unsafe { data.start().cast::<u64>().read_unaligned() }, Ordering::Release);
             return;
         }
-        let Some((&last, body)) = data.split_last() else { return };
-        // SAFETY: the range lies inside the region (asserted), which is mapped while it is valid.
-        // A program that reads the range at the same time sees torn bytes, as on hardware; the
-        // last byte is an atomic so that reading it with acquire orders the others before it.
+        let Some(body) = data.len().checked_sub(1) else { return };
+        // SAFETY: the range lies inside the region (asserted), which is mapped while it is valid, and so is the payload.
+        // A program that reads the range at the same time sees torn bytes, as on hardware, and so does this where the
+        // payload's sender writes it meanwhile; the last byte is an atomic so that reading it with acquire orders the
+        // others before it.
         unsafe {
-            ptr::copy(body.as_ptr(), self.base.wrapping_add(offset), body.len());
-            AtomicU8::from_ptr(self.base.wrapping_add(offset + body.len())).store(last, Ordering::Release);
+            ptr::copy(data.start(), self.base.wrapping_add(offset), body);
+            let last = data.start().add(body).read();
+            AtomicU8::from_ptr(self.base.wrapping_add(offset + body)).store(last, Ordering::Release);
         }
     }
 

@@ -4,7 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
-use doorbell_rnic::{MAX_RUN_BYTES, MAX_RUN_PACKETS, Run, TransmitBatch};
+use doorbell_rnic::{HEADERS_BYTES_MAX, MAX_RUN_BYTES, MAX_RUN_PACKETS, Run, TransmitBatch};
 use doorbell_verbs_core::LinkCounters;
 use doorbell_wire::{Flow, ICRC_LEN, Outer};
 use rustc_hash::FxHashMap;
@@ -12,9 +12,9 @@ use rustc_hash::FxHashMap;
 use super::LinkChoice;
 use super::meet::{ANSWER_WITHIN, Meeting, News};
 use super::message::Datagram;
-use super::ring::{Header, Reader, Record, Writer};
+use super::ring::{Header, Memory, Reader, Record, Writer};
 use super::sys::Ring;
-use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
+use crate::link::{Link, LinkProperties, ReceivedRun, SharedRun, Sink};
 use crate::udp::UdpLink;
 
 /// While packets go to a destination without shared memory, it is asked again after this time, in which a device may
@@ -322,30 +322,37 @@ impl SharedMemoryLink {
         let (mut packets, mut bytes) = (0, 0);
         for _ in 0..RECORDS_PER_RING {
             let Some(record) = peer.reader.pop() else { break };
-            peer.reader.copy_out(&record, &mut self.buffer);
-            // It is private now, so the writer may go on.
-            peer.reader.release();
-            let Record { header, .. } = record;
-            let run = ReceivedRun {
-                outer: Outer {
-                    src: peer.address,
-                    dst: self.udp.local_address(),
-                    traffic_class: header.traffic_class,
-                    hop_limit: header.hop_limit,
-                    identification: None,
-                    dont_fragment: None,
-                },
-                source_port: self.udp.port(),
-                bytes: &self.buffer[..header.total_bytes],
-                segment_bytes: header.segment_bytes,
+            let Record { header, at } = record;
+            let Header { total_bytes, segment_bytes, traffic_class, hop_limit } = header;
+            packets += total_bytes.div_ceil(segment_bytes);
+            bytes += total_bytes;
+            let (src, dst) = (peer.address, self.udp.local_address());
+            let outer = Outer { src, dst, traffic_class, hop_limit, identification: None, dont_fragment: None };
+            let shared = if segment_bytes <= HEADERS_BYTES_MAX {
+                // The headers of short packets are all of them.
+                peer.reader.copy_out(&record, &mut self.buffer);
+                let private = &self.buffer[..total_bytes];
+                SharedRun { outer, headers: private, bytes: private.into(), segment_bytes }
+            } else {
+                let ring = peer.reader.memory();
+                let mut copied = 0;
+                for from in (0..total_bytes).step_by(segment_bytes) {
+                    let length = HEADERS_BYTES_MAX.min(total_bytes - from);
+                    ring.copy_out(at + from, &mut self.buffer[copied..copied + length]);
+                    copied += length;
+                }
+                let bytes = ring.payload(at, total_bytes);
+                SharedRun { outer, headers: &self.buffer[..copied], bytes, segment_bytes }
             };
-            packets += header.total_bytes.div_ceil(header.segment_bytes);
-            bytes += header.total_bytes;
-            if !sink.receive_unsealed(run) {
+            if !sink.receive_shared(&shared) {
+                peer.reader.copy_out(&record, &mut self.buffer);
+                let source_port = self.udp.port();
+                let run = ReceivedRun { outer, source_port, bytes: &self.buffer[..total_bytes], segment_bytes };
                 seal(&run, &mut self.sealed);
-                let segment_bytes = run.segment_bytes + ICRC_LEN;
+                let segment_bytes = segment_bytes + ICRC_LEN;
                 sink.receive(ReceivedRun { bytes: &self.sealed, segment_bytes, ..run });
             }
+            peer.reader.release();
             if bytes >= BYTES_PER_RING {
                 break;
             }

@@ -158,12 +158,13 @@ impl<M: Memory> Writer<M> {
     }
 }
 
-/// A run that the reader found, and has not released.
+/// A run that the reader found. Its bytes may be overwritten once it is released.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Record {
     /// What its word says.
     pub(crate) header: Header,
-    at: usize,
+    /// Where its packets lie.
+    pub(crate) at: usize,
 }
 
 /// The side that reads.
@@ -205,6 +206,12 @@ impl<M: Memory> Reader<M> {
     #[inline]
     pub(crate) fn copy_out(&self, record: &Record, packets: &mut [u8]) {
         self.memory.copy_out(record.at, &mut packets[..record.header.total_bytes]);
+    }
+
+    /// The memory that is read.
+    #[inline]
+    pub(crate) fn memory(&self) -> &M {
+        &self.memory
     }
 
     /// Lets the writer overwrite all records that were popped.

@@ -13,6 +13,8 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering, fence};
 
+use doorbell_rnic::Payload;
+
 use super::ring::Memory;
 
 /// Bytes of one ring. What is in flight to one device is bounded to 1 MiB of requests and as much of READ responses,
@@ -158,6 +160,14 @@ impl Ring {
 
     fn control(&self, offset: usize) -> &AtomicU64 {
         self.mapping.word(self.ring * CONTROL_STRIDE + offset)
+    }
+
+    /// Bytes of the ring, to be copied from there.
+    #[inline]
+    pub(super) fn payload(&self, at: usize, length: usize) -> Payload<'_> {
+        // SAFETY: `place` checks that the range lies in the ring and its copy, which are mapped for as long as `self`
+        // lives.
+        unsafe { Payload::shared(self.place(at, length), length) }
     }
 
     fn place(&self, at: usize, length: usize) -> *mut u8 {

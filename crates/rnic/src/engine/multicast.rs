@@ -7,6 +7,7 @@ use doorbell_wire::{BthRepr, Outer, Qpn};
 
 use super::LIMITS;
 use super::Rnic;
+use crate::memory::Packet;
 
 /// Datagrams to a group name this queue pair (IBTA Vol 1, 9.2.6).
 pub(super) const MULTICAST_QPN: Qpn = Qpn::new(0xff_ffff);
@@ -66,7 +67,7 @@ impl Rnic {
 
     /// Takes a packet that was sent to a group: each queue pair that is attached gets it, also the
     /// one that sent it.
-    pub(super) fn handle_multicast(&mut self, outer: &Outer, bth: BthRepr, rest: &[u8]) {
+    pub(super) fn handle_multicast(&mut self, outer: &Outer, bth: BthRepr, rest: Packet<'_>) {
         let attached = match self.groups.get(&outer.dst) {
             Some(attached) if bth.dest_qpn == MULTICAST_QPN => attached.clone(),
             _ => {

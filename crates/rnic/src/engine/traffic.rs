@@ -8,6 +8,7 @@ use doorbell_wire::{BTH_LEN, BthRepr, Outer, PartitionKey, Qpn, Transport};
 use super::Rnic;
 use crate::commons::{Sent, frame_overhead};
 use crate::congestion::in_flight_cost;
+use crate::memory::Packet;
 use crate::qp::{Acknowledgement, Stop, check_receive};
 use crate::transmit::{Budget, Filter, MAX_RUN_PACKETS, TransmitBatch};
 use crate::work::RecvWqe;
@@ -110,21 +111,28 @@ impl Rnic {
         Ok(())
     }
 
-    /// Takes packets that arrived together from one sender: each from the BTH to the padding.
-    pub fn handle_packets<'a>(&mut self, now_ns: u64, outer: &Outer, packets: impl IntoIterator<Item = &'a [u8]>) {
+    /// Takes packets that arrived together from one sender: each from the BTH to the padding, as bytes or as a
+    /// [`Packet`].
+    pub fn handle_packets<'a, P: Into<Packet<'a>>>(
+        &mut self,
+        now_ns: u64,
+        outer: &Outer,
+        packets: impl IntoIterator<Item = P>,
+    ) {
         self.core.now_ns = now_ns;
         let overhead = frame_overhead(outer.src);
         let mut last: Option<(Qpn, u32)> = None;
         for packet in packets {
+            let mut packet: Packet<'a> = packet.into();
             self.core.counters.rx_vport_rdma_unicast_packets += 1;
             self.core.counters.rx_vport_rdma_unicast_bytes += packet.len() as u64 + overhead;
-            let Some((header, rest)) = packet.split_first_chunk::<BTH_LEN>() else {
+            let Some(header) = packet.split::<BTH_LEN>() else {
                 self.core.counters.rx_malformed += 1;
                 continue;
             };
             let bth = BthRepr::read(header);
             if outer.dst.is_multicast() {
-                self.handle_multicast(outer, bth, rest);
+                self.handle_multicast(outer, bth, packet);
                 continue;
             }
             let slot = match last {
@@ -141,7 +149,7 @@ impl Rnic {
                     slot
                 }
             };
-            self.dispatch(slot, outer, bth, rest);
+            self.dispatch(slot, outer, bth, packet);
         }
         if let Some((_, slot)) = last {
             self.settle(slot);
@@ -163,7 +171,7 @@ impl Rnic {
     }
 
     #[inline]
-    pub(super) fn dispatch(&mut self, slot: u32, outer: &Outer, bth: BthRepr, rest: &[u8]) {
+    pub(super) fn dispatch(&mut self, slot: u32, outer: &Outer, bth: BthRepr, rest: Packet<'_>) {
         let (core, qp) = (&mut self.core, &mut self.qps[slot as usize]);
         qp.counters.rx_packets += 1;
         // IBTA Vol 1, 9.6: the checks of the base transport header, in this order.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use doorbell_verbs_core::{Access, LKey, MemoryError, PdId, Sge, WindowBinding};
 use doorbell_wire::RKey;
 
-use super::{Pager, Region, RegionDirectory, Through};
+use super::{Pager, Payload, Region, RegionDirectory, Through};
 
 /// How many keys an engine remembers, so that the data path takes no lock.
 const CACHE_SLOTS: usize = 256;
@@ -129,7 +129,7 @@ impl Memory {
         pd: PdId,
         sges: &[Sge],
         mut skip: u64,
-        mut data: &[u8],
+        mut data: Payload<'_>,
     ) -> Result<(), MemoryError> {
         for sge in sges {
             let length = u64::from(sge.length);
@@ -176,7 +176,7 @@ impl Memory {
         through: Through,
         rkey: RKey,
         address: u64,
-        data: &[u8],
+        data: Payload<'_>,
     ) -> Result<(), MemoryError> {
         if data.is_empty() {
             return Ok(());

@@ -5,7 +5,6 @@ use doorbell_wire::Check;
 
 use super::*;
 use crate::seal::{Checker, Sealer};
-use crate::shm::ring::Memory;
 use crate::shm::sys::{Mapping, RING_BYTES};
 use crate::testing::{OwnedRun, batch_of, packet, packets_of, receive_once};
 use crate::{BindRequest, bind};
@@ -46,8 +45,12 @@ impl Sink for Plain {
         panic!("{} bytes came over UDP", run.bytes.len());
     }
 
-    fn receive_unsealed(&mut self, run: ReceivedRun<'_>) -> bool {
-        self.0.extend(run.segments().map(<[u8]>::to_vec));
+    fn receive_shared(&mut self, run: &SharedRun<'_>) -> bool {
+        self.0.extend(run.packets().map(|packet| {
+            let mut bytes = vec![0; packet.bytes().len()];
+            packet.bytes().copy_to(&mut bytes);
+            bytes
+        }));
         true
     }
 }

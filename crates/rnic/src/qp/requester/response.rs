@@ -8,35 +8,38 @@ use doorbell_wire::{
 
 use super::{cost_of, is_answered, payload_of};
 use crate::commons::Commons;
+use crate::memory::{Packet, Payload};
 use crate::qp::Qp;
 use crate::work::SendWqe;
 
 impl Qp {
     /// Takes a response.
     #[inline]
-    pub(crate) fn handle_response(&mut self, core: &mut Commons, bth: &BthRepr, operation: Operation, rest: &[u8]) {
-        let mut rest = rest;
+    pub(crate) fn handle_response(
+        &mut self,
+        core: &mut Commons,
+        bth: &BthRepr,
+        operation: Operation,
+        mut rest: Packet<'_>,
+    ) {
         let mut aeth = None;
         if bth.opcode.has_aeth() {
-            let Some((header, behind)) = rest.split_first_chunk::<AETH_LEN>() else {
+            let Some(header) = rest.split::<AETH_LEN>() else {
                 core.counters.rx_malformed += 1;
                 return;
             };
             aeth = Some(AethRepr::read(header));
-            rest = behind;
         }
         match (operation, aeth) {
             (Operation::Acknowledge, Some(aeth)) => self.handle_acknowledge(core, bth, aeth),
-            (Operation::AtomicAcknowledge, Some(_)) => match rest.first_chunk::<ATOMIC_ACK_ETH_LEN>() {
+            (Operation::AtomicAcknowledge, Some(_)) => match rest.split::<ATOMIC_ACK_ETH_LEN>() {
                 Some(header) => self.handle_atomic_response(core, bth, AtomicAckEthRepr::read(header)),
                 None => core.counters.rx_malformed += 1,
             },
-            (Operation::ReadResponse, _) => {
-                match rest.len().checked_sub(bth.pad_count.into()).and_then(|length| rest.get(..length)) {
-                    Some(payload) => self.handle_read_response(core, bth, payload),
-                    None => core.counters.rx_malformed += 1,
-                }
-            }
+            (Operation::ReadResponse, _) => match rest.payload(bth.pad_count) {
+                Some(payload) => self.handle_read_response(core, bth, payload),
+                None => core.counters.rx_malformed += 1,
+            },
             _ => core.counters.rx_malformed += 1,
         }
     }
@@ -113,7 +116,7 @@ impl Qp {
     }
 
     /// Takes a READ response packet.
-    fn handle_read_response(&mut self, core: &mut Commons, bth: &BthRepr, payload: &[u8]) {
+    fn handle_read_response(&mut self, core: &mut Commons, bth: &BthRepr, payload: Payload<'_>) {
         if !self.is_outstanding(core, bth.psn) {
             return;
         }
@@ -159,7 +162,7 @@ impl Qp {
             return self.ask_again(core);
         }
         // The old value arrives in host order, as programs expect it.
-        if core.memory.scatter(self.pd, self.sq.sges_of(head), 0, &response.original.to_ne_bytes()).is_err() {
+        if core.memory.scatter(self.pd, self.sq.sges_of(head), 0, response.original.to_ne_bytes()[..].into()).is_err() {
             return self.fail_oldest(core, Status::LocalProtection);
         }
         self.sq.get_mut(head).received = 1;

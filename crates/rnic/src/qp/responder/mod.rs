@@ -15,6 +15,7 @@ use doorbell_wire::{
 
 use super::Qp;
 use crate::commons::{Commons, Farewell};
+use crate::memory::{Packet, Payload};
 use crate::work::RecvWqe;
 
 pub(crate) use answer::Acknowledgement;
@@ -222,33 +223,25 @@ struct Request<'a> {
     reth: Option<RethRepr>,
     atomic: Option<AtomicEthRepr>,
     attachment: Attachment,
-    payload: &'a [u8],
-}
-
-/// Splits a header off.
-#[inline]
-fn split<'a, const N: usize>(bytes: &mut &'a [u8]) -> Option<&'a [u8; N]> {
-    let (head, rest) = bytes.split_first_chunk::<N>()?;
-    *bytes = rest;
-    Some(head)
+    payload: Payload<'a>,
 }
 
 impl<'a> Request<'a> {
     /// `None` if the packet is too short for its headers or its padding.
     #[inline]
-    fn parse(bth: BthRepr, operation: Operation, mut rest: &'a [u8]) -> Option<Self> {
+    fn parse(bth: BthRepr, operation: Operation, mut rest: Packet<'a>) -> Option<Self> {
         let opcode = bth.opcode;
-        let reth = if opcode.has_reth() { Some(RethRepr::read(split::<RETH_LEN>(&mut rest)?)) } else { None };
+        let reth = if opcode.has_reth() { Some(RethRepr::read(rest.split::<RETH_LEN>()?)) } else { None };
         let atomic =
-            if opcode.has_atomic_eth() { Some(AtomicEthRepr::read(split::<ATOMIC_ETH_LEN>(&mut rest)?)) } else { None };
+            if opcode.has_atomic_eth() { Some(AtomicEthRepr::read(rest.split::<ATOMIC_ETH_LEN>()?)) } else { None };
         let attachment = if opcode.has_imm() {
-            Attachment::Immediate(ImmDtRepr::read(split::<IMM_DT_LEN>(&mut rest)?).value)
+            Attachment::Immediate(ImmDtRepr::read(rest.split::<IMM_DT_LEN>()?).value)
         } else if opcode.has_ieth() {
-            Attachment::Invalidated(IethRepr::read(split::<IETH_LEN>(&mut rest)?).rkey)
+            Attachment::Invalidated(IethRepr::read(rest.split::<IETH_LEN>()?).rkey)
         } else {
             Attachment::None
         };
-        let payload = rest.get(..rest.len().checked_sub(bth.pad_count.into())?)?;
+        let payload = rest.payload(bth.pad_count)?;
         Some(Self { bth, operation, reth, atomic, attachment, payload })
     }
 
@@ -299,7 +292,7 @@ impl Qp {
 
     /// Takes a request on a connected queue pair.
     #[inline]
-    pub(crate) fn handle_request(&mut self, core: &mut Commons, bth: BthRepr, operation: Operation, rest: &[u8]) {
+    pub(crate) fn handle_request(&mut self, core: &mut Commons, bth: BthRepr, operation: Operation, rest: Packet<'_>) {
         let Some(request) = Request::parse(bth, operation, rest) else {
             core.counters.rx_malformed += 1;
             return;

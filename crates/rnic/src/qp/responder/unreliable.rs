@@ -5,8 +5,9 @@ use std::net::IpAddr;
 use doorbell_verbs_core::{AsyncEvent, Attachment, Completion, CompletionOpcode, MAX_MESSAGE_BYTES, Status};
 use doorbell_wire::{BTH_LEN, BthRepr, DETH_LEN, DethRepr, GRH_LEN, ICRC_LEN, Operation, Outer, UDP_LEN};
 
-use super::{Current, Request, split};
+use super::{Current, Request};
 use crate::commons::Commons;
+use crate::memory::Packet;
 use crate::qp::Qp;
 use crate::work::RecvWqe;
 
@@ -124,9 +125,9 @@ impl Qp {
     }
 
     /// Takes a UD datagram.
-    pub(crate) fn handle_datagram(&mut self, core: &mut Commons, outer: &Outer, bth: BthRepr, mut rest: &[u8]) {
+    pub(crate) fn handle_datagram(&mut self, core: &mut Commons, outer: &Outer, bth: BthRepr, mut rest: Packet<'_>) {
         let packet_bytes = BTH_LEN + rest.len();
-        let Some(deth) = split::<DETH_LEN>(&mut rest).map(DethRepr::read) else {
+        let Some(deth) = rest.split::<DETH_LEN>().map(DethRepr::read) else {
             core.counters.rx_malformed += 1;
             return;
         };
@@ -155,7 +156,7 @@ impl Qp {
         self.used_receive();
         let grh = routing_header(outer, packet_bytes);
         if core.memory.expect_datagram(wqe.pd, &wqe.sges, total).is_err()
-            || core.memory.scatter(wqe.pd, &wqe.sges, 0, &grh).is_err()
+            || core.memory.scatter(wqe.pd, &wqe.sges, 0, grh[..].into()).is_err()
             || core.memory.scatter(wqe.pd, &wqe.sges, GRH_LEN as u64, request.payload).is_err()
         {
             core.counters.rx_dropped_messages += 1;
