@@ -4,7 +4,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-use doorbell_study::limit::{LimitOptions, child_main, measure};
+use doorbell_study::limit::{LimitOptions, LinkLimit, child_main, measure};
 
 const CHILD: &str = "--limit-child";
 
@@ -27,21 +27,39 @@ fn both_processes_agree_on_what_arrived() {
         ping_pong_bytes: 36,
         ping_pongs: 200,
     };
-    let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args([CHILD, &options.port.to_string()]);
-    let report = measure(child, &options).unwrap();
-    assert!(report.ping_pong_ns > 0 && report.ping_pong_blocking_ns > 0);
-    let shapes: Vec<_> = report.results.iter().map(|result| (result.frame_bytes, result.segments)).collect();
+    let own = |mode: &str| {
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args([CHILD, mode]);
+        child
+    };
+    let report = measure(own, &options).unwrap();
+    assert!(report.memory.line_ns > 0.0 && report.memory.copies.iter().all(|copy| copy.bytes_per_s > 0.0));
+    let shared = report.shared_memory.expect("two processes of one user share memory");
+    for link in [&report.udp, &shared] {
+        check(link);
+    }
+    let nowhere = |_: &str| Command::new("/nonexistent");
+    assert!(measure(nowhere, &options).is_err());
+    // A program that does not speak the protocol is an error, and does not hang.
+    let error = measure(|_: &str| Command::new("ls"), &options).unwrap_err();
+    assert!(error.to_string().contains("answered"), "{error}");
+    // One that shares no memory is none of the whole.
+    let deaf = |mode: &str| own(mode.trim_end_matches("/shm"));
+    let report = measure(deaf, &options).unwrap();
+    let why = report.shared_memory.unwrap_err();
+    assert!(why.contains("share memory"), "{why}");
+    check(&report.udp);
+}
+
+fn check(link: &LinkLimit) {
+    assert!(link.ping_pong_ns > 0 && link.ping_pong_blocking_ns > 0);
+    let shapes: Vec<_> = link.results.iter().map(|result| (result.frame_bytes, result.segments)).collect();
     assert_eq!(shapes, [(78, 64), (4154, 15)]);
-    for result in &report.results {
+    for result in &link.results {
         let (slowest, fastest) = result.datagrams_per_s_spread;
         assert!(slowest <= result.datagrams_per_s && result.datagrams_per_s <= fastest);
         assert!(result.datagrams_per_s > 0.0 && result.received_share <= 1.0, "{result:?}");
         let frames = result.bytes_per_s / result.datagrams_per_s;
         assert!((frames - result.frame_bytes as f64).abs() < 1e-6);
     }
-    assert!(measure(Command::new("/nonexistent"), &options).is_err());
-    // A program that does not speak the protocol is an error, and does not hang.
-    let error = measure(Command::new("ls"), &options).unwrap_err();
-    assert!(error.to_string().contains("answered"), "{error}");
 }

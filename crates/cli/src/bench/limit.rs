@@ -1,18 +1,19 @@
-//! `doorbell bench limit`: the same datagrams without an RNIC.
+//! `doorbell bench limit`: the same packets without an RNIC.
 
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use clap::Args;
-use doorbell_study::limit::{LimitOptions, child_main, measure};
-use serde_json::json;
+use doorbell_study::limit::{CopyResult, LimitOptions, LimitReport, LinkLimit, RateResult, child_main, measure};
+use serde_json::{Value, json};
 
 use crate::device::UdpPort;
 use crate::output::{line, us};
 use crate::{Failure, Usage, quantity};
 
 /// Two processes, unconnected UDP sockets over loopback with the software RNIC's own buffers,
-/// runs of segments, nothing computed: what an RNIC over such sockets can at most reach.
+/// runs of segments, nothing computed: what an RNIC over such sockets can at most reach. Then the same packets through
+/// memory that both processes share, and memory itself.
 #[derive(Args)]
 pub(crate) struct Limit {
     /// Repetitions, of which the median counts
@@ -48,10 +49,14 @@ pub(crate) fn run(limit: &Limit) -> Result<ExitCode, Failure> {
     if !(0.01..=60.0).contains(&limit.duration) {
         return Err(Usage(format!("the duration (-D) is {} s, allowed is 0.01 to 60", limit.duration)).into());
     }
-    let mut command = Command::new(std::env::current_exe()?);
-    command.args(["bench", "limit", "--child", &limit.udp.port.to_string()]);
+    let program = std::env::current_exe()?;
+    let second = |mode: &str| {
+        let mut command = Command::new(&program);
+        command.args(["bench", "limit", "--child", mode]);
+        command
+    };
     let report = measure(
-        command,
+        second,
         &LimitOptions {
             port: limit.udp.port,
             repetitions: limit.repetitions,
@@ -60,40 +65,74 @@ pub(crate) fn run(limit: &Limit) -> Result<ExitCode, Failure> {
         },
     )?;
     if limit.json {
-        let results: Vec<_> = report
-            .results
-            .iter()
-            .map(|result| {
-                json!({
-                    "frame_bytes": result.frame_bytes,
-                    "datagrams_per_s": result.datagrams_per_s,
-                    "datagrams_per_s_spread": [result.datagrams_per_s_spread.0, result.datagrams_per_s_spread.1],
-                    "bytes_per_s": result.bytes_per_s,
-                    "segments": result.segments,
-                    "received_share": result.received_share,
-                })
-            })
-            .collect();
-        line(serde_json::to_string_pretty(&json!({
-            "schema": "doorbell-limit/1",
-            "ping_pong_ns": report.ping_pong_ns,
-            "ping_pong_blocking_ns": report.ping_pong_blocking_ns,
-            "receive_buffer_bytes": report.receive_buffer_bytes,
-            "results": results,
-        }))?)?;
-        return Ok(ExitCode::SUCCESS);
+        print_json(&report)?
+    } else {
+        print_text(&report)?
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn json_of(link: &LinkLimit) -> Value {
+    let of_rate = |result: &RateResult| {
+        json!({
+            "frame_bytes": result.frame_bytes,
+            "datagrams_per_s": result.datagrams_per_s,
+            "datagrams_per_s_spread": [result.datagrams_per_s_spread.0, result.datagrams_per_s_spread.1],
+            "bytes_per_s": result.bytes_per_s,
+            "segments": result.segments,
+            "received_share": result.received_share,
+        })
+    };
+    json!({
+        "ping_pong_ns": link.ping_pong_ns,
+        "ping_pong_blocking_ns": link.ping_pong_blocking_ns,
+        "results": link.results.iter().map(of_rate).collect::<Vec<_>>(),
+    })
+}
+
+fn print_json(report: &LimitReport) -> Result<(), Failure> {
+    let mut record = json_of(&report.udp);
+    let of_copy = |copy: &CopyResult| json!({ "bytes": copy.bytes, "bytes_per_s": copy.bytes_per_s });
+    record["schema"] = "doorbell-limit/1".into();
+    record["receive_buffer_bytes"] = report.receive_buffer_bytes.into();
+    record["shared_memory"] = match &report.shared_memory {
+        Ok(link) => json_of(link),
+        Err(why) => json!({ "error": why }),
+    };
+    record["cache_line_ns"] = report.memory.line_ns.into();
+    record["copies"] = report.memory.copies.iter().map(of_copy).collect();
+    line(serde_json::to_string_pretty(&record)?)?;
+    Ok(())
+}
+
+fn print_text(report: &LimitReport) -> Result<(), Failure> {
+    line(format_args!("UDP over loopback; receive buffer {} B", report.receive_buffer_bytes))?;
+    print_link(&report.udp)?;
+    match &report.shared_memory {
+        Ok(link) => {
+            line("\nmemory that both processes share, copied on both sides")?;
+            print_link(link)?;
+        }
+        Err(why) => line(format_args!("\nmemory that both processes share: {why}"))?,
+    }
+    line(format_args!("\na cache line takes {:.3} us from one thread to another", report.memory.line_ns / 1e3))?;
+    for copy in &report.memory.copies {
+        line(format_args!("a thread copies {} KiB at {:.1} GB/s", copy.bytes >> 10, copy.bytes_per_s / 1e9))?;
+    }
+    Ok(())
+}
+
+fn print_link(link: &LinkLimit) -> Result<(), Failure> {
     line(format_args!(
-        "half a round trip: {} us spinning, {} us sleeping; receive buffer {} B",
-        us(report.ping_pong_ns as f64),
-        us(report.ping_pong_blocking_ns as f64),
-        report.receive_buffer_bytes,
+        "half a round trip: {} us spinning, {} us sleeping",
+        us(link.ping_pong_ns as f64),
+        us(link.ping_pong_blocking_ns as f64),
     ))?;
     line(format_args!(
         "{:>12} {:>9} {:>14} {:>14} {:>14} {:>12} {:>10}",
-        "frame bytes", "segments", "datagrams/s", "slowest", "fastest", "MB/s", "received"
+        "frame bytes", "segments", "packets/s", "slowest", "fastest", "MB/s", "received"
     ))?;
-    for result in &report.results {
+    for result in &link.results {
         line(format_args!(
             "{:>12} {:>9} {:>14.0} {:>14.0} {:>14.0} {:>12.1} {:>8.1} %",
             result.frame_bytes,
@@ -105,5 +144,5 @@ pub(crate) fn run(limit: &Limit) -> Result<ExitCode, Failure> {
             100.0 * result.received_share,
         ))?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }

@@ -349,15 +349,22 @@ fn the_record_has_the_fields_that_are_promised() {
 fn the_limit_of_the_kernel_is_measured() {
     let _one_at_a_time = measuring();
     let record = run("bench limit --repetitions 1 -D 0.05 --json").expect_status(0).json();
-    positive(&record, "/ping_pong_ns");
-    let results = list(&record, "/results");
-    for (result, frame_bytes) in results.iter().zip([78, 4154]) {
-        assert_eq!(number(result, "/frame_bytes"), frame_bytes);
-        positive(result, "/datagrams_per_s");
-        positive(result, "/bytes_per_s");
+    for link in [&record, &record["shared_memory"]] {
+        positive(link, "/ping_pong_ns");
+        let results = list(link, "/results");
+        assert_eq!(results.len(), 2);
+        for (result, frame_bytes) in results.iter().zip([78, 4154]) {
+            assert_eq!(number(result, "/frame_bytes"), frame_bytes);
+            positive(result, "/datagrams_per_s");
+            positive(result, "/bytes_per_s");
+        }
     }
+    positive(&record, "/cache_line_ns");
+    list(&record, "/copies").iter().for_each(|copy| positive(copy, "/bytes_per_s"));
     let text = run("bench limit --repetitions 1 -D 0.05").expect_status(0).stdout;
-    assert!(text.starts_with("half a round trip: ") && text.contains("4154"), "{text}");
+    for said in ["UDP over loopback", "memory that both processes share", "4154", "a cache line takes", "1024 KiB at"] {
+        assert!(text.contains(said), "{said}: {text}");
+    }
 }
 
 /// A file that goes when its test is over.

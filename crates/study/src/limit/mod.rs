@@ -3,7 +3,8 @@
 //! A figure of Doorbell means little without the limit of the machine that it was measured on, in
 //! the same minute. So this measures two *processes* with the link's own sockets, runs and
 //! buffers, and nothing computed: how many datagrams per second arrive, and how long one takes
-//! there and back.
+//! there and back. Then the same packets go through memory that both
+//! processes share, and memory itself is measured: a cache line there and back, and copies.
 //!
 //! The second process runs [`child_main`]. It speaks lines: it says `address A` at first, and then
 //! answers each command on its standard input with one line.
@@ -17,15 +18,20 @@
 //! A stop is a datagram of one byte, sent until it is answered, since it may be lost.
 #![expect(clippy::disallowed_methods, reason = "no device is measured here: the kernel's sockets have its clock alone")]
 
+mod end;
+mod memory;
+
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::IpAddr;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use doorbell_fabric::udp::{DEFAULT_HOP_LIMIT, DEFAULT_TRAFFIC_CLASS};
-use doorbell_fabric::{BindRequest, Link, ReceivedRun, UdpLink, bind};
 use doorbell_rnic::{EngineId, MAX_RUN_BYTES, MAX_RUN_PACKETS, Path, TransmitBatch, TransmitInfo};
 use doorbell_wire::{ETHERNET_LEN, IPV4_LEN, IPV6_LEN, Opcode, Qpn, ROCE_UDP_PORT, UDP_LEN};
+
+use end::End;
+pub use memory::{CopyResult, MemoryLimit};
 
 /// Bytes of the datagram that ends a measurement.
 const STOP_BYTES: usize = 1;
@@ -70,12 +76,23 @@ impl Default for LimitOptions {
 /// What this machine allows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LimitReport {
+    /// Datagrams over loopback.
+    pub udp: LinkLimit,
+    /// The receive buffer that the kernel granted to each end.
+    pub receive_buffer_bytes: usize,
+    /// The same packets through memory that both processes share, or why there is none.
+    pub shared_memory: Result<LinkLimit, String>,
+    /// Memory itself.
+    pub memory: MemoryLimit,
+}
+
+/// What one way between two processes allows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LinkLimit {
     /// Half a round trip with both ends spinning: the median.
     pub ping_pong_ns: u64,
     /// Half a round trip with both ends sleeping in the kernel: the median.
     pub ping_pong_blocking_ns: u64,
-    /// The receive buffer that the kernel granted to each end.
-    pub receive_buffer_bytes: usize,
     /// The rate for each size.
     pub results: Vec<RateResult>,
 }
@@ -99,64 +116,78 @@ pub struct RateResult {
 
 /// Starts the second process, which must run [`child_main`], and measures.
 ///
-/// `child_command` gets its standard input and output taken over. The process is ended before
-/// this returns.
+/// `child_command` makes the command that starts one, given its mode. Its standard input and output are taken over. Each
+/// process is ended before this returns.
 ///
 /// # Errors
 ///
 /// The port cannot be bound, or the second process cannot be started, answers something unexpected, or is silent for
-/// too long.
-pub fn measure(child_command: Command, options: &LimitOptions) -> io::Result<LimitReport> {
-    let mut link = open(options.port)?;
+/// too long. That memory cannot be shared is no error: the report says so.
+pub fn measure(child_command: impl Fn(&str) -> Command, options: &LimitOptions) -> io::Result<LimitReport> {
+    let mut end = End::open(options.port, false)?;
+    let receive_buffer_bytes = end.udp().receive_buffer_bytes();
+    let udp = measure_link(&mut end, child_command(&options.port.to_string()), options)?;
+    drop(end);
+    let shared_memory = End::open(options.port, true)
+        .and_then(|mut end| measure_link(&mut end, child_command(&format!("{}{SHARED}", options.port)), options))
+        .map_err(|error| error.to_string());
+    let memory = memory::measure(options.repetition, options.repetitions)?;
+    Ok(LimitReport { udp, receive_buffer_bytes, shared_memory, memory })
+}
+
+fn measure_link(end: &mut End, child_command: Command, options: &LimitOptions) -> io::Result<LinkLimit> {
     let mut peer = Peer::start(child_command)?;
     let mut results = Vec::new();
     for &payload_bytes in &options.payload_bytes {
-        results.push(measure_rate(&mut link, &mut peer, payload_bytes, options)?);
+        results.push(measure_rate(end, &mut peer, payload_bytes, options)?);
     }
     let bytes = options.ping_pong_bytes;
     // A sleeping round trip takes ten times as long as a spinning one.
     let sleeping = options.ping_pongs.div_ceil(10);
-    Ok(LimitReport {
-        ping_pong_ns: measure_ping_pong(&mut link, &mut peer, Wait::Spin, bytes, options.ping_pongs)?,
-        ping_pong_blocking_ns: measure_ping_pong(&mut link, &mut peer, Wait::Block, bytes, sleeping)?,
-        receive_buffer_bytes: link.receive_buffer_bytes(),
+    Ok(LinkLimit {
+        ping_pong_ns: measure_ping_pong(end, &mut peer, Wait::Spin, bytes, options.ping_pongs)?,
+        ping_pong_blocking_ns: measure_ping_pong(end, &mut peer, Wait::Block, bytes, sleeping)?,
         results,
     })
 }
 
-/// The second process. `mode` is the UDP port in decimal, or empty for RoCE's.
+/// What follows the port in the mode of a second process whose packets go through memory.
+const SHARED: &str = "/shm";
+
+/// The second process. `mode` is what [`measure`] made it: the UDP port in decimal, and `/shm` behind it for shared
+/// memory.
 ///
 /// # Errors
 ///
-/// `mode` is no UDP port, the port cannot be bound, a command is unknown, or the first process is gone or silent during
-/// a measurement.
+/// `mode` has no UDP port, the port cannot be bound, memory cannot be shared, a command is unknown, or the first process
+/// is gone or silent during a measurement.
 pub fn child_main(mode: &str) -> io::Result<()> {
-    let port = match mode {
-        "" => ROCE_UDP_PORT,
-        text => text
-            .parse()
-            .map_err(|_| invalid(format!("the mode is a UDP port from 1 to 65535, and {text:?} is none")))?,
-    };
-    let mut link = open(port)?;
+    let (text, shared) = mode.strip_suffix(SHARED).map_or((mode, false), |port| (port, true));
+    let port = text.parse().map_err(|_| {
+        invalid(format!(
+            "the mode is a UDP port from 1 to 65535, or one with {SHARED} behind it, and {mode:?} is neither"
+        ))
+    })?;
+    let mut end = End::open(port, shared)?;
     let mut out = io::stdout().lock();
     let mut say = move |line: String| writeln!(out, "{line}").and_then(|()| out.flush());
-    say(format!("address {}", link.local_address()))?;
+    say(format!("address {}", end.udp().local_address()))?;
     for command in io::stdin().lock().lines() {
         let command = command?;
         // Stops that came too late must not end the next measurement.
-        while link.receive(0, &mut |_: ReceivedRun<'_>| {})? > 0 {}
+        while end.receive(0)?.packets > 0 {}
         let words: Vec<&str> = command.split_whitespace().collect();
         match words[..] {
             ["rate", bytes] => {
                 let bytes = bytes.parse().map_err(|_| invalid(format!("bad size in {command:?}")))?;
                 say("ready".into())?;
-                let served = serve_rate(&mut link, bytes)?;
+                let served = serve_rate(&mut end, bytes)?;
                 say(format!("received {} {}", served.datagrams, served.elapsed.as_nanos()))?;
             }
             ["echo", how] => {
                 let wait = if how == "block" { Wait::Block } else { Wait::Spin };
                 say("ready".into())?;
-                serve_echo(&mut link, wait)?;
+                serve_echo(&mut end, wait)?;
                 say("stopped".into())?;
             }
             ["quit"] => break,
@@ -168,7 +199,7 @@ pub fn child_main(mode: &str) -> io::Result<()> {
 
 /// How an end waits for the next datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wait {
+enum Wait {
     /// It asks again and again.
     Spin,
     /// It sleeps in the kernel.
@@ -177,119 +208,83 @@ pub enum Wait {
 
 /// What the receiving end of a rate measurement saw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Served {
+struct Served {
     /// Datagrams of the right size.
-    pub datagrams: u64,
+    datagrams: u64,
     /// From the first datagram to the last.
-    pub elapsed: Duration,
+    elapsed: Duration,
 }
 
 /// Counts datagrams of this size until a stop comes.
-///
-/// # Errors
-///
-/// The link is broken, or neither datagrams nor a stop arrive for some time ([`io::ErrorKind::TimedOut`]).
-pub fn serve_rate(link: &mut UdpLink, payload_bytes: usize) -> io::Result<Served> {
-    let mut datagrams = 0;
+fn serve_rate(end: &mut End, payload_bytes: usize) -> io::Result<Served> {
     let mut counted = 0;
-    let mut stopped = false;
     let mut first = None;
     let mut last = Instant::now();
-    while !stopped {
-        let received = link.receive(0, &mut |run: ReceivedRun<'_>| {
-            if run.segment_bytes == payload_bytes {
-                datagrams += (run.bytes.len() / payload_bytes) as u64;
-            } else {
-                stopped = run.bytes.len() == STOP_BYTES;
-            }
-        })?;
-        if received > 0 && datagrams != counted {
+    loop {
+        let arrived = end.receive(payload_bytes)?;
+        if arrived.datagrams > 0 {
             last = Instant::now();
-            // What the first call brought was sent before the clock ran, so it does not count.
-            if first.is_none() {
-                first = Some(last);
-                datagrams = 0;
+            // What the first look brought was sent before the clock ran, so it does not count.
+            match first {
+                None => first = Some(last),
+                Some(_) => counted += arrived.datagrams,
             }
-            counted = datagrams;
         } else if last.elapsed() > PATIENCE {
             // Datagrams of other sizes are no news: whoever sends only these is no end of this measurement.
             return Err(silence());
         }
+        if arrived.stopped {
+            return Ok(Served { datagrams: counted, elapsed: first.map_or(Duration::ZERO, |first| last - first) });
+        }
     }
-    let elapsed = first.map_or(Duration::ZERO, |first| last - first);
-    Ok(Served { datagrams: counted, elapsed })
 }
 
-/// Sends full runs of datagrams of this size for a while, as fast as the kernel takes them, and
-/// says how many it took.
-///
-/// # Errors
-///
-/// The link is broken.
-pub fn run_rate(link: &mut UdpLink, peer: IpAddr, payload_bytes: usize, duration: Duration) -> io::Result<u64> {
+/// Sends full runs of datagrams of this size for a while, as fast as the link takes them, and says how many it took.
+fn run_rate(end: &mut End, peer: IpAddr, payload_bytes: usize, duration: Duration) -> io::Result<u64> {
     let batch = run_of(peer, payload_bytes, segments_of(payload_bytes));
-    let before = link.counters().datagrams_sent;
+    let before = end.sent();
     let start = Instant::now();
     while start.elapsed() < duration {
         for _ in 0..CALLS_PER_CLOCK {
-            link.transmit(0, &batch, &mut 0)?;
+            end.send(&batch)?;
         }
     }
-    Ok(link.counters().datagrams_sent - before)
+    Ok(end.sent() - before)
 }
 
 /// Sends each datagram back until a stop comes.
-///
-/// # Errors
-///
-/// As [`serve_rate`].
-pub fn serve_echo(link: &mut UdpLink, wait: Wait) -> io::Result<()> {
+fn serve_echo(end: &mut End, wait: Wait) -> io::Result<()> {
     let mut reply: Option<TransmitBatch> = None;
     let mut heard = Instant::now();
     loop {
-        if wait == Wait::Block && !link.wait_readable(PATIENCE)? {
+        if wait == Wait::Block && !end.sleep(PATIENCE)? {
             return Err(silence());
         }
-        let mut got = None;
-        let packets = link.receive(0, &mut |run: ReceivedRun<'_>| {
-            got = Some((run.outer.src, run.bytes.len()));
-        })?;
-        match got {
-            Some((_, STOP_BYTES)) => return Ok(()),
+        let arrived = end.receive(0)?;
+        match arrived.last {
+            _ if arrived.stopped => return Ok(()),
             Some((peer, bytes)) => {
                 heard = Instant::now();
-                let reply = reply.get_or_insert_with(|| run_of(peer, bytes, 1));
-                link.transmit(0, reply, &mut 0)?;
+                end.send(reply.get_or_insert_with(|| run_of(peer, bytes, 1)))?;
             }
-            None if packets == 0 && heard.elapsed() > PATIENCE => return Err(silence()),
+            None if heard.elapsed() > PATIENCE => return Err(silence()),
             None => {}
         }
     }
 }
 
-/// Sends one datagram there and back so many times, and returns half of each round trip in
-/// nanoseconds, sorted.
-///
-/// # Errors
-///
-/// The link is broken, or a datagram does not come back in time ([`io::ErrorKind::TimedOut`]).
-pub fn run_ping_pong(
-    link: &mut UdpLink,
-    peer: IpAddr,
-    wait: Wait,
-    payload_bytes: usize,
-    count: usize,
-) -> io::Result<Vec<u64>> {
+/// Sends one datagram there and back so many times, and returns half of each round trip in nanoseconds, sorted.
+fn run_ping_pong(end: &mut End, peer: IpAddr, wait: Wait, payload_bytes: usize, count: usize) -> io::Result<Vec<u64>> {
     let batch = run_of(peer, payload_bytes, 1);
     let mut halves = Vec::with_capacity(count);
     for _ in 0..count {
         let start = Instant::now();
-        link.transmit(0, &batch, &mut 0)?;
+        end.send(&batch)?;
         loop {
-            if wait == Wait::Block && !link.wait_readable(PATIENCE)? {
+            if wait == Wait::Block && !end.sleep(PATIENCE)? {
                 return Err(silence());
             }
-            if link.receive(0, &mut |_: ReceivedRun<'_>| {})? > 0 {
+            if end.receive(0)?.packets > 0 {
                 break;
             }
             if start.elapsed() > PATIENCE {
@@ -303,7 +298,7 @@ pub fn run_ping_pong(
 }
 
 fn measure_rate(
-    link: &mut UdpLink,
+    end: &mut End,
     peer: &mut Peer,
     payload_bytes: usize,
     options: &LimitOptions,
@@ -311,8 +306,8 @@ fn measure_rate(
     let (mut rates, mut sent, mut received) = (Vec::new(), 0, 0);
     for _ in 0..options.repetitions.max(1) {
         peer.command(&format!("rate {payload_bytes}"), "ready")?;
-        sent += run_rate(link, peer.address, payload_bytes, options.repetition)?;
-        let answer = peer.stop(link)?;
+        sent += run_rate(end, peer.address, payload_bytes, options.repetition)?;
+        let answer = peer.stop(end)?;
         let (datagrams, elapsed_ns) = match answer.split_whitespace().collect::<Vec<_>>()[..] {
             ["received", datagrams, elapsed_ns] => (datagrams.parse(), elapsed_ns.parse()),
             _ => return Err(unexpected("received", &answer)),
@@ -339,22 +334,18 @@ fn measure_rate(
 }
 
 fn measure_ping_pong(
-    link: &mut UdpLink,
+    end: &mut End,
     peer: &mut Peer,
     wait: Wait,
     payload_bytes: usize,
     count: usize,
 ) -> io::Result<u64> {
     peer.command(if wait == Wait::Spin { "echo spin" } else { "echo block" }, "ready")?;
-    let halves = run_ping_pong(link, peer.address, wait, payload_bytes, count)?;
-    match peer.stop(link)?.as_str() {
+    let halves = run_ping_pong(end, peer.address, wait, payload_bytes, count)?;
+    match peer.stop(end)?.as_str() {
         "stopped" => Ok(halves.get(halves.len() / 2).copied().unwrap_or_default()),
         answer => Err(unexpected("stopped", answer)),
     }
-}
-
-fn open(port: u16) -> io::Result<UdpLink> {
-    bind(BindRequest { port, ..BindRequest::default() }).map_err(io::Error::other)
 }
 
 /// How many datagrams of this size one segmented send holds.
@@ -420,11 +411,11 @@ impl Peer {
     }
 
     /// Sends stops until the other process answers.
-    fn stop(&mut self, link: &mut UdpLink) -> io::Result<String> {
+    fn stop(&mut self, end: &mut End) -> io::Result<String> {
         let batch = run_of(self.address, STOP_BYTES, 1);
         let start = Instant::now();
         loop {
-            link.transmit(0, &batch, &mut 0)?;
+            end.send(&batch)?;
             match self.answers.recv_timeout(Duration::from_millis(20)) {
                 Ok(answer) => return answer,
                 Err(_) if start.elapsed() < PATIENCE => {}

@@ -1,0 +1,176 @@
+//! One end of a measurement: a link without an RNIC.
+
+use std::io;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use doorbell_fabric::{BindRequest, Link, LinkChoice, ReceivedRun, SharedMemoryLink, SharedRun, Sink, UdpLink, bind};
+use doorbell_rnic::{MAX_RUN_BYTES, TransmitBatch};
+
+use super::{PATIENCE, STOP_BYTES, silence};
+
+/// Within this time two processes come to share memory, or they never do.
+const SHARED_WITHIN: Duration = Duration::from_secs(2);
+
+/// A link, and a clock for it.
+pub(super) struct End {
+    carrier: Carrier,
+    start: Instant,
+    buffer: Box<[u8]>,
+}
+
+enum Carrier {
+    Udp(UdpLink),
+    Shared(SharedMemoryLink),
+}
+
+/// What one look at a link brought.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Arrivals {
+    /// Datagrams of the length that was asked for.
+    pub(super) datagrams: u64,
+    /// Datagrams of any length.
+    pub(super) packets: usize,
+    /// Is a stop among them?
+    pub(super) stopped: bool,
+    /// Sender and length of the last one.
+    pub(super) last: Option<(IpAddr, usize)>,
+}
+
+/// Copies what arrives, since an RNIC would, and counts it.
+struct Taker<'a> {
+    buffer: &'a mut [u8],
+    wanted_bytes: usize,
+    arrivals: Arrivals,
+}
+
+impl Taker<'_> {
+    fn note(&mut self, source: IpAddr, total_bytes: usize, segment_bytes: usize) {
+        let packets = total_bytes.div_ceil(segment_bytes.max(1));
+        if segment_bytes == self.wanted_bytes {
+            self.arrivals.datagrams += (total_bytes / segment_bytes) as u64;
+        }
+        self.arrivals.stopped |= total_bytes == STOP_BYTES;
+        self.arrivals.packets += packets;
+        self.arrivals.last = Some((source, segment_bytes));
+    }
+}
+
+impl Sink for Taker<'_> {
+    /// The kernel copied the run already.
+    fn receive(&mut self, run: ReceivedRun<'_>) {
+        self.note(run.outer.src, run.bytes.len(), run.segment_bytes);
+    }
+
+    fn receive_shared(&mut self, run: &SharedRun<'_>) -> bool {
+        run.bytes.copy_to(&mut self.buffer[..run.bytes.len()]);
+        self.note(run.outer.src, run.bytes.len(), run.segment_bytes);
+        true
+    }
+}
+
+impl End {
+    /// Opens a link on a UDP port; packets go through memory if `shared`.
+    ///
+    /// # Errors
+    ///
+    /// The port cannot be bound, or the operating system does not give what shared memory needs.
+    pub(super) fn open(port: u16, shared: bool) -> io::Result<Self> {
+        let udp = bind(BindRequest { port, ..BindRequest::default() }).map_err(io::Error::other)?;
+        let carrier = match shared {
+            false => Carrier::Udp(udp),
+            true => Carrier::Shared(SharedMemoryLink::start(udp, LinkChoice::Shm)?),
+        };
+        Ok(Self { carrier, start: Instant::now(), buffer: vec![0; MAX_RUN_BYTES].into() })
+    }
+
+    pub(super) fn udp(&self) -> &UdpLink {
+        match &self.carrier {
+            Carrier::Udp(udp) => udp,
+            Carrier::Shared(shared) => shared.udp(),
+        }
+    }
+
+    fn link(&mut self) -> &mut dyn Link {
+        match &mut self.carrier {
+            Carrier::Udp(udp) => udp,
+            Carrier::Shared(shared) => shared,
+        }
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+
+    /// Packets that left so far.
+    pub(super) fn sent(&self) -> u64 {
+        match &self.carrier {
+            Carrier::Udp(udp) => udp.counters().datagrams_sent,
+            Carrier::Shared(shared) => shared.counters().packets_sent,
+        }
+    }
+
+    /// Packets that could not leave, since no memory is shared with where they were to go.
+    fn unreachable(&self) -> u64 {
+        match &self.carrier {
+            Carrier::Udp(_) => 0,
+            Carrier::Shared(shared) => shared.counters().without,
+        }
+    }
+
+    /// Hands a batch of one run to the link.
+    ///
+    /// # Errors
+    ///
+    /// The link is broken, does not take the run in time, or shares no memory with the other end.
+    pub(super) fn send(&mut self, batch: &TransmitBatch) -> io::Result<()> {
+        let (mut next, began) = (0, self.now_ns());
+        loop {
+            let (now_ns, unreachable) = (self.now_ns(), self.unreachable());
+            self.link().transmit(now_ns, batch, &mut next)?;
+            let waited = Duration::from_nanos(now_ns - began);
+            if self.unreachable() != unreachable {
+                // On a busy machine the other process does not always answer in time; then it is asked again.
+                if waited > SHARED_WITHIN {
+                    return Err(io::Error::other("the two processes could not come to share memory"));
+                }
+                next = 0;
+                std::thread::yield_now();
+            } else if next > 0 {
+                return Ok(());
+            } else if waited > PATIENCE {
+                return Err(silence());
+            }
+            // What the other process asks before memory is shared arrives over UDP. Nothing else does before this run.
+            self.receive(0)?;
+        }
+    }
+
+    /// What has arrived, with datagrams of `wanted_bytes` counted.
+    ///
+    /// # Errors
+    ///
+    /// The link is broken.
+    pub(super) fn receive(&mut self, wanted_bytes: usize) -> io::Result<Arrivals> {
+        let now_ns = self.now_ns();
+        let mut taker = Taker { buffer: &mut self.buffer, wanted_bytes, arrivals: Arrivals::default() };
+        let link: &mut dyn Link = match &mut self.carrier {
+            Carrier::Udp(udp) => udp,
+            Carrier::Shared(shared) => shared,
+        };
+        link.receive(now_ns, &mut taker)?;
+        Ok(taker.arrivals)
+    }
+
+    /// Sleeps until something arrives. False if nothing did for so long.
+    ///
+    /// # Errors
+    ///
+    /// The operating system cannot wait for the socket.
+    pub(super) fn sleep(&mut self, timeout: Duration) -> io::Result<bool> {
+        if !self.link().prepare_sleep() {
+            return Ok(true);
+        }
+        self.udp().wait_readable(timeout)
+    }
+}
