@@ -28,6 +28,15 @@ impl From<Result<(), String>> for StepEnd {
     }
 }
 
+/// Says how a step ended that did not pass.
+fn tell(outcome: &StepEnd) {
+    match outcome {
+        StepEnd::Passed => {}
+        StepEnd::Failed(why) => eprintln!("FAILED: {why}"),
+        StepEnd::LeftOut(why) => eprintln!("LEFT OUT: {why}"),
+    }
+}
+
 struct Report {
     steps: Vec<(&'static str, Duration, StepEnd)>,
 }
@@ -37,12 +46,18 @@ impl Report {
         eprintln!("\n== {name}");
         let start = Instant::now();
         let outcome = body();
-        match &outcome {
-            StepEnd::Passed => {}
-            StepEnd::Failed(why) => eprintln!("FAILED: {why}"),
-            StepEnd::LeftOut(why) => eprintln!("LEFT OUT: {why}"),
-        }
+        tell(&outcome);
         self.steps.push((name, start.elapsed(), outcome));
+    }
+
+    /// What needs the guest with rdma_rxe: the steps whose names contain `only`, or all.
+    fn guests(&mut self, only: Option<&str>) {
+        eprintln!("\n== rdma_rxe, two guests at a time");
+        for (name, took, outcome) in vm::steps(only) {
+            eprintln!("\n== {name}");
+            tell(&outcome);
+            self.steps.push((name, took, outcome));
+        }
     }
 
     fn programs(&mut self) {
@@ -130,8 +145,7 @@ pub(crate) fn measure(rounds: u32, out: Option<&Path>) -> ExitCode {
 pub(crate) fn guest(only: Option<&str>) -> ExitCode {
     let mut report = Report { steps: Vec::new() };
     report.step("release build", || programs::build().into());
-    let is_meant = |name: &str| only.is_none_or(|only| name.contains(only));
-    vm::STEPS.iter().filter(|(name, _)| is_meant(name)).for_each(|&(name, body)| report.step(name, body));
+    report.guests(only);
     summarize(&report, false)
 }
 
@@ -189,7 +203,7 @@ pub(crate) fn everything(fast: bool) -> ExitCode {
         end_to_end::run(&mut |name, body| report.step(name, body));
         report.step("report, in a browser", browser::report);
         report.programs();
-        vm::STEPS.iter().for_each(|&(name, body)| report.step(name, body));
+        report.guests(None);
         report.step("layouts, to the C compiler", || bindings::check_layout().into());
     }
     summarize(&report, in_ci)

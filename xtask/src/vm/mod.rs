@@ -20,12 +20,14 @@ mod steps;
 mod sysfs;
 
 pub(crate) use ratios::measure as ratios;
-pub(crate) use steps::{STEPS, capture};
+pub(crate) use steps::{capture, run as steps};
 
 use std::ffi::OsString;
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{ChildStdout, Command, Stdio};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::shell::{command, target};
@@ -40,6 +42,8 @@ pub(crate) struct Guest {
     pub(crate) files: Vec<(String, PathBuf)>,
     /// It is ended after so long.
     pub(crate) limit: Duration,
+    /// What each line that it prints begins with.
+    pub(crate) prefix: String,
 }
 
 /// How a guest ended.
@@ -64,7 +68,7 @@ impl Guest {
     /// A guest with the project's own command and library, which must have been built.
     pub(crate) fn new(limit: Duration) -> Self {
         let files = programs::BUILT.map(|name| (name.to_owned(), programs::built().join(name)));
-        Self { files: files.into(), limit }
+        Self { files: files.into(), limit, prefix: String::new() }
     }
 
     /// Boots it, runs a command of its shell, whose output becomes this program's, and waits until it ends.
@@ -78,6 +82,7 @@ impl Guest {
         let mut child = qemu(&image, folder, &console)
             .spawn()
             .map_err(|error| format!("qemu-system-x86_64 could not be started: {error}"))?;
+        let printed = child.stdout.take().map(|pipe| print(pipe, self.prefix.clone()));
         let ended = loop {
             match child.try_wait() {
                 Ok(Some(_)) => break true,
@@ -89,11 +94,15 @@ impl Guest {
             // It may just have ended, which is as well.
             let _ = child.kill();
             let _ = child.wait();
+        }
+        // The pipe ends with qemu. A printer that panicked has said so.
+        let _ = printed.map(JoinHandle::join);
+        if !ended {
             return Err(format!("the guest did not end within {} s{}", self.limit.as_secs(), tail(&console)));
         }
         let status = fs::read_to_string(folder.join("status")).ok().and_then(|text| text.trim().parse().ok());
         let status = status.ok_or_else(|| format!("the guest ended without an exit status{}", tail(&console)))?;
-        eprintln!("guest: exit status {status} after {:.1} s", start.elapsed().as_secs_f64());
+        eprintln!("{}guest: exit status {status} after {:.1} s", self.prefix, start.elapsed().as_secs_f64());
         Ok(Ended { status, shared })
     }
 }
@@ -167,8 +176,18 @@ fn qemu(image: &image::Image, folder: &Path, console: &Path) -> Command {
         .args(["-serial", "stdio"])
         .arg("-virtfs")
         .arg(path("local,mount_tag=host,security_model=none,path=", folder, ""))
-        .stdin(Stdio::null());
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
     qemu
+}
+
+/// Prints what a guest prints, line by line, so that lines of two guests do not mix.
+fn print(pipe: ChildStdout, prefix: String) -> JoinHandle<()> {
+    thread::spawn(move || {
+        for line in BufReader::new(pipe).split(b'\n').map_while(Result::ok) {
+            println!("{prefix}{}", String::from_utf8_lossy(&line).trim_end_matches('\r'));
+        }
+    })
 }
 
 /// The end of what the guest's kernel said.

@@ -1,7 +1,10 @@
 //! What `cargo xtask test` has the guest do.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -21,23 +24,48 @@ const ON_THE_WIRE: &str = script!("cable", "wire");
 const CAPTURE: &str = script!("cable", "capture");
 const CAPTURE_BOTH: &str = script!("two_rxe", "capture_both");
 
-/// A step's name and body.
-type Step = (&'static str, fn() -> StepEnd);
+/// A step's name and body, which is given a guest that has not booted yet.
+type Step = (&'static str, fn(Guest) -> StepEnd);
 
-/// In the order in which they run, each in a guest of its own.
-pub(crate) const STEPS: &[Step] = &[
-    ("rdma_rxe, verbs", verbs),
+/// Each in a guest of its own, those that take longest first.
+const STEPS: &[Step] = &[
     ("rdma_rxe, exchange", exchange),
-    ("rdma_rxe, commands", commands),
+    ("rdma_rxe, on the wire", |guest| in_guest(&guest, ON_THE_WIRE)),
     ("rdma_rxe, loss", loss),
-    ("rdma_rxe, on the wire", || in_guest(Guest::new(LIMIT), ON_THE_WIRE)),
+    ("rdma_rxe, verbs", verbs),
+    ("rdma_rxe, commands", commands),
 ];
+
+/// Guests that run at the same time: one alone leaves the other of two processors idle for much of its time.
+const AT_A_TIME: usize = 2;
+
+/// Runs all of them, or those whose names contain `only`, and says of each how long it took and how it ended.
+pub(crate) fn run(only: Option<&str>) -> Vec<(&'static str, Duration, StepEnd)> {
+    let meant: Vec<&Step> = STEPS.iter().filter(|(name, _)| only.is_none_or(|only| name.contains(only))).collect();
+    let next = AtomicUsize::new(0);
+    let ended = Mutex::new(Vec::new());
+    let lane = || {
+        while let Some(&&(name, body)) = meant.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let mut guest = Guest::new(LIMIT);
+            if meant.len() > 1 {
+                guest.prefix = format!("{name}: ");
+            }
+            let start = Instant::now();
+            let end = body(guest);
+            ended.lock().unwrap_or_else(PoisonError::into_inner).push((name, start.elapsed(), end));
+        }
+    };
+    thread::scope(|scope| {
+        (0..AT_A_TIME.min(meant.len())).for_each(|_| drop(scope.spawn(lane)));
+    });
+    ended.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Captures packets of rdma_rxe and our RNIC anew, for the tests of `wire` and `rnic`.
 pub(crate) fn capture() -> Result<(), String> {
     missing().map_or(Ok(()), Err)?;
     for (suites, script) in [(&[][..], CAPTURE), (&[("verbs", "doorbell-verbs")], CAPTURE_BOTH)] {
-        let ended = guest_with(suites)?.run(script)?;
+        let ended = with_programs(Guest::new(LIMIT), suites)?.run(script)?;
         if ended.status != 0 {
             return Err(format!("the command in the guest ended with status {}", ended.status));
         }
@@ -47,16 +75,16 @@ pub(crate) fn capture() -> Result<(), String> {
 }
 
 /// The conformance suite of verbs on the provider `system`.
-fn verbs() -> StepEnd {
-    suite("doorbell-verbs", "--ignored system::")
+fn verbs(guest: Guest) -> StepEnd {
+    suite(guest, "doorbell-verbs", "--ignored system::")
 }
 
 /// The command on rxe, and what sysfs shows of both.
-fn commands() -> StepEnd {
+fn commands(guest: Guest) -> StepEnd {
     if let Some(why) = missing() {
         return StepEnd::LeftOut(why);
     }
-    let compared = Guest::new(LIMIT)
+    let compared = guest
         .run(COMMANDS)
         .and_then(|ended| sysfs::compare(&ended.text("rxe.txt")?, &ended.text("own.txt")?).map(|()| ended.status));
     match compared {
@@ -67,42 +95,41 @@ fn commands() -> StepEnd {
 }
 
 /// That of the protocols. rxe's own loopback loses nothing: [`loss`] has a network for that.
-fn exchange() -> StepEnd {
-    suite("doorbell-exchange", "--skip loss_is_not_seen")
+fn exchange(guest: Guest) -> StepEnd {
+    suite(guest, "doorbell-exchange", "--skip loss_is_not_seen")
 }
 
 /// Both suites over a network that loses packets.
-fn loss() -> StepEnd {
+fn loss(guest: Guest) -> StepEnd {
     let script = format!("messages={MESSAGES}\n{LOSS}");
-    with_test_programs(&[("verbs", "doorbell-verbs"), ("exchange", "doorbell-exchange")], &script)
+    with_test_programs(guest, &[("verbs", "doorbell-verbs"), ("exchange", "doorbell-exchange")], &script)
 }
 
-fn suite(package: &str, arguments: &str) -> StepEnd {
+fn suite(guest: Guest, package: &str, arguments: &str) -> StepEnd {
     // Tests in parallel would share two emulated processors with the kernel's side of each.
     let script = format!(
         "DOORBELL_TEST_DEVICE=rxe0 DOORBELL_MESSAGES={MESSAGES} conformance --test-threads=1 --show-output {arguments}"
     );
-    with_test_programs(&[("conformance", package)], &script)
+    with_test_programs(guest, &[("conformance", package)], &script)
 }
 
 /// A script that calls suites by these names.
-fn with_test_programs(suites: &[(&str, &str)], script: &str) -> StepEnd {
-    match guest_with(suites) {
-        Ok(guest) => in_guest(guest, script),
+fn with_test_programs(guest: Guest, suites: &[(&str, &str)], script: &str) -> StepEnd {
+    match with_programs(guest, suites) {
+        Ok(guest) => in_guest(&guest, script),
         Err(why) => StepEnd::Failed(why),
     }
 }
 
 /// A guest with the suites of packages, by these names.
-fn guest_with(suites: &[(&str, &str)]) -> Result<Guest, String> {
-    let mut guest = Guest::new(LIMIT);
+fn with_programs(mut guest: Guest, suites: &[(&str, &str)]) -> Result<Guest, String> {
     for &(name, package) in suites {
         guest.files.push((name.to_owned(), test_program(package)?));
     }
     Ok(guest)
 }
 
-fn in_guest(guest: Guest, script: &str) -> StepEnd {
+fn in_guest(guest: &Guest, script: &str) -> StepEnd {
     if let Some(why) = missing() {
         return StepEnd::LeftOut(why);
     }

@@ -89,9 +89,11 @@ fn atomics(effort: Effort) -> Experiment {
 
 fn request_response(effort: Effort) -> Experiment {
     let windows = effort.pick(vec![1, 64], vec![1, 8, 32, 64], doubling(64));
-    let points = windows
-        .into_iter()
-        .map(|window| point("1 B", window, operation(effort, Operation::RequestResponse, 1, window, 1)));
+    // With fewer receive buffers an end tells of credits by messages of their own, which are more packets.
+    let points = windows.into_iter().map(|window| {
+        let of = operation(effort, Operation::RequestResponse, 1, window, 1);
+        point("1 B", window, Parameters { depth: of.depth.max(64), ..of })
+    });
     Experiment::new(
         "wire/request-response",
         "How many packets do a request and its answer take, and how many bytes has each?",

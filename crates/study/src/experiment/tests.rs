@@ -239,6 +239,16 @@ fn every_published_shape_holds_where_it_is_in_the_data() {
     assert!(holds > 50, "{holds}");
 }
 
+/// A quotient of nothing by nothing says nothing: CPU time that polls in vain took up whole, for one.
+#[test]
+fn no_verdict_speaks_of_what_is_no_number() {
+    let nothing = |_: &str, _: &str, _: f64| spent(PointResult::default(), 0.0, 0.0);
+    for (id, verdict) in verdicts(&records(&environment("system", 64), nothing)) {
+        let text = format!("{verdict:?}");
+        assert!(!text.contains("NaN") && !text.contains("inf "), "{id}: {text}");
+    }
+}
+
 /// What hold where everything is the same, since they say that something does not change, or does not matter.
 const SAMENESS: [&str; 12] = [
     "send-receive/batch-flat-above-8",

@@ -3,7 +3,7 @@
 use super::super::judge::{holds_if, knee};
 use super::super::quantity::Quantity::{MedianLatency, MessageRate, Throughput};
 use super::super::view::View;
-use super::{Judges, NOISE, at, ends, grows_with_threads, highest, line_rate, ratio};
+use super::{Judges, NOISE, at, ends, grows_with_threads, highest, line_rate, quotient, ratio};
 
 const LATENCY: &str = "direct-read/latency";
 const BANDWIDTH: &str = "direct-read/bandwidth";
@@ -22,7 +22,7 @@ pub(super) const SHAPES: Judges = &[
     ("direct-read/latency-is-flat", |view, shape| {
         let to_bytes = shape.number("to_bytes")?;
         let curve = view.best_curve(LATENCY, "unfenced", MedianLatency);
-        let growth = at(&curve, to_bytes)? / at(&curve, 16.0)?;
+        let growth = quotient(at(&curve, to_bytes)?, at(&curve, 16.0)?)?;
         holds_if(growth <= 1.2, format!("{to_bytes:.0} B take {growth:.2} times as long as 16 B"))
     }),
     ("direct-read/fence-is-slower", |view, shape| {
@@ -39,7 +39,8 @@ pub(super) const SHAPES: Judges = &[
     }),
     ("direct-read/bandwidth-bends", |view, _| {
         let curve = view.best_curve(BANDWIDTH, "unfenced, unbatched", Throughput);
-        let (small, large) = (at(&curve, 512.0)? / at(&curve, 16.0)?, at(&curve, 8192.0)? / at(&curve, 512.0)?);
+        let small = quotient(at(&curve, 512.0)?, at(&curve, 16.0)?)?;
+        let large = quotient(at(&curve, 8192.0)?, at(&curve, 512.0)?)?;
         let because = format!("{small:.0}-fold from 16 to 512 B, {large:.1}-fold from there to 8192 B");
         // Linear would be 32 and 16.
         holds_if(small >= 20.0 && large <= 12.0, because)

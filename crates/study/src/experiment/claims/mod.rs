@@ -71,10 +71,15 @@ fn linear_then_flat(curve: &[(f64, f64)], of: &str) -> Option<(bool, String)> {
     Some((curve.iter().all(is_on) && most >= 1.4 * one, because))
 }
 
+/// One of the other, unless that is nothing: then neither was resolved.
+fn quotient(one: f64, other: f64) -> Option<f64> {
+    (other > 0.0).then(|| one / other)
+}
+
 /// How one curve compares with another at a place: the other is 1.
 fn ratio(view: View<'_>, experiment: &str, series: [&str; 2], quantity: Quantity, x: f64) -> Option<f64> {
     let [one, other] = series.map(|series| view.best_at(experiment, series, quantity, x));
-    Some(one? / other?)
+    quotient(one?, other?)
 }
 
 /// The value of a curve at a place that was measured.

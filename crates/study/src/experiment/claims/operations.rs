@@ -8,7 +8,7 @@ use super::super::quantity::Quantity::{
 };
 use super::super::record::PointRecord;
 use super::super::view::View;
-use super::{Judges, NOISE, at, unless_soft};
+use super::{Judges, NOISE, at, quotient, unless_soft};
 use crate::parameters::Operation;
 
 /// Numbers that data of any machine can be held against: they follow from formats, not from speed.
@@ -119,7 +119,7 @@ pub(super) const SHAPES: Judges = &[
     ("far-memory/atomics-are-slow", |view, shape| {
         let pairs = shape.number("connections")?;
         let [cas, read] = ["CAS", "READ"].map(|series| view.best_at("one-sided/atomics", series, MessageRate, pairs));
-        let share = cas? / read?;
+        let share = quotient(cas?, read?)?;
         let because = format!("over {pairs:.0} queue pairs CAS reach {:.0} % of the rate of READs", share * 100.0);
         unless_soft(view, share * NOISE <= 1.0, because, "a software RNIC crosses no PCIe while it holds a lock")
     }),

@@ -3,7 +3,7 @@
 use super::super::judge::{cannot, holds_if, knee};
 use super::super::quantity::Quantity::{AnsweringCpu, AskingWork, MedianLatency, MessageRate, RnrNaks, Throughput};
 use super::super::view::View;
-use super::{Judges, NOISE, at, ends, grows_with_threads, highest, line_rate, ratio, straight, unless_soft};
+use super::{Judges, NOISE, at, ends, grows_with_threads, highest, line_rate, quotient, ratio, straight, unless_soft};
 
 const LATENCY: &str = "send-receive/latency";
 const WINDOW: &str = "send-receive/window";
@@ -34,7 +34,7 @@ fn overload(view: View<'_>, series: &str) -> Option<(f64, f64)> {
 /// How many times the rate of one per post so many per post give.
 fn gain_of_batch(view: View<'_>, series: &str, batch: f64) -> Option<f64> {
     let curve = view.best_curve(BATCH, series, MessageRate);
-    Some(at(&curve, batch)? / at(&curve, 1.0)?)
+    quotient(at(&curve, batch)?, at(&curve, 1.0)?)
 }
 
 pub(super) const SHAPES: Judges = &[
@@ -166,7 +166,7 @@ pub(super) const SHAPES: Judges = &[
     }),
     ("send-receive/poll-lists-gain", |view, shape| {
         let curve = view.best_curve(RECEIVE, "reposted in lists", MessageRate);
-        let gain = at(&curve, shape.number("poll_list")?)? / at(&curve, 1.0)?;
+        let gain = quotient(at(&curve, shape.number("poll_list")?)?, at(&curve, 1.0)?)?;
         // "Nearly half" is not a tenth.
         let least = 1.0 + (shape.number("gain")? - 1.0) * 0.4;
         holds_if(gain >= least, format!("{gain:.2} times the rate of taking them one by one"))
@@ -186,7 +186,7 @@ pub(super) const SHAPES: Judges = &[
     ("send-receive/batch-saves-cpu", |view, shape| {
         let (batch, window) = (shape.number("batch")?, shape.number("window")?);
         let curve = view.best_curve(BATCH, &format!("window {window:.0}"), AskingWork);
-        let share = at(&curve, batch)? / at(&curve, 1.0)?;
+        let share = quotient(at(&curve, batch)?, at(&curve, 1.0)?)?;
         let because =
             format!("{batch:.0} per post take {:.0} % of the sender's CPU time of one per post", share * 100.0);
         unless_soft(view, share * NOISE <= 1.0, because, SOFT_DOORBELL)
