@@ -20,8 +20,8 @@ pub(super) struct End {
 }
 
 enum Carrier {
-    Udp(UdpLink),
-    Shared(SharedMemoryLink),
+    Udp(Box<UdpLink>),
+    Shared(Box<SharedMemoryLink>),
 }
 
 /// What one look at a link brought.
@@ -78,8 +78,8 @@ impl End {
     pub(super) fn open(port: u16, shared: bool) -> io::Result<Self> {
         let udp = bind(BindRequest { port, ..BindRequest::default() }).map_err(io::Error::other)?;
         let carrier = match shared {
-            false => Carrier::Udp(udp),
-            true => Carrier::Shared(SharedMemoryLink::start(udp, LinkChoice::Shm)?),
+            false => Carrier::Udp(Box::new(udp)),
+            true => Carrier::Shared(Box::new(SharedMemoryLink::start(udp, LinkChoice::Shm)?)),
         };
         Ok(Self { carrier, start: Instant::now(), buffer: vec![0; MAX_RUN_BYTES].into() })
     }
@@ -93,8 +93,8 @@ impl End {
 
     fn link(&mut self) -> &mut dyn Link {
         match &mut self.carrier {
-            Carrier::Udp(udp) => udp,
-            Carrier::Shared(shared) => shared,
+            Carrier::Udp(udp) => &mut **udp,
+            Carrier::Shared(shared) => &mut **shared,
         }
     }
 
@@ -155,8 +155,8 @@ impl End {
         let now_ns = self.now_ns();
         let mut taker = Taker { buffer: &mut self.buffer, wanted_bytes, arrivals: Arrivals::default() };
         let link: &mut dyn Link = match &mut self.carrier {
-            Carrier::Udp(udp) => udp,
-            Carrier::Shared(shared) => shared,
+            Carrier::Udp(udp) => &mut **udp,
+            Carrier::Shared(shared) => &mut **shared,
         };
         link.receive(now_ns, &mut taker)?;
         Ok(taker.arrivals)
