@@ -100,7 +100,7 @@ const fn doubt(path: &'static str, least: &'static str, greatest: &'static str, 
 
 const T1: &str = "connectx5-100g";
 const T2: &str = "counters-100g";
-const T3: &str = "connectx5-memory";
+const T3: &str = "connectx5-100g-far";
 
 const DOUBTS: [(&str, &[Doubt]); 3] = [
     (

@@ -21,7 +21,7 @@ const MTU: PathMtu = PathMtu::Mtu4096;
 const DEPTH: usize = 64;
 
 fn t3() -> Testbed {
-    testbed::by_name("connectx5-memory").expect("a testbed of the program").clone()
+    testbed::by_name("connectx5-100g-far").expect("a testbed of the program").clone()
 }
 
 /// A queue pair of one host, and memory for results.

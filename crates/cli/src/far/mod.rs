@@ -29,8 +29,8 @@ use table::Row;
 
 const EXAMPLES: &str = "\
 Examples:
-  doorbell far run --testbed connectx5-memory --clients 64,128
-  doorbell far run --testbed connectx5-memory --strategy optimistic,backoff,queue-lock,combine,server,steered
+  doorbell far run --testbed connectx5-100g-far --clients 64,128
+  doorbell far run --testbed connectx5-100g-far --strategy optimistic,backoff,queue-lock,combine,server,steered
   doorbell far run --mix b --clients 4 -D 2s
   doorbell far verify --strategy lock --clients 4
   doorbell far verify --strategy steered --kill-box --fault drop=0.01,seed=1";
@@ -126,7 +126,7 @@ impl Run {
             if !self.json && rows.is_empty() {
                 let place = match &testbed {
                     Some(testbed) => {
-                        format!("simulated on {}; seed and program give the same numbers on this machine", testbed.name)
+                        format!("simulated on {}; the same seed and program give the same numbers on any machine", testbed.name)
                     }
                     None => "measured here, all parts of the store in this process".to_owned(),
                 };

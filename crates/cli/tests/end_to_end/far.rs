@@ -6,7 +6,7 @@ use crate::command::run;
 
 #[test]
 fn a_workload_is_simulated_with_several_strategies_and_clients() {
-    let arguments = "far run --testbed connectx5-memory --strategy optimistic,server --clients 2,4 -D 200us --mix b";
+    let arguments = "far run --testbed connectx5-100g-far --strategy optimistic,server --clients 2,4 -D 200us --mix b";
     let text = run(arguments).expect_status(0).stdout;
     assert!(text.contains("1024 keys, Zipf 0.99, 5 % puts, values of 128 B, 2 hosts"), "{text}");
     let json = run(&format!("{arguments} --json")).expect_status(0).json();
@@ -81,7 +81,7 @@ fn what_makes_no_sense_is_refused_with_what_is_allowed() {
         ("far verify -d doorbell0 --kill-box", "--kill-box is about the middlebox, which strategy optimistic has not"),
         ("far run -d doorbell0 -t 65", "a client runs 1 to 64 at a time"),
         ("far run -d doorbell0 --keys 0", "it is 1 to 2^27"),
-        ("far run --testbed connectx5-memory -d doorbell0", "-d does not go with --testbed"),
+        ("far run --testbed connectx5-100g-far -d doorbell0", "-d does not go with --testbed"),
         ("far verify -d doorbell0 -s 4", "values that are judged have at least 8 B"),
     ] {
         let finished = run(arguments).expect_status(2);

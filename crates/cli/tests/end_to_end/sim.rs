@@ -59,12 +59,12 @@ fn a_file_that_is_wrong_is_named_with_the_line() {
 
 #[test]
 fn published_rows_are_simulated_and_compared() {
-    let arguments = "sim reproduce --testbed connectx5-memory --quick";
+    let arguments = "sim reproduce --testbed connectx5-100g-far --quick";
     let text = run(arguments).expect_status(0).stdout;
     let json = run(&format!("{arguments} --json")).expect_status(0).json();
     assert_eq!(json["schema"], "doorbell-sim-reproduce/1");
     let report = &json["testbeds"][0];
-    assert_eq!((&report["testbed"], &report["published"]), (&Value::from("connectx5-memory"), &Value::from("T3")));
+    assert_eq!((&report["testbed"], &report["published"]), (&Value::from("connectx5-100g-far"), &Value::from("T3")));
     for row in report["rows"].as_array().expect("rows") {
         let id = row["id"].as_str().expect("an id");
         assert!(text.contains(id), "{id} is missing in: {text}");
@@ -98,7 +98,7 @@ fn published_rows_are_simulated_and_compared() {
     let refused = run(&format!("{arguments} --memory 4")).expect_status(0).stdout;
     assert!(refused.contains("MiB of memory, allowed are 4 MiB"), "{refused}");
 
-    let wrong = run("sim reproduce --testbed connectx5-memory --set nic.atomic=fast").expect_status(2);
+    let wrong = run("sim reproduce --testbed connectx5-100g-far --set nic.atomic=fast").expect_status(2);
     assert!(wrong.stderr.contains("nic.atomic: fast is no decimal number"), "{}", wrong.stderr);
 }
 

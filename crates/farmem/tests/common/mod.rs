@@ -25,7 +25,7 @@ pub const METADATA: usize = 1;
 pub const FIRST_HOST: usize = 2;
 
 pub fn t3() -> Testbed {
-    testbed::by_name("connectx5-memory").expect("a testbed of the program").clone()
+    testbed::by_name("connectx5-100g-far").expect("a testbed of the program").clone()
 }
 
 /// Hasty, so that a death is noticed within milliseconds.

@@ -30,7 +30,7 @@ now says something else.
   N:N is N threads on each host, one connection for each pair.
 - Latency is half a round trip, the median.
 - T2 (`counters-100g`): requests and responses of 1 byte, on one queue pair.
-- T3 (`connectx5-memory`): 64 WRITEs of 8 bytes in flight for each queue pair, or 16 READs, which is the NIC's limit. One
+- T3 (`connectx5-100g-far`): 64 WRITEs of 8 bytes in flight for each queue pair, or 16 READs, which is the NIC's limit. One
   thread posts for each queue pair.
 
 ## Where the intervals come from

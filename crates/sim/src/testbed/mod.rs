@@ -216,7 +216,7 @@ fn find(path: &str) -> Option<(usize, Option<Unit>)> {
 const FILES: [(&str, &str); 3] = [
     ("testbeds/connectx5-100g.toml", include_str!("../../data/connectx5-100g.toml")),
     ("testbeds/counters-100g.toml", include_str!("../../data/counters-100g.toml")),
-    ("testbeds/connectx5-memory.toml", include_str!("../../data/connectx5-memory.toml")),
+    ("testbeds/connectx5-100g-far.toml", include_str!("../../data/connectx5-100g-far.toml")),
 ];
 
 static ALL: LazyLock<Vec<Testbed>> = LazyLock::new(|| {
