@@ -6,9 +6,10 @@ use std::process::ExitCode;
 
 use clap::Args;
 use doorbell_sim::reproduce::{Effort as SimulatedEffort, SEED};
-use doorbell_sim::{Testbed, session};
+use doorbell_sim::{Testbed, far as simulated_far, session};
 use doorbell_study::environment::Environment;
-use doorbell_study::experiment::{self, DirectoryError, Effort, Experiment, Point, RunDirectory};
+use doorbell_study::experiment::{self, DirectoryError, Effort, Experiment, FAR_MEMORY, Point, RunDirectory};
+use doorbell_study::far::FarPoint;
 use doorbell_study::record::PointResult;
 use doorbell_study::session::Client;
 use doorbell_verbs::Device;
@@ -19,6 +20,7 @@ use crate::bench::arguments::DeviceArguments;
 use crate::bench::peer;
 use crate::control::{self, Meeting};
 use crate::device::{Chosen, DeviceChoice, UdpPort};
+use crate::far::measure_point;
 use crate::output::{line, note};
 use crate::report::write_report;
 use crate::sim::arguments::Simulated;
@@ -29,6 +31,7 @@ Examples:
   doorbell study                            everything, a few minutes
   doorbell study --quick                    everything, three minutes at most
   doorbell study send-receive/window        one experiment
+  doorbell study far-memory --testbed connectx5-100g-far     passive memory that many clients share, simulated
   doorbell study --out DIR                  records and report in DIR; what is in DIR already is not
                                             measured again, so an interrupted study goes on there
   doorbell study --testbed connectx5-100g   everything, simulated: RNICs that this machine does not have
@@ -45,12 +48,13 @@ const MEMORY_MIB: usize = 4096;
 const MAX_FAILURES_IN_A_ROW: usize = 3;
 
 /// Measures message exchange between two processes on this machine, or between this machine and another, or simulates it
-/// (--testbed): every experiment that was published of it, one record per point, and a report at the end.
+/// (--testbed): every experiment that was published of it, one record per point, and a report at the end. Experiments on
+/// memory that many clients share (far-memory) are measured where they are named.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Study {
     /// Experiments, or families of them such as send-receive; `all` compares the protocols by latency
-    /// and bandwidth [default: everything]. What is no experiment is the other machine, where
+    /// and bandwidth [default: everything but far-memory]. What is no experiment is the other machine, where
     /// `doorbell study --listen` runs, as HOST or HOST:PORT [default: a second process on this machine]
     #[arg(value_name = "EXPERIMENT|HOST", conflicts_with = "listen")]
     names: Vec<String>,
@@ -158,8 +162,23 @@ impl Study {
         }
         if !experiments.is_empty() {
             all.retain(|experiment| experiments.iter().any(|name| is_meant(name, experiment)));
+        } else if !self.list {
+            // It answers another question, and takes as long as all others together.
+            all.retain(|experiment| !experiment.name.starts_with(FAR_MEMORY));
         }
-        if testbed.is_some() {
+        if testbed.is_none() {
+            let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+            all.iter_mut().for_each(|experiment| experiment.fit_to_machine(self.effort(), cpus));
+            if let Some(empty) = all.iter().find(|experiment| experiment.points.is_empty())
+                && experiments.iter().any(|name| **name == empty.name)
+            {
+                return Err(Usage(format!(
+                    "{} has parts that are there in virtual time alone: add --testbed",
+                    empty.name
+                )));
+            }
+            all.retain(|experiment| !experiment.points.is_empty());
+        } else {
             let effort = self.simulated_effort();
             for parameters in all.iter_mut().flat_map(|it| &mut it.points).map(|point| &mut point.parameters) {
                 // A point has one size.
@@ -322,6 +341,9 @@ impl Source {
         match self {
             Self::Measured(ends) => ends.measure(study, point),
             Self::Simulated(testbed, _) => {
+                if let Some(far) = &point.parameters.far {
+                    return Ok(simulated_far::simulate(testbed, far, SEED)?.result);
+                }
                 let bytes = *point.parameters.sizes.first().ok_or("a point has one size")?;
                 Ok(session::simulate(testbed, &point.parameters, bytes, SEED)?.result)
             }
@@ -429,9 +451,29 @@ impl Ends {
         Ok(Self { chosen, host: Some(host), environment: Environment { peer: Some(Box::new(other)), ..own } })
     }
 
+    /// Measures a point about shared memory once, all parties of it in this process.
+    fn measure_far(&self, study: &Study, far: &FarPoint) -> Result<PointResult, Failure> {
+        if let Some(host) = &self.host {
+            return Err(
+                format!("points about shared memory are measured on this machine alone, not with {host}").into()
+            );
+        }
+        let open = || open(study, &self.chosen, None);
+        match far {
+            FarPoint::Store(point) => {
+                let report = measure_point(point, (&study.device, &self.chosen), study.udp, SEED)?;
+                Ok(point.result(&report, None))
+            }
+            _ => Ok(doorbell_study::far::measure([&open()?, &open()?], far)?),
+        }
+    }
+
     /// Measures a point once, between two fresh devices in two processes.
     fn measure(&self, study: &Study, point: &Point) -> Result<PointResult, Failure> {
         let parameters = point.parameters.clone();
+        if let Some(far) = &parameters.far {
+            return self.measure_far(study, far);
+        }
         let bytes = *parameters.sizes.first().ok_or("a point has one size")?;
         let measure = |mut client: Client| -> Result<PointResult, Failure> {
             let result = client.measure(bytes, |_| {})?;

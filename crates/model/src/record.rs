@@ -147,6 +147,11 @@ struct Asked {
     srq: bool,
     #[serde(default)]
     serving: Serving,
+    #[serde(default)]
+    addresses: Option<u32>,
+    /// What several clients did to memory that they share.
+    #[serde(default)]
+    far: Option<serde::de::IgnoredAny>,
 }
 
 fn yes() -> bool {
@@ -252,8 +257,8 @@ fn observation(
                 signals_last: true,
                 poll_list: window.div_ceil(batch.max(1)).clamp(1, MOST_POLLED),
                 connections: asked.connections,
-                // Each queue pair has a word of its own.
-                addresses: asked.connections,
+                // Unless they share words, each queue pair has one of its own.
+                addresses: asked.addresses.unwrap_or(asked.connections),
                 inline_bytes: asked.inline,
                 path_mtu: Some(path_mtu),
                 ..Posted::new(operation, result.bytes, window)
@@ -337,6 +342,9 @@ fn measured(
 /// Why the model has nothing to say of a result, if so.
 fn unfit(record: &Record, result: &PointResult) -> Option<String> {
     let Record { environment, parameters: asked, .. } = record;
+    if asked.far.is_some() {
+        return Some("several clients shared memory, and the model has two ends".to_owned());
+    }
     let is_latency = match asked.kind.as_str() {
         "latency" => true,
         "bandwidth" => false,
@@ -477,6 +485,11 @@ mod tests {
     #[test]
     fn what_the_model_cannot_speak_of_is_left_out_with_the_reason() {
         for (from, to, reason) in [
+            (
+                "\"inline\"",
+                "\"far\": {\"order\": {}}, \"inline\"",
+                "several clients shared memory, and the model has two ends",
+            ),
             ("\"send\"", "\"jump\"", "\"jump\" is neither a message of one direction nor a one-sided operation"),
             ("\"send\"", "\"request_response\"", "is neither a message"),
             ("\"bandwidth\"", "\"jitter\"", "nothing of a measurement of \"jitter\""),

@@ -22,6 +22,7 @@ mod plot;
 mod published;
 mod reproduction;
 mod sentence;
+mod strategies;
 mod sweep;
 mod table;
 

@@ -1,11 +1,13 @@
 //! The document.
 
 use doorbell_published::Testbed;
-use doorbell_study::experiment::{Experiment, Finding, View};
+use doorbell_study::experiment::{Experiment, FAR_MEMORY, Finding, PointRecord, View};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use crate::format::date;
-use crate::{Found, Model, Run, comparison, experiments, model, plot, published, sentence, table, verdicts_of};
+use crate::{
+    Found, Model, Run, comparison, experiments, model, plot, published, sentence, strategies, table, verdicts_of,
+};
 
 const STYLE: &str = include_str!("../assets/style.css");
 pub(crate) const SCRIPT: &str = include_str!("../assets/script.js");
@@ -45,6 +47,7 @@ pub(crate) fn page(runs: &[Run], model: Option<&dyn Model>, published: Option<&T
                 (header(runs, &found))
                 main {
                     (comparison::table(runs))
+                    (strategies::picture(runs))
                     (shapes(runs, &found))
                     (contents(comparisons.iter().chain(&experiments)))
                     @for experiment in &comparisons { (section(&compared, experiment, model, None)) }
@@ -82,7 +85,7 @@ fn header(runs: &[Run], found: &[Found]) -> Markup {
     html! {
         header {
             p.kicker { "Doorbell study" }
-            h1 { "Which protocol, with which parameters?" }
+            h1 { (question(runs)) }
             @for run in runs {
                 @if let Some(testbed) = run.testbed() {
                     p.where {
@@ -106,6 +109,18 @@ fn header(runs: &[Run], found: &[Found]) -> Markup {
                 }
             }
         }
+    }
+}
+
+/// What the page answers.
+fn question(runs: &[Run]) -> &'static str {
+    let is_far = |record: &PointRecord| record.experiment.starts_with(FAR_MEMORY);
+    let mut records = runs.iter().flat_map(|run| &run.records).peekable();
+    let is_about_memory = records.peek().is_some() && records.all(is_far);
+    if is_about_memory {
+        "What does it cost to share memory, and which way out?"
+    } else {
+        "Which protocol, with which parameters?"
     }
 }
 
@@ -252,6 +267,10 @@ fn reading() -> Markup {
             li {
                 "Points with hollow markers were simulated: in virtual time, once each, since the same seed gives the same "
                 "result. They have curves, verdicts and a model of their own, apart from what was measured."
+            }
+            li {
+                "Of shared memory, an attempt is each CAS, and each READ of a value; it succeeds if it finds the newest node. "
+                "Bytes are those of frames, against what they would be if each first attempt succeeded."
             }
             li { "Latency is half a round trip of a ping-pong. Gb/s are 10" sup { "9" } " bits of payload per second." }
             li {

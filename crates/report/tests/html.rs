@@ -5,6 +5,7 @@ use doorbell_model::record::observations;
 use doorbell_report::{Account, Fitted, Model, Prediction, Run, html, verdicts};
 use doorbell_study::environment::Environment;
 use doorbell_study::experiment::{Effort, Experiment, Finding, PointRecord, Quantity, all};
+use doorbell_study::far::{FarPoint, Figure, Strategy};
 use doorbell_study::machine::Machine;
 use doorbell_study::parameters::Kind;
 use doorbell_study::record::{Latency, PointResult};
@@ -92,6 +93,34 @@ fn every_point_is_in_a_plot_and_in_a_table() {
     for text in ["Protocols at a glance", "here: ", "there: ", "a processor on 2 CPUs", "1970-01-01"] {
         assert!(page.contains(text), "{text}");
     }
+}
+
+/// A strategy's operations per second are its place in the table, in millions, and its puts take as long as it has letters.
+#[test]
+fn one_picture_says_which_strategy_is_best_for_a_workload() {
+    let mut run = run("here");
+    for record in &mut run.records {
+        let Some(store) = record.parameters.far.as_deref().and_then(FarPoint::store) else { continue };
+        let place = Strategy::ALL.iter().position(|&strategy| strategy == store.strategy).unwrap();
+        for result in &mut record.repetitions {
+            result.messages_per_s = 1e6 * (place + 1) as f64;
+            result.far.insert(Figure::PutP99, store.strategy.name().len() as f64);
+        }
+    }
+    let page = html(&[run.clone()], None, None);
+    let picture = page.split("id=\"strategies\"").nth(1).expect("a picture").split("</table>").next().unwrap();
+    // Steered-write is the last of them, and lock has the shortest name.
+    assert!(picture.contains("\u{2605} 9.00") && picture.contains("\u{25c6} 4.00 us"), "{picture}");
+    let picture = picture.split("<table>").nth(1).unwrap();
+    let rows = picture.matches("scope=\"row\"").count() - 1;
+    for mark in ["--heat: 100%", "\u{2605}", "\u{25c6}"] {
+        assert_eq!(picture.matches(mark).count(), rows, "{mark} once in each row");
+    }
+    for text in ["share of puts", "skew (Zipf exponent)", "a middlebox", "queue-lock"] {
+        assert!(picture.contains(text), "{text}");
+    }
+    run.records.retain(|record| record.parameters.far.is_none());
+    assert!(!html(&[run], None, None).contains("id=\"strategies\""), "without workloads there is no choice");
 }
 
 #[test]

@@ -30,8 +30,6 @@ pub struct Load {
     pub bytes: usize,
     /// Threads of the host that answers, if not as many as of the one that asks.
     pub receiver_threads: Option<usize>,
-    /// Different words that atomic operations go to, if not one for each connection.
-    pub addresses: Option<usize>,
 }
 
 impl Load {
@@ -144,11 +142,11 @@ fn run(
     stop: Stop,
     capture: Option<Box<dyn Write + Send>>,
 ) -> Result<Option<Measured>, MeasureError> {
-    let Load { parameters, bytes, receiver_threads, addresses } = load;
+    let Load { parameters, bytes, receiver_threads } = load;
     let bytes = *bytes;
     parameters.check()?;
     if parameters.operation.is_one_sided() {
-        return one_sided_operations(Bench::new(testbed, parameters, bytes, seed, stop, capture)?, *addresses);
+        return one_sided_operations(Bench::new(testbed, parameters, bytes, seed, stop, capture)?);
     }
     let bench = Bench::new(testbed, parameters, bytes, seed, stop, capture)?;
     with_connector!(parameters.protocol, connector => messages(bench, &connector, *receiver_threads))
@@ -442,7 +440,7 @@ where
     bench.finish(asked)
 }
 
-fn one_sided_operations(mut bench: Bench<'_>, addresses: Option<usize>) -> Result<Option<Measured>, MeasureError> {
+fn one_sided_operations(mut bench: Bench<'_>) -> Result<Option<Measured>, MeasureError> {
     let (parameters, bytes) = (bench.parameters, bench.plan.bytes);
     let waiter = bench.simulation.polling();
     let pds = [ASKING, ANSWERING].map(|node| bench.simulation.device(node).create_pd());
@@ -456,7 +454,7 @@ fn one_sided_operations(mut bench: Bench<'_>, addresses: Option<usize>) -> Resul
         initiator.connect(&target.description())?;
         target.connect(&initiator.description())?;
         targets.push(target);
-        let memory = targets[number % addresses.unwrap_or(usize::MAX).max(1)].memory();
+        let memory = targets[number % parameters.addresses.unwrap_or(usize::MAX).max(1)].memory();
         let (own, fitted, plan, waiter) = (parameters.clone(), bench.fitted.clone(), bench.plan, waiter.clone());
         asked.push(bench.simulation.spawn(ASKING, format!("initiator {number}"), async move {
             let tally = one_sided::stream(&initiator, memory, &own, &fitted, plan, waiter, &|_| {}).await?;

@@ -209,7 +209,7 @@ fn operations(operation: Operation, bytes: usize, window: usize, inline: usize) 
 /// All blind rows.
 pub fn rows() -> Vec<BlindRow> {
     let mut rows = Vec::new();
-    let plain = |parameters: Parameters, bytes| Load { parameters, bytes, receiver_threads: None, addresses: None };
+    let plain = |parameters: Parameters, bytes| Load { parameters, bytes, receiver_threads: None };
     for (experiment, is_single) in [(N_TO_ONE, true), (N_TO_N, false)] {
         for protocol in PROTOCOLS {
             for bytes in SIZES {

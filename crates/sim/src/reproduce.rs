@@ -190,7 +190,7 @@ impl<'a> Runs<'a> {
         serving.single_receiver = manner.one_queue && workload.protocol == Protocol::SendReceive;
         let receivers = workload.peers.receivers;
         let differ = receivers != workload.peers.senders && !serving.single_receiver;
-        Load { parameters, bytes, receiver_threads: differ.then_some(receivers as usize), addresses: None }
+        Load { parameters, bytes, receiver_threads: differ.then_some(receivers as usize) }
     }
 
     /// Operations of bare queue pairs.
@@ -214,8 +214,9 @@ impl<'a> Runs<'a> {
         // Messages of T2 have immediate data where the publication's bytes say so, and ours have it with credits.
         parameters.credits = posted.immediate;
         parameters.inline = 0;
-        let addresses = posted.operation.is_atomic().then_some(posted.addresses as usize);
-        Ok(Load { parameters, bytes, receiver_threads: None, addresses })
+        parameters.addresses =
+            posted.operation.is_atomic().then_some((posted.addresses as usize).clamp(1, parameters.connections));
+        Ok(Load { parameters, bytes, receiver_threads: None })
     }
 
     fn rated(measured: &Measured) -> Rated {

@@ -36,6 +36,7 @@
 //! [`workload`] holds the workloads as `async fn` over connections, written once, and
 //! [`one_sided`] and [`unacknowledged`] those over verbs alone; [`executor`] runs them on a thread that polls. [`session`]
 //! coordinates two ends, point by point: processes joined by TCP, or both in one process; [`record`] is what comes out.
+//! [`far`] is what has more parties than two: memory that several clients share.
 //! [`measure`] times the parameters of the performance model, one call at a time, and [`limit`] what
 //! this machine's kernel gives without an RNIC.
 #![forbid(unsafe_code)]
@@ -45,6 +46,7 @@ pub mod doctor;
 pub mod environment;
 pub mod executor;
 pub mod experiment;
+pub mod far;
 pub mod limit;
 pub mod machine;
 pub mod measure;

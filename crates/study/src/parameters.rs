@@ -9,6 +9,7 @@ use doorbell_protocols::Protocol;
 use doorbell_verbs::PathMtu;
 use serde::{Deserialize, Serialize};
 
+use crate::far::FarPoint;
 use crate::memory::bytes_behind;
 use crate::serving::Serving;
 
@@ -189,6 +190,13 @@ pub struct Parameters {
     /// Who serves the connections.
     #[serde(default)]
     pub serving: Serving,
+    /// Different words that atomic operations go to: connection `n` uses that of connection `n % addresses`. `None` is
+    /// one for each.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub addresses: Option<usize>,
+    /// What is measured instead, of memory that several clients share: then nothing else here counts but the size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub far: Option<Box<FarPoint>>,
 }
 
 /// What one point uses, after everything was made to fit.
@@ -242,6 +250,8 @@ impl Parameters {
             memory_bytes: 256 << 20,
             signal_each: false,
             serving: Serving::default(),
+            addresses: None,
+            far: None,
         }
     }
 

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cpu::{CpuPerMessage, CpuTime};
 use crate::environment::Environment;
+use crate::far::Figures;
 use crate::parameters::{Fitted, Parameters, Timed};
 pub use crate::prediction::Predicted;
 
@@ -91,6 +92,9 @@ pub struct PointResult {
     /// Messages that each connection of the end that asked has sent.
     #[serde(default)]
     pub sent_by_connection: Vec<u64>,
+    /// What points about shared memory measure beside rates.
+    #[serde(default, skip_serializing_if = "Figures::is_empty")]
+    pub far: Figures,
 }
 
 impl PointResult {

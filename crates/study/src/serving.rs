@@ -71,8 +71,9 @@ impl Serving {
         let refuse = |setting, given: &str, allowed: &str| {
             Err(ParametersError { setting, given: given.to_owned(), allowed: allowed.to_owned() })
         };
-        if self.threads > 1 && !goes {
-            let allowed = "1 unless messages are sent one way, by programs that poll";
+        let is_one_sided = parameters.kind == Kind::Bandwidth && parameters.operation.is_one_sided();
+        if self.threads > 1 && !goes && (!is_one_sided || parameters.events) {
+            let allowed = "1 unless messages are sent one way, or operations are one-sided, by programs that poll";
             return refuse(Setting::Threads, &self.threads.to_string(), allowed);
         }
         if self.single_receiver && !goes {

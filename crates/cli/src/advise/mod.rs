@@ -1,5 +1,7 @@
-//! `doorbell advise`: which protocol, window, batch and receive queue suit a need.
+//! `doorbell advise`: which protocol, window, batch and receive queue suit a need; and which strategy suits clients that
+//! share memory.
 
+mod shared;
 mod simulate;
 
 use std::process::ExitCode;
@@ -25,7 +27,8 @@ pub(crate) struct Advise {
     parameters: ParametersArgument,
     /// Message sizes, with commas between, each with its share of the messages behind a colon if
     /// they are not equal: 64:9,8K:1
-    #[arg(short, long, value_name = "BYTES[:SHARE]", value_delimiter = ',', required = true, value_parser = parse_size)]
+    #[arg(short, long, value_name = "BYTES[:SHARE]", value_delimiter = ',', required_unless_present = "shared_memory",
+          value_parser = parse_size)]
     size: Vec<(u64, f64)>,
     /// Messages per second that there will be, over all connections, as in 2.5M [default: as many as go]
     #[arg(long, value_name = "N", value_parser = quantity::rate)]
@@ -64,6 +67,8 @@ pub(crate) struct Advise {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    shared: shared::Shared,
+    #[command(flatten)]
     simulated: Simulated,
 }
 
@@ -80,6 +85,12 @@ fn parse_size(text: &str) -> Result<(u64, f64), String> {
 }
 
 pub(crate) fn run(arguments: &Advise) -> Result<ExitCode, Failure> {
+    if arguments.shared.shared_memory {
+        let testbed = arguments.simulated.read(&[])?;
+        let by_rate = matches!(arguments.first, First::Throughput);
+        arguments.shared.advise(&arguments.size, testbed, (by_rate, arguments.json))?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let parameters = arguments.parameters.read()?;
     let need = Need {
         sizes: arguments.size.clone(),

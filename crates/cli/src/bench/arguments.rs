@@ -406,6 +406,8 @@ impl Exchange {
                 }),
                 ..Serving::default()
             },
+            addresses: None,
+            far: None,
         };
         parameters.check().map_err(|error| Usage(in_options(&error)))?;
         Ok(parameters)
@@ -456,7 +458,17 @@ fn in_options(error: &ParametersError) -> String {
         Setting::SingleReceiver => "--single-receiver",
         Setting::SharedReceives => "--use-srq",
         // These have no option: what a bench does not set is as it should be.
-        Setting::PollList | Setting::RepostList => return format!("{setting} is {given}, allowed is {allowed}"),
+        Setting::PollList
+        | Setting::RepostList
+        | Setting::Addresses
+        | Setting::SharedOperation
+        | Setting::QueuePairs
+        | Setting::Skew
+        | Setting::Distance
+        | Setting::Clients
+        | Setting::Hosts
+        | Setting::Keys
+        | Setting::Puts => return format!("{setting} is {given}, allowed is {allowed}"),
     };
     format!("{setting} ({option}) is {given}, allowed is {allowed}")
 }

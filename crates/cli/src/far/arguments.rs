@@ -5,6 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use doorbell_farmem::workload::{Load, MIXES};
 use doorbell_farmem::{ClientOptions, MAX_OUTSTANDING, MAX_VALUE, Strategy};
+use doorbell_study::far::StorePoint;
 use doorbell_verbs::soft;
 
 use crate::device::Chosen;
@@ -35,7 +36,7 @@ pub(super) fn check_here(strategy: Strategy, chosen: &Chosen) -> Result<(), Usag
     }
 }
 
-pub(super) fn clients(text: &str) -> Result<usize, String> {
+pub(crate) fn clients(text: &str) -> Result<usize, String> {
     match quantity::count::<usize>(text)? {
         clients @ 1..=MAX_CLIENTS => Ok(clients),
         _ => Err(format!("it is 1 to {MAX_CLIENTS}")),
@@ -50,12 +51,12 @@ fn mix(text: &str) -> Result<f64, String> {
     })
 }
 
-fn percent(text: &str) -> Result<f64, String> {
+pub(crate) fn percent(text: &str) -> Result<f64, String> {
     let value = text.parse::<f64>().ok().filter(|value| (0.0..=100.0).contains(value));
     value.ok_or_else(|| format!("{text:?} is no share: 0 to 100, in per cent"))
 }
 
-fn skew(text: &str) -> Result<f64, String> {
+pub(crate) fn skew(text: &str) -> Result<f64, String> {
     let value = text.parse::<f64>().ok().filter(|value| (0.0..=3.0).contains(value));
     value.ok_or_else(|| format!("{text:?} is no exponent of Zipf's law that is taken: 0 (all keys alike) to 3"))
 }
@@ -101,6 +102,23 @@ pub(crate) struct Workload {
 }
 
 impl Workload {
+    /// That of a point of a study, whose time to warm up is a tenth of what is measured, as it is here.
+    pub(super) fn of(point: &StorePoint, seed: u64) -> Self {
+        Self {
+            mix: None,
+            writes: Some(point.write_percent),
+            zipf: point.zipf,
+            keys: point.keys,
+            size: point.value_bytes as u64,
+            hosts: point.hosts,
+            outstanding: point.outstanding,
+            rate: None,
+            client_time: point.client_us / 1e6,
+            duration: Some(point.measure_us / 1e6),
+            seed,
+        }
+    }
+
     /// What each of so many clients does.
     pub(super) fn load(&self, clients: usize, is_simulated: bool) -> Result<Load, Failure> {
         let refuse = |text: String| Failure::from(Usage(text));
@@ -128,6 +146,7 @@ impl Workload {
             client_ns: (self.client_time * 1e9) as u64,
             warm_up_ns: (measure_s * 1e8) as u64,
             measure_ns: (measure_s * 1e9) as u64,
+            drains: true,
         })
     }
 

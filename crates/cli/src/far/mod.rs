@@ -1,6 +1,6 @@
 //! `doorbell far`: workloads on a store in passive memory.
 
-mod arguments;
+pub(crate) mod arguments;
 mod behind;
 mod client;
 mod service;
@@ -16,6 +16,7 @@ use doorbell_farmem::workload::{self, Report, Tally};
 use doorbell_farmem::{ClientEnd, Geometry, HostCache, MemoryDescription, Strategy};
 use doorbell_sim::far::{Far as Simulated, run as simulate};
 use doorbell_study::executor::{Idle, block_on};
+use doorbell_study::far::StorePoint;
 use doorbell_verbs::soft::SoftOptions;
 
 use crate::device::{Chosen, DeviceChoice, UdpPort};
@@ -113,6 +114,26 @@ fn enter(
     Ok((entered, sides.metadata.accept(number, via, end.to_metadata())?))
 }
 
+/// Measures a point of a study on this machine.
+pub(crate) fn measure_point(
+    point: &StorePoint,
+    (choice, chosen): (&DeviceChoice, &Chosen),
+    udp: UdpPort,
+    seed: u64,
+) -> Result<Report, Failure> {
+    arguments::check_here(point.strategy, chosen)?;
+    let run = Run {
+        strategy: vec![point.strategy],
+        clients: vec![point.clients],
+        workload: Workload::of(point, seed),
+        simulated: Testbed::default(),
+        device: choice.clone(),
+        udp,
+        json: false,
+    };
+    Ok(run.measure(chosen, point.strategy, point.clients)?.report)
+}
+
 impl Run {
     fn run(&self) -> Result<(), Failure> {
         let testbed = self.simulated.read(&[("-d", self.device.name.is_some())])?;
@@ -126,7 +147,10 @@ impl Run {
             if !self.json && rows.is_empty() {
                 let place = match &testbed {
                     Some(testbed) => {
-                        format!("simulated on {}; the same seed and program give the same numbers on any machine", testbed.name)
+                        format!(
+                            "simulated on {}; the same seed and program give the same numbers on any machine",
+                            testbed.name
+                        )
                     }
                     None => "measured here, all parts of the store in this process".to_owned(),
                 };

@@ -15,7 +15,7 @@ use crate::{Failure, Usage};
 const MOST_BYTES: u64 = 1 << 20;
 
 /// Simulates instead of measuring.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "In virtual time")]
 pub(crate) struct Simulated {
     /// Simulate this testbed, with both ends in this process, and measure nothing: a name of `doorbell sim testbeds`, or a
@@ -49,7 +49,7 @@ impl Simulated {
 }
 
 /// Values given in place of those of a testbed's file.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone, Debug, Default)]
 pub(crate) struct Replaced {
     /// Another value for one parameter, as in link.rate=25Gb/s; may be given several times
     #[arg(long, value_name = "PART.NAME=VALUE", value_parser = assignment)]

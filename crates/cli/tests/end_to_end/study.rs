@@ -170,3 +170,64 @@ fn a_simulated_study_stands_beside_a_measured_one_and_is_never_mixed_with_it() {
     let fit = run(&format!("model fit {}", simulated.path())).expect_status(2);
     assert!(fit.stderr.contains("and the records before are not"), "{}", fit.stderr);
 }
+
+/// What one machine can show of memory that many clients share; the rest takes virtual time.
+#[test]
+fn shared_memory_is_studied_here_as_far_as_it_can_be() {
+    let _one_at_a_time = measuring();
+    let scratch = Scratch::new("far-here");
+    let study = format!("study --quick -d doorbell0 --out {}", scratch.path());
+    let finished = run(&format!("{study} far-memory/tearing far-memory/atomics-scope --json")).expect_status(0).json();
+    assert_eq!((&finished["points"], &finished["missing"]), (&21.into(), &0.into()), "{finished}");
+    let torn = fs::read_to_string(scratch.0.join("far-memory-tearing-path-mtu-1024-8.json")).unwrap();
+    let torn: serde_json::Value = serde_json::from_str(&torn).unwrap();
+    assert_eq!(torn["repetitions"][0]["far"]["torn"], 0.0, "a word is read at once");
+    let complaint = "far-memory/reordering has parts that are there in virtual time alone: add --testbed";
+    run(&format!("{study} far-memory/reordering")).expect_complaint(2, &[complaint]);
+    let listed = run("study --list --quick far-memory").expect_status(0).stdout;
+    assert!(listed.contains("far-memory/skew") && !listed.contains("far-memory/hot-address"), "{listed}");
+}
+
+#[test]
+fn a_simulated_study_of_shared_memory_says_which_strategy_and_advice_comes_of_it() {
+    let scratch = Scratch::new("far-simulated");
+    let testbed = "--testbed connectx5-100g-far";
+    let study = format!("study --quick far-memory/clients far-memory/queue-pairs {testbed} --out {}", scratch.path());
+    let finished = run(&format!("{study} --json")).expect_status(0).json();
+    assert_eq!((&finished["points"], &finished["missing"]), (&13.into(), &0.into()), "{finished}");
+    let verdicts = finished["verdicts"].as_array().expect("verdicts");
+    let pairs = verdicts.iter().find(|verdict| verdict["experiment"] == "far-memory/queue-pairs").expect("a verdict");
+    assert_eq!(pairs["outcome"], "holds", "{pairs}");
+    let page = fs::read_to_string(scratch.0.join("report.html")).unwrap();
+    assert!(page.contains("Which strategy for my workload?") && page.contains("simulated, not measured"));
+
+    let from_records = format!("advise --shared-memory --clients 30 --records {} --json", scratch.path());
+    let advice = run(&from_records).expect_status(0).json();
+    assert_eq!(advice["workload"]["clients"], 16, "the workload that is most like it: {advice}");
+    let ranked = advice["ranked"].as_array().expect("strategies");
+    let tails: Vec<f64> = ranked.iter().map(|one| one["figures"]["put_p99"].as_f64().expect("a time")).collect();
+    assert!(ranked.len() == 9 && tails.is_sorted(), "the shortest 99 % first: {tails:?}");
+    run(&format!("advise --shared-memory --records {} {testbed}", scratch.path()))
+        .expect_complaint(2, &["cannot be used with"]);
+}
+
+#[test]
+fn advice_on_shared_memory_is_simulated_for_the_workload_that_was_asked_for() {
+    let text = run("advise --shared-memory --clients 2 --keys 16 -s 64 --first throughput").expect_status(0).stdout;
+    assert!(text.contains("2 clients on 2 hosts, 16 keys, Zipf 0.99, 50 % puts, values of 64 B"), "{text}");
+    for word in ["optimistic", "steered-write", "a core of the memory node", "a middlebox"] {
+        assert!(text.contains(word), "{text}");
+    }
+    let rates: Vec<f64> =
+        text.lines().skip(2).filter_map(|line| line.split_whitespace().nth(1)?.parse().ok()).collect();
+    assert!(rates.len() == 9 && rates.is_sorted_by(|one, next| one >= next), "the most operations first: {text}");
+    for (arguments, words) in [
+        ("advise", &["--size"][..]),
+        ("advise --shared-memory -s 1,2", &["all values have one size"]),
+        ("advise --shared-memory --zipf 7", &["no exponent of Zipf's law"]),
+        ("advise -s 16 --clients 4", &["--shared-memory"]),
+        ("advise --shared-memory --keys 0", &["the number of keys is 0, allowed is 1 to"]),
+    ] {
+        run(arguments).expect_complaint(2, words);
+    }
+}

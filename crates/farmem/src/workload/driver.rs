@@ -204,7 +204,7 @@ pub async fn drive<W: Waiter>(
     tally.wire_bytes = wire_bytes(device).zip(before.1).map(|(now, before)| now - before);
     tally.span_ns.1 = tally.span_ns.1.max(ends_ns);
     // What runs still does not count any more.
-    while !running.is_empty() {
+    while load.drains && !running.is_empty() {
         match client.finished(&mut read) {
             Some((ticket, result)) => {
                 if let Some(operation) = running.remove(&ticket) {

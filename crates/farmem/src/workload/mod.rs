@@ -34,6 +34,9 @@ pub struct Load {
     pub warm_up_ns: u64,
     /// How long they are counted after that, in nanoseconds.
     pub measure_ns: u64,
+    /// At the end of that time, operations that are running are waited for. Otherwise they are left behind: then the client
+    /// is of no use any more.
+    pub drains: bool,
 }
 
 impl Default for Load {
@@ -48,6 +51,7 @@ impl Default for Load {
             client_ns: 0,
             warm_up_ns: 1_000_000,
             measure_ns: 10_000_000,
+            drains: true,
         }
     }
 }

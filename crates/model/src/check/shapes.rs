@@ -540,6 +540,7 @@ fn of_operations(shape: &Shape, by: &mut dyn Predictor) -> Result<Judged, Lack> 
         "far-memory/order-within-a-pair" | "far-memory/unreliable-have-no-order" => {
             Err(Lack::Quantity("the order in which requests of different queue pairs arrive"))
         }
+        "far-memory/cas-has-a-ceiling" => Err(Lack::Quantity("operations outstanding over several queue pairs")),
         "far-memory/long-reads-tear" => Err(Lack::Quantity("contents of memory")),
         _ => Err(UNKNOWN),
     }

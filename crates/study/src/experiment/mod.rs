@@ -6,6 +6,7 @@
 
 mod claims;
 mod directory;
+mod far_memory;
 mod judge;
 mod operations;
 mod quantity;
@@ -13,11 +14,12 @@ mod record;
 mod sweep;
 mod sweeps;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 mod view;
 
 pub use directory::{DirectoryError, RunDirectory};
+pub use far_memory::{COMPARING, FAMILY as FAR_MEMORY};
 pub use judge::{Claim, Finding, Verdict};
 pub use quantity::{Quantity, Spread};
 pub use record::{FORMAT, PointRecord, RecordError, SCHEMA};

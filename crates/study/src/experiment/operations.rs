@@ -16,7 +16,13 @@ pub(super) fn experiments(effort: Effort) -> [Experiment; 6] {
 }
 
 /// So many operations outstanding, one per post, on so many queue pairs.
-fn operation(effort: Effort, operation: Operation, bytes: usize, window: usize, connections: usize) -> Parameters {
+pub(super) fn operation(
+    effort: Effort,
+    operation: Operation,
+    bytes: usize,
+    window: usize,
+    connections: usize,
+) -> Parameters {
     let base = Point::parameters(effort, Kind::Bandwidth, operation, bytes);
     Parameters { window, connections, depth: 2 * window, depths_are_defaults: false, ..base }
 }

@@ -1,5 +1,6 @@
 //! What is read off a point.
 
+use crate::far::Figure;
 use crate::record::{Counted, PointResult};
 
 /// Something that a point measured, in one number.
@@ -33,6 +34,11 @@ pub enum Quantity {
     AnsweringWork,
     /// Jain's fairness index of the connections: 1 is equal shares, 1/N is everything to one.
     Fairness,
+    /// The mean time of an operation where as many as allowed are outstanding, in microseconds: their number divided by
+    /// their rate (Little's law).
+    MeanLatency,
+    /// A figure of shared memory.
+    Far(Figure),
 }
 
 impl Quantity {
@@ -55,6 +61,11 @@ impl Quantity {
             Self::AskingWork => result.cpu_by_message().client.useful_us?,
             Self::AnsweringWork => result.cpu_by_message().server.useful_us?,
             Self::Fairness => jain(&result.sent_by_connection)?,
+            Self::MeanLatency => {
+                let outstanding = result.fitted.window * result.sent_by_connection.len();
+                outstanding as f64 * 1e6 / result.messages_per_s
+            }
+            Self::Far(figure) => *result.far.get(&figure)?,
         };
         value.is_finite().then_some(value)
     }
@@ -76,13 +87,15 @@ impl Quantity {
             Self::AskingWork => "CPU without empty polls, asking end",
             Self::AnsweringWork => "CPU without empty polls, other end",
             Self::Fairness => "fairness (Jain)",
+            Self::MeanLatency => "mean latency",
+            Self::Far(figure) => figure.name(),
         }
     }
 
     /// Its unit; a share has none.
     pub fn unit(self) -> &'static str {
         match self {
-            Self::MedianLatency | Self::TailLatency => "us",
+            Self::MedianLatency | Self::TailLatency | Self::MeanLatency => "us",
             Self::MessageRate => "M messages/s",
             Self::Throughput => "Gb/s",
             Self::RnrNaks => "per second",
@@ -90,25 +103,32 @@ impl Quantity {
             Self::RequestFrame | Self::ResponseFrame => "B/packet",
             Self::AskingCpu | Self::AnsweringCpu | Self::AskingWork | Self::AnsweringWork => "us/message",
             Self::Fairness => "",
+            Self::Far(figure) => figure.unit(),
         }
     }
 
     /// Does it spread over orders of magnitude, and is never nothing?
     pub fn is_logarithmic(self) -> bool {
-        matches!(
-            self,
+        match self {
             Self::MedianLatency
-                | Self::TailLatency
-                | Self::MessageRate
-                | Self::Throughput
-                | Self::AskingCpu
-                | Self::AnsweringCpu
-        )
+            | Self::TailLatency
+            | Self::MeanLatency
+            | Self::MessageRate
+            | Self::Throughput
+            | Self::AskingCpu
+            | Self::AnsweringCpu => true,
+            Self::Far(figure) => figure.is_logarithmic(),
+            _ => false,
+        }
     }
 
     /// Is less of it better?
     pub fn less_is_better(self) -> bool {
-        !matches!(self, Self::MessageRate | Self::Throughput | Self::Fairness)
+        match self {
+            Self::MessageRate | Self::Throughput | Self::Fairness => false,
+            Self::Far(figure) => figure.less_is_better(),
+            _ => true,
+        }
     }
 }
 

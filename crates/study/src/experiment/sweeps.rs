@@ -2,9 +2,9 @@
 
 use doorbell_protocols::Protocol;
 
-use super::operations;
 use super::quantity::Quantity::{self, Fairness, MedianLatency, MessageRate, RnrNaks, TailLatency, Throughput};
 use super::sweep::{Effort, Experiment, Point};
+use super::{far_memory, operations};
 use crate::parameters::{Kind, Operation, Parameters};
 use crate::serving::{Serving, SharedBy};
 
@@ -78,6 +78,7 @@ pub fn all(effort: Effort) -> Vec<Experiment> {
         table.extend([family.n_to_1(effort), n_to_1_srq(effort), rnr(effort)]);
     }
     table.extend(operations::experiments(effort));
+    table.extend(far_memory::experiments(effort));
     table
 }
 

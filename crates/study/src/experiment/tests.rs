@@ -6,10 +6,11 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::environment::Environment;
+use crate::far::{FarPoint, Figure};
 use crate::machine::Machine;
 use crate::record::{Latency, PointResult};
 
-fn environment(provider: &str, cpus: usize) -> Environment {
+pub(crate) fn environment(provider: &str, cpus: usize) -> Environment {
     Environment {
         doorbell: "0.0.0".to_owned(),
         kernel: "0".to_owned(),
@@ -54,7 +55,8 @@ fn every_point_can_be_measured_and_has_a_file_of_its_own() {
 #[test]
 fn studies_fit_their_time() {
     for (effort, most) in [(Effort::Quick, 150.0), (Effort::Usual, 480.0)] {
-        let points: usize = all(effort).iter().map(|experiment| experiment.points.len()).sum();
+        let unnamed = all(effort).into_iter().filter(|experiment| !experiment.name.starts_with(FAR_MEMORY));
+        let points: usize = unnamed.map(|experiment| experiment.points.len()).sum();
         let seconds = (points * effort.repetitions()) as f64 * (effort.seconds() + 0.1);
         assert!(seconds < most, "{points} points take {seconds} s");
     }
@@ -96,8 +98,39 @@ fn spent(result: PointResult, asking_us: f64, answering_us: f64) -> PointResult 
     result
 }
 
+/// The same of memory that several clients share.
+fn far_as_published(experiment: &str, series: &str, x: f64) -> PointResult {
+    let rate = |messages_per_s| PointResult { messages_per_s, ..PointResult::default() };
+    let with = |figures: &[(Figure, f64)]| PointResult { far: figures.iter().copied().collect(), ..rate(1e6) };
+    match experiment {
+        "concurrency" if series == "CAS, one address" => rate(2.9e6),
+        "concurrency" => rate((0.4e6 * x).min(if series == "CAS" { 51e6 } else { f64::MAX })),
+        "queue-pairs" => rate(6e6 * x.min(8.0)),
+        "reordering" => {
+            let late = if x == 16.0 { 3.0 } else { 0.25 * x };
+            let (in_order, gap) = if x == 1.0 { (100.0, 1.0) } else { (97.0, 15.0) };
+            with(&[(Figure::InOrder, in_order), (Figure::LargestGap, gap), (Figure::SameAddressOutOfOrder, late)])
+        }
+        "tearing" => with(&[(Figure::Torn, if x <= 8.0 { 0.0 } else { 5.0 })]),
+        "contention" if series.starts_with("steered") => with(&[(Figure::PutSuccess, 90.0), (Figure::PutP99, 115.0)]),
+        "contention" => {
+            let bytes = if x < 50.0 { 1.2 } else { 1.9 + 0.008 * (x - 50.0) };
+            with(&[
+                (Figure::PutSuccess, 26.0),
+                (Figure::GetSuccess, 47.0),
+                (Figure::BytesOverLeast, bytes),
+                (Figure::PutP99, 4179.0),
+            ])
+        }
+        _ => rate(1e6),
+    }
+}
+
 /// What an RNIC would have measured that has every published shape.
 fn as_published(experiment: &str, series: &str, x: f64) -> PointResult {
+    if let Some(experiment) = experiment.strip_prefix("far-memory/") {
+        return far_as_published(experiment, series, x);
+    }
     let bytes: f64 = series.split(' ').next().and_then(|word| word.parse().ok()).unwrap_or(16.0);
     let line = |bytes: f64| 12.5e9 / (bytes + 82.0);
     let latency = |ns: f64| {
@@ -353,6 +386,47 @@ fn without_points_nothing_is_judged_and_a_restless_machine_is_named() {
     let of_window: Vec<_> =
         verdicts(&records).into_iter().filter(|(id, _)| id.starts_with("send-receive/window")).collect();
     assert!(of_window[0].1.because.contains("the machine was not quiet"), "{of_window:?}");
+}
+
+#[test]
+fn a_machine_without_a_testbed_is_given_what_it_can_show() {
+    for cpus in [1, 2, 64] {
+        for mut experiment in all(Effort::Usual) {
+            experiment.fit_to_machine(Effort::Usual, cpus);
+            for point in &experiment.points {
+                point.parameters.check().unwrap_or_else(|error| panic!("{}, {point:?}: {error}", experiment.name));
+                let Some(FarPoint::Store(store)) = point.parameters.far.as_deref() else { continue };
+                assert!(store.clients <= 2 * cpus.max(1) && store.hosts <= store.clients, "{point:?}");
+                assert_ne!(experiment.name, "far-memory/contention", "its clients are those that were published");
+            }
+            let order = |point: &Point| matches!(point.parameters.far.as_deref(), Some(FarPoint::Order(_)));
+            assert!(!experiment.points.iter().any(order));
+        }
+    }
+}
+
+#[test]
+fn a_point_of_shared_memory_is_read_as_it_was_written_and_not_if_it_cannot_be() {
+    let experiment = all(Effort::Quick).into_iter().find(|one| one.name == "far-memory/strategies").unwrap();
+    let (point, measured) = (&experiment.points[0], far_as_published("contention", "optimistic", 50.0));
+    let written = record(&experiment, point, environment("soft", 2), &measured);
+    let good = serde_json::to_value(&written).unwrap();
+    let read = PointRecord::parse(good.to_string().as_bytes()).unwrap();
+    assert_eq!((&read.parameters, &read.repetitions[0].far), (&written.parameters, &measured.far));
+    assert_eq!(read.values(Quantity::Far(Figure::PutP99)), [4179.0, 4179.0]);
+    for (field, value, words) in [
+        ("strategy", json!("fast"), "\"fast\" is no strategy: there are optimistic"),
+        ("clients", json!(0), "the number of clients is 0, allowed is 1 to 1024"),
+        ("hosts", json!(65), "the number of hosts is 65, allowed is 1 to 64"),
+        ("zipf", json!(9.0), "the exponent of Zipf's law is 9, allowed is 0 to 3"),
+        ("write_percent", json!(101.0), "the share of puts is 101 %"),
+        ("measure_us", json!(-1.0), "the duration is -1 us"),
+    ] {
+        let mut bad = good.clone();
+        bad["parameters"]["far"]["store"][field] = value;
+        let error = PointRecord::parse(bad.to_string().as_bytes()).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}\nhas not: {words}");
+    }
 }
 
 fn one() -> (Experiment, Point, PointRecord) {

@@ -68,6 +68,10 @@ impl Parameters {
         self.check_protocol()?;
         self.check_transport()?;
         self.serving.check(self)?;
+        self.check_addresses()?;
+        if let Some(far) = &self.far {
+            far.check()?;
+        }
         for &size in &self.sizes {
             within(Setting::Size, size, 0, MAX_MESSAGE, " B")?;
             if self.operation.is_atomic() && size as u64 != ATOMIC_BYTES {
@@ -103,6 +107,18 @@ impl Parameters {
         let most =
             if self.transport == Transport::Ud { self.mtu.unwrap_or(PathMtu::Mtu4096.bytes()) } else { MAX_MESSAGE };
         self.sizes.iter().try_for_each(|&size| within(Setting::Size, size, 0, most, " B (over UD the path MTU)"))
+    }
+
+    /// Words that connections share.
+    fn check_addresses(&self) -> Result<(), ParametersError> {
+        let Some(addresses) = self.addresses else { return Ok(()) };
+        within(Setting::Addresses, addresses, 1, self.connections, "")?;
+        if !self.operation.is_atomic() || self.verify {
+            let (given, allowed) =
+                (addresses.to_string(), "one for each connection but for atomics that nobody checks");
+            return Err(ParametersError { setting: Setting::Addresses, given, allowed: allowed.to_owned() });
+        }
+        Ok(())
     }
 
     /// What not every protocol has.

@@ -62,6 +62,24 @@ pub enum Setting {
     PollList,
     /// [`Serving::repost_list`].
     RepostList,
+    /// [`Parameters::addresses`], and those of shared memory.
+    Addresses,
+    /// What is done to shared memory.
+    SharedOperation,
+    /// Queue pairs to shared memory.
+    QueuePairs,
+    /// The exponent of Zipf's law.
+    Skew,
+    /// Bytes between two words of shared memory.
+    Distance,
+    /// Clients of a store.
+    Clients,
+    /// Their hosts.
+    Hosts,
+    /// Keys of a store.
+    Keys,
+    /// The share of operations that are puts.
+    Puts,
 }
 
 impl std::fmt::Display for Setting {
@@ -94,6 +112,15 @@ impl std::fmt::Display for Setting {
             Self::SharedReceives => "sharing receive buffers",
             Self::PollList => "the completions of one poll",
             Self::RepostList => "the receives of one post",
+            Self::Addresses => "the number of addresses",
+            Self::SharedOperation => "the operation",
+            Self::QueuePairs => "the number of queue pairs",
+            Self::Skew => "the exponent of Zipf's law",
+            Self::Distance => "the distance of the words",
+            Self::Clients => "the number of clients",
+            Self::Hosts => "the number of hosts",
+            Self::Keys => "the number of keys",
+            Self::Puts => "the share of puts",
         })
     }
 }

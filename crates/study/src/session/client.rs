@@ -13,7 +13,7 @@ use super::report::Report;
 use super::result::Seen;
 use super::{SessionError, TcpPeer};
 use crate::executor::block_on;
-use crate::parameters::{Parameters, Transport};
+use crate::parameters::{Parameters, ParametersError, Setting, Transport};
 use crate::record::PointResult;
 use crate::threads::{OsThreads, Threads};
 use crate::workload::Progress;
@@ -146,6 +146,13 @@ impl<P: Peer<Says = ToServer, Hears = FromServer>, X: Threads> Asking<P, X> {
 
     /// Tells a peer that was greeted what is to be measured.
     async fn accepted(device: &Device, mut peer: P, threads: X, parameters: Parameters) -> Result<Self, SessionError> {
+        if parameters.far.is_some() {
+            return Err(SessionError::from(ParametersError {
+                setting: Setting::SharedOperation,
+                given: "one of several clients on shared memory".to_owned(),
+                allowed: "one between the two ends of a session".to_owned(),
+            }));
+        }
         peer.send(ToServer::Parameters(Box::new(parameters.clone()))).await?;
         expect_accepted(&mut peer).await?;
         Ok(Self { pd: device.create_pd()?, device: device.clone(), peer, threads, parameters })

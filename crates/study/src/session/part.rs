@@ -106,13 +106,30 @@ impl<X: Threads> Performance<'_, X> {
                     let what = format!("no {} regions of {needed} B, but {memory:?}", ends.len());
                     return Err(SessionError::Unexpected(what));
                 }
+                // Connections may share words, as far as they are about words at all.
+                let addresses = parameters.addresses.unwrap_or(ends.len()).max(1);
+                let memory = (0..ends.len()).map(|number| memory[number % addresses]);
+                if part.threads > 1 {
+                    let task = |(end, memory), waiter| {
+                        let fitted = &fitted;
+                        async move {
+                            let tally =
+                                one_sided::stream(&end, memory, parameters, fitted, plan, waiter, &|_| {}).await;
+                            // The queue pair lives until all threads have ended, as with one thread.
+                            (end, tally)
+                        }
+                    };
+                    let dealt = ends.into_iter().zip(memory).collect();
+                    let tallies = threads.deal(part.threads, dealt, task, || watch.check()).await?;
+                    return untimed(tallies.into_iter().map(|(_, tally)| tally).collect()).map_err(failed);
+                }
                 let ends = ends.iter().zip(memory);
                 if parameters.kind == Kind::Latency {
                     let tasks = ends
-                        .map(|(end, &memory)| one_sided::time(end, memory, parameters, plan, waiter.clone(), progress));
+                        .map(|(end, memory)| one_sided::time(end, memory, parameters, plan, waiter.clone(), progress));
                     return timed(threads.run(&waiter, tasks, watch.check()).await?).map_err(failed);
                 }
-                let tasks = ends.map(|(end, &memory)| {
+                let tasks = ends.map(|(end, memory)| {
                     one_sided::stream(end, memory, parameters, &fitted, plan, waiter.clone(), progress)
                 });
                 untimed(threads.run(&waiter, tasks, watch.check()).await?).map_err(failed)

@@ -5,6 +5,7 @@ use doorbell_verbs::PathMtu;
 use hdrhistogram::Histogram;
 
 use super::report::Report;
+use crate::far::Figures;
 use crate::parameters::{Fitted, Kind, Parameters, Transport};
 use crate::prediction::Path;
 use crate::record::{BothEnds, Buckets, Conclusion, Counted, Latency, PointResult, Rates};
@@ -107,6 +108,7 @@ impl Seen<'_> {
             counters: BothEnds { client: own.counters, server: report.counters },
             link: BothEnds { client: own.link, server: report.link },
             cpu_per_message: BothEnds::default(),
+            far: Figures::new(),
         };
         PointResult { cpu_per_message: result.cpu_by_message(), ..result }
     }

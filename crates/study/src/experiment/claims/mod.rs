@@ -6,6 +6,7 @@
 //! repetitions, since other programs only ever slow one down.
 
 mod direct_read;
+mod far_memory;
 mod operations;
 mod send_receive;
 mod shared;
@@ -25,7 +26,8 @@ type Judges = &'static [(&'static str, fn(View<'_>, &Shape) -> Option<Judgement>
 
 /// What is published of an experiment.
 pub(super) fn of(experiment: &str) -> Vec<Claim> {
-    let shapes = [send_receive::SHAPES, shared::SHAPES, direct_read::SHAPES, operations::SHAPES].concat();
+    let shapes =
+        [send_receive::SHAPES, shared::SHAPES, direct_read::SHAPES, operations::SHAPES, far_memory::SHAPES].concat();
     let shapes = shapes.into_iter().map(|(id, judge)| {
         let shape = doorbell_published::shape(id).unwrap_or_else(|| unreachable!("{id} is published"));
         (shape.experiment.as_str(), Claim::of_shape(shape, judge))
@@ -34,7 +36,11 @@ pub(super) fn of(experiment: &str) -> Vec<Claim> {
         let row = doorbell_published::row(id).unwrap_or_else(|| unreachable!("{id} is published"));
         (row.experiment.as_str(), Claim::of_row(row, operations::judge_row))
     });
-    shapes.chain(rows).filter(|(of, _)| *of == experiment).map(|(_, claim)| claim).collect()
+    let numbers = far_memory::rows().map(|id| {
+        let row = doorbell_published::row(id).unwrap_or_else(|| unreachable!("{id} is published"));
+        (row.experiment.as_str(), Claim::of_row(row, far_memory::judge_row))
+    });
+    shapes.chain(rows).chain(numbers).filter(|(of, _)| *of == experiment).map(|(_, claim)| claim).collect()
 }
 
 /// What makes the shape is missing in a software RNIC; otherwise it holds or not.

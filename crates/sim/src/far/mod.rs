@@ -1,6 +1,8 @@
 //! A store on passive memory and its workload, on a simulated testbed: memory node on node 0, metadata service on node 1,
 //! clients on the hosts behind them, each a thread with a processor of its own.
 
+mod point;
+
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -13,6 +15,8 @@ use doorbell_farmem::{
 };
 use doorbell_steer::{Config, Limits, Steer};
 use doorbell_wire::RKey;
+
+pub use point::{Point, PointError, simulate};
 
 use crate::simulation::{Returned, Simulation, SimulationError, Summary, SwitchBox};
 use crate::testbed::Testbed;
@@ -176,7 +180,9 @@ pub fn run(testbed: &Testbed, far: &Far, seed: u64) -> Result<FarRun, FarError> 
         tallies[host].push(simulation.spawn(FIRST_HOST + host, format!("client {number}"), async move {
             let tally = workload::drive(&mut client, &device, &load, (number.into(), seed), &waiter, &mut ()).await;
             ended.set(ended.get().max(waiter.now()));
-            workload::close(client, &waiter).await;
+            if load.drains {
+                workload::close(client, &waiter).await;
+            }
             working.set(working.get() - 1);
             tally
         }));
@@ -185,7 +191,7 @@ pub fn run(testbed: &Testbed, far: &Far, seed: u64) -> Result<FarRun, FarError> 
     if *strategy == Strategy::Server {
         serve_memory(&mut simulation, &way, &working);
     }
-    serve_metadata(&mut simulation, metadata, &way, &working);
+    serve_metadata(&mut simulation, metadata, &way, (&working, load.drains));
     let summary = simulation.run()?;
     let mut by_host: Vec<Vec<Tally>> = Vec::new();
     for host in tallies {
@@ -222,12 +228,12 @@ fn serve_metadata(
     simulation: &mut Simulation<'_>,
     mut metadata: Metadata,
     way: &Rc<RefCell<Way>>,
-    working: &Rc<Cell<usize>>,
+    (working, says_goodbye): (&Rc<Cell<usize>>, bool),
 ) {
     let (way, working, waiter) = (Rc::clone(way), Rc::clone(working), simulation.polling());
     simulation.spawn(METADATA, "metadata", async move {
         let mut fencing: Vec<u32> = Vec::new();
-        while working.get() > 0 || metadata.clients() > 0 {
+        while working.get() > 0 || (says_goodbye && metadata.clients() > 0) {
             let mut happened = metadata.poll();
             while let Some(client) = metadata.next_fence() {
                 fencing.push(client);

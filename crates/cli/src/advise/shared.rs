@@ -1,0 +1,170 @@
+//! Advice on memory that clients share: which strategy for a workload, simulated or from the records of a study.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use doorbell_sim::reproduce::SEED;
+use doorbell_sim::{Testbed, far, testbed};
+use doorbell_study::experiment::{COMPARING, PointRecord, RunDirectory};
+use doorbell_study::far::choice::{Candidate, choices, most_like, needs};
+use doorbell_study::far::{FarPoint, Figure, StorePoint, Strategy};
+use doorbell_study::record::PointResult;
+use serde_json::{Value, json};
+
+use crate::far::arguments::{clients, percent, skew};
+use crate::output::{line, note, us};
+use crate::{Failure, Usage, progress, quantity};
+
+/// The testbed that is simulated unless another one is named.
+const TESTBED: &str = "connectx5-100g-far";
+
+/// A workload of memory that clients share.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Shared memory")]
+pub(super) struct Shared {
+    /// Advise on clients that share passive memory: which strategy, for values of -s bytes [default: 128], simulated on
+    /// --testbed [default: connectx5-100g-far]
+    #[arg(long)]
+    pub(super) shared_memory: bool,
+    /// Take the figures from the records of `doorbell study far-memory` in DIR, of the workload there that is most like
+    /// this one, instead of simulating
+    #[arg(long, value_name = "DIR", requires = "shared_memory", conflicts_with = "testbed")]
+    records: Option<PathBuf>,
+    /// Per cent of operations that are puts
+    #[arg(long, value_name = "PERCENT", default_value = "50", requires = "shared_memory", value_parser = percent)]
+    writes: f64,
+    /// How unlike keys are: the exponent of Zipf's law, 0 for all alike
+    #[arg(long, value_name = "EXPONENT", default_value = "0.99", requires = "shared_memory", value_parser = skew)]
+    zipf: f64,
+    /// Keys, all of which exist
+    #[arg(long, value_name = "N", default_value = "1024", requires = "shared_memory", value_parser = quantity::count::<u64>)]
+    keys: u64,
+    /// Clients, each a thread
+    #[arg(long, value_name = "N", default_value = "64", requires = "shared_memory", value_parser = clients)]
+    clients: usize,
+    /// Hosts that clients are dealt out to
+    #[arg(long, value_name = "N", default_value = "2", requires = "shared_memory", value_parser = clients)]
+    hosts: usize,
+}
+
+impl Shared {
+    fn workload(&self, sizes: &[(u64, f64)]) -> Result<StorePoint, Failure> {
+        let value_bytes = match sizes {
+            [] => StorePoint::default().value_bytes,
+            [(bytes, _)] => usize::try_from(*bytes).unwrap_or(usize::MAX),
+            _ => return Err(Usage("-s: with --shared-memory all values have one size".to_owned()).into()),
+        };
+        let workload = StorePoint {
+            clients: self.clients,
+            hosts: self.hosts.min(self.clients),
+            keys: self.keys,
+            zipf: self.zipf,
+            write_percent: self.writes,
+            value_bytes,
+            ..StorePoint::default()
+        };
+        FarPoint::Store(workload.clone()).check().map_err(|error| Usage(error.to_string()))?;
+        Ok(workload)
+    }
+
+    /// Prints strategies, the best first: by the time that 99 % of the puts take, or by operations per second.
+    pub(super) fn advise(
+        &self,
+        sizes: &[(u64, f64)],
+        testbed: Option<Testbed>,
+        (by_rate, as_json): (bool, bool),
+    ) -> Result<(), Failure> {
+        let workload = self.workload(sizes)?;
+        let (workload, source, found) = match &self.records {
+            Some(directory) => from_records(directory, &workload)?,
+            None => simulated(testbed, workload)?,
+        };
+        let mut ranked: Vec<Candidate<'_>> =
+            found.iter().map(|(strategy, result)| Candidate { strategy: *strategy, result }).collect();
+        let tail = |one: &Candidate<'_>| one.tail_us().unwrap_or(f64::INFINITY);
+        ranked.sort_by(|a, b| {
+            let (rate, time) = (b.rate().total_cmp(&a.rate()), tail(a).total_cmp(&tail(b)));
+            if by_rate { rate.then(time) } else { time.then(rate) }
+        });
+        if as_json {
+            let ranked: Vec<Value> = ranked.iter().map(object).collect();
+            let object =
+                json!({ "schema": "doorbell-advise/1", "workload": workload, "source": source, "ranked": ranked });
+            return Ok(line(object)?);
+        }
+        print(&workload, &source, &ranked)
+    }
+}
+
+type Found = (StorePoint, String, Vec<(Strategy, PointResult)>);
+
+fn simulated(testbed: Option<Testbed>, workload: StorePoint) -> Result<Found, Failure> {
+    let testbed = match testbed {
+        Some(testbed) => testbed,
+        None => testbed::by_name(TESTBED).ok_or("the program has no testbed of shared memory")?.clone(),
+    };
+    let bar = progress::bar(Strategy::ALL.len() as u64, 0);
+    let mut found = Vec::new();
+    for strategy in Strategy::ALL {
+        bar.set_message(strategy.name());
+        let point = FarPoint::Store(StorePoint { strategy, ..workload.clone() });
+        found.push((strategy, far::simulate(&testbed, &point, SEED)?.result));
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok((workload, format!("simulated on {}", testbed.name), found))
+}
+
+fn from_records(directory: &Path, wanted: &StorePoint) -> Result<Found, Failure> {
+    let records = RunDirectory::read(directory)?;
+    let compares = |record: &&PointRecord| COMPARING.iter().any(|(name, _)| *name == record.experiment);
+    let choices = choices(records.iter().filter(compares));
+    let Some(choice) = most_like(&choices, wanted) else {
+        let shown = directory.display();
+        let why = format!("{shown} has no records of strategies: `doorbell study far-memory --out {shown}` makes them");
+        return Err(why.into());
+    };
+    let substrate = records.first().map_or_else(String::new, |record| record.environment.substrate());
+    let found = choice.candidates.iter().map(|one| (one.strategy, one.result.clone())).collect();
+    Ok((choice.workload.clone(), format!("records of {}, {substrate}", directory.display()), found))
+}
+
+fn print(workload: &StorePoint, source: &str, ranked: &[Candidate<'_>]) -> Result<(), Failure> {
+    let StorePoint { clients, hosts, keys, zipf, write_percent, value_bytes, .. } = workload;
+    note!("{source}; a run of {:.1} ms, without time between a client's operations", workload.measure_us / 1e3);
+    line(format_args!(
+        "{clients} clients on {hosts} hosts, {keys} keys, Zipf {zipf}, {write_percent} % puts, values of {value_bytes} B"
+    ))?;
+    line(format_args!(
+        "{:<14} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>8} {:>6} {:>8}   takes",
+        "strategy", "M ops/s", "get p50", "get p99", "put p50", "put p99", "CAS/put", "bytes x", "fair", "node CPU"
+    ))?;
+    for one in ranked {
+        let time = |figure| one.figure(figure).map_or("-".to_owned(), |value| us(value * 1e3));
+        let plain = |figure| one.figure(figure).map_or("-".to_owned(), |value| format!("{value:.2}"));
+        line(format_args!(
+            "{:<14} {:>9.3} {:>9} {:>9} {:>9} {:>9} {:>8} {:>8} {:>6} {:>8}   {}",
+            one.strategy.name(),
+            one.rate(),
+            time(Figure::GetMedian),
+            time(Figure::GetP99),
+            time(Figure::PutMedian),
+            time(Figure::PutP99),
+            plain(Figure::PutAttempts),
+            plain(Figure::BytesOverLeast),
+            plain(Figure::ClientFairness),
+            plain(Figure::MemoryCores),
+            needs(one.strategy)
+        ))?;
+    }
+    Ok(())
+}
+
+fn object(one: &Candidate<'_>) -> Value {
+    json!({
+        "strategy": one.strategy.name(),
+        "operations_per_s": one.result.messages_per_s,
+        "figures": one.result.far,
+        "needs": needs(one.strategy),
+    })
+}

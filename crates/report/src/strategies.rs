@@ -1,0 +1,102 @@
+//! Which strategy for which workload of shared memory: one picture for each run.
+
+use doorbell_study::experiment::{COMPARING, View};
+use doorbell_study::far::Strategy;
+use doorbell_study::far::choice::{Choice, choices, needs};
+use maud::{Markup, html};
+
+use crate::Run;
+use crate::format::{NOTHING, number};
+
+/// Runs with workloads of the store, and the workloads of each, by what is varied.
+fn varied(run: &Run) -> Vec<(&'static str, Vec<Choice<'_>>)> {
+    let view = View::new(&run.records);
+    let of = |&(experiment, what): &(&str, &'static str)| {
+        // A strategy alone is no choice.
+        let choices: Vec<_> = choices(view.of(experiment)).into_iter().filter(|it| it.candidates.len() > 1).collect();
+        (!choices.is_empty()).then_some((what, choices))
+    };
+    COMPARING.iter().filter_map(of).collect()
+}
+
+/// The picture: a row for each workload, a column for each strategy. Empty without workloads of the store.
+pub(crate) fn picture(runs: &[Run]) -> Markup {
+    let all: Vec<_> = runs.iter().map(|run| (run, varied(run))).filter(|(_, varied)| !varied.is_empty()).collect();
+    html! {
+        @if !all.is_empty() {
+            h2 #strategies { "Which strategy for my workload?" }
+            p {
+                "Millions of operations per second, and below them the microseconds that 99 % of the puts take at most (of "
+                "the gets, where nothing is put). The darker, the nearer to the most of its row; "
+                b { "\u{2605}" } " marks the most operations, " b { "\u{25c6}" } " the shortest 99 %. Each group varies one "
+                "thing of the workload. Each client has one operation running, and begins the next one at once."
+            }
+            @for (run, varied) in &all {
+                @if runs.len() > 1 { h3 { (run.name) } }
+                (matrix(varied))
+            }
+        }
+    }
+}
+
+fn matrix(varied: &[(&'static str, Vec<Choice<'_>>)]) -> Markup {
+    let is_there = |strategy: Strategy| varied.iter().flat_map(|(_, all)| all).any(|it| it.of(strategy).is_some());
+    let strategies: Vec<Strategy> = Strategy::ALL.into_iter().filter(|&strategy| is_there(strategy)).collect();
+    html! {
+        div.scroll.matrix tabindex="0" { table {
+            thead {
+                tr {
+                    th scope="col" { "workload" }
+                    @for strategy in &strategies { th scope="col" { (strategy.name()) } }
+                }
+                tr.needs {
+                    th scope="row" { "takes beside memory" }
+                    @for strategy in &strategies { td { (needs(*strategy)) } }
+                }
+            }
+            @for (what, choices) in varied {
+                tbody {
+                    tr { th.group colspan=(strategies.len() + 1) scope="rowgroup" {
+                        (what) @if let Some(choice) = choices.first() { small { " (" (rest(what, choice)) ")" } }
+                    } }
+                    @for choice in choices {
+                        tr {
+                            th scope="row" { (choice.x) }
+                            @for strategy in &strategies { (cell(choice, *strategy)) }
+                        }
+                    }
+                }
+            }
+        } }
+    }
+}
+
+/// What is not varied, in words.
+fn rest(what: &str, choice: &Choice<'_>) -> String {
+    let workload = &choice.workload;
+    let all = [
+        ("share of puts", format!("{} % puts", workload.write_percent)),
+        ("skew (Zipf exponent)", format!("Zipf {}", workload.zipf)),
+        ("clients", format!("{} clients on {} hosts", workload.clients, workload.hosts)),
+        ("bytes of a value", format!("values of {} B", workload.value_bytes)),
+        ("keys", format!("{} keys", workload.keys)),
+    ];
+    let others = all.into_iter().filter(|(name, _)| !what.starts_with(name)).map(|(_, words)| words);
+    others.collect::<Vec<_>>().join(", ")
+}
+
+fn cell(choice: &Choice<'_>, strategy: Strategy) -> Markup {
+    let Some(candidate) = choice.of(strategy) else { return html! { td.number { (NOTHING) } } };
+    let most = choice.candidates.iter().map(|one| one.rate()).fold(f64::MIN_POSITIVE, f64::max);
+    let heat = (100.0 * candidate.rate() / most).clamp(0.0, 100.0);
+    html! {
+        td.number.heat style=(format!("--heat: {heat:.0}%")) {
+            b { @if choice.fastest() == Some(strategy) { "\u{2605} " } (number(candidate.rate())) }
+            br;
+            small {
+                @if choice.steadiest() == Some(strategy) { "\u{25c6} " }
+                @if let Some(tail) = candidate.tail_us() { (number(tail)) " us" } @else { (NOTHING) }
+            }
+        }
+    }
+}

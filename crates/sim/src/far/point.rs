@@ -1,0 +1,302 @@
+//! Points of the study about shared memory, in virtual time.
+
+use std::cell::Cell;
+use std::io;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use doorbell_analyze::decode::capture::{CaptureError, CaptureReader};
+use doorbell_exchange::setup::EndpointDescription;
+use doorbell_exchange::{ConnectError, ConnectionError};
+use doorbell_steer::{ClientEnd, Config, Limits, NodeEnd, Region as Opened, SetupError, Steer};
+use doorbell_study::far::{
+    FarPoint, Figures, HotPoint, OrderPoint, ScopePoint, StorePoint, Tap, TearingPoint, Way, words,
+};
+use doorbell_study::one_sided::RemoteMemory;
+use doorbell_study::record::PointResult;
+use doorbell_verbs::{Access, PathMtu, RKey, Region};
+use doorbell_wire::Psn;
+
+use super::{Far, FarError, run};
+use crate::simulation::{Returned, Simulation, SimulationError, Summary};
+use crate::testbed::Testbed;
+use crate::topology::Topology;
+
+/// The memory node, and the host of all queue pairs to it: where one host is enough.
+const MEMORY: usize = 0;
+const HOST: usize = 1;
+const TWO: Topology = Topology::Star { nodes: 2 };
+
+/// Why a point could not be simulated.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PointError {
+    /// The store could not be run.
+    #[error(transparent)]
+    Store(#[from] FarError),
+    /// The simulation did not come to its end.
+    #[error(transparent)]
+    Simulation(#[from] SimulationError),
+    /// A verbs object could not be made.
+    #[error(transparent)]
+    Verbs(#[from] doorbell_verbs::Error),
+    /// Two ends do not connect.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// A connection broke.
+    #[error("a connection broke: {0}")]
+    Connection(#[from] ConnectionError),
+    /// The middlebox has no room.
+    #[error("the middlebox cannot be set up: {0}")]
+    Box(#[from] SetupError),
+    /// The packets of the run cannot be read.
+    #[error("the capture of the run cannot be read: {0}")]
+    Capture(#[from] CaptureError),
+    /// A thread ended without a result.
+    #[error("a simulated thread has not ended")]
+    Unfinished,
+}
+
+/// A simulated point.
+#[derive(Clone, Debug)]
+pub struct Point {
+    /// What a measurement would have recorded.
+    pub result: PointResult,
+    /// How the run went.
+    pub summary: Summary,
+}
+
+/// Simulates a point. All that is random comes from `seed`.
+///
+/// # Errors
+///
+/// A part of it cannot be made, or fails.
+pub fn simulate(testbed: &Testbed, point: &FarPoint, seed: u64) -> Result<Point, PointError> {
+    match point {
+        FarPoint::Store(point) => store(testbed, point, seed),
+        FarPoint::Order(point) => order(testbed, point, seed),
+        FarPoint::Tearing(point) => tearing(testbed, point, seed),
+        FarPoint::Scope(point) => scope(testbed, point, seed),
+        FarPoint::Hot(point) => hot(testbed, point, seed),
+    }
+}
+
+fn store(testbed: &Testbed, point: &StorePoint, seed: u64) -> Result<Point, PointError> {
+    let (strategy, clients, hosts) = (point.strategy, point.clients, point.hosts);
+    let far = Far { strategy, load: point.load(), clients, hosts, ..Far::default() };
+    let run = run(testbed, &far, seed)?;
+    let result = point.result(&run.report, Some([run.memory_cpu, run.client_cpu]));
+    Ok(Point { result, summary: run.summary })
+}
+
+/// Two nodes, memory on one of them, and queue pairs to it.
+struct Bench {
+    simulation: Simulation<'static>,
+    memory: Region,
+    /// Each the end of a client and that of the memory node.
+    pairs: Vec<(words::Pair, words::Pair)>,
+}
+
+impl Bench {
+    fn new(
+        testbed: &Testbed,
+        seed: u64,
+        memory_bytes: usize,
+        slots: impl IntoIterator<Item = usize>,
+        (bytes, mtu): (usize, Option<PathMtu>),
+    ) -> Result<Self, PointError> {
+        let simulation = Simulation::new(testbed, TWO, seed)?;
+        let of_memory = simulation.device(MEMORY).create_pd()?;
+        let of_host = simulation.device(HOST).create_pd()?;
+        let memory = words::memory(&of_memory, memory_bytes)?;
+        let join = |slots| words::Pair::joined([&of_host, &of_memory], slots, bytes, mtu);
+        let pairs = slots.into_iter().map(join).collect::<Result<_, ConnectError>>()?;
+        Ok(Self { simulation, memory, pairs })
+    }
+
+    /// Runs a thread for each queue pair. What they return, in order.
+    fn run<T: 'static, F: Future<Output = Result<T, ConnectionError>> + 'static>(
+        mut self,
+        mut work: impl FnMut(usize, words::Pair, &mut Simulation<'static>) -> F,
+    ) -> Result<(Vec<T>, Summary), PointError> {
+        let mut returned: Vec<Returned<Result<T, ConnectionError>>> = Vec::new();
+        let mut others = Vec::new();
+        for (number, (own, other)) in self.pairs.into_iter().enumerate() {
+            others.push(other);
+            let future = work(number, own, &mut self.simulation);
+            returned.push(self.simulation.spawn(HOST, format!("queue pair {number}"), future));
+        }
+        let summary = self.simulation.run()?;
+        let results: Result<Vec<T>, PointError> =
+            returned.iter().map(|one| Ok(one.take().ok_or(PointError::Unfinished)??)).collect();
+        drop((others, self.memory));
+        Ok((results?, summary))
+    }
+}
+
+/// A capture in memory.
+#[derive(Clone, Default)]
+struct Captured(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Captured {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Bytes of a captured frame before its BTH: Ethernet, IPv4 and UDP.
+const BEFORE_BTH: usize = 14 + 20 + 8;
+
+fn order(testbed: &Testbed, point: &OrderPoint, seed: u64) -> Result<Point, PointError> {
+    let memory_bytes = point.addresses as usize * words::WORD_STRIDE;
+    let slots = vec![point.outstanding; point.queue_pairs];
+    let mut bench = Bench::new(testbed, seed, memory_bytes, slots, (8, None))?;
+    // All packets to the memory node leave the switch by one port, and those to the host by another, each in the order in
+    // which they arrive. So their order there is that of passing the switch.
+    let captured = Captured::default();
+    bench.simulation.capture(captured.clone()).map_err(SimulationError::Capture)?;
+    let mut tap = Tap::new(bench.pairs.iter().map(|(own, other)| (own.qpn(), other.qpn())));
+    let memory = words::remote(&bench.memory);
+    let (all, summary) = bench.run(|number, pair, simulation| {
+        let (point, waiter) = (point.clone(), simulation.polling());
+        async move { words::request(&pair, memory, &point, (number as u64, seed), &waiter).await }
+    })?;
+    let bytes = std::mem::take(&mut *captured.0.lock().unwrap_or_else(PoisonError::into_inner));
+    let mut frames = CaptureReader::new(bytes.as_slice())?;
+    while let Some(frame) = frames.next()? {
+        if let Some(packet) = frame.bytes.get(BEFORE_BTH..) {
+            tap.packet(packet);
+        }
+    }
+    Ok(Point { result: words::result(8, &all, tap.order().figures()), summary })
+}
+
+fn tearing(testbed: &Testbed, point: &TearingPoint, seed: u64) -> Result<Point, PointError> {
+    let bench = Bench::new(testbed, seed, point.bytes, [1, 1], (point.bytes, PathMtu::from_bytes(point.mtu)))?;
+    let (memory, is_over) = (words::remote(&bench.memory), Rc::new(Cell::new(false)));
+    let (all, summary) = bench.run(|number, pair, simulation| {
+        let (point, waiter, is_over) = (point.clone(), simulation.polling(), Rc::clone(&is_over));
+        async move {
+            if number == 0 {
+                words::look(&pair, memory, &point, &is_over, &waiter).await.map(|(done, torn)| (done, Some(torn)))
+            } else {
+                words::overwrite(&pair, memory, &point, &is_over, &waiter).await.map(|done| (done, None))
+            }
+        }
+    })?;
+    let torn = all.iter().find_map(|(_, torn)| *torn).ok_or(PointError::Unfinished)?;
+    Ok(Point { result: words::result(point.bytes, &[all[0].0], torn.figures()), summary })
+}
+
+fn scope(testbed: &Testbed, point: &ScopePoint, seed: u64) -> Result<Point, PointError> {
+    let memory_bytes = point.distance as usize + words::WORD_STRIDE;
+    let slots = std::iter::once(1).chain(std::iter::repeat_n(point.outstanding, point.others));
+    let bench = Bench::new(testbed, seed, memory_bytes, slots, (8, None))?;
+    let (memory, is_over) = (words::remote(&bench.memory), Rc::new(Cell::new(false)));
+    let (all, summary) = bench.run(|number, pair, simulation| {
+        let (point, waiter, is_over) = (point.clone(), simulation.polling(), Rc::clone(&is_over));
+        async move {
+            if number == 0 {
+                words::probe(&pair, memory, &point, &is_over, &waiter).await
+            } else {
+                words::crowd(&pair, memory, &point, &is_over, &waiter).await
+            }
+        }
+    })?;
+    Ok(Point { result: words::scope_result(&all[0], &all[1..]), summary })
+}
+
+/// The key that a middlebox gives to clients.
+const BOX_KEY: u32 = 0x77;
+
+/// Clients on hosts of their own, and memory that they reach straight or through a middlebox.
+fn hot(testbed: &Testbed, point: &HotPoint, seed: u64) -> Result<Point, PointError> {
+    let mut simulation = Simulation::new(testbed, Topology::Star { nodes: 1 + point.clients }, seed)?;
+    let of_memory = simulation.device(MEMORY).create_pd()?;
+    let region = words::memory(&of_memory, words::WORD_STRIDE)?;
+    let mut clients = Vec::new();
+    for client in 0..point.clients {
+        let pd = simulation.device(HOST + client).create_pd()?;
+        clients.push(words::Pair::new(&pd, point.outstanding, 8, None)?);
+    }
+    let mut node = Vec::new();
+    let memory = match point.way {
+        Way::Straight => {
+            for client in &clients {
+                let end = words::Pair::new(&of_memory, 1, 8, None)?;
+                end.connect(&client.description())?;
+                client.connect(&end.description())?;
+                node.push(end);
+            }
+            words::remote(&region)
+        }
+        Way::Box | Way::BoxToWrite => {
+            let end = words::Pair::new(&of_memory, 1, 8, None)?;
+            let memory = through_box(&mut simulation, point, seed, (&end, &region), &clients)?;
+            node.push(end);
+            memory
+        }
+    };
+    let is_written = Rc::new(Cell::new(false));
+    let mut returned = Vec::new();
+    for (client, pair) in clients.into_iter().enumerate() {
+        let (point, waiter, is_written) = (point.clone(), simulation.polling(), Rc::clone(&is_written));
+        returned.push(simulation.spawn(HOST + client, format!("client {client}"), async move {
+            words::compete(&pair, memory, &point, (client == 0, &is_written), &waiter).await
+        }));
+    }
+    let summary = simulation.run()?;
+    let all: Result<Vec<words::Done>, PointError> =
+        returned.iter().map(|one| Ok(one.take().ok_or(PointError::Unfinished)??)).collect();
+    drop((node, region));
+    Ok(Point { result: words::result(8, &all?, Figures::new()), summary })
+}
+
+/// Puts a middlebox between clients and memory. Nothing reaches the memory but through it, so where the point says so it
+/// turns CASes into WRITEs.
+fn through_box(
+    simulation: &mut Simulation<'_>,
+    point: &HotPoint,
+    seed: u64,
+    (end, region): (&words::Pair, &Region),
+    clients: &[words::Pair],
+) -> Result<RemoteMemory, PointError> {
+    // No socket has to hold what is on its way here.
+    let limits = Limits { window_bytes: 1 << 40, clients: clients.len() + 1, ..Limits::default() };
+    let make = |address| Steer::new(Config { limits, seed, ..Config::at(address) });
+    let switch_box = simulation.put_middlebox(make).map_err(SimulationError::from)?;
+    let gid = match switch_box.address() {
+        std::net::IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        std::net::IpAddr::V6(v6) => v6,
+    };
+    let max_rd_atomic = simulation.device(MEMORY).attributes().limits.max_rd_atomic;
+    switch_box.with(|steer| -> Result<RemoteMemory, PointError> {
+        let own = end.description();
+        let (qpn, psn) = steer.node_side();
+        end.connect(&EndpointDescription::one_sided(gid, qpn, psn, own.path_mtu, own.udp_port))?;
+        let node = NodeEnd {
+            qpn: own.qpn,
+            max_rd_atomic: u8::try_from(max_rd_atomic).unwrap_or(u8::MAX),
+            ..NodeEnd::at(own.gid.to_canonical(), own.path_mtu)
+        };
+        steer.attach(node)?;
+        let memory = words::remote(region);
+        let (address, length, node_rkey) = (memory.address, memory.bytes, RKey::new(memory.rkey));
+        let access = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        let exclusive = point.way == Way::BoxToWrite;
+        steer.add_region(Opened { rkey: RKey::new(BOX_KEY), node_rkey, address, length, access, exclusive })?;
+        for client in clients {
+            let EndpointDescription { gid: from, qpn, psn, path_mtu, udp_port, .. } = client.description();
+            let peer = ClientEnd { address: from.to_canonical(), qpn, first_psn: psn, path_mtu };
+            let qpn = steer.connect(peer)?;
+            // The node sends no requests, so the first number does not matter.
+            client.connect(&EndpointDescription::one_sided(gid, qpn, Psn::new(0), path_mtu, udp_port))?;
+        }
+        Ok(RemoteMemory { rkey: BOX_KEY, ..memory })
+    })
+}

@@ -1,0 +1,104 @@
+//! Points of the study about shared memory, on the testbed of the published study (T3).
+
+use doorbell_sim::far::simulate;
+use doorbell_sim::testbed;
+use doorbell_study::far::{
+    FarPoint, Figure, HotPoint, OrderPoint, ScopePoint, StorePoint, Strategy, TearingPoint, Way,
+};
+use doorbell_study::parameters::Operation;
+use doorbell_study::record::PointResult;
+
+fn simulated_with(changes: &[(&str, &str)], point: &FarPoint) -> (PointResult, u64) {
+    let t3 = testbed::by_name("connectx5-100g-far").expect("a testbed of the program").clone();
+    let testbed =
+        changes.iter().fold(t3, |testbed, (path, value)| testbed.with(path, value).expect("an allowed value"));
+    let found = simulate(&testbed, point, 1).unwrap_or_else(|error| panic!("{point:?}: {error}"));
+    (found.result, found.summary.digest)
+}
+
+fn simulated(point: &FarPoint) -> PointResult {
+    simulated_with(&[], point).0
+}
+
+fn order(operation: Operation, queue_pairs: usize) -> OrderPoint {
+    OrderPoint { operation, queue_pairs, addresses: 1024, zipf: 0.99, rate_per_s: 1e6, outstanding: 16, requests: 2000 }
+}
+
+#[test]
+fn requests_of_one_queue_pair_are_answered_in_order_and_those_of_several_need_not_be() {
+    for operation in [Operation::Read, Operation::Write, Operation::CompareSwap] {
+        let one = simulated(&FarPoint::Order(order(operation, 1)));
+        assert_eq!([one.far[&Figure::InOrder], one.far[&Figure::LargestGap]], [100.0, 1.0], "{operation:?}");
+        assert_eq!((one.messages, one.far[&Figure::SameAddressOutOfOrder]), (2000, 0.0), "{operation:?}");
+    }
+    // CASes of different words overtake those that wait for the word that most go to. More come than one word takes.
+    let many = OrderPoint { rate_per_s: 20e6, ..order(Operation::CompareSwap, 16) };
+    let (result, digest) = simulated_with(&[], &FarPoint::Order(many.clone()));
+    assert!(result.far[&Figure::InOrder] < 95.0 && result.far[&Figure::LargestGap] > 5.0, "{:?}", result.far);
+    assert!(result.far[&Figure::SameAddressOutOfOrder] < 1.0, "a word's CASes hardly ever change places");
+    let again = simulated_with(&[], &FarPoint::Order(many));
+    assert_eq!((again.1, &again.0.far), (digest, &result.far));
+}
+
+#[test]
+fn reads_of_several_packets_are_torn_where_a_packet_begins_and_words_never_are() {
+    let torn = |bytes, mtu| {
+        let result = simulated(&FarPoint::Tearing(TearingPoint { bytes, mtu, reads: 500 }));
+        (result.far[&Figure::Torn], result.far.get(&Figure::TornAtPackets).copied())
+    };
+    assert_eq!(torn(8, 1024), (0.0, None));
+    let (percent, at_packets) = torn(4096, 1024);
+    assert!(percent > 0.0, "{percent}");
+    assert_eq!(at_packets, Some(100.0));
+}
+
+#[test]
+fn a_cas_waits_for_those_of_its_scope_and_for_no_others() {
+    let latency = |scope: &str, operation, distance, others| {
+        let point = ScopePoint { operation, distance, others, outstanding: 16, operations: 100 };
+        let result = simulated_with(&[("nic.atomic_lock", scope)], &FarPoint::Scope(point)).0;
+        result.far[&Figure::ProbeLatency]
+    };
+    let alone = latency("address", Operation::CompareSwap, 0, 0);
+    assert!(latency("address", Operation::CompareSwap, 0, 7) > 5.0 * alone, "one word");
+    assert!(latency("address", Operation::CompareSwap, 64, 7) < 1.2 * alone, "another word");
+    assert!(latency("address", Operation::Read, 0, 7) < 1.2 * alone, "READs take no lock");
+    assert!(latency("device", Operation::CompareSwap, 64, 7) > 5.0 * alone, "where all words share one lock");
+}
+
+#[test]
+fn a_middlebox_that_turns_cases_into_writes_takes_no_lock() {
+    let rate = |way| {
+        let point = HotPoint { clients: 4, outstanding: 16, operations: 1000, way };
+        simulated(&FarPoint::Hot(point)).messages_per_s
+    };
+    let [straight, through, converted] = [Way::Straight, Way::Box, Way::BoxToWrite].map(rate);
+    assert!((straight / through - 1.0).abs() < 0.05, "{straight} and {through} per second");
+    assert!(converted > 3.0 * straight, "{converted} of {straight} per second");
+}
+
+#[test]
+fn a_point_of_the_store_has_the_figures_of_its_operations_and_no_others() {
+    let store = |strategy, write_percent| {
+        let point = StorePoint {
+            strategy,
+            write_percent,
+            clients: 4,
+            warm_up_us: 20.0,
+            measure_us: 200.0,
+            ..StorePoint::default()
+        };
+        simulated(&FarPoint::Store(point))
+    };
+    let mixed = store(Strategy::Optimistic, 50.0);
+    for figure in [Figure::GetP99, Figure::PutP99, Figure::PutSuccess, Figure::BytesOverLeast, Figure::ClientFairness] {
+        assert!(mixed.far[&figure] > 0.0, "{figure:?}: {:?}", mixed.far);
+    }
+    assert!(mixed.messages > 20 && mixed.messages_per_s > 1e5 && mixed.bytes == 128, "{mixed:?}");
+    assert_eq!(mixed.far[&Figure::MemoryCores], 0.0, "the memory node's CPU takes no part");
+    let gets = store(Strategy::Server, 0.0);
+    assert!(gets.far[&Figure::MemoryCores] > 0.0 && gets.far.contains_key(&Figure::GetP99), "{:?}", gets.far);
+    for figure in [Figure::PutP99, Figure::PutAttempts, Figure::PutSuccess] {
+        assert!(!gets.far.contains_key(&figure), "{figure:?}: there were none");
+    }
+}

@@ -1,0 +1,158 @@
+//! Which strategy for a workload: strategies beside each other.
+
+use doorbell_farmem::Strategy;
+
+use super::{FarPoint, Figure, StorePoint};
+use crate::experiment::PointRecord;
+use crate::record::PointResult;
+
+/// What came of one strategy.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidate<'a> {
+    /// Which.
+    pub strategy: Strategy,
+    /// What came out.
+    pub result: &'a PointResult,
+}
+
+impl Candidate<'_> {
+    /// One of its figures.
+    pub fn figure(&self, figure: Figure) -> Option<f64> {
+        self.result.far.get(&figure).copied()
+    }
+
+    /// Millions of operations per second.
+    pub fn rate(&self) -> f64 {
+        self.result.messages_per_s / 1e6
+    }
+
+    /// The time that 99 % of the puts do not exceed, or of the gets where there are no puts, in microseconds.
+    pub fn tail_us(&self) -> Option<f64> {
+        self.figure(Figure::PutP99).or_else(|| self.figure(Figure::GetP99))
+    }
+}
+
+/// One workload, and what came of each strategy.
+#[derive(Clone, Debug)]
+pub struct Choice<'a> {
+    /// The workload. Its strategy means nothing.
+    pub workload: StorePoint,
+    /// The place on the axis of its experiment.
+    pub x: f64,
+    /// Strategies, in the order of their table.
+    pub candidates: Vec<Candidate<'a>>,
+}
+
+impl Choice<'_> {
+    /// The strategy with most operations per second.
+    pub fn fastest(&self) -> Option<Strategy> {
+        self.candidates.iter().max_by(|a, b| a.rate().total_cmp(&b.rate())).map(|best| best.strategy)
+    }
+
+    /// The strategy whose slowest operations are the fastest.
+    pub fn steadiest(&self) -> Option<Strategy> {
+        let timed = self.candidates.iter().filter_map(|one| Some((one.strategy, one.tail_us()?)));
+        timed.min_by(|a, b| a.1.total_cmp(&b.1)).map(|best| best.0)
+    }
+
+    /// What came of a strategy.
+    pub fn of(&self, strategy: Strategy) -> Option<&Candidate<'_>> {
+        self.candidates.iter().find(|one| one.strategy == strategy)
+    }
+}
+
+/// A workload without its strategy.
+fn any(point: &StorePoint) -> StorePoint {
+    StorePoint { strategy: Strategy::Optimistic, ..point.clone() }
+}
+
+/// The workloads of an experiment's records, by their place on its axis, each with what came of its strategies: the
+/// repetition in the middle by its rate.
+pub fn choices<'a>(records: impl IntoIterator<Item = &'a PointRecord>) -> Vec<Choice<'a>> {
+    let mut found: Vec<Choice<'a>> = Vec::new();
+    for record in records {
+        let Some(FarPoint::Store(point)) = record.parameters.far.as_deref() else { continue };
+        let mut results: Vec<&PointResult> = record.repetitions.iter().collect();
+        results.sort_by(|a, b| a.messages_per_s.total_cmp(&b.messages_per_s));
+        let Some(&result) = results.get(results.len() / 2) else { continue };
+        let workload = any(point);
+        let at = match found.iter().position(|choice| choice.workload == workload && choice.x == record.x) {
+            Some(at) => at,
+            None => {
+                found.push(Choice { workload, x: record.x, candidates: Vec::new() });
+                found.len() - 1
+            }
+        };
+        let candidates = &mut found[at].candidates;
+        if candidates.iter().all(|one| one.strategy != point.strategy) {
+            candidates.push(Candidate { strategy: point.strategy, result });
+        }
+    }
+    let place = |strategy: Strategy| Strategy::ALL.iter().position(|&other| other == strategy);
+    found.iter_mut().for_each(|choice| choice.candidates.sort_by_key(|one| place(one.strategy)));
+    found.sort_by(|a, b| a.x.total_cmp(&b.x));
+    found
+}
+
+/// The workload that is most like another one: shares of puts and exponents count by their difference, all others by how
+/// many times one is the other.
+pub fn most_like<'c, 'a>(choices: &'c [Choice<'a>], workload: &StorePoint) -> Option<&'c Choice<'a>> {
+    let times = |a: f64, b: f64| (a.max(1.0) / b.max(1.0)).log2().abs();
+    let distance = |other: &StorePoint| {
+        (other.write_percent - workload.write_percent).abs() / 25.0
+            + (other.zipf - workload.zipf).abs() / 0.3
+            + times(other.clients as f64, workload.clients as f64)
+            + times(other.value_bytes as f64, workload.value_bytes as f64) / 2.0
+            + times(other.keys as f64, workload.keys as f64) / 2.0
+    };
+    choices.iter().min_by(|a, b| distance(&a.workload).total_cmp(&distance(&b.workload)))
+}
+
+/// What a strategy takes beside clients and passive memory.
+pub fn needs(strategy: Strategy) -> &'static str {
+    match strategy {
+        Strategy::Combine => "clients that share hosts",
+        Strategy::QueueLock => "datagrams between clients",
+        Strategy::Server => "a core of the memory node",
+        Strategy::Steered | Strategy::SteeredWrite => "a middlebox",
+        _ => "nothing else",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiment::{Effort, all};
+
+    /// Records of `far-memory/strategies` with these operations per second, by the order of strategies.
+    fn records(environment: &crate::environment::Environment) -> Vec<PointRecord> {
+        let experiment = all(Effort::Quick).into_iter().find(|one| one.name == "far-memory/strategies").unwrap();
+        let of = |point: &crate::experiment::Point| {
+            let Some(FarPoint::Store(store)) = point.parameters.far.as_deref() else { panic!("{point:?}") };
+            let place = Strategy::ALL.iter().position(|&other| other == store.strategy).unwrap() as f64;
+            let mut record = PointRecord::new(&experiment, point, environment.clone());
+            // The later a strategy comes in the table, the faster it is with few puts, and the slower with many.
+            let rate = if point.x < 50.0 { 1e6 * (1.0 + place) } else { 1e6 * (10.0 - place) };
+            let mut result = PointResult { messages_per_s: rate, ..PointResult::default() };
+            result.far.insert(Figure::PutP99, 100.0 - place);
+            record.repetitions = vec![result];
+            record
+        };
+        experiment.points.iter().map(of).collect()
+    }
+
+    #[test]
+    fn strategies_of_one_workload_stand_beside_each_other() {
+        let environment = crate::experiment::tests::environment("soft", 2);
+        let records = records(&environment);
+        let found = choices(&records);
+        assert_eq!(found.iter().map(|choice| choice.x).collect::<Vec<_>>(), [5.0, 100.0]);
+        assert!(found.iter().all(|choice| choice.candidates.len() == Strategy::ALL.len()));
+        let best: Vec<_> = found.iter().map(Choice::fastest).collect();
+        assert_eq!(best, [Some(Strategy::SteeredWrite), Some(Strategy::Optimistic)]);
+        assert_eq!(found[1].steadiest(), Some(Strategy::SteeredWrite));
+        let asked = StorePoint { write_percent: 90.0, clients: 100, ..StorePoint::default() };
+        assert_eq!(most_like(&found, &asked).map(|choice| choice.x), Some(100.0));
+        assert!(most_like(&[], &asked).is_none());
+    }
+}

@@ -1,0 +1,80 @@
+//! Points on this machine whose parties are tasks of one thread.
+
+use std::cell::Cell;
+use std::pin::Pin;
+
+use doorbell_exchange::{ConnectError, ConnectionError};
+use doorbell_verbs::{Device, PathMtu, Pd};
+
+use super::{FarPoint, ScopePoint, TearingPoint, words};
+use crate::executor::{self, Idle};
+use crate::record::PointResult;
+
+/// Why a point could not be measured here.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HereError {
+    /// A verbs object could not be made.
+    #[error(transparent)]
+    Verbs(#[from] doorbell_verbs::Error),
+    /// Two ends do not connect.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// A connection broke.
+    #[error("a connection broke: {0}")]
+    Connection(#[from] ConnectionError),
+    /// It has parties that one thread cannot be.
+    #[error("such a point runs in virtual time, or as `doorbell far run` does: {0}")]
+    Parties(&'static str),
+}
+
+type Task<'a, T> = Pin<Box<dyn Future<Output = Result<T, ConnectionError>> + 'a>>;
+
+/// Measures a point between two devices of this process: of queue pairs on one, with the memory on the other.
+///
+/// # Errors
+///
+/// A verbs object cannot be made, a connection breaks, or the point needs more than two devices and one thread.
+pub fn measure([clients, memory]: [&Device; 2], point: &FarPoint) -> Result<PointResult, HereError> {
+    let pds = [&clients.create_pd()?, &memory.create_pd()?];
+    match point {
+        FarPoint::Tearing(point) => tearing(pds, point),
+        FarPoint::Scope(point) => scope(pds, point),
+        FarPoint::Order(_) => Err(HereError::Parties("nothing numbers packets here")),
+        FarPoint::Hot(_) => Err(HereError::Parties("each of its clients has a host")),
+        FarPoint::Store(_) => Err(HereError::Parties("a store has a thread for each client")),
+    }
+}
+
+fn tearing(pds: [&Pd; 2], point: &TearingPoint) -> Result<PointResult, HereError> {
+    let mtu = PathMtu::from_bytes(point.mtu);
+    let region = words::memory(pds[1], point.bytes)?;
+    let [reads, writes] = [0, 1].map(|_| words::Pair::joined(pds, 1, point.bytes, mtu));
+    let (reads, writes) = (reads?, writes?);
+    let (memory, is_over, idle) = (words::remote(&region), Cell::new(false), Idle::spin());
+    let look = async {
+        let looked = words::look(&reads.0, memory, point, &is_over, &idle).await?;
+        Ok(Some(looked))
+    };
+    let overwrite = async { words::overwrite(&writes.0, memory, point, &is_over, &idle).await.map(|_| None) };
+    let tasks: [Task<'_, Option<(words::Done, words::Torn)>>; 2] = [Box::pin(look), Box::pin(overwrite)];
+    let mut ended = executor::run(&idle, tasks).into_iter().collect::<Result<Vec<_>, _>>()?;
+    let (done, torn) = ended.swap_remove(0).unwrap_or_default();
+    Ok(words::result(point.bytes, &[done], torn.figures()))
+}
+
+fn scope(pds: [&Pd; 2], point: &ScopePoint) -> Result<PointResult, HereError> {
+    let region = words::memory(pds[1], point.distance as usize + words::WORD_STRIDE)?;
+    let slots = std::iter::once(1).chain(std::iter::repeat_n(point.outstanding, point.others));
+    let pairs: Vec<_> = slots.map(|slots| words::Pair::joined(pds, slots, 8, None)).collect::<Result<_, _>>()?;
+    let (memory, is_over, idle) = (words::remote(&region), Cell::new(false), Idle::spin());
+    let mut tasks: Vec<Task<'_, words::Done>> = Vec::new();
+    for (number, (pair, _)) in pairs.iter().enumerate() {
+        tasks.push(match number {
+            0 => Box::pin(words::probe(pair, memory, point, &is_over, &idle)),
+            _ => Box::pin(words::crowd(pair, memory, point, &is_over, &idle)),
+        });
+    }
+    let ended = executor::run(&idle, tasks).into_iter().collect::<Result<Vec<_>, _>>()?;
+    Ok(words::scope_result(&ended[0], &ended[1..]))
+}
