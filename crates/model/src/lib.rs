@@ -17,7 +17,7 @@
 //! | `o_nic` | NIC time per message that all units together cannot fall below: the NIC's ceiling |
 //! | `o_inline` | CPU time of taking a short payload out of the completion, where the NIC has put it |
 //! | `o_pairs` | CPU time that each doubling of a receiving thread's queue pairs adds to a message |
-//! | `o_srq` | for how long a message holds a receive queue that two queue pairs or more share |
+//! | `o_srq` | for how long a message behind one of another queue pair holds the receive queue that they share |
 //! | `o_repost_thread` | CPU time of one thread that reposts shared receives for all |
 //! | `o_atomic`, `o_atomic_address` | for how long an atomic operation occupies its queue pair, its address |
 //!
@@ -52,9 +52,9 @@
 //! NIC's ceiling   1 / (m o_nic)              at each end, however many connections
 //! link            1 / (line G)               each direction, acknowledgements included
 //! receiving CPU   receivers / (sum of o_rcv and o_post, o_inline of short messages, o_pairs log2 q)
-//! shared queue    1 / o_srq                  of two queue pairs or more, above the size that is spared
+//! shared queue    1 / o_srq / (1 - 1 / connections)   above the size that is spared
 //! repost thread   1 / o_repost_thread
-//! atomics         n / o_atomic, and receivers / o_atomic_address
+//! atomics         n / o_atomic, and receivers / o_atomic_address; times W where one serves all messages that wait
 //! ```
 //!
 //! All of them are linear in the parameters. Of a [software

@@ -180,7 +180,7 @@ pub struct Parameters {
     /// CPU time that each doubling of the queue pairs of a receiving thread adds to a message.
     #[serde(default)]
     pub o_pairs_ns: f64,
-    /// For how long a message holds a receive queue that two queue pairs or more share, above
+    /// For how long a message that comes behind one of another queue pair holds the receive queue that they share, above
     /// [`srq_unlimited_up_to_bytes`](Limits::srq_unlimited_up_to_bytes). 0 is no bound.
     #[serde(default)]
     pub o_srq_ns: f64,

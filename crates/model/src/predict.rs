@@ -501,13 +501,19 @@ fn shared(setting: &Setting, workload: &Workload, push: &mut impl FnMut(BoundKin
     let peers = workload.peers;
     let shares = workload.srq && workload.protocol == Protocol::SendReceive && peers.connections > 1;
     if shares && workload.bytes > setting.limits.srq_unlimited_up_to_bytes {
-        push(BoundKind::Srq, Cost::ZERO.with(Term::SharedQueue, 1.0));
+        // Only what comes behind a message of another queue pair holds it, and connections send in any order.
+        let behind_others = 1.0 - 1.0 / f64::from(peers.connections);
+        push(BoundKind::Srq, Cost::ZERO.with(Term::SharedQueue, behind_others));
     }
     if shares && workload.repost_thread {
         push(BoundKind::RepostThread, Cost::ZERO.with(Term::RepostThread, 1.0));
     }
-    let atomics: f64 =
-        charged(workload).iter().filter(|charge| charge.step.is_atomic()).map(|charge| charge.per_message).sum();
+    // Of what is posted for all messages that wait there is less the longer it takes: the more messages wait for the next.
+    let least = |charge: &Charged| match charge.step.when {
+        When::Waiting => 1.0 / f64::from(workload.window),
+        _ => charge.per_message,
+    };
+    let atomics: f64 = charged(workload).iter().filter(|charge| charge.step.is_atomic()).map(least).sum();
     push(BoundKind::Atomics, Cost::ZERO.with(Term::AtomicPair, atomics / f64::from(peers.connections)));
     push(BoundKind::AtomicsOnAddress, Cost::ZERO.with(Term::AtomicAddress, atomics / f64::from(peers.receivers)));
 }

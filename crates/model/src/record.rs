@@ -365,7 +365,10 @@ fn unfit(record: &Record, result: &PointResult) -> Option<String> {
     if threads > 2 && environment.cpus.is_some_and(|cpus| threads > cpus) {
         return Some(format!("{threads} threads share {} processors", environment.cpus.unwrap_or_default()));
     }
+    let shares = asked.srq || asked.serving.shared_receives.is_some();
+    let in_runs = shares && asked.connections > asked.serving.threads && environment.provider != "soft";
     let reasons = [
+        (in_runs, "one thread served several connections, so their messages came to the shared receive queue in runs"),
         (is_latency && asked.connections > 1, "ping-pongs of several connections share a CPU"),
         (asked.events, "it slept, and waking up has no parameter"),
         (asked.verify, "payloads were made and checked meanwhile"),
@@ -506,6 +509,16 @@ mod tests {
             assert_eq!(observed.observations, [], "{to}");
             assert!(observed.left_out[0].contains(reason), "{:?}", observed.left_out);
         }
+        // A NIC's shared receive queue is held by each message that comes behind one of another queue pair.
+        let shared =
+            RECORD.replace("\"soft\"", "\"system\"").replace("\"verify\": false", "\"verify\": false, \"srq\": true");
+        let of = |threads: &str| {
+            let serving = format!("\"srq\": true, \"serving\": {{\"threads\": {threads}}}");
+            let record = shared.replace("\"srq\": true", &serving).replace("\"cpus\": 2", "\"cpus\": 8");
+            observations("a.json", &record).unwrap()
+        };
+        assert!(of("1").left_out[0].contains("in runs"), "{:?}", of("1").left_out);
+        assert_eq!(of("2").left_out, [""; 0]);
         let other = changed("\"inline\": 64", "\"inline\": 64, \"protocol\": \"direct_read\"").unwrap();
         let Load::Messages(workload) = other.observations[0].load else { panic!("messages") };
         assert_eq!(workload.protocol.name(), "direct-read");
