@@ -17,20 +17,21 @@ const BEYOND: &[&str] = &[
     "far-memory/atomics-are-slow",
 ];
 
-#[test]
-fn rows_are_within_their_tolerance_and_shapes_hold_but_for_those_that_are_known_not_to() {
+/// Of the rows and sentences whose ids are chosen those that are not as published. Two tests have a part each: they run side
+/// by side, and simulations of the same configurations are made once within each.
+fn beyond(is_chosen: fn(&str) -> bool) -> Vec<&'static str> {
     let mut beyond = Vec::new();
     for testbed in testbed::all() {
         let published = testbed.published.as_deref().and_then(doorbell_published::testbed).expect("published rows");
         let mut runs = Runs::new(testbed, Effort::QUICK);
-        for row in &published.rows {
+        for row in published.rows.iter().filter(|row| is_chosen(&row.id)) {
             let checked = Checked::of(row, &mut runs);
             println!("{:<44} {} -> {:?}", row.id, checked.published(), checked.outcome);
             if checked.status() == Status::Beyond {
                 beyond.push(row.id.as_str());
             }
         }
-        for shape in &published.shapes {
+        for shape in published.shapes.iter().filter(|shape| is_chosen(&shape.id)) {
             let (verdict, because) = CheckedShape::of(shape, &mut runs).verdict();
             println!("{:<44} {verdict:?}: {because}", shape.id);
             if verdict == Verdict::No {
@@ -38,5 +39,21 @@ fn rows_are_within_their_tolerance_and_shapes_hold_but_for_those_that_are_known_
             }
         }
     }
-    assert_eq!(beyond, BEYOND);
+    beyond
+}
+
+fn is_of_shared_receives(id: &str) -> bool {
+    id.starts_with("send-receive/srq-")
+}
+
+#[test]
+fn shared_receives_are_as_published_but_for_what_is_known_not_to_be() {
+    let known: Vec<&str> = BEYOND.iter().copied().filter(|id| is_of_shared_receives(id)).collect();
+    assert_eq!(beyond(is_of_shared_receives), known);
+}
+
+#[test]
+fn all_other_rows_are_within_their_tolerance_and_shapes_hold_but_for_those_that_are_known_not_to() {
+    let known: Vec<&str> = BEYOND.iter().copied().filter(|id| !is_of_shared_receives(id)).collect();
+    assert_eq!(beyond(|id| !is_of_shared_receives(id)), known);
 }

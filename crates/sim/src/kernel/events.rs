@@ -1,7 +1,7 @@
 //! Events in the order of time.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
 
 use doorbell_wire::Qpn;
 
@@ -89,14 +89,40 @@ impl PartialOrd for Event {
     }
 }
 
+/// Lists of events that [`Events`] adds to at the end.
+const LANES: usize = 6;
+/// Where the rest is.
+const HEAP: usize = LANES;
+
 /// What is to happen: the earliest event comes first, and of two at one time the one that was made first.
-#[derive(Debug, Default)]
+///
+/// Most events are made in the order of their times, or in one of a few: packets that come to a node, doorbells, turns of
+/// threads. So an event goes to the end of the first of a few lists whose last event is not later; only what fits into
+/// none goes into a heap. Whose turn it is follows from a few numbers.
+#[derive(Debug)]
 pub(super) struct Events {
-    /// The earliest of all, if it was earlier than those in the heap when it was made. What an event causes often comes
-    /// next, and then neither goes through the heap.
+    /// The earliest of all. There is none only if there are no others.
     next: Option<Event>,
+    lanes: [VecDeque<Event>; LANES],
     heap: BinaryHeap<Reverse<Event>>,
+    /// Of each lane and of the heap the key of its first event, or the greatest there is.
+    firsts: [u128; LANES + 1],
+    /// Of each lane the key of its last event, or zero.
+    lasts: [u128; LANES],
     number: u64,
+}
+
+impl Default for Events {
+    fn default() -> Self {
+        Self {
+            next: None,
+            lanes: Default::default(),
+            heap: BinaryHeap::new(),
+            firsts: [u128::MAX; LANES + 1],
+            lasts: [0; LANES],
+            number: 0,
+        }
+    }
 }
 
 impl Events {
@@ -105,10 +131,26 @@ impl Events {
     pub(super) fn push(&mut self, at: Ps, what: What) {
         self.number += 1;
         let event = Event { at, number: self.number, what };
-        match &mut self.next {
-            Some(next) if event < *next => self.heap.push(Reverse(std::mem::replace(next, event))),
-            Some(_) => self.heap.push(Reverse(event)),
-            None if self.heap.peek().is_none_or(|first| event < first.0) => self.next = Some(event),
+        let Some(next) = &mut self.next else {
+            self.next = Some(event);
+            return;
+        };
+        if event < *next {
+            // It was before all others, so it is before those of any lane.
+            let later = std::mem::replace(next, event);
+            self.firsts[0] = later.key();
+            self.lasts[0] = self.lasts[0].max(later.key());
+            self.lanes[0].push_front(later);
+            return;
+        }
+        let key = event.key();
+        let place = self.lasts.iter().position(|&last| last < key).unwrap_or(HEAP);
+        self.firsts[place] = self.firsts[place].min(key);
+        match self.lanes.get_mut(place) {
+            Some(lane) => {
+                self.lasts[place] = key;
+                lane.push_back(event);
+            }
             None => self.heap.push(Reverse(event)),
         }
     }
@@ -116,17 +158,35 @@ impl Events {
     /// The earliest event, which stays.
     #[inline]
     pub(super) fn peek(&self) -> Option<Event> {
-        self.next.or_else(|| self.heap.peek().map(|first| first.0))
+        self.next
     }
 
     /// Takes the earliest event.
     #[inline]
     pub(super) fn pop(&mut self) -> Option<Event> {
-        self.next.take().or_else(|| self.heap.pop().map(|first| first.0))
+        let event = self.next.take()?;
+        let (mut first, mut place) = (self.firsts[HEAP], HEAP);
+        for (number, &key) in self.firsts[..HEAP].iter().enumerate() {
+            if key < first {
+                (first, place) = (key, number);
+            }
+        }
+        if first < u128::MAX {
+            let behind;
+            (self.next, behind) = match self.lanes.get_mut(place) {
+                Some(lane) => (lane.pop_front(), lane.front().map(Event::key)),
+                None => (self.heap.pop().map(|event| event.0), self.heap.peek().map(|event| event.0.key())),
+            };
+            self.firsts[place] = behind.unwrap_or(u128::MAX);
+            if behind.is_none() && place < HEAP {
+                self.lasts[place] = 0;
+            }
+        }
+        Some(event)
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.next.is_none() && self.heap.is_empty()
+        self.next.is_none()
     }
 }
 

@@ -407,6 +407,9 @@ impl World {
     /// Threads whose things changed have their turn: now, rounded up to when they look.
     #[inline]
     pub(crate) fn wake(&mut self) {
+        if self.changes.is_empty() {
+            return;
+        }
         let mut taken = std::mem::take(&mut self.taken);
         self.changes.take(&mut taken);
         let at = self.clock();

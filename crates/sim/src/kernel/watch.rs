@@ -56,6 +56,12 @@ impl Changes {
         self.has_first.store(true, Ordering::Relaxed);
     }
 
+    /// Are there none?
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        !self.has_first.load(Ordering::Relaxed) && !self.any.load(Ordering::Acquire)
+    }
+
     /// Moves all changes to `out`.
     #[inline]
     pub(crate) fn take(&self, out: &mut Vec<Change>) {
