@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use doorbell_protocols::Protocol;
+use doorbell_study::far::{FarPoint, Figure, HotPoint, StorePoint, Strategy, Way};
 use doorbell_study::parameters::{Kind, Operation, Parameters};
 
 use crate::measure::Load;
@@ -26,6 +27,8 @@ pub enum Unit {
     MillionsPerS,
     /// Microseconds of half a round trip.
     Microseconds,
+    /// Microseconds that 99 % of a store's puts take at most.
+    MicrosecondsOfPuts,
     /// Packets per operation, to the end that answers.
     PacketsPerOperation,
 }
@@ -36,6 +39,7 @@ impl Unit {
         match self {
             Self::MillionsPerS => "M/s",
             Self::Microseconds => "us",
+            Self::MicrosecondsOfPuts => "us, 99 % of puts",
             Self::PacketsPerOperation => "packets/operation",
         }
     }
@@ -53,12 +57,19 @@ pub struct BlindRow {
     /// Bytes of each message.
     pub bytes: usize,
     /// What is varied, and its value.
-    pub at: (&'static str, usize),
+    pub at: (&'static str, f64),
     /// What is counted.
     pub unit: Unit,
-    load: Load,
+    what: What,
     /// The rate is the highest that provokes no RNR NAK.
     is_paced: bool,
+}
+
+/// What is simulated.
+#[derive(Clone, Debug)]
+enum What {
+    Load(Box<Load>),
+    Far(FarPoint),
 }
 
 /// A blind row with what the simulation says.
@@ -144,6 +155,8 @@ const DOUBTS: [(&str, &[Doubt]); 3] = [
             doubt("nic.units", "4", "20", "assumed: no row shows the number"),
             doubt("pcie.read", "400 ns", "800 ns", "assumed: what measurements of PCIe show for Xeons"),
             doubt("cpu.post_list", "60 ns", "180 ns", "assumed: the CPU is not named"),
+            doubt("switch.middlebox", "100 ns", "1000 ns", "assumed: no row shows it"),
+            doubt("switch.middlebox_packet", "1 ns", "10 ns", "assumed: a pipeline, or one with memory behind it"),
         ],
     ),
 ];
@@ -156,6 +169,9 @@ pub fn doubts(testbed: &str) -> &'static [Doubt] {
 const N_TO_ONE: &str = "N:1";
 const N_TO_N: &str = "N:N";
 const BASE_LATENCY: &str = "base latency";
+const STORE_PUTS: &str = "store, by the share of puts";
+const STORE_SKEW: &str = "store, by skew";
+const ONE_ADDRESS: &str = "CAS on one address";
 
 /// Seeds beside that of all runs.
 const SEEDS: [u64; 2] = [2, 3];
@@ -225,9 +241,9 @@ pub fn rows() -> Vec<BlindRow> {
                         experiment,
                         subject: protocol.name(),
                         bytes,
-                        at: (if is_single { "senders" } else { "threads on each side" }, count),
+                        at: (if is_single { "senders" } else { "threads on each side" }, count as f64),
                         unit: Unit::MillionsPerS,
-                        load,
+                        what: What::Load(Box::new(load)),
                         is_paced: is_single,
                     });
                 }
@@ -244,9 +260,9 @@ pub fn rows() -> Vec<BlindRow> {
                 experiment: BASE_LATENCY,
                 subject: protocol.name(),
                 bytes,
-                at: ("window", 1),
+                at: ("window", 1.0),
                 unit: Unit::Microseconds,
-                load,
+                what: What::Load(Box::new(load)),
                 is_paced: false,
             });
         }
@@ -260,9 +276,9 @@ pub fn rows() -> Vec<BlindRow> {
                 experiment: "request-response",
                 subject: "request-response",
                 bytes: 1,
-                at: ("requests outstanding", window),
+                at: ("requests outstanding", window as f64),
                 unit,
-                load: plain(parameters, 1),
+                what: What::Load(Box::new(plain(parameters, 1))),
                 is_paced: false,
             });
         }
@@ -280,11 +296,72 @@ pub fn rows() -> Vec<BlindRow> {
                 experiment,
                 subject,
                 bytes: 8,
-                at: ("queue pairs", count),
+                at: ("queue pairs", count as f64),
                 unit: Unit::MillionsPerS,
-                load: plain(parameters, 8),
+                what: What::Load(Box::new(plain(parameters, 8))),
                 is_paced: false,
             });
+        }
+    }
+    rows.extend(far_rows());
+    rows
+}
+
+/// Clients of the store where their number is not varied, and what each does between two operations: fitted on the
+/// published share of CASes that succeed, at half puts and Zipf 0.99.
+const CLIENTS: usize = 64;
+const CLIENT_US: f64 = 21.0;
+/// Bytes of a value: assumed.
+const VALUE: usize = 1024;
+/// How long operations of the store are counted.
+const MEASURE_US: f64 = 4000.0;
+/// CASes on one address, of all clients together.
+const ON_ONE_ADDRESS: u64 = 4000;
+
+/// Rows about memory that clients share.
+fn far_rows() -> Vec<BlindRow> {
+    let row = |experiment, subject, bytes, at, unit, far| BlindRow {
+        testbed: T3,
+        experiment,
+        subject,
+        bytes,
+        at,
+        unit,
+        what: What::Far(far),
+        is_paced: false,
+    };
+    let base = |strategy| StorePoint {
+        strategy,
+        clients: CLIENTS,
+        client_us: CLIENT_US,
+        value_bytes: VALUE,
+        warm_up_us: MEASURE_US / 10.0,
+        measure_us: MEASURE_US,
+        ..StorePoint::default()
+    };
+    let mut rows = Vec::new();
+    let strategies = [Strategy::Optimistic, Strategy::Steered];
+    let units = [Unit::MillionsPerS, Unit::MicrosecondsOfPuts];
+    for strategy in strategies {
+        for write_percent in [5.0, 100.0] {
+            let far = || FarPoint::Store(StorePoint { write_percent, ..base(strategy) });
+            let at = ("puts, %", write_percent);
+            rows.extend(units.map(|unit| row(STORE_PUTS, strategy.name(), VALUE, at, unit, far())));
+        }
+    }
+    for strategy in strategies {
+        for zipf in [0.0, 0.6, 0.9, 1.2, 1.5] {
+            let far = || FarPoint::Store(StorePoint { zipf, ..base(strategy) });
+            let at = ("Zipf exponent", zipf);
+            rows.extend(units.map(|unit| row(STORE_SKEW, strategy.name(), VALUE, at, unit, far())));
+        }
+    }
+    for (subject, way) in
+        [("straight", Way::Straight), ("middlebox", Way::Box), ("middlebox, as WRITEs", Way::BoxToWrite)]
+    {
+        for clients in [1, 4, 20] {
+            let far = FarPoint::Hot(HotPoint { clients, outstanding: 16, operations: ON_ONE_ADDRESS, way });
+            rows.push(row(ONE_ADDRESS, subject, 8, ("clients", clients as f64), Unit::MillionsPerS, far));
         }
     }
     rows
@@ -297,14 +374,28 @@ impl BlindRow {
     ///
     /// The run fails.
     pub fn simulate(&self, runs: &mut Runs<'_>, guess: Option<f64>) -> Result<f64, Lack> {
+        let load = match &self.what {
+            What::Load(load) => load,
+            What::Far(point) => {
+                let result = runs.far(point)?;
+                return match self.unit {
+                    Unit::MillionsPerS => Ok(result.messages_per_s / 1e6),
+                    Unit::MicrosecondsOfPuts => {
+                        result.far.get(&Figure::PutP99).copied().ok_or(Lack::Quantity("puts, of which there were none"))
+                    }
+                    _ => Err(Lack::Quantity("such a number of shared memory")),
+                };
+            }
+        };
         match self.unit {
-            Unit::Microseconds => runs.latency(&self.load).map(|ns| ns / 1e3),
+            Unit::MicrosecondsOfPuts => Err(Lack::Quantity("puts, which messages are not")),
+            Unit::Microseconds => runs.latency(load).map(|ns| ns / 1e3),
             Unit::MillionsPerS => {
                 let guess = guess.map(|millions| millions * 1e6);
-                runs.run_near(&self.load, self.is_paced, guess).map(|measured| measured.messages_per_s / 1e6)
+                runs.run_near(load, self.is_paced, guess).map(|measured| measured.messages_per_s / 1e6)
             }
             Unit::PacketsPerOperation => {
-                let measured = runs.run(&self.load, false)?;
+                let measured = runs.run(load, false)?;
                 let counted = measured.counted[1].ok_or(Lack::Quantity("counters of this"))?;
                 Ok(counted.rx_vport_rdma_unicast_packets as f64 / measured.messages as f64)
             }
@@ -316,7 +407,9 @@ impl BlindRow {
     pub fn is_quick(&self) -> bool {
         match self.experiment {
             BASE_LATENCY => [16, 8192].contains(&self.bytes),
-            N_TO_ONE | N_TO_N => self.bytes == 512 && self.at.1 == 4,
+            N_TO_ONE | N_TO_N => self.bytes == 512 && self.at.1 == 4.0,
+            STORE_PUTS => self.at.1 == 5.0 && self.subject == Strategy::Optimistic.name(),
+            STORE_SKEW => false,
             _ => true,
         }
     }
@@ -374,7 +467,10 @@ pub fn predict(
     };
     // The longest last would keep one thread busy while the others have nothing left: those with most threads come first.
     let mut order: Vec<usize> = (0..rows.len()).collect();
-    order.sort_by_key(|&index| std::cmp::Reverse((rows[index].at.1, rows[index].bytes)));
+    order.sort_by(|&a, &b| {
+        let [a, b] = [a, b].map(|index| &rows[index]);
+        b.at.1.total_cmp(&a.at.1).then(b.bytes.cmp(&a.bytes))
+    });
     let mut outcomes = in_parallel(threads, &order, |&index| (index, simulate(&rows[index], &variants[0], None)));
     outcomes.sort_by_key(|(index, _)| *index);
     let own: Vec<Result<f64, Lack>> = outcomes.into_iter().map(|(_, outcome)| outcome).collect();

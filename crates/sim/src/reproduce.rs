@@ -11,12 +11,15 @@ use doorbell_model::operation::{Operation as Asked, Posted};
 use doorbell_model::workload::Workload;
 use doorbell_protocols::{Protocol, Release};
 use doorbell_published::{Dimension, Relation, Row, Subject};
+use doorbell_study::far::FarPoint;
 use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
+use doorbell_study::record::PointResult;
 use doorbell_study::serving::SharedBy;
 use doorbell_wire::{MessageKind, OuterKind, Transport, message_cost};
 
 use crate::bottleneck::{Bottleneck, Station};
 use crate::estimate::{self, MemoryError};
+use crate::far;
 use crate::measure::{ANSWERING, ASKING, HOSTS, Load, Measured, measure, measure_captured};
 use crate::paced::highest_without_rnr;
 use crate::testbed::Testbed;
@@ -71,6 +74,7 @@ pub struct Runs<'a> {
     memory: u64,
     captures: Option<Captures>,
     done: BTreeMap<String, Measured>,
+    far: BTreeMap<String, PointResult>,
 }
 
 impl std::fmt::Debug for Runs<'_> {
@@ -90,8 +94,8 @@ fn failed(error: impl std::fmt::Display) -> Lack {
 impl<'a> Runs<'a> {
     /// No runs yet.
     pub fn new(testbed: &'a Testbed, effort: Effort) -> Self {
-        let (captures, done) = (None, BTreeMap::new());
-        Self { testbed, effort, seed: SEED, memory: u64::MAX, captures, done }
+        let (captures, done, far) = (None, BTreeMap::new(), BTreeMap::new());
+        Self { testbed, effort, seed: SEED, memory: u64::MAX, captures, done, far }
     }
 
     /// The same with another seed, if one is given.
@@ -111,6 +115,17 @@ impl<'a> Runs<'a> {
     pub fn with_captures(mut self, open: impl FnMut() -> io::Result<Box<dyn Write + Send>> + 'static) -> Self {
         self.captures = Some(Box::new(open));
         self
+    }
+
+    /// What came of a point of shared memory, simulated now or before.
+    pub(crate) fn far(&mut self, point: &FarPoint) -> Result<PointResult, Lack> {
+        let key = format!("{point:?}");
+        if let Some(result) = self.far.get(&key) {
+            return Ok(result.clone());
+        }
+        let result = far::simulate(self.testbed, point, self.seed).map_err(failed)?.result;
+        self.far.insert(key, result.clone());
+        Ok(result)
     }
 
     /// A run of this load, made now or before. Its rate is the highest without RNR NAKs, if `is_paced`.

@@ -17,6 +17,9 @@ pub(crate) struct Predict {
     /// Only rows that are simulated within a minute
     #[arg(long)]
     quick: bool,
+    /// Only rows of experiments whose name has this in it, such as "store"
+    #[arg(long, value_name = "TEXT")]
+    experiment: Option<String>,
     /// Write the page to this file instead of printing it
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -30,7 +33,10 @@ pub(super) fn run(arguments: &Predict) -> Result<(), Failure> {
     let mut all = Vec::new();
     for testbed in testbeds() {
         let mut rows = rows();
-        rows.retain(|row| row.testbed == testbed.name && (!arguments.quick || row.is_quick()));
+        let is_meant = |name: &str| arguments.experiment.as_deref().is_none_or(|text| name.contains(text));
+        rows.retain(|row| {
+            row.testbed == testbed.name && (!arguments.quick || row.is_quick()) && is_meant(row.experiment)
+        });
         let bar = bar(simulations(testbed, rows.len()) as u64, 0);
         bar.set_message(testbed.name.clone());
         let predicted = predict(rows, testbed, Effort::QUICK, threads, || bar.inc(1))

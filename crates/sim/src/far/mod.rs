@@ -202,7 +202,8 @@ pub fn run(testbed: &Testbed, far: &Far, seed: u64) -> Result<FarRun, FarError> 
     let report = Report::new(load, path_mtu, *strategy == Strategy::Server, &by_host);
     let share = |worked: Ps| worked.0 as f64 / ended.get().0.max(1) as f64;
     let of_node = |node| summary.threads.iter().filter(move |thread| thread.node == node);
-    let memory_cpu = of_node(MEMORY).map(|thread| share(thread.worked)).sum();
+    // A sum of nothing would be less than nothing by its sign.
+    let memory_cpu = of_node(MEMORY).fold(0.0, |sum, thread| sum + share(thread.worked));
     let of_clients = summary.threads.iter().filter(|thread| thread.node >= FIRST_HOST);
     let client_cpu = of_clients.map(|thread| share(thread.worked)).sum::<f64>() / *clients as f64;
     Ok(FarRun { report, memory_cpu, client_cpu, summary })

@@ -237,7 +237,7 @@ fn hot_address(effort: Effort) -> Experiment {
 }
 
 fn store(effort: Effort, series: String, x: f64, point: StorePoint) -> Point {
-    let measure_us = effort.pick(500.0, 2000.0, 10_000.0);
+    let measure_us = effort.pick(500.0, 4000.0, 10_000.0);
     let point = StorePoint { warm_up_us: measure_us / 10.0, measure_us, ..point };
     far(effort, series, x, point.value_bytes, FarPoint::Store(point))
 }

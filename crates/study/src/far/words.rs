@@ -22,9 +22,9 @@ use crate::record::PointResult;
 pub const WORD_STRIDE: usize = 64;
 /// How often a client looks whether it may begin.
 const LOOK_NS: u64 = 1000;
-/// A reader pauses for so long at most between two READs: otherwise two loops that take as long as each other meet at the same
-/// place each time.
-const READERS_PAUSE_NS: u64 = 2000;
+/// From one READ to the next a reader lets so much time pass at most, drawn anew each time: otherwise two loops that take as
+/// long as each other meet at the same place each time. It is more than a round trip takes.
+const READERS_PAUSE_NS: u64 = 10_000;
 /// Completions taken at a time.
 const POLL_LIST: usize = 32;
 /// Nothing here takes a receive, so no RNR NAK comes.
