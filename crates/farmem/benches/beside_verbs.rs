@@ -4,13 +4,14 @@
 //!
 //! Arguments: rounds, operations per round and kind, bytes of a value (`cargo bench -p doorbell-farmem -- 40 2000 1024`).
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use doorbell_exchange::rc::{self, RcSettings};
 use doorbell_exchange::setup::EndpointDescription;
 use doorbell_farmem::workload::{Load, key};
 use doorbell_farmem::{
-    Client, ClientDescription, ClientEnd, ClientOptions, HostCache, MemoryDescription, MemoryNode, Metadata,
+    Client, ClientDescription, ClientEnd, ClientOptions, Geometry, HostCache, MemoryDescription, MemoryNode, Metadata,
     MetadataEnd, MetadataOptions, Operation, Outcome, Strategy,
 };
 use doorbell_verbs::soft::{self, SoftOptions};
@@ -21,6 +22,10 @@ use doorbell_verbs::{
 
 /// Keys of the store.
 const KEYS: u64 = 64;
+/// Operations of a kind before it is the next one's turn. A put takes a node, and a client has more than so many.
+const TURN: usize = 8;
+/// How long it is quiet before each operation.
+const PAUSE_NS: u64 = 30_000;
 /// Bytes of a node beside its value: header and key.
 const NODE_BYTES: usize = 32 + 8;
 
@@ -63,6 +68,11 @@ impl Bare {
         assert_eq!(list[0].status, Status::Success);
     }
 
+    /// Looks for completions where none is to come.
+    fn rest(&self) {
+        assert_eq!(self.cq.poll(&mut [Completion::default()]), Ok(0));
+    }
+
     fn read(&self, remote_address: u64, bytes: usize) {
         self.perform(SendOperation::Read { remote_address, rkey: self.remote.region.rkey }, bytes);
     }
@@ -89,9 +99,14 @@ fn run(client: &mut Client, operation: Operation<'_>, value: &mut Vec<u8>) {
     }
 }
 
-/// Nanoseconds of each of so many calls.
-fn timed(device: &Device, count: usize, mut body: impl FnMut(usize)) -> Vec<u64> {
+/// Nanoseconds of each of so many calls. Before each of them there is a pause in which `rest` is called again and again:
+/// a put leaves a WRITE of the key's shortcut behind, for which nobody waits, and which the next operation is not to meet.
+fn timed(device: &Device, count: usize, mut rest: impl FnMut(), mut body: impl FnMut(usize)) -> Vec<u64> {
     let time = |index| {
+        let paused_ns = device.now_ns();
+        while device.now_ns() < paused_ns + PAUSE_NS {
+            rest();
+        }
         let begun_ns = device.now_ns();
         body(index);
         device.now_ns() - begun_ns
@@ -104,11 +119,16 @@ fn quantile(samples: &mut [u64], of: f64) -> u64 {
     samples[((samples.len() - 1) as f64 * of) as usize]
 }
 
-/// Serves the client's questions, so that a put finds nodes. Not timed: the service has a processor of its own elsewhere.
+/// Serves the client's questions until it has nodes for a turn. Not timed: elsewhere the service has a processor of its own.
 fn settle(client: &mut Client, metadata: &mut Metadata) {
-    for _ in 0..200 {
+    for _ in 0..50 {
         client.poll();
         metadata.poll();
+    }
+    while client.spare_nodes().len() < TURN {
+        client.poll();
+        metadata.poll();
+        std::thread::yield_now();
     }
 }
 
@@ -119,43 +139,66 @@ fn main() {
     let load = Load { keys: KEYS, value_bytes, ..Load::default() };
     let geometry = load.geometry(1);
     let [of_memory, of_metadata, of_client] = [device(), device(), device()];
-    let mut node = MemoryNode::new(&of_memory.create_pd().expect("a domain"), geometry).expect("a node");
+    // The bare verbs work on nodes that the store does not know, as many as its own and in turn, since memory that was just
+    // used is faster.
+    let with_spare = Geometry { nodes: 2 * geometry.nodes, ..geometry };
+    let mut node = MemoryNode::new(&of_memory.create_pd().expect("a domain"), with_spare).expect("a node");
     node.fill(Strategy::Optimistic, KEYS, value_bytes).expect("filled");
     let end =
         MetadataEnd::new(&of_metadata.create_pd().expect("a domain"), MetadataOptions::default()).expect("an end");
     let description = node.accept(0, &end.to_memory()).expect("accepted");
-    let mut metadata = end.connect(&description).expect("connected");
+    let mut metadata = end.connect(&MemoryDescription { geometry, ..description }).expect("connected");
     metadata.fill(KEYS).expect("filled");
     let end =
         ClientEnd::new(&of_client.create_pd().expect("a domain"), geometry, ClientOptions::default()).expect("end");
     let of_node = node.accept(1, &end.to_memory()).expect("accepted");
+    let of_node = MemoryDescription { geometry, ..of_node };
     let of_service = metadata.accept(1, &end.to_metadata()).expect("accepted");
     let cache = Arc::new(HostCache::new(4 * KEYS as usize));
     cache.fill(KEYS, value_bytes);
     let mut client = end.connect(1, &of_node, &of_service, &cache).expect("connected");
     let node_bytes = NODE_BYTES + value_bytes;
     let bare = Bare::connect(&of_client, &mut node, 2, node_bytes);
-    // A node that no key needs, at the region's end.
-    let spare = bare.remote.region.address + geometry.region_bytes() - geometry.node_bytes() as u64;
+    let first = bare.remote.region.address + geometry.region_bytes();
+    let spare = |index: usize| first + (index % geometry.nodes as usize * geometry.node_bytes()) as u64;
+    let mut written = 0;
     let (mut read, value) = (Vec::new(), vec![7; value_bytes]);
     let mut all: [Vec<u64>; 4] = Default::default();
     let mut ratios: [Vec<f64>; 2] = Default::default();
     for _ in 0..rounds {
-        // A put takes a node, and a client has 16 of them: so many, and then the service has its turn.
         let mut round: [Vec<u64>; 4] = Default::default();
-        for _ in 0..operations.div_ceil(8) {
+        for _ in 0..operations.div_ceil(TURN) {
             settle(&mut client, &mut metadata);
+            written += TURN;
             let key = |index: usize| key(index as u64 % KEYS);
-            round[0]
-                .extend(timed(&of_client, 8, |index| run(&mut client, Operation::Get { key: &key(index) }, &mut read)));
-            round[1].extend(timed(&of_client, 8, |_| bare.read(spare, node_bytes)));
-            round[2].extend(timed(&of_client, 8, |index| {
-                run(&mut client, Operation::Put { key: &key(index), value: &value }, &mut read);
+            // One client for both closures of a kind.
+            let client = RefCell::new(&mut client);
+            let poll = || {
+                let _ = client.borrow_mut().poll();
+            };
+            round[0].extend(timed(&of_client, TURN, poll, |index| {
+                run(&mut client.borrow_mut(), Operation::Get { key: &key(index) }, &mut read);
             }));
-            round[3].extend(timed(&of_client, 8, |_| {
-                bare.write(spare, node_bytes);
-                bare.swap(spare);
+            round[1].extend(timed(
+                &of_client,
+                TURN,
+                || bare.rest(),
+                |index| {
+                    bare.read(spare(written + index), node_bytes);
+                },
+            ));
+            round[2].extend(timed(&of_client, TURN, poll, |index| {
+                run(&mut client.borrow_mut(), Operation::Put { key: &key(index), value: &value }, &mut read);
             }));
+            round[3].extend(timed(
+                &of_client,
+                TURN,
+                || bare.rest(),
+                |index| {
+                    bare.write(spare(written + index), node_bytes);
+                    bare.swap(spare(written + index));
+                },
+            ));
         }
         let medians = [0, 1, 2, 3].map(|kind: usize| quantile(&mut round[kind], 0.5) as f64);
         ratios[0].push(medians[0] / medians[1]);
@@ -184,6 +227,7 @@ fn main() {
     println!("}}");
     client.close();
     while !client.is_closed() {
-        settle(&mut client, &mut metadata);
+        client.poll();
+        metadata.poll();
     }
 }

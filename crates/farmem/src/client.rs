@@ -17,7 +17,7 @@ use crate::calls::{self, Calls};
 use crate::counts::ClientCounts;
 use crate::desk::Bell;
 use crate::error::{OpenError, StoreError};
-use crate::lane::{Lane, LaneEnd};
+use crate::lane::{Awaited, Lane, LaneEnd};
 use crate::layout::{Geometry, Place};
 use crate::mail::Mail;
 use crate::memory::{ClientDescription, MemoryDescription};
@@ -28,6 +28,9 @@ use crate::worker::Worker;
 
 /// The most operations that a client runs at a time.
 pub const MAX_OUTSTANDING: usize = 64;
+
+/// While operations wait for nothing but the memory node, the metadata service is listened to in one poll of so many.
+const POLLS_PER_REQUEST: u32 = 8;
 
 /// What a client is made with.
 #[derive(Clone, Debug)]
@@ -43,6 +46,9 @@ pub struct ClientOptions {
     /// Strategies `lock` and `queue-lock`: a lock that has not moved for so long is broken, and its holder shut out.
     /// Strategy `combine`: an operation waits for so long for another one of its host.
     pub lease_ns: u64,
+    /// A key's shortcut is written so long after the node was linked that it names, by one WRITE after the other, as by a
+    /// thread in the background. 0: at once.
+    pub shortcut_delay_ns: u64,
     /// The client stops for good after so many verbs, within an operation too, as if its process was killed there. For
     /// tests of what the others see.
     pub verbs_until_death: Option<u64>,
@@ -56,6 +62,7 @@ impl Default for ClientOptions {
             rpc: Config::default(),
             seed: 1,
             lease_ns: 100_000_000,
+            shortcut_delay_ns: 0,
             verbs_until_death: None,
         }
     }
@@ -155,6 +162,25 @@ pub(crate) struct Slot {
     ticket: Cell<Ticket>,
 }
 
+/// Shortcuts that are to be written later: when, of which key, and what.
+#[derive(Debug, Default)]
+pub(crate) struct Late {
+    pub(crate) delay_ns: u64,
+    queue: RefCell<VecDeque<(u64, u32, Place)>>,
+    /// The WRITE that was posted last.
+    posted: Cell<u64>,
+}
+
+impl Late {
+    pub(crate) fn push(&self, now_ns: u64, number: u32, place: Place) {
+        self.queue.borrow_mut().push_back((now_ns + self.delay_ns, number, place));
+    }
+
+    fn due_ns(&self) -> Option<u64> {
+        self.queue.borrow().front().map(|&(due_ns, ..)| due_ns)
+    }
+}
+
 /// What the workers of a client share.
 #[derive(Debug)]
 pub(crate) struct Core {
@@ -167,6 +193,7 @@ pub(crate) struct Core {
     pub(crate) random: Cell<u64>,
     pub(crate) lease_ns: u64,
     pub(crate) strategy: Strategy,
+    pub(crate) late: Late,
     /// Locks that were taken.
     pub(crate) locks: Cell<u64>,
     /// The number under which the memory node and the metadata service know this client.
@@ -178,6 +205,23 @@ impl Core {
         let mut counts = self.counts.get();
         change(&mut counts);
         self.counts.set(counts);
+    }
+
+    /// Writes the next shortcut in the background, if it is due and the last one is written.
+    fn write_late(&self, now_ns: u64) {
+        let slot = self.slots.len();
+        let is_free = self.lane.is_done(slot, self.late.posted.get()).is_ready();
+        let mut queue = self.late.queue.borrow_mut();
+        if let Some(&(due_ns, number, place)) = queue.front()
+            && is_free
+            && due_ns <= now_ns
+        {
+            queue.pop_front();
+            // The operation has taken effect; if this fails, so does the next one.
+            if let Ok(posted) = self.lane.write_shortcut(slot, number, place, Awaited::All) {
+                self.late.posted.set(posted);
+            }
+        }
     }
 }
 
@@ -212,7 +256,8 @@ impl ClientEnd {
             }
             _ => None,
         };
-        let lane = LaneEnd::new(pd, options.outstanding)?;
+        // One slot more, for what is written in the background.
+        let lane = LaneEnd::new(pd, options.outstanding + 1)?;
         Ok(Self { device: pd.device().clone(), pd: pd.clone(), lane, rpc, calls, options })
     }
 
@@ -281,13 +326,14 @@ impl ClientEnd {
             random: Cell::new(options.seed),
             lease_ns: options.lease_ns,
             strategy: options.strategy,
+            late: Late { delay_ns: options.shortcut_delay_ns, ..Late::default() },
             locks: Cell::new(0),
             number,
         });
         let worker = |slot| strategy::start(options.strategy, &means, Worker::new(Rc::clone(&core), slot));
         let workers = (0..options.outstanding).map(worker).collect();
         let over = VecDeque::with_capacity(options.outstanding);
-        Ok(Client { over, core, means, rings: 0, workers, tickets: 0, is_closing: false })
+        Ok(Client { over, core, means, rings: 0, workers, tickets: 0, polls: 0, is_closing: false })
     }
 }
 
@@ -304,6 +350,7 @@ pub struct Client {
     workers: Vec<Pin<Box<dyn Future<Output = ()>>>>,
     over: VecDeque<usize>,
     tickets: Ticket,
+    polls: u32,
     is_closing: bool,
 }
 
@@ -354,7 +401,12 @@ impl Client {
     /// Moves operations along. Returns whether anything happened.
     pub fn poll(&mut self) -> bool {
         let mut happened = self.core.lane.poll();
-        happened |= self.core.requests.borrow_mut().poll(&self.core.slots);
+        self.polls = self.polls.wrapping_add(1);
+        // Operations that go on need the service seldom, and a look at its messages costs them time.
+        let is_busy = happened || self.waits_for_memory_alone();
+        if !is_busy || self.polls.is_multiple_of(POLLS_PER_REQUEST) {
+            happened |= self.core.requests.borrow_mut().poll(&self.core.slots);
+        }
         happened |= match &self.means {
             Means::Nothing => false,
             Means::Mail(mail) => mail.borrow_mut().poll(&self.core.device),
@@ -364,8 +416,12 @@ impl Client {
             }
             Means::Calls(calls) => calls.borrow_mut().poll(),
         };
-        let now =
-            self.core.slots.iter().any(|slot| slot.deadline_ns.get().is_some()).then(|| self.core.device.now_ns());
+        let waits = self.core.late.due_ns().is_some();
+        let waits = waits || self.core.slots.iter().any(|slot| slot.deadline_ns.get().is_some());
+        let now = waits.then(|| self.core.device.now_ns());
+        if let Some(now) = now {
+            self.core.write_late(now);
+        }
         for index in 0..self.workers.len() {
             let slot = &self.core.slots[index];
             let is_due = slot.deadline_ns.get().zip(now).is_some_and(|(deadline, now)| now >= deadline);
@@ -375,9 +431,18 @@ impl Client {
             }
         }
         if !happened {
-            self.core.requests.borrow_mut().idle();
+            let is_working = self.core.slots.iter().any(|slot| slot.state.get() == State::Running);
+            self.core.requests.borrow_mut().idle(is_working);
         }
         happened || self.has_news()
+    }
+
+    /// Is every operation that runs waiting for the memory node, and is there one? Then it is certain that a completion
+    /// comes, and until then the service's messages may wait.
+    fn waits_for_memory_alone(&self) -> bool {
+        let mut running = self.core.slots.iter().enumerate().filter(|(_, slot)| slot.state.get() == State::Running);
+        let is_waiting = |(index, _): (usize, _)| self.core.lane.is_outstanding(index);
+        running.next().is_some_and(is_waiting) && running.all(is_waiting)
     }
 
     /// Has a connection failed in a call of this client's own, so that whoever waits for its answers is to hear of it in
@@ -393,13 +458,21 @@ impl Client {
     /// When the client has something to do by itself, on the device's clock: the end of a waiting time of an operation,
     /// or the moment to ask whether the metadata service lives. `None` where it only waits for others.
     pub fn deadline_ns(&self) -> Option<u64> {
-        let connection = self.core.requests.borrow().deadline_ns();
+        let connection = self.core.requests.borrow().deadline_ns().filter(|_| !self.waits_for_memory_alone());
         let means = match &self.means {
             Means::Mail(mail) if self.is_closing => mail.borrow().deadline_ns(self.core.lease_ns),
             Means::Calls(calls) => calls.borrow().deadline_ns(),
             _ => None,
         };
-        self.core.slots.iter().filter_map(|slot| slot.deadline_ns.get()).chain(connection).chain(means).min()
+        let late = self.core.late.due_ns();
+        self.core
+            .slots
+            .iter()
+            .filter_map(|slot| slot.deadline_ns.get())
+            .chain(connection)
+            .chain(means)
+            .chain(late)
+            .min()
     }
 
     /// Takes the result of an operation that is over. The value of a get replaces what is in `value`; after any other

@@ -11,7 +11,7 @@ use doorbell_verbs::{
 };
 
 use crate::error::{OpenError, StoreError};
-use crate::layout::Geometry;
+use crate::layout::{Geometry, Place, Word};
 use crate::memory::{MemoryDescription, MemoryQp};
 
 /// Verbs that a slot posts in one list at most.
@@ -76,7 +76,7 @@ impl LaneEnd {
             base: memory.region.address,
             rkey: memory.region.rkey,
             geometry,
-            slots: (0..self.slots).map(|_| Cell::new(Waiting::Nothing)).collect(),
+            slots: (0..self.slots).map(|_| Cell::default()).collect(),
             failed: Cell::new(None),
             counts: Cell::default(),
             verbs_left: Cell::new(death),
@@ -87,13 +87,26 @@ impl LaneEnd {
 /// Bytes for the words that READs and CASes of a slot bring.
 const WORDS_BYTES: usize = 64;
 /// Where in a slot's memory there is room for words.
-pub(crate) const WORDS: [usize; 5] = [0, 8, 16, 24, 32];
+pub(crate) const WORDS: [usize; 4] = [0, 8, 24, 32];
+/// Where a shortcut lies that is to be written.
+const NEW_SHORTCUT: usize = 16;
 
+/// Which verbs of a list are waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Waiting {
+pub(crate) enum Awaited {
+    /// None: nobody hears of it.
     Nothing,
-    Posted,
-    Done,
+    /// All, together.
+    All,
+    /// The first one, and then perhaps all.
+    First,
+}
+
+/// Completions that a slot has asked for, and that have come. They come in the order of the posts.
+#[derive(Clone, Copy, Debug, Default)]
+struct Progress {
+    posted: u64,
+    done: u64,
 }
 
 #[derive(Debug)]
@@ -104,7 +117,7 @@ pub(crate) struct Lane {
     base: u64,
     rkey: RKey,
     pub(crate) geometry: Geometry,
-    slots: Vec<Cell<Waiting>>,
+    slots: Vec<Cell<Progress>>,
     failed: Cell<Option<StoreError>>,
     counts: Cell<VerbCounts>,
     verbs_left: Cell<Option<u64>>,
@@ -145,9 +158,9 @@ impl Lane {
         self.failed.get()
     }
 
-    /// Posts a list of verbs, which are carried out in order. Of a list that is `awaited`,
-    /// [`take_done`](Self::take_done) tells when all of it is done; of others nobody hears.
-    pub(crate) fn post(&self, slot: usize, list: &[Verb], awaited: bool) -> Result<(), StoreError> {
+    /// Posts a list of verbs, which are carried out in order. Returns what [`is_done`](Self::is_done) tells of once all of it
+    /// is done that is awaited first.
+    pub(crate) fn post(&self, slot: usize, list: &[Verb], awaited: Awaited) -> Result<u64, StoreError> {
         if let Some(error) = self.failed.get() {
             return Err(error);
         }
@@ -193,20 +206,42 @@ impl Lane {
         let mut requests = [nothing; MAX_LIST];
         for (index, request) in requests[..alive.len()].iter_mut().enumerate() {
             let is_last = index + 1 == list.len();
-            let flags = if awaited && is_last { SendFlags::SIGNALED } else { SendFlags::empty() };
+            let is_awaited = match awaited {
+                Awaited::Nothing => false,
+                Awaited::All => is_last,
+                Awaited::First => is_last || index == 0,
+            };
+            let flags = if is_awaited { SendFlags::SIGNALED } else { SendFlags::empty() };
             let payload = Payload::Sges(std::slice::from_ref(&sges[index]));
             *request = SendRequest { operation: operations[index], flags, payload, ..nothing };
         }
         self.qp.qp.post_send(&requests[..alive.len()]).map_err(|error| self.explain(error))?;
-        counts.awaited_posts += u64::from(awaited);
+        counts.awaited_posts += u64::from(awaited != Awaited::Nothing);
         self.counts.set(counts);
-        if awaited {
-            self.slots[slot].set(Waiting::Posted);
-        }
+        let Progress { posted, done } = self.slots[slot].get();
+        let more = match awaited {
+            Awaited::Nothing => 0,
+            Awaited::First if list.len() > 1 => 2,
+            _ => 1,
+        };
+        self.slots[slot].set(Progress { posted: posted + more, done });
         if alive.len() < list.len() {
             self.failed.set(Some(StoreError::Dead));
         }
-        Ok(())
+        Ok(posted + more.min(1))
+    }
+
+    /// WRITEs where a key's newest node is.
+    pub(crate) fn write_shortcut(
+        &self,
+        slot: usize,
+        number: u32,
+        place: Place,
+        awaited: Awaited,
+    ) -> Result<u64, StoreError> {
+        self.set_word(slot, NEW_SHORTCUT, Word::Link(place).bits());
+        let verb = Verb::Write { remote: self.geometry.shortcut(number), local: NEW_SHORTCUT, length: 8 };
+        self.post(slot, &[verb], awaited)
     }
 
     /// A post fails where the queue pair has failed; then its completions say why.
@@ -231,7 +266,8 @@ impl Lane {
             match completion.status {
                 Status::Success => {
                     if let Some(slot) = self.slots.get(completion.wr_id as usize) {
-                        slot.set(Waiting::Done);
+                        let Progress { posted, done } = slot.get();
+                        slot.set(Progress { posted, done: done + 1 });
                     }
                 }
                 // The first error is the reason; flushed requests behind it are consequences.
@@ -242,15 +278,18 @@ impl Lane {
         count > 0
     }
 
-    /// Is the list that this slot posted done?
-    pub(crate) fn take_done(&self, slot: usize) -> Poll<Result<(), StoreError>> {
-        match (self.slots[slot].get(), self.failed.get()) {
-            (Waiting::Done, _) => {
-                self.slots[slot].set(Waiting::Nothing);
-                Poll::Ready(Ok(()))
-            }
-            (_, Some(error)) => Poll::Ready(Err(error)),
-            _ => Poll::Pending,
+    /// Is there something that this slot is to hear of?
+    pub(crate) fn is_outstanding(&self, slot: usize) -> bool {
+        let Progress { posted, done } = self.slots[slot].get();
+        posted > done && self.failed.get().is_none()
+    }
+
+    /// Is that done of a slot which a post said?
+    pub(crate) fn is_done(&self, slot: usize, number: u64) -> Poll<Result<(), StoreError>> {
+        match (self.slots[slot].get().done >= number, self.failed.get()) {
+            (true, _) => Poll::Ready(Ok(())),
+            (false, Some(error)) => Poll::Ready(Err(error)),
+            (false, None) => Poll::Pending,
         }
     }
 }

@@ -148,9 +148,12 @@ impl Requests {
         }
     }
 
-    /// Nothing else is to be done just now.
-    pub(crate) fn idle(&mut self) {
-        self.flush_reports();
+    /// Nothing else is to be done just now. While operations run, reports wait for others, so that not each write costs a
+    /// message; but a deleted key is to be removed soon.
+    pub(crate) fn idle(&mut self, is_working: bool) {
+        if !is_working || self.reports.last().is_some_and(|report| report.is_tombstone) {
+            self.flush_reports();
+        }
         self.flush();
     }
 
@@ -241,11 +244,11 @@ impl Requests {
                 }
             }
             Reply::Epoch { epoch } => {
+                self.flush_reports(); // others may wait for what was replaced
                 let bits =
                     slots.iter().enumerate().filter(|(_, slot)| slot.holds.get()).map(|(index, _)| 1_u64 << index);
                 match bits.sum::<u64>() {
                     0 => {
-                        self.flush_reports();
                         self.outbox.push_back(Request::Quiet { epoch });
                     }
                     old => self.epoch = Some((epoch, old)),

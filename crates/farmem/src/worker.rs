@@ -12,7 +12,7 @@ use crate::client::{Core, Kind, Outcome, Slot, State};
 use crate::counts::{Attempts, ClientCounts};
 use crate::desk::{Seat, Word as Said};
 use crate::error::StoreError;
-use crate::lane::{Verb, WORDS};
+use crate::lane::{Awaited, Verb, WORDS};
 use crate::layout::{self, Header, Place, Word};
 use crate::rpc::{Reply, Report, Request};
 
@@ -41,13 +41,12 @@ pub(crate) enum Seen {
     Damaged,
 }
 
-/// Where the words of a slot lie: what a CAS found, the shortcut that was read, the shortcut to be written, what a lock
-/// was before it was taken, and before it was released.
+/// Where the words of a slot lie: what a CAS found, the shortcut that was read, what a lock was before it was taken, and
+/// before it was released.
 const FOUND: usize = WORDS[0];
 const SHORTCUT: usize = WORDS[1];
-const NEW_SHORTCUT: usize = WORDS[2];
-const LOCK: usize = WORDS[3];
-const RELEASED: usize = WORDS[4];
+const LOCK: usize = WORDS[2];
+const RELEASED: usize = WORDS[3];
 
 impl Worker {
     pub(crate) fn new(core: Rc<Core>, slot: usize) -> Self {
@@ -138,8 +137,12 @@ impl Worker {
 
     /// Posts verbs and waits until all are done.
     pub(crate) async fn verbs(&self, list: &[Verb]) -> Result<(), StoreError> {
-        self.core.lane.post(self.slot, list, true)?;
-        poll_fn(|_| self.core.lane.take_done(self.slot)).await
+        let number = self.core.lane.post(self.slot, list, Awaited::All)?;
+        self.done(number).await
+    }
+
+    async fn done(&self, number: u64) -> Result<(), StoreError> {
+        poll_fn(|_| self.core.lane.is_done(self.slot, number)).await
     }
 
     /// Asks the metadata service. `request` makes the question from the tag that is to come back.
@@ -279,6 +282,15 @@ impl Worker {
         Ok(seen)
     }
 
+    /// The shortcut that was asked for beside a node: nobody waits for it unless another node follows.
+    async fn shortcut(&self, number: u64) -> Result<Option<Place>, StoreError> {
+        self.done(number).await?;
+        Ok(match Word::from_bits(self.core.lane.word(self.slot, SHORTCUT)) {
+            Word::Link(place) if self.core.lane.geometry.has(place) => Some(place),
+            _ => None,
+        })
+    }
+
     async fn fetch(&mut self, entry: &mut Entry, length: usize) -> Result<(Header, Seen), StoreError> {
         let (lane, slot) = (&self.core.lane, self.slot);
         let geometry = lane.geometry;
@@ -289,11 +301,8 @@ impl Worker {
             Verb::Read { remote: geometry.shortcut(entry.number), local: SHORTCUT, length: 8 },
         ];
         // Nobody keeps shortcuts up to date where a box knows better.
-        self.verbs(if is_steered { &verbs[..1] } else { &verbs }).await?;
-        let shortcut = match Word::from_bits(lane.word(slot, SHORTCUT)) {
-            Word::Link(place) if geometry.has(place) && !is_steered => Some(place),
-            _ => None,
-        };
+        let number = lane.post(slot, if is_steered { &verbs[..1] } else { &verbs }, Awaited::First)?;
+        self.done(number).await?;
         self.scratch.resize(length, 0);
         lane.copy_out(slot, lane.incoming(), &mut self.scratch);
         let header = Header::parse(&self.scratch);
@@ -311,7 +320,10 @@ impl Worker {
             Word::Tail(version) if is_meant && version == entry.place.version() => {
                 Seen::Tail { is_tombstone: header.is_tombstone, length: header.length() as u32 }
             }
-            Word::Link(next) if is_meant && geometry.has(next) => Seen::Followed { next, shortcut },
+            Word::Link(next) if is_meant && geometry.has(next) => {
+                let shortcut = if is_steered { None } else { self.shortcut(number + 1).await? };
+                Seen::Followed { next, shortcut }
+            }
             _ => Seen::Gone,
         };
         Ok((header, seen))
@@ -375,18 +387,19 @@ impl Worker {
         if self.core.strategy.steers_reads() {
             return;
         }
-        let lane = &self.core.lane;
-        lane.set_word(self.slot, NEW_SHORTCUT, Word::Link(new).bits());
-        let verb = Verb::Write { remote: lane.geometry.shortcut(number), local: NEW_SHORTCUT, length: 8 };
+        let core = &self.core;
+        if core.late.delay_ns > 0 {
+            return core.late.push(core.device.now_ns(), number, new);
+        }
         // The operation has taken effect; if this fails, so does the next one.
-        let _ = lane.post(self.slot, &[verb], false);
+        let _ = core.lane.write_shortcut(self.slot, number, new, Awaited::Nothing);
     }
 
     /// Lets go of a key's lock, unless somebody has broken it. Nobody waits for that.
     pub(crate) fn release_lock(&self, number: u32, own: u64) -> Result<(), StoreError> {
         let remote = self.core.lane.geometry.lock(number);
         let verb = Verb::CompareSwap { remote, local: RELEASED, compare: own, swap: 0 };
-        self.core.lane.post(self.slot, &[verb], false)
+        self.core.lane.post(self.slot, &[verb], Awaited::Nothing).map(drop)
     }
 
     /// Compares and swaps the lock of a key. Returns what it was.

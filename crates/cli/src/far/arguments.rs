@@ -93,6 +93,9 @@ pub(crate) struct Workload {
     /// What a client does between two operations
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = quantity::seconds)]
     client_time: f64,
+    /// How long after a put its key's shortcut is written, as by a thread in the background [default: at once]
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = quantity::seconds)]
+    shortcut_delay: f64,
     /// How long operations are counted [default: 20ms in virtual time, 2s here]
     #[arg(short = 'D', long, value_name = "TIME", value_parser = quantity::seconds)]
     duration: Option<f64>,
@@ -160,6 +163,7 @@ impl Workload {
             ("-t", Some(self.outstanding.to_string())),
             ("-r", self.rate.map(|rate| rate.to_string())),
             ("--client-time", Some(self.client_time.to_string())),
+            ("--shortcut-delay", Some(self.shortcut_delay.to_string())),
             ("-D", self.duration.map(|seconds| seconds.to_string())),
             ("--seed", Some(self.seed.to_string())),
         ];
@@ -168,7 +172,13 @@ impl Workload {
 
     /// How clients are made.
     pub(super) fn options(&self, strategy: Strategy, outstanding: usize) -> ClientOptions {
-        ClientOptions { strategy, outstanding, seed: self.seed, lease_ns: LEASE_NS, ..ClientOptions::default() }
+        let shortcut_delay_ns = self.shortcut_delay_ns();
+        let (seed, lease_ns) = (self.seed, LEASE_NS);
+        ClientOptions { strategy, outstanding, seed, lease_ns, shortcut_delay_ns, ..ClientOptions::default() }
+    }
+
+    pub(super) fn shortcut_delay_ns(&self) -> u64 {
+        (self.shortcut_delay * 1e9) as u64
     }
 
     /// The workload in words.

@@ -159,8 +159,9 @@ impl Run {
             for &strategy in &self.strategy {
                 let row = match (&testbed, &chosen) {
                     (Some(testbed), _) => {
+                        let (hosts, shortcut_delay_ns) = (self.workload.hosts, self.workload.shortcut_delay_ns());
                         let far =
-                            Simulated { strategy, load, clients, hosts: self.workload.hosts, ..Simulated::default() };
+                            Simulated { strategy, load, clients, hosts, shortcut_delay_ns, ..Simulated::default() };
                         let run = simulate(testbed, &far, self.workload.seed)?;
                         let cpu = Some([run.memory_cpu, run.client_cpu]);
                         Row { strategy, clients, load, report: run.report, cpu, digest: Some(run.summary.digest) }

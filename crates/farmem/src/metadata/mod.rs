@@ -74,6 +74,8 @@ struct Session {
     grants: usize,
     /// Deletes that want a node of the reserve, by their tags.
     reserves: VecDeque<u32>,
+    /// It waits for nodes, and there will be none unless some are free once everything is over that began before this epoch.
+    short_until: Option<u64>,
     /// Where it takes datagrams of other clients.
     datagrams: Option<(Ipv6Addr, Qpn)>,
 }
@@ -183,6 +185,7 @@ impl Metadata {
             told_ns: self.device.now_ns(),
             grants: 0,
             reserves: VecDeque::new(),
+            short_until: None,
             datagrams: None,
         };
         self.sessions.insert(client, session);
@@ -362,23 +365,34 @@ impl Metadata {
     /// Gives nodes to those who asked, in turn.
     fn hand_out(&mut self) {
         let mut directory = self.directory.borrow_mut();
+        let least = self.sessions.values().map(|session| session.quiet).min().unwrap_or(0);
         for (&client, session) in &mut self.sessions {
+            // Where there are none, clients may not have said yet what they replaced: an epoch has them say so.
+            let told = session.short_until.is_some_and(|epoch| least >= epoch);
+            let may_come = directory.has_retired() || self.chores.borrow().has_any() || !told;
+            let mut is_short = false;
             while session.grants > 0 {
                 let places = directory.grant(client, GRANT);
-                if places.is_empty() && (directory.has_retired() || self.chores.borrow().has_any()) {
-                    break; // some will be free soon
+                is_short = places.is_empty();
+                if is_short && may_come {
+                    break;
                 }
                 session.grants -= 1;
                 session.outbox.push_back(Reply::Granted(places));
             }
             while let Some(&tag) = session.reserves.front() {
                 let place = directory.grant_of_reserve(client);
-                if place.is_none() && (directory.has_retired() || self.chores.borrow().has_any()) {
+                is_short |= place.is_none();
+                if place.is_none() && may_come {
                     break;
                 }
                 session.reserves.pop_front();
                 session.outbox.push_back(Reply::Reserved { tag, place });
             }
+            session.short_until = match session.is_short() && is_short {
+                true => session.short_until.or(Some(directory.epoch() + 1)),
+                false => None,
+            };
         }
     }
 
@@ -388,7 +402,9 @@ impl Metadata {
         let least = self.sessions.values().map(|session| session.quiet).min();
         directory.release(least.unwrap_or(u64::MAX));
         let epoch = directory.epoch();
-        if directory.has_retired() && least.is_none_or(|least| least == epoch) {
+        let is_wanted = |session: &Session| session.short_until.is_some_and(|until| until > epoch);
+        let is_wanted = directory.has_retired() || self.sessions.values().any(is_wanted);
+        if is_wanted && least.is_none_or(|least| least == epoch) {
             let (epoch, now) = (directory.begin_epoch(), self.device.now_ns());
             for session in self.sessions.values_mut() {
                 session.outbox.push_back(Reply::Epoch { epoch });

@@ -11,7 +11,7 @@ use doorbell_verbs::Status;
 
 use super::directory::Directory;
 use crate::error::StoreError;
-use crate::lane::{Lane, Verb, WORDS};
+use crate::lane::{Awaited, Lane, Verb, WORDS};
 use crate::layout::{HEADER_BYTES, Header, Place, Word};
 
 /// What is to be done.
@@ -158,10 +158,10 @@ impl Tidy {
     /// Posts verbs and waits until all are done. Returns the lane that has what they brought.
     async fn verbs(&self, list: &[Verb]) -> Result<Rc<Lane>, StoreError> {
         let lane = self.lanes.current();
-        lane.post(self.slot, list, true)?;
+        let number = lane.post(self.slot, list, Awaited::All)?;
         // Another lane comes only when this one has failed, or is about to: then nothing comes of this any more.
         let result = poll_fn(|_| match Rc::ptr_eq(&lane, &self.lanes.current()) {
-            true => lane.take_done(self.slot),
+            true => lane.is_done(self.slot, number),
             false => Poll::Ready(Err(StoreError::Memory(Status::WorkRequestFlushed))),
         });
         result.await.map(|()| lane)

@@ -44,12 +44,21 @@ pub struct Far {
     pub hosts: usize,
     /// After so long a lock is broken ([`ClientOptions::lease_ns`]).
     pub lease_ns: u64,
+    /// Shortcuts are written so much later ([`ClientOptions::shortcut_delay_ns`]).
+    pub shortcut_delay_ns: u64,
 }
 
 impl Default for Far {
     fn default() -> Self {
         let lease_ns = ClientOptions::default().lease_ns;
-        Self { strategy: Strategy::Optimistic, load: Load::default(), clients: 64, hosts: 2, lease_ns }
+        Self {
+            strategy: Strategy::Optimistic,
+            load: Load::default(),
+            clients: 64,
+            hosts: 2,
+            lease_ns,
+            shortcut_delay_ns: 0,
+        }
     }
 }
 
@@ -141,7 +150,7 @@ type Tallies = Vec<Vec<Returned<Result<Tally, StoreError>>>>;
 ///
 /// The store cannot be made, or an operation fails.
 pub fn run(testbed: &Testbed, far: &Far, seed: u64) -> Result<FarRun, FarError> {
-    let Far { strategy, load, clients, hosts, lease_ns } = far;
+    let Far { strategy, load, clients, hosts, lease_ns, shortcut_delay_ns } = far;
     let mut simulation = Simulation::new(testbed, Topology::Star { nodes: FIRST_HOST + hosts }, seed)?;
     let geometry = load.geometry(*clients);
     let mut memory = MemoryNode::new(&simulation.device(MEMORY).create_pd()?, geometry)?;
@@ -168,6 +177,7 @@ pub fn run(testbed: &Testbed, far: &Far, seed: u64) -> Result<FarRun, FarError> 
             outstanding: load.outstanding,
             seed: seed.wrapping_mul(1000).wrapping_add(u64::from(number)),
             lease_ns: *lease_ns,
+            shortcut_delay_ns: *shortcut_delay_ns,
             ..ClientOptions::default()
         };
         let end = ClientEnd::new(&pds[host], geometry, options)?;
