@@ -35,6 +35,17 @@ const LINE_OVERHEAD: u64 = (outer::PREAMBLE_LEN
     + outer::FCS_LEN
     + outer::GAP_LEN) as u64;
 
+/// What one access to memory is late by. Half of all accesses are not late at all, a quarter by the mean, an eighth by
+/// twice the mean, and so on: a geometric distribution, whose draw time and queue pair decide.
+fn late(mean: Ps, arrived: Ps, qpn: Qpn) -> Ps {
+    // The finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+    let mut drawn = arrived.0 ^ u64::from(qpn.get()) << 40;
+    drawn = (drawn ^ drawn >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    drawn = (drawn ^ drawn >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    drawn ^= drawn >> 31;
+    Ps(mean.0 * u64::from(drawn.trailing_zeros().min(32)))
+}
+
 /// Bytes on the line of a packet of so many bytes, which is never shorter than the shortest frame.
 pub(crate) fn line_bytes(packet: usize) -> u64 {
     let shortest = (outer::MIN_FRAME_LEN + outer::PREAMBLE_LEN + outer::FCS_LEN + outer::GAP_LEN) as u64;
@@ -78,6 +89,8 @@ pub(crate) struct QueuePair {
     payloads: VecDeque<Ps>,
     /// What arrives for one queue pair is handled in order.
     last_delivery: Ps,
+    /// So are its peer's accesses to memory.
+    last_access: Ps,
     /// The NIC answers more of a READ at this time.
     pub(crate) answers_at: Option<Ps>,
     lock: Server,
@@ -236,6 +249,7 @@ impl Node {
             fetched: VecDeque::new(),
             payloads: VecDeque::new(),
             last_delivery: Ps::ZERO,
+            last_access: Ps::ZERO,
             answers_at: None,
             lock: Server::default(),
         });
@@ -401,7 +415,18 @@ impl Node {
             miss = nic.context_miss;
             service += miss;
         }
-        let begins = self.receive.serve(arrived, service) + miss;
+        let mut begins = self.receive.serve(arrived, service) + miss;
+        let accesses_memory = matches!(
+            operation,
+            Some(Operation::Write | Operation::ReadRequest | Operation::CompareSwap | Operation::FetchAdd)
+        );
+        if accesses_memory
+            && let Some(slot) = slot
+        {
+            let qp = &mut self.queue_pairs[slot];
+            begins = (begins + late(nic.access_jitter, arrived, qp.qpn)).max(qp.last_access);
+            qp.last_access = begins;
+        }
         let handled = match operation {
             Some(Operation::Acknowledge | Operation::AtomicAcknowledge) => begins + nic.receive_ack,
             Some(Operation::CompareSwap | Operation::FetchAdd) => {

@@ -287,6 +287,8 @@ groups! {
         cached_queue_pairs: u64 [Count 1, MANY],
         /// fetching the context of a queue pair that it does not keep
         context_miss: Ps [Time 0, LONG],
+        /// what a peer's access to memory is late by on average, each by another time: those of one queue pair stay in order
+        access_jitter: Ps [Time 0, LONG],
     }
     /// Each cable.
     Link link {
