@@ -7,16 +7,19 @@ use doorbell_sim::predict::{Predicted, page, predict, rows, simulations, testbed
 use doorbell_sim::reproduce::Effort;
 use serde_json::json;
 
-use crate::Failure;
 use crate::output::line;
 use crate::progress::bar;
 use crate::report::write_whole;
+use crate::{Failure, Usage};
 
 #[derive(Args)]
 pub(crate) struct Predict {
     /// Only rows that are simulated within a minute
     #[arg(long)]
     quick: bool,
+    /// Only rows of this testbed; may be given several times
+    #[arg(long, value_name = "NAME")]
+    testbed: Vec<String>,
     /// Only rows of experiments whose name has this in it, such as "store"
     #[arg(long, value_name = "TEXT")]
     experiment: Option<String>,
@@ -31,7 +34,15 @@ pub(crate) struct Predict {
 pub(super) fn run(arguments: &Predict) -> Result<(), Failure> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let mut all = Vec::new();
-    for testbed in testbeds() {
+    let allowed: Vec<&str> = testbeds().map(|testbed| testbed.name.as_str()).collect();
+    if let Some(unknown) = arguments.testbed.iter().find(|name| !allowed.contains(&name.as_str())) {
+        return Err(Usage(format!(
+            "--testbed is {unknown}, which has no blind rows; allowed is {}",
+            allowed.join(", ")
+        ))
+        .into());
+    }
+    for testbed in testbeds().filter(|it| arguments.testbed.is_empty() || arguments.testbed.contains(&it.name)) {
         let mut rows = rows();
         let is_meant = |name: &str| arguments.experiment.as_deref().is_none_or(|text| name.contains(text));
         rows.retain(|row| {

@@ -137,6 +137,7 @@ fn wrong_usage_ends_with_status_2_and_says_what_is_allowed() {
         ("bench bw --bind ::1", &["--bind is ::1", "start both sides"]),
         ("bench lat -b", &["both ways (-b)", "goes both ways already"]),
         ("bench limit --repetitions 0", &["--repetitions is 0"]),
+        ("sim predict --testbed t9", &["--testbed is t9", "connectx5-100g-far"]),
         ("counters -i 0", &["--interval is 0 s", "0.1 to 3600"]),
         ("counters -i nan", &["nan", "500ms"]),
         ("counters -n 0", &["--count is 0", "at least 1"]),

@@ -420,9 +420,7 @@ impl Node {
             operation,
             Some(Operation::Write | Operation::ReadRequest | Operation::CompareSwap | Operation::FetchAdd)
         );
-        if accesses_memory
-            && let Some(slot) = slot
-        {
+        if accesses_memory && let Some(slot) = slot {
             let qp = &mut self.queue_pairs[slot];
             begins = (begins + late(nic.access_jitter, arrived, qp.qpn)).max(qp.last_access);
             qp.last_access = begins;
