@@ -117,7 +117,7 @@ impl Workload {
             outstanding: point.outstanding,
             rate: None,
             client_time: point.client_us / 1e6,
-            shortcut_delay: 0.0,
+            shortcut_delay: point.shortcut_us / 1e6,
             duration: Some(point.measure_us / 1e6),
             seed,
         }

@@ -83,7 +83,8 @@ pub fn simulate(testbed: &Testbed, point: &FarPoint, seed: u64) -> Result<Point,
 
 fn store(testbed: &Testbed, point: &StorePoint, seed: u64) -> Result<Point, PointError> {
     let (strategy, clients, hosts) = (point.strategy, point.clients, point.hosts);
-    let far = Far { strategy, load: point.load(), clients, hosts, ..Far::default() };
+    let shortcut_delay_ns = point.shortcut_delay_ns();
+    let far = Far { strategy, load: point.load(), clients, hosts, shortcut_delay_ns, ..Far::default() };
     let run = run(testbed, &far, seed)?;
     let result = point.result(&run.report, Some([run.memory_cpu, run.client_cpu]));
     Ok(Point { result, summary: run.summary })

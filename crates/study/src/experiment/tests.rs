@@ -112,13 +112,15 @@ fn far_as_published(experiment: &str, series: &str, x: f64) -> PointResult {
             with(&[(Figure::InOrder, in_order), (Figure::LargestGap, gap), (Figure::SameAddressOutOfOrder, late)])
         }
         "tearing" => with(&[(Figure::Torn, if x <= 8.0 { 0.0 } else { 5.0 })]),
-        "contention" if series.starts_with("steered") => with(&[(Figure::PutSuccess, 90.0), (Figure::PutP99, 115.0)]),
+        "contention" if series.starts_with("steered") => {
+            with(&[(Figure::PutSuccess, 90.0), (Figure::BytesPerOperation, 1000.0), (Figure::PutP99, 115.0)])
+        }
         "contention" => {
             let bytes = if x < 50.0 { 1.2 } else { 1.9 + 0.008 * (x - 50.0) };
             with(&[
                 (Figure::PutSuccess, 26.0),
                 (Figure::GetSuccess, 47.0),
-                (Figure::BytesOverLeast, bytes),
+                (Figure::BytesPerOperation, 1000.0 * bytes),
                 (Figure::PutP99, 4179.0),
             ])
         }

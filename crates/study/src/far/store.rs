@@ -37,6 +37,9 @@ pub struct StorePoint {
     pub outstanding: usize,
     /// What a client does between two operations, in microseconds.
     pub client_us: f64,
+    /// How long after a put its key's shortcut is written, in microseconds, as by a thread in the background.
+    #[serde(default)]
+    pub shortcut_us: f64,
     /// How long operations are not counted at first, in microseconds.
     pub warm_up_us: f64,
     /// How long they are counted after that, in microseconds.
@@ -57,6 +60,7 @@ impl Default for StorePoint {
             value_bytes: load.value_bytes,
             outstanding: load.outstanding,
             client_us: 0.0,
+            shortcut_us: 0.0,
             warm_up_us: 200.0,
             measure_us: 1000.0,
         }
@@ -73,6 +77,7 @@ impl StorePoint {
         within(Setting::Size, self.value_bytes, 0, MAX_VALUE, " B")?;
         within(Setting::Window, self.outstanding, 1, MAX_OUTSTANDING, "")?;
         within(Setting::Seconds, self.client_us, 0.0, LONGEST_US, " us")?;
+        within(Setting::Seconds, self.shortcut_us, 0.0, LONGEST_US, " us")?;
         within(Setting::Seconds, self.warm_up_us, 0.0, LONGEST_US, " us")?;
         within(Setting::Seconds, self.measure_us, 1.0, LONGEST_US, " us")
     }
@@ -93,6 +98,11 @@ impl StorePoint {
             // Clients that queue for a lock would go on for many times as long as was measured.
             drains: false,
         }
+    }
+
+    /// How much later shortcuts are written, in nanoseconds.
+    pub fn shortcut_delay_ns(&self) -> u64 {
+        (self.shortcut_us * 1e3) as u64
     }
 
     /// What came out, as records have it. `cores` are those of the memory node and of a client that were busy, where that

@@ -7,7 +7,7 @@ use super::super::quantity::Quantity::{self, Far, MessageRate};
 use super::super::view::View;
 use super::{Judges, NOISE, at, ends, knee, unless_soft};
 use crate::far::Figure::{
-    BytesOverLeast, GetSuccess, InOrder, LargestGap, PutP99, PutSuccess, SameAddressOutOfOrder, Torn,
+    BytesPerOperation, GetSuccess, InOrder, LargestGap, PutP99, PutSuccess, SameAddressOutOfOrder, Torn,
 };
 
 /// Why a software RNIC has no ceilings of its own.
@@ -93,8 +93,9 @@ fn of_store(view: View<'_>, row: &Row, strategy: &str, figure: crate::far::Figur
     view.median_at(&row.experiment, &format!("{strategy}, {clients} clients"), Far(figure), puts)
 }
 
+/// Bytes per operation, those of clients whose requests a middlebox steers being 1.
 fn bytes(view: View<'_>, row: &Row) -> Option<f64> {
-    of_store(view, row, "optimistic", BytesOverLeast)
+    Some(of_store(view, row, "optimistic", BytesPerOperation)? / of_store(view, row, "steered", BytesPerOperation)?)
 }
 
 fn within_three_tenths(found: f64, published: f64) -> bool {
