@@ -120,7 +120,7 @@ fn bench_lat(bytes: usize, messages: u64) {
     let (waiter, other) = (idle.clone(), idle.clone());
     type Task = std::pin::Pin<Box<dyn Future<Output = u64>>>;
     let pinging: Task = Box::pin(async move {
-        ping(a.connection, waiter, a.device, plan, of_a, 2, |_| {}).await.expect("a connection").0.sent
+        ping(a.connection, waiter, a.device, plan, of_a, 2, &|_| {}).await.expect("a connection").0.sent
     });
     let answering: Task = Box::pin(async move {
         respond(b.connection, other, b.device, plan, of_b, Reception::default()).await.expect("a connection").received
@@ -139,8 +139,8 @@ fn bench_bw(bytes: usize, batch: usize, window: usize, messages: u64) {
     let idle = Idle::spin();
     let (waiter, other) = (idle.clone(), idle.clone());
     let reception = Reception::default();
-    let sending = stream(a.connection, waiter, a.device, Some((plan, memory)), reception, |_: u64| {});
-    let receiving = stream(b.connection, other, b.device, None, reception, |_: u64| {});
+    let sending = stream(a.connection, waiter, a.device, Some((plan, memory)), reception, &|_: u64| {});
+    let receiving = stream(b.connection, other, b.device, None, reception, &|_: u64| {});
     type Task = std::pin::Pin<Box<dyn Future<Output = u64>>>;
     let sending: Task = Box::pin(async move { sending.await.expect("a connection").sent });
     let receiving: Task = Box::pin(async move { receiving.await.expect("a connection").received });

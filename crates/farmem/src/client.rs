@@ -32,6 +32,10 @@ pub const MAX_OUTSTANDING: usize = 64;
 /// While operations wait for nothing but the memory node, the metadata service is listened to in one poll of so many.
 const POLLS_PER_REQUEST: u32 = 8;
 
+/// Shortcuts that wait to be written in the background at most: more operations end than one WRITE after the other keeps up
+/// with where a client runs many at a time.
+const LATE_MAX: usize = 1024;
+
 /// What a client is made with.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
@@ -172,8 +176,13 @@ pub(crate) struct Late {
 }
 
 impl Late {
+    /// Of more than can be kept the oldest are left out: shortcuts are hints, and a newer one of the key is likely to come.
     pub(crate) fn push(&self, now_ns: u64, number: u32, place: Place) {
-        self.queue.borrow_mut().push_back((now_ns + self.delay_ns, number, place));
+        let mut queue = self.queue.borrow_mut();
+        if queue.len() == LATE_MAX {
+            queue.pop_front();
+        }
+        queue.push_back((now_ns + self.delay_ns, number, place));
     }
 
     fn due_ns(&self) -> Option<u64> {

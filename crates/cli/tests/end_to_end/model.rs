@@ -75,7 +75,7 @@ fn published_rows_are_compared_with_predictions() {
         let count = shapes.iter().filter(|shape| shape["model_has_it"] == verdict).count();
         assert!(count > 0 && text.contains(&format!("{count} {verdict}")), "{count} {verdict} is missing in: {text}");
     }
-    assert!(text.contains("2.000 M/s") && text.contains("within, fitted to"), "{text}");
+    assert!(text.contains("14.08 M/s") && text.contains("within, fitted to"), "{text}");
 }
 
 #[test]
