@@ -3,8 +3,9 @@
 use std::cell::Cell;
 use std::pin::Pin;
 
+use doorbell_exchange::asynchronous::{Waiter, yield_now};
 use doorbell_exchange::{ConnectError, ConnectionError};
-use doorbell_verbs::{Device, PathMtu, Pd};
+use doorbell_verbs::{Channel, Device, PathMtu, Pd};
 
 use super::{FarPoint, ScopePoint, TearingPoint, words};
 use crate::executor::{self, Idle};
@@ -26,6 +27,24 @@ pub enum HereError {
     /// It has parties that one thread cannot be.
     #[error("such a point runs in virtual time, or as `doorbell far run` does: {0}")]
     Parties(&'static str),
+}
+
+/// Tasks of one thread that take turns after each message: one whose answers come as fast as it asks would else never let
+/// another one run.
+struct Fair(Idle);
+
+impl Waiter for Fair {
+    async fn wait(&self, channel: Option<&Channel>, deadline_ns: Option<u64>) {
+        self.0.wait(channel, deadline_ns).await;
+    }
+
+    fn wants_notification(&self) -> bool {
+        self.0.wants_notification()
+    }
+
+    async fn breathe(&self) {
+        yield_now().await;
+    }
 }
 
 type Task<'a, T> = Pin<Box<dyn Future<Output = Result<T, ConnectionError>> + 'a>>;
@@ -51,14 +70,14 @@ fn tearing(pds: [&Pd; 2], point: &TearingPoint) -> Result<PointResult, HereError
     let region = words::memory(pds[1], point.bytes)?;
     let [reads, writes] = [0, 1].map(|_| words::Pair::joined(pds, 1, point.bytes, mtu));
     let (reads, writes) = (reads?, writes?);
-    let (memory, is_over, idle) = (words::remote(&region), Cell::new(false), Idle::spin());
+    let (memory, is_over, idle) = (words::remote(&region), Cell::new(false), Fair(Idle::spin()));
     let look = async {
         let looked = words::look(&reads.0, memory, point, &is_over, &idle).await?;
         Ok(Some(looked))
     };
     let overwrite = async { words::overwrite(&writes.0, memory, point, &is_over, &idle).await.map(|_| None) };
     let tasks: [Task<'_, Option<(words::Done, words::Torn)>>; 2] = [Box::pin(look), Box::pin(overwrite)];
-    let mut ended = executor::run(&idle, tasks).into_iter().collect::<Result<Vec<_>, _>>()?;
+    let mut ended = executor::run(&idle.0, tasks).into_iter().collect::<Result<Vec<_>, _>>()?;
     let (done, torn) = ended.swap_remove(0).unwrap_or_default();
     Ok(words::result(point.bytes, &[done], torn.figures()))
 }
@@ -67,7 +86,7 @@ fn scope(pds: [&Pd; 2], point: &ScopePoint) -> Result<PointResult, HereError> {
     let region = words::memory(pds[1], point.distance as usize + words::WORD_STRIDE)?;
     let slots = std::iter::once(1).chain(std::iter::repeat_n(point.outstanding, point.others));
     let pairs: Vec<_> = slots.map(|slots| words::Pair::joined(pds, slots, 8, None)).collect::<Result<_, _>>()?;
-    let (memory, is_over, idle) = (words::remote(&region), Cell::new(false), Idle::spin());
+    let (memory, is_over, idle) = (words::remote(&region), Cell::new(false), Fair(Idle::spin()));
     let mut tasks: Vec<Task<'_, words::Done>> = Vec::new();
     for (number, (pair, _)) in pairs.iter().enumerate() {
         tasks.push(match number {
@@ -75,6 +94,23 @@ fn scope(pds: [&Pd; 2], point: &ScopePoint) -> Result<PointResult, HereError> {
             _ => Box::pin(words::crowd(pair, memory, point, &is_over, &idle)),
         });
     }
-    let ended = executor::run(&idle, tasks).into_iter().collect::<Result<Vec<_>, _>>()?;
+    let ended = executor::run(&idle.0, tasks).into_iter().collect::<Result<Vec<_>, _>>()?;
     Ok(words::scope_result(&ended[0], &ended[1..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_task_that_has_always_something_to_do_lets_others_run() {
+        let (is_over, idle) = (&Cell::new(false), &Fair(Idle::spin()));
+        let busy: Pin<Box<dyn Future<Output = ()>>> = Box::pin(async move {
+            while !is_over.get() {
+                idle.breathe().await;
+            }
+        });
+        let other = Box::pin(async move { is_over.set(true) });
+        assert_eq!(executor::run(&idle.0, [busy, other]).len(), 2);
+    }
 }
