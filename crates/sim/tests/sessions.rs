@@ -200,7 +200,8 @@ fn what_fails_at_either_end_is_said() {
 #[test]
 fn every_experiment_of_the_study_is_simulated() {
     for experiment in all(Effort::Quick) {
-        for point in experiment.points {
+        // Those of several clients on shared memory take no session: `far_points.rs` has them.
+        for point in experiment.points.into_iter().filter(|point| point.parameters.far.is_none()) {
             let parameters = Parameters { extent: Extent::Messages(60), ..point.parameters };
             let result = simulate(t1(), &parameters, parameters.sizes[0], 1)
                 .unwrap_or_else(|error| panic!("{}, {}, {}: {error}", experiment.name, point.series, point.x))
