@@ -8,7 +8,7 @@ use maud::{Markup, html};
 use crate::Run;
 use crate::format::{NOTHING, number};
 
-/// Runs with workloads of the store, and the workloads of each, by what is varied.
+/// The workloads of the store in a run, grouped by the parameter that each experiment varies.
 fn varied(run: &Run) -> Vec<(&'static str, Vec<Choice<'_>>)> {
     let view = View::new(&run.records);
     let of = |&(experiment, what): &(&str, &'static str)| {

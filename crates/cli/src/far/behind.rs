@@ -41,7 +41,7 @@ pub(super) struct BoxOptions {
     pub(super) fault: Option<FaultPlan>,
 }
 
-/// A box at work, in a process of its own, which ends with this handle.
+/// A middlebox that runs in a process of its own. The process ends when this handle is dropped.
 #[derive(Debug)]
 pub(super) struct BoxProcess {
     child: Child,
@@ -207,7 +207,8 @@ impl Joined {
     }
 }
 
-/// A client as the box knows it: the number to which it sends, and the key that the box gave out, which another box does not.
+/// A client as one box knows it: the queue pair of the box to which the client sends, and the rkey that this box gave out. Another
+/// box gives out another rkey.
 pub(super) type Via = (Qpn, RKey);
 
 /// How a client reached the memory.
@@ -253,8 +254,8 @@ impl ThroughBox {
         Ok(())
     }
 
-    /// Goes through the box that is there now, if it is another one, and has it shut clients out. Returns whether anything
-    /// happened.
+    /// Reconnects the metadata service once another box has taken the place of the one before, and asks the box to shut clients
+    /// out. Returns whether there was anything to do.
     pub(super) fn look_after(&mut self, metadata: &mut Metadata) -> Result<bool, Failure> {
         let mut happened = false;
         if self.is_broken || metadata.is_cut_off() || self.has_ended()? {

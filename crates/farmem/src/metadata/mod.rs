@@ -74,7 +74,8 @@ struct Session {
     grants: usize,
     /// Deletes that want a node of the reserve, by their tags.
     reserves: VecDeque<u32>,
-    /// It waits for nodes, and there will be none unless some are free once everything is over that began before this epoch.
+    /// The client waits for nodes, and none was free. If none is free either when all operations have ended that began before
+    /// this epoch, the store is full.
     short_until: Option<u64>,
     /// Where it takes datagrams of other clients.
     datagrams: Option<(Ipv6Addr, Qpn)>,

@@ -96,7 +96,7 @@ impl<'a> Packet<'a> {
     ///
     /// # Panics
     ///
-    /// If the copy is longer than the packet, or shorter than said.
+    /// If `headers` has not as many bytes as [`HEADERS_BYTES_MAX`] or, where that is less, as the packet.
     #[inline]
     pub fn with_headers(headers: &'a [u8], bytes: Payload<'a>) -> Self {
         assert_eq!(headers.len(), bytes.len().min(HEADERS_BYTES_MAX));

@@ -96,9 +96,9 @@ const HEAP: usize = LANES;
 
 /// What is to happen: the earliest event comes first, and of two at one time the one that was made first.
 ///
-/// Most events are made in the order of their times, or in one of a few: packets that come to a node, doorbells, turns of
-/// threads. So an event goes to the end of the first of a few lists whose last event is not later; only what fits into
-/// none goes into a heap. Whose turn it is follows from a few numbers.
+/// Packets that come to a node are made in the order of their times, and so are doorbells, and turns of threads: a few
+/// ordered sequences hold most events. So an event goes to the end of the first of a few lists whose last event is not later;
+/// only what fits into none goes into a heap. Which list has the earliest event follows from a few numbers.
 #[derive(Debug)]
 pub(super) struct Events {
     /// The earliest of all. There is none only if there are no others.

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use super::Counts;
-use super::node::{Frame, line_bytes};
+use super::node::{Frame, line_bytes, scramble};
 use super::stations::Lane;
 use crate::testbed::{Forwarding, Link, Switch, WhenFull};
 use crate::time::{Ps, Rate};
@@ -279,10 +279,7 @@ impl Network {
 /// The spine of a frame between leaves: equal-cost multipath by what identifies its flow.
 fn spine_of(frame: &Frame, spines: usize) -> usize {
     let flow = (frame.from as u64) << 32 | (frame.to as u64) << 16 | u64::from(frame.source_port);
-    // The finalizer of SplitMix64: every bit of the flow has its say in every bit of the hash.
-    let mixed = (flow ^ (flow >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    ((mixed ^ (mixed >> 31)) % spines as u64) as usize
+    (scramble(flow) % spines as u64) as usize
 }
 
 #[cfg(test)]

@@ -35,14 +35,18 @@ const LINE_OVERHEAD: u64 = (outer::PREAMBLE_LEN
     + outer::FCS_LEN
     + outer::GAP_LEN) as u64;
 
+/// A number in which every bit of `value` has its say in every bit: the finalizer of SplitMix64 (Steele, Lea and Flood,
+/// OOPSLA 2014).
+pub(super) fn scramble(value: u64) -> u64 {
+    let mixed = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
 /// What one access to memory is late by. Half of all accesses are not late at all, a quarter by the mean, an eighth by
 /// twice the mean, and so on: a geometric distribution, whose draw time and queue pair decide.
 fn late(mean: Ps, arrived: Ps, qpn: Qpn) -> Ps {
-    // The finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
-    let mut drawn = arrived.0 ^ u64::from(qpn.get()) << 40;
-    drawn = (drawn ^ drawn >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    drawn = (drawn ^ drawn >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    drawn ^= drawn >> 31;
+    let drawn = scramble(arrived.0 ^ u64::from(qpn.get()) << 40);
     Ps(mean.0 * u64::from(drawn.trailing_zeros().min(32)))
 }
 

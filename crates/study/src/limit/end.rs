@@ -24,6 +24,15 @@ enum Carrier {
     Shared(Box<SharedMemoryLink>),
 }
 
+impl Carrier {
+    fn link(&mut self) -> &mut dyn Link {
+        match self {
+            Self::Udp(udp) => &mut **udp,
+            Self::Shared(shared) => &mut **shared,
+        }
+    }
+}
+
 /// What one look at a link brought.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Arrivals {
@@ -91,13 +100,6 @@ impl End {
         }
     }
 
-    fn link(&mut self) -> &mut dyn Link {
-        match &mut self.carrier {
-            Carrier::Udp(udp) => &mut **udp,
-            Carrier::Shared(shared) => &mut **shared,
-        }
-    }
-
     fn now_ns(&self) -> u64 {
         self.start.elapsed().as_nanos() as u64
     }
@@ -127,7 +129,7 @@ impl End {
         let (mut next, began) = (0, self.now_ns());
         loop {
             let (now_ns, unreachable) = (self.now_ns(), self.unreachable());
-            self.link().transmit(now_ns, batch, &mut next)?;
+            self.carrier.link().transmit(now_ns, batch, &mut next)?;
             let waited = Duration::from_nanos(now_ns - began);
             if self.unreachable() != unreachable {
                 // On a busy machine the other process does not always answer in time; then it is asked again.
@@ -154,11 +156,7 @@ impl End {
     pub(super) fn receive(&mut self, wanted_bytes: usize) -> io::Result<Arrivals> {
         let now_ns = self.now_ns();
         let mut taker = Taker { buffer: &mut self.buffer, wanted_bytes, arrivals: Arrivals::default() };
-        let link: &mut dyn Link = match &mut self.carrier {
-            Carrier::Udp(udp) => &mut **udp,
-            Carrier::Shared(shared) => &mut **shared,
-        };
-        link.receive(now_ns, &mut taker)?;
+        self.carrier.link().receive(now_ns, &mut taker)?;
         Ok(taker.arrivals)
     }
 
@@ -168,7 +166,7 @@ impl End {
     ///
     /// The operating system cannot wait for the socket.
     pub(super) fn sleep(&mut self, timeout: Duration) -> io::Result<bool> {
-        if !self.link().prepare_sleep() {
+        if !self.carrier.link().prepare_sleep() {
             return Ok(true);
         }
         self.udp().wait_readable(timeout)
