@@ -63,19 +63,19 @@ impl fmt::Debug for Place {
 
 /// The first word of a node, the only one that is ever compared and swapped.
 ///
-/// The word of a node without successor carries the node's own version, so a CAS on a node that was recycled meanwhile
-/// fails. The word of a node with a successor carries the successor's version, so whoever follows it can tell whether
-/// the successor was recycled.
+/// The word of a node without successor carries the node's own place and version, so a CAS on a node that was recycled
+/// meanwhile fails, and a CAS that a middlebox sent to another node finds out which. The word of a node with a successor
+/// carries the successor's version, so whoever follows it can tell whether the successor was recycled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
     /// Never used, or no word that this crate writes.
     Unused,
-    /// The newest node of its key; its own version.
-    Tail(u64),
+    /// The newest node of its key; its own place.
+    Tail(Place),
     /// A newer node follows.
     Link(Place),
-    /// The key was removed behind this node, whose own version this is: nothing follows, ever.
-    Closed(u64),
+    /// The key was removed behind this node, whose own place this is: nothing follows, ever.
+    Closed(Place),
 }
 
 impl Word {
@@ -83,9 +83,19 @@ impl Word {
     pub fn bits(self) -> u64 {
         match self {
             Self::Unused => 0,
-            Self::Tail(version) => 1 << 62 | version,
+            Self::Tail(place) => 1 << 62 | place.bits(),
             Self::Link(place) => 2 << 62 | place.bits(),
-            Self::Closed(version) => 3 << 62 | version,
+            Self::Closed(place) => 3 << 62 | place.bits(),
+        }
+    }
+
+    /// The node to which a CAS made another one the successor that was sent to `meant` and found this word. A middlebox
+    /// may have sent it to the newest node: then that is the word of another place than the one that was meant. A CAS that
+    /// fails there brings no such word. `None` if it failed.
+    pub(crate) fn predecessor(self, meant: Place) -> Option<Place> {
+        match self {
+            Self::Tail(place) => (place == meant || place.index() != meant.index()).then_some(place),
+            _ => None,
         }
     }
 
@@ -93,9 +103,9 @@ impl Word {
     pub fn from_bits(bits: u64) -> Self {
         let rest = bits & (u64::MAX >> 2);
         match (bits >> 62, Place::from_bits(rest)) {
-            (1, Some(place)) if place.index() == 0 => Self::Tail(rest),
+            (1, Some(place)) => Self::Tail(place),
             (2, Some(place)) => Self::Link(place),
-            (3, Some(place)) if place.index() == 0 => Self::Closed(rest),
+            (3, Some(place)) => Self::Closed(place),
             _ => Self::Unused,
         }
     }
@@ -233,7 +243,7 @@ pub(crate) fn encode(place: Place, key: &[u8], value: Option<&[u8]>, out: &mut V
     let flags = if value.is_none() { TOMBSTONE } else { 0 };
     let value = value.unwrap_or_default();
     out.clear();
-    out.extend(Word::Tail(place.version()).bits().to_le_bytes());
+    out.extend(Word::Tail(place).bits().to_le_bytes());
     out.extend(place.bits().to_le_bytes());
     out.extend((key.len() as u16).to_le_bytes());
     out.extend((flags as u16).to_le_bytes());
@@ -325,13 +335,27 @@ mod tests {
     #[test]
     fn words_are_what_they_were() {
         let place = Place::new(MAX_NODES - 1, MAX_VERSION);
-        for word in [Word::Unused, Word::Tail(1), Word::Tail(MAX_VERSION), Word::Link(place), Word::Closed(7)] {
+        for word in
+            [Word::Unused, Word::Tail(Place::new(0, 1)), Word::Tail(place), Word::Link(place), Word::Closed(place)]
+        {
             assert_eq!(Word::from_bits(word.bits()), word);
         }
         assert_eq!((place.index(), place.version()), (MAX_NODES - 1, MAX_VERSION));
-        // Version 0 is none, and a tail has no index.
-        for bits in [1 << 62, 2 << 62, 3 << 62, 1 << 62 | 1 << VERSION_BITS | 1, 5] {
+        // Version 0 is none.
+        for bits in [1 << 62, 2 << 62, 3 << 62, 1 << 62 | 1 << VERSION_BITS, 5] {
             assert_eq!(Word::from_bits(bits), Word::Unused, "{bits:#x}");
+        }
+    }
+
+    #[test]
+    fn a_word_tells_whether_a_cas_succeeded_and_where() {
+        let meant = Place::new(5, 9);
+        assert_eq!(Word::Tail(meant).predecessor(meant), Some(meant));
+        assert_eq!(Word::Tail(Place::new(5, 10)).predecessor(meant), None, "the place is in its next use");
+        let newest = Place::new(7, 3);
+        assert_eq!(Word::Tail(newest).predecessor(meant), Some(newest), "a box sent it to the newest node");
+        for failed in [Word::Unused, Word::Link(newest), Word::Closed(meant)] {
+            assert_eq!(failed.predecessor(meant), None);
         }
     }
 
@@ -341,7 +365,7 @@ mod tests {
         let mut node = Vec::new();
         encode(place, b"key", Some(b"a value"), &mut node);
         let header = Header::parse(&node);
-        assert_eq!(header.word, Word::Tail(9));
+        assert_eq!(header.word, Word::Tail(place));
         assert!(header.is_of(place, b"key", &node) && header.is_intact(&node) && !header.is_tombstone);
         assert_eq!((header.value(&node), header.length()), (&b"a value"[..], node.len()));
         assert!(!header.is_of(Place::new(5, 8), b"key", &node) && !header.is_of(place, b"kez", &node));

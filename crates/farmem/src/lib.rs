@@ -12,8 +12,8 @@
 //! # Nodes
 //!
 //! A node is a word, its place and version, lengths, a CRC-32, the key and the value. Nodes are never changed once they
-//! are linked, but for the word: it says that nothing follows (with the node's own version), or which node of which
-//! version does. A place has another version each time it is used, which never wraps: a place that had all 2^34 is not
+//! are linked, but for the word: it says that nothing follows (with the node's own place and version), or which node of
+//! which version does. A place has another version each time it is used, which never wraps: a place that had all 2^34 is not
 //! used any more. So a CAS on a recycled node fails, and whoever reads one sees that it is another one: place, version
 //! and key are compared, and the CRC covers all of them and the value. A CRC of 32 bits misses one damaged node in
 //! 2^32.

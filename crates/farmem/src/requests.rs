@@ -20,8 +20,6 @@ pub(crate) struct Requests {
     connection: send_receive::Connection,
     outbox: VecDeque<Request>,
     reports: Vec<Report>,
-    /// Nodes that were appended behind others that this client does not know, and the numbers of their keys.
-    appended: Vec<(u32, Place)>,
     spare: Vec<Place>,
     /// Grants that were asked for and have not come.
     grants: usize,
@@ -42,7 +40,6 @@ impl Requests {
             connection,
             outbox: VecDeque::new(),
             reports: Vec::with_capacity(MAX_REPORTS),
-            appended: Vec::new(),
             spare: Vec::with_capacity(2 * GRANT),
             grants: 0,
             is_full: false,
@@ -126,22 +123,7 @@ impl Requests {
         }
     }
 
-    /// A node was appended to the chain of a key.
-    pub(crate) fn appended(&mut self, number: u32, place: Place) {
-        if self.over.is_some() {
-            return;
-        }
-        self.appended.push((number, place));
-        if self.appended.len() >= FULL_REPORT {
-            self.flush_reports();
-        }
-    }
-
     pub(crate) fn flush_reports(&mut self) {
-        if !self.appended.is_empty() {
-            let appended = std::mem::replace(&mut self.appended, Vec::with_capacity(FULL_REPORT));
-            self.outbox.push_back(Request::Appended(appended));
-        }
         if !self.reports.is_empty() {
             let reports = std::mem::replace(&mut self.reports, Vec::with_capacity(MAX_REPORTS));
             self.outbox.push_back(Request::Reports(reports));
@@ -187,7 +169,6 @@ impl Requests {
         self.is_news = true;
         self.outbox.clear();
         self.reports.clear();
-        self.appended.clear();
         self.epoch = None;
     }
 

@@ -47,8 +47,6 @@ pub(crate) enum Request {
     Hello { gid: Ipv6Addr, qpn: Qpn },
     /// Where does this client take datagrams?
     Peer { tag: u32, client: u32 },
-    /// These nodes were appended to the chains of keys with these numbers, behind whichever node a middlebox chose.
-    Appended(Vec<(u32, Place)>),
     /// The store is full: give me one of the nodes that are kept for deletes.
     Reserve { tag: u32 },
 }
@@ -178,15 +176,8 @@ impl Request {
                 out.extend(tag.to_le_bytes());
                 out.extend(client.to_le_bytes());
             }
-            Self::Appended(nodes) => {
-                out.push(10);
-                for (number, place) in nodes {
-                    out.extend(number.to_le_bytes());
-                    out.extend(place.bits().to_le_bytes());
-                }
-            }
             Self::Reserve { tag } => {
-                out.push(11);
+                out.push(10);
                 out.extend(tag.to_le_bytes());
             }
         }
@@ -209,8 +200,7 @@ impl Request {
             7 => Self::Suspect { tag: reader.u32()?, client: reader.u32()? },
             8 => reader.datagrams().map(|(gid, qpn)| Self::Hello { gid, qpn })?,
             9 => Self::Peer { tag: reader.u32()?, client: reader.u32()? },
-            10 => Self::Appended(reader.list(MAX_REPORTS, |reader| Some((reader.u32()?, reader.place()?)))?),
-            11 => Self::Reserve { tag: reader.u32()? },
+            10 => Self::Reserve { tag: reader.u32()? },
             _ => return None,
         };
         reader.end(request)
@@ -320,7 +310,6 @@ mod tests {
             Request::Suspect { tag: 3, client: 4 },
             Request::Hello { gid: Ipv6Addr::LOCALHOST, qpn: Qpn::new(5) },
             Request::Peer { tag: 6, client: 7 },
-            Request::Appended(vec![(8, place); MAX_REPORTS]),
             Request::Reserve { tag: 9 },
         ];
         let mut bytes = Vec::new();

@@ -36,8 +36,8 @@ impl Layout for StoreLayout {
     fn key<'a>(&self, start: &'a [u8]) -> Option<&'a [u8]> {
         // Shortcuts are shorter than any node.
         let header = Header::parse(start.get(..HEADER_BYTES)?);
-        let (Word::Tail(version), Some(place)) = (header.word, header.place) else { return None };
-        let is_node = place.version() == version && header.key_length > 0 && self.geometry.has(place);
+        let (Word::Tail(own), Some(place)) = (header.word, header.place) else { return None };
+        let is_node = place == own && header.key_length > 0 && self.geometry.has(place);
         header.key(start).filter(|_| is_node)
     }
 
@@ -192,7 +192,9 @@ mod tests {
         let link = Word::Link(Place::new(2, 7)).bits();
         assert_eq!(layout.next(link), Some((1 << 20) + 128 + 2 * 192));
         assert_eq!(layout.next(Word::Link(Place::new(3, 7)).bits()), None);
-        assert!(layout.is_tail(Word::Tail(7).bits()) && !layout.is_tail(link) && layout.next(0).is_none());
+        assert!(
+            layout.is_tail(Word::Tail(Place::new(2, 7)).bits()) && !layout.is_tail(link) && layout.next(0).is_none()
+        );
         assert_eq!(layout.least_read(3), 40);
         assert!(layout.steers_reads() && !layout.writes_alone().steers_reads());
     }

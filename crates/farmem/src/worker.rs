@@ -317,7 +317,7 @@ impl Worker {
         }
         let is_meant = header.is_of(entry.place, &self.own().key.borrow(), &self.scratch);
         let seen = match header.word {
-            Word::Tail(version) if is_meant && version == entry.place.version() => {
+            Word::Tail(place) if is_meant && place == entry.place => {
                 Seen::Tail { is_tombstone: header.is_tombstone, length: header.length() as u32 }
             }
             Word::Link(next) if is_meant && geometry.has(next) => {
@@ -353,7 +353,7 @@ impl Worker {
     }
 
     fn linking(&self, old: &Entry, new: Place) -> Verb {
-        let (compare, swap) = (Word::Tail(old.place.version()).bits(), Word::Link(new).bits());
+        let (compare, swap) = (Word::Tail(old.place).bits(), Word::Link(new).bits());
         Verb::CompareSwap { remote: self.core.lane.geometry.node(old.place.index()), local: FOUND, compare, swap }
     }
 
@@ -378,11 +378,7 @@ impl Worker {
         let is_tombstone = entry.is_tombstone;
         self.core.cache.set(&self.key(), entry);
         if let Some(old) = old {
-            let mut requests = self.core.requests.borrow_mut();
-            match self.core.strategy.is_steered() {
-                true => requests.appended(number, new),
-                false => requests.report(Report { old, new, is_tombstone }),
-            }
+            self.core.requests.borrow_mut().report(Report { old, new, is_tombstone });
         }
         if self.core.strategy.steers_reads() {
             return;

@@ -23,7 +23,7 @@ pub(crate) enum Answer {
     /// What the node found.
     AsIs,
     /// The CAS went elsewhere, and compared with another value than the client had asked for.
-    Steered { expected: u64 },
+    Steered,
     /// The CAS went as a WRITE: this is what memory held before.
     Converted { prior: u64 },
 }
@@ -124,11 +124,11 @@ impl Message {
 
     /// Lets a CAS compare with another value than its client asked for.
     pub(crate) fn set_compare(&mut self, value: u64) {
-        let Kind::CompareSwap { compare, swap } = self.kind else { return };
+        let Kind::CompareSwap { swap, .. } = self.kind else { return };
         AtomicEthPacket::new_unchecked(&mut self.bytes[BTH_LEN..]).set_compare(value);
         self.kind = Kind::CompareSwap { compare: value, swap };
         if self.answer == Answer::AsIs {
-            self.answer = Answer::Steered { expected: compare };
+            self.answer = Answer::Steered;
         }
     }
 

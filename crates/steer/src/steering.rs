@@ -30,9 +30,11 @@ pub trait Layout: fmt::Debug + Send {
     /// Shorter READs go where the client asked.
     fn least_read(&self, key_bytes: usize) -> u32;
 
-    /// Does this word say that nothing follows, so that a node may be appended?
+    /// Does this word say that nothing follows, so that a node may be appended? Zero does not.
     ///
-    /// Such a word must differ from all that this place had when it held other nodes: it carries a version.
+    /// Such a word must differ from those of all other nodes, and from all that this place had when it held other nodes: it
+    /// carries a place and a version. A client whose CAS was sent elsewhere and succeeded learns by it which node that was;
+    /// one whose CAS failed there learns zero in place of such a word.
     fn is_tail(&self, word: u64) -> bool;
 
     /// Where the node begins that this word says follows.
@@ -187,6 +189,11 @@ impl Steering {
         if self.newest[place].is_some_and(|newest| newest.key == *key && newest.address == address) {
             self.newest[place] = None;
         }
+    }
+
+    /// Does this word say that nothing follows?
+    pub(crate) fn is_tail(&self, word: u64) -> bool {
+        self.layout.is_tail(word)
     }
 
     /// The word of the node that a WRITE lays out, if it does: its offset and value.

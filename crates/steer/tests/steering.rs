@@ -69,7 +69,8 @@ struct Append {
     key: u64,
     from_ns: u64,
     to_ns: u64,
-    succeeded: bool,
+    /// The node that it follows, if it succeeded.
+    behind: Option<u64>,
 }
 
 struct Program {
@@ -101,9 +102,20 @@ struct Store {
     chained: bool,
 }
 
+/// Says that nothing follows the node at this address.
+fn tail(address: u64, version: u64) -> u64 {
+    assert!(address < 1 << 48 && version < 1 << 14, "address and version fit into one word");
+    TAIL | version << 48 | address
+}
+
+/// The address in a word of either kind.
+fn address_in(word: u64) -> u64 {
+    word & ((1 << 48) - 1)
+}
+
 fn lay_out(address: u64, key: u64, version: u64) -> Vec<u8> {
     let mut node = vec![0; NODE_BYTES];
-    for (at, word) in [TAIL | version, address, key, version, address ^ key ^ version].into_iter().enumerate() {
+    for (at, word) in [tail(address, version), address, key, version, address ^ key ^ version].into_iter().enumerate() {
         node[at * 8..at * 8 + 8].copy_from_slice(&word.to_le_bytes());
     }
     node[HEADER_BYTES..].fill((address >> 6 ^ version) as u8);
@@ -215,7 +227,7 @@ impl Store {
     fn swap(&mut self, at: usize) {
         let Program { rkey, key, node, .. } = self.programs[at];
         let Cached { address, version } = self.programs[at].cache[key as usize];
-        let (compare, swap) = (TAIL | version, LINK | node);
+        let (compare, swap) = (tail(address, version), LINK | node);
         self.post(at, SendOperation::CompareSwap { remote_address: address, rkey, compare, swap }, 8);
     }
 
@@ -243,13 +255,13 @@ impl Store {
         }
     }
 
-    fn end_append(&mut self, at: usize, succeeded: bool) {
+    fn end_append(&mut self, at: usize, behind: Option<u64>) {
         let Program { node, key, version, started_ns, .. } = self.programs[at];
-        let append = Append { key, from_ns: started_ns, to_ns: self.world.now_ns, succeeded };
+        let append = Append { key, from_ns: started_ns, to_ns: self.world.now_ns, behind };
         self.appends.insert(node, append);
         let program = &mut self.programs[at];
         program.step = Step::Idle;
-        if succeeded {
+        if behind.is_some() {
             program.cache[key as usize] = Cached { address: node, version };
         } else {
             // Nobody has seen it: it is written again, for whatever key comes next.
@@ -273,13 +285,20 @@ impl Store {
             Step::Swapping => {
                 let prior = word(&found, 0);
                 self.world.tally.hit("store: CAS");
-                if prior == TAIL | cached.version {
-                    return self.end_append(at, true);
+                // The word of another node says that the CAS went there and succeeded.
+                let behind = address_in(prior);
+                if prior & KIND == TAIL && (prior == tail(cached.address, cached.version) || behind != cached.address) {
+                    self.world.tally.hit(if behind == cached.address {
+                        "store: CAS here"
+                    } else {
+                        "store: CAS elsewhere"
+                    });
+                    return self.end_append(at, Some(behind));
                 }
                 self.world.tally.hit("store: CAS that failed");
                 self.programs[at].retries += 1;
                 if self.programs[at].retries > 2 {
-                    return self.end_append(at, false);
+                    return self.end_append(at, None);
                 }
                 if prior & KIND == LINK {
                     self.programs[at].cache[key as usize].address = prior & !KIND;
@@ -379,15 +398,24 @@ impl Store {
                 at = tail & !KIND;
             }
             for at in &chain[1..] {
-                let told = self.appends.get(at).is_some_and(|append| append.succeeded && append.key == key);
+                let told = self.appends.get(at).is_some_and(|append| append.behind.is_some() && append.key == key);
                 assert!(
                     told || maybe.contains(at),
                     "node {at:#x} is in the chain of key {key}, and its client knows nothing of it"
                 );
             }
+            for pair in chain.windows(2) {
+                let behind = self.appends.get(&pair[1]).and_then(|append| append.behind);
+                assert!(
+                    behind.is_none_or(|behind| behind == pair[0]),
+                    "key {key}: {:#x} was told that it follows {behind:#x?}, and follows {:#x}",
+                    pair[1],
+                    pair[0]
+                );
+            }
             // What was appended before another append began stands before it.
             let known: Vec<_> =
-                chain.iter().filter_map(|at| self.appends.get(at).filter(|append| append.succeeded)).collect();
+                chain.iter().filter_map(|at| self.appends.get(at).filter(|append| append.behind.is_some())).collect();
             for (place, earlier) in known.iter().enumerate() {
                 for later in &known[place + 1..] {
                     assert!(
@@ -404,14 +432,14 @@ impl Store {
                 }
                 for later in chain[place + 1..].iter().filter_map(|at| self.appends.get(at)) {
                     assert!(
-                        !later.succeeded || later.to_ns >= from_ns,
+                        later.behind.is_none() || later.to_ns >= from_ns,
                         "key {key}: a get from {from_ns} to {to_ns} missed {later:?}"
                     );
                 }
             }
         }
         let lost: Vec<_> =
-            self.appends.iter().filter(|(at, append)| append.succeeded && !linked.contains(at)).collect();
+            self.appends.iter().filter(|(at, append)| append.behind.is_some() && !linked.contains(at)).collect();
         assert!(lost.is_empty(), "appends that succeeded are in no chain: {lost:?}");
     }
 }

@@ -197,16 +197,6 @@ impl Directory {
         }
     }
 
-    /// May a client say that it appended this node? It was granted the node, or somebody has seen it in its chain already.
-    pub(super) fn may_append(&self, client: u32, place: Place) -> bool {
-        match self.is(place) {
-            Some(Use::Granted(owner)) => owner == client,
-            Some(Use::Head(_) | Use::Retired) => true,
-            // It was appended, replaced, and is free again, all before this was heard.
-            _ => self.nodes.get(place.index() as usize).is_some_and(|node| node.version >= place.version()),
-        }
-    }
-
     /// The first node of a chain has a successor: it is retired, and so are all after it of which that is known.
     pub(super) fn advance(&mut self, number: u32, next: Place, is_tombstone: bool) -> Option<u32> {
         let (mut next, mut is_tombstone) = (next, is_tombstone);

@@ -29,9 +29,6 @@ use tidy::{Chores, Lanes, Tidy};
 /// Answers that may wait for a client before the service listens to it again.
 const MAX_WAITING: usize = 256;
 
-/// Chains that are followed at a time.
-const WALKERS: usize = 16;
-
 /// What a metadata service is made with.
 #[derive(Clone, Debug)]
 pub struct MetadataOptions {
@@ -103,7 +100,7 @@ impl MetadataEnd {
     ///
     /// The device has no room.
     pub fn new(pd: &Pd, options: MetadataOptions) -> Result<Self, OpenError> {
-        Ok(Self { pd: pd.clone(), lane: LaneEnd::new(pd, 1 + WALKERS)?, options })
+        Ok(Self { pd: pd.clone(), lane: LaneEnd::new(pd, 1)?, options })
     }
 
     /// What the memory node needs to know.
@@ -120,12 +117,7 @@ impl MetadataEnd {
         let lane = Lanes::new(self.lane.connect(memory, None)?);
         let directory = Rc::new(RefCell::new(Directory::new(memory.geometry)));
         let chores = Rc::new(RefCell::new(Chores::default()));
-        let tidy = |slot| {
-            let (lanes, directory, chores) = (lane.clone(), Rc::clone(&directory), Rc::clone(&chores));
-            Tidy { slot, lanes, directory, chores }
-        };
-        let mut workers: Vec<Pin<Box<dyn Future<Output = ()>>>> = vec![Box::pin(tidy(0).work())];
-        workers.extend((1..=WALKERS).map(|slot| Box::pin(tidy(slot).follow()) as Pin<Box<dyn Future<Output = ()>>>));
+        let tidy = Tidy { slot: 0, lanes: lane.clone(), directory: Rc::clone(&directory), chores: Rc::clone(&chores) };
         Ok(Metadata {
             device: self.pd.device().clone(),
             pd: self.pd,
@@ -133,7 +125,7 @@ impl MetadataEnd {
             lanes: lane,
             directory,
             chores,
-            tidy: workers,
+            tidy: Box::pin(tidy.work()),
             sessions: BTreeMap::new(),
             to_fence: VecDeque::new(),
             suspects: Vec::new(),
@@ -151,8 +143,8 @@ pub struct Metadata {
     lanes: Lanes,
     directory: Rc<RefCell<Directory>>,
     chores: Rc<RefCell<Chores>>,
-    /// One that closes chains and repairs what clients left, and others that follow chains.
-    tidy: Vec<Pin<Box<dyn Future<Output = ()>>>>,
+    /// Closes chains and repairs what clients left. It never ends: it waits for the next chore.
+    tidy: Pin<Box<dyn Future<Output = ()>>>,
     sessions: BTreeMap<u32, Session>,
     to_fence: VecDeque<u32>,
     /// Who waits for which client to be shut out: client, tag, suspect.
@@ -215,10 +207,7 @@ impl Metadata {
         }
         self.hand_out();
         self.turn_epoch();
-        // They never end: they wait for the next chore.
-        for worker in &mut self.tidy {
-            let _ = worker.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        }
+        let _ = self.tidy.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         happened |= self.speak();
         happened
     }
@@ -286,16 +275,6 @@ impl Metadata {
                         Ok(Some(number)) => chores.close(number),
                         Err(()) => return false,
                     }
-                }
-                return true;
-            }
-            Request::Appended(nodes) => {
-                let mut chores = self.chores.borrow_mut();
-                for (number, place) in nodes {
-                    if !directory.may_append(client, place) {
-                        return false;
-                    }
-                    chores.walk(number);
                 }
                 return true;
             }

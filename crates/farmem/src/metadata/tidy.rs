@@ -22,21 +22,13 @@ pub(super) struct Chores {
     leaving: Vec<u32>,
     /// Clients that were shut out.
     gone: VecDeque<u32>,
-    /// Keys whose chains are to be followed: nodes were appended somewhere. None stands here twice.
-    walks: VecDeque<u32>,
-    /// So many are at it.
-    busy: usize,
+    /// One is being done.
+    is_busy: bool,
 }
 
 impl Chores {
     pub(super) fn close(&mut self, number: u32) {
         self.closing.push_back(number);
-    }
-
-    pub(super) fn walk(&mut self, number: u32) {
-        if !self.walks.contains(&number) {
-            self.walks.push_back(number);
-        }
     }
 
     pub(super) fn leave(&mut self, client: u32) {
@@ -60,7 +52,7 @@ impl Chores {
 
     pub(super) fn has_any(&self) -> bool {
         let is_idle = self.closing.is_empty() && self.leaving.is_empty() && self.gone.is_empty();
-        self.busy > 0 || !is_idle || !self.walks.is_empty()
+        self.is_busy || !is_idle
     }
 }
 
@@ -107,7 +99,7 @@ impl Tidy {
                 let close = chores.closing.pop_front().map(Chore::Close);
                 match close.or_else(|| chores.gone.front().copied().map(Chore::Repair)) {
                     Some(chore) => {
-                        chores.busy += 1;
+                        chores.is_busy = true;
                         Poll::Ready(chore)
                     }
                     None => Poll::Pending,
@@ -125,33 +117,7 @@ impl Tidy {
                 (Chore::Repair(client), Ok(())) => chores.gone.retain(|&gone| gone != client),
                 _ => {}
             }
-            chores.busy -= 1;
-        }
-    }
-
-    /// Follows chains to which nodes were appended, and nothing else.
-    pub(super) async fn follow(self) {
-        loop {
-            let number = poll_fn(|_| {
-                let mut chores = self.chores.borrow_mut();
-                if self.lanes.current().failed().is_some() {
-                    return Poll::Pending;
-                }
-                match chores.walks.pop_front() {
-                    Some(number) => {
-                        chores.busy += 1;
-                        Poll::Ready(number)
-                    }
-                    None => Poll::Pending,
-                }
-            })
-            .await;
-            let result = self.walk(number).await;
-            let mut chores = self.chores.borrow_mut();
-            if result.is_err() {
-                chores.walk(number);
-            }
-            chores.busy -= 1;
+            chores.is_busy = false;
         }
     }
 
@@ -170,7 +136,7 @@ impl Tidy {
     /// Closes the chain of a deleted key, so that no client can write behind its tombstone, and removes the key.
     async fn close(&self, number: u32) -> Result<(), StoreError> {
         let Some(place) = self.directory.borrow_mut().begin_closing(number) else { return Ok(()) };
-        let (tail, closed) = (Word::Tail(place.version()), Word::Closed(place.version()));
+        let (tail, closed) = (Word::Tail(place), Word::Closed(place));
         let remote = self.lanes.current().geometry.node(place.index());
         let (compare, swap) = (tail.bits(), closed.bits());
         // Until it is known to be a tombstone still, and the tail: the key may have been inserted again meanwhile.

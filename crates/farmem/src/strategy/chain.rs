@@ -236,11 +236,11 @@ impl Chain {
                 (_, true) => worker.link(&old, new).await?,
             };
             is_written = true;
-            let is_linked = found == Word::Tail(old.place.version());
-            worker.attempt(attempts, is_linked);
+            let predecessor = found.predecessor(old.place);
+            worker.attempt(attempts, predecessor.is_some());
             attempts += 1;
-            if is_linked {
-                worker.publish(Some(old.place), new, old.number);
+            if predecessor.is_some() {
+                worker.publish(predecessor, new, old.number);
                 return Ok(Outcome::Done);
             }
             self.pace.wait(worker, attempts).await?;

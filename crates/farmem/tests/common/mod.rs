@@ -209,7 +209,7 @@ impl Rest {
         assert_eq!(served + served_free, used, "no node of the memory node's CPU is lost");
         for (key, place) in &self.keys {
             let node = memory.inspect(*place).expect("a node");
-            assert_eq!(node.word, doorbell_farmem::Word::Tail(place.version()), "the only node of {key:?}");
+            assert_eq!(node.word, doorbell_farmem::Word::Tail(*place), "the only node of {key:?}");
             assert!(node.is_intact && &node.key == key && !node.is_tombstone, "{key:?}: {node:?}");
         }
     }

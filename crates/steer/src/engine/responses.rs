@@ -174,6 +174,10 @@ impl Steer {
     fn complete(&mut self, message: Message, original: Option<u64>) {
         let from = self.config.address;
         self.learn_from(&message, original);
+        let steered = match (message.kind, original) {
+            (Kind::CompareSwap { compare, .. }, Some(original)) => Some(self.seen_by_client(compare, original)),
+            _ => original,
+        };
         if message.has_response() {
             self.ready.append(&mut self.response_waiters);
         }
@@ -185,9 +189,7 @@ impl Steer {
                 client.completed(&message);
                 let answer = match (message.answer, message.kind, original) {
                     (Answer::Converted { prior }, ..) => Some(prior),
-                    (Answer::Steered { expected }, Kind::CompareSwap { compare, .. }, Some(original)) => {
-                        Some(seen_by_client(expected, compare, original))
-                    }
+                    (Answer::Steered, ..) => steered,
                     (_, _, original) => original,
                 };
                 match answer {
@@ -204,14 +206,11 @@ impl Steer {
         }
         self.release(message);
     }
-}
 
-/// What a client learns from a CAS that went elsewhere, and compared with another value than the client asked for: its
-/// own value if it succeeded, and never its own value if it failed.
-pub(super) fn seen_by_client(expected: u64, compared: u64, original: u64) -> u64 {
-    match (original == compared, original == expected) {
-        (true, _) => expected,
-        (false, true) => compared,
-        (false, false) => original,
+    /// What a client learns from a CAS that went elsewhere: the word that it found there. If it failed, a word that says
+    /// that nothing follows would look like success to the client, so it learns of nothing then.
+    pub(super) fn seen_by_client(&self, compared: u64, original: u64) -> u64 {
+        let looks_like_success = self.steering.as_ref().is_none_or(|steering| steering.is_tail(original));
+        if original != compared && looks_like_success { 0 } else { original }
     }
 }

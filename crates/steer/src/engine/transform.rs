@@ -4,7 +4,6 @@
 use doorbell_verbs_core::Access;
 
 use super::Steer;
-use super::responses::seen_by_client;
 use crate::client::Redirect;
 use crate::message::{Answer, Kind, Message};
 use crate::steering::{Elsewhere, Key};
@@ -82,7 +81,7 @@ impl Steer {
             // The outcome is known now, so nobody has to wait for it.
             let new = behind(message.kind, value);
             let prior = match message.answer {
-                Answer::Steered { expected } => seen_by_client(expected, compare, value),
+                Answer::Steered => self.seen_by_client(compare, value),
                 _ => value,
             };
             self.learn(message.address, compare, swap, value);

@@ -42,7 +42,7 @@ impl Layout for AnyNode {
     }
 
     fn is_tail(&self, word: u64) -> bool {
-        word >> 63 == 0
+        word >> 63 == 0 && word != 0
     }
 
     fn next(&self, word: u64) -> Option<u64> {
