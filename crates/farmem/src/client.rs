@@ -17,10 +17,11 @@ use crate::calls::{self, Calls};
 use crate::counts::ClientCounts;
 use crate::desk::Bell;
 use crate::error::{OpenError, StoreError};
-use crate::lane::{Awaited, Lane, LaneEnd};
+use crate::lane::{Awaited, Lane, LaneEnd, VerbsLeft};
 use crate::layout::{Geometry, Place};
 use crate::mail::Mail;
-use crate::memory::{ClientDescription, MemoryDescription};
+use crate::memory::{ClientDescription, MemoryDescription, settings};
+use crate::nodes::{MAX_REPLICAS, Nodes};
 use crate::requests::Requests;
 use crate::rpc;
 use crate::strategy::{self, Means, Strategy};
@@ -43,7 +44,10 @@ pub struct ClientOptions {
     pub strategy: Strategy,
     /// Operations that run at a time: 1 to 64.
     pub outstanding: usize,
-    /// The connection with the metadata service. Its longest message is set by the store.
+    /// Memory nodes that hold the same: 1 or 2.
+    pub replicas: usize,
+    /// The connection with the metadata service. Its longest message is set by the store. With two memory nodes, its timeout
+    /// and its retry count say how soon a client notices that one does not answer.
     pub rpc: Config,
     /// Seeds the jitter of waiting times.
     pub seed: u64,
@@ -63,6 +67,7 @@ impl Default for ClientOptions {
         Self {
             strategy: Strategy::Optimistic,
             outstanding: 1,
+            replicas: 1,
             rpc: Config::default(),
             seed: 1,
             lease_ns: 100_000_000,
@@ -194,7 +199,7 @@ impl Late {
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) device: Device,
-    pub(crate) lane: Lane,
+    pub(crate) nodes: Nodes,
     pub(crate) cache: Arc<HostCache>,
     pub(crate) requests: RefCell<Requests>,
     pub(crate) slots: Vec<Slot>,
@@ -219,7 +224,8 @@ impl Core {
     /// Writes the next shortcut in the background, if it is due and the last one is written.
     fn write_late(&self, now_ns: u64) {
         let slot = self.slots.len();
-        let is_free = self.lane.is_done(slot, self.late.posted.get()).is_ready();
+        let lane = self.nodes.lane();
+        let is_free = lane.is_done(slot, self.late.posted.get()).is_ready();
         let mut queue = self.late.queue.borrow_mut();
         if let Some(&(due_ns, number, place)) = queue.front()
             && is_free
@@ -227,10 +233,16 @@ impl Core {
         {
             queue.pop_front();
             // The operation has taken effect; if this fails, so does the next one.
-            if let Ok(posted) = self.lane.write_shortcut(slot, number, place, Awaited::All) {
+            if let Ok(posted) = lane.write_shortcut(slot, number, place, Awaited::All) {
                 self.late.posted.set(posted);
             }
         }
+    }
+
+    /// A memory node was given up, and the other one serves alone.
+    fn alone(&self, node: usize) {
+        self.nodes.alone(node);
+        self.late.posted.set(0); // nothing was posted there
     }
 }
 
@@ -239,6 +251,8 @@ impl Core {
 pub struct ClientEnd {
     device: Device,
     lane: LaneEnd,
+    /// Of a store with two memory nodes.
+    replica: Option<(LaneEnd, Option<MemoryDescription>)>,
     rpc: send_receive::Endpoint,
     calls: Option<send_receive::Endpoint>,
     pd: Pd,
@@ -257,6 +271,10 @@ impl ClientEnd {
             let (what, given) = ("the number of operations that run at a time", options.outstanding);
             return Err(OpenError::Geometry { what, given, least: 1, most: MAX_OUTSTANDING });
         }
+        check_replicas(options.replicas)?;
+        if options.replicas > 1 && !options.strategy.is_replicable() {
+            return Err(OpenError::NotReplicated(options.strategy.name()));
+        }
         let rpc = SendReceive.endpoint(pd, &rpc_config(&options.rpc), None)?;
         let calls = match options.strategy {
             Strategy::Server => {
@@ -266,14 +284,28 @@ impl ClientEnd {
             _ => None,
         };
         // One slot more, for what is written in the background.
-        let lane = LaneEnd::new(pd, options.outstanding + 1)?;
-        Ok(Self { device: pd.device().clone(), pd: pd.clone(), lane, rpc, calls, options })
+        let settings = || settings(options.replicas, &options.rpc);
+        let lane = || LaneEnd::new(pd, options.outstanding + 1, settings());
+        let replica = (options.replicas > 1).then(lane).transpose()?.map(|end| (end, None));
+        Ok(Self { device: pd.device().clone(), pd: pd.clone(), lane: lane()?, replica, rpc, calls, options })
     }
 
     /// What the memory node needs to know: [`MemoryNode::accept`](crate::MemoryNode::accept).
     pub fn to_memory(&self) -> ClientDescription {
         let calls = self.calls.as_ref().map(|endpoint| SendReceive.describe(endpoint));
         ClientDescription { lane: self.lane.description(), calls }
+    }
+
+    /// The same for the second memory node, if the store has two.
+    pub fn to_replica(&self) -> Option<ClientDescription> {
+        self.replica.as_ref().map(|(lane, _)| ClientDescription { lane: lane.description(), calls: None })
+    }
+
+    /// What the second memory node answered.
+    pub fn set_replica(&mut self, memory: MemoryDescription) {
+        if let Some((_, of_memory)) = &mut self.replica {
+            *of_memory = Some(memory);
+        }
     }
 
     /// What the metadata service needs to know: [`Metadata::accept`](crate::Metadata::accept).
@@ -285,7 +317,8 @@ impl ClientEnd {
     ///
     /// # Errors
     ///
-    /// A description cannot be connected to, or there is no memory for buffers.
+    /// A description cannot be connected to, or there is no memory for buffers, or a second memory node was asked for and not
+    /// [set](Self::set_replica).
     pub fn connect(
         self,
         number: u32,
@@ -293,8 +326,11 @@ impl ClientEnd {
         metadata: &EndpointDescription,
         cache: &Arc<HostCache>,
     ) -> Result<Client, OpenError> {
-        let Self { device, pd, lane, rpc, calls, options } = self;
-        let lane = lane.connect(memory, options.verbs_until_death)?;
+        let Self { device, pd, lane, replica, rpc, calls, options } = self;
+        let verbs_left = Rc::new(Cell::new(options.verbs_until_death));
+        let first = lane.connect(memory, &verbs_left)?;
+        let second = replica.map(|replica| connect_replica(replica, memory, &verbs_left)).transpose()?;
+        let nodes = Nodes::new(first, second);
         let mut requests = Requests::new(SendReceive.connect(rpc, metadata)?);
         let geometry = memory.geometry;
         let means = match options.strategy {
@@ -327,7 +363,7 @@ impl ClientEnd {
         };
         let core = Rc::new(Core {
             device,
-            lane,
+            nodes,
             cache: Arc::clone(cache),
             requests: RefCell::new(requests),
             slots: (0..options.outstanding).map(slot).collect(),
@@ -344,6 +380,27 @@ impl ClientEnd {
         let over = VecDeque::with_capacity(options.outstanding);
         Ok(Client { over, core, means, rings: 0, workers, tickets: 0, polls: 0, is_closing: false })
     }
+}
+
+/// Checks how many memory nodes hold the same.
+pub(crate) fn check_replicas(given: usize) -> Result<(), OpenError> {
+    match given {
+        1..=MAX_REPLICAS => Ok(()),
+        _ => Err(OpenError::Geometry { what: "the number of memory nodes", given, least: 1, most: MAX_REPLICAS }),
+    }
+}
+
+/// Connects the end of a second memory node, which has the sizes of the first.
+pub(crate) fn connect_replica(
+    (end, memory): (LaneEnd, Option<MemoryDescription>),
+    first: &MemoryDescription,
+    verbs_left: &VerbsLeft,
+) -> Result<Lane, OpenError> {
+    let memory = memory.ok_or(OpenError::NoReplica)?;
+    if memory.geometry != first.geometry {
+        return Err(OpenError::OtherStore);
+    }
+    end.connect(&memory, verbs_left)
 }
 
 /// A client of a store: a non-blocking state machine.
@@ -378,7 +435,7 @@ impl Client {
     /// The key or the value is of no allowed length. Nothing was done.
     pub fn submit(&mut self, operation: Operation<'_>) -> Result<Option<Ticket>, StoreError> {
         let (kind, key, value) = operation.parts();
-        self.core.lane.geometry.check_sizes(key, value)?;
+        self.core.nodes.geometry.check_sizes(key, value)?;
         let Some(index) = self.core.slots.iter().position(|slot| slot.state.get() == State::Idle) else {
             return Ok(None);
         };
@@ -409,12 +466,16 @@ impl Client {
 
     /// Moves operations along. Returns whether anything happened.
     pub fn poll(&mut self) -> bool {
-        let mut happened = self.core.lane.poll();
+        let mut happened = self.core.nodes.poll();
         self.polls = self.polls.wrapping_add(1);
         // Operations that go on need the service seldom, and a look at its messages costs them time.
         let is_busy = happened || self.waits_for_memory_alone();
         if !is_busy || self.polls.is_multiple_of(POLLS_PER_REQUEST) {
-            happened |= self.core.requests.borrow_mut().poll(&self.core.slots);
+            let mut requests = self.core.requests.borrow_mut();
+            happened |= requests.poll(&self.core.slots);
+            if let Some(node) = requests.take_alone() {
+                self.core.alone(node);
+            }
         }
         happened |= match &self.means {
             Means::Nothing => false,
@@ -435,7 +496,7 @@ impl Client {
             let slot = &self.core.slots[index];
             let is_due = slot.deadline_ns.get().zip(now).is_some_and(|(deadline, now)| now >= deadline);
             let is_at_work = slot.state.get() == State::Running || slot.lingers.get();
-            if is_at_work && (happened || is_due || self.core.lane.failed().is_some()) {
+            if is_at_work && (happened || is_due || self.core.nodes.failed().is_some()) {
                 self.work(index);
             }
         }
@@ -448,9 +509,14 @@ impl Client {
 
     /// Is every operation that runs waiting for the memory node, and is there one? Then it is certain that a completion
     /// comes, and until then the service's messages may wait.
+    ///
+    /// With two memory nodes they may not: one of them may say that a node does not answer.
     fn waits_for_memory_alone(&self) -> bool {
+        if self.core.nodes.are_two() {
+            return false;
+        }
         let mut running = self.core.slots.iter().enumerate().filter(|(_, slot)| slot.state.get() == State::Running);
-        let is_waiting = |(index, _): (usize, _)| self.core.lane.is_outstanding(index);
+        let is_waiting = |(index, _): (usize, _)| self.core.nodes.lane().is_outstanding(index);
         running.next().is_some_and(is_waiting) && running.all(is_waiting)
     }
 
@@ -508,7 +574,7 @@ impl Client {
             Means::Calls(calls) => calls.borrow().failed(),
             _ => None,
         };
-        self.core.lane.failed().or(calls).is_some()
+        self.core.nodes.failed().or(calls).is_some()
     }
 
     /// What it counted.
@@ -518,12 +584,12 @@ impl Client {
             Means::Calls(calls) => calls.borrow().exchanged(),
             _ => (0, 0),
         };
-        ClientCounts { verbs: self.core.lane.counts(), messages, message_bytes, ..self.core.counts.get() }
+        ClientCounts { messages, message_bytes, ..self.core.counts.get() }.and(&self.core.nodes.counts())
     }
 
     /// Sizes of the store.
     pub fn geometry(&self) -> Geometry {
-        self.core.lane.geometry
+        self.core.nodes.geometry
     }
 
     /// Gives back what it holds and says goodbye to the metadata service. To be called when nothing runs any more; then

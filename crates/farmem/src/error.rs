@@ -94,9 +94,20 @@ pub enum OpenError {
     /// The memory node did not open the connection on which a client of strategy `server` asks.
     #[error("the memory node gives no connection for calls, which strategy server needs: use the same release on both")]
     NoCalls,
-    /// A service was to go on with the memory of another store.
-    #[error("this memory node has a store of other sizes than the one that the metadata service knows")]
+    /// Two parts of one store have other sizes.
+    #[error("this memory node has a store of other sizes than the one that is known already")]
     OtherStore,
+    /// The memory node has stopped.
+    #[error("this memory node serves nobody any more: the metadata service has given it up")]
+    Stopped,
+    /// The store has two memory nodes, and the second one is missing.
+    #[error("two memory nodes were asked for, and only one was given")]
+    NoReplica,
+    /// This strategy has one memory node.
+    #[error(
+        "strategy {0} works with one memory node: take one, or a strategy whose clients write themselves and without a middlebox"
+    )]
+    NotReplicated(&'static str),
     /// A middlebox before the memory node takes no further node, region or client.
     #[error("the middlebox before the memory node refuses: {0}")]
     Box(#[source] doorbell_steer::SetupError),

@@ -2,8 +2,10 @@
 //! it is done.
 
 use std::cell::Cell;
+use std::rc::Rc;
 use std::task::Poll;
 
+use doorbell_exchange::rc::RcSettings;
 use doorbell_exchange::setup::EndpointDescription;
 use doorbell_verbs::{
     Access, Completion, MemoryKind, Payload, Pd, PostErrorKind, RKey, Region, SendFlags, SendOperation, SendRequest,
@@ -43,7 +45,7 @@ pub struct VerbCounts {
     pub written_bytes: u64,
     /// CASes.
     pub compare_swaps: u64,
-    /// Posts that an operation waited for: its round trips.
+    /// Posts that an operation waited for: its round trips, where there is one memory node.
     pub awaited_posts: u64,
 }
 
@@ -52,21 +54,23 @@ pub struct VerbCounts {
 pub(crate) struct LaneEnd {
     qp: MemoryQp,
     slots: usize,
+    settings: RcSettings,
 }
 
 impl LaneEnd {
-    pub(crate) fn new(pd: &Pd, slots: usize) -> Result<Self, OpenError> {
-        Ok(Self { qp: MemoryQp::new(pd, slots * SLOT_DEPTH, Access::empty())?, slots })
+    pub(crate) fn new(pd: &Pd, slots: usize, settings: RcSettings) -> Result<Self, OpenError> {
+        Ok(Self { qp: MemoryQp::new(pd, slots * SLOT_DEPTH, Access::empty())?, slots, settings })
     }
 
     pub(crate) fn description(&self) -> EndpointDescription {
         self.qp.description()
     }
 
-    pub(crate) fn connect(self, memory: &MemoryDescription, death: Option<u64>) -> Result<Lane, OpenError> {
+    /// `verbs_left` counts down what may be posted; all lanes of a client have one count.
+    pub(crate) fn connect(self, memory: &MemoryDescription, verbs_left: &VerbsLeft) -> Result<Lane, OpenError> {
         let geometry = memory.geometry;
         geometry.check_region(&memory.region)?;
-        self.qp.connect(&memory.endpoint)?;
+        self.qp.connect(&memory.endpoint, &self.settings)?;
         let area_bytes = 2 * geometry.node_bytes() + WORDS_BYTES;
         let local = self.qp.qp.pd().allocate(self.slots * area_bytes, Access::LOCAL_WRITE, MemoryKind::Plain)?;
         Ok(Lane {
@@ -79,10 +83,13 @@ impl LaneEnd {
             slots: (0..self.slots).map(|_| Cell::default()).collect(),
             failed: Cell::new(None),
             counts: Cell::default(),
-            verbs_left: Cell::new(death),
+            verbs_left: Rc::clone(verbs_left),
         })
     }
 }
+
+/// How many verbs may be posted until a client stops, if it is to.
+pub(crate) type VerbsLeft = Rc<Cell<Option<u64>>>;
 
 /// Bytes for the words that READs and CASes of a slot bring.
 const WORDS_BYTES: usize = 64;
@@ -120,7 +127,7 @@ pub(crate) struct Lane {
     slots: Vec<Cell<Progress>>,
     failed: Cell<Option<StoreError>>,
     counts: Cell<VerbCounts>,
-    verbs_left: Cell<Option<u64>>,
+    verbs_left: VerbsLeft,
 }
 
 impl Lane {
@@ -156,6 +163,11 @@ impl Lane {
 
     pub(crate) fn failed(&self) -> Option<StoreError> {
         self.failed.get()
+    }
+
+    /// The memory node serves nobody any more: what is posted and has no answer yet never gets one.
+    pub(crate) fn abandon(&self) {
+        self.failed.set(Some(self.failed.get().unwrap_or(StoreError::Memory(Status::WorkRequestFlushed))));
     }
 
     /// Posts a list of verbs, which are carried out in order. Returns what [`is_done`](Self::is_done) tells of once all of it

@@ -74,15 +74,19 @@ pub enum Word {
     Tail(Place),
     /// A newer node follows.
     Link(Place),
+    /// A newer node is about to follow: in a store with two memory nodes, the first one says so while the link is made at the
+    /// second one. Until then this is the newest node still.
+    Locked(Place),
     /// The key was removed behind this node, whose own place this is: nothing follows, ever.
     Closed(Place),
 }
 
 impl Word {
-    /// As it lies in memory: two bits say which kind it is.
+    /// As it lies in memory: two bits say which kind it is. A place is never 0, so it can have the bits of an unused word.
     pub fn bits(self) -> u64 {
         match self {
             Self::Unused => 0,
+            Self::Locked(place) => place.bits(),
             Self::Tail(place) => 1 << 62 | place.bits(),
             Self::Link(place) => 2 << 62 | place.bits(),
             Self::Closed(place) => 3 << 62 | place.bits(),
@@ -103,6 +107,7 @@ impl Word {
     pub fn from_bits(bits: u64) -> Self {
         let rest = bits & (u64::MAX >> 2);
         match (bits >> 62, Place::from_bits(rest)) {
+            (0, Some(place)) => Self::Locked(place),
             (1, Some(place)) => Self::Tail(place),
             (2, Some(place)) => Self::Link(place),
             (3, Some(place)) => Self::Closed(place),
@@ -335,14 +340,13 @@ mod tests {
     #[test]
     fn words_are_what_they_were() {
         let place = Place::new(MAX_NODES - 1, MAX_VERSION);
-        for word in
-            [Word::Unused, Word::Tail(Place::new(0, 1)), Word::Tail(place), Word::Link(place), Word::Closed(place)]
-        {
+        let tails = [Word::Tail(Place::new(0, 1)), Word::Tail(place), Word::Closed(place)];
+        for word in tails.into_iter().chain([Word::Unused, Word::Link(place), Word::Locked(place)]) {
             assert_eq!(Word::from_bits(word.bits()), word);
         }
         assert_eq!((place.index(), place.version()), (MAX_NODES - 1, MAX_VERSION));
         // Version 0 is none.
-        for bits in [1 << 62, 2 << 62, 3 << 62, 1 << 62 | 1 << VERSION_BITS, 5] {
+        for bits in [1 << 62, 2 << 62, 3 << 62, 1 << 62 | 1 << VERSION_BITS, 1 << VERSION_BITS] {
             assert_eq!(Word::from_bits(bits), Word::Unused, "{bits:#x}");
         }
     }

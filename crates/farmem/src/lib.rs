@@ -37,6 +37,8 @@ mod layout;
 mod mail;
 mod memory;
 mod metadata;
+mod nodes;
+mod replication;
 mod requests;
 mod rpc;
 mod server;

@@ -299,6 +299,15 @@ impl Mail {
         self.held.push(Held { word, stands, successor: None, newest: None });
     }
 
+    /// This word is behind another one from now on. To get there may have taken long, if a memory node failed.
+    pub(crate) fn waits(&mut self, word: u64, now_ns: u64) {
+        if let Some(at) = self.find(word)
+            && let Stands::Waits { heard_ns } = &mut self.held[at].stands
+        {
+            *heard_ns = now_ns;
+        }
+    }
+
     /// The lock belongs to this word: there was nobody before it, or nobody any more.
     pub(crate) fn own(&mut self, word: u64) {
         if let Some(at) = self.find(word) {

@@ -1,5 +1,6 @@
 //! The memory node: a region, and queue pairs through which clients reach it. Nothing else is on the data path.
 
+use doorbell_exchange::Config;
 use doorbell_exchange::rc::{self, RcSettings};
 use doorbell_exchange::setup::{EndpointDescription, RemoteRegion};
 use doorbell_verbs::{
@@ -15,6 +16,14 @@ use crate::workload;
 
 /// How queue pairs to memory are connected. Nothing here takes a receive, so no RNR NAK comes.
 const SETTINGS: RcSettings = RcSettings { timeout: 14, retry_count: 6, rnr_retry: 7, min_rnr_timer: 12 };
+
+/// How queue pairs to so many memory nodes are connected. Where there are two, it matters how soon one that fails is noticed.
+pub(crate) fn settings(replicas: usize, rpc: &Config) -> RcSettings {
+    match replicas {
+        1 => SETTINGS,
+        _ => RcSettings { timeout: rpc.timeout, retry_count: rpc.retry_count, ..SETTINGS },
+    }
+}
 
 /// What peers may do to a memory node's region.
 const REMOTE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
@@ -65,8 +74,8 @@ impl MemoryQp {
         EndpointDescription::bare(&self.qp, self.psn)
     }
 
-    pub(crate) fn connect(&self, peer: &EndpointDescription) -> Result<(), OpenError> {
-        Ok(rc::connect(&self.qp, &self.description(), peer, &SETTINGS)?)
+    pub(crate) fn connect(&self, peer: &EndpointDescription, settings: &RcSettings) -> Result<(), OpenError> {
+        Ok(rc::connect(&self.qp, &self.description(), peer, settings)?)
     }
 }
 
@@ -91,6 +100,10 @@ pub struct MemoryNode {
     geometry: Geometry,
     clients: FxHashMap<u32, MemoryQp>,
     server: Server,
+    /// It serves nobody any more.
+    is_stopped: bool,
+    /// It stops by itself then.
+    until_ns: Option<u64>,
 }
 
 impl MemoryNode {
@@ -103,7 +116,8 @@ impl MemoryNode {
         geometry.check()?;
         let bytes = geometry.region_bytes() as usize;
         let region = pd.allocate(bytes, REMOTE | Access::LOCAL_WRITE, MemoryKind::Plain)?;
-        Ok(Self { pd: pd.clone(), region, geometry, clients: FxHashMap::default(), server: Server::default() })
+        let (clients, server) = (FxHashMap::default(), Server::default());
+        Ok(Self { pd: pd.clone(), region, geometry, clients, server, is_stopped: false, until_ns: None })
     }
 
     /// Makes a queue pair for a client and connects it. `client` is the number under which [`fence`](Self::fence) knows
@@ -111,13 +125,17 @@ impl MemoryNode {
     ///
     /// # Errors
     ///
-    /// There is a client of this number, the device has no room, or the description cannot be connected to.
+    /// There is a client of this number, the device has no room, or the description cannot be connected to, or the node
+    /// has stopped.
     pub fn accept(&mut self, client: u32, peer: &ClientDescription) -> Result<MemoryDescription, OpenError> {
+        if self.is_stopped {
+            return Err(OpenError::Stopped);
+        }
         if self.clients.contains_key(&client) {
             return Err(OpenError::Duplicate(client));
         }
         let qp = MemoryQp::new(&self.pd, 1, REMOTE)?;
-        qp.connect(&peer.lane)?;
+        qp.connect(&peer.lane, &SETTINGS)?;
         let endpoint = qp.description();
         let accept = |calls| self.server.accept(&self.pd, &self.geometry, client, calls);
         let calls = peer.calls.as_ref().map(accept).transpose()?;
@@ -137,6 +155,30 @@ impl MemoryNode {
         let Some(end) = self.clients.remove(&client) else { return Ok(false) };
         end.qp.modify(&QpAttributes { state: Some(QpState::Error), ..QpAttributes::default() })?;
         Ok(true)
+    }
+
+    /// Serves nobody any more, for good: shuts all clients out and takes no other. Of two memory nodes, the other one may serve
+    /// alone once this returned.
+    ///
+    /// # Errors
+    ///
+    /// The device refuses a transition.
+    pub fn stop(&mut self) -> Result<(), ModifyError> {
+        self.is_stopped = true;
+        let clients: Vec<u32> = self.clients.keys().copied().collect();
+        clients.into_iter().try_for_each(|client| self.fence(client).map(drop))
+    }
+
+    /// Has it stopped?
+    pub fn is_stopped(&self) -> bool {
+        self.is_stopped
+    }
+
+    /// One of two memory nodes serves for so long as the metadata service lets it: until this time of the device's clock,
+    /// unless another one is set before. [`poll`](Self::poll) [stops](Self::stop) it then, so that the service may count on that
+    /// where the two cannot hear each other. The time counts from when this node asked the service, which answered later.
+    pub fn serve_until(&mut self, until_ns: u64) {
+        self.until_ns = Some(until_ns);
     }
 
     /// Writes the keys of a workload, which [`Metadata::fill`](crate::Metadata::fill) then takes for made, each with a
@@ -167,16 +209,22 @@ impl MemoryNode {
         Ok(())
     }
 
-    /// Carries out what clients of strategy `server` ask for. No other strategy needs it. Returns whether anything
-    /// happened.
+    /// Carries out what clients of strategy `server` ask for, and stops the node if it was to serve [until
+    /// now](Self::serve_until). Nobody else needs it. Returns whether anything happened.
     pub fn poll(&mut self) -> bool {
+        if !self.is_stopped && self.until_ns.is_some_and(|until_ns| self.pd.device().now_ns() >= until_ns) {
+            // No device refuses the transition to the error state (IBTA Vol 1, 10.3.1).
+            let _ = self.stop();
+            return true;
+        }
         self.server.poll(&self.region, &self.geometry)
     }
 
     /// When [`poll`](Self::poll) has something to do by itself, on the device's clock: to ask a client that has been
-    /// silent whether it lives.
+    /// silent whether it lives, or to stop.
     pub fn deadline_ns(&self) -> Option<u64> {
-        self.server.deadline_ns()
+        let until_ns = self.until_ns.filter(|_| !self.is_stopped);
+        self.server.deadline_ns().into_iter().chain(until_ns).min()
     }
 
     /// Of what the memory node's CPU keeps: keys, and nodes that it has used and that are free again.

@@ -30,6 +30,8 @@ pub(crate) struct Requests {
     is_news: bool,
     /// An epoch that is to be acknowledged, and the slots whose operations are older than it.
     epoch: Option<(u64, u64)>,
+    /// The memory node that serves alone from now on.
+    alone: Option<usize>,
     scratch: Vec<u8>,
     is_closing: bool,
 }
@@ -46,6 +48,7 @@ impl Requests {
             over: None,
             is_news: false,
             epoch: None,
+            alone: None,
             scratch: Vec::with_capacity(MAX_MESSAGE),
             is_closing: false,
         };
@@ -55,6 +58,11 @@ impl Requests {
 
     pub(crate) fn failed(&self) -> Option<StoreError> {
         self.over
+    }
+
+    /// The memory node that serves alone, if the service said so since the last time.
+    pub(crate) fn take_alone(&mut self) -> Option<usize> {
+        self.alone.take()
     }
 
     pub(crate) fn spare(&self) -> &[Place] {
@@ -224,6 +232,7 @@ impl Requests {
                     self.fail(StoreError::Protocol("it sent nodes that nobody asked for"));
                 }
             }
+            Reply::Alone { node } => self.alone = Some(node.into()),
             Reply::Epoch { epoch } => {
                 self.flush_reports(); // others may wait for what was replaced
                 let bits =

@@ -5,6 +5,7 @@ use std::net::Ipv6Addr;
 use doorbell_verbs::Qpn;
 
 use crate::layout::{MAX_KEY, Place};
+use crate::nodes::MAX_REPLICAS;
 
 /// Nodes that are handed out at a time.
 pub(crate) const GRANT: usize = 16;
@@ -49,6 +50,10 @@ pub(crate) enum Request {
     Peer { tag: u32, client: u32 },
     /// The store is full: give me one of the nodes that are kept for deletes.
     Reserve { tag: u32 },
+    /// This memory node, of two, does not answer, or not what it should.
+    Lost { tag: u32, node: u8 },
+    /// The link to this node stays locked: shut out the client that has the node.
+    Stuck { tag: u32, place: Place },
 }
 
 /// What the metadata service answers or says.
@@ -58,11 +63,11 @@ pub(crate) enum Reply {
     Granted(Vec<Place>),
     /// The chain begins, or began a while ago, at this node; the key has this number.
     Found { tag: u32, place: Place, number: u32 },
-    /// There is no such key, or no such client.
+    /// There is no such key, or no such client, or both memory nodes answer the service.
     Absent { tag: u32 },
     /// The key was created and has this number.
     Created { tag: u32, number: u32 },
-    /// The key is being removed: ask again.
+    /// The key is being removed, or a memory node was given up: look, and ask again if need be.
     Again { tag: u32 },
     /// There is no room for another key.
     TooManyKeys { tag: u32 },
@@ -74,6 +79,8 @@ pub(crate) enum Reply {
     Peer { tag: u32, gid: Ipv6Addr, qpn: Qpn },
     /// A node for a delete, if there is one.
     Reserved { tag: u32, place: Option<Place> },
+    /// This memory node, of two, serves alone from now on.
+    Alone { node: u8 },
 }
 
 /// Reads numbers off a message.
@@ -101,6 +108,11 @@ impl<'a> Reader<'a> {
 
     fn place(&mut self) -> Option<Place> {
         self.u64().and_then(Place::from_bits)
+    }
+
+    /// One of two memory nodes.
+    fn node(&mut self) -> Option<u8> {
+        self.take().map(|[node]| node).filter(|&node| usize::from(node) < MAX_REPLICAS)
     }
 
     fn rest(&mut self) -> &'a [u8] {
@@ -180,6 +192,16 @@ impl Request {
                 out.push(10);
                 out.extend(tag.to_le_bytes());
             }
+            Self::Lost { tag, node } => {
+                out.push(11);
+                out.extend(tag.to_le_bytes());
+                out.push(*node);
+            }
+            Self::Stuck { tag, place } => {
+                out.push(12);
+                out.extend(tag.to_le_bytes());
+                out.extend(place.bits().to_le_bytes());
+            }
         }
     }
 
@@ -201,6 +223,8 @@ impl Request {
             8 => reader.datagrams().map(|(gid, qpn)| Self::Hello { gid, qpn })?,
             9 => Self::Peer { tag: reader.u32()?, client: reader.u32()? },
             10 => Self::Reserve { tag: reader.u32()? },
+            11 => Self::Lost { tag: reader.u32()?, node: reader.node()? },
+            12 => Self::Stuck { tag: reader.u32()?, place: reader.place()? },
             _ => return None,
         };
         reader.end(request)
@@ -245,6 +269,7 @@ impl Reply {
                 head(10, *tag);
                 out.extend(place.map_or(0, Place::bits).to_le_bytes());
             }
+            Self::Alone { node } => out.extend([11, *node]),
         }
     }
 
@@ -271,6 +296,7 @@ impl Reply {
                 let place = if bits == 0 { None } else { Some(Place::from_bits(bits)?) };
                 Self::Reserved { tag, place }
             }
+            11 => Self::Alone { node: reader.node()? },
             _ => return None,
         };
         reader.end(reply)
@@ -279,7 +305,7 @@ impl Reply {
     /// Whose question it answers.
     pub(crate) fn tag(&self) -> Option<u32> {
         match self {
-            Self::Granted(_) | Self::Epoch { .. } => None,
+            Self::Granted(_) | Self::Epoch { .. } | Self::Alone { .. } => None,
             Self::Found { tag, .. }
             | Self::Absent { tag }
             | Self::Created { tag, .. }
@@ -311,6 +337,8 @@ mod tests {
             Request::Hello { gid: Ipv6Addr::LOCALHOST, qpn: Qpn::new(5) },
             Request::Peer { tag: 6, client: 7 },
             Request::Reserve { tag: 9 },
+            Request::Lost { tag: 10, node: 1 },
+            Request::Stuck { tag: 11, place },
         ];
         let mut bytes = Vec::new();
         for request in requests {
@@ -332,6 +360,7 @@ mod tests {
             Reply::Peer { tag: 2, gid: Ipv6Addr::LOCALHOST, qpn: Qpn::new(5) },
             Reply::Reserved { tag: 3, place: Some(place) },
             Reply::Reserved { tag: 3, place: None },
+            Reply::Alone { node: 1 },
         ];
         for reply in replies {
             reply.encode(&mut bytes);

@@ -12,7 +12,7 @@ use crate::client::{Core, Kind, Outcome, Slot, State};
 use crate::counts::{Attempts, ClientCounts};
 use crate::desk::{Seat, Word as Said};
 use crate::error::StoreError;
-use crate::lane::{Awaited, Verb, WORDS};
+use crate::lane::{Awaited, Lane, Verb, WORDS};
 use crate::layout::{self, Header, Place, Word};
 use crate::rpc::{Reply, Report, Request};
 
@@ -43,14 +43,14 @@ pub(crate) enum Seen {
 
 /// Where the words of a slot lie: what a CAS found, the shortcut that was read, what a lock was before it was taken, and
 /// before it was released.
-const FOUND: usize = WORDS[0];
+pub(crate) const FOUND: usize = WORDS[0];
 const SHORTCUT: usize = WORDS[1];
 const LOCK: usize = WORDS[2];
 const RELEASED: usize = WORDS[3];
 
 impl Worker {
     pub(crate) fn new(core: Rc<Core>, slot: usize) -> Self {
-        let scratch = Vec::with_capacity(core.lane.geometry.node_bytes());
+        let scratch = Vec::with_capacity(core.nodes.geometry.node_bytes());
         Self { core, slot, scratch, reserved: Cell::new(None) }
     }
 
@@ -135,14 +135,26 @@ impl Worker {
         });
     }
 
-    /// Posts verbs and waits until all are done.
-    pub(crate) async fn verbs(&self, list: &[Verb]) -> Result<(), StoreError> {
-        let number = self.core.lane.post(self.slot, list, Awaited::All)?;
-        self.done(number).await
+    /// Posts verbs to the memory node that is read and waits until all are done. Returns the lane that has what they brought.
+    /// If the node is given up meanwhile, the other one gets them too: that must make no difference.
+    async fn verbs(&self, list: &[Verb]) -> Result<&Lane, StoreError> {
+        loop {
+            let lane = self.core.nodes.lane();
+            match self.on(lane, list).await {
+                Err(error) => self.moved(error).await?,
+                Ok(()) => return Ok(lane),
+            }
+        }
     }
 
-    async fn done(&self, number: u64) -> Result<(), StoreError> {
-        poll_fn(|_| self.core.lane.is_done(self.slot, number)).await
+    /// Posts verbs to one memory node and waits until all are done.
+    pub(crate) async fn on(&self, lane: &Lane, list: &[Verb]) -> Result<(), StoreError> {
+        let number = lane.post(self.slot, list, Awaited::All)?;
+        self.done(lane, number).await
+    }
+
+    pub(crate) async fn done(&self, lane: &Lane, number: u64) -> Result<(), StoreError> {
+        poll_fn(|_| lane.is_done(self.slot, number)).await
     }
 
     /// Asks the metadata service. `request` makes the question from the tag that is to come back.
@@ -161,7 +173,7 @@ impl Worker {
     pub(crate) async fn sleep(&self, ns: u64) -> Result<(), StoreError> {
         let deadline = self.core.device.now_ns() + ns;
         self.own().deadline_ns.set(Some(deadline));
-        let result = poll_fn(|_| match self.core.lane.failed() {
+        let result = poll_fn(|_| match self.core.nodes.failed() {
             Some(error) => Poll::Ready(Err(error)),
             None if self.core.device.now_ns() >= deadline => Poll::Ready(Ok(())),
             None => Poll::Pending,
@@ -185,8 +197,8 @@ impl Worker {
     /// A node for a new value. The operation may know no other node yet: one that waits here keeps nobody from
     /// recycling.
     pub(crate) async fn take_node(&self) -> Result<Place, StoreError> {
-        let result = poll_fn(|_| match (self.core.requests.borrow_mut().take_node(), self.core.lane.failed()) {
-            (Ok(Some(place)), _) if !self.core.lane.geometry.has(place) => {
+        let result = poll_fn(|_| match (self.core.requests.borrow_mut().take_node(), self.core.nodes.failed()) {
+            (Ok(Some(place)), _) if !self.core.nodes.geometry.has(place) => {
                 Poll::Ready(Err(StoreError::Protocol("it sent a node that the memory node does not have")))
             }
             (Ok(Some(place)), _) => Poll::Ready(Ok(place)),
@@ -205,7 +217,7 @@ impl Worker {
     /// A node for a delete in a store that is full.
     async fn take_reserved(&self) -> Result<Place, StoreError> {
         match self.ask(|tag| Request::Reserve { tag }).await? {
-            Reply::Reserved { place: Some(place), .. } if self.core.lane.geometry.has(place) => {
+            Reply::Reserved { place: Some(place), .. } if self.core.nodes.geometry.has(place) => {
                 self.reserved.set(Some(place));
                 Ok(place)
             }
@@ -240,7 +252,7 @@ impl Worker {
 
     /// What is known of a node of which only the place is known.
     pub(crate) fn first_entry(&self, place: Place, number: u32) -> Result<Entry, StoreError> {
-        let geometry = self.core.lane.geometry;
+        let geometry = self.core.nodes.geometry;
         if !geometry.has(place) || number >= geometry.keys {
             return Err(StoreError::Protocol("it sent a node or a key that the memory node does not have"));
         }
@@ -260,14 +272,14 @@ impl Worker {
     /// READs a whole node, and beside it the key's shortcut. If it is the newest and no tombstone, its value is the
     /// operation's. As with [`look`](Self::look), it may be another node than was asked for.
     pub(crate) async fn read(&mut self, entry: &mut Entry) -> Result<Seen, StoreError> {
-        let length = (entry.length as usize).min(self.core.lane.geometry.node_bytes());
+        let length = (entry.length as usize).min(self.core.nodes.geometry.node_bytes());
         let (header, seen) = self.fetch(entry, length).await?;
         if matches!(seen, Seen::Gone) {
             return Ok(seen);
         }
         let whole = header.length();
         if whole > length {
-            let is_possible = whole <= self.core.lane.geometry.node_bytes();
+            let is_possible = whole <= self.core.nodes.geometry.node_bytes();
             return Ok(if is_possible { Seen::Longer { length: whole as u32 } } else { Seen::Damaged });
         }
         let node = &self.scratch[..whole];
@@ -283,16 +295,25 @@ impl Worker {
     }
 
     /// The shortcut that was asked for beside a node: nobody waits for it unless another node follows.
-    async fn shortcut(&self, number: u64) -> Result<Option<Place>, StoreError> {
-        self.done(number).await?;
-        Ok(match Word::from_bits(self.core.lane.word(self.slot, SHORTCUT)) {
-            Word::Link(place) if self.core.lane.geometry.has(place) => Some(place),
+    async fn shortcut(&self, lane: &Lane, number: u64) -> Result<Option<Place>, StoreError> {
+        self.done(lane, number).await?;
+        Ok(match Word::from_bits(lane.word(self.slot, SHORTCUT)) {
+            Word::Link(place) if lane.geometry.has(place) => Some(place),
             _ => None,
         })
     }
 
     async fn fetch(&mut self, entry: &mut Entry, length: usize) -> Result<(Header, Seen), StoreError> {
-        let (lane, slot) = (&self.core.lane, self.slot);
+        loop {
+            match self.fetch_once(entry, length).await {
+                Err(error) => self.moved(error).await?,
+                seen => return seen,
+            }
+        }
+    }
+
+    async fn fetch_once(&mut self, entry: &mut Entry, length: usize) -> Result<(Header, Seen), StoreError> {
+        let (lane, slot) = (self.core.nodes.lane(), self.slot);
         let geometry = lane.geometry;
         let is_steered = self.core.strategy.steers_reads();
         let remote = geometry.node(entry.place.index());
@@ -302,7 +323,7 @@ impl Worker {
         ];
         // Nobody keeps shortcuts up to date where a box knows better.
         let number = lane.post(slot, if is_steered { &verbs[..1] } else { &verbs }, Awaited::First)?;
-        self.done(number).await?;
+        self.done(lane, number).await?;
         self.scratch.resize(length, 0);
         lane.copy_out(slot, lane.incoming(), &mut self.scratch);
         let header = Header::parse(&self.scratch);
@@ -316,12 +337,12 @@ impl Worker {
             entry.place = place;
         }
         let is_meant = header.is_of(entry.place, &self.own().key.borrow(), &self.scratch);
+        let tail = Seen::Tail { is_tombstone: header.is_tombstone, length: header.length() as u32 };
         let seen = match header.word {
-            Word::Tail(place) if is_meant && place == entry.place => {
-                Seen::Tail { is_tombstone: header.is_tombstone, length: header.length() as u32 }
-            }
+            Word::Tail(place) if is_meant && place == entry.place => tail,
+            Word::Locked(_) if is_meant => tail, // what is about to follow has not taken effect
             Word::Link(next) if is_meant && geometry.has(next) => {
-                let shortcut = if is_steered { None } else { self.shortcut(number + 1).await? };
+                let shortcut = if is_steered { None } else { self.shortcut(lane, number + 1).await? };
                 Seen::Followed { next, shortcut }
             }
             _ => Seen::Gone,
@@ -329,38 +350,17 @@ impl Worker {
         Ok((header, seen))
     }
 
-    /// WRITEs a node with the operation's key and value; a delete writes a tombstone. Waits until it is there, unless
-    /// `swap` says what to compare and swap behind it, on the same queue pair and in the same post: returns what that
-    /// found.
-    pub(crate) async fn write(&mut self, place: Place, swap: Option<&Entry>) -> Result<Option<Word>, StoreError> {
-        {
-            let slot = &self.core.slots[self.slot];
-            let (key, value) = (slot.key.borrow(), slot.value.borrow());
-            let value = (slot.kind.get() != Kind::Delete).then_some(&value[..]);
-            layout::encode(place, &key, value, &mut self.scratch);
-        }
-        let lane = &self.core.lane;
-        lane.copy_in(self.slot, lane.outgoing(), &self.scratch);
-        let (remote, local, length) = (lane.geometry.node(place.index()), lane.outgoing(), self.scratch.len());
-        let write = Verb::Write { remote, local, length };
-        match swap {
-            None => self.verbs(&[write]).await.map(|()| None),
-            Some(old) => {
-                self.verbs(&[write, self.linking(old, place)]).await?;
-                Ok(Some(Word::from_bits(lane.word(self.slot, FOUND))))
-            }
-        }
+    /// Lays out a node with the operation's key and value; that of a delete is a tombstone.
+    pub(crate) fn lay_out(&mut self, place: Place) {
+        let slot = &self.core.slots[self.slot];
+        let (key, value) = (slot.key.borrow(), slot.value.borrow());
+        let value = (slot.kind.get() != Kind::Delete).then_some(&value[..]);
+        layout::encode(place, &key, value, &mut self.scratch);
     }
 
-    fn linking(&self, old: &Entry, new: Place) -> Verb {
-        let (compare, swap) = (Word::Tail(old.place).bits(), Word::Link(new).bits());
-        Verb::CompareSwap { remote: self.core.lane.geometry.node(old.place.index()), local: FOUND, compare, swap }
-    }
-
-    /// Makes `new` the successor of what is believed to be the newest node. Returns what the word was.
-    pub(crate) async fn link(&self, old: &Entry, new: Place) -> Result<Word, StoreError> {
-        self.verbs(&[self.linking(old, new)]).await?;
-        Ok(Word::from_bits(self.core.lane.word(self.slot, FOUND)))
+    /// What was laid out last.
+    pub(crate) fn laid_out(&self) -> &[u8] {
+        &self.scratch
     }
 
     /// A node that this operation has made the newest of its key.
@@ -388,20 +388,24 @@ impl Worker {
             return core.late.push(core.device.now_ns(), number, new);
         }
         // The operation has taken effect; if this fails, so does the next one.
-        let _ = core.lane.write_shortcut(self.slot, number, new, Awaited::Nothing);
+        let _ = core.nodes.lane().write_shortcut(self.slot, number, new, Awaited::Nothing);
     }
 
     /// Lets go of a key's lock, unless somebody has broken it. Nobody waits for that.
     pub(crate) fn release_lock(&self, number: u32, own: u64) -> Result<(), StoreError> {
-        let remote = self.core.lane.geometry.lock(number);
+        let remote = self.core.nodes.geometry.lock(number);
         let verb = Verb::CompareSwap { remote, local: RELEASED, compare: own, swap: 0 };
-        self.core.lane.post(self.slot, &[verb], Awaited::Nothing).map(drop)
+        match self.core.nodes.lane().post(self.slot, &[verb], Awaited::Nothing) {
+            // The lock goes with the memory node that fails; on the other one it is free.
+            Err(_) if self.core.nodes.failing().is_some() => Ok(()),
+            posted => posted.map(drop),
+        }
     }
 
     /// Compares and swaps the lock of a key. Returns what it was.
     pub(crate) async fn swap_lock(&self, number: u32, compare: u64, swap: u64) -> Result<u64, StoreError> {
-        let remote = self.core.lane.geometry.lock(number);
-        self.verbs(&[Verb::CompareSwap { remote, local: LOCK, compare, swap }]).await?;
-        Ok(self.core.lane.word(self.slot, LOCK))
+        let remote = self.core.nodes.geometry.lock(number);
+        let lane = self.verbs(&[Verb::CompareSwap { remote, local: LOCK, compare, swap }]).await?;
+        Ok(lane.word(self.slot, LOCK))
     }
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use common::rng::Rng;
-use common::{Boxed, Store, close, progress, t3};
+use common::{Boxed, Failure, How, Store, close, progress, t3};
 use doorbell_farmem::workload::history::{Event, NEVER, Span, is_linearizable};
 use doorbell_farmem::{Client, ClientOptions, Geometry, Operation, Outcome, StoreError, Strategy, Ticket};
 use doorbell_sim::{Testbed, VirtualWaiter};
@@ -37,6 +37,17 @@ struct Load {
     death: Option<u64>,
     /// A middlebox is between the memory node and everybody else.
     boxed: Option<Boxed>,
+    /// Memory nodes.
+    replicas: usize,
+    /// One of two memory nodes fails.
+    failure: Option<Failure>,
+}
+
+impl Load {
+    fn of(strategy: Strategy, seed: u64) -> Self {
+        let (keys, outstanding) = (1 + seed % 4, 1 + seed as usize % 3);
+        Self { strategy, keys, operations: 25, outstanding, death: None, boxed: None, replicas: 1, failure: None }
+    }
 }
 
 const MOST: usize = 120;
@@ -137,7 +148,13 @@ fn run(testbed: &Testbed, load: Load, seed: u64) -> (usize, u64) {
 /// The same, and how many READs and CASes a middlebox steered, and how many CASes it turned into WRITEs.
 fn run_counted(testbed: &Testbed, load: Load, seed: u64) -> (usize, u64, [u64; 3]) {
     let geometry = Geometry { nodes: 400, keys: 8, max_key: 32, max_value: MOST };
-    let mut store = Store::behind(load.boxed, testbed, 2, geometry, seed);
+    let mut store = match load.boxed {
+        Some(_) => Store::behind(load.boxed, testbed, 2, geometry, seed),
+        None => Store::replicated(load.replicas, testbed, 2, geometry, seed),
+    };
+    if let Some(failure) = load.failure {
+        store.fail(failure);
+    }
     let spans = Rc::new(RefCell::new(Spans::new()));
     let mut rng = Rng::new(seed);
     for index in 0..4_u32 {
@@ -146,6 +163,7 @@ fn run_counted(testbed: &Testbed, load: Load, seed: u64) -> (usize, u64, [u64; 3
             outstanding: load.outstanding,
             seed: rng.next(),
             lease_ns: 2_000_000,
+            shortcut_delay_ns: seed % 3 * 4_000,
             verbs_until_death: load.death.filter(|_| index == 0),
             ..ClientOptions::default()
         };
@@ -169,7 +187,11 @@ fn run_counted(testbed: &Testbed, load: Load, seed: u64) -> (usize, u64, [u64; 3
     for (index, spans) in spans.iter() {
         assert!(is_linearizable(spans), "{load:?}, seed {seed}: key {index} is not linearizable:\n{spans:#?}");
     }
-    rest.take().expect("the service has ended").check(&store.memory.borrow());
+    let rest = rest.take().expect("the service has ended");
+    rest.check_all(&store);
+    if load.failure.is_some_and(|failure| rest.alone == Some(failure.node)) {
+        panic!("{load:?}, seed {seed}: the node that failed was not given up");
+    }
     let unanswered = spans.values().flatten().filter(|span| span.to == NEVER).count();
     let counters = store.through.as_ref().map(|through| through.0.with(|steer| *steer.counters()));
     let steered = counters.map(|counters| [counters.reads_steered, counters.cas_steered, counters.cas_converted]);
@@ -187,9 +209,8 @@ fn seeds(default: u64) -> std::ops::Range<u64> {
 #[test]
 fn every_strategy_is_linearizable_and_loses_no_node() {
     for strategy in Strategy::ALL {
-        for seed in seeds(40) {
-            let outstanding = 1 + seed as usize % 3;
-            let load = Load { strategy, keys: 1 + seed % 4, operations: 40, outstanding, death: None, boxed: None };
+        for seed in seeds(120) {
+            let load = Load::of(strategy, seed);
             let (unanswered, dropped) = run(&t3(), load, seed);
             assert_eq!((unanswered, dropped), (0, 0), "{load:?}, seed {seed}");
         }
@@ -199,16 +220,10 @@ fn every_strategy_is_linearizable_and_loses_no_node() {
 #[test]
 fn a_client_that_dies_at_any_verb_leaves_a_linearizable_store_and_no_node_lost() {
     for strategy in Strategy::ALL {
-        for seed in seeds(60) {
+        for seed in seeds(180) {
             let outstanding = 1 + seed as usize % 2;
-            let load = Load {
-                strategy,
-                keys: 1 + seed % 3,
-                operations: 30,
-                outstanding,
-                death: Some(seed % 100),
-                boxed: None,
-            };
+            let death = Some(seed % 100);
+            let load = Load { keys: 1 + seed % 3, operations: 20, outstanding, death, ..Load::of(strategy, seed) };
             run(&t3(), load, seed);
         }
     }
@@ -223,9 +238,8 @@ fn steered_strategies_are_linearizable_behind_a_middlebox_and_lose_no_node() {
         for seed in seeds(80) {
             let (is_exclusive, keys) = (seed % 2 == 0, if seed % 3 == 0 { 1 } else { 64 });
             let boxed = Some(Boxed { is_exclusive, steers_reads: strategy.steers_reads(), keys });
-            let outstanding = 1 + seed as usize % 3;
             let death = (seed % 5 < 2).then_some(seed % 70);
-            let load = Load { strategy, keys: 1 + seed % 4, operations: 40, outstanding, death, boxed };
+            let load = Load { death, boxed, ..Load::of(strategy, seed) };
             let testbed = if seed % 4 == 3 { &losing } else { &t3() };
             let (unanswered, dropped, counters) = run_counted(testbed, load, seed);
             assert!(unanswered == 0 || death.is_some() || dropped > 0, "{load:?}, seed {seed}");
@@ -258,16 +272,56 @@ fn lost_packets_change_nothing() {
     let testbed = losing();
     let mut lost = 0;
     for strategy in Strategy::ALL {
-        for seed in seeds(10) {
-            let load = Load {
-                strategy,
-                keys: 2,
-                operations: 30,
-                outstanding: 4,
-                death: (seed % 2 == 1).then_some(seed * 3),
-                boxed: None,
-            };
+        for seed in seeds(30) {
+            let death = (seed % 2 == 1).then_some(seed * 3);
+            let load = Load { keys: 2, operations: 20, outstanding: 4, death, ..Load::of(strategy, seed) };
             lost += run(&testbed, load, seed).1;
+        }
+    }
+    assert!(lost > 0, "packets are to be lost");
+}
+
+/// What is done on two memory nodes, with one that fails at any time and in any way, or without.
+fn replicated(strategy: Strategy, seed: u64) -> Load {
+    let mut rng = Rng::new(seed ^ 0x7e91_1ca7);
+    let how = match rng.below(4) {
+        0 | 1 => How::Dies,
+        2 => How::CutOff { clients: rng.below(32) as u32 },
+        _ => How::Told,
+    };
+    let failure = Failure { node: rng.below(2) as usize, at_ns: rng.below(400_000), how };
+    Load {
+        operations: 20,
+        death: (seed % 5 < 2).then_some(rng.below(100)),
+        replicas: 2,
+        failure: (!seed.is_multiple_of(4)).then_some(failure),
+        ..Load::of(strategy, seed)
+    }
+}
+
+fn replicable() -> impl Iterator<Item = Strategy> {
+    Strategy::ALL.into_iter().filter(|strategy| strategy.is_replicable())
+}
+
+#[test]
+fn two_memory_nodes_of_which_one_fails_at_any_time_are_linearizable_and_lose_no_node() {
+    for strategy in replicable() {
+        for seed in seeds(200) {
+            let load = replicated(strategy, seed);
+            let (unanswered, dropped) = run(&t3(), load, seed);
+            // Whoever does not die gets an answer, whichever node fails.
+            assert!(unanswered == 0 || load.death.is_some(), "{load:?}, seed {seed}: {unanswered}, {dropped}");
+        }
+    }
+}
+
+#[test]
+fn two_memory_nodes_and_lost_packets() {
+    let testbed = losing();
+    let mut lost = 0;
+    for strategy in replicable() {
+        for seed in seeds(20) {
+            lost += run(&testbed, replicated(strategy, seed), seed).1;
         }
     }
     assert!(lost > 0, "packets are to be lost");

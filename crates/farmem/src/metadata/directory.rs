@@ -221,7 +221,15 @@ impl Directory {
 
     /// Is a node with a client still, as far as is known?
     pub(super) fn is_granted(&self, place: Place) -> bool {
-        matches!(self.is(place), Some(Use::Granted(_)))
+        self.owner(place).is_some()
+    }
+
+    /// The client that a node is with, as far as is known.
+    pub(super) fn owner(&self, place: Place) -> Option<u32> {
+        match self.is(place) {
+            Some(Use::Granted(client)) => Some(client),
+            _ => None,
+        }
     }
 
     /// A key is about to be removed: nobody may create it until that is decided. Returns its only node.

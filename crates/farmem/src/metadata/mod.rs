@@ -3,8 +3,9 @@
 
 mod directory;
 mod tidy;
+mod watch;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::net::Ipv6Addr;
@@ -16,31 +17,39 @@ use doorbell_exchange::setup::EndpointDescription;
 use doorbell_exchange::{Config, Connector, MessageConnection, Received, SendReceive, Submit, send_receive};
 use doorbell_verbs::{Device, Pd, Qpn};
 
-use crate::client::rpc_config;
+use crate::client::{check_replicas, connect_replica, rpc_config};
 use crate::error::OpenError;
 use crate::lane::LaneEnd;
 use crate::layout::Place;
-use crate::memory::{ClientDescription, MemoryDescription};
+use crate::memory::{ClientDescription, MemoryDescription, settings};
 use crate::rpc::{GRANT, Reply, Request};
 use crate::workload;
 use directory::{Created, Directory};
 use tidy::{Chores, Lanes, Tidy};
+use watch::{Concern, Waiting, Watch};
 
 /// Answers that may wait for a client before the service listens to it again.
 const MAX_WAITING: usize = 256;
 
+/// The slots of the lanes: one tidies up, and one asks whether memory nodes answer.
+const TIDY: usize = 0;
+const PROBE: usize = 1;
+
 /// What a metadata service is made with.
 #[derive(Clone, Debug)]
 pub struct MetadataOptions {
-    /// Its connections with clients. Their longest message is set by the store.
+    /// Its connections with clients. Their longest message is set by the store. With two memory nodes, their timeout and
+    /// retry count say how soon the service notices that one does not answer.
     pub rpc: Config,
     /// A client that keeps others from nodes, because an operation of it has been running for so long, is shut out.
     pub lease_ns: u64,
+    /// Memory nodes that hold the same: 1 or 2.
+    pub replicas: usize,
 }
 
 impl Default for MetadataOptions {
     fn default() -> Self {
-        Self { rpc: Config::default(), lease_ns: 1_000_000_000 }
+        Self { rpc: Config::default(), lease_ns: 1_000_000_000, replicas: 1 }
     }
 }
 
@@ -90,6 +99,8 @@ impl Session {
 pub struct MetadataEnd {
     pd: Pd,
     lane: LaneEnd,
+    /// Of a store with two memory nodes.
+    replica: Option<(LaneEnd, Option<MemoryDescription>)>,
     options: MetadataOptions,
 }
 
@@ -98,9 +109,12 @@ impl MetadataEnd {
     ///
     /// # Errors
     ///
-    /// The device has no room.
+    /// The device has no room, or there are to be more than two memory nodes.
     pub fn new(pd: &Pd, options: MetadataOptions) -> Result<Self, OpenError> {
-        Ok(Self { pd: pd.clone(), lane: LaneEnd::new(pd, 1)?, options })
+        check_replicas(options.replicas)?;
+        let lane = || LaneEnd::new(pd, PROBE + 1, settings(options.replicas, &options.rpc));
+        let replica = (options.replicas > 1).then(lane).transpose()?.map(|end| (end, None));
+        Ok(Self { pd: pd.clone(), lane: lane()?, replica, options })
     }
 
     /// What the memory node needs to know.
@@ -108,26 +122,44 @@ impl MetadataEnd {
         ClientDescription { lane: self.lane.description(), calls: None }
     }
 
+    /// The same for the second memory node, if the store has two.
+    pub fn to_replica(&self) -> Option<ClientDescription> {
+        self.replica.as_ref().map(|(lane, _)| ClientDescription { lane: lane.description(), calls: None })
+    }
+
+    /// What the second memory node answered.
+    pub fn set_replica(&mut self, memory: MemoryDescription) {
+        if let Some((_, of_memory)) = &mut self.replica {
+            *of_memory = Some(memory);
+        }
+    }
+
     /// Connects with the memory node, whose nodes are all taken to be free.
     ///
     /// # Errors
     ///
-    /// The description cannot be connected to, or there is no memory for buffers.
+    /// The description cannot be connected to, or there is no memory for buffers, or a second memory node was asked for and not
+    /// [set](Self::set_replica).
     pub fn connect(self, memory: &MemoryDescription) -> Result<Metadata, OpenError> {
-        let lane = Lanes::new(self.lane.connect(memory, None)?);
+        let for_ever = Rc::new(Cell::new(None));
+        let replica = self.replica.map(|replica| connect_replica(replica, memory, &for_ever)).transpose()?;
+        let lane = Lanes::new(self.lane.connect(memory, &for_ever)?, replica);
         let directory = Rc::new(RefCell::new(Directory::new(memory.geometry)));
         let chores = Rc::new(RefCell::new(Chores::default()));
-        let tidy = Tidy { slot: 0, lanes: lane.clone(), directory: Rc::clone(&directory), chores: Rc::clone(&chores) };
+        let tidy =
+            Tidy { slot: TIDY, lanes: lane.clone(), directory: Rc::clone(&directory), chores: Rc::clone(&chores) };
         Ok(Metadata {
             device: self.pd.device().clone(),
             pd: self.pd,
             options: self.options,
+            watch: Watch::new(lane.clone(), PROBE),
             lanes: lane,
             directory,
             chores,
             tidy: Box::pin(tidy.work()),
             sessions: BTreeMap::new(),
             to_fence: VecDeque::new(),
+            settled_ns: 0,
             suspects: Vec::new(),
             scratch: Vec::new(),
         })
@@ -135,18 +167,21 @@ impl MetadataEnd {
 }
 
 /// The metadata service: a non-blocking state machine. Call [`poll`](Self::poll) again and again, and carry out what
-/// [`next_fence`](Self::next_fence) asks for.
+/// [`next_fence`](Self::next_fence) and, with two memory nodes, [`next_stop`](Self::next_stop) ask for.
 pub struct Metadata {
     device: Device,
     pd: Pd,
     options: MetadataOptions,
     lanes: Lanes,
+    watch: Watch,
     directory: Rc<RefCell<Directory>>,
     chores: Rc<RefCell<Chores>>,
     /// Closes chains and repairs what clients left. It never ends: it waits for the next chore.
     tidy: Pin<Box<dyn Future<Output = ()>>>,
     sessions: BTreeMap<u32, Session>,
     to_fence: VecDeque<u32>,
+    /// Until then nobody is shut out because others wait for it.
+    settled_ns: u64,
     /// Who waits for which client to be shut out: client, tag, suspect.
     suspects: Vec<(u32, u32, u32)>,
     scratch: Vec<u8>,
@@ -182,6 +217,7 @@ impl Metadata {
             datagrams: None,
         };
         self.sessions.insert(client, session);
+        self.say_who_is_alone(client);
         Ok(own)
     }
 
@@ -198,13 +234,21 @@ impl Metadata {
         Ok(())
     }
 
+    /// A client may have been connected with a memory node that was given up meanwhile.
+    fn say_who_is_alone(&mut self, client: u32) {
+        if let (Some(node), Some(session)) = (self.watch.alone(), self.sessions.get_mut(&client)) {
+            session.outbox.push_back(Reply::Alone { node: node as u8 });
+        }
+    }
+
     /// Moves everything along. Returns whether anything happened.
     pub fn poll(&mut self) -> bool {
-        let mut happened = self.lanes.current().poll();
+        let mut happened = self.lanes.poll();
         let clients: Vec<u32> = self.sessions.keys().copied().collect();
         for client in clients {
             happened |= self.listen(client);
         }
+        self.look_after_nodes();
         self.hand_out();
         self.turn_epoch();
         let _ = self.tidy.as_mut().poll(&mut Context::from_waker(Waker::noop()));
@@ -285,16 +329,21 @@ impl Metadata {
             }
             Request::Suspect { tag, client: suspect } => {
                 drop(directory);
-                if self.sessions.contains_key(&suspect) {
-                    self.suspects.push((client, tag, suspect));
-                    self.part(suspect);
-                    return true;
+                let concern = Concern::Suspect(suspect);
+                match self.lanes.replica() {
+                    // Perhaps it is a memory node that keeps it waiting.
+                    Some(_) => self.watch.hear(Waiting { client, tag, concern }),
+                    None => self.shut_out(client, tag, suspect),
                 }
-                if self.to_fence.contains(&suspect) || self.chores.borrow().is_leaving(suspect) {
-                    self.suspects.push((client, tag, suspect));
-                    return true;
-                }
-                Reply::Fenced { tag } // it has been shut out before
+                return true;
+            }
+            Request::Lost { tag, .. } => {
+                self.watch.hear(Waiting { client, tag, concern: Concern::Lost });
+                return true;
+            }
+            Request::Stuck { tag, place } => {
+                self.watch.hear(Waiting { client, tag, concern: Concern::Stuck(place) });
+                return true;
             }
             Request::Hello { gid, qpn } => {
                 session.datagrams = Some((gid, qpn));
@@ -313,17 +362,102 @@ impl Metadata {
         true
     }
 
+    /// Has a client shut out for another one, who hears when that is done.
+    fn shut_out(&mut self, client: u32, tag: u32, suspect: u32) {
+        let is_there = self.sessions.contains_key(&suspect);
+        if is_there && self.device.now_ns() < self.settled_ns {
+            // Perhaps it was the memory node that was given up just now which kept the suspect waiting.
+            self.answer(client, Reply::Again { tag });
+        } else if is_there || self.to_fence.contains(&suspect) || self.chores.borrow().is_leaving(suspect) {
+            self.suspects.push((client, tag, suspect));
+            self.part(suspect);
+        } else {
+            self.answer(client, Reply::Fenced { tag }); // it has been shut out before
+        }
+    }
+
+    fn answer(&mut self, client: u32, reply: Reply) {
+        if let Some(session) = self.sessions.get_mut(&client) {
+            session.outbox.push_back(reply);
+        }
+    }
+
+    /// Where a client has doubts about another one or about a memory node, sees which of them does not answer.
+    fn look_after_nodes(&mut self) {
+        let found = self.watch.poll();
+        for Waiting { client, tag, concern } in found.answered {
+            let suspect = match concern {
+                Concern::Lost => {
+                    let are_both = self.lanes.replica().is_some();
+                    self.answer(client, if are_both { Reply::Absent { tag } } else { Reply::Again { tag } });
+                    continue;
+                }
+                Concern::Late => {
+                    self.part(client);
+                    continue;
+                }
+                Concern::Suspect(suspect) => Some(suspect),
+                Concern::Stuck(place) => self.directory.borrow().owner(place),
+            };
+            match suspect.filter(|&suspect| suspect != client) {
+                Some(suspect) => self.shut_out(client, tag, suspect),
+                None => self.answer(client, Reply::Again { tag }),
+            }
+        }
+        for Waiting { client, tag, concern } in found.over {
+            if concern == Concern::Late {
+                continue;
+            }
+            self.answer(client, Reply::Again { tag });
+        }
+    }
+
+    /// With two memory nodes: one of them does not answer whoever runs the service. The other one is to serve alone.
+    pub fn lose(&mut self, node: usize) {
+        self.watch.lose(node);
+    }
+
+    /// The memory node, 0 or 1, that is to stop serving ([`MemoryNode::stop`](crate::MemoryNode::stop)), since it does not
+    /// answer. When it has, or must have by itself as it does not hear of the service any more, say so by
+    /// [`stopped`](Self::stopped): only then others hear that the other node serves alone. A client that could still
+    /// read there would read values that others have replaced at the other node.
+    pub fn next_stop(&mut self) -> Option<usize> {
+        self.watch.next_stop()
+    }
+
+    /// A memory node serves nobody any more. Of two, the other one serves alone from now on. Clients need not be shut out of this
+    /// one any more.
+    pub fn stopped(&mut self, node: usize) {
+        if self.watch.stopped(node).is_none() {
+            return;
+        }
+        self.chores.borrow_mut().node_lost();
+        let (now, clients): (u64, Vec<u32>) = (self.device.now_ns(), self.sessions.keys().copied().collect());
+        for client in clients {
+            self.say_who_is_alone(client);
+        }
+        // Operations waited for this: their time begins anew.
+        self.sessions.values_mut().for_each(|session| session.told_ns = now);
+        self.settled_ns = now.saturating_add(self.options.lease_ns);
+    }
+
+    /// The memory node that serves alone since the other one of two was given up.
+    pub fn alone(&self) -> Option<usize> {
+        self.watch.alone()
+    }
+
     /// A client is gone, or has to go.
     fn part(&mut self, client: u32) {
         if self.sessions.remove(&client).is_some() {
+            self.watch.part(client);
             self.suspects.retain(|&(waiting, ..)| waiting != client);
             self.chores.borrow_mut().leave(client);
             self.to_fence.push_back(client);
         }
     }
 
-    /// The next client that the memory node is to shut out ([`MemoryNode::fence`](crate::MemoryNode::fence)). When that
-    /// is done, say so by [`fenced`](Self::fenced): only then what the client held is used again.
+    /// The next client that the memory node is to shut out ([`MemoryNode::fence`](crate::MemoryNode::fence)), each of them
+    /// that serves. When that is done, say so by [`fenced`](Self::fenced): only then what the client held is used again.
     pub fn next_fence(&mut self) -> Option<u32> {
         self.to_fence.pop_front()
     }
@@ -401,7 +535,13 @@ impl Metadata {
             let late: Vec<u32> =
                 self.sessions.iter().filter(|(_, session)| is_late(session)).map(|(&client, _)| client).collect();
             drop(directory);
-            late.into_iter().for_each(|client| self.part(client));
+            for client in late {
+                match self.lanes.replica() {
+                    // Perhaps it is a memory node that keeps it waiting.
+                    Some(_) => self.watch.hear_once(Waiting { client, tag: 0, concern: Concern::Late }),
+                    None => self.part(client),
+                }
+            }
         }
     }
 
@@ -448,7 +588,7 @@ impl Metadata {
     /// Is there nothing left to tidy up, clients that left and keys that were deleted, or no way to the memory node on
     /// which that would be done?
     pub fn is_tidy(&self) -> bool {
-        self.to_fence.is_empty() && (!self.chores.borrow().has_any() || self.is_cut_off())
+        self.to_fence.is_empty() && self.watch.is_quiet() && (!self.chores.borrow().has_any() || self.is_cut_off())
     }
 
     /// Has its queue pair to the memory node failed? Clients are served nevertheless; what is to be done on the memory
@@ -473,7 +613,7 @@ impl Metadata {
     ///
     /// The description cannot be connected to, or is of another store.
     pub fn reconnect(&mut self, end: MetadataEnd, memory: &MemoryDescription) -> Result<(), OpenError> {
-        let lane = end.lane.connect(memory, None)?;
+        let lane = end.lane.connect(memory, &Rc::default())?;
         if lane.geometry != self.lanes.current().geometry {
             return Err(OpenError::OtherStore);
         }

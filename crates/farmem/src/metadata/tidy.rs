@@ -2,7 +2,7 @@
 //! left had done without saying so.
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::Poll;
@@ -18,6 +18,9 @@ use crate::layout::{HEADER_BYTES, Header, Place, Word};
 #[derive(Debug, Default)]
 pub(super) struct Chores {
     closing: VecDeque<u32>,
+    /// Keys that were not removed since somebody was about to insert them again. If the first of two memory nodes fails then, the
+    /// second one knows nothing of that.
+    postponed: BTreeSet<u32>,
     /// Clients that are to be shut out.
     leaving: Vec<u32>,
     /// Clients that were shut out.
@@ -29,6 +32,11 @@ pub(super) struct Chores {
 impl Chores {
     pub(super) fn close(&mut self, number: u32) {
         self.closing.push_back(number);
+    }
+
+    /// A memory node was given up.
+    pub(super) fn node_lost(&mut self) {
+        self.closing.extend(std::mem::take(&mut self.postponed));
     }
 
     pub(super) fn leave(&mut self, client: u32) {
@@ -56,21 +64,54 @@ impl Chores {
     }
 }
 
-/// The lane to the memory node, which another one may replace.
+/// The lanes to the memory nodes. Another one may replace that of a store with one node.
 #[derive(Clone)]
-pub(super) struct Lanes(Rc<RefCell<Rc<Lane>>>);
+pub(super) struct Lanes(Rc<RefCell<Serving>>);
+
+struct Serving {
+    /// That of the node that is read.
+    current: Rc<Lane>,
+    /// That of the second node, where both serve.
+    replica: Option<Rc<Lane>>,
+}
 
 impl Lanes {
-    pub(super) fn new(lane: Lane) -> Self {
-        Self(Rc::new(RefCell::new(Rc::new(lane))))
+    pub(super) fn new(first: Lane, second: Option<Lane>) -> Self {
+        Self(Rc::new(RefCell::new(Serving { current: Rc::new(first), replica: second.map(Rc::new) })))
     }
 
     pub(super) fn current(&self) -> Rc<Lane> {
-        Rc::clone(&self.0.borrow())
+        Rc::clone(&self.0.borrow().current)
+    }
+
+    pub(super) fn replica(&self) -> Option<Rc<Lane>> {
+        self.0.borrow().replica.clone()
     }
 
     pub(super) fn replace(&self, lane: Lane) {
-        *self.0.borrow_mut() = Rc::new(lane);
+        self.0.borrow_mut().current = Rc::new(lane);
+    }
+
+    /// This node serves alone from now on.
+    pub(super) fn alone(&self, node: usize) {
+        let mut serving = self.0.borrow_mut();
+        let Some(replica) = serving.replica.take() else { return };
+        let other = if node == 0 { replica } else { std::mem::replace(&mut serving.current, replica) };
+        other.abandon();
+    }
+
+    pub(super) fn poll(&self) -> bool {
+        let happened = self.current().poll();
+        self.replica().is_some_and(|replica| replica.poll()) | happened
+    }
+
+    /// Can nothing be done on the memory nodes just now?
+    fn are_broken(&self) -> bool {
+        self.current().failed().is_some() || self.replica().is_some_and(|replica| replica.failed().is_some())
+    }
+
+    fn serves(&self, lane: &Rc<Lane>) -> bool {
+        Rc::ptr_eq(lane, &self.current()) || self.replica().is_some_and(|replica| Rc::ptr_eq(lane, &replica))
     }
 }
 
@@ -93,7 +134,7 @@ impl Tidy {
         loop {
             let chore = poll_fn(|_| {
                 let mut chores = self.chores.borrow_mut();
-                if self.lanes.current().failed().is_some() {
+                if self.lanes.are_broken() {
                     return Poll::Pending;
                 }
                 let close = chores.closing.pop_front().map(Chore::Close);
@@ -121,31 +162,49 @@ impl Tidy {
         }
     }
 
-    /// Posts verbs and waits until all are done. Returns the lane that has what they brought.
+    /// Posts verbs to the node that is read and waits until all are done. Returns the lane that has what they brought.
     async fn verbs(&self, list: &[Verb]) -> Result<Rc<Lane>, StoreError> {
         let lane = self.lanes.current();
+        self.on(&lane, list).await.map(|()| lane)
+    }
+
+    async fn on(&self, lane: &Rc<Lane>, list: &[Verb]) -> Result<(), StoreError> {
         let number = lane.post(self.slot, list, Awaited::All)?;
         // Another lane comes only when this one has failed, or is about to: then nothing comes of this any more.
-        let result = poll_fn(|_| match Rc::ptr_eq(&lane, &self.lanes.current()) {
+        poll_fn(|_| match self.lanes.serves(lane) {
             true => lane.is_done(self.slot, number),
             false => Poll::Ready(Err(StoreError::Memory(Status::WorkRequestFlushed))),
-        });
-        result.await.map(|()| lane)
+        })
+        .await
+    }
+
+    /// Compares and swaps the word of a node. Returns what it is then.
+    async fn swap(&self, lane: &Rc<Lane>, of: Place, compare: Word, swap: Word) -> Result<Word, StoreError> {
+        let remote = lane.geometry.node(of.index());
+        let (from, to) = (compare.bits(), swap.bits());
+        self.on(lane, &[Verb::CompareSwap { remote, local: WORDS[0], compare: from, swap: to }]).await?;
+        let found = Word::from_bits(lane.word(self.slot, WORDS[0]));
+        Ok(if found == compare { swap } else { found })
     }
 
     /// Closes the chain of a deleted key, so that no client can write behind its tombstone, and removes the key.
     async fn close(&self, number: u32) -> Result<(), StoreError> {
         let Some(place) = self.directory.borrow_mut().begin_closing(number) else { return Ok(()) };
         let (tail, closed) = (Word::Tail(place), Word::Closed(place));
-        let remote = self.lanes.current().geometry.node(place.index());
-        let (compare, swap) = (tail.bits(), closed.bits());
         // Until it is known to be a tombstone still, and the tail: the key may have been inserted again meanwhile.
-        let is_tombstone = self.header(place).await?.is_some_and(|header| header.is_tombstone);
-        let is_closed = is_tombstone && {
-            let lane = self.verbs(&[Verb::CompareSwap { remote, local: WORDS[0], compare, swap }]).await?;
+        let mut is_closed = self.header(place).await?.is_some_and(|header| header.is_tombstone);
+        // At the first node first: where that succeeds, nobody can link at the second one.
+        for lane in [Some(self.lanes.current()), self.lanes.replica()].into_iter().flatten() {
+            if !is_closed {
+                break;
+            }
             // It was closed before where the answer to that was lost.
-            [tail, closed].contains(&Word::from_bits(lane.word(self.slot, WORDS[0])))
-        };
+            let word = self.swap(&lane, place, tail, closed).await?;
+            is_closed = word == closed;
+            if let Word::Locked(_) = word {
+                self.chores.borrow_mut().postponed.insert(number);
+            }
+        }
         self.directory.borrow_mut().end_closing(number, place, is_closed);
         Ok(())
     }
@@ -204,6 +263,35 @@ impl Tidy {
         Ok(())
     }
 
+    /// Is a node with a client that was shut out?
+    fn is_of_nobody(&self, place: Place) -> bool {
+        let owner = self.directory.borrow().owner(place);
+        owner.is_some_and(|client| self.chores.borrow().gone.contains(&client))
+    }
+
+    /// Makes a link that a client left locked which was shut out of both memory nodes.
+    async fn finish(&self, old: Place, new: Place) -> Result<(), StoreError> {
+        let (tail, linked) = (Word::Tail(old), Word::Link(new));
+        let lane = self.lanes.current();
+        if let Some(replica) = self.lanes.replica() {
+            let (remote, local) = self.at(old);
+            self.on(&replica, &[Verb::Read { remote, local, length: 8 }]).await?;
+            if Word::from_bits(replica.word(self.slot, local)) == tail {
+                // Its WRITE there may have been lost, and nobody can know it there yet.
+                let (remote, local) = self.at(new);
+                let length = lane.geometry.node_bytes();
+                self.on(&lane, &[Verb::Read { remote, local, length }]).await?;
+                let mut node = vec![0; length];
+                lane.copy_out(self.slot, local, &mut node);
+                let local = replica.outgoing();
+                replica.copy_in(self.slot, local, &node);
+                self.on(&replica, &[Verb::Write { remote, local, length }]).await?;
+            }
+            self.swap(&replica, old, tail, linked).await?;
+        }
+        self.swap(&lane, old, Word::Locked(new), linked).await.map(drop)
+    }
+
     /// Brings what is known of a chain up to date with what it is: one READ for each node, and one for the first.
     async fn walk(&self, number: u32) -> Result<(), StoreError> {
         let mut known = None;
@@ -216,7 +304,14 @@ impl Tidy {
                     None => return Ok(()),
                 },
             };
-            let Word::Link(next) = header.word else { return Ok(()) };
+            let next = match header.word {
+                Word::Link(next) => next,
+                Word::Locked(next) if self.is_of_nobody(next) => {
+                    self.finish(head, next).await?;
+                    next
+                }
+                _ => return Ok(()),
+            };
             let Some(after) = self.header(next).await? else { return Ok(()) };
             let mut directory = self.directory.borrow_mut();
             if directory.head(number) != Some(head) {

@@ -133,7 +133,10 @@ pub(super) async fn get(worker: &mut Worker) -> Result<Outcome, StoreError> {
 async fn restart(worker: &Worker, walk: &Walk, times: &mut u32) -> Result<Option<Walk>, StoreError> {
     let place = walk.entry.place;
     if *times >= MAX_RESTARTS {
-        return Err(StoreError::Corrupted { index: place.index() });
+        if !worker.waits_for_the_service().await {
+            return Err(StoreError::Corrupted { index: place.index() });
+        }
+        *times = 0;
     }
     if *times > 0 {
         worker.sleep(AGAIN_NS << (*times).min(MAX_DOUBLINGS)).await?;
@@ -203,6 +206,7 @@ impl Chain {
         let kind = worker.kind();
         let mut attempts = 0;
         let mut is_written = is_written;
+        let mut locked = LockedLink::default();
         let mut tail = match begin(worker, None).await? {
             None => Tail::NoKey,
             // What the cache says is good enough to try; what it says against it has to be seen.
@@ -227,15 +231,11 @@ impl Chain {
                 }
                 Tail::Here(entry) => entry,
             };
-            let found = match (self.is_chained, is_written) {
-                (true, false) => worker.write(new, Some(&old)).await?.unwrap_or(Word::Unused),
-                (false, false) => {
-                    worker.write(new, None).await?;
-                    worker.link(&old, new).await?
-                }
-                (_, true) => worker.link(&old, new).await?,
+            let first = match std::mem::replace(&mut is_written, true) {
+                true => None,
+                false => worker.write(new, self.is_chained.then_some(&old)).await?,
             };
-            is_written = true;
+            let found = worker.link(&old, new, first).await?;
             let predecessor = found.predecessor(old.place);
             worker.attempt(attempts, predecessor.is_some());
             attempts += 1;
@@ -244,9 +244,14 @@ impl Chain {
                 return Ok(Outcome::Done);
             }
             self.pace.wait(worker, attempts).await?;
+            if let Word::Locked(next) = found {
+                locked.meet(worker, next).await?;
+                tail = Tail::Here(old);
+                continue;
+            }
             // The word says what follows, if the place is still what it was: the walk sees that by the next node's key.
             let walk = match found {
-                Word::Link(next) if worker.core.lane.geometry.has(next) => {
+                Word::Link(next) if worker.core.nodes.geometry.has(next) => {
                     Some(Walk { entry: Entry { place: next, ..old }, taken: None, is_seen: false })
                 }
                 _ => begin(worker, Some(old.place)).await?,
@@ -256,6 +261,31 @@ impl Chain {
                 None => Tail::NoKey,
             };
         }
+    }
+}
+
+/// A link that another client makes at the second memory node just now, and has not made at the first one.
+#[derive(Default)]
+struct LockedLink {
+    /// The node that it leads to, and when that was seen first.
+    seen: Option<(Place, u64)>,
+}
+
+impl LockedLink {
+    /// A client is in the way. If it is for longer than a lease, it is shut out, and the service makes the link.
+    async fn meet(&mut self, worker: &Worker, next: Place) -> Result<(), StoreError> {
+        let now_ns = worker.core.device.now_ns();
+        match self.seen {
+            Some((seen, since_ns)) if seen == next => {
+                if now_ns.saturating_sub(since_ns) > worker.core.lease_ns {
+                    self.seen = None;
+                    worker.count(|counts| counts.suspects += 1);
+                    worker.ask(|tag| Request::Stuck { tag, place: next }).await?;
+                }
+            }
+            _ => self.seen = Some((next, now_ns)),
+        }
+        Ok(())
     }
 }
 

@@ -107,7 +107,7 @@ impl Combined {
             if let Some(word) = worker.hear(seat) {
                 return Poll::Ready(Ok(word));
             }
-            match worker.core.lane.failed() {
+            match worker.core.nodes.failed() {
                 Some(error) => Poll::Ready(Err(error)),
                 None if worker.core.device.now_ns() >= deadline => Poll::Ready(Ok(Word::Again)),
                 None => Poll::Pending,

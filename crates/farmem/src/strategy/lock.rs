@@ -68,19 +68,25 @@ async fn acquire(worker: &Worker, number: u32) -> Result<u64, StoreError> {
         if found != holder {
             (holder, since_ns) = (found, now);
         } else if found != 0 && now.saturating_sub(since_ns) > core.lease_ns {
-            if let Some(client) = owner(holder).filter(|&client| client != core.number) {
-                shut_out(worker, client).await?;
+            let is_out = match owner(holder).filter(|&client| client != core.number) {
+                Some(client) => shut_out(worker, client).await?,
+                None => true,
+            };
+            match is_out {
+                true => expected = holder, // of a client that cannot do anything any more
+                false => since_ns = core.device.now_ns(),
             }
-            expected = holder; // of a client that cannot do anything any more
         }
     }
 }
 
-/// Has the holder of a lock shut out of the memory node. Afterwards nothing that it posted is carried out any more.
-pub(super) async fn shut_out(worker: &Worker, client: u32) -> Result<(), StoreError> {
+/// Has the holder of a lock shut out of the memory node. Afterwards nothing that it posted is carried out any more. False if
+/// it was a memory node that kept the holder waiting.
+pub(super) async fn shut_out(worker: &Worker, client: u32) -> Result<bool, StoreError> {
     worker.count(|counts| counts.suspects += 1);
     match worker.ask(|tag| Request::Suspect { tag, client }).await? {
-        Reply::Fenced { .. } => Ok(()),
+        Reply::Fenced { .. } => Ok(true),
+        Reply::Again { .. } => Ok(false),
         _ => Err(StoreError::Protocol("it sent an answer to another question")),
     }
 }

@@ -92,6 +92,11 @@ impl Strategy {
         matches!(self, Self::Steered | Self::SteeredWrite)
     }
 
+    /// Can a store of it have two memory nodes? Its clients write themselves, and every word is where they think.
+    pub fn is_replicable(self) -> bool {
+        self != Self::Server && !self.is_steered()
+    }
+
     /// Does the middlebox steer its READs?
     pub fn steers_reads(self) -> bool {
         self == Self::Steered

@@ -114,6 +114,7 @@ async fn acquire(worker: &Worker, number: u32, own: u64, mail: &RefCell<Mail>) -
         return Ok(());
     };
     worker.count(|counts| counts.handovers += 1);
+    mail.borrow_mut().waits(own, core.device.now_ns());
     let is_over = |now_ns: u64| {
         let mut mail = mail.borrow_mut();
         let is_late = client != core.number && now_ns.saturating_sub(mail.heard_ns(own)) > core.lease_ns;
@@ -122,7 +123,7 @@ async fn acquire(worker: &Worker, number: u32, own: u64, mail: &RefCell<Mail>) -
     let mut ask_at_ns = 0;
     poll_fn(|_| {
         let now_ns = core.device.now_ns();
-        if let Some(error) = core.lane.failed() {
+        if let Some(error) = core.nodes.failed() {
             return Poll::Ready(Err(error));
         }
         if is_over(now_ns) {
@@ -141,8 +142,8 @@ async fn acquire(worker: &Worker, number: u32, own: u64, mail: &RefCell<Mail>) -
     .await?;
     worker.until(None);
     if !mail.borrow_mut().owns(own) {
-        if !mail.borrow_mut().is_gone(client) {
-            shut_out(worker, client).await?;
+        let is_gone = mail.borrow_mut().is_gone(client);
+        if !is_gone && shut_out(worker, client).await? {
             mail.borrow_mut().is_shut_out(client);
         }
         mail.borrow_mut().own(own);

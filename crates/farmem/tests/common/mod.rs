@@ -1,4 +1,5 @@
-//! A store on simulated hosts: memory node on node 0, metadata service on node 1, clients on the others.
+//! A store on simulated hosts: memory node on node 0, metadata service on node 1, clients on the others, and behind them a
+//! second memory node, if there is one.
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "each test uses its part")]
 
 #[path = "../../../rnic/tests/common/rng.rs"]
@@ -42,6 +43,85 @@ pub struct Boxed {
     pub keys: usize,
 }
 
+/// How a memory node fails.
+#[derive(Clone, Copy, Debug)]
+pub enum How {
+    /// Its queue pairs are gone, and it answers nobody.
+    Dies,
+    /// It and the metadata service hear nothing of each other any more, and some clients (by the bits of their numbers) do not
+    /// reach it either. It serves the others until its lease is over.
+    CutOff { clients: u32 },
+    /// The service does not reach its memory, but can tell it to stop.
+    Told,
+}
+
+/// Which of two memory nodes fails, and when.
+#[derive(Clone, Copy, Debug)]
+pub struct Failure {
+    pub node: usize,
+    pub at_ns: u64,
+    pub how: How,
+}
+
+/// For so long a memory node serves that does not hear of the service.
+pub const NODE_LEASE_NS: u64 = 300_000;
+
+/// What the service knows of the memory nodes beside its queue pairs, and who is to be shut out of them.
+#[derive(Default)]
+struct Carrier {
+    nodes: Vec<Rc<RefCell<MemoryNode>>>,
+    /// Does the node answer on the control connection?
+    is_cut: Rc<Cell<[bool; 2]>>,
+    fencing: Vec<u32>,
+    /// A node that does not answer has stopped by itself then.
+    stops_ns: Option<(usize, u64)>,
+}
+
+impl Carrier {
+    fn work(&mut self, metadata: &mut Metadata, now_ns: u64) -> bool {
+        let mut happened = metadata.poll();
+        while let Some(client) = metadata.next_fence() {
+            self.fencing.push(client);
+        }
+        let cut = self.is_cut.get();
+        if let Some(node) = metadata.next_stop() {
+            happened = true;
+            match cut[node] {
+                true => self.stops_ns = Some((node, now_ns + NODE_LEASE_NS)),
+                false => {
+                    self.nodes[node].borrow_mut().stop().expect("stopped");
+                    metadata.stopped(node);
+                }
+            }
+        }
+        if let Some((node, _)) = self.stops_ns.take_if(|(_, at)| now_ns >= *at) {
+            assert!(
+                self.nodes[node].borrow().is_stopped(),
+                "a node's lease is over before the service takes it for that"
+            );
+            metadata.stopped(node);
+            happened = true;
+        }
+        let alone = metadata.alone();
+        self.fencing.retain(|&client| {
+            for (index, node) in self.nodes.iter().enumerate() {
+                match (alone, cut[index]) {
+                    (Some(alone), _) if alone != index => {}
+                    (None, true) => {
+                        metadata.lose(index);
+                        return true;
+                    }
+                    _ => drop(node.borrow_mut().fence(client).expect("fenced")),
+                }
+            }
+            metadata.fenced(client);
+            happened = true;
+            false
+        });
+        happened
+    }
+}
+
 /// The box and its control plane.
 pub type Through = Rc<(SwitchBox, RefCell<Behind>)>;
 
@@ -49,6 +129,11 @@ pub type Through = Rc<(SwitchBox, RefCell<Behind>)>;
 pub struct Store<'a> {
     pub simulation: Simulation<'a>,
     pub memory: Rc<RefCell<MemoryNode>>,
+    /// The second one.
+    pub replica: Option<Rc<RefCell<MemoryNode>>>,
+    /// Nobody reaches these nodes but by their queue pairs.
+    is_cut: Rc<Cell<[bool; 2]>>,
+    replica_host: usize,
     /// Until it serves.
     pub metadata: Option<Metadata>,
     pub through: Option<Through>,
@@ -61,12 +146,29 @@ pub struct Store<'a> {
 
 impl Store<'_> {
     pub fn new(testbed: &Testbed, hosts: usize, geometry: Geometry, seed: u64) -> Self {
-        Self::behind(None, testbed, hosts, geometry, seed)
+        Self::made(None, 1, testbed, hosts, geometry, seed)
     }
 
     /// Perhaps behind a middlebox.
     pub fn behind(boxed: Option<Boxed>, testbed: &Testbed, hosts: usize, geometry: Geometry, seed: u64) -> Self {
-        let topology = Topology::Star { nodes: FIRST_HOST + hosts };
+        Self::made(boxed, 1, testbed, hosts, geometry, seed)
+    }
+
+    /// With one memory node or two.
+    pub fn replicated(replicas: usize, testbed: &Testbed, hosts: usize, geometry: Geometry, seed: u64) -> Self {
+        Self::made(None, replicas, testbed, hosts, geometry, seed)
+    }
+
+    fn made(
+        boxed: Option<Boxed>,
+        replicas: usize,
+        testbed: &Testbed,
+        hosts: usize,
+        geometry: Geometry,
+        seed: u64,
+    ) -> Self {
+        let replica_host = FIRST_HOST + hosts;
+        let topology = Topology::Star { nodes: replica_host + replicas - 1 };
         let mut simulation = Simulation::new(testbed, topology, seed).expect("a simulation");
         let switch_box = boxed.map(|boxed| {
             let limits = Limits { window_bytes: 1 << 40, keys: boxed.keys, ..Limits::default() };
@@ -75,8 +177,9 @@ impl Store<'_> {
         });
         let pd = |node: usize| simulation.device(node).create_pd().expect("a protection domain");
         let mut memory = MemoryNode::new(&pd(MEMORY), geometry).expect("a memory node");
-        let options = MetadataOptions { rpc: rpc(), ..MetadataOptions::default() };
-        let end = MetadataEnd::new(&pd(METADATA), options).expect("an end");
+        let mut replica = (replicas > 1).then(|| MemoryNode::new(&pd(replica_host), geometry).expect("a memory node"));
+        let options = MetadataOptions { rpc: rpc(), replicas, ..MetadataOptions::default() };
+        let mut end = MetadataEnd::new(&pd(METADATA), options).expect("an end");
         let through = switch_box.map(|(switch_box, boxed)| {
             let rkey = RKey::new(0x77);
             let attach = |steer: &mut Steer| {
@@ -86,10 +189,16 @@ impl Store<'_> {
             Rc::new((switch_box, RefCell::new(behind)))
         });
         let description = accept(&mut memory, &through, 0, &end.to_memory());
+        if let (Some(replica), Some(peer)) = (&mut replica, end.to_replica()) {
+            end.set_replica(replica.accept(0, &peer).expect("accepted"));
+        }
         let metadata = end.connect(&description).expect("connected");
         Self {
             simulation,
             memory: Rc::new(RefCell::new(memory)),
+            replica: replica.map(|replica| Rc::new(RefCell::new(replica))),
+            is_cut: Rc::default(),
+            replica_host,
             metadata: Some(metadata),
             through,
             caches: (0..hosts).map(|_| Arc::new(HostCache::new(1 << 12))).collect(),
@@ -106,12 +215,59 @@ impl Store<'_> {
         let pd = self.simulation.device(FIRST_HOST + host).create_pd().expect("a protection domain");
         self.is_asked |= options.strategy == Strategy::Server;
         let geometry = self.memory.borrow().geometry();
-        let end = ClientEnd::new(&pd, geometry, ClientOptions { rpc: rpc(), ..options }).expect("an end");
+        let replicas = 1 + usize::from(self.replica.is_some());
+        let options = ClientOptions { rpc: rpc(), replicas, ..options };
+        let mut end = ClientEnd::new(&pd, geometry, options).expect("an end");
         let memory = accept(&mut self.memory.borrow_mut(), &self.through, number, &end.to_memory());
+        if let (Some(replica), Some(peer)) = (&self.replica, end.to_replica()) {
+            end.set_replica(replica.borrow_mut().accept(number, &peer).expect("accepted"));
+        }
         let service = self.metadata.as_mut().expect("the service does not run yet");
         let metadata = service.accept(number, &end.to_metadata()).expect("accepted");
         self.working.set(self.working.get() + 1);
         end.connect(number, &memory, &metadata, &self.caches[host]).expect("connected")
+    }
+
+    /// Lets a memory node fail, if clients are at work still.
+    pub fn fail(&mut self, failure: Failure) {
+        let Failure { node, at_ns, how } = failure;
+        let (memory, host) = match (node, &self.replica) {
+            (1, Some(replica)) => (Rc::clone(replica), self.replica_host),
+            _ => (Rc::clone(&self.memory), MEMORY),
+        };
+        let (working, waiter) = (Rc::clone(&self.working), self.simulation.polling());
+        let is_cut = Rc::clone(&self.is_cut);
+        self.simulation.spawn(host, "memory", async move {
+            waiter.wait(None, Some(at_ns)).await;
+            if working.get() == 0 {
+                return;
+            }
+            let cut = || {
+                let mut cut = is_cut.get();
+                cut[node] = true;
+                is_cut.set(cut);
+            };
+            match how {
+                How::Dies => {
+                    cut();
+                    memory.borrow_mut().stop().expect("stopped");
+                }
+                How::CutOff { clients } => {
+                    cut();
+                    let of_clients = (1..32_u32).filter(|number| clients >> number & 1 == 1);
+                    for number in [0].into_iter().chain(of_clients) {
+                        memory.borrow_mut().fence(number).expect("fenced");
+                    }
+                    let until = waiter.now().as_ns() + NODE_LEASE_NS;
+                    memory.borrow_mut().serve_until(until);
+                    while !memory.borrow().is_stopped() {
+                        waiter.wait(None, Some(until)).await;
+                        memory.borrow_mut().poll();
+                    }
+                }
+                How::Told => drop(memory.borrow_mut().fence(0).expect("fenced")),
+            }
+        });
     }
 
     /// Runs the metadata service until all clients have gone and everything is tidy, and says what is left.
@@ -138,20 +294,23 @@ impl Store<'_> {
             });
         }
         let through = self.through.clone();
+        let nodes = [Some(memory), self.replica.clone()].into_iter().flatten().collect();
+        let mut carrier = Carrier { nodes, is_cut: Rc::clone(&self.is_cut), ..Carrier::default() };
         self.simulation.spawn(METADATA, "metadata", async move {
             let mut fencing = Vec::new();
             loop {
                 let happened = match &through {
-                    None => serve_once(&mut metadata, &memory),
+                    None => carrier.work(&mut metadata, waiter.now().as_ns()),
                     Some(through) => serve_behind(&mut metadata, through, &mut fencing),
                 };
                 let nodes = metadata.nodes();
                 if working.get() == 0 && metadata.clients() == 0 && metadata.is_tidy() && nodes.retired == 0 {
-                    return Rest { nodes, keys: metadata.keys() };
+                    return Rest { nodes, keys: metadata.keys(), alone: metadata.alone() };
                 }
                 if !happened {
                     // Nothing wakes it when the last client has ended.
-                    let soon = waiter.now().as_ns() + if fencing.is_empty() { 1_000_000 } else { 1_000 };
+                    let is_soon = !fencing.is_empty() || carrier.stops_ns.is_some();
+                    let soon = waiter.now().as_ns() + if is_soon { 1_000 } else { 1_000_000 };
                     let deadline = metadata.deadline_ns().map_or(soon, |deadline| deadline.min(soon));
                     waiter.wait(None, Some(deadline)).await;
                 } else {
@@ -196,9 +355,18 @@ fn serve_behind(metadata: &mut Metadata, through: &Through, fencing: &mut Vec<u3
 pub struct Rest {
     pub nodes: NodeCounts,
     pub keys: Vec<(Vec<u8>, Place)>,
+    /// Which of two memory nodes serves alone.
+    pub alone: Option<usize>,
 }
 
 impl Rest {
+    /// The same of each memory node that serves.
+    pub fn check_all(&self, store: &Store<'_>) {
+        let replica = store.replica.iter().filter(|_| self.alone != Some(0));
+        let memories = Some(&store.memory).filter(|_| self.alone != Some(1)).into_iter().chain(replica);
+        memories.for_each(|memory| self.check(&memory.borrow()));
+    }
+
     /// Every node is free or the only one of a key, and holds what it should.
     pub fn check(&self, memory: &MemoryNode) {
         let nodes = u64::from(memory.geometry().nodes);

@@ -1,0 +1,169 @@
+//! Two memory nodes that hold the same: does each answer, and which of them serves?
+
+use super::tidy::Lanes;
+use crate::lane::{Awaited, Verb};
+use crate::layout::Place;
+
+/// What a client waits to hear.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Concern {
+    /// A memory node does not answer it.
+    Lost,
+    /// A client does not let go of a lock.
+    Suspect(u32),
+    /// A link to this node stays locked.
+    Stuck(Place),
+    /// The service's own: this client keeps others from nodes for longer than its lease.
+    Late,
+}
+
+/// Whose concern, and under which tag it is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Waiting {
+    pub(super) client: u32,
+    pub(super) tag: u32,
+    pub(super) concern: Concern,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// There is one memory node, or one that is left.
+    One,
+    Both,
+    /// This one is to stop before anybody hears of it.
+    Stopping {
+        node: usize,
+        is_asked: bool,
+    },
+}
+
+/// What came of looking after the nodes.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Found {
+    /// The nodes that serve answer, so it is a client that is slow, or cannot reach them.
+    pub(super) answered: Vec<Waiting>,
+    /// A node was given up meanwhile.
+    pub(super) over: Vec<Waiting>,
+}
+
+pub(super) struct Watch {
+    lanes: Lanes,
+    /// Its slot of the lanes.
+    slot: usize,
+    state: State,
+    /// The node that serves alone, of two.
+    alone: Option<usize>,
+    /// READs that say whether the nodes answer, and who waits for that.
+    probe: Option<([u64; 2], Vec<Waiting>)>,
+    /// Who came after these READs were posted: they say nothing about what was seen since.
+    waiting: Vec<Waiting>,
+    /// Who waited when a node was given up.
+    over: Vec<Waiting>,
+}
+
+impl Watch {
+    pub(super) fn new(lanes: Lanes, slot: usize) -> Self {
+        let state = if lanes.replica().is_some() { State::Both } else { State::One };
+        Self { lanes, slot, state, alone: None, probe: None, waiting: Vec::new(), over: Vec::new() }
+    }
+
+    /// The node that serves alone since the other one was given up.
+    pub(super) fn alone(&self) -> Option<usize> {
+        self.alone
+    }
+
+    /// Have all the nodes that serve answered whenever somebody doubted it?
+    pub(super) fn is_quiet(&self) -> bool {
+        !matches!(self.state, State::Stopping { .. }) && self.probe.is_none() && self.waiting.is_empty()
+    }
+
+    /// Somebody is concerned.
+    pub(super) fn hear(&mut self, waiting: Waiting) {
+        self.waiting.push(waiting);
+    }
+
+    /// Somebody is concerned who says so again and again.
+    pub(super) fn hear_once(&mut self, waiting: Waiting) {
+        let is_probed = self.probe.as_ref().is_some_and(|(_, probed)| probed.contains(&waiting));
+        if !is_probed && !self.waiting.contains(&waiting) && !self.over.contains(&waiting) {
+            self.waiting.push(waiting);
+        }
+    }
+
+    /// A client is gone.
+    pub(super) fn part(&mut self, client: u32) {
+        let of_probe = self.probe.as_mut().map(|(_, waiting)| waiting);
+        for waiting in of_probe.into_iter().chain([&mut self.waiting, &mut self.over]) {
+            waiting.retain(|waiting| waiting.client != client);
+        }
+    }
+
+    /// A node is given up: it is to stop.
+    pub(super) fn lose(&mut self, node: usize) {
+        if self.state == State::Both && node < 2 {
+            self.state = State::Stopping { node, is_asked: false };
+            if let Some((_, probed)) = self.probe.take() {
+                self.waiting.extend(probed);
+            }
+        }
+    }
+
+    /// The node that is to stop, once.
+    pub(super) fn next_stop(&mut self) -> Option<usize> {
+        match &mut self.state {
+            State::Stopping { node, is_asked } if !*is_asked => {
+                *is_asked = true;
+                Some(*node)
+            }
+            _ => None,
+        }
+    }
+
+    /// A node serves nobody any more. Returns the one that serves alone from now on, if this changes anything.
+    pub(super) fn stopped(&mut self, stopped: usize) -> Option<usize> {
+        self.lose(stopped);
+        match self.state {
+            State::Stopping { node, .. } if node == stopped => {
+                let left = 1 - node;
+                self.lanes.alone(left);
+                (self.state, self.alone) = (State::One, Some(left));
+                self.over = std::mem::take(&mut self.waiting);
+                self.alone
+            }
+            _ => None,
+        }
+    }
+
+    /// Looks whether the nodes answer, where somebody is concerned.
+    pub(super) fn poll(&mut self) -> Found {
+        match self.state {
+            State::One => Found { over: std::mem::take(&mut self.over), answered: std::mem::take(&mut self.waiting) },
+            State::Stopping { .. } => Found::default(),
+            State::Both => self.look(),
+        }
+    }
+
+    fn look(&mut self) -> Found {
+        let lanes = [Some(self.lanes.current()), self.lanes.replica()];
+        if let Some(node) = lanes.iter().flatten().position(|lane| lane.failed().is_some()) {
+            self.lose(node);
+            return Found::default();
+        }
+        let lanes = lanes.into_iter().flatten();
+        if let Some((numbers, _)) = &self.probe {
+            if lanes.zip(numbers).all(|(lane, &number)| lane.is_done(self.slot, number).is_ready()) {
+                let answered = self.probe.take().map(|(_, waiting)| waiting).unwrap_or_default();
+                return Found { answered, ..Found::default() };
+            }
+        } else if !self.waiting.is_empty() {
+            let mut numbers = [0; 2];
+            for (lane, number) in lanes.zip(&mut numbers) {
+                // If that fails, so has the lane.
+                *number =
+                    lane.post(self.slot, &[Verb::Read { remote: 0, local: 0, length: 8 }], Awaited::All).unwrap_or(0);
+            }
+            self.probe = Some((numbers, std::mem::take(&mut self.waiting)));
+        }
+        Found::default()
+    }
+}
