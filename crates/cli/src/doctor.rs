@@ -137,7 +137,7 @@ fn other_machine(doctor: &Doctor, chosen: &Chosen, host: &str) -> Result<Examine
     let introduction = doctor.meeting.introduction(true);
     let stream = connect()?;
     let toward = control::address_toward(&stream);
-    let Introduced { environment, mut findings } = Client::meet(stream, introduction.clone())?;
+    let Introduced { environment, mut findings, .. } = Client::meet(stream, introduction.clone())?;
     findings.push(versions(&environment));
     let device = doctor.open(chosen, toward)?;
     findings.push(path::probe(&device, &introduction, connect)?);

@@ -1,5 +1,7 @@
 //! `doorbell study`.
 
+mod hosts;
+
 use std::net::{IpAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -8,7 +10,7 @@ use clap::Args;
 use doorbell_sim::reproduce::{Effort as SimulatedEffort, SEED};
 use doorbell_sim::{Testbed, far as simulated_far, session};
 use doorbell_study::environment::Environment;
-use doorbell_study::experiment::{self, DirectoryError, Effort, Experiment, FAR_MEMORY, Point, RunDirectory};
+use doorbell_study::experiment::{self, DirectoryError, Effort, Experiment, Point, RunDirectory};
 use doorbell_study::far::FarPoint;
 use doorbell_study::record::PointResult;
 use doorbell_study::session::Client;
@@ -25,6 +27,7 @@ use crate::output::{line, note};
 use crate::report::write_report;
 use crate::sim::arguments::Simulated;
 use crate::{Failure, Usage, progress};
+use hosts::{Hosts, Listening};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -36,7 +39,9 @@ Examples:
                                             measured again, so an interrupted study goes on there
   doorbell study --testbed connectx5-100g   everything, simulated: RNICs that this machine does not have
   DOORBELL_TOKEN=secret doorbell study --listen      be the other machine of a study, until interrupted
-  DOORBELL_TOKEN=secret doorbell study 192.0.2.7     ... and the study with that machine";
+  DOORBELL_TOKEN=secret doorbell study 192.0.2.7     ... and the study with that machine
+  DOORBELL_TOKEN=secret doorbell study hosts 192.0.2.7 192.0.2.8 192.0.2.9
+                                            what takes many hosts, on four of them";
 
 /// How the other side is started on another machine.
 const THERE: &str = "doorbell study --listen";
@@ -47,15 +52,16 @@ const MEMORY_MIB: usize = 4096;
 /// Measurements that may fail one after the other before the study ends.
 const MAX_FAILURES_IN_A_ROW: usize = 3;
 
-/// Measures message exchange between two processes on this machine, or between this machine and another, or simulates it
+/// Measures message exchange between two processes on this machine, or between this machine and others, or simulates it
 /// (--testbed): every experiment that was published of it, one record per point, and a report at the end. Experiments on
 /// memory that many clients share (far-memory) are measured where they are named.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Study {
     /// Experiments, or families of them such as send-receive; `all` compares the protocols by latency
-    /// and bandwidth [default: everything but far-memory]. What is no experiment is the other machine, where
-    /// `doorbell study --listen` runs, as HOST or HOST:PORT [default: a second process on this machine]
+    /// and bandwidth [default: everything but far-memory and, with fewer than two other machines, hosts]. What is no
+    /// experiment is another machine, where `doorbell study --listen` runs, as HOST or HOST:PORT [default: a second
+    /// process on this machine]
     #[arg(value_name = "EXPERIMENT|HOST", conflicts_with = "listen")]
     names: Vec<String>,
     /// Fewer points, shorter: three minutes at most on two processors
@@ -137,8 +143,8 @@ impl Study {
         self.meeting.listens()
     }
 
-    /// What was asked for, each by its name or that of its family, and the other machine if there is one.
-    fn chosen(&self, testbed: Option<&Testbed>) -> Result<(Vec<Experiment>, Option<String>), Usage> {
+    /// What was asked for, each by its name or that of its family, and the other machines.
+    fn chosen(&self, testbed: Option<&Testbed>) -> Result<(Vec<Experiment>, Vec<String>), Usage> {
         let mut all = experiment::all(self.effort());
         let is_meant = |name: &str, experiment: &Experiment| {
             // What protocols are compared by.
@@ -157,14 +163,10 @@ impl Study {
                 names.join(", ")
             )));
         }
-        if let [one, other, ..] = hosts[..] {
-            return Err(Usage(format!("a study has one other machine, and both {one} and {other} are given")));
-        }
         if !experiments.is_empty() {
             all.retain(|experiment| experiments.iter().any(|name| is_meant(name, experiment)));
         } else if !self.list {
-            // It answers another question, and takes as long as all others together.
-            all.retain(|experiment| !experiment.name.starts_with(FAR_MEMORY));
+            all.retain(|experiment| !experiment.has_to_be_named(1 + hosts.len()));
         }
         if testbed.is_none() {
             let cpus = std::thread::available_parallelism().map_or(1, usize::from);
@@ -185,7 +187,7 @@ impl Study {
                 parameters.extent = effort.extent(parameters, parameters.sizes.first().copied().unwrap_or(0));
             }
         }
-        Ok((all, hosts.first().map(|host| self.meeting.at(host))))
+        Ok((all, hosts.into_iter().map(|host| self.meeting.at(host)).collect()))
     }
 }
 
@@ -202,8 +204,8 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
         study.udp.note_if_other();
         match study.meeting.serve(MEMORY_MIB << 20, |toward| open(study, &chosen, toward))? {}
     }
-    let (experiments, host) = study.chosen(testbed.as_ref())?;
-    if let (Some(_), Some(host)) = (&testbed, &host) {
+    let (experiments, hosts) = study.chosen(testbed.as_ref())?;
+    if let (Some(_), Some(host)) = (&testbed, hosts.first()) {
         return Err(
             Usage(format!("{host} does not go with --testbed, which simulates both ends in this process")).into()
         );
@@ -219,7 +221,10 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
         Err(DirectoryError::Empty(_)) => Vec::new(),
         Err(error) => return Err(error.into()),
     };
-    let source = Source::new(study, testbed, host)?;
+    let source = Source::new(study, testbed, hosts)?;
+    if let Source::Together(hosts) = &source {
+        hosts.check(&experiments)?;
+    }
     let environment = source.environment();
     if let Some(other) = there.iter().find(|record| record.environment.testbed != environment.testbed) {
         return Err(Usage(format!(
@@ -303,16 +308,23 @@ struct Studied {
 enum Source {
     /// Two ends with RNICs.
     Measured(Box<Ends>),
+    /// Several hosts with RNICs.
+    Together(Box<Hosts>),
     /// A testbed in virtual time.
     Simulated(Box<Testbed>, Box<Environment>),
 }
 
 impl Source {
-    fn new(study: &Study, testbed: Option<Testbed>, host: Option<String>) -> Result<Self, Failure> {
+    fn new(study: &Study, testbed: Option<Testbed>, mut hosts: Vec<String>) -> Result<Self, Failure> {
         match testbed {
+            None if hosts.len() > 1 => {
+                study.udp.note_if_other();
+                let others = Box::new(Listening::new(hosts)?);
+                Ok(Self::Together(Box::new(Hosts::meet(study, study.choose()?, others)?)))
+            }
             None => {
                 study.udp.note_if_other();
-                Ok(Self::Measured(Box::new(Ends::meet(study, study.choose()?, host)?)))
+                Ok(Self::Measured(Box::new(Ends::meet(study, study.choose()?, hosts.pop())?)))
             }
             Some(testbed) => {
                 note!("simulating {}: {}", testbed.name, testbed.about);
@@ -324,7 +336,7 @@ impl Source {
 
     fn testbed(&self) -> Option<&Testbed> {
         match self {
-            Self::Measured(_) => None,
+            Self::Measured(_) | Self::Together(_) => None,
             Self::Simulated(testbed, _) => Some(testbed),
         }
     }
@@ -332,14 +344,21 @@ impl Source {
     fn environment(&self) -> &Environment {
         match self {
             Self::Measured(ends) => &ends.environment,
+            Self::Together(hosts) => &hosts.environment,
             Self::Simulated(_, environment) => environment,
         }
     }
 
+    /// Is a host gone without which nothing can be measured?
+    fn is_lost(&self) -> bool {
+        matches!(self, Self::Together(hosts) if hosts.is_lost())
+    }
+
     /// Measures or simulates a point once.
-    fn measure(&self, study: &Study, point: &Point) -> Result<PointResult, Failure> {
+    fn measure(&self, study: &Study, experiment: &Experiment, point: &Point) -> Result<PointResult, Failure> {
         match self {
             Self::Measured(ends) => ends.measure(study, point),
+            Self::Together(hosts) => hosts.measure(study, experiment.layout, &point.parameters),
             Self::Simulated(testbed, _) => {
                 if let Some(far) = &point.parameters.far {
                     return Ok(simulated_far::simulate(testbed, far, SEED)?.result);
@@ -380,7 +399,7 @@ fn measure_all(
                 continue;
             }
             bar.set_message(format!("{}, {}, {}", experiment.name, point.series, point.x));
-            match source.measure(study, point) {
+            match source.measure(study, experiment, point) {
                 Ok(result) => {
                     let environment = Environment { unix_time_s: Environment::now_s(), ..environment.clone() };
                     directory.add(experiment, point, &environment, result)?;
@@ -394,6 +413,15 @@ fn measure_all(
                     bar.suspend(|| note!("{what}"));
                     outcome.failures.push(what);
                     failed_in_a_row += 1;
+                    if source.is_lost() {
+                        bar.finish_and_clear();
+                        return Err(format!(
+                            "a host is gone: {error}; {} measurements are in {}, and the same command goes on from there",
+                            already + outcome.measured,
+                            directory.path().display()
+                        )
+                        .into());
+                    }
                     if failed_in_a_row == MAX_FAILURES_IN_A_ROW {
                         bar.finish_and_clear();
                         return Err(format!(
@@ -439,13 +467,7 @@ impl Ends {
         let device = open(study, &chosen, control::address_toward(&stream))?;
         let other = Client::meet(stream, study.meeting.introduction(false))?.environment;
         let own = Environment::of(&device.attributes());
-        if own.udp_port != other.udp_port {
-            return Err(format!(
-                "the device here is at UDP port {}, that of {host} at {}: give both the same --udp-port",
-                own.udp_port, other.udp_port
-            )
-            .into());
-        }
+        hosts::fits(&own, &other, &host)?;
         let other = Environment { peer: None, ..other };
         note!("with {} ({}), device {}", other.machine.host, other.cpu, other.device);
         Ok(Self { chosen, host: Some(host), environment: Environment { peer: Some(Box::new(other)), ..own } })

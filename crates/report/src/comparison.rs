@@ -1,6 +1,7 @@
 //! Protocols at a glance: what each reaches at the sizes that all are measured at.
 
 use doorbell_study::experiment::{COMPARED_SIZES, Experiment, PointRecord, Quantity, View};
+use doorbell_study::layout::Layout;
 use maud::{Markup, html};
 
 use crate::Run;
@@ -20,6 +21,7 @@ pub(crate) fn experiments() -> [Experiment; 2] {
         quantities: quantities.to_vec(),
         points: Vec::new(),
         claims: Vec::new(),
+        layout: Layout::default(),
     };
     [
         of(

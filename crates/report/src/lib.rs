@@ -34,6 +34,7 @@ use std::collections::BTreeMap;
 
 use doorbell_published::Testbed;
 use doorbell_study::experiment::{self, Effort, Experiment, PointRecord, Quantity, Verdict, View};
+use doorbell_study::layout::Layout;
 
 /// What a study left behind.
 #[derive(Clone, Debug)]
@@ -205,6 +206,7 @@ fn experiments(runs: &[Run]) -> Vec<Experiment> {
         quantities: vec![Quantity::MessageRate, Quantity::Throughput, Quantity::MedianLatency],
         points: Vec::new(),
         claims: Vec::new(),
+        layout: Layout::default(),
     };
     let others: Vec<_> = others.into_iter().map(unknown).collect();
     all.retain(|experiment| is_there(&experiment.name));

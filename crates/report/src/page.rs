@@ -55,6 +55,7 @@ pub(crate) fn page(runs: &[Run], model: Option<&dyn Model>, published: Option<&T
                     @if let Some(model) = model { (model::section(runs, model)) }
                     h2 #environment { "Environment" }
                     (table::environments(runs))
+                    (table::hosts(runs))
                     (reading())
                 }
                 script { (PreEscaped(SCRIPT)) }

@@ -1,5 +1,6 @@
 //! The table under a plot, and the environment of runs.
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 
 use doorbell_study::environment::Environment;
@@ -134,7 +135,7 @@ pub(crate) fn environments(runs: &[Run]) -> Markup {
     let lines: [Row; 17] = [
         ("measured or simulated", |run| of(run, doorbell_study::environment::Environment::substrate)),
         ("host", |run| of(run, |e| e.machine.host.clone())),
-        ("other host", |run| of(run, |e| e.peer.as_deref().map_or_else(String::new, about))),
+        ("other hosts", |run| of(run, |e| e.others().map(about).collect::<Vec<_>>().join("; "))),
         ("processor", |run| of(run, |e| e.cpu.clone())),
         ("CPUs", |run| of(run, |e| e.cpus.to_string())),
         ("frequency governor", |run| of(run, |e| e.machine.governors.join(", "))),
@@ -171,10 +172,84 @@ pub(crate) fn environments(runs: &[Run]) -> Markup {
     }
 }
 
-/// The other machine of a run, in a line.
+/// The hosts of each run that has more than two: what they are, and what they did in it.
+pub(crate) fn hosts(runs: &[Run]) -> Markup {
+    let runs: Vec<(&Run, Vec<HostRow<'_>>)> = runs.iter().map(|run| (run, host_rows(run))).collect();
+    html! {
+        @if runs.iter().any(|(_, rows)| !rows.is_empty()) {
+            h2 #hosts { "Hosts" }
+            div.scroll tabindex="0" { table.sortable {
+                thead { tr {
+                    @for name in ["run", "host", "name", "processor", "CPUs", "RNIC"] { (heading(name, false)) }
+                    @for name in ["repetitions", "messages sent", "received", "CPU time, s", "clock known within, us"] {
+                        (heading(name, true))
+                    }
+                } }
+                tbody {
+                    @for (run, rows) in &runs {
+                        @for row in rows {
+                            tr {
+                                (text(&run.name)) (text(row.number)) (text(row.environment.map_or("", |e| &e.machine.host)))
+                                (text(row.environment.map_or("", |e| &e.cpu)))
+                                (text(row.environment.map_or_else(String::new, |e| e.cpus.to_string())))
+                                (text(row.environment.map_or_else(String::new, rnic)))
+                                (value(row.repetitions as f64, row.repetitions))
+                                (value(row.sent as f64, row.sent)) (value(row.received as f64, row.received))
+                                @match row.cpu_s {
+                                    Some(cpu_s) => { (value(cpu_s, format_args!("{cpu_s:.2}"))) }
+                                    None => { (nothing()) }
+                                }
+                                (value(row.clock_ns as f64, format_args!("{:.1}", row.clock_ns as f64 / 1e3)))
+                            }
+                        }
+                    }
+                }
+            } }
+        }
+    }
+}
+
+/// One host of a run, over all points that it had a part in.
+#[derive(Default)]
+struct HostRow<'a> {
+    number: usize,
+    environment: Option<&'a Environment>,
+    repetitions: usize,
+    sent: u64,
+    received: u64,
+    /// `None` if a repetition does not say.
+    cpu_s: Option<f64>,
+    clock_ns: u64,
+}
+
+fn host_rows(run: &Run) -> Vec<HostRow<'_>> {
+    let mut rows: BTreeMap<usize, HostRow<'_>> = BTreeMap::new();
+    for record in &run.records {
+        for host in record.repetitions.iter().flat_map(|result| &result.hosts) {
+            let environment = match host.number.checked_sub(1) {
+                None => Some(&record.environment),
+                Some(index) => record.environment.hosts.get(index),
+            };
+            let number = host.number;
+            let new = || HostRow { number, environment, cpu_s: Some(0.0), ..HostRow::default() };
+            let row = rows.entry(number).or_insert_with(new);
+            row.repetitions += 1;
+            row.sent = row.sent.saturating_add(host.sent);
+            row.received = row.received.saturating_add(host.received);
+            row.cpu_s = row.cpu_s.zip(host.cpu.all_ns).map(|(sum, ns)| sum + ns as f64 / 1e9);
+            row.clock_ns = row.clock_ns.max(host.clock_ns);
+        }
+    }
+    rows.into_values().collect()
+}
+
+fn rnic(environment: &Environment) -> String {
+    environment.adapter.as_ref().map_or_else(|| environment.device.clone(), ToString::to_string)
+}
+
+/// Another machine of a run, in a line.
 fn about(peer: &Environment) -> String {
-    let rnic = peer.adapter.as_ref().map_or_else(|| peer.device.clone(), ToString::to_string);
-    format!("{}: {}, {} CPUs, Linux {}, {rnic}", peer.machine.host, peer.cpu, peer.cpus, peer.kernel)
+    format!("{}: {}, {} CPUs, Linux {}, {}", peer.machine.host, peer.cpu, peer.cpus, peer.kernel, rnic(peer))
 }
 
 /// What the records of a run say of their environment, each different answer once.

@@ -27,6 +27,7 @@ fn environment() -> Environment {
         machine: Machine::default(),
         adapter: None,
         peer: None,
+        hosts: Vec::new(),
     }
 }
 

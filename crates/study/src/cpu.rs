@@ -27,6 +27,12 @@ impl CpuTime {
         Self { all_ns, empty_ns }
     }
 
+    /// Of two ends together; what is not known of one is not known of both.
+    pub(crate) fn and(self, other: Self) -> Self {
+        let sum = |one: Option<u64>, other: Option<u64>| Some(one?.saturating_add(other?));
+        Self { all_ns: sum(self.all_ns, other.all_ns), empty_ns: sum(self.empty_ns, other.empty_ns) }
+    }
+
     /// Per message of so many; nothing of none.
     pub fn per_message(self, messages: u64) -> CpuPerMessage {
         let us = |ns: u64| (messages > 0).then(|| ns as f64 / 1e3 / messages as f64);

@@ -38,6 +38,9 @@ pub struct Environment {
     /// The other end, if it is another machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<Box<Environment>>,
+    /// The other hosts, where there are more than two or a launcher started them, in the order of their numbers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<Environment>,
     /// The testbed whose parts were simulated, in virtual time. Then kernel, processor and processors are its own, and
     /// nothing was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -72,8 +75,14 @@ impl Environment {
             machine: Machine::of(&root),
             adapter: is_of_machine.then(|| Adapter::of(&root, &device.name, device.port)).flatten(),
             peer: None,
+            hosts: Vec::new(),
             testbed: None,
         }
+    }
+
+    /// The other hosts.
+    pub fn others(&self) -> impl Iterator<Item = &Environment> {
+        self.peer.as_deref().into_iter().chain(&self.hosts)
     }
 
     /// Was it measured, or where was it simulated: in words.

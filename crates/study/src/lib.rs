@@ -47,6 +47,7 @@ pub mod environment;
 pub mod executor;
 pub mod experiment;
 pub mod far;
+pub mod layout;
 pub mod limit;
 pub mod machine;
 pub mod measure;

@@ -95,6 +95,43 @@ pub struct PointResult {
     /// What points about shared memory measure beside rates.
     #[serde(default, skip_serializing_if = "Figures::is_empty")]
     pub far: Figures,
+    /// What each host did, where there are more than two: [`counted`](Self::counted) and the like are sums of those
+    /// that asked, and of the others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<HostResult>,
+}
+
+/// What one host of several did in a point.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct HostResult {
+    /// Its number: 0 is the environment's own machine, and others follow in the order of its `hosts`.
+    pub number: usize,
+    /// The name that it was given.
+    pub name: String,
+    /// What it did with each of its connections.
+    pub role: String,
+    /// It performed the asking part.
+    pub asks: bool,
+    /// Ends of connections that it had.
+    pub connections: usize,
+    /// Messages sent, those to warm up included.
+    pub sent: u64,
+    /// Messages received.
+    pub received: u64,
+    /// Packets that it sent.
+    pub counted: Counted,
+    /// What the arithmetic of packets says of them.
+    pub predicted: Predicted,
+    /// CPU time.
+    pub cpu: CpuTime,
+    /// What was lost below its RNIC.
+    pub link: BTreeMap<String, u64>,
+    /// Of a host that asks: when its first message that counts was sent after the instant that was agreed on, in
+    /// nanoseconds. Others begin when something comes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub late_ns: Option<u64>,
+    /// How far the coordinator may be wrong about its clock: half of the shortest round trip, in nanoseconds.
+    pub clock_ns: u64,
 }
 
 impl PointResult {

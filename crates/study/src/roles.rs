@@ -63,6 +63,13 @@ pub struct Part {
     pub pause_ns: u64,
 }
 
+impl Part {
+    /// The part of one host of several, which has so many of the connections.
+    pub(crate) fn share(self, connections: usize) -> Self {
+        Self { connections, threads: self.threads.min(connections).max(1), ..self }
+    }
+}
+
 /// The parts of a point: the end that asks for it has one, the other end the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cast {

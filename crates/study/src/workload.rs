@@ -6,6 +6,7 @@ mod streams;
 
 use doorbell_exchange::MessageConnection;
 use doorbell_verbs::{Device, Region};
+use serde::{Deserialize, Serialize};
 
 use crate::parameters::Extent;
 
@@ -44,7 +45,7 @@ pub struct SendMemory {
 }
 
 /// What one side of one connection has done.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Tally {
     /// Messages sent and acknowledged.
     pub sent: u64,

@@ -10,6 +10,7 @@ mod ending;
 mod explain;
 mod failures;
 mod far;
+mod hosts;
 mod model;
 mod operations;
 mod run;

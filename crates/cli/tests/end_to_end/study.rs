@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 use crate::command::{PATIENCE, Running, doorbell, measuring, run};
 
 /// A directory that is gone at the end.
-struct Scratch(PathBuf);
+pub(crate) struct Scratch(pub(crate) PathBuf);
 
 impl Scratch {
-    fn new(name: &str) -> Self {
+    pub(crate) fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("doorbell-study-{}-{name}", std::process::id()));
         let _ = fs::remove_dir_all(&path);
         Self(path)
     }
 
-    fn path(&self) -> String {
+    pub(crate) fn path(&self) -> String {
         self.0.display().to_string()
     }
 }
@@ -27,7 +27,7 @@ impl Drop for Scratch {
     }
 }
 
-fn records(directory: &Path) -> Vec<PathBuf> {
+pub(crate) fn records(directory: &Path) -> Vec<PathBuf> {
     let files = fs::read_dir(directory).map(|entries| entries.map(|entry| entry.unwrap().path())).into_iter().flatten();
     let mut files: Vec<_> =
         files.filter(|file| file.extension().is_some_and(|extension| extension == "json")).collect();
@@ -35,7 +35,7 @@ fn records(directory: &Path) -> Vec<PathBuf> {
     files
 }
 
-fn repetitions(file: &Path) -> usize {
+pub(crate) fn repetitions(file: &Path) -> usize {
     let record: serde_json::Value = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
     record["repetitions"].as_array().unwrap().len()
 }

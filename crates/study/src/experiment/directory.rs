@@ -69,6 +69,11 @@ impl RunDirectory {
         Ok(Self { path: path.to_owned() })
     }
 
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Reads all records of a directory, in the order of their names.
     ///
     /// # Errors
@@ -134,10 +139,16 @@ impl RunDirectory {
         if machine(then) != machine(now) {
             return differs("environment", format!("{}, {} CPUs", now.cpu, now.cpus));
         }
-        let other = |e: &Environment| e.peer.as_ref().map(|peer| (peer.machine.host.clone(), machine(peer)));
-        if other(then) != other(now) {
-            let name = |e: &Environment| e.peer.as_ref().map_or("none".to_owned(), |peer| peer.machine.host.clone());
-            return differs("environment.peer", format!("{} instead of {}", name(now), name(then)));
+        let others = |e: &Environment| -> Vec<_> {
+            e.others().map(|other| (other.machine.host.clone(), machine(other))).collect()
+        };
+        if others(then) != others(now) {
+            let names = |e: &Environment| match e.others().map(|other| other.machine.host.as_str()).collect::<Vec<_>>()
+            {
+                names if names.is_empty() => "none".to_owned(),
+                names => names.join(", "),
+            };
+            return differs("environment.peer", format!("{} instead of {}", names(now), names(then)));
         }
         Ok(Some(record))
     }

@@ -7,6 +7,7 @@
 mod claims;
 mod directory;
 mod far_memory;
+mod hosts;
 mod judge;
 mod operations;
 mod quantity;
@@ -20,6 +21,7 @@ mod view;
 
 pub use directory::{DirectoryError, RunDirectory};
 pub use far_memory::{COMPARING, FAMILY as FAR_MEMORY};
+pub use hosts::FAMILY as HOSTS;
 pub use judge::{Claim, Finding, Verdict};
 pub use quantity::{Quantity, Spread};
 pub use record::{FORMAT, PointRecord, RecordError, SCHEMA};

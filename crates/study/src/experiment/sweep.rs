@@ -1,8 +1,11 @@
 //! What an experiment is made of.
 
 use super::claims;
+use super::far_memory::FAMILY as FAR_MEMORY;
+use super::hosts::FAMILY as HOSTS;
 use super::judge::Claim;
 use super::quantity::Quantity;
+use crate::layout::Layout;
 use crate::parameters::{Extent, Kind, Operation, Parameters};
 
 /// How much time a study takes.
@@ -54,6 +57,8 @@ pub struct Experiment {
     pub points: Vec<Point>,
     /// What is published of it.
     pub claims: Vec<Claim>,
+    /// How its connections lie between hosts, where there are several.
+    pub layout: Layout,
 }
 
 /// Stands behind what an experiment is about: lists, inline data and interrupts are claims about CPU time.
@@ -72,7 +77,19 @@ impl Experiment {
         let name = name.into();
         let claims = claims::of(&name);
         let quantities = quantities.iter().chain(&CPU).copied().collect();
-        Self { name, question, setting, sweep, quantities, points, claims }
+        Self { name, question, setting, sweep, quantities, points, claims, layout: Layout::default() }
+    }
+
+    /// It is no part of a study that names no experiments, between so many hosts: far memory is another question, and takes
+    /// as long as all others together; what wants many hosts shows little between two.
+    pub fn has_to_be_named(&self, hosts: usize) -> bool {
+        let is_of = |family: &str| self.name.strip_prefix(family).is_some_and(|rest| rest.starts_with('/'));
+        is_of(FAR_MEMORY) || (is_of(HOSTS) && hosts < 3)
+    }
+
+    /// The same, with connections that lie so between hosts.
+    pub(super) fn laid_out(self, layout: Layout) -> Self {
+        Self { layout, ..self }
     }
 }
 

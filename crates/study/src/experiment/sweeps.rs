@@ -4,7 +4,8 @@ use doorbell_protocols::Protocol;
 
 use super::quantity::Quantity::{self, Fairness, MedianLatency, MessageRate, RnrNaks, TailLatency, Throughput};
 use super::sweep::{Effort, Experiment, Point};
-use super::{far_memory, operations};
+use super::{far_memory, hosts, operations};
+use crate::layout::Layout;
 use crate::parameters::{Kind, Operation, Parameters};
 use crate::serving::{Serving, SharedBy};
 
@@ -79,6 +80,7 @@ pub fn all(effort: Effort) -> Vec<Experiment> {
     }
     table.extend(operations::experiments(effort));
     table.extend(far_memory::experiments(effort));
+    table.extend(hosts::experiments(effort));
     table
 }
 
@@ -318,6 +320,7 @@ impl Family {
             GATHERED,
             points,
         )
+        .laid_out(Layout::ManyToOne)
     }
 }
 
@@ -365,6 +368,7 @@ fn one_to_n(effort: Effort) -> Experiment {
         THROUGHPUT,
         points,
     )
+    .laid_out(Layout::OneToMany)
 }
 
 fn thread_counts(effort: Effort) -> Vec<usize> {
@@ -537,6 +541,7 @@ fn n_to_1_srq(effort: Effort) -> Experiment {
         GATHERED,
         points,
     )
+    .laid_out(Layout::ManyToOne)
 }
 
 fn rnr(effort: Effort) -> Experiment {
@@ -573,6 +578,7 @@ fn rnr(effort: Effort) -> Experiment {
         REFUSED,
         points,
     )
+    .laid_out(Layout::ManyToOne)
 }
 
 /// 1, 2, 4, ... up to this.

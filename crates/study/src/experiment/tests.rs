@@ -25,6 +25,7 @@ pub(crate) fn environment(provider: &str, cpus: usize) -> Environment {
         machine: Machine::default(),
         adapter: None,
         peer: None,
+        hosts: Vec::new(),
         testbed: None,
     }
 }
@@ -55,7 +56,7 @@ fn every_point_can_be_measured_and_has_a_file_of_its_own() {
 #[test]
 fn studies_fit_their_time() {
     for (effort, most) in [(Effort::Quick, 150.0), (Effort::Usual, 480.0)] {
-        let unnamed = all(effort).into_iter().filter(|experiment| !experiment.name.starts_with(FAR_MEMORY));
+        let unnamed = all(effort).into_iter().filter(|experiment| !experiment.has_to_be_named(2));
         let points: usize = unnamed.map(|experiment| experiment.points.len()).sum();
         let seconds = (points * effort.repetitions()) as f64 * (effort.seconds() + 0.1);
         assert!(seconds < most, "{points} points take {seconds} s");
@@ -524,4 +525,32 @@ fn a_directory_keeps_what_is_measured_and_overwrites_nothing_else() {
     assert!(error.contains(&file.display().to_string()) && error.contains("field `format`"), "{error}");
     assert!(RunDirectory::read(&scratch.0).unwrap_err().to_string().contains("field `format`"));
     assert_eq!(fs::read_to_string(&file).unwrap(), "{\"format\": \"something else\"}");
+}
+
+/// A rate that a link says of itself is what line rate means; without one the best configuration is.
+#[test]
+fn line_rate_is_that_of_the_slowest_link_where_every_host_says_its_own() {
+    use crate::machine::Adapter;
+    let host = |rate_bps: Option<u64>| Environment {
+        adapter: Some(Adapter { rate_bps, ..Adapter::default() }),
+        ..environment("system", 64)
+    };
+    let threads = all(Effort::Usual).into_iter().find(|one| one.name == "send-receive/threads").unwrap();
+    let verdict = |own: Option<u64>, other: Option<u64>| {
+        let environment = Environment { hosts: vec![host(other)], ..host(own) };
+        let rate = |point: &Point| PointResult { messages_per_s: 1e6 * point.x, ..PointResult::default() };
+        let records: Vec<_> =
+            threads.points.iter().map(|point| record(&threads, point, environment.clone(), &rate(point))).collect();
+        let claim = threads.claims.iter().find(|claim| claim.id == "send-receive/threads-line-rate").unwrap();
+        (View::new(&records).line_rate(), claim.judge(View::new(&records), &threads))
+    };
+    // 4 million messages of 8192 B are 262 Gb/s.
+    let (rate, found) = verdict(Some(400_000_000_000), Some(270_000_000_000));
+    assert_eq!((rate, found.outcome), (Some(270.0), Finding::Holds), "{}", found.because);
+    assert!(found.because.contains("97 % of the link's 270 Gb/s"), "{}", found.because);
+    let (_, found) = verdict(Some(400_000_000_000), Some(400_000_000_000));
+    assert_eq!(found.outcome, Finding::DoesNotHold, "{}", found.because);
+    let (rate, found) = verdict(Some(400_000_000_000), None);
+    assert_eq!((rate, found.outcome), (None, Finding::Holds), "{}", found.because);
+    assert!(found.because.contains("highest throughput of any configuration"), "{}", found.because);
 }

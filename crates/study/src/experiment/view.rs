@@ -60,6 +60,15 @@ impl<'a> View<'a> {
         self.records.first().map_or(0, |record| record.environment.cpus)
     }
 
+    /// What the slowest link of all hosts carries, in Gb/s; `None` if one of them does not say.
+    pub fn line_rate(self) -> Option<f64> {
+        let environment = &self.records.first()?.environment;
+        let rates = std::iter::once(environment).chain(environment.others()).map(|host| {
+            host.adapter.as_ref()?.rate_bps.filter(|&rate_bps| rate_bps > 0).map(|rate_bps| rate_bps as f64 / 1e9)
+        });
+        rates.reduce(|one, other| Some(one?.min(other?)))?
+    }
+
     /// Is it the software RNIC, over a network that has no rate of its own?
     pub fn is_soft(self) -> bool {
         self.records.first().is_some_and(|record| record.environment.provider == "soft")

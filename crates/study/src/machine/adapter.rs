@@ -92,7 +92,11 @@ impl Adapter {
             board: of("board_id"),
             firmware: of("fw_ver"),
             driver: root.link_name(format!("{class}/device/driver")),
-            rate_bps: of(&format!("ports/{port}/rate")).as_deref().and_then(rate_bps),
+            // rdma_rxe has a network interface as its `parent`, and the rate that it names is nobody's.
+            rate_bps: of(&format!("ports/{port}/rate"))
+                .as_deref()
+                .and_then(rate_bps)
+                .filter(|_| of("parent").is_none()),
             mtu: interface
                 .as_deref()
                 .and_then(|name| root.number(format!("sys/class/net/{name}/mtu")))
@@ -169,6 +173,11 @@ mod tests {
     fn a_device_that_is_not_there_has_no_adapter() {
         let (_directory, root) = made_of(&[("sys/class/infiniband/rxe0/ports/1/rate", "2.5 Gb/sec (1X SDR)\n")]);
         assert_eq!(Adapter::of(&root, "rxe0", 1).unwrap().rate_bps, Some(2_500_000_000));
+        let (_software, root) = made_of(&[
+            ("sys/class/infiniband/rxe0/ports/1/rate", "2.5 Gb/sec (1X SDR)\n"),
+            ("sys/class/infiniband/rxe0/parent", "eth0\n"),
+        ]);
+        assert_eq!(Adapter::of(&root, "rxe0", 1).unwrap().rate_bps, None);
         for name in ["rxe1", "", ".", "..", "../infiniband/rxe0"] {
             assert_eq!(Adapter::of(&root, name, 1), None, "{name}");
         }

@@ -186,7 +186,7 @@ impl<P: Peer<Says = ToServer, Hears = FromServer>, X: Threads> Asking<P, X> {
         progress: Progress<'_>,
     ) -> Result<PointResult, SessionError> {
         let (parameters, part) = (&self.parameters, self.parameters.cast().asking);
-        self.peer.send(ToServer::Point { bytes }).await?;
+        self.peer.send(ToServer::Point { bytes, connections: None }).await?;
         let prepared = Prepared::new(protocol, &self.pd, parameters, bytes, &part)?;
         expect_accepted(&mut self.peer).await?;
         let point = prepared.connect(&mut self.peer).await?;

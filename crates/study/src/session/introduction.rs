@@ -67,6 +67,9 @@ pub struct Introduced {
     pub environment: Environment,
     /// What would spoil a measurement, if that was asked for.
     pub findings: Vec<Finding>,
+    /// Queue pairs that the device has; ends of earlier releases do not say.
+    #[serde(default)]
+    pub max_qps: Option<usize>,
 }
 
 /// On what terms an end answers.
@@ -101,7 +104,7 @@ impl Introduced {
     pub(super) fn now(device: &DeviceAttributes, terms: &Terms, introduction: &Introduction) -> Self {
         let findings =
             if introduction.examine { crate::doctor::examine(device, terms.memory_bytes) } else { Vec::new() };
-        Self { environment: Environment::of(device), findings }
+        Self { environment: Environment::of(device), findings, max_qps: Some(device.limits.max_qps) }
     }
 }
 

@@ -161,11 +161,11 @@ mod tests {
     fn what_is_said_is_heard_in_order_and_then_the_end() {
         let (mut client, mut server) = local_pair();
         block_on(async {
-            client.send(ToServer::Point { bytes: 1 }).await.unwrap();
+            client.send(ToServer::Point { bytes: 1, connections: None }).await.unwrap();
             client.send(ToServer::End).await.unwrap();
             assert_eq!(server.look().unwrap(), Presence::Spoke);
             let first = server.receive(Patience::Endless).await.unwrap();
-            assert!(matches!(first, ToServer::Point { bytes: 1 }), "{first:?}");
+            assert!(matches!(first, ToServer::Point { bytes: 1, .. }), "{first:?}");
             drop(client);
             assert!(matches!(server.receive(Patience::Endless).await, Ok(ToServer::End)));
             assert!(matches!(server.receive(Patience::Endless).await, Err(SessionError::Control(_))));

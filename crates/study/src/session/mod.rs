@@ -9,6 +9,7 @@
 //! and time. [`Asking`] and [`answer`] are for ends of any kind: those of a [`local_pair`] may be tasks of one thread.
 
 mod client;
+mod hosts;
 mod introduction;
 mod local;
 mod part;
@@ -28,6 +29,7 @@ use doorbell_verbs::PostError;
 use crate::parameters::ParametersError;
 
 pub use client::{Asking, Client};
+pub use hosts::{Dealt, HostError, measure_on};
 pub use introduction::{Introduced, Introduction, Terms, Token, TokenError};
 pub use local::{LocalPeer, local_pair};
 pub use peer::{FromServer, Patience, Peer, Presence, ToServer};
@@ -84,6 +86,9 @@ pub enum SessionError {
     /// The peer says something unexpected.
     #[error("the peer sent what is not expected here: {0}")]
     Unexpected(String),
+    /// Hosts that were to measure at the same time did not.
+    #[error("it began {0:.3} s after another host had ended, so that they measured nothing at the same time")]
+    Apart(f64),
     /// The peer failed.
     #[error("the peer failed: {0}")]
     Peer(String),

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::SessionError;
 use super::introduction::{Introduced, Introduction};
-use super::report::Report;
+use super::report::{Performed, Report};
 use crate::one_sided::RemoteMemory;
 use crate::parameters::Parameters;
 
@@ -22,6 +22,25 @@ pub enum ToServer {
     Point {
         /// Of messages of this size.
         bytes: usize,
+        /// The answering part of so many connections; without a number of all.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        connections: Option<usize>,
+    },
+    /// Make this end's connections of the next point, and perform the asking part: of a session of many hosts.
+    Ask {
+        /// Of messages of this size.
+        bytes: usize,
+        /// So many connections.
+        connections: usize,
+    },
+    /// What does the clock of this end's device say?
+    Clock,
+    /// Perform the asking part, from this instant on.
+    Go {
+        /// Of one-sided operations one region for each connection.
+        memory: Vec<RemoteMemory>,
+        /// On the clock of this end's device.
+        start_ns: u64,
     },
     /// One-sided operations are complete, or all messages have left that nobody acknowledges.
     Done {
@@ -47,6 +66,13 @@ pub enum FromServer {
     },
     /// The point is over.
     Report(Box<Report>),
+    /// What the device's clock says.
+    Clock {
+        /// In nanoseconds.
+        now_ns: u64,
+    },
+    /// The asking part was performed.
+    Performed(Box<Performed>),
     /// It failed.
     Failed(String),
 }

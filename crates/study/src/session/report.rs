@@ -6,7 +6,7 @@ use doorbell_verbs::{Counters, Device, LinkCounters};
 use serde::{Deserialize, Serialize};
 
 use crate::cpu::CpuTime;
-use crate::record;
+use crate::record::{self, Buckets};
 use crate::workload::Tally;
 
 /// What a device had counted before a point.
@@ -37,7 +37,39 @@ pub struct Report {
     pub(super) cpu: CpuTime,
 }
 
+/// What a host of many saw that performed the asking part.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Performed {
+    /// One for each of its connections, on the clock of its device.
+    pub(super) tallies: Vec<Tally>,
+    /// How long rounds took, where that is measured.
+    pub(super) histogram_ns: Option<Buckets>,
+    pub(super) report: Report,
+}
+
 impl Report {
+    /// What two ends of one side saw together.
+    pub(super) fn and(self, other: &Self) -> Self {
+        let both = |mut one: BTreeMap<String, u64>, other: &BTreeMap<String, u64>| {
+            for (name, count) in other {
+                let sum = one.entry(name.clone()).or_default();
+                *sum = sum.saturating_add(*count);
+            }
+            one
+        };
+        Self {
+            sent: self.sent.saturating_add(other.sent),
+            received: self.received.saturating_add(other.received),
+            damaged: self.damaged.saturating_add(other.damaged),
+            stalled_on_credits: self.stalled_on_credits.saturating_add(other.stalled_on_credits),
+            keepalives: self.keepalives.saturating_add(other.keepalives),
+            control_sends: self.control_sends.saturating_add(other.control_sends),
+            counters: both(self.counters, &other.counters),
+            link: both(self.link, &other.link),
+            cpu: self.cpu.and(other.cpu),
+        }
+    }
+
     /// `before` is what the device had counted before the point.
     pub(super) fn new(tallies: &[Tally], device: &Device, before: &Before) -> Self {
         let sum = |field: fn(&Tally) -> u64| tallies.iter().map(field).sum();

@@ -27,6 +27,47 @@ pub(super) struct Seen<'a> {
     pub(super) report: Report,
 }
 
+/// How messages of a point travel.
+#[derive(Clone, Copy)]
+pub(super) struct Ways<'a> {
+    pub(super) parameters: &'a Parameters,
+    pub(super) bytes: usize,
+    pub(super) fitted: &'a Fitted,
+    pub(super) mtu: PathMtu,
+    pub(super) ipv6: bool,
+}
+
+impl Ways<'_> {
+    /// What an end sent, told apart.
+    pub(super) fn counted(&self, end: &Report) -> Counted {
+        // SENDs without bytes are words, unless messages without bytes look the same.
+        let is_alike = self.bytes == 0 && self.parameters.protocol == Protocol::SendReceive;
+        Counted::of(&end.counters, end.keepalives, is_alike.then_some(end.control_sends), self.ipv6)
+    }
+
+    /// What the cost of messages over so many connections follows from.
+    pub(super) fn path(&self, connections: usize) -> Path {
+        let Self { parameters, bytes, fitted, mtu, ipv6 } = *self;
+        Path {
+            operation: parameters.operation,
+            protocol: parameters.protocol,
+            transport: parameters.transport,
+            bytes,
+            mtu,
+            credits: parameters.credits,
+            window: fitted.window,
+            batch: fitted.batch,
+            depth: fitted.depth * connections,
+            ipv6,
+        }
+    }
+}
+
+/// Packets of an end that its peer may acknowledge beside those of data.
+pub(super) fn acknowledged_besides(counted: &Counted) -> u64 {
+    counted.control_packets + counted.retransmitted_packets
+}
+
 impl Seen<'_> {
     pub(super) fn result(self) -> PointResult {
         let Self { parameters, bytes, fitted, mtu, ipv6, tallies, histogram, own, report } = self;
@@ -51,33 +92,16 @@ impl Seen<'_> {
             Kind::Bandwidth if parameters.bidirectional => own.sent + report.sent,
             Kind::Bandwidth => own.sent,
         };
-        // SENDs without bytes are words, unless messages without bytes look the same.
-        let control_sends = |end: &Report| {
-            let is_alike = bytes == 0 && parameters.protocol == Protocol::SendReceive;
-            is_alike.then_some(end.control_sends)
-        };
-        let counted = |end: &Report| Counted::of(&end.counters, end.keepalives, control_sends(end), ipv6);
-        let counted = BothEnds { client: counted(&own), server: counted(&report) };
-        let path = Path {
-            operation: parameters.operation,
-            protocol: parameters.protocol,
-            transport: parameters.transport,
-            bytes,
-            mtu,
-            credits: parameters.credits,
-            window: fitted.window,
-            batch: fitted.batch,
-            depth: fitted.depth * parameters.connections,
-            ipv6,
-        };
+        let ways = Ways { parameters, bytes, fitted: &fitted, mtu, ipv6 };
+        let counted = BothEnds { client: ways.counted(&own), server: ways.counted(&report) };
+        let path = ways.path(parameters.connections);
         let mut predicted = BothEnds {
             client: path.predict(own.sent, own.received, counted.server.data_packets),
             server: path.predict(report.sent, report.received, counted.client.data_packets),
         };
         // Each control message may be acknowledged as well, and each packet that is sent again.
-        let more = |counted: &Counted| counted.control_packets + counted.retransmitted_packets;
-        predicted.client.ack_packets_max += more(&counted.server);
-        predicted.server.ack_packets_max += more(&counted.client);
+        predicted.client.ack_packets_max += acknowledged_besides(&counted.server);
+        predicted.server.ack_packets_max += acknowledged_besides(&counted.client);
         let rates = BothEnds {
             client: Rates::of(&own.counters, counted_seconds),
             server: Rates::of(&report.counters, counted_seconds),
@@ -109,6 +133,7 @@ impl Seen<'_> {
             link: BothEnds { client: own.link, server: report.link },
             cpu_per_message: BothEnds::default(),
             far: Figures::new(),
+            hosts: Vec::new(),
         };
         PointResult { cpu_per_message: result.cpu_by_message(), ..result }
     }

@@ -2,6 +2,7 @@
 
 use std::net::TcpStream;
 
+use doorbell_exchange::asynchronous::Waiter;
 use doorbell_exchange::{Connector, with_connector};
 use doorbell_verbs::{Device, Pd};
 
@@ -9,16 +10,20 @@ use super::introduction::{Introduced, Terms};
 use super::part::Performance;
 use super::peer::{FromServer, Patience, Peer, ToServer, Watch};
 use super::point::{Ends, Prepared};
-use super::report::Report;
+use super::report::{Performed, Report};
 use super::{SessionError, TcpPeer};
 use crate::cpu::CpuTime;
 use crate::executor::block_on;
 use crate::one_sided;
 use crate::parameters::Parameters;
-use crate::roles::Role;
+use crate::record::Buckets;
+use crate::roles::{Part, Role};
 use crate::threads::{OsThreads, Threads};
 use crate::unacknowledged::{self, Listener};
 use crate::workload::{Plan, Tally};
+
+/// How far ahead the start of a point may be, in nanoseconds.
+const LONGEST_WAIT_NS: u64 = 1_000_000_000;
 
 /// The other end, of a session with another process: serves one client until it is done.
 ///
@@ -98,18 +103,38 @@ async fn answer_points<P: Peer<Says = FromServer, Hears = ToServer>>(
     peer.send(FromServer::Accepted).await?;
     loop {
         match peer.receive(Patience::Endless).await? {
-            ToServer::Point { bytes } if parameters.sizes.contains(&bytes) => {
+            ToServer::Point { bytes, .. } | ToServer::Ask { bytes, .. } if !parameters.sizes.contains(&bytes) => {
+                return Err(SessionError::UnknownSize(bytes));
+            }
+            ToServer::Point { bytes, connections } => {
+                let part = share(parameters.cast().answering, connections.unwrap_or(parameters.connections))?;
                 let report = with_connector!(parameters.protocol, connector =>
-                    answer_point(connector, &pd, peer, threads, &parameters, bytes).await?);
+                    answer_point(connector, &pd, peer, threads, &parameters, bytes, part).await?);
                 peer.send(FromServer::Report(Box::new(report))).await?;
             }
-            ToServer::Point { bytes } => return Err(SessionError::UnknownSize(bytes)),
+            ToServer::Ask { bytes, connections } => {
+                let part = share(parameters.cast().asking, connections)?;
+                let performed = with_connector!(parameters.protocol, connector =>
+                    ask_point(connector, &pd, peer, threads, &parameters, bytes, part).await?);
+                peer.send(FromServer::Performed(Box::new(performed))).await?;
+            }
+            ToServer::Clock => peer.send(FromServer::Clock { now_ns: device.now_ns() }).await?,
+            ToServer::Go { .. } => return Err(SessionError::Unexpected("go before there was a point".to_owned())),
             ToServer::End => return Ok(()),
             ToServer::Introduce(_) => return Err(SessionError::Unexpected("an introduction too late".to_owned())),
             ToServer::Parameters(_) => return Err(SessionError::Unexpected("parameters twice".to_owned())),
             ToServer::Done { .. } => return Err(SessionError::Unexpected("done before there was a point".to_owned())),
         }
     }
+}
+
+/// A part with so many of its connections.
+fn share(part: Part, connections: usize) -> Result<Part, SessionError> {
+    if !(1..=part.connections).contains(&connections) {
+        let what = format!("a point of {connections} connections, where {} were announced", part.connections);
+        return Err(SessionError::Unexpected(what));
+    }
+    Ok(part.share(connections))
 }
 
 async fn answer_point<C: Connector<Connection: Send>, P: Peer<Says = FromServer, Hears = ToServer>>(
@@ -119,8 +144,9 @@ async fn answer_point<C: Connector<Connection: Send>, P: Peer<Says = FromServer,
     threads: &impl Threads,
     parameters: &Parameters,
     bytes: usize,
+    part: Part,
 ) -> Result<Report, SessionError> {
-    let (device, part) = (pd.device(), parameters.cast().answering);
+    let device = pd.device();
     let prepared = Prepared::new(protocol, pd, parameters, bytes, &part)?;
     peer.send(FromServer::Accepted).await?;
     let point = prepared.connect(peer).await?;
@@ -146,6 +172,46 @@ async fn answer_point<C: Connector<Connection: Send>, P: Peer<Says = FromServer,
     let (tallies, _) = peer.watched(performance.of(point, &[], &|_| {})).await?;
     let cpu = threads.cpu_time().since(cpu_before);
     Ok(Report { cpu, ..Report::new(&tallies, device, &before) })
+}
+
+/// Performs the asking part of a point of many hosts, from the instant on that all of them begin at.
+async fn ask_point<C: Connector<Connection: Send>, P: Peer<Says = FromServer, Hears = ToServer>>(
+    protocol: C,
+    pd: &Pd,
+    peer: &mut P,
+    threads: &impl Threads,
+    parameters: &Parameters,
+    bytes: usize,
+    part: Part,
+) -> Result<Performed, SessionError> {
+    let device = pd.device();
+    let prepared = Prepared::new(protocol, pd, parameters, bytes, &part)?;
+    peer.send(FromServer::Accepted).await?;
+    let point = prepared.connect(peer).await?;
+    peer.send(FromServer::Ready { memory: Vec::new() }).await?;
+    let ToServer::Go { memory, start_ns } = peer.receive(Patience::Answer).await? else {
+        return Err(SessionError::Unexpected("something else than go".to_owned()));
+    };
+    let ahead_ns = start_ns.saturating_sub(device.now_ns());
+    if ahead_ns > LONGEST_WAIT_NS {
+        return Err(SessionError::Unexpected(format!("a start in {ahead_ns} ns, allowed are {LONGEST_WAIT_NS}")));
+    }
+    let waiter = threads.waiter(None);
+    let until_start = async {
+        while device.now_ns() < start_ns {
+            waiter.wait(None, Some(start_ns)).await;
+        }
+    };
+    threads.run(&waiter, [until_start], || Ok::<_, SessionError>(())).await?;
+    let (before, cpu_before) = (point.before, threads.cpu_time());
+    let peer = &*peer;
+    let look = || peer.look();
+    let watch = Watch { look: &look, device, is_to_be_silent: true, rounds_are_long: parameters.slow_receiver_us > 0 };
+    let performance = Performance { parameters, part: &part, threads, watch };
+    let (tallies, histogram) = peer.watched(performance.of(point, &memory, &|_| {})).await?;
+    let cpu = threads.cpu_time().since(cpu_before);
+    let report = Report { cpu, ..Report::new(&tallies, device, &before) };
+    Ok(Performed { tallies, histogram_ns: histogram.as_ref().map(Buckets::of), report })
 }
 
 /// Hears what comes, until the peer says that it has sent everything, and a little longer.

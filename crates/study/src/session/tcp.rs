@@ -71,6 +71,23 @@ impl<S: Serialize, H: DeserializeOwned> TcpPeer<S, H> {
         Ok(Self { stream, words: PhantomData })
     }
 
+    /// What the peer describes, so many ends: for whoever passes it on, and describes something only then.
+    pub(super) fn hear_descriptions(&self, count: usize) -> Result<Vec<EndpointDescription>, SetupError> {
+        let peer = self.stream.peer_addr().map_or_else(|_| "the peer".to_owned(), |address| address.to_string());
+        setup::receive(&mut Timed::new(&self.stream, ANSWER_DEADLINE), &peer, count, ANSWER_DEADLINE)
+    }
+
+    /// Describes ends to the peer, which has described its own before.
+    pub(super) fn say_descriptions(&self, descriptions: &[EndpointDescription]) -> Result<(), SessionError> {
+        let hello = setup::hello(descriptions);
+        Timed::new(&self.stream, ANSWER_DEADLINE).write_all(&hello).map_err(SessionError::Control)
+    }
+
+    /// What is joined.
+    pub(super) fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
     /// The next line, which is there within the deadline as a whole. Without one it may begin at any time, but then it
     /// is to be whole as soon as an answer.
     fn next(&mut self, deadline: Option<Duration>) -> Result<H, SessionError> {

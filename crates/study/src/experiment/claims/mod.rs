@@ -127,16 +127,19 @@ fn grows_with_threads(view: View<'_>, experiment: &str, series: &[&str]) -> Opti
     holds_if(all, because)
 }
 
-/// A curve comes near the highest throughput of any configuration, which stands for line rate.
+/// A curve comes near the rate of the link. Where that does not say its rate, the highest throughput of any configuration
+/// stands for it.
 fn line_rate(view: View<'_>, experiment: &str, series: &str, ceiling: Option<f64>) -> Option<Judgement> {
     let most = knee(&view.best_curve(experiment, series, Quantity::Throughput), 1.0)?.1;
     if view.is_soft() {
         return cannot(format!("{most:.1} Gb/s at best; loopback has no line rate, and the CPUs copy every byte"));
     }
-    let share = most / ceiling?;
-    let because =
-        format!("{most:.1} Gb/s at best, {:.0} % of the highest throughput of any configuration", share * 100.0);
-    holds_if(share >= 0.9, because)
+    let (rate, of) = match view.line_rate() {
+        Some(rate) => (rate, format!("the link's {rate:.0} Gb/s")),
+        None => (ceiling?, "the highest throughput of any configuration".to_owned()),
+    };
+    let share = most / rate;
+    holds_if(share >= 0.9, format!("{most:.1} Gb/s at best, {:.0} % of {of}", share * 100.0))
 }
 
 /// The highest throughput of all points of some experiments.

@@ -78,6 +78,7 @@ fn honest() -> Value {
             machine: doorbell_study::machine::Machine::default(),
             adapter: None,
             peer: None,
+            hosts: Vec::new(),
             testbed: None,
         },
         parameters: Parameters { sizes: vec![16], ..parameters() },

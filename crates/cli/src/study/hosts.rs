@@ -1,0 +1,235 @@
+//! A study on several hosts: this machine, which coordinates, and others.
+
+use std::cell::Cell;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+
+use doorbell_study::doctor::{Severity, path};
+use doorbell_study::environment::Environment;
+use doorbell_study::experiment::Experiment;
+use doorbell_study::layout::Layout;
+use doorbell_study::parameters::Parameters;
+use doorbell_study::record::PointResult;
+use doorbell_study::session::{self, Client, Dealt, HostError, Introduced, Terms, measure_on};
+use doorbell_verbs::Device;
+
+use super::{MEMORY_MIB, Study, THERE, open};
+use crate::control::{self, Meeting};
+use crate::device::Chosen;
+use crate::output::note;
+use crate::{Failure, Usage};
+
+/// What this machine is called among the hosts of a study.
+const HERE: &str = "this machine";
+
+/// The other hosts of a study.
+pub(super) trait Others {
+    /// Their names, for people.
+    fn names(&self) -> Vec<String>;
+
+    /// A control connection to one of them, which serves whoever is at this end.
+    fn reach(&self, number: usize) -> Result<TcpStream, Failure>;
+}
+
+/// Hosts on which somebody has started `doorbell study --listen`.
+pub(super) struct Listening(Vec<String>);
+
+impl Listening {
+    /// Those at these addresses, each of which is to be another one.
+    pub(super) fn new(addresses: Vec<String>) -> Result<Self, Usage> {
+        let mut found: Vec<(&str, Vec<SocketAddr>)> = Vec::new();
+        for address in &addresses {
+            let own: Vec<_> = address.to_socket_addrs().into_iter().flatten().collect();
+            if let Some((other, _)) = found.iter().find(|(_, others)| own.iter().any(|own| others.contains(own))) {
+                return Err(Usage(format!("{address} and {other} are the same host: name each once")));
+            }
+            found.push((address, own));
+        }
+        Ok(Self(addresses))
+    }
+}
+
+impl Others for Listening {
+    fn names(&self) -> Vec<String> {
+        self.0.clone()
+    }
+
+    fn reach(&self, number: usize) -> Result<TcpStream, Failure> {
+        control::connect(&self.0[number], THERE)
+    }
+}
+
+/// A host cannot be reached, or has gone: nothing more can be measured.
+#[derive(Debug)]
+pub(super) struct Gone(String);
+
+impl std::fmt::Display for Gone {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Gone {}
+
+/// This machine and all others of a study.
+pub(super) struct Hosts {
+    chosen: Chosen,
+    others: Box<dyn Others>,
+    /// Of this machine, and behind it those of the others.
+    names: Vec<String>,
+    pub(super) environment: Environment,
+    /// The fewest queue pairs of a device, and whose it is.
+    queue_pairs: Option<(usize, String)>,
+    /// Where the others reach this machine's device; `None` if all are on this machine.
+    toward: Option<IpAddr>,
+    /// Has one of them been seen to be gone? Then the study ends.
+    is_lost: Cell<bool>,
+}
+
+impl Hosts {
+    /// Makes all hosts known to each other, and finds out whether they can measure together.
+    pub(super) fn meet(study: &Study, chosen: Chosen, others: Box<dyn Others>) -> Result<Self, Failure> {
+        let mut names = vec![HERE.to_owned()];
+        names.extend(others.names());
+        let (mut met, mut toward) = (Vec::new(), None);
+        for (number, name) in names[1..].iter().enumerate() {
+            let stream = others.reach(number)?;
+            toward = toward.or(control::address_toward(&stream));
+            let introduced = Client::meet(stream, study.meeting.introduction(false));
+            met.push(introduced.map_err(|error| format!("{name}: {error}"))?);
+        }
+        let device = open(study, &chosen, toward)?;
+        let attributes = device.attributes();
+        let own = Environment::of(&attributes);
+        let mut queue_pairs = Some((attributes.limits.max_qps, HERE.to_owned()));
+        for ((number, name), Introduced { environment, max_qps, .. }) in names[1..].iter().enumerate().zip(&met) {
+            fits(&own, environment, name)?;
+            if let (Some((least, _)), Some(theirs)) = (&queue_pairs, *max_qps)
+                && theirs < *least
+            {
+                queue_pairs = Some((theirs, name.clone()));
+            }
+            passes(&device, &study.meeting, || others.reach(number), name)?;
+            let Environment { machine, cpu, device, .. } = environment;
+            note!("host {}: {} ({name}), {cpu}, device {device}", number + 1, machine.host);
+        }
+        let hosts = met.into_iter().map(|met| Environment { peer: None, hosts: Vec::new(), ..met.environment });
+        let environment = Environment { hosts: hosts.collect(), ..own };
+        Ok(Self { chosen, others, names, environment, queue_pairs, toward, is_lost: Cell::new(false) })
+    }
+
+    /// Can all of this be measured on these hosts?
+    pub(super) fn check(&self, experiments: &[Experiment]) -> Result<(), Usage> {
+        let Some((most, whose)) = &self.queue_pairs else { return Ok(()) };
+        for (experiment, point) in experiments.iter().flat_map(|one| one.points.iter().map(move |point| (one, point))) {
+            let dealt = Dealt::new(experiment.layout, point.parameters.connections, self.names.len());
+            let needed = dealt.shares().iter().map(|share| share.lanes.len()).max().unwrap_or(0);
+            if needed > *most {
+                return Err(Usage(format!(
+                    "{} needs {needed} queue pairs of a host, the device of {whose} has {most}: leave it out",
+                    experiment.name
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        self.is_lost.get()
+    }
+
+    /// Measures a point once, with a fresh device on each host that has a part in it.
+    pub(super) fn measure(
+        &self,
+        study: &Study,
+        layout: Layout,
+        parameters: &Parameters,
+    ) -> Result<PointResult, Failure> {
+        if parameters.far.is_some() {
+            return Err("points about shared memory are measured on this machine alone: leave out the hosts".into());
+        }
+        let result = self.measure_on(study, layout, parameters);
+        if result.as_ref().is_err_and(|error| error.is::<Gone>()) {
+            self.is_lost.set(true);
+        }
+        result
+    }
+
+    fn measure_on(&self, study: &Study, layout: Layout, parameters: &Parameters) -> Result<PointResult, Failure> {
+        let bytes = *parameters.sizes.first().ok_or("a point has one size")?;
+        let dealt = Dealt::new(layout, parameters.connections, self.names.len());
+        let mut streams = Vec::new();
+        let mut own = None;
+        for share in dealt.shares() {
+            let stream = match share.host.checked_sub(1) {
+                Some(number) => self.others.reach(number).map_err(|error| Gone(error.to_string()))?,
+                None => {
+                    let (stream, end) = self.here(study)?;
+                    own = Some(end);
+                    stream
+                }
+            };
+            streams.push((self.names[share.host].clone(), stream));
+        }
+        let introduction = study.meeting.introduction(false);
+        let result = measure_on(streams, &introduction, parameters, bytes, &dealt);
+        if let Some(own) = own {
+            // What it failed of, the coordinator has heard.
+            let _ = own.join();
+        }
+        result.map_err(|error: HostError| if error.is_gone() { Gone(error.to_string()).into() } else { error.into() })
+    }
+
+    /// This machine's own end of a point: a thread, which the coordinator reaches as it reaches other hosts.
+    fn here(
+        &self,
+        study: &Study,
+    ) -> Result<(TcpStream, std::thread::JoinHandle<Result<(), session::SessionError>>), Failure> {
+        let device = open(study, &self.chosen, self.toward)?;
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let stream = TcpStream::connect(listener.local_addr()?)?;
+        let (accepted, from) = listener.accept()?;
+        if from != stream.local_addr()? {
+            return Err(format!("{from} connected to a port that only this process was to know").into());
+        }
+        let terms = Terms::open(MEMORY_MIB << 20);
+        Ok((stream, std::thread::spawn(move || session::serve(&device, accepted, &terms))))
+    }
+}
+
+/// Do two machines measure the same?
+pub(super) fn fits(own: &Environment, other: &Environment, name: &str) -> Result<(), Failure> {
+    if own.doorbell != other.doorbell {
+        let (theirs, ours) = (&other.doorbell, &own.doorbell);
+        return Err(format!("{name} has release {theirs} of Doorbell, this machine {ours}: use the same").into());
+    }
+    if own.udp_port != other.udp_port {
+        let (theirs, ours) = (other.udp_port, own.udp_port);
+        return Err(format!(
+            "the device here is at UDP port {ours}, that of {name} at {theirs}: give both the same --udp-port"
+        )
+        .into());
+    }
+    if own.active_mtu != other.active_mtu {
+        let (theirs, ours) = (other.active_mtu, own.active_mtu);
+        return Err(format!(
+            "the device of {name} has a path MTU of {theirs} B, the device here one of {ours} B: give both interfaces the \
+             same MTU"
+        )
+        .into());
+    }
+    Ok(())
+}
+
+/// Do packets of full length pass between this machine and another?
+fn passes(
+    device: &Device,
+    meeting: &Meeting,
+    reach: impl Fn() -> Result<TcpStream, Failure>,
+    name: &str,
+) -> Result<(), Failure> {
+    let finding = path::probe(device, &meeting.introduction(false), reach)?;
+    if finding.severity == Severity::Spoils {
+        return Err(format!("{name}: {}: {}", finding.what, finding.remedy).into());
+    }
+    Ok(())
+}

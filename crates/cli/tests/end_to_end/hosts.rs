@@ -1,0 +1,112 @@
+//! A study on several hosts, which are processes of this machine here.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::command::{PATIENCE, Running, doorbell, list, measuring, number, run};
+use crate::study::{Scratch, records, repetitions};
+
+/// Another host of a study, at a port of its choice or at this address. It listens on loopback, which needs no token.
+fn listen(address: &str) -> (Running, String) {
+    let mut host = Running::start(doorbell(&format!("study -d doorbell0 --listen {address}")));
+    let address = host.told("waiting for a client on ");
+    (host, address)
+}
+
+fn record(file: &std::path::Path) -> Value {
+    serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap()
+}
+
+fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
+    value.pointer(pointer).and_then(Value::as_str).unwrap_or_else(|| panic!("{pointer} is no text in {value:#}"))
+}
+
+#[test]
+fn a_study_uses_every_host_and_says_in_its_records_what_each_did() {
+    let _one_at_a_time = measuring();
+    let scratch = Scratch::new("hosts");
+    let (_hosts, addresses): (Vec<_>, Vec<_>) = (0..3).map(|_| listen("127.0.0.1:0")).unzip();
+    let study = format!("study --quick -d doorbell0 --out {} hosts {}", scratch.path(), addresses.join(" "));
+    let finished = run(&study).expect_status(0);
+    for (number, address) in addresses.iter().enumerate() {
+        let line = format!("host {}: ", number + 1);
+        assert!(finished.stderr.contains(&line) && finished.stderr.contains(address), "{}", finished.stderr);
+    }
+    let mut all_to_all = 0;
+    for file in records(&scratch.0) {
+        let record = record(&file);
+        assert_eq!(list(&record, "/environment/hosts").len(), 3, "{record}");
+        for result in list(&record, "/repetitions") {
+            let roles: Vec<&str> = list(result, "/hosts").iter().map(|host| text(host, "/role")).collect();
+            let is_whole = record["x"] == 4.0;
+            let expected: &[&str] = match (text(&record, "/experiment"), is_whole) {
+                ("hosts/pairs", true) => &["sender", "receiver", "sender", "receiver"],
+                ("hosts/pairs", false) => &["sender", "receiver"],
+                (_, true) => &["sender"; 4],
+                (_, false) => &["sender"; 2],
+            };
+            assert_eq!(roles, expected, "{}", file.display());
+            for host in list(result, "/hosts") {
+                let packets = |of: &str| number(host, &format!("/{of}"));
+                let counted = packets("counted/data_packets");
+                let (least, most) = (packets("predicted/data_packets"), packets("predicted/data_packets_max"));
+                assert!(least <= counted && counted <= most, "{host}");
+            }
+        }
+        all_to_all += usize::from(text(&record, "/experiment") == "hosts/all-to-all");
+    }
+    assert_eq!((records(&scratch.0).len(), all_to_all), (8, 4));
+    let page = fs::read_to_string(scratch.0.join("report.html")).unwrap();
+    assert!(page.contains("hosts/all-to-all") && page.contains("CPU time, s"));
+}
+
+#[test]
+fn a_study_names_the_host_that_dies_and_goes_on_when_it_is_back() {
+    let _one_at_a_time = measuring();
+    let scratch = Scratch::new("dying");
+    let (_stays, stays_at) = listen("127.0.0.1:0");
+    let (dies, dies_at) = listen("127.0.0.1:0");
+    let study = format!("study --quick -d doorbell0 --out {} direct-write/n-to-1 {stays_at} {dies_at}", scratch.path());
+    let first = Running::start(doorbell(&study));
+    let until = Instant::now() + PATIENCE;
+    while records(&scratch.0).len() < 2 {
+        assert!(Instant::now() < until, "no records");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    dies.kill();
+    let finished = first.finish().expect_status(1);
+    for words in ["a host is gone", &dies_at, "goes on from there"] {
+        assert!(finished.stderr.contains(words), "{words}: {}", finished.stderr);
+    }
+    let kept: usize = records(&scratch.0).iter().map(|file| repetitions(file)).sum();
+    assert!(finished.stderr.contains(&format!("; {kept} measurements are in")), "{kept}: {}", finished.stderr);
+    // It is refused before anything is measured, and made up for when the host is back.
+    let refused = run(&study).expect_status(1);
+    assert!(refused.stderr.contains(&format!("cannot connect to {dies_at}")), "{}", refused.stderr);
+    let _back = listen(&dies_at);
+    run(&study).expect_status(0);
+    assert!(records(&scratch.0).iter().all(|file| repetitions(file) == 3));
+}
+
+#[test]
+fn hosts_that_cannot_measure_together_are_named_before_anything_is_measured() {
+    let scratch = Scratch::new("refused");
+    let (_host, address) = listen("127.0.0.1:0");
+    let study = format!("study --quick -d doorbell0 --out {} send-receive/rnr {address}", scratch.path());
+    let twice = format!("{study} {address}");
+    run(&twice).expect_complaint(2, &[&address, "are the same host"]);
+    // A name that leads to the same address.
+    let port = address.rsplit(':').next().unwrap();
+    run(&format!("{study} localhost:{port}")).expect_complaint(2, &["are the same host"]);
+    let mut guarded = doorbell("study -d doorbell0 --listen 127.0.0.1:0");
+    guarded.env("DOORBELL_TOKEN", "a secret");
+    let mut guarded = Running::start(guarded);
+    let closed = guarded.told("waiting for a client on ");
+    run(&format!("{study} {closed}")).expect_complaint(1, &[&closed, "no token"]);
+    let mut other_port = Running::start(doorbell("study -d doorbell0 --udp-port 4792 --listen 127.0.0.1:0"));
+    let other = other_port.told("waiting for a client on ");
+    run(&format!("{study} {other}")).expect_complaint(1, &[&other, "at 4792", "--udp-port"]);
+    assert!(records(&scratch.0).is_empty());
+}

@@ -1,0 +1,599 @@
+//! A session of many hosts.
+//!
+//! One process coordinates. It has a control connection to each host, to that of its own machine as well, and each host
+//! performs one part of a point: that of an end that asks, or of one that answers, with its share of the connections
+//! ([`Dealt`]). What ends tell each other goes through the coordinator: it passes descriptions of connections on to the
+//! hosts at the other end of them, so that no host needs to know how to reach another but over RDMA.
+//!
+//! Clocks of hosts differ. The coordinator asks each for its time and takes the answer of the shortest round trip: the clock
+//! was read within it, so half of it bounds the error. All hosts that ask begin at one instant, each by its own clock.
+
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use doorbell_exchange::setup::{EndpointDescription, SetupError};
+use doorbell_verbs::PathMtu;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::introduction::Introduction;
+use super::peer::{FromServer, Patience, Peer, ToServer};
+use super::report::{Performed, Report};
+use super::result::{Seen, Ways, acknowledged_besides};
+use super::{SessionError, TcpPeer};
+use crate::executor::block_on;
+use crate::layout::{Lane, Layout, Share};
+use crate::one_sided::RemoteMemory;
+use crate::parameters::{Extent, Parameters, Transport};
+use crate::record::{Buckets, Counted, HostResult, PointResult};
+use crate::workload::Tally;
+
+/// How long a host may take to answer.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// How much longer than a point lasts hosts may take for it.
+const PERFORMANCE: Duration = Duration::from_secs(60);
+
+/// When one host has failed, how long the reasons of others are waited for.
+const REASONS: Duration = Duration::from_millis(500);
+
+/// How often each host is asked for its time.
+const CLOCK_LOOKS: usize = 8;
+
+/// From the decision when to begin until then: the word has to be at all hosts before.
+const UNTIL_START: Duration = Duration::from_millis(3);
+
+/// A session failed, and which host is to blame.
+#[derive(Debug, thiserror::Error)]
+#[error("{host}: {error}")]
+pub struct HostError {
+    /// The name that it was given.
+    pub host: String,
+    /// Why.
+    #[source]
+    pub error: SessionError,
+}
+
+impl HostError {
+    /// The host is not there any more, or not to be heard of.
+    pub fn is_gone(&self) -> bool {
+        matches!(self.error, SessionError::Control(_))
+    }
+}
+
+/// The connections of a point, dealt to hosts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dealt {
+    lanes: Vec<Lane>,
+    shares: Vec<Share>,
+}
+
+impl Dealt {
+    /// So many connections that lie so, dealt to so many hosts, two at least.
+    pub fn new(layout: Layout, connections: usize, hosts: usize) -> Self {
+        let lanes = layout.deal(connections, hosts);
+        let shares = layout.shares(&lanes, hosts);
+        Self { lanes, shares }
+    }
+
+    /// The shares of the hosts that have one, in the order of hosts.
+    pub fn shares(&self) -> &[Share] {
+        &self.shares
+    }
+}
+
+/// What a host's clock shows when the coordinator's shows 0, and how wrong that may be.
+#[derive(Clone, Copy, Debug)]
+struct Clock {
+    ahead_ns: i128,
+    error_ns: u64,
+}
+
+impl Clock {
+    /// Of several looks at a clock, each what it showed and the coordinator's time before and after, the best.
+    fn of(looks: impl IntoIterator<Item = (u64, u64, u64)>) -> Self {
+        let clock = |(shown, before, after): (u64, u64, u64)| {
+            let (before, error_ns) = (i128::from(before), after.saturating_sub(before) / 2);
+            Self { ahead_ns: i128::from(shown) - before - i128::from(error_ns), error_ns }
+        };
+        let none = Self { ahead_ns: 0, error_ns: u64::MAX };
+        looks.into_iter().map(clock).min_by_key(|clock| clock.error_ns).unwrap_or(none)
+    }
+
+    /// What it shows at this instant of the coordinator's clock.
+    fn at(self, coordinator_ns: u64) -> u64 {
+        clamped(i128::from(coordinator_ns) + self.ahead_ns)
+    }
+
+    /// The instant on the coordinator's clock when it shows this.
+    fn back(self, shown_ns: u64) -> u64 {
+        clamped(i128::from(shown_ns) - self.ahead_ns)
+    }
+}
+
+fn clamped(ns: i128) -> u64 {
+    u64::try_from(ns.max(0)).unwrap_or(u64::MAX)
+}
+
+/// The coordinator's clock, which starts with a point.
+#[derive(Clone, Copy)]
+struct Watch(Instant);
+
+impl Watch {
+    #[expect(clippy::disallowed_methods, reason = "the coordinator has no device, and waits for hosts in real time")]
+    fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "the coordinator has no device, and waits for hosts in real time")]
+    fn elapsed(self) -> Duration {
+        self.0.elapsed()
+    }
+
+    fn ns(self) -> u64 {
+        u64::try_from(self.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+/// A host as the coordinator reaches it.
+struct Host {
+    name: String,
+    peer: TcpPeer<ToServer, FromServer>,
+}
+
+impl Host {
+    fn failed(&self, error: impl Into<SessionError>) -> HostError {
+        HostError { host: self.name.clone(), error: error.into() }
+    }
+
+    fn say(&mut self, message: ToServer) -> Result<(), HostError> {
+        block_on(self.peer.send(message)).map_err(|error| self.failed(error))
+    }
+
+    /// What it says next, which has begun to come or comes soon.
+    fn hear(&mut self) -> Result<FromServer, HostError> {
+        match block_on(self.peer.receive(Patience::Answer)) {
+            Ok(FromServer::Failed(reason)) => Err(self.failed(SessionError::Peer(reason))),
+            Ok(message) => Ok(message),
+            Err(error) => Err(self.failed(error)),
+        }
+    }
+
+    /// What its clock shows.
+    fn clock(&mut self, watch: Watch) -> Result<Clock, HostError> {
+        let mut looks = Vec::with_capacity(CLOCK_LOOKS);
+        for _ in 0..CLOCK_LOOKS {
+            let before = watch.ns();
+            self.say(ToServer::Clock)?;
+            match self.hear()? {
+                FromServer::Clock { now_ns } => looks.push((now_ns, before, watch.ns())),
+                other => return Err(self.failed(other.instead_of("its time"))),
+            }
+        }
+        Ok(Clock::of(looks))
+    }
+}
+
+/// All hosts that have a part in a point.
+struct Hosts {
+    hosts: Vec<Host>,
+    watch: Watch,
+}
+
+impl Hosts {
+    fn say(&mut self, message: impl Fn(usize) -> ToServer) -> Result<(), HostError> {
+        self.hosts.iter_mut().enumerate().try_for_each(|(index, host)| host.say(message(index)))
+    }
+
+    /// What every host says next, in order.
+    fn hear(&mut self, patience: Duration) -> Result<Vec<FromServer>, HostError> {
+        let mut heard = self.nothing();
+        self.hear_until(&mut heard, |_| true, Some(patience))?;
+        Ok(heard.into_iter().flatten().collect())
+    }
+
+    fn nothing(&self) -> Vec<Option<FromServer>> {
+        self.hosts.iter().map(|_| None).collect()
+    }
+
+    fn hear_accepted(&mut self) -> Result<(), HostError> {
+        for (index, said) in self.hear(ANSWER)?.into_iter().enumerate() {
+            if !matches!(said, FromServer::Accepted) {
+                return Err(self.hosts[index].failed(said.instead_of("accepted")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Hears hosts until all that are `awaited` have said something. Whoever goes or fails meanwhile ends it, awaited or
+    /// not. Of several reasons that of a host that is gone is the best: the others failed since it went.
+    fn hear_until(
+        &mut self,
+        heard: &mut [Option<FromServer>],
+        awaited: impl Fn(usize) -> bool,
+        patience: Option<Duration>,
+    ) -> Result<(), HostError> {
+        let mut failures: Vec<HostError> = Vec::new();
+        let mut until = patience.map(|patience| self.watch.elapsed() + patience);
+        loop {
+            let pending: Vec<usize> = (0..heard.len()).filter(|&index| heard[index].is_none()).collect();
+            let failed = |index: &usize| failures.iter().any(|failure| failure.host == self.hosts[*index].name);
+            let pending: Vec<usize> = pending.into_iter().filter(|index| !failed(index)).collect();
+            if failures.is_empty() && !pending.iter().any(|&index| awaited(index)) {
+                return Ok(());
+            }
+            let left = until.map(|until| until.saturating_sub(self.watch.elapsed()));
+            if pending.is_empty() || left == Some(Duration::ZERO) {
+                break;
+            }
+            for index in self.readable(&pending, left)? {
+                match self.hosts[index].hear() {
+                    Ok(said) => heard[index] = Some(said),
+                    Err(failure) => {
+                        failures.push(failure);
+                        let soon = self.watch.elapsed() + REASONS;
+                        until = Some(until.map_or(soon, |until| until.min(soon)));
+                    }
+                }
+            }
+        }
+        let best = failures.iter().position(HostError::is_gone).unwrap_or(0);
+        if best < failures.len() {
+            return Err(failures.swap_remove(best));
+        }
+        let silent = (0..heard.len()).find(|&index| heard[index].is_none() && awaited(index)).unwrap_or(0);
+        let silence = std::io::Error::new(std::io::ErrorKind::TimedOut, "it does not answer");
+        Err(self.hosts[silent].failed(SessionError::Control(silence)))
+    }
+
+    /// Those of these hosts that have said something or are gone, once there are some or the time is over.
+    fn readable(&self, pending: &[usize], left: Option<Duration>) -> Result<Vec<usize>, HostError> {
+        let mut fds: Vec<PollFd<'_>> = pending
+            .iter()
+            .map(|&index| PollFd::new(self.hosts[index].peer.stream().as_fd(), PollFlags::POLLIN))
+            .collect();
+        let timeout = left.map_or(PollTimeout::NONE, |left| {
+            // Rounded up: with 0 ms it would spin until the deadline.
+            PollTimeout::try_from(left.as_millis().saturating_add(1)).unwrap_or(PollTimeout::MAX)
+        });
+        match poll(&mut fds, timeout) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(error) => return Err(self.hosts[pending[0]].failed(SessionError::Control(error.into()))),
+        }
+        let has_news = |fd: &PollFd<'_>| fd.revents().is_some_and(|news| !news.is_empty());
+        Ok(pending.iter().zip(&fds).filter(|(_, fd)| has_news(fd)).map(|(&index, _)| index).collect())
+    }
+}
+
+/// Measures one point on several hosts.
+///
+/// `streams` lead to the hosts that have a share, in the order of [`Dealt::shares`], each with the name that it has in errors
+/// and records. Every one of them has an end that answers there ([`serve`](super::serve)).
+///
+/// # Errors
+///
+/// A host refuses, fails, or is gone; the error names it.
+///
+/// # Panics
+///
+/// There are not as many streams as shares.
+pub fn measure_on(
+    streams: Vec<(String, TcpStream)>,
+    introduction: &Introduction,
+    parameters: &Parameters,
+    bytes: usize,
+    dealt: &Dealt,
+) -> Result<PointResult, HostError> {
+    let shares = dealt.shares();
+    assert_eq!(streams.len(), shares.len(), "one stream for each host that has a share");
+    let joined = |(name, stream): (String, TcpStream)| match TcpPeer::new(stream) {
+        Ok(peer) => Ok(Host { name, peer }),
+        Err(error) => Err(HostError { host: name, error }),
+    };
+    let hosts = streams.into_iter().map(joined).collect::<Result<Vec<_>, _>>()?;
+    let mut hosts = Hosts { hosts, watch: Watch::start() };
+    hosts.greet(introduction, parameters)?;
+    let clocks = hosts.hosts.iter_mut().map(|host| host.clock(hosts.watch)).collect::<Result<Vec<_>, _>>()?;
+    let joined = hosts.connect(dealt, bytes)?;
+    let start_ns = hosts.go(dealt, &clocks, &joined)?;
+    let seen = hosts.hear_performance(parameters, dealt)?;
+    hosts.say(|_| ToServer::End)?;
+    let names: Vec<String> = hosts.hosts.into_iter().map(|host| host.name).collect();
+    Together { names, parameters, bytes, dealt, clocks, mtu: joined.mtu, ipv6: joined.ipv6, start_ns }.result(seen)
+}
+
+/// What is known of connections once they are made.
+struct Joined {
+    mtu: PathMtu,
+    ipv6: bool,
+    /// Of one-sided operations, one region for each lane; else none at all.
+    memory: Vec<Option<RemoteMemory>>,
+}
+
+/// What one host saw.
+enum SeenBy {
+    Asking(Performed),
+    Answering(Report),
+}
+
+impl SeenBy {
+    fn report(&self) -> &Report {
+        match self {
+            Self::Asking(performed) => &performed.report,
+            Self::Answering(report) => report,
+        }
+    }
+}
+
+impl Hosts {
+    fn greet(&mut self, introduction: &Introduction, parameters: &Parameters) -> Result<(), HostError> {
+        // All at once: each host opens a device before it answers.
+        for host in &self.hosts {
+            host.peer.say_descriptions(&[]).map_err(|error| host.failed(error))?;
+        }
+        for host in &self.hosts {
+            host.peer.hear_descriptions(0).map_err(|error| host.failed(gone_or(error)))?;
+        }
+        self.say(|_| ToServer::Introduce(Box::new(introduction.clone())))?;
+        for (index, said) in self.hear(ANSWER)?.into_iter().enumerate() {
+            if !matches!(said, FromServer::Introduced(_)) {
+                return Err(self.hosts[index].failed(said.instead_of("an introduction")));
+            }
+        }
+        self.say(|_| ToServer::Parameters(Box::new(parameters.clone())))?;
+        self.hear_accepted()
+    }
+
+    /// Has each host make its connections, and passes descriptions between them.
+    fn connect(&mut self, dealt: &Dealt, bytes: usize) -> Result<Joined, HostError> {
+        let Dealt { lanes, shares } = dealt;
+        self.say(|index| {
+            let connections = shares[index].lanes.len();
+            match shares[index].asks {
+                true => ToServer::Ask { bytes, connections },
+                false => ToServer::Point { bytes, connections: Some(connections) },
+            }
+        })?;
+        self.hear_accepted()?;
+        // The asking end of each lane, and the answering one.
+        let mut described: Vec<[Option<EndpointDescription>; 2]> = vec![[None; 2]; lanes.len()];
+        let end = |lane: usize, host: usize| usize::from(lanes[lane].asks != host);
+        for (host, share) in self.hosts.iter().zip(shares) {
+            let heard = host.peer.hear_descriptions(share.lanes.len()).map_err(|error| host.failed(gone_or(error)))?;
+            for (&lane, description) in share.lanes.iter().zip(heard) {
+                described[lane][end(lane, share.host)] = Some(description);
+            }
+        }
+        let all = described.iter().flatten().flatten();
+        let mtu = all.map(|description| description.path_mtu).min().unwrap_or(PathMtu::Mtu4096);
+        let ipv6 = described.iter().flatten().flatten().any(|end| end.gid.to_ipv4_mapped().is_none());
+        for (host, share) in self.hosts.iter().zip(shares) {
+            let other = |&lane: &usize| described[lane][1 - end(lane, share.host)];
+            let others: Vec<EndpointDescription> = share.lanes.iter().filter_map(other).collect();
+            host.peer.say_descriptions(&others).map_err(|error| host.failed(error))?;
+        }
+        let mut memory = vec![None; lanes.len()];
+        for (index, said) in self.hear(ANSWER)?.into_iter().enumerate() {
+            let FromServer::Ready { memory: regions } = said else {
+                return Err(self.hosts[index].failed(said.instead_of("ready")));
+            };
+            for (&lane, region) in shares[index].lanes.iter().zip(regions) {
+                memory[lane] = Some(region);
+            }
+        }
+        Ok(Joined { mtu, ipv6, memory })
+    }
+
+    /// Has all hosts that ask begin at one instant, which is returned.
+    fn go(&mut self, dealt: &Dealt, clocks: &[Clock], joined: &Joined) -> Result<u64, HostError> {
+        let lead = UNTIL_START.as_nanos() as u64;
+        let farthest_ns = clocks.iter().map(|clock| clock.error_ns).max().unwrap_or(0);
+        let start_ns = self.watch.ns() + lead + 2 * farthest_ns.min(ANSWER.as_nanos() as u64);
+        for ((host, share), clock) in self.hosts.iter_mut().zip(&dealt.shares).zip(clocks) {
+            if share.asks {
+                let memory = share.lanes.iter().filter_map(|&lane| joined.memory[lane]).collect();
+                host.say(ToServer::Go { memory, start_ns: clock.at(start_ns) })?;
+            }
+        }
+        Ok(start_ns)
+    }
+
+    /// What each host saw, in order.
+    fn hear_performance(&mut self, parameters: &Parameters, dealt: &Dealt) -> Result<Vec<SeenBy>, HostError> {
+        let Dealt { lanes, shares } = dealt;
+        let patience = match parameters.extent {
+            Extent::Seconds(seconds) => Some(Duration::from_secs_f64(seconds) + PERFORMANCE),
+            Extent::Messages(_) => None,
+        };
+        let mut heard = self.nothing();
+        self.hear_until(&mut heard, |index| shares[index].asks, patience)?;
+        let mut sent = vec![0; lanes.len()];
+        for (index, said) in heard.iter().enumerate() {
+            if let Some(FromServer::Performed(performed)) = said {
+                let count = performed.tallies.len();
+                if count != shares[index].lanes.len() {
+                    let what = format!("what {count} connections did, of {}", shares[index].lanes.len());
+                    return Err(self.hosts[index].failed(SessionError::Unexpected(what)));
+                }
+                for (&lane, tally) in shares[index].lanes.iter().zip(&performed.tallies) {
+                    sent[lane] = tally.sent;
+                }
+            }
+        }
+        if parameters.operation.is_one_sided() || parameters.transport != Transport::Rc {
+            for (host, share) in self.hosts.iter_mut().zip(shares).filter(|(_, share)| !share.asks) {
+                host.say(ToServer::Done { messages: share.lanes.iter().map(|&lane| sent[lane]).collect() })?;
+            }
+        }
+        self.hear_until(&mut heard, |_| true, Some(ANSWER))?;
+        let seen = heard.into_iter().flatten().enumerate().map(|(index, said)| match (said, shares[index].asks) {
+            (FromServer::Performed(performed), true) => Ok(SeenBy::Asking(*performed)),
+            (FromServer::Report(report), false) => Ok(SeenBy::Answering(*report)),
+            (other, _) => Err(self.hosts[index].failed(other.instead_of("a report"))),
+        });
+        seen.collect()
+    }
+}
+
+/// A host that hangs up in set-up is gone like one that does so elsewhere.
+fn gone_or(error: SetupError) -> SessionError {
+    match error {
+        SetupError::Io { error, .. } => SessionError::Control(error),
+        other => SessionError::Setup(other),
+    }
+}
+
+/// A point of many hosts, when all have told what they saw.
+struct Together<'a> {
+    names: Vec<String>,
+    parameters: &'a Parameters,
+    bytes: usize,
+    dealt: &'a Dealt,
+    clocks: Vec<Clock>,
+    mtu: PathMtu,
+    ipv6: bool,
+    start_ns: u64,
+}
+
+/// When a host that asks measured, on the coordinator's clock.
+#[derive(Clone, Copy, Debug)]
+struct Interval {
+    began_ns: u64,
+    ended_ns: u64,
+    sent: u64,
+}
+
+/// The time in which all hosts measured, and the share of all messages that were sent in it: each host is taken to have
+/// sent evenly. If there is no such time, the host that began too late, and by how many nanoseconds.
+fn in_common(intervals: &[Option<Interval>]) -> Result<(u64, f64), (usize, u64)> {
+    let known = || intervals.iter().enumerate().filter_map(|(host, interval)| Some((host, (*interval)?)));
+    let Some((last, began_ns)) = known().map(|(host, it)| (host, it.began_ns)).max_by_key(|(_, began)| *began) else {
+        return Ok((1, 1.0));
+    };
+    let ended_ns = known().map(|(_, it)| it.ended_ns).min().unwrap_or(began_ns);
+    if ended_ns <= began_ns {
+        return Err((last, began_ns - ended_ns));
+    }
+    let common_ns = ended_ns - began_ns;
+    let all: f64 = known().map(|(_, it)| it.sent as f64).sum();
+    let within = |it: Interval| it.sent as f64 * common_ns as f64 / (it.ended_ns - it.began_ns) as f64;
+    let sent: f64 = known().map(|(_, it)| within(it)).sum();
+    Ok((common_ns, if all > 0.0 { sent / all } else { 1.0 }))
+}
+
+impl Together<'_> {
+    fn interval(&self, index: usize, seen: &SeenBy) -> Option<Interval> {
+        let SeenBy::Asking(Performed { tallies, .. }) = seen else { return None };
+        let clock = self.clocks[index];
+        Some(Interval {
+            began_ns: clock.back(tallies.iter().map(|tally| tally.began_ns).min()?),
+            ended_ns: clock.back(tallies.iter().map(|tally| tally.ended_ns).max()?),
+            sent: tallies.iter().fold(0, |sum, tally| sum.saturating_add(tally.sent)),
+        })
+    }
+
+    fn result(self, seen: Vec<SeenBy>) -> Result<PointResult, HostError> {
+        let Self { parameters, bytes, mtu, ipv6, .. } = self;
+        let failed = |host: usize, error| HostError { host: self.names[host].clone(), error };
+        let fitted = parameters.fit(bytes).map_err(|error| failed(0, error.into()))?;
+        let intervals: Vec<_> = seen.iter().enumerate().map(|(index, seen)| self.interval(index, seen)).collect();
+        let (common_ns, within) =
+            in_common(&intervals).map_err(|(host, late_ns)| failed(host, SessionError::Apart(late_ns as f64 / 1e9)))?;
+        let ways = Ways { parameters, bytes, fitted: &fitted, mtu, ipv6 };
+        let hosts = self.each(&seen, &intervals, ways);
+        let (mut tallies, mut own, mut report) = (Vec::new(), None, None);
+        let mut histogram = None;
+        for (seen, clock) in seen.iter().zip(&self.clocks) {
+            let sum = if matches!(seen, SeenBy::Asking(_)) { &mut own } else { &mut report };
+            *sum = Some(sum.take().map_or_else(|| seen.report().clone(), |sum: Report| sum.and(seen.report())));
+            let SeenBy::Asking(performed) = seen else { continue };
+            tallies.extend(performed.tallies.iter().map(|tally| Tally {
+                first_ns: clock.back(tally.first_ns),
+                began_ns: clock.back(tally.began_ns),
+                ended_ns: clock.back(tally.ended_ns),
+                ..*tally
+            }));
+            if let Some(buckets) = &performed.histogram_ns {
+                // It grows by itself, so there is nothing that it cannot record.
+                let _ = histogram.get_or_insert_with(Buckets::empty_histogram).add(buckets.to_histogram());
+            }
+        }
+        let (own, report) = (own.unwrap_or_default(), report.unwrap_or_default());
+        let fitted = fitted.clone();
+        let all = Seen { parameters, bytes, fitted, mtu, ipv6, tallies: &tallies, histogram, own, report }.result();
+        let (seconds, messages) = (common_ns as f64 / 1e9, all.messages as f64 * within);
+        let messages_per_s = messages / seconds;
+        Ok(PointResult {
+            messages: messages.round() as u64,
+            seconds,
+            messages_per_s,
+            bytes_per_s: messages_per_s * bytes as f64,
+            hosts,
+            ..all
+        })
+    }
+
+    /// What each host did.
+    fn each(&self, seen: &[SeenBy], intervals: &[Option<Interval>], ways: Ways<'_>) -> Vec<HostResult> {
+        let counted: Vec<Counted> = seen.iter().map(|seen| ways.counted(seen.report())).collect();
+        let (cast, shares) = (self.parameters.cast(), &self.dealt.shares);
+        let host = |(index, (seen, share)): (usize, (&SeenBy, &Share))| {
+            // What those at the other ends of its connections sent: to it, or to others as well.
+            let is_peer = |other: &&Share| {
+                let lanes = || other.lanes.iter().map(|&lane| self.dealt.lanes[lane]);
+                other.host != share.host && lanes().any(|lane| lane.asks == share.host || lane.answers == share.host)
+            };
+            let peers = shares.iter().zip(&counted).filter(|(other, _)| is_peer(other)).map(|(_, counted)| counted);
+            let requests = peers.clone().fold(0, |sum: u64, peer| sum.saturating_add(peer.data_packets));
+            let besides = peers.fold(0, |sum: u64, peer| sum.saturating_add(acknowledged_besides(peer)));
+            let report = seen.report();
+            let mut predicted = ways.path(share.lanes.len()).predict(report.sent, report.received, requests);
+            predicted.ack_packets_max = predicted.ack_packets_max.saturating_add(besides);
+            let part = if share.asks { cast.asking } else { cast.answering };
+            HostResult {
+                number: share.host,
+                name: self.names[index].clone(),
+                role: part.role.to_string(),
+                asks: share.asks,
+                connections: share.lanes.len(),
+                sent: report.sent,
+                received: report.received,
+                counted: counted[index],
+                predicted,
+                cpu: report.cpu,
+                link: report.link.clone(),
+                late_ns: intervals[index].map(|interval| interval.began_ns.saturating_sub(self.start_ns)),
+                clock_ns: self.clocks[index].error_ns,
+            }
+        };
+        seen.iter().zip(shares).enumerate().map(host).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_look_with_the_shortest_round_trip_tells_a_clock() {
+        // A clock that is 1000 ahead, read in the middle of 10, and at the end of 400.
+        let clock = Clock::of([(1400, 0, 400), (1505, 500, 510), (2000, 600, 1000)]);
+        assert_eq!((clock.ahead_ns, clock.error_ns), (1000, 5));
+        assert_eq!((clock.at(7), clock.back(1007)), (1007, 7));
+        // One that started long after the coordinator's, asked for an instant before it did.
+        let behind = Clock::of([(5, 1000, 1000)]);
+        assert_eq!((behind.at(0), behind.at(1000), behind.back(5)), (0, 5, 1000));
+    }
+
+    #[test]
+    fn rates_are_those_of_the_time_in_which_all_measured() {
+        let interval = |began_ns, ended_ns, sent| Some(Interval { began_ns, ended_ns, sent });
+        assert_eq!(in_common(&[interval(10, 110, 500)]), Ok((100, 1.0)));
+        // One sends 100 in 100 ns, the other 300 in 50 ns of these; a third has no part.
+        let (common_ns, share) = in_common(&[interval(0, 100, 100), None, interval(50, 100, 300)]).unwrap();
+        assert_eq!((common_ns, share), (50, 350.0 / 400.0));
+        assert_eq!(in_common(&[interval(0, 10, 1), interval(30, 40, 1)]), Err((1, 20)));
+        assert_eq!(in_common(&[None, None]), Ok((1, 1.0)));
+    }
+}

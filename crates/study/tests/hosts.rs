@@ -1,0 +1,186 @@
+//! A point on several hosts: here threads, each with a software RNIC and a control connection of its own.
+
+mod common;
+
+use std::net::{TcpListener, TcpStream};
+use std::thread::JoinHandle;
+
+use common::MEMORY_BYTES;
+use doorbell_protocols::Protocol;
+use doorbell_study::layout::Layout;
+use doorbell_study::parameters::{Extent, Kind, Operation, Parameters, Transport};
+use doorbell_study::record::PointResult;
+use doorbell_study::serving::Serving;
+use doorbell_study::session::{self, Dealt, HostError, Introduction, SessionError, Terms, measure_on};
+use doorbell_verbs::soft::{self, SoftOptions};
+
+const TOKEN: &str = "a secret";
+
+type Served = JoinHandle<Result<(), SessionError>>;
+
+/// A stream to something that answers it in a thread of its own.
+fn join<T: Send + 'static>(answer: impl FnOnce(TcpStream) -> T + Send + 'static) -> (TcpStream, JoinHandle<T>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (accepted, _) = listener.accept().unwrap();
+    (stream, std::thread::spawn(move || answer(accepted)))
+}
+
+fn serve() -> (TcpStream, Served) {
+    let terms = Terms { memory_bytes: MEMORY_BYTES, token: TOKEN.parse().ok() };
+    join(move |stream| session::serve(&soft::open(&SoftOptions::default()).unwrap(), stream, &terms))
+}
+
+fn introduction() -> Introduction {
+    Introduction { token: TOKEN.parse().ok(), examine: false }
+}
+
+fn named(streams: impl IntoIterator<Item = TcpStream>) -> Vec<(String, TcpStream)> {
+    streams.into_iter().enumerate().map(|(index, stream)| (format!("host {index}"), stream)).collect()
+}
+
+/// Measures on so many hosts, which all end well.
+fn measure(layout: Layout, hosts: usize, parameters: &Parameters) -> PointResult {
+    let dealt = Dealt::new(layout, parameters.connections, hosts);
+    let (streams, servers): (Vec<_>, Vec<_>) = dealt.shares().iter().map(|_| serve()).unzip();
+    let bytes = parameters.sizes[0];
+    let result = measure_on(named(streams), &introduction(), parameters, bytes, &dealt);
+    let result = result.unwrap_or_else(|error| panic!("{layout:?} of {parameters:?}: {error}"));
+    for server in servers {
+        server.join().unwrap().unwrap();
+    }
+    result
+}
+
+fn stream(protocol: Protocol, bytes: usize, connections: usize) -> Parameters {
+    Parameters {
+        protocol,
+        connections,
+        extent: Extent::Seconds(0.05),
+        memory_bytes: MEMORY_BYTES,
+        verify: true,
+        ..Parameters::plain(Kind::Bandwidth, Operation::Send, bytes)
+    }
+}
+
+/// Everything arrived, in as many packets as it takes, at each host.
+fn check(layout: Layout, parameters: &Parameters, result: &PointResult, roles: &[(&str, usize)]) {
+    let what = format!("{layout:?}, {}, {:?}", parameters.protocol, parameters.operation);
+    let found: Vec<_> = result.hosts.iter().map(|host| (host.role.as_str(), host.connections)).collect();
+    assert_eq!(found, roles, "{what}");
+    for host in &result.hosts {
+        let (counted, predicted) = (&host.counted, &host.predicted);
+        assert!(counted.data_packets >= predicted.data_packets, "{what}: {host:?}");
+        assert!(predicted.asks || counted.data_packets <= predicted.data_packets_max, "{what}: {host:?}");
+        assert_eq!(host.late_ns.is_some(), host.asks, "{what}: {host:?}");
+    }
+    let sum = |field: fn(&doorbell_study::record::HostResult) -> u64| result.hosts.iter().map(field).sum::<u64>();
+    assert!(result.messages > 0 && result.messages_per_s > 0.0, "{what}: {result:?}");
+    assert_eq!((result.damaged, result.lost), (0, 0), "{what}");
+    assert_eq!(sum(|host| host.sent), sum(|host| host.received), "{what}");
+    let sent: u64 = result.sent_by_connection.iter().sum();
+    assert_eq!(sent, sum(|host| if host.asks { host.sent } else { 0 }), "{what}");
+    // Of all that was sent at most all was sent in the time that the hosts have in common.
+    assert!(result.messages <= sent, "{what}: {} of {sent}", result.messages);
+}
+
+#[test]
+fn senders_of_every_protocol_on_three_hosts_reach_one_receiver() {
+    let roles = [("receiver", 5), ("sender", 2), ("sender", 2), ("sender", 1)];
+    for protocol in [
+        Protocol::SendReceive,
+        Protocol::DirectRead,
+        Protocol::DirectWrite,
+        Protocol::BufferedWriteImmediateSend,
+        Protocol::SharedWrite,
+        Protocol::BufferedRead,
+    ] {
+        let parameters = stream(protocol, 512, 5);
+        check(Layout::ManyToOne, &parameters, &measure(Layout::ManyToOne, 4, &parameters), &roles);
+    }
+    let single = Serving { single_receiver: true, ..Serving::default() };
+    let parameters = Parameters { serving: single, ..stream(Protocol::SendReceive, 16, 5) };
+    check(Layout::ManyToOne, &parameters, &measure(Layout::ManyToOne, 4, &parameters), &roles);
+}
+
+#[test]
+fn one_source_reaches_readers_on_two_hosts() {
+    let parameters = Parameters { replicate: true, ..stream(Protocol::DirectReadSend, 4096, 3) };
+    let result = measure(Layout::OneToMany, 3, &parameters);
+    check(Layout::OneToMany, &parameters, &result, &[("source", 3), ("reader", 2), ("reader", 1)]);
+}
+
+#[test]
+fn pairs_and_all_to_all_use_every_host() {
+    let parameters = stream(Protocol::SendReceive, 512, 3);
+    let result = measure(Layout::Pairs, 4, &parameters);
+    let roles = [("sender", 2), ("receiver", 2), ("sender", 1), ("receiver", 1)];
+    check(Layout::Pairs, &parameters, &result, &roles);
+    let parameters = Parameters { bidirectional: true, ..stream(Protocol::SendReceive, 512, 6) };
+    let result = measure(Layout::AllToAll, 4, &parameters);
+    check(Layout::AllToAll, &parameters, &result, &[("sender", 3); 4]);
+}
+
+#[test]
+fn one_sided_operations_datagrams_and_ping_pongs_go_through_the_coordinator_too() {
+    let parameters =
+        Parameters { operation: Operation::Write, kind: Kind::Bandwidth, ..stream(Protocol::SendReceive, 64, 3) };
+    let result = measure(Layout::ManyToOne, 3, &parameters);
+    let roles = [("target", 3), ("initiator", 2), ("initiator", 1)];
+    check(Layout::ManyToOne, &parameters, &result, &roles);
+    let two = |parameters: &Parameters| measure(Layout::TwoEnds, 3, parameters);
+    let ping = Parameters { window: 1, kind: Kind::Latency, ..stream(Protocol::SendReceive, 16, 1) };
+    let result = two(&ping);
+    assert!(result.latency_ns.is_some_and(|latency| latency.p50 > 0) && result.histogram_ns.is_some());
+    check(Layout::TwoEnds, &ping, &result, &[("requester", 1), ("responder", 1)]);
+    // A receiver that is too slow drops datagrams: what was lost is counted.
+    let datagrams = Parameters { transport: Transport::Ud, rate: Some(2000.0), ..stream(Protocol::SendReceive, 64, 2) };
+    let result = two(&datagrams);
+    let received: u64 = result.hosts.iter().map(|host| host.received).sum();
+    assert!(received > 0 && received + result.lost == result.sent_by_connection.iter().sum::<u64>(), "{result:?}");
+}
+
+/// What a study says in which host 1 behaves so.
+fn with_culprit<T: Send + 'static>(answer: impl FnOnce(TcpStream) -> T + Send + 'static) -> HostError {
+    let parameters = Parameters { extent: Extent::Seconds(30.0), ..stream(Protocol::SendReceive, 16, 2) };
+    let dealt = Dealt::new(Layout::ManyToOne, 2, 3);
+    let (receiver, receives) = serve();
+    let (culprit, _) = join(answer);
+    let (sender, sends) = serve();
+    let streams = named([receiver, culprit, sender]);
+    let error = measure_on(streams, &introduction(), &parameters, 16, &dealt).unwrap_err();
+    // The others end, long before the point would.
+    assert!(receives.join().unwrap().is_err());
+    assert!(sends.join().unwrap().is_err());
+    error
+}
+
+#[test]
+fn a_host_that_goes_or_refuses_is_named_and_the_others_end() {
+    let error = with_culprit(drop);
+    assert!(error.is_gone() && error.to_string().starts_with("host 1: the peer is gone"), "{error}");
+    let error = with_culprit(|stream| session::refuse(stream, "no device here"));
+    assert_eq!(error.to_string(), "host 1: the peer failed: no device here");
+    let terms = Terms { memory_bytes: MEMORY_BYTES, token: "another".parse().ok() };
+    let device = soft::open(&SoftOptions::default()).unwrap();
+    let error = with_culprit(move |stream| session::serve(&device, stream, &terms));
+    assert!(error.to_string().starts_with("host 1: the peer failed: the client shows another token"), "{error}");
+}
+
+/// It goes while all measure: the coordinator does not wait until those that it was connected with give up.
+#[test]
+fn a_host_that_goes_while_it_measures_is_named() {
+    let error = with_culprit(|stream| {
+        let terms = Terms { memory_bytes: MEMORY_BYTES, token: TOKEN.parse().ok() };
+        let cutting = stream.try_clone().unwrap();
+        let device = soft::open(&SoftOptions::default()).unwrap();
+        let probe = device.clone();
+        let serving = std::thread::spawn(move || session::serve(&device, stream, &terms));
+        while probe.counters().is_none_or(|counters| counters.tx_data_packets < 100) {
+            std::thread::yield_now();
+        }
+        cutting.shutdown(std::net::Shutdown::Both).unwrap();
+        serving.join().unwrap()
+    });
+    assert!(error.is_gone() && error.host == "host 1", "{error}");
+}
