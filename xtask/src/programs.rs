@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use crate::place;
 use crate::shell::{cargo, command, output_of, root, run, target};
 
+pub(crate) mod behind;
 mod compare;
 pub(crate) mod page;
 mod ports;

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -113,6 +114,23 @@ impl Running {
             }
         }
         Ok(())
+    }
+
+    /// Waits until it says these words on standard error, and returns the word behind them.
+    pub(crate) fn word_after(&mut self, words: &str, patience: Duration) -> Result<String, String> {
+        self.wait_for(words, patience)?;
+        let word = self.said.split_once(words).and_then(|(_, rest)| rest.split_whitespace().next());
+        word.map(str::to_owned).ok_or_else(|| format!("`{}` says {words:?} and no more", self.text))
+    }
+
+    /// Interrupts it, as ^C does, and returns what it printed on standard output before that ended it.
+    pub(crate) fn end(mut self, patience: Duration) -> Result<String, String> {
+        self.interrupt()?;
+        let status = self.wait(Instant::now() + patience)?;
+        if status.signal() != Some(nix::sys::signal::Signal::SIGINT as i32) {
+            return Err(format!("`{}` ended with {status}, and was interrupted", self.text));
+        }
+        Ok(self.stdout.take().map(JoinHandle::join).and_then(Result::ok).unwrap_or_default())
     }
 
     /// Interrupts it, as ^C does.

@@ -66,6 +66,7 @@ impl Report {
         self.step("verbs programs, archive", || network::apart(|| dist::check().into()));
         self.step("verbs programs, our own", || network::apart(|| programs::own(&[]).into()));
         self.step("verbs programs, pairs", || network::apart(|| programs::pairs().into()));
+        self.step("verbs programs, through a box", || network::apart(|| programs::behind::a_box().into()));
         self.step("verbs programs, rdma_cm", || network::apart(programs::rdma_cm));
         self.step("verbs programs, UCX", || network::apart(|| programs::ucx().into()));
         self.step("verbs programs, their page", || network::apart_with_interface(|| programs::page::check(&[]).into()));
@@ -117,8 +118,11 @@ pub(crate) fn programs(only: &[String]) -> ExitCode {
     let pages = programs::page::names();
     let (page, own): (Vec<&String>, Vec<&String>) = only.iter().partition(|name| pages.contains(&name.as_str()));
     let page: Vec<&str> = page.into_iter().map(String::as_str).collect();
-    let own: Vec<String> = own.into_iter().filter(|name| *name != "ucx").cloned().collect();
+    let own: Vec<String> = own.into_iter().filter(|name| !["ucx", "box"].contains(&name.as_str())).cloned().collect();
     report.step("verbs programs, build", || programs::build().into());
+    if only.iter().any(|name| name == "box") {
+        report.step("verbs programs, through a box", || network::apart(|| programs::behind::a_box().into()));
+    }
     if only.iter().any(|name| name.eq_ignore_ascii_case("ucx")) {
         report.step("verbs programs, UCX", || network::apart(|| programs::ucx().into()));
     }

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
 use std::time::Duration;
 
 use clap::Args;
@@ -77,6 +77,19 @@ pub(crate) fn address_toward(stream: &TcpStream) -> Option<IpAddr> {
     let own = stream.local_addr().ok()?.ip().to_canonical();
     let peer = stream.peer_addr().ok()?.ip().to_canonical();
     (own != peer && !own.is_loopback()).then_some(own)
+}
+
+/// The same of a host that nothing is connected with yet.
+pub(crate) fn address_toward_host(address: &str) -> Result<Option<IpAddr>, Failure> {
+    let failed = |error| format!("{address} is no host and port that packets can be sent to: {error}");
+    let mut found = address.to_socket_addrs().map_err(failed)?;
+    let peer = found.next().ok_or_else(|| format!("{address} is no host and port that can be found"))?;
+    let unspecified: IpAddr = if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    // Connecting such a socket sends nothing.
+    let socket = UdpSocket::bind((unspecified, 0)).map_err(failed)?;
+    socket.connect(peer).map_err(failed)?;
+    let (own, peer) = (socket.local_addr().map_err(failed)?.ip().to_canonical(), peer.ip().to_canonical());
+    Ok((own != peer && !own.is_loopback()).then_some(own))
 }
 
 /// How a command that uses other machines meets them.

@@ -21,6 +21,7 @@ const MESSAGES: u32 = 10_000;
 const COMMANDS: &str = script!("sysfs", "commands");
 const LOSS: &str = script!("two_rxe", "loss");
 const ON_THE_WIRE: &str = script!("cable", "wire");
+const BOX: &str = script!("cable", "box");
 const CAPTURE: &str = script!("cable", "capture");
 const CAPTURE_BOTH: &str = script!("two_rxe", "capture_both");
 
@@ -33,6 +34,7 @@ const STEPS: &[Step] = &[
     ("rdma_rxe, on the wire", |guest| in_guest(&guest, ON_THE_WIRE)),
     ("rdma_rxe, loss", loss),
     ("rdma_rxe, verbs", verbs),
+    ("rdma_rxe, behind a box", |guest| in_guest(&guest, BOX)),
     ("rdma_rxe, commands", commands),
 ];
 

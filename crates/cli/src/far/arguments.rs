@@ -8,6 +8,7 @@ use doorbell_farmem::{ClientOptions, MAX_OUTSTANDING, MAX_VALUE, Strategy};
 use doorbell_study::far::StorePoint;
 use doorbell_verbs::soft;
 
+use super::behind::OtherBox;
 use crate::device::Chosen;
 use crate::{Failure, Usage, quantity};
 
@@ -24,16 +25,23 @@ pub(super) fn strategy(text: &str) -> Result<Strategy, String> {
     Strategy::by_name(text).ok_or_else(|| format!("{text:?} is no strategy: there are {}", names()))
 }
 
-/// Refuses strategies whose middlebox would need the address of a device of the machine.
-pub(super) fn check_here(strategy: Strategy, chosen: &Chosen) -> Result<(), Usage> {
-    match strategy.is_steered() && !chosen.is_soft() {
-        true => Err(Usage(format!(
-            "strategy {} relies on a middlebox, which works between software RNICs of this machine: add -d {}, or --testbed",
+/// Refuses strategies whose middlebox would need the address of a device of the machine, and a box where none is needed.
+pub(super) fn check_here(strategy: Strategy, chosen: &Chosen, other: &OtherBox) -> Result<(), Usage> {
+    let is_elsewhere = other.addresses().is_some();
+    match (strategy.is_steered(), is_elsewhere) {
+        (true, false) if !chosen.is_soft() => Err(Usage(format!(
+            "strategy {} relies on a middlebox, which is started here between software RNICs alone: add -d {}, --testbed, or \
+             --through where a box runs",
             strategy.name(),
             soft::NAME
         ))),
-        false => Ok(()),
+        (false, true) => Err(no_box("--through", strategy)),
+        _ => Ok(()),
     }
+}
+
+pub(super) fn no_box(option: &str, strategy: Strategy) -> Usage {
+    Usage(format!("{option} is about the middlebox, which strategy {} has not", strategy.name()))
 }
 
 pub(crate) fn clients(text: &str) -> Result<usize, String> {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use clap::Args;
 use doorbell_exchange::setup::{self, EndpointDescription, READY, RemoteRegion, SetupError, Timed};
 use doorbell_fabric::FaultPlan;
 use doorbell_farmem::{Geometry, MemoryDescription, Metadata, MetadataEnd, Strategy};
@@ -32,6 +33,25 @@ const AGAIN: Duration = Duration::from_millis(10);
 /// How often the metadata service looks whether the box is there.
 const LOOK: Duration = Duration::from_millis(1);
 
+/// A middlebox that this command does not start.
+#[derive(Args, Clone, Copy, Debug, Default)]
+pub(crate) struct OtherBox {
+    /// Strategies steered and steered-write: the middlebox through which clients reach the memory, where another command runs it;
+    /// otherwise it is started here
+    #[arg(long, value_name = "ADDRESS:PORT", requires = "node_at")]
+    through: Option<SocketAddr>,
+    /// With --through: where the memory node lets that box connect; the line that starts the box is printed
+    #[arg(long, value_name = "ADDRESS:PORT", requires = "through")]
+    node_at: Option<SocketAddr>,
+}
+
+impl OtherBox {
+    /// Where clients reach the box, and where the box reaches the memory node.
+    pub(super) fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
+        self.through.zip(self.node_at)
+    }
+}
+
 /// What a box is started with.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BoxOptions {
@@ -39,6 +59,24 @@ pub(super) struct BoxOptions {
     pub(super) geometry: Geometry,
     pub(super) udp_port: u16,
     pub(super) fault: Option<FaultPlan>,
+}
+
+impl BoxOptions {
+    /// The command's arguments in front of the memory node that lets boxes connect at `node`, but for where clients reach it.
+    pub(super) fn arguments(&self, node: SocketAddr) -> Vec<String> {
+        let Geometry { nodes, keys, max_key, max_value } = self.geometry;
+        let store = format!("nodes={nodes},keys={keys},max-key={max_key},max-value={max_value}");
+        let mut arguments =
+            ["steer", &node.to_string(), "--exclusive", "--json", "--store", &store].map(str::to_owned).to_vec();
+        arguments.extend(["--udp-port".to_owned(), self.udp_port.to_string()]);
+        if !self.strategy.steers_reads() {
+            arguments.push("--writes-only".to_owned());
+        }
+        if let Some(fault) = &self.fault {
+            arguments.extend(["--fault".to_owned(), fault.to_string()]);
+        }
+        arguments
+    }
 }
 
 /// A middlebox that runs in a process of its own. The process ends when this handle is dropped.
@@ -52,17 +90,8 @@ pub(super) struct BoxProcess {
 impl BoxProcess {
     /// Starts a box in front of the memory node that lets boxes connect at `node`; where another one was, if that is given.
     pub(super) fn start(node: SocketAddr, at: Option<SocketAddr>, options: &BoxOptions) -> Result<Self, Failure> {
-        let Geometry { nodes, keys, max_key, max_value } = options.geometry;
         let mut command = Command::new(std::env::current_exe()?);
-        let store = format!("nodes={nodes},keys={keys},max-key={max_key},max-value={max_value}");
-        command.args(["steer", &node.to_string(), "--exclusive", "--json", "--store", &store]);
-        command.args(["--udp-port", &options.udp_port.to_string()]);
-        if !options.strategy.steers_reads() {
-            command.arg("--writes-only");
-        }
-        if let Some(fault) = &options.fault {
-            command.args(["--fault", &fault.to_string()]);
-        }
+        command.args(options.arguments(node));
         match at {
             Some(at) => command.args(["--bind", &at.ip().to_string(), "--listen", &at.to_string()]),
             None => command.args(["-p", "0"]),
@@ -229,13 +258,13 @@ pub(super) struct ThroughBox {
 }
 
 impl ThroughBox {
-    /// Connects the service with the memory node behind the box at this address.
+    /// Connects the service with the memory node behind the box at this address, which may just be starting.
     pub(super) fn connect(
         address: SocketAddr,
         end: MetadataEnd,
         geometry: Geometry,
     ) -> Result<(Self, Metadata), Failure> {
-        let joined = Joined::new(address, &end.to_memory().lane, geometry)?;
+        let joined = Joined::patiently(address, &end.to_memory().lane, geometry)?;
         let metadata = end.connect(&joined.memory)?;
         let (clients, fencing, looked) = (HashMap::new(), Vec::new(), Instant::now());
         Ok((Self { address, joined, is_broken: false, looked, clients, fencing }, metadata))

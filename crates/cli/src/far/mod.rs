@@ -24,7 +24,7 @@ use crate::output::{line, note};
 use crate::sim::arguments::Simulated as Testbed;
 use crate::{Failure, Usage};
 use arguments::Workload;
-use behind::Joined;
+use behind::{Joined, OtherBox};
 use service::{Sides, Store};
 use table::Row;
 
@@ -64,6 +64,8 @@ pub(crate) struct Run {
     workload: Workload,
     #[command(flatten)]
     simulated: Testbed,
+    #[command(flatten)]
+    other: OtherBox,
     #[command(flatten)]
     device: DeviceChoice,
     #[command(flatten)]
@@ -121,12 +123,13 @@ pub(crate) fn measure_point(
     udp: UdpPort,
     seed: u64,
 ) -> Result<Report, Failure> {
-    arguments::check_here(point.strategy, chosen)?;
+    arguments::check_here(point.strategy, chosen, &OtherBox::default())?;
     let run = Run {
         strategy: vec![point.strategy],
         clients: vec![point.clients],
         workload: Workload::of(point, seed),
         simulated: Testbed::default(),
+        other: OtherBox::default(),
         device: choice.clone(),
         udp,
         json: false,
@@ -136,11 +139,19 @@ pub(crate) fn measure_point(
 
 impl Run {
     fn run(&self) -> Result<(), Failure> {
-        let testbed = self.simulated.read(&[("-d", self.device.name.is_some())])?;
+        let testbed = self
+            .simulated
+            .read(&[("-d", self.device.name.is_some()), ("--through", self.other.addresses().is_some())])?;
         let chosen = match testbed {
             Some(_) => None,
             None => Some(self.device.choose(None)?),
         };
+        if self.other.addresses().is_some() && self.clients.len() * self.strategy.len() > 1 {
+            return Err(Usage(
+                "--through is for one strategy and one number of clients: that box knows one store".to_owned(),
+            )
+            .into());
+        }
         let mut rows = Vec::new();
         for &clients in &self.clients {
             let load = self.workload.load(clients, testbed.is_some())?;
@@ -167,7 +178,7 @@ impl Run {
                         Row { strategy, clients, load, report: run.report, cpu, digest: Some(run.summary.digest) }
                     }
                     (None, Some(chosen)) => {
-                        arguments::check_here(strategy, chosen)?;
+                        arguments::check_here(strategy, chosen, &self.other)?;
                         self.measure(chosen, strategy, clients)?
                     }
                     (None, None) => return Err(Usage("a testbed or a device is needed".to_owned()).into()),
@@ -193,7 +204,7 @@ impl Run {
     fn measure(&self, chosen: &Chosen, strategy: Strategy, clients: usize) -> Result<Row, Failure> {
         let load = self.workload.load(clients, false)?;
         let open = || chosen.open(|| SoftOptions { port: self.udp.port, publish: false, ..SoftOptions::default() });
-        let store = Store::start([open()?, open()?], strategy, load, clients, None)?;
+        let store = Store::start([open()?, open()?], strategy, load, clients, (None, self.other))?;
         let hosts = self.workload.hosts.min(clients);
         let devices: Vec<_> = (0..hosts).map(|_| open()).collect::<Result<_, _>>()?;
         let caches: Vec<_> = (0..hosts).map(|_| Arc::new(HostCache::new(4 * load.keys as usize))).collect();

@@ -1,7 +1,7 @@
 //! The store's side of a run on this machine: the memory node and the metadata service, a thread each; and a middlebox in
 //! front of the memory node, a process of its own, for strategies that rely on one.
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -18,8 +18,9 @@ use doorbell_farmem::{
 use doorbell_verbs::Device;
 use serde_json::Value;
 
-use super::behind::{BoxOptions, BoxProcess, ThroughBox, Via, serve_boxes};
+use super::behind::{BoxOptions, BoxProcess, OtherBox, ThroughBox, Via, serve_boxes};
 use crate::Failure;
+use crate::output::note;
 
 /// Looks in vain before a thread offers its CPU to others.
 const PATIENCE: u32 = 100;
@@ -99,7 +100,10 @@ pub(super) struct Sides {
 
 /// The middlebox of a store, and the thread that lets boxes use the memory node.
 struct Gate {
-    process: BoxProcess,
+    /// None if another command runs it.
+    process: Option<BoxProcess>,
+    /// Where clients reach the box.
+    through: SocketAddr,
     options: BoxOptions,
     /// Where the memory node lets boxes connect.
     node: SocketAddr,
@@ -108,21 +112,38 @@ struct Gate {
 }
 
 impl Gate {
-    fn open(memory: MemorySide, options: BoxOptions) -> Result<Self, Failure> {
-        let listener = TcpListener::bind("127.0.0.1:0")?;
+    fn open(memory: MemorySide, options: BoxOptions, other: OtherBox) -> Result<Self, Failure> {
+        let at = other.addresses();
+        let listen = at.map_or(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), |(_, node)| node);
+        let listener = TcpListener::bind(listen).map_err(|error| format!("cannot listen on {listen}: {error}"))?;
         let node = listener.local_addr()?;
         let is_over = Arc::new(AtomicBool::new(false));
         let over = Arc::clone(&is_over);
         let boxes = std::thread::Builder::new()
             .name("boxes".to_owned())
             .spawn(move || serve_boxes(&listener, &memory, &over))?;
-        Ok(Self { process: BoxProcess::start(node, None, &options)?, options, node, is_over, boxes })
+        let (process, through) = match at {
+            None => {
+                let process = BoxProcess::start(node, None, &options)?;
+                let through = process.address;
+                (Some(process), through)
+            }
+            Some((through, _)) => {
+                let arguments = options.arguments(node).join(" ");
+                note!("start the middlebox at {through} now: doorbell {arguments} --listen {through}");
+                (None, through)
+            }
+        };
+        Ok(Self { process, through, options, node, is_over, boxes })
     }
 
-    /// Returns what the box counted.
-    fn close(self) -> Result<Value, Failure> {
-        let counted = self.process.stop();
+    /// Returns what the box counted, if it is this command's.
+    fn close(self) -> Result<Option<Value>, Failure> {
+        let counted = self.process.map(BoxProcess::stop).transpose();
         self.is_over.store(true, Ordering::Release);
+        if counted.as_ref().is_ok_and(Option::is_none) {
+            return Ok(None); // the box stays connected, so the thread goes with the process
+        }
         drop(TcpStream::connect(self.node)?); // wakes the thread
         self.boxes.join().map_err(|_| "a thread of the store panicked")?;
         counted
@@ -163,13 +184,13 @@ impl Patience {
 
 impl Store {
     /// Starts it on two devices, for so many clients. With a strategy that relies on a middlebox, which damages packets
-    /// that arrive as `fault` says, both devices are software RNICs.
+    /// that arrive as `fault` says, both devices are software RNICs, unless `other` says where the box is.
     pub(super) fn start(
         [of_memory, of_metadata]: [Device; 2],
         strategy: Strategy,
         load: Load,
         clients: usize,
-        fault: Option<FaultPlan>,
+        (fault, other): (Option<FaultPlan>, OtherBox),
     ) -> Result<Self, Failure> {
         let geometry = load.geometry(clients);
         let udp_port = of_memory.attributes().udp_port;
@@ -184,9 +205,9 @@ impl Store {
         let memory = std::thread::Builder::new()
             .name("memory".to_owned())
             .spawn(move || serve_memory(memory, &for_memory, &unused))?;
-        let gate = || Gate::open(memory_side.clone(), BoxOptions { strategy, geometry, udp_port, fault });
+        let gate = || Gate::open(memory_side.clone(), BoxOptions { strategy, geometry, udp_port, fault }, other);
         let gate = strategy.is_steered().then(gate).transpose()?;
-        let through = gate.as_ref().map(|gate| gate.process.address);
+        let through = gate.as_ref().map(|gate| gate.through);
         let (over, side) = (Arc::clone(&is_over), memory_side.clone());
         let metadata = std::thread::Builder::new().name("metadata".to_owned()).spawn(move || {
             let open = || -> Result<(Option<ThroughBox>, Metadata), Failure> {
@@ -219,8 +240,8 @@ impl Store {
     /// Kills the middlebox, and starts another one in its place.
     pub(super) fn replace_box(&mut self) -> Result<(), Failure> {
         match &mut self.gate {
-            Some(Gate { process, options, node, .. }) => process.replace(*node, options),
-            None => Ok(()),
+            Some(Gate { process: Some(process), options, node, .. }) => process.replace(*node, options),
+            _ => Ok(()),
         }
     }
 
@@ -235,7 +256,7 @@ impl Store {
         let panicked = |_| Failure::from("a thread of the store panicked");
         self.is_over.store(true, Ordering::Release);
         let mut rest = self.metadata.join().map_err(panicked)??;
-        rest.box_counters = self.gate.map(Gate::close).transpose()?;
+        rest.box_counters = self.gate.map(Gate::close).transpose()?.flatten();
         self.is_unused.store(true, Ordering::Release);
         let memory = self.memory.join().map_err(panicked)?;
         rest.check(&memory)?;

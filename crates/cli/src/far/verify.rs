@@ -18,6 +18,7 @@ use doorbell_verbs::soft::SoftOptions;
 use serde_json::json;
 
 use super::arguments::{self, Workload};
+use super::behind::OtherBox;
 use super::client::{AGAIN, descriptions, optional, to_hex};
 use super::service::{Sides, Store};
 use crate::device::{DeviceChoice, UdpPort};
@@ -42,6 +43,8 @@ pub(crate) struct Verify {
     /// Strategies steered and steered-write: what happens to packets that arrive at the middlebox, as `doorbell steer` has it
     #[arg(long, value_name = "PLAN")]
     fault: Option<FaultPlan>,
+    #[command(flatten)]
+    other: OtherBox,
     #[command(flatten)]
     workload: Workload,
     #[command(flatten)]
@@ -84,17 +87,20 @@ impl Verify {
         }
         let is_boxed = self.strategy.is_steered();
         let of_box = [("--kill-box", self.kill_box), ("--fault", self.fault.is_some())];
-        if let Some((option, _)) = of_box.into_iter().find(|(_, is_given)| *is_given && !is_boxed) {
-            return Err(Usage(format!(
-                "{option} is about the middlebox, which strategy {} has not",
-                self.strategy.name()
-            ))
-            .into());
+        if let Some((option, _)) = of_box.into_iter().find(|(_, is_given)| *is_given) {
+            if !is_boxed {
+                return Err(arguments::no_box(option, self.strategy).into());
+            }
+            if self.other.addresses().is_some() {
+                return Err(
+                    Usage(format!("{option} is for a middlebox that is started here: drop it, or --through")).into()
+                );
+            }
         }
         let chosen = self.device.choose(None)?;
-        arguments::check_here(self.strategy, &chosen)?;
+        arguments::check_here(self.strategy, &chosen, &self.other)?;
         let open = || chosen.open(|| SoftOptions { port: self.udp.port, publish: false, ..SoftOptions::default() });
-        let mut store = Store::start([open()?, open()?], self.strategy, load, self.clients, self.fault)?;
+        let mut store = Store::start([open()?, open()?], self.strategy, load, self.clients, (self.fault, self.other))?;
         let sides = store.sides();
         let mut processes = Vec::new();
         let mut readers = Vec::new();

@@ -32,7 +32,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// A machine that is gone without a word is noticed after about half a minute.
-const KEEPALIVE: TcpKeepalive =
+pub(super) const KEEPALIVE: TcpKeepalive =
     TcpKeepalive::new().with_time(Duration::from_secs(10)).with_interval(Duration::from_secs(5)).with_retries(4);
 
 /// Connections that may be in set-up beside those of clients.
@@ -43,8 +43,11 @@ const LOOK_AGAIN: Duration = Duration::from_micros(500);
 
 /// How long the node may take to acknowledge before the box sends again, and how often: some 9 s in all, so that
 /// the box does not take a busy node for one that is gone.
-const NODE_TIMEOUT_NS: u64 = 4_000_000;
-const NODE_RETRIES: u8 = 40;
+pub(super) const NODE_TIMEOUT_NS: u64 = 4_000_000;
+pub(super) const NODE_RETRIES: u8 = 40;
+
+/// What clients may do with the node's memory.
+pub(super) const ALL_ACCESS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
 
 /// Something that is done to the box by the thread that has it.
 pub(super) type Job = Box<dyn FnOnce(&mut Steer) + Send>;
@@ -64,6 +67,18 @@ pub(super) struct Own {
     pub(super) node: String,
 }
 
+impl Own {
+    /// The address that a GID stands for, if the box can send there.
+    pub(super) fn reachable(&self, peer: &str, gid: Ipv6Addr) -> Result<IpAddr, Refusal> {
+        let (address, own) = (gid.to_canonical(), self.address);
+        let is_usable = !address.is_unspecified() && !address.is_multicast() && address != own;
+        if !is_usable || address.is_ipv4() != own.is_ipv4() {
+            return Err(Refusal::Address { peer: peer.to_owned(), gid, own });
+        }
+        Ok(address)
+    }
+}
+
 /// The node, as clients are to see it.
 #[derive(Clone, Copy, Debug)]
 struct Reached {
@@ -74,7 +89,7 @@ struct Reached {
 
 /// Why a queue pair is not set up.
 #[derive(Debug, thiserror::Error)]
-enum Refusal {
+pub(super) enum Refusal {
     #[error(transparent)]
     Setup(#[from] SetupError),
     #[error("{peer} gave up: it cannot connect with the box, or its program ended")]
@@ -95,6 +110,16 @@ enum Refusal {
     Steer(#[from] doorbell_steer::SetupError),
     #[error("the box is ending")]
     Ending,
+    #[error("perftest's {who} names a queue pair when it is not its turn")]
+    OutOfTurn { who: &'static str },
+    #[error("perftest does not say which path MTU it uses; versions from 5.1 on do")]
+    NoPathMtu,
+    #[error(
+        "both programs of perftest use a path MTU of {theirs} bytes, the box's link takes {own}: give them -m {own}"
+    )]
+    PathMtu { theirs: usize, own: usize },
+    #[error("the system gives no random numbers for a key: {0}")]
+    NoKey(String),
 }
 
 /// What was counted of clients.
@@ -125,7 +150,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+pub(super) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
     std::thread::Builder::new().name(name.to_owned()).stack_size(256 << 10).spawn(body).map(drop)
 }
 
@@ -165,7 +190,10 @@ impl Plane {
     }
 
     /// Has something done to the box.
-    fn with<R: Send + 'static>(&self, job: impl FnOnce(&mut Steer) -> R + Send + 'static) -> Result<R, Refusal> {
+    pub(super) fn with<R: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut Steer) -> R + Send + 'static,
+    ) -> Result<R, Refusal> {
         let (answer, answered) = sync_channel(1);
         let job = Box::new(move |steer: &mut Steer| {
             let _ = answer.send(job(steer)); // unless nobody waits for it
@@ -219,7 +247,7 @@ impl Plane {
             node_rkey: theirs[0].regions[0].rkey,
             address: reached.region.address,
             length: reached.region.length,
-            access: Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC,
+            access: ALL_ACCESS,
             exclusive: self.own.exclusive,
         };
         let (store, steers_reads) = (self.own.store, self.own.steers_reads);
@@ -267,12 +295,7 @@ impl Plane {
         if theirs.udp_port != self.own.udp_port {
             return Err(Refusal::UdpPort { peer, theirs: theirs.udp_port, own: self.own.udp_port });
         }
-        let (address, own) = (theirs.gid.to_canonical(), self.own.address);
-        let is_usable = !address.is_unspecified() && !address.is_multicast() && address != own;
-        if !is_usable || address.is_ipv4() != own.is_ipv4() {
-            return Err(Refusal::Address { peer, gid: theirs.gid, own });
-        }
-        Ok(address)
+        self.own.reachable(&peer, theirs.gid)
     }
 
     fn check_node(&self, peer: &str, theirs: &EndpointDescription) -> Result<Reached, Failure> {
@@ -329,7 +352,7 @@ impl Plane {
         }
     }
 
-    fn refused(&self, why: &dyn fmt::Display) {
+    pub(super) fn refused(&self, why: &dyn fmt::Display) {
         self.counts.refused.fetch_add(1, Ordering::Relaxed);
         note!("a client was not served: {why}");
     }
@@ -341,9 +364,6 @@ impl Plane {
         let theirs = setup::receive(&mut timed, &peer, 1, DEADLINE)?[0];
         let address = self.check(&peer, &theirs)?;
         let Some(node) = *lock(&self.node) else { return Err(Refusal::NoNode) };
-        if address == node.address {
-            return Err(Refusal::Address { peer, gid: theirs.gid, own: self.own.address });
-        }
         let path_mtu = theirs.path_mtu.min(node.path_mtu);
         let client = ClientEnd { address, qpn: theirs.qpn, first_psn: theirs.psn, path_mtu };
         let qpn = self.with(move |steer| steer.connect(client))??;
@@ -420,7 +440,7 @@ fn wait_for_end(mut stream: &TcpStream) {
 }
 
 /// RoCE v2's GID of an address (IBTA Annex A17): IPv4 is mapped.
-fn to_gid(address: IpAddr) -> Ipv6Addr {
+pub(super) fn to_gid(address: IpAddr) -> Ipv6Addr {
     match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped(),
         IpAddr::V6(v6) => v6,

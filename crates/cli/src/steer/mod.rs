@@ -1,6 +1,7 @@
 //! `doorbell steer`: a middlebox in front of a memory node, on a UDP socket of its own.
 
 mod control;
+mod perftest;
 mod report;
 pub(crate) mod shut_out;
 
@@ -22,7 +23,7 @@ use doorbell_steer::{Config, Driver, Limits};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::control::{DEFAULT_TCP_PORT, address_toward, reach, with_port};
+use crate::control::{DEFAULT_TCP_PORT, address_toward, address_toward_host, reach, with_port};
 use crate::device::UdpPort;
 use crate::{Failure, Usage, ending, quantity};
 use control::{Job, Own, Plane};
@@ -36,6 +37,8 @@ Examples:
   doorbell steer 10.0.0.1 --store nodes=4096,keys=1024,max-key=8,max-value=128
                                             steer requests of a store to the newest node of their key
   doorbell steer 127.0.0.1:7000 --pcap both.pcap -D 10 --json
+  doorbell steer 10.0.0.1 --perftest        in front of a server of perftest there (`ib_write_bw`), for clients that
+                                            name this machine instead (`ib_write_bw ADDRESS`)
 
 Node and clients are programs that set up a queue pair as the crate doorbell does (Device::queue_pair), and keep
 the TCP connection open for as long as they use it. docs/middlebox.md says what the box believes.";
@@ -76,6 +79,11 @@ pub(crate) struct Steer {
     /// With --store: READs go to the nodes that clients name, and CASes alone are steered
     #[arg(long, requires = "store")]
     writes_only: bool,
+    /// NODE is where servers of perftest listen, and so does the box for clients: its programs are connected through the box,
+    /// one pair after another. For ib_write_bw, ib_read_bw, ib_read_lat, ib_atomic_bw and ib_atomic_lat, whose server does
+    /// nothing but wait
+    #[arg(long, conflicts_with_all = ["store", "exclusive"])]
+    perftest: bool,
     /// Clients at one time, at most 32768
     #[arg(long, value_name = "N", default_value_t = Limits::default().clients, value_parser = quantity::count::<usize>)]
     clients: usize,
@@ -144,12 +152,17 @@ pub(crate) fn run(arguments: &Steer) -> Result<ExitCode, Failure> {
     arguments.udp.note_if_other();
     let signals = Signals::take()?;
     let node = with_port(&arguments.node, arguments.port);
-    let stream = reach(&node, "; does a memory node set up queue pairs there?")?;
-    let udp = bind(BindRequest {
-        address: arguments.bind.or_else(|| address_toward(&stream)),
-        port: arguments.udp.port,
-        ..BindRequest::default()
-    })?;
+    // A server of perftest takes one connection, which is its client's.
+    let stream = match arguments.perftest {
+        true => None,
+        false => Some(reach(&node, "; does a memory node set up queue pairs there?")?),
+    };
+    let toward = match &stream {
+        Some(stream) => address_toward(stream),
+        None => address_toward_host(&node)?,
+    };
+    let udp =
+        bind(BindRequest { address: arguments.bind.or(toward), port: arguments.udp.port, ..BindRequest::default() })?;
     let (address, readable) = (udp.local_address(), udp.as_fd().try_clone_to_owned()?);
     let own = Own {
         address,
@@ -169,11 +182,15 @@ pub(crate) fn run(arguments: &Steer) -> Result<ExitCode, Failure> {
     let config = Config { address, limits, seed: getrandom::u64()? };
     let listen = arguments.listen.as_deref().map_or_else(|| address.to_string(), str::to_owned);
     let (plane, jobs) = Plane::new(own);
-    let failed = plane.start(stream, &with_port(&listen, arguments.port))?;
+    let listen = with_port(&listen, arguments.port);
+    let failed = stream.map(|stream| plane.start(stream, &listen)).transpose()?;
+    if arguments.perftest {
+        plane.start_perftest(&listen)?;
+    }
     let driver = Driver::new(doorbell_steer::Steer::new(config), stack(udp, arguments)?, arguments.udp.port);
     let begun = Instant::now();
     let until = arguments.duration.map(|seconds| begun + Duration::from_secs_f64(seconds));
-    let driver = forward(driver, &readable, &jobs, &failed, &signals, begun, until)?;
+    let driver = forward(driver, &readable, &jobs, failed.as_ref(), &signals, begun, until)?;
     report::print(&driver, &plane, begun.elapsed(), arguments.json)?;
     // Whoever keeps the capture reads it now.
     drop(driver);
@@ -205,7 +222,7 @@ fn forward(
     mut driver: Driver<Box<dyn Link>>,
     readable: &OwnedFd,
     jobs: &Receiver<Job>,
-    failed: &Receiver<Failure>,
+    failed: Option<&Receiver<Failure>>,
     signals: &Signals,
     begun: Instant,
     until: Option<Instant>,
@@ -216,7 +233,7 @@ fn forward(
         if let Ok(job) = jobs.try_recv() {
             job(driver.steer_mut());
         }
-        if let Ok(failure) = failed.try_recv() {
+        if let Some(Ok(failure)) = failed.map(Receiver::try_recv) {
             return Err(failure);
         }
         let received = driver.pump((Instant::now() - begun).as_nanos() as u64);

@@ -1,8 +1,10 @@
 //! `doorbell far`.
 
+use std::net::TcpListener;
+
 use serde_json::Value;
 
-use crate::command::run;
+use crate::command::{Running, doorbell, run};
 
 #[test]
 fn a_workload_is_simulated_with_several_strategies_and_clients() {
@@ -70,6 +72,24 @@ fn a_middlebox_that_loses_packets_and_then_everything_leaves_a_linearizable_hist
     }
 }
 
+/// Memory node and clients meet a box that somebody else starts, as the store says.
+#[test]
+fn a_middlebox_that_another_command_runs_leaves_a_linearizable_history() {
+    // Nobody else listens on this address of loopback.
+    let free = TcpListener::bind("127.0.0.79:0").and_then(|listener| listener.local_addr()).expect("a free port");
+    let mut store = Running::start(doorbell(&format!(
+        "far verify -d doorbell0 --strategy steered --through {free} --node-at 127.0.0.1:0 --clients 2 --keys 8 -D 200ms --json"
+    )));
+    let node = store.told("now: doorbell steer ");
+    let sizes = store.told("--store ");
+    let mut steer =
+        Running::start(doorbell(&format!("steer {node} --exclusive --json --store {sizes} --listen {free}")));
+    let json = store.finish().expect_status(0).json();
+    assert_eq!((&json["linearizable"], &json["box"]), (&Value::from(true), &Value::Null), "{json}");
+    steer.wait_for("has ended its connection");
+    steer.kill();
+}
+
 #[test]
 fn what_makes_no_sense_is_refused_with_what_is_allowed() {
     for (arguments, words) in [
@@ -78,6 +98,18 @@ fn what_makes_no_sense_is_refused_with_what_is_allowed() {
         ("far run --zipf 4", "0 (all keys alike) to 3"),
         ("far run --clients 0", "it is 1 to 1024"),
         ("far verify -d doorbell0 --kill-box", "--kill-box is about the middlebox, which strategy optimistic has not"),
+        (
+            "far verify -d doorbell0 --through 127.0.0.1:9 --node-at 127.0.0.1:0",
+            "--through is about the middlebox, which strategy optimistic has not",
+        ),
+        (
+            "far verify -d doorbell0 --strategy steered --kill-box --through 127.0.0.1:9 --node-at 127.0.0.1:0",
+            "--kill-box is for a middlebox that is started here: drop it, or --through",
+        ),
+        (
+            "far run -d doorbell0 --strategy steered,steered-write --through 127.0.0.1:9 --node-at 127.0.0.1:0",
+            "--through is for one strategy and one number of clients",
+        ),
         ("far run -d doorbell0 -t 65", "a client runs 1 to 64 at a time"),
         ("far run -d doorbell0 --keys 0", "it is 1 to 2^27"),
         ("far run --testbed connectx5-100g-far -d doorbell0", "-d does not go with --testbed"),

@@ -1,7 +1,7 @@
 //! `doorbell steer`: a memory node and clients are programs over the crate `doorbell`, in this process; the box between
 //! them is the command.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
@@ -282,11 +282,86 @@ fn a_box_may_end_by_itself() {
     assert_eq!(number(&record, "/clients/served"), 0, "{record:#}");
 }
 
+/// What perftest's programs say of a queue pair.
+fn line(qpn: u32, psn: u32, rkey: u32, host: u8) -> Vec<u8> {
+    let gid: String =
+        [&[0; 10][..], &[0xff, 0xff, 127, 0, 0, host]].concat().iter().map(|b| format!("{b:02x}:")).collect();
+    format!("0000:0010:{qpn:06x}:{psn:06x}:{rkey:08x}:000055e95926c000:{gid}00000000:\0").into_bytes()
+}
+
+/// Two ends of a conversation of perftest through a box, which have said all that comes before the lines.
+fn perftest(servers: &TcpListener, address: &str, mtus: [&[u8]; 2]) -> [TcpStream; 2] {
+    let client = TcpStream::connect(address).expect("the box listens");
+    let (server, _) = servers.accept().expect("the box comes");
+    let ends = [client, server];
+    for end in &ends {
+        end.set_read_timeout(Some(PATIENCE)).expect("a time");
+    }
+    pass(&ends[0], &ends[1], b"6.06\0\0\0\0\0\0\0\0\0\0\0\0", b"6.06\0\0\0\0\0\0\0\0\0\0\0\0");
+    pass(&ends[0], &ends[1], mtus[0], mtus[0]);
+    pass(&ends[1], &ends[0], mtus[1], mtus[1]);
+    ends
+}
+
+fn pass(mut from: &TcpStream, to: &TcpStream, said: &[u8], expected: &[u8]) {
+    from.write_all(said).expect("it is open");
+    assert_eq!(hear(to, expected.len()), expected);
+}
+
+fn hear(mut at: &TcpStream, bytes: usize) -> Vec<u8> {
+    let mut heard = vec![0; bytes];
+    at.read_exact(&mut heard).expect("it is said");
+    heard
+}
+
+/// The programs themselves are run by `cargo xtask programs box`.
+#[test]
+fn perftest_gets_the_boxs_queue_pairs_in_place_of_its_own() {
+    let servers = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let node = servers.local_addr().expect("it has an address");
+    let mut running = Running::start(doorbell(&format!("steer {node} --perftest -p 0 --json")));
+    let address = running.told("serving clients at ");
+    let host: u8 = address.split(['.', ':']).nth(3).and_then(|host| host.parse().ok()).expect("an address of loopback");
+
+    let [client, server] = perftest(&servers, &address, [b"3\0", b"5\0"]);
+    let (of_client, of_server) = (line(0x02_007a, 0x88_b8d5, 0x4b46_8481, 201), line(0x02_2dea, 7, 0x1234_5678, 202));
+    (&client).write_all(&of_client).expect("it is open");
+    let to_server = hear(&server, of_client.len());
+    (&server).write_all(&of_server).expect("it is open");
+    let to_client = hear(&client, of_server.len());
+    let box_line = line(0, 0, 0, host);
+    for (told, own) in [(&to_server, &of_client), (&to_client, &of_server)] {
+        assert_ne!(told[10..16], own[10..16], "the number is the box's");
+        assert_eq!((&told[50..97], &told[33..49]), (&box_line[50..97], &own[33..49]), "its GID, and their address");
+    }
+    assert_ne!(to_server[17..23], of_client[17..23], "the PSN is the box's");
+    assert_ne!(to_client[24..32], of_server[24..32], "the key is the box's");
+    // They repeat their lines to wait for each other; what else they say passes as it is, also what looks like a beginning.
+    pass(&client, &server, &of_client, &to_server);
+    pass(&server, &client, &of_server, &to_client);
+    pass(&client, &server, b"\x01\x02\x030", b"\x01\x02\x030");
+    drop((client, server));
+
+    let [_client, server] = perftest(&servers, &address, [b"3\0", b"3\0"]);
+    (&server).write_all(&of_server).expect("it is open");
+    running.wait_for("perftest's server names a queue pair when it is not its turn");
+    let [client, _server] = perftest(&servers, &address, [b"9\0", b"3\0"]);
+    (&client).write_all(&of_client).expect("it is open");
+    running.wait_for("perftest does not say which path MTU it uses");
+    let [client, _server] = perftest(&servers, &address, [b"3\0", b"3\0"]);
+    (&client).write_all(&line(1, 0, 0, host)).expect("it is open");
+    running.wait_for("which is none that the box");
+    let record = interrupt(running).json();
+    assert_eq!((number(&record, "/clients/served"), number(&record, "/clients/refused")), (1, 3), "{record:#}");
+    assert_eq!(counter(&record, "node_failures"), 0, "{record:#}");
+}
+
 #[test]
 fn what_cannot_be_served_is_refused_with_a_sentence() {
     run("steer").expect_complaint(2, &["<NODE>"]);
     run("steer 127.0.0.1 --clients 0").expect_complaint(2, &["--clients is 0, allowed is 1 to 32768"]);
     run("steer 127.0.0.1 --reads 0").expect_complaint(2, &["--reads is 0, allowed is 1 to 255"]);
+    run("steer 127.0.0.1 --perftest --exclusive").expect_complaint(2, &["--perftest", "--exclusive"]);
     run("steer 127.0.0.1 --store nodes").expect_complaint(2, &["nodes=N, keys=N"]);
     let (deaf, _streams) = crate::command::deaf_address();
     run(&format!("steer {deaf}")).expect_complaint(1, &["cannot connect to", "does a memory node set up queue pairs"]);
@@ -295,7 +370,7 @@ fn what_cannot_be_served_is_refused_with_a_sentence() {
     let address = listener.local_addr().expect("it has an address");
     let other = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().expect("the box comes");
-        std::io::Write::write_all(&mut stream, b"SSH-2.0-OpenSSH_9.2\r\n").expect("it is open");
+        stream.write_all(b"SSH-2.0-OpenSSH_9.2\r\n").expect("it is open");
         let _ = stream.read(&mut [0; 256]);
     });
     run(&format!("steer {address}")).expect_complaint(1, &["does not speak Doorbell's set-up"]);

@@ -180,9 +180,22 @@ impl Steer {
     }
 
     /// Gives the queue pair with the node up, with all clients on it: their next requests are answered by a NAK. There is
-    /// no node until [`attach`](Self::attach) is called again.
+    /// no node until [`attach`](Self::attach) is called again. Where no client is connected, nothing has failed.
     pub fn detach(&mut self) {
-        self.fail_node(None);
+        if self.by_peer.is_empty() && self.node.as_ref().is_some_and(|node| node.in_flight.is_empty()) {
+            self.forget();
+            self.node = None;
+        } else {
+            self.fail_node(None);
+        }
+    }
+
+    /// Forgets what memory held: nobody knows what becomes of it from now on.
+    fn forget(&mut self) {
+        self.values.clear();
+        if let Some(steering) = &mut self.steering {
+            steering.clear();
+        }
     }
 
     /// Steers requests of a store with this layout from now on, or none. What was known of another store is forgotten; so
@@ -469,10 +482,7 @@ impl Steer {
         self.ready.clear();
         self.response_waiters.clear();
         // Of what was on its way to the node, nobody knows what it did.
-        self.values.clear();
-        if let Some(steering) = &mut self.steering {
-            steering.clear();
-        }
+        self.forget();
     }
 
     /// Drops what a client has in the box; what is at the node stays there.
