@@ -135,6 +135,16 @@ impl Meeting {
         Ok(address)
     }
 
+    /// The secret of this side.
+    pub(crate) fn token(&self) -> Option<Token> {
+        self.token.clone()
+    }
+
+    /// The TCP port on which both sides meet.
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
     /// A host with its port.
     pub(crate) fn at(&self, host: &str) -> String {
         with_port(host, self.port)

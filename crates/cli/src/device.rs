@@ -93,8 +93,34 @@ impl Chosen {
 }
 
 impl DeviceChoice {
-    /// Which RNIC is meant. `own` is an option that was given and that only the embedded one has.
+    /// Which RNIC is meant, and says which one that is if none was named. `own` is an option that was given and that only
+    /// the embedded one has.
     pub(crate) fn choose(&self, own: Option<&str>) -> Result<Chosen, Failure> {
+        let (chosen, why) = self.choose_quietly(own)?;
+        if let Some(why) = why {
+            note!("{why}");
+        }
+        Ok(chosen)
+    }
+
+    /// The same, and what there is to say about it.
+    pub(crate) fn choose_quietly(&self, own: Option<&str>) -> Result<(Chosen, Option<String>), Failure> {
+        let chosen = self.chosen(own)?;
+        if let Some(chosen) = chosen {
+            return Ok((chosen, None));
+        }
+        Ok(match first_active() {
+            Ok(name) => {
+                let why = format!("using {name}, an RNIC of this machine; -d {} is the embedded one", soft::NAME);
+                let options = SystemOptions { device: Some(name), ..SystemOptions::default() };
+                (Chosen::System(options), Some(why))
+            }
+            Err(why) => (Chosen::Soft, Some(format!("using {}, the embedded software RNIC: {why}", soft::NAME))),
+        })
+    }
+
+    /// The one that was asked for, if one was.
+    fn chosen(&self, own: Option<&str>) -> Result<Option<Chosen>, Failure> {
         let options = |device: String| SystemOptions {
             device: Some(device),
             port: self.ib_port,
@@ -109,7 +135,7 @@ impl DeviceChoice {
                         "{option} applies only to hardware devices: {name} has one port and one GID"
                     ))
                     .into()),
-                    None => Ok(Chosen::Soft),
+                    None => Ok(Some(Chosen::Soft)),
                 }
             }
             (Some(name), Some(own)) => Err(Usage(format!(
@@ -117,18 +143,9 @@ impl DeviceChoice {
                 soft::NAME
             ))
             .into()),
-            (Some(name), None) => Ok(Chosen::System(options(name.clone()))),
-            (None, Some(_)) => Ok(Chosen::Soft),
-            (None, None) => Ok(match first_active() {
-                Ok(name) => {
-                    note!("using {name}, an RNIC of this machine; -d {} is the embedded one", soft::NAME);
-                    Chosen::System(options(name))
-                }
-                Err(why) => {
-                    note!("using {}, the embedded software RNIC: {why}", soft::NAME);
-                    Chosen::Soft
-                }
-            }),
+            (Some(name), None) => Ok(Some(Chosen::System(options(name.clone())))),
+            (None, Some(_)) => Ok(Some(Chosen::Soft)),
+            (None, None) => Ok(None),
         }
     }
 }

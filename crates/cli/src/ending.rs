@@ -51,6 +51,16 @@ pub(crate) fn with_input() -> io::Result<()> {
     })
 }
 
+/// Has the process end with the one that started it, such as a launcher, even if that is killed.
+pub(crate) fn with_parent() -> io::Result<()> {
+    let parent = std::os::unix::process::parent_id();
+    nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGTERM)?;
+    if std::os::unix::process::parent_id() != parent {
+        end_as_by(SIGTERM); // it has gone already
+    }
+    Ok(())
+}
+
 /// A terminal that is drawn on, and is restored before the process ends, in whatever way.
 pub(crate) struct Screen {
     /// Is it to be restored still? Whoever draws holds the lock.

@@ -93,6 +93,7 @@ impl Command {
             Command::Doctor(doctor) if doctor.listens() => ending::with_terminal(),
             Command::Steer(_) => ending::with_terminal(),
             Command::Study(study) if study.listens() => ending::with_terminal(),
+            Command::Study(study) if study.is_launched() => ending::with_parent(),
             // Its screen looks after itself.
             Command::Counters(counters) if counters.is_live() => Ok(()),
             _ => ending::with_output(),

@@ -1,6 +1,8 @@
 //! `doorbell study`.
 
+mod callers;
 mod hosts;
+mod launch;
 
 use std::net::{IpAddr, ToSocketAddrs};
 use std::path::PathBuf;
@@ -27,7 +29,9 @@ use crate::output::{line, note};
 use crate::report::write_report;
 use crate::sim::arguments::Simulated;
 use crate::{Failure, Usage, progress};
-use hosts::{Hosts, Listening};
+use callers::Callers;
+use hosts::{Hosts, Listening, Others};
+use launch::Launch;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -40,6 +44,8 @@ Examples:
   doorbell study --testbed connectx5-100g   everything, simulated: RNICs that this machine does not have
   DOORBELL_TOKEN=secret doorbell study --listen      be the other machine of a study, until interrupted
   DOORBELL_TOKEN=secret doorbell study 192.0.2.7     ... and the study with that machine
+  mpirun -np 4 doorbell study               ... on the hosts of a launcher (Open MPI, MPICH, Slurm's srun)
+  doorbell study --via ssh node7 node8      ... on hosts where ssh can start it
   DOORBELL_TOKEN=secret doorbell study hosts 192.0.2.7 192.0.2.8 192.0.2.9
                                             what takes many hosts, on four of them";
 
@@ -96,7 +102,22 @@ pub(crate) struct Study {
     json: bool,
     #[command(flatten)]
     meeting: Meeting,
+    /// Start the other machines' side by ssh instead of `--listen`; hosts are then names for ssh
+    #[arg(long, value_name = "PROGRAM", value_parser = ["ssh"], conflicts_with = "listen", help_heading = MACHINES)]
+    via: Option<String>,
+    /// Path of doorbell on the other machines
+    #[arg(long, value_name = "PATH", default_value = "doorbell", requires = "via", help_heading = MACHINES)]
+    remote: String,
+    /// Where processes that a launcher has started meet: HOST:PORT of number 0, or a directory that all machines share,
+    /// with a slash in its name [default: what the launcher says]
+    #[arg(long, value_name = "PLACE", help_heading = MACHINES)]
+    rendezvous: Option<String>,
+    /// Another doorbell has started this one by ssh, and says on standard input where it is
+    #[arg(long, hide = true, conflicts_with_all = ["listen", "via"])]
+    called_by_ssh: bool,
 }
+
+const MACHINES: &str = "Other machines";
 
 impl Study {
     fn effort(&self) -> Effort {
@@ -108,8 +129,54 @@ impl Study {
     }
 
     fn choose(&self) -> Result<Chosen, Failure> {
+        self.device.choose(self.own_option())
+    }
+
+    fn choose_quietly(&self) -> Result<Chosen, Failure> {
+        self.device.choose_quietly(self.own_option()).map(|(chosen, _)| chosen)
+    }
+
+    /// An option that was given and that only the embedded RNIC has.
+    fn own_option(&self) -> Option<&'static str> {
         let own = [("--udp-port", !self.udp.is_roce()), ("--ack", self.ack.is_some()), ("--link", self.link.is_some())];
-        self.device.choose(own.into_iter().find_map(|(name, is_given)| is_given.then_some(name)))
+        own.into_iter().find_map(|(name, is_given)| is_given.then_some(name))
+    }
+
+    /// What other machines need to be told to measure the same.
+    fn arguments(&self) -> Vec<String> {
+        let mut arguments = Vec::new();
+        let given = [
+            ("-d", self.device.name.clone()),
+            ("-i", self.device.ib_port.map(|port| port.to_string())),
+            ("-x", self.device.gid_index.map(|index| index.to_string())),
+            ("--udp-port", (!self.udp.is_roce()).then(|| self.udp.port.to_string())),
+            ("--ack", self.ack.map(|ack| ack.to_string())),
+            ("--link", self.link.map(|link| link.name().to_owned())),
+        ];
+        for (option, value) in given {
+            arguments.extend(value.map(|value| [option.to_owned(), value]).into_iter().flatten());
+        }
+        arguments
+    }
+
+    /// The launcher that started this process among others, if one did.
+    fn launch(&self) -> Result<Option<Launch>, Usage> {
+        if self.listens() || self.called_by_ssh || self.list {
+            return Ok(None);
+        }
+        let launch = Launch::of(|name| std::env::var(name).ok(), self.rendezvous.as_deref(), self.meeting.port())?;
+        if launch.is_none() && self.rendezvous.is_some() {
+            return Err(Usage(
+                "--rendezvous is for processes that mpirun, srun or the like started, and nothing here says that one did"
+                    .to_owned(),
+            ));
+        }
+        Ok(launch)
+    }
+
+    /// Did something start it that has other processes beside it?
+    pub(crate) fn is_launched(&self) -> bool {
+        matches!(self.launch(), Ok(Some(_)))
     }
 
     fn directory(&self, testbed: Option<&Testbed>) -> PathBuf {
@@ -144,7 +211,7 @@ impl Study {
     }
 
     /// What was asked for, each by its name or that of its family, and the other machines.
-    fn chosen(&self, testbed: Option<&Testbed>) -> Result<(Vec<Experiment>, Vec<String>), Usage> {
+    fn chosen(&self, testbed: Option<&Testbed>, launched: usize) -> Result<(Vec<Experiment>, Vec<String>), Usage> {
         let mut all = experiment::all(self.effort());
         let is_meant = |name: &str, experiment: &Experiment| {
             // What protocols are compared by.
@@ -156,7 +223,7 @@ impl Study {
         };
         let (experiments, hosts): (Vec<&String>, Vec<&String>) =
             self.names.iter().partition(|name| all.iter().any(|known| is_meant(name, known)));
-        if let Some(unknown) = hosts.iter().find(|name| !is_host(&self.meeting.at(name))) {
+        if let Some(unknown) = hosts.iter().find(|name| self.via.is_none() && !is_host(&self.meeting.at(name))) {
             let names: Vec<_> = all.iter().map(|experiment| experiment.name.as_str()).collect();
             return Err(Usage(format!(
                 "there is no experiment {unknown}, and no host of that name is found; experiments are {}",
@@ -166,7 +233,7 @@ impl Study {
         if !experiments.is_empty() {
             all.retain(|experiment| experiments.iter().any(|name| is_meant(name, experiment)));
         } else if !self.list {
-            all.retain(|experiment| !experiment.has_to_be_named(1 + hosts.len()));
+            all.retain(|experiment| !experiment.has_to_be_named(launched.max(1 + hosts.len())));
         }
         if testbed.is_none() {
             let cpus = std::thread::available_parallelism().map_or(1, usize::from);
@@ -187,7 +254,8 @@ impl Study {
                 parameters.extent = effort.extent(parameters, parameters.sizes.first().copied().unwrap_or(0));
             }
         }
-        Ok((all, hosts.into_iter().map(|host| self.meeting.at(host)).collect()))
+        let at = |host: &String| if self.via.is_some() { host.clone() } else { self.meeting.at(host) };
+        Ok((all, hosts.into_iter().map(at).collect()))
     }
 }
 
@@ -204,7 +272,24 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
         study.udp.note_if_other();
         match study.meeting.serve(MEMORY_MIB << 20, |toward| open(study, &chosen, toward))? {}
     }
-    let (experiments, hosts) = study.chosen(testbed.as_ref())?;
+    if study.called_by_ssh {
+        return callers::be_called_by_ssh(study);
+    }
+    let launch = if testbed.is_none() { study.launch()? } else { None };
+    if let Some(launch) = launch.as_ref().filter(|launch| launch.rank > 0) {
+        return callers::be_called(study, launch, study.meeting.token());
+    }
+    let (experiments, hosts) = study.chosen(testbed.as_ref(), launch.as_ref().map_or(1, |launch| launch.ranks))?;
+    if let (Some(launch), Some(host)) = (&launch, hosts.first()) {
+        return Err(Usage(format!(
+            "a launcher has started {} processes, which are the hosts of this study: leave out {host}",
+            launch.ranks
+        ))
+        .into());
+    }
+    if study.via.is_some() && hosts.is_empty() {
+        return Err(Usage("--via ssh needs hosts to start doorbell on".to_owned()).into());
+    }
     if let (Some(_), Some(host)) = (&testbed, hosts.first()) {
         return Err(
             Usage(format!("{host} does not go with --testbed, which simulates both ends in this process")).into()
@@ -221,7 +306,7 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
         Err(DirectoryError::Empty(_)) => Vec::new(),
         Err(error) => return Err(error.into()),
     };
-    let source = Source::new(study, testbed, hosts)?;
+    let source = Source::new(study, testbed, launch, hosts)?;
     if let Source::Together(hosts) = &source {
         hosts.check(&experiments)?;
     }
@@ -236,6 +321,9 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
         .into());
     }
     let outcome = measure_all(study, &source, &directory, &experiments)?;
+    if let Source::Together(hosts) = &source {
+        hosts.dismiss();
+    }
     let written = write_report(std::slice::from_ref(&path), None, &path.join("report.html"))?;
     if study.json {
         line(serde_json::to_string_pretty(&json!({
@@ -315,13 +403,24 @@ enum Source {
 }
 
 impl Source {
-    fn new(study: &Study, testbed: Option<Testbed>, mut hosts: Vec<String>) -> Result<Self, Failure> {
+    fn new(
+        study: &Study,
+        testbed: Option<Testbed>,
+        launch: Option<Launch>,
+        mut hosts: Vec<String>,
+    ) -> Result<Self, Failure> {
+        let token = study.meeting.token();
+        let others: Option<Box<dyn Others>> = match launch {
+            Some(launch) => Some(Box::new(Callers::of(&launch, token)?)),
+            None if study.via.is_some() => Some(Box::new(Callers::by_ssh(&hosts, &study.remote, &study.arguments())?)),
+            None if hosts.len() > 1 => Some(Box::new(Listening::new(std::mem::take(&mut hosts), token)?)),
+            None => None,
+        };
+        if let Some(others) = others {
+            study.udp.note_if_other();
+            return Ok(Self::Together(Box::new(Hosts::meet(study, study.choose()?, others)?)));
+        }
         match testbed {
-            None if hosts.len() > 1 => {
-                study.udp.note_if_other();
-                let others = Box::new(Listening::new(hosts)?);
-                Ok(Self::Together(Box::new(Hosts::meet(study, study.choose()?, others)?)))
-            }
             None => {
                 study.udp.note_if_other();
                 Ok(Self::Measured(Box::new(Ends::meet(study, study.choose()?, hosts.pop())?)))

@@ -9,11 +9,11 @@ use doorbell_study::experiment::Experiment;
 use doorbell_study::layout::Layout;
 use doorbell_study::parameters::Parameters;
 use doorbell_study::record::PointResult;
-use doorbell_study::session::{self, Client, Dealt, HostError, Introduced, Terms, measure_on};
+use doorbell_study::session::{self, Client, Dealt, HostError, Introduced, Introduction, Terms, Token, measure_on};
 use doorbell_verbs::Device;
 
 use super::{MEMORY_MIB, Study, THERE, open};
-use crate::control::{self, Meeting};
+use crate::control;
 use crate::device::Chosen;
 use crate::output::note;
 use crate::{Failure, Usage};
@@ -28,14 +28,23 @@ pub(super) trait Others {
 
     /// A control connection to one of them, which serves whoever is at this end.
     fn reach(&self, number: usize) -> Result<TcpStream, Failure>;
+
+    /// What they want to be shown.
+    fn token(&self) -> Option<Token>;
+
+    /// Tells them that the study is over.
+    fn dismiss(&self) {}
 }
 
 /// Hosts on which somebody has started `doorbell study --listen`.
-pub(super) struct Listening(Vec<String>);
+pub(super) struct Listening {
+    addresses: Vec<String>,
+    token: Option<Token>,
+}
 
 impl Listening {
     /// Those at these addresses, each of which is to be another one.
-    pub(super) fn new(addresses: Vec<String>) -> Result<Self, Usage> {
+    pub(super) fn new(addresses: Vec<String>, token: Option<Token>) -> Result<Self, Usage> {
         let mut found: Vec<(&str, Vec<SocketAddr>)> = Vec::new();
         for address in &addresses {
             let own: Vec<_> = address.to_socket_addrs().into_iter().flatten().collect();
@@ -44,17 +53,21 @@ impl Listening {
             }
             found.push((address, own));
         }
-        Ok(Self(addresses))
+        Ok(Self { addresses, token })
     }
 }
 
 impl Others for Listening {
     fn names(&self) -> Vec<String> {
-        self.0.clone()
+        self.addresses.clone()
     }
 
     fn reach(&self, number: usize) -> Result<TcpStream, Failure> {
-        control::connect(&self.0[number], THERE)
+        control::connect(&self.addresses[number], THERE)
+    }
+
+    fn token(&self) -> Option<Token> {
+        self.token.clone()
     }
 }
 
@@ -73,6 +86,7 @@ impl std::error::Error for Gone {}
 /// This machine and all others of a study.
 pub(super) struct Hosts {
     chosen: Chosen,
+    introduction: Introduction,
     others: Box<dyn Others>,
     /// Of this machine, and behind it those of the others.
     names: Vec<String>,
@@ -88,13 +102,14 @@ pub(super) struct Hosts {
 impl Hosts {
     /// Makes all hosts known to each other, and finds out whether they can measure together.
     pub(super) fn meet(study: &Study, chosen: Chosen, others: Box<dyn Others>) -> Result<Self, Failure> {
+        let introduction = Introduction { token: others.token(), examine: false };
         let mut names = vec![HERE.to_owned()];
         names.extend(others.names());
         let (mut met, mut toward) = (Vec::new(), None);
         for (number, name) in names[1..].iter().enumerate() {
             let stream = others.reach(number)?;
             toward = toward.or(control::address_toward(&stream));
-            let introduced = Client::meet(stream, study.meeting.introduction(false));
+            let introduced = Client::meet(stream, introduction.clone());
             met.push(introduced.map_err(|error| format!("{name}: {error}"))?);
         }
         let device = open(study, &chosen, toward)?;
@@ -108,13 +123,13 @@ impl Hosts {
             {
                 queue_pairs = Some((theirs, name.clone()));
             }
-            passes(&device, &study.meeting, || others.reach(number), name)?;
+            passes(&device, &introduction, || others.reach(number), name)?;
             let Environment { machine, cpu, device, .. } = environment;
             note!("host {}: {} ({name}), {cpu}, device {device}", number + 1, machine.host);
         }
         let hosts = met.into_iter().map(|met| Environment { peer: None, hosts: Vec::new(), ..met.environment });
         let environment = Environment { hosts: hosts.collect(), ..own };
-        Ok(Self { chosen, others, names, environment, queue_pairs, toward, is_lost: Cell::new(false) })
+        Ok(Self { chosen, introduction, others, names, environment, queue_pairs, toward, is_lost: Cell::new(false) })
     }
 
     /// Can all of this be measured on these hosts?
@@ -131,6 +146,11 @@ impl Hosts {
             }
         }
         Ok(())
+    }
+
+    /// Tells the others that the study is over.
+    pub(super) fn dismiss(&self) {
+        self.others.dismiss();
     }
 
     pub(super) fn is_lost(&self) -> bool {
@@ -170,8 +190,7 @@ impl Hosts {
             };
             streams.push((self.names[share.host].clone(), stream));
         }
-        let introduction = study.meeting.introduction(false);
-        let result = measure_on(streams, &introduction, parameters, bytes, &dealt);
+        let result = measure_on(streams, &self.introduction, parameters, bytes, &dealt);
         if let Some(own) = own {
             // What it failed of, the coordinator has heard.
             let _ = own.join();
@@ -223,11 +242,11 @@ pub(super) fn fits(own: &Environment, other: &Environment, name: &str) -> Result
 /// Do packets of full length pass between this machine and another?
 fn passes(
     device: &Device,
-    meeting: &Meeting,
+    introduction: &Introduction,
     reach: impl Fn() -> Result<TcpStream, Failure>,
     name: &str,
 ) -> Result<(), Failure> {
-    let finding = path::probe(device, &meeting.introduction(false), reach)?;
+    let finding = path::probe(device, introduction, reach)?;
     if finding.severity == Severity::Spoils {
         return Err(format!("{name}: {}: {}", finding.what, finding.remedy).into());
     }

@@ -110,3 +110,92 @@ fn hosts_that_cannot_measure_together_are_named_before_anything_is_measured() {
     run(&format!("{study} {other}")).expect_complaint(1, &[&other, "at 4792", "--udp-port"]);
     assert!(records(&scratch.0).is_empty());
 }
+
+/// `mpirun` where there is one, with options that let it run anywhere.
+fn mpirun(ranks: usize, arguments: &str) -> Option<std::process::Command> {
+    let mut mpirun = std::process::Command::new("mpirun");
+    if !mpirun.arg("--version").output().is_ok_and(|said| said.status.success()) {
+        eprintln!("left out: there is no mpirun; Debian's package is openmpi-bin");
+        return None;
+    }
+    let doorbell = doorbell(arguments);
+    let mut mpirun = std::process::Command::new("mpirun");
+    mpirun.args(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", &ranks.to_string()]);
+    mpirun.arg(doorbell.get_program()).args(doorbell.get_args()).stdin(std::process::Stdio::null());
+    Some(mpirun)
+}
+
+/// Processes whose command line has this in it.
+fn processes_with(text: &str) -> usize {
+    let lines = fs::read_dir("/proc").unwrap().flatten().map(|entry| fs::read(entry.path().join("cmdline")));
+    lines.flatten().filter(|line| String::from_utf8_lossy(line).replace('\0', " ").contains(text)).count()
+}
+
+#[test]
+fn ranks_of_a_launcher_are_hosts_one_of_which_prints_and_none_stays() {
+    let _one_at_a_time = measuring();
+    let scratch = Scratch::new("mpirun");
+    let study = format!("study --quick -d doorbell0 --out {} direct-write/n-to-1", scratch.path());
+    let Some(launched) = mpirun(3, &study) else { return };
+    let finished = Running::start(launched).finish().expect_status(0);
+    assert_eq!(finished.stdout.lines().count(), 1, "{}", finished.stdout);
+    assert_eq!(finished.stderr.matches("host 2: ").count(), 1, "{}", finished.stderr);
+    let whole = records(&scratch.0).iter().map(|file| record(file)).find(|record| record["x"] == 4.0).unwrap();
+    let names: Vec<&str> = list(&whole, "/repetitions/0/hosts").iter().map(|host| text(host, "/name")).collect();
+    assert_eq!(names, ["this machine", "rank 1", "rank 2"]);
+
+    // What is wrong is told once, and is the run's own failure.
+    let wrong = Running::start(mpirun(2, &format!("{study} 127.0.0.1")).unwrap()).finish();
+    assert!(!wrong.status.success() && wrong.stderr.contains("leave out 127.0.0.1"), "{}", wrong.stderr);
+
+    // A launcher that is killed leaves nobody behind, in the middle of a study.
+    let killed = Scratch::new("mpirun-killed");
+    let study = format!("study --full -d doorbell0 --out {} direct-write/n-to-1", killed.path());
+    let launched = Running::start(mpirun(2, &study).unwrap());
+    let until = Instant::now() + PATIENCE;
+    while records(&killed.0).is_empty() {
+        assert!(Instant::now() < until, "no records");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    launched.kill();
+    while processes_with(&killed.path()) > 0 {
+        assert!(Instant::now() < until, "processes stay");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A stand-in for ssh: it runs the command here, and says on which machine that is as sshd does.
+const SSH: &str = "#!/bin/sh
+shift 3
+SSH_CONNECTION='127.0.0.1 1 127.0.0.1 22' exec \"$@\"
+";
+
+#[test]
+fn ssh_starts_the_other_hosts_and_what_it_could_not_start_is_named() {
+    use std::os::unix::fs::PermissionsExt;
+    let _one_at_a_time = measuring();
+    let scratch = Scratch::new("ssh");
+    let bin = scratch.0.join("bin");
+    fs::create_dir_all(&bin).unwrap();
+    fs::write(bin.join("ssh"), SSH).unwrap();
+    fs::set_permissions(bin.join("ssh"), fs::Permissions::from_mode(0o755)).unwrap();
+    let records_in = scratch.0.join("records");
+    let remote = env!("CARGO_BIN_EXE_doorbell");
+    let over_ssh = |remote: &str, hosts: &str| {
+        let study = "study --quick -d doorbell0 direct-write/n-to-1";
+        let arguments = format!("{study} --out {} --via ssh --remote {remote} {hosts}", records_in.display());
+        let mut command = doorbell(&arguments);
+        command.env("PATH", format!("{}:{}", bin.display(), std::env::var("PATH").unwrap_or_default()));
+        Running::start(command).finish()
+    };
+    over_ssh("/no/such/doorbell", "one two")
+        .expect_complaint(1, &["one: ssh has ended", "no doorbell of this release"]);
+    over_ssh(remote, "one one").expect_complaint(2, &["one is named twice"]);
+    assert!(records(&records_in).is_empty());
+    let finished = over_ssh(remote, "one two").expect_status(0);
+    assert!(finished.stderr.contains("(two)"), "{}", finished.stderr);
+    let whole = records(&records_in).iter().map(|file| record(file)).find(|record| record["x"] == 4.0).unwrap();
+    let names: Vec<&str> = list(&whole, "/repetitions/0/hosts").iter().map(|host| text(host, "/name")).collect();
+    assert_eq!(names, ["this machine", "one", "two"]);
+    assert_eq!(processes_with("--called-by-ssh"), 0);
+}

@@ -8,6 +8,7 @@
 //! [`Client`] and [`serve`] are for processes joined by TCP, where everything is a line of JSON, bounded in length
 //! and time. [`Asking`] and [`answer`] are for ends of any kind: those of a [`local_pair`] may be tasks of one thread.
 
+mod calling;
 mod client;
 mod hosts;
 mod introduction;
@@ -28,6 +29,7 @@ use doorbell_verbs::PostError;
 
 use crate::parameters::ParametersError;
 
+pub use calling::{Call, Caller, call};
 pub use client::{Asking, Client};
 pub use hosts::{Dealt, HostError, measure_on};
 pub use introduction::{Introduced, Introduction, Terms, Token, TokenError};

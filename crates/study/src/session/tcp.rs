@@ -83,6 +83,11 @@ impl<S: Serialize, H: DeserializeOwned> TcpPeer<S, H> {
         Timed::new(&self.stream, ANSWER_DEADLINE).write_all(&hello).map_err(SessionError::Control)
     }
 
+    /// The stream, for something else.
+    pub(super) fn into_stream(self) -> TcpStream {
+        self.stream
+    }
+
     /// What is joined.
     pub(super) fn stream(&self) -> &TcpStream {
         &self.stream

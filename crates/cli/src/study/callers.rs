@@ -1,0 +1,252 @@
+//! The other hosts of a study, where they call this process: a launcher has started them, or ssh.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use doorbell_study::session::{self, Call, Caller, SessionError, Terms, Token, call};
+use serde_json::{Value, json};
+
+use super::hosts::Others;
+use super::launch::{Announcement, Launch, random_token};
+use super::{MEMORY_MIB, Study, open};
+use crate::control;
+use crate::device::Chosen;
+use crate::output::note;
+use crate::{Failure, Usage};
+
+/// How long processes may take to be started and to call: on a cluster that is long.
+const FIRST_CALL: Duration = Duration::from_secs(60);
+
+/// How long one may take to call again.
+const NEXT_CALL: Duration = Duration::from_secs(10);
+
+/// How often something is looked at that nothing announces.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// Processes that call this one.
+pub(super) struct Callers {
+    listener: TcpListener,
+    waiting: RefCell<BTreeMap<usize, Caller>>,
+    has_called: RefCell<Vec<bool>>,
+    names: Vec<String>,
+    terms: Terms,
+    started: RefCell<Vec<Child>>,
+    _announcement: Option<Announcement>,
+}
+
+impl Callers {
+    fn new(
+        listener: TcpListener,
+        names: Vec<String>,
+        token: Option<Token>,
+        announcement: Option<Announcement>,
+    ) -> Result<Self, Failure> {
+        listener.set_nonblocking(true)?;
+        Ok(Self {
+            listener,
+            waiting: RefCell::default(),
+            has_called: RefCell::new(vec![false; names.len()]),
+            names,
+            terms: Terms { memory_bytes: MEMORY_MIB << 20, token },
+            started: RefCell::default(),
+            _announcement: announcement,
+        })
+    }
+
+    /// The other processes of a launch.
+    pub(super) fn of(launch: &Launch, given: Option<Token>) -> Result<Self, Failure> {
+        let token = launch.token(given)?;
+        let address = launch.listens_on();
+        let listener = TcpListener::bind(&address).map_err(|error| format!("cannot listen on {address}: {error}"))?;
+        let announcement = launch.announce(listener.local_addr()?.port(), token.as_ref())?;
+        let names = (1..launch.ranks).map(|rank| format!("rank {rank}")).collect();
+        Self::new(listener, names, token, Some(announcement))
+    }
+
+    /// Starts a process on each of these hosts by the system's ssh.
+    pub(super) fn by_ssh(hosts: &[String], remote: &str, arguments: &[String]) -> Result<Self, Failure> {
+        let token = random_token()?;
+        let listener = TcpListener::bind("[::]:0").or_else(|_| TcpListener::bind("0.0.0.0:0"))?;
+        let port = listener.local_addr()?.port();
+        let callers = Self::new(listener, hosts.to_vec(), Some(token.clone()), None)?;
+        for (number, host) in hosts.iter().enumerate() {
+            if let Some(other) = hosts[..number].iter().find(|other| *other == host) {
+                return Err(Usage(format!("{other} is named twice: name each host once")).into());
+            }
+            // What begins with a dash would be an option.
+            if host.starts_with('-') {
+                return Err(Usage(format!("{host} is no host")).into());
+            }
+            let mut ssh = Command::new("ssh");
+            ssh.args(["-T", "--", host, remote, "study", "--called-by-ssh"]).args(arguments);
+            ssh.stdin(Stdio::piped()).stdout(Stdio::null());
+            let mut child = ssh.spawn().map_err(|error| format!("{host}: ssh cannot be started: {error}"))?;
+            let told = json!({ "rank": number + 1, "ranks": hosts.len() + 1, "port": port, "token": token });
+            if let Some(stdin) = &mut child.stdin {
+                // If it has ended already, that is found out when it does not call.
+                let _ = stdin.write_all(format!("{told}\n").as_bytes());
+            }
+            callers.started.borrow_mut().push(child);
+        }
+        Ok(callers)
+    }
+
+    /// Takes everybody who calls now.
+    fn take(&self) {
+        loop {
+            match self.listener.accept() {
+                Ok((stream, from)) => {
+                    let heard = stream
+                        .set_nonblocking(false)
+                        .map_err(SessionError::Control)
+                        .and_then(|()| Caller::hear(stream, &self.terms, self.names.len() + 1));
+                    match heard {
+                        Ok(caller) => drop(self.waiting.borrow_mut().insert(caller.call.rank, caller)),
+                        Err(error) => note!("{from} called: {error}"),
+                    }
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
+                Err(error) => return note!("a caller could not be accepted: {error}"),
+            }
+        }
+    }
+
+    /// The process of a host, once it has called.
+    fn await_call(&self, number: usize, patience: Duration) -> Result<Caller, Failure> {
+        let until = Instant::now() + patience;
+        loop {
+            self.take();
+            if let Some(caller) = self.waiting.borrow_mut().remove(&(number + 1)) {
+                return Ok(caller);
+            }
+            let name = &self.names[number];
+            if let Some(child) = self.started.borrow_mut().get_mut(number)
+                && let Some(status) = child.try_wait()?
+            {
+                return Err(format!("{name}: ssh has ended ({status}), and no doorbell of this release called").into());
+            }
+            if Instant::now() > until {
+                return Err(format!("{name} did not call within {} s", patience.as_secs()).into());
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+}
+
+impl Others for Callers {
+    fn names(&self) -> Vec<String> {
+        self.names.clone()
+    }
+
+    fn reach(&self, number: usize) -> Result<TcpStream, Failure> {
+        let is_first = !std::mem::replace(&mut self.has_called.borrow_mut()[number], true);
+        let caller = self.await_call(number, if is_first { FIRST_CALL } else { NEXT_CALL })?;
+        caller.serve().map_err(|error| format!("{}: {error}", self.names[number]).into())
+    }
+
+    fn token(&self) -> Option<Token> {
+        self.terms.token.clone()
+    }
+
+    fn dismiss(&self) {
+        for number in 0..self.names.len() {
+            if let Ok(caller) = self.await_call(number, NEXT_CALL) {
+                caller.dismiss();
+            }
+        }
+    }
+}
+
+impl Drop for Callers {
+    fn drop(&mut self) {
+        for mut child in self.started.take() {
+            // Whoever serves at the other end notices that this is closed.
+            drop(child.stdin.take());
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Is a process of a launch other than number 0, until number 0 has it end. It prints nothing, unless it never reaches number
+/// 0: its failures are told there.
+pub(super) fn be_called(study: &Study, launch: &Launch, given: Option<Token>) -> Result<ExitCode, Failure> {
+    let chosen = study.choose_quietly()?;
+    let find = || {
+        let (address, token) = launch.find(given.clone())?;
+        Ok((control::connect(&address, "process 0 of the launch")?, token))
+    };
+    serve_calls(study, &chosen, launch.rank, launch.ranks, find)
+}
+
+/// Is a process that ssh has started: what it needs to know comes on its standard input.
+pub(super) fn be_called_by_ssh(study: &Study) -> Result<ExitCode, Failure> {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line)?;
+    let told: Value = serde_json::from_str(&line).map_err(|_| "standard input does not say who calls")?;
+    crate::ending::with_input()?;
+    let number = |name: &str| told[name].as_u64().and_then(|number| usize::try_from(number).ok());
+    let (Some(rank), Some(ranks), Some(port)) = (number("rank"), number("ranks"), told["port"].as_u64()) else {
+        return Err("standard input does not say who calls".into());
+    };
+    let token: Option<Token> = told["token"].as_str().and_then(|token| token.parse().ok());
+    // sshd says who connected: address and port there, address and port here.
+    let connection = std::env::var("SSH_CONNECTION").unwrap_or_default();
+    let host = connection.split_whitespace().next().unwrap_or("127.0.0.1");
+    let address = control::with_port(host, u16::try_from(port)?);
+    let chosen = study.choose_quietly()?;
+    serve_calls(study, &chosen, rank, ranks, || {
+        Ok((control::reach(&address, ", which started this process by ssh")?, token.clone()))
+    })
+}
+
+/// Calls number 0 again and again, and serves it.
+fn serve_calls(
+    study: &Study,
+    chosen: &Chosen,
+    rank: usize,
+    ranks: usize,
+    find: impl Fn() -> Result<(TcpStream, Option<Token>), Failure>,
+) -> Result<ExitCode, Failure> {
+    let mut until = Instant::now() + FIRST_CALL;
+    let mut has_served = false;
+    loop {
+        let (stream, token) = match find() {
+            Ok(found) => found,
+            // Number 0 has ended, and said why.
+            Err(_) if has_served => return Ok(ExitCode::FAILURE),
+            Err(error) if Instant::now() > until => return Err(error),
+            Err(_) => {
+                std::thread::sleep(10 * PAUSE);
+                continue;
+            }
+        };
+        match call(stream, &Call::new(rank, ranks, token.clone())) {
+            Ok(None) => return Ok(ExitCode::SUCCESS),
+            Ok(Some(stream)) => {
+                has_served = true;
+                serve_one(study, chosen, stream, token);
+            }
+            Err(SessionError::Control(_)) if has_served => return Ok(ExitCode::FAILURE),
+            // A file that a dead launch has left behind may lead to anybody.
+            Err(SessionError::Control(_)) if Instant::now() < until => std::thread::sleep(10 * PAUSE),
+            Err(error) => return Err(error.into()),
+        }
+        if has_served {
+            until = Instant::now();
+        }
+    }
+}
+
+fn serve_one(study: &Study, chosen: &Chosen, stream: TcpStream, token: Option<Token>) {
+    let terms = Terms { memory_bytes: MEMORY_MIB << 20, token };
+    // What goes wrong number 0 is told, and says.
+    let _ = match open(study, chosen, control::address_toward(&stream)) {
+        Ok(device) => session::serve(&device, stream, &terms),
+        Err(error) => session::refuse(stream, &error.to_string()),
+    };
+}

@@ -1,0 +1,312 @@
+//! Who started this process, and where the processes of a launch meet.
+//!
+//! `mpirun`, `srun` and their like start the same command several times and tell each its number by the environment. What
+//! they do not tell is where number 0 can be called. On one machine that is a file in a directory that only this user can
+//! read; between machines it is a host and port, or such a file in a directory that all of them share.
+
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use doorbell_study::session::Token;
+use serde_json::{Value, json};
+
+use crate::control::with_port;
+use crate::{Failure, Usage};
+
+/// A process that was started together with others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Launch {
+    /// 0 coordinates.
+    pub(super) rank: usize,
+    pub(super) ranks: usize,
+    pub(super) place: Place,
+    /// All are on this machine.
+    is_local: bool,
+}
+
+/// Where processes find number 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// At a host and port.
+    Address(String),
+    /// Where a file says.
+    File(PathBuf),
+}
+
+/// The variables of a launcher: number, how many, and how many of these on this machine.
+struct Variables {
+    rank: &'static str,
+    ranks: &'static str,
+    here: &'static str,
+}
+
+/// The launchers, the innermost first: Open MPI's processes may have been started through Slurm.
+const LAUNCHERS: [Variables; 3] = [
+    Variables { rank: "OMPI_COMM_WORLD_RANK", ranks: "OMPI_COMM_WORLD_SIZE", here: "OMPI_COMM_WORLD_LOCAL_SIZE" },
+    // Of a step alone: a batch script is no step, and has nobody to meet.
+    Variables { rank: "SLURM_PROCID", ranks: "SLURM_STEP_NUM_TASKS", here: "" },
+    // MPICH and its relatives.
+    Variables { rank: "PMI_RANK", ranks: "PMI_SIZE", here: "MPI_LOCALNRANKS" },
+];
+
+/// What names a launch, so that two at a time do not meet.
+const JOBS: [&str; 2] = ["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"];
+
+impl Launch {
+    /// What the environment says; `None` if nobody started several. `given` is where they are to meet, if that was said.
+    pub(super) fn of(
+        variable: impl Fn(&str) -> Option<String>,
+        given: Option<&str>,
+        port: u16,
+    ) -> Result<Option<Self>, Usage> {
+        let number = |name: &str| variable(name).and_then(|text| text.parse::<usize>().ok());
+        let found = LAUNCHERS.iter().find_map(|it| Some((it, number(it.rank)?, number(it.ranks)?)));
+        let Some((launcher, rank, ranks)) = found.filter(|(_, rank, ranks)| *ranks > 1 && rank < ranks) else {
+            return Ok(None);
+        };
+        let is_local = match launcher.rank {
+            "SLURM_PROCID" => number("SLURM_STEP_NUM_NODES") == Some(1),
+            _ => number(launcher.here) == Some(ranks),
+        };
+        let slurm = || Some(format!("slurm-{}-{}", variable("SLURM_JOB_ID")?, variable("SLURM_STEP_ID")?));
+        let job = match launcher.rank {
+            "SLURM_PROCID" => slurm(),
+            _ => JOBS.iter().find_map(|name| variable(name)),
+        };
+        let place = match given {
+            // A name of a job is no path.
+            Some(directory) if directory.contains('/') => {
+                Place::File(Path::new(directory).join(format!("doorbell-{}", plain(job.as_deref().unwrap_or("study")))))
+            }
+            Some(address) => Place::Address(with_port(address, port)),
+            None if is_local => {
+                // Who has no name for the job has one parent for all of it.
+                let job = job.unwrap_or_else(|| format!("parent-{}", std::os::unix::process::parent_id()));
+                Place::File(own_directory().join(plain(&job)))
+            }
+            None => match variable("SLURM_STEP_NODELIST").as_deref().and_then(first_node) {
+                Some(node) if launcher.rank == "SLURM_PROCID" => Place::Address(with_port(&node, port)),
+                _ => {
+                    return Err(Usage(
+                        "the launcher's environment does not say where process 0 is: give all of them the same \
+                         --rendezvous, its HOST:PORT or a directory that all machines share (with a slash in its name)"
+                            .to_owned(),
+                    ));
+                }
+            },
+        };
+        Ok(Some(Self { rank, ranks, place, is_local }))
+    }
+
+    /// Where number 0 listens.
+    pub(super) fn listens_on(&self) -> String {
+        match &self.place {
+            Place::Address(address) => {
+                let port = address.rsplit(':').next().unwrap_or_default();
+                // The name is that of one of its addresses; the others may come by another.
+                if is_loopback(address) { address.clone() } else { format!("0.0.0.0:{port}") }
+            }
+            Place::File(_) if self.is_local => "127.0.0.1:0".to_owned(),
+            Place::File(_) => "0.0.0.0:0".to_owned(),
+        }
+    }
+
+    /// The token of all of them, where it need not be told: a file has one.
+    pub(super) fn token(&self, given: Option<Token>) -> Result<Option<Token>, Failure> {
+        match &self.place {
+            _ if given.is_some() => Ok(given),
+            Place::File(_) => random_token().map(Some),
+            Place::Address(address) if is_loopback(address) => Ok(None),
+            Place::Address(address) => Err(Usage(format!(
+                "process 0 is to listen at {address}, where everybody who can connect could measure: give all processes the \
+                 same DOORBELL_TOKEN"
+            ))
+            .into()),
+        }
+    }
+
+    /// Says where number 0 listens. The file goes with what is returned.
+    pub(super) fn announce(&self, port: u16, token: Option<&Token>) -> Result<Announcement, Failure> {
+        let Place::File(path) = &self.place else { return Ok(Announcement(None)) };
+        let host = if self.is_local { "127.0.0.1".to_owned() } else { host_name()? };
+        let told = json!({ "address": with_port(&host, port), "token": token });
+        let failed = |error: io::Error| Failure::from(format!("{}: {error}", path.display()));
+        if *path == own_directory().join(path.file_name().unwrap_or_default()) {
+            make_own_directory().map_err(failed)?;
+        }
+        let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
+        let write = || {
+            let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+            file.write_all(told.to_string().as_bytes())?;
+            fs::rename(&temporary, path)
+        };
+        write().map_err(failed)?;
+        Ok(Announcement(Some(path.clone())))
+    }
+
+    /// Where number 0 is, and the token; an error for as long as nobody has said so.
+    pub(super) fn find(&self, given: Option<Token>) -> Result<(String, Option<Token>), Failure> {
+        let path = match &self.place {
+            Place::Address(address) => return Ok((address.clone(), given)),
+            Place::File(path) => path,
+        };
+        let failed = |error| format!("{}: {error}", path.display());
+        if fs::metadata(path).map_err(failed)?.uid() != own_user() {
+            return Err(format!("{} belongs to another user", path.display()).into());
+        }
+        let text = fs::read(path).map_err(failed)?;
+        let damaged = || Failure::from(format!("{} does not say where process 0 is", path.display()));
+        let told: Value = serde_json::from_slice(&text).map_err(|_| damaged())?;
+        let address = told["address"].as_str().ok_or_else(damaged)?;
+        let token = told["token"].as_str().and_then(|token| token.parse().ok());
+        Ok((address.to_owned(), given.or(token)))
+    }
+}
+
+/// A file that says where number 0 is.
+#[derive(Debug)]
+pub(super) struct Announcement(Option<PathBuf>);
+
+impl Drop for Announcement {
+    fn drop(&mut self) {
+        if let Some(path) = &self.0 {
+            // It may be somebody else's by now, who then calls in vain and reads again.
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// A token that nobody knows yet.
+pub(super) fn random_token() -> Result<Token, Failure> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes)?;
+    let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(text.parse()?)
+}
+
+/// The name of this machine, as others know it.
+fn host_name() -> Result<String, Failure> {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname")?;
+    Ok(name.trim().to_owned())
+}
+
+fn is_loopback(address: &str) -> bool {
+    address.starts_with("127.") || address.starts_with("localhost:") || address.starts_with("[::1]:")
+}
+
+/// A name without what means something in paths.
+fn plain(name: &str) -> String {
+    name.chars().map(|c| if c.is_ascii_alphanumeric() || "-_".contains(c) { c } else { '-' }).collect()
+}
+
+/// Where processes of this user meet on this machine.
+fn own_directory() -> PathBuf {
+    std::env::temp_dir().join(format!("doorbell-{}", own_user()))
+}
+
+/// The number of the user whose process this is.
+fn own_user() -> u32 {
+    fs::metadata("/proc/self").map_or(0, |metadata| metadata.uid())
+}
+
+/// Makes it, so that nobody else can put a file there.
+fn make_own_directory() -> io::Result<()> {
+    let path = own_directory();
+    match fs::DirBuilder::new().mode(0o700).create(&path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let found = fs::symlink_metadata(&path)?;
+    let is_own = found.is_dir() && found.uid() == own_user() && found.mode() & 0o077 == 0;
+    if is_own {
+        return Ok(());
+    }
+    Err(io::Error::new(
+        io::ErrorKind::PermissionDenied,
+        format!("{} is not a directory that this user alone can use: remove it", path.display()),
+    ))
+}
+
+/// The first host of a list as Slurm writes it: `node[03-07,9],other` begins with `node03`.
+fn first_node(list: &str) -> Option<String> {
+    let end = list.find([',', '[']).unwrap_or(list.len());
+    let (name, rest) = list.split_at(end);
+    let number = rest.strip_prefix('[').map(|numbers| numbers.split([',', '-', ']']).next().unwrap_or_default());
+    let node = format!("{name}{}", number.unwrap_or_default());
+    (!node.is_empty()).then_some(node)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn launch(variables: &[(&str, &str)], given: Option<&str>) -> Result<Option<Launch>, String> {
+        let variable =
+            |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+        Launch::of(variable, given, 18515).map_err(|usage| usage.to_string())
+    }
+
+    #[test]
+    fn launchers_are_known_by_their_environment() {
+        assert_eq!(launch(&[], None), Ok(None));
+        // A batch script of Slurm, and one process alone, have nobody to meet.
+        assert_eq!(launch(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4")], None), Ok(None));
+        assert_eq!(launch(&[("PMI_RANK", "0"), ("PMI_SIZE", "1")], None), Ok(None));
+
+        let open_mpi = [
+            ("OMPI_COMM_WORLD_RANK", "1"),
+            ("OMPI_COMM_WORLD_SIZE", "2"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+            ("PMIX_NAMESPACE", "12/3"),
+        ];
+        let found = launch(&open_mpi, None).unwrap().unwrap();
+        let file = Place::File(own_directory().join("12-3"));
+        assert_eq!((found.rank, found.ranks, &found.place), (1, 2, &file));
+        assert_eq!(found.listens_on(), "127.0.0.1:0");
+
+        let mpich = [("PMI_RANK", "3"), ("PMI_SIZE", "4"), ("MPI_LOCALNRANKS", "2")];
+        assert!(launch(&mpich, None).unwrap_err().contains("--rendezvous"));
+        let found = launch(&mpich, Some("head:7")).unwrap().unwrap();
+        assert_eq!((found.rank, found.place.clone()), (3, Place::Address("head:7".to_owned())));
+        assert_eq!(found.listens_on(), "0.0.0.0:7");
+        assert!(found.token(None).unwrap_err().to_string().contains("DOORBELL_TOKEN"));
+        let shared = launch(&mpich, Some("/home/shared")).unwrap().unwrap();
+        assert_eq!(shared.place, Place::File("/home/shared/doorbell-study".into()));
+
+        let slurm = [
+            ("SLURM_PROCID", "0"),
+            ("SLURM_STEP_NUM_TASKS", "4"),
+            ("SLURM_STEP_NUM_NODES", "4"),
+            ("SLURM_STEP_NODELIST", "node[07-09,12]"),
+            ("SLURM_JOB_ID", "5"),
+            ("SLURM_STEP_ID", "0"),
+        ];
+        let found = launch(&slurm, None).unwrap().unwrap();
+        assert_eq!((found.rank, found.ranks, found.place), (0, 4, Place::Address("node07:18515".to_owned())));
+    }
+
+    #[test]
+    fn the_first_of_a_list_of_hosts_is_found() {
+        for (list, first) in
+            [("a", "a"), ("a,b", "a"), ("n[3-5]", "n3"), ("n[03,05],m", "n03"), ("rack1-n[8]", "rack1-n8")]
+        {
+            assert_eq!(first_node(list).as_deref(), Some(first));
+        }
+        assert_eq!(first_node(""), None);
+    }
+
+    #[test]
+    fn what_a_file_says_is_found_and_goes() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = Place::File(directory.path().join("job"));
+        let launch = Launch { rank: 0, ranks: 2, place, is_local: true };
+        assert!(launch.find(None).is_err());
+        let token = launch.token(None).unwrap();
+        let announced = launch.announce(4711, token.as_ref()).unwrap();
+        assert_eq!(launch.find(None).unwrap(), ("127.0.0.1:4711".to_owned(), token));
+        drop(announced);
+        assert!(launch.find(None).is_err());
+    }
+}

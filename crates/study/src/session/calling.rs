@@ -1,0 +1,160 @@
+//! Processes that call the coordinator of a study, where a launcher or ssh has started them, instead of being called.
+//!
+//! A caller says its rank and shows the token, and waits. For each point that it has a part in, the coordinator tells it to
+//! serve; from then on the stream is that of a session whose other end it is ([`serve`](super::serve)). Afterwards it calls
+//! again. So a stream is never used after something went wrong on it, and a caller whose coordinator is gone notices.
+
+use std::net::TcpStream;
+
+use serde::{Deserialize, Serialize};
+
+use super::introduction::{Introduction, Terms, Token};
+use super::peer::{Patience, Peer};
+use super::{SessionError, TcpPeer};
+use crate::executor::block_on;
+
+/// What a caller says of itself.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Call {
+    /// Its number: the coordinator is 0.
+    pub rank: usize,
+    /// How many there are, the coordinator included.
+    pub ranks: usize,
+    /// Its version of Doorbell.
+    pub doorbell: String,
+    /// What the coordinator wants to be shown.
+    pub token: Option<Token>,
+}
+
+impl Call {
+    /// That of this release.
+    pub fn new(rank: usize, ranks: usize, token: Option<Token>) -> Self {
+        Self { rank, ranks, doorbell: env!("CARGO_PKG_VERSION").to_owned(), token }
+    }
+}
+
+/// What the coordinator says.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Called {
+    /// A session begins.
+    Serve,
+    /// The study is over.
+    Over,
+    /// The caller has no part in it.
+    Refused(String),
+}
+
+/// Calls the coordinator, and waits until it wants a session: its stream. `None` if the study is over.
+///
+/// # Errors
+///
+/// The coordinator is gone ([`SessionError::Control`]) or refuses ([`SessionError::Peer`]).
+pub fn call(stream: TcpStream, call: &Call) -> Result<Option<TcpStream>, SessionError> {
+    let mut peer = TcpPeer::<Call, Called>::new(stream)?;
+    block_on(peer.send(call.clone()))?;
+    match block_on(peer.receive(Patience::Endless))? {
+        Called::Serve => Ok(Some(peer.into_stream())),
+        Called::Over => Ok(None),
+        Called::Refused(reason) => Err(SessionError::Peer(reason)),
+    }
+}
+
+/// A caller that waits.
+#[derive(Debug)]
+pub struct Caller {
+    /// What it said of itself.
+    pub call: Call,
+    peer: TcpPeer<Called, Call>,
+}
+
+impl Caller {
+    /// Hears who calls, and admits it: one of so many ranks, of this release, with the right token. Others are told why they
+    /// are not.
+    ///
+    /// # Errors
+    ///
+    /// It is not admitted, gone, or says nothing that can be understood.
+    pub fn hear(stream: TcpStream, terms: &Terms, ranks: usize) -> Result<Self, SessionError> {
+        let mut peer = TcpPeer::<Called, Call>::new(stream)?;
+        let call = block_on(peer.receive(Patience::Reason))?;
+        let admitted = terms.admit(Some(&Introduction { token: call.token.clone(), examine: false }));
+        let own = env!("CARGO_PKG_VERSION");
+        let refusal = match admitted {
+            Err(error) => Some(error),
+            Ok(()) if call.doorbell != own => Some(SessionError::Unexpected(format!(
+                "release {} of Doorbell, here is {own}: use the same",
+                call.doorbell
+            ))),
+            Ok(()) if call.ranks != ranks || !(1..ranks).contains(&call.rank) => {
+                Some(SessionError::Unexpected(format!("rank {} of {}, here are {ranks}", call.rank, call.ranks)))
+            }
+            Ok(()) => None,
+        };
+        match refusal {
+            None => Ok(Self { call, peer }),
+            Some(error) => {
+                // If it cannot be told, it is gone.
+                let _ = block_on(peer.send(Called::Refused(error.to_string())));
+                Err(error)
+            }
+        }
+    }
+
+    /// Has it serve a session, on the stream that is returned.
+    ///
+    /// # Errors
+    ///
+    /// It is gone.
+    pub fn serve(mut self) -> Result<TcpStream, SessionError> {
+        block_on(self.peer.send(Called::Serve))?;
+        Ok(self.peer.into_stream())
+    }
+
+    /// Tells it that the study is over.
+    pub fn dismiss(mut self) {
+        // If it cannot be told, it is gone.
+        let _ = block_on(self.peer.send(Called::Over));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// What a caller and the coordinator of three ranks make of a call.
+    fn calling(rank: usize, doorbell: &str, token: &str) -> (Result<bool, String>, Result<usize, String>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        let said = Call { doorbell: doorbell.to_owned(), ..Call::new(rank, 3, token.parse().ok()) };
+        let caller = std::thread::spawn(move || call(stream, &said));
+        let terms = Terms { memory_bytes: 1, token: "secret".parse().ok() };
+        let heard = Caller::hear(accepted, &terms, 3).map_err(|error| error.to_string());
+        let rank = heard.as_ref().map(|caller| caller.call.rank).map_err(Clone::clone);
+        if let Ok(caller) = heard {
+            if rank == Ok(1) { drop(caller.serve().unwrap()) } else { caller.dismiss() }
+        }
+        let called = caller.join().unwrap();
+        (called.map(|stream| stream.is_some()).map_err(|error| error.to_string()), rank)
+    }
+
+    #[test]
+    fn callers_are_admitted_by_token_release_and_rank_and_told_why_if_not() {
+        let own = env!("CARGO_PKG_VERSION");
+        assert_eq!(calling(1, own, "secret"), (Ok(true), Ok(1)));
+        assert_eq!(calling(2, own, "secret"), (Ok(false), Ok(2)));
+        for (rank, release, token, words) in [
+            (1, own, "other", "another token"),
+            (1, "0.0.1", "secret", "release 0.0.1 of Doorbell"),
+            (0, own, "secret", "rank 0 of 3"),
+            (3, own, "secret", "rank 3 of 3"),
+        ] {
+            let (called, heard) = calling(rank, release, token);
+            let (called, heard) = (called.unwrap_err(), heard.unwrap_err());
+            assert!(called.contains(words) && heard.contains(words), "{called}; {heard}");
+        }
+    }
+}
