@@ -6,7 +6,7 @@ use rustc_hash::{FxHashMap, FxHasher};
 use std::hash::Hasher;
 
 use crate::desk::Desk;
-use crate::layout::{self, Place};
+use crate::layout::{self, KeyBytes, Place};
 use crate::workload;
 
 /// Where a key's newest node was when somebody saw it last.
@@ -30,7 +30,7 @@ const SHARDS: usize = 64;
 /// It is bounded: when it is full, an entry that is not needed at the moment makes room.
 #[derive(Debug)]
 pub struct HostCache {
-    shards: Vec<Mutex<FxHashMap<Box<[u8]>, Entry>>>,
+    shards: Vec<Mutex<FxHashMap<KeyBytes, Entry>>>,
     shard_entries: usize,
     desk: Desk,
 }
@@ -48,7 +48,7 @@ impl HostCache {
         &self.desk
     }
 
-    fn shard(&self, key: &[u8]) -> MutexGuard<'_, FxHashMap<Box<[u8]>, Entry>> {
+    fn shard(&self, key: &[u8]) -> MutexGuard<'_, FxHashMap<KeyBytes, Entry>> {
         let mut hasher = FxHasher::default();
         hasher.write(key);
         // The upper bits, since the map of the shard uses the lower ones.
@@ -58,6 +58,11 @@ impl HostCache {
 
     /// Learns where the nodes of a workload's keys are, as after looking each up.
     pub fn fill(&self, keys: u64, value_bytes: usize) {
+        // Some parts get more than others.
+        let share = usize::try_from(keys / SHARDS as u64).unwrap_or(0).min(self.shard_entries);
+        for shard in &self.shards {
+            shard.lock().unwrap_or_else(PoisonError::into_inner).reserve(share + share / 16);
+        }
         for rank in 0..keys {
             let (key, place) = (workload::key(rank), workload::first_place(rank));
             let length = layout::node_length(key.len(), value_bytes) as u32;

@@ -9,6 +9,7 @@ use rustc_hash::{FxHashMap, FxHasher};
 use std::hash::Hasher;
 
 use crate::client::{Kind, Outcome};
+use crate::layout::KeyBytes;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -159,7 +160,7 @@ const SHARDS: usize = 64;
 /// Keys of a shard whose lines are kept though nobody is there.
 const KEPT: usize = 64;
 
-type Shard = FxHashMap<Box<[u8]>, Lines>;
+type Shard = FxHashMap<KeyBytes, Lines>;
 
 #[derive(Debug)]
 pub(crate) struct Desk {

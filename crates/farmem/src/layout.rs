@@ -9,6 +9,7 @@ compile_error!("the words of farmem are little endian, and atomics use the host'
 use std::fmt;
 
 use doorbell_exchange::setup::RemoteRegion;
+use smallvec::SmallVec;
 
 use crate::error::{OpenError, StoreError};
 
@@ -235,6 +236,9 @@ impl Geometry {
         Ok(())
     }
 }
+
+/// A key as tables hold it: a short one lies in the table itself, so that millions of them need no memory of their own.
+pub(crate) type KeyBytes = SmallVec<[u8; 16]>;
 
 const TOMBSTONE: u32 = 1;
 

@@ -12,7 +12,7 @@ use rustc_hash::FxHashMap;
 use crate::calls::{self, Answer, Call};
 use crate::client::{Kind, Outcome};
 use crate::error::OpenError;
-use crate::layout::Geometry;
+use crate::layout::{Geometry, KeyBytes};
 
 /// Requests that a client is served in a row.
 const TURN: usize = 16;
@@ -26,7 +26,7 @@ struct Entry {
 /// The table, and those who ask. One thread serves all.
 #[derive(Default)]
 pub(crate) struct Server {
-    table: FxHashMap<Box<[u8]>, Entry>,
+    table: FxHashMap<KeyBytes, Entry>,
     /// Nodes that had a value and have none.
     free: Vec<u32>,
     /// Nodes that have had a value.
@@ -140,7 +140,7 @@ impl Session {
 
 /// Where values lie.
 struct Shelf<'a> {
-    table: &'a mut FxHashMap<Box<[u8]>, Entry>,
+    table: &'a mut FxHashMap<KeyBytes, Entry>,
     free: &'a mut Vec<u32>,
     used: &'a mut u32,
     region: &'a Region,

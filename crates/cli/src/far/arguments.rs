@@ -123,7 +123,7 @@ impl Workload {
             size: point.value_bytes as u64,
             hosts: point.hosts,
             outstanding: point.outstanding,
-            rate: None,
+            rate: point.rate_per_s,
             client_time: point.client_us / 1e6,
             shortcut_delay: point.shortcut_us / 1e6,
             duration: Some(point.measure_us / 1e6),

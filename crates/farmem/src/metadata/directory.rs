@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use rustc_hash::FxHashMap;
 
 use super::NodeCounts;
-use crate::layout::{Geometry, MAX_VERSION, Place};
+use crate::layout::{Geometry, KeyBytes, MAX_VERSION, Place};
 use crate::rpc::{GRANT, Report};
 
 /// Of so many nodes one is kept for deletes, up to as many as are granted at a time.
@@ -31,7 +31,7 @@ struct Node {
 
 #[derive(Clone, Debug)]
 struct Key {
-    name: Box<[u8]>,
+    name: KeyBytes,
     head: Place,
     is_closing: bool,
 }
@@ -57,7 +57,7 @@ pub(super) struct Directory {
     /// Nodes that were replaced, each with the epoch in which that became known.
     retired: VecDeque<(u64, u32)>,
     epoch: u64,
-    numbers: FxHashMap<Box<[u8]>, u32>,
+    numbers: FxHashMap<KeyBytes, u32>,
     keys: Vec<Option<Key>>,
     free_numbers: VecDeque<u32>,
     /// Reports of which the old node is not the first of its chain yet.
@@ -81,8 +81,9 @@ impl Directory {
 
     /// Keys that were there before any client: key `rank` has number `rank`, and its first node is the first use of node
     /// `rank`.
-    pub(super) fn fill(&mut self, keys: impl IntoIterator<Item = (Box<[u8]>, Place)>) {
-        for (number, (name, place)) in keys.into_iter().enumerate() {
+    pub(super) fn fill(&mut self, keys: impl ExactSizeIterator<Item = (KeyBytes, Place)>) {
+        self.numbers.reserve(keys.len());
+        for (number, (name, place)) in keys.enumerate() {
             self.nodes[place.index() as usize] = Node { version: place.version(), is: Use::Head(number as u32) };
             self.numbers.insert(name.clone(), number as u32);
             self.keys[number] = Some(Key { name, head: place, is_closing: false });

@@ -20,7 +20,7 @@ use doorbell_verbs::{Device, Pd, Qpn};
 use crate::client::{check_replicas, connect_replica, rpc_config};
 use crate::error::OpenError;
 use crate::lane::LaneEnd;
-use crate::layout::Place;
+use crate::layout::{KeyBytes, Place};
 use crate::memory::{ClientDescription, MemoryDescription, settings};
 use crate::rpc::{GRANT, Reply, Request};
 use crate::workload;
@@ -229,7 +229,11 @@ impl Metadata {
     /// The store has no room for so many keys.
     pub fn fill(&mut self, keys: u64) -> Result<(), OpenError> {
         self.lanes.current().geometry.check_keys(keys)?;
-        let made = (0..keys).map(|rank| (Box::from(workload::key(rank)), workload::first_place(rank)));
+        // All of them are numbered with 32 bits.
+        let made = (0..keys as u32).map(|rank| {
+            let rank = u64::from(rank);
+            (KeyBytes::from_slice(&workload::key(rank)), workload::first_place(rank))
+        });
         self.directory.borrow_mut().fill(made);
         Ok(())
     }

@@ -126,7 +126,9 @@ pub async fn drive<W: Waiter>(
     // When the next operation of each place may begin, in a closed loop. A random start keeps clients out of step.
     let mut ready_ns: Vec<u64> =
         (0..load.outstanding).map(|_| start_ns + random.below(load.client_ns.max(1))).collect();
-    let (mut begun, mut operations) = (0_u64, 0_u64);
+    // And in an open loop.
+    let mut arrives_ns = start_ns as f64 + interval_ns.map_or(0.0, |interval_ns| random.exponential(interval_ns));
+    let mut operations = 0_u64;
     let mut bytes = Vec::with_capacity(load.value_bytes);
     let mut read = Vec::with_capacity(load.value_bytes);
     loop {
@@ -142,13 +144,11 @@ pub async fn drive<W: Waiter>(
         while running.len() < load.outstanding {
             let due_ns = match interval_ns {
                 Some(interval_ns) => {
-                    let mut due_ns = start_ns + (begun as f64 * interval_ns) as u64;
-                    let late = (now_ns.saturating_sub(due_ns) as f64 / interval_ns) as u64;
-                    if late > MAX_LATE {
-                        (begun, tally.skipped) = (begun + late - MAX_LATE, tally.skipped + late - MAX_LATE);
-                        due_ns = start_ns + (begun as f64 * interval_ns) as u64;
-                    }
-                    due_ns
+                    let late = ((now_ns as f64 - arrives_ns) / interval_ns) as u64;
+                    let skipped = late.saturating_sub(MAX_LATE);
+                    tally.skipped += skipped;
+                    arrives_ns += skipped as f64 * interval_ns;
+                    arrives_ns as u64
                 }
                 None => ready_ns.iter().copied().min().unwrap_or(u64::MAX),
             };
@@ -170,8 +170,13 @@ pub async fn drive<W: Waiter>(
             if let Some(place) = ready_ns.iter().position(|&ready| ready == due_ns) {
                 ready_ns.swap_remove(place);
             }
-            begun += 1;
-            let from_ns = if interval_ns.is_some() { due_ns } else { now_ns };
+            let from_ns = match interval_ns {
+                Some(interval_ns) => {
+                    arrives_ns += random.exponential(interval_ns);
+                    due_ns
+                }
+                None => now_ns,
+            };
             running.insert(ticket, Running { from_ns, is_put, number: operations });
         }
         let mut has_ended = false;

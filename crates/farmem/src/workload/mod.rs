@@ -25,7 +25,8 @@ pub struct Load {
     pub value_bytes: usize,
     /// Operations that each client has running at a time.
     pub outstanding: usize,
-    /// Operations per second that each client begins, whether the last ones have ended or not. `None`: the next one
+    /// Operations per second that each client begins, whether the last ones have ended or not: they arrive as a Poisson
+    /// process does. `None`: the next one
     /// begins when one has ended, after `client_ns`.
     pub rate_per_client: Option<f64>,
     /// What a client does between the end of an operation and the beginning of the next one, in nanoseconds.

@@ -87,6 +87,11 @@ impl Random {
         ((u128::from(self.next_u64()) * u128::from(end)) >> 64) as u64
     }
 
+    /// The time to the next of events that come by themselves, so many units apart on average (a Poisson process).
+    pub fn exponential(&mut self, mean: f64) -> f64 {
+        -libm::log(1.0 - self.unit()) * mean
+    }
+
     /// From 0 to just below 1.
     pub fn unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
@@ -96,6 +101,16 @@ impl Random {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn events_that_come_by_themselves_have_the_mean_and_the_spread_of_a_poisson_process() {
+        let mut random = Random::new(7);
+        let times: Vec<f64> = (0..20_000).map(|_| random.exponential(50.0)).collect();
+        let mean = times.iter().sum::<f64>() / times.len() as f64;
+        let variance = times.iter().map(|time| (time - mean).powi(2)).sum::<f64>() / times.len() as f64;
+        assert!((48.0..52.0).contains(&mean) && (47.0..53.0).contains(&variance.sqrt()), "{mean}, {variance}");
+        assert!(times.iter().all(|&time| time >= 0.0 && time.is_finite()));
+    }
 
     #[test]
     fn ranks_come_as_often_as_the_law_says() {

@@ -26,6 +26,8 @@ use crate::topology::Topology;
 const MEMORY: usize = 0;
 const METADATA: usize = 1;
 const FIRST_HOST: usize = 2;
+/// The most keys that a box remembers: some 400 MB.
+const MOST_STEERED_KEYS: usize = 1 << 20;
 /// How often those look who would otherwise not notice that the clients have ended.
 const LOOK_NS: u64 = 1_000_000;
 /// How often it is looked whether requests of a client that is shut out are answered.
@@ -114,7 +116,7 @@ impl Way {
         let limits = Limits {
             window_bytes: 1 << 40,
             clients: far.clients + 1,
-            keys: usize::try_from(far.load.keys).unwrap_or(usize::MAX),
+            keys: usize::try_from(far.load.keys).unwrap_or(usize::MAX).min(MOST_STEERED_KEYS),
             ..Limits::default()
         };
         let make = |address| Steer::new(Config { limits, seed, ..Config::at(address) });

@@ -47,6 +47,18 @@ const STORE: &[Quantity] = &[
     Far(MemoryCores),
     Far(ClientCores),
 ];
+const LOAD: &[Quantity] = &[
+    Far(PutP99),
+    Far(GetP99),
+    MessageRate,
+    Far(PutMedian),
+    Far(GetMedian),
+    Far(PutP999),
+    Far(GetP999),
+    Far(BytesOverLeast),
+    Far(PutAttempts),
+    Far(ClientFairness),
+];
 const CONTENTION: &[Quantity] = &[
     Far(PutSuccess),
     Far(GetSuccess),
@@ -59,7 +71,7 @@ const CONTENTION: &[Quantity] = &[
 ];
 
 /// All of them.
-pub(super) fn experiments(effort: Effort) -> [Experiment; 12] {
+pub(super) fn experiments(effort: Effort) -> [Experiment; 13] {
     [
         concurrency(effort),
         queue_pairs(effort),
@@ -73,6 +85,7 @@ pub(super) fn experiments(effort: Effort) -> [Experiment; 12] {
         clients(effort),
         values(effort),
         keys(effort),
+        load(effort),
     ]
 }
 
@@ -341,7 +354,7 @@ fn values(effort: Effort) -> Experiment {
 }
 
 fn keys(effort: Effort) -> Experiment {
-    let counts = effort.pick(vec![100_000.0], vec![1024.0, 100_000.0], vec![64.0, 1024.0, 10_000.0, 100_000.0]);
+    let counts = effort.pick(vec![100_000.0], vec![1024.0, 100_000.0], vec![64.0, 1024.0, 10_000.0, 100_000.0, 1e7]);
     Experiment::new(
         "far-memory/keys",
         "Which strategy, by the number of keys?",
@@ -352,25 +365,66 @@ fn keys(effort: Effort) -> Experiment {
     )
 }
 
+/// Keys of a store here at most, and how many times the rate of a machine a testbed has.
+const MOST_KEYS_HERE: u64 = 1_000_000;
+const TIMES_A_MACHINE: f64 = 100.0;
+/// Clients of an open loop run so many operations at a time at most: what comes beyond waits.
+const OPEN_WINDOW: usize = 16;
+
+fn load(effort: Effort) -> Experiment {
+    let rates =
+        effort.pick(vec![1.0], vec![0.5, 1.0, 2.0, 4.0, 6.0], vec![0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0]);
+    Experiment::new(
+        "far-memory/load",
+        "What do operations take that come at a given rate?",
+        "half puts, 1,024 keys, Zipf 0.99, values of 128 B; 64 clients on two hosts, whose operations come by a Poisson \
+         process, up to 16 of a client at a time; latency counts from when an operation came",
+        "operations that come, M/s",
+        LOAD,
+        sweep(effort, rates, |rate, base| StorePoint {
+            rate_per_s: Some(rate * 1e6),
+            outstanding: OPEN_WINDOW,
+            ..base
+        }),
+    )
+}
+
 impl Experiment {
-    /// Leaves of an experiment what two processors or more can show that have no testbed: no middlebox, no more clients
-    /// than twice the processors, no more threads of an end than half of them.
+    /// Leaves of an experiment what two processors or more can show that have no testbed: no more clients than twice the
+    /// processors, which then do nothing between operations, no more threads of an end than half of them, a hundredth of a
+    /// testbed's rates, and no more keys than fit into a gigabyte or two.
     pub fn fit_to_machine(&mut self, effort: Effort, cpus: usize) {
         let most_clients = (2 * cpus).max(2);
         let sweeps_clients = self.name == "far-memory/clients";
         let published = self.name == "far-memory/contention";
+        let (fitted_clients, _) = FITTED_CLIENT_US[0];
         self.points.retain(|point| match point.parameters.far.as_deref() {
             None => true,
             Some(far) if far.is_virtual() => false,
-            Some(FarPoint::Store(store)) => !published && (!sweeps_clients || store.clients <= most_clients),
+            Some(FarPoint::Store(store)) if published => store.clients == fitted_clients,
+            Some(FarPoint::Store(store)) => {
+                store.keys <= MOST_KEYS_HERE && (!sweeps_clients || store.clients <= most_clients)
+            }
             Some(_) => true,
         });
-        for parameters in self.points.iter_mut().map(|point| &mut point.parameters) {
+        if published {
+            self.setting =
+                "1,024 keys, Zipf 0.99, values of 1 KiB, two hosts; clients do nothing between two operations";
+        }
+        for Point { series, x, parameters } in &mut self.points {
             if self.name.starts_with(FAMILY) {
                 parameters.serving.threads = parameters.serving.threads.min((cpus / 2).max(1));
             }
             if let Some(FarPoint::Store(store)) = parameters.far.as_deref_mut() {
+                if let Some(rate_per_s) = &mut store.rate_per_s {
+                    *rate_per_s /= TIMES_A_MACHINE;
+                    *x /= TIMES_A_MACHINE;
+                }
                 store.clients = store.clients.min(most_clients);
+                if published {
+                    (store.client_us, store.shortcut_us) = (0.0, 0.0);
+                    *series = format!("{}, {} clients", store.strategy.name(), store.clients);
+                }
                 store.hosts = store.hosts.min(store.clients);
                 store.measure_us = effort.seconds() * 1e6;
                 store.warm_up_us = store.measure_us / 10.0;

@@ -400,7 +400,10 @@ fn a_machine_without_a_testbed_is_given_what_it_can_show() {
                 point.parameters.check().unwrap_or_else(|error| panic!("{}, {point:?}: {error}", experiment.name));
                 let Some(FarPoint::Store(store)) = point.parameters.far.as_deref() else { continue };
                 assert!(store.clients <= 2 * cpus.max(1) && store.hosts <= store.clients, "{point:?}");
-                assert_ne!(experiment.name, "far-memory/contention", "its clients are those that were published");
+                assert!(store.keys <= 1_000_000 && store.client_us == 0.0, "{point:?}");
+                if let Some(rate_per_s) = store.rate_per_s {
+                    assert_eq!(rate_per_s, point.x * 1e6, "the axis has the rate that is asked for");
+                }
             }
             let order = |point: &Point| matches!(point.parameters.far.as_deref(), Some(FarPoint::Order(_)));
             assert!(!experiment.points.iter().any(order));

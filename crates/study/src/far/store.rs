@@ -37,6 +37,10 @@ pub struct StorePoint {
     pub outstanding: usize,
     /// What a client does between two operations, in microseconds.
     pub client_us: f64,
+    /// Operations per second of all clients together, which begin whether others have ended or not, by a Poisson process.
+    /// `None`: a client begins the next one when one has ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate_per_s: Option<f64>,
     /// How long after a put its key's shortcut is written, in microseconds, as by a thread in the background.
     #[serde(default)]
     pub shortcut_us: f64,
@@ -60,6 +64,7 @@ impl Default for StorePoint {
             value_bytes: load.value_bytes,
             outstanding: load.outstanding,
             client_us: 0.0,
+            rate_per_s: None,
             shortcut_us: 0.0,
             warm_up_us: 200.0,
             measure_us: 1000.0,
@@ -76,6 +81,7 @@ impl StorePoint {
         within(Setting::Puts, self.write_percent, 0.0, 100.0, " %")?;
         within(Setting::Size, self.value_bytes, 0, MAX_VALUE, " B")?;
         within(Setting::Window, self.outstanding, 1, MAX_OUTSTANDING, "")?;
+        within(Setting::Rate, self.rate_per_s.unwrap_or(1.0), 1.0, 1e9, " operations/s")?;
         within(Setting::Seconds, self.client_us, 0.0, LONGEST_US, " us")?;
         within(Setting::Seconds, self.shortcut_us, 0.0, LONGEST_US, " us")?;
         within(Setting::Seconds, self.warm_up_us, 0.0, LONGEST_US, " us")?;
@@ -91,7 +97,7 @@ impl StorePoint {
             write_percent: self.write_percent,
             value_bytes: self.value_bytes,
             outstanding: self.outstanding,
-            rate_per_client: None,
+            rate_per_client: self.rate_per_s.map(|rate| rate / self.clients as f64),
             client_ns: ns(self.client_us),
             warm_up_ns: ns(self.warm_up_us),
             measure_ns: ns(self.measure_us),
