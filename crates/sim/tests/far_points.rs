@@ -115,6 +115,8 @@ fn a_point_of_the_store_has_the_figures_of_its_operations_and_no_others() {
     let offered = StorePoint { clients: 4, outstanding: 16, rate_per_s: Some(4e5), ..StorePoint::default() };
     let open = simulated(&FarPoint::Store(StorePoint { warm_up_us: 500.0, measure_us: 4000.0, ..offered }));
     assert!((open.messages_per_s / 4e5 - 1.0).abs() < 0.1, "they come as they are asked to: {open:?}");
+    let over_least = open.far[&Figure::BytesOverLeast];
+    assert!(over_least < 1.6, "a store that has free nodes recycles none: {over_least}");
     let gets = store(Strategy::Server, 0.0);
     assert!(gets.far[&Figure::MemoryCores] > 0.0 && gets.far.contains_key(&Figure::GetP99), "{:?}", gets.far);
     for figure in [Figure::PutP99, Figure::PutAttempts, Figure::PutSuccess] {

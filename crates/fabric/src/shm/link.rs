@@ -83,7 +83,8 @@ struct Peer {
 pub struct SharedMemoryLink {
     udp: UdpLink,
     choice: LinkChoice,
-    meeting: Meeting,
+    /// `None` where the operating system gave none: then everything goes over UDP.
+    meeting: Option<Meeting>,
     routes: FxHashMap<IpAddr, Route>,
     /// When the first of those that were asked has to have answered.
     asked_until_ns: Option<u64>,
@@ -124,15 +125,22 @@ pub struct SharedMemoryCounters {
 }
 
 impl SharedMemoryLink {
-    /// Puts shared memory beside a UDP link. With [`LinkChoice::Shm`] nothing goes over UDP.
+    /// Puts shared memory beside a UDP link. With [`LinkChoice::Shm`] nothing goes over UDP. Otherwise everything does where
+    /// there is no shared memory to be had: that is counted and explained.
     ///
     /// # Errors
     ///
-    /// The name of the device is taken, which only another process of this address and port can have done, or the
-    /// operating system gives no socket, descriptor or thread.
+    /// Only shared memory is allowed, and the name of the device is taken, which only another process of this address and
+    /// port can have done, or the operating system gives no socket, descriptor or thread.
     pub fn start(udp: UdpLink, choice: LinkChoice) -> io::Result<Self> {
-        let meeting = Meeting::start(udp.local_socket_address(), udp.as_fd().try_clone_to_owned()?)?;
-        Ok(Self {
+        let local = udp.local_socket_address();
+        let started = udp.as_fd().try_clone_to_owned().and_then(|socket| Meeting::start(local, socket));
+        let (meeting, refused) = match started {
+            Ok(meeting) => (Some(meeting), None),
+            Err(error) if choice == LinkChoice::Shm => return Err(error),
+            Err(error) => (None, Some(error)),
+        };
+        let mut link = Self {
             udp,
             choice,
             meeting,
@@ -149,7 +157,13 @@ impl SharedMemoryLink {
             udp_looked_at_ns: 0,
             counters: SharedMemoryCounters::default(),
             has_explained: false,
-        })
+        };
+        if let Some(error) = refused {
+            link.counters.refusals += 1;
+            link.has_explained = true;
+            tracing::info!("{local} shares no memory with other devices of this machine: {error}; packets go over UDP");
+        }
+        Ok(link)
     }
 
     /// What the link has done so far.
@@ -164,7 +178,8 @@ impl SharedMemoryLink {
 
     #[inline]
     fn take_news(&mut self, now_ns: u64) {
-        let news = self.meeting.news();
+        let Some(meeting) = &self.meeting else { return };
+        let news = meeting.news();
         if !news.is_empty() {
             self.learn(now_ns, news);
         }
@@ -253,6 +268,7 @@ impl SharedMemoryLink {
     /// How packets to a destination go, now that there is one. It is asked for shared memory first.
     #[inline]
     fn way(&mut self, now_ns: u64, destination: IpAddr) -> Way {
+        let Some(meeting) = &self.meeting else { return Way::Udp };
         match self.routes.get_mut(&destination) {
             Some(Route::Shared { place }) => Way::Shared(*place),
             Some(Route::Udp { ask_at_ns, wait_ns }) => {
@@ -261,7 +277,7 @@ impl SharedMemoryLink {
                         *wait_ns = (2 * *wait_ns).min(ASK_AGAIN_WITHIN_NS);
                     }
                     *ask_at_ns = now_ns + *wait_ns;
-                    self.meeting.invite(destination);
+                    meeting.invite(destination);
                 }
                 Way::Udp
             }
@@ -277,8 +293,8 @@ impl SharedMemoryLink {
                 // The thread answers sooner, unless it does not run at all.
                 let route = Route::Asked { until_ns: now_ns + 2 * ANSWER_WITHIN.as_nanos() as u64 };
                 self.routes.insert(destination, route);
+                meeting.invite(destination);
                 self.note_asked();
-                self.meeting.invite(destination);
                 Way::Unknown
             }
         }
@@ -369,7 +385,9 @@ impl SharedMemoryLink {
         let Some(peer) = self.peers[place].take() else { return };
         if !peer.is_gone {
             self.counters.broken += 1;
-            self.meeting.leave(peer.id);
+            if let Some(meeting) = &self.meeting {
+                meeting.leave(peer.id);
+            }
             self.explain(peer.address, "it wrote something to its ring that is no packet");
         }
         self.routes.retain(|_, route| *route != Route::Shared { place });
@@ -422,7 +440,7 @@ fn seal(run: &ReceivedRun<'_>, sealed: &mut Vec<u8>) {
 /// Takes what is no packet out of what the socket received.
 struct WithoutWords<'a> {
     sink: &'a mut dyn Sink,
-    meeting: &'a Meeting,
+    meeting: Option<&'a Meeting>,
     port: u16,
     packets: usize,
     found_nothing: bool,
@@ -443,7 +461,9 @@ impl Sink for WithoutWords<'_> {
             match Datagram::parse(packet) {
                 Some(Datagram::Wake) => self.is_woken = true,
                 Some(Datagram::Challenge { invited, asked }) if run.source_port == self.port => {
-                    self.meeting.challenged(run.outer.src, invited, asked);
+                    if let Some(meeting) = self.meeting {
+                        meeting.challenged(run.outer.src, invited, asked);
+                    }
                 }
                 Some(Datagram::Challenge { .. }) => {}
                 None => {
@@ -517,7 +537,7 @@ impl Link for SharedMemoryLink {
         }
         if self.looks_at_udp(now_ns) {
             self.udp_looked_at_ns = now_ns;
-            let (meeting, port) = (&self.meeting, self.udp.port());
+            let (meeting, port) = (self.meeting.as_ref(), self.udp.port());
             let mut words = WithoutWords { sink, meeting, port, packets: 0, found_nothing: true, is_woken: false };
             let received = self.udp.receive(now_ns, &mut words);
             let (from_udp, is_woken, found_nothing) = (words.packets, words.is_woken, words.found_nothing);

@@ -132,6 +132,11 @@ impl Directory {
         self.free.len() <= self.reserve
     }
 
+    /// Would nodes run out if each of so many clients asked twice?
+    pub(super) fn is_low(&self, clients: usize) -> bool {
+        self.free.len() <= self.reserve + 2 * GRANT * clients
+    }
+
     /// Takes a node back that was never linked. False if it is not one of the client's.
     pub(super) fn give_back(&mut self, client: u32, place: Place) -> bool {
         let is_own = self.is(place) == Some(Use::Granted(client));

@@ -521,7 +521,10 @@ impl Metadata {
         directory.release(least.unwrap_or(u64::MAX));
         let epoch = directory.epoch();
         let is_wanted = |session: &Session| session.short_until.is_some_and(|until| until > epoch);
-        let is_wanted = directory.has_retired() || self.sessions.values().any(is_wanted);
+        // An epoch is a message to each client and one back: as long as there are nodes to hand out, what was replaced may
+        // wait for more.
+        let recycles = directory.has_retired() && directory.is_low(self.sessions.len());
+        let is_wanted = recycles || self.sessions.values().any(is_wanted);
         if is_wanted && least.is_none_or(|least| least == epoch) {
             let (epoch, now) = (directory.begin_epoch(), self.device.now_ns());
             for session in self.sessions.values_mut() {

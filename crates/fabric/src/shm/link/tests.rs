@@ -121,6 +121,29 @@ fn a_sink_that_wants_icrcs_gets_those_of_a_socket() {
 }
 
 #[test]
+fn a_device_whose_name_is_taken_goes_over_udp_counts_that_and_says_so_where_it_may_not() {
+    let mut plain = bind(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
+    let udp = bind(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
+    let (address, local) = (udp.local_address(), udp.local_socket_address());
+    let squatter = Meeting::start(local, plain.as_fd().try_clone_to_owned().unwrap()).unwrap();
+    let mut a = SharedMemoryLink::start(udp, LinkChoice::Auto).unwrap();
+    assert_eq!(a.link_counters().shared_memory_refused, 1);
+    let mut batch = batch_of(plain.local_address(), &[32]);
+    Sealer::new(address, PORT).seal(&mut batch);
+    let mut next = 0;
+    a.transmit(now_ns(), &batch, &mut next).unwrap();
+    assert_eq!(next, batch.runs().len(), "nobody is asked first");
+    assert!(plain.wait_readable(Duration::from_secs(10)).unwrap());
+    assert_eq!(packets_of(&receive_once(&mut plain, 0), ICRC_LEN), [packet(0, 32)]);
+    drop(a);
+    let udp = bind(BindRequest { address: Some(address), port: PORT, ..BindRequest::default() }).unwrap();
+    let error = SharedMemoryLink::start(udp, LinkChoice::Shm).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+    drop(squatter);
+    link_at(Some(address), LinkChoice::Shm);
+}
+
+#[test]
 fn devices_without_shared_memory_are_reached_over_udp_and_only_if_that_is_allowed() {
     let mut plain = bind(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
     let destination = plain.local_address();
