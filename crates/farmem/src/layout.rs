@@ -35,13 +35,13 @@ impl Place {
         Self(u64::from(index) << VERSION_BITS | version)
     }
 
-    /// The same from bits of which nothing is known.
-    pub(crate) fn from_bits(bits: u64) -> Option<Self> {
+    /// The same from bits of which nothing is known. `None` if they are none of a place.
+    pub fn from_bits(bits: u64) -> Option<Self> {
         (bits >> 62 == 0 && bits & MAX_VERSION != 0).then_some(Self(bits))
     }
 
     /// Index and version in 62 bits.
-    pub(crate) fn bits(self) -> u64 {
+    pub fn bits(self) -> u64 {
         self.0
     }
 

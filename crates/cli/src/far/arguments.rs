@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use doorbell_farmem::workload::{Load, MIXES};
-use doorbell_farmem::{ClientOptions, MAX_OUTSTANDING, MAX_VALUE, Strategy};
+use doorbell_farmem::{ClientOptions, MAX_OUTSTANDING, MAX_VALUE, OpenError, Strategy};
 use doorbell_study::far::StorePoint;
 use doorbell_verbs::soft;
 
@@ -51,6 +51,21 @@ pub(crate) fn clients(text: &str) -> Result<usize, String> {
     }
 }
 
+/// Refuses a second memory node where the strategy has one.
+pub(super) fn check_replicas(strategy: Strategy, replicas: usize) -> Result<(), Usage> {
+    match replicas > 1 && !strategy.is_replicable() {
+        true => Err(Usage(format!("--replicas {replicas}: {}", OpenError::NotReplicated(strategy.name())))),
+        false => Ok(()),
+    }
+}
+
+fn replicas(text: &str) -> Result<usize, String> {
+    match quantity::count::<usize>(text)? {
+        replicas @ 1..=2 => Ok(replicas),
+        _ => Err("it is 1 or 2".to_owned()),
+    }
+}
+
 fn mix(text: &str) -> Result<f64, String> {
     let named = MIXES.iter().find(|(name, ..)| *name == text).map(|(_, percent, _)| *percent);
     named.ok_or_else(|| {
@@ -91,6 +106,9 @@ pub(crate) struct Workload {
     /// Hosts that clients are dealt out to; those of a host share a cache of where the newest nodes are
     #[arg(long, value_name = "N", default_value = "2", value_parser = clients)]
     pub(super) hosts: usize,
+    /// Memory nodes that hold the same, 1 or 2: with 2, either one may fail
+    #[arg(long, value_name = "N", default_value = "1", value_parser = replicas)]
+    pub(super) replicas: usize,
     /// Operations that each client has running at a time
     #[arg(short = 't', long, value_name = "N", default_value = "1", value_parser = quantity::count::<usize>)]
     outstanding: usize,
@@ -122,6 +140,7 @@ impl Workload {
             keys: point.keys,
             size: point.value_bytes as u64,
             hosts: point.hosts,
+            replicas: 1,
             outstanding: point.outstanding,
             rate: point.rate_per_s,
             client_time: point.client_us / 1e6,
@@ -168,6 +187,7 @@ impl Workload {
             ("--writes", self.mix.or(self.writes).map(|percent| percent.to_string())),
             ("--zipf", Some(self.zipf.to_string())),
             ("--keys", Some(self.keys.to_string())),
+            ("--replicas", Some(self.replicas.to_string())),
             ("-s", Some(self.size.to_string())),
             ("-t", Some(self.outstanding.to_string())),
             ("-r", self.rate.map(|rate| rate.to_string())),
@@ -182,8 +202,8 @@ impl Workload {
     /// How clients are made.
     pub(super) fn options(&self, strategy: Strategy, outstanding: usize) -> ClientOptions {
         let shortcut_delay_ns = self.shortcut_delay_ns();
-        let (seed, lease_ns) = (self.seed, LEASE_NS);
-        ClientOptions { strategy, outstanding, seed, lease_ns, shortcut_delay_ns, ..ClientOptions::default() }
+        let (seed, lease_ns, replicas) = (self.seed, LEASE_NS, self.replicas);
+        ClientOptions { strategy, outstanding, replicas, seed, lease_ns, shortcut_delay_ns, ..ClientOptions::default() }
     }
 
     pub(super) fn shortcut_delay_ns(&self) -> u64 {
@@ -198,8 +218,9 @@ impl Workload {
                 format!("each client has {} running, {:.1} us apart", load.outstanding, load.client_ns as f64 / 1e3)
             }
         };
+        let nodes = if self.replicas > 1 { ", two memory nodes" } else { "" };
         format!(
-            "{} keys, Zipf {}, {} % puts, values of {} B, {} hosts; {pace}",
+            "{} keys, Zipf {}, {} % puts, values of {} B, {} hosts{nodes}; {pace}",
             load.keys, load.zipf, load.write_percent, load.value_bytes, self.hosts
         )
     }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use doorbell_exchange::setup::{self, EndpointDescription, READY, RemoteRegion, SetupError, Timed};
+use doorbell_exchange::setup::{self, EndpointDescription, READY, SetupError, Timed};
 use doorbell_fabric::FaultPlan;
 use doorbell_farmem::{Geometry, MemoryDescription, Metadata, MetadataEnd, Strategy};
 use doorbell_wire::{Qpn, RKey};
@@ -18,6 +18,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
+use super::client::described;
 use super::service::MemorySide;
 use crate::Failure;
 use crate::control::{accept, reach};
@@ -173,8 +174,7 @@ fn serve_box(mut stream: &TcpStream, memory: &MemorySide) -> Result<(), Failure>
     let peer = "the middlebox";
     let mut timed = Timed::new(stream, DEADLINE);
     let lane = setup::receive(&mut timed, peer, 1, DEADLINE)?[0];
-    let own = memory.accept_box(lane)?;
-    let own = EndpointDescription { regions: [own.region, RemoteRegion::NONE], ..own.endpoint };
+    let own = described(memory.accept_box(lane)?);
     let broke = |error| SetupError::broke(peer, error, DEADLINE);
     timed.write_all(&setup::hello(&[own])).map_err(broke)?;
     say_ready(&mut timed).map_err(broke)?;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use clap::Args;
-use doorbell_exchange::setup::EndpointDescription;
+use doorbell_exchange::setup::{EndpointDescription, RemoteRegion};
 use doorbell_farmem::workload::{self, Load, Witness};
 use doorbell_farmem::{Client, ClientDescription, ClientEnd, HostCache, MemoryDescription, Outcome, Strategy};
 use doorbell_study::executor::{Idle, run_while};
@@ -67,6 +67,11 @@ pub(super) fn from_hex(text: &str) -> Result<EndpointDescription, String> {
 /// What a line of descriptions holds; `-` is none.
 pub(super) fn descriptions(line: &str) -> Result<Vec<Option<EndpointDescription>>, String> {
     line.split_whitespace().map(|word| if word == "-" { Ok(None) } else { from_hex(word).map(Some) }).collect()
+}
+
+/// A queue pair of a memory node, with its region.
+pub(super) fn described(memory: MemoryDescription) -> EndpointDescription {
+    EndpointDescription { regions: [memory.region, RemoteRegion::NONE], ..memory.endpoint }
 }
 
 pub(super) fn optional(description: Option<&EndpointDescription>) -> String {
@@ -170,13 +175,14 @@ impl ClientProcess {
         let geometry = load.geometry(self.clients);
         let options = self.workload.options(self.strategy, load.outstanding);
         loop {
-            let end = ClientEnd::new(&device.create_pd()?, geometry, options.clone())?;
+            let mut end = ClientEnd::new(&device.create_pd()?, geometry, options.clone())?;
             let ClientDescription { lane, calls } = end.to_memory();
             let joined = self.through.map(|address| Joined::patiently(address, &lane, geometry)).transpose()?;
             // Behind a box, the store's side has to know the box's name for this client instead.
             let lane = joined.as_ref().map_or(lane, |joined| joined.memory.endpoint);
             let (lane, calls, metadata) = (to_hex(&lane), optional(calls.as_ref()), to_hex(&end.to_metadata()));
-            lines.say(format_args!("connect {lane} {calls} {metadata}"));
+            let replica = end.to_replica().map(|replica| replica.lane);
+            lines.say(format_args!("connect {lane} {calls} {metadata} {}", optional(replica.as_ref())));
             let mut line = String::new();
             io::stdin().lock().read_line(&mut line)?;
             if line.trim_end() == AGAIN {
@@ -184,9 +190,12 @@ impl ClientProcess {
             }
             let (number, rest) = line.split_once(' ').ok_or("the store's side has ended")?;
             let number: u32 = number.parse().map_err(|_| format!("{number:?} is no number of a client"))?;
-            let [endpoint, calls, Some(metadata)] = descriptions(rest)?[..] else {
+            let [endpoint, calls, Some(metadata), replica] = descriptions(rest)?[..] else {
                 return Err("the store's side sent no descriptions".into());
             };
+            if let Some(endpoint) = replica {
+                end.set_replica(MemoryDescription { endpoint, region: endpoint.regions[0], geometry, calls: None });
+            }
             let memory = match (&joined, endpoint) {
                 (Some(joined), _) => joined.memory,
                 (None, Some(endpoint)) => MemoryDescription { endpoint, region: endpoint.regions[0], geometry, calls },

@@ -3,6 +3,7 @@
 pub(crate) mod arguments;
 mod behind;
 mod client;
+mod memory;
 mod service;
 mod table;
 mod verify;
@@ -25,7 +26,7 @@ use crate::sim::arguments::Simulated as Testbed;
 use crate::{Failure, Usage};
 use arguments::Workload;
 use behind::{Joined, OtherBox};
-use service::{Sides, Store};
+use service::{NodeAt, Sides, Store};
 use table::Row;
 
 const EXAMPLES: &str = "\
@@ -34,6 +35,7 @@ Examples:
   doorbell far run --testbed connectx5-100g-far --strategy optimistic,backoff,queue-lock,combine,server,steered
   doorbell far run --mix b --clients 4 -D 2s
   doorbell far verify --strategy lock --clients 4
+  doorbell far verify --replicas 2 --kill-node primary -D 3s --client-time 500us
   doorbell far verify --strategy steered --kill-box --fault drop=0.01,seed=1";
 
 #[derive(Subcommand)]
@@ -49,6 +51,9 @@ pub(crate) enum Far {
     /// A client of another process's store, which speaks with that process over standard input and output
     #[command(hide = true)]
     Client(client::ClientProcess),
+    /// A memory node of another process's store, which speaks with that process over standard input and output
+    #[command(hide = true)]
+    Memory(memory::MemoryProcess),
 }
 
 #[derive(Args)]
@@ -80,6 +85,7 @@ pub(crate) fn run(far: Far) -> Result<ExitCode, Failure> {
         Far::Run(run) => run.run().map(|()| ExitCode::SUCCESS),
         Far::Verify(verify) => verify.run(),
         Far::Client(client) => client.run().map(|()| ExitCode::SUCCESS),
+        Far::Memory(memory) => memory.run().map(|()| ExitCode::SUCCESS),
     }
 }
 
@@ -102,9 +108,12 @@ impl Entered {
 fn enter(
     sides: &Sides,
     number: u32,
-    end: &ClientEnd,
+    end: &mut ClientEnd,
     geometry: Geometry,
 ) -> Result<(Entered, EndpointDescription), String> {
+    if let Some((replica, peer)) = sides.replica.as_ref().zip(end.to_replica()) {
+        end.set_replica(replica.accept(number, peer)?);
+    }
     let (entered, via) = match sides.through {
         None => (Entered::Straight(sides.memory.accept(number, end.to_memory())?), None),
         Some(address) => {
@@ -139,6 +148,9 @@ pub(crate) fn measure_point(
 
 impl Run {
     fn run(&self) -> Result<(), Failure> {
+        for &strategy in &self.strategy {
+            arguments::check_replicas(strategy, self.workload.replicas)?;
+        }
         let testbed = self
             .simulated
             .read(&[("-d", self.device.name.is_some()), ("--through", self.other.addresses().is_some())])?;
@@ -171,8 +183,9 @@ impl Run {
                 let row = match (&testbed, &chosen) {
                     (Some(testbed), _) => {
                         let (hosts, shortcut_delay_ns) = (self.workload.hosts, self.workload.shortcut_delay_ns());
-                        let far =
-                            Simulated { strategy, load, clients, hosts, shortcut_delay_ns, ..Simulated::default() };
+                        let replicas = self.workload.replicas;
+                        let far = Simulated { strategy, load, clients, hosts, replicas, ..Simulated::default() };
+                        let far = Simulated { shortcut_delay_ns, ..far };
                         let run = simulate(testbed, &far, self.workload.seed)?;
                         let cpu = Some([run.memory_cpu, run.client_cpu]);
                         Row { strategy, clients, load, report: run.report, cpu, digest: Some(run.summary.digest) }
@@ -204,7 +217,9 @@ impl Run {
     fn measure(&self, chosen: &Chosen, strategy: Strategy, clients: usize) -> Result<Row, Failure> {
         let load = self.workload.load(clients, false)?;
         let open = || chosen.open(|| SoftOptions { port: self.udp.port, publish: false, ..SoftOptions::default() });
-        let store = Store::start([open()?, open()?], strategy, load, clients, (None, self.other))?;
+        let memories: Vec<_> =
+            (0..self.workload.replicas).map(|_| open().map(NodeAt::Here)).collect::<Result<_, _>>()?;
+        let store = Store::start((memories, open()?), strategy, load, clients, (None, self.other))?;
         let hosts = self.workload.hosts.min(clients);
         let devices: Vec<_> = (0..hosts).map(|_| open()).collect::<Result<_, _>>()?;
         let caches: Vec<_> = (0..hosts).map(|_| Arc::new(HostCache::new(4 * load.keys as usize))).collect();
@@ -222,9 +237,9 @@ impl Run {
                         let sentence = |error: &dyn std::fmt::Display| error.to_string();
                         let number = index as u32 + 1;
                         let pd = device.create_pd().map_err(|error| sentence(&error))?;
-                        let end =
+                        let mut end =
                             ClientEnd::new(&pd, load.geometry(clients), options).map_err(|error| sentence(&error))?;
-                        let (entered, of_metadata) = enter(&sides, number, &end, load.geometry(clients))?;
+                        let (entered, of_metadata) = enter(&sides, number, &mut end, load.geometry(clients))?;
                         let of_memory = entered.description();
                         let mut client =
                             end.connect(number, of_memory, &of_metadata, cache).map_err(|error| sentence(&error))?;

@@ -1,24 +1,27 @@
-//! The store's side of a run on this machine: the memory node and the metadata service, a thread each; and a middlebox in
-//! front of the memory node, a process of its own, for strategies that rely on one.
+//! The store's side of a run on this machine: memory nodes and the metadata service, a thread each, where memory nodes are not
+//! processes of their own; and a middlebox in front of the memory node, a process of its own, for strategies that rely on one.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use doorbell_exchange::Config;
 use doorbell_exchange::setup::EndpointDescription;
 use doorbell_fabric::FaultPlan;
 use doorbell_farmem::workload::Load;
 use doorbell_farmem::{
-    BOX, ClientDescription, MemoryDescription, MemoryNode, Metadata, MetadataEnd, MetadataOptions, NodeCounts, Strategy,
+    BOX, ClientDescription, Geometry, MemoryDescription, MemoryNode, Metadata, MetadataEnd, MetadataOptions,
+    NodeCounts, Place, Strategy,
 };
 use doorbell_verbs::Device;
 use serde_json::Value;
 
 use super::behind::{BoxOptions, BoxProcess, OtherBox, ThroughBox, Via, serve_boxes};
+use super::client::{from_hex, to_hex};
+use super::memory::MemoryHandle;
 use crate::Failure;
 use crate::output::note;
 
@@ -29,7 +32,7 @@ const KEEPALIVE: Duration = Duration::from_millis(200);
 const GONE: &str = "the store has ended";
 
 /// A question with room for its answer.
-struct Asked<Q, A> {
+pub(super) struct Asked<Q, A> {
     question: Q,
     answer: Sender<Result<A, String>>,
 }
@@ -40,9 +43,11 @@ fn ask<M, Q, A>(to: &Sender<M>, question: Q, wrap: impl FnOnce(Asked<Q, A>) -> M
     answers.recv().map_err(|_| GONE.to_owned())?
 }
 
-enum ToMemory {
+pub(super) enum ToMemory {
     Accept(Asked<(u32, ClientDescription), MemoryDescription>),
     Fence(Asked<u32, ()>),
+    Stop(Asked<(), ()>),
+    Holds(Asked<(Place, Vec<u8>), bool>),
 }
 
 /// A client's number, how it reached the memory through a box, and where it takes messages.
@@ -50,17 +55,61 @@ type Entering = (u32, Option<Via>, EndpointDescription);
 
 type ToMetadata = Asked<Entering, EndpointDescription>;
 
-/// The memory node, for those who connect to it.
+/// Where a memory node is.
+pub(super) enum NodeAt {
+    /// In this process, on this device.
+    Here(Device),
+    /// In a process of its own.
+    There(MemoryHandle),
+}
+
+/// A memory node, for those who connect to it.
 #[derive(Clone)]
-pub(super) struct MemorySide(Sender<ToMemory>);
+pub(super) enum MemorySide {
+    Here(Sender<ToMemory>),
+    There(Arc<MemoryHandle>, Geometry),
+}
 
 impl MemorySide {
     pub(super) fn accept(&self, number: u32, client: ClientDescription) -> Result<MemoryDescription, String> {
-        ask(&self.0, (number, client), ToMemory::Accept)
+        match self {
+            Self::Here(to) => ask(to, (number, client), ToMemory::Accept),
+            Self::There(process, geometry) => {
+                let endpoint = from_hex(&process.ask(&format!("accept {number} {}", to_hex(&client.lane)))?)?;
+                Ok(MemoryDescription { endpoint, region: endpoint.regions[0], geometry: *geometry, calls: None })
+            }
+        }
     }
 
     fn fence(&self, client: u32) -> Result<(), String> {
-        ask(&self.0, client, ToMemory::Fence)
+        match self {
+            Self::Here(to) => ask(to, client, ToMemory::Fence),
+            Self::There(process, _) => process.ask(&format!("fence {client}")).map(drop),
+        }
+    }
+
+    /// Has it stop. Returns from when on it serves nobody any more.
+    fn stop(&self) -> Result<Instant, String> {
+        match self {
+            Self::Here(to) => ask(to, (), ToMemory::Stop).map(|()| Instant::now()),
+            Self::There(process, _) => Ok(process.stop()),
+        }
+    }
+
+    /// Is this the newest node of that key, and intact?
+    fn holds(&self, place: Place, key: &[u8]) -> Result<bool, String> {
+        match self {
+            Self::Here(to) => ask(to, (place, key.to_vec()), ToMemory::Holds),
+            Self::There(process, _) => {
+                let key: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
+                process.ask(&format!("holds {} {key}", place.bits())).map(|answer| answer == "yes")
+            }
+        }
+    }
+
+    /// Has its process ended?
+    fn is_gone(&self) -> bool {
+        matches!(self, Self::There(process, _) if process.is_gone())
     }
 
     /// Connects a middlebox. The one before it must have gone.
@@ -94,6 +143,8 @@ impl MetadataSide {
 #[derive(Clone)]
 pub(super) struct Sides {
     pub(super) memory: MemorySide,
+    /// The second memory node, which holds the same.
+    pub(super) replica: Option<MemorySide>,
     pub(super) metadata: MetadataSide,
     pub(super) through: Option<SocketAddr>,
 }
@@ -157,7 +208,9 @@ pub(super) struct Store {
     is_over: Arc<AtomicBool>,
     is_unused: Arc<AtomicBool>,
     gate: Option<Gate>,
-    memory: JoinHandle<MemoryNode>,
+    geometry: Geometry,
+    /// Of the memory nodes that are here.
+    memories: Vec<JoinHandle<()>>,
     metadata: JoinHandle<Result<Rest, String>>,
 }
 
@@ -167,14 +220,18 @@ pub(super) struct Rest {
     keys: Vec<(Vec<u8>, doorbell_farmem::Place)>,
     /// What the middlebox counted, the last one if there were several.
     pub(super) box_counters: Option<Value>,
+    /// Memory nodes that served at the end.
+    pub(super) memory_nodes: usize,
+    /// The one that served alone, of two.
+    alone: Option<usize>,
 }
 
 /// Lets others have the CPU now and then, and at once when there was nothing to do for a while.
 #[derive(Default)]
-struct Patience(u32);
+pub(super) struct Patience(u32);
 
 impl Patience {
-    fn after(&mut self, happened: bool) {
+    pub(super) fn after(&mut self, happened: bool) {
         self.0 = if happened { 0 } else { self.0.saturating_add(1) };
         if self.0 > PATIENCE {
             std::thread::yield_now();
@@ -183,41 +240,57 @@ impl Patience {
 }
 
 impl Store {
-    /// Starts it on two devices, for so many clients. With a strategy that relies on a middlebox, which damages packets
-    /// that arrive as `fault` says, both devices are software RNICs, unless `other` says where the box is.
+    /// Starts it with one memory node, or two that hold the same, and a device for the metadata service, for so many clients.
+    /// With a strategy that relies on a middlebox, which damages packets that arrive as `fault` says, all devices are software
+    /// RNICs, unless `other` says where the box is.
     pub(super) fn start(
-        [of_memory, of_metadata]: [Device; 2],
+        (memories, of_metadata): (Vec<NodeAt>, Device),
         strategy: Strategy,
         load: Load,
         clients: usize,
         (fault, other): (Option<FaultPlan>, OtherBox),
     ) -> Result<Self, Failure> {
         let geometry = load.geometry(clients);
-        let udp_port = of_memory.attributes().udp_port;
-        let mut memory = MemoryNode::new(&of_memory.create_pd()?, geometry)?;
-        memory.fill(strategy, load.keys, load.value_bytes)?;
+        let udp_port = of_metadata.attributes().udp_port;
         let is_over = Arc::new(AtomicBool::new(false));
-        let (to_memory, for_memory) = channel();
         let (to_metadata, for_metadata) = channel();
-        let memory_side = MemorySide(to_memory);
         let is_unused = Arc::new(AtomicBool::new(false));
-        let unused = Arc::clone(&is_unused);
-        let memory = std::thread::Builder::new()
-            .name("memory".to_owned())
-            .spawn(move || serve_memory(memory, &for_memory, &unused))?;
+        let (mut sides, mut threads) = (Vec::new(), Vec::new());
+        for memory in memories {
+            let of_memory = match memory {
+                NodeAt::There(process) => {
+                    sides.push(MemorySide::There(Arc::new(process), geometry));
+                    continue;
+                }
+                NodeAt::Here(device) => device,
+            };
+            let mut memory = MemoryNode::new(&of_memory.create_pd()?, geometry)?;
+            memory.fill(strategy, load.keys, load.value_bytes)?;
+            let (to_memory, for_memory) = channel();
+            let unused = Arc::clone(&is_unused);
+            sides.push(MemorySide::Here(to_memory));
+            let thread = std::thread::Builder::new().name("memory".to_owned());
+            threads.push(thread.spawn(move || serve_memory(memory, &for_memory, &unused))?);
+        }
+        let replica = sides.get(1).cloned();
+        let memory_side = sides.first().cloned().ok_or("a store has a memory node")?;
         let gate = || Gate::open(memory_side.clone(), BoxOptions { strategy, geometry, udp_port, fault }, other);
         let gate = strategy.is_steered().then(gate).transpose()?;
         let through = gate.as_ref().map(|gate| gate.through);
-        let (over, side) = (Arc::clone(&is_over), memory_side.clone());
+        let over = Arc::clone(&is_over);
+        let mut carrier = Carrier { sides, fencing: Vec::new(), stops: None };
         let metadata = std::thread::Builder::new().name("metadata".to_owned()).spawn(move || {
             let open = || -> Result<(Option<ThroughBox>, Metadata), Failure> {
                 // So a client that is killed is noticed soon.
                 let rpc = Config::default().keepalive(KEEPALIVE);
-                let end =
-                    MetadataEnd::new(&of_metadata.create_pd()?, MetadataOptions { rpc, ..MetadataOptions::default() })?;
+                let options = MetadataOptions { rpc, replicas: carrier.sides.len(), ..MetadataOptions::default() };
+                let mut end = MetadataEnd::new(&of_metadata.create_pd()?, options)?;
+                if let Some((replica, peer)) = carrier.sides.get(1).zip(end.to_replica()) {
+                    end.set_replica(replica.accept(0, peer)?);
+                }
                 let (through, mut metadata) = match through {
                     None => {
-                        let of_memory = side.accept(0, end.to_memory())?;
+                        let of_memory = carrier.sides[0].accept(0, end.to_memory())?;
                         (None, end.connect(&of_memory)?)
                     }
                     Some(address) => {
@@ -231,16 +304,24 @@ impl Store {
                 Ok((through, metadata))
             };
             let (through, metadata) = open().map_err(|error| error.to_string())?;
-            serve_metadata(metadata, through, &for_metadata, &side, &over)
+            serve_metadata(metadata, through, &for_metadata, &mut carrier, &over)
         })?;
-        let sides = Sides { memory: memory_side, metadata: MetadataSide(to_metadata), through };
-        Ok(Self { sides, is_over, is_unused, gate, memory, metadata })
+        let sides = Sides { memory: memory_side, replica, metadata: MetadataSide(to_metadata), through };
+        Ok(Self { sides, is_over, is_unused, gate, geometry, memories: threads, metadata })
     }
 
     /// Kills the middlebox, and starts another one in its place.
     pub(super) fn replace_box(&mut self) -> Result<(), Failure> {
         match &mut self.gate {
             Some(Gate { process: Some(process), options, node, .. }) => process.replace(*node, options),
+            _ => Ok(()),
+        }
+    }
+
+    /// Kills one of two memory nodes that are processes of their own.
+    pub(super) fn kill_node(&self, node: usize) -> Result<(), Failure> {
+        match [Some(&self.sides.memory), self.sides.replica.as_ref()].get(node) {
+            Some(Some(MemorySide::There(process, _))) => Ok(process.kill()?),
             _ => Ok(()),
         }
     }
@@ -257,17 +338,23 @@ impl Store {
         self.is_over.store(true, Ordering::Release);
         let mut rest = self.metadata.join().map_err(panicked)??;
         rest.box_counters = self.gate.map(Gate::close).transpose()?.flatten();
+        let sides = [Some(&self.sides.memory), self.sides.replica.as_ref()];
+        for (node, side) in sides.into_iter().flatten().enumerate() {
+            if rest.alone.is_none_or(|alone| alone == node) {
+                rest.check(self.geometry, side)?;
+                rest.memory_nodes += 1;
+            }
+        }
         self.is_unused.store(true, Ordering::Release);
-        let memory = self.memory.join().map_err(panicked)?;
-        rest.check(&memory)?;
+        self.memories.into_iter().try_for_each(|memory| memory.join().map_err(panicked))?;
         Ok(rest)
     }
 }
 
 impl Rest {
-    fn check(&self, memory: &MemoryNode) -> Result<(), Failure> {
+    fn check(&self, geometry: Geometry, memory: &MemorySide) -> Result<(), Failure> {
         let NodeCounts { free, granted, heads, retired, spent } = self.nodes;
-        let all = u64::from(memory.geometry().nodes);
+        let all = u64::from(geometry.nodes);
         if free + heads + spent != all || granted + retired > 0 {
             return Err(format!(
                 "of {all} nodes {free} are free, {heads} have a value, {spent} are spent, {granted} are with clients that \
@@ -276,8 +363,7 @@ impl Rest {
             .into());
         }
         for (key, place) in &self.keys {
-            let is_whole = memory.inspect(*place).is_some_and(|node| node.is_intact && &node.key == key);
-            if !is_whole {
+            if !memory.holds(*place, key)? {
                 return Err(format!("the node of key {key:02x?} is damaged").into());
             }
         }
@@ -285,7 +371,7 @@ impl Rest {
     }
 }
 
-fn serve_memory(mut memory: MemoryNode, questions: &Receiver<ToMemory>, is_unused: &AtomicBool) -> MemoryNode {
+fn serve_memory(mut memory: MemoryNode, questions: &Receiver<ToMemory>, is_unused: &AtomicBool) {
     let mut patience = Patience::default();
     loop {
         let mut happened = memory.poll();
@@ -298,10 +384,74 @@ fn serve_memory(mut memory: MemoryNode, questions: &Receiver<ToMemory>, is_unuse
                 happened = true;
                 let _ = answer.send(memory.fence(client).map(drop).map_err(|error| error.to_string()));
             }
-            Err(_) if is_unused.load(Ordering::Acquire) => return memory,
+            Ok(ToMemory::Stop(Asked { answer, .. })) => {
+                happened = true;
+                let _ = answer.send(memory.stop().map_err(|error| error.to_string()));
+            }
+            Ok(ToMemory::Holds(Asked { question: (place, key), answer })) => {
+                happened = true;
+                let node = memory.inspect(place);
+                let _ = answer.send(Ok(node.is_some_and(|node| node.is_intact && node.key == key)));
+            }
+            Err(_) if is_unused.load(Ordering::Acquire) => return,
             Err(_) => {}
         }
         patience.after(happened);
+    }
+}
+
+/// Carries to memory nodes what the metadata service asks for.
+struct Carrier {
+    sides: Vec<MemorySide>,
+    /// Clients that are to be shut out.
+    fencing: Vec<u32>,
+    /// A node that is to stop, and when it certainly has.
+    stops: Option<(usize, Instant)>,
+}
+
+impl Carrier {
+    /// Returns whether anything happened.
+    fn work(&mut self, metadata: &mut Metadata) -> Result<bool, String> {
+        let mut happened = false;
+        if self.sides.len() > 1
+            && let Some(node) = self.sides.iter().position(MemorySide::is_gone)
+        {
+            metadata.lose(node);
+        }
+        if let Some(node) = metadata.next_stop() {
+            self.stops = Some((node, self.sides[node].stop()?));
+        }
+        if let Some((node, _)) = self.stops.take_if(|(_, at)| Instant::now() >= *at) {
+            metadata.stopped(node);
+            happened = true;
+        }
+        while let Some(client) = metadata.next_fence() {
+            self.fencing.push(client);
+        }
+        let mut waiting = Vec::new();
+        for client in self.fencing.drain(..) {
+            let (mut is_out, alone) = (true, metadata.alone());
+            for (node, side) in self.sides.iter().enumerate() {
+                if alone.is_some_and(|alone| alone != node) {
+                    continue; // it serves nobody
+                }
+                match side.fence(client) {
+                    Ok(()) => {}
+                    Err(why) if self.sides.len() == 1 || alone.is_some() => return Err(why),
+                    Err(_) => {
+                        metadata.lose(node);
+                        is_out = false;
+                    }
+                }
+            }
+            match is_out {
+                true => metadata.fenced(client),
+                false => waiting.push(client),
+            }
+            happened |= is_out;
+        }
+        self.fencing = waiting;
+        Ok(happened)
     }
 }
 
@@ -309,7 +459,7 @@ fn serve_metadata(
     mut metadata: Metadata,
     mut through: Option<ThroughBox>,
     questions: &Receiver<ToMetadata>,
-    memory: &MemorySide,
+    carrier: &mut Carrier,
     is_over: &AtomicBool,
 ) -> Result<Rest, String> {
     let mut patience = Patience::default();
@@ -327,14 +477,12 @@ fn serve_metadata(
             let accept = |()| metadata.accept(number, &client).map_err(|error| error.to_string());
             let _ = answer.send(noted.and_then(accept));
         }
-        while let Some(client) = metadata.next_fence() {
-            memory.fence(client)?;
-            metadata.fenced(client);
-        }
+        happened |= carrier.work(&mut metadata)?;
         if is_over.load(Ordering::Acquire) && metadata.clients() == 0 && metadata.is_tidy() {
             let nodes = metadata.nodes();
             if nodes.retired == 0 {
-                return Ok(Rest { nodes, keys: metadata.keys(), box_counters: None });
+                let (keys, alone) = (metadata.keys(), metadata.alone());
+                return Ok(Rest { nodes, keys, box_counters: None, memory_nodes: 0, alone });
             }
         }
         patience.after(happened);

@@ -133,6 +133,7 @@ pub(super) fn as_json(testbed: Option<&str>, workload: &Workload, rows: &[Row]) 
         "write_percent": load.write_percent,
         "value_bytes": load.value_bytes,
         "hosts": workload.hosts,
+        "replicas": workload.replicas,
         "client_ns": load.client_ns,
         "measured_ns": load.measure_ns,
         "runs": rows.iter().map(row_json).collect::<Vec<_>>(),

@@ -8,8 +8,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use clap::Args;
-use doorbell_exchange::setup::{EndpointDescription, RemoteRegion};
+use clap::{Args, ValueEnum};
 use doorbell_fabric::FaultPlan;
 use doorbell_farmem::workload::history::{Event, NEVER, Span, is_linearizable};
 use doorbell_farmem::workload::{self, Random};
@@ -19,8 +18,9 @@ use serde_json::json;
 
 use super::arguments::{self, Workload};
 use super::behind::OtherBox;
-use super::client::{AGAIN, descriptions, optional, to_hex};
-use super::service::{Sides, Store};
+use super::client::{AGAIN, described, descriptions, optional, to_hex};
+use super::memory::MemoryHandle;
+use super::service::{NodeAt, Sides, Store};
 use crate::device::{DeviceChoice, UdpPort};
 use crate::output::{line, note};
 use crate::{Failure, Usage};
@@ -43,6 +43,9 @@ pub(crate) struct Verify {
     /// Strategies steered and steered-write: what happens to packets that arrive at the middlebox, as `doorbell steer` has it
     #[arg(long, value_name = "PLAN")]
     fault: Option<FaultPlan>,
+    /// With --replicas 2: kill a memory node early in the run, and go on with the other one
+    #[arg(long, value_name = "NODE")]
+    kill_node: Option<Which>,
     #[command(flatten)]
     other: OtherBox,
     #[command(flatten)]
@@ -54,6 +57,15 @@ pub(crate) struct Verify {
     /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
+}
+
+/// One of two memory nodes.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Which {
+    /// The one that clients read
+    Primary,
+    /// The one that holds the same
+    Replica,
 }
 
 /// The most operations on one key that are judged together: the search takes more than linear time.
@@ -97,10 +109,26 @@ impl Verify {
                 );
             }
         }
+        let replicas = self.workload.replicas;
+        arguments::check_replicas(self.strategy, replicas)?;
+        if self.kill_node.is_some() && replicas == 1 {
+            return Err(Usage("--kill-node leaves no memory node: add --replicas 2".to_owned()).into());
+        }
         let chosen = self.device.choose(None)?;
         arguments::check_here(self.strategy, &chosen, &self.other)?;
         let open = || chosen.open(|| SoftOptions { port: self.udp.port, publish: false, ..SoftOptions::default() });
-        let mut store = Store::start([open()?, open()?], self.strategy, load, self.clients, (self.fault, self.other))?;
+        let memories = match replicas {
+            1 => vec![NodeAt::Here(open()?)],
+            _ => {
+                let mut command = Command::new(std::env::current_exe()?);
+                command.args(["far", "memory", "--clients", &self.clients.to_string()]);
+                command.args(["--strategy", self.strategy.name(), "--udp-port", &self.udp.port.to_string()]);
+                command.args(chosen.arguments()).args(self.workload.arguments());
+                let start = |_| MemoryHandle::start(&mut command).map(NodeAt::There);
+                (0..replicas).map(start).collect::<Result<_, _>>()?
+            }
+        };
+        let mut store = Store::start((memories, open()?), self.strategy, load, self.clients, (self.fault, self.other))?;
         let sides = store.sides();
         let mut processes = Vec::new();
         let mut readers = Vec::new();
@@ -137,6 +165,11 @@ impl Verify {
             let at = Duration::from_nanos(from_ns + random.below(within_ns.max(1)));
             std::thread::sleep(at.saturating_sub(begun.elapsed()));
         };
+        if let Some(node) = self.kill_node {
+            // So early that there is time left for what clients do after it.
+            wait_until(all_ns / 16, all_ns / 16);
+            store.kill_node(node as usize)?;
+        }
         let killed = (!self.no_kill).then(|| {
             wait_until(all_ns / 4, all_ns / 4);
             drop(processes.remove(0)); // SIGKILL
@@ -182,6 +215,7 @@ impl Verify {
                 "keys_not_linearizable": wrong,
                 "free_nodes": rest.nodes.free,
                 "box": rest.box_counters,
+                "memory_nodes": rest.memory_nodes,
                 "linearizable": wrong.is_empty() && judged.torn == 0,
             }))?)?;
         } else {
@@ -244,19 +278,23 @@ fn listen(
 
 /// Connects a client's process with the store. Returns what is to be said to it.
 fn attach(sides: &Sides, number: u32, asked: &str) -> Result<String, String> {
-    let [Some(lane), calls, Some(metadata)] = descriptions(asked)?[..] else {
+    let [Some(lane), calls, Some(metadata), replica] = descriptions(asked)?[..] else {
         return Err("it sent no descriptions".to_owned());
+    };
+    let replica = match sides.replica.as_ref().zip(replica) {
+        Some((side, lane)) => Some(described(side.accept(number, ClientDescription { lane, calls: None })?)),
+        None => None,
     };
     let (memory, calls, via) = match sides.through {
         Some(_) => (None, None, Some((lane.qpn, lane.regions[0].rkey))),
         None => {
             let memory = sides.memory.accept(number, ClientDescription { lane, calls })?;
-            let endpoint = EndpointDescription { regions: [memory.region, RemoteRegion::NONE], ..memory.endpoint };
-            (Some(endpoint), memory.calls, None)
+            (Some(described(memory)), memory.calls, None)
         }
     };
     let metadata = sides.metadata.accept(number, via, metadata)?;
-    Ok(format!("{number} {} {} {}", optional(memory.as_ref()), optional(calls.as_ref()), to_hex(&metadata)))
+    let (memory, calls, replica) = (optional(memory.as_ref()), optional(calls.as_ref()), optional(replica.as_ref()));
+    Ok(format!("{number} {memory} {calls} {} {replica}", to_hex(&metadata)))
 }
 
 impl Judged {

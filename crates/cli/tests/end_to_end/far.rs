@@ -90,6 +90,43 @@ fn a_middlebox_that_another_command_runs_leaves_a_linearizable_history() {
     steer.kill();
 }
 
+/// Either of two memory nodes is killed, each a process, and then a client. The others go on with the node that is left.
+#[test]
+fn a_memory_node_that_is_killed_leaves_a_linearizable_history() {
+    for (node, strategy) in [("primary", "optimistic"), ("replica", "chained")] {
+        let json = verified(&format!(
+            "--strategy {strategy} --clients 3 --keys 32 --replicas 2 --kill-node {node} --client-time 500us -D 2s"
+        ));
+        assert_eq!(json["memory_nodes"], 1, "{node}: {json}");
+    }
+    let json = verified("--clients 3 --keys 32 --replicas 2 -D 200ms");
+    assert_eq!(json["memory_nodes"], 2, "{json}");
+}
+
+/// What two memory nodes cost, in virtual time and here.
+#[test]
+fn a_put_on_two_memory_nodes_takes_four_round_trips() {
+    let run = |replicas: u32| {
+        let of = "--testbed connectx5-100g-far --clients 1 --hosts 1 --mix writes -D 200us --json";
+        run(&format!("far run {of} --replicas {replicas}")).expect_status(0).json()
+    };
+    let figures = |json: &Value| {
+        let verbs = &json["runs"][0];
+        (verbs["puts"]["latency_ns"]["p50"].as_f64(), verbs["bytes_per_operation"].as_f64())
+    };
+    let (one, two) = (run(1), run(2));
+    assert_eq!((&one["replicas"], &two["replicas"]), (&Value::from(1), &Value::from(2)));
+    let ((Some(one_ns), Some(one_bytes)), (Some(two_ns), Some(two_bytes))) = (figures(&one), figures(&two)) else {
+        panic!("{one} {two}")
+    };
+    // The wait is all there is in virtual time, and the node goes to both.
+    assert!((1.8..2.3).contains(&(two_ns / one_ns)), "{one_ns} and {two_ns} ns");
+    assert!((1.6..2.2).contains(&(two_bytes / one_bytes)), "{one_bytes} and {two_bytes} B");
+    let json = crate::command::run("far run -d doorbell0 --clients 2 -D 100ms --keys 64 --replicas 2 --json");
+    let json = json.expect_status(0).json();
+    assert!(json["runs"][0]["puts"]["operations"].as_u64() > Some(10), "{json}");
+}
+
 #[test]
 fn what_makes_no_sense_is_refused_with_what_is_allowed() {
     for (arguments, words) in [
@@ -113,6 +150,10 @@ fn what_makes_no_sense_is_refused_with_what_is_allowed() {
         ("far run -d doorbell0 -t 65", "a client runs 1 to 64 at a time"),
         ("far run -d doorbell0 --keys 0", "it is 1 to 2^27"),
         ("far run --testbed connectx5-100g-far -d doorbell0", "-d does not go with --testbed"),
+        ("far run --strategy optimistic,server --replicas 2", "strategy server works with one memory node"),
+        ("far verify -d doorbell0 --strategy steered --replicas 2", "strategy steered works with one memory node"),
+        ("far run --replicas 3", "it is 1 or 2"),
+        ("far verify -d doorbell0 --kill-node primary", "--kill-node leaves no memory node: add --replicas 2"),
         ("far verify -d doorbell0 -s 4", "values that are judged have at least 8 B"),
     ] {
         let finished = run(arguments).expect_status(2);

@@ -1,5 +1,5 @@
 //! A store on passive memory and its workload, on a simulated testbed: memory node on node 0, metadata service on node 1,
-//! clients on the hosts behind them, each a thread with a processor of its own.
+//! clients on the hosts behind them, each a thread with a processor of its own, and a second memory node behind these.
 
 mod point;
 
@@ -44,6 +44,8 @@ pub struct Far {
     pub clients: usize,
     /// Hosts that they are dealt out to, at least 1. The clients of a host share a cache.
     pub hosts: usize,
+    /// Memory nodes that hold the same: 1 or 2 ([`ClientOptions::replicas`]).
+    pub replicas: usize,
     /// After so long a lock is broken ([`ClientOptions::lease_ns`]).
     pub lease_ns: u64,
     /// Shortcuts are written so much later ([`ClientOptions::shortcut_delay_ns`]).
@@ -58,6 +60,7 @@ impl Default for Far {
             load: Load::default(),
             clients: 64,
             hosts: 2,
+            replicas: 1,
             lease_ns,
             shortcut_delay_ns: 0,
         }
@@ -102,15 +105,22 @@ pub struct FarRun {
 /// How clients reach the memory node.
 struct Way {
     memory: MemoryNode,
+    /// The second one that holds the same.
+    replica: Option<MemoryNode>,
     /// Through a middlebox, for strategies that rely on one.
     through: Option<(SwitchBox, Behind)>,
 }
 
 impl Way {
     /// Everything passes the box, the metadata service's requests too, so it may turn CASes into WRITEs.
-    fn new(simulation: &mut Simulation<'_>, mut memory: MemoryNode, far: &Far, seed: u64) -> Result<Self, FarError> {
+    fn new(
+        simulation: &mut Simulation<'_>,
+        (mut memory, replica): (MemoryNode, Option<MemoryNode>),
+        far: &Far,
+        seed: u64,
+    ) -> Result<Self, FarError> {
         if !far.strategy.is_steered() {
-            return Ok(Self { memory, through: None });
+            return Ok(Self { memory, replica, through: None });
         }
         // No socket has to hold what is on its way here.
         let limits = Limits {
@@ -124,7 +134,7 @@ impl Way {
         let rkey = RKey::new(seed as u32);
         let steers_reads = far.strategy.steers_reads();
         let behind = switch_box.with(|steer| Behind::attach(steer, &mut memory, rkey, true, steers_reads))?;
-        Ok(Self { memory, through: Some((switch_box, behind)) })
+        Ok(Self { memory, replica, through: Some((switch_box, behind)) })
     }
 
     fn accept(&mut self, client: u32, peer: &ClientDescription) -> Result<MemoryDescription, OpenError> {
@@ -134,11 +144,29 @@ impl Way {
         }
     }
 
+    fn accept_replica(
+        &mut self,
+        client: u32,
+        peer: Option<ClientDescription>,
+    ) -> Result<Option<MemoryDescription>, OpenError> {
+        self.replica.as_mut().zip(peer).map(|(replica, peer)| replica.accept(client, &peer)).transpose()
+    }
+
+    /// A memory node that does not answer stops; on this testbed that takes no time.
+    fn stop(&mut self, node: usize) {
+        let memory = if node == 0 { Some(&mut self.memory) } else { self.replica.as_mut() };
+        // The simulated device refuses no transition to the error state.
+        let _ = memory.map(MemoryNode::stop);
+    }
+
     /// Shuts a client out. False if that is to be asked again.
     fn fence(&mut self, client: u32) -> bool {
         match &mut self.through {
             // The simulated device refuses no transition to the error state.
-            None => self.memory.fence(client).is_ok(),
+            None => {
+                let of_replica = self.replica.as_mut().is_none_or(|replica| replica.fence(client).is_ok());
+                self.memory.fence(client).is_ok() && of_replica
+            }
             Some((switch_box, behind)) => switch_box.with(|steer| behind.fence(steer, client)),
         }
     }
@@ -152,14 +180,23 @@ type Tallies = Vec<Vec<Returned<Result<Tally, StoreError>>>>;
 ///
 /// The store cannot be made, or an operation fails.
 pub fn run(testbed: &Testbed, far: &Far, seed: u64) -> Result<FarRun, FarError> {
-    let Far { strategy, load, clients, hosts, lease_ns, shortcut_delay_ns } = far;
-    let mut simulation = Simulation::new(testbed, Topology::Star { nodes: FIRST_HOST + hosts }, seed)?;
+    let Far { strategy, load, clients, hosts, replicas, lease_ns, shortcut_delay_ns } = far;
+    let second = FIRST_HOST + hosts;
+    let mut simulation = Simulation::new(testbed, Topology::Star { nodes: second + usize::from(*replicas > 1) }, seed)?;
     let geometry = load.geometry(*clients);
-    let mut memory = MemoryNode::new(&simulation.device(MEMORY).create_pd()?, geometry)?;
-    memory.fill(*strategy, load.keys, load.value_bytes)?;
-    let end = MetadataEnd::new(&simulation.device(METADATA).create_pd()?, MetadataOptions::default())?;
-    let mut way = Way::new(&mut simulation, memory, far, seed)?;
+    let memory = |node| -> Result<MemoryNode, FarError> {
+        let mut memory = MemoryNode::new(&simulation.device(node).create_pd()?, geometry)?;
+        memory.fill(*strategy, load.keys, load.value_bytes)?;
+        Ok(memory)
+    };
+    let (first, replica) = (memory(MEMORY)?, (*replicas > 1).then(|| memory(second)).transpose()?);
+    let options = MetadataOptions { replicas: *replicas, ..MetadataOptions::default() };
+    let mut end = MetadataEnd::new(&simulation.device(METADATA).create_pd()?, options)?;
+    let mut way = Way::new(&mut simulation, (first, replica), far, seed)?;
     let of_memory = way.accept(0, &end.to_memory())?;
+    if let Some(of_replica) = way.accept_replica(0, end.to_replica())? {
+        end.set_replica(of_replica);
+    }
     let mut metadata = end.connect(&of_memory)?;
     if *strategy != Strategy::Server {
         metadata.fill(load.keys)?;
@@ -177,13 +214,17 @@ pub fn run(testbed: &Testbed, far: &Far, seed: u64) -> Result<FarRun, FarError> 
         let options = ClientOptions {
             strategy: *strategy,
             outstanding: load.outstanding,
+            replicas: *replicas,
             seed: seed.wrapping_mul(1000).wrapping_add(u64::from(number)),
             lease_ns: *lease_ns,
             shortcut_delay_ns: *shortcut_delay_ns,
             ..ClientOptions::default()
         };
-        let end = ClientEnd::new(&pds[host], geometry, options)?;
+        let mut end = ClientEnd::new(&pds[host], geometry, options)?;
         let of_memory = way.accept(number, &end.to_memory())?;
+        if let Some(of_replica) = way.accept_replica(number, end.to_replica())? {
+            end.set_replica(of_replica);
+        }
         let of_metadata = metadata.accept(number, &end.to_metadata())?;
         let mut client = end.connect(number, &of_memory, &of_metadata, &caches[host])?;
         let (waiter, working, load) = (simulation.polling(), Rc::clone(&working), *load);
@@ -251,6 +292,10 @@ fn serve_metadata(
             while let Some(client) = metadata.next_fence() {
                 fencing.push(client);
                 happened = true;
+            }
+            if let Some(node) = metadata.next_stop() {
+                way.borrow_mut().stop(node);
+                metadata.stopped(node);
             }
             fencing.retain(|&client| {
                 let is_out = way.borrow_mut().fence(client);

@@ -1,0 +1,228 @@
+//! A memory node in a process of its own, so that it can be killed.
+//!
+//! The store's process writes lines to its standard input, and it answers each with one on standard output: `accept NUMBER
+//! LANE` with a description, `fence NUMBER` and `stop` with `done`, `holds PLACE KEY` with `yes` or `no`; or it answers `error` and a
+//! sentence. By itself it writes `may I`, which is answered with `you may`: then it serves for a lease, counted from when it asked.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use doorbell_farmem::{ClientDescription, MemoryNode, Place, Strategy};
+use doorbell_verbs::Device;
+use doorbell_verbs::soft::SoftOptions;
+
+use super::arguments::{self, Workload};
+use super::client::{described, from_hex, to_hex};
+use super::service::Patience;
+use crate::Failure;
+use crate::device::{DeviceChoice, UdpPort};
+
+/// For so long a memory node serves without hearing of the store's process.
+pub(super) const LEASE: Duration = Duration::from_secs(1);
+/// So often it asks.
+const ASKS: u32 = 8;
+/// Clocks of one machine do not differ; a thread may run late by as much.
+const MARGIN: Duration = Duration::from_millis(50);
+/// How long an answer may take.
+const DEADLINE: Duration = Duration::from_secs(3);
+const MAY_I: &str = "may I";
+const YOU_MAY: &str = "you may";
+const DONE: &str = "done";
+
+#[derive(Args)]
+pub(crate) struct MemoryProcess {
+    /// Clients of the store
+    #[arg(long)]
+    clients: usize,
+    #[arg(long, value_parser = arguments::strategy)]
+    strategy: Strategy,
+    #[command(flatten)]
+    workload: Workload,
+    #[command(flatten)]
+    device: DeviceChoice,
+    #[command(flatten)]
+    udp: UdpPort,
+}
+
+fn say(line: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{line}")?;
+    out.flush()
+}
+
+impl MemoryProcess {
+    pub(super) fn run(&self) -> Result<(), Failure> {
+        let chosen = self.device.choose(None)?;
+        let device = chosen.open(|| SoftOptions { port: self.udp.port, publish: false, ..SoftOptions::default() })?;
+        let load = self.workload.load(self.clients, false)?;
+        let mut memory = MemoryNode::new(&device.create_pd()?, load.geometry(self.clients))?;
+        memory.fill(self.strategy, load.keys, load.value_bytes)?;
+        let (to, lines) = channel();
+        std::thread::Builder::new()
+            .name("store".to_owned())
+            .spawn(move || io::stdin().lock().lines().map_while(Result::ok).try_for_each(|line| to.send(line)))?;
+        serve(&mut memory, &device, &lines)
+    }
+}
+
+/// Serves until the store's process has ended.
+fn serve(memory: &mut MemoryNode, device: &Device, lines: &Receiver<String>) -> Result<(), Failure> {
+    let (lease_ns, mut patience) = (LEASE.as_nanos() as u64, Patience::default());
+    // Nobody may read here for longer than a lease before the first answer either.
+    let mut asked_ns = device.now_ns();
+    memory.serve_until(asked_ns + lease_ns);
+    let mut is_waiting = false;
+    loop {
+        let now_ns = device.now_ns();
+        if !is_waiting && now_ns >= asked_ns + lease_ns / u64::from(ASKS) {
+            (asked_ns, is_waiting) = (now_ns, true);
+            say(MAY_I)?;
+        }
+        let mut happened = memory.poll();
+        match lines.try_recv() {
+            Ok(line) if line == YOU_MAY => {
+                is_waiting = false;
+                memory.serve_until(asked_ns + lease_ns);
+            }
+            Ok(line) => {
+                happened = true;
+                say(&answer(memory, &line).unwrap_or_else(|why| format!("error {why}")))?;
+            }
+            Err(TryRecvError::Empty) => {}
+            Err(TryRecvError::Disconnected) => return Ok(()),
+        }
+        patience.after(happened);
+    }
+}
+
+fn answer(memory: &mut MemoryNode, line: &str) -> Result<String, String> {
+    let words: Vec<&str> = line.split(' ').collect();
+    let number = |text: &str| text.parse::<u32>().map_err(|_| format!("{text:?} is no number of a client"));
+    match words[..] {
+        ["accept", client, lane] => {
+            let peer = ClientDescription { lane: from_hex(lane)?, calls: None };
+            let accepted = memory.accept(number(client)?, &peer).map_err(|error| error.to_string())?;
+            Ok(to_hex(&described(accepted)))
+        }
+        ["fence", client] => memory.fence(number(client)?).map(|_| DONE.to_owned()).map_err(|error| error.to_string()),
+        ["stop"] => memory.stop().map(|()| DONE.to_owned()).map_err(|error| error.to_string()),
+        ["holds", place, key] => {
+            let place = place.parse().ok().and_then(Place::from_bits).ok_or("that is no place")?;
+            let is_held = memory.inspect(place).is_some_and(|node| {
+                let own: String = node.key.iter().map(|byte| format!("{byte:02x}")).collect();
+                node.is_intact && !node.is_tombstone && own == key
+            });
+            Ok(if is_held { "yes" } else { "no" }.to_owned())
+        }
+        _ => Err(format!("{line:?} is no question to a memory node")),
+    }
+}
+
+/// A memory node's process, which ends with this handle.
+#[derive(Debug)]
+pub(super) struct MemoryHandle {
+    child: Mutex<Child>,
+    input: Arc<Mutex<ChildStdin>>,
+    answers: Mutex<Receiver<String>>,
+    state: Arc<State>,
+}
+
+/// What is known of a memory node's process.
+#[derive(Debug)]
+struct State {
+    /// Its output has ended.
+    is_gone: AtomicBool,
+    /// It gets no further lease.
+    is_given_up: AtomicBool,
+    /// When it was let serve for another lease.
+    renewed: Mutex<Instant>,
+}
+
+impl MemoryHandle {
+    pub(super) fn start(command: &mut Command) -> Result<Self, Failure> {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let output = BufReader::new(child.stdout.take().ok_or("a memory node without an output")?);
+        let input = Arc::new(Mutex::new(child.stdin.take().ok_or("a memory node without an input")?));
+        let (is_gone, is_given_up, renewed) =
+            (AtomicBool::new(false), AtomicBool::new(false), Mutex::new(Instant::now()));
+        let state = Arc::new(State { is_gone, is_given_up, renewed });
+        let (to, answers) = channel();
+        let (child, answers) = (Mutex::new(child), Mutex::new(answers));
+        let own = Self { child, input: Arc::clone(&input), answers, state: Arc::clone(&state) };
+        std::thread::Builder::new().name("memory".to_owned()).spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                if line == MAY_I {
+                    state.renew(&input);
+                } else if to.send(line).is_err() {
+                    break;
+                }
+            }
+            state.is_gone.store(true, Ordering::Release);
+        })?;
+        Ok(own)
+    }
+
+    /// Asks, and waits for the answer.
+    pub(super) fn ask(&self, question: &str) -> Result<String, String> {
+        let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let written = writeln!(self.input.lock().unwrap_or_else(PoisonError::into_inner), "{question}");
+        let line = written.ok().filter(|()| !self.is_gone()).and_then(|()| answers.recv_timeout(DEADLINE).ok());
+        let Some(line) = line else {
+            // An answer that comes later would be taken for that of the next question.
+            self.state.is_gone.store(true, Ordering::Release);
+            return Err("the memory node's process does not answer".to_owned());
+        };
+        // The first lease counts from when the process began, which was before its first answer.
+        *self.state.renewed.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        match line.strip_prefix("error ") {
+            Some(why) => Err(why.to_owned()),
+            None => Ok(line),
+        }
+    }
+
+    /// Has it ended, or left a question without an answer?
+    pub(super) fn is_gone(&self) -> bool {
+        self.state.is_gone.load(Ordering::Acquire)
+    }
+
+    /// Has it stop. Returns from when on it serves nobody any more: now, or when its lease is over.
+    pub(super) fn stop(&self) -> Instant {
+        self.state.is_given_up.store(true, Ordering::Release);
+        if self.ask("stop").is_ok() {
+            return Instant::now();
+        }
+        let renewed = *self.state.renewed.lock().unwrap_or_else(PoisonError::into_inner);
+        renewed + LEASE + MARGIN
+    }
+
+    /// Ends it by SIGKILL.
+    pub(super) fn kill(&self) -> io::Result<()> {
+        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        child.kill()?;
+        child.wait().map(drop)
+    }
+}
+
+impl State {
+    /// The node may serve for another lease. It counts from when it asked, which was before now.
+    fn renew(&self, input: &Mutex<ChildStdin>) {
+        let mut renewed = self.renewed.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.is_given_up.load(Ordering::Acquire) {
+            *renewed = Instant::now();
+            // If it does not get that, it stops by itself.
+            let _ = writeln!(input.lock().unwrap_or_else(PoisonError::into_inner), "{YOU_MAY}");
+        }
+    }
+}
+
+impl Drop for MemoryHandle {
+    fn drop(&mut self) {
+        // It may have ended already, which is just as well.
+        let _ = self.kill();
+    }
+}
