@@ -1,7 +1,7 @@
 //! Checks of the `doorbell` command as a whole: it is run as a user would run it.
 
 use crate::test::StepEnd;
-use crate::two_machines;
+use crate::{network, two_machines};
 
 /// A step's name and body.
 type Check = (&'static str, fn() -> StepEnd);
@@ -11,6 +11,8 @@ const CHECKS: &[Check] = &[
     ("two machines, with loss", two_machines::with_loss),
     ("two machines, real frames", two_machines::frames),
     ("two machines, study", two_machines::study),
+    ("many machines, study", two_machines::cluster),
+    ("many machines, Slurm", || network::apart_with_interface(two_machines::slurm)),
 ];
 
 /// Runs them, each as a step of its own.

@@ -29,6 +29,10 @@ pub(crate) fn install() {
             ("libucx-dev", has_header("ucp/api/ucp.h")),
             ("openmpi-bin", has("mpirun")),
             ("libopenmpi-dev", has("mpicc")),
+            ("munge", has("munged")),
+            ("slurmctld", has("slurmctld")),
+            ("slurmd", has("slurmd")),
+            ("slurm-client", has("srun")),
             ("python3-pyverbs", succeeds(command("/usr/bin/python3", &["-c", "import pyverbs.device"]))),
         ]
     });
@@ -121,7 +125,7 @@ fn guest_packages() -> Vec<(&'static str, bool)> {
 }
 
 /// Is a program here?
-fn has(program: &str) -> bool {
+pub(crate) fn has(program: &str) -> bool {
     let find = format!("PATH=$PATH:/usr/sbin:/sbin command -v {program}");
     succeeds(command("sh", &["-c", &find]))
 }

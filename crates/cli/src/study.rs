@@ -28,7 +28,7 @@ use crate::far::measure_point;
 use crate::output::{line, note};
 use crate::report::write_report;
 use crate::sim::arguments::Simulated;
-use crate::{Failure, Usage, progress};
+use crate::{Failure, Usage, WRONG_USAGE, progress};
 use callers::Callers;
 use hosts::{Hosts, Listening, Others};
 use launch::Launch;
@@ -276,10 +276,16 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
         return callers::be_called_by_ssh(study);
     }
     let launch = if testbed.is_none() { study.launch()? } else { None };
+    let chosen = study.chosen(testbed.as_ref(), launch.as_ref().map_or(1, |launch| launch.ranks));
     if let Some(launch) = launch.as_ref().filter(|launch| launch.rank > 0) {
-        return callers::be_called(study, launch, study.meeting.token());
+        // What is wrong with the command is wrong with that of number 0, which says so.
+        let is_right = chosen.is_ok_and(|(_, hosts)| hosts.is_empty()) && launch.token(study.meeting.token()).is_ok();
+        return match is_right {
+            true => callers::be_called(study, launch, study.meeting.token()),
+            false => Ok(ExitCode::from(WRONG_USAGE)),
+        };
     }
-    let (experiments, hosts) = study.chosen(testbed.as_ref(), launch.as_ref().map_or(1, |launch| launch.ranks))?;
+    let (experiments, hosts) = chosen?;
     if let (Some(launch), Some(host)) = (&launch, hosts.first()) {
         return Err(Usage(format!(
             "a launcher has started {} processes, which are the hosts of this study: leave out {host}",

@@ -2,8 +2,10 @@
 //! packets leave the loopback interface, its MTU and its segmentation behind.
 
 mod capture;
+mod cluster;
 mod network;
 mod record;
+mod slurm;
 mod study;
 
 use std::path::Path;
@@ -17,9 +19,11 @@ use crate::place;
 use crate::programs::doorbell;
 use crate::shell::{Running, command, output_of, root, run, succeeds};
 use crate::test::StepEnd;
+pub(crate) use cluster::cluster;
 use network::INTERFACE;
 pub(crate) use network::{Family, TwoMachines};
 use record::Expected;
+pub(crate) use slurm::slurm;
 pub(crate) use study::study;
 
 /// Longer than anything here takes, however slow the machine: protection against hanging.

@@ -47,10 +47,38 @@ impl Family {
     }
 }
 
+/// Network namespaces, each as the network of a machine. One lasts while it is open here, or something runs in it.
+pub(crate) struct Namespaces(Vec<File>);
+
+impl Namespaces {
+    /// So many, each with nothing but a loopback interface that is up.
+    pub(crate) fn new(count: usize) -> Result<Self, String> {
+        let namespaces = Self((0..count).map(|_| namespace()).collect::<Result<_, _>>()?);
+        (0..count).try_for_each(|machine| namespaces.ip(machine, &["link", "set", "lo", "up"]).map(drop))?;
+        Ok(namespaces)
+    }
+
+    /// A command on one of them. It sees the files of this machine, but that one's network below `/proc` and `/sys`.
+    pub(crate) fn command(&self, machine: usize, program: &str, arguments: &[&str]) -> Command {
+        const WITH_OWN_SYSFS: &str = "umount --lazy /sys; mount -t sysfs sysfs /sys && exec \"$0\" \"$@\"";
+        let enter = format!("--net={}", self.path(machine));
+        let apart = [&enter, "unshare", "--mount", "sh", "-c", WITH_OWN_SYSFS, program];
+        command("nsenter", &[&apart[..], arguments].concat())
+    }
+
+    /// By which name other processes can open a namespace.
+    pub(crate) fn path(&self, machine: usize) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.0[machine].as_raw_fd())
+    }
+
+    pub(crate) fn ip(&self, machine: usize, arguments: &[&str]) -> Result<String, String> {
+        output_of(self.command(machine, "ip", arguments))
+    }
+}
+
 /// Two network namespaces with an Ethernet cable between them.
 pub(crate) struct TwoMachines {
-    /// A namespace lasts while it is open here, or something runs in it.
-    namespaces: [File; 2],
+    namespaces: Namespaces,
 }
 
 impl TwoMachines {
@@ -70,12 +98,9 @@ impl TwoMachines {
 
     /// Makes them, with interfaces of this MTU in bytes.
     pub(crate) fn new(mtu: u64) -> Result<Self, String> {
-        let machines = Self { namespaces: [namespace()?, namespace()?] };
-        let other = machines.path(1);
+        let machines = Self { namespaces: Namespaces::new(2)? };
+        let other = machines.namespaces.path(1);
         let mtu = mtu.to_string();
-        for machine in [0, 1] {
-            machines.ip(machine, &["link", "set", "lo", "up"])?;
-        }
         let pair = ["type", "veth", "peer", "name", INTERFACE, "netns", &other, "mtu", &mtu];
         machines.ip(0, &[&["link", "add", INTERFACE, "mtu", &mtu][..], &pair].concat())?;
         for machine in [0, 1] {
@@ -108,21 +133,13 @@ impl TwoMachines {
         Ok(true)
     }
 
-    /// A command on one of them. It sees the files of this machine, but that one's network below `/proc` and `/sys`.
+    /// A command on one of them, as [`Namespaces::command`].
     pub(crate) fn command(&self, machine: usize, program: &str, arguments: &[&str]) -> Command {
-        const WITH_OWN_SYSFS: &str = "umount --lazy /sys; mount -t sysfs sysfs /sys && exec \"$0\" \"$@\"";
-        let enter = format!("--net={}", self.path(machine));
-        let apart = [&enter, "unshare", "--mount", "sh", "-c", WITH_OWN_SYSFS, program];
-        command("nsenter", &[&apart[..], arguments].concat())
-    }
-
-    /// By which name other processes can open a namespace.
-    fn path(&self, machine: usize) -> String {
-        format!("/proc/{}/fd/{}", std::process::id(), self.namespaces[machine].as_raw_fd())
+        self.namespaces.command(machine, program, arguments)
     }
 
     fn ip(&self, machine: usize, arguments: &[&str]) -> Result<String, String> {
-        output_of(self.command(machine, "ip", arguments))
+        self.namespaces.ip(machine, arguments)
     }
 
     /// From now on only single frames with whole checksums pass the cable, as on a real one: the

@@ -1,0 +1,161 @@
+//! `doorbell study` on many machines: network namespaces behind a bridge.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::network::{INTERFACE, Namespaces};
+use super::{ONE_LOST_IN, PATIENCE, TwoMachines};
+use crate::place;
+use crate::programs::doorbell;
+use crate::shell::{Running, output_of, succeeds};
+use crate::test::StepEnd;
+
+const TOKEN: &str = "a-secret-of-this-test";
+
+/// Four machines of which one loses packets, and eight: all experiments have all their points, every machine its part in each,
+/// and packets are as predicted.
+pub(crate) fn cluster() -> StepEnd {
+    if let Some(left_out) = TwoMachines::are_impossible() {
+        return left_out;
+    }
+    study_everywhere().into()
+}
+
+fn study_everywhere() -> Result<(), String> {
+    let small = Cluster::new(4, 1500)?;
+    small.lose_packets(3)?;
+    let records = small.study("four", &["hosts", "direct-read/one-to-n"])?;
+    let resent = check(&records, 1024, 4)?;
+    if resent == 0 {
+        return Err(format!("one in {ONE_LOST_IN} packets is lost on the way to a machine, and none was sent again"));
+    }
+    eprintln!("four machines, MTU 1500, one of them with loss: {} points, {resent} packets sent again", records.len());
+    drop(small);
+    let large = Cluster::new(8, 9000)?;
+    let records = large.study("eight", &["direct-write/n-to-1"])?;
+    check(&records, 4096, 8)?;
+    eprintln!("eight machines, MTU 9000: {} points", records.len());
+    Ok(())
+}
+
+/// Namespaces whose interfaces are the ports of one bridge, which is in a namespace behind them.
+struct Cluster {
+    namespaces: Namespaces,
+    machines: usize,
+}
+
+impl Cluster {
+    /// So many machines, with interfaces of this MTU in bytes.
+    fn new(machines: usize, mtu: u64) -> Result<Self, String> {
+        let cluster = Self { namespaces: Namespaces::new(machines + 1)?, machines };
+        let (bridge, mtu) = (machines, mtu.to_string());
+        let ip = |machine, words: &str| cluster.namespaces.ip(machine, &words.split(' ').collect::<Vec<_>>());
+        ip(bridge, "link add bridge0 type bridge")?;
+        ip(bridge, "link set bridge0 up")?;
+        for machine in 0..machines {
+            let at = cluster.namespaces.path(machine);
+            let made = format!("link add port{machine} mtu {mtu} type veth peer name {INTERFACE} netns {at} mtu {mtu}");
+            ip(bridge, &made)?;
+            ip(bridge, &format!("link set port{machine} master bridge0 up"))?;
+            ip(machine, &format!("address add {}/24 dev {INTERFACE}", address(machine)))?;
+            ip(machine, &format!("link set {INTERFACE} up"))?;
+        }
+        Ok(cluster)
+    }
+
+    /// From now on one machine loses some of the packets of RoCE that come to it.
+    fn lose_packets(&self, machine: usize) -> Result<(), String> {
+        let percent = format!("{}%", 100 / ONE_LOST_IN);
+        let port = format!("port{machine}");
+        let netem = ["qdisc", "add", "dev", &port, "root", "netem", "loss", &percent];
+        if succeeds(self.namespaces.command(self.machines, "tc", &netem)) {
+            return Ok(());
+        }
+        let rule = format!(
+            "table inet loss {{ chain input {{ type filter hook input priority 0; \
+             udp dport 4791 numgen random mod {ONE_LOST_IN} < 1 counter drop; }}; }}"
+        );
+        output_of(self.namespaces.command(machine, "nft", &[&rule])).map(drop)
+    }
+
+    /// A quick study of these experiments by the first machine with all others: its records.
+    fn study(&self, name: &str, experiments: &[&str]) -> Result<Vec<(PathBuf, Value)>, String> {
+        let doorbell = doorbell();
+        let doorbell = doorbell.to_string_lossy();
+        let mut servers = Vec::new();
+        for machine in 1..self.machines {
+            let mut there = self.namespaces.command(machine, &doorbell, &["study", "-d", "doorbell0", "--listen"]);
+            there.env("DOORBELL_TOKEN", TOKEN);
+            servers.push(Running::start(there)?);
+        }
+        for server in &mut servers {
+            server.wait_for("waiting for a client", PATIENCE)?;
+        }
+        let directory = place::own().join(format!("study-{name}"));
+        let out = directory.to_string_lossy();
+        let others: Vec<String> = (1..self.machines).map(address).collect();
+        let mut words = vec!["study", "--quick", "-d", "doorbell0", "--out", &out];
+        words.extend(experiments);
+        words.extend(others.iter().map(String::as_str));
+        let mut here = self.namespaces.command(0, &doorbell, &words);
+        here.env("DOORBELL_TOKEN", TOKEN);
+        Running::start(here)?.finish(PATIENCE)?;
+        read(&directory)
+    }
+}
+
+/// The address of a machine: of a range for documentation (RFC 5737).
+fn address(machine: usize) -> String {
+    format!("192.0.2.{}", machine + 1)
+}
+
+fn read(directory: &Path) -> Result<Vec<(PathBuf, Value)>, String> {
+    let failed = |error| format!("{}: {error}", directory.display());
+    let mut records = Vec::new();
+    for file in std::fs::read_dir(directory).map_err(failed)?.flatten().map(|file| file.path()) {
+        if file.extension().is_some_and(|extension| extension == "json") {
+            let text = std::fs::read(&file).map_err(failed)?;
+            let record = serde_json::from_slice(&text).map_err(|error| format!("{}: {error}", file.display()))?;
+            records.push((file, record));
+        }
+    }
+    if records.is_empty() { Err(format!("{} has no records", directory.display())) } else { Ok(records) }
+}
+
+/// Every point has its repetitions, with packets as predicted at each machine, and in some of them all machines have a part.
+/// Returns how many packets were sent again.
+fn check(records: &[(PathBuf, Value)], mtu: u64, machines: usize) -> Result<u64, String> {
+    let (mut resent, mut most) = (0, 0);
+    for (file, record) in records {
+        let failed = |why: String| format!("{}: {why}", file.display());
+        let others = record.pointer("/environment/hosts").and_then(Value::as_array).map_or(0, Vec::len);
+        let repetitions = record["repetitions"].as_array().map_or(&[][..], Vec::as_slice);
+        if others + 1 != machines || repetitions.len() != 3 {
+            return Err(failed(format!("{others} other hosts, {} repetitions", repetitions.len())));
+        }
+        for result in repetitions {
+            if result["mtu"].as_u64() != Some(mtu) {
+                return Err(failed(format!("a path MTU of {} instead of {mtu}", result["mtu"])));
+            }
+            let hosts = result["hosts"].as_array().map_or(&[][..], Vec::as_slice);
+            most = most.max(hosts.len());
+            for host in hosts {
+                let number = |place: &str| host.pointer(place).and_then(Value::as_u64).unwrap_or(0);
+                let counted = number("/counted/data_packets");
+                let (least, greatest) = (number("/predicted/data_packets"), number("/predicted/data_packets_max"));
+                // Whoever asks by READ may ask as often as it likes.
+                let is_bounded = host.pointer("/predicted/asks") != Some(&Value::Bool(true));
+                if counted < least || (is_bounded && counted > greatest) {
+                    return Err(failed(format!("{counted} data packets, predicted are {least} to {greatest}: {host}")));
+                }
+                resent += number("/counted/retransmitted_packets");
+            }
+        }
+    }
+    if most == machines {
+        Ok(resent)
+    } else {
+        Err(format!("at most {most} of {machines} machines have a part in a point"))
+    }
+}
