@@ -1,31 +1,86 @@
-//! CPU time per packet of the box: WRITEs of 128 bytes from several clients, their way to the node, and the
-//! acknowledgements back; and READs. Every packet's ICRC is checked on the way in and made on the way out.
+//! CPU time per packet of the box. Clients' requests arrive, go to the node, and are answered: WRITEs and READs of 128 bytes
+//! that are multiplexed, CASes that become WRITEs, and what a store's client asks for that is steered: puts, each a WRITE of a
+//! node of 128 bytes and a CAS of an old node, which goes to the newest one as a WRITE; and READs of an old node. Every packet's
+//! ICRC is checked on the way in and made on the way out.
 
 use std::net::IpAddr;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use doorbell_steer::{ClientEnd, Config, NodeEnd, Region, Steer};
+use doorbell_steer::{ClientEnd, Config, Layout, NodeEnd, Region, Steer};
 use doorbell_verbs_core::Access;
 use doorbell_wire::{
-    AETH_LEN, AethRepr, BTH_LEN, BthPacket, BthRepr, Check, Flow, ICRC_LEN, Opcode, Outer, PathMtu, Psn, Qpn, RETH_LEN,
-    RKey, ROCE_UDP_PORT, RethRepr, Syndrome,
+    AETH_LEN, ATOMIC_ETH_LEN, AethRepr, AtomicEthRepr, BTH_LEN, BthPacket, BthRepr, Check, Flow, ICRC_LEN, Opcode,
+    Outer, PathMtu, Psn, Qpn, RETH_LEN, RKey, ROCE_UDP_PORT, RethRepr, Syndrome,
 };
 
 const CLIENTS: usize = 4;
-/// Requests of each client between two acknowledgements of the node.
-const BURST: u32 = 8;
+/// Turns of each client in a round.
+const TURNS: u64 = 8;
 const BYTES: usize = 128;
 const RKEY: RKey = RKey::new(1);
 const BASE: u64 = 0x10_0000;
+/// Nodes of each client's key, which are used in turn. The first one stays, and is the one that the client remembers.
+const NODES: u64 = 64;
+
+const TAIL: u64 = 1 << 62;
+const LINK: u64 = 2 << 62;
+const KIND: u64 = 3 << 62;
+
+/// Nodes that begin with their word and their key.
+#[derive(Debug)]
+struct Chains;
+
+impl Layout for Chains {
+    fn key<'a>(&self, start: &'a [u8]) -> Option<&'a [u8]> {
+        start.get(8..16)
+    }
+
+    fn word_offset(&self) -> u64 {
+        0
+    }
+
+    fn least_read(&self, _: usize) -> u32 {
+        16
+    }
+
+    fn is_tail(&self, word: u64) -> bool {
+        word & KIND == TAIL
+    }
+
+    fn next(&self, word: u64) -> Option<u64> {
+        (word & KIND == LINK).then_some(word & !KIND)
+    }
+}
+
+/// What each client does in its turn.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Turn {
+    Write,
+    Read,
+    Swap,
+    SteeredPut,
+    SteeredRead,
+}
+
+struct Client {
+    address: IpAddr,
+    /// The number that it sends to.
+    qpn: Qpn,
+    psn: Psn,
+    /// Its turns so far.
+    turns: u64,
+}
 
 struct Bench {
     steer: Steer,
     address: IpAddr,
     node: IpAddr,
-    clients: Vec<(IpAddr, Qpn, Psn)>,
+    clients: Vec<Client>,
     node_side: Qpn,
     node_psn: Psn,
     now_ns: u64,
+    packet: Vec<u8>,
+    packets: usize,
     out: u64,
 }
 
@@ -33,10 +88,22 @@ fn outer(src: IpAddr, dst: IpAddr) -> Outer {
     Outer { src, dst, traffic_class: 0, hop_limit: 64, identification: None, dont_fragment: None }
 }
 
+/// The word of a node when it was written for the `version`-th time.
+fn tail(version: u64) -> u64 {
+    TAIL | version
+}
+
+/// Where nodes of a client's key lie.
+fn node_of(client: usize, number: u64) -> u64 {
+    BASE + (client as u64 * NODES + number) * BYTES as u64
+}
+
 impl Bench {
-    fn new() -> Self {
+    fn new(turn: Turn) -> Self {
         let [address, node]: [IpAddr; 2] = [[10, 0, 0, 9].into(), [10, 0, 0, 1].into()];
-        let mut steer = Steer::new(Config::at(address));
+        let is_store = matches!(turn, Turn::SteeredPut | Turn::SteeredRead);
+        let config = Config::at(address);
+        let mut steer = if is_store { Steer::with_layout(config, Box::new(Chains)) } else { Steer::new(config) };
         let (node_side, node_psn) = steer.node_side();
         steer.attach(NodeEnd { qpn: Qpn::new(17), ..NodeEnd::at(node, PathMtu::Mtu1024) }).unwrap();
         let access = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
@@ -48,90 +115,178 @@ impl Bench {
                 let address = [10, 0, 1, index as u8].into();
                 let qpn = Qpn::new(40 + index as u32);
                 let end = ClientEnd { address, qpn, first_psn: Psn::new(0), path_mtu: PathMtu::Mtu1024 };
-                (address, steer.connect(end).unwrap(), Psn::new(0))
+                Client { address, qpn: steer.connect(end).unwrap(), psn: Psn::new(0), turns: 0 }
             })
             .collect();
-        Self { steer, address, node, clients, node_side, node_psn, now_ns: 0, out: 0 }
+        let mut bench = Self {
+            steer,
+            address,
+            node,
+            clients,
+            node_side,
+            node_psn,
+            now_ns: 0,
+            packet: Vec::with_capacity(256),
+            packets: 0,
+            out: 0,
+        };
+        for client in 0..CLIENTS {
+            if is_store {
+                // A chain of two nodes, the first of which is the one that the client remembers.
+                bench.write_node(client, 0, 0);
+                bench.put(client);
+            } else if turn == Turn::Swap {
+                bench.write(client, node_of(client, 0), &[0; 8]);
+            }
+            bench.acknowledge();
+        }
+        bench
     }
 
     /// A packet arrives, as a driver takes it: its ICRC is checked.
-    fn arrive(&mut self, from: IpAddr, packet: &mut Vec<u8>) {
+    fn arrive(&mut self, from: IpAddr) {
         let flow = Flow::new(from, self.address, ROCE_UDP_PORT, ROCE_UDP_PORT);
-        let icrc = flow.icrc(0, true, packet).to_le_bytes();
-        packet.extend_from_slice(&icrc);
-        assert!(matches!(flow.check(0, packet), Check::Valid { .. }));
-        packet.truncate(packet.len() - ICRC_LEN);
+        let icrc = flow.icrc(0, true, &self.packet).to_le_bytes();
+        self.packet.extend_from_slice(&icrc);
+        assert!(matches!(flow.check(0, &self.packet), Check::Valid { .. }));
+        self.packet.truncate(self.packet.len() - ICRC_LEN);
         self.now_ns += 100;
-        self.steer.handle_packet(self.now_ns, &outer(from, self.address), packet);
-    }
-
-    /// What follows leaves, with an ICRC.
-    fn leave(&mut self, flow: &Flow) -> usize {
+        self.steer.handle_packet(self.now_ns, &outer(from, self.address), &self.packet);
+        // What follows leaves, with an ICRC.
+        let flow = Flow::new(self.address, self.node, ROCE_UDP_PORT, ROCE_UDP_PORT);
         let mut sum = 0;
         let count = self.steer.poll_transmit(|_, packet| sum ^= u64::from(flow.icrc(0, true, packet)));
         self.out ^= sum;
-        count
+        self.packets += 1 + count;
     }
 
-    /// Each client writes or reads some times, and the node answers.
-    fn round(&mut self, opcode: Opcode) -> usize {
-        let flow = Flow::new(self.address, self.node, ROCE_UDP_PORT, ROCE_UDP_PORT);
-        let mut packets = 0;
-        let is_read = opcode == Opcode::RC_READ_REQUEST;
-        let mut packet = Vec::with_capacity(256);
-        for burst in 0..BURST {
-            for at in 0..CLIENTS {
-                let (from, dest_qpn, psn) = self.clients[at];
-                let bth = BthRepr { opcode, dest_qpn, psn, ack_request: burst + 1 == BURST, ..BthRepr::default() };
-                let virtual_address = BASE + u64::from(psn.get() % 4096) * BYTES as u64;
-                let reth = RethRepr { virtual_address, rkey: RKEY, dma_length: BYTES as u32 };
-                packet.clear();
-                packet.resize(BTH_LEN + RETH_LEN, 0);
-                bth.emit(&mut BthPacket::new_unchecked(&mut packet[..]));
-                reth.write(packet[BTH_LEN..].first_chunk_mut().unwrap());
-                if !is_read {
-                    packet.resize(BTH_LEN + RETH_LEN + BYTES, 0x5a);
-                }
-                self.arrive(from, &mut packet);
-                packets += 1 + self.leave(&flow);
-                self.clients[at].2 = psn.next();
-                if is_read {
-                    packets += self.answer(&mut packet, Opcode::RC_READ_RESPONSE_ONLY, BYTES, &flow);
+    fn request(&mut self, client: usize, opcode: Opcode, header: &[u8], payload: &[u8]) {
+        let Client { address, qpn, psn, .. } = self.clients[client];
+        let bth = BthRepr { opcode, dest_qpn: qpn, psn, ack_request: true, ..BthRepr::default() };
+        self.packet.clear();
+        self.packet.resize(BTH_LEN, 0);
+        bth.emit(&mut BthPacket::new_unchecked(&mut self.packet[..]));
+        self.packet.extend_from_slice(header);
+        self.packet.extend_from_slice(payload);
+        self.clients[client].psn = psn.next();
+        self.arrive(address);
+    }
+
+    fn write(&mut self, client: usize, virtual_address: u64, payload: &[u8]) {
+        let mut header = [0; RETH_LEN];
+        RethRepr { virtual_address, rkey: RKEY, dma_length: payload.len() as u32 }.write(&mut header);
+        self.request(client, Opcode::RC_WRITE_ONLY, &header, payload);
+        self.node_psn = self.node_psn.next();
+    }
+
+    fn read(&mut self, client: usize, virtual_address: u64) {
+        let mut header = [0; RETH_LEN];
+        RethRepr { virtual_address, rkey: RKEY, dma_length: BYTES as u32 }.write(&mut header);
+        self.request(client, Opcode::RC_READ_REQUEST, &header, &[]);
+        self.answer(Opcode::RC_READ_RESPONSE_ONLY, self.node_psn, BYTES);
+        self.node_psn = self.node_psn.next();
+    }
+
+    /// A CAS that goes to the node as a WRITE.
+    fn swap(&mut self, client: usize, virtual_address: u64, compare: u64, swap: u64) {
+        let mut header = [0; ATOMIC_ETH_LEN];
+        AtomicEthRepr { virtual_address, rkey: RKEY, swap_or_add: swap, compare }.write(&mut header);
+        self.request(client, Opcode::RC_COMPARE_SWAP, &header, &[]);
+        self.node_psn = self.node_psn.next();
+    }
+
+    fn write_node(&mut self, client: usize, number: u64, version: u64) {
+        let mut node = [0x5a; BYTES];
+        node[..8].copy_from_slice(&tail(version).to_le_bytes());
+        node[8..16].copy_from_slice(&(client as u64).to_le_bytes());
+        self.write(client, node_of(client, number), &node);
+    }
+
+    /// Appends a node, by a CAS of the first node of the key.
+    fn put(&mut self, client: usize) {
+        let turns = self.clients[client].turns;
+        let number = 1 + turns % (NODES - 1);
+        self.write_node(client, number, 1 + turns);
+        self.swap(client, node_of(client, 0), tail(0), LINK | node_of(client, number));
+        self.clients[client].turns += 1;
+    }
+
+    /// The node acknowledges all WRITEs.
+    fn acknowledge(&mut self) {
+        self.answer(Opcode::RC_ACKNOWLEDGE, self.node_psn.sub(1), 0);
+    }
+
+    fn answer(&mut self, opcode: Opcode, psn: Psn, bytes: usize) {
+        let bth = BthRepr { opcode, dest_qpn: self.node_side, psn, ..BthRepr::default() };
+        let aeth = AethRepr { syndrome: Syndrome::ACK_UNLIMITED, ..AethRepr::default() };
+        self.packet.clear();
+        self.packet.resize(BTH_LEN + AETH_LEN + bytes, 0x5a);
+        bth.emit(&mut BthPacket::new_unchecked(&mut self.packet[..]));
+        aeth.write(self.packet[BTH_LEN..].first_chunk_mut().unwrap());
+        self.arrive(self.node);
+    }
+
+    /// Each client has its turns. Returns how many packets arrived and left.
+    fn round(&mut self, turn: Turn) -> usize {
+        let before = self.packets;
+        for number in 0..TURNS {
+            for client in 0..CLIENTS {
+                match turn {
+                    Turn::Write => self.write(client, node_of(client, number), &[0x5a; BYTES]),
+                    Turn::Read => self.read(client, node_of(client, number)),
+                    Turn::Swap => {
+                        let turns = self.clients[client].turns;
+                        self.swap(client, node_of(client, 0), turns, turns + 1);
+                        self.clients[client].turns += 1;
+                    }
+                    Turn::SteeredPut => self.put(client),
+                    Turn::SteeredRead => self.read(client, node_of(client, 0)),
                 }
             }
-            if !is_read && burst % 2 == 1 {
-                self.node_psn = self.node_psn.add(2 * CLIENTS as u32 - 1);
-                packets += self.answer(&mut packet, Opcode::RC_ACKNOWLEDGE, 0, &flow);
+            // One acknowledgement covers two turns of all clients.
+            if number % 2 == 1 && !matches!(turn, Turn::Read | Turn::SteeredRead) {
+                self.acknowledge();
             }
         }
-        packets
-    }
-
-    /// The node answers its next request.
-    fn answer(&mut self, packet: &mut Vec<u8>, opcode: Opcode, bytes: usize, flow: &Flow) -> usize {
-        let bth = BthRepr { opcode, dest_qpn: self.node_side, psn: self.node_psn, ..BthRepr::default() };
-        let aeth = AethRepr { syndrome: Syndrome::ACK_UNLIMITED, ..AethRepr::default() };
-        self.node_psn = self.node_psn.next();
-        packet.clear();
-        packet.resize(BTH_LEN + AETH_LEN + bytes, 0x5a);
-        bth.emit(&mut BthPacket::new_unchecked(&mut packet[..]));
-        aeth.write(packet[BTH_LEN..].first_chunk_mut().unwrap());
-        self.arrive(self.node, packet);
-        1 + self.leave(flow)
+        self.packets - before
     }
 }
 
 fn packets(c: &mut Criterion) {
     let mut group = c.benchmark_group("packets through the box");
-    for (name, opcode) in [("WRITE", Opcode::RC_WRITE_ONLY), ("READ", Opcode::RC_READ_REQUEST)] {
-        let mut bench = Bench::new();
-        let packets = bench.round(opcode);
+    for (name, turn) in [
+        ("WRITE of 128 B", Turn::Write),
+        ("READ of 128 B", Turn::Read),
+        ("CAS as a WRITE", Turn::Swap),
+        ("steered put of 128 B", Turn::SteeredPut),
+        ("steered READ of 128 B", Turn::SteeredRead),
+    ] {
+        let mut bench = Bench::new(turn);
+        let packets = bench.round(turn);
         group.throughput(Throughput::Elements(packets as u64));
-        group.bench_function(format!("{name} of {BYTES} B"), |bencher| {
-            bencher.iter(|| assert_eq!(bench.round(opcode), packets, "every round is the same"));
+        let before = *bench.steer.counters();
+        let mut rounds = 0;
+        group.bench_function(name, |bencher| {
+            bencher.iter(|| {
+                rounds += 1;
+                assert_eq!(bench.round(turn), packets, "every round is the same");
+            });
         });
-        let unexpected = bench.steer.counters().unexpected + bench.steer.counters().full;
-        assert_eq!((unexpected, bench.steer.held().in_flight), (0, 0), "every request was answered");
+        let after = bench.steer.counters();
+        let requests = rounds * TURNS * CLIENTS as u64;
+        let is_swap = matches!(turn, Turn::Swap | Turn::SteeredPut);
+        assert_eq!(after.cas_converted - before.cas_converted, if is_swap { requests } else { 0 }, "{name}");
+        assert_eq!(
+            after.cas_steered - before.cas_steered,
+            if turn == Turn::SteeredPut { requests } else { 0 },
+            "{name}"
+        );
+        assert_eq!(
+            after.reads_steered - before.reads_steered,
+            if turn == Turn::SteeredRead { requests } else { 0 },
+            "{name}"
+        );
+        assert_eq!((after.unexpected + after.full, bench.steer.held().in_flight), (0, 0), "every request was answered");
     }
     group.finish();
 }

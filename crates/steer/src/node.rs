@@ -21,6 +21,8 @@ pub(crate) struct Node {
     pub(crate) end: NodeEnd,
     pub(crate) own_qpn: Qpn,
     pub(crate) failed: bool,
+    /// It failed because the node did not answer.
+    pub(crate) is_silent: bool,
     /// The PSN of the next request.
     next: Psn,
     /// Requests that were sent and are not answered, in order.
@@ -45,6 +47,7 @@ impl Node {
             end,
             own_qpn,
             failed: false,
+            is_silent: false,
             next: first_psn,
             in_flight: VecDeque::new(),
             responses: 0,

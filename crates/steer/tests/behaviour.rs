@@ -165,7 +165,8 @@ fn what_the_box_cannot_read_is_passed_on_and_counted() {
         BthPacket::new_unchecked(&mut packet[..]).set_dest_qpn(dest_qpn);
         world.steer.handle_packet(3, &outer(address_of(from), 0), &packet);
         assert_eq!(world.steer.poll_transmit(|_, _| ()), 0, "nobody asked for it yet");
-        world.steer.relay(address_of(1), client_qpn, node_qpn).expect("there is room");
+        let (client, node) = ((address_of(1), client_qpn), (address_of(NODE), node_qpn));
+        world.steer.relay(client, node).expect("there is room");
         world.steer.handle_packet(3, &outer(address_of(from), 0), &packet);
         let mut seen = Vec::new();
         world.steer.poll_transmit(|path, bytes| seen.push((path.destination, bytes.to_vec())));

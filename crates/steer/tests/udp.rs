@@ -11,16 +11,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use common::memory::Block;
+use common::world::{KEY, Patience, steps};
 use doorbell_fabric::{Acks, BindRequest, Driver as RnicDriver, Pcap, UdpLink, bind};
 use doorbell_rnic::{CompletionQueue, Config as RnicConfig, Region as RnicRegion, Rnic};
 use doorbell_steer::{ClientEnd, Config, Driver, NodeEnd, Region, Steer};
 use doorbell_verbs_core::{
-    Access, AddressVector, Completion, CqId, Payload, PdId, QpAttributes, QpCapacities, QpInit, QpKind, QpState,
-    SendFlags, SendOperation, SendRequest, Sge, Status,
+    Access, Completion, CqId, Payload, PdId, QpCapacities, QpInit, QpKind, SendFlags, SendOperation, SendRequest, Sge,
+    Status,
 };
-use doorbell_wire::{Opcode, PathMtu, Psn, Qpn, RKey, ROCE_UDP_PORT};
+use doorbell_wire::{Opcode, PathMtu, Psn, Qpn, ROCE_UDP_PORT};
 
-const KEY: RKey = RKey::new(0x77);
 const MTU: PathMtu = PathMtu::Mtu1024;
 
 struct End {
@@ -63,36 +63,7 @@ impl End {
     }
 
     fn bring_up(&mut self, qpn: Qpn, peer: (IpAddr, Qpn, Psn), send_psn: Psn) {
-        let none = QpAttributes::default();
-        let steps = [
-            QpAttributes {
-                state: Some(QpState::Init),
-                pkey_index: Some(0),
-                port: Some(1),
-                access: Some(Access::all()),
-                ..none
-            },
-            QpAttributes {
-                state: Some(QpState::ReadyToReceive),
-                address: Some(AddressVector::to(peer.0)),
-                path_mtu: Some(MTU),
-                dest_qpn: Some(peer.1),
-                receive_psn: Some(peer.2),
-                max_dest_rd_atomic: Some(16),
-                min_rnr_timer: Some(1),
-                ..none
-            },
-            QpAttributes {
-                state: Some(QpState::ReadyToSend),
-                send_psn: Some(send_psn),
-                timeout: Some(18),
-                retry_count: Some(7),
-                rnr_retry: Some(7),
-                max_rd_atomic: Some(16),
-                ..none
-            },
-        ];
-        for step in steps {
+        for step in steps(MTU, peer, send_psn, [16, 16], Patience { timeout: 18, retry_count: 7 }) {
             self.driver.rnic_mut().modify_qp(qpn, &step).expect("the transition is in the table");
         }
     }

@@ -1,11 +1,9 @@
 //! Payloads that can be checked: every byte follows from the message's number.
 
 fn word(number: u64, index: u64) -> u64 {
-    // The finaliser of SplitMix64 (Steele, Lea, Flood 2014): every bit depends on every other.
-    let mut z = number.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(index.wrapping_mul(0xbf58_476d_1ce4_e5b9));
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+    // Every bit depends on every other.
+    let z = number.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(index.wrapping_mul(0xbf58_476d_1ce4_e5b9));
+    doorbell_wire::scramble(z)
 }
 
 /// Writes the payload of message `number`.

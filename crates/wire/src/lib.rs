@@ -58,6 +58,7 @@ pub mod reth;
 
 mod crc;
 mod error;
+mod mix;
 mod opcode;
 mod timers;
 mod types;
@@ -74,6 +75,7 @@ pub use error::Error;
 pub use icrc::{Check, Flow, Icrc, explain_difference};
 pub use ieth::{IETH_LEN, Packet as IethPacket, Repr as IethRepr};
 pub use imm_dt::{IMM_DT_LEN, Packet as ImmDtPacket, Repr as ImmDtRepr};
+pub use mix::{scramble, split_mix};
 pub use opcode::{CNP_RESERVED_LEN, Opcode, Operation, Transport};
 pub use outer::{
     Datagram, ETHERNET_LEN, Encapsulation, FCS_LEN, Frame, GAP_LEN, GRH_LEN, IPV4_LEN, IPV6_LEN, MIN_FRAME_LEN, Outer,

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use doorbell_exchange::setup::{self, EndpointDescription, READY, RemoteRegion, SetupError, Timed};
 use doorbell_farmem::{Geometry, StoreLayout};
-use doorbell_steer::{ClientEnd, Layout, NodeEnd, Region, Steer};
+use doorbell_steer::{ClientEnd, Layout, NodeEnd, NodeFailure, Region, Steer};
 use doorbell_verbs::Access;
 use doorbell_wire::{PathMtu, Psn, Qpn, RKey};
 use socket2::{SockRef, TcpKeepalive};
@@ -41,10 +41,8 @@ const IN_SETUP: usize = 64;
 /// How long the box waits before it looks whether the node has answered all that a client had there.
 const LOOK_AGAIN: Duration = Duration::from_micros(500);
 
-/// How long the node may take to acknowledge before the box sends again, and how often: some 9 s in all, so that
-/// the box does not take a busy node for one that is gone.
+/// How long the node may take to acknowledge before the box sends again; that doubles up to 64 times as long.
 pub(super) const NODE_TIMEOUT_NS: u64 = 4_000_000;
-pub(super) const NODE_RETRIES: u8 = 40;
 
 /// What clients may do with the node's memory.
 pub(super) const ALL_ACCESS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
@@ -62,9 +60,24 @@ pub(super) struct Own {
     pub(super) store: Option<Geometry>,
     pub(super) steers_reads: bool,
     pub(super) reads: u8,
+    /// Each client has a queue pair of its own at the node.
+    pub(super) relays: bool,
+    /// How often the box sends again before it gives the node up.
+    pub(super) node_retries: u8,
     pub(super) clients: usize,
     /// HOST:PORT of the node.
     pub(super) node: String,
+}
+
+/// How often the box sends again within this time.
+pub(super) fn retries_within(patience_ns: u64) -> u8 {
+    let mut left_ns = patience_ns.saturating_sub(NODE_TIMEOUT_NS);
+    let mut retries = 0;
+    while retries < u8::MAX && left_ns > 0 {
+        retries += 1;
+        left_ns = left_ns.saturating_sub(NODE_TIMEOUT_NS << retries.min(6));
+    }
+    retries
 }
 
 impl Own {
@@ -141,6 +154,9 @@ pub(super) struct Plane {
     /// node's, or when the client is shut out.
     streams: Mutex<HashMap<u64, (Qpn, TcpStream)>>,
     next_stream: AtomicU64,
+    /// The connection with the node, and why its queue pair failed, if it did.
+    node_stream: Mutex<Option<TcpStream>>,
+    node_failure: Mutex<Option<NodeFailure>>,
     /// Threads that talk with clients.
     talking: AtomicUsize,
     pub(super) counts: Counts,
@@ -167,26 +183,36 @@ impl Plane {
             node: Mutex::default(),
             streams: Mutex::default(),
             next_stream: AtomicU64::new(0),
+            node_stream: Mutex::default(),
+            node_failure: Mutex::default(),
             talking: AtomicUsize::new(0),
             counts: Counts::default(),
         };
         (Arc::new(plane), queue)
     }
 
-    /// Listens for clients, and has threads set up queue pairs with the node at the other end of `stream` and with them.
-    /// If the first one fails, the error comes out of what this returns.
-    pub(super) fn start(self: &Arc<Self>, stream: TcpStream, listen: &str) -> Result<Receiver<Failure>, Failure> {
+    /// Listens for clients, and has threads set up queue pairs with them and with the node at the other end of `stream`. If
+    /// the first one with the node fails, the error comes out of what this returns.
+    pub(super) fn start(
+        self: &Arc<Self>,
+        stream: Option<TcpStream>,
+        listen: &str,
+    ) -> Result<Option<Receiver<Failure>>, Failure> {
         let listener = TcpListener::bind(listen).map_err(|error| format!("cannot listen on {listen}: {error}"))?;
         let at = listener.local_addr()?;
         let (failing, failed) = channel();
         let plane = Arc::clone(self);
-        spawn("node", move || match plane.attach(&stream) {
-            Ok(()) => plane.keep_node(&stream, &at.to_string()),
-            Err(error) => drop(failing.send(error)), // unless the box has ended already
-        })?;
+        let is_shared = stream.is_some();
+        match stream {
+            Some(stream) => spawn("node", move || match plane.attach(&stream) {
+                Ok(()) => plane.keep_node(&stream, &at.to_string()),
+                Err(error) => drop(failing.send(error)), // unless the box has ended already
+            })?,
+            None => note!("serving clients at {at} for the memory node {}", self.own.node),
+        }
         let plane = Arc::clone(self);
         spawn("clients", move || plane.accept(&listener))?;
-        Ok(failed)
+        Ok(is_shared.then_some(failed))
     }
 
     /// Has something done to the box.
@@ -205,9 +231,8 @@ impl Plane {
     /// Keeps a queue pair with the node, for ever. The first one is set up.
     fn keep_node(&self, first: &TcpStream, listen: &str) {
         note!("serving clients at {listen} for the memory node {}", self.own.node);
-        wait_for_end(first);
         let mut said = String::new();
-        let mut why = format!("the memory node {} has ended its connection", self.own.node);
+        let mut why = self.wait_for_node(first);
         loop {
             self.detach();
             if said != why {
@@ -220,11 +245,31 @@ impl Plane {
                 Ok(stream) => {
                     note!("the memory node {} is there again", self.own.node);
                     said.clear();
-                    wait_for_end(&stream);
-                    why = format!("the memory node {} has ended its connection", self.own.node);
+                    why = self.wait_for_node(&stream);
                 }
                 Err(error) => why = error.to_string(),
             }
+        }
+    }
+
+    /// Waits until the node ends its connection, or the queue pair with it fails. Returns which of the two.
+    fn wait_for_node(&self, stream: &TcpStream) -> String {
+        wait_for_end(stream);
+        *lock(&self.node_stream) = None;
+        let node = &self.own.node;
+        match lock(&self.node_failure).take() {
+            None => format!("the memory node {node} has ended its connection"),
+            Some(NodeFailure::Refused) => format!("the memory node {node} has refused a request"),
+            Some(NodeFailure::Silent) => format!("the memory node {node} does not answer any more"),
+        }
+    }
+
+    /// The queue pair with the node works, or has failed: then the connection with it is of no use either.
+    pub(super) fn node_failed(&self, failure: Option<NodeFailure>) {
+        let stream = lock(&self.node_stream);
+        if let (Some(failure), Some(stream)) = (failure, stream.as_ref()) {
+            *lock(&self.node_failure) = Some(failure);
+            let _ = stream.shutdown(Shutdown::Both); // unless it has ended already
         }
     }
 
@@ -239,7 +284,7 @@ impl Plane {
             qpn: theirs[0].qpn,
             max_rd_atomic: self.own.reads,
             timeout_ns: NODE_TIMEOUT_NS,
-            retries: NODE_RETRIES,
+            retries: self.own.node_retries,
             ..NodeEnd::at(reached.address, reached.path_mtu)
         };
         let region = Region {
@@ -264,6 +309,8 @@ impl Plane {
         // From now on a client may come.
         *lock(&self.node) = Some(reached);
         self.say_ready(stream, &peer, &mut Timed::new(stream, DEADLINE))?;
+        *lock(&self.node_failure) = None;
+        *lock(&self.node_stream) = Some(stream.try_clone()?);
         self.counts.attached.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
@@ -340,8 +387,12 @@ impl Plane {
             }
             let plane = Arc::clone(self);
             let spawned = spawn("client", move || {
-                if let Err(refusal) = plane.serve(&stream) {
-                    plane.refused(&format!("{peer}: {refusal}"));
+                let served = match plane.own.relays {
+                    true => plane.serve_relayed(&stream),
+                    false => plane.serve(&stream).map_err(Failure::from),
+                };
+                if let Err(why) = served {
+                    plane.refused(&format!("{peer}: {why}"));
                 }
                 plane.talking.fetch_sub(1, Ordering::Relaxed);
             });
@@ -369,6 +420,42 @@ impl Plane {
         let qpn = self.with(move |steer| steer.connect(client))??;
         let result = self.serve_connected(stream, &peer, timed, qpn, &node);
         let _ = self.with(move |steer| steer.disconnect(qpn));
+        result
+    }
+
+    /// Serves a client that has a queue pair of its own at the node, until either ends its connection.
+    fn serve_relayed(&self, stream: &TcpStream) -> Result<(), Failure> {
+        let peer = name_of(stream);
+        let mut timed = Timed::new(stream, DEADLINE);
+        let theirs = setup::receive(&mut timed, &peer, 1, DEADLINE)?[0];
+        let client = (self.check(&peer, &theirs)?, theirs.qpn);
+        let to_node = reach(&self.own.node, "; does a memory node set up queue pairs there?")?;
+        let gid = to_gid(self.own.address);
+        let answer = setup::exchange(&to_node, &[EndpointDescription { gid, ..theirs }], DEADLINE)?[0];
+        let at_node = name_of(&to_node);
+        let node = (self.check(&at_node, &answer)?, answer.qpn);
+        self.with(move |steer| steer.relay(client, node))??;
+        let connected = || -> Result<(), Failure> {
+            let mut timed = Timed::new(stream, DEADLINE);
+            timed.write_all(&setup::hello(&[EndpointDescription { gid, ..answer }]))?;
+            self.say_ready(&to_node, &at_node, &mut Timed::new(&to_node, DEADLINE))?;
+            self.say_ready(stream, &peer, &mut timed)?;
+            for one in [stream, &to_node] {
+                SockRef::from(one).set_tcp_keepalive(&KEEPALIVE)?;
+            }
+            self.counts.served.fetch_add(1, Ordering::Relaxed);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    wait_for_end(&to_node);
+                    let _ = stream.shutdown(Shutdown::Both); // unless it has ended first
+                });
+                wait_for_end(stream);
+                let _ = to_node.shutdown(Shutdown::Both);
+            });
+            Ok(())
+        };
+        let result = connected();
+        self.with(move |steer| steer.end_relay(client, node))?;
         result
     }
 

@@ -26,7 +26,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use crate::control::{DEFAULT_TCP_PORT, address_toward, address_toward_host, reach, with_port};
 use crate::device::UdpPort;
 use crate::{Failure, Usage, ending, quantity};
-use control::{Job, Own, Plane};
+use control::{Job, Own, Plane, retries_within};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -84,12 +84,19 @@ pub(crate) struct Steer {
     /// nothing but wait
     #[arg(long, conflicts_with_all = ["store", "exclusive"])]
     perftest: bool,
+    /// Each client has a queue pair of its own at the node, and packets pass as they are. The box numbers requests, and says
+    /// at its end in which order they were answered
+    #[arg(long, conflicts_with_all = ["store", "exclusive", "perftest"])]
+    relay: bool,
     /// Clients at one time, at most 32768
     #[arg(long, value_name = "N", default_value_t = Limits::default().clients, value_parser = quantity::count::<usize>)]
     clients: usize,
     /// READs and atomics that the node takes at one time on one queue pair, at most 255
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = quantity::count::<u8>)]
     reads: u8,
+    /// The node is gone once it has acknowledged nothing for so long, though everything was sent again and again
+    #[arg(long, value_name = "SECONDS", default_value = "9", value_parser = quantity::seconds)]
+    patience: f64,
     /// Write every packet of both sides, clients' and node's, to a pcap file
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
@@ -149,11 +156,14 @@ pub(crate) fn run(arguments: &Steer) -> Result<ExitCode, Failure> {
     if arguments.reads == 0 {
         return Err(Usage("--reads is 0, allowed is 1 to 255".to_owned()).into());
     }
+    if !(0.01..=3600.0).contains(&arguments.patience) {
+        return Err(Usage(format!("--patience is {} s, allowed is 10ms to an hour", arguments.patience)).into());
+    }
     arguments.udp.note_if_other();
     let signals = Signals::take()?;
     let node = with_port(&arguments.node, arguments.port);
-    // A server of perftest takes one connection, which is its client's.
-    let stream = match arguments.perftest {
+    // What a server of perftest accepts is its client's connection; and where packets are passed on, each client has its own.
+    let stream = match arguments.perftest || arguments.relay {
         true => None,
         false => Some(reach(&node, "; does a memory node set up queue pairs there?")?),
     };
@@ -172,6 +182,8 @@ pub(crate) fn run(arguments: &Steer) -> Result<ExitCode, Failure> {
         store: arguments.store,
         steers_reads: !arguments.writes_only,
         reads: arguments.reads,
+        relays: arguments.relay,
+        node_retries: retries_within((arguments.patience * 1e9) as u64),
         clients: arguments.clients,
         node,
     };
@@ -183,14 +195,14 @@ pub(crate) fn run(arguments: &Steer) -> Result<ExitCode, Failure> {
     let listen = arguments.listen.as_deref().map_or_else(|| address.to_string(), str::to_owned);
     let (plane, jobs) = Plane::new(own);
     let listen = with_port(&listen, arguments.port);
-    let failed = stream.map(|stream| plane.start(stream, &listen)).transpose()?;
-    if arguments.perftest {
-        plane.start_perftest(&listen)?;
-    }
+    let failed = match arguments.perftest {
+        true => plane.start_perftest(&listen).map(|()| None)?,
+        false => plane.start(stream, &listen)?,
+    };
     let driver = Driver::new(doorbell_steer::Steer::new(config), stack(udp, arguments)?, arguments.udp.port);
     let begun = Instant::now();
     let until = arguments.duration.map(|seconds| begun + Duration::from_secs_f64(seconds));
-    let driver = forward(driver, &readable, &jobs, failed.as_ref(), &signals, begun, until)?;
+    let driver = forward(driver, &readable, (&plane, &jobs, failed.as_ref()), &signals, begun, until)?;
     report::print(&driver, &plane, begun.elapsed(), arguments.json)?;
     // Whoever keeps the capture reads it now.
     drop(driver);
@@ -221,13 +233,13 @@ fn stack(udp: doorbell_fabric::UdpLink, arguments: &Steer) -> Result<Box<dyn Lin
 fn forward(
     mut driver: Driver<Box<dyn Link>>,
     readable: &OwnedFd,
-    jobs: &Receiver<Job>,
-    failed: Option<&Receiver<Failure>>,
+    (plane, jobs, failed): (&Plane, &Receiver<Job>, Option<&Receiver<Failure>>),
     signals: &Signals,
     begun: Instant,
     until: Option<Instant>,
 ) -> Result<Driver<Box<dyn Link>>, Failure> {
     let mut busy_at = begun;
+    let mut failure = None;
     loop {
         // One at a time: packets of those who are connected already do not wait for many who connect.
         if let Ok(job) = jobs.try_recv() {
@@ -238,6 +250,10 @@ fn forward(
         }
         let received = driver.pump((Instant::now() - begun).as_nanos() as u64);
         let received = received.map_err(|error| format!("the box's socket does not work any more: {error}"))?;
+        if driver.steer().node_failure() != failure {
+            failure = driver.steer().node_failure();
+            plane.node_failed(failure);
+        }
         let now = Instant::now();
         if signals.came().is_some() || until.is_some_and(|until| now >= until) {
             return Ok(driver);

@@ -15,7 +15,7 @@ use doorbell_wire::{PathMtu, Psn, Qpn, RKey};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use socket2::SockRef;
 
-use super::control::{ALL_ACCESS, KEEPALIVE, NODE_RETRIES, NODE_TIMEOUT_NS, Plane, Refusal, spawn, to_gid};
+use super::control::{ALL_ACCESS, KEEPALIVE, NODE_TIMEOUT_NS, Plane, Refusal, spawn, to_gid};
 use crate::Failure;
 use crate::control::{accept, reach};
 use crate::output::note;
@@ -259,7 +259,7 @@ impl Pair<'_> {
                 qpn: line.qpn(),
                 max_rd_atomic: self.plane.own.reads.min(u8::try_from(line.number(READS)).unwrap_or(u8::MAX)).max(1),
                 timeout_ns: NODE_TIMEOUT_NS,
-                retries: NODE_RETRIES,
+                retries: self.plane.own.node_retries,
                 ..NodeEnd::at(self.address_of(SERVER, line)?, path_mtu)
             };
             self.plane.with(move |steer| steer.attach(end))??;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use doorbell_fabric::Link;
 use doorbell_steer::Driver;
+use doorbell_study::far::{Figure, order_figures};
 use doorbell_study::record::link_by_name;
 use serde_json::{Map, Value, json};
 
@@ -18,6 +19,7 @@ pub(super) fn print<L: Link>(driver: &Driver<L>, plane: &Plane, elapsed: Duratio
         [&counts.served, &counts.refused, &counts.attached].map(|count| count.load(Ordering::Relaxed));
     let counters = driver.steer().counters();
     let own = driver.counters();
+    let order = plane.own.relays.then(|| driver.steer().order());
     let link = link_by_name(&driver.link().link_counters(), &doorbell_verbs::LinkCounters::default());
     if json {
         let counters: Map<String, Value> =
@@ -39,6 +41,15 @@ pub(super) fn print<L: Link>(driver: &Driver<L>, plane: &Plane, elapsed: Duratio
                     "dropped": own.dropped,
                 },
                 "link": link,
+                "order": order.map(|order| json!({
+                    "answered": order.answered,
+                    "repeated": order.repeated,
+                    "answers": order.answers,
+                    "in_order": order.in_order,
+                    "largest_gap": order.largest_gap,
+                    "gaps": order.gaps,
+                    "same_address_out_of_order": order.late,
+                })),
             })
         ));
     }
@@ -56,6 +67,18 @@ pub(super) fn print<L: Link>(driver: &Driver<L>, plane: &Plane, elapsed: Duratio
     ];
     for (count, what) in counters.sentences().chain(more).filter(|&(count, _)| count > 0) {
         line(format_args!("{count:>12}  {what}"))?;
+    }
+    if let Some(order) = order.filter(|order| order.answered > 0) {
+        let figures = order_figures(&order);
+        line(format_args!(
+            "{:>12}  requests answered, {} were sent again; {:.2} % of the answers in order, largest gap {}, and {:.2} % of the \
+             requests answered behind a later one to the same address",
+            order.answered,
+            order.repeated,
+            figures[&Figure::InOrder],
+            order.largest_gap,
+            figures[&Figure::SameAddressOutOfOrder]
+        ))?;
     }
     for (name, count) in link.iter().filter(|&(_, &count)| count > 0) {
         line(format_args!("{count:>12}  {name}, on the box's link"))?;

@@ -240,6 +240,70 @@ fn a_memory_node_that_comes_back_is_used_again() {
     assert_eq!(counter(&record, "node_failures"), 1, "{record:#}");
 }
 
+/// Its connection over TCP stays, and its RNIC is silent.
+#[test]
+fn a_memory_node_that_does_not_answer_is_given_up_and_connected_anew() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let node = listener.local_addr().expect("it has an address");
+    let (giving, pairs) = channel();
+    std::thread::spawn(move || {
+        let device = Device::open().expect("a device");
+        let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        let memory = device.allocate(BYTES, access).expect("memory");
+        while let Ok((mut stream, _)) = listener.accept() {
+            let _ = giving.send(device.queue_pair(&stream, Some(&memory), CAPACITIES, SOON));
+            let _ = stream.set_read_timeout(None);
+            while matches!(stream.read(&mut [0; 64]), Ok(1..)) {}
+        }
+    });
+    let (mut running, address) = start(node, "--patience 300ms --json");
+    let pair = pairs.recv_timeout(PATIENCE).expect("the box has come");
+    let client = Client::connect(&address).expect("the box serves it");
+    client.write(0, b"before");
+    drop(pair);
+    let (remote_address, rkey) = client.remote(0);
+    let result = client.pair.perform(SendOperation::Write { remote_address, rkey }, client.memory.sge(0, 8));
+    assert!(result.is_err(), "the client hears of it");
+    running.wait_for("does not answer any more; trying again");
+    running.wait_for("is there again");
+    let _pair = pairs.recv_timeout(PATIENCE).expect("the box has come again");
+    Client::connect(&address).expect("the box serves it").write(0, b"after");
+    let record = interrupt(running).json();
+    assert_eq!((number(&record, "/attached"), counter(&record, "node_failures")), (2, 1), "{record:#}");
+    assert!(counter(&record, "node_timeouts") > 3, "{record:#}");
+}
+
+/// Each client has a queue pair of its own at the node, and the box numbers requests.
+#[test]
+fn a_box_that_passes_packets_on_says_in_which_order_requests_were_answered() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let node = listener.local_addr().expect("it has an address");
+    std::thread::spawn(move || {
+        let device = Device::open().expect("a device");
+        let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        let memory = device.allocate(BYTES, access).expect("memory");
+        let mut pairs = Vec::new();
+        while let Ok((stream, _)) = listener.accept() {
+            pairs.push((device.queue_pair(&stream, Some(&memory), CAPACITIES, SOON), stream));
+        }
+    });
+    let (running, address) = start(node, "--relay --json");
+    let clients: Vec<_> = (0..2).map(|_| Client::connect(&address).expect("the box serves it")).collect();
+    for round in 0..20 {
+        for (index, client) in clients.iter().enumerate() {
+            assert_eq!(client.add(8, 1), round * 2 + index as u64);
+            client.write(64, b"some bytes");
+        }
+    }
+    drop(clients);
+    let record = interrupt(running).json();
+    assert_eq!((number(&record, "/order/answered"), number(&record, "/clients/served")), (80, 2), "{record:#}");
+    // One at a time, so they are in order; an answer may come twice.
+    assert!(number(&record, "/order/in_order") >= 79, "{record:#}");
+    assert!(number(&record, "/order/largest_gap") == 1, "{record:#}");
+    assert_eq!((counter(&record, "requests"), counter(&record, "node_failures")), (0, 0), "{record:#}");
+}
+
 #[test]
 fn packets_that_the_box_cannot_read_are_passed_through_and_counted() {
     let node = memory_node();
@@ -361,6 +425,7 @@ fn what_cannot_be_served_is_refused_with_a_sentence() {
     run("steer").expect_complaint(2, &["<NODE>"]);
     run("steer 127.0.0.1 --clients 0").expect_complaint(2, &["--clients is 0, allowed is 1 to 32768"]);
     run("steer 127.0.0.1 --reads 0").expect_complaint(2, &["--reads is 0, allowed is 1 to 255"]);
+    run("steer 127.0.0.1 --patience 0").expect_complaint(2, &["--patience is 0 s, allowed is 10ms to an hour"]);
     run("steer 127.0.0.1 --perftest --exclusive").expect_complaint(2, &["--perftest", "--exclusive"]);
     run("steer 127.0.0.1 --store nodes").expect_complaint(2, &["nodes=N, keys=N"]);
     let (deaf, _streams) = crate::command::deaf_address();

@@ -182,8 +182,8 @@ fn shared_memory_is_studied_here_as_far_as_it_can_be() {
     let torn = fs::read_to_string(scratch.0.join("far-memory-tearing-path-mtu-1024-8.json")).unwrap();
     let torn: serde_json::Value = serde_json::from_str(&torn).unwrap();
     assert_eq!(torn["repetitions"][0]["far"]["torn"], 0.0, "a word is read at once");
-    let complaint = "far-memory/reordering has parts that are there in virtual time alone: add --testbed";
-    run(&format!("{study} far-memory/reordering")).expect_complaint(2, &[complaint]);
+    let complaint = "far-memory/hot-address has parts that are there in virtual time alone: add --testbed";
+    run(&format!("{study} far-memory/hot-address")).expect_complaint(2, &[complaint]);
     let listed = run("study --list --quick far-memory").expect_status(0).stdout;
     assert!(listed.contains("far-memory/skew") && !listed.contains("far-memory/hot-address"), "{listed}");
 }

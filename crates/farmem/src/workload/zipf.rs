@@ -68,10 +68,8 @@ pub struct Random(u64);
 impl Random {
     /// From a seed, of which close ones give unlike numbers (splitmix64 in between).
     pub fn new(seed: u64) -> Self {
-        let mut state = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        state = (state ^ (state >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        Self((state ^ (state >> 31)).max(1))
+        let mut state = seed;
+        Self(doorbell_wire::split_mix(&mut state).max(1))
     }
 
     /// The next number.

@@ -203,11 +203,7 @@ fn scattered(origin: &DVector<f64>, attempt: u64) -> DVector<f64> {
         if attempt == 0 {
             return value;
         }
-        // SplitMix64 (Steele, Lea, Flood, 2014).
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let share = ((mixed ^ (mixed >> 31)) >> 11) as f64 / (1_u64 << 53) as f64;
+        let share = (doorbell_wire::split_mix(&mut state) >> 11) as f64 / (1_u64 << 53) as f64;
         value + SPREAD * (2.0 * share - 1.0)
     })
 }

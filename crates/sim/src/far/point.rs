@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use doorbell_analyze::decode::capture::{CaptureError, CaptureReader};
 use doorbell_exchange::setup::EndpointDescription;
 use doorbell_exchange::{ConnectError, ConnectionError};
-use doorbell_steer::{ClientEnd, Config, Limits, NodeEnd, Region as Opened, SetupError, Steer};
+use doorbell_steer::{ClientEnd, Config, Limits, NodeEnd, Region as Opened, SetupError, Steer, Tap};
 use doorbell_study::far::{
-    FarPoint, Figures, HotPoint, OrderPoint, ScopePoint, StorePoint, Tap, TearingPoint, Way, words,
+    FarPoint, Figures, HotPoint, OrderPoint, ScopePoint, StorePoint, TearingPoint, Way, order_figures, words,
 };
 use doorbell_study::one_sided::RemoteMemory;
 use doorbell_study::record::PointResult;
@@ -174,7 +174,7 @@ fn order(testbed: &Testbed, point: &OrderPoint, seed: u64) -> Result<Point, Poin
             tap.packet(packet);
         }
     }
-    Ok(Point { result: words::result(8, &all, tap.order().figures()), summary })
+    Ok(Point { result: words::result(8, &all, order_figures(tap.order())), summary })
 }
 
 fn tearing(testbed: &Testbed, point: &TearingPoint, seed: u64) -> Result<Point, PointError> {

@@ -6,8 +6,10 @@
 
 use std::collections::VecDeque;
 
+use doorbell_wire::scramble;
+
 use super::Counts;
-use super::node::{Frame, line_bytes, scramble};
+use super::node::{Frame, line_bytes};
 use super::stations::Lane;
 use crate::testbed::{Forwarding, Link, Switch, WhenFull};
 use crate::time::{Ps, Rate};

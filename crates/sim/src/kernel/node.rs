@@ -7,7 +7,9 @@ use std::sync::{Arc, OnceLock};
 use doorbell_rnic::{Config, Policy, Rnic, TransmitInfo};
 use doorbell_verbs::raw::EventSignal;
 use doorbell_verbs_core::{Notifier, QpKind, SrqId};
-use doorbell_wire::{ATOMIC_ETH_LEN, AtomicEthRepr, BTH_LEN, Opcode, Operation, Outer, PathMtu, Qpn, Transport, outer};
+use doorbell_wire::{
+    ATOMIC_ETH_LEN, AtomicEthRepr, BTH_LEN, Opcode, Operation, Outer, PathMtu, Qpn, Transport, outer, scramble,
+};
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
@@ -34,14 +36,6 @@ const LINE_OVERHEAD: u64 = (outer::PREAMBLE_LEN
     + doorbell_wire::ICRC_LEN
     + outer::FCS_LEN
     + outer::GAP_LEN) as u64;
-
-/// A number in which every bit of `value` has its say in every bit: the finalizer of SplitMix64 (Steele, Lea and Flood,
-/// OOPSLA 2014).
-pub(super) fn scramble(value: u64) -> u64 {
-    let mixed = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
-}
 
 /// What one access to memory is late by. Half of all accesses are not late at all, a quarter by the mean, an eighth by
 /// twice the mean, and so on: a geometric distribution, whose draw time and queue pair decide.

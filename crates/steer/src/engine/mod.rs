@@ -8,7 +8,7 @@ mod transform;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
-use doorbell_wire::{BTH_LEN, BthPacket, BthRepr, NakCode, Operation, Outer, Psn, Qpn, RKey, Transport};
+use doorbell_wire::{BTH_LEN, BthPacket, BthRepr, NakCode, Operation, Outer, Psn, Qpn, RKey, Transport, split_mix};
 use rustc_hash::FxHashMap;
 
 use crate::client::{Client, Phase, Repetition};
@@ -20,6 +20,7 @@ use crate::output::{Output, Path};
 use crate::regions::Regions;
 use crate::steering::{Key, Layout, Steering};
 use crate::values::Values;
+use passing::Relays;
 
 /// Bits of a queue pair number that name the place in the table; those above tell apart whom the place belonged to.
 const SLOT_BITS: u32 = 16;
@@ -54,6 +55,15 @@ pub struct Held {
     pub bytes: usize,
 }
 
+/// Why a queue pair with a memory node does not work any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeFailure {
+    /// The node has not acknowledged what was sent to it, however often that was sent again ([`NodeEnd::retries`]).
+    Silent,
+    /// The node has answered a request by an error.
+    Refused,
+}
+
 /// A box between clients and a memory node.
 ///
 /// It holds no socket, reads no clock and starts no thread; time is a number of nanoseconds that never goes back. A
@@ -75,8 +85,7 @@ pub struct Steer {
     clients: Vec<Option<Box<Client>>>,
     free: Vec<u32>,
     by_peer: FxHashMap<(IpAddr, Qpn), u32>,
-    /// Connections between a client and the node that are passed on: sender and number to destination.
-    relays: FxHashMap<(IpAddr, Qpn), IpAddr>,
+    relays: Relays,
     node: Option<Node>,
     next_node_side: (Qpn, Psn),
     /// Clients with a request for the node, in turn.
@@ -104,7 +113,7 @@ impl Steer {
             clients: Vec::new(),
             free: Vec::new(),
             by_peer: FxHashMap::default(),
-            relays: FxHashMap::default(),
+            relays: Relays::default(),
             node: None,
             next_node_side: Default::default(),
             ready: VecDeque::new(),
@@ -162,6 +171,13 @@ impl Steer {
         self.node.as_ref().is_some_and(|node| !node.failed)
     }
 
+    /// Why the queue pair with the node does not work any more, if it has worked and was not given up by
+    /// [`detach`](Self::detach).
+    pub fn node_failure(&self) -> Option<NodeFailure> {
+        let node = self.node.as_ref().filter(|node| node.failed)?;
+        Some(if node.is_silent { NodeFailure::Silent } else { NodeFailure::Refused })
+    }
+
     /// Takes the node's end of the shared queue pair into use, for which the node was given
     /// [`node_side`](Self::node_side). The queue pair before it is given up, with all clients on it.
     ///
@@ -187,6 +203,7 @@ impl Steer {
             self.node = None;
         } else {
             self.fail_node(None);
+            self.node = None;
         }
     }
 
@@ -277,22 +294,6 @@ impl Steer {
         working.map_or(0, |node| node.in_flight.iter().filter(|message| message.qpn == qpn).count())
     }
 
-    /// Passes the packets of another connection between a client and the node on, both ways: those from the client for
-    /// `node_qpn`, and those from the node for `client_qpn`.
-    ///
-    /// # Errors
-    ///
-    /// There is no node, or as many connections are passed on as there may be clients.
-    pub fn relay(&mut self, client: IpAddr, client_qpn: Qpn, node_qpn: Qpn) -> Result<(), SetupError> {
-        let Some(node) = &self.node else { return Err(SetupError::NoNode) };
-        if self.relays.len() / 2 >= self.config.limits.clients {
-            return Err(SetupError::TooManyClients(self.config.limits.clients));
-        }
-        self.relays.insert((client, node_qpn), node.end.address);
-        self.relays.insert((node.end.address, client_qpn), client);
-        Ok(())
-    }
-
     /// Takes a packet, from BTH to padding.
     pub fn handle_packet(&mut self, now_ns: u64, outer: &Outer, packet: &[u8]) {
         self.counters.received += 1;
@@ -304,6 +305,9 @@ impl Steer {
         else {
             return self.pass_unparsed(outer, packet);
         };
+        if self.pass_relayed(outer, &bth, operation, packet) {
+            return;
+        }
         if let Some(node) = self.node.as_ref().filter(|node| node.own_qpn == bth.dest_qpn) {
             if node.end.address != outer.src {
                 self.counters.foreign += 1;
@@ -325,8 +329,8 @@ impl Steer {
             } else {
                 self.counters.unexpected += 1;
             }
-        } else if outer.dst != self.config.address || self.relays.contains_key(&(outer.src, bth.dest_qpn)) {
-            self.pass(outer, bth.dest_qpn, packet);
+        } else if outer.dst != self.config.address {
+            self.push_passed(outer, outer.src, outer.dst, packet);
         } else {
             self.counters.unknown_qp += 1;
         }
@@ -343,6 +347,7 @@ impl Steer {
         {
             self.counters.node_timeouts += 1;
             if !node.timed_out(now_ns) {
+                node.is_silent = true;
                 self.fail_node(None);
             }
         }
@@ -563,12 +568,8 @@ impl Steer {
         self.next_node_side = (self.number(NODE_PLACE), Psn::new(self.random() as u32));
     }
 
-    /// SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
     fn random(&mut self) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.random ^ (self.random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        split_mix(&mut self.random)
     }
 
     fn buffer(&mut self, bytes: &[u8]) -> Vec<u8> {

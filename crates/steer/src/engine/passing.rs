@@ -2,20 +2,90 @@
 
 use std::net::IpAddr;
 
-use doorbell_wire::{BthPacket, Outer, Qpn};
+use doorbell_wire::{BthPacket, BthRepr, Operation, Outer, Qpn};
+use rustc_hash::FxHashMap;
 
 use super::Steer;
+use crate::config::SetupError;
+use crate::order::{Asked, Numbering, Order};
 use crate::output::Path;
 
+/// A connection between a client and the node whose packets are passed on.
+#[derive(Debug, Default)]
+pub(super) struct Relays {
+    /// Sender and number to connection, and whether the client is the sender.
+    ways: FxHashMap<(IpAddr, Qpn), Way>,
+    /// The requests of each: the client's, and the node's.
+    asked: Vec<[Asked; 2]>,
+    free: Vec<usize>,
+    numbering: Option<Numbering>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    destination: IpAddr,
+    connection: usize,
+    of_client: bool,
+}
+
 impl Steer {
-    /// Passes a packet of a connection that the box does not serve on.
-    pub(super) fn pass(&mut self, outer: &Outer, dest_qpn: Qpn, packet: &[u8]) {
-        let relayed = self.relays.get(&(outer.src, dest_qpn)).copied();
-        let (source, destination) = match relayed {
-            Some(destination) => (self.config.address, destination),
-            None => (outer.src, outer.dst),
-        };
-        self.push_passed(outer, source, destination, packet);
+    /// Passes the packets of a connection between a client and a node on, both ways: those from the client's address for the
+    /// node's queue pair, and those from the node's address for the client's. Each end takes the box's address for its
+    /// peer's. Nothing else of a packet changes. Requests are numbered ([`order`](Self::order)).
+    ///
+    /// # Errors
+    ///
+    /// As many connections are passed on as there may be clients, or packets of another one could not be told from it.
+    pub fn relay(&mut self, client: (IpAddr, Qpn), node: (IpAddr, Qpn)) -> Result<(), SetupError> {
+        let relays = &mut self.relays;
+        if relays.asked.len() - relays.free.len() >= self.config.limits.clients {
+            return Err(SetupError::TooManyClients(self.config.limits.clients));
+        }
+        let keys = [(client.0, node.1), (node.0, client.1)];
+        if keys[0] == keys[1] || keys.iter().any(|key| relays.ways.contains_key(key)) {
+            return Err(SetupError::ClientKnown(client.1));
+        }
+        let connection = relays.free.pop().unwrap_or_else(|| {
+            relays.asked.push(Default::default());
+            relays.asked.len() - 1
+        });
+        for (key, destination, of_client) in [(keys[0], node.0, true), (keys[1], client.0, false)] {
+            relays.ways.insert(key, Way { destination, connection, of_client });
+        }
+        relays.numbering.get_or_insert_default();
+        Ok(())
+    }
+
+    /// Ends that. False if there is no such connection.
+    pub fn end_relay(&mut self, client: (IpAddr, Qpn), node: (IpAddr, Qpn)) -> bool {
+        let relays = &mut self.relays;
+        let ways = [(client.0, node.1), (node.0, client.1)].map(|key| relays.ways.remove(&key));
+        let Some(way) = ways[0] else { return false };
+        relays.asked[way.connection] = Default::default();
+        relays.free.push(way.connection);
+        true
+    }
+
+    /// In which order the requests of connections that are passed on were answered.
+    pub fn order(&self) -> Order {
+        self.relays.numbering.as_ref().map(|numbering| *numbering.order()).unwrap_or_default()
+    }
+
+    /// Passes a packet on if it is of such a connection. False if not.
+    pub(super) fn pass_relayed(&mut self, outer: &Outer, bth: &BthRepr, operation: Operation, packet: &[u8]) -> bool {
+        let relays = &mut self.relays;
+        if relays.ways.is_empty() || outer.dst != self.config.address {
+            return false;
+        }
+        let Some(way) = relays.ways.get(&(outer.src, bth.dest_qpn)).copied() else { return false };
+        if let (Some(numbering), Some([of_client, of_node])) =
+            (&mut relays.numbering, relays.asked.get_mut(way.connection))
+        {
+            let (asked, answered) = if way.of_client { (of_client, of_node) } else { (of_node, of_client) };
+            numbering.packet(bth, operation, packet, asked, answered);
+        }
+        self.push_passed(outer, self.config.address, way.destination, packet);
+        true
     }
 
     /// Passes a packet on that the box cannot read: as it is where the box is on its way, else to the node.
@@ -29,7 +99,7 @@ impl Steer {
         }
     }
 
-    fn push_passed(&mut self, outer: &Outer, source: IpAddr, destination: IpAddr, packet: &[u8]) {
+    pub(super) fn push_passed(&mut self, outer: &Outer, source: IpAddr, destination: IpAddr, packet: &[u8]) {
         self.counters.passed += 1;
         let Outer { traffic_class, hop_limit, .. } = *outer;
         self.out.push(Path { source, destination, traffic_class, hop_limit }, packet);

@@ -117,6 +117,46 @@ pub struct Patience {
     pub retry_count: u8,
 }
 
+/// What brings a new RC queue pair up: to a peer at this address, with this number and first PSN. `reads` are READs and atomics
+/// that it takes, and that it has outstanding.
+pub fn steps(
+    mtu: PathMtu,
+    peer: (IpAddr, Qpn, Psn),
+    send_psn: Psn,
+    reads: [u8; 2],
+    patience: Patience,
+) -> [QpAttributes; 3] {
+    let none = QpAttributes::default();
+    [
+        QpAttributes {
+            state: Some(QpState::Init),
+            pkey_index: Some(0),
+            port: Some(1),
+            access: Some(Access::all()),
+            ..none
+        },
+        QpAttributes {
+            state: Some(QpState::ReadyToReceive),
+            address: Some(AddressVector::to(peer.0)),
+            path_mtu: Some(mtu),
+            dest_qpn: Some(peer.1),
+            receive_psn: Some(peer.2),
+            max_dest_rd_atomic: Some(reads[0]),
+            min_rnr_timer: Some(1),
+            ..none
+        },
+        QpAttributes {
+            state: Some(QpState::ReadyToSend),
+            send_psn: Some(send_psn),
+            timeout: Some(patience.timeout),
+            retry_count: Some(patience.retry_count),
+            rnr_retry: Some(7),
+            max_rd_atomic: Some(reads[1]),
+            ..none
+        },
+    ]
+}
+
 impl World {
     /// A world with this many clients, whose box is not attached yet.
     pub fn new(seed: u64, clients: usize, node_bytes: usize, client_bytes: usize, steer: Steer, mtu: PathMtu) -> Self {
@@ -161,37 +201,7 @@ impl World {
     }
 
     fn bring_up(&mut self, index: usize, qpn: Qpn, peer: (IpAddr, Qpn, Psn), send_psn: Psn, patience: Patience) {
-        let (mtu, reads) = (self.mtu, self.max_rd_atomic);
-        let none = QpAttributes::default();
-        let steps = [
-            QpAttributes {
-                state: Some(QpState::Init),
-                pkey_index: Some(0),
-                port: Some(1),
-                access: Some(Access::all()),
-                ..none
-            },
-            QpAttributes {
-                state: Some(QpState::ReadyToReceive),
-                address: Some(AddressVector::to(peer.0)),
-                path_mtu: Some(mtu),
-                dest_qpn: Some(peer.1),
-                receive_psn: Some(peer.2),
-                max_dest_rd_atomic: Some(reads),
-                min_rnr_timer: Some(1),
-                ..none
-            },
-            QpAttributes {
-                state: Some(QpState::ReadyToSend),
-                send_psn: Some(send_psn),
-                timeout: Some(patience.timeout),
-                retry_count: Some(patience.retry_count),
-                rnr_retry: Some(7),
-                max_rd_atomic: Some(8),
-                ..none
-            },
-        ];
-        for step in steps {
+        for step in steps(self.mtu, peer, send_psn, [self.max_rd_atomic, 8], patience) {
             self.devices[index].rnic.modify_qp(qpn, &step).expect("the transition is in the table");
         }
     }

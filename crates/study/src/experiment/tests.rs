@@ -405,8 +405,8 @@ fn a_machine_without_a_testbed_is_given_what_it_can_show() {
                     assert_eq!(rate_per_s, point.x * 1e6, "the axis has the rate that is asked for");
                 }
             }
-            let order = |point: &Point| matches!(point.parameters.far.as_deref(), Some(FarPoint::Order(_)));
-            assert!(!experiment.points.iter().any(order));
+            let hot = |point: &Point| matches!(point.parameters.far.as_deref(), Some(FarPoint::Hot(_)));
+            assert!(!experiment.points.iter().any(hot));
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use doorbell_steer::Order;
 use serde::{Deserialize, Serialize};
 
 /// Figures of a point, by what they are.
@@ -128,4 +129,15 @@ impl Figure {
     pub fn less_is_better(self) -> bool {
         self.shown().less_is_better
     }
+}
+
+/// In which order a middlebox saw requests answered, as records have it.
+pub fn order_figures(order: &Order) -> Figures {
+    let percent = |part: u64, whole: u64| 100.0 * part as f64 / whole.max(1) as f64;
+    Figures::from([
+        (Figure::InOrder, percent(order.in_order, order.answers)),
+        (Figure::LargestGap, order.largest_gap as f64),
+        (Figure::MeanGap, order.gaps as f64 / order.answers.max(1) as f64),
+        (Figure::SameAddressOutOfOrder, percent(order.late, order.answered)),
+    ])
 }

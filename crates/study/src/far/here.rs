@@ -7,7 +7,8 @@ use doorbell_exchange::asynchronous::{Waiter, yield_now};
 use doorbell_exchange::{ConnectError, ConnectionError};
 use doorbell_verbs::{Channel, Device, PathMtu, Pd};
 
-use super::{FarPoint, ScopePoint, TearingPoint, words};
+use super::relays::{BoxError, Relays};
+use super::{FarPoint, OrderPoint, ScopePoint, TearingPoint, order_figures, words};
 use crate::executor::{self, Idle};
 use crate::record::PointResult;
 
@@ -24,6 +25,9 @@ pub enum HereError {
     /// A connection broke.
     #[error("a connection broke: {0}")]
     Connection(#[from] ConnectionError),
+    /// The middlebox cannot be made, or its socket broke.
+    #[error("the middlebox: {0}")]
+    Box(#[from] BoxError),
     /// It has parties that one thread cannot be.
     #[error("such a point runs in virtual time, or as `doorbell far run` does: {0}")]
     Parties(&'static str),
@@ -47,6 +51,9 @@ impl Waiter for Fair {
     }
 }
 
+/// What decides which words requests go to.
+const SEED: u64 = 1;
+
 type Task<'a, T> = Pin<Box<dyn Future<Output = Result<T, ConnectionError>> + 'a>>;
 
 /// Measures a point between two devices of this process: of queue pairs on one, with the memory on the other.
@@ -59,10 +66,27 @@ pub fn measure([clients, memory]: [&Device; 2], point: &FarPoint) -> Result<Poin
     match point {
         FarPoint::Tearing(point) => tearing(pds, point),
         FarPoint::Scope(point) => scope(pds, point),
-        FarPoint::Order(_) => Err(HereError::Parties("nothing numbers packets here")),
+        FarPoint::Order(point) => order([clients, memory], pds, point),
         FarPoint::Hot(_) => Err(HereError::Parties("each of its clients has a host")),
         FarPoint::Store(_) => Err(HereError::Parties("a store has a thread for each client")),
     }
+}
+
+/// The queue pairs go through a middlebox, which is a thread of this process.
+fn order(devices: [&Device; 2], pds: [&Pd; 2], point: &OrderPoint) -> Result<PointResult, HereError> {
+    let relays = Relays::start(devices[0], point.queue_pairs)?;
+    let region = words::memory(pds[1], point.addresses as usize * words::WORD_STRIDE)?;
+    let pairs: Vec<_> = (0..point.queue_pairs)
+        .map(|_| {
+            words::Pair::relayed(pds, point.outstanding, relays.address, |[client, node]| relays.pass(client, node))
+        })
+        .collect::<Result<_, HereError>>()?;
+    let (memory, idle) = (words::remote(&region), Fair(Idle::spin()));
+    let tasks = pairs.iter().enumerate().map(|(number, (pair, _))| -> Task<'_, words::Done> {
+        Box::pin(words::request(pair, memory, point, (number as u64, SEED), &idle))
+    });
+    let ended = executor::run(&idle.0, tasks).into_iter().collect::<Result<Vec<_>, _>>()?;
+    Ok(words::result(8, &ended, order_figures(&relays.end()?)))
 }
 
 fn tearing(pds: [&Pd; 2], point: &TearingPoint) -> Result<PointResult, HereError> {
@@ -100,7 +124,26 @@ fn scope(pds: [&Pd; 2], point: &ScopePoint) -> Result<PointResult, HereError> {
 
 #[cfg(test)]
 mod tests {
+    use doorbell_verbs::soft::{self, SoftOptions};
+
     use super::*;
+    use crate::far::Figure;
+    use crate::parameters::Operation;
+
+    #[test]
+    fn requests_are_numbered_by_a_box_through_which_they_pass() {
+        let open = || soft::open(&SoftOptions { publish: false, ..SoftOptions::default() }).expect("a device");
+        for (operation, queue_pairs) in [(Operation::Read, 1), (Operation::CompareSwap, 3)] {
+            let (addresses, zipf, rate_per_s, outstanding) = (64, 0.99, 1e6, 4);
+            let point = OrderPoint { operation, queue_pairs, addresses, zipf, rate_per_s, outstanding, requests: 300 };
+            let result = measure([&open(), &open()], &FarPoint::Order(point)).expect("it is measured");
+            assert_eq!(result.messages, 300, "{operation:?}");
+            let [in_order, largest] = [Figure::InOrder, Figure::LargestGap].map(|figure| result.far[&figure]);
+            assert!(in_order > 0.0 && largest >= 1.0, "{:?}", result.far);
+            // An answer that comes twice has a gap of 0, and none is greater than 1 on one queue pair.
+            assert!(queue_pairs > 1 || largest == 1.0, "{:?}", result.far);
+        }
+    }
 
     #[test]
     fn a_task_that_has_always_something_to_do_lets_others_run() {

@@ -8,14 +8,14 @@
 pub mod choice;
 mod figure;
 mod here;
-mod order;
+mod relays;
 mod store;
 pub mod words;
 
 pub use doorbell_farmem::Strategy;
-pub use figure::{Figure, Figures};
+pub use figure::{Figure, Figures, order_figures};
 pub use here::{HereError, measure};
-pub use order::{Order, Tap};
+pub use relays::BoxError;
 pub use store::StorePoint;
 
 use serde::{Deserialize, Serialize};
@@ -48,7 +48,7 @@ pub enum FarPoint {
     Hot(HotPoint),
 }
 
-/// Requests on several queue pairs of one host to words of one memory, numbered where they pass.
+/// Requests on several queue pairs of one host to words of one memory, numbered by a middlebox as they pass.
 ///
 /// The arrival process: each queue pair posts its next request when a pause has passed since it posted the last one, and
 /// fewer than `outstanding` are not answered. Pauses are uniform between nothing and twice their mean, which is the
@@ -178,7 +178,7 @@ impl FarPoint {
 
     /// Does it take virtual time, since a machine lacks some of its parties?
     pub fn is_virtual(&self) -> bool {
-        matches!(self, Self::Order(_) | Self::Hot(_))
+        matches!(self, Self::Hot(_))
     }
 
     /// The store's workload, if it is one.

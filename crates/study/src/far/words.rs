@@ -2,6 +2,7 @@
 //! and waits as its [`Waiter`] does.
 
 use std::cell::Cell;
+use std::net::IpAddr;
 
 use doorbell_exchange::asynchronous::Waiter;
 use doorbell_exchange::rc::{self, RcSettings};
@@ -74,6 +75,30 @@ impl Pair {
         let slot_bytes = bytes.next_multiple_of(WORD_STRIDE);
         let local = pd.allocate(slots * slot_bytes, Access::LOCAL_WRITE, MemoryKind::Plain)?;
         Ok(Self { psn: pd.device().random_psn(), qp, cq, local, slot_bytes, slots, path_mtu })
+    }
+
+    /// Makes two ends in one process, and connects them through a middlebox that passes their packets on: each end has the
+    /// box's address as its peer's. The box is told of them by `relay`, with the address and number of each.
+    ///
+    /// # Errors
+    ///
+    /// A device has no room for it, or the box.
+    pub fn relayed<E: From<ConnectError>>(
+        [own, memory]: [&Pd; 2],
+        slots: usize,
+        at: IpAddr,
+        relay: impl FnOnce([(IpAddr, Qpn); 2]) -> Result<(), E>,
+    ) -> Result<(Self, Self), E> {
+        let (own, other) = (Self::new(own, slots, 8, None)?, Self::new(memory, 1, 8, None)?);
+        let gid = match at {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+            IpAddr::V6(v6) => v6,
+        };
+        let descriptions = [&own, &other].map(Self::description);
+        own.connect(&EndpointDescription { gid, ..descriptions[1] })?;
+        other.connect(&EndpointDescription { gid, ..descriptions[0] })?;
+        relay(descriptions.map(|end| (end.gid.to_canonical(), end.qpn)))?;
+        Ok((own, other))
     }
 
     /// Makes and connects two ends in one process: that of a client, for so many operations of so many bytes

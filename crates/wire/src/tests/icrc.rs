@@ -4,7 +4,7 @@ use std::vec;
 use std::vec::Vec;
 
 use super::golden;
-use crate::{Check, Flow, ICRC_LEN, Icrc, crc, explain_difference, parse_frame};
+use crate::{Check, Flow, ICRC_LEN, Icrc, crc, explain_difference, parse_frame, split_mix};
 
 /// CRC-32 one bit at a time.
 fn slow_crc(bytes: &[u8]) -> u32 {
@@ -71,15 +71,6 @@ fn ipv4_flow() -> Flow {
 fn with_icrc(flow: &Flow, identification: u16, df: bool, packet: &[u8]) -> Vec<u8> {
     let icrc = flow.icrc(identification, df, packet);
     [packet, &icrc.to_le_bytes()].concat()
-}
-
-/// Numbers that look random (SplitMix64).
-fn random(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *state;
-    z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ z >> 31
 }
 
 #[test]
@@ -154,7 +145,7 @@ fn one_random_error_in_32768_is_explained() {
     let tries = 1 << 22;
     let explained = (0..tries)
         .filter(|_| {
-            let random = random(&mut state);
+            let random = split_mix(&mut state);
             explain_difference(random as u32, (random >> 32) as u32, 54).is_some()
         })
         .count();
@@ -172,8 +163,8 @@ fn corrupted_packets_are_refused() {
     let accepted = (0..tries)
         .filter(|_| {
             let mut altered = sealed.clone();
-            let at = 12 + (random(&mut state) % 240) as usize;
-            altered[at..at + 8].copy_from_slice(&random(&mut state).to_le_bytes());
+            let at = 12 + (split_mix(&mut state) % 240) as usize;
+            altered[at..at + 8].copy_from_slice(&split_mix(&mut state).to_le_bytes());
             flow.check(3, &altered) != Check::Invalid
         })
         .count();

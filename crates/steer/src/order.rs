@@ -1,0 +1,331 @@
+//! In which order a memory node answers: requests are numbered as they pass, over all connections that the box passes on.
+
+use std::collections::VecDeque;
+
+use doorbell_wire::{
+    AethPacket, AtomicEthPacket, BTH_LEN, BthPacket, BthRepr, Operation, Psn, Qpn, RethPacket, SyndromeKind, Transport,
+};
+use rustc_hash::FxHashMap;
+
+/// Requests of one direction of a connection that are remembered, the answered ones too: then those before them are forgotten.
+const REMEMBERED: usize = 512;
+
+/// Addresses whose newest answer is remembered. Where there are more, all are forgotten.
+const ADDRESSES: usize = 1 << 16;
+
+/// The order in which requests were answered.
+///
+/// Requests are numbered as they pass, over all connections. The *gap* of an answer is the absolute difference between its
+/// request's number and that of the answer before. A request that is sent again keeps its number, and an answer that comes again
+/// has a gap of 0. Answers whose gap is 1 are in order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Order {
+    /// Answers behind a first one.
+    pub answers: u64,
+    /// Of those, with a gap of 1.
+    pub in_order: u64,
+    /// The greatest gap.
+    pub largest_gap: u64,
+    /// The sum of all gaps.
+    pub gaps: u64,
+    /// Requests that were sent again.
+    pub repeated: u64,
+    /// Requests whose first answer came after that of a later one to the same address.
+    pub late: u64,
+    /// Requests that were answered.
+    pub answered: u64,
+}
+
+/// What a request waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Awaits {
+    /// An acknowledgement of this PSN or a later one; none while packets of the request are missing.
+    Acknowledge(Option<Psn>),
+    /// A response of its own.
+    Response,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Request {
+    psn: Psn,
+    number: u64,
+    address: Option<u64>,
+    awaits: Awaits,
+    is_answered: bool,
+}
+
+/// The requests of one direction of a connection, in the order of their PSNs.
+#[derive(Debug, Default)]
+pub(crate) struct Asked(VecDeque<Request>);
+
+impl Asked {
+    /// How many requests begin before this PSN, or at it.
+    fn upto(&self, psn: Psn) -> usize {
+        self.0.partition_point(|request| !psn.is_before(request.psn))
+    }
+}
+
+/// Numbers requests, and follows their answers.
+#[derive(Debug, Default)]
+pub(crate) struct Numbering {
+    order: Order,
+    numbered: u64,
+    last: Option<u64>,
+    /// The greatest number that was answered of an address.
+    newest: FxHashMap<u64, u64>,
+}
+
+impl Numbering {
+    pub(crate) fn order(&self) -> &Order {
+        &self.order
+    }
+
+    /// A packet passes. `asked` has the requests that go where it goes, and `answered` those that it may answer.
+    pub(crate) fn packet(
+        &mut self,
+        bth: &BthRepr,
+        operation: Operation,
+        packet: &[u8],
+        asked: &mut Asked,
+        answered: &mut Asked,
+    ) {
+        if bth.opcode.transport() != Transport::Rc {
+            return;
+        }
+        let rest = packet.get(BTH_LEN..).unwrap_or_default();
+        match operation {
+            _ if bth.opcode.is_request() => {
+                let address = if bth.opcode.has_atomic_eth() {
+                    AtomicEthPacket::new_checked(rest).ok().map(|header| header.virtual_address())
+                } else if bth.opcode.has_reth() {
+                    RethPacket::new_checked(rest).ok().map(|header| header.virtual_address())
+                } else {
+                    None
+                };
+                self.request(bth, operation, address, asked);
+            }
+            Operation::Acknowledge => {
+                let syndrome = AethPacket::new_checked(rest).ok().map(|header| header.syndrome().kind());
+                if matches!(syndrome, Some(SyndromeKind::Ack { .. })) {
+                    self.acknowledge(bth.psn, answered);
+                }
+            }
+            Operation::AtomicAcknowledge => self.respond(bth.psn, answered),
+            Operation::ReadResponse if bth.opcode.is_last() => self.respond(bth.psn, answered),
+            _ => {}
+        }
+    }
+
+    fn request(&mut self, bth: &BthRepr, operation: Operation, address: Option<u64>, Asked(asked): &mut Asked) {
+        let at = asked.partition_point(|request| request.psn.is_before(bth.psn));
+        let has_response = matches!(operation, Operation::ReadRequest | Operation::CompareSwap | Operation::FetchAdd);
+        if !bth.opcode.is_first() {
+            // A packet of the request that begins before it. If it is the last one, an acknowledgement is due.
+            if let Some(Request { awaits: Awaits::Acknowledge(end), .. }) =
+                at.checked_sub(1).and_then(|at| asked.get_mut(at))
+                && bth.opcode.is_last()
+            {
+                *end = end.or(Some(bth.psn));
+            }
+            return;
+        }
+        let is_known = asked.get(at).is_some_and(|request| request.psn == bth.psn);
+        let is_forgotten = at == 0 && asked.len() == REMEMBERED;
+        if is_known || is_forgotten {
+            self.order.repeated += 1;
+            return;
+        }
+        if asked.len() == REMEMBERED {
+            asked.pop_front();
+        }
+        self.numbered += 1;
+        let awaits =
+            if has_response { Awaits::Response } else { Awaits::Acknowledge(bth.opcode.is_last().then_some(bth.psn)) };
+        let request = Request { psn: bth.psn, number: self.numbered, address, awaits, is_answered: false };
+        // Almost always it is the last one; one that was lost before it got here comes later.
+        asked.insert(asked.partition_point(|other| other.psn.is_before(bth.psn)), request);
+    }
+
+    /// An acknowledgement answers all requests up to it that await no response of their own, in their order.
+    fn acknowledge(&mut self, psn: Psn, asked: &mut Asked) {
+        let upto = asked.upto(psn);
+        let is_covered =
+            |request: &Request| matches!(request.awaits, Awaits::Acknowledge(Some(end)) if !psn.is_before(end));
+        let mut is_again = true;
+        // Those before it have been answered by an earlier one; and so on.
+        let from = asked.0.range(..upto).rposition(|request| request.is_answered && is_covered(request));
+        for request in asked.0.range_mut(from.map_or(0, |from| from + 1)..upto) {
+            if is_covered(request) && !std::mem::replace(&mut request.is_answered, true) {
+                is_again = false;
+                self.answer(request.number, request.address);
+            }
+        }
+        if is_again && from.is_some() {
+            self.again();
+        }
+    }
+
+    /// A response answers the request that begins last before it.
+    fn respond(&mut self, psn: Psn, asked: &mut Asked) {
+        let Some(request) = asked.upto(psn).checked_sub(1).and_then(|at| asked.0.get_mut(at)) else { return };
+        if request.awaits != Awaits::Response {
+            return;
+        }
+        match std::mem::replace(&mut request.is_answered, true) {
+            true => self.again(),
+            false => self.answer(request.number, request.address),
+        }
+    }
+
+    fn again(&mut self) {
+        self.count(0);
+    }
+
+    fn answer(&mut self, number: u64, address: Option<u64>) {
+        self.count(self.last.map_or(1, |last| number.abs_diff(last)));
+        self.last = Some(number);
+        self.order.answered += 1;
+        let Some(address) = address else { return };
+        if self.newest.len() == ADDRESSES && !self.newest.contains_key(&address) {
+            self.newest.clear();
+        }
+        let newest = self.newest.entry(address).or_default();
+        self.order.late += u64::from(number < *newest);
+        *newest = number.max(*newest);
+    }
+
+    fn count(&mut self, gap: u64) {
+        if self.last.is_some() {
+            self.order.answers += 1;
+            self.order.in_order += u64::from(gap == 1);
+            self.order.gaps += gap;
+            self.order.largest_gap = self.order.largest_gap.max(gap);
+        }
+    }
+}
+
+/// Numbers requests that pass somewhere else than through a box, as in a capture, in the same way.
+#[derive(Debug, Default)]
+pub struct Tap {
+    numbering: Numbering,
+    /// The queue pair that a packet is for, with its connection and whether that is the client's.
+    ends: FxHashMap<Qpn, (usize, bool)>,
+    /// The requests of each connection: the client's, and the node's.
+    asked: Vec<[Asked; 2]>,
+}
+
+impl Tap {
+    /// Between these pairs of queue pairs, each that of a client and that of the memory node.
+    pub fn new(pairs: impl IntoIterator<Item = (Qpn, Qpn)>) -> Self {
+        let mut tap = Self::default();
+        for (client, node) in pairs {
+            let connection = tap.asked.len();
+            tap.asked.push(Default::default());
+            tap.ends.extend([(client, (connection, true)), (node, (connection, false))]);
+        }
+        tap
+    }
+
+    /// A packet passes, from its BTH on. Those of other queue pairs are ignored.
+    pub fn packet(&mut self, packet: &[u8]) {
+        let Ok(bth) = BthRepr::parse(&BthPacket::new_unchecked(packet)) else { return };
+        let Some(operation) = bth.opcode.operation() else { return };
+        let Some(&(connection, is_for_client)) = self.ends.get(&bth.dest_qpn) else { return };
+        let Some([of_client, of_node]) = self.asked.get_mut(connection) else { return };
+        let (asked, answered) = if is_for_client { (of_node, of_client) } else { (of_client, of_node) };
+        self.numbering.packet(&bth, operation, packet, asked, answered);
+    }
+
+    /// In which order requests were answered.
+    pub fn order(&self) -> &Order {
+        self.numbering.order()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use doorbell_wire::Opcode;
+
+    use super::*;
+
+    /// Two connections, whose requests go one way.
+    #[derive(Default)]
+    struct Two {
+        asked: [Asked; 2],
+        back: Asked,
+    }
+
+    impl Two {
+        /// A packet of a connection, with an address where requests have one.
+        fn packet(&mut self, numbering: &mut Numbering, of: usize, opcode: Opcode, psn: u32, address: u64) {
+            let mut bytes = vec![0; BTH_LEN + 28];
+            let mut head = BthPacket::new_unchecked(&mut bytes[..]);
+            head.set_opcode(opcode);
+            head.set_psn(Psn::new(psn));
+            bytes[BTH_LEN..][..8].copy_from_slice(&address.to_be_bytes());
+            let bth = BthRepr::parse(&BthPacket::new_unchecked(&bytes[..])).unwrap();
+            let operation = bth.opcode.operation().unwrap();
+            match bth.opcode.is_request() {
+                true => numbering.packet(&bth, operation, &bytes, &mut self.asked[of], &mut self.back),
+                false => numbering.packet(&bth, operation, &bytes, &mut self.back, &mut self.asked[of]),
+            }
+        }
+    }
+
+    #[test]
+    fn gaps_are_differences_between_the_numbers_of_consecutive_answers() {
+        let (mut two, mut numbering) = (Two::default(), Numbering::default());
+        // Numbers 1 and 3 on the first queue pair, 2 on the other; 2 and 3 go to one address.
+        two.packet(&mut numbering, 0, Opcode::RC_READ_REQUEST, 7, 0x100);
+        two.packet(&mut numbering, 1, Opcode::RC_COMPARE_SWAP, 0xff_ffff, 0x200);
+        two.packet(&mut numbering, 0, Opcode::RC_READ_REQUEST, 8, 0x200);
+        two.packet(&mut numbering, 0, Opcode::RC_READ_RESPONSE_ONLY, 7, 0);
+        two.packet(&mut numbering, 0, Opcode::RC_READ_RESPONSE_ONLY, 8, 0);
+        two.packet(&mut numbering, 1, Opcode::RC_ATOMIC_ACKNOWLEDGE, 0xff_ffff, 0);
+        let expected = Order { answers: 2, in_order: 1, largest_gap: 2, gaps: 3, repeated: 0, late: 1, answered: 3 };
+        assert_eq!(numbering.order(), &expected);
+        // What is sent again keeps its number, and its second answer has no gap.
+        two.packet(&mut numbering, 0, Opcode::RC_READ_REQUEST, 8, 0x200);
+        two.packet(&mut numbering, 0, Opcode::RC_READ_RESPONSE_ONLY, 8, 0);
+        assert_eq!(numbering.order(), &Order { answers: 3, repeated: 1, ..expected });
+    }
+
+    #[test]
+    fn one_acknowledgement_answers_all_writes_before_it_in_their_order() {
+        let (mut two, mut numbering) = (Two::default(), Numbering::default());
+        for psn in [0xff_fffe, 0xff_ffff, 0] {
+            two.packet(&mut numbering, 0, Opcode::RC_WRITE_ONLY, psn, 0x40);
+        }
+        // One of two packets, of which the second one has not come.
+        two.packet(&mut numbering, 0, Opcode::RC_WRITE_FIRST, 1, 0x40);
+        two.packet(&mut numbering, 0, Opcode::RC_ACKNOWLEDGE, 1, 0);
+        let expected = Order { answers: 2, in_order: 2, largest_gap: 1, gaps: 2, answered: 3, ..Order::default() };
+        assert_eq!(numbering.order(), &expected);
+        two.packet(&mut numbering, 0, Opcode::RC_WRITE_LAST, 2, 0);
+        two.packet(&mut numbering, 0, Opcode::RC_ACKNOWLEDGE, 2, 0);
+        let expected = Order { answers: 3, in_order: 3, gaps: 3, answered: 4, ..expected };
+        assert_eq!(numbering.order(), &expected);
+        two.packet(&mut numbering, 0, Opcode::RC_ACKNOWLEDGE, 2, 0);
+        assert_eq!(numbering.order(), &Order { answers: 4, ..expected }, "an acknowledgement that comes again");
+    }
+
+    #[test]
+    fn a_request_that_was_lost_at_first_is_numbered_when_it_passes_and_old_ones_are_forgotten() {
+        let (mut two, mut numbering) = (Two::default(), Numbering::default());
+        for psn in [5, 7, 6] {
+            two.packet(&mut numbering, 0, Opcode::RC_READ_REQUEST, psn, u64::from(psn));
+        }
+        for psn in [5, 6, 7] {
+            two.packet(&mut numbering, 0, Opcode::RC_READ_RESPONSE_ONLY, psn, 0);
+        }
+        let expected = Order { answers: 2, in_order: 1, largest_gap: 2, gaps: 3, answered: 3, ..Order::default() };
+        assert_eq!(numbering.order(), &expected, "6 has number 3, and 7 number 2");
+        for psn in 8..8 + REMEMBERED as u32 {
+            two.packet(&mut numbering, 0, Opcode::RC_READ_REQUEST, psn, 0);
+        }
+        two.packet(&mut numbering, 0, Opcode::RC_READ_REQUEST, 5, 5);
+        two.packet(&mut numbering, 0, Opcode::RC_READ_RESPONSE_ONLY, 5, 0);
+        assert_eq!(numbering.order(), &Order { repeated: 1, ..expected }, "it may have been numbered already");
+        assert_eq!(two.asked[0].0.len(), REMEMBERED);
+    }
+}

@@ -1,0 +1,86 @@
+//! A middlebox on this machine that passes packets on and numbers requests: a thread with a socket.
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::thread::JoinHandle;
+
+use doorbell_fabric::{BindError, BindRequest, Link, bind};
+use doorbell_steer::{Config, Driver, Limits, Order, SetupError, Steer};
+use doorbell_verbs::Device;
+use doorbell_wire::Qpn;
+
+use super::HereError;
+
+/// Why there is no middlebox.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BoxError {
+    /// Its socket cannot be made.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// It has no room for a connection.
+    #[error(transparent)]
+    Setup(#[from] SetupError),
+    /// Its socket or its thread broke.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// Its thread panicked.
+    #[error("its thread panicked")]
+    Panicked,
+}
+
+/// Two ends that are to be connected, and where the answer goes.
+type Asked = ([(IpAddr, Qpn); 2], Sender<Result<(), SetupError>>);
+
+/// The box. Its thread ends when this is dropped.
+pub(super) struct Relays {
+    pub(super) address: IpAddr,
+    asking: Sender<Asked>,
+    thread: JoinHandle<io::Result<Order>>,
+}
+
+impl Relays {
+    /// Starts a box on a free address, for so many connections between RNICs that use the same UDP port as this one.
+    pub(super) fn start(beside: &Device, connections: usize) -> Result<Self, BoxError> {
+        let port = beside.attributes().udp_port;
+        let link = bind(BindRequest { port, ..BindRequest::default() })?;
+        let address = link.local_address();
+        let limits = Limits { clients: connections, ..Limits::default() };
+        let driver = Driver::new(Steer::new(Config { limits, ..Config::at(address) }), link, port);
+        let (asking, asked) = channel();
+        let clock = beside.clone();
+        let thread = std::thread::Builder::new().name("box".to_owned()).spawn(move || run(driver, &asked, &clock))?;
+        Ok(Self { address, asking, thread })
+    }
+
+    /// Passes the packets of two queue pairs on.
+    pub(super) fn pass(&self, client: (IpAddr, Qpn), node: (IpAddr, Qpn)) -> Result<(), HereError> {
+        let (answer, answers) = channel();
+        // Its thread has ended only if its socket broke, which `end` says.
+        let _ = self.asking.send(([client, node], answer));
+        Ok(answers.recv().unwrap_or(Ok(())).map_err(BoxError::from)?)
+    }
+
+    /// Ends it. Returns in which order requests were answered.
+    pub(super) fn end(self) -> Result<Order, BoxError> {
+        drop(self.asking);
+        Ok(self.thread.join().map_err(|_| BoxError::Panicked)??)
+    }
+}
+
+/// Forwards packets until nobody can ask for anything any more.
+fn run<L: Link>(mut driver: Driver<L>, asked: &Receiver<Asked>, clock: &Device) -> io::Result<Order> {
+    loop {
+        match asked.try_recv() {
+            Ok(([client, node], answer)) => {
+                let _ = answer.send(driver.steer_mut().relay(client, node)); // whoever asked waits for it
+            }
+            Err(TryRecvError::Disconnected) => return Ok(driver.steer().order()),
+            Err(TryRecvError::Empty) => {}
+        }
+        if driver.pump(clock.now_ns())? == 0 {
+            std::thread::yield_now(); // a peer may wait for this very CPU
+        }
+    }
+}

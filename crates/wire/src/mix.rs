@@ -1,0 +1,35 @@
+//! Numbers that look random, for those who need no more: SplitMix64 (Steele, Lea and Flood, Fast Splittable Pseudorandom
+//! Number Generators, OOPSLA 2014). Nothing of it goes over the wire; this crate is the one that all others have.
+
+/// A number in which every bit of `value` has its say in every bit: the finalizer of SplitMix64.
+#[inline]
+pub const fn scramble(value: u64) -> u64 {
+    let mixed = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
+/// The next number of SplitMix64, whose state is any number: a seed at first.
+#[inline]
+pub const fn split_mix(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    scramble(*state)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As the generator's reference implementation has it for the seed 1234567 (Vigna, splitmix64.c).
+    #[test]
+    fn numbers_are_those_of_the_reference() {
+        let mut state = 1_234_567;
+        let expected = [
+            6_457_827_717_110_365_317,
+            3_203_168_211_198_807_973,
+            9_817_491_932_198_370_423,
+            4_593_380_528_125_082_431,
+        ];
+        assert_eq!([(); 4].map(|()| split_mix(&mut state)), expected);
+    }
+}
