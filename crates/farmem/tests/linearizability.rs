@@ -291,7 +291,7 @@ fn replicated(strategy: Strategy, seed: u64) -> Load {
         2 => How::CutOff { clients: rng.below(32) as u32 },
         _ => How::Told,
     };
-    let failure = Failure { node: rng.below(2) as usize, at_ns: rng.below(400_000), how };
+    let failure = Failure { node: rng.below(2) as usize, at_ns: rng.below(200_000), how };
     Load {
         operations: 20,
         death: (seed % 5 < 2).then_some(rng.below(100)),

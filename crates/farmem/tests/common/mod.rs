@@ -64,7 +64,7 @@ pub struct Failure {
 }
 
 /// For so long a memory node serves that does not hear of the service.
-pub const NODE_LEASE_NS: u64 = 300_000;
+pub const NODE_LEASE_NS: u64 = 3_000_000;
 
 /// What the service knows of the memory nodes beside its queue pairs, and who is to be shut out of them.
 #[derive(Default)]
@@ -84,6 +84,9 @@ impl Carrier {
             self.fencing.push(client);
         }
         let cut = self.is_cut.get();
+        if let Some(node) = cut.iter().position(|&is_cut| is_cut) {
+            metadata.lose(node); // it does not answer on its control connection
+        }
         if let Some(node) = metadata.next_stop() {
             happened = true;
             match cut[node] {
@@ -134,6 +137,8 @@ pub struct Store<'a> {
     /// Nobody reaches these nodes but by their queue pairs.
     is_cut: Rc<Cell<[bool; 2]>>,
     replica_host: usize,
+    /// A memory node is to fail.
+    fails: bool,
     /// Until it serves.
     pub metadata: Option<Metadata>,
     pub through: Option<Through>,
@@ -199,6 +204,7 @@ impl Store<'_> {
             replica: replica.map(|replica| Rc::new(RefCell::new(replica))),
             is_cut: Rc::default(),
             replica_host,
+            fails: false,
             metadata: Some(metadata),
             through,
             caches: (0..hosts).map(|_| Arc::new(HostCache::new(1 << 12))).collect(),
@@ -231,6 +237,7 @@ impl Store<'_> {
     /// Lets a memory node fail, if clients are at work still.
     pub fn fail(&mut self, failure: Failure) {
         let Failure { node, at_ns, how } = failure;
+        self.fails = true;
         let (memory, host) = match (node, &self.replica) {
             (1, Some(replica)) => (Rc::clone(replica), self.replica_host),
             _ => (Rc::clone(&self.memory), MEMORY),
@@ -295,6 +302,7 @@ impl Store<'_> {
         }
         let through = self.through.clone();
         let nodes = [Some(memory), self.replica.clone()].into_iter().flatten().collect();
+        let fails = self.fails;
         let mut carrier = Carrier { nodes, is_cut: Rc::clone(&self.is_cut), ..Carrier::default() };
         self.simulation.spawn(METADATA, "metadata", async move {
             let mut fencing = Vec::new();
@@ -309,8 +317,9 @@ impl Store<'_> {
                 }
                 if !happened {
                     // Nothing wakes it when the last client has ended.
-                    let is_soon = !fencing.is_empty() || carrier.stops_ns.is_some();
-                    let soon = waiter.now().as_ns() + if is_soon { 1_000 } else { 1_000_000 };
+                    let is_soon =
+                        !fencing.is_empty() || carrier.stops_ns.is_some() || (fails && metadata.alone().is_none());
+                    let soon = waiter.now().as_ns() + if is_soon { 5_000 } else { 1_000_000 };
                     let deadline = metadata.deadline_ns().map_or(soon, |deadline| deadline.min(soon));
                     waiter.wait(None, Some(deadline)).await;
                 } else {
