@@ -37,6 +37,9 @@ fn tell(outcome: &StepEnd) {
     }
 }
 
+/// A step of a lane, and its name.
+type LaneStep = (&'static str, Box<dyn FnOnce() -> StepEnd + Send>);
+
 struct Report {
     steps: Vec<(&'static str, Duration, StepEnd)>,
 }
@@ -65,12 +68,37 @@ impl Report {
         self.step("verbs programs, device", || network::apart(|| programs::show().into()));
         self.step("verbs programs, archive", || network::apart(|| dist::check().into()));
         self.step("verbs programs, our own", || network::apart(|| programs::own(&[]).into()));
-        self.step("verbs programs, pairs", || network::apart(|| programs::pairs().into()));
-        self.step("verbs programs, through a box", || network::apart(|| programs::behind::a_box().into()));
-        self.step("verbs programs, rdma_cm", || network::apart(programs::rdma_cm));
-        self.step("verbs programs, UCX", || network::apart(|| programs::ucx().into()));
-        self.step("verbs programs, their page", || network::apart_with_interface(|| programs::page::check(&[]).into()));
-        self.step("rdma-core's tests", || network::apart(|| programs::pyverbs().into()));
+        // Programs start, wait for timeouts and end: two lanes of them are done sooner than one.
+        self.lanes([
+            vec![
+                ("verbs programs, pairs", Box::new(|| network::apart(|| programs::pairs().into()))),
+                ("verbs programs, through a box", Box::new(|| network::apart(|| programs::behind::a_box().into()))),
+                ("verbs programs, rdma_cm", Box::new(|| network::apart(programs::rdma_cm))),
+                ("rdma-core's tests", Box::new(|| network::apart(|| programs::pyverbs().into()))),
+            ],
+            vec![
+                ("verbs programs, UCX", Box::new(|| network::apart(|| programs::ucx().into()))),
+                (
+                    "verbs programs, their page",
+                    Box::new(|| network::apart_with_interface(|| programs::page::check(&[]).into())),
+                ),
+            ],
+        ]);
+    }
+
+    /// Runs the steps of each lane one after the other, and the lanes at the same time.
+    fn lanes<const N: usize>(&mut self, lanes: [Vec<LaneStep>; N]) {
+        let steps = std::thread::scope(|scope| {
+            let lanes = lanes.map(|lane| {
+                scope.spawn(move || {
+                    let mut own = Self { steps: Vec::new() };
+                    lane.into_iter().for_each(|(name, body)| own.step(name, body));
+                    own.steps
+                })
+            });
+            lanes.map(|lane| lane.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        });
+        self.steps.extend(steps.into_iter().flatten());
     }
 
     fn packets(&mut self, captures: &Path) {
