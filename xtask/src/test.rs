@@ -72,16 +72,16 @@ impl Report {
         self.lanes([
             vec![
                 ("verbs programs, pairs", Box::new(|| network::apart(|| programs::pairs().into()))),
-                ("verbs programs, through a box", Box::new(|| network::apart(|| programs::behind::a_box().into()))),
-                ("verbs programs, rdma_cm", Box::new(|| network::apart(programs::rdma_cm))),
-                ("rdma-core's tests", Box::new(|| network::apart(|| programs::pyverbs().into()))),
-            ],
-            vec![
-                ("verbs programs, UCX", Box::new(|| network::apart(|| programs::ucx().into()))),
                 (
                     "verbs programs, their page",
                     Box::new(|| network::apart_with_interface(|| programs::page::check(&[]).into())),
                 ),
+            ],
+            vec![
+                ("verbs programs, UCX", Box::new(|| network::apart(|| programs::ucx().into()))),
+                ("verbs programs, rdma_cm", Box::new(|| network::apart(programs::rdma_cm))),
+                ("verbs programs, through a box", Box::new(|| network::apart(|| programs::behind::a_box().into()))),
+                ("rdma-core's tests", Box::new(|| network::apart(|| programs::pyverbs().into()))),
             ],
         ]);
     }
