@@ -63,12 +63,15 @@ fn a_middlebox_that_loses_packets_and_then_everything_leaves_a_linearizable_hist
             ));
             // Of the second box.
             let counted = |name: &str| json["box"][name].as_u64() > Some(0);
-            assert!(counted("cas_converted"), "{strategy}: {json}");
             assert!(strategy == "steered" || !counted("reads_steered"), "{strategy}: {json}");
-            counted("cas_steered") && (strategy != "steered" || counted("reads_steered"))
+            counted("cas_converted") && counted("cas_steered") && (strategy != "steered" || counted("reads_steered"))
         };
-        // On a busy machine one client may have the second box to itself, and then no cache is old.
-        assert!((1..=4).any(steers), "{strategy}: the second box did not steer all that it should in four runs");
+        // On a busy machine clients may reach the second box one at a time, and then no cache is old, or shortly before the
+        // end.
+        assert!(
+            (1..=4).any(steers),
+            "{strategy}: the second box did not steer and convert all that it should in four runs"
+        );
     }
 }
 
