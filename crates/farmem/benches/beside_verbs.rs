@@ -1,7 +1,7 @@
 //! What a get and a put of the store take on the software RNIC, beside the verbs that they are made of: a bare READ of as
 //! many bytes, the same with a READ of 8 bytes behind it, as a get has one for the key's shortcut, and a bare WRITE of a node
-//! that is waited for and a bare CAS behind it. All in turns, in one process
-//! and against one memory node, whose device's own thread answers. It prints one JSON object.
+//! that is waited for and a bare CAS behind it. All in turns, in one process and against one memory node, whose device's own
+//! thread answers. It prints one JSON object.
 //!
 //! Arguments: rounds, operations per round and kind, bytes of a value (`cargo bench -p doorbell-farmem -- 40 2000 1024`).
 
@@ -60,51 +60,45 @@ impl Bare {
         Self { qp, cq, memory, remote }
     }
 
-    fn perform(&self, operation: SendOperation, bytes: usize) {
-        let sge = [self.memory.sge(0, bytes)];
-        let (flags, payload) = (SendFlags::SIGNALED, Payload::Sges(&sge));
-        self.qp.post_send(&[SendRequest { wr_id: 1, operation, flags, payload, destination: None }]).expect("posted");
-        let mut list = [Completion::default(); 16];
-        while self.cq.poll(&mut list).expect("no overrun") == 0 {}
-        assert_eq!(list[0].status, Status::Success);
+    /// Posts operations of so many bytes each in one list, and waits for the first.
+    fn perform<const N: usize>(&self, operations: [(SendOperation, usize); N]) {
+        let sges = operations.map(|(_, bytes)| [self.memory.sge(0, bytes)]);
+        let requests: [SendRequest<'_>; N] = std::array::from_fn(|index| SendRequest {
+            wr_id: 1,
+            operation: operations[index].0,
+            flags: SendFlags::SIGNALED,
+            payload: Payload::Sges(&sges[index]),
+            destination: None,
+        });
+        self.qp.post_send(&requests).expect("posted");
+        while self.completions() == 0 {}
     }
 
-    /// Looks for completions: at most for that of a READ that nobody waited for.
-    fn rest(&self) {
+    /// Takes the completions that are there. While it is quiet, that is at most the one that nobody waited for.
+    fn completions(&self) -> usize {
         let mut list = [Completion::default(); 16];
         let count = self.cq.poll(&mut list).expect("no overrun");
         assert!(list[..count].iter().all(|completion| completion.status == Status::Success));
-    }
-
-    /// Two READs in one post, the second one of 8 bytes, as a get has them. Waits for the first.
-    fn read_both(&self, remote_address: u64, bytes: usize) {
-        let rkey = self.remote.region.rkey;
-        let sges = [[self.memory.sge(0, bytes)], [self.memory.sge(0, 8)]];
-        let first = SendRequest {
-            wr_id: 1,
-            operation: SendOperation::Read { remote_address, rkey },
-            flags: SendFlags::SIGNALED,
-            payload: Payload::Sges(&sges[0]),
-            destination: None,
-        };
-        let second = SendRequest { wr_id: 2, payload: Payload::Sges(&sges[1]), ..first };
-        self.qp.post_send(&[first, second]).expect("posted");
-        let mut list = [Completion::default(); 16];
-        while self.cq.poll(&mut list).expect("no overrun") == 0 {}
-        assert_eq!(list[0].status, Status::Success);
+        count
     }
 
     fn read(&self, remote_address: u64, bytes: usize) {
-        self.perform(SendOperation::Read { remote_address, rkey: self.remote.region.rkey }, bytes);
+        self.perform([(SendOperation::Read { remote_address, rkey: self.remote.region.rkey }, bytes)]);
+    }
+
+    /// Two READs, the second one of 8 bytes, as a get has them.
+    fn read_both(&self, remote_address: u64, bytes: usize) {
+        let read = SendOperation::Read { remote_address, rkey: self.remote.region.rkey };
+        self.perform([(read, bytes), (read, 8)]);
     }
 
     fn write(&self, remote_address: u64, bytes: usize) {
-        self.perform(SendOperation::Write { remote_address, rkey: self.remote.region.rkey }, bytes);
+        self.perform([(SendOperation::Write { remote_address, rkey: self.remote.region.rkey }, bytes)]);
     }
 
     fn swap(&self, remote_address: u64) {
         let rkey = self.remote.region.rkey;
-        self.perform(SendOperation::CompareSwap { remote_address, rkey, compare: 0, swap: 0 }, 8);
+        self.perform([(SendOperation::CompareSwap { remote_address, rkey, compare: 0, swap: 0 }, 8)]);
     }
 }
 
@@ -197,37 +191,24 @@ fn main() {
             let poll = || {
                 let _ = client.borrow_mut().poll();
             };
+            let beside = |body: &dyn Fn(u64)| {
+                let rest = || {
+                    bare.completions();
+                };
+                timed(&of_client, TURN, rest, |index| body(spare(written + index)))
+            };
             round[0].extend(timed(&of_client, TURN, poll, |index| {
                 run(&mut client.borrow_mut(), Operation::Get { key: &key(index) }, &mut read);
             }));
-            round[1].extend(timed(
-                &of_client,
-                TURN,
-                || bare.rest(),
-                |index| {
-                    bare.read(spare(written + index), node_bytes);
-                },
-            ));
-            round[4].extend(timed(
-                &of_client,
-                TURN,
-                || bare.rest(),
-                |index| {
-                    bare.read_both(spare(written + index), node_bytes);
-                },
-            ));
+            round[1].extend(beside(&|address| bare.read(address, node_bytes)));
+            round[4].extend(beside(&|address| bare.read_both(address, node_bytes)));
             round[2].extend(timed(&of_client, TURN, poll, |index| {
                 run(&mut client.borrow_mut(), Operation::Put { key: &key(index), value: &value }, &mut read);
             }));
-            round[3].extend(timed(
-                &of_client,
-                TURN,
-                || bare.rest(),
-                |index| {
-                    bare.write(spare(written + index), node_bytes);
-                    bare.swap(spare(written + index));
-                },
-            ));
+            round[3].extend(beside(&|address| {
+                bare.write(address, node_bytes);
+                bare.swap(address);
+            }));
         }
         let medians = [0, 1, 2, 3, 4].map(|kind: usize| quantile(&mut round[kind], 0.5) as f64);
         ratios[0].push(medians[0] / medians[1]);

@@ -46,8 +46,9 @@ pub struct ClientOptions {
     pub outstanding: usize,
     /// Memory nodes that hold the same: 1 or 2.
     pub replicas: usize,
-    /// The connection with the metadata service. Its longest message is set by the store. With two memory nodes, its timeout
-    /// and its retry count say how soon a client notices that one does not answer.
+    /// The connection with the metadata service. Its longest message is set by the store. In a store with two
+    /// memory nodes its timeout and retry count hold for the queue pairs to these nodes too: they say how soon the client notices
+    /// that a node does not answer.
     pub rpc: Config,
     /// Seeds the jitter of waiting times.
     pub seed: u64,

@@ -45,7 +45,8 @@ pub struct VerbCounts {
     pub written_bytes: u64,
     /// CASes.
     pub compare_swaps: u64,
-    /// Posts that an operation waited for: its round trips, where there is one memory node.
+    /// How many posts operations waited for. With one memory node that is the number of their round trips; with two, a post to
+    /// each of them counts.
     pub awaited_posts: u64,
 }
 

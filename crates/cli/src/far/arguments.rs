@@ -6,11 +6,41 @@ use clap::Args;
 use doorbell_farmem::workload::{Load, MIXES};
 use doorbell_farmem::{ClientOptions, MAX_OUTSTANDING, MAX_VALUE, OpenError, Strategy};
 use doorbell_study::far::StorePoint;
-use doorbell_verbs::soft;
+use doorbell_verbs::Device;
+use doorbell_verbs::soft::{self, SoftOptions};
 
 use super::behind::OtherBox;
-use crate::device::Chosen;
+use crate::device::{Chosen, DeviceChoice, UdpPort};
 use crate::{Failure, Usage, quantity};
+
+/// What a process is told that is a part of another one's store.
+#[derive(Args)]
+pub(super) struct Part {
+    /// Clients of the store
+    #[arg(long)]
+    pub(super) clients: usize,
+    #[arg(long, value_parser = strategy)]
+    pub(super) strategy: Strategy,
+    #[command(flatten)]
+    pub(super) workload: Workload,
+    #[command(flatten)]
+    device: DeviceChoice,
+    #[command(flatten)]
+    udp: UdpPort,
+}
+
+impl Part {
+    /// Opens its device.
+    pub(super) fn open(&self) -> Result<Device, Failure> {
+        let options = || SoftOptions { port: self.udp.port, publish: false, ..SoftOptions::default() };
+        self.device.choose(None)?.open(options)
+    }
+
+    /// What each client does.
+    pub(super) fn load(&self) -> Result<Load, Failure> {
+        self.workload.load(self.clients, false)
+    }
+}
 
 /// The most clients of a run.
 const MAX_CLIENTS: usize = 1024;

@@ -283,8 +283,8 @@ impl ThroughBox {
         Ok(())
     }
 
-    /// Reconnects the metadata service once another box has taken the place of the one before, and asks the box to shut clients
-    /// out. Returns whether there was anything to do.
+    /// Connects the metadata service anew if its box has ended and another one has taken that one's place, and asks the box to
+    /// shut out the clients that the service has given up. Returns whether there was anything to do.
     pub(super) fn look_after(&mut self, metadata: &mut Metadata) -> Result<bool, Failure> {
         let mut happened = false;
         if self.is_broken || metadata.is_cut_off() || self.has_ended()? {

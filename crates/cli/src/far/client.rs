@@ -13,33 +13,22 @@ use std::sync::atomic::Ordering;
 use clap::Args;
 use doorbell_exchange::setup::{EndpointDescription, RemoteRegion};
 use doorbell_farmem::workload::{self, Load, Witness};
-use doorbell_farmem::{Client, ClientDescription, ClientEnd, HostCache, MemoryDescription, Outcome, Strategy};
+use doorbell_farmem::{Client, ClientDescription, ClientEnd, HostCache, MemoryDescription, Outcome};
 use doorbell_study::executor::{Idle, run_while};
 use doorbell_verbs::Device;
-use doorbell_verbs::soft::SoftOptions;
 use nix::time::{ClockId, clock_gettime};
 
-use super::arguments::{self, Workload};
+use super::arguments::Part;
 use super::behind::Joined;
 use crate::Failure;
-use crate::device::{DeviceChoice, UdpPort};
 
 #[derive(Args)]
 pub(crate) struct ClientProcess {
     /// Where the middlebox is through which it reaches the memory
     #[arg(long, value_name = "ADDRESS")]
     through: Option<SocketAddr>,
-    /// Clients of the store
-    #[arg(long)]
-    clients: usize,
-    #[arg(long, value_parser = arguments::strategy)]
-    strategy: Strategy,
     #[command(flatten)]
-    workload: Workload,
-    #[command(flatten)]
-    device: DeviceChoice,
-    #[command(flatten)]
-    udp: UdpPort,
+    part: Part,
 }
 
 /// The answer to a client that reached the memory through a box which is none any more.
@@ -124,9 +113,8 @@ impl Witness for Lines {
 
 impl ClientProcess {
     pub(super) fn run(&self) -> Result<(), Failure> {
-        let chosen = self.device.choose(None)?;
-        let device = chosen.open(|| SoftOptions { port: self.udp.port, publish: false, ..SoftOptions::default() })?;
-        let mut load = self.workload.load(self.clients, false)?;
+        let device = self.part.open()?;
+        let mut load = self.part.load()?;
         let cache = Arc::new(HostCache::new(4 * load.keys as usize));
         let mut lines = Lines(io::stdout());
         let (client, mut entered) = self.enter(&device, &load, &cache, &mut lines)?;
@@ -140,7 +128,7 @@ impl ClientProcess {
             };
             let idle = Idle::spin();
             let task = async {
-                let of = (number.into(), self.workload.seed);
+                let of = (number.into(), self.part.workload.seed);
                 let tally = workload::drive(&mut client, &device, &load, of, &idle, &mut lines).await;
                 if tally.is_ok() {
                     workload::close(client, &idle).await;
@@ -172,8 +160,8 @@ impl ClientProcess {
         cache: &Arc<HostCache>,
         lines: &mut Lines,
     ) -> Result<((u32, Client), Option<Joined>), Failure> {
-        let geometry = load.geometry(self.clients);
-        let options = self.workload.options(self.strategy, load.outstanding);
+        let geometry = load.geometry(self.part.clients);
+        let options = self.part.workload.options(self.part.strategy, load.outstanding);
         loop {
             let mut end = ClientEnd::new(&device.create_pd()?, geometry, options.clone())?;
             let ClientDescription { lane, calls } = end.to_memory();

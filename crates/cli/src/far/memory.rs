@@ -12,15 +12,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use doorbell_farmem::{ClientDescription, MemoryNode, Place, Strategy};
+use doorbell_farmem::{ClientDescription, MemoryNode, Place};
 use doorbell_verbs::Device;
-use doorbell_verbs::soft::SoftOptions;
 
-use super::arguments::{self, Workload};
+use super::arguments::Part;
 use super::client::{described, from_hex, to_hex};
 use super::service::Patience;
 use crate::Failure;
-use crate::device::{DeviceChoice, UdpPort};
 
 /// For so long a memory node serves without hearing of the store's process.
 pub(super) const LEASE: Duration = Duration::from_secs(1);
@@ -36,17 +34,8 @@ const DONE: &str = "done";
 
 #[derive(Args)]
 pub(crate) struct MemoryProcess {
-    /// Clients of the store
-    #[arg(long)]
-    clients: usize,
-    #[arg(long, value_parser = arguments::strategy)]
-    strategy: Strategy,
     #[command(flatten)]
-    workload: Workload,
-    #[command(flatten)]
-    device: DeviceChoice,
-    #[command(flatten)]
-    udp: UdpPort,
+    part: Part,
 }
 
 fn say(line: &str) -> io::Result<()> {
@@ -57,11 +46,9 @@ fn say(line: &str) -> io::Result<()> {
 
 impl MemoryProcess {
     pub(super) fn run(&self) -> Result<(), Failure> {
-        let chosen = self.device.choose(None)?;
-        let device = chosen.open(|| SoftOptions { port: self.udp.port, publish: false, ..SoftOptions::default() })?;
-        let load = self.workload.load(self.clients, false)?;
-        let mut memory = MemoryNode::new(&device.create_pd()?, load.geometry(self.clients))?;
-        memory.fill(self.strategy, load.keys, load.value_bytes)?;
+        let (device, load) = (self.part.open()?, self.part.load()?);
+        let mut memory = MemoryNode::new(&device.create_pd()?, load.geometry(self.part.clients))?;
+        memory.fill(self.part.strategy, load.keys, load.value_bytes)?;
         let (to, lines) = channel();
         std::thread::Builder::new()
             .name("store".to_owned())

@@ -240,8 +240,8 @@ impl Patience {
 }
 
 impl Store {
-    /// Starts it with one memory node, or two that hold the same, and a device for the metadata service, for so many clients.
-    /// With a strategy that relies on a middlebox, which damages packets that arrive as `fault` says, all devices are software
+    /// Starts a store for `clients` clients: on one memory node, or on two that hold the same, and with a metadata service on a
+    /// device of its own. With a strategy that relies on a middlebox, which damages packets that arrive as `fault` says, all devices are software
     /// RNICs, unless `other` says where the box is.
     pub(super) fn start(
         (memories, of_metadata): (Vec<NodeAt>, Device),
@@ -318,7 +318,7 @@ impl Store {
         }
     }
 
-    /// Kills one of two memory nodes that are processes of their own.
+    /// Kills the process of memory node `node`: 0 or 1. Where that node is a thread of this process, nothing happens.
     pub(super) fn kill_node(&self, node: usize) -> Result<(), Failure> {
         match [Some(&self.sides.memory), self.sides.replica.as_ref()].get(node) {
             Some(Some(MemorySide::There(process, _))) => Ok(process.kill()?),

@@ -191,8 +191,10 @@ impl Plane {
         (Arc::new(plane), queue)
     }
 
-    /// Listens for clients, and has threads set up queue pairs with them and with the node at the other end of `stream`. If
-    /// the first one with the node fails, the error comes out of what this returns.
+    /// Starts the threads that set up queue pairs: one with the memory node at the other end of `stream`, and one for each
+    /// client that connects to `listen`. The receiver that is returned gets the error if the first queue pair with the node
+    /// cannot be set up. Without a stream each client gets a queue pair of its own at the node, and there is no
+    /// receiver.
     pub(super) fn start(
         self: &Arc<Self>,
         stream: Option<TcpStream>,

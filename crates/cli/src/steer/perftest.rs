@@ -23,8 +23,9 @@ use crate::output::note;
 /// Bytes of a line, with the NUL at its end.
 const LENGTH: usize = 108;
 
-/// How a line looks (perftest's `KEY_PRINT_FMT_GID`), where `x` stands for a hexadecimal digit: LID, READs that the queue pair
-/// takes, its number, its first PSN, rkey, address of the memory, GID, number of a shared receive queue.
+/// The form of a line, perftest's `KEY_PRINT_FMT_GID`: each `x` stands for a hexadecimal digit. The fields are the LID, how many
+/// READs the queue pair takes at a time, its number, its first PSN, the memory's rkey and address, the GID, and the number of a
+/// shared receive queue.
 const FORM: &[u8; LENGTH] = b"xxxx:xxxx:xxxxxx:xxxxxx:xxxxxxxx:xxxxxxxxxxxxxxxx:\
 xx:xx:xx:xx:xx:xx:xx:xx:xx:xx:xx:xx:xx:xx:xx:xx:xxxxxxxx:\0";
 
@@ -130,7 +131,7 @@ impl Plane {
         Ok(())
     }
 
-    /// Serves two programs until both have ended their connections.
+    /// Connects a client with the server, and passes on what the two say until both have ended their connections.
     fn serve_pair(&self, client: &TcpStream) -> Result<(), Failure> {
         let server = reach(&self.own.node, "; does a server of perftest listen there?")?;
         for stream in [client, &server] {
@@ -219,7 +220,8 @@ impl Pair<'_> {
         Ok(passed)
     }
 
-    /// The line that the other side gets. Programs repeat their lines, to wait for each other.
+    /// Returns the line that the other program gets in place of this one. perftest repeats its lines where its programs wait for
+    /// each other: then the other program gets the same line again.
     fn translate(&mut self, side: usize, line: &Line) -> Result<Line, Refusal> {
         if let Some(told) = self.told[side].get(&line.qpn()) {
             return Ok(*told);

@@ -127,7 +127,7 @@ impl Launch {
         }
     }
 
-    /// Says where number 0 listens. The file goes with what is returned.
+    /// Writes the file that tells the others where number 0 listens. Dropping the announcement removes the file.
     pub(super) fn announce(&self, port: u16, token: Option<&Token>) -> Result<Announcement, Failure> {
         let Place::File(path) = &self.place else { return Ok(Announcement(None)) };
         let host = if self.is_local { "127.0.0.1".to_owned() } else { host_name()? };

@@ -10,7 +10,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use doorbell::verbs::{Access, QpCapacities, Region, SendOperation};
-use doorbell::{Device, Options, QueuePair, SendReceive};
+use doorbell::{Device, Options, QueuePair, QueuePairError, SendReceive};
 use doorbell_wire::{Flow, ROCE_UDP_PORT};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -31,23 +31,36 @@ pub(crate) fn memory_node() -> SocketAddr {
 
 /// The same, and its connection with each box.
 fn mortal_node() -> (SocketAddr, Receiver<TcpStream>) {
+    let (serving, streams) = channel();
+    let address = node_that(move |mut stream, pair| {
+        // Most tests do not listen.
+        let _ = serving.send(stream.try_clone().expect("another handle"));
+        wait_for_end(&mut stream);
+        drop(pair);
+    });
+    (address, streams)
+}
+
+/// A memory node, which calls `serve` with its connection and its queue pair with each peer.
+fn node_that(mut serve: impl FnMut(TcpStream, Result<QueuePair, QueuePairError>) + Send + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("it has an address");
-    let (serving, streams) = channel();
     std::thread::spawn(move || {
         let device = Device::open().expect("a device");
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
         let memory = device.allocate(BYTES, access).expect("memory");
-        while let Ok((mut stream, _)) = listener.accept() {
+        while let Ok((stream, _)) = listener.accept() {
             let pair = device.queue_pair(&stream, Some(&memory), CAPACITIES, SOON);
-            // Most tests do not listen.
-            let _ = serving.send(stream.try_clone().expect("another handle"));
-            let _ = stream.set_read_timeout(None);
-            while matches!(stream.read(&mut [0; 64]), Ok(1..)) {}
-            drop(pair);
+            serve(stream, pair);
         }
     });
-    (address, streams)
+    address
+}
+
+/// Waits until the peer ends a connection.
+fn wait_for_end(stream: &mut TcpStream) {
+    let _ = stream.set_read_timeout(None);
+    while matches!(stream.read(&mut [0; 64]), Ok(1..)) {}
 }
 
 /// A client of a box, or of a memory node: one cannot tell.
@@ -243,18 +256,10 @@ fn a_memory_node_that_comes_back_is_used_again() {
 /// Its connection over TCP stays, and its RNIC is silent.
 #[test]
 fn a_memory_node_that_does_not_answer_is_given_up_and_connected_anew() {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let node = listener.local_addr().expect("it has an address");
     let (giving, pairs) = channel();
-    std::thread::spawn(move || {
-        let device = Device::open().expect("a device");
-        let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-        let memory = device.allocate(BYTES, access).expect("memory");
-        while let Ok((mut stream, _)) = listener.accept() {
-            let _ = giving.send(device.queue_pair(&stream, Some(&memory), CAPACITIES, SOON));
-            let _ = stream.set_read_timeout(None);
-            while matches!(stream.read(&mut [0; 64]), Ok(1..)) {}
-        }
+    let node = node_that(move |mut stream, pair| {
+        let _ = giving.send(pair);
+        wait_for_end(&mut stream);
     });
     let (mut running, address) = start(node, "--patience 300ms --json");
     let pair = pairs.recv_timeout(PATIENCE).expect("the box has come");
@@ -276,17 +281,8 @@ fn a_memory_node_that_does_not_answer_is_given_up_and_connected_anew() {
 /// Each client has a queue pair of its own at the node, and the box numbers requests.
 #[test]
 fn a_box_that_passes_packets_on_says_in_which_order_requests_were_answered() {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let node = listener.local_addr().expect("it has an address");
-    std::thread::spawn(move || {
-        let device = Device::open().expect("a device");
-        let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-        let memory = device.allocate(BYTES, access).expect("memory");
-        let mut pairs = Vec::new();
-        while let Ok((stream, _)) = listener.accept() {
-            pairs.push((device.queue_pair(&stream, Some(&memory), CAPACITIES, SOON), stream));
-        }
-    });
+    let mut kept = Vec::new();
+    let node = node_that(move |stream, pair| kept.push((stream, pair)));
     let (running, address) = start(node, "--relay --json");
     let clients: Vec<_> = (0..2).map(|_| Client::connect(&address).expect("the box serves it")).collect();
     for round in 0..20 {

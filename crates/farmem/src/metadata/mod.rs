@@ -38,8 +38,9 @@ const PROBE: usize = 1;
 /// What a metadata service is made with.
 #[derive(Clone, Debug)]
 pub struct MetadataOptions {
-    /// Its connections with clients. Their longest message is set by the store. With two memory nodes, their timeout and
-    /// retry count say how soon the service notices that one does not answer.
+    /// Its connections with clients. Their longest message is set by the store. In a store with two
+    /// memory nodes their timeout and retry count hold for the queue pairs to these nodes too: they say how soon the service
+    /// notices that a node does not answer.
     pub rpc: Config,
     /// A client that keeps others from nodes, because an operation of it has been running for so long, is shut out.
     pub lease_ns: u64,

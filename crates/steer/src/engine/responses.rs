@@ -174,9 +174,12 @@ impl Steer {
     fn complete(&mut self, message: Message, original: Option<u64>) {
         let from = self.config.address;
         self.learn_from(&message, original);
-        let steered = match (message.kind, original) {
-            (Kind::CompareSwap { compare, .. }, Some(original)) => Some(self.seen_by_client(compare, original)),
-            _ => original,
+        let answer = match (message.answer, message.kind, original) {
+            (Answer::Converted { prior }, ..) => Some(prior),
+            (Answer::Steered, Kind::CompareSwap { compare, .. }, Some(original)) => {
+                Some(self.seen_by_client(compare, original))
+            }
+            (_, _, original) => original,
         };
         if message.has_response() {
             self.ready.append(&mut self.response_waiters);
@@ -187,11 +190,6 @@ impl Steer {
                 client.repeated();
             } else {
                 client.completed(&message);
-                let answer = match (message.answer, message.kind, original) {
-                    (Answer::Converted { prior }, ..) => Some(prior),
-                    (Answer::Steered, ..) => steered,
-                    (_, _, original) => original,
-                };
                 match answer {
                     Some(value) => {
                         client.keep_result(message.psn, value);

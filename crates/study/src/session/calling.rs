@@ -124,7 +124,8 @@ mod tests {
 
     use super::*;
 
-    /// What a caller and the coordinator of three ranks make of a call.
+    /// A process calls the coordinator of three. Returns what the caller learns (is it to serve a point?) and what the coordinator
+    /// does (which rank called), or why each refused.
     fn calling(rank: usize, doorbell: &str, token: &str) -> (Result<bool, String>, Result<usize, String>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

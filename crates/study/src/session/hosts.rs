@@ -91,7 +91,8 @@ struct Clock {
 }
 
 impl Clock {
-    /// Of several looks at a clock, each what it showed and the coordinator's time before and after, the best.
+    /// Takes the look at a host's clock with the shortest round trip. A look is what the clock showed, and the coordinator's
+    /// time before and after it was asked.
     fn of(looks: impl IntoIterator<Item = (u64, u64, u64)>) -> Self {
         let clock = |(shown, before, after): (u64, u64, u64)| {
             let (before, error_ns) = (i128::from(before), after.saturating_sub(before) / 2);

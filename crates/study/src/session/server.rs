@@ -9,12 +9,12 @@ use doorbell_verbs::{Device, Pd};
 use super::introduction::{Introduced, Terms};
 use super::part::Performance;
 use super::peer::{FromServer, Patience, Peer, ToServer, Watch};
-use super::point::{Ends, Prepared};
+use super::point::{Ends, Point, Prepared};
 use super::report::{Performed, Report};
 use super::{SessionError, TcpPeer};
 use crate::cpu::CpuTime;
 use crate::executor::block_on;
-use crate::one_sided;
+use crate::one_sided::{self, RemoteMemory};
 use crate::parameters::Parameters;
 use crate::record::Buckets;
 use crate::roles::{Part, Role};
@@ -165,13 +165,25 @@ async fn answer_point<C: Connector<Connection: Send>, P: Peer<Says = FromServer,
         let cpu = CpuTime { empty_ns: None, ..threads.cpu_time().since(cpu_before) };
         return Ok(Report { cpu, ..Report::new(&tallies, device, &before) });
     }
-    let peer = &*peer;
+    Ok(perform(point, &[], (device, peer), (threads, cpu_before), (parameters, &part)).await?.report)
+}
+
+/// Performs a part of a point, and hears meanwhile whether the peer is still there. CPU time counts from `cpu_before` on.
+async fn perform<C: Connector<Connection: Send>, P: Peer<Says = FromServer, Hears = ToServer>>(
+    point: Point<C>,
+    memory: &[RemoteMemory],
+    (device, peer): (&Device, &P),
+    (threads, cpu_before): (&impl Threads, CpuTime),
+    (parameters, part): (&Parameters, &Part),
+) -> Result<Performed, SessionError> {
+    let before = point.before;
     let look = || peer.look();
     let watch = Watch { look: &look, device, is_to_be_silent: true, rounds_are_long: parameters.slow_receiver_us > 0 };
-    let performance = Performance { parameters, part: &part, threads, watch };
-    let (tallies, _) = peer.watched(performance.of(point, &[], &|_| {})).await?;
+    let performance = Performance { parameters, part, threads, watch };
+    let (tallies, histogram) = peer.watched(performance.of(point, memory, &|_| {})).await?;
     let cpu = threads.cpu_time().since(cpu_before);
-    Ok(Report { cpu, ..Report::new(&tallies, device, &before) })
+    let report = Report { cpu, ..Report::new(&tallies, device, &before) };
+    Ok(Performed { tallies, histogram_ns: histogram.as_ref().map(Buckets::of), report })
 }
 
 /// Performs the asking part of a point of many hosts, from the instant on that all of them begin at.
@@ -203,15 +215,8 @@ async fn ask_point<C: Connector<Connection: Send>, P: Peer<Says = FromServer, He
         }
     };
     threads.run(&waiter, [until_start], || Ok::<_, SessionError>(())).await?;
-    let (before, cpu_before) = (point.before, threads.cpu_time());
-    let peer = &*peer;
-    let look = || peer.look();
-    let watch = Watch { look: &look, device, is_to_be_silent: true, rounds_are_long: parameters.slow_receiver_us > 0 };
-    let performance = Performance { parameters, part: &part, threads, watch };
-    let (tallies, histogram) = peer.watched(performance.of(point, &memory, &|_| {})).await?;
-    let cpu = threads.cpu_time().since(cpu_before);
-    let report = Report { cpu, ..Report::new(&tallies, device, &before) };
-    Ok(Performed { tallies, histogram_ns: histogram.as_ref().map(Buckets::of), report })
+    let cpu_before = threads.cpu_time();
+    perform(point, &memory, (device, peer), (threads, cpu_before), (parameters, &part)).await
 }
 
 /// Hears what comes, until the peer says that it has sent everything, and a little longer.
