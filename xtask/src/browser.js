@@ -22,6 +22,11 @@
       press(button);
       check(drawn() > 0, `${name}: nothing is drawn after "${button.textContent}"`);
     }
+    for (const limit of data.limits) {
+      press(figure.querySelector(`.controls button[data-quantity="${limit.quantity}"]`));
+      const names = [...figure.querySelectorAll("svg text.limit")].map((text) => text.textContent);
+      check(names.some((name) => name.startsWith(limit.name)), `${name}: "${limit.name}" is not drawn`);
+    }
     const before = drawn();
     const key = figure.querySelector(".legend button");
     press(key);
@@ -37,6 +42,9 @@
     check(inside.left >= figure.getBoundingClientRect().left - 1 && inside.right <= innerWidth + 1, `${name}: the tip is outside`);
   }
 
+  check(figures.some((figure) => figure.querySelector("svg text.limit")), "no plot has the rate of a link");
+  check(document.querySelector("#changed") && document.querySelector("#differences"), "the runs are not compared");
+  check(document.querySelectorAll("table.changes").length > 0, "no experiment has its changes");
   check(document.querySelector("#parameters") && document.querySelector("#interventions"), "there is no model");
   const tables = [...document.querySelectorAll("table.sortable")];
   check(tables.length > figures.length, "a table is missing");

@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, T
 use std::time::Duration;
 
 use clap::Args;
+use doorbell_study::pinning::Pinning;
 use doorbell_study::session::{self, Introduction, SessionError, Terms, Token};
 use doorbell_verbs::Device;
 
@@ -152,24 +153,25 @@ impl Meeting {
 
     /// What this side says of itself when it asks.
     pub(crate) fn introduction(&self, examine: bool) -> Introduction {
-        Introduction { token: self.token.clone(), examine }
+        Introduction { token: self.token.clone(), examine, ..Introduction::default() }
     }
 
     /// Serves one client after another, for ever. `open` opens the device for a client, with the address that the
-    /// client reaches this machine at if that is another one.
+    /// client reaches this machine at if that is another one; `pinning` says where its threads run.
     pub(crate) fn serve(
         &self,
         memory_bytes: usize,
+        pinning: impl FnOnce(&Device) -> Result<Pinning, Usage>,
         open: impl Fn(Option<IpAddr>) -> Result<Device, Failure>,
     ) -> Result<std::convert::Infallible, Failure> {
         // Opened before anybody comes, so that what is wrong is said at once.
-        drop(open(None)?);
+        let pinning = pinning(&open(None)?)?;
         let address = self.address()?;
         let listener = listen(&address)?;
         if self.token.is_none() && !self.anyone {
             note!("only clients of this machine are served: others need a --token that both sides have, or --anyone");
         }
-        let terms = Terms { memory_bytes, token: self.token.clone() };
+        let terms = Terms { memory_bytes, token: self.token.clone(), pinning };
         let mut known = HashSet::new();
         loop {
             let (stream, peer) = accept(&listener);

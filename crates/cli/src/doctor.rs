@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::Args;
 use doorbell_study::doctor::{self, Finding, Severity, path};
 use doorbell_study::environment::Environment;
+use doorbell_study::pinning::Pinning;
 use doorbell_study::session::{Client, Introduced};
 use doorbell_verbs::Device;
 use doorbell_verbs::soft::SoftOptions;
@@ -79,7 +80,11 @@ pub(crate) fn run(doctor: &Doctor) -> Result<ExitCode, Failure> {
     let own = (!doctor.udp.is_roce()).then_some("--udp-port");
     let chosen = doctor.device.choose(own)?;
     if doctor.listens() {
-        match doctor.meeting.serve(doctor.memory_bytes(), |toward| doctor.open(&chosen, toward))? {}
+        match doctor.meeting.serve(
+            doctor.memory_bytes(),
+            |_| Ok(Pinning::none("doctor measures nothing")),
+            |toward| doctor.open(&chosen, toward),
+        )? {}
     }
     let mut examined = vec![this_machine(doctor, &chosen)];
     for host in &doctor.hosts {

@@ -7,6 +7,7 @@ mod advise;
 mod bench;
 mod control;
 mod counters;
+mod cpus;
 mod device;
 mod doctor;
 mod ending;

@@ -1,5 +1,6 @@
 //! `doorbell report`.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -17,7 +18,8 @@ use crate::{Failure, Usage};
 /// Writes one HTML file that needs nothing else: plots, tables, verdicts.
 #[derive(Args)]
 pub(crate) struct Report {
-    /// Directories with records of `doorbell study`, one run each; several are shown together
+    /// Directories with records of `doorbell study`, one run each; several are shown together, and of two the page says
+    /// what changed from the first to the second
     #[arg(value_name = "DIR", required = true)]
     directories: Vec<PathBuf>,
     /// Draw what was published of this testbed beside them: T1, T2 or T3
@@ -38,6 +40,7 @@ pub(crate) fn run(report: &Report) -> Result<ExitCode, Failure> {
             "schema": "doorbell-report/1",
             "report": written.path,
             "verdicts": written.verdicts,
+            "changes": written.changes,
         }))?)?;
     } else {
         written.print()?;
@@ -59,6 +62,8 @@ pub(crate) struct Written {
     pub(crate) path: PathBuf,
     /// What it says of each published shape.
     pub(crate) verdicts: Vec<Value>,
+    /// What changed between two runs, one for each experiment that both have.
+    changes: Vec<Value>,
     counts: Vec<(Finding, usize)>,
 }
 
@@ -81,34 +86,79 @@ pub(crate) fn write_whole(out: &Path, text: &str) -> Result<(), Failure> {
     Ok(write().map_err(|error| format!("{}: {error}", out.display()))?)
 }
 
+/// Two runs are shown beside each other for what they have in common.
+fn have_something_in_common(
+    (one, its_runs): (&Path, &[Run]),
+    (other, other_runs): (&Path, &[Run]),
+) -> Result<(), Usage> {
+    let experiments = |runs: &[Run]| -> BTreeSet<String> {
+        runs.iter().flat_map(|run| &run.records).map(|record| record.experiment.clone()).collect()
+    };
+    let (its, others) = (experiments(its_runs), experiments(other_runs));
+    if its.is_disjoint(&others) {
+        let named = |experiments: BTreeSet<String>| experiments.into_iter().collect::<Vec<_>>().join(", ");
+        return Err(Usage(format!(
+            "{} and {} have no experiment in common, so there is nothing to compare: {} has {}; {} has {}",
+            one.display(),
+            other.display(),
+            one.display(),
+            named(its),
+            other.display(),
+            named(others)
+        )));
+    }
+    Ok(())
+}
+
 /// Writes the report of these runs.
 pub(crate) fn write_report(
     directories: &[PathBuf],
     published: Option<&Testbed>,
     out: &Path,
 ) -> Result<Written, Failure> {
-    let (mut runs, mut names) = (Vec::new(), Vec::new());
+    let (mut runs, mut names, mut places) = (Vec::new(), Vec::new(), Vec::new());
     for path in directories {
         if !path.is_dir() {
             return Err(Usage(format!("{} is no directory", path.display())).into());
         }
-        let name = path
-            .canonicalize()?
-            .file_name()
-            .map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned());
+        let place = path.canonicalize()?;
+        if let Some(index) = places.iter().position(|known| *known == place) {
+            let (one, other) = (directories[index].display(), path.display());
+            return Err(Usage(format!("{one} and {other} are the same directory: name each run once")).into());
+        }
+        let name =
+            place.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned());
         // Runs of several machines have the same name more often than not.
         let is_taken = |name: &str| names.iter().any(|taken| taken == name);
         let name = if is_taken(&name) { path.display().to_string() } else { name };
         let name = if is_taken(&name) { format!("{name} ({})", names.len() + 1) } else { name };
         names.push(name.clone());
-        runs.extend(Run::of(&name, RunDirectory::read(path)?));
+        places.push(place);
+        runs.push(Run::of(&name, RunDirectory::read(path)?));
     }
+    if let [one, other] = directories {
+        have_something_in_common((one, &runs[0]), (other, &runs[1]))?;
+    }
+    let runs = runs.concat();
     let verdicts = doorbell_report::verdicts(&runs);
     let html = doorbell_report::html(&runs, Some(&Fitted::new(&runs)), published);
     write_whole(out, &html)?;
     let count = |outcome| (outcome, verdicts.iter().filter(|verdict| verdict.verdict.outcome == outcome).count());
     let all = [Finding::Holds, Finding::DoesNotHold, Finding::CannotShow, Finding::NotMeasured];
     let counts = all.into_iter().map(count).filter(|(_, count)| *count > 0).collect();
+    let changes = doorbell_report::changes(&runs).into_iter().map(|it| {
+        json!({
+            "experiment": it.experiment,
+            "quantity": it.quantity,
+            "points": it.points,
+            "more": it.more,
+            "less": it.less,
+            "apart_by_chance": it.by_chance,
+            "ratio": it.ratio,
+            "less_is_better": it.less_is_better,
+        })
+    });
+    let changes = changes.collect();
     let verdicts = verdicts
         .into_iter()
         .map(|found| {
@@ -121,5 +171,5 @@ pub(crate) fn write_report(
             })
         })
         .collect();
-    Ok(Written { path: out.to_owned(), verdicts, counts })
+    Ok(Written { path: out.to_owned(), verdicts, changes, counts })
 }

@@ -14,8 +14,9 @@ use doorbell_sim::{Testbed, far as simulated_far, session};
 use doorbell_study::environment::Environment;
 use doorbell_study::experiment::{self, DirectoryError, Effort, Experiment, Point, RunDirectory};
 use doorbell_study::far::FarPoint;
+use doorbell_study::pinning::{Pinning, Place};
 use doorbell_study::record::PointResult;
-use doorbell_study::session::Client;
+use doorbell_study::session::{Client, Introduction};
 use doorbell_verbs::Device;
 use doorbell_verbs::soft::{AckPolicy, LinkChoice, SoftOptions};
 use serde_json::json;
@@ -23,6 +24,7 @@ use serde_json::json;
 use crate::bench::arguments::DeviceArguments;
 use crate::bench::peer;
 use crate::control::{self, Meeting};
+use crate::cpus::Cpus;
 use crate::device::{Chosen, DeviceChoice, UdpPort};
 use crate::far::measure_point;
 use crate::output::{line, note};
@@ -94,6 +96,8 @@ pub(crate) struct Study {
     #[arg(long, value_name = "LINK")]
     link: Option<LinkChoice>,
     #[command(flatten)]
+    cpus: Cpus,
+    #[command(flatten)]
     device: DeviceChoice,
     #[command(flatten)]
     simulated: Simulated,
@@ -152,6 +156,7 @@ impl Study {
             ("--udp-port", (!self.udp.is_roce()).then(|| self.udp.port.to_string())),
             ("--ack", self.ack.map(|ack| ack.to_string())),
             ("--link", self.link.map(|link| link.name().to_owned())),
+            ("--cpus", self.cpus.argument()),
         ];
         for (option, value) in given {
             arguments.extend(value.map(|value| [option.to_owned(), value]).into_iter().flatten());
@@ -265,12 +270,22 @@ fn is_host(address: &str) -> bool {
 }
 
 pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
-    let others = [("-d", study.device.name.is_some()), ("--ack", study.ack.is_some()), ("--listen", study.listens())];
+    let others = [
+        ("-d", study.device.name.is_some()),
+        ("--ack", study.ack.is_some()),
+        ("--cpus", study.cpus.is_given()),
+        ("--listen", study.listens()),
+    ];
     let testbed = study.simulated.read(&others)?;
     if study.listens() {
         let chosen = study.choose()?;
         study.udp.note_if_other();
-        match study.meeting.serve(MEMORY_MIB << 20, |toward| open(study, &chosen, toward))? {}
+        let pinning = |device: &Device| {
+            let pinning = study.cpus.pinning(device)?;
+            note!("{pinning}");
+            Ok(pinning)
+        };
+        match study.meeting.serve(MEMORY_MIB << 20, pinning, |toward| open(study, &chosen, toward))? {}
     }
     if study.called_by_ssh {
         return callers::be_called_by_ssh(study);
@@ -491,7 +506,8 @@ fn measure_all(
     let environment = source.environment();
     let mut done = Vec::new();
     for &(experiment, point) in &points {
-        done.push(directory.get(experiment, point, environment)?.map_or(0, |record| record.repetitions.len()));
+        let environment = environment.of_point(&point.parameters);
+        done.push(directory.get(experiment, point, &environment)?.map_or(0, |record| record.repetitions.len()));
     }
     let already: usize = done.iter().map(|&count| count.min(repetitions)).sum();
     let bar = progress::bar((points.len() * repetitions) as u64, already as u64);
@@ -506,7 +522,8 @@ fn measure_all(
             bar.set_message(format!("{}, {}, {}", experiment.name, point.series, point.x));
             match source.measure(study, experiment, point) {
                 Ok(result) => {
-                    let environment = Environment { unix_time_s: Environment::now_s(), ..environment.clone() };
+                    let environment = environment.of_point(&point.parameters);
+                    let environment = Environment { unix_time_s: Environment::now_s(), ..environment };
                     directory.add(experiment, point, &environment, result)?;
                     *done += 1;
                     outcome.measured += 1;
@@ -559,23 +576,43 @@ struct Ends {
     /// Where the other machine is met, if there is one.
     host: Option<String>,
     environment: Environment,
+    /// What this end pins, and the other one.
+    pinnings: [Pinning; 2],
+    /// What this end says of itself when it asks the other machine.
+    introduction: Introduction,
 }
 
 impl Ends {
     /// Makes this end known to the other one, if that is another machine.
     fn meet(study: &Study, chosen: Chosen, host: Option<String>) -> Result<Self, Failure> {
+        let introduction = study.meeting.introduction(false);
         let Some(host) = host else {
-            let environment = Environment::of(&open(study, &chosen, None)?.attributes());
-            return Ok(Self { chosen, host, environment });
+            let device = open(study, &chosen, None)?;
+            let pinning = study.cpus.pinning_of_both_ends(&device)?;
+            note!("{pinning}");
+            let pinnings = [0, 1].map(|number| pinning.share(Place { number, of: 2 }));
+            let environment = Environment { pinning: Some(pinning), ..Environment::of(&device.attributes()) };
+            return Ok(Self { chosen, host, environment, pinnings, introduction });
         };
         let stream = control::connect(&host, THERE)?;
         let device = open(study, &chosen, control::address_toward(&stream))?;
-        let other = Client::meet(stream, study.meeting.introduction(false))?.environment;
+        let pinning = study.cpus.pinning(&device)?;
+        let other = Client::meet(stream, introduction.clone())?.environment;
         let own = Environment::of(&device.attributes());
         hosts::fits(&own, &other, &host)?;
-        let other = Environment { peer: None, ..other };
-        note!("with {} ({}), device {}", other.machine.host, other.cpu, other.device);
-        Ok(Self { chosen, host: Some(host), environment: Environment { peer: Some(Box::new(other)), ..own } })
+        let [here, there] = <[Place; 2]>::try_from(Place::among(&[&own, &other])).unwrap_or_default();
+        let pinnings =
+            [pinning.share(here), other.pinning.as_ref().map(|there_all| there_all.share(there)).unwrap_or_default()];
+        let [own, other] = [(own, &pinnings[0]), (other, &pinnings[1])].map(|(environment, pinning)| Environment {
+            pinning: Some(pinning.clone()),
+            peer: None,
+            ..environment
+        });
+        note!("this machine: {}", pinnings[0]);
+        note!("with {} ({}), device {}; {}", other.machine.host, other.cpu, other.device, pinnings[1]);
+        let environment = Environment { peer: Some(Box::new(other)), ..own };
+        let introduction = Introduction { place: there, ..introduction };
+        Ok(Self { chosen, host: Some(host), environment, pinnings, introduction })
     }
 
     /// Measures a point about shared memory once, all parties of it in this process.
@@ -602,7 +639,9 @@ impl Ends {
             return self.measure_far(study, far);
         }
         let bytes = *parameters.sizes.first().ok_or("a point has one size")?;
-        let measure = |mut client: Client| -> Result<PointResult, Failure> {
+        let [own, other] = &self.pinnings;
+        let measure = |client: Client| -> Result<PointResult, Failure> {
+            let mut client = client.pinned(own.clone());
             let result = client.measure(bytes, |_| {})?;
             client.finish()?;
             Ok(result)
@@ -610,8 +649,7 @@ impl Ends {
         if let Some(host) = &self.host {
             let stream = control::connect(host, THERE)?;
             let device = open(study, &self.chosen, control::address_toward(&stream))?;
-            let introduction = study.meeting.introduction(false);
-            return measure(Client::introduced(&device, stream, introduction, parameters)?.0);
+            return measure(Client::introduced(&device, stream, self.introduction.clone(), parameters)?.0);
         }
         let memory_mib = parameters.memory_bytes >> 20;
         let device = open(study, &self.chosen, None)?;
@@ -625,7 +663,7 @@ impl Ends {
             ack: study.ack,
             link: study.link,
         };
-        let (stream, second) = peer::spawn(parameters.kind, &arguments, &self.chosen, memory_mib)?;
+        let (stream, second) = peer::spawn(parameters.kind, &arguments, &self.chosen, memory_mib, other)?;
         let result = Client::new(&device, stream, parameters).map_err(Failure::from).and_then(measure);
         second.finish(result.is_ok())?;
         result

@@ -135,6 +135,9 @@
       const ys = points.flatMap((p) => [p.y[quantity].least, p.y[quantity].most, p.y[quantity].model ?? p.y[quantity].median]);
       const canLog = ys.every((y) => y > 0);
       const isLog = log && canLog;
+      const limits = (data.limits ?? []).filter((limit) => limit.quantity === quantity);
+      // On a linear scale a line far above all curves would press them flat.
+      ys.push(...limits.map((limit) => limit.value).filter((value) => isLog || value <= 4 * Math.max(...ys)));
       scale.hidden = !canLog;
       scale.textContent = isLog ? "linear scale" : "logarithmic scale";
       let [least, most] = [Math.min(...ys), Math.max(...ys)];
@@ -167,6 +170,13 @@
         make("text", { x: (m.left + width - m.right) / 2, y: h - 6, "text-anchor": "middle" }, data.sweep.replace(/, B$/, "")),
         make("text", { x: 12, y: (h - m.bottom) / 2, "text-anchor": "middle", transform: `rotate(-90 12 ${(h - m.bottom) / 2})` },
           q.unit ? `${q.name}, ${q.unit}` : q.name));
+      for (const limit of limits) {
+        const above = limit.value > most;
+        const y = above ? m.top : py(limit.value);
+        if (!above) svg.append(make("line", { class: "limit", x1: m.left, x2: width - m.right, y1: y, y2: y }));
+        svg.append(make("text", { class: "limit", x: width - m.right - 4, y: above ? y + 9 : y - 4, "text-anchor": "end" },
+          above ? `${limit.name} \u2191` : limit.name));
+      }
       for (const series of live) {
         const { color, shape, dash } = style(series);
         const at = series.points.filter((p) => p.y[quantity]);

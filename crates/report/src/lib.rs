@@ -12,6 +12,7 @@
 //! and the page forbids itself to load anything.
 #![forbid(unsafe_code)]
 
+mod changes;
 mod comparison;
 mod curves;
 mod fitted;
@@ -26,6 +27,7 @@ mod strategies;
 mod sweep;
 mod table;
 
+pub use changes::Changed;
 pub use fitted::{Fitted, observed};
 pub use reproduction::{Reproduction, reproduction_html};
 pub use sweep::{Sweep, SweepPoint, sweep_html};
@@ -177,7 +179,14 @@ fn verdicts_of<'a>(run: &'a Run, experiment: &'a Experiment) -> impl Iterator<It
     })
 }
 
-/// The report of these runs, as one HTML document.
+/// What changed between two runs in each experiment that both have points of; nothing unless there are two, both measured
+/// or both simulated.
+pub fn changes(runs: &[Run]) -> Vec<Changed> {
+    let pair = changes::pair(runs);
+    pair.into_iter().flat_map(|pair| experiments(runs).into_iter().filter_map(move |it| pair.changed(&it))).collect()
+}
+
+/// The report of these runs, as one HTML document. Of two runs it says what changed.
 ///
 /// With a testbed, what was published of it stands beside them: its numbers as points of the plots where they are points
 /// of a plot, its sentences as curves where they say where a curve goes, and all of both under each experiment.

@@ -6,7 +6,8 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use crate::format::date;
 use crate::{
-    Found, Model, Run, comparison, experiments, model, plot, published, sentence, strategies, table, verdicts_of,
+    Found, Model, Run, changes, comparison, experiments, model, plot, published, sentence, strategies, table,
+    verdicts_of,
 };
 
 const STYLE: &str = include_str!("../assets/style.css");
@@ -46,6 +47,7 @@ pub(crate) fn page(runs: &[Run], model: Option<&dyn Model>, published: Option<&T
             body {
                 (header(runs, &found))
                 main {
+                    @if let Some(pair) = changes::pair(runs) { (pair.overview(&experiments)) }
                     (comparison::table(runs))
                     (strategies::picture(runs))
                     (shapes(runs, &found))
@@ -190,7 +192,7 @@ fn shapes(runs: &[Run], found: &[Found]) -> Markup {
 }
 
 /// A name as part of an address: letters, digits and dashes.
-fn anchor(name: &str) -> String {
+pub(crate) fn anchor(name: &str) -> String {
     let plain = name.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' });
     std::iter::once('x').chain(std::iter::once('-')).chain(plain).collect()
 }
@@ -235,7 +237,9 @@ fn section(runs: &[Run], experiment: &Experiment, model: Option<&dyn Model>, pub
                     }
                 }
             }
+            @if let Some(pair) = changes::pair(runs) { (pair.points(experiment)) }
             (table::points(runs, experiment, model))
+            (table::cpu_of_hosts(runs, experiment))
             @if let Some(testbed) = published { (published::section(testbed, experiment, runs)) }
         }
     }

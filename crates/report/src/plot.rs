@@ -2,9 +2,10 @@
 
 use doorbell_published::Testbed;
 use doorbell_study::experiment::{Experiment, PointRecord, Quantity, View};
+use doorbell_study::layout::Layout;
 use serde_json::{Value, json};
 
-use crate::format::is_in_bytes;
+use crate::format::{is_in_bytes, number};
 use crate::{Model, Run, published};
 
 /// The data of one experiment's plot.
@@ -39,6 +40,7 @@ pub(crate) fn data(
         .map(|quantity| json!({ "name": quantity.name(), "unit": quantity.unit(), "log": quantity.is_logarithmic() }))
         .collect();
     json!({
+        "limits": limits(runs, experiment),
         "sweep": experiment.sweep,
         "bytes": is_in_bytes(experiment.sweep),
         "quantities": quantities,
@@ -46,6 +48,27 @@ pub(crate) fn data(
         "simulated": simulated,
         "series": series,
     })
+}
+
+/// Horizontal lines: what the link of each run carries, where all of its hosts say so, for the quantity that it limits.
+fn limits(runs: &[Run], experiment: &Experiment) -> Vec<Value> {
+    let Some(quantity) = experiment.quantities.iter().position(|quantity| *quantity == Quantity::Throughput) else {
+        return Vec::new();
+    };
+    // With many links at a time more goes through than one of them carries.
+    let of_one = match experiment.layout {
+        Layout::Pairs | Layout::AllToAll => " of one link",
+        _ => "",
+    };
+    let is_there = |run: &&Run| View::new(&run.records).of(&experiment.name).next().is_some();
+    let rate = |run: &Run| Some((View::new(&run.records).line_rate()?, run.name.clone()));
+    let rates: Vec<(f64, String)> = runs.iter().filter(is_there).filter_map(rate).collect();
+    let are_one = rates.iter().all(|(rate, _)| *rate == rates[0].0);
+    let line = |(rate, run): &(f64, String)| {
+        let of_run = if runs.len() > 1 && !are_one { format!(", {run}") } else { String::new() };
+        json!({ "quantity": quantity, "value": rate, "name": format!("line rate{of_one}: {} Gb/s{of_run}", number(*rate)) })
+    };
+    rates.iter().take(if are_one { 1 } else { rates.len() }).map(line).collect()
 }
 
 /// The names of an experiment's curves, in the order of its table; others follow by name.

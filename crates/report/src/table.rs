@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
+use doorbell_study::cpu::{CpuPerMessage, CpuTime};
 use doorbell_study::environment::Environment;
-use doorbell_study::experiment::{Experiment, PointRecord, Quantity, View};
-use doorbell_study::record::PointResult;
+use doorbell_study::experiment::{Experiment, PointRecord, Quantity, Spread, View};
+use doorbell_study::record::{HostResult, PointResult};
+use doorbell_study::roles::Role;
 use maud::{Markup, display, html};
 
 use crate::format::{NOTHING, date, number, place};
@@ -31,7 +33,7 @@ pub(crate) fn key(value: f64) -> String {
     if value.is_finite() { value.to_string() } else { String::new() }
 }
 
-fn nothing() -> Markup {
+pub(crate) fn nothing() -> Markup {
     value(f64::NAN, NOTHING)
 }
 
@@ -69,14 +71,14 @@ pub(crate) fn points(runs: &[Run], experiment: &Experiment, model: Option<&dyn M
 }
 
 /// A run's points of an experiment, curve by curve, in the order of the experiment's table.
-fn ordered<'a>(run: &'a Run, experiment: &Experiment) -> Vec<&'a PointRecord> {
+pub(crate) fn ordered<'a>(run: &'a Run, experiment: &Experiment) -> Vec<&'a PointRecord> {
     let mut records: Vec<&PointRecord> = View::new(&run.records).of(&experiment.name).collect();
     let order = |record: &PointRecord| experiment.points.iter().position(|point| point.series == record.series);
     records.sort_by(|a, b| (order(a), &a.series).cmp(&(order(b), &b.series)).then(a.x.total_cmp(&b.x)));
     records
 }
 
-fn label(quantity: Quantity) -> String {
+pub(crate) fn label(quantity: Quantity) -> String {
     match quantity.unit() {
         "" => quantity.name().to_owned(),
         unit => format!("{}, {unit}", quantity.name()),
@@ -129,10 +131,12 @@ fn row(run: &Run, record: &PointRecord, experiment: &Experiment, model: Option<&
     }
 }
 
-/// Where each run was measured.
-pub(crate) fn environments(runs: &[Run]) -> Markup {
-    type Row = (&'static str, fn(&Run) -> String);
-    let lines: [Row; 17] = [
+/// What a run says of its environment: a name, and a line for the run.
+type Row = (&'static str, fn(&Run) -> String);
+
+/// Where a run was measured.
+fn environment() -> [Row; 16] {
+    [
         ("measured or simulated", |run| of(run, doorbell_study::environment::Environment::substrate)),
         ("host", |run| of(run, |e| e.machine.host.clone())),
         ("other hosts", |run| of(run, |e| e.others().map(about).collect::<Vec<_>>().join("; "))),
@@ -146,14 +150,35 @@ pub(crate) fn environments(runs: &[Run]) -> Markup {
         ("UDP port", |run| of(run, |e| e.udp_port.to_string())),
         ("largest path MTU", |run| of(run, |e| format!("{} B", e.active_mtu))),
         ("receive buffer granted", |run| of(run, |e| format!("{} B", e.receive_buffer_bytes))),
+        ("pinned threads", |run| of(run, pinned)),
         ("Doorbell", |run| of(run, |e| e.doorbell.clone())),
+        ("seconds of a repetition", |run| {
+            let seconds = run.records.iter().flat_map(|record| &record.repetitions).map(|result| result.seconds);
+            Spread::of(seconds.collect()).map_or_else(String::new, |seconds| format!("{:.1}", seconds.median))
+        }),
+    ]
+}
+
+/// What it says of a run beside that.
+fn extent() -> [Row; 3] {
+    [
         ("begun", |run| of(run, |e| date(e.unix_time_s))),
         ("points", |run| run.records.len().to_string()),
         ("seconds measured", |run| {
             let results = run.records.iter().flat_map(|record| &record.repetitions);
             format!("{:.0}", results.map(|result| result.seconds).sum::<f64>())
         }),
-    ];
+    ]
+}
+
+/// What the environments of two runs differ in: the line's name, and what each has.
+pub(crate) fn differences(one: &Run, other: &Run) -> Vec<(&'static str, [String; 2])> {
+    let lines = environment().map(|(name, line)| (name, [line(one), line(other)]));
+    lines.into_iter().filter(|(_, [one, other])| one != other).collect()
+}
+
+/// Where each run was measured.
+pub(crate) fn environments(runs: &[Run]) -> Markup {
     html! {
         div.scroll tabindex="0" { table {
             thead { tr {
@@ -161,7 +186,7 @@ pub(crate) fn environments(runs: &[Run]) -> Markup {
                 @for run in runs { th scope="col" { (run.name) } }
             } }
             tbody {
-                @for (name, line) in lines {
+                @for (name, line) in environment().into_iter().chain(extent()) {
                     tr {
                         th scope="row" { (name) }
                         @for run in runs { (text(line(run))) }
@@ -172,15 +197,23 @@ pub(crate) fn environments(runs: &[Run]) -> Markup {
     }
 }
 
-/// The hosts of each run that has more than two: what they are, and what they did in it.
+/// The hosts of each run that was measured between several: what they are, and what they did in it.
 pub(crate) fn hosts(runs: &[Run]) -> Markup {
     let runs: Vec<(&Run, Vec<HostRow<'_>>)> = runs.iter().map(|run| (run, host_rows(run))).collect();
+    let whole = |count: Option<u64>| match count {
+        Some(count) => value(count as f64, count),
+        None => nothing(),
+    };
+    let decimal = |figure: Option<f64>, decimals: usize| match figure {
+        Some(figure) => value(figure, format_args!("{figure:.decimals$}")),
+        None => nothing(),
+    };
     html! {
         @if runs.iter().any(|(_, rows)| !rows.is_empty()) {
             h2 #hosts { "Hosts" }
             div.scroll tabindex="0" { table.sortable {
                 thead { tr {
-                    @for name in ["run", "host", "name", "processor", "CPUs", "RNIC"] { (heading(name, false)) }
+                    @for name in ["run", "host", "name", "processor", "CPUs", "RNIC", "pinned threads"] { (heading(name, false)) }
                     @for name in ["repetitions", "messages sent", "received", "CPU time, s", "clock known within, us"] {
                         (heading(name, true))
                     }
@@ -193,13 +226,10 @@ pub(crate) fn hosts(runs: &[Run]) -> Markup {
                                 (text(row.environment.map_or("", |e| &e.cpu)))
                                 (text(row.environment.map_or_else(String::new, |e| e.cpus.to_string())))
                                 (text(row.environment.map_or_else(String::new, rnic)))
+                                (text(host_pins(run, row.number)))
                                 (value(row.repetitions as f64, row.repetitions))
-                                (value(row.sent as f64, row.sent)) (value(row.received as f64, row.received))
-                                @match row.cpu_s {
-                                    Some(cpu_s) => { (value(cpu_s, format_args!("{cpu_s:.2}"))) }
-                                    None => { (nothing()) }
-                                }
-                                (value(row.clock_ns as f64, format_args!("{:.1}", row.clock_ns as f64 / 1e3)))
+                                (whole(row.sent)) (whole(row.received)) (decimal(row.cpu_s, 2))
+                                (decimal(row.clock_ns.map(|ns| ns as f64 / 1e3), 1))
                             }
                         }
                     }
@@ -209,38 +239,169 @@ pub(crate) fn hosts(runs: &[Run]) -> Markup {
     }
 }
 
+/// What one host did in one repetition.
+struct HostPart {
+    number: usize,
+    role: String,
+    sent: Option<u64>,
+    received: Option<u64>,
+    cpu: CpuTime,
+    per_message: CpuPerMessage,
+    clock_ns: Option<u64>,
+}
+
+/// The parts of all hosts in a repetition; none where all was on one machine.
+fn parts(record: &PointRecord, result: &PointResult) -> Vec<HostPart> {
+    let of_many = |host: &HostResult| HostPart {
+        number: host.number,
+        role: host.role.clone(),
+        sent: Some(host.sent),
+        received: Some(host.received),
+        cpu: host.cpu,
+        per_message: host.cpu_by_message(),
+        clock_ns: Some(host.clock_ns),
+    };
+    if record.environment.peer.is_none() || !result.hosts.is_empty() {
+        return result.hosts.iter().map(of_many).collect();
+    }
+    let (cast, per_message) = (record.parameters.cast(), result.cpu_by_message());
+    let of_two = |number, role: Role, cpu, per_message| HostPart {
+        number,
+        role: role.to_string(),
+        sent: None,
+        received: None,
+        cpu,
+        per_message,
+        clock_ns: None,
+    };
+    let asking = of_two(0, cast.asking.role, result.cpu.client, per_message.client);
+    let sent = result.sent_by_connection.iter().fold(0, |sum: u64, sent| sum.saturating_add(*sent));
+    let answering = of_two(1, cast.answering.role, result.cpu.server, per_message.server);
+    vec![HostPart { sent: Some(sent), ..asking }, answering]
+}
+
+/// The environment of a host by its number.
+fn host_environment(record: &PointRecord, number: usize) -> Option<&Environment> {
+    match number.checked_sub(1) {
+        None => Some(&record.environment),
+        Some(index) => record.environment.others().nth(index),
+    }
+}
+
+/// What a host pinned, over all points of a run: each different set of CPUs once.
+fn host_pins(run: &Run, number: usize) -> String {
+    let hosts = run.records.iter().filter_map(|record| host_environment(record, number)).map(pinned).collect();
+    distinct(hosts)
+}
+
 /// One host of a run, over all points that it had a part in.
 #[derive(Default)]
 struct HostRow<'a> {
     number: usize,
     environment: Option<&'a Environment>,
     repetitions: usize,
-    sent: u64,
-    received: u64,
-    /// `None` if a repetition does not say.
+    /// Here and below `None` if a repetition does not say.
+    sent: Option<u64>,
+    received: Option<u64>,
     cpu_s: Option<f64>,
-    clock_ns: u64,
+    clock_ns: Option<u64>,
 }
 
 fn host_rows(run: &Run) -> Vec<HostRow<'_>> {
     let mut rows: BTreeMap<usize, HostRow<'_>> = BTreeMap::new();
     for record in &run.records {
-        for host in record.repetitions.iter().flat_map(|result| &result.hosts) {
-            let environment = match host.number.checked_sub(1) {
-                None => Some(&record.environment),
-                Some(index) => record.environment.hosts.get(index),
-            };
+        for host in record.repetitions.iter().flat_map(|result| parts(record, result)) {
             let number = host.number;
-            let new = || HostRow { number, environment, cpu_s: Some(0.0), ..HostRow::default() };
-            let row = rows.entry(number).or_insert_with(new);
+            let row = rows.entry(number).or_insert_with(|| HostRow {
+                number,
+                environment: host_environment(record, number),
+                repetitions: 0,
+                sent: Some(0),
+                received: Some(0),
+                cpu_s: Some(0.0),
+                clock_ns: Some(0),
+            });
             row.repetitions += 1;
-            row.sent = row.sent.saturating_add(host.sent);
-            row.received = row.received.saturating_add(host.received);
+            row.sent = row.sent.zip(host.sent).map(|(sum, sent)| sum.saturating_add(sent));
+            row.received = row.received.zip(host.received).map(|(sum, received)| sum.saturating_add(received));
             row.cpu_s = row.cpu_s.zip(host.cpu.all_ns).map(|(sum, ns)| sum + ns as f64 / 1e9);
-            row.clock_ns = row.clock_ns.max(host.clock_ns);
+            row.clock_ns = row.clock_ns.zip(host.clock_ns).map(|(most, ns)| most.max(ns));
         }
     }
     rows.into_values().collect()
+}
+
+/// The CPU time of each host per message, point by point, where several hosts took part.
+pub(crate) fn cpu_of_hosts(runs: &[Run], experiment: &Experiment) -> Markup {
+    let rows: Vec<(&Run, CpuRow<'_>)> =
+        runs.iter().flat_map(|run| cpu_rows(run, experiment).into_iter().map(move |row| (run, row))).collect();
+    let cell = |spread: Option<Spread>| {
+        html! {
+            @match spread {
+                Some(it) => { (value(it.median, number(it.median)))
+                    (value(it.most - it.least, format_args!("{} \u{2013} {}", number(it.least), number(it.most)))) }
+                None => { (nothing()) (nothing()) }
+            }
+        }
+    };
+    html! {
+        @if !rows.is_empty() {
+            p.setting { "CPU time of each host, per message that it sent, or, of a host that only answers, that it received:" }
+            div.scroll tabindex="0" { table.sortable.hosts {
+                thead { tr {
+                    @if runs.len() > 1 { (heading("run", false)) }
+                    (heading("configuration", false)) (heading(experiment.sweep, true)) (heading("host", true))
+                    (heading("name", false)) (heading("role", false))
+                    @for name in ["CPU, us/message", "without empty polls, us/message"] {
+                        (heading(name, true)) (heading("least \u{2013} most", true))
+                    }
+                } }
+                tbody {
+                    @for (run, row) in &rows {
+                        tr {
+                            @if runs.len() > 1 { (text(&run.name)) }
+                            (text(&row.record.series)) (value(row.record.x, place(experiment.sweep, row.record.x)))
+                            (value(row.number as f64, row.number))
+                            (text(host_environment(row.record, row.number).map_or("", |e| &e.machine.host)))
+                            (text(&row.role)) (cell(row.all_us)) (cell(row.useful_us))
+                        }
+                    }
+                }
+            } }
+        }
+    }
+}
+
+/// One host in one point.
+struct CpuRow<'a> {
+    record: &'a PointRecord,
+    number: usize,
+    role: String,
+    all_us: Option<Spread>,
+    useful_us: Option<Spread>,
+}
+
+fn cpu_rows<'a>(run: &'a Run, experiment: &Experiment) -> Vec<CpuRow<'a>> {
+    let mut rows = Vec::new();
+    for record in ordered(run, experiment) {
+        let mut hosts: BTreeMap<usize, Vec<HostPart>> = BTreeMap::new();
+        for part in record.repetitions.iter().flat_map(|result| parts(record, result)) {
+            hosts.entry(part.number).or_default().push(part);
+        }
+        rows.extend(hosts.into_iter().map(|(number, parts)| {
+            let spread = |of: fn(CpuPerMessage) -> Option<f64>| {
+                Spread::of(parts.iter().filter_map(|part| of(part.per_message)).collect())
+            };
+            let role = parts.first().map_or_else(String::new, |part| part.role.clone());
+            CpuRow { record, number, role, all_us: spread(|it| it.all_us), useful_us: spread(|it| it.useful_us) }
+        }));
+    }
+    rows
+}
+
+/// What a host pins, in words.
+fn pinned(environment: &Environment) -> String {
+    environment.pinning.as_ref().map_or_else(|| "not said".to_owned(), ToString::to_string)
 }
 
 fn rnic(environment: &Environment) -> String {
@@ -254,7 +415,11 @@ fn about(peer: &Environment) -> String {
 
 /// What the records of a run say of their environment, each different answer once.
 pub(crate) fn of(run: &Run, line: impl Fn(&Environment) -> String) -> String {
-    let mut all: Vec<String> = run.records.iter().map(|record| line(&record.environment)).collect();
+    distinct(run.records.iter().map(|record| line(&record.environment)).collect())
+}
+
+/// Each different answer once.
+fn distinct(mut all: Vec<String>) -> String {
     all.sort_unstable();
     all.dedup();
     all.truncate(4);

@@ -2,13 +2,14 @@
 
 use doorbell_model::parameters::{Parameters, RnicKind};
 use doorbell_model::record::observations;
-use doorbell_report::{Account, Fitted, Model, Prediction, Run, html, verdicts};
+use doorbell_report::{Account, Fitted, Model, Prediction, Run, changes, html, verdicts};
+use doorbell_study::cpu::CpuTime;
 use doorbell_study::environment::Environment;
 use doorbell_study::experiment::{Effort, Experiment, Finding, PointRecord, Quantity, all};
 use doorbell_study::far::{FarPoint, Figure, Strategy};
-use doorbell_study::machine::Machine;
+use doorbell_study::machine::{Adapter, Machine};
 use doorbell_study::parameters::Kind;
-use doorbell_study::record::{Latency, PointResult};
+use doorbell_study::record::{HostResult, Latency, PointResult};
 use serde_json::Value;
 
 fn environment() -> Environment {
@@ -26,6 +27,7 @@ fn environment() -> Environment {
         testbed: None,
         machine: Machine::default(),
         adapter: None,
+        pinning: None,
         peer: None,
         hosts: Vec::new(),
     }
@@ -169,6 +171,168 @@ fn published_figures_stand_beside_the_measurements() {
     assert!(page.contains("a little over 1.7"), "numbers are as published");
     let without = html(&[run("here")], None, None);
     assert!(!without.contains("(published)") && !without.contains("a little over 1.7"));
+}
+
+/// A run whose messages of one experiment are so many times as fast.
+fn faster(name: &str, experiment: &str, times: f64) -> Run {
+    let mut run = run(name);
+    for result in run.records.iter_mut().filter(|it| it.experiment == experiment).flat_map(|it| &mut it.repetitions) {
+        (result.messages_per_s, result.bytes_per_s) = (result.messages_per_s * times, result.bytes_per_s * times);
+    }
+    run
+}
+
+/// The part of a page between two texts.
+fn between<'a>(page: &'a str, from: &str, to: &str) -> &'a str {
+    let rest = page.split_once(from).unwrap_or_else(|| panic!("{from} is missing")).1;
+    rest.split_once(to).unwrap_or_else(|| panic!("{to} is missing behind {from}")).0
+}
+
+#[test]
+fn two_runs_are_held_against_each_other_point_by_point() {
+    let (before, mut after) = (run("before"), faster("after", "send-receive/window", 10.0));
+    for record in &mut after.records {
+        record.environment.active_mtu = 1024;
+    }
+    // One point is measured otherwise, another one once, and a third one not at all.
+    let window = |run: &mut Run, x: f64| -> usize {
+        run.records.iter().position(|it| it.experiment == "send-receive/window" && it.x == x).unwrap()
+    };
+    let other = window(&mut after, 1.0);
+    after.records[other].parameters.batch += 1;
+    let once = window(&mut after, 4.0);
+    after.records[once].repetitions.truncate(1);
+    let gone = window(&mut after, 16.0);
+    after.records.remove(gone);
+    let runs = [before.clone(), after];
+    let page = html(&runs, None, None);
+    let differences = between(&page, "id=\"differences\"", "</table>");
+    assert!(
+        differences.contains("largest path MTU") && differences.contains("4096 B") && differences.contains("1024 B")
+    );
+    assert_eq!(differences.matches("scope=\"row\"").count(), 1, "nothing else differs: {differences}");
+    let found = changes(&runs);
+    let of = |name: &str| found.iter().find(|it| it.experiment == name).unwrap_or_else(|| panic!("no {name}"));
+    let changed = of("send-receive/window");
+    let points = before.records.iter().filter(|it| it.experiment == "send-receive/window").count() - 2;
+    assert_eq!((changed.points, changed.more, changed.less), (points, points - 1, 0), "{changed:?}");
+    // One of the two orders of six figures in twenty, for each point with three and three.
+    assert!((changed.by_chance - 0.1 * (points - 1) as f64).abs() < 1e-9, "{changed:?}");
+    let ratio = changed.ratio.unwrap();
+    assert!((5.0..=10.0).contains(&ratio), "{changed:?}");
+    let same = of("send-receive/batch");
+    assert_eq!((same.more, same.less), (0, 0), "{same:?}");
+    assert!((same.ratio.unwrap() - 1.0).abs() < 1e-9, "{same:?}");
+    let section = between(&page, "id=\"x-send-receive-window\"", "</section>");
+    for words in ["other parameters", "one repetition: unknown", ">more<", "the least"] {
+        let is_there = section.contains(words);
+        assert_eq!(is_there, words != "the least", "{words}");
+    }
+    // Two to four thousand a second against twenty to forty: by medians ten times, at least five, at most twenty.
+    let row = |x: &str| {
+        section.split("<tr>").find(|row| row.contains(&format!("data-value=\"{x}\"")) && row.contains("10.0"))
+    };
+    let row = row("256").or_else(|| row("64")).expect("a row of a large window");
+    assert!(row.contains("M messages/s") && row.contains("more"), "{row}");
+    let untouched = between(&page, "id=\"x-send-receive-batch\"", "</section>");
+    assert!(untouched.contains("within the spread") && !untouched.contains(">more<"));
+
+    // Runs of which nothing is known but the name are alike, and three runs are no before and after.
+    let alike = html(&[before.clone(), run("after")], None, None);
+    assert!(alike.contains("The environments of both are the same") && !alike.contains("id=\"differences\""));
+    let three = [before.clone(), run("after"), run("later")];
+    assert!(changes(&three).is_empty() && !html(&three, None, None).contains("id=\"changes\""));
+    assert!(changes(&[before]).is_empty());
+}
+
+#[test]
+fn what_links_carry_is_a_line_in_plots_of_throughput() {
+    let with_rate = |name: &str, gbps: u64| {
+        let mut run = run(name);
+        for record in &mut run.records {
+            record.environment.adapter = Some(Adapter { rate_bps: Some(gbps * 1_000_000_000), ..Adapter::default() });
+        }
+        run
+    };
+    let lines = |runs: &[Run]| -> Vec<(String, f64, String)> {
+        let plots = plots(&html(runs, None, None));
+        let lines = plots.iter().flat_map(|plot| {
+            plot["limits"].as_array().unwrap().iter().map(|limit| {
+                let quantity = &plot["quantities"][limit["quantity"].as_u64().unwrap() as usize];
+                (
+                    quantity["unit"].as_str().unwrap().to_owned(),
+                    limit["value"].as_f64().unwrap(),
+                    limit["name"].as_str().unwrap().to_owned(),
+                )
+            })
+        });
+        lines.collect()
+    };
+    let one = lines(&[with_rate("here", 100)]);
+    assert!(one.len() > 5 && one.iter().all(|(unit, rate, _)| unit == "Gb/s" && *rate == 100.0), "{one:?}");
+    assert!(
+        one.iter().any(|it| it.2 == "line rate: 100 Gb/s")
+            && one.iter().any(|it| it.2 == "line rate of one link: 100 Gb/s")
+    );
+    assert_eq!(lines(&[with_rate("before", 100), with_rate("after", 100)]).len(), one.len(), "one line for both");
+    let two = lines(&[with_rate("before", 100), with_rate("after", 25)]);
+    assert_eq!(two.len(), 2 * one.len());
+    assert!(two.iter().any(|it| it.1 == 25.0 && it.2 == "line rate: 25.0 Gb/s, after"), "{two:?}");
+    assert!(lines(&[run("here")]).is_empty(), "a software RNIC over loopback has none");
+}
+
+#[test]
+fn the_cpu_time_of_each_host_is_shown_for_each_point() {
+    let mut run = run("here");
+    let is_window = |record: &&mut PointRecord| record.experiment == "send-receive/window";
+    for record in run.records.iter_mut().filter(is_window) {
+        record.environment.hosts =
+            vec![Environment { machine: Machine { host: "node7".to_owned(), ..Machine::default() }, ..environment() }];
+        for result in &mut record.repetitions {
+            let host = |number: usize, role: &str, all_ns: u64| HostResult {
+                number,
+                role: role.to_owned(),
+                asks: number == 0,
+                sent: if number == 0 { 1000 } else { 0 },
+                received: if number == 0 { 0 } else { 500 },
+                cpu: CpuTime { all_ns: Some(all_ns), empty_ns: Some(all_ns / 2) },
+                ..HostResult::default()
+            };
+            result.hosts = vec![host(0, "sender", 3_000_000), host(1, "receiver", 4_000_000)];
+        }
+    }
+    // Two machines, of which records have no list of hosts.
+    for record in run.records.iter_mut().filter(|it| it.experiment == "send-receive/batch") {
+        record.environment.peer = Some(Box::new(Environment {
+            machine: Machine { host: "node8".to_owned(), ..Machine::default() },
+            ..environment()
+        }));
+        for result in &mut record.repetitions {
+            result.cpu.server = CpuTime { all_ns: Some(7_000_000), empty_ns: None };
+        }
+    }
+    let page = html(&[run], None, None);
+    let table = |section: &str| {
+        let section = between(&page, &format!("id=\"x-{section}\""), "</section>").to_owned();
+        section.split_once("CPU time of each host").map(|(_, table)| table.to_owned())
+    };
+    let window = table("send-receive-window").expect("a table");
+    for words in [
+        "node7",
+        "sender",
+        "receiver",
+        "data-value=\"3\"",
+        "data-value=\"1.5\"",
+        "data-value=\"8\"",
+        "data-value=\"4\"",
+    ] {
+        assert!(window.contains(words), "{words}: {window}");
+    }
+    let batch = table("send-receive-batch").expect("a table");
+    assert!(batch.contains("node8") && batch.contains("data-value=\"7\""), "{batch}");
+    assert_eq!(table("send-receive-latency"), None, "all of it was on one machine");
+    let hosts = between(&page, "id=\"hosts\"", "</table>");
+    assert!(hosts.contains("node7") && hosts.contains("pinned threads"), "{hosts}");
 }
 
 #[test]

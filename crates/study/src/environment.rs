@@ -5,6 +5,8 @@ use serde::{Deserialize, Serialize};
 use doorbell_verbs::DeviceAttributes;
 
 use crate::machine::{Adapter, Machine, Root};
+use crate::parameters::Parameters;
+use crate::pinning::Pinning;
 
 /// The machine and the device.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -35,6 +37,9 @@ pub struct Environment {
     /// The device's hardware, if it has some.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adapter: Option<Adapter>,
+    /// The CPUs that threads which poll were pinned to. Records of earlier releases do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pinning: Option<Pinning>,
     /// The other end, if it is another machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<Box<Environment>>,
@@ -74,9 +79,21 @@ impl Environment {
             receive_buffer_bytes: device.receive_buffer_bytes,
             machine: Machine::of(&root),
             adapter: is_of_machine.then(|| Adapter::of(&root, &device.name, device.port)).flatten(),
+            pinning: None,
             peer: None,
             hosts: Vec::new(),
             testbed: None,
+        }
+    }
+
+    /// The same while this is measured: every host pins as many threads as it has then.
+    #[must_use]
+    pub fn of_point(&self, parameters: &Parameters) -> Self {
+        Self {
+            pinning: self.pinning.as_ref().map(|pinning| pinning.of_point(parameters)),
+            peer: self.peer.as_ref().map(|peer| Box::new(peer.of_point(parameters))),
+            hosts: self.hosts.iter().map(|host| host.of_point(parameters)).collect(),
+            ..self.clone()
         }
     }
 

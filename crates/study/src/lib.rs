@@ -36,7 +36,8 @@
 //! [`workload`] holds the workloads as `async fn` over connections, written once, and
 //! [`one_sided`] and [`unacknowledged`] those over verbs alone; [`executor`] runs them on a thread that polls. [`session`]
 //! coordinates two ends, point by point: processes joined by TCP, or both in one process; [`record`] is what comes out.
-//! [`far`] is what has more parties than two: memory that several clients share.
+//! [`pinning`] says on which CPUs threads poll. [`far`] is what has more parties than two: memory that several clients
+//! share.
 //! [`measure`] times the parameters of the performance model, one call at a time, and [`limit`] what
 //! this machine's kernel gives without an RNIC.
 #![forbid(unsafe_code)]
@@ -55,6 +56,7 @@ mod memory;
 pub mod one_sided;
 pub mod parameters;
 pub mod payload;
+pub mod pinning;
 pub mod prediction;
 pub mod record;
 pub mod roles;

@@ -124,6 +124,10 @@ pub struct HostResult {
     pub predicted: Predicted,
     /// CPU time.
     pub cpu: CpuTime,
+    /// The same per message that it sent, or, of a host that does not ask, received. Records that were written before it
+    /// was there have none.
+    #[serde(default)]
+    pub cpu_per_message: CpuPerMessage,
     /// What was lost below its RNIC.
     pub link: BTreeMap<String, u64>,
     /// Of a host that asks: when its first message that counts was sent after the instant that was agreed on, in
@@ -132,6 +136,14 @@ pub struct HostResult {
     pub late_ns: Option<u64>,
     /// How far the coordinator may be wrong about its clock: half of the shortest round trip, in nanoseconds.
     pub clock_ns: u64,
+}
+
+impl HostResult {
+    /// Its CPU time per message that it sent, or, of a host that does not ask, received; also of a record that holds only
+    /// sums.
+    pub fn cpu_by_message(&self) -> CpuPerMessage {
+        self.cpu.per_message(if self.asks { self.sent } else { self.received })
+    }
 }
 
 impl PointResult {

@@ -2,8 +2,8 @@
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
 use doorbell_exchange::asynchronous::{Waiter, yield_now};
@@ -11,6 +11,7 @@ use doorbell_verbs::Channel;
 
 use crate::cpu::{self, CpuTime};
 use crate::executor::{self, Idle};
+use crate::pinning::{PinError, Pinned};
 
 /// What runs the tasks of one end.
 ///
@@ -26,6 +27,17 @@ pub trait Threads {
     /// CPU time that the threads of this end have used so far, where that is known.
     fn cpu_time(&self) -> CpuTime {
         CpuTime::default()
+    }
+
+    /// Pins the present thread to the first of these CPUs until the result is dropped, and those that [`deal`](Self::deal)
+    /// and [`beside`](Self::beside) start meanwhile to the others. Nothing is pinned without CPUs, and nothing where there
+    /// are no threads of the operating system.
+    ///
+    /// # Errors
+    ///
+    /// The operating system refuses one of them.
+    fn pin(&self, _cpus: &[usize]) -> Result<Pinned, PinError> {
+        Ok(Pinned::default())
     }
 
     /// How tasks of the present thread wait: by spinning, or on a channel that their connections are made on.
@@ -76,9 +88,18 @@ pub trait Threads {
 #[derive(Clone, Debug, Default)]
 pub struct OsThreads {
     empty_ns: Arc<AtomicU64>,
+    /// Those of [`Threads::pin`].
+    cpus: Arc<Mutex<Vec<usize>>>,
 }
 
 impl OsThreads {
+    /// Pins the present thread to one of the CPUs, if there are so many. [`Threads::pin`] has tried them all: if one cannot
+    /// be had any more, it has just gone offline, and the thread runs where it can.
+    fn pin_to(&self, number: usize) -> Pinned {
+        let cpu = self.cpus.lock().unwrap_or_else(PoisonError::into_inner).get(number).copied();
+        cpu.and_then(|cpu| Pinned::to(cpu).ok()).unwrap_or_default()
+    }
+
     fn run_here<T, E>(
         &self,
         idle: &Idle,
@@ -97,6 +118,13 @@ impl Threads for OsThreads {
 
     fn cpu_time(&self) -> CpuTime {
         CpuTime { all_ns: cpu::of_process(), empty_ns: Some(self.empty_ns.load(Ordering::Relaxed)) }
+    }
+
+    fn pin(&self, cpus: &[usize]) -> Result<Pinned, PinError> {
+        cpus.iter().skip(1).try_for_each(|&cpu| Pinned::to(cpu).map(drop))?;
+        let pinned = cpus.first().map(|&cpu| Pinned::to(cpu)).transpose()?.unwrap_or_default();
+        *self.cpus.lock().unwrap_or_else(PoisonError::into_inner) = cpus.to_vec();
+        Ok(pinned)
     }
 
     fn waiter(&self, channel: Option<Channel>) -> Idle {
@@ -119,7 +147,9 @@ impl Threads for OsThreads {
         task: impl Fn(I, Idle) -> F + Sync,
         check: impl Fn() -> C + Sync,
     ) -> Result<Vec<T>, E> {
+        let next = AtomicUsize::new(0);
         executor::gather(executor::deal(threads, items, |hand| {
+            let _pinned = self.pin_to(next.fetch_add(1, Ordering::Relaxed));
             let idle = Idle::spin();
             let tasks = hand.into_iter().map(|item| task(item, idle.clone()));
             vec![self.run_here(&idle, tasks, check())]
@@ -134,6 +164,9 @@ impl Threads for OsThreads {
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
+                // The last CPU: those before it are for the threads that connections are dealt out to.
+                let cpus = self.cpus.lock().unwrap_or_else(PoisonError::into_inner).len();
+                let _pinned = self.pin_to(cpus.saturating_sub(1));
                 let mut result = Ok(0);
                 while !is_over.load(Ordering::Relaxed) && result.is_ok() {
                     result = again();
@@ -231,7 +264,6 @@ impl<W: Waiter + Clone> Threads for OneThread<W> {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
-    use std::sync::atomic::AtomicUsize;
 
     use doorbell_exchange::asynchronous::Spin;
 
@@ -289,6 +321,47 @@ mod tests {
     #[test]
     fn threads_of_the_operating_system_conform() {
         conforms(&OsThreads::default());
+    }
+
+    /// Where each thread that deals, and the one beside them, may run.
+    #[test]
+    fn threads_run_on_the_cpus_that_they_are_pinned_to() {
+        let own = || {
+            let allowed = crate::machine::Root::default().text("proc/thread-self/status").unwrap();
+            let list = allowed.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
+            crate::machine::cpu_list(list)
+        };
+        let before = own();
+        // One CPU may stand for two where there is one only.
+        let cpus = [before[0], before[before.len() - 1]];
+        let threads = OsThreads::default();
+        let pinned = threads.pin(&cpus).unwrap();
+        assert_eq!(own(), [cpus[0]]);
+        executor::block_on(async {
+            let task = |(), _| async move { own() };
+            let mut dealt = threads.deal(2, vec![(), ()], task, || || Ok::<_, ()>(())).await.unwrap();
+            dealt.sort_unstable();
+            assert_eq!(dealt, [vec![cpus[0]], vec![cpus[1]]]);
+            let seen = Mutex::new(Vec::new());
+            let look = || {
+                *seen.lock().unwrap() = own();
+                Ok::<_, ()>(0)
+            };
+            let until_seen = async {
+                while seen.lock().unwrap().is_empty() {
+                    yield_now().await;
+                }
+            };
+            threads.beside(look, until_seen).await.unwrap();
+            assert_eq!(*seen.lock().unwrap(), [cpus[1]]);
+        });
+        assert_eq!(own(), [cpus[0]]);
+        drop(pinned);
+        assert_eq!(own(), before);
+        let _free = threads.pin(&[]).unwrap();
+        assert_eq!(own(), before);
+        assert!(threads.pin(&[cpus[0], usize::MAX]).is_err());
+        assert_eq!(own(), before, "what was refused pins nothing");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use common::MEMORY_BYTES;
 use doorbell_protocols::Protocol;
 use doorbell_study::layout::Layout;
 use doorbell_study::parameters::{Extent, Kind, Operation, Parameters, Transport};
+use doorbell_study::pinning::Place;
 use doorbell_study::record::PointResult;
 use doorbell_study::serving::Serving;
 use doorbell_study::session::{self, Dealt, HostError, Introduction, SessionError, Terms, measure_on};
@@ -27,16 +28,17 @@ fn join<T: Send + 'static>(answer: impl FnOnce(TcpStream) -> T + Send + 'static)
 }
 
 fn serve() -> (TcpStream, Served) {
-    let terms = Terms { memory_bytes: MEMORY_BYTES, token: TOKEN.parse().ok() };
+    let terms = Terms { token: TOKEN.parse().ok(), ..Terms::open(MEMORY_BYTES) };
     join(move |stream| session::serve(&soft::open(&SoftOptions::default()).unwrap(), stream, &terms))
 }
 
 fn introduction() -> Introduction {
-    Introduction { token: TOKEN.parse().ok(), examine: false }
+    Introduction { token: TOKEN.parse().ok(), ..Introduction::default() }
 }
 
-fn named(streams: impl IntoIterator<Item = TcpStream>) -> Vec<(String, TcpStream)> {
-    streams.into_iter().enumerate().map(|(index, stream)| (format!("host {index}"), stream)).collect()
+fn named(streams: impl IntoIterator<Item = TcpStream>) -> Vec<(String, TcpStream, Place)> {
+    let named = |(index, stream)| (format!("host {index}"), stream, Place::default());
+    streams.into_iter().enumerate().map(named).collect()
 }
 
 /// Measures on so many hosts, which all end well.
@@ -161,7 +163,7 @@ fn a_host_that_goes_or_refuses_is_named_and_the_others_end() {
     assert!(error.is_gone() && error.to_string().starts_with("host 1: the peer is gone"), "{error}");
     let error = with_culprit(|stream| session::refuse(stream, "no device here"));
     assert_eq!(error.to_string(), "host 1: the peer failed: no device here");
-    let terms = Terms { memory_bytes: MEMORY_BYTES, token: "another".parse().ok() };
+    let terms = Terms { token: "another".parse().ok(), ..Terms::open(MEMORY_BYTES) };
     let device = soft::open(&SoftOptions::default()).unwrap();
     let error = with_culprit(move |stream| session::serve(&device, stream, &terms));
     assert!(error.to_string().starts_with("host 1: the peer failed: the client shows another token"), "{error}");
@@ -171,7 +173,7 @@ fn a_host_that_goes_or_refuses_is_named_and_the_others_end() {
 #[test]
 fn a_host_that_goes_while_it_measures_is_named() {
     let error = with_culprit(|stream| {
-        let terms = Terms { memory_bytes: MEMORY_BYTES, token: TOKEN.parse().ok() };
+        let terms = Terms { token: TOKEN.parse().ok(), ..Terms::open(MEMORY_BYTES) };
         let cutting = stream.try_clone().unwrap();
         let device = soft::open(&SoftOptions::default()).unwrap();
         let probe = device.clone();

@@ -288,7 +288,7 @@ fn the_client_hears_why_it_was_refused() {
 
 /// A server that wants a token, and what it says to whoever introduces himself so.
 fn admitted(introduction: Introduction) -> Result<Introduced, SessionError> {
-    let (stream, server) = serve_on(Terms { memory_bytes: MEMORY_BYTES, token: "secret".parse().ok() });
+    let (stream, server) = serve_on(Terms { token: "secret".parse().ok(), ..Terms::open(MEMORY_BYTES) });
     let told = Client::meet(stream, introduction);
     assert_eq!(server.join().expect("the server does not panic").is_ok(), told.is_ok());
     told
@@ -297,19 +297,19 @@ fn admitted(introduction: Introduction) -> Result<Introduced, SessionError> {
 #[test]
 fn a_server_with_a_token_says_who_it_is_to_whoever_shows_it() {
     let token = "secret".parse().ok();
-    let introduced = admitted(Introduction { token, examine: false }).unwrap();
+    let introduced = admitted(Introduction { token, ..Introduction::default() }).unwrap();
     assert_eq!((introduced.environment.provider.as_str(), introduced.findings.len()), ("soft", 0));
     for token in [None, "another".parse().ok()] {
-        let refused = admitted(Introduction { token, examine: false }).unwrap_err();
+        let refused = admitted(Introduction { token, ..Introduction::default() }).unwrap_err();
         assert!(refused.to_string().contains("token"), "{refused}");
     }
 }
 
 #[test]
 fn a_server_with_a_token_measures_with_whoever_shows_it() {
-    let terms = || Terms { memory_bytes: MEMORY_BYTES, token: "secret".parse().ok() };
+    let terms = || Terms { token: "secret".parse().ok(), ..Terms::open(MEMORY_BYTES) };
     let (stream, server) = serve_on(terms());
-    let introduction = Introduction { token: "secret".parse().ok(), examine: false };
+    let introduction = Introduction { token: "secret".parse().ok(), ..Introduction::default() };
     let own = device();
     let (mut client, _) = Client::introduced(&own, stream, introduction, parameters()).unwrap();
     let bytes = parameters().sizes[0];

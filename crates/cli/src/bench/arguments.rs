@@ -17,6 +17,7 @@ use doorbell_wire::PathMtu;
 use doorbell_wire::cost::ATOMIC_BYTES;
 
 use crate::control::{DEFAULT_TCP_PORT, with_port};
+use crate::cpus::Cpus;
 use crate::device::{Chosen, DeviceChoice, UdpPort};
 use crate::sim::arguments::Simulated;
 use crate::wire::parse_mtu;
@@ -123,6 +124,8 @@ pub(crate) struct Exchange {
     connection: ConnectionArguments,
     #[command(flatten)]
     pub(crate) device: DeviceArguments,
+    #[command(flatten)]
+    pub(crate) cpus: Cpus,
     #[command(flatten)]
     simulated: Simulated,
 }
@@ -308,6 +311,7 @@ impl Exchange {
             ("--pcap", device.pcap.is_some()),
             ("--fault", device.fault.is_some()),
             ("--ack", device.ack.is_some()),
+            ("--cpus", self.cpus.is_given()),
         ])
     }
 

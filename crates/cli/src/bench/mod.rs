@@ -15,6 +15,7 @@ use doorbell_sim::reproduce::SEED;
 use doorbell_sim::{Testbed, session as sim};
 use doorbell_study::environment::Environment;
 use doorbell_study::parameters::{Extent, Kind, Parameters};
+use doorbell_study::pinning::{Pinning, Place};
 use doorbell_study::record::{PointResult, Record, SCHEMA};
 use doorbell_study::session::{self, Client, SessionError, Terms};
 use doorbell_verbs::Device;
@@ -107,7 +108,8 @@ fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
                 drop(device);
                 device = open(exchange, &chosen, toward)?;
             }
-            session::serve(&device, stream, &Terms::open(exchange.memory_bytes()))?;
+            let pinning = pinning_if_given(exchange, &device)?;
+            session::serve(&device, stream, &Terms { pinning, ..Terms::open(exchange.memory_bytes()) })?;
             Ok(ExitCode::SUCCESS)
         }
         Role::ServeBack(address) => {
@@ -115,7 +117,7 @@ fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
             match session::serve(
                 &device,
                 control::connect(&address, "doorbell bench ... --listen")?,
-                &Terms::open(exchange.memory_bytes()),
+                &Terms { pinning: exchange.cpus.pinning(&device)?, ..Terms::open(exchange.memory_bytes()) },
             ) {
                 Ok(()) => Ok(ExitCode::SUCCESS),
                 // Whoever started this process has ended, and said why if there was a reason.
@@ -126,23 +128,52 @@ fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
         Role::Connect(address) => {
             let stream = control::connect(&address, "doorbell bench ... --listen")?;
             let device = open(exchange, &chosen, control::address_toward(&stream))?;
-            measure(kind, exchange, &device, stream)
+            let pinning = pinning_if_given(exchange, &device)?;
+            measure(kind, exchange, &device, stream, (&pinning, Place::default()))
         }
         Role::Both => {
             exchange.check_both_here()?;
             let device = open(exchange, &chosen, None)?;
-            let (stream, child) = peer::spawn(kind, &exchange.device, &chosen, exchange.memory_mib())?;
-            let status = measure(kind, exchange, &device, stream);
+            let pinning = match exchange.cpus.is_given() {
+                true => exchange.cpus.pinning_of_both_ends(&device)?,
+                false => unpinned(),
+            };
+            let [own, other] = [0, 1].map(|number| Place { number, of: 2 });
+            let other = pinning.share(other);
+            let (stream, child) = peer::spawn(kind, &exchange.device, &chosen, exchange.memory_mib(), &other)?;
+            let status = measure(kind, exchange, &device, stream, (&pinning, own));
             child.finish(status.is_ok())?;
             status
         }
     }
 }
 
-fn measure(kind: Kind, exchange: &Exchange, device: &Device, stream: TcpStream) -> Result<ExitCode, Failure> {
+/// What is pinned where nobody says anything. Two sides that were started apart do not know whether they are on the same
+/// machine, and on a busy one a pinned thread cannot make way.
+fn unpinned() -> Pinning {
+    Pinning::none("--cpus says where")
+}
+
+/// What one side of two that were started apart pins.
+fn pinning_if_given(exchange: &Exchange, device: &Device) -> Result<Pinning, Failure> {
+    match exchange.cpus.is_given() {
+        true => Ok(exchange.cpus.pinning(device)?),
+        false => Ok(unpinned()),
+    }
+}
+
+/// `pinning` is that of all processes on this machine, `place` this one's among them.
+fn measure(
+    kind: Kind,
+    exchange: &Exchange,
+    device: &Device,
+    stream: TcpStream,
+    (pinning, place): (&Pinning, Place),
+) -> Result<ExitCode, Failure> {
     let parameters = exchange.parameters(kind)?;
-    let environment = Environment::of(&device.attributes());
-    let mut client = Client::new(device, stream, parameters.clone())?;
+    let recorded = Some(pinning.of_point(&parameters));
+    let environment = Environment { pinning: recorded, ..Environment::of(&device.attributes()) };
+    let mut client = Client::new(device, stream, parameters.clone())?.pinned(pinning.share(place));
     let measured = Sizes { kind, exchange, environment, parameters }
         .measure(|bytes, bar| Ok(client.measure(bytes, |done| bar.show(done))?))?;
     client.finish()?;

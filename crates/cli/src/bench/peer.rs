@@ -6,8 +6,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use doorbell_study::parameters::Kind;
+use doorbell_study::pinning::Pinning;
 
 use super::arguments::DeviceArguments;
+use crate::cpus::argument_of;
 use crate::device::Chosen;
 use crate::output::note;
 use crate::{Failure, control};
@@ -54,13 +56,14 @@ impl Drop for Second {
     }
 }
 
-/// Starts the other side as a second process, which calls back. It is given whatever of the device
-/// both sides must have in common.
+/// Starts the other side as a second process, which calls back and pins its threads so. It is given whatever of the
+/// device both sides must have in common.
 pub(crate) fn spawn(
     kind: Kind,
     device: &DeviceArguments,
     chosen: &Chosen,
     memory_mib: usize,
+    pinning: &Pinning,
 ) -> Result<(TcpStream, Second), Failure> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let mut command = Command::new(std::env::current_exe()?);
@@ -74,6 +77,7 @@ pub(crate) fn spawn(
         command.arg("--udp-port").arg(device.udp.port.to_string());
     }
     command.arg("--memory").arg(memory_mib.to_string());
+    command.arg("--cpus").arg(argument_of(pinning));
     if let Some(plan) = &device.fault {
         command.arg("--fault").arg(plan.to_string());
     }

@@ -17,7 +17,10 @@ pub(crate) fn header(kind: Kind, environment: &Environment, parameters: &Paramet
         if parameters.operation.is_one_sided() { String::new() } else { format!(", depth {}", parameters.depth) };
     let place = match &environment.testbed {
         Some(testbed) => format!("simulated, testbed {} in virtual time", testbed.name),
-        None => format!("{} on {} CPUs, Linux {}", environment.cpu, environment.cpus, environment.kernel),
+        None => {
+            let pinning = environment.pinning.as_ref().map_or_else(String::new, |pinning| format!("; {pinning}"));
+            format!("{} on {} CPUs, Linux {}{pinning}", environment.cpu, environment.cpus, environment.kernel)
+        }
     };
     note!(
         "{} over {} ({} provider), MTU {}, window {}, batch {}{depth}, inline up to {} B, \

@@ -51,7 +51,7 @@ impl Callers {
             waiting: RefCell::default(),
             has_called: RefCell::new(vec![false; names.len()]),
             names,
-            terms: Terms { memory_bytes: MEMORY_MIB << 20, token },
+            terms: Terms { token, ..Terms::open(MEMORY_MIB << 20) },
             started: RefCell::default(),
             _announcement: announcement,
         })
@@ -243,10 +243,14 @@ fn serve_calls(
 }
 
 fn serve_one(study: &Study, chosen: &Chosen, stream: TcpStream, token: Option<Token>) {
-    let terms = Terms { memory_bytes: MEMORY_MIB << 20, token };
+    let open = || -> Result<_, Failure> {
+        let device = open(study, chosen, control::address_toward(&stream))?;
+        let pinning = study.cpus.pinning(&device)?;
+        Ok((device, Terms { token, pinning, ..Terms::open(MEMORY_MIB << 20) }))
+    };
     // What goes wrong number 0 is told, and says.
-    let _ = match open(study, chosen, control::address_toward(&stream)) {
-        Ok(device) => session::serve(&device, stream, &terms),
+    let _ = match open() {
+        Ok((device, terms)) => session::serve(&device, stream, &terms),
         Err(error) => session::refuse(stream, &error.to_string()),
     };
 }

@@ -8,6 +8,7 @@ use doorbell_study::environment::Environment;
 use doorbell_study::experiment::Experiment;
 use doorbell_study::layout::Layout;
 use doorbell_study::parameters::Parameters;
+use doorbell_study::pinning::{Pinning, Place};
 use doorbell_study::record::PointResult;
 use doorbell_study::session::{self, Client, Dealt, HostError, Introduced, Introduction, Terms, Token, measure_on};
 use doorbell_verbs::Device;
@@ -93,6 +94,10 @@ pub(super) struct Hosts {
     pub(super) environment: Environment,
     /// The fewest queue pairs of a device, and whose it is.
     queue_pairs: Option<(usize, String)>,
+    /// What this machine's own end may pin, of which a point takes its share.
+    pinning: Pinning,
+    /// The places of all of them among those that are one machine.
+    places: Vec<Place>,
     /// Where the others reach this machine's device; `None` if all are on this machine.
     toward: Option<IpAddr>,
     /// Has one of them been seen to be gone? Then the study ends.
@@ -102,7 +107,7 @@ pub(super) struct Hosts {
 impl Hosts {
     /// Makes all hosts known to each other, and finds out whether they can measure together.
     pub(super) fn meet(study: &Study, chosen: Chosen, others: Box<dyn Others>) -> Result<Self, Failure> {
-        let introduction = Introduction { token: others.token(), examine: false };
+        let introduction = Introduction { token: others.token(), ..Introduction::default() };
         let mut names = vec![HERE.to_owned()];
         names.extend(others.names());
         let (mut met, mut toward) = (Vec::new(), None);
@@ -114,7 +119,21 @@ impl Hosts {
         }
         let device = open(study, &chosen, toward)?;
         let attributes = device.attributes();
-        let own = Environment::of(&attributes);
+        let pinning = study.cpus.pinning(&device)?;
+        let own = Environment { pinning: Some(pinning.clone()), ..Environment::of(&attributes) };
+        let mut environments = vec![&own];
+        environments.extend(met.iter().map(|met| &met.environment));
+        let places = Place::among(&environments);
+        let share = |environment: &Environment, place: Place| Environment {
+            pinning: environment.pinning.as_ref().map(|pinning| pinning.share(place)),
+            peer: None,
+            hosts: Vec::new(),
+            ..environment.clone()
+        };
+        let mut shared: Vec<_> = environments.iter().zip(&places).map(|(all, place)| share(all, *place)).collect();
+        let note_pinning = |environment: &Environment| {
+            environment.pinning.as_ref().map_or_else(String::new, |pinning| format!("; {pinning}"))
+        };
         let mut queue_pairs = Some((attributes.limits.max_qps, HERE.to_owned()));
         for ((number, name), Introduced { environment, max_qps, .. }) in names[1..].iter().enumerate().zip(&met) {
             fits(&own, environment, name)?;
@@ -125,11 +144,14 @@ impl Hosts {
             }
             passes(&device, &introduction, || others.reach(number), name)?;
             let Environment { machine, cpu, device, .. } = environment;
-            note!("host {}: {} ({name}), {cpu}, device {device}", number + 1, machine.host);
+            let pinned = note_pinning(&shared[number + 1]);
+            note!("host {}: {} ({name}), {cpu}, device {device}{pinned}", number + 1, machine.host);
         }
-        let hosts = met.into_iter().map(|met| Environment { peer: None, hosts: Vec::new(), ..met.environment });
-        let environment = Environment { hosts: hosts.collect(), ..own };
-        Ok(Self { chosen, introduction, others, names, environment, queue_pairs, toward, is_lost: Cell::new(false) })
+        note!("host 0: {HERE}{}", note_pinning(&shared[0]));
+        let hosts = shared.split_off(1);
+        let environment = Environment { hosts, ..shared.swap_remove(0) };
+        let is_lost = Cell::new(false);
+        Ok(Self { chosen, introduction, others, names, environment, queue_pairs, pinning, places, toward, is_lost })
     }
 
     /// Can all of this be measured on these hosts?
@@ -188,7 +210,7 @@ impl Hosts {
                     stream
                 }
             };
-            streams.push((self.names[share.host].clone(), stream));
+            streams.push((self.names[share.host].clone(), stream, self.places[share.host]));
         }
         let result = measure_on(streams, &self.introduction, parameters, bytes, &dealt);
         if let Some(own) = own {
@@ -210,7 +232,7 @@ impl Hosts {
         if from != stream.local_addr()? {
             return Err(format!("{from} connected to a port that only this process was to know").into());
         }
-        let terms = Terms::open(MEMORY_MIB << 20);
+        let terms = Terms { pinning: self.pinning.clone(), ..Terms::open(MEMORY_MIB << 20) };
         Ok((stream, std::thread::spawn(move || session::serve(&device, accepted, &terms))))
     }
 }

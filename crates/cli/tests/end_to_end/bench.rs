@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
+use doorbell_study::machine::{Machine, Root};
 use doorbell_wire::{BTH_LEN, BthRepr, Check, Flow, ICRC_LEN, parse_frame};
 use pcap_file::DataLink;
 use pcap_file::pcap::PcapReader;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::command::{list, measuring, number, positive, run};
 
@@ -542,4 +543,22 @@ fn the_tables_say_where_nobody_knows_how_many_packets_there_are() {
         let all: f64 = row[2].parse().expect("CPU time of this side is known");
         assert!(all > 0.0 && row[3].parse().is_ok_and(|useful: f64| useful <= all), "{spent}");
     }
+}
+
+/// Both processes are told where they run, and the record says it.
+#[test]
+fn threads_are_pinned_where_they_are_told() {
+    let allowed = Machine::of(&Root::default()).cpus;
+    let [first, .., last] = allowed.as_slice() else {
+        return eprintln!("left out: one CPU is not enough for two ends");
+    };
+    let found = record(&format!("bw -d doorbell0 -s 64 -n 2000 --cpus {last},{first}"));
+    assert_eq!(found.pointer("/environment/pinning/cpus"), Some(&json!([last, first])), "{found}");
+    // More threads than CPUs: nobody is pinned, and the record says why.
+    let found = record(&format!("bw -d doorbell0 -s 64 -n 2000 --threads 2 --cpus {last},{first}"));
+    let pinning = &found["environment"]["pinning"];
+    assert_eq!(pinning["cpus"], json!([]), "{pinning}");
+    assert!(pinning["because"].as_str().is_some_and(|why| why.contains("4 thread(s) poll, and 2 CPU(s)")), "{pinning}");
+    let alone = run(&format!("bench bw -d doorbell0 -n 1 --cpus {last}"));
+    alone.expect_complaint(2, &["--cpus names 1 CPU(s), and 2 processes", "or say none"]);
 }

@@ -4,7 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::command::{PATIENCE, Running, doorbell, measuring, run};
+use doorbell_study::machine::{Machine, Root};
+
+use crate::command::{PATIENCE, Running, doorbell, list, measuring, run};
 
 /// A directory that is gone at the end.
 pub(crate) struct Scratch(pub(crate) PathBuf);
@@ -54,6 +56,18 @@ fn a_study_measures_writes_its_report_and_measures_nothing_twice() {
     assert!(files.iter().all(|file| repetitions(file) == 3));
     assert!(fs::read_to_string(&report).unwrap().starts_with("<!DOCTYPE html>"));
 
+    // Each end has a CPU where there are two; and another choice does not go into the same records.
+    let allowed = Machine::of(&Root::default()).cpus;
+    let record: serde_json::Value = serde_json::from_str(&fs::read_to_string(&files[0]).unwrap()).unwrap();
+    let (pinned, is_pinned) = (list(&record, "/environment/pinning/cpus").len(), allowed.len() > 1);
+    assert_eq!(pinned, if is_pinned { 2 } else { 0 }, "{record}");
+    let said = if is_pinned { "threads are pinned to CPU " } else { "threads are not pinned (" };
+    assert!(finished.stderr.contains(said), "{}", finished.stderr);
+    if is_pinned {
+        run(&format!("{study} --cpus none"))
+            .expect_complaint(1, &["field `environment.pinning` differs", "--cpus none"]);
+    }
+
     let before: Vec<_> = files.iter().map(|file| fs::read(file).unwrap()).collect();
     let again = run(&format!("{study} --json")).expect_status(0);
     let json: serde_json::Value = serde_json::from_str(&again.stdout).unwrap();
@@ -62,9 +76,31 @@ fn a_study_measures_writes_its_report_and_measures_nothing_twice() {
     assert_eq!(files.iter().map(|file| fs::read(file).unwrap()).collect::<Vec<_>>(), before);
 
     let both = scratch.0.join("both.html");
-    let report = run(&format!("report {0} {0} --out {1}", scratch.path(), both.display())).expect_status(0);
-    assert_eq!(report.stdout.trim(), both.display().to_string());
-    assert!(fs::read_to_string(&both).unwrap().contains("send-receive/receive-batching"));
+    let report = |other: &Scratch| run(&format!("report {} {} --out {}", scratch.path(), other.path(), both.display()));
+    report(&scratch).expect_complaint(2, &["are the same directory", "name each run once"]);
+    // The same run again, on a machine with another MTU: everything is within the spread of repetitions.
+    let after = Scratch::new("after");
+    fs::create_dir_all(&after.0).unwrap();
+    for file in &files {
+        let record = fs::read_to_string(file).unwrap().replace("\"active_mtu\":", "\"active_mtu\":1024,\"was\":");
+        fs::write(after.0.join(file.file_name().unwrap()), record).unwrap();
+    }
+    assert_eq!(report(&after).expect_status(0).stdout.trim(), both.display().to_string());
+    let page = fs::read_to_string(&both).unwrap();
+    assert!(page.contains("send-receive/receive-batching") && page.contains("within the spread"));
+    assert!(page.contains("What changed from ") && page.contains("largest path MTU"), "no differences");
+    let json = run(&format!("report {} {} --out {} --json", scratch.path(), after.path(), both.display()));
+    let changed = json.expect_status(0).json()["changes"].clone();
+    assert_eq!((&changed[0]["points"], &changed[0]["more"], &changed[0]["less"]), (&6.into(), &0.into(), &0.into()));
+    // Two runs that have nothing in common are not compared, and nothing is written.
+    let other = fs::read_to_string(&files[0]).unwrap();
+    for file in records(&after.0) {
+        fs::remove_file(file).unwrap();
+    }
+    fs::write(after.0.join("other.json"), other.replace("send-receive/receive-batching", "send-receive/other"))
+        .unwrap();
+    report(&after).expect_complaint(2, &["no experiment in common", "send-receive/other", &after.path()]);
+    assert_eq!(fs::read_to_string(&both).unwrap(), page);
 
     // Other points would go to other files, but these must not become a mix.
     run(&format!("study send-receive/receive-batching --out {}", scratch.path()))

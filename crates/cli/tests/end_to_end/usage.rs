@@ -67,6 +67,7 @@ fn every_command_explains_itself() {
         "--listen",
         "--no-credits",
         "--bind",
+        "--cpus",
     ] {
         assert!(bw.contains(option), "{option} is missing in:\n{bw}");
     }
@@ -117,6 +118,11 @@ fn wrong_usage_ends_with_status_2_and_says_what_is_allowed() {
         ("bench bw --config fastest", &["fastest", "sequential, unbatched, batched"]),
         ("bench bw --fault drop=2", &["drop", "0 to 1"]),
         ("bench bw --link tcp", &["the link is \"tcp\"; allowed are auto, udp and shm"]),
+        ("bench bw --cpus one", &["`one` is no list of CPUs", "0,2,4-7, or none"]),
+        ("bench bw --cpus 0,0", &["CPU 0 is named twice"]),
+        ("bench bw -d doorbell0 --cpus 8000,8001", &["CPU 8000 does not exist or is offline: this machine has "]),
+        ("study --quick -d doorbell0 --out /dev/null/none --cpus ,", &["`,` is no list of CPUs"]),
+        ("study --testbed connectx5-100g --cpus none", &["--cpus", "--testbed"]),
         ("bench bw --fault lose=0.1", &["lose", "drop, duplicate"]),
         ("bench bw --fault delay=5", &["delay", "unit"]),
         ("bench bw --listen 127.0.0.1 somewhere", &["cannot be used with"]),

@@ -24,6 +24,7 @@ pub(crate) fn environment(provider: &str, cpus: usize) -> Environment {
         receive_buffer_bytes: 0,
         machine: Machine::default(),
         adapter: None,
+        pinning: None,
         peer: None,
         hosts: Vec::new(),
         testbed: None,

@@ -77,6 +77,8 @@ impl Root {
 pub struct Machine {
     /// Its name.
     pub host: String,
+    /// What its kernel calls itself since it started: containers and namespaces of one machine share it.
+    pub boot: Option<String>,
     /// Processors that this process may use.
     pub cpus: Vec<usize>,
     /// Frequency governors of these, each once. `performance` keeps the frequency up.
@@ -118,7 +120,7 @@ pub struct Node {
 impl Machine {
     /// What a machine says of itself now.
     pub fn of(root: &Root) -> Self {
-        let cpus = status(root, "Cpus_allowed_list").map(|list| cpu_list(&list)).unwrap_or_default();
+        let cpus = allowed_cpus(root);
         let mut governors: Vec<_> = cpus
             .iter()
             .filter_map(|cpu| root.text(format!("sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_governor")))
@@ -128,6 +130,7 @@ impl Machine {
         let load = root.text("proc/loadavg").and_then(|text| text.split_whitespace().next()?.parse().ok());
         Self {
             host: root.text("proc/sys/kernel/hostname").unwrap_or_default(),
+            boot: root.text("proc/sys/kernel/random/boot_id"),
             idle: cpus.first().and_then(|&cpu| deepest_idle(root, cpu)),
             nodes: nodes(root),
             memlock_bytes: memlock(root),
@@ -161,20 +164,42 @@ fn memlock(root: &Root) -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
+/// The most processors that Linux is built for.
+const MOST_CPUS: usize = 8192;
+
 /// Processors of a list as the kernel writes it, such as `0-3,8`. What is no list is none, and no list is longer than
 /// the kernel's largest.
 pub fn cpu_list(list: &str) -> Vec<usize> {
-    /// The most processors that Linux is built for.
-    const MOST: usize = 8192;
-    let range = |part: &str| -> Option<std::ops::RangeInclusive<usize>> {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
-        (last < MOST).then_some(first..=last)
-    };
-    let mut cpus: Vec<usize> = list.split(',').filter_map(range).flatten().take(MOST).collect();
+    let mut cpus: Vec<usize> = list.split(',').filter_map(cpu_range).flatten().take(MOST_CPUS).collect();
     cpus.sort_unstable();
     cpus.dedup();
     cpus
+}
+
+/// A part of such a list: one processor, or the first and the last of several.
+pub(crate) fn cpu_range(part: &str) -> Option<std::ops::RangeInclusive<usize>> {
+    let (first, last) = part.split_once('-').unwrap_or((part, part));
+    let (first, last) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+    (first <= last && last < MOST_CPUS).then_some(first..=last)
+}
+
+/// Processors that run; none if the kernel does not say.
+pub(crate) fn online_cpus(root: &Root) -> Vec<usize> {
+    root.text("sys/devices/system/cpu/online").map(|list| cpu_list(&list)).unwrap_or_default()
+}
+
+/// Processors that this process may use: its cgroup, `taskset` and launchers may keep it from others.
+pub(crate) fn allowed_cpus(root: &Root) -> Vec<usize> {
+    let mut cpus = status(root, "Cpus_allowed_list").map(|list| cpu_list(&list)).unwrap_or_default();
+    let online = online_cpus(root);
+    cpus.retain(|cpu| online.is_empty() || online.contains(cpu));
+    cpus
+}
+
+/// The hardware threads of a processor's core, itself among them; none if the kernel does not say.
+pub(crate) fn cpu_siblings(root: &Root, cpu: usize) -> Vec<usize> {
+    let list = root.text(format!("sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"));
+    list.map(|list| cpu_list(&list)).unwrap_or_default()
 }
 
 fn deepest_idle(root: &Root, cpu: usize) -> Option<IdleState> {
@@ -188,7 +213,7 @@ fn deepest_idle(root: &Root, cpu: usize) -> Option<IdleState> {
     root.names(&states).into_iter().filter_map(state).max_by_key(|state| state.latency_us)
 }
 
-fn nodes(root: &Root) -> Vec<Node> {
+pub(crate) fn nodes(root: &Root) -> Vec<Node> {
     let directory = "sys/devices/system/node";
     let node = |name: String| {
         let number = name.strip_prefix("node")?.parse().ok()?;

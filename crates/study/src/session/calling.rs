@@ -78,7 +78,7 @@ impl Caller {
     pub fn hear(stream: TcpStream, terms: &Terms, ranks: usize) -> Result<Self, SessionError> {
         let mut peer = TcpPeer::<Called, Call>::new(stream)?;
         let call = block_on(peer.receive(Patience::Reason))?;
-        let admitted = terms.admit(Some(&Introduction { token: call.token.clone(), examine: false }));
+        let admitted = terms.admit(Some(&Introduction { token: call.token.clone(), ..Introduction::default() }));
         let own = env!("CARGO_PKG_VERSION");
         let refusal = match admitted {
             Err(error) => Some(error),
@@ -132,7 +132,7 @@ mod tests {
         let (accepted, _) = listener.accept().unwrap();
         let said = Call { doorbell: doorbell.to_owned(), ..Call::new(rank, 3, token.parse().ok()) };
         let caller = std::thread::spawn(move || call(stream, &said));
-        let terms = Terms { memory_bytes: 1, token: "secret".parse().ok() };
+        let terms = Terms { token: "secret".parse().ok(), ..Terms::open(1) };
         let heard = Caller::hear(accepted, &terms, 3).map_err(|error| error.to_string());
         let rank = heard.as_ref().map(|caller| caller.call.rank).map_err(Clone::clone);
         if let Ok(caller) = heard {

@@ -14,6 +14,7 @@ use super::result::Seen;
 use super::{SessionError, TcpPeer};
 use crate::executor::block_on;
 use crate::parameters::{Parameters, ParametersError, Setting, Transport};
+use crate::pinning::Pinning;
 use crate::record::PointResult;
 use crate::threads::{OsThreads, Threads};
 use crate::workload::Progress;
@@ -65,6 +66,13 @@ impl Client {
             peer.send(ToServer::End).await?;
             Ok(introduced)
         })
+    }
+
+    /// Pins threads of this end while they measure.
+    #[must_use]
+    pub fn pinned(mut self, pinning: Pinning) -> Self {
+        self.0.pinning = pinning;
+        self
     }
 
     /// Measures one size. `progress` hears how many messages of one connection are done.
@@ -130,6 +138,7 @@ pub struct Asking<P, X> {
     peer: P,
     threads: X,
     parameters: Parameters,
+    pinning: Pinning,
 }
 
 impl<P: Peer<Says = ToServer, Hears = FromServer>, X: Threads> Asking<P, X> {
@@ -155,7 +164,8 @@ impl<P: Peer<Says = ToServer, Hears = FromServer>, X: Threads> Asking<P, X> {
         }
         peer.send(ToServer::Parameters(Box::new(parameters.clone()))).await?;
         expect_accepted(&mut peer).await?;
-        Ok(Self { pd: device.create_pd()?, device: device.clone(), peer, threads, parameters })
+        let (pd, device, pinning) = (device.create_pd()?, device.clone(), Pinning::default());
+        Ok(Self { device, pd, peer, threads, parameters, pinning })
     }
 
     /// Measures one size. `progress` hears how many messages of one connection are done.
@@ -186,6 +196,8 @@ impl<P: Peer<Says = ToServer, Hears = FromServer>, X: Threads> Asking<P, X> {
         progress: Progress<'_>,
     ) -> Result<PointResult, SessionError> {
         let (parameters, part) = (&self.parameters, self.parameters.cast().asking);
+        // Before memory is touched for the first time, which makes it that of the CPU's NUMA node.
+        let _pinned = self.threads.pin(&self.pinning.of_point(parameters).cpus)?;
         self.peer.send(ToServer::Point { bytes, connections: None }).await?;
         let prepared = Prepared::new(protocol, &self.pd, parameters, bytes, &part)?;
         expect_accepted(&mut self.peer).await?;

@@ -22,10 +22,12 @@ use super::peer::{FromServer, Patience, Peer, ToServer};
 use super::report::{Performed, Report};
 use super::result::{Seen, Ways, acknowledged_besides};
 use super::{SessionError, TcpPeer};
+use crate::cpu::CpuPerMessage;
 use crate::executor::block_on;
 use crate::layout::{Lane, Layout, Share};
 use crate::one_sided::RemoteMemory;
 use crate::parameters::{Extent, Parameters, Transport};
+use crate::pinning::Place;
 use crate::record::{Buckets, Counted, HostResult, PointResult};
 use crate::workload::Tally;
 
@@ -140,6 +142,7 @@ impl Watch {
 /// A host as the coordinator reaches it.
 struct Host {
     name: String,
+    place: Place,
     peer: TcpPeer<ToServer, FromServer>,
 }
 
@@ -270,7 +273,7 @@ impl Hosts {
 /// Measures one point on several hosts.
 ///
 /// `streams` lead to the hosts that have a share, in the order of [`Dealt::shares`], each with the name that it has in errors
-/// and records. Every one of them has an end that answers there ([`serve`](super::serve)).
+/// and records, and with its place among hosts that are one machine. Every one of them has an end that answers there ([`serve`](super::serve)).
 ///
 /// # Errors
 ///
@@ -280,7 +283,7 @@ impl Hosts {
 ///
 /// There are not as many streams as shares.
 pub fn measure_on(
-    streams: Vec<(String, TcpStream)>,
+    streams: Vec<(String, TcpStream, Place)>,
     introduction: &Introduction,
     parameters: &Parameters,
     bytes: usize,
@@ -288,8 +291,8 @@ pub fn measure_on(
 ) -> Result<PointResult, HostError> {
     let shares = dealt.shares();
     assert_eq!(streams.len(), shares.len(), "one stream for each host that has a share");
-    let joined = |(name, stream): (String, TcpStream)| match TcpPeer::new(stream) {
-        Ok(peer) => Ok(Host { name, peer }),
+    let joined = |(name, stream, place): (String, TcpStream, Place)| match TcpPeer::new(stream) {
+        Ok(peer) => Ok(Host { name, place, peer }),
         Err(error) => Err(HostError { host: name, error }),
     };
     let hosts = streams.into_iter().map(joined).collect::<Result<Vec<_>, _>>()?;
@@ -336,7 +339,10 @@ impl Hosts {
         for host in &self.hosts {
             host.peer.hear_descriptions(0).map_err(|error| host.failed(gone_or(error)))?;
         }
-        self.say(|_| ToServer::Introduce(Box::new(introduction.clone())))?;
+        for host in &mut self.hosts {
+            let introduction = Introduction { place: host.place, ..introduction.clone() };
+            host.say(ToServer::Introduce(Box::new(introduction)))?;
+        }
         for (index, said) in self.hear(ANSWER)?.into_iter().enumerate() {
             if !matches!(said, FromServer::Introduced(_)) {
                 return Err(self.hosts[index].failed(said.instead_of("an introduction")));
@@ -552,7 +558,7 @@ impl Together<'_> {
             let mut predicted = ways.path(share.lanes.len()).predict(report.sent, report.received, requests);
             predicted.ack_packets_max = predicted.ack_packets_max.saturating_add(besides);
             let part = if share.asks { cast.asking } else { cast.answering };
-            HostResult {
+            let host = HostResult {
                 number: share.host,
                 name: self.names[index].clone(),
                 role: part.role.to_string(),
@@ -563,10 +569,12 @@ impl Together<'_> {
                 counted: counted[index],
                 predicted,
                 cpu: report.cpu,
+                cpu_per_message: CpuPerMessage::default(),
                 link: report.link.clone(),
                 late_ns: intervals[index].map(|interval| interval.began_ns.saturating_sub(self.start_ns)),
                 clock_ns: self.clocks[index].error_ns,
-            }
+            };
+            HostResult { cpu_per_message: host.cpu_by_message(), ..host }
         };
         seen.iter().zip(shares).enumerate().map(host).collect()
     }

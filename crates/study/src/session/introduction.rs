@@ -9,6 +9,7 @@ use subtle::ConstantTimeEq;
 use super::SessionError;
 use crate::doctor::Finding;
 use crate::environment::Environment;
+use crate::pinning::{Pinning, Place};
 
 /// A secret that both ends know.
 ///
@@ -58,6 +59,8 @@ pub struct Introduction {
     pub token: Option<Token>,
     /// The other end shall look for what would spoil a measurement, which takes it a second.
     pub examine: bool,
+    /// The place of the end that answers among the processes of the study on its machine.
+    pub place: Place,
 }
 
 /// What an end that answers says of itself.
@@ -79,12 +82,14 @@ pub struct Terms {
     pub memory_bytes: usize,
     /// What whoever asks has to show.
     pub token: Option<Token>,
+    /// The CPUs that its threads are pinned to.
+    pub pinning: Pinning,
 }
 
 impl Terms {
-    /// So much memory for whoever asks.
+    /// So much memory for whoever asks; nothing is pinned.
     pub fn open(memory_bytes: usize) -> Self {
-        Self { memory_bytes, token: None }
+        Self { memory_bytes, token: None, pinning: Pinning::none("nobody said where") }
     }
 
     /// May somebody who introduces himself so, or not at all, measure?
@@ -104,7 +109,9 @@ impl Introduced {
     pub(super) fn now(device: &DeviceAttributes, terms: &Terms, introduction: &Introduction) -> Self {
         let findings =
             if introduction.examine { crate::doctor::examine(device, terms.memory_bytes) } else { Vec::new() };
-        Self { environment: Environment::of(device), findings, max_qps: Some(device.limits.max_qps) }
+        let pinning = Some(terms.pinning.share(introduction.place));
+        let environment = Environment { pinning, ..Environment::of(device) };
+        Self { environment, findings, max_qps: Some(device.limits.max_qps) }
     }
 }
 
@@ -113,7 +120,7 @@ mod tests {
     use super::*;
 
     fn with(token: Option<&str>) -> Introduction {
-        Introduction { token: token.map(|token| token.parse().unwrap()), examine: false }
+        Introduction { token: token.map(|token| token.parse().unwrap()), ..Introduction::default() }
     }
 
     #[test]

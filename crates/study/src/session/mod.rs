@@ -28,6 +28,7 @@ use doorbell_exchange::{ConnectError, ConnectionError};
 use doorbell_verbs::PostError;
 
 use crate::parameters::ParametersError;
+use crate::pinning::PinError;
 
 pub use calling::{Call, Caller, call};
 pub use client::{Asking, Client};
@@ -82,6 +83,9 @@ pub enum SessionError {
     /// The client may not measure here.
     #[error("the client shows {0}")]
     Token(&'static str),
+    /// A thread cannot run where it is to.
+    #[error(transparent)]
+    Pin(#[from] PinError),
     /// The client wants a point that it has not announced.
     #[error("messages of {0} B are not among the sizes that the client announced")]
     UnknownSize(usize),

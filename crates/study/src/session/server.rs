@@ -16,6 +16,7 @@ use crate::cpu::CpuTime;
 use crate::executor::block_on;
 use crate::one_sided::{self, RemoteMemory};
 use crate::parameters::Parameters;
+use crate::pinning::Place;
 use crate::record::Buckets;
 use crate::roles::{Part, Role};
 use crate::threads::{OsThreads, Threads};
@@ -80,12 +81,13 @@ async fn answer_points<P: Peer<Says = FromServer, Hears = ToServer>>(
 ) -> Result<(), SessionError> {
     let mut first = peer.receive(Patience::Answer).await?;
     let mut is_introduced = false;
+    let mut place = Place::default();
     if let ToServer::Introduce(introduction) = first {
         terms.admit(Some(&introduction))?;
         let introduced = Introduced::now(&device.attributes(), terms, &introduction);
         peer.send(FromServer::Introduced(Box::new(introduced))).await?;
         first = peer.receive(Patience::Answer).await?;
-        is_introduced = true;
+        (is_introduced, place) = (true, introduction.place);
     } else {
         terms.admit(None)?;
     }
@@ -100,6 +102,7 @@ async fn answer_points<P: Peer<Says = FromServer, Hears = ToServer>>(
     }
     parameters.check()?;
     let pd = device.create_pd()?;
+    let cpus = terms.pinning.share(place).of_point(&parameters).cpus;
     peer.send(FromServer::Accepted).await?;
     loop {
         match peer.receive(Patience::Endless).await? {
@@ -108,12 +111,14 @@ async fn answer_points<P: Peer<Says = FromServer, Hears = ToServer>>(
             }
             ToServer::Point { bytes, connections } => {
                 let part = share(parameters.cast().answering, connections.unwrap_or(parameters.connections))?;
+                let _pinned = threads.pin(&cpus)?;
                 let report = with_connector!(parameters.protocol, connector =>
                     answer_point(connector, &pd, peer, threads, &parameters, bytes, part).await?);
                 peer.send(FromServer::Report(Box::new(report))).await?;
             }
             ToServer::Ask { bytes, connections } => {
                 let part = share(parameters.cast().asking, connections)?;
+                let _pinned = threads.pin(&cpus)?;
                 let performed = with_connector!(parameters.protocol, connector =>
                     ask_point(connector, &pd, peer, threads, &parameters, bytes, part).await?);
                 peer.send(FromServer::Performed(Box::new(performed))).await?;

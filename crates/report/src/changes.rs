@@ -1,0 +1,264 @@
+//! Two runs side by side, such as before and after a change: what differs, where, and whether by more than chance.
+
+use doorbell_study::experiment::{Experiment, PointRecord, Quantity, Spread, View};
+use doorbell_study::parameters::Parameters;
+use maud::{Markup, html};
+
+use crate::Run;
+use crate::format::{number, place};
+use crate::page::anchor;
+use crate::table::{self, heading, label, nothing, text, value};
+
+/// Two runs that may be compared: both measured, or both simulated.
+#[derive(Clone, Copy)]
+pub(crate) struct Pair<'a> {
+    before: &'a Run,
+    after: &'a Run,
+}
+
+/// How the figures of one point differ between the runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// Every figure of the second run is greater than every one of the first.
+    More,
+    /// Every figure of the second run is less than every one of the first.
+    Less,
+    /// Figures of the runs overlap.
+    Within,
+    /// One repetition says nothing about chance.
+    Unknown,
+    /// The runs measured the point with different parameters.
+    Other,
+}
+
+impl Change {
+    fn words(self) -> &'static str {
+        match self {
+            Self::More => "more",
+            Self::Less => "less",
+            Self::Within => "within the spread",
+            Self::Unknown => "one repetition: unknown",
+            Self::Other => "other parameters",
+        }
+    }
+}
+
+/// What two runs have of one point and one quantity.
+struct Compared<'a> {
+    record: &'a PointRecord,
+    quantity: Quantity,
+    before: Spread,
+    after: Spread,
+    /// The second run's median as a multiple of the first one's, with the least and the most that repetitions allow.
+    ratio: Option<Spread>,
+    change: Change,
+    /// How probable it is that the figures of two equal runs lie apart like this.
+    chance: f64,
+}
+
+/// What changed in an experiment, counted in the quantity that it is about.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Changed {
+    /// The experiment.
+    pub experiment: String,
+    /// The quantity's name.
+    pub quantity: &'static str,
+    /// Points that both runs have.
+    pub points: usize,
+    /// Points where the second run has more, beyond what repetitions differ by.
+    pub more: usize,
+    /// Points where it has less.
+    pub less: usize,
+    /// How many points would lie apart by chance, if the runs were equal.
+    pub by_chance: f64,
+    /// The geometric mean of the second run's medians as multiples of the first one's.
+    pub ratio: Option<f64>,
+    /// Less of the quantity is better.
+    pub less_is_better: bool,
+}
+
+/// The pair, if there are two runs and both were measured or both simulated.
+pub(crate) fn pair(runs: &[Run]) -> Option<Pair<'_>> {
+    match runs {
+        [before, after] if before.testbed().is_some() == after.testbed().is_some() => Some(Pair { before, after }),
+        _ => None,
+    }
+}
+
+/// Do both measure the same, as far as that is not about how long and in how much memory?
+fn are_alike(one: &Parameters, other: &Parameters) -> bool {
+    let alike = |parameters: &Parameters| Parameters { extent: one.extent, memory_bytes: 0, ..parameters.clone() };
+    alike(one) == alike(other)
+}
+
+/// The probability that all of `one` figures are greater, or all less, than all of `other` figures, where the order of all
+/// is as likely as any: 2 / C(one + other, one).
+fn chance_to_lie_apart(one: usize, other: usize) -> f64 {
+    let ways: f64 = (1..=one).map(|k| (other + k) as f64 / k as f64).product();
+    (2.0 / ways).min(1.0)
+}
+
+impl<'a> Pair<'a> {
+    /// All points that both have, in the order of the experiment's table, with each quantity that both have of it.
+    fn compared(self, experiment: &'a Experiment) -> Vec<Compared<'a>> {
+        let are_simulated = self.before.testbed().is_some();
+        let mut all = Vec::new();
+        for record in table::ordered(self.before, experiment) {
+            let is_it = |other: &&PointRecord| other.series == record.series && other.x == record.x;
+            let Some(other) = View::new(&self.after.records).of(&experiment.name).find(is_it) else { continue };
+            for &quantity in &experiment.quantities {
+                if let (Some(before), Some(after)) = (record.spread(quantity), other.spread(quantity)) {
+                    let counts = (record.values(quantity).len(), other.values(quantity).len());
+                    let chance = if are_simulated { 0.0 } else { chance_to_lie_apart(counts.0, counts.1) };
+                    let change = match () {
+                        () if !are_alike(&record.parameters, &other.parameters) => Change::Other,
+                        () if !are_simulated && counts.0.min(counts.1) < 2 => Change::Unknown,
+                        () if after.least > before.most => Change::More,
+                        () if after.most < before.least => Change::Less,
+                        () => Change::Within,
+                    };
+                    let ratio = (before.least > 0.0).then(|| Spread {
+                        least: after.least / before.most,
+                        median: after.median / before.median,
+                        most: after.most / before.least,
+                    });
+                    all.push(Compared { record, quantity, before, after, ratio, change, chance });
+                }
+            }
+        }
+        all
+    }
+
+    /// What changed in an experiment; `None` if the runs have no point in common.
+    pub(crate) fn changed(self, experiment: &Experiment) -> Option<Changed> {
+        let compared = self.compared(experiment);
+        let quantity = compared.first()?.quantity;
+        let of_it: Vec<_> =
+            compared.iter().filter(|it| it.quantity == quantity && it.change != Change::Other).collect();
+        let count = |change| of_it.iter().filter(|it| it.change == change).count();
+        let logarithms: Vec<f64> =
+            of_it.iter().filter_map(|it| it.ratio).map(|ratio| ratio.median.ln()).filter(|it| it.is_finite()).collect();
+        let mean = logarithms.iter().sum::<f64>() / logarithms.len() as f64;
+        Some(Changed {
+            experiment: experiment.name.clone(),
+            quantity: quantity.name(),
+            points: of_it.len(),
+            more: count(Change::More),
+            less: count(Change::Less),
+            by_chance: of_it.iter().filter(|it| it.change != Change::Unknown).map(|it| it.chance).sum(),
+            ratio: (!logarithms.is_empty()).then(|| mean.exp()),
+            less_is_better: quantity.less_is_better(),
+        })
+    }
+
+    /// What differs between the runs: their environments, and each experiment in a line.
+    pub(crate) fn overview(self, experiments: &[Experiment]) -> Markup {
+        let (before, after) = (&self.before.name, &self.after.name);
+        let differences = table::differences(self.before, self.after);
+        let changed: Vec<Changed> = experiments.iter().filter_map(|experiment| self.changed(experiment)).collect();
+        html! {
+            h2 #changes { "What changed from " (before) " to " (after) }
+            @if differences.is_empty() {
+                p { "The environments of both are the same, as far as records say." }
+            } @else {
+                div.scroll tabindex="0" { table #differences {
+                    thead { tr {
+                        @for name in ["environment", before, after] { th scope="col" { (name) } }
+                    } }
+                    tbody {
+                        @for (name, values) in &differences {
+                            tr { th scope="row" { (name) } @for value in values { (text(value)) } }
+                        }
+                    }
+                } }
+            }
+            p {
+                "Of the points that both have, those count as more or less where all repetitions of " b { (after) } " lie on one "
+                "side of all of " b { (before) } ". Of three and three repetitions one point in ten does so by chance alone; the "
+                "table says how many would. The mean ratio is the geometric one of the points' medians."
+            }
+            div.scroll.cards tabindex="0" { table.sortable #changed {
+                thead { tr {
+                    @for (name, is_number) in [
+                        ("experiment", false), ("quantity", false), ("points", true), ("mean ratio", true),
+                        ("more", true), ("less", true), ("apart by chance", true), ("better is", false),
+                    ] { (heading(name, is_number)) }
+                } }
+                tbody {
+                    @for it in &changed {
+                        tr {
+                            td { a href={ "#" (anchor(&it.experiment)) } { (it.experiment) } }
+                            (text(it.quantity))
+                            (value(it.points as f64, it.points))
+                            @match it.ratio {
+                                Some(ratio) => (value(ratio, number(ratio))),
+                                None => (nothing()),
+                            }
+                            (value(it.more as f64, it.more))
+                            (value(it.less as f64, it.less))
+                            (value(it.by_chance, format_args!("{:.1}", it.by_chance)))
+                            (text(if it.less_is_better { "less" } else { "more" }))
+                        }
+                    }
+                }
+            } }
+        }
+    }
+
+    /// The points of an experiment that both have.
+    pub(crate) fn points(self, experiment: &Experiment) -> Markup {
+        let compared = self.compared(experiment);
+        if compared.is_empty() {
+            return html! { p.setting { "The two runs have no point of this experiment in common." } };
+        }
+        let spread = |spread: Spread| format!("{} \u{2013} {}", number(spread.least), number(spread.most));
+        html! {
+            p.setting {
+                "The ratio is " b { (self.after.name) } " as a multiple of " b { (self.before.name) } ", by medians; its range is "
+                "that of any repetition of the one over any of the other."
+            }
+            div.scroll tabindex="0" { table.sortable.changes {
+                thead { tr {
+                    (heading("configuration", false)) (heading(experiment.sweep, true)) (heading("quantity", false))
+                    (heading("ratio", true)) (heading("least \u{2013} most", true)) (heading("difference", false))
+                    @for run in [self.before, self.after] {
+                        (heading(&run.name, true)) (heading("least \u{2013} most", true))
+                    }
+                } }
+                tbody {
+                    @for it in &compared {
+                        tr {
+                            (text(&it.record.series))
+                            (value(it.record.x, place(experiment.sweep, it.record.x)))
+                            (text(label(it.quantity)))
+                            @match it.ratio {
+                                Some(ratio) => {
+                                    (value(ratio.median, number(ratio.median))) (value(ratio.most - ratio.least, spread(ratio)))
+                                }
+                                None => { (nothing()) (nothing()) }
+                            }
+                            (text(it.change.words()))
+                            @for of in [it.before, it.after] {
+                                (value(of.median, number(of.median))) (value(of.most - of.least, spread(of)))
+                            }
+                        }
+                    }
+                }
+            } }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_of_equal_runs_lie_apart_as_often_as_orders_of_them_do() {
+        for (one, other, chance) in
+            [(1, 1, 1.0), (2, 1, 2.0 / 3.0), (3, 3, 0.1), (4, 4, 2.0 / 70.0), (10, 3, 2.0 / 286.0)]
+        {
+            assert!((chance_to_lie_apart(one, other) - chance).abs() < 1e-12, "{one} and {other}");
+        }
+    }
+}

@@ -1,0 +1,472 @@
+//! Which CPUs the threads of an end are pinned to.
+//!
+//! A thread that polls keeps a CPU busy. Unpinned, it is moved now and then, also to a CPU that another one of the study
+//! polls on or that is far from the device. So an end pins the threads that poll, while they do: to the CPUs of the
+//! device's NUMA node first, and to one hardware thread of each core before any core gets a second one.
+//!
+//! The thread of a software RNIC is left to the scheduler. It was started before anything was pinned, so it shares the CPU
+//! of a thread that polls only where no other is idle.
+//!
+//! Where more threads poll than there are CPUs for them, none is pinned: two that are pinned to one CPU wait for each
+//! other while another CPU may be idle.
+
+use std::fmt;
+use std::str::FromStr;
+
+use doorbell_verbs::DeviceAttributes;
+use nix::errno::Errno;
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
+
+use crate::environment::Environment;
+use crate::machine::{self, Adapter, Root};
+use crate::parameters::Parameters;
+use crate::roles::Part;
+use crate::serving::SharedBy;
+
+/// Which CPUs threads are to be pinned to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum CpuChoice {
+    /// Those that this module chooses.
+    #[default]
+    Sensible,
+    /// None: the scheduler moves threads as it likes.
+    Unpinned,
+    /// These, in this order.
+    Listed(Vec<usize>),
+}
+
+/// Why CPUs cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CpuError {
+    /// The text names no CPUs.
+    #[error("`{0}` is no list of CPUs: allowed are numbers and ranges with commas between, such as 0,2,4-7, or none")]
+    NoList(String),
+    /// A CPU stands in the list more than once.
+    #[error("CPU {0} is named twice: name each CPU once")]
+    Twice(usize),
+    /// The machine has no such CPU.
+    #[error("CPU {cpu} does not exist or is offline: this machine has {}", list(.online))]
+    Absent {
+        /// The CPU.
+        cpu: usize,
+        /// All that are there.
+        online: Vec<usize>,
+    },
+    /// A cgroup, `taskset` or a launcher keeps the process from it.
+    #[error("CPU {cpu} is not among those that this process may use: {}", list(.allowed))]
+    Forbidden {
+        /// The CPU.
+        cpu: usize,
+        /// All that it may use.
+        allowed: Vec<usize>,
+    },
+    /// There are fewer CPUs than processes.
+    #[error(
+        "--cpus names {cpus} CPU(s), and {processes} processes measure on this machine: name a CPU for each, or say none"
+    )]
+    TooFew {
+        /// CPUs.
+        cpus: usize,
+        /// Processes.
+        processes: usize,
+    },
+}
+
+impl FromStr for CpuChoice {
+    type Err = CpuError;
+
+    fn from_str(text: &str) -> Result<Self, CpuError> {
+        if text == "none" {
+            return Ok(Self::Unpinned);
+        }
+        let no_list = || CpuError::NoList(text.to_owned());
+        let mut cpus = Vec::new();
+        for part in text.split(',') {
+            for cpu in machine::cpu_range(part).ok_or_else(no_list)? {
+                if cpus.contains(&cpu) {
+                    return Err(CpuError::Twice(cpu));
+                }
+                cpus.push(cpu);
+            }
+        }
+        if cpus.is_empty() { Err(no_list()) } else { Ok(Self::Listed(cpus)) }
+    }
+}
+
+/// As it is written on a command line.
+impl fmt::Display for CpuChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Sensible => Ok(()),
+            Self::Unpinned => f.write_str("none"),
+            Self::Listed(cpus) => f.write_str(&list(cpus)),
+        }
+    }
+}
+
+/// CPUs in their order, as [`CpuChoice`] reads them: those that follow one another as a range.
+pub fn list(cpus: &[usize]) -> String {
+    let runs = cpus.chunk_by(|one, next| one.checked_add(1) == Some(*next));
+    let text = |run: &[usize]| match run {
+        [first, .., last] => format!("{first}-{last}"),
+        run => run.iter().map(ToString::to_string).collect(),
+    };
+    runs.map(text).collect::<Vec<_>>().join(",")
+}
+
+/// The place of a process among those of a study that share the CPUs of a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Place {
+    /// Its number, from 0 on.
+    pub number: usize,
+    /// How many there are.
+    pub of: usize,
+}
+
+impl Default for Place {
+    fn default() -> Self {
+        Self { number: 0, of: 1 }
+    }
+}
+
+impl Place {
+    /// The places of the processes of a study, in the order of their environments. Those share CPUs that run below one
+    /// kernel and may use the same CPUs; a launcher that gives each process CPUs of its own has dealt them already.
+    pub fn among(environments: &[&Environment]) -> Vec<Self> {
+        let shares = |one: &Environment, other: &Environment| {
+            one.machine.boot.is_some()
+                && (&one.machine.boot, &one.machine.cpus) == (&other.machine.boot, &other.machine.cpus)
+        };
+        let place = |(index, own): (usize, &&Environment)| Self {
+            number: environments[..index].iter().filter(|other| shares(own, other)).count(),
+            of: environments.iter().filter(|other| shares(own, other)).count().max(1),
+        };
+        environments.iter().enumerate().map(place).collect()
+    }
+}
+
+/// The CPUs that threads are pinned to, or why they are not.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Pinning {
+    /// The CPUs, in the order in which threads take them; none if nothing is pinned.
+    pub cpus: Vec<usize>,
+    /// Both ends are processes of this machine, and take them in turn: the end that asks the first, the other the second.
+    pub both_ends: bool,
+    /// Why these, or why none.
+    pub because: String,
+}
+
+impl Pinning {
+    /// Nothing is pinned, and why.
+    pub fn none(because: impl Into<String>) -> Self {
+        Self { because: because.into(), ..Self::default() }
+    }
+
+    /// For processes that use this device.
+    ///
+    /// # Errors
+    ///
+    /// A CPU was asked for that this process cannot use.
+    pub fn of(choice: &CpuChoice, device: &DeviceAttributes) -> Result<Self, CpuError> {
+        let root = Root::default();
+        let is_of_machine = device.provider != doorbell_verbs::soft::PROVIDER;
+        let adapter = is_of_machine.then(|| Adapter::of(&root, &device.name, device.port)).flatten();
+        let pinning = Self::choose(&root, choice, adapter.and_then(|adapter| adapter.node))?;
+        // What nobody asked for must not fail where a sandbox forbids it.
+        match (choice, pinning.cpus.first().map(|&cpu| Pinned::to(cpu))) {
+            (CpuChoice::Sensible, Some(Err(error))) => Ok(Self::none(error.to_string())),
+            _ => Ok(pinning),
+        }
+    }
+
+    /// For processes that use a device next to a NUMA node, if it is next to one.
+    ///
+    /// # Errors
+    ///
+    /// A CPU was asked for that this process cannot use.
+    pub fn choose(root: &Root, choice: &CpuChoice, near: Option<usize>) -> Result<Self, CpuError> {
+        let (allowed, online) = (machine::allowed_cpus(root), machine::online_cpus(root));
+        match choice {
+            CpuChoice::Unpinned => Ok(Self::none("--cpus none")),
+            CpuChoice::Listed(cpus) => {
+                if let Some(&cpu) = cpus.iter().find(|cpu| !online.is_empty() && !online.contains(cpu)) {
+                    return Err(CpuError::Absent { cpu, online });
+                }
+                if let Some(&cpu) = cpus.iter().find(|cpu| !allowed.contains(cpu)) {
+                    return Err(CpuError::Forbidden { cpu, allowed });
+                }
+                Ok(Self { cpus: cpus.clone(), because: "--cpus".to_owned(), both_ends: false })
+            }
+            CpuChoice::Sensible if allowed.is_empty() => Ok(Self::none("the kernel does not say which CPUs there are")),
+            CpuChoice::Sensible => {
+                let node = near.map(|node| format!("the device is next to NUMA node {node}; ")).unwrap_or_default();
+                let because = format!("{node}one of each core first");
+                Ok(Self { cpus: in_order(root, allowed, near), because, both_ends: false })
+            }
+        }
+    }
+
+    /// Both ends are processes of this machine.
+    ///
+    /// # Errors
+    ///
+    /// `choice` lists fewer CPUs than there are ends.
+    pub fn for_both_ends(self, choice: &CpuChoice) -> Result<Self, CpuError> {
+        let cpus = self.cpus.len();
+        if matches!(choice, CpuChoice::Listed(_)) && cpus < 2 {
+            return Err(CpuError::TooFew { cpus, processes: 2 });
+        }
+        Ok(Self { both_ends: true, ..self })
+    }
+
+    /// The part of one process of several that share the CPUs. All get equally many.
+    #[must_use]
+    pub fn share(&self, place: Place) -> Self {
+        let processes = place.of.max(1);
+        let each = self.cpus.len() / processes;
+        if each == 0 && !self.cpus.is_empty() {
+            let cpus = self.cpus.len();
+            return Self::none(format!("{processes} processes, and {cpus} CPU(s) for them: {}", self.because));
+        }
+        let cpus = self.cpus.iter().skip(place.number % processes).step_by(processes).take(each);
+        Self { cpus: cpus.copied().collect(), both_ends: false, because: self.because.clone() }
+    }
+
+    /// What is pinned while this is measured.
+    #[must_use]
+    pub fn of_point(&self, parameters: &Parameters) -> Self {
+        if self.cpus.is_empty() {
+            return self.clone();
+        }
+        if parameters.far.is_some() {
+            return Self::none("points about shared memory have threads for many roles, which are not pinned");
+        }
+        let threads = threads(parameters);
+        let needed = if self.both_ends { 2 * threads } else { threads };
+        if needed > self.cpus.len() {
+            let (cpus, because) = (self.cpus.len(), &self.because);
+            return Self::none(format!("{needed} thread(s) poll, and {cpus} CPU(s) for them: {because}"));
+        }
+        Self { cpus: self.cpus[..needed].to_vec(), ..self.clone() }
+    }
+}
+
+impl fmt::Display for Pinning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { cpus, both_ends, because } = self;
+        match cpus.is_empty() {
+            true => write!(f, "threads are not pinned ({because})"),
+            false if *both_ends => {
+                let [one, other] = [0, 1].map(|number| list(&self.share(Place { number, of: 2 }).cpus));
+                write!(f, "threads are pinned to CPU {one} at the end that asks, {other} at the other ({because})")
+            }
+            false => write!(f, "threads are pinned to CPU {} ({because})", list(cpus)),
+        }
+    }
+}
+
+/// Threads that poll at the end that has more of them.
+fn threads(parameters: &Parameters) -> usize {
+    let cast = parameters.cast();
+    let of = |part: Part| part.threads + usize::from(part.shared_receives == Some(SharedBy::Thread));
+    of(cast.asking).max(of(cast.answering))
+}
+
+/// CPUs in the order in which threads take them: one of each core before any second one, those of the device's NUMA node
+/// before others, near nodes before far ones. Where no node is the device's, it is the one that has most of these CPUs.
+fn in_order(root: &Root, allowed: Vec<usize>, near: Option<usize>) -> Vec<usize> {
+    let nodes = machine::nodes(root);
+    let node_of = |cpu: usize| nodes.iter().position(|node| node.cpus.contains(&cpu));
+    let has = |index: usize| allowed.iter().filter(|&&cpu| node_of(cpu) == Some(index)).count();
+    let home = near.and_then(|near| nodes.iter().position(|node| node.number == near));
+    let home = home.or_else(|| (0..nodes.len()).rev().max_by_key(|&index| has(index)));
+    let distance = |cpu: usize| {
+        let (home, node) = (home?, node_of(cpu)?);
+        // Where the kernel does not say how far nodes are apart, others are farther than the own one.
+        let known = nodes[home].distances.get(node).copied();
+        Some((known.unwrap_or(if node == home { 10 } else { u32::MAX }), node))
+    };
+    let mut ranked: Vec<_> = allowed
+        .iter()
+        .map(|&cpu| {
+            let siblings = machine::cpu_siblings(root, cpu);
+            let before = siblings.iter().filter(|&&other| other < cpu && allowed.contains(&other)).count();
+            (before, distance(cpu).unwrap_or((u32::MAX, usize::MAX)), cpu)
+        })
+        .collect();
+    ranked.sort_unstable();
+    ranked.into_iter().map(|(.., cpu)| cpu).collect()
+}
+
+/// A CPU that a thread could not be pinned to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a thread cannot be pinned to CPU {cpu}: {error}; --cpus says which to use, or none")]
+pub struct PinError {
+    cpu: usize,
+    error: Errno,
+}
+
+/// While this lives, the thread that made it is pinned. Then it may run again where it could before.
+#[derive(Debug, Default)]
+#[must_use = "dropping it lets the thread go"]
+pub struct Pinned(Option<CpuSet>);
+
+/// The calling thread, in calls that take a process.
+const THIS_THREAD: Pid = Pid::from_raw(0);
+
+impl Pinned {
+    /// Pins the calling thread.
+    pub(crate) fn to(cpu: usize) -> Result<Self, PinError> {
+        let failed = |error| PinError { cpu, error };
+        let before = sched_getaffinity(THIS_THREAD).map_err(failed)?;
+        let mut one = CpuSet::new();
+        one.set(cpu).and_then(|()| sched_setaffinity(THIS_THREAD, &one)).map_err(failed)?;
+        Ok(Self(Some(before)))
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if let Some(before) = &self.0 {
+            // The kernel has removed a CPU meanwhile, if it refuses: then the thread stays where it is.
+            let _ = sched_setaffinity(THIS_THREAD, before);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::tests::made_of;
+    use crate::parameters::{Kind, Operation};
+    use crate::serving::Serving;
+
+    /// Two NUMA nodes of two cores each, each core with two hardware threads: CPUs 0-3 are the first threads of cores on
+    /// node 0 and 1, and 4-7 the second ones.
+    fn two_nodes(allowed: &str) -> (tempfile::TempDir, Root) {
+        let status = format!("Cpus_allowed_list:\t{allowed}\n");
+        let mut files = vec![
+            ("proc/self/status".to_owned(), status),
+            ("sys/devices/system/cpu/online".to_owned(), "0-7\n".to_owned()),
+            ("sys/devices/system/node/node0/cpulist".to_owned(), "0-1,4-5\n".to_owned()),
+            ("sys/devices/system/node/node0/distance".to_owned(), "10 21\n".to_owned()),
+            ("sys/devices/system/node/node1/cpulist".to_owned(), "2-3,6-7\n".to_owned()),
+            ("sys/devices/system/node/node1/distance".to_owned(), "21 10\n".to_owned()),
+        ];
+        for cpu in 0..8 {
+            let siblings = format!("{},{}\n", cpu % 4, cpu % 4 + 4);
+            files.push((format!("sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"), siblings));
+        }
+        made_of(&files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect::<Vec<_>>())
+    }
+
+    fn chosen(allowed: &str, near: Option<usize>) -> Vec<usize> {
+        let (_directory, root) = two_nodes(allowed);
+        Pinning::choose(&root, &CpuChoice::Sensible, near).unwrap().cpus
+    }
+
+    #[test]
+    fn cpus_near_the_device_come_first_and_every_core_before_a_second_thread_of_one() {
+        assert_eq!(chosen("0-7", Some(0)), [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(chosen("0-7", Some(1)), [2, 3, 0, 1, 6, 7, 4, 5]);
+        // A software RNIC is next to no node: the one that this process has most of is its own.
+        assert_eq!(chosen("0-7", None), [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(chosen("1-3,6", None), [2, 3, 1, 6]);
+        // Of a core whose first thread is not allowed, the second one is as good.
+        assert_eq!(chosen("4,6-7", Some(1)), [6, 7, 4]);
+        // A node that nobody knows is none.
+        assert_eq!(chosen("0-1", Some(7)), [0, 1]);
+    }
+
+    #[test]
+    fn a_machine_that_shows_nothing_pins_nothing() {
+        let (_directory, root) = made_of(&[]);
+        let pinning = Pinning::choose(&root, &CpuChoice::Sensible, Some(0)).unwrap();
+        assert_eq!((pinning.cpus.len(), pinning.because.as_str()), (0, "the kernel does not say which CPUs there are"));
+        let (_directory, root) = made_of(&[("proc/self/status", "Cpus_allowed_list:\t3,1\n")]);
+        let pinning = Pinning::choose(&root, &CpuChoice::Sensible, None).unwrap();
+        assert_eq!(pinning.cpus, [1, 3], "without a topology");
+    }
+
+    #[test]
+    fn lists_are_read_in_their_order_and_refused_in_sentences() {
+        let parsed = |text: &str| text.parse::<CpuChoice>();
+        assert_eq!(parsed("none"), Ok(CpuChoice::Unpinned));
+        assert_eq!(parsed("4-6,0,2"), Ok(CpuChoice::Listed(vec![4, 5, 6, 0, 2])));
+        assert_eq!(parsed("4-6,0,2").unwrap().to_string(), "4-6,0,2");
+        for no_list in
+            ["", ",", "0,", "x", "3-1", "-1", "0-99999999999999", "0-18446744073709551615", "0 1", "1.5", "None"]
+        {
+            let said = parsed(no_list).unwrap_err().to_string();
+            assert!(
+                said.contains(&format!("`{no_list}` is no list of CPUs")) && said.contains("0,2,4-7, or none"),
+                "{said}"
+            );
+        }
+        assert_eq!(parsed("0-3,2").unwrap_err().to_string(), "CPU 2 is named twice: name each CPU once");
+
+        let (_directory, root) = two_nodes("0-1,4");
+        let refused = |text: &str| Pinning::choose(&root, &parsed(text).unwrap(), None).unwrap_err().to_string();
+        assert_eq!(refused("0,9"), "CPU 9 does not exist or is offline: this machine has 0-7");
+        assert_eq!(refused("0,5"), "CPU 5 is not among those that this process may use: 0-1,4");
+        let listed = Pinning::choose(&root, &parsed("4,1").unwrap(), Some(0)).unwrap();
+        assert_eq!(listed.cpus, [4, 1]);
+        let alone = parsed("4").unwrap();
+        let both = Pinning::choose(&root, &alone, None).unwrap().for_both_ends(&alone);
+        assert_eq!(both, Err(CpuError::TooFew { cpus: 1, processes: 2 }));
+    }
+
+    #[test]
+    fn processes_of_one_machine_take_cpus_in_turn() {
+        let pinning = Pinning { cpus: vec![2, 3, 0, 1, 6], ..Pinning::default() };
+        let share = |number, of| pinning.share(Place { number, of }).cpus;
+        assert_eq!((share(0, 2), share(1, 2)), (vec![2, 0], vec![3, 1]), "equally many");
+        assert_eq!((share(0, 1), share(4, 5), share(0, 6)), (pinning.cpus.clone(), vec![6], vec![]));
+        // What no study says, and a peer may.
+        assert_eq!((share(7, 0), share(usize::MAX, 2)), (pinning.cpus.clone(), vec![3, 1]));
+        let too_many = Pinning { because: "so".to_owned(), ..pinning }.share(Place { number: 0, of: 6 }).to_string();
+        assert_eq!(too_many, "threads are not pinned (6 processes, and 5 CPU(s) for them: so)");
+    }
+
+    #[test]
+    fn a_point_takes_as_many_cpus_as_it_has_threads_and_none_if_there_are_fewer() {
+        let with = |threads, shared_receives| Parameters {
+            serving: Serving { threads, shared_receives, ..Serving::default() },
+            ..Parameters::plain(Kind::Bandwidth, Operation::Send, 8)
+        };
+        let pinning = Pinning { cpus: vec![4, 5, 6], because: "so".to_owned(), both_ends: false };
+        let cpus = |pinning: &Pinning, threads| pinning.of_point(&with(threads, None)).cpus;
+        assert_eq!([1, 2, 3, 4].map(|threads| cpus(&pinning, threads)), [vec![4], vec![4, 5], vec![4, 5, 6], vec![]]);
+        assert_eq!(pinning.of_point(&with(2, Some(SharedBy::Thread))).cpus, [4, 5, 6], "one posts receives again");
+        let both = pinning.for_both_ends(&CpuChoice::Sensible).unwrap();
+        assert_eq!([1, 2].map(|threads| cpus(&both, threads)), [vec![4, 5], vec![]]);
+        assert_eq!(
+            both.of_point(&with(1, None)).to_string(),
+            "threads are pinned to CPU 4 at the end that asks, 5 at the other (so)"
+        );
+        let none = both.of_point(&with(2, None)).to_string();
+        assert_eq!(none, "threads are not pinned (4 thread(s) poll, and 3 CPU(s) for them: so)");
+        // Each process of one machine decides for itself, and both decide the same.
+        let shares = [0, 1].map(|number| both.share(Place { number, of: 2 }).of_point(&with(2, None)).cpus);
+        assert!(shares.iter().all(Vec::is_empty), "{shares:?}");
+    }
+
+    #[test]
+    fn a_thread_is_pinned_until_it_is_let_go() {
+        let before = sched_getaffinity(THIS_THREAD).unwrap();
+        let cpu = (0..CpuSet::count()).find(|&cpu| before.is_set(cpu).unwrap()).unwrap();
+        let pinned = Pinned::to(cpu).unwrap();
+        let within = sched_getaffinity(THIS_THREAD).unwrap();
+        let allowed: Vec<usize> = (0..CpuSet::count()).filter(|&cpu| within.is_set(cpu).unwrap()).collect();
+        assert_eq!(allowed, [cpu]);
+        drop(pinned);
+        assert_eq!(sched_getaffinity(THIS_THREAD).unwrap(), before);
+        let refused = Pinned::to(CpuSet::count()).unwrap_err().to_string();
+        assert!(refused.contains("cannot be pinned to CPU 1024") && refused.contains("--cpus"), "{refused}");
+        assert_eq!(sched_getaffinity(THIS_THREAD).unwrap(), before, "a refusal changes nothing");
+    }
+}
