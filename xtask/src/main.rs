@@ -55,7 +55,8 @@ enum Command {
     /// Only runs unmodified verbs programs on the software RNIC, as `test` does.
     Programs {
         /// Only these: programs of our own (in `xtask/programs`), or of docs/programs.md (fio, qperf, ...); `ucx`
-        /// stands for all that runs over UCX, `box` for perftest through a middlebox.
+        /// stands for all that runs over UCX, `box` for perftest through a middlebox, `rdma_cm` for librdmacm's
+        /// examples, perftest with `-R` and rdma-core's tests.
         #[arg(value_name = "NAME")]
         only: Vec<String>,
         /// Runs nothing, but writes the commands into docs/programs.md anew, with the figures that it names.

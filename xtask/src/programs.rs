@@ -190,6 +190,7 @@ const OWN: &[(&str, &[&str])] = &[
     ("unmapped", &["--check-memory"]),
     ("waits", &[]),
     ("paths", &[]),
+    ("both_ports", &[]),
 ];
 
 /// Programs of our own, where ready-made ones do not look: what verbs refuse, and what they promise. `only` names
@@ -200,7 +201,7 @@ pub(crate) fn own(only: &[String]) -> Result<(), String> {
         return Err(format!("{unknown} is no program of our own; those are {}", names.join(", ")));
     }
     for (name, options) in OWN.iter().filter(|(name, _)| only.is_empty() || only.iter().any(|other| other == name)) {
-        let program = compile("cc", name, &["-libverbs"])?;
+        let program = compile("cc", name, &["-Wl,--as-needed", "-libverbs", "-lrdmacm"])?;
         start(on_doorbell(options, &[&program]))?.finish(PATIENCE).map_err(|why| format!("{name}: {why}"))?;
     }
     Ok(())

@@ -146,10 +146,15 @@ pub(crate) fn programs(only: &[String]) -> ExitCode {
     let pages = programs::page::names();
     let (page, own): (Vec<&String>, Vec<&String>) = only.iter().partition(|name| pages.contains(&name.as_str()));
     let page: Vec<&str> = page.into_iter().map(String::as_str).collect();
-    let own: Vec<String> = own.into_iter().filter(|name| !["ucx", "box"].contains(&name.as_str())).cloned().collect();
+    let own: Vec<String> =
+        own.into_iter().filter(|name| !["ucx", "box", "rdma_cm"].contains(&name.as_str())).cloned().collect();
     report.step("verbs programs, build", || programs::build().into());
     if only.iter().any(|name| name == "box") {
         report.step("verbs programs, through a box", || network::apart(|| programs::behind::a_box().into()));
+    }
+    if only.iter().any(|name| name == "rdma_cm") {
+        report.step("verbs programs, rdma_cm", || network::apart(programs::rdma_cm));
+        report.step("rdma-core's tests", || network::apart(|| programs::pyverbs().into()));
     }
     if only.iter().any(|name| name.eq_ignore_ascii_case("ucx")) {
         report.step("verbs programs, UCX", || network::apart(|| programs::ucx().into()));

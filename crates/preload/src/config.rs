@@ -1,6 +1,7 @@
 //! What the environment says: `doorbell run` sets it, and `doorbell env` prints it.
 
 use std::ffi::OsString;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use doorbell_fabric::FaultPlan;
@@ -19,10 +20,19 @@ fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(name: &str) -> Answer<Op
     text.parse().map(Some).map_err(|error| Refused::invalid(format!("{name} is {text:?}: {error}")))
 }
 
+fn address() -> Answer<Option<IpAddr>> {
+    parsed("DOORBELL_BIND")
+}
+
+/// Do other machines reach the RNIC? Unless it is told otherwise, it has an address of loopback.
+pub(crate) fn is_on_network() -> bool {
+    address().ok().flatten().is_some_and(|address| !address.is_loopback())
+}
+
 /// How the RNIC is opened.
 pub(crate) fn options() -> Answer<SoftOptions> {
     let mut options = SoftOptions {
-        address: parsed("DOORBELL_BIND")?,
+        address: address()?,
         pcap: variable("DOORBELL_PCAP").map(per_process),
         faults: parsed::<FaultPlan>("DOORBELL_FAULT")?,
         check_elements_late: true,

@@ -1,4 +1,4 @@
-//! TCP ports for servers that cannot say which one they took.
+//! Ports for servers that cannot say which one they took: of TCP, and of `rdma_cm` on Doorbell.
 //!
 //! In a network of its own ([`crate::network::apart`]) a step has no rival. Where only root could make one, a port that
 //! was free may be somebody else's before its server has it: the server says so, and gets another.
@@ -16,7 +16,12 @@ const OTHER_PORTS: usize = 8;
 pub(super) const PORT_PATIENCE: Duration = Duration::from_secs(60);
 
 /// What servers say whose port somebody else has; perftest says the last two, without the reason.
-const TAKEN: &[&str] = &["Address already in use", "Couldn't listen to port", "rdma_bind_addr failed"];
+const TAKEN: &[&str] = &[
+    "Address already in use",
+    "Cannot assign requested address", // as rdma_cm says it of any address
+    "Couldn't listen to port",
+    "rdma_bind_addr failed",
+];
 
 /// Did a server fail because somebody else has its port?
 pub(super) fn is_taken(why: &str) -> bool {
@@ -83,7 +88,7 @@ pub(super) fn wait_until_listening(port: &str, server: &mut Started) -> Result<(
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    Err(format!("it does not listen on TCP port {port}: {}", server.said()))
+    Err(format!("it does not listen on port {port}: {}", server.said()))
 }
 
 /// The sockets that listen on a port, whoever has them, as a process's descriptors name them.
@@ -99,7 +104,15 @@ fn listeners(port: u16) -> Vec<String> {
         });
         sockets.collect::<Vec<_>>()
     };
-    tables.iter().flatten().flat_map(of_table).collect()
+    let of_tcp = tables.iter().flatten().flat_map(of_table);
+    // Those of rdma_cm are Unix sockets with a name that has the space, the port and the address.
+    let names = fs::read_to_string("/proc/thread-self/net/unix").unwrap_or_default();
+    let of_rdma_cm = names.lines().filter_map(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let (inode, name) = (words.get(6)?, words.get(7)?.strip_prefix("@doorbell-cm/listen/")?);
+        (name.split('/').nth(1)?.parse() == Ok(port)).then(|| format!("socket:[{inode}]"))
+    });
+    of_tcp.chain(of_rdma_cm).collect()
 }
 
 /// Does a process have one of these sockets, or one that it has started?

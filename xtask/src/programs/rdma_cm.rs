@@ -3,8 +3,10 @@
 use std::time::{Duration, Instant};
 
 use super::ports::{Deaf, PORT_PATIENCE, is_taken, on_free_port, wait_until_listening};
-use super::{PATIENCE, Started, on_doorbell, pairs_of, start};
+use super::{PATIENCE, Started, doorbell, on_doorbell, pairs_of, start};
+use crate::shell::output_of;
 use crate::test::StepEnd;
+use crate::two_machines::{Family, TwoMachines};
 
 /// perftest, with queue pairs of ids.
 const PERFTEST: &[&str] = &[
@@ -140,6 +142,74 @@ fn timed(port: &str) -> Result<(), String> {
     expect(&said, "disconnect")
 }
 
+/// Programs on one of two machines, whose ports nobody else has.
+struct Machine<'a> {
+    machines: &'a TwoMachines,
+    number: usize,
+    address: String,
+}
+
+impl<'a> Machine<'a> {
+    fn both(machines: &'a TwoMachines, family: Family) -> [Self; 2] {
+        [0, 1].map(|number| Self { machines, number, address: family.address(number) })
+    }
+
+    /// A program, with an RNIC at this address.
+    fn program(&self, bind: &str, line: &str) -> Result<Started, String> {
+        let words: Vec<&str> = line.split(' ').collect();
+        let options = ["run", "--explain", "--bind", bind, "--"];
+        let doorbell = doorbell().to_string_lossy().into_owned();
+        start(self.machines.command(self.number, &doorbell, &[&options[..], &words].concat()))
+    }
+
+    /// Waits until some socket listens, as a table of the kernel has it.
+    fn wait_for(&self, table: &str, socket: &str, by: &mut Started) -> Result<(), String> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let table = output_of(self.machines.command(self.number, "cat", &[table]))?;
+            if table.lines().any(|line| line.contains(socket) && (line.contains(" 0A ") || line.contains('@'))) {
+                return Ok(());
+            }
+            if by.has_ended() || Instant::now() > until {
+                return Err(format!("{socket} does not listen: {}", by.said()));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// Two machines meet by TCP. Where another program of the server has that port, those of its own machine meet.
+fn between_machines() -> Result<(), String> {
+    const PORT: u16 = 7471;
+    let machines = TwoMachines::new(1500)?;
+    for family in Family::BOTH {
+        let [one, other] = Machine::both(&machines, family);
+        let server_line = format!("rping -s -a {} -p {PORT} -C 10 -V", one.address);
+        let client_line = format!("rping -c -a {} -p {PORT} -C 10 -V", one.address);
+        let tcp = if family == Family::V4 { "/proc/net/tcp" } else { "/proc/net/tcp6" };
+        let tcp_name = format!(":{PORT:04X} ");
+        let mut server = one.program(&one.address, &server_line)?;
+        one.wait_for(tcp, &tcp_name, &mut server)?;
+        let client = other.program(&other.address, &client_line)?;
+        let (client, server) = (client.finish(PATIENCE), server.finish(PATIENCE));
+        client.and(server).map_err(|why| format!("{client_line} on another machine: {why}"))?;
+        if family == Family::V6 {
+            continue;
+        }
+        let script = format!("import socket, time; s = socket.create_server(('', {PORT})); time.sleep(1000)");
+        let mut holder = start(one.machines.command(one.number, "python3", &["-c", &script]))?;
+        one.wait_for(tcp, &tcp_name, &mut holder)?;
+        let mut server = one.program(&one.address, &server_line)?;
+        one.wait_for("/proc/net/unix", &format!("doorbell-cm/listen/tcp/{PORT}/"), &mut server)?;
+        let why = format!("rdma_listen: TCP port {PORT} cannot be had");
+        server.wait_until(|server| server.said().contains(&why) || server.has_ended())?;
+        let client = one.program("127.0.0.1", &client_line)?;
+        let (client, server) = (client.finish(PATIENCE), server.finish(PATIENCE));
+        client.and(server).map_err(|why| format!("{client_line} beside a program that has the TCP port: {why}"))?;
+    }
+    Ok(())
+}
+
 /// Runs them all.
 pub(crate) fn all() -> StepEnd {
     match everything() {
@@ -166,6 +236,10 @@ fn everything() -> Result<usize, String> {
     on_free_port(killed)?;
     multicast()?;
     on_free_port(timed)?;
+    match TwoMachines::are_impossible() {
+        Some(_) => eprintln!("two machines are left out: network namespaces need root and iproute2"),
+        None => between_machines()?,
+    }
     let examples = EXAMPLES.len() + MEMBERS.len() + 1 - left_out;
     eprintln!("{examples} examples of librdmacm, a refused connection, and killed ones");
     pairs_of(PERFTEST).map(|()| left_out)

@@ -15,6 +15,7 @@ use std::fmt;
 use std::str::FromStr;
 
 pub use link::{SharedMemoryCounters, SharedMemoryLink};
+pub use sys::OwnProcess;
 
 /// What may carry packets to devices of this machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

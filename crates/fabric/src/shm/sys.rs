@@ -244,17 +244,19 @@ const CLOSED_IN_CHILDREN_MAX: usize = 8192;
 /// Descriptors that a forked child closes, each as its number plus one; 0 is a free place.
 static CLOSED_IN_CHILDREN: [AtomicI32; CLOSED_IN_CHILDREN_MAX] = [const { AtomicI32::new(0) }; CLOSED_IN_CHILDREN_MAX];
 
-/// A descriptor whose end the peer takes for our death, so a forked child must not hold it open.
+/// A descriptor whose end others take for our death, so a forked child must not hold it open: it is closed there.
 ///
-/// It belongs to a thread, which no forked child has: so nothing closes it there a second time.
+/// In a forked child nothing may use or drop it any more, since its number may be another descriptor's. That is so of
+/// what belongs to a thread, which no forked child has.
 #[derive(Debug)]
-pub(super) struct OwnProcess {
+pub struct OwnProcess {
     fd: OwnedFd,
     place: Option<usize>,
 }
 
 impl OwnProcess {
-    pub(super) fn new(fd: OwnedFd) -> Self {
+    /// From now on, forked children close it.
+    pub fn new(fd: OwnedFd) -> Self {
         watch_forks();
         let entry = fd.as_raw_fd() + 1;
         let place = CLOSED_IN_CHILDREN

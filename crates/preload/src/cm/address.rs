@@ -4,6 +4,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::ptr;
 
+use doorbell_fabric::udp::interface_mtu;
 use libc::{sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
 use socket2::SockAddr;
 
@@ -67,6 +68,13 @@ pub(super) fn source_for(mut destination: SocketAddr) -> io::Result<SocketAddr> 
     Ok(source)
 }
 
+/// Is it an address of this machine, in this network namespace?
+pub(super) fn is_here(address: SocketAddr) -> bool {
+    let ip = address.ip();
+    // From such an address the kernel sends to itself, unless it is not the first one of its interface.
+    ip.is_loopback() || source_for(address).is_ok_and(|source| source.ip() == ip) || interface_mtu(ip).is_ok()
+}
+
 /// An address of IPv4 that a dual-stack socket shows as a mapped one.
 pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
@@ -87,6 +95,21 @@ mod tests {
             ("[fe80::1%4]:7", "[fe80::1%4]:7"),
         ] {
             assert_eq!(canonical(shown.parse().unwrap()), meant.parse().unwrap());
+        }
+    }
+
+    #[test]
+    fn addresses_of_loopback_are_here_and_those_of_documentation_are_not() {
+        for (address, here) in [
+            ("127.0.0.1:7", true),
+            ("127.3.4.5:7", true),
+            ("0.0.0.0:7", false),
+            ("192.0.2.77:7", false),
+            ("239.1.1.1:7", false),
+            ("[2001:db8::77]:7", false),
+            ("[fe80::77%999]:7", false),
+        ] {
+            assert_eq!(is_here(address.parse().unwrap()), here, "{address}");
         }
     }
 

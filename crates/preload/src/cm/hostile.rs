@@ -2,7 +2,6 @@
 //! disturbs another connection of the process.
 
 use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::BorrowedFd;
 use std::ptr;
 use std::sync::Arc;
@@ -11,20 +10,20 @@ use std::time::{Duration, Instant};
 use doorbell_ibverbs_sys as c;
 use doorbell_verbs::{QKey, Qpn};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use socket2::SockRef;
+use socket2::Socket;
 
 use super::connect::{rdma_accept, rdma_connect, rdma_disconnect, rdma_listen, rdma_reject};
 use super::id::{Id, rdma_create_id, rdma_destroy_id};
-use super::message::{Endpoint, LOOKUP_PRIVATE, LOOKUP_REPLY_PRIVATE, Message, REJECT_PRIVATE, REPLY_PRIVATE};
+use super::message::{Endpoint, Host, LOOKUP_PRIVATE, LOOKUP_REPLY_PRIVATE, Message, REJECT_PRIVATE, REPLY_PRIVATE};
 use super::object::object;
 use super::qp::{rdma_create_qp, rdma_destroy_qp};
 use super::resolve::{rdma_bind_addr, rdma_get_src_port, rdma_resolve_addr, rdma_resolve_route};
-use super::testing::{Rng, rdma_destroy_event_channel};
+use super::testing::{BareListener, Rng, Road, rdma_destroy_event_channel};
 use super::testing::{local, message, rdma_ack_cm_event, rdma_create_event_channel, rdma_get_cm_event};
 use super::{line, service};
 
-/// Peers of each test.
-const PEERS: u64 = 300;
+/// Peers of each test, on each road.
+const PEERS: u64 = 150;
 
 /// A connection has no more events than this, whatever its peer says.
 const MOST_EVENTS: usize = 6;
@@ -75,11 +74,12 @@ impl Program {
         id
     }
 
-    fn listener(&self) -> (*mut c::rdma_cm_id, u16) {
+    fn listener(&self, road: Road) -> (*mut c::rdma_cm_id, u16) {
         let id = self.id();
+        road.lead(id);
         // SAFETY: the id exists.
         unsafe {
-            assert_eq!(rdma_bind_addr(id, local(0).as_ptr().cast_mut().cast()), 0);
+            assert_eq!(rdma_bind_addr(id, road.address().as_ptr().cast_mut().cast()), 0);
             assert_eq!(rdma_listen(id, 0), 0);
             (id, u16::from_be(rdma_get_src_port(id)))
         }
@@ -158,8 +158,12 @@ fn any_message(rng: &mut Rng) -> Message {
     let mut private = |most: usize| vec![7; rng.below(most as u64 + 1) as usize];
     let (reply, reject) = (private(REPLY_PRIVATE), private(REJECT_PRIVATE));
     let (asked, found) = (private(LOOKUP_PRIVATE), private(LOOKUP_REPLY_PRIVATE));
-    match rng.below(9) {
+    match rng.below(10) {
         0 | 1 => message(),
+        8 => {
+            let host = Host::of((std::net::Ipv4Addr::LOCALHOST, 0).into());
+            Message::Addresses { source: host, destination: host }
+        }
         2 => Message::Reply { endpoint, private: reply },
         3 => Message::ReadyToUse,
         4 => Message::Reject { reason: 1 + rng.below(60) as u16, private: reject },
@@ -174,7 +178,7 @@ fn any_message(rng: &mut Rng) -> Message {
 }
 
 /// What a bare peer does until it has enough: `between` runs what the program does meanwhile.
-fn misbehave(mut stream: TcpStream, first: Option<Message>, rng: &mut Rng, mut between: impl FnMut(&mut Rng)) {
+fn misbehave(mut stream: Socket, first: Option<Message>, rng: &mut Rng, mut between: impl FnMut(&mut Rng)) {
     stream.set_nonblocking(true).unwrap();
     let mut heard = Vec::new();
     let mut said = first.map(|first| first.emit()).unwrap_or_default();
@@ -211,7 +215,7 @@ fn misbehave(mut stream: TcpStream, first: Option<Message>, rng: &mut Rng, mut b
     }
     match rng.below(3) {
         0 => drop(stream.shutdown(std::net::Shutdown::Write)),
-        1 => drop(SockRef::from(&stream).set_linger(Some(Duration::ZERO))), // closing resets it
+        1 => drop(stream.set_linger(Some(Duration::ZERO))), // closing resets it
         _ => {}
     }
     between(rng);
@@ -227,8 +231,8 @@ struct Bystanders {
 impl Bystanders {
     fn new() -> Self {
         let (mut passive, mut active) = (Program::new(), Program::new());
-        let (listener, port) = passive.listener();
-        let client = resolved(&mut active, port);
+        let (listener, port) = passive.listener(Road::Here);
+        let client = resolved(&mut active, port, Road::Here);
         create_qp(client);
         // SAFETY: the ids exist.
         unsafe {
@@ -256,7 +260,7 @@ impl Bystanders {
     }
 }
 
-fn resolved(program: &mut Program, port: u16) -> *mut c::rdma_cm_id {
+fn resolved(program: &mut Program, port: u16, road: Road) -> *mut c::rdma_cm_id {
     let id = program.id();
     // SAFETY: the id exists.
     unsafe {
@@ -265,6 +269,7 @@ fn resolved(program: &mut Program, port: u16) -> *mut c::rdma_cm_id {
         assert_eq!(rdma_resolve_route(id, 1000), 0);
         program.expect(c::RDMA_CM_EVENT_ROUTE_RESOLVED);
     }
+    road.lead(id);
     id
 }
 
@@ -276,12 +281,16 @@ fn seed() -> u64 {
 
 #[test]
 fn a_listener_survives_whatever_peers_say() {
+    Road::BOTH.into_iter().for_each(a_listener_survives);
+}
+
+fn a_listener_survives(road: Road) {
     let mut rng = Rng::new(seed());
     let bystanders = Bystanders::new();
     let mut program = Program::new();
-    let (listener, port) = program.listener();
+    let (listener, port) = program.listener(road);
     for peer in 0..PEERS {
-        let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+        let stream = road.call(port);
         let first = (rng.below(4) > 0).then(message);
         misbehave(stream, first, &mut rng, |rng| program.handle(rng));
         // Those of peers before may come late.
@@ -304,7 +313,7 @@ fn a_listener_survives_whatever_peers_say() {
     }
     // And it still serves.
     let mut active = Program::new();
-    let client = resolved(&mut active, port);
+    let client = resolved(&mut active, port, road);
     // SAFETY: the ids exist.
     unsafe {
         assert_eq!(rdma_connect(client, &mut bare_param()), 0);
@@ -331,12 +340,16 @@ fn a_listener_survives_whatever_peers_say() {
 
 #[test]
 fn whoever_connects_survives_whatever_a_listener_says() {
+    Road::BOTH.into_iter().for_each(whoever_connects_survives);
+}
+
+fn whoever_connects_survives(road: Road) {
     let mut rng = Rng::new(seed());
     let bystanders = Bystanders::new();
-    let bare = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let bare = BareListener::new(road);
     let mut program = Program::new();
     for peer in 0..PEERS {
-        let client = resolved(&mut program, bare.local_addr().unwrap().port());
+        let client = resolved(&mut program, bare.port, road);
         let before = program.events;
         let (with_qp, mut param) = (rng.below(2) == 0, bare_param());
         if with_qp {
@@ -344,7 +357,7 @@ fn whoever_connects_survives_whatever_a_listener_says() {
         }
         // SAFETY: the id exists.
         assert_eq!(unsafe { rdma_connect(client, if with_qp { ptr::null_mut() } else { &raw mut param }) }, 0);
-        let stream = bare.accept().unwrap().0;
+        let stream = bare.accept();
         let first = (rng.below(4) > 0).then(|| {
             let Message::Request { endpoint, .. } = message() else { unreachable!("it is a request") };
             Message::Reply { endpoint, private: Vec::new() }

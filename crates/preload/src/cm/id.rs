@@ -15,6 +15,7 @@ use super::channel::{self, Channel, Place, Queue};
 use super::line::Line;
 use super::multicast::{self, Group};
 use super::object::{Object, give, object, take};
+use super::ports::Space;
 use super::{address, device};
 use crate::ah;
 use crate::answer::{Answer, Refused, number};
@@ -52,16 +53,19 @@ unsafe impl Object for Id {
     const NAME: &'static str = "id";
 }
 
+fn space_of(port_space: c::rdma_port_space) -> Answer<Space> {
+    Space::of(port_space).ok_or_else(|| {
+        let why = format!("port space {port_space:#x} is not offered: RDMA_PS_TCP, RDMA_PS_UDP and RDMA_PS_IPOIB are");
+        Refused::new(libc::EPROTONOSUPPORT, why)
+    })
+}
+
 /// What carries an id's messages in a port space.
 pub(super) fn kind_of(port_space: c::rdma_port_space) -> Answer<QpKind> {
-    match port_space {
-        c::RDMA_PS_TCP => Ok(QpKind::Rc),
-        c::RDMA_PS_UDP | c::RDMA_PS_IPOIB => Ok(QpKind::Ud),
-        _ => Err(Refused::new(
-            libc::EPROTONOSUPPORT,
-            format!("port space {port_space:#x} is not offered: RDMA_PS_TCP and RDMA_PS_UDP are"),
-        )),
-    }
+    Ok(match space_of(port_space)? {
+        Space::Tcp => QpKind::Rc,
+        Space::Udp | Space::Ipoib => QpKind::Ud,
+    })
 }
 
 /// The id behind a C pointer, which is this process's own.
@@ -127,8 +131,9 @@ pub(super) unsafe fn create(
     port_space: c::rdma_port_space,
     kind: QpKind,
 ) -> Answer<*mut c::rdma_cm_id> {
+    let space = space_of(port_space)?;
     // SAFETY: the C contract.
-    let id = unsafe { make(channel, context, port_space, |queue| Line::new(queue, kind)) }?;
+    let id = unsafe { make(channel, context, port_space, |queue| Line::new(queue, kind, space)) }?;
     // SAFETY: it was just made.
     unsafe { object::<Id>(id) }?.line.adopt(Place(id));
     Ok(id)

@@ -1,4 +1,4 @@
-//! What an id is to the other end: its TCP connection or listener, and how far it has come.
+//! What an id is to the other end: its port, its connection or listener, and how far it has come.
 //!
 //! The service thread and the program's threads meet here. Nothing here touches queue pairs or what
 //! C sees of an id; that is done by the program's threads, when they call.
@@ -6,6 +6,7 @@
 //! Locks: a line's state before its listener's, before the service's table and a channel's queue.
 
 mod hear;
+mod road;
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -15,16 +16,18 @@ use std::net::{Shutdown, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use doorbell_fabric::OwnProcess;
 use doorbell_ibverbs_sys as c;
 use doorbell_verbs::{PathMtu, Psn, QpKind};
 use nix::sys::epoll::EpollFlags;
-use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
+use socket2::SockRef;
 
 use super::channel::{Detail, News, Place, Queue};
 use super::message::{Endpoint, MAX_BYTES, Message, lookup, reason};
+use super::ports::{Bound, Claim, Space};
 use super::service::{self, Number, Service};
 use crate::answer::{Answer, Refused};
-use crate::fork;
+use crate::{config, fork};
 
 #[cfg(test)]
 pub(super) use hear::ARRIVAL;
@@ -35,14 +38,6 @@ const ANSWER: Duration = Duration::from_secs(69);
 
 /// How long the other end may take to agree that a connection is over.
 const GOODBYE: Duration = Duration::from_secs(5);
-
-/// How long nobody may listen before a request is rejected. Servers that take one connection at a time
-/// listen anew for the next, and clients that are told of an address at once come too early for that; real
-/// networks take their time to resolve one.
-const LISTENER_LATE: Duration = Duration::from_secs(2);
-
-/// How long it is waited between two tries.
-const AGAIN: Duration = Duration::from_millis(20);
 
 /// How long packets of a connection that is over may be under way.
 const TIMEWAIT: Duration = Duration::from_millis(200);
@@ -63,7 +58,7 @@ pub(super) enum Phase {
     Arriving,
     /// The program has to accept or reject.
     Requested,
-    /// A request is under way, or the TCP connection for it.
+    /// A request is under way, or the connection for it.
     Connecting {
         connected: bool,
     },
@@ -85,6 +80,8 @@ pub(super) enum Phase {
 pub(super) struct Options {
     pub(super) traffic_class: u8,
     pub(super) ipv6_only: bool,
+    /// It shares its port with others that do so too, until it listens.
+    pub(super) reuse: bool,
     pub(super) ack_timeout: Option<u8>,
 }
 
@@ -120,16 +117,31 @@ pub(super) struct State {
     pub(super) kind: QpKind,
     pub(super) local: Option<SocketAddr>,
     pub(super) remote: Option<SocketAddr>,
+    /// The other end is on another machine, and TCP leads there.
+    pub(super) is_far: bool,
+    /// Other machines reach the RNIC of this process.
+    pub(super) has_network: bool,
+    /// Its port on this machine. An id that has connected here has given it to its connection.
+    pub(super) claim: Option<Claim>,
+    space: Space,
+    /// Keeps the TCP port of that number, where the number was chosen for the program.
+    tcp: Option<OwnProcess>,
     id: Place,
     queue: Arc<Queue>,
     /// News of an id that the program does not know yet.
     early: Vec<News>,
-    socket: Option<Socket>,
+    /// The connection.
+    socket: Option<OwnProcess>,
+    /// Of a listener: what it is reached by.
+    listening: Vec<OwnProcess>,
     inbox: Vec<u8>,
-    /// What is said as soon as the TCP connection stands.
+    /// What is said as soon as the connection stands.
     request: Option<Message>,
-    /// Until when it is tried again if nobody listens.
-    refused_until: Option<Instant>,
+    /// When the program asked for the connection.
+    begun: Option<Instant>,
+    /// Of a connection within this machine that has not said yet between which addresses it is: how the two ends are
+    /// bound, the caller first.
+    called: Option<(Bound, Bound)>,
     /// Whose request this may become.
     listener: Option<Arc<Line>>,
     /// Of a listener: connections whose request is not here yet.
@@ -154,12 +166,13 @@ fn soon(wait: Duration) -> Option<Instant> {
 }
 
 impl Line {
-    pub(super) fn new(queue: &Arc<Queue>, kind: QpKind) -> Answer<Arc<Self>> {
-        let service = service::get()?;
-        Ok(Arc::new(Self::with(service, queue, kind)))
+    pub(super) fn new(queue: &Arc<Queue>, kind: QpKind, space: Space) -> Answer<Arc<Self>> {
+        let line = Self::with(service::get()?, queue, kind, space);
+        line.state().has_network = config::is_on_network();
+        Ok(Arc::new(line))
     }
 
-    fn with(service: Arc<Service>, queue: &Arc<Queue>, kind: QpKind) -> Self {
+    fn with(service: Arc<Service>, queue: &Arc<Queue>, kind: QpKind, space: Space) -> Self {
         let terms = Terms {
             peer: None,
             psn: Psn::new(0),
@@ -175,13 +188,20 @@ impl Line {
             kind,
             local: None,
             remote: None,
+            is_far: false,
+            has_network: false,
+            claim: None,
+            space,
+            tcp: None,
             id: Place::NONE,
             queue: Arc::clone(queue),
             early: Vec::new(),
             socket: None,
+            listening: Vec::new(),
             inbox: Vec::new(),
             request: None,
-            refused_until: None,
+            begun: None,
+            called: None,
             listener: None,
             arriving: Vec::new(),
         };
@@ -208,98 +228,6 @@ impl Line {
             news.id = id;
             state.queue.push(news);
         }
-    }
-
-    /// Takes an address and a TCP port for the id.
-    pub(super) fn bind(&self, address: SocketAddr) -> Answer<SocketAddr> {
-        let mut state = self.state();
-        if state.phase != Phase::Idle || state.socket.is_some() {
-            return Err(Refused::invalid("the id has an address already"));
-        }
-        let bind = || -> io::Result<(Socket, SocketAddr)> {
-            let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-            socket.set_nonblocking(true)?;
-            // Connections of a server that ended must not keep the next one from its port.
-            socket.set_reuse_address(true)?;
-            if address.is_ipv6() {
-                socket.set_only_v6(state.options.ipv6_only)?;
-            }
-            socket.bind(&address.into())?;
-            let bound = socket.local_addr()?.as_socket().unwrap_or(address);
-            Ok((socket, bound))
-        };
-        let (socket, bound) =
-            bind().map_err(|error| refused(&format!("the id could not be bound to {address}"), &error))?;
-        state.socket = Some(socket);
-        state.local = Some(bound);
-        Ok(bound)
-    }
-
-    pub(super) fn is_bound(&self) -> bool {
-        self.state().socket.is_some()
-    }
-
-    pub(super) fn listen(self: &Arc<Self>, backlog: usize) -> Answer<()> {
-        let mut state = self.state();
-        if state.phase != Phase::Idle {
-            return Err(Refused::invalid("only an id that is bound and nothing else can listen"));
-        }
-        let socket = state.socket.as_ref().ok_or_else(|| Refused::invalid("the id is not bound"))?;
-        socket
-            .listen(backlog.try_into().unwrap_or(c_int::MAX))
-            .map_err(|error| refused("the id cannot listen at its address", &error))?;
-        self.service.serve(self, socket, READ, None)?;
-        state.phase = Phase::Listening { backlog };
-        Ok(())
-    }
-
-    /// Connects to where the id is resolved to, and says `request` there.
-    pub(super) fn connect(self: &Arc<Self>, request: Message) -> Answer<()> {
-        let mut state = self.state();
-        if state.phase != Phase::RouteResolved {
-            return Err(Refused::invalid("an id needs a resolved route before it connects, and connects once"));
-        }
-        let socket = state.socket.as_ref().ok_or_else(|| Refused::invalid("the id is not bound"))?;
-        prepare(socket);
-        state.request = Some(request);
-        state.refused_until = soon(LISTENER_LATE);
-        self.reach_out(&mut state)
-    }
-
-    /// Connects, or connects again.
-    fn reach_out(self: &Arc<Self>, state: &mut State) -> Answer<()> {
-        let remote = state.remote.ok_or_else(|| Refused::invalid("the id has no destination"))?;
-        let Some(socket) = &state.socket else { return Ok(()) };
-        let connect = || socket.connect(&SockAddr::from(remote));
-        let connected = match connect() {
-            // What the kernel says first on a socket that was refused before (inet_stream_connect).
-            Err(error) if error.kind() == ErrorKind::ConnectionAborted => connect(),
-            result => result,
-        };
-        match connected {
-            Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => self.on_refusal(state, &error),
-            _ => {
-                self.service.serve(self, socket, EpollFlags::EPOLLOUT, soon(ANSWER))?;
-                state.phase = Phase::Connecting { connected: false };
-            }
-        }
-        Ok(())
-    }
-
-    /// A TCP connection did not come about.
-    fn on_refusal(self: &Arc<Self>, state: &mut State, error: &io::Error) {
-        let refused = error.raw_os_error() == Some(libc::ECONNREFUSED);
-        if refused && state.refused_until.is_some_and(|until| Instant::now() < until) {
-            if let Some(socket) = &state.socket {
-                self.service.forget_socket(socket);
-            }
-            state.phase = Phase::Refused;
-            self.service.keep(self, soon(AGAIN));
-            return;
-        }
-        let (kind, status) = fate(state.kind, error);
-        state.end(&self.service, self.number);
-        state.tell(kind, status, Detail::Nothing);
     }
 
     /// Says the program's answer to a request, or that it knows of the reply. `next` says what becomes
@@ -421,7 +349,7 @@ impl State {
     fn say(&self, message: &Message) -> io::Result<()> {
         let Some(socket) = &self.socket else { return Err(ErrorKind::NotConnected.into()) };
         let bytes = message.emit();
-        match socket.send_with_flags(&bytes, libc::MSG_NOSIGNAL)? {
+        match SockRef::from(socket).send_with_flags(&bytes, libc::MSG_NOSIGNAL)? {
             sent if sent == bytes.len() => Ok(()),
             _ => Err(ErrorKind::WriteZero.into()),
         }
@@ -432,7 +360,7 @@ impl State {
         let Some(socket) = &self.socket else { return Ok(()) };
         let mut buffer = [MaybeUninit::<u8>::uninit(); MAX_BYTES];
         let room = MAX_BYTES - self.inbox.len().min(MAX_BYTES);
-        match socket.recv(&mut buffer[..room]) {
+        match SockRef::from(socket).recv(&mut buffer[..room]) {
             Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
             Ok(received) => {
                 // SAFETY: so many bytes were written.
@@ -459,11 +387,12 @@ impl State {
     }
 
     fn hang_up(&mut self, service: &Service) {
-        if let Some(socket) = self.socket.take() {
+        for socket in self.listening.drain(..).chain(self.socket.take()) {
             service.forget_socket(&socket);
-            // A forked child may hold it too: closing alone would leave the other end connected.
-            let _ = socket.shutdown(Shutdown::Both);
+            // A forked child may hold it for a moment: closing alone would leave the other end connected.
+            let _ = SockRef::from(&socket).shutdown(Shutdown::Both);
         }
+        (self.claim, self.tcp) = (None, None);
         self.inbox = Vec::new();
         self.request = None;
     }
@@ -475,24 +404,6 @@ impl State {
     }
 }
 
-/// What a TCP connection that does not come about is to the program. Nobody listening is what IBTA
-/// calls an invalid service.
-fn fate(kind: QpKind, error: &io::Error) -> (c::rdma_cm_event_type, c_int) {
-    match (error.raw_os_error(), kind) {
-        (Some(libc::ECONNREFUSED), QpKind::Ud) => (c::RDMA_CM_EVENT_UNREACHABLE, lookup::UNSUPPORTED.into()),
-        (Some(libc::ECONNREFUSED), _) => (c::RDMA_CM_EVENT_REJECTED, reason::INVALID_SERVICE_ID.into()),
-        (errno, _) => (c::RDMA_CM_EVENT_UNREACHABLE, -errno.unwrap_or(libc::ECONNRESET)),
-    }
-}
-
-/// A connection says little, at once, and must notice that the other machine is gone.
-fn prepare(socket: &Socket) {
-    let alive = TcpKeepalive::new().with_time(Duration::from_secs(5)).with_interval(Duration::from_secs(2));
-    // Without them it works, if more slowly.
-    let _ = socket.set_tcp_nodelay(true);
-    let _ = socket.set_tcp_keepalive(&alive.with_retries(3));
-}
-
 #[cfg(test)]
 mod tests {
     use std::net::{Ipv4Addr, TcpStream};
@@ -501,13 +412,23 @@ mod tests {
 
     #[test]
     fn a_listener_that_goes_takes_its_port_from_those_who_inherited_the_socket() {
-        let line = Line::new(&Queue::new().unwrap(), QpKind::Rc).unwrap();
-        let address = line.bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let own = |line: &Line| {
+            line.state().has_network = true;
+            line.bind((Ipv4Addr::UNSPECIFIED, 0).into()).unwrap()
+        };
+        let new = || Line::new(&Queue::new().unwrap(), QpKind::Rc, Space::Tcp).unwrap();
+        let (line, other) = (new(), new());
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, own(&line).port()));
         line.listen(1).unwrap();
-        let inherited = line.state().socket.as_ref().unwrap().try_clone().unwrap();
+        own(&other);
+        let inherited: Vec<_> =
+            line.state().listening.iter().map(|socket| SockRef::from(socket).try_clone().unwrap()).collect();
+        assert_eq!(inherited.len(), 2, "one for this machine, and one of TCP");
         let connection = TcpStream::connect(address).unwrap();
+        let call = || other.state().claim.as_ref().unwrap().call(address);
         line.close();
         assert_eq!(TcpStream::connect(address).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+        assert_eq!(call().unwrap_err().kind(), ErrorKind::ConnectionRefused);
         drop((inherited, connection));
     }
 }

@@ -1,5 +1,6 @@
-//! What two connection managers say to each other over TCP: IBTA's messages (Vol 1, 12.6 and
-//! 12.11), each behind a header of 8 bytes. Numbers are in network order.
+//! What two connection managers say to each other: IBTA's messages (Vol 1, 12.6 and
+//! 12.11), each behind a header of 8 bytes. Numbers are in network order. Within one machine the addresses of both ends
+//! come first, which the sockets there do not have.
 //!
 //! | bytes | |
 //! |---|---|
@@ -11,7 +12,7 @@
 //! A message is small and has a largest size, so that what a peer can make us hold is bounded. What
 //! does not parse ends the connection.
 
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use doorbell_verbs::{PathMtu, Psn, QKey, QpKind, Qpn};
 
@@ -63,6 +64,39 @@ pub(super) struct Endpoint {
     pub(super) srq: bool,
 }
 
+/// An address without its port; one of IPv4 is mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Host {
+    ip: Ipv6Addr,
+    /// The link that it belongs to, or 0.
+    scope: u32,
+}
+
+impl Host {
+    pub(super) fn of(address: SocketAddr) -> Self {
+        match address {
+            SocketAddr::V4(v4) => Self { ip: v4.ip().to_ipv6_mapped(), scope: 0 },
+            SocketAddr::V6(v6) => Self { ip: *v6.ip(), scope: v6.scope_id() },
+        }
+    }
+
+    pub(super) fn at(self, port: u16) -> SocketAddr {
+        match self.ip.to_canonical() {
+            IpAddr::V4(ip) => SocketAddr::from((ip, port)),
+            IpAddr::V6(ip) => SocketAddrV6::new(ip, port, 0, self.scope).into(),
+        }
+    }
+
+    fn emit(self, bytes: &mut Vec<u8>) {
+        bytes.extend(self.ip.octets());
+        bytes.extend(self.scope.to_be_bytes());
+    }
+
+    fn parse(fields: &mut Fields<'_>) -> Option<Self> {
+        Some(Self { ip: fields.take::<16>()?.into(), scope: u32::from_be_bytes(fields.take()?) })
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Message {
     /// REQ
@@ -81,6 +115,8 @@ pub(super) enum Message {
     Lookup { private: Vec<u8> },
     /// SIDR_REP
     LookupReply { status: u8, gid: Ipv6Addr, qpn: Qpn, qkey: QKey, private: Vec<u8> },
+    /// Within one machine only, and first: from where whoever connects wants to get where.
+    Addresses { source: Host, destination: Host },
 }
 
 /// Why bytes are no message.
@@ -106,6 +142,7 @@ const DISCONNECT_REQUEST: u8 = 5;
 const DISCONNECT_REPLY: u8 = 6;
 const LOOKUP: u8 = 7;
 const LOOKUP_REPLY: u8 = 8;
+const ADDRESSES: u8 = 9;
 
 const FLOW_CONTROL: u8 = 1;
 const SRQ: u8 = 2;
@@ -119,6 +156,7 @@ fn sizes(kind: u8) -> Option<(usize, usize)> {
         REJECT => (2, REJECT_PRIVATE),
         LOOKUP => (0, LOOKUP_PRIVATE),
         LOOKUP_REPLY => (1 + 16 + 4 + 4, LOOKUP_REPLY_PRIVATE),
+        ADDRESSES => (2 * (16 + 4), 0),
         _ => return None,
     })
 }
@@ -139,6 +177,7 @@ impl Message {
             Self::DisconnectReply => DISCONNECT_REPLY,
             Self::Lookup { .. } => LOOKUP,
             Self::LookupReply { .. } => LOOKUP_REPLY,
+            Self::Addresses { .. } => ADDRESSES,
         }
     }
 
@@ -169,6 +208,10 @@ impl Message {
                 bytes.extend(qpn.get().to_be_bytes());
                 bytes.extend(qkey.get().to_be_bytes());
                 bytes.extend(private);
+            }
+            Self::Addresses { source, destination } => {
+                source.emit(&mut bytes);
+                destination.emit(&mut bytes);
             }
         }
         let rest = (bytes.len() - HEADER_BYTES) as u16;
@@ -228,6 +271,7 @@ impl Message {
                 let qkey = QKey::new(u32::from_be_bytes(fields.take()?));
                 Self::LookupReply { status, gid, qpn: Qpn::new(qpn), qkey, private: fields.rest() }
             }
+            ADDRESSES => Self::Addresses { source: Host::parse(&mut fields)?, destination: Host::parse(&mut fields)? },
             _ => return None,
         })
     }
@@ -315,6 +359,10 @@ mod tests {
             Message::DisconnectReply,
             Message::Lookup { private: vec![3; LOOKUP_PRIVATE] },
             Message::LookupReply { status: 0, gid, qpn: Qpn::new(5), qkey: QKey::new(0x0123_4567), private: vec![9] },
+            Message::Addresses {
+                source: Host { ip: gid, scope: 0 },
+                destination: Host { ip: gid, scope: 0x0102_0304 },
+            },
         ]
     }
 
@@ -354,12 +402,20 @@ mod tests {
     fn what_is_no_message_is_refused_before_it_is_awaited() {
         assert_eq!(Message::parse(b"GET "), Err(Malformed::Magic));
         assert_eq!(Message::parse(b"DBcm\x02"), Err(Malformed::Version(2)));
-        assert_eq!(Message::parse(b"DBcm\x01\x09\0\0"), Err(Malformed::Kind(9)));
+        assert_eq!(Message::parse(b"DBcm\x01\x0a\0\0"), Err(Malformed::Kind(10)));
         assert_eq!(Message::parse(b"DBcm\x01\x00\0\0"), Err(Malformed::Kind(0)));
         let longest = [0xff, 0xff];
-        for kind in REQUEST..=LOOKUP_REPLY {
+        for kind in REQUEST..=ADDRESSES {
             let header = [b"DBcm", &[VERSION, kind][..], &longest].concat();
             assert_eq!(Message::parse(&header), Err(Malformed::Length { kind, bytes: 0xffff }));
+        }
+    }
+
+    #[test]
+    fn an_address_comes_back_with_its_link() {
+        for text in ["127.0.0.3:7", "[::1]:7", "[fe80::1%4]:7"] {
+            let address: SocketAddr = text.parse().unwrap();
+            assert_eq!(Host::of(address).at(7), address);
         }
     }
 

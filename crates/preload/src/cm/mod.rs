@@ -1,15 +1,16 @@
 //! `rdma_*`: connections between programs by address and port, as librdmacm offers them.
 //!
-//! Nothing below this knows of connections, so what IBTA's connection manager says in management
-//! datagrams goes over TCP here: an id that is bound has the TCP port of the same address and number, a
-//! listener listens there, and what resolves an address to it connects there. So port numbers are the
-//! machine's, an active side need not know which address the other's RNIC has, and a process that
-//! dies is noticed, since its connections close.
+//! Nothing below this knows of connections, so what IBTA's connection manager says in management datagrams goes over
+//! sockets here. On one machine these are Unix sockets, whose names are the ports: a space of their own, as an adapter
+//! has it, so a program may listen for TCP and for RDMA at one port. Between machines it is TCP at the port of the same
+//! number: a listener that other machines can reach listens there too, where that is free. So an active side need not
+//! know which address the other's RNIC has, and a process that dies is noticed, since its connections close.
 //!
 //! | file | |
 //! |---|---|
 //! | `message.rs` | what two ends say to each other |
-//! | `line.rs`, `line/hear.rs` | an id to the other end: its TCP connection and its state |
+//! | `ports.rs` | which ids may have which port of this machine, and how they find each other |
+//! | `line.rs`, `line/road.rs`, `line/hear.rs` | an id to the other end: its state, how it gets a connection, what it hears |
 //! | `service.rs` | the thread that serves those |
 //! | `channel.rs` | events on their way to the program |
 //! | `id.rs`, `object.rs`, `device.rs`, `options.rs` | ids, and what they are bound to |
@@ -36,6 +37,7 @@ mod message;
 mod multicast;
 mod object;
 mod options;
+mod ports;
 mod qp;
 mod resolve;
 mod rsocket;

@@ -41,8 +41,7 @@ pub(super) unsafe extern "C" fn rdma_set_option(
         unsafe {
             match name {
                 c::RDMA_OPTION_ID_TOS => own.line.state().options.traffic_class = value_of::<u8>(value, length)?,
-                // A port of a listener that ended can be taken at once in any case.
-                c::RDMA_OPTION_ID_REUSEADDR => drop(value_of::<c_int>(value, length)?),
+                c::RDMA_OPTION_ID_REUSEADDR => own.line.set_reuse(value_of::<c_int>(value, length)? != 0)?,
                 c::RDMA_OPTION_ID_AFONLY => {
                     let only = value_of::<c_int>(value, length)? != 0;
                     if own.line.is_bound() {

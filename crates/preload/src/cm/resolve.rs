@@ -45,7 +45,9 @@ fn way(own: &Id, source: Option<SocketAddr>, destination: SocketAddr) -> Answer<
     if !own.line.is_bound() {
         bind(own, source.map_or(from, |source| placed(source, from)))?;
     }
-    let here = from.ip().is_loopback() || from.ip() == destination.ip();
+    // As with the kernel's, nowhere is here.
+    let destination = placed(destination, from);
+    let here = from.ip().is_loopback() || address::is_here(destination);
     if rnic.is_loopback() && !here {
         let why = format!(
             "the software RNIC has the address {rnic}, from where {} is not reached: DOORBELL_BIND (`doorbell run \
@@ -59,6 +61,7 @@ fn way(own: &Id, source: Option<SocketAddr>, destination: SocketAddr) -> Answer<
     let mut state = own.line.state();
     state.local = state.local.map(|local| placed(local, from));
     state.remote = Some(destination);
+    state.is_far = !here;
     Ok(())
 }
 

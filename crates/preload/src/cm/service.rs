@@ -1,4 +1,4 @@
-//! The thread that serves the TCP connections of this process's ids, and their deadlines.
+//! The thread that serves the connections of this process's ids, and their deadlines.
 //!
 //! It starts with the first id that needs it, blocks all signals, and belongs to one process: after a
 //! fork the child starts one of its own.
@@ -111,12 +111,16 @@ impl Service {
         deadline: Option<Instant>,
     ) -> Answer<()> {
         self.keep(line, deadline);
-        self.epoll.add(socket, EpollEvent::new(interest, line.number)).map_err(|error| {
+        self.watch(line.number, socket, interest).inspect_err(|_| {
             self.table().lines.remove(&line.number);
-            failed(error)
         })?;
         self.wake();
         Ok(())
+    }
+
+    /// Watches one socket more of a line that is served.
+    pub(super) fn watch(&self, number: Number, socket: impl AsFd, interest: EpollFlags) -> Answer<()> {
+        self.epoll.add(socket, EpollEvent::new(interest, number)).map_err(failed)
     }
 
     /// Changes what a line waits for.

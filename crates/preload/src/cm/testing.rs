@@ -1,18 +1,26 @@
 //! What tests of other parts need of connections.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::io::Write as _;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::ptr;
+use std::sync::Arc;
 
+use doorbell_fabric::OwnProcess;
 use doorbell_ibverbs_sys as c;
 use doorbell_verbs::{PathMtu, Psn, QpKind, Qpn};
-use socket2::SockAddr;
+use socket2::{SockAddr, SockRef, Socket};
 
+use super::channel::Queue;
 pub(crate) use super::channel::{
     rdma_ack_cm_event, rdma_create_event_channel, rdma_destroy_event_channel, rdma_get_cm_event,
 };
 pub(crate) use super::connect::{rdma_accept, rdma_connect, rdma_get_request, rdma_listen};
+use super::id::Id;
 pub(crate) use super::id::{rdma_create_id, rdma_destroy_id, rdma_migrate_id};
-use super::message::{Endpoint, Message};
+use super::line::Line;
+use super::message::{Endpoint, Host, Message};
+use super::object::object;
+use super::ports::{Claim, Space};
 use super::resolve::{rdma_bind_addr, rdma_get_src_port, rdma_resolve_addr, rdma_resolve_route};
 
 #[path = "../../../rnic/tests/common/rng.rs"]
@@ -22,6 +30,94 @@ pub(super) use rng::Rng;
 
 pub(super) fn local(port: u16) -> SockAddr {
     SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port).into()
+}
+
+/// By which sockets an id and a bare peer reach each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Road {
+    /// Those of one machine.
+    Here,
+    /// TCP's, as between machines.
+    Network,
+}
+
+impl Road {
+    pub(super) const BOTH: [Self; 2] = [Self::Here, Self::Network];
+
+    /// Where a listener is bound that this road leads to.
+    pub(super) fn address(self) -> SockAddr {
+        let ip = if self == Self::Here { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
+        SocketAddr::new(ip.into(), 0).into()
+    }
+
+    /// Has an id that does not listen and did not connect yet take this road.
+    pub(super) fn lead(self, id: *mut c::rdma_cm_id) {
+        // SAFETY: the id exists.
+        let line = Arc::clone(&unsafe { object::<Id>(id) }.unwrap().line);
+        let mut state = line.state();
+        (state.has_network, state.is_far) = (self == Self::Network, self == Self::Network);
+    }
+
+    /// A bare socket that is connected with a listener of this machine. What it says is the test's.
+    pub(crate) fn call(self, port: u16) -> Socket {
+        let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        if self == Self::Network {
+            return TcpStream::connect(to).unwrap().into();
+        }
+        let mut socket = called(&port_of_this_machine(), to);
+        let host = Host::of(to);
+        socket.write_all(&Message::Addresses { source: host, destination: host }.emit()).unwrap();
+        socket
+    }
+}
+
+/// A port of this machine that nobody else has.
+pub(super) fn port_of_this_machine() -> Claim {
+    let line = Line::new(&Queue::new().unwrap(), QpKind::Rc, Space::Tcp).unwrap();
+    line.bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+    line.state().claim.take().unwrap()
+}
+
+/// A connection from a port of this machine that has said nothing.
+pub(super) fn called(from: &Claim, to: SocketAddr) -> Socket {
+    from.call(to).unwrap();
+    let socket = SockRef::from(from.socket()).try_clone().unwrap();
+    socket.set_nonblocking(false).unwrap();
+    socket
+}
+
+/// A bare socket that listens, and what keeps its port.
+pub(crate) struct BareListener {
+    socket: Socket,
+    pub(crate) port: u16,
+    road: Road,
+    _kept: Option<(Claim, OwnProcess)>,
+}
+
+impl BareListener {
+    pub(crate) fn new(road: Road) -> Self {
+        if road == Road::Network {
+            let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+            let port = socket.local_addr().unwrap().port();
+            return Self { socket: socket.into(), port, road, _kept: None };
+        }
+        let claim = port_of_this_machine();
+        let listening = claim.listen().unwrap();
+        let socket = SockRef::from(&listening).try_clone().unwrap();
+        socket.set_nonblocking(false).unwrap();
+        Self { socket, port: claim.bound().address.port(), road, _kept: Some((claim, listening)) }
+    }
+
+    /// The next connection. Within this machine its addresses were heard.
+    pub(crate) fn accept(&self) -> Socket {
+        let mut socket = self.socket.accept().unwrap().0;
+        if self.road == Road::Here {
+            let mut bytes = [0; 48];
+            std::io::Read::read_exact(&mut socket, &mut bytes).unwrap();
+            assert!(matches!(Message::parse(&bytes), Ok(Some((Message::Addresses { .. }, 48)))));
+        }
+        socket
+    }
 }
 
 fn synchronous_id() -> *mut c::rdma_cm_id {

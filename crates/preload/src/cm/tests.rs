@@ -1,6 +1,7 @@
-//! Both ends in one process; in `peers.rs` one of them is no connection manager at all.
+//! Both ends in one process; in `peers.rs` one of them is no connection manager at all, and `ports.rs` is about ports.
 
 mod peers;
+mod ports;
 
 use std::ffi::c_int;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -24,7 +25,7 @@ use super::multicast::{rdma_join_multicast, rdma_join_multicast_ex, rdma_leave_m
 use super::options::rdma_set_option;
 use super::qp::{rdma_create_qp, rdma_destroy_qp};
 use super::resolve::{rdma_bind_addr, rdma_get_dst_port, rdma_get_src_port, rdma_resolve_addr, rdma_resolve_route};
-use super::testing::local;
+use super::testing::{Road, local};
 
 fn errno() -> c_int {
     std::io::Error::last_os_error().raw_os_error().unwrap()
@@ -337,11 +338,16 @@ fn a_datagram_service_is_found_or_refused() {
         fine(rdma_reject(refusing, b"no".as_ptr().cast(), 2));
         let seen = active.expect(c::RDMA_CM_EVENT_UNREACHABLE, 2);
         assert_eq!((&seen.private[..3], seen.private.len()), (&b"no\0"[..], LOOKUP_REPLY_PRIVATE));
-        // It is no service for connections.
-        let stream = active.resolved(c::RDMA_PS_TCP, port);
+        // It is no service for connections, which only the port of TCP can lead there.
+        let far = passive.id(c::RDMA_PS_UDP);
+        Road::Network.lead(far);
+        fine(rdma_bind_addr(far, sockaddr(&Road::Network.address())));
+        fine(rdma_listen(far, 0));
+        let stream = active.resolved(c::RDMA_PS_TCP, u16::from_be(rdma_get_src_port(far)));
+        Road::Network.lead(stream);
         fine(rdma_connect(stream, &mut c::rdma_conn_param { qp_num: 1, ..param(b"") }));
         active.expect(c::RDMA_CM_EVENT_REJECTED, 8);
-        destroy(&[client, request.id, other, refusing, stream, listener]);
+        destroy(&[client, request.id, other, refusing, stream, far, listener]);
     }
     passive.no_more();
 }
@@ -443,11 +449,14 @@ fn an_id_takes_what_waits_to_another_channel() {
 #[test]
 fn a_source_without_an_address_keeps_its_port() {
     let channel = Channel::new();
-    // A port that is free for two who reuse addresses.
     let holder = channel.id(c::RDMA_PS_TCP);
     let id = channel.id(c::RDMA_PS_TCP);
+    let (level, name, mut reuse) = (c::RDMA_OPTION_ID as c_int, c::RDMA_OPTION_ID_REUSEADDR as c_int, 1);
     // SAFETY: the ids exist.
     unsafe {
+        for id in [holder, id] {
+            fine(rdma_set_option(id, level, name, (&raw mut reuse).cast(), size_of::<c_int>()));
+        }
         fine(rdma_bind_addr(holder, sockaddr(&local(0))));
         let port = rdma_get_src_port(holder);
         let source = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), u16::from_be(port)).into();

@@ -2,7 +2,6 @@
 
 use std::ffi::{c_int, c_void};
 use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::ptr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering};
@@ -441,7 +440,7 @@ fn threads_that_wait_for_connections_can_be_cancelled() {
     };
     cancelled_anyhow(&get_request);
     // The listener still serves: a bare peer asks, and does not say that it knows of the acceptance.
-    let mut peer = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+    let mut peer = cm::Road::Here.call(port);
     peer.write_all(&cm::request()).unwrap();
     let mut id = ptr::null_mut();
     // SAFETY: the listener exists, and the ids until they are destroyed.
@@ -456,15 +455,15 @@ fn threads_that_wait_for_connections_can_be_cancelled() {
         assert_eq!(cm::rdma_destroy_id(server.get()), 0);
 
         // Whoever listens here never answers.
-        let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let client = Shared::new(cm::synchronously_resolved(silent.local_addr().unwrap().port()));
+        let silent = cm::BareListener::new(cm::Road::Here);
+        let client = Shared::new(cm::synchronously_resolved(silent.port));
         let connect = || {
             let mut param = c::rdma_conn_param { qp_num: 1, ..c::rdma_conn_param::default() };
             cm::rdma_connect(client.get(), &raw mut param)
         };
         cancelled_anyhow(&connect);
         let mut asked = [0; 8];
-        silent.accept().unwrap().0.read_exact(&mut asked).unwrap();
+        silent.accept().read_exact(&mut asked).unwrap();
         assert_eq!(&asked[..4], b"DBcm");
         assert_eq!(cm::rdma_destroy_id(client.get()), 0);
         assert_eq!(cm::rdma_destroy_id(listener.get()), 0);

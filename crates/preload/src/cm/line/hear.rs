@@ -5,16 +5,19 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use doorbell_fabric::OwnProcess;
 use doorbell_ibverbs_sys as c;
 use doorbell_verbs::QpKind;
 use nix::sys::epoll::EpollFlags;
-use socket2::Socket;
+use socket2::{SockAddr, SockRef, Socket};
 
-use super::{Line, Phase, READ, State, prepare, refused, soon};
+use super::road::prepare;
+use super::{Line, Phase, READ, State, refused, soon};
 use crate::answer::{Answer, Refused};
-use crate::cm::address::canonical;
+use crate::cm::address::{canonical, is_here};
 use crate::cm::channel::Detail;
-use crate::cm::message::{Endpoint, Message, lookup, reason};
+use crate::cm::message::{Endpoint, Host, Message, lookup, reason};
+use crate::cm::ports;
 use crate::cm::service::Number;
 
 /// How long whoever connected may take for its request.
@@ -61,22 +64,26 @@ impl Line {
     }
 
     fn accept_all(self: &Arc<Self>, state: &mut State) {
-        let Some(listening) = &state.socket else { return };
-        let mut arrived = Vec::new();
-        while state.arriving.len() + arrived.len() < MAX_ARRIVING {
-            match listening.accept() {
-                Ok((socket, _)) => arrived.push(socket),
-                Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => {
-                    self.pause(state);
-                    break;
+        let (mut arrived, mut is_short) = (Vec::new(), false);
+        for listening in &state.listening {
+            while state.arriving.len() + arrived.len() < MAX_ARRIVING {
+                match SockRef::from(listening).accept() {
+                    Ok(connection) => arrived.push(connection),
+                    Err(error) => {
+                        is_short |= matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM));
+                        // Else none waits, or one that has given up: the next call finds those behind it.
+                        break;
+                    }
                 }
-                // None waits, or one that has given up: the next call finds those behind it.
-                Err(_) => break,
             }
         }
-        for socket in arrived {
-            if let Ok(number) = self.arrive(state, socket) {
-                state.arriving.push(number);
+        if is_short {
+            self.pause(state);
+        }
+        for (socket, from) in arrived {
+            match self.arrive(state, socket, &from) {
+                Ok(number) => state.arriving.push(number),
+                Err(why) => why.tell("rdma_cm"),
             }
         }
         if state.arriving.len() >= MAX_ARRIVING {
@@ -87,24 +94,33 @@ impl Line {
 
     /// A listener whose waiting connections cannot be taken must not keep the thread busy.
     fn pause(&self, state: &State) {
-        if let Some(listening) = &state.socket {
+        for listening in &state.listening {
             self.service.expect(self.number, listening, EpollFlags::empty());
-            self.service.set_deadline(self.number, soon(PAUSE));
         }
+        self.service.set_deadline(self.number, soon(PAUSE));
     }
 
-    fn arrive(self: &Arc<Self>, state: &State, socket: Socket) -> Answer<Number> {
+    fn arrive(self: &Arc<Self>, state: &State, socket: Socket, from: &SockAddr) -> Answer<Number> {
         let failed = |error: io::Error| refused("a connection could not be taken", &error);
         socket.set_nonblocking(true).map_err(failed)?;
-        prepare(&socket);
-        let child = Arc::new(Self::with(Arc::clone(&self.service), &state.queue, state.kind));
+        let child = Arc::new(Self::with(Arc::clone(&self.service), &state.queue, state.kind, state.space));
         // Nobody else knows it yet, so its lock is free.
         let mut own = child.state();
         own.phase = Phase::Arriving;
         own.options = state.options;
-        own.local = socket.local_addr().map_err(failed)?.as_socket().map(canonical);
-        own.remote = socket.peer_addr().map_err(failed)?.as_socket().map(canonical);
+        if let Some(remote) = from.as_socket() {
+            prepare(&socket);
+            own.local = socket.local_addr().map_err(failed)?.as_socket().map(canonical);
+            own.remote = Some(canonical(remote));
+        } else {
+            let caller = ports::caller(from).filter(|caller| caller.space == state.space);
+            let bound = state.claim.as_ref().map(|claim| *claim.bound());
+            own.called = Some(caller.zip(bound).ok_or_else(|| {
+                Refused::new(libc::EPROTO, "somebody on this machine connected without a port of rdma_cm")
+            })?);
+        }
         own.listener = Some(Arc::clone(self));
+        let socket = OwnProcess::new(socket.into());
         self.service.serve(&child, &socket, READ, soon(ARRIVAL))?;
         own.socket = Some(socket);
         Ok(child.number)
@@ -112,8 +128,9 @@ impl Line {
 
     fn on_connected(self: &Arc<Self>, state: &mut State) {
         let Some(socket) = &state.socket else { return };
-        let error = match socket.take_error() {
-            Ok(None) if socket.peer_addr().is_err() => return, // not yet
+        let connection = SockRef::from(socket);
+        let error = match connection.take_error() {
+            Ok(None) if connection.peer_addr().is_err() => return, // not yet
             Ok(error) => error,
             Err(error) => Some(error),
         };
@@ -132,13 +149,19 @@ impl Line {
     fn on_message(self: &Arc<Self>, state: &mut State, message: Message) {
         use Message as M;
         match (state.phase, message) {
-            (Phase::Arriving, M::Request { kind, endpoint, retry_count, private }) => {
+            (Phase::Arriving, M::Addresses { source, destination }) if state.called.is_some() => {
+                if let Err(why) = state.learn_addresses(source, destination) {
+                    why.tell("rdma_cm");
+                    self.on_end(state, libc::EPROTO);
+                }
+            }
+            (Phase::Arriving, M::Request { kind, endpoint, retry_count, private }) if state.called.is_none() => {
                 state.kind = kind;
                 state.terms.learn(endpoint);
                 state.terms.retry_count = retry_count;
                 self.on_request(state, Some(endpoint), retry_count, private);
             }
-            (Phase::Arriving, M::Lookup { private }) => {
+            (Phase::Arriving, M::Lookup { private }) if state.called.is_none() => {
                 state.kind = QpKind::Ud;
                 self.on_request(state, None, 0, private);
             }
@@ -211,7 +234,7 @@ impl Line {
         state.end(&self.service, self.number);
     }
 
-    /// The TCP connection is of no use any more: the other end closed it, died, or speaks nonsense.
+    /// The connection is of no use any more: the other end closed it, died, or speaks nonsense.
     fn on_end(&self, state: &mut State, errno: c_int) {
         let phase = state.phase;
         match phase {
@@ -238,7 +261,7 @@ impl Line {
         let mut state = self.state();
         match state.phase {
             Phase::Listening { .. } => {
-                if let Some(listening) = &state.socket {
+                for listening in &state.listening {
                     self.service.expect(self.number, listening, READ);
                 }
             }
@@ -258,5 +281,20 @@ impl Line {
             }
             _ => {}
         }
+    }
+}
+
+impl State {
+    /// Takes note of the addresses that a caller of this machine names, if they can be true.
+    fn learn_addresses(&mut self, source: Host, destination: Host) -> Answer<()> {
+        let Some((caller, own)) = self.called.take() else { return Ok(()) };
+        let (source, destination) = (source.at(caller.address.port()), destination.at(own.address.port()));
+        let is_possible = caller.admits(source) && own.admits(destination);
+        if !is_possible || !is_here(source) || !is_here(destination) {
+            let why = format!("a connection within this machine is said to go from {source} to {destination}");
+            return Err(Refused::new(libc::EPROTO, why));
+        }
+        (self.local, self.remote) = (Some(destination), Some(source));
+        Ok(())
     }
 }

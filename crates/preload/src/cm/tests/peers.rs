@@ -1,19 +1,19 @@
 //! Bare sockets that say one wrong thing, or die.
 
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use doorbell_ibverbs_sys as c;
 use doorbell_verbs::PathMtu;
+use socket2::Socket;
 
 use super::super::line::ARRIVAL;
-use super::super::message::Message;
-use super::super::testing::message as request;
+use super::super::message::{Host, Message};
+use super::super::testing::{BareListener, Road, called, message as request, port_of_this_machine};
 use super::*;
 
-/// The next message on a bare TCP connection.
-fn heard(stream: &mut TcpStream) -> Message {
+/// The next message on a bare connection.
+fn heard(stream: &mut Socket) -> Message {
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let mut bytes = Vec::new();
     loop {
@@ -27,7 +27,7 @@ fn heard(stream: &mut TcpStream) -> Message {
 }
 
 /// It was hung up on.
-fn gone(mut stream: TcpStream) {
+fn gone(mut stream: Socket) {
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     match stream.read(&mut [0; 16]) {
         Ok(0) => {}
@@ -36,11 +36,36 @@ fn gone(mut stream: TcpStream) {
     }
 }
 
+impl Channel {
+    /// A listener that a road leads to, and its port.
+    fn listener_on(&self, road: Road) -> (*mut c::rdma_cm_id, u16) {
+        let id = self.id(c::RDMA_PS_TCP);
+        road.lead(id);
+        // SAFETY: the id exists.
+        unsafe {
+            fine(rdma_bind_addr(id, sockaddr(&road.address())));
+            fine(rdma_listen(id, 0));
+            (id, u16::from_be(rdma_get_src_port(id)))
+        }
+    }
+
+    fn resolved_on(&self, road: Road, port: u16) -> *mut c::rdma_cm_id {
+        let id = self.resolved(c::RDMA_PS_TCP, port);
+        road.lead(id);
+        id
+    }
+}
+
 #[test]
 fn a_listener_hangs_up_on_nonsense_and_goes_on() {
+    Road::BOTH.into_iter().for_each(a_listener_hangs_up_on_nonsense);
+}
+
+fn a_listener_hangs_up_on_nonsense(road: Road) {
     let (passive, active) = (Channel::new(), Channel::new());
-    let (listener, port) = passive.listener(c::RDMA_PS_TCP, 0);
-    let connect = || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+    let (listener, port) = passive.listener_on(road);
+    let connect = || road.call(port);
+    let host = Host::of((Ipv4Addr::LOCALHOST, 0).into());
     let silent = connect();
     let mut other_version = request().emit();
     other_version[4] = 99;
@@ -50,6 +75,8 @@ fn a_listener_hangs_up_on_nonsense_and_goes_on() {
         other_version,
         Message::ReadyToUse.emit(),
         Message::Reject { reason: 1, private: Vec::new() }.emit(),
+        // Addresses are said once within a machine, and never to others.
+        Message::Addresses { source: host, destination: host }.emit(),
     ];
     for bytes in wrong {
         let mut stream = connect();
@@ -61,7 +88,7 @@ fn a_listener_hangs_up_on_nonsense_and_goes_on() {
     half.write_all(&request().emit()[..20]).unwrap();
     drop(half);
     assert!(!passive.is_readable());
-    let client = active.resolved(c::RDMA_PS_TCP, port);
+    let client = active.resolved_on(road, port);
     // SAFETY: the ids exist.
     unsafe {
         fine(rdma_connect(client, &mut c::rdma_conn_param { qp_num: 1, ..param(b"") }));
@@ -74,12 +101,51 @@ fn a_listener_hangs_up_on_nonsense_and_goes_on() {
 }
 
 #[test]
-fn more_silent_connections_than_are_held_leave_those_that_speak_alone() {
+fn whoever_lies_about_its_addresses_is_hung_up_on() {
     let passive = Channel::new();
-    let (listener, port) = passive.listener(c::RDMA_PS_TCP, 0);
+    let (listener, port) = passive.listener_on(Road::Here);
+    let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let (here, elsewhere) = (Host::of(to), Host::of((Ipv4Addr::new(192, 0, 2, 77), 0).into()));
+    let other = Host::of((Ipv4Addr::new(127, 0, 0, 9), 0).into());
+    let nowhere = Host::of((Ipv4Addr::UNSPECIFIED, 0).into());
+    let said = |source, destination| Message::Addresses { source, destination }.emit();
+    for bytes in [
+        said(elsewhere, here), // its port is of another address
+        said(other, here),
+        said(nowhere, here),
+        said(here, elsewhere), // nobody listens there
+        said(here, other),
+        said(here, nowhere),
+        request().emit(), // before its addresses
+        Message::Lookup { private: Vec::new() }.emit(),
+    ] {
+        let mut stream = called(&port_of_this_machine(), to);
+        stream.write_all(&bytes).unwrap();
+        gone(stream);
+    }
+    // Without a port, and from a port of another space.
+    let nameless = Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None).unwrap();
+    nameless.connect(&SockAddr::unix(format!("\0doorbell-cm/listen/tcp/{port}/127.0.0.1")).unwrap()).unwrap();
+    gone(nameless);
+    let foreign = Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None).unwrap();
+    foreign.bind(&SockAddr::unix(format!("\0doorbell-cm/port/udp/{port}/127.0.0.1")).unwrap()).unwrap();
+    foreign.connect(&SockAddr::unix(format!("\0doorbell-cm/listen/tcp/{port}/127.0.0.1")).unwrap()).unwrap();
+    gone(foreign);
+    assert!(!passive.is_readable());
+    destroy(&[listener]);
+}
+
+#[test]
+fn more_silent_connections_than_are_held_leave_those_that_speak_alone() {
+    Road::BOTH.into_iter().for_each(silent_connections_leave_others_alone);
+}
+
+fn silent_connections_leave_others_alone(road: Road) {
+    let passive = Channel::new();
+    let (listener, port) = passive.listener_on(road);
     let start = Instant::now();
-    let silent: Vec<_> = (0..200).map(|_| TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap()).collect();
-    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+    let silent: Vec<_> = (0..200).map(|_| road.call(port)).collect();
+    let mut stream = road.call(port);
     stream.write_all(&request().emit()).unwrap();
     let server = passive.expect(c::RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
     // Before the first of the others was given up for its silence alone.
@@ -89,11 +155,40 @@ fn more_silent_connections_than_are_held_leave_those_that_speak_alone() {
 }
 
 #[test]
+fn whoever_finds_a_listener_full_waits_for_its_turn() {
+    let active = Channel::new();
+    let claim = port_of_this_machine();
+    let port = claim.bound().address.port();
+    let listening = Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None).unwrap();
+    listening.bind(&SockAddr::unix(format!("\0doorbell-cm/listen/tcp/{port}/127.0.0.1")).unwrap()).unwrap();
+    listening.listen(0).unwrap();
+    listening.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    // The kernel keeps one that waits.
+    let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let first = called(&port_of_this_machine(), to);
+    assert_eq!(port_of_this_machine().call(to).unwrap_err().kind(), ErrorKind::WouldBlock);
+    let client = active.resolved(c::RDMA_PS_TCP, port);
+    // SAFETY: the id exists.
+    fine(unsafe { rdma_connect(client, &mut c::rdma_conn_param { qp_num: 1, ..param(b"") }) });
+    drop(listening.accept().unwrap());
+    let mut second = listening.accept().unwrap().0;
+    assert!(matches!(heard(&mut second), Message::Addresses { .. }));
+    assert!(matches!(heard(&mut second), Message::Request { .. }));
+    drop(first);
+    destroy(&[client]);
+    active.no_more();
+}
+
+#[test]
 fn a_peer_that_dies_is_noticed_at_every_step() {
+    Road::BOTH.into_iter().for_each(a_dead_peer_is_noticed);
+}
+
+fn a_dead_peer_is_noticed(road: Road) {
     let passive = Channel::new();
-    let (listener, port) = passive.listener(c::RDMA_PS_TCP, 0);
+    let (listener, port) = passive.listener_on(road);
     let connect = || {
-        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+        let mut stream = road.call(port);
         stream.write_all(&request().emit()).unwrap();
         stream
     };
@@ -152,14 +247,17 @@ fn a_peer_that_dies_is_noticed_at_every_step() {
 
 #[test]
 fn whoever_answers_with_nonsense_is_unreachable() {
+    Road::BOTH.into_iter().for_each(nonsense_is_unreachable);
+}
+
+fn nonsense_is_unreachable(road: Road) {
     let active = Channel::new();
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let port = listener.local_addr().unwrap().port();
+    let listener = BareListener::new(road);
     for bytes in [b"220 mail ready\r\n".to_vec(), Message::ReadyToUse.emit(), request().emit(), Vec::new()] {
-        let client = active.resolved(c::RDMA_PS_TCP, port);
+        let client = active.resolved_on(road, listener.port);
         // SAFETY: the id exists.
         fine(unsafe { rdma_connect(client, &mut c::rdma_conn_param { qp_num: 1, ..param(b"") }) });
-        let (mut stream, _) = listener.accept().unwrap();
+        let mut stream = listener.accept();
         assert!(matches!(heard(&mut stream), Message::Request { .. }));
         stream.write_all(&bytes).unwrap();
         drop(stream);

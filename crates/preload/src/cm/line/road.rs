@@ -1,0 +1,292 @@
+//! How an id takes its port, listens there, and connects: by names on this machine, by TCP with others.
+
+use std::ffi::c_int;
+use std::io::{self, ErrorKind};
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use doorbell_fabric::OwnProcess;
+use doorbell_ibverbs_sys as c;
+use doorbell_verbs::QpKind;
+use nix::sys::epoll::EpollFlags;
+use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, TcpKeepalive, Type};
+
+use super::{ANSWER, Line, Options, Phase, READ, State, refused, soon};
+use crate::answer::{Answer, Refused};
+use crate::cm::address::canonical;
+use crate::cm::channel::Detail;
+use crate::cm::message::{Host, Message, lookup, reason};
+use crate::cm::ports::{Bound, Claim, is_taken};
+
+/// How long nobody may listen before a request is rejected. Servers that take one connection at a time
+/// listen anew for the next, and clients that are told of an address at once come too early for that; real
+/// networks take their time to resolve one.
+const LISTENER_LATE: Duration = Duration::from_secs(2);
+
+/// How long it is waited between two tries.
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// How many numbers the kernel is asked for where a program leaves it open: others may have those that it offers.
+const NUMBERS: usize = 64;
+
+/// Ports that a user needs a right for at most (`net.ipv4.ip_unprivileged_port_start` says from which on not).
+const PRIVILEGED: u16 = 1024;
+
+impl Line {
+    /// Takes an address and a port for the id.
+    pub(in crate::cm) fn bind(&self, address: SocketAddr) -> Answer<SocketAddr> {
+        let mut state = self.state();
+        if state.phase != Phase::Idle || state.claim.is_some() {
+            return Err(Refused::invalid("the id has an address already"));
+        }
+        let (claim, tcp) = state.take_port(address).map_err(|error| {
+            let why = match error.raw_os_error() {
+                Some(libc::EADDRNOTAVAIL) => " (another id has the port, or no interface has the address)",
+                Some(libc::EADDRINUSE) => " (another id has the port)",
+                _ => "",
+            };
+            refused(&format!("the id could not be bound to {address}{why}"), &error)
+        })?;
+        let mut bound = address;
+        bound.set_port(claim.bound().address.port());
+        state.tcp = tcp.filter(|_| state.has_network && !bound.ip().is_loopback());
+        state.claim = Some(claim);
+        state.local = Some(bound);
+        Ok(bound)
+    }
+
+    pub(in crate::cm) fn is_bound(&self) -> bool {
+        let state = self.state();
+        state.claim.is_some() || state.socket.is_some()
+    }
+
+    /// Says whether the id shares its port, as far as that can still be changed.
+    pub(in crate::cm) fn set_reuse(&self, reuse: bool) -> Answer<()> {
+        let mut state = self.state();
+        match &state.claim {
+            Some(_) if matches!(state.phase, Phase::Listening { .. }) => {
+                return Err(Refused::invalid("the port of a listener is its own"));
+            }
+            Some(_) if !reuse => return Err(Refused::invalid("the id is bound already, and may share its port")),
+            Some(claim) if !claim.bound().reuse => {
+                let shared = claim.again(true).map_err(|error| refused("the port cannot be shared", &error))?;
+                state.claim = Some(shared);
+            }
+            _ => {}
+        }
+        state.options.reuse = reuse;
+        Ok(())
+    }
+
+    pub(in crate::cm) fn listen(self: &Arc<Self>, backlog: usize) -> Answer<()> {
+        let mut state = self.state();
+        if state.phase != Phase::Idle {
+            return Err(Refused::invalid("only an id that is bound and nothing else can listen"));
+        }
+        let failed = |error: &io::Error| refused("the id cannot listen at its address", error);
+        let claim = state.claim.as_ref().ok_or_else(|| Refused::invalid("the id is not bound"))?;
+        // From now on the port is its own (`rdma_listen` of Linux's connection manager).
+        let alone = if claim.bound().reuse { Some(claim.again(false).map_err(|error| failed(&error))?) } else { None };
+        let here = alone.as_ref().unwrap_or(claim).listen().map_err(|error| failed(&error))?;
+        self.service.serve(self, &here, READ, None)?;
+        if let Some(alone) = alone {
+            state.claim = Some(alone);
+            state.options.reuse = false;
+        }
+        state.listening.push(here);
+        if let Err(why) = self.listen_to_network(&mut state, backlog) {
+            why.tell("rdma_listen");
+        }
+        state.phase = Phase::Listening { backlog };
+        Ok(())
+    }
+
+    /// Has other machines reach a listener too, unless its address or the RNIC's is one that they do not reach.
+    fn listen_to_network(&self, state: &mut State, backlog: usize) -> Answer<()> {
+        let Some(local) = state.local.filter(|local| state.has_network && !local.ip().is_loopback()) else {
+            return Ok(());
+        };
+        let listen = |kept: Option<OwnProcess>| -> io::Result<OwnProcess> {
+            let socket = kept.map_or_else(|| tcp_socket(local, state.options), Ok)?;
+            SockRef::from(&socket).listen(backlog.try_into().unwrap_or(c_int::MAX))?;
+            Ok(socket)
+        };
+        let kept = state.tcp.take();
+        let socket = listen(kept).map_err(|error| {
+            let reach = "so programs of this machine reach the listener, and other machines do not";
+            refused(&format!("TCP port {} cannot be had, {reach}", local.port()), &error)
+        })?;
+        self.service.watch(self.number, &socket, READ)?;
+        state.listening.push(socket);
+        Ok(())
+    }
+
+    /// Connects to where the id is resolved to, and says `request` there.
+    pub(in crate::cm) fn connect(self: &Arc<Self>, request: Message) -> Answer<()> {
+        let mut state = self.state();
+        if state.phase != Phase::RouteResolved {
+            return Err(Refused::invalid("an id needs a resolved route before it connects, and connects once"));
+        }
+        if state.claim.is_none() {
+            return Err(Refused::invalid("the id is not bound"));
+        }
+        state.request = Some(request);
+        state.begun = Some(Instant::now());
+        self.reach_out(&mut state)
+    }
+
+    /// Connects, or connects again.
+    pub(super) fn reach_out(self: &Arc<Self>, state: &mut State) -> Answer<()> {
+        let remote = state.remote.ok_or_else(|| Refused::invalid("the id has no destination"))?;
+        if state.is_far { self.reach_far(state, remote) } else { self.reach_here(state, remote) }
+    }
+
+    /// Such a connection stands at once, or not at all.
+    fn reach_here(self: &Arc<Self>, state: &mut State, remote: SocketAddr) -> Answer<()> {
+        let Some(claim) = &state.claim else { return Ok(()) };
+        if let Err(error) = claim.call(canonical(remote)) {
+            self.on_refusal(state, &error);
+            return Ok(());
+        }
+        state.socket = state.claim.take().map(Claim::into_socket);
+        let Some(socket) = &state.socket else { return Ok(()) };
+        self.service.serve(self, socket, READ, soon(ANSWER))?;
+        let source = Host::of(canonical(state.local.unwrap_or(remote)));
+        let addresses = Message::Addresses { source, destination: Host::of(canonical(remote)) };
+        let said = state.say(&addresses).and_then(|()| state.request.as_ref().map_or(Ok(()), |said| state.say(said)));
+        match said {
+            Ok(()) => state.phase = Phase::Connecting { connected: true },
+            Err(error) => self.on_refusal(state, &error),
+        }
+        Ok(())
+    }
+
+    fn reach_far(self: &Arc<Self>, state: &mut State, remote: SocketAddr) -> Answer<()> {
+        if state.socket.is_none() {
+            let socket = state.tcp.take().map_or_else(|| state.tcp_to_connect(), Ok);
+            let socket = socket.map_err(|error| refused("there is no TCP socket for the connection", &error))?;
+            prepare(&socket);
+            state.socket = Some(socket);
+        }
+        let Some(socket) = &state.socket else { return Ok(()) };
+        let connect = || SockRef::from(socket).connect(&SockAddr::from(remote));
+        let connected = match connect() {
+            // What the kernel says first on a socket that was refused before (inet_stream_connect).
+            Err(error) if error.kind() == ErrorKind::ConnectionAborted => connect(),
+            result => result,
+        };
+        match connected {
+            Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => self.on_refusal(state, &error),
+            _ => {
+                self.service.serve(self, socket, EpollFlags::EPOLLOUT, soon(ANSWER))?;
+                state.phase = Phase::Connecting { connected: false };
+            }
+        }
+        Ok(())
+    }
+
+    /// A connection did not come about.
+    pub(super) fn on_refusal(self: &Arc<Self>, state: &mut State, error: &io::Error) {
+        let patience = match error.raw_os_error() {
+            Some(libc::ECONNREFUSED) => LISTENER_LATE,
+            // The listener of this machine has not taken those before yet.
+            Some(libc::EAGAIN) => ANSWER,
+            _ => Duration::ZERO,
+        };
+        if state.begun.is_some_and(|begun| begun.elapsed() < patience) {
+            if let Some(socket) = &state.socket {
+                self.service.forget_socket(socket);
+            }
+            state.phase = Phase::Refused;
+            self.service.keep(self, soon(AGAIN));
+            return;
+        }
+        let (kind, status) = fate(state.kind, error);
+        state.end(&self.service, self.number);
+        state.tell(kind, status, Detail::Nothing);
+    }
+}
+
+impl State {
+    /// A port of this machine, and the TCP socket from which the number is, if it was left open.
+    fn take_port(&self, address: SocketAddr) -> io::Result<(Claim, Option<OwnProcess>)> {
+        let Options { ipv6_only: only, reuse, .. } = self.options;
+        let bound = |port| {
+            let mut address = canonical(address);
+            address.set_port(port);
+            Bound { space: self.space, address, only, reuse }
+        };
+        if address.port() != 0 {
+            check(address, self.options)?;
+            return Ok((Claim::take(bound(address.port()))?, None));
+        }
+        // The kernel offers no number twice while these live.
+        let mut offered = Vec::new();
+        loop {
+            let tcp = tcp_socket(address, self.options)?;
+            let number = SockRef::from(&tcp).local_addr()?.as_socket().map_or(0, |local| local.port());
+            match Claim::take_free(bound(number)) {
+                Ok(claim) => return Ok((claim, Some(tcp))),
+                Err(error) if is_taken(&error) && offered.len() < NUMBERS => offered.push(tcp),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// One of the id's own port, where nobody else has that of TCP.
+    fn tcp_to_connect(&self) -> io::Result<OwnProcess> {
+        let Some(mut local) = self.local else { return Err(ErrorKind::AddrNotAvailable.into()) };
+        tcp_socket(local, self.options).or_else(|error| {
+            let why = format!("TCP port {} cannot be had, so the other machine sees another", local.port());
+            refused(&why, &error).tell("rdma_connect");
+            local.set_port(0);
+            tcp_socket(local, self.options)
+        })
+    }
+}
+
+/// Does this machine have the address, and may this user have the port? What the kernel says of sockets holds here too.
+fn check(mut address: SocketAddr, options: Options) -> io::Result<()> {
+    if address.port() < PRIVILEGED {
+        match tcp_socket(address, options) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse => {} // TCP's port is not this one
+            result => return result.map(drop),
+        }
+    }
+    address.set_port(0);
+    UdpSocket::bind(address).map(drop)
+}
+
+fn tcp_socket(address: SocketAddr, options: Options) -> io::Result<OwnProcess> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_nonblocking(true)?;
+    // Connections of a server that ended must not keep the next one from its port.
+    socket.set_reuse_address(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(options.ipv6_only)?;
+    }
+    socket.bind(&address.into())?;
+    Ok(OwnProcess::new(socket.into()))
+}
+
+/// A connection says little, at once, and must notice that the other machine is gone.
+pub(super) fn prepare(socket: &impl AsFd) {
+    let alive = TcpKeepalive::new().with_time(Duration::from_secs(5)).with_interval(Duration::from_secs(2));
+    let socket = SockRef::from(socket);
+    // Without them it works, if more slowly.
+    let _ = socket.set_tcp_nodelay(true);
+    let _ = socket.set_tcp_keepalive(&alive.with_retries(3));
+}
+
+/// What a connection that does not come about is to the program. Nobody listening is what IBTA
+/// calls an invalid service.
+fn fate(kind: QpKind, error: &io::Error) -> (c::rdma_cm_event_type, c_int) {
+    match (error.raw_os_error(), kind) {
+        (Some(libc::ECONNREFUSED), QpKind::Ud) => (c::RDMA_CM_EVENT_UNREACHABLE, lookup::UNSUPPORTED.into()),
+        (Some(libc::ECONNREFUSED), _) => (c::RDMA_CM_EVENT_REJECTED, reason::INVALID_SERVICE_ID.into()),
+        (Some(libc::EAGAIN), _) => (c::RDMA_CM_EVENT_UNREACHABLE, -libc::ETIMEDOUT),
+        (errno, _) => (c::RDMA_CM_EVENT_UNREACHABLE, -errno.unwrap_or(libc::ECONNRESET)),
+    }
+}

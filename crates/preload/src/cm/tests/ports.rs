@@ -1,0 +1,335 @@
+//! Ports of this machine: who may have which, and that they are not those of TCP.
+
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, Ipv6Addr, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+
+use super::super::address;
+use super::super::testing::Road;
+use super::*;
+
+fn at(text: &str, port: u16) -> SockAddr {
+    SocketAddr::new(text.parse().unwrap(), port).into()
+}
+
+fn set(id: *mut c::rdma_cm_id, option: c::_bindgen_ty_26, value: c_int) -> c_int {
+    let mut value = value;
+    // SAFETY: the id exists, and the option is a number.
+    unsafe {
+        rdma_set_option(id, c::RDMA_OPTION_ID as c_int, option as c_int, (&raw mut value).cast(), size_of::<c_int>())
+    }
+}
+
+fn port_of(id: *mut c::rdma_cm_id) -> u16 {
+    // SAFETY: the id exists.
+    u16::from_be(unsafe { rdma_get_src_port(id) })
+}
+
+/// The addresses of both ends, as a program sees them.
+fn addresses_of(id: *mut c::rdma_cm_id) -> [SocketAddr; 2] {
+    // SAFETY: the id exists, and there is room for any address.
+    unsafe {
+        let address = &raw mut (*id).route.addr;
+        [(&raw const (*address).__bindgen_anon_1).cast(), (&raw const (*address).__bindgen_anon_2).cast()]
+            .map(|place| address::read(place).unwrap().unwrap())
+    }
+}
+
+/// What a program asks for: an address, and the options with which it does.
+struct Asks {
+    ip: &'static str,
+    only: bool,
+    reuse: bool,
+}
+
+const fn plain(ip: &'static str) -> Asks {
+    Asks { ip, only: false, reuse: false }
+}
+
+const fn only(ip: &'static str) -> Asks {
+    Asks { ip, only: true, reuse: false }
+}
+
+const fn reusing(ip: &'static str) -> Asks {
+    Asks { ip, only: false, reuse: true }
+}
+
+impl Asks {
+    fn bind(&self, channel: &Channel, port: u16) -> (*mut c::rdma_cm_id, c_int) {
+        let id = channel.id(c::RDMA_PS_TCP);
+        if self.only {
+            fine(set(id, c::RDMA_OPTION_ID_AFONLY, 1));
+        }
+        if self.reuse {
+            fine(set(id, c::RDMA_OPTION_ID_REUSEADDR, 1));
+        }
+        // SAFETY: the id exists.
+        let result = unsafe { rdma_bind_addr(id, sockaddr(&at(self.ip, port))) };
+        (id, if result == 0 { 0 } else { errno() })
+    }
+}
+
+/// What the second of two ids gets that ask for one port: `cma_check_port` of Linux.
+#[test]
+fn two_ids_have_a_port_where_linux_lets_them() {
+    let (same, any) = (libc::EADDRINUSE, libc::EADDRNOTAVAIL);
+    let cases = [
+        (plain("127.0.0.1"), plain("127.0.0.1"), same),
+        (plain("127.0.0.1"), plain("127.0.0.2"), 0),
+        (plain("127.0.0.1"), plain("0.0.0.0"), any),
+        (plain("0.0.0.0"), plain("127.0.0.1"), any),
+        (plain("0.0.0.0"), plain("0.0.0.0"), any),
+        (plain("::1"), plain("::1"), same),
+        (plain("::1"), plain("127.0.0.1"), 0),
+        (plain("::"), plain("127.0.0.1"), any),
+        (plain("::"), plain("0.0.0.0"), any),
+        (only("::"), plain("127.0.0.1"), 0),
+        (plain("0.0.0.0"), only("::"), 0),
+        (only("::"), plain("::1"), any),
+        (only("::"), only("::1"), any),
+        (plain("::1"), plain("0.0.0.0"), any),
+        (only("::1"), plain("0.0.0.0"), 0),
+        (plain("::1"), only("::1"), same),
+        (plain("::ffff:127.0.0.1"), plain("127.0.0.1"), same),
+        (reusing("127.0.0.1"), reusing("127.0.0.1"), 0),
+        (reusing("0.0.0.0"), reusing("127.0.0.1"), 0),
+        (reusing("0.0.0.0"), reusing("0.0.0.0"), 0),
+        (reusing("127.0.0.1"), plain("127.0.0.1"), same),
+        (plain("127.0.0.1"), reusing("127.0.0.1"), same),
+        (plain("0.0.0.0"), reusing("127.0.0.1"), any),
+    ];
+    let channel = Channel::new();
+    for (first, second, expected) in cases {
+        if !address::is_here((Ipv6Addr::LOCALHOST, 0).into()) && (first.ip.contains(':') || second.ip.contains(':')) {
+            continue; // no IPv6 here
+        }
+        let (one, errno) = first.bind(&channel, 0);
+        assert_eq!(errno, 0, "{}", first.ip);
+        let (other, errno) = second.bind(&channel, port_of(one));
+        assert_eq!(
+            errno, expected,
+            "{} (reuse {}, only {}) after {} (reuse {}, only {})",
+            second.ip, second.reuse, second.only, first.ip, first.reuse, first.only
+        );
+        destroy(&[other, one]);
+    }
+}
+
+#[test]
+fn ports_of_different_spaces_are_different() {
+    let channel = Channel::new();
+    let (one, other, third) = (channel.id(c::RDMA_PS_TCP), channel.id(c::RDMA_PS_UDP), channel.id(c::RDMA_PS_IPOIB));
+    // SAFETY: the ids exist.
+    unsafe {
+        fine(rdma_bind_addr(one, sockaddr(&local(0))));
+        fine(rdma_bind_addr(other, sockaddr(&local(port_of(one)))));
+        fine(rdma_bind_addr(third, sockaddr(&local(port_of(one)))));
+        [one, other, third].into_iter().for_each(|id| fine(rdma_listen(id, 0)));
+    }
+    destroy(&[one, other, third]);
+}
+
+#[test]
+fn whoever_listens_shares_its_port_no_more() {
+    let channel = Channel::new();
+    let (one, _) = reusing("127.0.0.1").bind(&channel, 0);
+    let (other, errno) = reusing("127.0.0.1").bind(&channel, port_of(one));
+    assert_eq!(errno, 0);
+    // SAFETY: the ids exist.
+    unsafe {
+        // Another is bound there.
+        refused(rdma_listen(one, 0), libc::EADDRINUSE);
+        destroy(&[other]);
+        fine(rdma_listen(one, 0));
+        refused(set(one, c::RDMA_OPTION_ID_REUSEADDR, 1), libc::EINVAL);
+        let (late, errno) = reusing("127.0.0.1").bind(&channel, port_of(one));
+        assert_eq!(errno, libc::EADDRINUSE);
+        // An id may share a port that it has, and not keep it to itself again.
+        let (bound, _) = plain("127.0.0.1").bind(&channel, 0);
+        fine(set(bound, c::RDMA_OPTION_ID_REUSEADDR, 1));
+        refused(set(bound, c::RDMA_OPTION_ID_REUSEADDR, 0), libc::EINVAL);
+        let (beside, errno) = reusing("0.0.0.0").bind(&channel, port_of(bound));
+        assert_eq!(errno, 0);
+        destroy(&[one, late, bound, beside]);
+    }
+}
+
+#[test]
+fn a_port_that_is_left_open_is_one_of_the_range_that_nobody_has() {
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
+    let [low, high] = range.split_whitespace().map(|text| text.parse::<u16>().unwrap()).collect::<Vec<_>>()[..] else {
+        panic!("{range}");
+    };
+    let channel = Channel::new();
+    let ids: Vec<_> = (0..40).map(|_| plain("127.0.0.1").bind(&channel, 0).0).collect();
+    let mut ports: Vec<_> = ids.iter().map(|&id| port_of(id)).collect();
+    assert!(ports.iter().all(|port| (low..=high).contains(port)), "{ports:?} beside {range}");
+    ports.sort_unstable();
+    ports.dedup();
+    assert_eq!(ports.len(), ids.len());
+    destroy(&ids);
+}
+
+/// Does an id get from here to there?
+fn connects(channel: &Channel, passive: &Channel, port: u16, road: Road) {
+    let client = channel.resolved(c::RDMA_PS_TCP, port);
+    road.lead(client);
+    // SAFETY: the id exists.
+    fine(unsafe { rdma_connect(client, &mut c::rdma_conn_param { qp_num: 1, ..param(b"") }) });
+    let server = passive.expect(c::RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
+    destroy(&[server]);
+    channel.expect(c::RDMA_CM_EVENT_REJECTED, 28);
+    destroy(&[client]);
+}
+
+#[test]
+fn a_program_listens_for_tcp_and_for_rdma_at_one_port_in_either_order() {
+    let (passive, active) = (Channel::new(), Channel::new());
+    for (ip, tcp_first) in [("127.0.0.1", true), ("127.0.0.1", false), ("0.0.0.0", true), ("0.0.0.0", false)] {
+        let id = passive.id(c::RDMA_PS_TCP);
+        let wildcard: IpAddr = ip.parse().unwrap();
+        let first = tcp_first.then(|| TcpListener::bind((wildcard, 0)).unwrap());
+        let port = first.as_ref().map_or(0, |first| first.local_addr().unwrap().port());
+        // SAFETY: the id exists.
+        unsafe {
+            fine(rdma_bind_addr(id, sockaddr(&at(ip, port))));
+            fine(rdma_listen(id, 0));
+        }
+        let port = port_of(id);
+        let tcp = first.unwrap_or_else(|| TcpListener::bind((wildcard, port)).unwrap());
+        // Each gets what is meant for it.
+        TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap().write_all(b"tcp").unwrap();
+        connects(&active, &passive, port, Road::Here);
+        let mut said = Vec::new();
+        tcp.accept().unwrap().0.read_to_end(&mut said).unwrap();
+        assert_eq!(said, b"tcp");
+        destroy(&[id]);
+    }
+}
+
+#[test]
+fn other_machines_reach_a_listener_by_tcp_unless_its_port_is_taken_there() {
+    let (passive, active) = (Channel::new(), Channel::new());
+    let (free, taken) = (passive.id(c::RDMA_PS_TCP), passive.id(c::RDMA_PS_TCP));
+    [free, taken].into_iter().for_each(|id| Road::Network.lead(id));
+    let holder = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+    let port = holder.local_addr().unwrap().port();
+    // SAFETY: the ids exist.
+    unsafe {
+        fine(rdma_bind_addr(free, sockaddr(&at("0.0.0.0", 0))));
+        fine(rdma_listen(free, 0));
+        fine(rdma_bind_addr(taken, sockaddr(&at("0.0.0.0", port))));
+        fine(rdma_listen(taken, 0));
+    }
+    for road in Road::BOTH {
+        connects(&active, &passive, port_of(free), road);
+    }
+    connects(&active, &passive, port, Road::Here);
+    // What was a TCP port is one again.
+    let number = port_of(free);
+    destroy(&[free, taken]);
+    drop(TcpListener::bind((Ipv4Addr::UNSPECIFIED, number)).unwrap());
+}
+
+#[test]
+fn both_ends_see_the_addresses_that_they_named() {
+    let (passive, active) = (Channel::new(), Channel::new());
+    let mut listeners = vec!["0.0.0.0"];
+    if address::is_here((Ipv6Addr::LOCALHOST, 0).into()) {
+        listeners.push("::");
+    }
+    for listening in listeners {
+        let listener = passive.id(c::RDMA_PS_TCP);
+        // SAFETY: the ids exist.
+        unsafe {
+            fine(rdma_bind_addr(listener, sockaddr(&at(listening, 0))));
+            fine(rdma_listen(listener, 0));
+            let port = port_of(listener);
+            let targets = if listening == "::" { &["127.0.0.7", "::1"][..] } else { &["127.0.0.7"] };
+            for &target in targets {
+                let client = active.id(c::RDMA_PS_TCP);
+                fine(rdma_resolve_addr(client, ptr::null_mut(), sockaddr(&at(target, port)), 1000));
+                active.expect(c::RDMA_CM_EVENT_ADDR_RESOLVED, 0);
+                fine(rdma_resolve_route(client, 1000));
+                active.expect(c::RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
+                fine(rdma_connect(client, &mut c::rdma_conn_param { qp_num: 1, ..param(b"") }));
+                let server = passive.expect(c::RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
+                let [own, far] = addresses_of(server);
+                assert_eq!(own, SocketAddr::new(target.parse().unwrap(), port));
+                assert_eq!(addresses_of(client), [far, own]);
+                destroy(&[server]);
+                active.expect(c::RDMA_CM_EVENT_REJECTED, 28);
+                destroy(&[client]);
+            }
+        }
+        destroy(&[listener]);
+    }
+}
+
+/// Forks a process that runs `body`, says that it did, and lives until it is killed.
+fn forked(body: impl FnOnce() -> bool) -> libc::pid_t {
+    let (mut here, mut there) = UnixStream::pair().unwrap();
+    // SAFETY: the child runs only this, and ends without unwinding.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        let said = if body() { b"y" } else { b"n" };
+        let _ = there.write_all(said);
+        loop {
+            // SAFETY: it has no arguments.
+            unsafe { libc::pause() };
+        }
+    }
+    drop(there);
+    let mut said = [0];
+    here.read_exact(&mut said).unwrap();
+    assert_eq!(&said, b"y");
+    child
+}
+
+fn kill(child: libc::pid_t) {
+    let mut status = 0;
+    // SAFETY: it was forked here, and not waited for yet.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+    }
+}
+
+#[test]
+fn the_port_of_a_killed_listener_is_free() {
+    let channel = Channel::new();
+    let (chosen, _) = plain("127.0.0.1").bind(&channel, 0);
+    let port = port_of(chosen);
+    destroy(&[chosen]);
+    let child = forked(|| {
+        let (mut id, channel) = (ptr::null_mut(), rdma_create_event_channel());
+        // SAFETY: the channel exists, and the id once it is made.
+        unsafe {
+            rdma_create_id(channel, &raw mut id, ptr::null_mut(), c::RDMA_PS_TCP) == 0
+                && rdma_bind_addr(id, sockaddr(&local(port))) == 0
+                && rdma_listen(id, 0) == 0
+        }
+    });
+    let (id, errno) = plain("127.0.0.1").bind(&channel, port);
+    assert_eq!(errno, libc::EADDRINUSE);
+    kill(child);
+    // SAFETY: the id exists.
+    unsafe {
+        fine(rdma_bind_addr(id, sockaddr(&local(port))));
+        fine(rdma_listen(id, 0));
+    }
+    destroy(&[id]);
+}
+
+#[test]
+fn a_forked_child_does_not_keep_its_parents_port() {
+    let channel = Channel::new();
+    let (listener, port) = channel.listener(c::RDMA_PS_TCP, 0);
+    let child = forked(|| true);
+    destroy(&[listener]);
+    let (id, errno) = plain("127.0.0.1").bind(&channel, port);
+    kill(child);
+    assert_eq!(errno, 0);
+    destroy(&[id]);
+}
