@@ -56,7 +56,8 @@
         check(heading.getAttribute("aria-sort") === direction, `"${heading.textContent}" is not ${direction}`);
         const cells = [...table.tBodies[0].rows].map((row) => row.cells[column]);
         check(cells.length === rows, `"${heading.textContent}": rows are lost`);
-        const values = cells.map((cell) => Number(cell.dataset.value ?? NaN)).filter((value) => !Number.isNaN(value));
+        // What is no number has an empty value, and stays last.
+        const values = cells.map((cell) => Number(cell.dataset.value || NaN)).filter((value) => !Number.isNaN(value));
         const sign = direction === "ascending" ? 1 : -1;
         check(values.every((value, i) => i === 0 || sign * (value - values[i - 1]) >= 0), `"${heading.textContent}" is not sorted`);
       }
