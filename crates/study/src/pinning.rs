@@ -341,6 +341,8 @@ impl Drop for Pinned {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::experiment::tests::environment;
+    use crate::machine::Machine;
     use crate::machine::tests::made_of;
     use crate::parameters::{Kind, Operation};
     use crate::serving::Serving;
@@ -430,6 +432,53 @@ mod tests {
         assert_eq!((share(7, 0), share(usize::MAX, 2)), (pinning.cpus.clone(), vec![3, 1]));
         let too_many = Pinning { because: "so".to_owned(), ..pinning }.share(Place { number: 0, of: 6 }).to_string();
         assert_eq!(too_many, "threads are not pinned (6 processes, and 5 CPU(s) for them: so)");
+    }
+
+    #[test]
+    fn processes_share_cpus_below_one_kernel_where_they_may_use_the_same() {
+        let host = |boot: Option<&str>, cpus: &[usize]| {
+            let machine = Machine { boot: boot.map(str::to_owned), cpus: cpus.to_vec(), ..Machine::default() };
+            Environment { machine, ..environment("soft", cpus.len()) }
+        };
+        let hosts = [
+            host(Some("a"), &[0, 1]),
+            host(Some("b"), &[0, 1]),
+            host(Some("a"), &[0, 1]),
+            // A launcher gave it a CPU of its own.
+            host(Some("a"), &[1]),
+            // Earlier releases do not say.
+            host(None, &[0, 1]),
+            host(None, &[0, 1]),
+            host(Some("a"), &[0, 1]),
+        ];
+        let places: Vec<_> =
+            Place::among(&hosts.iter().collect::<Vec<_>>()).into_iter().map(|place| (place.number, place.of)).collect();
+        assert_eq!(places, [(0, 3), (0, 1), (1, 3), (0, 1), (0, 1), (0, 1), (2, 3)]);
+    }
+
+    #[test]
+    fn a_record_says_of_every_host_what_it_pins_in_this_point() {
+        let pinned = |cpus: &[usize]| Some(Pinning { cpus: cpus.to_vec(), ..Pinning::default() });
+        let other = Environment { pinning: pinned(&[4]), ..environment("soft", 2) };
+        let all = Environment {
+            pinning: pinned(&[0, 1, 2]),
+            peer: Some(Box::new(other.clone())),
+            hosts: vec![other, environment("soft", 2)],
+            ..environment("soft", 4)
+        };
+        let cpus = |threads: usize| {
+            let parameters = Parameters {
+                connections: threads,
+                serving: Serving { threads, ..Serving::default() },
+                ..Parameters::plain(Kind::Bandwidth, Operation::Send, 8)
+            };
+            let recorded = all.of_point(&parameters);
+            let all: Vec<_> =
+                std::iter::once(&recorded).chain(recorded.others()).map(|it| it.pinning.clone()).collect();
+            all.into_iter().map(|pinning| pinning.map(|pinning| pinning.cpus)).collect::<Vec<_>>()
+        };
+        assert_eq!(cpus(1), [Some(vec![0]), Some(vec![4]), Some(vec![4]), None]);
+        assert_eq!(cpus(2), [Some(vec![0, 1]), Some(vec![]), Some(vec![]), None]);
     }
 
     #[test]

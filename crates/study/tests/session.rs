@@ -10,7 +10,9 @@ use std::time::Duration;
 use common::{MEMORY_BYTES, parameters};
 use doorbell_exchange::setup;
 use doorbell_protocols::Protocol;
+use doorbell_study::machine::{Machine, Root};
 use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
+use doorbell_study::pinning::{Pinning, Place};
 use doorbell_study::serving::{Serving, SharedBy};
 use doorbell_study::session::{self, Client, Introduced, Introduction, SessionError, Terms};
 use doorbell_verbs::Device;
@@ -321,6 +323,35 @@ fn a_server_with_a_token_measures_with_whoever_shows_it() {
     let refused = Client::new(&own, stream, parameters()).unwrap_err();
     assert!(refused.to_string().contains("no token"), "{refused}");
     server.join().unwrap().unwrap_err();
+}
+
+/// It says where it pins its threads, as one of three processes, and does so while a point is measured.
+#[test]
+fn a_server_pins_its_share_of_cpus_or_says_which_it_cannot_have() {
+    let allowed = Machine::of(&Root::default()).cpus;
+    let measured = |cpus: Vec<usize>, number: usize| {
+        let pinning = Pinning { cpus, because: "so".to_owned(), ..Pinning::default() };
+        let (stream, server) = serve_on(Terms { pinning, ..Terms::open(MEMORY_BYTES) });
+        let introduction = Introduction { place: Place { number, of: 3 }, ..Introduction::default() };
+        let (mut client, introduced) = Client::introduced(&device(), stream, introduction, parameters()).unwrap();
+        let result = client.measure(parameters().sizes[0], |_| {});
+        client.finish().ok();
+        server.join().expect("the server does not panic").ok();
+        (introduced.environment.pinning.unwrap(), result)
+    };
+    let (first, last) = (allowed[0], allowed[allowed.len() - 1]);
+    let (pinning, result) = measured(vec![usize::MAX, first, last], 1);
+    assert_eq!(pinning.cpus, [first]);
+    assert!(result.unwrap().messages > 0);
+    let (_, refused) = measured(vec![usize::MAX, first, last], 0);
+    let said = refused.unwrap_err().to_string();
+    assert!(
+        said.contains("a thread cannot be pinned to CPU 18446744073709551615") && said.contains("--cpus"),
+        "{said}"
+    );
+    let (pinning, result) = measured(vec![first, last], 2);
+    assert_eq!(pinning.to_string(), "threads are not pinned (3 processes, and 2 CPU(s) for them: so)");
+    assert!(result.unwrap().messages > 0);
 }
 
 #[test]
