@@ -75,6 +75,9 @@ fn check(layout: Layout, parameters: &Parameters, result: &PointResult, roles: &
         assert!(counted.data_packets >= predicted.data_packets, "{what}: {host:?}");
         assert!(predicted.asks || counted.data_packets <= predicted.data_packets_max, "{what}: {host:?}");
         assert_eq!(host.late_ns.is_some(), host.asks, "{what}: {host:?}");
+        let messages = if host.asks { host.sent } else { host.received };
+        assert_eq!(host.cpu_per_message, host.cpu.per_message(messages), "{what}: {host:?}");
+        assert!(host.cpu_per_message.all_us.is_some_and(|us| us > 0.0), "{what}: {host:?}");
     }
     let sum = |field: fn(&doorbell_study::record::HostResult) -> u64| result.hosts.iter().map(field).sum::<u64>();
     assert!(result.messages > 0 && result.messages_per_s > 0.0, "{what}: {result:?}");
