@@ -135,7 +135,7 @@ fn row(run: &Run, record: &PointRecord, experiment: &Experiment, model: Option<&
 type Row = (&'static str, fn(&Run) -> String);
 
 /// Where a run was measured.
-fn environment() -> [Row; 16] {
+fn environment() -> [Row; 17] {
     [
         ("measured or simulated", |run| of(run, doorbell_study::environment::Environment::substrate)),
         ("host", |run| of(run, |e| e.machine.host.clone())),
@@ -150,6 +150,7 @@ fn environment() -> [Row; 16] {
         ("UDP port", |run| of(run, |e| e.udp_port.to_string())),
         ("largest path MTU", |run| of(run, |e| format!("{} B", e.active_mtu))),
         ("receive buffer granted", |run| of(run, |e| format!("{} B", e.receive_buffer_bytes))),
+        ("link of software RNICs", link),
         ("pinned threads", |run| of(run, pinned)),
         ("Doorbell", |run| of(run, |e| e.doorbell.clone())),
         ("seconds of a repetition", |run| {
@@ -157,6 +158,15 @@ fn environment() -> [Row; 16] {
             Spread::of(seconds.collect()).map_or_else(String::new, |seconds| format!("{:.1}", seconds.median))
         }),
     ]
+}
+
+/// What carried packets between software RNICs; records of earlier releases do not say.
+fn link(run: &Run) -> String {
+    let name = |result: &PointResult| match result.link.client.get("tx_shared_memory_packets")? {
+        0 => Some("UDP".to_owned()),
+        _ => Some("shared memory".to_owned()),
+    };
+    distinct(run.records.iter().flat_map(|record| &record.repetitions).filter_map(name).collect())
 }
 
 /// What it says of a run beside that.
