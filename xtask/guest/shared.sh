@@ -1,5 +1,7 @@
 # What the scripts share.
 failures=0
+# Of both sides of each bench: one that listens without a token serves nobody on another address than loopback's.
+export DOORBELL_TOKEN=a-secret-of-this-guest
 fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
 # Waits until somebody listens on a TCP port, as seen by what is put before a command.
 wait_for_port() {

@@ -97,8 +97,8 @@ pub(crate) fn address_toward_host(address: &str) -> Result<Option<IpAddr>, Failu
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Other machines")]
 pub(crate) struct Meeting {
-    /// Be the other machine, until interrupted: on ADDRESS, ADDRESS:PORT or, without value, on all addresses
-    /// if there is a token and on loopback if not
+    /// Be the other machine, until interrupted (of `bench`: until one client is done): on ADDRESS, ADDRESS:PORT or,
+    /// without value, on all addresses if there is a token and on loopback if not
     #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "")]
     listen: Option<String>,
     /// TCP port on which both sides meet
@@ -156,6 +156,40 @@ impl Meeting {
         Introduction { token: self.token.clone(), examine, ..Introduction::default() }
     }
 
+    /// Listens, and says where and whom it serves.
+    fn listener(&self) -> Result<TcpListener, Failure> {
+        let listener = listen(&self.address()?)?;
+        if self.token.is_none() && !self.anyone {
+            note!("only clients of this machine are served: others need a --token that both sides have, or --anyone");
+        }
+        Ok(listener)
+    }
+
+    fn terms(&self, memory_bytes: usize, pinning: Pinning) -> Terms {
+        Terms { memory_bytes, token: self.token.clone(), pinning }
+    }
+
+    /// Serves the first client that shows the right token; others are refused, and it goes on waiting. `open` returns the
+    /// device for a client, and `pinning` says where its threads run, as [`serve`](Self::serve) has it.
+    pub(crate) fn serve_one(
+        &self,
+        memory_bytes: usize,
+        pinning: impl Fn(&Device) -> Result<Pinning, Failure>,
+        mut open: impl FnMut(Option<IpAddr>) -> Result<Device, Failure>,
+    ) -> Result<(), Failure> {
+        let listener = self.listener()?;
+        loop {
+            let (stream, peer) = accept(&listener);
+            note!("serving {peer}, and nobody else until it is done or gone");
+            let device = open(address_toward(&stream))?;
+            let terms = self.terms(memory_bytes, pinning(&device)?);
+            match session::serve(&device, stream, &terms) {
+                Err(error @ SessionError::Token(_)) => note!("{peer}: {error}"),
+                result => return Ok(result?),
+            }
+        }
+    }
+
     /// Serves one client after another, for ever. `open` opens the device for a client, with the address that the
     /// client reaches this machine at if that is another one; `pinning` says where its threads run.
     pub(crate) fn serve(
@@ -166,12 +200,8 @@ impl Meeting {
     ) -> Result<std::convert::Infallible, Failure> {
         // Opened before anybody comes, so that what is wrong is said at once.
         let pinning = pinning(&open(None)?)?;
-        let address = self.address()?;
-        let listener = listen(&address)?;
-        if self.token.is_none() && !self.anyone {
-            note!("only clients of this machine are served: others need a --token that both sides have, or --anyone");
-        }
-        let terms = Terms { memory_bytes, token: self.token.clone(), pinning };
+        let listener = self.listener()?;
+        let terms = self.terms(memory_bytes, pinning);
         let mut known = HashSet::new();
         loop {
             let (stream, peer) = accept(&listener);

@@ -5,13 +5,11 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::network::{INTERFACE, Namespaces};
-use super::{ONE_LOST_IN, PATIENCE, TwoMachines};
+use super::{ONE_LOST_IN, PATIENCE, TOKEN, TwoMachines};
 use crate::place;
 use crate::programs::doorbell;
 use crate::shell::{Running, output_of, succeeds};
 use crate::test::StepEnd;
-
-const TOKEN: &str = "a-secret-of-this-test";
 
 /// Four machines of which one loses packets, and eight: all experiments have all their points, every machine its part in each,
 /// and packets are as predicted.

@@ -29,6 +29,9 @@ pub(crate) use study::study;
 /// Longer than anything here takes, however slow the machine: protection against hanging.
 const PATIENCE: Duration = Duration::from_secs(300);
 
+/// What both sides of a measurement know.
+const TOKEN: &str = "a-secret-of-this-test";
+
 /// An interface's MTU in bytes, and the path MTU that must follow from it.
 const MTUS: [(u64, u64); 2] = [(1500, 1024), (9000, 4096)];
 
@@ -279,14 +282,19 @@ fn bench(machines: &TwoMachines, expected: &Expected, arguments: &str) -> Result
     let doorbell = doorbell.to_string_lossy();
     let kind = arguments.split(' ').next().unwrap_or_default();
     let there = expected.family.address(1);
-    let mut server = Running::start(machines.command(1, &doorbell, &["bench", kind, "--listen", &there]))?;
+    let with_token = |machine, words: &[&str]| {
+        let mut command = machines.command(machine, &doorbell, words);
+        command.env("DOORBELL_TOKEN", TOKEN);
+        Running::start(command)
+    };
+    let mut server = with_token(1, &["bench", kind, "--listen", &there])?;
     server.wait_for("waiting for a client", PATIENCE)?;
     let sizes: Vec<String> = expected.sizes.iter().map(u64::to_string).collect();
     let mut words = vec!["bench"];
     words.extend(arguments.split(' '));
     let sizes = sizes.join(",");
     words.extend(["-s", &sizes, "--verify", "--json", &there]);
-    let client = Running::start(machines.command(0, &doorbell, &words))?;
+    let client = with_token(0, &words)?;
     let (stdout, _) = client.finish(PATIENCE)?;
     server.finish(PATIENCE)?;
     serde_json::from_str(&stdout).map_err(|error| format!("the record is no JSON: {error}:\n{stdout}"))

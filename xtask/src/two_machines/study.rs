@@ -4,13 +4,11 @@ use std::process::Output;
 
 use serde_json::Value;
 
-use super::{Family, PATIENCE, TwoMachines};
+use super::{Family, PATIENCE, TOKEN, TwoMachines};
 use crate::place;
 use crate::programs::doorbell;
 use crate::shell::{Running, output_of};
 use crate::test::StepEnd;
-
-const TOKEN: &str = "a-secret-of-this-test";
 
 /// Experiments that a study between two machines makes here: some of messages, some of one-sided operations.
 const EXPERIMENTS: [&str; 2] = ["direct-write/latency", "one-sided/atomics"];

@@ -16,7 +16,7 @@ use doorbell_verbs::soft::{AckPolicy, LinkChoice, SoftOptions};
 use doorbell_wire::PathMtu;
 use doorbell_wire::cost::ATOMIC_BYTES;
 
-use crate::control::{DEFAULT_TCP_PORT, with_port};
+use crate::control::Meeting;
 use crate::cpus::Cpus;
 use crate::device::{Chosen, DeviceChoice, UdpPort};
 use crate::sim::arguments::Simulated;
@@ -103,14 +103,8 @@ impl DeviceArguments {
 pub(crate) struct Exchange {
     /// Measure with the `doorbell bench` that listens on HOST or HOST:PORT. Without HOST and
     /// --listen both sides run here, as two processes
+    #[arg(conflicts_with = "listen")]
     host: Option<String>,
-    /// Be the other side of one client, which says what is measured: on ADDRESS, ADDRESS:PORT or,
-    /// without value, all addresses
-    #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "0.0.0.0", conflicts_with = "host")]
-    listen: Option<String>,
-    /// TCP port on which both sides meet
-    #[arg(short, long, default_value_t = DEFAULT_TCP_PORT, value_parser = quantity::port)]
-    port: u16,
     /// Serve whoever listens there: how the second process on this machine is started.
     #[arg(long, hide = true, conflicts_with_all = ["host", "listen"])]
     pub(crate) serve_back: Option<String>,
@@ -126,6 +120,8 @@ pub(crate) struct Exchange {
     pub(crate) device: DeviceArguments,
     #[command(flatten)]
     pub(crate) cpus: Cpus,
+    #[command(flatten)]
+    pub(crate) meeting: Meeting,
     #[command(flatten)]
     simulated: Simulated,
 }
@@ -283,7 +279,7 @@ struct ConnectionArguments {
 
 /// What this process does.
 pub(crate) enum Role {
-    Listen(String),
+    Listen,
     Connect(String),
     ServeBack(String),
     Both,
@@ -291,11 +287,10 @@ pub(crate) enum Role {
 
 impl Exchange {
     pub(crate) fn role(&self) -> Role {
-        let with_port = |address: &str| with_port(address, self.port);
-        match (&self.serve_back, &self.listen, &self.host) {
-            (Some(address), ..) => Role::ServeBack(address.clone()),
-            (_, Some(address), _) => Role::Listen(with_port(address)),
-            (_, _, Some(host)) => Role::Connect(with_port(host)),
+        match (&self.serve_back, &self.host) {
+            (Some(address), _) => Role::ServeBack(address.clone()),
+            _ if self.meeting.listens() => Role::Listen,
+            (_, Some(host)) => Role::Connect(self.meeting.at(host)),
             _ => Role::Both,
         }
     }
@@ -305,7 +300,7 @@ impl Exchange {
         let device = &self.device;
         self.simulated.read(&[
             ("a HOST", self.host.is_some()),
-            ("--listen", self.listen.is_some()),
+            ("--listen", self.meeting.listens()),
             ("-d", device.choice.name.is_some()),
             ("--receive-buffer", device.receive_buffer.is_some()),
             ("--pcap", device.pcap.is_some()),

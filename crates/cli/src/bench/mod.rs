@@ -7,7 +7,7 @@ mod report;
 
 use std::cell::Cell;
 use std::io::IsTerminal;
-use std::net::{IpAddr, TcpStream};
+use std::net::IpAddr;
 use std::process::ExitCode;
 
 use clap::Subcommand;
@@ -33,8 +33,8 @@ Examples:
   doorbell bench lat --op read -s 64        from the post of a READ to its completion
   doorbell bench lat --testbed connectx5-100g
                                             simulated, on RNICs that this machine does not have
-  doorbell bench lat --listen               the other side, for a client on another machine
-  doorbell bench lat 192.0.2.7              ... and that client";
+  DOORBELL_TOKEN=secret doorbell bench lat --listen       the other side, for a client on another machine
+  DOORBELL_TOKEN=secret doorbell bench lat 192.0.2.7      ... and that client";
 
 const BW_EXAMPLES: &str = "\
 Examples:
@@ -47,8 +47,8 @@ Examples:
                                             what happens without flow control?
   doorbell bench bw --testbed connectx5-100g --set link.rate=400Gb/s
                                             simulated, over a faster link
-  doorbell bench bw --listen                the other side, for a client on another machine
-  doorbell bench bw 192.0.2.7               ... and that client";
+  DOORBELL_TOKEN=secret doorbell bench bw --listen        the other side, for a client on another machine
+  DOORBELL_TOKEN=secret doorbell bench bw 192.0.2.7       ... and that client";
 
 #[derive(Subcommand)]
 pub(crate) enum Bench {
@@ -99,17 +99,19 @@ fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
     }
     let chosen = exchange.device.chosen()?;
     match role {
-        Role::Listen(address) => {
+        Role::Listen => {
             // Opened before anybody comes, so that what is wrong is said at once.
-            let mut device = open(exchange, &chosen, None)?;
-            let stream = peer::accept(&address)?;
-            let toward = control::address_toward(&stream);
-            if chosen.is_soft() && exchange.device.bind.is_none() && toward.is_some() {
-                drop(device);
-                device = open(exchange, &chosen, toward)?;
-            }
-            let pinning = pinning_if_given(exchange, &device)?;
-            session::serve(&device, stream, &Terms { pinning, ..Terms::open(exchange.memory_bytes()) })?;
+            let mut device = Some(open(exchange, &chosen, None)?);
+            let pinning = |device: &Device| pinning_if_given(exchange, device);
+            exchange.meeting.serve_one(exchange.memory_bytes(), pinning, |toward| {
+                if chosen.is_soft() && exchange.device.bind.is_none() && toward.is_some() {
+                    device = None; // it may be at this address already, for a client that was refused
+                }
+                match &device {
+                    Some(device) => Ok(device.clone()),
+                    None => Ok(device.insert(open(exchange, &chosen, toward)?).clone()),
+                }
+            })?;
             Ok(ExitCode::SUCCESS)
         }
         Role::ServeBack(address) => {
@@ -129,7 +131,9 @@ fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
             let stream = control::connect(&address, "doorbell bench ... --listen")?;
             let device = open(exchange, &chosen, control::address_toward(&stream))?;
             let pinning = pinning_if_given(exchange, &device)?;
-            measure(kind, exchange, &device, stream, (&pinning, Place::default()))
+            let (introduction, parameters) = (exchange.meeting.introduction(false), exchange.parameters(kind)?);
+            let client = Client::introduced(&device, stream, introduction, parameters)?.0;
+            measure(kind, exchange, &device, client, (&pinning, Place::default()))
         }
         Role::Both => {
             exchange.check_both_here()?;
@@ -141,7 +145,8 @@ fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
             let [own, other] = [0, 1].map(|number| Place { number, of: 2 });
             let other = pinning.share(other);
             let (stream, child) = peer::spawn(kind, &exchange.device, &chosen, exchange.memory_mib(), &other)?;
-            let status = measure(kind, exchange, &device, stream, (&pinning, own));
+            let client = Client::new(&device, stream, exchange.parameters(kind)?).map_err(Failure::from);
+            let status = client.and_then(|client| measure(kind, exchange, &device, client, (&pinning, own)));
             child.finish(status.is_ok())?;
             status
         }
@@ -167,13 +172,13 @@ fn measure(
     kind: Kind,
     exchange: &Exchange,
     device: &Device,
-    stream: TcpStream,
+    client: Client,
     (pinning, place): (&Pinning, Place),
 ) -> Result<ExitCode, Failure> {
     let parameters = exchange.parameters(kind)?;
     let recorded = Some(pinning.of_point(&parameters));
     let environment = Environment { pinning: recorded, ..Environment::of(&device.attributes()) };
-    let mut client = Client::new(device, stream, parameters.clone())?.pinned(pinning.share(place));
+    let mut client = client.pinned(pinning.share(place));
     let measured = Sizes { kind, exchange, environment, parameters }
         .measure(|bytes, bar| Ok(client.measure(bytes, |done| bar.show(done))?))?;
     client.finish()?;

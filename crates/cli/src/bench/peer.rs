@@ -9,21 +9,13 @@ use doorbell_study::parameters::Kind;
 use doorbell_study::pinning::Pinning;
 
 use super::arguments::DeviceArguments;
+use crate::Failure;
 use crate::cpus::argument_of;
 use crate::device::Chosen;
-use crate::output::note;
-use crate::{Failure, control};
 
 /// How long the second process may take to call back, and to end. That it has ended is noticed at once, so this is for
 /// machines that are slow to start one: an emulated one, or one that is busy.
 const SECOND_DEADLINE: Duration = Duration::from_secs(60);
-
-/// Waits for one client.
-pub(crate) fn accept(address: &str) -> Result<TcpStream, Failure> {
-    let (stream, peer) = control::listen(address)?.accept()?;
-    note!("serving {peer}, and nobody else until it is done or gone");
-    Ok(stream)
-}
 
 /// The second process of this machine. It ends with this handle.
 pub(crate) struct Second {

@@ -25,7 +25,7 @@ pub(crate) fn doorbell(arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_doorbell"));
     command.args(arguments.split_whitespace()).stdin(Stdio::null());
     // What the environment of the test says must not decide what is tested.
-    for variable in ["DOORBELL_BIND", "DOORBELL_PORT", "DOORBELL_LOG"] {
+    for variable in ["DOORBELL_BIND", "DOORBELL_PORT", "DOORBELL_LOG", "DOORBELL_TOKEN"] {
         command.env_remove(variable);
     }
     command

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
 
 use crate::bench::check_packets;
-use crate::command::{Running, doorbell, list, measuring, number};
+use crate::command::{Running, doorbell, list, measuring, number, run};
 
 /// Starts a side that listens, and says where.
 pub(crate) fn listen(arguments: &str) -> (Running, String) {
@@ -37,10 +37,33 @@ fn a_client_measures_with_a_server() {
 fn port_and_host_may_be_given_apart() {
     let _one_at_a_time = measuring();
     let mut server = Running::start(doorbell("bench bw --listen -p 0"));
-    let port = server.told("waiting for a client on 0.0.0.0:");
+    // Without a token it serves this machine alone.
+    let port = server.told("waiting for a client on 127.0.0.1:");
     let client = Running::start(doorbell(&format!("bench bw -n 100 -s 16 -p {port} localhost")));
     client.finish().expect_status(0);
     server.finish().expect_status(0);
+}
+
+/// A `doorbell` command with a token.
+fn with_token(arguments: &str, token: &str) -> Running {
+    let mut command = doorbell(arguments);
+    command.env("DOORBELL_TOKEN", token);
+    Running::start(command)
+}
+
+#[test]
+fn a_server_with_a_token_serves_whoever_shows_it_and_waits_for_that_one() {
+    let _one_at_a_time = measuring();
+    let mut server = with_token("bench bw --listen -p 0", "a secret");
+    let port = server.told("waiting for a client on 0.0.0.0:");
+    let client = format!("bench bw -n 100 -s 16 -p {port} localhost");
+    run(&client).expect_complaint(1, &["shows no token"]);
+    with_token(&client, "another").finish().expect_complaint(1, &["another token"]);
+    with_token(&client, "a secret").finish().expect_status(0);
+    let said = server.finish().expect_status(0).stderr;
+    assert!(said.contains("shows no token") && said.contains("shows another token"), "{said}");
+    // One without a token is not started where others could connect.
+    run("bench bw --listen 0.0.0.0").expect_complaint(2, &["--listen 0.0.0.0", "--token", "--anyone"]);
 }
 
 /// A loopback address that no other run of these tests has: 20 bits of the process's number and 3 of `number`.

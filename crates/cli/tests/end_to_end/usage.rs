@@ -212,7 +212,7 @@ fn what_the_machine_refuses_is_a_failure_that_says_why() {
     run("bench bw -n 1 -s 16 --bind 192.0.2.77")
         .expect_complaint(1, &["192.0.2.77 is not an address of this machine", "127.0.0.1"]);
     run("bench bw -n 1 -s 16 --pcap /no/such/folder/x.pcap").expect_complaint(1, &["pcap"]);
-    run("bench bw --listen 192.0.2.77").expect_complaint(1, &["cannot listen on 192.0.2.77"]);
+    run("bench bw --anyone --listen 192.0.2.77").expect_complaint(1, &["cannot listen on 192.0.2.77"]);
     run("bench bw -n 1 somewhere:else").expect_complaint(1, &["somewhere:else is no host and port"]);
 }
 
