@@ -183,7 +183,7 @@ impl Meeting {
             note!("serving {peer}, and nobody else until it is done or gone");
             let device = open(address_toward(&stream))?;
             let terms = self.terms(memory_bytes, pinning(&device)?);
-            match session::serve(&device, stream, &terms) {
+            match session::serve(device, stream, &terms) {
                 Err(error @ SessionError::Token(_)) => note!("{peer}: {error}"),
                 result => return Ok(result?),
             }
@@ -210,7 +210,7 @@ impl Meeting {
                 note!("serving {}", peer.ip());
             }
             match open(address_toward(&stream)) {
-                Ok(device) => match session::serve(&device, stream, &terms) {
+                Ok(device) => match session::serve(device, stream, &terms) {
                     Ok(()) => {}
                     // It ends its measurement when it likes.
                     Err(SessionError::Control(error)) => note!("{peer} went before its measurement ended: {error}"),

@@ -14,6 +14,8 @@ use doorbell_sim::{Testbed, far as simulated_far, session};
 use doorbell_study::environment::Environment;
 use doorbell_study::experiment::{self, DirectoryError, Effort, Experiment, Point, RunDirectory};
 use doorbell_study::far::FarPoint;
+use doorbell_study::layout::Layout;
+use doorbell_study::parameters::Parameters;
 use doorbell_study::pinning::{Pinning, Place};
 use doorbell_study::record::PointResult;
 use doorbell_study::session::{Client, Introduction};
@@ -32,7 +34,7 @@ use crate::report::write_report;
 use crate::sim::arguments::Simulated;
 use crate::{Failure, Usage, WRONG_USAGE, progress};
 use callers::Callers;
-use hosts::{Hosts, Listening, Others};
+use hosts::{Hosts, Listening, Others, Reach};
 use launch::Launch;
 
 const EXAMPLES: &str = "\
@@ -300,7 +302,7 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
             false => Ok(ExitCode::from(WRONG_USAGE)),
         };
     }
-    let (experiments, hosts) = chosen?;
+    let (mut experiments, hosts) = chosen?;
     if let (Some(launch), Some(host)) = (&launch, hosts.first()) {
         return Err(Usage(format!(
             "a launcher has started {} processes, which are the hosts of this study: leave out {host}",
@@ -328,9 +330,7 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
         Err(error) => return Err(error.into()),
     };
     let source = Source::new(study, testbed, launch, hosts)?;
-    if let Source::Together(hosts) = &source {
-        hosts.check(&experiments)?;
-    }
+    source.fit(&mut experiments)?;
     let environment = source.environment();
     if let Some(other) = there.iter().find(|record| record.environment.testbed != environment.testbed) {
         return Err(Usage(format!(
@@ -469,6 +469,21 @@ impl Source {
         }
     }
 
+    /// Leaves out what the hosts cannot measure together.
+    fn fit(&self, experiments: &mut Vec<Experiment>) -> Result<(), Usage> {
+        match self {
+            Self::Together(hosts) => hosts.fit(experiments),
+            Self::Measured(ends) => match &ends.other {
+                Some((_, reach)) => {
+                    let all = std::iter::once(&ends.environment).chain(ends.environment.peer.as_deref());
+                    reach.fit(experiments, &ends.queue_pairs, hosts::are_soft(all))
+                }
+                None => Ok(()),
+            },
+            Self::Simulated(..) => Ok(()),
+        }
+    }
+
     /// Is a host gone without which nothing can be measured?
     fn is_lost(&self) -> bool {
         matches!(self, Self::Together(hosts) if hosts.is_lost())
@@ -573,8 +588,10 @@ fn open(study: &Study, chosen: &Chosen, toward: Option<IpAddr>) -> Result<Device
 /// What a study measures between.
 struct Ends {
     chosen: Chosen,
-    /// Where the other machine is met, if there is one.
-    host: Option<String>,
+    /// The other machine, if there is one: where it is met, and how points with more parties than two reach it.
+    other: Option<(String, Reach)>,
+    /// The fewest queue pairs of a device, and whose it is.
+    queue_pairs: (usize, String),
     environment: Environment,
     /// What this end pins, and the other one.
     pinnings: [Pinning; 2],
@@ -591,15 +608,21 @@ impl Ends {
             let pinning = study.cpus.pinning_of_both_ends(&device)?;
             note!("{pinning}");
             let pinnings = [0, 1].map(|number| pinning.share(Place { number, of: 2 }));
-            let environment = Environment { pinning: Some(pinning), ..Environment::of(&device.attributes()) };
-            return Ok(Self { chosen, host, environment, pinnings, introduction });
+            let attributes = device.attributes();
+            let queue_pairs = hosts::fewest(&attributes, []);
+            let environment = Environment { pinning: Some(pinning), ..Environment::of(&attributes) };
+            return Ok(Self { chosen, other: None, queue_pairs, environment, pinnings, introduction });
         };
         let stream = control::connect(&host, THERE)?;
-        let device = open(study, &chosen, control::address_toward(&stream))?;
+        let toward = control::address_toward(&stream);
+        let device = open(study, &chosen, toward)?;
         let pinning = study.cpus.pinning(&device)?;
-        let other = Client::meet(stream, introduction.clone())?.environment;
-        let own = Environment::of(&device.attributes());
+        let introduced = Client::meet(stream, introduction.clone()).map_err(|error| format!("{host}: {error}"))?;
+        let attributes = device.attributes();
+        let (own, other) = (Environment::of(&attributes), introduced.environment);
         hosts::fits(&own, &other, &host)?;
+        hosts::passes(&device, &introduction, || control::connect(&host, THERE), &host)?;
+        let queue_pairs = hosts::fewest(&attributes, [(introduced.max_qps, &host)]);
         let [here, there] = <[Place; 2]>::try_from(Place::among(&[&own, &other])).unwrap_or_default();
         let pinnings =
             [pinning.share(here), other.pinning.as_ref().map(|there_all| there_all.share(there)).unwrap_or_default()];
@@ -610,17 +633,17 @@ impl Ends {
         });
         note!("this machine: {}", pinnings[0]);
         note!("with {} ({}), device {}; {}", other.machine.host, other.cpu, other.device, pinnings[1]);
+        let listening = Listening::new(vec![host.clone()], study.meeting.token())?;
+        let reach = Reach::new(chosen.clone(), Box::new(listening), toward).pinned(pinning, vec![here, there]);
         let environment = Environment { peer: Some(Box::new(other)), ..own };
         let introduction = Introduction { place: there, ..introduction };
-        Ok(Self { chosen, host: Some(host), environment, pinnings, introduction })
+        Ok(Self { chosen, other: Some((host, reach)), queue_pairs, environment, pinnings, introduction })
     }
 
-    /// Measures a point about shared memory once, all parties of it in this process.
-    fn measure_far(&self, study: &Study, far: &FarPoint) -> Result<PointResult, Failure> {
-        if let Some(host) = &self.host {
-            return Err(
-                format!("points about shared memory are measured on this machine alone, not with {host}").into()
-            );
+    /// Measures a point about shared memory once: all parties of it in this process, or dealt to both machines.
+    fn measure_far(&self, study: &Study, far: &FarPoint, parameters: &Parameters) -> Result<PointResult, Failure> {
+        if let Some((_, reach)) = &self.other {
+            return reach.measure(study, Layout::TwoEnds, parameters);
         }
         let open = || open(study, &self.chosen, None);
         match far {
@@ -636,7 +659,7 @@ impl Ends {
     fn measure(&self, study: &Study, point: &Point) -> Result<PointResult, Failure> {
         let parameters = point.parameters.clone();
         if let Some(far) = &parameters.far {
-            return self.measure_far(study, far);
+            return self.measure_far(study, far, &parameters);
         }
         let bytes = *parameters.sizes.first().ok_or("a point has one size")?;
         let [own, other] = &self.pinnings;
@@ -646,7 +669,7 @@ impl Ends {
             client.finish()?;
             Ok(result)
         };
-        if let Some(host) = &self.host {
+        if let Some((host, _)) = &self.other {
             let stream = control::connect(host, THERE)?;
             let device = open(study, &self.chosen, control::address_toward(&stream))?;
             return measure(Client::introduced(&device, stream, self.introduction.clone(), parameters)?.0);

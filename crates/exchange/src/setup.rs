@@ -235,6 +235,27 @@ impl EndpointDescription {
         };
         if bytes.is_empty() { Ok(description) } else { Err("too many bytes") }
     }
+
+    /// The same as hexadecimal digits, for whoever carries it in text.
+    pub fn to_hex(&self) -> String {
+        let mut bytes = Vec::with_capacity(DESCRIPTION_BYTES);
+        self.encode(&mut bytes);
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// What [`to_hex`](Self::to_hex) made text of.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with it.
+    pub fn from_hex(text: &str) -> Result<Self, &'static str> {
+        if text.len() != 2 * DESCRIPTION_BYTES {
+            return Err("too few or too many digits");
+        }
+        let byte = |at: usize| text.get(at..at + 2).and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        let bytes: Option<Vec<u8>> = (0..text.len()).step_by(2).map(byte).collect();
+        Self::decode(&bytes.ok_or("characters that are no hexadecimal digits")?)
+    }
 }
 
 /// A TCP stream on which all reads and writes together end at a deadline, however few bytes each of them brings.

@@ -1,9 +1,11 @@
 //! What a client counted.
 
+use serde::{Deserialize, Serialize};
+
 use crate::lane::VerbCounts;
 
 /// What was tried to complete operations of one kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attempts {
     /// Operations that ended without an error.
     pub operations: u64,
@@ -16,7 +18,7 @@ pub struct Attempts {
 }
 
 /// What a client counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClientCounts {
     /// Gets.
     pub gets: Attempts,
@@ -100,6 +102,6 @@ impl ClientCounts {
 
     /// What two clients counted.
     pub fn and(self, other: &Self) -> Self {
-        self.each(other, |own, other| own + other)
+        self.each(other, u64::saturating_add)
     }
 }

@@ -11,6 +11,7 @@ use doorbell_verbs::{
     Access, Completion, MemoryKind, Payload, Pd, PostErrorKind, RKey, Region, SendFlags, SendOperation, SendRequest,
     Status,
 };
+use serde::{Deserialize, Serialize};
 
 use crate::error::{OpenError, StoreError};
 use crate::layout::{Geometry, Place, Word};
@@ -33,7 +34,7 @@ pub(crate) enum Verb {
 }
 
 /// What a client posted, and how much of it crossed the wire as payload.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerbCounts {
     /// READs.
     pub reads: u64,

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use doorbell_exchange::setup::{EndpointDescription, RemoteRegion};
 use doorbell_steer::{ClientEnd, Layout, NodeEnd, Region, SetupError, Steer};
-use doorbell_verbs::{Access, Psn, Qpn, RKey};
+use doorbell_verbs::{Access, PathMtu, Psn, Qpn, RKey};
 use rustc_hash::FxHashMap;
 
 use crate::error::OpenError;
@@ -107,13 +107,33 @@ impl Behind {
         is_exclusive: bool,
         steers_reads: bool,
     ) -> Result<Self, OpenError> {
-        let (qpn, psn) = steer.node_side();
         // A box that was there before is gone.
         memory.fence(BOX)?;
         let attributes = memory.pd().device().attributes();
-        let gid = to_gid(steer.config().address);
-        let lane = EndpointDescription::one_sided(gid, qpn, psn, attributes.active_mtu, attributes.udp_port);
+        let lane = Self::lane(steer, attributes.active_mtu, attributes.udp_port);
         let node = memory.accept(BOX, &ClientDescription { lane, calls: None })?;
+        Self::connect(steer, node, NodeEnd::at, (rkey, is_exclusive, steers_reads))
+    }
+
+    /// What a memory node needs to know of a box to [accept](MemoryNode::accept) it as [`BOX`], where the two are not in one
+    /// process.
+    pub fn lane(steer: &Steer, path_mtu: PathMtu, udp_port: u16) -> EndpointDescription {
+        let (qpn, psn) = steer.node_side();
+        EndpointDescription::one_sided(to_gid(steer.config().address), qpn, psn, path_mtu, udp_port)
+    }
+
+    /// Connects the box with a memory node that has accepted it. `end` makes the node's end from address and path MTU; which
+    /// queue pair it is, and how many READs it takes, is known here. The rest is as of [`attach`](Self::attach).
+    ///
+    /// # Errors
+    ///
+    /// The box has no room for the region.
+    pub fn connect(
+        steer: &mut Steer,
+        node: MemoryDescription,
+        end: impl FnOnce(IpAddr, PathMtu) -> NodeEnd,
+        (rkey, is_exclusive, steers_reads): (RKey, bool, bool),
+    ) -> Result<Self, OpenError> {
         let layout = StoreLayout::new(node.geometry, node.region.address);
         let layout = if steers_reads { layout } else { layout.writes_alone() };
         steer.set_layout(Some(Box::new(layout)));
@@ -122,7 +142,7 @@ impl Behind {
         let end = NodeEnd {
             qpn: node.endpoint.qpn,
             max_rd_atomic: READS,
-            ..NodeEnd::at(node.endpoint.gid.to_canonical(), node.endpoint.path_mtu)
+            ..end(node.endpoint.gid.to_canonical(), node.endpoint.path_mtu)
         };
         steer.attach(end).map_err(OpenError::Box)?;
         let region = Region { rkey, node_rkey, address, length, access, exclusive: is_exclusive };

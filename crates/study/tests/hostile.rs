@@ -80,7 +80,7 @@ fn sockets_that_say_anything_end_their_own_session_only() {
             while !is_over.load(Ordering::Relaxed) || healthy.load(Ordering::Relaxed) == 0 {
                 let stream = TcpStream::connect(other.local_addr().unwrap()).unwrap();
                 let (accepted, _) = other.accept().unwrap();
-                let served = scope.spawn(|| session::serve(&device, accepted, &Terms::open(MEMORY_BYTES)));
+                let served = scope.spawn(|| session::serve(device.clone(), accepted, &Terms::open(MEMORY_BYTES)));
                 let mut client = Client::new(&self::device(), stream, parameters()).unwrap();
                 let result = client.measure(5000, |_| {}).unwrap();
                 assert_eq!((result.messages, result.damaged), (200, 0));
@@ -92,7 +92,7 @@ fn sockets_that_say_anything_end_their_own_session_only() {
         for seed in 0..500 {
             let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let (accepted, _) = listener.accept().unwrap();
-            let served = scope.spawn(|| session::serve(&device, accepted, &Terms::open(MEMORY_BYTES)));
+            let served = scope.spawn(|| session::serve(device.clone(), accepted, &Terms::open(MEMORY_BYTES)));
             // A server that has refused already may have hung up.
             let _ = peer.write_all(&script(seed));
             let _ = peer.shutdown(Shutdown::Write);

@@ -29,7 +29,7 @@ fn join<T: Send + 'static>(answer: impl FnOnce(TcpStream) -> T + Send + 'static)
 
 fn serve() -> (TcpStream, Served) {
     let terms = Terms { token: TOKEN.parse().ok(), ..Terms::open(MEMORY_BYTES) };
-    join(move |stream| session::serve(&soft::open(&SoftOptions::default()).unwrap(), stream, &terms))
+    join(move |stream| session::serve(soft::open(&SoftOptions::default()).unwrap(), stream, &terms))
 }
 
 fn introduction() -> Introduction {
@@ -168,7 +168,7 @@ fn a_host_that_goes_or_refuses_is_named_and_the_others_end() {
     assert_eq!(error.to_string(), "host 1: the peer failed: no device here");
     let terms = Terms { token: "another".parse().ok(), ..Terms::open(MEMORY_BYTES) };
     let device = soft::open(&SoftOptions::default()).unwrap();
-    let error = with_culprit(move |stream| session::serve(&device, stream, &terms));
+    let error = with_culprit(move |stream| session::serve(device, stream, &terms));
     assert!(error.to_string().starts_with("host 1: the peer failed: the client shows another token"), "{error}");
 }
 
@@ -180,7 +180,7 @@ fn a_host_that_goes_while_it_measures_is_named() {
         let cutting = stream.try_clone().unwrap();
         let device = soft::open(&SoftOptions::default()).unwrap();
         let probe = device.clone();
-        let serving = std::thread::spawn(move || session::serve(&device, stream, &terms));
+        let serving = std::thread::spawn(move || session::serve(device, stream, &terms));
         while probe.counters().is_none_or(|counters| counters.tx_data_packets < 100) {
             std::thread::yield_now();
         }

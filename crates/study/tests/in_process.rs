@@ -77,7 +77,7 @@ fn over_tcp(parameters: &Parameters) -> Result<Vec<PointResult>, SessionError> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (accepted, _) = listener.accept().unwrap();
-    let answering = std::thread::spawn(move || session::serve(&device(), accepted, &Terms::open(MEMORY_BYTES)));
+    let answering = std::thread::spawn(move || session::serve(device(), accepted, &Terms::open(MEMORY_BYTES)));
     let mut client = Client::new(&device(), stream, parameters.clone())?;
     let results = parameters.sizes.iter().map(|&bytes| client.measure(bytes, |_| {})).collect::<Result<_, _>>()?;
     client.finish()?;

@@ -32,7 +32,7 @@ fn serve_on(terms: Terms) -> (TcpStream, JoinHandle<Result<(), SessionError>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (accepted, _) = listener.accept().unwrap();
-    (stream, std::thread::spawn(move || session::serve(&device(), accepted, &terms)))
+    (stream, std::thread::spawn(move || session::serve(device(), accepted, &terms)))
 }
 
 /// What the server answers to each of these lines, and how it ends.

@@ -11,7 +11,7 @@ use crate::programs::doorbell;
 use crate::shell::{Running, output_of, succeeds};
 use crate::test::StepEnd;
 
-/// Four machines of which one loses packets, and eight: all experiments have all their points, every machine its part in each,
+/// Four machines of which one loses packets, memory that clients share on them, and eight: all experiments have all their points, every machine its part in each,
 /// and packets are as predicted.
 pub(crate) fn cluster() -> StepEnd {
     if let Some(left_out) = TwoMachines::are_impossible() {
@@ -29,6 +29,10 @@ fn study_everywhere() -> Result<(), String> {
         return Err(format!("one in {ONE_LOST_IN} packets is lost on the way to a machine, and none was sent again"));
     }
     eprintln!("four machines, MTU 1500, one of them with loss: {} points, {resent} packets sent again", records.len());
+    let records = small.study("far", &["far-memory/contention"])?;
+    check(&records, 1024, 4)?;
+    check_parties(&records)?;
+    eprintln!("four machines: {} points of far memory, each party on a machine of its own", records.len());
     drop(small);
     let large = Cluster::new(8, 9000)?;
     let records = large.study("eight", &["direct-write/n-to-1"])?;
@@ -156,4 +160,24 @@ fn check(records: &[(PathBuf, Value)], mtu: u64, machines: usize) -> Result<u64,
     } else {
         Err(format!("at most {most} of {machines} machines have a part in a point"))
     }
+}
+
+/// Each party of a store is on a machine of its own, and operations were done.
+fn check_parties(records: &[(PathBuf, Value)]) -> Result<(), String> {
+    for (file, record) in records {
+        let is_steered = record["series"].as_str().is_some_and(|series| series.starts_with("steered"));
+        for result in record["repetitions"].as_array().map_or(&[][..], Vec::as_slice) {
+            let hosts = result["hosts"].as_array().map_or(&[][..], Vec::as_slice);
+            let roles: Vec<(u64, &str)> = hosts
+                .iter()
+                .map(|host| (host["number"].as_u64().unwrap_or(u64::MAX), host["role"].as_str().unwrap_or_default()))
+                .collect();
+            let all = [(0, "clients"), (1, "memory node"), (2, "middlebox"), (3, "metadata service")];
+            let expected: Vec<_> = all.into_iter().filter(|(_, role)| is_steered || *role != "middlebox").collect();
+            if roles != expected || result["messages"].as_u64().is_none_or(|messages| messages == 0) {
+                return Err(format!("{}: {} operations, machines: {roles:?}", file.display(), result["messages"]));
+            }
+        }
+    }
+    Ok(())
 }

@@ -92,16 +92,27 @@ const FAULTS: [Fault; 2] = [
 fn diagnose(machines: &TwoMachines, family: Family) -> Result<(), String> {
     let other = family.address(1);
     let asks = ["doctor", "-d", "doorbell0", &other];
+    let directory = place::own().join("study-refused");
+    let out = directory.to_string_lossy();
+    let measures = ["study", "--quick", "-d", "doorbell0", "--out", &out, EXPERIMENTS[0], &other];
     expect(&here(machines, &asks, None)?, 1, &["shows no token"])?;
     expect(&here(machines, &asks, Some("another"))?, 1, &["another token"])?;
     let sound = "packets with 4096 B of payload come through";
     expect(&here(machines, &asks, Some(TOKEN))?, 0, &[sound])?;
-    for Fault { rule, status, words } in &FAULTS {
+    for (index, Fault { rule, status, words }) in FAULTS.iter().enumerate() {
         let rule = format!("table inet fault {{ chain input {{ type filter hook input priority 0; {rule}; }}; }}");
         output_of(machines.command(1, "nft", &[&rule]))?;
         let said = here(machines, &asks, Some(TOKEN))?;
+        // Packets that are lost end a study before it begins; one fault shows that, since finding one takes seconds.
+        let refused = (index == 0).then(|| here(machines, &measures, Some(TOKEN))).transpose()?;
         output_of(machines.command(1, "nft", &["delete table inet fault"]))?;
         expect(&said, *status, words)?;
+        if let Some(refused) = refused {
+            expect(&refused, 1, &[&[other.as_str()], &words[1..]].concat())?;
+        }
+        if directory.read_dir().is_ok_and(|mut files| files.next().is_some()) {
+            return Err(format!("something was measured although {rule}"));
+        }
     }
     expect(&here(machines, &asks, Some(TOKEN))?, 0, &[sound])?;
     eprintln!("{family:?}: the doctor finds the machines sound, a short path MTU and a firewall");

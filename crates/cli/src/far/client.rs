@@ -39,18 +39,9 @@ pub(super) fn shared_ns() -> u64 {
     clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |now| now.tv_sec() as u64 * 1_000_000_000 + now.tv_nsec() as u64)
 }
 
-/// A description as hexadecimal digits.
-pub(super) fn to_hex(description: &EndpointDescription) -> String {
-    let mut bytes = Vec::new();
-    description.encode(&mut bytes);
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
+/// A description as text has it ([`EndpointDescription::to_hex`]).
 pub(super) fn from_hex(text: &str) -> Result<EndpointDescription, String> {
-    let byte = |at: usize| text.get(at..at + 2).and_then(|digits| u8::from_str_radix(digits, 16).ok());
-    let bytes: Option<Vec<u8>> = (0..text.len()).step_by(2).map(byte).collect();
-    let bytes = bytes.ok_or("a description that is not made of hexadecimal digits")?;
-    EndpointDescription::decode(&bytes).map_err(|what| format!("a description with {what}"))
+    EndpointDescription::from_hex(text).map_err(|what| format!("a description with {what}"))
 }
 
 /// What a line of descriptions holds; `-` is none.
@@ -64,7 +55,7 @@ pub(super) fn described(memory: MemoryDescription) -> EndpointDescription {
 }
 
 pub(super) fn optional(description: Option<&EndpointDescription>) -> String {
-    description.map_or("-".to_owned(), to_hex)
+    description.map_or("-".to_owned(), EndpointDescription::to_hex)
 }
 
 /// The number of a value, if the whole value is that number over and over.
@@ -168,7 +159,7 @@ impl ClientProcess {
             let joined = self.through.map(|address| Joined::patiently(address, &lane, geometry)).transpose()?;
             // Behind a box, the store's side has to know the box's name for this client instead.
             let lane = joined.as_ref().map_or(lane, |joined| joined.memory.endpoint);
-            let (lane, calls, metadata) = (to_hex(&lane), optional(calls.as_ref()), to_hex(&end.to_metadata()));
+            let (lane, calls, metadata) = (lane.to_hex(), optional(calls.as_ref()), end.to_metadata().to_hex());
             let replica = end.to_replica().map(|replica| replica.lane);
             lines.say(format_args!("connect {lane} {calls} {metadata} {}", optional(replica.as_ref())));
             let mut line = String::new();

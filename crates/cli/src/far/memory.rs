@@ -16,7 +16,7 @@ use doorbell_farmem::{ClientDescription, MemoryNode, Place};
 use doorbell_verbs::Device;
 
 use super::arguments::Part;
-use super::client::{described, from_hex, to_hex};
+use super::client::{described, from_hex};
 use super::service::Patience;
 use crate::Failure;
 
@@ -94,7 +94,7 @@ fn answer(memory: &mut MemoryNode, line: &str) -> Result<String, String> {
         ["accept", client, lane] => {
             let peer = ClientDescription { lane: from_hex(lane)?, calls: None };
             let accepted = memory.accept(number(client)?, &peer).map_err(|error| error.to_string())?;
-            Ok(to_hex(&described(accepted)))
+            Ok(described(accepted).to_hex())
         }
         ["fence", client] => memory.fence(number(client)?).map(|_| DONE.to_owned()).map_err(|error| error.to_string()),
         ["stop"] => memory.stop().map(|()| DONE.to_owned()).map_err(|error| error.to_string()),

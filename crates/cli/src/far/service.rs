@@ -20,7 +20,7 @@ use doorbell_verbs::Device;
 use serde_json::Value;
 
 use super::behind::{BoxOptions, BoxProcess, OtherBox, ThroughBox, Via, serve_boxes};
-use super::client::{from_hex, to_hex};
+use super::client::from_hex;
 use super::memory::MemoryHandle;
 use crate::Failure;
 use crate::output::note;
@@ -75,7 +75,7 @@ impl MemorySide {
         match self {
             Self::Here(to) => ask(to, (number, client), ToMemory::Accept),
             Self::There(process, geometry) => {
-                let endpoint = from_hex(&process.ask(&format!("accept {number} {}", to_hex(&client.lane)))?)?;
+                let endpoint = from_hex(&process.ask(&format!("accept {number} {}", client.lane.to_hex()))?)?;
                 Ok(MemoryDescription { endpoint, region: endpoint.regions[0], geometry: *geometry, calls: None })
             }
         }

@@ -18,7 +18,7 @@ use serde_json::json;
 
 use super::arguments::{self, Workload};
 use super::behind::OtherBox;
-use super::client::{AGAIN, described, descriptions, optional, to_hex};
+use super::client::{AGAIN, described, descriptions, optional};
 use super::memory::MemoryHandle;
 use super::service::{NodeAt, Sides, Store};
 use crate::device::{DeviceChoice, UdpPort};
@@ -294,7 +294,7 @@ fn attach(sides: &Sides, number: u32, asked: &str) -> Result<String, String> {
     };
     let metadata = sides.metadata.accept(number, via, metadata)?;
     let (memory, calls, replica) = (optional(memory.as_ref()), optional(calls.as_ref()), optional(replica.as_ref()));
-    Ok(format!("{number} {memory} {calls} {} {replica}", to_hex(&metadata)))
+    Ok(format!("{number} {memory} {calls} {} {replica}", metadata.to_hex()))
 }
 
 impl Judged {

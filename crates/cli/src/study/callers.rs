@@ -250,7 +250,7 @@ fn serve_one(study: &Study, chosen: &Chosen, stream: TcpStream, token: Option<To
     };
     // What goes wrong number 0 is told, and says.
     let _ = match open() {
-        Ok((device, terms)) => session::serve(&device, stream, &terms),
+        Ok((device, terms)) => session::serve(device, stream, &terms),
         Err(error) => session::refuse(stream, &error.to_string()),
     };
 }

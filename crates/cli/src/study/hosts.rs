@@ -10,8 +10,10 @@ use doorbell_study::layout::Layout;
 use doorbell_study::parameters::Parameters;
 use doorbell_study::pinning::{Pinning, Place};
 use doorbell_study::record::PointResult;
-use doorbell_study::session::{self, Client, Dealt, HostError, Introduced, Introduction, Terms, Token, measure_on};
-use doorbell_verbs::Device;
+use doorbell_study::session::{
+    self, Client, Dealt, HostError, Introduced, Introduction, Parties, Terms, Token, measure_on, measure_parties,
+};
+use doorbell_verbs::{Device, DeviceAttributes, soft};
 
 use super::{MEMORY_MIB, Study, THERE, open};
 use crate::control;
@@ -84,22 +86,170 @@ impl std::fmt::Display for Gone {
 
 impl std::error::Error for Gone {}
 
-/// This machine and all others of a study.
-pub(super) struct Hosts {
+/// How all hosts of a study are reached: this machine, and behind it the others.
+pub(super) struct Reach {
     chosen: Chosen,
     introduction: Introduction,
     others: Box<dyn Others>,
     /// Of this machine, and behind it those of the others.
     names: Vec<String>,
-    pub(super) environment: Environment,
-    /// The fewest queue pairs of a device, and whose it is.
-    queue_pairs: Option<(usize, String)>,
     /// What this machine's own end may pin, of which a point takes its share.
     pinning: Pinning,
     /// The places of all of them among those that are one machine.
     places: Vec<Place>,
     /// Where the others reach this machine's device; `None` if all are on this machine.
     toward: Option<IpAddr>,
+}
+
+/// Control connections, each with the name of its host and its place.
+type Named = Vec<(String, TcpStream, Place)>;
+
+/// This machine's own end of a point.
+type Own = std::thread::JoinHandle<Result<(), session::SessionError>>;
+
+impl Reach {
+    /// Others at which this machine's device is at `toward`, if that is known; nobody pins anything yet.
+    pub(super) fn new(chosen: Chosen, others: Box<dyn Others>, toward: Option<IpAddr>) -> Self {
+        let introduction = Introduction { token: others.token(), ..Introduction::default() };
+        let mut names = vec![HERE.to_owned()];
+        names.extend(others.names());
+        let places = vec![Place::default(); names.len()];
+        Self { chosen, introduction, others, names, pinning: Pinning::default(), places, toward }
+    }
+
+    /// The same, where this machine's own end pins its share of these, and all of them have these places.
+    pub(super) fn pinned(self, pinning: Pinning, places: Vec<Place>) -> Self {
+        Self { pinning, places, ..self }
+    }
+
+    /// Leaves out what these hosts cannot measure together, and says so.
+    ///
+    /// # Errors
+    ///
+    /// Nothing is left, or a point needs more queue pairs than a device has.
+    pub(super) fn fit(
+        &self,
+        experiments: &mut Vec<Experiment>,
+        (most, whose): &(usize, String),
+        are_soft: bool,
+    ) -> Result<(), Usage> {
+        let (hosts, parties) = (self.names.len(), Parties::deal(self.names.len()));
+        let mut nothing_left = None;
+        for experiment in experiments.iter_mut() {
+            let mut lacks: Option<&'static str> = None;
+            let mut left_out: Vec<String> = Vec::new();
+            experiment.points.retain(|point| {
+                let lack = point.parameters.far.as_deref().and_then(|far| parties.lacks(far, are_soft));
+                if lack.is_some() && !left_out.contains(&point.series) {
+                    left_out.push(point.series.clone());
+                }
+                lacks = lacks.or(lack);
+                lack.is_none()
+            });
+            let name = &experiment.name;
+            match lacks {
+                Some(why) if experiment.points.is_empty() => {
+                    if let Some(before) =
+                        nothing_left.replace(format!("{name} cannot be measured on {hosts} hosts: {why}"))
+                    {
+                        note!("{before}");
+                    }
+                }
+                Some(why) => note!("{name} goes without {} on {hosts} hosts: {why}", left_out.join(", ")),
+                None => {}
+            }
+            for point in &experiment.points {
+                let needed = match point.parameters.far.as_deref() {
+                    Some(far) => parties.queue_pairs(far),
+                    None => {
+                        let dealt = Dealt::new(experiment.layout, point.parameters.connections, hosts);
+                        dealt.shares().iter().map(|share| share.lanes.len()).max().unwrap_or(0)
+                    }
+                };
+                if needed > *most {
+                    return Err(Usage(format!(
+                        "{name} needs {needed} queue pairs of a host, the device of {whose} has {most}: leave it out"
+                    )));
+                }
+            }
+        }
+        experiments.retain(|experiment| !experiment.points.is_empty());
+        match nothing_left {
+            Some(sentence) if experiments.is_empty() => Err(Usage(sentence)),
+            Some(sentence) => {
+                note!("{sentence}");
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Measures a point once, with a fresh device on each host that has a part in it.
+    pub(super) fn measure(
+        &self,
+        study: &Study,
+        layout: Layout,
+        parameters: &Parameters,
+    ) -> Result<PointResult, Failure> {
+        let introduction = &self.introduction;
+        let hosts = self.names.len();
+        let (result, own) = match parameters.far.as_deref() {
+            Some(far) => {
+                let parties = Parties::deal(hosts);
+                let (streams, own) = self.streams(study, parties.duties(far).iter().map(|(host, _)| *host))?;
+                (measure_parties(streams, introduction, parameters, &parties), own)
+            }
+            None => {
+                let bytes = *parameters.sizes.first().ok_or("a point has one size")?;
+                let dealt = Dealt::new(layout, parameters.connections, hosts);
+                let (streams, own) = self.streams(study, dealt.shares().iter().map(|share| share.host))?;
+                (measure_on(streams, introduction, parameters, bytes, &dealt), own)
+            }
+        };
+        if let Some(own) = own {
+            // What it failed of, the coordinator has heard.
+            let _ = own.join();
+        }
+        result.map_err(|error: HostError| if error.is_gone() { Gone(error.to_string()).into() } else { error.into() })
+    }
+
+    /// Control connections to these hosts, with their names, and what runs of them here.
+    fn streams(&self, study: &Study, hosts: impl Iterator<Item = usize>) -> Result<(Named, Option<Own>), Failure> {
+        let (mut streams, mut own) = (Vec::new(), None);
+        for host in hosts {
+            let stream = match host.checked_sub(1) {
+                Some(number) => self.others.reach(number).map_err(|error| Gone(error.to_string()))?,
+                None => {
+                    let (stream, end) = self.here(study)?;
+                    own = Some(end);
+                    stream
+                }
+            };
+            streams.push((self.names[host].clone(), stream, self.places[host]));
+        }
+        Ok((streams, own))
+    }
+
+    /// This machine's own end of a point: a thread, which the coordinator reaches as it reaches other hosts.
+    fn here(&self, study: &Study) -> Result<(TcpStream, Own), Failure> {
+        let device = open(study, &self.chosen, self.toward)?;
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let stream = TcpStream::connect(listener.local_addr()?)?;
+        let (accepted, from) = listener.accept()?;
+        if from != stream.local_addr()? {
+            return Err(format!("{from} connected to a port that only this process was to know").into());
+        }
+        let terms = Terms { pinning: self.pinning.clone(), ..Terms::open(MEMORY_MIB << 20) };
+        Ok((stream, std::thread::spawn(move || session::serve(device, accepted, &terms))))
+    }
+}
+
+/// This machine and all others of a study.
+pub(super) struct Hosts {
+    reach: Reach,
+    pub(super) environment: Environment,
+    /// The fewest queue pairs of a device, and whose it is.
+    queue_pairs: (usize, String),
     /// Has one of them been seen to be gone? Then the study ends.
     is_lost: Cell<bool>,
 }
@@ -107,17 +257,16 @@ pub(super) struct Hosts {
 impl Hosts {
     /// Makes all hosts known to each other, and finds out whether they can measure together.
     pub(super) fn meet(study: &Study, chosen: Chosen, others: Box<dyn Others>) -> Result<Self, Failure> {
-        let introduction = Introduction { token: others.token(), ..Introduction::default() };
-        let mut names = vec![HERE.to_owned()];
-        names.extend(others.names());
+        let mut reach = Reach::new(chosen, others, None);
         let (mut met, mut toward) = (Vec::new(), None);
-        for (number, name) in names[1..].iter().enumerate() {
-            let stream = others.reach(number)?;
+        for (number, name) in reach.names[1..].iter().enumerate() {
+            let stream = reach.others.reach(number)?;
             toward = toward.or(control::address_toward(&stream));
-            let introduced = Client::meet(stream, introduction.clone());
+            let introduced = Client::meet(stream, reach.introduction.clone());
             met.push(introduced.map_err(|error| format!("{name}: {error}"))?);
         }
-        let device = open(study, &chosen, toward)?;
+        reach.toward = toward;
+        let device = open(study, &reach.chosen, toward)?;
         let attributes = device.attributes();
         let pinning = study.cpus.pinning(&device)?;
         let own = Environment { pinning: Some(pinning.clone()), ..Environment::of(&attributes) };
@@ -134,15 +283,10 @@ impl Hosts {
         let note_pinning = |environment: &Environment| {
             environment.pinning.as_ref().map_or_else(String::new, |pinning| format!("; {pinning}"))
         };
-        let mut queue_pairs = Some((attributes.limits.max_qps, HERE.to_owned()));
-        for ((number, name), Introduced { environment, max_qps, .. }) in names[1..].iter().enumerate().zip(&met) {
+        let queue_pairs = fewest(&attributes, met.iter().map(|met: &Introduced| met.max_qps).zip(&reach.names[1..]));
+        for ((number, name), Introduced { environment, .. }) in reach.names[1..].iter().enumerate().zip(&met) {
             fits(&own, environment, name)?;
-            if let (Some((least, _)), Some(theirs)) = (&queue_pairs, *max_qps)
-                && theirs < *least
-            {
-                queue_pairs = Some((theirs, name.clone()));
-            }
-            passes(&device, &introduction, || others.reach(number), name)?;
+            passes(&device, &reach.introduction, || reach.others.reach(number), name)?;
             let Environment { machine, cpu, device, .. } = environment;
             let pinned = note_pinning(&shared[number + 1]);
             note!("host {}: {} ({name}), {cpu}, device {device}{pinned}", number + 1, machine.host);
@@ -150,91 +294,55 @@ impl Hosts {
         note!("host 0: {HERE}{}", note_pinning(&shared[0]));
         let hosts = shared.split_off(1);
         let environment = Environment { hosts, ..shared.swap_remove(0) };
-        let is_lost = Cell::new(false);
-        Ok(Self { chosen, introduction, others, names, environment, queue_pairs, pinning, places, toward, is_lost })
+        let reach = reach.pinned(pinning, places);
+        Ok(Self { reach, environment, queue_pairs, is_lost: Cell::new(false) })
     }
 
-    /// Can all of this be measured on these hosts?
-    pub(super) fn check(&self, experiments: &[Experiment]) -> Result<(), Usage> {
-        let Some((most, whose)) = &self.queue_pairs else { return Ok(()) };
-        for (experiment, point) in experiments.iter().flat_map(|one| one.points.iter().map(move |point| (one, point))) {
-            let dealt = Dealt::new(experiment.layout, point.parameters.connections, self.names.len());
-            let needed = dealt.shares().iter().map(|share| share.lanes.len()).max().unwrap_or(0);
-            if needed > *most {
-                return Err(Usage(format!(
-                    "{} needs {needed} queue pairs of a host, the device of {whose} has {most}: leave it out",
-                    experiment.name
-                )));
-            }
-        }
-        Ok(())
+    /// Leaves out what cannot be measured on these hosts ([`Reach::fit`]).
+    pub(super) fn fit(&self, experiments: &mut Vec<Experiment>) -> Result<(), Usage> {
+        let all = std::iter::once(&self.environment).chain(&self.environment.hosts);
+        self.reach.fit(experiments, &self.queue_pairs, are_soft(all))
     }
 
     /// Tells the others that the study is over.
     pub(super) fn dismiss(&self) {
-        self.others.dismiss();
+        self.reach.others.dismiss();
     }
 
     pub(super) fn is_lost(&self) -> bool {
         self.is_lost.get()
     }
 
-    /// Measures a point once, with a fresh device on each host that has a part in it.
+    /// Measures a point once ([`Reach::measure`]).
     pub(super) fn measure(
         &self,
         study: &Study,
         layout: Layout,
         parameters: &Parameters,
     ) -> Result<PointResult, Failure> {
-        if parameters.far.is_some() {
-            return Err("points about shared memory are measured on this machine alone: leave out the hosts".into());
-        }
-        let result = self.measure_on(study, layout, parameters);
+        let result = self.reach.measure(study, layout, parameters);
         if result.as_ref().is_err_and(|error| error.is::<Gone>()) {
             self.is_lost.set(true);
         }
         result
     }
+}
 
-    fn measure_on(&self, study: &Study, layout: Layout, parameters: &Parameters) -> Result<PointResult, Failure> {
-        let bytes = *parameters.sizes.first().ok_or("a point has one size")?;
-        let dealt = Dealt::new(layout, parameters.connections, self.names.len());
-        let mut streams = Vec::new();
-        let mut own = None;
-        for share in dealt.shares() {
-            let stream = match share.host.checked_sub(1) {
-                Some(number) => self.others.reach(number).map_err(|error| Gone(error.to_string()))?,
-                None => {
-                    let (stream, end) = self.here(study)?;
-                    own = Some(end);
-                    stream
-                }
-            };
-            streams.push((self.names[share.host].clone(), stream, self.places[share.host]));
-        }
-        let result = measure_on(streams, &self.introduction, parameters, bytes, &dealt);
-        if let Some(own) = own {
-            // What it failed of, the coordinator has heard.
-            let _ = own.join();
-        }
-        result.map_err(|error: HostError| if error.is_gone() { Gone(error.to_string()).into() } else { error.into() })
-    }
+/// The fewest queue pairs of a device, this machine's or one of those of others that say, and whose it is.
+pub(super) fn fewest<'a>(
+    own: &DeviceAttributes,
+    others: impl IntoIterator<Item = (Option<usize>, &'a String)>,
+) -> (usize, String) {
+    let known = others.into_iter().filter_map(|(pairs, name)| Some((pairs?, name.clone())));
+    std::iter::once((own.limits.max_qps, HERE.to_owned()))
+        .chain(known)
+        .min_by_key(|(pairs, _)| *pairs)
+        .unwrap_or_default()
+}
 
-    /// This machine's own end of a point: a thread, which the coordinator reaches as it reaches other hosts.
-    fn here(
-        &self,
-        study: &Study,
-    ) -> Result<(TcpStream, std::thread::JoinHandle<Result<(), session::SessionError>>), Failure> {
-        let device = open(study, &self.chosen, self.toward)?;
-        let listener = TcpListener::bind("127.0.0.1:0")?;
-        let stream = TcpStream::connect(listener.local_addr()?)?;
-        let (accepted, from) = listener.accept()?;
-        if from != stream.local_addr()? {
-            return Err(format!("{from} connected to a port that only this process was to know").into());
-        }
-        let terms = Terms { pinning: self.pinning.clone(), ..Terms::open(MEMORY_MIB << 20) };
-        Ok((stream, std::thread::spawn(move || session::serve(&device, accepted, &terms))))
-    }
+/// Have all of these software RNICs?
+pub(super) fn are_soft<'a>(mut hosts: impl Iterator<Item = &'a Environment>) -> bool {
+    hosts.all(|host| host.provider == soft::PROVIDER)
 }
 
 /// Do two machines measure the same?
@@ -262,7 +370,7 @@ pub(super) fn fits(own: &Environment, other: &Environment, name: &str) -> Result
 }
 
 /// Do packets of full length pass between this machine and another?
-fn passes(
+pub(super) fn passes(
     device: &Device,
     introduction: &Introduction,
     reach: impl Fn() -> Result<TcpStream, Failure>,

@@ -1,11 +1,14 @@
 //! A study on several hosts, which are processes of this machine here.
 
 use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use doorbell_study::session;
 use serde_json::Value;
 
-use crate::command::{PATIENCE, Running, doorbell, list, measuring, number, run};
+use crate::command::{PATIENCE, Running, deaf_address, doorbell, list, measuring, number, run};
 use crate::study::{Scratch, records, repetitions};
 
 /// Another host of a study, at a port of its choice or at this address. It listens on loopback, which needs no token.
@@ -90,24 +93,86 @@ fn a_study_names_the_host_that_dies_and_goes_on_when_it_is_back() {
     assert!(records(&scratch.0).iter().all(|file| repetitions(file) == 3));
 }
 
+/// A listener each of whose connections is served by `serve`, until the process of the test ends.
+fn listener(serve: impl Fn(TcpStream) + Send + 'static) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = listener.local_addr().expect("it has an address").to_string();
+    std::thread::spawn(move || {
+        while let Ok((stream, _)) = listener.accept() {
+            serve(stream)
+        }
+    });
+    address
+}
+
+/// The host at this address, which says something else of itself.
+fn pretending(host: &str, said: &'static str, instead: &'static str) -> String {
+    let host = host.to_owned();
+    listener(move |mut client| {
+        let mut server = TcpStream::connect(&host).expect("the host is there");
+        let (mut from, mut to) = (client.try_clone().expect("a stream"), server.try_clone().expect("a stream"));
+        std::thread::spawn(move || {
+            let _ = std::io::copy(&mut from, &mut to);
+            let _ = to.shutdown(std::net::Shutdown::Write);
+        });
+        let mut said_now = vec![0; 1 << 16];
+        while let Ok(count @ 1..) = server.read(&mut said_now) {
+            // Binary set-up goes through as it is.
+            let bytes = match std::str::from_utf8(&said_now[..count]) {
+                Ok(text) => text.replace(said, instead).into_bytes(),
+                Err(_) => said_now[..count].to_vec(),
+            };
+            if client.write_all(&bytes).is_err() {
+                return;
+            }
+        }
+    })
+}
+
 #[test]
 fn hosts_that_cannot_measure_together_are_named_before_anything_is_measured() {
+    let _one_at_a_time = measuring();
     let scratch = Scratch::new("refused");
     let (_host, address) = listen("127.0.0.1:0");
-    let study = format!("study --quick -d doorbell0 --out {} send-receive/rnr {address}", scratch.path());
-    let twice = format!("{study} {address}");
-    run(&twice).expect_complaint(2, &[&address, "are the same host"]);
+    let with = |experiment: &str, hosts: &str| {
+        run(&format!("study --quick -d doorbell0 --out {} {experiment} {hosts}", scratch.path()))
+    };
+    // As the only other host, and as one of several.
+    let refuses = |host: &str, status: i32, words: &[&str]| {
+        let words = [&[host], words].concat();
+        for hosts in [host.to_owned(), format!("{address} {host}")] {
+            with("send-receive/rnr", &hosts).expect_complaint(status, &words);
+        }
+    };
+    with("send-receive/rnr", &format!("{address} {address}")).expect_complaint(2, &[&address, "are the same host"]);
     // A name that leads to the same address.
     let port = address.rsplit(':').next().unwrap();
-    run(&format!("{study} localhost:{port}")).expect_complaint(2, &["are the same host"]);
+    with("send-receive/rnr", &format!("{address} localhost:{port}")).expect_complaint(2, &["are the same host"]);
+    refuses("no-such-host.invalid:1", 2, &["no host of that name is found"]);
+    let (deaf, _taken) = deaf_address();
+    refuses(&deaf.to_string(), 1, &["cannot connect to", "doorbell study --listen"]);
     let mut guarded = doorbell("study -d doorbell0 --listen 127.0.0.1:0");
     guarded.env("DOORBELL_TOKEN", "a secret");
     let mut guarded = Running::start(guarded);
     let closed = guarded.told("waiting for a client on ");
-    run(&format!("{study} {closed}")).expect_complaint(1, &[&closed, "no token"]);
+    refuses(&closed, 1, &["no token"]);
+    let mut other = doorbell(&format!("study --quick -d doorbell0 --out {} send-receive/rnr {closed}", scratch.path()));
+    other.env("DOORBELL_TOKEN", "another secret");
+    Running::start(other).finish().expect_complaint(1, &[&closed, "another token"]);
     let mut other_port = Running::start(doorbell("study -d doorbell0 --udp-port 4792 --listen 127.0.0.1:0"));
     let other = other_port.told("waiting for a client on ");
-    run(&format!("{study} {other}")).expect_complaint(1, &[&other, "at 4792", "--udp-port"]);
+    refuses(&other, 1, &["at 4792", "--udp-port"]);
+    let release = concat!("\"doorbell\":\"", env!("CARGO_PKG_VERSION"), "\"");
+    refuses(&pretending(&address, release, "\"doorbell\":\"0.0.1\""), 1, &["has release 0.0.1", "use the same"]);
+    let mtu = "\"active_mtu\":1024";
+    refuses(&pretending(&address, "\"active_mtu\":4096", mtu), 1, &["path MTU of 1024 B", "the same MTU"]);
+    let few = pretending(&address, "\"max_qps\":", "\"max_qps\":1,\"before\":");
+    with("direct-write/n-to-1", &few).expect_complaint(2, &[&few, "queue pairs of a host", "has 1: leave it out"]);
+    with("far-memory/skew", &few).expect_complaint(2, &[&few, "queue pairs of a host", "has 1: leave it out"]);
+    let deviceless = listener(|stream| drop(session::refuse(stream, "there is no RDMA device mlx5_9")));
+    refuses(&deviceless, 1, &["there is no RDMA device mlx5_9"]);
+    // What two hosts cannot be is said before, too.
+    with("far-memory/reordering", &address).expect_complaint(2, &["on 2 hosts", "name another host"]);
     assert!(records(&scratch.0).is_empty());
 }
 

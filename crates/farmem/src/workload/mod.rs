@@ -7,7 +7,7 @@ mod report;
 mod zipf;
 
 pub use driver::{Tally, Witness, close, drive};
-pub use report::{Report, Side};
+pub use report::{HostTally, Report, Side};
 pub use zipf::{Random, Zipf};
 
 use crate::layout::{self, Geometry, Place};

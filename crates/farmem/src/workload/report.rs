@@ -68,43 +68,100 @@ pub struct Report {
     pub counts: ClientCounts,
 }
 
-impl Report {
-    /// What clients have done, host by host.
-    pub fn new(load: &Load, path_mtu: PathMtu, is_served: bool, hosts: &[Vec<Tally>]) -> Self {
-        let all = || hosts.iter().flatten();
+/// What the clients of one host did, together.
+#[derive(Clone, Debug)]
+pub struct HostTally {
+    /// Operations of each client that counted.
+    pub operations: Vec<u64>,
+    /// The same per second of the time in which that client's counted.
+    pub operations_per_s: Vec<f64>,
+    /// Nanoseconds that gets took.
+    pub gets_ns: Histogram<u64>,
+    /// Nanoseconds that puts took.
+    pub puts_ns: Histogram<u64>,
+    /// What they counted.
+    pub counts: ClientCounts,
+    /// Operations that gave up.
+    pub gave_up: u64,
+    /// Operations of an open loop that were never begun.
+    pub skipped: u64,
+    /// Operations that found no such key.
+    pub absent: u64,
+    /// Bytes of frames that their device sent and received, on average over the clients' times. `None` where the device counts
+    /// none.
+    pub wire_bytes: Option<f64>,
+    /// When the first of their operations that count may have begun, and when the last ended, on the device's clock.
+    pub span_ns: (u64, u64),
+}
+
+impl HostTally {
+    /// What these clients did, which share a device.
+    pub fn of(clients: &[Tally]) -> Self {
         let merge = |of: fn(&Tally) -> &Histogram<u64>| {
             let mut sum = Histogram::new_from(&Tally::new(0).gets_ns);
             // All have the same bounds.
-            all().for_each(|tally| sum.add(of(tally)).unwrap_or_default());
+            clients.iter().for_each(|tally| sum.add(of(tally)).unwrap_or_default());
             sum
         };
-        let counts = all().fold(ClientCounts::default(), |sum, tally| sum.and(&tally.counts));
-        let done: Vec<u64> = all().map(Tally::operations).collect();
-        let operations: u64 = done.iter().sum();
-        let per_s = all().map(|tally| tally.operations() as f64 * 1e9 / tally.lasted_ns() as f64).sum();
-        let bytes: Option<Vec<f64>> = hosts
-            .iter()
-            .filter(|host| !host.is_empty())
-            .map(|host| {
-                let of_host: Option<u64> = host.iter().map(|tally| tally.wire_bytes).sum();
-                Some(of_host? as f64 / host.len() as f64)
-            })
-            .collect();
+        let sum = |of: fn(&Tally) -> u64| clients.iter().map(of).sum();
+        let bytes: Option<u64> = clients.iter().map(|tally| tally.wire_bytes).sum();
+        Self {
+            operations: clients.iter().map(Tally::operations).collect(),
+            operations_per_s: clients
+                .iter()
+                .map(|tally| tally.operations() as f64 * 1e9 / tally.lasted_ns() as f64)
+                .collect(),
+            gets_ns: merge(|tally| &tally.gets_ns),
+            puts_ns: merge(|tally| &tally.puts_ns),
+            counts: clients.iter().fold(ClientCounts::default(), |sum, tally| sum.and(&tally.counts)),
+            gave_up: sum(|tally| tally.gave_up),
+            skipped: sum(|tally| tally.skipped),
+            absent: sum(|tally| tally.absent),
+            wire_bytes: bytes.map(|bytes| bytes as f64 / clients.len().max(1) as f64),
+            span_ns: (
+                clients.iter().map(|tally| tally.span_ns.0).min().unwrap_or(0),
+                clients.iter().map(|tally| tally.span_ns.1).max().unwrap_or(0),
+            ),
+        }
+    }
+}
+
+impl Report {
+    /// What clients have done, host by host.
+    pub fn new(load: &Load, path_mtu: PathMtu, is_served: bool, hosts: &[Vec<Tally>]) -> Self {
+        let hosts: Vec<HostTally> = hosts.iter().map(|clients| HostTally::of(clients)).collect();
+        Self::of_hosts(load, path_mtu, is_served, &hosts)
+    }
+
+    /// The same of hosts that have summed up already.
+    pub fn of_hosts(load: &Load, path_mtu: PathMtu, is_served: bool, hosts: &[HostTally]) -> Self {
+        let merge = |of: fn(&HostTally) -> &Histogram<u64>| {
+            let mut sum = Histogram::new_from(&Tally::new(0).gets_ns);
+            // What is longer than its bounds allow was never recorded.
+            hosts.iter().for_each(|host| sum.add(of(host)).unwrap_or_default());
+            sum
+        };
+        let sum = |of: fn(&HostTally) -> u64| hosts.iter().fold(0, |sum: u64, host| sum.saturating_add(of(host)));
+        let counts = hosts.iter().fold(ClientCounts::default(), |sum, host| sum.and(&host.counts));
+        let done: Vec<u64> = hosts.iter().flat_map(|host| &host.operations).copied().collect();
+        let operations = done.iter().fold(0, |sum: u64, &done| sum.saturating_add(done));
+        let bytes: Option<Vec<f64>> =
+            hosts.iter().filter(|host| !host.operations.is_empty()).map(|host| host.wire_bytes).collect();
         let mean = operations as f64 / done.len().max(1) as f64;
         let squares: f64 = done.iter().map(|&done| (done as f64).powi(2)).sum();
         let against_mean = |done: Option<&u64>| done.map_or(0.0, |&done| done as f64 / mean.max(f64::MIN_POSITIVE));
         Self {
             operations,
-            operations_per_s: per_s,
-            gets: Side { latency_ns: merge(|tally| &tally.gets_ns), attempts: counts.gets },
-            puts: Side { latency_ns: merge(|tally| &tally.puts_ns), attempts: counts.writes },
+            operations_per_s: hosts.iter().flat_map(|host| &host.operations_per_s).sum(),
+            gets: Side { latency_ns: merge(|host| &host.gets_ns), attempts: counts.gets },
+            puts: Side { latency_ns: merge(|host| &host.puts_ns), attempts: counts.writes },
             bytes_per_operation: bytes.map(|bytes| bytes.iter().sum::<f64>() / operations.max(1) as f64),
             least_bytes_per_operation: least_bytes(load, path_mtu, is_served).unwrap_or(f64::NAN),
             fairness: if squares > 0.0 { mean * mean * done.len() as f64 / squares } else { 0.0 },
             fewest_and_most: [against_mean(done.iter().min()), against_mean(done.iter().max())],
-            gave_up: all().map(|tally| tally.gave_up).sum(),
-            skipped: all().map(|tally| tally.skipped).sum(),
-            absent: all().map(|tally| tally.absent).sum(),
+            gave_up: sum(|host| host.gave_up),
+            skipped: sum(|host| host.skipped),
+            absent: sum(|host| host.absent),
             counts,
         }
     }

@@ -5,11 +5,12 @@ use std::pin::Pin;
 
 use doorbell_exchange::asynchronous::{Waiter, yield_now};
 use doorbell_exchange::{ConnectError, ConnectionError};
-use doorbell_verbs::{Channel, Device, PathMtu, Pd};
+use doorbell_verbs::{Channel, Device, PathMtu};
 
 use super::relays::{BoxError, Relays};
-use super::{FarPoint, OrderPoint, ScopePoint, TearingPoint, order_figures, words};
+use super::{FarPoint, Figures, order_figures, words};
 use crate::executor::{self, Idle};
+use crate::one_sided::RemoteMemory;
 use crate::record::PointResult;
 
 /// Why a point could not be measured here.
@@ -54,7 +55,92 @@ impl Waiter for Fair {
 /// What decides which words requests go to.
 const SEED: u64 = 1;
 
-type Task<'a, T> = Pin<Box<dyn Future<Output = Result<T, ConnectionError>> + 'a>>;
+type Task<'a> = Pin<Box<dyn Future<Output = Result<Of, ConnectionError>> + 'a>>;
+
+/// What a queue pair of a point did, and what it found of torn objects if it looked for them.
+type Of = (words::Done, Option<words::Torn>);
+
+/// What a point about bare memory has: queue pairs, and the memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    /// Of each queue pair, operations outstanding at most.
+    pub(crate) slots: Vec<usize>,
+    /// Bytes of an operation.
+    pub(crate) bytes: usize,
+    /// The path MTU, where one is wanted.
+    pub(crate) mtu: Option<PathMtu>,
+    /// Bytes of the memory.
+    pub(crate) memory_bytes: usize,
+}
+
+impl Shape {
+    /// That of a point; `None` if it is about something else.
+    pub(crate) fn of(point: &FarPoint) -> Option<Self> {
+        let word =
+            |slots, last: u64| Self { slots, bytes: 8, mtu: None, memory_bytes: last as usize + words::WORD_STRIDE };
+        match point {
+            FarPoint::Tearing(point) => {
+                let mtu = PathMtu::from_bytes(point.mtu);
+                Some(Self { slots: vec![1; 2], bytes: point.bytes, mtu, memory_bytes: point.bytes })
+            }
+            FarPoint::Scope(point) => {
+                let slots = std::iter::once(1).chain(std::iter::repeat_n(point.outstanding, point.others));
+                Some(word(slots.collect(), point.distance))
+            }
+            FarPoint::Order(point) => {
+                let last = (point.addresses - 1) * words::WORD_STRIDE as u64;
+                Some(word(vec![point.outstanding; point.queue_pairs], last))
+            }
+            FarPoint::Hot(_) | FarPoint::Store(_) => None,
+        }
+    }
+}
+
+/// Runs the queue pairs of a point, each a task of this thread, until `check` fails. What comes of it, but for what a
+/// middlebox saw.
+///
+/// # Errors
+///
+/// A connection breaks, or `check` fails.
+pub(crate) fn run_pairs<E>(
+    pairs: &[words::Pair],
+    memory: RemoteMemory,
+    point: &FarPoint,
+    check: impl FnMut() -> Result<(), E>,
+    broke: impl FnOnce(ConnectionError) -> E,
+) -> Result<PointResult, E> {
+    let (is_over, idle) = (&Cell::new(false), &Fair(Idle::spin()));
+    let tasks = pairs.iter().enumerate().map(|(number, pair)| -> Task<'_> {
+        Box::pin(async move {
+            Ok(match point {
+                FarPoint::Order(point) => {
+                    (words::request(pair, memory, point, (number as u64, SEED), idle).await?, None)
+                }
+                FarPoint::Tearing(point) if number == 0 => {
+                    let (done, torn) = words::look(pair, memory, point, is_over, idle).await?;
+                    (done, Some(torn))
+                }
+                FarPoint::Tearing(point) => (words::overwrite(pair, memory, point, is_over, idle).await?, None),
+                FarPoint::Scope(point) if number == 0 => {
+                    (words::probe(pair, memory, point, is_over, idle).await?, None)
+                }
+                FarPoint::Scope(point) => (words::crowd(pair, memory, point, is_over, idle).await?, None),
+                FarPoint::Hot(_) | FarPoint::Store(_) => (words::Done::default(), None),
+            })
+        })
+    });
+    let ended = executor::run_while(&idle.0, tasks, check)?;
+    let ended: Vec<Of> = ended.into_iter().collect::<Result<_, _>>().map_err(broke)?;
+    let done: Vec<words::Done> = ended.iter().map(|(done, _)| *done).collect();
+    Ok(match point {
+        FarPoint::Tearing(point) => {
+            let torn = ended.iter().find_map(|(_, torn)| *torn).unwrap_or_default();
+            words::result(point.bytes, &done[..1], torn.figures())
+        }
+        FarPoint::Scope(_) => words::scope_result(&done[0], &done[1..]),
+        _ => words::result(8, &done, Figures::new()),
+    })
+}
 
 /// Measures a point between two devices of this process: of queue pairs on one, with the memory on the other.
 ///
@@ -62,64 +148,25 @@ type Task<'a, T> = Pin<Box<dyn Future<Output = Result<T, ConnectionError>> + 'a>
 ///
 /// A verbs object cannot be made, a connection breaks, or the point needs more than two devices and one thread.
 pub fn measure([clients, memory]: [&Device; 2], point: &FarPoint) -> Result<PointResult, HereError> {
-    let pds = [&clients.create_pd()?, &memory.create_pd()?];
-    match point {
-        FarPoint::Tearing(point) => tearing(pds, point),
-        FarPoint::Scope(point) => scope(pds, point),
-        FarPoint::Order(point) => order([clients, memory], pds, point),
-        FarPoint::Hot(_) => Err(HereError::Parties("each of its clients has a host")),
-        FarPoint::Store(_) => Err(HereError::Parties("a store has a thread for each client")),
-    }
-}
-
-/// The queue pairs go through a middlebox, which is a thread of this process.
-fn order(devices: [&Device; 2], pds: [&Pd; 2], point: &OrderPoint) -> Result<PointResult, HereError> {
-    let relays = Relays::start(devices[0], point.queue_pairs)?;
-    let region = words::memory(pds[1], point.addresses as usize * words::WORD_STRIDE)?;
-    let pairs: Vec<_> = (0..point.queue_pairs)
-        .map(|_| {
-            words::Pair::relayed(pds, point.outstanding, relays.address, |[client, node]| relays.pass(client, node))
-        })
-        .collect::<Result<_, HereError>>()?;
-    let (memory, idle) = (words::remote(&region), Fair(Idle::spin()));
-    let tasks = pairs.iter().enumerate().map(|(number, (pair, _))| -> Task<'_, words::Done> {
-        Box::pin(words::request(pair, memory, point, (number as u64, SEED), &idle))
-    });
-    let ended = executor::run(&idle.0, tasks).into_iter().collect::<Result<Vec<_>, _>>()?;
-    Ok(words::result(8, &ended, order_figures(&relays.end()?)))
-}
-
-fn tearing(pds: [&Pd; 2], point: &TearingPoint) -> Result<PointResult, HereError> {
-    let mtu = PathMtu::from_bytes(point.mtu);
-    let region = words::memory(pds[1], point.bytes)?;
-    let [reads, writes] = [0, 1].map(|_| words::Pair::joined(pds, 1, point.bytes, mtu));
-    let (reads, writes) = (reads?, writes?);
-    let (memory, is_over, idle) = (words::remote(&region), Cell::new(false), Fair(Idle::spin()));
-    let look = async {
-        let looked = words::look(&reads.0, memory, point, &is_over, &idle).await?;
-        Ok(Some(looked))
+    let shape = match point {
+        FarPoint::Hot(_) => return Err(HereError::Parties("each of its clients has a host")),
+        point => Shape::of(point).ok_or(HereError::Parties("a store has a thread for each client"))?,
     };
-    let overwrite = async { words::overwrite(&writes.0, memory, point, &is_over, &idle).await.map(|_| None) };
-    let tasks: [Task<'_, Option<(words::Done, words::Torn)>>; 2] = [Box::pin(look), Box::pin(overwrite)];
-    let mut ended = executor::run(&idle.0, tasks).into_iter().collect::<Result<Vec<_>, _>>()?;
-    let (done, torn) = ended.swap_remove(0).unwrap_or_default();
-    Ok(words::result(point.bytes, &[done], torn.figures()))
-}
-
-fn scope(pds: [&Pd; 2], point: &ScopePoint) -> Result<PointResult, HereError> {
-    let region = words::memory(pds[1], point.distance as usize + words::WORD_STRIDE)?;
-    let slots = std::iter::once(1).chain(std::iter::repeat_n(point.outstanding, point.others));
-    let pairs: Vec<_> = slots.map(|slots| words::Pair::joined(pds, slots, 8, None)).collect::<Result<_, _>>()?;
-    let (memory, is_over, idle) = (words::remote(&region), Cell::new(false), Fair(Idle::spin()));
-    let mut tasks: Vec<Task<'_, words::Done>> = Vec::new();
-    for (number, (pair, _)) in pairs.iter().enumerate() {
-        tasks.push(match number {
-            0 => Box::pin(words::probe(pair, memory, point, &is_over, &idle)),
-            _ => Box::pin(words::crowd(pair, memory, point, &is_over, &idle)),
-        });
+    let pds = [&clients.create_pd()?, &memory.create_pd()?];
+    let region = words::memory(pds[1], shape.memory_bytes)?;
+    // Where requests are numbered, the queue pairs go through a middlebox, which is a thread of this process.
+    let relays = matches!(point, FarPoint::Order(_)).then(|| Relays::start(clients, shape.slots.len())).transpose()?;
+    let join = |&slots: &usize| match &relays {
+        Some(relays) => words::Pair::relayed(pds, slots, relays.address, |[client, node]| relays.pass(client, node)),
+        None => Ok(words::Pair::joined(pds, slots, shape.bytes, shape.mtu)?),
+    };
+    let pairs: Vec<_> = shape.slots.iter().map(join).collect::<Result<_, HereError>>()?;
+    let (own, _others): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
+    let mut result = run_pairs(&own, words::remote(&region), point, || Ok(()), HereError::Connection)?;
+    if let Some(relays) = relays {
+        result.far.extend(order_figures(&relays.end()?));
     }
-    let ended = executor::run(&idle.0, tasks).into_iter().collect::<Result<Vec<_>, _>>()?;
-    Ok(words::scope_result(&ended[0], &ended[1..]))
+    Ok(result)
 }
 
 #[cfg(test)]
@@ -127,7 +174,7 @@ mod tests {
     use doorbell_verbs::soft::{self, SoftOptions};
 
     use super::*;
-    use crate::far::Figure;
+    use crate::far::{Figure, OrderPoint};
     use crate::parameters::Operation;
 
     #[test]

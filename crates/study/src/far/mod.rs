@@ -15,7 +15,9 @@ pub mod words;
 pub use doorbell_farmem::Strategy;
 pub use figure::{Figure, Figures, order_figures};
 pub use here::{HereError, measure};
+pub(crate) use here::{Shape, run_pairs};
 pub use relays::BoxError;
+pub(crate) use relays::box_at;
 pub use store::StorePoint;
 
 use serde::{Deserialize, Serialize};

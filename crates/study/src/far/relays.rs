@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 
-use doorbell_fabric::{BindError, BindRequest, Link, bind};
+use doorbell_fabric::{BindError, BindRequest, Link, UdpLink, bind};
 use doorbell_steer::{Config, Driver, Limits, Order, SetupError, Steer};
 use doorbell_verbs::Device;
 use doorbell_wire::Qpn;
@@ -43,11 +43,8 @@ pub(super) struct Relays {
 impl Relays {
     /// Starts a box on a free address, for so many connections between RNICs that use the same UDP port as this one.
     pub(super) fn start(beside: &Device, connections: usize) -> Result<Self, BoxError> {
-        let port = beside.attributes().udp_port;
-        let link = bind(BindRequest { port, ..BindRequest::default() })?;
-        let address = link.local_address();
         let limits = Limits { clients: connections, ..Limits::default() };
-        let driver = Driver::new(Steer::new(Config { limits, ..Config::at(address) }), link, port);
+        let (driver, address) = box_at(None, beside.attributes().udp_port, limits, 0)?;
         let (asking, asked) = channel();
         let clock = beside.clone();
         let thread = std::thread::Builder::new().name("box".to_owned()).spawn(move || run(driver, &asked, &clock))?;
@@ -67,6 +64,18 @@ impl Relays {
         drop(self.asking);
         Ok(self.thread.join().map_err(|_| BoxError::Panicked)??)
     }
+}
+
+/// A box of so much at this address, or at a free one, which is returned too.
+pub(crate) fn box_at(
+    address: Option<IpAddr>,
+    port: u16,
+    limits: Limits,
+    seed: u64,
+) -> Result<(Driver<UdpLink>, IpAddr), BoxError> {
+    let link = bind(BindRequest { address, port, ..BindRequest::default() })?;
+    let address = link.local_address();
+    Ok((Driver::new(Steer::new(Config { address, limits, seed }), link, port), address))
 }
 
 /// Forwards packets until nobody can ask for anything any more.

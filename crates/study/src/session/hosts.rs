@@ -32,10 +32,10 @@ use crate::record::{Buckets, Counted, HostResult, PointResult};
 use crate::workload::Tally;
 
 /// How long a host may take to answer.
-const ANSWER: Duration = Duration::from_secs(10);
+pub(super) const ANSWER: Duration = Duration::from_secs(10);
 
 /// How much longer than a point lasts hosts may take for it.
-const PERFORMANCE: Duration = Duration::from_secs(60);
+pub(super) const PERFORMANCE: Duration = Duration::from_secs(60);
 
 /// When one host has failed, how long the reasons of others are waited for.
 const REASONS: Duration = Duration::from_millis(500);
@@ -87,9 +87,9 @@ impl Dealt {
 
 /// What a host's clock shows when the coordinator's shows 0, and how wrong that may be.
 #[derive(Clone, Copy, Debug)]
-struct Clock {
+pub(super) struct Clock {
     ahead_ns: i128,
-    error_ns: u64,
+    pub(super) error_ns: u64,
 }
 
 impl Clock {
@@ -105,12 +105,12 @@ impl Clock {
     }
 
     /// What it shows at this instant of the coordinator's clock.
-    fn at(self, coordinator_ns: u64) -> u64 {
+    pub(super) fn at(self, coordinator_ns: u64) -> u64 {
         clamped(i128::from(coordinator_ns) + self.ahead_ns)
     }
 
     /// The instant on the coordinator's clock when it shows this.
-    fn back(self, shown_ns: u64) -> u64 {
+    pub(super) fn back(self, shown_ns: u64) -> u64 {
         clamped(i128::from(shown_ns) - self.ahead_ns)
     }
 }
@@ -119,39 +119,39 @@ fn clamped(ns: i128) -> u64 {
     u64::try_from(ns.max(0)).unwrap_or(u64::MAX)
 }
 
-/// The coordinator's clock, which starts with a point.
+/// A clock of the machine, which starts with a point: that of the coordinator, and of a middlebox.
 #[derive(Clone, Copy)]
-struct Watch(Instant);
+pub(super) struct Watch(Instant);
 
 impl Watch {
-    #[expect(clippy::disallowed_methods, reason = "the coordinator has no device, and waits for hosts in real time")]
-    fn start() -> Self {
+    #[expect(clippy::disallowed_methods, reason = "whoever has it has no device, and waits for others in real time")]
+    pub(super) fn start() -> Self {
         Self(Instant::now())
     }
 
-    #[expect(clippy::disallowed_methods, reason = "the coordinator has no device, and waits for hosts in real time")]
+    #[expect(clippy::disallowed_methods, reason = "whoever has it has no device, and waits for others in real time")]
     fn elapsed(self) -> Duration {
         self.0.elapsed()
     }
 
-    fn ns(self) -> u64 {
+    pub(super) fn ns(self) -> u64 {
         u64::try_from(self.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 }
 
 /// A host as the coordinator reaches it.
-struct Host {
-    name: String,
+pub(super) struct Host {
+    pub(super) name: String,
     place: Place,
     peer: TcpPeer<ToServer, FromServer>,
 }
 
 impl Host {
-    fn failed(&self, error: impl Into<SessionError>) -> HostError {
+    pub(super) fn failed(&self, error: impl Into<SessionError>) -> HostError {
         HostError { host: self.name.clone(), error: error.into() }
     }
 
-    fn say(&mut self, message: ToServer) -> Result<(), HostError> {
+    pub(super) fn say(&mut self, message: ToServer) -> Result<(), HostError> {
         block_on(self.peer.send(message)).map_err(|error| self.failed(error))
     }
 
@@ -180,24 +180,24 @@ impl Host {
 }
 
 /// All hosts that have a part in a point.
-struct Hosts {
-    hosts: Vec<Host>,
+pub(super) struct Hosts {
+    pub(super) hosts: Vec<Host>,
     watch: Watch,
 }
 
 impl Hosts {
-    fn say(&mut self, message: impl Fn(usize) -> ToServer) -> Result<(), HostError> {
+    pub(super) fn say(&mut self, message: impl Fn(usize) -> ToServer) -> Result<(), HostError> {
         self.hosts.iter_mut().enumerate().try_for_each(|(index, host)| host.say(message(index)))
     }
 
     /// What every host says next, in order.
-    fn hear(&mut self, patience: Duration) -> Result<Vec<FromServer>, HostError> {
+    pub(super) fn hear(&mut self, patience: Duration) -> Result<Vec<FromServer>, HostError> {
         let mut heard = self.nothing();
         self.hear_until(&mut heard, |_| true, Some(patience))?;
         Ok(heard.into_iter().flatten().collect())
     }
 
-    fn nothing(&self) -> Vec<Option<FromServer>> {
+    pub(super) fn nothing(&self) -> Vec<Option<FromServer>> {
         self.hosts.iter().map(|_| None).collect()
     }
 
@@ -212,7 +212,7 @@ impl Hosts {
 
     /// Hears hosts until all that are `awaited` have said something. Whoever goes or fails meanwhile ends it, awaited or
     /// not. Of several reasons that of a host that is gone is the best: the others failed since it went.
-    fn hear_until(
+    pub(super) fn hear_until(
         &mut self,
         heard: &mut [Option<FromServer>],
         awaited: impl Fn(usize) -> bool,
@@ -291,14 +291,7 @@ pub fn measure_on(
 ) -> Result<PointResult, HostError> {
     let shares = dealt.shares();
     assert_eq!(streams.len(), shares.len(), "one stream for each host that has a share");
-    let joined = |(name, stream, place): (String, TcpStream, Place)| match TcpPeer::new(stream) {
-        Ok(peer) => Ok(Host { name, place, peer }),
-        Err(error) => Err(HostError { host: name, error }),
-    };
-    let hosts = streams.into_iter().map(joined).collect::<Result<Vec<_>, _>>()?;
-    let mut hosts = Hosts { hosts, watch: Watch::start() };
-    hosts.greet(introduction, parameters)?;
-    let clocks = hosts.hosts.iter_mut().map(|host| host.clock(hosts.watch)).collect::<Result<Vec<_>, _>>()?;
+    let (mut hosts, clocks) = Hosts::meet(streams, introduction, parameters)?;
     let joined = hosts.connect(dealt, bytes)?;
     let start_ns = hosts.go(dealt, &clocks, &joined)?;
     let seen = hosts.hear_performance(parameters, dealt)?;
@@ -331,6 +324,24 @@ impl SeenBy {
 }
 
 impl Hosts {
+    /// All hosts at the other ends of these streams, when they have heard what is to be measured, and their clocks.
+    pub(super) fn meet(
+        streams: Vec<(String, TcpStream, Place)>,
+        introduction: &Introduction,
+        parameters: &Parameters,
+    ) -> Result<(Self, Vec<Clock>), HostError> {
+        let joined = |(name, stream, place): (String, TcpStream, Place)| match TcpPeer::new(stream) {
+            Ok(peer) => Ok(Host { name, place, peer }),
+            Err(error) => Err(HostError { host: name, error }),
+        };
+        let hosts = streams.into_iter().map(joined).collect::<Result<Vec<_>, _>>()?;
+        let mut hosts = Self { hosts, watch: Watch::start() };
+        hosts.greet(introduction, parameters)?;
+        let watch = hosts.watch;
+        let clocks = hosts.hosts.iter_mut().map(|host| host.clock(watch)).collect::<Result<Vec<_>, _>>()?;
+        Ok((hosts, clocks))
+    }
+
     fn greet(&mut self, introduction: &Introduction, parameters: &Parameters) -> Result<(), HostError> {
         // All at once: each host opens a device before it answers.
         for host in &self.hosts {
@@ -392,11 +403,15 @@ impl Hosts {
         Ok(Joined { mtu, ipv6, memory })
     }
 
+    /// The instant at which all begin, on the coordinator's clock.
+    pub(super) fn soon(&self, clocks: &[Clock]) -> u64 {
+        let farthest_ns = clocks.iter().map(|clock| clock.error_ns).max().unwrap_or(0);
+        self.watch.ns() + UNTIL_START.as_nanos() as u64 + 2 * farthest_ns.min(ANSWER.as_nanos() as u64)
+    }
+
     /// Has all hosts that ask begin at one instant, which is returned.
     fn go(&mut self, dealt: &Dealt, clocks: &[Clock], joined: &Joined) -> Result<u64, HostError> {
-        let lead = UNTIL_START.as_nanos() as u64;
-        let farthest_ns = clocks.iter().map(|clock| clock.error_ns).max().unwrap_or(0);
-        let start_ns = self.watch.ns() + lead + 2 * farthest_ns.min(ANSWER.as_nanos() as u64);
+        let start_ns = self.soon(clocks);
         for ((host, share), clock) in self.hosts.iter_mut().zip(&dealt.shares).zip(clocks) {
             if share.asks {
                 let memory = share.lanes.iter().filter_map(|&lane| joined.memory[lane]).collect();
@@ -465,15 +480,15 @@ struct Together<'a> {
 
 /// When a host that asks measured, on the coordinator's clock.
 #[derive(Clone, Copy, Debug)]
-struct Interval {
-    began_ns: u64,
-    ended_ns: u64,
-    sent: u64,
+pub(super) struct Interval {
+    pub(super) began_ns: u64,
+    pub(super) ended_ns: u64,
+    pub(super) sent: u64,
 }
 
 /// The time in which all hosts measured, and the share of all messages that were sent in it: each host is taken to have
 /// sent evenly. If there is no such time, the host that began too late, and by how many nanoseconds.
-fn in_common(intervals: &[Option<Interval>]) -> Result<(u64, f64), (usize, u64)> {
+pub(super) fn in_common(intervals: &[Option<Interval>]) -> Result<(u64, f64), (usize, u64)> {
     let known = || intervals.iter().enumerate().filter_map(|(host, interval)| Some((host, (*interval)?)));
     let Some((last, began_ns)) = known().map(|(host, it)| (host, it.began_ns)).max_by_key(|(_, began)| *began) else {
         return Ok((1, 1.0));

@@ -14,6 +14,7 @@ mod hosts;
 mod introduction;
 mod local;
 mod part;
+mod parties;
 mod peer;
 mod point;
 mod report;
@@ -25,8 +26,10 @@ use std::io;
 
 use doorbell_exchange::setup::SetupError;
 use doorbell_exchange::{ConnectError, ConnectionError};
+use doorbell_farmem::OpenError;
 use doorbell_verbs::PostError;
 
+use crate::far::BoxError;
 use crate::parameters::ParametersError;
 use crate::pinning::PinError;
 
@@ -35,6 +38,7 @@ pub use client::{Asking, Client};
 pub use hosts::{Dealt, HostError, measure_on};
 pub use introduction::{Introduced, Introduction, Terms, Token, TokenError};
 pub use local::{LocalPeer, local_pair};
+pub use parties::{ClientsDone, Duties, End, Ends, Made, Parties, Seat, measure_parties};
 pub use peer::{FromServer, Patience, Peer, Presence, ToServer};
 pub use report::Report;
 pub use server::{answer, refuse, serve};
@@ -69,6 +73,20 @@ pub enum SessionError {
     /// The control connection broke.
     #[error("the peer is gone: {0}")]
     Control(#[source] io::Error),
+    /// A part of a store could not be made.
+    #[error("the store: {0}")]
+    Store(#[from] OpenError),
+    /// A client of a store, or a queue pair to memory, failed.
+    #[error("client {number}: {why}")]
+    StoreClient {
+        /// Which.
+        number: u32,
+        /// Why.
+        why: String,
+    },
+    /// The middlebox could not be made, or broke.
+    #[error("the middlebox: {0}")]
+    Middlebox(#[from] BoxError),
     /// What is to be measured cannot be.
     #[error(transparent)]
     Parameters(#[from] ParametersError),

@@ -6,9 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use super::SessionError;
 use super::introduction::{Introduced, Introduction};
+use super::parties::{ClientsDone, Duties, End, Ends, Made};
 use super::report::{Performed, Report};
 use crate::one_sided::RemoteMemory;
 use crate::parameters::Parameters;
+use crate::record::PointResult;
 
 /// What the end that asks says.
 #[derive(Debug, Serialize, Deserialize)]
@@ -42,7 +44,28 @@ pub enum ToServer {
         /// On the clock of this end's device.
         start_ns: u64,
     },
-    /// One-sided operations are complete, or all messages have left that nobody acknowledges.
+    /// Be these parties of a point about shared memory.
+    Be(Box<Duties>),
+    /// To a memory node, and to a middlebox before it: make an end for each of these, who have numbers.
+    Accept {
+        /// To a middlebox: the memory node's end for it.
+        node: Option<Ends>,
+        /// Those who come.
+        clients: Vec<(u32, Ends)>,
+    },
+    /// To a middlebox: pass on what these send to each other, each a client's end and the memory node's.
+    Relay(Vec<[End; 2]>),
+    /// To a metadata service: serve.
+    Serve {
+        /// The memory node's end for it.
+        memory: Ends,
+        /// Clients' ends, with their numbers.
+        clients: Vec<(u32, End)>,
+    },
+    /// To clients: connect with these ends of the memory node, and of the metadata service.
+    Join(Vec<(Ends, Option<End>)>),
+    /// One-sided operations are complete, or all messages have left that nobody acknowledges. Parties of a point about shared
+    /// memory hear it when clients have ended.
     Done {
         /// How many of each connection.
         messages: Vec<u64>,
@@ -73,8 +96,25 @@ pub enum FromServer {
     },
     /// The asking part was performed.
     Performed(Box<Performed>),
+    /// The parties are made.
+    Made(Box<Made>),
+    /// These are their ends for those who were to be accepted.
+    Taken(Vec<Ends>),
+    /// The metadata service's ends for clients.
+    Serving(Vec<End>),
+    /// What clients of a store did.
+    Stored(Box<ClientsDone>),
+    /// What came of queue pairs to bare memory.
+    Asked(Box<PointResult>),
     /// It failed.
     Failed(String),
+}
+
+impl ToServer {
+    /// What came instead of what was expected, as an error.
+    pub(super) fn instead_of(self, expected: &str) -> SessionError {
+        SessionError::Unexpected(format!("{self:?} instead of {expected}"))
+    }
 }
 
 impl FromServer {

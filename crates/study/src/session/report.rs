@@ -6,6 +6,7 @@ use doorbell_verbs::{Counters, Device, LinkCounters};
 use serde::{Deserialize, Serialize};
 
 use crate::cpu::CpuTime;
+use crate::far::Figures;
 use crate::record::{self, Buckets};
 use crate::workload::Tally;
 
@@ -35,6 +36,9 @@ pub struct Report {
     pub(super) link: BTreeMap<String, u64>,
     #[serde(default)]
     pub(super) cpu: CpuTime,
+    /// What a middlebox saw of requests that it passed on.
+    #[serde(default, skip_serializing_if = "Figures::is_empty")]
+    pub(super) far: Figures,
 }
 
 /// What a host of many saw that performed the asking part.
@@ -67,6 +71,7 @@ impl Report {
             counters: both(self.counters, &other.counters),
             link: both(self.link, &other.link),
             cpu: self.cpu.and(other.cpu),
+            far: self.far.into_iter().chain(other.far.clone()).collect(),
         }
     }
 
@@ -87,6 +92,7 @@ impl Report {
                 .unwrap_or_default(),
             link: record::link_by_name(&device.link_counters(), &before.link),
             cpu: CpuTime::default(),
+            far: Figures::new(),
         }
     }
 }

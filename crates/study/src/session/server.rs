@@ -11,7 +11,7 @@ use super::part::Performance;
 use super::peer::{FromServer, Patience, Peer, ToServer, Watch};
 use super::point::{Ends, Point, Prepared};
 use super::report::{Performed, Report};
-use super::{SessionError, TcpPeer};
+use super::{SessionError, TcpPeer, parties};
 use crate::cpu::CpuTime;
 use crate::executor::block_on;
 use crate::one_sided::{self, RemoteMemory};
@@ -28,12 +28,20 @@ const LONGEST_WAIT_NS: u64 = 1_000_000_000;
 
 /// The other end, of a session with another process: serves one client until it is done.
 ///
+/// The device is given away, since a host may have to be a middlebox, which takes its address.
+///
 /// # Errors
 ///
 /// The client wants what is not allowed, or a point failed: the client was told why. Or the client
 /// is gone.
-pub fn serve(device: &Device, stream: TcpStream, terms: &Terms) -> Result<(), SessionError> {
-    block_on(answer(device, TcpPeer::new(stream)?, &OsThreads::default(), terms))
+pub fn serve(device: Device, stream: TcpStream, terms: &Terms) -> Result<(), SessionError> {
+    let mut peer = TcpPeer::new(stream)?;
+    block_on(peer.exchange(&[]))?;
+    let result = match block_on(answer_points(&device, &mut peer, &OsThreads::default(), terms)) {
+        Ok(Some(shared)) => parties::serve(device, &mut peer, &shared, terms),
+        other => other.map(drop),
+    };
+    block_on(told(&mut peer, result))
 }
 
 /// Tells a client why it cannot be served.
@@ -63,7 +71,18 @@ pub async fn answer<P: Peer<Says = FromServer, Hears = ToServer>>(
     terms: &Terms,
 ) -> Result<(), SessionError> {
     peer.exchange(&[]).await?;
-    let result = answer_points(device, &mut peer, threads, terms).await;
+    let result = match answer_points(device, &mut peer, threads, terms).await {
+        // Its parties are threads and sockets.
+        Ok(Some(_)) => {
+            Err(SessionError::Unexpected("a point about shared memory, which processes alone have".to_owned()))
+        }
+        other => other.map(drop),
+    };
+    told(&mut peer, result).await
+}
+
+/// Tells the peer why a session failed.
+async fn told(peer: &mut impl Peer<Says = FromServer>, result: Result<(), SessionError>) -> Result<(), SessionError> {
     if let Err(error) = &result
         && !matches!(error, SessionError::Control(_))
     {
@@ -73,12 +92,13 @@ pub async fn answer<P: Peer<Says = FromServer, Hears = ToServer>>(
     result
 }
 
+/// Serves a client until it is done, or asks for a point about shared memory, whose parameters are returned.
 async fn answer_points<P: Peer<Says = FromServer, Hears = ToServer>>(
     device: &Device,
     peer: &mut P,
     threads: &impl Threads,
     terms: &Terms,
-) -> Result<(), SessionError> {
+) -> Result<Option<Box<Parameters>>, SessionError> {
     let mut first = peer.receive(Patience::Answer).await?;
     let mut is_introduced = false;
     let mut place = Place::default();
@@ -94,13 +114,16 @@ async fn answer_points<P: Peer<Says = FromServer, Hears = ToServer>>(
     let parameters = match first {
         ToServer::Parameters(parameters) => parameters,
         // Who only wanted to know who answers.
-        ToServer::End if is_introduced => return Ok(()),
+        ToServer::End if is_introduced => return Ok(None),
         _ => return Err(SessionError::Unexpected("no parameters".to_owned())),
     };
     if parameters.memory_bytes > terms.memory_bytes {
         return Err(SessionError::Memory { asked: parameters.memory_bytes, allowed: terms.memory_bytes });
     }
     parameters.check()?;
+    if parameters.far.is_some() {
+        return Ok(Some(parameters));
+    }
     let pd = device.create_pd()?;
     let cpus = terms.pinning.share(place).of_point(&parameters).cpus;
     peer.send(FromServer::Accepted).await?;
@@ -125,10 +148,15 @@ async fn answer_points<P: Peer<Says = FromServer, Hears = ToServer>>(
             }
             ToServer::Clock => peer.send(FromServer::Clock { now_ns: device.now_ns() }).await?,
             ToServer::Go { .. } => return Err(SessionError::Unexpected("go before there was a point".to_owned())),
-            ToServer::End => return Ok(()),
+            ToServer::End => return Ok(None),
             ToServer::Introduce(_) => return Err(SessionError::Unexpected("an introduction too late".to_owned())),
             ToServer::Parameters(_) => return Err(SessionError::Unexpected("parameters twice".to_owned())),
             ToServer::Done { .. } => return Err(SessionError::Unexpected("done before there was a point".to_owned())),
+            other @ (ToServer::Be(_)
+            | ToServer::Accept { .. }
+            | ToServer::Relay(_)
+            | ToServer::Serve { .. }
+            | ToServer::Join(_)) => return Err(other.instead_of("a point of messages or one-sided operations")),
         }
     }
 }
@@ -191,6 +219,14 @@ async fn perform<C: Connector<Connection: Send>, P: Peer<Says = FromServer, Hear
     Ok(Performed { tallies, histogram_ns: histogram.as_ref().map(Buckets::of), report })
 }
 
+/// Nobody is kept waiting for ever.
+pub(super) fn check_start(start_ns: u64, device: &Device) -> Result<(), SessionError> {
+    match start_ns.saturating_sub(device.now_ns()) {
+        0..=LONGEST_WAIT_NS => Ok(()),
+        ahead_ns => Err(SessionError::Unexpected(format!("a start in {ahead_ns} ns, allowed are {LONGEST_WAIT_NS}"))),
+    }
+}
+
 /// Performs the asking part of a point of many hosts, from the instant on that all of them begin at.
 async fn ask_point<C: Connector<Connection: Send>, P: Peer<Says = FromServer, Hears = ToServer>>(
     protocol: C,
@@ -209,10 +245,7 @@ async fn ask_point<C: Connector<Connection: Send>, P: Peer<Says = FromServer, He
     let ToServer::Go { memory, start_ns } = peer.receive(Patience::Answer).await? else {
         return Err(SessionError::Unexpected("something else than go".to_owned()));
     };
-    let ahead_ns = start_ns.saturating_sub(device.now_ns());
-    if ahead_ns > LONGEST_WAIT_NS {
-        return Err(SessionError::Unexpected(format!("a start in {ahead_ns} ns, allowed are {LONGEST_WAIT_NS}")));
-    }
+    check_start(start_ns, device)?;
     let waiter = threads.waiter(None);
     let until_start = async {
         while device.now_ns() < start_ns {

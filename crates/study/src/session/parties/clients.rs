@@ -1,0 +1,263 @@
+//! A host with clients: of a store each a thread, of bare memory queue pairs of one thread.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::ScopedJoinHandle;
+use std::time::Duration;
+
+use doorbell_exchange::asynchronous::yield_now;
+use doorbell_exchange::setup::EndpointDescription;
+use doorbell_farmem::workload::{self, HostTally, Load, Tally};
+use doorbell_farmem::{ClientEnd, ClientOptions, Geometry, HostCache};
+use doorbell_verbs::Device;
+
+use super::super::{FromServer, Peer, Presence, SessionError, ToServer};
+use super::serving::{Began, Control, described, geometry, hear, hear_start, say};
+use super::{ClientsDone, Duties, End, Ends, Made, Seat};
+use crate::executor::{Idle, block_on, run_while};
+use crate::far::{FarPoint, Shape, StorePoint, run_pairs, words};
+use crate::one_sided::RemoteMemory;
+
+/// What decides which operations come: the same as on one machine.
+const SEED: u64 = 1;
+
+/// After so long the holder of a lock is taken for dead: longer than a busy machine keeps a thread from running.
+const LEASE_NS: u64 = 2_000_000_000;
+
+/// How often it is looked whether clients have ended, or the peer.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// The memory node's ends for a client, and the metadata service's.
+type Joined = (Ends, Option<End>);
+
+/// Has these clients, until the peer says that this was all.
+pub(super) fn be(device: &Device, peer: &mut Control, point: &FarPoint, duties: &Duties) -> Result<(), SessionError> {
+    if duties.memory || duties.metadata || duties.middlebox {
+        return Err(SessionError::Unexpected("clients on a host that is something else too".to_owned()));
+    }
+    let began = match point.store() {
+        Some(store) => clients(device, peer, store, &duties.clients)?,
+        None => queue_pairs(device, peer, point, duties.clients.len())?,
+    };
+    loop {
+        match hear(peer)? {
+            ToServer::Done { .. } => say(peer, FromServer::Report(Box::new(began.report(Some(device)))))?,
+            ToServer::End => return Ok(()),
+            other => return Err(other.instead_of("the end of a point")),
+        }
+    }
+}
+
+/// What the peer has the clients connect with, one for each.
+fn hear_joined(peer: &mut Control, count: usize) -> Result<Vec<Joined>, SessionError> {
+    match hear(peer)? {
+        ToServer::Join(joined) if joined.len() == count => Ok(joined),
+        other => Err(other.instead_of("ends for all clients")),
+    }
+}
+
+/// Queue pairs to bare memory.
+fn queue_pairs(device: &Device, peer: &mut Control, point: &FarPoint, count: usize) -> Result<Began, SessionError> {
+    let Shape { slots, bytes, mtu, memory_bytes } = Shape::of(point)
+        .filter(|shape| shape.slots.len() == count)
+        .ok_or_else(|| SessionError::Unexpected(format!("{count} queue pairs, which is not what the point has")))?;
+    let pd = device.create_pd()?;
+    let pairs: Vec<_> =
+        slots.iter().map(|&slots| words::Pair::new(&pd, slots, bytes, mtu)).collect::<Result<_, _>>()?;
+    let clients = pairs.iter().map(|pair| (Ends::bare(pair.description()), None)).collect();
+    say(peer, FromServer::Made(Box::new(Made { clients, ..Made::default() })))?;
+    let joined = hear_joined(peer, count)?;
+    pairs.iter().zip(&joined).try_for_each(|(pair, (ends, _))| pair.connect(&ends.lane.0))?;
+    say(peer, FromServer::Ready { memory: Vec::new() })?;
+    let start_ns = hear_start(peer, device)?;
+    let began = Began::now(Some(device));
+    while device.now_ns() < start_ns {
+        std::thread::yield_now();
+    }
+    let region = joined.first().map(|(ends, _)| ends.lane.0.regions[0]).unwrap_or_default();
+    let memory = RemoteMemory { address: region.address, rkey: region.rkey.get(), bytes: region.length };
+    if memory.bytes < memory_bytes as u64 {
+        return Err(SessionError::Unexpected(format!("{} B of memory, {memory_bytes} are needed", memory.bytes)));
+    }
+    let asked = {
+        let watch =
+            super::super::peer::Watch { look: &|| peer.look(), device, is_to_be_silent: true, rounds_are_long: false };
+        let broke = |error| SessionError::Connection { bytes, error };
+        block_on(peer.watched(async { run_pairs(&pairs, memory, point, watch.check(), broke) }))?
+    };
+    say(peer, FromServer::Asked(Box::new(asked)))?;
+    Ok(began)
+}
+
+/// A client's thread, as the one that talks with the peer reaches it.
+struct Client<'scope> {
+    number: u32,
+    /// Its ends, and again when it is connected.
+    made: Receiver<Joined>,
+    connected: Receiver<()>,
+    join: Sender<Joined>,
+    start: Sender<u64>,
+    thread: ScopedJoinHandle<'scope, Result<Tally, String>>,
+}
+
+/// What all clients of a host share.
+struct Shared<'a> {
+    device: &'a Device,
+    load: Load,
+    geometry: Geometry,
+    options: ClientOptions,
+    is_over: AtomicBool,
+}
+
+/// Clients of a store.
+fn clients(device: &Device, peer: &mut Control, store: &StorePoint, seats: &[Seat]) -> Result<Began, SessionError> {
+    // What has begun is waited for, so that all say goodbye.
+    let load = Load { drains: true, ..store.load() };
+    let options = ClientOptions {
+        strategy: store.strategy,
+        outstanding: load.outstanding,
+        seed: SEED,
+        lease_ns: LEASE_NS,
+        shortcut_delay_ns: store.shortcut_delay_ns(),
+        ..ClientOptions::default()
+    };
+    let shared = Shared { device, load, geometry: geometry(store), options, is_over: AtomicBool::new(false) };
+    let mut caches: BTreeMap<usize, Arc<HostCache>> = BTreeMap::new();
+    for seat in seats {
+        caches.entry(seat.place).or_insert_with(|| {
+            let cache = HostCache::new(4 * load.keys as usize);
+            cache.fill(load.keys, load.value_bytes);
+            Arc::new(cache)
+        });
+    }
+    std::thread::scope(|scope| {
+        let mut clients = Vec::new();
+        for seat in seats {
+            let ((made, is_made), (connected, is_connected)) = (channel(), channel());
+            let ((join, joins), (start, starts)) = (channel(), channel());
+            let (shared, number, cache) = (&shared, seat.number, Arc::clone(&caches[&seat.place]));
+            let run = move || {
+                let result = client(shared, number, &cache, (&made, &joins), (&connected, &starts));
+                if result.is_err() {
+                    shared.is_over.store(true, Ordering::Release);
+                }
+                result
+            };
+            let thread = std::thread::Builder::new().name(format!("client {number}"));
+            let thread = thread.spawn_scoped(scope, run).map_err(|error| SessionError::StoreClient {
+                number,
+                why: format!("its thread cannot be started: {error}"),
+            })?;
+            clients.push(Client { number, made: is_made, connected: is_connected, join, start, thread });
+        }
+        let conducted = conduct(&shared, peer, &clients);
+        if conducted.is_err() {
+            shared.is_over.store(true, Ordering::Release);
+        }
+        // Those that were not told to go on end now.
+        let ended: Vec<_> = clients
+            .into_iter()
+            .map(|Client { number, thread, join, start, .. }| {
+                drop((join, start));
+                let tally = thread.join().unwrap_or_else(|_| Err("its thread panicked".to_owned()));
+                tally.map_err(|why| SessionError::StoreClient { number, why })
+            })
+            .collect();
+        let stopped = |error: &SessionError| matches!(error, SessionError::StoreClient { why, .. } if why == STOPPED);
+        let mut errors: Vec<SessionError> = Vec::new();
+        let mut tallies: Vec<Tally> = Vec::new();
+        for one in ended {
+            match one {
+                Ok(tally) => tallies.push(tally),
+                Err(error) => errors.push(error),
+            }
+        }
+        // Of several reasons the first that is one.
+        let first = errors.iter().position(|error| !stopped(error));
+        match (first, conducted) {
+            (Some(first), _) => Err(errors.swap_remove(first)),
+            (None, Err(error)) => Err(error),
+            (None, Ok(began)) => {
+                say(peer, FromServer::Stored(Box::new(ClientsDone::from(HostTally::of(&tallies)))))?;
+                Ok(began)
+            }
+        }
+    })
+}
+
+/// Leads clients through set-up, and watches until all have ended, or the peer has.
+fn conduct(shared: &Shared<'_>, peer: &mut Control, clients: &[Client<'_>]) -> Result<Began, SessionError> {
+    let lost = |client: &Client<'_>| SessionError::StoreClient { number: client.number, why: STOPPED.to_owned() };
+    let made: Vec<Joined> =
+        clients.iter().map(|client| client.made.recv().map_err(|_| lost(client))).collect::<Result<_, _>>()?;
+    say(peer, FromServer::Made(Box::new(Made { clients: made, ..Made::default() })))?;
+    for (client, joined) in clients.iter().zip(hear_joined(peer, clients.len())?) {
+        client.join.send(joined).map_err(|_| lost(client))?;
+    }
+    clients.iter().try_for_each(|client| client.connected.recv().map_err(|_| lost(client)))?;
+    say(peer, FromServer::Ready { memory: Vec::new() })?;
+    let start_ns = hear_start(peer, shared.device)?;
+    let began = Began::now(Some(shared.device));
+    clients.iter().try_for_each(|client| client.start.send(start_ns).map_err(|_| lost(client)))?;
+    let watching = async {
+        while !clients.iter().all(|client| client.thread.is_finished()) {
+            if peer.look()? == Presence::Spoke {
+                return Err(SessionError::Unexpected("something while a point ran".to_owned()));
+            }
+            pause();
+        }
+        Ok(())
+    };
+    block_on(peer.watched(watching))?;
+    Ok(began)
+}
+
+#[expect(clippy::disallowed_methods, reason = "clients are threads that work meanwhile, in real time")]
+fn pause() {
+    std::thread::sleep(LOOK);
+}
+
+/// What a client says that has ended because others have.
+const STOPPED: &str = "it was stopped";
+
+/// One client, from its ends to its goodbye.
+fn client(
+    shared: &Shared<'_>,
+    number: u32,
+    cache: &Arc<HostCache>,
+    (made, joins): (&Sender<Joined>, &Receiver<Joined>),
+    (connected, starts): (&Sender<()>, &Receiver<u64>),
+) -> Result<Tally, String> {
+    fn sentence(error: impl std::fmt::Display) -> String {
+        error.to_string()
+    }
+    let stopped = |_| STOPPED.to_owned();
+    let Shared { device, load, geometry, options, is_over } = shared;
+    let pd = device.create_pd().map_err(sentence)?;
+    let end = ClientEnd::new(&pd, *geometry, options.clone()).map_err(sentence)?;
+    let own: EndpointDescription = end.to_metadata();
+    made.send((Ends::of(end.to_memory()), Some(End(own)))).map_err(|_| STOPPED.to_owned())?;
+    let (of_memory, of_metadata) = joins.recv().map_err(stopped)?;
+    let of_metadata = of_metadata.ok_or("no end of the metadata service")?.0;
+    let mut client = end.connect(number, &described(of_memory, *geometry), &of_metadata, cache).map_err(sentence)?;
+    connected.send(()).map_err(|_| STOPPED.to_owned())?;
+    let start_ns = starts.recv().map_err(stopped)?;
+    let idle = Idle::spin();
+    let task = async {
+        while device.now_ns() < start_ns {
+            std::thread::yield_now();
+            yield_now().await;
+        }
+        let of = (number.into(), SEED);
+        let tally = workload::drive(&mut client, device, load, of, &idle, &mut ()).await;
+        if tally.is_ok() {
+            workload::close(client, &idle).await;
+        }
+        tally
+    };
+    let check = || if is_over.load(Ordering::Acquire) { Err(()) } else { Ok(()) };
+    let ended = run_while(&idle, [task], check).map_err(|()| STOPPED.to_owned())?;
+    ended.into_iter().next().ok_or("it has no result")?.map_err(sentence)
+}

@@ -1,0 +1,360 @@
+//! Points about memory that several clients share, on several hosts: each is one or more of the parties.
+//!
+//! The coordinator deals the parties to hosts ([`Parties`]), and passes on what they need to know of each other, as in a
+//! session of many hosts. Steps that wait for each other:
+//!
+//! 1. [`Be`](super::ToServer::Be): each host makes its parties and describes them.
+//! 2. [`Accept`](super::ToServer::Accept): the memory node makes an end for each client, for the metadata service and for the
+//!    middlebox. Behind a middlebox of the store that is the memory node's only client, and accepts the others itself. One that
+//!    passes packets on ([`Relay`](super::ToServer::Relay)) is told whose.
+//! 3. [`Serve`](super::ToServer::Serve): the metadata service connects with the memory node, and accepts clients.
+//! 4. [`Join`](super::ToServer::Join): clients connect.
+//! 5. `Go`: clients begin at one instant. The others serve until they hear `Done`.
+
+mod clients;
+mod coordinate;
+mod serving;
+
+use doorbell_exchange::setup::EndpointDescription;
+use doorbell_farmem::workload::HostTally;
+use doorbell_farmem::{ClientCounts, ClientDescription, Strategy};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+pub use coordinate::measure_parties;
+pub(super) use serving::serve;
+
+use crate::far::FarPoint;
+use crate::record::Buckets;
+
+/// Which hosts are which parties.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parties {
+    /// The host with the memory node.
+    pub memory: usize,
+    /// The host with the metadata service.
+    pub metadata: usize,
+    /// The host with the middlebox, if there is one to spare.
+    pub middlebox: Option<usize>,
+    /// The hosts that clients are dealt to.
+    pub clients: Vec<usize>,
+}
+
+/// A client, on the host that it was dealt to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seat {
+    /// Its number, from 1 on.
+    pub number: u32,
+    /// Clients of the store in one place share a cache.
+    pub place: usize,
+}
+
+/// What one host is in a point.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Duties {
+    /// The memory node.
+    pub memory: bool,
+    /// The metadata service.
+    pub metadata: bool,
+    /// The middlebox, which needs the address of the host's device for itself.
+    pub middlebox: bool,
+    /// These clients; of points about bare memory these queue pairs.
+    pub clients: Vec<Seat>,
+}
+
+impl Duties {
+    /// What the host is, in words.
+    fn role(&self) -> &'static str {
+        match self {
+            Self { clients, .. } if !clients.is_empty() => "clients",
+            Self { middlebox: true, .. } => "middlebox",
+            Self { memory: true, metadata: true, .. } => "memory node, metadata service",
+            Self { memory: true, .. } => "memory node",
+            _ => "metadata service",
+        }
+    }
+
+    /// Queue pairs that the host's device has at the same time.
+    fn queue_pairs(&self, point: &FarPoint) -> usize {
+        let Some(store) = point.store() else {
+            return if self.memory { pairs(point) } else { self.clients.len() };
+        };
+        let (served, queues) =
+            (usize::from(store.strategy == Strategy::Server), usize::from(store.strategy == Strategy::QueueLock));
+        let of_memory = if self.memory { 1 + store.clients * (1 + served) } else { 0 };
+        let of_metadata = if self.metadata { 1 + store.clients } else { 0 };
+        of_memory + of_metadata + self.clients.len() * (2 + served + queues)
+    }
+}
+
+/// Queue pairs of a point about bare memory.
+fn pairs(point: &FarPoint) -> usize {
+    crate::far::Shape::of(point).map_or(0, |shape| shape.slots.len())
+}
+
+impl Parties {
+    /// Deals the parties to so many hosts, two at least. The first host has clients and the second the memory node; a third
+    /// one is the middlebox, a fourth the metadata service, which is with the memory node otherwise; all others have clients. It is
+    /// the same for all points, also for those that have no middlebox, so that they differ by nothing else.
+    pub fn deal(hosts: usize) -> Self {
+        Self {
+            memory: 1,
+            metadata: if hosts > 3 { 3 } else { 1 },
+            middlebox: (hosts > 2).then_some(2),
+            clients: std::iter::once(0).chain(4..hosts).collect(),
+        }
+    }
+
+    /// Why a point cannot be measured on these hosts; `None` if it can. `are_soft` says that all hosts have software RNICs.
+    pub fn lacks(&self, point: &FarPoint, are_soft: bool) -> Option<&'static str> {
+        let passes_box = match point {
+            FarPoint::Store(store) => store.strategy.is_steered(),
+            FarPoint::Order(_) => true,
+            FarPoint::Hot(_) => return Some("each of its clients has a host of its own, which virtual time alone has"),
+            FarPoint::Tearing(_) | FarPoint::Scope(_) => false,
+        };
+        match () {
+            () if passes_box && self.middlebox.is_none() => {
+                Some("the middlebox needs a third host to itself: name another host")
+            }
+            () if passes_box && !are_soft => Some("a middlebox goes between software RNICs alone: add -d doorbell0"),
+            () => None,
+        }
+    }
+
+    /// What each host that has a part in a point is in it, in the order of hosts.
+    pub fn duties(&self, point: &FarPoint) -> Vec<(usize, Duties)> {
+        let mut all: Vec<(usize, Duties)> = Vec::new();
+        let mut at = |host: usize, change: &dyn Fn(&mut Duties)| {
+            let index = all.iter().position(|(other, _)| *other == host).unwrap_or_else(|| {
+                all.push((host, Duties::default()));
+                all.len() - 1
+            });
+            change(&mut all[index].1);
+        };
+        at(self.memory, &|duties| duties.memory = true);
+        if let Some(middlebox) = self.middlebox.filter(|_| is_boxed(point)) {
+            at(middlebox, &|duties| duties.middlebox = true);
+        }
+        match point.store() {
+            Some(store) => {
+                at(self.metadata, &|duties| duties.metadata = true);
+                // Where there are fewer hosts than the workload has, one stands for several.
+                let places = store.hosts.max(self.clients.len()).min(store.clients).max(1);
+                for client in 0..store.clients {
+                    let seat = Seat { number: client as u32 + 1, place: client % places };
+                    at(self.clients[seat.place % self.clients.len()], &|duties| duties.clients.push(seat));
+                }
+            }
+            // A middlebox sees in which order requests of one host pass.
+            None => {
+                for pair in 0..pairs(point) {
+                    let seat = Seat { number: pair as u32 + 1, place: 0 };
+                    at(self.clients[0], &|duties| duties.clients.push(seat));
+                }
+            }
+        }
+        all.sort_by_key(|(host, _)| *host);
+        all
+    }
+
+    /// The most queue pairs that a point needs of one host.
+    pub fn queue_pairs(&self, point: &FarPoint) -> usize {
+        self.duties(point).iter().map(|(_, duties)| duties.queue_pairs(point)).max().unwrap_or(0)
+    }
+}
+
+/// Do its packets pass a middlebox?
+fn is_boxed(point: &FarPoint) -> bool {
+    match point {
+        FarPoint::Store(store) => store.strategy.is_steered(),
+        other => matches!(other, FarPoint::Order(_)),
+    }
+}
+
+/// A description of an end, in text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct End(pub(super) EndpointDescription);
+
+impl Serialize for End {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&self.0.to_hex())
+    }
+}
+
+impl<'de> Deserialize<'de> for End {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(from)?;
+        EndpointDescription::from_hex(&text).map(Self).map_err(D::Error::custom)
+    }
+}
+
+/// The ends that a client and the memory node have for each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ends {
+    /// For verbs. That of a memory node has its region.
+    pub(super) lane: End,
+    /// For messages, where the memory node's CPU serves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) calls: Option<End>,
+}
+
+impl Ends {
+    fn of(client: ClientDescription) -> Self {
+        Self { lane: End(client.lane), calls: client.calls.map(End) }
+    }
+
+    fn bare(lane: EndpointDescription) -> Self {
+        Self { lane: End(lane), calls: None }
+    }
+
+    fn client(self) -> ClientDescription {
+        ClientDescription { lane: self.lane.0, calls: self.calls.map(|end| end.0) }
+    }
+
+    /// The same at another address.
+    fn at(self, gid: std::net::Ipv6Addr) -> Self {
+        Self { lane: End(EndpointDescription { gid, ..self.lane.0 }), ..self }
+    }
+}
+
+/// What a host has made of its parties.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Made {
+    /// The metadata service's end for the memory node.
+    pub(super) metadata: Option<Ends>,
+    /// The middlebox's end for the memory node.
+    pub(super) middlebox: Option<End>,
+    /// Clients' ends, in order: for the memory node, and for the metadata service.
+    pub(super) clients: Vec<(Ends, Option<End>)>,
+}
+
+/// What the clients of one host did, as it goes over a control connection.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ClientsDone {
+    operations: Vec<u64>,
+    operations_per_s: Vec<f64>,
+    gets_ns: Buckets,
+    puts_ns: Buckets,
+    counts: ClientCounts,
+    gave_up: u64,
+    skipped: u64,
+    absent: u64,
+    wire_bytes: Option<f64>,
+    /// On the clock of the host's device.
+    span_ns: (u64, u64),
+}
+
+impl From<HostTally> for ClientsDone {
+    fn from(tally: HostTally) -> Self {
+        let HostTally {
+            operations,
+            operations_per_s,
+            gets_ns,
+            puts_ns,
+            counts,
+            gave_up,
+            skipped,
+            absent,
+            wire_bytes,
+            span_ns,
+        } = tally;
+        let (gets_ns, puts_ns) = (Buckets::of(&gets_ns), Buckets::of(&puts_ns));
+        Self { operations, operations_per_s, gets_ns, puts_ns, counts, gave_up, skipped, absent, wire_bytes, span_ns }
+    }
+}
+
+impl From<&ClientsDone> for HostTally {
+    fn from(done: &ClientsDone) -> Self {
+        Self {
+            operations: done.operations.clone(),
+            operations_per_s: done.operations_per_s.clone(),
+            gets_ns: done.gets_ns.to_histogram(),
+            puts_ns: done.puts_ns.to_histogram(),
+            counts: done.counts,
+            gave_up: done.gave_up,
+            skipped: done.skipped,
+            absent: done.absent,
+            wire_bytes: done.wire_bytes,
+            span_ns: done.span_ns,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::far::{OrderPoint, StorePoint};
+    use crate::parameters::Operation;
+
+    fn store(strategy: Strategy, clients: usize) -> FarPoint {
+        FarPoint::Store(StorePoint { strategy, clients, ..StorePoint::default() })
+    }
+
+    /// What each host is, and how many clients it has.
+    fn dealt(point: &FarPoint, hosts: usize) -> Vec<(usize, &'static str, usize)> {
+        let duties = Parties::deal(hosts).duties(point);
+        duties.iter().map(|(host, duties)| (*host, duties.role(), duties.clients.len())).collect()
+    }
+
+    #[test]
+    fn each_party_has_a_host_of_its_own_where_there_are_enough() {
+        let (plain, steered) = (store(Strategy::Lock, 5), store(Strategy::Steered, 5));
+        let both = "memory node, metadata service";
+        assert_eq!(dealt(&plain, 2), [(0, "clients", 5), (1, both, 0)]);
+        assert_eq!(dealt(&steered, 3), [(0, "clients", 5), (1, both, 0), (2, "middlebox", 0)]);
+        let four = [(0, "clients", 5), (1, "memory node", 0), (2, "middlebox", 0), (3, "metadata service", 0)];
+        assert_eq!(dealt(&steered, 4), four);
+        assert_eq!(dealt(&plain, 4), [four[0], four[1], four[3]]);
+        let six = dealt(&steered, 6);
+        assert_eq!([six[0], six[4], six[5]], [(0, "clients", 2), (4, "clients", 2), (5, "clients", 1)]);
+        let words = FarPoint::Order(OrderPoint {
+            operation: Operation::Read,
+            queue_pairs: 8,
+            addresses: 64,
+            zipf: 0.0,
+            rate_per_s: 1e6,
+            outstanding: 4,
+            requests: 100,
+        });
+        assert_eq!(dealt(&words, 5), [(0, "clients", 8), (1, "memory node", 0), (2, "middlebox", 0)]);
+    }
+
+    #[test]
+    fn clients_of_a_host_that_stands_for_two_have_a_cache_for_each() {
+        let places = |hosts: usize, host: usize| -> Vec<usize> {
+            let duties = Parties::deal(hosts).duties(&store(Strategy::Combine, 5));
+            let (_, own) = duties.into_iter().find(|(other, _)| *other == host).expect("it has a part");
+            own.clients.iter().map(|seat| seat.place).collect()
+        };
+        assert_eq!(places(4, 0), [0, 1, 0, 1, 0]);
+        assert_eq!((places(5, 0), places(5, 4)), (vec![0, 0, 0], vec![1, 1]));
+    }
+
+    #[test]
+    fn what_cannot_be_dealt_is_said_and_queue_pairs_are_counted() {
+        let (plain, steered) = (store(Strategy::Server, 5), store(Strategy::Steered, 5));
+        let lacks = |hosts: usize, point, are_soft| Parties::deal(hosts).lacks(point, are_soft).unwrap_or_default();
+        assert!(lacks(2, &steered, true).contains("third") && lacks(3, &steered, false).contains("-d doorbell0"));
+        assert_eq!((lacks(3, &steered, true), lacks(2, &plain, false)), ("", ""));
+        // Three for each client; where memory node and metadata service share a device, three for each client and two more.
+        assert_eq!(Parties::deal(4).queue_pairs(&plain), 15);
+        assert_eq!(Parties::deal(2).queue_pairs(&plain), 17);
+    }
+
+    #[test]
+    fn a_description_comes_back_as_it_was_and_others_are_refused() {
+        let lane = EndpointDescription::one_sided(
+            std::net::Ipv4Addr::LOCALHOST.to_ipv6_mapped(),
+            doorbell_verbs::Qpn::new(77),
+            doorbell_verbs::Psn::new(5),
+            doorbell_verbs::PathMtu::Mtu1024,
+            4791,
+        );
+        let text = serde_json::to_string(&Ends::bare(lane)).unwrap();
+        assert_eq!(serde_json::from_str::<Ends>(&text).unwrap(), Ends::bare(lane));
+        for wrong in [text.replace("7", "x"), text.replacen("00", "", 1), "{\"lane\":\"\u{e9}\"}".to_owned()] {
+            assert!(serde_json::from_str::<Ends>(&wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,390 @@
+//! A host as a party: memory node, metadata service and middlebox. Clients are in [`clients`](super::clients).
+
+use doorbell_exchange::setup::{EndpointDescription, RemoteRegion};
+use doorbell_fabric::UdpLink;
+use doorbell_farmem::{
+    Behind, Geometry, MemoryDescription, MemoryNode, Metadata, MetadataEnd, MetadataOptions, OpenError, Strategy,
+};
+use doorbell_steer::{Driver, Limits, NodeEnd};
+use doorbell_verbs::{Completion, Cq, Device, Pd, RKey, Region, soft};
+
+use super::super::hosts::Watch;
+use super::super::report::{Before, Report};
+use super::super::server::check_start;
+use super::super::{FromServer, Patience, Peer, Presence, SessionError, TcpPeer, Terms, ToServer};
+use super::{Duties, End, Ends, Made, clients, is_boxed};
+use crate::cpu::CpuTime;
+use crate::executor::block_on;
+use crate::far::{BoxError, FarPoint, Shape, StorePoint, box_at, order_figures, words};
+use crate::parameters::Parameters;
+use crate::threads::{OsThreads, Threads as _};
+
+/// How often parties are polled between two looks at the control connection, which are system calls.
+const POLLS_BETWEEN: u32 = 64;
+
+/// How long the memory node may take to acknowledge before a middlebox sends again, in nanoseconds; that doubles up to 64
+/// times as long. A machine with fewer processors than parties may take its time.
+const NODE_TIMEOUT_NS: u64 = 4_000_000;
+/// How often in a row it sends again: some five seconds in all.
+const NODE_RETRIES: u8 = 25;
+
+/// Keys whose newest node a middlebox remembers at most.
+const MOST_STEERED_KEYS: usize = 1 << 20;
+
+/// Bytes that a client's cache keeps of a key, more or less.
+const CACHED_BYTES: u64 = 64;
+
+pub(super) type Control = TcpPeer<FromServer, ToServer>;
+
+/// Is the parties that the peer asks for, of one point, whose parameters were checked.
+pub(in crate::session) fn serve(
+    device: Device,
+    peer: &mut Control,
+    parameters: &Parameters,
+    terms: &Terms,
+) -> Result<(), SessionError> {
+    let point = parameters.far.as_deref().ok_or_else(|| SessionError::Unexpected("no shared memory".to_owned()))?;
+    check_memory(point, terms)?;
+    say(peer, FromServer::Accepted)?;
+    loop {
+        match hear(peer)? {
+            ToServer::Clock => say(peer, FromServer::Clock { now_ns: device.now_ns() })?,
+            ToServer::Be(duties) if duties.clients.is_empty() => return be(device, peer, point, *duties),
+            ToServer::Be(duties) => return clients::be(&device, peer, point, &duties),
+            ToServer::End => return Ok(()),
+            other => return Err(other.instead_of("parties")),
+        }
+    }
+}
+
+pub(super) fn say(peer: &mut Control, message: FromServer) -> Result<(), SessionError> {
+    block_on(peer.send(message))
+}
+
+pub(super) fn hear(peer: &mut Control) -> Result<ToServer, SessionError> {
+    block_on(peer.receive(Patience::Endless))
+}
+
+/// The instant at which clients begin.
+pub(super) fn hear_start(peer: &mut Control, device: &Device) -> Result<u64, SessionError> {
+    match hear(peer)? {
+        ToServer::Go { start_ns, .. } => check_start(start_ns, device).map(|()| start_ns),
+        other => Err(other.instead_of("go")),
+    }
+}
+
+/// Neither a memory node nor clients' caches are larger than this side allows.
+fn check_memory(point: &FarPoint, terms: &Terms) -> Result<(), SessionError> {
+    let asked = match point.store() {
+        Some(store) => {
+            let cached = 4 * CACHED_BYTES.saturating_mul(store.keys);
+            geometry(store).region_bytes().max(cached.saturating_mul(store.hosts as u64))
+        }
+        None => Shape::of(point).map_or(0, |shape| shape.memory_bytes as u64),
+    };
+    let asked = usize::try_from(asked).unwrap_or(usize::MAX);
+    match asked > terms.memory_bytes {
+        true => Err(SessionError::Memory { asked, allowed: terms.memory_bytes }),
+        false => Ok(()),
+    }
+}
+
+pub(super) fn geometry(store: &StorePoint) -> Geometry {
+    store.load().geometry(store.clients)
+}
+
+/// What a memory node has told of itself.
+pub(super) fn described(ends: Ends, geometry: Geometry) -> MemoryDescription {
+    let (endpoint, calls) = (ends.lane.0, ends.calls.map(|end| end.0));
+    MemoryDescription { endpoint, region: endpoint.regions[0], geometry, calls }
+}
+
+/// What a memory node tells of itself.
+fn telling(memory: MemoryDescription) -> Ends {
+    let lane = EndpointDescription { regions: [memory.region, RemoteRegion::NONE], ..memory.endpoint };
+    Ends { lane: End(lane), calls: memory.calls.map(End) }
+}
+
+/// Memory, and ends of queue pairs to it.
+enum Memory {
+    Store(MemoryNode),
+    Words(Region, Shape, Vec<words::Pair>),
+}
+
+enum Service {
+    Made(MetadataEnd),
+    Works(Metadata),
+}
+
+/// A middlebox at the address of the device that was here, and what is behind it.
+struct Middlebox {
+    driver: Driver<UdpLink>,
+    behind: Option<Behind>,
+    broken: Option<std::io::Error>,
+    own: EndpointDescription,
+    /// What clients of a store are to show: they never learn the memory node's own key.
+    rkey: RKey,
+}
+
+/// The parties of this host.
+#[derive(Default)]
+struct Here {
+    memory: Option<Memory>,
+    service: Option<Service>,
+    middlebox: Option<Middlebox>,
+    /// A software RNIC works when its program polls.
+    lent: Option<Cq>,
+}
+
+/// Is memory node, metadata service or middlebox, until the peer says that this was all.
+fn be(device: Device, peer: &mut Control, point: &FarPoint, duties: Duties) -> Result<(), SessionError> {
+    let clock = Watch::start();
+    let (mut here, device, pd) = if duties.middlebox {
+        if duties.memory || duties.metadata || !is_boxed(point) {
+            return Err(SessionError::Unexpected("a middlebox that is something else too".to_owned()));
+        }
+        (Here { middlebox: Some(Middlebox::at(device, point)?), ..Here::default() }, None, None)
+    } else {
+        let pd = device.create_pd()?;
+        let here = Here::new(&pd, point, &duties)?;
+        (here, Some(device), Some(pd))
+    };
+    let mut began = Began::now(device.as_ref());
+    say(peer, FromServer::Made(Box::new(here.made())))?;
+    loop {
+        block_on(until_spoken(peer, || here.poll(clock)))?;
+        let said = hear(peer)?;
+        let answer = match said {
+            ToServer::Accept { node: None, clients } => FromServer::Taken(here.accept(pd.as_ref(), point, &clients)?),
+            ToServer::Accept { node: Some(node), clients } => FromServer::Taken(here.enter(point, node, &clients)?),
+            ToServer::Relay(pairs) => here.relay(&pairs)?,
+            ToServer::Serve { memory, clients } => FromServer::Serving(here.serve(point, memory, &clients)?),
+            ToServer::Go { .. } => {
+                began = Began::now(device.as_ref());
+                continue;
+            }
+            ToServer::Done { .. } => {
+                let far = here.middlebox.as_mut().map(Middlebox::end).transpose()?.unwrap_or_default();
+                FromServer::Report(Box::new(Report { far, ..began.report(device.as_ref()) }))
+            }
+            ToServer::End => return Ok(()),
+            other => return Err(other.instead_of("what the parties of a host are to do")),
+        };
+        say(peer, answer)?;
+    }
+}
+
+/// What had been counted when a point began.
+pub(super) struct Began {
+    /// `None` if the host has no device.
+    counted: Option<Before>,
+    cpu: CpuTime,
+}
+
+impl Began {
+    pub(super) fn now(device: Option<&Device>) -> Self {
+        Self { counted: device.map(Before::now), cpu: OsThreads::default().cpu_time() }
+    }
+
+    /// What the host saw since.
+    pub(super) fn report(&self, device: Option<&Device>) -> Report {
+        // Looks in vain are not told from others.
+        let cpu = CpuTime { empty_ns: None, ..OsThreads::default().cpu_time().since(self.cpu) };
+        let counted = device.zip(self.counted.as_ref()).map(|(device, before)| Report::new(&[], device, before));
+        Report { cpu, ..counted.unwrap_or_default() }
+    }
+}
+
+/// Polls until the peer says something.
+async fn until_spoken(peer: &Control, mut poll: impl FnMut() -> bool) -> Result<(), SessionError> {
+    let polling = async {
+        loop {
+            let happened = (0..POLLS_BETWEEN).fold(false, |happened, _| poll() | happened);
+            if peer.look()? == Presence::Spoke {
+                return Ok(());
+            }
+            if !happened {
+                std::thread::yield_now(); // whoever is waited for may need this very CPU
+            }
+        }
+    };
+    peer.watched(polling).await
+}
+
+impl Here {
+    /// Memory node and metadata service on one device.
+    fn new(pd: &Pd, point: &FarPoint, duties: &Duties) -> Result<Self, SessionError> {
+        let memory = match point {
+            FarPoint::Store(store) => {
+                let load = store.load();
+                let mut node = MemoryNode::new(pd, geometry(store))?;
+                node.fill(store.strategy, load.keys, load.value_bytes)?;
+                Memory::Store(node)
+            }
+            point => {
+                let shape = Shape::of(point).ok_or_else(no_such)?;
+                Memory::Words(words::memory(pd, shape.memory_bytes)?, shape, Vec::new())
+            }
+        };
+        let service = duties.metadata.then(|| MetadataEnd::new(pd, MetadataOptions::default())).transpose()?;
+        let is_soft = pd.device().attributes().provider == soft::PROVIDER;
+        let lent = (is_soft && duties.memory).then(|| pd.device().create_cq(1)).transpose()?;
+        Ok(Self { memory: duties.memory.then_some(memory), service: service.map(Service::Made), middlebox: None, lent })
+    }
+
+    fn made(&self) -> Made {
+        let metadata = match &self.service {
+            Some(Service::Made(end)) => Some(Ends::of(end.to_memory())),
+            _ => None,
+        };
+        Made { metadata, middlebox: self.middlebox.as_ref().map(|it| End(it.own)), clients: Vec::new() }
+    }
+
+    fn poll(&mut self, clock: Watch) -> bool {
+        let mut happened = false;
+        if let Some(cq) = &self.lent {
+            let _ = cq.poll(&mut [Completion::default()]);
+        }
+        if let Some(Memory::Store(node)) = &mut self.memory {
+            happened |= node.poll();
+        }
+        if let Some(Service::Works(metadata)) = &mut self.service {
+            happened |= metadata.poll();
+        }
+        if let Some(middlebox) = &mut self.middlebox {
+            happened |= middlebox.pump(clock.ns());
+        }
+        happened
+    }
+
+    /// The memory node's ends for these.
+    fn accept(
+        &mut self,
+        pd: Option<&Pd>,
+        point: &FarPoint,
+        clients: &[(u32, Ends)],
+    ) -> Result<Vec<Ends>, SessionError> {
+        match (&mut self.memory, pd) {
+            (Some(Memory::Store(node)), _) => {
+                let accept = |(number, ends): &(u32, Ends)| Ok(telling(node.accept(*number, &ends.client())?));
+                clients.iter().map(accept).collect()
+            }
+            (Some(Memory::Words(region, shape, pairs)), Some(pd)) => {
+                if pairs.len() + clients.len() > shape.slots.len() {
+                    let what = format!("{} queue pairs, where {} were announced", clients.len(), shape.slots.len());
+                    return Err(SessionError::Unexpected(what));
+                }
+                let accept = |(_, ends): &(u32, Ends)| {
+                    let pair = words::Pair::new(pd, 1, 8, shape.mtu)?;
+                    pair.connect(&ends.lane.0)?;
+                    let regions = [RemoteRegion::of(region), RemoteRegion::NONE];
+                    let own = Ends::bare(EndpointDescription { regions, ..pair.description() });
+                    pairs.push(pair);
+                    Ok(own)
+                };
+                clients.iter().map(accept).collect()
+            }
+            _ => Err(SessionError::Unexpected(format!("clients for a memory node that is not here: {point:?}"))),
+        }
+    }
+
+    /// The middlebox's ends for clients of a store.
+    fn enter(&mut self, point: &FarPoint, node: Ends, clients: &[(u32, Ends)]) -> Result<Vec<Ends>, SessionError> {
+        let (Some(middlebox), Some(store)) = (&mut self.middlebox, point.store()) else { return Err(no_box()) };
+        let node = described(node, geometry(store));
+        let steer = middlebox.driver.steer_mut();
+        let end = |address, path_mtu| NodeEnd {
+            timeout_ns: NODE_TIMEOUT_NS,
+            retries: NODE_RETRIES,
+            ..NodeEnd::at(address, path_mtu)
+        };
+        // Everything passes here, so a CAS may become a WRITE.
+        let behind = Behind::connect(steer, node, end, (middlebox.rkey, true, store.strategy.steers_reads()))?;
+        let behind = middlebox.behind.insert(behind);
+        let steer = middlebox.driver.steer_mut();
+        let accept = |(number, ends): &(u32, Ends)| Ok(telling(behind.accept(steer, *number, &ends.client())?));
+        clients.iter().map(accept).collect()
+    }
+
+    /// Passes on what these send to each other.
+    fn relay(&mut self, pairs: &[[End; 2]]) -> Result<FromServer, SessionError> {
+        let Some(middlebox) = &mut self.middlebox else { return Err(no_box()) };
+        let steer = middlebox.driver.steer_mut();
+        for pair in pairs {
+            let [client, node] = pair.map(|end| (end.0.gid.to_canonical(), end.0.qpn));
+            steer.relay(client, node).map_err(BoxError::from)?;
+        }
+        Ok(FromServer::Accepted)
+    }
+
+    /// Has the metadata service work. Its ends for clients.
+    fn serve(&mut self, point: &FarPoint, memory: Ends, clients: &[(u32, End)]) -> Result<Vec<End>, SessionError> {
+        let no_service = || SessionError::Unexpected("clients for a metadata service that is not here".to_owned());
+        let (Some(Service::Made(end)), Some(store)) = (self.service.take(), point.store()) else {
+            return Err(no_service());
+        };
+        let mut metadata = end.connect(&described(memory, geometry(store)))?;
+        if store.strategy != Strategy::Server {
+            metadata.fill(store.keys)?;
+        }
+        let accept = |(number, end): &(u32, End)| Ok(End(metadata.accept(*number, &end.0)?));
+        let ends = clients.iter().map(accept).collect::<Result<_, OpenError>>()?;
+        self.service = Some(Service::Works(metadata));
+        Ok(ends)
+    }
+}
+
+impl Middlebox {
+    /// Takes the place of a device.
+    fn at(device: Device, point: &FarPoint) -> Result<Self, SessionError> {
+        let attributes = device.attributes();
+        if attributes.provider != soft::PROVIDER {
+            return Err(SessionError::Unexpected(format!(
+                "a middlebox in the place of {}, which is no software RNIC",
+                attributes.name
+            )));
+        }
+        let limits = match point {
+            FarPoint::Store(store) => Limits {
+                clients: store.clients + 1,
+                keys: usize::try_from(store.keys).unwrap_or(usize::MAX).min(MOST_STEERED_KEYS),
+                ..Limits::default()
+            },
+            point => Limits { clients: super::pairs(point), ..Limits::default() },
+        };
+        // Whoever was here before had other queue pairs.
+        let random = || u64::from(device.random_psn().get());
+        let (seed, rkey) = (random() << 48 ^ random() << 24 ^ random(), RKey::new((random() << 8 ^ random()) as u32));
+        drop(device);
+        let (driver, _) = box_at(Some(attributes.address), attributes.udp_port, limits, seed)?;
+        let own = Behind::lane(driver.steer(), attributes.active_mtu, attributes.udp_port);
+        Ok(Self { driver, behind: None, broken: None, own, rkey })
+    }
+
+    fn pump(&mut self, now_ns: u64) -> bool {
+        match self.driver.pump(now_ns) {
+            Ok(packets) => packets > 0,
+            Err(error) => {
+                self.broken = Some(error);
+                false
+            }
+        }
+    }
+
+    /// In which order requests were answered, if it passed them on.
+    fn end(&mut self) -> Result<crate::far::Figures, SessionError> {
+        match self.broken.take() {
+            Some(error) => Err(BoxError::from(error).into()),
+            None if self.behind.is_none() => Ok(order_figures(&self.driver.steer().order())),
+            None => Ok(crate::far::Figures::new()),
+        }
+    }
+}
+
+fn no_such() -> SessionError {
+    SessionError::Unexpected("a point that has no memory".to_owned())
+}
+
+fn no_box() -> SessionError {
+    SessionError::Unexpected("clients for a middlebox that is not here".to_owned())
+}

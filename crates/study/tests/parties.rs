@@ -1,0 +1,173 @@
+//! Points about shared memory on several hosts: here threads, each with a software RNIC and a control connection of its own.
+
+mod common;
+
+use std::net::{TcpListener, TcpStream};
+use std::thread::JoinHandle;
+
+use common::MEMORY_BYTES;
+use doorbell_study::far::{FarPoint, Figure, OrderPoint, ScopePoint, StorePoint, Strategy, TearingPoint};
+use doorbell_study::parameters::{Kind, Operation, Parameters};
+use doorbell_study::pinning::Place;
+use doorbell_study::record::PointResult;
+use doorbell_study::session::{self, HostError, Introduction, Parties, SessionError, Terms, measure_parties};
+use doorbell_verbs::soft::{self, SoftOptions};
+
+type Served = JoinHandle<Result<(), SessionError>>;
+
+/// A host that serves with so much memory, until its connection ends.
+fn host(memory_bytes: usize) -> (TcpStream, Served) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (accepted, _) = listener.accept().unwrap();
+    let terms = Terms::open(memory_bytes);
+    let options = SoftOptions { publish: false, ..SoftOptions::default() };
+    (stream, std::thread::spawn(move || session::serve(soft::open(&options).unwrap(), accepted, &terms)))
+}
+
+fn parameters(far: FarPoint, memory_bytes: usize) -> Parameters {
+    let bytes = far.store().map_or(8, |store| store.value_bytes);
+    let far = Some(Box::new(far));
+    Parameters { far, memory_bytes, ..Parameters::plain(Kind::Bandwidth, Operation::Write, bytes) }
+}
+
+/// Measures on so many hosts. What comes of it, and what each host that had a part in it says.
+fn try_to_measure(
+    far: FarPoint,
+    hosts: usize,
+    memory_bytes: usize,
+) -> (Result<PointResult, HostError>, Vec<Result<(), SessionError>>) {
+    let parties = Parties::deal(hosts);
+    let (streams, servers): (Vec<_>, Vec<Served>) = parties
+        .duties(&far)
+        .iter()
+        .map(|(number, _)| {
+            let (stream, server) = host(memory_bytes);
+            ((format!("host {number}"), stream, Place::default()), server)
+        })
+        .unzip();
+    let result = measure_parties(streams, &Introduction::default(), &parameters(far, memory_bytes), &parties);
+    (result, servers.into_iter().map(|server| server.join().unwrap()).collect())
+}
+
+fn measure(far: FarPoint, hosts: usize) -> PointResult {
+    let what = format!("{far:?} on {hosts} hosts");
+    let (result, served) = try_to_measure(far, hosts, MEMORY_BYTES);
+    let result = result.unwrap_or_else(|error| panic!("{what}: {error}"));
+    assert!(served.iter().all(Result::is_ok), "{what}: {served:?}");
+    result
+}
+
+fn store(strategy: Strategy) -> StorePoint {
+    StorePoint { strategy, clients: 3, keys: 64, warm_up_us: 5000.0, measure_us: 30_000.0, ..StorePoint::default() }
+}
+
+fn roles(result: &PointResult) -> Vec<(usize, &str, usize)> {
+    result.hosts.iter().map(|host| (host.number, host.role.as_str(), host.connections)).collect()
+}
+
+#[test]
+fn a_store_of_every_kind_works_with_each_party_on_a_host_of_its_own() {
+    for strategy in [Strategy::Optimistic, Strategy::QueueLock, Strategy::Combine, Strategy::Server, Strategy::Steered]
+    {
+        let result = measure(FarPoint::Store(store(strategy)), 4);
+        let what = format!("{}: {result:?}", strategy.name());
+        let mut expected = vec![(0, "clients", 3), (1, "memory node", 3), (3, "metadata service", 3)];
+        if strategy.is_steered() {
+            expected.insert(2, (2, "middlebox", 3));
+        }
+        assert_eq!(roles(&result), expected, "{what}");
+        let sent: u64 = result.sent_by_connection.iter().sum();
+        assert!(result.messages > 0 && result.messages <= sent, "{what}");
+        assert_eq!(result.sent_by_connection.len(), 3, "{what}");
+        assert_eq!(result.hosts[0].sent, sent, "{what}");
+        assert!(result.hosts[0].asks && result.hosts[0].late_ns.is_some(), "{what}");
+        let packets = |host: usize| result.hosts[host].counted.data_packets;
+        let answers = result.hosts[1].counted.response_packets + result.hosts[1].counted.ack_packets;
+        assert!(packets(0) > 0 && answers > 0, "{what}");
+        for figure in [Figure::GetMedian, Figure::PutP99, Figure::ClientFairness] {
+            assert!(result.far.get(&figure).is_some_and(|value| *value > 0.0), "{figure:?}: {what}");
+        }
+    }
+}
+
+#[test]
+fn clients_on_two_hosts_are_one_workload_and_two_hosts_are_enough_for_all_else() {
+    let result = measure(FarPoint::Store(store(Strategy::Lock)), 5);
+    assert_eq!(
+        roles(&result),
+        [(0, "clients", 2), (1, "memory node", 3), (3, "metadata service", 3), (4, "clients", 1)]
+    );
+    // The rate is that of the time which both measured.
+    let sent: u64 = result.sent_by_connection.iter().sum();
+    assert!(result.seconds > 0.0 && result.messages > 0 && result.messages <= sent, "{result:?}");
+    let rate = result.messages as f64 / result.seconds;
+    assert!((rate / result.messages_per_s - 1.0).abs() < 0.01, "{result:?}");
+    let result = measure(FarPoint::Store(store(Strategy::Backoff)), 2);
+    assert_eq!(roles(&result), [(0, "clients", 3), (1, "memory node, metadata service", 3)]);
+}
+
+#[test]
+fn queue_pairs_to_bare_memory_reach_another_host_straight_and_through_a_box() {
+    let tearing = measure(FarPoint::Tearing(TearingPoint { bytes: 1024, mtu: 256, reads: 50 }), 2);
+    assert_eq!((tearing.messages, tearing.mtu), (50, 256), "{tearing:?}");
+    assert!(tearing.far.contains_key(&Figure::Torn), "{tearing:?}");
+    let scope = ScopePoint { operation: Operation::Read, distance: 64, others: 2, outstanding: 4, operations: 50 };
+    let scope = measure(FarPoint::Scope(scope), 2);
+    assert!(scope.far[&Figure::ProbeLatency] > 0.0 && scope.far[&Figure::OthersRate] > 0.0, "{scope:?}");
+    assert_eq!(roles(&scope), [(0, "clients", 3), (1, "memory node", 3)]);
+    let (operation, queue_pairs, addresses, requests) = (Operation::CompareSwap, 2, 64, 200);
+    let order = OrderPoint { operation, queue_pairs, addresses, zipf: 0.99, rate_per_s: 1e6, outstanding: 4, requests };
+    let order = measure(FarPoint::Order(order), 3);
+    assert_eq!(order.messages, 200, "{order:?}");
+    assert!(order.far[&Figure::InOrder] > 0.0 && order.far[&Figure::LargestGap] >= 1.0, "{order:?}");
+    assert_eq!(roles(&order), [(0, "clients", 2), (1, "memory node", 2), (2, "middlebox", 2)]);
+}
+
+#[test]
+fn a_host_that_has_not_so_much_memory_is_named() {
+    let far = FarPoint::Store(StorePoint { keys: 100_000, ..store(Strategy::Lock) });
+    let (result, served) = try_to_measure(far, 2, 1 << 20);
+    let error = result.unwrap_err().to_string();
+    assert!(error.starts_with("host ") && error.contains("of message memory, this side has 1048576 B"), "{error}");
+    assert!(served.iter().any(Result::is_err), "{served:?}");
+}
+
+/// It goes in the middle: the others do not wait for it.
+#[test]
+fn a_memory_node_that_goes_while_clients_work_is_named() {
+    let far = FarPoint::Store(StorePoint { measure_us: 60e6, ..store(Strategy::Optimistic) });
+    let parties = Parties::deal(4);
+    let (mut streams, mut servers, mut cut) = (Vec::new(), Vec::new(), None);
+    for (number, duties) in parties.duties(&far) {
+        let (stream, server) = match duties.memory {
+            false => host(MEMORY_BYTES),
+            true => {
+                let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+                let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+                let (accepted, _) = listener.accept().unwrap();
+                let device = soft::open(&SoftOptions { publish: false, ..SoftOptions::default() }).unwrap();
+                cut = Some((accepted.try_clone().unwrap(), device.clone()));
+                let terms = Terms::open(MEMORY_BYTES);
+                (stream, std::thread::spawn(move || session::serve(device, accepted, &terms)))
+            }
+        };
+        streams.push((format!("host {number}"), stream, Place::default()));
+        servers.push(server);
+    }
+    let (stream, device) = cut.expect("there is a memory node");
+    let cutting = std::thread::spawn(move || {
+        while device.counters().is_none_or(|counters| counters.tx_response_packets < 100) {
+            std::thread::yield_now();
+        }
+        drop(device);
+        stream.shutdown(std::net::Shutdown::Both).unwrap();
+    });
+    let error =
+        measure_parties(streams, &Introduction::default(), &parameters(far, MEMORY_BYTES), &parties).unwrap_err();
+    cutting.join().unwrap();
+    assert!(error.is_gone() && error.host == "host 1", "{error}");
+    for server in servers {
+        assert!(server.join().unwrap().is_err());
+    }
+}
