@@ -108,7 +108,8 @@ fn whoever_lies_about_its_addresses_is_hung_up_on() {
     let (here, elsewhere) = (Host::of(to), Host::of((Ipv4Addr::new(192, 0, 2, 77), 0).into()));
     let other = Host::of((Ipv4Addr::new(127, 0, 0, 9), 0).into());
     let nowhere = Host::of((Ipv4Addr::UNSPECIFIED, 0).into());
-    let said = |source, destination| Message::Addresses { source, destination }.emit();
+    // Were it believed, the program would hear of the request.
+    let said = |source, destination| [Message::Addresses { source, destination }.emit(), request().emit()].concat();
     for bytes in [
         said(elsewhere, here), // its port is of another address
         said(other, here),
