@@ -168,6 +168,21 @@ mod tests {
         assert!(has_one_of(std::process::id(), &listeners(rival.local_addr().unwrap().port())));
     }
 
+    /// Ports of rdma_cm are names.
+    #[test]
+    fn a_listener_of_rdma_cm_is_one_by_its_name() {
+        use std::os::linux::net::SocketAddrExt as _;
+        use std::os::unix::net::{SocketAddr, UnixListener};
+
+        // No program listens for either at port 0, so this one is nobody's.
+        let before = listeners(0);
+        let name = format!("doorbell-cm/listen/tcp/0/{}", std::process::id());
+        let _listening = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap();
+        let found: Vec<_> = listeners(0).into_iter().filter(|socket| !before.contains(socket)).collect();
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(has_one_of(std::process::id(), &found));
+    }
+
     #[test]
     fn nobody_can_listen_on_a_deaf_port() {
         let deaf = Deaf::new().unwrap();
