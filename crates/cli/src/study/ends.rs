@@ -1,0 +1,129 @@
+//! A study between two ends: two processes of this machine, or this machine and another one.
+
+use doorbell_sim::reproduce::SEED;
+use doorbell_study::environment::Environment;
+use doorbell_study::experiment::Point;
+use doorbell_study::far::FarPoint;
+use doorbell_study::layout::Layout;
+use doorbell_study::parameters::Parameters;
+use doorbell_study::pinning::{Pinning, Place};
+use doorbell_study::record::PointResult;
+use doorbell_study::session::{Client, Introduction};
+
+use super::hosts::{self, Listening, Reach};
+use super::{Study, THERE, open};
+use crate::Failure;
+use crate::bench::arguments::DeviceArguments;
+use crate::bench::peer;
+use crate::control;
+use crate::device::Chosen;
+use crate::far::measure_point;
+use crate::output::note;
+
+/// What a study measures between.
+pub(super) struct Ends {
+    chosen: Chosen,
+    /// The other machine, if there is one: where it is met, and how points with more parties than two reach it.
+    pub(super) other: Option<(String, Reach)>,
+    /// The fewest queue pairs of a device, and whose it is.
+    pub(super) queue_pairs: (usize, String),
+    pub(super) environment: Environment,
+    /// What this end pins, and the other one.
+    pinnings: [Pinning; 2],
+    /// What this end says of itself when it asks the other machine.
+    introduction: Introduction,
+}
+
+impl Ends {
+    /// Makes this end known to the other one, if that is another machine.
+    pub(super) fn meet(study: &Study, chosen: Chosen, host: Option<String>) -> Result<Self, Failure> {
+        let introduction = study.meeting.introduction(false);
+        let Some(host) = host else {
+            let device = open(study, &chosen, None)?;
+            let pinning = study.cpus.pinning_of_both_ends(&device)?;
+            note!("{pinning}");
+            let pinnings = [0, 1].map(|number| pinning.share(Place { number, of: 2 }));
+            let attributes = device.attributes();
+            let queue_pairs = hosts::fewest(&attributes, []);
+            let environment = Environment { pinning: Some(pinning), ..Environment::of(&attributes) };
+            return Ok(Self { chosen, other: None, queue_pairs, environment, pinnings, introduction });
+        };
+        let stream = control::connect(&host, THERE)?;
+        let toward = control::address_toward(&stream);
+        let device = open(study, &chosen, toward)?;
+        let pinning = study.cpus.pinning(&device)?;
+        let introduced = Client::meet(stream, introduction.clone()).map_err(|error| format!("{host}: {error}"))?;
+        let attributes = device.attributes();
+        let (own, other) = (Environment::of(&attributes), introduced.environment);
+        hosts::fits(&own, &other, &host)?;
+        hosts::passes(&device, &introduction, || control::connect(&host, THERE), &host)?;
+        let queue_pairs = hosts::fewest(&attributes, [(introduced.max_qps, &host)]);
+        let [here, there] = <[Place; 2]>::try_from(Place::among(&[&own, &other])).unwrap_or_default();
+        let pinnings =
+            [pinning.share(here), other.pinning.as_ref().map(|there_all| there_all.share(there)).unwrap_or_default()];
+        let [own, other] = [(own, &pinnings[0]), (other, &pinnings[1])].map(|(environment, pinning)| Environment {
+            pinning: Some(pinning.clone()),
+            peer: None,
+            ..environment
+        });
+        note!("this machine: {}", pinnings[0]);
+        note!("with {} ({}), device {}; {}", other.machine.host, other.cpu, other.device, pinnings[1]);
+        let listening = Listening::new(vec![host.clone()], study.meeting.token())?;
+        let reach = Reach::new(chosen.clone(), Box::new(listening), toward).pinned(pinning, vec![here, there]);
+        let environment = Environment { peer: Some(Box::new(other)), ..own };
+        let introduction = Introduction { place: there, ..introduction };
+        Ok(Self { chosen, other: Some((host, reach)), queue_pairs, environment, pinnings, introduction })
+    }
+
+    /// Measures a point about shared memory once: all parties of it in this process, or dealt to both machines.
+    fn measure_far(&self, study: &Study, far: &FarPoint, parameters: &Parameters) -> Result<PointResult, Failure> {
+        if let Some((_, reach)) = &self.other {
+            return reach.measure(study, Layout::TwoEnds, parameters);
+        }
+        let open = || open(study, &self.chosen, None);
+        match far {
+            FarPoint::Store(point) => {
+                let report = measure_point(point, (&study.device, &self.chosen), study.udp, SEED)?;
+                Ok(point.result(&report, None))
+            }
+            _ => Ok(doorbell_study::far::measure([&open()?, &open()?], far)?),
+        }
+    }
+
+    /// Measures a point once, between two fresh devices in two processes.
+    pub(super) fn measure(&self, study: &Study, point: &Point) -> Result<PointResult, Failure> {
+        let parameters = point.parameters.clone();
+        if let Some(far) = &parameters.far {
+            return self.measure_far(study, far, &parameters);
+        }
+        let bytes = *parameters.sizes.first().ok_or("a point has one size")?;
+        let [own, other] = &self.pinnings;
+        let measure = |client: Client| -> Result<PointResult, Failure> {
+            let mut client = client.pinned(own.clone());
+            let result = client.measure(bytes, |_| {})?;
+            client.finish()?;
+            Ok(result)
+        };
+        if let Some((host, _)) = &self.other {
+            let stream = control::connect(host, THERE)?;
+            let device = open(study, &self.chosen, control::address_toward(&stream))?;
+            return measure(Client::introduced(&device, stream, self.introduction.clone(), parameters)?.0);
+        }
+        let memory_mib = parameters.memory_bytes >> 20;
+        let device = open(study, &self.chosen, None)?;
+        let arguments = DeviceArguments {
+            choice: study.device.clone(),
+            bind: None,
+            udp: study.udp,
+            receive_buffer: None,
+            pcap: None,
+            fault: None,
+            ack: study.ack,
+            link: study.link,
+        };
+        let (stream, second) = peer::spawn(parameters.kind, &arguments, &self.chosen, memory_mib, other)?;
+        let result = Client::new(&device, stream, parameters).map_err(Failure::from).and_then(measure);
+        second.finish(result.is_ok())?;
+        result
+    }
+}
