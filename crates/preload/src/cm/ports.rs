@@ -244,6 +244,7 @@ impl Claim {
         // A thread may be in another network namespace than its process. Where the kernel does not tell, only equal
         // names are noticed.
         let Ok(table) = File::open("/proc/thread-self/net/unix") else { return Ok(Vec::new()) };
+        let number = format!("{PORT}{}/{}/", self.bound.space.name(), self.bound.address.port());
         let mut others = Vec::new();
         for line in BufReader::with_capacity(1 << 16, table).split(b'\n') {
             let line = line?;
@@ -251,10 +252,10 @@ impl Claim {
             let Some(name) = line.rsplit(|&byte| byte == b' ').next().and_then(|name| name.strip_prefix(b"@")) else {
                 continue;
             };
-            let Some(other) = Bound::of_name(name) else { continue };
-            if name != self.name.as_bytes()
-                && (other.space, other.address.port()) == (self.bound.space, self.bound.address.port())
-            {
+            if !name.starts_with(number.as_bytes()) || name == self.name.as_bytes() {
+                continue;
+            }
+            if let Some(other) = Bound::of_name(name) {
                 others.push((String::from_utf8_lossy(name).into_owned(), other));
             }
         }
