@@ -100,6 +100,12 @@ impl Line {
         self.service.set_deadline(self.number, soon(PAUSE));
     }
 
+    fn resume(&self, state: &State) {
+        for listening in &state.listening {
+            self.service.expect(self.number, listening, READ);
+        }
+    }
+
     fn arrive(self: &Arc<Self>, state: &State, socket: Socket, from: &SockAddr) -> Answer<Number> {
         let failed = |error: io::Error| refused("a connection could not be taken", &error);
         socket.set_nonblocking(true).map_err(failed)?;
@@ -214,6 +220,10 @@ impl Line {
         let Some(listener) = state.listener.take() else { return };
         let mut listening = listener.state();
         listening.arriving.retain(|&number| number != self.number);
+        if listening.arriving.len() == MAX_ARRIVING - 1 {
+            // Many who connect at once and speak at once need no pause.
+            listener.resume(&listening);
+        }
         let datagrams = listening.kind == QpKind::Ud;
         let refusal = match listening.phase {
             // Lookups are for datagram services, and requests for the others.
@@ -260,11 +270,7 @@ impl Line {
     pub(in crate::cm) fn on_deadline(self: &Arc<Self>) {
         let mut state = self.state();
         match state.phase {
-            Phase::Listening { .. } => {
-                for listening in &state.listening {
-                    self.service.expect(self.number, listening, READ);
-                }
-            }
+            Phase::Listening { .. } => self.resume(&state),
             Phase::Refused => {
                 if let Err(refused) = self.reach_out(&mut state) {
                     refused.tell("rdma_connect");
