@@ -78,6 +78,10 @@ enum Command {
         /// figures go to --out, by default `programs.json` below today's date in `benchmarks`.
         #[arg(long, conflicts_with_all = ["against", "against_revision", "instructions"])]
         programs: bool,
+        /// Measures latency and rate without and with so many programs that spin and take processors away, in turns.
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64),
+            conflicts_with_all = ["programs", "against", "against_revision"])]
+        busy: Option<u32>,
         /// Writes each figure of each round to this file, as JSON.
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
@@ -189,8 +193,8 @@ fn run(command: Command) -> ExitCode {
         Command::Programs { write_docs: true, .. } => ended(programs::page::write()),
         Command::Programs { only, .. } => test::programs(&only),
         Command::Compare { rounds, out, programs: true, .. } => test::measure(rounds.unwrap_or(5), out.as_deref()),
-        Command::Compare { rounds, out, against: None, against_revision: None, .. } => {
-            ended(programs::compare(rounds.unwrap_or(5), out.as_deref()))
+        Command::Compare { rounds, busy, out, against: None, against_revision: None, .. } => {
+            ended(programs::compare(rounds.unwrap_or(5), busy, out.as_deref()))
         }
         Command::Compare { rounds, out, against: binary, against_revision: revision, instructions, .. } => {
             let rounds = rounds.unwrap_or(versus::LEAST_ROUNDS);

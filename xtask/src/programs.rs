@@ -216,7 +216,8 @@ fn compile(compiler: &str, name: &str, libraries: &[&str]) -> Result<String, Str
     Ok(program)
 }
 
-/// Each pair of processes, also with the ids of a vendor for which perftest uses more of verbs.
+/// Each pair of processes through shared memory; those of perftest also over UDP, with the ids of a vendor for which
+/// perftest uses more of verbs.
 pub(crate) fn pairs() -> Result<(), String> {
     pairs_of(PAIRS)
 }
@@ -224,8 +225,10 @@ pub(crate) fn pairs() -> Result<(), String> {
 fn pairs_of(lines: &[&str]) -> Result<(), String> {
     let mut failures = Vec::new();
     for line in lines {
-        let vendors = if line.starts_with("ib_") { &[&[][..], KNOWN_VENDOR][..] } else { &[&[][..]] };
-        for options in vendors {
+        let through_memory = ["--link", "shm"];
+        let over_udp = [KNOWN_VENDOR, &["--link", "udp"]].concat();
+        let ways = if line.starts_with("ib_") { &[&through_memory[..], &over_udp][..] } else { &[&through_memory[..]] };
+        for options in ways {
             let mut result = pair(line, options);
             for _ in 0..OTHER_TRIES {
                 if !result.as_ref().is_err_and(|why| why.contains(NO_CLOCK)) {

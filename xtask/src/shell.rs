@@ -52,6 +52,27 @@ pub(crate) fn run(mut command: Command) -> Result<(), String> {
     }
 }
 
+/// The same of `cargo test`: an error names the tests that failed.
+pub(crate) fn run_tests(mut command: Command) -> Result<(), String> {
+    let text = describe(&command);
+    eprintln!("+ {text}");
+    command.stdout(Stdio::piped());
+    let mut child = command.spawn().map_err(|error| format!("`{text}` could not be started: {error}"))?;
+    let mut failed = Vec::new();
+    // What is no text is no line of the test runner's.
+    for line in child.stdout.take().into_iter().flat_map(|pipe| BufReader::new(pipe).split(b'\n').map_while(Result::ok))
+    {
+        let line = String::from_utf8_lossy(&line);
+        println!("{line}");
+        failed.extend(line.strip_suffix(" ... FAILED").map(|test| test.trim_start_matches("test ").to_owned()));
+    }
+    match child.wait() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("`{text}` failed: {status}; tests that failed: {}", failed.join(", "))),
+        Err(error) => Err(format!("`{text}`: {error}")),
+    }
+}
+
 /// Runs a command and returns what it printed; fails if it does.
 pub(crate) fn output_of(mut command: Command) -> Result<String, String> {
     let text = describe(&command);

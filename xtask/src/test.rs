@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use crate::shell::{cargo, output_of, run, succeeds};
+use crate::shell::{cargo, output_of, run, run_tests, succeeds};
 use crate::{
     bindings, browser, digests, dist, end_to_end, fuzz, network, packets, peers, place, programs, regressions, versus,
     vm,
@@ -232,6 +232,8 @@ pub(crate) fn everything(fast: bool) -> ExitCode {
         let what = what.lines().collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join("; ");
         report.step("tests of root", || StepEnd::LeftOut(what));
     }
+    // What the tests above did through shared memory, since their devices are of one machine.
+    report.step("tests, over UDP", || network::apart(|| over_udp().into()));
     report.step("simulations, in the release build", || digests::compare().into());
     if fast {
         report.step("real peers", || StepEnd::LeftOut("--fast was given".to_owned()));
@@ -291,7 +293,14 @@ fn tests(captures: &Path, left_out: &Path) -> Result<(), String> {
         std::fs::create_dir_all(&temporary).map_err(|error| format!("{}: {error}", temporary.display()))?;
         test.env("TMPDIR", temporary);
     }
-    run(test)
+    run_tests(test)
+}
+
+/// The conformance suite of the protocols, with devices that share no memory.
+fn over_udp() -> Result<(), String> {
+    let mut test = cargo(&["test", "--package", "doorbell-exchange", "--test", "conformance", "--no-fail-fast"]);
+    test.env("DOORBELL_LINK", "udp");
+    run_tests(test)
 }
 
 /// Runs something that needs a component of the toolchain, if that is installed.
@@ -327,6 +336,12 @@ fn summarize(report: &Report, in_ci: bool) -> ExitCode {
         println!("CI=true is set, so nothing may be left out");
         failed += left_out;
         left_out = 0;
+    }
+    // Once more at the very end, and whole: whoever looks at a log begins there.
+    for (name, _, outcome) in &report.steps {
+        if let StepEnd::Failed(why) = outcome {
+            println!("\n{name} FAILED: {why}");
+        }
     }
     println!("steps: {passed} passed, {failed} failed, {left_out} skipped");
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }

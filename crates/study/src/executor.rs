@@ -12,11 +12,7 @@ use doorbell_exchange::asynchronous::{Waiter, yield_now};
 use doorbell_verbs::Channel;
 
 use crate::cpu::EmptyRounds;
-
-/// Rounds in which every task only waited, before the thread offers its CPU to others: some tens of
-/// microseconds. Where there are more spinning threads than CPUs, the one that is waited for gets
-/// none otherwise until the waiting one's time slice is over.
-const PATIENT_ROUNDS: u32 = 100;
+use crate::patience::Patience;
 
 /// The longest sleep on a channel: connections want to be polled now and then.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
@@ -107,7 +103,7 @@ pub fn run_while<T, E>(
     let mut tasks: Vec<Pin<Box<_>>> = tasks.into_iter().map(Box::pin).collect();
     let mut results: Vec<Option<T>> = tasks.iter().map(|_| None).collect();
     let mut context = Context::from_waker(Waker::noop());
-    let mut idle_rounds = 0_u32;
+    let mut patience = Patience::default();
     loop {
         let left = round(&mut tasks, &mut results, &mut context);
         if left == 0 {
@@ -115,16 +111,13 @@ pub fn run_while<T, E>(
         }
         check()?;
         if idle.waiting.get() < left {
-            idle_rounds = 0;
+            patience.found();
             idle.empty.borrow_mut().busy();
             continue;
         }
         idle.empty.borrow_mut().empty();
         let Some(channel) = &idle.channel else {
-            idle_rounds = idle_rounds.saturating_add(1);
-            if idle_rounds > PATIENT_ROUNDS {
-                std::thread::yield_now();
-            }
+            patience.found_nothing();
             continue;
         };
         // All tasks have armed their notifications and found nothing since. A failed wait

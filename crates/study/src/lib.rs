@@ -55,6 +55,7 @@ pub mod measure;
 mod memory;
 pub mod one_sided;
 pub mod parameters;
+mod patience;
 pub mod payload;
 pub mod pinning;
 pub mod prediction;

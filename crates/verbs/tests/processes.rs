@@ -4,6 +4,8 @@ mod common;
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use common::*;
 use doorbell_verbs::soft::{LINK_VARIABLE, LinkChoice, SoftOptions};
@@ -12,10 +14,17 @@ use doorbell_verbs::{AddressVector, Psn, QpAttributes, QpState, Qpn, RKey, SendO
 /// Set for the process that plays the peer, to the part that it plays.
 const CHILD: &str = "DOORBELL_TEST_PEER";
 
-/// Rounds of the test that kills peers, if not 25.
+/// Rounds of the test that kills peers, if not 1,000.
 const ROUNDS: &str = "DOORBELL_ROUNDS";
 
 const BYTES: usize = 100_000;
+
+/// Tests here take turns: one counts what the whole process holds.
+static TURN: Mutex<()> = Mutex::new(());
+
+fn turn() -> MutexGuard<'static, ()> {
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn plan() -> Plan {
     Plan { timeout: 14, retry_count: 3, ..Plan::rc() }
@@ -107,6 +116,7 @@ fn two_processes_exchange_and_survive_each_other() {
         Ok(_) => return be_the_peer(),
         Err(_) => {}
     }
+    let _turn = turn();
     for link in [LinkChoice::Udp, LinkChoice::Shm, LinkChoice::Auto] {
         exchange_and_survive(link);
     }
@@ -169,7 +179,8 @@ fn hasty() -> Plan {
 
 #[test]
 fn a_peer_killed_at_any_moment_leaves_nothing_behind() {
-    let rounds = std::env::var(ROUNDS).ok().map_or(25, |text| text.parse().expect("a number of rounds"));
+    let _turn = turn();
+    let rounds = std::env::var(ROUNDS).ok().map_or(1000, |text| text.parse().expect("a number of rounds"));
     // One that no test takes without being asked.
     let (own, theirs) = ("127.77.41.1", "127.77.41.2");
     let device = open_soft(SoftOptions {
@@ -178,6 +189,7 @@ fn a_peer_killed_at_any_moment_leaves_nothing_behind() {
         ..SoftOptions::default()
     });
     let other = open_soft(SoftOptions { link: Some(LinkChoice::Shm), ..SoftOptions::default() });
+    let mut held = (0, 0);
     for round in 0..rounds {
         let side = hasty().side(&device);
         let memory = side.memory(BYTES);
@@ -192,12 +204,12 @@ fn a_peer_killed_at_any_moment_leaves_nothing_behind() {
         // The first byte of what it writes arrives; then it dies somewhere in the middle.
         let mut first = [0];
         eventually("it writes", || {
-            assert!(side.reap(0).is_empty());
+            assert!(reap_within(&side.cq, 1, Duration::ZERO).is_empty());
             side.device.drive();
             memory.copy_out(0, &mut first);
             first == pattern(1, 1)[..]
         });
-        std::thread::sleep(std::time::Duration::from_micros(round * 997 % 3001));
+        std::thread::sleep(Duration::from_micros(round * 997 % 3001));
         peer.child.kill().unwrap();
         peer.child.wait().unwrap();
         side.post(2, SendOperation::Write { remote_address: 8, rkey: RKey::new(1) }, &[memory.sge(0, 5000)]);
@@ -208,5 +220,68 @@ fn a_peer_killed_at_any_moment_leaves_nothing_behind() {
         a.post(1, SendOperation::Send, &[]);
         a.expect(1);
         b.expect(1);
+        drop((side, memory, a, b));
+        // Nor does this process keep anything of it: neither memory that both mapped, nor descriptors. The first rounds
+        // show how much belongs to the two devices that live on.
+        if round < 5 {
+            let now = held_now();
+            held = (held.0.max(now.0), held.1.max(now.1));
+            continue;
+        }
+        eventually("what was shared with the dead is given back", || {
+            device.drive();
+            other.drive();
+            let now = held_now();
+            now.0 <= held.0 && now.1 <= held.1
+        });
     }
+}
+
+/// How many mappings of rings and how many descriptors this process has.
+fn held_now() -> (usize, usize) {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let rings = maps.lines().filter(|line| line.contains("memfd:doorbell")).count();
+    (rings, std::fs::read_dir("/proc/self/fd").unwrap().count())
+}
+
+#[test]
+fn a_stopped_peer_holds_nobody_up() {
+    let _turn = turn();
+    let device = open_soft(SoftOptions { link: Some(LinkChoice::Shm), ..SoftOptions::default() });
+    let patient = Plan { timeout: 16, retry_count: 7, ..Plan::rc() };
+    let side = patient.side(&device);
+    let memory = side.patterned(BYTES, 1);
+    let mut peer = Peer::start("peer", LinkChoice::Shm);
+    let line = peer.answer("peer ");
+    let psn = side.device.random_psn();
+    writeln!(peer.commands, "{}", describe(&side, psn, &memory)).unwrap();
+    let (remote_address, rkey) = connect(patient, &side, psn, &line);
+    peer.answer("ready");
+    let process = nix::unistd::Pid::from_raw(peer.child.id().cast_signed());
+    nix::sys::signal::kill(process, nix::sys::signal::Signal::SIGSTOP).unwrap();
+    let tasks = format!("/proc/{process}/task");
+    eventually("all its threads have stopped", || {
+        let tasks = std::fs::read_dir(&tasks).unwrap().map(|task| task.unwrap().path().join("stat"));
+        tasks.map(|stat| std::fs::read_to_string(stat).unwrap()).all(|stat| stat.contains(") T "))
+    });
+    // More than the ring to it holds, whatever the window allows.
+    let writes: Vec<u64> = (10..40).collect();
+    for &wr_id in &writes {
+        side.post(wr_id, SendOperation::Write { remote_address, rkey }, &[memory.sge(0, BYTES)]);
+    }
+    // Another peer is served by the same device meanwhile, and by a device of its own.
+    let open = || open_soft(SoftOptions { link: Some(LinkChoice::Shm), ..SoftOptions::default() });
+    for devices in [(device.clone(), open()), (open(), open())] {
+        let (a, b) = plan().connect(&devices);
+        for number in 0..500 {
+            b.post_recv(number, &[]);
+            a.post(number, SendOperation::Send, &[]);
+            a.expect(number);
+            b.expect(number);
+        }
+    }
+    assert!(reap_within(&side.cq, 1, Duration::ZERO).is_empty(), "the peer is stopped");
+    nix::sys::signal::kill(process, nix::sys::signal::Signal::SIGCONT).unwrap();
+    let done: Vec<_> = side.reap(writes.len()).iter().map(|completion| (completion.wr_id, completion.status)).collect();
+    assert_eq!(done, writes.iter().map(|&wr_id| (wr_id, Status::Success)).collect::<Vec<_>>());
 }

@@ -85,11 +85,17 @@ const SHORT_TIMEOUTS: &[(&str, &str)] = &[
     ("UCX_UD_VERBS_TIMEOUT", "2s"),
 ];
 
-/// `ucx_perftest` over a transport: UCX's own over TCP, or those over verbs.
+/// Transports of UCX's own: TCP, and memory that processes share.
+pub(super) const OWN_TRANSPORTS: [&str; 2] = ["tcp", "posix"];
+
+/// `ucx_perftest` over a transport: one of [its own](OWN_TRANSPORTS), or those over verbs.
 pub(super) fn perftest(transports: &str, words: &[&str]) -> Command {
-    if transports == "tcp" {
+    if OWN_TRANSPORTS.contains(&transports) {
         let mut plain = command("ucx_perftest", words);
-        plain.envs([("UCX_TLS", "tcp"), ("UCX_NET_DEVICES", "lo")]);
+        plain.env("UCX_TLS", transports).env("UCX_LOG_LEVEL", "error");
+        if transports == "tcp" {
+            plain.env("UCX_NET_DEVICES", "lo");
+        }
         return plain;
     }
     on_verbs(transports, &[&["ucx_perftest"], words].concat())

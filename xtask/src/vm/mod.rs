@@ -46,10 +46,15 @@ pub(crate) struct Guest {
     pub(crate) prefix: String,
 }
 
+/// So many of a guest's complaints are repeated where all steps are summed up.
+const COMPLAINTS_MAX: usize = 10;
+
 /// How a guest ended.
 pub(crate) struct Ended {
     /// Exit status of its command.
     pub(crate) status: i32,
+    /// The lines that it printed of failures.
+    complaints: Vec<String>,
     /// Files that the command left in `/host`.
     shared: Folder,
 }
@@ -96,18 +101,27 @@ impl Guest {
             let _ = child.wait();
         }
         // The pipe ends with qemu. A printer that panicked has said so.
-        let _ = printed.map(JoinHandle::join);
+        let complaints = printed.and_then(|printer| printer.join().ok()).unwrap_or_default();
         if !ended {
             return Err(format!("the guest did not end within {} s{}", self.limit.as_secs(), tail(&console)));
         }
         let status = fs::read_to_string(folder.join("status")).ok().and_then(|text| text.trim().parse().ok());
         let status = status.ok_or_else(|| format!("the guest ended without an exit status{}", tail(&console)))?;
         eprintln!("{}guest: exit status {status} after {:.1} s", self.prefix, start.elapsed().as_secs_f64());
-        Ok(Ended { status, shared })
+        Ok(Ended { status, complaints, shared })
     }
 }
 
 impl Ended {
+    /// Fails if the command did, with what it said of that.
+    pub(crate) fn passed(&self) -> Result<(), String> {
+        if self.status == 0 {
+            return Ok(());
+        }
+        let said = self.complaints.iter().map(|line| format!("; {line}")).collect::<String>();
+        Err(format!("the command in the guest ended with status {}{said}", self.status))
+    }
+
     /// A file that the command left.
     fn text(&self, name: &str) -> Result<String, String> {
         let path = self.shared.0.join(name);
@@ -181,12 +195,19 @@ fn qemu(image: &image::Image, folder: &Path, console: &Path) -> Command {
     qemu
 }
 
-/// Prints what a guest prints, line by line, so that lines of two guests do not mix.
-fn print(pipe: ChildStdout, prefix: String) -> JoinHandle<()> {
+/// Prints what a guest prints, line by line, so that lines of two guests do not mix. Returns what it says of failures.
+fn print(pipe: ChildStdout, prefix: String) -> JoinHandle<Vec<String>> {
     thread::spawn(move || {
+        let mut complaints = Vec::new();
         for line in BufReader::new(pipe).split(b'\n').map_while(Result::ok) {
-            println!("{prefix}{}", String::from_utf8_lossy(&line).trim_end_matches('\r'));
+            let line = String::from_utf8_lossy(&line);
+            let line = line.trim_end_matches('\r');
+            println!("{prefix}{line}");
+            if line.contains("FAILED") && complaints.len() < COMPLAINTS_MAX {
+                complaints.push(line.to_owned());
+            }
         }
+        complaints
     })
 }
 

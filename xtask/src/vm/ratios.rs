@@ -65,7 +65,7 @@ pub(crate) fn measure(rounds: u32, out: &Path) -> Result<(), String> {
     let file = out.join("ratios.md");
     fs::write(&file, &table).map_err(at(&file))?;
     print!("{table}");
-    if ended.status == 0 { Ok(()) } else { Err(format!("the command in the guest ended with status {}", ended.status)) }
+    ended.passed()
 }
 
 /// By measure, by whose they are, by round.

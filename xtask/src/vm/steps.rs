@@ -68,9 +68,7 @@ pub(crate) fn capture() -> Result<(), String> {
     missing().map_or(Ok(()), Err)?;
     for (suites, script) in [(&[][..], CAPTURE), (&[("verbs", "doorbell-verbs")], CAPTURE_BOTH)] {
         let ended = with_programs(Guest::new(LIMIT), suites)?.run(script)?;
-        if ended.status != 0 {
-            return Err(format!("the command in the guest ended with status {}", ended.status));
-        }
+        ended.passed()?;
         ended.keep(&root().join("crates/wire/tests/data"))?;
     }
     Ok(())
@@ -86,14 +84,11 @@ fn commands(guest: Guest) -> StepEnd {
     if let Some(why) = missing() {
         return StepEnd::LeftOut(why);
     }
-    let compared = guest
-        .run(COMMANDS)
-        .and_then(|ended| sysfs::compare(&ended.text("rxe.txt")?, &ended.text("own.txt")?).map(|()| ended.status));
-    match compared {
-        Ok(0) => StepEnd::Passed,
-        Ok(status) => StepEnd::Failed(format!("the command in the guest ended with status {status}")),
-        Err(why) => StepEnd::Failed(why),
-    }
+    let compared = guest.run(COMMANDS).and_then(|ended| {
+        ended.passed()?;
+        sysfs::compare(&ended.text("rxe.txt")?, &ended.text("own.txt")?)
+    });
+    compared.into()
 }
 
 /// That of the protocols. rxe's own loopback loses nothing: [`loss`] has a network for that.
@@ -135,11 +130,7 @@ fn in_guest(guest: &Guest, script: &str) -> StepEnd {
     if let Some(why) = missing() {
         return StepEnd::LeftOut(why);
     }
-    match guest.run(script) {
-        Ok(ended) if ended.status == 0 => StepEnd::Passed,
-        Ok(ended) => StepEnd::Failed(format!("the command in the guest ended with status {}", ended.status)),
-        Err(why) => StepEnd::Failed(why),
-    }
+    guest.run(script).and_then(|ended| ended.passed()).into()
 }
 
 /// Builds the suite of a crate, and says where it is.

@@ -171,11 +171,13 @@ impl Verify {
             store.kill_node(node as usize)?;
         }
         let killed = (!self.no_kill).then(|| {
-            wait_until(all_ns / 4, all_ns / 4);
+            let from_ns = if self.kill_box { all_ns / 16 } else { all_ns / 4 };
+            wait_until(from_ns, from_ns);
             drop(processes.remove(0)); // SIGKILL
         });
         if self.kill_box {
-            wait_until(all_ns / 2, all_ns / 4);
+            // Clients notice it when their retries are over, and then have to find the next one.
+            wait_until(all_ns / 8, all_ns / 8);
             store.replace_box()?;
         }
         let mut judged = Judged::default();

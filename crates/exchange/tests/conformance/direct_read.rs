@@ -83,6 +83,7 @@ fn a_slow_message_blocks_only_those_behind_its_window() {
     for number in 0..8 {
         assert!(matches!(a.send(&payload(number, 10)).unwrap(), Submit::Accepted(_)));
     }
+    wait_for_request(&mut a, &mut b);
     for _ in 0..1000 {
         a.poll().unwrap();
         b.poll().unwrap();

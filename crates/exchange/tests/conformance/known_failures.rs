@@ -15,7 +15,8 @@ pub(crate) fn a_held_message_is_not_overwritten_after_newer_ones_are_freed<P: Co
             sent += 1;
         }
         a.poll().unwrap();
-        idle += 1;
+        // How long the first takes says nothing: devices find out at first how they reach each other.
+        idle += u32::from(held.is_some());
         while let Some(message) = b.receive().unwrap() {
             assert!(message.to_vec() == payload(received, 400), "message {received}");
             received += 1;

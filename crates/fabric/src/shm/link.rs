@@ -24,6 +24,9 @@ const ASK_AGAIN_AFTER_NS: u64 = 10_000_000;
 /// It is asked again at least this often; where only shared memory is allowed, always after the first time.
 const ASK_AGAIN_WITHIN_NS: u64 = 1_000_000_000;
 
+/// How long packets to other destinations wait behind one whose device was asked and is silent: one that is stopped, say.
+const OTHERS_WAIT_NS: u64 = 2_000_000;
+
 /// Destinations that are remembered to be reached over UDP; with more of them all are asked again.
 const UDP_ROUTES_MAX: usize = 4096;
 
@@ -43,8 +46,8 @@ const TRAFFIC_NS: u64 = 1_000_000;
 /// How packets to one destination go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Route {
-    /// Its device was invited, and may take this long to answer.
-    Asked { until_ns: u64 },
+    /// Its device was invited at this time, and may take a moment to answer.
+    Asked { at_ns: u64 },
     /// Through the rings of this peer.
     Shared { place: usize },
     /// Over UDP, since nobody there shares memory. Its device is asked again at this time, and later after that wait.
@@ -88,6 +91,8 @@ pub struct SharedMemoryLink {
     routes: FxHashMap<IpAddr, Route>,
     /// When the first of those that were asked has to have answered.
     asked_until_ns: Option<u64>,
+    /// Packets to other destinations wait behind those to one that was asked.
+    others_wait: bool,
     /// By place; a place whose peer is gone is free.
     peers: Vec<Option<Peer>>,
     /// The place that the next call of receive looks at first.
@@ -146,6 +151,7 @@ impl SharedMemoryLink {
             meeting,
             routes: FxHashMap::default(),
             asked_until_ns: None,
+            others_wait: false,
             peers: Vec::new(),
             next_peer: 0,
             has_newcomers: false,
@@ -240,10 +246,29 @@ impl SharedMemoryLink {
 
     fn note_asked(&mut self) {
         let asked = self.routes.values().filter_map(|route| match *route {
-            Route::Asked { until_ns } => Some(until_ns),
+            Route::Asked { at_ns } => Some(at_ns),
             _ => None,
         });
-        self.asked_until_ns = asked.min();
+        self.asked_until_ns = asked.min().map(|at_ns| at_ns + self.patience_ns());
+    }
+
+    /// How long an invited device may take to answer.
+    fn patience_ns(&self) -> u64 {
+        if self.others_wait && self.choice == LinkChoice::Auto {
+            OTHERS_WAIT_NS
+        } else {
+            // The thread answers sooner, unless it does not run at all.
+            2 * ANSWER_WITHIN.as_nanos() as u64
+        }
+    }
+
+    /// Is that a change, whether packets to others wait?
+    fn note_others(&mut self, wait: bool) -> bool {
+        let is_new = std::mem::replace(&mut self.others_wait, wait) != wait;
+        if is_new {
+            self.note_asked();
+        }
+        is_new
     }
 
     fn goes_over_udp(&mut self, address: IpAddr, now_ns: u64) {
@@ -268,6 +293,7 @@ impl SharedMemoryLink {
     /// How packets to a destination go, now that there is one. It is asked for shared memory first.
     #[inline]
     fn way(&mut self, now_ns: u64, destination: IpAddr) -> Way {
+        let patience_ns = self.patience_ns();
         let Some(meeting) = &self.meeting else { return Way::Udp };
         match self.routes.get_mut(&destination) {
             Some(Route::Shared { place }) => Way::Shared(*place),
@@ -281,18 +307,17 @@ impl SharedMemoryLink {
                 }
                 Way::Udp
             }
-            Some(Route::Asked { until_ns }) if now_ns < *until_ns => Way::Unknown,
+            Some(Route::Asked { at_ns }) if now_ns < *at_ns + patience_ns => Way::Unknown,
             Some(Route::Asked { .. }) => {
-                self.goes_over_udp(destination, now_ns);
+                // The invitation may still be answered.
+                self.goes_over_udp(destination, now_ns + ANSWER_WITHIN.as_nanos() as u64);
                 self.note_asked();
                 self.explain(destination, "it did not answer in time");
                 Way::Udp
             }
             None if destination.is_multicast() => Way::Udp,
             None => {
-                // The thread answers sooner, unless it does not run at all.
-                let route = Route::Asked { until_ns: now_ns + 2 * ANSWER_WITHIN.as_nanos() as u64 };
-                self.routes.insert(destination, route);
+                self.routes.insert(destination, Route::Asked { at_ns: now_ns });
                 meeting.invite(destination);
                 self.note_asked();
                 Way::Unknown
@@ -493,7 +518,12 @@ impl Link for SharedMemoryLink {
         let mut result = Ok(());
         while let Some(run) = runs.get(*next) {
             match self.way(now_ns, run.path.destination) {
-                Way::Unknown => break,
+                Way::Unknown => {
+                    let others_wait = runs[*next..].iter().any(|other| other.path.destination != run.path.destination);
+                    if !self.note_others(others_wait) {
+                        break;
+                    }
+                }
                 Way::Shared(place) => {
                     let was_touched = self.peers[place].as_ref().is_none_or(|peer| peer.is_touched);
                     if !was_touched && touched_count == touched.len() {

@@ -27,9 +27,10 @@ pub fn open_soft(options: SoftOptions) -> Device {
     soft::open(&options).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Two of them.
+/// Two of them that reach each other over UDP.
 pub fn soft_pair() -> (Device, Device) {
-    (open_soft(SoftOptions::default()), open_soft(SoftOptions::default()))
+    let open = || open_soft(SoftOptions { link: Some(LinkChoice::Udp), ..SoftOptions::default() });
+    (open(), open())
 }
 
 /// Two of them that reach each other through shared memory alone.

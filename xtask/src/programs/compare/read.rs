@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Quantity, Source};
+use super::series::{Quantity, Source};
 use crate::programs::page::read::{perftest_row, pingpong, ucx as ucx_figure};
 
 /// perftest and UCX call 2^20 bytes one MB.
@@ -12,9 +12,12 @@ const MIB: f64 = 1_048_576.0;
 pub(super) fn figure(source: Source, quantity: Quantity, text: &str) -> Result<f64, String> {
     let figure = match source {
         Source::Bench => bench(quantity, text),
-        Source::Limit => limit(quantity, text),
+        Source::Limit => serde_json::from_str(text).ok().and_then(|record: Value| limit(quantity, &record)),
+        Source::LimitOfMemory => {
+            serde_json::from_str(text).ok().and_then(|record: Value| limit(quantity, &record["shared_memory"]))
+        }
         Source::Perftest => perftest(quantity, text),
-        Source::Libfabric => libfabric(quantity, text),
+        Source::Libfabric(_) => libfabric(quantity, text),
         Source::Ucx(_) => ucx(quantity, text),
     };
     match figure {
@@ -28,19 +31,18 @@ fn bench(quantity: Quantity, text: &str) -> Option<f64> {
     let result = record["results"].as_array()?.iter().find(|result| result["bytes"] == quantity.bytes())?;
     Some(match quantity {
         Quantity::Latency | Quantity::LatencyAsleep => result["latency_ns"]["p50"].as_f64()? / 1e3,
-        Quantity::Rate => result["messages_per_s"].as_f64()? / 1e6,
+        Quantity::Rate | Quantity::RateOfLists => result["messages_per_s"].as_f64()? / 1e6,
         Quantity::Bandwidth | Quantity::BandwidthOfLong => result["bytes_per_s"].as_f64()? / 1e9,
     })
 }
 
-fn limit(quantity: Quantity, text: &str) -> Option<f64> {
-    let record: Value = serde_json::from_str(text).ok()?;
+fn limit(quantity: Quantity, record: &Value) -> Option<f64> {
     let of =
         |frame_bytes: u64| record["results"].as_array()?.iter().find(|result| result["frame_bytes"] == frame_bytes);
     Some(match quantity {
         Quantity::Latency => record["ping_pong_ns"].as_f64()? / 1e3,
         Quantity::LatencyAsleep => record["ping_pong_blocking_ns"].as_f64()? / 1e3,
-        Quantity::Rate => of(78)?["datagrams_per_s"].as_f64()? / 1e6,
+        Quantity::Rate | Quantity::RateOfLists => of(78)?["datagrams_per_s"].as_f64()? / 1e6,
         Quantity::Bandwidth => of(4154)?["bytes_per_s"].as_f64()? / 1e9,
         Quantity::BandwidthOfLong => return None,
     })
@@ -49,7 +51,7 @@ fn limit(quantity: Quantity, text: &str) -> Option<f64> {
 fn perftest(quantity: Quantity, text: &str) -> Option<f64> {
     let (heading, column) = match quantity {
         Quantity::Latency | Quantity::LatencyAsleep => ("t_typical[usec]", 4),
-        Quantity::Rate => ("MsgRate[Mpps]", 4),
+        Quantity::Rate | Quantity::RateOfLists => ("MsgRate[Mpps]", 4),
         Quantity::Bandwidth | Quantity::BandwidthOfLong => ("BW average[MB/sec]", 3),
     };
     let row = perftest_row(text, heading)?;
@@ -65,7 +67,7 @@ fn libfabric(quantity: Quantity, text: &str) -> Option<f64> {
     let usec = pingpong(text, if quantity == Quantity::Bandwidth { "64k" } else { "16" }, "usec/xfer")?;
     Some(match quantity {
         Quantity::Latency | Quantity::LatencyAsleep => usec,
-        Quantity::Rate => 1.0 / usec,
+        Quantity::Rate | Quantity::RateOfLists => 1.0 / usec,
         Quantity::Bandwidth | Quantity::BandwidthOfLong => quantity.bytes() as f64 / usec / 1e3,
     })
 }
@@ -73,7 +75,7 @@ fn libfabric(quantity: Quantity, text: &str) -> Option<f64> {
 fn ucx(quantity: Quantity, text: &str) -> Option<f64> {
     let (wanted, factor) = match quantity {
         Quantity::Latency | Quantity::LatencyAsleep => ("50.0_percentile_lat", 1.0),
-        Quantity::Rate => ("overall_mr", 1e-6),
+        Quantity::Rate | Quantity::RateOfLists => ("overall_mr", 1e-6),
         Quantity::Bandwidth | Quantity::BandwidthOfLong => ("overall_bw", MIB / 1e9),
     };
     Some(ucx_figure(text, wanted)? * factor)
@@ -141,8 +143,8 @@ bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec
 bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec
 64k     5k      =5k      625m        0.15s   4286.93      15.29       0.07
 ";
-        near(Source::Libfabric, Quantity::Latency, small, 5.36);
-        near(Source::Libfabric, Quantity::Bandwidth, large, 4.286200130804448);
+        near(Source::Libfabric("tcp"), Quantity::Latency, small, 5.36);
+        near(Source::Libfabric("tcp"), Quantity::Bandwidth, large, 4.286200130804448);
     }
 
     #[test]
@@ -167,10 +169,14 @@ bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec
     }
 
     #[test]
-    fn one_record_of_the_limit_gives_four_figures() {
+    fn one_record_of_the_limit_gives_four_figures_of_each_link() {
         let record = r#"{"ping_pong_blocking_ns": 37921, "ping_pong_ns": 2330, "results": [
             {"bytes_per_s": 2182484859.6, "datagrams_per_s": 27980575.1, "frame_bytes": 78},
-            {"bytes_per_s": 7759593001.9, "datagrams_per_s": 1867980.9, "frame_bytes": 4154}]}"#;
+            {"bytes_per_s": 7759593001.9, "datagrams_per_s": 1867980.9, "frame_bytes": 4154}],
+            "shared_memory": {"ping_pong_ns": 250, "results": [{"datagrams_per_s": 15e6, "frame_bytes": 78}]}}"#;
+        near(Source::LimitOfMemory, Quantity::Latency, record, 0.25);
+        near(Source::LimitOfMemory, Quantity::Rate, record, 15.0);
+        assert!(figure(Source::LimitOfMemory, Quantity::Bandwidth, record).is_err());
         near(Source::Limit, Quantity::Latency, record, 2.33);
         near(Source::Limit, Quantity::LatencyAsleep, record, 37.921);
         near(Source::Limit, Quantity::Rate, record, 27.9805751);

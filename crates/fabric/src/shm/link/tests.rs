@@ -6,7 +6,7 @@ use doorbell_wire::Check;
 use super::*;
 use crate::seal::{Checker, Sealer};
 use crate::shm::sys::{Mapping, RING_BYTES};
-use crate::testing::{OwnedRun, batch_of, packet, packets_of, receive_once};
+use crate::testing::{OwnedRun, batch_of, info, packet, packets_of, path, receive_once};
 use crate::{BindRequest, bind};
 
 /// A port for tests, so that they run beside anything that uses RoCE's.
@@ -196,6 +196,35 @@ fn a_peer_that_reads_nothing_loses_its_own_packets_alone() {
     assert_eq!(seen.0.len() as u64, counted.packets_sent - before.packets_sent);
     send(&mut a, &mut b, &[32]);
     assert_eq!(a.counters().full, counted.full);
+}
+
+#[test]
+fn packets_to_others_do_not_wait_for_long_behind_a_device_that_is_silent() {
+    // It has a name, and nobody behind it: as a process that is stopped.
+    let mut silent = bind(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
+    let name = crate::shm::meet::silent_host(silent.local_socket_address());
+    let (mut a, mut c) = (link(), link());
+    send(&mut a, &mut c, &[12]);
+    let mut batch = batch_of(silent.local_address(), &[32]);
+    batch.push(&path(c.udp.local_address()), 64, info()).copy_from_slice(&packet(0, 64));
+    Sealer::new(a.udp.local_address(), PORT).seal(&mut batch);
+    let (mut next, mut now_ns) = (0, now_ns());
+    a.transmit(now_ns, &batch, &mut next).unwrap();
+    assert_eq!(next, 0, "the first packet to a destination waits for an answer");
+    assert_eq!(a.poll_timeout(), Some(now_ns + OTHERS_WAIT_NS));
+    now_ns += OTHERS_WAIT_NS;
+    a.transmit(now_ns, &batch, &mut next).unwrap();
+    assert_eq!(next, 2, "the silent one is reached over UDP, the other through memory");
+    assert_eq!(a.counters().packets_sent, 2);
+    assert!(silent.wait_readable(Duration::from_secs(10)).unwrap());
+    assert_eq!(packets_of(&receive_once(&mut silent, 0), ICRC_LEN), [packet(0, 32)]);
+    // With nobody behind it, such a packet may wait for longer.
+    let mut b = link();
+    let mut alone = batch_of(silent.local_address(), &[32]);
+    Sealer::new(b.udp.local_address(), PORT).seal(&mut alone);
+    b.transmit(now_ns, &alone, &mut 0).unwrap();
+    assert!(b.poll_timeout().unwrap() > now_ns + OTHERS_WAIT_NS);
+    drop(name);
 }
 
 #[test]

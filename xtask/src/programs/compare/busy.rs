@@ -1,0 +1,112 @@
+//! How fast the programs are while others take processors away.
+
+use std::process::{Child, Stdio};
+
+use serde_json::{Value, json};
+
+use super::series::{Name, Quantity, Series, UCX_LAT, of_busy};
+use super::{in_rounds, judged, measure, median_of_ratios, spread_of};
+use crate::figures::Goal;
+use crate::shell::command;
+
+/// What a busy machine may make of a latency and of a rate.
+const LATENCY: Goal = Goal::AtMost(2.5);
+const RATE: Goal = Goal::AtLeast(0.5);
+
+/// A latency beside that of UCX over TCP on the same busy machine.
+const AHEAD: Goal = Goal::AtMost(1.0);
+
+/// Programs that take processors away while this lives.
+struct Spinners(Vec<Child>);
+
+impl Spinners {
+    fn start(count: u32) -> Result<Self, String> {
+        let mut all = Self(Vec::new());
+        for _ in 0..count {
+            let mut spin = command("sh", &["-c", "while :; do :; done"]);
+            let child = spin.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+            all.0.push(child.map_err(|error| format!("no program that spins could be started: {error}"))?);
+        }
+        Ok(all)
+    }
+}
+
+impl Drop for Spinners {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            // One that has ended by itself spins no more.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Measures without and with spinning programs in each round, and prints both; returns the record.
+pub(super) fn compare(rounds: u32, spinners: u32) -> Result<Value, String> {
+    let every = of_busy();
+    let mut quiet = vec![Vec::new(); every.len()];
+    let mut busy = quiet.clone();
+    in_rounds(rounds, || {
+        measure(&every, &mut quiet)?;
+        let _spinners = Spinners::start(spinners)?;
+        measure(&every, &mut busy)
+    })?;
+    let lines: Vec<Line<'_>> =
+        every.iter().zip(quiet.iter().zip(&busy)).map(|(s, (q, b))| Line::new(s, q, b)).collect();
+    print(&lines, spinners);
+    Ok(json!({
+        "schema": "doorbell-compare-busy/1", "spinners": spinners,
+        "series": lines.iter().map(Line::record).collect::<Vec<_>>(),
+    }))
+}
+
+/// A series, its figures, and the median of its ratios.
+struct Line<'a> {
+    series: &'a Series,
+    quiet: &'a [f64],
+    busy: &'a [f64],
+    ratio: f64,
+}
+
+impl<'a> Line<'a> {
+    fn new(series: &'a Series, quiet: &'a [f64], busy: &'a [f64]) -> Self {
+        let ratio = median_of_ratios(busy, quiet).expect("a round was measured");
+        Self { series, quiet, busy, ratio }
+    }
+
+    /// What a busy machine may make of it.
+    fn goal(&self) -> Option<Goal> {
+        self.series.name.link?;
+        Some(if self.series.quantity == Quantity::Latency { LATENCY } else { RATE })
+    }
+
+    fn record(&self) -> Value {
+        let (series, name) = (self.series, self.series.name);
+        json!({
+            "quantity": series.quantity.title(), "name": name.name, "link": name.link.map(super::Link::name),
+            "unit": series.quantity.unit(), "arguments": series.arguments,
+            "quiet": self.quiet, "busy": self.busy, "ratio": self.ratio, "goal": self.goal().map(|goal| goal.to_string()),
+        })
+    }
+}
+
+fn print(lines: &[Line<'_>], spinners: u32) {
+    let ucx = lines.iter().find(|line| line.series.name == Name { name: UCX_LAT, link: None });
+    for quantity in Quantity::ALL {
+        let of_it = lines.iter().filter(|line| line.series.quantity == quantity).collect::<Vec<_>>();
+        if of_it.is_empty() {
+            continue;
+        }
+        println!("\n{:<50} {:>8} {:>8}  {:>5}   (busy: {spinners} spin)", quantity.title(), "quiet", "busy", "ratio");
+        for line in of_it {
+            let (quiet, busy) = (spread_of(line.quiet).0, spread_of(line.busy).0);
+            let mut text = format!("{:<50} {quiet:>8.2} {busy:>8.2}  {:>5.2}", line.series.name, line.ratio);
+            text.extend(line.goal().map(|goal| judged(goal, line.ratio)));
+            let beside = ucx.filter(|_| quantity == Quantity::Latency && line.series.name.link.is_some());
+            if let Some(ratio) = beside.and_then(|ucx| median_of_ratios(line.busy, ucx.busy)) {
+                text.push_str(&format!("; {ratio:.2} of {UCX_LAT}{}", judged(AHEAD, ratio)));
+            }
+            println!("{text}");
+        }
+    }
+}
