@@ -139,14 +139,6 @@ impl RunDirectory {
         if machine(then) != machine(now) {
             return differs("environment", format!("{}, {} CPUs", now.cpu, now.cpus));
         }
-        // Earlier releases pinned nothing and did not say so.
-        let pinned = |e: &Environment| -> Vec<Option<Vec<usize>>> {
-            std::iter::once(e).chain(e.others()).map(|e| Some(e.pinning.as_ref()?.cpus.clone())).collect()
-        };
-        if then.pinning.is_some() && pinned(then) != pinned(now) {
-            let why = now.pinning.as_ref().map_or_else(String::new, ToString::to_string);
-            return differs("environment.pinning", why);
-        }
         let others = |e: &Environment| -> Vec<_> {
             e.others().map(|other| (other.machine.host.clone(), machine(other))).collect()
         };
@@ -157,6 +149,14 @@ impl RunDirectory {
                 names => names.join(", "),
             };
             return differs("environment.peer", format!("{} instead of {}", names(now), names(then)));
+        }
+        // Earlier releases pinned nothing and did not say so.
+        let pinned = |e: &Environment| -> Vec<Option<Vec<usize>>> {
+            std::iter::once(e).chain(e.others()).map(|e| Some(e.pinning.as_ref()?.cpus.clone())).collect()
+        };
+        if then.pinning.is_some() && pinned(then) != pinned(now) {
+            let why = now.pinning.as_ref().map_or_else(String::new, ToString::to_string);
+            return differs("environment.pinning", why);
         }
         Ok(Some(record))
     }
