@@ -30,8 +30,11 @@ const OTHERS_WAIT_NS: u64 = 2_000_000;
 /// Destinations that are remembered to be reached over UDP; with more of them all are asked again.
 const UDP_ROUTES_MAX: usize = 4096;
 
-/// How many peers one call of receive looks at, unless somebody slept.
+/// How many peers one call of receive looks at, unless somebody slept, beside those that sent something lately.
 const PEERS_PER_RECEIVE: usize = 16;
+
+/// So many of those, where there are more peers than one call looks at: most of many peers are silent.
+const LATELY: usize = 4;
 
 /// How much one call of receive takes from one ring, so that other rings have their turn and acknowledgements leave.
 const RECORDS_PER_RING: usize = 8;
@@ -97,6 +100,9 @@ pub struct SharedMemoryLink {
     peers: Vec<Option<Peer>>,
     /// The place that the next call of receive looks at first.
     next_peer: usize,
+    /// Places of peers that sent something lately, and which of these is replaced next.
+    lately: [usize; LATELY],
+    next_lately: usize,
     /// Some peer's ring is not read yet.
     has_newcomers: bool,
     /// All rings are to be looked at, not only some.
@@ -154,6 +160,8 @@ impl SharedMemoryLink {
             others_wait: false,
             peers: Vec::new(),
             next_peer: 0,
+            lately: [0; LATELY],
+            next_lately: 0,
             has_newcomers: false,
             look_at_all: false,
             buffer: vec![0; MAX_RUN_BYTES].into(),
@@ -420,15 +428,22 @@ impl SharedMemoryLink {
 
     /// Looks at the rings in turn.
     fn receive_shared(&mut self, sink: &mut dyn Sink) -> usize {
-        let count = if std::mem::take(&mut self.look_at_all) {
-            self.peers.len()
-        } else {
-            self.peers.len().min(PEERS_PER_RECEIVE)
-        };
+        let looks_at_all = std::mem::take(&mut self.look_at_all) || self.peers.len() <= PEERS_PER_RECEIVE;
         let mut packets = 0;
+        if !looks_at_all {
+            for index in 0..LATELY {
+                packets += self.read(self.lately[index], sink);
+            }
+        }
+        let count = if looks_at_all { self.peers.len() } else { PEERS_PER_RECEIVE };
         for _ in 0..count {
             self.next_peer = if self.next_peer + 1 < self.peers.len() { self.next_peer + 1 } else { 0 };
-            packets += self.read(self.next_peer, sink);
+            let read = self.read(self.next_peer, sink);
+            if read > 0 && !self.lately.contains(&self.next_peer) {
+                self.lately[self.next_lately] = self.next_peer;
+                self.next_lately = (self.next_lately + 1) % LATELY;
+            }
+            packets += read;
         }
         packets
     }
