@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use doorbell_verbs::soft::SoftOptions;
+use doorbell_verbs::soft::{LinkChoice, SoftOptions};
 use doorbell_verbs::{
     AddressVector, Device, LinkCounters, PathMtu, QpKind, SendOperation, SendRequest, Status, UdDestination,
 };
@@ -22,8 +22,9 @@ fn reaches(a: &Side, b: &Side, length: usize) {
 fn a_receive_buffer_that_is_too_small_shows_as_overflows() {
     const DEPTH: usize = 512;
     const LENGTH: usize = 1024;
-    let tiny = SoftOptions { receive_buffer_bytes: Some(8192), ..SoftOptions::default() };
-    let devices = (open_soft(SoftOptions::default()), open_soft(tiny));
+    let over_udp = SoftOptions { link: Some(LinkChoice::Udp), ..SoftOptions::default() };
+    let tiny = SoftOptions { receive_buffer_bytes: Some(8192), ..over_udp.clone() };
+    let devices = (open_soft(over_udp), open_soft(tiny));
     // Nothing bounds how many datagrams are under way.
     let plan = Plan { depth: DEPTH, cq_depth: 2 * DEPTH, ..Plan::new(QpKind::Ud) };
     let (a, b) = plan.connect(&devices);

@@ -89,18 +89,18 @@ pub(super) struct BoxProcess {
 }
 
 impl BoxProcess {
-    /// Starts a box in front of the memory node that lets boxes connect at `node`; where another one was, if that is given.
-    pub(super) fn start(node: SocketAddr, at: Option<SocketAddr>, options: &BoxOptions) -> Result<Self, Failure> {
+    /// Starts a box in front of the memory node that lets boxes connect at `node`.
+    pub(super) fn start(node: SocketAddr, options: &BoxOptions) -> Result<Self, Failure> {
+        Self::start_at(node, &["-p", "0"], options)
+    }
+
+    fn start_at(node: SocketAddr, place: &[&str], options: &BoxOptions) -> Result<Self, Failure> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.args(options.arguments(node));
-        match at {
-            Some(at) => command.args(["--bind", &at.ip().to_string(), "--listen", &at.to_string()]),
-            None => command.args(["-p", "0"]),
-        };
+        command.args(options.arguments(node)).args(place);
         // It ends by itself when nobody reads its output any more.
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let errors = child.stderr.take().ok_or("a box without an error output")?;
-        let mut own = Self { child, address: at.unwrap_or(node) };
+        let mut own = Self { child, address: node };
         let mut lines = BufReader::new(errors);
         let mut said = String::new();
         loop {
@@ -124,9 +124,15 @@ impl BoxProcess {
 
     /// Kills it, and starts another one in its place, which knows nothing of what this one knew.
     pub(super) fn replace(&mut self, node: SocketAddr, options: &BoxOptions) -> Result<(), Failure> {
-        let at = self.address;
+        let (at, ip) = (self.address.to_string(), self.address.ip());
         self.end();
-        *self = Self::start(node, Some(at), options)?;
+        let same = Self::start_at(node, &["--bind", &ip.to_string(), "--listen", &at], options);
+        *self = match same {
+            // Another device of this machine may have taken its address meanwhile. Clients look for it by TCP, and hear
+            // there which one it has.
+            Err(_) if ip.is_loopback() => Self::start_at(node, &["--listen", &at], options)?,
+            same => same?,
+        };
         Ok(())
     }
 

@@ -175,7 +175,7 @@ impl Gate {
             .spawn(move || serve_boxes(&listener, &memory, &over))?;
         let (process, through) = match at {
             None => {
-                let process = BoxProcess::start(node, None, &options)?;
+                let process = BoxProcess::start(node, &options)?;
                 let through = process.address;
                 (Some(process), through)
             }

@@ -176,18 +176,40 @@ fn hosts_that_cannot_measure_together_are_named_before_anything_is_measured() {
     assert!(records(&scratch.0).is_empty());
 }
 
-/// `mpirun` where there is one, with options that let it run anywhere.
-fn mpirun(ranks: usize, arguments: &str) -> Option<std::process::Command> {
-    let mut mpirun = std::process::Command::new("mpirun");
-    if !mpirun.arg("--version").output().is_ok_and(|said| said.status.success()) {
-        eprintln!("left out: there is no mpirun; Debian's package is openmpi-bin");
-        return None;
+/// A launcher of MPI that is here.
+struct Launcher {
+    program: &'static str,
+    /// What lets it run anywhere.
+    options: &'static [&'static str],
+}
+
+impl Launcher {
+    /// Open MPI's and MPICH's, as Debian names them; elsewhere `mpirun` is either.
+    fn all() -> Vec<Self> {
+        let mut all: Vec<Self> = Vec::new();
+        for program in ["mpirun", "mpirun.openmpi", "mpirun.mpich"] {
+            let Ok(said) = std::process::Command::new(program).arg("--version").output() else { continue };
+            // MPICH's launcher is called so.
+            let is_hydra = String::from_utf8_lossy(&said.stdout).contains("HYDRA");
+            let options: &[&str] =
+                if is_hydra { &[] } else { &["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"] };
+            if all.iter().all(|known| known.options != options) {
+                all.push(Self { program, options });
+            }
+        }
+        if all.len() < 2 {
+            eprintln!("{} of 2 left out: there is no mpirun of Open MPI (openmpi-bin) or MPICH (mpich)", 2 - all.len());
+        }
+        all
     }
-    let doorbell = doorbell(arguments);
-    let mut mpirun = std::process::Command::new("mpirun");
-    mpirun.args(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", &ranks.to_string()]);
-    mpirun.arg(doorbell.get_program()).args(doorbell.get_args()).stdin(std::process::Stdio::null());
-    Some(mpirun)
+
+    fn run(&self, ranks: usize, arguments: &str) -> std::process::Command {
+        let doorbell = doorbell(arguments);
+        let mut mpirun = std::process::Command::new(self.program);
+        mpirun.args(self.options).args(["-np", &ranks.to_string()]);
+        mpirun.arg(doorbell.get_program()).args(doorbell.get_args()).stdin(std::process::Stdio::null());
+        mpirun
+    }
 }
 
 /// Processes whose command line has this in it.
@@ -199,10 +221,13 @@ fn processes_with(text: &str) -> usize {
 #[test]
 fn ranks_of_a_launcher_are_hosts_one_of_which_prints_and_none_stays() {
     let _one_at_a_time = measuring();
+    Launcher::all().iter().for_each(ranks_are_hosts);
+}
+
+fn ranks_are_hosts(launcher: &Launcher) {
     let scratch = Scratch::new("mpirun");
     let study = format!("study --quick -d doorbell0 --out {} direct-write/n-to-1", scratch.path());
-    let Some(launched) = mpirun(3, &study) else { return };
-    let finished = Running::start(launched).finish().expect_status(0);
+    let finished = Running::start(launcher.run(3, &study)).finish().expect_status(0);
     assert_eq!(finished.stdout.lines().count(), 1, "{}", finished.stdout);
     assert_eq!(finished.stderr.matches("host 2: ").count(), 1, "{}", finished.stderr);
     let whole = records(&scratch.0).iter().map(|file| record(file)).find(|record| record["x"] == 4.0).unwrap();
@@ -210,13 +235,13 @@ fn ranks_of_a_launcher_are_hosts_one_of_which_prints_and_none_stays() {
     assert_eq!(names, ["this machine", "rank 1", "rank 2"]);
 
     // What is wrong is told once, and is the run's own failure.
-    let wrong = Running::start(mpirun(2, &format!("{study} 127.0.0.1")).unwrap()).finish();
+    let wrong = Running::start(launcher.run(2, &format!("{study} 127.0.0.1"))).finish();
     assert!(!wrong.status.success() && wrong.stderr.contains("leave out 127.0.0.1"), "{}", wrong.stderr);
 
     // A launcher that is killed leaves nobody behind, in the middle of a study.
     let killed = Scratch::new("mpirun-killed");
     let study = format!("study --full -d doorbell0 --out {} direct-write/n-to-1", killed.path());
-    let launched = Running::start(mpirun(2, &study).unwrap());
+    let launched = Running::start(launcher.run(2, &study));
     let until = Instant::now() + PATIENCE;
     while records(&killed.0).is_empty() {
         assert!(Instant::now() < until, "no records");

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::sync::Once;
 
 use doorbell_fabric::BindError;
-use doorbell_verbs::soft::{self, SoftOptions};
+use doorbell_verbs::soft::{self, LinkChoice, SoftOptions};
 use doorbell_verbs::{Device, Error};
 use nix::sched::{CloneFlags, unshare};
 
@@ -63,9 +63,10 @@ pub fn ip(commands: &str) {
     assert!(ip.wait().unwrap().success(), "ip refused one of:\n{commands}");
 }
 
-/// Two software RNICs with IPv6 addresses of this namespace.
+/// Two software RNICs with IPv6 addresses of this namespace that reach each other over UDP.
 pub fn soft_pair() -> (Device, Device) {
-    (open_soft(SoftOptions::default()), open_soft(SoftOptions::default()))
+    let open = || open_soft(SoftOptions { link: Some(LinkChoice::Udp), ..SoftOptions::default() });
+    (open(), open())
 }
 
 /// A software RNIC at the next free IPv6 address of this namespace.

@@ -70,7 +70,11 @@ fn send(from: &mut SharedMemoryLink, to: &mut SharedMemoryLink, lengths: &[usize
 
 /// Shared memory is there in both directions.
 fn acquainted() -> (SharedMemoryLink, SharedMemoryLink) {
-    let (mut a, mut b) = (link(), link());
+    acquainted_with(link())
+}
+
+fn acquainted_with(mut b: SharedMemoryLink) -> (SharedMemoryLink, SharedMemoryLink) {
+    let mut a = link();
     send(&mut a, &mut b, &[12]);
     let mut seen = Plain::default();
     eventually("the first packet arrives", || b.receive(now_ns(), &mut seen).unwrap() > 0);
@@ -123,8 +127,10 @@ fn a_sink_that_wants_icrcs_gets_those_of_a_socket() {
 #[test]
 fn a_device_whose_name_is_taken_goes_over_udp_counts_that_and_says_so_where_it_may_not() {
     let mut plain = bind(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
-    let udp = bind(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
-    let (address, local) = (udp.local_address(), udp.local_socket_address());
+    // One that no test takes without being asked, since it is taken twice here.
+    let address: IpAddr = [127, 77, 42, 1].into();
+    let udp = bind(BindRequest { address: Some(address), port: PORT, ..BindRequest::default() }).unwrap();
+    let local = udp.local_socket_address();
     let squatter = Meeting::start(local, plain.as_fd().try_clone_to_owned().unwrap()).unwrap();
     let mut a = SharedMemoryLink::start(udp, LinkChoice::Auto).unwrap();
     assert_eq!(a.link_counters().shared_memory_refused, 1);
@@ -229,8 +235,9 @@ fn packets_to_others_do_not_wait_for_long_behind_a_device_that_is_silent() {
 
 #[test]
 fn a_device_that_closes_frees_its_name_and_is_found_again() {
-    let (mut a, mut b) = acquainted();
-    let address = b.udp.local_address();
+    // One that no test takes without being asked, since it is taken again and again here.
+    let address: IpAddr = [127, 77, 42, 2].into();
+    let (mut a, mut b) = acquainted_with(link_at(Some(address), LinkChoice::Auto));
     for _ in 0..3 {
         // What it sent last is read, though it is gone.
         send(&mut b, &mut a, &[64]);
