@@ -88,7 +88,7 @@ pub(crate) struct Study {
     #[arg(long, value_name = "POLICY")]
     ack: Option<AckPolicy>,
     /// What carries packets between processes of this machine: `udp`, `shm` for memory that both share, or `auto` for
-    /// that where it can be had, else UDP [default: what DOORBELL_LINK says, else auto]
+    /// that where it can be had, else UDP [default: what DOORBELL_LINK says, else udp]
     #[arg(long, value_name = "LINK")]
     link: Option<LinkChoice>,
     #[command(flatten)]

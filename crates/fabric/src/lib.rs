@@ -45,6 +45,11 @@ mod shm;
 mod testing;
 pub mod udp;
 
+/// The names of the threads that a device has: the one that drives it, and the one that meets devices of this machine.
+pub const THREADS: [&str; 2] = [DRIVER_THREAD, MEETING_THREAD];
+const DRIVER_THREAD: &str = "doorbell";
+const MEETING_THREAD: &str = "doorbell-meet";
+
 pub use counted::{Counted, PacketClass, Traffic, TrafficByClass};
 pub use driver::{Acks, Driver};
 pub use faults::{FaultCounters, FaultPlan, FaultPlanError, Faults};

@@ -143,7 +143,7 @@ impl DrivenRnic {
         let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
         let thread = {
             let shared = Arc::clone(&shared);
-            std::thread::Builder::new().name("doorbell".into()).spawn(move || shared.run(&readable))
+            std::thread::Builder::new().name(crate::DRIVER_THREAD.into()).spawn(move || shared.run(&readable))
         };
         before.thread_set_mask()?;
         exit::add(&shared);

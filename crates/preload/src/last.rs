@@ -10,8 +10,10 @@ use std::time::Duration;
 /// The thread that watches. It blocks no signals but those that the main thread did.
 const NAME: &str = "doorbell-last";
 
-/// What this library calls its threads.
-const OWN: [&str; 3] = ["doorbell", "doorbell-cm", NAME];
+/// Is that a thread of this library?
+fn is_own(name: &str) -> bool {
+    doorbell_fabric::THREADS.contains(&name) || [crate::cm::THREAD, NAME].contains(&name)
+}
 
 /// How often it looks.
 const INTERVAL: Duration = Duration::from_millis(50);
@@ -40,7 +42,7 @@ fn program_has_threads() -> Option<bool> {
     let process = std::process::id().to_string();
     let stat = fs::read_to_string("/proc/self/stat").ok()?;
     let (name, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
-    if OWN.contains(&name) {
+    if is_own(name) {
         return None; // threads of the program have such names, too
     }
     if !rest.trim_start().starts_with('Z') {
@@ -52,7 +54,7 @@ fn program_has_threads() -> Option<bool> {
             continue;
         }
         // One that ended meanwhile has no name any more.
-        if fs::read_to_string(task.path().join("comm")).is_ok_and(|name| !OWN.contains(&name.trim_end())) {
+        if fs::read_to_string(task.path().join("comm")).is_ok_and(|name| !is_own(name.trim_end())) {
             return Some(true);
         }
     }

@@ -61,7 +61,7 @@ pub(crate) struct DeviceArguments {
     pub(crate) ack: Option<AckPolicy>,
     /// What carries packets between devices of this machine and user (of both sides, if both run here): `udp`, `shm`
     /// for memory that both share, or `auto` for that where the other side has it, else UDP [default: what
-    /// DOORBELL_LINK says, else auto]
+    /// DOORBELL_LINK says, else udp]
     #[arg(long, value_name = "LINK")]
     pub(crate) link: Option<LinkChoice>,
 }

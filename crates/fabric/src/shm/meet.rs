@@ -97,7 +97,7 @@ impl Meeting {
         };
         // Signals are the program's: the thread is born with all of them blocked.
         let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
-        let thread = std::thread::Builder::new().name("doorbell-meet".into()).spawn(move || host.run());
+        let thread = std::thread::Builder::new().name(crate::MEETING_THREAD.into()).spawn(move || host.run());
         before.thread_set_mask()?;
         Ok(Self { shared, thread: Some(thread?) })
     }

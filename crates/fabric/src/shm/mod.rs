@@ -21,9 +21,9 @@ pub use sys::OwnProcess;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LinkChoice {
     /// Shared memory where both devices have it, else UDP.
-    #[default]
     Auto,
     /// UDP alone.
+    #[default]
     Udp,
     /// Shared memory alone: packets to a device without it are dropped and counted.
     Shm,

@@ -47,3 +47,5 @@ pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 mod verbs;
+
+pub(crate) use service::THREAD;

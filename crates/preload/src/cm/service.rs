@@ -26,6 +26,9 @@ pub(super) type Number = u64;
 /// The number of the descriptor that wakes the thread.
 const WAKE: Number = 0;
 
+/// The name of the thread.
+pub(crate) const THREAD: &str = "doorbell-cm";
+
 /// Sockets that are looked at in one turn.
 const TURN: usize = 64;
 
@@ -74,7 +77,7 @@ impl Service {
         // The thread inherits the mask: a program's signals are for its own threads.
         let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK).map_err(failed)?;
         let own = Arc::clone(&service);
-        let spawned = std::thread::Builder::new().name("doorbell-cm".into()).spawn(move || own.run());
+        let spawned = std::thread::Builder::new().name(THREAD.into()).spawn(move || own.run());
         before.thread_set_mask().map_err(failed)?;
         match spawned {
             Ok(_) => Ok(service),
