@@ -35,6 +35,9 @@ const OTHER_TRIES: usize = 4;
 /// rdma-core's tests that pass, module by module: it may only rise.
 const PYVERBS_OK: &str = include_str!("../pyverbs-ok.txt");
 
+/// The variable that names what carries packets of the software RNIC.
+pub(crate) const LINK_VARIABLE: &str = "DOORBELL_LINK";
+
 /// With these ids perftest uses inline data and `ibv_wr_*`.
 const KNOWN_VENDOR: &[&str] = &["--vendor-id", "0x2c9:4119"];
 

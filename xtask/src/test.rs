@@ -298,7 +298,7 @@ fn tests(captures: &Path, left_out: &Path) -> Result<(), String> {
 /// The conformance suite of the protocols, with devices that share memory; the tests above have it over UDP.
 fn through_memory() -> Result<(), String> {
     let mut test = cargo(&["test", "--package", "doorbell-exchange", "--test", "conformance", "--no-fail-fast"]);
-    test.env("DOORBELL_LINK", "auto");
+    test.env(programs::LINK_VARIABLE, "auto");
     run_tests(test)
 }
 

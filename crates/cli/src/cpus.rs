@@ -11,7 +11,7 @@ use crate::Usage;
 pub(crate) struct Cpus {
     /// Pin threads that poll to these CPUs, which they take in this order: numbers and ranges, such as 0,2,4-7, or `none`.
     /// Two processes of one machine take them in turn; nothing is pinned where more threads poll than there are CPUs
-    /// [default of study: those of the device's NUMA node first, one of each core before any second one; of bench: none]
+    /// [default: `study` takes CPUs near the device first, one of each core before any second one; `bench` pins nothing]
     #[arg(long = "cpus", value_name = "LIST")]
     given: Option<CpuChoice>,
 }

@@ -85,7 +85,7 @@ pub(crate) fn pair(runs: &[Run]) -> Option<Pair<'_>> {
     }
 }
 
-/// Do both measure the same, as far as that is not about how long and in how much memory?
+/// Do both measure the same thing? They may differ in how long they measure and in how much memory.
 fn are_alike(one: &Parameters, other: &Parameters) -> bool {
     let alike = |parameters: &Parameters| Parameters { extent: one.extent, memory_bytes: 0, ..parameters.clone() };
     alike(one) == alike(other)

@@ -20,13 +20,10 @@ use serde_json::{Value, json};
 
 use self::series::{Link, Quantity, Series, Source};
 use super::ports::{on_free_port, wait_until_listening};
-use super::{NO_CLOCK, OTHER_TRIES, build, doorbell, on_doorbell, start, ucx};
+use super::{LINK_VARIABLE, NO_CLOCK, OTHER_TRIES, build, doorbell, on_doorbell, start, ucx};
 use crate::figures::{Goal, spread};
 use crate::shell::{Running, command};
 use crate::{network, peers, place};
-
-/// Names what carries packets of the software RNIC.
-const LINK_VARIABLE: &str = "DOORBELL_LINK";
 
 /// Longer than any program takes here, be the machine busy.
 const PATIENCE: Duration = Duration::from_secs(300);

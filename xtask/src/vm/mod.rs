@@ -46,7 +46,7 @@ pub(crate) struct Guest {
     pub(crate) prefix: String,
 }
 
-/// So many of a guest's complaints are repeated where all steps are summed up.
+/// The most lines of a guest that the summary of all steps repeats.
 const COMPLAINTS_MAX: usize = 10;
 
 /// How a guest ended.

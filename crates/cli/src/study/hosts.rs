@@ -101,7 +101,7 @@ pub(super) struct Reach {
     toward: Option<IpAddr>,
 }
 
-/// Control connections, each with the name of its host and its place.
+/// The control connection to each host, with the host's name and its place among the processes of its machine.
 type Named = Vec<(String, TcpStream, Place)>;
 
 /// This machine's own end of a point.

@@ -124,7 +124,7 @@ pub(super) struct State {
     /// Its port on this machine. An id that has connected here has given it to its connection.
     pub(super) claim: Option<Claim>,
     space: Space,
-    /// Keeps the TCP port of that number, where the number was chosen for the program.
+    /// Holds the TCP port of the same number, if the program left the choice of a number to the library.
     tcp: Option<OwnProcess>,
     id: Place,
     queue: Arc<Queue>,

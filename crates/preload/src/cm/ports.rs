@@ -135,7 +135,7 @@ impl Bound {
     }
 }
 
-/// An address as names have it: with the link that one of IPv6 belongs to.
+/// The address as it stands in a name. An IPv6 address that is valid on one link only has that link's number behind it.
 fn host(address: SocketAddr) -> String {
     match address {
         SocketAddr::V6(v6) if v6.scope_id() != 0 => format!("{}%{}", v6.ip(), v6.scope_id()),

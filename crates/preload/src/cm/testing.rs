@@ -108,7 +108,7 @@ impl BareListener {
         Self { socket, port: claim.bound().address.port(), road, _kept: Some((claim, listening)) }
     }
 
-    /// The next connection. Within this machine its addresses were heard.
+    /// Accepts the next connection. From a caller of this machine it reads the first message, which has the addresses.
     pub(crate) fn accept(&self) -> Socket {
         let mut socket = self.socket.accept().unwrap().0;
         if self.road == Road::Here {

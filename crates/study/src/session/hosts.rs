@@ -504,6 +504,19 @@ pub(super) fn in_common(intervals: &[Option<Interval>]) -> Result<(u64, f64), (u
     Ok((common_ns, if all > 0.0 { sent / all } else { 1.0 }))
 }
 
+/// A point's result, of which only the share `within` of all messages counts, that were sent in the common time.
+pub(super) fn of_common_time(all: PointResult, common_ns: u64, within: f64) -> PointResult {
+    let (seconds, messages) = (common_ns as f64 / 1e9, all.messages as f64 * within);
+    let messages_per_s = messages / seconds;
+    PointResult {
+        messages: messages.round() as u64,
+        seconds,
+        messages_per_s,
+        bytes_per_s: messages_per_s * all.bytes as f64,
+        ..all
+    }
+}
+
 impl Together<'_> {
     fn interval(&self, index: usize, seen: &SeenBy) -> Option<Interval> {
         let SeenBy::Asking(Performed { tallies, .. }) = seen else { return None };
@@ -544,16 +557,7 @@ impl Together<'_> {
         let (own, report) = (own.unwrap_or_default(), report.unwrap_or_default());
         let fitted = fitted.clone();
         let all = Seen { parameters, bytes, fitted, mtu, ipv6, tallies: &tallies, histogram, own, report }.result();
-        let (seconds, messages) = (common_ns as f64 / 1e9, all.messages as f64 * within);
-        let messages_per_s = messages / seconds;
-        Ok(PointResult {
-            messages: messages.round() as u64,
-            seconds,
-            messages_per_s,
-            bytes_per_s: messages_per_s * bytes as f64,
-            hosts,
-            ..all
-        })
+        Ok(PointResult { hosts, ..of_common_time(all, common_ns, within) })
     }
 
     /// What each host did.

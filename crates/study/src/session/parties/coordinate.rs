@@ -7,7 +7,7 @@ use doorbell_exchange::setup::EndpointDescription;
 use doorbell_farmem::workload::{HostTally, Load, Report as StoreReport};
 use doorbell_farmem::{BOX, Strategy};
 
-use super::super::hosts::{ANSWER, Clock, HostError, Hosts, Interval, PERFORMANCE, in_common};
+use super::super::hosts::{ANSWER, Clock, HostError, Hosts, Interval, PERFORMANCE, in_common, of_common_time};
 use super::super::report::Report;
 use super::super::{FromServer, Introduction, SessionError, ToServer};
 use super::{ClientsDone, Duties, End, Ends, Made, Parties};
@@ -301,16 +301,8 @@ impl Stage<'_> {
         let load = Load { drains: true, ..store.load() };
         let mtu = lane.map_or(doorbell_verbs::PathMtu::Mtu4096, |lane| lane.path_mtu);
         let report = StoreReport::of_hosts(&load, mtu, store.strategy == Strategy::Server, &tallies);
-        let (seconds, messages) = (common_ns as f64 / 1e9, report.operations as f64 * within);
-        let messages_per_s = messages / seconds;
-        Ok(PointResult {
-            messages: messages.round() as u64,
-            seconds,
-            messages_per_s,
-            bytes_per_s: messages_per_s * store.value_bytes as f64,
-            sent_by_connection: tallies.iter().flat_map(|host| host.operations.clone()).collect(),
-            ..store.result(&report, None)
-        })
+        let sent_by_connection = tallies.iter().flat_map(|host| host.operations.clone()).collect();
+        Ok(PointResult { sent_by_connection, ..of_common_time(store.result(&report, None), common_ns, within) })
     }
 }
 
