@@ -12,6 +12,7 @@ const CHECKS: &[Check] = &[
     ("two machines, real frames", two_machines::frames),
     ("two machines, study", two_machines::study),
     ("many machines, study", two_machines::cluster),
+    ("many machines, ssh", two_machines::ssh),
     ("many machines, Slurm", || network::apart_with_interface(two_machines::slurm)),
 ];
 

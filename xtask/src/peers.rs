@@ -34,6 +34,8 @@ pub(crate) fn install() {
             ("slurmctld", has("slurmctld")),
             ("slurmd", has("slurmd")),
             ("slurm-client", has("srun")),
+            ("openssh-client", has("ssh")),
+            ("openssh-server", has("sshd")),
             ("python3-pyverbs", succeeds(command("/usr/bin/python3", &["-c", "import pyverbs.device"]))),
         ]
     });

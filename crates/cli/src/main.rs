@@ -12,6 +12,7 @@ mod device;
 mod doctor;
 mod ending;
 mod far;
+mod links;
 mod model;
 mod output;
 mod progress;

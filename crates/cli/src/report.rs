@@ -13,7 +13,7 @@ use doorbell_study::experiment::{Finding, RunDirectory};
 use serde_json::{Value, json};
 
 use crate::output::{line, note};
-use crate::{Failure, Usage};
+use crate::{Failure, Usage, links};
 
 /// Writes one HTML file that needs nothing else: plots, tables, verdicts.
 #[derive(Args)]
@@ -40,6 +40,7 @@ pub(crate) fn run(report: &Report) -> Result<ExitCode, Failure> {
             "schema": "doorbell-report/1",
             "report": written.path,
             "verdicts": written.verdicts,
+            "links": written.links_as_json(),
             "changes": written.changes,
         }))?)?;
     } else {
@@ -60,19 +61,33 @@ fn testbed(name: &str) -> Result<&'static Testbed, String> {
 pub(crate) struct Written {
     /// Where.
     pub(crate) path: PathBuf,
-    /// What it says of each published shape.
+    /// What it says of each published shape and of each goal.
     pub(crate) verdicts: Vec<Value>,
     /// What changed between two runs, one for each experiment that both have.
     changes: Vec<Value>,
-    counts: Vec<(Finding, usize)>,
+    /// How published shapes fared, and goals.
+    counts: [Vec<(Finding, usize)>; 2],
+    runs: Vec<Run>,
 }
 
 impl Written {
-    /// Says where it is, and how the published shapes fared.
+    /// Says where it is, how the published shapes and the goals fared, and what links were compared.
     pub(crate) fn print(&self) -> Result<(), Failure> {
-        let counts: Vec<_> = self.counts.iter().map(|(outcome, count)| format!("{} {count}", outcome.name())).collect();
-        note!("published shapes: {}", counts.join(", "));
+        for run in &self.runs {
+            links::table(run).iter().for_each(|line| note!("{line}"));
+        }
+        for (what, counts) in ["published shapes", "goals"].into_iter().zip(&self.counts) {
+            let counts: Vec<_> = counts.iter().map(|(outcome, count)| format!("{} {count}", outcome.name())).collect();
+            if !counts.is_empty() {
+                note!("{what}: {}", counts.join(", "));
+            }
+        }
         Ok(line(self.path.display())?)
+    }
+
+    /// The links that were compared, for programs.
+    pub(crate) fn links_as_json(&self) -> Vec<Value> {
+        self.runs.iter().flat_map(links::as_json).collect()
     }
 }
 
@@ -143,9 +158,12 @@ pub(crate) fn write_report(
     let verdicts = doorbell_report::verdicts(&runs);
     let html = doorbell_report::html(&runs, Some(&Fitted::new(&runs)), published);
     write_whole(out, &html)?;
-    let count = |outcome| (outcome, verdicts.iter().filter(|verdict| verdict.verdict.outcome == outcome).count());
     let all = [Finding::Holds, Finding::DoesNotHold, Finding::CannotShow, Finding::NotMeasured];
-    let counts = all.into_iter().map(count).filter(|(_, count)| *count > 0).collect();
+    let counts = [false, true].map(|is_goal| {
+        let those = || verdicts.iter().map(|found| &found.verdict).filter(|verdict| verdict.is_goal == is_goal);
+        let count = |outcome| (outcome, those().filter(|verdict| verdict.outcome == outcome).count());
+        all.into_iter().map(count).filter(|(_, count)| *count > 0).collect()
+    });
     let changes = doorbell_report::changes(&runs).into_iter().map(|it| {
         json!({
             "experiment": it.experiment,
@@ -165,11 +183,11 @@ pub(crate) fn write_report(
             json!({
                 "run": found.run,
                 "experiment": found.experiment,
-                "published": found.verdict.published,
+                if found.verdict.is_goal { "goal" } else { "published" }: found.verdict.says,
                 "outcome": found.verdict.outcome.name(),
                 "because": found.verdict.because,
             })
         })
         .collect();
-    Ok(Written { path: out.to_owned(), verdicts, changes, counts })
+    Ok(Written { path: out.to_owned(), verdicts, changes, counts, runs })
 }

@@ -4,6 +4,8 @@ mod callers;
 mod ends;
 mod hosts;
 mod launch;
+mod links;
+mod list;
 
 use std::net::{IpAddr, ToSocketAddrs};
 use std::path::PathBuf;
@@ -16,7 +18,7 @@ use doorbell_study::environment::Environment;
 use doorbell_study::experiment::{self, DirectoryError, Effort, Experiment, Point, RunDirectory};
 use doorbell_study::record::PointResult;
 use doorbell_verbs::Device;
-use doorbell_verbs::soft::{AckPolicy, LinkChoice, SoftOptions};
+use doorbell_verbs::soft::{self, AckPolicy, LinkChoice, SoftOptions};
 use serde_json::json;
 
 use crate::control::Meeting;
@@ -36,6 +38,7 @@ Examples:
   doorbell study                            everything, a few minutes
   doorbell study --quick                    everything, three minutes at most
   doorbell study send-receive/window        one experiment
+  doorbell study links                      every protocol over UDP and through shared memory
   doorbell study far-memory --testbed connectx5-100g-far     passive memory that many clients share, simulated
   doorbell study --out DIR                  records and report in DIR; what is in DIR already is not
                                             measured again, so an interrupted study goes on there
@@ -58,14 +61,15 @@ const MAX_FAILURES_IN_A_ROW: usize = 3;
 
 /// Measures message exchange between two processes on this machine, or between this machine and others, or simulates it
 /// (--testbed): every experiment that was published of it, one record per point, and a report at the end. Experiments on
-/// memory that many clients share (far-memory) are measured where they are named.
+/// memory that many clients share (far-memory), and those that compare UDP with shared memory (links), are measured where
+/// they are named.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Study {
     /// Experiments, or families of them such as send-receive; `all` compares the protocols by latency
-    /// and bandwidth [default: everything but far-memory and, with fewer than two other machines, hosts]. What is no
-    /// experiment is another machine, where `doorbell study --listen` runs, as HOST or HOST:PORT [default: a second
-    /// process on this machine]
+    /// and bandwidth [default: everything but far-memory, links and, with fewer than two other machines, hosts]. Any
+    /// other name is a machine where `doorbell study --listen` runs, as HOST or HOST:PORT [default: a second process on
+    /// this machine]
     #[arg(value_name = "EXPERIMENT|HOST", conflicts_with = "listen")]
     names: Vec<String>,
     /// Fewer points, shorter: three minutes at most on two processors
@@ -88,7 +92,7 @@ pub(crate) struct Study {
     #[arg(long, value_name = "POLICY")]
     ack: Option<AckPolicy>,
     /// What carries packets between processes of this machine: `udp`, `shm` for memory that both share, or `auto` for
-    /// that where it can be had, else UDP [default: what DOORBELL_LINK says, else udp]
+    /// that where it can be had, else UDP [default: what DOORBELL_LINK says, else auto]
     #[arg(long, value_name = "LINK")]
     link: Option<LinkChoice>,
     #[command(flatten)]
@@ -236,6 +240,12 @@ impl Study {
         } else if !self.list {
             all.retain(|experiment| !experiment.has_to_be_named(launched.max(1 + hosts.len())));
         }
+        if let (Some(link), Some(comparing)) = (self.link, all.iter().find(|experiment| experiment.compares_links()))
+            && !self.list
+        {
+            let name = &comparing.name;
+            return Err(Usage(format!("{name} compares links, so each of its points has its own: drop --link {link}")));
+        }
         if testbed.is_none() {
             let cpus = std::thread::available_parallelism().map_or(1, usize::from);
             all.iter_mut().for_each(|experiment| experiment.fit_to_machine(self.effort(), cpus));
@@ -269,6 +279,7 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
     let others = [
         ("-d", study.device.name.is_some()),
         ("--ack", study.ack.is_some()),
+        ("--link", study.link.is_some()),
         ("--cpus", study.cpus.is_given()),
         ("--listen", study.listens()),
     ];
@@ -313,7 +324,7 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
         );
     }
     if study.list {
-        return list(study, testbed.as_ref(), &experiments).map(|()| ExitCode::SUCCESS);
+        return list::list(study, testbed.as_ref(), &experiments).map(|()| ExitCode::SUCCESS);
     }
     let path = study.directory(testbed.as_ref());
     let directory = RunDirectory::create(&path)?;
@@ -350,6 +361,7 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
             "missing": outcome.missing,
             "failures": outcome.failures,
             "verdicts": written.verdicts,
+            "links": written.links_as_json(),
         }))?)?;
     } else {
         if outcome.missing > 0 {
@@ -364,37 +376,6 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
         written.print()?;
     }
     Ok(if outcome.missing == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-fn list(study: &Study, testbed: Option<&Testbed>, experiments: &[Experiment]) -> Result<(), Failure> {
-    if study.json {
-        let list: Vec<_> = experiments
-            .iter()
-            .map(|experiment| {
-                json!({
-                    "experiment": experiment.name,
-                    "question": experiment.question,
-                    "setting": experiment.setting,
-                    "sweep": experiment.sweep,
-                    "points": experiment.points.len(),
-                    "published": experiment.claims.iter().map(|claim| claim.published).collect::<Vec<_>>(),
-                })
-            })
-            .collect();
-        return Ok(line(serde_json::to_string_pretty(&list)?)?);
-    }
-    for experiment in experiments {
-        line(format_args!("{:<32} {:>3} points  {}", experiment.name, experiment.points.len(), experiment.question))?;
-    }
-    let points: usize = experiments.iter().map(|experiment| experiment.points.len()).sum();
-    match testbed {
-        Some(testbed) => line(format_args!("{points} points, each once on {}, simulated", testbed.name))?,
-        None => {
-            let (repetitions, seconds) = (study.repetitions(None), study.effort().seconds());
-            line(format_args!("{points} points, each {repetitions} times {seconds} s"))?;
-        }
-    }
-    Ok(())
 }
 
 /// What came of a study.
@@ -463,8 +444,11 @@ impl Source {
         }
     }
 
-    /// Leaves out what the hosts cannot measure together.
+    /// Leaves out what the hosts cannot measure together, and links where there are none to choose between.
     fn fit(&self, experiments: &mut Vec<Experiment>) -> Result<(), Usage> {
+        if let Some(why) = self.lacks_links() {
+            links::leave_out(experiments, why)?;
+        }
         match self {
             Self::Together(hosts) => hosts.fit(experiments),
             Self::Measured(ends) => match &ends.other {
@@ -475,6 +459,17 @@ impl Source {
                 None => Ok(()),
             },
             Self::Simulated(..) => Ok(()),
+        }
+    }
+
+    /// Why points cannot choose what carries their packets; `None` if they can.
+    fn lacks_links(&self) -> Option<&'static str> {
+        match self {
+            Self::Measured(ends) if ends.other.is_some() => Some(links::BETWEEN_MACHINES),
+            Self::Measured(ends) if ends.environment.provider != soft::PROVIDER => Some(links::HARDWARE),
+            Self::Measured(_) => None,
+            Self::Together(_) => Some(links::BETWEEN_MACHINES),
+            Self::Simulated(..) => Some(links::VIRTUAL),
         }
     }
 
@@ -570,11 +565,21 @@ fn measure_all(
 }
 
 fn open(study: &Study, chosen: &Chosen, toward: Option<IpAddr>) -> Result<Device, Failure> {
+    open_with(study, chosen, toward, study.link)
+}
+
+/// The same with another link than the study was given.
+fn open_with(
+    study: &Study,
+    chosen: &Chosen,
+    toward: Option<IpAddr>,
+    link: Option<LinkChoice>,
+) -> Result<Device, Failure> {
     chosen.open(|| SoftOptions {
         address: toward,
         port: study.udp.port,
         ack: study.ack,
-        link: study.link,
+        link,
         ..SoftOptions::default()
     })
 }

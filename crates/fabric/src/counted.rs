@@ -199,6 +199,14 @@ impl<L: Link> Link for Counted<L> {
         self.inner.prepare_sleep()
     }
 
+    fn shows_arrivals(&self) -> bool {
+        self.inner.shows_arrivals()
+    }
+
+    fn defers(&self) -> bool {
+        self.inner.defers()
+    }
+
     fn poll_timeout(&self) -> Option<u64> {
         self.inner.poll_timeout()
     }

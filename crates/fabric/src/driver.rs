@@ -216,6 +216,11 @@ impl<L: Link> Driver<L> {
         self.next_run < self.batch.runs().len()
     }
 
+    /// Is something waiting that the link takes as soon as it has room?
+    pub fn wants_room(&self) -> bool {
+        self.is_link_full() && !self.link.defers()
+    }
+
     /// When [`pump`](Self::pump) is to be called at the latest.
     pub fn poll_timeout(&self) -> Option<u64> {
         let observation = self.observation.as_ref().and_then(Observation::poll_timeout);

@@ -118,6 +118,17 @@ pub trait Link: Send {
         true
     }
 
+    /// Does every packet that arrives from now on make the link's descriptor readable? If not, a driver that sleeps on the
+    /// descriptor would miss packets: its caller wakes it, and it calls [`prepare_sleep`](Self::prepare_sleep) again.
+    fn shows_arrivals(&self) -> bool {
+        true
+    }
+
+    /// Have the packets that the link did not take to wait until [`poll_timeout`](Self::poll_timeout), rather than for room?
+    fn defers(&self) -> bool {
+        false
+    }
+
     /// When the link itself wants to be called again: a fault that delays packets does.
     fn poll_timeout(&self) -> Option<u64> {
         None
@@ -158,6 +169,14 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn prepare_sleep(&mut self) -> bool {
         (**self).prepare_sleep()
+    }
+
+    fn shows_arrivals(&self) -> bool {
+        (**self).shows_arrivals()
+    }
+
+    fn defers(&self) -> bool {
+        (**self).defers()
     }
 
     fn poll_timeout(&self) -> Option<u64> {

@@ -64,6 +64,9 @@ mod sync {
 /// How long closing a device waits for a link that is full.
 const FINISH_WITHIN_NS: u64 = 100_000_000;
 
+/// How long the thread sleeps when `ppoll` fails, so that it does not spin.
+const REFUSED_WAIT: std::time::Duration = std::time::Duration::from_millis(1);
+
 /// How often the thread gives way before it takes the lock from callers that wait for it.
 const COURTESIES: usize = 1_000;
 
@@ -309,8 +312,9 @@ impl Drop for DrivenRnic {
     fn drop(&mut self) {
         exit::remove(&self.shared);
         self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.kick();
-        if let Some(thread) = self.thread.take() {
+        let is_told = self.shared.kick();
+        // A thread that cannot be told would be waited for without end.
+        if let Some(thread) = self.thread.take().filter(|_| is_told) {
             // A panic of the thread was printed by the panic handler; there is nothing to add.
             let _ = thread.join();
         }
@@ -356,15 +360,16 @@ impl Shared {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn kick(&self) {
-        signal(self.kick.as_fd());
+    /// Wakes the thread. False if that cannot be done.
+    fn kick(&self) -> bool {
+        signal(self.kick.as_fd())
     }
 
     fn report(&self, result: io::Result<impl Sized>) {
         if let Err(error) = result
             && !self.failed.swap(true, Ordering::Relaxed)
         {
-            tracing::error!(%error, "the link failed: nothing is sent or received any more");
+            tracing::error!("the link failed, so nothing is sent or received any more: {error}");
         }
     }
 
@@ -391,7 +396,12 @@ impl Shared {
             self.wary_polls.store(wary.saturating_sub(1), Ordering::Relaxed);
         }
         self.report(pumped);
+        // The datagram that announces packets in memory was read by this look, or was lost: the thread will not see it.
+        let misses_arrivals = self.wakeups.is_watching() && !driver.link().shows_arrivals();
         self.leave(driver);
+        if misses_arrivals {
+            self.kick();
+        }
         true
     }
 
@@ -426,7 +436,7 @@ impl Shared {
     #[inline]
     fn leave(&self, driver: Guard<'_>) {
         self.holds_ack.store(driver.rnic().held_ack_since_ns().is_some(), Ordering::Relaxed);
-        let changed = self.wakeups.leave(driver.poll_timeout().unwrap_or(NEVER), driver.is_link_full());
+        let changed = self.wakeups.leave(driver.poll_timeout().unwrap_or(NEVER), driver.wants_room());
         drop(driver);
         if changed && self.wakeups.must_kick() {
             self.kick();
@@ -476,12 +486,16 @@ impl Shared {
         loop {
             let mut driver = self.lock();
             let sent = driver.flush(self.now_ns());
-            let is_full = sent.is_ok() && driver.is_link_full();
+            let (is_full, wants_room) = (sent.is_ok() && driver.is_link_full(), driver.wants_room());
             self.report(sent);
             drop(driver);
             let now_ns = self.now_ns();
             if !is_full || now_ns >= until_ns {
                 break;
+            }
+            if !wants_room {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+                continue;
             }
             let timeout = TimeSpec::from(std::time::Duration::from_nanos(until_ns - now_ns));
             let _ = ppoll(&mut [PollFd::new(readable.as_fd(), PollFlags::POLLOUT)], Some(timeout), None);
@@ -521,6 +535,7 @@ impl Shared {
 
     /// True if the socket is ready, or that of a group.
     fn sleep_on(&self, socket: Option<PollFd<'_>>, until_ns: u64) -> bool {
+        let socket_is_watched = socket.is_some();
         let groups = if socket.is_some() { self.groups().clone() } else { Vec::new() };
         let watched = |readable| PollFd::new(readable, PollFlags::POLLIN);
         let mut fds = vec![watched(self.kick.as_fd())];
@@ -531,7 +546,11 @@ impl Shared {
             TimeSpec::from(std::time::Duration::from_nanos(left))
         });
         // An interruption is as good as any wake-up: the caller looks at everything again.
-        let _ = ppoll(&mut fds, timeout, None);
+        if ppoll(&mut fds, timeout, None).is_err_and(|error| error != nix::Error::EINTR) {
+            // The process may have fewer descriptors by now than these, or there is no memory: look often, but do not spin.
+            std::thread::sleep(REFUSED_WAIT);
+            return socket_is_watched;
+        }
         let ready = |fd: &PollFd<'_>| fd.any().unwrap_or(false);
         let (kicked, packets) = (ready(&fds[0]), fds[1..].iter().any(ready));
         if kicked {

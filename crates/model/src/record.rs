@@ -149,6 +149,9 @@ struct Asked {
     serving: Serving,
     #[serde(default)]
     addresses: Option<u32>,
+    /// What carried the packets, where other points had another link.
+    #[serde(default)]
+    link: Option<serde::de::IgnoredAny>,
     /// What several clients did to memory that they share.
     #[serde(default)]
     far: Option<serde::de::IgnoredAny>,
@@ -379,6 +382,7 @@ fn unfit(record: &Record, result: &PointResult) -> Option<String> {
         ),
         (asked.replicate, "each message went to all connections"),
         (asked.slow_receiver_us > 0, "its receiver was slowed down"),
+        (asked.link.is_some(), "its link was chosen for it, and the points beside it had another one"),
     ];
     reasons.into_iter().find(|(applies, _)| *applies).map(|(_, reason)| reason.to_owned())
 }
@@ -499,6 +503,7 @@ mod tests {
             ("\"events\": false", "\"events\": true", "it slept"),
             ("\"verify\": false", "\"verify\": true", "checked meanwhile"),
             ("\"rate\": null", "\"rate\": 5.0", "its rate was given"),
+            ("\"rate\": null", "\"link\": \"udp\"", "its link was chosen for it"),
             ("\"rate\": null", "\"rate\": null, \"replicate\": true", "went to all connections"),
             ("\"rate\": null", "\"rate\": null, \"transport\": \"uc\"", "nothing was acknowledged"),
             ("\"slow_receiver_us\": 0", "\"slow_receiver_us\": 7", "slowed down"),

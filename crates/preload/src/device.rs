@@ -18,7 +18,7 @@ use crate::event::Source;
 use crate::fork::Inside;
 use crate::lasting::Lasting;
 use crate::wait::Uncancelled;
-use crate::{config, fork, stats, tree};
+use crate::{config, explain, fork, stats, tree};
 
 /// What programs call the device.
 pub(crate) const NAME: &CStr = c"doorbell0";
@@ -211,6 +211,7 @@ impl Drop for Device {
 /// The RNIC of this process, opened if it is not.
 pub(crate) fn open() -> Answer<Arc<Device>> {
     stats::print_at_exit();
+    explain::explain_device();
     let mut process = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
     process.renew();
     if let Some(device) = process.device.upgrade() {

@@ -5,9 +5,14 @@ use std::ffi::{CStr, c_char};
 use std::fmt::{self, Write};
 use std::num::NonZeroUsize;
 use std::ptr;
+use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
+use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
 
 use crate::config;
 
@@ -69,6 +74,56 @@ pub(crate) fn explain(subject: &dyn fmt::Display, why: &dyn fmt::Display) {
             }
         }
     }
+}
+
+/// Explains, from now on, what the software RNIC says of itself too: how its packets go, say, and what its link loses.
+pub(crate) fn explain_device() {
+    static ONCE: Once = Once::new();
+    if is_wanted() {
+        // Nobody else sets it: this library has its own copy of all this.
+        ONCE.call_once(|| {
+            drop(tracing::subscriber::set_global_default(Sayings(|what: &dyn fmt::Display| {
+                explain(&"the device", what);
+            })))
+        });
+    }
+}
+
+/// Hands on the sentences of events. There are no spans.
+struct Sayings<F>(F);
+
+impl<F: Fn(&dyn fmt::Display) + Send + Sync + 'static> Subscriber for Sayings<F> {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= LevelFilter::INFO
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(LevelFilter::INFO)
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        struct Sentences<'a>(&'a dyn Fn(&dyn fmt::Display));
+        impl Visit for Sentences<'_> {
+            fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+                if field.name() == "message" {
+                    (self.0)(&format_args!("{value:?}"));
+                }
+            }
+        }
+        event.record(&mut Sentences(&self.0));
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
 }
 
 enum News {
@@ -185,6 +240,19 @@ mod tests {
         }
         assert!(matches!(record(&said, 1 << 40), News::TooMany));
         assert!(is_first_excess(&said) && !is_first_excess(&said));
+    }
+
+    #[test]
+    fn what_the_device_says_of_itself_is_explained() {
+        let said = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+        let also = std::sync::Arc::clone(&said);
+        let sayings = Sayings(move |what: &dyn fmt::Display| also.lock().unwrap().push(what.to_string()));
+        tracing::subscriber::with_default(sayings, || {
+            tracing::info!("{} goes over {}", 1, "UDP");
+            tracing::debug!("a detail");
+            tracing::error!("the link failed: {}", 5);
+        });
+        assert_eq!(*said.lock().unwrap(), ["1 goes over UDP", "the link failed: 5"]);
     }
 
     #[test]

@@ -17,6 +17,7 @@ mod comparison;
 mod curves;
 mod fitted;
 mod format;
+mod links;
 mod model;
 mod page;
 mod plot;

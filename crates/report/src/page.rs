@@ -6,7 +6,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use crate::format::date;
 use crate::{
-    Found, Model, Run, changes, comparison, experiments, model, plot, published, sentence, strategies, table,
+    Found, Model, Run, changes, comparison, experiments, links, model, plot, published, sentence, strategies, table,
     verdicts_of,
 };
 
@@ -33,8 +33,10 @@ pub(crate) fn head(title: Markup) -> Markup {
 
 pub(crate) fn page(runs: &[Run], model: Option<&dyn Model>, published: Option<&Testbed>) -> String {
     let experiments = experiments(runs);
-    let found: Vec<Found> =
-        experiments.iter().flat_map(|experiment| runs.iter().flat_map(|run| verdicts_of(run, experiment))).collect();
+    let (goals, found): (Vec<Found>, Vec<Found>) = experiments
+        .iter()
+        .flat_map(|experiment| runs.iter().flat_map(|run| verdicts_of(run, experiment)))
+        .partition(|found| found.verdict.is_goal);
     let compared = comparison::runs(runs);
     let comparisons: Vec<Experiment> = comparison::experiments()
         .into_iter()
@@ -49,6 +51,7 @@ pub(crate) fn page(runs: &[Run], model: Option<&dyn Model>, published: Option<&T
                 main {
                     @if let Some(pair) = changes::pair(runs) { (pair.overview(&experiments)) }
                     (comparison::table(runs))
+                    (links::section(runs, &goals))
                     (strategies::picture(runs))
                     (shapes(runs, &found))
                     (contents(comparisons.iter().chain(&experiments)))
@@ -181,13 +184,29 @@ fn shapes(runs: &[Run], found: &[Found]) -> Markup {
                     tr {
                         @if are_several { (table::text(&found.run)) }
                         td { a href={ "#" (anchor(&found.experiment)) } { (found.experiment) } }
-                        (table::text(found.verdict.published))
+                        (table::text(found.verdict.says))
                         td { (badge(found.verdict.outcome)) }
                         (table::text(&found.verdict.because))
                     }
                 }
             }
         } }
+    }
+}
+
+/// Verdicts, each with its reason.
+pub(crate) fn list(runs: &[Run], verdicts: &[Found]) -> Markup {
+    html! {
+        @if !verdicts.is_empty() {
+            ul.verdicts {
+                @for found in verdicts {
+                    li {
+                        (badge(found.verdict.outcome)) " " b { (found.verdict.says) } " "
+                        span { (prefix(runs, &found.run)) (found.verdict.because) }
+                    }
+                }
+            }
+        }
     }
 }
 
@@ -227,16 +246,7 @@ fn section(runs: &[Run], experiment: &Experiment, model: Option<&dyn Model>, pub
                 script type="application/json" { (in_script(&plot::data(runs, experiment, model, published))) }
                 noscript { "The plot takes JavaScript; the table below has all its numbers." }
             }
-            @if !verdicts.is_empty() {
-                ul.verdicts {
-                    @for found in verdicts {
-                        li {
-                            (badge(found.verdict.outcome)) " " b { (found.verdict.published) } " "
-                            span { (prefix(runs, &found.run)) (found.verdict.because) }
-                        }
-                    }
-                }
-            }
+            (list(runs, &verdicts))
             @if let Some(pair) = changes::pair(runs) { (pair.points(experiment)) }
             (table::points(runs, experiment, model))
             (table::cpu_of_hosts(runs, experiment))

@@ -1,8 +1,9 @@
 //! What the page's script draws, as data.
 
 use doorbell_published::Testbed;
-use doorbell_study::experiment::{Experiment, PointRecord, Quantity, View};
+use doorbell_study::experiment::{Experiment, PointRecord, Quantity, View, subject_and_link};
 use doorbell_study::layout::Layout;
+use doorbell_study::link::Link;
 use serde_json::{Value, json};
 
 use crate::format::{is_in_bytes, number};
@@ -16,17 +17,33 @@ pub(crate) fn data(
     published: Option<&Testbed>,
 ) -> Value {
     let mut series = Vec::new();
+    let by_link = runs
+        .iter()
+        .flat_map(|run| &run.records)
+        .any(|it| it.experiment == experiment.name && subject_and_link(it).is_some());
     for (index, run) in runs.iter().enumerate() {
         let records: Vec<&PointRecord> = View::new(&run.records).of(&experiment.name).collect();
         for name in curves(experiment, &records) {
             let mut of_it: Vec<&PointRecord> = records.iter().copied().filter(|record| record.series == name).collect();
             of_it.sort_by(|a, b| a.x.total_cmp(&b.x));
             let points: Vec<Value> = of_it.iter().map(|record| point(run, record, experiment, model)).collect();
+            // A protocol has one colour, and each link a way to draw it, as if they were runs.
+            let (name, index) = match of_it.first().and_then(|record| subject_and_link(record)) {
+                Some((subject, link)) => (subject, Link::ALL.len() * index + usize::from(link != Link::ALL[0])),
+                None if by_link => (name, Link::ALL.len() * index),
+                None => (name, index),
+            };
             series.push(json!({ "name": name, "run": index, "points": points }));
         }
     }
-    let mut names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
-    let simulated: Vec<bool> = runs.iter().map(|run| run.testbed().is_some()).collect();
+    let drawn_as = |run: &Run| match by_link {
+        false => vec![run.name.clone()],
+        true if runs.len() > 1 => Link::ALL.map(|link| format!("{}, {}", run.name, link.name())).to_vec(),
+        true => Link::ALL.map(|link| link.name().to_owned()).to_vec(),
+    };
+    let simulated: Vec<bool> =
+        runs.iter().flat_map(|run| drawn_as(run).into_iter().map(|_| run.testbed().is_some())).collect();
+    let mut names: Vec<String> = runs.iter().flat_map(drawn_as).collect();
     if let Some(testbed) = published {
         let drawn = published::series(testbed, experiment, runs);
         if !drawn.is_empty() {

@@ -1,6 +1,7 @@
 //! What a plot shows, in sentences computed from it.
 
 use doorbell_study::experiment::{Experiment, PointRecord, Quantity, Spread, View};
+use doorbell_study::link::{Carried, CarriedBy};
 
 use crate::Run;
 use crate::format::{number, place, with_unit};
@@ -21,7 +22,27 @@ pub(crate) fn summary(run: &Run, experiment: &Experiment) -> Option<String> {
         text.push(' ');
         text.push_str(&spread);
     }
+    if let Some(carried) = carried(&records) {
+        text.push(' ');
+        text.push_str(&carried);
+    }
     Some(text)
+}
+
+/// What carried the packets; where points have a link of their own, their table says it.
+fn carried(records: &[&PointRecord]) -> Option<String> {
+    if records.iter().any(|record| record.parameters.link.is_some()) {
+        return None;
+    }
+    let all = records.iter().fold(Carried::default(), |all, record| all.and(record.carried()));
+    Some(match all.by()? {
+        CarriedBy::Udp => "All packets went over UDP.".to_owned(),
+        CarriedBy::SharedMemory => "All packets went through shared memory.".to_owned(),
+        CarriedBy::Both => {
+            let Carried { udp, shared_memory } = all;
+            format!("Of the packets {shared_memory} went through shared memory and {udp} over UDP.")
+        }
+    })
 }
 
 fn extremes(experiment: &Experiment, quantity: Quantity, points: &[(&PointRecord, Spread)]) -> Option<String> {

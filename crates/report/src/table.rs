@@ -6,6 +6,7 @@ use std::fmt::Display;
 use doorbell_study::cpu::{CpuPerMessage, CpuTime};
 use doorbell_study::environment::Environment;
 use doorbell_study::experiment::{Experiment, PointRecord, Quantity, Spread, View};
+use doorbell_study::link::CarriedBy;
 use doorbell_study::record::{HostResult, PointResult};
 use doorbell_study::roles::Role;
 use maud::{Markup, display, html};
@@ -40,6 +41,9 @@ pub(crate) fn nothing() -> Markup {
 /// All points of an experiment.
 pub(crate) fn points(runs: &[Run], experiment: &Experiment, model: Option<&dyn Model>) -> Markup {
     let are_several = runs.len() > 1;
+    // Of RNICs of the machine, and in virtual time, nobody counts what carried packets.
+    let mut records = runs.iter().flat_map(|run| View::new(&run.records).of(&experiment.name));
+    let is_counted = records.any(|record| record.carried().by().is_some());
     html! {
         div.scroll tabindex="0" { table.sortable {
             thead { tr {
@@ -55,6 +59,7 @@ pub(crate) fn points(runs: &[Run], experiment: &Experiment, model: Option<&dyn M
                     (heading("bottleneck", false))
                 }
                 @for name in ["times", "data packets", "predicted", "repeated", "RNR NAKs"] { (heading(name, true)) }
+                @if is_counted { (heading("carried by", false)) }
             } }
             tbody {
                 @for run in runs {
@@ -62,6 +67,7 @@ pub(crate) fn points(runs: &[Run], experiment: &Experiment, model: Option<&dyn M
                         tr {
                             @if are_several { (text(&run.name)) }
                             (row(run, record, experiment, model))
+                            @if is_counted { (text(record.carried())) }
                         }
                     }
                 }
@@ -160,13 +166,19 @@ fn environment() -> [Row; 17] {
     ]
 }
 
-/// What carried packets between software RNICs; records of earlier releases do not say.
+/// What carried packets between software RNICs: of how many points, where that differs.
 fn link(run: &Run) -> String {
-    let name = |result: &PointResult| match result.link.client.get("tx_shared_memory_packets")? {
-        0 => Some("UDP".to_owned()),
-        _ => Some("shared memory".to_owned()),
-    };
-    distinct(run.records.iter().flat_map(|record| &record.repetitions).filter_map(name).collect())
+    let all = [
+        (CarriedBy::SharedMemory, "shared memory"),
+        (CarriedBy::Udp, "UDP"),
+        (CarriedBy::Both, "both, as their tables say"),
+    ];
+    let count = |by| run.records.iter().filter(|record| record.carried().by() == Some(by)).count();
+    let found: Vec<_> = all.into_iter().map(|(by, name)| (name, count(by))).filter(|(_, count)| *count > 0).collect();
+    match found[..] {
+        [(name, _)] => name.to_owned(),
+        _ => found.iter().map(|(name, count)| format!("{name} ({count} points)")).collect::<Vec<_>>().join(", "),
+    }
 }
 
 /// What it says of a run beside that.

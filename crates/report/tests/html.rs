@@ -258,6 +258,55 @@ fn two_runs_are_held_against_each_other_point_by_point() {
 }
 
 #[test]
+fn both_links_stand_beside_each_other_and_each_point_says_what_carried_it() {
+    let mut run = run("here");
+    run.records.retain(|record| record.parameters.link.is_some() || record.experiment == "send-receive/window");
+    for (index, record) in run.records.iter_mut().enumerate() {
+        let is_shared = record.series.ends_with(", shared memory");
+        // One point of shared memory has lost one packet to UDP.
+        let udp = if is_shared { u64::from(record.series.starts_with("READ") && record.x == 1.0) } else { 7 };
+        for result in &mut record.repetitions {
+            let ns = if is_shared { 700 } else { 3500 };
+            result.latency_ns = Some(Latency { min: ns, p50: ns, mean: 0.0, p99: ns, p999: ns, max: ns });
+            result.messages_per_s = if is_shared { 9e6 } else { 3e6 };
+            result.bytes_per_s = result.messages_per_s * 16.0;
+            let counted = [("tx_udp_packets", udp), ("tx_shared_memory_packets", if is_shared { 9 } else { 0 })];
+            result.link.client = counted.map(|(name, count)| (name.to_owned(), count)).into();
+        }
+        assert!(index < 100);
+    }
+    let page = html(&[run.clone()], None, None);
+    let section = between(&page, "id=\"links\"", "<h2");
+    let head = between(section, "<thead>", "</thead>");
+    assert_eq!((head.matches("UDP").count(), head.matches("memory").count()), (5, 5), "{head}");
+    for words in
+        [">send-receive<", ">direct-read-fenced-awaited<", ">WRITE<", "5.00\u{d7}", "3.00\u{d7}", "9.00 \u{2020}"]
+    {
+        assert!(section.contains(words), "{words}: {section}");
+    }
+    let stray = "READ, shared memory (links/rate, 1): shared memory (27 packets) and UDP (3 packets)";
+    assert!(section.contains(stray), "{section}");
+    // Goals are judged beside the table, and are no published shapes.
+    assert!(section.contains("at most half as long") && section.contains("5.00 times (send-receive)"), "{section}");
+    assert!(!between(&page, "id=\"verdicts\"", "</table>").contains("half as long"));
+    let rate = between(&page, "id=\"x-links-rate\"", "</section>");
+    assert!(rate.contains("carried by") && rate.contains("shared memory (27 packets) and UDP (3 packets)"), "{rate}");
+    assert!(between(&page, "id=\"x-send-receive-window\"", "</section>").contains("All packets went over UDP."));
+    assert!(page.contains("UDP (") && page.contains("shared memory (") && page.contains("both, as their tables say ("));
+    // A protocol has one name in a plot, and each link is drawn as a run.
+    let plots = plots(&page);
+    let time = plots.iter().find(|plot| plot["runs"] == serde_json::json!(["UDP", "shared memory"])).unwrap();
+    let series = time["series"].as_array().unwrap();
+    let runs_of = |name: &str| -> Vec<u64> {
+        series.iter().filter(|one| one["name"] == name).map(|one| one["run"].as_u64().unwrap()).collect()
+    };
+    assert_eq!(runs_of("send-receive"), [0, 1], "{series:?}");
+    run.records.retain(|record| record.parameters.link.is_none());
+    let without = html(&[run], None, None);
+    assert!(!without.contains("id=\"links\"") && without.contains("All packets went over UDP."));
+}
+
+#[test]
 fn what_links_carry_is_a_line_in_plots_of_throughput() {
     let with_rate = |name: &str, gbps: u64| {
         let mut run = small(name);

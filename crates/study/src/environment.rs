@@ -7,6 +7,7 @@ use doorbell_verbs::DeviceAttributes;
 use crate::machine::{Adapter, Machine, Root};
 use crate::parameters::Parameters;
 use crate::pinning::Pinning;
+use crate::session::Parties;
 
 /// The machine and the device.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -89,11 +90,32 @@ impl Environment {
     /// The same while this is measured: every host pins as many threads as it has then.
     #[must_use]
     pub fn of_point(&self, parameters: &Parameters) -> Self {
+        let hosts = 1 + self.others().count();
+        match &parameters.far {
+            Some(point) if hosts > 1 => {
+                let duties = Parties::deal(hosts).duties(point);
+                self.pinned_by(|number, pinning| {
+                    let part = duties.iter().find(|(host, _)| *host == number);
+                    part.map_or_else(
+                        || Pinning::none("this host has no part in this point"),
+                        |(_, duties)| pinning.of_threads(duties.threads(point)),
+                    )
+                })
+            }
+            _ => self.pinned_by(|_, pinning| pinning.of_point(parameters)),
+        }
+    }
+
+    /// The same with what `pinned` makes of each host's number and of what that host pins at most.
+    fn pinned_by(&self, pinned: impl Fn(usize, &Pinning) -> Pinning) -> Self {
+        let of = |number, host: &Self| Self {
+            pinning: host.pinning.as_ref().map(|pinning| pinned(number, pinning)),
+            ..host.clone()
+        };
         Self {
-            pinning: self.pinning.as_ref().map(|pinning| pinning.of_point(parameters)),
-            peer: self.peer.as_ref().map(|peer| Box::new(peer.of_point(parameters))),
-            hosts: self.hosts.iter().map(|host| host.of_point(parameters)).collect(),
-            ..self.clone()
+            peer: self.peer.as_ref().map(|peer| Box::new(of(1, peer))),
+            hosts: self.hosts.iter().enumerate().map(|(index, host)| of(index + 1, host)).collect(),
+            ..of(0, self)
         }
     }
 

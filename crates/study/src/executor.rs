@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
-use std::future::Future;
+use std::future::{Future, ready};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
@@ -22,6 +22,8 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 pub struct Idle {
     channel: Option<Channel>,
     waiting: Rc<Cell<usize>>,
+    /// A task has handled a message in this round, be it that it waits for the next one.
+    has_handled: Rc<Cell<bool>>,
     empty: Rc<RefCell<EmptyRounds>>,
     /// The first deadline of the tasks that wait, on the device's clock.
     deadline_ns: Rc<Cell<u64>>,
@@ -30,7 +32,8 @@ pub struct Idle {
 impl Idle {
     /// Tasks spin.
     pub fn spin() -> Self {
-        Self { channel: None, waiting: Rc::default(), empty: Rc::default(), deadline_ns: Rc::new(Cell::new(u64::MAX)) }
+        let deadline_ns = Rc::new(Cell::new(u64::MAX));
+        Self { channel: None, waiting: Rc::default(), has_handled: Rc::default(), empty: Rc::default(), deadline_ns }
     }
 
     /// The thread sleeps on `channel` when all tasks wait.
@@ -76,6 +79,11 @@ impl Waiter for Idle {
     fn wants_notification(&self) -> bool {
         self.channel.is_some()
     }
+
+    fn breathe(&self) -> impl Future<Output = ()> {
+        self.has_handled.set(true);
+        ready(())
+    }
 }
 
 /// Runs one task until it is done.
@@ -110,14 +118,21 @@ pub fn run_while<T, E>(
             break;
         }
         check()?;
-        if idle.waiting.get() < left {
+        let has_handled = idle.has_handled.take();
+        let all_wait = idle.waiting.get() == left;
+        if has_handled || !all_wait {
             patience.found();
             idle.empty.borrow_mut().busy();
+        } else {
+            idle.empty.borrow_mut().empty();
+        }
+        if !all_wait {
             continue;
         }
-        idle.empty.borrow_mut().empty();
         let Some(channel) = &idle.channel else {
-            patience.found_nothing();
+            if !has_handled {
+                patience.found_nothing();
+            }
             continue;
         };
         // All tasks have armed their notifications and found nothing since. A failed wait
@@ -209,6 +224,22 @@ mod tests {
         };
         let ended: Result<Vec<()>, u32> = run_while(&Idle::spin(), [task(held.clone()), task(held.clone())], check);
         assert_eq!((ended, Rc::strong_count(&held)), (Err(5), 1));
+    }
+
+    /// The side of a ping-pong that answers waits at the end of each of its turns, also of those in which it answered.
+    #[test]
+    fn a_round_in_which_a_message_was_handled_is_none_in_vain() {
+        let idle = Idle::spin();
+        let task = async {
+            for turn in 0..100 {
+                idle.wait(None, None).await;
+                if turn % 4 == 0 {
+                    idle.breathe().await;
+                }
+            }
+        };
+        run(&idle, [task]);
+        assert_eq!(idle.empty.borrow().count(), 75);
     }
 
     #[test]

@@ -38,6 +38,7 @@
 //! coordinates two ends, point by point: processes joined by TCP, or both in one process; [`record`] is what comes out.
 //! [`pinning`] says on which CPUs threads poll. [`far`] is what has more parties than two: memory that several clients
 //! share.
+//! [`link`] says what carried packets between two processes of one machine.
 //! [`measure`] times the parameters of the performance model, one call at a time, and [`limit`] what
 //! this machine's kernel gives without an RNIC.
 #![forbid(unsafe_code)]
@@ -50,6 +51,7 @@ pub mod experiment;
 pub mod far;
 pub mod layout;
 pub mod limit;
+pub mod link;
 pub mod machine;
 pub mod measure;
 mod memory;

@@ -10,6 +10,7 @@ use doorbell_verbs::PathMtu;
 use serde::{Deserialize, Serialize};
 
 use crate::far::FarPoint;
+use crate::link::Link;
 use crate::memory::bytes_behind;
 use crate::serving::Serving;
 
@@ -194,6 +195,10 @@ pub struct Parameters {
     /// one for each.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub addresses: Option<usize>,
+    /// The link that both ends open their devices with for this, where it is a matter of what is measured: of two
+    /// processes of one machine. `None` leaves it to them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<Link>,
     /// What is measured instead, of memory that several clients share: then nothing else here counts but the size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub far: Option<Box<FarPoint>>,
@@ -251,6 +256,7 @@ impl Parameters {
             signal_each: false,
             serving: Serving::default(),
             addresses: None,
+            link: None,
             far: None,
         }
     }

@@ -7,6 +7,8 @@
 //! The thread of a software RNIC is left to the scheduler. It was started before anything was pinned, so it shares the CPU
 //! of a thread that polls only where no other is idle.
 //!
+//! A point about shared memory has more parties than two, each with a thread that polls, and a store with one for each client.
+//!
 //! Where more threads poll than there are CPUs for them, none is pinned: two that are pinned to one CPU wait for each
 //! other while another CPU may be idle.
 
@@ -236,23 +238,45 @@ impl Pinning {
         Self { cpus: cpus.copied().collect(), both_ends: false, because: self.because.clone() }
     }
 
-    /// What is pinned while this is measured.
+    /// What is pinned while this is measured. Of a point about shared memory, by one process that has all parties; hosts
+    /// that parties are dealt to are asked by [`Environment::of_point`].
     #[must_use]
     pub fn of_point(&self, parameters: &Parameters) -> Self {
-        if self.cpus.is_empty() {
-            return self.clone();
-        }
-        if parameters.far.is_some() {
-            return Self::none("points about shared memory have threads for many roles, which are not pinned");
+        if let Some(point) = &parameters.far {
+            return Self { both_ends: false, ..self.clone() }.of_threads(point.threads());
         }
         let threads = threads(parameters);
-        let needed = if self.both_ends { 2 * threads } else { threads };
-        if needed > self.cpus.len() {
-            let (cpus, because) = (self.cpus.len(), &self.because);
-            return Self::none(format!("{needed} thread(s) poll, and {cpus} CPU(s) for them: {because}"));
-        }
-        Self { cpus: self.cpus[..needed].to_vec(), ..self.clone() }
+        self.of_threads(if self.both_ends { 2 * threads } else { threads })
     }
+
+    /// What is pinned while so many threads poll.
+    #[must_use]
+    pub(crate) fn of_threads(&self, threads: usize) -> Self {
+        if threads > self.cpus.len() && !self.cpus.is_empty() {
+            let (cpus, because) = (self.cpus.len(), &self.because);
+            return Self::none(format!("{threads} thread(s) poll, and {cpus} CPU(s) for them: {because}"));
+        }
+        Self { cpus: self.cpus.iter().take(threads).copied().collect(), ..self.clone() }
+    }
+
+    /// Finds out whether threads can be pinned to all of the CPUs.
+    ///
+    /// # Errors
+    ///
+    /// The operating system refuses one of them.
+    pub fn try_all(&self) -> Result<(), PinError> {
+        try_all(&self.cpus)
+    }
+
+    /// Pins the calling thread to the CPU of this number until the result is dropped, if there are so many.
+    pub fn pin(&self, number: usize) -> Pinned {
+        Pinned::to_one_of(&self.cpus, number)
+    }
+}
+
+/// Finds out whether a thread can be pinned to each of these CPUs. It runs where it could before then.
+pub(crate) fn try_all(cpus: &[usize]) -> Result<(), PinError> {
+    cpus.iter().try_for_each(|&cpu| Pinned::to(cpu).map(drop))
 }
 
 impl fmt::Display for Pinning {
@@ -319,13 +343,23 @@ pub struct Pinned(Option<CpuSet>);
 const THIS_THREAD: Pid = Pid::from_raw(0);
 
 impl Pinned {
-    /// Pins the calling thread.
-    pub(crate) fn to(cpu: usize) -> Result<Self, PinError> {
+    /// Pins the calling thread, and all that it starts meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// The operating system refuses.
+    pub fn to(cpu: usize) -> Result<Self, PinError> {
         let failed = |error| PinError { cpu, error };
         let before = sched_getaffinity(THIS_THREAD).map_err(failed)?;
         let mut one = CpuSet::new();
         one.set(cpu).and_then(|()| sched_setaffinity(THIS_THREAD, &one)).map_err(failed)?;
         Ok(Self(Some(before)))
+    }
+
+    /// Pins the calling thread to one of several CPUs that have been tried, if there are so many. One that cannot be had any
+    /// more has just gone offline: then the thread runs where it can.
+    pub(crate) fn to_one_of(cpus: &[usize], number: usize) -> Self {
+        cpus.get(number).and_then(|&cpu| Self::to(cpu).ok()).unwrap_or_default()
     }
 }
 
@@ -342,6 +376,7 @@ impl Drop for Pinned {
 mod tests {
     use super::*;
     use crate::experiment::tests::environment;
+    use crate::far::{FarPoint, StorePoint, Strategy};
     use crate::machine::Machine;
     use crate::machine::tests::made_of;
     use crate::parameters::{Kind, Operation};
@@ -479,6 +514,40 @@ mod tests {
         };
         assert_eq!(cpus(1), [Some(vec![0]), Some(vec![4]), Some(vec![4]), None]);
         assert_eq!(cpus(2), [Some(vec![0, 1]), Some(vec![]), Some(vec![]), None]);
+    }
+
+    #[test]
+    fn a_point_about_shared_memory_takes_a_cpu_for_each_of_its_threads_that_polls() {
+        let with = |strategy, clients| {
+            let store = StorePoint { strategy, clients, ..StorePoint::default() };
+            let far = Some(Box::new(FarPoint::Store(store)));
+            Parameters { far, ..Parameters::plain(Kind::Bandwidth, Operation::Write, 8) }
+        };
+        let cpus = |environment: &Environment| environment.pinning.as_ref().map(|pinning| pinning.cpus.clone());
+        let pinning = |cpus: &[usize]| Some(Pinning { cpus: cpus.to_vec(), both_ends: true, because: "so".to_owned() });
+        // One process has memory node, metadata service and middlebox as well.
+        let here = Environment { pinning: pinning(&[3, 2, 1, 0]), ..environment("soft", 4) };
+        assert_eq!(cpus(&here.of_point(&with(Strategy::Lock, 2))), Some(vec![3, 2, 1, 0]));
+        assert_eq!(cpus(&here.of_point(&with(Strategy::Lock, 1))), Some(vec![3, 2, 1]));
+        assert_eq!(cpus(&here.of_point(&with(Strategy::Steered, 1))), Some(vec![3, 2, 1, 0]));
+        let none = here.of_point(&with(Strategy::Steered, 2)).pinning.unwrap().to_string();
+        assert_eq!(none, "threads are not pinned (5 thread(s) poll, and 4 CPU(s) for them: so)");
+        let one = here.of_point(&with(Strategy::Lock, 1)).pinning.unwrap().to_string();
+        assert_eq!(one, "threads are pinned to CPU 3,2,1 (so)");
+        // On hosts a thread for each client, and one for every other party.
+        let host = Environment { pinning: pinning(&[0, 1]), ..environment("soft", 2) };
+        let others = |count| Environment { hosts: vec![host.clone(); count], ..host.clone() };
+        let of = |environment: Environment, strategy, clients| {
+            let recorded = environment.of_point(&with(strategy, clients));
+            std::iter::once(&recorded).chain(recorded.others()).map(cpus).map(Option::unwrap).collect::<Vec<_>>()
+        };
+        assert_eq!(of(others(3), Strategy::Steered, 2), [vec![0, 1], vec![0], vec![0], vec![0]]);
+        assert_eq!(of(others(3), Strategy::Lock, 3), [vec![], vec![0], vec![], vec![0]]);
+        assert_eq!(of(others(4), Strategy::Lock, 3)[4], [0]);
+        let with_peer = Environment { peer: Some(Box::new(host.clone())), ..host.clone() };
+        assert_eq!(of(with_peer, Strategy::Lock, 2), [vec![0, 1], vec![0]]);
+        let idle = others(3).of_point(&with(Strategy::Lock, 1)).hosts[1].pinning.clone().unwrap().to_string();
+        assert_eq!(idle, "threads are not pinned (this host has no part in this point)");
     }
 
     #[test]

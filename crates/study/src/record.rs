@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::cpu::{CpuPerMessage, CpuTime};
 use crate::environment::Environment;
 use crate::far::Figures;
+use crate::link::{Carried, CarriedBy};
 use crate::parameters::{Fitted, Parameters, Timed};
 pub use crate::prediction::Predicted;
 
@@ -61,9 +62,12 @@ pub struct PointResult {
     pub mtu: usize,
     /// Counters of both ends, over the whole life of the connections.
     pub counters: BothEnds<BTreeMap<String, u64>>,
-    /// What was lost below the RNIC of each end in that time.
+    /// What was lost below the RNIC of each end in that time, and how many packets went which way.
     #[serde(default)]
     pub link: BothEnds<BTreeMap<String, u64>>,
+    /// What carried these packets: [`carried`](Self::carried) has the numbers. Of an RNIC of the machine it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub carried_by: Option<CarriedBy>,
     /// Packets and bytes among them, per second: what somebody sees of each end who has nothing but
     /// the counters of its NIC.
     #[serde(default)]
@@ -152,6 +156,12 @@ impl PointResult {
         let messages = self.sent_by_connection.iter().sum();
         let BothEnds { client, server } = &self.cpu;
         BothEnds { client: client.per_message(messages), server: server.per_message(messages) }
+    }
+
+    /// How many packets of both ends went which way, also of a record that holds only counters.
+    pub fn carried(&self) -> Carried {
+        let own = Carried::of(&self.link.client, &self.counters.client);
+        own.and(Carried::of(&self.link.server, &self.counters.server))
     }
 }
 

@@ -11,7 +11,7 @@ use doorbell_verbs::Channel;
 
 use crate::cpu::{self, CpuTime};
 use crate::executor::{self, Idle};
-use crate::pinning::{PinError, Pinned};
+use crate::pinning::{self, PinError, Pinned};
 
 /// What runs the tasks of one end.
 ///
@@ -93,11 +93,9 @@ pub struct OsThreads {
 }
 
 impl OsThreads {
-    /// Pins the present thread to one of the CPUs, if there are so many. [`Threads::pin`] has tried them all: if one cannot
-    /// be had any more, it has just gone offline, and the thread runs where it can.
+    /// Pins the present thread to one of the CPUs, all of which [`Threads::pin`] has tried.
     fn pin_to(&self, number: usize) -> Pinned {
-        let cpu = self.cpus.lock().unwrap_or_else(PoisonError::into_inner).get(number).copied();
-        cpu.and_then(|cpu| Pinned::to(cpu).ok()).unwrap_or_default()
+        Pinned::to_one_of(&self.cpus.lock().unwrap_or_else(PoisonError::into_inner), number)
     }
 
     fn run_here<T, E>(
@@ -121,7 +119,7 @@ impl Threads for OsThreads {
     }
 
     fn pin(&self, cpus: &[usize]) -> Result<Pinned, PinError> {
-        cpus.iter().skip(1).try_for_each(|&cpu| Pinned::to(cpu).map(drop))?;
+        pinning::try_all(cpus.get(1..).unwrap_or_default())?;
         let pinned = cpus.first().map(|&cpu| Pinned::to(cpu)).transpose()?.unwrap_or_default();
         *self.cpus.lock().unwrap_or_else(PoisonError::into_inner) = cpus.to_vec();
         Ok(pinned)

@@ -7,8 +7,9 @@ use std::thread::JoinHandle;
 
 use common::MEMORY_BYTES;
 use doorbell_study::far::{FarPoint, Figure, OrderPoint, ScopePoint, StorePoint, Strategy, TearingPoint};
+use doorbell_study::machine::{Machine, Root, cpu_list};
 use doorbell_study::parameters::{Kind, Operation, Parameters};
-use doorbell_study::pinning::Place;
+use doorbell_study::pinning::{Pinning, Place};
 use doorbell_study::record::PointResult;
 use doorbell_study::session::{self, HostError, Introduction, Parties, SessionError, Terms, measure_parties};
 use doorbell_verbs::soft::{self, SoftOptions};
@@ -17,10 +18,13 @@ type Served = JoinHandle<Result<(), SessionError>>;
 
 /// A host that serves with so much memory, until its connection ends.
 fn host(memory_bytes: usize) -> (TcpStream, Served) {
+    host_with(Terms::open(memory_bytes))
+}
+
+fn host_with(terms: Terms) -> (TcpStream, Served) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (accepted, _) = listener.accept().unwrap();
-    let terms = Terms::open(memory_bytes);
     let options = SoftOptions { publish: false, ..SoftOptions::default() };
     (stream, std::thread::spawn(move || session::serve(soft::open(&options).unwrap(), accepted, &terms)))
 }
@@ -37,12 +41,22 @@ fn try_to_measure(
     hosts: usize,
     memory_bytes: usize,
 ) -> (Result<PointResult, HostError>, Vec<Result<(), SessionError>>) {
+    try_with(far, hosts, |_| Terms::open(memory_bytes), memory_bytes)
+}
+
+/// The same with terms that each host has by its number.
+fn try_with(
+    far: FarPoint,
+    hosts: usize,
+    terms: impl Fn(usize) -> Terms,
+    memory_bytes: usize,
+) -> (Result<PointResult, HostError>, Vec<Result<(), SessionError>>) {
     let parties = Parties::deal(hosts);
     let (streams, servers): (Vec<_>, Vec<Served>) = parties
         .duties(&far)
         .iter()
         .map(|(number, _)| {
-            let (stream, server) = host(memory_bytes);
+            let (stream, server) = host_with(terms(*number));
             ((format!("host {number}"), stream, Place::default()), server)
         })
         .unzip();
@@ -101,8 +115,7 @@ fn clients_on_two_hosts_are_one_workload_and_two_hosts_are_enough_for_all_else()
     // The rate is that of the time which both measured.
     let sent: u64 = result.sent_by_connection.iter().sum();
     assert!(result.seconds > 0.0 && result.messages > 0 && result.messages <= sent, "{result:?}");
-    let rate = result.messages as f64 / result.seconds;
-    assert!((rate / result.messages_per_s - 1.0).abs() < 0.01, "{result:?}");
+    assert!((result.messages_per_s * result.seconds - result.messages as f64).abs() < 1.0, "{result:?}");
     let result = measure(FarPoint::Store(store(Strategy::Backoff)), 2);
     assert_eq!(roles(&result), [(0, "clients", 3), (1, "memory node, metadata service", 3)]);
 }
@@ -122,6 +135,57 @@ fn queue_pairs_to_bare_memory_reach_another_host_straight_and_through_a_box() {
     assert_eq!(order.messages, 200, "{order:?}");
     assert!(order.far[&Figure::InOrder] > 0.0 && order.far[&Figure::LargestGap] >= 1.0, "{order:?}");
     assert_eq!(roles(&order), [(0, "clients", 2), (1, "memory node", 2), (2, "middlebox", 2)]);
+}
+
+/// A CPU that nobody has shows which host would have pinned a thread to it.
+#[test]
+fn every_host_pins_the_threads_of_its_parties() {
+    let cpu = Machine::of(&Root::default()).cpus[0];
+    let pinned = |cpus: Vec<usize>| Terms {
+        pinning: Pinning { cpus, because: "so".to_owned(), ..Pinning::default() },
+        ..Terms::open(MEMORY_BYTES)
+    };
+    let point = |clients| FarPoint::Store(StorePoint { clients, hosts: 1, ..store(Strategy::Steered) });
+    let measure = |clients, cpus: &dyn Fn(usize) -> Vec<usize>| {
+        try_with(point(clients), 4, |number| pinned(cpus(number)), MEMORY_BYTES)
+    };
+    for host in 0..4 {
+        let (result, _) = measure(1, &|number| vec![if number == host { usize::MAX } else { cpu }]);
+        let error = result.unwrap_err().to_string();
+        let expected = format!("host {host}: ");
+        assert!(
+            error.starts_with(&expected) && error.contains("cannot be pinned to CPU 18446744073709551615"),
+            "{error}"
+        );
+    }
+    // Host 0 has more clients than CPUs, and pins nothing.
+    let (result, served) = measure(2, &|number| vec![if number == 0 { usize::MAX } else { cpu }]);
+    assert!(result.unwrap().messages > 0 && served.iter().all(Result::is_ok), "{served:?}");
+
+    // And the thread of a client runs there, while it works.
+    let long = StorePoint { clients: 1, hosts: 1, measure_us: 300_000.0, ..store(Strategy::Lock) };
+    let terms = move |_| pinned(vec![cpu]);
+    let measuring = std::thread::spawn(move || try_with(FarPoint::Store(long), 2, terms, MEMORY_BYTES));
+    let mut seen = Vec::new();
+    while !measuring.is_finished() {
+        seen.extend(cpus_of("client 1"));
+        std::thread::yield_now();
+    }
+    assert!(measuring.join().unwrap().0.unwrap().messages > 0);
+    assert!(seen.contains(&vec![cpu]), "{seen:?}");
+}
+
+/// Where the threads of this process that have this name may run.
+fn cpus_of(name: &str) -> Vec<Vec<usize>> {
+    let root = Root::default();
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let allowed = |task: std::io::Result<std::fs::DirEntry>| {
+        let task = task.ok()?.file_name().into_string().ok()?;
+        let text = |file| root.text(format!("proc/self/task/{task}/{file}"));
+        let status = text("comm").filter(|comm| comm.trim() == name).and_then(|_| text("status"))?;
+        status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).map(cpu_list)
+    };
+    tasks.filter_map(allowed).collect()
 }
 
 #[test]

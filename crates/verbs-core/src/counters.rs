@@ -137,8 +137,10 @@ counters! {
         tx_refused,
         /// Packets dropped because the memory shared with their destination was full.
         tx_ring_full,
-        /// Devices of this machine that were asked for shared memory and did not share it.
+        /// How often a device of this machine was asked for shared memory and did not share it.
         shared_memory_refused,
+        /// Packets sent over UDP.
+        tx_udp_packets,
         /// Packets sent through memory shared with their destination.
         tx_shared_memory_packets,
         /// Packets received through memory shared with their sender.

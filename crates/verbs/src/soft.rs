@@ -64,7 +64,8 @@ pub struct SoftOptions {
     pub check_datagrams: bool,
     /// When acknowledgements of messages leave; `None` takes what [`ACK_VARIABLE`] says, or the default.
     pub ack: Option<AckPolicy>,
-    /// What carries packets to devices of this machine; `None` takes what [`LINK_VARIABLE`] says, or UDP.
+    /// What carries packets to devices of this machine; `None` takes what [`LINK_VARIABLE`] says, or
+    /// shared memory where both devices have it.
     pub link: Option<LinkChoice>,
     /// What the device counts is published for other processes of this user, where that is possible, unless
     /// [`DOORBELL_PUBLISH`](doorbell_counters::SWITCH_VARIABLE) is 0.

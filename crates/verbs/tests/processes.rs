@@ -2,51 +2,26 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::io::Write;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use common::peer::{BYTES, CHILD, Peer, connect, describe, held_now, plan};
 use common::*;
-use doorbell_verbs::soft::{LINK_VARIABLE, LinkChoice, SoftOptions};
-use doorbell_verbs::{AddressVector, Psn, QpAttributes, QpState, Qpn, RKey, SendOperation, Status};
+use doorbell_verbs::soft::{LinkChoice, SoftOptions};
+use doorbell_verbs::{QpState, RKey, SendOperation, Status};
 
-/// Set for the process that plays the peer, to the part that it plays.
-const CHILD: &str = "DOORBELL_TEST_PEER";
+/// The test that a peer runs.
+const TEST: &str = "two_processes_exchange_and_survive_each_other";
 
 /// Rounds of the test that kills peers, if not 1,000.
 const ROUNDS: &str = "DOORBELL_ROUNDS";
-
-const BYTES: usize = 100_000;
 
 /// Tests here take turns: one counts what the whole process holds.
 static TURN: Mutex<()> = Mutex::new(());
 
 fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn plan() -> Plan {
-    Plan { timeout: 14, retry_count: 3, ..Plan::rc() }
-}
-
-/// What the other end must know, as one line.
-fn describe(side: &Side, psn: Psn, region: &doorbell_verbs::Region) -> String {
-    let address = side.device.attributes().address;
-    format!("peer {address} {} {} {} {}", side.qp.qpn().get(), psn.get(), region.address(), region.rkey().get())
-}
-
-/// Connects to the end that a line describes: where its memory lies.
-fn connect(plan: Plan, side: &Side, send_psn: Psn, line: &str) -> (u64, RKey) {
-    let mut words = line.trim().split(' ').skip(1);
-    let mut next = || words.next().unwrap_or_else(|| panic!("{line:?} is no description"));
-    let address = next().parse().unwrap();
-    let (qpn, psn) = (Qpn::new(next().parse().unwrap()), Psn::new(next().parse().unwrap()));
-    side.qp.modify(&plan.to_init()).unwrap();
-    let rtr = QpAttributes { address: Some(AddressVector::to(address)), dest_qpn: Some(qpn), ..plan.to_rtr(side, psn) };
-    side.qp.modify(&rtr).unwrap();
-    side.qp.modify(&plan.to_rts(send_psn)).unwrap();
-    (next().parse().unwrap(), RKey::new(next().parse().unwrap()))
 }
 
 /// The other process: it doubles what it is told to, then waits until it is killed.
@@ -72,43 +47,6 @@ fn be_the_peer() {
     let _ = std::io::stdin().read_line(&mut line); // until the first process has enough of it
 }
 
-struct Peer {
-    child: Child,
-    commands: ChildStdin,
-    answers: BufReader<ChildStdout>,
-}
-
-impl Peer {
-    fn start(part: &str, link: LinkChoice) -> Self {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "two_processes_exchange_and_survive_each_other", "--nocapture"]);
-        command.env(CHILD, part).env(LINK_VARIABLE, link.name());
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let commands = child.stdin.take().unwrap();
-        let answers = BufReader::new(child.stdout.take().unwrap());
-        Self { child, commands, answers }
-    }
-
-    /// The next line that starts so: a test program prints others before.
-    fn answer(&mut self, start: &str) -> String {
-        loop {
-            let mut line = String::new();
-            assert!(self.answers.read_line(&mut line).unwrap() > 0, "the peer ended before it said {start:?}");
-            // The first line of a test stands behind the runner's words.
-            if let Some(at) = line.find(start) {
-                return line.split_off(at);
-            }
-        }
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 #[test]
 fn two_processes_exchange_and_survive_each_other() {
     match std::env::var(CHILD).as_deref() {
@@ -125,7 +63,7 @@ fn two_processes_exchange_and_survive_each_other() {
 fn exchange_and_survive(link: LinkChoice) {
     let side = plan().side(&open_soft(SoftOptions { link: Some(link), ..SoftOptions::default() }));
     let memory = side.patterned(BYTES, 1);
-    let mut peer = Peer::start("peer", link);
+    let mut peer = Peer::start(TEST, "peer", link);
     let line = peer.answer("peer ");
     let psn = side.device.random_psn();
     writeln!(peer.commands, "{}", describe(&side, psn, &memory)).unwrap();
@@ -193,7 +131,7 @@ fn a_peer_killed_at_any_moment_leaves_nothing_behind() {
     for round in 0..rounds {
         let side = hasty().side(&device);
         let memory = side.memory(BYTES);
-        let mut peer = Peer::start("stream", LinkChoice::Shm);
+        let mut peer = Peer::start(TEST, "stream", LinkChoice::Shm);
         // Its address, and the name that goes with it, are free again in each round.
         writeln!(peer.commands, "{theirs}").unwrap();
         let line = peer.answer("peer ");
@@ -237,13 +175,6 @@ fn a_peer_killed_at_any_moment_leaves_nothing_behind() {
     }
 }
 
-/// How many mappings of rings and how many descriptors this process has.
-fn held_now() -> (usize, usize) {
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    let rings = maps.lines().filter(|line| line.contains("memfd:doorbell")).count();
-    (rings, std::fs::read_dir("/proc/self/fd").unwrap().count())
-}
-
 #[test]
 fn a_stopped_peer_holds_nobody_up() {
     let _turn = turn();
@@ -251,7 +182,7 @@ fn a_stopped_peer_holds_nobody_up() {
     let patient = Plan { timeout: 16, retry_count: 7, ..Plan::rc() };
     let side = patient.side(&device);
     let memory = side.patterned(BYTES, 1);
-    let mut peer = Peer::start("peer", LinkChoice::Shm);
+    let mut peer = Peer::start(TEST, "peer", LinkChoice::Shm);
     let line = peer.answer("peer ");
     let psn = side.device.random_psn();
     writeln!(peer.commands, "{}", describe(&side, psn, &memory)).unwrap();

@@ -15,6 +15,35 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 
+/// Opens two devices that reach each other.
+type Pair = fn() -> (Device, Device);
+
+/// Tests of both links: a thread that sleeps is woken by what arrives over either.
+macro_rules! over_each_link {
+    ($($name:ident)*) => {
+        mod over_udp {
+            $(#[test] fn $name() { super::$name(super::soft_pair); })*
+        }
+        mod through_memory {
+            $(#[test] fn $name() { super::$name(super::shm_pair); })*
+        }
+    };
+}
+
+over_each_link! {
+    a_program_may_post_and_never_call_again
+    a_program_may_post_unsignalled_and_spin_on_memory
+    programs_may_poll_for_their_completions_and_then_spin_on_memory
+    a_target_may_be_passive
+    programs_that_sleep_on_the_channel_are_woken
+    edge_and_level_triggered_epoll_both_work
+    a_program_may_wait_now_on_the_channel_and_now_on_its_descriptor
+    an_async_runtime_waits_for_the_channel
+    a_peer_that_does_not_answer_delays_nobody_else
+    a_device_closes_at_any_moment
+    idle_devices_cost_nothing
+}
+
 /// An end whose completion queue notifies.
 fn notifying(plan: &Plan, device: &Device) -> (Side, Channel) {
     let channel = device.create_channel().unwrap();
@@ -37,10 +66,9 @@ fn habits(side: &Side, peer: &Side, habit: usize) {
     }
 }
 
-#[test]
-fn a_program_may_post_and_never_call_again() {
+fn a_program_may_post_and_never_call_again(pair: Pair) {
     for habit in 0..3 {
-        let (a, b) = Plan::rc().connect(&soft_pair());
+        let (a, b) = Plan::rc().connect(&pair());
         let (from, to) = (a.patterned(1 << 20, 1), b.memory(1 << 20));
         habits(&a, &b, habit);
         habits(&b, &a, habit);
@@ -60,9 +88,8 @@ fn a_program_may_post_and_never_call_again() {
     }
 }
 
-#[test]
-fn a_program_may_post_unsignalled_and_spin_on_memory() {
-    let (a, b) = Plan { depth: 1000, ..Plan::rc() }.connect(&soft_pair());
+fn a_program_may_post_unsignalled_and_spin_on_memory(pair: Pair) {
+    let (a, b) = Plan { depth: 1000, ..Plan::rc() }.connect(&pair());
     let (mine, theirs) = (a.memory(4096), b.memory(4096));
     for round in 1..=300_u64 {
         if round % 10 == 0 {
@@ -80,10 +107,9 @@ fn a_program_may_post_unsignalled_and_spin_on_memory() {
     }
 }
 
-#[test]
-fn programs_may_poll_for_their_completions_and_then_spin_on_memory() {
+fn programs_may_poll_for_their_completions_and_then_spin_on_memory(pair: Pair) {
     const ROUNDS: u64 = 2000;
-    let (a, b) = Plan::rc().connect(&soft_pair());
+    let (a, b) = Plan::rc().connect(&pair());
     let (of_a, of_b) = (a.memory(16), b.memory(16));
     // Each waits for the other's number, then for its own WRITE to complete; only memory tells of the first.
     let play = |side: &Side, mine: &Region, theirs: &Region, begins: bool| {
@@ -109,9 +135,8 @@ fn programs_may_poll_for_their_completions_and_then_spin_on_memory() {
     });
 }
 
-#[test]
-fn a_target_may_be_passive() {
-    let (a, b) = Plan::rc().connect(&soft_pair());
+fn a_target_may_be_passive(pair: Pair) {
+    let (a, b) = Plan::rc().connect(&pair());
     let (mine, theirs) = (a.patterned(100_000, 1), b.memory(100_000));
     for round in 0..50 {
         a.post(round, write_to(&theirs, 0), &[mine.sge(0, 1 + round as usize * 2000)]);
@@ -145,10 +170,9 @@ fn echo(side: &Side, channel: &Channel, messages: u64) {
     }
 }
 
-#[test]
-fn programs_that_sleep_on_the_channel_are_woken() {
+fn programs_that_sleep_on_the_channel_are_woken(pair: Pair) {
     const MESSAGES: u64 = 500;
-    let devices = soft_pair();
+    let devices = pair();
     let plan = Plan::rc();
     let (a, channel_a) = notifying(&plan, &devices.0);
     let (b, channel_b) = notifying(&plan, &devices.1);
@@ -162,10 +186,9 @@ fn programs_that_sleep_on_the_channel_are_woken() {
     });
 }
 
-#[test]
-fn edge_and_level_triggered_epoll_both_work() {
+fn edge_and_level_triggered_epoll_both_work(pair: Pair) {
     for edge in [false, true] {
-        let devices = soft_pair();
+        let devices = pair();
         let plan = Plan::rc();
         let (a, (b, channel)) = (plan.side(&devices.0), notifying(&plan, &devices.1));
         plan.join(&a, &b);
@@ -189,9 +212,8 @@ fn edge_and_level_triggered_epoll_both_work() {
     }
 }
 
-#[test]
-fn a_program_may_wait_now_on_the_channel_and_now_on_its_descriptor() {
-    let devices = soft_pair();
+fn a_program_may_wait_now_on_the_channel_and_now_on_its_descriptor(pair: Pair) {
+    let devices = pair();
     let plan = Plan::rc();
     let (a, (b, channel)) = (plan.side(&devices.0), notifying(&plan, &devices.1));
     plan.join(&a, &b);
@@ -216,10 +238,9 @@ fn a_program_may_wait_now_on_the_channel_and_now_on_its_descriptor() {
     assert!(!channel.wait(Some(Duration::ZERO)).unwrap());
 }
 
-#[test]
-fn an_async_runtime_waits_for_the_channel() {
+fn an_async_runtime_waits_for_the_channel(pair: Pair) {
     const MESSAGES: u64 = 200;
-    let devices = soft_pair();
+    let devices = pair();
     let plan = Plan::rc();
     let (a, (b, channel)) = (plan.side(&devices.0), notifying(&plan, &devices.1));
     plan.join(&a, &b);
@@ -251,9 +272,8 @@ fn an_async_runtime_waits_for_the_channel() {
     });
 }
 
-#[test]
-fn a_peer_that_does_not_answer_delays_nobody_else() {
-    let (one, other) = soft_pair();
+fn a_peer_that_does_not_answer_delays_nobody_else(pair: Pair) {
+    let (one, other) = pair();
     let third = open_soft(SoftOptions::default());
     // One connection to a queue pair that is gone, which tries again and again, ever more rarely.
     let (stuck, gone) = Plan { timeout: 0, ..Plan::rc() }.connect(&(one.clone(), third));
@@ -297,11 +317,10 @@ fn single_posts_become_runs_however_long_the_round_trip_is() {
     assert!((0..5).any(most_waited), "each post was sent by itself");
 }
 
-#[test]
-fn a_device_closes_at_any_moment() {
+fn a_device_closes_at_any_moment(pair: Pair) {
     // Its thread may be driving, watching, napping, or on its way from one to the other.
     for round in 0..300 {
-        let (a, b) = Plan::rc().connect(&soft_pair());
+        let (a, b) = Plan::rc().connect(&pair());
         let (mine, theirs) = (a.memory(8), b.memory(8));
         let mut out = [Completion::default(); 4];
         b.cq.poll(&mut out).unwrap();
@@ -321,8 +340,7 @@ fn cpu_time() -> Duration {
 
 /// The CPU time that this process takes while devices and connections lie idle. It runs in a
 /// process of its own, since the other tests of this one are busy.
-#[test]
-fn idle_devices_cost_nothing() {
+fn idle_devices_cost_nothing(pair: Pair) {
     const CHILD: &str = "DOORBELL_TEST_IDLE";
     if std::env::var_os(CHILD).is_none() {
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
@@ -335,7 +353,7 @@ fn idle_devices_cost_nothing() {
         return;
     }
     for habit in 0..3 {
-        let (a, b) = Plan::rc().connect(&soft_pair());
+        let (a, b) = Plan::rc().connect(&pair());
         habits(&a, &b, habit);
         habits(&b, &a, habit);
         // One last packet, so that the habit takes effect.

@@ -1,6 +1,7 @@
 //! `doorbell study` on many machines: network namespaces behind a bridge.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use serde_json::Value;
 
@@ -42,14 +43,14 @@ fn study_everywhere() -> Result<(), String> {
 }
 
 /// Namespaces whose interfaces are the ports of one bridge, which is in a namespace behind them.
-struct Cluster {
+pub(super) struct Cluster {
     namespaces: Namespaces,
     machines: usize,
 }
 
 impl Cluster {
     /// So many machines, with interfaces of this MTU in bytes.
-    fn new(machines: usize, mtu: u64) -> Result<Self, String> {
+    pub(super) fn new(machines: usize, mtu: u64) -> Result<Self, String> {
         let cluster = Self { namespaces: Namespaces::new(machines + 1)?, machines };
         let (bridge, mtu) = (machines, mtu.to_string());
         let ip = |machine, words: &str| cluster.namespaces.ip(machine, &words.split(' ').collect::<Vec<_>>());
@@ -64,6 +65,11 @@ impl Cluster {
             ip(machine, &format!("link set {INTERFACE} up"))?;
         }
         Ok(cluster)
+    }
+
+    /// A command on one of the machines, as [`Namespaces::command`].
+    pub(super) fn command(&self, machine: usize, program: &str, arguments: &[&str]) -> Command {
+        self.namespaces.command(machine, program, arguments)
     }
 
     /// From now on one machine loses some of the packets of RoCE that come to it.
@@ -108,11 +114,11 @@ impl Cluster {
 }
 
 /// The address of a machine: of a range for documentation (RFC 5737).
-fn address(machine: usize) -> String {
+pub(super) fn address(machine: usize) -> String {
     format!("192.0.2.{}", machine + 1)
 }
 
-fn read(directory: &Path) -> Result<Vec<(PathBuf, Value)>, String> {
+pub(super) fn read(directory: &Path) -> Result<Vec<(PathBuf, Value)>, String> {
     let failed = |error| format!("{}: {error}", directory.display());
     let mut records = Vec::new();
     for file in std::fs::read_dir(directory).map_err(failed)?.flatten().map(|file| file.path()) {

@@ -6,6 +6,7 @@ mod cluster;
 mod network;
 mod record;
 mod slurm;
+mod ssh;
 mod study;
 
 use std::path::Path;
@@ -24,6 +25,7 @@ use network::INTERFACE;
 pub(crate) use network::{Family, TwoMachines};
 use record::Expected;
 pub(crate) use slurm::slurm;
+pub(crate) use ssh::ssh;
 pub(crate) use study::study;
 
 /// Longer than anything here takes, however slow the machine: protection against hanging.

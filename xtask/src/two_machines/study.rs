@@ -54,7 +54,7 @@ fn here(machines: &TwoMachines, arguments: &[&str], token: Option<&str>) -> Resu
 }
 
 /// Ends a command with this status and these words.
-fn expect(output: &Output, status: i32, words: &[&str]) -> Result<(), String> {
+pub(super) fn expect(output: &Output, status: i32, words: &[&str]) -> Result<(), String> {
     let text = [&output.stdout[..], &output.stderr].map(String::from_utf8_lossy).concat();
     match words.iter().find(|words| !text.contains(**words)) {
         None if output.status.code() == Some(status) => Ok(()),

@@ -20,6 +20,7 @@ const MESSAGES: u32 = 10_000;
 
 const COMMANDS: &str = script!("sysfs", "commands");
 const LOSS: &str = script!("two_rxe", "loss");
+const TWO_HOSTS: &str = script!("two_rxe", "two_hosts");
 const ON_THE_WIRE: &str = script!("cable", "wire");
 const BOX: &str = script!("cable", "box");
 const CAPTURE: &str = script!("cable", "capture");
@@ -35,6 +36,7 @@ const STEPS: &[Step] = &[
     ("rdma_rxe, loss", loss),
     ("rdma_rxe, verbs", verbs),
     ("rdma_rxe, behind a box", |guest| in_guest(&guest, BOX)),
+    ("rdma_rxe, two hosts", |guest| in_guest(&guest, TWO_HOSTS)),
     ("rdma_rxe, commands", commands),
 ];
 

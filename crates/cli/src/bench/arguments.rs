@@ -61,7 +61,7 @@ pub(crate) struct DeviceArguments {
     pub(crate) ack: Option<AckPolicy>,
     /// What carries packets between devices of this machine and user (of both sides, if both run here): `udp`, `shm`
     /// for memory that both share, or `auto` for that where the other side has it, else UDP [default: what
-    /// DOORBELL_LINK says, else udp]
+    /// DOORBELL_LINK says, else auto]
     #[arg(long, value_name = "LINK")]
     pub(crate) link: Option<LinkChoice>,
 }
@@ -406,6 +406,7 @@ impl Exchange {
                 ..Serving::default()
             },
             addresses: None,
+            link: None,
             far: None,
         };
         parameters.check().map_err(|error| Usage(in_options(&error)))?;

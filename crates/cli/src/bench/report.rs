@@ -1,11 +1,13 @@
 //! What a bench prints for people.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::ops::RangeInclusive;
 
 use doorbell_fabric::FaultPlan;
 use doorbell_protocols::Protocol;
 use doorbell_study::environment::Environment;
+use doorbell_study::link::{Carried, CarriedBy};
 use doorbell_study::parameters::{Kind, Operation, Parameters, Timed, Transport};
 use doorbell_study::record::{BothEnds, Counted, PointResult};
 use doorbell_study::serving::{Serving, SharedBy};
@@ -278,7 +280,7 @@ pub(crate) fn packets(parameters: &Parameters, results: &[PointResult]) -> io::R
     }
     rates(results)?;
     explained(results)?;
-    lost(results).iter().try_for_each(line)?;
+    lost(results).iter().chain(&carried(results)).try_for_each(line)?;
     let rnr: u64 = results.iter().map(|r| r.counted.client.rnr_naks + r.counted.server.rnr_naks).sum();
     if !parameters.credits && rnr > 0 {
         line(format_args!(
@@ -395,22 +397,43 @@ fn explained(results: &[PointResult]) -> io::Result<()> {
     Ok(())
 }
 
-/// What was lost below the RNICs, if anything was, and what did not go over UDP.
+/// What was lost below the RNICs, if anything was.
 fn lost(results: &[PointResult]) -> Vec<String> {
-    let lost = ends(results, |result| &result.link)
-        .flat_map(|(bytes, name, link)| link.iter().map(move |(what, &count)| (bytes, name, what, count)))
-        .filter(|&(.., count)| count > 0);
-    let (carried, lost): (Vec<_>, Vec<_>) = lost.partition(|&(_, _, what, _)| what.contains("shared_memory_packets"));
     let mut lines = Vec::new();
-    for (heading, counts) in [
-        ("Lost between RNIC and network, which the counters above do not show", lost),
-        ("Through shared memory; all other packets went over UDP", carried),
-    ] {
-        if !counts.is_empty() {
-            lines.extend([String::new(), heading.to_owned()]);
-        }
-        for (bytes, name, what, count) in counts {
+    for (bytes, name, link) in ends(results, |result| &result.link) {
+        for (what, count) in link.iter().filter(|&(what, &count)| count > 0 && !NO_LOSS.contains(&what.as_str())) {
+            if lines.is_empty() {
+                let heading = "Lost between RNIC and network, which the counters above do not show";
+                lines.extend([String::new(), heading.to_owned()]);
+            }
             lines.push(format!("{bytes:>9} {name:<6} {count} {}", meaning(what)));
+        }
+    }
+    lines
+}
+
+/// Counters of packets that were sent over UDP, and through memory.
+const WAYS: [&str; 2] = ["tx_udp_packets", "tx_shared_memory_packets"];
+
+/// Counters that say which way packets went, and why.
+const NO_LOSS: [&str; 4] = [WAYS[0], WAYS[1], "rx_shared_memory_packets", "shared_memory_refused"];
+
+/// What carried the packets: a sentence where it was one link, else the numbers of each end.
+fn carried(results: &[PointResult]) -> Vec<String> {
+    let all = results.iter().fold(Carried::default(), |all, result| all.and(result.carried()));
+    let sentence = match all.by() {
+        None => return Vec::new(),
+        Some(CarriedBy::Udp) => "All packets went over UDP",
+        Some(CarriedBy::SharedMemory) => "All packets went through shared memory",
+        Some(CarriedBy::Both) => "Packets sent over UDP, and through shared memory",
+    };
+    let mut lines = vec![String::new(), sentence.to_owned()];
+    if all.by() == Some(CarriedBy::Both) {
+        lines.push(format!("{:>9} {:<6} {:>14} {:>14}", "bytes", "side", "UDP", "shared memory"));
+        let count = |link: &BTreeMap<String, u64>, name: &str| link.get(name).copied().unwrap_or(0);
+        for (bytes, name, link) in ends(results, |result| &result.link) {
+            let (udp, memory) = (count(link, WAYS[0]), count(link, WAYS[1]));
+            lines.push(format!("{bytes:>9} {name:<6} {udp:>14} {memory:>14}"));
         }
     }
     lines
@@ -425,9 +448,6 @@ fn meaning(counter: &str) -> &str {
         "tx_unreachable" => "packets not sent, with no way to their destination (tx_unreachable)",
         "tx_refused" => "packets refused by the peer's host (tx_refused)",
         "tx_ring_full" => "packets dropped, since the memory shared with the peer was full (tx_ring_full)",
-        "shared_memory_refused" => "devices of this machine that shared no memory (shared_memory_refused)",
-        "tx_shared_memory_packets" => "packets sent through shared memory (tx_shared_memory_packets)",
-        "rx_shared_memory_packets" => "packets received through shared memory (rx_shared_memory_packets)",
         other => other,
     }
 }
@@ -457,18 +477,37 @@ mod tests {
             "{lines:?}"
         );
         assert_eq!(lost(&[PointResult::default()]), [""; 0]);
-        let mut result = PointResult { bytes: 64, ..PointResult::default() };
-        result.counters.client.insert("rnr_nak_sent".to_owned(), 0);
-        let after = LinkCounters { tx_shared_memory_packets: 9, ..LinkCounters::default() };
-        result.link.client = link_by_name(&after, &LinkCounters::default());
-        let lines = lost(&[result]);
-        assert_eq!(lines.len(), 3, "{lines:?}");
-        assert!(lines[1].starts_with("Through shared memory") && lines[2].contains(" 9 packets sent"), "{lines:?}");
+    }
+
+    #[test]
+    fn the_link_is_named_and_of_two_links_the_numbers_of_each_end() {
+        let none = LinkCounters::default();
+        let result = |client: LinkCounters, server: LinkCounters| {
+            let mut result = PointResult { bytes: 64, ..PointResult::default() };
+            for (counters, link, counted) in [
+                (&mut result.counters.client, &mut result.link.client, client),
+                (&mut result.counters.server, &mut result.link.server, server),
+            ] {
+                counters.insert("rnr_nak_sent".to_owned(), 0);
+                *link = link_by_name(&counted, &none);
+            }
+            result
+        };
+        let memory = LinkCounters { tx_shared_memory_packets: 9, rx_shared_memory_packets: 9, ..none };
+        let udp = LinkCounters { tx_udp_packets: 7, ..none };
+        assert_eq!(carried(&[result(none, none)]), [""; 0], "nobody counted");
+        assert_eq!(carried(&[result(memory, memory)]), ["", "All packets went through shared memory"]);
+        assert_eq!(carried(&[result(udp, udp)]), ["", "All packets went over UDP"]);
+        let both = carried(&[result(memory, udp)]);
+        assert_eq!(both.len(), 5, "{both:?}");
+        assert_eq!(both[3].split_whitespace().collect::<Vec<_>>(), ["64", "this", "0", "9"]);
+        assert_eq!(both[4].split_whitespace().collect::<Vec<_>>(), ["64", "other", "7", "0"]);
+        assert_eq!(lost(&[result(memory, udp)]), [""; 0]);
     }
 
     #[test]
     fn every_counter_of_a_link_has_a_meaning() {
-        for name in LinkCounters::NAMES {
+        for name in LinkCounters::NAMES.iter().filter(|name| !NO_LOSS.contains(name)) {
             assert!(meaning(name).ends_with(&format!("({name})")), "{name}");
         }
     }

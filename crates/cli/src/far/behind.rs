@@ -13,6 +13,7 @@ use clap::Args;
 use doorbell_exchange::setup::{self, EndpointDescription, READY, SetupError, Timed};
 use doorbell_fabric::FaultPlan;
 use doorbell_farmem::{Geometry, MemoryDescription, Metadata, MetadataEnd, Strategy};
+use doorbell_study::pinning::Pinned;
 use doorbell_wire::{Qpn, RKey};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -60,6 +61,8 @@ pub(super) struct BoxOptions {
     pub(super) geometry: Geometry,
     pub(super) udp_port: u16,
     pub(super) fault: Option<FaultPlan>,
+    /// The CPU that its process is pinned to.
+    pub(super) cpu: Option<usize>,
 }
 
 impl BoxOptions {
@@ -98,7 +101,12 @@ impl BoxProcess {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(options.arguments(node)).args(place);
         // It ends by itself when nobody reads its output any more.
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // A process begins where the thread that starts it may run.
+        let pinned = options.cpu.map(Pinned::to).transpose()?;
+        let started = command.spawn();
+        drop(pinned);
+        let mut child = started?;
         let errors = child.stderr.take().ok_or("a box without an error output")?;
         let mut own = Self { child, address: node };
         let mut lines = BufReader::new(errors);

@@ -18,7 +18,10 @@ use doorbell_farmem::{ClientEnd, Geometry, HostCache, MemoryDescription, Strateg
 use doorbell_sim::far::{Far as Simulated, run as simulate};
 use doorbell_study::executor::{Idle, block_on};
 use doorbell_study::far::StorePoint;
-use doorbell_verbs::soft::SoftOptions;
+use doorbell_study::pinning::Pinning;
+use doorbell_study::record::PointResult;
+use doorbell_verbs::LinkCounters;
+use doorbell_verbs::soft::{LinkChoice, SoftOptions};
 
 use crate::device::{Chosen, DeviceChoice, UdpPort};
 use crate::output::{line, note};
@@ -75,6 +78,9 @@ pub(crate) struct Run {
     device: DeviceChoice,
     #[command(flatten)]
     udp: UdpPort,
+    /// What carries packets, where a study was told.
+    #[arg(skip)]
+    link: Option<LinkChoice>,
     /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
@@ -125,13 +131,15 @@ fn enter(
     Ok((entered, sides.metadata.accept(number, via, end.to_metadata())?))
 }
 
-/// Measures a point of a study on this machine.
+/// Measures a point of a study on this machine, with threads pinned as `pinning` has it for this point.
 pub(crate) fn measure_point(
     point: &StorePoint,
     (choice, chosen): (&DeviceChoice, &Chosen),
-    udp: UdpPort,
+    (udp, link): (UdpPort, Option<LinkChoice>),
     seed: u64,
-) -> Result<Report, Failure> {
+    pinning: &Pinning,
+) -> Result<PointResult, Failure> {
+    pinning.try_all()?;
     arguments::check_here(point.strategy, chosen, &OtherBox::default())?;
     let run = Run {
         strategy: vec![point.strategy],
@@ -141,9 +149,14 @@ pub(crate) fn measure_point(
         other: OtherBox::default(),
         device: choice.clone(),
         udp,
+        link,
         json: false,
     };
-    Ok(run.measure(chosen, point.strategy, point.clients)?.report)
+    let row = run.measure(chosen, point.strategy, point.clients, pinning)?;
+    let mut result = point.result(&row.report, None);
+    result.link.client = row.link_by_name();
+    result.carried_by = result.carried().by();
+    Ok(result)
 }
 
 impl Run {
@@ -188,11 +201,12 @@ impl Run {
                         let far = Simulated { shortcut_delay_ns, ..far };
                         let run = simulate(testbed, &far, self.workload.seed)?;
                         let cpu = Some([run.memory_cpu, run.client_cpu]);
-                        Row { strategy, clients, load, report: run.report, cpu, digest: Some(run.summary.digest) }
+                        let digest = Some(run.summary.digest);
+                        Row { strategy, clients, load, report: run.report, cpu, digest, link: None }
                     }
                     (None, Some(chosen)) => {
                         arguments::check_here(strategy, chosen, &self.other)?;
-                        self.measure(chosen, strategy, clients)?
+                        self.measure(chosen, strategy, clients, &Pinning::default())?
                     }
                     (None, None) => return Err(Usage("a testbed or a device is needed".to_owned()).into()),
                 };
@@ -214,12 +228,13 @@ impl Run {
 
     /// Runs it on this machine: a thread for the memory node, one for the metadata service, and one for each client. The
     /// clients of a host share a device and a cache.
-    fn measure(&self, chosen: &Chosen, strategy: Strategy, clients: usize) -> Result<Row, Failure> {
+    fn measure(&self, chosen: &Chosen, strategy: Strategy, clients: usize, pinning: &Pinning) -> Result<Row, Failure> {
         let load = self.workload.load(clients, false)?;
-        let open = || chosen.open(|| SoftOptions { port: self.udp.port, publish: false, ..SoftOptions::default() });
+        let soft = || SoftOptions { port: self.udp.port, link: self.link, publish: false, ..SoftOptions::default() };
+        let open = || chosen.open(soft);
         let memories: Vec<_> =
             (0..self.workload.replicas).map(|_| open().map(NodeAt::Here)).collect::<Result<_, _>>()?;
-        let store = Store::start((memories, open()?), strategy, load, clients, (None, self.other))?;
+        let store = Store::start((memories, open()?), strategy, load, clients, (None, self.other), pinning)?;
         let hosts = self.workload.hosts.min(clients);
         let devices: Vec<_> = (0..hosts).map(|_| open()).collect::<Result<_, _>>()?;
         let caches: Vec<_> = (0..hosts).map(|_| Arc::new(HostCache::new(4 * load.keys as usize))).collect();
@@ -234,6 +249,7 @@ impl Run {
                     let (device, cache) = (&devices[index % hosts], &caches[index % hosts]);
                     let (options, sides, seed) = (options.clone(), sides.clone(), self.workload.seed);
                     scope.spawn(move || -> Result<Tally, String> {
+                        let _pinned = pinning.pin(index);
                         let sentence = |error: &dyn std::fmt::Display| error.to_string();
                         let number = index as u32 + 1;
                         let pd = device.create_pd().map_err(|error| sentence(&error))?;
@@ -266,6 +282,8 @@ impl Run {
         }
         store.stop()?;
         let report = Report::new(&load, path_mtu, strategy == Strategy::Server, &by_host);
-        Ok(Row { strategy, clients, load, report, cpu: None, digest: None })
+        let none = LinkCounters::default();
+        let link = devices.iter().fold(none, |sum, device| sum.plus(&device.link_counters()));
+        Ok(Row { strategy, clients, load, report, cpu: None, digest: None, link: Some(link) })
     }
 }

@@ -16,6 +16,7 @@ use doorbell_farmem::{
     BOX, ClientDescription, Geometry, MemoryDescription, MemoryNode, Metadata, MetadataEnd, MetadataOptions,
     NodeCounts, Place, Strategy,
 };
+use doorbell_study::pinning::Pinning;
 use doorbell_verbs::Device;
 use serde_json::Value;
 
@@ -242,13 +243,15 @@ impl Patience {
 impl Store {
     /// Starts a store for `clients` clients: on one memory node, or on two that hold the same, and with a metadata service on a
     /// device of its own. With a strategy that relies on a middlebox, which damages packets that arrive as `fault` says, all devices are software
-    /// RNICs, unless `other` says where the box is.
+    /// RNICs, unless `other` says where the box is. Of the CPUs that are pinned to, clients take the first ones, and memory node,
+    /// metadata service and middlebox those behind.
     pub(super) fn start(
         (memories, of_metadata): (Vec<NodeAt>, Device),
         strategy: Strategy,
         load: Load,
         clients: usize,
         (fault, other): (Option<FaultPlan>, OtherBox),
+        pinning: &Pinning,
     ) -> Result<Self, Failure> {
         let geometry = load.geometry(clients);
         let udp_port = of_metadata.attributes().udp_port;
@@ -264,22 +267,33 @@ impl Store {
                 }
                 NodeAt::Here(device) => device,
             };
+            // It is touched for the first time here, which makes it memory of the NUMA node of its thread.
+            let pinned = pinning.pin(clients);
             let mut memory = MemoryNode::new(&of_memory.create_pd()?, geometry)?;
             memory.fill(strategy, load.keys, load.value_bytes)?;
+            drop(pinned);
             let (to_memory, for_memory) = channel();
+            let pinning = pinning.clone();
             let unused = Arc::clone(&is_unused);
             sides.push(MemorySide::Here(to_memory));
             let thread = std::thread::Builder::new().name("memory".to_owned());
-            threads.push(thread.spawn(move || serve_memory(memory, &for_memory, &unused))?);
+            threads.push(thread.spawn(move || {
+                let _pinned = pinning.pin(clients);
+                serve_memory(memory, &for_memory, &unused);
+            })?);
         }
         let replica = sides.get(1).cloned();
         let memory_side = sides.first().cloned().ok_or("a store has a memory node")?;
-        let gate = || Gate::open(memory_side.clone(), BoxOptions { strategy, geometry, udp_port, fault }, other);
+        let cpu = pinning.cpus.get(clients + 2).copied();
+        let box_options = BoxOptions { strategy, geometry, udp_port, fault, cpu };
+        let gate = || Gate::open(memory_side.clone(), box_options, other);
         let gate = strategy.is_steered().then(gate).transpose()?;
         let through = gate.as_ref().map(|gate| gate.through);
         let over = Arc::clone(&is_over);
         let mut carrier = Carrier { sides, fencing: Vec::new(), stops: None };
+        let pinning = pinning.clone();
         let metadata = std::thread::Builder::new().name("metadata".to_owned()).spawn(move || {
+            let _pinned = pinning.pin(clients + 1);
             let open = || -> Result<(Option<ThroughBox>, Metadata), Failure> {
                 // So a client that is killed is noticed soon.
                 let rpc = Config::default().keepalive(KEEPALIVE);

@@ -1,9 +1,12 @@
 //! What came out of a workload: a table, or JSON.
 
+use std::collections::BTreeMap;
 use std::io;
 
 use doorbell_farmem::Strategy;
 use doorbell_farmem::workload::{Load, Report, Side};
+use doorbell_study::record::link_by_name;
+use doorbell_verbs::LinkCounters;
 use serde_json::{Value, json};
 
 use super::arguments::Workload;
@@ -18,6 +21,15 @@ pub(super) struct Row {
     /// Cores of the memory node, and of a client, that were busy.
     pub(super) cpu: Option<[f64; 2]>,
     pub(super) digest: Option<u64>,
+    /// What was lost below the clients' devices, and which way their packets went; nobody counts that of a simulation.
+    pub(super) link: Option<LinkCounters>,
+}
+
+impl Row {
+    /// The counters of its link by their names.
+    pub(super) fn link_by_name(&self) -> BTreeMap<String, u64> {
+        self.link.map(|link| link_by_name(&link, &LinkCounters::default())).unwrap_or_default()
+    }
 }
 
 pub(super) fn print_head() -> io::Result<()> {
@@ -82,7 +94,7 @@ fn side_json(side: &Side) -> Value {
 }
 
 fn row_json(row: &Row) -> Value {
-    let Row { strategy, clients, load, report, cpu, digest } = row;
+    let Row { strategy, clients, load, report, cpu, digest, link: _ } = row;
     let counts = &report.counts;
     json!({
         "strategy": strategy.name(),
@@ -117,6 +129,7 @@ fn row_json(row: &Row) -> Value {
             "written_bytes": counts.verbs.written_bytes,
             "compare_swaps": counts.verbs.compare_swaps,
         },
+        "link": row.link_by_name(),
         "digest": digest.map(|digest| format!("{digest:016x}")),
     })
 }

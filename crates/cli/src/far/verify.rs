@@ -13,6 +13,7 @@ use doorbell_fabric::FaultPlan;
 use doorbell_farmem::workload::history::{Event, NEVER, Span, is_linearizable};
 use doorbell_farmem::workload::{self, Random};
 use doorbell_farmem::{ClientDescription, Strategy};
+use doorbell_study::pinning::Pinning;
 use doorbell_verbs::soft::SoftOptions;
 use serde_json::json;
 
@@ -128,7 +129,8 @@ impl Verify {
                 (0..replicas).map(start).collect::<Result<_, _>>()?
             }
         };
-        let mut store = Store::start((memories, open()?), self.strategy, load, self.clients, (self.fault, self.other))?;
+        let (memories, apart) = ((memories, open()?), (self.fault, self.other));
+        let mut store = Store::start(memories, self.strategy, load, self.clients, apart, &Pinning::default())?;
         let sides = store.sides();
         let mut processes = Vec::new();
         let mut readers = Vec::new();

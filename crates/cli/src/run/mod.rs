@@ -70,7 +70,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "POLICY")]
     ack: Option<AckPolicy>,
     /// What carries packets between processes of this machine and user: `udp`, `shm` for memory that both share, or
-    /// `auto` for that where both have it, else UDP [default: udp]
+    /// `auto` for that where both have it, else UDP [default: auto]
     #[arg(long, value_name = "LINK")]
     link: Option<LinkChoice>,
 }

@@ -5,13 +5,14 @@ use doorbell_study::environment::Environment;
 use doorbell_study::experiment::Point;
 use doorbell_study::far::FarPoint;
 use doorbell_study::layout::Layout;
+use doorbell_study::link::Link;
 use doorbell_study::parameters::Parameters;
 use doorbell_study::pinning::{Pinning, Place};
 use doorbell_study::record::PointResult;
 use doorbell_study::session::{Client, Introduction};
 
 use super::hosts::{self, Listening, Reach};
-use super::{Study, THERE, open};
+use super::{Study, THERE, open, open_with};
 use crate::Failure;
 use crate::bench::arguments::DeviceArguments;
 use crate::bench::peer;
@@ -81,12 +82,12 @@ impl Ends {
             return reach.measure(study, Layout::TwoEnds, parameters);
         }
         let open = || open(study, &self.chosen, None);
+        let pinning = self.environment.pinning.as_ref().map(|all| all.of_point(parameters)).unwrap_or_default();
         match far {
             FarPoint::Store(point) => {
-                let report = measure_point(point, (&study.device, &self.chosen), study.udp, SEED)?;
-                Ok(point.result(&report, None))
+                measure_point(point, (&study.device, &self.chosen), (study.udp, study.link), SEED, &pinning)
             }
-            _ => Ok(doorbell_study::far::measure([&open()?, &open()?], far)?),
+            _ => Ok(doorbell_study::far::measure([&open()?, &open()?], far, &pinning)?),
         }
     }
 
@@ -110,7 +111,8 @@ impl Ends {
             return measure(Client::introduced(&device, stream, self.introduction.clone(), parameters)?.0);
         }
         let memory_mib = parameters.memory_bytes >> 20;
-        let device = open(study, &self.chosen, None)?;
+        let link = parameters.link.map(Link::choice).or(study.link);
+        let device = open_with(study, &self.chosen, None, link)?;
         let arguments = DeviceArguments {
             choice: study.device.clone(),
             bind: None,
@@ -119,7 +121,7 @@ impl Ends {
             pcap: None,
             fault: None,
             ack: study.ack,
-            link: study.link,
+            link,
         };
         let (stream, second) = peer::spawn(parameters.kind, &arguments, &self.chosen, memory_mib, other)?;
         let result = Client::new(&device, stream, parameters).map_err(Failure::from).and_then(measure);

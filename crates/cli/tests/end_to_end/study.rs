@@ -128,6 +128,41 @@ fn an_interrupted_study_goes_on_where_it_was() {
     assert_eq!((files.len(), files.iter().map(|file| repetitions(file)).collect::<Vec<_>>()), (4, vec![3; 4]));
 }
 
+/// On a machine that shares memory each column is carried by its own link, but for what a busy one sends before both ends meet.
+#[test]
+fn links_are_compared_on_one_machine_and_nowhere_else() {
+    let _one_at_a_time = measuring();
+    let scratch = Scratch::new("links");
+    let study = format!("study --quick links/time --out {}", scratch.path());
+    let finished = run(&format!("{study} -d doorbell0 --json")).expect_status(0).json();
+    assert_eq!((&finished["points"], &finished["missing"]), (&10.into(), &0.into()), "{finished}");
+    assert_eq!(finished["verdicts"].as_array().unwrap().len(), 1, "{finished}");
+    assert!(finished["verdicts"][0]["goal"].as_str().unwrap().contains("at most half as long"), "{finished}");
+    let rows = finished["links"].as_array().unwrap();
+    assert_eq!(rows.len(), 5, "{finished}");
+    for row in rows {
+        let median = |link: &str| row[link]["median"].as_f64().unwrap();
+        let gain = median("udp") / median("shared_memory");
+        assert!((row["gain"].as_f64().unwrap() / gain - 1.0).abs() < 1e-9, "{row}");
+        assert_eq!(row["udp"]["shared_memory_packets"], 0, "{row}");
+        assert!(row["shared_memory"]["shared_memory_packets"].as_u64().unwrap() > 0, "{row}");
+    }
+    let record = scratch.0.join("links-time-send-receive--shared-memory-16.json");
+    let record: serde_json::Value = serde_json::from_str(&fs::read_to_string(record).unwrap()).unwrap();
+    assert_eq!(record["parameters"]["link"], "shared_memory", "{record}");
+    assert!(["shared_memory", "both"].contains(&record["repetitions"][0]["carried_by"].as_str().unwrap()), "{record}");
+    let page = fs::read_to_string(scratch.0.join("report.html")).unwrap();
+    assert!(page.contains("The links beside each other") && page.contains("carried by"));
+    let text = run(&format!("report {} --out {}", scratch.path(), scratch.0.join("again.html").display()));
+    let said = text.expect_status(0).stderr;
+    assert!(said.contains("16 B, one at a time, us") && said.contains("goals: "), "{said}");
+    // What chooses a link for all points, and where there is none to choose.
+    run(&format!("{study} --link udp")).expect_complaint(2, &["links/time compares links", "drop --link udp"]);
+    let alone = "links are compared between two software RNICs of one machine alone: in virtual time";
+    let elsewhere = Scratch::new("links-simulated");
+    run(&format!("study links --testbed connectx5-100g --out {}", elsewhere.path())).expect_complaint(2, &[alone]);
+}
+
 #[test]
 fn experiments_are_listed_and_others_are_wrong_usage() {
     let list = run("study --list").expect_status(0).stdout;
@@ -218,6 +253,8 @@ fn shared_memory_is_studied_here_as_far_as_it_can_be() {
     let torn = fs::read_to_string(scratch.0.join("far-memory-tearing-path-mtu-1024-8.json")).unwrap();
     let torn: serde_json::Value = serde_json::from_str(&torn).unwrap();
     assert_eq!(torn["repetitions"][0]["far"]["torn"], 0.0, "a word is read at once");
+    // One thread has all its queue pairs.
+    assert_eq!(list(&torn, "/environment/pinning/cpus").len(), 1, "{torn}");
     let complaint = "far-memory/hot-address has parts that are there in virtual time alone: add --testbed";
     run(&format!("{study} far-memory/hot-address")).expect_complaint(2, &[complaint]);
     let listed = run("study --list --quick far-memory").expect_status(0).stdout;

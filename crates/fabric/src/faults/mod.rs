@@ -108,6 +108,14 @@ impl<L: Link> Link for Faults<L> {
         self.inner.prepare_sleep()
     }
 
+    fn shows_arrivals(&self) -> bool {
+        self.inner.shows_arrivals()
+    }
+
+    fn defers(&self) -> bool {
+        self.inner.defers()
+    }
+
     fn poll_timeout(&self) -> Option<u64> {
         let own = self.state.next_due();
         own.into_iter().chain(self.inner.poll_timeout()).min()

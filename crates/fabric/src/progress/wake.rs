@@ -101,6 +101,11 @@ impl Wakeups {
         self.mode.load(Ordering::Acquire) == Mode::Awake as u8 || self.sleeps_briefly.load(Ordering::Relaxed)
     }
 
+    /// Does the thread sleep on the socket? Whoever held the engine's lock since the thread has prepared that sees it.
+    pub(super) fn is_watching(&self) -> bool {
+        self.mode.load(Ordering::Relaxed) == Mode::Watching as u8
+    }
+
     #[inline]
     pub(super) fn is_napping(&self) -> bool {
         self.mode.load(Ordering::Relaxed) == Mode::Napping as u8

@@ -1,34 +1,21 @@
 //! The link of a device that shares memory with devices of its machine, and reaches all others over UDP.
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 
 use doorbell_rnic::{HEADERS_BYTES_MAX, MAX_RUN_BYTES, MAX_RUN_PACKETS, Run, TransmitBatch};
 use doorbell_verbs_core::LinkCounters;
 use doorbell_wire::{Flow, ICRC_LEN, Outer};
-use rustc_hash::FxHashMap;
 
 use super::LinkChoice;
-use super::meet::{ANSWER_WITHIN, Meeting, News};
+use super::meet::{Meeting, News};
 use super::message::Datagram;
 use super::ring::{Header, Memory, Reader, Record, Writer};
-use super::sys::Ring;
+use super::routes::{Routes, Way, answer_within};
+use super::sys::{RING_BYTES, Ring};
 use crate::link::{Link, LinkProperties, ReceivedRun, SharedRun, Sink};
 use crate::udp::UdpLink;
-
-/// While packets go to a destination without shared memory, it is asked again after this time, in which a device may
-/// have been opened there, and each time after twice as long as before.
-const ASK_AGAIN_AFTER_NS: u64 = 10_000_000;
-
-/// It is asked again at least this often; where only shared memory is allowed, always after the first time.
-const ASK_AGAIN_WITHIN_NS: u64 = 1_000_000_000;
-
-/// How long packets to other destinations wait behind one whose device was asked and is silent: one that is stopped, say.
-const OTHERS_WAIT_NS: u64 = 2_000_000;
-
-/// Destinations that are remembered to be reached over UDP; with more of them all are asked again.
-const UDP_ROUTES_MAX: usize = 4096;
 
 /// How many peers one call of receive looks at, unless somebody slept, beside those that sent something lately.
 const PEERS_PER_RECEIVE: usize = 16;
@@ -46,24 +33,25 @@ const UDP_EVERY_NS: u64 = 20_000;
 /// A ring from which packets came within this time is taken to be still in use.
 const TRAFFIC_NS: u64 = 1_000_000;
 
-/// How packets to one destination go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Route {
-    /// Its device was invited at this time, and may take a moment to answer.
-    Asked { at_ns: u64 },
-    /// Through the rings of this peer.
-    Shared { place: usize },
-    /// Over UDP, since nobody there shares memory. Its device is asked again at this time, and later after that wait.
-    Udp { ask_at_ns: u64, wait_ns: u64 },
-}
+/// A second connection from an address is that of the same device if it comes within this time: both have asked the other.
+/// Later somebody else has the address, who has just proved it.
+const SAME_DEVICE_NS: u64 = 1_000_000_000;
 
-/// The same of one run.
+/// The least that a datagram takes in the receive buffer, as the kernel counts it. Its own headers alone take more.
+const DATAGRAM_BYTES_MIN: usize = 256;
+
+/// How many packets over UDP have to be read before the first record of a ring, which must not overtake them.
+///
+/// The writer puts its first record into the ring after its last packet over UDP. So once the reader has seen that record, all
+/// of those packets are in its socket, or it has read them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    /// It has to wait for an answer.
+enum Behind {
+    /// The ring holds no record yet, and the writer may still send over UDP.
     Unknown,
-    Shared(usize),
-    Udp,
+    /// At most this number of datagrams: the receive buffer cannot have held more when the record was seen.
+    Datagrams(usize),
+    /// None: that number was read, or the socket was found empty.
+    Nothing,
 }
 
 /// A device that shares memory with this one.
@@ -71,14 +59,15 @@ enum Way {
 struct Peer {
     id: u64,
     address: IpAddr,
+    since_ns: u64,
     writer: Writer<Ring>,
     reader: Reader<Ring>,
     /// Something was written in this call, and the peer may sleep.
     is_touched: bool,
-    /// Nothing is read before the socket was found empty: what the peer sent over UDP before is not overtaken.
-    is_behind_udp: bool,
-    /// It closed or died; what it wrote before is still read.
-    is_gone: bool,
+    behind: Behind,
+    /// It closed or died, and this number of bytes of its ring is still read: not more than a ring holds, whatever a hostile
+    /// peer has left there.
+    left_bytes: Option<usize>,
 }
 
 /// A UDP socket, and rings in memory to the devices of this machine and user that have them as well.
@@ -91,11 +80,7 @@ pub struct SharedMemoryLink {
     choice: LinkChoice,
     /// `None` where the operating system gave none: then everything goes over UDP.
     meeting: Option<Meeting>,
-    routes: FxHashMap<IpAddr, Route>,
-    /// When the first of those that were asked has to have answered.
-    asked_until_ns: Option<u64>,
-    /// Packets to other destinations wait behind those to one that was asked.
-    others_wait: bool,
+    routes: Routes,
     /// By place; a place whose peer is gone is free.
     peers: Vec<Option<Peer>>,
     /// The place that the next call of receive looks at first.
@@ -103,10 +88,12 @@ pub struct SharedMemoryLink {
     /// Places of peers that sent something lately, and which of these is replaced next.
     lately: [usize; LATELY],
     next_lately: usize,
-    /// Some peer's ring is not read yet.
+    /// Something stands in a ring that may not be read yet.
     has_newcomers: bool,
     /// All rings are to be looked at, not only some.
     look_at_all: bool,
+    /// The last transmit stopped at a run whose destination was asked for shared memory and has not answered.
+    awaits_answer: bool,
     buffer: Box<[u8]>,
     sealed: Vec<u8>,
     last_shared_ns: Option<u64>,
@@ -145,9 +132,11 @@ impl SharedMemoryLink {
     /// port can have done, or the operating system gives no socket, descriptor or thread.
     pub fn start(udp: UdpLink, choice: LinkChoice) -> io::Result<Self> {
         let local = udp.local_socket_address();
-        let started = udp.as_fd().try_clone_to_owned().and_then(|socket| Meeting::start(local, socket));
+        let socket = udp.as_fd().try_clone_to_owned();
+        let must_host = choice == LinkChoice::Shm;
+        let started = socket.and_then(|socket| Meeting::start(local, socket, answer_within(choice), must_host));
         let (meeting, refused) = match started {
-            Ok(meeting) => (Some(meeting), None),
+            Ok((meeting, refused)) => (Some(meeting), refused),
             Err(error) if choice == LinkChoice::Shm => return Err(error),
             Err(error) => (None, Some(error)),
         };
@@ -155,15 +144,14 @@ impl SharedMemoryLink {
             udp,
             choice,
             meeting,
-            routes: FxHashMap::default(),
-            asked_until_ns: None,
-            others_wait: false,
+            routes: Routes::new(choice, local.ip()),
             peers: Vec::new(),
             next_peer: 0,
             lately: [0; LATELY],
             next_lately: 0,
             has_newcomers: false,
             look_at_all: false,
+            awaits_answer: false,
             buffer: vec![0; MAX_RUN_BYTES].into(),
             sealed: Vec::new(),
             last_shared_ns: None,
@@ -175,7 +163,9 @@ impl SharedMemoryLink {
         if let Some(error) = refused {
             link.counters.refusals += 1;
             link.has_explained = true;
-            tracing::info!("{local} shares no memory with other devices of this machine: {error}; packets go over UDP");
+            tracing::info!(
+                "{local} cannot offer shared memory to devices of this machine ({error}): those that send to it first use UDP"
+            );
         }
         Ok(link)
     }
@@ -209,11 +199,12 @@ impl SharedMemoryLink {
                     let peer = Peer {
                         id,
                         address,
+                        since_ns: now_ns,
                         writer: Writer::new(written),
                         reader: Reader::new(read),
                         is_touched: false,
-                        is_behind_udp: true,
-                        is_gone: false,
+                        behind: Behind::Unknown,
+                        left_bytes: None,
                     };
                     let free = self.peers.iter().position(Option::is_none);
                     let place = free.unwrap_or(self.peers.len());
@@ -221,70 +212,54 @@ impl SharedMemoryLink {
                         self.peers.push(None);
                     }
                     self.peers[place] = Some(peer);
-                    self.has_newcomers = true;
-                    // The peer reads its socket before this ring, so what went over UDP is not overtaken.
-                    if !matches!(self.routes.get(&address), Some(Route::Shared { .. })) {
-                        self.routes.insert(address, Route::Shared { place });
-                    }
+                    self.leave_predecessors(address, now_ns);
+                    self.routes.arrived(address, place);
                 }
                 News::Absent { address, why } => {
-                    if let Some(Route::Asked { .. }) = self.routes.get(&address) {
-                        self.goes_over_udp(address, now_ns);
-                    }
+                    self.routes.absent(address, now_ns);
                     if let Some(why) = why {
                         self.explain(address, &why);
                     }
                 }
                 News::Gone { id } => {
-                    if let Some(peer) = self.peers.iter_mut().flatten().find(|peer| peer.id == id) {
-                        peer.is_gone = true;
-                        self.look_at_all = true;
+                    let is_it = |peer: &Option<Peer>| peer.as_ref().is_some_and(|peer| peer.id == id);
+                    if let Some(place) = self.peers.iter().position(is_it) {
+                        self.is_gone(place);
                     }
-                    // What is sent from now on would never be read.
-                    let peers = &self.peers;
-                    self.routes.retain(|_, route| match *route {
-                        Route::Shared { place } => peers[place].as_ref().is_some_and(|peer| !peer.is_gone),
-                        _ => true,
-                    });
+                }
+                News::Ended => {
+                    (0..self.peers.len()).for_each(|place| self.is_gone(place));
+                    // The numbers of its descriptors may be those of others by now, so none is closed.
+                    std::mem::forget(self.meeting.take());
+                    self.routes.end();
+                    self.counters.refusals += 1;
+                    let own = self.udp.local_address();
+                    tracing::info!("{own} shares no memory any more: the program has closed descriptors of the device");
                 }
             }
         }
-        self.note_asked();
     }
 
-    fn note_asked(&mut self) {
-        let asked = self.routes.values().filter_map(|route| match *route {
-            Route::Asked { at_ns } => Some(at_ns),
-            _ => None,
-        });
-        self.asked_until_ns = asked.min().map(|at_ns| at_ns + self.patience_ns());
-    }
-
-    /// How long an invited device may take to answer.
-    fn patience_ns(&self) -> u64 {
-        if self.others_wait && self.choice == LinkChoice::Auto {
-            OTHERS_WAIT_NS
-        } else {
-            // The thread answers sooner, unless it does not run at all.
-            2 * ANSWER_WITHIN.as_nanos() as u64
+    /// Lets go of those who had an address long before whoever has proved now that it is its own.
+    fn leave_predecessors(&mut self, address: IpAddr, now_ns: u64) {
+        for place in 0..self.peers.len() {
+            let is_old = |peer: &Peer| peer.address == address && now_ns.saturating_sub(peer.since_ns) > SAME_DEVICE_NS;
+            let Some(peer) = self.peers[place].as_ref().filter(|peer| peer.left_bytes.is_none() && is_old(peer)) else {
+                continue;
+            };
+            if let Some(meeting) = &self.meeting {
+                meeting.leave(peer.id);
+            }
+            self.is_gone(place);
         }
     }
 
-    /// Is that a change, whether packets to others wait?
-    fn note_others(&mut self, wait: bool) -> bool {
-        let is_new = std::mem::replace(&mut self.others_wait, wait) != wait;
-        if is_new {
-            self.note_asked();
-        }
-        is_new
-    }
-
-    fn goes_over_udp(&mut self, address: IpAddr, now_ns: u64) {
-        if self.routes.len() >= UDP_ROUTES_MAX {
-            self.routes.retain(|_, route| !matches!(route, Route::Udp { .. }));
-        }
-        let ask_at_ns = now_ns + ASK_AGAIN_AFTER_NS;
-        self.routes.insert(address, Route::Udp { ask_at_ns, wait_ns: ASK_AGAIN_AFTER_NS });
+    fn is_gone(&mut self, place: usize) {
+        let Some(peer) = &mut self.peers[place] else { return };
+        peer.left_bytes = Some(RING_BYTES);
+        self.look_at_all = true;
+        // What is sent from now on would never be read.
+        self.routes.forget(place);
     }
 
     #[cold]
@@ -298,39 +273,16 @@ impl SharedMemoryLink {
         }
     }
 
-    /// How packets to a destination go, now that there is one. It is asked for shared memory first.
+    /// How packets to a destination go, now that there are some.
     #[inline]
     fn way(&mut self, now_ns: u64, destination: IpAddr) -> Way {
-        let patience_ns = self.patience_ns();
         let Some(meeting) = &self.meeting else { return Way::Udp };
-        match self.routes.get_mut(&destination) {
-            Some(Route::Shared { place }) => Way::Shared(*place),
-            Some(Route::Udp { ask_at_ns, wait_ns }) => {
-                if now_ns >= *ask_at_ns {
-                    if self.choice == LinkChoice::Auto {
-                        *wait_ns = (2 * *wait_ns).min(ASK_AGAIN_WITHIN_NS);
-                    }
-                    *ask_at_ns = now_ns + *wait_ns;
-                    meeting.invite(destination);
-                }
-                Way::Udp
-            }
-            Some(Route::Asked { at_ns }) if now_ns < *at_ns + patience_ns => Way::Unknown,
-            Some(Route::Asked { .. }) => {
-                // The invitation may still be answered.
-                self.goes_over_udp(destination, now_ns + ANSWER_WITHIN.as_nanos() as u64);
-                self.note_asked();
-                self.explain(destination, "it did not answer in time");
-                Way::Udp
-            }
-            None if destination.is_multicast() => Way::Udp,
-            None => {
-                self.routes.insert(destination, Route::Asked { at_ns: now_ns });
-                meeting.invite(destination);
-                self.note_asked();
-                Way::Unknown
-            }
-        }
+        self.routes.way(now_ns, destination, meeting)
+    }
+
+    /// Rings are between two devices, so groups are reached over UDP in any case.
+    fn may_use_udp(&self, destination: IpAddr) -> bool {
+        self.choice != LinkChoice::Shm || destination.is_multicast()
     }
 
     /// Writes a run to a peer's ring, or drops it.
@@ -359,7 +311,9 @@ impl SharedMemoryLink {
             let Some(peer) = &mut self.peers[place] else { continue };
             if std::mem::take(&mut peer.is_touched) && peer.writer.must_wake() {
                 self.counters.wakes += 1;
-                self.udp.send_alone(peer.address, &Datagram::Wake.to_bytes());
+                if !self.udp.send_alone(peer.address, &Datagram::Wake.to_bytes()) {
+                    peer.writer.failed_to_wake();
+                }
             }
         }
     }
@@ -367,10 +321,23 @@ impl SharedMemoryLink {
     /// Takes what stands in a peer's ring. Returns the number of packets.
     #[inline]
     fn read(&mut self, place: usize, sink: &mut dyn Sink) -> usize {
-        let Some(peer) = self.peers[place].as_mut().filter(|peer| !peer.is_behind_udp) else { return 0 };
+        let Some(peer) = &mut self.peers[place] else { return 0 };
+        if peer.behind != Behind::Nothing {
+            if peer.behind == Behind::Unknown && peer.reader.has_record() {
+                peer.behind = Behind::Datagrams(self.udp.receive_buffer_bytes() / DATAGRAM_BYTES_MIN + 1);
+                self.has_newcomers = true;
+            }
+            // One that is gone and wrote nothing is removed.
+            if peer.behind != Behind::Unknown || peer.left_bytes.is_none() {
+                return 0;
+            }
+        }
         let (mut packets, mut bytes) = (0, 0);
         for _ in 0..RECORDS_PER_RING {
-            let Some(record) = peer.reader.pop() else { break };
+            let Some(record) = peer.reader.pop().filter(|_| peer.left_bytes != Some(0)) else { break };
+            if let Some(left) = &mut peer.left_bytes {
+                *left = left.saturating_sub(record.header.record_bytes() as usize);
+            }
             let Record { header, at } = record;
             let Header { total_bytes, segment_bytes, traffic_class, hop_limit } = header;
             packets += total_bytes.div_ceil(segment_bytes);
@@ -407,7 +374,7 @@ impl SharedMemoryLink {
             }
         }
         self.counters.packets_received += packets as u64;
-        if packets == 0 && (peer.is_gone || peer.reader.is_broken()) {
+        if packets == 0 && (peer.left_bytes.is_some() || peer.reader.is_broken()) {
             self.remove(place);
         }
         packets
@@ -416,14 +383,14 @@ impl SharedMemoryLink {
     #[cold]
     fn remove(&mut self, place: usize) {
         let Some(peer) = self.peers[place].take() else { return };
-        if !peer.is_gone {
+        if peer.left_bytes.is_none() {
             self.counters.broken += 1;
             if let Some(meeting) = &self.meeting {
                 meeting.leave(peer.id);
             }
             self.explain(peer.address, "it wrote something to its ring that is no packet");
         }
-        self.routes.retain(|_, route| *route != Route::Shared { place });
+        self.routes.forget(place);
     }
 
     /// Looks at the rings in turn.
@@ -448,19 +415,29 @@ impl SharedMemoryLink {
         packets
     }
 
-    /// The socket is empty, so rings are read that waited for that. True if there are any.
-    fn admit(&mut self) -> bool {
-        std::mem::take(&mut self.has_newcomers) && {
-            self.peers.iter_mut().flatten().for_each(|peer| peer.is_behind_udp = false);
-            true
+    /// Lets rings be read that waited for the datagrams that the last look has taken from the socket. True if it lets any.
+    fn admit(&mut self, datagrams: usize) -> bool {
+        if !self.has_newcomers {
+            return false;
         }
+        let is_empty = self.udp.was_empty();
+        let (mut admits, mut others_wait) = (false, false);
+        for peer in self.peers.iter_mut().flatten() {
+            let Behind::Datagrams(behind) = peer.behind else { continue };
+            let left = if is_empty { 0 } else { behind.saturating_sub(datagrams) };
+            peer.behind = if left == 0 { Behind::Nothing } else { Behind::Datagrams(left) };
+            admits |= left == 0;
+            others_wait |= left > 0;
+        }
+        self.has_newcomers = others_wait;
+        admits
     }
 
     /// Is it time to look at the socket, which costs a system call?
     fn looks_at_udp(&self, now_ns: u64) -> bool {
         let lately = |at: Option<u64>| at.is_some_and(|at| now_ns.saturating_sub(at) < TRAFFIC_NS);
         self.has_newcomers
-            || self.asked_until_ns.is_some()
+            || self.routes.asked_until_ns().is_some()
             || !lately(self.last_shared_ns)
             || lately(self.last_udp_ns)
             || now_ns.saturating_sub(self.udp_looked_at_ns) >= UDP_EVERY_NS
@@ -481,17 +458,28 @@ fn seal(run: &ReceivedRun<'_>, sealed: &mut Vec<u8>) {
 struct WithoutWords<'a> {
     sink: &'a mut dyn Sink,
     meeting: Option<&'a Meeting>,
-    port: u16,
+    peers: &'a [Option<Peer>],
+    own: SocketAddr,
     packets: usize,
-    found_nothing: bool,
-    /// Somebody wrote to a ring while this device slept.
+    datagrams: usize,
+    /// Somebody wrote to a ring while this device slept, or there is news.
     is_woken: bool,
+}
+
+impl WithoutWords<'_> {
+    /// Is that the socket of this device, or of one that shares memory with it? Others cannot make it look at all rings.
+    #[cold]
+    fn may_wake(&self, run: &ReceivedRun<'_>) -> bool {
+        let src = run.outer.src;
+        let is_peer = || self.peers.iter().flatten().any(|peer| peer.address == src);
+        run.source_port == self.own.port() && (src == self.own.ip() || is_peer())
+    }
 }
 
 impl Sink for WithoutWords<'_> {
     #[inline]
     fn receive(&mut self, run: ReceivedRun<'_>) {
-        self.found_nothing = false;
+        self.datagrams += run.segments().len();
         // The kernel puts datagrams of one length together, so the first tells of all, or nearly.
         if run.segments().all(|packet| Datagram::parse(packet).is_none()) {
             self.packets += run.segments().len();
@@ -499,8 +487,8 @@ impl Sink for WithoutWords<'_> {
         }
         for packet in run.segments() {
             match Datagram::parse(packet) {
-                Some(Datagram::Wake) => self.is_woken = true,
-                Some(Datagram::Challenge { invited, asked }) if run.source_port == self.port => {
+                Some(Datagram::Wake) => self.is_woken = self.is_woken || self.may_wake(&run),
+                Some(Datagram::Challenge { invited, asked }) if run.source_port == self.own.port() => {
                     if let Some(meeting) = self.meeting {
                         meeting.challenged(run.outer.src, invited, asked);
                     }
@@ -522,7 +510,7 @@ impl Link for SharedMemoryLink {
 
     #[inline]
     fn seals(&self, destination: IpAddr) -> bool {
-        !matches!(self.routes.get(&destination), Some(Route::Shared { .. }))
+        !self.routes.is_shared(destination)
     }
 
     fn transmit(&mut self, now_ns: u64, batch: &TransmitBatch, next: &mut usize) -> io::Result<()> {
@@ -531,11 +519,13 @@ impl Link for SharedMemoryLink {
         let mut touched = [0; MAX_RUN_PACKETS];
         let mut touched_count = 0;
         let mut result = Ok(());
+        self.awaits_answer = false;
         while let Some(run) = runs.get(*next) {
             match self.way(now_ns, run.path.destination) {
                 Way::Unknown => {
                     let others_wait = runs[*next..].iter().any(|other| other.path.destination != run.path.destination);
-                    if !self.note_others(others_wait) {
+                    if !self.routes.note_others(others_wait) {
+                        self.awaits_answer = true;
                         break;
                     }
                 }
@@ -552,13 +542,14 @@ impl Link for SharedMemoryLink {
                     }
                     *next += 1;
                 }
-                Way::Udp if self.choice == LinkChoice::Shm && !run.path.destination.is_multicast() => {
+                Way::Udp if !self.may_use_udp(run.path.destination) => {
                     self.counters.without += run.packets as u64;
                     *next += 1;
                 }
                 Way::Udp => {
                     let mut end = *next + 1;
                     while let Some(run) = runs.get(end)
+                        && self.may_use_udp(run.path.destination)
                         && self.way(now_ns, run.path.destination) == Way::Udp
                     {
                         end += 1;
@@ -582,17 +573,16 @@ impl Link for SharedMemoryLink {
         }
         if self.looks_at_udp(now_ns) {
             self.udp_looked_at_ns = now_ns;
-            let (meeting, port) = (self.meeting.as_ref(), self.udp.port());
-            let mut words = WithoutWords { sink, meeting, port, packets: 0, found_nothing: true, is_woken: false };
+            let (meeting, peers, own) = (self.meeting.as_ref(), &self.peers[..], self.udp.local_socket_address());
+            let mut words = WithoutWords { sink, meeting, peers, own, packets: 0, datagrams: 0, is_woken: false };
             let received = self.udp.receive(now_ns, &mut words);
-            let (from_udp, is_woken, found_nothing) = (words.packets, words.is_woken, words.found_nothing);
+            let (from_udp, datagrams, is_woken) = (words.packets, words.datagrams, words.is_woken);
             if from_udp > 0 {
                 self.last_udp_ns = Some(now_ns);
             }
             packets += from_udp;
             received?;
-            // Only those are admitted that were there before the look.
-            let is_new = found_nothing && self.admit();
+            let is_new = self.admit(datagrams.max(self.udp.messages_taken()));
             if is_woken {
                 self.take_news(now_ns);
             }
@@ -619,8 +609,16 @@ impl Link for SharedMemoryLink {
         self.peers.iter().flatten().all(|peer| peer.reader.arm())
     }
 
+    fn shows_arrivals(&self) -> bool {
+        self.peers.iter().flatten().all(|peer| peer.left_bytes.is_some() || peer.reader.is_armed())
+    }
+
+    fn defers(&self) -> bool {
+        self.awaits_answer
+    }
+
     fn poll_timeout(&self) -> Option<u64> {
-        self.asked_until_ns
+        self.routes.asked_until_ns()
     }
 
     fn join(&mut self, group: IpAddr) -> io::Result<OwnedFd> {
@@ -646,4 +644,4 @@ impl Link for SharedMemoryLink {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

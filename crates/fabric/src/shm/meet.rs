@@ -4,39 +4,48 @@
 //! with its process. `message.rs` has what the two sides say. Nothing here is on the data path: a link asks for a peer
 //! once, before its first packet to it, and hears what came of it.
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::io::{self, IoSlice};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use nix::cmsg_space;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::signal::{SigSet, SigmaskHow};
 use nix::sys::socket::{
-    AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind,
-    connect, getsockopt, listen, recvmsg, sendmsg, socket, sockopt::PeerCredentials,
+    AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect, getsockopt,
+    listen, sendmsg, socket, sockopt::PeerCredentials,
 };
 use nix::unistd::geteuid;
+use rustc_hash::FxHashSet;
 
 use super::message::{Datagram, MAX_BYTES, Message, Nonce, VERSION};
-use super::sys::{Mapping, OwnProcess, own_received};
+use super::sys::{Mapping, OwnProcess, own_received, receive_message};
 use crate::udp::{send_alone, signal};
-
-/// How long a device may take to answer an invitation. Then its packets go over UDP.
-/// Tests of links are to see what memory carries, be the machine busy.
-pub(super) const ANSWER_WITHIN: Duration = Duration::from_millis(if cfg!(test) { 20_000 } else { 20 });
 
 /// How long a guest may take for each step.
 const GUEST_WITHIN: Duration = Duration::from_secs(1);
 
-/// Peers at a time, those included that are not accepted yet.
+/// Peers at a time, those included that are not accepted yet. Each takes a descriptor, of which the program keeps half.
 const PEERS_MAX: usize = 4096;
 
-/// What a user reads as that the user namespace does not map (`/proc/sys/kernel/overflowuid` as the kernel starts).
+/// Guests at a time that have not proved their address. More wait in the queue of the listener.
+const GUESTS_MAX: usize = 64;
+
+/// How long a guest may take once there are so many: those who say nothing must not keep out those who do.
+const CROWDED_WITHIN: Duration = Duration::from_millis(100);
+
+/// How long the thread leaves alone what the operating system refuses for now: guests when there are no descriptors.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// How long it waits before it tries again to host the name.
+const HOST_AGAIN: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 1000 });
+
+/// What a user reads as that the user namespace does not map, unless the kernel says otherwise.
 const OVERFLOW_UID: u32 = 65_534;
 
 /// What a link hears.
@@ -48,6 +57,8 @@ pub(super) enum News {
     Absent { address: IpAddr, why: Option<String> },
     /// The device at the other end closed, or died.
     Gone { id: u64 },
+    /// The thread has ended, since the program has closed its descriptors: no memory will be shared any more.
+    Ended,
 }
 
 /// What a link asks for.
@@ -65,6 +76,8 @@ struct Shared {
     has_news: AtomicBool,
     news: Mutex<Vec<News>>,
     wishes: Mutex<Vec<Wish>>,
+    /// Nonces of those who were invited and have sent no challenge: anybody may send one with another nonce.
+    awaited: Mutex<FxHashSet<Nonce>>,
 }
 
 /// The thread, as its link sees it.
@@ -75,23 +88,37 @@ pub(super) struct Meeting {
 }
 
 impl Meeting {
-    /// Hosts the name of the device at `local`, whose UDP socket this is.
-    pub(super) fn start(local: SocketAddr, udp: OwnedFd) -> io::Result<Self> {
+    /// Hosts the name of the device at `local`, whose UDP socket this is, and invites others.
+    /// Devices that are invited have to answer within `answer_within`.
+    ///
+    /// Without `must_host` the device may be without its name: the second value says why it has none. The thread invites
+    /// others all the same, and tries for the name again.
+    pub(super) fn start(
+        local: SocketAddr,
+        udp: OwnedFd,
+        answer_within: Duration,
+        must_host: bool,
+    ) -> io::Result<(Self, Option<io::Error>)> {
         let shared = Arc::new(Shared {
             kick: EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?,
             stop: AtomicBool::new(false),
             has_news: AtomicBool::new(false),
             news: Mutex::default(),
             wishes: Mutex::default(),
+            awaited: Mutex::default(),
         });
-        let listener = endpoint()?;
-        bind(listener.as_raw_fd(), &name_of(local.ip(), local.port())?)?;
-        listen(&listener, Backlog::MAXCONN)?;
+        let (listener, refused) = match host(local) {
+            Ok(listener) => (Some(listener), None),
+            Err(error) if must_host => return Err(error),
+            Err(error) => (None, Some(error)),
+        };
         let host = Host {
             shared: Arc::clone(&shared),
             local,
             udp,
-            listener: OwnProcess::new(listener),
+            answer_within,
+            paused_until: refused.is_some().then(|| Instant::now() + HOST_AGAIN),
+            listener,
             peers: Vec::new(),
             next_id: 0,
         };
@@ -99,7 +126,7 @@ impl Meeting {
         let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
         let thread = std::thread::Builder::new().name(crate::MEETING_THREAD.into()).spawn(move || host.run());
         before.thread_set_mask()?;
-        Ok(Self { shared, thread: Some(thread?) })
+        Ok((Self { shared, thread: Some(thread?) }, refused))
     }
 
     /// What happened since the last call.
@@ -117,9 +144,11 @@ impl Meeting {
         self.wish(Wish::Invite(address));
     }
 
-    /// A challenge arrived in UDP.
+    /// A challenge arrived in UDP. That of somebody who was not invited costs no more than this call.
     pub(super) fn challenged(&self, from: IpAddr, invited: Nonce, asked: Nonce) {
-        self.wish(Wish::Challenged { from, invited, asked });
+        if lock(&self.shared.awaited).remove(&invited) {
+            self.wish(Wish::Challenged { from, invited, asked });
+        }
     }
 
     /// Ends the connection with a peer.
@@ -128,12 +157,7 @@ impl Meeting {
     }
 
     fn wish(&self, wish: Wish) {
-        let mut wishes = lock(&self.shared.wishes);
-        // A flood of challenges grows nothing.
-        if wishes.len() < PEERS_MAX {
-            wishes.push(wish);
-        }
-        drop(wishes);
+        lock(&self.shared.wishes).push(wish);
         signal(self.shared.kick.as_fd());
     }
 }
@@ -141,8 +165,9 @@ impl Meeting {
 impl Drop for Meeting {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
-        signal(self.shared.kick.as_fd());
-        if let Some(thread) = self.thread.take() {
+        let is_told = signal(self.shared.kick.as_fd());
+        // A thread that cannot be told would be waited for without end.
+        if let Some(thread) = self.thread.take().filter(|_| is_told) {
             // A panic of the thread was printed by the panic handler.
             let _ = thread.join();
         }
@@ -158,9 +183,17 @@ fn endpoint() -> io::Result<OwnedFd> {
     Ok(socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?)
 }
 
-/// The name of the device with this address and port, in this process's network namespace.
+/// A socket that has the name of the device at `local`.
+fn host(local: SocketAddr) -> io::Result<OwnProcess> {
+    let listener = endpoint()?;
+    bind(listener.as_raw_fd(), &name_of(local.ip(), local.port())?)?;
+    listen(&listener, Backlog::MAXCONN)?;
+    Ok(OwnProcess::new(listener))
+}
+
+/// The name of the device with this address and port, in the network namespace of this thread.
 fn name_of(address: IpAddr, port: u16) -> io::Result<UnixAddr> {
-    let namespace = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
+    let namespace = std::fs::read_link("/proc/thread-self/ns/net").unwrap_or_default();
     let name = format!("doorbell-link/{}/{address}/{port}", namespace.display());
     Ok(UnixAddr::new_abstract(name.as_bytes())?)
 }
@@ -169,15 +202,24 @@ fn name_of(address: IpAddr, port: u16) -> io::Result<UnixAddr> {
 fn check_user(connection: &impl AsFd) -> Result<(), String> {
     let own = geteuid().as_raw();
     let peer = getsockopt(connection, PeerCredentials).map_err(|error| format!("its user is unknown: {error}"))?.uid();
-    if peer != own || own == OVERFLOW_UID {
+    if peer != own {
         return Err(format!("it runs as user {peer}, this process as {own}; memory is shared within one user"));
+    }
+    if own == overflow_uid() {
+        return Err(format!("this process runs as user {own}, which stands for any user of other user namespaces"));
     }
     Ok(())
 }
 
+/// What a user reads as that the user namespace does not map.
+fn overflow_uid() -> u32 {
+    let said = std::fs::read_to_string("/proc/sys/kernel/overflowuid");
+    said.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(OVERFLOW_UID)
+}
+
 fn random_nonce() -> io::Result<Nonce> {
     let mut nonce = Nonce::default();
-    io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut nonce)?;
+    getrandom::fill(&mut nonce).map_err(io::Error::other)?;
     Ok(nonce)
 }
 
@@ -202,25 +244,14 @@ enum Heard {
 
 fn hear(connection: &impl AsFd) -> Heard {
     let mut bytes = [0; MAX_BYTES];
-    let mut vector = [IoSliceMut::new(&mut bytes)];
-    let mut control = cmsg_space!([RawFd; 1]);
-    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
-    let (length, files, is_whole) =
-        match recvmsg::<()>(connection.as_fd().as_raw_fd(), &mut vector, Some(&mut control), flags) {
-            Ok(message) => {
-                let rights = message.cmsgs().into_iter().flatten().filter_map(|control| match control {
-                    ControlMessageOwned::ScmRights(files) => Some(files),
-                    _ => None,
-                });
-                let files: Vec<OwnedFd> = rights.flatten().map(own_received).collect();
-                let cut = MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC;
-                (message.bytes, files, !message.flags.intersects(cut))
-            }
-            Err(nix::Error::EAGAIN | nix::Error::EINTR) => return Heard::Nothing,
-            Err(_) => return Heard::Ended,
-        };
-    match Message::parse(&bytes[..length]) {
-        Some(message) if is_whole && files.len() <= 1 => Heard::Said(message, files.into_iter().next()),
+    let received = match receive_message(connection.as_fd(), &mut bytes) {
+        Ok(received) => received,
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => return Heard::Nothing,
+        Err(_) => return Heard::Ended,
+    };
+    let mut files = received.files;
+    match Message::parse(&bytes[..received.length]) {
+        Some(message) if received.is_whole && files.len() <= 1 => Heard::Said(message, files.pop()),
         _ => Heard::Ended,
     }
 }
@@ -232,8 +263,9 @@ enum Stage {
     Guest,
     /// A guest that was asked to prove its address.
     Asked { address: IpAddr, mapping: Mapping, nonce: Nonce },
-    /// A host that was invited. It has answered, once `is_welcome`.
-    Invited { address: IpAddr, mapping: Mapping, nonce: Nonce, is_welcome: bool },
+    /// A host that was invited. It has answered, once `is_welcome`. Once `is_late` it is not waited for any more, and
+    /// may answer all the same: it is not asked a second time meanwhile.
+    Invited { address: IpAddr, mapping: Mapping, nonce: Nonce, is_welcome: bool, is_late: bool },
     /// Memory is shared.
     Sharing { id: u64 },
     /// It is let go of.
@@ -252,7 +284,11 @@ struct Host {
     shared: Arc<Shared>,
     local: SocketAddr,
     udp: OwnedFd,
-    listener: OwnProcess,
+    answer_within: Duration,
+    /// `None` while the name cannot be had.
+    listener: Option<OwnProcess>,
+    /// The listener is left alone until then, or the name is, which is tried again then.
+    paused_until: Option<Instant>,
     peers: Vec<Peer>,
     next_id: u64,
 }
@@ -260,7 +296,7 @@ struct Host {
 impl Host {
     fn run(mut self) {
         while !self.shared.stop.load(Ordering::Acquire) {
-            let (is_called, ready) = self.wait();
+            let Some((is_called, ready)) = self.wait() else { return self.abandon() };
             let _ = self.shared.kick.read();
             for index in ready {
                 self.listen_to(index);
@@ -276,48 +312,108 @@ impl Host {
         }
     }
 
-    /// Waits for whatever is next: whether somebody calls, and which peers have something to say.
-    fn wait(&self) -> (bool, Vec<usize>) {
-        let until = self.peers.iter().filter_map(|peer| peer.until).min();
+    /// Waits for whatever is next: whether somebody calls, and which peers have something to say. `None` if the program
+    /// has closed the descriptors.
+    fn wait(&self) -> Option<(bool, Vec<usize>)> {
+        let until = self.peers.iter().filter_map(|peer| peer.until).chain(self.paused_until).min();
         let timeout = until.map_or(PollTimeout::NONE, |until| {
             let left = until.saturating_duration_since(Instant::now()).as_millis() as u64 + 1;
             PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
         });
         let watched = |fd| PollFd::new(fd, PollFlags::POLLIN);
-        let mut fds = vec![watched(self.shared.kick.as_fd()), watched(self.listener.as_fd())];
+        let mut fds = vec![watched(self.shared.kick.as_fd())];
         fds.extend(self.peers.iter().map(|peer| watched(peer.connection.as_fd())));
-        if poll(&mut fds, timeout).is_err() {
-            return (false, Vec::new());
+        // Whoever finds no place waits in the queue of the listener, or is refused by the kernel.
+        let takes_guests = self.paused_until.is_none() && self.has_room();
+        fds.extend(self.listener.as_ref().filter(|_| takes_guests).map(|listener| watched(listener.as_fd())));
+        match poll(&mut fds, timeout) {
+            Ok(_) => {}
+            Err(nix::Error::EINTR) => return Some((false, Vec::new())),
+            Err(_) => {
+                // More descriptors than this process may have by now, or no memory: everything is looked at, but slowly.
+                std::thread::sleep(PAUSE);
+                return Some((takes_guests, (0..self.peers.len()).collect()));
+            }
+        }
+        if fds[0].revents().is_some_and(|events| events.contains(PollFlags::POLLNVAL)) {
+            return None;
         }
         let ready = |fd: &PollFd<'_>| fd.any().unwrap_or(false);
-        let peers = fds[2..].iter().enumerate().filter(|(_, fd)| ready(fd)).map(|(index, _)| index);
-        (ready(&fds[1]), peers.collect())
+        let (peers, listener) = fds[1..].split_at(self.peers.len());
+        let peers = peers.iter().enumerate().filter(|(_, fd)| ready(fd)).map(|(index, _)| index);
+        Some((listener.iter().any(ready), peers.collect()))
+    }
+
+    /// The program has closed descriptors that it did not open, as daemons do: their numbers may be those of others.
+    fn abandon(self) {
+        self.note(News::Ended);
+        let _ = self.udp.into_raw_fd();
+        self.peers.into_iter().for_each(|peer| peer.connection.abandon());
+        self.listener.into_iter().for_each(OwnProcess::abandon);
+    }
+
+    /// May there be more peers, and guests? The program has other uses for descriptors, and the device has to take note
+    /// of those before.
+    fn has_room(&self) -> bool {
+        let is_guest = |peer: &&Peer| matches!(peer.stage, Stage::Guest | Stage::Asked { .. });
+        self.peers.len() < peers_max()
+            && self.peers.iter().filter(is_guest).count() < GUESTS_MAX
+            && lock(&self.shared.news).len() < PEERS_MAX
+    }
+
+    fn note(&self, news: News) {
+        lock(&self.shared.news).push(news);
+        self.shared.has_news.store(true, Ordering::Release);
     }
 
     fn tell(&self, news: News) {
-        lock(&self.shared.news).push(news);
-        self.shared.has_news.store(true, Ordering::Release);
+        self.note(news);
         // The device may sleep.
         send_alone(self.udp.as_fd(), self.local, self.local.ip(), &Datagram::Wake.to_bytes());
     }
 
     fn accept(&mut self) {
-        // Whoever finds no place waits in the queue of the listener, or is refused by the kernel.
-        while self.peers.len() < PEERS_MAX {
+        // Those of other users take no place, and come again and again if they like: others have their turn.
+        for _ in 0..GUESTS_MAX {
+            if !self.has_room() {
+                break;
+            }
+            let Some(listener) = &self.listener else { return };
             let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-            let Ok(connection) = accept4(self.listener.as_fd().as_raw_fd(), flags) else { return };
-            let connection = OwnProcess::new(own_received(connection));
-            if check_user(&connection).is_ok() {
-                let until = Some(Instant::now() + GUEST_WITHIN);
-                self.peers.push(Peer { connection, until, stage: Stage::Guest });
+            match accept4(listener.as_fd().as_raw_fd(), flags) {
+                Ok(connection) => {
+                    let connection = OwnProcess::new(own_received(connection));
+                    if check_user(&connection).is_ok() {
+                        let until = Some(Instant::now() + GUEST_WITHIN);
+                        self.peers.push(Peer { connection, until, stage: Stage::Guest });
+                    }
+                }
+                Err(nix::Error::EAGAIN | nix::Error::EINTR | nix::Error::ECONNABORTED) => return,
+                Err(nix::Error::EBADF | nix::Error::ENOTSOCK | nix::Error::EINVAL | nix::Error::EOPNOTSUPP) => {
+                    // The program closed it, and the number may be that of something else.
+                    self.listener.take().into_iter().for_each(OwnProcess::abandon);
+                    self.paused_until = Some(Instant::now() + HOST_AGAIN);
+                    return;
+                }
+                Err(_) => {
+                    // There are no descriptors, or no memory: whoever calls would keep this thread busy.
+                    self.paused_until = Some(Instant::now() + PAUSE);
+                    return;
+                }
             }
         }
-        // Do not spin on a queue that has to wait.
-        std::thread::sleep(Duration::from_millis(10));
+        if self.has_room() {
+            return;
+        }
+        let soon = Instant::now() + CROWDED_WITHIN;
+        for peer in self.peers.iter_mut().filter(|peer| matches!(peer.stage, Stage::Guest)) {
+            peer.until = peer.until.map(|until| until.min(soon));
+        }
     }
 
     fn grant(&mut self, wish: Wish) {
         match wish {
+            Wish::Invite(address) if self.is_invited(address) => {}
             Wish::Invite(address) => match self.invite(address) {
                 Ok(Some(peer)) => self.peers.push(peer),
                 Ok(None) => self.tell(News::Absent { address, why: None }),
@@ -345,6 +441,11 @@ impl Host {
         }
     }
 
+    /// Was the device at this address invited, and has it not said yes or no?
+    fn is_invited(&self, guest: IpAddr) -> bool {
+        self.peers.iter().any(|peer| matches!(peer.stage, Stage::Invited { address, .. } if address == guest))
+    }
+
     /// Connects to a name. `None` if nobody hosts it.
     fn invite(&self, address: IpAddr) -> Result<Option<Peer>, String> {
         let connection = endpoint().map_err(|error| format!("no socket: {error}"))?;
@@ -355,15 +456,22 @@ impl Host {
             Err(error) => return Err(format!("its name cannot be reached: {error}")),
         }
         check_user(&connection)?;
-        if self.peers.len() >= PEERS_MAX {
-            return Err(format!("too many devices (maximum {PEERS_MAX})"));
+        let most = peers_max();
+        if self.peers.len() >= most {
+            return Err(format!("too many devices (maximum {most}: {PEERS_MAX}, or half of the descriptors allowed)"));
         }
         let (mapping, file) = Mapping::create().map_err(|error| format!("no memory to share: {error}"))?;
         let nonce = random_nonce().map_err(|error| format!("no randomness: {error}"))?;
         let hello = Message::Hello { version: VERSION, address: self.local.ip(), port: self.local.port(), nonce };
-        send(&connection, hello, Some(file.as_raw_fd())).map_err(|error| format!("it hears nothing: {error}"))?;
-        let stage = Stage::Invited { address, mapping, nonce, is_welcome: false };
-        Ok(Some(Peer { connection: OwnProcess::new(connection), until: Some(Instant::now() + ANSWER_WITHIN), stage }))
+        // Before it is invited: the challenge may be here before the next line.
+        lock(&self.shared.awaited).insert(nonce);
+        send(&connection, hello, Some(file.as_raw_fd())).map_err(|error| {
+            lock(&self.shared.awaited).remove(&nonce);
+            format!("the invitation could not be sent: {error}")
+        })?;
+        let stage = Stage::Invited { address, mapping, nonce, is_welcome: false, is_late: false };
+        let until = Some(Instant::now() + self.answer_within);
+        Ok(Some(Peer { connection: OwnProcess::new(connection), until, stage }))
     }
 
     /// Takes what a peer says.
@@ -372,7 +480,7 @@ impl Host {
         match (hear(&peer.connection), &mut peer.stage) {
             (Heard::Nothing, _) => {}
             (Heard::Said(Message::Hello { version, address, port, nonce }, Some(file)), Stage::Guest) => {
-                let accepted = version == VERSION && port == self.local.port();
+                let accepted = version == VERSION && port == self.local.port() && reaches(self.local.ip(), address);
                 let mapping = Mapping::adopt(file.as_fd()).ok().filter(|_| accepted);
                 let welcome = Message::Welcome { version: VERSION, accepted: mapping.is_some() };
                 let (Some(mapping), Ok(asked), Ok(())) =
@@ -420,7 +528,12 @@ impl Host {
     /// Lets go of a peer: [`tidy`](Self::tidy) removes it, so that the places of others stay as they are.
     fn fail(&mut self, index: usize, why: &str) {
         match std::mem::replace(&mut self.peers[index].stage, Stage::Over) {
-            Stage::Invited { address, .. } => self.tell(News::Absent { address, why: Some(why.to_owned()) }),
+            Stage::Invited { address, nonce, is_late, .. } => {
+                lock(&self.shared.awaited).remove(&nonce);
+                if !is_late {
+                    self.tell(News::Absent { address, why: Some(why.to_owned()) });
+                }
+            }
             Stage::Sharing { id } => self.tell(News::Gone { id }),
             Stage::Guest | Stage::Asked { .. } | Stage::Over => {}
         }
@@ -430,12 +543,44 @@ impl Host {
     fn tidy(&mut self) {
         let now = Instant::now();
         for index in 0..self.peers.len() {
-            if self.peers[index].until.is_some_and(|until| until <= now) {
-                self.fail(index, "it did not answer in time");
+            let peer = &mut self.peers[index];
+            if peer.until.is_none_or(|until| until > now) {
+                continue;
             }
+            let Stage::Invited { address, is_late, .. } = &mut peer.stage else {
+                self.fail(index, "it did not answer in time");
+                continue;
+            };
+            // Its process may be stopped: it still finds the invitation when it goes on.
+            (*is_late, peer.until) = (true, None);
+            let why = Some("it did not answer in time".to_owned());
+            let news = News::Absent { address: *address, why };
+            self.tell(news);
         }
         self.peers.retain(|peer| !matches!(peer.stage, Stage::Over));
+        if self.paused_until.is_some_and(|until| until <= now) {
+            self.paused_until = None;
+            if self.listener.is_none() {
+                self.listener = host(self.local).ok();
+                self.paused_until = self.listener.is_none().then(|| now + HOST_AGAIN);
+            }
+        }
     }
+}
+
+/// Can this be the address of a device that the one with its own address reaches? A group's packets would all go to
+/// one guest.
+fn reaches(own: IpAddr, address: IpAddr) -> bool {
+    address.is_ipv4() == own.is_ipv4()
+        && !address.is_unspecified()
+        && !address.is_multicast()
+        && address != Ipv4Addr::BROADCAST
+}
+
+/// How many peers this process may have just now.
+fn peers_max() -> usize {
+    let descriptors = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft);
+    PEERS_MAX.min(usize::try_from(descriptors / 2).unwrap_or(usize::MAX))
 }
 
 /// A device's name with nobody behind it, as if its process were stopped.
@@ -446,3 +591,6 @@ pub(super) fn silent_host(local: SocketAddr) -> OwnedFd {
     listen(&listener, Backlog::MAXCONN).unwrap();
     listener
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,13 +2,15 @@
 //!
 //! A pair of devices has a file in memory with two rings, one for each direction. `ring.rs` has the order in which
 //! the two sides access a ring, `sys.rs` the memory itself, `meet.rs` and `message.rs` how two devices come to share
-//! it, and `link.rs` the link. A side that sleeps sleeps on its UDP socket, and is woken by a datagram without a
-//! packet in it: so nothing but the file passes between the processes, and no peer can make another's call block.
+//! it, `routes.rs` which way packets to each destination go, and `link.rs` the link. A side that sleeps sleeps on its
+//! UDP socket, and is woken by a datagram without a packet in it: so nothing but the file passes between the processes,
+//! and no peer can make another's call block.
 
 mod link;
 mod meet;
 mod message;
 mod ring;
+mod routes;
 mod sys;
 
 use std::fmt;
@@ -21,9 +23,9 @@ pub use sys::OwnProcess;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LinkChoice {
     /// Shared memory where both devices have it, else UDP.
+    #[default]
     Auto,
     /// UDP alone.
-    #[default]
     Udp,
     /// Shared memory alone: packets to a device without it are dropped and counted.
     Shm,

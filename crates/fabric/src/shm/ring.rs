@@ -91,9 +91,15 @@ impl Header {
     }
 
     /// Bytes of the ring that the record takes.
-    fn record_bytes(self) -> u64 {
+    pub(crate) fn record_bytes(self) -> u64 {
         (WORD_BYTES + self.total_bytes).next_multiple_of(LINE_BYTES) as u64
     }
+}
+
+/// The word before a record, for those who write it without a [`Writer`].
+#[cfg(test)]
+pub(crate) fn word_of(header: Header) -> u64 {
+    header.encode()
 }
 
 /// The side that writes.
@@ -141,6 +147,12 @@ impl<M: Memory> Writer<M> {
         // With the reader's fence: of the two, at least one sees what the other has stored.
         self.memory.fence();
         self.memory.sleeps() && self.memory.set_sleeps(false)
+    }
+
+    /// The reader could not be woken: the next record, at the latest one that is sent again, must try once more.
+    #[cold]
+    pub(crate) fn failed_to_wake(&self) {
+        self.memory.set_sleeps(true);
     }
 
     #[inline]
@@ -230,6 +242,16 @@ impl<M: Memory> Reader<M> {
         }
         self.memory.fence();
         self.is_broken || self.memory.load(self.start()) == 0
+    }
+
+    /// Will the writer wake this side when it writes next?
+    pub(crate) fn is_armed(&self) -> bool {
+        self.memory.sleeps()
+    }
+
+    /// Does a record stand there? Nothing is taken.
+    pub(crate) fn has_record(&self) -> bool {
+        !self.is_broken && self.memory.load(self.start()) != 0
     }
 
     /// Did the writer write something that is no record? Nothing is read any more then.

@@ -2,8 +2,8 @@
 //!
 //! The peer may write the memory at any time, so there is no reference to it here: words are atomics, packets are
 //! copied through raw pointers, and all offsets are checked against the mapping, whatever stands in the memory. The
-//! file behind it is sealed, so that it never shrinks under the mapping, and lies in memory, so that no page of it
-//! fails to come.
+//! file behind it is sealed, so that it never shrinks under the mapping, and lies in memory; where the kernel promises no
+//! more of that than it has, all of it is allocated before it is mapped, so that no page fails to come.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -54,6 +54,12 @@ fn checked(result: c_int) -> io::Result<c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
+/// Does the kernel promise no more memory than it has (`vm.overcommit_memory` is 2)? Then a page of a file that is first
+/// touched may not be there, which ends the process, unless all of them were allocated before.
+fn kernel_counts_every_page() -> bool {
+    std::fs::read("/proc/sys/vm/overcommit_memory").is_ok_and(|mode| mode.starts_with(b"2"))
+}
+
 impl Mapping {
     /// Makes the file of a new pair, empty and sealed, and maps it.
     pub(super) fn create() -> io::Result<(Self, OwnedFd)> {
@@ -69,6 +75,9 @@ impl Mapping {
         // SAFETY: both calls take numbers alone.
         unsafe {
             checked(libc::ftruncate(fd, FILE_BYTES as libc::off_t))?;
+            if kernel_counts_every_page() {
+                checked(libc::fallocate(fd, 0, 0, FILE_BYTES as libc::off_t))?;
+            }
             checked(libc::fcntl(fd, libc::F_ADD_SEALS, SEALS))?;
         }
         Ok((Self::map(file.as_fd())?, file))
@@ -232,10 +241,70 @@ impl Memory for Ring {
     }
 }
 
-/// Owns a descriptor that another process sent.
+/// Owns a descriptor that the kernel has just made for this process.
 pub(super) fn own_received(fd: RawFd) -> OwnedFd {
-    // SAFETY: `recvmsg` has just installed it for this process, and only our caller knows its number.
+    // SAFETY: the kernel has just installed it for this process, and only our caller knows its number.
     unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+/// Closes what a number stands for, and gives the number to another file: what a program does that closes descriptors
+/// which it did not open.
+#[cfg(test)]
+pub(super) fn replace(fd: RawFd, by: BorrowedFd<'_>) -> OwnedFd {
+    // SAFETY: the number is open, and whoever had it is to find that it is another's.
+    unsafe {
+        assert_eq!(libc::dup2(by.as_raw_fd(), fd), fd);
+        OwnedFd::from_raw_fd(fd)
+    }
+}
+
+/// What came with one call of [`receive_message`].
+#[derive(Debug)]
+pub(super) struct Received {
+    /// Bytes of the message; 0 at the end of the connection.
+    pub(super) length: usize,
+    /// Descriptors that came along.
+    pub(super) files: Vec<OwnedFd>,
+    /// Neither bytes nor descriptors were cut off.
+    pub(super) is_whole: bool,
+}
+
+/// Takes the next message off a connection, without waiting.
+///
+/// Where more descriptors come along than there is room for, or than this process may have, the kernel installs the
+/// first ones all the same, so they are looked for in each case: those that nobody wants are closed.
+pub(super) fn receive_message(connection: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<Received> {
+    // A header, and two descriptors where one is expected.
+    let mut control = [0_u64; 3];
+    let mut vector = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    // SAFETY: a `msghdr` consists of integers and pointers, for which zero is a value.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &raw mut vector;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = size_of_val(&control) as _;
+    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    // SAFETY: what the message points to lives in this function and in `bytes`.
+    let length = unsafe { libc::recvmsg(connection.as_raw_fd(), &raw mut message, flags) };
+    let length = usize::try_from(length).map_err(|_| io::Error::last_os_error())?;
+    let mut files = Vec::new();
+    // SAFETY: the kernel wrote control messages up to `msg_controllen`, and these functions stay within that; a header
+    // says how many bytes are behind it, and those of this kind are descriptors.
+    unsafe {
+        let mut header = libc::CMSG_FIRSTHDR(&raw const message);
+        while !header.is_null() {
+            if ((*header).cmsg_level, (*header).cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+                #[allow(clippy::unnecessary_cast, reason = "the C libraries differ in the type")]
+                let bytes = ((*header).cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize);
+                let first = libc::CMSG_DATA(header).cast::<RawFd>();
+                let numbers = (0..bytes / size_of::<RawFd>()).map(|index| first.add(index).read_unaligned());
+                files.extend(numbers.map(own_received));
+            }
+            header = libc::CMSG_NXTHDR(&raw const message, header);
+        }
+    }
+    let is_whole = message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) == 0;
+    Ok(Received { length, files, is_whole })
 }
 
 /// How many descriptors a forked child closes. Those beyond stay open in children.
@@ -264,6 +333,19 @@ impl OwnProcess {
             .position(|place| place.compare_exchange(0, entry, Ordering::AcqRel, Ordering::Relaxed).is_ok());
         Self { fd, place }
     }
+
+    /// Forgets a descriptor that somebody else has closed: its number is no longer ours to close, here or in children.
+    pub(super) fn abandon(mut self) {
+        self.leave_list();
+        // Nothing else of it is to be dropped.
+        std::mem::forget(self);
+    }
+
+    fn leave_list(&mut self) {
+        if let Some(place) = self.place.take() {
+            CLOSED_IN_CHILDREN[place].store(0, Ordering::Release);
+        }
+    }
 }
 
 impl AsFd for OwnProcess {
@@ -274,9 +356,7 @@ impl AsFd for OwnProcess {
 
 impl Drop for OwnProcess {
     fn drop(&mut self) {
-        if let Some(place) = self.place {
-            CLOSED_IN_CHILDREN[place].store(0, Ordering::Release);
-        }
+        self.leave_list();
     }
 }
 

@@ -83,6 +83,7 @@ pub struct UdpLink {
     segmentation: bool,
     /// Where a run that goes out as separate datagrams got stuck: which, and how many went.
     stuck: Option<(Run, usize)>,
+    last_look: Look,
     /// Makes the ICRCs of runs that go out as separate datagrams anew, in `separate`.
     sealer: Sealer,
     separate: Vec<u8>,
@@ -103,6 +104,13 @@ pub struct UdpLink {
 struct Reported {
     oversize: bool,
     unreachable: bool,
+}
+
+/// What a look at the socket found, be it packets or not.
+#[derive(Clone, Copy, Debug, Default)]
+struct Look {
+    messages: usize,
+    was_empty: bool,
 }
 
 /// What to do after a send was refused.
@@ -127,6 +135,7 @@ impl UdpLink {
             separate: Vec::new(),
             buffers,
             ask: 1,
+            last_look: Look::default(),
             overflows_seen: 0,
             groups: Vec::new(),
             counters: UdpCounters::default(),
@@ -167,9 +176,19 @@ impl UdpLink {
         self.local
     }
 
-    /// Sends a datagram that is no packet, if there is room for it.
-    pub(crate) fn send_alone(&self, destination: IpAddr, bytes: &[u8]) {
-        send_alone(self.socket.as_fd(), self.local, destination, bytes);
+    /// Did the last look find the socket empty?
+    pub(crate) fn was_empty(&self) -> bool {
+        self.last_look.was_empty
+    }
+
+    /// What the last look took from the socket, whether it was of any use or not.
+    pub(crate) fn messages_taken(&self) -> usize {
+        self.last_look.messages
+    }
+
+    /// Sends a datagram that is no packet, as [`send_alone`] does.
+    pub(crate) fn send_alone(&self, destination: IpAddr, bytes: &[u8]) -> bool {
+        send_alone(self.socket.as_fd(), self.local, destination, bytes)
     }
 
     /// Waits until something can be received, or the timeout expires, and says which.
@@ -396,12 +415,18 @@ fn end_of(local: SocketAddr, destination: IpAddr) -> SocketAddr {
     }
 }
 
-/// Sends a datagram that is no packet from a socket bound to `local`. One that the kernel does not take is lost, as any
-/// datagram may be.
-pub(crate) fn send_alone(socket: BorrowedFd<'_>, local: SocketAddr, destination: IpAddr, bytes: &[u8]) {
+/// Sends a datagram that is no packet from a socket bound to `local`. False if the kernel does not take it: it has no room,
+/// or reports what came of earlier datagrams again and again.
+pub(crate) fn send_alone(socket: BorrowedFd<'_>, local: SocketAddr, destination: IpAddr, bytes: &[u8]) -> bool {
     let destination = end_of(local, destination);
-    let message = Outgoing { bytes, destination, segment_bytes: None, traffic_class: None, hop_limit: None };
-    let _ = sys::send(socket, std::iter::once(message));
+    let message = || Outgoing { bytes, destination, segment_bytes: None, traffic_class: None, hop_limit: None };
+    let mut tries = (0..PENDING_ERRORS).map(|_| sys::send(socket, std::iter::once(message())));
+    tries
+        .find_map(|sent| match sent {
+            Ok(_) => Some(true),
+            Err(error) => (error.kind() == io::ErrorKind::WouldBlock).then_some(false),
+        })
+        .unwrap_or(false)
 }
 
 /// Hands one message on, and says how many packets it has.
@@ -455,7 +480,7 @@ impl Link for UdpLink {
     }
 
     fn receive(&mut self, _now_ns: u64, sink: &mut dyn Sink) -> io::Result<usize> {
-        let Self { socket, local, buffers, ask, overflows_seen, groups, counters, .. } = self;
+        let Self { socket, local, buffers, ask, overflows_seen, groups, counters, last_look, .. } = self;
         let mut packets = 0;
         for group in groups {
             // One message of each, and what is behind it next time: its socket stays readable.
@@ -469,6 +494,7 @@ impl Link for UdpLink {
             }
         }
         let bytes_before = counters.bytes_received;
+        *last_look = Look::default();
         for _ in 0..PENDING_ERRORS {
             counters.receive_calls += 1;
             let received = sys::receive(socket.as_fd(), buffers, *ask, |message| {
@@ -476,6 +502,7 @@ impl Link for UdpLink {
             });
             match received {
                 Ok(count) => {
+                    last_look.messages = count;
                     // Long runs one by one: each is worth an acknowledgement of its own, and the
                     // sender goes on meanwhile.
                     let bytes = counters.bytes_received - bytes_before;
@@ -485,6 +512,7 @@ impl Link for UdpLink {
                 }
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EAGAIN) => {
+                        last_look.was_empty = true;
                         *ask = 1;
                         return Ok(packets);
                     }
@@ -533,6 +561,7 @@ impl Link for UdpLink {
             tx_oversize: counters.oversize,
             tx_unreachable: counters.unreachable,
             tx_refused: counters.refused,
+            tx_udp_packets: counters.datagrams_sent,
             ..LinkCounters::default()
         }
     }

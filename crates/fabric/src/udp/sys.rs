@@ -256,11 +256,14 @@ pub(super) fn receive(
     Ok(received)
 }
 
-/// Counts an eventfd up by one. That only fails where it is full, and then it is readable already.
-pub fn signal(eventfd: BorrowedFd<'_>) {
+/// Counts an eventfd up by one. Where it is full it is readable already. False if it is not open any more, since the
+/// program has closed descriptors that it did not open: whoever waits for it is not woken.
+pub fn signal(eventfd: BorrowedFd<'_>) -> bool {
     let one = 1_u64;
     // SAFETY: the kernel reads as many bytes as the number has.
-    unsafe { libc::syscall(libc::SYS_write, eventfd.as_raw_fd(), &raw const one, mem::size_of_val(&one)) };
+    let written =
+        unsafe { libc::syscall(libc::SYS_write, eventfd.as_raw_fd(), &raw const one, mem::size_of_val(&one)) };
+    written >= 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EBADF)
 }
 
 /// Sets an integer option.

@@ -177,7 +177,8 @@ fn what_cannot_be_sent_is_dropped_and_counted_and_does_not_stop_the_rest() {
         let local = a.local_address();
         let stacked = Pcap::new(Counted::new(Box::new(a)), local, PORT, std::io::sink(), Duration::from_nanos).unwrap();
         let stacked = Faults::new(stacked, "drop=0.5".parse().unwrap());
-        assert_eq!(stacked.link_counters(), LinkCounters { tx_oversize: 1, tx_unreachable: 3, ..Default::default() });
+        let expected = LinkCounters { tx_oversize: 1, tx_unreachable: 3, tx_udp_packets: 1, ..Default::default() };
+        assert_eq!(stacked.link_counters(), expected);
         assert_eq!(counters.datagrams_sent, 1);
     }
 }

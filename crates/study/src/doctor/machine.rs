@@ -5,6 +5,7 @@ use doorbell_verbs::{DeviceAttributes, PathMtu};
 
 use super::{Finding, Severity};
 use crate::machine::{Adapter, Machine};
+use crate::pinning;
 
 /// A state from which a processor wakes sooner is of no matter beside a round trip.
 const SHALLOW_US: u64 = 2;
@@ -142,7 +143,15 @@ pub(super) fn numa(machine: &Machine, adapter: &Adapter) -> Finding {
             format!("all processors that may be used are in node {node}, next to {}", adapter.name),
         );
     }
-    let remedy = format!("`numactl --cpunodebind={node} --membind={node} doorbell ...`");
+    // Memory comes to be where the thread runs that touches it first, which is pinned by then.
+    let remedy = match near.is_empty() {
+        true => format!("let this process use CPUs of node {node} (taskset, cpusets, the scheduler's job)"),
+        false => format!(
+            "`--cpus {}` for the command that runs here pins threads that poll to them; otherwise `study` takes one CPU of \
+             each core, the near ones first, and `bench` pins nothing",
+            pinning::list(&near)
+        ),
+    };
     let how = if near.is_empty() {
         "none of the processors that may be used is".to_owned()
     } else {
@@ -266,7 +275,9 @@ mod tests {
         let far = numa(&two_nodes(vec![0, 1]), &adapter);
         assert_eq!(far.severity, Severity::Shifts);
         assert!(far.what.starts_with("none of the processors") && far.what.contains("21"), "{}", far.what);
-        assert!(numa(&two_nodes(vec![0, 2]), &adapter).what.starts_with("only 1 of the 2"));
+        assert!(far.remedy.starts_with("let this process use CPUs of node 1"), "{}", far.remedy);
+        let mixed = numa(&two_nodes(vec![0, 1, 2, 3]), &adapter);
+        assert!(mixed.what.starts_with("only 2 of the 4") && mixed.remedy.starts_with("`--cpus 2-3` "), "{mixed:?}");
         // A device that is next to none.
         assert_eq!(numa(&two_nodes(vec![0, 1]), &Adapter { node: None, ..adapter }).severity, Severity::Fine);
     }

@@ -1,4 +1,4 @@
-//! A published shape, and what the data say of it.
+//! A published shape or a goal, and what the data say of it.
 
 use doorbell_published::{Row, Shape};
 
@@ -33,13 +33,13 @@ impl Finding {
 /// What was concluded, and from which numbers: a sentence.
 pub(super) type Judgement = (Finding, String);
 
-/// Something that was published of an experiment.
+/// Something that was published of an experiment, or is a goal.
 #[derive(Clone, Copy, Debug)]
 pub struct Claim {
-    /// Names it among what was published.
+    /// Names it among all.
     pub id: &'static str,
     /// The shape or the number, in a sentence.
-    pub published: &'static str,
+    pub says: &'static str,
     source: Source,
 }
 
@@ -48,13 +48,17 @@ pub struct Claim {
 enum Source {
     Shape(&'static Shape, fn(View<'_>, &Shape) -> Option<Judgement>),
     Row(&'static Row, fn(View<'_>, &Row) -> Option<Judgement>),
+    /// Doorbell set it as a goal for itself; no publication states it.
+    Goal(fn(View<'_>) -> Option<Judgement>),
 }
 
 /// What came of a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// The shape.
-    pub published: &'static str,
+    pub says: &'static str,
+    /// It is a goal of Doorbell's own, of which nothing is published.
+    pub is_goal: bool,
     /// What the data say.
     pub outcome: Finding,
     /// Why, with numbers.
@@ -66,11 +70,20 @@ const RESTLESS: f64 = 0.5;
 
 impl Claim {
     pub(super) fn of_shape(shape: &'static Shape, judge: fn(View<'_>, &Shape) -> Option<Judgement>) -> Self {
-        Self { id: &shape.id, published: &shape.says, source: Source::Shape(shape, judge) }
+        Self { id: &shape.id, says: &shape.says, source: Source::Shape(shape, judge) }
     }
 
     pub(super) fn of_row(row: &'static Row, judge: fn(View<'_>, &Row) -> Option<Judgement>) -> Self {
-        Self { id: &row.id, published: &row.says, source: Source::Row(row, judge) }
+        Self { id: &row.id, says: &row.says, source: Source::Row(row, judge) }
+    }
+
+    pub(super) fn of_goal(id: &'static str, says: &'static str, judge: fn(View<'_>) -> Option<Judgement>) -> Self {
+        Self { id, says, source: Source::Goal(judge) }
+    }
+
+    /// Is it a goal of Doorbell's own, of which nothing is published?
+    pub fn is_goal(&self) -> bool {
+        matches!(self.source, Source::Goal(_))
     }
 
     /// Judges a run, as to this experiment.
@@ -79,6 +92,7 @@ impl Claim {
         let judgement = match self.source {
             Source::Shape(shape, judge) => judge(view, shape),
             Source::Row(row, judge) => judge(view, row),
+            Source::Goal(judge) => judge(view),
         };
         let (outcome, mut because) = judgement.unwrap_or_else(missing);
         if let Some(span) = experiment.quantities.first().and_then(|quantity| view.span(&experiment.name, *quantity))
@@ -86,7 +100,7 @@ impl Claim {
         {
             because.push_str(&format!("; but repetitions differ by {:.0} %: the machine was not quiet", span * 100.0));
         }
-        Verdict { published: self.published, outcome, because }
+        Verdict { says: self.says, is_goal: self.is_goal(), outcome, because }
     }
 }
 

@@ -6,6 +6,7 @@ use serde_json::Value;
 use super::quantity::{Quantity, Spread};
 use super::sweep::{Experiment, Point};
 use crate::environment::Environment;
+use crate::link::Carried;
 use crate::parameters::Parameters;
 use crate::record::PointResult;
 
@@ -138,6 +139,14 @@ impl PointRecord {
     /// Bytes per message.
     pub fn bytes(&self) -> usize {
         self.parameters.sizes.first().copied().unwrap_or(0)
+    }
+
+    /// How many packets went which way, in all repetitions. Of other RNICs than software RNICs in real time, records of
+    /// earlier releases do not say.
+    pub fn carried(&self) -> Carried {
+        let is_soft = self.environment.provider == doorbell_verbs::soft::PROVIDER && self.environment.testbed.is_none();
+        let says = |result: &&PointResult| is_soft || result.link.client.contains_key("tx_udp_packets");
+        self.repetitions.iter().filter(says).fold(Carried::default(), |all, result| all.and(result.carried()))
     }
 
     /// What each repetition measured of a quantity.

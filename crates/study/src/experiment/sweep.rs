@@ -4,6 +4,7 @@ use super::claims;
 use super::far_memory::FAMILY as FAR_MEMORY;
 use super::hosts::FAMILY as HOSTS;
 use super::judge::Claim;
+use super::links::FAMILY as LINKS;
 use super::quantity::Quantity;
 use crate::layout::Layout;
 use crate::parameters::{Extent, Kind, Operation, Parameters};
@@ -55,7 +56,7 @@ pub struct Experiment {
     pub quantities: Vec<Quantity>,
     /// What there is to measure.
     pub points: Vec<Point>,
-    /// What is published of it.
+    /// What is published of it, and what its goals are.
     pub claims: Vec<Claim>,
     /// How its connections lie between hosts, where there are several.
     pub layout: Layout,
@@ -81,10 +82,16 @@ impl Experiment {
     }
 
     /// It is no part of a study that names no experiments, between so many hosts: far memory is another question, and takes
-    /// as long as all others together; what wants many hosts shows little between two.
+    /// as long as all others together; what wants many hosts shows little between two; and links are there to choose
+    /// between on one machine alone.
     pub fn has_to_be_named(&self, hosts: usize) -> bool {
         let is_of = |family: &str| self.name.strip_prefix(family).is_some_and(|rest| rest.starts_with('/'));
-        is_of(FAR_MEMORY) || (is_of(HOSTS) && hosts < 3)
+        is_of(FAR_MEMORY) || is_of(LINKS) || (is_of(HOSTS) && hosts < 3)
+    }
+
+    /// It compares links, so each of its points has one of its own.
+    pub fn compares_links(&self) -> bool {
+        self.points.iter().any(|point| point.parameters.link.is_some())
     }
 
     /// The same, with connections that lie so between hosts.

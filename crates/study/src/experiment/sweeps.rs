@@ -4,7 +4,7 @@ use doorbell_protocols::Protocol;
 
 use super::quantity::Quantity::{self, Fairness, MedianLatency, MessageRate, RnrNaks, TailLatency, Throughput};
 use super::sweep::{Effort, Experiment, Point};
-use super::{far_memory, hosts, operations};
+use super::{far_memory, hosts, links, operations};
 use crate::layout::Layout;
 use crate::parameters::{Kind, Operation, Parameters};
 use crate::serving::{Serving, SharedBy};
@@ -22,14 +22,14 @@ const GATHERED: &[Quantity] = &[MessageRate, Throughput, Fairness];
 const REFUSED: &[Quantity] = &[MessageRate, RnrNaks];
 
 /// A protocol, as far as experiments are the same for all.
-struct Family {
+pub(super) struct Family {
     /// What is measured. The first is measured in every experiment.
-    variants: &'static [Protocol],
+    pub(super) variants: &'static [Protocol],
     /// So many of them are part of a quick study.
     quick: usize,
 }
 
-const FAMILIES: [Family; 6] = [
+pub(super) const FAMILIES: [Family; 6] = [
     Family { variants: &[Protocol::SendReceive], quick: 1 },
     Family {
         variants: &[
@@ -81,6 +81,7 @@ pub fn all(effort: Effort) -> Vec<Experiment> {
     table.extend(operations::experiments(effort));
     table.extend(far_memory::experiments(effort));
     table.extend(hosts::experiments(effort));
+    table.extend(links::experiments(effort));
     table
 }
 
@@ -108,7 +109,7 @@ impl Family {
         self.variants[0] == Protocol::SendReceive
     }
 
-    fn family(&self) -> &'static str {
+    pub(super) fn family(&self) -> &'static str {
         self.variants[0].description().family
     }
 
@@ -121,7 +122,7 @@ impl Family {
     }
 
     /// Messages unacknowledged where the window is not swept: more than 32 gain Direct-Read nothing, as is published.
-    fn window(&self) -> usize {
+    pub(super) fn window(&self) -> usize {
         if self.is_direct_read() { 32 } else { 64 }
     }
 
@@ -144,7 +145,7 @@ impl Family {
 
     /// Direct-Read as it is published: READs, acknowledgements and receives are posted one by one, and each message has a
     /// completion.
-    fn parameters(effort: Effort, kind: Kind, protocol: Protocol, bytes: usize) -> Parameters {
+    pub(super) fn parameters(effort: Effort, kind: Kind, protocol: Protocol, bytes: usize) -> Parameters {
         let base = Parameters { protocol, ..Point::parameters(effort, kind, Operation::Send, bytes) };
         match protocol.description().family {
             "direct-read" => Parameters {

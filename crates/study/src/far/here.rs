@@ -11,7 +11,8 @@ use super::relays::{BoxError, Relays};
 use super::{FarPoint, Figures, order_figures, words};
 use crate::executor::{self, Idle};
 use crate::one_sided::RemoteMemory;
-use crate::record::PointResult;
+use crate::pinning::{PinError, Pinning};
+use crate::record::{BothEnds, PointResult, link_by_name};
 
 /// Why a point could not be measured here.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +30,9 @@ pub enum HereError {
     /// The middlebox cannot be made, or its socket broke.
     #[error("the middlebox: {0}")]
     Box(#[from] BoxError),
+    /// A thread cannot be pinned.
+    #[error(transparent)]
+    Pin(#[from] PinError),
     /// It has parties that one thread cannot be.
     #[error("such a point runs in virtual time, or as `doorbell far run` does: {0}")]
     Parties(&'static str),
@@ -48,6 +52,7 @@ impl Waiter for Fair {
     }
 
     async fn breathe(&self) {
+        self.0.breathe().await;
         yield_now().await;
     }
 }
@@ -142,20 +147,27 @@ pub(crate) fn run_pairs<E>(
     })
 }
 
-/// Measures a point between two devices of this process: of queue pairs on one, with the memory on the other.
+/// Measures a point between two devices of this process: of queue pairs on one, with the memory on the other. The thread that
+/// has the queue pairs takes the first of the CPUs that `pinning` has for the point, and a middlebox the second.
 ///
 /// # Errors
 ///
-/// A verbs object cannot be made, a connection breaks, or the point needs more than two devices and one thread.
-pub fn measure([clients, memory]: [&Device; 2], point: &FarPoint) -> Result<PointResult, HereError> {
+/// A verbs object cannot be made, a connection breaks, or a thread cannot be pinned. The point needs more than two devices
+/// and one thread.
+pub fn measure([clients, memory]: [&Device; 2], point: &FarPoint, pinning: &Pinning) -> Result<PointResult, HereError> {
     let shape = match point {
         FarPoint::Hot(_) => return Err(HereError::Parties("each of its clients has a host")),
         point => Shape::of(point).ok_or(HereError::Parties("a store has a thread for each client"))?,
     };
+    pinning.try_all()?;
+    // Before memory is touched for the first time, which makes it that of the CPU's NUMA node.
+    let _pinned = pinning.pin(0);
+    let before = [clients, memory].map(Device::link_counters);
     let pds = [&clients.create_pd()?, &memory.create_pd()?];
     let region = words::memory(pds[1], shape.memory_bytes)?;
     // Where requests are numbered, the queue pairs go through a middlebox, which is a thread of this process.
-    let relays = matches!(point, FarPoint::Order(_)).then(|| Relays::start(clients, shape.slots.len())).transpose()?;
+    let relays = matches!(point, FarPoint::Order(_)).then(|| Relays::start(clients, shape.slots.len(), pinning));
+    let relays = relays.transpose()?;
     let join = |&slots: &usize| match &relays {
         Some(relays) => words::Pair::relayed(pds, slots, relays.address, |[client, node]| relays.pass(client, node)),
         None => Ok(words::Pair::joined(pds, slots, shape.bytes, shape.mtu)?),
@@ -166,6 +178,11 @@ pub fn measure([clients, memory]: [&Device; 2], point: &FarPoint) -> Result<Poin
     if let Some(relays) = relays {
         result.far.extend(order_figures(&relays.end()?));
     }
+    result.link = BothEnds {
+        client: link_by_name(&clients.link_counters(), &before[0]),
+        server: link_by_name(&memory.link_counters(), &before[1]),
+    };
+    result.carried_by = result.carried().by();
     Ok(result)
 }
 
@@ -183,7 +200,8 @@ mod tests {
         for (operation, queue_pairs) in [(Operation::Read, 1), (Operation::CompareSwap, 3)] {
             let (addresses, zipf, rate_per_s, outstanding) = (64, 0.99, 1e6, 4);
             let point = OrderPoint { operation, queue_pairs, addresses, zipf, rate_per_s, outstanding, requests: 300 };
-            let result = measure([&open(), &open()], &FarPoint::Order(point)).expect("it is measured");
+            let result =
+                measure([&open(), &open()], &FarPoint::Order(point), &Pinning::default()).expect("it is measured");
             assert_eq!(result.messages, 300, "{operation:?}");
             let [in_order, largest] = [Figure::InOrder, Figure::LargestGap].map(|figure| result.far[&figure]);
             assert!(in_order > 0.0 && largest >= 1.0, "{:?}", result.far);

@@ -183,6 +183,16 @@ impl FarPoint {
         matches!(self, Self::Hot(_))
     }
 
+    /// Threads that poll where one process has all parties: the clients', and those of memory node, metadata service and
+    /// middlebox. That of a store is a process of its own, but one thread as well.
+    pub(crate) fn threads(&self) -> usize {
+        match self {
+            Self::Store(store) => store.clients + 2 + usize::from(store.strategy.is_steered()),
+            Self::Order(_) => 2,
+            Self::Tearing(_) | Self::Scope(_) | Self::Hot(_) => 1,
+        }
+    }
+
     /// The store's workload, if it is one.
     pub fn store(&self) -> Option<&StorePoint> {
         match self {

@@ -11,6 +11,7 @@ use doorbell_verbs::Device;
 use doorbell_wire::Qpn;
 
 use super::HereError;
+use crate::pinning::Pinning;
 
 /// Why there is no middlebox.
 #[derive(Debug, thiserror::Error)]
@@ -41,13 +42,17 @@ pub(super) struct Relays {
 }
 
 impl Relays {
-    /// Starts a box on a free address, for so many connections between RNICs that use the same UDP port as this one.
-    pub(super) fn start(beside: &Device, connections: usize) -> Result<Self, BoxError> {
+    /// Starts a box on a free address, for so many connections between RNICs that use the same UDP port as this one. Its thread
+    /// takes the second CPU.
+    pub(super) fn start(beside: &Device, connections: usize, pinning: &Pinning) -> Result<Self, BoxError> {
         let limits = Limits { clients: connections, ..Limits::default() };
         let (driver, address) = box_at(None, beside.attributes().udp_port, limits, 0)?;
         let (asking, asked) = channel();
-        let clock = beside.clone();
-        let thread = std::thread::Builder::new().name("box".to_owned()).spawn(move || run(driver, &asked, &clock))?;
+        let (clock, pinning) = (beside.clone(), pinning.clone());
+        let thread = std::thread::Builder::new().name("box".to_owned()).spawn(move || {
+            let _pinned = pinning.pin(1);
+            run(driver, &asked, &clock)
+        })?;
         Ok(Self { address, asking, thread })
     }
 

@@ -131,10 +131,11 @@ impl Seen<'_> {
             cpu: BothEnds { client: own.cpu, server: report.cpu },
             counters: BothEnds { client: own.counters, server: report.counters },
             link: BothEnds { client: own.link, server: report.link },
+            carried_by: None,
             cpu_per_message: BothEnds::default(),
             far: Figures::new(),
             hosts: Vec::new(),
         };
-        PointResult { cpu_per_message: result.cpu_by_message(), ..result }
+        PointResult { carried_by: result.carried().by(), cpu_per_message: result.cpu_by_message(), ..result }
     }
 }

@@ -38,7 +38,7 @@ pub fn serve(device: Device, stream: TcpStream, terms: &Terms) -> Result<(), Ses
     let mut peer = TcpPeer::new(stream)?;
     block_on(peer.exchange(&[]))?;
     let result = match block_on(answer_points(&device, &mut peer, &OsThreads::default(), terms)) {
-        Ok(Some(shared)) => parties::serve(device, &mut peer, &shared, terms),
+        Ok(Some((shared, place))) => parties::serve(device, &mut peer, &shared, (terms, &terms.pinning.share(place))),
         other => other.map(drop),
     };
     block_on(told(&mut peer, result))
@@ -92,13 +92,14 @@ async fn told(peer: &mut impl Peer<Says = FromServer>, result: Result<(), Sessio
     result
 }
 
-/// Serves a client until it is done, or asks for a point about shared memory, whose parameters are returned.
+/// Serves a client until it is done, or asks for a point about shared memory, whose parameters are returned with this
+/// process's place among those that share its CPUs.
 async fn answer_points<P: Peer<Says = FromServer, Hears = ToServer>>(
     device: &Device,
     peer: &mut P,
     threads: &impl Threads,
     terms: &Terms,
-) -> Result<Option<Box<Parameters>>, SessionError> {
+) -> Result<Option<(Box<Parameters>, Place)>, SessionError> {
     let mut first = peer.receive(Patience::Answer).await?;
     let mut is_introduced = false;
     let mut place = Place::default();
@@ -122,7 +123,7 @@ async fn answer_points<P: Peer<Says = FromServer, Hears = ToServer>>(
     }
     parameters.check()?;
     if parameters.far.is_some() {
-        return Ok(Some(parameters));
+        return Ok(Some((parameters, place)));
     }
     let pd = device.create_pd()?;
     let cpus = terms.pinning.share(place).of_point(&parameters).cpus;

@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub)] // each test uses a part of it
 
 pub mod namespace;
+pub mod peer;
 
 use std::time::{Duration, Instant};
 

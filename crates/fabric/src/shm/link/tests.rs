@@ -5,30 +5,31 @@ use doorbell_wire::Check;
 
 use super::*;
 use crate::seal::{Checker, Sealer};
+use crate::shm::routes::OTHERS_WAIT_NS;
 use crate::shm::sys::{Mapping, RING_BYTES};
 use crate::testing::{OwnedRun, batch_of, info, packet, packets_of, path, receive_once};
 use crate::{BindRequest, bind};
 
 /// A port for tests, so that they run beside anything that uses RoCE's.
-const PORT: u16 = 24_793;
+pub(in crate::shm) const PORT: u16 = 24_793;
 
-fn link_at(address: Option<IpAddr>, choice: LinkChoice) -> SharedMemoryLink {
+pub(in crate::shm) fn link_at(address: Option<IpAddr>, choice: LinkChoice) -> SharedMemoryLink {
     let udp = bind(BindRequest { address, port: PORT, ..BindRequest::default() }).unwrap();
     SharedMemoryLink::start(udp, choice).unwrap()
 }
 
-fn link() -> SharedMemoryLink {
+pub(in crate::shm) fn link() -> SharedMemoryLink {
     link_at(None, LinkChoice::Auto)
 }
 
 /// A time that goes on, as a driver's.
-fn now_ns() -> u64 {
+pub(in crate::shm) fn now_ns() -> u64 {
     static BEGUN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
     BEGUN.get_or_init(Instant::now).elapsed().as_nanos() as u64
 }
 
 /// Protection against hanging.
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+pub(in crate::shm) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
         assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
@@ -38,7 +39,7 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 
 /// Takes unsealed runs as a driver does.
 #[derive(Default)]
-struct Plain(Vec<Vec<u8>>);
+pub(in crate::shm) struct Plain(pub(in crate::shm) Vec<Vec<u8>>);
 
 impl Sink for Plain {
     fn receive(&mut self, run: ReceivedRun<'_>) {
@@ -56,7 +57,7 @@ impl Sink for Plain {
 }
 
 /// Sends all of a batch, while both sides are driven.
-fn send(from: &mut SharedMemoryLink, to: &mut SharedMemoryLink, lengths: &[usize]) {
+pub(in crate::shm) fn send(from: &mut SharedMemoryLink, to: &mut SharedMemoryLink, lengths: &[usize]) {
     let mut batch = batch_of(to.udp.local_address(), lengths);
     Sealer::new(from.udp.local_address(), PORT).seal(&mut batch);
     let mut next = 0;
@@ -69,7 +70,7 @@ fn send(from: &mut SharedMemoryLink, to: &mut SharedMemoryLink, lengths: &[usize
 }
 
 /// Shared memory is there in both directions.
-fn acquainted() -> (SharedMemoryLink, SharedMemoryLink) {
+pub(in crate::shm) fn acquainted() -> (SharedMemoryLink, SharedMemoryLink) {
     acquainted_with(link())
 }
 
@@ -125,24 +126,33 @@ fn a_sink_that_wants_icrcs_gets_those_of_a_socket() {
 }
 
 #[test]
-fn a_device_whose_name_is_taken_goes_over_udp_counts_that_and_says_so_where_it_may_not() {
-    let mut plain = bind(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
+fn a_device_whose_name_is_taken_counts_that_asks_others_itself_and_has_its_name_as_soon_as_it_is_free() {
     // One that no test takes without being asked, since it is taken twice here.
     let address: IpAddr = [127, 77, 42, 1].into();
-    let udp = bind(BindRequest { address: Some(address), port: PORT, ..BindRequest::default() }).unwrap();
-    let local = udp.local_socket_address();
-    let squatter = Meeting::start(local, plain.as_fd().try_clone_to_owned().unwrap()).unwrap();
+    let open = || bind(BindRequest { address: Some(address), port: PORT, ..BindRequest::default() }).unwrap();
+    let udp = open();
+    let squatter = crate::shm::meet::silent_host(udp.local_socket_address());
     let mut a = SharedMemoryLink::start(udp, LinkChoice::Auto).unwrap();
     assert_eq!(a.link_counters().shared_memory_refused, 1);
-    let mut batch = batch_of(plain.local_address(), &[32]);
-    Sealer::new(address, PORT).seal(&mut batch);
+    let mut b = link();
+    send(&mut a, &mut b, &[12]);
+    assert_eq!(a.counters().packets_sent, 1, "who may invite is not asked for a name");
+    drop(squatter);
+    let mut c = link();
     let mut next = 0;
-    a.transmit(now_ns(), &batch, &mut next).unwrap();
-    assert_eq!(next, batch.runs().len(), "nobody is asked first");
-    assert!(plain.wait_readable(Duration::from_secs(10)).unwrap());
-    assert_eq!(packets_of(&receive_once(&mut plain, 0), ICRC_LEN), [packet(0, 32)]);
+    let mut batch = batch_of(address, &[32]);
+    Sealer::new(c.udp.local_address(), PORT).seal(&mut batch);
+    eventually("the name is there, and so is memory", || {
+        next %= batch.runs().len();
+        c.transmit(now_ns(), &batch, &mut next).unwrap();
+        let nothing = &mut |_: ReceivedRun<'_>| {};
+        a.receive(now_ns(), nothing).unwrap();
+        c.receive(now_ns(), nothing).unwrap();
+        c.counters().packets_sent > 0
+    });
     drop(a);
-    let udp = bind(BindRequest { address: Some(address), port: PORT, ..BindRequest::default() }).unwrap();
+    let udp = open();
+    let squatter = crate::shm::meet::silent_host(udp.local_socket_address());
     let error = SharedMemoryLink::start(udp, LinkChoice::Shm).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
     drop(squatter);
@@ -164,7 +174,7 @@ fn devices_without_shared_memory_are_reached_over_udp_and_only_if_that_is_allowe
         });
         assert!(a.seals(destination));
         let counted = a.link_counters();
-        assert_eq!(counted.tx_unreachable, if arrives { 0 } else { 2 });
+        assert_eq!((counted.tx_udp_packets, counted.tx_unreachable), if arrives { (2, 0) } else { (0, 2) });
         assert_eq!((counted.tx_shared_memory_packets, counted.shared_memory_refused), (0, 0));
         assert_eq!(plain.wait_readable(Duration::from_millis(if arrives { 10_000 } else { 50 })).unwrap(), arrives);
         if arrives {
@@ -281,18 +291,212 @@ fn a_sleeper_is_woken_once_and_not_while_it_is_awake() {
     assert_eq!(b.link_counters().tx_refused, 0);
 }
 
+/// Reads until nothing keeps the link awake, and prepares it to sleep.
+fn fall_asleep(link: &mut SharedMemoryLink, seen: &mut Plain) {
+    eventually("nothing is left that would keep it awake", || {
+        link.receive(now_ns(), seen).unwrap();
+        link.prepare_sleep()
+    });
+}
+
+/// A caller may look into the socket before the thread that sleeps on it has seen that it is readable.
 #[test]
-fn a_device_sends_to_itself() {
+fn a_sleeper_whose_wake_up_another_look_has_taken_is_not_woken_by_what_comes_then() {
+    let (mut a, mut b) = acquainted();
+    let mut seen = Plain::default();
+    fall_asleep(&mut b, &mut seen);
+    assert!(b.shows_arrivals());
+    send(&mut a, &mut b, &[12]);
+    b.receive(now_ns(), &mut seen).unwrap();
+    assert!(!b.shows_arrivals());
+    send(&mut a, &mut b, &[12]);
+    assert_eq!(a.counters().wakes, 1, "nobody asked to be woken again");
+    fall_asleep(&mut b, &mut seen);
+    assert!(b.shows_arrivals());
+}
+
+/// The inviter may hear later than its peer that memory is shared, and goes on over UDP until then.
+#[test]
+fn what_went_over_udp_before_the_first_record_is_not_overtaken() {
+    let (mut a, mut b) = (link(), link());
+    let to = b.udp.local_address();
+    let sealed = |lengths: &[usize], from: &SharedMemoryLink| {
+        let mut batch = batch_of(to, lengths);
+        Sealer::new(from.udp.local_address(), PORT).seal(&mut batch);
+        batch
+    };
+    let batch = sealed(&[12], &a);
+    a.transmit(now_ns(), &batch, &mut 0).unwrap();
+    eventually("both have met, and the reader has found its socket empty", || {
+        a.receive(now_ns(), &mut |_: ReceivedRun<'_>| {}).unwrap();
+        b.receive(now_ns(), &mut |_: ReceivedRun<'_>| panic!("nothing was sent yet")).unwrap();
+        let has_peer = |link: &SharedMemoryLink| link.peers.iter().any(Option::is_some);
+        has_peer(&a) && has_peer(&b)
+    });
+    b.receive(now_ns(), &mut |_: ReceivedRun<'_>| panic!("nothing was sent yet")).unwrap();
+    // One packet over UDP still, and then one through memory.
+    let batch = sealed(&[32], &a);
+    let mut next = 0;
+    a.udp.transmit_until(&batch, &mut next, 1).unwrap();
+    a.transmit(now_ns(), &sealed(&[64], &a), &mut 0).unwrap();
+    assert_eq!((next, a.counters().packets_sent), (1, 1));
+    let mut lengths = Vec::new();
+    eventually("both arrive", || {
+        b.receive(now_ns(), &mut |run: ReceivedRun<'_>| lengths.push(run.bytes.len() - ICRC_LEN)).unwrap();
+        lengths.len() == 2
+    });
+    assert_eq!(lengths, [32, 64], "in the order in which they were sent");
+}
+
+/// One that the kernel did not take must not be the last.
+#[test]
+fn a_sleeper_that_could_not_be_woken_is_woken_by_the_next_packet() {
+    let (mut a, mut b) = acquainted();
+    let mut seen = Plain::default();
+    fall_asleep(&mut b, &mut seen);
+    let place = a.peers.iter().position(Option::is_some).unwrap();
+    assert!(a.peers[place].as_ref().unwrap().writer.must_wake(), "it asked for that");
+    a.peers[place].as_ref().unwrap().writer.failed_to_wake();
+    send(&mut a, &mut b, &[12]);
+    assert_eq!(a.counters().wakes, 1);
+}
+
+#[test]
+fn a_device_sends_to_itself_without_waiting_and_then_through_memory() {
     let mut a = link();
     let destination = a.udp.local_address();
-    let batch = batch_of(destination, &[32, 32]);
+    let mut batch = batch_of(destination, &[32, 64]);
+    Sealer::new(destination, PORT).seal(&mut batch);
     let mut next = 0;
-    let mut seen = Plain::default();
-    eventually("both arrive", || {
-        a.transmit(now_ns(), &batch, &mut next).unwrap();
-        a.receive(now_ns(), &mut seen).unwrap();
-        seen.0.len() == 2
+    a.transmit(now_ns(), &batch, &mut next).unwrap();
+    assert_eq!((next, a.counters().packets_sent), (batch.runs().len(), 0), "all left at once, over UDP");
+    let mut packets = 0;
+    eventually("packets go through memory", || {
+        a.transmit(now_ns(), &batch, &mut 0).unwrap();
+        packets += a.receive(now_ns(), &mut |_: ReceivedRun<'_>| {}).unwrap();
+        a.counters().packets_sent > 0
     });
+    eventually("what went over UDP is read, and then what went through memory", || {
+        packets += a.receive(now_ns(), &mut |_: ReceivedRun<'_>| {}).unwrap();
+        a.counters().packets_received == a.counters().packets_sent
+    });
+    assert!(packets as u64 > a.counters().packets_received);
+}
+
+/// A peer that the test plays itself: the ring through which it writes to a device.
+fn in_our_hands(link: &mut SharedMemoryLink, address: IpAddr) -> Ring {
+    both_in_our_hands(link, address).0
+}
+
+/// The same, and the ring that the device writes.
+fn both_in_our_hands(link: &mut SharedMemoryLink, address: IpAddr) -> (Ring, Ring) {
+    let (mapping, file) = Mapping::create().unwrap();
+    let [written, read] = Ring::both(mapping);
+    let mapping = Mapping::adopt(std::os::fd::AsFd::as_fd(&file)).unwrap();
+    link.learn(now_ns(), vec![News::Arrived { id: 1 << 40, address, mapping, made_here: false }]);
+    (written, read)
+}
+
+/// Fills a ring with records, each of one line, as if there were no end of them.
+fn fill(ring: &Ring) {
+    let header = Header { total_bytes: 32, segment_bytes: 32, traffic_class: 0, hop_limit: 64 };
+    let word = crate::shm::ring::word_of(header);
+    (0..RING_BYTES).step_by(crate::shm::ring::LINE_BYTES).for_each(|at| ring.store(at, word));
+}
+
+#[test]
+fn a_ring_that_claims_to_be_full_for_ever_ends_with_its_writer_and_keeps_nobody_out() {
+    let (mut a, mut b) = acquainted();
+    let ring = in_our_hands(&mut a, [127, 77, 42, 3].into());
+    fill(&ring);
+    let mut seen = Plain::default();
+    eventually("more than the ring holds was read, since nobody can tell", || {
+        a.receive(now_ns(), &mut seen).unwrap();
+        seen.0.len() > 2 * RING_BYTES / 64
+    });
+    send(&mut b, &mut a, &[2000]);
+    eventually("others are heard", || {
+        a.receive(now_ns(), &mut seen).unwrap();
+        seen.0.iter().any(|packet| packet.len() == 2000)
+    });
+    a.learn(now_ns(), vec![News::Gone { id: 1 << 40 }]);
+    let before = seen.0.len();
+    eventually("its end comes", || a.receive(now_ns(), &mut seen).unwrap() == 0);
+    assert!(seen.0.len() - before <= RING_BYTES / 64);
+    assert_eq!(a.peers.iter().flatten().count(), 1, "nothing is left of it");
+}
+
+#[test]
+fn whoever_has_an_address_now_gets_its_packets_though_somebody_else_still_holds_a_ring() {
+    let address: IpAddr = [127, 77, 42, 7].into();
+    let mut a = link();
+    let (_, ring) = both_in_our_hands(&mut a, address);
+    assert!(!a.seals(address));
+    let mut b = link_at(Some(address), LinkChoice::Auto);
+    std::thread::sleep(Duration::from_nanos(SAME_DEVICE_NS));
+    send(&mut b, &mut a, &[12]);
+    let mut seen = Plain::default();
+    eventually("the new one is heard", || a.receive(now_ns(), &mut seen).unwrap() > 0);
+    send(&mut a, &mut b, &[32]);
+    eventually("and reached", || b.receive(now_ns(), &mut seen).unwrap() > 0);
+    assert_eq!(seen.0, [packet(0, 12), packet(0, 32)]);
+    assert_eq!(ring.load(0), 0, "nothing went to the old one");
+    eventually("which is let go of", || {
+        a.receive(now_ns(), &mut seen).unwrap();
+        a.peers.iter().flatten().count() == 1
+    });
+}
+
+#[test]
+fn a_flood_over_udp_keeps_no_ring_closed() {
+    let mut a = link();
+    let flooder = std::net::UdpSocket::bind("127.77.42.4:0").unwrap();
+    let ring = in_our_hands(&mut a, [127, 77, 42, 5].into());
+    let header = Header { total_bytes: 32, segment_bytes: 32, traffic_class: 0, hop_limit: 64 };
+    assert!(Writer::new(ring).push(header, [&[7; 32][..]].into_iter()));
+    let to = a.udp.local_socket_address();
+    let mut shared = 0;
+    let mut looks = 0;
+    while shared == 0 {
+        // It is never found empty.
+        flooder.send_to(&[9; 40], to).unwrap();
+        assert!(a.udp.wait_readable(Duration::from_secs(10)).unwrap());
+        a.receive(now_ns(), &mut |_: ReceivedRun<'_>| {}).unwrap();
+        shared = a.counters().packets_received;
+        looks += 1;
+    }
+    assert!(looks > 1, "what came over UDP before comes first");
+    assert!(looks <= a.udp.receive_buffer_bytes() / DATAGRAM_BYTES_MIN + 2);
+}
+
+#[test]
+fn words_of_strangers_change_nothing() {
+    let (mut a, _b) = acquainted();
+    let nothing = &mut |_: ReceivedRun<'_>| {};
+    eventually("it is quiet", || a.receive(now_ns(), nothing).unwrap() == 0);
+    let before = (a.link_counters(), a.counters());
+    a.look_at_all = false;
+    let to = a.udp.local_socket_address();
+    let words = [
+        Datagram::Wake.to_bytes(),
+        Datagram::Challenge { invited: [0; 16], asked: [1; 16] }.to_bytes(),
+        b"\xffdoorbel".to_vec(),
+        b"\xffdoorbel\x04".to_vec(),
+        vec![0xff; 70],
+    ];
+    // From another port, and from the port of devices at an address of none.
+    for from in ["127.77.42.6:0".to_owned(), format!("127.77.42.6:{PORT}")] {
+        let stranger = std::net::UdpSocket::bind(from).unwrap();
+        for _ in 0..1000 {
+            words.iter().for_each(|word| drop(stranger.send_to(word, to)));
+            a.last_shared_ns = None;
+            a.receive(now_ns(), nothing).unwrap();
+            assert!(!a.look_at_all);
+        }
+    }
+    let after = LinkCounters { rx_overflow: before.0.rx_overflow, ..a.link_counters() };
+    assert_eq!((after, a.counters()), before);
+    assert_eq!(a.peers.len(), 1);
 }
 
 /// The same rings in the hands of somebody who writes anything anywhere, all the time.

@@ -3,9 +3,13 @@
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv6Addr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use socket2::SockRef;
 
 use super::super::address;
-use super::super::testing::Road;
+use super::super::message::{Host, Message};
+use super::super::testing::{Road, message as request, port_of_this_machine};
 use super::*;
 
 fn at(text: &str, port: u16) -> SockAddr {
@@ -294,6 +298,56 @@ fn kill(child: libc::pid_t) {
         libc::kill(child, libc::SIGKILL);
         assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
     }
+}
+
+/// What the process has spent on its processors.
+fn cpu() -> Duration {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::uninit();
+    // SAFETY: the call fills it in.
+    let usage = unsafe {
+        assert_eq!(libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()), 0);
+        usage.assume_init()
+    };
+    [usage.ru_utime, usage.ru_stime]
+        .map(|time| Duration::new(time.tv_sec.cast_unsigned(), time.tv_usec as u32 * 1000))
+        .iter()
+        .sum()
+}
+
+#[test]
+fn a_listener_without_descriptors_waits_until_there_are_some() {
+    let limit_to = |limit| {
+        let mut limits = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the calls read and fill in what is there.
+        unsafe {
+            assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limits), 0);
+            let before = std::mem::replace(&mut limits.rlim_cur, limit);
+            assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limits), 0);
+            before
+        }
+    };
+    // In a process of its own, since the limit is a process's.
+    let child = forked(|| {
+        let waits = || {
+            let passive = Channel::new();
+            let (listener, port) = passive.listener(c::RDMA_PS_TCP, 0);
+            let claim = port_of_this_machine();
+            let before = limit_to(3);
+            claim.call((Ipv4Addr::LOCALHOST, port).into()).unwrap();
+            let (spent, watched) = (cpu(), Duration::from_millis(500));
+            std::thread::sleep(watched);
+            let spent = cpu() - spent;
+            limit_to(before);
+            let host = Host::of((Ipv4Addr::LOCALHOST, port).into());
+            let said = [Message::Addresses { source: host, destination: host }.emit(), request().emit()].concat();
+            SockRef::from(claim.socket()).send(&said).unwrap();
+            let server = passive.expect(c::RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
+            destroy(&[server, listener]);
+            assert!(spent < watched / 2, "{spent:?} of {watched:?}");
+        };
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(waits)).is_ok()
+    });
+    kill(child);
 }
 
 #[test]

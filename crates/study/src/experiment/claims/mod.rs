@@ -1,4 +1,4 @@
-//! What is published of each experiment, and how the data are held against it.
+//! What is published of each experiment, or is a goal of it, and how the data are held against that.
 //!
 //! Sentences and numbers come from `published/*.toml`; a function here says when data have a shape. The figures of T1
 //! are of ConnectX-5 RNICs over 100 Gb/s Ethernet. Where line rate is meant, the highest throughput of any
@@ -7,6 +7,7 @@
 
 mod direct_read;
 mod far_memory;
+mod links;
 mod operations;
 mod send_receive;
 mod shared;
@@ -24,7 +25,7 @@ const NOISE: f64 = 1.1;
 /// A shape by its id, and the function that judges it.
 type Judges = &'static [(&'static str, fn(View<'_>, &Shape) -> Option<Judgement>)];
 
-/// What is published of an experiment.
+/// What is claimed of an experiment.
 pub(super) fn of(experiment: &str) -> Vec<Claim> {
     let shapes =
         [send_receive::SHAPES, shared::SHAPES, direct_read::SHAPES, operations::SHAPES, far_memory::SHAPES].concat();
@@ -40,7 +41,8 @@ pub(super) fn of(experiment: &str) -> Vec<Claim> {
         let row = doorbell_published::row(id).unwrap_or_else(|| unreachable!("{id} is published"));
         (row.experiment.as_str(), Claim::of_row(row, far_memory::judge_row))
     });
-    shapes.chain(rows).chain(numbers).filter(|(of, _)| *of == experiment).map(|(_, claim)| claim).collect()
+    let published = shapes.chain(rows).chain(numbers);
+    published.chain(links::goals()).filter(|(of, _)| *of == experiment).map(|(_, claim)| claim).collect()
 }
 
 /// What makes the shape is missing in a software RNIC; otherwise it holds or not.

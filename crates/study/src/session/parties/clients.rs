@@ -19,6 +19,7 @@ use super::{ClientsDone, Duties, End, Ends, Made, Seat};
 use crate::executor::{Idle, block_on, run_while};
 use crate::far::{FarPoint, Shape, StorePoint, run_pairs, words};
 use crate::one_sided::RemoteMemory;
+use crate::pinning::Pinning;
 
 /// What decides which operations come: the same as on one machine.
 const SEED: u64 = 1;
@@ -33,13 +34,21 @@ const LOOK: Duration = Duration::from_millis(1);
 type Joined = (Ends, Option<End>);
 
 /// Has these clients, until the peer says that this was all.
-pub(super) fn be(device: &Device, peer: &mut Control, point: &FarPoint, duties: &Duties) -> Result<(), SessionError> {
+pub(super) fn be(
+    device: &Device,
+    peer: &mut Control,
+    point: &FarPoint,
+    (duties, pinning): (&Duties, &Pinning),
+) -> Result<(), SessionError> {
     if duties.memory || duties.metadata || duties.middlebox {
         return Err(SessionError::Unexpected("clients on a host that is something else too".to_owned()));
     }
     let began = match point.store() {
-        Some(store) => clients(device, peer, store, &duties.clients)?,
-        None => queue_pairs(device, peer, point, duties.clients.len())?,
+        Some(store) => clients(device, peer, store, (&duties.clients, pinning))?,
+        None => {
+            let _pinned = pinning.pin(0);
+            queue_pairs(device, peer, point, duties.clients.len())?
+        }
     };
     loop {
         match hear(peer)? {
@@ -112,7 +121,12 @@ struct Shared<'a> {
 }
 
 /// Clients of a store.
-fn clients(device: &Device, peer: &mut Control, store: &StorePoint, seats: &[Seat]) -> Result<Began, SessionError> {
+fn clients(
+    device: &Device,
+    peer: &mut Control,
+    store: &StorePoint,
+    (seats, pinning): (&[Seat], &Pinning),
+) -> Result<Began, SessionError> {
     // What has begun is waited for, so that all say goodbye.
     let load = Load { drains: true, ..store.load() };
     let options = ClientOptions {
@@ -134,11 +148,12 @@ fn clients(device: &Device, peer: &mut Control, store: &StorePoint, seats: &[Sea
     }
     std::thread::scope(|scope| {
         let mut clients = Vec::new();
-        for seat in seats {
+        for (index, seat) in seats.iter().enumerate() {
             let ((made, is_made), (connected, is_connected)) = (channel(), channel());
             let ((join, joins), (start, starts)) = (channel(), channel());
             let (shared, number, cache) = (&shared, seat.number, Arc::clone(&caches[&seat.place]));
             let run = move || {
+                let _pinned = pinning.pin(index);
                 let result = client(shared, number, &cache, (&made, &joins), (&connected, &starts));
                 if result.is_err() {
                     shared.is_over.store(true, Ordering::Release);

@@ -232,6 +232,7 @@ impl Stage<'_> {
             BothEnds { client: own.counters, server: others.counters },
             BothEnds { client: own.link, server: others.link },
         );
+        all.carried_by = all.carried().by();
         let host = |(index, ((number, duties), seen)): (usize, (&(usize, Duties), &Seen))| {
             let asks = !duties.clients.is_empty();
             let (sent, late_ns) = match &seen.done {

@@ -74,6 +74,11 @@ impl Duties {
         }
     }
 
+    /// Threads of the host that poll: one for each client of a store, and one for all else.
+    pub(crate) fn threads(&self, point: &FarPoint) -> usize {
+        if point.store().is_some() { self.clients.len().max(1) } else { 1 }
+    }
+
     /// Queue pairs that the host's device has at the same time.
     fn queue_pairs(&self, point: &FarPoint) -> usize {
         let Some(store) = point.store() else {

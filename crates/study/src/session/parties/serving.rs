@@ -17,6 +17,7 @@ use crate::cpu::CpuTime;
 use crate::executor::block_on;
 use crate::far::{BoxError, FarPoint, Shape, StorePoint, box_at, order_figures, words};
 use crate::parameters::Parameters;
+use crate::pinning::Pinning;
 use crate::threads::{OsThreads, Threads as _};
 
 /// How often parties are polled between two looks at the control connection, which are system calls.
@@ -36,12 +37,12 @@ const CACHED_BYTES: u64 = 64;
 
 pub(super) type Control = TcpPeer<FromServer, ToServer>;
 
-/// Is the parties that the peer asks for, of one point, whose parameters were checked.
+/// Is the parties that the peer asks for, of one point, whose parameters were checked. `pinning` is this host's share.
 pub(in crate::session) fn serve(
     device: Device,
     peer: &mut Control,
     parameters: &Parameters,
-    terms: &Terms,
+    (terms, pinning): (&Terms, &Pinning),
 ) -> Result<(), SessionError> {
     let point = parameters.far.as_deref().ok_or_else(|| SessionError::Unexpected("no shared memory".to_owned()))?;
     check_memory(point, terms)?;
@@ -49,8 +50,14 @@ pub(in crate::session) fn serve(
     loop {
         match hear(peer)? {
             ToServer::Clock => say(peer, FromServer::Clock { now_ns: device.now_ns() })?,
-            ToServer::Be(duties) if duties.clients.is_empty() => return be(device, peer, point, *duties),
-            ToServer::Be(duties) => return clients::be(&device, peer, point, &duties),
+            ToServer::Be(duties) => {
+                let pinning = pinning.of_threads(duties.threads(point));
+                pinning.try_all()?;
+                return match duties.clients.is_empty() {
+                    true => be(device, peer, point, (*duties, &pinning)),
+                    false => clients::be(&device, peer, point, (&duties, &pinning)),
+                };
+            }
             ToServer::End => return Ok(()),
             other => return Err(other.instead_of("parties")),
         }
@@ -137,7 +144,14 @@ struct Here {
 }
 
 /// Is memory node, metadata service or middlebox, until the peer says that this was all.
-fn be(device: Device, peer: &mut Control, point: &FarPoint, duties: Duties) -> Result<(), SessionError> {
+fn be(
+    device: Device,
+    peer: &mut Control,
+    point: &FarPoint,
+    (duties, pinning): (Duties, &Pinning),
+) -> Result<(), SessionError> {
+    // Before memory is touched for the first time, which makes it that of the CPU's NUMA node.
+    let _pinned = pinning.pin(0);
     let clock = Watch::start();
     let (mut here, device, pd) = if duties.middlebox {
         if duties.memory || duties.metadata || !is_boxed(point) {

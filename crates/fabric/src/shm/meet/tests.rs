@@ -1,0 +1,313 @@
+//! Guests and hosts that do not keep to the protocol. What they do is done here by hand, one message at a time.
+
+use std::fs::File;
+use std::net::UdpSocket;
+use std::os::fd::BorrowedFd;
+
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+
+use super::*;
+use crate::link::Link;
+use crate::shm::LinkChoice;
+use crate::shm::link::SharedMemoryLink;
+use crate::shm::link::tests::{PORT, eventually, link, link_at, now_ns, send as exchange};
+use crate::testing::batch_of;
+use crate::{BindRequest, bind as bind_udp};
+
+/// A device as others see it.
+fn local_of(link: &SharedMemoryLink) -> SocketAddr {
+    link.udp().local_socket_address()
+}
+
+/// A connection with a device's name.
+fn call(host: SocketAddr) -> OwnedFd {
+    let connection = endpoint().unwrap();
+    connect(connection.as_raw_fd(), &name_of(host.ip(), host.port()).unwrap()).unwrap();
+    connection
+}
+
+/// Says something, with as many descriptors as one likes.
+fn say(connection: &OwnedFd, bytes: &[u8], files: &[RawFd]) {
+    let rights = [ControlMessage::ScmRights(files)];
+    let control = if files.is_empty() { &[][..] } else { &rights };
+    sendmsg::<()>(connection.as_raw_fd(), &[IoSlice::new(bytes)], control, MsgFlags::MSG_NOSIGNAL, None).unwrap();
+}
+
+fn hello_from(address: IpAddr) -> Message {
+    Message::Hello { version: VERSION, address, port: PORT, nonce: [7; 16] }
+}
+
+/// The next message, or `None` at the end of the connection.
+fn answer(connection: &OwnedFd) -> Option<Message> {
+    let mut heard = None;
+    eventually("there is an answer", || {
+        heard = match hear(connection) {
+            Heard::Nothing => return false,
+            Heard::Said(message, _) => Some(message),
+            Heard::Ended => None,
+        };
+        true
+    });
+    heard
+}
+
+/// Descriptors of this process that are this file, whoever holds them.
+fn copies_of(name: &str) -> usize {
+    let files = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    files.filter(|file| std::fs::read_link(file.path()).is_ok_and(|to| to.to_string_lossy().contains(name))).count()
+}
+
+fn file_in_memory(name: &std::ffi::CStr, bytes: u64, seals: SealFlag) -> File {
+    let file = File::from(memfd_create(name, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).unwrap());
+    file.set_len(bytes).unwrap();
+    fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).unwrap();
+    file
+}
+
+/// Descriptors beyond the one that is expected are closed, and so is whatever is no ring.
+#[test]
+fn a_guest_leaves_no_descriptor_behind_whatever_it_sends() {
+    let host = link();
+    let marked = file_in_memory(c"doorbell-test-marked", 4096, SealFlag::empty());
+    for count in [0, 1, 2, 3, 4, 100, 253] {
+        let guest = call(local_of(&host));
+        let hello = hello_from([127, 77, 43, 1].into());
+        say(&guest, &hello.to_bytes(), &vec![marked.as_raw_fd(); count]);
+        let welcome = answer(&guest);
+        let refusal = Message::Welcome { version: VERSION, accepted: false };
+        assert!(welcome.is_none() || count == 1 && welcome == Some(refusal), "{count}: {welcome:?}");
+    }
+    eventually("only ours is left", || copies_of("doorbell-test-marked") == 1);
+    // Those that come where none is expected.
+    let guest = call(local_of(&host));
+    say(&guest, &Message::Proof { nonce: [0; 16] }.to_bytes(), &[marked.as_raw_fd(); 3]);
+    assert_eq!(answer(&guest), None);
+    eventually("only ours is left", || copies_of("doorbell-test-marked") == 1);
+}
+
+#[test]
+fn what_is_no_ring_is_refused_and_the_host_goes_on() {
+    let mut host = link();
+    let (_, ring) = Mapping::create().unwrap();
+    let bytes = File::from(ring.try_clone().unwrap()).metadata().unwrap().len();
+    let all = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+    let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+    let read_only = File::open(format!("/proc/self/fd/{}", ring.as_raw_fd())).unwrap();
+    let wrong: [(&str, OwnedFd); 11] = [
+        ("unsealed", file_in_memory(c"doorbell-test", bytes, SealFlag::empty()).into()),
+        ("may shrink", file_in_memory(c"doorbell-test", bytes, all - SealFlag::F_SEAL_SHRINK).into()),
+        ("may be sealed", file_in_memory(c"doorbell-test", bytes, all - SealFlag::F_SEAL_SEAL).into()),
+        ("of another size", file_in_memory(c"doorbell-test", bytes + 4096, all).into()),
+        ("empty", file_in_memory(c"doorbell-test", 0, all).into()),
+        ("not to be written", file_in_memory(c"doorbell-test", bytes, all | SealFlag::F_SEAL_WRITE).into()),
+        ("open for reading", read_only.into()),
+        ("on disk", File::open("/proc/self/exe").unwrap().into()),
+        ("a device", File::open("/dev/zero").unwrap().into()),
+        ("a socket", one.into()),
+        ("a folder", File::open("/dev/shm").or_else(|_| File::open("/")).unwrap().into()),
+    ];
+    for (what, file) in wrong {
+        let guest = call(local_of(&host));
+        send(&guest, hello_from([127, 77, 43, 2].into()), Some(file.as_raw_fd())).unwrap();
+        assert_eq!(answer(&guest), Some(Message::Welcome { version: VERSION, accepted: false }), "{what}");
+        assert_eq!(answer(&guest), None, "{what}");
+    }
+    let hello = hello_from([127, 77, 43, 2].into());
+    let (mut version, mut port) = (hello, hello);
+    if let (Message::Hello { version, .. }, Message::Hello { port, .. }) = (&mut version, &mut port) {
+        (*version, *port) = (VERSION + 1, PORT + 1);
+    }
+    let longer = [version.to_bytes(), vec![1, 2, 3]].concat();
+    // Of a group all packets would go to this guest.
+    let nobody = ["224.0.0.9", "255.255.255.255", "0.0.0.0", "::1", "ff02::1"].map(|text| text.parse().unwrap());
+    let said = nobody.map(|address| hello_from(address).to_bytes()).into_iter();
+    for bytes in said.chain([version.to_bytes(), longer, port.to_bytes()]) {
+        let guest = call(local_of(&host));
+        say(&guest, &bytes, &[ring.as_raw_fd()]);
+        assert_eq!(answer(&guest), Some(Message::Welcome { version: VERSION, accepted: false }), "{bytes:?}");
+        assert_eq!(answer(&guest), None);
+    }
+    // What is no message, or comes out of turn.
+    for bytes in
+        [vec![], vec![1], hello.to_bytes()[..20].to_vec(), vec![9; 5000], Message::Proof { nonce: [1; 16] }.to_bytes()]
+    {
+        let guest = call(local_of(&host));
+        say(&guest, &bytes, &[ring.as_raw_fd()]);
+        assert_eq!(answer(&guest), None, "{bytes:?}");
+    }
+    exchange(&mut link(), &mut host, &[12]);
+    assert_eq!(host.link_counters().shared_memory_refused, 0, "no device was refused");
+}
+
+/// It owns no address, so no challenge reaches it; or it does, and answers another one.
+#[test]
+fn a_guest_that_cannot_prove_its_address_gets_nothing() {
+    let mut host = link();
+    let (_mapping, ring) = Mapping::create().unwrap();
+    let own = UdpSocket::bind(("127.77.43.3", PORT)).unwrap();
+    own.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    for address in ["127.77.43.4", "127.77.43.3"] {
+        let guest = call(local_of(&host));
+        send(&guest, hello_from(address.parse().unwrap()), Some(ring.as_raw_fd())).unwrap();
+        assert_eq!(answer(&guest), Some(Message::Welcome { version: VERSION, accepted: true }));
+        send(&guest, Message::Proof { nonce: [7; 16] }, None).unwrap();
+        assert_eq!(answer(&guest), None);
+    }
+    let mut bytes = [0; MAX_BYTES];
+    let (length, from) = own.recv_from(&mut bytes).unwrap();
+    assert_eq!(from, local_of(&host));
+    let Some(Datagram::Challenge { invited, asked }) = Datagram::parse(&bytes[..length]) else {
+        panic!("no challenge")
+    };
+    assert_eq!(invited, [7; 16]);
+    // One that was sent to another guest is worth nothing.
+    let guest = call(local_of(&host));
+    send(&guest, hello_from([127, 77, 43, 3].into()), Some(ring.as_raw_fd())).unwrap();
+    assert!(answer(&guest).is_some());
+    send(&guest, Message::Proof { nonce: asked }, None).unwrap();
+    assert_eq!(answer(&guest), None);
+    // The true one is.
+    let guest = call(local_of(&host));
+    send(&guest, hello_from([127, 77, 43, 3].into()), Some(ring.as_raw_fd())).unwrap();
+    let (_, _) = own.recv_from(&mut bytes).unwrap(); // that of the last one
+    let (length, _) = own.recv_from(&mut bytes).unwrap();
+    let Some(Datagram::Challenge { asked, .. }) = Datagram::parse(&bytes[..length]) else { panic!("no challenge") };
+    assert!(answer(&guest).is_some());
+    send(&guest, Message::Proof { nonce: asked }, None).unwrap();
+    let mut batch = batch_of([127, 77, 43, 3].into(), &[32]);
+    crate::Sealer::new(local_of(&host).ip(), PORT).seal(&mut batch);
+    eventually("packets go through its ring", || {
+        host.transmit(now_ns(), &batch, &mut 0).unwrap();
+        host.counters().packets_sent > 0
+    });
+}
+
+/// More than there are places for, most of which say nothing.
+#[test]
+fn guests_who_are_silent_keep_nobody_out_for_long() {
+    let mut host = link();
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    nix::sys::resource::setrlimit(Resource::RLIMIT_NOFILE, soft.max(hard.min(4096)), hard).unwrap();
+    let silent: Vec<_> = (0..1000).map(|_| call(local_of(&host))).collect();
+    exchange(&mut link(), &mut host, &[12]);
+    let mut ended = 0;
+    for guest in &silent {
+        ended += usize::from(matches!(hear(guest), Heard::Ended));
+    }
+    assert!(ended > GUESTS_MAX, "{ended} were let go of");
+}
+
+/// A host as its process is when it stops at one of the steps.
+enum StopsAfter {
+    Nothing,
+    Welcome,
+    Challenge,
+}
+
+#[test]
+fn a_host_that_stops_at_any_step_is_reached_over_udp_and_asked_once() {
+    for (octet, step) in [(5, StopsAfter::Nothing), (6, StopsAfter::Welcome), (7, StopsAfter::Challenge)] {
+        let udp = UdpSocket::bind((Ipv4Addr::new(127, 77, 43, octet), PORT)).unwrap();
+        let local = udp.local_addr().unwrap();
+        let listener = silent_host(local);
+        let shared = bind_udp(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
+        // The last of them does answer, and is not to be late on a busy machine.
+        let within = if matches!(step, StopsAfter::Challenge) { 60_000 } else { 50 };
+        let own = shared.local_socket_address();
+        let socket = shared.as_fd().try_clone_to_owned().unwrap();
+        let (meeting, _) = Meeting::start(own, socket, Duration::from_millis(within), true).unwrap();
+        meeting.invite(local.ip());
+        let mut guest = None;
+        eventually("it is invited", || {
+            guest = accept4(listener.as_raw_fd(), SockFlag::SOCK_NONBLOCK).ok().map(own_received);
+            guest.is_some()
+        });
+        let guest = guest.unwrap();
+        let Some(Message::Hello { nonce, .. }) = answer(&guest) else { panic!("no hello") };
+        let welcome = Message::Welcome { version: VERSION, accepted: true };
+        if !matches!(step, StopsAfter::Nothing) {
+            send(&guest, welcome, None).unwrap();
+        }
+        if matches!(step, StopsAfter::Challenge) {
+            meeting.challenged(local.ip(), nonce, [9; 16]);
+            // To the one who invited, such a host is a peer that reads nothing; timers judge that.
+            assert_eq!(answer(&guest), Some(Message::Proof { nonce: [9; 16] }));
+            let mut news = Vec::new();
+            eventually("memory is shared", || {
+                news.extend(meeting.news());
+                !news.is_empty()
+            });
+            assert!(matches!(news[..], [News::Arrived { address, made_here: true, .. }] if address == local.ip()));
+            drop(guest);
+            eventually("its death is seen", || matches!(meeting.news()[..], [News::Gone { id: 0 }]));
+            continue;
+        }
+        let mut news = Vec::new();
+        eventually("it took too long", || {
+            news.extend(meeting.news());
+            !news.is_empty()
+        });
+        assert!(matches!(&news[..], [News::Absent { why: Some(why), .. }] if why == "it did not answer in time"));
+        // It is not asked anew as long as it may still find the first invitation.
+        (0..100).for_each(|_| meeting.invite(local.ip()));
+        std::thread::sleep(Duration::from_millis(2 * within));
+        let again = accept4(listener.as_raw_fd(), SockFlag::SOCK_NONBLOCK);
+        assert_eq!(again, Err(nix::Error::EAGAIN));
+        assert!(meeting.news().is_empty());
+        // It goes on, and so does what it began.
+        if matches!(step, StopsAfter::Nothing) {
+            send(&guest, welcome, None).unwrap();
+        }
+        meeting.challenged(local.ip(), [1; 16], [9; 16]); // of a stranger
+        meeting.challenged(local.ip(), nonce, [9; 16]);
+        assert_eq!(answer(&guest), Some(Message::Proof { nonce: [9; 16] }));
+        eventually("memory is shared", || matches!(meeting.news()[..], [News::Arrived { .. }]));
+    }
+}
+
+#[test]
+fn a_challenge_of_a_stranger_is_no_work_for_the_thread() {
+    let udp = bind_udp(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
+    let socket = udp.as_fd().try_clone_to_owned().unwrap();
+    let (meeting, _) = Meeting::start(udp.local_socket_address(), socket, Duration::from_secs(1), true).unwrap();
+    for number in 0..100_000_u64 {
+        let mut nonce = [0; 16];
+        nonce[..8].copy_from_slice(&number.to_le_bytes());
+        meeting.challenged([127, 77, 43, 9].into(), nonce, nonce);
+    }
+    assert!(lock(&meeting.shared.wishes).is_empty());
+}
+
+#[test]
+fn a_listener_that_is_closed_under_the_thread_is_made_anew() {
+    let mut host = link_at(Some([127, 77, 43, 10].into()), LinkChoice::Auto);
+    let name = format!("doorbell-link/{}", std::fs::read_link("/proc/thread-self/ns/net").unwrap().display());
+    let name = format!("@{name}/127.77.43.10/{PORT}");
+    let table = std::fs::read_to_string("/proc/net/unix").unwrap();
+    let line = table.lines().find(|line| line.ends_with(&name)).expect("the name is there");
+    let inode: u64 = line.split_whitespace().nth(6).unwrap().parse().unwrap();
+    let is_it = |fd: &RawFd| {
+        std::fs::read_link(format!("/proc/self/fd/{fd}"))
+            .is_ok_and(|to| to.to_string_lossy() == format!("socket:[{inode}]"))
+    };
+    let files = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let fd = files.map(|file| file.file_name().to_string_lossy().parse().unwrap()).find(is_it).unwrap();
+    // A file takes the number over, as it may when a program closes what it did not open.
+    let file = file_in_memory(c"doorbell-test-taker", 1, SealFlag::empty());
+    let taken = crate::shm::sys::replace(fd, file.as_fd());
+    // The thread may sleep on the socket that had the number, until somebody calls.
+    let _ = connect(endpoint().unwrap().as_raw_fd(), &name_of(local_of(&host).ip(), PORT).unwrap());
+    eventually("its name is hosted again", || {
+        let table = std::fs::read_to_string("/proc/net/unix").unwrap();
+        table.lines().any(|line| line.ends_with(&name) && !line.contains(&format!(" {inode} ")))
+    });
+    exchange(&mut link(), &mut host, &[12]);
+    assert!(is_open(taken.as_fd()), "what has the number now is left alone");
+    drop(host);
+    assert!(is_open(taken.as_fd()));
+}
+
+fn is_open(fd: BorrowedFd<'_>) -> bool {
+    fcntl(fd, FcntlArg::F_GETFD).is_ok()
+}

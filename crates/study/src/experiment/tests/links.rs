@@ -1,0 +1,81 @@
+//! Comparisons of links.
+
+use super::*;
+
+/// A study on a machine where memory cannot be shared goes on over UDP, and compares nothing.
+#[test]
+fn links_are_compared_only_where_each_carried_its_own_packets() {
+    let outcomes = |measured: &dyn Fn(&str, &str, f64) -> PointResult| -> Vec<(Finding, String)> {
+        let records = records(&environment("soft", 2), measured);
+        let goals = verdicts(&records).into_iter().filter(|(id, verdict)| {
+            assert_eq!(verdict.is_goal, id.starts_with("links/"), "{id}");
+            verdict.is_goal
+        });
+        goals.map(|(_, verdict)| (verdict.outcome, verdict.because)).collect()
+    };
+    let good = outcomes(&as_published);
+    assert_eq!(good.len(), 3);
+    assert!(good.iter().all(|(outcome, _)| *outcome == Finding::Holds), "{good:?}");
+    assert!(good[1].1.starts_with("2.00 times (send-receive) to 2.00 times ("), "{good:?}");
+    // One protocol is as slow as before.
+    let slow = outcomes(&|experiment, series, x| match series {
+        "direct-read, shared memory" => {
+            let over_udp = as_published(experiment, "direct-read, UDP", x);
+            PointResult { link: as_published(experiment, series, x).link, ..over_udp }
+        }
+        _ => as_published(experiment, series, x),
+    });
+    assert!(
+        slow.iter().all(|(outcome, because)| *outcome == Finding::DoesNotHold
+            && because.starts_with("1.00 times (direct-read) to ")),
+        "{slow:?}"
+    );
+    // One in fifty of its packets went over UDP; or nobody counted any.
+    for lost in ["tx_udp_packets", "tx_shared_memory_packets"] {
+        let elsewhere = outcomes(&|experiment, series, x| {
+            let mut result = as_published(experiment, series, x);
+            if series == "direct-read, shared memory" {
+                result.link.client.insert(lost.to_owned(), if lost == "tx_udp_packets" { 20 } else { 0 });
+            }
+            result
+        });
+        assert!(
+            elsewhere
+                .iter()
+                .all(|(outcome, because)| *outcome == Finding::CannotShow && because.contains("but packets of ")),
+            "{elsewhere:?}"
+        );
+    }
+}
+
+#[test]
+fn each_protocol_has_all_figures_with_both_links() {
+    let of = |effort| {
+        let mut records = Vec::new();
+        for experiment in all(effort).into_iter().filter(Experiment::compares_links) {
+            assert!(experiment.has_to_be_named(2) && experiment.name.starts_with("links/"));
+            for point in &experiment.points {
+                let result = as_published(&experiment.name, &point.series, point.x);
+                records.push(record(&experiment, point, environment("soft", 2), &result));
+            }
+        }
+        records
+    };
+    for (effort, subjects) in [(Effort::Quick, 5), (Effort::Usual, 18), (Effort::Full, 18)] {
+        let records = of(effort);
+        let rows = compared(View::new(&records));
+        assert_eq!(rows.len(), subjects, "{effort:?}");
+        for row in &rows {
+            let missing = row.points.iter().flatten().filter(|point| point.is_none()).count();
+            // An atomic is short.
+            assert_eq!(missing, if row.subject == "CAS (8 B)" { 4 } else { 0 }, "{}", row.subject);
+            for (figure, [udp, memory]) in LINK_FIGURES.iter().zip(row.points) {
+                let (Some(udp), Some(memory)) = (udp, memory) else { continue };
+                assert_eq!((udp.x, &udp.experiment), (memory.x, &memory.experiment));
+                assert!(udp.series.ends_with(", UDP") && memory.series.ends_with(", shared memory"), "{figure:?}");
+                let value = |record: &PointRecord| record.spread(figure.quantity).unwrap().median;
+                assert!(figure.gain([value(udp), value(memory)]) > 1.9, "{figure:?}");
+            }
+        }
+    }
+}

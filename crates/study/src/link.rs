@@ -1,0 +1,143 @@
+//! What carries packets between two software RNICs of one machine, and what has carried them.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use doorbell_verbs::soft::LinkChoice;
+use serde::{Deserialize, Serialize};
+
+/// A link between two processes of one machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Link {
+    /// Datagrams of a socket.
+    Udp,
+    /// Memory that both processes map.
+    SharedMemory,
+}
+
+impl Link {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Udp, Self::SharedMemory];
+
+    /// Its name, for people.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Udp => "UDP",
+            Self::SharedMemory => "shared memory",
+        }
+    }
+
+    /// What a device is opened with to have this link. Where memory cannot be shared, packets go over UDP instead of
+    /// nowhere, so that a study goes on; [`Carried`] tells.
+    pub const fn choice(self) -> LinkChoice {
+        match self {
+            Self::Udp => LinkChoice::Udp,
+            Self::SharedMemory => LinkChoice::Auto,
+        }
+    }
+}
+
+/// What carried the packets of a run, in one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CarriedBy {
+    /// UDP carried all of them.
+    Udp,
+    /// Shared memory carried all of them.
+    SharedMemory,
+    /// Each carried some.
+    Both,
+}
+
+/// How many packets went which way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Carried {
+    /// Packets sent over UDP.
+    pub udp: u64,
+    /// Packets sent through shared memory.
+    pub shared_memory: u64,
+}
+
+impl Carried {
+    /// What an end's counters say. Earlier releases did not count the packets of UDP: there it takes the RNIC's count of
+    /// all packets, or what had both links would look as if shared memory alone had carried it.
+    pub(crate) fn of(link: &BTreeMap<String, u64>, counters: &BTreeMap<String, u64>) -> Self {
+        let shared_memory = link.get("tx_shared_memory_packets").copied().unwrap_or(0);
+        let all = || counters.get("tx_vport_rdma_unicast_packets").copied().unwrap_or(0);
+        let udp = link.get("tx_udp_packets").copied().unwrap_or_else(|| all().saturating_sub(shared_memory));
+        Self { udp, shared_memory }
+    }
+
+    /// Both together.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            udp: self.udp.saturating_add(other.udp),
+            shared_memory: self.shared_memory.saturating_add(other.shared_memory),
+        }
+    }
+
+    /// In one word; `None` if no packets were counted: of an RNIC of the machine, and in virtual time.
+    pub fn by(self) -> Option<CarriedBy> {
+        match (self.udp > 0, self.shared_memory > 0) {
+            (true, false) => Some(CarriedBy::Udp),
+            (false, true) => Some(CarriedBy::SharedMemory),
+            (true, true) => Some(CarriedBy::Both),
+            (false, false) => None,
+        }
+    }
+}
+
+impl fmt::Display for Carried {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [udp, memory] = Link::ALL.map(Link::name);
+        match self.by() {
+            None => Ok(()),
+            Some(CarriedBy::Udp) => f.write_str(udp),
+            Some(CarriedBy::SharedMemory) => f.write_str(memory),
+            Some(CarriedBy::Both) => {
+                write!(f, "{memory} ({} packets) and {udp} ({} packets)", self.shared_memory, self.udp)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counted(pairs: &[(&str, u64)]) -> BTreeMap<String, u64> {
+        pairs.iter().map(|&(name, count)| (name.to_owned(), count)).collect()
+    }
+
+    #[test]
+    fn what_carried_packets_is_told_by_the_counters_of_this_release_and_of_earlier_ones() {
+        let all = counted(&[("tx_vport_rdma_unicast_packets", 9)]);
+        for (link, counters, by, words) in [
+            (&[("tx_udp_packets", 7), ("tx_shared_memory_packets", 0)][..], &all, Some(CarriedBy::Udp), "UDP"),
+            (
+                &[("tx_udp_packets", 0), ("tx_shared_memory_packets", 9)],
+                &all,
+                Some(CarriedBy::SharedMemory),
+                "shared memory",
+            ),
+            (
+                &[("tx_udp_packets", 2), ("tx_shared_memory_packets", 7)],
+                &all,
+                Some(CarriedBy::Both),
+                "shared memory (7 packets) and UDP (2 packets)",
+            ),
+            // Before the packets of UDP were counted, and before there was another link.
+            (&[("tx_shared_memory_packets", 9)], &all, Some(CarriedBy::SharedMemory), "shared memory"),
+            (&[("tx_shared_memory_packets", 0)], &all, Some(CarriedBy::Udp), "UDP"),
+            (&[("rx_overflow", 0)], &all, Some(CarriedBy::Udp), "UDP"),
+            // An RNIC of the machine counts neither.
+            (&[("tx_udp_packets", 0), ("tx_shared_memory_packets", 0)], &counted(&[]), None, ""),
+            (&[], &counted(&[]), None, ""),
+        ] {
+            let carried = Carried::of(&counted(link), counters);
+            assert_eq!((carried.by(), carried.to_string().as_str()), (by, words), "{link:?}");
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Devices of other processes: this program once more, in a part of its own.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use doorbell_verbs::soft::{LINK_VARIABLE, LinkChoice};
+use doorbell_verbs::{AddressVector, Psn, QpAttributes, Qpn, RKey, Region};
+
+use super::{Plan, Side};
+
+/// Set for the process that plays the peer, to the part that it plays.
+pub const CHILD: &str = "DOORBELL_TEST_PEER";
+
+/// Bytes of the memory of each end.
+pub const BYTES: usize = 100_000;
+
+pub fn plan() -> Plan {
+    Plan { timeout: 14, retry_count: 3, ..Plan::rc() }
+}
+
+/// What the other end must know, as one line.
+pub fn describe(side: &Side, psn: Psn, region: &Region) -> String {
+    let address = side.device.attributes().address;
+    format!("peer {address} {} {} {} {}", side.qp.qpn().get(), psn.get(), region.address(), region.rkey().get())
+}
+
+/// Connects to the end that a line describes: where its memory lies.
+pub fn connect(plan: Plan, side: &Side, send_psn: Psn, line: &str) -> (u64, RKey) {
+    let mut words = line.trim().split(' ').skip(1);
+    let mut next = || words.next().unwrap_or_else(|| panic!("{line:?} is no description"));
+    let address = next().parse().unwrap();
+    let (qpn, psn) = (Qpn::new(next().parse().unwrap()), Psn::new(next().parse().unwrap()));
+    side.qp.modify(&plan.to_init()).unwrap();
+    let rtr = QpAttributes { address: Some(AddressVector::to(address)), dest_qpn: Some(qpn), ..plan.to_rtr(side, psn) };
+    side.qp.modify(&rtr).unwrap();
+    side.qp.modify(&plan.to_rts(send_psn)).unwrap();
+    (next().parse().unwrap(), RKey::new(next().parse().unwrap()))
+}
+
+/// How many mappings of rings and how many descriptors this process has.
+pub fn held_now() -> (usize, usize) {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let rings = maps.lines().filter(|line| line.contains("memfd:doorbell")).count();
+    (rings, std::fs::read_dir("/proc/self/fd").unwrap().count())
+}
+
+pub struct Peer {
+    pub child: Child,
+    pub commands: ChildStdin,
+    pub answers: BufReader<ChildStdout>,
+}
+
+impl Peer {
+    /// Starts a test of this program, which plays a part.
+    pub fn start(test: &str, part: &str, link: LinkChoice) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", test, "--nocapture"]);
+        command.env(CHILD, part).env(LINK_VARIABLE, link.name());
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let commands = child.stdin.take().unwrap();
+        let answers = BufReader::new(child.stdout.take().unwrap());
+        Self { child, commands, answers }
+    }
+
+    /// The next line that starts so: a test program prints others before.
+    pub fn answer(&mut self, start: &str) -> String {
+        loop {
+            let mut line = String::new();
+            assert!(self.answers.read_line(&mut line).unwrap() > 0, "the peer ended before it said {start:?}");
+            // The first line of a test stands behind the runner's words.
+            if let Some(at) = line.find(start) {
+                return line.split_off(at);
+            }
+        }
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,392 @@
+//! Devices that are to share memory with somebody who is hostile, of another user, or short of what that takes.
+
+mod common;
+
+use std::io::{BufRead, Write};
+use std::os::fd::AsRawFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use common::peer::{BYTES, CHILD, Peer, connect, describe, held_now, plan};
+use common::*;
+use doorbell_verbs::soft::{LinkChoice, SoftOptions};
+use doorbell_verbs::{Device, RKey, Region, SendOperation, Status};
+use nix::sys::resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit};
+use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
+use nix::sys::time::TimeValLike;
+use nix::unistd::{Gid, Pid, Uid, geteuid, setgid, setgroups, setuid};
+
+/// The test that the other processes run.
+const TEST: &str = "others_play_their_parts";
+
+/// So long a process is watched that has nothing to do.
+const WATCHED: Duration = Duration::from_millis(500);
+
+/// Tests here take turns: some count what the whole process holds.
+static TURN: Mutex<()> = Mutex::new(());
+
+fn turn() -> MutexGuard<'static, ()> {
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn auto(address: Option<&str>) -> Device {
+    let address = address.map(|text| text.parse().unwrap());
+    open_soft(SoftOptions { address, link: Some(LinkChoice::Auto), ..SoftOptions::default() })
+}
+
+/// Makes system calls with this number fail; of `socket` only those for Unix sockets.
+fn forbid(call: libc::c_long, errno: libc::c_int) {
+    let step = |code: u32, jt, jf, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
+    let load = |offset| step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, offset);
+    let unless = |value: u32, skipped| step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, skipped, value);
+    let end = |with| step(libc::BPF_RET | libc::BPF_K, 0, 0, with);
+    let fails = end(libc::SECCOMP_RET_ERRNO | errno as u32);
+    // The number lies at the start of what the filter sees, the first argument (of 64 bits) at 16.
+    let mut steps = vec![load(0), unless(call as u32, 1), fails, end(libc::SECCOMP_RET_ALLOW)];
+    if call == libc::SYS_socket {
+        steps[1] = unless(call as u32, 3);
+        steps.splice(2..2, [load(if cfg!(target_endian = "big") { 20 } else { 16 }), unless(libc::AF_UNIX as u32, 1)]);
+    }
+    let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
+    // SAFETY: the program is there for the length of the call, which copies it.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
+    }
+}
+
+/// What a process does to itself before it opens a device.
+fn prepare(word: &str) {
+    match word.split_once('=') {
+        Some(("user", id)) => {
+            let id: u32 = id.parse().unwrap();
+            setgroups(&[]).unwrap();
+            setgid(Gid::from_raw(id)).unwrap();
+            setuid(Uid::from_raw(id)).unwrap();
+        }
+        None if word == "no-unix-sockets" => forbid(libc::SYS_socket, libc::EPERM),
+        None if word == "no-memfd" => forbid(libc::SYS_memfd_create, libc::ENOSYS),
+        _ => panic!("{word:?}"),
+    }
+}
+
+#[test]
+fn others_play_their_parts() {
+    let Ok(part) = std::env::var(CHILD) else { return };
+    let mut words = part.split(' ');
+    let name = words.next().unwrap();
+    let (address, words): (Vec<_>, Vec<_>) = words.partition(|word| word.starts_with("127."));
+    words.into_iter().for_each(prepare);
+    match name {
+        "pair" => pair(),
+        "tight" => tight(),
+        "squat" => squat(address[0]),
+        "target" => target(address.first().copied()),
+        _ => panic!("{part:?}"),
+    }
+}
+
+/// Two devices of one process find their way to each other.
+fn pair() {
+    let devices = (auto(None), auto(None));
+    for _ in 0..3 {
+        let (a, b) = plan().connect(&devices);
+        b.post_recv(1, &[]);
+        a.post(1, SendOperation::Send, &[]);
+        a.expect(1);
+        b.expect(1);
+    }
+    let counted = devices.0.link_counters();
+    println!("refused {} shared {}", counted.shared_memory_refused, counted.tx_shared_memory_packets);
+}
+
+/// Opens devices with as few descriptors as it takes to fail, and with a few more each time.
+fn tight() {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    let count = || std::fs::read_dir("/proc/self/fd").unwrap().count() - 1; // less the folder itself
+    drop(auto(None));
+    let before = count();
+    let (mut opened, mut refused) = (0, 0);
+    for free in 0..40 {
+        setrlimit(Resource::RLIMIT_NOFILE, (before + free) as u64, hard).unwrap();
+        let options = SoftOptions { link: Some(LinkChoice::Auto), publish: false, ..SoftOptions::default() };
+        let device = doorbell_verbs::soft::open(&options);
+        setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
+        match device {
+            Ok(device) => {
+                // It is as good as any other.
+                let (a, b) = plan().connect(&(device, auto(None)));
+                b.post_recv(1, &[]);
+                a.post(1, SendOperation::Send, &[]);
+                a.expect(1);
+                b.expect(1);
+                opened += 1;
+            }
+            Err(_) => refused += 1,
+        }
+        eventually("all descriptors are given back", || count() == before);
+    }
+    assert!(opened > 0 && refused > 0, "opened {opened}, refused {refused}");
+    println!("done");
+}
+
+/// Where a device that is asked for memory listens.
+fn name_of(address: &str) -> UnixAddr {
+    let namespace = std::fs::read_link("/proc/self/ns/net").unwrap();
+    UnixAddr::new_abstract(format!("doorbell-link/{}/{address}/4791", namespace.display()).as_bytes()).unwrap()
+}
+
+fn squat(address: &str) {
+    let taken = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
+    bind(taken.as_raw_fd(), &name_of(address)).unwrap();
+    listen(&taken, Backlog::MAXCONN).unwrap();
+    println!("squats");
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+}
+
+fn cpu() -> Duration {
+    let usage = getrusage(UsageWho::RUSAGE_SELF).unwrap();
+    Duration::from_nanos((usage.user_time() + usage.system_time()).num_nanoseconds() as u64)
+}
+
+/// Its memory is written to while it does what it is told.
+fn target(address: Option<&str>) {
+    let side = plan().side(&auto(address));
+    let memory = side.memory(BYTES);
+    let psn = side.device.random_psn();
+    println!("{}", describe(&side, psn, &memory));
+    let mut lines = std::io::stdin().lock().lines().map(Result::unwrap);
+    connect(plan(), &side, psn, &lines.next().unwrap());
+    println!("ready");
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    for line in lines {
+        match &*line {
+            "starve" => setrlimit(Resource::RLIMIT_NOFILE, 3, hard).unwrap(),
+            "feed" => setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap(),
+            "watch" => {
+                let before = cpu();
+                std::thread::sleep(WATCHED);
+                println!("spent {}", (cpu() - before).as_millis());
+                continue;
+            }
+            // SAFETY: nobody uses what is closed but the device, whose defence this tests.
+            "close all" => assert_eq!(unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) }, 0),
+            "fork" => {
+                // SAFETY: the child does nothing but wait for its end.
+                let child = unsafe { libc::fork() };
+                if child == 0 {
+                    loop {
+                        // SAFETY: it has no arguments.
+                        unsafe { libc::pause() };
+                    }
+                }
+                println!("child {child}");
+                continue;
+            }
+            "end" => break,
+            _ => panic!("{line:?}"),
+        }
+        println!("done");
+    }
+}
+
+/// A process that is written to, and what that takes.
+struct Target {
+    peer: Peer,
+    side: Side,
+    memory: Region,
+    remote: (u64, RKey),
+}
+
+impl Target {
+    fn start(device: &Device, part: &str) -> Self {
+        let side = plan().side(device);
+        let memory = side.patterned(BYTES, 1);
+        let mut peer = Peer::start(TEST, part, LinkChoice::Auto);
+        let line = peer.answer("peer ");
+        let psn = side.device.random_psn();
+        writeln!(peer.commands, "{}", describe(&side, psn, &memory)).unwrap();
+        let remote = connect(plan(), &side, psn, &line);
+        peer.answer("ready");
+        Self { peer, side, memory, remote }
+    }
+
+    fn write(&self) {
+        let (remote_address, rkey) = self.remote;
+        self.side.post(7, SendOperation::Write { remote_address, rkey }, &[self.memory.sge(0, BYTES)]);
+        self.side.expect(7);
+    }
+
+    fn tell(&mut self, command: &str, answer: &str) -> String {
+        writeln!(self.peer.commands, "{command}").unwrap();
+        self.peer.answer(answer)
+    }
+
+    /// It has nothing to do, and does nothing.
+    fn is_calm(&mut self) {
+        let spent = self.tell("watch", "spent ");
+        let spent_ms: u64 = spent.trim().split(' ').nth(1).unwrap().parse().unwrap();
+        assert!(spent_ms < WATCHED.as_millis() as u64 / 2, "it spent {spent_ms} ms of {WATCHED:?}");
+    }
+}
+
+fn shared(device: &Device) -> u64 {
+    device.link_counters().tx_shared_memory_packets
+}
+
+fn refused(device: &Device) -> u64 {
+    device.link_counters().shared_memory_refused
+}
+
+/// Is this root? Only root may be somebody else.
+fn may_be_others() -> bool {
+    let may = geteuid().is_root();
+    if !may {
+        println!("left out: it takes root to be another user");
+    }
+    may
+}
+
+#[test]
+fn what_the_system_forbids_is_counted_and_packets_go_over_udp() {
+    let _turn = turn();
+    for part in ["pair no-unix-sockets", "pair no-memfd"] {
+        let line = Peer::start(TEST, part, LinkChoice::Auto).answer("refused ");
+        let words: Vec<_> = line.trim().split(' ').collect();
+        assert!(words[1] != "0" && words[3] == "0", "{part}: {line}");
+    }
+}
+
+#[test]
+fn a_device_opens_with_few_descriptors_or_not_at_all_and_keeps_none() {
+    let _turn = turn();
+    Peer::start(TEST, "tight", LinkChoice::Auto).answer("done");
+}
+
+#[test]
+fn other_users_are_reached_over_udp_and_counted() {
+    let _turn = turn();
+    if !may_be_others() {
+        return;
+    }
+    // One of them is that which users without a mapping read as.
+    for user in [1000, 65_533, 65_534] {
+        let device = auto(None);
+        let target = Target::start(&device, &format!("target user={user}"));
+        (0..10).for_each(|_| target.write());
+        assert!(refused(&device) > 0, "user {user}");
+        assert_eq!(shared(&device), 0, "user {user}");
+    }
+    // Two processes whose user may be anybody's do not believe each other either.
+    let line = Peer::start(TEST, "pair user=65534", LinkChoice::Auto).answer("refused ");
+    assert!(line.ends_with(" shared 0\n") && !line.starts_with("refused 0 "), "{line}");
+}
+
+#[test]
+fn a_name_that_another_user_has_taken_is_got_around() {
+    let _turn = turn();
+    if !may_be_others() {
+        return;
+    }
+    let address = "127.77.45.1";
+    let mut squatter = Peer::start(TEST, &format!("squat {address} user=1000"), LinkChoice::Auto);
+    squatter.answer("squats");
+    let device = auto(None);
+    let target = Target::start(&device, &format!("target {address}"));
+    target.write();
+    assert!(refused(&device) > 0, "whoever has the name is of another user");
+    eventually("the device without a name asks itself", || {
+        target.write();
+        shared(&device) > 0
+    });
+}
+
+#[test]
+fn an_address_that_another_user_takes_over_is_left_at_once() {
+    let _turn = turn();
+    if !may_be_others() {
+        return;
+    }
+    let (device, address) = (auto(None), "127.77.45.2");
+    let first = Target::start(&device, &format!("target {address}"));
+    first.write();
+    assert!(shared(&device) > 0);
+    drop(first);
+    eventually("its memory is given back", || held_rings(&device) == 0);
+    let second = Target::start(&device, &format!("target {address} user=1000"));
+    let before = shared(&device);
+    (0..5).for_each(|_| second.write());
+    assert_eq!(shared(&device), before, "nothing goes to who was there before");
+    drop(second);
+    let third = Target::start(&device, &format!("target {address}"));
+    eventually("memory is shared again", || {
+        third.write();
+        shared(&device) > before
+    });
+}
+
+#[test]
+fn a_process_without_descriptors_is_reached_over_udp_until_it_has_some() {
+    let _turn = turn();
+    let device = auto(None);
+    let mut target = Target::start(&device, "target");
+    target.tell("starve", "done");
+    // Whoever it is that asks: it cannot take the connection, and does not try all the time.
+    target.write();
+    target.is_calm();
+    target.write();
+    assert_eq!(shared(&device), 0);
+    assert!(refused(&device) > 0);
+    target.tell("feed", "done");
+    eventually("memory is shared", || {
+        target.write();
+        shared(&device) > 0
+    });
+}
+
+#[test]
+fn a_program_that_closes_all_descriptors_does_not_spin_and_its_peers_go_on() {
+    let _turn = turn();
+    let device = auto(None);
+    // The next device that takes any address must not have this one, which is free while its thread still holds the ring.
+    let mut target = Target::start(&device, "target 127.77.45.4");
+    target.write();
+    target.tell("close all", "done");
+    target.is_calm();
+    // What becomes of it depends on which of its threads slept just then.
+    let (remote_address, rkey) = target.remote;
+    target.side.post(8, SendOperation::Write { remote_address, rkey }, &[target.memory.sge(0, 100)]);
+    assert!([Status::Success, Status::RetryExceeded].contains(&target.side.reap(1)[0].status));
+    target.is_calm();
+    let (a, b) = plan().connect(&(device.clone(), auto(None)));
+    b.post_recv(1, &[]);
+    a.post(1, SendOperation::Send, &[]);
+    a.expect(1);
+    b.expect(1);
+    drop((a, b));
+    // It ends as it would otherwise.
+    writeln!(target.peer.commands, "end").unwrap();
+    assert!(target.peer.child.wait().unwrap().success());
+    eventually("its memory is given back", || held_rings(&device) == 0);
+}
+
+fn held_rings(device: &Device) -> usize {
+    device.drive();
+    held_now().0
+}
+
+#[test]
+fn a_parent_that_dies_is_gone_although_its_child_lives() {
+    let _turn = turn();
+    let device = auto(None);
+    let mut target = Target::start(&device, "target");
+    target.write();
+    assert!(shared(&device) > 0);
+    let line = target.tell("fork", "child ");
+    let child = Pid::from_raw(line.trim().split(' ').nth(1).unwrap().parse().unwrap());
+    target.peer.child.kill().unwrap();
+    target.peer.child.wait().unwrap();
+    eventually("its memory is given back", || held_rings(&device) == 0);
+    assert!(nix::sys::signal::kill(child, None).is_ok(), "the child lives");
+    nix::sys::signal::kill(child, nix::sys::signal::Signal::SIGKILL).unwrap();
+}
