@@ -59,5 +59,5 @@ pub use observe::Observer;
 pub use pcap::{Pcap, PcapFile};
 pub use progress::{DrivenRnic, flush_before_exit};
 pub use seal::{CheckCounters, Checker, Sealer};
-pub use shm::{LinkChoice, OwnProcess, SharedMemoryCounters, SharedMemoryLink};
+pub use shm::{LinkChoice, Opening, OwnProcess, SharedMemoryCounters, SharedMemoryLink};
 pub use udp::{BindError, BindRequest, UdpCounters, UdpLink, active_mtu, bind, signal};

@@ -14,7 +14,7 @@ use crate::last::thread_leaves;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use crate::launch::{self, Arguments, Environment, Launch, Program};
 use crate::next::Next;
-use crate::tree;
+use crate::{cm, tree};
 
 /// Ends the process at once.
 #[unsafe(no_mangle)]
@@ -53,6 +53,7 @@ static AT_LOADING: extern "C" fn() = {
             replaced.find();
         }
         tree::find_all();
+        cm::find_next();
     }
     at_loading
 };

@@ -17,14 +17,15 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::signal::{SigSet, SigmaskHow};
 use nix::sys::socket::{
-    AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect, getsockopt,
-    listen, sendmsg, socket, sockopt::PeerCredentials,
+    AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, bind, connect, getsockopt, listen,
+    sendmsg, socket, sockopt::PeerCredentials,
 };
 use nix::unistd::geteuid;
 use rustc_hash::FxHashSet;
 
 use super::message::{Datagram, MAX_BYTES, Message, Nonce, VERSION};
-use super::sys::{Mapping, OwnProcess, own_received, receive_message};
+use super::own_process::{Opening, OwnProcess};
+use super::sys::{self, Mapping, receive_message};
 use crate::udp::{send_alone, signal};
 
 /// How long a guest may take for each step.
@@ -44,6 +45,10 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// How long it waits before it tries again to host the name.
 const HOST_AGAIN: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 1000 });
+
+/// How often a name is tried that must be had, and how long it is waited between two tries.
+const HOST_TRIES: u32 = 10;
+const HOST_NAP: Duration = Duration::from_millis(10);
 
 /// What a user reads as that the user namespace does not map, unless the kernel says otherwise.
 const OVERFLOW_UID: u32 = 65_534;
@@ -107,10 +112,16 @@ impl Meeting {
             wishes: Mutex::default(),
             awaited: Mutex::default(),
         });
-        let (listener, refused) = match host(local) {
-            Ok(listener) => (Some(listener), None),
-            Err(error) if must_host => return Err(error),
-            Err(error) => (None, Some(error)),
+        let mut tries = if must_host { HOST_TRIES } else { 1 };
+        let (listener, refused) = loop {
+            tries -= 1;
+            match host(local) {
+                Ok(listener) => break (Some(listener), None),
+                // The last device of this address may be about to end, or a program that its process has just started.
+                Err(error) if tries > 0 && error.kind() == io::ErrorKind::AddrInUse => std::thread::sleep(HOST_NAP),
+                Err(error) if must_host => return Err(error),
+                Err(error) => break (None, Some(error)),
+            }
         };
         let host = Host {
             shared: Arc::clone(&shared),
@@ -178,17 +189,18 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn endpoint() -> io::Result<OwnedFd> {
+fn endpoint() -> io::Result<OwnProcess> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    Ok(socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?)
+    let opening = Opening::begin();
+    Ok(OwnProcess::new(socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?, &opening))
 }
 
 /// A socket that has the name of the device at `local`.
 fn host(local: SocketAddr) -> io::Result<OwnProcess> {
     let listener = endpoint()?;
-    bind(listener.as_raw_fd(), &name_of(local.ip(), local.port())?)?;
+    bind(listener.as_fd().as_raw_fd(), &name_of(local.ip(), local.port())?)?;
     listen(&listener, Backlog::MAXCONN)?;
-    Ok(OwnProcess::new(listener))
+    Ok(listener)
 }
 
 /// The name of the device with this address and port, in the network namespace of this thread.
@@ -279,17 +291,18 @@ struct Peer {
     stage: Stage,
 }
 
-/// The thread's own.
+/// The thread's own. Fields are dropped in this order: the name is free before the address is, which the next device may
+/// take at once.
 struct Host {
-    shared: Arc<Shared>,
-    local: SocketAddr,
-    udp: OwnedFd,
-    answer_within: Duration,
     /// `None` while the name cannot be had.
     listener: Option<OwnProcess>,
     /// The listener is left alone until then, or the name is, which is tried again then.
     paused_until: Option<Instant>,
     peers: Vec<Peer>,
+    udp: OwnedFd,
+    shared: Arc<Shared>,
+    local: SocketAddr,
+    answer_within: Duration,
     next_id: u64,
 }
 
@@ -379,10 +392,11 @@ impl Host {
                 break;
             }
             let Some(listener) = &self.listener else { return };
-            let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-            match accept4(listener.as_fd().as_raw_fd(), flags) {
+            let opening = Opening::begin();
+            let accepted = sys::accept(listener.as_fd()).map(|connection| OwnProcess::new(connection, &opening));
+            drop(opening);
+            match accepted.map_err(|error| nix::Error::try_from(error).unwrap_or(nix::Error::UnknownErrno)) {
                 Ok(connection) => {
-                    let connection = OwnProcess::new(own_received(connection));
                     if check_user(&connection).is_ok() {
                         let until = Some(Instant::now() + GUEST_WITHIN);
                         self.peers.push(Peer { connection, until, stage: Stage::Guest });
@@ -450,7 +464,7 @@ impl Host {
     fn invite(&self, address: IpAddr) -> Result<Option<Peer>, String> {
         let connection = endpoint().map_err(|error| format!("no socket: {error}"))?;
         let name = name_of(address, self.local.port()).map_err(|error| format!("no name: {error}"))?;
-        match connect(connection.as_raw_fd(), &name) {
+        match connect(connection.as_fd().as_raw_fd(), &name) {
             Ok(()) => {}
             Err(nix::Error::ECONNREFUSED) => return Ok(None),
             Err(error) => return Err(format!("its name cannot be reached: {error}")),
@@ -471,7 +485,7 @@ impl Host {
         })?;
         let stage = Stage::Invited { address, mapping, nonce, is_welcome: false, is_late: false };
         let until = Some(Instant::now() + self.answer_within);
-        Ok(Some(Peer { connection: OwnProcess::new(connection), until, stage }))
+        Ok(Some(Peer { connection, until, stage }))
     }
 
     /// Takes what a peer says.
@@ -585,11 +599,8 @@ fn peers_max() -> usize {
 
 /// A device's name with nobody behind it, as if its process were stopped.
 #[cfg(test)]
-pub(super) fn silent_host(local: SocketAddr) -> OwnedFd {
-    let listener = endpoint().unwrap();
-    bind(listener.as_raw_fd(), &name_of(local.ip(), local.port()).unwrap()).unwrap();
-    listen(&listener, Backlog::MAXCONN).unwrap();
-    listener
+pub(super) fn silent_host(local: SocketAddr) -> OwnProcess {
+    host(local).unwrap()
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Packets through memory that two processes of one machine and user share.
 //!
 //! A pair of devices has a file in memory with two rings, one for each direction. `ring.rs` has the order in which
-//! the two sides access a ring, `sys.rs` the memory itself, `meet.rs` and `message.rs` how two devices come to share
+//! the two sides access a ring, `sys.rs` the memory itself, `own_process.rs` which descriptors no child keeps, `meet.rs` and `message.rs` how two devices come to share
 //! it, `routes.rs` which way packets to each destination go, and `link.rs` the link. A side that sleeps sleeps on its
 //! UDP socket, and is woken by a datagram without a packet in it: so nothing but the file passes between the processes,
 //! and no peer can make another's call block.
@@ -9,6 +9,7 @@
 mod link;
 mod meet;
 mod message;
+mod own_process;
 mod ring;
 mod routes;
 mod sys;
@@ -17,7 +18,7 @@ use std::fmt;
 use std::str::FromStr;
 
 pub use link::{SharedMemoryCounters, SharedMemoryLink};
-pub use sys::OwnProcess;
+pub use own_process::{Opening, OwnProcess};
 
 /// What may carry packets to devices of this machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

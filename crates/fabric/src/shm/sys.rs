@@ -1,4 +1,4 @@
-//! Memory that two processes share, and descriptors that a forked child must not keep.
+//! Memory that two processes share, and the descriptors that they hand to each other.
 //!
 //! The peer may write the memory at any time, so there is no reference to it here: words are atomics, packets are
 //! copied through raw pointers, and all offsets are checked against the mapping, whatever stands in the memory. The
@@ -8,10 +8,10 @@
 
 use std::ffi::c_int;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use doorbell_rnic::Payload;
 
@@ -241,10 +241,13 @@ impl Memory for Ring {
     }
 }
 
-/// Owns a descriptor that the kernel has just made for this process.
-pub(super) fn own_received(fd: RawFd) -> OwnedFd {
-    // SAFETY: the kernel has just installed it for this process, and only our caller knows its number.
-    unsafe { OwnedFd::from_raw_fd(fd) }
+/// Takes the next connection that waits at a listener.
+pub(super) fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: the kernel is not asked for the caller's address.
+    let fd = checked(unsafe { libc::accept4(listener.as_raw_fd(), ptr::null_mut(), ptr::null_mut(), flags) })?;
+    // SAFETY: the call above made the descriptor, and nothing else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Closes what a number stands for, and gives the number to another file: what a program does that closes descriptors
@@ -298,93 +301,11 @@ pub(super) fn receive_message(connection: BorrowedFd<'_>, bytes: &mut [u8]) -> i
                 let bytes = ((*header).cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize);
                 let first = libc::CMSG_DATA(header).cast::<RawFd>();
                 let numbers = (0..bytes / size_of::<RawFd>()).map(|index| first.add(index).read_unaligned());
-                files.extend(numbers.map(own_received));
+                files.extend(numbers.map(|fd| OwnedFd::from_raw_fd(fd)));
             }
             header = libc::CMSG_NXTHDR(&raw const message, header);
         }
     }
     let is_whole = message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) == 0;
     Ok(Received { length, files, is_whole })
-}
-
-/// How many descriptors a forked child closes. Those beyond stay open in children.
-const CLOSED_IN_CHILDREN_MAX: usize = 8192;
-
-/// Descriptors that a forked child closes, each as its number plus one; 0 is a free place.
-static CLOSED_IN_CHILDREN: [AtomicI32; CLOSED_IN_CHILDREN_MAX] = [const { AtomicI32::new(0) }; CLOSED_IN_CHILDREN_MAX];
-
-/// A descriptor whose end others take for our death, so a forked child must not hold it open: it is closed there.
-///
-/// In a forked child nothing may use or drop it any more, since its number may be another descriptor's. That is so of
-/// what belongs to a thread, which no forked child has.
-#[derive(Debug)]
-pub struct OwnProcess {
-    fd: OwnedFd,
-    place: Option<usize>,
-}
-
-impl OwnProcess {
-    /// From now on, forked children close it.
-    pub fn new(fd: OwnedFd) -> Self {
-        watch_forks();
-        let entry = fd.as_raw_fd() + 1;
-        let place = CLOSED_IN_CHILDREN
-            .iter()
-            .position(|place| place.compare_exchange(0, entry, Ordering::AcqRel, Ordering::Relaxed).is_ok());
-        Self { fd, place }
-    }
-
-    /// Forgets a descriptor that somebody else has closed: its number is no longer ours to close, here or in children.
-    pub(super) fn abandon(mut self) {
-        self.leave_list();
-        // Nothing else of it is to be dropped.
-        std::mem::forget(self);
-    }
-
-    fn leave_list(&mut self) {
-        if let Some(place) = self.place.take() {
-            CLOSED_IN_CHILDREN[place].store(0, Ordering::Release);
-        }
-    }
-}
-
-impl AsFd for OwnProcess {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-}
-
-impl Drop for OwnProcess {
-    fn drop(&mut self) {
-        self.leave_list();
-    }
-}
-
-unsafe extern "C" {
-    fn pthread_atfork(
-        prepare: Option<extern "C" fn()>,
-        parent: Option<extern "C" fn()>,
-        child: Option<extern "C" fn()>,
-    ) -> c_int;
-}
-
-/// Forked children close what they must, from now on.
-fn watch_forks() {
-    static DONE: AtomicBool = AtomicBool::new(false);
-    if !DONE.swap(true, Ordering::AcqRel) {
-        // SAFETY: the function lives as long as the code, and makes nothing but system calls, as a child of a process
-        // with threads may.
-        unsafe { pthread_atfork(None, None, Some(close_in_child)) };
-    }
-}
-
-extern "C" fn close_in_child() {
-    for place in &CLOSED_IN_CHILDREN {
-        // The child may have other descriptors with these numbers when it forks itself.
-        let fd = place.swap(0, Ordering::AcqRel) - 1;
-        if fd >= 0 {
-            // SAFETY: the descriptor's owner is a thread that this process does not have.
-            unsafe { libc::syscall(libc::SYS_close, fd) };
-        }
-    }
 }

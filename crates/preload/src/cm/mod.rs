@@ -12,6 +12,7 @@
 //! | `ports.rs` | which ids may have which port of this machine, and how they find each other |
 //! | `line.rs`, `line/road.rs`, `line/hear.rs` | an id to the other end: its state, how it gets a connection, what it hears |
 //! | `service.rs` | the thread that serves those |
+//! | `tcp.rs` | what gives a program the TCP port of a listener's number |
 //! | `channel.rs` | events on their way to the program |
 //! | `id.rs`, `object.rs`, `device.rs`, `options.rs` | ids, and what they are bound to |
 //! | `resolve.rs`, `address.rs`, `addrinfo.rs` | addresses |
@@ -42,6 +43,7 @@ mod qp;
 mod resolve;
 mod rsocket;
 mod service;
+mod tcp;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]
@@ -49,3 +51,4 @@ mod tests;
 mod verbs;
 
 pub(crate) use service::THREAD;
+pub(crate) use tcp::find_next;

@@ -25,7 +25,7 @@ use std::io::{self, BufRead as _, BufReader};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::time::Duration;
 
-use doorbell_fabric::OwnProcess;
+use doorbell_fabric::{Opening, OwnProcess};
 use doorbell_ibverbs_sys as c;
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 
@@ -156,10 +156,11 @@ fn abstract_name(name: &str) -> io::Result<SockAddr> {
     SockAddr::unix(format!("\0{name}"))
 }
 
-fn new_socket() -> io::Result<Socket> {
+fn new_socket() -> io::Result<OwnProcess> {
+    let opening = Opening::begin();
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
-    Ok(socket)
+    Ok(OwnProcess::new(socket.into(), &opening))
 }
 
 /// A port that an id has taken, for as long as this lives.
@@ -226,8 +227,8 @@ impl Claim {
     fn bind(bound: Bound) -> io::Result<Self> {
         loop {
             let (socket, name) = (new_socket()?, bound.name());
-            match socket.bind(&abstract_name(&name)?) {
-                Ok(()) => return Ok(Self { socket: OwnProcess::new(socket.into()), name, bound }),
+            match SockRef::from(&socket).bind(&abstract_name(&name)?) {
+                Ok(()) => return Ok(Self { socket, name, bound }),
                 Err(error) if !is_taken(&error) => return Err(error),
                 Err(_) => {
                     if let Some(errno) = bound.conflict(&bound) {
@@ -276,10 +277,10 @@ impl Claim {
         let socket = new_socket()?;
         let any = self.bound.address.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED) && !self.bound.only;
         let host = if any { ANY.to_owned() } else { host(self.bound.address) };
-        socket.bind(&listener(self.bound.space, self.bound.address.port(), &host)?)?;
+        SockRef::from(&socket).bind(&listener(self.bound.space, self.bound.address.port(), &host)?)?;
         // How many requests may wait is counted elsewhere.
-        socket.listen(DEFAULT_BACKLOG as c_int)?;
-        Ok(OwnProcess::new(socket.into()))
+        SockRef::from(&socket).listen(DEFAULT_BACKLOG as c_int)?;
+        Ok(socket)
     }
 
     /// Connects with whoever listens at an address of this machine: there, or else at any address.

@@ -5,11 +5,12 @@
 
 use std::collections::HashMap;
 use std::ffi::c_int;
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 #[cfg(test)]
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
@@ -28,6 +29,9 @@ const WAKE: Number = 0;
 
 /// The name of the thread.
 pub(crate) const THREAD: &str = "doorbell-cm";
+
+/// How often a lock is tried whose holder may be the thread that a signal has interrupted.
+const ATTEMPTS: usize = 20;
 
 /// Sockets that are looked at in one turn.
 const TURN: usize = 64;
@@ -52,9 +56,11 @@ fn failed(error: nix::Error) -> Refused {
     Refused::new(error as c_int, format!("the connection manager could not wait for its sockets: {error}"))
 }
 
+/// That of this process, with the number of the process in its row of forks.
+static SERVICE: Mutex<Option<(u32, Arc<Service>)>> = Mutex::new(None);
+
 /// The service of this process, started if it is not.
 pub(super) fn get() -> Answer<Arc<Service>> {
-    static SERVICE: Mutex<Option<(u32, Arc<Service>)>> = Mutex::new(None);
     let mut service = SERVICE.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((generation, service)) = &*service
         && *generation == fork::generation()
@@ -65,6 +71,45 @@ pub(super) fn get() -> Answer<Arc<Service>> {
     // The parent's is not to be dropped here: locks in it may be held by threads that do not exist.
     std::mem::forget(service.replace((fork::generation(), Arc::clone(&new))));
     Ok(new)
+}
+
+/// Calls `wanted` while no listener of this process has that port of TCP. They have it again where that fails.
+///
+/// It waits for no lock, since a handler of signals may call it.
+pub(super) fn leaving_tcp(port: SocketAddr, wanted: impl FnOnce() -> bool) -> bool {
+    let lines: Vec<_> = {
+        let Ok(service) = SERVICE.try_lock() else { return false };
+        let Some((generation, service)) = &*service else { return false };
+        let Some(table) = (*generation == fork::generation()).then(|| attempt(&service.table)).flatten() else {
+            return false;
+        };
+        table.lines.values().map(|served| Arc::clone(&served.line)).collect()
+    };
+    let left: Vec<_> = lines.iter().filter(|line| line.leave_tcp(port)).collect();
+    if left.is_empty() {
+        return false;
+    }
+    let is_done = wanted();
+    for line in left {
+        if is_done {
+            line.tell_left_tcp(port);
+        } else {
+            line.return_to_tcp();
+        }
+    }
+    is_done
+}
+
+/// Takes a lock that others hold for an instant only, unless whoever holds it waits for us.
+pub(super) fn attempt<T>(lock: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    for _ in 0..ATTEMPTS {
+        match lock.try_lock() {
+            Ok(guard) => return Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+    None
 }
 
 impl Service {

@@ -21,17 +21,18 @@ fn local_of(link: &SharedMemoryLink) -> SocketAddr {
 }
 
 /// A connection with a device's name.
-fn call(host: SocketAddr) -> OwnedFd {
+fn call(host: SocketAddr) -> OwnProcess {
     let connection = endpoint().unwrap();
-    connect(connection.as_raw_fd(), &name_of(host.ip(), host.port()).unwrap()).unwrap();
+    connect(connection.as_fd().as_raw_fd(), &name_of(host.ip(), host.port()).unwrap()).unwrap();
     connection
 }
 
 /// Says something, with as many descriptors as one likes.
-fn say(connection: &OwnedFd, bytes: &[u8], files: &[RawFd]) {
+fn say(connection: &impl AsFd, bytes: &[u8], files: &[RawFd]) {
     let rights = [ControlMessage::ScmRights(files)];
     let control = if files.is_empty() { &[][..] } else { &rights };
-    sendmsg::<()>(connection.as_raw_fd(), &[IoSlice::new(bytes)], control, MsgFlags::MSG_NOSIGNAL, None).unwrap();
+    sendmsg::<()>(connection.as_fd().as_raw_fd(), &[IoSlice::new(bytes)], control, MsgFlags::MSG_NOSIGNAL, None)
+        .unwrap();
 }
 
 fn hello_from(address: IpAddr) -> Message {
@@ -39,7 +40,7 @@ fn hello_from(address: IpAddr) -> Message {
 }
 
 /// The next message, or `None` at the end of the connection.
-fn answer(connection: &OwnedFd) -> Option<Message> {
+fn answer(connection: &impl AsFd) -> Option<Message> {
     let mut heard = None;
     eventually("there is an answer", || {
         heard = match hear(connection) {
@@ -220,7 +221,7 @@ fn a_host_that_stops_at_any_step_is_reached_over_udp_and_asked_once() {
         meeting.invite(local.ip());
         let mut guest = None;
         eventually("it is invited", || {
-            guest = accept4(listener.as_raw_fd(), SockFlag::SOCK_NONBLOCK).ok().map(own_received);
+            guest = sys::accept(listener.as_fd()).ok();
             guest.is_some()
         });
         let guest = guest.unwrap();
@@ -252,8 +253,8 @@ fn a_host_that_stops_at_any_step_is_reached_over_udp_and_asked_once() {
         // It is not asked anew as long as it may still find the first invitation.
         (0..100).for_each(|_| meeting.invite(local.ip()));
         std::thread::sleep(Duration::from_millis(2 * within));
-        let again = accept4(listener.as_raw_fd(), SockFlag::SOCK_NONBLOCK);
-        assert_eq!(again, Err(nix::Error::EAGAIN));
+        let again = sys::accept(listener.as_fd());
+        assert_eq!(again.unwrap_err().kind(), io::ErrorKind::WouldBlock);
         assert!(meeting.news().is_empty());
         // It goes on, and so does what it began.
         if matches!(step, StopsAfter::Nothing) {
@@ -297,7 +298,7 @@ fn a_listener_that_is_closed_under_the_thread_is_made_anew() {
     let file = file_in_memory(c"doorbell-test-taker", 1, SealFlag::empty());
     let taken = crate::shm::sys::replace(fd, file.as_fd());
     // The thread may sleep on the socket that had the number, until somebody calls.
-    let _ = connect(endpoint().unwrap().as_raw_fd(), &name_of(local_of(&host).ip(), PORT).unwrap());
+    let _ = connect(endpoint().unwrap().as_fd().as_raw_fd(), &name_of(local_of(&host).ip(), PORT).unwrap());
     eventually("its name is hosted again", || {
         let table = std::fs::read_to_string("/proc/net/unix").unwrap();
         table.lines().any(|line| line.ends_with(&name) && !line.contains(&format!(" {inode} ")))

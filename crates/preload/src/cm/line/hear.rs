@@ -5,11 +5,11 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use doorbell_fabric::OwnProcess;
+use doorbell_fabric::{Opening, OwnProcess};
 use doorbell_ibverbs_sys as c;
 use doorbell_verbs::QpKind;
 use nix::sys::epoll::EpollFlags;
-use socket2::{SockAddr, SockRef, Socket};
+use socket2::{SockAddr, SockRef};
 
 use super::road::prepare;
 use super::{Line, Phase, READ, State, refused, soon};
@@ -67,8 +67,9 @@ impl Line {
         let (mut arrived, mut is_short) = (Vec::new(), false);
         for listening in &state.listening {
             while state.arriving.len() + arrived.len() < MAX_ARRIVING {
+                let opening = Opening::begin();
                 match SockRef::from(listening).accept() {
-                    Ok(connection) => arrived.push(connection),
+                    Ok((connection, from)) => arrived.push((OwnProcess::new(connection.into(), &opening), from)),
                     Err(error) => {
                         is_short |= matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM));
                         // Else none waits, or one that has given up: the next call finds those behind it.
@@ -106,9 +107,10 @@ impl Line {
         }
     }
 
-    fn arrive(self: &Arc<Self>, state: &State, socket: Socket, from: &SockAddr) -> Answer<Number> {
+    fn arrive(self: &Arc<Self>, state: &State, socket: OwnProcess, from: &SockAddr) -> Answer<Number> {
         let failed = |error: io::Error| refused("a connection could not be taken", &error);
-        socket.set_nonblocking(true).map_err(failed)?;
+        let connection = SockRef::from(&socket);
+        connection.set_nonblocking(true).map_err(failed)?;
         let child = Arc::new(Self::with(Arc::clone(&self.service), &state.queue, state.kind, state.space));
         // Nobody else knows it yet, so its lock is free.
         let mut own = child.state();
@@ -116,7 +118,7 @@ impl Line {
         own.options = state.options;
         if let Some(remote) = from.as_socket() {
             prepare(&socket);
-            own.local = socket.local_addr().map_err(failed)?.as_socket().map(canonical);
+            own.local = connection.local_addr().map_err(failed)?.as_socket().map(canonical);
             own.remote = Some(canonical(remote));
         } else {
             let caller = ports::caller(from).filter(|caller| caller.space == state.space);
@@ -126,7 +128,6 @@ impl Line {
             })?);
         }
         own.listener = Some(Arc::clone(self));
-        let socket = OwnProcess::new(socket.into());
         self.service.serve(&child, &socket, READ, soon(ARRIVAL))?;
         own.socket = Some(socket);
         Ok(child.number)

@@ -2,12 +2,12 @@
 
 use std::ffi::c_int;
 use std::io::{self, ErrorKind};
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{Shutdown, SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use doorbell_fabric::OwnProcess;
+use doorbell_fabric::{Opening, OwnProcess};
 use doorbell_ibverbs_sys as c;
 use doorbell_verbs::QpKind;
 use nix::sys::epoll::EpollFlags;
@@ -19,6 +19,8 @@ use crate::cm::address::canonical;
 use crate::cm::channel::Detail;
 use crate::cm::message::{Host, Message, lookup, reason};
 use crate::cm::ports::{Bound, Claim, is_taken};
+use crate::cm::service::attempt;
+use crate::cm::tcp;
 
 /// How long nobody may listen before a request is rejected. Servers that take one connection at a time
 /// listen anew for the next, and clients that are told of an address at once come too early for that; real
@@ -33,6 +35,9 @@ const NUMBERS: usize = 64;
 
 /// Ports that a user needs a right for at most (`net.ipv4.ip_unprivileged_port_start` says from which on not).
 const PRIVILEGED: u16 = 1024;
+
+/// What becomes of a listener that has no TCP port.
+const HERE_ONLY: &str = "so programs of this machine reach the listener, and other machines do not";
 
 impl Line {
     /// Takes an address and a port for the id.
@@ -114,13 +119,48 @@ impl Line {
             Ok(socket)
         };
         let kept = state.tcp.take();
-        let socket = listen(kept).map_err(|error| {
-            let reach = "so programs of this machine reach the listener, and other machines do not";
-            refused(&format!("TCP port {} cannot be had, {reach}", local.port()), &error)
-        })?;
+        let socket = listen(kept)
+            .map_err(|error| refused(&format!("TCP port {} cannot be had, {HERE_ONLY}", local.port()), &error))?;
         self.service.watch(self.number, &socket, READ)?;
         state.listening.push(socket);
         Ok(())
+    }
+
+    /// Gives up the TCP port that the program wants for a socket of its own, if the line has it.
+    pub(in crate::cm) fn leave_tcp(&self, wanted: SocketAddr) -> bool {
+        let Some(mut state) = attempt(&self.state) else { return false };
+        let stands_in_the_way = |socket: &OwnProcess| {
+            let own = SockRef::from(socket).local_addr().ok().and_then(|own| own.as_socket());
+            own.is_some_and(|own| {
+                let [own, wanted] = [own, wanted].map(canonical);
+                own.port() == wanted.port()
+                    && (own.ip().is_unspecified() || wanted.ip().is_unspecified() || own.ip() == wanted.ip())
+            })
+        };
+        let reserved = state.tcp.take_if(|socket| stands_in_the_way(socket));
+        let listening: Vec<_> = state.listening.extract_if(.., |socket| stands_in_the_way(socket)).collect();
+        for socket in &listening {
+            self.service.forget_socket(socket);
+            // A child that has not run yet may hold it too.
+            let _ = SockRef::from(socket).shutdown(Shutdown::Both);
+        }
+        reserved.is_some() || !listening.is_empty()
+    }
+
+    /// Listens for other machines again, after the program did not get the port.
+    pub(in crate::cm) fn return_to_tcp(&self) {
+        let Some(mut state) = attempt(&self.state) else { return };
+        if let Phase::Listening { backlog } = state.phase
+            && let Err(why) = self.listen_to_network(&mut state, backlog)
+        {
+            why.tell("bind");
+        }
+    }
+
+    /// Says to who asked for it that the program has the port now.
+    pub(in crate::cm) fn tell_left_tcp(&self, port: SocketAddr) {
+        let why = format!("the program listens for rdma_cm and has a socket of its own at TCP port {}", port.port());
+        Refused::new(libc::EADDRINUSE, format!("{why}, {HERE_ONLY}")).tell("bind");
     }
 
     /// Connects to where the id is resolved to, and says `request` there.
@@ -260,6 +300,7 @@ fn check(mut address: SocketAddr, options: Options) -> io::Result<()> {
 }
 
 fn tcp_socket(address: SocketAddr, options: Options) -> io::Result<OwnProcess> {
+    let opening = Opening::begin();
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_nonblocking(true)?;
     // Connections of a server that ended must not keep the next one from its port.
@@ -267,8 +308,8 @@ fn tcp_socket(address: SocketAddr, options: Options) -> io::Result<OwnProcess> {
     if address.is_ipv6() {
         socket.set_only_v6(options.ipv6_only)?;
     }
-    socket.bind(&address.into())?;
-    Ok(OwnProcess::new(socket.into()))
+    tcp::bind_own(&socket, &address.into())?;
+    Ok(OwnProcess::new(socket.into(), &opening))
 }
 
 /// A connection says little, at once, and must notice that the other machine is gone.

@@ -1,15 +1,15 @@
 //! Ports of this machine: who may have which, and that they are not those of TCP.
 
-use std::io::{Read as _, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, Ipv6Addr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use socket2::SockRef;
 
-use super::super::address;
 use super::super::message::{Host, Message};
 use super::super::testing::{Road, message as request, port_of_this_machine};
+use super::super::{address, id, service};
 use super::*;
 
 fn at(text: &str, port: u16) -> SockAddr {
@@ -172,6 +172,57 @@ fn a_port_that_is_left_open_is_one_of_the_range_that_nobody_has() {
     ports.dedup();
     assert_eq!(ports.len(), ids.len());
     destroy(&ids);
+}
+
+#[test]
+fn a_program_gets_the_tcp_port_of_its_listener_that_other_machines_reach() {
+    let (passive, active) = (Channel::new(), Channel::new());
+    for (ip, listens) in [("0.0.0.0", true), ("127.0.0.1", true), ("0.0.0.0", false)] {
+        let id = passive.id(c::RDMA_PS_TCP);
+        Road::Network.lead(id);
+        // SAFETY: the id exists.
+        unsafe {
+            fine(rdma_bind_addr(id, sockaddr(&at("0.0.0.0", 0))));
+            let port = port_of(id);
+            if listens {
+                fine(rdma_listen(id, 0));
+                connects(&active, &passive, port, Road::Network);
+                // Somebody else has it after all, so the listener is to be reached as before.
+                assert!(!service::leaving_tcp((Ipv4Addr::LOCALHOST, port).into(), || false));
+                connects(&active, &passive, port, Road::Network);
+            }
+            let wanted: IpAddr = ip.parse().unwrap();
+            let tcp = TcpListener::bind((wanted, port)).unwrap();
+            if !listens {
+                fine(rdma_listen(id, 0));
+            }
+            TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap().write_all(b"tcp").unwrap();
+            connects(&active, &passive, port, Road::Here);
+            let mut said = Vec::new();
+            tcp.accept().unwrap().0.read_to_end(&mut said).unwrap();
+            assert_eq!(said, b"tcp");
+        }
+        destroy(&[id]);
+    }
+}
+
+#[test]
+fn a_handler_of_signals_may_bind_whatever_it_interrupts() {
+    let channel = Channel::new();
+    let id = channel.id(c::RDMA_PS_TCP);
+    Road::Network.lead(id);
+    // SAFETY: the id exists.
+    unsafe {
+        fine(rdma_bind_addr(id, sockaddr(&at("0.0.0.0", 0))));
+        fine(rdma_listen(id, 0));
+    }
+    let port = port_of(id);
+    // SAFETY: the id exists.
+    let interrupted = unsafe { id::own(id) }.unwrap().line.state();
+    assert_eq!(TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap_err().kind(), ErrorKind::AddrInUse);
+    drop(interrupted);
+    TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap();
+    destroy(&[id]);
 }
 
 /// Does an id get from here to there?

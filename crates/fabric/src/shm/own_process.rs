@@ -1,0 +1,300 @@
+//! Descriptors whose end others take for our death, so a forked child must not hold them open.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+/// How many descriptors a forked child closes. Those beyond stay open in children.
+const LISTED_MAX: usize = 8192;
+
+/// How long a fork waits at most for threads that open descriptors, and they for it. The thread that forks may be one
+/// of them, in a handler of signals; or a program's handler of forks may wait for what one of them does.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// How long either sleeps before it looks again.
+const NAP: Duration = Duration::from_micros(50);
+
+/// What a forked child closes.
+struct Listed {
+    /// The descriptor's number plus one; 0 is a free place, and -1 one that is being filled.
+    entry: AtomicI32,
+    /// The file that it stands for: a program may close what it did not open, and have the number for another file.
+    device: AtomicU64,
+    inode: AtomicU64,
+}
+
+static LISTED: [Listed; LISTED_MAX] =
+    [const { Listed { entry: AtomicI32::new(0), device: AtomicU64::new(0), inode: AtomicU64::new(0) } }; LISTED_MAX];
+
+/// Threads that may have a descriptor which is not on the list yet.
+static OPENING: AtomicU32 = AtomicU32::new(0);
+
+/// Threads that fork.
+static FORKING: AtomicU32 = AtomicU32::new(0);
+
+/// While it lives, other threads that fork wait: from before a descriptor is made until it is listed. What is done
+/// meanwhile must not wait for anything.
+#[derive(Debug)]
+pub struct Opening(());
+
+impl Opening {
+    /// Waits until no thread forks.
+    pub fn begin() -> Self {
+        watch_forks();
+        let mut waited = Duration::ZERO;
+        loop {
+            OPENING.fetch_add(1, Ordering::SeqCst);
+            if FORKING.load(Ordering::SeqCst) == 0 || waited >= PATIENCE {
+                return Self(());
+            }
+            OPENING.fetch_sub(1, Ordering::SeqCst);
+            thread::sleep(NAP);
+            waited += NAP;
+        }
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        // In a forked child that goes on in the midst of it there is nothing to count.
+        let _ = OPENING.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |opening| opening.checked_sub(1));
+    }
+}
+
+/// A descriptor that a forked child closes.
+///
+/// In a forked child nothing may use or drop it any more, since its number may be another descriptor's. That is so of
+/// what belongs to a thread, which no forked child has.
+#[derive(Debug)]
+pub struct OwnProcess {
+    fd: OwnedFd,
+    place: Option<usize>,
+}
+
+impl OwnProcess {
+    /// From now on, forked children close it. Whoever made it has an [`Opening`] since before.
+    pub fn new(fd: OwnedFd, _opening: &Opening) -> Self {
+        let number = fd.as_raw_fd();
+        let place = file_of(number).and_then(|(device, inode)| {
+            let take =
+                |listed: &Listed| listed.entry.compare_exchange(0, -1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+            let place = LISTED.iter().position(take)?;
+            LISTED[place].device.store(device, Ordering::Relaxed);
+            LISTED[place].inode.store(inode, Ordering::Relaxed);
+            LISTED[place].entry.store(number + 1, Ordering::Release);
+            Some(place)
+        });
+        Self { fd, place }
+    }
+
+    /// Forgets a descriptor that somebody else has closed: its number is no longer ours to close, here or in children.
+    pub(super) fn abandon(mut self) {
+        self.leave_list();
+        // Nothing else of it is to be dropped.
+        std::mem::forget(self);
+    }
+
+    fn leave_list(&mut self) {
+        if let Some(place) = self.place.take() {
+            LISTED[place].entry.store(0, Ordering::Release);
+        }
+    }
+}
+
+impl AsFd for OwnProcess {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for OwnProcess {
+    fn drop(&mut self) {
+        self.leave_list();
+    }
+}
+
+/// The file that a number stands for, by a system call alone: a child of a process with threads may do nothing else.
+fn file_of(fd: RawFd) -> Option<(u64, u64)> {
+    let mut stat = MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: the kernel fills the structure in, all of which are integers.
+    let stat = unsafe { (libc::fstat(fd, stat.as_mut_ptr()) == 0).then(|| stat.assume_init())? };
+    #[allow(clippy::unnecessary_cast, reason = "the C libraries differ in the types")]
+    Some((stat.st_dev as u64, stat.st_ino as u64))
+}
+
+unsafe extern "C" {
+    fn pthread_atfork(
+        prepare: Option<extern "C" fn()>,
+        parent: Option<extern "C" fn()>,
+        child: Option<extern "C" fn()>,
+    ) -> c_int;
+}
+
+/// Forked children close what they must, from now on.
+fn watch_forks() {
+    static DONE: AtomicBool = AtomicBool::new(false);
+    if !DONE.swap(true, Ordering::AcqRel) {
+        // SAFETY: the functions live as long as the code, and make nothing but system calls, as a child of a process
+        // with threads may.
+        unsafe { pthread_atfork(Some(before_fork), Some(after_fork), Some(close_in_child)) };
+    }
+}
+
+/// Waits until all descriptors that must not stay open are on the list.
+extern "C" fn before_fork() {
+    FORKING.fetch_add(1, Ordering::SeqCst);
+    let mut waited = Duration::ZERO;
+    while OPENING.load(Ordering::SeqCst) != 0 && waited < PATIENCE {
+        thread::sleep(NAP);
+        waited += NAP;
+    }
+}
+
+extern "C" fn after_fork() {
+    // A thread may have begun to fork before forks were watched.
+    let _ = FORKING.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |forking| forking.checked_sub(1));
+}
+
+extern "C" fn close_in_child() {
+    // The child has none of the threads that were opening or forking.
+    OPENING.store(0, Ordering::SeqCst);
+    FORKING.store(0, Ordering::SeqCst);
+    for listed in &LISTED {
+        // The child may have other descriptors with these numbers when it forks itself.
+        let fd = listed.entry.swap(0, Ordering::AcqRel) - 1;
+        let file = (listed.device.load(Ordering::Relaxed), listed.inode.load(Ordering::Relaxed));
+        if fd >= 0 && file_of(fd) == Some(file) {
+            // SAFETY: the descriptor's owner is a thread that this process does not have.
+            unsafe { libc::syscall(libc::SYS_close, fd) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::{self, PipeReader, Read as _};
+    use std::os::fd::FromRawFd as _;
+    use std::sync::Mutex;
+    use std::time::Instant;
+
+    use super::*;
+
+    /// Longer than any child of another test lives.
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// Forks a child that lives as long as what is returned. The child says nothing and closes nothing by itself.
+    struct Child(libc::pid_t);
+
+    impl Child {
+        fn fork() -> Self {
+            // SAFETY: the child only waits for its end.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                loop {
+                    // SAFETY: it has no arguments.
+                    unsafe { libc::pause() };
+                }
+            }
+            assert!(child > 0);
+            Self(child)
+        }
+    }
+
+    impl Drop for Child {
+        fn drop(&mut self) {
+            let mut status = 0;
+            // SAFETY: it was forked here, and not waited for yet.
+            unsafe {
+                libc::kill(self.0, libc::SIGKILL);
+                assert_eq!(libc::waitpid(self.0, &raw mut status, 0), self.0);
+            }
+        }
+    }
+
+    /// What these tests fork holds all descriptors of the process that are not on the list.
+    static TURN: Mutex<()> = Mutex::new(());
+
+    /// Waits for the end of a pipe, which comes when nobody holds the other side open any more.
+    fn ends(mut pipe: PipeReader, within: Duration) -> bool {
+        let flags = libc::O_NONBLOCK;
+        // SAFETY: the call takes numbers alone.
+        assert_eq!(unsafe { libc::fcntl(pipe.as_raw_fd(), libc::F_SETFL, flags) }, 0);
+        let start = Instant::now();
+        while start.elapsed() < within {
+            match pipe.read(&mut [0]) {
+                Ok(0) => return true,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => thread::sleep(Duration::from_millis(1)),
+                unexpected => panic!("{unexpected:?}"),
+            }
+        }
+        false
+    }
+
+    #[test]
+    fn a_fork_at_any_time_keeps_nothing_open_that_is_on_the_list() {
+        static STOP: AtomicBool = AtomicBool::new(false);
+        let _turn = TURN.lock();
+        // It makes and lists descriptors all the time, and a child is forked in the midst of that.
+        let opener = thread::spawn(|| {
+            let mut kept = Vec::new();
+            while !STOP.load(Ordering::Relaxed) {
+                let opening = Opening::begin();
+                let (reader, writer) = io::pipe().unwrap();
+                thread::yield_now();
+                let own = OwnProcess::new(writer.into(), &opening);
+                drop(opening);
+                kept.push((reader, own));
+                if kept.len() == 8 {
+                    kept.clear();
+                }
+            }
+            kept
+        });
+        let mut children = Vec::new();
+        for _ in 0..50 {
+            thread::sleep(Duration::from_micros(300));
+            children.push(Child::fork());
+        }
+        STOP.store(true, Ordering::Relaxed);
+        let mut looked_at = 0;
+        for (reader, own) in opener.join().unwrap() {
+            drop(own);
+            assert!(ends(reader, LONG), "a child holds a descriptor");
+            looked_at += 1;
+        }
+        let opening = Opening::begin();
+        let (reader, writer) = io::pipe().unwrap();
+        let own = OwnProcess::new(writer.into(), &opening);
+        drop(opening);
+        children.push(Child::fork());
+        drop(own);
+        assert!(ends(reader, LONG), "a child holds a descriptor, beside {looked_at} that none held");
+    }
+
+    #[test]
+    fn a_child_leaves_alone_what_has_the_number_of_a_listed_descriptor_by_now() {
+        let _turn = TURN.lock();
+        let opening = Opening::begin();
+        let (_reader, writer) = io::pipe().unwrap();
+        let own = OwnProcess::new(writer.into(), &opening);
+        drop(opening);
+        let (reader, theirs) = io::pipe().unwrap();
+        // What a program does that closes everything it did not open.
+        // SAFETY: both numbers are open.
+        assert_eq!(unsafe { libc::dup2(theirs.as_raw_fd(), own.as_fd().as_raw_fd()) }, own.as_fd().as_raw_fd());
+        drop(theirs);
+        let child = Child::fork();
+        let number = own.as_fd().as_raw_fd();
+        own.abandon();
+        // SAFETY: it is the copy of `theirs`.
+        drop(unsafe { File::from_raw_fd(number) });
+        assert!(!ends(reader.try_clone().unwrap(), Duration::from_millis(20)), "the child has closed what is not ours");
+        drop(child);
+        assert!(ends(reader, LONG));
+    }
+}
