@@ -1,6 +1,6 @@
 //! A network of one's own: ports and addresses that no other program of the machine has.
 
-use nix::sched::{CloneFlags, unshare};
+use nix::sched::{CloneFlags, setns, unshare};
 
 use crate::shell::{command, run};
 
@@ -41,6 +41,25 @@ fn apart_with<T: From<Result<(), String>> + Send>(commands: &[&[&str]], step: im
     })
 }
 
+/// Runs something in the network that this program was started in, also from within a step that has one of its own:
+/// packages come from there.
+pub(crate) fn outside<T: Send>(body: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let outcome = scope.spawn(|| {
+            // The first thread of the process never leaves it. Whoever may not go there has not left it either.
+            let first = std::fs::File::open("/proc/self/ns/net").map_err(|error| error.to_string());
+            if let Err(why) =
+                first.and_then(|first| setns(first, CloneFlags::CLONE_NEWNET).map_err(|error| error.to_string()))
+                && crate::peers::is_root()
+            {
+                eprintln!("the network that this program was started in cannot be entered: {why}");
+            }
+            body()
+        });
+        outcome.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
@@ -63,5 +82,19 @@ mod tests {
             Ok(_) => assert!(crate::peers::is_root()),
             Err(why) => assert!(is_alone(&why) && !crate::peers::is_root(), "{why}"),
         }
+    }
+
+    #[test]
+    fn a_step_with_a_network_of_its_own_reaches_the_one_outside() {
+        let own = || std::fs::read_link("/proc/thread-self/ns/net").unwrap();
+        let (first, mut seen) = (own(), Vec::new());
+        let outcome: Result<(), String> = apart(|| {
+            seen = vec![own(), outside(own), own()];
+            Ok(())
+        });
+        assert_eq!(outcome, Ok(()));
+        assert_eq!(seen[1], first);
+        assert_eq!(seen[0], seen[2]);
+        assert_eq!(seen[0] != first, crate::peers::is_root());
     }
 }

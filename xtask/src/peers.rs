@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::process::Command;
 
+use crate::network;
 use crate::shell::{command, run, succeeds};
 
 /// Installs what is missing, where that is possible. What is still missing afterwards is said by
@@ -171,7 +172,7 @@ fn install_missing(packages: impl Fn() -> Vec<(&'static str, bool)>) {
     };
     let install = [&["install", "--yes", "--no-install-recommends"][..], &missing].concat();
     // The lists may be as old as the machine, or not there at all.
-    if let Err(error) = run(apt(&["update", "--quiet"])).and_then(|()| run(apt(&install))) {
+    if let Err(error) = network::outside(|| run(apt(&["update", "--quiet"])).and_then(|()| run(apt(&install)))) {
         eprintln!("{error}");
     }
     drop(lock);

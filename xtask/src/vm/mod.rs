@@ -24,7 +24,7 @@ pub(crate) use steps::{capture, run as steps};
 
 use std::ffi::OsString;
 use std::fs;
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Command, Stdio};
 use std::thread::{self, JoinHandle};
@@ -42,12 +42,15 @@ pub(crate) struct Guest {
     pub(crate) files: Vec<(String, PathBuf)>,
     /// It is ended after so long.
     pub(crate) limit: Duration,
-    /// What each line that it prints begins with.
-    pub(crate) prefix: String,
+    /// Of several at a time, the name of this one: what it prints goes into a file of this run, not to the terminal.
+    pub(crate) name: Option<&'static str>,
 }
 
 /// The most lines of a guest that the summary of all steps repeats.
 const COMPLAINTS_MAX: usize = 10;
+
+/// The last lines of its file are shown of a guest that failed.
+const LINES_OF_FAILED: usize = 60;
 
 /// How a guest ended.
 pub(crate) struct Ended {
@@ -73,7 +76,7 @@ impl Guest {
     /// A guest with the project's own command and library, which must have been built.
     pub(crate) fn new(limit: Duration) -> Self {
         let files = programs::BUILT.map(|name| (name.to_owned(), programs::built().join(name)));
-        Self { files: files.into(), limit, prefix: String::new() }
+        Self { files: files.into(), limit, name: None }
     }
 
     /// Boots it, runs a command of its shell, whose output becomes this program's, and waits until it ends.
@@ -87,7 +90,8 @@ impl Guest {
         let mut child = qemu(&image, folder, &console)
             .spawn()
             .map_err(|error| format!("qemu-system-x86_64 could not be started: {error}"))?;
-        let printed = child.stdout.take().map(|pipe| print(pipe, self.prefix.clone()));
+        let log = self.name.map(|name| place::own_file(&format!("{}.txt", name.replace([' ', ','], "-"))));
+        let printed = child.stdout.take().map(|pipe| print(pipe, log.clone()));
         let ended = loop {
             match child.try_wait() {
                 Ok(Some(_)) => break true,
@@ -102,12 +106,17 @@ impl Guest {
         }
         // The pipe ends with qemu. A printer that panicked has said so.
         let complaints = printed.and_then(|printer| printer.join().ok()).unwrap_or_default();
-        if !ended {
-            return Err(format!("the guest did not end within {} s{}", self.limit.as_secs(), tail(&console)));
+        let status = fs::read_to_string(folder.join("status")).ok().and_then(|text| text.trim().parse::<i32>().ok());
+        if let (Some(log), false) = (&log, ended && status == Some(0)) {
+            println!("the end of what the guest printed, {}:\n{}", log.display(), tail(log, LINES_OF_FAILED));
         }
-        let status = fs::read_to_string(folder.join("status")).ok().and_then(|text| text.trim().parse().ok());
-        let status = status.ok_or_else(|| format!("the guest ended without an exit status{}", tail(&console)))?;
-        eprintln!("{}guest: exit status {status} after {:.1} s", self.prefix, start.elapsed().as_secs_f64());
+        let console = || format!("; its console:\n{}", tail(&console, CONSOLE_LINES));
+        if !ended {
+            return Err(format!("the guest did not end within {} s{}", self.limit.as_secs(), console()));
+        }
+        let status = status.ok_or_else(|| format!("the guest ended without an exit status{}", console()))?;
+        let name = self.name.map(|name| format!("{name}: ")).unwrap_or_default();
+        eprintln!("{name}guest: exit status {status} after {:.1} s", start.elapsed().as_secs_f64());
         Ok(Ended { status, complaints, shared })
     }
 }
@@ -195,14 +204,19 @@ fn qemu(image: &image::Image, folder: &Path, console: &Path) -> Command {
     qemu
 }
 
-/// Prints what a guest prints, line by line, so that lines of two guests do not mix. Returns what it says of failures.
-fn print(pipe: ChildStdout, prefix: String) -> JoinHandle<Vec<String>> {
+/// Prints what a guest prints, or writes it into a file. Returns what it says of failures.
+fn print(pipe: ChildStdout, log: Option<PathBuf>) -> JoinHandle<Vec<String>> {
     thread::spawn(move || {
+        let log = log.map(fs::File::create);
         let mut complaints = Vec::new();
         for line in BufReader::new(pipe).split(b'\n').map_while(Result::ok) {
             let line = String::from_utf8_lossy(&line);
             let line = line.trim_end_matches('\r');
-            println!("{prefix}{line}");
+            // What cannot be written is printed, so that no line is lost.
+            let is_written = matches!(&log, Some(Ok(file)) if writeln!(&mut &*file, "{line}").is_ok());
+            if !is_written {
+                println!("{line}");
+            }
             if line.contains("FAILED") && complaints.len() < COMPLAINTS_MAX {
                 complaints.push(line.to_owned());
             }
@@ -211,10 +225,9 @@ fn print(pipe: ChildStdout, prefix: String) -> JoinHandle<Vec<String>> {
     })
 }
 
-/// The end of what the guest's kernel said.
-fn tail(console: &Path) -> String {
-    let text = fs::read(console).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
-    let lines: Vec<&str> = text.lines().collect();
-    let from = lines.len().saturating_sub(CONSOLE_LINES);
-    format!("; its console:\n{}", lines[from..].join("\n"))
+/// The last lines of a file.
+fn tail(path: &Path, lines: usize) -> String {
+    let text = fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+    let all: Vec<&str> = text.lines().collect();
+    all[all.len().saturating_sub(lines)..].join("\n")
 }

@@ -52,7 +52,7 @@ pub(crate) fn run(only: Option<&str>) -> Vec<(&'static str, Duration, StepEnd)> 
         while let Some(&&(name, body)) = meant.get(next.fetch_add(1, Ordering::Relaxed)) {
             let mut guest = Guest::new(LIMIT);
             if meant.len() > 1 {
-                guest.prefix = format!("{name}: ");
+                guest.name = Some(name);
             }
             let start = Instant::now();
             let end = body(guest);
