@@ -66,7 +66,10 @@ fn every_protocol_listens_and_connects() {
 
 #[test]
 fn nobody_listens() {
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap(); // closed again
+    // A port that another connection has, so that nobody else takes it for a listener.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let elsewhere = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let address = elsewhere.local_addr().unwrap();
     let error = device().connect(address, Options::default(), PATIENCE).unwrap_err();
     let ConnectError::Unreachable { server, error } = error else { panic!("{error}") };
     assert_eq!((server, error.kind()), (address, std::io::ErrorKind::ConnectionRefused));

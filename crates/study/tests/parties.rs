@@ -73,7 +73,7 @@ fn measure(far: FarPoint, hosts: usize) -> PointResult {
 }
 
 fn store(strategy: Strategy) -> StorePoint {
-    StorePoint { strategy, clients: 3, keys: 64, warm_up_us: 5000.0, measure_us: 30_000.0, ..StorePoint::default() }
+    StorePoint { strategy, clients: 3, keys: 64, warm_up_us: 5000.0, measure_us: 200_000.0, ..StorePoint::default() }
 }
 
 fn roles(result: &PointResult) -> Vec<(usize, &str, usize)> {

@@ -127,5 +127,5 @@ fn a_look_for_sends_leaves_the_acknowledgement_of_a_receive_to_its_answer() {
         a.reap(2 - acknowledged);
     }
     // The device's thread may take a message first, and then acknowledges it at once.
-    assert!(together * 4 > found_by_then, "of {found_by_then} messages only {together} were acknowledged by answers");
+    assert!(together * 4 >= found_by_then, "of {found_by_then} messages only {together} were acknowledged by answers");
 }

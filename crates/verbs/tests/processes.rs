@@ -179,7 +179,8 @@ fn a_peer_killed_at_any_moment_leaves_nothing_behind() {
 fn a_stopped_peer_holds_nobody_up() {
     let _turn = turn();
     let device = open_soft(SoftOptions { link: Some(LinkChoice::Shm), ..SoftOptions::default() });
-    let patient = Plan { timeout: 16, retry_count: 7, ..Plan::rc() };
+    // Some minutes, so that it does not give the stopped one up on any machine.
+    let patient = Plan { timeout: 19, retry_count: 7, ..Plan::rc() };
     let side = patient.side(&device);
     let memory = side.patterned(BYTES, 1);
     let mut peer = Peer::start(TEST, "peer", LinkChoice::Shm);

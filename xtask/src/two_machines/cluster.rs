@@ -12,8 +12,8 @@ use crate::programs::doorbell;
 use crate::shell::{Running, output_of, succeeds};
 use crate::test::StepEnd;
 
-/// Four machines of which one loses packets, memory that clients share on them, and eight: all experiments have all their points, every machine its part in each,
-/// and packets are as predicted.
+/// Four machines of which one loses packets, memory that clients share on them, and eight: all experiments have all their
+/// points, every machine its part in each, and packets are as predicted.
 pub(crate) fn cluster() -> StepEnd {
     if let Some(left_out) = TwoMachines::are_impossible() {
         return left_out;

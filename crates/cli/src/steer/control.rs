@@ -441,11 +441,11 @@ impl Plane {
             let mut timed = Timed::new(stream, DEADLINE);
             timed.write_all(&setup::hello(&[EndpointDescription { gid, ..answer }]))?;
             self.say_ready(&to_node, &at_node, &mut Timed::new(&to_node, DEADLINE))?;
+            self.counts.served.fetch_add(1, Ordering::Relaxed);
             self.say_ready(stream, &peer, &mut timed)?;
             for one in [stream, &to_node] {
                 SockRef::from(one).set_tcp_keepalive(&KEEPALIVE)?;
             }
-            self.counts.served.fetch_add(1, Ordering::Relaxed);
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     wait_for_end(&to_node);
@@ -473,11 +473,12 @@ impl Plane {
         // The node sends no requests, so the first number does not matter.
         let own = self.describe(qpn, Psn::new(0), node.path_mtu, node.region);
         timed.write_all(&setup::hello(&[own])).map_err(broke)?;
+        // Counted before it is told: it may be done, and the box interrupted, before this thread runs again.
+        self.counts.served.fetch_add(1, Ordering::Relaxed);
         self.say_ready(stream, peer, &mut timed)?;
         SockRef::from(stream).set_tcp_keepalive(&KEEPALIVE).map_err(broke)?;
         let number = self.next_stream.fetch_add(1, Ordering::Relaxed);
         lock(&self.streams).insert(number, (qpn, stream.try_clone().map_err(broke)?));
-        self.counts.served.fetch_add(1, Ordering::Relaxed);
         self.listen_to(stream);
         lock(&self.streams).remove(&number);
         Ok(())

@@ -261,7 +261,7 @@ fn a_memory_node_that_does_not_answer_is_given_up_and_connected_anew() {
         let _ = giving.send(pair);
         wait_for_end(&mut stream);
     });
-    let (mut running, address) = start(node, "--patience 300ms --json");
+    let (mut running, address) = start(node, "--patience 2s --json");
     let pair = pairs.recv_timeout(PATIENCE).expect("the box has come");
     let client = Client::connect(&address).expect("the box serves it");
     client.write(0, b"before");

@@ -461,7 +461,6 @@ struct WithoutWords<'a> {
     peers: &'a [Option<Peer>],
     own: SocketAddr,
     packets: usize,
-    datagrams: usize,
     /// Somebody wrote to a ring while this device slept, or there is news.
     is_woken: bool,
 }
@@ -479,7 +478,6 @@ impl WithoutWords<'_> {
 impl Sink for WithoutWords<'_> {
     #[inline]
     fn receive(&mut self, run: ReceivedRun<'_>) {
-        self.datagrams += run.segments().len();
         // The kernel puts datagrams of one length together, so the first tells of all, or nearly.
         if run.segments().all(|packet| Datagram::parse(packet).is_none()) {
             self.packets += run.segments().len();
@@ -574,15 +572,15 @@ impl Link for SharedMemoryLink {
         if self.looks_at_udp(now_ns) {
             self.udp_looked_at_ns = now_ns;
             let (meeting, peers, own) = (self.meeting.as_ref(), &self.peers[..], self.udp.local_socket_address());
-            let mut words = WithoutWords { sink, meeting, peers, own, packets: 0, datagrams: 0, is_woken: false };
+            let mut words = WithoutWords { sink, meeting, peers, own, packets: 0, is_woken: false };
             let received = self.udp.receive(now_ns, &mut words);
-            let (from_udp, datagrams, is_woken) = (words.packets, words.datagrams, words.is_woken);
+            let (from_udp, is_woken) = (words.packets, words.is_woken);
             if from_udp > 0 {
                 self.last_udp_ns = Some(now_ns);
             }
             packets += from_udp;
             received?;
-            let is_new = self.admit(datagrams.max(self.udp.messages_taken()));
+            let is_new = self.admit(self.udp.messages_taken());
             if is_woken {
                 self.take_news(now_ns);
             }

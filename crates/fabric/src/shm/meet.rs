@@ -310,7 +310,6 @@ impl Host {
     fn run(mut self) {
         while !self.shared.stop.load(Ordering::Acquire) {
             let Some((is_called, ready)) = self.wait() else { return self.abandon() };
-            let _ = self.shared.kick.read();
             for index in ready {
                 self.listen_to(index);
             }
@@ -352,6 +351,10 @@ impl Host {
             return None;
         }
         let ready = |fd: &PollFd<'_>| fd.any().unwrap_or(false);
+        // Only where it is readable: the number may be that of another file by now, which would not end a read.
+        if ready(&fds[0]) {
+            let _ = self.shared.kick.read();
+        }
         let (peers, listener) = fds[1..].split_at(self.peers.len());
         let peers = peers.iter().enumerate().filter(|(_, fd)| ready(fd)).map(|(index, _)| index);
         Some((listener.iter().any(ready), peers.collect()))

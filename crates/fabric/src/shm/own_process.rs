@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::thread;
@@ -71,7 +71,7 @@ impl Drop for Opening {
 /// what belongs to a thread, which no forked child has.
 #[derive(Debug)]
 pub struct OwnProcess {
-    fd: OwnedFd,
+    fd: ManuallyDrop<OwnedFd>,
     place: Option<usize>,
 }
 
@@ -88,7 +88,7 @@ impl OwnProcess {
             LISTED[place].entry.store(number + 1, Ordering::Release);
             Some(place)
         });
-        Self { fd, place }
+        Self { fd: ManuallyDrop::new(fd), place }
     }
 
     /// Forgets a descriptor that somebody else has closed: its number is no longer ours to close, here or in children.
@@ -113,6 +113,9 @@ impl AsFd for OwnProcess {
 
 impl Drop for OwnProcess {
     fn drop(&mut self) {
+        // Closed first: a child that is forked in between looks at the file that the number stands for by then.
+        // SAFETY: this is its only drop, and nothing uses it any more.
+        unsafe { ManuallyDrop::drop(&mut self.fd) };
         self.leave_list();
     }
 }
@@ -241,7 +244,7 @@ mod tests {
         let _turn = TURN.lock();
         // It makes and lists descriptors all the time, and a child is forked in the midst of that.
         let opener = thread::spawn(|| {
-            let mut kept = Vec::new();
+            let (mut kept, mut closed) = (Vec::new(), Vec::new());
             while !STOP.load(Ordering::Relaxed) {
                 let opening = Opening::begin();
                 let (reader, writer) = io::pipe().unwrap();
@@ -250,11 +253,16 @@ mod tests {
                 drop(opening);
                 kept.push((reader, own));
                 if kept.len() == 8 {
-                    kept.clear();
+                    for (reader, own) in kept.drain(..) {
+                        drop(own);
+                        closed.push(reader);
+                    }
+                    closed.truncate(200);
                 }
             }
-            kept
+            (kept, closed)
         });
+        // And it closes them, whose other ends are looked at.
         let mut children = Vec::new();
         for _ in 0..50 {
             thread::sleep(Duration::from_micros(300));
@@ -262,7 +270,11 @@ mod tests {
         }
         STOP.store(true, Ordering::Relaxed);
         let mut looked_at = 0;
-        for (reader, own) in opener.join().unwrap() {
+        let (kept, closed) = opener.join().unwrap();
+        for reader in closed {
+            assert!(ends(reader, LONG), "a child holds a descriptor that was closed");
+        }
+        for (reader, own) in kept {
             drop(own);
             assert!(ends(reader, LONG), "a child holds a descriptor");
             looked_at += 1;

@@ -75,10 +75,10 @@ pub(super) fn get() -> Answer<Arc<Service>> {
 
 /// Calls `wanted` while no listener of this process has that port of TCP. They have it again where that fails.
 ///
-/// It waits for no lock, since a handler of signals may call it.
+/// A lock that is not to be had soon is given up: a handler of signals may call this, whose thread holds it.
 pub(super) fn leaving_tcp(port: SocketAddr, wanted: impl FnOnce() -> bool) -> bool {
     let lines: Vec<_> = {
-        let Ok(service) = SERVICE.try_lock() else { return false };
+        let Some(service) = attempt(&SERVICE) else { return false };
         let Some((generation, service)) = &*service else { return false };
         let Some(table) = (*generation == fork::generation()).then(|| attempt(&service.table)).flatten() else {
             return false;
@@ -102,14 +102,22 @@ pub(super) fn leaving_tcp(port: SocketAddr, wanted: impl FnOnce() -> bool) -> bo
 
 /// Takes a lock that others hold for an instant only, unless whoever holds it waits for us.
 pub(super) fn attempt<T>(lock: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
-    for _ in 0..ATTEMPTS {
-        match lock.try_lock() {
-            Ok(guard) => return Some(guard),
-            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
+    soon(|| match lock.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    })
+}
+
+/// Tries something for some milliseconds, until it succeeds.
+pub(super) fn soon<T>(mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
+    for _ in 1..ATTEMPTS {
+        if let Some(value) = attempt() {
+            return Some(value);
         }
+        std::thread::sleep(Duration::from_millis(1));
     }
-    None
+    attempt()
 }
 
 impl Service {

@@ -65,8 +65,8 @@ unsafe extern "C" fn bind(socket: c_int, address: *const libc::sockaddr, length:
     let wanted = unsafe { wanted(socket, address, length) };
     let bound = wanted.and_then(|wanted| {
         let _uncancelled = Uncancelled::new();
-        // A handler of signals may call this, and must not wait for a thread that forks.
-        let _inside = Inside::try_new()?;
+        // A handler of signals may call this, and must not wait for a thread that forks, or not for long.
+        let _inside = service::soon(Inside::try_new)?;
         catch_unwind(AssertUnwindSafe(|| service::leaving_tcp(wanted, || again() == 0))).ok()
     });
     if bound == Some(true) {
