@@ -23,6 +23,11 @@ pub(super) const HEAD_WORDS: u64 = 1 << 30;
 /// be added to.
 pub(crate) const FARTHEST: u64 = 1 << 62;
 
+/// How many READs in a row may bring a head that cannot be. Nothing promises that a READ of a word which the peer's processor is
+/// storing finds all of its bytes old or all of them new, and Linux's `rdma_rxe` copies them one by one on some machines. The
+/// next READ finds them whole.
+const MOST_TORN: u32 = 16;
+
 /// What is known of the head of a peer's ring.
 pub(crate) struct Head {
     peer: PeerRing,
@@ -30,12 +35,14 @@ pub(crate) struct Head {
     landing: Region,
     position: u64,
     is_being_read: bool,
+    /// READs in a row that brought no head that can be.
+    torn: u32,
 }
 
 impl Head {
     pub(crate) fn new(pd: &Pd, peer: PeerRing) -> Result<Self, ConnectError> {
         let landing = pd.allocate(8, Access::LOCAL_WRITE, MemoryKind::Plain)?;
-        Ok(Self { peer, landing, position: 0, is_being_read: false })
+        Ok(Self { peer, landing, position: 0, is_being_read: false, torn: 0 })
     }
 
     #[inline]
@@ -70,7 +77,11 @@ impl Head {
             return Ok(false);
         }
         self.is_being_read = false;
-        self.set(u64::from_le(self.landing.load_acquire_u64(0)), tail)?;
+        match self.set(u64::from_le(self.landing.load_acquire_u64(0)), tail) {
+            Ok(()) => self.torn = 0,
+            Err(_) if self.torn < MOST_TORN => self.torn += 1,
+            Err(error) => return Err(error),
+        }
         Ok(true)
     }
 
