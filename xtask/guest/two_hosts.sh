@@ -10,16 +10,19 @@ for end in 0 1; do
     ip -n host$end link set control$end up
     ip -n host$end link set lo up
 done
+echo "two devices with a network between them, two namespaces"
 set -- $(gid_of 192.0.2.1) $(gid_of 192.0.2.2)
 # A study of direct-write/latency with threads pinned to both processors was seen to stop: a queue pair of rxe heard nothing
 # more of its peer. Why is not known.
 ip netns exec host1 doorbell study -d rxe2 -x $2 --cpus none --listen 198.51.100.2 > /tmp/there 2>&1 & there=$!
 wait_for_port 18515 ip netns exec host1
+echo "host 1 listens"
 ip netns exec host0 timeout 300 doorbell study --quick -d rxe1 -x $1 --cpus none --out /tmp/records wire/request-response \
     198.51.100.2 > /tmp/here 2>&1 || fail "a study on two hosts ended with $?: $(cat /tmp/there)"
+cat /tmp/here
+echo "host 1 is to end"
 kill -TERM $there
 { wait $there; } 2> /dev/null
-cat /tmp/here
 points=0
 for record in /tmp/records/*.json; do
     for device in rxe1 rxe2; do

@@ -1,5 +1,5 @@
 # rxe1 and rxe2, two devices of rdma_rxe with a network between them.
-gid_of() { doorbell devices 2>/dev/null | sed -n "s/.*GID \([0-9]*\) ::ffff:$1 .*/\1/p"; }
+gid_of() { timeout 30 doorbell devices 2>/dev/null | sed -n "s/.*GID \([0-9]*\) ::ffff:$1 .*/\1/p"; }
 
 # A pair of veth whose ends are both in the first namespace, since rxe's sockets are there alone. Packets for
 # one's own address would not leave, so these rules send them through the pair, and let them in at its other end.

@@ -26,7 +26,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,7 @@ const CONSOLE_LINES: usize = 30;
 pub(crate) struct Guest {
     /// Programs and libraries of the host, each with the name by which the guest finds it in its `PATH`.
     pub(crate) files: Vec<(String, PathBuf)>,
-    /// It is ended after so long.
+    /// It says where its processes are and ends itself after this long.
     pub(crate) limit: Duration,
     /// Of several at a time, the name of this one: what it prints goes into a file of this run, not to the terminal.
     pub(crate) name: Option<&'static str>,
@@ -51,6 +51,16 @@ const COMPLAINTS_MAX: usize = 10;
 
 /// The last lines of its file are shown of a guest that failed.
 const LINES_OF_FAILED: usize = 60;
+
+/// A guest that has not come to its command by then is started again: booting takes some ten seconds, also beside another
+/// guest, and one guest was seen to print nothing for 45 minutes.
+const BOOT: Duration = Duration::from_secs(120);
+
+/// How often a guest is started, at most.
+const BOOTS_MAX: u32 = 3;
+
+/// A guest that does not even end itself is killed so long after its limit.
+const GRACE: Duration = Duration::from_secs(60);
 
 /// How a guest ended.
 pub(crate) struct Ended {
@@ -84,40 +94,68 @@ impl Guest {
         let image = image::build(&target().join("xtask").join("vm"))?;
         let shared = Folder(place::own_file("host"));
         let folder = &shared.0;
-        share(folder, &self.files, script).map_err(|error| format!("{}: {error}", folder.display()))?;
+        self.share(folder, script).map_err(|error| format!("{}: {error}", folder.display()))?;
         let console = folder.with_extension("console.txt");
         let start = Instant::now();
-        let mut child = qemu(&image, folder, &console)
-            .spawn()
-            .map_err(|error| format!("qemu-system-x86_64 could not be started: {error}"))?;
         let log = self.name.map(|name| place::own_file(&format!("{}.txt", name.replace([' ', ','], "-"))));
-        let printed = child.stdout.take().map(|pipe| print(pipe, log.clone()));
-        let ended = loop {
-            match child.try_wait() {
-                Ok(Some(_)) => break true,
-                Ok(None) if start.elapsed() < self.limit => std::thread::sleep(Duration::from_millis(50)),
-                _ => break false,
-            }
-        };
-        if !ended {
-            // It may just have ended, which is as well.
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        let (mut child, printed) = self.boot(&image, folder, &console, log.as_deref())?;
+        let ended = wait(&mut child, self.limit + GRACE, || false);
         // The pipe ends with qemu. A printer that panicked has said so.
-        let complaints = printed.and_then(|printer| printer.join().ok()).unwrap_or_default();
+        let complaints = printed.join().unwrap_or_default();
         let status = fs::read_to_string(folder.join("status")).ok().and_then(|text| text.trim().parse::<i32>().ok());
         if let (Some(log), false) = (&log, ended && status == Some(0)) {
             println!("the end of what the guest printed, {}:\n{}", log.display(), tail(log, LINES_OF_FAILED));
         }
         let console = || format!("; its console:\n{}", tail(&console, CONSOLE_LINES));
         if !ended {
-            return Err(format!("the guest did not end within {} s{}", self.limit.as_secs(), console()));
+            let patience = (self.limit + GRACE).as_secs();
+            return Err(format!("the guest did not end within {patience} s{}", console()));
         }
         let status = status.ok_or_else(|| format!("the guest ended without an exit status{}", console()))?;
         let name = self.name.map(|name| format!("{name}: ")).unwrap_or_default();
         eprintln!("{name}guest: exit status {status} after {:.1} s", start.elapsed().as_secs_f64());
         Ok(Ended { status, complaints, shared })
+    }
+
+    /// Starts qemu until a guest has come to its command, or has ended.
+    fn boot(
+        &self,
+        image: &image::Image,
+        folder: &Path,
+        console: &Path,
+        log: Option<&Path>,
+    ) -> Result<(Child, JoinHandle<Vec<String>>), String> {
+        for _ in 0..BOOTS_MAX {
+            let mut child = qemu(image, folder, console)
+                .spawn()
+                .map_err(|error| format!("qemu-system-x86_64 could not be started: {error}"))?;
+            let pipe = child.stdout.take().ok_or("qemu-system-x86_64 has no standard output")?;
+            let printed = print(pipe, log.map(Path::to_owned));
+            let booted = folder.join("booted");
+            if wait(&mut child, BOOT, || booted.exists()) {
+                return Ok((child, printed));
+            }
+            // The pipe ended with qemu.
+            let _ = printed.join();
+            let patience = BOOT.as_secs();
+            eprintln!(
+                "guest: it has not come to its command within {patience} s; console:\n{}",
+                tail(console, CONSOLE_LINES)
+            );
+        }
+        Err(format!("the guest did not come to its command in {BOOTS_MAX} attempts"))
+    }
+
+    /// Fills the folder that the guest sees.
+    fn share(&self, folder: &Path, script: &str) -> std::io::Result<()> {
+        let opt = folder.join("opt");
+        fs::create_dir_all(&opt)?;
+        for (name, file) in &self.files {
+            fs::copy(file, opt.join(name))
+                .map_err(|error| std::io::Error::new(error.kind(), format!("{}: {error}", file.display())))?;
+        }
+        fs::write(folder.join("limit"), self.limit.as_secs().to_string())?;
+        fs::write(folder.join("command"), script)
     }
 }
 
@@ -144,7 +182,7 @@ impl Ended {
             fs::create_dir_all(to)?;
             for entry in fs::read_dir(&self.shared.0)? {
                 let path = entry?.path();
-                let own = ["opt", "command", "status"].iter().any(|name| path.ends_with(name));
+                let own = ["opt", "booted", "command", "limit", "status"].iter().any(|name| path.ends_with(name));
                 if !own && path.is_file() {
                     files.push(path);
                 }
@@ -161,17 +199,6 @@ impl Drop for Folder {
         // What somebody wanted of it has been moved; if it stays, it is only in the way.
         let _ = fs::remove_dir_all(&self.0);
     }
-}
-
-/// The folder that the guest sees.
-fn share(folder: &Path, files: &[(String, PathBuf)], script: &str) -> std::io::Result<()> {
-    let opt = folder.join("opt");
-    fs::create_dir_all(&opt)?;
-    for (name, file) in files {
-        fs::copy(file, opt.join(name))
-            .map_err(|error| std::io::Error::new(error.kind(), format!("{}: {error}", file.display())))?;
-    }
-    fs::write(folder.join("command"), script)
 }
 
 fn qemu(image: &image::Image, folder: &Path, console: &Path) -> Command {
@@ -202,6 +229,21 @@ fn qemu(image: &image::Image, folder: &Path, console: &Path) -> Command {
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
     qemu
+}
+
+/// Waits until qemu has ended or `done` says that this is enough, or kills it when the time is up. Says whether it was in time.
+fn wait(child: &mut Child, limit: Duration, done: impl Fn() -> bool) -> bool {
+    let start = Instant::now();
+    while matches!(child.try_wait(), Ok(None)) && !done() {
+        if start.elapsed() >= limit {
+            // It may just have ended, which is as well.
+            let _ = child.kill();
+            let _ = child.wait();
+            return false;
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    true
 }
 
 /// Prints what a guest prints, or writes it into a file. Returns what it says of failures.

@@ -13,7 +13,7 @@ use crate::shell::{cargo, output_of, root};
 use crate::test::StepEnd;
 
 /// Longer than any of these takes on two processors that three runs share.
-const LIMIT: Duration = Duration::from_secs(2700);
+const LIMIT: Duration = Duration::from_secs(900);
 
 /// Messages of a long case, and of one with loss: as many as the suites have to carry.
 const MESSAGES: u32 = 10_000;
