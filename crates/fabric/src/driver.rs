@@ -199,6 +199,11 @@ impl<L: Link> Driver<L> {
                 return Err(error);
             }
             if self.is_link_full() {
+                if let Some(destination) = self.link.awaits()
+                    && self.rnic.wants_transmit_beside(destination)
+                {
+                    self.link.hurry();
+                }
                 return Ok(());
             }
         }
@@ -218,7 +223,7 @@ impl<L: Link> Driver<L> {
 
     /// Is something waiting that the link takes as soon as it has room?
     pub fn wants_room(&self) -> bool {
-        self.is_link_full() && !self.link.defers()
+        self.is_link_full() && self.link.awaits().is_none()
     }
 
     /// When [`pump`](Self::pump) is to be called at the latest.

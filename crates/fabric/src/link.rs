@@ -124,10 +124,14 @@ pub trait Link: Send {
         true
     }
 
-    /// Have the packets that the link did not take to wait until [`poll_timeout`](Self::poll_timeout), rather than for room?
-    fn defers(&self) -> bool {
-        false
+    /// The destination for which the packets wait that the link did not take: how it is reached will be known by
+    /// [`poll_timeout`](Self::poll_timeout). `None` if they wait for room.
+    fn awaits(&self) -> Option<IpAddr> {
+        None
     }
+
+    /// Packets to other destinations than [`awaits`](Self::awaits) names wait behind those: the link gives up sooner.
+    fn hurry(&mut self) {}
 
     /// When the link itself wants to be called again: a fault that delays packets does.
     fn poll_timeout(&self) -> Option<u64> {
@@ -175,8 +179,12 @@ impl<L: Link + ?Sized> Link for Box<L> {
         (**self).shows_arrivals()
     }
 
-    fn defers(&self) -> bool {
-        (**self).defers()
+    fn awaits(&self) -> Option<IpAddr> {
+        (**self).awaits()
+    }
+
+    fn hurry(&mut self) {
+        (**self).hurry();
     }
 
     fn poll_timeout(&self) -> Option<u64> {

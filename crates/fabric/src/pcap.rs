@@ -118,8 +118,12 @@ impl<L: Link> Link for Pcap<L> {
         self.inner.shows_arrivals()
     }
 
-    fn defers(&self) -> bool {
-        self.inner.defers()
+    fn awaits(&self) -> Option<IpAddr> {
+        self.inner.awaits()
+    }
+
+    fn hurry(&mut self) {
+        self.inner.hurry();
     }
 
     fn poll_timeout(&self) -> Option<u64> {

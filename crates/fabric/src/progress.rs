@@ -49,7 +49,7 @@ use nix::sys::time::TimeSpec;
 use crate::driver::{Acks, Driver};
 use crate::link::Link;
 use crate::observe::Observer;
-use crate::udp::signal;
+use crate::udp::{is_event, signal};
 use doorbell_verbs_core::{Completion, Counters, LinkCounters, Overrun};
 pub use exit::flush_before_exit;
 use habits::{HABITS, Lingering};
@@ -312,7 +312,12 @@ impl Drop for DrivenRnic {
     fn drop(&mut self) {
         exit::remove(&self.shared);
         self.shared.stop.store(true, Ordering::SeqCst);
-        let is_told = self.shared.kick();
+        let is_told = is_event(self.shared.kick.as_fd()) && self.shared.kick();
+        if !is_told {
+            // The program has closed descriptors that it did not open. Their numbers may be those of its own files by now, into
+            // which nothing is written, and which are not closed.
+            std::mem::forget(Arc::clone(&self.shared));
+        }
         // A thread that cannot be told would be waited for without end.
         if let Some(thread) = self.thread.take().filter(|_| is_told) {
             // A panic of the thread was printed by the panic handler; there is nothing to add.

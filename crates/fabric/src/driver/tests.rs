@@ -1,3 +1,5 @@
+use std::net::IpAddr;
+
 use doorbell_rnic::{CompletionQueue, Config};
 use doorbell_verbs_core::{
     Access, AddressVector, Completion, LinkCounters, Payload, QpAttributes, QpCapacities, QpInit, QpKind, QpState,
@@ -30,8 +32,63 @@ impl Link for Broken {
     }
 }
 
+/// A link that waits until it knows how one destination is reached.
+#[derive(Clone, Copy, Debug)]
+struct Waits {
+    awaits: IpAddr,
+    is_hurried: bool,
+}
+
+impl Link for Waits {
+    fn properties(&self) -> LinkProperties {
+        LinkProperties { sealed: false }
+    }
+
+    fn transmit(&mut self, _now_ns: u64, _batch: &TransmitBatch, _next: &mut usize) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn receive(&mut self, _now_ns: u64, _sink: &mut dyn Sink) -> io::Result<usize> {
+        Ok(0)
+    }
+
+    fn awaits(&self) -> Option<IpAddr> {
+        Some(self.awaits)
+    }
+
+    fn hurry(&mut self) {
+        self.is_hurried = true;
+    }
+
+    fn link_counters(&self) -> LinkCounters {
+        LinkCounters::default()
+    }
+}
+
+#[test]
+fn a_link_hears_of_packets_to_others_that_wait_behind_those_that_it_does_not_take() {
+    for (awaits, is_hurried) in [([10, 0, 0, 2], false), ([10, 0, 0, 3], true)] {
+        let link = Waits { awaits: awaits.into(), is_hurried: false };
+        let (mut driver, qpn, _) = connected(link);
+        let post = |driver: &mut Driver<Waits>| {
+            let request = SendRequest {
+                wr_id: 1,
+                operation: SendOperation::Send,
+                flags: SendFlags::empty(),
+                payload: Payload::Inline(b"one"),
+                destination: None,
+            };
+            driver.rnic_mut().post_send(0, qpn, &[request]).unwrap();
+            driver.transmit(0).unwrap();
+            driver.link().is_hurried
+        };
+        assert!(!post(&mut driver), "nothing waits behind the first packet");
+        assert_eq!(post(&mut driver), is_hurried, "packets to {awaits:?} are waited for, one to 10.0.0.2 is next");
+    }
+}
+
 /// A driver with one connected queue pair, whose requests may be sent once and `RETRIES` times more.
-fn connected() -> (Driver<Broken>, Qpn, std::sync::Arc<CompletionQueue>) {
+fn connected<L: Link>(link: L) -> (Driver<L>, Qpn, std::sync::Arc<CompletionQueue>) {
     let address = [10, 0, 0, 1].into();
     let config = Config { address, active_mtu: PathMtu::Mtu1024, receive_buffer_bytes: 1 << 20, seed: [7; 32] };
     let mut rnic = Rnic::new(config, None);
@@ -71,14 +128,14 @@ fn connected() -> (Driver<Broken>, Qpn, std::sync::Arc<CompletionQueue>) {
     for step in steps {
         rnic.modify_qp(qpn, &step).unwrap();
     }
-    (Driver::new(rnic, Broken, 4791), qpn, queue)
+    (Driver::new(rnic, link, 4791), qpn, queue)
 }
 
 const RETRIES: u8 = 2;
 
 #[test]
 fn requests_time_out_on_a_broken_link() {
-    let (mut driver, qpn, queue) = connected();
+    let (mut driver, qpn, queue) = connected(Broken);
     let request = SendRequest {
         wr_id: 3,
         operation: SendOperation::Send,

@@ -7,10 +7,15 @@ use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use super::Shared;
+use crate::driver::Driver;
+use crate::link::Link;
 
-/// How long [`flush_before_exit`] waits for the threads at most: one that cannot get the engine's lock, because
-/// the caller is a signal handler that interrupted its holder, never comes.
-const FLUSH_WITHIN: Duration = Duration::from_millis(50);
+/// How long [`flush_before_exit`] waits for the threads at most: on a busy machine they wait for a processor first.
+const FLUSH_WITHIN: Duration = Duration::from_secs(2);
+
+/// How long it waits while a lock is never seen free: the caller may be a signal handler that interrupted the lock's holder.
+/// Then no thread ever gets it.
+const FREE_WITHIN: Duration = Duration::from_millis(50);
 
 /// How many generations of forked processes may each open devices of their own. Deeper generations send nothing
 /// before their process ends.
@@ -60,35 +65,38 @@ pub(super) fn remove(shared: &Arc<Shared>) {
 
 /// Sends the acknowledgements that all ports of this process hold back, before the process ends. It may be called
 /// from a signal handler: it neither allocates nor waits for a lock, but has the ports' threads do the work, for
-/// 50 ms at most. In a child, forked or vforked, it does nothing.
+/// two seconds at most, and for 50 ms where somebody holds a lock all the time. In a child, forked or vforked, it does nothing.
 pub fn flush_before_exit() {
     let Some(ports) = own() else { return };
-    let until = Instant::now() + FLUSH_WITHIN;
+    let begun = Instant::now();
     let open = loop {
         match ports.open.try_lock() {
             Ok(open) => break open,
             Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
             // Somebody opens or closes a device, in another thread or below this very call.
-            Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::yield_now(),
+            Err(TryLockError::WouldBlock) if begun.elapsed() < FREE_WITHIN => std::thread::yield_now(),
             Err(TryLockError::WouldBlock) => return,
         }
     };
     for shared in open.iter() {
-        let is_idle = match shared.driver.try_lock() {
-            Ok(driver) => {
-                let rnic = driver.rnic();
-                rnic.held_ack_since_ns().is_none() && !rnic.wants_transmit() && !driver.is_link_full()
-            }
+        let asked = match shared.driver.try_lock() {
+            Ok(driver) if has_sent_all(&driver) => continue,
             // Whoever has the lock may be about to hold an acknowledgement back.
-            Err(_) => false,
+            _ => shared.flushes_asked.fetch_add(1, Ordering::AcqRel) + 1,
         };
-        if is_idle {
-            continue;
-        }
-        let asked = shared.flushes_asked.fetch_add(1, Ordering::AcqRel) + 1;
         shared.kick();
-        while shared.flushes_done.load(Ordering::Acquire) < asked && Instant::now() < until {
+        let mut is_free = false;
+        while shared.flushes_done.load(Ordering::Acquire) < asked {
+            is_free = is_free || !matches!(shared.driver.try_lock(), Err(TryLockError::WouldBlock));
+            if begun.elapsed() >= if is_free { FLUSH_WITHIN } else { FREE_WITHIN } {
+                break;
+            }
             std::thread::yield_now();
         }
     }
+}
+
+fn has_sent_all<L: Link>(driver: &Driver<L>) -> bool {
+    let rnic = driver.rnic();
+    rnic.held_ack_since_ns().is_none() && !rnic.wants_transmit() && !driver.is_link_full()
 }

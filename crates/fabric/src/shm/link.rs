@@ -37,6 +37,10 @@ const TRAFFIC_NS: u64 = 1_000_000;
 /// Later somebody else has the address, who has just proved it.
 const SAME_DEVICE_NS: u64 = 1_000_000_000;
 
+/// Rings at a time that are still read although their peers are gone; what stands in the oldest beyond that is lost. Otherwise
+/// a peer that fills a ring and goes, again and again, would take all memory that a process may map.
+const DEPARTED_MAX: usize = 64;
+
 /// The least that a datagram takes in the receive buffer, as the kernel counts it. Its own headers alone take more.
 const DATAGRAM_BYTES_MIN: usize = 256;
 
@@ -92,8 +96,14 @@ pub struct SharedMemoryLink {
     has_newcomers: bool,
     /// All rings are to be looked at, not only some.
     look_at_all: bool,
-    /// The last transmit stopped at a run whose destination was asked for shared memory and has not answered.
-    awaits_answer: bool,
+    /// The last transmit stopped at a run to this destination, which was asked for shared memory and has not answered.
+    awaits: Option<IpAddr>,
+    /// Packets to others wait behind that run, and are not in its batch.
+    others_behind: bool,
+    /// A batch is being sent. What it has for devices that shared memory when it was sealed has no ICRC.
+    is_within_batch: bool,
+    /// Those of them that have gone since.
+    gone_within_batch: Vec<IpAddr>,
     buffer: Box<[u8]>,
     sealed: Vec<u8>,
     last_shared_ns: Option<u64>,
@@ -112,7 +122,8 @@ pub struct SharedMemoryCounters {
     pub packets_received: u64,
     /// Packets dropped because the ring to their destination was full.
     pub full: u64,
-    /// Packets dropped because only shared memory is allowed and there is none to their destination.
+    /// Packets dropped because only shared memory is allowed and there is none to their destination, or because the device
+    /// that was to read them from memory went while they were sent.
     pub without: u64,
     /// How often a device of this machine was there and shared no memory.
     pub refusals: u64,
@@ -151,7 +162,10 @@ impl SharedMemoryLink {
             next_lately: 0,
             has_newcomers: false,
             look_at_all: false,
-            awaits_answer: false,
+            awaits: None,
+            others_behind: false,
+            is_within_batch: false,
+            gone_within_batch: Vec::new(),
             buffer: vec![0; MAX_RUN_BYTES].into(),
             sealed: Vec::new(),
             last_shared_ns: None,
@@ -258,8 +272,17 @@ impl SharedMemoryLink {
         let Some(peer) = &mut self.peers[place] else { return };
         peer.left_bytes = Some(RING_BYTES);
         self.look_at_all = true;
+        if self.is_within_batch {
+            self.gone_within_batch.push(peer.address);
+        }
         // What is sent from now on would never be read.
         self.routes.forget(place);
+        let departed = |peer: &Option<Peer>| peer.as_ref().filter(|peer| peer.left_bytes.is_some()).map(|peer| peer.id);
+        if self.peers.iter().filter_map(departed).count() > DEPARTED_MAX {
+            let oldest =
+                self.peers.iter_mut().filter(|peer| departed(peer).is_some()).min_by_key(|peer| departed(peer));
+            oldest.into_iter().for_each(|peer| *peer = None);
+        }
     }
 
     #[cold]
@@ -267,8 +290,9 @@ impl SharedMemoryLink {
         self.counters.refusals += 1;
         if !std::mem::replace(&mut self.has_explained, true) {
             tracing::info!(
-                "{address} is a device of this machine that shares no memory with this one: {why}; packets go over UDP, \
-                 and this is said once"
+                "{address} is a device of this machine that shares no memory with this one: {why}; packets to it {}, and this is \
+                 said once",
+                if self.choice == LinkChoice::Shm { "are dropped (--link shm)" } else { "go over UDP" }
             );
         }
     }
@@ -283,6 +307,12 @@ impl SharedMemoryLink {
     /// Rings are between two devices, so groups are reached over UDP in any case.
     fn may_use_udp(&self, destination: IpAddr) -> bool {
         self.choice != LinkChoice::Shm || destination.is_multicast()
+    }
+
+    /// Has a batch no ICRC for what it has for this device, which shares no memory any more?
+    #[inline]
+    fn is_gone_within_batch(&self, destination: IpAddr) -> bool {
+        !self.gone_within_batch.is_empty() && self.gone_within_batch.contains(&destination)
     }
 
     /// Writes a run to a peer's ring, or drops it.
@@ -512,18 +542,25 @@ impl Link for SharedMemoryLink {
     }
 
     fn transmit(&mut self, now_ns: u64, batch: &TransmitBatch, next: &mut usize) -> io::Result<()> {
+        self.is_within_batch = true;
         self.take_news(now_ns);
         let runs = batch.runs();
         let mut touched = [0; MAX_RUN_PACKETS];
         let mut touched_count = 0;
         let mut result = Ok(());
-        self.awaits_answer = false;
+        self.awaits = None;
         while let Some(run) = runs.get(*next) {
+            if self.is_gone_within_batch(run.path.destination) {
+                self.counters.without += run.packets as u64;
+                *next += 1;
+                continue;
+            }
             match self.way(now_ns, run.path.destination) {
                 Way::Unknown => {
-                    let others_wait = runs[*next..].iter().any(|other| other.path.destination != run.path.destination);
+                    let is_other = |other: &Run| other.path.destination != run.path.destination;
+                    let others_wait = self.others_behind || runs[*next..].iter().any(is_other);
                     if !self.routes.note_others(others_wait) {
-                        self.awaits_answer = true;
+                        self.awaits = Some(run.path.destination);
                         break;
                     }
                 }
@@ -548,6 +585,7 @@ impl Link for SharedMemoryLink {
                     let mut end = *next + 1;
                     while let Some(run) = runs.get(end)
                         && self.may_use_udp(run.path.destination)
+                        && !self.is_gone_within_batch(run.path.destination)
                         && self.way(now_ns, run.path.destination) == Way::Udp
                     {
                         end += 1;
@@ -560,6 +598,11 @@ impl Link for SharedMemoryLink {
             }
         }
         self.wake(&touched[..touched_count]);
+        self.others_behind = self.others_behind && self.awaits.is_some();
+        self.is_within_batch = result.is_ok() && *next < runs.len();
+        if !self.is_within_batch {
+            self.gone_within_batch.clear();
+        }
         result
     }
 
@@ -611,8 +654,13 @@ impl Link for SharedMemoryLink {
         self.peers.iter().flatten().all(|peer| peer.left_bytes.is_some() || peer.reader.is_armed())
     }
 
-    fn defers(&self) -> bool {
-        self.awaits_answer
+    fn awaits(&self) -> Option<IpAddr> {
+        self.awaits
+    }
+
+    fn hurry(&mut self) {
+        self.others_behind = true;
+        self.routes.note_others(true);
     }
 
     fn poll_timeout(&self) -> Option<u64> {

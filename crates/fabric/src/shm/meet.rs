@@ -26,7 +26,7 @@ use rustc_hash::FxHashSet;
 use super::message::{Datagram, MAX_BYTES, Message, Nonce, VERSION};
 use super::own_process::{Opening, OwnProcess};
 use super::sys::{self, Mapping, receive_message};
-use crate::udp::{send_alone, signal};
+use crate::udp::{is_event, send_alone, signal};
 
 /// How long a guest may take for each step.
 const GUEST_WITHIN: Duration = Duration::from_secs(1);
@@ -176,7 +176,11 @@ impl Meeting {
 impl Drop for Meeting {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
-        let is_told = signal(self.shared.kick.as_fd());
+        let is_told = is_event(self.shared.kick.as_fd()) && signal(self.shared.kick.as_fd());
+        if !is_told {
+            // The number may be that of another file by now, which is not closed.
+            std::mem::forget(Arc::clone(&self.shared));
+        }
         // A thread that cannot be told would be waited for without end.
         if let Some(thread) = self.thread.take().filter(|_| is_told) {
             // A panic of the thread was printed by the panic handler.
@@ -347,12 +351,12 @@ impl Host {
                 return Some((takes_guests, (0..self.peers.len()).collect()));
             }
         }
-        if fds[0].revents().is_some_and(|events| events.contains(PollFlags::POLLNVAL)) {
-            return None;
-        }
         let ready = |fd: &PollFd<'_>| fd.any().unwrap_or(false);
-        // Only where it is readable: the number may be that of another file by now, which would not end a read.
+        // The number may be that of another file by now, which is the program's to read.
         if ready(&fds[0]) {
+            if !is_event(self.shared.kick.as_fd()) {
+                return None;
+            }
             let _ = self.shared.kick.read();
         }
         let (peers, listener) = fds[1..].split_at(self.peers.len());
@@ -430,7 +434,9 @@ impl Host {
 
     fn grant(&mut self, wish: Wish) {
         match wish {
-            Wish::Invite(address) if self.is_invited(address) => {}
+            Wish::Invite(address) if self.is_invited(address, false) => {}
+            // Its answer may still come, but nobody has to wait for it.
+            Wish::Invite(address) if self.is_invited(address, true) => self.tell(News::Absent { address, why: None }),
             Wish::Invite(address) => match self.invite(address) {
                 Ok(Some(peer)) => self.peers.push(peer),
                 Ok(None) => self.tell(News::Absent { address, why: None }),
@@ -458,9 +464,10 @@ impl Host {
         }
     }
 
-    /// Was the device at this address invited, and has it not said yes or no?
-    fn is_invited(&self, guest: IpAddr) -> bool {
-        self.peers.iter().any(|peer| matches!(peer.stage, Stage::Invited { address, .. } if address == guest))
+    /// Was the device at this address invited, has it not said yes or no, and is it late with that?
+    fn is_invited(&self, guest: IpAddr, late: bool) -> bool {
+        let is_it = |stage: &Stage| matches!(*stage, Stage::Invited { address, is_late, .. } if address == guest && is_late == late);
+        self.peers.iter().any(|peer| is_it(&peer.stage))
     }
 
     /// Connects to a name. `None` if nobody hosts it.
@@ -559,9 +566,15 @@ impl Host {
     /// Lets go of whoever took too long, and closes the connections of all that were let go of.
     fn tidy(&mut self) {
         let now = Instant::now();
+        let is_late = |peer: &Peer| peer.until.is_some_and(|until| until <= now);
         for index in 0..self.peers.len() {
+            if !is_late(&self.peers[index]) {
+                continue;
+            }
+            // What it said may have come while this thread had no processor.
+            self.listen_to(index);
             let peer = &mut self.peers[index];
-            if peer.until.is_none_or(|until| until > now) {
+            if !is_late(peer) {
                 continue;
             }
             let Stage::Invited { address, is_late, .. } = &mut peer.stage else {

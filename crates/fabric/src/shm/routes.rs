@@ -155,9 +155,18 @@ impl Routes {
         self.asked_until_ns = None;
     }
 
-    /// Nothing goes any more to the peer at this place.
+    /// Nothing goes any more to the peer at this place. Whoever has its address from now on is asked, but no packet waits for
+    /// the answer: a peer that goes again and again would delay what is for others.
     pub(super) fn forget(&mut self, place: usize) {
-        self.by_destination.retain(|_, route| *route != Route::Shared { place });
+        let has_room = self.by_destination.len() < UDP_ROUTES_MAX;
+        let keeps = self.choice == LinkChoice::Auto && has_room;
+        self.by_destination.retain(|_, route| {
+            let is_meant = *route == Route::Shared { place };
+            if is_meant {
+                *route = Route::Udp { ask_at_ns: 0, wait_ns: ASK_AGAIN_AFTER_NS };
+            }
+            !is_meant || keeps
+        });
     }
 
     fn set_udp(&mut self, destination: IpAddr, now_ns: u64) {

@@ -43,6 +43,8 @@ const SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL
 #[derive(Debug)]
 pub(super) struct Mapping {
     base: *mut u8,
+    /// The process that has it. A forked child has nothing at that place, or something else by now.
+    process: u32,
 }
 
 // SAFETY: the mapping belongs to the process, and is only reached through atomics and raw copies.
@@ -118,7 +120,8 @@ impl Mapping {
         };
         let reserve = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // From here on the reservation is unmapped when `mapping` is dropped.
-        let mapping = Self { base: place(ptr::null_mut(), MAPPED_BYTES, reserve, -1, 0)? };
+        let base = place(ptr::null_mut(), MAPPED_BYTES, reserve, -1, 0)?;
+        let mapping = Self { base, process: std::process::id() };
         let share = |at: usize, length: usize, offset: usize| {
             let flags = libc::MAP_SHARED | libc::MAP_FIXED;
             place(mapping.base.wrapping_add(at), length, flags, file.as_raw_fd(), offset)
@@ -129,6 +132,9 @@ impl Mapping {
                 share(ring_offset(ring) + copy * RING_BYTES, RING_BYTES, CONTROL_BYTES + ring * RING_BYTES)?;
             }
         }
+        // A child would keep the memory for as long as it lives. It may not use the device anyway.
+        // SAFETY: the range is the mapping's, and the advice changes nothing for this process.
+        checked(unsafe { libc::madvise(base.cast(), MAPPED_BYTES, libc::MADV_DONTFORK) })?;
         Ok(mapping)
     }
 
@@ -147,7 +153,10 @@ const fn ring_offset(ring: usize) -> usize {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the reservation was made in `map`, and nothing refers to it any more.
+        if self.process != std::process::id() {
+            return;
+        }
+        // SAFETY: the reservation was made in `map` by this process, and nothing refers to it any more.
         unsafe { libc::munmap(self.base.cast(), MAPPED_BYTES) };
     }
 }

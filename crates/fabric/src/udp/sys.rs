@@ -266,6 +266,12 @@ pub fn signal(eventfd: BorrowedFd<'_>) -> bool {
     written >= 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EBADF)
 }
 
+/// Does the number still stand for an eventfd? A program may have closed it, and opened a file of its own under that number,
+/// into which nobody must write. Files without a name in any file system, as eventfds are, have no type.
+pub(crate) fn is_event(eventfd: BorrowedFd<'_>) -> bool {
+    nix::sys::stat::fstat(eventfd).is_ok_and(|status| status.st_mode & libc::S_IFMT == 0)
+}
+
 /// Sets an integer option.
 pub(super) fn set_option(socket: BorrowedFd<'_>, level: i32, name: i32, value: i32) -> io::Result<()> {
     // SAFETY: the kernel reads as many bytes as an integer has from a live integer.

@@ -27,6 +27,7 @@ use std::time::Duration;
 
 use doorbell_fabric::{Opening, OwnProcess};
 use doorbell_ibverbs_sys as c;
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 
 use super::line::DEFAULT_BACKLOG;
@@ -287,16 +288,37 @@ impl Claim {
     ///
     /// # Errors
     ///
-    /// ECONNREFUSED: nobody does. EAGAIN: too many connect there just now.
+    /// ECONNREFUSED: nobody does, or two users do. EAGAIN: too many connect there just now.
     pub(super) fn call(&self, to: SocketAddr) -> io::Result<()> {
         let wildcard: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-        for host in [&host(to), &wildcard.to_string(), ANY] {
+        let (address, wildcard) = (host(to), wildcard.to_string());
+        let hosts = [&address, &wildcard, ANY];
+        for (index, host) in hosts.iter().enumerate() {
             match SockRef::from(&self.socket).connect(&listener(self.bound.space, to.port(), host)?) {
                 Err(error) if error.raw_os_error() == Some(libc::ECONNREFUSED) => {}
+                Ok(()) => return self.check_user(to.port(), &hosts[index + 1..]),
                 result => return result,
             }
         }
         Err(io::Error::from_raw_os_error(libc::ECONNREFUSED))
+    }
+
+    /// Is whoever was reached the user who listens at these names as well? Listeners at one address and at any address exclude
+    /// each other, but nothing keeps a program of another user from taking the one name while the other is taken: it must not
+    /// get the connections of the program that has the port.
+    fn check_user(&self, port: u16, hosts: &[&str]) -> io::Result<()> {
+        let user_of = |socket: &OwnProcess| getsockopt(socket, PeerCredentials).map(|peer| peer.uid());
+        let user = user_of(&self.socket)?;
+        for host in hosts {
+            // Without a descriptor to ask with, nobody else is known.
+            let Ok(other) = new_socket() else { continue };
+            if SockRef::from(&other).connect(&listener(self.bound.space, port, host)?).is_ok()
+                && user_of(&other)? != user
+            {
+                return Err(io::Error::from_raw_os_error(libc::ECONNREFUSED));
+            }
+        }
+        Ok(())
     }
 
     #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Work requests and packets in, packets out, and what is due.
 
 use std::cmp::Reverse;
+use std::net::IpAddr;
 
 use doorbell_verbs_core::{PostError, PostErrorKind, QpCounters, QpKind, QpState, RecvRequest, SendRequest, SrqId};
 use doorbell_wire::{BTH_LEN, BthRepr, Outer, PartitionKey, Qpn, Transport};
@@ -363,6 +364,13 @@ impl Rnic {
     /// Is there anything to send?
     pub fn wants_transmit(&self) -> bool {
         !self.core.ready.is_empty() || !self.core.farewells.is_empty()
+    }
+
+    /// Is there anything to send to another device than this one? Of a queue pair of datagrams the next one counts.
+    pub fn wants_transmit_beside(&self, destination: IpAddr) -> bool {
+        let queue_pairs = self.core.ready.iter().filter_map(|&slot| self.qps[slot as usize].next_destination());
+        let farewells = self.core.farewells.iter().map(|farewell| farewell.path.destination);
+        queue_pairs.chain(farewells).any(|next| next != destination)
     }
 
     /// How many packets without payload count as much as what is in flight.

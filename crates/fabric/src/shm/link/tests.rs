@@ -263,10 +263,15 @@ fn a_device_that_closes_frees_its_name_and_is_found_again() {
         });
         b = link_at(Some(address), LinkChoice::Auto);
         let before = a.counters().packets_sent;
-        send(&mut a, &mut b, &[32]);
-        assert_eq!(a.counters().packets_sent, before + 1);
-        let mut seen = Plain::default();
-        eventually("it arrives", || b.receive(now_ns(), &mut seen).unwrap() > 0);
+        eventually("it is asked, and reached over UDP meanwhile", || {
+            send(&mut a, &mut b, &[32]);
+            b.receive(now_ns(), &mut |_: ReceivedRun<'_>| {}).unwrap();
+            a.counters().packets_sent > before
+        });
+        eventually("it arrives", || {
+            b.receive(now_ns(), &mut |_: ReceivedRun<'_>| {}).unwrap();
+            b.counters().packets_received == a.counters().packets_sent - before
+        });
     }
     assert!(a.peers.iter().flatten().count() <= 1, "those that are gone leave nothing");
 }
@@ -424,6 +429,102 @@ fn a_ring_that_claims_to_be_full_for_ever_ends_with_its_writer_and_keeps_nobody_
     eventually("its end comes", || a.receive(now_ns(), &mut seen).unwrap() == 0);
     assert!(seen.0.len() - before <= RING_BYTES / 64);
     assert_eq!(a.peers.iter().flatten().count(), 1, "nothing is left of it");
+}
+
+/// Peers that leave a full ring behind, one after the other, as fast as they can connect.
+#[test]
+fn peers_that_fill_a_ring_and_go_take_a_bounded_number_of_mappings() {
+    let (mut a, mut b) = acquainted();
+    let mut seen = 0;
+    for id in 0..20 * DEPARTED_MAX as u64 {
+        let (mapping, file) = Mapping::create().unwrap();
+        let mut writer = Writer::new(Ring::both(mapping)[0].clone());
+        let header = Header { total_bytes: 32, segment_bytes: 32, traffic_class: 0, hop_limit: 64 };
+        while id % 20 == 0 && writer.push(header, [&[7; 32][..]].into_iter()) {}
+        assert!(id % 20 == 0 || writer.push(header, [&[7; 32][..]].into_iter()));
+        let mapping = Mapping::adopt(std::os::fd::AsFd::as_fd(&file)).unwrap();
+        let address = [127, 77, 43, id as u8].into();
+        let arrived = News::Arrived { id: (1 << 40) + id, address, mapping, made_here: false };
+        a.learn(now_ns(), vec![arrived, News::Gone { id: (1 << 40) + id }]);
+        assert!(a.peers.len() <= DEPARTED_MAX + 2);
+        a.receive(now_ns(), &mut |run: ReceivedRun<'_>| seen += run.segments().len()).unwrap();
+    }
+    assert!(seen > DEPARTED_MAX, "what they wrote is read, as far as there is room for them");
+    send(&mut b, &mut a, &[2000]);
+    let mut is_heard = false;
+    eventually("others are heard", || {
+        a.receive(now_ns(), &mut |run: ReceivedRun<'_>| is_heard |= run.bytes.len() > 2000).unwrap();
+        is_heard
+    });
+    eventually("nothing is left of them", || {
+        a.receive(now_ns(), &mut |_: ReceivedRun<'_>| {}).unwrap();
+        a.peers.iter().flatten().count() == 1
+    });
+}
+
+/// A device that goes after a batch was sealed, in which its packets have no ICRC.
+#[test]
+fn packets_without_an_icrc_never_go_over_udp() {
+    let (mut a, b) = acquainted();
+    let (mut c, mut d) = (link(), bind(BindRequest { port: PORT, ..BindRequest::default() }).unwrap());
+    send(&mut a, &mut c, &[12]);
+    let (gone, other) = (b.udp.local_address(), d.local_address());
+    let mut batch = batch_of(gone, &[32]);
+    batch.push(&path(other), 64, info()).copy_from_slice(&packet(0, 64));
+    batch.push(&path(gone), 64, info()).copy_from_slice(&packet(1, 64));
+    Sealer::new(a.udp.local_address(), PORT).seal_to(&mut batch, |destination| a.seals(destination));
+    let id = a.peers.iter().flatten().find(|peer| peer.address == gone).unwrap().id;
+    let before = a.counters();
+    let mut next = 0;
+    a.is_within_batch = true;
+    a.learn(now_ns(), vec![News::Gone { id }]);
+    eventually("all are sent or lost", || {
+        a.transmit(now_ns(), &batch, &mut next).unwrap();
+        next == batch.runs().len()
+    });
+    assert_eq!(a.counters().without - before.without, 2, "as if they had been written to the ring of the one who went");
+    assert_eq!(packets_of(&receive_once(&mut d, 0), ICRC_LEN), [packet(0, 64)]);
+    assert_eq!(a.link_counters().tx_udp_packets, 1);
+    // What is sealed from now on is sent again.
+    assert!(a.seals(gone) && !a.is_gone_within_batch(gone));
+    drop(b);
+}
+
+/// A driver has no second batch while the first one waits.
+#[test]
+fn packets_to_others_that_are_not_in_the_same_batch_do_not_wait_for_long_either() {
+    let silent = bind(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
+    let name = crate::shm::meet::silent_host(silent.local_socket_address());
+    let mut a = link();
+    let mut batch = batch_of(silent.local_address(), &[32]);
+    Sealer::new(a.udp.local_address(), PORT).seal(&mut batch);
+    let (mut next, now_ns) = (0, now_ns());
+    a.transmit(now_ns, &batch, &mut next).unwrap();
+    assert_eq!((next, a.awaits()), (0, Some(silent.local_address())));
+    assert!(a.poll_timeout().unwrap() > now_ns + OTHERS_WAIT_NS);
+    a.hurry();
+    assert_eq!(a.poll_timeout(), Some(now_ns + OTHERS_WAIT_NS));
+    a.transmit(now_ns + 1, &batch, &mut next).unwrap();
+    assert_eq!((next, a.poll_timeout()), (0, Some(now_ns + OTHERS_WAIT_NS)), "they wait still");
+    a.transmit(now_ns + OTHERS_WAIT_NS, &batch, &mut next).unwrap();
+    assert_eq!((next, a.awaits()), (1, None));
+    drop(name);
+}
+
+/// A peer that shares memory and goes, and whose name stays and never answers.
+#[test]
+fn a_peer_that_has_gone_delays_nobody_although_its_name_is_silent() {
+    let silent = bind(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
+    let mut a = link();
+    drop(in_our_hands(&mut a, silent.local_address()));
+    a.learn(now_ns(), vec![News::Gone { id: 1 << 40 }]);
+    let name = crate::shm::meet::silent_host(silent.local_socket_address());
+    let mut batch = batch_of(silent.local_address(), &[32]);
+    Sealer::new(a.udp.local_address(), PORT).seal(&mut batch);
+    let mut next = 0;
+    a.transmit(now_ns(), &batch, &mut next).unwrap();
+    assert_eq!((next, a.awaits()), (1, None));
+    drop(name);
 }
 
 #[test]

@@ -20,6 +20,19 @@ fn local_of(link: &SharedMemoryLink) -> SocketAddr {
     link.udp().local_socket_address()
 }
 
+/// A program that closes descriptors which it did not open, and opens a file of its own under such a number.
+#[test]
+fn a_device_that_closes_does_not_write_into_a_file_that_has_its_number() {
+    let udp = bind_udp(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
+    let socket = udp.as_fd().try_clone_to_owned().unwrap();
+    let (meeting, _) = Meeting::start(udp.local_socket_address(), socket, Duration::from_secs(1), true).unwrap();
+    let file = file_in_memory(c"doorbell-test-taker", 1, SealFlag::empty());
+    let taken = sys::replace(meeting.shared.kick.as_fd().as_raw_fd(), file.as_fd());
+    drop(meeting);
+    assert!(is_open(taken.as_fd()));
+    assert_eq!(file.metadata().unwrap().len(), 1, "eight bytes would make it longer");
+}
+
 /// A connection with a device's name.
 fn call(host: SocketAddr) -> OwnProcess {
     let connection = endpoint().unwrap();
@@ -255,7 +268,10 @@ fn a_host_that_stops_at_any_step_is_reached_over_udp_and_asked_once() {
         std::thread::sleep(Duration::from_millis(2 * within));
         let again = sys::accept(listener.as_fd());
         assert_eq!(again.unwrap_err().kind(), io::ErrorKind::WouldBlock);
-        assert!(meeting.news().is_empty());
+        // And nobody waits for it again.
+        let news = meeting.news();
+        assert!((1..=100).contains(&news.len()));
+        assert!(news.iter().all(|news| matches!(news, News::Absent { why: None, .. })), "{news:?}");
         // It goes on, and so does what it began.
         if matches!(step, StopsAfter::Nothing) {
             send(&guest, welcome, None).unwrap();

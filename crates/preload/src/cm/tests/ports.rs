@@ -401,6 +401,44 @@ fn a_listener_without_descriptors_waits_until_there_are_some() {
     kill(child);
 }
 
+/// Nothing keeps a program of another user from the name of a listener at one address, while somebody listens at any address.
+#[test]
+fn connections_to_a_port_for_which_two_users_listen_are_refused() {
+    // SAFETY: it has no arguments.
+    if unsafe { libc::geteuid() } != 0 {
+        return println!("left out: it takes root to be another user");
+    }
+    let passive = Channel::new();
+    let (chosen, _) = plain("0.0.0.0").bind(&passive, 0);
+    let port = port_of(chosen);
+    // SAFETY: the id exists.
+    assert_eq!(unsafe { rdma_listen(chosen, 0) }, 0);
+    let to: SocketAddr = (Ipv4Addr::LOCALHOST, port).into();
+    port_of_this_machine().call(to).unwrap();
+    let squat = |user: u32| {
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                // SAFETY: only this thread, which ends below, becomes another user.
+                assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) }, 0);
+                let name = format!("\0doorbell-cm/listen/tcp/{port}/127.0.0.1");
+                let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None).unwrap();
+                socket.bind(&socket2::SockAddr::unix(name).unwrap()).unwrap();
+                socket.listen(1).unwrap();
+                socket
+            });
+            thread.join().unwrap()
+        })
+    };
+    let squatter = squat(1000);
+    assert_eq!(port_of_this_machine().call(to).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    drop(squatter);
+    // The same user's programs may do to each other what they like.
+    let twin = squat(0);
+    port_of_this_machine().call(to).unwrap();
+    drop(twin);
+    destroy(&[chosen]);
+}
+
 #[test]
 fn the_port_of_a_killed_listener_is_free() {
     let channel = Channel::new();

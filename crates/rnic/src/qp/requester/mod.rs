@@ -5,6 +5,7 @@ mod response;
 mod transmit;
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 
 use doorbell_verbs_core::{QpKind, QpState, SendOperation, Status};
 use doorbell_wire::{Psn, ack_timeout_ns};
@@ -240,6 +241,14 @@ impl Qp {
     /// Work requests that are posted and not yet sent, or not wholly.
     pub(crate) fn unsent_requests(&self) -> usize {
         (self.sq.tail - self.req.cursor) as usize
+    }
+
+    /// Where the next packet goes. A queue pair of datagrams without one to send has no such place.
+    pub(crate) fn next_destination(&self) -> Option<IpAddr> {
+        match self.kind {
+            QpKind::Ud => self.sq.destination_of(self.req.cursor).map(|to| to.address.destination),
+            QpKind::Rc | QpKind::Uc => Some(self.path.destination),
+        }
     }
 
     /// The peer answered: retries start afresh, and the round trip is measured.
