@@ -238,14 +238,14 @@ struct ConnectionArguments {
     #[arg(long, value_name = "NAME", hide_possible_values = true, value_parser = Config::NAMES)]
     config: Option<String>,
     /// Messages unacknowledged at most, per connection; requests not answered, operations not
-    /// complete [default: 64; lat: 1]
+    /// complete [default: 64, or as many as have room in 512 KiB but at least 2; lat: 1]
     #[arg(short = 't', long, value_name = "N", value_parser = quantity::count::<usize>)]
     window: Option<usize>,
     /// Messages per post (doorbell batching) [default: 1]
     #[arg(short = 'l', long, value_name = "N", value_parser = quantity::count::<usize>)]
     batch: Option<usize>,
-    /// Receive buffers per connection, with --use-srq those of all together [default: twice the window, at least
-    /// 64; with --use-srq as many for each connection]
+    /// Receive buffers per connection, with --use-srq those of all together [default: twice the window, and 64
+    /// where 1 MiB has room for these; with --use-srq as many for each connection]
     #[arg(short = 'r', long, value_name = "N", value_parser = quantity::count::<usize>)]
     depth: Option<usize>,
     /// Messages of up to this many bytes go inline

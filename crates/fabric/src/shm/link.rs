@@ -231,8 +231,13 @@ impl SharedMemoryLink {
                 }
                 News::Absent { address, why } => {
                     self.routes.absent(address, now_ns);
-                    if let Some(why) = why {
-                        self.explain(address, &why);
+                    match why {
+                        Some(why) => self.explain(address, &why),
+                        None if self.choice == LinkChoice::Shm => tracing::info!(
+                            "no device of this machine, user and network namespace is at {address}, or it shares no memory: \
+                             packets to it are dropped (--link shm)"
+                        ),
+                        None => {}
                     }
                 }
                 News::Gone { id } => {

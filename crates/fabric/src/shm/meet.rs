@@ -119,6 +119,10 @@ impl Meeting {
                 Ok(listener) => break (Some(listener), None),
                 // The last device of this address may be about to end, or a program that its process has just started.
                 Err(error) if tries > 0 && error.kind() == io::ErrorKind::AddrInUse => std::thread::sleep(HOST_NAP),
+                Err(error) if must_host && error.kind() == io::ErrorKind::AddrInUse => {
+                    let why = format!("another process has the name by which devices find {local}");
+                    return Err(io::Error::new(error.kind(), why));
+                }
                 Err(error) if must_host => return Err(error),
                 Err(error) => break (None, Some(error)),
             }

@@ -3,10 +3,11 @@
 use super::{Fitted, Parameters, ParametersError, Setting};
 use crate::memory::{bytes_behind, receiving_bytes};
 
-/// Message memory of a process that default windows and depths stay within, for large messages.
-const CACHED_BYTES: usize = 16 << 20;
+/// Message memory of a process that default windows and depths stay within, for large messages: about what a core has of cache
+/// to itself. More of it only makes every copy slower, and this is more in flight than any link of today needs.
+const CACHED_BYTES: usize = 2 << 20;
 /// The window that large messages get by default at least, if it is not less anyway.
-const LEAST_DEFAULT_WINDOW: usize = 4;
+const LEAST_DEFAULT_WINDOW: usize = 2;
 
 impl Parameters {
     /// What a point of this size uses, so that the memory cap holds.
@@ -38,7 +39,6 @@ impl Parameters {
         }
         let mut notes = Vec::new();
         if self.depths_are_defaults {
-            // More in flight than a cache holds only makes every copy slower.
             window = window.min((CACHED_BYTES / 4 / stride).max(LEAST_DEFAULT_WINDOW));
             depth = depth.min(2 * window.max(CACHED_BYTES / 4 / stride));
         }
