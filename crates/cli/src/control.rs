@@ -11,6 +11,7 @@ use doorbell_study::session::{self, Introduction, SessionError, Terms, Token};
 use doorbell_verbs::Device;
 
 use crate::output::note;
+use crate::visitors::Visitors;
 use crate::{Failure, Usage, quantity};
 
 /// The TCP port on which both sides meet, as perftest has it.
@@ -20,7 +21,7 @@ pub(crate) const DEFAULT_TCP_PORT: u16 = 18515;
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// How long a listener waits after it could not accept a connection, such as for lack of descriptors.
-const AFTER_FAILURE: Duration = Duration::from_millis(100);
+pub(crate) const AFTER_FAILURE: Duration = Duration::from_millis(100);
 
 /// A host, or a host and a port, with the port that it has.
 pub(crate) fn with_port(address: &str, port: u16) -> String {
@@ -177,9 +178,9 @@ impl Meeting {
         pinning: impl Fn(&Device) -> Result<Pinning, Failure>,
         mut open: impl FnMut(Option<IpAddr>) -> Result<Device, Failure>,
     ) -> Result<(), Failure> {
-        let listener = self.listener()?;
+        let mut visitors = Visitors::of_sessions(self.listener()?)?;
         loop {
-            let (stream, peer) = accept(&listener);
+            let (stream, peer) = visitors.next();
             note!("serving {peer}, and nobody else until it is done or gone");
             let device = open(address_toward(&stream))?;
             let terms = self.terms(memory_bytes, pinning(&device)?);
@@ -200,11 +201,11 @@ impl Meeting {
     ) -> Result<std::convert::Infallible, Failure> {
         // Opened before anybody comes, so that what is wrong is said at once.
         let pinning = pinning(&open(None)?)?;
-        let listener = self.listener()?;
+        let mut visitors = Visitors::of_sessions(self.listener()?)?;
         let terms = self.terms(memory_bytes, pinning);
         let mut known = HashSet::new();
         loop {
-            let (stream, peer) = accept(&listener);
+            let (stream, peer) = visitors.next();
             // A study makes a connection for each point, which is nothing to tell.
             if known.len() < 1024 && known.insert(peer.ip()) {
                 note!("serving {}", peer.ip());

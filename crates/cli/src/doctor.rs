@@ -15,6 +15,7 @@ use serde_json::json;
 use crate::control::{self, Meeting};
 use crate::device::{Chosen, DeviceChoice, UdpPort};
 use crate::output::line;
+use crate::study::fits;
 use crate::{Failure, quantity};
 
 pub(crate) const EXAMPLES: &str = "\
@@ -145,6 +146,16 @@ fn other_machine(doctor: &Doctor, chosen: &Chosen, host: &str) -> Result<Examine
     let Introduced { environment, mut findings, .. } = Client::meet(stream, introduction.clone())?;
     findings.push(versions(&environment));
     let device = doctor.open(chosen, toward)?;
+    if let Err(error) = fits(&Environment::of(&device.attributes()), &environment, host)
+        && environment.doorbell == env!("CARGO_PKG_VERSION")
+    {
+        findings.push(Finding {
+            subject: "both devices".to_owned(),
+            severity: Severity::Spoils,
+            what: error.to_string(),
+            remedy: "a study refuses to measure between these two".to_owned(),
+        });
+    }
     findings.push(path::probe(&device, &introduction, connect)?);
     Ok(Examined { name: host.to_owned(), environment: Some(environment), findings })
 }

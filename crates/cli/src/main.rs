@@ -23,6 +23,7 @@ mod shell;
 mod sim;
 mod steer;
 mod study;
+mod visitors;
 mod wire;
 
 use std::process::ExitCode;

@@ -17,8 +17,8 @@ use doorbell_sim::{Testbed, far as simulated_far, session};
 use doorbell_study::environment::Environment;
 use doorbell_study::experiment::{self, DirectoryError, Effort, Experiment, Point, RunDirectory};
 use doorbell_study::record::PointResult;
-use doorbell_verbs::Device;
 use doorbell_verbs::soft::{self, AckPolicy, LinkChoice, SoftOptions};
+use doorbell_verbs::{Device, DeviceAttributes};
 use serde_json::json;
 
 use crate::control::Meeting;
@@ -30,6 +30,7 @@ use crate::sim::arguments::Simulated;
 use crate::{Failure, Usage, WRONG_USAGE, progress};
 use callers::Callers;
 use ends::Ends;
+pub(crate) use hosts::fits;
 use hosts::{Hosts, Listening, Others};
 use launch::Launch;
 
@@ -475,7 +476,11 @@ impl Source {
 
     /// Is a host gone without which nothing can be measured?
     fn is_lost(&self) -> bool {
-        matches!(self, Self::Together(hosts) if hosts.is_lost())
+        match self {
+            Self::Measured(ends) => ends.is_lost(),
+            Self::Together(hosts) => hosts.is_lost(),
+            Self::Simulated(..) => false,
+        }
     }
 
     /// Measures or simulates a point once.
@@ -562,6 +567,21 @@ fn measure_all(
     bar.finish_and_clear();
     outcome.missing = done.iter().map(|&count| repetitions.saturating_sub(count)).sum();
     Ok(outcome)
+}
+
+/// What records say of this machine, whose device is reached at the address `toward`.
+fn environment_of(
+    study: &Study,
+    toward: Option<IpAddr>,
+    attributes: &DeviceAttributes,
+) -> Result<Environment, Failure> {
+    let environment = Environment::of(attributes);
+    if environment.provider != soft::PROVIDER {
+        return Ok(environment);
+    }
+    let (link, ack) = SoftOptions { ack: study.ack, link: study.link, ..SoftOptions::default() }.effective()?;
+    let ip = if toward.is_some_and(|address| address.is_ipv6()) { "IPv6" } else { "IPv4" };
+    Ok(Environment { soft_options: Some(format!("link {link}, acknowledgements {ack}, {ip}")), ..environment })
 }
 
 fn open(study: &Study, chosen: &Chosen, toward: Option<IpAddr>) -> Result<Device, Failure> {

@@ -27,6 +27,7 @@ fn environment() -> Environment {
         testbed: None,
         machine: Machine::default(),
         adapter: None,
+        soft_options: None,
         pinning: None,
         peer: None,
         hosts: Vec::new(),

@@ -38,6 +38,10 @@ pub struct Environment {
     /// The device's hardware, if it has some.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adapter: Option<Adapter>,
+    /// What the software RNIC was opened with: what carries packets, when it acknowledges, and the version of IP. Records of
+    /// earlier releases do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub soft_options: Option<String>,
     /// The CPUs that threads which poll were pinned to. Records of earlier releases do not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pinning: Option<Pinning>,
@@ -80,6 +84,7 @@ impl Environment {
             receive_buffer_bytes: device.receive_buffer_bytes,
             machine: Machine::of(&root),
             adapter: is_of_machine.then(|| Adapter::of(&root, &device.name, device.port)).flatten(),
+            soft_options: None,
             pinning: None,
             peer: None,
             hosts: Vec::new(),

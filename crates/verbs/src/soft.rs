@@ -116,6 +116,19 @@ fn link_of_environment() -> Result<LinkChoice, Error> {
     text.to_string_lossy().parse().map_err(|why| Error::os(LINK_VARIABLE)(invalid(why)))
 }
 
+impl SoftOptions {
+    /// What carries packets to devices of this machine, and when messages are acknowledged: as these options have it, or else
+    /// as the process's environment does.
+    ///
+    /// # Errors
+    ///
+    /// The environment has a value that is none.
+    pub fn effective(&self) -> Result<(LinkChoice, AckPolicy), Error> {
+        let link = self.link.map_or_else(link_of_environment, Ok)?;
+        Ok((link, self.ack.map_or_else(AckPolicy::of_environment, Ok)?))
+    }
+}
+
 /// Puts shared memory beside a socket, if that is wanted.
 fn with_shared_memory(udp: UdpLink, choice: LinkChoice) -> Result<Box<dyn Link>, Error> {
     if choice == LinkChoice::Udp {
@@ -154,7 +167,7 @@ pub fn open_provider(options: &SoftOptions) -> Result<Arc<Soft>, Error> {
         port: udp.port(),
         active_mtu: active_mtu(udp.local_address()).map_err(Error::os("the interface's MTU could not be read"))?,
         receive_buffer_bytes: udp.receive_buffer_bytes(),
-        link: with_shared_memory(udp, options.link.map_or_else(link_of_environment, Ok)?)?,
+        link: with_shared_memory(udp, options.effective()?.0)?,
     };
     let (address, port) = (end.address, end.port);
     let soft = start(end, options)?;

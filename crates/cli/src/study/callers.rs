@@ -16,6 +16,7 @@ use super::{MEMORY_MIB, Study, open};
 use crate::control;
 use crate::device::Chosen;
 use crate::output::note;
+use crate::visitors::Visitors;
 use crate::{Failure, Usage};
 
 /// How long processes may take to be started and to call: on a cluster that is long.
@@ -29,7 +30,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 /// Processes that call this one.
 pub(super) struct Callers {
-    listener: TcpListener,
+    visitors: RefCell<Visitors>,
     waiting: RefCell<BTreeMap<usize, Caller>>,
     has_called: RefCell<Vec<bool>>,
     names: Vec<String>,
@@ -45,9 +46,8 @@ impl Callers {
         token: Option<Token>,
         announcement: Option<Announcement>,
     ) -> Result<Self, Failure> {
-        listener.set_nonblocking(true)?;
         Ok(Self {
-            listener,
+            visitors: RefCell::new(Visitors::with_a_line(listener)?),
             waiting: RefCell::default(),
             has_called: RefCell::new(vec![false; names.len()]),
             names,
@@ -82,7 +82,8 @@ impl Callers {
                 return Err(Usage(format!("{host} is no host")).into());
             }
             let mut ssh = Command::new("ssh");
-            ssh.args(["-T", "--", host, remote, "study", "--called-by-ssh"]).args(arguments);
+            // A host that does not answer must not outlive this process for long, however that ends.
+            ssh.args(["-T", "-o", "ConnectTimeout=30", "--", host, remote, "study", "--called-by-ssh"]).args(arguments);
             ssh.stdin(Stdio::piped()).stdout(Stdio::null());
             let mut child = ssh.spawn().map_err(|error| format!("{host}: ssh cannot be started: {error}"))?;
             let told = json!({ "rank": number + 1, "ranks": hosts.len() + 1, "port": port, "token": token });
@@ -98,18 +99,12 @@ impl Callers {
     /// Takes everybody who calls now.
     fn take(&self) {
         loop {
-            match self.listener.accept() {
-                Ok((stream, from)) => {
-                    let heard = stream
-                        .set_nonblocking(false)
-                        .map_err(SessionError::Control)
-                        .and_then(|()| Caller::hear(stream, &self.terms, self.names.len() + 1));
-                    match heard {
-                        Ok(caller) => drop(self.waiting.borrow_mut().insert(caller.call.rank, caller)),
-                        Err(error) => note!("{from} called: {error}"),
-                    }
-                }
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
+            match self.visitors.borrow_mut().ready() {
+                Ok(Some((stream, from))) => match Caller::hear(stream, &self.terms, self.names.len() + 1) {
+                    Ok(caller) => drop(self.waiting.borrow_mut().insert(caller.call.rank, caller)),
+                    Err(error) => note!("{from} called: {error}"),
+                },
+                Ok(None) => return,
                 Err(error) => return note!("a caller could not be accepted: {error}"),
             }
         }

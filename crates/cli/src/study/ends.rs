@@ -1,5 +1,7 @@
 //! A study between two ends: two processes of this machine, or this machine and another one.
 
+use std::cell::Cell;
+
 use doorbell_sim::reproduce::SEED;
 use doorbell_study::environment::Environment;
 use doorbell_study::experiment::Point;
@@ -12,7 +14,7 @@ use doorbell_study::record::PointResult;
 use doorbell_study::session::{Client, Introduction};
 
 use super::hosts::{self, Listening, Reach};
-use super::{Study, THERE, open, open_with};
+use super::{Study, THERE, environment_of, open, open_with};
 use crate::Failure;
 use crate::bench::arguments::DeviceArguments;
 use crate::bench::peer;
@@ -33,6 +35,8 @@ pub(super) struct Ends {
     pinnings: [Pinning; 2],
     /// What this end says of itself when it asks the other machine.
     introduction: Introduction,
+    /// Was the other machine seen to be gone? Then the study ends.
+    is_lost: Cell<bool>,
 }
 
 impl Ends {
@@ -46,8 +50,16 @@ impl Ends {
             let pinnings = [0, 1].map(|number| pinning.share(Place { number, of: 2 }));
             let attributes = device.attributes();
             let queue_pairs = hosts::fewest(&attributes, []);
-            let environment = Environment { pinning: Some(pinning), ..Environment::of(&attributes) };
-            return Ok(Self { chosen, other: None, queue_pairs, environment, pinnings, introduction });
+            let environment = Environment { pinning: Some(pinning), ..environment_of(study, None, &attributes)? };
+            return Ok(Self {
+                chosen,
+                other: None,
+                queue_pairs,
+                environment,
+                pinnings,
+                introduction,
+                is_lost: Cell::default(),
+            });
         };
         let stream = control::connect(&host, THERE)?;
         let toward = control::address_toward(&stream);
@@ -55,7 +67,7 @@ impl Ends {
         let pinning = study.cpus.pinning(&device)?;
         let introduced = Client::meet(stream, introduction.clone()).map_err(|error| format!("{host}: {error}"))?;
         let attributes = device.attributes();
-        let (own, other) = (Environment::of(&attributes), introduced.environment);
+        let (own, other) = (environment_of(study, toward, &attributes)?, introduced.environment);
         hosts::fits(&own, &other, &host)?;
         hosts::passes(&device, &introduction, || control::connect(&host, THERE), &host)?;
         let queue_pairs = hosts::fewest(&attributes, [(introduced.max_qps, &host)]);
@@ -73,7 +85,20 @@ impl Ends {
         let reach = Reach::new(chosen.clone(), Box::new(listening), toward).pinned(pinning, vec![here, there]);
         let environment = Environment { peer: Some(Box::new(other)), ..own };
         let introduction = Introduction { place: there, ..introduction };
-        Ok(Self { chosen, other: Some((host, reach)), queue_pairs, environment, pinnings, introduction })
+        Ok(Self {
+            chosen,
+            other: Some((host, reach)),
+            queue_pairs,
+            environment,
+            pinnings,
+            introduction,
+            is_lost: Cell::default(),
+        })
+    }
+
+    /// Is the other machine gone?
+    pub(super) fn is_lost(&self) -> bool {
+        self.is_lost.get()
     }
 
     /// Measures a point about shared memory once: all parties of it in this process, or dealt to both machines.
@@ -106,9 +131,14 @@ impl Ends {
             Ok(result)
         };
         if let Some((host, _)) = &self.other {
-            let stream = control::connect(host, THERE)?;
+            let stream = control::connect(host, THERE).inspect_err(|_| self.is_lost.set(true))?;
             let device = open(study, &self.chosen, control::address_toward(&stream))?;
-            return measure(Client::introduced(&device, stream, self.introduction.clone(), parameters)?.0);
+            let client = Client::introduced(&device, stream, self.introduction.clone(), parameters);
+            return client.map_err(Failure::from).and_then(|(client, ..)| measure(client)).map_err(|error| {
+                // Whoever cannot be reached any more has not failed at this point alone.
+                self.is_lost.set(control::connect(host, THERE).is_err());
+                format!("{host}: {error}").into()
+            });
         }
         let memory_mib = parameters.memory_bytes >> 20;
         let link = parameters.link.map(Link::choice).or(study.link);

@@ -15,7 +15,7 @@ use doorbell_study::session::{
 };
 use doorbell_verbs::{Device, DeviceAttributes, soft};
 
-use super::{MEMORY_MIB, Study, THERE, open};
+use super::{MEMORY_MIB, Study, THERE, environment_of, open};
 use crate::control;
 use crate::device::Chosen;
 use crate::output::note;
@@ -269,7 +269,7 @@ impl Hosts {
         let device = open(study, &reach.chosen, toward)?;
         let attributes = device.attributes();
         let pinning = study.cpus.pinning(&device)?;
-        let own = Environment { pinning: Some(pinning.clone()), ..Environment::of(&attributes) };
+        let own = Environment { pinning: Some(pinning.clone()), ..environment_of(study, toward, &attributes)? };
         let mut environments = vec![&own];
         environments.extend(met.iter().map(|met| &met.environment));
         let places = Place::among(&environments);
@@ -346,7 +346,7 @@ pub(super) fn are_soft<'a>(mut hosts: impl Iterator<Item = &'a Environment>) -> 
 }
 
 /// Do two machines measure the same?
-pub(super) fn fits(own: &Environment, other: &Environment, name: &str) -> Result<(), Failure> {
+pub(crate) fn fits(own: &Environment, other: &Environment, name: &str) -> Result<(), Failure> {
     if own.doorbell != other.doorbell {
         let (theirs, ours) = (&other.doorbell, &own.doorbell);
         return Err(format!("{name} has release {theirs} of Doorbell, this machine {ours}: use the same").into());

@@ -218,7 +218,7 @@ fn all_sizes_are_measured_and_memory_is_bounded() {
         let _one_at_a_time = measuring();
         run("bench bw -n 100 -s 65536 --memory 1 --verify").expect_status(0)
     };
-    for what in ["65536 B: receive depth cut from 128 to", "65536 B: window cut from 64 to"] {
+    for what in ["65536 B: receive depth cut from 16 to", "65536 B: window cut from 8 to"] {
         assert!(finished.stderr.contains(what), "{what} is missing in:\n{}", finished.stderr);
     }
 }

@@ -68,29 +68,56 @@ fn a_study_uses_every_host_and_says_in_its_records_what_each_did() {
 #[test]
 fn a_study_names_the_host_that_dies_and_goes_on_when_it_is_back() {
     let _one_at_a_time = measuring();
-    let scratch = Scratch::new("dying");
-    let (_stays, stays_at) = listen("127.0.0.1:0");
-    let (dies, dies_at) = listen("127.0.0.1:0");
-    let study = format!("study --quick -d doorbell0 --out {} direct-write/n-to-1 {stays_at} {dies_at}", scratch.path());
-    let first = Running::start(doorbell(&study));
+    for has_third in [true, false] {
+        let scratch = Scratch::new("dying");
+        let stays = has_third.then(|| listen("127.0.0.1:0"));
+        let stays_at = stays.as_ref().map_or("", |(_, address)| address);
+        let (dies, dies_at) = listen("127.0.0.1:0");
+        let study =
+            format!("study --quick -d doorbell0 --out {} direct-write/n-to-1 {stays_at} {dies_at}", scratch.path());
+        let first = Running::start(doorbell(&study));
+        let until = Instant::now() + PATIENCE;
+        while records(&scratch.0).len() < 2 {
+            assert!(Instant::now() < until, "no records");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        dies.kill();
+        let finished = first.finish().expect_status(1);
+        for words in ["a host is gone", &dies_at, "goes on from there"] {
+            assert!(finished.stderr.contains(words), "{words}: {}", finished.stderr);
+        }
+        let kept: usize = records(&scratch.0).iter().map(|file| repetitions(file)).sum();
+        assert!(finished.stderr.contains(&format!("; {kept} measurements are in")), "{kept}: {}", finished.stderr);
+        // It is refused before anything is measured, and made up for when the host is back.
+        let refused = run(&study).expect_status(1);
+        assert!(refused.stderr.contains(&format!("cannot connect to {dies_at}")), "{}", refused.stderr);
+        let _back = listen(&dies_at);
+        run(&study).expect_status(0);
+        assert!(records(&scratch.0).iter().all(|file| repetitions(file) == 3));
+    }
+}
+
+#[test]
+fn strangers_who_say_nothing_or_nonsense_end_no_study() {
+    let _one_at_a_time = measuring();
+    let scratch = Scratch::new("strangers");
+    let (_host, address) = listen("127.0.0.1:0");
+    let study = format!("study --quick -d doorbell0 --out {} wire/request-response {address}", scratch.path());
+    let running = Running::start(doorbell(&study));
+    let mut strangers = Vec::new();
     let until = Instant::now() + PATIENCE;
     while records(&scratch.0).len() < 2 {
         assert!(Instant::now() < until, "no records");
-        std::thread::sleep(Duration::from_millis(5));
+        let mut stranger = TcpStream::connect(&address).unwrap();
+        if strangers.len() % 4 == 0 {
+            stranger.write_all(b"GET / HTTP/1.1\r\n").unwrap();
+        }
+        strangers.push(stranger);
+        std::thread::sleep(Duration::from_millis(20));
     }
-    dies.kill();
-    let finished = first.finish().expect_status(1);
-    for words in ["a host is gone", &dies_at, "goes on from there"] {
-        assert!(finished.stderr.contains(words), "{words}: {}", finished.stderr);
-    }
-    let kept: usize = records(&scratch.0).iter().map(|file| repetitions(file)).sum();
-    assert!(finished.stderr.contains(&format!("; {kept} measurements are in")), "{kept}: {}", finished.stderr);
-    // It is refused before anything is measured, and made up for when the host is back.
-    let refused = run(&study).expect_status(1);
-    assert!(refused.stderr.contains(&format!("cannot connect to {dies_at}")), "{}", refused.stderr);
-    let _back = listen(&dies_at);
-    run(&study).expect_status(0);
+    running.finish().expect_status(0);
     assert!(records(&scratch.0).iter().all(|file| repetitions(file) == 3));
+    assert!(strangers.len() > 4);
 }
 
 /// A listener each of whose connections is served by `serve`, until the process of the test ends.
@@ -256,7 +283,8 @@ fn ranks_are_hosts(launcher: &Launcher) {
 
 /// A stand-in for ssh: it runs the command here, and says on which machine that is as sshd does.
 const SSH: &str = "#!/bin/sh
-shift 3
+while [ $1 != -- ]; do shift; done
+shift 2
 SSH_CONNECTION='127.0.0.1 1 127.0.0.1 22' exec \"$@\"
 ";
 

@@ -130,6 +130,23 @@ fn an_interrupted_study_goes_on_where_it_was() {
 
 /// On a machine that shares memory each column is carried by its own link, but for what a busy one sends before both ends meet.
 #[test]
+fn repetitions_with_other_options_of_the_software_rnic_are_not_mixed() {
+    let _one_at_a_time = measuring();
+    let scratch = Scratch::new("options");
+    let study = |options: &str| {
+        run(&format!("study --quick -d doorbell0 --out {} {options} wire/request-response", scratch.path()))
+    };
+    study("--link udp").expect_status(0);
+    study("--link udp").expect_status(0);
+    for options in ["", "--link udp --ack strict"] {
+        let refused = study(options).expect_status(1);
+        let said = ["environment.soft_options", "instead of link udp, acknowledgements answer, IPv4"];
+        assert!(said.iter().all(|words| refused.stderr.contains(words)), "{}", refused.stderr);
+    }
+    assert!(records(&scratch.0).iter().all(|file| repetitions(file) == 3));
+}
+
+#[test]
 fn links_are_compared_on_one_machine_and_nowhere_else() {
     let _one_at_a_time = measuring();
     let scratch = Scratch::new("links");

@@ -137,7 +137,11 @@ impl RunDirectory {
         let machine = |e: &Environment| (e.cpu.clone(), e.cpus, e.provider.clone(), e.udp_port, e.active_mtu);
         let (then, now) = (&record.environment, environment);
         if machine(then) != machine(now) {
-            return differs("environment", format!("{}, {} CPUs", now.cpu, now.cpus));
+            let said = |e: &Environment| {
+                let Environment { cpu, cpus, provider, udp_port, active_mtu, .. } = e;
+                format!("{cpu}, {cpus} CPUs, provider {provider}, UDP port {udp_port}, path MTU {active_mtu} B")
+            };
+            return differs("environment", format!("{} instead of {}", said(now), said(then)));
         }
         let others = |e: &Environment| -> Vec<_> {
             e.others().map(|other| (other.machine.host.clone(), machine(other))).collect()
@@ -149,6 +153,13 @@ impl RunDirectory {
                 names => names.join(", "),
             };
             return differs("environment.peer", format!("{} instead of {}", names(now), names(then)));
+        }
+        if then.device != now.device {
+            return differs("environment.device", format!("{} instead of {}", now.device, then.device));
+        }
+        if then.soft_options.is_some() && then.soft_options != now.soft_options {
+            let options = |e: &Environment| e.soft_options.clone().unwrap_or_default();
+            return differs("environment.soft_options", format!("{} instead of {}", options(now), options(then)));
         }
         // Earlier releases pinned nothing and did not say so.
         let pinned = |e: &Environment| -> Vec<Option<Vec<usize>>> {

@@ -26,6 +26,7 @@ pub(crate) fn environment(provider: &str, cpus: usize) -> Environment {
         receive_buffer_bytes: 0,
         machine: Machine::default(),
         adapter: None,
+        soft_options: None,
         pinning: None,
         peer: None,
         hosts: Vec::new(),

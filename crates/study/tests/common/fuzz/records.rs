@@ -77,6 +77,7 @@ fn honest() -> Value {
             receive_buffer_bytes: 1 << 22,
             machine: doorbell_study::machine::Machine::default(),
             adapter: None,
+            soft_options: None,
             pinning: None,
             peer: None,
             hosts: Vec::new(),
