@@ -279,6 +279,8 @@ impl Base {
     /// Send-Receive of 16 B between two nodes on one switch, 20,000 messages.
     pub fn new(testbed: &Testbed) -> Self {
         let mut parameters = Parameters::plain(Kind::Bandwidth, Operation::Send, 16);
+        // A sweep says what its window and depth are, also where nobody has set them.
+        parameters.depths_are_defaults = false;
         parameters.extent = Extent::Messages(20_000);
         let traffic = Traffic { pattern: Pattern::OneToOne, n: 1, parameters, bytes: 16 };
         let (between, leaf_nodes, oversubscription) = (Between::Switch, 16, 1);
