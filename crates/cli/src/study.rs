@@ -569,7 +569,7 @@ fn measure_all(
     Ok(outcome)
 }
 
-/// What records say of this machine, whose device is reached at the address `toward`.
+/// This machine as records describe it. `toward` is the address of its device, where it is not the default.
 fn environment_of(
     study: &Study,
     toward: Option<IpAddr>,

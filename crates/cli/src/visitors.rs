@@ -24,10 +24,10 @@ const FIRST_BYTES_MAX: usize = 64 << 10;
 /// How often those who are silent are looked at.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Whoever connects and says nothing keeps nobody waiting: only those who have begun to speak have their turn.
+/// A connection has its turn only once its first bytes have arrived, so a client that connects and sends nothing delays no other.
 pub(crate) struct Visitors {
     listener: TcpListener,
-    /// Are these first bytes enough?
+    /// Are these first bytes enough for a turn?
     have_begun: fn(&[u8]) -> bool,
     silent: Vec<Visitor>,
     buffer: Box<[u8]>,

@@ -124,13 +124,14 @@ pub trait Link: Send {
         true
     }
 
-    /// The destination for which the packets wait that the link did not take: how it is reached will be known by
-    /// [`poll_timeout`](Self::poll_timeout). `None` if they wait for room.
+    /// The destination of the first packet that the link did not take, if the link does not know yet how to reach it. It will
+    /// know by [`poll_timeout`](Self::poll_timeout). `None` if the packets wait for room.
     fn awaits(&self) -> Option<IpAddr> {
         None
     }
 
-    /// Packets to other destinations than [`awaits`](Self::awaits) names wait behind those: the link gives up sooner.
+    /// The driver has packets for other destinations than the one that [`awaits`](Self::awaits) names: the link is to wait for a
+    /// shorter time.
     fn hurry(&mut self) {}
 
     /// When the link itself wants to be called again: a fault that delays packets does.

@@ -38,8 +38,7 @@ pub struct Environment {
     /// The device's hardware, if it has some.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adapter: Option<Adapter>,
-    /// What the software RNIC was opened with: what carries packets, when it acknowledges, and the version of IP. Records of
-    /// earlier releases do not say.
+    /// The options of the software RNIC: `--link`, `--ack` and the version of IP. Records of earlier releases have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soft_options: Option<String>,
     /// The CPUs that threads which poll were pinned to. Records of earlier releases do not say.

@@ -117,7 +117,7 @@ impl Guest {
         Ok(Ended { status, complaints, shared })
     }
 
-    /// Starts qemu until a guest has come to its command, or has ended.
+    /// Boots the guest, and again if it does not reach its command in time. Returns once it has reached it, or has ended.
     fn boot(
         &self,
         image: &image::Image,

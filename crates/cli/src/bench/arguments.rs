@@ -244,8 +244,8 @@ struct ConnectionArguments {
     /// Messages per post (doorbell batching) [default: 1]
     #[arg(short = 'l', long, value_name = "N", value_parser = quantity::count::<usize>)]
     batch: Option<usize>,
-    /// Receive buffers per connection, with --use-srq those of all together [default: twice the window, and 64
-    /// where 1 MiB has room for these; with --use-srq as many for each connection]
+    /// Receive buffers per connection, with --use-srq those of all together [default: twice the window, at least
+    /// 64, or as many as have room in 1 MiB but at least 4; with --use-srq as many for each connection]
     #[arg(short = 'r', long, value_name = "N", value_parser = quantity::count::<usize>)]
     depth: Option<usize>,
     /// Messages of up to this many bytes go inline

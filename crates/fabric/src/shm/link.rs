@@ -37,8 +37,8 @@ const TRAFFIC_NS: u64 = 1_000_000;
 /// Later somebody else has the address, who has just proved it.
 const SAME_DEVICE_NS: u64 = 1_000_000_000;
 
-/// Rings at a time that are still read although their peers are gone; what stands in the oldest beyond that is lost. Otherwise
-/// a peer that fills a ring and goes, again and again, would take all memory that a process may map.
+/// How many rings of peers that have gone are still read. Beyond that the oldest ring is dropped with its packets: otherwise a peer
+/// that fills a ring and goes, again and again, would use up the mappings of this process.
 const DEPARTED_MAX: usize = 64;
 
 /// The least that a datagram takes in the receive buffer, as the kernel counts it. Its own headers alone take more.
@@ -96,13 +96,13 @@ pub struct SharedMemoryLink {
     has_newcomers: bool,
     /// All rings are to be looked at, not only some.
     look_at_all: bool,
-    /// The last transmit stopped at a run to this destination, which was asked for shared memory and has not answered.
+    /// The destination of the run at which the last transmit stopped: its device was asked for shared memory and has not answered.
     awaits: Option<IpAddr>,
-    /// Packets to others wait behind that run, and are not in its batch.
+    /// The driver has packets for other destinations, which are not in the batch of that run.
     others_behind: bool,
-    /// A batch is being sent. What it has for devices that shared memory when it was sealed has no ICRC.
+    /// A batch is being sent. Its packets to devices that shared memory when the batch was sealed have no ICRC.
     is_within_batch: bool,
-    /// Those of them that have gone since.
+    /// Devices that shared memory then and have gone since.
     gone_within_batch: Vec<IpAddr>,
     buffer: Box<[u8]>,
     sealed: Vec<u8>,
@@ -314,7 +314,8 @@ impl SharedMemoryLink {
         self.choice != LinkChoice::Shm || destination.is_multicast()
     }
 
-    /// Has a batch no ICRC for what it has for this device, which shares no memory any more?
+    /// Did this device share memory when the present batch was sealed, and has it gone since? Then the batch's packets to it have
+    /// no ICRC and cannot go over UDP.
     #[inline]
     fn is_gone_within_batch(&self, destination: IpAddr) -> bool {
         !self.gone_within_batch.is_empty() && self.gone_within_batch.contains(&destination)

@@ -155,8 +155,8 @@ impl Routes {
         self.asked_until_ns = None;
     }
 
-    /// Nothing goes any more to the peer at this place. Whoever has its address from now on is asked, but no packet waits for
-    /// the answer: a peer that goes again and again would delay what is for others.
+    /// The peer at this place has gone. The next device at its address is asked for shared memory, but packets go over UDP until
+    /// it answers: otherwise a peer that goes again and again would delay packets to others.
     pub(super) fn forget(&mut self, place: usize) {
         let has_room = self.by_destination.len() < UDP_ROUTES_MAX;
         let keeps = self.choice == LinkChoice::Auto && has_room;

@@ -43,7 +43,7 @@ const SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL
 #[derive(Debug)]
 pub(super) struct Mapping {
     base: *mut u8,
-    /// The process that has it. A forked child has nothing at that place, or something else by now.
+    /// The process that made the mapping. A forked child does not inherit it, and may have mapped something else at that address.
     process: u32,
 }
 

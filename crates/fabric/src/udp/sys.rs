@@ -266,8 +266,8 @@ pub fn signal(eventfd: BorrowedFd<'_>) -> bool {
     written >= 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EBADF)
 }
 
-/// Does the number still stand for an eventfd? A program may have closed it, and opened a file of its own under that number,
-/// into which nobody must write. Files without a name in any file system, as eventfds are, have no type.
+/// Is the descriptor still an eventfd? A program may have closed it and opened a file of its own under the same number, into
+/// which the device must not write. Eventfds belong to no file system, so `stat` shows no file type for them.
 pub(crate) fn is_event(eventfd: BorrowedFd<'_>) -> bool {
     nix::sys::stat::fstat(eventfd).is_ok_and(|status| status.st_mode & libc::S_IFMT == 0)
 }

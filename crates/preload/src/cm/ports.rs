@@ -303,9 +303,9 @@ impl Claim {
         Err(io::Error::from_raw_os_error(libc::ECONNREFUSED))
     }
 
-    /// Is whoever was reached the user who listens at these names as well? Listeners at one address and at any address exclude
-    /// each other, but nothing keeps a program of another user from taking the one name while the other is taken: it must not
-    /// get the connections of the program that has the port.
+    /// Refuses the connection if a program of another user listens at one of these names. A listener at a single address and one
+    /// at any address exclude each other, but the kernel lets another user's program take the one name while the other is
+    /// taken. Such a program must not get the connections of the program that has the port.
     fn check_user(&self, port: u16, hosts: &[&str]) -> io::Result<()> {
         let user_of = |socket: &OwnProcess| getsockopt(socket, PeerCredentials).map(|peer| peer.uid());
         let user = user_of(&self.socket)?;

@@ -401,7 +401,7 @@ fn a_listener_without_descriptors_waits_until_there_are_some() {
     kill(child);
 }
 
-/// Nothing keeps a program of another user from the name of a listener at one address, while somebody listens at any address.
+/// The kernel lets another user's program take the name of a listener at one address while somebody listens at any address.
 #[test]
 fn connections_to_a_port_for_which_two_users_listen_are_refused() {
     // SAFETY: it has no arguments.
